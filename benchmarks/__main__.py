@@ -34,24 +34,63 @@ from e2e import interrupts
 from e2e.arguments import file_to_write, number_from
 from e2e.binaries import BinariesMissing
 
-ALL = ("filter", "hostile", "webhook", "admission", *GROUPS, "preemption", "realnode", "resize", "dra", "limiter",
-       "inspect", "monitor")
+ALL = (
+    "filter",
+    "hostile",
+    "webhook",
+    "admission",
+    *GROUPS,
+    "preemption",
+    "realnode",
+    "resize",
+    "dra",
+    "limiter",
+    "inspect",
+    "monitor",
+)
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
 """Width of the table if standard output is not a terminal."""
 
 
 def options(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measures the targets of the design.")
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"rows to measure: {', '.join(ALL)} (default: all)")
-    parser.add_argument("--nodes", nargs="+", type=number_from(1), default=list(SIZES), metavar="N",
-                        help="cluster sizes for filter (default: %(default)s)")
-    parser.add_argument("--large", type=number_from(1), default=LARGE.nodes, metavar="N",
-                        help="nodes of the group large, with two pods for each (default: %(default)s)")
-    parser.add_argument("--rounds", type=number_from(1), default=2, metavar="N",
-                        help="runs of each end-to-end case (default: 2)")
-    parser.add_argument("--json", type=file_to_write, metavar="FILE",
-                        help="file for the results (default: benchmarks/results/)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measures the targets of the design."
+    )
+    parser.add_argument(
+        "groups",
+        nargs="*",
+        metavar="GROUP",
+        help=f"rows to measure: {', '.join(ALL)} (default: all)",
+    )
+    parser.add_argument(
+        "--nodes",
+        nargs="+",
+        type=number_from(1),
+        default=list(SIZES),
+        metavar="N",
+        help="cluster sizes for filter (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--large",
+        type=number_from(1),
+        default=LARGE.nodes,
+        metavar="N",
+        help="nodes of the group large, with two pods for each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=number_from(1),
+        default=2,
+        metavar="N",
+        help="runs of each end-to-end case (default: 2)",
+    )
+    parser.add_argument(
+        "--json",
+        type=file_to_write,
+        metavar="FILE",
+        help="file for the results (default: benchmarks/results/)",
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     chosen = parser.parse_args(words)
     if unknown := set(chosen.groups) - set(ALL):
@@ -91,23 +130,44 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
 
 def yardstick_rows() -> Iterator[Row]:
     compared = "the best of five; times of other days compare by their multiples of it"
-    for what, seconds in (("a million steps of Python", loop_seconds()),
-                          ("decoding 100,000 records, and looking each up", objects_seconds())):
-        yield Row(group="machine", what=f"yardstick: CPU time of {what}", measured=f"{1000 * seconds:.0f} ms",
-                  compared=compared, figures={"seconds": seconds})
+    for what, seconds in (
+        ("a million steps of Python", loop_seconds()),
+        ("decoding 100,000 records, and looking each up", objects_seconds()),
+    ):
+        yield Row(
+            group="machine",
+            what=f"yardstick: CPU time of {what}",
+            measured=f"{1000 * seconds:.0f} ms",
+            compared=compared,
+            figures={"seconds": seconds},
+        )
 
 
 def machine() -> dict[str, Any]:
-    revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True,
-                              check=False).stdout.strip()
-    return {"cpus": os.cpu_count(), "python": platform.python_version(), "kernel": platform.release(),
-            "architecture": platform.machine(), "revision": revision}
+    revision = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return {
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "revision": revision,
+    }
 
 
 def write(path: Path, rows: list[Row], begun: datetime, seconds: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"began": begun.isoformat(timespec="seconds"), "seconds": round(seconds), "machine": machine(),
-                "rows": [row.as_json() for row in rows]}
+    document = {
+        "began": begun.isoformat(timespec="seconds"),
+        "seconds": round(seconds),
+        "machine": machine(),
+        "rows": [row.as_json() for row in rows],
+    }
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -132,7 +192,11 @@ def main() -> int:
             path = chosen.json or RESULTS / f"{begun:%Y%m%dT%H%M%SZ}.json"
             write(path, rows, begun, time.monotonic() - clock)
             console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-            console.print(table(rows, f"{os.cpu_count()} CPUs shared by everything, {begun:%Y-%m-%d %H:%M} UTC"))
+            console.print(
+                table(
+                    rows, f"{os.cpu_count()} CPUs shared by everything, {begun:%Y-%m-%d %H:%M} UTC"
+                )
+            )
             console.print(f"figures: {path}")
     return 1 if chosen.check and any(row.met is False for row in rows) else 0
 

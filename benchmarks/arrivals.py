@@ -27,14 +27,29 @@ PHASE = "hami.io/bind-phase"
 BOUND = {"fieldSelector": "spec.nodeName!="}
 
 
-def job(*, kubeconfig: Path, pod: dict[str, Any], namespace: str, count: int, allocated: bool, creators: int = 8,
-        timeout: float = 180) -> dict[str, Any]:
+def job(
+    *,
+    kubeconfig: Path,
+    pod: dict[str, Any],
+    namespace: str,
+    count: int,
+    allocated: bool,
+    creators: int = 8,
+    timeout: float = 180,
+) -> dict[str, Any]:
     """Returns the input of ``main``: *count* pods like *pod*, from *creators* connections.
 
     A pod is done when it is bound; with *allocated*, when its device plugin has also allocated its devices.
     """
-    return dict(kubeconfig=str(kubeconfig), pod=pod, namespace=namespace, count=count, allocated=allocated,
-                creators=creators, timeout=timeout)
+    return dict(
+        kubeconfig=str(kubeconfig),
+        pod=pod,
+        namespace=namespace,
+        count=count,
+        allocated=allocated,
+        creators=creators,
+        timeout=timeout,
+    )
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
@@ -50,8 +65,10 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     version = kube.page("Pod", asked["namespace"])["metadata"]["resourceVersion"]
     connections = [connect(asked["kubeconfig"]) for _ in range(asked["creators"])]
     refused: list[str] = []
-    creators = [threading.Thread(target=create, args=(connection, path, bodies, refused), daemon=True)
-                for connection in connections]
+    creators = [
+        threading.Thread(target=create, args=(connection, path, bodies, refused), daemon=True)
+        for connection in connections
+    ]
     begun = time.monotonic()
     for creator in creators:
         creator.start()
@@ -61,8 +78,13 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
     bound, done = follow(kube, path, version, asked, begun)
     waiter.join()
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return {"created": times["created"], "bound": sorted(bound.values()), "done": sorted(done.values()),
-            "refused": refused[:3], "cpu_seconds": used.ru_utime + used.ru_stime}
+    return {
+        "created": times["created"],
+        "bound": sorted(bound.values()),
+        "done": sorted(done.values()),
+        "refused": refused[:3],
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+    }
 
 
 def note_end(creators: list[threading.Thread], times: dict[str, float], begun: float) -> None:
@@ -76,13 +98,19 @@ def connect(kubeconfig: str) -> http.client.HTTPSConnection:
     context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
     context.load_cert_chain(configuration.cert_file, configuration.key_file)
     parts = urlsplit(configuration.host)
-    connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, context=context, timeout=60)
+    connection = http.client.HTTPSConnection(
+        parts.hostname or "", parts.port, context=context, timeout=60
+    )
     connection.connect()
     return connection
 
 
-def create(connection: http.client.HTTPSConnection, path: str, bodies: queue.SimpleQueue[bytes | None],
-           refused: list[str]) -> None:
+def create(
+    connection: http.client.HTTPSConnection,
+    path: str,
+    bodies: queue.SimpleQueue[bytes | None],
+    refused: list[str],
+) -> None:
     while (body := bodies.get()) is not None:
         connection.request("POST", path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -91,8 +119,13 @@ def create(connection: http.client.HTTPSConnection, path: str, bodies: queue.Sim
             refused.append(text.decode(errors="replace"))
 
 
-def follow(kube: Kube, path: str, version: str, asked: dict[str, Any], begun: float,
-           ) -> tuple[dict[str, float], dict[str, float]]:
+def follow(
+    kube: Kube,
+    path: str,
+    version: str,
+    asked: dict[str, Any],
+    begun: float,
+) -> tuple[dict[str, float], dict[str, float]]:
     """Records when each pod was bound and when it was done."""
     bound: dict[str, float] = {}
     done: dict[str, float] = {}
@@ -100,7 +133,10 @@ def follow(kube: Kube, path: str, version: str, asked: dict[str, Any], begun: fl
     def see(pod: dict[str, Any]) -> None:
         now, name = time.monotonic() - begun, pod["metadata"]["name"]
         bound.setdefault(name, now)
-        if not asked["allocated"] or (pod["metadata"].get("annotations") or {}).get(PHASE) == "success":
+        if (
+            not asked["allocated"]
+            or (pod["metadata"].get("annotations") or {}).get(PHASE) == "success"
+        ):
             done.setdefault(name, now)
 
     while len(done) < asked["count"] and (left := asked["timeout"] + begun - time.monotonic()) > 0:

@@ -33,11 +33,24 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
         begun = time.perf_counter()
         names = call(connection, "/filter", whole)["NodeNames"]
         if len(names) > 1:
-            call(connection, "/prioritize", json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}).encode())
+            call(
+                connection,
+                "/prioritize",
+                json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}).encode(),
+            )
         meta = pod["metadata"]
-        answer = call(connection, "/bind", json.dumps({  # kube-scheduler adds scores of its own: it may choose any
-            "PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"],
-            "Node": chance.choice(names)}).encode())
+        answer = call(
+            connection,
+            "/bind",
+            json.dumps(
+                {  # kube-scheduler adds scores of its own: it may choose any
+                    "PodName": meta["name"],
+                    "PodNamespace": meta["namespace"],
+                    "PodUID": meta["uid"],
+                    "Node": chance.choice(names),
+                }
+            ).encode(),
+        )
         times.append((time.perf_counter() - begun) * 1e6)
         choices.append(len(names))
         if answer["Error"]:

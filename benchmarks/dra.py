@@ -47,9 +47,13 @@ __all__ = ["dra_rows"]
 Object = dict[str, Any]
 GROUP = "dra"
 DOORS = ("plugin", "dra")
-NO_DEVICES = Case("without devices", 200, 300, extender=False, asks=Asks.NOTHING, client=CLIENT_LIFTED)
+NO_DEVICES = Case(
+    "without devices", 200, 300, extender=False, asks=Asks.NOTHING, client=CLIENT_LIFTED
+)
 CLAIMS = replace(NO_DEVICES, name="with a claim", asks=Asks.CLAIM)
-OWN_CLAIMS = replace(NO_DEVICES, name="with a claim of its own", asks=Asks.OWN_CLAIM, extender=True, lock_free=True)
+OWN_CLAIMS = replace(
+    NO_DEVICES, name="with a claim of its own", asks=Asks.OWN_CLAIM, extender=True, lock_free=True
+)
 TEMPLATES = replace(OWN_CLAIMS, name="with a claim of its own for a template", asks=Asks.CLAIM)
 LARGE = 1000
 LARGE_PODS = 100
@@ -61,8 +65,11 @@ REST_SECONDS = 20
 LEAST_MIB = 1000
 """Memory of the pod that asks for least."""
 NAMES = [f"p{number}" for number in range(realnode.PODS)]
-SLICE_WRITES = re.compile(r'^apiserver_request_total\{.*resource="resourceslices".*'
-                          r'verb="(?:POST|PUT|PATCH|APPLY|DELETE)".*\} (\S+)$', re.MULTILINE)
+SLICE_WRITES = re.compile(
+    r'^apiserver_request_total\{.*resource="resourceslices".*'
+    r'verb="(?:POST|PUT|PATCH|APPLY|DELETE)".*\} (\S+)$',
+    re.MULTILINE,
+)
 
 
 def dra_rows(run: Run, rounds: int) -> Iterator[Row]:
@@ -77,7 +84,9 @@ def dra_rows(run: Run, rounds: int) -> Iterator[Row]:
             cluster.kube.apply(item)
         for name in ("rbac", "policies"):
             cluster.kube.apply_yaml((claims.ALLOCATE / f"{name}.yaml").read_text())
-        cluster.kube.create(claims.template(Asks.CLAIM, claims.spec_of(main=claims.share(3000, 10))), NAMESPACE)
+        cluster.kube.create(
+            claims.template(Asks.CLAIM, claims.spec_of(main=claims.share(3000, 10))), NAMESPACE
+        )
         for nodes, pods, turns in ((CLAIMS.nodes, CLAIMS.pods, rounds), (LARGE, LARGE_PODS, 1)):
             with stage.nodes(nodes):
                 outcomes = [stage.play_all(nodes, pods) for _ in range(turns)]
@@ -95,7 +104,9 @@ class ClaimStage(Stage):
         """Runs each case once: without devices, with claims of kube-scheduler, and of HAMi's scheduler, for pods with
         the text of the device plugin and for such that name a template."""
         bare, claiming, own, templated = (
-            replace(case, nodes=nodes, pods=pods) for case in (NO_DEVICES, CLAIMS, OWN_CLAIMS, TEMPLATES))
+            replace(case, nodes=nodes, pods=pods)
+            for case in (NO_DEVICES, CLAIMS, OWN_CLAIMS, TEMPLATES)
+        )
         with self.published():
             outcomes = [self.play(bare), self.play(claiming)]
         with self.published(by_claims=True):
@@ -104,54 +115,106 @@ class ClaimStage(Stage):
     @contextlib.contextmanager
     def published(self, *, by_claims: bool = False) -> Iterator[None]:
         """Publishes the cards of all nodes as claims need them. *by_claims*: HAMi's scheduler allocates them."""
-        slices = [item for name in self.names for item in render_slices(name, [
-            Device(uuid=f"GPU-{name}-{index}", vendor="NVIDIA", model="NVIDIA A100-SXM4-80GB", slots=10,
-                   memory_mib=81_920, index=index, by_claims=by_claims) for index in range(fleet.GPUS)])]
+        slices = [
+            item
+            for name in self.names
+            for item in render_slices(
+                name,
+                [
+                    Device(
+                        uuid=f"GPU-{name}-{index}",
+                        vendor="NVIDIA",
+                        model="NVIDIA A100-SXM4-80GB",
+                        slots=10,
+                        memory_mib=81_920,
+                        index=index,
+                        by_claims=by_claims,
+                    )
+                    for index in range(fleet.GPUS)
+                ],
+            )
+        ]
         with ThreadPoolExecutor(WRITERS) as pool:
             list(pool.map(self.kube.create, slices))
             yield
-            list(pool.map(lambda item: self.kube.delete(item["kind"], item["metadata"]["name"]), slices))
+            list(
+                pool.map(
+                    lambda item: self.kube.delete(item["kind"], item["metadata"]["name"]), slices
+                )
+            )
 
     def clear(self, namespace: str = NAMESPACE) -> None:
         super().clear(namespace)
-        self.kube.wait("ResourceClaim", lambda found: not found, namespace, timeout=180, what="the claims are gone")
+        self.kube.wait(
+            "ResourceClaim",
+            lambda found: not found,
+            namespace,
+            timeout=180,
+            what="the claims are gone",
+        )
 
 
 def placed_row(case: Case, bare: list[Outcome], claiming: list[Outcome]) -> Row:
     rate, usual = mean(claiming, "rate"), mean(bare, "rate")
-    return Row(group=GROUP, what=f"{case.pods} pods with a claim, {case.nodes:,} × {fleet.GPUS}, kube-scheduler alone",
-               measured=remarks(f"{rate:.1f} pods/s {each(claiming)}".strip(), cost(claiming), trouble(claiming)),
-               compared=remarks(ratio(rate, usual, f"pods without devices ({usual:.1f} pods/s; {cost(bare)})"),
-                                disturbance(claiming)),
-               figures={"claims": figures(claiming), "without_devices": figures(bare)})
+    return Row(
+        group=GROUP,
+        what=f"{case.pods} pods with a claim, {case.nodes:,} × {fleet.GPUS}, kube-scheduler alone",
+        measured=remarks(
+            f"{rate:.1f} pods/s {each(claiming)}".strip(), cost(claiming), trouble(claiming)
+        ),
+        compared=remarks(
+            ratio(rate, usual, f"pods without devices ({usual:.1f} pods/s; {cost(bare)})"),
+            disturbance(claiming),
+        ),
+        figures={"claims": figures(claiming), "without_devices": figures(bare)},
+    )
 
 
 def own_row(case: Case, bare: list[Outcome], claiming: list[Outcome], own: list[Outcome]) -> Row:
     rate, usual, other = (mean(outcomes, "rate") for outcomes in (own, bare, claiming))
     least = BESIDE_KUBE_SCHEDULER[case.nodes]
-    return Row(group=GROUP, what=f"{case.pods} pods with a claim of their own, {case.nodes:,} × {fleet.GPUS}, HAMi's "
-               "scheduler", measured=remarks(f"{rate:.1f} pods/s {each(own)}".strip(), cost(own), trouble(own)),
-               target=f"≥ 0.5 × without devices; ≥ {least} × kube-scheduler alone",
-               met=rate >= 0.5 * usual and rate >= least * other and not any(outcome.missing for outcome in own),
-               compared=remarks(ratio(rate, usual, f"pods without devices ({usual:.1f} pods/s)"),
-                                ratio(rate, other, f"claims of kube-scheduler ({other:.1f} pods/s)"), disturbance(own)),
-               figures={"own_claims": figures(own)})
+    return Row(
+        group=GROUP,
+        what=f"{case.pods} pods with a claim of their own, {case.nodes:,} × {fleet.GPUS}, HAMi's "
+        "scheduler",
+        measured=remarks(f"{rate:.1f} pods/s {each(own)}".strip(), cost(own), trouble(own)),
+        target=f"≥ 0.5 × without devices; ≥ {least} × kube-scheduler alone",
+        met=rate >= 0.5 * usual
+        and rate >= least * other
+        and not any(outcome.missing for outcome in own),
+        compared=remarks(
+            ratio(rate, usual, f"pods without devices ({usual:.1f} pods/s)"),
+            ratio(rate, other, f"claims of kube-scheduler ({other:.1f} pods/s)"),
+            disturbance(own),
+        ),
+        figures={"own_claims": figures(own)},
+    )
 
 
 def template_row(case: Case, own: list[Outcome], templated: list[Outcome]) -> Row:
     rate, usual = mean(templated, "rate"), mean(own, "rate")
-    return Row(group=GROUP, what=f"{case.pods} pods that name a template of claims, {case.nodes:,} × {fleet.GPUS}, "
-               "HAMi's scheduler", measured=remarks(f"{rate:.1f} pods/s {each(templated)}".strip(), cost(templated),
-                                                    trouble(templated)),
-               compared=remarks(ratio(rate, usual, f"pods with a claim of their own ({usual:.1f} pods/s)"),
-                                disturbance(templated)),
-               figures={"templates": figures(templated)})
+    return Row(
+        group=GROUP,
+        what=f"{case.pods} pods that name a template of claims, {case.nodes:,} × {fleet.GPUS}, "
+        "HAMi's scheduler",
+        measured=remarks(
+            f"{rate:.1f} pods/s {each(templated)}".strip(), cost(templated), trouble(templated)
+        ),
+        compared=remarks(
+            ratio(rate, usual, f"pods with a claim of their own ({usual:.1f} pods/s)"),
+            disturbance(templated),
+        ),
+        figures={"templates": figures(templated)},
+    )
 
 
 def cost(outcomes: list[Outcome]) -> str:
     """Returns the CPU time of a pod by program."""
-    spent = {name: 1000 * sum(outcome.cpu[name] / outcome.pods for outcome in outcomes) / len(outcomes)
-             for name in outcomes[0].cpu if name not in ("others", "stolen", "seconds", "load")}
+    spent = {
+        name: 1000 * sum(outcome.cpu[name] / outcome.pods for outcome in outcomes) / len(outcomes)
+        for name in outcomes[0].cpu
+        if name not in ("others", "stolen", "seconds", "load")
+    }
     parts = ", ".join(f"{name.removeprefix('kube-')} {took:.1f}" for name, took in spent.items())
     return f"{sum(spent.values()):.1f} ms CPU a pod: {parts}"
 
@@ -160,7 +223,10 @@ def real_node_rows(run: Run, rounds: int) -> Iterator[Row]:
     if reason := realnode.missing():
         yield Row(group=GROUP, what="claims on a real node", measured=f"not measured: {reason}")
         return
-    with LocalCluster.started(say=run.say) as cluster, RealNode.joined(cluster, say=run.say) as node:
+    with (
+        LocalCluster.started(say=run.say) as cluster,
+        RealNode.joined(cluster, say=run.say) as node,
+    ):
         certificates = Certificates(cluster.folder / "tls")
         scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
         claims.class_and_rights(cluster.kube)
@@ -170,38 +236,68 @@ def real_node_rows(run: Run, rounds: int) -> Iterator[Row]:
         for _ in range(rounds):
             for door in DOORS:
                 with opened(run, node, scheduler, door) as stage:
-                    turns, crowd = stage.play(*([name] for name in NAMES[:IN_TURN])), stage.play(NAMES)
-                    run.say(f"{door}: {sorted(turns['batch_seconds'])[IN_TURN // 2]:.2f} s a pod, "
-                            f"{realnode.PODS} at once {crowd['seconds']:.2f} s")
+                    turns, crowd = (
+                        stage.play(*([name] for name in NAMES[:IN_TURN])),
+                        stage.play(NAMES),
+                    )
+                    run.say(
+                        f"{door}: {sorted(turns['batch_seconds'])[IN_TURN // 2]:.2f} s a pod, "
+                        f"{realnode.PODS} at once {crowd['seconds']:.2f} s"
+                    )
                     alone[door].append(turns)
                     crowds[door].append(crowd)
                     if door == "dra":
                         writes.append(stage.writes_at_rest())
         scheduler.close()
     yield from pods_rows(alone, crowds)
-    yield Row(group=GROUP, what=f"writes of ResourceSlices in {REST_SECONDS} s at rest", target="0",
-              measured=", ".join(f"{count:g}" for count in writes), met=not any(writes))
+    yield Row(
+        group=GROUP,
+        what=f"writes of ResourceSlices in {REST_SECONDS} s at rest",
+        target="0",
+        measured=", ".join(f"{count:g}" for count in writes),
+        met=not any(writes),
+    )
 
 
 def pods_rows(alone: dict[str, list[Object]], crowds: dict[str, list[Object]]) -> Iterator[Row]:
     """Yields the rows of what `Door.play` has returned, by door: pods one after the other, and pods at once."""
     one, other = (latency(alone[door], "batch_seconds") for door in ("dra", "plugin"))
-    yield Row(group=GROUP, what=f"a pod with a claim, created → running, {one.count} pods one after the other",
-              measured=f"{one} (p50 / p99); prepare {latency(alone['dra'], 'allocate_seconds')}", target="p50 ≤ 0.6 s",
-              met=one.p50 <= 600, figures={"runs": alone},
-              compared=ratio(one.p50, other.p50, f"the device plugin's, start-time mode ({other})"))
-    ours, theirs = (sum(crowd["seconds"] for crowd in crowds[door]) / len(crowds[door]) for door in ("dra", "plugin"))
+    yield Row(
+        group=GROUP,
+        what=f"a pod with a claim, created → running, {one.count} pods one after the other",
+        measured=f"{one} (p50 / p99); prepare {latency(alone['dra'], 'allocate_seconds')}",
+        target="p50 ≤ 0.6 s",
+        met=one.p50 <= 600,
+        figures={"runs": alone},
+        compared=ratio(one.p50, other.p50, f"the device plugin's, start-time mode ({other})"),
+    )
+    ours, theirs = (
+        sum(crowd["seconds"] for crowd in crowds[door]) / len(crowds[door])
+        for door in ("dra", "plugin")
+    )
     wrong = sum(crowd["wrong"] for crowd in crowds["dra"])
     prepare = latency(crowds["dra"], "allocate_seconds")
-    runs = {door: ", ".join(f"{crowd['seconds']:.1f}" for crowd in crowds[door]) + " s" for door in DOORS}
-    yield Row(group=GROUP, what=f"{realnode.PODS} pods with a claim at once on one real node: until all containers run",
-              measured=remarks(runs["dra"], f"prepare {prepare}", f"{wrong} with a limit of another",
-                               f"{sum(len(crowd['failed']) for crowd in crowds['dra'])} prepared again"),
-              target="≤ 1.3 × start-time mode; prepare 8 / 60 ms; no limit of another",
-              met=ours <= 1.3 * theirs and prepare.p50 <= 8 and prepare.p99 <= 60 and not wrong,
-              compared=remarks(ratio(ours, theirs, f"the device plugin's, start-time mode ({runs['plugin']})"),
-                               *{crowd["disturbance"] for crowd in crowds["dra"]}),
-              figures={"runs": crowds})
+    runs = {
+        door: ", ".join(f"{crowd['seconds']:.1f}" for crowd in crowds[door]) + " s"
+        for door in DOORS
+    }
+    yield Row(
+        group=GROUP,
+        what=f"{realnode.PODS} pods with a claim at once on one real node: until all containers run",
+        measured=remarks(
+            runs["dra"],
+            f"prepare {prepare}",
+            f"{wrong} with a limit of another",
+            f"{sum(len(crowd['failed']) for crowd in crowds['dra'])} prepared again",
+        ),
+        target="≤ 1.3 × start-time mode; prepare 8 / 60 ms; no limit of another",
+        met=ours <= 1.3 * theirs and prepare.p50 <= 8 and prepare.p99 <= 60 and not wrong,
+        compared=remarks(
+            ratio(ours, theirs, f"the device plugin's, start-time mode ({runs['plugin']})"),
+            *{crowd["disturbance"] for crowd in crowds["dra"]},
+        ),
+        figures={"runs": crowds},
+    )
 
 
 def latency(outcomes: list[Object], name: str) -> Latency:
@@ -216,15 +312,24 @@ class Door(realnode.Stage):
 
     def judged(self, sandbox: Sandbox, names: list[str]) -> Object:
         limits = {name: seen(sandbox, self.node, name).limit[1] for name in names}
-        failed = self.node.kube.list("Event", sandbox.namespace,
-                                     fieldSelector="reason=FailedPrepareDynamicResources")
-        return {"wrong": sum(limit != f"{memory_of(name)}m" for name, limit in limits.items()),
-                "failed": {event["involvedObject"]["name"]: event["message"] for event in failed}}
+        failed = self.node.kube.list(
+            "Event", sandbox.namespace, fieldSelector="reason=FailedPrepareDynamicResources"
+        )
+        return {
+            "wrong": sum(limit != f"{memory_of(name)}m" for name, limit in limits.items()),
+            "failed": {event["involvedObject"]["name"]: event["message"] for event in failed},
+        }
 
     def writes_at_rest(self) -> float:
         """Returns how often somebody writes slices while no pod comes or goes."""
+
         def written() -> float:
-            return sum(map(float, SLICE_WRITES.findall(self.node.cluster.kubectl("get", "--raw", "/metrics"))))
+            return sum(
+                map(
+                    float,
+                    SLICE_WRITES.findall(self.node.cluster.kubectl("get", "--raw", "/metrics")),
+                )
+            )
 
         before = written()
         time.sleep(REST_SECONDS)
@@ -242,7 +347,11 @@ class ClaimDoor(Door):
     def play(self, *batches: list[str]) -> Object:
         outcome = super().play(*batches)
         folder = self.node.path("/run/cdi")
-        eventually(lambda: not list(folder.glob("hami.io-claim-*")), "the kubelet has unprepared them", timeout=60)
+        eventually(
+            lambda: not list(folder.glob("hami.io-claim-*")),
+            "the kubelet has unprepared them",
+            timeout=60,
+        )
         return outcome
 
 

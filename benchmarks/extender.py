@@ -77,13 +77,17 @@ def filter_rows(run: Run, sizes: Iterable[int]) -> Iterator[Row]:
             for size in real:
                 fill(run, cluster.kube, filled, size)
                 filled = size
-                pids = {name: cluster.components[name].pid or 0 for name in ("kube-apiserver", "etcd")}
+                pids = {
+                    name: cluster.components[name].pid or 0 for name in ("kube-apiserver", "etcd")
+                }
                 yield from rows_for(run, Setting(size, cluster.kubeconfig, pids))
     for size in wanted:
         if size >= STUBBED:
             run.say(f"filter: stub API server with {size:,} nodes")
             with stub_api(run, size, PODS_PER_NODE) as (kubeconfig, port, program):
-                yield from rows_for(run, Setting(size, kubeconfig, {"stub API server": program.pid or 0}, port))
+                yield from rows_for(
+                    run, Setting(size, kubeconfig, {"stub API server": program.pid or 0}, port)
+                )
 
 
 @contextlib.contextmanager
@@ -93,7 +97,10 @@ def real_api(run: Run) -> Iterator[LocalCluster]:
         for name in ("kube-controller-manager", "kube-scheduler", "kwok-controller"):
             cluster.components[name].kill()
         for kind in ("Namespace", "ServiceAccount"):
-            meta = {"name": fleet.NAMESPACE, "namespace": fleet.NAMESPACE if kind == "ServiceAccount" else None}
+            meta = {
+                "name": fleet.NAMESPACE,
+                "namespace": fleet.NAMESPACE if kind == "ServiceAccount" else None,
+            }
             with contextlib.suppress(Exception):
                 cluster.kube.create({"apiVersion": "v1", "kind": kind, "metadata": meta})
         yield cluster
@@ -105,10 +112,16 @@ def fill(run: Run, kube: Kube, have: int, want: int) -> None:
     nodes, pods = path_of("Node"), path_of("Pod", fleet.NAMESPACE)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda item: kube.call("POST", nodes, item), fleet.nodes(want - have, have)))
-        list(pool.map(lambda item: kube.call("POST", pods, item),
-                      fleet.bound_pods(want - have, PODS_PER_NODE, have)))
-    run.say(f"filter: {want:,} nodes and {want * PODS_PER_NODE:,} bound pods in the API server "
-            f"({time.monotonic() - begun:.0f} s)")
+        list(
+            pool.map(
+                lambda item: kube.call("POST", pods, item),
+                fleet.bound_pods(want - have, PODS_PER_NODE, have),
+            )
+        )
+    run.say(
+        f"filter: {want:,} nodes and {want * PODS_PER_NODE:,} bound pods in the API server "
+        f"({time.monotonic() - begun:.0f} s)"
+    )
 
 
 def rows_for(run: Run, setting: Setting) -> Iterator[Row]:
@@ -127,14 +140,23 @@ def rows_for(run: Run, setting: Setting) -> Iterator[Row]:
 
 
 def start_row(setting: Setting, targets: Targets, started: float) -> Row:
-    upstream = f"upstream, measured elsewhere: {targets.upstream_start}" if targets.upstream_start else ""
-    return Row(group="filter", what=f"start to first placement, {setting.size}", measured=f"{started:.2f} s",
-               target=f"< {targets.start:g} s" if targets.start else "",
-               met=started < targets.start if targets.start else None,
-               compared=remarks(upstream, setting.beside), figures={"seconds": started})
+    upstream = (
+        f"upstream, measured elsewhere: {targets.upstream_start}" if targets.upstream_start else ""
+    )
+    return Row(
+        group="filter",
+        what=f"start to first placement, {setting.size}",
+        measured=f"{started:.2f} s",
+        target=f"< {targets.start:g} s" if targets.start else "",
+        met=started < targets.start if targets.start else None,
+        compared=remarks(upstream, setting.beside),
+        figures={"seconds": started},
+    )
 
 
-def latency_rows(run: Run, setting: Setting, targets: Targets, replica: Replica, names: list[str]) -> Iterator[Row]:
+def latency_rows(
+    run: Run, setting: Setting, targets: Targets, replica: Replica, names: list[str]
+) -> Iterator[Row]:
     """Measures one client, like kube-scheduler, and then eight."""
     body = fleet.filter_args(names)
     spread = fleet.filter_args(names, policy="spread")
@@ -151,15 +173,21 @@ def latency_rows(run: Run, setting: Setting, targets: Targets, replica: Replica,
         yield latency_row(setting, targets, name, measured, floor)
     refused = fleet.filter_args(names).replace(fleet.MEMORY, "99999")
     measured = Measured.taken(run, setting, replica, expect=REFUSED, body=refused, requests=100)
-    yield latency_row(setting, NO_TARGETS, "no node fits (every node named in the answer)", measured, floor)
+    yield latency_row(
+        setting, NO_TARGETS, "no node fits (every node named in the answer)", measured, floor
+    )
     measured = Measured.taken(run, setting, replica, body=body, clients=8, requests=2 * count)
     yield rate_row(setting, targets, measured)
     if setting.stub_port:
         churn(setting.stub_port)
         measured = Measured.taken(run, setting, replica, body=body, requests=count)
-        yield latency_row(setting, NO_TARGETS, f"seen, beside {CHURN:,} watch events/s", measured, floor)
+        yield latency_row(
+            setting, NO_TARGETS, f"seen, beside {CHURN:,} watch events/s", measured, floor
+        )
         measured = Measured.taken(run, setting, replica, body=body, requests=count // 3, vary=True)
-        yield latency_row(setting, NO_TARGETS, f"new, beside {CHURN:,} watch events/s", measured, floor)
+        yield latency_row(
+            setting, NO_TARGETS, f"new, beside {CHURN:,} watch events/s", measured, floor
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,52 +199,83 @@ class Measured:
     cpu: dict[str, float]
 
     @classmethod
-    def taken(cls, run: Run, setting: Setting, replica: Replica, *, expect: str = PLACED, **job: Any) -> Measured:
+    def taken(
+        cls, run: Run, setting: Setting, replica: Replica, *, expect: str = PLACED, **job: Any
+    ) -> Measured:
         cpu = Cpu(setting.pids | {"hami": replica.pid})
         result = replica.load("/filter", expect, memory=fleet.MEMORY, **job)
         spent = cpu.spent(load=result["cpu_seconds"])
-        return cls(Latency.of(result["latencies"]), len(result["latencies"]) / result["seconds"], spent)
+        return cls(
+            Latency.of(result["latencies"]), len(result["latencies"]) / result["seconds"], spent
+        )
 
     @property
     def cpu_ms(self) -> float:
         return 1000 * self.cpu["hami"] / self.latency.count
 
     def figures(self) -> dict[str, Any]:
-        return {"p50_ms": self.latency.p50, "p99_ms": self.latency.p99, "max_ms": self.latency.longest,
-                "count": self.latency.count, "per_second": self.rate, "cpu_seconds": self.cpu}
+        return {
+            "p50_ms": self.latency.p50,
+            "p99_ms": self.latency.p99,
+            "max_ms": self.latency.longest,
+            "count": self.latency.count,
+            "per_second": self.rate,
+            "cpu_seconds": self.cpu,
+        }
 
 
-def latency_row(setting: Setting, targets: Targets, name: str, measured: Measured, floor: Latency) -> Row:
+def latency_row(
+    setting: Setting, targets: Targets, name: str, measured: Measured, floor: Latency
+) -> Row:
     latency, target, met = measured.latency, "", None
     if name.startswith("seen") and targets.seen is not None:
         target = f"{targets.seen[0]:g} / {targets.seen[1]:g} ms"
         met = latency.p50 <= targets.seen[0] and latency.p99 <= targets.seen[1]
     if name == "new" and targets.new is not None:
         target, met = f"p99 {targets.new:g} ms", latency.p99 <= targets.new
-    beside = (f"upstream, measured elsewhere: {targets.upstream}" if targets.upstream else "", against(floor, latency))
-    return Row(group="filter", what=f"/filter p50 / p99, {setting.size}, {name}",
-               measured=f"{latency}; {measured.cpu_ms:.2f} ms CPU each", target=target, met=met,
-               compared=remarks(*beside, setting.beside, disturbed(measured.cpu)), figures=measured.figures())
+    beside = (
+        f"upstream, measured elsewhere: {targets.upstream}" if targets.upstream else "",
+        against(floor, latency),
+    )
+    return Row(
+        group="filter",
+        what=f"/filter p50 / p99, {setting.size}, {name}",
+        measured=f"{latency}; {measured.cpu_ms:.2f} ms CPU each",
+        target=target,
+        met=met,
+        compared=remarks(*beside, setting.beside, disturbed(measured.cpu)),
+        figures=measured.figures(),
+    )
 
 
 def rate_row(setting: Setting, targets: Targets, measured: Measured) -> Row:
     upstream = "upstream, measured elsewhere: 6/s" if targets.rate else ""
-    return Row(group="filter", what=f"filters a second from 8 clients, {setting.size}",
-               measured=f"{measured.rate:,.0f}/s; {measured.latency}",
-               target=f"≥ {targets.rate:g}/s" if targets.rate else "",
-               met=measured.rate >= targets.rate if targets.rate else None,
-               compared=remarks(upstream, setting.beside, disturbed(measured.cpu)), figures=measured.figures())
+    return Row(
+        group="filter",
+        what=f"filters a second from 8 clients, {setting.size}",
+        measured=f"{measured.rate:,.0f}/s; {measured.latency}",
+        target=f"≥ {targets.rate:g}/s" if targets.rate else "",
+        met=measured.rate >= targets.rate if targets.rate else None,
+        compared=remarks(upstream, setting.beside, disturbed(measured.cpu)),
+        figures=measured.figures(),
+    )
 
 
 def memory_row(setting: Setting, targets: Targets, ready: Memory, after: Memory) -> Row:
     flat = after.rss - ready.rss
-    return Row(group="filter", what=f"memory, {setting.size}",
-               measured=f"{ready.rss:.0f} MiB ready, {after.rss:.0f} after the load ({after.pss:.0f} with its parent)",
-               target=f"< {targets.memory:g} MiB, flat" if targets.memory else "",
-               met=max(after.rss, after.pss) < targets.memory and flat < 50 if targets.memory else None,
-               compared=remarks("upstream, measured elsewhere: 1.6 GiB, 4.2 under load" if targets.memory else "",
-                                ratio(after.rss, ready.rss, "when ready"), setting.beside),
-               figures={"ready_rss_mib": ready.rss, "rss_mib": after.rss, "pss_mib": after.pss})
+    return Row(
+        group="filter",
+        what=f"memory, {setting.size}",
+        measured=f"{ready.rss:.0f} MiB ready, {after.rss:.0f} after the load ({after.pss:.0f} with its parent)",
+        target=f"< {targets.memory:g} MiB, flat" if targets.memory else "",
+        met=max(after.rss, after.pss) < targets.memory and flat < 50 if targets.memory else None,
+        compared=remarks(
+            "upstream, measured elsewhere: 1.6 GiB, 4.2 under load" if targets.memory else "",
+            ratio(after.rss, ready.rss, "when ready"),
+            setting.beside,
+        ),
+        figures={"ready_rss_mib": ready.rss, "rss_mib": after.rss, "pss_mib": after.pss},
+    )
 
 
 def against(floor: Latency, latency: Latency) -> str:

@@ -46,14 +46,19 @@ def hostile_rows(run: Run) -> Iterator[Row]:
     names = [fleet.node_name(number) for number in range(NODES)]
     body = fleet.filter_args(names)
     run.say(f"hostile: stub API server with {NODES:,} nodes")
-    with stub_api(run, NODES, PODS_PER_NODE) as (kubeconfig, port, _), Replica.started(run, kubeconfig) as replica:
+    with (
+        stub_api(run, NODES, PODS_PER_NODE) as (kubeconfig, port, _),
+        Replica.started(run, kubeconfig) as replica,
+    ):
         replica.first_placement(names)
         quiet = Filters.measured(replica, body)
         yield from refusals(replica, body, quiet)
         yield flood(replica, body, quiet)
         yield from hostile_node(replica, port, body)
         yield resizes(run, replica, port, body)  # they wait to the end
-        yield widest_node(replica, port)  # last: the filters before it would choose this node, of many devices
+        yield widest_node(
+            replica, port
+        )  # last: the filters before it would choose this node, of many devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,9 @@ class Filters:
 
     @classmethod
     def of(cls, microseconds: Sequence[float]) -> Filters:
-        return cls(Latency.of(microseconds), sorted(microseconds)[int(0.95 * len(microseconds))] / 1000)
+        return cls(
+            Latency.of(microseconds), sorted(microseconds)[int(0.95 * len(microseconds))] / 1000
+        )
 
     @classmethod
     def measured(cls, replica: Replica, body: str, **job: Any) -> Filters:
@@ -88,23 +95,39 @@ def hostile_node(replica: Replica, port: int, body: str) -> Iterator[Row]:
 
     def written(text: str, *, has_devices: bool) -> None:
         register(port, text)
-        eventually(lambda: (b"unregistered" not in replica.post("/filter", alone)) is has_devices,
-                   f"{EVIL} has devices: {has_devices}")
+        eventually(
+            lambda: (b"unregistered" not in replica.post("/filter", alone)) is has_devices,
+            f"{EVIL} has devices: {has_devices}",
+        )
 
-    for attack, writing, limit in (("registered 16,000 devices in 260 KB", False, 1.1),
-                                   ("written that five times a second", True, 1.2)):
+    for attack, writing, limit in (
+        ("registered 16,000 devices in 260 KB", False, 1.1),
+        ("written that five times a second", True, 1.2),
+    ):
         before, quiet, beside = memory(replica.pid).rss, list[float](), list[float]()
         for _ in range(TURNS):
             written(register_text(fleet.cards(0)), has_devices=True)
             quiet += Filters.micros(replica, body, requests=REQUESTS // TURNS)
             written(next(texts), has_devices=False)
-            with repeated(lambda: register(port, next(texts)), 1 / PATCHES) if writing else contextlib.nullcontext():
+            with (
+                repeated(lambda: register(port, next(texts)), 1 / PATCHES)
+                if writing
+                else contextlib.nullcontext()
+            ):
                 beside += Filters.micros(replica, body, requests=REQUESTS // TURNS)
         grown = memory(replica.pid).rss - before
-        yield filters_row(f"one node that has {attack}", Filters.of(beside), Filters.of(quiet), limit)
-        yield Row(group="hostile", what=f"memory, one node that has {attack}", measured=f"{grown:+.0f} MiB",
-                  target="≤ 5 MiB", met=grown <= 5, compared=remarks(f"{before:.0f} MiB before", BESIDE),
-                  figures={"before_mib": before, "grown_mib": grown})
+        yield filters_row(
+            f"one node that has {attack}", Filters.of(beside), Filters.of(quiet), limit
+        )
+        yield Row(
+            group="hostile",
+            what=f"memory, one node that has {attack}",
+            measured=f"{grown:+.0f} MiB",
+            target="≤ 5 MiB",
+            met=grown <= 5,
+            compared=remarks(f"{before:.0f} MiB before", BESIDE),
+            figures={"before_mib": before, "grown_mib": grown},
+        )
 
 
 def refusals(replica: Replica, body: str, quiet: Filters) -> Iterator[Row]:
@@ -113,10 +136,15 @@ def refusals(replica: Replica, body: str, quiet: Filters) -> Iterator[Row]:
     with other_clients(replica, "/filter", REFUSED, body=hopeless, memory=fleet.MEMORY, vary=True):
         others = Filters.measured(replica, body)
     refused = Filters.measured(replica, hopeless, expect=REFUSED, requests=60, vary=True)
-    yield Row(group="hostile", what="/filter p50 / p99, refused, a new request each time",
-              measured=str(refused.latency), target="p50 ≤ 40 ms", met=refused.latency.p50 <= 40,
-              compared=remarks(ratio(refused.latency.p50, quiet.latency.p50, "one that fits"), BESIDE),
-              figures=refused.figures())
+    yield Row(
+        group="hostile",
+        what="/filter p50 / p99, refused, a new request each time",
+        measured=str(refused.latency),
+        target="p50 ≤ 40 ms",
+        met=refused.latency.p50 <= 40,
+        compared=remarks(ratio(refused.latency.p50, quiet.latency.p50, "one that fits"), BESIDE),
+        figures=refused.figures(),
+    )
     yield filters_row("such refusals without end from another client", others, quiet, None)
 
 
@@ -126,9 +154,15 @@ def flood(replica: Replica, body: str, quiet: Filters) -> Row:
     padded["request"]["object"]["metadata"]["annotations"] |= {"example.com/padding": "x" * REVIEW}
     with other_clients(replica, "/webhook", '"patch"', body=json.dumps(padded), clients=CLIENTS):
         others = Filters.measured(replica, body)
-    return Row(group="hostile", what=f"/filter p50 / p95 beside reviews of {REVIEW // 1000} KB from {CLIENTS} clients",
-               measured=f"{others.latency.p50:.2f} / {others.p95:.2f} ms", target="p95 ≤ 15 ms", met=others.p95 <= 15,
-               compared=remarks(ratio(others.p95, quiet.p95, "without"), BESIDE), figures=others.figures())
+    return Row(
+        group="hostile",
+        what=f"/filter p50 / p95 beside reviews of {REVIEW // 1000} KB from {CLIENTS} clients",
+        measured=f"{others.latency.p50:.2f} / {others.p95:.2f} ms",
+        target="p95 ≤ 15 ms",
+        met=others.p95 <= 15,
+        compared=remarks(ratio(others.p95, quiet.p95, "without"), BESIDE),
+        figures=others.figures(),
+    )
 
 
 def resizes(run: Run, replica: Replica, port: int, body: str) -> Row:
@@ -136,14 +170,24 @@ def resizes(run: Run, replica: Replica, port: int, body: str) -> Row:
     quiet, on_card = Filters.measured(replica, body), defaultdict[str, list[Any]](list)
     for pod in fleet.bound_pods(NODES, PODS_PER_NODE):
         on_card[pod["metadata"]["annotations"][GPU_ALLOCATED].partition(",")[0]].append(pod)
-    crowded = list(itertools.islice((pods[0] for pods in on_card.values() if len(pods) > 1), RESIZES))
+    crowded = list(
+        itertools.islice((pods[0] for pods in on_card.values() if len(pods) > 1), RESIZES)
+    )
     text = render_resize({"main": Size(memory_percent=100)})
-    keys = [f"namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}" for pod in crowded]
+    keys = [
+        f"namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+        for pod in crowded
+    ]
     for pod, key in zip(crowded, keys, strict=True):
         annotate(port, f"nodes/{pod['spec']['nodeName']}", {NODE_RESIZES: "true"})
         annotate(port, key, {RESIZE: text})
-    eventually(lambda: all(ResizeState.DEFERRED in annotations_of(port, key).get(RESIZE_STATUS, "") for key in keys),
-               "all resizes wait for room", timeout=120)
+    eventually(
+        lambda: all(
+            ResizeState.DEFERRED in annotations_of(port, key).get(RESIZE_STATUS, "") for key in keys
+        ),
+        "all resizes wait for room",
+        timeout=120,
+    )
     run.say(f"hostile: {len(keys)} resizes wait")
     beside = Filters.measured(replica, body)
     return filters_row(f"{len(keys)} resizes that wait for room", beside, quiet, 1.1)
@@ -158,19 +202,35 @@ def widest_node(replica: Replica, port: int) -> Row:
     for amounts in arguments["Pod"]["spec"]["containers"][0]["resources"].values():
         amounts["nvidia.com/gpu"] = "8"
     body = json.dumps(arguments, separators=(",", ":"))
-    eventually(lambda: PLACED.encode() in replica.post("/filter", body), "the widest node serves eight devices")
+    eventually(
+        lambda: PLACED.encode() in replica.post("/filter", body),
+        "the widest node serves eight devices",
+    )
     latency = Filters.measured(replica, body, requests=60, vary=True).latency
-    return Row(group="hostile", what=f"/filter p50 / p99, topology-aware, 8 of {CARDS} devices of one node",
-               measured=str(latency), target="p50 ≤ 10 ms", met=latency.p50 <= 10, compared=BESIDE,
-               figures={"p50_ms": latency.p50, "p99_ms": latency.p99})
+    return Row(
+        group="hostile",
+        what=f"/filter p50 / p99, topology-aware, 8 of {CARDS} devices of one node",
+        measured=str(latency),
+        target="p50 ≤ 10 ms",
+        met=latency.p50 <= 10,
+        compared=BESIDE,
+        figures={"p50_ms": latency.p50, "p99_ms": latency.p99},
+    )
 
 
 def filters_row(beside_what: str, measured: Filters, quiet: Filters, limit: float | None) -> Row:
     share = measured.latency.p50 / quiet.latency.p50
-    return Row(group="hostile", what=f"/filter p50 / p99 beside {beside_what}", measured=str(measured.latency),
-               target=f"p50 ≤ {limit:g} × without" if limit else "", met=share <= limit if limit else None,
-               compared=remarks(ratio(measured.latency.p50, quiet.latency.p50, f"without ({quiet.latency})"), BESIDE),
-               figures=measured.figures() | {"share": share})
+    return Row(
+        group="hostile",
+        what=f"/filter p50 / p99 beside {beside_what}",
+        measured=str(measured.latency),
+        target=f"p50 ≤ {limit:g} × without" if limit else "",
+        met=share <= limit if limit else None,
+        compared=remarks(
+            ratio(measured.latency.p50, quiet.latency.p50, f"without ({quiet.latency})"), BESIDE
+        ),
+        figures=measured.figures() | {"share": share},
+    )
 
 
 @contextlib.contextmanager
@@ -191,14 +251,18 @@ def repeated(act: Callable[[], object], pause_s: float = 0.0) -> Iterator[None]:
         thread.join()
 
 
-def other_clients(replica: Replica, path: str, expect: str, **job: Any) -> contextlib.AbstractContextManager[None]:
+def other_clients(
+    replica: Replica, path: str, expect: str, **job: Any
+) -> contextlib.AbstractContextManager[None]:
     """Lets other clients send requests meanwhile."""
     return repeated(lambda: replica.load(path, expect, seconds=2.0, warm_up=0, **job))
 
 
 def evil_text(number: int) -> str:
     """Returns a registration as large as the API server lets it be, and different for each *number*."""
-    return json.dumps([{"id": f"{number}-{index:05}"[-8:]} for index in range(LIMIT // 18)], separators=(",", ":"))
+    return json.dumps(
+        [{"id": f"{number}-{index:05}"[-8:]} for index in range(LIMIT // 18)], separators=(",", ":")
+    )
 
 
 def register(port: int, text: str) -> None:
@@ -218,7 +282,11 @@ def annotations_of(port: int, path: str) -> Mapping[str, str]:
 
 
 def ask(port: int, method: str, path: str, body: str | None = None) -> bytes:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
-        connection.request(method, f"/api/v1/{path}", body, {"Content-Type": "application/merge-patch+json"})
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    ) as connection:
+        connection.request(
+            method, f"/api/v1/{path}", body, {"Content-Type": "application/merge-patch+json"}
+        )
         assert (answer := connection.getresponse().read())
         return answer

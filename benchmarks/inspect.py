@@ -37,26 +37,44 @@ def inspect_rows(run: Run) -> Iterator[Row]:
     with stub_api(run, NODES, PODS_PER_NODE) as (kubeconfig, _, _):
         snapshot = run.folder / "cluster.snapshot"
         write = cost_of(run, kubeconfig, ("snapshot",), snapshot)
-        yield Row(group=GROUP, what=f"hami snapshot, {NODES:,} nodes", measured=text_of(write), figures=figures(write))
+        yield Row(
+            group=GROUP,
+            what=f"hami snapshot, {NODES:,} nodes",
+            measured=text_of(write),
+            figures=figures(write),
+        )
         for words in COMMANDS:
             run.say(f"inspect: hami {' '.join(words)}")
             live = cost_of(run, kubeconfig, words)
             kept = cost_of(run, kubeconfig, (*words, f"--snapshot={snapshot}"))
             is_met = live.seconds < MAX_SECONDS and live.mib < MAX_MIB
-            yield Row(group=GROUP, what=f"hami {' '.join(words)}, {NODES:,} nodes, stub API server",
-                      measured=text_of(live), target=f"{MAX_SECONDS:g} s, {MAX_MIB:g} MiB", met=is_met,
-                      figures=figures(live))
-            yield Row(group=GROUP, what=f"hami {' '.join(words)} from a snapshot: decoding and drawing",
-                      measured=text_of(kept), target=f"{MAX_CPU_SECONDS:g} s CPU", met=kept.cpu < MAX_CPU_SECONDS,
-                      figures=figures(kept))
+            yield Row(
+                group=GROUP,
+                what=f"hami {' '.join(words)}, {NODES:,} nodes, stub API server",
+                measured=text_of(live),
+                target=f"{MAX_SECONDS:g} s, {MAX_MIB:g} MiB",
+                met=is_met,
+                figures=figures(live),
+            )
+            yield Row(
+                group=GROUP,
+                what=f"hami {' '.join(words)} from a snapshot: decoding and drawing",
+                measured=text_of(kept),
+                target=f"{MAX_CPU_SECONDS:g} s CPU",
+                met=kept.cpu < MAX_CPU_SECONDS,
+                figures=figures(kept),
+            )
 
 
 def cost_of(run: Run, kubeconfig: Path, words: tuple[str, ...], output: Path | None = None) -> Cost:
     """Runs ``hami`` with *words*, once. Its output goes to *output*, or a file of the run."""
     begun = time.monotonic()
     with (output or run.folder / "hami.out").open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-m", "hami.cli", *words], stdout=file,
-                                   env=os.environ | {"KUBECONFIG": str(kubeconfig)})
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hami.cli", *words],
+            stdout=file,
+            env=os.environ | {"KUBECONFIG": str(kubeconfig)},
+        )
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait once more
     if process.returncode != 0:

@@ -24,17 +24,41 @@ __all__ = ["job"]
 READ = SEND = 1 << 18
 
 
-def job(*, port: int, path: str, body: str = "", expect: str, ca: str | None = None, clients: int = 1,
-        requests: int = 100_000, seconds: float = 60, warm_up: int = 20, uid: str = "", memory: str = "",
-        vary: bool = False) -> dict[str, Any]:
+def job(
+    *,
+    port: int,
+    path: str,
+    body: str = "",
+    expect: str,
+    ca: str | None = None,
+    clients: int = 1,
+    requests: int = 100_000,
+    seconds: float = 60,
+    warm_up: int = 20,
+    uid: str = "",
+    memory: str = "",
+    vary: bool = False,
+) -> dict[str, Any]:
     """Returns the input of ``main``.
 
     *body*: each request replaces *uid* by a new one, and *memory* by 3000, or with *vary* by a different amount.
     *expect*: text of a correct response. *ca*: a CA file enables TLS. The job ends after *requests* or *seconds*; the
     first *warm_up* requests do not count.
     """
-    return dict(port=port, path=path, body=body, expect=expect, ca=ca, clients=clients, requests=requests,
-                seconds=seconds, warm_up=warm_up, uid=uid, memory=memory, vary=vary)
+    return dict(
+        port=port,
+        path=path,
+        body=body,
+        expect=expect,
+        ca=ca,
+        clients=clients,
+        requests=requests,
+        seconds=seconds,
+        warm_up=warm_up,
+        uid=uid,
+        memory=memory,
+        vary=vary,
+    )
 
 
 class Requests:
@@ -44,12 +68,16 @@ class Requests:
         uid, memory = asked["uid"], asked["memory"]
         body = asked["body"].replace(memory, "@@@@") if memory else asked["body"]
         method = "POST" if body else "GET"
-        head = (f"{method} {asked['path']} HTTP/1.1\r\nHost: 127.0.0.1:{asked['port']}\r\n"
-                f"User-Agent: Go-http-client/1.1\r\nContent-Length: {len(body)}\r\n"
-                "Content-Type: application/json\r\nAccept-Encoding: gzip\r\n\r\n")
+        head = (
+            f"{method} {asked['path']} HTTP/1.1\r\nHost: 127.0.0.1:{asked['port']}\r\n"
+            f"User-Agent: Go-http-client/1.1\r\nContent-Length: {len(body)}\r\n"
+            "Content-Type: application/json\r\nAccept-Encoding: gzip\r\n\r\n"
+        )
         text = head + body
         # only the front part changes from request to request, not the list of nodes
-        cut = max(text.rfind(mark) + len(mark) for mark in (uid or "\n", "@@@@" if memory else "\n"))
+        cut = max(
+            text.rfind(mark) + len(mark) for mark in (uid or "\n", "@@@@" if memory else "\n")
+        )
         self._front: str = text[:cut]
         self._rest: bytes = text[cut:].encode()
         self._uid, self._vary = uid, asked["vary"]
@@ -81,7 +109,7 @@ class Client:
     def flush(self) -> None:
         with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             while self.pending:
-                self.pending = self.pending[self.sock.send(self.pending):]
+                self.pending = self.pending[self.sock.send(self.pending) :]
 
     def wanted(self) -> int:
         """Returns the I/O events to wait for."""
@@ -128,7 +156,10 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
         for client in clients:
             client.send(requests.next())
             selector.register(client.sock, client.wanted(), client)
-        while done < asked["requests"] + asked["warm_up"] and time.perf_counter() - begun < asked["seconds"]:
+        while (
+            done < asked["requests"] + asked["warm_up"]
+            and time.perf_counter() - begun < asked["seconds"]
+        ):
             for key, _ in selector.select(10):
                 client = key.data
                 if client.pending:
@@ -145,8 +176,13 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
                     client.send(requests.next())
                 if client.wanted() != key.events:
                     selector.modify(client.sock, client.wanted(), client)
-    return {"latencies": latencies, "seconds": time.perf_counter() - begun, "cpu_seconds": cpu_seconds() - cpu,
-            "surprises": len(surprises), "surprise": surprises[0] if surprises else ""}
+    return {
+        "latencies": latencies,
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": cpu_seconds() - cpu,
+        "surprises": len(surprises),
+        "surprise": surprises[0] if surprises else "",
+    }
 
 
 def cpu_seconds() -> float:

@@ -35,8 +35,22 @@ from e2e.priorities import add_priorities, of_priority
 from e2e.processes import Program, free_port
 from e2e.scheduler import Certificates, Scheduler, install
 
-__all__ = ["CLIENT_LIFTED", "GROUPS", "LARGE", "NAMESPACE", "Asks", "Case", "Outcome", "Stage", "disturbance", "each",
-           "figures", "mean", "placing_rows", "trouble"]
+__all__ = [
+    "CLIENT_LIFTED",
+    "GROUPS",
+    "LARGE",
+    "NAMESPACE",
+    "Asks",
+    "Case",
+    "Outcome",
+    "Stage",
+    "disturbance",
+    "each",
+    "figures",
+    "mean",
+    "placing_rows",
+    "trouble",
+]
 
 Object = dict[str, Any]
 GROUPS = ("e2e", "large", "settings", "burst", "queue", "unplaceable", "refused")
@@ -96,19 +110,28 @@ BINPACK = Case("binpack", 200, 500)
 SPREAD_FREE = Case("spread, lock-free", 200, 500, "spread", lock_free=True)
 BINPACK_FREE = Case("binpack, lock-free", 200, 500, lock_free=True)
 BY_POLICIES = replace(BINPACK_FREE, name="binpack, lock-free, admission by policies", policies=True)
-WISHES_FREE = Case("spread, lock-free, soft wishes", 200, 500, "spread", lock_free=True, wishes=True)
+WISHES_FREE = Case(
+    "spread, lock-free, soft wishes", 200, 500, "spread", lock_free=True, wishes=True
+)
 CLIENT_LIFTED = {"qps": 2000, "burst": 4000}
 SHIPPED = Case("kube-scheduler alone, as shipped", 200, 500, extender=False)
-LIFTED = Case("kube-scheduler alone, its client limit lifted", 200, 500, extender=False, client=CLIENT_LIFTED)
+LIFTED = Case(
+    "kube-scheduler alone, its client limit lifted", 200, 500, extender=False, client=CLIENT_LIFTED
+)
 LARGE = Case("spread, lock-free", 1000, 2000, "spread", lock_free=True)
 LARGE_BY_POLICIES = replace(LARGE, name="spread, lock-free, admission by policies", policies=True)
 LARGE_LOCKED = Case("spread", 1000, 2000, "spread")
-LARGE_LIFTED = Case("kube-scheduler alone, its client limit lifted", 1000, 500, extender=False, client=CLIENT_LIFTED)
+LARGE_LIFTED = Case(
+    "kube-scheduler alone, its client limit lifted", 1000, 500, extender=False, client=CLIENT_LIFTED
+)
 SETTINGS = [
     replace(BINPACK_FREE, name="as shipped"),
     replace(BINPACK_FREE, name="with clientConnection.qps: 100", client={"qps": 100, "burst": 200}),
-    replace(BINPACK_FREE, name="with SchedulerAsyncAPICalls=true",
-            flags=("--feature-gates=SchedulerAsyncAPICalls=true",)),
+    replace(
+        BINPACK_FREE,
+        name="with SchedulerAsyncAPICalls=true",
+        flags=("--feature-gates=SchedulerAsyncAPICalls=true",),
+    ),
     replace(BINPACK_FREE, name="with GOGC=400", environment={"GOGC": "400"}),
     replace(BINPACK_FREE, name="with parallelism: 4", config={"parallelism": 4}),
 ]
@@ -117,7 +140,9 @@ BURST_FREE = Case("binpack, lock-free", 20, 30, lock_free=True)
 QUEUE = Case("queue", 1, 40, allocated=True)
 BESIDE = Case("lock-free", 1500, 10, lock_free=True)
 UNRESOLVABLE = Case("as our filter refuses", 1000, 200, lock_free=True, between=())
-RESOLVABLE = replace(UNRESOLVABLE, name="the end of other pods could help", between=("--resolvable",))
+RESOLVABLE = replace(
+    UNRESOLVABLE, name="the end of other pods could help", between=("--resolvable",)
+)
 CYCLES = 500  # pods with wishes, and as many without, one after the other
 HOPELESS = 400
 SETTLED = 20  # seconds after which kube-scheduler has tried each of them more than once
@@ -162,9 +187,17 @@ class Outcome:
         return 1000 * self.cpu.get(program, 0) / self.pods
 
     def figures(self) -> Object:
-        return {"pods_per_second": self.rate, "seconds": self.seconds, "bound_seconds": self.bound,
-                "created_seconds": self.created, "nodes_used": self.nodes_used, "failed": self.failed,
-                "missing": self.missing, "cpu_seconds": self.cpu, "extender_cpu_ms": self.extender_ms}
+        return {
+            "pods_per_second": self.rate,
+            "seconds": self.seconds,
+            "bound_seconds": self.bound,
+            "created_seconds": self.created,
+            "nodes_used": self.nodes_used,
+            "failed": self.failed,
+            "missing": self.missing,
+            "cpu_seconds": self.cpu,
+            "extender_cpu_ms": self.extender_ms,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +233,10 @@ def placing_rows(run: Run, groups: list[str], rounds: int, large: int) -> Iterat
             yield baseline_row(found, SHIPPED)
             yield baseline_row(found, LIFTED)
         if "large" in groups:
-            *cases, with_locks = (replace(case, nodes=large, pods=case.pods * large // case.nodes)
-                                  for case in (LARGE_BY_POLICIES, LARGE, LARGE_LIFTED, LARGE_LOCKED))
+            *cases, with_locks = (
+                replace(case, nodes=large, pods=case.pods * large // case.nodes)
+                for case in (LARGE_BY_POLICIES, LARGE, LARGE_LIFTED, LARGE_LOCKED)
+            )
             with stage.nodes(large):
                 played = [[stage.play(case) for case in cases] for _ in range(rounds)]
                 locked = stage.play(with_locks)
@@ -216,18 +251,31 @@ def placing_rows(run: Run, groups: list[str], rounds: int, large: int) -> Iterat
         if "burst" in groups:
             with stage.nodes(BURST.nodes):
                 yield burst_row(BURST, [stage.play(BURST) for _ in range(rounds + 1)], 1.5)
-                yield burst_row(BURST_FREE, [stage.play(BURST_FREE) for _ in range(rounds + 1)], 0.6)
+                yield burst_row(
+                    BURST_FREE, [stage.play(BURST_FREE) for _ in range(rounds + 1)], 0.6
+                )
         if "queue" in groups:
             with stage.nodes(QUEUE.nodes):
                 yield queue_row([stage.play(QUEUE) for _ in range(rounds + 1)])
         if "refused" in groups:
             with stage.nodes(UNRESOLVABLE.nodes), stage.held():
-                refused = [[stage.refuse(case) for case in (UNRESOLVABLE, RESOLVABLE)] for _ in range(rounds)]
+                refused = [
+                    [stage.refuse(case) for case in (UNRESOLVABLE, RESOLVABLE)]
+                    for _ in range(rounds)
+                ]
             yield refused_row(*zip(*refused))
         if "unplaceable" in groups:
             with stage.nodes(BESIDE.nodes):
-                yield from unplaceable_rows(*(stage.beside(BESIDE, crowd, rounds + 1) for crowd in (
-                    [], crowd_of(lambda number: 90_000), crowd_of(lambda number: 90_000 + number))))
+                yield from unplaceable_rows(
+                    *(
+                        stage.beside(BESIDE, crowd, rounds + 1)
+                        for crowd in (
+                            [],
+                            crowd_of(lambda number: 90_000),
+                            crowd_of(lambda number: 90_000 + number),
+                        )
+                    )
+                )
 
 
 class Stage:
@@ -240,8 +288,10 @@ class Stage:
         self.certificates = Certificates(cluster.folder / "tls")
         self.kubeconfig = install(cluster, self.certificates)
         for namespace in (NAMESPACE, CROWD, OTHERS):
-            for kind, meta in (("Namespace", {"name": namespace}),
-                               ("ServiceAccount", {"name": "default", "namespace": namespace})):
+            for kind, meta in (
+                ("Namespace", {"name": namespace}),
+                ("ServiceAccount", {"name": "default", "namespace": namespace}),
+            ):
                 self.kube.apply({"apiVersion": "v1", "kind": kind, "metadata": meta})
 
     @contextlib.contextmanager
@@ -250,8 +300,12 @@ class Stage:
         self.names = names = [fleet.node_name(number) for number in range(count)]
         for name in names:
             self.kube.create(fake_node(name, gpus(fleet.GPUS), annotations=fleet.asked()))
-        self.kube.wait("Node", lambda nodes: all(is_ready(nodes.get(name)) for name in names), what="nodes are Ready",
-                       timeout=300)
+        self.kube.wait(
+            "Node",
+            lambda nodes: all(is_ready(nodes.get(name)) for name in names),
+            what="nodes are Ready",
+            timeout=300,
+        )
         yield
         for name in names:
             self.kube.delete("Node", name)
@@ -260,8 +314,11 @@ class Stage:
     def held(self) -> Iterator[None]:
         """Provides pods without devices on all nodes, which may be evicted for urgent ones."""
         add_priorities(self.kube, ["urgent"])
-        pods = [any_pod(f"holds-{number}-{name}", cpu=100, node_name=name)
-                for name in self.names for number in range(HOLD)]
+        pods = [
+            any_pod(f"holds-{number}-{name}", cpu=100, node_name=name)
+            for name in self.names
+            for number in range(HOLD)
+        ]
         with ThreadPoolExecutor(DELETING) as pool:
             list(pool.map(lambda item: self.kube.create(item, OTHERS), pods))
         yield
@@ -300,7 +357,9 @@ class Stage:
                 pods.append(pod)
             with ThreadPoolExecutor(DELETING) as pool:
                 pods = list(pool.map(self.kube.create, pods))
-            answer = self.run.ask("cycles", cycles.job(port=self.cluster.extender_port, pods=pods, names=self.names))
+            answer = self.run.ask(
+                "cycles", cycles.job(port=self.cluster.extender_port, pods=pods, names=self.names)
+            )
         chosen = answer["choices"]
         if any((choices > 1) != one.wishes for choices, one in zip(chosen, asked, strict=True)):
             raise RuntimeError(f"kube-scheduler chooses from {sorted(set(chosen))} nodes")
@@ -312,37 +371,66 @@ class Stage:
         They are urgent, since kube-scheduler looks for victims among pods of lower priority only.
         """
         with self.running(case) as pids:
-            pods = [of_priority("urgent", item) for item in crowd_of(lambda number: 90_000)[:case.pods]]
+            pods = [
+                of_priority("urgent", item) for item in crowd_of(lambda number: 90_000)[: case.pods]
+            ]
             before, cpu = self.refusals(), Cpu(pids)
             with ThreadPoolExecutor(DELETING) as pool:
                 list(pool.map(self.kube.create, pods))
-            eventually(lambda: self.refusals() - before >= case.pods, "each pod is refused", timeout=180, interval=0.2)
+            eventually(
+                lambda: self.refusals() - before >= case.pods,
+                "each pod is refused",
+                timeout=180,
+                interval=0.2,
+            )
             count, spent = self.refusals() - before, cpu.spent()
             self.clear(CROWD)
-        self.run.say(remarks(f"{case.name}: {count} refusals, {1000 * spent['kube-scheduler'] / count:.1f} ms each",
-                             disturbed(spent)))
+        self.run.say(
+            remarks(
+                f"{case.name}: {count} refusals, {1000 * spent['kube-scheduler'] / count:.1f} ms each",
+                disturbed(spent),
+            )
+        )
         return Refused(count, spent)
 
     def refusals(self) -> int:
         """Returns for how many pods kube-scheduler has found no node, as often as it has tried."""
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # its certificate is of its own
+        context.check_hostname, context.verify_mode = (
+            False,
+            ssl.CERT_NONE,
+        )  # its certificate is of its own
         url = f"https://127.0.0.1:{self.kube_scheduler_port}/metrics"
         with urllib.request.urlopen(url, context=context, timeout=30) as answer:
             text = answer.read().decode()
-        return sum(int(float(count)) for count in re.findall(
-            r'^scheduler_schedule_attempts_total\{.*result="unschedulable"\} (\S+)', text, re.MULTILINE))
+        return sum(
+            int(float(count))
+            for count in re.findall(
+                r'^scheduler_schedule_attempts_total\{.*result="unschedulable"\} (\S+)',
+                text,
+                re.MULTILINE,
+            )
+        )
 
     def say(self, case: Case, outcome: Outcome) -> None:
-        self.run.say(remarks(
-            f"{case.name}: {case.pods} pods on {case.nodes} nodes: {outcome.seconds:.2f} s, {outcome.rate:.1f} pods/s",
-            trouble([outcome]), disturbed(outcome.cpu)))
+        self.run.say(
+            remarks(
+                f"{case.name}: {case.pods} pods on {case.nodes} nodes: "
+                f"{outcome.seconds:.2f} s, {outcome.rate:.1f} pods/s",
+                trouble([outcome]),
+                disturbed(outcome.cpu),
+            )
+        )
 
     @contextlib.contextmanager
     def running(self, case: Case) -> Iterator[dict[str, int]]:
         """Runs what *case* needs, without pods at first and at the end. Yields the processes by name."""
         with contextlib.ExitStack() as stack:
-            pids = {name: program.pid for name, program in self.cluster.components.items() if program.running()}
+            pids = {
+                name: program.pid
+                for name, program in self.cluster.components.items()
+                if program.running()
+            }
             for name in self.names:
                 texts = {key: text if case.lock_free else None for key, text in LOCK_FREE.items()}
                 texts[DOOR] = "dra" if case.allocates_claims else None
@@ -359,17 +447,38 @@ class Stage:
                 if not case.allocates_claims:
                     switch_to(POLICIES if case.policies else WEBHOOK, self.kube, replica)
                 if not case.lock_free:
-                    pids["allocator"] = stack.enter_context(self.started("allocator", [
-                        sys.executable, "-m", "e2e.agent", "--kubeconfig", str(self.cluster.kubeconfig),
-                        "--delay", str(ALLOCATOR_DELAY)]))
+                    pids["allocator"] = stack.enter_context(
+                        self.started(
+                            "allocator",
+                            [
+                                sys.executable,
+                                "-m",
+                                "e2e.agent",
+                                "--kubeconfig",
+                                str(self.cluster.kubeconfig),
+                                "--delay",
+                                str(ALLOCATOR_DELAY),
+                            ],
+                        )
+                    )
             else:
                 self.kube.delete("MutatingWebhookConfiguration", "hami-webhook")
             port = self.cluster.extender_port
             if case.between is not None:
                 port = free_port()
-                pids["between"] = stack.enter_context(self.started("between", [
-                    sys.executable, "-m", "benchmarks.refusals", f"--port={port}",
-                    f"--extender-port={self.cluster.extender_port}", *case.between]))
+                pids["between"] = stack.enter_context(
+                    self.started(
+                        "between",
+                        [
+                            sys.executable,
+                            "-m",
+                            "benchmarks.refusals",
+                            f"--port={port}",
+                            f"--extender-port={self.cluster.extender_port}",
+                            *case.between,
+                        ],
+                    )
+                )
             pids["kube-scheduler"] = stack.enter_context(self.kube_scheduler(case, port))
             stack.callback(self.clear)
             self.place(case, 1, {})
@@ -380,17 +489,29 @@ class Stage:
     def place(self, case: Case, count: int, pids: dict[str, int]) -> Outcome:
         """Creates pods and waits until all are done."""
         events = self.kube.page("Event", NAMESPACE)["metadata"]["resourceVersion"]
-        job = arrivals.job(kubeconfig=self.cluster.kubeconfig, pod=pod_of(case), namespace=NAMESPACE, count=count,
-                           allocated=case.allocated)
+        job = arrivals.job(
+            kubeconfig=self.cluster.kubeconfig,
+            pod=pod_of(case),
+            namespace=NAMESPACE,
+            count=count,
+            allocated=case.allocated,
+        )
         cpu = Cpu(pids)
         answer = self.run.ask("arrivals", job)
         spent = cpu.spent(load=answer["cpu_seconds"])
         if answer["refused"]:
             raise RuntimeError(f"the API server refused pods: {answer['refused']}")
         used = {pod["spec"].get("nodeName") for pod in self.kube.list("Pod", NAMESPACE)} - {None}
-        return Outcome(seconds=max(answer["done"], default=0), bound=max(answer["bound"], default=0),
-                       created=answer["created"], pods=count, nodes_used=len(used), failed=self.failures(events),
-                       cpu=spent, missing=count - len(answer["done"]))
+        return Outcome(
+            seconds=max(answer["done"], default=0),
+            bound=max(answer["bound"], default=0),
+            created=answer["created"],
+            pods=count,
+            nodes_used=len(used),
+            failed=self.failures(events),
+            cpu=spent,
+            missing=count - len(answer["done"]),
+        )
 
     def failures(self, since: str) -> dict[str, int]:
         """Returns failure events after the version *since*, by reason."""
@@ -404,8 +525,14 @@ class Stage:
         """Deletes all pods, one by one: the API server ends a request for all of them after a minute."""
         names = [pod["metadata"]["name"] for pod in self.kube.list("Pod", namespace)]
         with ThreadPoolExecutor(DELETING) as pool:
-            list(pool.map(lambda name: self.kube.delete("Pod", name, namespace, grace_seconds=0), names))
-        self.kube.wait("Pod", lambda pods: not pods, namespace, timeout=180, what="the pods are gone")
+            list(
+                pool.map(
+                    lambda name: self.kube.delete("Pod", name, namespace, grace_seconds=0), names
+                )
+            )
+        self.kube.wait(
+            "Pod", lambda pods: not pods, namespace, timeout=180, what="the pods are gone"
+        )
 
     @contextlib.contextmanager
     def kube_scheduler(self, case: Case, port: int) -> Iterator[int]:
@@ -415,24 +542,41 @@ class Stage:
             folder = ALLOCATE if case.allocates_claims else MANIFESTS
             config = scheduler_config(port, folder=folder)
         else:
-            config = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
-                      "profiles": [{"schedulerName": "hami-scheduler"}], "clientConnection": {}}
+            config = {
+                "apiVersion": "kubescheduler.config.k8s.io/v1",
+                "kind": "KubeSchedulerConfiguration",
+                "profiles": [{"schedulerName": "hami-scheduler"}],
+                "clientConnection": {},
+            }
         config |= case.config
         config["clientConnection"] |= case.client | {"kubeconfig": str(self.cluster.kubeconfig)}
         config["leaderElection"] = {"leaderElect": False}
         path = self.cluster.folder / "kube-scheduler-under-test.yaml"
         path.write_text(yaml.safe_dump(config))
-        with self.started("kube-scheduler", [
-                str(self.cluster.binaries["kube-scheduler"]), f"--config={path}",
+        with self.started(
+            "kube-scheduler",
+            [
+                str(self.cluster.binaries["kube-scheduler"]),
+                f"--config={path}",
                 f"--secure-port={self.kube_scheduler_port}",
-                "--bind-address=127.0.0.1", "--authorization-always-allow-paths=/metrics", *case.flags],
-                case.environment) as pid:
+                "--bind-address=127.0.0.1",
+                "--authorization-always-allow-paths=/metrics",
+                *case.flags,
+            ],
+            case.environment,
+        ) as pid:
             yield pid
 
     @contextlib.contextmanager
-    def started(self, name: str, argv: list[str], environment: Object | None = None) -> Iterator[int]:
-        program = Program(name, argv, self.cluster.folder / f"{name}-bench.log",
-                          env=os.environ | environment if environment else None).start()
+    def started(
+        self, name: str, argv: list[str], environment: Object | None = None
+    ) -> Iterator[int]:
+        program = Program(
+            name,
+            argv,
+            self.cluster.folder / f"{name}-bench.log",
+            env=os.environ | environment if environment else None,
+        ).start()
         try:
             yield program.pid or 0
         finally:
@@ -452,9 +596,19 @@ def pod_of(case: Case) -> Object:
             return claiming(pod, Asks.CLAIM)
         if case.wishes:
             pod["metadata"]["labels"] = {"app": "bench"}
-            pod["spec"]["affinity"] = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [
-                {"weight": 1, "podAffinityTerm": {"topologyKey": "kubernetes.io/hostname",
-                                                  "labelSelector": {"matchLabels": {"app": "bench"}}}}]}}
+            pod["spec"]["affinity"] = {
+                "podAntiAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "weight": 1,
+                            "podAffinityTerm": {
+                                "topologyKey": "kubernetes.io/hostname",
+                                "labelSelector": {"matchLabels": {"app": "bench"}},
+                            },
+                        }
+                    ]
+                }
+            }
     else:
         amounts = pod["spec"]["containers"][0]["resources"]
         for kind in amounts.values():
@@ -488,17 +642,28 @@ def throughput_row(found: dict[str, list[Outcome]], case: Case) -> Row:
     rate = mean(outcomes, "rate")
     shipped, lifted = (mean(found[alone.name], "rate") for alone in (SHIPPED, LIFTED))
     if case in LOCKED:
-        target, met = f"≥ {LOCKED[case]} pods/s; ≤ 5 ms", rate >= LOCKED[case] and mean(outcomes, "extender_ms") <= 5
+        target, met = (
+            f"≥ {LOCKED[case]} pods/s; ≤ 5 ms",
+            rate >= LOCKED[case] and mean(outcomes, "extender_ms") <= 5,
+        )
     else:
         target, met = cost_target(case, outcomes)
         target = remarks("≥ 2.1 × kube-scheduler as shipped, ≥ 0.6 × limit lifted", target)
         met = met and rate >= max(2.1 * shipped, 0.6 * lifted)
-    return Row(group="e2e", what=f"end to end, {case.nodes} × {fleet.GPUS}, {case.pods} pods, {case.name}",
-               measured=placed(outcomes), target=target, met=met and not any(outcome.missing for outcome in outcomes),
-               compared=remarks(ratio(rate, shipped, "kube-scheduler alone as shipped"),
-                                ratio(rate, lifted, "with its limit lifted"),
-                                f"upstream, measured elsewhere: {UPSTREAM[case.policy]}/s", disturbance(outcomes)),
-               figures=figures(outcomes))
+    return Row(
+        group="e2e",
+        what=f"end to end, {case.nodes} × {fleet.GPUS}, {case.pods} pods, {case.name}",
+        measured=placed(outcomes),
+        target=target,
+        met=met and not any(outcome.missing for outcome in outcomes),
+        compared=remarks(
+            ratio(rate, shipped, "kube-scheduler alone as shipped"),
+            ratio(rate, lifted, "with its limit lifted"),
+            f"upstream, measured elsewhere: {UPSTREAM[case.policy]}/s",
+            disturbance(outcomes),
+        ),
+        figures=figures(outcomes),
+    )
 
 
 def cost_target(case: Case, outcomes: Sequence[Outcome]) -> tuple[str, bool]:
@@ -512,108 +677,190 @@ def cost_target(case: Case, outcomes: Sequence[Outcome]) -> tuple[str, bool]:
 def wishes_row(found: dict[str, list[Outcome]]) -> Row:
     outcomes, plain = found[WISHES_FREE.name], mean(found[SPREAD_FREE.name], "rate")
     rate = mean(outcomes, "rate")
-    return Row(group="e2e", what=f"{WISHES_FREE.pods} pods that wish to be apart, {WISHES_FREE.nodes} × {fleet.GPUS}",
-               measured=placed(outcomes), target="≥ 0.6 × without wishes",
-               met=rate >= 0.6 * plain and not any(outcome.missing for outcome in outcomes),
-               compared=remarks(ratio(rate, plain, f"without wishes ({plain:.1f} pods/s)"), disturbance(outcomes)),
-               figures=figures(outcomes))
+    return Row(
+        group="e2e",
+        what=f"{WISHES_FREE.pods} pods that wish to be apart, {WISHES_FREE.nodes} × {fleet.GPUS}",
+        measured=placed(outcomes),
+        target="≥ 0.6 × without wishes",
+        met=rate >= 0.6 * plain and not any(outcome.missing for outcome in outcomes),
+        compared=remarks(
+            ratio(rate, plain, f"without wishes ({plain:.1f} pods/s)"), disturbance(outcomes)
+        ),
+        figures=figures(outcomes),
+    )
 
 
 def cycles_row(plain: Latency, wishing: Latency) -> Row:
-    return Row(group="e2e", what="filter, prioritize and bind of a pod that wishes to be apart, p50 / p99",
-               measured=str(wishing), target="p99 ≤ 2 × without wishes", met=wishing.p99 <= 2 * plain.p99,
-               compared=remarks(ratio(wishing.p99, plain.p99, "the p99 of filter and bind without wishes, in turns"),
-                                ratio(wishing.p50, plain.p50, "its p50"), f"{plain}; {CYCLES} pods each"),
-               figures={"wishes_p50_ms": wishing.p50, "wishes_p99_ms": wishing.p99, "p50_ms": plain.p50,
-                        "p99_ms": plain.p99})
+    return Row(
+        group="e2e",
+        what="filter, prioritize and bind of a pod that wishes to be apart, p50 / p99",
+        measured=str(wishing),
+        target="p99 ≤ 2 × without wishes",
+        met=wishing.p99 <= 2 * plain.p99,
+        compared=remarks(
+            ratio(wishing.p99, plain.p99, "the p99 of filter and bind without wishes, in turns"),
+            ratio(wishing.p50, plain.p50, "its p50"),
+            f"{plain}; {CYCLES} pods each",
+        ),
+        figures={
+            "wishes_p50_ms": wishing.p50,
+            "wishes_p99_ms": wishing.p99,
+            "p50_ms": plain.p50,
+            "p99_ms": plain.p99,
+        },
+    )
 
 
 def refused_row(unresolvable: Sequence[Refused], resolvable: Sequence[Refused]) -> Row:
-    cost, other = (statistics.mean(one.each_ms("kube-scheduler") for one in turns)
-                   for turns in (unresolvable, resolvable))
+    cost, other = (
+        statistics.mean(one.each_ms("kube-scheduler") for one in turns)
+        for turns in (unresolvable, resolvable)
+    )
     hami = statistics.mean(one.each_ms("hami") for one in unresolvable)
-    return Row(group="refused", what=f"a pod that none of {UNRESOLVABLE.nodes:,} nodes fits: CPU of kube-scheduler for "
-               "each time it is tried",
-               measured=remarks(f"{cost:.1f} ms", f"extender {hami:.1f} ms"), target="≤ 0.5 × looking for victims",
-               met=cost <= 0.5 * other,
-               compared=remarks(ratio(cost, other, f"told that the end of other pods could help ({other:.1f} ms)"),
-                                next(filter(None, (disturbed(one.cpu) for one in unresolvable)), "")),
-               figures={"unresolvable": [one.figures() for one in unresolvable],
-                        "resolvable": [one.figures() for one in resolvable]})
+    return Row(
+        group="refused",
+        what=f"a pod that none of {UNRESOLVABLE.nodes:,} nodes fits: CPU of kube-scheduler for "
+        "each time it is tried",
+        measured=remarks(f"{cost:.1f} ms", f"extender {hami:.1f} ms"),
+        target="≤ 0.5 × looking for victims",
+        met=cost <= 0.5 * other,
+        compared=remarks(
+            ratio(cost, other, f"told that the end of other pods could help ({other:.1f} ms)"),
+            next(filter(None, (disturbed(one.cpu) for one in unresolvable)), ""),
+        ),
+        figures={
+            "unresolvable": [one.figures() for one in unresolvable],
+            "resolvable": [one.figures() for one in resolvable],
+        },
+    )
 
 
-def large_row(case: Case, outcomes: Sequence[Outcome], locked: Outcome, lifted: Sequence[Outcome]) -> Row:
+def large_row(
+    case: Case, outcomes: Sequence[Outcome], locked: Outcome, lifted: Sequence[Outcome]
+) -> Row:
     rate, alone = mean(outcomes, "rate"), mean(lifted, "rate")
     target, met = cost_target(case, outcomes)
-    return Row(group="large", what=f"end to end, {case.nodes} × {fleet.GPUS}, {case.pods} pods, {case.name}",
-               measured=placed(outcomes), target=remarks("≥ 0.55 × kube-scheduler with its limit lifted", target),
-               met=met and rate >= 0.55 * alone and not any(outcome.missing for outcome in outcomes),
-               compared=remarks(
-                   ratio(rate, alone, f"kube-scheduler alone with its limit lifted ({alone:.1f} pods/s)"),
-                   ratio(rate, locked.rate, f"nodes with locks ({locked.rate:.1f} pods/s)"), disturbance(outcomes)),
-               figures=figures(outcomes) | {"locked": locked.figures(), "lifted": figures(lifted)})
+    return Row(
+        group="large",
+        what=f"end to end, {case.nodes} × {fleet.GPUS}, {case.pods} pods, {case.name}",
+        measured=placed(outcomes),
+        target=remarks("≥ 0.55 × kube-scheduler with its limit lifted", target),
+        met=met and rate >= 0.55 * alone and not any(outcome.missing for outcome in outcomes),
+        compared=remarks(
+            ratio(rate, alone, f"kube-scheduler alone with its limit lifted ({alone:.1f} pods/s)"),
+            ratio(rate, locked.rate, f"nodes with locks ({locked.rate:.1f} pods/s)"),
+            disturbance(outcomes),
+        ),
+        figures=figures(outcomes) | {"locked": locked.figures(), "lifted": figures(lifted)},
+    )
 
 
 def settings_row(case: Case, outcomes: Sequence[Outcome], shipped: Sequence[Outcome]) -> Row:
-    return Row(group="settings", what=f"kube-scheduler {case.name}, {case.nodes} × {fleet.GPUS}, {case.pods} pods",
-               measured=placed(outcomes),
-               compared=remarks(ratio(mean(outcomes, "rate"), mean(shipped, "rate"), "as shipped"),
-                                ratio(mean(outcomes, "kube_scheduler_ms"), mean(shipped, "kube_scheduler_ms"),
-                                      "the CPU time of kube-scheduler"), disturbance(outcomes)),
-               figures=figures(outcomes))
+    return Row(
+        group="settings",
+        what=f"kube-scheduler {case.name}, {case.nodes} × {fleet.GPUS}, {case.pods} pods",
+        measured=placed(outcomes),
+        compared=remarks(
+            ratio(mean(outcomes, "rate"), mean(shipped, "rate"), "as shipped"),
+            ratio(
+                mean(outcomes, "kube_scheduler_ms"),
+                mean(shipped, "kube_scheduler_ms"),
+                "the CPU time of kube-scheduler",
+            ),
+            disturbance(outcomes),
+        ),
+        figures=figures(outcomes),
+    )
 
 
 def placed(outcomes: Sequence[Outcome]) -> str:
-    return remarks(f"{mean(outcomes, 'rate'):.1f} pods/s {each(outcomes)}".rstrip(),
-                   f"CPU a pod: extender {mean(outcomes, 'extender_ms'):.1f} ms, API server "
-                   f"{mean(outcomes, 'api_server_ms'):.1f}, kube-scheduler {mean(outcomes, 'kube_scheduler_ms'):.1f}",
-                   f"{outcomes[-1].nodes_used} nodes used", trouble(outcomes))
+    return remarks(
+        f"{mean(outcomes, 'rate'):.1f} pods/s {each(outcomes)}".rstrip(),
+        f"CPU a pod: extender {mean(outcomes, 'extender_ms'):.1f} ms, API server "
+        f"{mean(outcomes, 'api_server_ms'):.1f}, kube-scheduler {mean(outcomes, 'kube_scheduler_ms'):.1f}",
+        f"{outcomes[-1].nodes_used} nodes used",
+        trouble(outcomes),
+    )
 
 
 def baseline_row(found: dict[str, list[Outcome]], case: Case) -> Row:
     outcomes = found[case.name]
-    return Row(group="e2e", what=f"{case.name}, the same pods asking for a plain nvidia.com/gpu",
-               measured=f"{mean(outcomes, 'rate'):.1f} pods/s {each(outcomes)}",
-               compared=disturbance(outcomes), figures=figures(outcomes))
+    return Row(
+        group="e2e",
+        what=f"{case.name}, the same pods asking for a plain nvidia.com/gpu",
+        measured=f"{mean(outcomes, 'rate'):.1f} pods/s {each(outcomes)}",
+        compared=disturbance(outcomes),
+        figures=figures(outcomes),
+    )
 
 
 def burst_row(case: Case, outcomes: list[Outcome], target: float) -> Row:
     slowest = max(outcome.seconds for outcome in outcomes)
     failed = any(outcome.failed or outcome.missing for outcome in outcomes)
-    return Row(group="burst", what=f"{case.pods} pods on {case.nodes} nodes at once, {case.name}",
-               measured=remarks(seconds(outcomes), f"nodes used: {outcomes[-1].nodes_used}", trouble(outcomes)),
-               target=f"< {target} s, none failed", met=slowest < target and not failed,
-               compared=remarks("the slowest run counts", "upstream, measured elsewhere: 74 s, 89 failed binds",
-                                disturbance(outcomes)),
-               figures=figures(outcomes))
+    return Row(
+        group="burst",
+        what=f"{case.pods} pods on {case.nodes} nodes at once, {case.name}",
+        measured=remarks(
+            seconds(outcomes), f"nodes used: {outcomes[-1].nodes_used}", trouble(outcomes)
+        ),
+        target=f"< {target} s, none failed",
+        met=slowest < target and not failed,
+        compared=remarks(
+            "the slowest run counts",
+            "upstream, measured elsewhere: 74 s, 89 failed binds",
+            disturbance(outcomes),
+        ),
+        figures=figures(outcomes),
+    )
 
 
 def queue_row(outcomes: list[Outcome]) -> Row:
     slowest = max(outcome.seconds for outcome in outcomes)
-    return Row(group="queue", what=f"{QUEUE.pods} pods on one node, allocator answers after 20 ms",
-               measured=remarks(f"{seconds(outcomes)} until all have their devices",
-                                f"{1000 * mean(outcomes, 'seconds') / QUEUE.pods:.0f} ms a pod", trouble(outcomes)),
-               target="< 2.5 s", met=slowest < 2.5 and not any(outcome.missing for outcome in outcomes),
-               compared=remarks(f"the slowest run counts; the allocator alone: {QUEUE.pods * ALLOCATOR_DELAY:.1f} s",
-                                "upstream, by its users' reports: 15 to 30 minutes", disturbance(outcomes)),
-               figures=figures(outcomes))
+    return Row(
+        group="queue",
+        what=f"{QUEUE.pods} pods on one node, allocator answers after 20 ms",
+        measured=remarks(
+            f"{seconds(outcomes)} until all have their devices",
+            f"{1000 * mean(outcomes, 'seconds') / QUEUE.pods:.0f} ms a pod",
+            trouble(outcomes),
+        ),
+        target="< 2.5 s",
+        met=slowest < 2.5 and not any(outcome.missing for outcome in outcomes),
+        compared=remarks(
+            f"the slowest run counts; the allocator alone: {QUEUE.pods * ALLOCATOR_DELAY:.1f} s",
+            "upstream, by its users' reports: 15 to 30 minutes",
+            disturbance(outcomes),
+        ),
+        figures=figures(outcomes),
+    )
 
 
-def unplaceable_rows(quiet: list[Outcome], equal: list[Outcome], different: list[Outcome]) -> Iterator[Row]:
+def unplaceable_rows(
+    quiet: list[Outcome], equal: list[Outcome], different: list[Outcome]
+) -> Iterator[Row]:
     """Yields rows for a tenant whose pods no node fits."""
     usual = mean(equal, "seconds")
     for what, outcomes, limit in (("equal", equal, 0.0), ("different", different, 1.2)):
         slowest, taken = max(outcome.seconds for outcome in outcomes), mean(outcomes, "seconds")
-        met = slowest <= 5 and not any(outcome.missing for outcome in outcomes) and taken <= (limit or 1) * usual
-        yield Row(group="unplaceable",
-                  what=f"{BESIDE.pods} pods on {BESIDE.nodes} nodes beside {HOPELESS} with {what} requests, "
-                       "which no node fits",
-                  measured=remarks(seconds(outcomes), trouble(outcomes)),
-                  target=remarks("≤ 5 s", f"≤ {limit:g} × beside equal requests" if limit else ""), met=met,
-                  compared=remarks(ratio(taken, usual, "beside equal requests") if limit else "",
-                                   ratio(taken, mean(quiet, "seconds"), f"without them ({seconds(quiet)})"),
-                                   disturbance(outcomes)),
-                  figures=figures(outcomes))
+        met = (
+            slowest <= 5
+            and not any(outcome.missing for outcome in outcomes)
+            and taken <= (limit or 1) * usual
+        )
+        yield Row(
+            group="unplaceable",
+            what=f"{BESIDE.pods} pods on {BESIDE.nodes} nodes beside {HOPELESS} with {what} requests, "
+            "which no node fits",
+            measured=remarks(seconds(outcomes), trouble(outcomes)),
+            target=remarks("≤ 5 s", f"≤ {limit:g} × beside equal requests" if limit else ""),
+            met=met,
+            compared=remarks(
+                ratio(taken, usual, "beside equal requests") if limit else "",
+                ratio(taken, mean(quiet, "seconds"), f"without them ({seconds(quiet)})"),
+                disturbance(outcomes),
+            ),
+            figures=figures(outcomes),
+        )
 
 
 def mean(outcomes: Sequence[Outcome], name: str) -> float:
@@ -621,7 +868,9 @@ def mean(outcomes: Sequence[Outcome], name: str) -> float:
 
 
 def each(outcomes: Sequence[Outcome]) -> str:
-    return f"({', '.join(f'{outcome.rate:.1f}' for outcome in outcomes)})" if len(outcomes) > 1 else ""
+    return (
+        f"({', '.join(f'{outcome.rate:.1f}' for outcome in outcomes)})" if len(outcomes) > 1 else ""
+    )
 
 
 def seconds(outcomes: list[Outcome]) -> str:
@@ -631,7 +880,9 @@ def seconds(outcomes: list[Outcome]) -> str:
 def trouble(outcomes: Sequence[Outcome]) -> str:
     """Returns what failed; empty if nothing did."""
     reasons = {reason for outcome in outcomes for reason in outcome.failed}
-    told = [f"{sum(o.failed.get(reason, 0) for o in outcomes)} {reason}" for reason in sorted(reasons)]
+    told = [
+        f"{sum(o.failed.get(reason, 0) for o in outcomes)} {reason}" for reason in sorted(reasons)
+    ]
     if missing := sum(outcome.missing for outcome in outcomes):
         told.append(f"{missing} pods never placed")
     return ", ".join(told)

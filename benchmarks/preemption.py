@@ -64,9 +64,14 @@ def preemption_rows(run: Run) -> Iterator[Row]:
 
 def waiting_row(sandbox: Sandbox, late_s: float, target: float) -> Row:
     """Each preemptor needs a card that two pods hold."""
-    sandbox.add_gpu_nodes({f"n{number}": gpus(CARDS, memory_mib=CARD) for number in range(NODES)},
-                          annotations=LOCK_FREE)
-    sandbox.create_all(of("low", f"low-{number}", CARD // 2, kept=late_s > 0) for number in range(2 * NODES * CARDS))
+    sandbox.add_gpu_nodes(
+        {f"n{number}": gpus(CARDS, memory_mib=CARD) for number in range(NODES)},
+        annotations=LOCK_FREE,
+    )
+    sandbox.create_all(
+        of("low", f"low-{number}", CARD // 2, kept=late_s > 0)
+        for number in range(2 * NODES * CARDS)
+    )
     sandbox.bound(timeout=60)
     waits = []
     for number in range(PREEMPTORS):
@@ -76,18 +81,30 @@ def waiting_row(sandbox: Sandbox, late_s: float, target: float) -> Row:
             victims = eventually(lambda: ending(sandbox, 2), "two victims end", interval=0.01)
             time.sleep(max(0.0, begun + late_s - time.monotonic()))
             for name in victims:
-                sandbox.kube.merge_patch("Pod", name, {"metadata": {"finalizers": None}}, sandbox.namespace)
-        sandbox.kube.wait("Pod", lambda pods: pods[f"high-{number}"]["spec"].get("nodeName"), sandbox.namespace)
+                sandbox.kube.merge_patch(
+                    "Pod", name, {"metadata": {"finalizers": None}}, sandbox.namespace
+                )
+        sandbox.kube.wait(
+            "Pod", lambda pods: pods[f"high-{number}"]["spec"].get("nodeName"), sandbox.namespace
+        )
         waits.append(time.monotonic() - begun)
-    evicted = 2 * NODES * CARDS - sum(item["metadata"]["name"].startswith("low")
-                                      for item in sandbox.kube.list("Pod", sandbox.namespace))
+    evicted = 2 * NODES * CARDS - sum(
+        item["metadata"]["name"].startswith("low")
+        for item in sandbox.kube.list("Pod", sandbox.namespace)
+    )
     for item in sandbox.kube.list("Pod", sandbox.namespace) if late_s else ():
-        sandbox.kube.merge_patch("Pod", item["metadata"]["name"], {"metadata": {"finalizers": None}}, sandbox.namespace)
+        sandbox.kube.merge_patch(
+            "Pod", item["metadata"]["name"], {"metadata": {"finalizers": None}}, sandbox.namespace
+        )
     what = f"victims end after {late_s:g} s" if late_s else "victims end at once"
-    return Row(group="preemption", what=f"preemptor created to bound, {NODES} nodes, {what}, longest of {PREEMPTORS}",
-               measured=f"{max(waits):.2f} s (median {statistics.median(waits):.2f} s); {evicted} pods evicted",
-               target=f"≤ {target:g} s; {2 * PREEMPTORS} evicted",
-               met=max(waits) <= target and evicted == 2 * PREEMPTORS, figures={"seconds": waits, "evicted": evicted})
+    return Row(
+        group="preemption",
+        what=f"preemptor created to bound, {NODES} nodes, {what}, longest of {PREEMPTORS}",
+        measured=f"{max(waits):.2f} s (median {statistics.median(waits):.2f} s); {evicted} pods evicted",
+        target=f"≤ {target:g} s; {2 * PREEMPTORS} evicted",
+        met=max(waits) <= target and evicted == 2 * PREEMPTORS,
+        figures={"seconds": waits, "evicted": evicted},
+    )
 
 
 def of(priority: str, name: str, memory: int, *, kept: bool = False) -> Object:
@@ -99,8 +116,11 @@ def of(priority: str, name: str, memory: int, *, kept: bool = False) -> Object:
 
 def ending(sandbox: Sandbox, count: int) -> list[str]:
     """Returns the pods that are being deleted if they are *count*."""
-    names = [item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
-             if item["metadata"].get("deletionTimestamp")]
+    names = [
+        item["metadata"]["name"]
+        for item in sandbox.kube.list("Pod", sandbox.namespace)
+        if item["metadata"].get("deletionTimestamp")
+    ]
     return names if len(names) == count else []
 
 
@@ -116,11 +136,17 @@ def plan_rows(run: Run) -> Iterator[Row]:
                 begun = time.perf_counter()
                 plan = plan_preemption(view, item, names, rules)
                 times.append(1000 * (time.perf_counter() - begun))
-        assert plan is not None and len(plan.uids) == count, plan
-        yield Row(group="preemption", what=f"plan for {what}, {FLEET:,} × 8, {FLEET * 8:,} pods of lower priority",
-                  measured=f"{statistics.median(times):.0f} ms", target="≤ 150 ms",
-                  met=statistics.median(times) <= 150, compared="in-process; other filters go on meanwhile",
-                  figures={"milliseconds": times})
+        assert plan is not None, plan
+        assert len(plan.uids) == count, plan
+        yield Row(
+            group="preemption",
+            what=f"plan for {what}, {FLEET:,} × 8, {FLEET * 8:,} pods of lower priority",
+            measured=f"{statistics.median(times):.0f} ms",
+            target="≤ 150 ms",
+            met=statistics.median(times) <= 150,
+            compared="in-process; other filters go on meanwhile",
+            figures={"milliseconds": times},
+        )
 
 
 def beside_rows(run: Run) -> Iterator[Row]:
@@ -141,22 +167,40 @@ def beside_rows(run: Run) -> Iterator[Row]:
         with repeated(lambda: replica.post("/filter", urgent), PLAN_S):
             others = Filters.measured(replica, body, requests=BESIDE)
         plans = planned(replica) - before
-        yield Row(group="preemption", what=f"/filter p50 / p99 beside a plan each second, {FLEET:,} × 8",
-                  measured=f"{others.latency}; {plans} plans", target="p99 ≤ 5 ms",
-                  met=others.latency.p99 <= 5 and plans > 1, figures=others.figures() | {"plans": plans},
-                  compared=remarks(ratio(others.latency.p99, quiet.latency.p99, f"without ({quiet.latency})"),
-                                   "stub API server"))
+        yield Row(
+            group="preemption",
+            what=f"/filter p50 / p99 beside a plan each second, {FLEET:,} × 8",
+            measured=f"{others.latency}; {plans} plans",
+            target="p99 ≤ 5 ms",
+            met=others.latency.p99 <= 5 and plans > 1,
+            figures=others.figures() | {"plans": plans},
+            compared=remarks(
+                ratio(others.latency.p99, quiet.latency.p99, f"without ({quiet.latency})"),
+                "stub API server",
+            ),
+        )
 
         def beside(refused: str) -> Filters:
-            with other_clients(replica, "/filter", REFUSED, body=refused, memory=fleet.MEMORY, vary=True):
+            with other_clients(
+                replica, "/filter", REFUSED, body=refused, memory=fleet.MEMORY, vary=True
+            ):
                 return Filters.measured(replica, body)
 
         plain, others = beside(hopeless), beside(urgent)
-        yield Row(group="preemption",
-                  what=f"/filter p50 / p99 beside refusals of urgent pods without end, {FLEET:,} × 8",
-                  measured=str(others.latency), figures=others.figures(),
-                  compared=remarks(ratio(others.latency.p99, plain.latency.p99,
-                                         f"beside those of other pods ({plain.latency})"), "stub API server"))
+        yield Row(
+            group="preemption",
+            what=f"/filter p50 / p99 beside refusals of urgent pods without end, {FLEET:,} × 8",
+            measured=str(others.latency),
+            figures=others.figures(),
+            compared=remarks(
+                ratio(
+                    others.latency.p99,
+                    plain.latency.p99,
+                    f"beside those of other pods ({plain.latency})",
+                ),
+                "stub API server",
+            ),
+        )
 
 
 def planned(replica: Replica) -> int:
@@ -169,12 +213,26 @@ def crowded() -> tuple[View, Clock]:
     clock = Clock()
     store = Store(builders.ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
     for number in range(FLEET):
-        store.nodes.upsert(builders.node(f"n{number}", *(
-            builders.gpu(f"GPU-{number}-{card}", index=card, memory_mib=CARD) for card in range(8))))
+        store.nodes.upsert(
+            builders.node(
+                f"n{number}",
+                *(
+                    builders.gpu(f"GPU-{number}-{card}", index=card, memory_mib=CARD)
+                    for card in range(8)
+                ),
+            )
+        )
         for card in range(8):
-            store.pods.upsert(holding(
-                f"low-{number}-{card}", f"n{number}", f"GPU-{number}-{card},NVIDIA,{CARD},0:;", resource_version="5",
-                priority=LOW + (number * 8 + card) % 7, started="2026-08-21T11:00:00Z"))
+            store.pods.upsert(
+                holding(
+                    f"low-{number}-{card}",
+                    f"n{number}",
+                    f"GPU-{number}-{card},NVIDIA,{CARD},0:;",
+                    resource_version="5",
+                    priority=LOW + (number * 8 + card) % 7,
+                    started="2026-08-21T11:00:00Z",
+                )
+            )
     return store.view(), clock
 
 

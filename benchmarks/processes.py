@@ -16,8 +16,17 @@ from typing import Any
 
 from e2e import reaper
 
-__all__ = ["Cpu", "Memory", "Run", "cpu_seconds", "disturbed", "loop_seconds", "memory", "objects_seconds",
-           "programs"]
+__all__ = [
+    "Cpu",
+    "Memory",
+    "Run",
+    "cpu_seconds",
+    "disturbed",
+    "loop_seconds",
+    "memory",
+    "objects_seconds",
+    "programs",
+]
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -43,7 +52,9 @@ class Run:
             return answer(timeout)
 
     @contextlib.contextmanager
-    def asked(self, module: str, job: Mapping[str, Any]) -> Iterator[Callable[[float], dict[str, Any]]]:
+    def asked(
+        self, module: str, job: Mapping[str, Any]
+    ) -> Iterator[Callable[[float], dict[str, Any]]]:
         """Like ``ask``, but only starts the process; the yielded function waits for the output."""
         command = [sys.executable, "-m", f"benchmarks.{module}", str(self.folder / module)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -119,16 +130,22 @@ class Cpu:
     def spent(self, **more: float) -> dict[str, float]:
         """Returns the time of each program, with *more*; ``others``: other programs; ``stolen``: that the host gave to
         other machines while programs wanted it; ``seconds``: elapsed time."""
-        spent = {name: cpu_seconds(pid) - self._before[name] for name, pid in self._pids.items()} | more
+        spent = {
+            name: cpu_seconds(pid) - self._before[name] for name, pid in self._pids.items()
+        } | more
         busy, stolen = machine_seconds()
         others = busy - self._busy - sum(spent.values())
-        spent |= {"others": max(0.0, others), "stolen": stolen - self._stolen,
-                  "seconds": time.monotonic() - self._begun}
+        spent |= {
+            "others": max(0.0, others),
+            "stolen": stolen - self._stolen,
+            "seconds": time.monotonic() - self._begun,
+        }
         return {name: round(value, 2) for name, value in spent.items()}
 
 
 def loop_seconds() -> float:
     """Returns the CPU time of a million steps of Python, the best of five: how fast this machine computes today."""
+
     def once() -> float:
         begun = time.thread_time()
         total = 0
@@ -142,8 +159,16 @@ def loop_seconds() -> float:
 def objects_seconds() -> float:
     """Returns the CPU time of decoding 100,000 records and looking each up, the best of five: how fast this machine's
     memory is today, which it shares with others. It can be half as fast from one hour to the next."""
-    text = json.dumps([{"uid": f"{number:032x}", "node": f"node-{number % 5000}", "cards": [number, number + 1]}
-                       for number in range(100_000)])
+    text = json.dumps(
+        [
+            {
+                "uid": f"{number:032x}",
+                "node": f"node-{number % 5000}",
+                "cards": [number, number + 1],
+            }
+            for number in range(100_000)
+        ]
+    )
     order = [f"{number:032x}" for number in range(100_000)]
     random.Random(0).shuffle(order)
 
@@ -167,6 +192,13 @@ def disturbed(spent: Mapping[str, float]) -> str:
     """Returns a remark if other programs used more than a tenth of the machine, or other machines of its host more than
     a fiftieth; empty otherwise. Where 5 % are stolen, the rest is slower, too: caches and memory are shared."""
     whole = spent["seconds"] * (os.cpu_count() or 1) or 1.0
-    shares = {"other programs": (spent["others"] / whole, 0.1), "other machines": (spent["stolen"] / whole, 0.02)}
-    told = [f"{name} took {share:.0%} of the CPUs" for name, (share, least) in shares.items() if share > least]
+    shares = {
+        "other programs": (spent["others"] / whole, 0.1),
+        "other machines": (spent["stolen"] / whole, 0.02),
+    }
+    told = [
+        f"{name} took {share:.0%} of the CPUs"
+        for name, (share, least) in shares.items()
+        if share > least
+    ]
     return f"disturbed: {', '.join(told)}" if told else ""

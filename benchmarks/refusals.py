@@ -27,7 +27,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         extender = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        extender.request("POST", self.path, self.rfile.read(int(self.headers["Content-Length"])), JSON)
+        extender.request(
+            "POST", self.path, self.rfile.read(int(self.headers["Content-Length"])), JSON
+        )
         answer = extender.getresponse()
         body = answer.read()
         extender.close()
@@ -46,7 +48,10 @@ class Handler(BaseHTTPRequestHandler):
 def without_unresolvable(body: bytes) -> bytes:
     result = json.loads(body)
     if unresolvable := result["FailedAndUnresolvableNodes"]:
-        result |= {"FailedNodes": (result["FailedNodes"] or {}) | unresolvable, "FailedAndUnresolvableNodes": None}
+        result |= {
+            "FailedNodes": (result["FailedNodes"] or {}) | unresolvable,
+            "FailedAndUnresolvableNodes": None,
+        }
     return json.dumps(result).encode()
 
 
@@ -61,7 +66,9 @@ def main() -> None:
     parser.add_argument("--extender-port", type=int, required=True)
     parser.add_argument("--resolvable", action="store_true")
     arguments = parser.parse_args()
-    handler = functools.partial(Handler, port=arguments.extender_port, resolvable=arguments.resolvable)
+    handler = functools.partial(
+        Handler, port=arguments.extender_port, resolvable=arguments.resolvable
+    )
     with Server(("127.0.0.1", arguments.port), handler) as server:
         server.serve_forever()
 

@@ -40,7 +40,10 @@ def resize_rows(run: Run) -> Iterator[Row]:
     if reason := missing():
         yield Row(group=GROUP, what="a real node", measured=f"not measured: {reason}")
         return
-    with LocalCluster.started(say=run.say) as cluster, RealNode.joined(cluster, say=run.say) as node:
+    with (
+        LocalCluster.started(say=run.say) as cluster,
+        RealNode.joined(cluster, say=run.say) as node,
+    ):
         certificates = Certificates(cluster.folder / "tls")
         scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
         plugin, monitor = DevicePlugin(node), Monitor(node)
@@ -49,13 +52,23 @@ def resize_rows(run: Run) -> Iterator[Row]:
         plugin.start().wait_offered(SLOTS)
         monitor.start()
         names = [f"p{number}" for number in range(SLOTS)]
-        with Sandbox.opened(node.kube, name="fleet") as fleet, Sandbox.opened(node.kube, name="bench") as sandbox:
-            fleet.add_gpu_nodes({f"n{number}": gpus(8) for number in range(FAKE_NODES)}, annotations=RESIZABLE)
+        with (
+            Sandbox.opened(node.kube, name="fleet") as fleet,
+            Sandbox.opened(node.kube, name="bench") as sandbox,
+        ):
+            fleet.add_gpu_nodes(
+                {f"n{number}": gpus(8) for number in range(FAKE_NODES)}, annotations=RESIZABLE
+            )
             with node.lent(sandbox):
                 sandbox.create_all(pod(name, gpu=1, gpumem=SMALL) for name in names)
                 sandbox.running(*names, timeout=180)
-                cpu = Cpu({"hami": scheduler.program.pid or 0, "plugin": plugin.program.pid or 0,
-                           "monitor": monitor.program.pid or 0})
+                cpu = Cpu(
+                    {
+                        "hami": scheduler.program.pid or 0,
+                        "plugin": plugin.program.pid or 0,
+                        "monitor": monitor.program.pid or 0,
+                    }
+                )
                 timed: dict[int, list[tuple[float, float]]] = {LARGE: [], SMALL: []}
                 with ThreadPoolExecutor(SLOTS) as pool:
                     for turn in range(TURNS):
@@ -85,9 +98,12 @@ def one_resize(sandbox: Sandbox, node: RealNode, memory: int, name: str) -> tupl
 
 def row(verb: str, then: str, times: Sequence[tuple[float, float]], disturbance: str) -> Row:
     enforced, applied = (Latency.of(series) for series in zip(*times, strict=True))
-    return Row(group=GROUP,
-               what=f"{SLOTS} pods of a real node {verb} at once, beside {FAKE_NODES} nodes: annotation to enforced",
-               measured=f"{enforced} (p50 / p99), longest {enforced.longest:.0f} ms",
-               target=f"{MAX_P50_MS / 1000:g} / {MAX_P99_MS / 1000:g} s",
-               met=enforced.p50 <= MAX_P50_MS and enforced.p99 <= MAX_P99_MS,
-               compared=remarks(f"until {then}: {applied}", disturbance), figures={"microseconds": times})
+    return Row(
+        group=GROUP,
+        what=f"{SLOTS} pods of a real node {verb} at once, beside {FAKE_NODES} nodes: annotation to enforced",
+        measured=f"{enforced} (p50 / p99), longest {enforced.longest:.0f} ms",
+        target=f"{MAX_P50_MS / 1000:g} / {MAX_P99_MS / 1000:g} s",
+        met=enforced.p50 <= MAX_P50_MS and enforced.p99 <= MAX_P99_MS,
+        compared=remarks(f"until {then}: {applied}", disturbance),
+        figures={"microseconds": times},
+    )

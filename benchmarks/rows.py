@@ -68,7 +68,13 @@ def remarks(*texts: str) -> str:
 def table(rows: Sequence[Row], title: str) -> Table:
     """Returns the rows as a table for a terminal."""
     made = Table(title=title, title_justify="left", show_lines=True)
-    for name, width in (("what", 40), ("measured", 34), ("target", 22), ("met", 3), ("compared to", 48)):
+    for name, width in (
+        ("what", 40),
+        ("measured", 34),
+        ("target", 22),
+        ("met", 3),
+        ("compared to", 48),
+    ):
         made.add_column(name, max_width=width, overflow="fold")
     marks = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}
     for row in rows:

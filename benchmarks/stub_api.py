@@ -72,7 +72,10 @@ class Collection:
                 self.lists[meta["resourceVersion"]] = items
                 meta["continue"] = f"{meta['resourceVersion']}:{end}"
         return b'{"kind":"%sList","apiVersion":"v1","metadata":%s,"items":[%s]}' % (
-            self.kind.encode(), json.dumps(meta).encode(), b",".join(items[begin:end]))
+            self.kind.encode(),
+            json.dumps(meta).encode(),
+            b",".join(items[begin:end]),
+        )
 
     def watch(self, since: int, seconds: float) -> Iterator[bytes]:
         """Yields changes after the version *since*, and bookmarks."""
@@ -93,7 +96,9 @@ class Store:
     def __init__(self, nodes: int, pods_per_node: int) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.version = 1000
-        self.nodes, self.pods, self.quotas = (Collection(self, kind) for kind in ("Node", "Pod", "ResourceQuota"))
+        self.nodes, self.pods, self.quotas = (
+            Collection(self, kind) for kind in ("Node", "Pod", "ResourceQuota")
+        )
         for node in fleet.nodes(nodes):
             self.nodes.put(node["metadata"]["name"], as_bytes(node), told=False)
         for pod in fleet.bound_pods(nodes, pods_per_node):
@@ -121,7 +126,9 @@ class Store:
                 known = self.pods.items[key]
                 if count % 4 == 0:
                     self.pods.drop(key)
-                    known = as_bytes(merged(json.loads(known), {"metadata": {"uid": str(uuid.uuid4())}}))
+                    known = as_bytes(
+                        merged(json.loads(known), {"metadata": {"uid": str(uuid.uuid4())}})
+                    )
                     count += 1
                 self.pods.put(key, known)
                 count += 1
@@ -133,13 +140,34 @@ def started(pod: Object) -> Object:
     fleet.with_defaults(pod)["metadata"]["uid"] = str(uuid.uuid4())
     now = pod["status"]["startTime"] = pod["metadata"]["creationTimestamp"]
     pod["status"] |= {
-        "phase": "Running", "hostIP": "10.0.0.1", "podIP": "10.1.0.1", "podIPs": [{"ip": "10.1.0.1"}],
-        "conditions": [{"type": kind, "status": "True", "lastProbeTime": None, "lastTransitionTime": now}
-                       for kind in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady",
-                                    "PodScheduled")],
-        "containerStatuses": [{"name": "main", "ready": True, "started": True, "restartCount": 0, "image": "x",
-                               "imageID": "sha256:0", "containerID": "containerd://0",
-                               "state": {"running": {"startedAt": now}}, "lastState": {}}]}
+        "phase": "Running",
+        "hostIP": "10.0.0.1",
+        "podIP": "10.1.0.1",
+        "podIPs": [{"ip": "10.1.0.1"}],
+        "conditions": [
+            {"type": kind, "status": "True", "lastProbeTime": None, "lastTransitionTime": now}
+            for kind in (
+                "PodReadyToStartContainers",
+                "Initialized",
+                "Ready",
+                "ContainersReady",
+                "PodScheduled",
+            )
+        ],
+        "containerStatuses": [
+            {
+                "name": "main",
+                "ready": True,
+                "started": True,
+                "restartCount": 0,
+                "image": "x",
+                "imageID": "sha256:0",
+                "containerID": "containerd://0",
+                "state": {"running": {"startedAt": now}},
+                "lastState": {},
+            }
+        ],
+    }
     return pod
 
 
@@ -183,13 +211,25 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, query = self.asked()
-        collections = {"nodes": self.store.nodes, "pods": self.store.pods, "resourcequotas": self.store.quotas}
+        collections = {
+            "nodes": self.store.nodes,
+            "pods": self.store.pods,
+            "resourcequotas": self.store.quotas,
+        }
         match path:
             case ["api", "v1", name] if name in collections:
                 if query.get("watch"):
-                    self.stream(collections[name].watch(int(query["resourceVersion"]), float(query["timeoutSeconds"])))
+                    self.stream(
+                        collections[name].watch(
+                            int(query["resourceVersion"]), float(query["timeoutSeconds"])
+                        )
+                    )
                 else:
-                    self.answer(collections[name].page(int(query.get("limit", 0)), query.get("continue", "")))
+                    self.answer(
+                        collections[name].page(
+                            int(query.get("limit", 0)), query.get("continue", "")
+                        )
+                    )
             case ["api", "v1", "nodes", name]:
                 self.answer(self.store.nodes.items.get(name))
             case ["api", "v1", "namespaces", namespace, "pods", name]:
@@ -202,11 +242,15 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         match path:
             case ["-", "churn"]:
-                threading.Thread(target=self.store.churn, args=(float(query["rate"]),), daemon=True).start()
+                threading.Thread(
+                    target=self.store.churn, args=(float(query["rate"]),), daemon=True
+                ).start()
                 self.answer(b"{}")
             case ["api", "v1", "namespaces", namespace, "pods", name, "binding"]:
                 binding = json.loads(body)
-                meta = {key: binding["metadata"].get(key) or {} for key in ("annotations", "labels")}
+                meta = {
+                    key: binding["metadata"].get(key) or {} for key in ("annotations", "labels")
+                }
                 bound = {"metadata": meta, "spec": {"nodeName": binding["target"]["name"]}}
                 done = self.store.change(self.store.pods, f"{namespace}/{name}", bound)
                 self.answer(done and b'{"kind":"Status","status":"Success"}', 201)
@@ -230,7 +274,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, body: bytes | None, status: int = 200) -> None:
         if body is None:
-            status, body = 404, b'{"kind":"Status","status":"Failure","message":"not found","code":404}'
+            status, body = (
+                404,
+                b'{"kind":"Status","status":"Failure","message":"not found","code":404}',
+            )
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))

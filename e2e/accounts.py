@@ -10,8 +10,16 @@ from e2e.eventually import eventually
 from e2e.kube import Kube
 from e2e.sandbox import Sandbox
 
-__all__ = ["CLAIM_CONTROLLER", "account", "binding", "may", "permit_priority", "permit_refusal", "permitted",
-           "wait_permitted"]
+__all__ = [
+    "CLAIM_CONTROLLER",
+    "account",
+    "binding",
+    "may",
+    "permit_priority",
+    "permit_refusal",
+    "permitted",
+    "wait_permitted",
+]
 
 Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
@@ -21,7 +29,10 @@ CLAIM_CONTROLLER = "system:serviceaccount:kube-system:resource-claim-controller"
 
 def account(sandbox: Sandbox, name: str, *roles: str) -> Kube:
     """Returns a client of a new ServiceAccount of the sandbox with these ClusterRoles in its namespace."""
-    sandbox.kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}, sandbox.namespace)
+    sandbox.kube.create(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}},
+        sandbox.namespace,
+    )
     for role in roles:
         sandbox.kube.create(binding(sandbox, name, role), sandbox.namespace)
     return sandbox.kube.with_token(sandbox.kube.token(name, sandbox.namespace))
@@ -29,27 +40,50 @@ def account(sandbox: Sandbox, name: str, *roles: str) -> Kube:
 
 def binding(sandbox: Sandbox, name: str, role: str, **fields: Any) -> Object:
     """Returns the binding of a ClusterRole to the ServiceAccount *name* of the sandbox."""
-    return {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", "metadata": {"name": role},
-            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace}], **fields}
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": role},
+        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace}],
+        **fields,
+    }
 
 
 def may(kube: Kube, user: str, *, groups: Sequence[str] = (), **asked: str) -> bool:
     """Reports whether *user*, of these groups, has the right *asked*, the attributes of a resource."""
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
-              "spec": {"user": user, "groups": list(groups), "resourceAttributes": asked}}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "groups": list(groups), "resourceAttributes": asked},
+    }
     answer = kube.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
     return bool(answer["status"]["allowed"])
 
 
-def wait_permitted(sandbox: Sandbox, client: Kube, verb: str, resource: str, group: str = "") -> None:
+def wait_permitted(
+    sandbox: Sandbox, client: Kube, verb: str, resource: str, group: str = ""
+) -> None:
     """Waits until the API server has seen the roles of *client*."""
     resource, _, subresource = resource.partition("/")
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {
-        "resourceAttributes": {"namespace": sandbox.namespace, "verb": verb, "group": group, "resource": resource,
-                               "subresource": subresource}}}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {
+            "resourceAttributes": {
+                "namespace": sandbox.namespace,
+                "verb": verb,
+                "group": group,
+                "resource": resource,
+                "subresource": subresource,
+            }
+        },
+    }
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    eventually(lambda: client.call("POST", path, review)["status"]["allowed"], f"the account may {verb} {resource}")
+    eventually(
+        lambda: client.call("POST", path, review)["status"]["allowed"],
+        f"the account may {verb} {resource}",
+    )
 
 
 def permit_priority(sandbox: Sandbox, *accounts: str) -> None:
@@ -63,21 +97,42 @@ def permit_refusal(sandbox: Sandbox, *accounts: str) -> None:
 
 
 def _permit(sandbox: Sandbox, role: str, accounts: Sequence[str], **right: str) -> None:
-    users = [{"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace} for name in accounts] or [
-        {"kind": "Group", "apiGroup": RBAC, "name": "system:serviceaccounts"}]
+    users = [
+        {"kind": "ServiceAccount", "name": name, "namespace": sandbox.namespace}
+        for name in accounts
+    ] or [{"kind": "Group", "apiGroup": RBAC, "name": "system:serviceaccounts"}]
     sandbox.kube.create(binding(sandbox, "", role, subjects=users), sandbox.namespace)
     for name in accounts or ("default",):
         user = f"system:serviceaccount:{sandbox.namespace}:{name}"
-        eventually(lambda user=user: may(sandbox.kube, user, groups=["system:serviceaccounts"], group="hami.io",
-                                         namespace=sandbox.namespace, **right), f"{name} has the rights of {role}")
+        eventually(
+            lambda user=user: may(
+                sandbox.kube,
+                user,
+                groups=["system:serviceaccounts"],
+                group="hami.io",
+                namespace=sandbox.namespace,
+                **right,
+            ),
+            f"{name} has the rights of {role}",
+        )
 
 
 @contextlib.contextmanager
-def permitted(sandbox: Sandbox, name: str, resources: str, verbs: str, group: str = "") -> Iterator[Kube]:
+def permitted(
+    sandbox: Sandbox, name: str, resources: str, verbs: str, group: str = ""
+) -> Iterator[Kube]:
     """Yields a client of an account that may do *verbs* to *resources* (words) in all namespaces."""
     role = f"{name}-{sandbox.namespace}"
-    sandbox.kube.create({"apiVersion": f"{RBAC}/v1", "kind": "ClusterRole", "metadata": {"name": role}, "rules": [
-        {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}]})
+    sandbox.kube.create(
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": role},
+            "rules": [
+                {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
+            ],
+        }
+    )
     client = account(sandbox, name)
     sandbox.kube.create(binding(sandbox, name, role, kind="ClusterRoleBinding"))
     wait_permitted(sandbox, client, verbs.split()[0], resources.split()[0], group)

@@ -45,7 +45,11 @@ log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 HANDSHAKE = "hami.io/node-handshake"
-RESIZED, TARGET, APPLIED = "hami.io/vgpu-devices-resized", "hami.io/vgpu-devices-target", "hami.io/resize-applied"
+RESIZED, TARGET, APPLIED = (
+    "hami.io/vgpu-devices-resized",
+    "hami.io/vgpu-devices-target",
+    "hami.io/resize-applied",
+)
 LOCK_OF = {vendor.allocated: vendor.lock for vendor in VENDORS if vendor.lock}
 TO_ALLOCATE = {vendor.to_allocate for vendor in VENDORS if vendor.lock == MUTEX}
 FAKE = "kwok.x-k8s.io/node"
@@ -70,8 +74,15 @@ class NodeAgent:
     enforced it, and the pod uses no more.
     """
 
-    def __init__(self, kube: Kube, *, delay: float = 0.02, workers: int = 8, answers_handshake: bool = False,
-                 register_every: float = 30) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        delay: float = 0.02,
+        workers: int = 8,
+        answers_handshake: bool = False,
+        register_every: float = 30,
+    ) -> None:
         self.kube = kube
         self.delay = delay
         self.answers_handshake = answers_handshake
@@ -97,12 +108,18 @@ class NodeAgent:
     # -- life
 
     def start(self) -> NodeAgent:
-        loops = [("nodes", lambda: self._follow("Node", {}, self._see_nodes, self._see_node)),
-                 ("pods", lambda: self._follow("Pod", BOUND, self._see_pods, self._see_pod)),
-                 ("register", self._register), ("resize", self._confirm),
-                 *((f"allocate-{number}", self._allocate) for number in range(self._workers))]
+        loops = [
+            ("nodes", lambda: self._follow("Node", {}, self._see_nodes, self._see_node)),
+            ("pods", lambda: self._follow("Pod", BOUND, self._see_pods, self._see_pod)),
+            ("register", self._register),
+            ("resize", self._confirm),
+            *((f"allocate-{number}", self._allocate) for number in range(self._workers)),
+        ]
         self._ended.clear()
-        self._threads = [threading.Thread(target=target, name=f"agent-{name}", daemon=True) for name, target in loops]
+        self._threads = [
+            threading.Thread(target=target, name=f"agent-{name}", daemon=True)
+            for name, target in loops
+        ]
         for thread in self._threads:
             thread.start()
         return self
@@ -139,8 +156,13 @@ class NodeAgent:
 
     # -- reading
 
-    def _follow(self, kind: str, query: Object, relisted: Callable[[list[Object]], None],
-                seen: Callable[[str, Object], None]) -> None:
+    def _follow(
+        self,
+        kind: str,
+        query: Object,
+        relisted: Callable[[list[Object]], None],
+        seen: Callable[[str, Object], None],
+    ) -> None:
         """Lists and watches until the end; lists again after a broken watch."""
         for change, item in self.kube.follow(kind, self._ended, **query):
             if change == "LISTED":
@@ -167,7 +189,11 @@ class NodeAgent:
             self._nodes[name] = node
             if text := annotations(node).get(REGISTER):
                 self._inventories.setdefault(name, text)
-        if self.answers_handshake and self._running.is_set() and "Requesting" in annotations(node).get(HANDSHAKE, ""):
+        if (
+            self.answers_handshake
+            and self._running.is_set()
+            and "Requesting" in annotations(node).get(HANDSHAKE, "")
+        ):
             self._report(name)
 
     def _see_pods(self, pods: list[Object]) -> None:
@@ -196,7 +222,9 @@ class NodeAgent:
             self._pods[uid] = pod
             if uid not in self._taken:
                 self._taken.add(uid)
-                heapq.heappush(self._due, (time.monotonic() + self.delay, next(self._sequence), uid))
+                heapq.heappush(
+                    self._due, (time.monotonic() + self.delay, next(self._sequence), uid)
+                )
                 self._changed.notify()
 
     # -- allocating
@@ -247,26 +275,40 @@ class NodeAgent:
         if holder(lock) != (namespace, name):
             if has_ended(self.kube.find("Pod", name, namespace)):
                 return  # kwok terminates the pods of a Job at once, which releases their locks
-            self.surprises.append(f"pod {namespace}/{name} starts on {node}, but the lock contains {lock!r}")
+            self.surprises.append(
+                f"pod {namespace}/{name} starts on {node}, but the lock contains {lock!r}"
+            )
         mishap = self.mishap(namespace, name)
         if mishap is Mishap.DIES_BEFORE:
             return
-        consumed = {key: emptied(text) for key, text in annotations(pod).items() if key in TO_ALLOCATE}
-        phase = {Mishap.FAILS: {PHASE: "failed"}, Mishap.DIES_HALFWAY: {}}.get(mishap, {PHASE: "success"})
+        consumed = {
+            key: emptied(text) for key, text in annotations(pod).items() if key in TO_ALLOCATE
+        }
+        phase = {Mishap.FAILS: {PHASE: "failed"}, Mishap.DIES_HALFWAY: {}}.get(
+            mishap, {PHASE: "success"}
+        )
         written = phase if mishap is Mishap.FAILS else consumed | phase
-        self.kube.merge_patch("Pod", name, {"metadata": {"uid": meta["uid"], "annotations": written}}, namespace)
+        self.kube.merge_patch(
+            "Pod", name, {"metadata": {"uid": meta["uid"], "annotations": written}}, namespace
+        )
         self.served += 1
         if mishap not in (Mishap.DIES_HALFWAY, Mishap.DIES_UNLOCKED):
             self._release(node, namespace, name)
 
     def _serve_mlu(self, pod: Object) -> None:
-        """Acts as Cambricon's plugin: allocates what the profile says, and removes the lock regardless of its holder.
-        """
+        """Acts as Cambricon's plugin: allocates what the profile says, and removes the lock regardless of
+        its holder."""
         meta, node = pod["metadata"], pod["spec"]["nodeName"]
         if self._lock_of(node, MLU_LOCK) == "":
-            self.surprises.append(f"pod {meta['namespace']}/{meta['name']} is being started on {node} without MLU lock")
-        self.kube.merge_patch("Pod", meta["name"], {"metadata": {"uid": meta["uid"], "annotations": {
-            MLU_ASSIGNED: "true"}}}, meta["namespace"])
+            self.surprises.append(
+                f"pod {meta['namespace']}/{meta['name']} is being started on {node} without MLU lock"
+            )
+        self.kube.merge_patch(
+            "Pod",
+            meta["name"],
+            {"metadata": {"uid": meta["uid"], "annotations": {MLU_ASSIGNED: "true"}}},
+            meta["namespace"],
+        )
         self.served += 1
         self.kube.merge_patch("Node", node, {"metadata": {"annotations": {MLU_LOCK: None}}})
 
@@ -316,8 +358,17 @@ class NodeAgent:
     def _write_applied(self, pod: Object) -> None:
         """Confirms what this version of the pod is to have; a newer one is not confirmed by that."""
         namespace, name = name_of(pod)
-        self.kube.merge_patch("Pod", name, {"metadata": {
-            "resourceVersion": pod["metadata"]["resourceVersion"], "annotations": {APPLIED: applied(pod)}}}, namespace)
+        self.kube.merge_patch(
+            "Pod",
+            name,
+            {
+                "metadata": {
+                    "resourceVersion": pod["metadata"]["resourceVersion"],
+                    "annotations": {APPLIED: applied(pod)},
+                }
+            },
+            namespace,
+        )
 
     # -- registering
 
@@ -332,7 +383,12 @@ class NodeAgent:
 
     def _report(self, node: str) -> None:
         now = datetime.now(UTC)
-        self._annotate(node, {HANDSHAKE: f"Reported {now:%Y-%m-%d %H:%M:%S.%f}000 +0000 UTC m=+{time.monotonic():.9f}"})
+        self._annotate(
+            node,
+            {
+                HANDSHAKE: f"Reported {now:%Y-%m-%d %H:%M:%S.%f}000 +0000 UTC m=+{time.monotonic():.9f}"
+            },
+        )
 
     def _annotate(self, node: str, values: dict[str, str]) -> None:
         try:
@@ -383,17 +439,27 @@ def emptied(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m e2e.agent", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.agent", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--kubeconfig", type=Path, required=True)
-    parser.add_argument("--delay", type=float, default=0.02, metavar="SECONDS", help="from bind to Allocate")
-    parser.add_argument("--answers-handshake", action="store_true", help="write Reported, as plugins up to v2.7 do")
+    parser.add_argument(
+        "--delay", type=float, default=0.02, metavar="SECONDS", help="from bind to Allocate"
+    )
+    parser.add_argument(
+        "--answers-handshake", action="store_true", help="write Reported, as plugins up to v2.7 do"
+    )
     arguments = parser.parse_args()
     try:
         Api.connect(kubeconfig=str(arguments.kubeconfig))
     except ClusterError as error:
         parser.error(str(error))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    with NodeAgent(Kube(arguments.kubeconfig), delay=arguments.delay, answers_handshake=arguments.answers_handshake):
+    with NodeAgent(
+        Kube(arguments.kubeconfig),
+        delay=arguments.delay,
+        answers_handshake=arguments.answers_handshake,
+    ):
         interrupts.wait()
     return 0
 

@@ -47,8 +47,11 @@ class AllocatingContainer:
     def takes(self, memory_mib: int) -> None:
         """Waits until its program has so much, in whole pieces."""
         region = self._gpus.region(self._sandbox.pod(self.name))
-        eventually(lambda: region.total() == memory_mib // PIECE_MIB * PIECE_MIB * MIB,
-                   lambda: f"it takes {memory_mib} MiB, not {region.total() // MIB}; {self.limits()}", timeout=60)
+        eventually(
+            lambda: region.total() == memory_mib // PIECE_MIB * PIECE_MIB * MIB,
+            lambda: f"it takes {memory_mib} MiB, not {region.total() // MIB}; {self.limits()}",
+            timeout=60,
+        )
 
     def free(self) -> None:
         """Tells its program to free all, and to allocate no more."""
@@ -60,10 +63,16 @@ class AllocatingContainer:
 
     def limits(self) -> str:
         """Returns what the limits file says of its devices."""
-        return "\n".join(re.findall(r"^device \S+ (.*)$", (self._folder / "limits").read_text(), re.MULTILINE))
+        return "\n".join(
+            re.findall(r"^device \S+ (.*)$", (self._folder / "limits").read_text(), re.MULTILINE)
+        )
 
     def is_limited(self, memory_mib: int, cores: int) -> bool:
         """Reports whether file and region say so, and a program in the container sees it."""
         region, total = self._gpus.region(self._sandbox.pod(self.name)), memory_mib * MIB
-        return (f"memory={total} cores={cores}" in self.limits() and self.ask("info")[-1][-1] == total
-                and region.limit(0) == total and region.number(CORES_LIMIT, "<Q") == cores)
+        return (
+            f"memory={total} cores={cores}" in self.limits()
+            and self.ask("info")[-1][-1] == total
+            and region.limit(0) == total
+            and region.number(CORES_LIMIT, "<Q") == cores
+        )

@@ -11,10 +11,12 @@ __all__ = ["file_to_read", "file_to_write", "folder_to_write", "number_from"]
 
 def number_from(least: int) -> Callable[[str], int]:
     """Returns the type of whole numbers from *least*."""
+
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(f"expected a whole number, {least} or more: {text!r}")
         return int(text)
+
     return parse
 
 

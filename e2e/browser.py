@@ -22,8 +22,14 @@ def missing() -> str:
     """Returns what is missing to run a browser; empty if nothing is."""
     if shutil.which(PROGRAM) is None:
         return f"{PROGRAM} is not installed (Debian package {PROGRAM})"
-    lacks = [name for name in ("playwright", "axe_playwright_python") if importlib.util.find_spec(name) is None]
-    return f"Python packages of the extra e2e are not installed: {', '.join(lacks)}" if lacks else ""
+    lacks = [
+        name
+        for name in ("playwright", "axe_playwright_python")
+        if importlib.util.find_spec(name) is None
+    ]
+    return (
+        f"Python packages of the extra e2e are not installed: {', '.join(lacks)}" if lacks else ""
+    )
 
 
 @contextlib.contextmanager
@@ -33,7 +39,9 @@ def browser() -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         # the sandbox needs user namespaces, which containers lack
-        started = playwright.chromium.launch(executable_path=shutil.which(PROGRAM), args=["--no-sandbox"])
+        started = playwright.chromium.launch(
+            executable_path=shutil.which(PROGRAM), args=["--no-sandbox"]
+        )
         yield started
         started.close()
 
@@ -47,12 +55,20 @@ class Visit:
 
     @classmethod
     @contextlib.contextmanager
-    def started(cls, browser: Any, *, width: int = WIDTHS[-1], scheme: str = SCHEMES[0],
-                script: bool = True) -> Iterator[Visit]:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme,
-                                      java_script_enabled=script, reduced_motion="reduce")
+    def started(
+        cls, browser: Any, *, width: int = WIDTHS[-1], scheme: str = SCHEMES[0], script: bool = True
+    ) -> Iterator[Visit]:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            java_script_enabled=script,
+            reduced_motion="reduce",
+        )
         visit = cls(context.new_page())
-        visit.page.on("console", lambda said: said.type in ("error", "warning") and visit.complaints.append(said.text))
+        visit.page.on(
+            "console",
+            lambda said: said.type in ("error", "warning") and visit.complaints.append(said.text),
+        )
         visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
         yield visit
         context.close()
@@ -60,13 +76,18 @@ class Visit:
     def violations(self, *rules: str) -> list[str]:
         """Returns the rules of accessibility that the page breaks, each with an example. *rules*: only these."""
         self.page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text())
-        found = self.page.evaluate("rules => axe.run({runOnly: rules})", rules or RULES)["violations"]
+        found = self.page.evaluate("rules => axe.run({runOnly: rules})", rules or RULES)[
+            "violations"
+        ]
         return [f"{rule['id']}: {rule['nodes'][0]['html']}" for rule in found]
 
     def rename_links(self, text: str) -> None:
         """Gives all links of tables and lists the same *text*, as objects with such names would have."""
-        self.page.evaluate("text => document.querySelectorAll('main :is(table, ul) a')"
-                           ".forEach(link => link.textContent = text)", text)
+        self.page.evaluate(
+            "text => document.querySelectorAll('main :is(table, ul) a')"
+            ".forEach(link => link.textContent = text)",
+            text,
+        )
 
     def is_wider_than_the_window(self) -> bool:
         """Reports whether one has to scroll sideways."""
@@ -75,5 +96,7 @@ class Visit:
     def picture(self, file: Path, *, height: int | None = None) -> None:
         """Writes a picture of the window. *height*: of this part of it."""
         size = self.page.viewport_size
-        self.page.screenshot(path=file, clip={"x": 0, "y": 0, "width": size["width"],
-                                              "height": height or size["height"]})
+        self.page.screenshot(
+            path=file,
+            clip={"x": 0, "y": 0, "width": size["width"], "height": height or size["height"]},
+        )

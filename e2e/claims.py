@@ -25,9 +25,30 @@ from hami.codec.claims import render_claim_spec
 from hami.codec.slices import DRIVER
 from hami.model import DevicePolicy, Request, Selector
 
-__all__ = ["ALLOCATE", "FIRST", "SLOTS_PER_POD", "TIMEOUT_S", "TRANSLATE", "call_webhooks", "claiming",
-           "class_and_rights", "component", "emptied", "in_mig_mode", "installed", "instances", "missing", "running",
-           "serving", "share", "spec_of", "specifications", "template", "wait_called", "wait_published"]
+__all__ = [
+    "ALLOCATE",
+    "FIRST",
+    "SLOTS_PER_POD",
+    "TIMEOUT_S",
+    "TRANSLATE",
+    "call_webhooks",
+    "claiming",
+    "class_and_rights",
+    "component",
+    "emptied",
+    "in_mig_mode",
+    "installed",
+    "instances",
+    "missing",
+    "running",
+    "serving",
+    "share",
+    "spec_of",
+    "specifications",
+    "template",
+    "wait_called",
+    "wait_published",
+]
 
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
@@ -45,13 +66,20 @@ its allocation, so the pods that need the last slots may wait for five minutes (
 def missing() -> str:
     """Returns why this Kubernetes has no claims for cards; empty if it has. Raises: BinariesMissing."""
     programs = binaries.find()
-    return "" if programs.minor >= FIRST else f"claims need Kubernetes 1.36, this is {programs.kube_version}"
+    return (
+        ""
+        if programs.minor >= FIRST
+        else f"claims need Kubernetes 1.36, this is {programs.kube_version}"
+    )
 
 
 def component() -> list[Object]:
     """Returns what the component installs: the class of cards, rights, policies."""
-    return [item for name in ("device-class", "rbac", "policies")
-            for item in yaml.safe_load_all((COMPONENT / f"{name}.yaml").read_text())]
+    return [
+        item
+        for name in ("device-class", "rbac", "policies")
+        for item in yaml.safe_load_all((COMPONENT / f"{name}.yaml").read_text())
+    ]
 
 
 def class_and_rights(kube: Kube) -> None:
@@ -73,7 +101,9 @@ def installed(cluster: LocalCluster, certificates: Certificates, folder: Path) -
 
 
 @contextlib.contextmanager
-def serving(cluster: LocalCluster, certificates: Certificates, kubeconfig: Path, dra: str) -> Iterator[Scheduler]:
+def serving(
+    cluster: LocalCluster, certificates: Certificates, kubeconfig: Path, dra: str
+) -> Iterator[Scheduler]:
     """Runs a scheduler in the mode *dra*, whose webhooks for claims the API server calls."""
     scheduler = Scheduler(cluster, certificates, kubeconfig, dra=dra)
     try:
@@ -99,17 +129,34 @@ def spec_of(selector: Selector = Selector(), /, **requests: Request) -> Object:
 
 def template(name: str, spec: Object) -> Object:
     """Returns the template *name* of claims."""
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name},
-            "spec": {"spec": spec}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": spec},
+    }
 
 
 def claiming(item: Object, name: str) -> Object:
     """Returns the pod *item* with a claim of the template *name*, of which each container uses its own request."""
-    containers = [{**one, "resources": {
-        **one.get("resources", {}), "claims": [{"name": "gpu", "request": one["name"]}]}}
-        for one in item["spec"]["containers"]]
-    return {**item, "spec": {**item["spec"], "containers": containers,
-                             "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}]}}
+    containers = [
+        {
+            **one,
+            "resources": {
+                **one.get("resources", {}),
+                "claims": [{"name": "gpu", "request": one["name"]}],
+            },
+        }
+        for one in item["spec"]["containers"]
+    ]
+    return {
+        **item,
+        "spec": {
+            **item["spec"],
+            "containers": containers,
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}],
+        },
+    }
 
 
 def wait_published(plugin: DevicePlugin) -> None:
@@ -118,18 +165,26 @@ def wait_published(plugin: DevicePlugin) -> None:
 
     def is_published(slices: dict[str, Object]) -> bool:
         return len(plugin.cards) <= sum(
-            len(item["spec"].get("devices", ())) for item in slices.values()
-            if item["spec"]["driver"] == DRIVER and item["spec"].get("nodeName") == plugin.node.name)
+            len(item["spec"].get("devices", ()))
+            for item in slices.values()
+            if item["spec"]["driver"] == DRIVER and item["spec"].get("nodeName") == plugin.node.name
+        )
 
     plugin.node.kube.wait("ResourceSlice", is_published, what="all cards of the node")
-    eventually(lambda: plugin.readiness()[0] == 200, lambda: f"ready:\n{plugin.log()[-3000:]}", timeout=30)
+    eventually(
+        lambda: plugin.readiness()[0] == 200, lambda: f"ready:\n{plugin.log()[-3000:]}", timeout=30
+    )
 
 
 def call_webhooks(kube: Kube, certificates: Certificates, port: int) -> None:
     """Applies the webhooks for claims with the address of a process on this machine."""
     base = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
     patches = yaml.safe_load((TRANSLATE / "webhooks" / "kustomization.yaml").read_text())["patches"]
-    (operations,) = (patch["patch"] for patch in patches if patch["target"]["kind"] == "MutatingWebhookConfiguration")
+    (operations,) = (
+        patch["patch"]
+        for patch in patches
+        if patch["target"]["kind"] == "MutatingWebhookConfiguration"
+    )
     patched = jsonpatch.apply_patch(base, yaml.safe_load(operations))
     kube.apply(webhook_configuration(certificates, port, configuration=patched))
 
@@ -170,18 +225,38 @@ def emptied(sandbox: Sandbox, real: RealNode) -> None:
     """Deletes all pods, and waits until the kubelet has unprepared their claims, and none is allocated: kube-scheduler
     may forget to try a pod again that came before."""
     sandbox.kube.delete_all("Pod", sandbox.namespace)
-    eventually(lambda: not specifications(real), lambda: f"nothing is prepared: {specifications(real)}", timeout=60)
-    sandbox.kube.wait("ResourceClaim", lambda found: not any(
-        item.get("status", {}).get("allocation") for item in found.values()), sandbox.namespace, timeout=60,
-                      what="no claim is allocated")
+    eventually(
+        lambda: not specifications(real),
+        lambda: f"nothing is prepared: {specifications(real)}",
+        timeout=60,
+    )
+    sandbox.kube.wait(
+        "ResourceClaim",
+        lambda found: not any(item.get("status", {}).get("allocation") for item in found.values()),
+        sandbox.namespace,
+        timeout=60,
+        what="no claim is allocated",
+    )
 
 
 def in_mig_mode(card: Card) -> Card:
     """Returns *card* with two profiles of MIG instances."""
-    profiles = [{"name": "1g.10gb", "memory": 9728, "cores": 15, "slices": 1,
-                 "placements": [{"start": start, "size": 1} for start in range(7)]},
-                {"name": "3g.40gb", "memory": 40_192, "cores": 43, "slices": 3,
-                 "placements": [{"start": start, "size": 4} for start in (0, 4)]}]
+    profiles = [
+        {
+            "name": "1g.10gb",
+            "memory": 9728,
+            "cores": 15,
+            "slices": 1,
+            "placements": [{"start": start, "size": 1} for start in range(7)],
+        },
+        {
+            "name": "3g.40gb",
+            "memory": 40_192,
+            "cores": 43,
+            "slices": 3,
+            "placements": [{"start": start, "size": 4} for start in (0, 4)],
+        },
+    ]
     return replace(card, mig={"enabled": True, "profiles": profiles})
 
 

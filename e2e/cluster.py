@@ -27,14 +27,27 @@ from e2e.kube import ApiError, Kube
 from e2e.processes import Program, free_port
 from e2e.rights import audit_policy
 
-__all__ = ["FAKE_NODE", "MANIFESTS", "SCHEDULER", "ClusterUnavailable", "ExternalCluster", "LocalCluster"]
+__all__ = [
+    "FAKE_NODE",
+    "MANIFESTS",
+    "SCHEDULER",
+    "ClusterUnavailable",
+    "ExternalCluster",
+    "LocalCluster",
+]
 
 MANIFESTS = Path(__file__).parents[1] / "manifests" / "base"
 SCHEDULER = "hami-scheduler"
 """Name of the profile, of kube-scheduler's Lease and of its account."""
 
 Object = dict[str, Any]
-COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok-controller")
+COMPONENTS = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kwok-controller",
+)
 FAKE_NODE = "kwok.x-k8s.io/node"
 STAGES = Path(__file__).with_name("kwok.yaml")
 
@@ -43,7 +56,9 @@ class ClusterUnavailable(RuntimeError):
     """The cluster cannot be used; the message contains the reason."""
 
 
-def scheduler_config(extender_port: int | None, *, kubeconfig: Path | None = None, folder: Path = MANIFESTS) -> Object:
+def scheduler_config(
+    extender_port: int | None, *, kubeconfig: Path | None = None, folder: Path = MANIFESTS
+) -> Object:
     """Returns the shipped KubeSchedulerConfiguration with its extender at *extender_port* (``None``: no extender).
 
     *folder*: that of the base, or of a component."""
@@ -60,9 +75,18 @@ def scheduler_config(extender_port: int | None, *, kubeconfig: Path | None = Non
 class LocalCluster:
     """A control plane of processes on this machine. Use ``LocalCluster.started()``."""
 
-    def __init__(self, folder: Path, programs: control_plane.Binaries, webhook_port: int,
-                 extender_port: int, *, audited: bool = False, durable: bool = True,
-                 options: Mapping[str, str] | None = None, stages: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        programs: control_plane.Binaries,
+        webhook_port: int,
+        extender_port: int,
+        *,
+        audited: bool = False,
+        durable: bool = True,
+        options: Mapping[str, str] | None = None,
+        stages: Sequence[Path] = (),
+    ) -> None:
         self.folder = folder
         self._stages = stages
         self._options = dict(options or {})
@@ -73,15 +97,25 @@ class LocalCluster:
         self.extender_port = extender_port
         self.kubeconfig = folder / "kubeconfig"
         # starts with a letter: a leading "-" would make it a flag
-        self.name = "c" + folder.name.removeprefix(reaper.PREFIX).lower().replace("_", "-").rstrip("-")
+        self.name = "c" + folder.name.removeprefix(reaper.PREFIX).lower().replace("_", "-").rstrip(
+            "-"
+        )
         self.components: dict[str, Program] = {}
         self.kube: Kube
 
     @classmethod
     @contextlib.contextmanager
-    def started(cls, *, adjust: Callable[[Object], None] = lambda config: None, extender: bool = True,
-                audited: bool = False, durable: bool = True, options: Mapping[str, str] | None = None,
-                stages: Sequence[Path] = (), say: Callable[[str], None] | None = None) -> Iterator[LocalCluster]:
+    def started(
+        cls,
+        *,
+        adjust: Callable[[Object], None] = lambda config: None,
+        extender: bool = True,
+        audited: bool = False,
+        durable: bool = True,
+        options: Mapping[str, str] | None = None,
+        stages: Sequence[Path] = (),
+        say: Callable[[str], None] | None = None,
+    ) -> Iterator[LocalCluster]:
         """Yields a ready cluster.
 
         *adjust* may change the configuration of kube-scheduler before the start; *extender* False omits the extender.
@@ -94,8 +128,16 @@ class LocalCluster:
         programs = control_plane.find(say=say)
         reaper.remove_leftovers()
         with reaper.claimed() as folder:
-            cluster = cls(folder, programs, free_port(), free_port(), audited=audited, durable=durable,
-                          options=options, stages=stages)
+            cluster = cls(
+                folder,
+                programs,
+                free_port(),
+                free_port(),
+                audited=audited,
+                durable=durable,
+                options=options,
+                stages=stages,
+            )
             try:
                 config = scheduler_config(cluster.extender_port if extender else None)
                 adjust(config)
@@ -115,11 +157,15 @@ class LocalCluster:
             for file in (STAGES, *self._stages):
                 documents += yaml.safe_load_all(file.read_text())
             (self.folder / "kwok.yaml").write_text(yaml.safe_dump_all(documents))
-            done = self._kwokctl("create", "cluster", "--kubeconfig", str(self.kubeconfig), "--wait", "60s")
+            done = self._kwokctl(
+                "create", "cluster", "--kubeconfig", str(self.kubeconfig), "--wait", "60s"
+            )
             if done.returncode == 0:
                 break
             if attempt == 2:
-                raise ClusterUnavailable(f"kwokctl could not create the cluster:\n{done.stdout[-4000:]}\n{self.logs()}")
+                raise ClusterUnavailable(
+                    f"kwokctl could not create the cluster:\n{done.stdout[-4000:]}\n{self.logs()}"
+                )
             self._kwokctl("delete", "cluster")
         home = self._home()
         for name in COMPONENTS:
@@ -128,12 +174,25 @@ class LocalCluster:
         self.kube = Kube(self.kubeconfig)
         self.wait_ready()
         # without it, the API server refuses pods; the controller manager makes it a second or more later
-        self.kube.wait("ServiceAccount", lambda accounts: "default" in accounts, "default",
-                       what="the account of pods in the namespace default")
+        self.kube.wait(
+            "ServiceAccount",
+            lambda accounts: "default" in accounts,
+            "default",
+            what="the account of pods in the namespace default",
+        )
 
     def _kwok_config(self) -> Object:
-        ports = {f"{name}Port": free_port() for name in (
-            "etcd", "etcdPeer", "kubeApiserver", "kubeControllerManager", "kubeScheduler", "kwokController")}
+        ports = {
+            f"{name}Port": free_port()
+            for name in (
+                "etcd",
+                "etcdPeer",
+                "kubeApiserver",
+                "kubeControllerManager",
+                "kubeScheduler",
+                "kwokController",
+            )
+        }
         return {
             "apiVersion": "config.kwok.x-k8s.io/v1alpha1",
             "kind": "KwokctlConfiguration",
@@ -154,22 +213,58 @@ class LocalCluster:
                 **self._options,
             },
             # kwokctl's binary runtime always sets manage-all-nodes, but real nodes may join this cluster
-            "componentsPatches": [{"name": "kwok-controller", "extraArgs": [
-                {"key": "manage-all-nodes", "value": "false", "override": True},
-                {"key": "manage-nodes-with-annotation-selector", "value": f"{FAKE_NODE}=fake"},
-                # as the kubelet's: renewed every 10 s
-                {"key": "node-lease-duration-seconds", "value": "40", "override": True},
-            ]}, *([] if self._durable else [{"name": "etcd", "extraArgs": [
-                {"key": "unsafe-no-fsync", "value": "true"},
-            ]}])],
+            "componentsPatches": [
+                {
+                    "name": "kwok-controller",
+                    "extraArgs": [
+                        {"key": "manage-all-nodes", "value": "false", "override": True},
+                        {
+                            "key": "manage-nodes-with-annotation-selector",
+                            "value": f"{FAKE_NODE}=fake",
+                        },
+                        # as the kubelet's: renewed every 10 s
+                        {"key": "node-lease-duration-seconds", "value": "40", "override": True},
+                    ],
+                },
+                *(
+                    []
+                    if self._durable
+                    else [
+                        {
+                            "name": "etcd",
+                            "extraArgs": [
+                                {"key": "unsafe-no-fsync", "value": "true"},
+                            ],
+                        }
+                    ]
+                ),
+            ],
         }
 
     def _kwokctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         config = self.folder / "kwok.yaml"
-        command = [str(self.binaries["kwokctl"]), "--config", str(config), "--name", self.name, *words]
-        env = {key: value for key, value in os.environ.items() if not key.startswith("KWOK_") and key != "KUBECONFIG"}
-        return subprocess.run(command, env=env | {"KWOK_WORKDIR": str(self.folder / "kwok")}, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        command = [
+            str(self.binaries["kwokctl"]),
+            "--config",
+            str(config),
+            "--name",
+            self.name,
+            *words,
+        ]
+        env = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("KWOK_") and key != "KUBECONFIG"
+        }
+        return subprocess.run(
+            command,
+            env=env | {"KWOK_WORKDIR": str(self.folder / "kwok")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
 
     def _home(self) -> Path:
         return self.folder / "kwok" / "clusters" / self.name
@@ -181,11 +276,17 @@ class LocalCluster:
 
     def kubectl(self, *words: str) -> str:
         """Returns the standard output of kubectl. Raises: CalledProcessError with its ``stderr``."""
-        return subprocess.run([str(self.binaries["kubectl"]), "--kubeconfig", str(self.kubeconfig), *words],
-                              capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
+        return subprocess.run(
+            [str(self.binaries["kubectl"]), "--kubeconfig", str(self.kubeconfig), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        ).stdout
 
     def wait_ready(self, timeout: float = 60) -> None:
         """Waits until the API server is ready."""
+
         def ready() -> bool:
             try:
                 self.kube.call("GET", "/version", timeout=2)
@@ -266,8 +367,13 @@ class LocalCluster:
             self.components[name].start()
         return dead
 
-    def start_kube_scheduler(self, name: str, extender_port: int, kubeconfig: Path | None = None,
-                             adjust: Callable[[Object], None] = lambda config: None) -> Program:
+    def start_kube_scheduler(
+        self,
+        name: str,
+        extender_port: int,
+        kubeconfig: Path | None = None,
+        adjust: Callable[[Object], None] = lambda config: None,
+    ) -> Program:
         """Starts another kube-scheduler for the same Lease, with its own extender.
 
         *kubeconfig* has its permissions (default: the administrator's). *adjust* may change its configuration.
@@ -276,18 +382,33 @@ class LocalCluster:
         adjust(config)
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(config))
-        program = Program(name, [
-            str(self.binaries["kube-scheduler"]), f"--config={path}", f"--secure-port={free_port()}",
-            "--bind-address=127.0.0.1", "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
-            *([f"--feature-gates={gates}"] if (gates := self._options.get("kubeFeatureGates")) else []),
-        ], self.folder / f"{name}.log")
+        program = Program(
+            name,
+            [
+                str(self.binaries["kube-scheduler"]),
+                f"--config={path}",
+                f"--secure-port={free_port()}",
+                "--bind-address=127.0.0.1",
+                "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
+                *(
+                    [f"--feature-gates={gates}"]
+                    if (gates := self._options.get("kubeFeatureGates"))
+                    else []
+                ),
+            ],
+            self.folder / f"{name}.log",
+        )
         self.components[name] = program.start()
         return program
 
     def logs(self, size: int = 1500) -> str:
         """Returns the end of the log of each component."""
-        logs = sorted(path for path in (self._home() / "logs").glob("*.log") if path != self.audit_log)
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in logs)
+        logs = sorted(
+            path for path in (self._home() / "logs").glob("*.log") if path != self.audit_log
+        )
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-size:]}" for path in logs
+        )
 
 
 class ExternalCluster:

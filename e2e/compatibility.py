@@ -27,8 +27,17 @@ from e2e.arguments import folder_to_write
 from e2e.binaries import MINOR_VARIABLE, BinariesMissing, find, minor_of, minors, reported_version
 
 __all__ = [
-    "DOCUMENT", "README", "Row", "RunBroken", "TableChanged", "left_out", "merged", "outcomes", "summarized",
-    "table_rows", "write_rows",
+    "DOCUMENT",
+    "README",
+    "Row",
+    "RunBroken",
+    "TableChanged",
+    "left_out",
+    "merged",
+    "outcomes",
+    "summarized",
+    "table_rows",
+    "write_rows",
 ]
 
 ROOT = Path(__file__).parents[1]
@@ -41,10 +50,14 @@ REAL_NODE, KIND = "*/test_realnode*", "*/test_kind*"
 ANOTHER_CLUSTER = ("HAMI_E2E_KUBECONFIG", "HAMI_E2E_KIND")
 AGAIN_AT_MOST = 10
 """Failed tests that are run once more; if more than these failed, it is no noise."""
-HEAD = ("| Kubernetes | passed | passed when run again | failed | skipped | left out | date (UTC) | commit |",
-        "|---|---|---|---|---|---|---|---|")
-BEGIN = re.compile(r"^<!-- table: written by `python -m e2e\.compatibility`, not by hand; sha256 (\w+) -->\n",
-                   re.MULTILINE)
+HEAD = (
+    "| Kubernetes | passed | passed when run again | failed | skipped | left out | date (UTC) | commit |",
+    "|---|---|---|---|---|---|---|---|",
+)
+BEGIN = re.compile(
+    r"^<!-- table: written by `python -m e2e\.compatibility`, not by hand; sha256 (\w+) -->\n",
+    re.MULTILINE,
+)
 END = "<!-- end of table -->\n"
 SUMMARY = "<!-- Kubernetes: written by `python -m e2e.compatibility` -->\n"
 
@@ -71,8 +84,16 @@ class Row:
     commit: str
 
     def __str__(self) -> str:
-        cells = (self.version, str(self.passed), listed(self.again), listed(self.failed), str(self.skipped),
-                 self.left_out, self.date, self.commit)
+        cells = (
+            self.version,
+            str(self.passed),
+            listed(self.again),
+            listed(self.failed),
+            str(self.skipped),
+            self.left_out,
+            self.date,
+            self.commit,
+        )
         return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
@@ -91,29 +112,54 @@ def outcomes(report: str) -> dict[str, str]:
     for case in ET.fromstring(report).iter("testcase"):
         name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
         tags = {child.tag for child in case}
-        found = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
-        worst[name] = min(worst.get(name, found), found)  # the outcomes sort alphabetically, worst first
+        found = (
+            "failed"
+            if tags & {"failure", "error"}
+            else "skipped"
+            if "skipped" in tags
+            else "passed"
+        )
+        worst[name] = min(
+            worst.get(name, found), found
+        )  # the outcomes sort alphabetically, worst first
     return worst
 
 
 def left_out(counts: Mapping[str, int], ran: Iterable[str]) -> str:
     """Returns the tests that did not run, in words. *counts*: number of tests by file; *ran*: test IDs."""
     done = Counter(name.partition("::")[0] for name in ran)
-    words = [f"`{Path(file).name}`" if not done[file] else f"{count - done[file]} of `{Path(file).name}`"
-             for file, count in sorted(counts.items()) if done[file] < count]
+    words = [
+        f"`{Path(file).name}`" if not done[file] else f"{count - done[file]} of `{Path(file).name}`"
+        for file, count in sorted(counts.items())
+        if done[file] < count
+    ]
     return ", ".join(words) or "nothing"
 
 
-def row(version: str, first: Mapping[str, str], second: Mapping[str, str], counts: Mapping[str, int], *, date: str,
-        commit: str) -> Row:
+def row(
+    version: str,
+    first: Mapping[str, str],
+    second: Mapping[str, str],
+    counts: Mapping[str, int],
+    *,
+    date: str,
+    commit: str,
+) -> Row:
     """Returns the row for the outcomes of the *first* run, and of the *second* run of its failed tests, which may be
     empty.
     """
     failed = {name for name, outcome in first.items() if outcome == "failed"}
     again = {name for name in failed if second.get(name) == "passed"}
-    return Row(version=version, passed=sum(outcome == "passed" for outcome in first.values()), again=short(again),
-               failed=short(failed - again), skipped=sum(outcome == "skipped" for outcome in first.values()),
-               left_out=left_out(counts, first), date=date, commit=commit)
+    return Row(
+        version=version,
+        passed=sum(outcome == "passed" for outcome in first.values()),
+        again=short(again),
+        failed=short(failed - again),
+        skipped=sum(outcome == "skipped" for outcome in first.values()),
+        left_out=left_out(counts, first),
+        date=date,
+        commit=commit,
+    )
 
 
 def short(names: Iterable[str]) -> tuple[str, ...]:
@@ -129,13 +175,17 @@ def table_rows(document: str) -> dict[str, str]:
     begin, block = block_of(document)
     if digest(block) != begin[1]:
         raise TableChanged(f"the table of {DOCUMENT.name} was changed by hand: take that back")
-    return {minor_of(line.split()[1]): line for line in block.splitlines() if line.startswith("| v")}
+    return {
+        minor_of(line.split()[1]): line for line in block.splitlines() if line.startswith("| v")
+    }
 
 
 def block_of(document: str) -> tuple[re.Match[str], str]:
-    if (begin := BEGIN.search(document)) is None or END not in document[begin.end():]:
-        raise TableChanged(f"there is no table between its marks ({BEGIN.pattern.splitlines()[0]} and {END.strip()})")
-    return begin, document[begin.end():document.index(END, begin.end())]
+    if (begin := BEGIN.search(document)) is None or END not in document[begin.end() :]:
+        raise TableChanged(
+            f"there is no table between its marks ({BEGIN.pattern.splitlines()[0]} and {END.strip()})"
+        )
+    return begin, document[begin.end() : document.index(END, begin.end())]
 
 
 def merged(document: str, rows: Iterable[Row], known: Iterable[str]) -> str:
@@ -145,7 +195,7 @@ def merged(document: str, rows: Iterable[Row], known: Iterable[str]) -> str:
     block = "\n".join((*HEAD, *(lines[minor] for minor in known if minor in lines))) + "\n"
     begin, before = block_of(document)
     mark = begin[0].replace(begin[1], digest(block))
-    return document[:begin.start()] + mark + block + document[begin.end() + len(before):]
+    return document[: begin.start()] + mark + block + document[begin.end() + len(before) :]
 
 
 def summarized(readme: str, document: str) -> str:
@@ -154,19 +204,31 @@ def summarized(readme: str, document: str) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise TableChanged(f"{README.name} has no {SUMMARY.strip()} with {END.strip()} after it")
-    versions, passed, again, failed = zip(*(
-        [cell.strip().partition(":")[0] for cell in line.strip("|").split("|")[:4]]
-        for line in table_rows(document).values()), strict=True)
-    lines = (("Kubernetes", *versions), ("---",) * (len(versions) + 1),
-             ("end-to-end tests passed", *passed), ("passed when run again", *again), ("failed", *failed))
+    versions, passed, again, failed = zip(
+        *(
+            [cell.strip().partition(":")[0] for cell in line.strip("|").split("|")[:4]]
+            for line in table_rows(document).values()
+        ),
+        strict=True,
+    )
+    lines = (
+        ("Kubernetes", *versions),
+        ("---",) * (len(versions) + 1),
+        ("end-to-end tests passed", *passed),
+        ("passed when run again", *again),
+        ("failed", *failed),
+    )
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     return f"{before}{begin}{table}{end}{after}"
 
 
 def commit() -> str:
     """Returns the commit that is checked out, and whether tested files have uncommitted changes."""
+
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         changed = git("status", "--porcelain", "--", *TESTED)
@@ -176,7 +238,9 @@ def commit() -> str:
 
 
 def pytest(words: Sequence[str], env: Mapping[str, str]) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, env=env, check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=env, check=False
+    ).returncode
 
 
 def count_tests(env: Mapping[str, str]) -> dict[str, int]:
@@ -185,7 +249,10 @@ def count_tests(env: Mapping[str, str]) -> dict[str, int]:
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RunBroken(f"pytest cannot collect e2e/:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-    return {file: int(count) for file, count in re.findall(r"^(e2e/\S+\.py): (\d+)$", done.stdout, re.MULTILINE)}
+    return {
+        file: int(count)
+        for file, count in re.findall(r"^(e2e/\S+\.py): (\d+)$", done.stdout, re.MULTILINE)
+    }
 
 
 def run(words: Sequence[str], report: Path, env: Mapping[str, str]) -> dict[str, str]:
@@ -198,24 +265,42 @@ def run(words: Sequence[str], report: Path, env: Mapping[str, str]) -> dict[str,
 
 def run_minor(minor: str, words: Sequence[str], reports: Path) -> Row:
     """Runs the tests on *minor*. Raises: RunBroken, BinariesMissing."""
-    env = {key: value for key, value in os.environ.items() if key not in ANOTHER_CLUSTER} | {MINOR_VARIABLE: minor}
+    env = {key: value for key, value in os.environ.items() if key not in ANOTHER_CLUSTER} | {
+        MINOR_VARIABLE: minor
+    }
     version = reported_version(find(minor=minor).paths)
     begun, date = commit(), f"{datetime.now(UTC):%F}"
     first = run(["e2e", *words], reports / f"{minor}.xml", env)
     failed = [name for name, outcome in first.items() if outcome == "failed"]
-    second = run(failed, reports / f"{minor}-again.xml", env) if 0 < len(failed) <= AGAIN_AT_MOST else {}
+    second = (
+        run(failed, reports / f"{minor}-again.xml", env) if 0 < len(failed) <= AGAIN_AT_MOST else {}
+    )
     ended = commit()
-    return row(version, first, second, count_tests(env | {MINOR_VARIABLE: ""}), date=date,
-               commit=begun if begun == ended else f"{begun} to {ended}")
+    return row(
+        version,
+        first,
+        second,
+        count_tests(env | {MINOR_VARIABLE: ""}),
+        date=date,
+        commit=begun if begun == ended else f"{begun} to {ended}",
+    )
 
 
 def options(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m e2e.compatibility",
-                                     description="Runs the suite on each minor of Kubernetes and writes the table.")
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.compatibility",
+        description="Runs the suite on each minor of Kubernetes and writes the table.",
+    )
     known = tuple(minors())
-    parser.add_argument("--minors", default=",".join(known), metavar="MINOR,...", help="default: %(default)s")
-    parser.add_argument("--real-node", action="store_true", help="include the tests that need a kubelet")
-    parser.add_argument("--reports", type=folder_to_write, metavar="FOLDER", help="keep pytest's reports here")
+    parser.add_argument(
+        "--minors", default=",".join(known), metavar="MINOR,...", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--real-node", action="store_true", help="include the tests that need a kubelet"
+    )
+    parser.add_argument(
+        "--reports", type=folder_to_write, metavar="FOLDER", help="keep pytest's reports here"
+    )
     parser.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="passed to pytest, after --")
     chosen = parser.parse_args(words)
     chosen.minors = chosen.minors.split(",")
@@ -229,7 +314,9 @@ def pytest_words(chosen: argparse.Namespace) -> list[str]:
     return [*(f"--ignore-glob={pattern}" for pattern in without), *chosen.pytest]
 
 
-def write_rows(document: Path, readme: Path, chosen: Iterable[str], run_one: Callable[[str], Row]) -> int:
+def write_rows(
+    document: Path, readme: Path, chosen: Iterable[str], run_one: Callable[[str], Row]
+) -> int:
     """Runs the *chosen* versions, writes each row when it is complete, and returns the exit status.
 
     A version that cannot be built or does not complete is reported on standard error and keeps its row.
@@ -255,7 +342,9 @@ def main() -> int:
     words = pytest_words(chosen)
     with tempfile.TemporaryDirectory() as scratch:
         reports = (chosen.reports or Path(scratch)).absolute()
-        return write_rows(DOCUMENT, README, chosen.minors, lambda minor: run_minor(minor, words, reports))
+        return write_rows(
+            DOCUMENT, README, chosen.minors, lambda minor: run_minor(minor, words, reports)
+        )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
 from tests.libvgpu.builds import Builds
 
-TIMEOUT_SECONDS = 300 if os.environ.get("HAMI_E2E_KIND") else 180  # the first test on kind includes the installation
+TIMEOUT_SECONDS = (
+    300 if os.environ.get("HAMI_E2E_KIND") else 180
+)  # the first test on kind includes the installation
 REPLICA = pytest.StashKey[Scheduler]()
 KIND = pytest.StashKey[kind.KindCluster]()
 Cluster = LocalCluster | ExternalCluster
@@ -74,7 +76,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if any("promtool" in getattr(item, "fixturenames", ()) for item in session.items):
             binaries.find_promtool()
         if not os.environ.get("HAMI_E2E_KIND") and not os.environ.get("HAMI_E2E_KUBECONFIG"):
-            has_real_node = any("real_node" in getattr(item, "fixturenames", ()) for item in session.items)
+            has_real_node = any(
+                "real_node" in getattr(item, "fixturenames", ()) for item in session.items
+            )
             has_real_node = has_real_node and not missing()
             binaries.find(kubelet=has_real_node)
             if has_real_node:
@@ -101,8 +105,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("kind").addoption("--kind-config", type=Path, default=kind.NODES, metavar="FILE",
-                                      help="configuration of the kind cluster (default: %(default)s)")
+    parser.getgroup("kind").addoption(
+        "--kind-config",
+        type=Path,
+        default=kind.NODES,
+        metavar="FILE",
+        help="configuration of the kind cluster (default: %(default)s)",
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -132,19 +141,27 @@ def kind_cluster(pytestconfig: pytest.Config) -> Iterator[kind.Tool]:
     """The cluster of pytest-kind, with the nodes of ``kind.yaml``, and with kind and kubectl from PATH if present."""
     if reason := kind.missing():
         pytest.skip(reason)
-    paths = {name: pytestconfig.getoption(option) or shutil.which(name)
-             for name, option in (("kind", "kind_bin"), ("kubectl", "kind_kubectl_bin"))}
+    paths = {
+        name: pytestconfig.getoption(option) or shutil.which(name)
+        for name, option in (("kind", "kind_bin"), ("kubectl", "kind_kubectl_bin"))
+    }
     config = pytestconfig.getoption("kubeconfig")
-    tool = kind.Tool(pytestconfig.getoption("cluster_name"), Path(config) if config else None,
-                     image=pytestconfig.getoption("kind_image") or os.environ.get("KIND_IMAGE"),
-                     **{f"{name}_path": Path(path) for name, path in paths.items() if path})
-    with kind.created(tool, pytestconfig.getoption("kind_config"), keep=pytestconfig.getoption("keep_cluster")):
+    tool = kind.Tool(
+        pytestconfig.getoption("cluster_name"),
+        Path(config) if config else None,
+        image=pytestconfig.getoption("kind_image") or os.environ.get("KIND_IMAGE"),
+        **{f"{name}_path": Path(path) for name, path in paths.items() if path},
+    )
+    with kind.created(
+        tool, pytestconfig.getoption("kind_config"), keep=pytestconfig.getoption("keep_cluster")
+    ):
         yield tool
 
 
 @pytest.fixture(scope="session")
-def equipped_kind(request: pytest.FixtureRequest,
-                  tmp_path_factory: pytest.TempPathFactory) -> Iterator[kind.KindCluster]:
+def equipped_kind(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[kind.KindCluster]:
     """A kind cluster with our images."""
     if not os.environ.get("HAMI_E2E_KIND"):
         pytest.skip("needs kind: tox run -e kind")
@@ -196,7 +213,9 @@ def certificates(local: LocalCluster) -> Certificates:
 
 
 @pytest.fixture(scope="session")
-def replica(local: LocalCluster, certificates: Certificates, pytestconfig: pytest.Config) -> Iterator[Scheduler]:
+def replica(
+    local: LocalCluster, certificates: Certificates, pytestconfig: pytest.Config
+) -> Iterator[Scheduler]:
     """The ``hami scheduler`` process of the session."""
     scheduler = Scheduler(local, certificates, install(local, certificates))
     pytestconfig.stash[REPLICA] = scheduler
@@ -232,14 +251,18 @@ def agent(plugins: NodeAgent, sandbox: Sandbox) -> NodeAgent:
 
 
 @pytest.fixture
-def sandbox(request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent) -> Iterator[Sandbox]:
+def sandbox(
+    request: pytest.FixtureRequest, cluster: Cluster, plugins: NodeAgent
+) -> Iterator[Sandbox]:
     """A fresh namespace with its own nodes; all components run with the shipped flags, and with those of a marker."""
     marker = request.node.get_closest_marker("flags")
     if marker is not None or isinstance(cluster, LocalCluster):
         request.getfixturevalue("local").revive()
         replica: Scheduler = request.getfixturevalue("replica")
         flags = marker.kwargs if marker is not None else {}
-        replica.run_with(**{name: flag(replica) if callable(flag) else flag for name, flag in flags.items()})
+        replica.run_with(
+            **{name: flag(replica) if callable(flag) else flag for name, flag in flags.items()}
+        )
     plugins.reset()
     with Sandbox.opened(cluster.kube, keeps_namespace=isinstance(cluster, LocalCluster)) as opened:
         yield opened
@@ -284,8 +307,10 @@ def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlu
     finally:
         made.close()
         real.kubelet.start()
-        real.wait_node(lambda node: node["status"]["allocatable"].get(RESOURCE, "0") == "0",
-                       what="offers nothing of a plugin that is gone")
+        real.wait_node(
+            lambda node: node["status"]["allocatable"].get(RESOURCE, "0") == "0",
+            what="offers nothing of a plugin that is gone",
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -306,7 +331,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Adds logs and events to the report of a failed test."""
     report = yield
     given = list(getattr(item, "funcargs", {}).values()) if report.failed else []
-    own = [value for value in given if isinstance(value, Scheduler)] + [item.config.stash.get(REPLICA, None)]
+    own = [value for value in given if isinstance(value, Scheduler)] + [
+        item.config.stash.get(REPLICA, None)
+    ]
     if report.failed and own[0]:  # that of the session, unless the test has one
         report.sections.append(("hami scheduler", own[0].program.tail()))
         report.sections.append(("control plane", said(own[0].cluster.logs)))
@@ -331,4 +358,7 @@ def said(show: Callable[[], str]) -> str:
 
 def events_of(sandbox: Sandbox) -> str:
     events = sandbox.kube.list("Event", sandbox.namespace)
-    return "\n".join(f"{item['involvedObject']['name']}: {item['reason']}: {item['message']}" for item in events[-40:])
+    return "\n".join(
+        f"{item['involvedObject']['name']}: {item['reason']}: {item['message']}"
+        for item in events[-40:]
+    )

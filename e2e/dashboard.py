@@ -19,12 +19,26 @@ COMPONENT = MANIFESTS.parent / "components" / "dashboard"
 def dashboard(kubeconfig: Path, folder: Path, port: int, **flags: str) -> Iterator[Program]:
     """Runs ``hami dashboard`` on *port* of loopback with the flags of the component, changed by *flags*; does not wait
     for it."""
-    given = shipped_flags(f"{COMPONENT}/deployment.yaml", "dashboard") | {
-        "bind_address": f"127.0.0.1:{port}", "device_config_file": str(MANIFESTS / "device-config.yaml")} | flags
-    program = Program("hami-dashboard", [sys.executable, "-m", "hami.cli", "dashboard",
-                                         *(f"--{name}={value}" for name, value in given.items())],
-                      folder / f"hami-dashboard-{port}.log",
-                      env=os.environ | {"KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": NAMESPACE})
+    given = (
+        shipped_flags(f"{COMPONENT}/deployment.yaml", "dashboard")
+        | {
+            "bind_address": f"127.0.0.1:{port}",
+            "device_config_file": str(MANIFESTS / "device-config.yaml"),
+        }
+        | flags
+    )
+    program = Program(
+        "hami-dashboard",
+        [
+            sys.executable,
+            "-m",
+            "hami.cli",
+            "dashboard",
+            *(f"--{name}={value}" for name, value in given.items()),
+        ],
+        folder / f"hami-dashboard-{port}.log",
+        env=os.environ | {"KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": NAMESPACE},
+    )
     program.start()
     try:
         yield program

@@ -81,14 +81,19 @@ class Outcome(NamedTuple):
     @property
     def open(self) -> list[str]:
         """The pods that have neither their devices nor a reason."""
-        return [name for name, item in self.pods.items()
-                if not served(item) and (item["spec"].get("nodeName") or not self.reasons.get(name))]
+        return [
+            name
+            for name, item in self.pods.items()
+            if not served(item) and (item["spec"].get("nodeName") or not self.reasons.get(name))
+        ]
 
     @property
     def summary(self) -> str:
         """One line about all pods."""
-        return (f"{len(self.pods)} of {PODS} pods created, {self.started} have their devices, "
-                f"{len(self.waiting)} wait")
+        return (
+            f"{len(self.pods)} of {PODS} pods created, {self.started} have their devices, "
+            f"{len(self.waiting)} wait"
+        )
 
     @property
     def settled(self) -> bool:
@@ -100,14 +105,33 @@ def mixture() -> list[Object]:
     """Returns forty pods as teams might submit them; five of them never fit."""
     pods = [
         *(pod(f"notebook-{n}", gpu=1, gpumem=4000, gpucores=10) for n in range(14)),
-        *(pod(f"inference-{n}", gpu=1, percent=25, gpucores=20, annotations={"nvidia.com/use-gputype": "T4"})
-          for n in range(8)),
+        *(
+            pod(
+                f"inference-{n}",
+                gpu=1,
+                percent=25,
+                gpucores=20,
+                annotations={"nvidia.com/use-gputype": "T4"},
+            )
+            for n in range(8)
+        ),
         *(pod(f"train-{n}", gpu=2, gpumem=40_000, gpucores=50) for n in range(6)),
-        *(pod(f"whole-card-{n}", gpu=1, annotations={"nvidia.com/use-gputype": "A100"}) for n in range(3)),
-        *(pod(f"service-{n}", inits=[init("load", gpu=1, gpumem=12_000), sidecar("metrics", gpu=1, gpumem=1000)],
-              containers=[container("serve", gpu=1, gpumem=8000, gpucores=25)]) for n in range(4)),
+        *(
+            pod(f"whole-card-{n}", gpu=1, annotations={"nvidia.com/use-gputype": "A100"})
+            for n in range(3)
+        ),
+        *(
+            pod(
+                f"service-{n}",
+                inits=[init("load", gpu=1, gpumem=12_000), sidecar("metrics", gpu=1, gpumem=1000)],
+                containers=[container("serve", gpu=1, gpumem=8000, gpucores=25)],
+            )
+            for n in range(4)
+        ),
         pod("too-much-memory-0", gpu=1, gpumem=100_000),
-        pod("too-much-memory-1", gpu=1, gpumem=20_000, annotations={"nvidia.com/use-gputype": "T4"}),
+        pod(
+            "too-much-memory-1", gpu=1, gpumem=20_000, annotations={"nvidia.com/use-gputype": "T4"}
+        ),
         pod("no-such-card-0", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gputype": "H100"}),
         pod("nine-on-one-node-0", gpu=9, gpumem=1000),
         pod("one-numa-node-0", gpu=6, gpumem=1000, annotations={"nvidia.com/numa-bind": "true"}),
@@ -131,7 +155,11 @@ def bar(used: int, there: int, width: int = 16) -> Text:
     share = used / there if there else 0
     filled = round(share * width)
     color = "green" if share < 0.6 else "yellow" if share < 0.95 else "red"
-    return Text("█" * filled, style=color) + Text("░" * (width - filled), style="grey37") + Text(f" {share:4.0%}")
+    return (
+        Text("█" * filled, style=color)
+        + Text("░" * (width - filled), style="grey37")
+        + Text(f" {share:4.0%}")
+    )
 
 
 def node_tables(sandbox: Sandbox, outcome: Outcome) -> list[Table]:
@@ -143,12 +171,20 @@ def node_tables(sandbox: Sandbox, outcome: Outcome) -> list[Table]:
         by_node[card.node].append(card)
     tables = []
     for node, cards in sorted(by_node.items()):
-        table = Table(title=f"{sandbox.short(node)}  ({cards[0].model}, {cards[0].memory:,} MiB)", title_justify="left")
+        table = Table(
+            title=f"{sandbox.short(node)}  ({cards[0].model}, {cards[0].memory:,} MiB)",
+            title_justify="left",
+        )
         for heading, width in (("card", 4), ("memory", 21), ("cores", 21), ("pods", 4)):
             table.add_column(heading, width=width)
         for card in sorted(cards, key=lambda card: card.index):
             used, holds = found.used((node, card.uuid)), found.holds.get((node, card.uuid), {})
-            table.add_row(str(card.index), bar(used.memory, card.memory), bar(used.cores, card.cores), str(len(holds)))
+            table.add_row(
+                str(card.index),
+                bar(used.memory, card.memory),
+                bar(used.cores, card.cores),
+                str(len(holds)),
+            )
         tables.append(table)
     return tables
 
@@ -215,7 +251,8 @@ def tables(console: Console, sandbox: Sandbox, steps: Steps) -> Iterator[Callabl
     steps.stop()
     with Live(console=console, refresh_per_second=8, transient=True) as live:
         yield lambda outcome: live.update(
-            Group(Text(outcome.summary, style="bold"), Columns(node_tables(sandbox, outcome))))
+            Group(Text(outcome.summary, style="bold"), Columns(node_tables(sandbox, outcome)))
+        )
 
 
 def show(console: Console, cluster: LocalCluster, sandbox: Sandbox, outcome: Outcome) -> None:
@@ -225,22 +262,34 @@ def show(console: Console, cluster: LocalCluster, sandbox: Sandbox, outcome: Out
     for name in sorted(outcome.waiting)[:EXPLAINED]:
         ask(console, cluster, sandbox, "explain", "pod", name)
     ask(console, cluster, sandbox, "simulate", "-f", os.path.relpath(JOB), statuses=(0, 1))
-    console.print(f"[bold]{outcome.started}[/] pods have their devices, [bold]{len(outcome.waiting)}[/] wait: "
-                  f"{', '.join(sorted(outcome.waiting)) or 'none'}.")
+    console.print(
+        f"[bold]{outcome.started}[/] pods have their devices, [bold]{len(outcome.waiting)}[/] wait: "
+        f"{', '.join(sorted(outcome.waiting)) or 'none'}."
+    )
 
 
 def preempt(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
     """Shows an urgent pod that takes the place of others, whose containers take a moment to end."""
+
     def patch_all(finalizers: list[str] | None) -> None:
         for item in cluster.kube.list("Pod", sandbox.namespace):
-            cluster.kube.merge_patch("Pod", item["metadata"]["name"], {"metadata": {"finalizers": finalizers}},
-                                     sandbox.namespace)
+            cluster.kube.merge_patch(
+                "Pod",
+                item["metadata"]["name"],
+                {"metadata": {"finalizers": finalizers}},
+                sandbox.namespace,
+            )
 
     def ending() -> bool:
-        return any(item["metadata"].get("deletionTimestamp") for item in cluster.kube.list("Pod", sandbox.namespace))
+        return any(
+            item["metadata"].get("deletionTimestamp")
+            for item in cluster.kube.list("Pod", sandbox.namespace)
+        )
 
     add_priorities(cluster.kube, ["urgent"])
-    urgent = of_priority("urgent", pod("urgent-0", gpu=8, annotations={"nvidia.com/use-gputype": "A100"}))
+    urgent = of_priority(
+        "urgent", pod("urgent-0", gpu=8, annotations={"nvidia.com/use-gputype": "A100"})
+    )
     patch_all(["hami-e2e/ends-later"])
     try:
         sandbox.create(urgent)
@@ -248,8 +297,12 @@ def preempt(console: Console, cluster: LocalCluster, sandbox: Sandbox) -> None:
         ask(console, cluster, sandbox, "explain", "pod", "urgent-0")
     finally:
         patch_all(None)
-    node = cluster.kube.wait("Pod", lambda pods: pods["urgent-0"]["spec"].get("nodeName"), sandbox.namespace)
-    console.print(f"[bold]urgent-0[/], of higher priority, has taken eight cards of {sandbox.short(node)}.")
+    node = cluster.kube.wait(
+        "Pod", lambda pods: pods["urgent-0"]["spec"].get("nodeName"), sandbox.namespace
+    )
+    console.print(
+        f"[bold]urgent-0[/], of higher priority, has taken eight cards of {sandbox.short(node)}."
+    )
 
 
 @contextlib.contextmanager
@@ -260,12 +313,16 @@ def monitors(sandbox: Sandbox, outcome: Outcome, port: int) -> Iterator[None]:
         return
     found = audit.inventory(sandbox.kube.list("Node"), outcome.pods.values())
     nodes = [sandbox.node(name)["metadata"]["name"] for name in sandbox.nodes]
-    with measured.served(measured.plausible_page(found), port), measured.announced(sandbox.kube, *nodes):
+    with (
+        measured.served(measured.plausible_page(found), port),
+        measured.announced(sandbox.kube, *nodes),
+    ):
         yield
 
 
 def take_picture(address: str, file: Path) -> None:
     """Writes a picture of the dashboard, once it shows the use of all nodes, if it is known."""
+
     def is_known() -> bool:
         page = urllib3.request("GET", f"{address}/?format=json").json()
         return all(item["use"] for item in page["items"]) or not measured.own_address()
@@ -278,30 +335,40 @@ def take_picture(address: str, file: Path) -> None:
 
 def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, address: str) -> None:
     """Prints how to use the cluster."""
-    say_farewell(console, cluster, sandbox.namespace, (
-        "kubectl get pods -o wide",
-        f"hami top cards --device-config-file={shlex.quote(str(DEVICE_CONFIG))}",
-        "kubectl get events --field-selector reason=FilteringFailed",
-        "kubectl get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
-        "kubectl delete pod whole-card-0   # and a waiting pod is placed",
-    ), (
-        f"Dashboard: {address}",
-        f"Logs: {cluster.folder}/hami-scheduler-0.log",
-    ))
+    say_farewell(
+        console,
+        cluster,
+        sandbox.namespace,
+        (
+            "kubectl get pods -o wide",
+            f"hami top cards --device-config-file={shlex.quote(str(DEVICE_CONFIG))}",
+            "kubectl get events --field-selector reason=FilteringFailed",
+            "kubectl get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
+            "kubectl delete pod whole-card-0   # and a waiting pod is placed",
+        ),
+        (
+            f"Dashboard: {address}",
+            f"Logs: {cluster.folder}/hami-scheduler-0.log",
+        ),
+    )
 
 
 def run(console: Console, *, keep: bool, picture: Path | None) -> int:
-    with (shown(console, FIRST_STEP) as steps, LocalCluster.started(say=steps.say) as cluster):
+    with shown(console, FIRST_STEP) as steps, LocalCluster.started(say=steps.say) as cluster:
         steps.say("hami scheduler")
         certificates = Certificates(cluster.folder / "tls")
         port, monitor_port = free_port(), free_port()
         address = f"http://localhost:{port}"
         scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
-        with (dashboard(cluster.kubeconfig, cluster.folder, port, monitor_port=str(monitor_port)),
-              NodeAgent(cluster.kube)):
+        with (
+            dashboard(cluster.kubeconfig, cluster.folder, port, monitor_port=str(monitor_port)),
+            NodeAgent(cluster.kube),
+        ):
             sandbox = Sandbox.created(cluster.kube, name="demo")
             steps.say("nodes")
-            sandbox.add_gpu_nodes({f"node-{n}": gpus(8, **(A100 if n < 2 else T4)) for n in range(4)})
+            sandbox.add_gpu_nodes(
+                {f"node-{n}": gpus(8, **(A100 if n < 2 else T4)) for n in range(4)}
+            )
             steps.say("pods")
             outcome = submit_and_watch(console, sandbox, steps)
             show(console, cluster, sandbox, outcome)
@@ -310,8 +377,10 @@ def run(console: Console, *, keep: bool, picture: Path | None) -> int:
             for violation in violations:
                 console.print(f"[red]the auditor found: {violation}")
             if not outcome.settled:
-                console.print(f"[red]not settled after {TIMEOUT_SECONDS} s: "
-                              f"{', '.join(outcome.open) or 'pods are missing'}; the scheduler's log ends:")
+                console.print(
+                    f"[red]not settled after {TIMEOUT_SECONDS} s: "
+                    f"{', '.join(outcome.open) or 'pods are missing'}; the scheduler's log ends:"
+                )
                 console.print(scheduler.program.tail(), markup=False)
             if keep or picture:
                 with monitors(sandbox, outcome, monitor_port):
@@ -324,14 +393,28 @@ def run(console: Console, *, keep: bool, picture: Path | None) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.demo", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--keep", action="store_true", help="keep the cluster running until Ctrl-C")
-    parser.add_argument("--picture", type=file_to_write, metavar="FILE", help="write a picture of the dashboard; "
-                        "needs Chromium and the Python packages of the extra e2e")
-    parser.add_argument("--real-node", action="store_true",
-                        help="show containers on a real kubelet that are stopped at their limits")
-    parser.add_argument("--dra", action="store_true", help="show, on two real kubelets, that a pod with a claim "
-                        "(Dynamic Resource Allocation) and one without are stopped at the same limits")
+    parser.add_argument(
+        "--picture",
+        type=file_to_write,
+        metavar="FILE",
+        help="write a picture of the dashboard; "
+        "needs Chromium and the Python packages of the extra e2e",
+    )
+    parser.add_argument(
+        "--real-node",
+        action="store_true",
+        help="show containers on a real kubelet that are stopped at their limits",
+    )
+    parser.add_argument(
+        "--dra",
+        action="store_true",
+        help="show, on two real kubelets, that a pod with a claim "
+        "(Dynamic Resource Allocation) and one without are stopped at the same limits",
+    )
     arguments = parser.parse_args()
     if arguments.picture and (lacks := browser.missing()):
         parser.error(f"--picture: {lacks}")
@@ -342,7 +425,9 @@ def main() -> int:
         console = Console(width=PLAIN_WIDTH)
     try:
         if real:
-            status = (demo_dra if arguments.dra else demo_realnode).run(console, keep=arguments.keep)
+            status = (demo_dra if arguments.dra else demo_realnode).run(
+                console, keep=arguments.keep
+            )
         else:
             status = run(console, keep=arguments.keep, picture=arguments.picture)
     except (BinariesMissing, NodeUnavailable, Unavailable) as error:

@@ -39,11 +39,16 @@ def run(console: Console, *, keep: bool) -> int:
     if reason := realnode.missing() or missing():
         console.print(f"[red]{reason}")
         return 1
-    with (shown(console, "control plane (built once, on the first run)") as steps,
-          LocalCluster.started(say=steps.say) as cluster, ExitStack() as stack):
+    with (
+        shown(console, "control plane (built once, on the first run)") as steps,
+        LocalCluster.started(say=steps.say) as cluster,
+        ExitStack() as stack,
+    ):
         steps.say("two real nodes: kubelet, containerd")
-        nodes = {door: stack.enter_context(RealNode.joined(cluster, name=f"door-{door}", say=steps.say))
-                 for door in DOORS}
+        nodes = {
+            door: stack.enter_context(RealNode.joined(cluster, name=f"door-{door}", say=steps.say))
+            for door in DOORS
+        }
         steps.say("hami scheduler, hami device-plugin")
         certificates = Certificates(cluster.folder / "tls")
         Scheduler(cluster, certificates, install(cluster, certificates)).start()
@@ -53,9 +58,13 @@ def run(console: Console, *, keep: bool) -> int:
         for node in nodes.values():
             node.lend(sandbox)
         steps.say("pods")
-        pods = {"by-plugin": client_pod("by-plugin", greedy(gpu=1, gpumem=MEMORY_MIB, gpucores=CORES)),
-                "by-claim": claiming(client_pod("by-claim", greedy()), "slice")}
-        sandbox.kube.create(template("slice", spec_of(main=share(MEMORY_MIB, CORES))), sandbox.namespace)
+        pods = {
+            "by-plugin": client_pod("by-plugin", greedy(gpu=1, gpumem=MEMORY_MIB, gpucores=CORES)),
+            "by-claim": claiming(client_pod("by-claim", greedy()), "slice"),
+        }
+        sandbox.kube.create(
+            template("slice", spec_of(main=share(MEMORY_MIB, CORES))), sandbox.namespace
+        )
         sandbox.create(*pods.values())
         sandbox.running(*pods, timeout=TIMEOUT_SECONDS)
         steps.stop()
@@ -91,9 +100,20 @@ def show(console: Console, sandbox: Sandbox, gpus: dict[str, FakeGpus]) -> list[
         console.print(f"node [bold]{fake.node.name}[/] has the label hami.io/door={door}")
     table = output_table()
     seen = [
-        add_output(table, "by-plugin", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": MEMORY_MIB,
-                                        "nvidia.com/gpucores": CORES}, sandbox, gpus["plugin"]),
-        add_output(table, "by-claim", {"claim of": "gpu.hami.io", "memory": f"{MEMORY_MIB}Mi", "cores": CORES},
-                   sandbox, gpus["dra"])]
+        add_output(
+            table,
+            "by-plugin",
+            {"nvidia.com/gpu": 1, "nvidia.com/gpumem": MEMORY_MIB, "nvidia.com/gpucores": CORES},
+            sandbox,
+            gpus["plugin"],
+        ),
+        add_output(
+            table,
+            "by-claim",
+            {"claim of": "gpu.hami.io", "memory": f"{MEMORY_MIB}Mi", "cores": CORES},
+            sandbox,
+            gpus["dra"],
+        ),
+    ]
     console.print(table)
     return seen

@@ -35,9 +35,11 @@ __all__ = ["add_output", "farewell", "greedy", "output_table", "run"]
 
 Object = dict[str, Any]
 END = "-- that is all"
-SCRIPT = ("env | grep -E '^(NVIDIA|CUDA)_' | sort; "
-          "echo; echo mounted:; grep -oE ' /[^ ]*(vgpu|preload)[^ ]* r[ow],' /proc/self/mountinfo | tr -d ,; "
-          f"echo '{END}'; ")
+SCRIPT = (
+    "env | grep -E '^(NVIDIA|CUDA)_' | sort; "
+    "echo; echo mounted:; grep -oE ' /[^ ]*(vgpu|preload)[^ ]* r[ow],' /proc/self/mountinfo | tr -d ,; "
+    f"echo '{END}'; "
+)
 STEP_MIB, STEPS = 500, 48
 """Each container tries to allocate so much, so many times."""
 SMALL, LARGE = 2000, 6000
@@ -55,8 +57,10 @@ def run(console: Console, *, keep: bool) -> int:
     if reason := missing():
         console.print(f"[red]{reason}")
         return 1
-    with (shown(console, "control plane (built once, on the first run)") as steps,
-          LocalCluster.started(say=steps.say) as cluster):
+    with (
+        shown(console, "control plane (built once, on the first run)") as steps,
+        LocalCluster.started(say=steps.say) as cluster,
+    ):
         steps.say("a real node: kubelet, containerd")
         with RealNode.joined(cluster, say=steps.say) as node:
             steps.say("hami scheduler, hami device-plugin")
@@ -93,23 +97,34 @@ def greedy(**asked: int) -> Object:
 
 def show(console: Console, node: RealNode, sandbox: Sandbox, gpus: FakeGpus) -> None:
     """Prints what the kubelet offers, the output of each container, and what its program could allocate."""
-    console.print(f"node [bold]{node.name}[/]: the kubelet offers {node.allocatable(RESOURCE)} {RESOURCE} of two GPUs")
+    console.print(
+        f"node [bold]{node.name}[/]: the kubelet offers {node.allocatable(RESOURCE)} {RESOURCE} of two GPUs"
+    )
     table = output_table()
     for name, asked in PODS.items():
         add_output(table, name, asked, sandbox, gpus)
     console.print(table)
     for number, card in enumerate(CARDS):
-        console.print(f"The driver has given away {gpus.used_mib(number)} of {card.memory} MiB of {card.uuid}.")
+        console.print(
+            f"The driver has given away {gpus.used_mib(number)} of {card.memory} MiB of {card.uuid}."
+        )
 
 
 def show_resizes(console: Console, sandbox: Sandbox, gpus: FakeGpus) -> None:
     """Resizes a container while its program allocates what it gets, and prints what it has after each step."""
-    table = Table("step", "takes", "a program sees", "the pod has booked", title="resized while it runs")
+    table = Table(
+        "step", "takes", "a program sees", "the pod has booked", title="resized while it runs"
+    )
 
     def add(step: str) -> None:
-        taken, (_, _, seen) = gpus.region(sandbox.pod(container.name)).total(), container.ask("info")[-1]
+        taken, (_, _, seen) = (
+            gpus.region(sandbox.pod(container.name)).total(),
+            container.ask("info")[-1],
+        )
         ((share,),) = sandbox.shares(container.name)
-        table.add_row(step, *(f"{size} MiB" for size in (taken // MIB, seen // MIB, share.memory_mib)))
+        table.add_row(
+            step, *(f"{size} MiB" for size in (taken // MIB, seen // MIB, share.memory_mib))
+        )
 
     container = AllocatingContainer(sandbox, gpus, "resized", gpu=1, gpumem=SMALL, gpucores=10)
     add(f"requests {SMALL} MiB")
@@ -139,21 +154,41 @@ def output_table() -> Table:
     return table
 
 
-def add_output(table: Table, name: str, asked: Mapping[str, object], sandbox: Sandbox, gpus: FakeGpus) -> int:
+def add_output(
+    table: Table, name: str, asked: Mapping[str, object], sandbox: Sandbox, gpus: FakeGpus
+) -> int:
     """Adds a row for the pod *name*, whose container is greedy. Returns the memory in MiB that its program sees."""
     printed = gpus.node.output(sandbox.pod(name), until=END).partition(END)[0].strip()
     _, _, (_, _, total), *steps = gpus.answers(sandbox.pod(name), 3 + STEPS)
     granted = steps.count([0])
-    table.add_row(name, "\n".join(f"{key} {value}" for key, value in asked.items()), Text(printed), "\n".join((
-        f"sees {total // MIB} MiB", f"gets {granted} × {STEP_MIB} MiB = {granted * STEP_MIB} MiB",
-        f"then {STEPS - granted} times CUDA error {steps[-1][0]}, out of memory")))
+    table.add_row(
+        name,
+        "\n".join(f"{key} {value}" for key, value in asked.items()),
+        Text(printed),
+        "\n".join(
+            (
+                f"sees {total // MIB} MiB",
+                f"gets {granted} × {STEP_MIB} MiB = {granted * STEP_MIB} MiB",
+                f"then {STEPS - granted} times CUDA error {steps[-1][0]}, out of memory",
+            )
+        ),
+    )
     return total // MIB
 
 
 def farewell(console: Console, sandbox: Sandbox, *nodes: RealNode) -> None:
     """Prints how to use the cluster."""
-    say_farewell(console, nodes[0].cluster, sandbox.namespace, (
-        "kubectl get pods -o wide",
-        *(f"kubectl describe node {node.name}" for node in nodes),
-        *(f"ls {shlex.quote(str(node.path('/var/log/pods')))}   # output of containers" for node in nodes),
-    ), [f"Logs: {node.folder}/device-plugin.log, kubelet.log, containerd.log" for node in nodes])
+    say_farewell(
+        console,
+        nodes[0].cluster,
+        sandbox.namespace,
+        (
+            "kubectl get pods -o wide",
+            *(f"kubectl describe node {node.name}" for node in nodes),
+            *(
+                f"ls {shlex.quote(str(node.path('/var/log/pods')))}   # output of containers"
+                for node in nodes
+            ),
+        ),
+        [f"Logs: {node.folder}/device-plugin.log, kubelet.log, containerd.log" for node in nodes],
+    )

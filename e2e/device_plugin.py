@@ -51,25 +51,40 @@ class Card:
 
 def cards(count: int, **fields: Any) -> tuple[Card, ...]:
     """Returns *count* equal GPUs."""
-    return tuple(Card(uuid=f"GPU-00000000-0000-4000-8000-{number:012d}", **fields) for number in range(count))
+    return tuple(
+        Card(uuid=f"GPU-00000000-0000-4000-8000-{number:012d}", **fields) for number in range(count)
+    )
 
 
 class DevicePlugin:
     """The plugin of one node. Flags are keyword arguments with underscores."""
 
-    def __init__(self, node: RealNode, *, name: str = "device-plugin", revision: Revision = THIS, **flags: str) -> None:
+    def __init__(
+        self,
+        node: RealNode,
+        *,
+        name: str = "device-plugin",
+        revision: Revision = THIS,
+        **flags: str,
+    ) -> None:
         self.node = node
         self.name = name
         self.cards: tuple[Card, ...] = ()
         self._file = node.folder / "cards.yaml"
         self._revision = revision
-        self._defaults = shipped_flags("device-plugin.yaml", CONTAINER, revision) | {
-            "node_name": node.name, "mock_devices": str(self._file), "hook_path": HOOK,
-            "config_file": str(revision.manifests / "device-config.yaml"),
-            "node_config_file": str(revision.manifests / "node-config.json"),
-            "library_source": "",  # `install_limiter` installs the limiter
-            "health_bind_address": f"127.0.0.1:{free_port()}",  # all plugins share the addresses of the machine
-        } | flags
+        self._defaults = (
+            shipped_flags("device-plugin.yaml", CONTAINER, revision)
+            | {
+                "node_name": node.name,
+                "mock_devices": str(self._file),
+                "hook_path": HOOK,
+                "config_file": str(revision.manifests / "device-config.yaml"),
+                "node_config_file": str(revision.manifests / "node-config.json"),
+                "library_source": "",  # `install_limiter` installs the limiter
+                "health_bind_address": f"127.0.0.1:{free_port()}",  # all plugins share the addresses of the machine
+            }
+            | flags
+        )
         self.program: NodeProgram
         self._begun = 0
 
@@ -84,13 +99,18 @@ class DevicePlugin:
 
     def set_health(self, uuid: str, health: bool | str) -> None:
         """Sets the health of a GPU."""
-        self.insert(*(replace(card, health=health) if card.uuid == uuid else card for card in self.cards))
+        self.insert(
+            *(replace(card, health=health) if card.uuid == uuid else card for card in self.cards)
+        )
 
     def install_limiter(self, content: bytes) -> None:
         """Installs the files of the limiter like the image of the plugin does: each is replaced atomically."""
         folder = self.node.path(HOOK) / "vgpu"
         folder.mkdir(parents=True, exist_ok=True)
-        for name, data in (("libvgpu.so", content), ("ld.so.preload", f"{HOOK}/vgpu/libvgpu.so\n".encode())):
+        for name, data in (
+            ("libvgpu.so", content),
+            ("ld.so.preload", f"{HOOK}/vgpu/libvgpu.so\n".encode()),
+        ):
             fresh = folder / f".{name}.new"
             fresh.write_bytes(data)
             fresh.rename(folder / name)
@@ -99,10 +119,24 @@ class DevicePlugin:
 
     def start(self, **flags: str) -> DevicePlugin:
         """Starts it with its flags, changed by *flags*; does not wait for the registration."""
-        words = [f"--{name.replace('_', '-')}={value}" for name, value in (self._defaults | flags).items()]
-        self.program = self.node.program(self.name, [sys.executable, "-m", "hami.cli", "device-plugin", *words], env={
-            **{key: value for key, value in os.environ.items() if key not in ("NODE_NAME", "HOOK_PATH")},
-            **self._revision.environment, "KUBECONFIG": str(account_kubeconfig(self.node)), "PYTHONUNBUFFERED": "1"})
+        words = [
+            f"--{name.replace('_', '-')}={value}"
+            for name, value in (self._defaults | flags).items()
+        ]
+        self.program = self.node.program(
+            self.name,
+            [sys.executable, "-m", "hami.cli", "device-plugin", *words],
+            env={
+                **{
+                    key: value
+                    for key, value in os.environ.items()
+                    if key not in ("NODE_NAME", "HOOK_PATH")
+                },
+                **self._revision.environment,
+                "KUBECONFIG": str(account_kubeconfig(self.node)),
+                "PYTHONUNBUFFERED": "1",
+            },
+        )
         self._begun = self.program.log.stat().st_size if self.program.log.exists() else 0
         self.program.start()
         return self
@@ -130,19 +164,26 @@ class DevicePlugin:
 
     def log(self) -> str:
         """Returns the log since the last start."""
-        return self.program.log.read_bytes()[self._begun:].decode(errors="replace")
+        return self.program.log.read_bytes()[self._begun :].decode(errors="replace")
 
     def wait_registered(self, timeout: float = 30) -> None:
         """Waits until the kubelet has accepted its registration."""
+
         def registered() -> bool:
-            assert self.program.running(), f"hami device-plugin ended ({self.program.exit_code}):\n{self.log()[-3000:]}"
+            assert self.program.running(), (
+                f"hami device-plugin ended ({self.program.exit_code}):\n{self.log()[-3000:]}"
+            )
             return "registered with the kubelet" in self.log()
 
-        eventually(registered, lambda: f"the plugin has registered:\n{self.log()[-3000:]}", timeout=timeout)
+        eventually(
+            registered, lambda: f"the plugin has registered:\n{self.log()[-3000:]}", timeout=timeout
+        )
 
     def readiness(self) -> tuple[int, str]:
         """Returns status and body of its readiness probe."""
-        answer = urllib3.request("GET", f"http://{self._defaults['health_bind_address']}/readyz", retries=False)
+        answer = urllib3.request(
+            "GET", f"http://{self._defaults['health_bind_address']}/readyz", retries=False
+        )
         return answer.status, answer.data.decode().strip()
 
     def allocate_seconds(self) -> list[float]:
@@ -150,7 +191,9 @@ class DevicePlugin:
         return [float(found[1]) for found in ALLOCATED.finditer(self.log())]
 
 
-def account_kubeconfig(node: RealNode, account: str = ACCOUNT, rights: str = "device-plugin-rbac.yaml") -> Path:
+def account_kubeconfig(
+    node: RealNode, account: str = ACCOUNT, rights: str = "device-plugin-rbac.yaml"
+) -> Path:
     """Returns a kubeconfig with a token of a shipped account on *node*, created once. *rights*: the manifest of it."""
     target = node.folder / f"{account}.kubeconfig"
     if target.exists():

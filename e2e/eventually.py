@@ -15,8 +15,13 @@ class WaitTimeout(AssertionError):
     """A condition did not hold in time; the message contains the last observed state."""
 
 
-def eventually(check: Callable[[], T], message: str | Callable[[], str], *, timeout: float = 30,
-               interval: float = 0.05) -> T:
+def eventually(
+    check: Callable[[], T],
+    message: str | Callable[[], str],
+    *,
+    timeout: float = 30,
+    interval: float = 0.05,
+) -> T:
     """Returns the first true result of *check*, which is called every *interval* seconds.
 
     An exception in *check* ends the wait. Raises: WaitTimeout with *message* after *timeout* seconds.
@@ -24,6 +29,8 @@ def eventually(check: Callable[[], T], message: str | Callable[[], str], *, time
     deadline = time.monotonic() + timeout
     while not (result := check()):
         if time.monotonic() > deadline:
-            raise WaitTimeout(f"not within {timeout:g} s: {message() if callable(message) else message}")
+            raise WaitTimeout(
+                f"not within {timeout:g} s: {message() if callable(message) else message}"
+            )
         time.sleep(interval)
     return result

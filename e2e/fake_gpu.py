@@ -30,8 +30,13 @@ FOLDER = f"{HOOK}/fake"
 """Folder on the node, and in containers."""
 CARDS = tuple(Card(uuid=uuid_of(number)) for number in range(2))
 CLIENT = f"CUDA_VISIBLE_DEVICES=$NVIDIA_VISIBLE_DEVICES {FOLDER}/loader {FOLDER}/client symbol"
-SETTINGS = {"LD_LIBRARY_PATH": FOLDER, "FAKE_CUDA_STATE": f"{FOLDER}/machine", "FAKE_CUDA_CTX_MIB": "0",
-            "FAKE_CUDA_DEVICES": str(len(CARDS)), "FAKE_CUDA_TOTAL_MIB": str(CARDS[0].memory)}
+SETTINGS = {
+    "LD_LIBRARY_PATH": FOLDER,
+    "FAKE_CUDA_STATE": f"{FOLDER}/machine",
+    "FAKE_CUDA_CTX_MIB": "0",
+    "FAKE_CUDA_DEVICES": str(len(CARDS)),
+    "FAKE_CUDA_TOTAL_MIB": str(CARDS[0].memory),
+}
 LIBRARY = re.compile(r"(/\S+) \(0x")
 
 
@@ -55,9 +60,13 @@ class FakeGpus:
         self._builds = builds
         folder = node.path(FOLDER)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "machine").unlink(missing_ok=True)  # processes of containers that have ended would count
+        (folder / "machine").unlink(
+            missing_ok=True
+        )  # processes of containers that have ended would count
         programs = [builds.client, builds.library(), *builds.driver.glob("*.so.1")]
-        printed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+        printed = subprocess.run(
+            ["ldd", *programs], capture_output=True, text=True, check=True
+        ).stdout
         for library in {*LIBRARY.findall(printed), *map(str, programs)}:
             shutil.copy(library, folder)
         (loader,) = (path for path in folder.iterdir() if path.name.startswith("ld-linux"))
@@ -71,17 +80,23 @@ class FakeGpus:
     def used_mib(self, card: int = 0) -> int:
         """Returns the memory of a card that is in use, by the driver's account."""
         state = self.node.path(FOLDER) / "machine"
-        return Machine(state).allocated(card) // MIB if state.exists() else 0  # the first program makes it
+        return (
+            Machine(state).allocated(card) // MIB if state.exists() else 0
+        )  # the first program makes it
 
     def answers(self, item: Object, count: int, name: str = "main") -> list[list[int]]:
         """Returns the numbers that a container of the pod *item* has answered with, for each command, in all its runs.
 
         Waits until there are *count* answers.
         """
+
         def found() -> list[list[int]]:
             return numbers(self.node.output(item, name))
 
-        eventually(lambda: len(found()) >= count, lambda: f"{count} answers, not {self.node.output(item, name)}")
+        eventually(
+            lambda: len(found()) >= count,
+            lambda: f"{count} answers, not {self.node.output(item, name)}",
+        )
         return found()
 
     def run(self, container: str, *commands: str) -> list[list[int]]:
@@ -107,7 +122,8 @@ def client(*commands: str, name: str = "main", first: str = "", **asked: int | s
     return container(name, **asked) | {  # type: ignore[arg-type]
         "command": ["sh", "-c", f"{first}({typed(commands)}; sleep inf) | {CLIENT}"],
         "env": [{"name": key, "value": value} for key, value in SETTINGS.items()],
-        "volumeMounts": [{"name": "fake", "mountPath": FOLDER}]}
+        "volumeMounts": [{"name": "fake", "mountPath": FOLDER}],
+    }
 
 
 def client_pod(name: str, *containers: Object, **annotations: str) -> Object:
@@ -124,4 +140,6 @@ def typed(commands: Iterable[str]) -> str:
 
 def numbers(text: str) -> list[list[int]]:
     """Returns the answers of a client, of which each is a line of numbers."""
-    return [list(map(int, line.split())) for line in text.splitlines() if re.fullmatch(r"[\d ]+", line)]
+    return [
+        list(map(int, line.split())) for line in text.splitlines() if re.fullmatch(r"[\d ]+", line)
+    ]

@@ -16,8 +16,13 @@ __all__ = ["say_farewell"]
 BEGIN = "The cluster stays up until Ctrl-C. Paste this into another terminal:"
 
 
-def say_farewell(console: Console, cluster: LocalCluster, namespace: str, commands: Iterable[str], notes: Iterable[str],
-                 ) -> None:
+def say_farewell(
+    console: Console,
+    cluster: LocalCluster,
+    namespace: str,
+    commands: Iterable[str],
+    notes: Iterable[str],
+) -> None:
     """Prints how to use the cluster. *namespace*: of its context from now on. *commands*: of kubectl and hami, and of
     the programs of the shell. *notes*: lines that are no commands.
 
@@ -34,6 +39,11 @@ def setup(cluster: LocalCluster) -> list[str]:
 
     The kubectl is that of the cluster's version. The folder of hami comes last: it has a Python, too.
     """
-    kubectl, hami = (shlex.quote(str(folder)) for folder in (
-        cluster.binaries["kubectl"].parent, Path(sys.executable).parent))
-    return [f'export PATH={kubectl}:"$PATH":{hami}', f"export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}"]
+    kubectl, hami = (
+        shlex.quote(str(folder))
+        for folder in (cluster.binaries["kubectl"].parent, Path(sys.executable).parent)
+    )
+    return [
+        f'export PATH={kubectl}:"$PATH":{hami}',
+        f"export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}",
+    ]

@@ -27,7 +27,9 @@ class FlakyTests:
         self._failures: dict[str, str] = {}
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
         if item.nodeid not in self._causes:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -44,8 +46,13 @@ class FlakyTests:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collects failures from reports: the tests may have run in other processes (pytest-xdist)."""
         if report.when == "setup":
-            self._failures.update({report.nodeid: str(text) for name, text in report.user_properties
-                                   if name == FIRST_FAILURE})
+            self._failures.update(
+                {
+                    report.nodeid: str(text)
+                    for name, text in report.user_properties
+                    if name == FIRST_FAILURE
+                }
+            )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._failures:

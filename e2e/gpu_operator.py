@@ -16,8 +16,12 @@ __all__ = ["DRIVER", "READY", "RUNTIME_CLASS", "install_driver", "install_toolki
 
 DRIVER = "/run/nvidia/driver"
 READY = "/run/nvidia/validations/toolkit-ready"
-RUNTIME_CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"},
-                 "handler": "nvidia"}
+RUNTIME_CLASS = {
+    "apiVersion": "node.k8s.io/v1",
+    "kind": "RuntimeClass",
+    "metadata": {"name": "nvidia"},
+    "handler": "nvidia",
+}
 RUNTIME = """#!{python}
 # Adds the driver and the visible devices to a container, and starts it with runc.
 import json, os, sys
@@ -53,7 +57,10 @@ def install_driver(node: RealNode, gpus: int) -> None:
 
 def install_toolkit(node: RealNode) -> None:
     """Puts the runtime on the node, which containerd has as ``nvidia``, and creates the RuntimeClass."""
-    executable(node.folder / "nvidia-container-runtime", RUNTIME.format(python=sys.executable, driver=DRIVER))
+    executable(
+        node.folder / "nvidia-container-runtime",
+        RUNTIME.format(python=sys.executable, driver=DRIVER),
+    )
     node.kube.create(RUNTIME_CLASS)
     ready = node.path(READY)
     ready.parent.mkdir(parents=True, exist_ok=True)

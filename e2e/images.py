@@ -29,16 +29,29 @@ def pack_box(target: Path, name: str, box: Path, *, command: Sequence[str] = ("s
     *box*: the program, whose source is in ``e2e/runtime/box``. *command*: the default one of its containers.
     """
     layer = root_filesystem(box)
-    configuration = json.dumps({
-        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()), "os": "linux", "created": EPOCH,
-        "config": {"Cmd": list(command), "Env": ["PATH=/bin"], "WorkingDir": "/"},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
-        "history": [{"created": EPOCH, "created_by": "e2e.images"}],
-    }).encode()
+    configuration = json.dumps(
+        {
+            "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
+            "os": "linux",
+            "created": EPOCH,
+            "config": {"Cmd": list(command), "Env": ["PATH=/bin"], "WorkingDir": "/"},
+            "rootfs": {
+                "type": "layers",
+                "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"],
+            },
+            "history": [{"created": EPOCH, "created_by": "e2e.images"}],
+        }
+    ).encode()
     digest = hashlib.sha256(configuration).hexdigest()
-    manifest = json.dumps([{"Config": f"{digest}.json", "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
+    manifest = json.dumps(
+        [{"Config": f"{digest}.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    ).encode()
     with tarfile.open(target, "w") as archive:
-        for path, content in ((f"{digest}.json", configuration), ("layer.tar", layer), ("manifest.json", manifest)):
+        for path, content in (
+            (f"{digest}.json", configuration),
+            ("layer.tar", layer),
+            ("manifest.json", manifest),
+        ):
             add(archive, path, content)
 
 
@@ -52,7 +65,11 @@ def root_filesystem(box: Path) -> bytes:
         names = subprocess.run([box], capture_output=True, text=True, check=True).stdout.split()
         for name in names:
             add(layer, f"bin/{name}", type=tarfile.SYMTYPE, linkname="box", mode=0o777)
-        add(layer, "etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")
+        add(
+            layer,
+            "etc/passwd",
+            b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+        )
         add(layer, "etc/group", b"root:x:0:\nnogroup:x:65534:\n")
     return written.getvalue()
 

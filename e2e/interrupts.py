@@ -92,6 +92,7 @@ def run(main: Callable[[], int]) -> int:
 
 def run_whole(main: Callable[[], int]) -> int:
     """As `run`; and when the program ends, or is killed, all processes end that it has started."""
+
     def reaped() -> int:
         with reaper.claimed() as folder, reaper.marked(folder):
             return main()

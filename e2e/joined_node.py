@@ -30,10 +30,17 @@ class JoinedNode:
         """Returns the object of the node."""
         return self.kube.get("Node", self.name)
 
-    def wait_node(self, holds: Callable[[Object], Any], *, timeout: float = 60, what: str = "") -> Any:
+    def wait_node(
+        self, holds: Callable[[Object], Any], *, timeout: float = 60, what: str = ""
+    ) -> Any:
         """Waits until *holds*, given the object of the node, returns something true, and returns that."""
-        return self.kube.wait("Node", lambda nodes: self.name in nodes and holds(nodes[self.name]), timeout=timeout,
-                              what=f"node {self.name}: {what}", fieldSelector=f"metadata.name={self.name}")
+        return self.kube.wait(
+            "Node",
+            lambda nodes: self.name in nodes and holds(nodes[self.name]),
+            timeout=timeout,
+            what=f"node {self.name}: {what}",
+            fieldSelector=f"metadata.name={self.name}",
+        )
 
     def wait_ready(self, timeout: float = 90) -> None:
         """Waits until the node is Ready and has no taints."""
@@ -48,12 +55,17 @@ class JoinedNode:
 
     def wait_allocatable(self, resource: str, amount: int, *, timeout: float = 60) -> None:
         """Waits until the kubelet offers exactly *amount* of *resource*."""
-        self.wait_node(lambda node: node["status"].get("allocatable", {}).get(resource) == str(amount),
-                       timeout=timeout, what=f"offers {amount} {resource}")
+        self.wait_node(
+            lambda node: node["status"].get("allocatable", {}).get(resource) == str(amount),
+            timeout=timeout,
+            what=f"offers {amount} {resource}",
+        )
 
     def lend(self, sandbox: Sandbox) -> None:
         """Reserves the node for *sandbox*."""
-        self.kube.merge_patch("Node", self.name, {"metadata": {"labels": {LABEL: sandbox.namespace}}})
+        self.kube.merge_patch(
+            "Node", self.name, {"metadata": {"labels": {LABEL: sandbox.namespace}}}
+        )
 
     @contextlib.contextmanager
     def lent(self, sandbox: Sandbox) -> Iterator[None]:

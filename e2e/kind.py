@@ -56,11 +56,18 @@ def missing() -> str:
 
 def run(*command: str | Path, **options: Any) -> str:
     """Returns the standard output of *command*. Raises: ClusterUnavailable with its output."""
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
-                          **options)
+    done = subprocess.run(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        check=False,
+        **options,
+    )
     if done.returncode != 0:
         said = (done.stdout + done.stderr).decode(errors="replace")
-        raise ClusterUnavailable(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{said[-4000:]}")
+        raise ClusterUnavailable(
+            f"{' '.join(map(str, command))} ended with {done.returncode}:\n{said[-4000:]}"
+        )
     return done.stdout.decode()
 
 
@@ -70,11 +77,15 @@ def is_rolled_out(kind: str, workload: Object) -> bool:
     status = workload.get("status", {})
     if kind == "Deployment":
         wanted = workload["spec"]["replicas"]
-        counts = [status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas")]
+        counts = [
+            status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas")
+        ]
     else:
         wanted = status.get("desiredNumberScheduled", 0)
         counts = [status.get(key, 0) for key in ("updatedNumberScheduled", "numberAvailable")]
-    return status.get("observedGeneration", 0) >= workload["metadata"]["generation"] and set(counts) == {wanted}
+    return status.get("observedGeneration", 0) >= workload["metadata"]["generation"] and set(
+        counts
+    ) == {wanted}
 
 
 @contextlib.contextmanager
@@ -83,7 +94,15 @@ def created(tool: Tool, config: Path, *, keep: bool) -> Iterator[Tool]:
     tool.ensure_kind()
     found = tool.name in run(tool.kind_path, "get", "clusters").split()
     if found:
-        run(tool.kind_path, "export", "kubeconfig", "--name", tool.name, "--kubeconfig", tool.kubeconfig_path)
+        run(
+            tool.kind_path,
+            "export",
+            "kubeconfig",
+            "--name",
+            tool.name,
+            "--kubeconfig",
+            tool.kubeconfig_path,
+        )
     try:
         tool.create(config_file=config)
         yield tool
@@ -103,11 +122,15 @@ class KindCluster(ExternalCluster):
         self.version: str = self.kube.call("GET", "/version")["gitVersion"]
         self._tool = tool
         self.workers = [
-            Worker(self, node["metadata"]["name"]) for node in self.kube.list("Node")
+            Worker(self, node["metadata"]["name"])
+            for node in self.kube.list("Node")
             if "node-role.kubernetes.io/control-plane" not in node["metadata"]["labels"]
-            and FAKE_NODE not in (node["metadata"].get("annotations") or {})]
+            and FAKE_NODE not in (node["metadata"].get("annotations") or {})
+        ]
         if not self.workers:
-            raise ClusterUnavailable(f"kind cluster {tool.name} has no worker: devices are offered on workers")
+            raise ClusterUnavailable(
+                f"kind cluster {tool.name} has no worker: devices are offered on workers"
+            )
 
     @classmethod
     @contextlib.contextmanager
@@ -184,10 +207,18 @@ class KindCluster(ExternalCluster):
 
     def scale(self, replicas: int) -> None:
         """Scales the scheduler, and waits until removed pods have left the Service and the others serve the webhook."""
-        self.kubectl("scale", "deployment/hami-scheduler", f"--replicas={replicas}", "-n", NAMESPACE)
+        self.kubectl(
+            "scale", "deployment/hami-scheduler", f"--replicas={replicas}", "-n", NAMESPACE
+        )
         self.wait_rolled_out("deployment/hami-scheduler")
-        self.kube.wait("Pod", lambda pods: len(pods) == replicas, NAMESPACE, timeout=90,
-                       what=f"{replicas} pods of the scheduler", labelSelector=COMPONENT.format("hami-scheduler"))
+        self.kube.wait(
+            "Pod",
+            lambda pods: len(pods) == replicas,
+            NAMESPACE,
+            timeout=90,
+            what=f"{replicas} pods of the scheduler",
+            labelSelector=COMPONENT.format("hami-scheduler"),
+        )
         if replicas:
             wait_for_webhook(self.kube)
 
@@ -198,8 +229,14 @@ class KindCluster(ExternalCluster):
             kind, name = workload.split("/")
             kind = {"deployment": "Deployment", "daemonset": "DaemonSet"}[kind]
             self.kube.wait(
-                kind, lambda found, kind=kind, name=name: name in found and is_rolled_out(kind, found[name]),
-                NAMESPACE, timeout=ROLLOUT_SECONDS, what=f"{workload} is rolled out")
+                kind,
+                lambda found, kind=kind, name=name: (
+                    name in found and is_rolled_out(kind, found[name])
+                ),
+                NAMESPACE,
+                timeout=ROLLOUT_SECONDS,
+                what=f"{workload} is rolled out",
+            )
 
     def kubectl(self, *words: str) -> str:
         """Returns the standard output of kubectl. Raises: ClusterUnavailable with its output."""
@@ -208,8 +245,11 @@ class KindCluster(ExternalCluster):
 
     def pods_of(self, component: str) -> list[Object]:
         """Returns the pods of ``hami-scheduler`` or ``hami-device-plugin`` that are not being deleted."""
-        return [item for item in self.kube.list("Pod", NAMESPACE, labelSelector=COMPONENT.format(component))
-                if "deletionTimestamp" not in item["metadata"]]
+        return [
+            item
+            for item in self.kube.list("Pod", NAMESPACE, labelSelector=COMPONENT.format(component))
+            if "deletionTimestamp" not in item["metadata"]
+        ]
 
     def logs(self, lines: int = 60, size: int = 8000) -> str:
         """Returns what can be seen of HAMi, in whatever namespace it runs: pods, Services, recent logs and events, and
@@ -218,14 +258,31 @@ class KindCluster(ExternalCluster):
         pods = self.kube.list("Pod", labelSelector=COMPONENTS)
         namespaces = {item["metadata"]["namespace"] for item in pods}
         found = ("pods", "--all-namespaces", "--selector", COMPONENTS)
-        parts = [("get", *found, "--output=wide", "--show-labels"), ("get", *found, "--output", STATES),
-                 ("get", "nodes", "--output", ANNOTATIONS)]
-        parts += [("get", "services,endpointslices", "--namespace", name) for name in sorted(namespaces)]
-        parts += [("get", "events", "--namespace", name, "--sort-by=.lastTimestamp")
-                  for name in sorted(namespaces | {"default"})]
-        parts += [("logs", "--namespace", item["metadata"]["namespace"], item["metadata"]["name"],
-                   "--container", container["name"], f"--tail={lines}")
-                  for item in pods for container in item["spec"]["containers"]]
+        parts = [
+            ("get", *found, "--output=wide", "--show-labels"),
+            ("get", *found, "--output", STATES),
+            ("get", "nodes", "--output", ANNOTATIONS),
+        ]
+        parts += [
+            ("get", "services,endpointslices", "--namespace", name) for name in sorted(namespaces)
+        ]
+        parts += [
+            ("get", "events", "--namespace", name, "--sort-by=.lastTimestamp")
+            for name in sorted(namespaces | {"default"})
+        ]
+        parts += [
+            (
+                "logs",
+                "--namespace",
+                item["metadata"]["namespace"],
+                item["metadata"]["name"],
+                "--container",
+                container["name"],
+                f"--tail={lines}",
+            )
+            for item in pods
+            for container in item["spec"]["containers"]
+        ]
         said = []
         for part in parts:
             try:
@@ -243,13 +300,26 @@ class KindCluster(ExternalCluster):
     def retag(self, repository: str, name: str) -> None:
         """Gives one of our images another *name*, with its registry, on all nodes."""
         for node in self.nodes():
-            run("docker", "exec", node.name, "ctr", "--namespace=k8s.io", "images", "tag", "--force",
-                f"{LIBRARY}/{repository}:{RELEASE}", name)
+            run(
+                "docker",
+                "exec",
+                node.name,
+                "ctr",
+                "--namespace=k8s.io",
+                "images",
+                "tag",
+                "--force",
+                f"{LIBRARY}/{repository}:{RELEASE}",
+                name,
+            )
 
     def nodes(self) -> list[Worker]:
         """Returns all nodes with a kubelet, the control plane included."""
-        return [Worker(self, node["metadata"]["name"]) for node in self.kube.list("Node")
-                if FAKE_NODE not in (node["metadata"].get("annotations") or {})]
+        return [
+            Worker(self, node["metadata"]["name"])
+            for node in self.kube.list("Node")
+            if FAKE_NODE not in (node["metadata"].get("annotations") or {})
+        ]
 
     # -- how it comes about
 
@@ -268,27 +338,60 @@ class KindCluster(ExternalCluster):
         """
         folder = self.folder / f"{overlay}-{tag}"
         folder.mkdir(exist_ok=True)
-        away = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-            {"matchExpressions": [{"key": "type", "operator": "NotIn", "values": ["kwok"]}]}]}}
+        away = {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "type", "operator": "NotIn", "values": ["kwok"]}]}
+                ]
+            }
+        }
         pods = "/spec/template/spec/affinity"
-        plugin = ([{"op": "add", "path": pods, "value": {"nodeAffinity": away}}] if overlay == "kind" else
-                  {"$patch": "delete", "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "any"}})
-        (folder / "kustomization.yaml").write_text(yaml.safe_dump({
-            "resources": [os.path.relpath(MANIFESTS.parent / "overlays" / overlay, folder.resolve())],
-            "images": [{"name": name, "newTag": tag} for name in IMAGES] + [
-                {"name": "registry.k8s.io/kube-scheduler", "newTag": self.version}],
-            "patches": [{"target": {"kind": "DaemonSet"}, "patch": yaml.safe_dump(plugin)},
-                        {"target": {"kind": "Deployment"}, "patch": yaml.safe_dump([
-                            {"op": "add", "path": f"{pods}/nodeAffinity", "value": away}])}]}))
+        plugin = (
+            [{"op": "add", "path": pods, "value": {"nodeAffinity": away}}]
+            if overlay == "kind"
+            else {
+                "$patch": "delete",
+                "apiVersion": "apps/v1",
+                "kind": "DaemonSet",
+                "metadata": {"name": "any"},
+            }
+        )
+        (folder / "kustomization.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "resources": [
+                        os.path.relpath(MANIFESTS.parent / "overlays" / overlay, folder.resolve())
+                    ],
+                    "images": [{"name": name, "newTag": tag} for name in IMAGES]
+                    + [{"name": "registry.k8s.io/kube-scheduler", "newTag": self.version}],
+                    "patches": [
+                        {"target": {"kind": "DaemonSet"}, "patch": yaml.safe_dump(plugin)},
+                        {
+                            "target": {"kind": "Deployment"},
+                            "patch": yaml.safe_dump(
+                                [{"op": "add", "path": f"{pods}/nodeAffinity", "value": away}]
+                            ),
+                        },
+                    ],
+                }
+            )
+        )
         return folder
 
     def _kwok(self) -> Program:
         """Returns kwok, restricted to fake nodes."""
-        return Program("kwok", [
-            str(binaries.find_one("kwok")), f"--kubeconfig={self.kubeconfig.resolve()}", "--manage-all-nodes=false",
-            f"--manage-nodes-with-annotation-selector={FAKE_NODE}=fake", "--node-lease-duration-seconds=40",
-            f"--config={STAGES}",
-        ], self.folder / "kwok.log")
+        return Program(
+            "kwok",
+            [
+                str(binaries.find_one("kwok")),
+                f"--kubeconfig={self.kubeconfig.resolve()}",
+                "--manage-all-nodes=false",
+                f"--manage-nodes-with-annotation-selector={FAKE_NODE}=fake",
+                "--node-lease-duration-seconds=40",
+                f"--config={STAGES}",
+            ],
+            self.folder / "kwok.log",
+        )
 
 
 COMPONENT = "app.kubernetes.io/component={}"
@@ -306,8 +409,13 @@ class Worker(JoinedNode):
 
     def address(self) -> str:
         """Returns the address at which this machine reaches the node."""
-        return str(next(found["address"] for found in self.node()["status"]["addresses"]
-                        if found["type"] == "InternalIP"))
+        return str(
+            next(
+                found["address"]
+                for found in self.node()["status"]["addresses"]
+                if found["type"] == "InternalIP"
+            )
+        )
 
     def label(self, labels: Mapping[str, str]) -> None:
         self.kube.merge_patch("Node", self.name, {"metadata": {"labels": dict(labels)}})
@@ -316,34 +424,53 @@ class Worker(JoinedNode):
         """Kills the kubelet, which systemd restarts, and waits until the device plugin has registered. Containers keep
         running.
         """
-        (plugin,) = [pod["metadata"]["name"] for pod in self._cluster.pods_of("hami-device-plugin")
-                     if pod["spec"]["nodeName"] == self.name]
+        (plugin,) = [
+            pod["metadata"]["name"]
+            for pod in self._cluster.pods_of("hami-device-plugin")
+            if pod["spec"]["nodeName"] == self.name
+        ]
         before = self._registrations(plugin)
         run("docker", "exec", self.name, "systemctl", "kill", "--signal=SIGKILL", "kubelet")
-        eventually(lambda: self._registrations(plugin) > before,
-                   lambda: f"the device plugin has registered again\n{self.logs()}",
-                   timeout=ROLLOUT_SECONDS, interval=0.5)
+        eventually(
+            lambda: self._registrations(plugin) > before,
+            lambda: f"the device plugin has registered again\n{self.logs()}",
+            timeout=ROLLOUT_SECONDS,
+            interval=0.5,
+        )
 
     def _registrations(self, plugin: str) -> int:
         try:
-            return self._cluster.kubectl("logs", "-n", NAMESPACE, plugin).count("registered with the kubelet")
+            return self._cluster.kubectl("logs", "-n", NAMESPACE, plugin).count(
+                "registered with the kubelet"
+            )
         except ClusterUnavailable:  # the kubelet is not running
             return 0
 
-    def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 30) -> str:
+    def output(
+        self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 30
+    ) -> str:
         """Returns the output of *container* once it contains *until*. Raises: WaitTimeout."""
         meta = pod["metadata"]
 
         def printed() -> str:
-            return self._cluster.kubectl("logs", "-n", meta["namespace"], meta["name"], "-c", container)
+            return self._cluster.kubectl(
+                "logs", "-n", meta["namespace"], meta["name"], "-c", container
+            )
 
-        eventually(lambda: until in printed(),
-                   lambda: f"{meta['name']}/{container} has printed {until!r}; its output is {printed()!r}",
-                   timeout=timeout, interval=0.2)
+        eventually(
+            lambda: until in printed(),
+            lambda: (
+                f"{meta['name']}/{container} has printed {until!r}; its output is {printed()!r}"
+            ),
+            timeout=timeout,
+            interval=0.2,
+        )
         return printed()
 
     def logs(self, size: int = 3000) -> str:
-        return run("docker", "exec", self.name, "journalctl", "-u", "kubelet", "--no-pager", "-n", "40")[-size:]
+        return run(
+            "docker", "exec", self.name, "journalctl", "-u", "kubelet", "--no-pager", "-n", "40"
+        )[-size:]
 
 
 def build_images() -> None:
@@ -358,17 +485,33 @@ def build_image(name: str, stage: str) -> None:
     Environment: ``HAMI_E2E_BASE_IMAGE`` replaces the base image, ``PIP_INDEX_URL`` and ``PIP_EXTRA_INDEX_URL`` apply,
     and ``SSL_CERT_FILE`` is the CA bundle of a proxy.
     """
-    arguments = [f"--build-arg={key}" for key in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL") if os.environ.get(key)]
+    arguments = [
+        f"--build-arg={key}"
+        for key in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+        if os.environ.get(key)
+    ]
     if base := os.environ.get("HAMI_E2E_BASE_IMAGE"):
         arguments.append(f"--build-arg=BASE={base}")
-    run("docker", "build", "--network=host", "--file=Containerfile", f"--tag={name}", f"--target={stage}", *arguments,
-        "-", input=build_context())
+    run(
+        "docker",
+        "build",
+        "--network=host",
+        "--file=Containerfile",
+        f"--tag={name}",
+        f"--target={stage}",
+        *arguments,
+        "-",
+        input=build_context(),
+    )
 
 
 def build_context() -> bytes:
     """Returns a tar of the files that ``.dockerignore`` admits, and of the CA bundle of the machine if it is set."""
-    taken = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()
-             if line.startswith("!") and line != "!tools"]  # of which there is one file
+    taken = [
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!") and line != "!tools"
+    ]  # of which there is one file
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
         for path in [ROOT / "Containerfile", *(ROOT / name for name in sorted(taken))]:

@@ -72,7 +72,11 @@ class LateWatch:
 
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                headers = {name: text for name, text in self.headers.items() if name.lower() not in HOP_BY_HOP}
+                headers = {
+                    name: text
+                    for name, text in self.headers.items()
+                    if name.lower() not in HOP_BY_HOP
+                }
                 is_watch = self.path.startswith("/api/v1/pods?") and "watch=true" in self.path
                 with contextlib.suppress(OSError, urllib3.exceptions.HTTPError):
                     answer = proxy.kube.pass_on(self.command, self.path, body, headers)

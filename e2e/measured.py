@@ -42,11 +42,17 @@ def own_address() -> str:
 @contextlib.contextmanager
 def announced(kube: Kube, *nodes: str) -> Iterator[None]:
     """Makes a pod for the monitor of each of *nodes*, at the address of this machine, and deletes it at the end."""
-    status = {"podIP": own_address(), "podIPs": [{"ip": own_address()}], "phase": "Running",
-              "conditions": [{"type": "Ready", "status": "True"}]}
+    status = {
+        "podIP": own_address(),
+        "podIPs": [{"ip": own_address()}],
+        "phase": "Running",
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
     for node in nodes:
         kube.create(pod(f"monitor-{node}", labels=LABELS, node_name=node), NAMESPACE)
-        kube.merge_patch("Pod", f"monitor-{node}", {"status": status}, NAMESPACE, subresource="status")
+        kube.merge_patch(
+            "Pod", f"monitor-{node}", {"status": status}, NAMESPACE, subresource="status"
+        )
     try:
         yield
     finally:
@@ -57,6 +63,7 @@ def announced(kube: Kube, *nodes: str) -> Iterator[None]:
 @contextlib.contextmanager
 def served(text: str, port: int) -> Iterator[None]:
     """Serves *text* as the metrics page of a monitor."""
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/metrics" else 404)
@@ -83,10 +90,14 @@ def plausible_page(found: Inventory) -> str:
             used, busy = hold.memory * share // 100, (hold.cores or 10) * share // 100
             memory, compute = memory + used, compute + busy
             part = f'device_uuid="{uuid}",namespace="{namespace}",pod="{name}"'
-            lines += [f"hami_vgpu_memory_used_bytes{{{part}}} {used * MIB}",
-                      f"hami_container_device_utilization_ratio{{{part}}} {busy}"]
-        lines += [f'hami_host_gpu_memory_used_bytes{{device_uuid="{uuid}"}} {min(memory, card.memory) * MIB}',
-                  f'hami_host_gpu_utilization_ratio{{device_uuid="{uuid}"}} {min(compute, 100)}']
+            lines += [
+                f"hami_vgpu_memory_used_bytes{{{part}}} {used * MIB}",
+                f"hami_container_device_utilization_ratio{{{part}}} {busy}",
+            ]
+        lines += [
+            f'hami_host_gpu_memory_used_bytes{{device_uuid="{uuid}"}} {min(memory, card.memory) * MIB}',
+            f'hami_host_gpu_utilization_ratio{{device_uuid="{uuid}"}} {min(compute, 100)}',
+        ]
     return "\n".join([*lines, ""])
 
 
@@ -95,25 +106,45 @@ class MonitorProcess:
 
     def __init__(self, kubeconfig: Path, node: str, folder: Path, port: int) -> None:
         self._folder = folder
-        words = ["--node-name", node, "--hook-path", str(folder), "--interval", "200ms",
-                 "--metrics-bind-address", f"{own_address()}:{port}"]
-        self._program = Program("monitor", [sys.executable, "-m", "hami.cli", "monitor", *words], folder / "log",
-                                env=os.environ | {"KUBECONFIG": str(kubeconfig)})
+        words = [
+            "--node-name",
+            node,
+            "--hook-path",
+            str(folder),
+            "--interval",
+            "200ms",
+            "--metrics-bind-address",
+            f"{own_address()}:{port}",
+        ]
+        self._program = Program(
+            "monitor",
+            [sys.executable, "-m", "hami.cli", "monitor", *words],
+            folder / "log",
+            env=os.environ | {"KUBECONFIG": str(kubeconfig)},
+        )
 
     def write_region(self, item: dict[str, Any], uuid: str, *, mib: int, percent: int) -> None:
         """Writes the region of the pod's container like its limiter does."""
         name = f"{item['metadata']['uid']}_{item['spec']['containers'][0]['name']}"
         directory = self._folder / "vgpu" / "containers" / name
         directory.mkdir(parents=True)
-        (directory / "x.cache").write_bytes(region_bytes(
-            uuids=(uuid,), limits=(8192 * MIB,), processes=[Process(used={0: mib * MIB}, sm={0: percent})]))
+        (directory / "x.cache").write_bytes(
+            region_bytes(
+                uuids=(uuid,),
+                limits=(8192 * MIB,),
+                processes=[Process(used={0: mib * MIB}, sm={0: percent})],
+            )
+        )
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Runs it."""
         self._program.start()
         try:
-            eventually(lambda: "serving" in self._program.tail() or not self._program.running(), self._program.tail)
+            eventually(
+                lambda: "serving" in self._program.tail() or not self._program.running(),
+                self._program.tail,
+            )
             yield
         finally:
             self._program.stop()

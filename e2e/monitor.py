@@ -30,11 +30,17 @@ class Monitor:
 
     def __init__(self, node: RealNode, **flags: str) -> None:
         self.node = node
-        self._flags = shipped_flags("monitor.yaml", "monitor") | {
-            "node_name": node.name, "mock_devices": str(node.folder / "cards.yaml"), "hook_path": HOOK,
-            "config_file": str(MANIFESTS / "device-config.yaml"),
-            "metrics_bind_address": f"127.0.0.1:{free_port()}",  # all programs share the addresses of the machine
-        } | flags
+        self._flags = (
+            shipped_flags("monitor.yaml", "monitor")
+            | {
+                "node_name": node.name,
+                "mock_devices": str(node.folder / "cards.yaml"),
+                "hook_path": HOOK,
+                "config_file": str(MANIFESTS / "device-config.yaml"),
+                "metrics_bind_address": f"127.0.0.1:{free_port()}",  # all programs share the addresses of the machine
+            }
+            | flags
+        )
         self.url = f"http://{self._flags['metrics_bind_address']}"
         self.program = self._program("monitor")
 
@@ -43,7 +49,9 @@ class Monitor:
         self.program.start()
 
         def is_ready() -> bool:
-            assert self.program.running(), f"hami monitor ended ({self.program.exit_code}):\n{self.log()}"
+            assert self.program.running(), (
+                f"hami monitor ended ({self.program.exit_code}):\n{self.log()}"
+            )
             try:
                 return self.answer("/readyz")[0] == 200
             except urllib3.exceptions.HTTPError:
@@ -62,7 +70,9 @@ class Monitor:
     def once(self, *words: str) -> str:
         """Returns what ``hami monitor --once`` prints."""
         program = self._program("monitor-once", "--once", *words)
-        return subprocess.run(program.argv, env=program.env, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            program.argv, env=program.env, capture_output=True, text=True, check=True
+        ).stdout
 
     def answer(self, path: str) -> tuple[int, str]:
         """Returns status and body of a page."""
@@ -77,9 +87,12 @@ class Monitor:
 
     def values(self, metric: str, namespace: str) -> dict[str, float]:
         """Returns the values of *metric* in *namespace*, by pod."""
-        return {sample.labels["pod"]: sample.value for family in text_string_to_metric_families(self.page())
-                for sample in family.samples
-                if sample.name == metric and sample.labels.get("namespace") == namespace}
+        return {
+            sample.labels["pod"]: sample.value
+            for family in text_string_to_metric_families(self.page())
+            for sample in family.samples
+            if sample.name == metric and sample.labels.get("namespace") == namespace
+        }
 
     def log(self) -> str:
         """Returns the end of the log."""
@@ -87,6 +100,16 @@ class Monitor:
 
     def _program(self, name: str, *words: str) -> NodeProgram:
         flags = [f"--{flag.replace('_', '-')}={value}" for flag, value in self._flags.items()]
-        return self.node.program(name, [sys.executable, "-m", "hami.cli", "monitor", *flags, *words], env={
-            **{key: value for key, value in os.environ.items() if key not in ("NODE_NAME", "HOOK_PATH")},
-            "KUBECONFIG": str(account_kubeconfig(self.node, ACCOUNT, "monitor-rbac.yaml")), "PYTHONUNBUFFERED": "1"})
+        return self.node.program(
+            name,
+            [sys.executable, "-m", "hami.cli", "monitor", *flags, *words],
+            env={
+                **{
+                    key: value
+                    for key, value in os.environ.items()
+                    if key not in ("NODE_NAME", "HOOK_PATH")
+                },
+                "KUBECONFIG": str(account_kubeconfig(self.node, ACCOUNT, "monitor-rbac.yaml")),
+                "PYTHONUNBUFFERED": "1",
+            },
+        )

@@ -20,8 +20,14 @@ from e2e.cluster import LocalCluster
 __all__ = ["CONTAINERD_1", "CONTAINERD_2", "TUNABLES", "control_group", "write_node_files"]
 
 Object = dict[str, Any]
-TUNABLES = {"vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10, "kernel/panic_on_oops": 1,
-            "kernel/keys/root_maxkeys": 1_000_000, "kernel/keys/root_maxbytes": 25_000_000}
+TUNABLES = {
+    "vm/overcommit_memory": 1,
+    "vm/panic_on_oom": 0,
+    "kernel/panic": 10,
+    "kernel/panic_on_oops": 1,
+    "kernel/keys/root_maxkeys": 1_000_000,
+    "kernel/keys/root_maxbytes": 25_000_000,
+}
 """Kernel settings that the kubelet insists on. It finds files that say so; the machine's own settings stay."""
 PODS = "10.244.0.0/16"
 """Addresses of pods, in a network that only they and containerd see."""
@@ -37,7 +43,10 @@ address = "{folder}/containerd.sock"
 [plugins."io.containerd.internal.v1.opt"]
 path = "{folder}/opt"
 """
-CONTAINERD_1 = "version = 2\n" + COMMON + """
+CONTAINERD_1 = (
+    "version = 2\n"
+    + COMMON
+    + """
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{sandbox_image}"
 restrict_oom_score_adj = true
@@ -55,8 +64,12 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
 SystemdCgroup = false
 """
+)
 """Of Debian's containerd 1.6, which knows no CDI."""
-CONTAINERD_2 = "version = 3\n" + COMMON + """
+CONTAINERD_2 = (
+    "version = 3\n"
+    + COMMON
+    + """
 [plugins."io.containerd.cri.v1.images"]
 snapshotter = "native"
 
@@ -83,12 +96,20 @@ runtime_type = "io.containerd.runc.v2"
 BinaryName = "{folder}/nvidia-container-runtime"
 SystemdCgroup = false
 """
+)
 """Of containerd 2, which reads CDI specifications in /etc/cdi and /var/run/cdi by default. The program of the runtime
 ``nvidia`` comes with e2e/gpu_operator.py."""
 
 
-def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, containerd: str, sandbox_image: str,
-                     plugins: Path) -> None:
+def write_node_files(
+    cluster: LocalCluster,
+    folder: Path,
+    name: str,
+    *,
+    containerd: str,
+    sandbox_image: str,
+    plugins: Path,
+) -> None:
     """Writes all files that the node *name* needs to join *cluster* into its *folder*.
 
     *containerd*: a template. *plugins*: the directory of the CNI plugins.
@@ -100,7 +121,8 @@ def write_node_files(cluster: LocalCluster, folder: Path, name: str, *, containe
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{value}\n")
     (folder / "containerd.toml").write_text(
-        containerd.format(folder=folder, plugins=plugins, sandbox_image=sandbox_image))
+        containerd.format(folder=folder, plugins=plugins, sandbox_image=sandbox_image)
+    )
     (folder / "cni" / "10-e2e.conflist").write_text(json.dumps(cni_config(folder)))
     (folder / "kubelet.yaml").write_text(yaml.safe_dump(kubelet_config(cluster, folder, name)))
     kubeconfig = folder / "kubeconfig"
@@ -116,8 +138,16 @@ def control_group(cluster: LocalCluster, name: str) -> tuple[str, str]:
 
 def cni_config(folder: Path) -> Object:
     """Returns a bridge in containerd's own network: pods reach each other, and nothing else."""
-    addresses = {"type": "host-local", "dataDir": str(folder / "addresses"), "ranges": [[{"subnet": PODS}]]}
-    return {"cniVersion": "0.4.0", "name": "e2e", "plugins": [{"type": "bridge", "bridge": "pods", "ipam": addresses}]}
+    addresses = {
+        "type": "host-local",
+        "dataDir": str(folder / "addresses"),
+        "ranges": [[{"subnet": PODS}]],
+    }
+    return {
+        "cniVersion": "0.4.0",
+        "name": "e2e",
+        "plugins": [{"type": "bridge", "bridge": "pods", "ipam": addresses}],
+    }
 
 
 def kubelet_config(cluster: LocalCluster, folder: Path, name: str) -> Object:
@@ -145,8 +175,16 @@ def kubelet_config(cluster: LocalCluster, folder: Path, name: str) -> Object:
         "nodeStatusUpdateFrequency": "1s",
         "nodeStatusReportFrequency": "1m",
         # ignore a full disk of the machine
-        "evictionHard": dict.fromkeys(("memory.available", "nodefs.available", "imagefs.available", "nodefs.inodesFree",
-                                       "imagefs.inodesFree"), "0%"),
+        "evictionHard": dict.fromkeys(
+            (
+                "memory.available",
+                "nodefs.available",
+                "imagefs.available",
+                "nodefs.inodesFree",
+                "imagefs.inodesFree",
+            ),
+            "0%",
+        ),
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
     }
@@ -162,18 +200,33 @@ def node_kubeconfig(cluster: LocalCluster, name: str) -> Object:
     assert isinstance(authority_key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.datetime.now(datetime.UTC)
-    subject = x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:nodes"),
-                         x509.NameAttribute(NameOID.COMMON_NAME, f"system:node:{name}")])
-    certificate = x509.CertificateBuilder(
-        subject_name=subject, issuer_name=authority.subject, public_key=key.public_key(),
-        serial_number=x509.random_serial_number(), not_valid_before=now - datetime.timedelta(hours=1),
-        not_valid_after=now + datetime.timedelta(days=7),
-    ).add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False).sign(
-        authority_key, hashes.SHA256())
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "system:nodes"),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"system:node:{name}"),
+        ]
+    )
+    certificate = (
+        x509.CertificateBuilder(
+            subject_name=subject,
+            issuer_name=authority.subject,
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=now - datetime.timedelta(hours=1),
+            not_valid_after=now + datetime.timedelta(days=7),
+        )
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
     user = {
         "client-certificate-data": encoded(certificate.public_bytes(serialization.Encoding.PEM)),
-        "client-key-data": encoded(key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())),
+        "client-key-data": encoded(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        ),
     }
     config: Object = yaml.safe_load(cluster.kubeconfig.read_text())
     return config | {"users": [{"name": item["name"], "user": user} for item in config["users"]]}

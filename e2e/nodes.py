@@ -68,43 +68,87 @@ def gpus(count: int, **fields: Any) -> tuple[Gpu, ...]:
 
 def mig_gpu(**fields: Any) -> Gpu:
     """Returns a GPU in MIG mode; its slots are the instances of the smallest profile."""
-    made: dict[str, Any] = {"mode": "mig", "slots": 7, "memory_mib": 40_960, "model": "NVIDIA A100-SXM4-40GB",
-                            "profiles": A100_40GB_PROFILES}
+    made: dict[str, Any] = {
+        "mode": "mig",
+        "slots": 7,
+        "memory_mib": 40_960,
+        "model": "NVIDIA A100-SXM4-40GB",
+        "profiles": A100_40GB_PROFILES,
+    }
     return Gpu(**made | fields)
 
 
 def registered(node: str, cards: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """Returns *cards* with their indexes, and with UUIDs derived from the node's name if they have none."""
     return tuple(
-        replace(card, index=index, uuid=card.uuid or f"GPU-{node}-{index}") for index, card in enumerate(cards))
+        replace(card, index=index, uuid=card.uuid or f"GPU-{node}-{index}")
+        for index, card in enumerate(cards)
+    )
 
 
 def register_text(cards: Iterable[Gpu]) -> str:
     """Returns the register annotation, without zero values."""
-    fields = [{
-        "id": card.uuid, "index": card.index, "count": card.slots, "devmem": card.memory_mib, "devcore": card.cores,
-        "type": card.model, "numa": card.numa, "mode": card.mode, "health": card.healthy,
-        "migProfiles": [{"name": one.name, "memoryMB": one.memory_mb, "core": one.cores, "sliceCount": one.slices,
-                         "placements": [{"start": start, "size": one.size} for start in one.starts]}
-                        for one in card.profiles],
-    } for card in cards]
+    fields = [
+        {
+            "id": card.uuid,
+            "index": card.index,
+            "count": card.slots,
+            "devmem": card.memory_mib,
+            "devcore": card.cores,
+            "type": card.model,
+            "numa": card.numa,
+            "mode": card.mode,
+            "health": card.healthy,
+            "migProfiles": [
+                {
+                    "name": one.name,
+                    "memoryMB": one.memory_mb,
+                    "core": one.cores,
+                    "sliceCount": one.slices,
+                    "placements": [{"start": start, "size": one.size} for start in one.starts],
+                }
+                for one in card.profiles
+            ],
+        }
+        for card in cards
+    ]
     kept = [{key: value for key, value in entry.items() if value} for entry in fields]
     return json.dumps(kept, separators=(",", ":"))
 
 
-def fake_node(name: str, cards: Iterable[Gpu], *, labels: Mapping[str, str] | None = None,
-              annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
+def fake_node(
+    name: str,
+    cards: Iterable[Gpu],
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Returns a node object. Allocatable ``nvidia.com/gpu`` is the sum of the slots."""
     cards = registered(name, cards)
-    room = {"cpu": "1000", "memory": "4Ti", "pods": "1000", "nvidia.com/gpu": str(sum(card.slots for card in cards))}
+    room = {
+        "cpu": "1000",
+        "memory": "4Ti",
+        "pods": "1000",
+        "nvidia.com/gpu": str(sum(card.slots for card in cards)),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": name,
-            "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64",
-                       "type": "kwok", "gpu": "on", **(labels or {})},
-            "annotations": {"kwok.x-k8s.io/node": "fake", REGISTER: register_text(cards), **(annotations or {})},
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "kubernetes.io/os": "linux",
+                "kubernetes.io/arch": "amd64",
+                "type": "kwok",
+                "gpu": "on",
+                **(labels or {}),
+            },
+            "annotations": {
+                "kwok.x-k8s.io/node": "fake",
+                REGISTER: register_text(cards),
+                **(annotations or {}),
+            },
         },
         "status": {"capacity": room, "allocatable": room},
     }

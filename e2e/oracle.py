@@ -29,12 +29,20 @@ class Oracle:
     answers: IO[str]
     classes: Sequence[Object]
 
-    def objection(self, node: str, slices: Sequence[Object], others: Sequence[Object], claim: Object) -> str:
+    def objection(
+        self, node: str, slices: Sequence[Object], others: Sequence[Object], claim: Object
+    ) -> str:
         """Returns why the allocator would not have allocated *claim* in this way; empty if it would.
 
         *slices*: those of *node*. *others*: the other claims that are allocated there.
         """
-        question = {"node": node, "slices": slices, "classes": self.classes, "claims": others, "claim": claim}
+        question = {
+            "node": node,
+            "slices": slices,
+            "classes": self.classes,
+            "claims": others,
+            "claim": claim,
+        }
         self.questions.write(json.dumps(question) + "\n")
         self.questions.flush()
         answer: str = json.loads(self.answers.readline())["objection"]
@@ -44,7 +52,12 @@ class Oracle:
 @contextlib.contextmanager
 def oracle(program: Path | None = None) -> Iterator[Oracle]:
     """Starts the *program*, built first if needed. Raises: BinariesMissing."""
-    with subprocess.Popen([program or binaries.find_oracle()], text=True, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
+    with subprocess.Popen(
+        [program or binaries.find_oracle()],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
         yield Oracle(process.stdin, process.stdout, list(yaml.safe_load_all(CLASS.read_text())))

@@ -12,11 +12,30 @@ from typing import Protocol, TypeVar
 
 __all__ = ["LONGEST", "longest_first"]
 
-LONGEST = ("test_realnode_start.py", "test_faults.py", "test_realnode_dra.py", "test_helm_takeover.py",
-           "test_realnode_plugin.py", "test_device_preemption.py", "test_slow_binding.py", "test_certificates.py",
-           "test_trust.py", "test_realnode_resize.py", "test_dra.py", "test_dashboard.py", "test_resize.py",
-           "test_realnode_claims.py", "test_realnode_limiter.py", "test_helm_chart.py", "test_simulate.py",
-           "test_preemption.py", "test_gangs.py", "test_upgrade.py", "test_lifecycle.py", "test_dra_text.py")
+LONGEST = (
+    "test_realnode_start.py",
+    "test_faults.py",
+    "test_realnode_dra.py",
+    "test_helm_takeover.py",
+    "test_realnode_plugin.py",
+    "test_device_preemption.py",
+    "test_slow_binding.py",
+    "test_certificates.py",
+    "test_trust.py",
+    "test_realnode_resize.py",
+    "test_dra.py",
+    "test_dashboard.py",
+    "test_resize.py",
+    "test_realnode_claims.py",
+    "test_realnode_limiter.py",
+    "test_helm_chart.py",
+    "test_simulate.py",
+    "test_preemption.py",
+    "test_gangs.py",
+    "test_upgrade.py",
+    "test_lifecycle.py",
+    "test_dra_text.py",
+)
 """Files that take more than a minute on two cores, the longest first."""
 
 

@@ -43,18 +43,39 @@ class Answer:
 def hami(kubeconfig: Path, *words: str | Path, typed: str = "") -> Answer:
     """Runs ``hami`` with *words* as the user of *kubeconfig*. *typed*: the standard input."""
     command = [sys.executable, "-m", "hami.cli", *map(str, words)]
-    done = subprocess.run(command, input=typed.encode(), capture_output=True, check=False, timeout=SECONDS,
-                          env=os.environ | {"KUBECONFIG": str(kubeconfig)})
+    done = subprocess.run(
+        command,
+        input=typed.encode(),
+        capture_output=True,
+        check=False,
+        timeout=SECONDS,
+        env=os.environ | {"KUBECONFIG": str(kubeconfig)},
+    )
     return Answer(done.returncode, done.stdout, done.stderr.decode())
 
 
-def ask(console: Console, cluster: LocalCluster, sandbox: Sandbox, *words: str, statuses: tuple[int, ...] = (0,),
-        ) -> None:
+def ask(
+    console: Console,
+    cluster: LocalCluster,
+    sandbox: Sandbox,
+    *words: str,
+    statuses: tuple[int, ...] = (0,),
+) -> None:
     """Runs a command of ``hami`` for people. Raises: CalledProcessError if it ends with none of *statuses*."""
     console.print(f"[bold]$ hami {' '.join(words)}")
     sys.stdout.flush()
-    done = subprocess.run([sys.executable, "-m", "hami.cli", *words, f"--kubeconfig={cluster.kubeconfig}",
-                           f"--namespace={sandbox.namespace}", f"--device-config-file={DEVICE_CONFIG}"], check=False)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "hami.cli",
+            *words,
+            f"--kubeconfig={cluster.kubeconfig}",
+            f"--namespace={sandbox.namespace}",
+            f"--device-config-file={DEVICE_CONFIG}",
+        ],
+        check=False,
+    )
     if done.returncode not in statuses:
         done.check_returncode()
     console.print()

@@ -9,8 +9,11 @@ __all__ = ["container", "init", "job", "pod", "sidecar"]
 
 Object = dict[str, Any]
 RESOURCES = {
-    "gpu": "nvidia.com/gpu", "gpumem": "nvidia.com/gpumem", "percent": "nvidia.com/gpumem-percentage",
-    "gpucores": "nvidia.com/gpucores", "priority": "nvidia.com/priority",
+    "gpu": "nvidia.com/gpu",
+    "gpumem": "nvidia.com/gpumem",
+    "percent": "nvidia.com/gpumem-percentage",
+    "gpucores": "nvidia.com/gpucores",
+    "priority": "nvidia.com/priority",
 }
 
 
@@ -35,9 +38,17 @@ def sidecar(name: str = "sidecar", **asked: int | str) -> Object:
     return container(name, **asked) | {"restartPolicy": "Always"}
 
 
-def pod(name: str, *, containers: Iterable[Object] | None = None, inits: Iterable[Object] = (),
-        annotations: Mapping[str, str] | None = None, labels: Mapping[str, str] | None = None,
-        scheduler: str | None = None, node_name: str | None = None, **asked: int | str) -> Object:
+def pod(
+    name: str,
+    *,
+    containers: Iterable[Object] | None = None,
+    inits: Iterable[Object] = (),
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    scheduler: str | None = None,
+    node_name: str | None = None,
+    **asked: int | str,
+) -> Object:
     """Returns a pod with one container that requests *asked*, or with *containers*."""
     spec: Object = {
         "containers": list(containers) if containers is not None else [container(**asked)],
@@ -58,9 +69,18 @@ def pod(name: str, *, containers: Iterable[Object] | None = None, inits: Iterabl
 def job(name: str, template: Object, *, count: int) -> Object:
     """Returns a Job that runs *count* pods of *template* in parallel."""
     spec = {**template["spec"], "restartPolicy": "Never"}
-    metadata = {"annotations": template["metadata"]["annotations"], "labels": template["metadata"]["labels"]}
+    metadata = {
+        "annotations": template["metadata"]["annotations"],
+        "labels": template["metadata"]["labels"],
+    }
     return {
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name},
-        "spec": {"completions": count, "parallelism": count, "backoffLimit": 0,
-                 "template": {"metadata": metadata, "spec": spec}},
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completions": count,
+            "parallelism": count,
+            "backoffLimit": 0,
+            "template": {"metadata": metadata, "spec": spec},
+        },
     }

@@ -24,11 +24,20 @@ def add_priorities(kube: Kube, names: Iterable[str] = PRIORITIES) -> None:
     The API server rejects pods of a class that its own watch has not seen yet.
     """
     for name in names:
-        kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
-                    "metadata": {"name": class_name(name)}, "value": PRIORITIES[name],
-                    "preemptionPolicy": "Never" if name == PATIENT else "PreemptLowerPriority"})
+        kube.apply(
+            {
+                "apiVersion": "scheduling.k8s.io/v1",
+                "kind": "PriorityClass",
+                "metadata": {"name": class_name(name)},
+                "value": PRIORITIES[name],
+                "preemptionPolicy": "Never" if name == PATIENT else "PreemptLowerPriority",
+            }
+        )
     for name in names:
-        eventually(partial(is_admitted, kube, of_priority(name, pod(f"of-{name}"))), f"pods of {name} are admitted")
+        eventually(
+            partial(is_admitted, kube, of_priority(name, pod(f"of-{name}"))),
+            f"pods of {name} are admitted",
+        )
 
 
 def remove_priorities(kube: Kube) -> None:

@@ -25,7 +25,9 @@ SERVER_PORTS = (20_000, 30_000)
 KILLED_S = 40.0
 """Seconds until a killed process has ended: it ends no write that a busy disk has begun."""
 MAX_CLAIMS = 256
-_claims: deque[int] = deque()  # sockets with abstract names, of which each can be bound once on this machine
+_claims: deque[int] = (
+    deque()
+)  # sockets with abstract names, of which each can be bound once on this machine
 
 
 def free_port() -> int:
@@ -61,7 +63,12 @@ def thread_states(pid: int) -> set[str]:
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                states.add(Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0])
+                states.add(
+                    Path(f"/proc/{pid}/task/{thread}/stat")
+                    .read_text()
+                    .rpartition(")")[2]
+                    .split()[0]
+                )
     return states
 
 
@@ -80,8 +87,16 @@ def group_members(group: int) -> list[int]:
 class Program:
     """A command line that can be started repeatedly. *wanted*: it was started and not stopped on purpose."""
 
-    def __init__(self, name: str, argv: Sequence[str], log: Path, *, cwd: Path | None = None,
-                 env: Mapping[str, str] | None = None, pid: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        pid: int | None = None,
+    ) -> None:
         self.name = name
         self.argv = list(argv)
         self.log = log
@@ -96,7 +111,13 @@ class Program:
     def adopt(cls, name: str, pid: int, log: Path) -> Program:
         """Returns the running process *pid* with its command line and working directory."""
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        return cls(name, [os.fsdecode(word) for word in argv], log, cwd=Path(os.readlink(f"/proc/{pid}/cwd")), pid=pid)
+        return cls(
+            name,
+            [os.fsdecode(word) for word in argv],
+            log,
+            cwd=Path(os.readlink(f"/proc/{pid}/cwd")),
+            pid=pid,
+        )
 
     def start(self) -> Program:
         with self._starting:
@@ -116,8 +137,15 @@ class Program:
         if self.running():
             return
         with open(self.log, "ab") as log:
-            self._child = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.cwd,
-                                           env=self.env, start_new_session=True)
+            self._child = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.cwd,
+                env=self.env,
+                start_new_session=True,
+            )
         self.pid = self._child.pid
 
     def running(self) -> bool:
@@ -139,10 +167,15 @@ class Program:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Suspends it (SIGSTOP), and waits until it is: connections stay open, nothing is answered. Its children go on.
-        """
+        """Suspends it (SIGSTOP), and waits until it is: connections stay open, nothing is answered.
+        Its children go on."""
         self.signal(signal.SIGSTOP)
-        eventually(self._is_suspended, f"{self.name} (pid {self.pid}) is suspended", timeout=10, interval=0.01)
+        eventually(
+            self._is_suspended,
+            f"{self.name} (pid {self.pid}) is suspended",
+            timeout=10,
+            interval=0.01,
+        )
 
     def _is_suspended(self) -> bool:
         states = thread_states(self.pid) if self.pid is not None else set()
@@ -179,8 +212,12 @@ class Program:
             os.killpg(self._child.pid, signal.SIGKILL)  # the leader of its own session
         self.wait_end(KILLED_S)
         group = self._child.pid
-        eventually(lambda: not group_members(group), f"the children of {self.name} have ended", timeout=KILLED_S,
-                   interval=0.01)
+        eventually(
+            lambda: not group_members(group),
+            f"the children of {self.name} have ended",
+            timeout=KILLED_S,
+            interval=0.01,
+        )
 
     def stop(self, timeout: float = 15) -> None:
         """Sends SIGTERM and waits until it has ended. Raises: WaitTimeout."""
@@ -190,8 +227,12 @@ class Program:
 
     def wait_end(self, timeout: float) -> None:
         """Waits until it has ended. Raises: WaitTimeout."""
-        eventually(lambda: not self.running(), f"{self.name} (pid {self.pid}) has ended", timeout=timeout,
-                   interval=0.01)
+        eventually(
+            lambda: not self.running(),
+            f"{self.name} (pid {self.pid}) has ended",
+            timeout=timeout,
+            interval=0.01,
+        )
 
     def tail(self, size: int = 3000) -> str:
         """Returns the end of its log."""
@@ -207,4 +248,8 @@ class Program:
 
     def rss_mib(self) -> float:
         """Returns its resident memory."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return (
+            int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+            * os.sysconf("SC_PAGE_SIZE")
+            / 2**20
+        )

@@ -32,8 +32,13 @@ class Spinner:
     """The present step and the seconds since the first one, in a line that moves."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
-                                  console=console, transient=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
         self._task = self._progress.add_task("")
         self._progress.start()
 

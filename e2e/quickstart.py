@@ -71,9 +71,15 @@ def shell(text: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m e2e.quickstart", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("page", type=file_to_read, metavar="PAGE", help="a page such as docs/quickstart.md")
-    parser.add_argument("heading", nargs="?", default="", metavar="HEADING", help="only the commands below it")
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.quickstart", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "page", type=file_to_read, metavar="PAGE", help="a page such as docs/quickstart.md"
+    )
+    parser.add_argument(
+        "heading", nargs="?", default="", metavar="HEADING", help="only the commands below it"
+    )
     flags = parser.parse_args()
     try:
         return carry_out(flags.page, flags.heading)

@@ -135,8 +135,16 @@ class NodeProgram(Program):
 class RealNode(JoinedNode):
     """A node of real programs. Use ``RealNode.joined()``."""
 
-    def __init__(self, cluster: LocalCluster, name: str, kubelet: Path, runtime: Runtime, *, box: Path,
-                 plugins: Path) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        name: str,
+        kubelet: Path,
+        runtime: Runtime,
+        *,
+        box: Path,
+        plugins: Path,
+    ) -> None:
         """*box*: the program of the pods' image. *plugins*: the directory of the CNI plugins."""
         super().__init__(cluster.kube, name)
         self.cluster = cluster
@@ -150,8 +158,14 @@ class RealNode(JoinedNode):
 
     @classmethod
     @contextlib.contextmanager
-    def joined(cls, cluster: LocalCluster, *, name: str = "real-0", runtime: Runtime | None = None,
-               say: Callable[[str], None] | None = None) -> Iterator[RealNode]:
+    def joined(
+        cls,
+        cluster: LocalCluster,
+        *,
+        name: str = "real-0",
+        runtime: Runtime | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> Iterator[RealNode]:
         """A node that is Ready, for as long as the context lasts. *runtime*: the pinned one by default.
 
         Raises: NodeUnavailable, BinariesMissing.
@@ -159,8 +173,14 @@ class RealNode(JoinedNode):
         if reason := missing():
             raise NodeUnavailable(reason)
         kubelet = binaries.find(kubelet=True, say=say)["kubelet"]
-        node = cls(cluster, name, kubelet, runtime or Runtime.pinned(say), box=binaries.find_box(say=say),
-                   plugins=binaries.find_cni_plugins(say=say))
+        node = cls(
+            cluster,
+            name,
+            kubelet,
+            runtime or Runtime.pinned(say),
+            box=binaries.find_box(say=say),
+            plugins=binaries.find_cni_plugins(say=say),
+        )
         try:
             node._start()
             yield node
@@ -173,12 +193,22 @@ class RealNode(JoinedNode):
         """Returns the path on this machine of *path* in one of the node's own directories."""
         return self.folder / f"root{path}"
 
-    def program(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, network: bool = False,
-                ) -> NodeProgram:
+    def program(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        network: bool = False,
+    ) -> NodeProgram:
         """Returns a command line on the node, not started. *network*: in the network of containerd and the pods."""
         enter = [*self._enter(), *(["--net"] if network else []), "--"]
-        return NodeProgram(name, [*enter, *argv], self.folder / f"{name}.log",
-                           env={**(os.environ if env is None else env), "PATH": self._runtime.path})
+        return NodeProgram(
+            name,
+            [*enter, *argv],
+            self.folder / f"{name}.log",
+            env={**(os.environ if env is None else env), "PATH": self._runtime.path},
+        )
 
     def start_kubelet(self) -> None:
         """Starts the kubelet and waits until it serves device plugins; running pods continue."""
@@ -216,26 +246,44 @@ class RealNode(JoinedNode):
                 return self.start_kubelet()
         self.start_kubelet()
 
-    def output(self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 20) -> str:
+    def output(
+        self, pod: Object, container: str = "main", *, until: str = "", timeout: float = 20
+    ) -> str:
         """Returns the output of all runs of *container* once it contains *until*.
 
         *pod* is the object in the API server. Raises: WaitTimeout.
         """
         meta = pod["metadata"]
-        folder = self.path("/var/log/pods") / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / container
-        eventually(lambda: until in printed(folder),
-                   lambda: f"{meta['name']}/{container} has printed {until!r}; its output is {printed(folder)!r}",
-                   timeout=timeout)
+        folder = (
+            self.path("/var/log/pods")
+            / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
+            / container
+        )
+        eventually(
+            lambda: until in printed(folder),
+            lambda: (
+                f"{meta['name']}/{container} has printed {until!r}; its output is {printed(folder)!r}"
+            ),
+            timeout=timeout,
+        )
         return printed(folder)
 
     def ctr(self, *words: str) -> str:
         """Returns the standard output of containerd's client in the kubelet's namespace. Raises: NodeUnavailable."""
-        return self.run("ctr", "--address", f"{self.folder}/containerd.sock", "--namespace", "k8s.io", *words)
+        return self.run(
+            "ctr", "--address", f"{self.folder}/containerd.sock", "--namespace", "k8s.io", *words
+        )
 
     def run(self, *words: str) -> str:
         """Returns the standard output of a command on the node. Raises: NodeUnavailable."""
-        done = subprocess.run([*self._enter(), "--", *words], stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, env=os.environ | {"PATH": self._runtime.path}, check=False)
+        done = subprocess.run(
+            [*self._enter(), "--", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PATH": self._runtime.path},
+            check=False,
+        )
         if done.returncode != 0:
             said = (done.stdout + done.stderr)[-2000:]
             raise NodeUnavailable(f"{' '.join(words)}: {said}\n{self.containerd.tail()}")
@@ -254,7 +302,9 @@ class RealNode(JoinedNode):
 
     def logs(self, size: int = 3000) -> str:
         """Returns the end of the logs of kubelet and containerd."""
-        return f"--- kubelet\n{self.kubelet.tail(size)}\n--- containerd\n{self.containerd.tail(size)}"
+        return (
+            f"--- kubelet\n{self.kubelet.tail(size)}\n--- containerd\n{self.containerd.tail(size)}"
+        )
 
     def revive(self) -> None:
         self.kubelet.start()
@@ -268,28 +318,74 @@ class RealNode(JoinedNode):
         for folder in SHADOWED:
             self.path(folder).mkdir(parents=True)
         self.path("/tmp").chmod(0o1777)
-        write_node_files(self.cluster, self.folder, self.name, containerd=self._runtime.config, sandbox_image=PAUSE,
-                         plugins=self._plugins)
-        self._holder = Program("namespaces", [
-            "unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "sh", "-c", HOLDER,
-            str(self.folder),
-        ], self.folder / "namespaces.log", env=os.environ | {
-            "SHADOWED": " ".join(SHADOWED), "BOX": str(self._box),
-            "KEPT": " ".join(kept(self.cluster.folder, self._binary.resolve().parent, *self._runtime.folders,
-                                  self._plugins, self._box.parent)),
-            "TUNABLES": " ".join(TUNABLES), "GROUP": " ".join(control_group(self.cluster, self.name))}).start()
+        write_node_files(
+            self.cluster,
+            self.folder,
+            self.name,
+            containerd=self._runtime.config,
+            sandbox_image=PAUSE,
+            plugins=self._plugins,
+        )
+        self._holder = Program(
+            "namespaces",
+            [
+                "unshare",
+                "--mount",
+                "--pid",
+                "--net",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "sh",
+                "-c",
+                HOLDER,
+                str(self.folder),
+            ],
+            self.folder / "namespaces.log",
+            env=os.environ
+            | {
+                "SHADOWED": " ".join(SHADOWED),
+                "BOX": str(self._box),
+                "KEPT": " ".join(
+                    kept(
+                        self.cluster.folder,
+                        self._binary.resolve().parent,
+                        *self._runtime.folders,
+                        self._plugins,
+                        self._box.parent,
+                    )
+                ),
+                "TUNABLES": " ".join(TUNABLES),
+                "GROUP": " ".join(control_group(self.cluster, self.name)),
+            },
+        ).start()
         self._wait((self.folder / "ready").exists, "the node's namespaces", self._holder)
-        self.containerd = self.program("containerd", ["containerd", "--config", f"{self.folder}/containerd.toml"],
-                                       network=True)
-        self.kubelet = self.program("kubelet", [
-            str(self._binary.resolve()), f"--config={self.folder}/kubelet.yaml",
-            f"--kubeconfig={self.folder}/kubeconfig", f"--hostname-override={self.name}", "--v=2"])
+        self.containerd = self.program(
+            "containerd", ["containerd", "--config", f"{self.folder}/containerd.toml"], network=True
+        )
+        self.kubelet = self.program(
+            "kubelet",
+            [
+                str(self._binary.resolve()),
+                f"--config={self.folder}/kubelet.yaml",
+                f"--kubeconfig={self.folder}/kubeconfig",
+                f"--hostname-override={self.name}",
+                "--v=2",
+            ],
+        )
         self.containerd.start()
         self._wait(self._answers, "containerd", self.containerd)
         for image, command in ((IMAGE, ("sh",)), (PAUSE, ("sleep", "inf"))):
             archive = self.folder / "image.tar"
             pack_box(archive, image, self._box, command=command)
-            self.ctr("images", "import", "--snapshotter", "native", *self._runtime.import_options, str(archive))
+            self.ctr(
+                "images",
+                "import",
+                "--snapshotter",
+                "native",
+                *self._runtime.import_options,
+                str(archive),
+            )
             archive.unlink()
         self.start_kubelet()
         self.wait_ready()
@@ -306,7 +402,9 @@ class RealNode(JoinedNode):
             return False
         return True
 
-    def _wait(self, done: Callable[[], bool], what: str, program: Program, timeout: float = 60) -> None:
+    def _wait(
+        self, done: Callable[[], bool], what: str, program: Program, timeout: float = 60
+    ) -> None:
         def ended_or_done() -> bool:
             return not program.running() or done()
 
@@ -314,7 +412,9 @@ class RealNode(JoinedNode):
             eventually(ended_or_done, what, timeout=timeout)
             if program.running():
                 return
-        raise NodeUnavailable(f"{what}: does not exist; the log of {program.name} ends with:\n{program.tail()}")
+        raise NodeUnavailable(
+            f"{what}: does not exist; the log of {program.name} ends with:\n{program.tail()}"
+        )
 
     def _end(self) -> None:
         """Ends all processes of the node, and removes what they leave."""
@@ -325,15 +425,26 @@ class RealNode(JoinedNode):
                 program.kill()
         deadline = time.monotonic() + 10
         end_control_groups("/".join(control_group(self.cluster, self.name)), deadline)
-        while self.folder.exists() and time.monotonic() < deadline:  # processes that end may still write
+        while (
+            self.folder.exists() and time.monotonic() < deadline
+        ):  # processes that end may still write
             shutil.rmtree(self.folder, ignore_errors=True)
         self.kube.delete("Node", self.name)
 
 
 def kept(*needed: Path) -> list[str]:
     """Returns directories below those that the node replaces which it *needed* nevertheless, with those of Python."""
-    wanted = {*needed, Path(sys.prefix), Path(sys.base_prefix), *(Path(entry) for entry in sys.path if entry)}
-    hidden = {path for path in wanted if path.is_dir() and any(Path(folder) in path.parents for folder in SHADOWED)}
+    wanted = {
+        *needed,
+        Path(sys.prefix),
+        Path(sys.base_prefix),
+        *(Path(entry) for entry in sys.path if entry),
+    }
+    hidden = {
+        path
+        for path in wanted
+        if path.is_dir() and any(Path(folder) in path.parents for folder in SHADOWED)
+    }
     return sorted(str(path) for path in hidden if hidden.isdisjoint(path.parents))
 
 
@@ -353,7 +464,9 @@ def main() -> int:
     try:
         with LocalCluster.started(say=say) as cluster, RealNode.joined(cluster, say=say) as node:
             print(f"export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}", flush=True)
-            say(f"node {node.name} is Ready; logs of pods: {node.path('/var/log/pods')}; Ctrl-C ends it")
+            say(
+                f"node {node.name} is Ready; logs of pods: {node.path('/var/log/pods')}; Ctrl-C ends it"
+            )
             interrupts.wait()
     except (binaries.BinariesMissing, ClusterUnavailable, NodeUnavailable) as error:
         say(error)

@@ -40,7 +40,9 @@ def claimed(parent: Path | None = None, prefix: str = PREFIX) -> Iterator[Path]:
     watcher = guard(folder)  # before there is anything to clean up
     try:
         folder.mkdir(mode=0o700)
-        (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "started": started(os.getpid())}))
+        (folder / OWNER).write_text(
+            json.dumps({"pid": os.getpid(), "started": started(os.getpid())})
+        )
         yield folder
     finally:
         end(folder)
@@ -112,7 +114,9 @@ def belongs_to(folder: Path, process: Path) -> bool:
 def control_groups(name: str) -> list[Path]:
     """Returns the control groups called *name*, or at this path, and those below them, deepest first, of all
     hierarchies."""
-    tops = [path for path in (CONTROL_GROUPS / name, *CONTROL_GROUPS.glob(f"*/{name}")) if path.is_dir()]
+    tops = [
+        path for path in (CONTROL_GROUPS / name, *CONTROL_GROUPS.glob(f"*/{name}")) if path.is_dir()
+    ]
     return [Path(folder) for top in tops for folder, _, _ in os.walk(top, topdown=False)]
 
 
@@ -122,7 +126,9 @@ def end_control_groups(name: str, deadline: float) -> None:
         for group in groups:
             with contextlib.suppress(OSError):
                 for pid in (group / "cgroup.procs").read_text().split():
-                    if int(pid):  # 0 is a process of another namespace; kill(0) would signal this process group
+                    if int(
+                        pid
+                    ):  # 0 is a process of another namespace; kill(0) would signal this process group
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(int(pid), signal.SIGKILL)
             with contextlib.suppress(OSError):  # busy until its processes have ended
@@ -161,6 +167,8 @@ def remove_leftovers(parent: Path | None = None, prefix: str = PREFIX) -> list[P
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever ends a whole group of processes wants them all to be gone
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # whoever ends a whole group of processes wants them all to be gone
     sys.stdin.buffer.read()
     end(Path(sys.argv[1]))

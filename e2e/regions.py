@@ -32,18 +32,31 @@ COMPONENT = MANIFESTS.parent / "components" / "region-mount" / "kustomization.ya
 FOLDER = f"{HOOK}/vgpu/containers"
 SIZE_MIB = 16
 SOURCES = str(Path(hami.__file__).parents[1])
-MOUNT = (sys.executable, "-m", "hami.cli", "mount-regions", f"--hook-path={HOOK}", f"--size={SIZE_MIB}")
+MOUNT = (
+    sys.executable,
+    "-m",
+    "hami.cli",
+    "mount-regions",
+    f"--hook-path={HOOK}",
+    f"--size={SIZE_MIB}",
+)
 
 
 @contextlib.contextmanager
 def mounted(sandbox: Sandbox, real: RealNode) -> Iterator[None]:
     """A pod mounts the file system, like that of the device plugin, and is gone. Unmounted at the end."""
-    real.run("rm", "-rf", FOLDER)  # what pods of earlier tests have left: a plugin keeps it for minutes
+    real.run(
+        "rm", "-rf", FOLDER
+    )  # what pods of earlier tests have left: a plugin keeps it for minutes
     real.run("mount", "--make-shared", "/var/lib")  # as where systemd runs
     sandbox.kube.create(mounting(real), sandbox.namespace)
     try:
-        real.output(sandbox.pod("mount"), "mount-regions", timeout=90,
-                    until=f"{FOLDER} is a file system of {SIZE_MIB} MiB in memory")
+        real.output(
+            sandbox.pod("mount"),
+            "mount-regions",
+            timeout=90,
+            until=f"{FOLDER} is a file system of {SIZE_MIB} MiB in memory",
+        )
         sandbox.delete("mount")
         yield
     finally:
@@ -56,15 +69,26 @@ def mounting(real: RealNode) -> Object:
     patch = yaml.safe_load(COMPONENT.read_text())["patches"][0]["patch"]
     made = yaml.safe_load(patch)[0]["value"]
     (mount,) = made["volumeMounts"]
-    assert [word.partition("=")[0] for word in made["command"]] == ["hami", "mount-regions", "--hook-path", "--size"]
+    assert [word.partition("=")[0] for word in made["command"]] == [
+        "hami",
+        "mount-regions",
+        "--hook-path",
+        "--size",
+    ]
     made |= {
-        "image": IMAGE, "env": [{"name": "PYTHONPATH", "value": SOURCES}],
+        "image": IMAGE,
+        "env": [{"name": "PYTHONPATH", "value": SOURCES}],
         "command": ["chroot", "/host", *MOUNT],
-        "volumeMounts": [{"name": "host", "mountPath": "/host"}, mount | {"mountPath": f"/host{HOOK}/vgpu"}]}
+        "volumeMounts": [
+            {"name": "host", "mountPath": "/host"},
+            mount | {"mountPath": f"/host{HOOK}/vgpu"},
+        ],
+    }
     item = pod("mount", inits=[made], node_name=real.name, labels={"hami.io/webhook": "ignore"})
     item["spec"]["volumes"] = [
         {"name": "host", "hostPath": {"path": "/"}},
-        {"name": mount["name"], "hostPath": {"path": f"{HOOK}/vgpu", "type": "DirectoryOrCreate"}}]
+        {"name": mount["name"], "hostPath": {"path": f"{HOOK}/vgpu", "type": "DirectoryOrCreate"}},
+    ]
     return item
 
 

@@ -11,8 +11,20 @@ from e2e.kube import Kube
 from e2e.nodes import LOCK_FREE
 from e2e.sandbox import ALLOCATED, Sandbox
 
-__all__ = ["ANSWERS", "APPLIED", "RESIZABLE", "RESIZE", "RESIZED", "STATUS", "TARGET", "answered", "applied", "booked",
-           "disagreements", "resize"]
+__all__ = [
+    "ANSWERS",
+    "APPLIED",
+    "RESIZABLE",
+    "RESIZE",
+    "RESIZED",
+    "STATUS",
+    "TARGET",
+    "answered",
+    "applied",
+    "booked",
+    "disagreements",
+    "resize",
+]
 
 Object = dict[str, Any]
 Sizes = Mapping[str, Mapping[str, Any]]
@@ -32,24 +44,41 @@ def resize(sandbox: Sandbox, name: str, sizes: Sizes | str, *, kube: Kube | None
     return text
 
 
-def answered(sandbox: Sandbox, name: str, text: str, *states: str, containing: str = "", timeout: float = 60) -> str:
+def answered(
+    sandbox: Sandbox, name: str, text: str, *states: str, containing: str = "", timeout: float = 60
+) -> str:
     """Waits until the status of the pod is about *text*, in one of *states*; returns its message."""
+
     def found(pods: dict[str, Object]) -> Object | None:
         status: Object = json.loads((pods[name]["metadata"]["annotations"]).get(STATUS, "{}"))
-        told = status.get("request") == text and status["state"] in states and containing in status.get("message", "")
+        told = (
+            status.get("request") == text
+            and status["state"] in states
+            and containing in status.get("message", "")
+        )
         return status if told else None
 
-    status = sandbox.kube.wait("Pod", found, sandbox.namespace, timeout=timeout,
-                               what=f"{text} is {' or '.join(states)} {containing}",
-                               fieldSelector=f"metadata.name={name}")
+    status = sandbox.kube.wait(
+        "Pod",
+        found,
+        sandbox.namespace,
+        timeout=timeout,
+        what=f"{text} is {' or '.join(states)} {containing}",
+        fieldSelector=f"metadata.name={name}",
+    )
     return str(status.get("message", ""))
 
 
 def booked(sandbox: Sandbox, name: str, key: str, memory: int, *, timeout: float = 60) -> None:
     """Waits until a share in the annotation *key* of the pod has so much memory in MiB."""
-    sandbox.kube.wait("Pod", lambda pods: f",{memory}," in pods[name]["metadata"]["annotations"].get(key, ""),
-                      sandbox.namespace, timeout=timeout, what=f"{key} of {name} says {memory}",
-                      fieldSelector=f"metadata.name={name}")
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: f",{memory}," in pods[name]["metadata"]["annotations"].get(key, ""),
+        sandbox.namespace,
+        timeout=timeout,
+        what=f"{key} of {name} says {memory}",
+        fieldSelector=f"metadata.name={name}",
+    )
 
 
 def applied(sandbox: Sandbox, name: str, sizes: Sizes, *, timeout: float = 60) -> None:
@@ -65,8 +94,13 @@ def disagreements(sandbox: Sandbox) -> list[str]:
         status = json.loads(notes.get(STATUS, "{}"))
         sizes = json.loads(notes.get(APPLIED, "{}")).get("sizes")
         held = notes.get(RESIZED)
-        if RESIZE in notes and (status.get("request") != notes[RESIZE] or status["state"] not in DECIDED
-                                or TARGET in notes or sizes != held or held not in (None, notes[ALLOCATED])):
+        if RESIZE in notes and (
+            status.get("request") != notes[RESIZE]
+            or status["state"] not in DECIDED
+            or TARGET in notes
+            or sizes != held
+            or held not in (None, notes[ALLOCATED])
+        ):
             answers = {key: notes.get(key) for key in (RESIZE, ALLOCATED, *sorted(ANSWERS))}
             wrong.append(f"{item['metadata']['name']}: {answers}")
     return wrong

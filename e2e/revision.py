@@ -42,8 +42,11 @@ THIS = Revision(ROOT)
 
 def earlier_commit() -> str:
     """Returns the commit from which upgrades are tested."""
-    (commit,) = re.findall(r"^Upgrades are tested from commit `([0-9a-f]{40})`", (ROOT / "CHANGELOG.md").read_text(),
-                           re.MULTILINE)
+    (commit,) = re.findall(
+        r"^Upgrades are tested from commit `([0-9a-f]{40})`",
+        (ROOT / "CHANGELOG.md").read_text(),
+        re.MULTILINE,
+    )
     return commit
 
 
@@ -67,5 +70,8 @@ def unpack(folder: Path) -> Revision:
 
 def git(*words: str) -> subprocess.CompletedProcess[bytes]:
     # root may run this in the checkout of another user
-    return subprocess.run(["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *words], capture_output=True,
-                          check=False)
+    return subprocess.run(
+        ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *words],
+        capture_output=True,
+        check=False,
+    )

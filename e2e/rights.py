@@ -46,8 +46,15 @@ class Call:
 
 def audit_policy() -> Object:
     """Returns a policy that logs all requests of HAMi's accounts, without objects, and no others."""
-    return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [
-        {"level": "Metadata", "users": [USER.format(account) for account in ACCOUNTS]}, {"level": "None"}]}
+    return {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [
+            {"level": "Metadata", "users": [USER.format(account) for account in ACCOUNTS]},
+            {"level": "None"},
+        ],
+    }
 
 
 def calls(log: Path, account: str, since: int = 0) -> Iterator[Call]:
@@ -60,9 +67,12 @@ def calls(log: Path, account: str, since: int = 0) -> Iterator[Call]:
             continue
         asked = event["objectRef"]
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
-        yield Call(right=Right(asked.get("apiGroup", ""), resource, event["verb"], asked.get("name", "")),
-                   allowed=event["annotations"]["authorization.k8s.io/decision"] == "allow",
-                   namespace=asked.get("namespace", ""), status=event["responseStatus"]["code"])
+        yield Call(
+            right=Right(asked.get("apiGroup", ""), resource, event["verb"], asked.get("name", "")),
+            allowed=event["annotations"]["authorization.k8s.io/decision"] == "allow",
+            namespace=asked.get("namespace", ""),
+            status=event["responseStatus"]["code"],
+        )
 
 
 def refused(made: Iterable[Call]) -> set[Call]:
@@ -80,15 +90,23 @@ def granted(items: Iterable[Object], account: str) -> set[Right]:
     and without those that only policies ask for.
     """
     items = list(items)
-    bound = {(item["roleRef"]["kind"], item["roleRef"]["name"]) for item in items
-             if item["kind"] in ("ClusterRoleBinding", "RoleBinding")
-             and any(subject["name"] == account for subject in item["subjects"])}
-    return {Right(group, resource, verb, name)
-            for item in items if (item["kind"], item["metadata"]["name"]) in bound
-            for rule in item["rules"]
-            for group in rule["apiGroups"] if group != OF_POLICIES
-            for resource in rule["resources"] for verb in rule["verbs"]
-            for name in rule.get("resourceNames", [""])}
+    bound = {
+        (item["roleRef"]["kind"], item["roleRef"]["name"])
+        for item in items
+        if item["kind"] in ("ClusterRoleBinding", "RoleBinding")
+        and any(subject["name"] == account for subject in item["subjects"])
+    }
+    return {
+        Right(group, resource, verb, name)
+        for item in items
+        if (item["kind"], item["metadata"]["name"]) in bound
+        for rule in item["rules"]
+        for group in rule["apiGroups"]
+        if group != OF_POLICIES
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+        for name in rule.get("resourceNames", [""])
+    }
 
 
 def unused(rights: Iterable[Right], made: Iterable[Call]) -> list[Right]:

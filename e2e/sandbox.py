@@ -49,8 +49,14 @@ class Sandbox:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, kube: Kube, *, labels: Mapping[str, str] | None = None, name: str = "t",
-               keeps_namespace: bool = False) -> Iterator[Sandbox]:
+    def opened(
+        cls,
+        kube: Kube,
+        *,
+        labels: Mapping[str, str] | None = None,
+        name: str = "t",
+        keeps_namespace: bool = False,
+    ) -> Iterator[Sandbox]:
         """Yields a new sandbox. *keeps_namespace*: a namespace in which only pods were created is left behind, empty.
 
         To delete one, the controller manager lists and deletes each of forty types, which takes as much CPU time as a
@@ -80,15 +86,24 @@ class Sandbox:
 
     def has_lasting_objects(self) -> bool:
         """Reports whether later tests could notice its namespace: by a quota, or by pods that a controller makes."""
-        owned = any(pod["metadata"].get("ownerReferences") for pod in self.kube.list("Pod", self.namespace))
-        return owned or any(self.kube.list(kind, self.namespace) for kind in ("Job", "DaemonSet", "ResourceQuota"))
+        owned = any(
+            pod["metadata"].get("ownerReferences") for pod in self.kube.list("Pod", self.namespace)
+        )
+        return owned or any(
+            self.kube.list(kind, self.namespace) for kind in ("Job", "DaemonSet", "ResourceQuota")
+        )
 
     def empty(self) -> None:
         """Deletes the pods at once, then the nodes."""
         self.kube.delete_all("Job", self.namespace)
         self.kube.delete_all("Pod", self.namespace, grace_seconds=0, timeout=EMPTY_SECONDS)
-        self.kube.wait("Pod", lambda pods: not pods, self.namespace, timeout=EMPTY_SECONDS,
-                       what="the sandbox's pods are gone")
+        self.kube.wait(
+            "Pod",
+            lambda pods: not pods,
+            self.namespace,
+            timeout=EMPTY_SECONDS,
+            what="the sandbox's pods are gone",
+        )
         for node in self.kube.list("Node", labelSelector=f"{LABEL}={self.namespace}"):
             self.kube.delete("Node", node["metadata"]["name"])
 
@@ -103,31 +118,64 @@ class Sandbox:
         """Adds a schedulable node with *cards* (default: one). *extra*: ``labels``, ``annotations``."""
         self.add_gpu_nodes({name: cards or (gpu(),)}, ready=ready, **extra)
 
-    def add_gpu_nodes(self, nodes: Mapping[str, Iterable[Gpu]], *, ready: bool = True,
-                      labels: Mapping[str, str] | None = None, annotations: Mapping[str, str] | None = None) -> None:
+    def add_gpu_nodes(
+        self,
+        nodes: Mapping[str, Iterable[Gpu]],
+        *,
+        ready: bool = True,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         """Adds several nodes at once."""
         for name, cards in nodes.items():
             self._nodes[name] = tuple(
-                replace(card, uuid=f"{self._prefix}{card.uuid}" if card.uuid else "") for card in cards)
+                replace(card, uuid=f"{self._prefix}{card.uuid}" if card.uuid else "")
+                for card in cards
+            )
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda name: self.kube.create(fake_node(
-                self._prefix + name, self._nodes[name], labels={LABEL: self.namespace, **(labels or {})},
-                annotations=annotations)), nodes))
+            list(
+                pool.map(
+                    lambda name: self.kube.create(
+                        fake_node(
+                            self._prefix + name,
+                            self._nodes[name],
+                            labels={LABEL: self.namespace, **(labels or {})},
+                            annotations=annotations,
+                        )
+                    ),
+                    nodes,
+                )
+            )
         if ready:
             self.wait_schedulable(nodes)
 
-    def add_node(self, name: str, *outfits: Outfit, labels: Mapping[str, str] | None = None,
-                 annotations: Mapping[str, str] | None = None) -> None:
+    def add_node(
+        self,
+        name: str,
+        *outfits: Outfit,
+        labels: Mapping[str, str] | None = None,
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         """Adds a schedulable node with the annotations and capacities of *outfits*."""
-        self.kube.create(vendor_node(self._prefix + name, outfits, annotations=annotations,
-                                     labels={LABEL: self.namespace, **(labels or {})}))
+        self.kube.create(
+            vendor_node(
+                self._prefix + name,
+                outfits,
+                annotations=annotations,
+                labels={LABEL: self.namespace, **(labels or {})},
+            )
+        )
         self.wait_schedulable([name])
 
     def wait_schedulable(self, names: Iterable[str], timeout: float = 90) -> None:
         wanted = {self._prefix + name for name in names}
-        self.kube.wait("Node", lambda nodes: all(name in nodes and schedulable(nodes[name]) for name in wanted),
-                       timeout=timeout, what=f"nodes {sorted(wanted)} are Ready and without taints",
-                       labelSelector=f"{LABEL}={self.namespace}")
+        self.kube.wait(
+            "Node",
+            lambda nodes: all(name in nodes and schedulable(nodes[name]) for name in wanted),
+            timeout=timeout,
+            what=f"nodes {sorted(wanted)} are Ready and without taints",
+            labelSelector=f"{LABEL}={self.namespace}",
+        )
 
     def remove_node(self, name: str) -> None:
         self.kube.delete("Node", self._prefix + name)
@@ -140,7 +188,9 @@ class Sandbox:
         return self.kube.get("Node", self._prefix + name)
 
     def annotate_node(self, name: str, values: Mapping[str, str | None]) -> None:
-        self.kube.merge_patch("Node", self._prefix + name, {"metadata": {"annotations": dict(values)}})
+        self.kube.merge_patch(
+            "Node", self._prefix + name, {"metadata": {"annotations": dict(values)}}
+        )
 
     def register(self, name: str, *cards: Gpu) -> None:
         """Replaces the registered devices of the node."""
@@ -161,7 +211,9 @@ class Sandbox:
         def judged(nodes: dict[str, Object]) -> Any:
             return full in nodes and done(nodes[full]["metadata"].get("annotations") or {})
 
-        return self.kube.wait("Node", judged, timeout=timeout, what=what, fieldSelector=f"metadata.name={full}")
+        return self.kube.wait(
+            "Node", judged, timeout=timeout, what=what, fieldSelector=f"metadata.name={full}"
+        )
 
     def uuid(self, name: str, index: int = 0) -> str:
         """Returns the UUID of the device in the cluster, for annotations."""
@@ -199,12 +251,19 @@ class Sandbox:
     def delete(self, name: str) -> None:
         """Deletes the pod and waits until it is gone."""
         self.kube.delete("Pod", name, self.namespace, grace_seconds=0)
-        self.kube.wait("Pod", lambda pods: name not in pods, self.namespace, what=f"pod {name} is gone",
-                       fieldSelector=f"metadata.name={name}")
+        self.kube.wait(
+            "Pod",
+            lambda pods: name not in pods,
+            self.namespace,
+            what=f"pod {name} is gone",
+            fieldSelector=f"metadata.name={name}",
+        )
 
     def bound(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
         """Waits until *wait_for* pods (default: all) are bound; returns their nodes by name."""
-        return self._wait_pods(lambda pod: bool(pod["spec"].get("nodeName")), "bound", wait_for, timeout)
+        return self._wait_pods(
+            lambda pod: bool(pod["spec"].get("nodeName")), "bound", wait_for, timeout
+        )
 
     def started(self, wait_for: int | None = None, *, timeout: float = 30) -> dict[str, str]:
         """Like ``bound``, but the device plugins that confirm allocations must have done so."""
@@ -212,13 +271,26 @@ class Sandbox:
 
     def wait_labeled(self, name: str) -> None:
         """Waits until the pod has the label with its node, which the leader adds later before Kubernetes 1.35."""
-        self.kube.wait("Pod", lambda pods: ASSIGNED_NODE in pods[name]["metadata"].get("labels", ()), self.namespace,
-                       what=f"pod {name} has the label {ASSIGNED_NODE}")
+        self.kube.wait(
+            "Pod",
+            lambda pods: ASSIGNED_NODE in pods[name]["metadata"].get("labels", ()),
+            self.namespace,
+            what=f"pod {name} has the label {ASSIGNED_NODE}",
+        )
 
-    def _wait_pods(self, holds: Callable[[Object], bool], what: str, wait_for: int | None, timeout: float,
-                   ) -> dict[str, str]:
+    def _wait_pods(
+        self,
+        holds: Callable[[Object], bool],
+        what: str,
+        wait_for: int | None,
+        timeout: float,
+    ) -> dict[str, str]:
         def enough(pods: dict[str, Object]) -> dict[str, str] | None:
-            nodes = {name: self.short(pod["spec"]["nodeName"]) for name, pod in pods.items() if holds(pod)}
+            nodes = {
+                name: self.short(pod["spec"]["nodeName"])
+                for name, pod in pods.items()
+                if holds(pod)
+            }
             return nodes if len(nodes) >= (len(pods) if wait_for is None else wait_for) else None
 
         what = f"{'all' if wait_for is None else wait_for} pods are {what}"
@@ -226,21 +298,38 @@ class Sandbox:
 
     def running(self, *names: str, timeout: float = 60) -> list[str]:
         """Waits until the containers of the pods *names* run; returns their IDs in that order. Real nodes only."""
-        def ids(pods: dict[str, Object]) -> list[str] | None:
-            found = [status for name in names for status in pods.get(name, {}).get("status", {}).get(
-                "containerStatuses") or [{}]]
-            return [status["containerID"] for status in found] if all(
-                "running" in status.get("state", {}) for status in found) else None
 
-        return self.kube.wait("Pod", ids, self.namespace, timeout=timeout, what=f"containers of {names} run")
+        def ids(pods: dict[str, Object]) -> list[str] | None:
+            found = [
+                status
+                for name in names
+                for status in pods.get(name, {}).get("status", {}).get("containerStatuses") or [{}]
+            ]
+            return (
+                [status["containerID"] for status in found]
+                if all("running" in status.get("state", {}) for status in found)
+                else None
+            )
+
+        return self.kube.wait(
+            "Pod", ids, self.namespace, timeout=timeout, what=f"containers of {names} run"
+        )
 
     def shares(self, name: str) -> list[list[Share]]:
         """Returns the shares of each container, init containers first; devices as ``node/index``."""
-        by_uuid = {card.uuid: f"{node}/{card.index}" for node, cards in self._nodes.items()
-                   for card in registered(self._prefix + node, cards)}
+        by_uuid = {
+            card.uuid: f"{node}/{card.index}"
+            for node, cards in self._nodes.items()
+            for card in registered(self._prefix + node, cards)
+        }
         text = self.pod(name)["metadata"].get("annotations", {}).get(ALLOCATED, "")
-        return [[Share(by_uuid.get(entry.uuid, entry.uuid), entry.memory, entry.cores) for entry in entries]
-                for entries in audit.parse(text)]
+        return [
+            [
+                Share(by_uuid.get(entry.uuid, entry.uuid), entry.memory, entry.cores)
+                for entry in entries
+            ]
+            for entries in audit.parse(text)
+        ]
 
     def annotations(self, name: str) -> dict[str, str]:
         """Returns the annotations of the pod with short names of nodes."""
@@ -261,23 +350,40 @@ class Sandbox:
         """Waits for an event of *pod* and returns its message."""
         return self._event_message(pod, reason, containing, self.namespace, timeout)
 
-    def _event_message(self, name: str, reason: str, containing: str, namespace: str, timeout: float) -> str:
+    def _event_message(
+        self, name: str, reason: str, containing: str, namespace: str, timeout: float
+    ) -> str:
         def told(events: dict[str, Object]) -> str | None:
-            return next((event["message"] for event in events.values()
-                         if event["reason"] == reason and containing in event["message"]), None)
+            return next(
+                (
+                    event["message"]
+                    for event in events.values()
+                    if event["reason"] == reason and containing in event["message"]
+                ),
+                None,
+            )
 
         try:
-            return self.kube.wait("Event", told, namespace, timeout=timeout,
-                                  fieldSelector=f"involvedObject.name={name}")
+            return self.kube.wait(
+                "Event",
+                told,
+                namespace,
+                timeout=timeout,
+                fieldSelector=f"involvedObject.name={name}",
+            )
         except WaitTimeout:
             found = self.kube.list("Event", namespace, fieldSelector=f"involvedObject.name={name}")
-            raise WaitTimeout(f"no event {reason} of {name} with {containing!r} within {timeout:g} s; "
-                              f"there are {[event['message'] for event in found]}") from None
+            raise WaitTimeout(
+                f"no event {reason} of {name} with {containing!r} within {timeout:g} s; "
+                f"there are {[event['message'] for event in found]}"
+            ) from None
 
     def refusal(self, pod: str, containing: str = "", *, timeout: float = 20) -> str:
         """Waits for a refusal of *pod* and returns its message; the pod must be unbound."""
         message = self.event(pod, "FilteringFailed", containing, timeout=timeout)
-        assert not self.pod(pod)["spec"].get("nodeName"), f"{pod} was refused and is bound nevertheless"
+        assert not self.pod(pod)["spec"].get("nodeName"), (
+            f"{pod} was refused and is bound nevertheless"
+        )
         return message
 
     def short(self, node: str) -> str:
@@ -300,9 +406,12 @@ def served(pod: Object) -> bool:
     if not locks or not pod["spec"].get("nodeName"):
         return False
     return (MUTEX not in locks or phase(pod) == "success") and (
-        MLU_LOCK not in locks or notes.get(MLU_ASSIGNED) == "true")
+        MLU_LOCK not in locks or notes.get(MLU_ASSIGNED) == "true"
+    )
 
 
 def schedulable(node: Object) -> bool:
-    conditions = {item["type"]: item["status"] for item in node.get("status", {}).get("conditions") or []}
+    conditions = {
+        item["type"]: item["status"] for item in node.get("status", {}).get("conditions") or []
+    }
     return conditions.get("Ready") == "True" and not node["spec"].get("taints")

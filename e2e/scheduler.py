@@ -31,8 +31,20 @@ from e2e.pods import pod
 from e2e.processes import Program, free_port
 from e2e.revision import THIS, Revision
 
-__all__ = ["EXTENDER", "Certificates", "Scheduler", "account_kubeconfig", "account_token", "install", "is_admitted",
-           "kill_leader", "kube_scheduler_kubeconfig", "redirect_webhook", "second_replica", "wait_for_webhook"]
+__all__ = [
+    "EXTENDER",
+    "Certificates",
+    "Scheduler",
+    "account_kubeconfig",
+    "account_token",
+    "install",
+    "is_admitted",
+    "kill_leader",
+    "kube_scheduler_kubeconfig",
+    "redirect_webhook",
+    "second_replica",
+    "wait_for_webhook",
+]
 
 NAMESPACE = "kube-system"
 EXTENDER = f"{SCHEDULER}-extender"
@@ -45,15 +57,25 @@ class Certificates:
 
     def __init__(self, folder: Path, namespace: str = NAMESPACE) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.ca_file, self.cert_file, self.key_file = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"
+        self.ca_file, self.cert_file, self.key_file = (
+            folder / "ca.crt",
+            folder / "tls.crt",
+            folder / "tls.key",
+        )
         self._service = f"{SCHEDULER}.{namespace}.svc"
         self._ca_key = ec.generate_private_key(ec.SECP256R1())
         self._ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hami e2e CA")])
-        ca = builder(self._ca_name, self._ca_name, self._ca_key.public_key()).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True).add_extension(
-            key_usage(signs_certificates=True), critical=True).add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(self._ca_key.public_key()), critical=False)
-        self.ca_file.write_bytes(ca.sign(self._ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        ca = (
+            builder(self._ca_name, self._ca_name, self._ca_key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(key_usage(signs_certificates=True), critical=True)
+            .add_extension(
+                x509.SubjectKeyIdentifier.from_public_key(self._ca_key.public_key()), critical=False
+            )
+        )
+        self.ca_file.write_bytes(
+            ca.sign(self._ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        )
         self.renew()
 
     def renew(self) -> None:
@@ -69,32 +91,64 @@ class Certificates:
     def _issue(self, cert_file: Path, key_file: Path, usage: x509.ObjectIdentifier) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SCHEDULER)])
-        certificate = builder(name, self._ca_name, key.public_key()).add_extension(
-            x509.SubjectAlternativeName([
-                x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-                x509.DNSName(self._service)]), critical=False).add_extension(
-            x509.BasicConstraints(ca=False, path_length=None), critical=True).add_extension(
-            key_usage(signs_certificates=False), critical=True).add_extension(
-            x509.ExtendedKeyUsage([usage]), critical=False).add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._ca_key.public_key()), critical=False)
-        replace_file(key_file, key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+        certificate = (
+            builder(name, self._ca_name, key.public_key())
+            .add_extension(
+                x509.SubjectAlternativeName(
+                    [
+                        x509.DNSName("localhost"),
+                        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+                        x509.DNSName(self._service),
+                    ]
+                ),
+                critical=False,
+            )
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(key_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._ca_key.public_key()),
+                critical=False,
+            )
+        )
+        replace_file(
+            key_file,
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ),
+        )
         signed = certificate.sign(self._ca_key, hashes.SHA256())
         replace_file(cert_file, signed.public_bytes(serialization.Encoding.PEM))
 
 
-def builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
-    return x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key,
-                                   serial_number=x509.random_serial_number(),
-                                   not_valid_before=now - datetime.timedelta(hours=1),
-                                   not_valid_after=now + datetime.timedelta(days=7))
+    return x509.CertificateBuilder(
+        subject_name=subject,
+        issuer_name=issuer,
+        public_key=key,
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - datetime.timedelta(hours=1),
+        not_valid_after=now + datetime.timedelta(days=7),
+    )
 
 
 def key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(digital_signature=True, key_cert_sign=signs_certificates, crl_sign=signs_certificates,
-                         content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
-                         encipher_only=False, decipher_only=False)
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -103,8 +157,13 @@ def replace_file(path: Path, content: bytes) -> None:
     fresh.rename(path)
 
 
-def install(cluster: LocalCluster, certificates: Certificates, *, port: int | None = None,
-            revision: Revision = THIS) -> Path:
+def install(
+    cluster: LocalCluster,
+    certificates: Certificates,
+    *,
+    port: int | None = None,
+    revision: Revision = THIS,
+) -> Path:
     """Applies the RBAC, policies and webhook configuration of *revision*; returns a kubeconfig of its extender."""
     for file in ("rbac.yaml", "device-plugin-rbac.yaml", "policy-roles.yaml", "policies.yaml"):
         cluster.kube.apply_yaml((revision.manifests / file).read_text(), NAMESPACE)
@@ -129,10 +188,16 @@ def wait_for_policies(kube: Kube, timeout: float = 30) -> None:
     eventually(enforced, "the API server enforces the policies", timeout=timeout)
 
 
-def webhook_configuration(certificates: Certificates, port: int, revision: Revision = THIS,
-                          configuration: Object | None = None) -> Object:
+def webhook_configuration(
+    certificates: Certificates,
+    port: int,
+    revision: Revision = THIS,
+    configuration: Object | None = None,
+) -> Object:
     """Returns the shipped *configuration* (default: of the base) with the address of a process on this machine."""
-    configuration = configuration or yaml.safe_load((revision.manifests / "webhook.yaml").read_text())
+    configuration = configuration or yaml.safe_load(
+        (revision.manifests / "webhook.yaml").read_text()
+    )
     for webhook in configuration["webhooks"]:
         path = webhook["clientConfig"]["service"]["path"]
         bundle = base64.b64encode(certificates.ca_file.read_bytes()).decode()
@@ -140,7 +205,9 @@ def webhook_configuration(certificates: Certificates, port: int, revision: Revis
     return configuration
 
 
-def redirect_webhook(kube: Kube, certificates: Certificates, port: int, timeout: float = 30) -> None:
+def redirect_webhook(
+    kube: Kube, certificates: Certificates, port: int, timeout: float = 30
+) -> None:
     """Makes the API server call the webhook on *port*, and waits until it does.
 
     Nothing may listen on the previous port.
@@ -153,7 +220,12 @@ def wait_for_webhook(kube: Kube, timeout: float = 30) -> None:
     """Waits until the webhook changes pods. The API server applies a new configuration with a delay, and kube-proxy
     forwards to a pod some time after it has become ready; pods of that time would go to another scheduler.
     """
-    eventually(lambda: is_admitted(kube, "probe"), "the API server calls the webhook", timeout=timeout, interval=0.1)
+    eventually(
+        lambda: is_admitted(kube, "probe"),
+        "the API server calls the webhook",
+        timeout=timeout,
+        interval=0.1,
+    )
 
 
 def is_admitted(kube: Kube, name: str) -> bool:
@@ -165,7 +237,9 @@ def is_admitted(kube: Kube, name: str) -> bool:
 def account_token(kube: Kube, namespace: str = NAMESPACE, account: str = EXTENDER) -> str:
     """Returns the token in the shipped Secret of the extender, once the control plane has written it there."""
     name = f"{account}-token"
-    data = eventually(lambda: kube.get("Secret", name, namespace).get("data"), f"{name} has a token")
+    data = eventually(
+        lambda: kube.get("Secret", name, namespace).get("data"), f"{name} has a token"
+    )
     return base64.b64decode(data["token"]).decode()
 
 
@@ -177,12 +251,18 @@ def account_kubeconfig(cluster: LocalCluster, account: str = EXTENDER) -> Path:
 
 def kube_scheduler_kubeconfig(cluster: LocalCluster, account: str = SCHEDULER) -> Path:
     """Returns a kubeconfig with a token of the account of kube-scheduler."""
-    return write_kubeconfig(cluster.kubeconfig, cluster.kube.token(account, NAMESPACE),
-                            cluster.folder / f"{account}.kubeconfig")
+    return write_kubeconfig(
+        cluster.kubeconfig,
+        cluster.kube.token(account, NAMESPACE),
+        cluster.folder / f"{account}.kubeconfig",
+    )
 
 
-def shipped_flags(file: str = "deployment.yaml", container: str = "extender", revision: Revision = THIS,
-                  ) -> dict[str, str]:
+def shipped_flags(
+    file: str = "deployment.yaml",
+    container: str = "extender",
+    revision: Revision = THIS,
+) -> dict[str, str]:
     """Returns the flags of a container of the manifests, with underscores; default: the extender."""
     workload = yaml.safe_load((revision.manifests / file).read_text())
     containers = {item["name"]: item for item in workload["spec"]["template"]["spec"]["containers"]}
@@ -194,30 +274,53 @@ def shipped_flags(file: str = "deployment.yaml", container: str = "extender", re
 class Scheduler:
     """A replica of ``hami scheduler``. Flags are keyword arguments with underscores."""
 
-    def __init__(self, cluster: LocalCluster, certificates: Certificates, kubeconfig: Path, *,
-                 name: str = "hami-scheduler-0", port: int | None = None,
-                 environment: Mapping[str, str] | None = None, revision: Revision = THIS, **flags: str) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        certificates: Certificates,
+        kubeconfig: Path,
+        *,
+        name: str = "hami-scheduler-0",
+        port: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        revision: Revision = THIS,
+        **flags: str,
+    ) -> None:
         self.cluster = cluster
         self.certificates = certificates
         self.name = name
         self.port = port or cluster.webhook_port
         self.extender_port = free_port() if port else cluster.extender_port
         self.metrics_port = free_port()
-        self.defaults = shipped_flags(revision=revision) | {
-            "http_bind": f"127.0.0.1:{self.port}",
-            "extender_bind_address": f"127.0.0.1:{self.extender_port}",
-            "metrics_bind_address": f"127.0.0.1:{self.metrics_port}",
-            "cert_file": str(certificates.cert_file),
-            "key_file": str(certificates.key_file),
-            "device_config_file": str(revision.manifests / "device-config.yaml"),
-            "leader_elect_resource_namespace": NAMESPACE,
-        } | flags
+        self.defaults = (
+            shipped_flags(revision=revision)
+            | {
+                "http_bind": f"127.0.0.1:{self.port}",
+                "extender_bind_address": f"127.0.0.1:{self.extender_port}",
+                "metrics_bind_address": f"127.0.0.1:{self.metrics_port}",
+                "cert_file": str(certificates.cert_file),
+                "key_file": str(certificates.key_file),
+                "device_config_file": str(revision.manifests / "device-config.yaml"),
+                "leader_elect_resource_namespace": NAMESPACE,
+            }
+            | flags
+        )
         self._flags: dict[str, str] = {}
-        self._environment = os.environ | revision.environment | {
-            "KUBECONFIG": str(kubeconfig), "POD_NAME": name, "POD_NAMESPACE": NAMESPACE, "PYTHONUNBUFFERED": "1",
-            **(environment or {})}
+        self._environment = (
+            os.environ
+            | revision.environment
+            | {
+                "KUBECONFIG": str(kubeconfig),
+                "POD_NAME": name,
+                "POD_NAMESPACE": NAMESPACE,
+                "PYTHONUNBUFFERED": "1",
+                **(environment or {}),
+            }
+        )
         self.program = Program(name, [], cluster.folder / f"{name}.log", env=self._environment)
-        self._pool = urllib3.PoolManager(ca_certs=str(certificates.ca_file), retries=False, timeout=30)
+        self._pool = urllib3.PoolManager(
+            ca_certs=str(certificates.ca_file), retries=False, timeout=30
+        )
 
     def start(self, *, wait: bool = True, **flags: str) -> Scheduler:
         """Starts with the shipped flags, changed by *flags*, and waits until ``/healthz`` is 200."""
@@ -238,8 +341,11 @@ class Scheduler:
 
     def wait_healthy(self, timeout: float = 60, path: str = "/healthz") -> float:
         """Waits for status 200; returns the seconds. Raises: AssertionError with the end of the log."""
+
         def healthy() -> bool:
-            assert self.program.running(), f"hami scheduler ended ({self.program.exit_code}):\n{self.program.tail()}"
+            assert self.program.running(), (
+                f"hami scheduler ended ({self.program.exit_code}):\n{self.program.tail()}"
+            )
             return self.status(path) == 200
 
         started = time.monotonic()
@@ -249,12 +355,20 @@ class Scheduler:
     def status(self, path: str) -> int | None:
         """Returns the HTTP status of a GET; ``None`` without a response."""
         try:
-            return int(self._pool.request("GET", f"https://127.0.0.1:{self.port}{path}", timeout=5).status)
+            return int(
+                self._pool.request("GET", f"https://127.0.0.1:{self.port}{path}", timeout=5).status
+            )
         except urllib3.exceptions.HTTPError:
             return None
 
-    def call(self, verb: str, body: Object | bytes | None = None, *, method: str = "POST",
-             content_type: str = "application/json") -> urllib3.BaseHTTPResponse:
+    def call(
+        self,
+        verb: str,
+        body: Object | bytes | None = None,
+        *,
+        method: str = "POST",
+        content_type: str = "application/json",
+    ) -> urllib3.BaseHTTPResponse:
         """Calls the process like kube-scheduler or the API server does."""
         url = f"https://127.0.0.1:{self.port}{verb}"
         if isinstance(body, dict):
@@ -272,7 +386,9 @@ class Scheduler:
 
     def metrics(self) -> str:
         """Returns the metrics as text."""
-        return self._pool.request("GET", f"http://127.0.0.1:{self.metrics_port}/metrics").data.decode()
+        return self._pool.request(
+            "GET", f"http://127.0.0.1:{self.metrics_port}/metrics"
+        ).data.decode()
 
     def kill(self) -> None:
         """Kills the process and its worker."""
@@ -295,7 +411,13 @@ def second_replica(first: Scheduler, kubeconfig: Path | None = None) -> Iterator
     *kubeconfig*: permissions of that kube-scheduler (default: the administrator's).
     """
     cluster, certificates = first.cluster, first.certificates
-    second = Scheduler(cluster, certificates, account_kubeconfig(cluster), name="hami-scheduler-1", port=free_port())
+    second = Scheduler(
+        cluster,
+        certificates,
+        account_kubeconfig(cluster),
+        name="hami-scheduler-1",
+        port=free_port(),
+    )
     second.start(wait=False)
     program = cluster.start_kube_scheduler("kube-scheduler-1", second.extender_port, kubeconfig)
     try:
@@ -314,7 +436,9 @@ def kill_leader(first: Scheduler, second: Scheduler) -> None:
     both Leases have expired; the API server calls its webhook by then."""
     first.kill()
     first.cluster.components["kube-scheduler"].kill()
-    redirect_webhook(first.cluster.kube, first.certificates, second.port)  # a Service removes dead endpoints
+    redirect_webhook(
+        first.cluster.kube, first.certificates, second.port
+    )  # a Service removes dead endpoints
 
 
 def lease_holder(kube: Kube, name: str = SCHEDULER) -> str:

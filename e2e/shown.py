@@ -41,8 +41,11 @@ class Seen:
     @property
     def limit(self) -> tuple[str, str, str]:
         """Device, memory and cores of a container with one device."""
-        return (self.env["NVIDIA_VISIBLE_DEVICES"], self.env["CUDA_DEVICE_MEMORY_LIMIT_0"],
-                self.env["CUDA_DEVICE_SM_LIMIT"])
+        return (
+            self.env["NVIDIA_VISIBLE_DEVICES"],
+            self.env["CUDA_DEVICE_MEMORY_LIMIT_0"],
+            self.env["CUDA_DEVICE_SM_LIMIT"],
+        )
 
 
 def script(hook: str) -> str:

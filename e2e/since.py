@@ -19,6 +19,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (selected := os.environ.get(MINOR_VARIABLE)):
         return
     minor = tuple(map(int, selected.split(".")))
-    later = [item for item in items if (mark := item.get_closest_marker("since")) and minor < mark.args]
+    later = [
+        item for item in items if (mark := item.get_closest_marker("since")) and minor < mark.args
+    ]
     config.hook.pytest_deselected(items=later)
     items[:] = [item for item in items if item not in later]

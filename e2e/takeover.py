@@ -47,7 +47,9 @@ class TakeOver:
     *crowded*, *deserted*: when a node had two plugins, and which nodes had none at the same time.
     """
 
-    def __init__(self, kube: Kube, helm: Helm, nodes: Collection[str], address: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self, kube: Kube, helm: Helm, nodes: Collection[str], address: tuple[str, int] | None = None
+    ) -> None:
         self._kube = kube
         self._helm = helm
         self._nodes = nodes
@@ -63,7 +65,9 @@ class TakeOver:
         self._watches: list[Future[None]] = []
 
     def __enter__(self) -> TakeOver:
-        self._watches = [self._threads.submit(watch) for watch in (self._admit, self._connect, self._look)]
+        self._watches = [
+            self._threads.submit(watch) for watch in (self._admit, self._connect, self._look)
+        ]
         try:
             eventually(self._is_reached, lambda: f"the webhook is called: {self.missed[-3:]}")
         except BaseException:
@@ -98,7 +102,9 @@ class TakeOver:
         with ThreadPoolExecutor(MAX_CONNECTING) as pool:
             begun = []
             while self._address is not None and not self._ending.wait(0.1):
-                webhook = self._kube.get("MutatingWebhookConfiguration", "hami-webhook")["webhooks"][-1]
+                webhook = self._kube.get("MutatingWebhookConfiguration", "hami-webhook")[
+                    "webhooks"
+                ][-1]
                 trusted = base64.b64decode(webhook["clientConfig"]["caBundle"]).decode()
                 begun.append(pool.submit(self._connect_once, self._address, trusted))
         for connection in begun:
@@ -109,19 +115,24 @@ class TakeOver:
         context = ssl.create_default_context(cadata=trusted)
         begun, connections, admitted = time.monotonic(), self.connections, self.admitted
         try:
-            with (socket.create_connection(address, timeout=5) as connection,
-                  context.wrap_socket(connection, server_hostname=f"{SCHEDULER}.{NAMESPACE}.svc")):
+            with (
+                socket.create_connection(address, timeout=5) as connection,
+                context.wrap_socket(connection, server_hostname=f"{SCHEDULER}.{NAMESPACE}.svc"),
+            ):
                 with self._lock:
                     self.connections += 1
         except OSError as error:
             self.missed.append(
                 f"{time.strftime('%T')} a new connection: {error} after {time.monotonic() - begun:.1f} s, in which "
-                f"{self.connections - connections} others and {self.admitted - admitted} admissions succeeded")
+                f"{self.connections - connections} others and {self.admitted - admitted} admissions succeeded"
+            )
 
     def _look(self) -> None:
         """Counts the device plugins on each node."""
         while not self._ending.wait(0.2):
-            here = Counter(item["spec"].get("nodeName", "") for item in self._plugins() if is_running(item))
+            here = Counter(
+                item["spec"].get("nodeName", "") for item in self._plugins() if is_running(item)
+            )
             if any(count > 1 for node, count in here.items() if node):
                 self.crowded.append(here)
             without = set(self._nodes) - here.keys()
@@ -130,17 +141,37 @@ class TakeOver:
 
     # -- what an operator does
 
-    def install_hamis(self, folder: Path, version: str, certificates: Certificates, values: Object, *,
-                      client_side: bool = False) -> None:
+    def install_hamis(
+        self,
+        folder: Path,
+        version: str,
+        certificates: Certificates,
+        values: Object,
+        *,
+        client_side: bool = False,
+    ) -> None:
         """Installs the stand-in from *folder* with values of a user, and does what the jobs of HAMi's chart do for the
         certificate."""
         shutil.copytree(RELEASE, folder, dirs_exist_ok=True)
         chart = yaml.safe_load((folder / "Chart.yaml").read_text())
-        (folder / "Chart.yaml").write_text(yaml.safe_dump({**chart, "version": version, "appVersion": version}))
+        (folder / "Chart.yaml").write_text(
+            yaml.safe_dump({**chart, "version": version, "appVersion": version})
+        )
         (folder / "values.yaml").write_text(yaml.safe_dump(upstream_values(f"v{version}")))
-        data = {"ca": certificates.ca_file, "tls.crt": certificates.cert_file, "tls.key": certificates.key_file}
-        self._kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "data": {
-            name: encoded(file) for name, file in data.items()}}, NAMESPACE)
+        data = {
+            "ca": certificates.ca_file,
+            "tls.crt": certificates.cert_file,
+            "tls.key": certificates.key_file,
+        }
+        self._kube.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": SECRET},
+                "data": {name: encoded(file) for name, file in data.items()},
+            },
+            NAMESPACE,
+        )
         side = f"--server-side={str(not client_side).lower()}"
         self._helm.run("install", "hami", folder, "--namespace", NAMESPACE, side, values=values)
         configuration = self._kube.get("MutatingWebhookConfiguration", "hami-webhook")
@@ -153,19 +184,32 @@ class TakeOver:
         """Upgrades the release to our chart, as soon as its device plugins count as available; returns what Helm
         prints. Plugins that have just started would be replaced all at once."""
         eventually(self._are_plugins_available, "the device plugins are available")
-        return self._helm.run("upgrade", "hami", CHART, "--namespace", NAMESPACE, "--reuse-values", *words)
+        return self._helm.run(
+            "upgrade", "hami", CHART, "--namespace", NAMESPACE, "--reuse-values", *words
+        )
 
     def _are_plugins_available(self) -> bool:
         """Reports whether the plugins have been ready for as long as our DaemonSet demands."""
-        demanded = yaml.safe_load((MANIFESTS / "device-plugin.yaml").read_text())["spec"]["minReadySeconds"]
-        latest = datetime.now(UTC) - timedelta(seconds=demanded + 1)  # times of conditions are whole seconds
-        ready = [condition for item in self._plugins() for condition in item["status"].get("conditions", ())
-                 if condition["type"] == "Ready" and condition["status"] == "True"]
+        demanded = yaml.safe_load((MANIFESTS / "device-plugin.yaml").read_text())["spec"][
+            "minReadySeconds"
+        ]
+        latest = datetime.now(UTC) - timedelta(
+            seconds=demanded + 1
+        )  # times of conditions are whole seconds
+        ready = [
+            condition
+            for item in self._plugins()
+            for condition in item["status"].get("conditions", ())
+            if condition["type"] == "Ready" and condition["status"] == "True"
+        ]
         return len(ready) == len(self._nodes) and all(
-            datetime.fromisoformat(condition["lastTransitionTime"]) < latest for condition in ready)
+            datetime.fromisoformat(condition["lastTransitionTime"]) < latest for condition in ready
+        )
 
     def _plugins(self) -> list[Object]:
-        return self._kube.list("Pod", NAMESPACE, labelSelector="app.kubernetes.io/component=hami-device-plugin")
+        return self._kube.list(
+            "Pod", NAMESPACE, labelSelector="app.kubernetes.io/component=hami-device-plugin"
+        )
 
     def roll_back(self) -> None:
         """Returns to HAMi's chart, and waits for the rollout."""
@@ -180,44 +224,76 @@ class TakeOver:
 
     def wait_rollout(self, image: str) -> None:
         """Waits until all images of scheduler and device plugin begin with *image*, and their pods are ready."""
-        def done() -> bool:
-            pods = [item for item in self._kube.list("Pod", NAMESPACE)
-                    if "hami-monitor" not in item["metadata"]["name"]]
-            images = [container["image"] for item in pods for container in item["spec"]["containers"]]
-            replicas = self._kube.get("Deployment", "hami-scheduler", NAMESPACE)["spec"]["replicas"]
-            return len(pods) == len(self._nodes) + replicas and all(map(is_running, pods)) and not any(
-                not found.startswith(image) and "kube-scheduler" not in found for found in images)
 
-        eventually(done, lambda: f"all pods have {image}: {summary(self._kube.list('Pod', NAMESPACE))}",
-                   timeout=ROLLOUT_SECONDS, interval=0.2)
+        def done() -> bool:
+            pods = [
+                item
+                for item in self._kube.list("Pod", NAMESPACE)
+                if "hami-monitor" not in item["metadata"]["name"]
+            ]
+            images = [
+                container["image"] for item in pods for container in item["spec"]["containers"]
+            ]
+            replicas = self._kube.get("Deployment", "hami-scheduler", NAMESPACE)["spec"]["replicas"]
+            return (
+                len(pods) == len(self._nodes) + replicas
+                and all(map(is_running, pods))
+                and not any(
+                    not found.startswith(image) and "kube-scheduler" not in found
+                    for found in images
+                )
+            )
+
+        eventually(
+            done,
+            lambda: f"all pods have {image}: {summary(self._kube.list('Pod', NAMESPACE))}",
+            timeout=ROLLOUT_SECONDS,
+            interval=0.2,
+        )
 
     def pods_of_users(self) -> dict[str, tuple[object, ...]]:
         """Returns what may not change about them: containers and their restarts, allocations, identity."""
-        return {item["metadata"]["name"]: (
-            item["metadata"]["uid"], item["metadata"]["annotations"], item["spec"], item["status"]["containerStatuses"])
-            for item in self._kube.list("Pod", "default")}
+        return {
+            item["metadata"]["name"]: (
+                item["metadata"]["uid"],
+                item["metadata"]["annotations"],
+                item["spec"],
+                item["status"]["containerStatuses"],
+            )
+            for item in self._kube.list("Pod", "default")
+        }
 
     def identities(self) -> dict[str, Object]:
         """Returns what must stay of the objects that both charts have: identity, selectors and addresses."""
         found = {}
         for kind, name in (
-                ("Deployment", "hami-scheduler"), ("DaemonSet", "hami-device-plugin"), ("Service", "hami-scheduler"),
-                ("Service", "hami-device-plugin-monitor"), ("ServiceAccount", "hami-device-plugin")):
+            ("Deployment", "hami-scheduler"),
+            ("DaemonSet", "hami-device-plugin"),
+            ("Service", "hami-scheduler"),
+            ("Service", "hami-device-plugin-monitor"),
+            ("ServiceAccount", "hami-device-plugin"),
+        ):
             item = self._kube.get(kind, name, NAMESPACE)
             spec = item.get("spec", {})
             ports = {port["port"]: port.get("nodePort") for port in spec.get("ports", ())}
             found[f"{kind}/{name}"] = {
-                "uid": item["metadata"]["uid"], "address": spec.get("clusterIP"), "ports": ports,
+                "uid": item["metadata"]["uid"],
+                "address": spec.get("clusterIP"),
+                "ports": ports,
                 "endpoints": [port["name"] for port in spec.get("ports", ())[:1]],
-                "labels": spec["selector"].get("matchLabels") if "template" in spec else None}
+                "labels": spec["selector"].get("matchLabels") if "template" in spec else None,
+            }
         return found
 
 
 def is_running(item: Object) -> bool:
     """Reports whether a pod runs, its containers are ready, and it is not being deleted."""
     containers = item["status"].get("containerStatuses", ())
-    return bool(item["status"].get("phase") == "Running" and "deletionTimestamp" not in item["metadata"]
-                and all(container["ready"] for container in containers))
+    return bool(
+        item["status"].get("phase") == "Running"
+        and "deletionTimestamp" not in item["metadata"]
+        and all(container["ready"] for container in containers)
+    )
 
 
 def encoded(file: Path) -> str:
@@ -226,7 +302,9 @@ def encoded(file: Path) -> str:
 
 def remains(kubectl: Callable[..., str]) -> set[str]:
     """Returns all objects of HAMi, other than those that controllers make and remove."""
-    return (objects(kubectl, f"--namespace={NAMESPACE}") | objects(kubectl)) - {f"namespace/{NAMESPACE}"}
+    return (objects(kubectl, f"--namespace={NAMESPACE}") | objects(kubectl)) - {
+        f"namespace/{NAMESPACE}"
+    }
 
 
 def remove(kubectl: Callable[..., str]) -> None:
@@ -239,11 +317,25 @@ def remove(kubectl: Callable[..., str]) -> None:
 def objects(kubectl: Callable[..., str], *words: str) -> set[str]:
     """Returns the objects of HAMi that *words* of ``kubectl get`` select: of a namespace, or without one."""
     namespaced = any(word.startswith("--namespace") for word in words)
-    kinds = kubectl("api-resources", "--verbs=list,delete", f"--namespaced={str(namespaced).lower()}", "--output=name")
+    kinds = kubectl(
+        "api-resources",
+        "--verbs=list,delete",
+        f"--namespaced={str(namespaced).lower()}",
+        "--output=name",
+    )
     wanted = [kind for kind in kinds.split() if kind.partition(".")[0] not in OTHERS]
     names = kubectl("get", ",".join(wanted), *words, "--output=name")
     return {name for name in names.split() if "hami" in name.partition("/")[2]}
 
 
-OTHERS = {"pods", "events", "endpoints", "endpointslices", "replicasets", "controllerrevisions", "nodes", "csinodes"}
+OTHERS = {
+    "pods",
+    "events",
+    "endpoints",
+    "endpointslices",
+    "replicasets",
+    "controllerrevisions",
+    "nodes",
+    "csinodes",
+}
 """Kinds of objects that do not belong to a release."""

@@ -11,8 +11,14 @@ from e2e.sandbox import Sandbox
 from e2e.scheduler import EXTENDER, NAMESPACE
 
 RESERVED = [
-    "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase", "hami.io/bind-time", "hami.io/vgpu-mig-allocations",
-    "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devices-allocated", "hami.io/dcu-devices-allocated",
+    "hami.io/vgpu-node",
+    "hami.io/vgpu-time",
+    "hami.io/bind-phase",
+    "hami.io/bind-time",
+    "hami.io/vgpu-mig-allocations",
+    "hami.io/vgpu-devices-to-allocate",
+    "hami.io/vgpu-devices-allocated",
+    "hami.io/dcu-devices-allocated",
 ]
 
 
@@ -27,7 +33,10 @@ def test_a_gpu_pod_gets_our_scheduler_and_its_defaults(sandbox):
     sandbox.create(pod("a", gpu=1))
     spec = sandbox.pod("a")["spec"]
     assert spec["schedulerName"] == "hami-scheduler"
-    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"}
+    assert spec["containers"][0]["resources"]["limits"] == {
+        "nvidia.com/gpu": "1",
+        "nvidia.com/gpucores": "100",
+    }
 
 
 def test_memory_alone_asks_for_one_gpu(sandbox):
@@ -45,14 +54,25 @@ def test_nothing_else_changes(sandbox):
     assert gpu == none
 
 
-@pytest.mark.parametrize(("item", "message"), [
-    pytest.param(pod("p", containers=[container("c", privileged=True, gpu=1)]),
-                 "container c is privileged", id="privileged"),
-    pytest.param(pod("p", containers=[container("c", privileged=True), container("d", gpu=1)]),
-                 "container c is privileged", id="privileged-beside-gpu"),
-    pytest.param(pod("p", node_name="n0", gpu=1), "pod has node assigned", id="nodename"),
-    pytest.param(pod("p", gpu=1, percent=120), "must be an integer between 0 and 100", id="percent"),
-])
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        pytest.param(
+            pod("p", containers=[container("c", privileged=True, gpu=1)]),
+            "container c is privileged",
+            id="privileged",
+        ),
+        pytest.param(
+            pod("p", containers=[container("c", privileged=True), container("d", gpu=1)]),
+            "container c is privileged",
+            id="privileged-beside-gpu",
+        ),
+        pytest.param(pod("p", node_name="n0", gpu=1), "pod has node assigned", id="nodename"),
+        pytest.param(
+            pod("p", gpu=1, percent=120), "must be an integer between 0 and 100", id="percent"
+        ),
+    ],
+)
 def test_invalid_pods_are_rejected(sandbox, item, message):
     sandbox.add_gpu_node("n0")
     assert message in refusal(sandbox, item)
@@ -102,9 +122,17 @@ def test_an_ignored_pod_is_not_touched(sandbox):
 @pytest.mark.installation
 def test_a_namespace_quota_holds(sandbox):
     sandbox.add_gpu_node("n0")
-    sandbox.kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"},
-                         "spec": {"hard": {"limits.nvidia.com/gpumem": "40000", "limits.nvidia.com/gpucores": "50"}}},
-                        sandbox.namespace)
+    sandbox.kube.create(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "q"},
+            "spec": {
+                "hard": {"limits.nvidia.com/gpumem": "40000", "limits.nvidia.com/gpucores": "50"}
+            },
+        },
+        sandbox.namespace,
+    )
     sandbox.create(pod("a", gpu=1, gpumem=30_000, gpucores=20))
     sandbox.started()
     assert "exceeding resource quota" in refusal(sandbox, pod("b", gpu=1, gpumem=10_001))
@@ -125,9 +153,14 @@ def test_an_unmutated_pod_gets_an_event(sandbox, scheduler):
     sandbox.create(pod("p", gpu=1))
     assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
     scheduler.run_with()
-    told = sandbox.kube.wait("Event", lambda events: [
-        event["message"] for event in events.values() if event["involvedObject"]["name"] == "p"], sandbox.namespace,
-        what="an event on the pod that was not mutated")
+    told = sandbox.kube.wait(
+        "Event",
+        lambda events: [
+            event["message"] for event in events.values() if event["involvedObject"]["name"] == "p"
+        ],
+        sandbox.namespace,
+        what="an event on the pod that was not mutated",
+    )
     assert "webhook" in " ".join(told)
 
 
@@ -140,53 +173,108 @@ def test_a_renewed_certificate_is_served_without_a_restart(sandbox, scheduler, c
 def test_the_shipped_manifests_are_accepted_as_a_whole(local, tmp_path):
     rendered = tmp_path / "all.yaml"
     rendered.write_text(local.kubectl("kustomize", str(MANIFESTS)))
-    applied = local.kubectl("apply", "--server-side", "--field-manager=e2e", "--force-conflicts", "--dry-run=server",
-                            "-f", str(rendered))
-    for name in ("deployment.apps/hami-scheduler", "service/hami-scheduler", "configmap/hami-kube-scheduler",
-                 "mutatingwebhookconfiguration.admissionregistration.k8s.io/hami-webhook"):
+    applied = local.kubectl(
+        "apply",
+        "--server-side",
+        "--field-manager=e2e",
+        "--force-conflicts",
+        "--dry-run=server",
+        "-f",
+        str(rendered),
+    )
+    for name in (
+        "deployment.apps/hami-scheduler",
+        "service/hami-scheduler",
+        "configmap/hami-kube-scheduler",
+        "mutatingwebhookconfiguration.admissionregistration.k8s.io/hami-webhook",
+    ):
         assert name in applied
 
 
 @pytest.mark.parametrize("account", [SCHEDULER, EXTENDER])
-@pytest.mark.parametrize("words", [
-    "update nodes", "patch nodes/status", "delete nodes", "create pods", "create pods/exec", "create pods/eviction",
-    "patch pods/ephemeralcontainers", "patch pods/resize", "get secrets", "list secrets",
-    "get secrets name=hami-scheduler-extender-token", "create serviceaccounts/token", "impersonate serviceaccounts",
-    "update leases group=coordination.k8s.io name=kube-controller-manager"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "update nodes",
+        "patch nodes/status",
+        "delete nodes",
+        "create pods",
+        "create pods/exec",
+        "create pods/eviction",
+        "patch pods/ephemeralcontainers",
+        "patch pods/resize",
+        "get secrets",
+        "list secrets",
+        "get secrets name=hami-scheduler-extender-token",
+        "create serviceaccounts/token",
+        "impersonate serviceaccounts",
+        "update leases group=coordination.k8s.io name=kube-controller-manager",
+    ],
+)
 def test_the_shipped_accounts_have_no_other_rights(local, replica, account, words):
     assert not has(local, account, words)
 
 
-@pytest.mark.parametrize("words", [
-    "update persistentvolumes", "patch persistentvolumeclaims", "list persistentvolumes",
-    pytest.param("update resourceclaims/status group=resource.k8s.io", marks=pytest.mark.since(1, 34)),
-    "list csinodes group=storage.k8s.io", "list services",
-    "list namespaces", "watch poddisruptionbudgets group=policy",
-    "update leases group=coordination.k8s.io name=hami-scheduler"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "update persistentvolumes",
+        "patch persistentvolumeclaims",
+        "list persistentvolumes",
+        pytest.param(
+            "update resourceclaims/status group=resource.k8s.io", marks=pytest.mark.since(1, 34)
+        ),
+        "list csinodes group=storage.k8s.io",
+        "list services",
+        "list namespaces",
+        "watch poddisruptionbudgets group=policy",
+        "update leases group=coordination.k8s.io name=hami-scheduler",
+    ],
+)
 def test_only_kube_scheduler_may_do_what_only_it_does(local, replica, words):
-    assert has(local, SCHEDULER, words) and not has(local, EXTENDER, words)
+    assert has(local, SCHEDULER, words)
+    assert not has(local, EXTENDER, words)
 
 
-@pytest.mark.parametrize("words", ["delete pods", "patch pods/status", "list poddisruptionbudgets group=policy"])
+@pytest.mark.parametrize(
+    "words", ["delete pods", "patch pods/status", "list poddisruptionbudgets group=policy"]
+)
 def test_both_may_evict(local, replica, words):
     """The policies restrict the extender to pods with devices that carry the condition."""
-    assert has(local, SCHEDULER, words) and has(local, EXTENDER, words)
+    assert has(local, SCHEDULER, words)
+    assert has(local, EXTENDER, words)
 
 
-@pytest.mark.parametrize("words", [
-    "patch pods", "patch nodes", "list resourcequotas", "write allocations group=hami.io",
-    "write registrations group=hami.io", "patch leases group=coordination.k8s.io name=hami-scheduler-extender"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "patch pods",
+        "patch nodes",
+        "list resourcequotas",
+        "write allocations group=hami.io",
+        "write registrations group=hami.io",
+        "patch leases group=coordination.k8s.io name=hami-scheduler-extender",
+    ],
+)
 def test_only_the_extender_may_do_what_only_it_does(local, replica, words):
-    assert has(local, EXTENDER, words) and not has(local, SCHEDULER, words)
+    assert has(local, EXTENDER, words)
+    assert not has(local, SCHEDULER, words)
 
 
 def has(local, account, words):
-    """Reports whether *account* has a right: verb, resource with subresource, then its group and the name of an object.
-    """
+    """Reports whether *account* has a right: verb, resource with subresource, then its group and the
+    name of an object."""
     verb, resource, *more = words.split()
     resource, _, subresource = resource.partition("/")
-    return may(local.kube, f"system:serviceaccount:{NAMESPACE}:{account}", verb=verb, resource=resource,
-               subresource=subresource, namespace=NAMESPACE, **dict(word.split("=") for word in more))
+    return may(
+        local.kube,
+        f"system:serviceaccount:{NAMESPACE}:{account}",
+        verb=verb,
+        resource=resource,
+        subresource=subresource,
+        namespace=NAMESPACE,
+        **dict(word.split("=") for word in more),
+    )
 
 
 def test_a_pod_whose_gate_a_queue_lifts_goes_to_the_nodes_that_the_queue_chose(sandbox):
@@ -194,9 +282,18 @@ def test_a_pod_whose_gate_a_queue_lifts_goes_to_the_nodes_that_the_queue_chose(s
     sandbox.add_gpu_nodes({name: [gpu()] for name in "ab"}, annotations=LOCK_FREE)
     sandbox.label_node("b", {"example.com/flavor": "spot"})
     gated = pod("gated", gpu=1, gpumem=1000)
-    sandbox.create({**gated, "spec": {**gated["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}})
+    sandbox.create(
+        {
+            **gated,
+            "spec": {**gated["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+        }
+    )
     assert sandbox.pod("gated")["spec"]["schedulerName"] == "hami-scheduler"
     selector = sandbox.pod("gated")["spec"]["nodeSelector"] | {"example.com/flavor": "spot"}
-    sandbox.kube.merge_patch("Pod", "gated", {"spec": {"schedulingGates": [], "nodeSelector": selector}},
-                             sandbox.namespace)
+    sandbox.kube.merge_patch(
+        "Pod",
+        "gated",
+        {"spec": {"schedulingGates": [], "nodeSelector": selector}},
+        sandbox.namespace,
+    )
     assert sandbox.started(1) == {"gated": "b"}

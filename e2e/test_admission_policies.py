@@ -26,18 +26,67 @@ from tools.admission import FOLDER, generated_files
 
 pytestmark = pytest.mark.since(1, 36)
 Object = dict[str, Any]
-OTHER = {"defaultGPUNum": 2, "runtimeClassName": "nvidia", "gpuCorePolicy": "force", "memoryFactor": 1000,
-         "defaultCores": 5}
+OTHER = {
+    "defaultGPUNum": 2,
+    "runtimeClassName": "nvidia",
+    "gpuCorePolicy": "force",
+    "memoryFactor": 1000,
+    "defaultCores": 5,
+}
 PODS = 2500
 """For each device configuration."""
 MODE, USER = "hami-e2e/admission", "user"
-AMOUNTS = ("1", "1", "1", "2", "0", "3", "50", "99", "100", "101", "1000", "3000", "1k", "1e2", "1e3", "100000m",
-           "99500m", "500m", "0.5", "-1", "1Mi", "2147483647", "2147483648", "4G", "9999999999999999999", "1E")
-VARIABLES = ("CUDA_TASK_PRIORITY", "GPU_CORE_UTILIZATION_POLICY", "CUDA_DISABLE_CONTROL", "NVIDIA_VISIBLE_DEVICES",
-             "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT_1", "CUDA_DEVICE_MEMORY_LIMITS", "CUDA_OVERSUBSCRIBE",
-             "CUDA_DEVICE_MEMORY_SHARED_CACHE", "LD_PRELOAD", "A")
+AMOUNTS = (
+    "1",
+    "1",
+    "1",
+    "2",
+    "0",
+    "3",
+    "50",
+    "99",
+    "100",
+    "101",
+    "1000",
+    "3000",
+    "1k",
+    "1e2",
+    "1e3",
+    "100000m",
+    "99500m",
+    "500m",
+    "0.5",
+    "-1",
+    "1Mi",
+    "2147483647",
+    "2147483648",
+    "4G",
+    "9999999999999999999",
+    "1E",
+)
+VARIABLES = (
+    "CUDA_TASK_PRIORITY",
+    "GPU_CORE_UTILIZATION_POLICY",
+    "CUDA_DISABLE_CONTROL",
+    "NVIDIA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_MEMORY_LIMIT",
+    "CUDA_DEVICE_SM_LIMIT_1",
+    "CUDA_DEVICE_MEMORY_LIMITS",
+    "CUDA_OVERSUBSCRIBE",
+    "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+    "LD_PRELOAD",
+    "A",
+)
 LIMITS = ("100", "100", "60", "3", "1", "0", "101", "", "60 ", "060", "+60", "6e1", "all")
-SCHEDULERS = (None, None, None, "default-scheduler", "hami-scheduler", "hami-scheduler-claims", "other")
+SCHEDULERS = (
+    None,
+    None,
+    None,
+    "default-scheduler",
+    "hami-scheduler",
+    "hami-scheduler-claims",
+    "other",
+)
 
 
 def generated_pod(number: int) -> Object:
@@ -46,25 +95,37 @@ def generated_pod(number: int) -> Object:
 
     def part(name: str) -> Object:
         names = [name for name in RESOURCES if chance.random() < 0.4]
-        amounts = {name: chance.choice(AMOUNTS[:12] if chance.random() < 0.9 else AMOUNTS) for name in names}
+        amounts = {
+            name: chance.choice(AMOUNTS[:12] if chance.random() < 0.9 else AMOUNTS)
+            for name in names
+        }
         if "priority" in amounts:
             amounts["priority"] = chance.choice(("1", "1", "2", "1e2"))  # others need a right
         made = container(name, privileged=chance.random() < 0.03, **amounts)
         if chance.random() < 0.1:
             made.setdefault("resources", {})["requests"] = {
-                RESOURCES[name]: chance.choice(AMOUNTS[:6]) for name in chance.sample(sorted(RESOURCES), 2)}
+                RESOURCES[name]: chance.choice(AMOUNTS[:6])
+                for name in chance.sample(sorted(RESOURCES), 2)
+            }
         if chance.random() < 0.3:
             made["env"] = [variable(chance.choice(VARIABLES)) for _ in range(chance.randint(1, 3))]
         return made
 
     def variable(name: str) -> Object:
         value = chance.choice(("none", "void", "all", "", "0", None))
-        return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}} if value is None else {
-            "name": name, "value": value}
+        return (
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+            if value is None
+            else {"name": name, "value": value}
+        )
 
-    made = pod(f"p{number}", containers=[part(f"c{index}") for index in range(chance.randint(1, 3))],
-               inits=[part(f"i{index}") for index in range(chance.choice((0, 0, 1, 2)))],
-               scheduler=chance.choice(SCHEDULERS), node_name="n0" if chance.random() < 0.02 else None)
+    made = pod(
+        f"p{number}",
+        containers=[part(f"c{index}") for index in range(chance.randint(1, 3))],
+        inits=[part(f"i{index}") for index in range(chance.choice((0, 0, 1, 2)))],
+        scheduler=chance.choice(SCHEDULERS),
+        node_name="n0" if chance.random() < 0.02 else None,
+    )
     if chance.random() < 0.05:
         made["spec"]["runtimeClassName"] = "nvidia"
     if chance.random() < 0.15:
@@ -95,14 +156,18 @@ def user(sandbox: Sandbox) -> Kube:
 
 
 @pytest.fixture(params=["shipped", "other"])
-def settings(request: pytest.FixtureRequest, sandbox: Sandbox, scheduler: Scheduler, tmp_path: Path) -> list[Object]:
+def settings(
+    request: pytest.FixtureRequest, sandbox: Sandbox, scheduler: Scheduler, tmp_path: Path
+) -> list[Object]:
     """The policies for a device configuration, which the webhook has, too."""
     if request.param == "shipped":
         return list(yaml.safe_load_all((FOLDER / "policies.yaml").read_text()))
     text = (MANIFESTS / "device-config.yaml").read_text()
     limits = {namespace: 40 for namespace in (sandbox.namespace, mutated_namespace(sandbox))}
     for name, value in {**OTHER, "gpucoresLimits": json.dumps(limits)}.items():
-        text, count = re.subn(rf"^  {name}: .*$", f"  {name}: {value}", text, count=1, flags=re.MULTILINE)
+        text, count = re.subn(
+            rf"^  {name}: .*$", f"  {name}: {value}", text, count=1, flags=re.MULTILINE
+        )
         text = text if count else text.replace("nvidia:\n", f"nvidia:\n  {name}: {value}\n", 1)
     config = parse_device_config(text, "other")
     file = tmp_path / "device-config.yaml"
@@ -113,8 +178,9 @@ def settings(request: pytest.FixtureRequest, sandbox: Sandbox, scheduler: Schedu
 
 
 @pytest.fixture
-def mutated(settings: list[Object], certificates: Certificates, scheduler: Scheduler,
-            sandbox: Sandbox) -> Iterator[str]:
+def mutated(
+    settings: list[Object], certificates: Certificates, scheduler: Scheduler, sandbox: Sandbox
+) -> Iterator[str]:
     """A namespace in which policies admit pods, and the webhook does not."""
     kube, namespace = sandbox.kube, mutated_namespace(sandbox)
     kube.create(named("Namespace", namespace, labels={MODE: "policies"}))
@@ -123,16 +189,23 @@ def mutated(settings: list[Object], certificates: Certificates, scheduler: Sched
     webhooks = webhook_configuration(certificates, scheduler.port)
     for webhook in webhooks["webhooks"]:
         webhook["namespaceSelector"]["matchExpressions"].append(
-            {"key": MODE, "operator": "NotIn", "values": ["policies"]})
+            {"key": MODE, "operator": "NotIn", "values": ["policies"]}
+        )
     kube.apply(webhooks)
     for document in settings:
         if (constraints := document["spec"].get("matchConstraints")) is not None:
             constraints["namespaceSelector"]["matchExpressions"] = [
-                {"key": MODE, "operator": "In", "values": ["policies"]}]
+                {"key": MODE, "operator": "In", "values": ["policies"]}
+            ]
         kube.apply(document)
     good, bad = pod("probe", gpu=1), pod("probe", gpu=1, percent=101)
-    eventually(lambda: (admitted(kube, namespace, good) or {}).get("schedulerName") == "hami-scheduler"
-               and admitted(kube, namespace, bad) is None, "the policies are in force")
+    eventually(
+        lambda: (
+            (admitted(kube, namespace, good) or {}).get("schedulerName") == "hami-scheduler"
+            and admitted(kube, namespace, bad) is None
+        ),
+        "the policies are in force",
+    )
     yield namespace
     for document in settings:
         kube.delete(document["kind"], document["metadata"]["name"])
@@ -146,13 +219,25 @@ def mutated_namespace(sandbox: Sandbox) -> str:
 
 
 def grant_edit(kube: Kube, namespace: str) -> None:
-    kube.create({
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "edit"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}]}, namespace)
+    kube.create(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "edit"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "edit",
+            },
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}],
+        },
+        namespace,
+    )
 
 
-def test_policies_make_the_same_of_each_pod_as_the_webhook(sandbox: Sandbox, user: Kube, mutated: str) -> None:
+def test_policies_make_the_same_of_each_pod_as_the_webhook(
+    sandbox: Sandbox, user: Kube, mutated: str
+) -> None:
     def both(number: int) -> tuple[int, Object | None, Object | None]:
         item = generated_pod(number)
         return number, admitted(user, sandbox.namespace, item), admitted(user, mutated, item)

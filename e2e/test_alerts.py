@@ -17,8 +17,11 @@ ROOT = Path(__file__).parent.parent
 RULES = ROOT / "monitoring" / "alerts.yaml"
 GROUPS = yaml.safe_load(RULES.read_text())["groups"]
 NAMES = {rule["alert"] for group in GROUPS for rule in group["rules"] if "alert" in rule}
-PANELS = [panel for panel in json.loads((ROOT / "dashboards" / "hami.json").read_text())["panels"]
-          if panel["type"] != "row"]
+PANELS = [
+    panel
+    for panel in json.loads((ROOT / "dashboards" / "hami.json").read_text())["panels"]
+    if panel["type"] != "row"
+]
 DAY_S = 86_400
 LEADER = "hami_scheduler_leader"
 REQUESTS = "hami_scheduler_request_duration_seconds"
@@ -39,82 +42,233 @@ class Case(NamedTuple):
 FIRES = [
     Case("HamiSchedulerAbsent", "6m", {"up": "1x20"}),
     # one of two schedulers is gone
-    Case("HamiSchedulerAbsent", "130m", {f'{LEADER}{{job="a"}}': "1x240", f'{LEADER}{{job="b"}}': "1x120 stale"},
-         'job="b"'),
-    Case("HamiNoLeader", "5m", {f'{LEADER}{{job="a",instance="1"}}': "0x20",
-                                f'{LEADER}{{job="a",instance="2"}}': "0x20",
-                                f'{LEADER}{{job="b",instance="3"}}': "1x20"}, 'job="a"'),
-    Case("HamiTwoLeaders", "5m", {f'{LEADER}{{job="a",instance="1"}}': "1x20",
-                                  f'{LEADER}{{job="a",instance="2"}}': "1x20"}, 'job="a"'),
-    Case("HamiCacheStale", "5m", {'hami_scheduler_cache_age_seconds{resource="pods",instance="1"}': "121+60x20"},
-         'resource="pods",instance="1"'),
-    Case("HamiVerbErrors", "30m", {f'{REQUESTS}_count{{verb="bind",outcome="error"}}': "0+6x60",
-                                   f'{REQUESTS}_count{{verb="bind",outcome="success"}}': "0+94x60"}, 'verb="bind"'),
-    Case("HamiFilterSlow", "30m", {f'{REQUESTS}_bucket{{verb="filter",le="1"}}': "0+98x60",
-                                   f'{REQUESTS}_bucket{{verb="filter",le="2"}}': "0+100x60",
-                                   f'{REQUESTS}_bucket{{verb="filter",le="+Inf"}}': "0+100x60"}),
-    Case("HamiPreemptedInVain", "30m", {'hami_scheduler_preemptions_in_vain_total{instance="1"}': "0x10 1x60"},
-         'instance="1"'),
-    Case("HamiNodeLockWaitsLong", "30m", {'hami_scheduler_node_lock_wait_seconds_bucket{le="20"}': "0+90x60",
-                                          'hami_scheduler_node_lock_wait_seconds_bucket{le="30"}': "0+100x60",
-                                          'hami_scheduler_node_lock_wait_seconds_bucket{le="+Inf"}': "0+100x60"}),
+    Case(
+        "HamiSchedulerAbsent",
+        "130m",
+        {f'{LEADER}{{job="a"}}': "1x240", f'{LEADER}{{job="b"}}': "1x120 stale"},
+        'job="b"',
+    ),
+    Case(
+        "HamiNoLeader",
+        "5m",
+        {
+            f'{LEADER}{{job="a",instance="1"}}': "0x20",
+            f'{LEADER}{{job="a",instance="2"}}': "0x20",
+            f'{LEADER}{{job="b",instance="3"}}': "1x20",
+        },
+        'job="a"',
+    ),
+    Case(
+        "HamiTwoLeaders",
+        "5m",
+        {f'{LEADER}{{job="a",instance="1"}}': "1x20", f'{LEADER}{{job="a",instance="2"}}': "1x20"},
+        'job="a"',
+    ),
+    Case(
+        "HamiCacheStale",
+        "5m",
+        {'hami_scheduler_cache_age_seconds{resource="pods",instance="1"}': "121+60x20"},
+        'resource="pods",instance="1"',
+    ),
+    Case(
+        "HamiVerbErrors",
+        "30m",
+        {
+            f'{REQUESTS}_count{{verb="bind",outcome="error"}}': "0+6x60",
+            f'{REQUESTS}_count{{verb="bind",outcome="success"}}': "0+94x60",
+        },
+        'verb="bind"',
+    ),
+    Case(
+        "HamiFilterSlow",
+        "30m",
+        {
+            f'{REQUESTS}_bucket{{verb="filter",le="1"}}': "0+98x60",
+            f'{REQUESTS}_bucket{{verb="filter",le="2"}}': "0+100x60",
+            f'{REQUESTS}_bucket{{verb="filter",le="+Inf"}}': "0+100x60",
+        },
+    ),
+    Case(
+        "HamiPreemptedInVain",
+        "30m",
+        {'hami_scheduler_preemptions_in_vain_total{instance="1"}': "0x10 1x60"},
+        'instance="1"',
+    ),
+    Case(
+        "HamiNodeLockWaitsLong",
+        "30m",
+        {
+            'hami_scheduler_node_lock_wait_seconds_bucket{le="20"}': "0+90x60",
+            'hami_scheduler_node_lock_wait_seconds_bucket{le="30"}': "0+100x60",
+            'hami_scheduler_node_lock_wait_seconds_bucket{le="+Inf"}': "0+100x60",
+        },
+    ),
     Case("HamiEventsDropped", "30m", {'hami_scheduler_events_total{outcome="dropped"}': "0+1x60"}),
-    Case("HamiInventoryUnreadable", "10m", {'hami_scheduler_unreadable_inventory{node="n",vendor="NVIDIA"}': "1x20"},
-         'node="n",vendor="NVIDIA"'),
+    Case(
+        "HamiInventoryUnreadable",
+        "10m",
+        {'hami_scheduler_unreadable_inventory{node="n",vendor="NVIDIA"}': "1x20"},
+        'node="n",vendor="NVIDIA"',
+    ),
     Case("HamiAllocationUnreadable", "10m", {"hami_scheduler_unreadable_allocations": "2x20"}),
     Case("HamiDevicesFull", "40m", {f"{ALLOCATED}{CARD}": "96x60", f"{SIZE}{CARD}": "100x60"}),
-    Case("HamiDeviceOverbooked", "10m", {f"{ALLOCATED}{CARD}": "101x20", f"{SIZE}{CARD}": "100x20"},
-         'node="n",device_uuid="a"'),
-    Case("HamiQuotaNearlyUsed", "40m", {'hami_resource_quota_used_ratio{namespace="team",quota_name="q"}': "0.91x60"},
-         'namespace="team",quota_name="q"'),
-    Case("HamiCertificateEnds", "70m", {"hami_scheduler_certificate_expiry_timestamp_seconds": f"{20 * DAY_S}x90"}),
+    Case(
+        "HamiDeviceOverbooked",
+        "10m",
+        {f"{ALLOCATED}{CARD}": "101x20", f"{SIZE}{CARD}": "100x20"},
+        'node="n",device_uuid="a"',
+    ),
+    Case(
+        "HamiQuotaNearlyUsed",
+        "40m",
+        {'hami_resource_quota_used_ratio{namespace="team",quota_name="q"}': "0.91x60"},
+        'namespace="team",quota_name="q"',
+    ),
+    Case(
+        "HamiCertificateEnds",
+        "70m",
+        {"hami_scheduler_certificate_expiry_timestamp_seconds": f"{20 * DAY_S}x90"},
+    ),
     Case("HamiUpgradeUnfinished", "25h", {"hami_scheduler_foreign_reservations_enabled": "1x1600"}),
-    Case("HamiMonitorWithoutDriver", "20m", {'hami_monitor_nvml_up{instance="1"}': "0x30"}, 'instance="1"'),
-    Case("HamiContainerOverLimit", "10m", {f'hami_container_over_limit{{{CONTAINER},device_uuid="a"}}': "1x20"},
-         f'{CONTAINER},device_uuid="a"'),
-    Case("HamiRegionTampered", "10m", {f'hami_vgpu_tampered_total{{{CONTAINER},what="limits"}}': "0+1x20"},
-         f'{CONTAINER},what="limits"'),
-    Case("HamiRegionUnreadable", "20m", {f'hami_vgpu_region_info{{{CONTAINER},state="unreadable"}}': "1x30"},
-         f'{CONTAINER},state="unreadable"'),
+    Case(
+        "HamiMonitorWithoutDriver",
+        "20m",
+        {'hami_monitor_nvml_up{instance="1"}': "0x30"},
+        'instance="1"',
+    ),
+    Case(
+        "HamiContainerOverLimit",
+        "10m",
+        {f'hami_container_over_limit{{{CONTAINER},device_uuid="a"}}': "1x20"},
+        f'{CONTAINER},device_uuid="a"',
+    ),
+    Case(
+        "HamiRegionTampered",
+        "10m",
+        {f'hami_vgpu_tampered_total{{{CONTAINER},what="limits"}}': "0+1x20"},
+        f'{CONTAINER},what="limits"',
+    ),
+    Case(
+        "HamiRegionUnreadable",
+        "20m",
+        {f'hami_vgpu_region_info{{{CONTAINER},state="unreadable"}}': "1x30"},
+        f'{CONTAINER},state="unreadable"',
+    ),
 ]
 QUIET = [
     Case("HamiSchedulerAbsent", "6m", {LEADER: "0x20"}),
     # a scheduler that was removed two hours ago
-    Case("HamiSchedulerAbsent", "240m", {f'{LEADER}{{job="a"}}': "1x300", f'{LEADER}{{job="b"}}': "1x120 stale"}),
-    Case("HamiNoLeader", "5m", {f'{LEADER}{{job="a",instance="1"}}': "0x20",
-                                f'{LEADER}{{job="a",instance="2"}}': "1x20"}),
+    Case(
+        "HamiSchedulerAbsent",
+        "240m",
+        {f'{LEADER}{{job="a"}}': "1x300", f'{LEADER}{{job="b"}}': "1x120 stale"},
+    ),
+    Case(
+        "HamiNoLeader",
+        "5m",
+        {f'{LEADER}{{job="a",instance="1"}}': "0x20", f'{LEADER}{{job="a",instance="2"}}': "1x20"},
+    ),
     # a handover, of which each scrape has seen a part
-    Case("HamiTwoLeaders", "5m", {f'{LEADER}{{job="a",instance="1"}}': "1x4 0x20",
-                                  f'{LEADER}{{job="a",instance="2"}}': "0x3 1x20"}),
+    Case(
+        "HamiTwoLeaders",
+        "5m",
+        {
+            f'{LEADER}{{job="a",instance="1"}}': "1x4 0x20",
+            f'{LEADER}{{job="a",instance="2"}}': "0x3 1x20",
+        },
+    ),
     Case("HamiTwoLeaders", "5m", {f'{LEADER}{{job="a"}}': "1x20", f'{LEADER}{{job="b"}}': "1x20"}),
-    Case("HamiCacheStale", "5m", {'hami_scheduler_cache_age_seconds{resource="pods",instance="1"}': "119x20"}),
-    Case("HamiVerbErrors", "30m", {f'{REQUESTS}_count{{verb="bind",outcome="error"}}': "0+5x60",
-                                   f'{REQUESTS}_count{{verb="bind",outcome="success"}}': "0+95x60"}),
-    Case("HamiFilterSlow", "30m", {f'{REQUESTS}_bucket{{verb="filter",le="1"}}': "0+199x60",
-                                   f'{REQUESTS}_bucket{{verb="filter",le="2"}}': "0+200x60",
-                                   f'{REQUESTS}_bucket{{verb="filter",le="+Inf"}}': "0+200x60",
-                                   f'{REQUESTS}_bucket{{verb="bind",le="+Inf"}}': "0+100x60"}),
-    Case("HamiPreemptedInVain", "30m", {'hami_scheduler_preemptions_in_vain_total{instance="1"}': "3x60"}),
-    Case("HamiNodeLockWaitsLong", "30m", {'hami_scheduler_node_lock_wait_seconds_bucket{le="20"}': "0+95x60",
-                                          'hami_scheduler_node_lock_wait_seconds_bucket{le="30"}': "0+100x60",
-                                          'hami_scheduler_node_lock_wait_seconds_bucket{le="+Inf"}': "0+100x60"}),
-    Case("HamiEventsDropped", "30m", {'hami_scheduler_events_total{outcome="written"}': "0+9x60",
-                                      'hami_scheduler_events_total{outcome="dropped"}': "0x60"}),
-    Case("HamiInventoryUnreadable", "10m", {
-        'hami_scheduler_unreadable_inventory{node="n",vendor="NVIDIA"}': "1x6 0x20"}),
+    Case(
+        "HamiCacheStale",
+        "5m",
+        {'hami_scheduler_cache_age_seconds{resource="pods",instance="1"}': "119x20"},
+    ),
+    Case(
+        "HamiVerbErrors",
+        "30m",
+        {
+            f'{REQUESTS}_count{{verb="bind",outcome="error"}}': "0+5x60",
+            f'{REQUESTS}_count{{verb="bind",outcome="success"}}': "0+95x60",
+        },
+    ),
+    Case(
+        "HamiFilterSlow",
+        "30m",
+        {
+            f'{REQUESTS}_bucket{{verb="filter",le="1"}}': "0+199x60",
+            f'{REQUESTS}_bucket{{verb="filter",le="2"}}': "0+200x60",
+            f'{REQUESTS}_bucket{{verb="filter",le="+Inf"}}': "0+200x60",
+            f'{REQUESTS}_bucket{{verb="bind",le="+Inf"}}': "0+100x60",
+        },
+    ),
+    Case(
+        "HamiPreemptedInVain",
+        "30m",
+        {'hami_scheduler_preemptions_in_vain_total{instance="1"}': "3x60"},
+    ),
+    Case(
+        "HamiNodeLockWaitsLong",
+        "30m",
+        {
+            'hami_scheduler_node_lock_wait_seconds_bucket{le="20"}': "0+95x60",
+            'hami_scheduler_node_lock_wait_seconds_bucket{le="30"}': "0+100x60",
+            'hami_scheduler_node_lock_wait_seconds_bucket{le="+Inf"}': "0+100x60",
+        },
+    ),
+    Case(
+        "HamiEventsDropped",
+        "30m",
+        {
+            'hami_scheduler_events_total{outcome="written"}': "0+9x60",
+            'hami_scheduler_events_total{outcome="dropped"}': "0x60",
+        },
+    ),
+    Case(
+        "HamiInventoryUnreadable",
+        "10m",
+        {'hami_scheduler_unreadable_inventory{node="n",vendor="NVIDIA"}': "1x6 0x20"},
+    ),
     Case("HamiAllocationUnreadable", "10m", {"hami_scheduler_unreadable_allocations": "0x20"}),
     # each of two replicas reports all devices
-    Case("HamiDevicesFull", "40m", {
-        f"{metric}{{node=\"n\",device_uuid=\"a\",instance=\"{instance}\"}}": f"{value}x60"
-        for instance in "12" for metric, value in ((ALLOCATED, 95), (SIZE, 100))}),
-    Case("HamiDeviceOverbooked", "10m", {f"{ALLOCATED}{CARD}": "100x20", f"{SIZE}{CARD}": "100x20"}),
-    Case("HamiQuotaNearlyUsed", "40m", {'hami_resource_quota_used_ratio{namespace="team",quota_name="q"}': "0.9x60"}),
-    Case("HamiCertificateEnds", "70m", {"hami_scheduler_certificate_expiry_timestamp_seconds": f"{21 * DAY_S}x90"}),
+    Case(
+        "HamiDevicesFull",
+        "40m",
+        {
+            f'{metric}{{node="n",device_uuid="a",instance="{instance}"}}': f"{value}x60"
+            for instance in "12"
+            for metric, value in ((ALLOCATED, 95), (SIZE, 100))
+        },
+    ),
+    Case(
+        "HamiDeviceOverbooked", "10m", {f"{ALLOCATED}{CARD}": "100x20", f"{SIZE}{CARD}": "100x20"}
+    ),
+    Case(
+        "HamiQuotaNearlyUsed",
+        "40m",
+        {'hami_resource_quota_used_ratio{namespace="team",quota_name="q"}': "0.9x60"},
+    ),
+    Case(
+        "HamiCertificateEnds",
+        "70m",
+        {"hami_scheduler_certificate_expiry_timestamp_seconds": f"{21 * DAY_S}x90"},
+    ),
     Case("HamiUpgradeUnfinished", "23h", {"hami_scheduler_foreign_reservations_enabled": "1x1600"}),
     Case("HamiMonitorWithoutDriver", "20m", {'hami_monitor_nvml_up{instance="1"}': "1x30"}),
-    Case("HamiContainerOverLimit", "4m", {f'hami_container_over_limit{{{CONTAINER},device_uuid="a"}}': "1x20"}),
-    Case("HamiRegionTampered", "30m", {f'hami_vgpu_tampered_total{{{CONTAINER},what="limits"}}': "7x60"}),
-    Case("HamiRegionUnreadable", "20m", {f'hami_vgpu_region_info{{{CONTAINER},state="used"}}': "1x30"}),
+    Case(
+        "HamiContainerOverLimit",
+        "4m",
+        {f'hami_container_over_limit{{{CONTAINER},device_uuid="a"}}': "1x20"},
+    ),
+    Case(
+        "HamiRegionTampered",
+        "30m",
+        {f'hami_vgpu_tampered_total{{{CONTAINER},what="limits"}}': "7x60"},
+    ),
+    Case(
+        "HamiRegionUnreadable",
+        "20m",
+        {f'hami_vgpu_region_info{{{CONTAINER},state="used"}}': "1x30"},
+    ),
 ]
 
 
@@ -129,16 +283,39 @@ class Promtool:
         """Has the command *words* judge *file*. Returns its complaint, empty if it has none."""
         path = self._folder / "judged.yaml"
         path.write_text(yaml.safe_dump(file))
-        done = subprocess.run([self._program, *words, path], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [self._program, *words, path], capture_output=True, text=True, timeout=60, check=False
+        )
         return "" if done.returncode == 0 else done.stdout + done.stderr
 
-    def test(self, series: dict[str, str], at: str, expression: str, *samples: tuple[str, float]) -> str:
+    def test(
+        self, series: dict[str, str], at: str, expression: str, *samples: tuple[str, float]
+    ) -> str:
         """Evaluates the rules every minute over *series*, then *expression*. Returns the complaint if its value is not
         *samples*: labels, value."""
-        return self.check("test", "rules", rule_files=[str(RULES)], evaluation_interval="1m", tests=[{
-            "interval": "1m", "input_series": [{"series": name, "values": text} for name, text in series.items()],
-            "promql_expr_test": [{"expr": expression, "eval_time": at, "exp_samples": [
-                {"labels": labels, "value": value} for labels, value in samples]}]}])
+        return self.check(
+            "test",
+            "rules",
+            rule_files=[str(RULES)],
+            evaluation_interval="1m",
+            tests=[
+                {
+                    "interval": "1m",
+                    "input_series": [
+                        {"series": name, "values": text} for name, text in series.items()
+                    ],
+                    "promql_expr_test": [
+                        {
+                            "expr": expression,
+                            "eval_time": at,
+                            "exp_samples": [
+                                {"labels": labels, "value": value} for labels, value in samples
+                            ],
+                        }
+                    ],
+                }
+            ],
+        )
 
 
 @pytest.fixture(scope="module")
@@ -151,37 +328,67 @@ def ident(case: Case) -> str:
 
 
 def severity_of(alert: str) -> str:
-    return next(str(rule["labels"]["severity"]) for group in GROUPS for rule in group["rules"]
-                if rule.get("alert") == alert)
+    return next(
+        str(rule["labels"]["severity"])
+        for group in GROUPS
+        for rule in group["rules"]
+        if rule.get("alert") == alert
+    )
 
 
 @pytest.mark.parametrize("case", FIRES, ids=ident)
 def test_an_alert_fires(promtool: Promtool, case: Case) -> None:
     name = f'alertname="{case.alert}",alertstate="firing"'
     labels = ",".join(filter(None, (name, f'severity="{severity_of(case.alert)}"', case.labels)))
-    assert promtool.test(case.series, case.at, f"ALERTS{{{name}}}", (f"ALERTS{{{labels}}}", 1)) == ""
+    assert (
+        promtool.test(case.series, case.at, f"ALERTS{{{name}}}", (f"ALERTS{{{labels}}}", 1)) == ""
+    )
 
 
 @pytest.mark.parametrize("case", QUIET, ids=ident)
 def test_an_alert_does_not_fire(promtool: Promtool, case: Case) -> None:
-    assert promtool.test(case.series, case.at, f'ALERTS{{alertname="{case.alert}",alertstate="firing"}}') == ""
+    assert (
+        promtool.test(
+            case.series, case.at, f'ALERTS{{alertname="{case.alert}",alertstate="firing"}}'
+        )
+        == ""
+    )
 
 
 def test_each_alert_is_tried_both_ways() -> None:
     assert {case.alert for case in FIRES} == {case.alert for case in QUIET} == NAMES
 
 
-@pytest.mark.parametrize(("record", "metric", "factor"), [
-    ("hami:container_device_dcgm_utilization:percent", "DCGM_FI_DEV_GPU_UTIL", 1),
-    ("hami:container_device_dcgm_memory_used:bytes", "DCGM_FI_DEV_FB_USED", 1 << 20)])
+@pytest.mark.parametrize(
+    ("record", "metric", "factor"),
+    [
+        ("hami:container_device_dcgm_utilization:percent", "DCGM_FI_DEV_GPU_UTIL", 1),
+        ("hami:container_device_dcgm_memory_used:bytes", "DCGM_FI_DEV_FB_USED", 1 << 20),
+    ],
+)
 def test_what_dcgm_says_of_a_card_is_recorded_for_its_containers(
-        promtool: Promtool, record: str, metric: str, factor: int) -> None:
-    series = {f'hami_vgpu_memory_limit_bytes{{{CONTAINER},device_uuid="a"}}': "1000x5", f'{metric}{{UUID="a"}}': "40x5",
-              f'{metric}{{UUID="b"}}': "90x5"}
-    assert promtool.test(series, "3m", record, (f'{record}{{{CONTAINER},device_uuid="a"}}', 40 * factor)) == ""
+    promtool: Promtool, record: str, metric: str, factor: int
+) -> None:
+    series = {
+        f'hami_vgpu_memory_limit_bytes{{{CONTAINER},device_uuid="a"}}': "1000x5",
+        f'{metric}{{UUID="a"}}': "40x5",
+        f'{metric}{{UUID="b"}}': "90x5",
+    }
+    assert (
+        promtool.test(
+            series, "3m", record, (f'{record}{{{CONTAINER},device_uuid="a"}}', 40 * factor)
+        )
+        == ""
+    )
 
 
 def test_prometheus_reads_the_queries_of_the_dashboard(promtool: Promtool) -> None:
-    rules = [{"record": f"panel:{number}", "expr": target["expr"].replace("$__rate_interval", "5m")}
-             for number, target in enumerate(target for panel in PANELS for target in panel["targets"])]
-    assert rules and promtool.check("check", "rules", "--lint=none", groups=[{"name": "panels", "rules": rules}]) == ""
+    rules = [
+        {"record": f"panel:{number}", "expr": target["expr"].replace("$__rate_interval", "5m")}
+        for number, target in enumerate(target for panel in PANELS for target in panel["targets"])
+    ]
+    assert rules
+    assert (
+        promtool.check("check", "rules", "--lint=none", groups=[{"name": "panels", "rules": rules}])
+        == ""
+    )

@@ -33,8 +33,8 @@ GROUP = ("--model", "NVIDIA A100-SXM4-80GB", "--count", "8", "--memory", "81920"
 
 
 def templates(local: LocalCluster, count: int) -> list[Object]:
-    """Returns nodes of a group: half of them with the annotations, the others with the labels that the command prints.
-    """
+    """Returns nodes of a group: half of them with the annotations, the others with the labels that the
+    command prints."""
     node = yaml.safe_load(hami(local.kubeconfig, "render-template", *GROUP).text)
     nodes = [copy.deepcopy(node) for _ in range(count)]
     for number, made in enumerate(nodes):
@@ -48,8 +48,10 @@ def known(local: LocalCluster, sandbox: Sandbox) -> tuple[set[str], list[Pod]]:
     """Returns the names of all nodes and the pods of the sandbox, as a snapshot has them. Other things change by
     themselves: handshakes, events, and what an earlier test leaves."""
     record = parse_snapshot(hami(local.kubeconfig, "snapshot").output, "snapshot")
-    return ({node.name for node in record.nodes},
-            [pod for pod in record.pods if pod.ref.namespace == sandbox.namespace])
+    return (
+        {node.name for node in record.nodes},
+        [pod for pod in record.pods if pod.ref.namespace == sandbox.namespace],
+    )
 
 
 @functools.cache
@@ -61,7 +63,9 @@ def simulators(folder: Path) -> Certificates:
 FLAGS = {
     "http_bind": lambda replica: f":{replica.port}",
     "client_ca_file": lambda replica: str(replica.certificates.ca_file),
-    "simulate_client_ca_file": lambda replica: str(simulators(replica.certificates.ca_file.parent).ca_file),
+    "simulate_client_ca_file": lambda replica: str(
+        simulators(replica.certificates.ca_file.parent).ca_file
+    ),
 }
 
 
@@ -80,8 +84,14 @@ class Client:
 
     def size_of_answer(self, path: str, body: bytes) -> int:
         """Returns how many bytes the answer has, which is not kept. Raises: AssertionError for another status."""
-        answer = self._pool.request("POST", self._address + path, body=body, preload_content=False, timeout=150,
-                                    headers={"Content-Type": "application/json"})
+        answer = self._pool.request(
+            "POST",
+            self._address + path,
+            body=body,
+            preload_content=False,
+            timeout=150,
+            headers={"Content-Type": "application/json"},
+        )
         size = sum(map(len, answer.stream(MIB)))
         assert answer.status == 200
         answer.release_conn()
@@ -92,8 +102,14 @@ class Client:
 def client(scheduler: Scheduler, authority: Certificates) -> Iterator[Client]:
     """Yields a client with a certificate of *authority*."""
     cert_file, key_file = authority.client()
-    with urllib3.PoolManager(ca_certs=str(scheduler.certificates.ca_file), cert_file=str(cert_file), maxsize=20,
-                             key_file=str(key_file), retries=False, timeout=30) as pool:
+    with urllib3.PoolManager(
+        ca_certs=str(scheduler.certificates.ca_file),
+        cert_file=str(cert_file),
+        maxsize=20,
+        key_file=str(key_file),
+        retries=False,
+        timeout=30,
+    ) as pool:
         yield Client(scheduler, pool)
 
 
@@ -104,8 +120,9 @@ def autoscaler(scheduler: Scheduler, certificates: Certificates) -> Iterator[Cli
 
 
 @pytest.mark.flags(**FLAGS)
-def test_fifty_nodes_that_do_not_exist_change_nothing(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster,
-                                                      autoscaler: Client) -> None:
+def test_fifty_nodes_that_do_not_exist_change_nothing(
+    sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, autoscaler: Client
+) -> None:
     """All nodes that fit are named: real ones as they are used, the others idle. Only a client with a certificate may
     ask."""
     sandbox.add_gpu_nodes({"full": gpus(1), "free": gpus(1)})
@@ -127,25 +144,40 @@ def test_fifty_nodes_that_do_not_exist_change_nothing(sandbox: Sandbox, schedule
     assert [item.ref.name for item in before[1]] == ["running"]
     answer = autoscaler.post("/simulate", body).json()
     assert answer["Nodes"]["items"] == [real[1], *made]
-    assert answer["FailedNodes"] == {on_full["kubernetes.io/hostname"]: "1/1 CardInsufficientMemory"}
+    assert answer["FailedNodes"] == {
+        on_full["kubernetes.io/hostname"]: "1/1 CardInsufficientMemory"
+    }
     assert known(local, sandbox) == before
-    assert 'hami_scheduler_request_duration_seconds_count{outcome="ok",verb="simulate"} 1.0' in scheduler.metrics()
+    assert (
+        'hami_scheduler_request_duration_seconds_count{outcome="ok",verb="simulate"} 1.0'
+        in scheduler.metrics()
+    )
 
 
 @pytest.mark.flags(**FLAGS)
-def test_each_certificate_opens_what_it_is_for(sandbox: Sandbox, scheduler: Scheduler, autoscaler: Client,
-                                               certificates: Certificates) -> None:
+def test_each_certificate_opens_what_it_is_for(
+    sandbox: Sandbox, scheduler: Scheduler, autoscaler: Client, certificates: Certificates
+) -> None:
     """That of an autoscaler simulates; that of a kube-scheduler elsewhere filters, binds and sees reservations, too."""
     sandbox.add_gpu_node("a")
     node = sandbox.node("a")
     sandbox.create(pod("waits", gpu=1, gpumem=1000, scheduler="nobody"))
     waiting = sandbox.pod("waits")
     filtered = {"Pod": waiting, "Nodes": None, "NodeNames": [node["metadata"]["name"]]}
-    bound = {"PodName": "waits", "PodNamespace": sandbox.namespace, "PodUID": waiting["metadata"]["uid"],
-             "Node": node["metadata"]["name"]}
+    bound = {
+        "PodName": "waits",
+        "PodNamespace": sandbox.namespace,
+        "PodUID": waiting["metadata"]["uid"],
+        "Node": node["metadata"]["name"],
+    }
     simulated = {"Pod": waiting, "Nodes": {"items": [node]}, "NodeNames": None}
     reserved = f"/reservations/{waiting['metadata']['uid']}"
-    for path, body in (("/filter", filtered), ("/prioritize", filtered), ("/preempt", filtered), ("/bind", bound)):
+    for path, body in (
+        ("/filter", filtered),
+        ("/prioritize", filtered),
+        ("/preempt", filtered),
+        ("/bind", bound),
+    ):
         assert autoscaler.post(path, body).status == 403
     assert autoscaler.get(reserved).status == 403
     assert autoscaler.post("/simulate", simulated).json()["Nodes"]["items"] == [node]
@@ -163,7 +195,8 @@ CLIENTS, BODY = 14, 61 * MIB
 
 @pytest.mark.flags(**FLAGS)
 def test_large_simulations_leave_memory_and_room_for_kube_scheduler(
-        sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, autoscaler: Client) -> None:
+    sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, autoscaler: Client
+) -> None:
     """Two are read at once, and the others wait. Filters are answered meanwhile."""
     sandbox.add_gpu_node("a")
     name = sandbox.node("a")["metadata"]["name"]
@@ -202,7 +235,11 @@ def large(template: Object, asked: Object) -> bytes:
 def shipped_limit() -> int:
     """Returns the bytes that the shipped Deployment permits the container."""
     deployment = yaml.safe_load((MANIFESTS / "deployment.yaml").read_text())
-    (extender,) = (item for item in deployment["spec"]["template"]["spec"]["containers"] if item["name"] == "extender")
+    (extender,) = (
+        item
+        for item in deployment["spec"]["template"]["spec"]["containers"]
+        if item["name"] == "extender"
+    )
     return int(parse_quantity(extender["resources"]["limits"]["memory"]))
 
 
@@ -213,7 +250,10 @@ def reset_peaks(scheduler: Scheduler) -> None:
 
 def peak(scheduler: Scheduler) -> int:
     """Returns the most bytes that its processes have had in memory, each at its worst moment."""
-    peaks = [re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()) for pid in processes(scheduler)]
+    peaks = [
+        re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        for pid in processes(scheduler)
+    ]
     return sum(int(found[1]) * 1024 for found in peaks if found is not None)
 
 

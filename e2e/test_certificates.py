@@ -38,7 +38,10 @@ SECRET, WEBHOOK, PREVIOUS = "hami-scheduler-self-signed", "hami-webhook", "hami-
 COMPONENT = MANIFESTS.parent / "components" / "self-signed"
 RIGHTS = COMPONENT / "rbac.yaml"
 LATE = 1.0  # seconds
-FAST = {"self_signed_cert_lifetime": "27s", "self_signed_ca_lifetime": "75s"}  # renewed after 18 s, rotated after 50 s
+FAST = {
+    "self_signed_cert_lifetime": "27s",
+    "self_signed_ca_lifetime": "75s",
+}  # renewed after 18 s, rotated after 50 s
 
 
 class Trust:
@@ -76,16 +79,36 @@ def published(trust: Trust) -> bool:
 class SelfSigned(Scheduler):
     """A replica with a self-signed certificate; clients trust the CA in the Secret."""
 
-    def __init__(self, cluster: LocalCluster, certificates: Certificates, *, name: str, port: int | None = None,
-                 **flags: str) -> None:
-        super().__init__(cluster, certificates, account_kubeconfig(cluster), name=name, port=port, cert_file="",
-                         key_file="", self_signed_cert_dir=str(cluster.folder / name),
-                         self_signed_previous_secret=PREVIOUS, **flags)
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        certificates: Certificates,
+        *,
+        name: str,
+        port: int | None = None,
+        **flags: str,
+    ) -> None:
+        super().__init__(
+            cluster,
+            certificates,
+            account_kubeconfig(cluster),
+            name=name,
+            port=port,
+            cert_file="",
+            key_file="",
+            self_signed_cert_dir=str(cluster.folder / name),
+            self_signed_previous_secret=PREVIOUS,
+            **flags,
+        )
 
 
 @pytest.fixture
-def self_signed(sandbox: Sandbox, local: LocalCluster, scheduler: Scheduler, certificates: Certificates,
-                ) -> Iterator[Callable[..., SelfSigned]]:
+def self_signed(
+    sandbox: Sandbox,
+    local: LocalCluster,
+    scheduler: Scheduler,
+    certificates: Certificates,
+) -> Iterator[Callable[..., SelfSigned]]:
     """Starts replicas instead of the shared one, which is restored at the end. The Secret is empty, and the webhook has
     failurePolicy Fail and initially no CA bundle.
     """
@@ -94,11 +117,15 @@ def self_signed(sandbox: Sandbox, local: LocalCluster, scheduler: Scheduler, cer
     ship(sandbox.kube)
     point_at(sandbox.kube, certificates, local.webhook_port)
     with contextlib.ExitStack() as started:
-        def start(name: str = "hami-self-signed-0", port: int | None = None, **flags: str) -> SelfSigned:
+
+        def start(
+            name: str = "hami-self-signed-0", port: int | None = None, **flags: str
+        ) -> SelfSigned:
             replica = SelfSigned(local, certificates, name=name, port=port, **flags)
             started.callback(replica.close)
             replica.start(wait=False)
             return replica
+
         yield start
     sandbox.kube.delete("MutatingWebhookConfiguration", WEBHOOK)
     sandbox.kube.delete("Secret", SECRET, NAMESPACE)
@@ -118,7 +145,8 @@ def point_at(kube: Kube, certificates: Certificates, port: int) -> None:
         del webhook["clientConfig"]["caBundle"]
         webhook["failurePolicy"] = "Fail"
         webhook["namespaceSelector"]["matchExpressions"].append(
-            {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [NAMESPACE]})
+            {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [NAMESPACE]}
+        )
     kube.delete("MutatingWebhookConfiguration", WEBHOOK)
     kube.apply(configuration)
 
@@ -135,8 +163,12 @@ def admitted(sandbox: Sandbox, name: str) -> bool:
 
 
 def wait_admitted(sandbox: Sandbox, timeout: float = 60) -> None:
-    eventually(lambda: admitted(sandbox, f"p-{secrets.token_hex(4)}"), "a pod is admitted", timeout=timeout,
-               interval=0.2)
+    eventually(
+        lambda: admitted(sandbox, f"p-{secrets.token_hex(4)}"),
+        "a pod is admitted",
+        timeout=timeout,
+        interval=0.2,
+    )
 
 
 class Load:
@@ -150,7 +182,10 @@ class Load:
         self._sandbox = sandbox
         self._port = port
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._repeat, args=[act]) for act in (self._create, self._connect)]
+        self._threads = [
+            threading.Thread(target=self._repeat, args=[act])
+            for act in (self._create, self._connect)
+        ]
         self._bundles: list[tuple[float, str]] = []
         self.lost: list[str] = []
         self.pods = self.connections = 0
@@ -195,24 +230,42 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed,
     first = wait_for(sandbox.kube, published, "a first CA")
     wait_admitted(sandbox)
     with Load(sandbox, replica.port) as load:
-        renewed = wait_for(sandbox.kube, lambda now: now.data["tls.crt"] != first.data["tls.crt"], "a renewal")
+        renewed = wait_for(
+            sandbox.kube, lambda now: now.data["tls.crt"] != first.data["tls.crt"], "a renewal"
+        )
         assert renewed.authorities == first.authorities
-        overlap = wait_for(sandbox.kube, lambda now: len(now.authorities) == 2 and published(now), "a second CA")
+        overlap = wait_for(
+            sandbox.kube, lambda now: len(now.authorities) == 2 and published(now), "a second CA"
+        )
         assert overlap.authorities[1:] == first.authorities
         overlap.serving.verify_directly_issued_by(overlap.authorities[1])
-        moved = wait_for(sandbox.kube, lambda now: now.serving.issuer == overlap.authorities[0].subject,
-                         "a certificate of the second CA")
+        moved = wait_for(
+            sandbox.kube,
+            lambda now: now.serving.issuer == overlap.authorities[0].subject,
+            "a certificate of the second CA",
+        )
         assert moved.authorities == overlap.authorities
-        gone = wait_for(sandbox.kube, lambda now: published(now) and first.authorities[0] not in now.authorities,
-                        "the first CA is gone")
+        gone = wait_for(
+            sandbox.kube,
+            lambda now: published(now) and first.authorities[0] not in now.authorities,
+            "the first CA is gone",
+        )
         pods, connections = load.pods, load.connections
-        eventually(lambda: load.pods > pods + 20 and load.connections > connections + 20,
-                   "the load continues without the first CA")
-    assert load.lost == [] and min(load.pods, load.connections) > 200
+        eventually(
+            lambda: load.pods > pods + 20 and load.connections > connections + 20,
+            "the load continues without the first CA",
+        )
+    assert load.lost == []
+    assert min(load.pods, load.connections) > 200
     assert gone.authorities[-1] == moved.authorities[0]
     assert replica.program.running()
-    shown = re.search(r"^hami_scheduler_certificate_expiry_timestamp_seconds (\S+)$", replica.metrics(), re.MULTILINE)
-    assert shown and float(shown[1]) >= moved.serving.not_valid_after_utc.timestamp()
+    shown = re.search(
+        r"^hami_scheduler_certificate_expiry_timestamp_seconds (\S+)$",
+        replica.metrics(),
+        re.MULTILINE,
+    )
+    assert shown
+    assert float(shown[1]) >= moved.serving.not_valid_after_utc.timestamp()
     made = list(calls(local.audit_log, EXTENDER, begun))
     assert not refused(made)
     assert not unused(granted(yaml.safe_load_all(RIGHTS.read_text()), EXTENDER), made)
@@ -220,19 +273,30 @@ def test_renewal_and_rotation_under_load_lose_no_admission(sandbox, self_signed,
 
 def change_webhooks(kube: Kube, **changes: object) -> None:
     """Changes *clientConfig* of the webhook that admits pods."""
-    kube.call("PATCH", f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{WEBHOOK}", {
-        "webhooks": [{"name": "vgpu.hami.io", "clientConfig": changes}]},
-        content_type="application/strategic-merge-patch+json")
+    kube.call(
+        "PATCH",
+        f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{WEBHOOK}",
+        {"webhooks": [{"name": "vgpu.hami.io", "clientConfig": changes}]},
+        content_type="application/strategic-merge-patch+json",
+    )
 
 
 @pytest.fixture
-def predecessor(self_signed: Callable[..., SelfSigned], scheduler: Scheduler,
-                certificates: Certificates) -> Iterator[Scheduler]:
+def predecessor(
+    self_signed: Callable[..., SelfSigned], scheduler: Scheduler, certificates: Certificates
+) -> Iterator[Scheduler]:
     """A scheduler with the certificate in a Secret of its own, as HAMi's chart makes it. It leads."""
     kube = scheduler.cluster.kube
-    files = {"ca": certificates.ca_file, "tls.crt": certificates.cert_file, "tls.key": certificates.key_file}
+    files = {
+        "ca": certificates.ca_file,
+        "tls.crt": certificates.cert_file,
+        "tls.key": certificates.key_file,
+    }
     data = {key: base64.b64encode(file.read_bytes()).decode() for key, file in files.items()}
-    kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": PREVIOUS}, "data": data}, NAMESPACE)
+    kube.create(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": PREVIOUS}, "data": data},
+        NAMESPACE,
+    )
     change_webhooks(kube, caBundle=data["ca"])
     scheduler.start()
     eventually(lambda: lease_holder(kube, EXTENDER).startswith(scheduler.name), "it leads")
@@ -240,7 +304,9 @@ def predecessor(self_signed: Callable[..., SelfSigned], scheduler: Scheduler,
     kube.delete("Secret", PREVIOUS, NAMESPACE)
 
 
-def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(sandbox, self_signed, predecessor):
+def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(
+    sandbox, self_signed, predecessor
+):
     """As HAMi's chart is replaced by ours: ours is ready while the other leads, which ends only then."""
     before = x509.load_pem_x509_certificates(predecessor.certificates.ca_file.read_bytes())
     wait_admitted(sandbox)
@@ -251,12 +317,21 @@ def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(sandbo
         change_webhooks(sandbox.kube, url=f"https://127.0.0.1:{successor.port}/webhook")
         time.sleep(2)  # the API server applies it with a delay
         predecessor.stop()
-        both = wait_for(sandbox.kube, lambda now: len(now.authorities) == 2 and published(now), "both CAs")
+        both = wait_for(
+            sandbox.kube, lambda now: len(now.authorities) == 2 and published(now), "both CAs"
+        )
         assert both.authorities[1:] == before
-        moved = wait_for(sandbox.kube, lambda now: now.serving.issuer == both.authorities[0].subject, "our certificate")
+        moved = wait_for(
+            sandbox.kube,
+            lambda now: now.serving.issuer == both.authorities[0].subject,
+            "our certificate",
+        )
         assert moved.authorities == both.authorities
         pods, connections = load.pods, load.connections
-        eventually(lambda: load.pods > pods + 20 and load.connections > connections + 20, "the load continues")
+        eventually(
+            lambda: load.pods > pods + 20 and load.connections > connections + 20,
+            "the load continues",
+        )
     assert load.lost == []
 
 
@@ -268,7 +343,9 @@ def test_changed_certificates_are_restored(sandbox, self_signed):
     change_webhooks(sandbox.kube, caBundle=foreign)
     wait_for(sandbox.kube, published, "the bundle is back")
     sandbox.kube.delete("Secret", SECRET, NAMESPACE)
-    missing = f"Secret {NAMESPACE}/{SECRET} is missing and may not be created: apply the manifests again"
+    missing = (
+        f"Secret {NAMESPACE}/{SECRET} is missing and may not be created: apply the manifests again"
+    )
     eventually(lambda: missing in replica.program.tail(), "the log says what to do", timeout=30)
     assert admitted(sandbox, "meanwhile")
     ship(sandbox.kube)
@@ -291,11 +368,18 @@ def test_applying_the_manifests_keeps_the_certificates(sandbox, self_signed, loc
 
 
 def test_two_replicas_that_start_at_once_share_one_ca(sandbox, self_signed, local):
-    replicas = [self_signed("hami-self-signed-0"), self_signed("hami-self-signed-1", port=free_port())]
+    replicas = [
+        self_signed("hami-self-signed-0"),
+        self_signed("hami-self-signed-1", port=free_port()),
+    ]
     trust = wait_for(sandbox.kube, published, "a CA")
     assert len(trust.authorities) == 1
     served = trust.data["tls.crt"].rstrip() + b"\n" + trust.data["tls.key"]
     for replica in replicas:
         file = local.folder / replica.name / "tls.pem"
-        wait_for(sandbox.kube, lambda now: file.exists() and file.read_bytes() == served, f"the file of {replica.name}")
+        wait_for(
+            sandbox.kube,
+            lambda now: file.exists() and file.read_bytes() == served,
+            f"the file of {replica.name}",
+        )
     wait_admitted(sandbox)

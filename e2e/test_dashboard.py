@@ -26,8 +26,13 @@ from e2e.scheduler import NAMESPACE, Certificates, Scheduler
 Object = dict[str, Any]
 PICTURES = Path(os.environ.get("HAMI_E2E_PICTURES", "benchmarks/results/pictures"))
 PAGES = {
-    "cards": "/", "pending": "/pending", "node": "/nodes/{node}", "card": "/cards/{node}/{uuid}",
-    "pod": "/pods/{namespace}/a", "waiting-pod": "/pods/{namespace}/waits", "namespaces": "/namespaces",
+    "cards": "/",
+    "pending": "/pending",
+    "node": "/nodes/{node}",
+    "card": "/cards/{node}/{uuid}",
+    "pod": "/pods/{namespace}/a",
+    "waiting-pod": "/pods/{namespace}/waits",
+    "namespaces": "/namespaces",
     "namespace": "/namespaces/{namespace}",
 }
 
@@ -37,14 +42,19 @@ class Site:
 
     def __init__(self, port: int, *, ca: Path | None = None) -> None:
         self.base = f"{'https' if ca else 'http'}://localhost:{port}"
-        self._pool = urllib3.PoolManager(ca_certs=str(ca) if ca else None, retries=False, timeout=20)
+        self._pool = urllib3.PoolManager(
+            ca_certs=str(ca) if ca else None, retries=False, timeout=20
+        )
 
-    def ask(self, path: str, token: str = "", method: str = "GET", **headers: str) -> urllib3.BaseHTTPResponse:
+    def ask(
+        self, path: str, token: str = "", method: str = "GET", **headers: str
+    ) -> urllib3.BaseHTTPResponse:
         given = {"Authorization": f"Bearer {token}"} if token else {}
         return self._pool.request(method, self.base + path, headers=given | headers)
 
     def ready(self) -> Site:
         """Waits until the dashboard has read the cluster."""
+
         def is_ready() -> bool:
             with contextlib.suppress(urllib3.exceptions.HTTPError):
                 return self.ask("/readyz").status == 200
@@ -56,13 +66,22 @@ class Site:
 
 def viewer(kube: Kube, name: str, namespace: str, *, everywhere: bool) -> str:
     """Returns a token of a new account that may see pods, in *namespace* or everywhere."""
-    kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}, namespace)
+    kube.create(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}, namespace
+    )
     if name != "nobody":
         kind = "ClusterRoleBinding" if everywhere else "RoleBinding"
-        binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind,
-                   "metadata": {"name": f"{namespace}-{name}"},
-                   "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
-                   "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]}
+        binding = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": kind,
+            "metadata": {"name": f"{namespace}-{name}"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "ClusterRole",
+                "name": "view",
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        }
         kube.create(binding, None if everywhere else namespace)
     return kube.token(name, namespace)
 
@@ -82,7 +101,9 @@ def account(local: LocalCluster) -> Path:
 
 
 @pytest.fixture
-def site(account: Path, local: LocalCluster, scheduler: Scheduler, monitor_port: int) -> Iterator[Site]:
+def site(
+    account: Path, local: LocalCluster, scheduler: Scheduler, monitor_port: int
+) -> Iterator[Site]:
     """The dashboard on loopback."""
     port = free_port()
     with dashboard(account, local.folder, port, monitor_port=str(monitor_port)):
@@ -90,11 +111,19 @@ def site(account: Path, local: LocalCluster, scheduler: Scheduler, monitor_port:
 
 
 @pytest.fixture
-def guarded(account: Path, local: LocalCluster, scheduler: Scheduler, certificates: Certificates) -> Iterator[Site]:
+def guarded(
+    account: Path, local: LocalCluster, scheduler: Scheduler, certificates: Certificates
+) -> Iterator[Site]:
     """The dashboard on all addresses."""
     port = free_port()
-    with dashboard(account, local.folder, port, bind_address=f":{port}", cert_file=str(certificates.cert_file),
-                   key_file=str(certificates.key_file)):
+    with dashboard(
+        account,
+        local.folder,
+        port,
+        bind_address=f":{port}",
+        cert_file=str(certificates.cert_file),
+        key_file=str(certificates.key_file),
+    ):
         yield Site(port, ca=certificates.ca_file)
 
 
@@ -102,27 +131,38 @@ def guarded(account: Path, local: LocalCluster, scheduler: Scheduler, certificat
 def tokens(sandbox: Sandbox) -> Iterator[dict[str, str]]:
     """Tokens of accounts with different rights."""
     kube, namespace = sandbox.kube, sandbox.namespace
-    yield {name: viewer(kube, name, namespace, everywhere=name == "everything")
-           for name in ("everything", "own", "nobody")}
+    yield {
+        name: viewer(kube, name, namespace, everywhere=name == "everything")
+        for name in ("everything", "own", "nobody")
+    }
     kube.delete("ClusterRoleBinding", f"{namespace}-everything")
 
 
 def filled(sandbox: Sandbox) -> dict[str, str]:
     """Creates nodes and pods, one of which waits. Returns what the addresses of pages name."""
-    sandbox.add_gpu_nodes({"n0": gpus(8), "n1": [gpu(model="NVIDIA-L40S", memory_mib=46_068) for _ in range(4)]})
+    sandbox.add_gpu_nodes(
+        {"n0": gpus(8), "n1": [gpu(model="NVIDIA-L40S", memory_mib=46_068) for _ in range(4)]}
+    )
     for number, name in enumerate("abcdef"):
-        sandbox.create(pod(name, gpu=1 + number % 2, gpumem=9000 + 4000 * number, gpucores=10 + 5 * number))
+        sandbox.create(
+            pod(name, gpu=1 + number % 2, gpumem=9000 + 4000 * number, gpucores=10 + 5 * number)
+        )
     nodes = sandbox.started(wait_for=6)
     sandbox.create(pod("waits", gpu=8, gpumem=60_000, gpucores=90))
     sandbox.refusal("waits")
-    return {"node": sandbox.node(nodes["a"])["metadata"]["name"], "uuid": sandbox.uuid(nodes["a"]),
-            "namespace": sandbox.namespace}
+    return {
+        "node": sandbox.node(nodes["a"])["metadata"]["name"],
+        "uuid": sandbox.uuid(nodes["a"]),
+        "namespace": sandbox.namespace,
+    }
 
 
 def explained(site: Site, path: str) -> Object:
     """Returns the explanation of a pod that waits, once it has been computed."""
+
     def answer() -> Any:
         return (site.ask(path).json()["waits"] or {}).get("explanation")
+
     return dict(eventually(answer, "the pod is explained", timeout=30))
 
 
@@ -133,28 +173,50 @@ def test_what_pods_hold_is_shown(sandbox: Sandbox, site: Site) -> None:
         row = site.ask(f"/?node={sandbox.namespace}&format=json").json()["total"]
         return row["nodes"], row["cards"], row["pods"]
 
-    eventually(lambda: total() == (2, 12, 6), lambda: f"all nodes and pods are shown, not {total()}")
+    eventually(
+        lambda: total() == (2, 12, 6), lambda: f"all nodes and pods are shown, not {total()}"
+    )
     for path in PAGES.values():
         answer = site.ask(path.format(**names))
         assert answer.status == 200, path
     page = site.ask(f"/pods/{sandbox.namespace}/a?format=json").json()
-    assert (page["row"]["node"], page["row"]["memoryMib"], page["row"]["state"]) == (names["node"], 9000, "Running")
+    assert (page["row"]["node"], page["row"]["memoryMib"], page["row"]["state"]) == (
+        names["node"],
+        9000,
+        "Running",
+    )
     why = explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
     assert why["unfit"] == 2
     assert any("at most" in text for change in why["suggestions"] for text in change["changes"])
-    said = eventually(lambda: site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"]["condition"],
-                      "kube-scheduler's words are shown", timeout=30)
+    said = eventually(
+        lambda: site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"][
+            "condition"
+        ],
+        "kube-scheduler's words are shown",
+        timeout=30,
+    )
     assert any(said["message"] in text for text in sandbox.events("waits", "FailedScheduling"))
 
 
-def test_a_page_is_sent_again_only_when_the_cluster_has_changed(sandbox: Sandbox, site: Site) -> None:
+def test_a_page_is_sent_again_only_when_the_cluster_has_changed(
+    sandbox: Sandbox, site: Site
+) -> None:
     sandbox.add_gpu_node("n0")
     etag = str(site.ask("/").headers["ETag"])
-    eventually(lambda: site.ask("/", **{"If-None-Match": str(site.ask("/").headers["ETag"])}).status == 304,
-               "nothing changes", timeout=30)
+    eventually(
+        lambda: (
+            site.ask("/", **{"If-None-Match": str(site.ask("/").headers["ETag"])}).status == 304
+        ),
+        "nothing changes",
+        timeout=30,
+    )
     sandbox.create(pod("a", gpu=1, gpumem=1000))
     sandbox.started()
-    eventually(lambda: site.ask("/", **{"If-None-Match": etag}).status == 200, "the change is shown", timeout=30)
+    eventually(
+        lambda: site.ask("/", **{"If-None-Match": etag}).status == 200,
+        "the change is shown",
+        timeout=30,
+    )
 
 
 def test_each_address_serves_its_own(sandbox: Sandbox, site: Site, scheduler: Scheduler) -> None:
@@ -166,28 +228,45 @@ def test_each_address_serves_its_own(sandbox: Sandbox, site: Site, scheduler: Sc
     assert site.ask("/", Host="rebound.example").status == 403
 
 
-def test_viewers_see_what_they_may_list(sandbox: Sandbox, guarded: Site, tokens: dict[str, str]) -> None:
+def test_viewers_see_what_they_may_list(
+    sandbox: Sandbox, guarded: Site, tokens: dict[str, str]
+) -> None:
     sandbox.add_gpu_node("n0", gpu())
     node = sandbox.node("n0")["metadata"]["name"]
     with Sandbox.opened(sandbox.kube) as other:
         theirs = pod("theirs", gpu=1, gpumem=9000)
-        sandbox.kube.create(theirs | {"spec": theirs["spec"] | {"nodeSelector": {LABEL: sandbox.namespace}}},
-                            other.namespace)
+        sandbox.kube.create(
+            theirs | {"spec": theirs["spec"] | {"nodeSelector": {LABEL: sandbox.namespace}}},
+            other.namespace,
+        )
         other.started()
         sandbox.create(pod("mine", gpu=1, gpumem=9000))
         sandbox.started()
         own, foreign = f"?namespace={sandbox.namespace}", f"?namespace={other.namespace}"
         guarded.ready()
         expected = {
-            ("/", ""): 401, ("/", "forged"): 401, ("/", "nobody"): 403, ("/", "own"): 403, ("/", "everything"): 200,
-            (f"/{own}", "nobody"): 403, (f"/{own}", "own"): 200, (f"/{own}", "everything"): 200,
-            (f"/{foreign}", "own"): 403, (f"/{foreign}", "everything"): 200,
-            (f"/pods/{sandbox.namespace}/mine", "own"): 200, (f"/pods/{other.namespace}/theirs", "own"): 403,
+            ("/", ""): 401,
+            ("/", "forged"): 401,
+            ("/", "nobody"): 403,
+            ("/", "own"): 403,
+            ("/", "everything"): 200,
+            (f"/{own}", "nobody"): 403,
+            (f"/{own}", "own"): 200,
+            (f"/{own}", "everything"): 200,
+            (f"/{foreign}", "own"): 403,
+            (f"/{foreign}", "everything"): 200,
+            (f"/pods/{sandbox.namespace}/mine", "own"): 200,
+            (f"/pods/{other.namespace}/theirs", "own"): 403,
             (f"/namespaces/{other.namespace}", "own"): 403,
         }
-        assert {key: guarded.ask(key[0], tokens.get(key[1], key[1])).status for key in expected} == expected
-        eventually(lambda: "mine" in guarded.ask(f"/nodes/{node}{own}", tokens["own"]).data.decode(),
-                   "the pod is shown", timeout=30)
+        assert {
+            key: guarded.ask(key[0], tokens.get(key[1], key[1])).status for key in expected
+        } == expected
+        eventually(
+            lambda: "mine" in guarded.ask(f"/nodes/{node}{own}", tokens["own"]).data.decode(),
+            "the pod is shown",
+            timeout=30,
+        )
         assert "theirs" not in guarded.ask(f"/nodes/{node}{own}", tokens["own"]).data.decode()
         assert "theirs" in guarded.ask(f"/nodes/{node}", tokens["everything"]).data.decode()
 
@@ -198,8 +277,9 @@ def segments(site: Site, path: str) -> list[Object]:
 
 
 @pytest.mark.skipif(not own_address(), reason="this machine has no address beside loopback")
-def test_what_pods_really_use_is_shown(sandbox: Sandbox, local: LocalCluster, site: Site, monitor_port: int,
-                                       tmp_path: Path) -> None:
+def test_what_pods_really_use_is_shown(
+    sandbox: Sandbox, local: LocalCluster, site: Site, monitor_port: int, tmp_path: Path
+) -> None:
     sandbox.add_gpu_node("n0", gpu())
     sandbox.create(pod("a", gpu=1, gpumem=8192, gpucores=50))
     sandbox.started()
@@ -210,8 +290,11 @@ def test_what_pods_really_use_is_shown(sandbox: Sandbox, local: LocalCluster, si
     monitor = MonitorProcess(local.kubeconfig, node, tmp_path, monitor_port)
     monitor.write_region(sandbox.pod("a"), sandbox.uuid("n0"), mib=700, percent=33)
     with monitor.running(), announced(sandbox.kube, node):
-        (use,) = eventually(lambda: [part["use"] for part in segments(site, page) if part["use"]],
-                            "the use is shown", timeout=60)
+        (use,) = eventually(
+            lambda: [part["use"] for part in segments(site, page) if part["use"]],
+            "the use is shown",
+            timeout=60,
+        )
         assert (use["memoryMib"], use["computePercent"]) == (700, 33)
         assert "700 MiB, 33% busy" in site.ask(f"/pods/{sandbox.namespace}/a").data.decode()
 
@@ -222,8 +305,10 @@ def recorded(sandbox: Sandbox) -> str:
     for name in ("n0", "n1"):
         for index in range(8 if name == "n0" else 4):
             card = f'device_uuid="{sandbox.uuid(name, index)}",zone="vGPU"'
-            lines += [f"hami_host_gpu_memory_used_bytes{{{card}}} {index * 4 << 30}",
-                      f"hami_host_gpu_utilization_ratio{{{card}}} {12 * index}"]
+            lines += [
+                f"hami_host_gpu_memory_used_bytes{{{card}}} {index * 4 << 30}",
+                f"hami_host_gpu_utilization_ratio{{{card}}} {12 * index}",
+            ]
     ((share,),) = sandbox.shares("a")
     node, index = share.card.split("/")
     part = f'device_uuid="{sandbox.uuid(node, int(index))}",namespace="{sandbox.namespace}",pod="a"'
@@ -241,13 +326,20 @@ def test_in_a_browser(sandbox: Sandbox, site: Site, monitor_port: int) -> None:
             stack.enter_context(served(recorded(sandbox), monitor_port))
             nodes = [sandbox.node(name)["metadata"]["name"] for name in sandbox.nodes]
             stack.enter_context(announced(sandbox.kube, *nodes))
-            eventually(lambda: site.ask(f"/nodes/{names['node']}?format=json").json()["use"],
-                       "the use is shown", timeout=60)
+            eventually(
+                lambda: site.ask(f"/nodes/{names['node']}?format=json").json()["use"],
+                "the use is shown",
+                timeout=60,
+            )
         started = stack.enter_context(browser())
         for width in WIDTHS:
             for scheme in SCHEMES:
                 with Visit.started(started, width=width, scheme=scheme) as visit:
-                    for kind in PAGES if (width, scheme) in ((375, "light"), (1440, "dark")) else ("cards", "pending"):
+                    for kind in (
+                        PAGES
+                        if (width, scheme) in ((375, "light"), (1440, "dark"))
+                        else ("cards", "pending")
+                    ):
                         visit.page.goto(site.base + PAGES[kind].format(**names))
                         visit.picture(PICTURES / f"{kind}-{width}-{scheme}.png")
                         assert visit.violations() == [], kind

@@ -34,8 +34,14 @@ class Demo:
         self._networks: set[str] = set()
         self.lines: list[str] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "e2e.demo", *words], cwd=ROOT, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | {"TMPDIR": str(temporary)})
+            [sys.executable, "-m", "e2e.demo", *words],
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TMPDIR": str(temporary)},
+        )
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
 
@@ -60,15 +66,18 @@ class Demo:
 
     def wait_for(self, check: str) -> None:
         """Waits until it has printed a line that contains *check*."""
-        eventually(lambda: check in self.text or self._process.poll() is not None, lambda: self.text,
-                   timeout=LONG_SECONDS)
+        eventually(
+            lambda: check in self.text or self._process.poll() is not None,
+            lambda: self.text,
+            timeout=LONG_SECONDS,
+        )
         assert check in self.text, self.text
 
     def commands(self) -> list[str]:
         """Returns the commands for another terminal."""
         self.wait_for("Logs: ")
-        block = self.lines[self.lines.index(BEGIN) + 2:]
-        return block[:block.index("")]
+        block = self.lines[self.lines.index(BEGIN) + 2 :]
+        return block[: block.index("")]
 
     def end(self, *signals: int) -> int:
         """Sends it *signals*; returns its exit status once nothing is left of it."""
@@ -83,15 +92,29 @@ class Demo:
 
     def processes(self) -> list[int]:
         """Returns the processes of its runs."""
-        return [pid for folder in self.folders for pid in reaper.processes_of(folder) if pid != self._process.pid]
+        return [
+            pid
+            for folder in self.folders
+            for pid in reaper.processes_of(folder)
+            if pid != self._process.pid
+        ]
 
     def left(self) -> list[object]:
         """Returns what is left of it: files, processes, mounts, namespaces of the network, and control groups."""
         groups = [group for folder in self.folders for group in reaper.control_groups(folder.name)]
         everybody = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        pinned = [line for line in Path("/proc/self/mountinfo").read_text().splitlines()
-                  if str(self.temporary) in line or any(network in line for network in self._networks)]
-        return [*self.temporary.iterdir(), *self.processes(), *groups, *(networks(everybody) & self._networks), *pinned]
+        pinned = [
+            line
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if str(self.temporary) in line or any(network in line for network in self._networks)
+        ]
+        return [
+            *self.temporary.iterdir(),
+            *self.processes(),
+            *groups,
+            *(networks(everybody) & self._networks),
+            *pinned,
+        ]
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -133,18 +156,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pasted(commands: list[str], home: Path) -> str:
     """Returns what a shell of another terminal prints."""
-    done = subprocess.run(["bash", "-euo", "pipefail", "-c", "\n".join(commands)], capture_output=True, text=True,
-                          check=False, env={"PATH": "/usr/bin:/bin", "HOME": str(home)})
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", "\n".join(commands)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home)},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_its_commands_can_be_copied_and_a_signal_leaves_nothing(demos: list[Demo], folder: Path, tmp_path: Path,
-                                                                ) -> None:
+def test_its_commands_can_be_copied_and_a_signal_leaves_nothing(
+    demos: list[Demo],
+    folder: Path,
+    tmp_path: Path,
+) -> None:
     demo = started(demos, folder, "--keep")
     commands = demo.commands()
     shown = pasted(commands, tmp_path)
-    assert "notebook-0" in shown and "FilteringFailed" in shown
+    assert "notebook-0" in shown
+    assert "FilteringFailed" in shown
     assert 'pod "whole-card-0" deleted' in shown
     assert {"kubectl", "hami"} <= {line.split()[0] for line in commands}
     wanted = ["control plane (built once, on the first run)", "hami scheduler", "nodes", "pods"]
@@ -158,12 +190,22 @@ def test_its_commands_can_be_copied_and_a_signal_leaves_nothing(demos: list[Demo
 TWICE, KILLED = (signal.SIGTERM, signal.SIGINT), (signal.SIGKILL,)
 
 
-@pytest.mark.parametrize(("moment", "signals"), [
-    *(pytest.param(moment, TWICE, id=f"{moment}, twice") for moment in (
-        "control plane", "hami scheduler", "nodes", "pods", "$ hami simulate")),
-    *(pytest.param(moment, KILLED, id=f"{moment}, killed") for moment in ("hami scheduler", "pods")),
-])
-def test_it_can_be_ended_at_any_moment(demos: list[Demo], folder: Path, moment: str, signals: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("moment", "signals"),
+    [
+        *(
+            pytest.param(moment, TWICE, id=f"{moment}, twice")
+            for moment in ("control plane", "hami scheduler", "nodes", "pods", "$ hami simulate")
+        ),
+        *(
+            pytest.param(moment, KILLED, id=f"{moment}, killed")
+            for moment in ("hami scheduler", "pods")
+        ),
+    ],
+)
+def test_it_can_be_ended_at_any_moment(
+    demos: list[Demo], folder: Path, moment: str, signals: tuple[int, ...]
+) -> None:
     demo = started(demos, folder)
     demo.wait_for(moment)
     eventually(lambda: demo.folders, "it has begun")
@@ -172,12 +214,16 @@ def test_it_can_be_ended_at_any_moment(demos: list[Demo], folder: Path, moment: 
 
 
 @REAL_NODES
-@pytest.mark.parametrize(("words", "signals"), [
-    pytest.param(("--real-node",), TWICE, id="real node, twice"),
-    pytest.param(("--dra",), KILLED, id="claims, killed"),
-])
-def test_real_nodes_leave_nothing(demos: list[Demo], folder: Path, words: tuple[str, ...],
-                                  signals: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "signals"),
+    [
+        pytest.param(("--real-node",), TWICE, id="real node, twice"),
+        pytest.param(("--dra",), KILLED, id="claims, killed"),
+    ],
+)
+def test_real_nodes_leave_nothing(
+    demos: list[Demo], folder: Path, words: tuple[str, ...], signals: tuple[int, ...]
+) -> None:
     demo = started(demos, folder, *words, "--keep")
     demo.wait_for("hami scheduler, hami device-plugin")
     status = demo.end(*signals)
@@ -185,9 +231,12 @@ def test_real_nodes_leave_nothing(demos: list[Demo], folder: Path, words: tuple[
 
 
 @REAL_NODES
-def test_the_commands_of_a_real_node_can_be_copied(demos: list[Demo], folder: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_real_node_can_be_copied(
+    demos: list[Demo], folder: Path, tmp_path: Path
+) -> None:
     demo = started(demos, folder, "--real-node", "--keep")
     commands = demo.commands()
     shown = pasted(commands, tmp_path)
-    assert "notebook" in shown and "nvidia.com/gpu" in shown
+    assert "notebook" in shown
+    assert "nvidia.com/gpu" in shown
     assert demo.end(signal.SIGINT) == 0

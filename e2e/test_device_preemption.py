@@ -71,23 +71,29 @@ def fill(sandbox):
 
 def ending(sandbox):
     """Returns the pods that are being deleted."""
-    return {item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)
-            if item["metadata"].get("deletionTimestamp")}
+    return {
+        item["metadata"]["name"]
+        for item in sandbox.kube.list("Pod", sandbox.namespace)
+        if item["metadata"].get("deletionTimestamp")
+    }
 
 
 def begin_preemption(sandbox):
     """Creates a pod of high priority where pods of low priority hold all cards. Returns the pod that is evicted."""
     fill(sandbox)
     sandbox.create(of("high", "p"))
-    victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
+    (victim,) = eventually(lambda: ending(sandbox), "a victim is deleted")
     return victim
 
 
 def budget(name, namespace):
     """Returns a PodDisruptionBudget that allows no eviction of the pods labeled app=NAME."""
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": name}}}}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": name}}},
+    }
 
 
 def keep(sandbox):
@@ -104,8 +110,13 @@ def elsewhere(item, sandbox):
 @pytest.fixture
 def two_nodes(sandbox):
     """Two nodes of two cards."""
-    sandbox.add_gpu_nodes({name: [gpu(memory_mib=CARD, uuid=f"{name}-{card}") for card in range(2)]
-                           for name in ("n0", "n1")}, annotations=LOCK_FREE)
+    sandbox.add_gpu_nodes(
+        {
+            name: [gpu(memory_mib=CARD, uuid=f"{name}-{card}") for card in range(2)]
+            for name in ("n0", "n1")
+        },
+        annotations=LOCK_FREE,
+    )
     yield sandbox
     for item in sandbox.kube.list("Pod", sandbox.namespace):
         if item["metadata"].get("finalizers"):
@@ -116,12 +127,19 @@ def two_nodes(sandbox):
 @pytest.fixture
 def full(two_nodes):
     """The worked example: n0 has two pods on a card and one of middle priority on the other, n1 one on each card."""
-    for item in (on(two_nodes, of("low", "a", CARD // 2), "n0"), on(two_nodes, of("low", "b", CARD // 2), "n0"),
-                 on(two_nodes, of("mid", "c"), "n0", 1), on(two_nodes, of("low", "d"), "n1"),
-                 on(two_nodes, of("low", "e"), "n1", 1)):
+    for item in (
+        on(two_nodes, of("low", "a", CARD // 2), "n0"),
+        on(two_nodes, of("low", "b", CARD // 2), "n0"),
+        on(two_nodes, of("mid", "c"), "n0", 1),
+        on(two_nodes, of("low", "d"), "n1"),
+        on(two_nodes, of("low", "e"), "n1", 1),
+    ):
         two_nodes.create(item)
         two_nodes.bound()
-        eventually(lambda name=item["metadata"]["name"]: two_nodes.pod(name)["status"].get("startTime"), "it runs")
+        eventually(
+            lambda name=item["metadata"]["name"]: two_nodes.pod(name)["status"].get("startTime"),
+            "it runs",
+        )
     time.sleep(1.1)  # start times are in seconds: the last one is the youngest
     return two_nodes
 
@@ -131,15 +149,22 @@ def names(sandbox):
 
 
 def node_of(sandbox, name, timeout=30):
-    return sandbox.short(sandbox.kube.wait(
-        "Pod", lambda pods: name in pods and pods[name]["spec"].get("nodeName"), sandbox.namespace, timeout=timeout,
-        what=f"{name} is bound"))
+    return sandbox.short(
+        sandbox.kube.wait(
+            "Pod",
+            lambda pods: name in pods and pods[name]["spec"].get("nodeName"),
+            sandbox.namespace,
+            timeout=timeout,
+            what=f"{name} is bound",
+        )
+    )
 
 
 def test_the_fewest_pods_of_the_lowest_priority_end(full):
     full.create(of("high", "p"))
     assert node_of(full, "p") == "n1"
-    assert len(names(full) - {"p"}) == 4 and {"a", "b", "c"} < names(full)
+    assert len(names(full) - {"p"}) == 4
+    assert {"a", "b", "c"} < names(full)
     assert "1 pod of lower priority evicted" in full.event("p", "Preempting")
 
 
@@ -151,7 +176,9 @@ def test_a_pod_that_needs_two_cards_spares_the_higher_priority(full):
 
 def test_a_disruption_budget_is_kept_where_others_can_end(full):
     for name in ("d", "e"):
-        full.kube.merge_patch("Pod", name, {"metadata": {"labels": {"app": "kept"}}}, full.namespace)
+        full.kube.merge_patch(
+            "Pod", name, {"metadata": {"labels": {"app": "kept"}}}, full.namespace
+        )
     keep(full)
     full.create(of("high", "p"))
     assert node_of(full, "p") == "n0"
@@ -164,7 +191,12 @@ def test_what_victims_leave_is_held_for_the_preemptor(two_nodes):
     sandbox = two_nodes
     victim = begin_preemption(sandbox)
     node = sandbox.short(sandbox.pod(victim)["spec"]["nodeName"])
-    assert sandbox.short(eventually(lambda: sandbox.pod("p")["status"].get("nominatedNodeName"), "nominated")) == node
+    assert (
+        sandbox.short(
+            eventually(lambda: sandbox.pod("p")["status"].get("nominatedNodeName"), "nominated")
+        )
+        == node
+    )
     sandbox.create_all(of("low", f"waits-{number}", 1000) for number in range(8))
     sandbox.create(of("patient", "equal", 1000))
     for name in ("waits-0", "waits-7", "equal"):
@@ -182,17 +214,20 @@ def test_two_pods_get_what_two_others_leave(two_nodes):
     sandbox.create(of("urgent", "q"))
     sandbox.refusal("q")
     release(sandbox, first)
-    second, = eventually(lambda: ending(sandbox) - {first}, "a second victim is deleted")
+    (second,) = eventually(lambda: ending(sandbox) - {first}, "a second victim is deleted")
     release(sandbox, second)
     assert set(sandbox.bound(4)) == {"p", "q"} | HOLDERS - {first, second}
     assert names(sandbox) == {"p", "q"} | HOLDERS - {first, second}
 
 
-@pytest.mark.parametrize("item", [
-    pytest.param(of("patient", "p"), id="preemptionPolicy Never"),
-    pytest.param(of("low", "p"), id="equal priority"),
-    pytest.param(of("high", "p", 2 * CARD), id="more than a card has"),
-])
+@pytest.mark.parametrize(
+    "item",
+    [
+        pytest.param(of("patient", "p"), id="preemptionPolicy Never"),
+        pytest.param(of("low", "p"), id="equal priority"),
+        pytest.param(of("high", "p", 2 * CARD), id="more than a card has"),
+    ],
+)
 def test_nobody_is_evicted_where_that_does_not_help(full, item):
     before = names(full)
     full.create(item)
@@ -215,7 +250,9 @@ def test_a_gang_of_the_coscheduling_plugin_ends_as_a_whole(two_nodes):
     """Also on the other node. The pod that it ends for is bound as soon as the first of its pods has ended."""
     sandbox = two_nodes
     for number, node in enumerate(("n0", "n0", "n1", "n1")):
-        sandbox.create(on(sandbox, of("low", f"v{number}", labels={GROUP_LABEL: "ring"}), node, number % 2))
+        sandbox.create(
+            on(sandbox, of("low", f"v{number}", labels={GROUP_LABEL: "ring"}), node, number % 2)
+        )
     sandbox.bound(4)
     sandbox.create(of("high", "p"))
     node_of(sandbox, "p")
@@ -236,7 +273,8 @@ def test_a_pod_that_takes_long_to_end_keeps_nobody_from_evicting_others(two_node
     sandbox.kube.delete("Pod", "slow", sandbox.namespace)
     sandbox.create(of("high", "p"))
     node_of(sandbox, "p")
-    assert names(sandbox) > {"slow", "p"} and len(names(sandbox)) == 4
+    assert names(sandbox) > {"slow", "p"}
+    assert len(names(sandbox)) == 4
     assert grace_of(sandbox, "slow") == grace
 
 
@@ -248,8 +286,10 @@ def test_where_all_pods_take_years_to_end_they_are_evicted_within_an_hour(two_no
     for number in range(4):
         sandbox.kube.delete("Pod", f"v{number}", sandbox.namespace)
     sandbox.create(of("high", "p"))
-    victim, = eventually(lambda: [name for name in HOLDERS if grace_of(sandbox, name) == MAX_GRACE_S],
-                         "one of them has an hour")
+    (victim,) = eventually(
+        lambda: [name for name in HOLDERS if grace_of(sandbox, name) == MAX_GRACE_S],
+        "one of them has an hour",
+    )
     assert [grace_of(sandbox, name) for name in sorted(HOLDERS - {victim})] == [YEARS] * 3
     sandbox.delete(victim)
     node_of(sandbox, "p")
@@ -260,7 +300,7 @@ def test_the_next_leader_finishes_an_eviction(two_nodes, scheduler):
     fill(sandbox)
     with second_replica(scheduler) as standby:
         sandbox.create(of("high", "p"))
-        victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
+        (victim,) = eventually(lambda: ending(sandbox), "a victim is deleted")
         node = sandbox.short(sandbox.pod(victim)["spec"]["nodeName"])
         kill_leader(scheduler, standby)
         sandbox.create_all(of("low", f"waits-{number}", 1000) for number in range(4))
@@ -279,14 +319,23 @@ def test_cpu_and_cards_that_are_short_at_once(two_nodes):
             sandbox.create(on(sandbox, of("low", f"holds-{node}-{card}", CARD), node, card))
     sandbox.bound(4)
     for number in range(2):
-        sandbox.create(of_priority("low", pod(f"cpu-{number}", cpu=900, scheduler="hami-scheduler")))
+        sandbox.create(
+            of_priority("low", pod(f"cpu-{number}", cpu=900, scheduler="hami-scheduler"))
+        )
     sandbox.bound(6)
     sandbox.create(of("high", "p", cpu=500))
     node = node_of(sandbox, "p")
-    ended = {f"holds-{name}-{card}" for name in ("n0", "n1") for card in range(2)} | {"cpu-0", "cpu-1"}
+    ended = {f"holds-{name}-{card}" for name in ("n0", "n1") for card in range(2)} | {
+        "cpu-0",
+        "cpu-1",
+    }
     ended -= names(sandbox)
-    assert len(ended) == 2 and any(name.startswith("cpu") for name in ended)
-    assert {name for name in ended if name.startswith("holds")} <= {f"holds-{node}-0", f"holds-{node}-1"}
+    assert len(ended) == 2
+    assert any(name.startswith("cpu") for name in ended)
+    assert {name for name in ended if name.startswith("holds")} <= {
+        f"holds-{node}-0",
+        f"holds-{node}-1",
+    }
 
 
 def test_a_leader_that_was_suspended_evicts_nobody_else(two_nodes, scheduler):
@@ -294,7 +343,7 @@ def test_a_leader_that_was_suspended_evicts_nobody_else(two_nodes, scheduler):
     fill(sandbox)
     with second_replica(scheduler) as standby:
         sandbox.create(of("high", "p"))
-        victim, = eventually(lambda: ending(sandbox), "a victim is deleted")
+        (victim,) = eventually(lambda: ending(sandbox), "a victim is deleted")
         with scheduler.program.suspended():
             scheduler.cluster.components["kube-scheduler"].kill()
             redirect_webhook(scheduler.cluster.kube, scheduler.certificates, standby.port)
@@ -332,20 +381,31 @@ def test_only_pods_of_its_namespace_make_room_in_a_quota(two_nodes):
         sandbox.create(of("mid", "own"))
         sandbox.bound()
         sandbox.create(gated)  # the webhook refuses pods for which the quota has no room
-        sandbox.kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": {
-            "hard": {"limits.nvidia.com/gpumem": str(CARD)}}}, sandbox.namespace)
+        sandbox.kube.create(
+            {
+                "apiVersion": "v1",
+                "kind": "ResourceQuota",
+                "metadata": {"name": "gpus"},
+                "spec": {"hard": {"limits.nvidia.com/gpumem": str(CARD)}},
+            },
+            sandbox.namespace,
+        )
         eventually(knows_quota, "the scheduler knows the quota")
         sandbox.kube.merge_patch("Pod", "p", {"spec": {"schedulingGates": None}}, sandbox.namespace)
         node_of(sandbox, "p")
-        assert names(sandbox) == {"p"} and names(other) == {"neighbor"}
+        assert names(sandbox) == {"p"}
+        assert names(other) == {"neighbor"}
 
 
 def test_a_card_that_dies_after_the_eviction_leads_to_another_plan(two_nodes):
     sandbox = two_nodes
     victim = begin_preemption(sandbox)
     node = sandbox.short(sandbox.pod(victim)["spec"]["nodeName"])
-    sandbox.register(node, *(gpu(memory_mib=CARD, uuid=sandbox.uuid(node, card), healthy=False) for card in range(2)))
-    second, = eventually(lambda: ending(sandbox) - {victim}, "another victim is deleted")
+    sandbox.register(
+        node,
+        *(gpu(memory_mib=CARD, uuid=sandbox.uuid(node, card), healthy=False) for card in range(2)),
+    )
+    (second,) = eventually(lambda: ending(sandbox) - {victim}, "another victim is deleted")
     release(sandbox, second)
     release(sandbox, victim)
     assert node_of(sandbox, "p") != node
@@ -353,7 +413,9 @@ def test_a_card_that_dies_after_the_eviction_leads_to_another_plan(two_nodes):
 
 def test_strict_preemption_violates_no_disruption_budget(full, scheduler):
     for name in ("a", "d", "e"):
-        full.kube.merge_patch("Pod", name, {"metadata": {"labels": {"app": "kept"}}}, full.namespace)
+        full.kube.merge_patch(
+            "Pod", name, {"metadata": {"labels": {"app": "kept"}}}, full.namespace
+        )
     keep(full)
     scheduler.run_with(preemption="strict")
     try:
@@ -365,10 +427,16 @@ def test_strict_preemption_violates_no_disruption_budget(full, scheduler):
 
 
 def test_an_ascend_device_is_freed(sandbox):
-    sandbox.add_node("n", vendor_nodes.ascend("Ascend910B3", vendor_nodes.card("dev-0", 65_536, cores=20)))
+    sandbox.add_node(
+        "n", vendor_nodes.ascend("Ascend910B3", vendor_nodes.card("dev-0", 65_536, cores=20))
+    )
     asked = {"gpu": 0, "huawei.com/Ascend910B3": 1, "huawei.com/Ascend910B3-memory": 65_536}
     for name, priority in (("low", "low"), ("p", "high")):
-        sandbox.create(of_priority(priority, pod(name, **{key: value for key, value in asked.items() if value})))
+        sandbox.create(
+            of_priority(
+                priority, pod(name, **{key: value for key, value in asked.items() if value})
+            )
+        )
         node_of(sandbox, name)
     assert names(sandbox) == {"p"}
 
@@ -379,4 +447,5 @@ def test_a_mig_instance_is_freed(sandbox):
     sandbox.bound(2)
     sandbox.create(of("high", "p", 19_000))
     node_of(sandbox, "p")
-    assert "p" in names(sandbox) and len(names(sandbox)) == 2
+    assert "p" in names(sandbox)
+    assert len(names(sandbox)) == 2

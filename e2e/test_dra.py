@@ -21,8 +21,22 @@ from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, pod
 from e2e.sandbox import Sandbox
 from hami.codec.claim_templates import ClaimRequest, claim_spec
-from hami.codec.claims import AllocatedClaim, CorePolicy, Inexpressible, parse_claim, render_claim_spec
-from hami.codec.slices import DRIVER, device_name, is_instance, is_published, parse_slice, pool_name, render_slices
+from hami.codec.claims import (
+    AllocatedClaim,
+    CorePolicy,
+    Inexpressible,
+    parse_claim,
+    render_claim_spec,
+)
+from hami.codec.slices import (
+    DRIVER,
+    device_name,
+    is_instance,
+    is_published,
+    parse_slice,
+    pool_name,
+    render_slices,
+)
 from hami.errors import MalformedInput
 from hami.model import Device, DevicePolicy, Request, Selector
 from hami.quantity import MIB, parse_quantity
@@ -31,7 +45,9 @@ from tests.devices.cards import A100_PROFILES
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
 FILES = [MANIFESTS / f"{name}.yaml" for name in ("device-plugin-rbac", "policy-roles")]
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", (MANIFESTS.parents[1] / "docs" / "dra.md").read_text(), re.M | re.S)
+EXAMPLES = re.findall(
+    r"^```yaml\n(.*?)^```$", (MANIFESTS.parents[1] / "docs" / "dra.md").read_text(), re.M | re.S
+)
 SYSTEM, PLUGIN = "kube-system", "hami-device-plugin"
 A100, T4 = "NVIDIA A100-SXM4-80GB", "NVIDIA-Tesla T4"
 ANY_CARD, POLICY = Selector(), DevicePolicy(())
@@ -42,6 +58,7 @@ PRIORITY = "CUDA_TASK_PRIORITY"
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """A control plane without HAMi, with kube-scheduler's own profile, and with the objects of the component."""
+
     def with_default(config: Object) -> None:
         config["profiles"] = [{"schedulerName": "default-scheduler"}]
 
@@ -59,15 +76,44 @@ def cluster() -> Iterator[LocalCluster]:
 
 def wait_enforced(kube: Kube) -> None:
     """Waits until the API server applies the policies, which it loads a moment after they are created."""
-    kube.create({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {
-        "name": "editor"}, "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "editor"}],
-        "roleRef": {"kind": "ClusterRole", "apiGroup": "rbac.authorization.k8s.io", "name": "edit"}})
+    kube.create(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": "editor"},
+            "subjects": [
+                {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "editor"}
+            ],
+            "roleRef": {
+                "kind": "ClusterRole",
+                "apiGroup": "rbac.authorization.k8s.io",
+                "name": "edit",
+            },
+        }
+    )
     (own,) = render_slices("n0", [card()])
-    claim = template("c", {"devices": {"requests": [{"name": "main", "exactly": {
-        "deviceClassName": DRIVER, "tolerations": [{"operator": "Exists"}]}}]}})
+    claim = template(
+        "c",
+        {
+            "devices": {
+                "requests": [
+                    {
+                        "name": "main",
+                        "exactly": {
+                            "deviceClassName": DRIVER,
+                            "tolerations": [{"operator": "Exists"}],
+                        },
+                    }
+                ]
+            }
+        },
+    )
     waits = urgent(resourceClaims=[{"name": "hami", "resourceClaimTemplateName": "c"}])
-    for user, group, item in ((f"system:serviceaccount:{SYSTEM}:{PLUGIN}", "system:masters", own),
-                              ("editor", "system:authenticated", claim), ("editor", "system:authenticated", waits)):
+    for user, group, item in (
+        (f"system:serviceaccount:{SYSTEM}:{PLUGIN}", "system:masters", own),
+        ("editor", "system:authenticated", claim),
+        ("editor", "system:authenticated", waits),
+    ):
         client = kube.impersonating(user, group)
         eventually(lambda client=client, item=item: is_refused(client, item), "the policy applies")
         client.close()
@@ -92,28 +138,49 @@ def sandbox(cluster: LocalCluster) -> Iterator[Sandbox]:
 def audited(sandbox: Sandbox) -> Iterator[None]:
     """Checks after each test that no card has given more than it has."""
     yield
-    limits = {(item["spec"]["pool"]["name"], card["name"]): card["capacity"]
-              for item in slices(sandbox) for card in item["spec"].get("devices", ()) if "consumesCounters" not in card}
+    limits = {
+        (item["spec"]["pool"]["name"], card["name"]): card["capacity"]
+        for item in slices(sandbox)
+        for card in item["spec"].get("devices", ())
+        if "consumesCounters" not in card
+    }
     used: dict[tuple[str, str], Counter[str]] = {}
     for claim in claims(sandbox):
         for device in (device for request in claim.requests for device in request.devices):
             used.setdefault((device.pool, device.device), Counter()).update(
-                memory=device.memory_mib * MIB, cores=device.cores, share=device.share_milli)
-    for card, amounts in ((card, amounts) for card, amounts in used.items() if not is_instance(card[1])):
+                memory=device.memory_mib * MIB, cores=device.cores, share=device.share_milli
+            )
+    for card, amounts in (
+        (card, amounts) for card, amounts in used.items() if not is_instance(card[1])
+    ):
         most = {name: parse_quantity(capacity["value"]) for name, capacity in limits[card].items()}
-        assert amounts["memory"] <= most["memory"] and amounts["cores"] <= most["cores"], card
+        assert amounts["memory"] <= most["memory"], card
+        assert amounts["cores"] <= most["cores"], card
         assert amounts["share"] <= 1000 * most["share"], card
-    consumed = Counter((item["spec"]["pool"]["name"], part["counterSet"], counter)
-                       for item in slices(sandbox) for device in item["spec"].get("devices", ())
-                       if (item["spec"]["pool"]["name"], device["name"]) in used
-                       for part in device.get("consumesCounters", ()) for counter in part["counters"])
+    consumed = Counter(
+        (item["spec"]["pool"]["name"], part["counterSet"], counter)
+        for item in slices(sandbox)
+        for device in item["spec"].get("devices", ())
+        if (item["spec"]["pool"]["name"], device["name"]) in used
+        for part in device.get("consumesCounters", ())
+        for counter in part["counters"]
+    )
     assert all(number == 1 for number in consumed.values()), consumed
 
 
 def card(index: int = 0, **fields: Any) -> Device:
     """A card, by default an A100 of ten slots."""
-    return Device(**{"uuid": f"GPU-{index}", "vendor": "NVIDIA", "model": A100, "slots": 10, "memory_mib": 81_920,
-                     "index": index} | fields)
+    return Device(
+        **{
+            "uuid": f"GPU-{index}",
+            "vendor": "NVIDIA",
+            "model": A100,
+            "slots": 10,
+            "memory_mib": 81_920,
+            "index": index,
+        }
+        | fields
+    )
 
 
 def ask(count: int = 1, **fields: Any) -> Request:
@@ -133,27 +200,46 @@ def publish(sandbox: Sandbox, **nodes: list[Device]) -> None:
 
 def slices(sandbox: Sandbox) -> list[Object]:
     """The slices of the sandbox's nodes as the API server has them."""
-    return [item for item in sandbox.kube.list("ResourceSlice")
-            if item["spec"]["nodeName"].startswith(f"{sandbox.namespace}-")]
+    return [
+        item
+        for item in sandbox.kube.list("ResourceSlice")
+        if item["spec"]["nodeName"].startswith(f"{sandbox.namespace}-")
+    ]
 
 
-def create(sandbox: Sandbox, name: str, requests: Mapping[str, Request] | Request, selector: Selector = ANY_CARD,
-           policy: DevicePolicy = POLICY, *, config: list[Object] | None = None) -> None:
+def create(
+    sandbox: Sandbox,
+    name: str,
+    requests: Mapping[str, Request] | Request,
+    selector: Selector = ANY_CARD,
+    policy: DevicePolicy = POLICY,
+    *,
+    config: list[Object] | None = None,
+) -> None:
     """Creates a pod with a container for each request, and the template of its claim."""
     requests = {"main": requests} if isinstance(requests, Request) else requests
-    published = [part for item in slices(sandbox) if (part := parse_slice(json.dumps(item).encode())) is not None]
+    published = [
+        part
+        for item in slices(sandbox)
+        if (part := parse_slice(json.dumps(item).encode())) is not None
+    ]
     sizes = {card.memory_mib for part in published for card in part.devices}
     spec = render_claim_spec(requests, selector, policy, sizes)
     assert isinstance(spec, dict), spec
     if config:
         spec["devices"]["config"] = config
     sandbox.kube.create(template(name, spec), sandbox.namespace)
-    sandbox.create(claiming(pod(name, containers=[container(request) for request in requests]), name))
+    sandbox.create(
+        claiming(pod(name, containers=[container(request) for request in requests]), name)
+    )
 
 
 def claims(sandbox: Sandbox) -> list[AllocatedClaim]:
     """The claims of the sandbox, as the codec reads them."""
-    return [parse_claim(json.dumps(item).encode()) for item in sandbox.kube.list("ResourceClaim", sandbox.namespace)]
+    return [
+        parse_claim(json.dumps(item).encode())
+        for item in sandbox.kube.list("ResourceClaim", sandbox.namespace)
+    ]
 
 
 def claim_of(sandbox: Sandbox, name: str) -> AllocatedClaim:
@@ -162,7 +248,8 @@ def claim_of(sandbox: Sandbox, name: str) -> AllocatedClaim:
     (claim,) = [claim for claim in claims(sandbox) if name in [pod.name for pod in claim.pods]]
     assert [pod.uid for pod in claim.pods] == [found["metadata"]["uid"]]
     assert {device.pool for request in claim.requests for device in request.devices} == {
-        pool_name(found["spec"]["nodeName"])}
+        pool_name(found["spec"]["nodeName"])
+    }
     return claim
 
 
@@ -171,13 +258,20 @@ def place(sandbox: Sandbox, name: str, *args: Any, **more: Any) -> list[str]:
     create(sandbox, name, *args, **more)
     bound(sandbox, name)
     node = sandbox.short(sandbox.pod(name)["spec"]["nodeName"])
-    return [f"{node}/{device.device.removeprefix('gpu-')}" for request in claim_of(sandbox, name).requests
-            for device in request.devices]
+    return [
+        f"{node}/{device.device.removeprefix('gpu-')}"
+        for request in claim_of(sandbox, name).requests
+        for device in request.devices
+    ]
 
 
 def bound(sandbox: Sandbox, name: str) -> None:
-    sandbox.kube.wait("Pod", lambda pods: pods[name]["spec"].get("nodeName"), sandbox.namespace,
-                      what=f"{name} is bound")
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: pods[name]["spec"].get("nodeName"),
+        sandbox.namespace,
+        what=f"{name} is bound",
+    )
 
 
 def wait_refused(sandbox: Sandbox, name: str) -> None:
@@ -191,19 +285,30 @@ def wait_refused(sandbox: Sandbox, name: str) -> None:
 
 def test_the_api_server_keeps_slices_as_they_are_rendered(sandbox: Sandbox) -> None:
     """Else the device plugin would write them again and again. The server adds the time to taints."""
-    cards = [card(0, slots=1, memory_mib=2), card(1, slots=15, memory_mib=81_921, cores=250), card(2, cores=0),
-             card(3, model="é" * 50, numa=7, slots=316), card(4, cordoned=True, healthy=False), card(5, mode="mps"),
-             card(6, memory_mib=2**31 - 1, slots=2**31 - 1)]
+    cards = [
+        card(0, slots=1, memory_mib=2),
+        card(1, slots=15, memory_mib=81_921, cores=250),
+        card(2, cores=0),
+        card(3, model="é" * 50, numa=7, slots=316),
+        card(4, cordoned=True, healthy=False),
+        card(5, mode="mps"),
+        card(6, memory_mib=2**31 - 1, slots=2**31 - 1),
+    ]
     publish(sandbox, n0=cards)
     name = sandbox.node("n0")["metadata"]["name"]
     (found,) = slices(sandbox)
     (wanted,) = render_slices(name, cards, pci_bus_ids={"GPU-5": "0000:3b:00.0"}, generation=2)
     assert [taint["timeAdded"] for taint in found["spec"]["devices"][4]["taints"]]
-    assert is_published(found, render_slices(name, cards)[0]) and not is_published(found, wanted)
+    assert is_published(found, render_slices(name, cards)[0])
+    assert not is_published(found, wanted)
     assert [len(item["spec"]["devices"]) for item in slices(sandbox)] == [7]
     changed = found | {"spec": wanted["spec"]}
-    assert is_published(sandbox.kube.call("PUT", path_of("ResourceSlice", None, found["metadata"]["name"]), changed),
-                        wanted)
+    assert is_published(
+        sandbox.kube.call(
+            "PUT", path_of("ResourceSlice", None, found["metadata"]["name"]), changed
+        ),
+        wanted,
+    )
 
 
 def test_a_pool_may_have_several_slices_which_leave_with_their_node(sandbox: Sandbox) -> None:
@@ -211,12 +316,16 @@ def test_a_pool_may_have_several_slices_which_leave_with_their_node(sandbox: San
     assert len(slices(sandbox)) == 2
     assert place(sandbox, "last", ask()) == ["n0/64"]
     sandbox.delete("last")
-    sandbox.kube.wait("ResourceClaim", lambda found: not found, sandbox.namespace, what="its claim is gone")
+    sandbox.kube.wait(
+        "ResourceClaim", lambda found: not found, sandbox.namespace, what="its claim is gone"
+    )
     sandbox.remove_node("n0")
     eventually(lambda: not slices(sandbox), "they are gone", timeout=60)
 
 
-@pytest.mark.parametrize("number", [1, 9], ids=["one card", "more sets of counters than a slice may have"])
+@pytest.mark.parametrize(
+    "number", [1, 9], ids=["one card", "more sets of counters than a slice may have"]
+)
 def test_the_api_server_keeps_slices_of_cards_in_mig_mode(sandbox: Sandbox, number: int) -> None:
     cards = [divided(index, cordoned=index == 0) for index in range(number)]
     publish(sandbox, n0=cards)
@@ -233,8 +342,11 @@ def test_a_slice_may_have_cards_at_first_and_counters_later(sandbox: Sandbox) ->
     (found,) = slices(sandbox)
     for cards, generation in (([divided()], 2), ([card(0)], 3)):
         wanted = render_slices(found["spec"]["nodeName"], cards, generation=generation)[0]
-        found = sandbox.kube.call("PUT", path_of("ResourceSlice", None, found["metadata"]["name"]),
-                                  found | {"spec": wanted["spec"]})
+        found = sandbox.kube.call(
+            "PUT",
+            path_of("ResourceSlice", None, found["metadata"]["name"]),
+            found | {"spec": wanted["spec"]},
+        )
         assert is_published(found, wanted)
 
 
@@ -248,11 +360,16 @@ def test_a_card_has_as_many_tenants_as_slots(sandbox: Sandbox, slots: int) -> No
         assert place(sandbox, f"p{number}", ask(cores=1)) == ["n0/0"]
     create(sandbox, "waits", ask(cores=1))
     wait_refused(sandbox, "waits")
-    assert {device.cores for number in range(slots)
-            for device in claim_of(sandbox, f"p{number}").requests[0].devices} == {1}
+    assert {
+        device.cores
+        for number in range(slots)
+        for device in claim_of(sandbox, f"p{number}").requests[0].devices
+    } == {1}
 
 
-def test_a_request_for_all_cores_passes_a_used_card_by_and_keeps_others_away(sandbox: Sandbox) -> None:
+def test_a_request_for_all_cores_passes_a_used_card_by_and_keeps_others_away(
+    sandbox: Sandbox,
+) -> None:
     publish(sandbox, n0=[card(0), card(1)])
     assert place(sandbox, "first", ask()) == ["n0/0"]
     assert place(sandbox, "alone", ask(cores=100)) == ["n0/1"]
@@ -268,7 +385,12 @@ def test_memory_and_cores_are_limits(sandbox: Sandbox) -> None:
     assert place(sandbox, "cores", ask(cores=60)) == ["n0/1"]
     assert place(sandbox, "b", ask(memory_mib=31_920, cores=40)) == ["n0/0"]
     (device,) = claim_of(sandbox, "b").requests[0].devices
-    assert (device.memory_mib, device.cores, device.share_milli) == (31_920, 40, 10_000) and device.share_id
+    assert (device.memory_mib, device.cores, device.share_milli) == (
+        31_920,
+        40,
+        10_000,
+    )
+    assert device.share_id
     create(sandbox, "whole", ask(memory_percent=100))
     wait_refused(sandbox, "whole")
 
@@ -276,14 +398,24 @@ def test_memory_and_cores_are_limits(sandbox: Sandbox) -> None:
 def test_a_percentage_is_of_the_memory_of_the_card(sandbox: Sandbox) -> None:
     publish(sandbox, a=[card()], t=[card(model=T4, memory_mib=15_360, slots=4)])
     half = ask(memory_percent=50)
-    assert [place(sandbox, f"p{number}", half) for number in range(4)] == [["a/0"], ["a/0"], ["t/0"], ["t/0"]]
+    assert [place(sandbox, f"p{number}", half) for number in range(4)] == [
+        ["a/0"],
+        ["a/0"],
+        ["t/0"],
+        ["t/0"],
+    ]
     create(sandbox, "p4", half)
     wait_refused(sandbox, "p4")
-    assert [claim_of(sandbox, name).requests[0].devices[0].memory_mib for name in ("p0", "p2")] == [40_960, 7_680]
+    assert [claim_of(sandbox, name).requests[0].devices[0].memory_mib for name in ("p0", "p2")] == [
+        40_960,
+        7_680,
+    ]
     assert {request.name for claim in claims(sandbox) for request in claim.requests} == {"main"}
 
 
-def test_the_cards_of_a_container_differ_and_may_be_bound_to_one_numa_node(sandbox: Sandbox) -> None:
+def test_the_cards_of_a_container_differ_and_may_be_bound_to_one_numa_node(
+    sandbox: Sandbox,
+) -> None:
     publish(sandbox, n0=[card(index, numa=index // 2) for index in range(4)])
     assert place(sandbox, "alone", ask(cores=100)) == ["n0/0"]
     assert place(sandbox, "two", ask(2, memory_mib=2000)) == ["n0/1", "n0/2"]
@@ -296,10 +428,15 @@ def test_the_cards_of_a_container_differ_and_may_be_bound_to_one_numa_node(sandb
 def test_containers_have_requests_of_their_own(sandbox: Sandbox) -> None:
     """They may be on one card."""
     publish(sandbox, n0=[card()])
-    assert place(sandbox, "both", {"one": ask(), "two": ask(memory_mib=2000, cores=20)}) == ["n0/0", "n0/0"]
+    assert place(sandbox, "both", {"one": ask(), "two": ask(memory_mib=2000, cores=20)}) == [
+        "n0/0",
+        "n0/0",
+    ]
     one, two = claim_of(sandbox, "both").requests
     assert [(one.name, one.devices[0].memory_mib), (two.name, two.devices[0].memory_mib)] == [
-        ("one", 1000), ("two", 2000)]
+        ("one", 1000),
+        ("two", 2000),
+    ]
     assert one.devices[0].share_id != two.devices[0].share_id
 
 
@@ -317,17 +454,29 @@ def test_cordoned_and_unhealthy_cards_get_no_claims(sandbox: Sandbox) -> None:
     assert claim_of(sandbox, "waits").requests[0].devices[0].device == "gpu-0"
 
 
-@pytest.mark.parametrize(("selector", "index"), [
-    pytest.param(Selector(use_types=("V100", "t4")), 1, id="one-of-several-types"),
-    pytest.param(Selector(nouse_types=("a100",)), 1, id="not-a-type"),
-    pytest.param(Selector(use_uuids=("GPU-1",)), 1, id="uuid"),
-    pytest.param(Selector(nouse_uuids=("GPU-0",)), 1, id="not-a-uuid"),
-    pytest.param(Selector(mode="mig,hami-core"), 0, id="mode"),
-    pytest.param(Selector(nouse_types=('"', "\\", "'\n\t\x01", "é😀", "{{")), 0, id="characters"),
-    pytest.param(Selector(use_types=("A100", *("x" * 64 for _ in range(63))), nouse_types=("y" * 64,) * 64,
-                          use_uuids=("GPU-0", *("z" * 64 for _ in range(63))), nouse_uuids=("z" * 64,) * 64),
-                 0, id="the-longest-lists"),
-])
+@pytest.mark.parametrize(
+    ("selector", "index"),
+    [
+        pytest.param(Selector(use_types=("V100", "t4")), 1, id="one-of-several-types"),
+        pytest.param(Selector(nouse_types=("a100",)), 1, id="not-a-type"),
+        pytest.param(Selector(use_uuids=("GPU-1",)), 1, id="uuid"),
+        pytest.param(Selector(nouse_uuids=("GPU-0",)), 1, id="not-a-uuid"),
+        pytest.param(Selector(mode="mig,hami-core"), 0, id="mode"),
+        pytest.param(
+            Selector(nouse_types=('"', "\\", "'\n\t\x01", "é😀", "{{")), 0, id="characters"
+        ),
+        pytest.param(
+            Selector(
+                use_types=("A100", *("x" * 64 for _ in range(63))),
+                nouse_types=("y" * 64,) * 64,
+                use_uuids=("GPU-0", *("z" * 64 for _ in range(63))),
+                nouse_uuids=("z" * 64,) * 64,
+            ),
+            0,
+            id="the-longest-lists",
+        ),
+    ],
+)
 def test_cards_are_selected(sandbox: Sandbox, selector: Selector, index: int) -> None:
     publish(sandbox, n0=[card(0), card(1, model=T4)])
     assert place(sandbox, "p", ask(), selector) == [f"n0/{index}"]
@@ -344,22 +493,38 @@ def divided(index: int = 0, **fields: Any) -> Device:
 
 def instance(profile: str = "", **fields: Any) -> Object:
     """A request for an instance, as users write it."""
-    selectors = [{"cel": {"expression": f"device.attributes['{DRIVER}'].profile == '{profile}'"}}] if profile else []
-    return {"name": "main", "exactly": {"deviceClassName": "mig.hami.io", "selectors": selectors, **fields}}
+    selectors = (
+        [{"cel": {"expression": f"device.attributes['{DRIVER}'].profile == '{profile}'"}}]
+        if profile
+        else []
+    )
+    return {
+        "name": "main",
+        "exactly": {"deviceClassName": "mig.hami.io", "selectors": selectors, **fields},
+    }
 
 
 def take(sandbox: Sandbox, name: str, *requests: Object, **constraints: Any) -> None:
     """Creates a pod with a container for each request."""
-    sandbox.kube.create(template(name, {"devices": {"requests": list(requests), **constraints}}), sandbox.namespace)
-    sandbox.create(claiming(pod(name, containers=[container(request["name"]) for request in requests]), name))
+    sandbox.kube.create(
+        template(name, {"devices": {"requests": list(requests), **constraints}}), sandbox.namespace
+    )
+    sandbox.create(
+        claiming(pod(name, containers=[container(request["name"]) for request in requests]), name)
+    )
 
 
 def taken(sandbox: Sandbox, name: str, *requests: Object, **constraints: Any) -> list[str]:
     """Creates a pod, waits until it is bound, and returns its instances, ``index-profile-place``."""
     take(sandbox, name, *requests, **constraints)
     bound(sandbox, name)
-    names = [device.device for request in claim_of(sandbox, name).requests for device in request.devices]
-    return [f"{int(card[-12:])}-{place}" for card, _, place in (text.partition("-mig-") for text in names)]
+    names = [
+        device.device for request in claim_of(sandbox, name).requests for device in request.devices
+    ]
+    return [
+        f"{int(card[-12:])}-{place}"
+        for card, _, place in (text.partition("-mig-") for text in names)
+    ]
 
 
 def test_a_card_is_filled_with_instances_that_do_not_overlap(sandbox: Sandbox) -> None:
@@ -380,19 +545,32 @@ def test_a_card_is_filled_with_instances_that_do_not_overlap(sandbox: Sandbox) -
 
 def test_an_instance_is_the_smallest_with_enough_memory(sandbox: Sandbox) -> None:
     publish(sandbox, n0=[divided()])
-    amounts = [instance(capacity={"requests": {"memory": amount}}) for amount in ("1Gi", "10Gi", "20Gi")]
+    amounts = [
+        instance(capacity={"requests": {"memory": amount}}) for amount in ("1Gi", "10Gi", "20Gi")
+    ]
     assert [taken(sandbox, f"p{number}", request) for number, request in enumerate(amounts)] == [
-        ["0-1g-10gb-6"], ["0-1g-20gb-4"], ["0-3g-40gb-0"]]
+        ["0-1g-10gb-6"],
+        ["0-1g-20gb-4"],
+        ["0-3g-40gb-0"],
+    ]
 
 
 def test_instances_of_one_card_and_of_different_ones(sandbox: Sandbox) -> None:
     publish(sandbox, n0=[divided(0), divided(1)])
     same = [{"matchAttribute": f"{DRIVER}/parentUUID"}]
     assert taken(sandbox, "first", instance("4g.40gb")) == ["0-4g-40gb-0"]
-    assert taken(sandbox, "pair", {**instance("3g.40gb"), "name": "a"}, {**instance("2g.20gb"), "name": "b"},
-                 constraints=same) == ["1-3g-40gb-4", "1-2g-20gb-0"]
+    assert taken(
+        sandbox,
+        "pair",
+        {**instance("3g.40gb"), "name": "a"},
+        {**instance("2g.20gb"), "name": "b"},
+        constraints=same,
+    ) == ["1-3g-40gb-4", "1-2g-20gb-0"]
     apart = [{"distinctAttribute": f"{DRIVER}/parentUUID"}]
-    assert taken(sandbox, "apart", instance("1g.10gb", count=2), constraints=apart) == ["0-1g-10gb-6", "1-1g-10gb-3"]
+    assert taken(sandbox, "apart", instance("1g.10gb", count=2), constraints=apart) == [
+        "0-1g-10gb-6",
+        "1-1g-10gb-3",
+    ]
 
 
 def test_each_class_has_its_own_kind_of_devices(sandbox: Sandbox) -> None:
@@ -405,71 +583,132 @@ def test_each_class_has_its_own_kind_of_devices(sandbox: Sandbox) -> None:
     wait_refused(sandbox, "more")
 
 
-def test_the_commands_show_instances_that_claims_hold(cluster: LocalCluster, sandbox: Sandbox) -> None:
+def test_the_commands_show_instances_that_claims_hold(
+    cluster: LocalCluster, sandbox: Sandbox
+) -> None:
     publish(sandbox, n0=[divided()])
-    assert taken(sandbox, "p", instance("1g.10gb")) and taken(sandbox, "q", instance("3g.40gb"))
+    assert taken(sandbox, "p", instance("1g.10gb"))
+    assert taken(sandbox, "q", instance("3g.40gb"))
 
     def said(*words: str) -> Any:
-        return hami(cluster.kubeconfig, *words, "-n", sandbox.namespace, "-o", "json", "--device-config-file",
-                    DEVICE_CONFIG).document
+        return hami(
+            cluster.kubeconfig,
+            *words,
+            "-n",
+            sandbox.namespace,
+            "-o",
+            "json",
+            "--device-config-file",
+            DEVICE_CONFIG,
+        ).document
 
     node = sandbox.node("n0")["metadata"]["name"]
     (row,) = (row for row in said("top", "cards")["items"] if row["node"] == node)
-    assert [row[key] for key in ("mode", "memoryMib", "memoryUsedMib", "slots", "slotsUsed", "pods")] == [
-        "mig", 81_920, 9728 + 40_192, 7, 2, [f"{sandbox.namespace}/{name}" for name in "pq"]]
+    assert [
+        row[key] for key in ("mode", "memoryMib", "memoryUsedMib", "slots", "slotsUsed", "pods")
+    ] == ["mig", 81_920, 9728 + 40_192, 7, 2, [f"{sandbox.namespace}/{name}" for name in "pq"]]
     (held,) = said("explain", "pod", "p")["cards"]
     assert [held[key] for key in ("container", "index", "uuid", "memoryMib", "cores", "pods")] == [
-        "main", 0, row["uuid"], 9728, 15, [f"{sandbox.namespace}/q"]]
-    assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(item["rule"] for item in said("audit")["items"])
+        "main",
+        0,
+        row["uuid"],
+        9728,
+        15,
+        [f"{sandbox.namespace}/q"],
+    ]
+    assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(
+        item["rule"] for item in said("audit")["items"]
+    )
 
 
 def test_the_largest_claims_that_admission_makes_are_taken(sandbox: Sandbox) -> None:
     """Of the number of requests, their alternatives, the lists and the size of all; the next larger one is refused."""
     lists = [tuple(f"{number:02}{letter * 58}" for number in range(64)) for letter in "abcd"]
-    selector = Selector(**dict(zip(("use_types", "nouse_types", "use_uuids", "nouse_uuids"), lists, strict=True)))
+    selector = Selector(
+        **dict(zip(("use_types", "nouse_types", "use_uuids", "nouse_uuids"), lists, strict=True))
+    )
     half, near = ask(memory_percent=50, cores=5), DevicePolicy((), numa_bind=True)
     made = 0
     for sizes, selected in ((8, selector), (1, selector), (8, ANY_CARD)):
-        def claim(count: int, sizes: int = sizes, selected: Selector = selected) -> Object | Inexpressible:
+
+        def claim(
+            count: int, sizes: int = sizes, selected: Selector = selected
+        ) -> Object | Inexpressible:
             requests = {f"{number:02}{'c' * 61}": half for number in range(count)}
-            return claim_spec(ClaimRequest(requests=requests, selector=selected, numa_bind=True, card_sizes=frozenset(
-                1000 * size for size in range(1, sizes + 1))), near)
+            return claim_spec(
+                ClaimRequest(
+                    requests=requests,
+                    selector=selected,
+                    numa_bind=True,
+                    card_sizes=frozenset(1000 * size for size in range(1, sizes + 1)),
+                ),
+                near,
+            )
 
         largest = max(count for count in range(1, 33) if isinstance(claim(count), dict))
         spec = claim(largest)
-        assert isinstance(spec, dict) and isinstance(claim(largest + 1), Inexpressible)
+        assert isinstance(spec, dict)
+        assert isinstance(claim(largest + 1), Inexpressible)
         sandbox.kube.create(template(f"t{made}", spec), sandbox.namespace)
-        sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {
-            "name": f"c{made}"}, "spec": spec}, sandbox.namespace)
+        sandbox.kube.create(
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"name": f"c{made}"},
+                "spec": spec,
+            },
+            sandbox.namespace,
+        )
         made += 1
     sandbox.kube.delete_all("ResourceClaim", sandbox.namespace)
 
 
 def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
     def parameters(**values: object) -> Object:
-        return {"opaque": {"driver": DRIVER, "parameters": {
-            "apiVersion": "hami.io/v1", "kind": "ShareConfig", **values}}}
+        return {
+            "opaque": {
+                "driver": DRIVER,
+                "parameters": {"apiVersion": "hami.io/v1", "kind": "ShareConfig", **values},
+            }
+        }
 
     publish(sandbox, n0=[card()])
     generous = sandbox.kube.get("DeviceClass", DRIVER)
-    generous = {**generous, "metadata": {"name": sandbox.namespace}, "spec": {
-        **generous["spec"], "config": [parameters(priority=0, corePolicy="disable")]}}
+    generous = {
+        **generous,
+        "metadata": {"name": sandbox.namespace},
+        "spec": {**generous["spec"], "config": [parameters(priority=0, corePolicy="disable")]},
+    }
     sandbox.kube.create(generous)
     try:
-        for name, config in (("high", []), ("low", [parameters(priority=3, corePolicy="force")]),
-                             ("wishes", [parameters(priority=0)])):
+        for name, config in (
+            ("high", []),
+            ("low", [parameters(priority=3, corePolicy="force")]),
+            ("wishes", [parameters(priority=0)]),
+        ):
             spec = render_claim_spec({"main": ask()}, ANY_CARD, POLICY, ())
             assert isinstance(spec, dict)
             spec["devices"]["requests"][0]["exactly"]["deviceClassName"] = sandbox.namespace
             spec["devices"]["config"] = config
-            sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-                                 "metadata": {"name": name}, "spec": spec}, sandbox.namespace)
-            made = pod(name, containers=[{**container(), "resources": {"claims": [{"name": "hami"}]}}])
+            sandbox.kube.create(
+                {
+                    "apiVersion": "resource.k8s.io/v1",
+                    "kind": "ResourceClaim",
+                    "metadata": {"name": name},
+                    "spec": spec,
+                },
+                sandbox.namespace,
+            )
+            made = pod(
+                name, containers=[{**container(), "resources": {"claims": [{"name": "hami"}]}}]
+            )
             made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimName": name}]
             sandbox.create(made)
         sandbox.bound(3)
-        texts = {item["metadata"]["name"]: json.dumps(item).encode()
-                 for item in sandbox.kube.list("ResourceClaim", sandbox.namespace)}
+        texts = {
+            item["metadata"]["name"]: json.dumps(item).encode()
+            for item in sandbox.kube.list("ResourceClaim", sandbox.namespace)
+        }
         (high,), (low,) = (parse_claim(texts[name]).requests for name in ("high", "low"))
         assert (high.priority, high.core_policy) == (0, CorePolicy.DISABLE)
         assert (low.priority, low.core_policy) == (3, CorePolicy.FORCE)
@@ -479,7 +718,9 @@ def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
         sandbox.kube.delete("DeviceClass", sandbox.namespace)
         sandbox.empty()
         sandbox.kube.delete_all("ResourceClaim", sandbox.namespace)
-        sandbox.kube.wait("ResourceClaim", lambda found: not found, sandbox.namespace, what="the claims are gone")
+        sandbox.kube.wait(
+            "ResourceClaim", lambda found: not found, sandbox.namespace, what="the claims are gone"
+        )
 
 
 # -- the commands for people
@@ -491,59 +732,108 @@ def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sand
         assert place(sandbox, name, asked) == ["n0/0"]
 
     def said(*words: str) -> Any:
-        answer = hami(cluster.kubeconfig, *words, "-n", sandbox.namespace, "-o", "json",
-                      "--device-config-file", DEVICE_CONFIG)
+        answer = hami(
+            cluster.kubeconfig,
+            *words,
+            "-n",
+            sandbox.namespace,
+            "-o",
+            "json",
+            "--device-config-file",
+            DEVICE_CONFIG,
+        )
         assert not answer.errors
         return answer.document
 
     node = sandbox.node("n0")["metadata"]["name"]
     rows = {row["uuid"]: row for row in said("top", "cards")["items"] if row["node"] == node}
     assert [rows["GPU-0"][key] for key in ("memoryUsedMib", "coresUsed", "slotsUsed", "pods")] == [
-        5000, 30, 2, [f"{sandbox.namespace}/{name}" for name in "ab"]]
+        5000,
+        30,
+        2,
+        [f"{sandbox.namespace}/{name}" for name in "ab"],
+    ]
     assert rows["GPU-1"]["memoryUsedMib"] == 0
     (held,) = said("explain", "pod", "a")["cards"]
     assert (held["container"], held["uuid"], held["memoryMib"], held["pods"]) == (
-        "main", "GPU-0", 3000, [f"{sandbox.namespace}/b"])
-    assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(item["rule"] for item in said("audit")["items"])
+        "main",
+        "GPU-0",
+        3000,
+        [f"{sandbox.namespace}/b"],
+    )
+    assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(
+        item["rule"] for item in said("audit")["items"]
+    )
 
 
 def exact(name: str, count: int = 1, *selectors: str, **amounts: str) -> Object:
     """A request that a user writes."""
-    return {"name": name, "exactly": {"deviceClassName": DRIVER, "count": count, "capacity": {"requests": amounts},
-                                      "selectors": [{"cel": {"expression": text}} for text in selectors]}}
+    return {
+        "name": name,
+        "exactly": {
+            "deviceClassName": DRIVER,
+            "count": count,
+            "capacity": {"requests": amounts},
+            "selectors": [{"cel": {"expression": text}} for text in selectors],
+        },
+    }
 
 
 SAME_NUMA = {"matchAttribute": "resource.kubernetes.io/numaNode"}
 OTHER_CARD = {"distinctAttribute": f"{DRIVER}/uuid"}
-ALTERNATIVES = {"name": "main", "firstAvailable": [
-    {"name": name, "deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}}
-    for name, memory in (("large", "80Gi"), ("small", "70Gi"))]}
-WISHES: dict[str, tuple[list[Object], list[Object], str]] = {  # requests, constraints, the reason of a refusal
+ALTERNATIVES = {
+    "name": "main",
+    "firstAvailable": [
+        {"name": name, "deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}}
+        for name, memory in (("large", "80Gi"), ("small", "70Gi"))
+    ],
+}
+WISHES: dict[
+    str, tuple[list[Object], list[Object], str]
+] = {  # requests, constraints, the reason of a refusal
     "memory": ([exact("main", memory="90Gi")], [], "CardInsufficientMemory"),
     "whole": ([exact("main", 4)], [], "CardInsufficientMemory"),
     "cores": ([exact("main", memory="1Mi", cores="60")], [], ""),
     "alone": ([exact("main", 4, memory="1Mi", share="100")], [], "ExclusiveDeviceAllocateConflict"),
     "slots": ([exact("main", 4, memory="1Mi", share="95")], [], "CardTimeSlicingExhausted"),
-    "uuid": ([exact("main", 1, f'device.attributes["{DRIVER}"].uuid == "GPU-9"')], [], "CardUuidMismatch"),
-    "index": ([exact("main", 1, f'device.attributes["{DRIVER}"].index >= 2', memory="1Mi")], [], ""),
-    "capacity": ([exact("main", 1, f'device.capacity["{DRIVER}"].memory.compareTo(quantity("10Gi")) < 0')], [],
-                 "CardNotFoundCustomFilterRule"),
+    "uuid": (
+        [exact("main", 1, f'device.attributes["{DRIVER}"].uuid == "GPU-9"')],
+        [],
+        "CardUuidMismatch",
+    ),
+    "index": (
+        [exact("main", 1, f'device.attributes["{DRIVER}"].index >= 2', memory="1Mi")],
+        [],
+        "",
+    ),
+    "capacity": (
+        [exact("main", 1, f'device.capacity["{DRIVER}"].memory.compareTo(quantity("10Gi")) < 0')],
+        [],
+        "CardNotFoundCustomFilterRule",
+    ),
     "numa": ([exact("main", 3, memory="1Mi")], [SAME_NUMA], "NumaNotFit"),
     "distinct": ([exact("main", memory="50Gi"), exact("other", memory="50Gi")], [OTHER_CARD], ""),
-    "together": ([exact("main", 4, memory="50Gi"), exact("other", memory="50Gi")], [], "CardInsufficientMemory"),
+    "together": (
+        [exact("main", 4, memory="50Gi"), exact("other", memory="50Gi")],
+        [],
+        "CardInsufficientMemory",
+    ),
     "alternatives": ([ALTERNATIVES], [], ""),
     "unknown": ([exact("main", bandwidth="1")], [], "CardNotFoundCustomFilterRule"),
 }
 
 
 @pytest.mark.parametrize("wish", WISHES)
-def test_what_the_commands_say_of_a_claim_is_what_kube_scheduler_does(cluster: LocalCluster, sandbox: Sandbox,
-                                                                      wish: str) -> None:
+def test_what_the_commands_say_of_a_claim_is_what_kube_scheduler_does(
+    cluster: LocalCluster, sandbox: Sandbox, wish: str
+) -> None:
     requests, constraints, reason = WISHES[wish]
     publish(sandbox, n0=[card(index, numa=index // 2) for index in range(4)])
     assert place(sandbox, "first", ask(memory_mib=9000, cores=50)) == ["n0/0"]
     made = template(wish, {"devices": {"requests": requests, "constraints": constraints}})
-    waits = claiming(pod(wish, containers=[container(name=request["name"]) for request in requests]), wish)
+    waits = claiming(
+        pod(wish, containers=[container(name=request["name"]) for request in requests]), wish
+    )
     options = "-n", sandbox.namespace, "-o", "json", "--device-config-file", DEVICE_CONFIG
     typed = json.dumps({"kind": "List", "items": [made, waits]})
     simulated = hami(cluster.kubeconfig, "simulate", "-f", "-", *options, typed=typed)
@@ -556,8 +846,10 @@ def test_what_the_commands_say_of_a_claim_is_what_kube_scheduler_does(cluster: L
         return
     wait_refused(sandbox, wish)
     report = hami(cluster.kubeconfig, "explain", "pod", wish, *options).document
-    assert outcome["placed"] == 0 and report["fits"] == ""
-    assert reason in outcome["stopped"] and reason in report["reasons"], (outcome, report)
+    assert outcome["placed"] == 0
+    assert report["fits"] == ""
+    assert reason in outcome["stopped"], (outcome, report)
+    assert reason in report["reasons"], (outcome, report)
     assert WAITS in report["events"][-1]["message"]
 
 
@@ -569,6 +861,7 @@ RESOURCE = "example.com/gpu"
 @pytest.fixture
 def resource(cluster: LocalCluster) -> Iterator[None]:
     """Our class stands for a resource, as with the value dra.extendedResource of the chart."""
+
     def stands_for(name: str | None) -> None:
         cluster.kube.merge_patch("DeviceClass", DRIVER, {"spec": {"extendedResourceName": name}})
 
@@ -577,7 +870,9 @@ def resource(cluster: LocalCluster) -> Iterator[None]:
     stands_for(None)
 
 
-def test_a_pod_that_names_a_resource_only_gets_a_card(cluster: LocalCluster, sandbox: Sandbox, resource: None) -> None:
+def test_a_pod_that_names_a_resource_only_gets_a_card(
+    cluster: LocalCluster, sandbox: Sandbox, resource: None
+) -> None:
     """kube-scheduler makes the claim, for all memory of a card; the commands show it."""
     publish(sandbox, n0=[card(0), card(1, cordoned=True)])
     for name in ("a", "b"):
@@ -588,26 +883,51 @@ def test_a_pod_that_names_a_resource_only_gets_a_card(cluster: LocalCluster, san
     item = sandbox.pod(placed)
     assert "resourceClaims" not in item["spec"]
     assert item["status"]["extendedResourceClaimStatus"]["requestMappings"] == [
-        {"containerName": "main", "resourceName": RESOURCE, "requestName": "container-0-request-0"}]
+        {"containerName": "main", "resourceName": RESOURCE, "requestName": "container-0-request-0"}
+    ]
     (device,) = claim_of(sandbox, placed).requests[0].devices
-    assert (device.device, device.memory_mib, device.cores, device.share_milli) == ("gpu-0", 81_920, 0, 10_000)
+    assert (device.device, device.memory_mib, device.cores, device.share_milli) == (
+        "gpu-0",
+        81_920,
+        0,
+        10_000,
+    )
 
     options = "-n", sandbox.namespace, "-o", "json", "--device-config-file", DEVICE_CONFIG
     node = sandbox.node("n0")["metadata"]["name"]
-    rows = {row["uuid"]: row for row in hami(cluster.kubeconfig, "top", "cards", *options).document["items"]
-            if row["node"] == node}
-    assert [(row["memoryUsedMib"], row["slotsUsed"], row["pods"]) for row in (rows["GPU-0"], rows["GPU-1"])] == [
-        (81_920, 1, [f"{sandbox.namespace}/{placed}"]), (0, 0, [])]
+    rows = {
+        row["uuid"]: row
+        for row in hami(cluster.kubeconfig, "top", "cards", *options).document["items"]
+        if row["node"] == node
+    }
+    assert [
+        (row["memoryUsedMib"], row["slotsUsed"], row["pods"])
+        for row in (rows["GPU-0"], rows["GPU-1"])
+    ] == [(81_920, 1, [f"{sandbox.namespace}/{placed}"]), (0, 0, [])]
     (held,) = hami(cluster.kubeconfig, "explain", "pod", placed, *options).document["cards"]
     assert (held["uuid"], held["memoryMib"]) == ("GPU-0", 81_920)
-    (shortage,) = [part for part in hami(cluster.kubeconfig, "explain", "pod", left, *options).document["nodes"]
-                   if part["node"] == node]
+    (shortage,) = [
+        part
+        for part in hami(cluster.kubeconfig, "explain", "pod", left, *options).document["nodes"]
+        if part["node"] == node
+    ]
     assert shortage["reasons"] == "1/2 CardCordoned, 1/2 CardInsufficientMemory"
     typed = json.dumps(pod("c", containers=[container(**{RESOURCE: 1})]))
     for added, fit in (([], 0), (["--add-node", f"like={node}:1"], 1)):
-        simulated = hami(cluster.kubeconfig, "simulate", "-f", "-", "--drain", node, *added, *options, typed=typed)
-        assert [(outcome["workload"], outcome["placed"]) for outcome in simulated.document["outcomes"]] == [
-            (f"pod/{placed}", fit), ("pod/c", fit)]
+        simulated = hami(
+            cluster.kubeconfig,
+            "simulate",
+            "-f",
+            "-",
+            "--drain",
+            node,
+            *added,
+            *options,
+            typed=typed,
+        )
+        assert [
+            (outcome["workload"], outcome["placed"]) for outcome in simulated.document["outcomes"]
+        ] == [(f"pod/{placed}", fit), ("pod/c", fit)]
 
 
 # -- documentation
@@ -616,12 +936,20 @@ def test_a_pod_that_names_a_resource_only_gets_a_card(cluster: LocalCluster, san
 def pieces() -> list[Object]:
     """The requests that the page shows on their own, each in a list."""
     blocks = [yaml.safe_load(text) for text in EXAMPLES if "\n---\n" not in text]
-    return [item for block in blocks if isinstance(block, list) for item in block if "mig.hami.io" not in str(item)]
+    return [
+        item
+        for block in blocks
+        if isinstance(block, list)
+        for item in block
+        if "mig.hami.io" not in str(item)
+    ]
 
 
 def test_the_documented_claim_for_an_instance_is_allocated(sandbox: Sandbox) -> None:
     publish(sandbox, n0=[divided()])
-    (request,) = (item for text in EXAMPLES if "mig.hami.io" in text for item in yaml.safe_load(text))
+    (request,) = (
+        item for text in EXAMPLES if "mig.hami.io" in text for item in yaml.safe_load(text)
+    )
     assert taken(sandbox, "p", request) == ["0-3g-40gb-4"]
 
 
@@ -634,7 +962,9 @@ def test_the_documented_claims_are_allocated(sandbox: Sandbox) -> None:
     bound(sandbox, "slice")
     (device,) = claim_of(sandbox, "slice").requests[0].devices
     assert (device.memory_mib, device.cores, device.share_milli) == (3000, 30, 10_000)
-    constraints, config = (yaml.safe_load(text) for text in EXAMPLES if text.startswith(("constraints:", "config:")))
+    constraints, config = (
+        yaml.safe_load(text) for text in EXAMPLES if text.startswith(("constraints:", "config:"))
+    )
     cards = {}
     for number, request in enumerate(pieces()):
         name = f"other-{number}"
@@ -647,7 +977,10 @@ def test_the_documented_claims_are_allocated(sandbox: Sandbox) -> None:
         (allocated,) = claim_of(sandbox, name).requests
         assert (allocated.priority, allocated.core_policy) == (2, CorePolicy.FORCE)
         cards[name] = allocated.devices[0]
-    assert [(found.device, found.memory_mib) for found in cards.values()] == [("gpu-1", 81_920), ("gpu-0", 40_960)]
+    assert [(found.device, found.memory_mib) for found in cards.values()] == [
+        ("gpu-1", 81_920),
+        ("gpu-0", 40_960),
+    ]
 
 
 # -- policies
@@ -657,7 +990,8 @@ def refused(write: Callable[[], object]) -> str:
     """Returns the message of the policy that refuses *write*."""
     with pytest.raises(ApiError) as error:
         write()
-    assert error.value.status == 403 and "ValidatingAdmissionPolicy" in error.value.message, error.value
+    assert error.value.status == 403, error.value
+    assert "ValidatingAdmissionPolicy" in error.value.message, error.value
     return error.value.message
 
 
@@ -665,14 +999,25 @@ def refused(write: Callable[[], object]) -> str:
 def device_plugin(sandbox: Sandbox) -> Iterator[Kube]:
     """A client with the token of the device plugin on node n0."""
     sandbox.add_gpu_nodes({"n0": (), "n1": ()})
-    client = sandbox.kube.with_token(sandbox.kube.token(PLUGIN, SYSTEM, bound_to={
-        "apiVersion": "v1", "kind": "Node", "metadata": sandbox.node("n0")["metadata"]}))
+    client = sandbox.kube.with_token(
+        sandbox.kube.token(
+            PLUGIN,
+            SYSTEM,
+            bound_to={
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": sandbox.node("n0")["metadata"],
+            },
+        )
+    )
     wait_permitted(sandbox, client, "create", "resourceslices", "resource.k8s.io")
     yield client
     client.close()
 
 
-def test_a_device_plugin_writes_the_slices_of_its_own_node_only(sandbox: Sandbox, device_plugin: Kube) -> None:
+def test_a_device_plugin_writes_the_slices_of_its_own_node_only(
+    sandbox: Sandbox, device_plugin: Kube
+) -> None:
     own, other = (sandbox.node(name)["metadata"]["name"] for name in ("n0", "n1"))
     (mine,), (foreign,) = render_slices(own, [card()]), render_slices(other, [card()])
     assert "ResourceSlices" in refused(lambda: device_plugin.create(foreign))
@@ -681,36 +1026,59 @@ def test_a_device_plugin_writes_the_slices_of_its_own_node_only(sandbox: Sandbox
         refused(lambda spec=spec: device_plugin.create({**mine, "spec": spec}))
     made = device_plugin.create(mine)
     path = path_of("ResourceSlice", None, made["metadata"]["name"])
-    device_plugin.call("PUT", path, made | {"spec": render_slices(own, [card(), card(1)], generation=2)[0]["spec"]})
+    device_plugin.call(
+        "PUT", path, made | {"spec": render_slices(own, [card(), card(1)], generation=2)[0]["spec"]}
+    )
     kept = sandbox.kube.create(foreign)["metadata"]["name"]
     refused(lambda: device_plugin.delete("ResourceSlice", kept))
     assert {item["metadata"]["name"] for item in device_plugin.list("ResourceSlice")} >= {
-        made["metadata"]["name"], kept}
+        made["metadata"]["name"],
+        kept,
+    }
     device_plugin.delete("ResourceSlice", made["metadata"]["name"])
-    assert sandbox.kube.find("ResourceSlice", kept) and not sandbox.kube.find("ResourceSlice", made["metadata"]["name"])
+    assert sandbox.kube.find("ResourceSlice", kept)
+    assert not sandbox.kube.find("ResourceSlice", made["metadata"]["name"])
 
 
-def test_a_kubelet_may_read_a_claim_before_the_api_server_knows_that_it_is_for_its_node(sandbox: Sandbox) -> None:
+def test_a_kubelet_may_read_a_claim_before_the_api_server_knows_that_it_is_for_its_node(
+    sandbox: Sandbox,
+) -> None:
     """Else it asks again only after a minute."""
     sandbox.add_gpu_nodes({"n0": ()})
     name = f"system:node:{sandbox.node('n0')['metadata']['name']}"
     spec = {"devices": {"requests": [{"name": "main", "exactly": {"deviceClassName": DRIVER}}]}}
-    sandbox.kube.create({**template("c", spec), "kind": "ResourceClaim", "spec": spec}, sandbox.namespace)
-    right = {"group": "resource.k8s.io", "resource": "resourceclaims", "namespace": sandbox.namespace}
-    eventually(lambda: may(sandbox.kube, name, groups=["system:nodes"], verb="get", **right), "it may read claims")
+    sandbox.kube.create(
+        {**template("c", spec), "kind": "ResourceClaim", "spec": spec}, sandbox.namespace
+    )
+    right = {
+        "group": "resource.k8s.io",
+        "resource": "resourceclaims",
+        "namespace": sandbox.namespace,
+    }
+    eventually(
+        lambda: may(sandbox.kube, name, groups=["system:nodes"], verb="get", **right),
+        "it may read claims",
+    )
     kubelet = sandbox.kube.impersonating(name, "system:nodes")
     assert kubelet.get("ResourceClaim", "c", sandbox.namespace)["metadata"]["name"] == "c"
-    assert not any(may(sandbox.kube, name, groups=["system:nodes"], verb=verb, **right)
-                   for verb in ("list", "watch", "create", "update", "patch", "delete"))
+    assert not any(
+        may(sandbox.kube, name, groups=["system:nodes"], verb=verb, **right)
+        for verb in ("list", "watch", "create", "update", "patch", "delete")
+    )
     kubelet.close()
 
 
-@pytest.mark.parametrize(("toleration", "allowed"), [
-    pytest.param({"key": "hami.io/cordoned", "operator": "Exists"}, False, id="of-hami"),
-    pytest.param({"operator": "Exists"}, False, id="all"),
-    pytest.param({"key": "example.com/slow", "operator": "Exists"}, True, id="of-others"),
-])
-def test_tenants_tolerate_no_taints_of_cards(sandbox: Sandbox, toleration: Object, allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("toleration", "allowed"),
+    [
+        pytest.param({"key": "hami.io/cordoned", "operator": "Exists"}, False, id="of-hami"),
+        pytest.param({"operator": "Exists"}, False, id="all"),
+        pytest.param({"key": "example.com/slow", "operator": "Exists"}, True, id="of-others"),
+    ],
+)
+def test_tenants_tolerate_no_taints_of_cards(
+    sandbox: Sandbox, toleration: Object, allowed: bool
+) -> None:
     tenant = account(sandbox, "tenant", "edit")
     wait_permitted(sandbox, tenant, "create", "resourceclaims", "resource.k8s.io")
     request = {"deviceClassName": DRIVER, "tolerations": [toleration]}
@@ -722,26 +1090,61 @@ def test_tenants_tolerate_no_taints_of_cards(sandbox: Sandbox, toleration: Objec
             if allowed:
                 tenant.create(item, sandbox.namespace)
             else:
-                assert "devicetaints" in refused(lambda item=item: tenant.create(item, sandbox.namespace))
+                assert "devicetaints" in refused(
+                    lambda item=item: tenant.create(item, sandbox.namespace)
+                )
             sandbox.kube.delete(item["kind"], name, sandbox.namespace)
             sandbox.kube.create(item, sandbox.namespace)  # an administrator may
     tenant.close()
 
 
-@pytest.mark.parametrize(("user", "allowed"), [
-    pytest.param(CLAIM_CONTROLLER, True, id="of-kubernetes"),
-    pytest.param(CLAIM_CONTROLLER.replace("kube-system", "kubexsystem"), False, id="one-letter-differs"),
-    pytest.param(CLAIM_CONTROLLER.replace("kube-system", "default"), False, id="another-namespace"),
-])
-def test_kubernetes_own_controller_of_claims_is_one_account(sandbox: Sandbox, user: str, allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("user", "allowed"),
+    [
+        pytest.param(CLAIM_CONTROLLER, True, id="of-kubernetes"),
+        pytest.param(
+            CLAIM_CONTROLLER.replace("kube-system", "kubexsystem"), False, id="one-letter-differs"
+        ),
+        pytest.param(
+            CLAIM_CONTROLLER.replace("kube-system", "default"), False, id="another-namespace"
+        ),
+    ],
+)
+def test_kubernetes_own_controller_of_claims_is_one_account(
+    sandbox: Sandbox, user: str, allowed: bool
+) -> None:
     """The templates from which it makes claims were judged."""
-    sandbox.kube.create(binding(sandbox, "", "edit", subjects=[
-        {"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}]), sandbox.namespace)
-    eventually(lambda: may(sandbox.kube, user, verb="create", group="resource.k8s.io", resource="resourceclaims",
-                           namespace=sandbox.namespace), "it may create claims")
+    sandbox.kube.create(
+        binding(
+            sandbox,
+            "",
+            "edit",
+            subjects=[{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user}],
+        ),
+        sandbox.namespace,
+    )
+    eventually(
+        lambda: may(
+            sandbox.kube,
+            user,
+            verb="create",
+            group="resource.k8s.io",
+            resource="resourceclaims",
+            namespace=sandbox.namespace,
+        ),
+        "it may create claims",
+    )
     client = sandbox.kube.impersonating(user, "system:authenticated")
-    spec = {"devices": {"requests": [{"name": "main", "exactly": {
-        "deviceClassName": DRIVER, "tolerations": [{"operator": "Exists"}]}}]}}
+    spec = {
+        "devices": {
+            "requests": [
+                {
+                    "name": "main",
+                    "exactly": {"deviceClassName": DRIVER, "tolerations": [{"operator": "Exists"}]},
+                }
+            ]
+        }
+    }
     claim = {**template("c", spec), "kind": "ResourceClaim", "spec": spec}
     if allowed:
         client.create(claim, sandbox.namespace)
@@ -755,7 +1158,9 @@ def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox: 
     publish(sandbox, n0=[card(cordoned=True)])
     spec = render_claim_spec({"main": ask()}, ANY_CARD, POLICY, ())
     assert isinstance(spec, dict)
-    spec["devices"]["requests"][0]["exactly"]["tolerations"] = [{"key": "hami.io/cordoned", "operator": "Exists"}]
+    spec["devices"]["requests"][0]["exactly"]["tolerations"] = [
+        {"key": "hami.io/cordoned", "operator": "Exists"}
+    ]
     tenant = account(sandbox, "tenant", "edit", "hami-taint-tolerator")
     wait_permitted(sandbox, tenant, "tolerate", "devicetaints", "hami.io")
     tenant.create(template("p", spec), sandbox.namespace)
@@ -771,14 +1176,18 @@ def test_a_claim_is_for_one_pod_at_a_time(sandbox: Sandbox) -> None:
     """The node would not be asked about a second one. It is bound once the first has ended."""
     publish(sandbox, n0=[card()])
     spec = render_claim_spec({"main": ask()}, ANY_CARD, POLICY, ())
-    sandbox.kube.create({**template("shared", {}), "kind": "ResourceClaim", "spec": spec}, sandbox.namespace)
+    sandbox.kube.create(
+        {**template("shared", {}), "kind": "ResourceClaim", "spec": spec}, sandbox.namespace
+    )
     for name in ("a", "b"):
         made = pod(name, containers=[{**container(), "resources": {"claims": [{"name": "hami"}]}}])
         made["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimName": "shared"}]
         sandbox.create(made)
         if name == "a":
             bound(sandbox, name)
-    assert "is reserved for pod a: such a claim is for one pod at a time" in sandbox.event("b", "FailedScheduling")
+    assert "is reserved for pod a: such a claim is for one pod at a time" in sandbox.event(
+        "b", "FailedScheduling"
+    )
     sandbox.delete("a")
     bound(sandbox, "b")
 
@@ -798,13 +1207,18 @@ def test_priority_over_others_on_a_card_needs_a_right(sandbox: Sandbox, value: s
 
 
 @pytest.mark.parametrize("part", ["containers", "initContainers"])
-@pytest.mark.parametrize("resource", [
-    pytest.param(f"deviceclass.resource.kubernetes.io/{DRIVER}", id="class"),
-    pytest.param("example.com/any", id="resource of a class"),
-    pytest.param("nvidia.com/gpu", id="device plugin"),
-    pytest.param("cpu", id="no device"),
-])
-def test_whatever_a_pod_requests_priority_over_others_needs_a_right(sandbox: Sandbox, resource: str, part: str) -> None:
+@pytest.mark.parametrize(
+    "resource",
+    [
+        pytest.param(f"deviceclass.resource.kubernetes.io/{DRIVER}", id="class"),
+        pytest.param("example.com/any", id="resource of a class"),
+        pytest.param("nvidia.com/gpu", id="device plugin"),
+        pytest.param("cpu", id="no device"),
+    ],
+)
+def test_whatever_a_pod_requests_priority_over_others_needs_a_right(
+    sandbox: Sandbox, resource: str, part: str
+) -> None:
     """A claim comes from more than the pod's list of claims."""
     made = pod("p", inits=[container("init")])
     requesting = made["spec"][part][0]
@@ -816,14 +1230,20 @@ def test_whatever_a_pod_requests_priority_over_others_needs_a_right(sandbox: San
     sandbox.create(made)
 
 
-def test_an_ephemeral_container_has_no_priority_over_others_without_a_right(sandbox: Sandbox) -> None:
+def test_an_ephemeral_container_has_no_priority_over_others_without_a_right(
+    sandbox: Sandbox,
+) -> None:
     sandbox.create(urgent("1"))
 
     def debug(name: str, value: str) -> Object:
         spec = {"name": name, "image": "x", "env": [{"name": PRIORITY, "value": value}]}
         return sandbox.kube.call(
-            "PATCH", path_of("Pod", sandbox.namespace, "p", "ephemeralcontainers"),
-            {"spec": {"ephemeralContainers": [spec]}}, content_type="application/strategic-merge-patch+json")
+            "PATCH",
+            path_of("Pod", sandbox.namespace, "p", "ephemeralcontainers"),
+            {"spec": {"ephemeralContainers": [spec]}},
+            content_type="application/strategic-merge-patch+json",
+        )
+
     assert "priorities" in refused(lambda: debug("a", "0"))
     debug("b", "1")
 
@@ -835,7 +1255,14 @@ def test_a_kubelet_creates_a_mirror_pod_of_any_priority(sandbox: Sandbox) -> Non
     made = urgent(nodeName=node["name"], automountServiceAccountToken=False)
     made["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x"}
     made["metadata"]["ownerReferences"] = [
-        {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["uid"], "controller": True}]
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": node["name"],
+            "uid": node["uid"],
+            "controller": True,
+        }
+    ]
     assert "priorities" in refused(lambda: sandbox.create(made))
     kubelet = sandbox.kube.impersonating(f"system:node:{node['name']}", "system:nodes")
     kubelet.create(made, sandbox.namespace)
@@ -846,6 +1273,17 @@ def test_a_kubelet_creates_a_mirror_pod_of_any_priority(sandbox: Sandbox) -> Non
 def test_an_account_with_the_right_may_have_it(sandbox: Sandbox) -> None:
     sandbox.kube.create(binding(sandbox, "default", "hami-priority-user"), sandbox.namespace)
     user = f"system:serviceaccount:{sandbox.namespace}:default"
-    eventually(lambda: may(sandbox.kube, user, verb="use", group="hami.io", resource="priorities",
-                           namespace=sandbox.namespace), "it has the right")
-    sandbox.create(urgent(resourceClaims=[{"name": "hami", "resourceClaimTemplateName": "none-yet"}]))
+    eventually(
+        lambda: may(
+            sandbox.kube,
+            user,
+            verb="use",
+            group="hami.io",
+            resource="priorities",
+            namespace=sandbox.namespace,
+        ),
+        "it has the right",
+    )
+    sandbox.create(
+        urgent(resourceClaims=[{"name": "hami", "resourceClaimTemplateName": "none-yet"}])
+    )

@@ -20,7 +20,18 @@ import urllib3
 import yaml
 
 from e2e import audit, binaries
-from e2e.claims import ALLOCATE, FIRST, TIMEOUT_S, claiming, installed, missing, serving, share, spec_of, template
+from e2e.claims import (
+    ALLOCATE,
+    FIRST,
+    TIMEOUT_S,
+    claiming,
+    installed,
+    missing,
+    serving,
+    share,
+    spec_of,
+    template,
+)
 from e2e.cluster import LocalCluster
 from e2e.eventually import eventually
 from e2e.kube import ApiError, path_of, write_impersonation
@@ -45,7 +56,10 @@ GPU_POLICY, NODE_POLICY = "hami.io/gpu-scheduler-policy", "hami.io/node-schedule
 OWN = re.compile(r"hami-[0-9a-f]{32}")
 CLAIMS_PROFILE = "hami-scheduler-claims"
 GANGS = (1, 37)  # the version of Kubernetes with this API
-GATES = {"kubeFeatureGates": "GenericWorkload=true", "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true"}
+GATES = {
+    "kubeFeatureGates": "GenericWorkload=true",
+    "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true",
+}
 HELD = "held-bindings"
 
 
@@ -57,8 +71,13 @@ def cluster() -> Iterator[LocalCluster]:
     options = GATES if binaries.find().minor >= GANGS else None
     with LocalCluster.started(adjust=with_profiles, durable=False, options=options) as started:
         account = write_impersonation(
-            started.kubeconfig, "system:kube-scheduler", started.folder / "default-scheduler.kubeconfig")
-        started.start_kube_scheduler("default-scheduler", started.extender_port, account, without_hami)
+            started.kubeconfig,
+            "system:kube-scheduler",
+            started.folder / "default-scheduler.kubeconfig",
+        )
+        started.start_kube_scheduler(
+            "default-scheduler", started.extender_port, account, without_hami
+        )
         yield started
         started.kube.close()
 
@@ -71,7 +90,8 @@ def with_profiles(config: Object) -> None:
 
 
 def without_hami(config: Object) -> None:
-    """Makes *config* that of Kubernetes' own scheduler. It acts with Kubernetes' own account, which HAMi gives no rights."""
+    """Makes *config* that of Kubernetes' own scheduler.
+    It acts with Kubernetes' own account, which HAMi gives no rights."""
     del config["extenders"]
     config["profiles"] = [{"schedulerName": "default-scheduler"}]
     config["leaderElection"]["resourceName"] = "kube-scheduler"
@@ -91,7 +111,9 @@ def kubeconfig(cluster: LocalCluster, certificates: Certificates) -> Path:
 
 
 @pytest.fixture(scope="module")
-def replica(cluster: LocalCluster, certificates: Certificates, kubeconfig: Path) -> Iterator[Scheduler]:
+def replica(
+    cluster: LocalCluster, certificates: Certificates, kubeconfig: Path
+) -> Iterator[Scheduler]:
     with serving(cluster, certificates, kubeconfig, "allocate") as scheduler:
         yield scheduler
 
@@ -125,27 +147,48 @@ def check_claims(sandbox: Sandbox, judge: Oracle) -> None:
     """Compares the claims with the annotations of their pods, and lets Kubernetes' allocator judge them."""
     pods = {item["metadata"]["uid"]: item for item in sandbox.kube.list("Pod", sandbox.namespace)}
     slices = sandbox.kube.list("ResourceSlice")
-    own_ones = [item for item in sandbox.kube.list("ResourceClaim", sandbox.namespace) if OWN.fullmatch(name_of(item))]
+    own_ones = [
+        item
+        for item in sandbox.kube.list("ResourceClaim", sandbox.namespace)
+        if OWN.fullmatch(name_of(item))
+    ]
     claims = [item for item in own_ones if "allocation" in item.get("status", {})]
-    assert not [name_of(item) for item in own_ones if item not in claims
-                and pods[item["metadata"]["ownerReferences"][0]["uid"]]["spec"].get("nodeName")]
+    assert not [
+        name_of(item)
+        for item in own_ones
+        if item not in claims
+        and pods[item["metadata"]["ownerReferences"][0]["uid"]]["spec"].get("nodeName")
+    ]
     for item in claims:
         (consumer,) = item["status"]["reservedFor"]
         owner = pods[consumer["uid"]]
         node = owner["spec"]["nodeName"]
         own = [one for one in slices if one["spec"]["nodeName"] == node]
-        others = [other for other in claims if other is not item and pool_name(node) in pools(other)]
+        others = [
+            other for other in claims if other is not item and pool_name(node) in pools(other)
+        ]
         assert judge.objection(node, own, others, item) == ""
-        held = {one["name"]: [(share.memory_mib, share.cores) for share in shares] for one, shares in zip(
-            [*owner["spec"].get("initContainers", ()), *owner["spec"]["containers"]],
-            sandbox.shares(name_of(owner))) if shares}
+        held = {
+            one["name"]: [(share.memory_mib, share.cores) for share in shares]
+            for one, shares in zip(
+                [*owner["spec"].get("initContainers", ()), *owner["spec"]["containers"]],
+                sandbox.shares(name_of(owner)),
+            )
+            if shares
+        }
         claimed = {request.name: request.devices for request in parsed(item).requests}
         assert {name: len(devices) for name, devices in claimed.items()} == {
-            name: len(shares) for name, shares in held.items()}
-        assert not [(amounts, device) for name, devices in claimed.items() for amounts, device in zip(
-            held[name], devices) if not is_instance(device.device) and amounts != (device.memory_mib, device.cores)]
+            name: len(shares) for name, shares in held.items()
+        }
+        assert not [
+            (amounts, device)
+            for name, devices in claimed.items()
+            for amounts, device in zip(held[name], devices)
+            if not is_instance(device.device) and amounts != (device.memory_mib, device.cores)
+        ]
     assert {item["metadata"]["ownerReferences"][0]["uid"] for item in claims} == {
-        uid for uid, item in pods.items() if item["spec"].get("nodeName") and claim_name(item)}
+        uid for uid, item in pods.items() if item["spec"].get("nodeName") and claim_name(item)
+    }
 
 
 def name_of(item: Object) -> str:
@@ -158,8 +201,13 @@ def parsed(claim: Object) -> AllocatedClaim:
 
 def amounts(claim: Object) -> dict[str, list[tuple[int, int, int]]]:
     """What each request got: memory, cores and share of each card."""
-    return {request.name: [(device.memory_mib, device.cores, device.share_milli // 1000) for device in request.devices]
-            for request in parsed(claim).requests}
+    return {
+        request.name: [
+            (device.memory_mib, device.cores, device.share_milli // 1000)
+            for device in request.devices
+        ]
+        for request in parsed(claim).requests
+    }
 
 
 def pools(claim: Object) -> set[str]:
@@ -185,18 +233,35 @@ def manage(sandbox: Sandbox, annotations: Object | None = None, **nodes: tuple[G
     sandbox.add_gpu_nodes(nodes, annotations={**MANAGED, **(annotations or {})})
     for name, own in nodes.items():
         found = sandbox.node(name)["metadata"]
-        cards = [Device(uuid=card.uuid, vendor="NVIDIA", model=card.model, slots=card.slots, index=card.index,
-                        memory_mib=card.memory_mib, cores=card.cores, numa=card.numa, mode=card.mode,
-                        mig_profiles=tuple(map(profile, card.profiles)), by_claims=True)
-                 for card in registered(found["name"], own)]
+        cards = [
+            Device(
+                uuid=card.uuid,
+                vendor="NVIDIA",
+                model=card.model,
+                slots=card.slots,
+                index=card.index,
+                memory_mib=card.memory_mib,
+                cores=card.cores,
+                numa=card.numa,
+                mode=card.mode,
+                mig_profiles=tuple(map(profile, card.profiles)),
+                by_claims=True,
+            )
+            for card in registered(found["name"], own)
+        ]
         for item in render_slices(found["name"], cards, node_uid=found["uid"]):
             assert all(card["taints"] for card in item["spec"].get("devices", ()))
             sandbox.kube.create(item)
 
 
 def profile(one: MigProfile) -> model.MigProfile:
-    return model.MigProfile(name=one.name, memory_mib=one.memory_mb, cores=one.cores, slices=one.slices,
-                            placements=tuple(model.Partition(start, one.size) for start in one.starts))
+    return model.MigProfile(
+        name=one.name,
+        memory_mib=one.memory_mb,
+        cores=one.cores,
+        slices=one.slices,
+        placements=tuple(model.Partition(start, one.size) for start in one.starts),
+    )
 
 
 def place(sandbox: Sandbox, name: str, annotations: Object | None = None, **asked: int) -> set[str]:
@@ -207,8 +272,13 @@ def place(sandbox: Sandbox, name: str, annotations: Object | None = None, **aske
 
 
 def wait_bound(sandbox: Sandbox, *names: str) -> None:
-    sandbox.kube.wait("Pod", lambda pods: all(name in pods and pods[name]["spec"].get("nodeName") for name in names),
-                      sandbox.namespace, what=f"{names} are bound", timeout=TIMEOUT_S)
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: all(name in pods and pods[name]["spec"].get("nodeName") for name in names),
+        sandbox.namespace,
+        what=f"{names} are bound",
+        timeout=TIMEOUT_S,
+    )
 
 
 def refusal(sandbox: Sandbox, name: str, containing: str) -> None:
@@ -217,8 +287,16 @@ def refusal(sandbox: Sandbox, name: str, containing: str) -> None:
 
 def explained(cluster: LocalCluster, sandbox: Sandbox, name: str) -> str:
     """What ``hami explain pod`` says."""
-    return hami(cluster.kubeconfig, "explain", "pod", name, "-n", sandbox.namespace,
-                "--device-config-file", DEVICE_CONFIG).text
+    return hami(
+        cluster.kubeconfig,
+        "explain",
+        "pod",
+        name,
+        "-n",
+        sandbox.namespace,
+        "--device-config-file",
+        DEVICE_CONFIG,
+    ).text
 
 
 # -- one pod
@@ -233,26 +311,36 @@ def test_a_pod_gets_a_claim_of_its_own(sandbox: Sandbox) -> None:
     assert main["resources"]["claims"] == [{"name": "hami", "request": "main"}]
     assert main["resources"]["limits"] == {"hami.io/claim": "1"}
     claim = claim_of(sandbox, "p")
-    assert [owner["uid"] for owner in claim["metadata"]["ownerReferences"]] == [found["metadata"]["uid"]]
+    assert [owner["uid"] for owner in claim["metadata"]["ownerReferences"]] == [
+        found["metadata"]["uid"]
+    ]
     (request,) = parsed(claim).requests
     (device,) = request.devices
-    assert (request.name, device.memory_mib, device.cores, device.share_milli) == ("main", 3000, 30, 10_000)
+    assert (request.name, device.memory_mib, device.cores, device.share_milli) == (
+        "main",
+        3000,
+        30,
+        10_000,
+    )
     assert device.pool == pool_name(found["spec"]["nodeName"])
     assert sandbox.kube.list("ResourceClaimTemplate", sandbox.namespace) == []
 
 
 def test_a_pod_with_the_label_comes_to_one_webhook(cluster: LocalCluster, sandbox: Sandbox) -> None:
     """Also one that says it has its claim already: the check is the same."""
+
     def called(namespace: str, item: Object) -> tuple[Object, Counter[str]]:
         before = webhook_calls(cluster)
         made = cluster.kube.dry_run(item, namespace)
         return made, webhook_calls(cluster) - before
 
     made, calls = called(sandbox.namespace, pod("p", gpu=1, gpumem=3000))
-    assert made["spec"]["schedulerName"] == CLAIMS_PROFILE and calls == {"namespaces.dra.hami.io": 1}
+    assert made["spec"]["schedulerName"] == CLAIMS_PROFILE
+    assert calls == {"namespaces.dra.hami.io": 1}
     labels = {"metadata": {"name": "p", "labels": {DOOR: "dra"}}}
     made, calls = called("default", pod("p", gpu=1, gpumem=3000) | labels)
-    assert made["spec"]["schedulerName"] == CLAIMS_PROFILE and calls == {"pods.dra.hami.io": 1}
+    assert made["spec"]["schedulerName"] == CLAIMS_PROFILE
+    assert calls == {"pods.dra.hami.io": 1}
     claimed = {**made, "metadata": {"name": "p", "annotations": made["metadata"]["annotations"]}}
     assert called("default", claimed)[1] == {"vgpu.hami.io": 1}
     claimed["metadata"] |= labels["metadata"]
@@ -266,8 +354,10 @@ def webhook_calls(cluster: LocalCluster) -> Counter[str]:
     """Returns how often the API server has called each webhook for a new pod, with whatever result."""
     calls: Counter[str] = Counter()
     for name, count in re.findall(
-            r'^apiserver_admission_webhook_request_total\{.*name="(.*?)",operation="CREATE".*\} (\S+)$',
-            cluster.kubectl("get", "--raw", "/metrics"), re.MULTILINE):
+        r'^apiserver_admission_webhook_request_total\{.*name="(.*?)",operation="CREATE".*\} (\S+)$',
+        cluster.kubectl("get", "--raw", "/metrics"),
+        re.MULTILINE,
+    ):
         calls[name] += int(float(count))
     return calls
 
@@ -276,23 +366,43 @@ def test_what_pods_get_by_claims(sandbox: Sandbox) -> None:
     """Percent, whole cards, several containers, those of the beginning, several cards."""
     manage(sandbox, n0=gpus(4))
     sandbox.create(
-        pod("percent", percent=50, gpucores=30), pod("whole", gpu=1), pod("two", gpu=2, gpumem=1000),
-        pod("several", containers=[container("a", gpu=1, gpumem=100), container("b", gpu=1, gpumem=200)],
-            inits=[sidecar(gpu=1, gpumem=300), init(gpu=1, gpumem=5000)]))
+        pod("percent", percent=50, gpucores=30),
+        pod("whole", gpu=1),
+        pod("two", gpu=2, gpumem=1000),
+        pod(
+            "several",
+            containers=[container("a", gpu=1, gpumem=100), container("b", gpu=1, gpumem=200)],
+            inits=[sidecar(gpu=1, gpumem=300), init(gpu=1, gpumem=5000)],
+        ),
+    )
     sandbox.bound(4, timeout=TIMEOUT_S)
-    assert {name: amounts(claim_of(sandbox, name)) for name in ("percent", "whole", "two", "several")} == {
-        "percent": {"main": [(40_960, 30, 10)]}, "whole": {"main": [(81_920, 100, 100)]},
-        "two": {"main": [(1000, 0, 10)] * 2}, "several": {
-            "sidecar": [(300, 0, 10)], "a": [(100, 0, 10)], "b": [(5000, 0, 10)]}}
+    assert {
+        name: amounts(claim_of(sandbox, name)) for name in ("percent", "whole", "two", "several")
+    } == {
+        "percent": {"main": [(40_960, 30, 10)]},
+        "whole": {"main": [(81_920, 100, 100)]},
+        "two": {"main": [(1000, 0, 10)] * 2},
+        "several": {"sidecar": [(300, 0, 10)], "a": [(100, 0, 10)], "b": [(5000, 0, 10)]},
+    }
 
 
 def test_the_template_of_a_user_is_said_as_amounts(sandbox: Sandbox) -> None:
     """The pod has a claim of the scheduler's for what the template asks, and its policies and quotas hold."""
     manage(sandbox, n0=(gpu(), gpu(model="NVIDIA T4")), n1=gpus(1))
     only = Selector(use_types=("a100",), nouse_uuids=(sandbox.uuid("n1", 0),))
-    sandbox.kube.create(template("parts", spec_of(only, a=share(3000, 30), b=share(2000))), sandbox.namespace)
-    user = claiming(pod("user", scheduler="default-scheduler", containers=[
-        container("a"), container("b"), container("c")], inits=[init()], annotations={GPU_POLICY: "binpack"}), "parts")
+    sandbox.kube.create(
+        template("parts", spec_of(only, a=share(3000, 30), b=share(2000))), sandbox.namespace
+    )
+    user = claiming(
+        pod(
+            "user",
+            scheduler="default-scheduler",
+            containers=[container("a"), container("b"), container("c")],
+            inits=[init()],
+            annotations={GPU_POLICY: "binpack"},
+        ),
+        "parts",
+    )
     for sharing in (user["spec"]["initContainers"][0], user["spec"]["containers"][2]):
         sharing["resources"] = user["spec"]["containers"][0]["resources"]
     sandbox.create(user)
@@ -305,31 +415,58 @@ def test_the_template_of_a_user_is_said_as_amounts(sandbox: Sandbox) -> None:
     requests = spec_of(main=share(1000))["devices"]["requests"]
     requests[0]["exactly"]["selectors"] = [{"cel": {"expression": "true"}}]
     sandbox.kube.create(template("any", {"devices": {"requests": requests}}), sandbox.namespace)
-    with pytest.raises(ApiError, match="requires a claim for the pod's devices.*request main: selectors: expected"):
+    with pytest.raises(
+        ApiError, match="requires a claim for the pod's devices.*request main: selectors: expected"
+    ):
         sandbox.create(claiming(pod("other"), "any"))
     with pytest.raises(ApiError, match="ResourceClaimTemplate none does not exist"):
         sandbox.create(claiming(pod("other"), "none"))
 
 
-def test_the_author_of_a_pod_is_warned_that_no_claim_is_made(cluster: LocalCluster, sandbox: Sandbox) -> None:
+def test_the_author_of_a_pod_is_warned_that_no_claim_is_made(
+    cluster: LocalCluster, sandbox: Sandbox
+) -> None:
     spec = spec_of(main=share(1000))
     spec["devices"]["config"] = [{"opaque": {"driver": DRIVER, "parameters": {"kind": "x"}}}]
     sandbox.kube.create(template("configured", spec), sandbox.namespace)
     user = claiming(pod("user", labels={DOOR: "dra-preferred"}), "configured")
     ended = subprocess.run(
-        [str(cluster.binaries["kubectl"]), "--kubeconfig", str(cluster.kubeconfig), "-n", sandbox.namespace, "create",
-         "--dry-run=server", "-f", "-"], input=json.dumps(user), capture_output=True, text=True, check=True)
-    assert f"Warning: {DOOR}=dra-preferred: no claim is made for the pod's devices: " in ended.stderr
+        [
+            str(cluster.binaries["kubectl"]),
+            "--kubeconfig",
+            str(cluster.kubeconfig),
+            "-n",
+            sandbox.namespace,
+            "create",
+            "--dry-run=server",
+            "-f",
+            "-",
+        ],
+        input=json.dumps(user),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (
+        f"Warning: {DOOR}=dra-preferred: no claim is made for the pod's devices: " in ended.stderr
+    )
     assert "spec.resourceClaims gpu: config" in ended.stderr
 
 
 def test_pods_with_claims_of_other_drivers_stay_as_they_are(sandbox: Sandbox) -> None:
-    spec = {"devices": {"requests": [{"name": "main", "exactly": {"deviceClassName": "nic.example.com"}}]}}
+    spec = {
+        "devices": {
+            "requests": [{"name": "main", "exactly": {"deviceClassName": "nic.example.com"}}]
+        }
+    }
     sandbox.kube.create(template("nic", spec), sandbox.namespace)
     user = claiming(pod("user", scheduler="default-scheduler"), "nic")
     sandbox.create(user)
     found = sandbox.pod("user")["spec"]
-    assert (found["schedulerName"], found["resourceClaims"]) == ("default-scheduler", user["spec"]["resourceClaims"])
+    assert (found["schedulerName"], found["resourceClaims"]) == (
+        "default-scheduler",
+        user["spec"]["resourceClaims"],
+    )
     sandbox.delete("user")
 
 
@@ -352,21 +489,36 @@ def test_the_claim_of_a_pod_that_waits_exists_before_it_is_placed(sandbox: Sandb
     sandbox.create(pod("waits", gpu=1, gpumem=30_000, gpucores=30, annotations=large))
     sandbox.create(pod("part", gpu=1, percent=50, annotations=large))
     names = {name: claim_name(sandbox.pod(name)) for name in ("waits", "part")}
-    made = wait_claims(sandbox, lambda claims: claims if set(names.values()) <= claims.keys() else None,
-                       "the claims of the pods that wait")
-    (waits,), (part,) = (made[names[name]]["spec"]["devices"]["requests"] for name in ("waits", "part"))
+    made = wait_claims(
+        sandbox,
+        lambda claims: claims if set(names.values()) <= claims.keys() else None,
+        "the claims of the pods that wait",
+    )
+    (waits,), (part,) = (
+        made[names[name]]["spec"]["devices"]["requests"] for name in ("waits", "part")
+    )
     assert waits["exactly"]["capacity"]["requests"] == {"memory": "30000Mi", "cores": "30"}
-    assert [one["capacity"]["requests"]["memory"] for one in part["firstAvailable"]] == ["40Gi", "20Gi"]
-    assert not [item for item in made.values() if name_of(item) in names.values() and item.get("status")]
+    assert [one["capacity"]["requests"]["memory"] for one in part["firstAvailable"]] == [
+        "40Gi",
+        "20Gi",
+    ]
+    assert not [
+        item for item in made.values() if name_of(item) in names.values() and item.get("status")
+    ]
 
     sandbox.delete("first")
     wait_bound(sandbox, "waits", "part")
     claims = {name: claim_of(sandbox, name) for name in names}
     assert {name: claim["metadata"]["uid"] for name, claim in claims.items()} == {
-        name: made[names[name]]["metadata"]["uid"] for name in names}
+        name: made[names[name]]["metadata"]["uid"] for name in names
+    }
     assert {name: amounts(claim) for name, claim in claims.items()} == {
-        "waits": {"main": [(30_000, 30, 10)]}, "part": {"main": [(40_960, 0, 10)]}}
-    assert claims["part"]["status"]["allocation"]["devices"]["results"][0]["request"] == "main/m81920"
+        "waits": {"main": [(30_000, 30, 10)]},
+        "part": {"main": [(40_960, 0, 10)]},
+    }
+    assert (
+        claims["part"]["status"]["allocation"]["devices"]["results"][0]["request"] == "main/m81920"
+    )
 
 
 def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox: Sandbox) -> None:
@@ -380,7 +532,12 @@ def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox: San
     thief["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
     thief["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": name}]
     sandbox.create(thief)
-    sandbox.event("thief", "FailedScheduling", "only the scheduler creates and allocates claims", timeout=TIMEOUT_S)
+    sandbox.event(
+        "thief",
+        "FailedScheduling",
+        "only the scheduler creates and allocates claims",
+        timeout=TIMEOUT_S,
+    )
     sandbox.delete("user")
     wait_bound(sandbox, "waits")
     assert not sandbox.pod("thief")["spec"].get("nodeName")
@@ -389,12 +546,17 @@ def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox: San
 # -- policies
 
 
-@pytest.mark.parametrize(("policies", "cards", "nodes"), [
-    pytest.param({GPU_POLICY: "binpack", NODE_POLICY: "binpack"}, 1, 1, id="binpack"),
-    pytest.param({GPU_POLICY: "spread", NODE_POLICY: "binpack"}, 2, 1, id="spread-cards"),
-    pytest.param({GPU_POLICY: "binpack", NODE_POLICY: "spread"}, 2, 2, id="spread-nodes"),
-])
-def test_cards_and_nodes_are_chosen_by_policy(sandbox: Sandbox, policies: Object, cards: int, nodes: int) -> None:
+@pytest.mark.parametrize(
+    ("policies", "cards", "nodes"),
+    [
+        pytest.param({GPU_POLICY: "binpack", NODE_POLICY: "binpack"}, 1, 1, id="binpack"),
+        pytest.param({GPU_POLICY: "spread", NODE_POLICY: "binpack"}, 2, 1, id="spread-cards"),
+        pytest.param({GPU_POLICY: "binpack", NODE_POLICY: "spread"}, 2, 2, id="spread-nodes"),
+    ],
+)
+def test_cards_and_nodes_are_chosen_by_policy(
+    sandbox: Sandbox, policies: Object, cards: int, nodes: int
+) -> None:
     manage(sandbox, n0=gpus(2), n1=gpus(2))
     used = set().union(*(place(sandbox, f"p{number}", policies) for number in range(2)))
     assert (len(used), len({card.partition("/")[0] for card in used})) == (cards, nodes)
@@ -404,11 +566,16 @@ def test_selectors_mutex_and_numa_hold(sandbox: Sandbox) -> None:
     manage(sandbox, n0=gpus(4))  # two on NUMA node 0, two on 1
     wish = {"nvidia.com/use-gpuuuid": sandbox.uuid("n0", 3)}
     assert place(sandbox, "busy", wish, gpumem=70_000) == {"n0/3"}
-    assert place(sandbox, "numa", {"nvidia.com/numa-bind": "true"}, gpu=2, gpumem=20_000) == {"n0/0", "n0/1"}
+    assert place(sandbox, "numa", {"nvidia.com/numa-bind": "true"}, gpu=2, gpumem=20_000) == {
+        "n0/0",
+        "n0/1",
+    }
     assert place(sandbox, "mutex", {GPU_POLICY: "mutex"}) == {"n0/2"}
     sandbox.create(pod("waits", gpu=1, gpumem=1000, annotations={GPU_POLICY: "mutex"}))
     refusal(sandbox, "waits", "ExclusiveDeviceAllocateConflict")
-    sandbox.create(pod("unknown", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere"}))
+    sandbox.create(
+        pod("unknown", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere"})
+    )
     refusal(sandbox, "unknown", "CardUuidMismatch")
 
 
@@ -416,18 +583,36 @@ def test_the_best_links_are_chosen(sandbox: Sandbox) -> None:
     sandbox.add_gpu_nodes({"probe": ()})  # for its prefix
     prefix = name_of(sandbox.node("probe")).removesuffix("probe")
     uuids = [f"GPU-{prefix}n0-{index}" for index in range(4)]
-    scores = [{"uuid": one, "score": {other: 90 if {first, second} == {1, 3} else 10
-                                      for second, other in enumerate(uuids) if other != one}}
-              for first, one in enumerate(uuids)]
+    scores = [
+        {
+            "uuid": one,
+            "score": {
+                other: 90 if {first, second} == {1, 3} else 10
+                for second, other in enumerate(uuids)
+                if other != one
+            },
+        }
+        for first, one in enumerate(uuids)
+    ]
     manage(sandbox, {"hami.io/node-nvidia-score": json.dumps(scores)}, n0=gpus(4))
     assert place(sandbox, "p", {GPU_POLICY: "topology-aware"}, gpu=2) == {"n0/1", "n0/3"}
 
 
 def test_a_quota_refuses_with_its_reason(sandbox: Sandbox) -> None:
     manage(sandbox, n0=gpus(1))
-    sandbox.kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "budget"},
-                         "spec": {"hard": {"limits.nvidia.com/gpumem": "50000"}}}, sandbox.namespace)
-    half = pod("half", gpu=1, percent=50), pod("more", gpu=1, percent=50)  # only the filter knows of how much
+    sandbox.kube.create(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "budget"},
+            "spec": {"hard": {"limits.nvidia.com/gpumem": "50000"}},
+        },
+        sandbox.namespace,
+    )
+    half = (
+        pod("half", gpu=1, percent=50),
+        pod("more", gpu=1, percent=50),
+    )  # only the filter knows of how much
     sandbox.create(half[0])
     wait_bound(sandbox, "half")
     sandbox.create(half[1])
@@ -444,8 +629,12 @@ def test_no_pod_passes_through_the_other_door(cluster: LocalCluster, sandbox: Sa
     plain = {DOOR: "plugin"}
     sandbox.create(pod("device", gpu=1, gpumem=1000, labels=plain))
     wait_bound(sandbox, "device")
-    assert sandbox.cards("device") == {"plugin/0"} and not claim_name(sandbox.pod("device"))
-    sandbox.create(pod("claim-waits", gpu=1, gpumem=81_000), pod("device-waits", gpu=1, gpumem=81_000, labels=plain))
+    assert sandbox.cards("device") == {"plugin/0"}
+    assert not claim_name(sandbox.pod("device"))
+    sandbox.create(
+        pod("claim-waits", gpu=1, gpumem=81_000),
+        pod("device-waits", gpu=1, gpumem=81_000, labels=plain),
+    )
     for name, other in (("claim-waits", "plugin"), ("device-waits", "claims")):
         refusal(sandbox, name, "CardOtherDoor")
         text = explained(cluster, sandbox, name)
@@ -457,11 +646,19 @@ def test_claims_for_mig_instances(sandbox: Sandbox) -> None:
     """As many as fit, at places that do not overlap, which the judge checks."""
     manage(sandbox, n0=(mig_gpu(), mig_gpu()))
     instances = {VGPU_MODE: "mig"}
-    sandbox.create(*(pod(f"p{number}", gpu=1, gpumem=19_000, annotations=instances) for number in range(3)),
-                   pod("two", gpu=2, gpumem=4_000, annotations=instances))
+    sandbox.create(
+        *(pod(f"p{number}", gpu=1, gpumem=19_000, annotations=instances) for number in range(3)),
+        pod("two", gpu=2, gpumem=4_000, annotations=instances),
+    )
     sandbox.bound(4, timeout=TIMEOUT_S)
-    profiles = {name: [device.device.partition("-mig-")[2][:2] for request in parsed(claim_of(sandbox, name)).requests
-                       for device in request.devices] for name in ("p0", "p1", "p2", "two")}
+    profiles = {
+        name: [
+            device.device.partition("-mig-")[2][:2]
+            for request in parsed(claim_of(sandbox, name)).requests
+            for device in request.devices
+        ]
+        for name in ("p0", "p1", "p2", "two")
+    }
     assert profiles == {"p0": ["3g"], "p1": ["3g"], "p2": ["3g"], "two": ["1g", "1g"]}
     sandbox.create(pod("none", gpu=1, gpumem=40_000, annotations=instances))
     refusal(sandbox, "none", "CardInsufficientMemory")
@@ -470,7 +667,9 @@ def test_claims_for_mig_instances(sandbox: Sandbox) -> None:
 def test_claims_of_users_never_get_such_cards(sandbox: Sandbox) -> None:
     manage(sandbox, n0=gpus(1))
     sandbox.kube.create(template("c", spec_of(main=share(1000))), sandbox.namespace)
-    plain = pod("user", scheduler="default-scheduler", containers=[container()], labels={DOOR: "plugin"})
+    plain = pod(
+        "user", scheduler="default-scheduler", containers=[container()], labels={DOOR: "plugin"}
+    )
     sandbox.create(claiming(plain, "c"))
     sandbox.event("user", "FailedScheduling", "cannot allocate all claims", timeout=TIMEOUT_S)
     assert place(sandbox, "p") == {"n0/0"}
@@ -485,7 +684,9 @@ def test_pods_of_lower_priority_let_one_with_a_claim_go_first(sandbox: Sandbox) 
     for name in ("low", "high"):
         sandbox.create(of_priority(name, pod(name, gpu=1, gpucores=100)))
         wait_bound(sandbox, name)
-    sandbox.kube.wait("Pod", lambda pods: pods.keys() == {"high"}, sandbox.namespace, what="the other is gone")
+    sandbox.kube.wait(
+        "Pod", lambda pods: pods.keys() == {"high"}, sandbox.namespace, what="the other is gone"
+    )
     assert sandbox.cards("high") == {"n0/0"}
     name = claim_name(sandbox.pod("high"))
     wait_claims(sandbox, lambda claims: claims.keys() == {name}, "only its claim is left")
@@ -495,15 +696,30 @@ def test_pods_of_lower_priority_let_one_with_a_claim_go_first(sandbox: Sandbox) 
 def test_a_gang_is_placed_together(sandbox: Sandbox) -> None:
     groups = f"/apis/scheduling.k8s.io/v1beta1/namespaces/{sandbox.namespace}/podgroups"
     manage(sandbox, n0=gpus(2))
-    sandbox.kube.call("POST", groups, {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {
-        "name": "g"}, "spec": {"schedulingPolicy": {"gang": {"minCount": 3}}}})
+    sandbox.kube.call(
+        "POST",
+        groups,
+        {
+            "apiVersion": "scheduling.k8s.io/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": "g"},
+            "spec": {"schedulingPolicy": {"gang": {"minCount": 3}}},
+        },
+    )
     for number in range(3):
         item = pod(f"g-{number}", gpu=1, gpucores=100)
         item["spec"]["schedulingGroup"] = {"podGroupName": "g"}
         sandbox.create(item)
-    sandbox.kube.wait("Event", lambda events: any(event["reason"] == "FilteringFailed" for event in events.values()),
-                      sandbox.namespace, what="the third one fits no card", timeout=TIMEOUT_S)
-    assert not any(item["spec"].get("nodeName") for item in sandbox.kube.list("Pod", sandbox.namespace))
+    sandbox.kube.wait(
+        "Event",
+        lambda events: any(event["reason"] == "FilteringFailed" for event in events.values()),
+        sandbox.namespace,
+        what="the third one fits no card",
+        timeout=TIMEOUT_S,
+    )
+    assert not any(
+        item["spec"].get("nodeName") for item in sandbox.kube.list("Pod", sandbox.namespace)
+    )
     manage(sandbox, n1=gpus(1))
     assert sorted(sandbox.bound(3, timeout=TIMEOUT_S).values()) == ["n0", "n0", "n1"]
     sandbox.empty()
@@ -517,18 +733,41 @@ def test_a_gang_is_placed_together(sandbox: Sandbox) -> None:
 def held_bindings(sandbox: Sandbox) -> Iterator[None]:
     """Lets no Binding of the namespace be written: the API server calls a webhook for them that does not answer."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
-        sandbox.kube.create({
-            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration",
-            "metadata": {"name": HELD}, "webhooks": [{
-                "name": "bindings.example.com", "admissionReviewVersions": ["v1"], "sideEffects": "None",
-                "failurePolicy": "Fail", "timeoutSeconds": 30,
-                "clientConfig": {"url": f"https://127.0.0.1:{silent.getsockname()[1]}/"},
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": sandbox.namespace}},
-                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
-                           "resources": ["pods/binding"]}]}]})
+        sandbox.kube.create(
+            {
+                "apiVersion": "admissionregistration.k8s.io/v1",
+                "kind": "MutatingWebhookConfiguration",
+                "metadata": {"name": HELD},
+                "webhooks": [
+                    {
+                        "name": "bindings.example.com",
+                        "admissionReviewVersions": ["v1"],
+                        "sideEffects": "None",
+                        "failurePolicy": "Fail",
+                        "timeoutSeconds": 30,
+                        "clientConfig": {"url": f"https://127.0.0.1:{silent.getsockname()[1]}/"},
+                        "namespaceSelector": {
+                            "matchLabels": {"kubernetes.io/metadata.name": sandbox.namespace}
+                        },
+                        "rules": [
+                            {
+                                "apiGroups": [""],
+                                "apiVersions": ["v1"],
+                                "operations": ["CREATE"],
+                                "resources": ["pods/binding"],
+                            }
+                        ],
+                    }
+                ],
+            }
+        )
         try:
             silent.setblocking(False)
-            eventually(lambda: is_called(silent, sandbox), "the API server calls the webhook", timeout=TIMEOUT_S)
+            eventually(
+                lambda: is_called(silent, sandbox),
+                "the API server calls the webhook",
+                timeout=TIMEOUT_S,
+            )
             yield
         finally:
             sandbox.kube.delete("MutatingWebhookConfiguration", HELD)
@@ -536,10 +775,20 @@ def held_bindings(sandbox: Sandbox) -> Iterator[None]:
 
 def is_called(silent: socket.socket, sandbox: Sandbox) -> bool:
     """Reports whether the API server calls the webhook *silent* for a Binding, here one of no pod."""
-    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "none"}, "target": {"name": "none"}}
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "none"},
+        "target": {"name": "none"},
+    }
     with contextlib.suppress(ApiError, urllib3.exceptions.TimeoutError):
-        sandbox.kube.call("POST", path_of("Pod", sandbox.namespace, "none", "binding"), binding,
-                          query={"dryRun": "All"}, timeout=1)
+        sandbox.kube.call(
+            "POST",
+            path_of("Pod", sandbox.namespace, "none", "binding"),
+            binding,
+            query={"dryRun": "All"},
+            timeout=1,
+        )
     with contextlib.suppress(BlockingIOError):
         silent.accept()[0].close()
         return True
@@ -547,24 +796,34 @@ def is_called(silent: socket.socket, sandbox: Sandbox) -> bool:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["same-node", "other-node"])
-def test_the_scheduler_is_killed_between_claim_and_binding(sandbox: Sandbox, replica: Scheduler,
-                                                           elsewhere: bool) -> None:
+def test_the_scheduler_is_killed_between_claim_and_binding(
+    sandbox: Sandbox, replica: Scheduler, elsewhere: bool
+) -> None:
     manage(sandbox, n0=gpus(1))
     with held_bindings(sandbox):
         sandbox.create(pod("p", gpu=1, gpumem=3000))
-        wait_claims(sandbox, lambda claims: any(item.get("status", {}).get("allocation") for item in claims.values()),
-                    "the claim is allocated")
+        wait_claims(
+            sandbox,
+            lambda claims: any(
+                item.get("status", {}).get("allocation") for item in claims.values()
+            ),
+            "the claim is allocated",
+        )
         replica.kill()
     assert not sandbox.pod("p")["spec"].get("nodeName")
     if elsewhere:
         manage(sandbox, n1=gpus(1))
-        sandbox.kube.merge_patch("Node", name_of(sandbox.node("n0")), {"spec": {"unschedulable": True}})
+        sandbox.kube.merge_patch(
+            "Node", name_of(sandbox.node("n0")), {"spec": {"unschedulable": True}}
+        )
     replica.start()
     assert sandbox.bound(1, timeout=TIMEOUT_S) == {"p": "n1" if elsewhere else "n0"}
     assert len(sandbox.kube.list("ResourceClaim", sandbox.namespace)) == 1
 
 
-def test_the_scheduler_is_killed_while_pods_are_placed(sandbox: Sandbox, replica: Scheduler) -> None:
+def test_the_scheduler_is_killed_while_pods_are_placed(
+    sandbox: Sandbox, replica: Scheduler
+) -> None:
     manage(sandbox, **{f"n{number}": gpus(4) for number in range(4)})
     sandbox.create_all(pod(f"p{number}", gpu=1, gpumem=8000, gpucores=10) for number in range(60))
     sandbox.bound(10, timeout=TIMEOUT_S)

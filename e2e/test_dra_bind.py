@@ -35,8 +35,18 @@ from hami.state.reservations import Reservation
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
 NAME = "hami-" + "0123456789abcdef" * 2
-CARDS = {f"GPU-{index}": Device(uuid=f"GPU-{index}", vendor="NVIDIA", model="A100", slots=3, memory_mib=81_920,
-                                index=index, by_claims=True) for index in range(3)}
+CARDS = {
+    f"GPU-{index}": Device(
+        uuid=f"GPU-{index}",
+        vendor="NVIDIA",
+        model="A100",
+        slots=3,
+        memory_mib=81_920,
+        index=index,
+        by_claims=True,
+    )
+    for index in range(3)
+}
 now = partial(datetime.now, UTC)
 
 
@@ -46,13 +56,22 @@ def cluster() -> Iterator[LocalCluster]:
     if reason := missing():
         pytest.skip(reason)
     with LocalCluster.started(extender=False, durable=False) as started:
-        files = [MANIFESTS / "rbac.yaml", *(COMPONENT.with_name("dra-allocate") / f"{name}.yaml"
-                                            for name in ("rbac", "policies"))]
+        files = [
+            MANIFESTS / "rbac.yaml",
+            *(
+                COMPONENT.with_name("dra-allocate") / f"{name}.yaml"
+                for name in ("rbac", "policies")
+            ),
+        ]
         for file in files:
             started.kube.apply_yaml(file.read_text(), "kube-system")
         for item in component():
             started.kube.apply(item)
-        eventually(lambda: forged_is_refused(started.kube), "the API server applies the policies", timeout=30)
+        eventually(
+            lambda: forged_is_refused(started.kube),
+            "the API server applies the policies",
+            timeout=30,
+        )
         yield started
         started.kube.close()
 
@@ -76,14 +95,27 @@ def audited(sandbox: Sandbox) -> Iterator[None]:
     yield
     for name in [item["metadata"]["name"] for item in sandbox.kube.list("Pod", sandbox.namespace)]:
         sandbox.delete(name)
-    sandbox.kube.wait("ResourceClaim", lambda claims: not claims, sandbox.namespace, timeout=60,
-                      what="no claim is left")
+    sandbox.kube.wait(
+        "ResourceClaim",
+        lambda claims: not claims,
+        sandbox.namespace,
+        timeout=60,
+        what="no claim is left",
+    )
 
 
 def forged_is_refused(kube: Kube) -> bool:
     """Reports whether an administrator may not create a claim with a name of the scheduler's."""
-    claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": NAME}, "spec": {
-        "devices": {"requests": [{"name": "main", "exactly": {"deviceClassName": "gpu.hami.io"}}]}}}
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": NAME},
+        "spec": {
+            "devices": {
+                "requests": [{"name": "main", "exactly": {"deviceClassName": "gpu.hami.io"}}]
+            }
+        },
+    }
     try:
         kube.dry_run(claim, "default")
     except ApiError as error:
@@ -91,18 +123,31 @@ def forged_is_refused(kube: Kube) -> bool:
     return False
 
 
-def reserved(sandbox: Sandbox, name: str, *shares: tuple[Share, ...], create: bool = True) -> Reservation:
+def reserved(
+    sandbox: Sandbox, name: str, *shares: tuple[Share, ...], create: bool = True
+) -> Reservation:
     """Returns the reservation of a pod with a container for each of *shares*."""
-    containers = [{**container(f"c{number}"), "resources": {"claims": [{"name": "hami", "request": f"c{number}"}]}}
-                  for number in range(len(shares))]
+    containers = [
+        {
+            **container(f"c{number}"),
+            "resources": {"claims": [{"name": "hami", "request": f"c{number}"}]},
+        }
+        for number in range(len(shares))
+    ]
     item = pod(name, containers=containers, scheduler="nobody")
     item["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimName": NAME}]
     if create:
         sandbox.create(item)
     return Reservation(
-        pod=parse_pod(msgspec.json.encode(sandbox.pod(name))), node=f"{sandbox.namespace}-n0", placement=shares,
-        vendors=(), usages={"NVIDIA": [DeviceUsage(card) for card in CARDS.values()]}, assumed=now(),
-        lock_free=frozenset(), since=0.0)
+        pod=parse_pod(msgspec.json.encode(sandbox.pod(name))),
+        node=f"{sandbox.namespace}-n0",
+        placement=shares,
+        vendors=(),
+        usages={"NVIDIA": [DeviceUsage(card) for card in CARDS.values()]},
+        assumed=now(),
+        lock_free=frozenset(),
+        since=0.0,
+    )
 
 
 def share(card: int = 0, memory_mib: int = 3000, cores: int = 10) -> Share:
@@ -114,7 +159,9 @@ def write(api: Api, reservation: Reservation) -> None:
 
 
 def booked(reservation: Reservation) -> AllocatedClaim:
-    return booked_claim(reservation.pod, reservation.node, reservation.placement, CARDS, reservation.token)
+    return booked_claim(
+        reservation.pod, reservation.node, reservation.placement, CARDS, reservation.token
+    )
 
 
 def stored(sandbox: Sandbox) -> AllocatedClaim:
@@ -125,8 +172,13 @@ def stored(sandbox: Sandbox) -> AllocatedClaim:
 
 def test_a_claim_is_accepted_as_it_is(sandbox: Sandbox, api: Api) -> None:
     """Several containers, cards of several sizes, a whole card, and parts that are no whole numbers."""
-    reservation = reserved(sandbox, "p", (share(0, 40_000, 0), share(1, 7680, 0)), (share(0, 1, 1),),
-                           (share(2, 81_920, 100),))
+    reservation = reserved(
+        sandbox,
+        "p",
+        (share(0, 40_000, 0), share(1, 7680, 0)),
+        (share(0, 1, 1),),
+        (share(2, 81_920, 100),),
+    )
     write(api, reservation)
     assert stored(sandbox) == booked(reservation)
     Cluster(api).bind(reservation.ref, reservation.node, {}, {})
@@ -139,16 +191,24 @@ def test_what_an_attempt_has_left_behind_is_written_again(sandbox: Sandbox, api:
     first = reserved(sandbox, "p", (share(0),))
     ClaimWriter(api).create_claim(render_claim(booked(first)), timeout=10)  # and then it died
     created = ClaimWriter(api).stored_claim(sandbox.namespace, NAME, timeout=10)
-    assert created is not None and not created.is_allocated
+    assert created is not None
+    assert not created.is_allocated
     write(api, first)
-    version = sandbox.kube.get("ResourceClaim", NAME, sandbox.namespace)["metadata"]["resourceVersion"]
+    version = sandbox.kube.get("ResourceClaim", NAME, sandbox.namespace)["metadata"][
+        "resourceVersion"
+    ]
     write(api, first)
-    assert sandbox.kube.get("ResourceClaim", NAME, sandbox.namespace)["metadata"]["resourceVersion"] == version
+    assert (
+        sandbox.kube.get("ResourceClaim", NAME, sandbox.namespace)["metadata"]["resourceVersion"]
+        == version
+    )
     second = reserved(sandbox, "p", (share(1, 8000, 100),), create=False)
     write(api, second)
     assert stored(sandbox) == booked(second)
     with pytest.raises(Conflict):  # it arrives late
-        ClaimWriter(api).write_claim_status(render_allocation(booked(first), created, first.node, now()), timeout=10)
+        ClaimWriter(api).write_claim_status(
+            render_allocation(booked(first), created, first.node, now()), timeout=10
+        )
     assert stored(sandbox).requests[0].devices[0].device == device_name("GPU-1")
 
 
@@ -163,7 +223,9 @@ def test_a_claim_that_arrives_after_its_pod_has_gone_is_removed(sandbox: Sandbox
 def test_the_claim_of_another_pod_is_not_taken(sandbox: Sandbox, api: Api) -> None:
     owner, thief = (reserved(sandbox, name, (share(),)) for name in ("owner", "thief"))
     write(api, owner)
-    with pytest.raises(Conflict, match=f"{NAME} exists and does not belong to pod {sandbox.namespace}/thief"):
+    with pytest.raises(
+        Conflict, match=f"{NAME} exists and does not belong to pod {sandbox.namespace}/thief"
+    ):
         write(api, thief)
     assert stored(sandbox) == booked(owner)
 
@@ -174,7 +236,9 @@ def test_the_account_writes_no_other_claims(sandbox: Sandbox, api: Api) -> None:
     claim = booked(reservation)
     document = render_claim(claim)
     with pytest.raises(ClusterError, match="writes only claims of its own"):
-        ClaimWriter(api).create_claim({**document, "metadata": {**document["metadata"], "name": "mine"}}, timeout=10)
+        ClaimWriter(api).create_claim(
+            {**document, "metadata": {**document["metadata"], "name": "mine"}}, timeout=10
+        )
     created = ClaimWriter(api).create_claim(document, timeout=10)
     written = render_allocation(claim, created, reservation.node, now())
     written["status"]["allocation"]["devices"]["results"][0]["driver"] = "nic.example.com"

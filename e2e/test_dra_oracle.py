@@ -1,5 +1,5 @@
-"""Kubernetes' own allocator judges what the scheduler allocates and what the guard of nodes refuses, without a cluster.
-"""
+"""Kubernetes' own allocator judges what the scheduler allocates and what the guard of nodes
+refuses, without a cluster."""
 
 from __future__ import annotations
 
@@ -42,13 +42,26 @@ def judge() -> Iterator[Oracle]:
 
 def some_cards(rng: random.Random, name: str, *, alike: bool = True) -> tuple[Device, ...]:
     """Cards of a node whose claims the scheduler allocates."""
+
     def some_kind() -> Object:
-        return {"slots": rng.choice((1, 2, 3, 7, 10, 11, 16)), "memory_mib": rng.choice((8_000, 15_360, 81_921)),
-                "cores": rng.choice((100, 100, 100, 200)), "by_claims": True}
+        return {
+            "slots": rng.choice((1, 2, 3, 7, 10, 11, 16)),
+            "memory_mib": rng.choice((8_000, 15_360, 81_921)),
+            "cores": rng.choice((100, 100, 100, 200)),
+            "by_claims": True,
+        }
 
     kind = some_kind()
-    return tuple(gpu(f"GPU-{name}-{index}", index=index, numa=index % 2, cordoned=rng.random() < 0.1,
-                     **(kind if alike else some_kind())) for index in range(rng.randint(1, 4)))
+    return tuple(
+        gpu(
+            f"GPU-{name}-{index}",
+            index=index,
+            numa=index % 2,
+            cordoned=rng.random() < 0.1,
+            **(kind if alike else some_kind()),
+        )
+        for index in range(rng.randint(1, 4))
+    )
 
 
 def some_pod(rng: random.Random, name: str) -> Pod:
@@ -56,23 +69,47 @@ def some_pod(rng: random.Random, name: str) -> Pod:
     containers = []
     for number in range(rng.choice((1, 1, 1, 2, 3))):
         count, percent = rng.choice((1, 1, 1, 2)), rng.choice((None, None, 10, 50, 100))
-        asked = {"gpu": count, "gpumem-percentage": percent, "gpucores": rng.choice(TAKES["cores"]),
-                 "gpumem": rng.choice(TAKES["memory"]) if percent is None else None}
-        containers.append(container({f"nvidia.com/{key}": value for key, value in asked.items() if value is not None},
-                                    name=f"c{number}"))
+        asked = {
+            "gpu": count,
+            "gpumem-percentage": percent,
+            "gpucores": rng.choice(TAKES["cores"]),
+            "gpumem": rng.choice(TAKES["memory"]) if percent is None else None,
+        }
+        containers.append(
+            container(
+                {f"nvidia.com/{key}": value for key, value in asked.items() if value is not None},
+                name=f"c{number}",
+            )
+        )
     annotations = {GPU_POLICY: rng.choice(("binpack", "spread", "mutex", "topology-aware"))}
     if rng.random() < 0.2:
         annotations[NUMA_BIND] = "true"
-    return pod(*containers, name=name, claim=f"hami-{rng.getrandbits(128):032x}", annotations=annotations)
+    return pod(
+        *containers, name=name, claim=f"hami-{rng.getrandbits(128):032x}", annotations=annotations
+    )
 
 
-def allocated(asked: Pod, choice: Choice, cards: Sequence[Device], waiting: Object | None = None) -> Object:
+def allocated(
+    asked: Pod, choice: Choice, cards: Sequence[Device], waiting: Object | None = None
+) -> Object:
     """The claim that the scheduler writes for a pod that was placed, as it is stored. *waiting*: that which it made
     before."""
-    claim = booked_claim(asked, choice.node, choice.placement, {card.uuid: card for card in cards}, uuid.uuid4())
+    claim = booked_claim(
+        asked, choice.node, choice.placement, {card.uuid: card for card in cards}, uuid.uuid4()
+    )
     made = render_claim(claim) if waiting is None else waiting
-    stored = parse_stored_claim(json.dumps(
-        {**made, "metadata": {**made["metadata"], "uid": f"claim-{asked.ref.uid}", "resourceVersion": "1"}}).encode())
+    stored = parse_stored_claim(
+        json.dumps(
+            {
+                **made,
+                "metadata": {
+                    **made["metadata"],
+                    "uid": f"claim-{asked.ref.uid}",
+                    "resourceVersion": "1",
+                },
+            }
+        ).encode()
+    )
     update = render_allocation(claim, stored, choice.node, NOON)
     return json.loads(json.dumps({**update, "spec": made["spec"]}))
 
@@ -82,7 +119,10 @@ def forced(rng: random.Random, asked: Pod, cards: Sequence[Device]) -> Choice:
     shares = []
     for _ in asked.containers:
         chosen = rng.sample(cards, min(rng.choice((1, 1, 2)), len(cards)))
-        cores, memory = rng.choice((0, 1, 30, 100)), rng.randint(1, min(card.memory_mib for card in chosen))
+        cores, memory = (
+            rng.choice((0, 1, 30, 100)),
+            rng.randint(1, min(card.memory_mib for card in chosen)),
+        )
         shares.append(tuple(Share(card.uuid, "NVIDIA", memory, cores) for card in chosen))
     return Choice("n0", tuple(shares), (), 0, 1)
 
@@ -90,29 +130,65 @@ def forced(rng: random.Random, asked: Pod, cards: Sequence[Device]) -> Choice:
 def one_by_one(claim: Object) -> Object:
     """The claim with a request for each device: no request can say that it gets another amount of each."""
     devices = claim["status"]["allocation"]["devices"]
-    parts: Object = {request["name"]: request["exactly"] for request in claim["spec"]["devices"]["requests"]}
-    results = [{**result, "request": f"{result['request']}-{number}"}
-               for number, result in enumerate(devices["results"])]
-    requests = [{"name": one["request"], "exactly": {**parts[before["request"]], "count": 1, "capacity": {
-        "requests": one["consumedCapacity"]}}} for before, one in zip(devices["results"], results, strict=True)]
+    parts: Object = {
+        request["name"]: request["exactly"] for request in claim["spec"]["devices"]["requests"]
+    }
+    results = [
+        {**result, "request": f"{result['request']}-{number}"}
+        for number, result in enumerate(devices["results"])
+    ]
+    requests = [
+        {
+            "name": one["request"],
+            "exactly": {
+                **parts[before["request"]],
+                "count": 1,
+                "capacity": {"requests": one["consumedCapacity"]},
+            },
+        }
+        for before, one in zip(devices["results"], results, strict=True)
+    ]
     allocation = {**claim["status"]["allocation"], "devices": {**devices, "results": results}}
-    return {**claim, "spec": {"devices": {"requests": requests}}, "status": {"allocation": allocation}}
+    return {
+        **claim,
+        "spec": {"devices": {"requests": requests}},
+        "status": {"allocation": allocation},
+    }
 
 
 def prepared(claim: AllocatedClaim, cards: Sequence[Device]) -> list[PreparedRequest]:
     """The requests of a claim as the node counts them."""
     uuids = {device_name(card.uuid): card.uuid for card in cards}
-    return [PreparedRequest(namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name, pod="p",
-                            container=request.name, shares=tuple(
-                                PreparedShare(uuid=uuids[device.device], memory_mib=device.memory_mib,
-                                              cores=device.cores, share_milli=device.share_milli)
-                                for device in request.devices)) for request in claim.requests]
+    return [
+        PreparedRequest(
+            namespace=claim.namespace,
+            claim=claim.name,
+            uid=claim.uid,
+            request=request.name,
+            pod="p",
+            container=request.name,
+            shares=tuple(
+                PreparedShare(
+                    uuid=uuids[device.device],
+                    memory_mib=device.memory_mib,
+                    cores=device.cores,
+                    share_milli=device.share_milli,
+                )
+                for device in request.devices
+            ),
+        )
+        for request in claim.requests
+    ]
 
 
 def guarded(claim: Object, others: Sequence[Object], cards: Sequence[Device]) -> str:
     """Why the node does not prepare *claim* beside *others*; empty if it does."""
-    wanted, *rest = (prepared(parse_claim(json.dumps(one).encode()), cards) for one in (claim, *others))
-    return excess(wanted, [request for one in rest for request in one], {card.uuid: card for card in cards})
+    wanted, *rest = (
+        prepared(parse_claim(json.dumps(one).encode()), cards) for one in (claim, *others)
+    )
+    return excess(
+        wanted, [request for one in rest for request in one], {card.uuid: card for card in cards}
+    )
 
 
 def remove_tolerations(claim: Object) -> None:
@@ -125,7 +201,9 @@ def remove_time(claim: Object) -> None:
 
 
 def move(claim: Object) -> None:
-    claim["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]["values"] = ["other"]
+    claim["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0][
+        "values"
+    ] = ["other"]
 
 
 def change_result(**fields: object) -> Callable[[Object], None]:
@@ -135,38 +213,53 @@ def change_result(**fields: object) -> Callable[[Object], None]:
     return change
 
 
-@pytest.mark.parametrize(("change", "objection"), [
-    pytest.param(lambda claim: None, "", id="nothing"),
-    pytest.param(remove_tolerations, "request main: does not fit", id="tolerations"),
-    pytest.param(remove_time, "allocationTimestamp is not set", id="time"),
-    pytest.param(move, "the node selector differs", id="node"),
-    pytest.param(change_result(device="gpu-1"), "request main: does not fit", id="full-card"),
-    pytest.param(change_result(consumedCapacity={"memory": "1Gi", "cores": "0", "share": "10"}),
-                 "the allocation differs", id="amount"),
-    pytest.param(change_result(shareID="taken"), "shareID taken is in use", id="share-id"),
-    pytest.param(change_result(shareID=None), "no shareID", id="no-share-id"),
-    pytest.param(change_result(request="other"), "request main: does not fit", id="request"),
-])
-def test_the_judge_objects_to_each_fault(judge: Oracle, change: Callable[[Object], None], objection: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "objection"),
+    [
+        pytest.param(lambda claim: None, "", id="nothing"),
+        pytest.param(remove_tolerations, "request main: does not fit", id="tolerations"),
+        pytest.param(remove_time, "allocationTimestamp is not set", id="time"),
+        pytest.param(move, "the node selector differs", id="node"),
+        pytest.param(change_result(device="gpu-1"), "request main: does not fit", id="full-card"),
+        pytest.param(
+            change_result(consumedCapacity={"memory": "1Gi", "cores": "0", "share": "10"}),
+            "the allocation differs",
+            id="amount",
+        ),
+        pytest.param(change_result(shareID="taken"), "shareID taken is in use", id="share-id"),
+        pytest.param(change_result(shareID=None), "no shareID", id="no-share-id"),
+        pytest.param(change_result(request="other"), "request main: does not fit", id="request"),
+    ],
+)
+def test_the_judge_objects_to_each_fault(
+    judge: Oracle, change: Callable[[Object], None], objection: str
+) -> None:
     cards = (gpu("GPU-0", by_claims=True), gpu("GPU-1", index=1, by_claims=True))
 
     def placed(name: str, uuid: str, cores: int) -> Object:
         asked = pod(container({"nvidia.com/gpu": 1}, name="main"), name=name, claim=f"hami-{name}")
-        return allocated(asked, Choice("n0", ((Share(uuid, "NVIDIA", 1000, cores),),), (), 0, 1), cards)
+        return allocated(
+            asked, Choice("n0", ((Share(uuid, "NVIDIA", 1000, cores),),), (), 0, 1), cards
+        )
 
     full, claim = placed("full", "GPU-1", 100), placed("p", "GPU-0", 0)
     other = placed("q", "GPU-0", 50)
     change_result(shareID="taken")(other)
     change(claim)
     found = judge.objection("n0", render_slices("n0", cards), [full, other], claim)
-    assert objection in found and bool(objection) is bool(found)
+    assert objection in found
+    assert bool(objection) is bool(found)
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(judge: Oracle, seed: int) -> None:
+def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(
+    judge: Oracle, seed: int
+) -> None:
     rng = random.Random(seed)
     cards = {name: some_cards(rng, name, alike=name == "alike") for name in ("alike", "mixed")}
-    cards["divided"] = tuple(replace(card, by_claims=True) for card in divided_cards(rng.randint(1, 2)))
+    cards["divided"] = tuple(
+        replace(card, by_claims=True) for card in divided_cards(rng.randint(1, 2))
+    )
     slices = {name: render_slices(name, own) for name, own in cards.items()}
     clock = Clock()
     store = Store(ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
@@ -182,7 +275,9 @@ def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(judge: O
         others = claims[choice.node]
         claim = allocated(asked, choice, cards[choice.node])
         asking = one_by_one(claim) if choice.node == "mixed" else claim
-        assert judge.objection(choice.node, slices[choice.node], list(others.values()), asking) == ""
+        assert (
+            judge.objection(choice.node, slices[choice.node], list(others.values()), asking) == ""
+        )
         why_not = overlap if choice.node == "divided" else guarded
         assert why_not(claim, list(others.values()), cards[choice.node]) == ""
         others[asked.ref.uid] = claim
@@ -190,7 +285,8 @@ def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(judge: O
             ended = rng.choice(list(others))
             del others[ended]
             store.reservations.forget(ended)
-    assert claims["divided"] and (claims["alike"] or claims["mixed"])
+    assert claims["divided"]
+    assert claims["alike"] or claims["mixed"]
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -198,13 +294,23 @@ def test_the_claim_of_a_pod_that_waited_asks_for_what_it_gets(judge: Oracle, see
     """So an autoscaler that simulates the allocation sees what the pod needs."""
     rng = random.Random(seed)
     names = ("small", "large")
-    cards = {name: tuple(replace(card, memory_mib=memory, cores=100) for card in some_cards(rng, name))
-             for name, memory in zip(names, (15_360, 81_921))}
+    cards = {
+        name: tuple(replace(card, memory_mib=memory, cores=100) for card in some_cards(rng, name))
+        for name, memory in zip(names, (15_360, 81_921))
+    }
     clock = Clock()
     store = Store(ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
     for name, own in cards.items():
-        store.nodes.upsert(node(name, *own, annotations={
-            DOOR: "dra", CORDON: ",".join(card.uuid for card in own if card.cordoned)}))
+        store.nodes.upsert(
+            node(
+                name,
+                *own,
+                annotations={
+                    DOOR: "dra",
+                    CORDON: ",".join(card.uuid for card in own if card.cordoned),
+                },
+            )
+        )
     claims: dict[str, list[Object]] = {name: [] for name in names}
     judged = 0
     for number in range(PODS):
@@ -216,8 +322,15 @@ def test_the_claim_of_a_pod_that_waited_asks_for_what_it_gets(judge: Oracle, see
             claim = allocated(asked, choice, cards[choice.node], waiting)
             if "constraints" not in waiting["spec"]["devices"]:
                 judged += 1
-                assert judge.objection(choice.node, render_slices(choice.node, cards[choice.node]),
-                                       claims[choice.node], claim) == ""
+                assert (
+                    judge.objection(
+                        choice.node,
+                        render_slices(choice.node, cards[choice.node]),
+                        claims[choice.node],
+                        claim,
+                    )
+                    == ""
+                )
             claims[choice.node].append(claim)
     assert judged
 
@@ -241,49 +354,101 @@ def test_what_the_allocator_would_not_do_the_node_refuses(judge: Oracle, seed: i
             refused += 1
         else:
             claims.append(claim)
-    assert refused and claims
+    assert refused
+    assert claims
 
 
 def divided_cards(number: int) -> tuple[Device, ...]:
     """Cards in MIG mode."""
-    return tuple(gpu(f"GPU-{index}", index=index, mode="mig", mig_profiles=A100_PROFILES) for index in range(number))
+    return tuple(
+        gpu(f"GPU-{index}", index=index, mode="mig", mig_profiles=A100_PROFILES)
+        for index in range(number)
+    )
 
 
 def instances(name: str, chosen: Sequence[str]) -> Object:
     """A claim for these MIG instances, as kube-scheduler writes it."""
     return {
         "metadata": {"namespace": "default", "name": name, "uid": name},
-        "spec": {"devices": {"requests": [
-            {"name": f"r{number}", "exactly": {"deviceClassName": "mig.hami.io", "count": 1}}
-            for number in range(len(chosen))]}},
-        "status": {"allocation": {
-            "allocationTimestamp": "2026-11-26T12:00:00Z",
-            "devices": {"results": [
-                {"request": f"r{number}", "driver": DRIVER, "pool": pool_name("n0"), "device": device}
-                for number, device in enumerate(chosen)]},
-            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
-                {"key": "metadata.name", "operator": "In", "values": ["n0"]}]}]}}}}
+        "spec": {
+            "devices": {
+                "requests": [
+                    {
+                        "name": f"r{number}",
+                        "exactly": {"deviceClassName": "mig.hami.io", "count": 1},
+                    }
+                    for number in range(len(chosen))
+                ]
+            }
+        },
+        "status": {
+            "allocation": {
+                "allocationTimestamp": "2026-11-26T12:00:00Z",
+                "devices": {
+                    "results": [
+                        {
+                            "request": f"r{number}",
+                            "driver": DRIVER,
+                            "pool": pool_name("n0"),
+                            "device": device,
+                        }
+                        for number, device in enumerate(chosen)
+                    ]
+                },
+                "nodeSelector": {
+                    "nodeSelectorTerms": [
+                        {
+                            "matchFields": [
+                                {"key": "metadata.name", "operator": "In", "values": ["n0"]}
+                            ]
+                        }
+                    ]
+                },
+            }
+        },
+    }
 
 
 def overlap(claim: Object, others: Sequence[Object], cards: Sequence[Device]) -> str:
     """Why the node does not prepare a claim for MIG instances beside *others*; empty if it does."""
-    places = {name: PreparedShare(uuid=card.uuid, memory_mib=0, cores=0, share_milli=0, placement=PreparedPlacement(
-        place.name, place.start, place.size))
-        for card in cards for name, (_, place) in mig_devices(card.uuid, card.mig_profiles).items()}
+    places = {
+        name: PreparedShare(
+            uuid=card.uuid,
+            memory_mib=0,
+            cores=0,
+            share_milli=0,
+            placement=PreparedPlacement(place.name, place.start, place.size),
+        )
+        for card in cards
+        for name, (_, place) in mig_devices(card.uuid, card.mig_profiles).items()
+    }
 
     def as_prepared(one: Object) -> list[PreparedRequest]:
         claimed = parse_claim(json.dumps(one).encode())
-        return [PreparedRequest(
-            namespace="default", claim=claimed.name, uid=claimed.uid, request=request.name, pod="p",
-            container=request.name, shares=tuple(places[device.device] for device in request.devices))
-            for request in claimed.requests]
+        return [
+            PreparedRequest(
+                namespace="default",
+                claim=claimed.name,
+                uid=claimed.uid,
+                request=request.name,
+                pod="p",
+                container=request.name,
+                shares=tuple(places[device.device] for device in request.devices),
+            )
+            for request in claimed.requests
+        ]
 
-    return excess(as_prepared(claim), [request for one in others for request in as_prepared(one)],
-                  {card.uuid: card for card in cards})
+    return excess(
+        as_prepared(claim),
+        [request for one in others for request in as_prepared(one)],
+        {card.uuid: card for card in cards},
+    )
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_the_allocator_gives_out_mig_instances_as_long_as_they_do_not_overlap(judge: Oracle, seed: int) -> None:
+def test_the_allocator_gives_out_mig_instances_as_long_as_they_do_not_overlap(
+    judge: Oracle, seed: int
+) -> None:
     """The node refuses exactly what it would not have given out."""
     rng = random.Random(seed)
     cards = divided_cards(rng.randint(1, 2))

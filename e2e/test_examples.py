@@ -16,7 +16,13 @@ CARDS = gpus(2, memory_mib=40_960, model="NVIDIA A100-SXM4-40GB")
 WORKLOADS = ("Pod", "Job", "Deployment")
 LEFT = ("Deployment", "Service", "ResourceQuota")  # not removed by the sandbox
 ELSEWHERE = {"gang.yaml", "claim.yaml"}  # by test_gangs.py and test_realnode_dra.py
-FOREIGN = {"jobset.yaml", "kueue.yaml", "kueue-configuration.yaml", "leaderworkerset.yaml", "rayjob.yaml"}
+FOREIGN = {
+    "jobset.yaml",
+    "kueue.yaml",
+    "kueue-configuration.yaml",
+    "leaderworkerset.yaml",
+    "rayjob.yaml",
+}
 """Of projects that are not installed here: tests/test_examples.py simulates them."""
 
 
@@ -34,7 +40,11 @@ def example(sandbox):
                 sandbox.create(item)
             else:
                 sandbox.kube.create(item, sandbox.namespace)
-        return {pod: share for pod in sorted(sandbox.started(count)) for ((share,),) in [sandbox.shares(pod)]}
+        return {
+            pod: share
+            for pod in sorted(sandbox.started(count))
+            for ((share,),) in [sandbox.shares(pod)]
+        }
 
     yield apply
     for kind, name in applied:
@@ -43,18 +53,23 @@ def example(sandbox):
     sandbox.kube.delete_all("ReplicaSet", sandbox.namespace)
 
 
-@pytest.mark.parametrize(("name", "shares"), [
-    ("pod.yaml", [(4000, 30)]),
-    ("two-tenants.yaml", [(20_480, 50), (20_480, 50)]),
-    ("vllm-deployment.yaml", [(20_000, 0)]),
-    ("pytorch-job.yaml", [(8000, 50), (8000, 50)]),
-    ("jupyter.yaml", [(10_240, 0)]),
-    ("quota.yaml", [(4000, 0), (4000, 0)]),
-    ("priority.yaml", [(4000, 0), (4000, 0)]),
-])
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        ("pod.yaml", [(4000, 30)]),
+        ("two-tenants.yaml", [(20_480, 50), (20_480, 50)]),
+        ("vllm-deployment.yaml", [(20_000, 0)]),
+        ("pytorch-job.yaml", [(8000, 50), (8000, 50)]),
+        ("jupyter.yaml", [(10_240, 0)]),
+        ("quota.yaml", [(4000, 0), (4000, 0)]),
+        ("priority.yaml", [(4000, 0), (4000, 0)]),
+    ],
+)
 def test_the_pods_of_an_example_hold_what_they_request(sandbox, example, name, shares):
     sandbox.add_gpu_node("gpu-0", *CARDS)
-    assert [(share.memory_mib, share.cores) for share in example(name, len(shares)).values()] == shares
+    assert [
+        (share.memory_mib, share.cores) for share in example(name, len(shares)).values()
+    ] == shares
 
 
 @pytest.mark.parametrize("name", ["two-tenants.yaml", "priority.yaml"])
@@ -65,7 +80,9 @@ def test_these_pods_share_one_card(sandbox, example, name):
 
 def test_the_pods_of_the_quickstart_share_one_card(sandbox):
     """On a node with the mock GPUs of the overlay kind."""
-    (manifest,) = re.findall(r"<<YAML\n(.*?)^YAML$", script(DOCS / "quickstart.md"), re.MULTILINE | re.DOTALL)
+    (manifest,) = re.findall(
+        r"<<YAML\n(.*?)^YAML$", script(DOCS / "quickstart.md"), re.MULTILINE | re.DOTALL
+    )
     sandbox.add_gpu_node("gpu-0", *gpus(2))
     for item in yaml.safe_load_all(manifest):
         sandbox.create(item)
@@ -85,10 +102,12 @@ def test_the_pod_of_the_mig_example_gets_the_smallest_instance(sandbox, example)
     sandbox.add_gpu_node("gpu-0", *CARDS)
     sandbox.add_gpu_node("gpu-1", mig_gpu())
     (share,) = example("mig.yaml", 1).values()
-    assert share.card == "gpu-1/0" and share.memory_mib >= 8000
+    assert share.card == "gpu-1/0"
+    assert share.memory_mib >= 8000
 
 
 def test_every_example_is_applied_here():
     (mark,) = test_the_pods_of_an_example_hold_what_they_request.pytestmark
     assert {name for name, _ in mark.args[1]} | {"mig.yaml"} | ELSEWHERE | FOREIGN == {
-        path.name for path in FOLDER.glob("*.yaml")}
+        path.name for path in FOLDER.glob("*.yaml")
+    }

@@ -13,14 +13,17 @@ PODS = 200
 
 
 def crowd(count=PODS):
-    """Returns pods that name their scheduler, so that they are scheduled even if they are created without the webhook.
-    """
+    """Returns pods that name their scheduler, so that they are scheduled even if they are created
+    without the webhook."""
     limits = {"gpu": 1, "gpumem": 8000, "gpucores": 10}
     return [pod(f"p{number:03}", scheduler="hami-scheduler", **limits) for number in range(count)]
 
 
 def ten_nodes(sandbox, lock_free=False):
-    sandbox.add_gpu_nodes({f"n{number}": gpus(8) for number in range(10)}, annotations=LOCK_FREE if lock_free else None)
+    sandbox.add_gpu_nodes(
+        {f"n{number}": gpus(8) for number in range(10)},
+        annotations=LOCK_FREE if lock_free else None,
+    )
 
 
 either_mode = pytest.mark.parametrize("lock_free", [False, True], ids=["locks", "lock-free"])
@@ -117,10 +120,14 @@ def test_etcd_is_restored_from_a_backup(sandbox, local, scheduler, round):
         sandbox.annotate_node("n0", {"example.com/number": str(number)})
     pid = scheduler.program.pid
     local.restore(backup)
-    sandbox.create_all([pod(f"after-{number}", scheduler="hami-scheduler", **whole) for number in range(2)])
+    sandbox.create_all(
+        [pod(f"after-{number}", scheduler="hami-scheduler", **whole) for number in range(2)]
+    )
     bound = sandbox.started(wait_for=2, timeout=60)
-    assert "before" in bound and len(bound) == 2
-    assert scheduler.program.running() and scheduler.program.pid == pid
+    assert "before" in bound
+    assert len(bound) == 2
+    assert scheduler.program.running()
+    assert scheduler.program.pid == pid
     waiting = next(f"after-{number}" for number in range(2) if f"after-{number}" not in bound)
     sandbox.refusal(waiting)
     assert len(sandbox.bound(wait_for=2)) == 2

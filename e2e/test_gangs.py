@@ -15,15 +15,24 @@ from e2e.nodes import LOCK_FREE, fake_node, gpus
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import pod
 from e2e.priorities import add_priorities, class_name, of_priority
-from e2e.scheduler import Certificates, Scheduler, install, kill_leader, second_replica, wait_for_webhook
+from e2e.scheduler import (
+    Certificates,
+    Scheduler,
+    install,
+    kill_leader,
+    second_replica,
+    wait_for_webhook,
+)
 from hami.codec.pods import render_preempted
 from hami.codec.times import render_time
 from hami.model import EvictedTogether
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
 COMPOSITES = "/apis/scheduling.k8s.io/v1alpha3/namespaces/default/compositepodgroups"
-GATES = {"kubeFeatureGates": "GenericWorkload=true,TopologyAwareWorkloadScheduling=true,CompositePodGroup=true",
-         "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true"}
+GATES = {
+    "kubeFeatureGates": "GenericWorkload=true,TopologyAwareWorkloadScheduling=true,CompositePodGroup=true",
+    "kubeRuntimeConfig": "scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true",
+}
 FIRST = (1, 37)  # the version of Kubernetes with this API
 ROUNDS = 4
 pytestmark = pytest.mark.since(*FIRST)
@@ -39,7 +48,10 @@ def replica(tmp_path_factory):
         certificates = Certificates(tmp_path_factory.mktemp("tls"))
         scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
         wait_for_webhook(cluster.kube)
-        cluster.kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, "default")
+        cluster.kube.apply(
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}},
+            "default",
+        )
         cluster.kube.create(fake_node("seven", gpus(7), annotations=LOCK_FREE))
         yield scheduler
         scheduler.close()
@@ -81,7 +93,9 @@ def audited(kube, two_more):
         for group in kube.call("GET", groups)["items"]:
             kube.call("DELETE", f"{groups}/{group['metadata']['name']}")
         # a group is kept by its finalizer until its pods are gone, and the next test may want its name
-        eventually(lambda groups=groups: not kube.call("GET", groups)["items"], "the groups are gone")
+        eventually(
+            lambda groups=groups: not kube.call("GET", groups)["items"], "the groups are gone"
+        )
     assert not found, "the auditor found:\n" + "\n".join(found)
 
 
@@ -93,7 +107,10 @@ def remove(kube, *names):
 
 def whole_card(name, group=""):
     item = pod(name, gpu=1, gpucores=100)
-    return {**item, "spec": {**item["spec"], **({"schedulingGroup": {"podGroupName": group}} if group else {})}}
+    return {
+        **item,
+        "spec": {**item["spec"], **({"schedulingGroup": {"podGroupName": group}} if group else {})},
+    }
 
 
 def waiting(kube):
@@ -109,9 +126,20 @@ def create_gang(kube, group, size, priority="", least=None, mode="", parent=""):
     if mode:
         spec["disruptionMode"] = {mode: {}}
     if parent:
-        spec |= {"parentCompositePodGroupName": parent, "workloadRef": {"workloadName": "w", "templateName": "t"}}
-    kube.call("POST", GROUPS, {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "metadata": {
-        "name": group}, "spec": spec})
+        spec |= {
+            "parentCompositePodGroupName": parent,
+            "workloadRef": {"workloadName": "w", "templateName": "t"},
+        }
+    kube.call(
+        "POST",
+        GROUPS,
+        {
+            "apiVersion": "scheduling.k8s.io/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": group},
+            "spec": spec,
+        },
+    )
     names = {f"{group}-{number}" for number in range(size)}
     for name in sorted(names):
         item = whole_card(name, group)
@@ -121,7 +149,11 @@ def create_gang(kube, group, size, priority="", least=None, mode="", parent=""):
 
 
 def bound(kube):
-    return {item["metadata"]["name"] for item in kube.list("Pod", "default") if item["spec"].get("nodeName")}
+    return {
+        item["metadata"]["name"]
+        for item in kube.list("Pod", "default")
+        if item["spec"].get("nodeName")
+    }
 
 
 def wait_bound(kube, names, timeout):
@@ -136,9 +168,14 @@ def test_the_gang_of_the_examples_is_placed(kube):
     group, job = yaml.safe_load_all(EXAMPLE.read_text())
     kube.call("POST", GROUPS, group)
     kube.create(job, "default")
-    eventually(lambda: len(bound(kube)) == job["spec"]["parallelism"], "the pods of the Job are bound", timeout=20)
-    assert {item["spec"]["schedulingGroup"]["podGroupName"] for item in kube.list("Pod", "default")} == {
-        group["metadata"]["name"]}
+    eventually(
+        lambda: len(bound(kube)) == job["spec"]["parallelism"],
+        "the pods of the Job are bound",
+        timeout=20,
+    )
+    assert {
+        item["spec"]["schedulingGroup"]["podGroupName"] for item in kube.list("Pod", "default")
+    } == {group["metadata"]["name"]}
     kube.delete("Job", job["metadata"]["name"], "default")
 
 
@@ -156,14 +193,18 @@ def test_a_gang_that_lacks_a_card_takes_none_from_others(kube, two_more, pause):
 
 
 def is_refused(item):
-    return any(condition["type"] == "PodScheduled" and condition["status"] == "False"
-               for condition in item["status"].get("conditions") or [])
+    return any(
+        condition["type"] == "PodScheduled" and condition["status"] == "False"
+        for condition in item["status"].get("conditions") or []
+    )
 
 
 def test_a_gang_that_lacks_a_card_is_placed_by_the_next_leader(kube, replica, two_more):
     with second_replica(replica) as standby:
         gang = create_gang(kube, "big", 8)
-        eventually(lambda: all(map(is_refused, kube.list("Pod", "default"))), "all members are refused")
+        eventually(
+            lambda: all(map(is_refused, kube.list("Pod", "default"))), "all members are refused"
+        )
         kill_leader(replica, standby)
         kube.create(whole_card("single"), "default")
         wait_bound(kube, {"single"}, 60)
@@ -175,8 +216,11 @@ def test_a_gang_that_lacks_a_card_is_placed_by_the_next_leader(kube, replica, tw
 def test_two_gangs_that_do_not_fit_together_take_turns(kube):
     for _ in range(ROUNDS):
         gangs = [create_gang(kube, name, 5) for name in "ab"]
-        first = eventually(lambda: next((gang for gang in gangs if gang <= bound(kube)), None), "a gang is placed",
-                           timeout=20)
+        first = eventually(
+            lambda: next((gang for gang in gangs if gang <= bound(kube)), None),
+            "a gang is placed",
+            timeout=20,
+        )
         assert bound(kube) == first
         remove(kube, *first)
         wait_bound(kube, next(gang for gang in gangs if gang != first), 20)
@@ -185,8 +229,17 @@ def test_two_gangs_that_do_not_fit_together_take_turns(kube):
 
 def test_explain_says_what_a_gang_lacks(cluster, kube):
     gang = create_gang(kube, "large", 8)
-    answer = hami(cluster.kubeconfig, "explain", "pod", min(gang), "-n", "default", "-o", "json",
-                  f"--device-config-file={DEVICE_CONFIG}")
+    answer = hami(
+        cluster.kubeconfig,
+        "explain",
+        "pod",
+        min(gang),
+        "-n",
+        "default",
+        "-o",
+        "json",
+        f"--device-config-file={DEVICE_CONFIG}",
+    )
     told = answer.document["gang"]
     assert [told[key] for key in ("required", "tried", "fitting", "lacking")] == [8, 8, 7, 1]
     assert bound(kube) == set()
@@ -197,7 +250,9 @@ def full(kube):
     """Seven pods hold the cards: four of low priority, and three of high priority, whose names are returned."""
     add_priorities(kube)
     for number in range(7):
-        kube.create(of_priority("low" if number < 4 else "high", whole_card(f"single-{number}")), "default")
+        kube.create(
+            of_priority("low" if number < 4 else "high", whole_card(f"single-{number}")), "default"
+        )
     wait_bound(kube, {f"single-{number}" for number in range(7)}, 10)
     return {"single-4", "single-5", "single-6"}
 
@@ -210,7 +265,8 @@ def test_a_gang_of_higher_priority_gets_what_others_leave_or_nobody_ends(kube, f
     assert bound(kube) == {f"single-{number}" for number in range(7)}
     remove(kube, *large)
     wait_bound(kube, create_gang(kube, "small", 3, priority="mid"), 20)
-    assert len(bound(kube)) == 7 and full < bound(kube)
+    assert len(bound(kube)) == 7
+    assert full < bound(kube)
 
 
 def test_a_gang_gets_as_many_cards_as_it_needs_and_then_those_that_are_left(kube, full):
@@ -223,10 +279,21 @@ def test_a_gang_gets_as_many_cards_as_it_needs_and_then_those_that_are_left(kube
 def create_composite(kube, mode):
     """Returns the name of a CompositePodGroup of low priority that is disrupted by *mode*."""
     name = f"job-{secrets.token_hex(3)}"
-    kube.call("POST", COMPOSITES, {
-        "apiVersion": "scheduling.k8s.io/v1alpha3", "kind": "CompositePodGroup", "metadata": {"name": name},
-        "spec": {"schedulingPolicy": {"basic": {}}, "disruptionMode": {mode: {}},
-                 "priorityClassName": class_name("low"), "workloadRef": {"workloadName": "w", "templateName": "j"}}})
+    kube.call(
+        "POST",
+        COMPOSITES,
+        {
+            "apiVersion": "scheduling.k8s.io/v1alpha3",
+            "kind": "CompositePodGroup",
+            "metadata": {"name": name},
+            "spec": {
+                "schedulingPolicy": {"basic": {}},
+                "disruptionMode": {mode: {}},
+                "priorityClassName": class_name("low"),
+                "workloadRef": {"workloadName": "w", "templateName": "j"},
+            },
+        },
+    )
     return name
 
 
@@ -240,8 +307,14 @@ def preempt(kube, name="p"):
 
 def marked(kube):
     """Returns the pods that say that they are about to end."""
-    return {item["metadata"]["name"] for item in kube.list("Pod", "default")
-            if any(condition["type"] == "DisruptionTarget" for condition in item["status"].get("conditions") or [])}
+    return {
+        item["metadata"]["name"]
+        for item in kube.list("Pod", "default")
+        if any(
+            condition["type"] == "DisruptionTarget"
+            for condition in item["status"].get("conditions") or []
+        )
+    }
 
 
 @pytest.fixture
@@ -287,7 +360,9 @@ def test_a_gang_of_which_no_pod_can_be_spared_loses_one(kube, four_cards):
 @pytest.mark.parametrize(("mode", "count"), [("all", 0), ("single", 3)])
 def test_gangs_below_a_composite_group_end_as_it_says(kube, four_cards, mode, count):
     parent = create_composite(kube, mode)
-    gangs = [create_gang(kube, name, 2, priority="low", parent=parent) for name in ("left", "right")]
+    gangs = [
+        create_gang(kube, name, 2, priority="low", parent=parent) for name in ("left", "right")
+    ]
     for gang in gangs:
         wait_bound(kube, gang, 20)
     assert len(preempt(kube) & set.union(*gangs)) == count
@@ -297,13 +372,22 @@ def mark(kube, names, uid):
     """Writes what a leader writes before it evicts a gang for the pod *uid*. Returns *names* as it deletes them."""
     pods = {kube.get("Pod", name, "default")["metadata"]["uid"]: name for name in names}
     together = EvictedTogether(len(pods), max(pods))
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
-                 "message": render_preempted(uid, "seven", together),
-                 "lastTransitionTime": render_time(datetime.now(UTC))}
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "PreemptionByScheduler",
+        "message": render_preempted(uid, "seven", together),
+        "lastTransitionTime": render_time(datetime.now(UTC)),
+    }
     for name in names:
         conditions = kube.get("Pod", name, "default")["status"].get("conditions") or []
-        kube.merge_patch("Pod", name, {"status": {"conditions": [*conditions, condition]}}, "default",
-                         subresource="status")
+        kube.merge_patch(
+            "Pod",
+            name,
+            {"status": {"conditions": [*conditions, condition]}},
+            "default",
+            subresource="status",
+        )
     return [pods[uid] for uid in sorted(pods)]
 
 

@@ -60,7 +60,11 @@ def allocated(sandbox: Sandbox, *names: str) -> dict[str, str]:
 
 
 def restarts(sandbox: Sandbox, *names: str) -> list[int]:
-    return [status["restartCount"] for name in names for status in sandbox.pod(name)["status"]["containerStatuses"]]
+    return [
+        status["restartCount"]
+        for name in names
+        for status in sandbox.pod(name)["status"]["containerStatuses"]
+    ]
 
 
 def holders(kube: Any) -> set[str]:
@@ -100,12 +104,19 @@ class Arrivals:
         """Checks that our webhook has admitted every pod, and that each has its devices."""
         assert self.refused == []
         assert len(self.names) > 10
-        pods = {item["metadata"]["name"]: item for item in self._sandbox.kube.list("Pod", self._sandbox.namespace)}
+        pods = {
+            item["metadata"]["name"]: item
+            for item in self._sandbox.kube.list("Pod", self._sandbox.namespace)
+        }
         missed = [name for name in self.names if pods[name]["spec"]["schedulerName"] != SCHEDULER]
         assert missed == []
         started = self._sandbox.kube.wait(
-            "Pod", lambda found: all(found[name]["spec"].get("nodeName") for name in self.names),
-            self._sandbox.namespace, timeout=90, what="all pods that arrived are bound")
+            "Pod",
+            lambda found: all(found[name]["spec"].get("nodeName") for name in self.names),
+            self._sandbox.namespace,
+            timeout=90,
+            what="all pods that arrived are bound",
+        )
         assert started
 
 
@@ -126,10 +137,16 @@ def test_a_pod_runs_right_after_the_installation(on_kind: KindCluster) -> None:
         worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=60)
     webhook = on_kind.kube.get("MutatingWebhookConfiguration", "hami-webhook")
     assert all(entry["clientConfig"].get("caBundle") for entry in webhook["webhooks"])
-    ended = [(item["metadata"]["name"], status["name"])
-             for item in on_kind.pods_of(SCHEDULER) + on_kind.pods_of("hami-device-plugin")
-             for status in item["status"]["containerStatuses"] if status["restartCount"]]
-    last_words = {name: on_kind.kubectl("logs", "--namespace", NAMESPACE, *name, "--previous") for name in ended}
+    ended = [
+        (item["metadata"]["name"], status["name"])
+        for item in on_kind.pods_of(SCHEDULER) + on_kind.pods_of("hami-device-plugin")
+        for status in item["status"]["containerStatuses"]
+        if status["restartCount"]
+    ]
+    last_words = {
+        name: on_kind.kubectl("logs", "--namespace", NAMESPACE, *name, "--previous")
+        for name in ended
+    }
     assert [words for words in last_words.values() if LEASE_LOST not in words] == []
 
 
@@ -142,13 +159,21 @@ def test_a_container_gets_its_slice(sandbox: Sandbox, worker: Worker) -> None:
     card = granted.pop("NVIDIA_VISIBLE_DEVICES")
     assert card.startswith("GPU-")
     assert f"{card},NVIDIA,3000,30:" in allocated(sandbox, "asking")["asking"]
-    assert granted == {"CUDA_DEVICE_MEMORY_LIMIT_0": "3000m", "CUDA_DEVICE_SM_LIMIT": "30", "LIBCUDA_LOG_LEVEL": "1"}
+    assert granted == {
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
+        "CUDA_DEVICE_SM_LIMIT": "30",
+        "LIBCUDA_LOG_LEVEL": "1",
+    }
     assert asking.library.startswith("ELF")
 
 
-def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(sandbox: Sandbox, worker: Worker) -> None:
+def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(
+    sandbox: Sandbox, worker: Worker
+) -> None:
     names = [f"p{number}" for number in range(4)]
-    sandbox.create_all(show(name, gpu=1, gpumem=40_000 + number) for number, name in enumerate(names))
+    sandbox.create_all(
+        show(name, gpu=1, gpumem=40_000 + number) for number, name in enumerate(names)
+    )
     sandbox.running(*names, timeout=120)
     assert limits(sandbox, worker, *names) == [(f"{40_000 + number}m", "0") for number in range(4)]
     sandbox.create(show("late", gpu=1, gpumem=40_000))
@@ -167,7 +192,9 @@ def test_the_kubelet_is_killed_under_running_pods(sandbox: Sandbox, worker: Work
 
 
 @pytest.mark.parametrize("workload", ["deployment/hami-scheduler", "daemonset/hami-device-plugin"])
-def test_rollout_under_load(on_kind: KindCluster, sandbox: Sandbox, worker: Worker, workload: str) -> None:
+def test_rollout_under_load(
+    on_kind: KindCluster, sandbox: Sandbox, worker: Worker, workload: str
+) -> None:
     sandbox.create(show("a", gpu=1, gpumem=1000), show("b", gpu=2, gpumem=2000))
     before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
     with arriving(sandbox):
@@ -189,8 +216,12 @@ def test_upgrade_in_place(on_kind: KindCluster, sandbox: Sandbox, worker: Worker
             worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
             sandbox.create(show("c", gpu=1, gpumem=79_920))
             assert sandbox.running("a", "b", "c", timeout=120)[:2] == before
-        images = {status["image"].rpartition(":")[2] for item in on_kind.pods_of(SCHEDULER)
-                  for status in item["spec"]["containers"] if status["name"] == "extender"}
+        images = {
+            status["image"].rpartition(":")[2]
+            for item in on_kind.pods_of(SCHEDULER)
+            for status in item["spec"]["containers"]
+            if status["name"] == "extender"
+        }
         assert images == {"next"}
         assert allocated(sandbox, "a", "b") == held
         assert restarts(sandbox, "a", "b", "c") == [0, 0, 0]
@@ -203,11 +234,17 @@ def test_upgrade_in_place(on_kind: KindCluster, sandbox: Sandbox, worker: Worker
 
 def set_failure_policy(kube: Kube, policy: str) -> None:
     path = path_of("MutatingWebhookConfiguration", name="hami-webhook")
-    kube.call("PATCH", path, {"webhooks": [{"name": "vgpu.hami.io", "failurePolicy": policy}]},
-              content_type="application/strategic-merge-patch+json")
+    kube.call(
+        "PATCH",
+        path,
+        {"webhooks": [{"name": "vgpu.hami.io", "failurePolicy": policy}]},
+        content_type="application/strategic-merge-patch+json",
+    )
 
 
-def test_the_webhook_is_unavailable_and_returns(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
+def test_the_webhook_is_unavailable_and_returns(
+    on_kind: KindCluster, sandbox: Sandbox, worker: Worker
+) -> None:
     """Other pods are placed. A pod that requests devices waits, has an event, and uses nothing; or it is rejected, with
     failurePolicy Fail.
     """
@@ -231,7 +268,9 @@ def test_the_webhook_is_unavailable_and_returns(on_kind: KindCluster, sandbox: S
     assert limits(sandbox, worker, "b") == [("2000m", "0")]
 
 
-def test_uninstall_and_install_again(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
+def test_uninstall_and_install_again(
+    on_kind: KindCluster, sandbox: Sandbox, worker: Worker
+) -> None:
     sandbox.create(show("a", gpu=2, gpumem=60_000))
     before, held = sandbox.running("a", timeout=120), allocated(sandbox, "a")
     on_kind.uninstall()
@@ -260,8 +299,15 @@ class Hami:
 
     def __enter__(self) -> Hami:
         self._kube.delete("Lease", SCHEDULER, NAMESPACE)
-        self._kube.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": SCHEDULER},
-                           "spec": {"holderIdentity": "hami", "leaseDurationSeconds": 15, **now()}}, NAMESPACE)
+        self._kube.create(
+            {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": SCHEDULER},
+                "spec": {"holderIdentity": "hami", "leaseDurationSeconds": 15, **now()},
+            },
+            NAMESPACE,
+        )
         self._renewing.start()
         return self
 
@@ -290,28 +336,50 @@ def of_hami(sandbox: Sandbox, name: str, node: str, memory_mib: int) -> Object:
     """Returns a pod that HAMi has placed on the first device of *node*."""
     share = f"{sandbox.uuid(node)},NVIDIA,{memory_mib},0:;"
     placed = str(int(datetime.now(UTC).timestamp()))
-    made = pod(name, gpu=1, gpumem=memory_mib, scheduler=SCHEDULER, node_name=node, annotations={
-        "hami.io/vgpu-node": sandbox.node(node)["metadata"]["name"], "hami.io/vgpu-time": placed,
-        "hami.io/bind-time": placed, "hami.io/bind-phase": "success", ALLOCATED: share,
-        "hami.io/vgpu-devices-to-allocate": ";"})
+    made = pod(
+        name,
+        gpu=1,
+        gpumem=memory_mib,
+        scheduler=SCHEDULER,
+        node_name=node,
+        annotations={
+            "hami.io/vgpu-node": sandbox.node(node)["metadata"]["name"],
+            "hami.io/vgpu-time": placed,
+            "hami.io/bind-time": placed,
+            "hami.io/bind-phase": "success",
+            ALLOCATED: share,
+            "hami.io/vgpu-devices-to-allocate": ";",
+        },
+    )
     return on(FAKE, made)
 
 
-def test_takeover_from_hami_and_return(on_kind: KindCluster, sandbox: Sandbox, agent: NodeAgent) -> None:
+def test_takeover_from_hami_and_return(
+    on_kind: KindCluster, sandbox: Sandbox, agent: NodeAgent
+) -> None:
     """Ours waits while HAMi leads, continues with its allocations, and leaves allocations that HAMi can read."""
     on_kind.uninstall()
     try:
         agent.answers_handshake = True
         sandbox.add_gpu_nodes({"json": [gpu(memory_mib=80_000)], "text": [gpu(memory_mib=80_000)]})
-        sandbox.annotate_node("text", {REGISTER: f"{sandbox.uuid('text')},10,80000,100,NVIDIA-A100,0,true:"})
+        sandbox.annotate_node(
+            "text", {REGISTER: f"{sandbox.uuid('text')},10,80000,100,NVIDIA-A100,0,true:"}
+        )
         with Hami(on_kind.kube) as hami:
-            sandbox.create(of_hami(sandbox, "a", "json", 60_000), of_hami(sandbox, "b", "text", 70_000))
+            sandbox.create(
+                of_hami(sandbox, "a", "json", 60_000), of_hami(sandbox, "b", "text", 70_000)
+            )
             held = allocated(sandbox, "a", "b")
             with on_kind.beside_hami():
-                sandbox.create(on(FAKE, pod("c", gpu=1, gpumem=15_000)), on(FAKE, pod("d", gpu=1, gpumem=25_000)))
+                sandbox.create(
+                    on(FAKE, pod("c", gpu=1, gpumem=15_000)),
+                    on(FAKE, pod("d", gpu=1, gpumem=25_000)),
+                )
                 assert sandbox.pod("c")["spec"]["schedulerName"] == SCHEDULER
                 renewed = hami.renewals
-                sandbox.kube.wait("Lease", lambda leases: hami.renewals > renewed + 5, NAMESPACE, what="renewed")
+                sandbox.kube.wait(
+                    "Lease", lambda leases: hami.renewals > renewed + 5, NAMESPACE, what="renewed"
+                )
                 assert not sandbox.pod("c")["spec"].get("nodeName"), "placed although HAMi leads"
                 hami.leave()
                 assert sandbox.started(wait_for=3, timeout=90)["c"] == "json"

@@ -17,7 +17,9 @@ def notes(sandbox, name):
 def announce(sandbox, node, text):
     """The node says anew which vendors need no lock."""
     name = sandbox.node(node)["metadata"]["name"]
-    sandbox.kube.merge_patch("Node", name, {"metadata": {"annotations": dict.fromkeys(LOCK_FREE, text)}})
+    sandbox.kube.merge_patch(
+        "Node", name, {"metadata": {"annotations": dict.fromkeys(LOCK_FREE, text)}}
+    )
 
 
 def test_the_binding_says_that_the_pod_is_done(sandbox, agent):
@@ -26,8 +28,11 @@ def test_the_binding_says_that_the_pod_is_done(sandbox, agent):
     sandbox.create(pod("a", **SMALL))
     sandbox.started()
     found = notes(sandbox, "a")
-    assert found[PHASE] == "success" and found[ALLOCATED] and TO_ALLOCATE not in found
-    assert MUTEX not in sandbox.node("n0")["metadata"]["annotations"] and agent.served == served
+    assert found[PHASE] == "success"
+    assert found[ALLOCATED]
+    assert TO_ALLOCATE not in found
+    assert MUTEX not in sandbox.node("n0")["metadata"]["annotations"]
+    assert agent.served == served
 
 
 @pytest.mark.installation
@@ -38,7 +43,8 @@ def test_pods_at_once_on_lock_free_and_other_nodes(sandbox):
     placed = sandbox.started(wait_for=40)
     assert {node.partition("-")[0] for node in placed.values()} == {"free", "lock"}
     assert {name: TO_ALLOCATE in notes(sandbox, name) for name in placed} == {
-        name: node.startswith("lock") for name, node in placed.items()}
+        name: node.startswith("lock") for name, node in placed.items()
+    }
 
 
 @pytest.mark.parametrize("before", ["NVIDIA", None], ids=["to locks", "to lock-free"])
@@ -60,6 +66,7 @@ def test_the_lock_of_another_scheduler_does_not_hold_up_pods(sandbox, agent):
     announce(sandbox, "n0", "NVIDIA")
     sandbox.create(pod("next", **SMALL))
     sandbox.bound(wait_for=2)
-    assert notes(sandbox, "next")[PHASE] == "success" and notes(sandbox, "waits")[PHASE] == "allocating"
+    assert notes(sandbox, "next")[PHASE] == "success"
+    assert notes(sandbox, "waits")[PHASE] == "allocating"
     agent.resume()
     assert len(sandbox.started(wait_for=2)) == 2

@@ -15,7 +15,9 @@ def place(sandbox, count, **annotations):
     for number in range(count):
         sandbox.create(pod(f"p{number}", gpu=1, gpumem=10_000, annotations=annotations))
         sandbox.started()
-    return set(sandbox.started().values()), set().union(*(sandbox.cards(f"p{number}") for number in range(count)))
+    return set(sandbox.started().values()), set().union(
+        *(sandbox.cards(f"p{number}") for number in range(count))
+    )
 
 
 def two_nodes(sandbox):
@@ -24,20 +26,27 @@ def two_nodes(sandbox):
 
 def by_flag_and_annotation(flag, **expected):
     """Returns the parameters ``by``, ``policy`` and what is expected of it, with the flag where it decides."""
-    return [pytest.param(by, policy, count, marks=[pytest.mark.flags(**{flag: policy})] if by == "flag" else [])
-            for by in ("flag", "annotation") for policy, count in expected.items()]
+    return [
+        pytest.param(
+            by, policy, count, marks=[pytest.mark.flags(**{flag: policy})] if by == "flag" else []
+        )
+        for by in ("flag", "annotation")
+        for policy, count in expected.items()
+    ]
 
 
-@pytest.mark.parametrize(("by", "policy", "nodes"),
-                         by_flag_and_annotation("node_scheduler_policy", binpack=1, spread=2))
+@pytest.mark.parametrize(
+    ("by", "policy", "nodes"), by_flag_and_annotation("node_scheduler_policy", binpack=1, spread=2)
+)
 def test_node_policy(sandbox, by, policy, nodes):
     two_nodes(sandbox)
     used, _ = place(sandbox, 2, **({NODE_POLICY: policy} if by == "annotation" else {}))
     assert len(used) == nodes
 
 
-@pytest.mark.parametrize(("by", "policy", "cards"),
-                         by_flag_and_annotation("gpu_scheduler_policy", binpack=1, spread=2))
+@pytest.mark.parametrize(
+    ("by", "policy", "cards"), by_flag_and_annotation("gpu_scheduler_policy", binpack=1, spread=2)
+)
 def test_gpu_policy(sandbox, by, policy, cards):
     sandbox.add_gpu_node("n0", *gpus(2))
     _, used = place(sandbox, 2, **({GPU_POLICY: policy} if by == "annotation" else {}))
@@ -59,11 +68,14 @@ def test_mutex_requires_an_unused_card(sandbox):
     assert sandbox.refusal("third", "ExclusiveDeviceAllocateConflict")
 
 
-@pytest.mark.parametrize(("annotations", "node"), [
-    pytest.param({"nvidia.com/use-gputype": "H100"}, "h", id="use-type"),
-    pytest.param({"nvidia.com/use-gputype": "V100,h100"}, "h", id="use-one-of-several-types"),
-    pytest.param({"nvidia.com/nouse-gputype": "H100"}, "a", id="nouse-type"),
-])
+@pytest.mark.parametrize(
+    ("annotations", "node"),
+    [
+        pytest.param({"nvidia.com/use-gputype": "H100"}, "h", id="use-type"),
+        pytest.param({"nvidia.com/use-gputype": "V100,h100"}, "h", id="use-one-of-several-types"),
+        pytest.param({"nvidia.com/nouse-gputype": "H100"}, "a", id="nouse-type"),
+    ],
+)
 def test_type_lists(sandbox, annotations, node):
     sandbox.add_gpu_nodes({"a": [gpu(model=A100)], "h": [gpu(model=H100)]})
     sandbox.create(pod("p", gpu=1, gpumem=1000, annotations=annotations))
@@ -76,7 +88,9 @@ def test_an_unknown_type(sandbox):
     assert sandbox.refusal("p", "CardTypeMismatch")
 
 
-@pytest.mark.parametrize(("key", "card"), [("nvidia.com/use-gpuuuid", "n0/1"), ("nvidia.com/nouse-gpuuuid", "n0/0")])
+@pytest.mark.parametrize(
+    ("key", "card"), [("nvidia.com/use-gpuuuid", "n0/1"), ("nvidia.com/nouse-gpuuuid", "n0/0")]
+)
 def test_uuid_lists(sandbox, key, card):
     sandbox.add_gpu_node("n0", *gpus(2))
     sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={key: sandbox.uuid("n0", 1)}))
@@ -86,13 +100,22 @@ def test_uuid_lists(sandbox, key, card):
 
 def test_an_unknown_uuid(sandbox):
     sandbox.add_gpu_node("n0")
-    sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere"}))
+    sandbox.create(
+        pod("p", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere"})
+    )
     assert sandbox.refusal("p", "CardUuidMismatch")
 
 
 def test_numa_bind_keeps_a_pod_on_one_numa_node(sandbox):
     sandbox.add_gpu_node("n0", *gpus(4))  # two on NUMA node 0, two on 1
-    sandbox.create(pod("busy", gpu=1, gpumem=70_000, annotations={"nvidia.com/use-gpuuuid": sandbox.uuid("n0", 3)}))
+    sandbox.create(
+        pod(
+            "busy",
+            gpu=1,
+            gpumem=70_000,
+            annotations={"nvidia.com/use-gpuuuid": sandbox.uuid("n0", 3)},
+        )
+    )
     sandbox.started()
     sandbox.create(pod("p", gpu=2, gpumem=20_000, annotations={"nvidia.com/numa-bind": "true"}))
     sandbox.started()
@@ -111,13 +134,26 @@ def test_weights_decide_between_cards(sandbox):
     sandbox.started()
     for weights, card in (("slot=0,core=0,memory=1", "n0/0"), ("slot=0,core=1,memory=0", "n0/1")):
         name = f"p-{card[-1]}"
-        sandbox.create(pod(name, gpu=1, gpumem=1000, gpucores=1, annotations={
-            GPU_POLICY: "binpack", "hami.io/device-scoring-weights": weights}))
+        sandbox.create(
+            pod(
+                name,
+                gpu=1,
+                gpumem=1000,
+                gpucores=1,
+                annotations={GPU_POLICY: "binpack", "hami.io/device-scoring-weights": weights},
+            )
+        )
         sandbox.started()
         assert sandbox.cards(name) == {card}
 
 
 def test_malformed_weights_are_quoted_in_the_event(sandbox):
     sandbox.add_gpu_node("n0")
-    sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={"hami.io/device-scoring-weights": "slot=1,core=1"}))
-    assert "expected slot, core, and memory weights" in sandbox.refusal("p", "device-scoring-weights")
+    sandbox.create(
+        pod(
+            "p", gpu=1, gpumem=1000, annotations={"hami.io/device-scoring-weights": "slot=1,core=1"}
+        )
+    )
+    assert "expected slot, core, and memory weights" in sandbox.refusal(
+        "p", "device-scoring-weights"
+    )

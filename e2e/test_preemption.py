@@ -19,11 +19,21 @@ pytestmark = pytest.mark.usefixtures("priorities")
 def cpu_is_full(sandbox):
     """Two nodes of one GPU each, whose CPU is full of pods of low priority that a controller replaces."""
     sandbox.add_gpu_nodes({"gpu-0": [gpu()], "gpu-1": [gpu()]})
-    template = of_priority("low", pod("cpu", cpu=900, labels={"app": "cpu"}, scheduler="hami-scheduler"))
-    sandbox.create({
-        "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "cpu"},
-        "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "cpu"}},
-                 "template": {"metadata": template["metadata"], "spec": template["spec"]}}})
+    template = of_priority(
+        "low", pod("cpu", cpu=900, labels={"app": "cpu"}, scheduler="hami-scheduler")
+    )
+    sandbox.create(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {"name": "cpu"},
+            "spec": {
+                "replicas": 2,
+                "selector": {"matchLabels": {"app": "cpu"}},
+                "template": {"metadata": template["metadata"], "spec": template["spec"]},
+            },
+        }
+    )
     nodes = sandbox.bound(2)
     assert sorted(nodes.values()) == ["gpu-0", "gpu-1"]
     yield {node: name for name, node in nodes.items()}
@@ -37,25 +47,45 @@ def wants():
 
 def take_whole_cards(sandbox, *nodes):
     for node in nodes:
-        sandbox.create(of_priority("high", pod(f"holds-{node}", gpu=1, annotations={
-            "nvidia.com/use-gpuuuid": sandbox.uuid(node)})))
+        sandbox.create(
+            of_priority(
+                "high",
+                pod(
+                    f"holds-{node}",
+                    gpu=1,
+                    annotations={"nvidia.com/use-gpuuuid": sandbox.uuid(node)},
+                ),
+            )
+        )
     sandbox.started(len(nodes))
 
 
 def preempted(sandbox):
-    return {event["involvedObject"]["name"] for event in sandbox.kube.list("Event", sandbox.namespace)
-            if event["reason"] == "Preempted"}
+    return {
+        event["involvedObject"]["name"]
+        for event in sandbox.kube.list("Event", sandbox.namespace)
+        if event["reason"] == "Preempted"
+    }
 
 
 def vetoes(scheduler):
-    return int(float(re.search(
-        r'request_duration_seconds_count\{outcome="refused",verb="preempt"\} (\S+)', scheduler.metrics())[1]))
+    return int(
+        float(
+            re.search(
+                r'request_duration_seconds_count\{outcome="refused",verb="preempt"\} (\S+)',
+                scheduler.metrics(),
+            )[1]
+        )
+    )
 
 
 def uids(sandbox):
     """Returns the pods that hold something."""
-    return {item["metadata"]["uid"] for item in sandbox.kube.list("Pod", sandbox.namespace)
-            if item["metadata"]["name"] != "wants"}
+    return {
+        item["metadata"]["uid"]
+        for item in sandbox.kube.list("Pod", sandbox.namespace)
+        if item["metadata"]["name"] != "wants"
+    }
 
 
 def test_nobody_is_evicted_where_the_cards_stay_full(sandbox, scheduler, cpu_is_full):
@@ -82,32 +112,48 @@ def test_the_next_leader_evicts_nobody_until_a_card_is_free(sandbox, scheduler, 
         assert uids(sandbox) == before
         assert preempted(sandbox) == set()
         sandbox.delete("holds-gpu-0")
-        sandbox.kube.wait("Pod", lambda pods: pods["wants"]["spec"].get("nodeName"), sandbox.namespace,
-                          what="the pod is bound")
-        eventually(lambda: preempted(sandbox) == {cpu_is_full["gpu-0"]},
-                   "exactly the pod that was in the way is evicted")
+        sandbox.kube.wait(
+            "Pod",
+            lambda pods: pods["wants"]["spec"].get("nodeName"),
+            sandbox.namespace,
+            what="the pod is bound",
+        )
+        eventually(
+            lambda: preempted(sandbox) == {cpu_is_full["gpu-0"]},
+            "exactly the pod that was in the way is evicted",
+        )
 
 
 def test_victims_are_evicted_where_a_card_is_free(sandbox, cpu_is_full):
     take_whole_cards(sandbox, "gpu-1")
     sandbox.create(wants())
-    assert sandbox.kube.wait("Pod", lambda pods: pods["wants"]["spec"].get("nodeName"), sandbox.namespace,
-                             what="the pod is bound").endswith("gpu-0")
-    eventually(lambda: preempted(sandbox) == {cpu_is_full["gpu-0"]},
-               "exactly the pod that was in the way is evicted")
+    assert sandbox.kube.wait(
+        "Pod",
+        lambda pods: pods["wants"]["spec"].get("nodeName"),
+        sandbox.namespace,
+        what="the pod is bound",
+    ).endswith("gpu-0")
+    eventually(
+        lambda: preempted(sandbox) == {cpu_is_full["gpu-0"]},
+        "exactly the pod that was in the way is evicted",
+    )
     assert sandbox.pod(cpu_is_full["gpu-1"])["spec"]["nodeName"].endswith("gpu-1")
 
 
 def test_a_pod_that_was_vetoed_gets_the_card_when_another_ends(sandbox, cpu_is_full):
-    """Repeated, because kube-scheduler may learn of the end before our cache, retry at once, and then not for minutes.
-    """
+    """Repeated, because kube-scheduler may learn of the end before our cache, retry at once, and then
+    not for minutes."""
     for _ in range(8):
         take_whole_cards(sandbox, "gpu-0", "gpu-1")
         sandbox.create(wants())
         sandbox.event("wants", "FailedScheduling", "no candidate node")
         sandbox.delete("holds-gpu-0")
-        sandbox.kube.wait("Pod", lambda pods: pods["wants"]["spec"].get("nodeName"), sandbox.namespace,
-                          what="the pod is bound")
+        sandbox.kube.wait(
+            "Pod",
+            lambda pods: pods["wants"]["spec"].get("nodeName"),
+            sandbox.namespace,
+            what="the pod is bound",
+        )
         sandbox.delete("holds-gpu-1")
         sandbox.delete("wants")
         sandbox.kube.delete_all("Event", sandbox.namespace)

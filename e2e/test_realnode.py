@@ -20,13 +20,20 @@ from e2e.sandbox import Sandbox
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
 ENDED_SECONDS = 20
-ELSEWHERE = ("" if not {"HAMI_E2E_KIND", "HAMI_E2E_KUBECONFIG"} & os.environ.keys() else
-             "needs the local control plane")
+ELSEWHERE = (
+    ""
+    if not {"HAMI_E2E_KIND", "HAMI_E2E_KUBECONFIG"} & os.environ.keys()
+    else "needs the local control plane"
+)
 
 
 def says(name: str, script: str) -> Object:
     """Returns a pod without devices that runs *script*."""
-    return pod(name, containers=[container() | {"command": ["sh", "-c", script]}], scheduler="hami-scheduler")
+    return pod(
+        name,
+        containers=[container() | {"command": ["sh", "-c", script]}],
+        scheduler="hami-scheduler",
+    )
 
 
 def left_of(folder: Path) -> tuple[list[int], list[Path], bool]:
@@ -54,11 +61,16 @@ def test_containers_outlive_the_kubelet(sandbox: Sandbox, real: RealNode) -> Non
 @pytest.mark.skipif(bool(ELSEWHERE or missing()), reason=ELSEWHERE or missing() or "-")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_nothing_outlives_the_run(number: signal.Signals) -> None:
-    run = subprocess.Popen([sys.executable, "-m", "e2e.realnode"], stdout=subprocess.PIPE, text=True, env=os.environ)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "e2e.realnode"], stdout=subprocess.PIPE, text=True, env=os.environ
+    )
     with run:
         assert run.stdout is not None
         folder = Path(run.stdout.readline().partition("=")[2].strip()).parent
         assert all(left_of(folder))
         run.send_signal(number)
-    eventually(lambda: left_of(folder) == ([], [], False), lambda: f"nothing is left: {left_of(folder)}",
-               timeout=ENDED_SECONDS)
+    eventually(
+        lambda: left_of(folder) == ([], [], False),
+        lambda: f"nothing is left: {left_of(folder)}",
+        timeout=ENDED_SECONDS,
+    )

@@ -40,6 +40,7 @@ FIRST_CARD, SECOND_CARD = cards(2)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """A control plane with the configuration of kube-scheduler that the component installs."""
+
     def with_profile(config: Object) -> None:
         shipped = yaml.safe_load((ALLOCATE / "scheduler-config.yaml").read_text())
         config["profiles"] = shipped["profiles"]
@@ -56,7 +57,9 @@ def cluster() -> Iterator[LocalCluster]:
 def replica(cluster: LocalCluster) -> Iterator[Scheduler]:
     """The scheduler, which allocates claims."""
     certificates = Certificates(cluster.folder / "tls")
-    with serving(cluster, certificates, installed(cluster, certificates, ALLOCATE), "allocate") as scheduler:
+    with serving(
+        cluster, certificates, installed(cluster, certificates, ALLOCATE), "allocate"
+    ) as scheduler:
         yield scheduler
 
 
@@ -94,8 +97,10 @@ def driver(sandbox: Sandbox, real: RealNode) -> Iterator[DevicePlugin]:
 def managed(plugin: DevicePlugin) -> DevicePlugin:
     """Starts it, and waits until the scheduler may give out its devices."""
     plugin.start().wait_registered()
-    plugin.node.wait_node(lambda node: node["metadata"]["annotations"].get(LOCK_FREE) == "NVIDIA",
-                          what="the kubelet calls the driver")
+    plugin.node.wait_node(
+        lambda node: node["metadata"]["annotations"].get(LOCK_FREE) == "NVIDIA",
+        what="the kubelet calls the driver",
+    )
     return plugin
 
 
@@ -104,22 +109,37 @@ def claim_of(sandbox: Sandbox, name: str) -> Object:
     return sandbox.kube.get("ResourceClaim", entry["resourceClaimName"], sandbox.namespace)
 
 
-def test_containers_get_what_the_scheduler_has_allocated(sandbox: Sandbox, real: RealNode,
-                                                         driver: DevicePlugin) -> None:
-    sandbox.create(pod("several", containers=[
-        showing(HOOK, "left", gpu=1, gpumem=1000, gpucores=10), showing(HOOK, "right", gpu=1, gpumem=2000)]))
+def test_containers_get_what_the_scheduler_has_allocated(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
+    sandbox.create(
+        pod(
+            "several",
+            containers=[
+                showing(HOOK, "left", gpu=1, gpumem=1000, gpucores=10),
+                showing(HOOK, "right", gpu=1, gpumem=2000),
+            ],
+        )
+    )
     sandbox.create(shower(HOOK, "whole", gpu=2, gpumem=3000, gpucores=30))
     running(sandbox, "several", "whole")
     views = {name: seen(sandbox, real, "several", name) for name in ("left", "right")}
     both = seen(sandbox, real, "whole")
-    assert [views[name].limit[1:] for name in ("left", "right")] == [("1000m", "10"), ("2000m", "0")]
+    assert [views[name].limit[1:] for name in ("left", "right")] == [
+        ("1000m", "10"),
+        ("2000m", "0"),
+    ]
     assert set(both.env["NVIDIA_VISIBLE_DEVICES"].split(",")) == {FIRST_CARD.uuid, SECOND_CARD.uuid}
     assert [both.env[f"CUDA_DEVICE_MEMORY_LIMIT_{index}"] for index in range(2)] == ["3000m"] * 2
-    given = {device["request"]: device["device"] for device in results(claim_of(sandbox, "several"))}
+    given = {
+        device["request"]: device["device"] for device in results(claim_of(sandbox, "several"))
+    }
     assert given == {name: device_name(views[name].limit[0]) for name in ("left", "right")}
     booked = sandbox.pod("several")["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"]
     assert all(views[name].limit[0] in booked for name in ("left", "right"))
-    assert {device["pool"] for device in results(claim_of(sandbox, "whole"))} == {pool_name(real.name)}
+    assert {device["pool"] for device in results(claim_of(sandbox, "whole"))} == {
+        pool_name(real.name)
+    }
 
 
 def results(claim: Object) -> list[Object]:
@@ -127,17 +147,26 @@ def results(claim: Object) -> list[Object]:
     return found
 
 
-def test_containers_share_what_a_template_of_a_user_says(sandbox: Sandbox, real: RealNode,
-                                                         driver: DevicePlugin) -> None:
+def test_containers_share_what_a_template_of_a_user_says(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     """The example, with containers that show what they got."""
-    template, example = yaml.safe_load_all((MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text())
+    template, example = yaml.safe_load_all(
+        (MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text()
+    )
     sandbox.kube.create(template, sandbox.namespace)
-    shown = [{**showing(HOOK, one["name"]), "resources": one["resources"]} for one in example["spec"]["containers"]]
+    shown = [
+        {**showing(HOOK, one["name"]), "resources": one["resources"]}
+        for one in example["spec"]["containers"]
+    ]
     sandbox.create({**example, "spec": {**example["spec"], "containers": shown}})
     running(sandbox, "claims")
     found = {name: seen(sandbox, real, "claims", name) for name in ("left", "right", "beside")}
     assert {name: view.limit[1:] for name, view in found.items()} == {
-        "left": ("6000m", "30"), "right": ("6000m", "30"), "beside": ("2000m", "0")}
+        "left": ("6000m", "30"),
+        "right": ("6000m", "30"),
+        "beside": ("2000m", "0"),
+    }
     directories = {name: view.mounts[f"{HOOK}/vgpu/limits"][0] for name, view in found.items()}
     assert directories["left"] == directories["right"] != directories["beside"]
 
@@ -148,28 +177,49 @@ def test_claims_go_with_their_pods(sandbox: Sandbox, real: RealNode, driver: Dev
     name = claim_of(sandbox, "p")["metadata"]["name"]
     assert specifications(real)
     sandbox.kube.delete("Pod", "p", sandbox.namespace)
-    eventually(lambda: sandbox.kube.find("ResourceClaim", name, sandbox.namespace) is None, "the claim is gone",
-               timeout=60)
+    eventually(
+        lambda: sandbox.kube.find("ResourceClaim", name, sandbox.namespace) is None,
+        "the claim is gone",
+        timeout=60,
+    )
 
 
-def test_a_managed_node_is_registered_and_its_slices_are_for_nobody_else(sandbox: Sandbox, real: RealNode,
-                                                                         driver: DevicePlugin) -> None:
+def test_a_managed_node_is_registered_and_its_slices_are_for_nobody_else(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     node = sandbox.kube.get("Node", real.name)
     assert FIRST_CARD.uuid in node["metadata"]["annotations"][REGISTER]
-    assert (node["metadata"]["annotations"][DOOR], node["status"]["allocatable"].get(RESOURCE, "0")) == ("dra", "0")
-    own = eventually(lambda: [item for item in sandbox.kube.list("ResourceSlice") if item["spec"]["driver"] == DRIVER],
-                     "the slice is there")
-    assert {taint["key"] for item in own for device in item["spec"]["devices"] for taint in device["taints"]} == {
-        MANAGED_TAINT}
+    assert (
+        node["metadata"]["annotations"][DOOR],
+        node["status"]["allocatable"].get(RESOURCE, "0"),
+    ) == ("dra", "0")
+    own = eventually(
+        lambda: [
+            item for item in sandbox.kube.list("ResourceSlice") if item["spec"]["driver"] == DRIVER
+        ],
+        "the slice is there",
+    )
+    assert {
+        taint["key"]
+        for item in own
+        for device in item["spec"]["devices"]
+        for taint in device["taints"]
+    } == {MANAGED_TAINT}
 
 
-def test_containers_get_the_mig_instances_that_the_scheduler_has_placed(sandbox: Sandbox, real: RealNode,
-                                                                       driver: DevicePlugin) -> None:
+def test_containers_get_the_mig_instances_that_the_scheduler_has_placed(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     driver.stop()
     driver.insert(in_mig_mode(FIRST_CARD))
     driver.start(operating_mode="mig").wait_registered()
-    real.wait_node(lambda node: '"mode":"mig"' in node["metadata"]["annotations"].get(REGISTER, "")
-                   and LOCK_FREE in node["metadata"]["annotations"], what="the card in MIG mode is registered")
+    real.wait_node(
+        lambda node: (
+            '"mode":"mig"' in node["metadata"]["annotations"].get(REGISTER, "")
+            and LOCK_FREE in node["metadata"]["annotations"]
+        ),
+        what="the card in MIG mode is registered",
+    )
     for name, memory in (("a", 30_000), ("b", 5_000)):
         sandbox.create(shower(HOOK, name, gpu=1, gpumem=memory))
     running(sandbox, "a", "b")
@@ -179,22 +229,38 @@ def test_containers_get_the_mig_instances_that_the_scheduler_has_placed(sandbox:
     assert [places[given[name]][0] for name in "ab"] == ["3g.40gb", "1g.10gb"]
     for result, name in ((whole, "a"), (part, "b")):
         profile, start = places[given[name]]
-        assert result["device"] == f"{device_name(FIRST_CARD.uuid)}-mig-{profile.replace('.', '-')}-{start}"
+        assert (
+            result["device"]
+            == f"{device_name(FIRST_CARD.uuid)}-mig-{profile.replace('.', '-')}-{start}"
+        )
     emptied(sandbox, real)
-    eventually(lambda: not instances(real), lambda: f"no instance is left: {instances(real)}", timeout=60)
+    eventually(
+        lambda: not instances(real), lambda: f"no instance is left: {instances(real)}", timeout=60
+    )
 
 
-def test_the_allocator_cannot_change_while_pods_have_claims(sandbox: Sandbox, real: RealNode,
-                                                            driver: DevicePlugin) -> None:
+def test_the_allocator_cannot_change_while_pods_have_claims(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     sandbox.create(shower(HOOK, "p", gpu=1, gpumem=1000))
     running(sandbox, "p")
     driver.stop()
-    real.wait_node(lambda node: LOCK_FREE not in node["metadata"]["annotations"], what="offers nothing more")
+    real.wait_node(
+        lambda node: LOCK_FREE not in node["metadata"]["annotations"], what="offers nothing more"
+    )
     driver.start(claim_allocator="kube-scheduler")
-    real.wait_node(lambda node: REGISTER not in node["metadata"]["annotations"]
-                   and DOOR not in node["metadata"]["annotations"], what="is not registered")
-    eventually(lambda: "kube-scheduler cannot allocate the claims of the node yet" in driver.log(),
-               lambda: f"it is refused: {driver.log()[-2000:]}", timeout=30)
+    real.wait_node(
+        lambda node: (
+            REGISTER not in node["metadata"]["annotations"]
+            and DOOR not in node["metadata"]["annotations"]
+        ),
+        what="is not registered",
+    )
+    eventually(
+        lambda: "kube-scheduler cannot allocate the claims of the node yet" in driver.log(),
+        lambda: f"it is refused: {driver.log()[-2000:]}",
+        timeout=30,
+    )
     driver.stop()
     managed(driver)
     assert seen(sandbox, real, "p").limit[1] == "1000m"

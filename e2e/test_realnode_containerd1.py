@@ -44,15 +44,25 @@ def plugin(real: RealNode) -> Iterator[DevicePlugin]:
         made.close()
 
 
-def test_containers_that_share_a_card_get_their_own_limits(sandbox: Sandbox, real: RealNode,
-                                                           plugin: DevicePlugin) -> None:
-    sandbox.create(*(shower(HOOK, name, gpu=1, gpumem=memory, gpucores=10)
-                     for name, memory in (("a", 1000), ("b", 2000), ("c", 3000))))
+def test_containers_that_share_a_card_get_their_own_limits(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
+    sandbox.create(
+        *(
+            shower(HOOK, name, gpu=1, gpumem=memory, gpucores=10)
+            for name, memory in (("a", 1000), ("b", 2000), ("c", 3000))
+        )
+    )
     sandbox.running("a", "b", "c")
-    assert limits(sandbox, real, "a", "b", "c") == [("1000m", "10"), ("2000m", "10"), ("3000m", "10")]
+    assert limits(sandbox, real, "a", "b", "c") == [
+        ("1000m", "10"),
+        ("2000m", "10"),
+        ("3000m", "10"),
+    ]
 
 
-def test_a_container_finds_its_limits_when_the_files_are_gone(sandbox: Sandbox, real: RealNode,
-                                                              plugin: DevicePlugin) -> None:
+def test_a_container_finds_its_limits_when_the_files_are_gone(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     with mounted(sandbox, real):
         find_limits_again(sandbox, real, plugin)

@@ -50,8 +50,8 @@ def component(local: LocalCluster) -> Iterator[None]:
 
 @pytest.fixture
 def driver(component: None, sandbox: Sandbox, real: RealNode) -> Iterator[DevicePlugin]:
-    """The device plugin with two cards and the door ``dra``; the kubelet calls it, and kube-scheduler knows its cards.
-    """
+    """The device plugin with two cards and the door ``dra``; the kubelet calls it, and kube-scheduler
+    knows its cards."""
     made = DevicePlugin(real, door="dra")
     made.insert(FIRST, SECOND)
     made.install_limiter(b"the limiter\n")
@@ -103,55 +103,88 @@ def create(sandbox: Sandbox, name: str, memory: int, cores: int = 0) -> None:
 # ---- what pods get
 
 
-def test_containers_get_what_was_allocated_to_their_request(sandbox: Sandbox, real: RealNode,
-                                                            driver: DevicePlugin) -> None:
+def test_containers_get_what_was_allocated_to_their_request(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     item = pod("several", containers=[showing(HOOK, "left"), showing(HOOK, "right")])
-    sandbox.create(claiming(sandbox, item, claims.spec_of(left=share(1000, 10), right=share(2000, 20))))
+    sandbox.create(
+        claiming(sandbox, item, claims.spec_of(left=share(1000, 10), right=share(2000, 20)))
+    )
     create(sandbox, "single", 3000)
     running(sandbox, "several", "single")
-    found = {name: seen(sandbox, real, pod_name, name)
-             for pod_name, name in (("several", "left"), ("several", "right"), ("single", "main"))}
+    found = {
+        name: seen(sandbox, real, pod_name, name)
+        for pod_name, name in (("several", "left"), ("several", "right"), ("single", "main"))
+    }
     assert {name: view.limit for name, view in found.items()} == {
-        "left": (FIRST.uuid, "1000m", "10"), "right": (FIRST.uuid, "2000m", "20"), "main": (FIRST.uuid, "3000m", "0")}
+        "left": (FIRST.uuid, "1000m", "10"),
+        "right": (FIRST.uuid, "2000m", "20"),
+        "main": (FIRST.uuid, "3000m", "0"),
+    }
     for name, view in found.items():
         uid = sandbox.pod("single" if name == "main" else "several")["metadata"]["uid"]
-        assert view.mounts[f"{HOOK}/vgpu/limits"] == (f"{HOOK}/vgpu/containers/{uid}_{name}/limits", False)
+        assert view.mounts[f"{HOOK}/vgpu/limits"] == (
+            f"{HOOK}/vgpu/containers/{uid}_{name}/limits",
+            False,
+        )
         assert (view.library, view.mounts[f"{HOOK}/vgpu/libvgpu.so"][1]) == ("the limiter\n", False)
     assert len({view.env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] for view in found.values()}) == 3
     assert len(specifications(real)) == 3
     emptied(sandbox, real)
 
 
-def test_containers_share_a_request_and_a_container_has_several(sandbox: Sandbox, real: RealNode,
-                                                                driver: DevicePlugin) -> None:
+def test_containers_share_a_request_and_a_container_has_several(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     """The example, with containers that show what they got, and one that uses both requests of another claim."""
-    template, example = yaml.safe_load_all((MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text())
+    template, example = yaml.safe_load_all(
+        (MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text()
+    )
     sandbox.kube.create(template, sandbox.namespace)
-    shown = [{**showing(HOOK, one["name"]), "resources": one["resources"]} for one in example["spec"]["containers"]]
-    sandbox.create({**example, "spec": {**example["spec"], "schedulerName": "hami-scheduler", "containers": shown}})
-    item = claiming(sandbox, shower(HOOK, "both"), claims.spec_of(first=share(2000, 20), second=share(3000, 30)))
+    shown = [
+        {**showing(HOOK, one["name"]), "resources": one["resources"]}
+        for one in example["spec"]["containers"]
+    ]
+    sandbox.create(
+        {
+            **example,
+            "spec": {**example["spec"], "schedulerName": "hami-scheduler", "containers": shown},
+        }
+    )
+    item = claiming(
+        sandbox, shower(HOOK, "both"), claims.spec_of(first=share(2000, 20), second=share(3000, 30))
+    )
     item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
     running(sandbox, "claims", "both")
     found = {name: seen(sandbox, real, "claims", name) for name in ("left", "right", "beside")}
     assert {name: view.limit for name, view in found.items()} == {
-        "left": (FIRST.uuid, "6000m", "30"), "right": (FIRST.uuid, "6000m", "30"), "beside": (FIRST.uuid, "2000m", "0")}
+        "left": (FIRST.uuid, "6000m", "30"),
+        "right": (FIRST.uuid, "6000m", "30"),
+        "beside": (FIRST.uuid, "2000m", "0"),
+    }
     directories = {name: view.mounts[f"{HOOK}/vgpu/limits"][0] for name, view in found.items()}
     assert directories["left"] == directories["right"] != directories["beside"]
     assert seen(sandbox, real, "both").limit == (FIRST.uuid, "5000m", "50")
     emptied(sandbox, real)
 
 
-def test_the_node_has_no_devices_for_the_other_door(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_the_node_has_no_devices_for_the_other_door(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     node = real.node()
     assert REGISTER not in (node["metadata"].get("annotations") or {})
     assert node["status"]["allocatable"].get(RESOURCE, "0") == "0"
     (item,) = slices(sandbox.kube)
-    assert [device["name"] for device in item["spec"]["devices"]] == [device_name(card.uuid) for card in driver.cards]
+    assert [device["name"] for device in item["spec"]["devices"]] == [
+        device_name(card.uuid) for card in driver.cards
+    ]
     assert item["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
 
 
-def test_twenty_pods_at_once_get_their_own_limits(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_twenty_pods_at_once_get_their_own_limits(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     driver.insert(*cards(2 * claims.SLOTS_PER_POD))
     claims.wait_published(driver)
     memory = {f"p{number:02}": 1000 + number for number in range(2 * SLOTS)}
@@ -159,11 +192,13 @@ def test_twenty_pods_at_once_get_their_own_limits(sandbox: Sandbox, real: RealNo
         create(sandbox, name, mib)
     running(sandbox, *memory)
     assert {name: seen(sandbox, real, name).limit[1] for name in memory} == {
-        name: f"{mib}m" for name, mib in memory.items()}
+        name: f"{mib}m" for name, mib in memory.items()
+    }
 
 
-def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox, real: RealNode,
-                                                                driver: DevicePlugin, builds: Builds) -> None:
+def test_two_claims_on_one_card_are_stopped_at_their_own_limits(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin, builds: Builds
+) -> None:
     try:
         gpu = FakeGpus(real, builds)
     except Unavailable as error:
@@ -173,8 +208,13 @@ def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox
     started(driver)
     wanted = {"a": 1500, "b": 2502}
     for name, mib in wanted.items():
-        sandbox.create(claiming(sandbox, client_pod(name, client(
-            "info", f"alloc plain 0 {mib * MIB}", "alloc plain 1 1")), claims.spec_of(main=share(mib))))
+        sandbox.create(
+            claiming(
+                sandbox,
+                client_pod(name, client("info", f"alloc plain 0 {mib * MIB}", "alloc plain 1 1")),
+                claims.spec_of(main=share(mib)),
+            )
+        )
     running(sandbox, *wanted)
     for name, mib in wanted.items():
         assert gpu.answers(sandbox.pod(name), 5) == [[0], [0], [0, mib * MIB, mib * MIB], [0], [2]]
@@ -183,8 +223,10 @@ def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox
     try:
         monitor.start()
         for metric in ("hami_vgpu_memory_limit_bytes", "hami_vgpu_memory_used_bytes"):
-            eventually(lambda metric=metric: monitor.values(metric, sandbox.namespace) == sizes,  # type: ignore[misc]
-                       lambda: f"the monitor shows {sizes}:\n{monitor.page()}")
+            eventually(
+                lambda metric=metric: monitor.values(metric, sandbox.namespace) == sizes,  # type: ignore[misc]
+                lambda: f"the monitor shows {sizes}:\n{monitor.page()}",
+            )
     finally:
         monitor.close()
 
@@ -192,8 +234,9 @@ def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox
 # ---- restarts
 
 
-def test_a_driver_takes_over_what_another_one_has_prepared(sandbox: Sandbox, real: RealNode,
-                                                           driver: DevicePlugin) -> None:
+def test_a_driver_takes_over_what_another_one_has_prepared(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     create(sandbox, "before", 1000)
     running(sandbox, "before")
     successor = DevicePlugin(real, name="successor", door="dra")
@@ -210,7 +253,9 @@ def test_a_driver_takes_over_what_another_one_has_prepared(sandbox: Sandbox, rea
         successor.close()
 
 
-def test_pods_go_on_and_wait_while_the_driver_is_down(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_pods_go_on_and_wait_while_the_driver_is_down(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     create(sandbox, "a", 1000)
     running(sandbox, "a")
     driver.kill()
@@ -229,14 +274,19 @@ def test_slices_come_back(sandbox: Sandbox, real: RealNode, driver: DevicePlugin
     def is_back(items: dict[str, Object]) -> bool:
         found = [one for one in items.values() if one["spec"]["driver"] == DRIVER]
         return [one["spec"]["devices"] for one in found] == [item["spec"]["devices"]] and (
-            found[0]["metadata"]["uid"] != item["metadata"]["uid"])
+            found[0]["metadata"]["uid"] != item["metadata"]["uid"]
+        )
 
     sandbox.kube.delete("ResourceSlice", item["metadata"]["name"])
-    sandbox.kube.wait("ResourceSlice", is_back, what="the slice that somebody deleted is back", timeout=30)
+    sandbox.kube.wait(
+        "ResourceSlice", is_back, what="the slice that somebody deleted is back", timeout=30
+    )
     (item,) = slices(sandbox.kube)
     real.kill_kubelet()
     real.start_kubelet()
-    sandbox.kube.wait("ResourceSlice", is_back, what="the slice that the kubelet deleted is back", timeout=60)
+    sandbox.kube.wait(
+        "ResourceSlice", is_back, what="the slice that the kubelet deleted is back", timeout=60
+    )
     create(sandbox, "a", 1000)
     running(sandbox, "a")
 
@@ -264,7 +314,9 @@ def test_a_pod_is_deleted_by_force(sandbox: Sandbox, real: RealNode, driver: Dev
     create(sandbox, "b", SECOND.memory)
     running(sandbox, "a", "b")
     held = seen(sandbox, real, "a").limit
-    (prepared,) = {name for name in specifications(real) if claim_of(sandbox, "a")["metadata"]["uid"] in name}
+    (prepared,) = {
+        name for name in specifications(real) if claim_of(sandbox, "a")["metadata"]["uid"] in name
+    }
     real.kubelet.pause()
     sandbox.delete("a")
     create(sandbox, "next", FIRST.memory)
@@ -272,8 +324,11 @@ def test_a_pod_is_deleted_by_force(sandbox: Sandbox, real: RealNode, driver: Dev
     real.kubelet.resume()
     running(sandbox, "next")
     assert seen(sandbox, real, "next").limit == held
-    eventually(lambda: prepared not in specifications(real), lambda: f"{prepared} is gone: {specifications(real)}",
-               timeout=60)
+    eventually(
+        lambda: prepared not in specifications(real),
+        lambda: f"{prepared} is gone: {specifications(real)}",
+        timeout=60,
+    )
 
 
 # ---- MIG
@@ -289,12 +344,19 @@ def divided(driver: DevicePlugin) -> None:
 def take(sandbox: Sandbox, name: str, profile: str) -> None:
     """Creates a pod whose container shows what it got: an instance of the profile."""
     selector = f"device.attributes['{DRIVER}'].profile == '{profile}'"
-    request = {"name": "main", "exactly": {
-        "deviceClassName": "mig.hami.io", "selectors": [{"cel": {"expression": selector}}]}}
+    request = {
+        "name": "main",
+        "exactly": {
+            "deviceClassName": "mig.hami.io",
+            "selectors": [{"cel": {"expression": selector}}],
+        },
+    }
     sandbox.create(claiming(sandbox, shower(HOOK, name), {"devices": {"requests": [request]}}))
 
 
-def test_instances_are_made_for_claims_and_go_with_them(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_instances_are_made_for_claims_and_go_with_them(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     divided(driver)
     take(sandbox, "a", "3g.40gb")
     take(sandbox, "b", "1g.10gb")
@@ -302,14 +364,20 @@ def test_instances_are_made_for_claims_and_go_with_them(sandbox: Sandbox, real: 
     env = {name: seen(sandbox, real, name).env for name in "ab"}
     assert not [key for key in env["a"] if key.startswith("CUDA_")]
     assert {name: instances(real)[env[name]["NVIDIA_VISIBLE_DEVICES"]] for name in env} == {
-        "a": ("3g.40gb", 4), "b": ("1g.10gb", 3)}
+        "a": ("3g.40gb", 4),
+        "b": ("1g.10gb", 3),
+    }
     monitor = Monitor(real)
     try:
         monitor.start()
         sizes = {"a": 40_192.0 * MIB, "b": 9_728.0 * MIB}
-        eventually(lambda: monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace) == sizes,
-                   lambda: f"the monitor shows {sizes}:\n{monitor.page()}")
-        assert all(f'mig_uuid="{env[name]["NVIDIA_VISIBLE_DEVICES"]}"' in monitor.page() for name in env)
+        eventually(
+            lambda: monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace) == sizes,
+            lambda: f"the monitor shows {sizes}:\n{monitor.page()}",
+        )
+        assert all(
+            f'mig_uuid="{env[name]["NVIDIA_VISIBLE_DEVICES"]}"' in monitor.page() for name in env
+        )
     finally:
         monitor.close()
     successor = DevicePlugin(real, name="successor", door="dra")
@@ -319,20 +387,31 @@ def test_instances_are_made_for_claims_and_go_with_them(sandbox: Sandbox, real: 
         driver.kill()
         restarted(sandbox, "a", kill_container(sandbox, real, "a"))
         assert real.output(sandbox.pod("a")).count(env["a"]["NVIDIA_VISIBLE_DEVICES"]) >= 2
-        translated = claims.spec_of(Selector(mode="mig"), main=share(20_000))  # as of a pod that keeps its text
+        translated = claims.spec_of(
+            Selector(mode="mig"), main=share(20_000)
+        )  # as of a pod that keeps its text
         sandbox.create(claiming(sandbox, shower(HOOK, "c"), translated))
         sandbox.delete("b")
         running(sandbox, "c")
-        (found,) = [place for uuid, place in instances(real).items()
-                    if uuid == seen(sandbox, real, "c").env["NVIDIA_VISIBLE_DEVICES"]]
+        (found,) = [
+            place
+            for uuid, place in instances(real).items()
+            if uuid == seen(sandbox, real, "c").env["NVIDIA_VISIBLE_DEVICES"]
+        ]
         assert found == ("3g.40gb", 0)
         emptied(sandbox, real)
-        eventually(lambda: not instances(real), lambda: f"no instance is left: {instances(real)}", timeout=60)
+        eventually(
+            lambda: not instances(real),
+            lambda: f"no instance is left: {instances(real)}",
+            timeout=60,
+        )
     finally:
         successor.close()
 
 
-def test_a_node_with_instances_reboots(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_a_node_with_instances_reboots(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     """What was prepared is lost, and claims get new instances at their places."""
     divided(driver)
     for name in ("a", "b"):
@@ -347,84 +426,142 @@ def test_a_node_with_instances_reboots(sandbox: Sandbox, real: RealNode, driver:
     after = instances(real)
     assert sorted(after.values()) == sorted(before.values()) == [("3g.40gb", 0), ("3g.40gb", 4)]
     for uuid in after:
-        eventually(lambda uuid=uuid: any(uuid in real.output(sandbox.pod(name)) for name in "ab"),
-                   f"a container shows {uuid}")
+        eventually(
+            lambda uuid=uuid: any(uuid in real.output(sandbox.pod(name)) for name in "ab"),
+            f"a container shows {uuid}",
+        )
     emptied(sandbox, real)
 
 
 # ---- refusals
 
 
-def test_a_claim_that_cannot_be_prepared_is_tried_again(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_a_claim_that_cannot_be_prepared_is_tried_again(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     library = real.path(HOOK) / "vgpu" / "libvgpu.so"
     library.unlink()
     create(sandbox, "a", 1000)
-    assert "the limiter is not installed" in sandbox.event("a", "FailedPrepareDynamicResources", timeout=60)
+    assert "the limiter is not installed" in sandbox.event(
+        "a", "FailedPrepareDynamicResources", timeout=60
+    )
     driver.install_limiter(b"the limiter\n")
     running(sandbox, "a")
 
 
-def test_containers_share_all_of_their_requests_or_none(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_containers_share_all_of_their_requests_or_none(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     item = pod("a", containers=[showing(HOOK, "left"), showing(HOOK, "right")])
     item = claiming(sandbox, item, claims.spec_of(left=share(1000), right=share(2000)))
     item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
     sandbox.create(item)
     assert "containers left and right of pod a both use request right" in sandbox.event(
-        "a", "FailedPrepareDynamicResources", timeout=60)
+        "a", "FailedPrepareDynamicResources", timeout=60
+    )
 
 
-def test_strict_mode_holds_for_claims_of_users(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_strict_mode_holds_for_claims_of_users(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     """And what the webhook hides of containers that request no resource is visible by a claim."""
     config = yaml.safe_load((MANIFESTS / "device-config.yaml").read_text())
     config["nvidia"]["strict"] = True
     (real.path(HOOK) / "strict.yaml").write_text(yaml.safe_dump(config))
     driver.stop()
     started(driver, config_file=f"{HOOK}/strict.yaml")
-    for name, variable, value in (("lifts", "LD_PRELOAD", "/x.so"), ("hidden", "NVIDIA_VISIBLE_DEVICES", "none")):
+    for name, variable, value in (
+        ("lifts", "LD_PRELOAD", "/x.so"),
+        ("hidden", "NVIDIA_VISIBLE_DEVICES", "none"),
+    ):
         item = claiming(sandbox, shower(HOOK, name), claims.spec_of(main=share(1000)))
-        item["spec"]["containers"][0].setdefault("env", []).append({"name": variable, "value": value})
+        item["spec"]["containers"][0].setdefault("env", []).append(
+            {"name": variable, "value": value}
+        )
         sandbox.create(item)
     assert "container main: env LD_PRELOAD=/x.so is not permitted in strict mode" in sandbox.event(
-        "lifts", "FailedPrepareDynamicResources", timeout=60)
+        "lifts", "FailedPrepareDynamicResources", timeout=60
+    )
     running(sandbox, "hidden")
     assert seen(sandbox, real, "hidden").limit == (FIRST.uuid, "1000m", "0")
 
 
-def test_nobody_gets_more_than_a_card_has(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_nobody_gets_more_than_a_card_has(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     """Whoever may write the status of a claim can allocate what others have; the node refuses it."""
     create(sandbox, "a", FIRST.memory - 1000)
     running(sandbox, "a")
-    sandbox.kube.create({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "forged"},
-                         "spec": claims.spec_of(main=share(2000))}, sandbox.namespace)
+    sandbox.kube.create(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "forged"},
+            "spec": claims.spec_of(main=share(2000)),
+        },
+        sandbox.namespace,
+    )
     item = shower(HOOK, "b")
     item["spec"]["containers"][0]["resources"] = {"claims": [{"name": "hami", "request": "main"}]}
-    item["spec"] |= {"resourceClaims": [{"name": "hami", "resourceClaimName": "forged"}], "schedulerName": "nobody"}
+    item["spec"] |= {
+        "resourceClaims": [{"name": "hami", "resourceClaimName": "forged"}],
+        "schedulerName": "nobody",
+    }
     made = sandbox.kube.create(item, sandbox.namespace)
-    result = {"request": "main", "driver": DRIVER, "pool": pool_name(real.name), "device": device_name(FIRST.uuid),
-              "shareID": "00000000-0000-4000-8000-000000000001",
-              "consumedCapacity": {"memory": "2000Mi", "cores": "0", "share": "10"}}
-    sandbox.kube.merge_patch("ResourceClaim", "forged", {"metadata": {"finalizers": [
-        "resource.kubernetes.io/delete-protection"]}}, sandbox.namespace)
+    result = {
+        "request": "main",
+        "driver": DRIVER,
+        "pool": pool_name(real.name),
+        "device": device_name(FIRST.uuid),
+        "shareID": "00000000-0000-4000-8000-000000000001",
+        "consumedCapacity": {"memory": "2000Mi", "cores": "0", "share": "10"},
+    }
+    sandbox.kube.merge_patch(
+        "ResourceClaim",
+        "forged",
+        {"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}},
+        sandbox.namespace,
+    )
     claim = sandbox.kube.get("ResourceClaim", "forged", sandbox.namespace)
-    claim["status"] = {"allocation": {"devices": {"results": [result]}, "allocationTimestamp": "2026-01-01T00:00:00Z"},
-                       "reservedFor": [{"resource": "pods", "name": "b", "uid": made["metadata"]["uid"]}]}
-    sandbox.kube.call("PUT", f"/apis/resource.k8s.io/v1/namespaces/{sandbox.namespace}/resourceclaims/forged/status",
-                      claim)
-    sandbox.kube.call("POST", f"/api/v1/namespaces/{sandbox.namespace}/pods/b/binding", {
-        "apiVersion": "v1", "kind": "Binding", "metadata": {"name": "b"},
-        "target": {"kind": "Node", "name": real.name}})
+    claim["status"] = {
+        "allocation": {
+            "devices": {"results": [result]},
+            "allocationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "reservedFor": [{"resource": "pods", "name": "b", "uid": made["metadata"]["uid"]}],
+    }
+    sandbox.kube.call(
+        "PUT",
+        f"/apis/resource.k8s.io/v1/namespaces/{sandbox.namespace}/resourceclaims/forged/status",
+        claim,
+    )
+    sandbox.kube.call(
+        "POST",
+        f"/api/v1/namespaces/{sandbox.namespace}/pods/b/binding",
+        {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": "b"},
+            "target": {"kind": "Node", "name": real.name},
+        },
+    )
     message = sandbox.event("b", "FailedPrepareDynamicResources", "MiB of memory", timeout=60)
     held = claim_of(sandbox, "a")["metadata"]["name"]
-    assert f"{sandbox.namespace}/forged needs 2000 MiB" in message and f"{sandbox.namespace}/{held} has" in message
+    assert f"{sandbox.namespace}/forged needs 2000 MiB" in message
+    assert f"{sandbox.namespace}/{held} has" in message
 
 
-def test_a_device_that_becomes_unhealthy(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_a_device_that_becomes_unhealthy(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     create(sandbox, "a", 1000)
     running(sandbox, "a")
     driver.set_health(FIRST.uuid, "it is lost")
 
     def is_unhealthy(pods: dict[str, Object]) -> bool:
-        text = json.dumps(pods["a"]["status"]["containerStatuses"][0].get("allocatedResourcesStatus"))
+        text = json.dumps(
+            pods["a"]["status"]["containerStatuses"][0].get("allocatedResourcesStatus")
+        )
         return "Unhealthy" in text and "it is lost" in text
 
     sandbox.kube.wait("Pod", is_unhealthy, sandbox.namespace, what="the pod says so", timeout=60)
@@ -436,20 +573,33 @@ def test_a_device_that_becomes_unhealthy(sandbox: Sandbox, real: RealNode, drive
 # ---- the door of a node
 
 
-def test_the_door_cannot_change_while_pods_have_devices(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_the_door_cannot_change_while_pods_have_devices(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     def closed(other: str, holder: str) -> None:
         """The plugin does not start, and says why."""
-        eventually(lambda: "the door of the node cannot be" in state(driver)[1], lambda: str(state(driver)), timeout=30)
+        eventually(
+            lambda: "the door of the node cannot be" in state(driver)[1],
+            lambda: str(state(driver)),
+            timeout=30,
+        )
         status, reason = state(driver)
-        assert status == 503 and f"devices through the door {other}, such as {holder}" in reason
+        assert status == 503
+        assert f"devices through the door {other}, such as {holder}" in reason
 
     create(sandbox, "a", 1000)
     running(sandbox, "a")
     driver.stop()
     driver.start(door="plugin")
     closed("dra", f"{sandbox.namespace}/a")
-    sandbox.kube.wait("Event", lambda events: "DoorClosed" in {item["reason"] for item in events.values()}, "default",
-                      what="an event of the node", fieldSelector=f"involvedObject.name={real.name}", timeout=30)
+    sandbox.kube.wait(
+        "Event",
+        lambda events: "DoorClosed" in {item["reason"] for item in events.values()},
+        "default",
+        what="an event of the node",
+        fieldSelector=f"involvedObject.name={real.name}",
+        timeout=30,
+    )
     driver.stop()
     started(driver)
     emptied(sandbox, real)
@@ -467,8 +617,11 @@ def test_the_door_cannot_change_while_pods_have_devices(sandbox: Sandbox, real: 
     real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {DOOR: None}}})
 
 
-def test_the_cards_of_a_node_have_different_doors(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_the_cards_of_a_node_have_different_doors(
+    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
+) -> None:
     """Each pod gets its limits through its door, and no card changes it while a pod uses it."""
+
     def divided(*uuids: str) -> DevicePlugin:
         """Starts the plugin so that these cards are for claims."""
         driver.stop()
@@ -479,24 +632,48 @@ def test_the_cards_of_a_node_have_different_doors(sandbox: Sandbox, real: RealNo
 
     divided(SECOND.uuid).wait_offered(SLOTS)
     eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}", timeout=30)
-    assert [[device["name"] for device in item["spec"]["devices"]] for item in slices(real.kube)] == [
-        [device_name(SECOND.uuid)]]
+    assert [
+        [device["name"] for device in item["spec"]["devices"]] for item in slices(real.kube)
+    ] == [[device_name(SECOND.uuid)]]
     register = real.node()["metadata"]["annotations"][REGISTER]
-    assert FIRST.uuid in register and SECOND.uuid not in register
+    assert FIRST.uuid in register
+    assert SECOND.uuid not in register
     place(sandbox, real, shower(HOOK, "by-plugin", gpu=1, gpumem=1000), [Part(FIRST.uuid, 1000)])
     create(sandbox, "by-claim", 2000)
     running(sandbox, "by-plugin", "by-claim")
     assert {name: seen(sandbox, real, name).limit for name in ("by-plugin", "by-claim")} == {
-        "by-plugin": (FIRST.uuid, "1000m", "0"), "by-claim": (SECOND.uuid, "2000m", "0")}
-    shown = hami(real.cluster.kubeconfig, "top", "cards", "-o", "json", "--device-config-file", DEVICE_CONFIG).document
-    assert {row["uuid"]: (row["memoryUsedMib"], row["pods"]) for row in shown["items"] if row["node"] == real.name} == {
-        FIRST.uuid: (1000, [f"{sandbox.namespace}/by-plugin"]), SECOND.uuid: (2000, [f"{sandbox.namespace}/by-claim"])}
+        "by-plugin": (FIRST.uuid, "1000m", "0"),
+        "by-claim": (SECOND.uuid, "2000m", "0"),
+    }
+    shown = hami(
+        real.cluster.kubeconfig, "top", "cards", "-o", "json", "--device-config-file", DEVICE_CONFIG
+    ).document
+    assert {
+        row["uuid"]: (row["memoryUsedMib"], row["pods"])
+        for row in shown["items"]
+        if row["node"] == real.name
+    } == {
+        FIRST.uuid: (1000, [f"{sandbox.namespace}/by-plugin"]),
+        SECOND.uuid: (2000, [f"{sandbox.namespace}/by-claim"]),
+    }
     divided(FIRST.uuid, SECOND.uuid)
-    eventually(lambda: f"{FIRST.uuid} cannot change its door yet: pod {sandbox.namespace}/by-plugin" in state(
-        driver)[1], lambda: str(state(driver)), timeout=30)
+    eventually(
+        lambda: (
+            f"{FIRST.uuid} cannot change its door yet: pod {sandbox.namespace}/by-plugin"
+            in state(driver)[1]
+        ),
+        lambda: str(state(driver)),
+        timeout=30,
+    )
     sandbox.delete("by-plugin")
     divided(FIRST.uuid)
-    eventually(lambda: f"{SECOND.uuid} cannot change its door yet: claim {sandbox.namespace}/by-claim" in state(
-        driver)[1], lambda: str(state(driver)), timeout=30)
+    eventually(
+        lambda: (
+            f"{SECOND.uuid} cannot change its door yet: claim {sandbox.namespace}/by-claim"
+            in state(driver)[1]
+        ),
+        lambda: str(state(driver)),
+        timeout=30,
+    )
     driver.stop()
     started(driver)

@@ -41,7 +41,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def driver(real: RealNode, libraries: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> DriverRoot:
+def driver(
+    real: RealNode, libraries: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> DriverRoot:
     """The old driver, on the node."""
     root = DriverRoot(Path(tempfile.mkdtemp(prefix="driver-", dir=real.folder)), libraries)
     monkeypatch.setenv("FAKE_NVML_MODULE", str(root.module))  # the programs inherit it
@@ -79,20 +81,27 @@ def healthy(node: Object) -> int:
 
 def answers(monitor: Monitor) -> float:
     """Returns whether the driver answers the monitor, by its metrics."""
-    (value,) = (sample.value for family in text_string_to_metric_families(monitor.page())
-                for sample in family.samples if sample.name == "hami_monitor_nvml_up")
+    (value,) = (
+        sample.value
+        for family in text_string_to_metric_families(monitor.page())
+        for sample in family.samples
+        if sample.name == "hami_monitor_nvml_up"
+    )
     return value
 
 
 def wait_ended(program: NodeProgram) -> None:
     """Waits until *program* has ended by itself, with a status that says so."""
-    eventually(lambda: not program.running(), lambda: f"it ends:\n{program.tail()}", timeout=ENDED_SECONDS)
+    eventually(
+        lambda: not program.running(), lambda: f"it ends:\n{program.tail()}", timeout=ENDED_SECONDS
+    )
     assert program.exit_code == 1, program.tail()
     assert "only a new process could use the driver" in program.tail()
 
 
-def test_a_driver_that_is_replaced_is_used_by_new_processes(sandbox: Sandbox, real: RealNode, driver: DriverRoot,
-                                                            plugin: DevicePlugin, monitor: Monitor) -> None:
+def test_a_driver_that_is_replaced_is_used_by_new_processes(
+    sandbox: Sandbox, real: RealNode, driver: DriverRoot, plugin: DevicePlugin, monitor: Monitor
+) -> None:
     sandbox.create(shower(HOOK, "before", gpu=1, gpumem=3000))
     sandbox.running("before")
     eventually(lambda: answers(monitor) == 1, monitor.log)
@@ -114,8 +123,9 @@ def test_a_driver_that_is_replaced_is_used_by_new_processes(sandbox: Sandbox, re
     assert seen(sandbox, real, "after").env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "4000m"
 
 
-def test_a_start_without_the_new_module_offers_nothing_and_waits(real: RealNode, driver: DriverRoot,
-                                                                 plugin: DevicePlugin) -> None:
+def test_a_start_without_the_new_module_offers_nothing_and_waits(
+    real: RealNode, driver: DriverRoot, plugin: DevicePlugin
+) -> None:
     driver.install(NEW)
     plugin.stop()
     plugin.start()

@@ -52,31 +52,49 @@ def kill(sandbox: Sandbox, real: RealNode, name: str) -> None:
     real.ctr("tasks", "kill", "--signal", "SIGKILL", status["containerID"].rpartition("/")[2])
 
 
-def test_two_pods_on_one_card_are_stopped_at_their_own_limits(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
+def test_two_pods_on_one_card_are_stopped_at_their_own_limits(
+    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
+) -> None:
     wanted = {"a": 1500, "b": 2502}  # whole pages of 2 MiB: of 2501 MiB, 2500 can be had
     before = gpu.used_mib()
-    sandbox.create(*(client_pod(name, client(*all_of(size), gpu=1, gpumem=size)) for name, size in wanted.items()))
+    sandbox.create(
+        *(
+            client_pod(name, client(*all_of(size), gpu=1, gpumem=size))
+            for name, size in wanted.items()
+        )
+    )
     sandbox.running(*wanted)
     for name, size in wanted.items():
         assert gpu.answers(sandbox.pod(name), 5) == stopped_at(size)
     assert gpu.used_mib() - before == sum(wanted.values())
-    assert [gpu.region(sandbox.pod(name)).total() for name in wanted] == [size * MIB for size in wanted.values()]
+    assert [gpu.region(sandbox.pod(name)).total() for name in wanted] == [
+        size * MIB for size in wanted.values()
+    ]
 
 
-def test_containers_of_a_pod_and_their_processes(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
+def test_containers_of_a_pod_and_their_processes(
+    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
+) -> None:
     """Each container has a limit of its own; processes of one container share it."""
-    item = client_pod("a", client("alloc plain 0 1000", name="left", gpu=1, gpumem=1000),
-                      client(f"alloc plain 0 {1500 * MIB}", name="right", gpu=1, gpumem=2000))
+    item = client_pod(
+        "a",
+        client("alloc plain 0 1000", name="left", gpu=1, gpumem=1000),
+        client(f"alloc plain 0 {1500 * MIB}", name="right", gpu=1, gpumem=2000),
+    )
     sandbox.create(item)
     sandbox.running("a")
     made = sandbox.pod("a")
     assert gpu.answers(made, 3, "left")[-1] == gpu.answers(made, 3, "right")[-1] == [0]
     right = next(one for one in made["status"]["containerStatuses"] if one["name"] == "right")
-    more = gpu.run(right["containerID"], "info", f"alloc plain 0 {500 * MIB + 1}", f"alloc plain 0 {500 * MIB}")
+    more = gpu.run(
+        right["containerID"], "info", f"alloc plain 0 {500 * MIB + 1}", f"alloc plain 0 {500 * MIB}"
+    )
     assert more == [[0], [0], [0, 500 * MIB, 2000 * MIB], [2], [0]]
 
 
-def test_the_whole_limit_is_there_again_after_a_restart(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
+def test_the_whole_limit_is_there_again_after_a_restart(
+    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
+) -> None:
     sandbox.create(client_pod("a", client(*all_of(1500), gpu=1, gpumem=1500)))
     sandbox.running("a")
     assert gpu.answers(sandbox.pod("a"), 5) == stopped_at(1500)
@@ -86,22 +104,34 @@ def test_the_whole_limit_is_there_again_after_a_restart(sandbox: Sandbox, real: 
     assert region.total() == 1500 * MIB  # it is the same file, and nothing of the first run counts
 
 
-def test_neither_the_pod_nor_the_container_can_change_its_limit(sandbox: Sandbox, real: RealNode,
-                                                                gpu: FakeGpus) -> None:
+def test_neither_the_pod_nor_the_container_can_change_its_limit(
+    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
+) -> None:
     """Variables of the pod, which the webhook has not seen; the file; an old region."""
     item = client_pod("a", client(*all_of(1500), gpu=1, gpumem=1500))
-    item["spec"]["containers"][0]["env"] += [{"name": name, "value": value} for name, value in (
-        ("CUDA_DEVICE_MEMORY_LIMIT_0", "9000m"), ("CUDA_DEVICE_MEMORY_SHARED_CACHE", "/tmp/mine.cache"))]
+    item["spec"]["containers"][0]["env"] += [
+        {"name": name, "value": value}
+        for name, value in (
+            ("CUDA_DEVICE_MEMORY_LIMIT_0", "9000m"),
+            ("CUDA_DEVICE_MEMORY_SHARED_CACHE", "/tmp/mine.cache"),
+        )
+    ]
     place(sandbox, real, item, [Part(CARDS[0].uuid, 1500)])
     sandbox.running("a")
     assert gpu.answers(sandbox.pod("a"), 5) == stopped_at(1500)
     (status,) = sandbox.pod("a")["status"]["containerStatuses"]
-    tried = real.run_in(status["containerID"], "sh", "-c", f"""
+    tried = real.run_in(
+        status["containerID"],
+        "sh",
+        "-c",
+        f"""
         cd {HOOK}/vgpu
         (echo > limits) 2>/dev/null && echo written
         rm -f limits 2>/dev/null && echo removed
-        touch another 2>/dev/null; ls; cat limits""").split("\n")
-    assert "written" not in tried and "removed" not in tried
+        touch another 2>/dev/null; ls; cat limits""",
+    ).split("\n")
+    assert "written" not in tried
+    assert "removed" not in tried
     assert f"device {CARDS[0].uuid} memory={1500 * MIB} cores=100" in tried
     directory = real.path(f"{HOOK}/vgpu/containers") / f"{sandbox.pod('a')['metadata']['uid']}_main"
     assert not (directory / "another").exists()
@@ -118,7 +148,9 @@ grep -oE ' {folder}/[^ ]+ rw,' /proc/self/mountinfo
 """
 
 
-def test_a_container_cannot_fill_the_disk_through_its_files(sandbox: Sandbox, real: RealNode, gpu: FakeGpus) -> None:
+def test_a_container_cannot_fill_the_disk_through_its_files(
+    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
+) -> None:
     """They are truncated within seconds; its limit holds, and an event names the container."""
     sandbox.create(client_pod("a", client(f"alloc plain 0 {500 * MIB}", gpu=1, gpumem=1500)))
     sandbox.running("a")
@@ -126,7 +158,8 @@ def test_a_container_cannot_fill_the_disk_through_its_files(sandbox: Sandbox, re
     assert gpu.answers(made, 3)[-1] == [0]
     (status,) = made["status"]["containerStatuses"]
     done = real.run_in(status["containerID"], "sh", "-c", FILL.format(folder=f"{HOOK}/vgpu"))
-    assert done.count("100+0 records out") == 2 and "no directory of the host" in done
+    assert done.count("100+0 records out") == 2
+    assert "no directory of the host" in done
     writable = [Path(line.split()[0]) for line in done.splitlines() if line.endswith(" rw,")]
     assert sorted(path.suffix for path in writable) == [".cache", ".sm"]
     directory = real.path(f"{HOOK}/vgpu/containers") / f"{made['metadata']['uid']}_main"
@@ -134,12 +167,21 @@ def test_a_container_cannot_fill_the_disk_through_its_files(sandbox: Sandbox, re
 
     def is_small() -> bool:
         found = [file.stat() for file in files]
-        return ([status.st_size for status in found] == [REGION_SIZE, COMPUTE_SIZE]
-                and sum(512 * status.st_blocks for status in found) < 4 * MIB)
+        return [status.st_size for status in found] == [REGION_SIZE, COMPUTE_SIZE] and sum(
+            512 * status.st_blocks for status in found
+        ) < 4 * MIB
 
-    eventually(is_small, lambda: f"files have their sizes again: {[file.stat() for file in files]}", timeout=10)
+    eventually(
+        is_small,
+        lambda: f"files have their sizes again: {[file.stat() for file in files]}",
+        timeout=10,
+    )
     assert gpu.run(status["containerID"], "info", f"alloc plain 0 {1000 * MIB + 1}") == [
-        [0], [0], [0, 1000 * MIB, 1500 * MIB], [2]]
+        [0],
+        [0],
+        [0, 1000 * MIB, 1500 * MIB],
+        [2],
+    ]
     assert "container main has enlarged its shared region" in sandbox.event("a", "RegionEnlarged")
 
 
@@ -151,8 +193,22 @@ def test_two_pods_on_one_card_get_their_shares_of_its_time(sandbox: Sandbox, gpu
     other container gets them. Nothing gives it points beyond its share.
     """
     due = {"thirty": 30, "seventy": 70}
-    sandbox.create(*(client_pod(name, client("module", "launch plain idle 1", "load medium 120000", gpu=1, gpumem=1000,
-                                             gpucores=cores)) for name, cores in due.items()))
+    sandbox.create(
+        *(
+            client_pod(
+                name,
+                client(
+                    "module",
+                    "launch plain idle 1",
+                    "load medium 120000",
+                    gpu=1,
+                    gpumem=1000,
+                    gpucores=cores,
+                ),
+            )
+            for name, cores in due.items()
+        )
+    )
     sandbox.running(*due)
     for name in due:
         assert gpu.answers(sandbox.pod(name), 4)[-1] == [0]
@@ -164,5 +220,9 @@ def test_two_pods_on_one_card_get_their_shares_of_its_time(sandbox: Sandbox, gpu
         shares = measured_shares(tenants, 10)
     print(f"percent of the card, without samples of a monitor {unsampled}, with them {shares}")
     for found in (unsampled, shares):
-        assert all(share <= percent + 4 for share, percent in zip(found, due.values(), strict=True)), found
-    assert all(share >= percent - 10 for share, percent in zip(shares, due.values(), strict=True)), shares
+        assert all(
+            share <= percent + 4 for share, percent in zip(found, due.values(), strict=True)
+        ), found
+    assert all(
+        share >= percent - 10 for share, percent in zip(shares, due.values(), strict=True)
+    ), shares

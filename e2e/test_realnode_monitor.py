@@ -48,42 +48,71 @@ def launching(commands: str, pause: str = "0.1") -> str:
     return f"({typed(['module'])}; {commands}; do echo launch plain idle 1; sleep {pause}; done) | {CLIENT}"
 
 
-def test_metrics_are_what_two_pods_on_one_card_have_allocated(sandbox: Sandbox, gpu: FakeGpus,
-                                                              monitor: Monitor) -> None:
+def test_metrics_are_what_two_pods_on_one_card_have_allocated(
+    sandbox: Sandbox, gpu: FakeGpus, monitor: Monitor
+) -> None:
     used, limits = {"a": 700, "b": 1234}, {"a": 1500, "b": 2500}
-    sandbox.create(*(client_pod(name, client(f"alloc plain 0 {used[name] * MIB}", gpu=1, gpumem=limits[name]))
-                     for name in used))
+    sandbox.create(
+        *(
+            client_pod(
+                name, client(f"alloc plain 0 {used[name] * MIB}", gpu=1, gpumem=limits[name])
+            )
+            for name in used
+        )
+    )
     sandbox.bound(2)
-    eventually(lambda: monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace).keys() == limits.keys(),
-               monitor.log)
+    eventually(
+        lambda: (
+            monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace).keys()
+            == limits.keys()
+        ),
+        monitor.log,
+    )
     sandbox.running(*used)
     for name in used:
         assert gpu.answers(sandbox.pod(name), 3)[-1] == [0]
     wanted = {name: float(mib * MIB) for name, mib in used.items()}
-    eventually(lambda: monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace) == wanted, monitor.log,
-               timeout=10)
+    eventually(
+        lambda: monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace) == wanted,
+        monitor.log,
+        timeout=10,
+    )
     assert monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace) == {
-        name: float(mib * MIB) for name, mib in limits.items()}
+        name: float(mib * MIB) for name, mib in limits.items()
+    }
     assert monitor.values("hami_container_over_limit", sandbox.namespace) == {"a": 0.0, "b": 0.0}
-    curled = subprocess.run(["curl", "-sS", f"{monitor.url}/metrics"], capture_output=True, text=True,
-                            check=True).stdout
+    curled = subprocess.run(
+        ["curl", "-sS", f"{monitor.url}/metrics"], capture_output=True, text=True, check=True
+    ).stdout
     for name, mib in used.items():
-        assert re.search(rf'^hami_vgpu_memory_used_bytes{{.*pod="{name}".*}} {mib * MIB}$', curled, re.MULTILINE)
+        assert re.search(
+            rf'^hami_vgpu_memory_used_bytes{{.*pod="{name}".*}} {mib * MIB}$', curled, re.MULTILINE
+        )
     shown = json.loads(monitor.once("-o", "json"))
-    assert {one["pod"]: one["memoryUsed"] for one in shown["devices"] if one["namespace"] == sandbox.namespace} == {
-        name: mib * MIB for name, mib in used.items()}
+    assert {
+        one["pod"]: one["memoryUsed"]
+        for one in shown["devices"]
+        if one["namespace"] == sandbox.namespace
+    } == {name: mib * MIB for name, mib in used.items()}
     assert CARDS[0].uuid in monitor.once()
     for name in used:
         sandbox.delete(name)
-    eventually(lambda: monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace) == {}, monitor.log, timeout=60)
+    eventually(
+        lambda: monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace) == {},
+        monitor.log,
+        timeout=60,
+    )
 
 
-def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(sandbox: Sandbox, real: RealNode, gpu: FakeGpus,
-                                                               monitor: Monitor) -> None:
+def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(
+    sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor
+) -> None:
     permit_priority(sandbox)
     low = client("module", gpu=1, gpumem=1000, priority=1)
     low["command"] = ["sh", "-c", launching("while true")]
-    sandbox.create(client_pod("low", low), client_pod("high", client("module", gpu=1, gpumem=1000, priority=0)))
+    sandbox.create(
+        client_pod("low", low), client_pod("high", client("module", gpu=1, gpumem=1000, priority=0))
+    )
     sandbox.running("low", "high")
 
     def launched() -> int:
@@ -110,13 +139,21 @@ def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(sandbox: Sandbox,
     assert [gpu.region(sandbox.pod(name)).number(PRIORITY) for name in ("low", "high")] == [1, 0]
 
 
-def test_a_monitor_that_ends_blocks_nobody(sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor) -> None:
+def test_a_monitor_that_ends_blocks_nobody(
+    sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor
+) -> None:
     permit_priority(sandbox)
     high = client("module", gpu=1, gpumem=1000, priority=0)
     high["command"] = ["sh", "-c", launching("while true")]
-    sandbox.create(client_pod("low", client("module", gpu=1, gpumem=1000, priority=1)), client_pod("high", high))
+    sandbox.create(
+        client_pod("low", client("module", gpu=1, gpumem=1000, priority=1)),
+        client_pod("high", high),
+    )
     sandbox.running("low", "high")
-    eventually(lambda: monitor.values("hami_container_blocked", sandbox.namespace).get("low") == 1.0, monitor.log)
+    eventually(
+        lambda: monitor.values("hami_container_blocked", sandbox.namespace).get("low") == 1.0,
+        monitor.log,
+    )
     monitor.stop()
     low = gpu.run(container_id(sandbox.pod("low")), "module", "launch plain idle 1")
     assert low[-1] == [0]
@@ -126,5 +163,7 @@ def test_the_account_of_the_monitor_can_only_read_pods(real: RealNode, monitor: 
     assert monitor.answer("/readyz") == (200, "ok")
     assert "forbidden" not in monitor.log().lower()
     assert {family.name for family in text_string_to_metric_families(monitor.page())} >= {
-        "hami_monitor_nvml_up", "hami_monitor_round_seconds"}
+        "hami_monitor_nvml_up",
+        "hami_monitor_round_seconds",
+    }
     assert urllib3.request("GET", f"{monitor.url}/other", retries=False).status == 404

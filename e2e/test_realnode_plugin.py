@@ -40,7 +40,10 @@ CUT = f"nvidia.com/mig-{SIZE}"
 
 def chosen(sandbox: Sandbox, name: str) -> list[list[str]]:
     """Returns the devices that the scheduler chose for each container."""
-    return [re.findall(r"GPU-[0-9a-f-]+", part) for part in annotations(sandbox.pod(name))[ALLOCATED].split(";")]
+    return [
+        re.findall(r"GPU-[0-9a-f-]+", part)
+        for part in annotations(sandbox.pod(name))[ALLOCATED].split(";")
+    ]
 
 
 def annotations(item: Object) -> dict[str, str]:
@@ -54,14 +57,21 @@ def lock_nodes(real: RealNode, plugin: DevicePlugin) -> None:
     real.wait_node(lambda node: LOCK_FREE not in annotations(node), what="locked for each pod")
 
 
-def test_the_node_shows_the_resource_and_registers_its_cards(real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_node_shows_the_resource_and_registers_its_cards(
+    real: RealNode, plugin: DevicePlugin
+) -> None:
     node = real.node()
     assert node["status"]["capacity"][RESOURCE] == "20"
-    assert f'"id":"{FIRST.uuid}","count":10,"devmem":81920' in annotations(node)[REGISTER].replace('"index":0,', "")
+    assert f'"id":"{FIRST.uuid}","count":10,"devmem":81920' in annotations(node)[REGISTER].replace(
+        '"index":0,', ""
+    )
 
 
-def test_a_container_gets_exactly_its_environment_and_mounts(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
-                                                             ) -> None:
+def test_a_container_gets_exactly_its_environment_and_mounts(
+    sandbox: Sandbox,
+    real: RealNode,
+    plugin: DevicePlugin,
+) -> None:
     sandbox.create(shower(HOOK, "plain"), shower(HOOK, "asking", gpu=1, gpumem=3000, gpucores=30))
     sandbox.running("plain", "asking")
     plain, asking = seen(sandbox, real, "plain"), seen(sandbox, real, "asking")
@@ -88,28 +98,54 @@ def test_a_container_gets_exactly_its_environment_and_mounts(sandbox: Sandbox, r
     assert LOCK not in annotations(real.node())
 
 
-@pytest.mark.parametrize(("more", "phase"), [({}, "Succeeded"), ({"REQUESTED": "2000m"}, "Failed")], ids=str)
-def test_the_hook_of_the_chart_checks_the_limits_of_a_container(sandbox: Sandbox, helm: Helm, plugin: DevicePlugin,
-                                                                more: dict[str, str], phase: str) -> None:
+@pytest.mark.parametrize(
+    ("more", "phase"), [({}, "Succeeded"), ({"REQUESTED": "2000m"}, "Failed")], ids=str
+)
+def test_the_hook_of_the_chart_checks_the_limits_of_a_container(
+    sandbox: Sandbox, helm: Helm, plugin: DevicePlugin, more: dict[str, str], phase: str
+) -> None:
     """With ``helm test``; on real nodes its image is that of the scheduler."""
     image = {"registry": "docker.io", "repository": "library/box", "tag": "1"}
     items = helm.template({"scheduler": {"extender": {"image": image}}})
-    (hook,) = (item for item in items if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "test")
+    (hook,) = (
+        item
+        for item in items
+        if item["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"
+    )
     for variable in hook["spec"]["containers"][0]["env"]:
         variable["value"] = more.get(variable["name"], variable["value"])
     metadata = {"name": "hook", "labels": hook["metadata"]["labels"]}
     sandbox.create({**hook, "metadata": metadata})
-    sandbox.kube.wait("Pod", lambda pods: pods["hook"]["status"].get("phase") == phase, sandbox.namespace,
-                      timeout=60, what=f"the hook is {phase}")
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: pods["hook"]["status"].get("phase") == phase,
+        sandbox.namespace,
+        timeout=60,
+        what=f"the hook is {phase}",
+    )
 
 
-def test_each_container_of_a_pod_gets_its_own(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    sandbox.create(pod("several", scheduler="hami-scheduler", inits=[
-        init("load", gpu=1, gpumem=1000) | {"command": ["sh", "-c", script(HOOK)]},
-    ], containers=[showing(HOOK, "left", gpu=1, gpumem=2000, gpucores=20), showing(HOOK, "plain"),
-                   showing(HOOK, "right", gpu=2, gpumem=3000, gpucores=30)]))
+def test_each_container_of_a_pod_gets_its_own(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
+    sandbox.create(
+        pod(
+            "several",
+            scheduler="hami-scheduler",
+            inits=[
+                init("load", gpu=1, gpumem=1000) | {"command": ["sh", "-c", script(HOOK)]},
+            ],
+            containers=[
+                showing(HOOK, "left", gpu=1, gpumem=2000, gpucores=20),
+                showing(HOOK, "plain"),
+                showing(HOOK, "right", gpu=2, gpumem=3000, gpucores=30),
+            ],
+        )
+    )
     sandbox.running("several")
-    found = {name: seen(sandbox, real, "several", name) for name in ("load", "left", "plain", "right")}
+    found = {
+        name: seen(sandbox, real, "several", name) for name in ("load", "left", "plain", "right")
+    }
     assert [found[name].limit[1:] for name in ("load", "left")] == [("1000m", "0"), ("2000m", "20")]
     assert "NVIDIA_VISIBLE_DEVICES" not in found["plain"].env
     right = found["right"].env
@@ -119,27 +155,38 @@ def test_each_container_of_a_pod_gets_its_own(sandbox: Sandbox, real: RealNode, 
 
 
 @pytest.mark.parametrize("plugin", [1], indirect=True, ids=["one card"])
-def test_pods_on_one_card_never_get_each_others_limits(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_pods_on_one_card_never_get_each_others_limits(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     names = [f"p{number}" for number in range(SLOTS)]
-    sandbox.create_all(shower(HOOK, name, gpu=1, gpumem=1000 + number, gpucores=1 + number)
-                       for number, name in enumerate(names))
+    sandbox.create_all(
+        shower(HOOK, name, gpu=1, gpumem=1000 + number, gpucores=1 + number)
+        for number, name in enumerate(names)
+    )
     sandbox.running(*names, timeout=90)
     assert [seen(sandbox, real, name).limit for name in names] == [
-        (FIRST.uuid, f"{1000 + number}m", f"{1 + number}") for number in range(SLOTS)]
+        (FIRST.uuid, f"{1000 + number}m", f"{1 + number}") for number in range(SLOTS)
+    ]
 
 
 @pytest.mark.parametrize("plugin", [4], indirect=True, ids=["four cards"])
 def test_forty_pods_at_once(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
     names = [f"p{number:02}" for number in range(40)]
-    sandbox.create_all(shower(HOOK, name, gpu=1, gpumem=1000 + number) for number, name in enumerate(names))
+    sandbox.create_all(
+        shower(HOOK, name, gpu=1, gpumem=1000 + number) for number, name in enumerate(names)
+    )
     sandbox.running(*names, timeout=150)
     assert limits(sandbox, real, *names) == [(f"{1000 + number}m", "0") for number in range(40)]
     pods = sandbox.kube.list("Pod", sandbox.namespace)
     assert [annotations(item)[PHASE] for item in pods] == ["success"] * 40
-    assert [status["restartCount"] for item in pods for status in item["status"]["containerStatuses"]] == [0] * 40
+    assert [
+        status["restartCount"] for item in pods for status in item["status"]["containerStatuses"]
+    ] == [0] * 40
 
 
-def test_the_plugin_is_killed_under_running_pods(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_plugin_is_killed_under_running_pods(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000), shower(HOOK, "b", gpu=2, gpumem=2000))
     before = sandbox.running("a", "b")
     held = annotations(sandbox.pod("a")), annotations(sandbox.pod("b"))
@@ -153,8 +200,11 @@ def test_the_plugin_is_killed_under_running_pods(sandbox: Sandbox, real: RealNod
     assert limits(sandbox, real, "c") == [("3000m", "0")]
 
 
-def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
-                                                                ) -> None:
+def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(
+    sandbox: Sandbox,
+    real: RealNode,
+    plugin: DevicePlugin,
+) -> None:
     """The kubelet fails that pod; it does not delay the next one."""
     lock_nodes(real, plugin)
     plugin.program.pause()
@@ -162,8 +212,12 @@ def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(sandbox: Sandbox
     sandbox.bound(wait_for=1)
     real.wait_node(lambda node: LOCK in annotations(node), what="locked for a")
     plugin.kill()
-    sandbox.kube.wait("Pod", lambda pods: pods["a"]["status"].get("phase") == "Failed", sandbox.namespace,
-                      what="a has failed")
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: pods["a"]["status"].get("phase") == "Failed",
+        sandbox.namespace,
+        what="a has failed",
+    )
     plugin.start()
     plugin.wait_offered(2 * SLOTS)
     sandbox.create(shower(HOOK, "b", gpu=1, gpumem=2000))
@@ -182,8 +236,9 @@ def test_the_kubelet_is_restarted(sandbox: Sandbox, real: RealNode, plugin: Devi
     assert limits(sandbox, real, "a", "b") == [("1000m", "0"), ("2000m", "0")]
 
 
-def test_a_pod_starts_though_the_scheduler_died_after_its_bind(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
-                                                               scheduler: Scheduler) -> None:
+def test_a_pod_starts_though_the_scheduler_died_after_its_bind(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, scheduler: Scheduler
+) -> None:
     lock_nodes(real, plugin)
     plugin.program.pause()
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
@@ -195,8 +250,9 @@ def test_a_pod_starts_though_the_scheduler_died_after_its_bind(sandbox: Sandbox,
     real.wait_node(lambda node: LOCK not in annotations(node), what="unlocked")
 
 
-def test_a_lock_left_by_a_dead_scheduler_is_released(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
-                                                     scheduler: Scheduler) -> None:
+def test_a_lock_left_by_a_dead_scheduler_is_released(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, scheduler: Scheduler
+) -> None:
     lock_nodes(real, plugin)
     scheduler.kill()
     held = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ},{sandbox.namespace},never-bound"
@@ -207,7 +263,9 @@ def test_a_lock_left_by_a_dead_scheduler_is_released(sandbox: Sandbox, real: Rea
     assert limits(sandbox, real, "a") == [("1000m", "0")]
 
 
-def test_a_pod_is_deleted_in_the_middle_of_its_start(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_a_pod_is_deleted_in_the_middle_of_its_start(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     """No pod gets its devices; the next pod gets its own."""
     plugin.program.pause()
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
@@ -219,13 +277,18 @@ def test_a_pod_is_deleted_in_the_middle_of_its_start(sandbox: Sandbox, real: Rea
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_a_card_becomes_unhealthy_and_recovers(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_a_card_becomes_unhealthy_and_recovers(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     sandbox.create(shower(HOOK, "before", gpu=1, gpumem=1000))
     running = sandbox.running("before")
     ill = seen(sandbox, real, "before").limit[0]
     plugin.set_health(ill, "XID 79")
     plugin.wait_offered(SLOTS)
-    real.wait_node(lambda node: annotations(node)[REGISTER].count('"health":true') == 1, what="one card is well")
+    real.wait_node(
+        lambda node: annotations(node)[REGISTER].count('"health":true') == 1,
+        what="one card is well",
+    )
     sandbox.create(shower(HOOK, "during", gpu=1, gpumem=1000))
     sandbox.running("during")
     assert {ill, seen(sandbox, real, "during").limit[0]} == {FIRST.uuid, SECOND.uuid}
@@ -236,13 +299,22 @@ def test_a_card_becomes_unhealthy_and_recovers(sandbox: Sandbox, real: RealNode,
     assert sandbox.running("before", "both", timeout=120)[:1] == running
 
 
-def test_sums_in_the_capacity_never_make_the_kubelet_fail_a_pod(sandbox: Sandbox, real: RealNode,
-                                                                plugin: DevicePlugin) -> None:
+def test_sums_in_the_capacity_never_make_the_kubelet_fail_a_pod(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     """Not even those with the names of requests, which it enforces, when a card is ill or the kubelet restarts."""
+
     def shows(**amounts: int) -> None:
-        wanted = {f"nvidia.com/{name.replace('_', '-')}": str(amount) for name, amount in amounts.items()}
-        real.wait_node(lambda node: all(wanted.items() <= node["status"][field].items() for field in (
-            "capacity", "allocatable")), what=f"shows {wanted}")
+        wanted = {
+            f"nvidia.com/{name.replace('_', '-')}": str(amount) for name, amount in amounts.items()
+        }
+        real.wait_node(
+            lambda node: all(
+                wanted.items() <= node["status"][field].items()
+                for field in ("capacity", "allocatable")
+            ),
+            what=f"shows {wanted}",
+        )
 
     shows(total_gpumem=2 * 81_920, total_gpucores=200)
     plugin.stop()
@@ -262,7 +334,8 @@ def test_sums_in_the_capacity_never_make_the_kubelet_fail_a_pod(sandbox: Sandbox
 
 
 def test_static_mig_instances_serve_pods_of_other_schedulers(
-        sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     """The other GPU is shared as usual."""
     instances = [{"uuid": f"MIG-{number}", "profile": SIZE, "memory": 9728} for number in range(2)]
     plugin.stop()
@@ -271,7 +344,9 @@ def test_static_mig_instances_serve_pods_of_other_schedulers(
     real.wait_allocatable(CUT, 2)
     sandbox.create(shower(HOOK, "shared", gpu=1, gpumem=1000))
     for name in ("a", "b"):
-        item = pod(name, containers=[showing(HOOK, **{CUT: 1})], node_name=real.name)  # without a scheduler
+        item = pod(
+            name, containers=[showing(HOOK, **{CUT: 1})], node_name=real.name
+        )  # without a scheduler
         sandbox.kube.create(item, sandbox.namespace)
     sandbox.running("shared", "a", "b")
     given = [seen(sandbox, real, name).env for name in ("a", "b")]
@@ -282,8 +357,13 @@ def test_static_mig_instances_serve_pods_of_other_schedulers(
 
 
 def test_the_runtime_injects_the_devices_and_driver_files_of_our_cdi_specification(
-        sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    driver, hook, specifications = real.folder / "driver", real.folder / "nvidia-cdi-hook", real.path("/run/cdi")
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
+    driver, hook, specifications = (
+        real.folder / "driver",
+        real.folder / "nvidia-cdi-hook",
+        real.path("/run/cdi"),
+    )
     (driver / "usr/lib64").mkdir(parents=True)
     (driver / "usr/lib64/libcuda.so.570.1").write_text("the driver\n")
     (driver / "dev").mkdir()
@@ -292,10 +372,18 @@ def test_the_runtime_injects_the_devices_and_driver_files_of_our_cdi_specificati
     hook.write_text(f'#!/bin/sh\necho "$@" >>{hook}.log\n')
     hook.chmod(0o755)
     plugin.stop()
-    plugin.start(device_list_strategy="cdi-cri", cdi_root="/var/run/cdi", nvidia_driver_root=str(driver),
-                 driver_root_ctr_path=str(driver), dev_root=str(driver), nvidia_cdi_hook_path=str(hook))
+    plugin.start(
+        device_list_strategy="cdi-cri",
+        cdi_root="/var/run/cdi",
+        nvidia_driver_root=str(driver),
+        driver_root_ctr_path=str(driver),
+        dev_root=str(driver),
+        nvidia_cdi_hook_path=str(hook),
+    )
     plugin.wait_offered(2 * SLOTS)
-    container = showing(HOOK, then="ls /dev/nvidia*; cat /usr/lib64/libcuda.so.570.1; sleep inf", gpu=1, gpumem=1000)
+    container = showing(
+        HOOK, then="ls /dev/nvidia*; cat /usr/lib64/libcuda.so.570.1; sleep inf", gpu=1, gpumem=1000
+    )
     sandbox.create(pod("a", containers=[container], scheduler="hami-scheduler"))
     sandbox.running("a")
     printed = real.output(sandbox.pod("a"), until="the driver\n").splitlines()
@@ -309,7 +397,9 @@ def test_the_runtime_injects_the_devices_and_driver_files_of_our_cdi_specificati
     assert devices == {FIRST.uuid, SECOND.uuid, "0", "1", "all"}
 
 
-def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_plugin_is_upgraded_in_place(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     """The new plugin takes over from the old one; a running container keeps its library."""
     sandbox.create(shower(HOOK, "old", gpu=1, gpumem=1000))
     before = sandbox.running("old")
@@ -332,18 +422,22 @@ def test_the_plugin_is_upgraded_in_place(sandbox: Sandbox, real: RealNode, plugi
 
 
 @pytest.mark.parametrize("mode", ["start", "admission"])
-def test_a_pod_of_another_scheduler_gets_no_devices_and_leaves_its_ids(sandbox: Sandbox, real: RealNode,
-                                                                       plugin: DevicePlugin, mode: str) -> None:
+def test_a_pod_of_another_scheduler_gets_no_devices_and_leaves_its_ids(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, mode: str
+) -> None:
     """In start-time mode the kubelet keeps its ids until it is deleted: Allocate does not know the pod."""
     if mode == "admission":
         lock_nodes(real, plugin)
     sandbox.create(pod("foreign", gpu=2 * SLOTS, scheduler="foo"))
     bind(sandbox, real, "foreign", {})
     assert "was not assigned to node real-0 by HAMi's scheduler" in sandbox.event(
-        "foreign", "Failed" if mode == "start" else "AllocationFailed")
+        "foreign", "Failed" if mode == "start" else "AllocationFailed"
+    )
     if mode == "start":
         sandbox.create(shower(HOOK, "early", gpu=1, gpumem=1000))
-        sandbox.event("early", "UnexpectedAdmissionError", "requested number of devices unavailable")
+        sandbox.event(
+            "early", "UnexpectedAdmissionError", "requested number of devices unavailable"
+        )
         sandbox.delete("foreign")
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.running("a")

@@ -60,17 +60,34 @@ class Reader:
             case ["helm", "upgrade", "--install", "gpu-operator", *options]:
                 assert "devicePlugin.enabled=false" in options
                 gpu_operator.install_driver(self.node, GPUS)
-                self.node.kube.merge_patch("Node", self.node.name, {"metadata": {"labels": {
-                    "nvidia.com/gpu.present": "true"}}})  # Node Feature Discovery, which the operator brings
+                self.node.kube.merge_patch(
+                    "Node",
+                    self.node.name,
+                    {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}},
+                )  # Node Feature Discovery, which the operator brings
             case ["helm", "install", name, chart, *options]:
-                text = self._helm.run("template", name, ROOT / chart, "--kube-version",
-                                      self.cluster.binaries.kube_version, *options)
-                self.rendered = {f"{item['kind'].lower()}/{item['metadata']['name']}": item
-                                 for item in yaml.safe_load_all(text) if item}
+                text = self._helm.run(
+                    "template",
+                    name,
+                    ROOT / chart,
+                    "--kube-version",
+                    self.cluster.binaries.kube_version,
+                    *options,
+                )
+                self.rendered = {
+                    f"{item['kind'].lower()}/{item['metadata']['name']}": item
+                    for item in yaml.safe_load_all(text)
+                    if item
+                }
             case ["kubectl", "-n", "kube-system", "rollout", "status", workload, "--timeout=5m"]:
-                {"deployment/hami-scheduler": self._scheduler, "daemonset/hami-device-plugin": self._plugin}[workload]()
+                {
+                    "deployment/hami-scheduler": self._scheduler,
+                    "daemonset/hami-device-plugin": self._plugin,
+                }[workload]()
             case ["kubectl", "logs", pod]:
-                self.logs = self.node.output(self.node.kube.get("Pod", pod, NAMESPACE), until="percent")
+                self.logs = self.node.output(
+                    self.node.kube.get("Pod", pod, NAMESPACE), until="percent"
+                )
             case ["kubectl", "apply", "-f", file]:
                 self._pull(*re.findall(r"^ +image: (\S+)", (ROOT / file).read_text(), re.MULTILINE))
                 self.cluster.kubectl("apply", "-f", str(ROOT / file))
@@ -86,16 +103,26 @@ class Reader:
     def _scheduler(self) -> None:
         certificates = Certificates(self.cluster.folder / "tls")
         config = self._folder / "device-config.yaml"
-        config.write_text(self.rendered["configmap/hami-scheduler-device"]["data"]["device-config.yaml"])
-        self._ends.append(Scheduler(self.cluster, certificates, install(self.cluster, certificates),
-                                    device_config_file=str(config)).start())
+        config.write_text(
+            self.rendered["configmap/hami-scheduler-device"]["data"]["device-config.yaml"]
+        )
+        self._ends.append(
+            Scheduler(
+                self.cluster,
+                certificates,
+                install(self.cluster, certificates),
+                device_config_file=str(config),
+            ).start()
+        )
 
     def _plugin(self) -> None:
         """Starts the plugin where the DaemonSet runs, when its init container has ended."""
         spec = self.rendered["daemonset/hami-device-plugin"]["spec"]["template"]["spec"]
         labels = self.node.node()["metadata"]["labels"]
         assert spec["nodeSelector"].items() - {("kubernetes.io/os", "linux")} <= labels.items()
-        waiting = self.node.program("toolkit-validation", spec["initContainers"][0]["command"]).start()
+        waiting = self.node.program(
+            "toolkit-validation", spec["initContainers"][0]["command"]
+        ).start()
         assert waiting.running()
         gpu_operator.install_toolkit(self.node)
         waiting.wait_end(30)
@@ -114,7 +141,9 @@ class Reader:
 
 
 @pytest.mark.timeout(400)
-def test_the_quickstart_with_the_gpu_operator(real_node: RealNode, helm: Helm, tmp_path: Path) -> None:
+def test_the_quickstart_with_the_gpu_operator(
+    real_node: RealNode, helm: Helm, tmp_path: Path
+) -> None:
     kube, reader = real_node.kube, Reader(real_node, helm, tmp_path)
     try:
         for words in commands(DOCS / "quickstart-gpu-operator.md"):

@@ -45,8 +45,10 @@ def refusal(sandbox: Sandbox, name: str, containing: str) -> str:
     assert "PreStartContainer" in message
 
     def waits(pods: dict[str, Object]) -> bool:
-        return [status["state"].get("waiting", {}).get("reason") for status in
-                pods[name]["status"]["containerStatuses"]] == ["CreateContainerConfigError"]
+        return [
+            status["state"].get("waiting", {}).get("reason")
+            for status in pods[name]["status"]["containerStatuses"]
+        ] == ["CreateContainerConfigError"]
 
     sandbox.kube.wait("Pod", waits, sandbox.namespace, what=f"{name} waits")
     assert sandbox.pod(name)["status"]["phase"] == "Pending"
@@ -58,11 +60,15 @@ def specifications(real: RealNode) -> list[str]:
 
 
 def names_in_checkpoint(real: RealNode) -> int:
-    data = json.loads(real.path("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint").read_text())
+    data = json.loads(
+        real.path("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint").read_text()
+    )
     return len(data["Data"]["PodDeviceEntries"] or [])
 
 
-def one(sandbox: Sandbox, real: RealNode, name: str, memory: int, make: Callable[..., Object] = shower) -> None:
+def one(
+    sandbox: Sandbox, real: RealNode, name: str, memory: int, make: Callable[..., Object] = shower
+) -> None:
     """Places a pod with a part of the first GPU."""
     item = held(name, gpumem=memory) if make is held else make(HOOK, name, gpu=1, gpumem=memory)
     parts = [Part(FIRST.uuid, memory)]
@@ -74,14 +80,21 @@ def one(sandbox: Sandbox, real: RealNode, name: str, memory: int, make: Callable
 
 def test_the_node_says_that_it_needs_no_lock(real: RealNode, plugin: DevicePlugin) -> None:
     real.wait_node(lambda node: annotations(node).get(LOCK_FREE) == "NVIDIA", what="lock-free")
-    assert '"mode of allocation"' in plugin.log() and "allocate=start" in plugin.log()
-    real.kube.merge_patch("Node", real.name, {"metadata": {"annotations": {LOCK_FREE: "DCU,NVIDIA"}}})
+    assert '"mode of allocation"' in plugin.log()
+    assert "allocate=start" in plugin.log()
+    real.kube.merge_patch(
+        "Node", real.name, {"metadata": {"annotations": {LOCK_FREE: "DCU,NVIDIA"}}}
+    )
     plugin.stop()
     plugin.start(allocate="admission").wait_offered(2 * SLOTS)
-    real.wait_node(lambda node: annotations(node).get(LOCK_FREE) == "DCU", what="not lock-free for NVIDIA")
+    real.wait_node(
+        lambda node: annotations(node).get(LOCK_FREE) == "DCU", what="not lock-free for NVIDIA"
+    )
     plugin.stop()
     plugin.start().wait_offered(2 * SLOTS)
-    real.wait_node(lambda node: annotations(node).get(LOCK_FREE) == "DCU,NVIDIA", what="lock-free again")
+    real.wait_node(
+        lambda node: annotations(node).get(LOCK_FREE) == "DCU,NVIDIA", what="lock-free again"
+    )
     real.kube.merge_patch("Node", real.name, {"metadata": {"annotations": {LOCK_FREE: None}}})
 
 
@@ -90,68 +103,127 @@ def test_the_node_says_that_it_needs_no_lock(real: RealNode, plugin: DevicePlugi
 
 @pytest.mark.parametrize("plugin", [4], indirect=True, ids=["four cards"])
 @pytest.mark.parametrize("burst", range(5))
-def test_forty_pods_at_once_get_their_own_name_card_and_limits(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin,
-                                                               burst: int) -> None:
+def test_forty_pods_at_once_get_their_own_name_card_and_limits(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, burst: int
+) -> None:
     names = [f"p{number:02}" for number in range(40)]
-    wanted = [Part(card.uuid, 1000 + number + 100 * burst, 1 + number // 5)
-              for number, card in zip(range(40), cycle(plugin.cards))]
+    wanted = [
+        Part(card.uuid, 1000 + number + 100 * burst, 1 + number // 5)
+        for number, card in zip(range(40), cycle(plugin.cards))
+    ]
     for name, part in zip(names, wanted, strict=True):
-        place(sandbox, real, shower(HOOK, name, gpu=1, gpumem=part.memory_mib, gpucores=part.cores), [part])
+        place(
+            sandbox,
+            real,
+            shower(HOOK, name, gpu=1, gpumem=part.memory_mib, gpucores=part.cores),
+            [part],
+        )
     sandbox.running(*names, timeout=150)
     views = [seen(sandbox, real, name) for name in names]
     assert [view.limit for view in views] == [
-        (part.card, f"{part.memory_mib}m", str(part.cores)) for part in wanted]
+        (part.card, f"{part.memory_mib}m", str(part.cores)) for part in wanted
+    ]
     assert len({view.env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] for view in views}) == 40
     for name, view in zip(names, views, strict=True):
         uid = sandbox.pod(name)["metadata"]["uid"]
-        assert view.mounts[f"{HOOK}/vgpu/limits"] == (f"{HOOK}/vgpu/containers/{uid}_main/limits", False)
+        assert view.mounts[f"{HOOK}/vgpu/limits"] == (
+            f"{HOOK}/vgpu/containers/{uid}_main/limits",
+            False,
+        )
     pods = sandbox.kube.list("Pod", sandbox.namespace)
-    assert [status["restartCount"] for item in pods for status in item["status"]["containerStatuses"]] == [0] * 40
+    assert [
+        status["restartCount"] for item in pods for status in item["status"]["containerStatuses"]
+    ] == [0] * 40
 
 
-def test_containers_that_inherit_device_ids_get_their_own_limits(sandbox: Sandbox, real: RealNode,
-                                                                 plugin: DevicePlugin) -> None:
+def test_containers_that_inherit_device_ids_get_their_own_limits(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     script_of = {"command": ["sh", "-c", script(HOOK)]}
-    item = pod("several", inits=[
-        init("first", gpu=1, gpumem=1001) | script_of,
-        sidecar("side", gpu=1, gpumem=1002) | {"command": ["sh", "-c", script(HOOK) + "sleep inf"]},
-        init("second", gpu=2, gpumem=1003) | script_of,
-    ], containers=[showing(HOOK, "a", gpu=1, gpumem=1004), showing(HOOK, "plain"),
-                   showing(HOOK, "b", gpu=2, gpumem=1005)])
+    item = pod(
+        "several",
+        inits=[
+            init("first", gpu=1, gpumem=1001) | script_of,
+            sidecar("side", gpu=1, gpumem=1002)
+            | {"command": ["sh", "-c", script(HOOK) + "sleep inf"]},
+            init("second", gpu=2, gpumem=1003) | script_of,
+        ],
+        containers=[
+            showing(HOOK, "a", gpu=1, gpumem=1004),
+            showing(HOOK, "plain"),
+            showing(HOOK, "b", gpu=2, gpumem=1005),
+        ],
+    )
     both = [[Part(card.uuid, memory) for card in (FIRST, SECOND)] for memory in (1003, 1005)]
-    place(sandbox, real, item, [Part(FIRST.uuid, 1001)], [Part(SECOND.uuid, 1002)], both[0], [Part(FIRST.uuid, 1004)],
-          [], both[1])
+    place(
+        sandbox,
+        real,
+        item,
+        [Part(FIRST.uuid, 1001)],
+        [Part(SECOND.uuid, 1002)],
+        both[0],
+        [Part(FIRST.uuid, 1004)],
+        [],
+        both[1],
+    )
     sandbox.running("several")
-    found = {name: seen(sandbox, real, "several", name).env for name in ("first", "side", "second", "a", "plain", "b")}
+    found = {
+        name: seen(sandbox, real, "several", name).env
+        for name in ("first", "side", "second", "a", "plain", "b")
+    }
     assert "NVIDIA_VISIBLE_DEVICES" not in found.pop("plain")
-    assert {name: (env["NVIDIA_VISIBLE_DEVICES"], env["CUDA_DEVICE_MEMORY_LIMIT_0"])
-            for name, env in found.items()} == {
-        "first": (FIRST.uuid, "1001m"), "side": (SECOND.uuid, "1002m"), "a": (FIRST.uuid, "1004m"),
-        "second": (f"{FIRST.uuid},{SECOND.uuid}", "1003m"), "b": (f"{FIRST.uuid},{SECOND.uuid}", "1005m")}
+    assert {
+        name: (env["NVIDIA_VISIBLE_DEVICES"], env["CUDA_DEVICE_MEMORY_LIMIT_0"])
+        for name, env in found.items()
+    } == {
+        "first": (FIRST.uuid, "1001m"),
+        "side": (SECOND.uuid, "1002m"),
+        "a": (FIRST.uuid, "1004m"),
+        "second": (f"{FIRST.uuid},{SECOND.uuid}", "1003m"),
+        "b": (f"{FIRST.uuid},{SECOND.uuid}", "1005m"),
+    }
 
 
-def test_variables_of_the_pod_are_preferred_as_before(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_variables_of_the_pod_are_preferred_as_before(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     item = shower(HOOK, "a", gpu=1, gpumem=1000)
     (container,) = item["spec"]["containers"]
-    container["env"] = [{"name": name, "value": value} for name, value in (
-        ("LIBCUDA_LOG_LEVEL", "4"), ("CUDA_DEVICE_MEMORY_LIMIT_0", "9m"))]
+    container["env"] = [
+        {"name": name, "value": value}
+        for name, value in (("LIBCUDA_LOG_LEVEL", "4"), ("CUDA_DEVICE_MEMORY_LIMIT_0", "9m"))
+    ]
     place(sandbox, real, item, [Part(FIRST.uuid, 1000)])
     sandbox.running("a")
     env = seen(sandbox, real, "a").env
     assert (env["LIBCUDA_LOG_LEVEL"], env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == ("4", "1000m")
 
 
-def test_a_mig_instance_is_created_when_its_container_starts(sandbox: Sandbox, real: RealNode,
-                                                             plugin: DevicePlugin) -> None:
-    profile = {"name": "1g.10gb", "memory": 9728, "cores": 15, "slices": 1,
-               "placements": [{"start": start, "size": 1} for start in range(7)]}
+def test_a_mig_instance_is_created_when_its_container_starts(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
+    profile = {
+        "name": "1g.10gb",
+        "memory": 9728,
+        "cores": 15,
+        "slices": 1,
+        "placements": [{"start": start, "size": 1} for start in range(7)],
+    }
     plugin.stop()
     plugin.insert(replace(FIRST, mig={"enabled": True, "profiles": [profile]}))
     plugin.start(operating_mode="mig").wait_offered(SLOTS)
     item = held("a", gpumem=9728)
-    item["metadata"]["annotations"][PLACES] = json.dumps([{
-        "containerIndex": 1, "deviceIndex": 0, "gpuUUID": FIRST.uuid, "profile": "1g.10gb",
-        "placement": {"start": 3, "size": 1}}])
+    item["metadata"]["annotations"][PLACES] = json.dumps(
+        [
+            {
+                "containerIndex": 1,
+                "deviceIndex": 0,
+                "gpuUUID": FIRST.uuid,
+                "profile": "1g.10gb",
+                "placement": {"start": 3, "size": 1},
+            }
+        ]
+    )
     place(sandbox, real, item, [], [Part(FIRST.uuid, 9728, 15)])
     holding(sandbox, "a")
     assert "migUUID" not in annotations(sandbox.pod("a"))[PLACES]
@@ -163,13 +235,17 @@ def test_a_mig_instance_is_created_when_its_container_starts(sandbox: Sandbox, r
     assert not [key for key in env if key.startswith("CUDA_")]
     before = kill_container(sandbox, real, "a")
     restarted(sandbox, "a", before)
-    assert real.output(sandbox.pod("a")).count(f"NVIDIA_VISIBLE_DEVICES={place_of['migUUID']}\n") >= 1
+    assert (
+        real.output(sandbox.pod("a")).count(f"NVIDIA_VISIBLE_DEVICES={place_of['migUUID']}\n") >= 1
+    )
 
 
 # ---- restarts
 
 
-def test_a_container_starts_again_with_the_same_limits(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_a_container_starts_again_with_the_same_limits(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     one(sandbox, real, "a", 1000)
     sandbox.running("a")
     files = specifications(real)
@@ -178,7 +254,9 @@ def test_a_container_starts_again_with_the_same_limits(sandbox: Sandbox, real: R
     assert specifications(real) == files
 
 
-def test_a_container_waits_for_a_plugin_that_is_down(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_a_container_waits_for_a_plugin_that_is_down(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     one(sandbox, real, "a", 1000)
     sandbox.running("a")
     plugin.kill()
@@ -189,7 +267,9 @@ def test_a_container_waits_for_a_plugin_that_is_down(sandbox: Sandbox, real: Rea
     assert views(sandbox, real, "a", 2) == ["1000m"] * 2
 
 
-def test_the_kubelet_is_restarted_while_a_pod_waits(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_kubelet_is_restarted_while_a_pod_waits(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     one(sandbox, real, "a", 1000)
     one(sandbox, real, "b", 2000, held)
     sandbox.running("a")
@@ -204,7 +284,9 @@ def test_the_kubelet_is_restarted_while_a_pod_waits(sandbox: Sandbox, real: Real
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_the_kubelet_is_restarted_without_the_plugin(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_kubelet_is_restarted_without_the_plugin(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     """It does not call the plugin then: the container finds the specification of its first start."""
     one(sandbox, real, "a", 1000)
     sandbox.running("a")
@@ -243,7 +325,9 @@ def test_the_node_reboots(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
 
     def start_plugin() -> None:
         plugin.start()
-        eventually(lambda: "message=serving" in plugin.log(), lambda: f"the plugin serves:\n{plugin.log()}")
+        eventually(
+            lambda: "message=serving" in plugin.log(), lambda: f"the plugin serves:\n{plugin.log()}"
+        )
 
     real.reboot(start_plugin)
     plugin.wait_registered()
@@ -251,14 +335,19 @@ def test_the_node_reboots(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
         restarted(sandbox, name, 0, timeout=90)
     assert sandbox.running(*names) != before
     assert [views(sandbox, real, name, 2) for name in names] == [
-        ["1000m"] * 2, ["2000m"] * 2, ["3000m"] * 2]
+        ["1000m"] * 2,
+        ["2000m"] * 2,
+        ["3000m"] * 2,
+    ]
     assert len(specifications(real)) == 3
 
 
 # ---- what happens between Binding and start
 
 
-def test_a_pod_is_deleted_before_its_container_starts(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_a_pod_is_deleted_before_its_container_starts(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     one(sandbox, real, "a", 1000, held)
     identity = holding(sandbox, "a")
     plugin.program.pause()
@@ -270,8 +359,9 @@ def test_a_pod_is_deleted_before_its_container_starts(sandbox: Sandbox, real: Re
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_a_pod_that_the_api_server_does_not_know_any_more(sandbox: Sandbox, real: RealNode,
-                                                          plugin: DevicePlugin) -> None:
+def test_a_pod_that_the_api_server_does_not_know_any_more(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     """The kubelet has not heard of its deletion yet, and the plugin has."""
     one(sandbox, real, "a", 1000, held)
     identity = holding(sandbox, "a")
@@ -284,23 +374,36 @@ def test_a_pod_that_the_api_server_does_not_know_any_more(sandbox: Sandbox, real
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_an_allocation_is_revoked_before_the_start(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_an_allocation_is_revoked_before_the_start(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     one(sandbox, real, "a", 1000, held)
     holding(sandbox, "a")
-    sandbox.kube.merge_patch("Pod", "a", {"metadata": {"annotations": {PHASE: "failed"}}}, sandbox.namespace)
+    sandbox.kube.merge_patch(
+        "Pod", "a", {"metadata": {"annotations": {PHASE: "failed"}}}, sandbox.namespace
+    )
     release(sandbox, real, "a")
     refusal(sandbox, "a", "cannot be served: its bind-phase is failed")
     sandbox.delete("a")
 
 
-def test_a_pod_that_no_scheduler_of_ours_has_placed(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
-    item = pod("stray", containers=[showing(HOOK, gpu=1)], labels={"hami.io/webhook": "ignore"}, node_name=real.name)
+def test_a_pod_that_no_scheduler_of_ours_has_placed(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
+    item = pod(
+        "stray",
+        containers=[showing(HOOK, gpu=1)],
+        labels={"hami.io/webhook": "ignore"},
+        node_name=real.name,
+    )
     sandbox.kube.create(item, sandbox.namespace)
     refusal(sandbox, "stray", f"it was not assigned to node {real.name} by HAMi's scheduler")
     sandbox.delete("stray")
 
 
-def test_a_card_is_unhealthy_before_the_start(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_a_card_is_unhealthy_before_the_start(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     one(sandbox, real, "a", 1000, held)
     holding(sandbox, "a")
     plugin.set_health(FIRST.uuid, "XID 79")
@@ -312,7 +415,9 @@ def test_a_card_is_unhealthy_before_the_start(sandbox: Sandbox, real: RealNode, 
     assert limits(sandbox, real, "a") == [("1000m", "0")]
 
 
-def test_a_slow_plugin_delays_only_the_start(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_a_slow_plugin_delays_only_the_start(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     names = [f"p{number}" for number in range(5)]
     for number, name in enumerate(names):
         one(sandbox, real, name, 1000 + number, held)
@@ -333,6 +438,7 @@ def test_a_slow_plugin_delays_only_the_start(sandbox: Sandbox, real: RealNode, p
 @contextmanager
 def read_only(real: RealNode, folder: str) -> Iterator[None]:
     """Makes a folder of the node read-only for everybody."""
+
     def run(name: str, command: str) -> None:
         real.program(name, ["sh", "-ec", command]).start().wait_end(10)
 
@@ -353,15 +459,29 @@ def test_the_folder_is_read_only(sandbox: Sandbox, real: RealNode, plugin: Devic
     assert limits(sandbox, real, "a") == [("1000m", "0")]
 
 
-def test_other_specifications_are_in_the_folder(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_other_specifications_are_in_the_folder(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     """A thousand valid ones, and some that cannot be read."""
     folder, foreign = real.path(CDI), []
     folder.mkdir(exist_ok=True)
     for number in range(1000):
         foreign.append(path := folder / f"foreign-{number}.json")
-        path.write_text(json.dumps({"cdiVersion": "0.6.0", "kind": "example.com/foreign", "devices": [
-            {"name": f"d{number}", "containerEdits": {"env": [f"FOREIGN={number}"]}}]}))
-    for name, text in (("broken.json", "{"), ("nobody.json", '{"cdiVersion": "0.6.0", "kind": "no-vendor"}')):
+        path.write_text(
+            json.dumps(
+                {
+                    "cdiVersion": "0.6.0",
+                    "kind": "example.com/foreign",
+                    "devices": [
+                        {"name": f"d{number}", "containerEdits": {"env": [f"FOREIGN={number}"]}}
+                    ],
+                }
+            )
+        )
+    for name, text in (
+        ("broken.json", "{"),
+        ("nobody.json", '{"cdiVersion": "0.6.0", "kind": "no-vendor"}'),
+    ):
         foreign.append(path := folder / name)
         path.write_text(text)
     try:
@@ -379,7 +499,9 @@ def test_other_specifications_are_in_the_folder(sandbox: Sandbox, real: RealNode
 # ---- changes of mode, and other schedulers
 
 
-def test_the_mode_changes_under_running_pods(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_mode_changes_under_running_pods(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     one(sandbox, real, "start", 1000)
     one(sandbox, real, "waiting", 4000, held)
     before = sandbox.running("start")
@@ -387,7 +509,10 @@ def test_the_mode_changes_under_running_pods(sandbox: Sandbox, real: RealNode, p
     plugin.stop()
     plugin.start(allocate="admission").wait_offered(2 * SLOTS)
     one(sandbox, real, "free", 2000)  # bound without a lock, before the change was seen
-    eventually(lambda: ASSIGNED_NODE in sandbox.pod("free")["metadata"]["labels"], "our scheduler has seen it")
+    eventually(
+        lambda: ASSIGNED_NODE in sandbox.pod("free")["metadata"]["labels"],
+        "our scheduler has seen it",
+    )
     sandbox.create(shower(HOOK, "locked", gpu=1, gpumem=3000))
     sandbox.running("free", "locked")
     release(sandbox, real, "waiting")
@@ -398,17 +523,24 @@ def test_the_mode_changes_under_running_pods(sandbox: Sandbox, real: RealNode, p
     restarted(sandbox, "locked", kill_container(sandbox, real, "locked"))
     one(sandbox, real, "last", 5000)
     sandbox.running("last")
-    assert [views(sandbox, real, name, runs) for name, runs in (
-        ("start", 2), ("waiting", 1), ("free", 1), ("locked", 2), ("last", 1))] == [
-        ["1000m"] * 2, ["4000m"], ["2000m"], ["3000m"] * 2, ["5000m"]]
+    assert [
+        views(sandbox, real, name, runs)
+        for name, runs in (("start", 2), ("waiting", 1), ("free", 1), ("locked", 2), ("last", 1))
+    ] == [["1000m"] * 2, ["4000m"], ["2000m"], ["3000m"] * 2, ["5000m"]]
 
 
-def test_a_scheduler_that_locks_the_node_is_served_at_once(sandbox: Sandbox, real: RealNode,
-                                                           plugin: DevicePlugin) -> None:
+def test_a_scheduler_that_locks_the_node_is_served_at_once(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     """The lock is released before the container starts: HAMi's scheduler waits for it."""
     for number in range(5):
-        place_as_upstream(sandbox, real, held(f"p{number}", gpumem=1000 + number), [],
-                          [Part(FIRST.uuid, 1000 + number)])
+        place_as_upstream(
+            sandbox,
+            real,
+            held(f"p{number}", gpumem=1000 + number),
+            [],
+            [Part(FIRST.uuid, 1000 + number)],
+        )
     real.wait_node(lambda node: LOCK not in annotations(node), what="unlocked")
     names = [f"p{number}" for number in range(5)]
     for name in names:
@@ -421,8 +553,9 @@ def test_a_scheduler_that_locks_the_node_is_served_at_once(sandbox: Sandbox, rea
     assert limits(sandbox, real, *names) == [(f"{1000 + number}m", "0") for number in range(5)]
 
 
-def test_specifications_stay_as_long_as_the_kubelet_names_them(sandbox: Sandbox, real: RealNode,
-                                                               plugin: DevicePlugin) -> None:
+def test_specifications_stay_as_long_as_the_kubelet_names_them(
+    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
+) -> None:
     one(sandbox, real, "a", 1000)
     sandbox.running("a")
     unused = real.path(CDI) / "hami.io-container-0123456789abcdef.json"
@@ -431,5 +564,9 @@ def test_specifications_stay_as_long_as_the_kubelet_names_them(sandbox: Sandbox,
         os.utime(path, (0, 0))
     plugin.stop()
     plugin.start()  # cleans up at once
-    eventually(lambda: len(specifications(real)) <= names_in_checkpoint(real), "all unused specifications are removed")
-    assert specifications(real) and not unused.exists()
+    eventually(
+        lambda: len(specifications(real)) <= names_in_checkpoint(real),
+        "all unused specifications are removed",
+    )
+    assert specifications(real)
+    assert not unused.exists()

@@ -38,21 +38,29 @@ def earlier(local: LocalCluster) -> Revision:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("is_rollback", [False, True], ids=["upgrade", "rollback"])
-def test_each_serves_what_the_other_has_begun(local: LocalCluster, real_node: RealNode, earlier: Revision,
-                                              is_rollback: bool) -> None:
+def test_each_serves_what_the_other_has_begun(
+    local: LocalCluster, real_node: RealNode, earlier: Revision, is_rollback: bool
+) -> None:
     """The device plugin is replaced under running pods, then the scheduler is."""
     before, after = (THIS, earlier) if is_rollback else (earlier, THIS)
     certificates = Certificates(local.folder / "tls")
     with contextlib.ExitStack() as stack:
+
         def start(revision: Revision) -> Scheduler:
-            scheduler = Scheduler(local, certificates, install(local, certificates, revision=revision),
-                                  revision=revision)
+            scheduler = Scheduler(
+                local,
+                certificates,
+                install(local, certificates, revision=revision),
+                revision=revision,
+            )
             stack.enter_context(contextlib.closing(scheduler)).start()
             redirect_webhook(local.kube, certificates, scheduler.port)
             return scheduler
 
         def insert(revision: Revision, name: str) -> DevicePlugin:
-            plugin = stack.enter_context(contextlib.closing(DevicePlugin(real_node, name=name, revision=revision)))
+            plugin = stack.enter_context(
+                contextlib.closing(DevicePlugin(real_node, name=name, revision=revision))
+            )
             plugin.insert(*cards(2))
             return plugin.start()
 

@@ -48,13 +48,24 @@ def holding(name, memory, cores=10, **fields):
 def started(sandbox, **memory):
     """Starts pods with so much memory of the card, and 10 percent of its cores. They run: none is resized before."""
     sandbox.create(*(holding(name, mib) for name, mib in memory.items()))
-    sandbox.kube.wait("Pod", lambda pods: all(pods[name]["status"].get("phase") == "Running" for name in memory),
-                      sandbox.namespace, timeout=60, what=f"{', '.join(memory)} run")
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: all(pods[name]["status"].get("phase") == "Running" for name in memory),
+        sandbox.namespace,
+        timeout=60,
+        what=f"{', '.join(memory)} run",
+    )
 
 
 def of(memory=None, cores=None):
     """Returns sizes of the container main."""
-    return {"main": {key: value for key, value in (("memory", memory and f"{memory}Mi"), ("cores", cores)) if value}}
+    return {
+        "main": {
+            key: value
+            for key, value in (("memory", memory and f"{memory}Mi"), ("cores", cores))
+            if value
+        }
+    }
 
 
 def holds(sandbox, name, memory, cores=10):
@@ -68,8 +79,13 @@ def waits(sandbox, name, memory):
 
 
 def bound(sandbox, name):
-    sandbox.kube.wait("Pod", lambda pods: pods[name]["spec"].get("nodeName"), sandbox.namespace, timeout=90,
-                      what=f"{name} is bound")
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: pods[name]["spec"].get("nodeName"),
+        sandbox.namespace,
+        timeout=90,
+        what=f"{name} is bound",
+    )
 
 
 # -- one pod
@@ -80,7 +96,8 @@ def test_a_growth_is_booked_and_applied(card):
     applied(card, "a", of(20_000, 40))
     notes = card.pod("a")["metadata"]["annotations"]
     assert holds(card, "a", 20_000, 40)
-    assert notes[RESIZED] == notes[ALLOCATED] == json.loads(notes[APPLIED])["sizes"] and TARGET not in notes
+    assert notes[RESIZED] == notes[ALLOCATED] == json.loads(notes[APPLIED])["sizes"]
+    assert TARGET not in notes
     card.event("a", "Resizing")
     card.event("a", "Resized")
     waits(card, "too-large", 60_001)
@@ -103,12 +120,20 @@ def test_what_does_not_fit_changes_nothing_until_there_is_room(card):
 
 
 def test_a_quota_counts_what_pods_are_resized_to(card):
-    card.kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": {
-        "hard": {"limits.nvidia.com/gpumem": "30000"}}}, card.namespace)
+    card.kube.create(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "gpus"},
+            "spec": {"hard": {"limits.nvidia.com/gpumem": "30000"}},
+        },
+        card.namespace,
+    )
     started(card, a=10_000, b=10_000)
     text = resize(card, "a", of(20_001))
     assert "quota" in answered(card, "a", text, "Deferred")
-    assert holds(card, "a", 10_000) and RESIZED not in card.annotations("a")
+    assert holds(card, "a", 10_000)
+    assert RESIZED not in card.annotations("a")
     applied(card, "a", of(20_000))
     text = resize(card, "b", of(10_001))
     answered(card, "b", text, "Deferred", containing="quota")
@@ -127,7 +152,8 @@ def test_a_shrink_gives_back_after_the_answer_of_the_node(card, agent):
     agent.confirms = lambda namespace, name: True
     answered(card, "a", text, "Applied")
     bound(card, "next")
-    assert holds(card, "a", 20_000, 5) and TARGET not in card.annotations("a")
+    assert holds(card, "a", 20_000, 5)
+    assert TARGET not in card.annotations("a")
 
 
 def test_an_answer_to_an_earlier_resize_gives_nothing_back(card, agent):
@@ -151,13 +177,22 @@ def test_an_answer_to_an_earlier_resize_gives_nothing_back(card, agent):
 
 def test_percent_and_the_containers_of_a_pod(sandbox):
     sandbox.add_gpu_nodes({"n": gpus(2, memory_mib=CARD)}, annotations=RESIZABLE)
-    sandbox.create(pod("a", containers=[container("plain"), container("left", gpu=2, percent=10, gpucores=10),
-                                        container("right", gpu=1, gpumem=1000, gpucores=20)]))
+    sandbox.create(
+        pod(
+            "a",
+            containers=[
+                container("plain"),
+                container("left", gpu=2, percent=10, gpucores=10),
+                container("right", gpu=1, gpumem=1000, gpucores=20),
+            ],
+        )
+    )
     sandbox.started(1)
     right = sandbox.shares("a")[2][0]
     applied(sandbox, "a", {"left": {"memory": "50%"}})
     plain, left, (other,) = sandbox.shares("a")
-    assert plain == [] and other == right
+    assert plain == []
+    assert other == right
     assert sorted(left) == [Share("n/0", CARD // 2, 10), Share("n/1", CARD // 2, 10)]
 
 
@@ -180,7 +215,12 @@ LONG = 50_000 * "9"
 def test_what_tenants_may_write_and_nobody_can_have(card):
     tenant = account(card, "tenant", "edit")
     wait_permitted(card, tenant, "patch", "pods")
-    card.create(*(holding(name, 100, 1, inits=[init("before")] if name == "init" else ()) for name in GARBAGE))
+    card.create(
+        *(
+            holding(name, 100, 1, inits=[init("before")] if name == "init" else ())
+            for name in GARBAGE
+        )
+    )
     card.started(len(GARBAGE))
     for name, text in GARBAGE.items():
         resize(card, name, text, kube=tenant)
@@ -189,7 +229,9 @@ def test_what_tenants_may_write_and_nobody_can_have(card):
         card.event(name, "ResizeRefused")
     resize(card, "huge", LONG, kube=tenant)
     card.event("huge", "ResizeRefused", "50000 characters")
-    assert all(holds(card, name, 100, 1) and RESIZED not in card.annotations(name) for name in GARBAGE)
+    assert all(
+        holds(card, name, 100, 1) and RESIZED not in card.annotations(name) for name in GARBAGE
+    )
     applied(card, "huge", of(200))
     tenant.close()
 
@@ -241,17 +283,31 @@ def test_fifty_pods_are_resized_while_five_hundred_are_created(sandbox):
     sandbox.started(RESIZED_PODS, timeout=60)
     rng = random.Random(1)
     with CardWatch(sandbox.kube, sandbox.namespace) as watch:
-        creation = threading.Thread(target=sandbox.create_all, args=(
-            [holding(f"p{number:03}", 8000, annotations=packed) for number in range(CREATED)],))
+        creation = threading.Thread(
+            target=sandbox.create_all,
+            args=(
+                [holding(f"p{number:03}", 8000, annotations=packed) for number in range(CREATED)],
+            ),
+        )
         creation.start()
         for _ in range(EDITS):
-            resize(sandbox, rng.choice(names), of(rng.randrange(1000, 30_000), rng.choice([None, 1, 5, 20])))
+            resize(
+                sandbox,
+                rng.choice(names),
+                of(rng.randrange(1000, 30_000), rng.choice([None, 1, 5, 20])),
+            )
         creation.join()
         sandbox.started(CREATED + RESIZED_PODS, timeout=90)
-        eventually(lambda: disagreements(sandbox) == [], lambda: str(disagreements(sandbox)), timeout=90, interval=0.5)
+        eventually(
+            lambda: disagreements(sandbox) == [],
+            lambda: str(disagreements(sandbox)),
+            timeout=90,
+            interval=0.5,
+        )
         seen = watch.seen
-        sandbox.kube.merge_patch("Pod", names[0], {"metadata": {"labels": {"example.com/last": "1"}}},
-                                 sandbox.namespace)
+        sandbox.kube.merge_patch(
+            "Pod", names[0], {"metadata": {"labels": {"example.com/last": "1"}}}, sandbox.namespace
+        )
         eventually(lambda: watch.seen > seen, "the watch has seen everything")
     assert watch.wrong == []
     done = [json.loads(sandbox.annotations(name).get(STATUS, "{}")).get("state") for name in names]
@@ -265,7 +321,10 @@ def test_the_leader_is_killed_after_it_has_booked(card, scheduler, agent):
     """The next process gives the grown size to nobody, and finishes the shrink."""
     agent.confirms = lambda namespace, name: False
     started(card, grows=10_000, shrinks=30_000)
-    texts = {"grows": resize(card, "grows", of(50_000)), "shrinks": resize(card, "shrinks", of(10_000))}
+    texts = {
+        "grows": resize(card, "grows", of(50_000)),
+        "shrinks": resize(card, "shrinks", of(10_000)),
+    }
     booked(card, "grows", RESIZED, 50_000)
     booked(card, "shrinks", TARGET, 10_000)
     scheduler.kill()
@@ -288,16 +347,21 @@ def test_the_api_server_answers_nothing_while_the_leader_books(card, scheduler, 
             if is_killed:
                 scheduler.kill()
             else:
-                with pytest.raises(urllib3.exceptions.TimeoutError):  # longer than the leader waits for an answer
+                with pytest.raises(
+                    urllib3.exceptions.TimeoutError
+                ):  # longer than the leader waits for an answer
                     card.kube.call("GET", "/version", timeout=6)
         finally:
             local.resume_api_server()
-        card.create(holding("b", 70_000, scheduler="hami-scheduler"))  # nobody may serve the webhook
+        card.create(
+            holding("b", 70_000, scheduler="hami-scheduler")
+        )  # nobody may serve the webhook
         scheduler.run_with()
         answered(card, "a", text, "Applied", "Deferred", timeout=90)
         applied(card, "a", of(9000))
         bound(card, "b")
-    assert watch.wrong == [] and disagreements(card) == []
+    assert watch.wrong == []
+    assert disagreements(card) == []
 
 
 def test_a_leader_that_was_suspended_undoes_nothing(card, scheduler, agent):
@@ -315,4 +379,5 @@ def test_a_leader_that_was_suspended_undoes_nothing(card, scheduler, agent):
             bound(card, "next")
         answered(card, "a", resize(card, "a", of(5001)), "Deferred", timeout=60)
         applied(card, "a", of(4000))
-    assert watch.wrong == [] and disagreements(card) == []
+    assert watch.wrong == []
+    assert disagreements(card) == []

@@ -47,6 +47,7 @@ def changing(sandbox: Sandbox, node: str) -> Iterator[None]:
             if stop.is_set():
                 return
             sandbox.annotate_node(node, {"example.com/number": str(number)})
+
     thread = threading.Thread(target=write)
     thread.start()
     try:
@@ -57,8 +58,12 @@ def changing(sandbox: Sandbox, node: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def alone(sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, certificates: Certificates,
-          ) -> Iterator[Scheduler]:
+def alone(
+    sandbox: Sandbox,
+    scheduler: Scheduler,
+    local: LocalCluster,
+    certificates: Certificates,
+) -> Iterator[Scheduler]:
     """A single replica, whose kube-scheduler has the permissions of its shipped account."""
     with second_replica(scheduler, kube_scheduler_kubeconfig(local)) as second:
         local.components["kube-scheduler"].stop()
@@ -78,34 +83,51 @@ def itself(local: LocalCluster, alone: Scheduler) -> Iterator[str]:
     local.kube.delete("Pod", alone.name, "kube-system", grace_seconds=0)
 
 
-def test_both_programs_use_every_right_that_they_have_and_miss_none(sandbox: Sandbox, local: LocalCluster,
-                                                                    alone: Scheduler, itself: str) -> None:
+def test_both_programs_use_every_right_that_they_have_and_miss_none(
+    sandbox: Sandbox, local: LocalCluster, alone: Scheduler, itself: str
+) -> None:
     """Of kube-scheduler's account, the rights that we give it beside Kubernetes' own roles."""
     sandbox.add_gpu_node("n0")
     # earlier tests may have restarted the API server, which rejects requests until it has loaded its roles
     begun = local.audit_log.stat().st_size
     # reads its pod
     sandbox.annotate_node("n0", {LOCK: f"{datetime.now(UTC):{STAMP}},{sandbox.namespace},gone"})
-    sandbox.create(pod("fits", gpu=1, gpumem=1000), *(pod(f"large-{number}", gpu=20) for number in range(2)))
+    sandbox.create(
+        pod("fits", gpu=1, gpumem=1000), *(pod(f"large-{number}", gpu=20) for number in range(2))
+    )
     sandbox.event("large-0", "FilteringFailed")
     assert sandbox.started(wait_for=1, timeout=60) == {"fits": "n0"}
     with changing(sandbox, "n0"):  # writes then conflict and are retried with a new version
-        sandbox.create_all(pod(f"small-{number}", gpu=1, gpumem=1000, gpucores=1) for number in range(8))
+        sandbox.create_all(
+            pod(f"small-{number}", gpu=1, gpumem=1000, gpucores=1) for number in range(8)
+        )
         assert len(sandbox.started(wait_for=9, timeout=60)) == 9
-    sandbox.kube.wait("Pod", lambda pods: pods[itself]["metadata"]["labels"].get("hami.io/scheduler-role") == "leader",
-                      "kube-system", what="labels the pod that leads")
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: pods[itself]["metadata"]["labels"].get("hami.io/scheduler-role") == "leader",
+        "kube-system",
+        what="labels the pod that leads",
+    )
     # its group is looked for among those of Kubernetes and of the coscheduling plugin
-    sandbox.create(of_priority("urgent", pod("urgent", gpu=1, gpumem=80_000, labels={GROUP_LABEL: "alone"})))
-    sandbox.kube.wait("Pod", lambda pods: pods["urgent"]["spec"].get("nodeName"), sandbox.namespace, timeout=60,
-                      what="all others are evicted")
+    sandbox.create(
+        of_priority("urgent", pod("urgent", gpu=1, gpumem=80_000, labels={GROUP_LABEL: "alone"}))
+    )
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: pods["urgent"]["spec"].get("nodeName"),
+        sandbox.namespace,
+        timeout=60,
+        what="all others are evicted",
+    )
     for account in (EXTENDER, SCHEDULER):
         assert not refused(calls(local.audit_log, account, begun))
         rights = granted(shipped("rbac.yaml"), account) - {OF_PARENTS}
         assert not unused(rights, calls(local.audit_log, account))
 
 
-def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(sandbox: Sandbox, local: LocalCluster,
-                                                                         alone: Scheduler) -> None:
+def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(
+    sandbox: Sandbox, local: LocalCluster, alone: Scheduler
+) -> None:
     """A pod with devices by its extender, of which others are in the way; a pod without, whose volume it chooses."""
     kube = sandbox.kube
     eventually(lambda: lease_holder(kube), "kube-scheduler leads")
@@ -115,25 +137,41 @@ def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(sandbox
     with claimed(sandbox, volume):
         low = pod("low", cpu=900, scheduler=SCHEDULER)
         claims = pod("claims", cpu=50, scheduler=SCHEDULER)
-        claims["spec"]["volumes"] = [{"name": "data", "persistentVolumeClaim": {"claimName": volume}}]
+        claims["spec"]["volumes"] = [
+            {"name": "data", "persistentVolumeClaim": {"claimName": volume}}
+        ]
         sandbox.create(low, claims)
         assert sandbox.bound(2) == {"low": "n0", "claims": "n0"}
         sandbox.create(of_priority("high", pod("high", gpu=1, gpumem=1000, cpu=500)))
-        kube.wait("Pod", lambda pods: "low" not in pods and pods["high"]["spec"].get("nodeName"), sandbox.namespace,
-                  timeout=60, what="the pod that is in the way is evicted")
+        kube.wait(
+            "Pod",
+            lambda pods: "low" not in pods and pods["high"]["spec"].get("nodeName"),
+            sandbox.namespace,
+            timeout=60,
+            what="the pod that is in the way is evicted",
+        )
     made = list(calls(local.audit_log, SCHEDULER, begun))
-    assert not refused(made) and not refused(calls(local.audit_log, EXTENDER, begun))
+    assert not refused(made)
+    assert not refused(calls(local.audit_log, EXTENDER, begun))
     done = {(call.right.resource, call.right.verb) for call in made}
-    assert done >= {("pods", "delete"), ("pods/status", "patch"), ("pods/binding", "create"),
-                    ("persistentvolumes", "update")}
+    assert done >= {
+        ("pods", "delete"),
+        ("pods/status", "patch"),
+        ("pods/binding", "create"),
+        ("persistentvolumes", "update"),
+    }
     assert ("pods/binding", "create") in {
-        (call.right.resource, call.right.verb) for call in calls(local.audit_log, EXTENDER, begun)}
+        (call.right.resource, call.right.verb) for call in calls(local.audit_log, EXTENDER, begun)
+    }
 
 
 @contextlib.contextmanager
 def claimed(sandbox: Sandbox, name: str) -> Iterator[None]:
     """A volume that waits for its first pod, and a claim for it."""
-    items = [(item, sandbox.namespace if item["kind"] == "PersistentVolumeClaim" else None) for item in storage(name)]
+    items = [
+        (item, sandbox.namespace if item["kind"] == "PersistentVolumeClaim" else None)
+        for item in storage(name)
+    ]
     for item, namespace in items:
         sandbox.kube.create(item, namespace)
     try:
@@ -147,9 +185,23 @@ def storage(name: str) -> list[Object]:
     """Returns a volume that waits for its first pod, and a claim for it."""
     of_class = {"storageClassName": name, "accessModes": ["ReadWriteOnce"]}
     return [
-        {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
-         "provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "WaitForFirstConsumer"},
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": {
-            **of_class, "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/tmp"}}},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": {
-            **of_class, "resources": {"requests": {"storage": "1Gi"}}}}]
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": name},
+            "provisioner": "kubernetes.io/no-provisioner",
+            "volumeBindingMode": "WaitForFirstConsumer",
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": name},
+            "spec": {**of_class, "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/tmp"}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name},
+            "spec": {**of_class, "resources": {"requests": {"storage": "1Gi"}}},
+        },
+    ]

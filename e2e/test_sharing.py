@@ -21,8 +21,8 @@ def test_two_pods_share_a_gpu_and_the_third_waits(sandbox):
 
 @pytest.mark.installation
 def test_a_waiting_pod_gets_the_card_when_another_ends(sandbox):
-    """Repeated, because kube-scheduler may learn of the end before our cache, retry at once, and then not for minutes.
-    """
+    """Repeated, because kube-scheduler may learn of the end before our cache, retry at once, and then
+    not for minutes."""
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
     sandbox.create(pod("p0", gpu=1, gpumem=50_000))
     sandbox.started()
@@ -33,15 +33,30 @@ def test_a_waiting_pod_gets_the_card_when_another_ends(sandbox):
         assert sandbox.started() == {f"p{number + 1}": "gpu-0"}
 
 
-@pytest.mark.parametrize(("limits", "holds"), [
-    pytest.param({"gpu": 1, "gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-in-mib"),
-    pytest.param({"gpu": 1, "percent": 33}, Share("gpu-0/0", 15_202, 0), id="percent-is-truncated"),
-    pytest.param({"gpu": 1, "gpumem": 3000, "gpucores": 30}, Share("gpu-0/0", 3000, 30), id="cores"),
-    pytest.param({"gpu": 1}, Share("gpu-0/0", 46_068, 100), id="a-bare-gpu-is-the-whole-card"),
-    pytest.param({"gpu": 1, "percent": 100}, Share("gpu-0/0", 46_068, 100), id="all-of-the-memory-is-the-whole-card"),
-    pytest.param({"gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-alone-means-one-gpu"),
-    pytest.param({"gpucores": 40, "percent": 50}, Share("gpu-0/0", 23_034, 40), id="cores-alone-mean-one-gpu"),
-])
+@pytest.mark.parametrize(
+    ("limits", "holds"),
+    [
+        pytest.param({"gpu": 1, "gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-in-mib"),
+        pytest.param(
+            {"gpu": 1, "percent": 33}, Share("gpu-0/0", 15_202, 0), id="percent-is-truncated"
+        ),
+        pytest.param(
+            {"gpu": 1, "gpumem": 3000, "gpucores": 30}, Share("gpu-0/0", 3000, 30), id="cores"
+        ),
+        pytest.param({"gpu": 1}, Share("gpu-0/0", 46_068, 100), id="a-bare-gpu-is-the-whole-card"),
+        pytest.param(
+            {"gpu": 1, "percent": 100},
+            Share("gpu-0/0", 46_068, 100),
+            id="all-of-the-memory-is-the-whole-card",
+        ),
+        pytest.param({"gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-alone-means-one-gpu"),
+        pytest.param(
+            {"gpucores": 40, "percent": 50},
+            Share("gpu-0/0", 23_034, 40),
+            id="cores-alone-mean-one-gpu",
+        ),
+    ],
+)
 def test_a_pod_holds_what_it_asked_for(sandbox, limits, holds):
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=46_068, model="NVIDIA A40"))
     sandbox.create(pod("a", **limits))
@@ -49,13 +64,31 @@ def test_a_pod_holds_what_it_asked_for(sandbox, limits, holds):
     assert sandbox.shares("a") == [[holds]]
 
 
-@pytest.mark.parametrize(("first", "second", "reason"), [
-    pytest.param({"gpumem": 60_000}, {"gpumem": 30_000}, "CardInsufficientMemory", id="memory"),
-    pytest.param({"percent": 60}, {"percent": 41}, "CardInsufficientMemory", id="percent"),
-    pytest.param({"gpumem": 9, "gpucores": 60}, {"gpumem": 9, "gpucores": 41}, "CardInsufficientCore", id="cores"),
-    pytest.param({"gpumem": 9}, {"gpumem": 9, "gpucores": 100}, "ExclusiveDeviceAllocateConflict", id="wants-it-alone"),
-    pytest.param({"gpumem": 9, "gpucores": 100}, {"gpumem": 9}, "CardComputeUnitsExhausted", id="taken-whole"),
-])
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        pytest.param({"gpumem": 60_000}, {"gpumem": 30_000}, "CardInsufficientMemory", id="memory"),
+        pytest.param({"percent": 60}, {"percent": 41}, "CardInsufficientMemory", id="percent"),
+        pytest.param(
+            {"gpumem": 9, "gpucores": 60},
+            {"gpumem": 9, "gpucores": 41},
+            "CardInsufficientCore",
+            id="cores",
+        ),
+        pytest.param(
+            {"gpumem": 9},
+            {"gpumem": 9, "gpucores": 100},
+            "ExclusiveDeviceAllocateConflict",
+            id="wants-it-alone",
+        ),
+        pytest.param(
+            {"gpumem": 9, "gpucores": 100},
+            {"gpumem": 9},
+            "CardComputeUnitsExhausted",
+            id="taken-whole",
+        ),
+    ],
+)
 def test_a_pod_that_does_not_fit_waits_and_its_events_say_why(sandbox, first, second, reason):
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
     sandbox.create(pod("first", gpu=1, **first))
@@ -83,7 +116,9 @@ def test_the_gpus_of_a_container_are_different_cards(sandbox):
 def test_more_gpus_than_the_node_has(sandbox):
     sandbox.add_gpu_node("gpu-0", *gpus(2))
     sandbox.create(pod("a", gpu=3, gpumem=1000))
-    assert "NodeInsufficientDevice" in sandbox.event("a", "FailedScheduling", "NodeInsufficientDevice")
+    assert "NodeInsufficientDevice" in sandbox.event(
+        "a", "FailedScheduling", "NodeInsufficientDevice"
+    )
     assert "no available node, 1 nodes do not meet" in sandbox.refusal("a", "no available node")
 
 
@@ -100,8 +135,16 @@ def test_unhealthy_and_cordoned_cards_are_not_used(sandbox):
 
 def test_each_container_has_its_own_entry(sandbox):
     sandbox.add_gpu_node("gpu-0", *gpus(2))
-    sandbox.create(pod("a", containers=[
-        container("log"), container("train", gpu=1, gpumem=3000, gpucores=30), container("serve", gpu=1, gpumem=5000)]))
+    sandbox.create(
+        pod(
+            "a",
+            containers=[
+                container("log"),
+                container("train", gpu=1, gpumem=3000, gpucores=30),
+                container("serve", gpu=1, gpumem=5000),
+            ],
+        )
+    )
     sandbox.started()
     log, train, serve = sandbox.shares("a")
     assert log == []
@@ -110,22 +153,39 @@ def test_each_container_has_its_own_entry(sandbox):
 
 def test_init_containers_come_first_and_only_their_peak_counts(sandbox):
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
-    sandbox.create(pod("a", inits=[init("load", gpu=1, gpumem=80_000), init("warm", gpu=1, gpumem=60_000)],
-                       containers=[container("main", gpu=1, gpumem=40_000)]))
+    sandbox.create(
+        pod(
+            "a",
+            inits=[init("load", gpu=1, gpumem=80_000), init("warm", gpu=1, gpumem=60_000)],
+            containers=[container("main", gpu=1, gpumem=40_000)],
+        )
+    )
     sandbox.started()
     assert [share.memory_mib for (share,) in sandbox.shares("a")] == [80_000, 60_000, 40_000]
-    sandbox.create(pod("b", gpu=1, gpumem=41_920))  # the init containers have ended: only the app counts
+    sandbox.create(
+        pod("b", gpu=1, gpumem=41_920)
+    )  # the init containers have ended: only the app counts
     assert sandbox.started() == {"a": "gpu-0", "b": "gpu-0"}
 
 
 def test_a_sidecar_counts_beside_the_app(sandbox):
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))
-    sandbox.create(pod("too-much", inits=[sidecar("proxy", gpu=1, gpumem=50_000)],
-                       containers=[container("main", gpu=1, gpumem=40_000)]))
+    sandbox.create(
+        pod(
+            "too-much",
+            inits=[sidecar("proxy", gpu=1, gpumem=50_000)],
+            containers=[container("main", gpu=1, gpumem=40_000)],
+        )
+    )
     assert "CardInsufficientMemory" in sandbox.refusal("too-much", "CardInsufficientMemory")
     sandbox.delete("too-much")
-    sandbox.create(pod("fits", inits=[sidecar("proxy", gpu=1, gpumem=50_000)],
-                       containers=[container("main", gpu=1, gpumem=30_000)]))
+    sandbox.create(
+        pod(
+            "fits",
+            inits=[sidecar("proxy", gpu=1, gpumem=50_000)],
+            containers=[container("main", gpu=1, gpumem=30_000)],
+        )
+    )
     assert sandbox.started() == {"fits": "gpu-0"}
     sandbox.create(pod("next", gpu=1, gpumem=2000))
     assert "CardInsufficientMemory" in sandbox.refusal("next", "CardInsufficientMemory")

@@ -27,13 +27,28 @@ shows_the_node = pytest.mark.since(1, 35)
 def slow_volume(sandbox):
     """A claim that is provisioned for the node of its first pod, by nobody but this test."""
     name = f"slow-{sandbox.namespace}"
-    sandbox.kube.create({
-        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
-        "provisioner": "example.com/slow", "volumeBindingMode": "WaitForFirstConsumer"})
-    sandbox.kube.create({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "slow"},
-        "spec": {"storageClassName": name, "accessModes": ["ReadWriteOnce"], "resources": {"requests": SIZE}}},
-        sandbox.namespace)
+    sandbox.kube.create(
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": name},
+            "provisioner": "example.com/slow",
+            "volumeBindingMode": "WaitForFirstConsumer",
+        }
+    )
+    sandbox.kube.create(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "slow"},
+            "spec": {
+                "storageClassName": name,
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": SIZE},
+            },
+        },
+        sandbox.namespace,
+    )
     yield SlowVolume(sandbox, name)
     for kind in ("PersistentVolume", "StorageClass"):
         sandbox.kube.delete(kind, name)
@@ -52,19 +67,36 @@ class SlowVolume:
 
     def wait_wanted(self):
         """Waits until kube-scheduler wants the volume on the node that it has chosen."""
-        eventually(lambda: SELECTED in self.claim()["metadata"].get("annotations", {}), "a node is chosen")
+        eventually(
+            lambda: SELECTED in self.claim()["metadata"].get("annotations", {}), "a node is chosen"
+        )
 
     def claim(self):
         return self.sandbox.kube.get("PersistentVolumeClaim", "slow", self.sandbox.namespace)
 
     def provision(self):
         claim = self.claim()
-        self.sandbox.kube.create({
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": self.name}, "spec": {
-                "storageClassName": self.name, "accessModes": ["ReadWriteOnce"], "capacity": SIZE,
-                "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": "/tmp/slow"},
-                "claimRef": {"kind": "PersistentVolumeClaim", "apiVersion": "v1", "name": "slow",
-                             "namespace": self.sandbox.namespace, "uid": claim["metadata"]["uid"]}}})
+        self.sandbox.kube.create(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": self.name},
+                "spec": {
+                    "storageClassName": self.name,
+                    "accessModes": ["ReadWriteOnce"],
+                    "capacity": SIZE,
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "hostPath": {"path": "/tmp/slow"},
+                    "claimRef": {
+                        "kind": "PersistentVolumeClaim",
+                        "apiVersion": "v1",
+                        "name": "slow",
+                        "namespace": self.sandbox.namespace,
+                        "uid": claim["metadata"]["uid"],
+                    },
+                },
+            }
+        )
 
 
 def rivals_are_refused(sandbox, seconds, pause_s):
@@ -89,7 +121,9 @@ def test_a_card_is_kept_while_a_volume_is_made(sandbox, slow_volume):
 
 
 @shows_the_node
-def test_a_card_is_kept_for_a_volume_while_the_scheduler_is_restarted(sandbox, slow_volume, scheduler):
+def test_a_card_is_kept_for_a_volume_while_the_scheduler_is_restarted(
+    sandbox, slow_volume, scheduler
+):
     sandbox.add_gpu_node("n0", gpu(), annotations=LOCK_FREE)
     sandbox.create(slow_volume.pod("slow"))
     slow_volume.wait_wanted()
@@ -117,7 +151,9 @@ def test_the_next_leader_keeps_a_card_for_a_volume(sandbox, slow_volume, schedul
 
 def verb(scheduler, name, arguments):
     """Calls a verb of the extender, as kube-scheduler does."""
-    answer = urllib3.request("POST", f"http://127.0.0.1:{scheduler.extender_port}/{name}", json=arguments, timeout=30)
+    answer = urllib3.request(
+        "POST", f"http://127.0.0.1:{scheduler.extender_port}/{name}", json=arguments, timeout=30
+    )
     assert answer.status == 200, answer.data
     return json.loads(answer.data)
 
@@ -126,16 +162,36 @@ def test_a_card_is_kept_while_other_pods_of_a_group_are_awaited(sandbox, schedul
     """This test does what kube-scheduler does with the plugin Coscheduling, whose Permit waits for the whole group."""
     sandbox.add_gpu_node("n0", gpu(), annotations=LOCK_FREE)
     node = sandbox.node("n0")["metadata"]["name"]
-    sandbox.create(pod("member", scheduler="coscheduler", labels={"scheduling.x-k8s.io/pod-group": "g"}, **WHOLE))
+    sandbox.create(
+        pod(
+            "member",
+            scheduler="coscheduler",
+            labels={"scheduling.x-k8s.io/pod-group": "g"},
+            **WHOLE,
+        )
+    )
     member = sandbox.pod("member")
     asked = {"Pod": member, "NodeNames": [node]}
     # an earlier test may have left the leadership to another process, which gives it back
     eventually(lambda: verb(scheduler, "filter", asked)["NodeNames"] == [node], "a node is chosen")
-    sandbox.kube.merge_patch("Pod", "member", {"status": {"nominatedNodeName": node}}, sandbox.namespace,
-                             subresource="status")
+    sandbox.kube.merge_patch(
+        "Pod",
+        "member",
+        {"status": {"nominatedNodeName": node}},
+        sandbox.namespace,
+        subresource="status",
+    )
     rivals_are_refused(sandbox, WAITS_S, 3)
     meta = member["metadata"]
-    bound = verb(scheduler, "bind", {"PodName": "member", "PodNamespace": meta["namespace"], "PodUID": meta["uid"],
-                                     "Node": node})
+    bound = verb(
+        scheduler,
+        "bind",
+        {
+            "PodName": "member",
+            "PodNamespace": meta["namespace"],
+            "PodUID": meta["uid"],
+            "Node": node,
+        },
+    )
     assert not bound["Error"]
     assert sandbox.bound(1) == {"member": "n0"}

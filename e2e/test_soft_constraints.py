@@ -22,14 +22,35 @@ def with_spec(item, **spec):
 
 
 def prefers(label, value, weight=1):
-    return {"nodeAffinity": {PREFERRED: [{"weight": weight, "preference": {
-        "matchExpressions": [{"key": label, "operator": "In", "values": [value]}]}}]}}
+    return {
+        "nodeAffinity": {
+            PREFERRED: [
+                {
+                    "weight": weight,
+                    "preference": {
+                        "matchExpressions": [{"key": label, "operator": "In", "values": [value]}]
+                    },
+                }
+            ]
+        }
+    }
 
 
 def apart(**labels):
     """A wish to be on other nodes than the pods with *labels*."""
-    return {"podAntiAffinity": {PREFERRED: [{"weight": 100, "podAffinityTerm": {
-        "topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}}]}}
+    return {
+        "podAntiAffinity": {
+            PREFERRED: [
+                {
+                    "weight": 100,
+                    "podAffinityTerm": {
+                        "topologyKey": "kubernetes.io/hostname",
+                        "labelSelector": {"matchLabels": labels},
+                    },
+                }
+            ]
+        }
+    }
 
 
 @pytest.fixture
@@ -51,18 +72,37 @@ def test_preferred_node_affinity_goes_before_the_policy(three_nodes):
 
 def test_a_preferred_node_that_is_full_is_no_reason_to_wait(three_nodes):
     whole = {"gpu": 2, "gpucores": 100}
-    three_nodes.create(pod("holds", annotations={"nvidia.com/use-gpuuuid": f"{three_nodes.uuid('c')},"
-                                                 f"{three_nodes.uuid('c', 1)}"}, **whole))
+    three_nodes.create(
+        pod(
+            "holds",
+            annotations={
+                "nvidia.com/use-gpuuuid": f"{three_nodes.uuid('c')},{three_nodes.uuid('c', 1)}"
+            },
+            **whole,
+        )
+    )
     assert three_nodes.started(2)["holds"] == "c"
     three_nodes.create(with_spec(pod("wishes", **SHARE), affinity=prefers("example.com/name", "c")))
     assert three_nodes.started(3)["wishes"] == "a"
 
 
-@pytest.mark.parametrize("wish", [
-    {"affinity": apart(app="web")},
-    {"topologySpreadConstraints": [{
-        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {"app": "web"}}}]}], ids=["anti-affinity", "spread"])
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"affinity": apart(app="web")},
+        {
+            "topologySpreadConstraints": [
+                {
+                    "maxSkew": 1,
+                    "topologyKey": "kubernetes.io/hostname",
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": {"app": "web"}},
+                }
+            ]
+        },
+    ],
+    ids=["anti-affinity", "spread"],
+)
 def test_pods_that_wish_to_be_apart_are_apart(three_nodes, wish):
     for number in range(3):
         three_nodes.create(with_spec(pod(f"web-{number}", labels={"app": "web"}, **SHARE), **wish))
@@ -73,7 +113,14 @@ def test_pods_that_wish_to_be_apart_are_apart(three_nodes, wish):
 
 def test_kube_schedulers_own_scores_count_alone_where_a_pod_asks_for_it(three_nodes):
     """It likes free CPU; binpack would choose the node a."""
-    three_nodes.create(pod("busy", cpu=500, annotations={"nvidia.com/use-gpuuuid": three_nodes.uuid("a", 1)}, **SHARE))
+    three_nodes.create(
+        pod(
+            "busy",
+            cpu=500,
+            annotations={"nvidia.com/use-gpuuuid": three_nodes.uuid("a", 1)},
+            **SHARE,
+        )
+    )
     assert three_nodes.started(2)["busy"] == "a"
     three_nodes.create(pod("kube", annotations=KUBE, cpu=100, **SHARE))
     assert three_nodes.started(3)["kube"] in ("b", "c")
@@ -85,12 +132,18 @@ def test_five_hundred_pods_with_wishes_at_once(sandbox):
     card is given out twice, not even for a moment."""
     sandbox.add_gpu_nodes({f"n{number}": gpus(2) for number in range(50)}, annotations=LOCK_FREE)
     fifth = {"gpu": 1, "gpumem": 16_000, "gpucores": 20}
-    pods = [with_spec(pod(f"p{number:03}", labels={"app": "web"}, scheduler="hami-scheduler", **fifth),
-                      affinity=apart(app="web")) for number in range(500)]
+    pods = [
+        with_spec(
+            pod(f"p{number:03}", labels={"app": "web"}, scheduler="hami-scheduler", **fifth),
+            affinity=apart(app="web"),
+        )
+        for number in range(500)
+    ]
     with each_binding_audited(sandbox, len(pods)) as found:
         sandbox.create_all(pods)
         nodes = sandbox.started(len(pods), timeout=150)
-    assert found == [] and set(Counter(nodes.values()).values()) == {10}
+    assert found == []
+    assert set(Counter(nodes.values()).values()) == {10}
 
 
 @contextlib.contextmanager

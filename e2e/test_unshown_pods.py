@@ -28,11 +28,20 @@ def proxy(local: LocalCluster) -> Iterator[LateWatch]:
 
 
 @pytest.fixture
-def late(sandbox: Sandbox, local: LocalCluster, certificates: Certificates, proxy: LateWatch) -> Iterator[Scheduler]:
+def late(
+    sandbox: Sandbox, local: LocalCluster, certificates: Certificates, proxy: LateWatch
+) -> Iterator[Scheduler]:
     """A scheduler of its own, whose watch of pods may be late. No kube-scheduler calls it but the test."""
     kubeconfig = proxy.kubeconfig(account_kubeconfig(local), local.folder / "late-watch.kubeconfig")
-    scheduler = Scheduler(local, certificates, kubeconfig, name="hami-scheduler-late", port=free_port(),
-                          leader_elect="false", scheduler_name="late")
+    scheduler = Scheduler(
+        local,
+        certificates,
+        kubeconfig,
+        name="hami-scheduler-late",
+        port=free_port(),
+        leader_elect="false",
+        scheduler_name="late",
+    )
     scheduler.start()
     yield scheduler
     scheduler.close()
@@ -50,8 +59,9 @@ def phantoms(real: Object) -> list[Object]:
     return made
 
 
-def test_pods_that_do_not_exist_hold_devices_for_some_seconds_only(sandbox: Sandbox, late: Scheduler,
-                                                                   proxy: LateWatch) -> None:
+def test_pods_that_do_not_exist_hold_devices_for_some_seconds_only(
+    sandbox: Sandbox, late: Scheduler, proxy: LateWatch
+) -> None:
     """A pod that exists keeps its devices, though the watch has not shown it."""
     sandbox.add_gpu_nodes({"a": gpus(8)})
     name = sandbox.node("a")["metadata"]["name"]
@@ -64,12 +74,23 @@ def test_pods_that_do_not_exist_hold_devices_for_some_seconds_only(sandbox: Sand
         real = sandbox.pod("real")
         made = phantoms(real)
         for item in (real, *made):
-            answer = late.call_extender("/filter", {"Pod": item, "Nodes": None, "NodeNames": [name]}).json()
+            answer = late.call_extender(
+                "/filter", {"Pod": item, "Nodes": None, "NodeNames": [name]}
+            ).json()
             assert answer["NodeNames"] == [name]
         assert all(map(reserved, (real, *made)))
-        eventually(lambda: not any(map(reserved, made)), "the devices of pods that do not exist are free", timeout=60)
+        eventually(
+            lambda: not any(map(reserved, made)),
+            "the devices of pods that do not exist are free",
+            timeout=60,
+        )
         assert reserved(real)
     assert reserved(real)
-    bound = {"PodName": "real", "PodNamespace": sandbox.namespace, "PodUID": real["metadata"]["uid"], "Node": name}
+    bound = {
+        "PodName": "real",
+        "PodNamespace": sandbox.namespace,
+        "PodUID": real["metadata"]["uid"],
+        "Node": name,
+    }
     assert late.call_extender("/bind", bound).json() == {"Error": ""}
     sandbox.delete("real")

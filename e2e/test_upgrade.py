@@ -25,7 +25,13 @@ from e2e.pods import container, init, pod
 from e2e.processes import free_port
 from e2e.revision import THIS, Revision, missing, unpack
 from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install, kube_scheduler_kubeconfig, redirect_webhook
+from e2e.scheduler import (
+    Certificates,
+    Scheduler,
+    install,
+    kube_scheduler_kubeconfig,
+    redirect_webhook,
+)
 
 PIECE = 9000
 GIVEN_OUT = re.compile(r"^hami_v?gpu_\w+\{.*\} \S+$", re.MULTILINE)
@@ -48,45 +54,85 @@ def cluster() -> Iterator[LocalCluster]:
 
 def test_the_programs_of_the_earlier_revision_are_its_own(earlier: Revision) -> None:
     """The ones that are installed, or lie in the folder of the tests, are those of this revision."""
-    shown = subprocess.run([sys.executable, "-c", "import hami; print(hami.__file__)"], env=dict(earlier.environment),
-                           capture_output=True, text=True, check=True).stdout
-    assert Path(shown.strip()).is_relative_to(earlier.root) and earlier.root != THIS.root
+    shown = subprocess.run(
+        [sys.executable, "-c", "import hami; print(hami.__file__)"],
+        env=dict(earlier.environment),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert Path(shown.strip()).is_relative_to(earlier.root)
+    assert earlier.root != THIS.root
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("is_rollback", [False, True], ids=["upgrade", "rollback"])
-def test_the_next_scheduler_knows_what_is_given_out(cluster: LocalCluster, earlier: Revision,
-                                                    is_rollback: bool) -> None:
+def test_the_next_scheduler_knows_what_is_given_out(
+    cluster: LocalCluster, earlier: Revision, is_rollback: bool
+) -> None:
     before, after = (THIS, earlier) if is_rollback else (earlier, THIS)
     kube, certificates = cluster.kube, Certificates(cluster.folder / "tls")
     with contextlib.ExitStack() as stack:
         rights = install(cluster, certificates, revision=before)
-        first = stack.enter_context(contextlib.closing(Scheduler(
-            cluster, certificates, rights, revision=before))).start()
-        agent, sandbox = stack.enter_context(NodeAgent(kube)), stack.enter_context(Sandbox.opened(kube))
+        first = stack.enter_context(
+            contextlib.closing(Scheduler(cluster, certificates, rights, revision=before))
+        ).start()
+        agent, sandbox = (
+            stack.enter_context(NodeAgent(kube)),
+            stack.enter_context(Sandbox.opened(kube)),
+        )
         sandbox.add_gpu_node("locked", *gpus(2, memory_mib=40_000))
         sandbox.add_gpu_node("free", *gpus(2, memory_mib=40_000), annotations=LOCK_FREE)
         sandbox.add_gpu_node("mig", mig_gpu())
         sandbox.create(
             pod("both", gpu=2, gpumem=10_000, gpucores=20),
-            pod("several", inits=[init(gpu=1, gpumem=12_000)], containers=[
-                container("left", gpu=1, gpumem=9000), container("right", gpu=1, percent=25)]),
+            pod(
+                "several",
+                inits=[init(gpu=1, gpumem=12_000)],
+                containers=[
+                    container("left", gpu=1, gpumem=9000),
+                    container("right", gpu=1, percent=25),
+                ],
+            ),
             pod("cut", gpu=1, gpumem=9000, annotations={"nvidia.com/vgpu-mode": "mig"}),
-            *(pod(f"small-{number}", gpu=1, gpumem=2000, gpucores=5) for number in range(6)))
+            *(pod(f"small-{number}", gpu=1, gpumem=2000, gpucores=5) for number in range(6)),
+        )
         sandbox.started(9)
 
         rights = install(cluster, certificates, port=first.port, revision=after)
-        second = stack.enter_context(contextlib.closing(Scheduler(
-            cluster, certificates, rights, revision=after, name="hami-scheduler-1", port=free_port()))).start()
-        eventually(lambda: given_out(second) == given_out(first), lambda: "both know the same:\n" + "\n".join(
-            sorted(given_out(first) ^ given_out(second))))
-        assert sum(line.startswith("hami_gpu_memory_allocated_bytes") for line in given_out(first)) == 5
+        second = stack.enter_context(
+            contextlib.closing(
+                Scheduler(
+                    cluster,
+                    certificates,
+                    rights,
+                    revision=after,
+                    name="hami-scheduler-1",
+                    port=free_port(),
+                )
+            )
+        ).start()
+        eventually(
+            lambda: given_out(second) == given_out(first),
+            lambda: (
+                "both know the same:\n" + "\n".join(sorted(given_out(first) ^ given_out(second)))
+            ),
+        )
+        assert (
+            sum(line.startswith("hami_gpu_memory_allocated_bytes") for line in given_out(first))
+            == 5
+        )
 
-        sandbox.create_all(pod(f"burst-{number}", gpu=1, gpumem=2000, gpucores=5) for number in range(12))
+        sandbox.create_all(
+            pod(f"burst-{number}", gpu=1, gpumem=2000, gpucores=5) for number in range(12)
+        )
         first.stop()
         cluster.components.pop("kube-scheduler").kill()
-        stack.callback(cluster.start_kube_scheduler(
-            "kube-scheduler-1", second.extender_port, kube_scheduler_kubeconfig(cluster)).kill)
+        stack.callback(
+            cluster.start_kube_scheduler(
+                "kube-scheduler-1", second.extender_port, kube_scheduler_kubeconfig(cluster)
+            ).kill
+        )
         stack.callback(cluster.components.pop, "kube-scheduler-1")  # or it would be started again
         redirect_webhook(kube, certificates, second.port)
         sandbox.started(21, timeout=90)
@@ -101,7 +147,11 @@ def test_the_next_scheduler_knows_what_is_given_out(cluster: LocalCluster, earli
 def is_full(kube: Kube) -> bool:
     """Reports whether no card has room for another of the pods that wait, by what is written on pods and nodes."""
     found = audit.inventory(kube.list("Node"), kube.list("Pod"))
-    return all(card.memory - found.used(key).memory < PIECE for key, card in found.cards.items() if not card.cut)
+    return all(
+        card.memory - found.used(key).memory < PIECE
+        for key, card in found.cards.items()
+        if not card.cut
+    )
 
 
 def given_out(scheduler: Scheduler) -> set[str]:

@@ -35,7 +35,11 @@ MEMORY, CORES = "hami_vgpu_memory_allocated_bytes", "hami_vgpu_core_allocated_ra
 def missing() -> str:
     """Returns why HAMi's scheduler cannot run here; empty if it can."""
     path = os.environ.get(VARIABLE, "")
-    return "" if path and os.access(path, os.X_OK) else f"{VARIABLE} names no program: HAMi's scheduler, v2.10"
+    return (
+        ""
+        if path and os.access(path, os.X_OK)
+        else f"{VARIABLE} names no program: HAMi's scheduler, v2.10"
+    )
 
 
 def holds(page: str, namespace: str) -> Holds:
@@ -44,7 +48,10 @@ def holds(page: str, namespace: str) -> Holds:
     for family in text_string_to_metric_families(page):
         for sample in family.samples if family.name in sums else ():
             if sample.labels["namespace"] == namespace:
-                key, values = (sample.labels["pod"], sample.labels["device_uuid"]), sums[family.name]
+                key, values = (
+                    (sample.labels["pod"], sample.labels["device_uuid"]),
+                    sums[family.name],
+                )
                 values[key] = values.get(key, 0) + int(sample.value)
     return {key: (memory >> 20, sums[CORES][key]) for key, memory in sums[MEMORY].items()}
 
@@ -54,14 +61,29 @@ class UpstreamScheduler:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.port, self.metrics_port = free_port(), free_port()
-        self.program = Program("upstream-scheduler", [
-            os.environ[VARIABLE], f"--http_bind=127.0.0.1:{self.port}",
-            f"--metrics-bind-address=127.0.0.1:{self.metrics_port}", f"--scheduler-name={SCHEDULER}",
-            "--node-scheduler-policy=binpack", "--gpu-scheduler-policy=spread",
-            "--force-overwrite-default-scheduler=true", f"--device-config-file={MANIFESTS / 'device-config.yaml'}",
-            "--kube-qps=1000", "--kube-burst=1000", "-v=4",
-        ], cluster.folder / "upstream-scheduler.log", env=os.environ | {
-            "KUBECONFIG": str(cluster.kubeconfig), "POD_NAME": "upstream-0", "POD_NAMESPACE": "kube-system"})
+        self.program = Program(
+            "upstream-scheduler",
+            [
+                os.environ[VARIABLE],
+                f"--http_bind=127.0.0.1:{self.port}",
+                f"--metrics-bind-address=127.0.0.1:{self.metrics_port}",
+                f"--scheduler-name={SCHEDULER}",
+                "--node-scheduler-policy=binpack",
+                "--gpu-scheduler-policy=spread",
+                "--force-overwrite-default-scheduler=true",
+                f"--device-config-file={MANIFESTS / 'device-config.yaml'}",
+                "--kube-qps=1000",
+                "--kube-burst=1000",
+                "-v=4",
+            ],
+            cluster.folder / "upstream-scheduler.log",
+            env=os.environ
+            | {
+                "KUBECONFIG": str(cluster.kubeconfig),
+                "POD_NAME": "upstream-0",
+                "POD_NAMESPACE": "kube-system",
+            },
+        )
         self._pool = urllib3.PoolManager(retries=False, timeout=30)
 
     @classmethod
@@ -71,7 +93,10 @@ class UpstreamScheduler:
         scheduler = cls(cluster)
         scheduler.program.start()
         try:
-            eventually(scheduler._is_synced, lambda: f"HAMi's scheduler is ready\n{scheduler.program.tail()}")
+            eventually(
+                scheduler._is_synced,
+                lambda: f"HAMi's scheduler is ready\n{scheduler.program.tail()}",
+            )
             yield scheduler
         finally:
             scheduler.program.kill()
@@ -80,7 +105,10 @@ class UpstreamScheduler:
     def _is_synced(self) -> bool:
         """Reports whether it serves; with a pod that requests nothing, a filter answers as soon as it has synced."""
         assert self.program.running(), self.program.tail()
-        probe = {"Pod": {"metadata": {"name": "probe"}, "spec": {"containers": []}}, "NodeNames": []}
+        probe = {
+            "Pod": {"metadata": {"name": "probe"}, "spec": {"containers": []}},
+            "NodeNames": [],
+        }
         try:
             self._call("/filter", probe)
         except urllib3.exceptions.HTTPError:
@@ -95,12 +123,17 @@ class UpstreamScheduler:
 
     def page(self) -> str:
         """Returns its metrics as text."""
-        return self._pool.request("GET", f"http://127.0.0.1:{self.metrics_port}/metrics").data.decode()
+        return self._pool.request(
+            "GET", f"http://127.0.0.1:{self.metrics_port}/metrics"
+        ).data.decode()
 
     def filter(self, sandbox: Sandbox, name: str) -> str | None:
         """Returns the node that it chooses for the pod, or ``None``, among all with GPUs of the sandbox."""
         nodes = [sandbox.node(node)["metadata"]["name"] for node in sandbox.nodes]
-        eventually(lambda: all(f'node="{node}"' in self.page() for node in nodes), f"it has registered {nodes}")
+        eventually(
+            lambda: all(f'node="{node}"' in self.page() for node in nodes),
+            f"it has registered {nodes}",
+        )
         answer = self._call("/filter", {"Pod": sandbox.pod(name), "NodeNames": nodes})
         assert not answer.get("Error"), answer
         (chosen,) = answer.get("NodeNames") or [None]
@@ -111,8 +144,15 @@ class UpstreamScheduler:
         node = self.filter(sandbox, name)
         assert node is not None, f"{name} fits nowhere"
         meta = sandbox.pod(name)["metadata"]
-        answer = self._call("/bind", {"PodName": name, "PodNamespace": meta["namespace"], "PodUID": meta["uid"],
-                                      "Node": node})
+        answer = self._call(
+            "/bind",
+            {
+                "PodName": name,
+                "PodNamespace": meta["namespace"],
+                "PodUID": meta["uid"],
+                "Node": node,
+            },
+        )
         assert not answer.get("Error"), answer
 
     def admitted(self, item: Object) -> Object | None:
@@ -122,11 +162,20 @@ class UpstreamScheduler:
 
 def review(item: Object) -> Object:
     """Returns the request of an API server that creates a pod."""
-    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
-        "uid": item["metadata"]["name"], "operation": "CREATE", "namespace": "default", "object": item,
-        "kind": {"group": "", "version": "v1", "kind": "Pod"},
-        "resource": {"group": "", "version": "v1", "resource": "pods"},
-        "name": item["metadata"]["name"], "userInfo": {"username": "user"}}}
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": item["metadata"]["name"],
+            "operation": "CREATE",
+            "namespace": "default",
+            "object": item,
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "name": item["metadata"]["name"],
+            "userInfo": {"username": "user"},
+        },
+    }
 
 
 def admitted(answer: Object, item: Object) -> Object | None:

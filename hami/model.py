@@ -205,10 +205,17 @@ class DeviceUsage:
         Cores of partitioned devices are rounded up and do not count.
         """
         device = self.device
-        if any(one.overlaps(other) for index, one in enumerate(self.partitions) for other in self.partitions[:index]):
+        if any(
+            one.overlaps(other)
+            for index, one in enumerate(self.partitions)
+            for other in self.partitions[:index]
+        ):
             return True
-        return (self.slots_used > device.slots or self.memory_used_mib > device.memory_mib
-                or (self.cores_used > device.cores and not device.is_partitioned))
+        return (
+            self.slots_used > device.slots
+            or self.memory_used_mib > device.memory_mib
+            or (self.cores_used > device.cores and not device.is_partitioned)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +242,9 @@ class Request:
         """The memory in MiB that the request needs on *device*. MiB take precedence over a percentage (truncated)."""
         if self.memory_mib > 0:
             return self.memory_mib
-        return device.memory_mib * self.memory_percent // 100 if self.memory_percent is not None else 0
+        return (
+            device.memory_mib * self.memory_percent // 100 if self.memory_percent is not None else 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +280,9 @@ class Budget:
 
     def covers(self, memory_mib: int, cores: int) -> bool:
         """Reports whether the amounts are within the budget."""
-        return ((self.memory_mib is None or memory_mib <= self.memory_mib)
-                and (self.cores is None or cores <= self.cores))
+        return (self.memory_mib is None or memory_mib <= self.memory_mib) and (
+            self.cores is None or cores <= self.cores
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +357,14 @@ class DisruptionBudget:
 
     def selects(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Reports whether it protects a pod of *namespace* with *labels*."""
-        return namespace == self.namespace and self.selector is not None and all(
-            selects(requirement.operator, requirement.values, labels.get(requirement.key))
-            for requirement in self.selector)
+        return (
+            namespace == self.namespace
+            and self.selector is not None
+            and all(
+                selects(requirement.operator, requirement.values, labels.get(requirement.key))
+                for requirement in self.selector
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,10 @@ INT32_MAX = 2**31 - 1
 
 LONGEST = 1000  # characters of a quantity; Python refuses to convert more than some thousand digits
 LONGEST_INTEGER = 19  # digits of one of 64 bits
-_SHAPE = re.compile(r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-                    r"(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?")
+_SHAPE = re.compile(
+    r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?"
+)
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
@@ -39,8 +41,11 @@ def parse_quantity(text: str) -> Fraction:
     """
     found = _SHAPE.fullmatch(text)
     if found is None or len(text) > LONGEST:
-        raise MalformedInput("quantity", text,
-                             "expected a number with an optional suffix such as k, M, Mi, Gi, m or e3")
+        raise MalformedInput(
+            "quantity",
+            text,
+            "expected a number with an optional suffix such as k, M, Mi, Gi, m or e3",
+        )
     suffix = found["suffix"] or ""
     value = Fraction(found["number"].rstrip("."))
     if suffix in _BINARY:
@@ -76,7 +81,9 @@ def strict_integer(text: str) -> int | None:
     A quantity with a decimal point or a suffix below one is not an integer, not even ``1.0``.
     Source: Quantity.AsInt64, with which upstream reads requests.
     """
-    if text.isdecimal() and text.isascii() and len(text) < LONGEST:  # the common case; a Fraction costs ten times more
+    if (
+        text.isdecimal() and text.isascii() and len(text) < LONGEST
+    ):  # the common case; a Fraction costs ten times more
         return int(text)
     try:
         value = parse_quantity(text)

@@ -4,7 +4,18 @@ import hashlib
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.register import render_devices_json
-from hami.model import Container, ContainerKind, Device, DeviceUsage, Node, Pod, PodRef, QuotaLimits, Request, Share
+from hami.model import (
+    Container,
+    ContainerKind,
+    Device,
+    DeviceUsage,
+    Node,
+    Pod,
+    PodRef,
+    QuotaLimits,
+    Request,
+    Share,
+)
 from hami.node.library import CHECKSUMS
 from hami.node.limits import region_parts
 from hami.node.region_layout import REGION_SIZE
@@ -31,8 +42,16 @@ ONLY_NVIDIA = Catalog([NVIDIA])
 
 def gpu(uuid="GPU-0", **fields):
     """A device."""
-    return Device(**{"uuid": uuid, "vendor": "NVIDIA", "model": "NVIDIA A40", "slots": 10,
-                     "memory_mib": 46068} | fields)
+    return Device(
+        **{
+            "uuid": uuid,
+            "vendor": "NVIDIA",
+            "model": "NVIDIA A40",
+            "slots": 10,
+            "memory_mib": 46068,
+        }
+        | fields
+    )
 
 
 def usage(uuid="GPU-0", slots_used=0, memory_used_mib=0, cores_used=0, **fields):
@@ -47,14 +66,21 @@ def usages(*uuids, **fields):
 
 def container(limits=None, *, kind=APP, requests=None, name="c"):
     """A container with these limits."""
-    return Container(name=name, kind=kind, limits={key: str(value) for key, value in (limits or {}).items()},
-                     requests={key: str(value) for key, value in (requests or {}).items()})
+    return Container(
+        name=name,
+        kind=kind,
+        limits={key: str(value) for key, value in (limits or {}).items()},
+        requests={key: str(value) for key, value in (requests or {}).items()},
+    )
 
 
 def gpus(count=1, memory=None, cores=None, percent=None, kind=APP):
     """A container that requests NVIDIA devices."""
     asked = {"gpu": count, "gpumem": memory, "gpucores": cores, "gpumem-percentage": percent}
-    return container({f"nvidia.com/{name}": value for name, value in asked.items() if value is not None}, kind=kind)
+    return container(
+        {f"nvidia.com/{name}": value for name, value in asked.items() if value is not None},
+        kind=kind,
+    )
 
 
 def booking_of(pod, node, vendors, usages):
@@ -65,19 +91,31 @@ def booking_of(pod, node, vendors, usages):
 def pod(*containers, name="pod1", namespace="default", uid=None, **fields):
     """A pod; its init containers come first, in any given order."""
     ordered = sorted(containers, key=lambda c: c.kind is APP)
-    return Pod(ref=PodRef(namespace, name, uid or f"uid-{name}"), containers=tuple(ordered), **fields)
+    return Pod(
+        ref=PodRef(namespace, name, uid or f"uid-{name}"), containers=tuple(ordered), **fields
+    )
 
 
 def node(name="n1", *devices, annotations=None, **fields):
     """A node that has registered *devices*."""
     registered = {NVIDIA.annotations.register: render_devices_json(devices)} if devices else {}
-    return Node(name=name, annotations=registered | (annotations or {}),
-                **{"allocatable": {NVIDIA.resources.count: str(sum(device.slots for device in devices))}} | fields)
+    return Node(
+        name=name,
+        annotations=registered | (annotations or {}),
+        **{"allocatable": {NVIDIA.resources.count: str(sum(device.slots for device in devices))}}
+        | fields,
+    )
 
 
 def request(count=1, memory_mib=0, memory_percent=None, cores=0, vendor="NVIDIA"):
     """The request of one container for one vendor."""
-    return Request(vendor=vendor, count=count, memory_mib=memory_mib, memory_percent=memory_percent, cores=cores)
+    return Request(
+        vendor=vendor,
+        count=count,
+        memory_mib=memory_mib,
+        memory_percent=memory_percent,
+        cores=cores,
+    )
 
 
 def share(uuid="GPU-0", memory_mib=0, cores=0, type="NVIDIA"):
@@ -87,16 +125,23 @@ def share(uuid="GPU-0", memory_mib=0, cores=0, type="NVIDIA"):
 
 def pod_request(*containers, annotations=None, policy="spread", vendors=(NVIDIA,)) -> PodRequest:
     """The request of a pod with *containers* under the device policy *policy*."""
-    found = make_pod_request(pod(*containers, annotations=annotations or {}), Catalog(vendors), policy)
+    found = make_pod_request(
+        pod(*containers, annotations=annotations or {}), Catalog(vendors), policy
+    )
     assert found is not None, "no container requests a device"
     return found
 
 
 def quota(name="quota", namespace="default", binary=(), scopes=(), **limits):
     """A ResourceQuota with limits of NVIDIA's resources: ``gpumem=4000``; *binary*: those with a binary unit."""
-    return QuotaLimits(namespace=namespace, name=name, uid=f"uid-{name}",
-                       limits={f"nvidia.com/{resource}": value for resource, value in limits.items()},
-                       binary=frozenset(f"nvidia.com/{resource}" for resource in binary), scopes=tuple(scopes))
+    return QuotaLimits(
+        namespace=namespace,
+        name=name,
+        uid=f"uid-{name}",
+        limits={f"nvidia.com/{resource}": value for resource, value in limits.items()},
+        binary=frozenset(f"nvidia.com/{resource}" for resource in binary),
+        scopes=tuple(scopes),
+    )
 
 
 def charge(uuid="GPU-0", slots=1, memory_mib=0, cores=0):
@@ -111,8 +156,10 @@ def booking(uid, node, *charges, namespace="default", **fields):
 
 def device_usage(cache):
     """The devices of every node in *cache* and their usage, sorted by vendor."""
-    return {name: tuple(usage for vendor in sorted(usages) for usage in usages[vendor])
-            for name, usages in cache.view().nodes.items()}
+    return {
+        name: tuple(usage for vendor in sorted(usages) for usage in usages[vendor])
+        for name, usages in cache.view().nodes.items()
+    }
 
 
 def content(cache):
@@ -126,16 +173,29 @@ def cluster(**nodes):
     index = Table()
     for name, usages in nodes.items():
         index.set_devices(name, "NVIDIA", tuple(usage.device for usage in usages))
-        index.book(booking(f"others-{name}", name, *(
-            charge(v.device.uuid, v.slots_used, v.memory_used_mib, v.cores_used) for v in usages)))
+        index.book(
+            booking(
+                f"others-{name}",
+                name,
+                *(
+                    charge(v.device.uuid, v.slots_used, v.memory_used_mib, v.cores_used)
+                    for v in usages
+                ),
+            )
+        )
     return index
 
 
 def write_checksums(folder):
     """Writes the sums of the files in *folder*, as the build of the image does."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*")
-                   if path.is_file() and path.name != CHECKSUMS)
-    sums = [f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    names = sorted(
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != CHECKSUMS
+    )
+    sums = [
+        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names
+    ]
     (folder / CHECKSUMS).write_text("".join(sums))
 
 
@@ -143,5 +203,5 @@ def region_of(limits):
     """The shared region of a container with these limits, as its file has it."""
     region = bytearray(REGION_SIZE)
     for offset, part in region_parts(limits).items():
-        region[offset:offset + len(part)] = part
+        region[offset : offset + len(part)] = part
     return bytes(region)

@@ -10,8 +10,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Binary", "Call", "CelError", "Conditional", "Index", "Items", "Literal", "Name", "Node", "Not", "Select",
-           "parse"]
+__all__ = [
+    "Binary",
+    "Call",
+    "CelError",
+    "Conditional",
+    "Index",
+    "Items",
+    "Literal",
+    "Name",
+    "Node",
+    "Not",
+    "Select",
+    "parse",
+]
 
 
 class CelError(ValueError):
@@ -128,15 +140,32 @@ class Conditional(Node):
         return (self.condition, self.then, self.otherwise)
 
 
-TOKEN = re.compile(r"""
+TOKEN = re.compile(
+    r"""
     (?P<space>\s+|//[^\n]*)
   | (?P<text>[rR]?(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"))
   | (?P<number>\d+(?:\.\d+)?u?)
   | (?P<name>[A-Za-z_]\w*)
   | (?P<operator>&&|\|\||[=!<>]=|\.\?|\[\?|[-+*/%<>!?:.,()\[\]{}])
-""", re.VERBOSE)
-PRECEDENCE = {"||": 1, "&&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3, "in": 3,
-              "+": 4, "-": 4, "*": 5, "/": 5, "%": 5}
+""",
+    re.VERBOSE,
+)
+PRECEDENCE = {
+    "||": 1,
+    "&&": 2,
+    "==": 3,
+    "!=": 3,
+    "<": 3,
+    "<=": 3,
+    ">": 3,
+    ">=": 3,
+    "in": 3,
+    "+": 4,
+    "-": 4,
+    "*": 5,
+    "/": 5,
+    "%": 5,
+}
 CONSTANTS = {"true": True, "false": False, "null": None}
 
 

@@ -8,7 +8,10 @@ from hypothesis import HealthCheck, settings
 
 from e2e import interrupts
 
-SOME = {"deadline": None, "suppress_health_check": [HealthCheck.filter_too_much, HealthCheck.too_slow]}
+SOME = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.filter_too_much, HealthCheck.too_slow],
+}
 settings.register_profile("reproducible", derandomize=True, database=None, **SOME)
 settings.register_profile("nightly", derandomize=False, max_examples=2000, **SOME)
 settings.load_profile("reproducible")
@@ -24,9 +27,14 @@ LOGGERS = (None, "hami", "gunicorn", "kubernetes", "urllib3", "werkzeug")
 @pytest.fixture(autouse=True)
 def restore_logging():
     """Restores handlers and levels."""
-    handlers, levels = logging.getLogger().handlers[:], {name: logging.getLogger(name).level for name in LOGGERS}
+    handlers, levels = (
+        logging.getLogger().handlers[:],
+        {name: logging.getLogger(name).level for name in LOGGERS},
+    )
     yield
     logging.getLogger().handlers[:] = handlers
     for name, level in levels.items():
-        if logging.getLogger(name).level != level:  # to set it would clear the caches of all loggers
+        if (
+            logging.getLogger(name).level != level
+        ):  # to set it would clear the caches of all loggers
             logging.getLogger(name).setLevel(level)

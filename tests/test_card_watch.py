@@ -24,8 +24,13 @@ class Changes:
 
 def holding(name, memory, *, version, card=CARD, node=NODE, phase="Running"):
     return {
-        "metadata": {"uid": f"uid-{name}", "name": name, "namespace": "test", "resourceVersion": version,
-                     "annotations": {ALLOCATED: f"{card},NVIDIA,{memory},10:;"}},
+        "metadata": {
+            "uid": f"uid-{name}",
+            "name": name,
+            "namespace": "test",
+            "resourceVersion": version,
+            "annotations": {ALLOCATED: f"{card},NVIDIA,{memory},10:;"},
+        },
         "spec": {"nodeName": node} if node else {},
         "status": {"phase": phase},
     }
@@ -38,14 +43,17 @@ def wrong(*changes):
 
 
 def test_pods_that_end_leave_what_they_hold_to_others():
-    assert wrong(
-        ("LISTED", {"items": [holding("a", 600, version="1")]}),
-        ("ADDED", holding("waits", 600, version="2", node="")),
-        ("DELETED", holding("a", 600, version="3")),
-        ("MODIFIED", holding("waits", 600, version="4")),
-        ("MODIFIED", holding("waits", 600, version="5", phase="Succeeded")),
-        ("ADDED", holding("c", 1000, version="6")),
-    ) == []
+    assert (
+        wrong(
+            ("LISTED", {"items": [holding("a", 600, version="1")]}),
+            ("ADDED", holding("waits", 600, version="2", node="")),
+            ("DELETED", holding("a", 600, version="3")),
+            ("MODIFIED", holding("waits", 600, version="4")),
+            ("MODIFIED", holding("waits", 600, version="5", phase="Succeeded")),
+            ("ADDED", holding("c", 1000, version="6")),
+        )
+        == []
+    )
 
 
 def test_a_card_that_gives_out_more_than_it_has_is_found():
@@ -63,11 +71,16 @@ def test_a_card_that_gives_out_more_than_it_has_is_found():
 
 
 def test_a_new_list_replaces_what_was_known():
-    assert wrong(
-        ("LISTED", {"items": [holding("a", 600, version="1")]}),
-        ("LISTED", {"items": [holding("b", 600, version="2")]}),
-    ) == []
+    assert (
+        wrong(
+            ("LISTED", {"items": [holding("a", 600, version="1")]}),
+            ("LISTED", {"items": [holding("b", 600, version="2")]}),
+        )
+        == []
+    )
 
 
 def test_a_card_that_does_not_exist_is_found():
-    assert set(wrong(("ADDED", holding("a", 1, version="1", card="GPU-other")))) == {"at 1: n has no GPU-other"}
+    assert set(wrong(("ADDED", holding("a", 1, version="1", card="GPU-other")))) == {
+        "at 1: n has no GPU-other"
+    }

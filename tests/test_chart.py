@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from hami import __version__
-from tools.chart import CHART, DOCUMENTS, EFFECTS, ROOT, leaves, number, own_values, upstream_rows, upstream_values
+from tools.chart import (
+    CHART,
+    DOCUMENTS,
+    EFFECTS,
+    ROOT,
+    leaves,
+    number,
+    own_values,
+    upstream_rows,
+    upstream_values,
+)
 
 pytestmark = pytest.mark.files
 
@@ -17,7 +27,8 @@ ROWS = upstream_rows()
 @pytest.mark.parametrize("name", ROWS)
 def test_a_value_of_hami_has_an_effect_and_a_reason(name):
     row = ROWS[name]
-    assert row.keys() <= {"effect", "text", "until", "defaults", "commented"} and row["effect"] in EFFECTS
+    assert row.keys() <= {"effect", "text", "until", "defaults", "commented"}
+    assert row["effect"] in EFFECTS
     assert row["effect"] == "same" or row["text"].endswith(".")
     assert all(number(version) <= number(row["until"]) for version in row["defaults"])
 
@@ -34,12 +45,16 @@ def test_values_that_have_an_effect_have_a_default_or_an_earlier_name():
 @pytest.mark.parametrize(("version", "count"), [("v2.4.0", 90), ("v2.6.1", 120), ("v2.10.0", 190)])
 def test_a_version_of_hami_has_its_values(version, count):
     values = upstream_values(version)
-    assert values["resourceName"] == "nvidia.com/gpu" and len(list(leaves(values))) > count / 1.3
+    assert values["resourceName"] == "nvidia.com/gpu"
+    assert len(list(leaves(values))) > count / 1.3
 
 
 def test_the_chart_has_the_version_of_the_package():
     text = (CHART / "Chart.yaml").read_text()
-    assert re.findall(r"^(?:version|appVersion): (.*)$", text, re.MULTILINE) == [__version__, __version__]
+    assert re.findall(r"^(?:version|appVersion): (.*)$", text, re.MULTILINE) == [
+        __version__,
+        __version__,
+    ]
 
 
 def test_the_chart_has_no_copies_of_the_manifests():
@@ -49,17 +64,29 @@ def test_the_chart_has_no_copies_of_the_manifests():
 
 def test_own_images_have_no_registry():
     values = own_values()
-    images = [holder["image"] for holder in (
-        values["scheduler"]["extender"], values["devicePlugin"], values["devicePlugin"]["monitor"])]
-    assert values["image"]["registry"] == "" and all(image["registry"] == "" for image in images)
+    images = [
+        holder["image"]
+        for holder in (
+            values["scheduler"]["extender"],
+            values["devicePlugin"],
+            values["devicePlugin"]["monitor"],
+        )
+    ]
+    assert values["image"]["registry"] == ""
+    assert all(image["registry"] == "" for image in images)
     assert "projecthami" not in Path(CHART / "values.yaml").read_text()
 
 
 def test_mock_cards_replace_real_ones_only_by_a_value_that_hamis_chart_does_not_have():
     """HAMi recommends its `mockDevicePlugin.enabled` on real clusters."""
-    assert own_values()["devicePlugin"]["mockCards"] is False and "devicePlugin.mockCards" not in ROWS
+    assert own_values()["devicePlugin"]["mockCards"] is False
+    assert "devicePlugin.mockCards" not in ROWS
     assert ROWS["mockDevicePlugin.enabled"]["effect"] == "different"
-    lines = [line for path in (CHART / "templates").glob("*.tpl") for line in path.read_text().splitlines()]
+    lines = [
+        line
+        for path in (CHART / "templates").glob("*.tpl")
+        for line in path.read_text().splitlines()
+    ]
     (line,) = [line for line in lines if "overlays/kind" in line]
     assert line.startswith("{{- if $v.devicePlugin.mockCards -}}")
 
@@ -77,14 +104,46 @@ def strings(schema, prefix=""):
         yield from strings(value, f"{prefix}{name}.")
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    pytest.param(name, value, id=name)
-    for name, value in strings(json.loads((CHART / "values.schema.json").read_text())) if name not in DOCUMENTS])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param(name, value, id=name)
+        for name, value in strings(json.loads((CHART / "values.schema.json").read_text()))
+        if name not in DOCUMENTS
+    ],
+)
 def test_no_text_can_mean_something_to_yaml_templates_expressions_or_programs(name, value):
-    for hostile in ("x\nkind: Secret", "x: y", "x # y", "'x", 'x"', "'x' || true || 'x", "{{ fail }}", "{x}", "$(id)",
-                    "${x}", "`id`", "x --flag", "x\\", "*x", "&x", "!x", "%x", "|", ">", "x\u2028", "x\u202e", "x\x07"):
+    for hostile in (
+        "x\nkind: Secret",
+        "x: y",
+        "x # y",
+        "'x",
+        'x"',
+        "'x' || true || 'x",
+        "{{ fail }}",
+        "{x}",
+        "$(id)",
+        "${x}",
+        "`id`",
+        "x --flag",
+        "x\\",
+        "*x",
+        "&x",
+        "!x",
+        "%x",
+        "|",
+        ">",
+        "x\u2028",
+        "x\u202e",
+        "x\x07",
+    ):
         assert "enum" in value or not re.search(value["pattern"], hostile), hostile
-    defaults = [default for item in ROWS.items() if item[0] == name for default in item[1]["defaults"].values()]
+    defaults = [
+        default
+        for item in ROWS.items()
+        if item[0] == name
+        for default in item[1]["defaults"].values()
+    ]
     defaults += [default for own, default in leaves(own_values()) if own == name]
     for text in (default for default in defaults if isinstance(default, str)):
         assert text in value["enum"] if "enum" in value else re.search(value["pattern"], text)

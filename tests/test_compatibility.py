@@ -53,20 +53,49 @@ KNOWN = ("1.36", "1.35", "1.34")
 
 
 def ran(version, **but):
-    values = dict(passed=7, again=(), failed=(), skipped=0, left_out="nothing", date="2026-01-02", commit="`abc`")
+    values = dict(
+        passed=7,
+        again=(),
+        failed=(),
+        skipped=0,
+        left_out="nothing",
+        date="2026-01-02",
+        commit="`abc`",
+    )
     return Row(version=version, **values | but)
 
 
 def test_outcomes_are_what_pytest_reports(tmp_path):
     (tmp_path / "e2e").mkdir()
     (tmp_path / "e2e" / "test_a.py").write_text(SUITE)
-    subprocess.run([sys.executable, "-m", "pytest", "e2e", "-q", "-p", "no:cacheprovider", "--rootdir=.",
-                    "--import-mode=importlib", "--junit-xml=report.xml"], cwd=tmp_path, stdout=subprocess.DEVNULL,
-                   env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "e2e",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir=.",
+            "--import-mode=importlib",
+            "--junit-xml=report.xml",
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
     found = outcomes((tmp_path / "report.xml").read_text())
     assert {name.removeprefix("e2e/test_a.py::"): outcome for name, outcome in found.items()} == {
-        "test_passes": "passed", "test_fails": "failed", "test_named[a.b]": "failed", "test_named[c]": "passed",
-        "test_skipped": "skipped", "test_set_up": "failed", "test_torn_down": "failed", "test_twice": "failed"}
+        "test_passes": "passed",
+        "test_fails": "failed",
+        "test_named[a.b]": "failed",
+        "test_named[c]": "passed",
+        "test_skipped": "skipped",
+        "test_set_up": "failed",
+        "test_torn_down": "failed",
+        "test_twice": "failed",
+    }
     assert all(name.startswith("e2e/test_a.py::") for name in found)
 
 
@@ -74,32 +103,44 @@ def case(name, inner=""):
     return f'<testcase classname="e2e.test_a" name="{name}">{inner}</testcase>'
 
 
-@pytest.mark.parametrize(("cases", "outcome"), [
-    (case("t"), "passed"),
-    (case("t", "<failure/>"), "failed"),
-    (case("t", "<error/>"), "failed"),
-    (case("t", "<skipped/>"), "skipped"),
-    (case("t", "<system-out>failure</system-out>"), "passed"),
-    (case("t") + case("t", "<error/>"), "failed"),
-    (case("t", "<error/>") + case("t"), "failed"),
-], ids=["passed", "failure", "error", "skipped", "output", "teardown", "teardown first"])
+@pytest.mark.parametrize(
+    ("cases", "outcome"),
+    [
+        (case("t"), "passed"),
+        (case("t", "<failure/>"), "failed"),
+        (case("t", "<error/>"), "failed"),
+        (case("t", "<skipped/>"), "skipped"),
+        (case("t", "<system-out>failure</system-out>"), "passed"),
+        (case("t") + case("t", "<error/>"), "failed"),
+        (case("t", "<error/>") + case("t"), "failed"),
+    ],
+    ids=["passed", "failure", "error", "skipped", "output", "teardown", "teardown first"],
+)
 def test_the_worst_outcome_of_a_test_counts(cases, outcome):
     report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
     assert outcomes(report) == {"e2e/test_a.py::t": outcome}
 
 
-@pytest.mark.parametrize(("names", "text"), [
-    (["a::1", "a::2", "b::1"], "nothing"),
-    (["a::1", "a::2"], "`b`"),
-    (["a::1", "b::1"], "1 of `a`"),
-    ([], "`a`, `b`"),
-])
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["a::1", "a::2", "b::1"], "nothing"),
+        (["a::1", "a::2"], "`b`"),
+        (["a::1", "b::1"], "1 of `a`"),
+        ([], "`a`, `b`"),
+    ],
+)
 def test_tests_that_did_not_run_are_listed(names, text):
     assert left_out({"e2e/a": 2, "e2e/b": 1}, [f"e2e/{name}" for name in names]) == text
 
 
 def test_a_test_that_passes_in_the_second_run_is_listed():
-    first = {"e2e/a.py::x": "failed", "e2e/a.py::y": "failed", "e2e/a.py::z": "passed", "e2e/a.py::s": "skipped"}
+    first = {
+        "e2e/a.py::x": "failed",
+        "e2e/a.py::y": "failed",
+        "e2e/a.py::z": "passed",
+        "e2e/a.py::s": "skipped",
+    }
     second = {"e2e/a.py::x": "passed", "e2e/a.py::y": "failed"}
     made = row("v1.36.3", first, second, {"e2e/a.py": 4}, date="2026-01-02", commit="`abc`")
     assert made == ran("v1.36.3", passed=1, again=("x",), failed=("y",), skipped=1)
@@ -108,13 +149,18 @@ def test_a_test_that_passes_in_the_second_run_is_listed():
 
 def test_a_row_has_a_cell_for_each_column():
     text = str(ran("v1.36.3", failed=("a[x|y]", "b"), again=("c",)))
-    assert text == "| v1.36.3 | 7 | 1: `c` | 2: `a[x&#124;y]`, `b` | 0 | nothing | 2026-01-02 | `abc` |"
+    assert (
+        text
+        == "| v1.36.3 | 7 | 1: `c` | 2: `a[x&#124;y]`, `b` | 0 | nothing | 2026-01-02 | `abc` |"
+    )
     assert {line.count("|") for line in (*compatibility.HEAD, text)} == {text.count("|")}
 
 
 def test_many_failures_are_counted_and_ten_are_named():
     text = str(ran("v1.36.3", failed=tuple(f"t{number:02}" for number in range(30))))
-    assert "30: `t00`" in text and "`t09`, …" in text and "t10" not in text
+    assert "30: `t00`" in text
+    assert "`t09`, …" in text
+    assert "t10" not in text
 
 
 def test_rows_are_written_newest_first_and_others_stay():
@@ -122,8 +168,10 @@ def test_rows_are_written_newest_first_and_others_stay():
     second = merged(first, [ran("v1.35.4", passed=1), ran("v1.36.3", failed=("x",))], KNOWN)
     assert list(table_rows(second)) == ["1.36", "1.35", "1.34"]
     assert table_rows(second)["1.34"] == table_rows(first)["1.34"]
-    assert "v1.36.2" not in second and "1: `x`" in table_rows(second)["1.36"]
-    assert second.startswith("text\n") and second.endswith("<!-- end of table -->\nmore\n")
+    assert "v1.36.2" not in second
+    assert "1: `x`" in table_rows(second)["1.36"]
+    assert second.startswith("text\n")
+    assert second.endswith("<!-- end of table -->\nmore\n")
 
 
 def test_a_minor_that_is_no_longer_pinned_leaves_the_table():
@@ -131,10 +179,17 @@ def test_a_minor_that_is_no_longer_pinned_leaves_the_table():
     assert list(table_rows(merged(first, [], KNOWN))) == ["1.34"]
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ("1: `x`", "0"), ("| 7 |", "| 8 |"), ("2026-01-02", "2026-01-03"), ("<!-- end of table -->", "<!-- end -->"),
-    ("<!-- table", "<!-- tables"), ("| v1.35.4", "| v1.34.4"),
-])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("1: `x`", "0"),
+        ("| 7 |", "| 8 |"),
+        ("2026-01-02", "2026-01-03"),
+        ("<!-- end of table -->", "<!-- end -->"),
+        ("<!-- table", "<!-- tables"),
+        ("| v1.35.4", "| v1.34.4"),
+    ],
+)
 def test_a_manually_changed_table_is_an_error(old, new):
     document = merged(EMPTY, [ran("v1.35.4", failed=("x",))], KNOWN)
     assert old in document
@@ -148,7 +203,9 @@ def test_the_shipped_table_matches_its_digest():
     table_rows(DOCUMENT.read_text())
 
 
-@pytest.mark.parametrize("words", [["--minors", "1.12"], ["--minors", ""], ["--minors", "1.36,1.12"]])
+@pytest.mark.parametrize(
+    "words", [["--minors", "1.12"], ["--minors", ""], ["--minors", "1.36,1.12"]]
+)
 def test_an_unknown_minor_is_an_error_that_names_it(capsys, words):
     with pytest.raises(SystemExit):
         compatibility.options(words)
@@ -163,7 +220,9 @@ def test_all_minors_run_by_default_and_pytest_arguments_are_passed_on():
 
 
 def test_real_node_is_optional_and_kind_is_excluded():
-    assert compatibility.pytest_words(compatibility.options(["--real-node"])) == [f"--ignore-glob={KIND}"]
+    assert compatibility.pytest_words(compatibility.options(["--real-node"])) == [
+        f"--ignore-glob={KIND}"
+    ]
 
 
 @pytest.mark.parametrize(("failed", "status"), [((), 0), (("x",), 1)])
@@ -173,17 +232,27 @@ def test_a_failed_test_is_in_the_table_and_in_the_exit_status(tmp_path, failed, 
     readme = blank(tmp_path)
     one, other = list(minors().values())[:2]
     found = {one: ran(one.kube_version), other: ran(other.kube_version, failed=failed)}
-    assert write_rows(document, readme, list(minors())[:2], lambda minor: found[minors()[minor]]) == status
+    assert (
+        write_rows(document, readme, list(minors())[:2], lambda minor: found[minors()[minor]])
+        == status
+    )
     assert list(table_rows(document.read_text()).values()) == [str(row) for row in found.values()]
 
 
 def test_the_readme_has_the_numbers_of_the_table(tmp_path):
-    document = merged(EMPTY, [ran("v1.36.3", passed=3), ran("v1.35.4", again=("a", "b"), failed=("c",))],
-                      ["1.36", "1.35"])
+    document = merged(
+        EMPTY,
+        [ran("v1.36.3", passed=3), ran("v1.35.4", again=("a", "b"), failed=("c",))],
+        ["1.36", "1.35"],
+    )
     text = summarized(blank(tmp_path).read_text(), document)
     assert text.splitlines()[1:-2] == [
-        "| Kubernetes | v1.36.3 | v1.35.4 |", "| --- | --- | --- |", "| end-to-end tests passed | 3 | 7 |",
-        "| passed when run again | 0 | 2 |", "| failed | 0 | 1 |"]
+        "| Kubernetes | v1.36.3 | v1.35.4 |",
+        "| --- | --- | --- |",
+        "| end-to-end tests passed | 3 | 7 |",
+        "| passed when run again | 0 | 2 |",
+        "| failed | 0 | 1 |",
+    ]
     assert summarized(text, document) == text
     with pytest.raises(TableChanged, match="README.md has no"):
         summarized("", document)
@@ -195,7 +264,8 @@ def blank(folder):
     """Returns a README without numbers."""
     readme = folder / "README.md"
     readme.write_text(
-        "<!-- Kubernetes: written by `python -m e2e.compatibility` -->\n<!-- end of table -->\nThe end.\n")
+        "<!-- Kubernetes: written by `python -m e2e.compatibility` -->\n<!-- end of table -->\nThe end.\n"
+    )
     return readme
 
 
@@ -219,5 +289,9 @@ def test_a_changed_table_fails_before_any_test_runs(tmp_path, capsys):
     document = tmp_path / "table.md"
     document.write_text(EMPTY.replace("<!-- end", "| v1.36.3 | 9 |\n<!-- end"))
     readme = blank(tmp_path)
-    assert write_rows(document, readme, list(minors())[:1], lambda minor: pytest.fail("it was run")) == 1
-    assert "changed by hand" in capsys.readouterr().err and "| v1.36.3 | 9 |" in document.read_text()
+    assert (
+        write_rows(document, readme, list(minors())[:1], lambda minor: pytest.fail("it was run"))
+        == 1
+    )
+    assert "changed by hand" in capsys.readouterr().err
+    assert "| v1.36.3 | 9 |" in document.read_text()

@@ -27,7 +27,11 @@ def test_every_key_of_the_shipped_file_is_one_that_is_read():
 def test_every_variable_of_the_code_is_named():
     text = render()
     code = "".join(path.read_text() for path in (ROOT / "hami").rglob("*.py"))
-    read = set(re.findall(r'environ\.get\("(\w+)"', code)) - {"CONTENT_TYPE", "HTTP_ACCEPT", "HTTP_ACCEPT_ENCODING"}
+    read = set(re.findall(r'environ\.get\("(\w+)"', code)) - {
+        "CONTENT_TYPE",
+        "HTTP_ACCEPT",
+        "HTTP_ACCEPT_ENCODING",
+    }
     read |= {name for _, flags in FLAGS for flag in flags for name in flag.environment}
     assert {name for name in read if f"`{name}`" not in text} == set()
     assert {name for name in VARIABLES if f'"{name}"' not in code} == set()

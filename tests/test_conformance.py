@@ -22,7 +22,10 @@ from e2e.eventually import WaitTimeout
 from e2e.sandbox import ALLOCATED
 
 PREDICATES = "[sig-scheduling] SchedulerPredicates"
-PORTS, TAINTS = f"{PREDICATES} hostPort => conflict [Serial]", f"{PREDICATES} taints (tolerated) [Serial]"
+PORTS, TAINTS = (
+    f"{PREDICATES} hostPort => conflict [Serial]",
+    f"{PREDICATES} taints (tolerated) [Serial]",
+)
 REPLICAS = "[sig-apps] ReplicaSet should scale"
 OTHER = "[sig-node] Pods should be submitted"
 LISTING = f"""The following spec names can be used with 'ginkgo run --focus/skip':
@@ -36,7 +39,10 @@ ANY = re.compile("")
 
 
 def result(test=TAINTS, state=State.PASSED, **fields):
-    return Result(**{"test": test, "state": state, "reason": "", "seconds": 1.0, "log": "", "pods": 1} | fields)
+    return Result(
+        **{"test": test, "state": state, "reason": "", "seconds": 1.0, "log": "", "pods": 1}
+        | fields
+    )
 
 
 # -- which tests are run
@@ -46,22 +52,32 @@ def test_the_names_are_read_from_the_listing():
     assert parse_names(LISTING) == (REPLICAS, OTHER, PORTS, TAINTS)
 
 
-@pytest.mark.parametrize("focus, with_listed, tests, left_out", [
-    ("", False, [REPLICAS, TAINTS], [PORTS]),
-    ("", True, [REPLICAS, PORTS, TAINTS], []),
-    ("hostPort|scale", False, [REPLICAS], [PORTS]),
-    ("hostPort|scale", True, [REPLICAS, PORTS], []),
-    ("sig-node", True, [], []),
-], ids=["all", "all with listed", "focus", "focus with listed", "another group"])
+@pytest.mark.parametrize(
+    "focus, with_listed, tests, left_out",
+    [
+        ("", False, [REPLICAS, TAINTS], [PORTS]),
+        ("", True, [REPLICAS, PORTS, TAINTS], []),
+        ("hostPort|scale", False, [REPLICAS], [PORTS]),
+        ("hostPort|scale", True, [REPLICAS, PORTS], []),
+        ("sig-node", True, [], []),
+    ],
+    ids=["all", "all with listed", "focus", "focus with listed", "another group"],
+)
 def test_tests_of_the_groups_are_chosen_by_focus_and_list(focus, with_listed, tests, left_out):
-    choice = chosen(parse_names(LISTING), {PORTS: "why"}, focus=re.compile(focus), with_listed=with_listed)
+    choice = chosen(
+        parse_names(LISTING), {PORTS: "why"}, focus=re.compile(focus), with_listed=with_listed
+    )
     assert list(choice.tests) == tests
     assert choice.left_out == dict.fromkeys(left_out, "why")
 
 
 def test_tests_that_take_long_begin_first():
     long = f"{PREDICATES} a conflict with 0.0.0.0 hostIP"
-    assert chosen([REPLICAS, TAINTS, long], {}, focus=ANY, with_listed=False).tests == (long, REPLICAS, TAINTS)
+    assert chosen([REPLICAS, TAINTS, long], {}, focus=ANY, with_listed=False).tests == (
+        long,
+        REPLICAS,
+        TAINTS,
+    )
 
 
 @pytest.mark.parametrize("name", ["[sig-scheduling] Workload renamed", OTHER])
@@ -90,26 +106,49 @@ def test_a_broken_list_is_an_error(monkeypatch, tmp_path):
 def spec(state, text=TAINTS, kind="It", message=""):
     *containers, leaf = text.split(" ") if text else [""]
     failure = {"Failure": {"Message": message}} if message else {}
-    return {"ContainerHierarchyTexts": containers or None, "LeafNodeText": leaf, "LeafNodeType": kind, "State": state,
-            **failure}
+    return {
+        "ContainerHierarchyTexts": containers or None,
+        "LeafNodeText": leaf,
+        "LeafNodeType": kind,
+        "State": state,
+        **failure,
+    }
 
 
 BEFORE = spec("passed", "", "SynchronizedBeforeSuite")
 FILTERED = spec("skipped", PORTS)
 
 
-@pytest.mark.parametrize("specs, expected", [
-    ([BEFORE, FILTERED, spec("passed")], (State.PASSED, "")),
-    ([BEFORE, FILTERED, spec("skipped", message="needs a cloud")], (State.SKIPPED, "needs a cloud")),
-    ([BEFORE, spec("failed", message="\nexpected 1\n  got 2")], (State.FAILED, "expected 1 got 2")),
-    ([BEFORE, spec("timedout", message="A spec timeout occurred")], (State.FAILED, "A spec timeout occurred")),
-    ([BEFORE, spec("panicked")], (State.FAILED, "panicked")),
-    ([spec("failed", "", "SynchronizedBeforeSuite", "no nodes")], (State.FAILED, "no nodes")),
-    ([BEFORE, spec("passed"), spec("failed", "", "SynchronizedAfterSuite", "left")], (State.FAILED, "left")),
-    ([BEFORE, FILTERED], (State.FAILED, "the report contains 0 tests of this name")),
-    ([BEFORE, spec("passed"), spec("passed")], (State.FAILED, "the report contains 2 tests of this name")),
-    (None, (State.FAILED, "the report contains 0 tests of this name")),
-])
+@pytest.mark.parametrize(
+    "specs, expected",
+    [
+        ([BEFORE, FILTERED, spec("passed")], (State.PASSED, "")),
+        (
+            [BEFORE, FILTERED, spec("skipped", message="needs a cloud")],
+            (State.SKIPPED, "needs a cloud"),
+        ),
+        (
+            [BEFORE, spec("failed", message="\nexpected 1\n  got 2")],
+            (State.FAILED, "expected 1 got 2"),
+        ),
+        (
+            [BEFORE, spec("timedout", message="A spec timeout occurred")],
+            (State.FAILED, "A spec timeout occurred"),
+        ),
+        ([BEFORE, spec("panicked")], (State.FAILED, "panicked")),
+        ([spec("failed", "", "SynchronizedBeforeSuite", "no nodes")], (State.FAILED, "no nodes")),
+        (
+            [BEFORE, spec("passed"), spec("failed", "", "SynchronizedAfterSuite", "left")],
+            (State.FAILED, "left"),
+        ),
+        ([BEFORE, FILTERED], (State.FAILED, "the report contains 0 tests of this name")),
+        (
+            [BEFORE, spec("passed"), spec("passed")],
+            (State.FAILED, "the report contains 2 tests of this name"),
+        ),
+        (None, (State.FAILED, "the report contains 0 tests of this name")),
+    ],
+)
 def test_the_state_of_a_test_is_read_from_the_report(specs, expected):
     assert parse_report(json.dumps([{"SpecReports": specs}]), TAINTS) == expected
 
@@ -117,25 +156,32 @@ def test_the_state_of_a_test_is_read_from_the_report(specs, expected):
 # -- what results mean
 
 
-@pytest.mark.parametrize("results, complaints", [
-    ([result(), result(REPLICAS, pods=0)], []),
-    ([result(), result(PORTS, State.FAILED, reason="why")], [f"failed: {PORTS}: why"]),
-    ([result(), result(PORTS, State.SKIPPED, reason="why")], [f"skipped: {PORTS}: why"]),
-    ([result(pods=0)], ["no pod was bound, so that nothing has been shown about HAMi"]),
-    ([], ["no pod was bound, so that nothing has been shown about HAMi"]),
-], ids=["passed", "failed", "skipped", "no pods", "no tests"])
+@pytest.mark.parametrize(
+    "results, complaints",
+    [
+        ([result(), result(REPLICAS, pods=0)], []),
+        ([result(), result(PORTS, State.FAILED, reason="why")], [f"failed: {PORTS}: why"]),
+        ([result(), result(PORTS, State.SKIPPED, reason="why")], [f"skipped: {PORTS}: why"]),
+        ([result(pods=0)], ["no pod was bound, so that nothing has been shown about HAMi"]),
+        ([], ["no pod was bound, so that nothing has been shown about HAMi"]),
+    ],
+    ids=["passed", "failed", "skipped", "no pods", "no tests"],
+)
 def test_with_hami_all_tests_have_to_pass_and_some_have_pods(results, complaints):
     assert shortcomings(results) == complaints
 
 
-@pytest.mark.parametrize("state, is_listed, complaint", [
-    (State.PASSED, False, ""),
-    (State.PASSED, True, f"passed, but not_on_kwok.txt lists it: {PORTS}"),
-    (State.FAILED, False, f"failed, but not_on_kwok.txt does not list it: {PORTS}: why"),
-    (State.FAILED, True, ""),
-    (State.SKIPPED, False, f"skipped, but not_on_kwok.txt does not list it: {PORTS}: why"),
-    (State.SKIPPED, True, ""),
-])
+@pytest.mark.parametrize(
+    "state, is_listed, complaint",
+    [
+        (State.PASSED, False, ""),
+        (State.PASSED, True, f"passed, but not_on_kwok.txt lists it: {PORTS}"),
+        (State.FAILED, False, f"failed, but not_on_kwok.txt does not list it: {PORTS}: why"),
+        (State.FAILED, True, ""),
+        (State.SKIPPED, False, f"skipped, but not_on_kwok.txt does not list it: {PORTS}: why"),
+        (State.SKIPPED, True, ""),
+    ],
+)
 def test_without_hami_the_listed_tests_are_those_that_do_not_pass(state, is_listed, complaint):
     reasons = {PORTS: "listed"} if is_listed else {}
     results = [result(PORTS, state, reason="" if state is State.PASSED else "why"), result()]
@@ -159,8 +205,15 @@ class Changes:
 
 def pod(name, *, node="", has_slice=False, namespace="test"):
     notes = {ALLOCATED: "GPU-0,NVIDIA,100,0:;"} if has_slice else None
-    return {"metadata": {"uid": f"uid-{name}", "name": name, "namespace": namespace, "annotations": notes},
-            "spec": {"nodeName": node} if node else {}}
+    return {
+        "metadata": {
+            "uid": f"uid-{name}",
+            "name": name,
+            "namespace": namespace,
+            "annotations": notes,
+        },
+        "spec": {"nodeName": node} if node else {},
+    }
 
 
 def watched(*changes):
@@ -213,7 +266,9 @@ class FakeSuite:
         outcome = self.outcomes.get(test, State.PASSED)
         if isinstance(outcome, Exception):
             raise outcome
-        return result(test, outcome, reason="why" if outcome is State.FAILED else "", log="said", pods=0)
+        return result(
+            test, outcome, reason="why" if outcome is State.FAILED else "", log="said", pods=0
+        )
 
 
 class FakeClusters:
@@ -285,7 +340,9 @@ def test_a_test_that_passes_fails_by_what_its_pods_hold():
 
 
 def test_a_failed_test_keeps_its_own_reason():
-    results = carried_out(FakeSuite(a=State.FAILED), FakeClusters(["test/a was bound without a slice"]), "a")
+    results = carried_out(
+        FakeSuite(a=State.FAILED), FakeClusters(["test/a was bound without a slice"]), "a"
+    )
     assert results["a"].reason == "why"
 
 
@@ -294,11 +351,14 @@ def test_a_test_whose_pods_stay_has_failed():
         raise WaitTimeout("not within 300 s: the pods of the test are gone")
 
     results = carried_out(FakeSuite(), FakeClusters(clear=clear), "a")
-    assert results["a"].state is State.FAILED and results["a"].reason.endswith("the pods of the test are gone")
+    assert results["a"].state is State.FAILED
+    assert results["a"].reason.endswith("the pods of the test are gone")
 
 
 def test_an_interrupted_test_has_no_result():
-    assert carried_out(FakeSuite(b=Interrupted()), FakeClusters(), "a", "b") == {"a": result("a", log="said", pods=3)}
+    assert carried_out(FakeSuite(b=Interrupted()), FakeClusters(), "a", "b") == {
+        "a": result("a", log="said", pods=3)
+    }
 
 
 def test_a_cluster_that_does_not_start_ends_the_run():
@@ -333,7 +393,11 @@ def test_a_line_is_printed_for_each_test_and_the_log_of_a_failed_one(capsys, tmp
 
 
 def test_the_summary_counts_tests_and_pods():
-    results = [result(pods=20), result(PORTS, State.FAILED), result(REPLICAS, State.SKIPPED, pods=0)]
+    results = [
+        result(pods=20),
+        result(PORTS, State.FAILED),
+        result(REPLICAS, State.SKIPPED, pods=0),
+    ]
     assert summary(results) == "1 passed, 1 failed, 1 skipped; 21 pods were bound"
 
 
@@ -368,37 +432,58 @@ def test_a_focus_that_selects_nothing_is_an_error(program, capsys):
 def test_a_list_with_an_unknown_test_is_an_error(program, capsys):
     selection.FILE.write_text("[sig-scheduling] Workload renamed  why\n")
     assert main(["--list"]) == 1
-    assert capsys.readouterr().err == "list.txt: there is no test '[sig-scheduling] Workload renamed'\n"
+    assert (
+        capsys.readouterr().err
+        == "list.txt: there is no test '[sig-scheduling] Workload renamed'\n"
+    )
 
 
-@pytest.mark.parametrize("script, error", [
-    ("echo broken >&2; exit 3", "lists no tests (status 3):\nbroken\n\n"),
-    ("echo The following", "lists no tests (status 0):\n\n"),
-])
+@pytest.mark.parametrize(
+    "script, error",
+    [
+        ("echo broken >&2; exit 3", "lists no tests (status 3):\nbroken\n\n"),
+        ("echo The following", "lists no tests (status 0):\n\n"),
+    ],
+)
 def test_a_program_that_lists_no_tests_is_an_error(program, script, error, capsys):
     program.write_text(f"#!/bin/sh\n{script}\n")
     assert main([]) == 1
     assert capsys.readouterr().err == f"{program} {error}"
 
 
-def test_another_minor_version_of_the_control_plane_is_an_error(program, monkeypatch, tmp_path, capsys):
+def test_another_minor_version_of_the_control_plane_is_an_error(
+    program, monkeypatch, tmp_path, capsys
+):
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "kwokctl"):
+    for name in (
+        "etcd",
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+        "kubectl",
+        "kwok",
+        "kwokctl",
+    ):
         (folder / name).write_text("#!/bin/sh\necho Kubernetes v1.2.3\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("HAMI_E2E_BIN", str(folder))
     assert main([]) == 1
     assert capsys.readouterr().err.startswith(
-        f"the tests are those of Kubernetes {CONFORMANCE.version}, but the control plane is v1.2.3: ")
+        f"the tests are those of Kubernetes {CONFORMANCE.version}, but the control plane is v1.2.3: "
+    )
 
 
-@pytest.mark.parametrize("words, error", [
-    (["--focus", "("], "--focus: '(' is no regular expression: "),
-    (["--clusters", "0"], "--clusters: '0' is no number from 1 to 99"),
-    (["--clusters", "two"], "--clusters: 'two' is no number from 1 to 99"),
-])
+@pytest.mark.parametrize(
+    "words, error",
+    [
+        (["--focus", "("], "--focus: '(' is no regular expression: "),
+        (["--clusters", "0"], "--clusters: '0' is no number from 1 to 99"),
+        (["--clusters", "two"], "--clusters: 'two' is no number from 1 to 99"),
+    ],
+)
 def test_wrong_options_are_errors(words, error, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words)
-    assert ended.value.code == 2 and error in capsys.readouterr().err
+    assert ended.value.code == 2
+    assert error in capsys.readouterr().err

@@ -30,16 +30,27 @@ def lines(text):
 
 
 BUILD = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-NEEDED = [*lines(SETUP["options"]["install_requires"]), *lines(SETUP["options.extras_require"]["node"]), *BUILD]
-PINS = re.findall(r"^(?! )(\S[^\\\n]*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)",
-                  (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE)
+NEEDED = [
+    *lines(SETUP["options"]["install_requires"]),
+    *lines(SETUP["options.extras_require"]["node"]),
+    *BUILD,
+]
+PINS = re.findall(
+    r"^(?! )(\S[^\\\n]*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)",
+    (ROOT / "requirements.txt").read_text(),
+    flags=re.MULTILINE,
+)
 PINNED = [Requirement(text) for text, _ in PINS]
 
 
 def instructions():
     """Returns the instructions of the Containerfile as (word, rest), each on one line."""
     text = re.sub(r"^\s*#.*\n", "", (ROOT / "Containerfile").read_text(), flags=re.MULTILINE)
-    return [tuple(line.split(maxsplit=1)) for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.strip()]
+    return [
+        tuple(line.split(maxsplit=1))
+        for line in re.sub(r"\\\n\s*", " ", text).splitlines()
+        if line.strip()
+    ]
 
 
 def stages():
@@ -74,7 +85,11 @@ def ignored(path):
     """Reports whether .containerignore excludes *path*; the last matching line counts."""
     verdict, folders = False, [str(folder) for folder in Path(path).parents if folder != Path()]
     for line in (ROOT / ".containerignore").read_text().splitlines():
-        if line and not line.startswith("#") and any(fnmatch(one, line.lstrip("!")) for one in (path, *folders)):
+        if (
+            line
+            and not line.startswith("#")
+            and any(fnmatch(one, line.lstrip("!")) for one in (path, *folders))
+        ):
             verdict = not line.startswith("!")
     return verdict
 
@@ -86,15 +101,20 @@ def test_copied_files_exist_and_are_not_ignored():
 
 
 def test_files_that_setup_cfg_reads_are_copied():
-    needed = {SETUP["metadata"]["long_description"].removeprefix("file: "), SETUP["metadata"]["license_files"]}
+    needed = {
+        SETUP["metadata"]["long_description"].removeprefix("file: "),
+        SETUP["metadata"]["license_files"],
+    }
     assert needed <= set(copied_from_here())
 
 
 def test_the_build_context_contains_nothing_else():
     kept = {path.name for path in ROOT.iterdir() if not ignored(path.name)}
     assert kept - {"ca-bundle.crt"} == {
-        source.partition("/")[0] for source in copied_from_here() if "[" not in source}
-    assert ignored("hami/__pycache__") and not ignored("ca-bundle.crt")
+        source.partition("/")[0] for source in copied_from_here() if "[" not in source
+    }
+    assert ignored("hami/__pycache__")
+    assert not ignored("ca-bundle.crt")
 
 
 def test_docker_and_podman_ignore_the_same_files():
@@ -112,7 +132,9 @@ def test_the_base_is_an_argument():
 @pytest.mark.parametrize("stage", IMAGES)
 def test_the_entry_point_is_the_console_script(stage):
     (entry,), (command,) = of(stage, "ENTRYPOINT"), of(stage, "CMD")
-    scripts = dict(line.split(" = ") for line in lines(SETUP["options.entry_points"]["console_scripts"]))
+    scripts = dict(
+        line.split(" = ") for line in lines(SETUP["options.entry_points"]["console_scripts"])
+    )
     assert json.loads(entry) == ["/opt/hami/bin/hami"], "a list: no shell is started"
     assert scripts["hami"] == "hami.cli:console_script"
     assert json.loads(command)[0] in main.all()
@@ -128,13 +150,20 @@ def test_the_default_image_is_that_of_the_scheduler_and_not_root():
 def test_an_image_contains_only_the_base_and_the_environment(stage):
     assert not {word for word, _ in STAGES[stage]} & {"RUN", "ADD", "SHELL", "ONBUILD"}
     *content, bill = of(stage, "COPY")
-    of_the_node = ["--from=node-dependencies /node/opt/hami /opt/hami"] if stage == "device-plugin" else []
+    of_the_node = (
+        ["--from=node-dependencies /node/opt/hami /opt/hami"] if stage == "device-plugin" else []
+    )
     limiter = ["--from=build-limiter /limiter /limiter"] if stage == "device-plugin" else []
-    assert content == ["--from=dependencies /opt/hami /opt/hami", *of_the_node, "--from=code /code/opt/hami /opt/hami",
-                       *limiter], "what both have comes first, and our code, which changes most, after dependencies"
+    assert content == [
+        "--from=dependencies /opt/hami /opt/hami",
+        *of_the_node,
+        "--from=code /code/opt/hami /opt/hami",
+        *limiter,
+    ], "what both have comes first, and our code, which changes most, after dependencies"
     assert bill == f"--from={stage}-sbom /sbom /usr/share/hami"
     (env,) = of(stage, "ENV")
-    assert "PATH=/opt/hami/bin:" in env and "PYTHONDONTWRITEBYTECODE=1" in env
+    assert "PATH=/opt/hami/bin:" in env
+    assert "PYTHONDONTWRITEBYTECODE=1" in env
 
 
 def test_the_images_share_a_layer_of_dependencies_that_does_not_change_with_our_code():
@@ -142,19 +171,27 @@ def test_the_images_share_a_layer_of_dependencies_that_does_not_change_with_our_
     for stage in IMAGES:
         assert STAGES[stage][1] == ("COPY", "--from=dependencies /opt/hami /opt/hami")
     assert of("dependencies", "FROM") == ["wheels AS dependencies"]
-    assert of("dependencies", "COPY") == ["setup.cfg pyproject.toml LICENSE /src/", "hami/__init__.py /src/hami/"]
+    assert of("dependencies", "COPY") == [
+        "setup.cfg pyproject.toml LICENSE /src/",
+        "hami/__init__.py /src/hami/",
+    ]
 
 
 @pytest.mark.parametrize("stage", IMAGES)
 def test_the_bill_of_materials_is_made_from_the_content_of_the_image(stage):
     """What else its stage has, the tool does not find."""
     content, made = of(stage, "COPY")[:-1], of(f"{stage}-sbom", "COPY")
-    assert made[:len(content)] == content
-    assert {copy.split()[-1] for copy in made[len(content):]} <= {"/src/", "/src/libvgpu", "/built-with"}
+    assert made[: len(content)] == content
+    assert {copy.split()[-1] for copy in made[len(content) :]} <= {
+        "/src/",
+        "/src/libvgpu",
+        "/built-with",
+    }
     assert {of(one, "FROM")[0].split()[0] for one in (stage, f"{stage}-sbom")} == {"python"}
     (run,) = of(f"{stage}-sbom", "RUN")
     name = {"scheduler": "hami", "device-plugin": "hami-device-plugin"}[stage]
-    assert f"/opt/hami/bin/python3 /src/sbom.py {name} " in run and run.endswith(">/sbom/sbom.json")
+    assert f"/opt/hami/bin/python3 /src/sbom.py {name} " in run
+    assert run.endswith(">/sbom/sbom.json")
     assert ("--limiter /limiter" in run) == any("/limiter" in copy for copy in content)
 
 
@@ -168,14 +205,19 @@ def test_an_image_has_our_version(stage):
 def test_only_the_device_plugin_image_has_its_packages():
     assert "/src[node]" in " ".join(of("node-dependencies", "RUN"))
     assert "node" in SETUP["options.extras_require"]
-    assert not any("[node]" in run for stage in ("dependencies", "code") for run in of(stage, "RUN"))
+    assert not any(
+        "[node]" in run for stage in ("dependencies", "code") for run in of(stage, "RUN")
+    )
 
 
 def test_the_limiter_is_the_release_build_for_the_architecture_of_the_image():
-    assert "release" in of("build-limiter", "RUN")[-1] and 'TARGETS="$(uname -m)"' in of("build-limiter", "RUN")[-1]
+    assert "release" in of("build-limiter", "RUN")[-1]
+    assert 'TARGETS="$(uname -m)"' in of("build-limiter", "RUN")[-1]
     assert f"cd /limiter && sha256sum {LIBRARY} >{CHECKSUMS}" in of("build-limiter", "RUN")[-1]
     assert "--from=build-limiter /limiter /limiter" in of("device-plugin", "COPY")
-    assert ignored("libvgpu/build") and ignored("libvgpu/tests") and not ignored("libvgpu/src")
+    assert ignored("libvgpu/build")
+    assert ignored("libvgpu/tests")
+    assert not ignored("libvgpu/src")
 
 
 def test_ports_and_user_match_the_manifest():
@@ -208,8 +250,12 @@ def test_dependencies_of_pinned_packages_are_pinned(name):
     except PackageNotFoundError:
         pytest.skip("not installed here")
     pinned = {canonicalize_name(pin.name) for pin in PINNED}
-    assert [str(needed) for needed in wanted if (needed.marker is None or needed.marker.evaluate({"extra": ""}))
-            and canonicalize_name(needed.name) not in pinned] == []
+    assert [
+        str(needed)
+        for needed in wanted
+        if (needed.marker is None or needed.marker.evaluate({"extra": ""}))
+        and canonicalize_name(needed.name) not in pinned
+    ] == []
 
 
 @pytest.mark.parametrize("word", ["--require-hashes", "--only-binary :all:"])

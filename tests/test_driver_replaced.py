@@ -51,6 +51,7 @@ def process():
     def start(call, *arguments):
         pools.append(ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
         return pools[-1].submit(call, *arguments)
+
     yield start
     for pool in pools:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -80,25 +81,51 @@ LATER = REOPEN_S + 1
 ALL, NOTHING, ENDS = (2, False), (None, False), (None, True)
 
 
-@pytest.mark.parametrize("steps, expected", [
-    pytest.param([1.0, ("replace", NEW), LATER, LATER], [ALL, NOTHING, NOTHING, ENDS], id="replaced"),
-    pytest.param([1.0, ("load", ""), LATER, LATER], [ALL, NOTHING, NOTHING, ENDS], id="unloaded"),
-    pytest.param([1.0, ("load", ""), ("load", OLD), LATER], [ALL, NOTHING, NOTHING, ALL], id="unloaded for a moment"),
-    pytest.param([1.0, ("install", NEW), RESTART_S, RESTART_S], [ALL, ALL, ALL, ALL],
-                 id="only its libraries: what is loaded still answers"),
-    pytest.param([("load", ""), *[LATER] * 20], [NOTHING] * 21, id="waits for a driver"),
-    pytest.param([("load", NEW), *[LATER] * 20], [NOTHING] * 21, id="waits for the driver of its library"),
-    pytest.param([("load", ""), LATER, ("load", OLD), LATER], [NOTHING, NOTHING, NOTHING, ALL],
-                 id="waits, and it comes"),
-    pytest.param([("load", ""), LATER, LATER, ("replace", NEW), LATER], [NOTHING, NOTHING, NOTHING, ENDS, ENDS],
-                 id="waits, and another one comes"),
-])
-def test_a_monitor_ends_for_a_driver_that_only_a_new_process_can_use(driver, process, steps, expected):
+@pytest.mark.parametrize(
+    "steps, expected",
+    [
+        pytest.param(
+            [1.0, ("replace", NEW), LATER, LATER], [ALL, NOTHING, NOTHING, ENDS], id="replaced"
+        ),
+        pytest.param(
+            [1.0, ("load", ""), LATER, LATER], [ALL, NOTHING, NOTHING, ENDS], id="unloaded"
+        ),
+        pytest.param(
+            [1.0, ("load", ""), ("load", OLD), LATER],
+            [ALL, NOTHING, NOTHING, ALL],
+            id="unloaded for a moment",
+        ),
+        pytest.param(
+            [1.0, ("install", NEW), RESTART_S, RESTART_S],
+            [ALL, ALL, ALL, ALL],
+            id="only its libraries: what is loaded still answers",
+        ),
+        pytest.param([("load", ""), *[LATER] * 20], [NOTHING] * 21, id="waits for a driver"),
+        pytest.param(
+            [("load", NEW), *[LATER] * 20], [NOTHING] * 21, id="waits for the driver of its library"
+        ),
+        pytest.param(
+            [("load", ""), LATER, ("load", OLD), LATER],
+            [NOTHING, NOTHING, NOTHING, ALL],
+            id="waits, and it comes",
+        ),
+        pytest.param(
+            [("load", ""), LATER, LATER, ("replace", NEW), LATER],
+            [NOTHING, NOTHING, NOTHING, ENDS, ENDS],
+            id="waits, and another one comes",
+        ),
+    ],
+)
+def test_a_monitor_ends_for_a_driver_that_only_a_new_process_can_use(
+    driver, process, steps, expected
+):
     assert process(watch, driver, steps).result(timeout=60) == expected
 
 
 def test_the_next_process_of_a_monitor_uses_the_new_driver(driver, process):
-    assert process(watch, driver, [1.0, ("replace", NEW), LATER, LATER]).result(timeout=60)[-1] == ENDS
+    assert (
+        process(watch, driver, [1.0, ("replace", NEW), LATER, LATER]).result(timeout=60)[-1] == ENDS
+    )
     assert process(watch, driver, [1.0]).result(timeout=60) == [ALL]
 
 
@@ -110,9 +137,16 @@ def run_plugin(root, directory, stop):
     devices as the node has them. Its clock runs a hundred times as fast."""
     reader = importlib.import_module("hami.plugin.card_reader")
     reader.INTERVAL_S, reader.RETRY_S = 0.5, 0.1
-    settings = read_plugin_settings({
-        "node": "n1", "driver_root_in_container": str(root.path), "device_split_count": 1,
-        "kubelet_socket": str(directory / "kubelet.sock"), "hook_path": str(directory / "hook")}, {})
+    settings = read_plugin_settings(
+        {
+            "node": "n1",
+            "driver_root_in_container": str(root.path),
+            "device_split_count": 1,
+            "kubelet_socket": str(directory / "kubelet.sock"),
+            "hook_path": str(directory / "hook"),
+        },
+        {},
+    )
     cluster = FakeCluster(nodes=[Node(name="n1")])
     library = DriverLibrary(clock=lambda: 100 * time.monotonic())
 
@@ -123,19 +157,27 @@ def run_plugin(root, directory, stop):
                 return STOP_SIGNALS[0]
             raise queue.Empty
 
-    status = serve(settings, lambda: settings, library=library, signals=Signals(), on_started=lambda: None,
-                   make=lambda settings: DevicePluginProgram(settings, cluster=cluster, library=library))
+    status = serve(
+        settings,
+        lambda: settings,
+        library=library,
+        signals=Signals(),
+        on_started=lambda: None,
+        make=lambda settings: DevicePluginProgram(settings, cluster=cluster, library=library),
+    )
     return status, cluster.nodes["n1"].annotations.get(REGISTER, "").count('"health":true')
 
 
 @pytest.fixture
 def plugin(driver, directory, process, tmp_path):
     """Starts device plugins; the last one is stopped by the function that is returned beside it."""
+
     def start():
         return process(run_plugin, driver, directory, tmp_path / "stop")
 
     def stop():
         (tmp_path / "stop").touch()
+
     yield start, stop
     stop()
 
@@ -161,7 +203,10 @@ def offered(kubelet):
     return kubelet.next_list()
 
 
-HEALTHY, UNHEALTHY = {"GPU-0-0": "Healthy", "GPU-1-0": "Healthy"}, {"GPU-0-0": "Unhealthy", "GPU-1-0": "Unhealthy"}
+HEALTHY, UNHEALTHY = (
+    {"GPU-0-0": "Healthy", "GPU-1-0": "Healthy"},
+    {"GPU-0-0": "Unhealthy", "GPU-1-0": "Unhealthy"},
+)
 
 
 def test_a_device_plugin_offers_no_card_of_a_replaced_driver_and_ends(driver, plugin, kubelet):
@@ -178,7 +223,9 @@ def test_a_device_plugin_offers_no_card_of_a_replaced_driver_and_ends(driver, pl
     assert restarted.result(timeout=60) == (0, 2)
 
 
-def test_a_device_plugin_offers_no_card_whose_libraries_are_those_of_another_driver(driver, plugin, kubelet):
+def test_a_device_plugin_offers_no_card_whose_libraries_are_those_of_another_driver(
+    driver, plugin, kubelet
+):
     start, stop = plugin
     running = start()
     assert offered(kubelet) == HEALTHY
@@ -190,7 +237,9 @@ def test_a_device_plugin_offers_no_card_whose_libraries_are_those_of_another_dri
     assert running.result(timeout=60)[0] == 0
 
 
-def test_a_device_plugin_that_starts_without_the_driver_of_its_library_waits(driver, plugin, kubelet):
+def test_a_device_plugin_that_starts_without_the_driver_of_its_library_waits(
+    driver, plugin, kubelet
+):
     start, stop = plugin
     driver.load(NEW)
     running = start()

@@ -16,10 +16,15 @@ def test_long_texts_are_cut():
 
 
 def test_the_wire_may_fix_the_sentence():
-    assert str(MalformedInput("Pod", "", "missing", message="extender args missing pod")) == "extender args missing pod"
+    assert (
+        str(MalformedInput("Pod", "", "missing", message="extender args missing pod"))
+        == "extender args missing pod"
+    )
 
 
-@pytest.mark.parametrize("error, status", [(ClusterError("x"), None), (Conflict("x", 409), 409), (NotFound("x", 404),
-                                                                                                  404)])
+@pytest.mark.parametrize(
+    "error, status",
+    [(ClusterError("x"), None), (Conflict("x", 409), 409), (NotFound("x", 404), 404)],
+)
 def test_status(error, status):
     assert (error.status, str(error)) == (status, "x")

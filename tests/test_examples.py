@@ -27,11 +27,21 @@ SCHEDULER = "hami-scheduler"
 STORE = Store(CHART, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 11, 24, tzinfo=UTC))
 SETTINGS = "kueue-configuration.yaml"  # no object of a cluster
 APPLIED = [path for path in EXAMPLES if path.name != SETTINGS]
-SIMULATED = [path for path in APPLIED if "hami simulate says" in path.read_text().replace("\n#", "")]
-WORKLOADS = [pytest.param(path, source, id=f"{path.stem}-{source.name}")
-             for path in APPLIED for source in read_manifests(path.read_text(), path.name)[0]]
-TWO_CARDS = node("n", *(gpu(f"GPU-{index}", index=index, model="NVIDIA A100-SXM4-40GB", memory_mib=40_960)
-                        for index in range(2)))
+SIMULATED = [
+    path for path in APPLIED if "hami simulate says" in path.read_text().replace("\n#", "")
+]
+WORKLOADS = [
+    pytest.param(path, source, id=f"{path.stem}-{source.name}")
+    for path in APPLIED
+    for source in read_manifests(path.read_text(), path.name)[0]
+]
+TWO_CARDS = node(
+    "n",
+    *(
+        gpu(f"GPU-{index}", index=index, model="NVIDIA A100-SXM4-40GB", memory_mib=40_960)
+        for index in range(2)
+    ),
+)
 
 
 def comment(path):
@@ -43,13 +53,24 @@ def comment(path):
 
 def admitted(pod):
     answer = Admitter(STORE, Settings(scheduler_name=SCHEDULER)).admit(
-        Review("u", "team-a", {**pod, "metadata": {"name": "p", **pod["metadata"]}}, "v1", "AdmissionReview"))
+        Review(
+            "u",
+            "team-a",
+            {**pod, "metadata": {"name": "p", **pod["metadata"]}},
+            "v1",
+            "AdmissionReview",
+        )
+    )
     assert isinstance(answer, Admitted), answer
     return answer.pod
 
 
 def sentence(title, request):
-    memory = f"{request.memory_mib} MiB" if request.memory_mib else f"{request.memory_percent} percent of its memory"
+    memory = (
+        f"{request.memory_mib} MiB"
+        if request.memory_mib
+        else f"{request.memory_percent} percent of its memory"
+    )
     cores = f"{request.cores} percent of its compute" if request.cores else "no limit of compute"
     return f"{title} requests {request.count} GPU, {memory}, {cores}."
 
@@ -59,7 +80,11 @@ def test_an_example_requests_what_its_comment_says(path, source):
     pod = admitted(source.pod)
     request = make_pod_request(convert_pod(pod), STORE.vendors, "spread")
     if request is None:
-        asked = "has a claim with two requests" if "resourceClaims" in pod["spec"] else "requests no GPU."
+        asked = (
+            "has a claim with two requests"
+            if "resourceClaims" in pod["spec"]
+            else "requests no GPU."
+        )
         assert f"{source.title} {asked}" in comment(path)
         return
     assert pod["spec"]["schedulerName"] == SCHEDULER
@@ -85,7 +110,13 @@ def test_as_many_pods_of_an_example_fit_as_its_comment_says(path):
 
 
 def test_examples_whose_kinds_no_test_cluster_has_are_simulated():
-    assert {path.stem for path in SIMULATED} >= {"kueue", "jobset", "leaderworkerset", "rayjob", "gang"}
+    assert {path.stem for path in SIMULATED} >= {
+        "kueue",
+        "jobset",
+        "leaderworkerset",
+        "rayjob",
+        "gang",
+    }
 
 
 def test_the_list_names_every_example():

@@ -20,19 +20,35 @@ def cluster(tmp_path):
     (folder / "kubectl").write_text('#!/bin/sh\necho "$KUBECONFIG: $*"\n')
     (folder / "kubectl").chmod(0o755)
     called = []
-    return SimpleNamespace(binaries={"kubectl": folder / "kubectl"}, kubeconfig=folder / "kubeconfig", called=called,
-                           kubectl=lambda *words: called.append(words))
+    return SimpleNamespace(
+        binaries={"kubectl": folder / "kubectl"},
+        kubeconfig=folder / "kubeconfig",
+        called=called,
+        kubectl=lambda *words: called.append(words),
+    )
 
 
 def test_a_shell_runs_them_as_they_were_printed(cluster):
     printed = io.StringIO()
-    say_farewell(Console(file=printed, width=40), cluster, "demo-1", [
-        "kubectl get pods -o jsonpath='{.a}'  # [all]", "command -v hami"], ["Logs: /tmp/log"])
+    say_farewell(
+        Console(file=printed, width=40),
+        cluster,
+        "demo-1",
+        ["kubectl get pods -o jsonpath='{.a}'  # [all]", "command -v hami"],
+        ["Logs: /tmp/log"],
+    )
     first, _, *lines = printed.getvalue().splitlines()
     assert first == BEGIN
-    block = lines[:lines.index("")]
-    done = subprocess.run(["sh", "-euc", "\n".join(block)], capture_output=True, text=True, check=True,
-                          env={"PATH": "/usr/bin:/bin"})
-    assert done.stdout.splitlines() == [f"{cluster.kubeconfig}: get pods -o jsonpath={{.a}}",
-                                        str(Path(sys.executable).with_name("hami"))]
+    block = lines[: lines.index("")]
+    done = subprocess.run(
+        ["sh", "-euc", "\n".join(block)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert done.stdout.splitlines() == [
+        f"{cluster.kubeconfig}: get pods -o jsonpath={{.a}}",
+        str(Path(sys.executable).with_name("hami")),
+    ]
     assert cluster.called == [("config", "set-context", "--current", "--namespace=demo-1")]

@@ -51,12 +51,20 @@ def test_only_listed_tests_get_a_second_attempt(tmp_path, pytestconfig, processe
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {pytestconfig.rootpath}\n")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *processes],
-                          cwd=tmp_path, capture_output=True, text=True, env=os.environ | WITHOUT_PLUGINS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rA", *processes],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | WITHOUT_PLUGINS,
+    )
     printed = done.stdout
-    assert done.returncode == 1 and "2 failed, 3 passed" in printed
-    assert "FAILED test_it.py::test_listed[2]" in printed and "FAILED test_it.py::test_not_listed" in printed
-    assert "test_it.py::test_listed[1]: cause 1" in printed and "test_it.py::test_listed[0]: cause 0" not in printed
+    assert done.returncode == 1
+    assert "2 failed, 3 passed" in printed
+    assert "FAILED test_it.py::test_listed[2]" in printed
+    assert "FAILED test_it.py::test_not_listed" in printed
+    assert "test_it.py::test_listed[1]: cause 1" in printed
+    assert "test_it.py::test_listed[0]: cause 0" not in printed
 
 
 def test_listed_tests_exist(pytestconfig):

@@ -21,8 +21,12 @@ def test_a_generated_file_is_up_to_date(path):
 
 
 def test_every_file_that_says_it_is_generated_is_written():
-    says = re.compile(r"^ *(?:#|<!--|//) .*\b(?:generated|written) by `python -m", re.IGNORECASE | re.MULTILINE)
-    listed = subprocess.run(["git", "ls-files", "*.md", "*.yaml", "*.json"], cwd=ROOT, capture_output=True, text=True)
+    says = re.compile(
+        r"^ *(?:#|<!--|//) .*\b(?:generated|written) by `python -m", re.IGNORECASE | re.MULTILINE
+    )
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md", "*.yaml", "*.json"], cwd=ROOT, capture_output=True, text=True
+    )
     paths = [ROOT / name for name in listed.stdout.splitlines()]
     found = {path for path in paths if path.is_file() and says.search(path.read_text())}
     assert found - MADE.keys() - BY_A_RUN - {ROOT / "tools" / "chart.README.md"} == set()

@@ -35,26 +35,39 @@ class Scene:
         programs = path / "bin"
         for folder in (self.temporary, programs):
             folder.mkdir()
-        for name, text in (("go", GO.format(version=DEFAULT.go_version, pids=self.pids)),
-                           ("nice", '#!/bin/sh\nexec "$@"\n')):
+        for name, text in (
+            ("go", GO.format(version=DEFAULT.go_version, pids=self.pids)),
+            ("nice", '#!/bin/sh\nexec "$@"\n'),
+        ):
             (programs / name).write_text(text)
             (programs / name).chmod(0o755)
         known = ("HAMI_E2E_BIN", BUILD_VARIABLE, MINOR_VARIABLE, "TOX_ENV_NAME")
         environment = {name: text for name, text in os.environ.items() if name not in known}
         self._environment = environment | {
-            "PATH": f"{programs}:/usr/bin:/bin", "XDG_CACHE_HOME": str(self.cache), "TMPDIR": str(self.temporary),
-            "PYTHONDONTWRITEBYTECODE": "1"}
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "XDG_CACHE_HOME": str(self.cache),
+            "TMPDIR": str(self.temporary),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
 
     def start(self, *words):
         """Starts the module, and returns it when it builds, and what it has printed until then."""
-        process = subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, env=self._environment, text=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            env=self._environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         printed = []
         for line in process.stdout:
             printed.append(line)
             if BEING_BUILT in line:
                 break
-        assert printed and BEING_BUILT in printed[-1], "".join(printed)
+        assert printed, "".join(printed)
+        assert BEING_BUILT in printed[-1], "".join(printed)
         eventually(lambda: len(self.builders()) == 2, "Go and one of its processes run")
         return process
 
@@ -64,7 +77,11 @@ class Scene:
 
     def left(self):
         """Returns what is left: processes and files. The folder of the programs and its lock are a cache."""
-        return [*filter(is_alive, self.builders()), *self.temporary.iterdir(), *self.cache.rglob("build-*")]
+        return [
+            *filter(is_alive, self.builders()),
+            *self.temporary.iterdir(),
+            *self.cache.rglob("build-*"),
+        ]
 
 
 @pytest.fixture
@@ -76,21 +93,29 @@ def scene(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("words, signals", [
-    *(param(DEMO, [number], id=f"demo {number.name}") for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
-    param(DEMO, [signal.SIGTERM, signal.SIGTERM], id="demo twice"),
-    param(DEMO, [signal.SIGINT, signal.SIGHUP], id="demo by another one"),
-    param(("e2e.binaries",), [signal.SIGTERM], id="binaries"),
-    param(("e2e.realnode",), [signal.SIGTERM], id="real node"),
-    param(("benchmarks", "admission"), [signal.SIGTERM], id="benchmarks"),
-    param(("e2e.compatibility",), [signal.SIGTERM], id="compatibility"),
-])
+@pytest.mark.parametrize(
+    "words, signals",
+    [
+        *(
+            param(DEMO, [number], id=f"demo {number.name}")
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        ),
+        param(DEMO, [signal.SIGTERM, signal.SIGTERM], id="demo twice"),
+        param(DEMO, [signal.SIGINT, signal.SIGHUP], id="demo by another one"),
+        param(("e2e.binaries",), [signal.SIGTERM], id="binaries"),
+        param(("e2e.realnode",), [signal.SIGTERM], id="real node"),
+        param(("benchmarks", "admission"), [signal.SIGTERM], id="benchmarks"),
+        param(("e2e.compatibility",), [signal.SIGTERM], id="compatibility"),
+    ],
+)
 def test_a_signal_ends_a_program_that_builds(scene, words, signals):
     process = scene.start(*words)
     for number in signals:
         process.send_signal(number)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode in [128 + number for number in signals], output  # two may arrive together
+    assert process.returncode in [128 + number for number in signals], (
+        output
+    )  # two may arrive together
     name = signal.Signals(process.returncode - 128).name
     assert output.splitlines()[-1] == f"ended by {name}; nothing is left running"
     assert scene.left() == []

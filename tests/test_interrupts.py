@@ -34,8 +34,13 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 def started(work="time.sleep(1000)", cleans="time.sleep(0.3)", hung_s=60, **options):
     """A program that works, and then cleans up."""
     program = PROGRAM.format(work=work, cleans=cleans, hung_s=hung_s)
-    process = subprocess.Popen([sys.executable, "-c", program], text=True, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, **options)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
     assert process.stdout.readline() == "works\n"
     return process
 
@@ -60,8 +65,11 @@ def test_a_second_signal_does_not_disturb_that(second):
     assert process.returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("cleans, status", [("pass", 128 + signal.SIGTERM), ("time.sleep(1000)", -signal.SIGALRM)],
-                         ids=["cleans up", "hangs"])
+@pytest.mark.parametrize(
+    "cleans, status",
+    [("pass", 128 + signal.SIGTERM), ("time.sleep(1000)", -signal.SIGALRM)],
+    ids=["cleans up", "hangs"],
+)
 def test_a_program_that_hangs_meanwhile_is_ended(cleans, status):
     process = started(cleans=cleans, hung_s=1)
     process.send_signal(signal.SIGTERM)
@@ -74,7 +82,8 @@ def test_an_error_after_the_signal_is_not_shown():
     process = started(cleans="raise OSError('connection refused')")
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=20)
-    assert errors == "ended by SIGTERM; nothing is left running\n" and process.returncode == 143
+    assert errors == "ended by SIGTERM; nothing is left running\n"
+    assert process.returncode == 143
 
 
 def test_without_a_signal_an_error_is_one():
@@ -114,13 +123,24 @@ child.wait()
 """
 
 
-@pytest.mark.parametrize("variables, ends", [({"TOX_ENV_NAME": "demo"}, True), ({}, False)], ids=["of tox", "another"])
+@pytest.mark.parametrize(
+    "variables, ends", [({"TOX_ENV_NAME": "demo"}, True), ({}, False)], ids=["of tox", "another"]
+)
 def test_a_program_ends_with_a_tox_that_was_terminated(tmp_path, variables, ends):
     """tox does nothing then, and would leave it running."""
-    program = PROGRAM.format(work="time.sleep(1000)", cleans=f"open({str(tmp_path / 'clean')!r}, 'w')", hung_s=60)
-    environment = {name: text for name, text in os.environ.items() if name != "TOX_ENV_NAME"} | variables
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, program], env=environment, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    program = PROGRAM.format(
+        work="time.sleep(1000)", cleans=f"open({str(tmp_path / 'clean')!r}, 'w')", hung_s=60
+    )
+    environment = {
+        name: text for name, text in os.environ.items() if name != "TOX_ENV_NAME"
+    } | variables
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, program],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     lines = {parent.stdout.readline(), parent.stdout.readline()}
     (child,) = [int(line) for line in lines if line.strip().isdigit()]
     parent.terminate()
@@ -134,13 +154,20 @@ def test_a_program_ends_with_a_tox_that_was_terminated(tmp_path, variables, ends
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_fixtures_of_pytest_clean_up_after_a_signal(tmp_path, number):
     (tmp_path / "conftest.py").write_text(
-        "from e2e import interrupts\ndef pytest_configure():\n    interrupts.interrupt_pytest()\n")
+        "from e2e import interrupts\ndef pytest_configure():\n    interrupts.interrupt_pytest()\n"
+    )
     (tmp_path / "test_it.py").write_text(
         "import pathlib, pytest, time\n@pytest.fixture\ndef made():\n    yield\n    pathlib.Path('clean').touch()\n"
-        "def test_it(made):\n    pathlib.Path('works').touch()\n    time.sleep(1000)\n")
+        "def test_it(made):\n    pathlib.Path('works').touch()\n    time.sleep(1000)\n"
+    )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=."]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               env=os.environ | {"PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     eventually((tmp_path / "works").exists, "the test runs")
     process.send_signal(number)
     process.communicate(timeout=60)

@@ -25,7 +25,9 @@ HELD = ["CAP_CHOWN", "CAP_SYS_RESOURCE"]
 
 def load_runc():
     loader = importlib.machinery.SourceFileLoader("bounded_runc", str(RUNC))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("bounded_runc", loader))
+    module = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader("bounded_runc", loader)
+    )
     loader.exec_module(module)
     return module
 
@@ -35,18 +37,29 @@ def runc_module():
     return load_runc()
 
 
-@pytest.mark.parametrize("bound, missing", [
-    (ALL, set()), (ALL & ~(1 << 24), {"CAP_SYS_RESOURCE"}), (ALL & ~(1 << 0 | 1 << 40), {
-        "CAP_CHOWN", "CAP_CHECKPOINT_RESTORE"})])
+@pytest.mark.parametrize(
+    "bound, missing",
+    [
+        (ALL, set()),
+        (ALL & ~(1 << 24), {"CAP_SYS_RESOURCE"}),
+        (ALL & ~(1 << 0 | 1 << 40), {"CAP_CHOWN", "CAP_CHECKPOINT_RESTORE"}),
+    ],
+)
 def test_capabilities_beyond_the_bounding_set_are_named(runc, bound, missing):
     assert runc.missing(f"Name:\tx\nCapBnd:\t{bound:016x}\nNoNewPrivs:\t0\n") == missing
 
 
-@pytest.mark.parametrize("words, name", [
-    (["--root", "/r", "create", "--bundle", "{}", "id"], "config.json"),
-    (["create", "--bundle={}", "id"], "config.json"), (["run", "-b", "{}", "id"], "config.json"),
-    (["exec", "--process", "{}/process", "id"], "process"), (["exec", "--process={}/process", "id"], "process"),
-], ids=["two words", "one word", "run", "exec", "exec one word"])
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        (["--root", "/r", "create", "--bundle", "{}", "id"], "config.json"),
+        (["create", "--bundle={}", "id"], "config.json"),
+        (["run", "-b", "{}", "id"], "config.json"),
+        (["exec", "--process", "{}/process", "id"], "process"),
+        (["exec", "--process={}/process", "id"], "process"),
+    ],
+    ids=["two words", "one word", "run", "exec", "exec one word"],
+)
 def test_they_are_not_asked_for(runc, tmp_path, words, name):
     process = {"args": ["sh"], "capabilities": {"bounding": HELD, "ambient": None}}
     content = process if name == "process" else {"ociVersion": "1", "process": process}
@@ -71,14 +84,26 @@ def test_all_programs_of_a_node_are_pinned():
 
 def test_the_image_of_the_network_is_that_of_kube_proxy():
     text = (HERE / "node" / "default-cni.yaml").read_text()
-    assert "image: registry.k8s.io/kube-proxy:VERSION" in text and "would you kindly template this file" in text
+    assert "image: registry.k8s.io/kube-proxy:VERSION" in text
+    assert "would you kindly template this file" in text
 
 
-@pytest.mark.parametrize("text, mirrors", [
-    ("Types: deb\nURIs: https://a.example/debian\nSuites: bookworm\n", ["https://a.example/debian"]),
-    ("# deb https://c.example x\ndeb https://a.example/debian bookworm main\ndeb [signed-by=/k arch=amd64] "
-     "https://b.example x", ["https://a.example/debian", "https://b.example"]), ("", []),
-], ids=["deb822", "lines", "none"])
+@pytest.mark.parametrize(
+    "text, mirrors",
+    [
+        (
+            "Types: deb\nURIs: https://a.example/debian\nSuites: bookworm\n",
+            ["https://a.example/debian"],
+        ),
+        (
+            "# deb https://c.example x\ndeb https://a.example/debian bookworm main\ndeb [signed-by=/k arch=amd64] "
+            "https://b.example x",
+            ["https://a.example/debian", "https://b.example"],
+        ),
+        ("", []),
+    ],
+    ids=["deb822", "lines", "none"],
+)
 def test_the_mirror_is_that_of_the_machine(text, mirrors):
     assert debian_mirrors(text) == mirrors
 
@@ -92,7 +117,8 @@ def test_a_docker_that_was_not_started_here_is_not_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:1")
     docker = Docker(tmp_path)
     docker.stop()
-    assert docker.environment["DOCKER_HOST"] == "tcp://elsewhere:1" and list(tmp_path.iterdir()) == []
+    assert docker.environment["DOCKER_HOST"] == "tcp://elsewhere:1"
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- a start that is ended
@@ -111,7 +137,9 @@ echo $$ >{pid}; exec sleep 1000""",
     "debootstrap": """for root; do case $root in */root) break;; esac; done
 mkdir -p $root/proc; mount -t proc proc $root/proc
 touch {folder}/waits; exec sleep 1000""",
-    "iptables": "true", "busybox": "true", "umount": 'echo "umount $*" >>{log}',
+    "iptables": "true",
+    "busybox": "true",
+    "umount": 'echo "umount $*" >>{log}',
 }
 
 
@@ -122,13 +150,25 @@ def machine(tmp_path):
         pytest.skip("only root can start Docker")
     (tmp_path / "bin").mkdir()
     (tmp_path / "tmp").mkdir()
-    names = {"version": "1.99.0", "log": tmp_path / "log", "pid": tmp_path / "pid", "folder": tmp_path}
+    names = {
+        "version": "1.99.0",
+        "log": tmp_path / "log",
+        "pid": tmp_path / "pid",
+        "folder": tmp_path,
+    }
     for name, text in SCRIPTS.items():
         (tmp_path / "bin" / name).write_text("#!/bin/sh\n" + text.format(**names) + "\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    environment = {name: text for name, text in os.environ.items() if name not in ("DOCKER_HOST", BUILD_VARIABLE)}
-    yield environment | {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / "cache"),
-                         "TMPDIR": str(tmp_path / "tmp")}
+    environment = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in ("DOCKER_HOST", BUILD_VARIABLE)
+    }
+    yield environment | {
+        "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "TMPDIR": str(tmp_path / "tmp"),
+    }
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         os.kill(dockerd(tmp_path), signal.SIGKILL)
 
@@ -140,14 +180,25 @@ def dockerd(folder):
 
 def when_debian_is_made(machine, folder):
     """Returns a start of the cluster that makes the image of Debian."""
-    process = subprocess.Popen([sys.executable, "-m", "e2e.kind_cluster", "up"], cwd=ROOT, env=machine, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    eventually(lambda: (folder / "waits").exists() or process.poll() is not None, "Debian is being made")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "e2e.kind_cluster", "up"],
+        cwd=ROOT,
+        env=machine,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    eventually(
+        lambda: (folder / "waits").exists() or process.poll() is not None, "Debian is being made"
+    )
     return process
 
 
-@pytest.mark.parametrize("signals", [
-    [signal.SIGTERM], [signal.SIGINT, signal.SIGTERM], [signal.SIGHUP]], ids=["SIGTERM", "twice", "SIGHUP"])
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM], [signal.SIGHUP]],
+    ids=["SIGTERM", "twice", "SIGHUP"],
+)
 def test_a_start_that_is_ended_leaves_nothing(machine, tmp_path, signals):
     process = when_debian_is_made(machine, tmp_path)
     for number in signals:

@@ -14,9 +14,14 @@ from tools.krew import FILES, main
 pytestmark = pytest.mark.files
 ROOT = Path(__file__).parent.parent
 JOBS = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yaml").read_text())["jobs"]
-STEPS = {name: [step["run"] for step in JOBS[name]["steps"] if "run" in step] for name in ("kubectl", "krew")}
-ARCHIVES = [JOBS["kubectl"]["env"]["ARCHIVE"].replace("${{ matrix.architecture }}", row["architecture"])
-            for row in JOBS["kubectl"]["strategy"]["matrix"]["include"]]
+STEPS = {
+    name: [step["run"] for step in JOBS[name]["steps"] if "run" in step]
+    for name in ("kubectl", "krew")
+}
+ARCHIVES = [
+    JOBS["kubectl"]["env"]["ARCHIVE"].replace("${{ matrix.architecture }}", row["architecture"])
+    for row in JOBS["kubectl"]["strategy"]["matrix"]["include"]
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,9 @@ def printed(tmp_path_factory):
     paths = [folder / name for name in ARCHIVES]
     for path in paths:
         path.write_bytes(path.name.encode())
-    (command,) = re.findall(r"^python -m tools\.krew (.*) >hami\.yaml$", "\n".join(STEPS["krew"]), re.MULTILINE)
+    (command,) = re.findall(
+        r"^python -m tools\.krew (.*) >hami\.yaml$", "\n".join(STEPS["krew"]), re.MULTILINE
+    )
     words = command.replace('"$GITHUB_REPOSITORY"', "owner/name").split()
     assert words.pop() == "kubectl-hami-*.tar.gz"
     done = CliRunner().invoke(main, [*words, *map(str, paths)])
@@ -37,21 +44,34 @@ def printed(tmp_path_factory):
 def test_a_manifest_has_what_krew_asks_for(printed):
     """https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest: names, limits and lists of the fields."""
     manifest, _ = printed
-    assert (manifest["apiVersion"], manifest["kind"]) == ("krew.googlecontainertools.github.com/v1alpha2", "Plugin")
+    assert (manifest["apiVersion"], manifest["kind"]) == (
+        "krew.googlecontainertools.github.com/v1alpha2",
+        "Plugin",
+    )
     assert manifest["metadata"] == {"name": FILES[0].removeprefix("kubectl-")}
     spec = manifest["spec"]
-    assert spec["version"] == f"v{__version__}" and re.fullmatch(r"v\d+\.\d+\.\d+", spec["version"])
-    assert len(spec["shortDescription"]) <= 50 and not spec["shortDescription"].endswith(".")
+    assert spec["version"] == f"v{__version__}"
+    assert re.fullmatch(r"v\d+\.\d+\.\d+", spec["version"])
+    assert len(spec["shortDescription"]) <= 50
+    assert not spec["shortDescription"].endswith(".")
     assert all(len(line) <= 120 for line in (spec["description"] + spec["caveats"]).splitlines())
 
 
 def test_each_archive_of_the_release_is_a_platform(printed):
     manifest, paths = printed
-    found = [(item["selector"]["matchLabels"], item["uri"], item["sha256"]) for item in manifest["spec"]["platforms"]]
+    found = [
+        (item["selector"]["matchLabels"], item["uri"], item["sha256"])
+        for item in manifest["spec"]["platforms"]
+    ]
     url = f"https://github.com/owner/name/releases/download/v{__version__}/"
-    assert found == [({"os": "linux", "arch": architecture}, url + path.name,
-                      hashlib.sha256(path.read_bytes()).hexdigest())
-                     for architecture, path in zip(("amd64", "arm64"), paths, strict=True)]
+    assert found == [
+        (
+            {"os": "linux", "arch": architecture},
+            url + path.name,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
+        for architecture, path in zip(("amd64", "arm64"), paths, strict=True)
+    ]
 
 
 def test_the_files_are_those_that_the_workflow_packs(printed):
@@ -59,14 +79,18 @@ def test_the_files_are_those_that_the_workflow_packs(printed):
     (packed,) = [run for run in STEPS["kubectl"] if run.startswith("tar ")]
     assert packed.split()[3:] == list(FILES)
     for item in manifest["spec"]["platforms"]:
-        assert item["bin"] == FILES[0] and item["files"] == [{"from": name, "to": "."} for name in FILES]
+        assert item["bin"] == FILES[0]
+        assert item["files"] == [{"from": name, "to": "."} for name in FILES]
 
 
 def test_the_program_is_made_for_each_python_of_the_package():
     (made,) = [run for run in STEPS["kubectl"] if run.startswith("pex ")]
     classified = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text())
     assert re.findall(r"--python python(3\.\d+)", made) == classified
-    (setup,) = [step["with"] for step in JOBS["kubectl"]["steps"] if "setup-python" in step.get("uses", "")]
+    (setup,) = [
+        step["with"] for step in JOBS["kubectl"]["steps"] if "setup-python" in step.get("uses", "")
+    ]
     assert sorted(setup["python-version"].split()) == classified
-    assert f"--script {FILES[0]} " in made and f"--output-file {FILES[0]} " in made
+    assert f"--script {FILES[0]} " in made
+    assert f"--output-file {FILES[0]} " in made
     assert f"{FILES[0]} = hami.cli.kubectl:console_script" in (ROOT / "setup.cfg").read_text()

@@ -25,18 +25,55 @@ from tests.inspect.records import held, record
 
 FOLDER = Path(__file__).parent.parent / "examples"
 SETTINGS = yaml.safe_load((FOLDER / "kueue-configuration.yaml").read_text())["resources"]
-GPU, MEMORY, CORES, PERCENT = (f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpucores", "gpumem-percentage"))
+GPU, MEMORY, CORES, PERCENT = (
+    f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpucores", "gpumem-percentage")
+)
 TOTAL_MEMORY, TOTAL_CORES = "nvidia.com/total-gpumem", "nvidia.com/total-gpucores"
 NODE_MIB = 81_559  # of each device; an H100 of 80 GB as the driver reports it
-WITH_PERCENT = {**SETTINGS, "transformations": [*SETTINGS["transformations"], {
-    "input": PERCENT, "strategy": "Replace", "multiplyBy": GPU, "outputs": {TOTAL_MEMORY: str(NODE_MIB / 100)}}]}
-WITHOUT_MULTIPLIER = {**SETTINGS, "transformations": [
-    {key: value for key, value in item.items() if key != "multiplyBy"} for item in SETTINGS["transformations"]]}
-BINPACK = {"hami.io/gpu-scheduler-policy": "binpack"}  # so that large and small containers get different devices
-VIEW = InspectedCluster(record(
-    [node("n", *(gpu(f"GPU-{index}", index=index, memory_mib=NODE_MIB, slots=20) for index in range(8)))],
-    [held(f"other-{index}", "n", (f"GPU-{index}", NODE_MIB - 4000 * (index + 1), 20), namespace="other")
-     for index in range(4)])).view
+WITH_PERCENT = {
+    **SETTINGS,
+    "transformations": [
+        *SETTINGS["transformations"],
+        {
+            "input": PERCENT,
+            "strategy": "Replace",
+            "multiplyBy": GPU,
+            "outputs": {TOTAL_MEMORY: str(NODE_MIB / 100)},
+        },
+    ],
+}
+WITHOUT_MULTIPLIER = {
+    **SETTINGS,
+    "transformations": [
+        {key: value for key, value in item.items() if key != "multiplyBy"}
+        for item in SETTINGS["transformations"]
+    ],
+}
+BINPACK = {
+    "hami.io/gpu-scheduler-policy": "binpack"
+}  # so that large and small containers get different devices
+VIEW = InspectedCluster(
+    record(
+        [
+            node(
+                "n",
+                *(
+                    gpu(f"GPU-{index}", index=index, memory_mib=NODE_MIB, slots=20)
+                    for index in range(8)
+                ),
+            )
+        ],
+        [
+            held(
+                f"other-{index}",
+                "n",
+                (f"GPU-{index}", NODE_MIB - 4000 * (index + 1), 20),
+                namespace="other",
+            )
+            for index in range(4)
+        ],
+    )
+).view
 ADMIT = make_admit("hami-scheduler")
 PODS = 1000
 
@@ -47,7 +84,9 @@ PODS = 1000
 def kueue_requests(spec, settings):
     """What Kueue counts for one pod with *spec*, by resource, in units of the resource."""
     excluded = tuple(settings.get("excludeResourcePrefixes", ()))
-    requests = {name: amount for name, amount in pod_requests(spec).items() if not name.startswith(excluded)}
+    requests = {
+        name: amount for name, amount in pod_requests(spec).items() if not name.startswith(excluded)
+    }
     transformations = {item["input"]: item for item in settings["transformations"]}
     counted = Counter()
     for name, amount in requests.items():
@@ -88,15 +127,20 @@ def container_requests(container):
 def charged(spec):
     """The MiB and percent that HAMi charges for a pod with *spec*, and that its quotas count; ``None`` if it does not
     fit the node."""
-    wire = {"apiVersion": "v1", "kind": "Pod", "spec": spec,
-            "metadata": {"name": "p", "namespace": "default", "annotations": BINPACK}}
+    wire = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "spec": spec,
+        "metadata": {"name": "p", "namespace": "default", "annotations": BINPACK},
+    }
     pod = ADMIT(VIEW, wire, "default")
     assert isinstance(pod, Pod), pod
     answer, view = VIEW.assume(pod, ["n"])
     if not isinstance(answer, Choice):
         return None
     ((vendor, charges),) = view.bookings[pod.ref.uid].charges
-    assert vendor == "NVIDIA" and view.used["default", vendor] == total_charge(charges)
+    assert vendor == "NVIDIA"
+    assert view.used["default", vendor] == total_charge(charges)
     return total_charge(charges)
 
 
@@ -106,33 +150,48 @@ def charged(spec):
 def some_container(chance, **limits):
     """A container with these limits, now and then also as requests, which must be the same."""
     amounts = {name: str(amount) for name, amount in limits.items() if amount is not None}
-    both = {"limits": amounts, "requests": amounts} if chance.random() < 0.3 else {"limits": amounts}
+    both = (
+        {"limits": amounts, "requests": amounts} if chance.random() < 0.3 else {"limits": amounts}
+    )
     return {"name": "c", "resources": both} if amounts else {"name": "c"}
 
 
 def some_amounts(chance, count=None):
     """GPUs and memory of each, and cores of each now and then."""
-    return {GPU: count or chance.choice((1, 1, 1, 2, 4)), MEMORY: chance.randrange(1, 12_000),
-            CORES: chance.choice((None, chance.randrange(1, 30)))}
+    return {
+        GPU: count or chance.choice((1, 1, 1, 2, 4)),
+        MEMORY: chance.randrange(1, 12_000),
+        CORES: chance.choice((None, chance.randrange(1, 30))),
+    }
 
 
 def pod_of(inits=(), sidecars=(), apps=()):
     """The specification of a pod; sidecars and init containers alternate as long as there are both."""
     sidecars = [{**container, "restartPolicy": "Always"} for container in sidecars]
     first = [container for pair in zip(inits, sidecars) for container in pair]
-    rest = (*inits[len(sidecars):], *sidecars[len(inits):])
+    rest = (*inits[len(sidecars) :], *sidecars[len(inits) :])
     containers = [*first, *rest]
-    return {"initContainers": [{**container, "name": f"i{number}"} for number, container in enumerate(containers)],
-            "containers": [{**container, "name": f"c{number}"} for number, container in enumerate(apps)]}
+    return {
+        "initContainers": [
+            {**container, "name": f"i{number}"} for number, container in enumerate(containers)
+        ],
+        "containers": [
+            {**container, "name": f"c{number}"} for number, container in enumerate(apps)
+        ],
+    }
 
 
 def in_one_container(chance, **limits):
     """A pod of one to three containers of any kind, of which one has *limits*."""
-    kinds = [chance.choice(("inits", "sidecars", "apps")) for _ in range(chance.randrange(3))] + ["apps"]
+    kinds = [chance.choice(("inits", "sidecars", "apps")) for _ in range(chance.randrange(3))] + [
+        "apps"
+    ]
     containers = {"inits": [], "sidecars": [], "apps": []}
     with_devices = chance.randrange(len(kinds))
     for number, kind in enumerate(kinds):
-        containers[kind].append(some_container(chance, **(limits if number == with_devices else {})))
+        containers[kind].append(
+            some_container(chance, **(limits if number == with_devices else {}))
+        )
     return pod_of(**containers)
 
 
@@ -141,25 +200,46 @@ def with_memory(chance):
 
 
 def running_together(chance):
-    return pod_of(sidecars=[some_container(chance, **some_amounts(chance)) for _ in range(chance.randrange(3))],
-                  apps=[some_container(chance, **some_amounts(chance)) for _ in range(chance.randrange(1, 3))])
+    return pod_of(
+        sidecars=[
+            some_container(chance, **some_amounts(chance)) for _ in range(chance.randrange(3))
+        ],
+        apps=[
+            some_container(chance, **some_amounts(chance)) for _ in range(chance.randrange(1, 3))
+        ],
+    )
 
 
 def all_alike(chance):
     amounts = some_amounts(chance)
-    return pod_of(sidecars=[some_container(chance, **amounts) for _ in range(chance.randrange(3))],
-                  apps=[some_container(chance, **amounts) for _ in range(chance.randrange(1, 4))])
+    return pod_of(
+        sidecars=[some_container(chance, **amounts) for _ in range(chance.randrange(3))],
+        apps=[some_container(chance, **amounts) for _ in range(chance.randrange(1, 4))],
+    )
 
 
 def one_gpu_each(chance):
-    return pod_of(sidecars=[some_container(chance, **some_amounts(chance, 1)) for _ in range(chance.randrange(3))],
-                  apps=[some_container(chance, **some_amounts(chance, 1)) for _ in range(chance.randrange(1, 3))])
+    return pod_of(
+        sidecars=[
+            some_container(chance, **some_amounts(chance, 1)) for _ in range(chance.randrange(3))
+        ],
+        apps=[
+            some_container(chance, **some_amounts(chance, 1)) for _ in range(chance.randrange(1, 3))
+        ],
+    )
 
 
 def with_inits(chance):
-    return {**(together := running_together(chance)), "initContainers": [
-        *together["initContainers"], *({**some_container(chance, **some_amounts(chance)), "name": f"p{number}"}
-                                       for number in range(chance.randrange(1, 3)))]}
+    return {
+        **(together := running_together(chance)),
+        "initContainers": [
+            *together["initContainers"],
+            *(
+                {**some_container(chance, **some_amounts(chance)), "name": f"p{number}"}
+                for number in range(chance.randrange(1, 3))
+            ),
+        ],
+    }
 
 
 def without_memory(chance):
@@ -171,7 +251,9 @@ def without_count(chance):
 
 
 def with_percent(chance):
-    return in_one_container(chance, **{GPU: chance.choice((1, 2, 4)), PERCENT: chance.randrange(1, 101)})
+    return in_one_container(
+        chance, **{GPU: chance.choice((1, 2, 4)), PERCENT: chance.randrange(1, 101)}
+    )
 
 
 def with_both(chance):
@@ -184,8 +266,18 @@ def devices_of(spec):
     return [(item[GPU], item[MEMORY], item[CORES]) for item in amounts if item[GPU]]
 
 
-KINDS = [with_memory, with_memory, running_together, all_alike, one_gpu_each, with_inits, without_memory, without_count,
-         with_percent, with_both]
+KINDS = [
+    with_memory,
+    with_memory,
+    running_together,
+    all_alike,
+    one_gpu_each,
+    with_inits,
+    without_memory,
+    without_count,
+    with_percent,
+    with_both,
+]
 
 
 def check(kind, spec, memory, cores):
@@ -196,10 +288,15 @@ def check(kind, spec, memory, cores):
     gpus = sum(count for count, _, _ in devices)
     match kind.__name__:
         case "with_memory":
-            assert kueue == (memory, cores) and counted[GPU] == gpus
+            assert kueue == (memory, cores)
+            assert counted[GPU] == gpus
         case "running_together":
-            assert kueue == (gpus * sum(mib for _, mib, _ in devices), gpus * sum(percent for _, _, percent in devices))
-            assert kueue[0] >= memory and kueue[1] >= cores
+            assert kueue == (
+                gpus * sum(mib for _, mib, _ in devices),
+                gpus * sum(percent for _, _, percent in devices),
+            )
+            assert kueue[0] >= memory
+            assert kueue[1] >= cores
         case "all_alike":
             assert kueue == (len(devices) * memory, len(devices) * cores)
         case "one_gpu_each":
@@ -210,13 +307,17 @@ def check(kind, spec, memory, cores):
             assert memory <= sum(count * mib for count, mib, _ in devices)
             assert cores <= sum(count * percent for count, _, percent in devices)
         case "without_memory":
-            assert kueue == (0, 0) and (memory, cores) == (NODE_MIB * gpus, 100 * gpus)
+            assert kueue == (0, 0)
+            assert (memory, cores) == (NODE_MIB * gpus, 100 * gpus)
         case "without_count":
-            assert kueue == (memory, cores) and GPU not in counted
+            assert kueue == (memory, cores)
+            assert GPU not in counted
         case "with_percent":
-            assert kueue == (0, 0) and PERCENT in counted
+            assert kueue == (0, 0)
+            assert PERCENT in counted
             total = kueue_requests(spec, WITH_PERCENT)
-            assert 0 <= total[TOTAL_MEMORY] - memory <= gpus and PERCENT not in total
+            assert 0 <= total[TOTAL_MEMORY] - memory <= gpus
+            assert PERCENT not in total
             assert cores == (100 * gpus if total.get(TOTAL_MEMORY) == NODE_MIB * gpus else 0)
         case "with_both":
             assert kueue[0] == memory
@@ -243,22 +344,28 @@ def test_init_containers_can_make_either_of_both_count_more():
         if (charge := charged(spec)) is not None:
             counted = kueue_requests(spec, SETTINGS)[TOTAL_MEMORY]
             less, more = less + (counted < charge[0]), more + (counted > charge[0])
-    assert less and more
+    assert less
+    assert more
 
 
 def test_kueue_sees_deployments_and_bare_pods_after_admission():
     """It makes workloads of their pods, not of templates: what admission adds counts, the whole memory does not."""
     wire = {"metadata": {"name": "p"}, "spec": pod_of(apps=[{"resources": {"limits": {GPU: "2"}}}])}
     admitted = ADMIT(VIEW, wire, "default").containers[0].limits
-    assert kueue_requests({"containers": [{"resources": {"limits": dict(admitted)}}]}, SETTINGS) == {
-        GPU: 2, TOTAL_CORES: 200}
+    assert kueue_requests(
+        {"containers": [{"resources": {"limits": dict(admitted)}}]}, SETTINGS
+    ) == {GPU: 2, TOTAL_CORES: 200}
 
 
-@pytest.mark.parametrize(("limits", "counted"), [
-    ({GPU: 2, MEMORY: 8000}, {GPU: 2, TOTAL_MEMORY: 16_000}),
-    ({GPU: 1, MEMORY: 8000, "nvidia.com/priority": 1}, {GPU: 1, TOTAL_MEMORY: 8000}),
-    ({"cpu": 2, GPU: 1}, {"cpu": 2, GPU: 1}),
-], ids=["as the settings say", "priority is no amount", "others stay"])
+@pytest.mark.parametrize(
+    ("limits", "counted"),
+    [
+        ({GPU: 2, MEMORY: 8000}, {GPU: 2, TOTAL_MEMORY: 16_000}),
+        ({GPU: 1, MEMORY: 8000, "nvidia.com/priority": 1}, {GPU: 1, TOTAL_MEMORY: 8000}),
+        ({"cpu": 2, GPU: 1}, {"cpu": 2, GPU: 1}),
+    ],
+    ids=["as the settings say", "priority is no amount", "others stay"],
+)
 def test_what_kueue_counts(limits, counted):
     resources = {"limits": {name: str(amount) for name, amount in limits.items()}}
     assert kueue_requests({"containers": [{"resources": resources}]}, SETTINGS) == counted
@@ -267,7 +374,9 @@ def test_what_kueue_counts(limits, counted):
 def queue():
     """The quota of the example: amounts by resource."""
     documents = yaml.safe_load_all((FOLDER / "kueue.yaml").read_text())
-    (group,) = next(item for item in documents if item["kind"] == "ClusterQueue")["spec"]["resourceGroups"]
+    (group,) = next(item for item in documents if item["kind"] == "ClusterQueue")["spec"][
+        "resourceGroups"
+    ]
     (flavor,) = group["flavors"]
     quota = {item["name"]: item["nominalQuota"] for item in flavor["resources"]}
     assert list(quota) == group["coveredResources"]

@@ -34,8 +34,11 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 EXPRESSIONS = [
     *(pytest.param(rule["expr"], id=rule["alert"]) for rule in RULES),
     *(pytest.param(rule["expr"], id=rule["record"]) for rule in RECORDINGS),
-    *(pytest.param(target["expr"], id=f"{panel['title']}, {target['refId']}")
-      for panel in PANELS for target in panel["targets"]),
+    *(
+        pytest.param(target["expr"], id=f"{panel['title']}, {target['refId']}")
+        for panel in PANELS
+        for target in panel["targets"]
+    ),
 ]
 OF_DCGM = {"UUID"}
 OF_PROMETHEUS = {"instance", "job"}  # added by Prometheus to each sample
@@ -49,18 +52,38 @@ def scraped():
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     Metrics(registry)
-    registry.register(MetricSources(
-        reserved=lambda: 1, waiting=lambda: {"gpu-0": 1}, ages={"pods": lambda: 1.0}, leads=lambda: True,
-        unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"}, unreadable_pods=list,
-        events={"written": lambda: 1, "dropped": lambda: 0}, handshakes=lambda: 1, edits_refused=lambda: 1,
-        certificate_expiry=lambda: 1.0))
-    part = structs.replace(charge("GPU-m"), partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),))
-    view = small_cache().view().what_if(nodes=[node("gpu-1", gpu("GPU-m", mode="mig"))],
-                                        with_=[booking("uid-part", "gpu-1", part)])
+    registry.register(
+        MetricSources(
+            reserved=lambda: 1,
+            waiting=lambda: {"gpu-0": 1},
+            ages={"pods": lambda: 1.0},
+            leads=lambda: True,
+            unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"},
+            unreadable_pods=list,
+            events={"written": lambda: 1, "dropped": lambda: 0},
+            handshakes=lambda: 1,
+            edits_refused=lambda: 1,
+            certificate_expiry=lambda: 1.0,
+        )
+    )
+    part = structs.replace(
+        charge("GPU-m"), partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),)
+    )
+    view = (
+        small_cache()
+        .view()
+        .what_if(
+            nodes=[node("gpu-1", gpu("GPU-m", mode="mig"))],
+            with_=[booking("uid-part", "gpu-1", part)],
+        )
+    )
     ours = "".join(render([build_info(), *families(view, ONLY_NVIDIA)]))
     pages = ours + generate_latest(registry).decode() + monitored()
-    return {sample.name: set(sample.labels) for family in text_string_to_metric_families(pages)
-            for sample in family.samples}
+    return {
+        sample.name: set(sample.labels)
+        for family in text_string_to_metric_families(pages)
+        for sample in family.samples
+    }
 
 
 def monitored():
@@ -71,7 +94,10 @@ def monitored():
         instance = MigAllocation(container=0, device=0, gpu=OTHER, partition=place)
         cut = node_pod("cut", OTHER)
         annotations = {**cut.pod.annotations, MIG_ALLOCATIONS: render_mig_allocations([instance])}
-        stage.pods = [node_pod("a", CARD), replace(cut, pod=replace(cut.pod, annotations=annotations))]
+        stage.pods = [
+            node_pod("a", CARD),
+            replace(cut, pod=replace(cut.pod, annotations=annotations)),
+        ]
         stage.region("a", processes=[Process(used={0: 4096})], last_kernel=int(stage.now))
         stage.work("a", 4007, 8192, 5)
         report = stage.run()
@@ -102,8 +128,11 @@ def test_every_metric_is_served(expression):
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_every_label_belongs_to_its_metric(expression):
     found = SELECTOR.findall(expression)
-    assert [(name, labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS) for name, matchers in found
-            if labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS] == []
+    assert [
+        (name, labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS)
+        for name, matchers in found
+        if labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS
+    ] == []
     known = OF_PROMETHEUS.union(*(SCRAPED[name] for name, _ in found))
     assert set().union(*map(listed, GROUPED.findall(expression))) <= known
 
@@ -112,7 +141,9 @@ def test_every_label_belongs_to_its_metric(expression):
 def test_gauges_of_all_replicas_are_not_added_up(expression):
     """Each replica reports the gauges of devices, pods and quotas, so a sum needs one value of each first."""
     for name in METRIC.findall(expression):
-        if name.startswith(("hami_gpu_", "hami_node_", "hami_vgpu_", "hami_resource_")) and not name.endswith("_total"):
+        if name.startswith(
+            ("hami_gpu_", "hami_node_", "hami_vgpu_", "hami_resource_")
+        ) and not name.endswith("_total"):
             assert re.search(rf"max by \([^)]+\) \({name}\b", expression), name
 
 
@@ -131,11 +162,15 @@ def test_names_of_alerts_are_unique():
 
 
 def test_the_dashboard_has_no_fixed_data_source():
-    assert {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]} == {"${datasource}"}
+    assert {target["datasource"]["uid"] for panel in PANELS for target in panel["targets"]} == {
+        "${datasource}"
+    }
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
 def test_quotas_are_compared_in_one_unit():
     """Usage is in MiB; a limit is in the unit of the ResourceQuota, which can differ."""
-    quotas = [name for value in EXPRESSIONS for name in METRIC.findall(value.values[0]) if "quota" in name]
+    quotas = [
+        name for value in EXPRESSIONS for name in METRIC.findall(value.values[0]) if "quota" in name
+    ]
     assert quotas == ["hami_resource_quota_used_ratio"] * 2

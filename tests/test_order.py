@@ -17,6 +17,11 @@ def test_the_longest_files_exist():
 
 
 def test_long_files_begin_first_and_the_order_within_a_file_stays():
-    items = [item("a", "test_admission.py"), item("b", LONGEST[1]), item("c", LONGEST[0]), item("d", LONGEST[1]),
-             item("e", "test_vendors.py")]
+    items = [
+        item("a", "test_admission.py"),
+        item("b", LONGEST[1]),
+        item("c", LONGEST[0]),
+        item("d", LONGEST[1]),
+        item("e", "test_vendors.py"),
+    ]
     assert [one.name for one in longest_first(items)] == ["c", "b", "d", "a", "e"]

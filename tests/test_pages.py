@@ -15,12 +15,20 @@ from tests.vendors.chart import CHART
 pytestmark = pytest.mark.files
 DOCS = Path(__file__).parent.parent / "docs"
 PODS = {
-    "usage.md": re.findall(r"^```yaml\n(apiVersion: v1\nkind: Pod\n.*?)^```$", (DOCS / "usage.md").read_text(),
-                           re.MULTILINE | re.DOTALL),
-    "quickstart.md": re.findall(r"<<YAML\n(.*?)^YAML$", (DOCS / "quickstart.md").read_text(), re.MULTILINE | re.DOTALL),
+    "usage.md": re.findall(
+        r"^```yaml\n(apiVersion: v1\nkind: Pod\n.*?)^```$",
+        (DOCS / "usage.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    ),
+    "quickstart.md": re.findall(
+        r"<<YAML\n(.*?)^YAML$", (DOCS / "quickstart.md").read_text(), re.MULTILINE | re.DOTALL
+    ),
 }
-(LIMITS,) = re.findall(r"^## Limits.*?^```yaml\n(.*?)^```$", (DOCS / "vendors.md").read_text(),
-                       re.MULTILINE | re.DOTALL)
+(LIMITS,) = re.findall(
+    r"^## Limits.*?^```yaml\n(.*?)^```$",
+    (DOCS / "vendors.md").read_text(),
+    re.MULTILINE | re.DOTALL,
+)
 ROWS = yaml.safe_load(LIMITS)
 
 
@@ -29,18 +37,30 @@ def requests_of(pod):
     return container.requests
 
 
-@pytest.mark.parametrize(("page", "asked"), [("usage.md", [(1, 4000, 30), (1, 8000, 30)]),
-                                             ("quickstart.md", [(1, 20000, 0), (1, 40000, 0)])])
+@pytest.mark.parametrize(
+    ("page", "asked"),
+    [
+        ("usage.md", [(1, 4000, 30), (1, 8000, 30)]),
+        ("quickstart.md", [(1, 20000, 0), (1, 40000, 0)]),
+    ],
+)
 def test_pods_of_a_page_request_what_it_says(page, asked):
     sources = [source for text in PODS[page] for source in read_manifests(text, page)[0]]
-    found = [(one.count, one.memory_mib, one.cores) for source in sources for one in requests_of(source.pod)]
+    found = [
+        (one.count, one.memory_mib, one.cores)
+        for source in sources
+        for one in requests_of(source.pod)
+    ]
     assert found == asked
 
 
 @pytest.mark.parametrize("key", ROWS)
 def test_the_limits_of_a_vendor_are_requests_of_its_devices(key):
-    container = {"name": "main", "image": "busybox", "resources": {"limits": {
-        name: str(amount) for name, amount in ROWS[key].items()}}}
+    container = {
+        "name": "main",
+        "image": "busybox",
+        "resources": {"limits": {name: str(amount) for name, amount in ROWS[key].items()}},
+    }
     (request,) = requests_of({"metadata": {}, "spec": {"containers": [container]}})
     assert request.vendor == key
     comment = re.search(rf"^{key}:.*# (\d+) GiB", LIMITS, re.MULTILINE)

@@ -7,15 +7,19 @@ import sys
 from e2e import processes
 from e2e.processes import free_port
 
-ASK = ("import random, sys; random.sample = lambda ports, count: [int(port) for port in sys.argv[1:]]; "
-       "from e2e.processes import free_port; print(free_port())")
+ASK = (
+    "import random, sys; random.sample = lambda ports, count: [int(port) for port in sys.argv[1:]]; "
+    "from e2e.processes import free_port; print(free_port())"
+)
 
 
 def test_no_port_is_given_out_twice_by_processes_that_live(monkeypatch):
     candidates = random.sample(range(*processes.SERVER_PORTS), 20)
     monkeypatch.setattr(random, "sample", lambda ports, count: candidates)
     mine = [free_port(), free_port()]
-    output = subprocess.run([sys.executable, "-c", ASK, *map(str, candidates)], capture_output=True, check=True)
+    output = subprocess.run(
+        [sys.executable, "-c", ASK, *map(str, candidates)], capture_output=True, check=True
+    )
     assert len({*mine, int(output.stdout)}) == 3
 
 

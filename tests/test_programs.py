@@ -28,32 +28,111 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("module", "words", "said"), [
-    param("e2e.quickstart", [], "the following arguments are required: PAGE", id="quickstart"),
-    param("e2e.quickstart", ["none"], "PAGE: none: No such file or directory", id="quickstart of no file"),
-    param("e2e.quickstart", ["folder"], "PAGE: folder: Is a directory", id="quickstart of a folder"),
-    param("e2e.quickstart", ["binary"], "PAGE: binary: not UTF-8 text: invalid start byte", id="quickstart of no text"),
-    param("e2e.quickstart", ["text"], "text: there is no block of commands", id="quickstart without commands"),
-    param("e2e.agent", ["--kubeconfig=none"], "no API server to talk to: kubeconfig none: ", id="agent without a file"),
-    param("e2e.agent", ["--kubeconfig=number"], "kubeconfig number: expected a mapping: ", id="agent of no mapping"),
-    param("e2e.compatibility", ["--reports=text"], "--reports: text: File exists", id="reports into a file"),
-    param("e2e.compatibility", ["--minors=9.9"], "--minors: there is no 9.9; there are ", id="unknown minor"),
-    param("e2e.gpu.__main__", ["--out=text/x"], "--out: text/x: Not a directory", id="results of a card into a file"),
-    param("e2e.gpu.__main__", ["--pack", "--hami-core=none"], "--hami-core: there is no file none", id="no library"),
-    param("e2e.gpu.__main__", ["--hami-core=none"], "--hami-core needs --pack", id="a library that is not packed"),
-    param("e2e.gpu.__main__", ["--only=z9"], "no such step: z9", id="unknown step"),
-    param("benchmarks.__main__", ["none"], "unknown groups none; valid: ", id="unknown group"),
-    param("benchmarks.__main__", ["--nodes", "0"], "--nodes: expected a whole number, 1 or more: '0'", id="no nodes"),
-    param("benchmarks.__main__", ["--rounds", "x"], "--rounds: expected a whole number, 1 or more: 'x'", id="no int"),
-    param("benchmarks.__main__", ["--json", "folder"], "--json: folder: Is a directory", id="results into a folder"),
-    param("benchmarks.__main__", ["--json", "text/x"], "--json: text: File exists", id="results below a file"),
-])
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        param("e2e.quickstart", [], "the following arguments are required: PAGE", id="quickstart"),
+        param(
+            "e2e.quickstart",
+            ["none"],
+            "PAGE: none: No such file or directory",
+            id="quickstart of no file",
+        ),
+        param(
+            "e2e.quickstart",
+            ["folder"],
+            "PAGE: folder: Is a directory",
+            id="quickstart of a folder",
+        ),
+        param(
+            "e2e.quickstart",
+            ["binary"],
+            "PAGE: binary: not UTF-8 text: invalid start byte",
+            id="quickstart of no text",
+        ),
+        param(
+            "e2e.quickstart",
+            ["text"],
+            "text: there is no block of commands",
+            id="quickstart without commands",
+        ),
+        param(
+            "e2e.agent",
+            ["--kubeconfig=none"],
+            "no API server to talk to: kubeconfig none: ",
+            id="agent without a file",
+        ),
+        param(
+            "e2e.agent",
+            ["--kubeconfig=number"],
+            "kubeconfig number: expected a mapping: ",
+            id="agent of no mapping",
+        ),
+        param(
+            "e2e.compatibility",
+            ["--reports=text"],
+            "--reports: text: File exists",
+            id="reports into a file",
+        ),
+        param(
+            "e2e.compatibility",
+            ["--minors=9.9"],
+            "--minors: there is no 9.9; there are ",
+            id="unknown minor",
+        ),
+        param(
+            "e2e.gpu.__main__",
+            ["--out=text/x"],
+            "--out: text/x: Not a directory",
+            id="results of a card into a file",
+        ),
+        param(
+            "e2e.gpu.__main__",
+            ["--pack", "--hami-core=none"],
+            "--hami-core: there is no file none",
+            id="no library",
+        ),
+        param(
+            "e2e.gpu.__main__",
+            ["--hami-core=none"],
+            "--hami-core needs --pack",
+            id="a library that is not packed",
+        ),
+        param("e2e.gpu.__main__", ["--only=z9"], "no such step: z9", id="unknown step"),
+        param("benchmarks.__main__", ["none"], "unknown groups none; valid: ", id="unknown group"),
+        param(
+            "benchmarks.__main__",
+            ["--nodes", "0"],
+            "--nodes: expected a whole number, 1 or more: '0'",
+            id="no nodes",
+        ),
+        param(
+            "benchmarks.__main__",
+            ["--rounds", "x"],
+            "--rounds: expected a whole number, 1 or more: 'x'",
+            id="no int",
+        ),
+        param(
+            "benchmarks.__main__",
+            ["--json", "folder"],
+            "--json: folder: Is a directory",
+            id="results into a folder",
+        ),
+        param(
+            "benchmarks.__main__",
+            ["--json", "text/x"],
+            "--json: text: File exists",
+            id="results below a file",
+        ),
+    ],
+)
 def test_an_argument_that_cannot_be_used_is_named(folder, monkeypatch, capsys, module, words, said):
     monkeypatch.setattr(sys, "argv", [module, *words])
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(module).main()
     last = (capsys.readouterr().err or str(ended.value)).splitlines()[-1]
-    assert ended.value.code != 0 and said in last
+    assert ended.value.code != 0
+    assert said in last
 
 
 def test_a_cache_that_cannot_be_written_is_named(folder, monkeypatch, capsys):
@@ -67,38 +146,79 @@ def test_a_cache_that_cannot_be_written_is_named(folder, monkeypatch, capsys):
 SYSTEM = ["--dpkg-status=number", "--os-release=number"]
 
 
-@pytest.mark.parametrize(("command", "words", "said"), [
-    param(krew.main, ["--repository=x", "kubectl-hami-linux.tar.gz"], "--repository: expected OWNER/NAME: 'x'",
-          id="repository"),
-    param(krew.main, ["--repository=a/b", "text"], "text: expected a file called kubectl-hami-OS-ARCHITECTURE.tar.gz",
-          id="no archive"),
-    param(krew.main, ["--repository=a/b", "kubectl-hami-linux.tar.gz"], "kubectl-hami-linux.tar.gz: expected a file",
-          id="archive of no architecture"),
-    param(sbom.main, ["--check=text", *SYSTEM], "number: there is no ID of a distribution", id="no distribution"),
-    param(sbom.main, ["x", "--limiter=folder"], "folder/libvgpu.so: No such file or directory", id="no limiter"),
-    param(quick.main, ["--since=none-such"], "git diff --name-only none-such --: fatal: bad revision", id="no commit"),
-])
+@pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        param(
+            krew.main,
+            ["--repository=x", "kubectl-hami-linux.tar.gz"],
+            "--repository: expected OWNER/NAME: 'x'",
+            id="repository",
+        ),
+        param(
+            krew.main,
+            ["--repository=a/b", "text"],
+            "text: expected a file called kubectl-hami-OS-ARCHITECTURE.tar.gz",
+            id="no archive",
+        ),
+        param(
+            krew.main,
+            ["--repository=a/b", "kubectl-hami-linux.tar.gz"],
+            "kubectl-hami-linux.tar.gz: expected a file",
+            id="archive of no architecture",
+        ),
+        param(
+            sbom.main,
+            ["--check=text", *SYSTEM],
+            "number: there is no ID of a distribution",
+            id="no distribution",
+        ),
+        param(
+            sbom.main,
+            ["x", "--limiter=folder"],
+            "folder/libvgpu.so: No such file or directory",
+            id="no limiter",
+        ),
+        param(
+            quick.main,
+            ["--since=none-such"],
+            "git diff --name-only none-such --: fatal: bad revision",
+            id="no commit",
+        ),
+    ],
+)
 def test_what_a_tool_cannot_use_is_one_line(folder, command, words, said):
     done = CliRunner().invoke(command, words)
-    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
-    assert said in done.output and len(done.output.splitlines()) == 1
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit)
+    assert said in done.output
+    assert len(done.output.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    ("", "bill: not JSON: "), ("[]", "bill: components: expected a list: 'None'"),
-    ('{"components": {}}', "bill: components: expected a list: '{}'"),
-    (BILL, "bill: components[0].bom-ref: expected a text: "),
-])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "bill: not JSON: "),
+        ("[]", "bill: components: expected a list: 'None'"),
+        ('{"components": {}}', "bill: components: expected a list: '{}'"),
+        (BILL, "bill: components[0].bom-ref: expected a text: "),
+    ],
+)
 def test_a_bill_of_materials_that_is_none_is_one_line(folder, content, said):
     (folder / "bill").write_text(content)
     (folder / "os-release").write_text("ID=debian\n")
     (folder / "status").write_text("")
-    done = CliRunner().invoke(sbom.main, ["--check=bill", "--dpkg-status=status", "--os-release=os-release"])
-    assert done.exit_code == 1 and said in done.output and len(done.output.splitlines()) == 1
+    done = CliRunner().invoke(
+        sbom.main, ["--check=bill", "--dpkg-status=status", "--os-release=os-release"]
+    )
+    assert done.exit_code == 1
+    assert said in done.output
+    assert len(done.output.splitlines()) == 1
 
 
 def test_an_output_that_takes_nothing_is_one_line(monkeypatch):
     """Such as a file on a disk that is full."""
+
     class Full:
         encoding, errors = "utf-8", "strict"
 

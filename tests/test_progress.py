@@ -26,7 +26,9 @@ def test_each_step_is_a_line_as_it_begins_where_there_is_no_terminal(log):
     with shown(Console(file=log, width=40), "control plane") as steps:
         assert lines(log) == ["control plane"]
         steps.say("building [x] into /a/path/that/is/longer/than/the/console/is/wide")
-        assert lines(log)[1:] == ["building [x] into /a/path/that/is/longer/than/the/console/is/wide"]
+        assert lines(log)[1:] == [
+            "building [x] into /a/path/that/is/longer/than/the/console/is/wide"
+        ]
 
 
 def test_a_step_that_takes_long_is_named_again(log, monkeypatch):
@@ -43,7 +45,8 @@ def test_a_step_that_takes_long_is_named_again(log, monkeypatch):
 def test_a_terminal_has_one_line_that_moves(log):
     with shown(Console(file=log, force_terminal=True, width=80), "control plane") as steps:
         steps.say("pods")
-    assert "pods" in log.getvalue() and "\x1b[" in log.getvalue()
+    assert "pods" in log.getvalue()
+    assert "\x1b[" in log.getvalue()
 
 
 def test_steps_end_with_an_error(log):

@@ -10,7 +10,16 @@ from click.testing import CliRunner
 from pytest import param
 
 from hami import __version__
-from tools.sbom import EXCLUDED, build_inputs, debian_packages, differences, limiter, main, python_packages, render
+from tools.sbom import (
+    EXCLUDED,
+    build_inputs,
+    debian_packages,
+    differences,
+    limiter,
+    main,
+    python_packages,
+    render,
+)
 
 STATUS = """\
 Package: openssl
@@ -47,24 +56,43 @@ def system(tmp_path):
     (tmp_path / "libvgpu" / "src" / "a.c").write_text("int a;")
     (tmp_path / "built" / "ziglang-0.17.1.dist-info").mkdir(parents=True)
     (tmp_path / "built" / "ziglang-0.17.1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.4\nName: ziglang\nVersion: 0.17.1\nLicense-Expression: MIT\n")
+        "Metadata-Version: 2.4\nName: ziglang\nVersion: 0.17.1\nLicense-Expression: MIT\n"
+    )
     return tmp_path
 
 
 @pytest.fixture
 def call(system):
     """Runs the command on this system."""
+
     def call(*words):
-        return CliRunner().invoke(main, [
-            *words, "--dpkg-status", str(system / "status"), "--os-release", str(system / "os-release"),
-            "--limiter", str(system / "limiter")], catch_exceptions=False)
+        return CliRunner().invoke(
+            main,
+            [
+                *words,
+                "--dpkg-status",
+                str(system / "status"),
+                "--os-release",
+                str(system / "os-release"),
+                "--limiter",
+                str(system / "limiter"),
+            ],
+            catch_exceptions=False,
+        )
+
     return call
 
 
 @pytest.fixture
 def made(system, call):
     """The bill of this system, as text."""
-    done = call("hami-device-plugin", "--sources", str(system / "libvgpu"), "--built-with", str(system / "built"))
+    done = call(
+        "hami-device-plugin",
+        "--sources",
+        str(system / "libvgpu"),
+        "--built-with",
+        str(system / "built"),
+    )
     assert done.exit_code == 0
     return done.stdout
 
@@ -76,24 +104,51 @@ def sha256(text):
 def test_the_required_fields_of_the_schema_are_there(made):
     """Those of bom-1.6.schema.json, and the forms that it asks for."""
     document = json.loads(made)
-    assert (document["bomFormat"], document["specVersion"], document["version"]) == ("CycloneDX", "1.6", 1)
-    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", document["serialNumber"])
-    assert document.keys() == {"bomFormat", "specVersion", "serialNumber", "version", "metadata", "components",
-                               "dependencies"}
+    assert (document["bomFormat"], document["specVersion"], document["version"]) == (
+        "CycloneDX",
+        "1.6",
+        1,
+    )
+    assert re.fullmatch(
+        r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", document["serialNumber"]
+    )
+    assert document.keys() == {
+        "bomFormat",
+        "specVersion",
+        "serialNumber",
+        "version",
+        "metadata",
+        "components",
+        "dependencies",
+    }
     root, components = document["metadata"]["component"], document["components"]
     refs = [one["bom-ref"] for one in (root, *components)]
-    assert all(refs) and len(set(refs)) == len(refs)
+    assert all(refs)
+    assert len(set(refs)) == len(refs)
     for one in (root, *components):
-        assert one["type"] in ("container", "library", "operating-system", "file") and one["name"]
+        assert one["type"] in ("container", "library", "operating-system", "file")
+        assert one["name"]
         assert one.get("scope", EXCLUDED) == EXCLUDED
-        assert one.keys() <= {"type", "bom-ref", "name", "version", "purl", "scope", "hashes", "licenses"}
+        assert one.keys() <= {
+            "type",
+            "bom-ref",
+            "name",
+            "version",
+            "purl",
+            "scope",
+            "hashes",
+            "licenses",
+        }
         for digest in one.get("hashes", ()):
-            assert digest["alg"] == "SHA-256" and re.fullmatch("[0-9a-f]{64}", digest["content"])
+            assert digest["alg"] == "SHA-256"
+            assert re.fullmatch("[0-9a-f]{64}", digest["content"])
         given = one.get("licenses", [])
-        assert all(entry.keys() == {"license"} and entry["license"].keys() == {"name"} for entry in given) or (
-            len(given) == 1 and given[0].keys() == {"expression"})
+        assert all(
+            entry.keys() == {"license"} and entry["license"].keys() == {"name"} for entry in given
+        ) or (len(given) == 1 and given[0].keys() == {"expression"})
     for link in document["dependencies"]:
-        assert link["ref"] in refs and set(link["dependsOn"]) <= set(refs)
+        assert link["ref"] in refs
+        assert set(link["dependsOn"]) <= set(refs)
 
 
 def test_python_packages_are_those_that_are_installed():
@@ -101,40 +156,66 @@ def test_python_packages_are_those_that_are_installed():
     assert found.keys() == {re.sub(r"[-_.]+", "-", one.name).lower() for one in distributions()}
     for name in ("msgspec", "prometheus-client", "pyyaml"):
         number = distribution(name).version
-        assert (found[name]["version"], found[name]["purl"]) == (number, f"pkg:pypi/{name}@{number}")
+        assert (found[name]["version"], found[name]["purl"]) == (
+            number,
+            f"pkg:pypi/{name}@{number}",
+        )
     assert found["hami"]["version"] == __version__
 
 
 def test_packages_of_the_distribution_are_those_that_are_installed(system):
     system_, *packages = debian_packages(system / "status", system / "os-release")
-    assert (system_["type"], system_["name"], system_["version"]) == ("operating-system", "debian", "12")
+    assert (system_["type"], system_["name"], system_["version"]) == (
+        "operating-system",
+        "debian",
+        "12",
+    )
     assert {one["name"]: one["purl"] for one in packages} == {
         "openssl": "pkg:deb/debian/openssl@3.0.17-1~deb12u2?arch=amd64&distro=bookworm",
-        "libc6": "pkg:deb/debian/libc6@2%3A2.36-9%2Bdeb12u10?arch=amd64&distro=bookworm"}
+        "libc6": "pkg:deb/debian/libc6@2%3A2.36-9%2Bdeb12u10?arch=amd64&distro=bookworm",
+    }
 
 
 def test_the_limiter_has_its_checksum_and_names_what_it_was_built_from(system, made):
     assert limiter(system / "limiter")["hashes"] == sha256("library")
     inputs = list(build_inputs(system / "libvgpu", system / "built"))
     assert [(one["name"], one.get("version"), one.get("hashes")) for one in inputs] == [
-        ("libvgpu/Makefile", None, sha256("all:")), ("libvgpu/src/a.c", None, sha256("int a;")),
-        ("ziglang", "0.17.1", None)]
+        ("libvgpu/Makefile", None, sha256("all:")),
+        ("libvgpu/src/a.c", None, sha256("int a;")),
+        ("ziglang", "0.17.1", None),
+    ]
     assert {one["scope"] for one in inputs} == {EXCLUDED}
     (image, library) = json.loads(made)["dependencies"]
-    assert library == {"ref": f"file:{system}/limiter/libvgpu.so",
-                       "dependsOn": [one["bom-ref"] for one in inputs[2:] + inputs[:2]]}
-    assert library["ref"] in image["dependsOn"] and not set(library["dependsOn"]) & set(image["dependsOn"])
+    assert library == {
+        "ref": f"file:{system}/limiter/libvgpu.so",
+        "dependsOn": [one["bom-ref"] for one in inputs[2:] + inputs[:2]],
+    }
+    assert library["ref"] in image["dependsOn"]
+    assert not set(library["dependsOn"]) & set(image["dependsOn"])
 
 
-@pytest.mark.parametrize("metadata, licenses", [
-    param("License-Expression: Apache-2.0 OR MIT\nLicense: x", [{"expression": "Apache-2.0 OR MIT"}], id="expression"),
-    param("License: BSD 3-Clause", [{"license": {"name": "BSD 3-Clause"}}], id="name"),
-    param("License: Copyright\n  Permission is hereby\nClassifier: License :: OSI Approved :: MIT License",
-          [{"license": {"name": "MIT License"}}], id="the whole text"),
-    param("Classifier: License :: OSI Approved\nClassifier: Topic :: Software", [{"license": {"name": "OSI Approved"}}],
-          id="classifier"),
-    param("Summary: a package", None, id="none"),
-])
+@pytest.mark.parametrize(
+    "metadata, licenses",
+    [
+        param(
+            "License-Expression: Apache-2.0 OR MIT\nLicense: x",
+            [{"expression": "Apache-2.0 OR MIT"}],
+            id="expression",
+        ),
+        param("License: BSD 3-Clause", [{"license": {"name": "BSD 3-Clause"}}], id="name"),
+        param(
+            "License: Copyright\n  Permission is hereby\nClassifier: License :: OSI Approved :: MIT License",
+            [{"license": {"name": "MIT License"}}],
+            id="the whole text",
+        ),
+        param(
+            "Classifier: License :: OSI Approved\nClassifier: Topic :: Software",
+            [{"license": {"name": "OSI Approved"}}],
+            id="classifier",
+        ),
+        param("Summary: a package", None, id="none"),
+    ],
+)
 def test_the_license_is_the_clearest_that_the_package_gives(tmp_path, metadata, licenses):
     (tmp_path / "a-1.dist-info").mkdir()
     text = f"Metadata-Version: 2.4\nName: A_b\nVersion: 1+x\n{metadata}\n"
@@ -147,20 +228,36 @@ def test_equal_content_gives_equal_text_in_any_order():
     found = list(python_packages())
     assert render("hami", found) == render("hami", reversed(found))
     assert render("hami", found) != render("hami", found[1:])
-    assert json.loads(render("hami", found))["serialNumber"] != json.loads(render("hami", found[1:]))["serialNumber"]
+    assert (
+        json.loads(render("hami", found))["serialNumber"]
+        != json.loads(render("hami", found[1:]))["serialNumber"]
+    )
 
 
 def listed(**fields):
     return {"type": "library", "bom-ref": "a", "name": "a", "version": "1"} | fields
 
 
-@pytest.mark.parametrize("wanted, installed, found", [
-    param([listed()], [listed()], [], id="equal"),
-    param([listed(), listed(**{"bom-ref": "b"})], [listed()], ["listed, but not installed: b"], id="missing"),
-    param([], [listed()], ["installed, but not listed: a"], id="more"),
-    param([listed(hashes=sha256("x"))], [listed(hashes=sha256("y"))], ["other checksum than listed: a"], id="changed"),
-    param([listed(scope=EXCLUDED)], [], [], id="what it was built from"),
-])
+@pytest.mark.parametrize(
+    "wanted, installed, found",
+    [
+        param([listed()], [listed()], [], id="equal"),
+        param(
+            [listed(), listed(**{"bom-ref": "b"})],
+            [listed()],
+            ["listed, but not installed: b"],
+            id="missing",
+        ),
+        param([], [listed()], ["installed, but not listed: a"], id="more"),
+        param(
+            [listed(hashes=sha256("x"))],
+            [listed(hashes=sha256("y"))],
+            ["other checksum than listed: a"],
+            id="changed",
+        ),
+        param([listed(scope=EXCLUDED)], [], [], id="what it was built from"),
+    ],
+)
 def test_differences(wanted, installed, found):
     assert differences(wanted, installed) == found
 
@@ -168,18 +265,26 @@ def test_differences(wanted, installed, found):
 def test_a_bill_is_compared_with_what_is_installed(system, call, made):
     (system / "sbom.json").write_text(made)
     done = call("--check", str(system / "sbom.json"))
-    assert (done.exit_code, re.fullmatch(r"\d+ components, as listed\n", done.stdout) is not None) == (0, True)
+    assert (
+        done.exit_code,
+        re.fullmatch(r"\d+ components, as listed\n", done.stdout) is not None,
+    ) == (0, True)
     (system / "limiter" / "libvgpu.so").write_text("another library")
     (system / "status").write_text(STATUS.replace("3.0.17", "3.0.16"))
     done = call("--check", str(system / "sbom.json"))
-    assert (done.exit_code, done.stdout.splitlines()) == (1, [
-        "listed, but not installed: pkg:deb/debian/openssl@3.0.17-1~deb12u2?arch=amd64&distro=bookworm",
-        "installed, but not listed: pkg:deb/debian/openssl@3.0.16-1~deb12u2?arch=amd64&distro=bookworm",
-        f"other checksum than listed: file:{system}/limiter/libvgpu.so"])
+    assert (done.exit_code, done.stdout.splitlines()) == (
+        1,
+        [
+            "listed, but not installed: pkg:deb/debian/openssl@3.0.17-1~deb12u2?arch=amd64&distro=bookworm",
+            "installed, but not listed: pkg:deb/debian/openssl@3.0.16-1~deb12u2?arch=amd64&distro=bookworm",
+            f"other checksum than listed: file:{system}/limiter/libvgpu.so",
+        ],
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["hami", "--check", "status"]], ids=["neither", "both"])
 def test_either_a_name_or_a_bill_is_given(system, call, words, monkeypatch):
     monkeypatch.chdir(system)
     done = call(*words)
-    assert done.exit_code == 2 and "give either NAME or --check" in done.stderr
+    assert done.exit_code == 2
+    assert "give either NAME or --check" in done.stderr

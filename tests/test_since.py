@@ -21,16 +21,37 @@ def test_new(): pass
 """
 
 
-@pytest.mark.parametrize("minor, outcome", [
-    ("1.36", "1 passed, 1 deselected"), ("1.37", "2 passed"), ("1.38", "2 passed"), ("", "2 passed")])
+@pytest.mark.parametrize(
+    "minor, outcome",
+    [
+        ("1.36", "1 passed, 1 deselected"),
+        ("1.37", "2 passed"),
+        ("1.38", "2 passed"),
+        ("", "2 passed"),
+    ],
+)
 def test_a_test_is_left_out_before_its_version_and_skips_nothing(tmp_path, minor, outcome):
     (tmp_path / "test_a.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = since: first version\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "e2e.since", "-p", "e2e.strict", "-p", "no:cacheprovider", "-q"],
-        cwd=tmp_path, capture_output=True, text=True, env=os.environ | {
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT),
-            MINOR_VARIABLE: minor})
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "e2e.since",
+            "-p",
+            "e2e.strict",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT), MINOR_VARIABLE: minor},
+    )
     assert f"{outcome} in" in done.stdout, done.stdout
 
 

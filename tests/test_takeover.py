@@ -13,7 +13,9 @@ class Kube:
 
     def dry_run(self, item, namespace):
         self.pods += 1
-        return {"spec": {"schedulerName": "hami-scheduler" if self.pods > 8 else "default-scheduler"}}
+        return {
+            "spec": {"schedulerName": "hami-scheduler" if self.pods > 8 else "default-scheduler"}
+        }
 
     def list(self, kind, namespace, **query):
         return []
@@ -23,7 +25,8 @@ def test_it_begins_when_the_webhook_is_called():
     kube = Kube()
     with TakeOver(kube, None, ["n0"]) as release:
         assert kube.pods > 8
-    assert release.missed == [] and release.admitted > 5
+    assert release.missed == []
+    assert release.admitted > 5
 
 
 def test_an_observation_that_ends_early_is_an_error(monkeypatch):

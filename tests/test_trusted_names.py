@@ -29,9 +29,14 @@ def policies(text):
         elif item.get("kind") in KINDS:
             found.append(item)
         elif item.get("kind") == "Component":
-            patches = [patch["patch"] for patch in item.get("patches", ()) if patch["target"]["kind"] in KINDS
-                       and "patch" in patch]
-            found += [webhook for patch in patches for webhook in patched_webhooks(yaml.safe_load(patch))]
+            patches = [
+                patch["patch"]
+                for patch in item.get("patches", ())
+                if patch["target"]["kind"] in KINDS and "patch" in patch
+            ]
+            found += [
+                webhook for patch in patches for webhook in patched_webhooks(yaml.safe_load(patch))
+            ]
     return found
 
 
@@ -42,11 +47,18 @@ def patched_webhooks(operations):
         if operation.get("path", "").endswith("/matchConditions"):
             value = {"matchConditions": value}
         if isinstance(value, dict) and value.get("matchConditions"):
-            yield {"kind": "MutatingWebhookConfiguration", "metadata": {"name": "patch"}, "webhooks": [value]}
+            yield {
+                "kind": "MutatingWebhookConfiguration",
+                "metadata": {"name": "patch"},
+                "webhooks": [value],
+            }
 
 
-SHIPPED = {str(file.relative_to(MANIFESTS)): found for file in sorted(MANIFESTS.rglob("*.yaml"))
-           if (found := policies(file.read_text()))}
+SHIPPED = {
+    str(file.relative_to(MANIFESTS)): found
+    for file in sorted(MANIFESTS.rglob("*.yaml"))
+    if (found := policies(file.read_text()))
+}
 
 
 @pytest.mark.parametrize("file", SHIPPED)
@@ -55,11 +67,22 @@ def test_no_policy_permits_by_a_pattern_of_a_name(file):
 
 
 def test_all_files_with_policies_are_analyzed():
-    texts = {str(file.relative_to(MANIFESTS)): file.read_text() for file in MANIFESTS.rglob("*.yaml")}
-    judging = {file for file, text in texts.items()
-               if re.search(rf"^kind: ({'|'.join(KINDS)})$|^ +matchConditions:$|/matchConditions$", text, re.MULTILINE)}
+    texts = {
+        str(file.relative_to(MANIFESTS)): file.read_text() for file in MANIFESTS.rglob("*.yaml")
+    }
+    judging = {
+        file
+        for file, text in texts.items()
+        if re.search(
+            rf"^kind: ({'|'.join(KINDS)})$|^ +matchConditions:$|/matchConditions$",
+            text,
+            re.MULTILINE,
+        )
+    }
     assert judging == SHIPPED.keys()
-    written = [policy for found in SHIPPED.values() for policy in found if policy["kind"] == KINDS[0]]
+    written = [
+        policy for found in SHIPPED.values() for policy in found if policy["kind"] == KINDS[0]
+    ]
     assert len({policy["metadata"]["name"] for policy in written}) == len(written) > 10
 
 
@@ -70,41 +93,61 @@ def test_the_patterns_of_accounts_of_hami_restrict_in_all_of_their_places():
         places = list(re.finditer(re.escape(pattern), text))
         assert len(places) >= 2
         for place in places:
-            inverted = f"{text[:place.start()]}!{text[place.start():]}"
-            assert any(map(patterns_that_permit, yaml.safe_load_all(inverted))), text[place.start() - 200:place.end()]
+            inverted = f"{text[: place.start()]}!{text[place.start() :]}"
+            assert any(map(patterns_that_permit, yaml.safe_load_all(inverted))), text[
+                place.start() - 200 : place.end()
+            ]
 
 
 def policy(expression, *, place="validations", variables=()):
     entry = {"expression": expression, "name": "x"}
-    return {"kind": "ValidatingAdmissionPolicy", "metadata": {"name": "p"},
-            "spec": {place: [entry], "variables": [{"name": name, "expression": text} for name, text in variables]}}
+    return {
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "p"},
+        "spec": {
+            place: [entry],
+            "variables": [{"name": name, "expression": text} for name, text in variables],
+        },
+    }
 
 
-@pytest.mark.parametrize("expression", [
-    param(BY_PATTERN, id="alone"),
-    param(f"object == null || {BY_PATTERN}", id="or"),
-    param(f"object.a && ({BY_PATTERN} && object.b)", id="and"),
-    param(f"!(object.a && !{BY_PATTERN})", id="twice inverted"),
-    param(f"{BY_PATTERN} == true", id="compared"),
-    param(f"!({BY_PATTERN} == false)", id="compared with the opposite"),
-    param(f"{BY_PATTERN} != false", id="unlike the opposite"),
-    param(f"object.a ? {BY_PATTERN} : false", id="conditional"),
-    param(f"{BY_PATTERN} ? true : object.a", id="condition"),
-    param(f"[{BY_PATTERN}].exists(permitted, permitted)", id="in a list"),
-    param("[request.userInfo.username].exists(u, u.startsWith('system:serviceaccount:kube-system:'))", id="bound"),
-    param("[dyn(request).userInfo].exists(who, who.username.endsWith(':hami'))", id="bound as a whole"),
-    param(f"!([{USER}].filter(u, u.contains('hami')).size() == 0)", id="counted"),
-    param(f"!([1].all(i, !{BY_PATTERN}))", id="all of an inverted macro"),
-    param("request.userInfo.groups.exists(g, g.startsWith('system:serviceaccounts:kube'))", id="group"),
-    param(f"{USER}.split(':')[3] == 'hami'", id="part"),
-    param(f"{USER}.split(':').exists(part, part == 'system:hami')", id="part as a name"),
-    param(f"{USER}.lowerAscii() == '{CONTROLLER}'", id="changed"),
-    param(f"{USER} == 'hami'", id="name that anybody may have"),
-    param(f"{USER} == 'system:serviceaccount:hami'", id="account without a namespace"),
-    param(f"{USER} == object.metadata.name", id="name of an object"),
-    param(f"{USER} in object.metadata.annotations", id="names of an object"),
-    param(f"{USER} in ['{CONTROLLER}', object.a]", id="one of two"),
-])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        param(BY_PATTERN, id="alone"),
+        param(f"object == null || {BY_PATTERN}", id="or"),
+        param(f"object.a && ({BY_PATTERN} && object.b)", id="and"),
+        param(f"!(object.a && !{BY_PATTERN})", id="twice inverted"),
+        param(f"{BY_PATTERN} == true", id="compared"),
+        param(f"!({BY_PATTERN} == false)", id="compared with the opposite"),
+        param(f"{BY_PATTERN} != false", id="unlike the opposite"),
+        param(f"object.a ? {BY_PATTERN} : false", id="conditional"),
+        param(f"{BY_PATTERN} ? true : object.a", id="condition"),
+        param(f"[{BY_PATTERN}].exists(permitted, permitted)", id="in a list"),
+        param(
+            "[request.userInfo.username].exists(u, u.startsWith('system:serviceaccount:kube-system:'))",
+            id="bound",
+        ),
+        param(
+            "[dyn(request).userInfo].exists(who, who.username.endsWith(':hami'))",
+            id="bound as a whole",
+        ),
+        param(f"!([{USER}].filter(u, u.contains('hami')).size() == 0)", id="counted"),
+        param(f"!([1].all(i, !{BY_PATTERN}))", id="all of an inverted macro"),
+        param(
+            "request.userInfo.groups.exists(g, g.startsWith('system:serviceaccounts:kube'))",
+            id="group",
+        ),
+        param(f"{USER}.split(':')[3] == 'hami'", id="part"),
+        param(f"{USER}.split(':').exists(part, part == 'system:hami')", id="part as a name"),
+        param(f"{USER}.lowerAscii() == '{CONTROLLER}'", id="changed"),
+        param(f"{USER} == 'hami'", id="name that anybody may have"),
+        param(f"{USER} == 'system:serviceaccount:hami'", id="account without a namespace"),
+        param(f"{USER} == object.metadata.name", id="name of an object"),
+        param(f"{USER} in object.metadata.annotations", id="names of an object"),
+        param(f"{USER} in ['{CONTROLLER}', object.a]", id="one of two"),
+    ],
+)
 def test_what_permits_by_a_name_that_is_not_exact_is_found(expression):
     assert patterns_that_permit(policy(expression))
     assert patterns_that_permit(policy("variables.it", variables=[("it", expression)]))
@@ -113,31 +156,48 @@ def test_what_permits_by_a_name_that_is_not_exact_is_found(expression):
     assert patterns_that_permit({**condition, "kind": "MutatingAdmissionPolicy"})
 
 
-@pytest.mark.parametrize("expression", [
-    param(f"!{BY_PATTERN} || object.a", id="restricts"),
-    param(f"!(object.a && {BY_PATTERN})", id="restricts within"),
-    param(f"[object].all(o, !{BY_PATTERN} || o.a)", id="restricts in a macro"),
-    param(f"!{USER}.split(':')[2].startsWith('hami')", id="part restricts"),
-    param(f"{USER} != 'hami'", id="name restricts"),
-    param("authorizer.group('hami.io').resource('claims').check('allocate').allowed()", id="right"),
-    param("authorizer.serviceAccount(request.namespace, object.spec.serviceAccountName).check('use').allowed()",
-          id="right of the pod's account"),
-    param(f"{USER} == '{CONTROLLER}'", id="account"),
-    param(f"'{CONTROLLER}' == {USER}", id="account, the other way round"),
-    param(f"{USER} in ['{CONTROLLER}', 'system:kube-controller-manager']", id="one of Kubernetes"),
-    param("'system:nodes' in request.userInfo.groups", id="group"),
-    param("request.userInfo.?groups.orValue([]).exists(g, g == 'system:nodes')", id="group in a macro"),
-    param(f"[{USER}].exists(u, u == '{CONTROLLER}')", id="bound"),
-    param("request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0] == object.spec.nodeName",
-          id="statement of the authenticator"),
-    param("object.metadata.name.matches('^hami-[0-9a-f]{32}$')", id="name of an object"),
-])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        param(f"!{BY_PATTERN} || object.a", id="restricts"),
+        param(f"!(object.a && {BY_PATTERN})", id="restricts within"),
+        param(f"[object].all(o, !{BY_PATTERN} || o.a)", id="restricts in a macro"),
+        param(f"!{USER}.split(':')[2].startsWith('hami')", id="part restricts"),
+        param(f"{USER} != 'hami'", id="name restricts"),
+        param(
+            "authorizer.group('hami.io').resource('claims').check('allocate').allowed()", id="right"
+        ),
+        param(
+            "authorizer.serviceAccount(request.namespace, object.spec.serviceAccountName).check('use').allowed()",
+            id="right of the pod's account",
+        ),
+        param(f"{USER} == '{CONTROLLER}'", id="account"),
+        param(f"'{CONTROLLER}' == {USER}", id="account, the other way round"),
+        param(
+            f"{USER} in ['{CONTROLLER}', 'system:kube-controller-manager']", id="one of Kubernetes"
+        ),
+        param("'system:nodes' in request.userInfo.groups", id="group"),
+        param(
+            "request.userInfo.?groups.orValue([]).exists(g, g == 'system:nodes')",
+            id="group in a macro",
+        ),
+        param(f"[{USER}].exists(u, u == '{CONTROLLER}')", id="bound"),
+        param(
+            "request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0] "
+            "== object.spec.nodeName",
+            id="statement of the authenticator",
+        ),
+        param("object.metadata.name.matches('^hami-[0-9a-f]{32}$')", id="name of an object"),
+    ],
+)
 def test_what_restricts_and_what_is_exact_is_not(expression):
     assert patterns_that_permit(policy(expression)) == []
     assert patterns_that_permit(policy("variables.it", variables=[("it", expression)])) == []
 
 
-@pytest.mark.parametrize("text", ["", "a &&", "a b", "a.matches('x'", "'open", "[a, b", "a ? b", "@"])
+@pytest.mark.parametrize(
+    "text", ["", "a &&", "a b", "a.matches('x'", "'open", "[a, b", "a ? b", "@"]
+)
 def test_what_is_no_expression_is_no_policy(text):
     with pytest.raises(CelError):
         parse(text)

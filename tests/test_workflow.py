@@ -38,10 +38,13 @@ def tox_environments():
     for job in JOBS.values():
         matrix = job.get("strategy", {}).get("matrix", {})
         rows = matrix.get("environment") or [
-                row["environment"] for row in matrix.get("include", ()) if "environment" in row]
+            row["environment"] for row in matrix.get("include", ()) if "environment" in row
+        ]
         for run in (step.get("run", "") for step in job["steps"]):
             for words in re.findall(r"tox (?:-\S+ )*run -e (.+)", run):
-                for word in words.replace("${{ matrix.environment }}", "MATRIX").split()[0].split(","):
+                for word in (
+                    words.replace("${{ matrix.environment }}", "MATRIX").split()[0].split(",")
+                ):
                     yield from rows if word == "MATRIX" else [word]
 
 
@@ -63,7 +66,9 @@ def test_all_default_environments_of_tox_are_run():
 
 
 def test_each_python_runs_its_own_environment():
-    assert [row["environment"] for row in UNIT] == [f"py{row['python'].replace('.', '')}" for row in UNIT]
+    assert [row["environment"] for row in UNIT] == [
+        f"py{row['python'].replace('.', '')}" for row in UNIT
+    ]
 
 
 def test_the_pythons_are_those_of_the_classifiers():
@@ -71,9 +76,13 @@ def test_the_pythons_are_those_of_the_classifiers():
 
 
 def test_end_to_end_runs_each_kubernetes_and_each_python_with_one_of_the_others():
-    rows = [(row["kubernetes"], row["python"]) for row in JOBS["e2e"]["strategy"]["matrix"]["include"]]
+    rows = [
+        (row["kubernetes"], row["python"]) for row in JOBS["e2e"]["strategy"]["matrix"]["include"]
+    ]
     first, *others = minors()
-    assert rows == [(minor, PYTHONS[0]) for minor in (first, *others)] + [(first, python) for python in PYTHONS[1:]]
+    assert rows == [(minor, PYTHONS[0]) for minor in (first, *others)] + [
+        (first, python) for python in PYTHONS[1:]
+    ]
     assert JOBS["e2e"]["env"] == {MINOR_VARIABLE: "${{ matrix.kubernetes }}"}
     (python,) = [step for step in JOBS["e2e"]["steps"] if "setup-python" in step.get("uses", "")]
     assert python["with"]["python-version"] == "${{ matrix.python }}"
@@ -82,7 +91,8 @@ def test_end_to_end_runs_each_kubernetes_and_each_python_with_one_of_the_others(
 def test_the_shipped_kube_scheduler_is_the_newest_tested_version():
     manifest = (ROOT / "manifests/base/deployment.yaml").read_text()
     (image,) = re.findall(r"image: registry.k8s.io/kube-scheduler:(v\S+)", manifest)
-    assert image == DEFAULT.kube_version and next(iter(minors())) == minor_of(image)
+    assert image == DEFAULT.kube_version
+    assert next(iter(minors())) == minor_of(image)
 
 
 def test_pre_commit_runs_the_ruff_of_tox():
@@ -92,7 +102,9 @@ def test_pre_commit_runs_the_ruff_of_tox():
 
 def test_lint_looks_at_the_workflows_without_a_network():
     """A workflow that zizmor cannot read is an error, too; otherwise it would be passed over."""
-    (command,) = [line for line in TOX["testenv:lint"]["commands"].splitlines() if line.startswith("zizmor ")]
+    (command,) = [
+        line for line in TOX["testenv:lint"]["commands"].splitlines() if line.startswith("zizmor ")
+    ]
     assert {"--offline", "--strict-collection", ".github"} <= set(command.split())
     assert re.search(r"^zizmor==[\d.]+$", TOX["testenv:lint"]["deps"], re.MULTILINE)
 
@@ -118,18 +130,25 @@ def test_ci_run_calls_the_command_of_the_readme_and_prepares_nothing_that_it_wou
 def test_the_commands_of_the_readme_run_without_caches_every_night():
     """tests/test_quickstart.py says what they are."""
     runs = [step.get("run", "") for step in NIGHTLY_JOBS["newcomer"]["steps"]]
-    homes = [number for number, run in enumerate(runs) if 'HOME=$RUNNER_TEMP/home" >>"$GITHUB_ENV"' in run]
+    homes = [
+        number
+        for number, run in enumerate(runs)
+        if 'HOME=$RUNNER_TEMP/home" >>"$GITHUB_ENV"' in run
+    ]
     typed = [number for number, run in enumerate(runs) if "e2e.quickstart README.md" in run]
     assert (len(homes), len(typed)) == (1, 2)
     assert homes[0] < typed[0]
     assert not any("cache" in step.get("uses", "") for step in NIGHTLY_JOBS["newcomer"]["steps"])
 
 
-@pytest.mark.parametrize(("environment", "command"), [
-    ("e2e", "python -m e2e.binaries --tests\npython -m tests.libvgpu.builds --driver"),
-    ("e2e-previous", "python -m e2e.binaries"),
-    ("libvgpu", "python -m tests.libvgpu.builds"),
-])
+@pytest.mark.parametrize(
+    ("environment", "command"),
+    [
+        ("e2e", "python -m e2e.binaries --tests\npython -m tests.libvgpu.builds --driver"),
+        ("e2e-previous", "python -m e2e.binaries"),
+        ("libvgpu", "python -m tests.libvgpu.builds"),
+    ],
+)
 def test_programs_are_built_before_pytest_begins(environment, command):
     assert TOX[f"testenv:{environment}"]["commands_pre"].strip() == command
 
@@ -141,15 +160,18 @@ def test_end_to_end_has_a_browser():
 
 def test_each_unit_test_runs_once_in_tox_and_on_each_python_in_the_workflow():
     """With the marks of `project`, every test is in one of the two environments."""
-    assert "{posargs:-m \"not files and not slow\" tests}" in TOX["testenv"]["commands"]
-    assert "{posargs:-m \"files or slow\" tests}" in TOX["testenv:project"]["commands"]
+    assert '{posargs:-m "not files and not slow" tests}' in TOX["testenv"]["commands"]
+    assert '{posargs:-m "files or slow" tests}' in TOX["testenv:project"]["commands"]
     assert "tox run -e ${{ matrix.environment }},project" in RUNS
 
 
 def test_new_random_examples_are_tried_every_night():
-    (run,) = [step["run"] for step in NIGHTLY_JOBS["nightly"]["steps"] if "tox run" in step.get("run", "")]
+    (run,) = [
+        step["run"] for step in NIGHTLY_JOBS["nightly"]["steps"] if "tox run" in step.get("run", "")
+    ]
     environment, profile = re.fullmatch(
-        r"tox run -e (\w+) -- --hypothesis-profile=(\w+) --timeout=\d+ tests", run).groups()
+        r"tox run -e (\w+) -- --hypothesis-profile=(\w+) --timeout=\d+ tests", run
+    ).groups()
     assert environment in LISTED
     assert settings.get_profile(profile).derandomize is False
     assert settings.get_profile("reproducible").derandomize is True
@@ -159,20 +181,29 @@ def test_new_random_examples_are_tried_every_night():
 def test_kind_runs_the_same_tests_in_the_workflow_and_in_ci_run():
     ours = (ROOT / ".ci" / "run").read_text()
     command = " -e kind -- -m installation"
-    assert command in ours and any(command in run for run in RUNS)
+    assert command in ours
+    assert any(command in run for run in RUNS)
 
 
-WORKFLOWS = {path.stem: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yaml"))}
+WORKFLOWS = {
+    path.stem: path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
+}
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_may_read_only_and_a_job_says_what_it_may_write(name):
     read = yaml.safe_load(WORKFLOWS[name])
     assert read["permissions"] == {"contents": "read"}
-    written = {right for job in read["jobs"].values() for right, level in job.get("permissions", {}).items()
-               if level == "write"}
-    assert written == {"release": {"packages", "id-token", "attestations", "contents"},
-                       "security": {"security-events", "id-token"}}.get(name, set())
+    written = {
+        right
+        for job in read["jobs"].values()
+        for right, level in job.get("permissions", {}).items()
+        if level == "write"
+    }
+    assert written == {
+        "release": {"packages", "id-token", "attestations", "contents"},
+        "security": {"security-events", "id-token"},
+    }.get(name, set())
     assert "secrets." not in WORKFLOWS[name]
 
 
@@ -209,7 +240,11 @@ def is_pinned(words):
 
 def pip_is_pinned(verbs, options):
     builds_from_installed = {"--no-index", "--no-build-isolation"} <= set(options)
-    return verbs[0] not in ("install", "download", "wheel") or "--require-hashes" in options or builds_from_installed
+    return (
+        verbs[0] not in ("install", "download", "wheel")
+        or "--require-hashes" in options
+        or builds_from_installed
+    )
 
 
 def go_is_pinned(verbs, options):
@@ -231,8 +266,13 @@ def gh_is_pinned(verbs, options):
     return verbs[0] == "release"
 
 
-RULES = {"pip": pip_is_pinned, "go": go_is_pinned, "docker": docker_is_pinned, "helm": helm_is_pinned,
-         "gh": gh_is_pinned}
+RULES = {
+    "pip": pip_is_pinned,
+    "go": go_is_pinned,
+    "docker": docker_is_pinned,
+    "helm": helm_is_pinned,
+    "gh": gh_is_pinned,
+}
 
 
 def rights(job):
@@ -244,14 +284,20 @@ def rights(job):
 
 
 def jobs_with_rights():
-    return [pytest.param(job, id=f"{name}-{key}") for name, text in WORKFLOWS.items()
-            for key, job in yaml.safe_load(text)["jobs"].items() if rights(job)]
+    return [
+        pytest.param(job, id=f"{name}-{key}")
+        for name, text in WORKFLOWS.items()
+        for key, job in yaml.safe_load(text)["jobs"].items()
+        if rights(job)
+    ]
 
 
 @pytest.mark.parametrize("job", jobs_with_rights())
 def test_a_job_that_may_write_installs_and_builds_nothing_that_is_not_pinned(job):
     """What it starts could use its rights. Its actions are pinned by commit."""
-    assert [command for step in job["steps"] if "run" in step for command in unpinned(step["run"])] == []
+    assert [
+        command for step in job["steps"] if "run" in step for command in unpinned(step["run"])
+    ] == []
 
 
 def test_a_job_that_may_write_to_the_repository_or_a_registry_has_no_sources():
@@ -261,38 +307,83 @@ def test_a_job_that_may_write_to_the_repository_or_a_registry_has_no_sources():
         assert not rights(job) or not {"actions/checkout", "actions/setup-python"} & set(used)
 
 
-@pytest.mark.parametrize("run", [
-    "pip install pex==2.105.2", "python -m pip install --quiet click pyyaml", "python3.11 -m pip wheel --no-deps .",
-    "pex . --script kubectl-hami", "python -m build", "python setup.py bdist_wheel", "python -m tools.krew x", "make",
-    "pipx run zizmor", "uv pip install x", "tox run -e lint", "npm ci", "npx x", "cargo install x", "gem install x",
-    "sudo apt-get install -y x", "apt-get update && apt-get install x", "curl https://x | sh", "wget x", "bash x.sh",
-    "go run example.com/x@latest", "go run ./x", "go install example.com/x@v1", "go build ./...",
-    "docker build .", "docker buildx build --push .", "docker run --rm alpine/x y", "docker run $IMAGE:$VERSION",
-    "docker pull docker.io/library/debian:bookworm", "helm package charts/hami", "helm dependency update x",
-    "gh extension install x",
-    "echo x\npip install y", "for x in y; do pip install x; done", "A=b pip install x", "x=$(pip install y)",
-    "echo y \\\n && pip install x", "./kubectl-hami",
-])
+@pytest.mark.parametrize(
+    "run",
+    [
+        "pip install pex==2.105.2",
+        "python -m pip install --quiet click pyyaml",
+        "python3.11 -m pip wheel --no-deps .",
+        "pex . --script kubectl-hami",
+        "python -m build",
+        "python setup.py bdist_wheel",
+        "python -m tools.krew x",
+        "make",
+        "pipx run zizmor",
+        "uv pip install x",
+        "tox run -e lint",
+        "npm ci",
+        "npx x",
+        "cargo install x",
+        "gem install x",
+        "sudo apt-get install -y x",
+        "apt-get update && apt-get install x",
+        "curl https://x | sh",
+        "wget x",
+        "bash x.sh",
+        "go run example.com/x@latest",
+        "go run ./x",
+        "go install example.com/x@v1",
+        "go build ./...",
+        "docker build .",
+        "docker buildx build --push .",
+        "docker run --rm alpine/x y",
+        "docker run $IMAGE:$VERSION",
+        "docker pull docker.io/library/debian:bookworm",
+        "helm package charts/hami",
+        "helm dependency update x",
+        "gh extension install x",
+        "echo x\npip install y",
+        "for x in y; do pip install x; done",
+        "A=b pip install x",
+        "x=$(pip install y)",
+        "echo y \\\n && pip install x",
+        "./kubectl-hami",
+    ],
+)
 def test_what_is_not_pinned_is_recognized(run):
     assert unpinned(run)
 
 
-@pytest.mark.parametrize("run", [
-    "python -m pip install --quiet --require-hashes -r requirements.txt", "pip wheel --no-index --no-build-isolation .",
-    "go run github.com/sigstore/cosign/v2/cmd/cosign@v2.6.5 sign --yes $IMAGE@$DIGEST",
-    'container=$(docker create "$IMAGE@$digest")',
-    "docker run --rm docker.io/library/debian@sha256:0123 true", "docker login ghcr.io --username x <<<$TOKEN",
-    "gh release create v1 dist/*.whl", "skopeo copy --all oci-archive:x docker://y", "helm push x oci://y",
-])
+@pytest.mark.parametrize(
+    "run",
+    [
+        "python -m pip install --quiet --require-hashes -r requirements.txt",
+        "pip wheel --no-index --no-build-isolation .",
+        "go run github.com/sigstore/cosign/v2/cmd/cosign@v2.6.5 sign --yes $IMAGE@$DIGEST",
+        'container=$(docker create "$IMAGE@$digest")',
+        "docker run --rm docker.io/library/debian@sha256:0123 true",
+        "docker login ghcr.io --username x <<<$TOKEN",
+        "gh release create v1 dist/*.whl",
+        "skopeo copy --all oci-archive:x docker://y",
+        "helm push x oci://y",
+    ],
+)
 def test_what_is_pinned_is_not(run):
     assert unpinned(run) == []
 
 
 def test_no_checkout_leaves_the_token_in_its_folder():
-    steps = [step for text in WORKFLOWS.values() for job in yaml.safe_load(text)["jobs"].values()
-             for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
+    steps = [
+        step
+        for text in WORKFLOWS.values()
+        for job in yaml.safe_load(text)["jobs"].values()
+        for step in job["steps"]
+        if step.get("uses", "").startswith("actions/checkout@")
+    ]
     assert len(steps) > 15
-    assert [step for step in steps if step.get("with", {}).get("persist-credentials") is not False] == []
+    assert [
+        step for step in steps if step.get("with", {}).get("persist-credentials") is not False
+    ] == []
 
 
 def test_what_a_release_is_built_with_is_pinned_by_hash():
@@ -300,7 +391,10 @@ def test_what_a_release_is_built_with_is_pinned_by_hash():
     text = (ROOT / ".github" / "requirements.txt").read_text()
     pins = dict(re.findall(r"^([\w-]+)==(\S+) \\$", text, re.MULTILINE))
     assert pins.keys() >= {"pex", "pip", "setuptools", "wheel", "click", "pyyaml"}
-    assert all("--hash=sha256:" in entry for entry in re.split(r"^(?=[\w-]+==)", text, flags=re.MULTILINE)[1:])
+    assert all(
+        "--hash=sha256:" in entry
+        for entry in re.split(r"^(?=[\w-]+==)", text, flags=re.MULTILINE)[1:]
+    )
     assert re.findall(r"--pip-version (\S+)", WORKFLOWS["release"]) == [pins["pip"]]
 
 
@@ -320,25 +414,45 @@ def test_what_a_job_takes_is_what_another_has_made():
 
 
 def test_a_release_has_the_version_of_the_package():
-    (run,) = [step["run"] for step in yaml.safe_load(WORKFLOWS["release"])["jobs"]["version"]["steps"] if "run" in step]
+    (run,) = [
+        step["run"]
+        for step in yaml.safe_load(WORKFLOWS["release"])["jobs"]["version"]["steps"]
+        if "run" in step
+    ]
     files = re.findall(r"""grep -qx? ["'](.+)["'] (\S+)$""", run, re.MULTILINE)
-    assert [file for _, file in files] == ["hami/__init__.py", "charts/hami/Chart.yaml", "CHANGELOG.md"]
+    assert [file for _, file in files] == [
+        "hami/__init__.py",
+        "charts/hami/Chart.yaml",
+        "CHANGELOG.md",
+    ]
     for pattern, file in files[:2]:  # the changelog gets its heading with the release
-        assert pattern.replace("\\", "").replace("$version", __version__) in (ROOT / file).read_text().splitlines()
+        assert (
+            pattern.replace("\\", "").replace("$version", __version__)
+            in (ROOT / file).read_text().splitlines()
+        )
 
 
 @pytest.mark.parametrize("text", [TEXT, NIGHTLY], ids=["ci", "nightly"])
 def test_the_workflows_have_no_secrets_and_no_write_permissions(text):
-    assert "secrets." not in text and "github.token" not in text.lower()
+    assert "secrets." not in text
+    assert "github.token" not in text.lower()
     assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
 
 
 def test_actions_are_pinned_by_commit_with_their_version_beside():
-    lines = [line.strip().removeprefix("- ") for line in "".join(WORKFLOWS.values()).splitlines() if "uses:" in line]
+    lines = [
+        line.strip().removeprefix("- ")
+        for line in "".join(WORKFLOWS.values()).splitlines()
+        if "uses:" in line
+    ]
     assert len(lines) > 20
     for line in lines:
-        assert re.fullmatch(r"uses: (?:actions|github/codeql-action|ossf)/[a-z-]+@[0-9a-f]{40} # v[\d.]+", line)
-    assert len({line.partition("@")[0] for line in lines}) == len(set(lines)), "one version of each action"
+        assert re.fullmatch(
+            r"uses: (?:actions|github/codeql-action|ossf)/[a-z-]+@[0-9a-f]{40} # v[\d.]+", line
+        )
+    assert len({line.partition("@")[0] for line in lines}) == len(set(lines)), (
+        "one version of each action"
+    )
 
 
 def test_no_step_is_skipped_and_no_skipped_test_passes():
@@ -349,18 +463,28 @@ def test_no_step_is_skipped_and_no_skipped_test_passes():
 def test_each_end_to_end_test_that_a_runner_can_run_is_in_a_job():
     """Those of Debian's containerd 1.6 run in .ci/run; on kind, those with the mark run here, and all every night. A
     runner has no scheduler of HAMi."""
-    runs = {name: " ".join(step.get("run", "") for step in job["steps"]) for name, job in JOBS.items()}
-    files = {path.name for path in (ROOT / "e2e").glob("test_realnode*.py")} - {"test_realnode_containerd1.py"}
-    assert {name for name in files if f"e2e/{name}" in runs["real-node"]} == files and "sudo" in runs["real-node"]
+    runs = {
+        name: " ".join(step.get("run", "") for step in job["steps"]) for name, job in JOBS.items()
+    }
+    files = {path.name for path in (ROOT / "e2e").glob("test_realnode*.py")} - {
+        "test_realnode_containerd1.py"
+    }
+    assert {name for name in files if f"e2e/{name}" in runs["real-node"]} == files
+    assert "sudo" in runs["real-node"]
     assert re.findall(r"--ignore-glob='([^']+)'", runs["e2e"]) == [
-        "*/test_realnode*", "*/test_*kind.py", "*/test_upstream.py"]
+        "*/test_realnode*",
+        "*/test_*kind.py",
+        "*/test_upstream.py",
+    ]
     assert "tox -qq run -e kind" in [step.get("run") for step in NIGHTLY_JOBS["kind"]["steps"]]
 
 
 def test_jobs_that_test_upgrades_have_the_history_with_the_earlier_commit():
     assert len(earlier_commit()) == 40
     for job in ("e2e", "real-node"):
-        (checkout,) = [step for step in JOBS[job]["steps"] if "actions/checkout" in step.get("uses", "")]
+        (checkout,) = [
+            step for step in JOBS[job]["steps"] if "actions/checkout" in step.get("uses", "")
+        ]
         assert checkout["with"] == {"persist-credentials": False, "fetch-depth": 0}
 
 

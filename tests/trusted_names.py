@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from tests.cel import Binary, Call, Conditional, Index, Items, Literal, Name, Node, Not, Select, parse
+from tests.cel import (
+    Binary,
+    Call,
+    Conditional,
+    Index,
+    Items,
+    Literal,
+    Name,
+    Node,
+    Not,
+    Select,
+    parse,
+)
 
 __all__ = ["patterns_that_permit"]
 
@@ -53,9 +65,11 @@ class Scope:
 def patterns_that_permit(policy: Object) -> list[str]:
     """Returns what is wrong with *policy*, one sentence for each comparison with a name that is not exact."""
     name = policy["metadata"]["name"]
-    return [f"{name}: {place} may permit by a name that is not exact: {comparison}"
-            for place, text, effect, scope in _expressions(policy)
-            for comparison in _by_name(parse(text), effect, scope)]
+    return [
+        f"{name}: {place} may permit by a name that is not exact: {comparison}"
+        for place, text, effect, scope in _expressions(policy)
+        for comparison in _by_name(parse(text), effect, scope)
+    ]
 
 
 def _expressions(policy: Object) -> Iterator[tuple[str, str, Effect, Scope]]:
@@ -64,7 +78,9 @@ def _expressions(policy: Object) -> Iterator[tuple[str, str, Effect, Scope]]:
     validates = policy["kind"] == "ValidatingAdmissionPolicy"
     condition = Effect.RESTRICTS if validates else Effect.EITHER
     for part in (policy.get("spec", {}), *policy.get("webhooks", ())):
-        scope = Scope({entry["name"]: parse(entry["expression"]) for entry in part.get("variables", ())})
+        scope = Scope(
+            {entry["name"]: parse(entry["expression"]) for entry in part.get("variables", ())}
+        )
         for entry in part.get("matchConditions", ()):
             yield f"match condition {entry['name']}", entry["expression"], condition, scope
         for number, entry in enumerate(part.get("validations", ())):
@@ -102,7 +118,9 @@ def _by_name(node: Node, effect: Effect, scope: Scope) -> Iterator[Node]:
                 yield from _computed_with(part, scope)
 
 
-def _in_macro(target: Node, arguments: tuple[Node, ...], effect: Effect, scope: Scope) -> Iterator[Node]:
+def _in_macro(
+    target: Node, arguments: tuple[Node, ...], effect: Effect, scope: Scope
+) -> Iterator[Node]:
     """Yields the same of a macro for the items of *target*. Its first arguments are the variables of its body."""
     names = [argument.name for argument in arguments[:-1] if isinstance(argument, Name)]
     users = {name: exact for name, exact in scope.users.items() if name not in names}
@@ -110,7 +128,7 @@ def _in_macro(target: Node, arguments: tuple[Node, ...], effect: Effect, scope: 
         users |= dict.fromkeys(names, _is_list_of_names(target, scope))
     inner = Scope(scope.variables, users)
     yield from _computed_with(target, scope)
-    for body in arguments[len(names):]:
+    for body in arguments[len(names) :]:
         yield from _by_name(body, effect, inner)
 
 
@@ -135,7 +153,8 @@ def _is_exact(node: Node, scope: Scope) -> bool:
     match node:
         case Binary("==", left, right):
             return (_is_whole(left, scope) and _is_of_kubernetes(right)) or (
-                _is_whole(right, scope) and _is_of_kubernetes(left))
+                _is_whole(right, scope) and _is_of_kubernetes(left)
+            )
         case Binary("in", name, Items(names)):
             return _is_whole(name, scope) and all(map(_is_of_kubernetes, names))
         case Binary("in", name, groups):

@@ -144,7 +144,9 @@ class WatchedCluster(FakeCluster):
 
     def delete_node(self, name):
         node = self.nodes.pop(name)
-        self.history["nodes"].append(("remove", replace(node, resource_version=self._next_version())))
+        self.history["nodes"].append(
+            ("remove", replace(node, resource_version=self._next_version()))
+        )
 
     def bind(self, *arguments, **options):
         super().bind(*arguments, **options)
@@ -184,7 +186,9 @@ class WatchedCluster(FakeCluster):
             if not pod.is_terminated:
                 key = NVIDIA.annotations.allocated
                 shares = parse_shares(key, pod.annotations.get(key, ""))
-                for charge in peak_charges([c.kind for c in pod.containers], shares, init_done=pod.init_done):
+                for charge in peak_charges(
+                    [c.kind for c in pod.containers], shares, init_done=pod.init_done
+                ):
                     for place, amount in enumerate((charge.slots, charge.memory_mib, charge.cores)):
                         taken[charge.uuid][place] += amount
         return taken
@@ -197,46 +201,123 @@ class Replica:
     default one that *leads* or not. *sleep*: between attempts of a Binding.
     """
 
-    def __init__(self, fake, clock, *, cluster=None, leads=True, vendors=ONLY_NVIDIA, policies=None,
-                 settings=SETTINGS, waits_for_locks=False, leadership=None, sleep=lambda seconds: None):
+    def __init__(
+        self,
+        fake,
+        clock,
+        *,
+        cluster=None,
+        leads=True,
+        vendors=ONLY_NVIDIA,
+        policies=None,
+        settings=SETTINGS,
+        waits_for_locks=False,
+        leadership=None,
+        sleep=lambda seconds: None,
+    ):
         self.fake, self.clock, self.cluster = fake, clock, cluster or fake
         self.leadership = leadership(self) if leadership else FakeLeadership(leads, clock())
         self.events, self.metrics = Journal(), RecordedMetrics()
         self.lock_states = LockStates(self.metrics.lock_wait)
-        self.cache = Store(vendors, policies or Policies(), clock=clock, now=clock.now,
-                           scheduler=settings.scheduler_name if settings.node_selector else "")
+        self.cache = Store(
+            vendors,
+            policies or Policies(),
+            clock=clock,
+            now=clock.now,
+            scheduler=settings.scheduler_name if settings.node_selector else "",
+        )
         self.locks = NodeLocks(
-            self.cluster, self.cache, self.lock_states, self.events, settings.node_lock_timeout,
-            leading_since=self.leadership.since, clock=clock, now=clock.now)
+            self.cluster,
+            self.cache,
+            self.lock_states,
+            self.events,
+            settings.node_lock_timeout,
+            leading_since=self.leadership.since,
+            clock=clock,
+            now=clock.now,
+        )
         self.is_watching = True
-        claims = ClaimBinder(self.cluster, now=clock.now, sleep=sleep) if settings.dra == ALLOCATE else None
-        writer = BindingWriter(self.cluster, self.cache, claims, self.leadership,
-                               is_watching=lambda: self.is_watching, clock=clock)
-        self.binder = Binder(self.cluster, self.cache, self.locks, self.events, self.leadership, writer, clock=clock,
-                             sleep=sleep)
+        claims = (
+            ClaimBinder(self.cluster, now=clock.now, sleep=sleep)
+            if settings.dra == ALLOCATE
+            else None
+        )
+        writer = BindingWriter(
+            self.cluster,
+            self.cache,
+            claims,
+            self.leadership,
+            is_watching=lambda: self.is_watching,
+            clock=clock,
+        )
+        self.binder = Binder(
+            self.cluster,
+            self.cache,
+            self.locks,
+            self.events,
+            self.leadership,
+            writer,
+            clock=clock,
+            sleep=sleep,
+        )
         if not waits_for_locks:
             self.binder.lock_timeout_s = 0.0
-        self.node_filter = NodeFilter(self.cache, self.events, self.leadership, self.metrics,
-                                      is_selected=parse_selector(settings.node_selector))
+        self.node_filter = NodeFilter(
+            self.cache,
+            self.events,
+            self.leadership,
+            self.metrics,
+            is_selected=parse_selector(settings.node_selector),
+        )
         in_flight = InFlight()
-        planner = PreemptionPlanner(self.cluster, settings, in_flight, clock=clock, now=clock.now, used=clock)
-        self.preemption_filter = PreemptionFilter(self.cache, self.leadership, planner, clock=clock, sleep=sleep)
-        self.preemptor = Preemptor(self.cluster, self.cache, self.events, self.leadership, planner, self.metrics,
-                                   clock=clock, now=clock.now)
-        self.verbs = Verbs(Admitter(self.cache, settings), self.node_filter, self.preemption_filter, self.binder,
-                           self.cache.reservations.get, in_flight)
-        self.resizer = Resizer(self.cluster, self.cache, self.events, self.leadership, self.metrics, clock=clock)
+        planner = PreemptionPlanner(
+            self.cluster, settings, in_flight, clock=clock, now=clock.now, used=clock
+        )
+        self.preemption_filter = PreemptionFilter(
+            self.cache, self.leadership, planner, clock=clock, sleep=sleep
+        )
+        self.preemptor = Preemptor(
+            self.cluster,
+            self.cache,
+            self.events,
+            self.leadership,
+            planner,
+            self.metrics,
+            clock=clock,
+            now=clock.now,
+        )
+        self.verbs = Verbs(
+            Admitter(self.cache, settings),
+            self.node_filter,
+            self.preemption_filter,
+            self.binder,
+            self.cache.reservations.get,
+            in_flight,
+        )
+        self.resizer = Resizer(
+            self.cluster, self.cache, self.events, self.leadership, self.metrics, clock=clock
+        )
         self.pods = ResizablePods(self.cache.pods, self.resizer.observe)
         self.controller = Controller(
-            self.cluster, self.cache, self.locks, self.events, self.leadership, settings, clock=clock, now=clock.now)
+            self.cluster,
+            self.cache,
+            self.locks,
+            self.events,
+            self.leadership,
+            settings,
+            clock=clock,
+            now=clock.now,
+        )
         self.cursors = {"nodes": 0, "pods": 0}
         self.relist()
 
     def relist(self):
         """Lists everything, as a reflector does at first and after it has missed events."""
         started = self.clock()
-        for kind, sink, things in (("nodes", self.locks.watched, self.fake.nodes),
-                                   ("pods", self.pods, self.fake.pods)):
+        for kind, sink, things in (
+            ("nodes", self.locks.watched, self.fake.nodes),
+            ("pods", self.pods, self.fake.pods),
+        ):
             for thing in things.values():
                 sink.upsert(thing, started)
             sink.prune({t.name if kind == "nodes" else t.ref.uid for t in things.values()}, started)
@@ -245,7 +326,7 @@ class Replica:
     def watch(self, *kinds, events=None):
         """Delivers the next *events* changes of *kinds*; by default all changes."""
         for kind in kinds or ("nodes", "pods"):
-            news = self.fake.history[kind][self.cursors[kind]:]
+            news = self.fake.history[kind][self.cursors[kind] :]
             self.deliver(kind, news if events is None else news[:events])
 
     def deliver(self, kind, news):
@@ -256,7 +337,9 @@ class Replica:
 
     def filter(self, pod, names=None):
         """Returns the node that is chosen for *pod*; ``None`` if there is none."""
-        return self.node_filter.filter(pod, list(self.fake.nodes) if names is None else names).chosen
+        return self.node_filter.filter(
+            pod, list(self.fake.nodes) if names is None else names
+        ).chosen
 
     def schedule(self, pod):
         """Filters and binds, as kube-scheduler does. Returns the node."""

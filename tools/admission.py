@@ -13,7 +13,12 @@ from hami.codec.device_config import NvidiaConfig
 from hami.codec.keys import CORES_LIMIT
 from hami.quantity import INT32_MAX
 from hami.scheduler.admit import MAX_RESOURCES
-from hami.vendors.nvidia import LIMIT_VARIABLES, NOTHING_VISIBLE, RESERVED_VARIABLES, VISIBLE_VARIABLE
+from hami.vendors.nvidia import (
+    LIMIT_VARIABLES,
+    NOTHING_VISIBLE,
+    RESERVED_VARIABLES,
+    VISIBLE_VARIABLE,
+)
 from hami.vendors.request import MAX_CONTAINERS, WHOLE
 from hami.vendors.spec import Catalog
 from tools.policies import BASE, GENERATED, OWN_PLUGIN, indented, requests_of
@@ -28,10 +33,14 @@ _AMOUNTS = "c.?resources.requests.orValue({})"
 resources."""
 
 
-def generated_files(catalog: Catalog, config: NvidiaConfig, folder: Path = FOLDER) -> dict[Path, str]:
+def generated_files(
+    catalog: Catalog, config: NvidiaConfig, folder: Path = FOLDER
+) -> dict[Path, str]:
     """Returns the generated files of the component, which is in *folder*. *config*: the section of NVIDIA in the device
     configuration."""
-    others = [name for vendor in catalog if vendor.key != OWN_PLUGIN for name in vendor.resources.names]
+    others = [
+        name for vendor in catalog if vendor.key != OWN_PLUGIN for name in vendor.resources.names
+    ]
     webhook = f"""\
 # {GENERATED}
 - {{op: test, path: /webhooks/1/name, value: vgpu.hami.io}}
@@ -42,7 +51,10 @@ def generated_files(catalog: Catalog, config: NvidiaConfig, folder: Path = FOLDE
     expression: >-
       {indented(requests_of(others), 6)}
 """
-    return {folder / "policies.yaml": _Expressions(config).render(), folder / "webhook.yaml": webhook}
+    return {
+        folder / "policies.yaml": _Expressions(config).render(),
+        folder / "webhook.yaml": webhook,
+    }
 
 
 def needs_webhook(config: NvidiaConfig) -> bool:
@@ -67,34 +79,64 @@ class _Expressions:
     def __init__(self, config: NvidiaConfig) -> None:
         self._config = config
         self._count, self._cores = config.resource_count_name, config.resource_core_name
-        self._memory, self._percent = config.resource_memory_name, config.resource_memory_percentage_name
+        self._memory, self._percent = (
+            config.resource_memory_name,
+            config.resource_memory_percentage_name,
+        )
         self._priority = config.resource_priority_name
 
     def render(self) -> str:
         """Returns ``policies.yaml``."""
-        config, all_containers = self._config, "object.spec.containers + object.spec.?initContainers.orValue([])"
+        config, all_containers = (
+            self._config,
+            "object.spec.containers + object.spec.?initContainers.orValue([])",
+        )
         schedulers = ", ".join(f"'{name}'" for name in SCHEDULERS)
         return Template(TEMPLATE.read_text()).substitute(
-            generated=GENERATED, default_count=config.default_gpu_num, runtime_class=config.runtime_class_name,
-            core_policy=config.gpu_core_policy, memory_factor=config.memory_factor, default_cores=config.default_cores,
-            cores_limit=CORES_LIMIT, limits_cores=_LIMITS_CORES, cores_name=self._cores or self._count,
-            cores_limits=", ".join(f"'{name}': {limit}" for name, limit in sorted(config.gpucores_limits.items())),
+            generated=GENERATED,
+            default_count=config.default_gpu_num,
+            runtime_class=config.runtime_class_name,
+            core_policy=config.gpu_core_policy,
+            memory_factor=config.memory_factor,
+            default_cores=config.default_cores,
+            cores_limit=CORES_LIMIT,
+            limits_cores=_LIMITS_CORES,
+            cores_name=self._cores or self._count,
+            cores_limits=", ".join(
+                f"'{name}': {limit}" for name, limit in sorted(config.gpucores_limits.items())
+            ),
             cores_with_defaults=indented(
-                self._cores_of(f"({all_containers})", self._lacks_count, self._lacks_cores), 6),
-            cores=indented(self._cores_of("variables.all", "false", "false"), 6), most_containers=MAX_CONTAINERS,
-            most_resources=MAX_RESOURCES, largest=INT32_MAX, memory=self._memory or self._count,
+                self._cores_of(f"({all_containers})", self._lacks_count, self._lacks_cores), 6
+            ),
+            cores=indented(self._cores_of("variables.all", "false", "false"), 6),
+            most_containers=MAX_CONTAINERS,
+            most_resources=MAX_RESOURCES,
+            largest=INT32_MAX,
+            memory=self._memory or self._count,
             memory_percent=self._percent or "percentage",
-            is_ours=indented(f"object.spec.?schedulerName.orValue('') in [{schedulers}]\n"
-                             f"&& ({all_containers}).exists(c,\n"
-                             f"  {indented(self._names_any([*self._given, self._priority]), 2)})", 6),
-            requests_devices=indented(f"({all_containers}).exists(c,\n  {indented(self._requests, 2)})", 6),
+            is_ours=indented(
+                f"object.spec.?schedulerName.orValue('') in [{schedulers}]\n"
+                f"&& ({all_containers}).exists(c,\n"
+                f"  {indented(self._names_any([*self._given, self._priority]), 2)})",
+                6,
+            ),
+            requests_devices=indented(
+                f"({all_containers}).exists(c,\n  {indented(self._requests, 2)})", 6
+            ),
             requesting=f"variables.all.filter(c, {self._has(self._count)})",
             patches=indented("\n".join(self._patches(field) for field in _FIELDS), 8),
-            percent_is_valid=indented(self._of_all(self._percent, "q.compareTo(quantity('0')) >= 0 && "
-                                                   f"q.compareTo(quantity('{WHOLE}')) <= 0"), 6),
+            percent_is_valid=indented(
+                self._of_all(
+                    self._percent,
+                    f"q.compareTo(quantity('0')) >= 0 && q.compareTo(quantity('{WHOLE}')) <= 0",
+                ),
+                6,
+            ),
             amounts_are_valid=indented(
-                "\n&& ".join(self._of_all(name, self._is_amount(name)) for name in self._given), 6),
-            variables_are_free=indented(_FREE, 6))
+                "\n&& ".join(self._of_all(name, self._is_amount(name)) for name in self._given), 6
+            ),
+            variables_are_free=indented(_FREE, 6),
+        )
 
     @property
     def _given(self) -> list[str]:
@@ -124,30 +166,65 @@ class _Expressions:
     @property
     def _lacks_cores(self) -> str:
         """The container requests devices, all of their memory, and no cores."""
-        whole = (f"({self._has(self._percent)} ? {_rounded_to(self._amount(self._percent), WHOLE)}\n"
-                 f"  : !({self._has(self._memory)}))") if self._percent else f"!({self._has(self._memory)})"
+        whole = (
+            (
+                f"({self._has(self._percent)} ? {_rounded_to(self._amount(self._percent), WHOLE)}\n"
+                f"  : !({self._has(self._memory)}))"
+            )
+            if self._percent
+            else f"!({self._has(self._memory)})"
+        )
         return f"({self._requests})\n&& !({self._has(self._cores)})\n&& {whole}"
 
     def _patches(self, field: str) -> str:
         path = f"'/spec/{field}/' + string(i) + "
-        cores, count = (f"{path}'/resources/limits/' + jsonpatch.escapeKey('{name}')" for name in (
-            self._cores, self._count))
+        cores, count = (
+            f"{path}'/resources/limits/' + jsonpatch.escapeKey('{name}')"
+            for name in (self._cores, self._count)
+        )
         set_env = [f"({condition})" for condition, _, _ in self._variables]
         lists = [
-            (self._lacks_count, f"JSONPatch{{op: 'add', path: {count},\n  value: string(variables.defaultGPUNum)}}"),
-            *([(self._lacks_cores, f"JSONPatch{{op: 'add', path: {cores}, value: '{WHOLE}'}}")] if self._cores else []),
-            (f"!has(c.env) && ({' || '.join(set_env)})", f"JSONPatch{{op: 'add', path: {path}'/env', value: []}}"),
+            (
+                self._lacks_count,
+                f"JSONPatch{{op: 'add', path: {count},\n  value: string(variables.defaultGPUNum)}}",
+            ),
+            *(
+                [(self._lacks_cores, f"JSONPatch{{op: 'add', path: {cores}, value: '{WHOLE}'}}")]
+                if self._cores
+                else []
+            ),
+            (
+                f"!has(c.env) && ({' || '.join(set_env)})",
+                f"JSONPatch{{op: 'add', path: {path}'/env', value: []}}",
+            ),
         ]
         # places are those before the first patch, so all variables that are replaced are removed at once
-        replaced = " || ".join(f"(e.name == '{name}' && {condition})" for condition, name, _ in self._variables)
-        lists.append(("has(c.env)", (
-            f"c.env.transformList(j, e, {replaced}, j)\n"
-            f"  .transformList(k, j, JSONPatch{{op: 'remove', path: {path}'/env/' + string(j - k)}})")))
-        lists += ((condition, f"JSONPatch{{op: 'add', path: {path}'/env/-',\n"
-                   f"  value: {{'name': '{name}', 'value': {value}}}}}") for condition, name, value in self._variables)
-        return "\n".join(f"+ object.spec.?{field}.orValue([]).transformList(i, c,\n"
-                         f"  {indented(condition, 2)},\n  {indented(patches, 2)})"
-                         + (".flatten()" if "'remove'" in patches else "") for condition, patches in lists)
+        replaced = " || ".join(
+            f"(e.name == '{name}' && {condition})" for condition, name, _ in self._variables
+        )
+        lists.append(
+            (
+                "has(c.env)",
+                (
+                    f"c.env.transformList(j, e, {replaced}, j)\n"
+                    f"  .transformList(k, j, JSONPatch{{op: 'remove', path: {path}'/env/' + string(j - k)}})"
+                ),
+            )
+        )
+        lists += (
+            (
+                condition,
+                f"JSONPatch{{op: 'add', path: {path}'/env/-',\n"
+                f"  value: {{'name': '{name}', 'value': {value}}}}}",
+            )
+            for condition, name, value in self._variables
+        )
+        return "\n".join(
+            f"+ object.spec.?{field}.orValue([]).transformList(i, c,\n"
+            f"  {indented(condition, 2)},\n  {indented(patches, 2)})"
+            + (".flatten()" if "'remove'" in patches else "")
+            for condition, patches in lists
+        )
 
     @property
     def _variables(self) -> list[tuple[str, str, str]]:
@@ -156,7 +233,11 @@ class _Expressions:
         # an amount that is no integer is refused by the API server
         has_priority = f"{self._has(self._priority)} && {amount}.isInteger()"
         has_policy = "!(variables.gpuCorePolicy in ['', 'default'])"  # also containers without GPUs, as in upstream
-        priorities = [(has_priority, "CUDA_TASK_PRIORITY", f"string({amount}.asInteger())")] if self._priority else []
+        priorities = (
+            [(has_priority, "CUDA_TASK_PRIORITY", f"string({amount}.asInteger())")]
+            if self._priority
+            else []
+        )
         return [*priorities, (has_policy, "GPU_CORE_UTILIZATION_POLICY", "variables.gpuCorePolicy")]
 
     def _cores_of(self, containers: str, lacks_count: str, lacks_cores: str) -> str:
@@ -167,8 +248,10 @@ class _Expressions:
         cores = "variables.defaultCores"
         if self._cores:
             amount = self._amount(self._cores)
-            cores = (f"{self._has(self._cores)} ? ({amount}.isInteger() ? {amount}.asInteger() : 0)\n"
-                     f"  : ({indented(lacks_cores, 4)})\n  ? {WHOLE} : variables.defaultCores")
+            cores = (
+                f"{self._has(self._cores)} ? ({amount}.isInteger() ? {amount}.asInteger() : 0)\n"
+                f"  : ({indented(lacks_cores, 4)})\n  ? {WHOLE} : variables.defaultCores"
+            )
         return f"{containers}.filter(c, {has_some})\n.map(c, {cores})\n.map(cores, cores < {WHOLE} ? cores : {WHOLE})"
 
     def _of_all(self, name: str, condition: str) -> str:
@@ -179,7 +262,11 @@ class _Expressions:
 
     def _is_amount(self, name: str) -> str:
         least = "" if name == self._percent else " && q.asInteger() >= 0"
-        factor = f" && q.asInteger() * variables.memoryFactor <= {INT32_MAX}" if name == self._memory else ""
+        factor = (
+            f" && q.asInteger() * variables.memoryFactor <= {INT32_MAX}"
+            if name == self._memory
+            else ""
+        )
         return f"q.isInteger(){least} && q.asInteger() <= {INT32_MAX}{factor}"
 
 

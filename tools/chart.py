@@ -24,26 +24,47 @@ UPSTREAM = Path(__file__).with_name("helm_values.yaml")
 TABLE = ROOT / "docs" / "helm-values.md"
 OPEN = re.compile(
     r"(^|\.)(labels|annotations|podAnnotations|resources|nodeSelector|nvidiaNodeSelector|nvidianodeSelector|matchLabels"
-    r"|nodeLabelSelector|managedNodeSelector|updateStrategy|extraEnvs|securityContext|hami-dra)$")
+    r"|nodeLabelSelector|managedNodeSelector|updateStrategy|extraEnvs|securityContext|hami-dra)$"
+)
 """Maps with keys that users choose, or that belong to Kubernetes."""
-EITHER = {"devicePlugin.disablecorelimit", "metaxsGPUTopologyAware", "scheduler.overwriteEnv",
-          "scheduler.preemption.mode"}
+EITHER = {
+    "devicePlugin.disablecorelimit",
+    "metaxsGPUTopologyAware",
+    "scheduler.overwriteEnv",
+    "scheduler.preemption.mode",
+}
 """Booleans that HAMi's chart also writes as strings, and words that are booleans in YAML without quotes."""
-DEVICE_POLICY = r"^(spread|binpack|numa|mutex|topology-aware)(,(spread|binpack|numa|mutex|topology-aware))*$"
+DEVICE_POLICY = (
+    r"^(spread|binpack|numa|mutex|topology-aware)(,(spread|binpack|numa|mutex|topology-aware))*$"
+)
 PLAIN = r"^[A-Za-z0-9._/:@+=,\[\]-]*$"
 """Texts that mean nothing to YAML, to CEL, to templates, to a shell or to a program's flags."""
 DOCUMENTS = {"device-config.content", "devicePlugin.nodeConfiguration.config"}
 """Texts that the templates parse."""
 PORT: dict[str, object] = {"minimum": 1, "maximum": 65535}
 RULES: dict[str, dict[str, object]] = {
-    "scheduler.service.httpPort": PORT, "scheduler.service.httpTargetPort": PORT,
-    "scheduler.service.schedulerPort": PORT, "scheduler.service.monitorPort": PORT,
+    "scheduler.service.httpPort": PORT,
+    "scheduler.service.httpTargetPort": PORT,
+    "scheduler.service.schedulerPort": PORT,
+    "scheduler.service.monitorPort": PORT,
     "devicePlugin.service.httpPort": PORT,
     "scheduler.replicas": {"minimum": 1},
-    "scheduler.shards": {"items": {
-        "type": "object", "required": ["name"], "additionalProperties": False, "properties": {
-            "name": {"type": "string", "pattern": "^[a-z]([a-z0-9-]*[a-z0-9])?$", "maxLength": 20},
-            "replicas": {"type": "integer", "minimum": 1}, "resources": {"type": "object"}}}},
+    "scheduler.shards": {
+        "items": {
+            "type": "object",
+            "required": ["name"],
+            "additionalProperties": False,
+            "properties": {
+                "name": {
+                    "type": "string",
+                    "pattern": "^[a-z]([a-z0-9-]*[a-z0-9])?$",
+                    "maxLength": 20,
+                },
+                "replicas": {"type": "integer", "minimum": 1},
+                "resources": {"type": "object"},
+            },
+        }
+    },
     "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": {"enum": ["binpack", "spread"]},
     "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": {"pattern": DEVICE_POLICY},
     "scheduler.admissionWebhook.failurePolicy": {"enum": ["Ignore", "Fail"]},
@@ -106,7 +127,9 @@ def upstream_values(version: str) -> Values:
 
 def upstream_versions() -> list[str]:
     """Returns all versions in which a value came, changed or went."""
-    found = {version for row in upstream_rows().values() for version in (*row["defaults"], row["until"])}
+    found = {
+        version for row in upstream_rows().values() for version in (*row["defaults"], row["until"])
+    }
     return sorted(found, key=number)
 
 
@@ -117,7 +140,9 @@ def number(version: str) -> list[int]:
 
 def groups(names: list[str]) -> list[str]:
     """Returns the maps above *names*."""
-    return sorted({name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)})
+    return sorted(
+        {name.rsplit(".", depth)[0] for name in names for depth in range(1, name.count(".") + 1)}
+    )
 
 
 def render_keys() -> str:
@@ -126,22 +151,40 @@ def render_keys() -> str:
     rows = upstream_rows()
     upstream = {}
     for name, row in rows.items():
-        upstream[name] = {"effect": row["effect"], "text": row.get("text", ""), "checked": name in CHECKED,
-                          "defaults": list(row["defaults"].values())}
+        upstream[name] = {
+            "effect": row["effect"],
+            "text": row.get("text", ""),
+            "checked": name in CHECKED,
+            "defaults": list(row["defaults"].values()),
+        }
     flags = {holder: flag_names(command) for holder, command in PROGRAMS.items()}
-    found = {"defaults": own_values(), "own": own, "flags": flags, "groups": groups([*own, *rows]),
-             "upstream": upstream}
+    found = {
+        "defaults": own_values(),
+        "own": own,
+        "flags": flags,
+        "groups": groups([*own, *rows]),
+        "upstream": upstream,
+    }
     return json.dumps(found, indent=1, sort_keys=True) + "\n"
 
 
-PROGRAMS = {"scheduler.extender": "scheduler", "devicePlugin": "device-plugin", "devicePlugin.monitor": "monitor"}
+PROGRAMS = {
+    "scheduler.extender": "scheduler",
+    "devicePlugin": "device-plugin",
+    "devicePlugin.monitor": "monitor",
+}
 """What has ``extraArgs``, and the command of `hami` that gets them."""
 
 
 def flag_names(command: str) -> list[str]:
     """Returns the names of the flags of a command, without dashes at the front."""
-    return sorted({name.lstrip("-").replace("_", "-") for option in programs.all()[command].params
-                   for name in option.opts})
+    return sorted(
+        {
+            name.lstrip("-").replace("_", "-")
+            for option in programs.all()[command].params
+            for name in option.opts
+        }
+    )
 
 
 CHECKED = {"devicePlugin.libPath", "devicePlugin.monitor.ctrPath", "devicePlugin.monitorctrPath"}
@@ -157,7 +200,11 @@ def render_schema() -> str:
     for name, row in upstream_rows().items():
         if not any(OPEN.search(known) for known in seen if name.startswith(f"{known}.")):
             seen.setdefault(name, []).extend(row["defaults"].values())
-    schema: Values = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": {}}
+    schema: Values = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {},
+    }
     for name, values in sorted(seen.items()):
         node = schema
         *path, last = name.split(".")
@@ -170,7 +217,11 @@ def render_schema() -> str:
         types = {kind for value in values for kind in kinds(name, value)}
         place["type"] = sorted({*place.get("type", ()), *types, "null"})
         place.update(RULES.get(name, {}))
-        if "string" in place["type"] and name not in DOCUMENTS and not {"enum", "pattern"} & place.keys():
+        if (
+            "string" in place["type"]
+            and name not in DOCUMENTS
+            and not {"enum", "pattern"} & place.keys()
+        ):
             place["pattern"] = PLAIN
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
@@ -198,11 +249,20 @@ def kinds(name: str, value: object) -> Iterator[str]:
         yield from NULLS.get(last, ())
 
 
-NULLS = {"enabled": ["boolean"], "hami": ["boolean"], "schedulerPort": ["integer"], "httpTargetPort": ["integer"],
-         "whitelistNamespaces": ["array"], "passDeviceSpecsEnabled": ["boolean"],
-         "nvidiaHookPath": ["string"], "nvidiaDriverRoot": ["string"],
-         "gdrcopyEnabled": ["boolean"], "gdsEnabled": ["boolean"], "mofedEnabled": ["boolean"],
-         "matchLabels": ["object"]}
+NULLS = {
+    "enabled": ["boolean"],
+    "hami": ["boolean"],
+    "schedulerPort": ["integer"],
+    "httpTargetPort": ["integer"],
+    "whitelistNamespaces": ["array"],
+    "passDeviceSpecsEnabled": ["boolean"],
+    "nvidiaHookPath": ["string"],
+    "nvidiaDriverRoot": ["string"],
+    "gdrcopyEnabled": ["boolean"],
+    "gdsEnabled": ["boolean"],
+    "mofedEnabled": ["boolean"],
+    "matchLabels": ["object"],
+}
 """Types of values that are empty by default, by the last part of the name."""
 
 
@@ -223,7 +283,9 @@ def render_readme() -> str:
         else:
             comment = []
     table = "\n".join(f"| `{name}` | `{default}` | {text} |" for name, default, text in rows)
-    return README.read_text().replace("VALUES", f"| value | default | meaning |\n| --- | --- | --- |\n{table}")
+    return README.read_text().replace(
+        "VALUES", f"| value | default | meaning |\n| --- | --- | --- |\n{table}"
+    )
 
 
 README = Path(__file__).with_name("chart.README.md")
@@ -258,8 +320,12 @@ that says what to do. Any other value is refused, with the names that are neares
 
 def generated_files() -> dict[Path, str]:
     """Returns the content of each generated file."""
-    return {CHART / "values.schema.json": render_schema(), CHART / "files" / "keys.json": render_keys(),
-            CHART / "README.md": render_readme(), TABLE: render_table()}
+    return {
+        CHART / "values.schema.json": render_schema(),
+        CHART / "files" / "keys.json": render_keys(),
+        CHART / "README.md": render_readme(),
+        TABLE: render_table(),
+    }
 
 
 @click.command(help="Write the generated parts of the chart and of its documentation.")

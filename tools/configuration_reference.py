@@ -52,116 +52,146 @@ Most used:
 | let an autoscaler ask which nodes a pod fits | `--simulate-client-ca-file` of the scheduler |
 | keep the metric names of HAMi before v2.9 | `--legacy-metrics` of scheduler and monitor |
 """
-_HELP = re.compile(r"(?P<text>.*?)(?:  \[(?P<environment>[A-Za-z_, ]+)\])?(?:  \[default: (?P<default>.*)\])?",
-                   re.DOTALL)
+_HELP = re.compile(
+    r"(?P<text>.*?)(?:  \[(?P<environment>[A-Za-z_, ]+)\])?(?:  \[default: (?P<default>.*)\])?",
+    re.DOTALL,
+)
 
-VARIABLES: Mapping[str, str] = MappingProxyType({
-    "KUBECONFIG": "The cluster; without it, the one that the pod runs in. For all programs.",
-    "POD_NAME": "The scheduler's pod: its identity in the lease, and the pod that gets the label of its role.",
-    "POD_NAMESPACE": "The namespace of that pod, and of monitors that the dashboard asks; without it `kube-system`.",
-    "NO_COLOR": "If not empty, `hami top` and the like print no colors. They print none unless to a terminal.",
-    "HAMI_NODELOCK_EXPIRE": "Like the scheduler's `--node-lock-timeout`, which overrides it.",
-    DISABLE: "XIDs, separated by commas, that do not make a device unhealthy; `all` to ignore every XID.",
-    ENABLE: "XIDs, separated by commas, that are observed although they are disabled.",
-})
+VARIABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "KUBECONFIG": "The cluster; without it, the one that the pod runs in. For all programs.",
+        "POD_NAME": "The scheduler's pod: its identity in the lease, and the pod that gets the label of its role.",
+        "POD_NAMESPACE": (
+            "The namespace of that pod, and of monitors that the dashboard "
+            "asks; without it `kube-system`."
+        ),
+        "NO_COLOR": "If not empty, `hami top` and the like print no colors. They print none unless to a terminal.",
+        "HAMI_NODELOCK_EXPIRE": "Like the scheduler's `--node-lock-timeout`, which overrides it.",
+        DISABLE: "XIDs, separated by commas, that do not make a device unhealthy; `all` to ignore every XID.",
+        ENABLE: "XIDs, separated by commas, that are observed although they are disabled.",
+    }
+)
 """Environment variables without a flag."""
 
-MEANINGS: Mapping[str, str] = MappingProxyType({
-    "resourceCountName": "devices",
-    "resourceMemoryName": "memory of each",
-    "resourceMemoryPercentageName": "memory of each, in percent",
-    "resourceCoreName": "cores of each",
-    "resourcePriorityName": "priority of the container on its devices",
-    "memoryFactor": "MiB per unit of the memory resource",
-    "defaultMemory": "default memory of each device in MiB; 0 for all of it",
-    "defaultCores": "default cores of each device in percent",
-    "defaultGPUNum": "devices for a container that requests only memory or cores; 0 for none",
-    "overwriteEnv": "hides all devices from containers without a request",
-    "strict": "refuses what a pod can do to lift limits or to see other devices: docs/threat-model.md",
-    "gpuCorePolicy": "how the limiter enforces the cores of a container",
-    "gpucoresLimits": "the annotation `nvidia.com/gpucores-limit` of pods without it, by namespace: percent of a GPU "
-                      "that a container may use while no other does",
-    "runtimeClassName": "runtime class set on pods with devices that name none; empty for none",
-    "deviceSplitCount": "containers that may share a device",
-    "deviceMemoryScaling": "ratio of the memory that can be allocated to a device's memory",
-    "deviceCoreScaling": "ratio of the cores that can be allocated to a device's cores",
-    "preConfiguredDeviceMemory": "memory in MiB of a device that does not report it",
-    "enableNumaTopology": "reports the NUMA nodes of devices to the kubelet",
-    "libCudaLogLevel": "log level of the limiter in containers",
-    "disableCoreLimit": "does not limit the cores that containers use",
-    "computeBy": "what launches are charged by: `events` around some of them, `nvml` as the monitor samples it, or "
-                 "nothing: `'off'`, in quotes",
-    "migProfileAllowlist": "MIG instances that may be created, by model of device",
-    "models": "devices whose model contains one of these words",
-    "profiles": "profiles that may be created on them, such as `1g.10gb`",
-    "resourceVCountName": "shared devices",
-    "resourceVMemoryName": "memory of each shared device",
-    "resourceVCoreName": "cores of each shared device",
-    "sgpuTopologyAware": "chooses whole sGPU devices by their links unless the pod overrides it",
-    "resourceNameGCU": "whole devices",
-    "resourceNameDRSGCU": "slices (DRS)",
-    "resourceNameVGCU": "slices, an older name; applies where `resourceNameDRSGCU` is missing",
-    "resourceNameVGCUPercentage": "has no effect",
-    "resourceNameGCUMemory": "memory of a slice",
-    "resourceNameGCUCore": "cores of a slice",
-    "hamiVnpuCore": "nodes divide chips in software by default",
-    "configs": "the models of chips",
-    "commonWord": "the chip's unique name in annotations and flags",
-    "chipName": "the driver's name of the chip",
-    "resourceName": "chips or parts of chips",
-    "memoryAllocatable": "memory of a whole chip in MiB",
-    "memoryCapacity": "the largest memory that can be requested, in MiB",
-    "aiCore": "only for the device plugin",
-    "aiCPU": "only for the device plugin",
-    "superPod": "chips come in pairs",
-    "templates": "sizes into which a chip can be divided; `[]` for none",
-    "name": "the name of the size for the device plugin",
-    "memory": "its memory in MiB; requested memory is rounded up to it",
-})
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "resourceCountName": "devices",
+        "resourceMemoryName": "memory of each",
+        "resourceMemoryPercentageName": "memory of each, in percent",
+        "resourceCoreName": "cores of each",
+        "resourcePriorityName": "priority of the container on its devices",
+        "memoryFactor": "MiB per unit of the memory resource",
+        "defaultMemory": "default memory of each device in MiB; 0 for all of it",
+        "defaultCores": "default cores of each device in percent",
+        "defaultGPUNum": "devices for a container that requests only memory or cores; 0 for none",
+        "overwriteEnv": "hides all devices from containers without a request",
+        "strict": "refuses what a pod can do to lift limits or to see other devices: docs/threat-model.md",
+        "gpuCorePolicy": "how the limiter enforces the cores of a container",
+        "gpucoresLimits": "the annotation `nvidia.com/gpucores-limit` of pods without it, "
+        "by namespace: percent of a GPU "
+        "that a container may use while no other does",
+        "runtimeClassName": "runtime class set on pods with devices that name none; empty for none",
+        "deviceSplitCount": "containers that may share a device",
+        "deviceMemoryScaling": "ratio of the memory that can be allocated to a device's memory",
+        "deviceCoreScaling": "ratio of the cores that can be allocated to a device's cores",
+        "preConfiguredDeviceMemory": "memory in MiB of a device that does not report it",
+        "enableNumaTopology": "reports the NUMA nodes of devices to the kubelet",
+        "libCudaLogLevel": "log level of the limiter in containers",
+        "disableCoreLimit": "does not limit the cores that containers use",
+        "computeBy": "what launches are charged by: `events` around some of them, `nvml` as the monitor samples it, or "
+        "nothing: `'off'`, in quotes",
+        "migProfileAllowlist": "MIG instances that may be created, by model of device",
+        "models": "devices whose model contains one of these words",
+        "profiles": "profiles that may be created on them, such as `1g.10gb`",
+        "resourceVCountName": "shared devices",
+        "resourceVMemoryName": "memory of each shared device",
+        "resourceVCoreName": "cores of each shared device",
+        "sgpuTopologyAware": "chooses whole sGPU devices by their links unless the pod overrides it",
+        "resourceNameGCU": "whole devices",
+        "resourceNameDRSGCU": "slices (DRS)",
+        "resourceNameVGCU": "slices, an older name; applies where `resourceNameDRSGCU` is missing",
+        "resourceNameVGCUPercentage": "has no effect",
+        "resourceNameGCUMemory": "memory of a slice",
+        "resourceNameGCUCore": "cores of a slice",
+        "hamiVnpuCore": "nodes divide chips in software by default",
+        "configs": "the models of chips",
+        "commonWord": "the chip's unique name in annotations and flags",
+        "chipName": "the driver's name of the chip",
+        "resourceName": "chips or parts of chips",
+        "memoryAllocatable": "memory of a whole chip in MiB",
+        "memoryCapacity": "the largest memory that can be requested, in MiB",
+        "aiCore": "only for the device plugin",
+        "aiCPU": "only for the device plugin",
+        "superPod": "chips come in pairs",
+        "templates": "sizes into which a chip can be divided; `[]` for none",
+        "name": "the name of the size for the device plugin",
+        "memory": "its memory in MiB; requested memory is rounded up to it",
+    }
+)
 """Explanations of the device configuration's keys."""
 
 
 def render() -> str:
     """The whole document."""
-    return "\n".join([
-        _HEAD,
-        "## `hami scheduler`\n", *_flags("scheduler", SCHEDULER_FLAGS),
-        "## `hami device-plugin`\n",
-        "A flag overrides its environment variable, which overrides the device configuration; the node's entry "
-        "overrides all of\nthem. SIGHUP reloads everything.\n",
-        *_flags("device-plugin", PLUGIN_FLAGS),
-        "## `hami monitor`\n", *_flags("monitor", MONITOR_FLAGS),
-        "## `hami dashboard`\n", *_flags("dashboard", DASHBOARD_FLAGS),
-        "## Environment\n",
-        "In addition to the variables of flags:\n",
-        *_table(("variable", "meaning"), ((_code(name), text) for name, text in VARIABLES.items())),
-        "## Device configuration\n",
-        "A YAML file, the same for scheduler and device plugins (`--device-config-file`, `--config-file`). Without a "
-        "file, the\nchart's configuration applies, which is also in `manifests/base/device-config.yaml`. A name that a "
-        "file leaves out disables\nthe resource; an unknown key is skipped and logged. No two resources may share a "
-        "name.\n",
-        *_sections(),
-        "## Node configuration\n",
-        f"A JSON file with settings of single nodes (`--node-config-file`; without the flag `{NODE_CONFIG_FILE}`, if "
-        "it exists):\n`{\"nodeconfig\": [{\"name\": …, …}]}`. Keys are case-insensitive.\n",
-        *_table(("key", "meaning"), ((_code(key), text) for key, text in NODE_KEYS.items())),
-    ]).rstrip() + "\n"
+    return (
+        "\n".join(
+            [
+                _HEAD,
+                "## `hami scheduler`\n",
+                *_flags("scheduler", SCHEDULER_FLAGS),
+                "## `hami device-plugin`\n",
+                "A flag overrides its environment variable, which overrides the device configuration; the node's entry "
+                "overrides all of\nthem. SIGHUP reloads everything.\n",
+                *_flags("device-plugin", PLUGIN_FLAGS),
+                "## `hami monitor`\n",
+                *_flags("monitor", MONITOR_FLAGS),
+                "## `hami dashboard`\n",
+                *_flags("dashboard", DASHBOARD_FLAGS),
+                "## Environment\n",
+                "In addition to the variables of flags:\n",
+                *_table(
+                    ("variable", "meaning"),
+                    ((_code(name), text) for name, text in VARIABLES.items()),
+                ),
+                "## Device configuration\n",
+                "A YAML file, the same for scheduler and device plugins "
+                "(`--device-config-file`, `--config-file`). Without a "
+                "file, the\nchart's configuration applies, which is also in "
+                "`manifests/base/device-config.yaml`. A name that a "
+                "file leaves out disables\nthe resource; an unknown key is skipped and "
+                "logged. No two resources may share a "
+                "name.\n",
+                *_sections(),
+                "## Node configuration\n",
+                f"A JSON file with settings of single nodes (`--node-config-file`; without "
+                f"the flag `{NODE_CONFIG_FILE}`, if "
+                'it exists):\n`{"nodeconfig": [{"name": …, …}]}`. Keys are case-insensitive.\n',
+                *_table(
+                    ("key", "meaning"), ((_code(key), text) for key, text in NODE_KEYS.items())
+                ),
+            ]
+        ).rstrip()
+        + "\n"
+    )
 
 
-NODE_KEYS: Mapping[str, str] = MappingProxyType({
-    "name": "the node's name",
-    "operatingmode": "as `--operating-mode`",
-    "devicesplitcount": "as `--device-split-count`",
-    "devicememoryscaling": "as `--device-memory-scaling`",
-    "devicecorescaling": "as `--device-cores-scaling`",
-    "preconfigureddevicememory": "as `preConfiguredDeviceMemory`",
-    "libcudaloglevel": "as `libCudaLogLevel`",
-    "enablenumatopology": "as `enableNumaTopology`",
-    "enablegetpreferredallocation": "tells the kubelet which devices to prefer together",
-    "filterdevices": "`{\"uuid\": […], \"index\": […]}`: devices that are not offered",
-    "claimdevices": "likewise: devices that are offered [by claims](dra.md#single-gpus-of-a-node), on a node where the "
-                    "others are not",
-})
+NODE_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "the node's name",
+        "operatingmode": "as `--operating-mode`",
+        "devicesplitcount": "as `--device-split-count`",
+        "devicememoryscaling": "as `--device-memory-scaling`",
+        "devicecorescaling": "as `--device-cores-scaling`",
+        "preconfigureddevicememory": "as `preConfiguredDeviceMemory`",
+        "libcudaloglevel": "as `libCudaLogLevel`",
+        "enablenumatopology": "as `enableNumaTopology`",
+        "enablegetpreferredallocation": "tells the kubelet which devices to prefer together",
+        "filterdevices": '`{"uuid": […], "index": […]}`: devices that are not offered',
+        "claimdevices": "likewise: devices that are offered [by "
+        "claims](dra.md#single-gpus-of-a-node), on a node where the "
+        "others are not",
+    }
+)
 """Explanations of the keys of a node's entry."""
 
 
@@ -169,22 +199,32 @@ def _flags(command: str, groups: Groups) -> Iterator[str]:
     options = {option.name: option for option in main.all()[command].params}
     for title, flags in groups:
         yield f"### {title}\n"
-        yield from _table(("flag", "value", "default", "environment", "meaning"), (
-            _flag(options[flag.parameter.lower()]) for flag in flags))
+        yield from _table(
+            ("flag", "value", "default", "environment", "meaning"),
+            (_flag(options[flag.parameter.lower()]) for flag in flags),
+        )
 
 
 def _flag(option: click.Parameter) -> tuple[str, ...]:
     assert isinstance(option, click.Option)
     found = _HELP.fullmatch(option.help or "")
     assert found is not None
-    return (", ".join(map(_code, option.opts)), str(option.type.name), _code(found["default"] or ""),
-            ", ".join(map(_code, (found["environment"] or "").split(", "))), found["text"] or "No effect.")
+    return (
+        ", ".join(map(_code, option.opts)),
+        str(option.type.name),
+        _code(found["default"] or ""),
+        ", ".join(map(_code, (found["environment"] or "").split(", "))),
+        found["text"] or "No effect.",
+    )
 
 
 def documented_keys() -> Mapping[str, tuple[FieldInfo, ...]]:
     """The keys of the device configuration by the path of their mapping (``vnpus.configs[]`` for each of a list)."""
-    return {path: msgspec.structs.fields(struct) for section in msgspec.structs.fields(DeviceConfigFile)
-            for path, struct in _structs(section)}
+    return {
+        path: msgspec.structs.fields(struct)
+        for section in msgspec.structs.fields(DeviceConfigFile)
+        for path, struct in _structs(section)
+    }
 
 
 def _structs(field: FieldInfo, parent: str = "") -> Iterator[tuple[str, type[msgspec.Struct]]]:
@@ -206,7 +246,9 @@ def _struct(type: Any) -> type[msgspec.Struct] | None:
 def _sections() -> Iterator[str]:
     for path, keys in documented_keys().items():
         yield f"### `{path}`\n"
-        yield from _table(("key", "value", "default", "chart", "meaning"), (_key(path, field) for field in keys))
+        yield from _table(
+            ("key", "value", "default", "chart", "meaning"), (_key(path, field) for field in keys)
+        )
 
 
 def _key(path: str, field: FieldInfo) -> tuple[str, ...]:

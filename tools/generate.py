@@ -44,9 +44,13 @@ def generated_files() -> dict[Path, str]:
         # a copy: kustomize reads nothing outside of its folder, and the package needs the file, too
         policies.BASE / "device-config.yaml": DEVICE_CONFIG.read_text(),
         **base,
-        policies.CLAIM_WEBHOOKS: policies.render_claim_webhooks(policies.CLAIM_WEBHOOKS.read_text(), catalog),
+        policies.CLAIM_WEBHOOKS: policies.render_claim_webhooks(
+            policies.CLAIM_WEBHOOKS.read_text(), catalog
+        ),
         **admission.generated_files(catalog, config.nvidia),
-        policies.CLAIMS_CONFIG: policies.render_claims_config(base[policies.BASE / "scheduler-config.yaml"]),
+        policies.CLAIMS_CONFIG: policies.render_claims_config(
+            base[policies.BASE / "scheduler-config.yaml"]
+        ),
         ROOT / "manifests" / "components" / "prometheus" / "rules.yaml": render_rules(),
         **chart.generated_files(),
         ROOT / "docs" / "configuration.md": configuration_reference.render(),

@@ -53,7 +53,9 @@ def _platform(repository: str, archive: Path) -> dict[str, Any]:
     """Returns the entry of *archive*. Raises: ClickException if it is not called as an archive; OSError."""
     name = ARCHIVE.fullmatch(archive.name)
     if name is None:
-        raise click.ClickException(f"{archive}: expected a file called {FILES[0]}-OS-ARCHITECTURE.tar.gz")
+        raise click.ClickException(
+            f"{archive}: expected a file called {FILES[0]}-OS-ARCHITECTURE.tar.gz"
+        )
     return {
         "selector": {"matchLabels": {"os": name["os"], "arch": name["architecture"]}},
         "uri": f"https://github.com/{repository}/releases/download/v{__version__}/{archive.name}",
@@ -65,7 +67,12 @@ def _platform(repository: str, archive: Path) -> dict[str, Any]:
 
 @click.command()
 @click.option("--repository", required=True, metavar="OWNER/NAME")
-@click.argument("archives", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument(
+    "archives",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+)
 def main(repository: str, archives: tuple[Path, ...]) -> None:
     """Print the manifest."""
     if REPOSITORY.fullmatch(repository) is None:

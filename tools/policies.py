@@ -66,7 +66,9 @@ CLAIM_INDENT = 20 * " "
 """Before the names in a condition of CLAIM_WEBHOOKS."""
 DEVICE_PLUGIN = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-device-plugin[^:]*$')"
 """CEL: the account of a device plugin, in any namespace, also with a prefix or suffix of an overlay."""
-SCHEDULER = "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-scheduler[^:]*$')"
+SCHEDULER = (
+    "request.userInfo.username.matches('^system:serviceaccount:[^:]+:[^:]*hami-scheduler[^:]*$')"
+)
 """CEL: the account of an extender or of its kube-scheduler, likewise."""
 EXTENDER = SCHEDULER.replace("hami-scheduler", "hami-scheduler-extender")
 """CEL: the account of an extender that has one of its own, likewise."""
@@ -121,17 +123,25 @@ def generated_files(catalog: Catalog, folder: Path = BASE) -> dict[Path, str]:
 def pod_keys(catalog: Catalog) -> list[str]:
     """Returns the annotations and labels of pods that users may not write, without those of ``ALLOCATION_PATTERN``."""
     return sorted(SCHEDULER_OWNED) + sorted(
-        {key for keys in (vendor.annotations for vendor in catalog)
-         for key in (keys.allocated, keys.to_allocate, *keys.extra_keys)
-         if key and not is_scheduler_owned(key)})
+        {
+            key
+            for keys in (vendor.annotations for vendor in catalog)
+            for key in (keys.allocated, keys.to_allocate, *keys.extra_keys)
+            if key and not is_scheduler_owned(key)
+        }
+    )
 
 
 def node_keys(catalog: Catalog) -> list[str]:
     """Returns the annotations of nodes that users may not write, without those that have ``NODE_PREFIX``."""
     keys = {NODE_LOCK, NODE_SCHEDULER, ROOM, LOCK_FREE, PAIR_SCORES}
     for vendor in catalog:
-        keys |= {vendor.annotations.register, vendor.annotations.handshake, vendor.annotations.door,
-                 vendor.annotations.lock} - {""}
+        keys |= {
+            vendor.annotations.register,
+            vendor.annotations.handshake,
+            vendor.annotations.door,
+            vendor.annotations.lock,
+        } - {""}
     return sorted(key for key in keys if not key.startswith(NODE_PREFIX))
 
 
@@ -156,8 +166,10 @@ def render_policies(catalog: Catalog) -> str:
         is_preempted=_IS_PREEMPTED,
         only_preemption=indented(_ONLY_PREEMPTION, 6),
         preemptible=PREEMPTIBLE,
-        priority=" or ".join(f"'{vendor.resources.priority}'" for vendor in catalog if vendor.resources.priority)
-                 or "priority",
+        priority=" or ".join(
+            f"'{vendor.resources.priority}'" for vendor in catalog if vendor.resources.priority
+        )
+        or "priority",
         may_have_high_priority=indented(_HIGH_PRIORITY, 8),
         has_high_priority=indented(_HIGH_PRIORITY, 6),
         most_containers=MAX_CONTAINERS,
@@ -187,8 +199,12 @@ def render_match_conditions(catalog: Catalog) -> str:
 
 def render_managed_resources(catalog: Catalog) -> str:
     """Returns the end of ``scheduler-config.yaml``: the resources that nodes do not offer."""
-    names = (name for vendor in catalog for name in vendor.resources.names
-             if vendor.key not in NATIVE or name == vendor.resources.count)
+    names = (
+        name
+        for vendor in catalog
+        for name in vendor.resources.names
+        if vendor.key not in NATIVE or name == vendor.resources.count
+    )
     return "  managedResources:\n" + "".join(map(_managed, names))
 
 
@@ -200,20 +216,28 @@ def render_claims_config(config: str) -> str:
     """
     names = _PROFILE.findall(config)
     if len(names) != 1:
-        raise MalformedInput("scheduler-config.yaml: profiles", ", ".join(names), "expected one line such as "
-                             "\"- schedulerName: hami-scheduler\"")
-    profiles = _PROFILE.sub(lambda profile: profile[0] + _CLAIMS_PROFILE.format(name=profile[1]), config)
+        raise MalformedInput(
+            "scheduler-config.yaml: profiles",
+            ", ".join(names),
+            'expected one line such as "- schedulerName: hami-scheduler"',
+        )
+    profiles = _PROFILE.sub(
+        lambda profile: profile[0] + _CLAIMS_PROFILE.format(name=profile[1]), config
+    )
     return f"# {GENERATED} from manifests/base/scheduler-config.yaml.\n{profiles}{_managed(CLAIM_RESOURCE)}"
 
 
 def render_claim_webhooks(component: str, catalog: Catalog) -> str:
     """Returns *component*, the webhooks through which pods come that get claims, with the resources of NVIDIA GPUs in
     their conditions."""
-    own = [name for vendor in catalog if vendor.key == OWN_PLUGIN for name in vendor.resources.names]
+    own = [
+        name for vendor in catalog if vendor.key == OWN_PLUGIN for name in vendor.resources.names
+    ]
 
     def listed(found: re.Match[str]) -> str:
         names = [*own, CLAIM_RESOURCE] if f"'{CLAIM_RESOURCE}'" in found[0] else own
         return CLAIM_INDENT + indented(_names(names), len(CLAIM_INDENT))
+
     return _LISTED.sub(listed, component)
 
 
@@ -221,13 +245,21 @@ def _managed(resource: str) -> str:
     return f"  - {{name: {resource}, ignoredByScheduler: true}}\n"
 
 
-def _confined(key: str, *, labels: bool = False, status: str = "object.?status == oldObject.?status") -> str:
+def _confined(
+    key: str, *, labels: bool = False, status: str = "object.?status == oldObject.?status"
+) -> str:
     """Returns the CEL expression for: nothing of the object changes but annotations whose keys, *k*, satisfy *key*, an
     expression, and *labels* likewise. *status*: the expression for what may change there."""
-    pairs = [f"[oldObject.metadata.?{field}.orValue({{}}), object.metadata.?{field}.orValue({{}})]"
-             for field in ("annotations", "labels")]
+    pairs = [
+        f"[oldObject.metadata.?{field}.orValue({{}}), object.metadata.?{field}.orValue({{}})]"
+        for field in ("annotations", "labels")
+    ]
     changing = ",\n".join(pairs if labels else pairs[:1])
-    unchanged = "" if labels else "&& object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})\n"
+    unchanged = (
+        ""
+        if labels
+        else "&& object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})\n"
+    )
     return f"""\
 oldObject != null
 && object.spec == oldObject.spec
@@ -244,7 +276,12 @@ oldObject != null
 
 def _only_amounts(catalog: Catalog) -> str:
     """Returns the CEL expression for: nothing of the status changes but amounts that our device plugin publishes."""
-    names = [name for vendor in catalog if vendor.key == OWN_PLUGIN for name in capacity_names(vendor.resources)]
+    names = [
+        name
+        for vendor in catalog
+        if vendor.key == OWN_PLUGIN
+        for name in capacity_names(vendor.resources)
+    ]
     return f"""\
 [[dyn(object), dyn(oldObject)], [dyn(oldObject), dyn(object)]].all(pair,
   pair[0].?status.orValue({{}}).all(f, pair[0].status[?f] == pair[1].?status[?f]
@@ -285,7 +322,9 @@ def requests_of(resources: Iterable[str], pod: str = "object") -> str:
 
 def _names(names: Iterable[str]) -> str:
     """Returns *names* as the items of a list in CEL, in lines."""
-    return "\n".join(textwrap.wrap(", ".join(f"'{name}'" for name in names), WIDTH, break_on_hyphens=False))
+    return "\n".join(
+        textwrap.wrap(", ".join(f"'{name}'" for name in names), WIDTH, break_on_hyphens=False)
+    )
 
 
 def indented(text: str, columns: int) -> str:
@@ -301,8 +340,10 @@ def _with_end(path: Path, end: str) -> str:
     lines = path.read_text().splitlines(keepends=True)
     places = [number for number, line in enumerate(lines) if GENERATED in line]
     if len(places) != 1:
-        raise MalformedInput(str(path), f"{len(places)} such lines", f"expected one line that says \"{GENERATED}\"")
-    return "".join(lines[:places[0] + 1]) + end
+        raise MalformedInput(
+            str(path), f"{len(places)} such lines", f'expected one line that says "{GENERATED}"'
+        )
+    return "".join(lines[: places[0] + 1]) + end
 
 
 def _read(device_config: Path | None) -> DeviceConfig:
@@ -324,7 +365,9 @@ def _files(config: DeviceConfig, folder: Path) -> dict[Path, str]:
     if not components.is_dir():
         return files
     claims_config, claim_webhooks, by_policies = (
-        components / path.relative_to(COMPONENTS) for path in (CLAIMS_CONFIG, CLAIM_WEBHOOKS, admission.FOLDER))
+        components / path.relative_to(COMPONENTS)
+        for path in (CLAIMS_CONFIG, CLAIM_WEBHOOKS, admission.FOLDER)
+    )
     files[claims_config] = render_claims_config(files[folder / "scheduler-config.yaml"])
     files[claim_webhooks] = render_claim_webhooks(claim_webhooks.read_text(), catalog)
     if obstacle := admission.obstacle(config.nvidia):
@@ -334,10 +377,16 @@ def _files(config: DeviceConfig, folder: Path) -> dict[Path, str]:
     return files | admission.generated_files(catalog, config.nvidia, by_policies)
 
 
-@click.command(cls=Command, help="Write the generated parts of the manifests in FOLDER (default: manifests/base), "
-               "and of the components beside it.")
-@click.option("--device-config", type=click.Path(path_type=Path),
-              help="The device configuration, if its resources have other names than those of HAMi's chart.")
+@click.command(
+    cls=Command,
+    help="Write the generated parts of the manifests in FOLDER (default: manifests/base), "
+    "and of the components beside it.",
+)
+@click.option(
+    "--device-config",
+    type=click.Path(path_type=Path),
+    help="The device configuration, if its resources have other names than those of HAMi's chart.",
+)
 @click.argument("folder", type=click.Path(path_type=Path), default=BASE)
 def main(device_config: Path | None, folder: Path) -> None:
     config = _read(device_config)

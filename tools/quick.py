@@ -30,8 +30,13 @@ def affected(changed: Collection[str], tests: Mapping[str, str]) -> list[str]:
     """
     modules = {name for path in changed if path.endswith(".py") for name in names_of(path)}
     others = any(not path.endswith(".py") for path in changed)
-    return sorted(path for path, text in tests.items() if path in changed or modules & set(imported(path, text))
-                  or (others and "pytest.mark.files" in text))
+    return sorted(
+        path
+        for path, text in tests.items()
+        if path in changed
+        or modules & set(imported(path, text))
+        or (others and "pytest.mark.files" in text)
+    )
 
 
 def names_of(path: str) -> Iterator[str]:
@@ -57,8 +62,12 @@ def imported(path: str, text: str) -> Iterator[str]:
 def with_importers(changed: Collection[str], modules: Mapping[str, str]) -> set[str]:
     """Returns *changed* and the modules of the same package that import one of them, one step away."""
     names = {name for path in changed if path.endswith(".py") for name in names_of(path)}
-    near = {path for path, text in modules.items() if names & set(imported(path, text))
-            and str(Path(path).parent) in {str(Path(other).parent) for other in changed}}
+    near = {
+        path
+        for path, text in modules.items()
+        if names & set(imported(path, text))
+        and str(Path(path).parent) in {str(Path(other).parent) for other in changed}
+    }
     return set(changed) | near
 
 
@@ -66,23 +75,31 @@ def changed_since(commit: str) -> list[str]:
     """Returns the paths of existing files that differ from *commit*, also those that git does not have yet.
 
     Raises: ClickException if git refuses, such as an unknown commit."""
+
     def git(*words: str) -> list[str]:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:
             raise click.ClickException(f"git {' '.join(words)}: {' '.join(done.stderr.split())}")
         return done.stdout.splitlines()
 
-    paths = {*git("diff", "--name-only", commit, "--"), *git("ls-files", "--others", "--exclude-standard")}
+    paths = {
+        *git("diff", "--name-only", commit, "--"),
+        *git("ls-files", "--others", "--exclude-standard"),
+    }
     return sorted(path for path in paths if (ROOT / path).is_file())
 
 
 def base() -> str:
     """Returns the commit at which the branch has left main. Raises: ClickException."""
     for name in MAIN:
-        done = subprocess.run(["git", "merge-base", "HEAD", name], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "merge-base", "HEAD", name], cwd=ROOT, capture_output=True, text=True
+        )
         if done.returncode == 0:
             return done.stdout.strip()
-    raise click.ClickException("there is no branch main to compare with: name a commit with --since")
+    raise click.ClickException(
+        "there is no branch main to compare with: name a commit with --since"
+    )
 
 
 def texts(pattern: str) -> dict[str, str]:
@@ -90,18 +107,26 @@ def texts(pattern: str) -> dict[str, str]:
 
 
 @click.command(help="Check what has changed: lint, types, unit tests.")
-@click.option("--since", metavar="COMMIT", help="Compare with this; default: where the branch has left main.")
+@click.option(
+    "--since", metavar="COMMIT", help="Compare with this; default: where the branch has left main."
+)
 def main(since: str | None) -> None:
     changed = changed_since(since or base())
     code = [path for path in changed if path.endswith(".py")]
-    tests = {path: text for path, text in texts("tests/**/test_*.py").items() if not path.startswith("tests/libvgpu/")}
+    tests = {
+        path: text
+        for path, text in texts("tests/**/test_*.py").items()
+        if not path.startswith("tests/libvgpu/")
+    }
     chosen = affected(with_importers(changed, texts("hami/**/*.py")), tests)
     python, programs = [sys.executable, "-m"], Path(sys.executable).parent
     checks = [[*python, "ruff", "check", *code]] if code else []
     if any(path.startswith("hami/") for path in code):
         checks += [[str(programs / "lint-imports"), "--no-logo"], [*python, "mypy"]]
     if any(path.startswith(".github/") for path in changed):
-        checks.append([str(programs / "zizmor"), "--offline", "--strict-collection", "--quiet", ".github"])
+        checks.append(
+            [str(programs / "zizmor"), "--offline", "--strict-collection", "--quiet", ".github"]
+        )
     if chosen:
         checks.append([*python, "pytest", "-n", "2", "-q", "-m", "not slow", *chosen])
     click.echo(f"{len(changed)} changed files, {len(chosen)} files of tests")

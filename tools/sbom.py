@@ -34,8 +34,13 @@ def python_packages(paths: list[str] | None = None) -> Iterator[Component]:
     found = distributions() if paths is None else distributions(path=paths)
     for package in {_normalized(one.name): one for one in found}.values():
         name = _normalized(package.name)
-        yield _component("library", name, package.version, f"pkg:pypi/{name}@{_quoted(package.version)}",
-                         licenses=_licenses(package))
+        yield _component(
+            "library",
+            name,
+            package.version,
+            f"pkg:pypi/{name}@{_quoted(package.version)}",
+            licenses=_licenses(package),
+        )
 
 
 def debian_packages(status: Path, os_release: Path) -> Iterator[Component]:
@@ -44,22 +49,34 @@ def debian_packages(status: Path, os_release: Path) -> Iterator[Component]:
     system = {key: value.strip("\"'") for key, _, value in lines}
     if not system.get("ID"):
         raise click.ClickException(f"{os_release}: there is no ID of a distribution")
-    yield _component("operating-system", system["ID"], system.get("VERSION_ID", ""), f"os:{system['ID']}")
+    yield _component(
+        "operating-system", system["ID"], system.get("VERSION_ID", ""), f"os:{system['ID']}"
+    )
     for text in read(status).split("\n\n"):
         package = _HEADERS.parsestr(text.strip())
         if package["Status"] != "install ok installed":
             continue
-        if lacking := [name for name in ("Package", "Version", "Architecture") if not package[name]]:
-            raise click.ClickException(f"{status}: a package without {', '.join(lacking)}: {text.strip()[:200]!r}")
-        qualifiers = f"arch={package['Architecture']}&distro={system.get('VERSION_CODENAME', system['ID'])}"
+        if lacking := [
+            name for name in ("Package", "Version", "Architecture") if not package[name]
+        ]:
+            raise click.ClickException(
+                f"{status}: a package without {', '.join(lacking)}: {text.strip()[:200]!r}"
+            )
+        qualifiers = (
+            f"arch={package['Architecture']}&distro={system.get('VERSION_CODENAME', system['ID'])}"
+        )
         where = f"{system['ID']}/{_quoted(package['Package'])}@{_quoted(package['Version'])}"
-        yield _component("library", package["Package"], package["Version"], f"pkg:deb/{where}?{qualifiers}")
+        yield _component(
+            "library", package["Package"], package["Version"], f"pkg:deb/{where}?{qualifiers}"
+        )
 
 
 def limiter(folder: Path) -> Component:
     """Returns the limiter's library in *folder*, with its checksum."""
     library = folder / LIMITER
-    return _component("library", LIMITER, version("hami"), f"file:{library}", hashes=_hashes(library))
+    return _component(
+        "library", LIMITER, version("hami"), f"file:{library}", hashes=_hashes(library)
+    )
 
 
 def build_inputs(sources: Path, built_with: Path) -> Iterator[Component]:
@@ -67,7 +84,9 @@ def build_inputs(sources: Path, built_with: Path) -> Iterator[Component]:
     for path in sorted(sources.rglob("*")):
         if path.is_file():
             name = f"{sources.name}/{path.relative_to(sources)}"
-            yield _component("file", name, "", f"source:{name}", scope=EXCLUDED, hashes=_hashes(path))
+            yield _component(
+                "file", name, "", f"source:{name}", scope=EXCLUDED, hashes=_hashes(path)
+            )
     for compiler in python_packages([str(built_with)]):
         yield compiler | {"scope": EXCLUDED}
 
@@ -78,7 +97,9 @@ def render(image: str, components: Iterable[Component]) -> str:
     refs = [one["bom-ref"] for one in found if one.get("scope") != EXCLUDED]
     inputs = [one["bom-ref"] for one in found if one.get("scope") == EXCLUDED]
     links = [{"ref": image, "dependsOn": refs}]
-    links += [{"ref": ref, "dependsOn": inputs} for ref in refs if ref.endswith(f"/{LIMITER}") and inputs]
+    links += [
+        {"ref": ref, "dependsOn": inputs} for ref in refs if ref.endswith(f"/{LIMITER}") and inputs
+    ]
     content = {
         "version": 1,
         "metadata": {"component": _component("container", image, version("hami"), image)},
@@ -86,7 +107,12 @@ def render(image: str, components: Iterable[Component]) -> str:
         "dependencies": links,
     }
     number = uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(content))
-    document = {"bomFormat": "CycloneDX", "specVersion": "1.6", "serialNumber": f"urn:uuid:{number}", **content}
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{number}",
+        **content,
+    }
     return json.dumps(document, indent=1) + "\n"
 
 
@@ -97,8 +123,11 @@ def differences(listed: Iterable[Component], installed: Iterable[Component]) -> 
     return [
         *(f"listed, but not installed: {ref}" for ref in sorted(wanted.keys() - found.keys())),
         *(f"installed, but not listed: {ref}" for ref in sorted(found.keys() - wanted.keys())),
-        *(f"other checksum than listed: {ref}" for ref in sorted(wanted.keys() & found.keys())
-          if wanted[ref].get("hashes") != found[ref].get("hashes")),
+        *(
+            f"other checksum than listed: {ref}"
+            for ref in sorted(wanted.keys() & found.keys())
+            if wanted[ref].get("hashes") != found[ref].get("hashes")
+        ),
     ]
 
 
@@ -118,11 +147,14 @@ def read_bill(path: Path) -> list[Component]:
         raise click.ClickException(f"{path}: not JSON: {error}") from error
     components = document.get("components") if isinstance(document, dict) else None
     if not isinstance(components, list):
-        raise click.ClickException(f"{path}: components: expected a list: {str(components)[:200]!r}")
+        raise click.ClickException(
+            f"{path}: components: expected a list: {str(components)[:200]!r}"
+        )
     for index, component in enumerate(components):
         if not isinstance(component, dict) or not isinstance(component.get("bom-ref"), str):
             raise click.ClickException(
-                f"{path}: components[{index}].bom-ref: expected a text: {str(component)[:200]!r}")
+                f"{path}: components[{index}].bom-ref: expected a text: {str(component)[:200]!r}"
+            )
     return components
 
 
@@ -140,8 +172,15 @@ def _licenses(package: Distribution) -> list[dict[str, Any]]:
     if expression := given.get("License-Expression"):
         return [{"expression": expression}]
     text = given.get("License", "").strip()
-    names = [text] if text and len(text) <= _MAX_LICENSE and "\n" not in text else [
-        line.rpartition(" :: ")[2] for line in given.get_all("Classifier") or () if line.startswith("License :: OSI")]
+    names = (
+        [text]
+        if text and len(text) <= _MAX_LICENSE and "\n" not in text
+        else [
+            line.rpartition(" :: ")[2]
+            for line in given.get_all("Classifier") or ()
+            if line.startswith("License :: OSI")
+        ]
+    )
     return [{"license": {"name": name}} for name in names]
 
 
@@ -164,14 +203,32 @@ FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 @click.command(help="Print the bill of materials of the image NAME, in which this runs.")
 @click.argument("name", required=False)
-@click.option("--check", type=FILE, help="Compare this bill with what is installed, instead of printing one.")
+@click.option(
+    "--check", type=FILE, help="Compare this bill with what is installed, instead of printing one."
+)
 @click.option("--limiter", "folder", type=FOLDER, help="The directory with the limiter's library.")
 @click.option("--sources", type=FOLDER, help="The sources from which it was built.")
-@click.option("--built-with", type=FOLDER, help="The metadata of the Python packages with which it was built.")
-@click.option("--dpkg-status", type=FILE, default="/var/lib/dpkg/status", help="The database of Debian's packages.")
-@click.option("--os-release", type=FILE, default="/etc/os-release", help="The name of the distribution.")
-def main(name: str | None, check: Path | None, folder: Path | None, sources: Path | None, built_with: Path | None,
-         dpkg_status: Path, os_release: Path) -> None:
+@click.option(
+    "--built-with", type=FOLDER, help="The metadata of the Python packages with which it was built."
+)
+@click.option(
+    "--dpkg-status",
+    type=FILE,
+    default="/var/lib/dpkg/status",
+    help="The database of Debian's packages.",
+)
+@click.option(
+    "--os-release", type=FILE, default="/etc/os-release", help="The name of the distribution."
+)
+def main(
+    name: str | None,
+    check: Path | None,
+    folder: Path | None,
+    sources: Path | None,
+    built_with: Path | None,
+    dpkg_status: Path,
+    os_release: Path,
+) -> None:
     if (name is None) is (check is None):
         raise click.UsageError("give either NAME or --check")
     inputs = None if sources is None or built_with is None else (sources, built_with)
@@ -183,8 +240,14 @@ def main(name: str | None, check: Path | None, folder: Path | None, sources: Pat
         sys.exit(1)
 
 
-def _print_or_check(name: str | None, check: Path | None, folder: Path | None, inputs: tuple[Path, Path] | None,
-                    dpkg_status: Path, os_release: Path) -> list[str]:
+def _print_or_check(
+    name: str | None,
+    check: Path | None,
+    folder: Path | None,
+    inputs: tuple[Path, Path] | None,
+    dpkg_status: Path,
+    os_release: Path,
+) -> list[str]:
     """Prints the bill of materials of *name*, or the differences of that in *check*, which it returns."""
     installed = [*python_packages(), *debian_packages(dpkg_status, os_release)]
     if folder is not None:

@@ -66,7 +66,9 @@ def main(folder: Path) -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     with tempfile.TemporaryDirectory() as source:
-        config: Any = load_config(str(CONFIG), docs_dir=source, site_dir=str(folder.absolute()), strict=True)
+        config: Any = load_config(
+            str(CONFIG), docs_dir=source, site_dir=str(folder.absolute()), strict=True
+        )
         copy_pages(list(nav_pages(config["nav"])), Path(source))
         try:
             build(config)

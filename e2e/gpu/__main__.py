@@ -48,21 +48,39 @@ class Step:
         return re.split(r"[.:;,]", " ".join((told or "").split()))[0]
 
 
-STEPS = {step.name: step for step in (
-    Step("a1", 20, holds.record), Step("a2", 20, holds.resolution), Step("a3", 30, holds.capture_matrix),
-    Step("a4", 120, holds.suite), Step("a5", 60, holds.granularity), Step("a6", 150, holds.truth),
-    Step("a7", 45, holds.kills), Step("a8", 75, holds.neighbor), Step("a9", 90, holds.others),
-    Step("b1", 60, compute.costs), Step("b2", 90, compute.events), Step("b3", 110, compute.lazy),
-    Step("b4", 150, compute.accuracy), Step("b5", 120, compute.tenants), Step("b6", 30, compute.autotune),
-    Step("b7", 120, partial(compute.tenants, monitored=True)), Step("b8", 30, compute.brackets),
-    Step("b9", 30, compute.samples),
-    Step("c1", 30, interplay.captures), Step("c2", 20, interplay.deep_binding), Step("c3", 20, interplay.no_nvml),
-    Step("c4", 30, interplay.own_pids), Step("c5", 90, interplay.tools), Step("c6", 120, interplay.starts),
-    Step("c7", 120, interplay.churn),
-    Step("d1", 110, partial(compute.lazy, way=Way.HAMI_CORE)),
-    Step("d2", 150, partial(compute.accuracy, limits=(30,), way=Way.HAMI_CORE)),
-    Step("d3", 120, partial(compute.tenants, way=Way.HAMI_CORE)),
-)}
+STEPS = {
+    step.name: step
+    for step in (
+        Step("a1", 20, holds.record),
+        Step("a2", 20, holds.resolution),
+        Step("a3", 30, holds.capture_matrix),
+        Step("a4", 120, holds.suite),
+        Step("a5", 60, holds.granularity),
+        Step("a6", 150, holds.truth),
+        Step("a7", 45, holds.kills),
+        Step("a8", 75, holds.neighbor),
+        Step("a9", 90, holds.others),
+        Step("b1", 60, compute.costs),
+        Step("b2", 90, compute.events),
+        Step("b3", 110, compute.lazy),
+        Step("b4", 150, compute.accuracy),
+        Step("b5", 120, compute.tenants),
+        Step("b6", 30, compute.autotune),
+        Step("b7", 120, partial(compute.tenants, monitored=True)),
+        Step("b8", 30, compute.brackets),
+        Step("b9", 30, compute.samples),
+        Step("c1", 30, interplay.captures),
+        Step("c2", 20, interplay.deep_binding),
+        Step("c3", 20, interplay.no_nvml),
+        Step("c4", 30, interplay.own_pids),
+        Step("c5", 90, interplay.tools),
+        Step("c6", 120, interplay.starts),
+        Step("c7", 120, interplay.churn),
+        Step("d1", 110, partial(compute.lazy, way=Way.HAMI_CORE)),
+        Step("d2", 150, partial(compute.accuracy, limits=(30,), way=Way.HAMI_CORE)),
+        Step("d3", 120, partial(compute.tenants, way=Way.HAMI_CORE)),
+    )
+}
 """Slot d is HAMi-core, for comparison: after ``--pack --hami-core`` with a library of theirs."""
 
 
@@ -70,14 +88,22 @@ def in_process(step: Step, is_fake: bool, folder: Path) -> dict[str, Any]:
     """Runs a step in a process of its own; returns what it has found, or why it has not."""
     path = folder / f"{step.name}.json"
     path.unlink(missing_ok=True)
-    words = [sys.executable, "-m", "e2e.gpu", "--step", step.name, "--out", str(folder)] + ["--fake"] * is_fake
+    words = [sys.executable, "-m", "e2e.gpu", "--step", step.name, "--out", str(folder)] + [
+        "--fake"
+    ] * is_fake
     begun = time.monotonic()
     failed = {}
     try:
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=step.seconds, check=False)
+        done = subprocess.run(
+            words, cwd=ROOT, capture_output=True, text=True, timeout=step.seconds, check=False
+        )
         if done.returncode:
-            failed = {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1],
-                      "stderr": done.stderr[-4000:]}
+            failed = {
+                "error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[
+                    -1
+                ],
+                "stderr": done.stderr[-4000:],
+            }
     except subprocess.TimeoutExpired:
         failed = {"error": f"not done in {step.seconds} s"}
     found = json.loads(path.read_text()) if path.exists() else {}
@@ -111,8 +137,11 @@ def table(results: list[dict[str, Any]]) -> str:
     for one in results:
         lines.append(f"{one['step']}  {one['took_s']:6.1f} s  {one['title']}\n    {verdict(one)}")
         rows = [one["columns"], *one["rows"]] if "columns" in one else []
-        lines += ["    " + "  ".join(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row)
-                  for row in rows]
+        lines += [
+            "    "
+            + "  ".join(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row)
+            for row in rows
+        ]
     return "\n".join(lines)
 
 
@@ -126,16 +155,28 @@ def chosen(slot: str, only: str) -> list[Step]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m e2e.gpu", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.gpu", description=__doc__.partition("\n\n")[0]
+    )
     parser.add_argument("--pack", action="store_true", help="build what the steps need, and end")
-    parser.add_argument("--hami-core", type=Path, metavar="FILE",
-                        help="with --pack: a library of HAMi-core to compare with")
+    parser.add_argument(
+        "--hami-core",
+        type=Path,
+        metavar="FILE",
+        help="with --pack: a library of HAMi-core to compare with",
+    )
     parser.add_argument("--fake", action="store_true", help="run on the fake driver")
-    parser.add_argument("--slot", default="", choices=["", "a", "b", "c", "d"], help="steps of one slot")
+    parser.add_argument(
+        "--slot", default="", choices=["", "a", "b", "c", "d"], help="steps of one slot"
+    )
     parser.add_argument("--only", default="", metavar="STEP,...", help="these steps")
-    parser.add_argument("--out", type=folder_to_write, metavar="FOLDER",
-                        default=os.environ.get("OUT") or str(ROOT / "benchmarks" / "results" / "gpu"),
-                        help="folder of the results; default: $OUT, or benchmarks/results/gpu")
+    parser.add_argument(
+        "--out",
+        type=folder_to_write,
+        metavar="FOLDER",
+        default=os.environ.get("OUT") or str(ROOT / "benchmarks" / "results" / "gpu"),
+        help="folder of the results; default: $OUT, or benchmarks/results/gpu",
+    )
     parser.add_argument("--step", choices=list(STEPS), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.hami_core and not given.pack:
@@ -152,7 +193,10 @@ def main() -> int:
     except (Unavailable, WheelMissing) as error:
         raise SystemExit(str(error)) from error
     results: list[dict[str, Any]] = []
-    path = given.out / f"{'fake' if given.fake else 'gpu'}-{given.slot or given.only.replace(',', '-') or 'all'}.json"
+    path = (
+        given.out
+        / f"{'fake' if given.fake else 'gpu'}-{given.slot or given.only.replace(',', '-') or 'all'}.json"
+    )
     for step in chosen(given.slot, given.only):
         results.append(in_process(step, given.fake, given.out))
         path.write_text(json.dumps(results, indent=1) + "\n")

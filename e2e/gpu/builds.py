@@ -34,7 +34,10 @@ def pack(folder: Path = FOLDER, hami_core: Path | None = None) -> list[str]:
         if not file.is_symlink():
             subprocess.run(["strip", "--strip-unneeded", file], check=False)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return [f"{folder}: {size / 1e6:.1f} MB", "carry it to the machine with the GPU, and run python -m e2e.gpu there"]
+    return [
+        f"{folder}: {size / 1e6:.1f} MB",
+        "carry it to the machine with the GPU, and run python -m e2e.gpu there",
+    ]
 
 
 class Packed(Builds):
@@ -44,7 +47,9 @@ class Packed(Builds):
         """Raises: Unavailable if it is not there."""
         super().__init__(folder)
         if not (folder / "libvgpu.so").exists():
-            raise Unavailable(f"{folder} is missing: python -m e2e.gpu --pack makes it, with a compiler and a network")
+            raise Unavailable(
+                f"{folder} is missing: python -m e2e.gpu --pack makes it, with a compiler and a network"
+            )
 
     @property
     def driver(self) -> Path:  # type: ignore[override]

@@ -50,22 +50,39 @@ class Container(Rig):
             self.limit({"uuid": card.uuid})
 
     def environment(self, *, preload: bool = True, **more: str) -> dict[str, str]:
-        env = super().environment(preload=preload and self.way in (Way.UNLIMITED, Way.LIMITED), **more)
+        env = super().environment(
+            preload=preload and self.way in (Way.UNLIMITED, Way.LIMITED), **more
+        )
         if not self.card.is_fake:
-            env = {**os.environ, **{key: value for key, value in env.items() if not key.startswith("FAKE_")}}
+            env = {
+                **os.environ,
+                **{key: value for key, value in env.items() if not key.startswith("FAKE_")},
+            }
             env["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
         if self.way is Way.HAMI_CORE:
-            env |= {"LD_PRELOAD": str(self.card.builds.hami_core), "CUDA_DEVICE_SM_LIMIT": str(self.cores),
-                    "CUDA_DEVICE_MEMORY_LIMIT": f"{self.memory // MIB}m", "LIBCUDA_LOG_LEVEL": "0",
-                    "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(self.path)}
+            env |= {
+                "LD_PRELOAD": str(self.card.builds.hami_core),
+                "CUDA_DEVICE_SM_LIMIT": str(self.cores),
+                "CUDA_DEVICE_MEMORY_LIMIT": f"{self.memory // MIB}m",
+                "LIBCUDA_LOG_LEVEL": "0",
+                "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(self.path),
+            }
         return env
 
     def run_python(self, code: str, *words: str, timeout: float = 120) -> str:
         """What a program prints. Raises: RuntimeError with the last line of its errors."""
-        done = subprocess.run([sys.executable, "-c", code, *words], env=self.environment(), capture_output=True,
-                              text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
         if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1])
+            raise RuntimeError(
+                (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+            )
         return done.stdout
 
 
@@ -89,7 +106,9 @@ class Card:
 
     def driver(self) -> ctypes.CDLL:
         """The driver's library, in this process."""
-        return ctypes.CDLL(str(self.builds.driver / "libcuda.so.1") if self.is_fake else "libcuda.so.1")
+        return ctypes.CDLL(
+            str(self.builds.driver / "libcuda.so.1") if self.is_fake else "libcuda.so.1"
+        )
 
     def seconds(self, real: float) -> float:
         """How long to measure: a fraction on the fake card, where it shows only that the step works."""
@@ -97,11 +116,16 @@ class Card:
 
     def ways(self) -> list[Way]:
         """Those that can be had here, in the order in which they take turns."""
-        return [way for way in Way if way is not Way.HAMI_CORE or (
-            self.builds.hami_core is not None and not self.is_fake)]
+        return [
+            way
+            for way in Way
+            if way is not Way.HAMI_CORE or (self.builds.hami_core is not None and not self.is_fake)
+        ]
 
     @contextlib.contextmanager
-    def container(self, way: Way = Way.LIMITED, *, cores: int = 100, memory: int = LIMIT) -> Iterator[Container]:
+    def container(
+        self, way: Way = Way.LIMITED, *, cores: int = 100, memory: int = LIMIT
+    ) -> Iterator[Container]:
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             made = Container(Path(folder), self, way, cores, memory)
             try:
@@ -112,7 +136,11 @@ class Card:
     def needs(self, way: Way) -> None:
         """Raises: Skipped if programs cannot run that way here."""
         if way is Way.HAMI_CORE and (self.is_fake or self.builds.hami_core is None):
-            raise Skipped("no library of HAMi-core was packed" if not self.is_fake else "needs a card: it asks NVML")
+            raise Skipped(
+                "no library of HAMi-core was packed"
+                if not self.is_fake
+                else "needs a card: it asks NVML"
+            )
 
     def needs_module(self, name: str) -> None:
         """Raises: Skipped if programs that import a module cannot run here."""
@@ -131,11 +159,15 @@ def rate(client: Client, load: str, seconds: float) -> float:
 
 def _first_uuid() -> str:
     """Raises: Skipped if there is no card."""
-    code = ("import ctypes; cu = ctypes.CDLL('libcuda.so.1'); u = (ctypes.c_ubyte * 16)()\n"
-            "r = cu.cuInit(0) or cu.cuDeviceGetUuid(u, 0)\n"
-            "if r:\n    raise SystemExit(f'the driver answers {r}')\nprint(bytes(u).hex())")
+    code = (
+        "import ctypes; cu = ctypes.CDLL('libcuda.so.1'); u = (ctypes.c_ubyte * 16)()\n"
+        "r = cu.cuInit(0) or cu.cuDeviceGetUuid(u, 0)\n"
+        "if r:\n    raise SystemExit(f'the driver answers {r}')\nprint(bytes(u).hex())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Skipped(f"no card: {(done.stderr.strip().splitlines() or ['the driver ends the process'])[-1]}")
+        raise Skipped(
+            f"no card: {(done.stderr.strip().splitlines() or ['the driver ends the process'])[-1]}"
+        )
     digits = done.stdout.strip()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

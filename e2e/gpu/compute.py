@@ -27,12 +27,19 @@ def costs(card: Card) -> Result:
             container = context.__enter__()
             open_.append(context)
             clients.append(container.client(FAKE_CUDA_FAST="1").start())
-        rounds = [[float(client.do(f"measure {what} 500 0")) for client in clients] for _ in range(20)]
+        rounds = [
+            [float(client.do(f"measure {what} 500 0")) for client in clients] for _ in range(20)
+        ]
         rows.append([what, *(min(column) for column in zip(*rounds, strict=True))])
         for context in open_:
             context.__exit__(None, None, None)
-    return {"rows": rows, "columns": ["call", *map(str, card.ways())],
-            "good": all(row[3] - row[1] <= {"launch": 100, "info": 500, "alloc": 2000}[row[0]] for row in rows)}
+    return {
+        "rows": rows,
+        "columns": ["call", *map(str, card.ways())],
+        "good": all(
+            row[3] - row[1] <= {"launch": 100, "info": 500, "alloc": 2000}[row[0]] for row in rows
+        ),
+    }
 
 
 def _charged(container: Any) -> int:
@@ -61,8 +68,11 @@ def events(card: Card) -> Result:
             charged = (_charged(container) - before) / 1000
         rows.append([micro, took, charged / (count * took)])
         card.keep({"rows": rows})
-    return {"rows": rows, "columns": ["us", "us bare", "charged / true"],
-            "good": all(abs(row[2] - 1) <= 0.1 for row in rows if row[0] >= 50)}
+    return {
+        "rows": rows,
+        "columns": ["us", "us bare", "charged / true"],
+        "good": all(abs(row[2] - 1) <= 0.1 for row in rows if row[0] >= 50),
+    }
 
 
 def lazy(card: Card, way: Way = Way.LIMITED) -> Result:
@@ -82,12 +92,17 @@ def lazy(card: Card, way: Way = Way.LIMITED) -> Result:
         for cores in (100, 90, 50, 30):
             ran = Way.BARE if cores == 100 else way
             with card.container(ran, cores=cores, memory=16 << 30) as container:
-                code = f"import os; os.environ['CUDA_MODULE_LOADING'] = {loading!r}\n{programs.LAZY}"
+                code = (
+                    f"import os; os.environ['CUDA_MODULE_LOADING'] = {loading!r}\n{programs.LAZY}"
+                )
                 rows.append([f"transformer, {loading}", cores, float(container.run_python(code))])
             card.keep({"rows": rows})
     bare = {row[0]: row[2] for row in rows if row[1] == 100}
-    return {"rows": rows, "columns": ["program", "limit", "seconds"],
-            "good": all(row[2] <= 1.2 * bare[row[0]] / row[1] * 100 for row in rows if len(row) > 2)}
+    return {
+        "rows": rows,
+        "columns": ["program", "limit", "seconds"],
+        "good": all(row[2] <= 1.2 * bare[row[0]] / row[1] * 100 for row in rows if len(row) > 2),
+    }
 
 
 def accuracy(card: Card, limits: tuple[int, ...] = (10, 30, 70), way: Way = Way.LIMITED) -> Result:
@@ -106,8 +121,11 @@ def accuracy(card: Card, limits: tuple[int, ...] = (10, 30, 70), way: Way = Way.
                 rate(client, load, card.seconds(3))
                 rows.append([load, limit, 100 * rate(client, load, card.seconds(6)) / full])
             card.keep({"rows": rows})
-    return {"rows": rows, "columns": ["load", "limit", "percent"],
-            "good": all(abs(row[2] - row[1]) <= 3 for row in rows if row[0] != "decode")}
+    return {
+        "rows": rows,
+        "columns": ["load", "limit", "percent"],
+        "good": all(abs(row[2] - row[1]) <= 3 for row in rows if row[0] != "decode"),
+    }
 
 
 def tenants(card: Card, way: Way = Way.LIMITED, monitored: bool = False) -> Result:
@@ -117,29 +135,47 @@ def tenants(card: Card, way: Way = Way.LIMITED, monitored: bool = False) -> Resu
     for load in ("busy_50", "busy_2000", "busy_20000"):
         took = _bare_microseconds(card, load)
         for shares in ((30, 70), (50, 50)):
-            with card.container(way, cores=shares[0]) as one, card.container(way, cores=shares[1]) as other, \
-                    contextlib.ExitStack() as told:
+            with (
+                card.container(way, cores=shares[0]) as one,
+                card.container(way, cores=shares[1]) as other,
+                contextlib.ExitStack() as told,
+            ):
                 clients = [container.client().start() for container in (one, other)]
                 for client in clients:
                     client.do("launch plain idle 1")
                 if monitored:
-                    samples.append(told.enter_context(programs.sampled(card, [one.region, other.region])))
+                    samples.append(
+                        told.enter_context(programs.sampled(card, [one.region, other.region]))
+                    )
                 for client in clients:
                     client.send(f"load {load} {card.seconds(12) * 1000:.0f}")
                 if card.is_fake:
-                    from tests.libvgpu.shares import Tenant, measured_shares  # needs what HAMi needs
+                    from tests.libvgpu.shares import (
+                        Tenant,
+                        measured_shares,
+                    )  # needs what HAMi needs
+
                     time.sleep(card.seconds(3))
-                    found = measured_shares([Tenant(one.region, one.machine), Tenant(other.region, other.machine)],
-                                            card.seconds(8))
+                    found = measured_shares(
+                        [Tenant(one.region, one.machine), Tenant(other.region, other.machine)],
+                        card.seconds(8),
+                    )
                     counts = [client.answer() for client in clients]
                 else:
                     counts = [client.answer() for client in clients]
                     found = [count[0] * took / 12e4 for count in counts]
             rows.append([load, f"{shares[0]}/{shares[1]}", *found])
             card.keep({"rows": rows, "samples": samples})
-    return {"rows": rows, "columns": ["load", "limits", "one", "other"], "samples": samples,
-            "good": all(abs(got - int(due)) <= 3 for _, label, *both in rows
-                        for got, due in zip(both, label.split("/"), strict=True))}
+    return {
+        "rows": rows,
+        "columns": ["load", "limits", "one", "other"],
+        "samples": samples,
+        "good": all(
+            abs(got - int(due)) <= 3
+            for _, label, *both in rows
+            for got, due in zip(both, label.split("/"), strict=True)
+        ),
+    }
 
 
 def samples(card: Card) -> Result:
@@ -155,8 +191,12 @@ def samples(card: Card) -> Result:
             time.sleep(0.02)
             percent, when = nvml.percent(int((time.time() - 0.3) * 1e6))
             if percent and when != last:
-                rows.append([round((when / 1e6 - begun) * 1000), *(percent.get(client.process.pid, 0)
-                                                                   for client in clients)])
+                rows.append(
+                    [
+                        round((when / 1e6 - begun) * 1000),
+                        *(percent.get(client.process.pid, 0) for client in clients),
+                    ]
+                )
                 last = when
         for client in clients:
             client.answer()
@@ -170,7 +210,9 @@ def brackets(card: Card) -> Result:
         client = container.client().start()
         client.do("module")
         for micro in (2, 5, 10, 50, 500):
-            rows.append([micro, *(client.do(f"bracket busy_{micro} {kernels}") for kernels in (0, 1, 16))])
+            rows.append(
+                [micro, *(client.do(f"bracket busy_{micro} {kernels}") for kernels in (0, 1, 16))]
+            )
     return {"rows": rows, "columns": ["us", "no kernel", "one", "16"]}
 
 
@@ -181,5 +223,8 @@ def autotune(card: Card) -> Result:
         with card.container(way, cores=30) as container:
             client = container.client().start()
             rows.append([str(way), *client.do("autotune busy_2000 50")])
-    return {"rows": rows, "columns": ["way", "least", "most"],
-            "good": all(row[2] <= 1.2 * rows[0][2] + 200 for row in rows if row[0] == Way.LIMITED)}
+    return {
+        "rows": rows,
+        "columns": ["way", "least", "most"],
+        "good": all(row[2] <= 1.2 * rows[0][2] + 200 for row in rows if row[0] == Way.LIMITED),
+    }

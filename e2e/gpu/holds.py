@@ -21,15 +21,26 @@ from e2e.gpu.card import LIMIT, Card, Skipped, Way
 from tests.libvgpu.builds import ROOT, SOURCE
 from tests.libvgpu.rig import MIB
 
-__all__ = ["capture_matrix", "granularity", "kills", "neighbor", "others", "record", "resolution", "suite",
-           "truth"]
+__all__ = [
+    "capture_matrix",
+    "granularity",
+    "kills",
+    "neighbor",
+    "others",
+    "record",
+    "resolution",
+    "suite",
+    "truth",
+]
 
 Result = dict[str, Any]
 
 
 def _told(*words: str) -> str:
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=8, check=False).stdout.strip()
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=8, check=False
+        ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"not known: {error}"
 
@@ -39,12 +50,20 @@ def record(card: Card) -> Result:
     version = Path("/proc/driver/nvidia/version")
     told = "fake" if card.is_fake else _told("nvidia-smi", "-q")
     return {
-        "card": "\n".join(line for line in told.splitlines() if not re.search("Serial|UUID|PDI|GUID", line)),
-        "driver": version.read_text() if version.exists() else "not known", "uname": " ".join(platform.uname()),
-        "libc": " ".join(platform.libc_ver()), "kernel_log_sandbox": "gvisor" in _told("dmesg").lower(),
-        "processes": _told("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"),
-        "mps": "nvidia-cuda-mps" in _told("ps", "ax"), "cpus": os.cpu_count(),
-        "library_sha256": hashlib.sha256(card.builds.library().read_bytes()).hexdigest()}
+        "card": "\n".join(
+            line for line in told.splitlines() if not re.search("Serial|UUID|PDI|GUID", line)
+        ),
+        "driver": version.read_text() if version.exists() else "not known",
+        "uname": " ".join(platform.uname()),
+        "libc": " ".join(platform.libc_ver()),
+        "kernel_log_sandbox": "gvisor" in _told("dmesg").lower(),
+        "processes": _told(
+            "nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"
+        ),
+        "mps": "nvidia-cuda-mps" in _told("ps", "ax"),
+        "cpus": os.cpu_count(),
+        "library_sha256": hashlib.sha256(card.builds.library().read_bytes()).hexdigest(),
+    }
 
 
 # -- functions
@@ -90,11 +109,22 @@ def resolution(card: Card) -> Result:
             found[way] = json.loads(container.run_python(RESOLVE, path, table))
     both = {symbol: one for symbol, one in found[Way.BARE].items() if one[0] and one[1]}
     differ = sorted(symbol for symbol, one in both.items() if not one[2])
-    hooked = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
-              if line.startswith("cu") and line.split()[1] != "call"}
-    escaped = sorted(symbol for symbol, one in found[Way.LIMITED].items() if symbol in hooked and both.get(symbol)
-                     and one[4] != "libvgpu.so")
-    return {"functions": len(both), "differ": differ, "escaped": escaped, "good": not differ and not escaped}
+    hooked = {
+        line.split()[0]
+        for line in (SOURCE / "hooks.txt").read_text().splitlines()
+        if line.startswith("cu") and line.split()[1] != "call"
+    }
+    escaped = sorted(
+        symbol
+        for symbol, one in found[Way.LIMITED].items()
+        if symbol in hooked and both.get(symbol) and one[4] != "libvgpu.so"
+    )
+    return {
+        "functions": len(both),
+        "differ": differ,
+        "escaped": escaped,
+        "good": not differ and not escaped,
+    }
 
 
 # -- captures
@@ -122,13 +152,19 @@ class _Objects:
     """A context with two streams, an event and a pool."""
 
     def __init__(self, cu: ctypes.CDLL) -> None:
-        self.context, self.captured, self.other, self.event, self.pool = (ctypes.c_void_p() for _ in range(5))
+        self.context, self.captured, self.other, self.event, self.pool = (
+            ctypes.c_void_p() for _ in range(5)
+        )
         self.number = (ctypes.c_uint64 * 8)()
         assert cu.cuInit(0) == cu.cuDevicePrimaryCtxRetain(ctypes.byref(self.context), 0) == 0
         assert cu.cuCtxSetCurrent(self.context) == 0
         for stream in (self.captured, self.other):
             assert cu.cuStreamCreate(ctypes.byref(stream), 1) == 0
-        assert cu.cuEventCreate(ctypes.byref(self.event), 0) == cu.cuEventRecord(self.event, self.other) == 0
+        assert (
+            cu.cuEventCreate(ctypes.byref(self.event), 0)
+            == cu.cuEventRecord(self.event, self.other)
+            == 0
+        )
         assert cu.cuDeviceGetDefaultMemPool(ctypes.byref(self.pool), 0) == 0
 
 
@@ -154,7 +190,9 @@ def capture_matrix(card: Card) -> Result:
                     assert cu.cuStreamBeginCapture_v2(it.captured, number) == 0
                     told: list[int] = []
 
-                    def call(name: str = name, relaxed: bool = relaxed, told: list[int] = told) -> None:
+                    def call(
+                        name: str = name, relaxed: bool = relaxed, told: list[int] = told
+                    ) -> None:
                         cu.cuCtxSetCurrent(it.context)
                         told.append(_call(cu, it, name, relaxed))
 
@@ -179,8 +217,22 @@ def suite(card: Card) -> Result:
     """tests/libvgpu/test_gpu.py, as it is."""
     if card.is_fake:
         raise Skipped("needs a card: the tests skip themselves")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/libvgpu/test_gpu.py"],
-                          cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/libvgpu/test_gpu.py",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
     return {"output": done.stdout[-4000:], "good": done.returncode == 0}
 
 
@@ -196,17 +248,28 @@ def granularity(card: Card) -> Result:
                     client.do("defaultpool 0 0")
                     client.do(f"alloc {kind} 999 512 {second}")
                     before = client.do("info")[1]
-                    results = [client.do(f"alloc {kind} {number} {size} {second}") for number in range(count)]
+                    results = [
+                        client.do(f"alloc {kind} {number} {size} {second}")
+                        for number in range(count)
+                    ]
                     row.append((before - client.do("info")[1]) / max(results.count(0), 1))
             rows.append(row)
-    worst = max(abs(taken - charged) / max(taken, 1) for kind, _, taken, charged in rows if kind == "plain" and taken)
+    worst = max(
+        abs(taken - charged) / max(taken, 1)
+        for kind, _, taken, charged in rows
+        if kind == "plain" and taken
+    )
     return {"rows": rows, "columns": ["kind", "bytes", "taken", "charged"], "worst": worst}
 
 
 def _compared(rows: list[list[Any]]) -> Result:
     off = [abs(row[1] - row[2]) / row[2] for row in rows if len(row) > 2 and row[2]]
-    return {"rows": rows, "columns": ["after", "counted", "NVML"], "worst": max(off, default=0.0),
-            "good": max(off, default=0.0) <= 0.05 and all(len(row) > 2 for row in rows)}
+    return {
+        "rows": rows,
+        "columns": ["after", "counted", "NVML"],
+        "worst": max(off, default=0.0),
+        "good": max(off, default=0.0) <= 0.05 and all(len(row) > 2 for row in rows),
+    }
 
 
 def _of_programs(card: Card, rows: list[list[Any]], codes: dict[str, tuple[str, str]]) -> Result:
@@ -229,10 +292,18 @@ def truth(card: Card) -> Result:
     rows: list[list[Any]] = []
     with card.container() as container:
         client = container.client(FAKE_CUDA_CTX_MIB="300").start()
-        for what, command in (("context", "info"), ("module", "module 1"), ("1 GiB", f"alloc plain 0 {1 << 30}")):
+        for what, command in (
+            ("context", "info"),
+            ("module", "module 1"),
+            ("1 GiB", f"alloc plain 0 {1 << 30}"),
+        ):
             client.do(command)
-            rows.append([what, container.region.total(), programs.Nvml(card).used(client.process.pid)])
-    return _of_programs(card, rows, {name: ("torch", code) for name, code in programs.TORCH.items()})
+            rows.append(
+                [what, container.region.total(), programs.Nvml(card).used(client.process.pid)]
+            )
+    return _of_programs(
+        card, rows, {name: ("torch", code) for name, code in programs.TORCH.items()}
+    )
 
 
 def others(card: Card) -> Result:
@@ -260,8 +331,12 @@ def kills(card: Card) -> Result:
         client.do("allocs 50000 512")
         begun = time.monotonic()
         reset = client.do("reset 0")
-    return {"free_again_ms": took, "reset_ms": (time.monotonic() - begun) * 1000, "reset": reset,
-            "good": max(took) < 2000 and reset == 0}
+    return {
+        "free_again_ms": took,
+        "reset_ms": (time.monotonic() - begun) * 1000,
+        "reset": reset,
+        "good": max(took) < 2000 and reset == 0,
+    }
 
 
 def neighbor(card: Card) -> Result:

@@ -26,19 +26,34 @@ def captures(card: Card) -> Result:
                 client.do("module")
                 client.do(f"captureother {mode}")
                 launched = client.do("launch plain busy_50 200")
-                rows.append([mode, str(way), launched, client.do(f"alloc async 0 {MIB}"), client.do("endother")])
-    return {"rows": rows, "columns": ["mode", "way", "launch", "alloc", "capture"],
-            "good": all(bare[2:] == limited[2:] for bare, limited in zip(rows[::2], rows[1::2], strict=True))}
+                rows.append(
+                    [
+                        mode,
+                        str(way),
+                        launched,
+                        client.do(f"alloc async 0 {MIB}"),
+                        client.do("endother"),
+                    ]
+                )
+    return {
+        "rows": rows,
+        "columns": ["mode", "way", "launch", "alloc", "capture"],
+        "good": all(
+            bare[2:] == limited[2:] for bare, limited in zip(rows[::2], rows[1::2], strict=True)
+        ),
+    }
 
 
 def deep_binding(card: Card) -> Result:
     """A library that is loaded with RTLD_DEEPBIND finds the driver first: known to escape."""
     path = str(card.builds.driver / "libcuda.so.1") if card.is_fake else "libcuda.so.1"
-    code = ("import ctypes, os, sys\n"
-            "cu = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_DEEPBIND)\n"
-            "c, at = ctypes.c_void_p(), ctypes.c_uint64()\n"
-            "cu.cuInit(0); cu.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0); cu.cuCtxSetCurrent(c)\n"
-            "print(cu.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_uint64(int(sys.argv[2]))))")
+    code = (
+        "import ctypes, os, sys\n"
+        "cu = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_DEEPBIND)\n"
+        "c, at = ctypes.c_void_p(), ctypes.c_uint64()\n"
+        "cu.cuInit(0); cu.cuDevicePrimaryCtxRetain(ctypes.byref(c), 0); cu.cuCtxSetCurrent(c)\n"
+        "print(cu.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_uint64(int(sys.argv[2]))))"
+    )
     with card.container(memory=1024 * MIB) as container:
         return {"result_beyond_the_limit": int(container.run_python(code, path, str(1536 * MIB)))}
 
@@ -70,12 +85,20 @@ def tools(card: Card) -> Result:
         if card.is_fake or shutil.which(name) is None:
             continue
         with card.container() as container:
-            done = subprocess.run([name, "--version"], env=container.environment(), capture_output=True, timeout=30,
-                                  check=False)
+            done = subprocess.run(
+                [name, "--version"],
+                env=container.environment(),
+                capture_output=True,
+                timeout=30,
+                check=False,
+            )
             found[name] = done.returncode
     if not found:
-        raise Skipped("none of compute-sanitizer, ncu, nsys and cuda-gdb is installed" if not card.is_fake
-                      else "needs a card: NVIDIA's tools look for one")
+        raise Skipped(
+            "none of compute-sanitizer, ncu, nsys and cuda-gdb is installed"
+            if not card.is_fake
+            else "needs a card: NVIDIA's tools look for one"
+        )
     return {"tools": found, "good": not any(found.values())}
 
 
@@ -101,5 +124,8 @@ def churn(card: Card) -> Result:
         for client in clients:  # pools give back what they hold, and the limiter sees it
             client.do("sync")
             client.do("info")
-        return {"granted": granted, "left": free - clients[0].do("info")[1],
-                "good": clients[0].do("info")[1] == free and all(granted)}
+        return {
+            "granted": granted,
+            "left": free - clients[0].do("info")[1],
+            "good": clients[0].do("info")[1] == free and all(granted),
+        }

@@ -44,19 +44,37 @@ def create(docker: Docker, kubeconfig: Path) -> dict[str, str]:
 
     programs = find_programs(say)
     image = ensure_node_image(docker, programs, say)
-    kind, kubectl, options = programs["kind"], programs["kubectl"], (f"--name={NAME}", f"--kubeconfig={kubeconfig}")
+    kind, kubectl, options = (
+        programs["kind"],
+        programs["kubectl"],
+        (f"--name={NAME}", f"--kubeconfig={kubeconfig}"),
+    )
     if NAME in call(kind, "get", "clusters", environment=docker.environment).split():
         call(kind, "export", "kubeconfig", *options, environment=docker.environment)
     else:
         say(f"creating the cluster {NAME}")
-        call(kind, "create", "cluster", *options, f"--image={image}", f"--config={CLUSTER}", "--wait=180s",
-             environment=docker.environment)
+        call(
+            kind,
+            "create",
+            "cluster",
+            *options,
+            f"--image={image}",
+            f"--config={CLUSTER}",
+            "--wait=180s",
+            environment=docker.environment,
+        )
     reach = (kubectl, f"--kubeconfig={kubeconfig}")
     call(*reach, "wait", "--for=condition=Ready", "nodes", "--all", WAIT)
     call(*reach, "--namespace=kube-system", "rollout", "status", "deployment/coredns", WAIT)
     say("the cluster runs")
-    return {"DOCKER_HOST": docker.host, "KUBECONFIG": str(kubeconfig), "KIND": str(kind), "KUBECTL": str(kubectl),
-            "KIND_CLUSTER": NAME, "HAMI_E2E_BASE_IMAGE": BASE}
+    return {
+        "DOCKER_HOST": docker.host,
+        "KUBECONFIG": str(kubeconfig),
+        "KIND": str(kind),
+        "KUBECTL": str(kubectl),
+        "KIND_CLUSTER": NAME,
+        "HAMI_E2E_BASE_IMAGE": BASE,
+    }
 
 
 def down(docker: Docker, kubeconfig: Path) -> None:
@@ -64,8 +82,14 @@ def down(docker: Docker, kubeconfig: Path) -> None:
     try:
         kind = KIND.cache_folder() / "kind"
         if kind.exists() and docker.answers():
-            call(kind, "delete", "cluster", f"--name={NAME}", f"--kubeconfig={kubeconfig}",
-                 environment=docker.environment)
+            call(
+                kind,
+                "delete",
+                "cluster",
+                f"--name={NAME}",
+                f"--kubeconfig={kubeconfig}",
+                environment=docker.environment,
+            )
             with contextlib.suppress(KindUnavailable):  # another cluster uses it
                 docker("network", "rm", "kind")  # or its bridge would stay
     finally:
@@ -73,8 +97,11 @@ def down(docker: Docker, kubeconfig: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m e2e.kind_cluster", description=kind_cluster.__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m e2e.kind_cluster",
+        description=kind_cluster.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("command", choices=("up", "down"))
     folder = binaries.cache_root() / "kind"
     docker, kubeconfig = Docker(folder), folder / "kubeconfig"

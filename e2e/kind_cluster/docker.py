@@ -27,13 +27,22 @@ class KindUnavailable(RuntimeError):
     """The cluster cannot be started here; the message says why."""
 
 
-def call(*command: str | Path, stdin: IO[bytes] | None = None, environment: dict[str, str] | None = None) -> str:
+def call(
+    *command: str | Path, stdin: IO[bytes] | None = None, environment: dict[str, str] | None = None
+) -> str:
     """Returns the standard output of *command*. Raises: KindUnavailable with the end of what it has printed."""
-    done = subprocess.run([str(word) for word in command], stdin=stdin or subprocess.DEVNULL, capture_output=True,
-                          env=os.environ | (environment or {}), check=False)
+    done = subprocess.run(
+        [str(word) for word in command],
+        stdin=stdin or subprocess.DEVNULL,
+        capture_output=True,
+        env=os.environ | (environment or {}),
+        check=False,
+    )
     if done.returncode != 0:
         said = (done.stdout + done.stderr).decode(errors="replace")[-3000:]
-        raise KindUnavailable(f"{Path(command[0]).name} {command[1]} ended with {done.returncode}:\n{said}")
+        raise KindUnavailable(
+            f"{Path(command[0]).name} {command[1]} ended with {done.returncode}:\n{said}"
+        )
     return done.stdout.decode()
 
 
@@ -68,7 +77,9 @@ class Docker:
     def pipe(self, producer: Sequence[str | Path], *words: str | Path) -> None:
         """Runs ``docker`` with *words* on what *producer* prints. Raises: KindUnavailable."""
         command = [str(word) for word in producer]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | self.environment) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, env=os.environ | self.environment
+        ) as process:
             self(*words, stdin=process.stdout)
         if process.returncode != 0:
             raise KindUnavailable(f"{command[0]} ended with {process.returncode}")
@@ -104,19 +115,35 @@ class Docker:
     def _start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         if not Path("/sys/class/net", BRIDGE).exists():
-            for words in (("link", "add", BRIDGE, "type", "bridge"), ("addr", "add", ADDRESS, "dev", BRIDGE),
-                          ("link", "set", BRIDGE, "up")):
+            for words in (
+                ("link", "add", BRIDGE, "type", "bridge"),
+                ("addr", "add", ADDRESS, "dev", BRIDGE),
+                ("link", "set", BRIDGE, "up"),
+            ):
                 call("ip", *words)
         log = self._folder / "dockerd.log"
-        options = {"data-root": self._folder / "docker", "exec-root": self._folder / "docker-exec", "host": self.host,
-                   "pidfile": self._pid_file, "bridge": BRIDGE, "storage-driver": "overlay2",
-                   "add-runtime": f"bounded={RUNC}", "default-runtime": "bounded"}
+        options = {
+            "data-root": self._folder / "docker",
+            "exec-root": self._folder / "docker-exec",
+            "host": self.host,
+            "pidfile": self._pid_file,
+            "bridge": BRIDGE,
+            "storage-driver": "overlay2",
+            "add-runtime": f"bounded={RUNC}",
+            "default-runtime": "bounded",
+        }
         with log.open("wb") as output:
             self._started = subprocess.Popen(
                 ["dockerd", *(f"--{name}={value}" for name, value in options.items())],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         if not eventually_true(self.answers, START_SECONDS):
-            raise KindUnavailable(f"dockerd does not answer:\n{log.read_text(errors='replace')[-3000:]}")
+            raise KindUnavailable(
+                f"dockerd does not answer:\n{log.read_text(errors='replace')[-3000:]}"
+            )
 
     def stop(self) -> None:
         """Ends the daemon if it is ours, with what it has made outside of its folder."""
@@ -125,12 +152,17 @@ class Docker:
         except (OSError, ValueError):
             if not self._is_ours:
                 return
-            pid = self._started.pid if self._started is not None else 0  # it has not written its file yet
+            pid = (
+                self._started.pid if self._started is not None else 0
+            )  # it has not written its file yet
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
                 eventually_true(lambda: not is_alive(pid), STOP_SECONDS)
-        for command in (("umount", self._folder / "docker-exec" / "netns" / "default"), ("ip", "link", "del", BRIDGE)):
+        for command in (
+            ("umount", self._folder / "docker-exec" / "netns" / "default"),
+            ("ip", "link", "del", BRIDGE),
+        ):
             with contextlib.suppress(KindUnavailable):
                 call(*command)
 

@@ -51,8 +51,11 @@ Say = Callable[[str], None]
 
 def find_programs(say: Say) -> dict[str, Path]:
     """Returns all programs of a cluster, built first if needed. Raises: BinariesMissing."""
-    return {name: path for pins in (KUBERNETES, KIND, COREDNS)
-            for name, path in binaries.build(tuple(pins.packages()), pins, say).items()}
+    return {
+        name: path
+        for pins in (KUBERNETES, KIND, COREDNS)
+        for name, path in binaries.build(tuple(pins.packages()), pins, say).items()
+    }
 
 
 def ensure_node_image(docker: Docker, programs: Mapping[str, Path], say: Say) -> str:
@@ -68,7 +71,9 @@ def ensure_node_image(docker: Docker, programs: Mapping[str, Path], say: Say) ->
         say(f"making {BASE} with debootstrap")
         import_debian(docker)
     say("making the images of the control plane")
-    images = call(programs["kubeadm"], "config", "images", "list", f"--kubernetes-version={version}").split()
+    images = call(
+        programs["kubeadm"], "config", "images", "list", f"--kubernetes-version={version}"
+    ).split()
     by_program = {image.rpartition("/")[2].partition(":")[0]: image for image in images}
     proxy, pause = by_program.pop("kube-proxy"), by_program.pop("pause")
     import_program(docker, binaries.find_box(say=say), pause, "sleep", "infinity")
@@ -76,8 +81,14 @@ def ensure_node_image(docker: Docker, programs: Mapping[str, Path], say: Say) ->
         import_program(docker, programs[program], image)
     build_image(docker, proxy, "kube-proxy.Dockerfile", [programs["kube-proxy"]])
     say(f"making {name} (packages of Debian are downloaded)")
-    build_image(docker, NODE_BASE, "Dockerfile", [programs[program] for program in ON_NODES], PAUSE=pause,
-                VERSION=version)
+    build_image(
+        docker,
+        NODE_BASE,
+        "Dockerfile",
+        [programs[program] for program in ON_NODES],
+        PAUSE=pause,
+        VERSION=version,
+    )
     fill(docker, name, images)
     for old in docker("image", "ls", "--format={{.Repository}}:{{.Tag}}", NODE).split():
         if old != name:
@@ -101,10 +112,24 @@ def import_debian(docker: Docker) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
         # it mounts /proc below the folder: with its processes, that ends when it does, or is killed
-        call("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-             "debootstrap", "--variant=minbase", "--include=ca-certificates", DEBIAN, root,
-             *debian_mirrors(sources)[:1])
-        for rest in (*root.glob("var/cache/apt/archives/*.deb"), *root.glob("var/lib/apt/lists/*_*")):
+        call(
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "debootstrap",
+            "--variant=minbase",
+            "--include=ca-certificates",
+            DEBIAN,
+            root,
+            *debian_mirrors(sources)[:1],
+        )
+        for rest in (
+            *root.glob("var/cache/apt/archives/*.deb"),
+            *root.glob("var/lib/apt/lists/*_*"),
+        ):
             rest.unlink()
         docker.pipe(["tar", "-C", root, "-c", "."], "import", "--change", 'CMD ["bash"]', "-", BASE)
 
@@ -119,13 +144,27 @@ def import_program(docker: Docker, program: Path, image: str, *arguments: str) -
     place = f"usr/local/bin/{program.name}"
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
-            archive.add(program.resolve(), place, filter=lambda entry: entry.replace(uid=0, gid=0, deep=False))
+            archive.add(
+                program.resolve(),
+                place,
+                filter=lambda entry: entry.replace(uid=0, gid=0, deep=False),
+            )
         file.seek(0)
-        docker("import", "--change", "ENV PATH=/usr/local/bin", "--change",
-               f"ENTRYPOINT {json.dumps(['/' + place, *arguments])}", "-", image, stdin=file)
+        docker(
+            "import",
+            "--change",
+            "ENV PATH=/usr/local/bin",
+            "--change",
+            f"ENTRYPOINT {json.dumps(['/' + place, *arguments])}",
+            "-",
+            image,
+            stdin=file,
+        )
 
 
-def build_image(docker: Docker, image: str, dockerfile: str, programs: list[Path], **arguments: str) -> None:
+def build_image(
+    docker: Docker, image: str, dockerfile: str, programs: list[Path], **arguments: str
+) -> None:
     """Builds *image* from the files in ``node``, kind's own files and *programs*."""
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder) / "context"
@@ -136,17 +175,35 @@ def build_image(docker: Docker, image: str, dockerfile: str, programs: list[Path
         (context / "bin").mkdir()
         for program in programs:
             shutil.copy(program, context / "bin")
-        options = [f"--build-arg={name}={value}" for name, value in {"BASE": BASE, **arguments}.items()]
-        docker("build", "--quiet", "--network=host", *options, f"--file={context / dockerfile}", f"--tag={image}",
-               context)
+        options = [
+            f"--build-arg={name}={value}" for name, value in {"BASE": BASE, **arguments}.items()
+        ]
+        docker(
+            "build",
+            "--quiet",
+            "--network=host",
+            *options,
+            f"--file={context / dockerfile}",
+            f"--tag={image}",
+            context,
+        )
 
 
 @functools.cache
 def kind_files() -> Path:
     """Returns the folder with kind's own files of a node, in its Go module."""
     go = binaries.go_command(KIND.go_version, binaries.to_stderr)
-    found = call("env", "-C", KIND.folder, *(f"{key}={value}" for key, value in binaries.GO_ENVIRONMENT.items()), go,
-                 "mod", "download", "-json", "sigs.k8s.io/kind")
+    found = call(
+        "env",
+        "-C",
+        KIND.folder,
+        *(f"{key}={value}" for key, value in binaries.GO_ENVIRONMENT.items()),
+        go,
+        "mod",
+        "download",
+        "-json",
+        "sigs.k8s.io/kind",
+    )
     return Path(json.loads(found)["Dir"]) / "images" / "base" / "files"
 
 
@@ -156,8 +213,18 @@ def fill(docker: Docker, name: str, images: list[str]) -> None:
     with contextlib.suppress(KindUnavailable):
         docker("rm", "--force", box)  # of a run that was interrupted
     try:
-        docker.pipe(["docker", "save", *images], "run", "--interactive", f"--name={box}", "--network=none",
-                    "--security-opt=seccomp=unconfined", "--entrypoint=bash", NODE_BASE, "-c", FILL)
+        docker.pipe(
+            ["docker", "save", *images],
+            "run",
+            "--interactive",
+            f"--name={box}",
+            "--network=none",
+            "--security-opt=seccomp=unconfined",
+            "--entrypoint=bash",
+            NODE_BASE,
+            "-c",
+            FILL,
+        )
         entrypoint = 'ENTRYPOINT ["/usr/local/bin/entrypoint", "/sbin/init"]'
         docker("commit", "--change", entrypoint, "--change", "CMD []", box, name)
     finally:

@@ -62,8 +62,14 @@ class CertificateManager(Task):
     """Syncs Secret, webhook configuration and file every few seconds. Only a replica that *leads* writes to the
     cluster, except for `prepare`."""
 
-    def __init__(self, cluster: Cluster, leads: Callable[[], bool], settings: CertificateSettings, *,
-                 now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        leads: Callable[[], bool],
+        settings: CertificateSettings,
+        *,
+        now: Callable[[], datetime],
+    ) -> None:
         super().__init__("certificates")
         self._sync_s = min(MAX_SYNC_S, settings.lifetimes.overlap.total_seconds() / 4)
         self._cluster = cluster
@@ -104,7 +110,9 @@ class CertificateManager(Task):
                 self.is_trusted = _is_trusted(self._configuration()[0], secret)
             return
         configuration, problem = self._configuration()
-        secret = self._revise(secret, configuration, problem, None if problem else self._observe(configuration))
+        secret = self._revise(
+            secret, configuration, problem, None if problem else self._observe(configuration)
+        )
         self._store(secret)
         if problem is not None:
             self.is_trusted = True  # nothing says otherwise
@@ -144,8 +152,9 @@ class CertificateManager(Task):
     def _secret(self) -> SecretRecord:
         """Returns the Secret, without data and version if it does not exist."""
         settings = self._settings
-        return (self._cluster.secret(settings.namespace, settings.secret)
-                or SecretRecord(namespace=settings.namespace, name=settings.secret, data={}))
+        return self._cluster.secret(settings.namespace, settings.secret) or SecretRecord(
+            namespace=settings.namespace, name=settings.secret, data={}
+        )
 
     def _previous(self) -> Mapping[str, bytes]:
         """Returns the data of the previous Secret; nothing if there is none."""
@@ -165,25 +174,41 @@ class CertificateManager(Task):
 
     def _observe(self, configuration: WebhookConfiguration | None) -> PublishedBundles:
         """Returns the CA bundles that the API server trusts, and since when we have observed them."""
-        bundles = tuple(webhook.bundle for webhook in configuration.webhooks) if configuration else ()
+        bundles = (
+            tuple(webhook.bundle for webhook in configuration.webhooks) if configuration else ()
+        )
         if self._published is None or self._published.bundles != bundles:
             self._published = PublishedBundles(bundles, self._now())
         return self._published
 
-    def _revise(self, secret: SecretRecord, configuration: WebhookConfiguration | None, problem: ClusterError | None,
-                published: PublishedBundles | None) -> SecretRecord:
+    def _revise(
+        self,
+        secret: SecretRecord,
+        configuration: WebhookConfiguration | None,
+        problem: ClusterError | None,
+        published: PublishedBundles | None,
+    ) -> SecretRecord:
         """Returns *secret* as it is stored now. *problem*: why there is no *configuration*."""
         previous = self._previous()
         if previous and problem is not None and usable_until(secret.data, self._now()) is None:
             raise problem  # only the configuration tells whether the previous certificate is trusted
         if previous and not secret.resource_version and self._expiry is not None:
-            raise ClusterError(f"Secret {secret.namespace}/{secret.name} has been deleted: expected while the program "
-                               f"with the Secret {self._settings.previous_secret} is restored, otherwise apply the "
-                               "manifests again")
+            raise ClusterError(
+                f"Secret {secret.namespace}/{secret.name} has been deleted: expected while the program "
+                f"with the Secret {self._settings.previous_secret} is restored, otherwise apply the "
+                "manifests again"
+            )
         bundles = [webhook.bundle for webhook in configuration.webhooks] if configuration else []
         data = adopt(secret.data, previous, bundles, self._now())
-        revision = revise(data, names=_server_names(configuration), default=self._settings.default_names,
-                          published=published, now=self._now(), lifetimes=self._settings.lifetimes, previous=previous)
+        revision = revise(
+            data,
+            names=_server_names(configuration),
+            default=self._settings.default_names,
+            published=published,
+            now=self._now(),
+            lifetimes=self._settings.lifetimes,
+            previous=previous,
+        )
         if revision is None:
             return secret
         try:
@@ -195,10 +220,18 @@ class CertificateManager(Task):
         except ClusterError as error:
             if error.status != 403 or secret.resource_version:
                 raise
-            raise ClusterError(f"Secret {secret.namespace}/{secret.name} is missing and may not be created: "
-                               "apply the manifests again", 403) from error
-        log.info("certificates revised", extra={"secret": f"{secret.namespace}/{secret.name}",
-                                                "reasons": "; ".join(revision.reasons)})
+            raise ClusterError(
+                f"Secret {secret.namespace}/{secret.name} is missing and may not be created: "
+                "apply the manifests again",
+                403,
+            ) from error
+        log.info(
+            "certificates revised",
+            extra={
+                "secret": f"{secret.namespace}/{secret.name}",
+                "reasons": "; ".join(revision.reasons),
+            },
+        )
         return stored
 
     def _store(self, secret: SecretRecord) -> None:
@@ -211,7 +244,9 @@ class CertificateManager(Task):
             write_atomically(self._settings.file, content, mode=0o600)
             self._expiry = expiry.timestamp()
         except OSError as error:
-            raise HamiError(f"certificate file {error.filename or self._settings.file}: {error.strerror}") from error
+            raise HamiError(
+                f"certificate file {error.filename or self._settings.file}: {error.strerror}"
+            ) from error
 
     def _report_failure(self, error: HamiError) -> None:
         if self._failures.is_new("sync", str(error)):
@@ -229,11 +264,17 @@ def _is_trusted(configuration: WebhookConfiguration | None, secret: SecretRecord
 
 
 def _is_published(configuration: WebhookConfiguration | None, bundle: bytes | None) -> bool:
-    return configuration is None or all(webhook.bundle == bundle for webhook in configuration.webhooks)
+    return configuration is None or all(
+        webhook.bundle == bundle for webhook in configuration.webhooks
+    )
 
 
 def _server_names(configuration: WebhookConfiguration | None) -> frozenset[str]:
     """Returns the host names under which the API server calls the webhooks."""
     webhooks = configuration.webhooks if configuration else ()
-    services = {f"{service[1]}.{service[0]}.svc" for webhook in webhooks if (service := webhook.service)}
-    return frozenset(services | {host for webhook in webhooks if (host := urlsplit(webhook.url).hostname)})
+    services = {
+        f"{service[1]}.{service[0]}.svc" for webhook in webhooks if (service := webhook.service)
+    }
+    return frozenset(
+        services | {host for webhook in webhooks if (host := urlsplit(webhook.url).hostname)}
+    )

@@ -69,14 +69,23 @@ class _KeyPair:
     key: _Key
 
 
-def adopt(data: Mapping[str, bytes], previous: Mapping[str, bytes], bundles: Iterable[bytes],
-          now: datetime) -> Mapping[str, bytes]:
+def adopt(
+    data: Mapping[str, bytes],
+    previous: Mapping[str, bytes],
+    bundles: Iterable[bytes],
+    now: datetime,
+) -> Mapping[str, bytes]:
     """Returns *data*, begun with the certificate of the *previous* Secret if *data* has none and API servers, which
     have the CA *bundles*, trust that one. `revise` completes it."""
     if usable_until(data, now) is not None or usable_until(previous, now) is None:
         return data
     serving = _serving(previous)
-    authorities = [authority for bundle in bundles for authority in _load(bundle) if _has_signed(authority, serving)]
+    authorities = [
+        authority
+        for bundle in bundles
+        for authority in _load(bundle)
+        if _has_signed(authority, serving)
+    ]
     if not authorities:
         return data
     certificate = {key: previous[key] for key in (CERTIFICATE, KEY)}
@@ -89,9 +98,16 @@ def trusts(bundle: bytes, data: Mapping[str, bytes]) -> bool:
     return any(_has_signed(authority, serving) for authority in _load(bundle))
 
 
-def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collection[str],
-           published: PublishedBundles | None, now: datetime, lifetimes: Lifetimes,
-           previous: Mapping[str, bytes] | None = None) -> Revision | None:
+def revise(
+    data: Mapping[str, bytes],
+    *,
+    names: Collection[str],
+    default: Collection[str],
+    published: PublishedBundles | None,
+    now: datetime,
+    lifetimes: Lifetimes,
+    previous: Mapping[str, bytes] | None = None,
+) -> Revision | None:
     """Returns the Secret's new data, or None if *data* needs no change. Unknown keys of *data* are kept.
 
     *names*: DNS names and addresses of the server. If empty, the names of the current certificate are used, or else the
@@ -113,18 +129,27 @@ def revise(data: Mapping[str, bytes], *, names: Collection[str], default: Collec
     changed = {}
     if reason:
         made = _make_serving(signer, names, now, lifetimes)
-        serving, changed = made.certificate, {CERTIFICATE: _pem((made.certificate,)), KEY: _key_pem(made.key)}
+        serving, changed = (
+            made.certificate,
+            {CERTIFICATE: _pem((made.certificate,)), KEY: _key_pem(made.key)},
+        )
         reasons.append(f"new certificate: {reason}")
     older = [certificate for certificate in trusted if certificate != signer.certificate]
     needed = (serving, _serving(previous or {}))
-    kept = [certificate for certificate in older if now < _issued_at(signer.certificate) + lifetimes.serving
-            or any(_has_signed(certificate, served) for served in needed)]
+    kept = [
+        certificate
+        for certificate in older
+        if now < _issued_at(signer.certificate) + lifetimes.serving
+        or any(_has_signed(certificate, served) for served in needed)
+    ]
     if len(kept) < len(authorities) - 1:
         reasons.append("removed an old CA: no valid certificate depends on it")
     if not reasons:
         return None
-    bundle = _pem((signer.certificate, *kept[:MAX_AUTHORITIES - 1]))
-    return Revision({**data, **changed, CA_CERTIFICATES: bundle, CA_KEY: _key_pem(signer.key)}, tuple(reasons))
+    bundle = _pem((signer.certificate, *kept[: MAX_AUTHORITIES - 1]))
+    return Revision(
+        {**data, **changed, CA_CERTIFICATES: bundle, CA_KEY: _key_pem(signer.key)}, tuple(reasons)
+    )
 
 
 def usable_until(data: Mapping[str, bytes], now: datetime) -> datetime | None:
@@ -133,14 +158,21 @@ def usable_until(data: Mapping[str, bytes], now: datetime) -> datetime | None:
     return serving.not_valid_after_utc if serving is not None and _is_valid(serving, now) else None
 
 
-def _signer(data: Mapping[str, bytes], trusted: Iterable[x509.Certificate],
-            now: datetime) -> tuple[_KeyPair | None, str]:
+def _signer(
+    data: Mapping[str, bytes], trusted: Iterable[x509.Certificate], now: datetime
+) -> tuple[_KeyPair | None, str]:
     """Returns the CA that signs, or the reason for a new one."""
     key = _key(data.get(CA_KEY, b""))
     if key is None:
         return None, f"{CA_KEY} is missing or cannot be read"
-    certificate = next((candidate for candidate in trusted
-                        if candidate.public_key() == key.public_key() and _is_valid(candidate, now)), None)
+    certificate = next(
+        (
+            candidate
+            for candidate in trusted
+            if candidate.public_key() == key.public_key() and _is_valid(candidate, now)
+        ),
+        None,
+    )
     if certificate is None:
         return None, f"{CA_CERTIFICATES} has no valid certificate for {CA_KEY}"
     if _is_due(certificate, now):
@@ -148,8 +180,15 @@ def _signer(data: Mapping[str, bytes], trusted: Iterable[x509.Certificate],
     return _KeyPair(certificate, key), ""
 
 
-def _renewal_reason(serving: x509.Certificate | None, signer: _KeyPair, trusted: Iterable[x509.Certificate],
-                    names: Collection[str], now: datetime, *, trusts_signer: bool) -> str:
+def _renewal_reason(
+    serving: x509.Certificate | None,
+    signer: _KeyPair,
+    trusted: Iterable[x509.Certificate],
+    names: Collection[str],
+    now: datetime,
+    *,
+    trusts_signer: bool,
+) -> str:
     """Returns why *serving* must be replaced at once, or should and can be replaced; empty if it stays.
 
     *trusts_signer*: whether the API server trusts *signer*, so that its certificates may be served.
@@ -164,41 +203,76 @@ def _renewal_reason(serving: x509.Certificate | None, signer: _KeyPair, trusted:
         return f"the current one is not valid for {', '.join(sorted(missing))}"
     if not _has_signed(signer.certificate, serving):
         return "its CA has been replaced" if trusts_signer else ""
-    return f"the current one expires at {serving.not_valid_after_utc:%F %T}" if _is_due(serving, now) else ""
+    return (
+        f"the current one expires at {serving.not_valid_after_utc:%F %T}"
+        if _is_due(serving, now)
+        else ""
+    )
 
 
-def _is_trusted(authority: x509.Certificate, published: PublishedBundles | None, now: datetime,
-                lifetimes: Lifetimes) -> bool:
+def _is_trusted(
+    authority: x509.Certificate,
+    published: PublishedBundles | None,
+    now: datetime,
+    lifetimes: Lifetimes,
+) -> bool:
     if published is None or now - published.since < lifetimes.overlap:
         return False
     return all(authority in _load(bundle) for bundle in published.bundles)
 
 
-def _make_serving(signer: _KeyPair, names: Collection[str], now: datetime, lifetimes: Lifetimes) -> _KeyPair:
+def _make_serving(
+    signer: _KeyPair, names: Collection[str], now: datetime, lifetimes: Lifetimes
+) -> _KeyPair:
     """Returns a new serving certificate, which does not outlive its CA."""
     expiry = min(now + lifetimes.serving, signer.certificate.not_valid_after_utc)
-    return _sign("hami-scheduler", signer, now, expiry,
-                 x509.SubjectAlternativeName([_general_name(name) for name in sorted(names)]),
-                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]))
+    return _sign(
+        "hami-scheduler",
+        signer,
+        now,
+        expiry,
+        x509.SubjectAlternativeName([_general_name(name) for name in sorted(names)]),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+    )
 
 
-def _sign(common_name: str, signer: _KeyPair | None, now: datetime, expiry: datetime,
-          *extensions: x509.ExtensionType) -> _KeyPair:
+def _sign(
+    common_name: str,
+    signer: _KeyPair | None,
+    now: datetime,
+    expiry: datetime,
+    *extensions: x509.ExtensionType,
+) -> _KeyPair:
     """Returns a new key and its certificate: a self-signed CA if there is no *signer*."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     is_authority = signer is None
-    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=is_authority, crl_sign=is_authority,
-                          content_commitment=False, key_encipherment=False, data_encipherment=False,
-                          key_agreement=False, encipher_only=False, decipher_only=False)
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = x509.CertificateBuilder(
-        subject_name=subject, issuer_name=signer.certificate.subject if signer else subject,
-        public_key=key.public_key(), serial_number=x509.random_serial_number(), not_valid_before=now - BACKDATE,
-        not_valid_after=expiry)
+        subject_name=subject,
+        issuer_name=signer.certificate.subject if signer else subject,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - BACKDATE,
+        not_valid_after=expiry,
+    )
     constraints = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
     builder = builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
-    identifier = (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key()) if signer
-                  else x509.SubjectKeyIdentifier.from_public_key(key.public_key()))
+    identifier = (
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.key.public_key())
+        if signer
+        else x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    )
     for extension in (*extensions, identifier):
         builder = builder.add_extension(extension, critical=False)
     return _KeyPair(builder.sign(signer.key if signer else key, hashes.SHA256()), key)
@@ -218,7 +292,10 @@ def _names(certificate: x509.Certificate | None) -> set[str]:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, ValueError):
         return set()
-    return {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
+    return {
+        *names.get_values_for_type(x509.DNSName),
+        *map(str, names.get_values_for_type(x509.IPAddress)),
+    }
 
 
 def _issued_at(certificate: x509.Certificate) -> datetime:
@@ -273,9 +350,12 @@ def _private_key(pem: bytes) -> PrivateKeyTypes | None:
 
 
 def _pem(certificates: Iterable[x509.Certificate]) -> bytes:
-    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
+    return b"".join(
+        certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates
+    )
 
 
 def _key_pem(key: _Key) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
-                             serialization.NoEncryption())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

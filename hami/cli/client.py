@@ -61,9 +61,16 @@ class Client:
         collect_rarely(YOUNG_OBJECTS)
         if self.snapshot:
             return read_snapshot(self.snapshot)
-        text = read_text("--device-config-file", self.device_config_file) if self.device_config_file else None
-        return self.reader().record(config_map=self._config_map(), device_config=text,
-                                    policies=Policies(self.node_policy, self.device_policy))
+        text = (
+            read_text("--device-config-file", self.device_config_file)
+            if self.device_config_file
+            else None
+        )
+        return self.reader().record(
+            config_map=self._config_map(),
+            device_config=text,
+            policies=Policies(self.node_policy, self.device_policy),
+        )
 
     def device_config(self) -> str:
         """Returns the text of the device configuration alone, empty for the chart's. Raises: HamiError."""
@@ -76,7 +83,9 @@ class Client:
     def _config_map(self) -> tuple[str, str]:
         namespace, slash, name = self.device_config_map.partition("/")
         if not slash:
-            raise HamiError(f"--device-config-map={self.device_config_map}: expected NAMESPACE/NAME")
+            raise HamiError(
+                f"--device-config-map={self.device_config_map}: expected NAMESPACE/NAME"
+            )
         return namespace, name
 
     def cluster(self) -> InspectedCluster:
@@ -146,32 +155,75 @@ def connect_api(client: Client) -> Writer:
     """Returns calls to the API server of the user's kubeconfig. Raises: HamiError."""
     from hami.kube.api import Api
 
-    return Api.connect(timeout=TIMEOUT_S, pool=2, kubeconfig=client.kubeconfig, context=client.context).request
+    return Api.connect(
+        timeout=TIMEOUT_S, pool=2, kubeconfig=client.kubeconfig, context=client.context
+    ).request
 
 
 CLIENT_OPTIONS = (
-    click.Option(["--kubeconfig"], default="", metavar="FILE", help="Configuration of the access; without it that of "
-                 "KUBECONFIG, else ~/.kube/config."),
-    click.Option(["--context"], default="", metavar="NAME", help="Context of the configuration to use."),
-    click.Option(["-n", "--namespace"], default="", metavar="NAME", help="Namespace of pods; without it that of the "
-                 "context."),
+    click.Option(
+        ["--kubeconfig"],
+        default="",
+        metavar="FILE",
+        help="Configuration of the access; without it that of KUBECONFIG, else ~/.kube/config.",
+    ),
+    click.Option(
+        ["--context"], default="", metavar="NAME", help="Context of the configuration to use."
+    ),
+    click.Option(
+        ["-n", "--namespace"],
+        default="",
+        metavar="NAME",
+        help="Namespace of pods; without it that of the context.",
+    ),
     click.Option(["-A", "--all-namespaces"], is_flag=True, help="Pods of all namespaces."),
-    click.Option(["--device-config-file"], default="", metavar="FILE", help="Device configuration of the scheduler, "
-                 "instead of the ConfigMap."),
-    click.Option(["--device-config-map"], default="kube-system/hami-scheduler-device", show_default=True,
-                 metavar="NAMESPACE/NAME", help="ConfigMap with the device configuration."),
-    click.Option(["--node-scheduler-policy", "node_policy"], type=click.Choice(NODE_POLICIES), default="binpack",
-                 show_default=True, help="Default node policy of the scheduler."),
-    click.Option(["--gpu-scheduler-policy", "device_policy"], default="spread", show_default=True, metavar="POLICY",
-                 help="Default device policy of the scheduler."),
-    click.Option(["--snapshot"], default="", metavar="FILE", help="Answer from a file that hami snapshot has written, "
-                 "instead of a cluster; it contains the device configuration and the policies."),
+    click.Option(
+        ["--device-config-file"],
+        default="",
+        metavar="FILE",
+        help="Device configuration of the scheduler, instead of the ConfigMap.",
+    ),
+    click.Option(
+        ["--device-config-map"],
+        default="kube-system/hami-scheduler-device",
+        show_default=True,
+        metavar="NAMESPACE/NAME",
+        help="ConfigMap with the device configuration.",
+    ),
+    click.Option(
+        ["--node-scheduler-policy", "node_policy"],
+        type=click.Choice(NODE_POLICIES),
+        default="binpack",
+        show_default=True,
+        help="Default node policy of the scheduler.",
+    ),
+    click.Option(
+        ["--gpu-scheduler-policy", "device_policy"],
+        default="spread",
+        show_default=True,
+        metavar="POLICY",
+        help="Default device policy of the scheduler.",
+    ),
+    click.Option(
+        ["--snapshot"],
+        default="",
+        metavar="FILE",
+        help="Answer from a file that hami snapshot has written, "
+        "instead of a cluster; it contains the device configuration and the policies.",
+    ),
 )
 """The fields of `Client` but the last."""
 OUTPUT_OPTIONS = (
-    click.Option(["-o", "--output", "form"], type=click.Choice(FORMS), default="table", show_default=True,
-                 help="Form of the output."),
-    click.Option(["--no-headers"], is_flag=True, help="Leave out headings and summaries of tables."),
+    click.Option(
+        ["-o", "--output", "form"],
+        type=click.Choice(FORMS),
+        default="table",
+        show_default=True,
+        help="Form of the output.",
+    ),
+    click.Option(
+        ["--no-headers"], is_flag=True, help="Leave out headings and summaries of tables."
+    ),
 )
 
 
@@ -187,35 +239,53 @@ class Answer:
     status: int = 0
 
 
-def people_command(name: str, *, of_cluster: bool = True, has_forms: bool = True) -> Callable[..., click.Command]:
+def people_command(
+    name: str, *, of_cluster: bool = True, has_forms: bool = True
+) -> Callable[..., click.Command]:
     """Declares a command for people by a function that has the command's own arguments and options.
 
     *of_cluster*: the command has the options of the access, and the function takes ``client``. *has_forms*: the command
     has the options of the output, and the function takes ``style`` and returns an `Answer`, or ``None`` if it has
     printed everything itself.
     """
+
     def declare(function: Callable[..., Answer | None]) -> click.Command:
         @click.pass_context
         @functools.wraps(function)
         def run(ctx: click.Context, /, **values: Any) -> None:
             if of_cluster:
-                fields = {str(option.name): values.pop(str(option.name)) for option in CLIENT_OPTIONS}
+                fields = {
+                    str(option.name): values.pop(str(option.name)) for option in CLIENT_OPTIONS
+                }
                 values["client"] = Client(**fields, connect=ctx.obj or connect_api)
-            style = make_style(values.pop("form"), headers=not values.pop("no_headers")) if has_forms else Style()
+            style = (
+                make_style(values.pop("form"), headers=not values.pop("no_headers"))
+                if has_forms
+                else Style()
+            )
             answer = function(**values, **({"style": style} if has_forms else {}))
             if answer is not None:
-                click.echo(render_document(answer.document, style.form) if style.is_document else answer.text())
+                click.echo(
+                    render_document(answer.document, style.form)
+                    if style.is_document
+                    else answer.text()
+                )
                 ctx.exit(answer.status)
 
         command = click.command(name=name, context_settings=CONTEXT_SETTINGS)(run)
-        command.params.extend([*(CLIENT_OPTIONS if of_cluster else ()), *(OUTPUT_OPTIONS if has_forms else ())])
+        command.params.extend(
+            [*(CLIENT_OPTIONS if of_cluster else ()), *(OUTPUT_OPTIONS if has_forms else ())]
+        )
         return command
+
     return declare
 
 
 def make_style(form: str, *, headers: bool) -> Style:
     """Returns the style of the output: with colors only on a terminal, and not if NO_COLOR is set."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # there is none where it was closed
+    is_terminal = (
+        sys.stdout is not None and sys.stdout.isatty()
+    )  # there is none where it was closed
     return Style(form, headers, color=is_terminal and not os.environ.get("NO_COLOR"))
 
 

@@ -30,7 +30,9 @@ DASHBOARD_FLAGS: Groups = (
 )
 
 
-@click.command(name="dashboard", cls=GroupedCommand, groups=DASHBOARD_FLAGS, defaults=(DASHBOARD_DEFAULTS,))
+@click.command(
+    name="dashboard", cls=GroupedCommand, groups=DASHBOARD_FLAGS, defaults=(DASHBOARD_DEFAULTS,)
+)
 @click.pass_context
 def dashboard_command(ctx: click.Context, /, **values: object) -> None:
     """Serve read-only pages: nodes with their cards and pods, pods that wait and what would help, quotas.
@@ -40,7 +42,9 @@ def dashboard_command(ctx: click.Context, /, **values: object) -> None:
     Give it the scheduler's policies and device configuration: they decide what would help. - and _ in a flag's name are
     equivalent; a BOOL may be omitted (true). POD_NAMESPACE is the namespace of the monitors.
     """
-    from hami.scheduler.cluster_cache import cluster_cache  # the parent process of the scheduler stays small
+    from hami.scheduler.cluster_cache import (
+        cluster_cache,
+    )  # the parent process of the scheduler stays small
 
     settings = settings_of_command_line(ctx, DASHBOARD_FLAGS, values, read_dashboard_settings)
     run_program(ctx, run_dashboard, settings, cluster_cache(settings))

@@ -17,8 +17,12 @@ PLUGIN_DEFAULTS = PluginSettings(node="")
 PLUGIN_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
 
 
-@click.command(name="device-plugin", cls=GroupedCommand, groups=PLUGIN_FLAGS,
-               defaults=(PLUGIN_DEFAULTS, PLUGIN_DEFAULTS.nvidia))
+@click.command(
+    name="device-plugin",
+    cls=GroupedCommand,
+    groups=PLUGIN_FLAGS,
+    defaults=(PLUGIN_DEFAULTS, PLUGIN_DEFAULTS.nvidia),
+)
 @click.pass_context
 def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
     """Offer this node's NVIDIA devices to its kubelet and to the scheduler, and allocate shares to containers.
@@ -39,8 +43,12 @@ def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSetting
     health = Health()
     if settings.health_bind_address is None:
         return serve(settings, read, health=health)
-    pages = PageServer("health", settings.health_bind_address, {"/readyz": health.readyz, "/healthz": health.healthz},
-                       flag="--health-bind-address")
+    pages = PageServer(
+        "health",
+        settings.health_bind_address,
+        {"/readyz": health.readyz, "/healthz": health.healthz},
+        flag="--health-bind-address",
+    )
     pages.start()
     try:
         return serve(settings, read, health=health)

@@ -19,8 +19,9 @@ from hami.inspect.tables import printable
 _SHORT_WITH_VALUE = re.compile(r"(-[A-Za-z])=(.+)", re.DOTALL)
 
 
-PEOPLE = dict.fromkeys(("audit", "capacity", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people") | {
-    "resize": "hami.cli.resize"}
+PEOPLE = dict.fromkeys(
+    ("audit", "capacity", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people"
+) | {"resize": "hami.cli.resize"}
 """The commands for people, and the module that has them."""
 
 
@@ -50,7 +51,9 @@ def _reason_of(error: OSError) -> str:
 class Commands(Command, click.Group):
     """The commands."""
 
-    def __init__(self, *args: Any, modules: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, modules: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         """*modules*: by the name of a command, the module that has it as ``‹name›_command``. It is imported when the
         command is asked for: all of them together would take a program 0.1 s at its start."""
         super().__init__(*args, **options)
@@ -79,7 +82,9 @@ class Commands(Command, click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Accepts ``-n=NAME`` for ``-n NAME``, as kubectl does: for click the value would be ``=NAME``."""
         matches = [(arg, _SHORT_WITH_VALUE.fullmatch(arg)) for arg in args]
-        return super().parse_args(ctx, [match[1] + match[2] if match else arg for arg, match in matches])
+        return super().parse_args(
+            ctx, [match[1] + match[2] if match else arg for arg, match in matches]
+        )
 
 
 def run(commands: Commands, name: str) -> NoReturn:

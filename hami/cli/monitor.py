@@ -13,7 +13,9 @@ from hami.runtime.options import Groups
 MONITOR_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
 
 
-@click.command(name="monitor", cls=GroupedCommand, groups=MONITOR_FLAGS, defaults=(MonitorSettings(),))
+@click.command(
+    name="monitor", cls=GroupedCommand, groups=MONITOR_FLAGS, defaults=(MonitorSettings(),)
+)
 @click.pass_context
 def monitor_command(ctx: click.Context, /, **values: object) -> None:
     """Show what containers really use of this node's NVIDIA devices, and give way to those of higher priority.
@@ -21,11 +23,22 @@ def monitor_command(ctx: click.Context, /, **values: object) -> None:
     A flag overrides the environment variable in brackets. - and _ in a flag's name are equivalent; a BOOL may be
     omitted (true). A DURATION is written as 1s or 500ms. With --once it prints what containers use now.
     """
-    run_program(ctx, run_monitor, read_monitor_settings(fields_given(ctx, MONITOR_FLAGS, values), os.environ))
+    run_program(
+        ctx,
+        run_monitor,
+        read_monitor_settings(fields_given(ctx, MONITOR_FLAGS, values), os.environ),
+    )
 
 
 def run_monitor(settings: MonitorSettings) -> int:
     """Serves until a stop signal arrives, or prints one round. Returns the exit status."""
-    from hami.monitor.program import print_once, serve  # the parent process of the scheduler stays small
+    from hami.monitor.program import (
+        print_once,
+        serve,
+    )  # the parent process of the scheduler stays small
 
-    return print_once(settings, lambda text: click.echo(text, nl=False)) if settings.once else serve(settings)
+    return (
+        print_once(settings, lambda text: click.echo(text, nl=False))
+        if settings.once
+        else serve(settings)
+    )

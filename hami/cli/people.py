@@ -29,24 +29,60 @@ TOP_KINDS = ("nodes", "cards", "pods", "namespaces")
 SORTS = ("name", "memory", "cores", "free", "pods", "age")
 INTERVAL_S = 2.0
 PAUSE_FACTOR = 10  # the pause of -w is at least so many times as long as reading takes
-FILES = click.option("-f", "--filename", "files", type=click.File("r", encoding="utf-8"), multiple=True, required=True,
-                     help="Manifests (YAML or JSON); - reads standard input. May be given several times.")
-SCHEDULER_NAME = click.option("--scheduler-name", default="hami-scheduler", show_default=True, metavar="NAME",
-                              help="Name of HAMi's scheduler in pods.")
+FILES = click.option(
+    "-f",
+    "--filename",
+    "files",
+    type=click.File("r", encoding="utf-8"),
+    multiple=True,
+    required=True,
+    help="Manifests (YAML or JSON); - reads standard input. May be given several times.",
+)
+SCHEDULER_NAME = click.option(
+    "--scheduler-name",
+    default="hami-scheduler",
+    show_default=True,
+    metavar="NAME",
+    help="Name of HAMi's scheduler in pods.",
+)
 MAX_CHARACTERS = 20_000_000  # of a manifest
 
 
 @people_command("top")
 @click.argument("kind", type=click.Choice(TOP_KINDS), default="nodes")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("-l", "--selector", default="", metavar="SELECTOR",
-              help="Label selector of nodes (nodes, cards) or pods.")
-@click.option("--sort-by", "sort", type=click.Choice(SORTS), default="name", show_default=True,
-              help="Order of the rows; the greatest is first, except by name.")
-@click.option("-w", "--watch", is_flag=True, help=f"Show it again every {INTERVAL_S:g} seconds, or less often where "
-              "reading takes long, until Ctrl-C.")
-def top_command(*, client: Client, style: Style, kind: str, names: tuple[str, ...], selector: str, sort: str,
-                watch: bool) -> None:
+@click.option(
+    "-l",
+    "--selector",
+    default="",
+    metavar="SELECTOR",
+    help="Label selector of nodes (nodes, cards) or pods.",
+)
+@click.option(
+    "--sort-by",
+    "sort",
+    type=click.Choice(SORTS),
+    default="name",
+    show_default=True,
+    help="Order of the rows; the greatest is first, except by name.",
+)
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help=f"Show it again every {INTERVAL_S:g} seconds, or less often where "
+    "reading takes long, until Ctrl-C.",
+)
+def top_command(
+    *,
+    client: Client,
+    style: Style,
+    kind: str,
+    names: tuple[str, ...],
+    selector: str,
+    sort: str,
+    watch: bool,
+) -> None:
     """Show what is given out of the devices: by node, by card, by pod or by namespace.
 
     NAMEs are those of nodes (for nodes and cards), pods or namespaces. Pods are those of one namespace, unless -A is
@@ -97,16 +133,24 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     cluster = client.cluster()
     pod = cluster.pod_named(namespace, name) or client.find_pod(PodRef(namespace, name, ""))
     if pod is None:
-        raise unknown_name(f"pod in namespace {namespace}:", name, {
-            other.ref.name for other in cluster.pods.values() if other.ref.namespace == namespace})
+        raise unknown_name(
+            f"pod in namespace {namespace}:",
+            name,
+            {other.ref.name for other in cluster.pods.values() if other.ref.namespace == namespace},
+        )
     if pod.node_name:
         report = explain_pod(cluster, pod, ())
     elif (claims := _waiting_claims(client, cluster, pod)) is not None:
         report = explain_claims(cluster, pod, claims, client.events(cluster.record, pod.ref))
     else:
         budgets = client.budgets() if pod.preempts and is_possible(cluster.view, pod) else ()
-        report = explain_pod(cluster, pod, client.events(cluster.record, pod.ref), budgets=budgets,
-                             pod_groups=client.pod_groups())
+        report = explain_pod(
+            cluster,
+            pod,
+            client.events(cluster.record, pod.ref),
+            budgets=budgets,
+            pod_groups=client.pod_groups(),
+        )
     return Answer(document=report, text=lambda: render_report(report, wide=style.form == "wide"))
 
 
@@ -124,19 +168,60 @@ def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> PodC
 
 @people_command("simulate")
 @FILES
-@click.option("--replicas", type=click.IntRange(0, 100_000), metavar="N", help="Pods of each workload, instead of "
-              "its own number.")
-@click.option("--add-node", "added", multiple=True, metavar="like=NODE:COUNT",
-              help="Add idle nodes like an existing one.")
-@click.option("--drain", "drained", multiple=True, metavar="NODE",
-              help="Do without this node and place its pods again.")
-@click.option("--cordon", "cordoned", multiple=True, metavar="CARD", help="Do without this card (UUID) for new pods.")
-@click.option("--without", "ended", multiple=True, metavar="POD", help="Do without this pod (NAMESPACE/NAME or NAME).")
-@click.option("--policy", type=click.Choice(NODE_POLICIES), help="Node policy of the new pods, instead of their own.")
-@click.option("--with-preemption", is_flag=True, help="Evict pods of lower priority for pods that fit nowhere.")
+@click.option(
+    "--replicas",
+    type=click.IntRange(0, 100_000),
+    metavar="N",
+    help="Pods of each workload, instead of its own number.",
+)
+@click.option(
+    "--add-node",
+    "added",
+    multiple=True,
+    metavar="like=NODE:COUNT",
+    help="Add idle nodes like an existing one.",
+)
+@click.option(
+    "--drain",
+    "drained",
+    multiple=True,
+    metavar="NODE",
+    help="Do without this node and place its pods again.",
+)
+@click.option(
+    "--cordon",
+    "cordoned",
+    multiple=True,
+    metavar="CARD",
+    help="Do without this card (UUID) for new pods.",
+)
+@click.option(
+    "--without",
+    "ended",
+    multiple=True,
+    metavar="POD",
+    help="Do without this pod (NAMESPACE/NAME or NAME).",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(NODE_POLICIES),
+    help="Node policy of the new pods, instead of their own.",
+)
+@click.option(
+    "--with-preemption",
+    is_flag=True,
+    help="Evict pods of lower priority for pods that fit nowhere.",
+)
 @SCHEDULER_NAME
-def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], scheduler_name: str,
-                     with_preemption: bool, **changes: Any) -> Answer:
+def simulate_command(
+    *,
+    client: Client,
+    style: Style,
+    files: tuple[Any, ...],
+    scheduler_name: str,
+    with_preemption: bool,
+    **changes: Any,
+) -> Answer:
     """Show how many pods of manifests would fit, where each would go, and why the next would not.
 
     Nothing is written. Pods, Deployments, ReplicaSets, StatefulSets, Jobs and CronJobs pass the same admission as in
@@ -158,22 +243,41 @@ def simulate_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     taken = client.read()
     record, drained = change_record(taken, scenario)
     reader, holders = None if client.snapshot else client.reader(), claim_holders(taken)
-    moved = [(pod, claims_of_pod(reader, pod.ref) if reader and (pod.ref.namespace, pod.ref.name) in holders else None)
-             for pod in drained]
+    moved = [
+        (
+            pod,
+            claims_of_pod(reader, pod.ref)
+            if reader and (pod.ref.namespace, pod.ref.name) in holders
+            else None,
+        )
+        for pod in drained
+    ]
     cluster = InspectedCluster(record)
     cluster.check_has_devices()
     sources = with_claims(sources, documents, reader, cluster, scenario.namespace)
-    preemption = SimulatedPreemption(
-        budgets=client.budgets(), classes=client.priority_classes(),
-        pod_groups=client.pod_groups()) if with_preemption else None
+    preemption = (
+        SimulatedPreemption(
+            budgets=client.budgets(),
+            classes=client.priority_classes(),
+            pod_groups=client.pod_groups(),
+        )
+        if with_preemption
+        else None
+    )
     report = simulate(cluster, sources, moved, scenario, make_admit(scheduler_name), preemption)
-    return Answer(document=report, text=lambda: render_simulation(report, style), status=0 if report.all_fit else 1)
+    return Answer(
+        document=report,
+        text=lambda: render_simulation(report, style),
+        status=0 if report.all_fit else 1,
+    )
 
 
 @people_command("capacity")
 @FILES
 @SCHEDULER_NAME
-def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], scheduler_name: str) -> Answer:
+def capacity_command(
+    *, client: Client, style: Style, files: tuple[Any, ...], scheduler_name: str
+) -> Answer:
     """Show how many more pods of a manifest the cluster takes, in total and for each node.
 
     The manifest has one Pod or one workload. Nothing is written.
@@ -183,23 +287,43 @@ def capacity_command(*, client: Client, style: Style, files: tuple[Any, ...], sc
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"))
     sources, documents = read_files(files)
     if len(sources) != 1:
-        raise HamiError(f"expected one pod or workload, found {', '.join(source.title for source in sources)}")
+        raise HamiError(
+            f"expected one pod or workload, found {', '.join(source.title for source in sources)}"
+        )
     cluster = client.cluster()
     reader = None if client.snapshot else client.reader()
-    source, = with_claims(sources, documents, reader, cluster, scenario.namespace)
+    (source,) = with_claims(sources, documents, reader, cluster, scenario.namespace)
     nodes = count_capacity(cluster, source, scenario, make_admit(scheduler_name))
-    return Answer(document={"pods": sum(node.pods for node in nodes), "nodes": nodes},
-                  text=lambda: render_capacity(source, nodes, style))
+    return Answer(
+        document={"pods": sum(node.pods for node in nodes), "nodes": nodes},
+        text=lambda: render_capacity(source, nodes, style),
+    )
 
 
 @people_command("audit")
-@click.option("--before-upgrade", is_flag=True, help="List instead the workloads that would have to change before this "
-              "HAMi replaces another.")
-@click.option("-f", "--filename", "files", type=click.File("r", encoding="utf-8"), multiple=True, help="With "
-              "--before-upgrade: manifests (YAML or JSON) instead of the cluster's workloads; - reads standard input.")
+@click.option(
+    "--before-upgrade",
+    is_flag=True,
+    help="List instead the workloads that would have to change before this HAMi replaces another.",
+)
+@click.option(
+    "-f",
+    "--filename",
+    "files",
+    type=click.File("r", encoding="utf-8"),
+    multiple=True,
+    help="With "
+    "--before-upgrade: manifests (YAML or JSON) instead of the cluster's workloads; - reads standard input.",
+)
 @SCHEDULER_NAME
-def audit_command(*, client: Client, style: Style, before_upgrade: bool, files: tuple[Any, ...],
-                  scheduler_name: str) -> Answer:
+def audit_command(
+    *,
+    client: Client,
+    style: Style,
+    before_upgrade: bool,
+    files: tuple[Any, ...],
+    scheduler_name: str,
+) -> Answer:
     """Find where annotations, inventories and specifications contradict each other, and say what to do.
 
     Over-committed cards, allocations and inventories that cannot be read, cards and nodes that are gone, stale locks,
@@ -222,7 +346,11 @@ def audit_command(*, client: Client, style: Style, before_upgrade: bool, files: 
         record = settle(replace(record, installation=reader.installation()), reader.pod, time.sleep)
     cluster = InspectedCluster(record)
     findings = audit(cluster)
-    return Answer(document={"items": findings}, text=lambda: render_audit(cluster, findings), status=bool(findings))
+    return Answer(
+        document={"items": findings},
+        text=lambda: render_audit(cluster, findings),
+        status=bool(findings),
+    )
 
 
 def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str) -> Answer:
@@ -233,8 +361,10 @@ def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str)
     from hami.runtime.clock import utc_now
 
     if client.snapshot and not files:
-        raise HamiError("a snapshot has no environment variables, on which the answer depends: add -f FILE, from "
-                        "kubectl get cronjobs,jobs,deployments,statefulsets,daemonsets,replicasets,pods -A -o json")
+        raise HamiError(
+            "a snapshot has no environment variables, on which the answer depends: add -f FILE, from "
+            "kubectl get cronjobs,jobs,deployments,statefulsets,daemonsets,replicasets,pods -A -o json"
+        )
     record = ClusterRecord(taken=utc_now(), nodes=(), pods=(), device_config=client.device_config())
     cluster, refuse = InspectedCluster(record), make_refuse(scheduler_name)
     if files:
@@ -242,18 +372,30 @@ def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str)
         check = UpgradeCheck(cluster, refuse, namespace=namespace)
         for file in files:
             if others := check.add_all(list(read_documents(read_file(file), file.name))):
-                show_note(f"{file.name}: left out, since they make no pods: {', '.join(sorted(others))}")
+                show_note(
+                    f"{file.name}: left out, since they make no pods: {', '.join(sorted(others))}"
+                )
     else:
         reader = client.reader()
-        check = UpgradeCheck(cluster, refuse, ignored=reader.labeled_namespaces(f"{WEBHOOK_LABEL}={IGNORE}"))
+        check = UpgradeCheck(
+            cluster, refuse, ignored=reader.labeled_namespaces(f"{WEBHOOK_LABEL}={IGNORE}")
+        )
         reader.workloads("" if client.all_namespaces else client.namespace, check.add)
     findings, count = check.findings, check.workloads
-    return Answer(document={"items": findings}, text=lambda: render_upgrade(count, findings), status=bool(findings))
+    return Answer(
+        document={"items": findings},
+        text=lambda: render_upgrade(count, findings),
+        status=bool(findings),
+    )
 
 
 @people_command("snapshot", has_forms=False)
-@click.option("--anonymize", is_flag=True, help="Replace the names of nodes, pods, namespaces, quotas, priority "
-              "classes and devices, and leave labels and events out.")
+@click.option(
+    "--anonymize",
+    is_flag=True,
+    help="Replace the names of nodes, pods, namespaces, quotas, priority "
+    "classes and devices, and leave labels and events out.",
+)
 def snapshot_command(*, client: Client, anonymize: bool) -> None:
     """Write what HAMi's decisions depend on to standard output: hami snapshot > FILE.
 
@@ -268,7 +410,9 @@ def snapshot_command(*, client: Client, anonymize: bool) -> None:
     if not client.snapshot:
         reader = client.reader()
         record = replace(record, events=reader.all_events(), installation=reader.installation())
-    click.echo(snapshot.render_snapshot(snapshot.anonymize(record) if anonymize else record), nl=False)
+    click.echo(
+        snapshot.render_snapshot(snapshot.anonymize(record) if anonymize else record), nl=False
+    )
 
 
 @people_command("replay", of_cluster=False)
@@ -282,8 +426,11 @@ def replay_command(*, style: Style, file: str) -> Answer:
     from hami.inspect.simulate import render_replay, replay
 
     decisions = replay(read_snapshot(file))
-    return Answer(document={"items": decisions}, text=lambda: render_replay(decisions, style),
-                  status=0 if all(decision.is_same for decision in decisions) else 1)
+    return Answer(
+        document={"items": decisions},
+        text=lambda: render_replay(decisions, style),
+        status=0 if all(decision.is_same for decision in decisions) else 1,
+    )
 
 
 def read_files(files: tuple[Any, ...]) -> tuple[list[PodSource], Documents]:
@@ -304,19 +451,35 @@ def read_files(files: tuple[Any, ...]) -> tuple[list[PodSource], Documents]:
         if others := [title for title in others if title not in of_claims.titles]:
             show_note(f"{file.name}: left out, since they make no pods: {', '.join(others)}")
     labels = {source.title: source.pod["metadata"].get("labels") for source in sources}
-    if claiming := [title for title, own in labels.items() if isinstance(own, dict) and own.get(DOOR) in CLAIM_DOORS]:
+    if claiming := [
+        title
+        for title, own in labels.items()
+        if isinstance(own, dict) and own.get(DOOR) in CLAIM_DOORS
+    ]:
         show_note(f"the label {DOOR} is not simulated, so it is ignored: {', '.join(claiming)}")
     return sources, documents
 
 
-def with_claims(sources: list[PodSource], documents: Documents, reader: Reader | None, cluster: InspectedCluster,
-                namespace: str) -> list[PodSource]:
+def with_claims(
+    sources: list[PodSource],
+    documents: Documents,
+    reader: Reader | None,
+    cluster: InspectedCluster,
+    namespace: str,
+) -> list[PodSource]:
     """Returns *sources* with the claims of their pods: of *documents*, or else of *reader*. *namespace*: of those that
     name none. Raises: HamiError."""
     from hami.inspect.read_claims import claims_of_manifest, may_have_claims
 
-    return [replace(source, claims=claims_of_manifest(reader, documents, source.pod, source.namespace or namespace))
-            if may_have_claims(source.pod, cluster.vendors.resources) else source for source in sources]
+    return [
+        replace(
+            source,
+            claims=claims_of_manifest(reader, documents, source.pod, source.namespace or namespace),
+        )
+        if may_have_claims(source.pod, cluster.vendors.resources)
+        else source
+        for source in sources
+    ]
 
 
 def read_file(file: Any) -> str:
@@ -344,6 +507,7 @@ def make_admit(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], 
         if verdict.message:
             return f"it is not for HAMi: {verdict.message}"
         return convert_pod(verdict.pod)
+
     return admit
 
 
@@ -356,10 +520,13 @@ def make_refuse(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str],
     def refuse(view: View, pod: Mapping[str, Any], namespace: str) -> str:
         verdict = decide(view, pod, namespace)
         return verdict.message if isinstance(verdict, Denied) else ""
+
     return refuse
 
 
-def _make_decide(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str], Admitted | Denied]:
+def _make_decide(
+    scheduler_name: str,
+) -> Callable[[View, Mapping[str, Any], str], Admitted | Denied]:
     from hami.codec.admission import Review
     from hami.scheduler.admit import Admitter
 
@@ -368,4 +535,5 @@ def _make_decide(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str]
     def decide(view: View, pod: Mapping[str, Any], namespace: str) -> Admitted | Denied:
         review = Review("", namespace, pod, "admission.k8s.io/v1", "AdmissionReview")
         return Admitter(view, settings).admit(review)
+
     return decide

@@ -8,13 +8,24 @@ from hami.cli.device_plugin import PLUGIN_DEFAULTS
 from hami.cli.flags import GroupedCommand
 from hami.runtime.options import FILE, Flag, Groups, whole_number
 
-REGIONS_FLAGS: Groups = (("Mount", (
-    Flag("--hook-path", FILE, "The host's directory above vgpu, as of the device plugin."),
-    Flag("--size", whole_number(16), "Size in MiB: 2 for each container with shares of GPUs.  [default: 512]"),
-)),)
+REGIONS_FLAGS: Groups = (
+    (
+        "Mount",
+        (
+            Flag("--hook-path", FILE, "The host's directory above vgpu, as of the device plugin."),
+            Flag(
+                "--size",
+                whole_number(16),
+                "Size in MiB: 2 for each container with shares of GPUs.  [default: 512]",
+            ),
+        ),
+    ),
+)
 
 
-@click.command(name="mount-regions", cls=GroupedCommand, groups=REGIONS_FLAGS, defaults=(PLUGIN_DEFAULTS,))
+@click.command(
+    name="mount-regions", cls=GroupedCommand, groups=REGIONS_FLAGS, defaults=(PLUGIN_DEFAULTS,)
+)
 def mount_regions_command(hook_path: str | None, size: int | None) -> None:
     """Mount a file system in memory for the files that containers with shares of GPUs may write.
 

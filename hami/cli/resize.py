@@ -26,13 +26,33 @@ INTERRUPTED = 130
 @click.argument("kind", type=click.Choice(("pod",)))
 @click.argument("name")
 @click.argument("container", default="")
-@click.option("--memory", metavar="QUANTITY", help="Memory of each of its GPUs, such as 8Gi or 6000Mi, or 40% of them.")
-@click.option("--cores", type=click.IntRange(1, 100), help="Percent of the compute of each of its GPUs.")
+@click.option(
+    "--memory",
+    metavar="QUANTITY",
+    help="Memory of each of its GPUs, such as 8Gi or 6000Mi, or 40% of them.",
+)
+@click.option(
+    "--cores", type=click.IntRange(1, 100), help="Percent of the compute of each of its GPUs."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be decided, and write nothing.")
-@click.option("--timeout", type=Value("duration", parse_duration), default="60s", show_default=True,
-              help="How long to wait until it holds.")
-def resize_command(*, client: Client, kind: str, name: str, container: str, memory: str | None, cores: int | None,
-                   dry_run: bool, timeout: timedelta) -> None:
+@click.option(
+    "--timeout",
+    type=Value("duration", parse_duration),
+    default="60s",
+    show_default=True,
+    help="How long to wait until it holds.",
+)
+def resize_command(
+    *,
+    client: Client,
+    kind: str,
+    name: str,
+    container: str,
+    memory: str | None,
+    cores: int | None,
+    dry_run: bool,
+    timeout: timedelta,
+) -> None:
     """Give a container of a running pod more or less of its GPUs, without a restart, and wait until it holds.
 
     What is not named stays as it is. CONTAINER may be left out if only one has GPUs. More is given if it fits on the
@@ -63,8 +83,13 @@ def resize_command(*, client: Client, kind: str, name: str, container: str, memo
     asked = ask(request, read, chosen, size)
     _say(f"requested: {chosen} {_size_text(memory, cores)}")
     try:
-        holds = follow(asked, lambda: reader.pod(ref), _say, timeout_s=timeout.total_seconds(),
-                       why=lambda ref: silent.events(ref, "ResizePending"))
+        holds = follow(
+            asked,
+            lambda: reader.pod(ref),
+            _say,
+            timeout_s=timeout.total_seconds(),
+            why=lambda ref: silent.events(ref, "ResizePending"),
+        )
     except KeyboardInterrupt:
         _say(f"interrupted. The request stands: see hami explain pod {name} -n {ref.namespace}")
         click.get_current_context().exit(INTERRUPTED)

@@ -10,10 +10,22 @@ from hami.cli.scheduler import DEFAULTS, DEVICE_GROUPS, settings_of_command_line
 from hami.runtime.options import Flag, Groups, choice
 from hami.scheduler.settings import read_settings
 
-TABLE_FORMATS = ("text", "markdown", "json")  # as in hami.inspect.vendors, which is imported when the command runs
+TABLE_FORMATS = (
+    "text",
+    "markdown",
+    "json",
+)  # as in hami.inspect.vendors, which is imported when the command runs
 VENDORS_FLAGS: Groups = (
-    ("Format", (Flag("--output", choice("format", *TABLE_FORMATS),
-                     f"{', '.join(TABLE_FORMATS)}.  [default: {TABLE_FORMATS[0]}]"),)),
+    (
+        "Format",
+        (
+            Flag(
+                "--output",
+                choice("format", *TABLE_FORMATS),
+                f"{', '.join(TABLE_FORMATS)}.  [default: {TABLE_FORMATS[0]}]",
+            ),
+        ),
+    ),
     *DEVICE_GROUPS,
 )
 
@@ -31,5 +43,7 @@ def vendors_command(ctx: click.Context, /, **values: object) -> None:
     settings = settings_of_command_line(ctx, DEVICE_GROUPS, values, read_settings)
     for note in settings.devices.notes:
         show_note(note)
-    rows = entries(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
+    rows = entries(
+        settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar
+    )
     click.echo(render(rows, str(values["output"] or TABLE_FORMATS[0])))

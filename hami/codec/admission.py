@@ -12,7 +12,9 @@ import msgspec
 
 from hami.codec.documents import convert, decode
 
-SHORT_LIST = 32  # entries; jsonpatch takes quadratic time to find those that were removed, added or moved
+SHORT_LIST = (
+    32  # entries; jsonpatch takes quadratic time to find those that were removed, added or moved
+)
 _V1 = ("admission.k8s.io/v1", "AdmissionReview")
 
 
@@ -36,7 +38,8 @@ class _Request(msgspec.Struct):
     namespace: str | None = None
     object: Annotated[dict[str, Any] | None, msgspec.Meta(description="a Pod")] = None
     before: Annotated[dict[str, Any] | None, msgspec.Meta(description="a Pod")] = msgspec.field(
-        name="oldObject", default=None)
+        name="oldObject", default=None
+    )
 
 
 class _AdmissionReview(msgspec.Struct, rename="camel"):
@@ -51,16 +54,28 @@ _JSON = msgspec.json.Decoder()
 def parse_review(body: bytes) -> Review:
     """The review in *body*. Raises: MalformedInput."""
     wire = convert(decode("body", _JSON, body), _AdmissionReview, lambda path: path or _V1[1])
-    return Review(uid=wire.request.uid or "", namespace=wire.request.namespace or "", pod=wire.request.object,
-                  api_version=wire.api_version or _V1[0], kind=wire.kind or _V1[1],
-                  subresource=wire.request.subresource or "", before=wire.request.before)
+    return Review(
+        uid=wire.request.uid or "",
+        namespace=wire.request.namespace or "",
+        pod=wire.request.object,
+        api_version=wire.api_version or _V1[0],
+        kind=wire.kind or _V1[1],
+        subresource=wire.request.subresource or "",
+        before=wire.request.before,
+    )
 
 
-def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str = "", warning: str = "") -> bytes:
+def render_allowed(
+    review: Review, pod: Mapping[str, Any] | None, message: str = "", warning: str = ""
+) -> bytes:
     """Allows the pod, changed to *pod*; without a patch if it equals the pod received. *warning*: what ``kubectl``
     shows; the API server may cut it after 256 characters."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": True}
-    if pod is not None and pod is not review.pod and (operations := _difference(review.pod or {}, pod)):
+    if (
+        pod is not None
+        and pod is not review.pod
+        and (operations := _difference(review.pod or {}, pod))
+    ):
         response["patch"] = base64.b64encode(msgspec.json.encode(operations)).decode()
         response["patchType"] = "JSONPatch"
     if message:
@@ -72,11 +87,20 @@ def render_allowed(review: Review, pod: Mapping[str, Any] | None, message: str =
 
 def render_denied(review: Review | None, code: int, message: str) -> bytes:
     """Denies the pod. *code*: the HTTP status shown to the user; the response itself is always 200."""
-    reason = {403: "Forbidden", 400: "BadRequest", 413: "RequestEntityTooLarge",
-              503: "ServiceUnavailable"}.get(code, "InternalError")
-    response = {"uid": review.uid if review else "", "allowed": False,
-                "status": {"status": "Failure", "message": message, "reason": reason, "code": code}}
-    return _rendered(review.api_version if review else _V1[0], review.kind if review else _V1[1], response)
+    reason = {
+        403: "Forbidden",
+        400: "BadRequest",
+        413: "RequestEntityTooLarge",
+        503: "ServiceUnavailable",
+    }.get(code, "InternalError")
+    response = {
+        "uid": review.uid if review else "",
+        "allowed": False,
+        "status": {"status": "Failure", "message": message, "reason": reason, "code": code},
+    }
+    return _rendered(
+        review.api_version if review else _V1[0], review.kind if review else _V1[1], response
+    )
 
 
 def _rendered(api_version: str, kind: str, response: Mapping[str, Any]) -> bytes:
@@ -89,19 +113,27 @@ def _difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]
     if before is after:
         return []
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() <= after.keys():
-        operations = [{"op": "add", "path": f"{path}/{_escaped(key)}", "value": after[key]}
-                      for key in after if key not in before]
+        operations = [
+            {"op": "add", "path": f"{path}/{_escaped(key)}", "value": after[key]}
+            for key in after
+            if key not in before
+        ]
         for key in before:
             if before[key] is not after[key]:
                 operations += _difference(before[key], after[key], f"{path}/{_escaped(key)}")
         return operations
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return [operation for place, pair in enumerate(zip(before, after))
-                for operation in _difference(*pair, f"{path}/{place}")]
+        return [
+            operation
+            for place, pair in enumerate(zip(before, after))
+            for operation in _difference(*pair, f"{path}/{place}")
+        ]
     if isinstance(before, list) and len(before) > SHORT_LIST:
         return [{"op": "replace", "path": path, "value": after}]
-    return [operation | {key: path + operation[key] for key in ("path", "from") if key in operation}
-            for operation in jsonpatch.make_patch(before, after).patch]
+    return [
+        operation | {key: path + operation[key] for key in ("path", "from") if key in operation}
+        for operation in jsonpatch.make_patch(before, after).patch
+    ]
 
 
 def _escaped(key: str) -> str:

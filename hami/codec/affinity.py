@@ -22,9 +22,12 @@ class _WeightedTerm(msgspec.Struct, rename="camel", gc=False):
 
 
 class _PodAffinity(msgspec.Struct, gc=False):
-    required: list[_Term] | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+    required: list[_Term] | None = msgspec.field(
+        name="requiredDuringSchedulingIgnoredDuringExecution", default=None
+    )
     preferred: list[_WeightedTerm] | None = msgspec.field(
-        name="preferredDuringSchedulingIgnoredDuringExecution", default=None)
+        name="preferredDuringSchedulingIgnoredDuringExecution", default=None
+    )
 
 
 class _Expression(msgspec.Struct, gc=False):
@@ -45,7 +48,8 @@ class _WeightedNodeTerm(msgspec.Struct, gc=False):
 
 class _NodeAffinity(msgspec.Struct, gc=False):
     preferred: list[_WeightedNodeTerm] | None = msgspec.field(
-        name="preferredDuringSchedulingIgnoredDuringExecution", default=None)
+        name="preferredDuringSchedulingIgnoredDuringExecution", default=None
+    )
 
 
 class Affinity(msgspec.Struct, rename="camel", gc=False):
@@ -61,15 +65,21 @@ def is_cross_namespace(affinity: Affinity) -> bool:
     for kind in (affinity.pod_affinity, affinity.pod_anti_affinity):
         if kind is not None:
             preferred = [weighted.pod_affinity_term for weighted in kind.preferred or ()]
-            if any(term.namespaces or term.namespace_selector is not None
-                   for term in (*(kind.required or ()), *preferred) if term is not None):
+            if any(
+                term.namespaces or term.namespace_selector is not None
+                for term in (*(kind.required or ()), *preferred)
+                if term is not None
+            ):
                 return True
     return False
 
 
 def prefers_pods(affinity: Affinity) -> bool:
     """Reports whether the pod prefers to be near other pods, or away from them."""
-    return any(kind is not None and kind.preferred for kind in (affinity.pod_affinity, affinity.pod_anti_affinity))
+    return any(
+        kind is not None and kind.preferred
+        for kind in (affinity.pod_affinity, affinity.pod_anti_affinity)
+    )
 
 
 def node_preferences(affinity: Affinity) -> tuple[NodePreference, ...]:
@@ -83,8 +93,10 @@ def node_preferences(affinity: Affinity) -> tuple[NodePreference, ...]:
         values_left -= sum(len(item.values or ()) for item in (*of_labels, *of_names))
         if left < 0 or values_left < 0:
             break
-        requirements = (*(_requirement(item.key, item) for item in of_labels),
-                        *(_requirement("", item) for item in of_names))
+        requirements = (
+            *(_requirement(item.key, item) for item in of_labels),
+            *(_requirement("", item) for item in of_names),
+        )
         if requirements:  # an empty term has no effect
             preferences.append(NodePreference(weighted.weight, requirements))
     return tuple(preferences)

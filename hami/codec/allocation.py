@@ -32,7 +32,11 @@ def parse_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
     if len(text) <= LONGEST_CACHED:
         return _cached_shares(field, text)
     if len(text) > LONGEST or text.count(":") > MOST or text.count(";") > MOST:
-        raise MalformedInput(field, text, f"expected at most {LONGEST} characters, {MOST} shares and {MOST} containers")
+        raise MalformedInput(
+            field,
+            text,
+            f"expected at most {LONGEST} characters, {MOST} shares and {MOST} containers",
+        )
     shares = _recent_shares(field, text)
     if isinstance(shares, MalformedInput):
         raise shares.with_traceback(None)  # each raise adds to the one that is remembered
@@ -43,9 +47,18 @@ def _shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
     entries = text.split(";")
     if entries[-1] == "":
         entries.pop()
-    return tuple([
-        tuple([share for part in entry.split(":") if "," in part and (share := _share(field, part)).uuid])
-        for entry in entries])
+    return tuple(
+        [
+            tuple(
+                [
+                    share
+                    for part in entry.split(":")
+                    if "," in part and (share := _share(field, part)).uuid
+                ]
+            )
+            for entry in entries
+        ]
+    )
 
 
 @functools.lru_cache(maxsize=RECENT)
@@ -62,12 +75,15 @@ _cached_shares = functools.lru_cache(maxsize=4096)(_shares)
 
 def render_shares(containers: tuple[tuple[Share, ...], ...]) -> str:
     """The text that :func:`parse_shares` reads; a container without shares is the bare ``;``."""
-    return "".join("".join(f"{s.uuid},{s.type},{s.memory_mib},{s.cores}:" for s in shares) + ";"
-                   for shares in containers)
+    return "".join(
+        "".join(f"{s.uuid},{s.type},{s.memory_mib},{s.cores}:" for s in shares) + ";"
+        for shares in containers
+    )
 
 
-def container_positions(containers: Sequence[Container], allocation: Allocation,
-                        requests: Callable[[Container], object]) -> Mapping[str, int]:
+def container_positions(
+    containers: Sequence[Container], allocation: Allocation, requests: Callable[[Container], object]
+) -> Mapping[str, int]:
     """The position in *allocation* of the shares of each of *containers* that has some, by name.
 
     They belong, in order, to the containers for which *requests* is true: HAMi v2.10 leaves out containers without
@@ -78,14 +94,21 @@ def container_positions(containers: Sequence[Container], allocation: Allocation,
     requesting = [container.name for container in containers if requests(container)]
     if len(filled) == len(requesting):
         return dict(zip(requesting, filled))
-    return ({containers[position].name: position for position in filled} if len(allocation) == len(containers) else {})
+    return (
+        {containers[position].name: position for position in filled}
+        if len(allocation) == len(containers)
+        else {}
+    )
 
 
 def _share(field: str, part: str) -> Share:
     fields = part.split(",")
     if len(fields) < 4:
         raise MalformedInput(
-            field, part, "pod annotation format error, missing fields, do not use nodeName in task spec")
+            field,
+            part,
+            "pod annotation format error, missing fields, do not use nodeName in task spec",
+        )
     memory, cores = _amount(field, "memory", fields[2]), _amount(field, "core", fields[3])
     return Share(sys.intern(fields[0]), sys.intern(fields[1]), memory, cores)
 

@@ -39,7 +39,8 @@ _Resource = Annotated[str, Meta(pattern=r"^[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63
 _Quantity = Annotated[str, Meta(pattern=r"^[0-9A-Za-z.+-]{1,64}\Z")]
 _OfContainer = Annotated[dict[_Resource, _Quantity], Meta(min_length=1, max_length=8)]
 _AMOUNTS = msgspec.json.Decoder(
-    Annotated[dict[_Container, _OfContainer], Meta(min_length=1, max_length=MAX_RESULTS)])
+    Annotated[dict[_Container, _OfContainer], Meta(min_length=1, max_length=MAX_RESULTS)]
+)
 _NAME = re.compile(r"hami-[0-9a-f]{32}")
 
 
@@ -58,8 +59,15 @@ def render_claim_amounts(amounts: Amounts) -> str:
 def parse_claim_amounts(text: str) -> Amounts:
     """The amounts in the annotation *text*, which anybody may have written. Raises: MalformedInput."""
     if len(text) > MAX_TEXT:
-        raise MalformedInput(CLAIM_AMOUNTS, text, f"{len(text)} characters, expected at most {MAX_TEXT}")
-    return decode(CLAIM_AMOUNTS, _AMOUNTS, text.encode(errors="surrogatepass"), "amounts of resources by container")
+        raise MalformedInput(
+            CLAIM_AMOUNTS, text, f"{len(text)} characters, expected at most {MAX_TEXT}"
+        )
+    return decode(
+        CLAIM_AMOUNTS,
+        _AMOUNTS,
+        text.encode(errors="surrogatepass"),
+        "amounts of resources by container",
+    )
 
 
 def with_amounts(containers: Sequence[Container], text: str | None) -> tuple[Container, ...]:
@@ -68,10 +76,17 @@ def with_amounts(containers: Sequence[Container], text: str | None) -> tuple[Con
     Raises: MalformedInput if it cannot be read, or names another container.
     """
     if text is None:
-        raise MalformedInput(CLAIM_AMOUNTS, "", "missing, although the pod names a claim of the scheduler")
+        raise MalformedInput(
+            CLAIM_AMOUNTS, "", "missing, although the pod names a claim of the scheduler"
+        )
     amounts = parse_claim_amounts(text)
     if unknown := amounts.keys() - {container.name for container in containers}:
-        raise MalformedInput(CLAIM_AMOUNTS, min(unknown), "expected the name of a container of the pod")
+        raise MalformedInput(
+            CLAIM_AMOUNTS, min(unknown), "expected the name of a container of the pod"
+        )
     return tuple(
-        replace(container, limits={**container.limits, **amounts[container.name]}) if container.name in amounts
-        else container for container in containers)
+        replace(container, limits={**container.limits, **amounts[container.name]})
+        if container.name in amounts
+        else container
+        for container in containers
+    )

@@ -55,7 +55,12 @@ class ClaimTemplate:
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z", description="the name of a container")]
+    name: Annotated[
+        str,
+        Meta(
+            pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z", description="the name of a container"
+        ),
+    ]
     count: Annotated[int, Meta(ge=1, le=MAX_RESULTS)]
     memory: _Positive | None = None
     percent: Annotated[int, Meta(ge=1, le=WHOLE)] | None = None
@@ -84,29 +89,63 @@ _TEMPLATE = msgspec.json.Decoder(_Template)
 def render_claim_request(claim: ClaimRequest) -> str:
     """The text of *claim*, always the same for the same one."""
     selector = claim.selector
-    return msgspec.json.encode(_Text(
-        requests=[_Request(name, request.count, request.memory_mib or None,
-                           request.memory_percent if request.memory_mib == 0 else None, request.device_cores)
-                  for name, request in claim.requests.items()],
-        use_types=selector.use_types, nouse_types=selector.nouse_types, use_uuids=selector.use_uuids,
-        nouse_uuids=selector.nouse_uuids, mode=selector.mode, numa_bind=claim.numa_bind,
-        card_sizes=sorted(claim.card_sizes))).decode()
+    return msgspec.json.encode(
+        _Text(
+            requests=[
+                _Request(
+                    name,
+                    request.count,
+                    request.memory_mib or None,
+                    request.memory_percent if request.memory_mib == 0 else None,
+                    request.device_cores,
+                )
+                for name, request in claim.requests.items()
+            ],
+            use_types=selector.use_types,
+            nouse_types=selector.nouse_types,
+            use_uuids=selector.use_uuids,
+            nouse_uuids=selector.nouse_uuids,
+            mode=selector.mode,
+            numa_bind=claim.numa_bind,
+            card_sizes=sorted(claim.card_sizes),
+        )
+    ).decode()
 
 
 def parse_claim_request(text: str) -> ClaimRequest:
     """The claim in the annotation *text*, which anybody may have written. Raises: MalformedInput."""
     if len(text) > MAX_TEXT:
         raise MalformedInput(CLAIM_REQUEST, text, f"expected at most {MAX_TEXT} characters")
-    wire = convert(decode(CLAIM_REQUEST, _TEXT, text.encode(errors="surrogatepass")), _Text, places_in(CLAIM_REQUEST))
-    requests = {request.name: Request(vendor=VENDOR, count=request.count, memory_mib=request.memory or 0,
-                                      memory_percent=request.percent, cores=request.cores)
-                for request in wire.requests}
+    wire = convert(
+        decode(CLAIM_REQUEST, _TEXT, text.encode(errors="surrogatepass")),
+        _Text,
+        places_in(CLAIM_REQUEST),
+    )
+    requests = {
+        request.name: Request(
+            vendor=VENDOR,
+            count=request.count,
+            memory_mib=request.memory or 0,
+            memory_percent=request.percent,
+            cores=request.cores,
+        )
+        for request in wire.requests
+    }
     if len(requests) < len(wire.requests):
         raise MalformedInput(CLAIM_REQUEST, text, "expected a different name for each request")
-    selector = Selector(use_types=wire.use_types, nouse_types=wire.nouse_types, use_uuids=wire.use_uuids,
-                        nouse_uuids=wire.nouse_uuids, mode=wire.mode)
-    return ClaimRequest(requests=requests, selector=selector, numa_bind=wire.numa_bind,
-                        card_sizes=frozenset(wire.card_sizes))
+    selector = Selector(
+        use_types=wire.use_types,
+        nouse_types=wire.nouse_types,
+        use_uuids=wire.use_uuids,
+        nouse_uuids=wire.nouse_uuids,
+        mode=wire.mode,
+    )
+    return ClaimRequest(
+        requests=requests,
+        selector=selector,
+        numa_bind=wire.numa_bind,
+        card_sizes=frozenset(wire.card_sizes),
+    )
 
 
 def template_name(text: str) -> str:
@@ -124,11 +163,17 @@ def render_template(text: str) -> dict[str, Any]:
     spec = claim_spec(parse_claim_request(text))
     if isinstance(spec, Inexpressible):
         raise MalformedInput(CLAIM_REQUEST, text, spec.reason)
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
-            "metadata": {"name": template_name(text), "labels": {CLAIM_TEMPLATE: "true"}}, "spec": {"spec": spec}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": template_name(text), "labels": {CLAIM_TEMPLATE: "true"}},
+        "spec": {"spec": spec},
+    }
 
 
-def claim_spec(claim: ClaimRequest, policy: DevicePolicy | None = None) -> dict[str, Any] | Inexpressible:
+def claim_spec(
+    claim: ClaimRequest, policy: DevicePolicy | None = None
+) -> dict[str, Any] | Inexpressible:
     """Returns the ``spec`` of *claim*, or why the API server would not accept it.
 
     *policy*: of its pod, if the claim has to say all of it.
@@ -137,17 +182,29 @@ def claim_spec(claim: ClaimRequest, policy: DevicePolicy | None = None) -> dict[
     spec = render_claim_spec(claim.requests, claim.selector, policy, claim.card_sizes)
     if isinstance(spec, Inexpressible):
         return spec
-    parts = [part for request in spec["devices"]["requests"]
-             for part in request.get("firstAvailable") or (request["exactly"],)]
-    longest = max((len(selector["cel"]["expression"].encode()) for part in parts
-                   for selector in part.get("selectors", ())), default=0)
+    parts = [
+        part
+        for request in spec["devices"]["requests"]
+        for part in request.get("firstAvailable") or (request["exactly"],)
+    ]
+    longest = max(
+        (
+            len(selector["cel"]["expression"].encode())
+            for part in parts
+            for selector in part.get("selectors", ())
+        ),
+        default=0,
+    )
     if longest > MAX_EXPRESSION:
-        return Inexpressible(f"the types or UUIDs need an expression of {longest} bytes, and a claim has at most "
-                             f"{MAX_EXPRESSION}")
+        return Inexpressible(
+            f"the types or UUIDs need an expression of {longest} bytes, and a claim has at most "
+            f"{MAX_EXPRESSION}"
+        )
     if (size := len(msgspec.json.encode(spec))) > MAX_SPEC:
         return Inexpressible(
             f"the lists of types and UUIDs, which each of {len(parts)} alternatives of requests repeats, make a claim "
-            f"of {size} bytes, and one has at most {MAX_SPEC}")
+            f"of {size} bytes, and one has at most {MAX_SPEC}"
+        )
     return spec
 
 

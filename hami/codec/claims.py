@@ -34,14 +34,37 @@ WHOLE = 100  # percent: all memory or cores of a card
 DEFAULT_PRIORITY = 1
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_Label = Annotated[str, Meta(pattern=rf"^{_LABEL}\Z", description="a name of lower case letters, digits and -, "
-                             "at most 63 characters")]
-_Subdomain = Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?\Z", max_length=253, description="the name "
-                                 "of an object: lower case letters, digits, - and ., at most 253 characters")]
-_RequestName = Annotated[str, Meta(pattern=rf"^{_LABEL}(/{_LABEL})?\Z", description="the name of a request, perhaps "
-                                   "with / and the name of a subrequest")]
-_Uid = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]+\Z", max_length=64, description="letters, digits and -, at most 64 "
-                           "characters")]
+_Label = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{_LABEL}\Z",
+        description="a name of lower case letters, digits and -, at most 63 characters",
+    ),
+]
+_Subdomain = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?\Z",
+        max_length=253,
+        description="the name "
+        "of an object: lower case letters, digits, - and ., at most 253 characters",
+    ),
+]
+_RequestName = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{_LABEL}(/{_LABEL})?\Z",
+        description="the name of a request, perhaps with / and the name of a subrequest",
+    ),
+]
+_Uid = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9-]+\Z",
+        max_length=64,
+        description="letters, digits and -, at most 64 characters",
+    ),
+]
 _Quantity = Annotated[str, Meta(max_length=64, description="a quantity of at most 64 characters")]
 
 
@@ -119,15 +142,24 @@ def parse_claim(data: bytes | msgspec.Raw) -> AllocatedClaim:
     for result in results:
         by_request.setdefault(_name(result.value.request), []).append(result)
     return AllocatedClaim(
-        namespace=wire.metadata.namespace, name=wire.metadata.name, uid=wire.metadata.uid,
-        pods=tuple(PodRef(wire.metadata.namespace, consumer.name, consumer.uid)
-                   for consumer in status.reserved_for or ()
-                   if (consumer.api_group, consumer.resource) == ("", "pods")),
-        requests=tuple(_allocated(parts, settings) for parts in by_request.values()))
+        namespace=wire.metadata.namespace,
+        name=wire.metadata.name,
+        uid=wire.metadata.uid,
+        pods=tuple(
+            PodRef(wire.metadata.namespace, consumer.name, consumer.uid)
+            for consumer in status.reserved_for or ()
+            if (consumer.api_group, consumer.resource) == ("", "pods")
+        ),
+        requests=tuple(_allocated(parts, settings) for parts in by_request.values()),
+    )
 
 
-def render_claim_spec(requests: Mapping[str, Request], selector: Selector, policy: DevicePolicy,
-                      card_sizes: Collection[int]) -> dict[str, Any] | Inexpressible:
+def render_claim_spec(
+    requests: Mapping[str, Request],
+    selector: Selector,
+    policy: DevicePolicy,
+    card_sizes: Collection[int],
+) -> dict[str, Any] | Inexpressible:
     """The ``spec`` of a claim with a request for each container, or why there is none.
 
     *requests*: by container, whose name the request gets. *selector*, *policy*: of the pod. *card_sizes*: the different
@@ -145,16 +177,24 @@ def render_claim_spec(requests: Mapping[str, Request], selector: Selector, polic
             return {"exactly": _instances(request, selectors)}
         return _alternatives(request, selectors, card_sizes)
 
-    devices: dict[str, Any] = {"requests": [{"name": name, **rendered(request)} for name, request in requests.items()]}
-    if policy.numa_bind and (several := [name for name, request in requests.items() if request.count > 1]):
-        devices["constraints"] = [{"requests": [name], "matchAttribute": NUMA_NODE} for name in several]
+    devices: dict[str, Any] = {
+        "requests": [{"name": name, **rendered(request)} for name, request in requests.items()]
+    }
+    if policy.numa_bind and (
+        several := [name for name, request in requests.items() if request.count > 1]
+    ):
+        devices["constraints"] = [
+            {"requests": [name], "matchAttribute": NUMA_NODE} for name in several
+        ]
     return {"devices": devices}
 
 
 def needs_card_sizes(requests: Iterable[Request], selector: Selector) -> bool:
     """Reports whether the claim of a pod with *requests* has an alternative for each amount of memory that cards have.
     It has for shares in percent; MIG instances tell the memory of their card."""
-    return not selector.is_for_instances and any(_percent(request) is not None for request in requests)
+    return not selector.is_for_instances and any(
+        _percent(request) is not None for request in requests
+    )
 
 
 class _Metadata(msgspec.Struct):
@@ -236,11 +276,18 @@ class _Placed(Generic[T]):
 _ANY = msgspec.json.Decoder(dict[str, Any])
 
 
-def _ours(values: list[dict[str, Any]] | None, type: type[T], field: str,
-          driver: Callable[[dict[str, Any]], object]) -> list[_Placed[T]]:
+def _ours(
+    values: list[dict[str, Any]] | None,
+    type: type[T],
+    field: str,
+    driver: Callable[[dict[str, Any]], object],
+) -> list[_Placed[T]]:
     """Returns those of *values* that are about our driver."""
-    places = [(f"resourceclaim: status.allocation.devices.{field}[{index}]", value)
-              for index, value in enumerate(values or ()) if driver(value) == DRIVER]
+    places = [
+        (f"resourceclaim: status.allocation.devices.{field}[{index}]", value)
+        for index, value in enumerate(values or ())
+        if driver(value) == DRIVER
+    ]
     return [_Placed(place, convert(value, type, _below(place))) for place, value in places]
 
 
@@ -258,24 +305,43 @@ def _name(request: str) -> str:
     return request.partition("/")[0]
 
 
-def _allocated(results: Sequence[_Placed[_Result]], settings: Sequence[_Placed[_Setting]]) -> ClaimedRequest:
+def _allocated(
+    results: Sequence[_Placed[_Result]], settings: Sequence[_Placed[_Setting]]
+) -> ClaimedRequest:
     """Returns a request from its *results*."""
     request, admin = results[0].value.request, any(result.value.admin_access for result in results)
     devices: dict[tuple[str, str], ClaimedDevice] = {}
     for result in results:
         if result.value.request != request:
-            raise MalformedInput(f"{result.place}.request", result.value.request, f"expected {request}, as before")
+            raise MalformedInput(
+                f"{result.place}.request", result.value.request, f"expected {request}, as before"
+            )
         device = _device(result.place, result.value, admin)
         if devices.setdefault((device.pool, device.device), device) is not device:
-            raise MalformedInput(f"{result.place}.device", device.device, f"twice in the request {request}")
+            raise MalformedInput(
+                f"{result.place}.device", device.device, f"twice in the request {request}"
+            )
     for_request = [setting for setting in settings if setting.value.applies_to(request)]
-    given = [setting.value.opaque.parameters for setting in for_request if setting.value.source == "FromClass"]
-    wished = [_unprivileged(setting) for setting in for_request if setting.value.source == "FromClaim"]
+    given = [
+        setting.value.opaque.parameters
+        for setting in for_request
+        if setting.value.source == "FromClass"
+    ]
+    wished = [
+        _unprivileged(setting) for setting in for_request if setting.value.source == "FromClaim"
+    ]
     # of classes and of claims the last counts; a claim can only lower what its class gives
-    priorities = [values[-1] for values in (_given(given, "priority"), _given(wished, "priority")) if values]
+    priorities = [
+        values[-1] for values in (_given(given, "priority"), _given(wished, "priority")) if values
+    ]
     policies = _given(wished, "core_policy") or _given(given, "core_policy")
-    return ClaimedRequest(name=_name(request), devices=tuple(devices.values()), admin=admin,
-                          priority=max(priorities, default=None), core_policy=policies[-1] if policies else None)
+    return ClaimedRequest(
+        name=_name(request),
+        devices=tuple(devices.values()),
+        admin=admin,
+        priority=max(priorities, default=None),
+        core_policy=policies[-1] if policies else None,
+    )
 
 
 def _given(settings: Iterable[_ShareConfig], field: str) -> list[Any]:
@@ -286,11 +352,17 @@ def _unprivileged(setting: _Placed[_Setting]) -> _ShareConfig:
     """Returns the parameters of a claim. Raises: MalformedInput for what lifts a limit."""
     parameters = setting.value.opaque.parameters
     if parameters.priority is not None and parameters.priority < DEFAULT_PRIORITY:
-        raise MalformedInput(f"{setting.place}.opaque.parameters.priority", parameters.priority,
-                             f"expected {DEFAULT_PRIORITY} or more in a claim; a DeviceClass may give less")
+        raise MalformedInput(
+            f"{setting.place}.opaque.parameters.priority",
+            parameters.priority,
+            f"expected {DEFAULT_PRIORITY} or more in a claim; a DeviceClass may give less",
+        )
     if parameters.core_policy not in (None, CorePolicy.FORCE):
-        raise MalformedInput(f"{setting.place}.opaque.parameters.corePolicy", parameters.core_policy,
-                             f"expected {CorePolicy.FORCE} in a claim; a DeviceClass may give others")
+        raise MalformedInput(
+            f"{setting.place}.opaque.parameters.corePolicy",
+            parameters.core_policy,
+            f"expected {CorePolicy.FORCE} in a claim; a DeviceClass may give others",
+        )
     return parameters
 
 
@@ -306,17 +378,31 @@ def _device(place: str, result: _Result, admin: bool) -> ClaimedDevice:
         except MalformedInput as error:
             raise MalformedInput(field, text, error.problem) from None
         if value.denominator != 1 or not 0 <= value <= most:
-            raise MalformedInput(field, text, "expected what the request policy of the device allows")
+            raise MalformedInput(
+                field, text, "expected what the request policy of the device allows"
+            )
         return value.numerator
 
-    amounts = {} if admin or is_instance(result.device) else {
-        "memory_mib": amount("memory", Fraction(MIB), INT32_MAX), "cores": amount("cores", Fraction(1), WHOLE),
-        "share_milli": amount("share", Fraction(1, 1000), SHARE * 1000)}
-    return ClaimedDevice(pool=result.pool, device=result.device, share_id=result.share_id or "", **amounts)
+    amounts = (
+        {}
+        if admin or is_instance(result.device)
+        else {
+            "memory_mib": amount("memory", Fraction(MIB), INT32_MAX),
+            "cores": amount("cores", Fraction(1), WHOLE),
+            "share_milli": amount("share", Fraction(1, 1000), SHARE * 1000),
+        }
+    )
+    return ClaimedDevice(
+        pool=result.pool, device=result.device, share_id=result.share_id or "", **amounts
+    )
 
 
-def _objections(requests: Mapping[str, Request], selector: Selector, policy: DevicePolicy,
-                card_sizes: Collection[int]) -> Iterator[str]:
+def _objections(
+    requests: Mapping[str, Request],
+    selector: Selector,
+    policy: DevicePolicy,
+    card_sizes: Collection[int],
+) -> Iterator[str]:
     """Yields the reasons why a claim cannot say what containers ask for."""
     if foreign := sorted({request.vendor for request in requests.values()} - {VENDOR}):
         yield f"claims are for {VENDOR} GPUs only, not for {', '.join(foreign)}"
@@ -324,19 +410,27 @@ def _objections(requests: Mapping[str, Request], selector: Selector, policy: Dev
         yield TOO_MANY
     if policy.topology_aware:
         yield "kube-scheduler cannot compare the links between GPUs (policy topology-aware)"
-    if policy.mutex and (selector.is_for_instances or any(request.cores < WHOLE for request in requests.values())):
+    if policy.mutex and (
+        selector.is_for_instances or any(request.cores < WHOLE for request in requests.values())
+    ):
         yield "a claim cannot ask for an unused GPU that others may share later (policy mutex)"
     lists = (selector.use_types, selector.nouse_types, selector.use_uuids, selector.nouse_uuids)
     for items in filter(None, lists):
         if len(items) > MAX_SELECTED:
             yield f"a claim selects GPUs by at most {MAX_SELECTED} types or UUIDs"
-    if any(len(item) > LONGEST_ITEM for item in (*itertools.chain(*filter(None, lists)), selector.mode or "")):
+    if any(
+        len(item) > LONGEST_ITEM
+        for item in (*itertools.chain(*filter(None, lists)), selector.mode or "")
+    ):
         yield f"types, UUIDs and modes in a claim have at most {LONGEST_ITEM} characters"
     if () in (selector.use_types, selector.use_uuids):
         yield "no GPU is selected by an empty list of types or UUIDs"
     if needs_card_sizes(requests.values(), selector) and not 0 < len(card_sizes) <= MAX_SIZES:
-        yield (f"a percentage of memory needs GPUs of at most {MAX_SIZES} different sizes, there are {len(card_sizes)}"
-               if card_sizes else "a percentage of memory needs to know the sizes of GPUs, and there is no GPU yet")
+        yield (
+            f"a percentage of memory needs GPUs of at most {MAX_SIZES} different sizes, there are {len(card_sizes)}"
+            if card_sizes
+            else "a percentage of memory needs to know the sizes of GPUs, and there is no GPU yet"
+        )
 
 
 def _percent(request: Request) -> int | None:
@@ -345,13 +439,21 @@ def _percent(request: Request) -> int | None:
     return percent if request.memory_mib == 0 and percent is not None and percent < WHOLE else None
 
 
-def _alternatives(request: Request, selectors: tuple[str, ...], card_sizes: Collection[int]) -> dict[str, Any]:
+def _alternatives(
+    request: Request, selectors: tuple[str, ...], card_sizes: Collection[int]
+) -> dict[str, Any]:
     """Returns the request for any card, or one for each size of cards, the largest first."""
     if (percent := _percent(request)) is None:
         return {"exactly": _exactly(request, selectors, request.memory_mib)}
-    return {"firstAvailable": [
-        {"name": f"m{size}", **_exactly(request, (render_size(size), *selectors),
-                                        part_of(size, percent))} for size in sorted(card_sizes, reverse=True)]}
+    return {
+        "firstAvailable": [
+            {
+                "name": f"m{size}",
+                **_exactly(request, (render_size(size), *selectors), part_of(size, percent)),
+            }
+            for size in sorted(card_sizes, reverse=True)
+        ]
+    }
 
 
 def part_of(memory_mib: int, percent: int) -> int:
@@ -375,11 +477,22 @@ def _instances(request: Request, selectors: tuple[str, ...]) -> dict[str, Any]:
         return _of_class(MIG_CLASS, request, selectors, {"memory": render_mib(request.memory_mib)})
     own, whole = f"{ATTRIBUTES}.memoryMiB", f"{ATTRIBUTES}.parentMemoryMiB"
     percent = _percent(request)
-    condition = f"{own} * 2 > {whole}" if percent is None else f"{own} >= {whole} * {percent} / {WHOLE}"
+    condition = (
+        f"{own} * 2 > {whole}" if percent is None else f"{own} >= {whole} * {percent} / {WHOLE}"
+    )
     return _of_class(MIG_CLASS, request, (condition, *selectors), {})
 
 
-def _of_class(name: str, request: Request, selectors: tuple[str, ...], amounts: Mapping[str, str]) -> dict[str, Any]:
-    return {"deviceClassName": name, "count": request.count,
-            **({"selectors": [{"cel": {"expression": expression}} for expression in selectors]} if selectors else {}),
-            **({"capacity": {"requests": amounts}} if amounts else {})}
+def _of_class(
+    name: str, request: Request, selectors: tuple[str, ...], amounts: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "deviceClassName": name,
+        "count": request.count,
+        **(
+            {"selectors": [{"cel": {"expression": expression}} for expression in selectors]}
+            if selectors
+            else {}
+        ),
+        **({"capacity": {"requests": amounts}} if amounts else {}),
+    }

@@ -29,28 +29,60 @@ _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _DOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 RESOURCE_NAME = rf"^(|((?=[^/]{{1,253}}/){_DOMAIN}/)?(?=[^/]{{1,63}}\Z){_WORD})\Z"
 _WORD_CHARACTERS = "letters, digits, -, _ and ., beginning and ending with a letter or digit"
-_WORD_LENGTH = 63 - len("-devices-to-allocate")  # the longest suffix that a common word gets in an annotation's key
+_WORD_LENGTH = 63 - len(
+    "-devices-to-allocate"
+)  # the longest suffix that a common word gets in an annotation's key
 _CHIP_MEMORY = "MiB of the chip, memoryAllocatable or more, a whole number"
 _TEMPLATE_MEMORY = "MiB of the template, memoryCapacity at most"
 
-ResourceName = Annotated[str, Meta(pattern=RESOURCE_NAME, description="a resource name such as nvidia.com/gpu")]
+ResourceName = Annotated[
+    str, Meta(pattern=RESOURCE_NAME, description="a resource name such as nvidia.com/gpu")
+]
 OlderName = Annotated[ResourceName, Meta(title="may be another resource's name")]
-ObjectName = Annotated[str, Meta(pattern=rf"^{_DOMAIN}\Z", max_length=253,
-                                 description="the name of an object: lower case letters, digits, - and .")]
-Count = Annotated[int, Meta(ge=0, le=INT32_MAX, description=f"a whole number from 0 to {INT32_MAX}")]
-PositiveCount = Annotated[int, Meta(ge=1, le=INT32_MAX, description=f"a whole number from 1 to {INT32_MAX}")]
+ObjectName = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{_DOMAIN}\Z",
+        max_length=253,
+        description="the name of an object: lower case letters, digits, - and .",
+    ),
+]
+Count = Annotated[
+    int, Meta(ge=0, le=INT32_MAX, description=f"a whole number from 0 to {INT32_MAX}")
+]
+PositiveCount = Annotated[
+    int, Meta(ge=1, le=INT32_MAX, description=f"a whole number from 1 to {INT32_MAX}")
+]
 Percent = Annotated[int, Meta(ge=0, le=100, description="a whole number from 0 to 100")]
 CoreLimits = Annotated[
-    dict[Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")], Annotated[int, Meta(ge=1, le=100)]],
-    Meta(description="whole numbers from 1 to 100 by namespace, such as {team-a: 60}")]
+    dict[
+        Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")],
+        Annotated[int, Meta(ge=1, le=100)],
+    ],
+    Meta(description="whole numbers from 1 to 100 by namespace, such as {team-a: 60}"),
+]
 LogLevel = Annotated[int, Meta(ge=0, le=4, description="a whole number from 0 to 4")]
-Factor = Annotated[float, Meta(gt=0, le=sys.float_info.max, description="a number above 0, such as 1.5")]
+Factor = Annotated[
+    float, Meta(gt=0, le=sys.float_info.max, description="a number above 0, such as 1.5")
+]
 Text = Annotated[str | int, Meta(description="a text")]
-CommonWord = Annotated[str, Meta(
-    pattern=rf"^{_WORD}\Z", max_length=_WORD_LENGTH, description="the word by which the chip is known in annotations: "
-    f"{_WORD_CHARACTERS}, {_WORD_LENGTH} at most")]
-TemplateName = Annotated[str, Meta(pattern=rf"^{_WORD}\Z", max_length=63,
-                                   description=f"the name of a template: {_WORD_CHARACTERS}, 63 at most")]
+CommonWord = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{_WORD}\Z",
+        max_length=_WORD_LENGTH,
+        description="the word by which the chip is known in annotations: "
+        f"{_WORD_CHARACTERS}, {_WORD_LENGTH} at most",
+    ),
+]
+TemplateName = Annotated[
+    str,
+    Meta(
+        pattern=rf"^{_WORD}\Z",
+        max_length=63,
+        description=f"the name of a template: {_WORD_CHARACTERS}, 63 at most",
+    ),
+]
 
 
 class Flagged(NamedTuple):
@@ -65,16 +97,22 @@ Fallback = Mapping[str, Mapping[str, Flagged]]
 ``vnpus.configs[Ascend310P]`` for the entry with that common word) → key → value."""
 
 _NO_FLAGS: Fallback = MappingProxyType({})
-_CHIPS_WITH_FLAGS = ("Ascend310P",)  # has flags of its own, so the flags of Ascend chips in general exclude it
+_CHIPS_WITH_FLAGS = (
+    "Ascend310P",
+)  # has flags of its own, so the flags of Ascend chips in general exclude it
 
 
 class MigAllowance(msgspec.Struct, frozen=True):
     """MIG profiles that may be created on devices of these models."""
 
-    models: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(
-        min_length=1, description="a list of words, at least one")]
-    profiles: Annotated[tuple[Annotated[str, Meta(pattern=r"^\S+?g\.\S+\Z")], ...], Meta(
-        min_length=1, description="a list of MIG profiles such as 1g.10gb, at least one")]
+    models: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(min_length=1, description="a list of words, at least one"),
+    ]
+    profiles: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^\S+?g\.\S+\Z")], ...],
+        Meta(min_length=1, description="a list of MIG profiles such as 1g.10gb, at least one"),
+    ]
 
 
 class NvidiaConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -115,10 +153,16 @@ class NvidiaConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     mig_profile_allowlist: tuple[MigAllowance, ...] = ()
 
 
-NVIDIA_LEFT_OUT: Mapping[str, object] = MappingProxyType({
-    "resourceCountName": "", "resourceMemoryName": "", "resourceMemoryPercentageName": "", "resourceCoreName": "",
-    "resourcePriorityName": "", "defaultGPUNum": 0,
-})
+NVIDIA_LEFT_OUT: Mapping[str, object] = MappingProxyType(
+    {
+        "resourceCountName": "",
+        "resourceMemoryName": "",
+        "resourceMemoryPercentageName": "",
+        "resourceCoreName": "",
+        "resourcePriorityName": "",
+        "defaultGPUNum": 0,
+    }
+)
 """Values of the keys that a file's section ``nvidia`` leaves out, where they are not the chart's. As in upstream, a
 container that requests only memory then gets no device."""
 
@@ -136,7 +180,11 @@ class Names:
     memory_factor: int = 1
 
 
-class Template(msgspec.Struct, frozen=True, rename={"memory_mib": "memory", "ai_core": "aiCore", "ai_cpu": "aiCPU"}):
+class Template(
+    msgspec.Struct,
+    frozen=True,
+    rename={"memory_mib": "memory", "ai_core": "aiCore", "ai_cpu": "aiCPU"},
+):
     """A size into which an Ascend chip can be divided. Ascend's device plugin reads all but the memory."""
 
     name: TemplateName
@@ -157,8 +205,12 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def names(self) -> Names:
         """The names of its resources."""
-        return Names(count=self.resource_count_name, memory=self.resource_memory_name, cores=self.resource_core_name,
-                     memory_factor=getattr(self, "memory_factor", 1))
+        return Names(
+            count=self.resource_count_name,
+            memory=self.resource_memory_name,
+            cores=self.resource_core_name,
+            memory_factor=getattr(self, "memory_factor", 1),
+        )
 
 
 class AscendChip(Chip, frozen=True, kw_only=True):
@@ -171,8 +223,14 @@ class AscendChip(Chip, frozen=True, kw_only=True):
     """
 
     resource_count_name: ResourceName = msgspec.field(default="", name="resourceName")
-    memory_allocatable: Annotated[int, Meta(
-        ge=1, le=INT32_MAX, description=f"MiB that a whole chip offers, a whole number from 1 to {INT32_MAX}")]
+    memory_allocatable: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=INT32_MAX,
+            description=f"MiB that a whole chip offers, a whole number from 1 to {INT32_MAX}",
+        ),
+    ]
     memory_capacity: Annotated[int, Meta(le=INT32_MAX, description=_CHIP_MEMORY)]
     ai_core: Count = 0
     ai_cpu: Count = msgspec.field(default=0, name="aiCPU")
@@ -217,9 +275,13 @@ _BACKENDS = (
     _Backend("MLU", "cambricon"),
     _Backend("DCU", "hygon"),
     _Backend("Metax-GPU", "metax", memory_key="", cores_key=""),
-    _Backend("Metax-SGPU", "metax", "resourceVCountName", "resourceVMemoryName", "resourceVCoreName"),
+    _Backend(
+        "Metax-SGPU", "metax", "resourceVCountName", "resourceVMemoryName", "resourceVCoreName"
+    ),
     _Backend("GCU", "enflame", "resourceNameGCU", "", ""),
-    _Backend("Enflame", "enflame", "resourceNameDRSGCU", "resourceNameGCUMemory", "resourceNameGCUCore"),
+    _Backend(
+        "Enflame", "enflame", "resourceNameDRSGCU", "resourceNameGCUMemory", "resourceNameGCUCore"
+    ),
     _Backend("Mthreads", "mthreads"),
     _Backend("kunlun", "kunlun", memory_key="", cores_key=""),
     _Backend("XPU", "kunlun", "resourceVCountName", "resourceVMemoryName", ""),
@@ -229,21 +291,34 @@ _BACKENDS = (
     _Backend("Biren", "biren", memory_key="", cores_key=""),
 )
 _KEYS = ("NVIDIA", *(backend.key for backend in _BACKENDS))
-_OTHER_KEYS: Mapping[str, list[tuple[str, Any, Any]]] = MappingProxyType({
-    "enflame": [("resourceNameVGCU", OlderName, ""), ("resourceNameVGCUPercentage", OlderName, "")],
-    "hygon": [("memoryFactor", PositiveCount, 1)],
-    "metax": [("sgpuTopologyAware", bool, False)],
-})
-_DEFAULT_NAMES: Mapping[str, str] = MappingProxyType({  # Enflame's slices have names even without a section
-    "resourceNameDRSGCU": "enflame.com/drs-gcu", "resourceNameGCUMemory": "enflame.com/gcu-memory",
-    "resourceNameGCUCore": "enflame.com/gcu-core",
-})
+_OTHER_KEYS: Mapping[str, list[tuple[str, Any, Any]]] = MappingProxyType(
+    {
+        "enflame": [
+            ("resourceNameVGCU", OlderName, ""),
+            ("resourceNameVGCUPercentage", OlderName, ""),
+        ],
+        "hygon": [("memoryFactor", PositiveCount, 1)],
+        "metax": [("sgpuTopologyAware", bool, False)],
+    }
+)
+_DEFAULT_NAMES: Mapping[str, str] = MappingProxyType(
+    {  # Enflame's slices have names even without a section
+        "resourceNameDRSGCU": "enflame.com/drs-gcu",
+        "resourceNameGCUMemory": "enflame.com/gcu-memory",
+        "resourceNameGCUCore": "enflame.com/gcu-core",
+    }
+)
 
 
 def _section(name: str) -> tuple[str, Any, Any]:
     """A section as a field of the file: the names of its backends, and its other keys, as they are written."""
-    keys = dict.fromkeys(key for backend in _BACKENDS if backend.section == name for key in backend[2:] if key)
-    fields = [*((key, ResourceName, _DEFAULT_NAMES.get(key, "")) for key in keys), *_OTHER_KEYS.get(name, ())]
+    keys = dict.fromkeys(
+        key for backend in _BACKENDS if backend.section == name for key in backend[2:] if key
+    )
+    fields = [
+        *((key, ResourceName, _DEFAULT_NAMES.get(key, "")) for key in keys),
+        *_OTHER_KEYS.get(name, ()),
+    ]
     section = msgspec.defstruct(name, fields, frozen=True)
     return name, section, section()
 
@@ -253,23 +328,29 @@ class _Vnpus(msgspec.Struct, frozen=True):
     configs: tuple[AscendChip, ...] = ()
 
 
-DeviceConfigFile: Any = msgspec.defstruct("DeviceConfigFile", [
-    ("nvidia", NvidiaConfig | None, None),
-    *map(_section, dict.fromkeys(backend.section for backend in _BACKENDS)),
-    ("iluvatars", tuple[Chip, ...], ()),
-    ("vnpus", _Vnpus, _Vnpus()),
-], frozen=True)
+DeviceConfigFile: Any = msgspec.defstruct(
+    "DeviceConfigFile",
+    [
+        ("nvidia", NvidiaConfig | None, None),
+        *map(_section, dict.fromkeys(backend.section for backend in _BACKENDS)),
+        ("iluvatars", tuple[Chip, ...], ()),
+        ("vnpus", _Vnpus, _Vnpus()),
+    ],
+    frozen=True,
+)
 """The sections of the file, with the names of their keys."""
 
 CHART: Mapping[str, Any] = parse_own_yaml(
-    resources.files("hami.codec").joinpath("device-config.yaml").read_text(encoding="utf-8"))
+    resources.files("hami.codec").joinpath("device-config.yaml").read_text(encoding="utf-8")
+)
 """The chart's configuration, in the shape of the file."""
 
 _CHART_CHIPS = tuple(chip["commonWord"] for chip in CHART["vnpus"]["configs"])
 
 
-def parse_device_config(text: str, source: str, *, fallback: Fallback = _NO_FLAGS,
-                        known: Collection[str] = ()) -> DeviceConfig:
+def parse_device_config(
+    text: str, source: str, *, fallback: Fallback = _NO_FLAGS, known: Collection[str] = ()
+) -> DeviceConfig:
     """The configuration in *text*; *source* is the file's name, for errors.
 
     *fallback*: values of flags, which count where the file has no such key (or ``null``; ``""`` disables the
@@ -284,7 +365,9 @@ def parse_device_config(text: str, source: str, *, fallback: Fallback = _NO_FLAG
     try:
         return _DocumentReader(source).read(document or {}, fallback, known)
     except RecursionError as error:
-        raise MalformedInput(source, "", "not YAML that can be used: a value contains itself") from error
+        raise MalformedInput(
+            source, "", "not YAML that can be used: a value contains itself"
+        ) from error
 
 
 def chart_config(fallback: Fallback = _NO_FLAGS) -> DeviceConfig:
@@ -306,39 +389,72 @@ class _DocumentReader:
     def __init__(self, source: str, *, flags_first: bool = False) -> None:
         self._source = source
         self._flags_first = flags_first
-        self._chips_in_vnpus = False  # the list of chips is the section itself, as in older releases
-        self._origins: dict[str, str] = {}  # path of a value that comes from elsewhere → where it comes from
+        self._chips_in_vnpus = (
+            False  # the list of chips is the section itself, as in older releases
+        )
+        self._origins: dict[
+            str, str
+        ] = {}  # path of a value that comes from elsewhere → where it comes from
         self._notes: list[str] = []
 
-    def read(self, document: Mapping[Any, object], fallback: Fallback, known: Collection[str]) -> DeviceConfig:
+    def read(
+        self, document: Mapping[Any, object], fallback: Fallback, known: Collection[str]
+    ) -> DeviceConfig:
         """The configuration in *document*, completed by flags. Raises: MalformedInput."""
         ours = DeviceConfigFile.__struct_fields__
-        sections: dict[str, Any] = {name: copy.deepcopy(value) for name in ours if (value := document.get(name))}
-        extra = self._extra_sections({name: value for name, value in document.items() if name not in ours}, known)
+        sections: dict[str, Any] = {
+            name: copy.deepcopy(value) for name in ours if (value := document.get(name))
+        }
+        extra = self._extra_sections(
+            {name: value for name, value in document.items() if name not in ours}, known
+        )
         if not sections and not extra.keys() & set(known):
-            raise MalformedInput(self._source, ", ".join(map(str, document)), "all configurations are empty, expected "
-                                 f"at least one of {', '.join((*ours, *known))}")
+            raise MalformedInput(
+                self._source,
+                ", ".join(map(str, document)),
+                "all configurations are empty, expected "
+                f"at least one of {', '.join((*ours, *known))}",
+            )
         if isinstance(sections.get("vnpus"), list):
             self._chips_in_vnpus = True
             sections["vnpus"] = {"configs": sections["vnpus"]}
         self._merge_flags(sections, fallback)
         sections = _normalized(sections)
         self._complete(sections)
-        self._notes += [f"{self._place(path)}: unknown key, skipped"
-                        for path in unknown_keys(sections, DeviceConfigFile)]
+        self._notes += [
+            f"{self._place(path)}: unknown key, skipped"
+            for path in unknown_keys(sections, DeviceConfigFile)
+        ]
         file = convert(sections, DeviceConfigFile, self._place)
-        self._check_unique("name", ((path, name, self._origins.get(path, path))
-                                    for path, name in _resource_names(file)))
-        chips = {f"{path}[{index}]": chip for path, entries in (
-            ("iluvatars", file.iluvatars), ("vnpus.configs", file.vnpus.configs)) for index, chip in enumerate(entries)}
+        self._check_unique(
+            "name",
+            ((path, name, self._origins.get(path, path)) for path, name in _resource_names(file)),
+        )
+        chips = {
+            f"{path}[{index}]": chip
+            for path, entries in (
+                ("iluvatars", file.iluvatars),
+                ("vnpus.configs", file.vnpus.configs),
+            )
+            for index, chip in enumerate(entries)
+        }
         words = [(f"{path}.commonWord", chip.common_word, path) for path, chip in chips.items()]
         self._check_unique("word", [*((key, key, key) for key in _KEYS), *words], same=str.casefold)
         return DeviceConfig(
-            nvidia=file.nvidia, names=self._names(file), iluvatars=file.iluvatars,
-            ascends=tuple(self._checked(f"vnpus.configs[{index}]", entry, chip) for index, (entry, chip)
-                          in enumerate(zip(_list_at(sections, "vnpus.configs"), file.vnpus.configs))),
-            hami_vnpu_core=file.vnpus.hamiVnpuCore, sgpu_topology_aware=file.metax.sgpuTopologyAware,
-            extra_sections=extra, notes=tuple(self._notes))
+            nvidia=file.nvidia,
+            names=self._names(file),
+            iluvatars=file.iluvatars,
+            ascends=tuple(
+                self._checked(f"vnpus.configs[{index}]", entry, chip)
+                for index, (entry, chip) in enumerate(
+                    zip(_list_at(sections, "vnpus.configs"), file.vnpus.configs)
+                )
+            ),
+            hami_vnpu_core=file.vnpus.hamiVnpuCore,
+            sgpu_topology_aware=file.metax.sgpuTopologyAware,
+            extra_sections=extra,
+            notes=tuple(self._notes),
+        )
 
     def _place(self, path: str) -> str:
         """The name of the value at *path* in errors and notes: file and key, or the flag that it comes from."""
@@ -350,8 +466,9 @@ class _DocumentReader:
     def _wrong(self, path: str, value: object, problem: str) -> MalformedInput:
         return MalformedInput(self._place(path), value, problem)
 
-    def _extra_sections(self, sections: Mapping[Any, object],
-                        known: Collection[str]) -> dict[str, Mapping[str, object]]:
+    def _extra_sections(
+        self, sections: Mapping[Any, object], known: Collection[str]
+    ) -> dict[str, Mapping[str, object]]:
         """The sections of third parties; unknown ones are noted."""
         extra: dict[str, Mapping[str, object]] = {}
         for name, value in sections.items():
@@ -381,20 +498,37 @@ class _DocumentReader:
             shown = str(flagged.value).lower() if isinstance(flagged.value, bool) else flagged.value
             self._notes.append(f"{self._place(f'{path}.{key}')}: overrides {flagged.flag} {shown}")
 
-    def _set_in_chip(self, path: str, word: str, entries: list[Any], key: str, flagged: Flagged) -> None:
+    def _set_in_chip(
+        self, path: str, word: str, entries: list[Any], key: str, flagged: Flagged
+    ) -> None:
         """Sets *key* in the one chip that lacks it: the one called *word*, else any that has no flags of its own."""
-        words = {index: entry.get("commonWord") for index, entry in enumerate(entries) if isinstance(entry, dict)}
-        chips = [index for index, own in words.items() if (own == word if word else own not in _CHIPS_WITH_FLAGS)]
+        words = {
+            index: entry.get("commonWord")
+            for index, entry in enumerate(entries)
+            if isinstance(entry, dict)
+        }
+        chips = [
+            index
+            for index, own in words.items()
+            if (own == word if word else own not in _CHIPS_WITH_FLAGS)
+        ]
         lacking = [index for index in chips if self._flags_first or entries[index].get(key) is None]
         if len(lacking) > 1:
             meant = ", ".join(str(words[index]) for index in lacking)
-            raise MalformedInput(flagged.flag, flagged.value, f"it could mean {meant}: expected {key} in the entries "
-                                 f"of {path} in --device-config-file instead")
+            raise MalformedInput(
+                flagged.flag,
+                flagged.value,
+                f"it could mean {meant}: expected {key} in the entries "
+                f"of {path} in --device-config-file instead",
+            )
         if lacking:
             self._set(f"{path}[{lacking[0]}]", entries[lacking[0]], key, flagged)
         else:
-            self._notes.append(f"{flagged.flag} {flagged.value}: {self._source}: {path} "
-                               + (f"has {key} for every chip" if chips else "has no such chip") + ", skipped")
+            self._notes.append(
+                f"{flagged.flag} {flagged.value}: {self._source}: {path} "
+                + (f"has {key} for every chip" if chips else "has no such chip")
+                + ", skipped"
+            )
 
     def _complete(self, sections: dict[str, Any]) -> None:
         """Fills in values that a left-out key takes from elsewhere."""
@@ -403,14 +537,20 @@ class _DocumentReader:
         if not isinstance(enflame := sections.get("enflame"), dict):
             return
         if "resourceNameVGCUPercentage" in enflame:
-            self._notes.append(f"{self._place('enflame.resourceNameVGCUPercentage')}: slices are requested by memory "
-                               "and cores now, skipped")
+            self._notes.append(
+                f"{self._place('enflame.resourceNameVGCUPercentage')}: slices are requested by memory "
+                "and cores now, skipped"
+            )
         if "resourceNameVGCU" in enflame and "resourceNameDRSGCU" not in enflame:
             enflame["resourceNameDRSGCU"] = enflame["resourceNameVGCU"]
             self._origins["enflame.resourceNameDRSGCU"] = self._place("enflame.resourceNameVGCU")
 
-    def _check_unique(self, what: str, values: Iterable[tuple[str, Any, str]],
-                      same: Callable[[Any], object] = lambda value: value) -> None:
+    def _check_unique(
+        self,
+        what: str,
+        values: Iterable[tuple[str, Any, str]],
+        same: Callable[[Any], object] = lambda value: value,
+    ) -> None:
         """Refuses a value that an earlier one equals, such as one name for two resources.
 
         *values*: path, value, and the words for its place if a later value equals it. *same*: returns what is compared.
@@ -418,7 +558,9 @@ class _DocumentReader:
         places: dict[object, str] = {}
         for path, value, place in values:
             if same(value) in places:
-                raise self._wrong(path, value, f"expected another {what} than that of {places[same(value)]}")
+                raise self._wrong(
+                    path, value, f"expected another {what} than that of {places[same(value)]}"
+                )
             places[same(value)] = place
 
     def _names(self, file: Any) -> dict[str, Names]:
@@ -428,11 +570,17 @@ class _DocumentReader:
             section = getattr(file, backend.section)
             count, memory, cores = (getattr(section, key) if key else "" for key in backend[2:])
             if count:
-                names[backend.key] = Names(count=count, memory=memory, cores=cores,
-                                           memory_factor=getattr(section, "memoryFactor", 1))
+                names[backend.key] = Names(
+                    count=count,
+                    memory=memory,
+                    cores=cores,
+                    memory_factor=getattr(section, "memoryFactor", 1),
+                )
             elif memory or cores:
                 place = self._place(f"{backend.section}.{backend.count_key}")
-                self._notes.append(f"{place}: no name, so the other names of {backend.key} have no effect")
+                self._notes.append(
+                    f"{place}: no name, so the other names of {backend.key} have no effect"
+                )
         return names
 
     def _checked(self, path: str, given: Collection[str], chip: AscendChip) -> AscendChip:
@@ -440,23 +588,47 @@ class _DocumentReader:
 
         Raises: MalformedInput for values that contradict each other.
         """
-        if chip.common_word not in _CHART_CHIPS:  # new chips appear, but their templates cannot be left out
+        if (
+            chip.common_word not in _CHART_CHIPS
+        ):  # new chips appear, but their templates cannot be left out
             unknown = f"{chip.common_word} is none of {', '.join(_CHART_CHIPS)}"
             if "templates" not in given:
-                raise self._wrong(f"{path}.templates", "", "missing, expected a list ([] for a chip that is never "
-                                  f"divided), since {unknown}")
-            self._notes.append(f"{self._place(f'{path}.commonWord')}: {unknown}; taken as described")
+                raise self._wrong(
+                    f"{path}.templates",
+                    "",
+                    "missing, expected a list ([] for a chip that is never "
+                    f"divided), since {unknown}",
+                )
+            self._notes.append(
+                f"{self._place(f'{path}.commonWord')}: {unknown}; taken as described"
+            )
         if chip.memory_capacity < chip.memory_allocatable:
-            raise self._wrong(f"{path}.memoryCapacity", chip.memory_capacity,
-                              f"expected {_CHIP_MEMORY} from {chip.memory_allocatable} to {INT32_MAX}")
-        templates = [(f"{path}.templates[{index}]", template) for index, template in enumerate(chip.templates)]
+            raise self._wrong(
+                f"{path}.memoryCapacity",
+                chip.memory_capacity,
+                f"expected {_CHIP_MEMORY} from {chip.memory_allocatable} to {INT32_MAX}",
+            )
+        templates = [
+            (f"{path}.templates[{index}]", template)
+            for index, template in enumerate(chip.templates)
+        ]
         for place, template in templates:
             if not 1 <= template.memory_mib <= chip.memory_capacity:
-                raise self._wrong(f"{place}.memory", template.memory_mib,
-                                  f"expected {_TEMPLATE_MEMORY}, a whole number from 1 to {chip.memory_capacity}")
-        self._check_unique("name", ((f"{place}.name", size.name, "an earlier template") for place, size in templates))
-        self._check_unique("size", ((f"{place}.memory", size.memory_mib, size.name) for place, size in templates))
-        return msgspec.structs.replace(chip, templates=tuple(sorted(chip.templates, key=lambda size: size.memory_mib)))
+                raise self._wrong(
+                    f"{place}.memory",
+                    template.memory_mib,
+                    f"expected {_TEMPLATE_MEMORY}, a whole number from 1 to {chip.memory_capacity}",
+                )
+        self._check_unique(
+            "name",
+            ((f"{place}.name", size.name, "an earlier template") for place, size in templates),
+        )
+        self._check_unique(
+            "size", ((f"{place}.memory", size.memory_mib, size.name) for place, size in templates)
+        )
+        return msgspec.structs.replace(
+            chip, templates=tuple(sorted(chip.templates, key=lambda size: size.memory_mib))
+        )
 
 
 def _list_at(sections: Mapping[str, Any], path: str) -> list[Any]:
@@ -470,7 +642,11 @@ def _list_at(sections: Mapping[str, Any], path: str) -> list[Any]:
 def _normalized(value: Any) -> Any:
     """*value* without keys that are null or empty texts, and with integers for whole floats such as 2.0."""
     if isinstance(value, dict):
-        return {str(key): _normalized(inner) for key, inner in value.items() if inner is not None and inner != ""}
+        return {
+            str(key): _normalized(inner)
+            for key, inner in value.items()
+            if inner is not None and inner != ""
+        }
     if isinstance(value, list):
         return [_normalized(inner) for inner in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -483,7 +659,10 @@ def _resource_names(value: object, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _resource_names(entry, f"{path}[{index}]")
     elif isinstance(value, msgspec.Struct):
         for entry in struct_fields(type(value)):
-            inner, place = getattr(value, entry.name), f"{path}.{entry.encode_name}".removeprefix(".")
+            inner, place = (
+                getattr(value, entry.name),
+                f"{path}.{entry.encode_name}".removeprefix("."),
+            )
             if entry.type == ResourceName and inner:
                 yield place, inner
             else:

@@ -44,7 +44,9 @@ class DeviceToleration:
 
     def tolerates(self, key: str) -> bool:
         """Reports whether it tolerates the taint *key* of ours, which has no value and the effect NoSchedule."""
-        return self.key in ("", key) and self.value in (None, "") and self.effect in ("", "NoSchedule")
+        return (
+            self.key in ("", key) and self.value in (None, "") and self.effect in ("", "NoSchedule")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,9 @@ class DeviceSubRequest:
     @property
     def is_ours(self) -> bool:
         """Reports whether it is about devices of our driver: its class or a selector says so."""
-        return self.device_class in (DRIVER, MIG_CLASS) or any(DRIVER in text for text in self.selectors)
+        return self.device_class in (DRIVER, MIG_CLASS) or any(
+            DRIVER in text for text in self.selectors
+        )
 
     @property
     def is_instance(self) -> bool:
@@ -124,15 +128,27 @@ class DeviceClaim:
 
     def with_classes(self, selectors: Mapping[str, tuple[str, ...]]) -> DeviceClaim:
         """Returns the claim with the *selectors* of classes, by name."""
-        return replace(self, requests=tuple(replace(request, subrequests=tuple(
-            replace(sub, selectors=(*selectors.get(sub.device_class, ()), *sub.selectors))
-            for sub in request.subrequests)) for request in self.requests))
+        return replace(
+            self,
+            requests=tuple(
+                replace(
+                    request,
+                    subrequests=tuple(
+                        replace(
+                            sub, selectors=(*selectors.get(sub.device_class, ()), *sub.selectors)
+                        )
+                        for sub in request.subrequests
+                    ),
+                )
+                for request in self.requests
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimSource:
-    """A claim that a pod names. *claim*: the object's name; empty if it is not made yet. *template*: empty without one.
-    """
+    """A claim that a pod names. *claim*: the object's name; empty if it is not made yet.
+    *template*: empty without one."""
 
     name: str
     claim: str = ""
@@ -143,22 +159,33 @@ def claim_sources(pod: Mapping[str, Any]) -> tuple[ClaimSource, ...]:
     """Returns the claims that *pod* (as JSON) names. Raises: MalformedInput."""
     wire = convert(pod, _PodWithClaims, places_in("pod"))
     status = wire.status or _PodStatus()
-    made = {entry.name: entry.resource_claim_name or "" for entry in status.resource_claim_statuses or ()}
-    return tuple(ClaimSource(entry.name, entry.resource_claim_name or made.get(entry.name, ""),
-                             entry.resource_claim_template_name or "") for entry in wire.spec.resource_claims or ())
+    made = {
+        entry.name: entry.resource_claim_name or ""
+        for entry in status.resource_claim_statuses or ()
+    }
+    return tuple(
+        ClaimSource(
+            entry.name,
+            entry.resource_claim_name or made.get(entry.name, ""),
+            entry.resource_claim_template_name or "",
+        )
+        for entry in wire.spec.resource_claims or ()
+    )
 
 
 def used_claims(pod: Mapping[str, Any]) -> UsedClaims:
     """Returns the claims that the containers of *pod* (as JSON) use, of those that are made. Raises: MalformedInput."""
     names = {source.name: source.claim for source in claim_sources(pod) if source.claim}
-    used = {container: {names[name]: requests for name, requests in claims.items() if name in names}
-            for container, claims in named_claims(pod).items()}
+    used = {
+        container: {names[name]: requests for name, requests in claims.items() if name in names}
+        for container, claims in named_claims(pod).items()
+    }
     return {container: claims for container, claims in used.items() if claims}
 
 
 def named_claims(pod: Mapping[str, Any]) -> UsedClaims:
-    """Returns the claims that the containers of *pod* (as JSON) use, by their names in the pod. Raises: MalformedInput.
-    """
+    """Returns the claims that the containers of *pod* (as JSON) use, by their names in the pod.
+    Raises: MalformedInput."""
     spec = convert(pod, _PodWithClaims, places_in("pod")).spec
     used: dict[str, dict[str, frozenset[str]]] = {}
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
@@ -173,10 +200,12 @@ def extended_resources(pod: Mapping[str, Any]) -> tuple[tuple[str, str, int], ..
     """Returns the resources with a domain that containers of *pod* (as JSON) are limited to: the container, the
     resource and its amount, which is more than 0. Raises: MalformedInput."""
     spec = convert(pod, _PodWithClaims, places_in("pod")).spec
-    return tuple((container.name, resource, amount)
-                 for container in (*(spec.init_containers or ()), *(spec.containers or ()))
-                 for resource, text in ((container.resources or _Resources()).limits or {}).items()
-                 if "/" in resource and (amount := strict_integer(str(text)) or 0) > 0)
+    return tuple(
+        (container.name, resource, amount)
+        for container in (*(spec.init_containers or ()), *(spec.containers or ()))
+        for resource, text in ((container.resources or _Resources()).limits or {}).items()
+        if "/" in resource and (amount := strict_integer(str(text)) or 0) > 0
+    )
 
 
 def resource_claim(container: str, device_class: str, count: int) -> DeviceClaim:
@@ -189,8 +218,10 @@ def classes_by_resource(classes: Iterable[tuple[str, str, str]]) -> dict[str, st
     """Returns the names of *classes*, each as :func:`parse_class_resource` tells it, by the resources that stand for
     them. Of several for one resource, kube-scheduler takes the latest."""
     parsed = sorted(classes)
-    return {**{f"{IMPLICIT_RESOURCE}{name}": name for _, name, _ in parsed},
-            **{resource: name for _, name, resource in parsed if resource}}
+    return {
+        **{f"{IMPLICIT_RESOURCE}{name}": name for _, name, _ in parsed},
+        **{resource: name for _, name, resource in parsed if resource},
+    }
 
 
 def parse_class_resource(raw: msgspec.Raw) -> tuple[str, str, str]:
@@ -199,12 +230,16 @@ def parse_class_resource(raw: msgspec.Raw) -> tuple[str, str, str]:
     Raises: MalformedInput.
     """
     wire = decode("deviceclass", _CLASS, raw)
-    return wire.metadata.creation_timestamp or "", wire.metadata.name or "", wire.spec.extended_resource_name or ""
+    return (
+        wire.metadata.creation_timestamp or "",
+        wire.metadata.name or "",
+        wire.spec.extended_resource_name or "",
+    )
 
 
 def parse_device_claim(document: Mapping[str, Any], place: str) -> DeviceClaim:
-    """The claim in the ResourceClaim or ResourceClaimTemplate *document*; *place*: for errors. Raises: MalformedInput.
-    """
+    """The claim in the ResourceClaim or ResourceClaimTemplate *document*; *place*: for errors.
+    Raises: MalformedInput."""
     spec = document.get("spec")
     is_template = document.get("kind") == "ResourceClaimTemplate"
     if is_template:
@@ -212,9 +247,13 @@ def parse_device_claim(document: Mapping[str, Any], place: str) -> DeviceClaim:
     below = places_in(place, "spec.spec" if is_template else "spec")
     devices = convert(spec or {}, _ClaimSpec, below).devices
     return DeviceClaim(
-        tuple(_request(request, f"{place}: request {request.name}") for request in devices.requests or ()),
+        tuple(
+            _request(request, f"{place}: request {request.name}")
+            for request in devices.requests or ()
+        ),
         tuple(_constraint(constraint, place) for constraint in devices.constraints or ()),
-        has_parameters=bool(devices.config))
+        has_parameters=bool(devices.config),
+    )
 
 
 def parse_class_selectors(document: Mapping[str, Any], place: str) -> tuple[str, ...]:
@@ -333,18 +372,32 @@ def _request(wire: _RequestEntry, place: str) -> DeviceRequest:
 
 def _subrequest(wire: _SubRequestEntry, place: str) -> DeviceSubRequest:
     amounts = (wire.capacity.requests if wire.capacity is not None else None) or {}
-    units = {name: _units(f"{place}: capacity {name}", text, unit) for name, unit in _UNITS.items()
-             if (text := amounts.get(name, amounts.get(f"{DRIVER}/{name}"))) is not None}
+    units = {
+        name: _units(f"{place}: capacity {name}", text, unit)
+        for name, unit in _UNITS.items()
+        if (text := amounts.get(name, amounts.get(f"{DRIVER}/{name}"))) is not None
+    }
     known = {*_UNITS, *(f"{DRIVER}/{name}" for name in _UNITS)}
     share = units.get("share")
     return DeviceSubRequest(
-        name=wire.name, device_class=wire.device_class_name,
-        count=None if wire.allocation_mode == ALL else wire.count or 1, selectors=_expressions(wire.selectors),
-        memory_mib=units.get("memory"), cores=units.get("cores", 0),
-        share_milli=share, unknown_capacities=tuple(sorted(amounts.keys() - known)),
-        tolerations=tuple(DeviceToleration(key=entry.key, effect=entry.effect, value=(
-            None if entry.operator == "Exists" else entry.value)) for entry in wire.tolerations or ()),
-        is_admin=bool(wire.admin_access))
+        name=wire.name,
+        device_class=wire.device_class_name,
+        count=None if wire.allocation_mode == ALL else wire.count or 1,
+        selectors=_expressions(wire.selectors),
+        memory_mib=units.get("memory"),
+        cores=units.get("cores", 0),
+        share_milli=share,
+        unknown_capacities=tuple(sorted(amounts.keys() - known)),
+        tolerations=tuple(
+            DeviceToleration(
+                key=entry.key,
+                effect=entry.effect,
+                value=(None if entry.operator == "Exists" else entry.value),
+            )
+            for entry in wire.tolerations or ()
+        ),
+        is_admin=bool(wire.admin_access),
+    )
 
 
 def _units(field: str, text: str, unit: Fraction) -> int:
@@ -363,5 +416,9 @@ def _expressions(selectors: list[_SelectorEntry] | None) -> tuple[str, ...]:
 def _constraint(wire: _ConstraintEntry, place: str) -> DeviceConstraint:
     attribute = wire.match_attribute or wire.distinct_attribute
     if not attribute:
-        raise MalformedInput(f"{place}: constraint", "", "expected matchAttribute or distinctAttribute")
-    return DeviceConstraint(frozenset(wire.requests or ()), attribute, is_distinct=not wire.match_attribute)
+        raise MalformedInput(
+            f"{place}: constraint", "", "expected matchAttribute or distinctAttribute"
+        )
+    return DeviceConstraint(
+        frozenset(wire.requests or ()), attribute, is_distinct=not wire.match_attribute
+    )

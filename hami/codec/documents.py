@@ -32,8 +32,16 @@ _MAX_BITS = 4096  # far below the limit of sys.get_int_max_str_digits()
 _STEP = re.compile(r"\.[^.[`]+|\[[0-9]+\]")
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*?)`(?: - at |$)")
 
-_KINDS: Mapping[Any, str] = MappingProxyType({
-    bool: "true or false", str: "a text", int: "a whole number", float: "a number", list: "a list", tuple: "a list"})
+_KINDS: Mapping[Any, str] = MappingProxyType(
+    {
+        bool: "true or false",
+        str: "a text",
+        int: "a whole number",
+        float: "a number",
+        list: "a list",
+        tuple: "a list",
+    }
+)
 
 
 def decode_yaml(text: str, type: type[T], source: str, *, unique_keys: bool = False) -> T:
@@ -76,9 +84,12 @@ def _yaml_errors(text: str, source: str) -> Iterator[None]:
         mark = error.problem_mark
         if mark is None:
             raise MalformedInput(source, "", f"not YAML: {error.problem}") from error
-        quoted = text.splitlines()[mark.line:mark.line + 1]
-        raise MalformedInput(source, "".join(quoted),
-                             f"not YAML in line {mark.line + 1}, column {mark.column + 1}: {error.problem}") from error
+        quoted = text.splitlines()[mark.line : mark.line + 1]
+        raise MalformedInput(
+            source,
+            "".join(quoted),
+            f"not YAML in line {mark.line + 1}, column {mark.column + 1}: {error.problem}",
+        ) from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         # the last three: a character beyond Unicode, and nesting that is too deep
         raise MalformedInput(source, "", f"not YAML: {error}") from error
@@ -92,9 +103,13 @@ class _Loader(yaml.SafeLoader):
         try:
             value = super().construct_object(node, deep)
         except (AttributeError, KeyError, OverflowError, ValueError) as error:
-            raise ConstructorError(None, None, f"malformed value: {error}", node.start_mark) from error
+            raise ConstructorError(
+                None, None, f"malformed value: {error}", node.start_mark
+            ) from error
         if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-            raise ConstructorError(None, None, "malformed value: integer too large", node.start_mark)
+            raise ConstructorError(
+                None, None, "malformed value: integer too large", node.start_mark
+            )
         return value
 
 
@@ -120,7 +135,12 @@ def parse_json(text: str, source: str) -> Any:
         raise MalformedInput(source, text, f"not JSON: {error}") from error
 
 
-def decode(field: str, decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw, expected: str = "") -> T:
+def decode(
+    field: str,
+    decoder: msgspec.json.Decoder[T],
+    data: str | bytes | msgspec.Raw,
+    expected: str = "",
+) -> T:
     """The value that *data* (JSON) describes. Raises: MalformedInput for *field*."""
     try:
         return decoder.decode(data)

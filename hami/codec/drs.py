@@ -58,23 +58,39 @@ def parse_drs_devices(field: str, text: str, vendor: str, node: str) -> tuple[De
     if not document.devices:
         raise MalformedInput(field, text, "expected at least one device")
     check_number(field, text, len(document.devices))
-    profiles = [profile for name, number in document.profiles.items()
-                if (profile := _profile(name, str(number))) is not None]
+    profiles = [
+        profile
+        for name, number in document.profiles.items()
+        if (profile := _profile(name, str(number))) is not None
+    ]
     if not profiles:
         raise MalformedInput(field, text, "expected at least one profile such as 1g.6gb")
-    profiles.sort(key=lambda profile: (profile.slices, profile.memory_gb, profile.number, profile.name))
+    profiles.sort(
+        key=lambda profile: (profile.slices, profile.memory_gb, profile.number, profile.name)
+    )
     memory_gb = max(profile.memory_gb for profile in profiles) or profiles[-1].slices
     devices = []
     for place, entry in enumerate(document.devices):
         slices, index = _number(entry.capacity), _number(entry.index)
         if slices is None or slices < 1:
-            raise MalformedInput(f"{field}: devices[{place}]", entry.capacity,
-                                 "expected a capacity of at least one slice")
+            raise MalformedInput(
+                f"{field}: devices[{place}]",
+                entry.capacity,
+                "expected a capacity of at least one slice",
+            )
         index = index if index is not None and 0 <= index <= INT32_MAX else place
-        devices.append(Device(
-            uuid=f"{node}-enflame-drs-{index}", vendor=vendor, model=vendor, slots=min(slices, INT32_MAX),
-            memory_mib=memory_gb * GIB, index=index, mode="drs",
-            info={"minor": str(entry.minor) or str(index), "profiles": tuple(profiles)}))
+        devices.append(
+            Device(
+                uuid=f"{node}-enflame-drs-{index}",
+                vendor=vendor,
+                model=vendor,
+                slots=min(slices, INT32_MAX),
+                memory_mib=memory_gb * GIB,
+                index=index,
+                mode="drs",
+                info={"minor": str(entry.minor) or str(index), "profiles": tuple(profiles)},
+            )
+        )
     if len({device.index for device in devices}) < len(devices):
         raise MalformedInput(field, text, "expected a unique index for each device")
     return tuple(devices)
@@ -82,16 +98,26 @@ def parse_drs_devices(field: str, text: str, vendor: str, node: str) -> tuple[De
 
 def render_drs_assignments(profiles: Mapping[str, DrsProfile]) -> str:
     """The annotation with the profile of each container, by name, none of them allocated yet."""
-    return msgspec.json.encode({
-        name: {"allocated": False, "request": profile.slices, "profileID": profile.number, "profileName": profile.name}
-        for name, profile in sorted(profiles.items())}).decode()
+    return msgspec.json.encode(
+        {
+            name: {
+                "allocated": False,
+                "request": profile.slices,
+                "profileID": profile.number,
+                "profileName": profile.name,
+            }
+            for name, profile in sorted(profiles.items())
+        }
+    ).decode()
 
 
 def _profile(name: str, number: str) -> DrsProfile | None:
     match = _PROFILE.fullmatch(name.strip())
     if match is None or not 1 <= int(match[1]) <= _MAX_SLICES:
         return None
-    return DrsProfile(name=name.strip(), number=number, slices=int(match[1]), memory_gb=int(match[2]))
+    return DrsProfile(
+        name=name.strip(), number=number, slices=int(match[1]), memory_gb=int(match[2])
+    )
 
 
 def _number(value: str | int) -> int | None:

@@ -13,7 +13,14 @@ from fractions import Fraction
 from hami.errors import MalformedInput
 
 _UNITS_NS = {
-    "ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9,
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,
+    "μs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
 }
 _LARGEST_NS = 2**63 - 1
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
@@ -27,8 +34,12 @@ def parse_duration(text: str) -> timedelta:
     Source: Go, package time, ParseDuration.
     """
     if _SHAPE.fullmatch(text) is None:
-        raise MalformedInput("duration", text, "expected numbers with units, such as 28s, 5m0s or 1h30m")
-    total = sum(Fraction(number.rstrip(".")) * _UNITS_NS[unit] for number, unit in _PART.findall(text))
+        raise MalformedInput(
+            "duration", text, "expected numbers with units, such as 28s, 5m0s or 1h30m"
+        )
+    total = sum(
+        Fraction(number.rstrip(".")) * _UNITS_NS[unit] for number, unit in _PART.findall(text)
+    )
     if total > _LARGEST_NS:
         raise MalformedInput("duration", text, "expected at most 2562047h47m16s")
     whole = timedelta(microseconds=int(total / 1000))

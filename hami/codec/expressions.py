@@ -28,24 +28,43 @@ Token = tuple[str, str]
 _STANDARD = "resource.kubernetes.io"
 LONGEST_NUMBER = 18  # digits
 _MAX_DEPTH = 16  # of parentheses and negations
-_TOKEN = re.compile(r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*"|\'[^\'\\]*\')|(?P<number>-?[0-9]+)'
-                    r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>&&|\|\||[=!<>]=|[!<>().,\[\]]))")
-_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType({
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge})
-_TEXT_METHODS: Mapping[str, Callable[[str, str], bool]] = MappingProxyType({
-    "contains": operator.contains, "startsWith": str.startswith, "endsWith": str.endswith})
-_ATTRIBUTES: Mapping[tuple[str, str], tuple[type, Callable[[Device], str | int]]] = MappingProxyType({
-    (DRIVER, "type"): (str, lambda device: "gpu"),
-    (DRIVER, "uuid"): (str, lambda device: device.uuid),
-    (DRIVER, "productName"): (str, lambda device: published_text(device.model)),
-    (DRIVER, "mode"): (str, lambda device: published_text(device.mode)),
-    (DRIVER, "index"): (int, lambda device: device.index),
-    (DRIVER, "memoryMiB"): (int, lambda device: device.memory_mib),
-    (_STANDARD, "numaNode"): (int, lambda device: device.numa),
-})
-_CAPACITIES: Mapping[str, Callable[[Device], int]] = MappingProxyType({
-    "memory": lambda device: device.memory_mib * MIB, "cores": lambda device: device.cores,
-    "share": lambda device: SHARE})
+_TOKEN = re.compile(
+    r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*"|\'[^\'\\]*\')|(?P<number>-?[0-9]+)'
+    r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>&&|\|\||[=!<>]=|[!<>().,\[\]]))"
+)
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = MappingProxyType(
+    {
+        "==": operator.eq,
+        "!=": operator.ne,
+        "<": operator.lt,
+        "<=": operator.le,
+        ">": operator.gt,
+        ">=": operator.ge,
+    }
+)
+_TEXT_METHODS: Mapping[str, Callable[[str, str], bool]] = MappingProxyType(
+    {"contains": operator.contains, "startsWith": str.startswith, "endsWith": str.endswith}
+)
+_ATTRIBUTES: Mapping[tuple[str, str], tuple[type, Callable[[Device], str | int]]] = (
+    MappingProxyType(
+        {
+            (DRIVER, "type"): (str, lambda device: "gpu"),
+            (DRIVER, "uuid"): (str, lambda device: device.uuid),
+            (DRIVER, "productName"): (str, lambda device: published_text(device.model)),
+            (DRIVER, "mode"): (str, lambda device: published_text(device.mode)),
+            (DRIVER, "index"): (int, lambda device: device.index),
+            (DRIVER, "memoryMiB"): (int, lambda device: device.memory_mib),
+            (_STANDARD, "numaNode"): (int, lambda device: device.numa),
+        }
+    )
+)
+_CAPACITIES: Mapping[str, Callable[[Device], int]] = MappingProxyType(
+    {
+        "memory": lambda device: device.memory_mib * MIB,
+        "cores": lambda device: device.cores,
+        "share": lambda device: SHARE,
+    }
+)
 
 
 class _Operand(NamedTuple):
@@ -201,11 +220,15 @@ class _Parser:
                 if attribute is None:
                     raise _Unread
                 operand = _Operand(*attribute)
-            case "capacity" if self._domain() == DRIVER and (amount := _CAPACITIES.get(self._take())) is not None:
-                return _Operand(float, amount)  # a quantity, which only quantities are compared with
+            case "capacity" if (
+                self._domain() == DRIVER and (amount := _CAPACITIES.get(self._take())) is not None
+            ):
+                return _Operand(
+                    float, amount
+                )  # a quantity, which only quantities are compared with
             case _:
                 raise _Unread
-        if self._tokens[self._next:self._next + len(_LOWER)] != _LOWER:
+        if self._tokens[self._next : self._next + len(_LOWER)] != _LOWER:
             return operand
         self._next += len(_LOWER)
         if operand.type is not str:
@@ -229,7 +252,9 @@ class _Parser:
 
     def _literal(self, type: type) -> str | int:
         kind, token = self._peek()
-        if (kind, type) not in (("text", str), ("number", int)) or (kind == "number" and len(token) > LONGEST_NUMBER):
+        if (kind, type) not in (("text", str), ("number", int)) or (
+            kind == "number" and len(token) > LONGEST_NUMBER
+        ):
             raise _Unread
         self._next += 1
         value = int(token) if kind == "number" else text_of((kind, token))
@@ -251,7 +276,10 @@ class _Parser:
 
     def _skip(self, token: str) -> bool:
         """Takes *token* if it is the next one."""
-        is_next = self._next < len(self._tokens) and self._tokens[self._next] in (("sign", token), ("word", token))
+        is_next = self._next < len(self._tokens) and self._tokens[self._next] in (
+            ("sign", token),
+            ("word", token),
+        )
         self._next += is_next
         return is_next
 

@@ -34,7 +34,11 @@ class Victims(msgspec.Struct, frozen=True, gc=False):
 
     def with_uids(self, uids: Collection[str]) -> Victims:
         """Returns the victims *uids*, of which these may be a part."""
-        return self if set(uids) == set(self.uids) else Victims(tuple(map(Victim, uids)), self.violations)
+        return (
+            self
+            if set(uids) == set(self.uids)
+            else Victims(tuple(map(Victim, uids)), self.violations)
+        )
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -44,7 +48,9 @@ class Victims(msgspec.Struct, frozen=True, gc=False):
 
 # Decoded, a text may take forty times as much memory: these bounds hold before that.
 MAX_OBJECT = 4 * MIB  # bytes of a pod or node; the API server takes 3 MiB, and adds defaults
-MAX_VALUES = 500_000  # of such an object, and node names, and victims; shorter texts have fewer anyway
+MAX_VALUES = (
+    500_000  # of such an object, and node names, and victims; shorter texts have fewer anyway
+)
 MAX_NODES = 5000  # whole nodes
 MAX_MEMBERS = 100  # of the arguments, and of a list of nodes
 MAX_ANNOTATIONS = 256 * 1024  # characters of a pod's annotations together, as in the API server
@@ -58,7 +64,9 @@ _TEXT = msgspec.json.Decoder(str | None)
 _VICTIMS = msgspec.json.Decoder(dict[str, Victims] | None)
 _ANY = msgspec.json.Decoder(msgspec.Raw)
 _KEY = msgspec.json.Decoder(str)
-_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # how msgspec counts to what follows the first value
+_TRAILING = re.compile(
+    r"trailing characters \(byte (\d+)\)"
+)  # how msgspec counts to what follows the first value
 _BLANKS = b" \t\r\n"
 
 
@@ -91,7 +99,9 @@ def parse_filter(body: bytes) -> FilterArgs:
     """ExtenderArgs. Only the first JSON value of *body* is read. Raises: MalformedInput."""
     fields = _fields(body)
     names = _bounded("NodeNames", fields.get("nodenames"))
-    return FilterArgs(_pod(fields), _decoded("NodeNames", _NAMES, names), _nodes(fields.get("nodes")))
+    return FilterArgs(
+        _pod(fields), _decoded("NodeNames", _NAMES, names), _nodes(fields.get("nodes"))
+    )
 
 
 def parse_nodes(nodes: Sequence[msgspec.Raw]) -> Iterator[Node]:
@@ -107,11 +117,24 @@ def parse_nodes(nodes: Sequence[msgspec.Raw]) -> Iterator[Node]:
         yield parse_node(raw)
 
 
-def render_filter(names: Sequence[str] | None, failed: Mapping[str, str] | None = None, error: str = "",
-                  nodes: Mapping[str, object] | None = None, *, unresolvable: Mapping[str, str] | None = None) -> bytes:
+def render_filter(
+    names: Sequence[str] | None,
+    failed: Mapping[str, str] | None = None,
+    error: str = "",
+    nodes: Mapping[str, object] | None = None,
+    *,
+    unresolvable: Mapping[str, str] | None = None,
+) -> bytes:
     """ExtenderFilterResult with all its fields. *unresolvable*: of *failed*, the nodes where preemption cannot help."""
-    return msgspec.json.encode({"Nodes": nodes, "NodeNames": names, "FailedNodes": failed or None,
-                                "FailedAndUnresolvableNodes": unresolvable or None, "Error": error})
+    return msgspec.json.encode(
+        {
+            "Nodes": nodes,
+            "NodeNames": names,
+            "FailedNodes": failed or None,
+            "FailedAndUnresolvableNodes": unresolvable or None,
+            "Error": error,
+        }
+    )
 
 
 def render_simulation(nodes: Sequence[msgspec.Raw], failed: Mapping[str, str]) -> bytes:
@@ -131,7 +154,9 @@ def parse_preemption(body: bytes) -> PreemptionArgs:
     raw = _bounded("NodeNameToMetaVictims", fields.get("nodenametometavictims"))
     pod, victims = _pod(fields), _decoded("NodeNameToMetaVictims", _VICTIMS, raw)
     if victims is None:
-        raise MalformedInput("NodeNameToMetaVictims", "", "missing: the extender needs nodeCacheCapable: true")
+        raise MalformedInput(
+            "NodeNameToMetaVictims", "", "missing: the extender needs nodeCacheCapable: true"
+        )
     return PreemptionArgs(pod, victims)
 
 
@@ -143,9 +168,15 @@ def render_preemption(victims: Mapping[str, Victims]) -> bytes:
 def parse_bind(body: bytes) -> BindArgs:
     """ExtenderBindingArgs. Raises: MalformedInput."""
     fields = _fields(body)
-    texts = {key: _decoded(name, _TEXT, fields.get(key)) or ""
-             for key, name in (("podname", "PodName"), ("podnamespace", "PodNamespace"), ("poduid", "PodUID"),
-                               ("node", "Node"))}
+    texts = {
+        key: _decoded(name, _TEXT, fields.get(key)) or ""
+        for key, name in (
+            ("podname", "PodName"),
+            ("podnamespace", "PodNamespace"),
+            ("poduid", "PodUID"),
+            ("node", "Node"),
+        )
+    }
     ref = PodRef(texts["podnamespace"], texts["podname"], texts["poduid"])
     _check_length("PodName", ref.name, LONGEST_NAME)
     _check_length("PodNamespace", ref.namespace, LONGEST_NAMESPACE)
@@ -172,7 +203,9 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
 def _pod(fields: Mapping[str, msgspec.Raw]) -> Pod:
     raw = fields.get("pod")
     if raw is None or bytes(raw) == b"null":
-        raise MalformedInput("Pod", "", "extender args missing pod", message="extender args missing pod")
+        raise MalformedInput(
+            "Pod", "", "extender args missing pod", message="extender args missing pod"
+        )
     pod = parse_pod(_object("Pod", raw))
     _check_length("Pod.metadata.name", pod.ref.name, LONGEST_NAME)
     _check_length("Pod.metadata.namespace", pod.ref.namespace, LONGEST_NAMESPACE)
@@ -180,8 +213,11 @@ def _pod(fields: Mapping[str, msgspec.Raw]) -> Pod:
     _check_length("the group of the pod", pod.group, LONGEST_NAME)
     size = sum([len(key) + len(text) for key, text in pod.annotations.items()])
     if size > MAX_ANNOTATIONS:
-        raise MalformedInput("Pod.metadata.annotations", next(iter(pod.annotations)),
-                             f"{size} characters, expected at most {MAX_ANNOTATIONS}")
+        raise MalformedInput(
+            "Pod.metadata.annotations",
+            next(iter(pod.annotations)),
+            f"{size} characters, expected at most {MAX_ANNOTATIONS}",
+        )
     return pod
 
 
@@ -193,7 +229,7 @@ def _first_object(body: bytes) -> dict[str, msgspec.Raw]:
             return _FIELDS.decode(body)
         _ANY.decode(body)
     except msgspec.DecodeError as error:
-        text = text[:_following(error)]
+        text = text[: _following(error)]
     return _members("body", text, _FIELDS)
 
 
@@ -214,7 +250,9 @@ def _nodes(raw: msgspec.Raw | None) -> tuple[msgspec.Raw, ...] | None:
     return tuple(_object("Nodes.items", item) for item in _elements(memoryview(items)))
 
 
-def _members(field: str, text: memoryview, decoder: msgspec.json.Decoder[T]) -> T | dict[str, msgspec.Raw]:
+def _members(
+    field: str, text: memoryview, decoder: msgspec.json.Decoder[T]
+) -> T | dict[str, msgspec.Raw]:
     """Returns the members of a JSON object, which is well-formed; what *decoder* makes of *text* if that is short.
 
     Raises: MalformedInput for too many members.
@@ -285,7 +323,11 @@ def _object(field: str, raw: msgspec.Raw) -> msgspec.Raw:
 
 def _bounded(field: str, raw: msgspec.Raw | None) -> msgspec.Raw | None:
     """Returns *raw*, which has about as many values as commas. Raises: MalformedInput for more than MAX_VALUES."""
-    if raw is not None and memoryview(raw).nbytes > MAX_VALUES and bytes(raw).count(b",") > MAX_VALUES:
+    if (
+        raw is not None
+        and memoryview(raw).nbytes > MAX_VALUES
+        and bytes(raw).count(b",") > MAX_VALUES
+    ):
         raise MalformedInput(field, _beginning(raw), f"expected at most {MAX_VALUES} values")
     return raw
 

@@ -88,6 +88,9 @@ def parse_pod_group(data: bytes, api: str) -> GroupSpec:
     if api == PLUGIN:
         return GroupSpec(min_count=spec.min_member, is_disrupted_whole=True, parent="")
     gang = spec.scheduling_policy.gang if spec.scheduling_policy is not None else None
-    return GroupSpec(min_count=gang.min_count if gang is not None else None,
-                     is_disrupted_whole=spec.disruption_mode is not None and spec.disruption_mode.all is not None,
-                     parent=spec.parent_composite_pod_group_name or "")
+    return GroupSpec(
+        min_count=gang.min_count if gang is not None else None,
+        is_disrupted_whole=spec.disruption_mode is not None
+        and spec.disruption_mode.all is not None,
+        parent=spec.parent_composite_pod_group_name or "",
+    )

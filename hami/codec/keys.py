@@ -10,12 +10,18 @@ BIND_PHASE = "hami.io/bind-phase"
 BIND_TIME = "hami.io/bind-time"
 GPU_ALLOCATED = "hami.io/vgpu-devices-allocated"  # the allocation of a pod, of NVIDIA's
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
-PREEMPTING = "hami.io/preempting-on"  # on a pod that waits: the node on which others are evicted for it
+PREEMPTING = (
+    "hami.io/preempting-on"  # on a pod that waits: the node on which others are evicted for it
+)
 
 RESIZE = "hami.io/resize"  # on a bound pod: the sizes that its owner wants its containers to have
 RESIZED = "hami.io/vgpu-devices-resized"  # what it holds since: GPU_ALLOCATED as a scheduler has changed it
-RESIZE_TARGET = "hami.io/vgpu-devices-target"  # what it is to have, while that is less than what it holds
-RESIZE_APPLIED = "hami.io/resize-applied"  # by the device plugin of its node: the sizes that are enforced
+RESIZE_TARGET = (
+    "hami.io/vgpu-devices-target"  # what it is to have, while that is less than what it holds
+)
+RESIZE_APPLIED = (
+    "hami.io/resize-applied"  # by the device plugin of its node: the sizes that are enforced
+)
 RESIZE_STATUS = "hami.io/resize-status"  # by the scheduler: what has become of RESIZE
 NODE_RESIZES = "hami.io/node-resizes"  # on a node, "true": its device plugin changes the limits of running containers
 CORES_LIMIT = "nvidia.com/gpucores-limit"  # on a pod: percent of a GPU that a container may use while nobody else does
@@ -30,13 +36,18 @@ CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has publi
 
 DOOR = "hami.io/door"  # a label of nodes (plugin, dra), and of namespaces and pods (dra, dra-preferred); on a node also
 # an annotation: its registered devices are given by claims (dra)
-CLAIM_DOORS = REQUIRED, PREFERRED = "dra", "dra-preferred"  # of DOOR on namespaces and pods that get claims
+CLAIM_DOORS = REQUIRED, PREFERRED = (
+    "dra",
+    "dra-preferred",
+)  # of DOOR on namespaces and pods that get claims
 CORDONED_TAINT = "hami.io/cordoned"  # of a card in a ResourceSlice
 UNHEALTHY_TAINT = "hami.io/unhealthy"  # likewise
 MANAGED_TAINT = "hami.io/managed"  # likewise: HAMi's scheduler allocates its claims
 CLAIM_AMOUNTS = "hami.io/claim-amounts"  # on a pod: the resources of its containers that admission has made a claim
 CLAIM_RESOURCE = "hami.io/claim"  # requested by pods with such a claim, so that kube-scheduler calls the extender
-CLAIM_REQUEST = "hami.io/claim-request"  # on a pod: what it asks for by the claim that admission has given it
+CLAIM_REQUEST = (
+    "hami.io/claim-request"  # on a pod: what it asks for by the claim that admission has given it
+)
 CLAIM_TEMPLATE = "hami.io/claim-template"  # a label of templates that the scheduler has made
 
 NODE_POLICY = "hami.io/node-scheduler-policy"
@@ -44,13 +55,24 @@ KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose t
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
-PREEMPTIBLE = "hami.io/preemptible"  # a label; "false": the pod is never evicted for one of higher priority
+PREEMPTIBLE = (
+    "hami.io/preemptible"  # a label; "false": the pod is never evicted for one of higher priority
+)
 
 SCHEDULERS_ALONE = frozenset({RESIZED, RESIZE_TARGET, RESIZE_STATUS})
 """Keys of pods that device plugins may not write, not even on their own node."""
 SCHEDULER_OWNED = SCHEDULERS_ALONE | {
-    ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, PREEMPTING, RESIZE_APPLIED}
-ALLOCATION_PATTERN = r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)"  # also in the policies: RE2
+    ASSIGNED_NODE,
+    ASSIGNED_TIME,
+    BIND_PHASE,
+    BIND_TIME,
+    MIG_ALLOCATIONS,
+    PREEMPTING,
+    RESIZE_APPLIED,
+}
+ALLOCATION_PATTERN = (
+    r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)"  # also in the policies: RE2
+)
 _ALLOCATION_KEY = re.compile(ALLOCATION_PATTERN)
 _ALLOCATIONS = frozenset({MIG_ALLOCATIONS, RESIZED, RESIZE_TARGET})
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")

@@ -43,17 +43,34 @@ def parse_cards(field: str, text: str, vendor: str) -> tuple[Device, ...]:
     cards = decode(field, _CARDS, text, "a list of cards")
     for place, card in enumerate(cards):
         if card.healthy and not (card.total_dev_count and card.total_compute and card.total_v_ram):
-            raise MalformedInput(f"{field}[{place}]", card.uuid,
-                                 "expected totalDevCount, totalCompute and totalVRam above 0 for a healthy card")
-    return tuple(Device(uuid=card.uuid, vendor=vendor, model=vendor, slots=card.total_dev_count, mode="", index=place,
-                        memory_mib=card.total_v_ram, cores=card.total_compute, numa=card.numa, healthy=card.healthy,
-                        info={"qos": card.qos_policy, "model": card.model, "link_zone": card.link_zone})
-                 for place, card in enumerate(cards))
+            raise MalformedInput(
+                f"{field}[{place}]",
+                card.uuid,
+                "expected totalDevCount, totalCompute and totalVRam above 0 for a healthy card",
+            )
+    return tuple(
+        Device(
+            uuid=card.uuid,
+            vendor=vendor,
+            model=vendor,
+            slots=card.total_dev_count,
+            mode="",
+            index=place,
+            memory_mib=card.total_v_ram,
+            cores=card.total_compute,
+            numa=card.numa,
+            healthy=card.healthy,
+            info={"qos": card.qos_policy, "model": card.model, "link_zone": card.link_zone},
+        )
+        for place, card in enumerate(cards)
+    )
 
 
 def render_allocated(containers: tuple[tuple[Share, ...], ...]) -> str:
     """The shares of each container. Shape: ``[[{"uuid", "compute", "vRam"}]]`` without zeros."""
-    return msgspec.json.encode([[_allocated(share) for share in shares] for shares in containers]).decode()
+    return msgspec.json.encode(
+        [[_allocated(share) for share in shares] for shares in containers]
+    ).decode()
 
 
 def parse_topology(text: str | None) -> Mapping[int, int] | None:

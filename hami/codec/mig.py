@@ -62,7 +62,9 @@ def possible_instances(profiles: Iterable[MigProfile]) -> Iterator[tuple[MigProf
     """
     for profile in sorted(profiles, key=lambda profile: (profile.memory_mib, profile.slices)):
         from_the_top = profile.name.startswith(_FROM_THE_TOP)
-        for placement in sorted(profile.placements, key=lambda placement: placement.start, reverse=from_the_top):
+        for placement in sorted(
+            profile.placements, key=lambda placement: placement.start, reverse=from_the_top
+        ):
             yield profile, replace(placement, name=profile.name)
 
 
@@ -88,11 +90,22 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
             raise MalformedInput(where, key, "expected one entry for each container and device")
         instance = entry.mig_uuid or None, entry.gpu_instance_id, entry.compute_instance_id
         if None in instance and any(part is not None for part in instance):
-            raise MalformedInput(where, msgspec.json.encode(entry).decode(),
-                                 "expected migUUID, gpuInstanceID and computeInstanceID, or none of them")
-        allocations[key] = MigAllocation(container=key[0], device=key[1], gpu=entry.gpu_uuid, partition=Partition(
-            entry.placement.start, entry.placement.size, entry.profile,
-            tuple(str(part) for part in instance if part is not None)))
+            raise MalformedInput(
+                where,
+                msgspec.json.encode(entry).decode(),
+                "expected migUUID, gpuInstanceID and computeInstanceID, or none of them",
+            )
+        allocations[key] = MigAllocation(
+            container=key[0],
+            device=key[1],
+            gpu=entry.gpu_uuid,
+            partition=Partition(
+                entry.placement.start,
+                entry.placement.size,
+                entry.profile,
+                tuple(str(part) for part in instance if part is not None),
+            ),
+        )
     return tuple(allocations.values())
 
 
@@ -112,8 +125,13 @@ def render_mig_allocations(allocations: Iterable[MigAllocation]) -> str:
 
 def _entry(allocation: MigAllocation) -> _MigEntry:
     place = allocation.partition
-    entry = _MigEntry(allocation.container, allocation.device, allocation.gpu, place.name,
-                      _Placement(place.start, place.size))
+    entry = _MigEntry(
+        allocation.container,
+        allocation.device,
+        allocation.gpu,
+        place.name,
+        _Placement(place.start, place.size),
+    )
     if place.instance:
         entry.mig_uuid = place.instance[0]
         entry.gpu_instance_id, entry.compute_instance_id = map(int, place.instance[1:])

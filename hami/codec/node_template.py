@@ -27,18 +27,34 @@ def parse_node_template(text: str) -> tuple[Device, ...]:
     ``_`` for each space. Raises: MalformedInput, also for more than MAX_DEVICES devices.
     """
     found = _SHAPE.fullmatch(text)
-    count, memory_mib, slots, cores = map(parse_integer, found.groups()[:4]) if found is not None else [None] * 4
+    count, memory_mib, slots, cores = (
+        map(parse_integer, found.groups()[:4]) if found is not None else [None] * 4
+    )
     if found is None or count is None or memory_mib is None or slots is None or cores is None:
         raise MalformedInput(NODE_TEMPLATE, text, "expected ‹count›x‹MiB›.‹slots›.‹cores›.‹model›")
     check_number(NODE_TEMPLATE, text, count)
-    return tuple(Device(uuid=f"GPU-template-{index}", vendor=VENDOR, model=found[5].replace("_", " "), slots=slots,
-                        memory_mib=memory_mib, cores=cores, index=index) for index in range(count))
+    return tuple(
+        Device(
+            uuid=f"GPU-template-{index}",
+            vendor=VENDOR,
+            model=found[5].replace("_", " "),
+            slots=slots,
+            memory_mib=memory_mib,
+            cores=cores,
+            index=index,
+        )
+        for index in range(count)
+    )
 
 
 def render_node_template(device: Device, count: int) -> str:
     """The label for *count* devices like *device*. Raises: MalformedInput if the model does not fit into a label."""
     text = f"{count}x{device.memory_mib}.{device.slots}.{device.cores}.{device.model.replace(' ', '_')}"
     if not is_label_value(text):
-        raise MalformedInput("model", device.model, "expected letters, digits, spaces, -, _ and ., and at most 63 "
-                             f"characters in the label {text}")
+        raise MalformedInput(
+            "model",
+            device.model,
+            "expected letters, digits, spaces, -, _ and ., and at most 63 "
+            f"characters in the label {text}",
+        )
     return text

@@ -127,7 +127,11 @@ _QUOTA = msgspec.json.Decoder(_Quota)
 
 def parse_resource_version(resource_version: str) -> int:
     """A resource version as an integer that increases over time; 0 if *resource_version* is not a number."""
-    is_number = resource_version.isdecimal() and resource_version.isascii() and len(resource_version) <= LONGEST_VERSION
+    is_number = (
+        resource_version.isdecimal()
+        and resource_version.isascii()
+        and len(resource_version) <= LONGEST_VERSION
+    )
     return int(resource_version) if is_number else 0
 
 
@@ -158,13 +162,28 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
     wire = decode("resourcequota", _QUOTA, data)
     meta, spec = wire.metadata or Metadata(), wire.spec or _QuotaSpec()
     hard = quantities(spec.hard)
-    texts = {name.removeprefix("limits."): text for name, text in hard.items() if name.startswith("limits.")}
-    limits = {name: value for name, text in texts.items() if (value := strict_integer(text)) is not None}
-    return QuotaLimits(namespace=meta.namespace or "", name=meta.name or "", uid=meta.uid or "",
-                       resource_version=meta.resource_version or "", limits=limits,
-                       binary=frozenset(name for name in limits if texts[name].endswith("i")), scopes=_scopes(spec),
-                       requests=frozenset(name.removeprefix("requests.") for name in hard
-                                          if name.startswith("requests.") and "/" in name))
+    texts = {
+        name.removeprefix("limits."): text
+        for name, text in hard.items()
+        if name.startswith("limits.")
+    }
+    limits = {
+        name: value for name, text in texts.items() if (value := strict_integer(text)) is not None
+    }
+    return QuotaLimits(
+        namespace=meta.namespace or "",
+        name=meta.name or "",
+        uid=meta.uid or "",
+        resource_version=meta.resource_version or "",
+        limits=limits,
+        binary=frozenset(name for name in limits if texts[name].endswith("i")),
+        scopes=_scopes(spec),
+        requests=frozenset(
+            name.removeprefix("requests.")
+            for name in hard
+            if name.startswith("requests.") and "/" in name
+        ),
+    )
 
 
 def parse_disruption_budget(data: bytes | msgspec.Raw) -> DisruptionBudget:
@@ -172,21 +191,43 @@ def parse_disruption_budget(data: bytes | msgspec.Raw) -> DisruptionBudget:
     wire = decode("poddisruptionbudget", _BUDGET, data)
     meta, selector = wire.metadata or Metadata(), wire.spec.selector if wire.spec else None
     return DisruptionBudget(
-        namespace=meta.namespace or "", name=meta.name or "",
+        namespace=meta.namespace or "",
+        name=meta.name or "",
         allowed=(wire.status.disruptions_allowed or 0) if wire.status else 0,
-        selector=None if selector is None else (
-            *(LabelRequirement(key, "In", (value,)) for key, value in (selector.match_labels or {}).items()),
-            *(LabelRequirement(expression.key or "", expression.operator or "", tuple(expression.values or ()))
-              for expression in selector.match_expressions or ())))
+        selector=None
+        if selector is None
+        else (
+            *(
+                LabelRequirement(key, "In", (value,))
+                for key, value in (selector.match_labels or {}).items()
+            ),
+            *(
+                LabelRequirement(
+                    expression.key or "", expression.operator or "", tuple(expression.values or ())
+                )
+                for expression in selector.match_expressions or ()
+            ),
+        ),
+    )
 
 
 def _scopes(spec: _QuotaSpec) -> tuple[ScopeRequirement, ...]:
     expressions = spec.scope_selector.match_expressions if spec.scope_selector else None
-    return (*map(ScopeRequirement, spec.scopes or ()), *(
-        ScopeRequirement(expression.scope_name or "", expression.operator or "", tuple(expression.values or ()))
-        for expression in expressions or ()))
+    return (
+        *map(ScopeRequirement, spec.scopes or ()),
+        *(
+            ScopeRequirement(
+                expression.scope_name or "",
+                expression.operator or "",
+                tuple(expression.values or ()),
+            )
+            for expression in expressions or ()
+        ),
+    )
 
 
 def quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:
     """Quantities as text. The API also accepts numbers and null."""
-    return {sys.intern(name): str(value) for name, value in (wire or {}).items() if value is not None}
+    return {
+        sys.intern(name): str(value) for name, value in (wire or {}).items() if value is not None
+    }

@@ -57,29 +57,50 @@ class StoredClaim:
     alternatives: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
-def booked_claim(pod: Pod, node: str, booked: Allocation, devices: Mapping[str, Device],
-                 token: uuid.UUID) -> AllocatedClaim:
+def booked_claim(
+    pod: Pod, node: str, booked: Allocation, devices: Mapping[str, Device], token: uuid.UUID
+) -> AllocatedClaim:
     """Returns the claim of *pod* on *node* with what is *booked* for its containers, not yet created.
 
     *devices*: those of the node, by UUID. *token*: from which the names of the shares follow, so that another booking
     of the same devices makes another claim.
     """
-    return AllocatedClaim(namespace=pod.ref.namespace, name=pod.claim, uid="", pods=(pod.ref,), requests=tuple(
-        replace(request, devices=tuple(
-            device if is_instance(device.device)
-            else replace(device, share_id=str(uuid.uuid5(token, f"{request.name}/{device.device}")))
-            for device in request.devices))
-        for request in booked_requests(pod, node, booked, devices)))
+    return AllocatedClaim(
+        namespace=pod.ref.namespace,
+        name=pod.claim,
+        uid="",
+        pods=(pod.ref,),
+        requests=tuple(
+            replace(
+                request,
+                devices=tuple(
+                    device
+                    if is_instance(device.device)
+                    else replace(
+                        device, share_id=str(uuid.uuid5(token, f"{request.name}/{device.device}"))
+                    )
+                    for device in request.devices
+                ),
+            )
+            for request in booked_requests(pod, node, booked, devices)
+        ),
+    )
 
 
-def booked_requests(pod: Pod, node: str, booked: Allocation,
-                    devices: Mapping[str, Device]) -> tuple[ClaimedRequest, ...]:
+def booked_requests(
+    pod: Pod, node: str, booked: Allocation, devices: Mapping[str, Device]
+) -> tuple[ClaimedRequest, ...]:
     """Returns what is *booked* for the containers of *pod*, whose names their requests have; without names of shares.
 
     Raises: MalformedInput if a device is not among *devices*, those of the node by UUID.
     """
-    return tuple(ClaimedRequest(name=container.name, devices=tuple(_claimed(node, share, devices) for share in shares))
-                 for container, shares in zip(pod.containers, booked) if shares)
+    return tuple(
+        ClaimedRequest(
+            name=container.name, devices=tuple(_claimed(node, share, devices) for share in shares)
+        )
+        for container, shares in zip(pod.containers, booked)
+        if shares
+    )
 
 
 def differing_containers(claim: AllocatedClaim, pod: Pod, booked: Allocation) -> list[str]:
@@ -87,12 +108,24 @@ def differing_containers(claim: AllocatedClaim, pod: Pod, booked: Allocation) ->
 
     Shares of 100 do not count: they change with the number of slots.
     """
-    claimed = Counter((request.name, tuple(
-        (device.pool, device.device, device.memory_mib, device.cores) for device in request.devices))
-        for request in claim.requests)
-    wanted = Counter((container.name, tuple(
-        (pool_name(pod.node_name), *_name_and_amounts(share)) for share in shares))
-        for container, shares in zip(pod.containers, booked) if shares)
+    claimed = Counter(
+        (
+            request.name,
+            tuple(
+                (device.pool, device.device, device.memory_mib, device.cores)
+                for device in request.devices
+            ),
+        )
+        for request in claim.requests
+    )
+    wanted = Counter(
+        (
+            container.name,
+            tuple((pool_name(pod.node_name), *_name_and_amounts(share)) for share in shares),
+        )
+        for container, shares in zip(pod.containers, booked)
+        if shares
+    )
     return sorted({name for name, _ in (claimed - wanted) + (wanted - claimed)})
 
 
@@ -102,35 +135,80 @@ def render_claim(claim: AllocatedClaim) -> dict[str, Any]:
     A request of several devices asks of each for what the one with the least has: they may differ in size.
     """
     (pod,) = claim.pods
-    return _owned(pod, claim.name, {"requests": [
-        {"name": request.name, "exactly": _exactly(request.devices)} for request in claim.requests]})
+    return _owned(
+        pod,
+        claim.name,
+        {
+            "requests": [
+                {"name": request.name, "exactly": _exactly(request.devices)}
+                for request in claim.requests
+            ]
+        },
+    )
 
 
 def render_waiting_claim(pod: Pod, devices: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the claim of *pod*, which has no node yet, as it is created. *devices*: what it asks for."""
+
     def tolerating(part: Mapping[str, Any]) -> dict[str, Any]:
         return {**part, "tolerations": [_TOLERATION]}
 
-    return _owned(pod.ref, pod.claim, {**devices, "requests": [
-        {**request, "exactly": tolerating(request["exactly"])} if "exactly" in request
-        else {**request, "firstAvailable": [tolerating(part) for part in request["firstAvailable"]]}
-        for request in devices["requests"]]})
+    return _owned(
+        pod.ref,
+        pod.claim,
+        {
+            **devices,
+            "requests": [
+                {**request, "exactly": tolerating(request["exactly"])}
+                if "exactly" in request
+                else {
+                    **request,
+                    "firstAvailable": [tolerating(part) for part in request["firstAvailable"]],
+                }
+                for request in devices["requests"]
+            ],
+        },
+    )
 
 
-def render_allocation(claim: AllocatedClaim, stored: StoredClaim, node: str, now: datetime) -> dict[str, Any]:
+def render_allocation(
+    claim: AllocatedClaim, stored: StoredClaim, node: str, now: datetime
+) -> dict[str, Any]:
     """Returns the update of the status by which *claim*, as it is *stored*, gets its devices on *node*.
 
     The time is that of the allocation: kube-scheduler adds one where there is none, and is refused.
     """
-    results = [{"request": stored.alternatives.get((request.name, device.memory_mib), request.name),
-                "driver": DRIVER, "pool": device.pool, "device": device.device,
-                "tolerations": [_TOLERATION], **_consumed(device)}
-               for request in claim.requests for device in request.devices]
-    selector = {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}
-    return _update(claim, stored, {
-        "allocation": {"devices": {"results": results}, "nodeSelector": selector,
-                       "allocationTimestamp": render_time(now)},
-        "reservedFor": [{"resource": "pods", "name": pod.name, "uid": pod.uid} for pod in claim.pods]})
+    results = [
+        {
+            "request": stored.alternatives.get((request.name, device.memory_mib), request.name),
+            "driver": DRIVER,
+            "pool": device.pool,
+            "device": device.device,
+            "tolerations": [_TOLERATION],
+            **_consumed(device),
+        }
+        for request in claim.requests
+        for device in request.devices
+    ]
+    selector = {
+        "nodeSelectorTerms": [
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+        ]
+    }
+    return _update(
+        claim,
+        stored,
+        {
+            "allocation": {
+                "devices": {"results": results},
+                "nodeSelector": selector,
+                "allocationTimestamp": render_time(now),
+            },
+            "reservedFor": [
+                {"resource": "pods", "name": pod.name, "uid": pod.uid} for pod in claim.pods
+            ],
+        },
+    )
 
 
 def render_deallocation(claim: AllocatedClaim, stored: StoredClaim) -> dict[str, Any]:
@@ -145,10 +223,14 @@ def parse_stored_claim(data: bytes | msgspec.Raw) -> StoredClaim:
         claim = parse_claim(data)
     except MalformedInput:  # whoever may write its status may write anything
         claim = None
-    return StoredClaim(wire.metadata.uid or "", wire.metadata.resource_version or "",
-                       frozenset(owner.uid or "" for owner in wire.metadata.owner_references or ()), claim,
-                       wire.status is not None and wire.status.allocation is not None,
-                       dict(_alternatives(wire.spec.devices.requests or ())))
+    return StoredClaim(
+        wire.metadata.uid or "",
+        wire.metadata.resource_version or "",
+        frozenset(owner.uid or "" for owner in wire.metadata.owner_references or ()),
+        claim,
+        wire.status is not None and wire.status.allocation is not None,
+        dict(_alternatives(wire.spec.devices.requests or ())),
+    )
 
 
 class _Status(msgspec.Struct):
@@ -202,8 +284,13 @@ def _claimed(node: str, share: Share, devices: Mapping[str, Device]) -> ClaimedD
     if share.partitions:
         return ClaimedDevice(pool=pool_name(node), device=name)
     is_alone = device.cores == WHOLE and share.cores >= WHOLE
-    return ClaimedDevice(pool=pool_name(node), device=name, memory_mib=memory_mib, cores=cores,
-                         share_milli=SHARE * 1000 if is_alone else least_share(device.slots))
+    return ClaimedDevice(
+        pool=pool_name(node),
+        device=name,
+        memory_mib=memory_mib,
+        cores=cores,
+        share_milli=SHARE * 1000 if is_alone else least_share(device.slots),
+    )
 
 
 def _name_and_amounts(share: Share) -> tuple[str, int, int]:
@@ -215,34 +302,69 @@ def _name_and_amounts(share: Share) -> tuple[str, int, int]:
 
 def _owned(pod: PodRef, name: str, devices: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the claim *name* of *pod*, which is deleted with it."""
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
-    return {"apiVersion": API_VERSION, "kind": "ResourceClaim",
-            "metadata": {"namespace": pod.namespace, "name": name, "finalizers": [FINALIZER],
-                         "ownerReferences": [owner]},
-            "spec": {"devices": devices}}
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "name": pod.name,
+        "uid": pod.uid,
+        "controller": True,
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ResourceClaim",
+        "metadata": {
+            "namespace": pod.namespace,
+            "name": name,
+            "finalizers": [FINALIZER],
+            "ownerReferences": [owner],
+        },
+        "spec": {"devices": devices},
+    }
 
 
 def _exactly(devices: Sequence[ClaimedDevice]) -> dict[str, Any]:
     if is_instance(devices[0].device):
         return {"deviceClassName": MIG_CLASS, "count": len(devices), "tolerations": [_TOLERATION]}
-    least = ClaimedDevice(pool="", device="", **{amount: min(getattr(device, amount) for device in devices)
-                                                 for amount in ("memory_mib", "cores", "share_milli")})
-    return {"deviceClassName": DRIVER, "count": len(devices),
-            "capacity": {"requests": dict(zip(_CONSUMED, _amounts(least)))},
-            "tolerations": [_TOLERATION]}
+    least = ClaimedDevice(
+        pool="",
+        device="",
+        **{
+            amount: min(getattr(device, amount) for device in devices)
+            for amount in ("memory_mib", "cores", "share_milli")
+        },
+    )
+    return {
+        "deviceClassName": DRIVER,
+        "count": len(devices),
+        "capacity": {"requests": dict(zip(_CONSUMED, _amounts(least)))},
+        "tolerations": [_TOLERATION],
+    }
 
 
 def _consumed(device: ClaimedDevice) -> dict[str, Any]:
     """Returns what is taken of a card that claims share."""
-    return {"shareID": device.share_id, "consumedCapacity": dict(zip(_CONSUMED, _amounts(device)))} if (
-        device.share_id) else {}
+    return (
+        {"shareID": device.share_id, "consumedCapacity": dict(zip(_CONSUMED, _amounts(device)))}
+        if (device.share_id)
+        else {}
+    )
 
 
 def _amounts(device: ClaimedDevice) -> Iterable[str]:
     return render_mib(device.memory_mib), str(device.cores), render_milli(device.share_milli)
 
 
-def _update(claim: AllocatedClaim, stored: StoredClaim, status: Mapping[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": API_VERSION, "kind": "ResourceClaim", "metadata": {
-        "namespace": claim.namespace, "name": claim.name, "uid": stored.uid, "resourceVersion": stored.version},
-        "status": status}
+def _update(
+    claim: AllocatedClaim, stored: StoredClaim, status: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ResourceClaim",
+        "metadata": {
+            "namespace": claim.namespace,
+            "name": claim.name,
+            "uid": stored.uid,
+            "resourceVersion": stored.version,
+        },
+        "status": status,
+    }

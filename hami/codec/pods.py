@@ -34,7 +34,8 @@ DISRUPTION_TARGET, PREEMPTED = "DisruptionTarget", "PreemptionByScheduler"
 _DISRUPTION = DISRUPTION_TARGET.encode()
 _PREEMPTED_BY = re.compile(
     r"Preempted by pod (?P<preemptor>\S+) on node \S+?"
-    r"(: (?P<count>[0-9]{1,6}) pods are evicted together, the last of them is pod (?P<last>\S+))?")
+    r"(: (?P<count>[0-9]{1,6}) pods are evicted together, the last of them is pod (?P<last>\S+))?"
+)
 
 
 class _Variable(msgspec.Struct, gc=False):
@@ -185,9 +186,13 @@ def parse_node_pod(data: bytes | msgspec.Raw) -> NodePod:
     wire = decode("pod", _POD, data)
     containers = wire.spec.all_containers if wire.spec else []
     status, names_claims = wire.status or _Status(), bool(wire.spec and wire.spec.resource_claims)
-    return NodePod(_pod(wire), {container.name or "": _environment(container) for container in containers},
-                   _runs(status), names_claims or status.extended_resource_claim_status is not None,
-                   _used_claims(data) if names_claims else {})
+    return NodePod(
+        _pod(wire),
+        {container.name or "": _environment(container) for container in containers},
+        _runs(status),
+        names_claims or status.extended_resource_claim_status is not None,
+        _used_claims(data) if names_claims else {},
+    )
 
 
 def _used_claims(data: bytes | msgspec.Raw) -> UsedClaims | None:
@@ -203,7 +208,9 @@ def _used_claims(data: bytes | msgspec.Raw) -> UsedClaims | None:
 def parse_observed_pod(data: bytes | msgspec.Raw) -> ObservedPod:
     """The address and the conditions of the pod in *data* (JSON). Raises: MalformedInput."""
     status = decode("pod", _POD, data).status or _Status()
-    return ObservedPod(status.pod_ip or "", tuple(_part("pod conditions", _CONDITIONS, status.conditions) or ()))
+    return ObservedPod(
+        status.pod_ip or "", tuple(_part("pod conditions", _CONDITIONS, status.conditions) or ())
+    )
 
 
 def convert_pod(value: Mapping[str, Any]) -> Pod:
@@ -216,9 +223,17 @@ def convert_pod(value: Mapping[str, Any]) -> Pod:
 
 def _pod(wire: _Pod, size: int = 0) -> Pod:
     meta, spec, status = wire.metadata or Metadata(), wire.spec or _Spec(), wire.status or _Status()
-    inits = [_container(container, ContainerKind.SIDECAR if container.restart_policy == "Always" else
-                        ContainerKind.INIT) for container in spec.init_containers or ()]
-    containers = (*inits, *(_container(container, ContainerKind.APP) for container in spec.containers or ()))
+    inits = [
+        _container(
+            container,
+            ContainerKind.SIDECAR if container.restart_policy == "Always" else ContainerKind.INIT,
+        )
+        for container in spec.init_containers or ()
+    ]
+    containers = (
+        *inits,
+        *(_container(container, ContainerKind.APP) for container in spec.containers or ()),
+    )
     claim_problem = ""
     if claim := _own_claim(spec.resource_claims) if spec.resource_claims else "":
         try:
@@ -228,7 +243,9 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
     deadline, affinity, controller = spec.active_deadline_seconds, spec.affinity, meta.controller
     grace_s = spec.termination_grace_period_seconds
     disruption = _preemption(status)
-    preemptor, evicted_with = parse_preempted((disruption.message or "") if disruption is not None else "")
+    preemptor, evicted_with = parse_preempted(
+        (disruption.message or "") if disruption is not None else ""
+    )
     return Pod(
         ref=PodRef(sys.intern(meta.namespace or ""), meta.name or "", meta.uid or ""),
         resource_version=meta.resource_version or "",
@@ -245,15 +262,25 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         priority=spec.priority or 0,
         nominated_node=status.nominated_node_name or "",
         scheduling_failure="" if spec.node_name else _scheduling_failure(status),
-        group=(spec.scheduling_group and spec.scheduling_group.pod_group_name
-               or (meta.labels or {}).get(GROUP_LABEL, "")),
-        scope=make_scope(spec.priority_class_name or "", deadline is not None and deadline >= 0,
-                         status.qos_class == "BestEffort" if status.qos_class else _is_best_effort(spec),
-                         affinity is not None and is_cross_namespace(affinity)),
+        group=(
+            spec.scheduling_group
+            and spec.scheduling_group.pod_group_name
+            or (meta.labels or {}).get(GROUP_LABEL, "")
+        ),
+        scope=make_scope(
+            spec.priority_class_name or "",
+            deadline is not None and deadline >= 0,
+            status.qos_class == "BestEffort" if status.qos_class else _is_best_effort(spec),
+            affinity is not None and is_cross_namespace(affinity),
+        ),
         preferences=() if affinity is None else node_preferences(affinity),
-        soft_constraints=((affinity is not None and prefers_pods(affinity))
-                          or any(constraint.when_unsatisfiable == "ScheduleAnyway"
-                                 for constraint in spec.topology_spread_constraints or ())),
+        soft_constraints=(
+            (affinity is not None and prefers_pods(affinity))
+            or any(
+                constraint.when_unsatisfiable == "ScheduleAnyway"
+                for constraint in spec.topology_spread_constraints or ()
+            )
+        ),
         preempts=spec.preemption_policy != "Never",
         preempted=disruption is not None,
         preemptor=preemptor,
@@ -273,7 +300,10 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
 def _own_claim(entries: Iterable[msgspec.Raw]) -> str:
     """Returns the name of the claim among *entries* that the scheduler makes; empty if there is none."""
     for entry in entries:
-        if _OWN_CLAIM in bytes(entry) and (claim := _part("claims of a pod", _CLAIM, entry)) is not None:
+        if (
+            _OWN_CLAIM in bytes(entry)
+            and (claim := _part("claims of a pod", _CLAIM, entry)) is not None
+        ):
             if claim.name == CLAIM and is_claim_name(name := claim.resource_claim_name or ""):
                 return name
     return ""
@@ -284,8 +314,16 @@ def _preemption(status: _Status) -> PodCondition | None:
     if _DISRUPTION not in bytes(status.conditions):  # conditions are read only where one may matter
         return None
     conditions = _part("pod conditions", _CONDITIONS, status.conditions) or ()
-    return next((condition for condition in conditions if condition.type == DISRUPTION_TARGET
-                 and condition.status == "True" and condition.reason == PREEMPTED), None)
+    return next(
+        (
+            condition
+            for condition in conditions
+            if condition.type == DISRUPTION_TARGET
+            and condition.status == "True"
+            and condition.reason == PREEMPTED
+        ),
+        None,
+    )
 
 
 def preempting_on(pod: Pod) -> str:
@@ -299,7 +337,9 @@ def render_preempted(uid: str, node: str, together: EvictedTogether | None = Non
     *together*: the pods with which it is evicted, so that the next leader can tell whether some of them are gone."""
     message = f"Preempted by pod {uid} on node {node}"
     if together is not None:
-        message += f": {together.count} pods are evicted together, the last of them is pod {together.last}"
+        message += (
+            f": {together.count} pods are evicted together, the last of them is pod {together.last}"
+        )
     return message
 
 
@@ -321,24 +361,35 @@ def _scheduling_failure(status: _Status) -> str:
 
 def _container(wire: _Container, kind: ContainerKind) -> Container:
     resources = wire.resources or ResourceRequirements()
-    return Container(name=wire.name or "", kind=kind, limits=quantities(resources.limits),
-                     requests=quantities(resources.requests))
+    return Container(
+        name=wire.name or "",
+        kind=kind,
+        limits=quantities(resources.limits),
+        requests=quantities(resources.requests),
+    )
 
 
 def _is_best_effort(spec: _Spec) -> bool:
-    return is_best_effort(spec.resources, [container.resources for container in spec.all_containers])
+    return is_best_effort(
+        spec.resources, [container.resources for container in spec.all_containers]
+    )
 
 
 def _init_done(inits: list[Container], statuses: Iterable[_ContainerStatus]) -> bool:
-    succeeded = {status.name for status in statuses
-                 if status.state and status.state.terminated and status.state.terminated.exit_code == 0}
+    succeeded = {
+        status.name
+        for status in statuses
+        if status.state and status.state.terminated and status.state.terminated.exit_code == 0
+    }
     plain = [container.name for container in inits if container.kind is ContainerKind.INIT]
     return bool(plain) and all(name in succeeded for name in plain)
 
 
 def _environment(wire: _Container) -> dict[str, str]:
     variables = _part("environment of a container", _VARIABLES, wire.env) or ()
-    return {variable.name or "": variable.value for variable in variables if variable.value is not None}
+    return {
+        variable.name or "": variable.value for variable in variables if variable.value is not None
+    }
 
 
 def _runs(status: _Status) -> ContainerRuns:
@@ -346,7 +397,11 @@ def _runs(status: _Status) -> ContainerRuns:
     ended = set()
     statuses = _part("container statuses", _STATUSES, status.container_statuses) or ()
     for container in (*(status.init_container_statuses or ()), *statuses):
-        runs = [state.terminated for state in (container.state, container.last_state) if state and state.terminated]
+        runs = [
+            state.terminated
+            for state in (container.state, container.last_state)
+            if state and state.terminated
+        ]
         for text in (container.container_id, *(run.container_id for run in runs)):
             if text:
                 ids[text.rpartition("//")[2]] = container.name or ""

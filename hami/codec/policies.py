@@ -23,7 +23,12 @@ def parse_device_policy(text: str, *, numa_bind: bool = False) -> DevicePolicy:
     """
     tokens = tuple(dict.fromkeys(token.strip() for token in text.split(",")))
     order = _chain(tokens, numa_bind) if text == "numa" or "," in text else _single(text, numa_bind)
-    return DevicePolicy(order, mutex="mutex" in tokens, topology_aware="topology-aware" in tokens, numa_bind=numa_bind)
+    return DevicePolicy(
+        order,
+        mutex="mutex" in tokens,
+        topology_aware="topology-aware" in tokens,
+        numa_bind=numa_bind,
+    )
 
 
 def parse_weights(text: str) -> Weights:
@@ -65,8 +70,16 @@ def _single(policy: str, numa_bind: bool) -> tuple[OrderKey, ...]:
     if policy == "mutex":
         return (OrderKey.USED_DESCENDING, OrderKey.NUMA)
     if policy == "binpack":
-        return (OrderKey.NUMA_DESCENDING, OrderKey.SCORE) if numa_bind else (OrderKey.SCORE, OrderKey.NUMA)
-    return (OrderKey.NUMA, OrderKey.SCORE_DESCENDING) if numa_bind else (OrderKey.SCORE_DESCENDING, OrderKey.NUMA)
+        return (
+            (OrderKey.NUMA_DESCENDING, OrderKey.SCORE)
+            if numa_bind
+            else (OrderKey.SCORE, OrderKey.NUMA)
+        )
+    return (
+        (OrderKey.NUMA, OrderKey.SCORE_DESCENDING)
+        if numa_bind
+        else (OrderKey.SCORE_DESCENDING, OrderKey.NUMA)
+    )
 
 
 def _chain(tokens: tuple[str, ...], numa_bind: bool) -> tuple[OrderKey, ...]:
@@ -77,4 +90,6 @@ def _chain(tokens: tuple[str, ...], numa_bind: bool) -> tuple[OrderKey, ...]:
 
 
 def _bad_weights(text: str, problem: str) -> MalformedInput:
-    return MalformedInput(WEIGHTS, text, problem, message=f'invalid {WEIGHTS} annotation "{text}": {problem}')
+    return MalformedInput(
+        WEIGHTS, text, problem, message=f'invalid {WEIGHTS} annotation "{text}": {problem}'
+    )

@@ -51,21 +51,44 @@ def parse_devices_json(field: str, text: str, vendor: str) -> tuple[Device, ...]
         entries: tuple[_RegisteredDevice, ...] = _EXACT.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         entries = _tolerant(field, text)
-    return tuple(Device(
-        uuid=sys.intern(entry.id), vendor=vendor, model=sys.intern(entry.type), slots=entry.count,
-        memory_mib=entry.devmem, cores=entry.devcore, index=entry.index, numa=entry.numa,
-        mode=sys.intern(entry.mode or DEFAULT_MODE), healthy=entry.health,
-        mig_profiles=tuple(_mig_profile(profile) for profile in entry.mig_profiles), info=entry.custominfo or NOTHING,
-    ) for entry in entries)
+    return tuple(
+        Device(
+            uuid=sys.intern(entry.id),
+            vendor=vendor,
+            model=sys.intern(entry.type),
+            slots=entry.count,
+            memory_mib=entry.devmem,
+            cores=entry.devcore,
+            index=entry.index,
+            numa=entry.numa,
+            mode=sys.intern(entry.mode or DEFAULT_MODE),
+            healthy=entry.health,
+            mig_profiles=tuple(_mig_profile(profile) for profile in entry.mig_profiles),
+            info=entry.custominfo or NOTHING,
+        )
+        for entry in entries
+    )
 
 
 def render_devices_json(devices: tuple[Device, ...]) -> str:
     """The JSON form, keys in upstream's order, zero values left out."""
-    return msgspec.json.encode([_RegisteredDevice(
-        id=device.uuid, index=device.index, count=device.slots, devmem=device.memory_mib, devcore=device.cores,
-        type=device.model, numa=device.numa, mode=device.mode, health=device.healthy,
-        mig_profiles=tuple(_registered(profile) for profile in device.mig_profiles),
-    ) for device in devices]).decode()
+    return msgspec.json.encode(
+        [
+            _RegisteredDevice(
+                id=device.uuid,
+                index=device.index,
+                count=device.slots,
+                devmem=device.memory_mib,
+                devcore=device.cores,
+                type=device.model,
+                numa=device.numa,
+                mode=device.mode,
+                health=device.healthy,
+                mig_profiles=tuple(_registered(profile) for profile in device.mig_profiles),
+            )
+            for device in devices
+        ]
+    ).decode()
 
 
 def parse_devices_text(field: str, text: str, vendor: str) -> tuple[Device, ...]:
@@ -84,8 +107,10 @@ def parse_devices_text(field: str, text: str, vendor: str) -> tuple[Device, ...]
 
 def render_devices_brief(devices: tuple[Device, ...]) -> str:
     """The text form with seven fields per device, without index and mode, which HAMi v2.4 to v2.7 can read."""
-    return "".join(f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},{str(d.healthy).lower()}:"
-                   for d in devices)
+    return "".join(
+        f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},{str(d.healthy).lower()}:"
+        for d in devices
+    )
 
 
 def count_items(text: str) -> int:
@@ -99,12 +124,17 @@ def count_items(text: str) -> int:
 def check_number(field: str, value: object, devices: int) -> None:
     """Raises: MalformedInput if *value*, that of *field*, says more than MAX_DEVICES devices."""
     if devices > MAX_DEVICES:
-        raise MalformedInput(field, value, f"{devices} devices, expected at most {MAX_DEVICES} devices on a node")
+        raise MalformedInput(
+            field, value, f"{devices} devices, expected at most {MAX_DEVICES} devices on a node"
+        )
 
 
 def parse_pair_scores(field: str, text: str) -> Mapping[str, Mapping[str, int]]:
     """Link scores of device pairs. Shape: ``[{"uuid": id, "score": {other id: score}}]``. Raises: MalformedInput."""
-    return {entry.uuid: entry.score for entry in decode(field, _SCORES, text, "a list of uuid and score")}
+    return {
+        entry.uuid: entry.score
+        for entry in decode(field, _SCORES, text, "a list of uuid and score")
+    }
 
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -123,7 +153,9 @@ class _RegisteredPlacement(msgspec.Struct):
     size: Amount = 0
 
 
-class _RegisteredProfile(msgspec.Struct, rename={"memory_mb": "memoryMB", "slice_count": "sliceCount"}):
+class _RegisteredProfile(
+    msgspec.Struct, rename={"memory_mb": "memoryMB", "slice_count": "sliceCount"}
+):
     name: String = ""
     memory_mb: Amount = 0
     core: Amount = 0
@@ -160,8 +192,11 @@ class _ExactDevice(_RegisteredDevice, forbid_unknown_fields=True):
 
 
 _EXACT = msgspec.json.Decoder(tuple[_ExactDevice, ...])
-_KEYS = {key.lower(): key for struct in (_RegisteredDevice, _RegisteredProfile, _RegisteredPlacement)
-         for key in struct.__struct_encode_fields__}
+_KEYS = {
+    key.lower(): key
+    for struct in (_RegisteredDevice, _RegisteredProfile, _RegisteredPlacement)
+    for key in struct.__struct_encode_fields__
+}
 _NESTED = (dict, list)
 
 
@@ -181,20 +216,34 @@ def _tolerant(field: str, text: str) -> tuple[_RegisteredDevice, ...]:
 def _canonical(value: Any) -> Any:
     """Returns *value* without nulls, its keys spelled as in the structs; ``custominfo`` is unchanged."""
     if isinstance(value, dict):
-        return {(name := _KEYS.get(key.lower(), key)):
-                _canonical(inner) if isinstance(inner, _NESTED) and name != "custominfo" else inner
-                for key, inner in value.items() if inner is not None}
+        return {
+            (name := _KEYS.get(key.lower(), key)): _canonical(inner)
+            if isinstance(inner, _NESTED) and name != "custominfo"
+            else inner
+            for key, inner in value.items()
+            if inner is not None
+        }
     return [_canonical(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _mig_profile(entry: _RegisteredProfile) -> MigProfile:
-    return MigProfile(name=entry.name, memory_mib=entry.memory_mb, cores=entry.core, slices=entry.slice_count,
-                      placements=tuple(Partition(place.start, place.size) for place in entry.placements))
+    return MigProfile(
+        name=entry.name,
+        memory_mib=entry.memory_mb,
+        cores=entry.core,
+        slices=entry.slice_count,
+        placements=tuple(Partition(place.start, place.size) for place in entry.placements),
+    )
 
 
 def _registered(profile: MigProfile) -> _RegisteredProfile:
-    return _RegisteredProfile(profile.name, profile.memory_mib, profile.cores, profile.slices, tuple(
-        _RegisteredPlacement(place.start, place.size) for place in profile.placements))
+    return _RegisteredProfile(
+        profile.name,
+        profile.memory_mib,
+        profile.cores,
+        profile.slices,
+        tuple(_RegisteredPlacement(place.start, place.size) for place in profile.placements),
+    )
 
 
 def _text_device(field: str, segment: str, vendor: str) -> Device:
@@ -202,16 +251,30 @@ def _text_device(field: str, segment: str, vendor: str) -> Device:
         raise MalformedInput(field, segment, "malformed node annotation segment")
     parts = segment.split(",")
     if len(parts) not in (7, 9):
-        raise MalformedInput(field, segment, f"unexpected field count {len(parts)} in node annotation")
-    slots, memory, cores = (_text_amount(field, name, text)
-                            for name, text in zip(("count", "memory", "core"), parts[1:4]))
+        raise MalformedInput(
+            field, segment, f"unexpected field count {len(parts)} in node annotation"
+        )
+    slots, memory, cores = (
+        _text_amount(field, name, text)
+        for name, text in zip(("count", "memory", "core"), parts[1:4])
+    )
     healthy = parse_bool(parts[6])
     if healthy is None:
         raise MalformedInput(field, parts[6], "invalid health field")
     numa = _text_int(field, "numa", parts[5])
     index = _text_amount(field, "index", parts[7]) if len(parts) == 9 else 0
-    return Device(uuid=parts[0], vendor=vendor, model=parts[4], slots=slots, memory_mib=memory, cores=cores,
-                  numa=numa, healthy=healthy, index=index, mode=parts[8] if len(parts) == 9 else DEFAULT_MODE)
+    return Device(
+        uuid=parts[0],
+        vendor=vendor,
+        model=parts[4],
+        slots=slots,
+        memory_mib=memory,
+        cores=cores,
+        numa=numa,
+        healthy=healthy,
+        index=index,
+        mode=parts[8] if len(parts) == 9 else DEFAULT_MODE,
+    )
 
 
 def _text_int(field: str, name: str, text: str) -> int:

@@ -20,7 +20,14 @@ from msgspec import Meta
 
 from hami.codec.allocation import LONGEST, parse_shares
 from hami.codec.documents import decode
-from hami.codec.keys import GPU_ALLOCATED, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
+from hami.codec.keys import (
+    GPU_ALLOCATED,
+    RESIZE,
+    RESIZE_APPLIED,
+    RESIZE_STATUS,
+    RESIZE_TARGET,
+    RESIZED,
+)
 from hami.errors import MalformedInput
 from hami.model import Allocation
 from hami.quantity import INT32_MAX, MIB, parse_quantity
@@ -56,8 +63,8 @@ class ResizeState(enum.StrEnum):
 
 
 class ResizeStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The answer of the scheduler to a resize. *request*: the text of RESIZE that it is about. *message*: for people.
-    """
+    """The answer of the scheduler to a resize. *request*: the text of RESIZE that it is about.
+    *message*: for people."""
 
     state: ResizeState
     request: str = ""
@@ -78,7 +85,9 @@ class _Size(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 _Container = Annotated[str, Meta(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")]
-_SIZES = msgspec.json.Decoder(Annotated[dict[_Container, _Size], Meta(min_length=1, max_length=MAX_CONTAINERS)])
+_SIZES = msgspec.json.Decoder(
+    Annotated[dict[_Container, _Size], Meta(min_length=1, max_length=MAX_CONTAINERS)]
+)
 _STATUS = msgspec.json.Decoder(ResizeStatus)
 _APPLIED = msgspec.json.Decoder(AppliedSizes)
 
@@ -91,9 +100,16 @@ def parse_resize(text: str) -> Mapping[str, Size]:
     """
     if len(text) > MAX_TEXT:
         raise MalformedInput(RESIZE, text, f"{len(text)} characters, expected at most {MAX_TEXT}")
-    sizes = decode(RESIZE, _SIZES, text.encode(errors="surrogatepass"),
-                   'sizes by container, such as {"main": {"memory": "8Gi", "cores": 40}}')
-    return {container: make_size(size.memory, size.cores, container) for container, size in sizes.items()}
+    sizes = decode(
+        RESIZE,
+        _SIZES,
+        text.encode(errors="surrogatepass"),
+        'sizes by container, such as {"main": {"memory": "8Gi", "cores": 40}}',
+    )
+    return {
+        container: make_size(size.memory, size.cores, container)
+        for container, size in sizes.items()
+    }
 
 
 def make_size(memory: str | None, cores: int | None, container: str) -> Size:
@@ -110,15 +126,26 @@ def make_size(memory: str | None, cores: int | None, container: str) -> Size:
         mib = -(-parse_quantity(memory) // MIB)
         if 0 < mib <= INT32_MAX:
             return Size(memory_mib=int(mib), cores=cores)
-    raise MalformedInput(RESIZE, memory, "expected a positive quantity such as 8Gi, or a percentage such as 40%")
+    raise MalformedInput(
+        RESIZE, memory, "expected a positive quantity such as 8Gi, or a percentage such as 40%"
+    )
 
 
 def render_resize(sizes: Mapping[str, Size]) -> str:
     """The text that :func:`parse_resize` reads."""
-    return msgspec.json.encode({container: _Size(
-        f"{size.memory_percent}%" if size.memory_percent is not None else
-        f"{size.memory_mib}Mi" if size.memory_mib is not None else None, size.cores)
-        for container, size in sizes.items()}).decode()
+    return msgspec.json.encode(
+        {
+            container: _Size(
+                f"{size.memory_percent}%"
+                if size.memory_percent is not None
+                else f"{size.memory_mib}Mi"
+                if size.memory_mib is not None
+                else None,
+                size.cores,
+            )
+            for container, size in sizes.items()
+        }
+    ).decode()
 
 
 def held_text(annotations: Mapping[str, str]) -> str | None:
@@ -145,14 +172,22 @@ def excess(annotations: Mapping[str, str]) -> tuple[int, int]:
     its annotations cannot be read."""
     if not (target := annotations.get(RESIZE_TARGET)):  # as nearly always
         return 0, 0
-    shares = [pair for pairs in zip(shares_in(held_text(annotations)), shares_in(target)) for pair in zip(*pairs)]
-    return (sum(max(0, held.memory_mib - wanted.memory_mib) for held, wanted in shares),
-            sum(max(0, held.cores - wanted.cores) for held, wanted in shares))
+    shares = [
+        pair
+        for pairs in zip(shares_in(held_text(annotations)), shares_in(target))
+        for pair in zip(*pairs)
+    ]
+    return (
+        sum(max(0, held.memory_mib - wanted.memory_mib) for held, wanted in shares),
+        sum(max(0, held.cores - wanted.cores) for held, wanted in shares),
+    )
 
 
 def render_status(status: ResizeStatus) -> str:
     """The text that :func:`parse_status` reads."""
-    return msgspec.json.encode(msgspec.structs.replace(status, message=status.message[:MAX_MESSAGE])).decode()
+    return msgspec.json.encode(
+        msgspec.structs.replace(status, message=status.message[:MAX_MESSAGE])
+    ).decode()
 
 
 def parse_status(text: str | None) -> ResizeStatus | None:
@@ -162,7 +197,9 @@ def parse_status(text: str | None) -> ResizeStatus | None:
 
 def render_applied(applied: AppliedSizes) -> str:
     """The text that :func:`parse_applied` reads."""
-    return msgspec.json.encode(msgspec.structs.replace(applied, problem=applied.problem[:MAX_MESSAGE])).decode()
+    return msgspec.json.encode(
+        msgspec.structs.replace(applied, problem=applied.problem[:MAX_MESSAGE])
+    ).decode()
 
 
 def parse_applied(text: str | None) -> AppliedSizes | None:

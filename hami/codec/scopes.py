@@ -23,28 +23,43 @@ class ResourceRequirements(msgspec.Struct, gc=False):
     requests: Quantities | None = None
 
 
-LONGEST_CLASS = 253  # characters of the name of a priority class; the API server accepts no longer one
+LONGEST_CLASS = (
+    253  # characters of the name of a priority class; the API server accepts no longer one
+)
 
 _cached_scope = functools.lru_cache(maxsize=1024)(PodScope)
 
 
-def make_scope(priority_class: str, has_deadline: bool, is_best_effort: bool, crosses_namespaces: bool) -> PodScope:
+def make_scope(
+    priority_class: str, has_deadline: bool, is_best_effort: bool, crosses_namespaces: bool
+) -> PodScope:
     """Returns a PodScope; equal ones are one object. Most pods of a cluster have one of a few."""
     make = _cached_scope if len(priority_class) <= LONGEST_CLASS else PodScope
     return make(priority_class, has_deadline, is_best_effort, crosses_namespaces)
 
 
-def is_best_effort(of_pod: ResourceRequirements | None, of_containers: Sequence[ResourceRequirements | None]) -> bool:
+def is_best_effort(
+    of_pod: ResourceRequirements | None, of_containers: Sequence[ResourceRequirements | None]
+) -> bool:
     """Reports whether a pod has no request and no limit of CPU and memory. Resources of the pod as a whole go first."""
-    if of_pod is not None and any(name in ("cpu", "memory") or name.startswith("hugepages-")
-                                  for amounts in (of_pod.requests, of_pod.limits) for name in amounts or ()):
+    if of_pod is not None and any(
+        name in ("cpu", "memory") or name.startswith("hugepages-")
+        for amounts in (of_pod.requests, of_pod.limits)
+        for name in amounts or ()
+    ):
         of_containers = (of_pod,)
-    return not any([_has_cpu_or_memory(resources) for resources in of_containers if resources is not None])
+    return not any(
+        [_has_cpu_or_memory(resources) for resources in of_containers if resources is not None]
+    )
 
 
 def _has_cpu_or_memory(resources: ResourceRequirements) -> bool:
-    return any(_is_some(amounts.get(name)) for amounts in (resources.limits, resources.requests) if amounts
-               for name in ("cpu", "memory"))
+    return any(
+        _is_some(amounts.get(name))
+        for amounts in (resources.limits, resources.requests)
+        if amounts
+        for name in ("cpu", "memory")
+    )
 
 
 def _is_some(amount: str | int | float | None) -> bool:

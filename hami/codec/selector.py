@@ -30,7 +30,9 @@ def parse_selector(text: str) -> Matches:
 def _parse_term(text: str, term: str) -> Matches:
     match = _EQUALITY.fullmatch(term) or _SET.fullmatch(term) or _EXISTENCE.fullmatch(term)
     if match is None:
-        raise MalformedInput("label selector", text, f"cannot read {term!r}; expected a=b, a!=b, a in (b,c), a or !a")
+        raise MalformedInput(
+            "label selector", text, f"cannot read {term!r}; expected a=b, a!=b, a in (b,c), a or !a"
+        )
     key, is_negated = match["key"], match["operator"] in ("!=", "notin", "!")
     if match.re is _EXISTENCE:
         return lambda labels: (key in labels) != is_negated

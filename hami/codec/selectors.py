@@ -41,7 +41,11 @@ def parse_selectors(expressions: Iterable[str]) -> Selector | None:
         tokens = tokens_of(expression)
         is_negated = tokens[:1] == [_NOT]
         if is_negated:
-            tokens = tokens[2:-1] if tokens[1:2] == [_OPEN] and tokens[-1] == _CLOSE else _alone(tokens[1:])
+            tokens = (
+                tokens[2:-1]
+                if tokens[1:2] == [_OPEN] and tokens[-1] == _CLOSE
+                else _alone(tokens[1:])
+            )
         if (items := _types_in(tokens)) is not None:
             name = "nouse_types" if is_negated else "use_types"
         elif (items := _uuids_in(tokens)) is not None:
@@ -51,8 +55,12 @@ def parse_selectors(expressions: Iterable[str]) -> Selector | None:
         if name in found and not is_negated:
             return None  # a list says that one of its items is met, not each
         found[name] = (*found.get(name, ()), *items)
-    return Selector(use_types=found.get("use_types"), nouse_types=found.get("nouse_types"),
-                    use_uuids=found.get("use_uuids"), nouse_uuids=found.get("nouse_uuids"))
+    return Selector(
+        use_types=found.get("use_types"),
+        nouse_types=found.get("nouse_types"),
+        use_uuids=found.get("use_uuids"),
+        nouse_uuids=found.get("nouse_uuids"),
+    )
 
 
 def render_size(memory_mib: int) -> str:
@@ -69,7 +77,9 @@ def parse_size(expression: str) -> int | None:
 
 
 def _any_type(types: Iterable[str]) -> str:
-    return " || ".join(f"{ATTRIBUTES}.productName.lowerAscii().contains({_text(type.lower())})" for type in types)
+    return " || ".join(
+        f"{ATTRIBUTES}.productName.lowerAscii().contains({_text(type.lower())})" for type in types
+    )
 
 
 def _text(value: object) -> str:
@@ -79,14 +89,19 @@ def _text(value: object) -> str:
 
 def _alone(tokens: list[Token]) -> list[Token]:
     """Returns *tokens* if a negation before them is about all of them; else none."""
-    return tokens if tokens[:len(_TYPE)] == _TYPE and _OR not in tokens else []
+    return tokens if tokens[: len(_TYPE)] == _TYPE and _OR not in tokens else []
 
 
 def _types_in(tokens: Sequence[Token]) -> tuple[str, ...] | None:
     """Returns the parts of names one of which the card has, in lower case; ``None`` if *tokens* say something else."""
-    terms = [list(term) for is_or, term in itertools.groupby(tokens, lambda token: token == _OR) if not is_or]
+    terms = [
+        list(term)
+        for is_or, term in itertools.groupby(tokens, lambda token: token == _OR)
+        if not is_or
+    ]
     if len(terms) != tokens.count(_OR) + 1 or any(
-            len(term) != len(_TYPE) + 2 or term[:-2] != _TYPE or term[-1] != _CLOSE for term in terms):
+        len(term) != len(_TYPE) + 2 or term[:-2] != _TYPE or term[-1] != _CLOSE for term in terms
+    ):
         return None
     types = _items(term[-2] for term in terms)
     return types if types is not None and all(type == type.lower() for type in types) else None
@@ -94,8 +109,8 @@ def _types_in(tokens: Sequence[Token]) -> tuple[str, ...] | None:
 
 def _uuids_in(tokens: Sequence[Token]) -> tuple[str, ...] | None:
     """Returns the UUIDs one of which the card has; ``None`` if *tokens* say something else."""
-    rest = tokens[len(_UUID):]
-    if tokens[:len(_UUID)] != _UUID or len(rest) < 2:
+    rest = tokens[len(_UUID) :]
+    if tokens[: len(_UUID)] != _UUID or len(rest) < 2:
         return None
     if rest[0] == ("sign", "=="):
         return _items(rest[1:])

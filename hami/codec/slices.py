@@ -63,8 +63,12 @@ def is_publishable(device: Device) -> bool:
     """Reports whether claims can share *device*: it is not partitioned (MIG), has 2 MiB of memory or more, and a UUID
     that makes a name."""
     name = device_name(device.uuid)
-    return (not device.is_partitioned and device.memory_mib >= 2 and _LABEL.fullmatch(name) is not None
-            and not is_instance(name))
+    return (
+        not device.is_partitioned
+        and device.memory_mib >= 2
+        and _LABEL.fullmatch(name) is not None
+        and not is_instance(name)
+    )
 
 
 def is_claimable(device: Device) -> bool:
@@ -77,7 +81,9 @@ def is_instance(name: str) -> bool:
     return _INSTANCE in name
 
 
-def mig_devices(uuid: str, profiles: Iterable[MigProfile]) -> dict[str, tuple[MigProfile, Partition]]:
+def mig_devices(
+    uuid: str, profiles: Iterable[MigProfile]
+) -> dict[str, tuple[MigProfile, Partition]]:
     """Returns the MIG instances of these *profiles* that may be made on the card *uuid*, by their names in slices, in
     the order of allocation.
 
@@ -99,8 +105,14 @@ def instance_name(uuid: str, place: Partition) -> str:
     return f"{device_name(uuid)}{_INSTANCE}{words}-{place.start}"
 
 
-def render_slices(node: str, devices: Iterable[Device], *, generation: int = 1, node_uid: str = "",
-                  pci_bus_ids: Mapping[str, str] = NOTHING) -> tuple[dict[str, Any], ...]:
+def render_slices(
+    node: str,
+    devices: Iterable[Device],
+    *,
+    generation: int = 1,
+    node_uid: str = "",
+    pci_bus_ids: Mapping[str, str] = NOTHING,
+) -> tuple[dict[str, Any], ...]:
     """Returns the slices of *node*, which are its whole pool; none without devices. Equal devices make equal slices.
 
     The cards are in the order of their indexes, which is the order of allocation. Those that slices cannot have are
@@ -116,25 +128,52 @@ def render_slices(node: str, devices: Iterable[Device], *, generation: int = 1, 
     for device in sorted(devices, key=lambda device: (device.index, device.uuid)):
         if is_claimable(device):
             named.setdefault(device_name(device.uuid), device)
-    shared = [_device(device, pci_bus_ids.get(device.uuid, "")) for device in named.values() if is_publishable(device)]
+    shared = [
+        _device(device, pci_bus_ids.get(device.uuid, ""))
+        for device in named.values()
+        if is_publishable(device)
+    ]
     divided = [device for device in named.values() if not is_publishable(device)]
-    instances = [instance for device in divided for instance in _instances(device, pci_bus_ids.get(device.uuid, ""))]
-    contents = [*_parts("devices", shared, MAX_DEVICES),
-                *_parts("sharedCounters", list(map(_counter_set, divided)), MAX_COUNTER_SETS),
-                *_parts("devices", instances, MAX_DEVICES)]
-    owner = {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid,
-                                  "controller": True}]} if node_uid else {}
+    instances = [
+        instance
+        for device in divided
+        for instance in _instances(device, pci_bus_ids.get(device.uuid, ""))
+    ]
+    contents = [
+        *_parts("devices", shared, MAX_DEVICES),
+        *_parts("sharedCounters", list(map(_counter_set, divided)), MAX_COUNTER_SETS),
+        *_parts("devices", instances, MAX_DEVICES),
+    ]
+    owner = (
+        {
+            "ownerReferences": [
+                {
+                    "apiVersion": "v1",
+                    "kind": "Node",
+                    "name": node,
+                    "uid": node_uid,
+                    "controller": True,
+                }
+            ]
+        }
+        if node_uid
+        else {}
+    )
     pool = {"name": pool_name(node), "generation": generation, "resourceSliceCount": len(contents)}
-    return tuple({
-        "apiVersion": API_VERSION, "kind": "ResourceSlice",
-        "metadata": {"name": f"{number}-{DRIVER}-{node}", **owner},
-        "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, **content},
-    } for number, content in enumerate(contents))
+    return tuple(
+        {
+            "apiVersion": API_VERSION,
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"{number}-{DRIVER}-{node}", **owner},
+            "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, **content},
+        }
+        for number, content in enumerate(contents)
+    )
 
 
 def is_published(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Reports whether the slice *found* on the API server says what the slice *wanted* does, whatever its generation.
-    """
+    """Reports whether the slice *found* on the API server says what the slice *wanted* does, whatever
+    its generation."""
     return _without_server_fields(found) == _without_server_fields(wanted)
 
 
@@ -166,10 +205,24 @@ def parse_slice(data: bytes | msgspec.Raw) -> PublishedSlice | None:
     spec = decode("resourceslice", _SLICE, data).spec
     if spec.driver != DRIVER or spec.pool.name != pool_name(spec.node_name):
         return None
-    devices = {f"resourceslice: spec.devices[{index}]": device for index, device in enumerate(spec.devices or ())}
-    return PublishedSlice(spec.node_name, spec.pool.generation, tuple(
-        _published(place, device) for place, device in devices.items() if not is_instance(device.name)), tuple(
-        _published_instance(place, device) for place, device in devices.items() if is_instance(device.name)))
+    devices = {
+        f"resourceslice: spec.devices[{index}]": device
+        for index, device in enumerate(spec.devices or ())
+    }
+    return PublishedSlice(
+        spec.node_name,
+        spec.pool.generation,
+        tuple(
+            _published(place, device)
+            for place, device in devices.items()
+            if not is_instance(device.name)
+        ),
+        tuple(
+            _published_instance(place, device)
+            for place, device in devices.items()
+            if is_instance(device.name)
+        ),
+    )
 
 
 def divided_cards(instances: Iterable[PublishedInstance]) -> tuple[Device, ...]:
@@ -178,10 +231,20 @@ def divided_cards(instances: Iterable[PublishedInstance]) -> tuple[Device, ...]:
     profiles: dict[str, dict[str, MigProfile]] = {}
     for instance in instances:
         uuid, profile = cards.setdefault(instance.card.uuid, instance.card).uuid, instance.profile
-        known = profiles.setdefault(uuid, {}).setdefault(profile.name, replace(profile, placements=()))
-        profiles[uuid][profile.name] = replace(known, placements=known.placements + profile.placements)
-    return tuple(replace(card, mig_profiles=tuple(profiles[uuid].values()),
-                         slots=most_instances(tuple(profiles[uuid].values()))) for uuid, card in cards.items())
+        known = profiles.setdefault(uuid, {}).setdefault(
+            profile.name, replace(profile, placements=())
+        )
+        profiles[uuid][profile.name] = replace(
+            known, placements=known.placements + profile.placements
+        )
+    return tuple(
+        replace(
+            card,
+            mig_profiles=tuple(profiles[uuid].values()),
+            slots=most_instances(tuple(profiles[uuid].values())),
+        )
+        for uuid, card in cards.items()
+    )
 
 
 class _Attribute(msgspec.Struct, rename={"number": "int", "text": "string"}):
@@ -203,7 +266,9 @@ class _Taint(msgspec.Struct):
 
 
 class _Consumption(msgspec.Struct):
-    counters: Annotated[dict[Annotated[str, Meta(max_length=63)], Any], Meta(max_length=MAX_COUNTERS)] = {}
+    counters: Annotated[
+        dict[Annotated[str, Meta(max_length=63)], Any], Meta(max_length=MAX_COUNTERS)
+    ] = {}
 
 
 class _Device(msgspec.Struct):
@@ -212,7 +277,8 @@ class _Device(msgspec.Struct):
     capacity: Annotated[dict[str, _Capacity], Meta(max_length=32)] = {}
     taints: Annotated[list[_Taint], Meta(max_length=16)] | None = None
     consumption: Annotated[list[_Consumption], Meta(max_length=2)] | None = msgspec.field(
-        name="consumesCounters", default=None)
+        name="consumesCounters", default=None
+    )
 
     def attribute(self, name: str) -> _Attribute:
         return self.attributes.get(name, _Attribute())
@@ -241,21 +307,36 @@ def _published(place: str, device: _Device) -> Device:
     """The card that *device* describes."""
     least = _amount(place, device, "share", Fraction(1, 1000), least=True)
     return _published_card(
-        device, uuid=device.attribute("uuid").text, mode=device.attribute("mode").text,
-        slots=SHARE * 1000 // max(least, 1), memory_mib=_amount(place, device, "memory", MIB),
-        cores=_amount(place, device, "cores", 1))
+        device,
+        uuid=device.attribute("uuid").text,
+        mode=device.attribute("mode").text,
+        slots=SHARE * 1000 // max(least, 1),
+        memory_mib=_amount(place, device, "memory", MIB),
+        cores=_amount(place, device, "cores", 1),
+    )
 
 
 def _published_instance(place: str, device: _Device) -> PublishedInstance:
     """The MIG instance that *device* describes."""
     names = [name for part in device.consumption or () for name in part.counters]
-    numbers = sorted(int(match[1]) for name in names if (match := _MEMORY_SLICE.fullmatch(name)) is not None)
+    numbers = sorted(
+        int(match[1]) for name in names if (match := _MEMORY_SLICE.fullmatch(name)) is not None
+    )
     if not numbers or numbers != list(range(numbers[0], numbers[0] + len(names))):
-        raise MalformedInput(f"{place}.consumesCounters", ", ".join(names), "expected memory slices in a row")
+        raise MalformedInput(
+            f"{place}.consumesCounters", ", ".join(names), "expected memory slices in a row"
+        )
     name, parent = device.attribute("profile").text, device.attribute("parentMemoryMiB").number
-    profile = MigProfile(name=name, memory_mib=_amount(place, device, "memory", MIB), slices=0,
-                         cores=_amount(place, device, "cores", 1), placements=(Partition(numbers[0], len(numbers)),))
-    card = _published_card(device, uuid=device.attribute("parentUUID").text, mode="mig", slots=0, memory_mib=parent)
+    profile = MigProfile(
+        name=name,
+        memory_mib=_amount(place, device, "memory", MIB),
+        slices=0,
+        cores=_amount(place, device, "cores", 1),
+        placements=(Partition(numbers[0], len(numbers)),),
+    )
+    card = _published_card(
+        device, uuid=device.attribute("parentUUID").text, mode="mig", slots=0, memory_mib=parent
+    )
     return PublishedInstance(name=device.name, card=card, profile=profile)
 
 
@@ -263,15 +344,29 @@ def _published_card(device: _Device, **fields: Any) -> Device:
     """The card with what all devices say of it, and *fields*."""
     taints = {taint.key for taint in device.taints or ()}
     return Device(
-        vendor="NVIDIA", model=device.attribute("productName").text, index=device.attribute("index").number,
-        numa=device.attribute(NUMA_NODE).number, healthy=UNHEALTHY_TAINT not in taints,
-        cordoned=CORDONED_TAINT in taints, by_claims=MANAGED_TAINT in taints, **fields)
+        vendor="NVIDIA",
+        model=device.attribute("productName").text,
+        index=device.attribute("index").number,
+        numa=device.attribute(NUMA_NODE).number,
+        healthy=UNHEALTHY_TAINT not in taints,
+        cordoned=CORDONED_TAINT in taints,
+        by_claims=MANAGED_TAINT in taints,
+        **fields,
+    )
 
 
-def _amount(place: str, device: _Device, name: str, unit: int | Fraction, *, least: bool = False) -> int:
+def _amount(
+    place: str, device: _Device, name: str, unit: int | Fraction, *, least: bool = False
+) -> int:
     """A capacity in units, rounded down; or the *least* that a claim takes of it."""
     capacity = device.capacity.get(name)
-    text = "" if capacity is None else capacity.request_policy.default or "" if least else capacity.value
+    text = (
+        ""
+        if capacity is None
+        else capacity.request_policy.default or ""
+        if least
+        else capacity.value
+    )
     field = f"{place}.capacity[{name}]"
     try:
         value = int(parse_quantity(text) / unit)
@@ -284,20 +379,35 @@ def _amount(place: str, device: _Device, name: str, unit: int | Fraction, *, lea
 
 def _device(device: Device, pci_bus_id: str) -> dict[str, Any]:
     attributes: dict[str, str | int] = {
-        "type": "gpu", "uuid": device.uuid, "productName": published_text(device.model),
-        "mode": published_text(device.mode), "index": device.index, "memoryMiB": device.memory_mib,
-        NUMA_NODE: device.numa}
+        "type": "gpu",
+        "uuid": device.uuid,
+        "productName": published_text(device.model),
+        "mode": published_text(device.mode),
+        "index": device.index,
+        "memoryMiB": device.memory_mib,
+        NUMA_NODE: device.numa,
+    }
     if pci_bus_id:
         attributes[PCI_BUS_ID] = pci_bus_id
-    least, memory, cores = render_milli(least_share(device.slots)), render_mib(device.memory_mib), str(device.cores)
+    least, memory, cores = (
+        render_milli(least_share(device.slots)),
+        render_mib(device.memory_mib),
+        str(device.cores),
+    )
     return {
-        "name": device_name(device.uuid), "allowMultipleAllocations": True,
+        "name": device_name(device.uuid),
+        "allowMultipleAllocations": True,
         "attributes": _attributes(attributes),
         "capacity": {
             "memory": _capacity(memory, default=memory, least="1Mi", most=memory, step="1Mi"),
             # a step of 1 is no valid one if there is less
-            "cores": _capacity(cores, default="0", least="0", most=str(min(device.cores, 100)),
-                               step="1" if device.cores else ""),
+            "cores": _capacity(
+                cores,
+                default="0",
+                least="0",
+                most=str(min(device.cores, 100)),
+                step="1" if device.cores else "",
+            ),
             "share": _capacity(str(SHARE), default=least, least=least, most=str(SHARE)),
         },
         **_taints(device),
@@ -308,16 +418,30 @@ def _instances(device: Device, pci_bus_id: str) -> Iterator[dict[str, Any]]:
     """Yields a device for each instance that may be made on a card."""
     for name, (profile, placement) in mig_devices(device.uuid, device.mig_profiles).items():
         attributes: dict[str, str | int] = {
-            "type": "mig", "profile": published_text(profile.name), "parentUUID": device.uuid,
-            "productName": published_text(device.model), "index": device.index, "memoryMiB": profile.memory_mib,
-            "parentMemoryMiB": device.memory_mib, NUMA_NODE: device.numa}
+            "type": "mig",
+            "profile": published_text(profile.name),
+            "parentUUID": device.uuid,
+            "productName": published_text(device.model),
+            "index": device.index,
+            "memoryMiB": profile.memory_mib,
+            "parentMemoryMiB": device.memory_mib,
+            NUMA_NODE: device.numa,
+        }
         if pci_bus_id:
             attributes[PCI_BUS_ID] = pci_bus_id
         yield {
-            "name": name, "attributes": _attributes(attributes),
-            "capacity": {"memory": {"value": render_mib(profile.memory_mib)}, "cores": {"value": str(profile.cores)}},
-            "consumesCounters": [{"counterSet": device_name(device.uuid), "counters": _counters(
-                range(placement.start, placement.start + placement.size))}],
+            "name": name,
+            "attributes": _attributes(attributes),
+            "capacity": {
+                "memory": {"value": render_mib(profile.memory_mib)},
+                "cores": {"value": str(profile.cores)},
+            },
+            "consumesCounters": [
+                {
+                    "counterSet": device_name(device.uuid),
+                    "counters": _counters(range(placement.start, placement.start + placement.size)),
+                }
+            ],
             **_taints(device),
         }
 
@@ -336,11 +460,14 @@ def _counters(memory_slices: Iterable[int]) -> dict[str, Any]:
 def _parts(field: str, items: Sequence[dict[str, Any]], most: int) -> Iterator[dict[str, Any]]:
     """Yields the contents of slices with at most so many *items* each."""
     for start in range(0, len(items), most):
-        yield {field: items[start:start + most]}
+        yield {field: items[start : start + most]}
 
 
 def _attributes(values: Mapping[str, str | int]) -> dict[str, Any]:
-    return {name: {"string" if isinstance(value, str) else "int": value} for name, value in values.items()}
+    return {
+        name: {"string" if isinstance(value, str) else "int": value}
+        for name, value in values.items()
+    }
 
 
 def least_share(slots: int) -> int:
@@ -361,15 +488,31 @@ def _capacity(value: str, *, default: str, least: str, most: str, step: str = ""
 
 def _taints(device: Device) -> dict[str, Any]:
     """Returns the field of the taints, if there are any."""
-    keys = [key for key, applies in ((CORDONED_TAINT, device.cordoned), (UNHEALTHY_TAINT, not device.healthy),
-                                     (MANAGED_TAINT, device.by_claims)) if applies]
+    keys = [
+        key
+        for key, applies in (
+            (CORDONED_TAINT, device.cordoned),
+            (UNHEALTHY_TAINT, not device.healthy),
+            (MANAGED_TAINT, device.by_claims),
+        )
+        if applies
+    ]
     return {"taints": [{"key": key, "effect": "NoSchedule"} for key in keys]} if keys else {}
 
 
 def _without_server_fields(slice: Mapping[str, Any]) -> dict[str, Any]:
     spec = slice.get("spec") or {}
-    devices = [device if "taints" not in device else {
-        **device, "taints": [{key: value for key, value in taint.items() if key != "timeAdded"}
-                             for taint in device["taints"]]} for device in spec.get("devices") or ()]
+    devices = [
+        device
+        if "taints" not in device
+        else {
+            **device,
+            "taints": [
+                {key: value for key, value in taint.items() if key != "timeAdded"}
+                for taint in device["taints"]
+            ],
+        }
+        for device in spec.get("devices") or ()
+    ]
     pool = {key: value for key, value in (spec.get("pool") or {}).items() if key != "generation"}
     return {**spec, "pool": pool, "devices": devices}

@@ -59,7 +59,9 @@ def _handshake(text: str | None) -> Handshake:
     _, _, date = text.partition("_")
     for layout in _LAYOUTS:
         try:
-            return Handshake(HandshakeState.REQUESTED, datetime.strptime(date, layout).replace(tzinfo=UTC))
+            return Handshake(
+                HandshakeState.REQUESTED, datetime.strptime(date, layout).replace(tzinfo=UTC)
+            )
         except ValueError:
             continue
     return Handshake(HandshakeState.OTHER)
@@ -78,14 +80,21 @@ def parse_lock(text: str) -> NodeLock:
     """
     parts = text.split(",")
     if len(parts) not in (1, 3):
-        raise MalformedInput("hami.io/mutex.lock", text,
-                             f"malformed lock annotation: expected 3 parts, got {len(parts)}")
+        raise MalformedInput(
+            "hami.io/mutex.lock",
+            text,
+            f"malformed lock annotation: expected 3 parts, got {len(parts)}",
+        )
     try:
         at = datetime.fromisoformat(parts[0])
     except ValueError as error:
-        raise MalformedInput("hami.io/mutex.lock", text, "expected an RFC 3339 time first") from error
+        raise MalformedInput(
+            "hami.io/mutex.lock", text, "expected an RFC 3339 time first"
+        ) from error
     if at.tzinfo is None:
-        raise MalformedInput("hami.io/mutex.lock", text, "expected an RFC 3339 time with a zone first")
+        raise MalformedInput(
+            "hami.io/mutex.lock", text, "expected an RFC 3339 time with a zone first"
+        )
     return NodeLock(at, (parts[1], parts[2]) if len(parts) == 3 else None)
 
 

@@ -86,8 +86,12 @@ def parse_secret(data: bytes) -> SecretRecord:
         wire = _SECRET.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
         raise MalformedInput("secret", "", str(error)) from error
-    return SecretRecord(namespace=wire.metadata.namespace, name=wire.metadata.name, data=wire.data or {},
-                        resource_version=wire.metadata.resource_version)
+    return SecretRecord(
+        namespace=wire.metadata.namespace,
+        name=wire.metadata.name,
+        data=wire.data or {},
+        resource_version=wire.metadata.resource_version,
+    )
 
 
 def render_secret(secret: SecretRecord) -> dict[str, Any]:
@@ -95,24 +99,41 @@ def render_secret(secret: SecretRecord) -> dict[str, Any]:
     data = {key: base64.b64encode(value).decode() for key, value in secret.data.items()}
     if secret.resource_version:
         return {"metadata": {"resourceVersion": secret.resource_version}, "data": data}
-    return {"apiVersion": "v1", "kind": "Secret", "type": TLS, "metadata": {"name": secret.name}, "data": data}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": TLS,
+        "metadata": {"name": secret.name},
+        "data": data,
+    }
 
 
 def parse_webhook_configuration(data: bytes) -> WebhookConfiguration:
     """The record of a MutatingWebhookConfiguration. Raises: MalformedInput."""
     wire = decode("webhook configuration", _CONFIGURATION, data)
-    return WebhookConfiguration(name=wire.metadata.name, resource_version=wire.metadata.resource_version,
-                                webhooks=tuple(_webhook(item.name, item.client_config) for item in wire.webhooks or ()))
+    return WebhookConfiguration(
+        name=wire.metadata.name,
+        resource_version=wire.metadata.resource_version,
+        webhooks=tuple(_webhook(item.name, item.client_config) for item in wire.webhooks or ()),
+    )
 
 
 def _webhook(name: str, client: _ClientConfig) -> Webhook:
-    return Webhook(name=name, url=client.url or "", bundle=client.ca_bundle or b"",
-                   service=(client.service.namespace, client.service.name) if client.service else None)
+    return Webhook(
+        name=name,
+        url=client.url or "",
+        bundle=client.ca_bundle or b"",
+        service=(client.service.namespace, client.service.name) if client.service else None,
+    )
 
 
 def render_bundle(configuration: WebhookConfiguration, bundle: bytes) -> dict[str, Any]:
     """A strategic merge patch that sets *bundle* in every webhook unless the object has changed."""
     text = base64.b64encode(bundle).decode()
-    return {"metadata": {"resourceVersion": configuration.resource_version},
-            "webhooks": [{"name": webhook.name, "clientConfig": {"caBundle": text}}
-                         for webhook in configuration.webhooks]}
+    return {
+        "metadata": {"resourceVersion": configuration.resource_version},
+        "webhooks": [
+            {"name": webhook.name, "clientConfig": {"caBundle": text}}
+            for webhook in configuration.webhooks
+        ],
+    }

@@ -46,7 +46,9 @@ class Access:
 
     def __init__(self, reviewer: Reviews | None, *, clock: Callable[[], float]) -> None:
         self._reviewer = reviewer
-        self._identities = Answers[Identity | None](clock, accepted_s=ACCEPTED_S, refused_s=REFUSED_S)
+        self._identities = Answers[Identity | None](
+            clock, accepted_s=ACCEPTED_S, refused_s=REFUSED_S
+        )
         self._rights = Answers[bool](clock, accepted_s=ACCEPTED_S, refused_s=REFUSED_S)
         self._free = threading.BoundedSemaphore(MAX_CONCURRENT_REVIEWS)
 
@@ -58,7 +60,9 @@ class Access:
         Raises: PageError.
         """
         if len(set(requested)) > MAX_NAMESPACES or not all(map(_NAMESPACE.fullmatch, requested)):
-            raise PageError(f"namespace: expected names of at most {MAX_NAMESPACES} namespaces", 400)
+            raise PageError(
+                f"namespace: expected names of at most {MAX_NAMESPACES} namespaces", 400
+            )
         namespaces = frozenset([*requested, *([of_page] if of_page else [])])
         if self._reviewer is None:
             return Scope(namespaces if requested else None)
@@ -66,18 +70,25 @@ class Access:
         if not requested and self._may_list(self._reviewer, viewer, ""):
             return Scope()
         if not namespaces:
-            raise PageError("you may not list pods in the whole cluster: name the namespaces that you may see, as "
-                            "?namespace=NAME", 403)
+            raise PageError(
+                "you may not list pods in the whole cluster: name the namespaces that you may see, as "
+                "?namespace=NAME",
+                403,
+            )
         for namespace in sorted(namespaces):
             if not self._may_list(self._reviewer, viewer, namespace):
-                raise PageError(f"you may not list pods in namespace {namespace}: ask for the verb list on pods there",
-                                403)
+                raise PageError(
+                    f"you may not list pods in namespace {namespace}: ask for the verb list on pods there",
+                    403,
+                )
         return Scope(namespaces)
 
     def _identity(self, reviewer: Reviews, authorization: str) -> Identity:
         bearer = _BEARER.fullmatch(authorization) if len(authorization) <= TOKEN_LIMIT else None
         if bearer is None:
-            raise PageError("a bearer token of the cluster is needed, in the header Authorization", 401)
+            raise PageError(
+                "a bearer token of the cluster is needed, in the header Authorization", 401
+            )
         token = bearer[1]
         key = hashlib.sha256(token.encode()).hexdigest()  # tokens are not kept
         viewer = self._identities.get(key, lambda: self._ask(lambda: reviewer.identity(token)))
@@ -86,8 +97,10 @@ class Access:
         return viewer
 
     def _may_list(self, reviewer: Reviews, viewer: Identity, namespace: str) -> bool:
-        return self._rights.get((msgspec.json.encode(viewer, order="sorted"), namespace),
-                                lambda: self._ask(lambda: reviewer.may_list_pods(viewer, namespace)))
+        return self._rights.get(
+            (msgspec.json.encode(viewer, order="sorted"), namespace),
+            lambda: self._ask(lambda: reviewer.may_list_pods(viewer, namespace)),
+        )
 
     def _ask(self, ask: Callable[[], T]) -> T:
         """Asks the API server. Viewers without rights cannot occupy more than some of its connections."""
@@ -96,7 +109,11 @@ class Access:
         try:
             return ask()
         except (ClusterError, MalformedInput) as error:
-            log.warning("dashboard: rights of a viewer cannot be checked", extra={"error": str(error)})
-            raise PageError("the API server cannot be asked about your rights now, see the log", 503) from error
+            log.warning(
+                "dashboard: rights of a viewer cannot be checked", extra={"error": str(error)}
+            )
+            raise PageError(
+                "the API server cannot be asked about your rights now, see the log", 503
+            ) from error
         finally:
             self._free.release()

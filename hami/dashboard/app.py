@@ -31,15 +31,20 @@ log = logging.getLogger(__name__)
 
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-                               "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
 MAX_CELLS = 4096  # cells of devices, of some 1 KiB each: 20 pages
-ARGUMENTS = frozenset({"node", "model", "state", "sort", "page"})  # of queries; namespaces come from `_namespaces`
+ARGUMENTS = frozenset(
+    {"node", "model", "state", "sort", "page"}
+)  # of queries; namespaces come from `_namespaces`
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
 Make = Callable[[Scope], Any]
@@ -98,6 +103,7 @@ def link(path: str, /, *names: str, **query: object) -> str:
 def _device_cells(app: flask.Flask) -> Callable[[DeviceParts], Markup]:
     """Returns what renders the cell of a card. Cells are kept: most cards of a page have not changed since the last
     time, and their cells are the most of it."""
+
     @lru_cache(MAX_CELLS)
     def rendered(device: DeviceParts, namespaces: tuple[str, ...]) -> Markup:
         """*namespaces*: those that the links of the cell keep."""
@@ -118,8 +124,12 @@ def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
 
     def add(path: str, template: str, make: Callable[..., Any]) -> None:
         """*make* takes the scope of the viewer and the variables of *path*, and returns the record."""
+
         def show(**variables: str) -> flask.Response:
-            return _answer(dashboard, template, partial(make, **variables), variables.get("namespace", ""))
+            return _answer(
+                dashboard, template, partial(make, **variables), variables.get("namespace", "")
+            )
+
         app.add_url_rule(path, template + path, show, methods=METHODS)
 
     add("/", "nodes.html", lambda scope: views.nodes(scope, node_query(flask.request.args)))
@@ -128,15 +138,20 @@ def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
     add("/cards/<node>/<path:uuid>", "card.html", views.device)
     add("/pods/<namespace>/<name>", "pod.html", views.pod)
     add("/namespaces", "namespaces.html", views.namespaces)
-    add("/namespaces/<namespace>", "namespace.html",
-        lambda scope, namespace: views.namespace(namespace, page_of(flask.request.args)))
+    add(
+        "/namespaces/<namespace>",
+        "namespace.html",
+        lambda scope, namespace: views.namespace(namespace, page_of(flask.request.args)),
+    )
 
     def add_probe(path: str, reason: Callable[[], str], status: int) -> None:
         """Adds a page for the kubelet, which has no token."""
+
         def show() -> tuple[str, int, dict[str, str]]:
             text = reason()
             headers = {"Content-Type": "text/plain", "Cache-Control": "no-store"}
             return f"{text or 'ok'}\n", status if text else 200, headers
+
         app.add_url_rule(path, path, show, methods=METHODS)
 
     add_probe("/healthz", dashboard.hung_reason, 500)
@@ -157,22 +172,29 @@ def _check_request(dashboard: Dashboard) -> None:
 def _answer(dashboard: Dashboard, template: str, make: Make, namespace: str) -> flask.Response:
     """Answers with the page for the viewer, or 304."""
     request = flask.request
-    scope = dashboard.access.scope(request.headers.get("Authorization", ""), _namespaces(), namespace)
+    scope = dashboard.access.scope(
+        request.headers.get("Authorization", ""), _namespaces(), namespace
+    )
     if reason := dashboard.unready_reason():
         raise PageError(reason, 503)
     form = request.args.get("format", "html")
     if form not in ("html", "json"):
         raise PageError(f"format={form[:20]}: expected html or json", 400)
     key = form, request.path, _canonical(request.args), scope
-    return _response(dashboard.renderings.get(
-        key, dashboard.version, lambda: _render(form, template, make(scope), scope)))
+    return _response(
+        dashboard.renderings.get(
+            key, dashboard.version, lambda: _render(form, template, make(scope), scope)
+        )
+    )
 
 
 def _render(form: str, template: str, document: Any, scope: Scope) -> tuple[str, str]:
     if form == "json":
         return msgspec.json.encode(document).decode(), "application/json"
     query = partial(flask.request.args.get, default="")
-    page = flask.render_template(template, page=document, scope=scope, query=query, version=__version__, here=_here)
+    page = flask.render_template(
+        template, page=document, scope=scope, query=query, version=__version__, here=_here
+    )
     return page, "text/html; charset=utf-8"
 
 
@@ -184,17 +206,29 @@ def _here(**changes: object) -> str:
 
 
 def _canonical(args: MultiDict[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, text) for name, text in args.items(multi=True) if name in ARGUMENTS | {"namespace"}))
+    return tuple(
+        sorted(
+            (name, text)
+            for name, text in args.items(multi=True)
+            if name in ARGUMENTS | {"namespace"}
+        )
+    )
 
 
 def _response(rendering: Rendering) -> flask.Response:
-    headers = {"ETag": f'"{rendering.etag}"', "Vary": "Accept-Encoding, Authorization",
-               "Cache-Control": "private, no-cache"}  # a browser asks each time, with the ETag
+    headers = {
+        "ETag": f'"{rendering.etag}"',
+        "Vary": "Accept-Encoding, Authorization",
+        "Cache-Control": "private, no-cache",
+    }  # a browser asks each time, with the ETag
     if flask.request.if_none_match.contains(rendering.etag):
         return flask.Response(status=304, headers=headers)
     if flask.request.accept_encodings["gzip"]:
-        return flask.Response(rendering.compressed, headers=headers | {"Content-Encoding": "gzip"},
-                              content_type=rendering.content_type)
+        return flask.Response(
+            rendering.compressed,
+            headers=headers | {"Content-Encoding": "gzip"},
+            content_type=rendering.content_type,
+        )
     return flask.Response(rendering.body, headers=headers, content_type=rendering.content_type)
 
 

@@ -51,7 +51,9 @@ class Answers(Generic[V]):
     """Answers of the API server by key, each used for *accepted_s* seconds, or *refused_s* if it is false. Threads may
     share it."""
 
-    def __init__(self, clock: Callable[[], float], *, accepted_s: float, refused_s: float = 0.0) -> None:
+    def __init__(
+        self, clock: Callable[[], float], *, accepted_s: float, refused_s: float = 0.0
+    ) -> None:
         self._clock = clock
         self._accepted_s = accepted_s
         self._refused_s = refused_s
@@ -66,7 +68,9 @@ class Answers(Generic[V]):
             return kept[1]
         answer = ask()
         with self._lock:
-            self._kept.use(key, (self._clock() + (self._accepted_s if answer else self._refused_s), answer))
+            self._kept.use(
+                key, (self._clock() + (self._accepted_s if answer else self._refused_s), answer)
+            )
         return answer
 
     def forget(self, key: Hashable) -> None:
@@ -106,7 +110,9 @@ class Renderings:
         self._lock = threading.Lock()  # guards _kept
         self._kept = _Recent[Hashable, _Kept](MAX_RENDERINGS)
 
-    def get(self, key: Hashable, version: Callable[[], Hashable], make: Callable[[], tuple[str, str]]) -> Rendering:
+    def get(
+        self, key: Hashable, version: Callable[[], Hashable], make: Callable[[], tuple[str, str]]
+    ) -> Rendering:
         """Returns the rendering of *key* as of *version*, or one that is little older.
 
         *make* returns text and content type. Raises: PageError if others take too long, or what *make* raises.
@@ -179,9 +185,16 @@ class _PolledValue(Generic[V]):
 class Poller(Task, Generic[K, V]):
     """The latest values of what has been viewed recently. Threads may share it."""
 
-    def __init__(self, name: str, fetch: Callable[[K], Any], limits: PollLimits, *, clock: Callable[[], float],
-                 parse: Callable[[Any], V] = lambda fetched: fetched,
-                 version: Callable[[], Hashable] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        fetch: Callable[[K], Any],
+        limits: PollLimits,
+        *,
+        clock: Callable[[], float],
+        parse: Callable[[Any], V] = lambda fetched: fetched,
+        version: Callable[[], Hashable] | None = None,
+    ) -> None:
         """*fetch*: returns what *parse* makes the value of; raises HamiError, and may run in several threads.
 
         *version*: returns the version of that from which all values are made: a value is polled again only if it has
@@ -218,31 +231,44 @@ class Poller(Task, Generic[K, V]):
                 if polled.value is not None and now >= polled.until:
                     polled.value = None
                     self.changes += 1
-            due = {key: polled.due for key, polled in self._values.items() if now >= polled.due
-                   and now - polled.viewed <= self._limits.viewed and version != polled.version}
+            due = {
+                key: polled.due
+                for key, polled in self._values.items()
+                if now >= polled.due
+                and now - polled.viewed <= self._limits.viewed
+                and version != polled.version
+            }
             return sorted(due, key=due.__getitem__)
 
     def put(self, key: K, value: V | None, version: Hashable = None) -> None:
         """Stores what a poll of *key* returned at *version*; ``None``: it has failed."""
         now = self._clock()
         with self._lock:
-            if (polled := self._values.get(key)) is None or now - polled.viewed > self._limits.viewed:
+            if (
+                polled := self._values.get(key)
+            ) is None or now - polled.viewed > self._limits.viewed:
                 return
             polled.due = now + (FAILED_S if value is None else self._limits.interval)
             if value is not None:
                 self.changes += value != polled.value
-                polled.value, polled.until, polled.version = value, now + self._limits.shown, version
+                polled.value, polled.until, polled.version = (
+                    value,
+                    now + self._limits.shown,
+                    version,
+                )
 
     def step(self) -> float:
         """Polls some of what is due. Values are fetched at the same time, and parsed here one after the other."""
         due, version, begun = self.due(), self._version(), self._clock()
-        polls = [(key, self._start(key)) for key in due[:self._limits.at_once]]
+        polls = [(key, self._start(key)) for key in due[: self._limits.at_once]]
         for key, fetched in polls:
             value = None
             try:
                 value = self._parse(fetched())
             except HamiError as error:
-                log.debug("dashboard poll without a result", extra={"key": str(key), "error": str(error)})
+                log.debug(
+                    "dashboard poll without a result", extra={"key": str(key), "error": str(error)}
+                )
             except Exception:
                 log.exception("dashboard poll failed", extra={"key": str(key)})
             self.put(key, value, version)

@@ -60,35 +60,67 @@ class Question:
     @classmethod
     def of(cls, pod: Pod, scope: Scope) -> Question:
         """Returns the question about *pod*."""
-        requests = (pod.ref.namespace, pod.scheduler_name, pod.group, dict(pod.annotations), pod.containers,
-                    pod.priority, pod.preempts, pod.controller, pod.nominated_node)
+        requests = (
+            pod.ref.namespace,
+            pod.scheduler_name,
+            pod.group,
+            dict(pod.annotations),
+            pod.containers,
+            pod.priority,
+            pod.preempts,
+            pod.controller,
+            pod.nominated_node,
+        )
         return cls(msgspec.msgpack.encode(requests), scope, pod)
 
 
 def explainer(live: LiveCluster, *, clock: Callable[[], float]) -> Poller[Question, Explanation]:
     """Returns the answers to the questions that are viewed; they are computed again when the cluster has changed."""
-    return Poller("explainer", partial(_answer, live), LIMITS, clock=clock, version=live.store.version)
+    return Poller(
+        "explainer", partial(_answer, live), LIMITS, clock=clock, version=live.store.version
+    )
 
 
 def _answer(live: LiveCluster, question: Question) -> Explanation:
     pod = question.pod
-    others = [other for other in live.store.pods.waiting()
-              if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)] if pod.group else []
+    others = (
+        [
+            other
+            for other in live.store.pods.waiting()
+            if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)
+        ]
+        if pod.group
+        else []
+    )
     try:
-        report = explain_pod(live.cluster(live.store.nodes.names(), question.scope, [pod, *others]), pod, ())
+        report = explain_pod(
+            live.cluster(live.store.nodes.names(), question.scope, [pod, *others]), pod, ()
+        )
     except HamiError as error:
         return Explanation(problem=str(error))
     except Exception:
         log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
         return Explanation(problem="internal error, see the dashboard's log")
-    return _bounded(report) if isinstance(report, WaitingReport) else Explanation(problem="the pod is bound by now")
+    return (
+        _bounded(report)
+        if isinstance(report, WaitingReport)
+        else Explanation(problem="the pod is bound by now")
+    )
 
 
 def _bounded(report: WaitingReport) -> Explanation:
-    nodes = tuple(msgspec.structs.replace(node, cards=node.cards[:SHOWN_DEVICES])
-                  for node in report.nodes[:SHOWN_NODES])
+    nodes = tuple(
+        msgspec.structs.replace(node, cards=node.cards[:SHOWN_DEVICES])
+        for node in report.nodes[:SHOWN_NODES]
+    )
     return Explanation(
-        fits=report.fits, reasons={reason: len(names) for reason, names in report.reasons.items()},
-        unfit=len(report.nodes), nodes=nodes, cordoned=len(report.cordoned),
-        without_devices=report.without_devices, suggestions=report.suggestions, gang=report.gang,
-        preemption=report.preemption)
+        fits=report.fits,
+        reasons={reason: len(names) for reason, names in report.reasons.items()},
+        unfit=len(report.nodes),
+        nodes=nodes,
+        cordoned=len(report.cordoned),
+        without_devices=report.without_devices,
+        suggestions=report.suggestions,
+        gang=report.gang,
+        preemption=report.preemption,
+    )

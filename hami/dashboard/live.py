@@ -77,18 +77,34 @@ class LiveCluster:
         """Returns numbers of which one increases with every change of what can be seen here."""
         return *self.store.version(), self._claims.version()
 
-    def cluster(self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()) -> InspectedCluster:
+    def cluster(
+        self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()
+    ) -> InspectedCluster:
         """Returns the cluster with the nodes *names*, the pods of *scope* that hold devices there, and *pods*."""
         view, claimed = self.view(), self._claimed
-        holders = (booking for name in names for of in (view, claimed.view) for booking in of.bookings_on(name)
-                   if booking.namespace in scope)
+        holders = (
+            booking
+            for name in names
+            for of in (view, claimed.view)
+            for booking in of.bookings_on(name)
+            if booking.namespace in scope
+        )
         return self._cluster(view, claimed, names, holders, pods)
 
     def namespace(self, name: str) -> InspectedCluster:
         """Returns the pods of one namespace that hold devices, without nodes."""
         view, claimed = self.view(), self._claimed
-        return self._cluster(view, claimed, (), (booking for of in (view, claimed.view) for booking in
-                                                 of.bookings.values() if booking.namespace == name))
+        return self._cluster(
+            view,
+            claimed,
+            (),
+            (
+                booking
+                for of in (view, claimed.view)
+                for booking in of.bookings.values()
+                if booking.namespace == name
+            ),
+        )
 
     @staticmethod
     def pod_rows(cluster: InspectedCluster, pods: Sequence[Pod]) -> list[PodRow]:
@@ -99,25 +115,48 @@ class LiveCluster:
             if (record := cluster.view.facts.pods.get(pod.ref.uid)) is not None:
                 memory, cores = record.excess
                 row = msgspec.structs.replace(
-                    row, cores_limit=record.cores_limit, memory_wanted_mib=max(0, row.memory_mib - memory),
-                    cores_wanted=max(0, row.cores - cores))
+                    row,
+                    cores_limit=record.cores_limit,
+                    memory_wanted_mib=max(0, row.memory_mib - memory),
+                    cores_wanted=max(0, row.cores - cores),
+                )
             rows.append(row)
         return rows
 
-    def _cluster(self, view: View, claimed: Claimed, names: Sequence[str], holders: Iterable[Booking],
-                 pods: Iterable[Pod] = ()) -> InspectedCluster:
+    def _cluster(
+        self,
+        view: View,
+        claimed: Claimed,
+        names: Sequence[str],
+        holders: Iterable[Booking],
+        pods: Iterable[Pod] = (),
+    ) -> InspectedCluster:
         by_uid = {pod.ref.uid: pod for pod in pods}
         for booking in holders:
             if (claim := claimed.claims.get(booking.uid)) is not None:
-                by_uid |= {ref.uid: Pod(ref=ref, node_name=booking.node) for ref in claim.pods if ref.uid not in by_uid}
+                by_uid |= {
+                    ref.uid: Pod(ref=ref, node_name=booking.node)
+                    for ref in claim.pods
+                    if ref.uid not in by_uid
+                }
             elif booking.uid not in by_uid and (ref := view.ref(booking.uid)) is not None:
                 record = view.facts.pods.get(booking.uid)
-                by_uid[ref.uid] = (Pod(ref=ref, node_name=record.node, phase=record.phase, group=record.group)
-                                   if record and record.node
-                                   else Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node}))
+                by_uid[ref.uid] = (
+                    Pod(ref=ref, node_name=record.node, phase=record.phase, group=record.group)
+                    if record and record.node
+                    else Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node})
+                )
         nodes = tuple(node for name in names if (node := self.store.nodes.get(name)) is not None)
-        return InspectedCluster(ClusterRecord(taken=self.now(), nodes=nodes, pods=tuple(by_uid.values()),
-                                              policies=view.facts.policies), view, claimed)
+        return InspectedCluster(
+            ClusterRecord(
+                taken=self.now(),
+                nodes=nodes,
+                pods=tuple(by_uid.values()),
+                policies=view.facts.policies,
+            ),
+            view,
+            claimed,
+        )
 
     def node_rows(self) -> dict[str, NodeRow]:
         """Returns the row of each node with devices, or an inventory that cannot be read.
@@ -127,31 +166,55 @@ class LiveCluster:
         with self._lock:
             view = self.view()
             if view is not self._shown:
-                cordoned, unreadable = self.store.nodes.cordoned(), {node for node, _ in view.facts.problems}
+                cordoned, unreadable = (
+                    self.store.nodes.cordoned(),
+                    {node for node, _ in view.facts.problems},
+                )
                 claimed = self._claimed.view.nodes
                 sources: dict[str, _Source] = {
-                    name: (view.nodes.get(name), claimed.get(name), name in cordoned, name in unreadable)
-                    for name in {*unreadable, *claimed, *view.nodes}}
+                    name: (
+                        view.nodes.get(name),
+                        claimed.get(name),
+                        name in cordoned,
+                        name in unreadable,
+                    )
+                    for name in {*unreadable, *claimed, *view.nodes}
+                }
                 for name in self._sources.keys() - sources.keys():
                     self._rows.pop(name, None)
-                stale = [name for name, source in sources.items() if not _is_same(source, self._sources.get(name))]
+                stale = [
+                    name
+                    for name, source in sources.items()
+                    if not _is_same(source, self._sources.get(name))
+                ]
                 cluster = self.cluster(sorted(stale), EVERYTHING)
                 self._rows |= {row.name: row for row in node_rows(cluster, cluster.nodes.values())}
                 self._shown, self._sources = view, sources
             return self._rows.copy()
 
-    def devices(self, names: Sequence[str], scope: Scope,
-                uses: Callable[[str], Uses | None]) -> dict[str, tuple[DeviceParts, ...]]:
+    def devices(
+        self, names: Sequence[str], scope: Scope, uses: Callable[[str], Uses | None]
+    ) -> dict[str, tuple[DeviceParts, ...]]:
         """Returns the devices of the nodes *names*, by node. *uses*: returns what is in use of a node, if it is
         known."""
         cluster = self.cluster(names, scope)
-        return {node.name: tuple(_device_parts(cluster, row, uses(node.name) or {})
-                                 for row in device_rows(cluster, [node])) for node in cluster.nodes.values()}
+        return {
+            node.name: tuple(
+                _device_parts(cluster, row, uses(node.name) or {})
+                for row in device_rows(cluster, [node])
+            )
+            for node in cluster.nodes.values()
+        }
 
 
 def _is_same(source: _Source, earlier: _Source | None) -> bool:
     """Reports whether nothing has changed. Equal usage can be that of other pods."""
-    return earlier is not None and source[0] is earlier[0] and source[1] is earlier[1] and source[2:] == earlier[2:]
+    return (
+        earlier is not None
+        and source[0] is earlier[0]
+        and source[1] is earlier[1]
+        and source[2:] == earlier[2:]
+    )
 
 
 def _device_parts(cluster: InspectedCluster, row: DeviceRow, uses: Uses) -> DeviceParts:
@@ -162,8 +225,17 @@ def _device_parts(cluster: InspectedCluster, row: DeviceRow, uses: Uses) -> Devi
         if pod is None:
             segments.append(Segment(None, None, charge.memory_mib, cores, is_reserved=False))
         else:
-            segments.append(Segment(pod.ref.namespace, pod.ref.name, charge.memory_mib, cores,
-                                    is_reserved=not pod.node_name,
-                                    use=uses.get((row.uuid, pod.ref.namespace, pod.ref.name))))
-    segments.sort(key=lambda part: (-part.memory_mib, part.namespace or "~", part.pod or "", -part.cores))
+            segments.append(
+                Segment(
+                    pod.ref.namespace,
+                    pod.ref.name,
+                    charge.memory_mib,
+                    cores,
+                    is_reserved=not pod.node_name,
+                    use=uses.get((row.uuid, pod.ref.namespace, pod.ref.name)),
+                )
+            )
+    segments.sort(
+        key=lambda part: (-part.memory_mib, part.namespace or "~", part.pod or "", -part.cores)
+    )
     return DeviceParts(row, tuple(segments), uses.get((row.uuid,)))

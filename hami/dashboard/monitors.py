@@ -25,7 +25,9 @@ TIMEOUT_S = 3.0  # for an answer, from the connection to its last byte
 USE_LIMITS = PollLimits(interval=15.0, shown=60.0, viewed=90.0, values=512)
 ADDRESS_S = 60.0  # for which the address of a monitor is believed
 
-_REQUEST = "GET /metrics HTTP/1.1\r\nHost: {host}\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
+_REQUEST = (
+    "GET /metrics HTTP/1.1\r\nHost: {host}\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
+)
 
 
 class NoMonitor(HamiError):
@@ -36,8 +38,16 @@ class Monitors:
     """The monitors of the nodes: pods with the labels *selector* in *namespace*, which serve *port*. Without a selector
     there are none."""
 
-    def __init__(self, api: Api, namespace: str, selector: str, port: int, *,
-                 clock: Callable[[], float] = time.monotonic, read: Callable[[str, int], str] | None = None) -> None:
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        selector: str,
+        port: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        read: Callable[[str, int], str] | None = None,
+    ) -> None:
         """*read*: returns the metrics page of a host; raises NoMonitor."""
         self._api = api
         self._namespace = namespace
@@ -58,11 +68,19 @@ class Monitors:
     def _find(self, node: str) -> str:
         if not self._selector:
             raise NoMonitor("no monitor is polled")
-        query = {"labelSelector": self._selector, "fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
+        query = {
+            "labelSelector": self._selector,
+            "fieldSelector": f"spec.nodeName={node}",
+            "resourceVersion": "0",
+        }
         path = f"/api/v1/namespaces/{self._namespace}/pods"
         items = parse_page("pods of the monitor", self._api.request("GET", path, query=query)).items
         pods = map(parse_observed_pod, items or ())
-        ready = [pod.ip for pod in pods if (state := pod.condition("Ready")) is not None and state.status == "True"]
+        ready = [
+            pod.ip
+            for pod in pods
+            if (state := pod.condition("Ready")) is not None and state.status == "True"
+        ]
         address = next(filter(is_host, ready), "")
         if not address:
             raise NoMonitor(f"node {node} has no monitor that is ready")
@@ -79,7 +97,9 @@ def is_host(address: str) -> bool:
         if parsed.scope_id is not None:  # any text
             return False
         parsed = parsed.ipv4_mapped or parsed
-    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified)
+    return not (
+        parsed.is_loopback or parsed.is_link_local or parsed.is_multicast or parsed.is_unspecified
+    )
 
 
 def read_page(host: str, port: int, *, timeout: float = TIMEOUT_S, limit: int = PAGE_LIMIT) -> str:
@@ -87,22 +107,34 @@ def read_page(host: str, port: int, *, timeout: float = TIMEOUT_S, limit: int = 
     until = time.monotonic() + timeout
     try:
         client = socket.create_connection((host, port), timeout=timeout)
-        with Connection(client, {}, read_until=lambda: until, write_until=lambda: until) as connection:
+        with Connection(
+            client, {}, read_until=lambda: until, write_until=lambda: until
+        ) as connection:
             connection.sendall(_REQUEST.format(host=Address(host, port)).encode())
             with HTTPResponse(cast(socket.socket, connection), method="GET") as answer:
                 answer.begin()
                 page = answer.read(limit + 1)
     except (OSError, HTTPException, ValueError) as error:
         raise NoMonitor(f"the monitor at {host} does not answer: {type(error).__name__}") from error
-    if answer.status != 200 or len(page) > limit or answer.length:  # the last: bytes that are missing
-        raise NoMonitor(f"the monitor at {host} answers with status {answer.status}, or not with a page of at most "
-                        f"{limit} bytes")
+    if (
+        answer.status != 200 or len(page) > limit or answer.length
+    ):  # the last: bytes that are missing
+        raise NoMonitor(
+            f"the monitor at {host} answers with status {answer.status}, or not with a page of at most "
+            f"{limit} bytes"
+        )
     return page.decode(errors="replace")
 
 
-def use_poller(page: Callable[[str], str], *, clock: Callable[[], float],
-               now: Callable[[], datetime]) -> Poller[str, Uses]:
+def use_poller(
+    page: Callable[[str], str], *, clock: Callable[[], float], now: Callable[[], datetime]
+) -> Poller[str, Uses]:
     """Returns the use of the cards of each node that is viewed. *page*: returns the metrics page of a node's monitor,
     as `Monitors.page`."""
-    return Poller("use of cards", page, USE_LIMITS, clock=clock,
-                  parse=lambda text: parse_use(text, render_time(now())))
+    return Poller(
+        "use of cards",
+        page,
+        USE_LIMITS,
+        clock=clock,
+        parse=lambda text: parse_use(text, render_time(now())),
+    )

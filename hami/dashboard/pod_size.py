@@ -31,11 +31,19 @@ def read_size(api: Api, ref: PodRef) -> PodSize:
     if pod.ref.uid != ref.uid:
         return PodSize()
     report = resize_report(pod.annotations)
-    return PodSize(report and msgspec.structs.replace(
-        report, request=printable(report.request), message=printable(report.message),
-        problem=printable(report.problem)))
+    return PodSize(
+        report
+        and msgspec.structs.replace(
+            report,
+            request=printable(report.request),
+            message=printable(report.message),
+            problem=printable(report.problem),
+        )
+    )
 
 
-def size_poller(read: Callable[[PodRef], PodSize], *, clock: Callable[[], float]) -> Poller[PodRef, PodSize]:
+def size_poller(
+    read: Callable[[PodRef], PodSize], *, clock: Callable[[], float]
+) -> Poller[PodRef, PodSize]:
     """Returns the sizes of each bound pod that is viewed, as *read* returns them."""
     return Poller("sizes of pods", read, SIZE_LIMITS, clock=clock)

@@ -45,30 +45,59 @@ LIFETIMES = Lifetimes(serving=timedelta(days=3650))  # of a certificate that end
 class DashboardProgram:
     """The parts of ``hami dashboard`` under one configuration. Call `start` and `stop` once."""
 
-    def __init__(self, settings: DashboardSettings, store: Store, *, api: Api | None = None) -> None:
+    def __init__(
+        self, settings: DashboardSettings, store: Store, *, api: Api | None = None
+    ) -> None:
         """*store*: still empty. *api*: ``None`` for the cluster of the environment. Raises: HamiError if there is no
         cluster."""
         api = api or Api.connect(timeout=settings.request_timeout)
         clock = time.monotonic
         self._store = store
-        self._watches = Watches(api, nodes=store.nodes, pods=store.pods, quotas=store.quotas,
-                                node_selector=settings.node_selector)
+        self._watches = Watches(
+            api,
+            nodes=store.nodes,
+            pods=store.pods,
+            quotas=store.quotas,
+            node_selector=settings.node_selector,
+        )
         claims = ClaimCache()
         self._live = LiveCluster(store, claims, now=utc_now)
-        monitors = Monitors(api, settings.pod_namespace, settings.monitor_selector, settings.monitor_port)
+        monitors = Monitors(
+            api, settings.pod_namespace, settings.monitor_selector, settings.monitor_port
+        )
         self._pollers: list[Poller[Any, Any]] = [
             answers := explainer(self._live, clock=clock),
             uses := use_poller(monitors.page, clock=clock, now=utc_now),
             conditions := condition_poller(partial(read_condition, api), clock=clock),
-            sizes := size_poller(partial(read_size, api), clock=clock)]
+            sizes := size_poller(partial(read_size, api), clock=clock),
+        ]
         tls = _tls(settings)
-        self._app = create_dashboard(Dashboard(
-            Views(self._live, explain=answers.view, uses=uses.view, condition=conditions.view, size=sizes.view),
-            Access(Reviews(api) if tls is not None else None, clock=clock), Renderings(clock=clock), self._version,
-            self.unready_reason, self.hung_reason, is_local=tls is None))
-        self._server = AppServer("dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls)
-        self._tasks: list[Task] = [PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks,
-                                   *(watch_devices(api, claims) if settings.dra != OFF else ())]
+        self._app = create_dashboard(
+            Dashboard(
+                Views(
+                    self._live,
+                    explain=answers.view,
+                    uses=uses.view,
+                    condition=conditions.view,
+                    size=sizes.view,
+                ),
+                Access(Reviews(api) if tls is not None else None, clock=clock),
+                Renderings(clock=clock),
+                self._version,
+                self.unready_reason,
+                self.hung_reason,
+                is_local=tls is None,
+            )
+        )
+        self._server = AppServer(
+            "dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls
+        )
+        self._tasks: list[Task] = [
+            PeriodicTask("rows", self._refresh, REFRESH_S),
+            *self._pollers,
+            *self._watches.tasks,
+            *(watch_devices(api, claims) if settings.dra != OFF else ()),
+        ]
 
     def start(self) -> None:
         """Serves, and reads the cluster. Raises: HamiError if the address cannot be listened on."""
@@ -104,8 +133,11 @@ class DashboardProgram:
         return problems(self._tasks)
 
     def _version(self) -> tuple[int, ...]:
-        return (*self._live.version(), *(poller.changes for poller in self._pollers),
-                int(utc_now().timestamp()) // AGES_S)
+        return (
+            *self._live.version(),
+            *(poller.changes for poller in self._pollers),
+            int(utc_now().timestamp()) // AGES_S,
+        )
 
     def _refresh(self) -> None:
         """Makes the rows of nodes that have changed, so that no viewer waits for many."""
@@ -118,11 +150,21 @@ def _tls(settings: DashboardSettings) -> TlsContexts | None:
     """Returns the certificate; ``None`` for an address that only this machine reaches."""
     if settings.bind_address.is_loopback:
         return None
-    made = revise({}, names=[f"hami-dashboard.{settings.pod_namespace}.svc"], default=(), published=None, now=utc_now(),
-                  lifetimes=LIFETIMES)
+    made = revise(
+        {},
+        names=[f"hami-dashboard.{settings.pod_namespace}.svc"],
+        default=(),
+        published=None,
+        now=utc_now(),
+        lifetimes=LIFETIMES,
+    )
     assert made is not None  # there was no certificate
     own = context_of(made.data[CERTIFICATE] + made.data[KEY])
-    return TlsContext(settings.cert_file, settings.key_file, until_made=own) if settings.cert_file else lambda: own
+    return (
+        TlsContext(settings.cert_file, settings.key_file, until_made=own)
+        if settings.cert_file
+        else lambda: own
+    )
 
 
 def serve(settings: DashboardSettings, store: Store) -> int:

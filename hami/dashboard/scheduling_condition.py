@@ -29,15 +29,20 @@ class SchedulingCondition(msgspec.Struct, rename="camel", frozen=True):
 
 def read_condition(api: Api, ref: PodRef) -> SchedulingCondition:
     """Returns the condition of the pod *ref*. Raises: ClusterError, MalformedInput."""
-    pod = parse_observed_pod(api.request("GET", f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"))
+    pod = parse_observed_pod(
+        api.request("GET", f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}")
+    )
     condition = pod.condition("PodScheduled")
     if condition is None or condition.status != "False":
         return SchedulingCondition()
     message = printable(condition.message or "")[:MESSAGE_LIMIT]
-    return SchedulingCondition(condition.reason or "", message, condition.last_transition_time or "")
+    return SchedulingCondition(
+        condition.reason or "", message, condition.last_transition_time or ""
+    )
 
 
-def condition_poller(read: Callable[[PodRef], SchedulingCondition], *,
-                     clock: Callable[[], float]) -> Poller[PodRef, SchedulingCondition]:
+def condition_poller(
+    read: Callable[[PodRef], SchedulingCondition], *, clock: Callable[[], float]
+) -> Poller[PodRef, SchedulingCondition]:
     """Returns the condition of each waiting pod that is viewed, as *read* returns it."""
     return Poller("scheduling conditions", read, CONDITION_LIMITS, clock=clock)

@@ -40,7 +40,9 @@ def number(value: int) -> str:
 
 def mib(value: int) -> str:
     """Returns memory in the unit that people read most easily."""
-    return f"{value / 1024:,.1f} GiB".replace(".0 GiB", " GiB") if value >= 1024 else f"{value:,} MiB"
+    return (
+        f"{value / 1024:,.1f} GiB".replace(".0 GiB", " GiB") if value >= 1024 else f"{value:,} MiB"
+    )
 
 
 def timestamp(seconds: int) -> str:
@@ -56,8 +58,16 @@ def in_words(use: Use) -> str:
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
-    "percent": percent, "width": width, "hue": hue, "number": number, "mib": mib, "age": age_text,
-    "timestamp": timestamp, "lacks": lacks, "in_words": in_words, "gang_sentences": gang_sentences,
+    "percent": percent,
+    "width": width,
+    "hue": hue,
+    "number": number,
+    "mib": mib,
+    "age": age_text,
+    "timestamp": timestamp,
+    "lacks": lacks,
+    "in_words": in_words,
+    "gang_sentences": gang_sentences,
     "preemption_sentences": preemption_sentences,
 }
 """Filters of templates by name."""

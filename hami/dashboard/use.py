@@ -18,14 +18,18 @@ POD_MEMORY, POD_COMPUTE = "hami_vgpu_memory_used_bytes", "hami_container_device_
 MAX_SAMPLES = 4096  # of a page: two for each card, and for each device of a container
 LINE_LIMIT = 1024  # characters; that of the longest names of Kubernetes is shorter
 MAX_MIB = 1 << 24
-GREATEST = 2.0 ** 62
+GREATEST = 2.0**62
 
 Labels = tuple[str, ...]
 """The UUID of a card; or that, and the namespace and the name of a pod that holds a part of it."""
 
 _CARD, _PART = ("device_uuid",), ("device_uuid", "namespace", "pod")
-METRICS: Mapping[str, tuple[str, ...]] = {CARD_MEMORY: _CARD, CARD_COMPUTE: _CARD, POD_MEMORY: _PART,
-                                          POD_COMPUTE: _PART}
+METRICS: Mapping[str, tuple[str, ...]] = {
+    CARD_MEMORY: _CARD,
+    CARD_COMPUTE: _CARD,
+    POD_MEMORY: _PART,
+    POD_COMPUTE: _PART,
+}
 """The labels that tell the samples of each metric apart. Samples that only differ in others are added up."""
 _BEGINNINGS = tuple(f"{name}{{" for name in METRICS)
 
@@ -53,7 +57,9 @@ def parse_use(page: str, as_of: str) -> Uses:
         if all(labels):
             by_labels = sums[sample.name]
             by_labels[labels] = by_labels.get(labels, 0.0) + max(0.0, sample.value)
-    return _uses(sums[CARD_MEMORY], sums[CARD_COMPUTE], as_of) | _uses(sums[POD_MEMORY], sums[POD_COMPUTE], as_of)
+    return _uses(sums[CARD_MEMORY], sums[CARD_COMPUTE], as_of) | _uses(
+        sums[POD_MEMORY], sums[POD_COMPUTE], as_of
+    )
 
 
 def total_use(uses: Collection[Use | None]) -> Use | None:
@@ -63,8 +69,11 @@ def total_use(uses: Collection[Use | None]) -> Use | None:
         return None
     memory = [use.memory_mib for use in measured if use.memory_mib is not None]
     compute = [use.compute_percent for use in measured if use.compute_percent is not None]
-    return Use(sum(memory) if len(memory) == len(uses) else None,
-               sum(compute) // len(uses) if len(compute) == len(uses) else None, min(use.as_of for use in measured))
+    return Use(
+        sum(memory) if len(memory) == len(uses) else None,
+        sum(compute) // len(uses) if len(compute) == len(uses) else None,
+        min(use.as_of for use in measured),
+    )
 
 
 def _samples(page: str) -> Iterator[Sample]:
@@ -78,14 +87,27 @@ def _samples(page: str) -> Iterator[Sample]:
         if count > MAX_SAMPLES:
             return
         try:
-            samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+            samples = [
+                sample
+                for family in text_string_to_metric_families(line)
+                for sample in family.samples
+            ]
         except (ValueError, IndexError, OverflowError):
             continue
         # integers of any length pass the parser, and so do NaN and infinity
-        yield from (sample for sample in samples if sample.name in METRICS and abs(sample.value) <= GREATEST)
+        yield from (
+            sample for sample in samples if sample.name in METRICS and abs(sample.value) <= GREATEST
+        )
 
 
-def _uses(memory: Mapping[Labels, float], compute: Mapping[Labels, float], as_of: str) -> dict[Labels, Use]:
-    return {labels: Use(min(MAX_MIB, round(memory[labels] / MIB)) if labels in memory else None,
-                        min(100, round(compute[labels])) if labels in compute else None, as_of)
-            for labels in memory.keys() | compute.keys()}
+def _uses(
+    memory: Mapping[Labels, float], compute: Mapping[Labels, float], as_of: str
+) -> dict[Labels, Use]:
+    return {
+        labels: Use(
+            min(MAX_MIB, round(memory[labels] / MIB)) if labels in memory else None,
+            min(100, round(compute[labels])) if labels in compute else None,
+            as_of,
+        )
+        for labels in memory.keys() | compute.keys()
+    }

@@ -18,7 +18,16 @@ from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.use import Use, Uses, total_use
 from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.explain import RequestedDevices, requested_devices
-from hami.inspect.top import NAMESPACES, NODES, PODS, NamespaceRow, NodeRow, PodRow, age_of, namespace_rows
+from hami.inspect.top import (
+    NAMESPACES,
+    NODES,
+    PODS,
+    NamespaceRow,
+    NodeRow,
+    PodRow,
+    age_of,
+    namespace_rows,
+)
 from hami.model import Pod, PodRef
 
 T = TypeVar("T")
@@ -148,10 +157,15 @@ class Views:
     not place a pod, *size* what the annotations of a bound pod say; ``None`` if it is not known.
     """
 
-    def __init__(self, live: LiveCluster, *, explain: Callable[[Question], Explanation | None],
-                 uses: Callable[[str], Uses | None],
-                 condition: Callable[[PodRef], SchedulingCondition | None],
-                 size: Callable[[PodRef], PodSize | None]) -> None:
+    def __init__(
+        self,
+        live: LiveCluster,
+        *,
+        explain: Callable[[Question], Explanation | None],
+        uses: Callable[[str], Uses | None],
+        condition: Callable[[PodRef], SchedulingCondition | None],
+        size: Callable[[PodRef], PodSize | None],
+    ) -> None:
         self._live = live
         self._explain = explain
         self._uses = uses
@@ -186,34 +200,54 @@ class Views:
     def pending(self, scope: Scope, page: int) -> WaitingList:
         """Returns a page of the pods that wait."""
         store = self._live.store
-        pods = [pod for pod in store.pods.waiting()
-                if pod.ref.namespace in scope and store.booking(pod.ref.uid) is None]
+        pods = [
+            pod
+            for pod in store.pods.waiting()
+            if pod.ref.namespace in scope and store.booking(pod.ref.uid) is None
+        ]
         pods.sort(key=lambda pod: (pod.created, pod.ref.namespace, pod.ref.name))
         shown, page, pages = paged(pods, page, PENDING_A_PAGE)
         cluster = self._live.cluster([], scope)
-        return WaitingList(tuple(self._waiting(cluster, pod, scope) for pod in shown), len(pods), page, pages)
+        return WaitingList(
+            tuple(self._waiting(cluster, pod, scope) for pod in shown), len(pods), page, pages
+        )
 
     def pod(self, scope: Scope, namespace: str, name: str) -> PodPage:
         """Returns one pod. Raises: PageError."""
         store = self._live.store
         record = store.pods.named(namespace, name)
         if record is None or record.terminated or not record.requests_devices:
-            names = (other.ref.name for other in store.pods.all() if other.ref.namespace == namespace)
+            names = (
+                other.ref.name for other in store.pods.all() if other.ref.namespace == namespace
+            )
             raise _unknown(f"pod with devices in namespace {namespace}:", name, names)
         waiting, booking = store.pods.waiting_pod(record.ref.uid), store.booking(record.ref.uid)
-        cluster = self._live.cluster([booking.node] if booking else [], scope, [waiting] if waiting is not None else [])
-        pod = cluster.pods.get(record.ref.uid) or Pod(ref=record.ref, node_name=record.node, phase=record.phase)
+        cluster = self._live.cluster(
+            [booking.node] if booking else [], scope, [waiting] if waiting is not None else []
+        )
+        pod = cluster.pods.get(record.ref.uid) or Pod(
+            ref=record.ref, node_name=record.node, phase=record.phase
+        )
         held, waits, size = [], None, None
         if booking is not None:
             size = self._size(record.ref)
             uuids = {charge.uuid for _, charges in booking.charges for charge in charges}
             devices = self._live.devices([booking.node], scope, self._uses).get(booking.node, ())
-            held = [DevicePage(booking.node, device) for device in devices if device.row.uuid in uuids]
+            held = [
+                DevicePage(booking.node, device) for device in devices if device.row.uuid in uuids
+            ]
         elif waiting is not None:
             waits = msgspec.structs.replace(
-                self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref))
-        return PodPage(row=self._live.pod_rows(cluster, [pod])[0], bound_at=record.bound_at,
-                       problems=record.problems, cards=tuple(held), waits=waits, size=size)
+                self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref)
+            )
+        return PodPage(
+            row=self._live.pod_rows(cluster, [pod])[0],
+            bound_at=record.bound_at,
+            problems=record.problems,
+            cards=tuple(held),
+            waits=waits,
+            size=size,
+        )
 
     def namespaces(self, scope: Scope) -> NamespaceList:
         """Returns what the namespaces of *scope* hold."""
@@ -226,23 +260,38 @@ class Views:
         items = sorted(namespace_rows(cluster, [name]), key=NAMESPACES.name)
         pods = sorted(cluster.pods.values(), key=lambda pod: pod.ref.name)
         if not items and not pods:
-            raise PageError(f"no pod in a namespace {name} holds devices, and it has no quota of them", 404)
+            raise PageError(
+                f"no pod in a namespace {name} holds devices, and it has no quota of them", 404
+            )
         shown, page, pages = paged(pods, page, PODS_A_PAGE)
         rows = sorted(self._live.pod_rows(cluster, shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
 
     def _waiting(self, cluster: InspectedCluster, pod: Pod, scope: Scope) -> Waiting:
         return Waiting(
-            namespace=pod.ref.namespace, name=pod.ref.name, created=pod.created,
-            age_s=age_of(pod.created, self._live.now()), scheduler=pod.scheduler_name,
-            requests=requested_devices(cluster, pod), explanation=self._explain(Question.of(pod, scope)))
+            namespace=pod.ref.namespace,
+            name=pod.ref.name,
+            created=pod.created,
+            age_s=age_of(pod.created, self._live.now()),
+            scheduler=pod.scheduler_name,
+            requests=requested_devices(cluster, pod),
+            explanation=self._explain(Question.of(pod, scope)),
+        )
 
 
 def node_query(given: Mapping[str, str]) -> NodeQuery:
     """Returns the parameters *given* as a query. Raises: PageError."""
-    query = NodeQuery(node=_text(given, "node"), model=_text(given, "model"), state=_text(given, "state"),
-                      sort=_text(given, "sort") or "name", page=page_of(given))
-    for name, value, choices in (("state", query.state, ["", *STATES]), ("sort", query.sort, ["name", *NODES.orders])):
+    query = NodeQuery(
+        node=_text(given, "node"),
+        model=_text(given, "model"),
+        state=_text(given, "state"),
+        sort=_text(given, "sort") or "name",
+        page=page_of(given),
+    )
+    for name, value, choices in (
+        ("state", query.state, ["", *STATES]),
+        ("sort", query.sort, ["name", *NODES.orders]),
+    ):
         if value not in choices:
             raise PageError(f"{name}={value}: expected {', '.join(filter(None, choices))}", 400)
     return query
@@ -251,7 +300,9 @@ def node_query(given: Mapping[str, str]) -> NodeQuery:
 def page_of(given: Mapping[str, str]) -> int:
     """Returns the number of the page. Raises: PageError."""
     text = given.get("page", "1")
-    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 6 and 1 <= int(text) <= MAX_PAGES):
+    if not (
+        text.isascii() and text.isdigit() and 1 <= len(text) <= 6 and 1 <= int(text) <= MAX_PAGES
+    ):
         raise PageError("page: expected a number from 1", 400)
     return int(text)
 
@@ -260,7 +311,7 @@ def paged(items: Sequence[T], page: int, size: int) -> tuple[Sequence[T], int, i
     """Returns the items of a page, its number, and the number of pages. After the last page, the last one."""
     pages = max(1, -(-len(items) // size))
     page = min(page, pages)
-    return items[(page - 1) * size:page * size], page, pages
+    return items[(page - 1) * size : page * size], page, pages
 
 
 def _text(given: Mapping[str, str], name: str) -> str:
@@ -271,9 +322,11 @@ def _text(given: Mapping[str, str], name: str) -> str:
 
 
 def _is_chosen(row: NodeRow, query: NodeQuery) -> bool:
-    return (query.node.lower() in row.name.lower()
-            and (not query.model or any(query.model.lower() in model.lower() for model in row.models))
-            and (not query.state or STATES[query.state](row)))
+    return (
+        query.node.lower() in row.name.lower()
+        and (not query.model or any(query.model.lower() in model.lower() for model in row.models))
+        and (not query.state or STATES[query.state](row))
+    )
 
 
 def _item(row: NodeRow, devices: Sequence[DeviceParts]) -> NodeItem:
@@ -281,10 +334,14 @@ def _item(row: NodeRow, devices: Sequence[DeviceParts]) -> NodeItem:
 
 
 def _total(rows: Sequence[NodeRow]) -> Total:
-    return Total(nodes=len(rows), cards=sum(row.cards for row in rows), memory_mib=sum(row.memory_mib for row in rows),
-                 memory_used_mib=sum(row.memory_used_mib for row in rows),
-                 largest_free_mib=max((row.largest_free_mib for row in rows), default=0),
-                 pods=sum(row.pods for row in rows))
+    return Total(
+        nodes=len(rows),
+        cards=sum(row.cards for row in rows),
+        memory_mib=sum(row.memory_mib for row in rows),
+        memory_used_mib=sum(row.memory_used_mib for row in rows),
+        largest_free_mib=max((row.largest_free_mib for row in rows), default=0),
+        pods=sum(row.pods for row in rows),
+    )
 
 
 def _unknown(kind: str, name: str, names: Iterable[str]) -> PageError:

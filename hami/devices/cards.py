@@ -88,8 +88,12 @@ class CardSource(Protocol):
 
     def cards(self) -> Sequence[Card]: ...
 
-    def watch_health(self, report: HealthReport, stopped: threading.Event,
-                     beat: Callable[[], None] = lambda: None) -> None:
+    def watch_health(
+        self,
+        report: HealthReport,
+        stopped: threading.Event,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         """Reports changes of the cards' health. Returns when *stopped*."""
 
     @property

@@ -38,8 +38,14 @@ _MAX_BYTES = 4 << 30
 class ContextSizes:
     """The sizes that are known, in a file that outlives the process. Threads may share it."""
 
-    def __init__(self, folder: Path, driver_root: str, *, version: Path = Path("/sys/module/nvidia/version"),
-                 measure: Callable[[str, str], int] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        driver_root: str,
+        *,
+        version: Path = Path("/sys/module/nvidia/version"),
+        measure: Callable[[str, str], int] | None = None,
+    ) -> None:
         """*folder*: where the file is. *version*: a file with that of the driver. *measure*: returns the bytes on the
         card with a UUID, and raises HamiError; it gets *driver_root*, too."""
         self._path = folder / FILE
@@ -64,12 +70,16 @@ class ContextSizes:
                 size = self._measure(card.uuid, self._driver_root)
             except HamiError as error:
                 if self._reported.is_new(card.model, str(error)):
-                    log.info("context not measured", extra={"card": card.uuid, "reason": str(error)})
+                    log.info(
+                        "context not measured", extra={"card": card.uuid, "reason": str(error)}
+                    )
                 continue
             log.info("context measured", extra={"model": card.model, "bytes": size})
             with self._lock:
                 self._known = {**self._known, self._key(card): size}
-                write_atomically(self._path, json.dumps(self._known, indent=1, sort_keys=True).encode())
+                write_atomically(
+                    self._path, json.dumps(self._known, indent=1, sort_keys=True).encode()
+                )
 
     def _key(self, card: Card) -> str:
         try:
@@ -85,7 +95,11 @@ class ContextSizes:
             return {}
         if not isinstance(sizes, dict):
             return {}
-        return {key: size for key, size in sizes.items() if isinstance(size, int) and 0 < size <= _MAX_BYTES}
+        return {
+            key: size
+            for key, size in sizes.items()
+            if isinstance(size, int) and 0 < size <= _MAX_BYTES
+        }
 
 
 def measure_context(uuid: str, driver_root: str) -> int:
@@ -95,7 +109,9 @@ def measure_context(uuid: str, driver_root: str) -> int:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": uuid}
     env.pop("LD_PRELOAD", None)
     try:
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            words, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HamiError(str(error)) from error
     if done.returncode or not done.stdout.strip().isdigit():
@@ -106,7 +122,10 @@ def measure_context(uuid: str, driver_root: str) -> int:
 def main(uuid: str, driver_root: str) -> int:
     """Prints the bytes of a context on the card with *uuid*, which CUDA knows as its first one."""
     try:
-        nvml, cuda = open_nvml(driver_root), ctypes.CDLL(library_path(driver_root).replace("libnvidia-ml", "libcuda"))
+        nvml, cuda = (
+            open_nvml(driver_root),
+            ctypes.CDLL(library_path(driver_root).replace("libnvidia-ml", "libcuda")),
+        )
     except (HamiError, OSError) as error:
         raise SystemExit(str(error)) from error
     try:

@@ -28,14 +28,16 @@ _NO_INSTANCE = 0xFFFFFFFF
 DISABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE = "DP_ENABLE_HEALTHCHECKS"
 
-_APPLICATION_XIDS = frozenset({
-    13,   # graphics engine exception
-    31,   # GPU memory page fault
-    43,   # GPU stopped processing
-    45,   # preemptive cleanup, due to previous errors
-    68,   # video processor exception
-    109,  # context switch timeout
-})
+_APPLICATION_XIDS = frozenset(
+    {
+        13,  # graphics engine exception
+        31,  # GPU memory page fault
+        43,  # GPU stopped processing
+        45,  # preemptive cleanup, due to previous errors
+        68,  # video processor exception
+        109,  # context switch timeout
+    }
+)
 _ALL = frozenset({"all", "xids"})
 
 
@@ -68,7 +70,8 @@ def parse_xid_rules(environ: Mapping[str, str]) -> XidRules:
     disabled, enabled = _words(environ.get(DISABLE, "")), _words(environ.get(ENABLE, ""))
     return XidRules(
         ignored=None if _ALL & disabled else _APPLICATION_XIDS | _xids(DISABLE, disabled),
-        enabled=None if "all" in enabled else _xids(ENABLE, enabled))
+        enabled=None if "all" in enabled else _xids(ENABLE, enabled),
+    )
 
 
 class XidWatch:
@@ -78,11 +81,18 @@ class XidWatch:
     def __init__(self, nvml: Any, rules: XidRules) -> None:
         self._nvml = nvml
         self._rules = rules
-        self._failed: dict[str, str] = {}  # permanent reasons by UUID; an empty UUID means all cards
+        self._failed: dict[
+            str, str
+        ] = {}  # permanent reasons by UUID; an empty UUID means all cards
         self._reported = OncePerKey()
         self._skipped = OncePerKey()
 
-    def run(self, report: HealthReport, stopped: threading.Event, beat: Callable[[], None] = lambda: None) -> None:
+    def run(
+        self,
+        report: HealthReport,
+        stopped: threading.Event,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         """Watches until *stopped*, or returns at once if nothing can or need be watched."""
         if self._rules.is_off:
             log.info("health not watched: all XIDs are ignored")
@@ -95,7 +105,9 @@ class XidWatch:
                 is_complete = self._register(events, report)
             except self._nvml.NVMLError as error:
                 if is_unsupported(self._nvml, error):
-                    log.info("health not watched: the driver has no events", extra={"reason": str(error)})
+                    log.info(
+                        "health not watched: the driver has no events", extra={"reason": str(error)}
+                    )
                     return
                 report("", f"health cannot be watched: {error}")
                 self._reported.keep_only(())
@@ -110,13 +122,18 @@ class XidWatch:
     def _register(self, events: Any, report: HealthReport) -> bool:
         """Registers all cards that can be watched. Reports whether those are all cards."""
         handles, count = card_handles(self._nvml, self._skipped)
-        registered = [self._register_card(uuid, handle, events, report) for _, uuid, handle in handles]
+        registered = [
+            self._register_card(uuid, handle, events, report) for _, uuid, handle in handles
+        ]
         return sum(registered) == count
 
     def _register_card(self, uuid: str, handle: Any, events: Any, report: HealthReport) -> bool:
         nvml = self._nvml
         try:
-            if wanted := nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
+            if (
+                wanted := nvml.nvmlDeviceGetSupportedEventTypes(handle)
+                & nvml.nvmlEventTypeXidCriticalError
+            ):
                 nvml.nvmlDeviceRegisterEvents(handle, wanted, events)
         except nvml.NVMLError as error:
             if not is_unsupported(nvml, error):
@@ -132,8 +149,14 @@ class XidWatch:
         if self._reported.is_new(uuid, current):
             report(uuid, current)
 
-    def _receive(self, events: Any, is_complete: bool, report: HealthReport, stopped: threading.Event,
-                 beat: Callable[[], None]) -> None:
+    def _receive(
+        self,
+        events: Any,
+        is_complete: bool,
+        report: HealthReport,
+        stopped: threading.Event,
+        beat: Callable[[], None],
+    ) -> None:
         """Handles events until *stopped*, or until a new registration is due: after an error, or to add cards."""
         nvml = self._nvml
         remaining_ms = RETRY_S * 1000
@@ -152,7 +175,9 @@ class XidWatch:
 
     def _handle(self, event: Any, report: HealthReport) -> None:
         nvml = self._nvml
-        if event.eventType != nvml.nvmlEventTypeXidCriticalError or not self._rules.is_critical(event.eventData):
+        if event.eventType != nvml.nvmlEventTypeXidCriticalError or not self._rules.is_critical(
+            event.eventData
+        ):
             return
         reason = f"XID {event.eventData}"
         if event.gpuInstanceId != _NO_INSTANCE or event.computeInstanceId != _NO_INSTANCE:
@@ -174,5 +199,9 @@ def _words(text: str) -> frozenset[str]:
 def _xids(variable: str, words: Iterable[str]) -> frozenset[int]:
     for word in words:
         if not (word.isascii() and word.isdigit()):
-            raise MalformedInput(f"environment variable {variable}", word, "expected XIDs separated by commas, or all")
+            raise MalformedInput(
+                f"environment variable {variable}",
+                word,
+                "expected XIDs separated by commas, or all",
+            )
     return frozenset(map(int, words))

@@ -52,9 +52,12 @@ class DeviceInventory:
     def update(self, cards: Sequence[Card]) -> None:
         """Stores the cards that a source lists now. Of two cards with one UUID, the first counts."""
         with self._changed:
-            offered = {card.uuid: card for listed in reversed(cards)
-                       if not (listed.problem and listed.uuid in self._not_offered)
-                       and (card := self._select(listed)) is not None}
+            offered = {
+                card.uuid: card
+                for listed in reversed(cards)
+                if not (listed.problem and listed.uuid in self._not_offered)
+                and (card := self._select(listed)) is not None
+            }
             self._listed = frozenset(offered)
             self._not_offered = (self._not_offered | {card.uuid for card in cards}) - self._listed
             self._cards |= {uuid: self._keep_known(card) for uuid, card in offered.items()}
@@ -90,8 +93,9 @@ class DeviceInventory:
         """Returns the current cards, healthy or not."""
         return self.snapshot().cards
 
-    def wait_until(self, ready: Callable[[InventorySnapshot], bool],
-                   timeout: float | None = None) -> InventorySnapshot | None:
+    def wait_until(
+        self, ready: Callable[[InventorySnapshot], bool], timeout: float | None = None
+    ) -> InventorySnapshot | None:
         """Returns the state once *ready* accepts it, or after *timeout* seconds; None when closed. Checks after each
         change and each `notify`."""
         with self._changed:
@@ -112,7 +116,11 @@ class DeviceInventory:
     def _keep_known(self, card: Card) -> Card:
         """Returns *card*; if it could not be read, its last known state with the problem."""
         known_card = self._cards.get(card.uuid)
-        return replace(known_card, problem=card.problem) if card.problem and known_card is not None else card
+        return (
+            replace(known_card, problem=card.problem)
+            if card.problem and known_card is not None
+            else card
+        )
 
     def _publish(self) -> None:
         cards = tuple(sorted(self._cards.values(), key=lambda card: (card.index, card.uuid)))
@@ -128,4 +136,8 @@ class DeviceInventory:
             self._changed.notify_all()
 
     def _unhealthy_reason(self, card: Card) -> str:
-        return self._reported.get(card.uuid) or card.problem or ("" if card.uuid in self._listed else GONE)
+        return (
+            self._reported.get(card.uuid)
+            or card.problem
+            or ("" if card.uuid in self._listed else GONE)
+        )

@@ -14,23 +14,32 @@ from hami.codec.device_config import MigAllowance
 from hami.model import MigProfile
 
 
-def allowed_profiles(model: str, offered: Sequence[MigProfile],
-                     allowlist: Sequence[MigAllowance]) -> Mapping[str, MigProfile]:
+def allowed_profiles(
+    model: str, offered: Sequence[MigProfile], allowlist: Sequence[MigAllowance]
+) -> Mapping[str, MigProfile]:
     """Returns the *offered* profiles that *allowlist* allows, keyed by the driver's name and named as in the list."""
     profiles = {profile.name: profile for profile in reversed(offered)}
     names = allowed_names(model, [profile.name for profile in offered], allowlist)
     return {name: replace(profiles[name], name=allowed) for name, allowed in names.items()}
 
 
-def allowed_names(model: str, offered: Sequence[str], allowlist: Sequence[MigAllowance]) -> Mapping[str, str]:
+def allowed_names(
+    model: str, offered: Sequence[str], allowlist: Sequence[MigAllowance]
+) -> Mapping[str, str]:
     """Returns the names in the first entry of *allowlist* that matches *model*, keyed by the driver's name.
 
     A name selects the profile of that name, or else the first *offered* one with as many slices (``7g.``).
     """
-    allowed = next((entry.profiles for entry in allowlist if any(part in model for part in entry.models)), ())
+    allowed = next(
+        (entry.profiles for entry in allowlist if any(part in model for part in entry.models)), ()
+    )
     names: dict[str, str] = {}
     for name in allowed:
-        match = name if name in offered else next((offer for offer in offered if _slices(offer) == _slices(name)), None)
+        match = (
+            name
+            if name in offered
+            else next((offer for offer in offered if _slices(offer) == _slices(name)), None)
+        )
         if match is not None:
             names.setdefault(match, name)
     return names

@@ -52,8 +52,12 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 
 # 50 characters: the kubelet accepts device ids of 63, and an id is the UUID with a suffix
-_Uuid = Annotated[str, Meta(min_length=1, max_length=50, description="a text, 50 characters at most")]
-_Name = Annotated[str, Meta(min_length=1, max_length=253, description="a text, 253 characters at most")]
+_Uuid = Annotated[
+    str, Meta(min_length=1, max_length=50, description="a text, 50 characters at most")
+]
+_Name = Annotated[
+    str, Meta(min_length=1, max_length=253, description="a text, 253 characters at most")
+]
 
 
 class _MockEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,10 +100,14 @@ class MockCard(_MockEntry):
     index: Count | None = None
     minor: Count | None = None
     model: _Name = "NVIDIA Mock"
-    numa: Annotated[int, Meta(ge=-1, le=INT32_MAX, description=f"a whole number from -1 to {INT32_MAX}")] = -1
+    numa: Annotated[
+        int, Meta(ge=-1, le=INT32_MAX, description=f"a whole number from -1 to {INT32_MAX}")
+    ] = -1
     health: Annotated[bool | str, Meta(description="true, false, or a text with the reason")] = True
-    links: Annotated[dict[str, Count], Meta(
-        description=f"a mapping of UUIDs to whole numbers from 0 to {INT32_MAX}")] = {}
+    links: Annotated[
+        dict[str, Count],
+        Meta(description=f"a mapping of UUIDs to whole numbers from 0 to {INT32_MAX}"),
+    ] = {}
     mig: _MockMigEntry = msgspec.field(default_factory=_MockMigEntry)
 
     @property
@@ -107,25 +115,54 @@ class MockCard(_MockEntry):
         """The card as a card source returns it."""
         index = self.index or 0
         profiles = tuple(
-            MigProfile(name=profile.name, memory_mib=profile.memory, cores=profile.cores, slices=profile.slices,
-                       placements=tuple(Partition(place.start, place.size) for place in profile.placements))
-            for profile in self.mig.profiles)
-        return Card(uuid=self.uuid, index=index, minor=index if self.minor is None else self.minor, model=self.model,
-                    memory_mib=self.memory, numa=None if self.numa < 0 else self.numa, mig=self.mig.enabled,
-                    profiles=profiles, links=self.links)
+            MigProfile(
+                name=profile.name,
+                memory_mib=profile.memory,
+                cores=profile.cores,
+                slices=profile.slices,
+                placements=tuple(
+                    Partition(place.start, place.size) for place in profile.placements
+                ),
+            )
+            for profile in self.mig.profiles
+        )
+        return Card(
+            uuid=self.uuid,
+            index=index,
+            minor=index if self.minor is None else self.minor,
+            model=self.model,
+            memory_mib=self.memory,
+            numa=None if self.numa < 0 else self.numa,
+            mig=self.mig.enabled,
+            profiles=profiles,
+            links=self.links,
+        )
 
     @property
     def devices(self) -> Sequence[MigDevice]:
         """The existing instances."""
-        return [MigDevice(gpu=self.uuid, uuid=instance.uuid, profile=instance.profile, memory_mib=instance.memory,
-                          gpu_instance=number if instance.gpu_instance is None else instance.gpu_instance,
-                          compute_instance=instance.compute_instance)
-                for number, instance in enumerate(self.mig.instances, 1)]
+        return [
+            MigDevice(
+                gpu=self.uuid,
+                uuid=instance.uuid,
+                profile=instance.profile,
+                memory_mib=instance.memory,
+                gpu_instance=number if instance.gpu_instance is None else instance.gpu_instance,
+                compute_instance=instance.compute_instance,
+            )
+            for number, instance in enumerate(self.mig.instances, 1)
+        ]
 
     @property
     def unhealthy_reason(self) -> str:
         """The reason why the card is unhealthy, empty if it is healthy."""
-        return self.health if isinstance(self.health, str) else "" if self.health else "health is false"
+        return (
+            self.health
+            if isinstance(self.health, str)
+            else ""
+            if self.health
+            else "health is false"
+        )
 
 
 class _MockFile(_MockEntry):
@@ -145,8 +182,13 @@ def parse_mock_cards(text: str, source: str) -> tuple[MockCard, ...]:
 class MockCards:
     """A card source that reads a file. *entries* holds the cards as last read. Threads may share it."""
 
-    def __init__(self, path: Path, allowlist: Sequence[MigAllowance] = (), *,
-                 on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        allowlist: Sequence[MigAllowance] = (),
+        *,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         """`watch_health` calls *on_change* when the file has other cards than `cards` returned last. Raises: HamiError
         when the file cannot be read."""
         self._path = path
@@ -165,10 +207,17 @@ class MockCards:
         enabled, entries = self.instances.enabled(), self.entries
         self._returned = entries
         cards = [entry.card for entry in entries]
-        return [replace(card, mig=card.mig or card.uuid in enabled, profiles=self.allowed(card)) for card in cards]
+        return [
+            replace(card, mig=card.mig or card.uuid in enabled, profiles=self.allowed(card))
+            for card in cards
+        ]
 
-    def watch_health(self, report: HealthReport, stopped: threading.Event,
-                     beat: Callable[[], None] = lambda: None) -> None:
+    def watch_health(
+        self,
+        report: HealthReport,
+        stopped: threading.Event,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         """Reports each change of a card's health; at first, the unhealthy cards."""
         reported: dict[str, str] = {}
         while not stopped.is_set():
@@ -191,7 +240,9 @@ class MockCards:
     def _read(self) -> None:
         """Reads the file. Raises: HamiError when it cannot be read, MalformedInput."""
         with suppress(OSError):  # reading it fails, too
-            self._version = file_version(self._path)  # also if reading fails, so that each version fails once only
+            self._version = file_version(
+                self._path
+            )  # also if reading fails, so that each version fails once only
         self.entries = parse_mock_cards(read_text("--mock-devices", self._path), str(self._path))
 
     def _refresh(self) -> None:
@@ -228,8 +279,14 @@ class MockInstances:
         state cannot be read."""
         self._entry(gpu)
         busy = {name for entry in self._source.entries for name in entry.mig.busy}
-        return sorted((replace(instance, busy=instance.uuid in busy) for instance in self._load().instances
-                       if instance.gpu == gpu), key=lambda instance: instance.start)
+        return sorted(
+            (
+                replace(instance, busy=instance.uuid in busy)
+                for instance in self._load().instances
+                if instance.gpu == gpu
+            ),
+            key=lambda instance: instance.start,
+        )
 
     def devices(self, gpu: str) -> Sequence[MigDevice]:
         """Returns the MIG devices that the file lists for the card. Raises: HamiError when there is no such card."""
@@ -249,15 +306,23 @@ class MockInstances:
             if not card.mig and gpu not in state.enabled:
                 raise HamiError(f"{gpu}: not in MIG mode")
             existing = [instance for instance in state.instances if instance.gpu == gpu]
-            if any(wanted.overlaps(Partition(instance.start, instance.size)) for instance in existing):
+            if any(
+                wanted.overlaps(Partition(instance.start, instance.size)) for instance in existing
+            ):
                 raise HamiError(f"{gpu}: {profile} at {start}, size {size}: insufficient resources")
             used_ids = {instance.gpu_instance for instance in existing}
             state.serial += 1
             created = Instance(
-                gpu=gpu, profile=profile, start=start, size=size,
+                gpu=gpu,
+                profile=profile,
+                start=start,
+                size=size,
                 uuid=f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, f'{gpu}/{state.serial}')}",
-                gpu_instance=next(number for number in range(1, INT32_MAX) if number not in used_ids),
-                compute_instance=0)
+                gpu_instance=next(
+                    number for number in range(1, INT32_MAX) if number not in used_ids
+                ),
+                compute_instance=0,
+            )
             state.instances.append(created)
             self._save(state)
         return created
@@ -301,16 +366,22 @@ class MockInstances:
         except FileNotFoundError:
             return _MockState()
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise HamiError(f"{self._path}: cannot read the state of mock devices: {error}") from error
+            raise HamiError(
+                f"{self._path}: cannot read the state of mock devices: {error}"
+            ) from error
 
     def _save(self, state: _MockState) -> None:
         try:
             write_atomically(self._path, msgspec.json.encode(state))
         except OSError as error:
-            raise HamiError(f"{self._path}: cannot write the state of mock devices: {error}") from error
+            raise HamiError(
+                f"{self._path}: cannot write the state of mock devices: {error}"
+            ) from error
 
 
 def _check_unique(source: str, field: str, values: Sequence[object]) -> None:
     for position, value in enumerate(values):
         if value in values[:position]:
-            raise MalformedInput(f"{source}: cards[{position}].{field}", value, "expected a value of no other card")
+            raise MalformedInput(
+                f"{source}: cards[{position}].{field}", value, "expected a value of no other card"
+            )

@@ -38,9 +38,18 @@ _DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})  # cards that canno
 class NvmlCards:
     """A card source that asks NVML. Threads may share it, because NVML is thread-safe."""
 
-    def __init__(self, nvml: Any, allowlist: Sequence[MigAllowance] = (), *, xids: XidRules = XidRules(),
-                 links: bool = False, shared_node: str = "", driver_root: str = "", sysfs: Path = Path("/sys"),
-                 warn: Callable[[str, str], None] = lambda reason, message: None) -> None:
+    def __init__(
+        self,
+        nvml: Any,
+        allowlist: Sequence[MigAllowance] = (),
+        *,
+        xids: XidRules = XidRules(),
+        links: bool = False,
+        shared_node: str = "",
+        driver_root: str = "",
+        sysfs: Path = Path("/sys"),
+        warn: Callable[[str, str], None] = lambda reason, message: None,
+    ) -> None:
         """*nvml*: the module pynvml. *links*: score the links between cards, which takes many calls. *shared_node*: the
         device node that all cards share, if any. *driver_root*: of the libraries that containers are given; empty if
         unknown. *warn* receives reason and message of a broken link, once."""
@@ -77,32 +86,49 @@ class NvmlCards:
         linked = {uuid: handle for _, uuid, handle in handles if uuid in uuids}
         return [replace(card, links=self._links.scores(card.uuid, linked)) for card in cards]
 
-    def watch_health(self, report: HealthReport, stopped: threading.Event,
-                     beat: Callable[[], None] = lambda: None) -> None:
+    def watch_health(
+        self,
+        report: HealthReport,
+        stopped: threading.Event,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         """Reports cards that become unhealthy. Returns when *stopped*, or if health cannot be watched at all."""
         self._health.run(report, stopped, beat)
 
     def _card(self, index: int, uuid: str, handle: Any, parts: PartReader) -> Card | None:
         """Returns the card; None for one that cannot compute."""
         nvml = self._nvml
-        model = decode(parts.read("name", lambda: nvml.nvmlDeviceGetName(handle), required=True) or "")
+        model = decode(
+            parts.read("name", lambda: nvml.nvmlDeviceGetName(handle), required=True) or ""
+        )
         if model in _DISPLAYS:
             return None
-        memory = parts.read("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB) or 0
+        memory = (
+            parts.read("memory", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB) or 0
+        )
         minor = parts.read("minor number", lambda: nvml.nvmlDeviceGetMinorNumber(handle))
         mig = parts.read("MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
         offered = () if mig is None else tuple(offered_profiles(nvml, handle).values())
         return Card(
-            uuid=uuid, index=index, minor=index if minor is None else minor, model=model, memory_mib=memory,
+            uuid=uuid,
+            index=index,
+            minor=index if minor is None else minor,
+            model=model,
+            memory_mib=memory,
             numa=self._numa(handle),
-            mig=mig == nvml.NVML_DEVICE_MIG_ENABLE, problem="; ".join(parts.problems), shared_node=self._shared_node,
-            profiles=tuple(allowed_profiles(model, offered, self._allowlist).values()))
+            mig=mig == nvml.NVML_DEVICE_MIG_ENABLE,
+            problem="; ".join(parts.problems),
+            shared_node=self._shared_node,
+            profiles=tuple(allowed_profiles(model, offered, self._allowlist).values()),
+        )
 
     def _numa(self, handle: Any) -> int | None:
         """Returns the NUMA node of the card's PCI device as the kernel reports it; None if there is only one."""
         try:
             bus = decode(self._nvml.nvmlDeviceGetPciInfo(handle).busId)
-            node = int((self._sysfs / "bus/pci/devices" / bus.lower()[-12:] / "numa_node").read_text())
+            node = int(
+                (self._sysfs / "bus/pci/devices" / bus.lower()[-12:] / "numa_node").read_text()
+            )
         except (self._nvml.NVMLError, OSError, ValueError):
             return None
         return node if node >= 0 else None
@@ -117,18 +143,29 @@ class NvLinks:
         self._warn = warn
         self._reported = OncePerKey()
         self._ancestor_scores = {
-            nvml.NVML_TOPOLOGY_SYSTEM: 10, nvml.NVML_TOPOLOGY_NODE: 20, nvml.NVML_TOPOLOGY_HOSTBRIDGE: 30,
-            nvml.NVML_TOPOLOGY_MULTIPLE: 40, nvml.NVML_TOPOLOGY_SINGLE: 50, nvml.NVML_TOPOLOGY_INTERNAL: 60}
+            nvml.NVML_TOPOLOGY_SYSTEM: 10,
+            nvml.NVML_TOPOLOGY_NODE: 20,
+            nvml.NVML_TOPOLOGY_HOSTBRIDGE: 30,
+            nvml.NVML_TOPOLOGY_MULTIPLE: 40,
+            nvml.NVML_TOPOLOGY_SINGLE: 50,
+            nvml.NVML_TOPOLOGY_INTERNAL: 60,
+        }
 
     def scores(self, uuid: str, handles: Mapping[str, Any]) -> dict[str, int]:
         """Returns the scores of a card's links, by UUID of the other card."""
-        return {other: self._ancestor_score(handles[uuid], handle) + NVLINK_SCORE * self._nvlinks(uuid, other, handles)
-                for other, handle in handles.items() if other != uuid}
+        return {
+            other: self._ancestor_score(handles[uuid], handle)
+            + NVLINK_SCORE * self._nvlinks(uuid, other, handles)
+            for other, handle in handles.items()
+            if other != uuid
+        }
 
     def _ancestor_score(self, card: Any, other: Any) -> int:
         """Returns 10 for cards connected across the system, up to 60 for cards on one board."""
         try:
-            return self._ancestor_scores.get(self._nvml.nvmlDeviceGetTopologyCommonAncestor(card, other), 0)
+            return self._ancestor_scores.get(
+                self._nvml.nvmlDeviceGetTopologyCommonAncestor(card, other), 0
+            )
         except self._nvml.NVMLError:
             return 0
 
@@ -137,14 +174,22 @@ class NvLinks:
 
         It is 0 if the two cards report different numbers of direct links, because then a link is broken.
         """
-        there, back = self._direct(handles[uuid], handles[other]), self._direct(handles[other], handles[uuid])
+        there, back = (
+            self._direct(handles[uuid], handles[other]),
+            self._direct(handles[other], handles[uuid]),
+        )
         if there != back:
             if self._reported.is_new(frozenset((uuid, other))):
-                self._warn("AsymmetricGPUP2PLink", f"{uuid} has {there} NVLinks to {other}, which has {back} back: "
-                           "the pair counts as not linked")
+                self._warn(
+                    "AsymmetricGPUP2PLink",
+                    f"{uuid} has {there} NVLinks to {other}, which has {back} back: "
+                    "the pair counts as not linked",
+                )
             return 0
-        return min(there or min(self._to_switches(handles[uuid]), self._to_switches(handles[other])),
-                   MAX_SCORED_NVLINKS)
+        return min(
+            there or min(self._to_switches(handles[uuid]), self._to_switches(handles[other])),
+            MAX_SCORED_NVLINKS,
+        )
 
     def _direct(self, card: Any, other: Any) -> int:
         nvml = self._nvml
@@ -152,7 +197,10 @@ class NvLinks:
             bus = decode(nvml.nvmlDeviceGetPciInfo(other).busId)
         except nvml.NVMLError:
             return 0
-        return sum(decode(info.busId) == bus for info in self._active(card, nvml.nvmlDeviceGetNvLinkRemotePciInfo))
+        return sum(
+            decode(info.busId) == bus
+            for info in self._active(card, nvml.nvmlDeviceGetNvLinkRemotePciInfo)
+        )
 
     def _to_switches(self, card: Any) -> int:
         nvml = self._nvml
@@ -163,5 +211,8 @@ class NvLinks:
         """Yields the result of *call* for each active link. A link for which it fails is skipped."""
         for link in range(NVLINK_PORTS):
             with suppress(self._nvml.NVMLError):
-                if self._nvml.nvmlDeviceGetNvLinkState(handle, link) == self._nvml.NVML_FEATURE_ENABLED:
+                if (
+                    self._nvml.nvmlDeviceGetNvLinkState(handle, link)
+                    == self._nvml.NVML_FEATURE_ENABLED
+                ):
                     yield call(handle, link)

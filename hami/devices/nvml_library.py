@@ -21,8 +21,15 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 LIBRARY = "libnvidia-ml.so.1"
-LIBRARY_FOLDERS = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64",
-                   "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib/wsl/lib")
+LIBRARY_FOLDERS = (
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "usr/lib/wsl/lib",
+)
 RESTART_S = 60.0
 """Seconds after which a process that needs a new one ends: a driver that is being replaced fails in other ways, too."""
 _VERSIONED = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)")
@@ -44,7 +51,9 @@ def load_nvml(root: str) -> Any:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:
-        raise HamiError("nvidia-ml-py is not installed: run pip install '.[node]' in a checkout of HAMi") from error
+        raise HamiError(
+            "nvidia-ml-py is not installed: run pip install '.[node]' in a checkout of HAMi"
+        ) from error
     if (path := library_path(root)) != LIBRARY:
         try:
             # pynvml loads the plain name, and the linker returns the library already loaded under that name
@@ -83,8 +92,11 @@ def needs_new_process(nvml: Any, error: Any) -> bool:
     not loaded (9), the next one may be another. A library that was initialized, and denies it (1), has lost its state.
     The other codes are about a card (GPU_IS_LOST, RESET_REQUIRED) or may pass (UNKNOWN, TIMEOUT, OPERATING_SYSTEM).
     """
-    return error.value in (nvml.NVML_ERROR_UNINITIALIZED, nvml.NVML_ERROR_DRIVER_NOT_LOADED,
-                           nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    return error.value in (
+        nvml.NVML_ERROR_UNINITIALIZED,
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    )
 
 
 def check_library_version(nvml: Any, root: str) -> None:
@@ -99,15 +111,19 @@ def check_library_version(nvml: Any, root: str) -> None:
         log.debug("version of the driver unknown", extra={"error": str(error)})
         return
     if loaded != match[1]:
-        raise DriverError(f"driver {loaded} is loaded, but its libraries on the node are those of {match[1]}: no "
-                          "container can use a card until the driver is loaded again, or the node is rebooted")
+        raise DriverError(
+            f"driver {loaded} is loaded, but its libraries on the node are those of {match[1]}: no "
+            "container can use a card until the driver is loaded again, or the node is rebooted"
+        )
 
 
 class DriverLibrary:
     """The driver's library as this process has loaded it, once: opens it, and tells when only a new process can use the
     driver. Threads may share it."""
 
-    def __init__(self, *, load: Callable[[str], Any] = load_nvml, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, load: Callable[[str], Any] = load_nvml, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """*load*: returns pynvml with the library of the driver at a root. *clock*: monotonic seconds."""
         self._load = load
         self._clock = clock

@@ -25,7 +25,9 @@ from hami.model import MigProfile, Partition
 from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 
-_PLAIN = re.compile(r"\d+g\.\d+gb")  # without a suffix (+me, +gfx, …) for additional or missing engines
+_PLAIN = re.compile(
+    r"\d+g\.\d+gb"
+)  # without a suffix (+me, +gfx, …) for additional or missing engines
 _GIB = 1 << 30
 
 
@@ -42,9 +44,16 @@ def offered_profiles(nvml: Any, handle: Any) -> dict[int, MigProfile]:
             if _PLAIN.fullmatch(name) and info.multiprocessorCount:
                 offers.append((info, name, _placements(nvml, handle, info.id)))
     largest = max((info.multiprocessorCount for info, *_ in offers), default=1)
-    return {info.id: MigProfile(name=name, memory_mib=info.memorySizeMB, slices=info.sliceCount, placements=placements,
-                                cores=math.ceil(100 * info.multiprocessorCount / largest))
-            for info, name, placements in offers}
+    return {
+        info.id: MigProfile(
+            name=name,
+            memory_mib=info.memorySizeMB,
+            slices=info.sliceCount,
+            placements=placements,
+            cores=math.ceil(100 * info.multiprocessorCount / largest),
+        )
+        for info, name, placements in offers
+    }
 
 
 class NvmlInstances:
@@ -79,7 +88,10 @@ class NvmlInstances:
             handle = self._handle(gpu)
             offered = offered_profiles(nvml, handle)
             numbers = {offer.name: number for number, offer in reversed(offered.items())}
-            names = {name: driver_name for driver_name, name in self._allowed(handle, reversed(numbers)).items()}
+            names = {
+                name: driver_name
+                for driver_name, name in self._allowed(handle, reversed(numbers)).items()
+            }
         if profile not in names:
             raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(names) or 'none'}")
         number = numbers[names[profile]]
@@ -87,21 +99,37 @@ class NvmlInstances:
         placement = nvml.c_nvmlGpuInstancePlacement_t(start=start, size=size)
         context = f"{gpu}: {profile} at {start}"
         with self._errors(context), self._lock, ExitStack() as undo:
-            created = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, number, ctypes.byref(placement))
+            created = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+                handle, number, ctypes.byref(placement)
+            )
             undo.callback(self._destroy_quietly, nvml.nvmlGpuInstanceDestroy, created)
             gpu_instance = nvml.nvmlGpuInstanceGetInfo(created).id
             info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-                created, full_size, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+                created, full_size, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+            )
             compute = nvml.nvmlGpuInstanceCreateComputeInstance(created, info.id)
             undo.callback(self._destroy_quietly, nvml.nvmlComputeInstanceDestroy, compute)
             compute_instance = nvml.nvmlComputeInstanceGetInfo(compute).id
-            uuid = next((self._uuid(mig) for mig in self._mig_handles(handle)
-                         if self._instance_ids(mig) == (gpu_instance, compute_instance)), None)
+            uuid = next(
+                (
+                    self._uuid(mig)
+                    for mig in self._mig_handles(handle)
+                    if self._instance_ids(mig) == (gpu_instance, compute_instance)
+                ),
+                None,
+            )
             if uuid is None:
                 raise HamiError(f"{context}: created, but it has no UUID")
             undo.pop_all()
-        return Instance(gpu=gpu, profile=profile, start=start, size=size, uuid=uuid, gpu_instance=gpu_instance,
-                        compute_instance=compute_instance)
+        return Instance(
+            gpu=gpu,
+            profile=profile,
+            start=start,
+            size=size,
+            uuid=uuid,
+            gpu_instance=gpu_instance,
+            compute_instance=compute_instance,
+        )
 
     def destroy(self, instance: Instance) -> None:
         """Destroys *instance*. Raises: HamiError, also when it is in use."""
@@ -123,7 +151,9 @@ class NvmlInstances:
             nvml.nvmlDeviceSetMigMode(handle, nvml.NVML_DEVICE_MIG_ENABLE)
             current, pending = nvml.nvmlDeviceGetMigMode(handle)
         if current != nvml.NVML_DEVICE_MIG_ENABLE:
-            raise HamiError(f"{gpu}: MIG mode is {'pending: the card must be reset' if pending else 'off'}")
+            raise HamiError(
+                f"{gpu}: MIG mode is {'pending: the card must be reset' if pending else 'off'}"
+            )
 
     @contextmanager
     def _errors(self, context: str) -> Iterator[None]:
@@ -160,28 +190,50 @@ class NvmlInstances:
         allowed = self._allowed(handle, filter(_PLAIN.fullmatch, names.values()))
         migs = [(*self._instance_ids(mig), mig) for mig in self._mig_handles(handle)]
         for info in infos:
-            for outer in _read_array(nvml.c_nvmlGpuInstance_t, info.instanceCount,
-                                     partial(nvml.nvmlDeviceGetGpuInstances, handle, info.id)):
+            for outer in _read_array(
+                nvml.c_nvmlGpuInstance_t,
+                info.instanceCount,
+                partial(nvml.nvmlDeviceGetGpuInstances, handle, info.id),
+            ):
                 placed = nvml.nvmlGpuInstanceGetInfo(outer)
-                parts = [(number, mig) for gpu_instance, number, mig in migs if gpu_instance == placed.id]
+                parts = [
+                    (number, mig) for gpu_instance, number, mig in migs if gpu_instance == placed.id
+                ]
                 number, mig = parts[0] if parts else (0, None)
-                busy = (any(self._is_busy(device) for _, device in parts) if parts
-                        else bool(self._compute_instances(outer)))
+                busy = (
+                    any(self._is_busy(device) for _, device in parts)
+                    if parts
+                    else bool(self._compute_instances(outer))
+                )
                 yield Instance(
-                    gpu=gpu, profile=allowed.get(names[info.id], names[info.id]), start=placed.placement.start,
-                    size=placed.placement.size, gpu_instance=placed.id, compute_instance=number,
-                    uuid=self._uuid(mig) if parts else "", busy=busy)
+                    gpu=gpu,
+                    profile=allowed.get(names[info.id], names[info.id]),
+                    start=placed.placement.start,
+                    size=placed.placement.size,
+                    gpu_instance=placed.id,
+                    compute_instance=number,
+                    uuid=self._uuid(mig) if parts else "",
+                    busy=busy,
+                )
 
     def _device(self, gpu: str, handle: Any, mig: Any, names: Mapping[int, str]) -> MigDevice:
         nvml = self._nvml
         gpu_instance, compute_instance = self._instance_ids(mig)
-        profile_id = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(handle, gpu_instance)).profileId
+        profile_id = nvml.nvmlGpuInstanceGetInfo(
+            nvml.nvmlDeviceGetGpuInstanceById(handle, gpu_instance)
+        ).profileId
         attributes = nvml.nvmlDeviceGetAttributes(mig)
         name = names.get(profile_id) or f"profile {profile_id}"
         if attributes.computeInstanceSliceCount != attributes.gpuInstanceSliceCount:
             name = f"{attributes.computeInstanceSliceCount}c.{name}"
-        return MigDevice(gpu=gpu, uuid=self._uuid(mig), profile=name, memory_mib=attributes.memorySizeMB,
-                         gpu_instance=gpu_instance, compute_instance=compute_instance)
+        return MigDevice(
+            gpu=gpu,
+            uuid=self._uuid(mig),
+            profile=name,
+            memory_mib=attributes.memorySizeMB,
+            gpu_instance=gpu_instance,
+            compute_instance=compute_instance,
+        )
 
     def _profile_infos(self, handle: Any) -> Iterator[Any]:
         nvml = self._nvml
@@ -189,7 +241,10 @@ class NvmlInstances:
             try:
                 yield _profile_info(nvml, handle, number)
             except nvml.NVMLError as error:
-                if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT):
+                if error.value not in (
+                    nvml.NVML_ERROR_NOT_SUPPORTED,
+                    nvml.NVML_ERROR_INVALID_ARGUMENT,
+                ):
                     raise
 
     def _profile_names(self, handle: Any, infos: Iterable[Any]) -> dict[int, str]:
@@ -197,7 +252,9 @@ class NvmlInstances:
 
     def _allowed(self, handle: Any, names: Iterable[str]) -> Mapping[str, str]:
         """Returns the device configuration's names of the allowed profiles among *names*, by the driver's name."""
-        return allowed_names(decode(self._nvml.nvmlDeviceGetName(handle)), list(names), self._allowlist)
+        return allowed_names(
+            decode(self._nvml.nvmlDeviceGetName(handle)), list(names), self._allowlist
+        )
 
     def _mig_handles(self, handle: Any) -> Iterator[Any]:
         """Yields the handles of a card's MIG devices. Their indexes may have gaps."""
@@ -210,7 +267,9 @@ class NvmlInstances:
                     raise
 
     def _instance_ids(self, mig: Any) -> tuple[int, int]:
-        return self._nvml.nvmlDeviceGetGpuInstanceId(mig), self._nvml.nvmlDeviceGetComputeInstanceId(mig)
+        return self._nvml.nvmlDeviceGetGpuInstanceId(
+            mig
+        ), self._nvml.nvmlDeviceGetComputeInstanceId(mig)
 
     def _uuid(self, mig: Any) -> str:
         return decode(self._nvml.nvmlDeviceGetUUID(mig))
@@ -222,19 +281,25 @@ class NvmlInstances:
         for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             try:
                 info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-                    outer, number, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+                    outer, number, nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+                )
             except nvml.NVMLError:
                 continue  # this GPU instance does not support the profile
-            instances += _read_array(nvml.c_nvmlComputeInstance_t, info.instanceCount,
-                                     partial(nvml.nvmlGpuInstanceGetComputeInstances, outer, info.id))
+            instances += _read_array(
+                nvml.c_nvmlComputeInstance_t,
+                info.instanceCount,
+                partial(nvml.nvmlGpuInstanceGetComputeInstances, outer, info.id),
+            )
         return instances
 
     def _is_busy(self, mig: Any) -> bool:
         """Reports whether processes run in the instance. It counts as busy if that cannot be read."""
         nvml = self._nvml
         try:
-            return bool(nvml.nvmlDeviceGetComputeRunningProcesses(mig) or
-                        nvml.nvmlDeviceGetGraphicsRunningProcesses(mig))
+            return bool(
+                nvml.nvmlDeviceGetComputeRunningProcesses(mig)
+                or nvml.nvmlDeviceGetGraphicsRunningProcesses(mig)
+            )
         except nvml.NVMLError:
             return True
 
@@ -248,7 +313,7 @@ def _read_array(type: Any, capacity: int, read: Callable[[Any, Any], Any]) -> li
     """Returns the items that *read* writes to an array of *type*; it also writes their number."""
     array, count = (type * max(capacity, 1))(), ctypes.c_uint(capacity)
     read(array, ctypes.byref(count))
-    return list(array[:count.value])
+    return list(array[: count.value])
 
 
 def _profile_info(nvml: Any, handle: Any, number: int) -> Any:
@@ -276,6 +341,9 @@ def _profile_name(nvml: Any, handle: Any, info: Any) -> str:
 def _placements(nvml: Any, handle: Any, profile_id: int) -> tuple[Partition, ...]:
     count = ctypes.c_uint(0)
     nvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
-    places = _read_array(nvml.c_nvmlGpuInstancePlacement_t, count.value,
-                         partial(nvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile_id))
+    places = _read_array(
+        nvml.c_nvmlGpuInstancePlacement_t,
+        count.value,
+        partial(nvml.nvmlDeviceGetGpuInstancePossiblePlacements, handle, profile_id),
+    )
     return tuple(Partition(place.start, place.size) for place in places)

@@ -33,7 +33,9 @@ VENDOR = "NVIDIA"
 _UNANSWERED = ("Requesting", "Deleted")
 
 
-def offered_card(card: Card, config: PluginConfig, *, ignore_mig_cards: bool = False) -> Card | None:
+def offered_card(
+    card: Card, config: PluginConfig, *, ignore_mig_cards: bool = False
+) -> Card | None:
     """Returns *card*, perhaps with a problem, or None if the node does not offer it.
 
     Not offered: filtered cards, cards with unknown memory, and in mode ``mig`` cards without profiles. An unreadable
@@ -48,7 +50,11 @@ def offered_card(card: Card, config: PluginConfig, *, ignore_mig_cards: bool = F
         return card if card.profiles else None
     if not _memory(card, config):
         return None
-    return replace(card, problem="in MIG mode, while this node shares whole cards") if card.mig else card
+    return (
+        replace(card, problem="in MIG mode, while this node shares whole cards")
+        if card.mig
+        else card
+    )
 
 
 def is_filtered(card: Card, config: PluginConfig) -> bool:
@@ -63,19 +69,27 @@ def kubelet_ids(card: Card, config: PluginConfig) -> tuple[str, ...]:
 
 def devices(snapshot: InventorySnapshot, config: PluginConfig) -> tuple[Device, ...]:
     """Returns the cards as schedulers see them, sorted by index."""
-    return tuple(_device(card, card.uuid not in snapshot.unhealthy, config) for card in snapshot.cards)
+    return tuple(
+        _device(card, card.uuid not in snapshot.unhealthy, config) for card in snapshot.cards
+    )
 
 
-def node_annotations(snapshot: InventorySnapshot, config: PluginConfig,
-                     vendor: Vendor) -> dict[str, str | None]:
+def node_annotations(
+    snapshot: InventorySnapshot, config: PluginConfig, vendor: Vendor
+) -> dict[str, str | None]:
     """Returns the node's annotations; None for those to be removed. With the door ``dra``, it has devices for HAMi's
     scheduler only if that allocates its claims; then those that a claim can name."""
-    offered = devices(snapshot, config) if config.door != DRA else (
-        tuple(filter(is_claimable, devices(snapshot, config))) if config.is_managed else ())
-    return {vendor.annotations.register: render_devices(offered, config) if offered else None,
-            PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and offered else None,
-            DOOR: DRA if config.is_managed and offered else None,
-            NODE_RESIZES: "true" if offered and resizes(config) else None}
+    offered = (
+        devices(snapshot, config)
+        if config.door != DRA
+        else (tuple(filter(is_claimable, devices(snapshot, config))) if config.is_managed else ())
+    )
+    return {
+        vendor.annotations.register: render_devices(offered, config) if offered else None,
+        PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and offered else None,
+        DOOR: DRA if config.is_managed and offered else None,
+        NODE_RESIZES: "true" if offered and resizes(config) else None,
+    }
 
 
 def render_devices(registered: tuple[Device, ...], config: PluginConfig) -> str:
@@ -90,8 +104,13 @@ def resizes(config: PluginConfig) -> bool:
     return config.operating_mode != MIG and config.door != DRA
 
 
-def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: PluginConfig,
-                       vendor: Vendor, now: datetime) -> dict[str, str | None]:
+def annotation_changes(
+    node: Node,
+    wanted: Mapping[str, str | None],
+    config: PluginConfig,
+    vendor: Vendor,
+    now: datetime,
+) -> dict[str, str | None]:
     """Returns the annotations to write so that *node* has the *wanted* ones; empty if it has.
 
     Handshake: schedulers from v2.8 on check what the kubelet offers, and repeat the request whenever its annotation
@@ -100,7 +119,9 @@ def annotation_changes(node: Node, wanted: Mapping[str, str | None], config: Plu
     """
     changes = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
     handshake = vendor.annotations.handshake
-    if config.register_format == "csv" and node.annotations.get(handshake, "").startswith(_UNANSWERED):
+    if config.register_format == "csv" and node.annotations.get(handshake, "").startswith(
+        _UNANSWERED
+    ):
         changes[handshake] = f"Reported {now:%Y-%m-%d %H:%M:%S}"
     return changes
 
@@ -117,22 +138,38 @@ def _device(card: Card, healthy: bool, config: PluginConfig) -> Device:
     mig = config.operating_mode == MIG
     model = card.model if card.model.startswith(VENDOR) else f"{VENDOR}-{card.model}"
     return Device(
-        uuid=card.uuid, vendor=VENDOR, model=model, index=card.index, numa=card.numa or 0, healthy=healthy,
+        uuid=card.uuid,
+        vendor=VENDOR,
+        model=model,
+        index=card.index,
+        numa=card.numa or 0,
+        healthy=healthy,
         mode=config.operating_mode,
         slots=most_instances(card.profiles) if mig else config.nvidia.device_split_count,
         memory_mib=min(card.memory_mib if mig else _memory(card, config), INT32_MAX),
         cores=100 if mig else int(config.nvidia.device_core_scaling * 100),
-        mig_profiles=card.profiles if mig else ())
+        mig_profiles=card.profiles if mig else (),
+    )
 
 
 def _memory(card: Card, config: PluginConfig) -> int:
     """Returns the allocatable memory in MiB."""
     memory = card.memory_mib or config.nvidia.preconfigured_device_memory
-    return memory if config.nvidia.device_memory_scaling == 1 else int(memory * config.nvidia.device_memory_scaling)
+    return (
+        memory
+        if config.nvidia.device_memory_scaling == 1
+        else int(memory * config.nvidia.device_memory_scaling)
+    )
 
 
 def _scores(cards: Sequence[Card]) -> str:
     uuids = [card.uuid for card in cards]
-    return msgspec.json.encode([
-        {"uuid": card.uuid, "score": {uuid: card.links.get(uuid, 0) for uuid in uuids if uuid != card.uuid}}
-        for card in cards]).decode()
+    return msgspec.json.encode(
+        [
+            {
+                "uuid": card.uuid,
+                "score": {uuid: card.links.get(uuid, 0) for uuid in uuids if uuid != card.uuid},
+            }
+            for card in cards
+        ]
+    ).decode()

@@ -20,8 +20,11 @@ SAMPLES_S = 1.0
 """Age up to which samples of utilization count."""
 MAX_PROCESSES = 4096
 """Processes of a card that are looked at. The driver supports fewer at a time."""
-_PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
-                  "nvmlDeviceGetMPSComputeRunningProcesses")
+_PROCESS_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
 _MICROSECONDS = 1_000_000
 
 
@@ -99,25 +102,41 @@ class _Reader:
         processes = None if in_mig_mode else self._processes(handle, self._samples(since))
         instances = tuple(self._instances(index)) if in_mig_mode else ()
         return CardUsage(
-            uuid=uuid, index=index, model=model or "",
-            memory=int(memory.total) if memory else 0, memory_used=int(memory.used) if memory else None,
+            uuid=uuid,
+            index=index,
+            model=model or "",
+            memory=int(memory.total) if memory else 0,
+            memory_used=int(memory.used) if memory else None,
             utilization=_percent(rates.gpu) if rates else None,
             memory_utilization=_percent(rates.memory) if rates else None,
-            processes=processes, instances=instances, problems=tuple(self.parts.problems))
+            processes=processes,
+            instances=instances,
+            problems=tuple(self.parts.problems),
+        )
 
     def _instances(self, index: int) -> Iterator[CardUsage]:
         nvml = self._nvml
-        count = self.parts.read("number of MIG devices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle))
+        count = self.parts.read(
+            "number of MIG devices", lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle)
+        )
         for number in range(count or 0):
             with suppress(nvml.NVMLError):  # the numbers have gaps
                 mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, number)
                 uuid = decode(nvml.nvmlDeviceGetUUID(mig))
-                memory = self.parts.read(f"memory of {uuid}", partial(nvml.nvmlDeviceGetMemoryInfo, mig))
-                yield CardUsage(uuid=uuid, index=index, memory=int(memory.total) if memory else 0,
-                                memory_used=int(memory.used) if memory else None,
-                                processes=self._processes(mig, None))
+                memory = self.parts.read(
+                    f"memory of {uuid}", partial(nvml.nvmlDeviceGetMemoryInfo, mig)
+                )
+                yield CardUsage(
+                    uuid=uuid,
+                    index=index,
+                    memory=int(memory.total) if memory else 0,
+                    memory_used=int(memory.used) if memory else None,
+                    processes=self._processes(mig, None),
+                )
 
-    def _processes(self, handle: Any, samples: Mapping[int, int] | None) -> Mapping[int, ProcessUsage] | None:
+    def _processes(
+        self, handle: Any, samples: Mapping[int, int] | None
+    ) -> Mapping[int, ProcessUsage] | None:
         """Returns all processes of a card or instance; ``None`` if the driver does not list them.
 
         *samples*: percent by process; ``None`` if unknown.
@@ -126,12 +145,18 @@ class _Reader:
         if all(listed is None for listed in lists):
             return None
         memory: dict[int, int | None] = {}
-        for process in islice((process for listed in lists for process in listed or ()), MAX_PROCESSES):
+        for process in islice(
+            (process for listed in lists for process in listed or ()), MAX_PROCESSES
+        ):
             earlier = memory.get(process.pid)
             used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
-            memory[process.pid] = max((amount for amount in (earlier, used) if amount is not None), default=None)
-        return {pid: ProcessUsage(used, None if samples is None else samples.get(pid, 0))
-                for pid, used in memory.items()}
+            memory[process.pid] = max(
+                (amount for amount in (earlier, used) if amount is not None), default=None
+            )
+        return {
+            pid: ProcessUsage(used, None if samples is None else samples.get(pid, 0))
+            for pid, used in memory.items()
+        }
 
     def _listed(self, name: str, handle: Any) -> list[Any] | None:
         def read() -> list[Any]:
@@ -139,6 +164,7 @@ class _Reader:
                 return list(getattr(self._nvml, name)(handle))
             except self._nvml.NVMLLibraryMismatchError:  # an older driver
                 return list(getattr(self._nvml, f"{name}_v2")(handle))
+
         return self.parts.read("processes", read)
 
     def _samples(self, since: int) -> Mapping[int, int] | None:
@@ -153,8 +179,12 @@ class _Reader:
             return None
         latest: dict[int, tuple[int, int]] = {}
         for sample in islice(samples, MAX_PROCESSES):
-            if sample.pid and sample.timeStamp >= since:  # some drivers return places that they have not written
-                latest[sample.pid] = max(latest.get(sample.pid, (0, 0)), (sample.timeStamp, _percent(sample.smUtil)))
+            if (
+                sample.pid and sample.timeStamp >= since
+            ):  # some drivers return places that they have not written
+                latest[sample.pid] = max(
+                    latest.get(sample.pid, (0, 0)), (sample.timeStamp, _percent(sample.smUtil))
+                )
         return {pid: percent for pid, (_, percent) in latest.items()}
 
 

@@ -21,17 +21,35 @@ from hami.runtime.tasks import Task
 class DraDriver:
     """Offers the cards of a node to kube-scheduler, and prepares claims for its kubelet."""
 
-    def __init__(self, config: PluginConfig, cluster: Cluster, resources: DynamicResources, grants: GrantBuilder,
-                 host: Host, specs: ContainerSpecs, *, node_pods: NodePods | None = None) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        cluster: Cluster,
+        resources: DynamicResources,
+        grants: GrantBuilder,
+        host: Host,
+        specs: ContainerSpecs,
+        *,
+        node_pods: NodePods | None = None,
+    ) -> None:
         """*specs*: those of claims."""
         inventory, folder = grants.inventory, Path(config.kubelet_socket).parent.parent / FOLDER
-        self.claims = ClaimPreparer(config, cluster, resources, grants, host, specs, node_pods=node_pods)
+        self.claims = ClaimPreparer(
+            config, cluster, resources, grants, host, specs, node_pods=node_pods
+        )
         """The claims of the node."""
         self._publisher = SlicePublisher(config, cluster, resources, inventory)
         self._registration = DraRegistration(
-            lambda on_status: DraServer(folder, config.node, inventory, self.claims, on_status), clock=time.monotonic,
-            kubelet=Path(config.kubelet_socket), on_registered=self._publisher.publish)
-        self.tasks: tuple[Task, ...] = (self._registration, self._publisher, resources.watch(self._publisher))
+            lambda on_status: DraServer(folder, config.node, inventory, self.claims, on_status),
+            clock=time.monotonic,
+            kubelet=Path(config.kubelet_socket),
+            on_registered=self._publisher.publish,
+        )
+        self.tasks: tuple[Task, ...] = (
+            self._registration,
+            self._publisher,
+            resources.watch(self._publisher),
+        )
         """What the driver does in the background, in the order in which it must begin."""
 
     def is_registered(self) -> bool:

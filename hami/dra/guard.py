@@ -32,7 +32,9 @@ class PreparedPlacement(msgspec.Struct, frozen=True):
     @property
     def partition(self) -> Partition:
         """The place as the node agent knows it."""
-        return Partition(self.start, self.size, self.profile, (self.instance,) if self.instance else ())
+        return Partition(
+            self.start, self.size, self.profile, (self.instance,) if self.instance else ()
+        )
 
 
 class PreparedShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,15 +67,26 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def instances(self) -> tuple[MigAllocation, ...]:
         """The MIG instances among the shares."""
-        return tuple(MigAllocation(container=0, device=device, gpu=share.uuid, partition=share.placement.partition)
-                     for device, share in enumerate(self.shares) if share.placement is not None)
+        return tuple(
+            MigAllocation(
+                container=0, device=device, gpu=share.uuid, partition=share.placement.partition
+            )
+            for device, share in enumerate(self.shares)
+            if share.placement is not None
+        )
 
     def with_instances(self, uuids: Iterable[str] = itertools.repeat("")) -> PreparedRequest:
         """Returns the request with these UUIDs of its shares, all of which are MIG instances; by default as it is
         before they are made."""
-        return replace(self, shares=tuple(
-            share if share.placement is None else replace(share, placement=replace(share.placement, instance=uuid))
-            for share, uuid in zip(self.shares, uuids)))
+        return replace(
+            self,
+            shares=tuple(
+                share
+                if share.placement is None
+                else replace(share, placement=replace(share.placement, instance=uuid))
+                for share, uuid in zip(self.shares, uuids)
+            ),
+        )
 
 
 _REQUEST = msgspec.json.Decoder(PreparedRequest)
@@ -88,14 +101,27 @@ def parse_prepared(document: Document | None) -> PreparedRequest | None:
     """Returns what a specification was made for; ``None`` if it does not say so."""
     try:
         (device,) = (document or {})["devices"]
-        texts = [text.partition("=")[2] for text in device["containerEdits"]["env"] if text.startswith(f"{VARIABLE}=")]
+        texts = [
+            text.partition("=")[2]
+            for text in device["containerEdits"]["env"]
+            if text.startswith(f"{VARIABLE}=")
+        ]
         return _REQUEST.decode(texts[0])
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # msgspec's errors are ValueErrors
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        IndexError,
+        AttributeError,
+    ):  # msgspec's errors are ValueErrors
         return None
 
 
-def excess(wanted: Sequence[PreparedRequest], prepared: Iterable[PreparedRequest],
-           devices: Mapping[str, Device]) -> str:
+def excess(
+    wanted: Sequence[PreparedRequest],
+    prepared: Iterable[PreparedRequest],
+    devices: Mapping[str, Device],
+) -> str:
     """Returns why *wanted*, all requests of one claim, do not fit beside what is *prepared*; empty if they do. MIG
     instances do not fit if they overlap.
 
@@ -104,31 +130,48 @@ def excess(wanted: Sequence[PreparedRequest], prepared: Iterable[PreparedRequest
     others = [request for request in prepared if request.uid not in {one.uid for one in wanted}]
     for uuid in dict.fromkeys(share.uuid for request in wanted for share in request.shares):
         device = devices[uuid]
-        for unit, field, limit in (("MiB of memory", "memory_mib", device.memory_mib),
-                                   ("% of the cores", "cores", device.cores),
-                                   ("thousandths of its share", "share_milli", 1000 * SHARE)):
+        for unit, field, limit in (
+            ("MiB of memory", "memory_mib", device.memory_mib),
+            ("% of the cores", "cores", device.cores),
+            ("thousandths of its share", "share_milli", 1000 * SHARE),
+        ):
             mine, taken = _sum(wanted, uuid, field), _sum(others, uuid, field)
             if mine and mine + taken > limit:
-                holders = sorted({f"claim {other.namespace}/{other.claim}" for other in others
-                                  if _sum([other], uuid, field)})
-                return (f"claim {wanted[0].namespace}/{wanted[0].claim} needs {mine} {unit} of {uuid}, which has "
-                        f"{limit}, of which {', '.join(holders) or 'no other claim'} has {taken}")
+                holders = sorted(
+                    {
+                        f"claim {other.namespace}/{other.claim}"
+                        for other in others
+                        if _sum([other], uuid, field)
+                    }
+                )
+                return (
+                    f"claim {wanted[0].namespace}/{wanted[0].claim} needs {mine} {unit} of {uuid}, which has "
+                    f"{limit}, of which {', '.join(holders) or 'no other claim'} has {taken}"
+                )
     return next(_overlaps(wanted, others), "")
 
 
-def _overlaps(wanted: Sequence[PreparedRequest], others: Sequence[PreparedRequest]) -> Iterator[str]:
+def _overlaps(
+    wanted: Sequence[PreparedRequest], others: Sequence[PreparedRequest]
+) -> Iterator[str]:
     """Yields why MIG instances among *wanted* cannot be made: of each other, and of *others*."""
     placed = [(request, share) for request in (*wanted, *others) for share in request.shares]
-    for index, (request, share) in enumerate(placed[:sum(len(request.shares) for request in wanted)]):
-        for other, taken in (pair for pair in placed[index + 1:] if pair[1].uuid == share.uuid):
+    for index, (request, share) in enumerate(
+        placed[: sum(len(request.shares) for request in wanted)]
+    ):
+        for other, taken in (pair for pair in placed[index + 1 :] if pair[1].uuid == share.uuid):
             if share.placement is None and taken.placement is None:
                 continue
             if share.placement is None or taken.placement is None:
-                yield (f"claims {request.namespace}/{request.claim} and {other.namespace}/{other.claim} need "
-                       f"{share.uuid}, one of them a MIG instance of it, the other a share")
+                yield (
+                    f"claims {request.namespace}/{request.claim} and {other.namespace}/{other.claim} need "
+                    f"{share.uuid}, one of them a MIG instance of it, the other a share"
+                )
             elif share.placement.partition.overlaps(taken.placement.partition):
-                yield (f"claim {request.namespace}/{request.claim} needs {_place(share.placement)} of {share.uuid}, "
-                       f"which overlaps {_place(taken.placement)} of claim {other.namespace}/{other.claim}")
+                yield (
+                    f"claim {request.namespace}/{request.claim} needs {_place(share.placement)} of {share.uuid}, "
+                    f"which overlaps {_place(taken.placement)} of claim {other.namespace}/{other.claim}"
+                )
 
 
 def _place(placement: PreparedPlacement) -> str:
@@ -136,4 +179,9 @@ def _place(placement: PreparedPlacement) -> str:
 
 
 def _sum(requests: Iterable[PreparedRequest], uuid: str, field: str) -> int:
-    return sum(getattr(share, field) for request in requests for share in request.shares if share.uuid == uuid)
+    return sum(
+        getattr(share, field)
+        for request in requests
+        for share in request.shares
+        if share.uuid == uuid
+    )

@@ -12,7 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hami.codec.claim_amounts import CLAIM, VENDOR, Amounts, parse_claim_amounts, render_claim_amounts
+from hami.codec.claim_amounts import (
+    CLAIM,
+    VENDOR,
+    Amounts,
+    parse_claim_amounts,
+    render_claim_amounts,
+)
 from hami.codec.claim_templates import ClaimRequest, claim_spec
 from hami.codec.claims import Inexpressible, needs_card_sizes
 from hami.codec.documents import entries
@@ -54,8 +60,14 @@ def make_claim_name() -> str:
     return f"hami-{secrets.token_hex(16)}"
 
 
-def give_claim(wire: Mapping[str, Any], vendors: Catalog, device_policy: str, name: str, scheduler: str,
-               users: Mapping[str, str] | None = None) -> Mapping[str, Any] | Inexpressible | None:
+def give_claim(
+    wire: Mapping[str, Any],
+    vendors: Catalog,
+    device_policy: str,
+    name: str,
+    scheduler: str,
+    users: Mapping[str, str] | None = None,
+) -> Mapping[str, Any] | Inexpressible | None:
     """Returns the admitted pod *wire* with the claim *name* for the GPUs that it requests, or why there is none; None
     if it requests none.
 
@@ -77,8 +89,11 @@ def give_claim(wire: Mapping[str, Any], vendors: Catalog, device_policy: str, na
     users = users or shared.users
     if reason := too_many_devices(shared.requests.values(), vendors):
         return Inexpressible(reason)
-    amounts = {container.name: _amounts(pod, vendors[VENDOR], container.name, users) for container in pod.containers
-               if users.get(container.name) == container.name}
+    amounts = {
+        container.name: _amounts(pod, vendors[VENDOR], container.name, users)
+        for container in pod.containers
+        if users.get(container.name) == container.name
+    }
     try:
         text = render_claim_amounts(amounts)
     except MalformedInput as error:
@@ -90,8 +105,9 @@ def give_claim(wire: Mapping[str, Any], vendors: Catalog, device_policy: str, na
     return _marked(claiming, next(iter(amounts)), scheduler)
 
 
-def waiting_claim(pod: Pod, vendors: Catalog, device_policy: str,
-                  card_sizes: Callable[[], Collection[int]]) -> dict[str, Any] | Inexpressible:
+def waiting_claim(
+    pod: Pod, vendors: Catalog, device_policy: str, card_sizes: Callable[[], Collection[int]]
+) -> dict[str, Any] | Inexpressible:
     """Returns the claim of *pod*, which has one and waits, or why it gets none yet.
 
     What a claim cannot say of a policy is left out: the scheduler decides, and not by the claim. *card_sizes* returns
@@ -100,12 +116,21 @@ def waiting_claim(pod: Pod, vendors: Catalog, device_policy: str,
     request = make_pod_request(pod, vendors, device_policy)
     if request is None:
         return Inexpressible("the pod requests no devices")
-    requests = {container.name: part.requests[0]
-                for container, part in zip(pod.containers, request.containers, strict=True) if part.requests}
+    requests = {
+        container.name: part.requests[0]
+        for container, part in zip(pod.containers, request.containers, strict=True)
+        if part.requests
+    }
     selector = request.vendor_request(VENDOR).selector
     sizes = card_sizes() if needs_card_sizes(requests.values(), selector) else ()
-    spec = claim_spec(ClaimRequest(requests=requests, selector=selector, numa_bind=request.policy.numa_bind,
-                                   card_sizes=frozenset(sizes)))
+    spec = claim_spec(
+        ClaimRequest(
+            requests=requests,
+            selector=selector,
+            numa_bind=request.policy.numa_bind,
+            card_sizes=frozenset(sizes),
+        )
+    )
     return spec if isinstance(spec, Inexpressible) else render_waiting_claim(pod, spec["devices"])
 
 
@@ -127,37 +152,56 @@ def take_claim(wire: Mapping[str, Any], pod: Pod, vendors: Catalog) -> ClaimedPo
         resources = without_resources(container, _MARK)
         named = {name for part in ("limits", "requests") for name in resources.get(part, ())}
         if beside := sorted(named & names):
-            raise PodRefused(f"container {container.get('name')} requests {beside[0]} beside its claim")
+            raise PodRefused(
+                f"container {container.get('name')} requests {beside[0]} beside its claim"
+            )
         if (used := users.get(container.get("name") or "")) is not None:
             resources["limits"] = {**resources.get("limits", {}), **amounts[used]}
             del resources["claims"]
-        return {**container, "resources": resources} if resources or "resources" in container else container
+        return (
+            {**container, "resources": resources}
+            if resources or "resources" in container
+            else container
+        )
 
     meta, plain = wire["metadata"], with_containers(wire, restored)
     annotations = {key: text for key, text in meta["annotations"].items() if key != CLAIM_AMOUNTS}
     spec = {key: value for key, value in plain["spec"].items() if key != "resourceClaims"}
     if others := [entry for entry in claims_of(wire) if entry.get("name") != CLAIM]:
         spec["resourceClaims"] = others
-    return ClaimedPod({**plain, "metadata": {**meta, "annotations": annotations}, "spec": spec}, pod.claim, users)
+    return ClaimedPod(
+        {**plain, "metadata": {**meta, "annotations": annotations}, "spec": spec}, pod.claim, users
+    )
 
 
 def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str]:
     """Returns the request of the claim that each container uses. Raises: PodRefused for one that it must not use."""
     spec, users = wire["spec"], dict[str, str]()
     kinds = {container.name: container.kind for container in pod.containers}
-    shared = ContainerKind.APP if ContainerKind.APP in map(kinds.get, amounts) else ContainerKind.INIT
+    shared = (
+        ContainerKind.APP if ContainerKind.APP in map(kinds.get, amounts) else ContainerKind.INIT
+    )
     sharing = {ContainerKind.INIT: shared, ContainerKind.APP: ContainerKind.APP}
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         name = container.get("name") or ""
-        used = [str(entry.get("request")) for entry in entries((container.get("resources") or {}).get("claims"))
-                if entry.get("name") == CLAIM]
+        used = [
+            str(entry.get("request"))
+            for entry in entries((container.get("resources") or {}).get("claims"))
+            if entry.get("name") == CLAIM
+        ]
         if not used and name not in amounts:
             continue
         own = used == [name] and name in amounts
-        if not own and (name in amounts or len(used) != 1 or used[0] not in amounts
-                        or kinds[used[0]] is not sharing.get(kinds[name])):
-            raise PodRefused(f"container {name} uses {', '.join(used) or 'nothing'} of the claim {pod.claim}, expected "
-                             f"{'its own request' if name in amounts else 'none of its requests'}")
+        if not own and (
+            name in amounts
+            or len(used) != 1
+            or used[0] not in amounts
+            or kinds[used[0]] is not sharing.get(kinds[name])
+        ):
+            raise PodRefused(
+                f"container {name} uses {', '.join(used) or 'nothing'} of the claim {pod.claim}, expected "
+                f"{'its own request' if name in amounts else 'none of its requests'}"
+            )
         users[name] = used[0]
     return users
 
@@ -168,17 +212,25 @@ def _amounts(pod: Pod, vendor: Vendor, name: str, users: Mapping[str, str]) -> d
     Raises: PodRefused if it requests no GPU.
     """
     resources = vendor.resources
-    asking = [(resources.amounts(container.limits, container.requests), request)
-              for container in sorted(pod.containers, key=lambda container: container.name != name)
-              if users.get(container.name) == name and (request := device_request(vendor, container)) is not None]
+    asking = [
+        (resources.amounts(container.limits, container.requests), request)
+        for container in sorted(pod.containers, key=lambda container: container.name != name)
+        if users.get(container.name) == name
+        and (request := device_request(vendor, container)) is not None
+    ]
     if not asking:
         raise PodRefused(f"container {name} requests no GPU by its claim")
     amounts: dict[str, str] = {}
-    for of_size, size in ((resources.count,), _count), ((resources.memory, resources.memory_percent), memory_size), (
-            (resources.cores,), _cores):
+    for of_size, size in (
+        ((resources.count,), _count),
+        ((resources.memory, resources.memory_percent), memory_size),
+        ((resources.cores,), _cores),
+    ):
         given, _ = max(asking, key=lambda part: size(part[1]))
         amounts |= {resource: given[resource] for resource in of_size if resource in given}
-    if len(asking) > 1 and resources.cores:  # else admission would give all cores to a request for whole GPUs
+    if (
+        len(asking) > 1 and resources.cores
+    ):  # else admission would give all cores to a request for whole GPUs
         amounts.setdefault(resources.cores, str(max(request.cores for _, request in asking)))
     return amounts
 
@@ -193,12 +245,20 @@ def _cores(request: Request) -> int:
 
 def _marked(wire: Mapping[str, Any], name: str, scheduler: str) -> Mapping[str, Any]:
     """Returns the pod *wire* with the mark by which kube-scheduler calls the extender, in the container *name*."""
+
     def mark(container: Mapping[str, Any]) -> Mapping[str, Any]:
         if container.get("name") != name:
             return container
         resources = container["resources"]
-        return {**container, "resources": {**resources, **{
-            part: {**resources.get(part, {}), **_MARK} for part in ("limits", "requests")}}}
+        return {
+            **container,
+            "resources": {
+                **resources,
+                **{part: {**resources.get(part, {}), **_MARK} for part in ("limits", "requests")},
+            },
+        }
 
     marked = with_containers(wire, mark)
-    return {**marked, "spec": {**marked["spec"], "schedulerName": scheduler}} if scheduler else marked
+    return (
+        {**marked, "spec": {**marked["spec"], "schedulerName": scheduler}} if scheduler else marked
+    )

@@ -23,7 +23,14 @@ from hami.codec.slices import device_name, mig_devices, pool_name
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.registration import VENDOR, devices
-from hami.dra.guard import PreparedPlacement, PreparedRequest, PreparedShare, excess, parse_prepared, render_prepared
+from hami.dra.guard import (
+    PreparedPlacement,
+    PreparedRequest,
+    PreparedShare,
+    excess,
+    parse_prepared,
+    render_prepared,
+)
 from hami.dra.recipients import recipients
 from hami.errors import AllocationRefused, HostError, MalformedInput
 from hami.kube.cluster import Cluster
@@ -59,9 +66,18 @@ class PreparedDevice:
 class ClaimPreparer:
     """The claims of one node. Threads and processes may share its files."""
 
-    def __init__(self, config: PluginConfig, cluster: Cluster, resources: DynamicResources, grants: GrantBuilder,
-                 host: Host, specs: ContainerSpecs, *, node_pods: NodePods | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        cluster: Cluster,
+        resources: DynamicResources,
+        grants: GrantBuilder,
+        host: Host,
+        specs: ContainerSpecs,
+        *,
+        node_pods: NodePods | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """*specs*: those of the kind `CLAIM`."""
         self._config = config
         self._cluster = cluster
@@ -83,7 +99,9 @@ class ClaimPreparer:
         """
         claim = self._resources.claim(namespace, name)
         if claim is None or claim.uid != uid:
-            raise AllocationRefused(f"claim {namespace}/{name} {'does not exist' if claim is None else 'is another'}")
+            raise AllocationRefused(
+                f"claim {namespace}/{name} {'does not exist' if claim is None else 'is another'}"
+            )
         if not claim.requests:
             raise AllocationRefused(f"claim {namespace}/{name} has no devices of this driver")
         pod, snapshot = self._pod(claim), self._grants.inventory.snapshot()
@@ -94,23 +112,40 @@ class ClaimPreparer:
         used = self._used_claims(pod)
         uses = {container: claims[name] for container, claims in used.items() if name in claims}
         containers = recipients(claim, pod, uses)
-        wanted = [self._wanted(claim, request, pod, containers[request.name], places) for request in claim.requests]
+        wanted = [
+            self._wanted(claim, request, pod, containers[request.name], places)
+            for request in claim.requests
+        ]
         joint = _by_container(claim, wanted)
         claiming = {*uses, *joint} - {""}
         if self._config.nvidia.strict:
             self._check_strictly(pod, claiming)
         with self._specs.exclusive():
             prepared = self.prepared()
-            missing = {record.container for record in wanted if record not in prepared
-                       or (record.container and not self._host.has_limits(pod.ref.uid, record.container))}
-            if missing and (reason := _second_claim(claim, used, claiming, pod, prepared)
-                            or excess(wanted, prepared, offered)):
+            missing = {
+                record.container
+                for record in wanted
+                if record not in prepared
+                or (record.container and not self._host.has_limits(pod.ref.uid, record.container))
+            }
+            if missing and (
+                reason := _second_claim(claim, used, claiming, pod, prepared)
+                or excess(wanted, prepared, offered)
+            ):
                 raise AllocationRefused(reason)
             for container in sorted(missing):
                 self._write(pod, container, joint[container], prepared, cards, offered)
-        return [PreparedDevice(request=request.name, pool=device.pool, device=device.device, share_id=device.share_id,
-                               cdi_device=container_specs.device_name(record.name, CLAIM) if place == 0 else "")
-                for request, record in zip(claim.requests, wanted) for place, device in enumerate(request.devices)]
+        return [
+            PreparedDevice(
+                request=request.name,
+                pool=device.pool,
+                device=device.device,
+                share_id=device.share_id,
+                cdi_device=container_specs.device_name(record.name, CLAIM) if place == 0 else "",
+            )
+            for request, record in zip(claim.requests, wanted)
+            for place, device in enumerate(request.devices)
+        ]
 
     def unprepare(self, uid: str) -> None:
         """Removes what was prepared for a claim, which may be gone, by whatever process. Raises: HostError."""
@@ -133,7 +168,10 @@ class ClaimPreparer:
         for name, since in self._orphaned_at.items():
             if self._clock() - since > MIN_AGE_S:
                 self._specs.remove(name)  # a MIG instance goes with the next cleanup
-                log.info("specification of a claim that is gone was removed", extra={"specification": name})
+                log.info(
+                    "specification of a claim that is gone was removed",
+                    extra={"specification": name},
+                )
 
     def _is_gone(self, request: PreparedRequest) -> bool:
         if self._node_pods is not None and self._node_pods.pod(request.pod) is not None:
@@ -147,30 +185,53 @@ class ClaimPreparer:
     def _pod(self, claim: AllocatedClaim) -> Pod:
         """Returns the pod for which a claim is reserved."""
         if len(claim.pods) != 1:
-            raise AllocationRefused(f"claim {claim.namespace}/{claim.name} is reserved for {len(claim.pods)} pods, "
-                                    "expected one: with a template, each pod gets a claim of its own")
+            raise AllocationRefused(
+                f"claim {claim.namespace}/{claim.name} is reserved for {len(claim.pods)} pods, "
+                "expected one: with a template, each pod gets a claim of its own"
+            )
         (ref,) = claim.pods
         pod = self._node_pods.pod(ref.uid) if self._node_pods is not None else None
         if pod is None:
             pod = self._cluster.pod(ref.namespace, ref.name)
         if pod is None or pod.ref.uid != ref.uid or pod.node_name != self._config.node:
-            raise AllocationRefused(f"pod {ref}, for which claim {claim.name} is reserved, is not on this node")
+            raise AllocationRefused(
+                f"pod {ref}, for which claim {claim.name} is reserved, is not on this node"
+            )
         return pod
 
-    def _wanted(self, claim: AllocatedClaim, request: ClaimedRequest, pod: Pod, container: str,
-                places: Mapping[str, tuple[Device, Partition | None]]) -> PreparedRequest:
+    def _wanted(
+        self,
+        claim: AllocatedClaim,
+        request: ClaimedRequest,
+        pod: Pod,
+        container: str,
+        places: Mapping[str, tuple[Device, Partition | None]],
+    ) -> PreparedRequest:
         """Returns what a request of the claim needs, for *container*. *places*: see `_places`."""
         about = f"request {request.name} of claim {claim.namespace}/{claim.name}"
         if request.admin:
             raise AllocationRefused(f"{about}: adminAccess is not supported")
         for device in request.devices:
             if device.pool != pool_name(self._config.node) or device.device not in places:
-                raise AllocationRefused(f"{about}: device {device.pool}/{device.device} is not on this node")
+                raise AllocationRefused(
+                    f"{about}: device {device.pool}/{device.device} is not on this node"
+                )
         shares = tuple(_share(device, *places[device.device]) for device in request.devices)
-        if (request.priority, request.core_policy) != (None, None) and any(share.placement for share in shares):
-            raise AllocationRefused(f"{about}: priority and corePolicy are for shares of GPUs, not for MIG instances")
-        return PreparedRequest(namespace=claim.namespace, claim=claim.name, uid=claim.uid, request=request.name,
-                               pod=pod.ref.uid, container=container, shares=shares)
+        if (request.priority, request.core_policy) != (None, None) and any(
+            share.placement for share in shares
+        ):
+            raise AllocationRefused(
+                f"{about}: priority and corePolicy are for shares of GPUs, not for MIG instances"
+            )
+        return PreparedRequest(
+            namespace=claim.namespace,
+            claim=claim.name,
+            uid=claim.uid,
+            request=request.name,
+            pod=pod.ref.uid,
+            container=container,
+            shares=shares,
+        )
 
     def _used_claims(self, pod: Pod) -> UsedClaims:
         """Returns the claims that the containers of *pod* use. Raises: ClusterError; MalformedInput."""
@@ -186,8 +247,15 @@ class ClaimPreparer:
         for draft in PodDraft(self._cluster.specification(pod.ref)).containers:
             check_claiming(draft, self._config.nvidia, is_claiming=draft.name in claiming)
 
-    def _write(self, pod: Pod, container: str, joint: Sequence[tuple[ClaimedRequest, PreparedRequest]],
-               prepared: Iterable[PreparedRequest], cards: Mapping[str, Card], offered: Mapping[str, Device]) -> None:
+    def _write(
+        self,
+        pod: Pod,
+        container: str,
+        joint: Sequence[tuple[ClaimedRequest, PreparedRequest]],
+        prepared: Iterable[PreparedRequest],
+        cards: Mapping[str, Card],
+        offered: Mapping[str, Device],
+    ) -> None:
         """Writes the directory of *container*, and a specification for each request that it uses, all of which say the
         same. Without a container, they only say that the devices are taken. *cards*, *offered*: by UUID."""
         records = [record for _, record in joint]
@@ -197,37 +265,70 @@ class ClaimPreparer:
             places = [place for record in records for place in record.instances]
             grant, instances = self._grants.build_instances(places, cards)
             uuids = iter([instance.uuid for instance in instances])
-            records = [record.with_instances(itertools.islice(uuids, len(record.shares))) for record in records]
-            profiles = {(card, profile.name): profile for card in offered for profile in offered[card].mig_profiles}
-            self._host.write_instances(pod.ref.uid, container, (
-                given_instance(instance, profiles[place.gpu, place.partition.name])
-                for instance, place in zip(instances, places)))
+            records = [
+                record.with_instances(itertools.islice(uuids, len(record.shares)))
+                for record in records
+            ]
+            profiles = {
+                (card, profile.name): profile
+                for card in offered
+                for profile in offered[card].mig_profiles
+            }
+            self._host.write_instances(
+                pod.ref.uid,
+                container,
+                (
+                    given_instance(instance, profiles[place.gpu, place.partition.name])
+                    for instance, place in zip(instances, places)
+                ),
+            )
         elif container:
             grant, own = self._limited(pod, container, joint, cards)
         for record in records:
-            self._specs.write_grant(record.name, replace(grant, env={**grant.env, **render_prepared(record)}),
-                                    without=own)
+            self._specs.write_grant(
+                record.name,
+                replace(grant, env={**grant.env, **render_prepared(record)}),
+                without=own,
+            )
 
-    def _limited(self, pod: Pod, container: str, joint: Sequence[tuple[ClaimedRequest, PreparedRequest]],
-                 cards: Mapping[str, Card]) -> tuple[Grant, frozenset[str]]:
+    def _limited(
+        self,
+        pod: Pod,
+        container: str,
+        joint: Sequence[tuple[ClaimedRequest, PreparedRequest]],
+        cards: Mapping[str, Card],
+    ) -> tuple[Grant, frozenset[str]]:
         """Writes the directory of a container that shares cards; returns its grant, and the variables of it that the
         container sets itself."""
         request, record = joint[0]  # all have the same parameters
         variables = dict(self._grants.variables(pod.ref, container))
         if pod.claim != record.claim and CLAIM_REQUEST not in pod.annotations:
-            variables.pop(VISIBLE_VARIABLE, None)  # strict mode hides what no resource requests, so it is no wish
-        chosen = {name: str(value) for name, value in (
-            ("CUDA_TASK_PRIORITY", request.priority), ("GPU_CORE_UTILIZATION_POLICY", request.core_policy))
-            if value is not None}
-        parts = [(cards[share.uuid], share) for share in _sums(share for _, other in joint for share in other.shares)]
+            variables.pop(
+                VISIBLE_VARIABLE, None
+            )  # strict mode hides what no resource requests, so it is no wish
+        chosen = {
+            name: str(value)
+            for name, value in (
+                ("CUDA_TASK_PRIORITY", request.priority),
+                ("GPU_CORE_UTILIZATION_POLICY", request.core_policy),
+            )
+            if value is not None
+        }
+        parts = [
+            (cards[share.uuid], share)
+            for share in _sums(share for _, other in joint for share in other.shares)
+        ]
         # not forced to disk while others wait: a node that starts again has no specification, so all is written again
-        grant, _ = self._grants.build(pod, container, 0, parts, variables={**variables, **chosen}, durable=False)
+        grant, _ = self._grants.build(
+            pod, container, 0, parts, variables={**variables, **chosen}, durable=False
+        )
         # variables of a CDI device replace those of the container, which may choose these itself
         return grant, frozenset(overridable_env(self._config, len(parts)).keys() & variables.keys())
 
 
-def _by_container(claim: AllocatedClaim,
-                  wanted: Iterable[PreparedRequest]) -> dict[str, list[tuple[ClaimedRequest, PreparedRequest]]]:
+def _by_container(
+    claim: AllocatedClaim, wanted: Iterable[PreparedRequest]
+) -> dict[str, list[tuple[ClaimedRequest, PreparedRequest]]]:
     """Returns the requests of *claim*, each with what is *wanted* for it, by container.
 
     Raises: AllocationRefused if one container cannot have all of its requests.
@@ -252,19 +353,31 @@ def _sums(shares: Iterable[PreparedShare]) -> list[Share]:
             sums[share.uuid] = Share(share.uuid, VENDOR, share.memory_mib, share.cores)
         else:
             cores = earlier.cores + share.cores if earlier.cores and share.cores else 0
-            sums[share.uuid] = replace(earlier, memory_mib=earlier.memory_mib + share.memory_mib, cores=cores)
+            sums[share.uuid] = replace(
+                earlier, memory_mib=earlier.memory_mib + share.memory_mib, cores=cores
+            )
     return list(sums.values())
 
 
-def _second_claim(claim: AllocatedClaim, used: UsedClaims, claiming: Collection[str], pod: Pod,
-                  prepared: Iterable[PreparedRequest]) -> str:
+def _second_claim(
+    claim: AllocatedClaim,
+    used: UsedClaims,
+    claiming: Collection[str],
+    pod: Pod,
+    prepared: Iterable[PreparedRequest],
+) -> str:
     """Returns why the containers *claiming* of *pod* cannot have *claim*: one of them uses another claim that is
     prepared, whose specification says something else. *used*: what all containers use."""
     for other in prepared:
         if other.pod == pod.ref.uid and other.uid != claim.uid:
-            if both := {other.container, *(name for name in used if other.claim in used[name])}.intersection(claiming):
-                return (f"container {min(both)} of pod {pod.ref.name} uses claims {other.claim} and {claim.name}: it "
-                        "can use several requests of one claim, but not several claims")
+            if both := {
+                other.container,
+                *(name for name in used if other.claim in used[name]),
+            }.intersection(claiming):
+                return (
+                    f"container {min(both)} of pod {pod.ref.name} uses claims {other.claim} and {claim.name}: it "
+                    "can use several requests of one claim, but not several claims"
+                )
     return ""
 
 
@@ -282,14 +395,28 @@ def _places(offered: Iterable[Device]) -> dict[str, tuple[Device, Partition | No
 
 def _share(claimed: ClaimedDevice, device: Device, placement: Partition | None) -> PreparedShare:
     return PreparedShare(
-        uuid=device.uuid, memory_mib=claimed.memory_mib, cores=claimed.cores, share_milli=claimed.share_milli,
-        placement=PreparedPlacement(placement.name, placement.start, placement.size) if placement is not None else None)
+        uuid=device.uuid,
+        memory_mib=claimed.memory_mib,
+        cores=claimed.cores,
+        share_milli=claimed.share_milli,
+        placement=PreparedPlacement(placement.name, placement.start, placement.size)
+        if placement is not None
+        else None,
+    )
 
 
-def _with_instances(record: PreparedRequest, prepared: Iterable[PreparedRequest]) -> PreparedRequest:
+def _with_instances(
+    record: PreparedRequest, prepared: Iterable[PreparedRequest]
+) -> PreparedRequest:
     """Returns *record* with the UUIDs that it has among what is *prepared*: processes may use these instances."""
-    return next((other for other in prepared if other.name == record.name and other.with_instances() == record),
-                record)
+    return next(
+        (
+            other
+            for other in prepared
+            if other.name == record.name and other.with_instances() == record
+        ),
+        record,
+    )
 
 
 def _as_booked(claim: AllocatedClaim, pod: Pod, offered: Mapping[str, Device]) -> AllocatedClaim:
@@ -302,8 +429,10 @@ def _as_booked(claim: AllocatedClaim, pod: Pod, offered: Mapping[str, Device]) -
     requests = booked_requests(pod, pod.node_name, booked, offered)
     if not differing_containers(claim, pod, booked):
         return claim
-    log.warning("claim differs from the annotations of its pod, which decide", extra={
-        "claim": f"{claim.namespace}/{claim.name}", "pod": pod.ref})
+    log.warning(
+        "claim differs from the annotations of its pod, which decide",
+        extra={"claim": f"{claim.namespace}/{claim.name}", "pod": pod.ref},
+    )
     return replace(claim, requests=requests)
 
 
@@ -313,22 +442,33 @@ class PreparedRequests:
 
     def __init__(self, specs: ContainerSpecs) -> None:
         self._specs = specs
-        self._known: dict[str, tuple[FileVersion | None, PreparedRequest | None]] = {}  # replaced as a whole
+        self._known: dict[
+            str, tuple[FileVersion | None, PreparedRequest | None]
+        ] = {}  # replaced as a whole
 
     def all(self) -> list[PreparedRequest]:
         """Returns them, by name. Raises: HostError."""
         known, found = self._known, {}
         for name in sorted(self._specs.names()):
             version = self._specs.version(name)
-            found[name] = (known[name] if name in known and known[name][0] == version
-                           else (version, parse_prepared(self._specs.read(name))))
+            found[name] = (
+                known[name]
+                if name in known and known[name][0] == version
+                else (version, parse_prepared(self._specs.read(name)))
+            )
         self._known = found
-        return [request for name, (_, request) in found.items() if request is not None and request.name == name]
+        return [
+            request
+            for name, (_, request) in found.items()
+            if request is not None and request.name == name
+        ]
 
     def instances(self) -> list[MigAllocation]:
         """Returns the MIG instances of all. Raises: HostError, also if a specification cannot be read, which may have
         some."""
         requests = self.all()
-        if unreadable := [name for name, (version, request) in self._known.items() if request is None and version]:
+        if unreadable := [
+            name for name, (version, request) in self._known.items() if request is None and version
+        ]:
             raise HostError(f"the specification {unreadable[0]} of a claim cannot be read")
         return [instance for request in requests for instance in request.instances]

@@ -35,8 +35,13 @@ INTERVAL_S = 30.0
 class SlicePublisher(Task):
     """Writes only what has changed, compared to the slices as they are. The sink of the watch of the slices."""
 
-    def __init__(self, config: PluginConfig, cluster: Cluster, resources: DynamicResources,
-                 inventory: DeviceInventory) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        cluster: Cluster,
+        resources: DynamicResources,
+        inventory: DeviceInventory,
+    ) -> None:
         super().__init__("slices")
         self._config = config
         self._cluster = cluster
@@ -46,7 +51,9 @@ class SlicePublisher(Task):
         self._changed = threading.Event()  # set when somebody has changed a slice
         self._backoff = Backoff(WATCH_WAIT)
         self._reported = OncePerKey()
-        self._altered: set[str] = set()  # versions of slices that the API server did not store as they were written
+        self._altered: set[str] = (
+            set()
+        )  # versions of slices that the API server did not store as they were written
         self.unready_reason = "the devices are not published yet"
         """Why kube-scheduler does not know the devices; empty if it does."""
 
@@ -77,13 +84,17 @@ class SlicePublisher(Task):
         except HamiError as error:
             self.unready_reason = f"the devices cannot be published: {error}"
             if self._reported.is_new("publish", str(error)):
-                log.warning("slices cannot be written", extra={"node": self._config.node, "error": error})
+                log.warning(
+                    "slices cannot be written", extra={"node": self._config.node, "error": error}
+                )
             return self._backoff.next(error)
         self.unready_reason = ""
         self._reported.clear("publish")
         self._backoff.reset()
         self._inventory.wait_until(
-            lambda latest: latest is not snapshot or self._changed.is_set() or self.is_stopping(), INTERVAL_S)
+            lambda latest: latest is not snapshot or self._changed.is_set() or self.is_stopping(),
+            INTERVAL_S,
+        )
         return 0.0
 
     def reconcile(self) -> InventorySnapshot:
@@ -93,19 +104,32 @@ class SlicePublisher(Task):
         if node is None:
             raise NotFound(f"there is no node {name}: check --node-name", 404)
         cordoned = parse_list(node.annotations.get(CORDON)) or ()
-        cards = [replace(device, cordoned=device.uuid in cordoned, by_claims=self._config.is_managed)
-                 for device in devices(snapshot, self._config)]
+        cards = [
+            replace(device, cordoned=device.uuid in cordoned, by_claims=self._config.is_managed)
+            for device in devices(snapshot, self._config)
+        ]
         present = {item["metadata"]["name"]: item for item in self._resources.slices()}
         generations = {item["spec"]["pool"]["generation"] for item in present.values()}
         latest = max(generations, default=0)
         wanted = render_slices(name, cards, generation=latest + 1, node_uid=node.uid)
-        differing = [document for document in wanted
-                     if not is_published(present.get(document["metadata"]["name"], {}), document)]
-        if len(present) == len(wanted) and len(generations) <= 1 and all(
-                _version(present.get(document["metadata"]["name"])) in self._altered for document in differing):
+        differing = [
+            document
+            for document in wanted
+            if not is_published(present.get(document["metadata"]["name"], {}), document)
+        ]
+        if (
+            len(present) == len(wanted)
+            and len(generations) <= 1
+            and all(
+                _version(present.get(document["metadata"]["name"])) in self._altered
+                for document in differing
+            )
+        ):
             if differing:  # another attempt would end the same
-                raise HamiError("the API server leaves out parts of the slices: Kubernetes 1.36 is needed, with the "
-                                "feature gates DRAConsumableCapacity and DRAPartitionableDevices")
+                raise HamiError(
+                    "the API server leaves out parts of the slices: Kubernetes 1.36 is needed, with the "
+                    "feature gates DRAConsumableCapacity and DRAPartitionableDevices"
+                )
             return snapshot
         self._altered.clear()
         for document in wanted:
@@ -116,8 +140,14 @@ class SlicePublisher(Task):
                 self._altered.add(_version(stored))
         for leftover in present:
             self._resources.delete_slice(leftover)
-        log.info("slices written", extra={"node": name, "devices": sum(
-            len(document["spec"].get("devices", ())) for document in wanted), "generation": latest + 1})
+        log.info(
+            "slices written",
+            extra={
+                "node": name,
+                "devices": sum(len(document["spec"].get("devices", ())) for document in wanted),
+                "generation": latest + 1,
+            },
+        )
         return snapshot
 
     def wake(self) -> None:

@@ -18,7 +18,9 @@ from hami.model import ContainerKind, Pod
 _OF_EXTENDED_RESOURCE = re.compile(r"container-([0-9]{1,4})-request-[0-9]{1,4}")
 
 
-def recipients(claim: AllocatedClaim, pod: Pod, uses: Mapping[str, Collection[str]]) -> dict[str, str]:
+def recipients(
+    claim: AllocatedClaim, pod: Pod, uses: Mapping[str, Collection[str]]
+) -> dict[str, str]:
     """Returns the container in whose directory each request of *claim* is; empty for a request that none uses.
 
     *uses*: the requests of the claim that each container of *pod* uses, as in
@@ -27,31 +29,46 @@ def recipients(claim: AllocatedClaim, pod: Pod, uses: Mapping[str, Collection[st
     Raises: AllocationRefused if there is no such container, or if containers share only some of their requests.
     """
     requests = [request.name for request in claim.requests]
-    users = {container: frozenset(requests).intersection(used or requests) for container, used in uses.items()}
+    users = {
+        container: frozenset(requests).intersection(used or requests)
+        for container, used in uses.items()
+    }
     for request in () if uses else requests:
         container = _container_of(request, claim, pod)
         users[container] = users.get(container, frozenset()) | {request}
     # first those that are named after a request of theirs, then those that do not end before others start
-    order = sorted((container for container in pod.containers if container.name in users), key=lambda container: (
-        container.name not in users[container.name], container.kind is ContainerKind.INIT))
+    order = sorted(
+        (container for container in pod.containers if container.name in users),
+        key=lambda container: (
+            container.name not in users[container.name],
+            container.kind is ContainerKind.INIT,
+        ),
+    )
     found: dict[str, str] = {}
-    for used, name in {users[container.name]: container.name for container in reversed(order)}.items():
+    for used, name in {
+        users[container.name]: container.name for container in reversed(order)
+    }.items():
         for request in sorted(used):
             if (other := found.setdefault(request, name)) != name:
                 raise AllocationRefused(
                     f"containers {min(name, other)} and {max(name, other)} of pod {pod.ref.name} both use request "
-                    f"{request} of claim {claim.namespace}/{claim.name}, so they must use the same requests of it")
+                    f"{request} of claim {claim.namespace}/{claim.name}, so they must use the same requests of it"
+                )
     return {request: found.get(request, "") for request in requests}
 
 
 def _container_of(request: str, claim: AllocatedClaim, pod: Pod) -> str:
     """Returns the container of the pod that is meant by the name of a request: the scheduler gives it that of the
     container, and kube-scheduler, for an extended resource, the number of the container."""
-    names = [container.name for container in pod.containers]  # also kube-scheduler counts init containers first
+    names = [
+        container.name for container in pod.containers
+    ]  # also kube-scheduler counts init containers first
     if request in names:
         return request
     match = _OF_EXTENDED_RESOURCE.fullmatch(request)
     if match is None or int(match[1]) >= len(names):
-        raise AllocationRefused(f"request {request} of claim {claim.namespace}/{claim.name}: no container of pod "
-                                f"{pod.ref.name} uses it")
+        raise AllocationRefused(
+            f"request {request} of claim {claim.namespace}/{claim.name}: no container of pod "
+            f"{pod.ref.name} uses it"
+        )
     return names[int(match[1])]

@@ -43,7 +43,11 @@ FOLDER = "plugins_registry"
 """Where the kubelet looks for sockets, below its own folder."""
 
 _THREADS = 160  # a kubelet runs 110 pods by default, and prepares them at the same time; streams, registration, probe
-_SERVICES = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth")  # as the kubelet abbreviates them
+_SERVICES = (
+    "v1.DRAPlugin",
+    "v1alpha1.DRAResourceHealth",
+    "v1.DRAResourceHealth",
+)  # as the kubelet abbreviates them
 _REGISTRATION = "pluginregistration.Registration"
 _INFO = f"/{_REGISTRATION}/GetInfo"
 
@@ -51,8 +55,14 @@ _INFO = f"/{_REGISTRATION}/GetInfo"
 class DraServer:
     """Serves one socket: `start` once, `stop` once. gRPC's threads call the rest."""
 
-    def __init__(self, folder: Path, node: str, inventory: DeviceInventory, claims: ClaimPreparer,
-                 on_status: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        node: str,
+        inventory: DeviceInventory,
+        claims: ClaimPreparer,
+        on_status: Callable[[str], None],
+    ) -> None:
         """*folder*: where the kubelet looks for sockets. *on_status*: called, by any thread, when the kubelet has
         registered the driver, or why it has not. Raises: HamiError if the path is too long."""
         self._pool = pool_name(node)
@@ -76,15 +86,24 @@ class DraServer:
         """Listens. Raises: HamiError, OSError."""
         unary = self._socket.unary
         watch = {"NodeWatchResources": stream(self._watch_health, health.NodeWatchResourcesRequest)}
-        self._socket.start({
-            _REGISTRATION: {
-                "GetInfo": unary(self._info, registration.InfoRequest),
-                "NotifyRegistrationStatus": unary(self._take_status, registration.RegistrationStatus)},
-            "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin": {
-                "NodePrepareResources": unary(self._prepare, dra.NodePrepareResourcesRequest),
-                "NodeUnprepareResources": unary(self._unprepare, dra.NodeUnprepareResourcesRequest)},
-            "v1alpha1.DRAResourceHealth": watch, "v1.DRAResourceHealth": watch,
-        })
+        self._socket.start(
+            {
+                _REGISTRATION: {
+                    "GetInfo": unary(self._info, registration.InfoRequest),
+                    "NotifyRegistrationStatus": unary(
+                        self._take_status, registration.RegistrationStatus
+                    ),
+                },
+                "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin": {
+                    "NodePrepareResources": unary(self._prepare, dra.NodePrepareResourcesRequest),
+                    "NodeUnprepareResources": unary(
+                        self._unprepare, dra.NodeUnprepareResourcesRequest
+                    ),
+                },
+                "v1alpha1.DRAResourceHealth": watch,
+                "v1.DRAResourceHealth": watch,
+            }
+        )
 
     def stop(self, grace: float = 1.0) -> None:
         """Removes the socket, by which the kubelet notices, and lets calls in progress finish for *grace* seconds."""
@@ -105,55 +124,94 @@ class DraServer:
         # without an endpoint, the kubelet calls the socket that it has found
         return registration.PluginInfo(type="DRAPlugin", name=DRIVER, supported_versions=_SERVICES)
 
-    def _take_status(self, request: registration.RegistrationStatus,
-                     context: Any) -> registration.RegistrationStatusResponse:
+    def _take_status(
+        self, request: registration.RegistrationStatus, context: Any
+    ) -> registration.RegistrationStatusResponse:
         self._on_status("" if request.plugin_registered else request.error or "without a reason")
         return registration.RegistrationStatusResponse()
 
-    def _prepare(self, request: dra.NodePrepareResourcesRequest, context: Any) -> dra.NodePrepareResourcesResponse:
+    def _prepare(
+        self, request: dra.NodePrepareResourcesRequest, context: Any
+    ) -> dra.NodePrepareResourcesResponse:
         return dra.NodePrepareResourcesResponse(
-            claims={claim.uid: self._prepare_one(claim) for claim in request.claims})
+            claims={claim.uid: self._prepare_one(claim) for claim in request.claims}
+        )
 
     def _prepare_one(self, claim: dra.Claim) -> dra.NodePrepareResourceResponse:
         started = time.monotonic()
         devices: list[dra.Device] = []
 
         def prepare() -> None:
-            devices.extend(dra.Device(
-                request_names=[device.request], pool_name=device.pool, device_name=device.device,
-                cdi_device_ids=[device.cdi_device] if device.cdi_device else [], share_id=device.share_id or None)
-                for device in self._claims.prepare(claim.namespace, claim.name, claim.uid))
-            log.info("claim prepared", extra={"claim": f"{claim.namespace}/{claim.name}", "devices": len(devices),
-                                              "seconds": round(time.monotonic() - started, 4)})
+            devices.extend(
+                dra.Device(
+                    request_names=[device.request],
+                    pool_name=device.pool,
+                    device_name=device.device,
+                    cdi_device_ids=[device.cdi_device] if device.cdi_device else [],
+                    share_id=device.share_id or None,
+                )
+                for device in self._claims.prepare(claim.namespace, claim.name, claim.uid)
+            )
+            log.info(
+                "claim prepared",
+                extra={
+                    "claim": f"{claim.namespace}/{claim.name}",
+                    "devices": len(devices),
+                    "seconds": round(time.monotonic() - started, 4),
+                },
+            )
+
         error = _outcome("claim cannot be prepared", claim, prepare)
         return dra.NodePrepareResourceResponse(devices=devices, error=error)
 
-    def _unprepare(self, request: dra.NodeUnprepareResourcesRequest,
-                   context: Any) -> dra.NodeUnprepareResourcesResponse:
-        return dra.NodeUnprepareResourcesResponse(claims={
-            claim.uid: dra.NodeUnprepareResourceResponse(error=_outcome(
-                "claim cannot be unprepared", claim, lambda: self._claims.unprepare(claim.uid)))
-            for claim in request.claims})
+    def _unprepare(
+        self, request: dra.NodeUnprepareResourcesRequest, context: Any
+    ) -> dra.NodeUnprepareResourcesResponse:
+        return dra.NodeUnprepareResourcesResponse(
+            claims={
+                claim.uid: dra.NodeUnprepareResourceResponse(
+                    error=_outcome(
+                        "claim cannot be unprepared",
+                        claim,
+                        lambda: self._claims.unprepare(claim.uid),
+                    )
+                )
+                for claim in request.claims
+            }
+        )
 
-    def _watch_health(self, request: Any, context: Any) -> Iterator[health.NodeWatchResourcesResponse]:
+    def _watch_health(
+        self, request: Any, context: Any
+    ) -> Iterator[health.NodeWatchResourcesResponse]:
         """Sends the health of all devices: at intervals, and whenever it changes, until either side ends the stream."""
         sent: InventorySnapshot | None = None
 
         def is_over() -> bool:
             return self._stopping.is_set() or not context.is_active()
+
         context.add_callback(self._inventory.notify)
-        while (snapshot := self._inventory.wait_until(
-                lambda latest: is_over() or latest is not sent, HEALTH_S)) is not None and not is_over():
+        while (
+            snapshot := self._inventory.wait_until(
+                lambda latest: is_over() or latest is not sent, HEALTH_S
+            )
+        ) is not None and not is_over():
             sent = snapshot
             yield self._render_health(snapshot)
 
     def _render_health(self, snapshot: InventorySnapshot) -> health.NodeWatchResourcesResponse:
-        return health.NodeWatchResourcesResponse(devices=[health.DeviceHealth(
-            device=health.DeviceIdentifier(pool_name=self._pool, device_name=name),
-            health=health.UNHEALTHY if card.uuid in snapshot.unhealthy else health.HEALTHY,
-            message=snapshot.unhealthy.get(card.uuid, ""), last_updated_time=int(time.time()),
-            health_check_timeout_seconds=HEALTH_TIMEOUT_S)
-            for card in snapshot.cards for name in (device_name(card.uuid), *_instances(card))])
+        return health.NodeWatchResourcesResponse(
+            devices=[
+                health.DeviceHealth(
+                    device=health.DeviceIdentifier(pool_name=self._pool, device_name=name),
+                    health=health.UNHEALTHY if card.uuid in snapshot.unhealthy else health.HEALTHY,
+                    message=snapshot.unhealthy.get(card.uuid, ""),
+                    last_updated_time=int(time.time()),
+                    health_check_timeout_seconds=HEALTH_TIMEOUT_S,
+                )
+                for card in snapshot.cards
+                for name in (device_name(card.uuid), *_instances(card))
+            ]
+        )
 
 
 class DraRegistration(Task):
@@ -163,8 +221,14 @@ class DraRegistration(Task):
     another socket, which the kubelet is told of.
     """
 
-    def __init__(self, make_server: Callable[[Callable[[str], None]], DraServer], *, clock: Callable[[], float],
-                 kubelet: Path | None = None, on_registered: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        make_server: Callable[[Callable[[str], None]], DraServer],
+        *,
+        clock: Callable[[], float],
+        kubelet: Path | None = None,
+        on_registered: Callable[[], None] = lambda: None,
+    ) -> None:
         """*make_server*: makes a server, not yet started, from a listener for the outcome of its registration.
         *kubelet*: a socket that each kubelet makes when it starts; ``None`` if it is unknown. *on_registered*: called,
         by any thread, each time the kubelet has registered it."""
@@ -174,9 +238,15 @@ class DraRegistration(Task):
         self._kubelet = kubelet
         self._on_registered = on_registered
         self._server: DraServer | None = None
-        self._lock = threading.Lock()  # guards what follows, and unready_reason while the kubelet starts
-        self._registered_by: FileVersion | None = None  # the socket of the kubelet at the last registration
-        self._forgotten_at: float | None = None  # when another kubelet was seen that has not registered the driver
+        self._lock = (
+            threading.Lock()
+        )  # guards what follows, and unready_reason while the kubelet starts
+        self._registered_by: FileVersion | None = (
+            None  # the socket of the kubelet at the last registration
+        )
+        self._forgotten_at: float | None = (
+            None  # when another kubelet was seen that has not registered the driver
+        )
         self._probed_at = self._answered_at = 0.0
         self._completed_calls = 0
         self._reported = OncePerKey()
@@ -217,11 +287,15 @@ class DraRegistration(Task):
             if self.unready_reason or found in (None, self._registered_by):
                 return
             self._forgotten_at = self._clock()
-            self.unready_reason = "the kubelet has started again, and has not registered the driver yet"
+            self.unready_reason = (
+                "the kubelet has started again, and has not registered the driver yet"
+            )
 
     def _is_forgotten(self) -> bool:
         with self._lock:
-            return self._forgotten_at is not None and self._clock() - self._forgotten_at > FORGOTTEN_S
+            return (
+                self._forgotten_at is not None and self._clock() - self._forgotten_at > FORGOTTEN_S
+            )
 
     def _serve(self) -> None:
         self.finish()
@@ -252,7 +326,9 @@ class DraRegistration(Task):
     def _take_status(self, problem: str) -> None:
         if problem:
             self.unready_reason = f"the kubelet rejected the registration of {DRIVER}: {problem}"
-            log.warning("the kubelet rejected the registration", extra={"driver": DRIVER, "error": problem})
+            log.warning(
+                "the kubelet rejected the registration", extra={"driver": DRIVER, "error": problem}
+            )
             return
         with self._lock:
             self._registered_by = file_version(self._kubelet) if self._kubelet is not None else None

@@ -15,7 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hami.codec.claim_templates import MAX_TEXT, ClaimTemplate, is_template_name, render_template, template_name
+from hami.codec.claim_templates import (
+    MAX_TEXT,
+    ClaimTemplate,
+    is_template_name,
+    render_template,
+    template_name,
+)
 from hami.codec.keys import CLAIM_REQUEST
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.cluster import Cluster
@@ -49,8 +55,15 @@ class _Known:
 class ClaimTemplates(Task):
     """The templates of a cluster; also the sink of the watch of templates."""
 
-    def __init__(self, cluster: Cluster, events: EventRecorder, leads: Callable[[], bool], *, unused_s: float,
-                 clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        events: EventRecorder,
+        leads: Callable[[], bool],
+        *,
+        unused_s: float,
+        clock: Callable[[], float],
+    ) -> None:
         """*leads*: this replica leads, and so knows all pods. *unused_s*: until one that no pod uses is removed."""
         super().__init__("claim-templates")
         self._cluster = cluster
@@ -79,7 +92,11 @@ class ClaimTemplates(Task):
             log.warning("claim templates not written yet, will retry", extra={"error": error})
             return BUSY_S
         now = self._clock()
-        self._buckets = {namespace: bucket for namespace, bucket in self._buckets.items() if not bucket.is_full(now)}
+        self._buckets = {
+            namespace: bucket
+            for namespace, bucket in self._buckets.items()
+            if not bucket.is_full(now)
+        }
         return min(delay, PERIOD_S)
 
     # Pods
@@ -145,7 +162,9 @@ class ClaimTemplates(Task):
     def prune(self, seen: set[str], started: float) -> None:
         """Takes that only templates with these uids exist."""
         with self._lock:
-            gone = [known.template for known in self._known.values() if known.template.uid not in seen]
+            gone = [
+                known.template for known in self._known.values() if known.template.uid not in seen
+            ]
         for template in gone:
             self.remove(template)
         self._has_listed = True
@@ -156,9 +175,14 @@ class ClaimTemplates(Task):
         """Returns the templates to make, each with a pod that waits for it; those that failed last."""
         now = self._clock()
         with self._lock:
-            self._not_before = {key: time for key, time in self._not_before.items() if key in self._waiting}
-            due = [(key, next(iter(pods.values()))) for key, pods in self._waiting.items()
-                   if key not in self._known and self._not_before.get(key, now) <= now]
+            self._not_before = {
+                key: time for key, time in self._not_before.items() if key in self._waiting
+            }
+            due = [
+                (key, next(iter(pods.values())))
+                for key, pods in self._waiting.items()
+                if key not in self._known and self._not_before.get(key, now) <= now
+            ]
             return sorted(due, key=lambda missing: self._not_before.get(missing[0], -math.inf))
 
     def _make(self, missing: tuple[Key, PodRef]) -> float:
@@ -171,14 +195,19 @@ class ClaimTemplates(Task):
         try:
             if not self._create(namespace, name, ref):
                 return self._later(missing, BUSY_S)  # others may wait for it
-        except (NotFound, Conflict):  # the namespace is gone; or the watch shows it soon, unless it is not ours
+        except (
+            NotFound,
+            Conflict,
+        ):  # the namespace is gone; or the watch shows it soon, unless it is not ours
             return self._later(missing, RETRY_S)
         except MalformedInput as error:
             self._refuse(ref, str(error))
             return self._later(missing, RETRY_S)
         except ClusterError as error:
             if error.status in (None, 429) or error.status >= 500:
-                self._later(missing, BUSY_S)  # the others are tried first: it may be about this one alone
+                self._later(
+                    missing, BUSY_S
+                )  # the others are tried first: it may be about this one alone
                 raise
             self._refuse(ref, str(error))
             return self._later(missing, RETRY_S)
@@ -187,13 +216,19 @@ class ClaimTemplates(Task):
     def _create(self, namespace: str, name: str, ref: PodRef) -> bool:
         """Makes a template as the pod *ref* says; False if that is gone. Raises: MalformedInput, ClusterError."""
         pod = self._cluster.pod(ref.namespace, ref.name)
-        text = pod.annotations.get(CLAIM_REQUEST, "") if pod is not None and pod.ref.uid == ref.uid else ""
+        text = (
+            pod.annotations.get(CLAIM_REQUEST, "")
+            if pod is not None and pod.ref.uid == ref.uid
+            else ""
+        )
         if not text or template_name(text) != name:
             return False
         template = render_template(text)
         self._make_room(namespace)
         self._cluster.create_claim_template(namespace, template)
-        log.info("claim template made", extra={"namespace": namespace, "template": name, "pod": ref})
+        log.info(
+            "claim template made", extra={"namespace": namespace, "template": name, "pod": ref}
+        )
         return True
 
     def _make_room(self, namespace: str) -> None:
@@ -205,8 +240,14 @@ class ClaimTemplates(Task):
             return
         oldest = min(of_namespace, key=lambda known: known.unused_since)
         if oldest.unused_since == math.inf:
-            raise MalformedInput(CLAIM_REQUEST, "", "", message=(
-                f"the pods of the namespace ask for more than {MAX_TEMPLATES} different claims"))
+            raise MalformedInput(
+                CLAIM_REQUEST,
+                "",
+                "",
+                message=(
+                    f"the pods of the namespace ask for more than {MAX_TEMPLATES} different claims"
+                ),
+            )
         self._remove(oldest.template)
 
     def _unused(self) -> Iterator[_Known]:
@@ -219,8 +260,10 @@ class ClaimTemplates(Task):
             self._cluster.delete_claim_template(template)
         except (NotFound, Conflict):
             pass  # deleted, or made anew: the watch shows it
-        log.info("unused claim template removed",
-                 extra={"namespace": template.namespace, "template": template.name})
+        log.info(
+            "unused claim template removed",
+            extra={"namespace": template.namespace, "template": template.name},
+        )
         self.remove(template)  # if the watch shows it once more, it is late: its end follows
 
     def _refuse(self, ref: PodRef, message: str) -> None:

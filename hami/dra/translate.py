@@ -59,8 +59,13 @@ class SharedRequests:
     users: Mapping[str, str]
 
 
-def translate(wire: Mapping[str, Any], vendors: Catalog, device_policy: str,
-              card_sizes: Collection[int], namespace: str = "") -> Translation | Inexpressible | None:
+def translate(
+    wire: Mapping[str, Any],
+    vendors: Catalog,
+    device_policy: str,
+    card_sizes: Collection[int],
+    namespace: str = "",
+) -> Translation | Inexpressible | None:
     """Returns the new pod *wire* with a claim for the cards that it requests, or why there is none; None if it requests
     none.
 
@@ -83,34 +88,57 @@ def translate(wire: Mapping[str, Any], vendors: Catalog, device_policy: str,
         return Inexpressible(reason)
     selector = request.vendor_request(VENDOR).selector
     sizes = card_sizes if needs_card_sizes(shared.requests.values(), selector) else ()
-    claim = ClaimRequest(requests=shared.requests, selector=selector, numa_bind=request.policy.numa_bind,
-                         card_sizes=frozenset(sizes))
+    claim = ClaimRequest(
+        requests=shared.requests,
+        selector=selector,
+        numa_bind=request.policy.numa_bind,
+        card_sizes=frozenset(sizes),
+    )
     if isinstance(spec := claim_spec(claim, request.policy), Inexpressible):
         return spec
     text = render_claim_request(claim)
     if len(text) > MAX_TEXT:
-        return Inexpressible(f"the lists of types and UUIDs are too long, {len(text)} characters of at most {MAX_TEXT}")
+        return Inexpressible(
+            f"the lists of types and UUIDs are too long, {len(text)} characters of at most {MAX_TEXT}"
+        )
     names = frozenset(vendors[VENDOR].resources.names)
-    claiming = with_claim(draft.render(), names, shared.users, {CLAIM_REQUEST: text},
-                          resourceClaimTemplateName=template_name(text))
+    claiming = with_claim(
+        draft.render(),
+        names,
+        shared.users,
+        {CLAIM_REQUEST: text},
+        resourceClaimTemplateName=template_name(text),
+    )
     reason = too_long_annotations(claiming)
     return Inexpressible(reason) if reason else Translation(claiming, text)
 
 
 def has_claim(wire: Mapping[str, Any]) -> bool:
     """Reports whether the pod *wire* has a claim that admission gave it."""
-    return any(entry.get("name") == CLAIM and (is_template_name(str(entry.get("resourceClaimTemplateName")))
-                                               or is_claim_name(str(entry.get("resourceClaimName"))))
-               for entry in claims_of(wire))
+    return any(
+        entry.get("name") == CLAIM
+        and (
+            is_template_name(str(entry.get("resourceClaimTemplateName")))
+            or is_claim_name(str(entry.get("resourceClaimName")))
+        )
+        for entry in claims_of(wire)
+    )
 
 
 def too_long_annotations(wire: Mapping[str, Any]) -> str:
     """Returns why the API server does not accept the annotations of the pod *wire*, to which that of its claim has been
     added; empty if it does. Source: k8s.io/apimachinery, pkg/api/validation, TotalAnnotationSizeLimitB."""
     annotations = wire["metadata"]["annotations"]
-    size = sum(len(f"{key}{text}".encode(errors="surrogatepass")) for key, text in annotations.items())
-    return "" if size <= MAX_ANNOTATIONS else (
-        f"metadata.annotations: {size} bytes with that of the claim, and a pod has at most {MAX_ANNOTATIONS}")
+    size = sum(
+        len(f"{key}{text}".encode(errors="surrogatepass")) for key, text in annotations.items()
+    )
+    return (
+        ""
+        if size <= MAX_ANNOTATIONS
+        else (
+            f"metadata.annotations: {size} bytes with that of the claim, and a pod has at most {MAX_ANNOTATIONS}"
+        )
+    )
 
 
 def claims_of(wire: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -130,15 +158,22 @@ def _objections(pod: Pod, draft: PodDraft, request: PodRequest, vendors: Catalog
     yield from _annotation_objections(pod.annotations, request.policy, vendors[VENDOR])
 
 
-def _annotation_objections(annotations: Mapping[str, str], policy: DevicePolicy, vendor: Vendor) -> Iterator[str]:
+def _annotation_objections(
+    annotations: Mapping[str, str], policy: DevicePolicy, vendor: Vendor
+) -> Iterator[str]:
     def field(key: str) -> str:
         return f"annotation {key}={annotations[key][:_SHOWN]}"
 
     if GPU_POLICY in annotations and any(
-            token.strip() in _ORDERS for token in annotations[GPU_POLICY].split(",")):
+        token.strip() in _ORDERS for token in annotations[GPU_POLICY].split(",")
+    ):
         yield f"{field(GPU_POLICY)}: kube-scheduler takes the first GPUs of a node that fit"
     if policy.topology_aware:
-        where = field(GPU_POLICY) if GPU_POLICY in annotations else "--gpu-scheduler-policy=topology-aware"
+        where = (
+            field(GPU_POLICY)
+            if GPU_POLICY in annotations
+            else "--gpu-scheduler-policy=topology-aware"
+        )
         yield f"{where}: kube-scheduler cannot compare the links between GPUs"
     if annotations.get(NODE_POLICY, KUBE_POLICY) != KUBE_POLICY:
         yield f"{field(NODE_POLICY)}: kube-scheduler chooses nodes by its own scores"
@@ -152,19 +187,31 @@ def _annotation_objections(annotations: Mapping[str, str], policy: DevicePolicy,
 
 def share_requests(pod: Pod, request: PodRequest) -> SharedRequests | Inexpressible:
     """Returns the requests of the claim of *pod*, in the order of the containers that run at the same time."""
-    asking = [(container, part.requests[0]) for container, part in zip(pod.containers, request.containers, strict=True)
-              if part.requests]
-    requests = {container.name: part for container, part in asking if container.kind is not ContainerKind.INIT}
-    inits = [(container, part) for container, part in asking if container.kind is ContainerKind.INIT]
+    asking = [
+        (container, part.requests[0])
+        for container, part in zip(pod.containers, request.containers, strict=True)
+        if part.requests
+    ]
+    requests = {
+        container.name: part
+        for container, part in asking
+        if container.kind is not ContainerKind.INIT
+    }
+    inits = [
+        (container, part) for container, part in asking if container.kind is ContainerKind.INIT
+    ]
     users = {name: name for name in requests}
     if inits:
         largest = _largest(asking, ContainerKind.APP) or _largest(asking, ContainerKind.INIT)
         units = [part for container, part in inits if container.name != largest]
-        first = requests.get(largest) or next(part for container, part in inits if container.name == largest)
+        first = requests.get(largest) or next(
+            part for container, part in inits if container.name == largest
+        )
         if len({_is_percent(part) for part in (first, *units) if not _is_whole(part)}) > 1:
             return Inexpressible(
                 f"container {largest} and init containers, which use its GPUs before it, ask for memory in MiB and in "
-                "percent: use one of them")
+                "percent: use one of them"
+            )
         requests[largest] = functools.reduce(_larger, units, first)
         users |= {container.name: largest for container, _ in inits}
     return SharedRequests(requests, users)
@@ -196,44 +243,77 @@ def _is_whole(request: Request) -> bool:
 
 def _larger(first: Request, second: Request) -> Request:
     """Returns a request that has room for either of the two, whose memory has one unit."""
-    larger = replace(first, count=max(first.count, second.count), cores=max(first.cores, second.cores))
+    larger = replace(
+        first, count=max(first.count, second.count), cores=max(first.cores, second.cores)
+    )
     if _is_whole(first) or _is_whole(second):
         return replace(larger, memory_mib=0, memory_percent=WHOLE)
     if _is_percent(first):
-        return replace(larger, memory_percent=max(first.memory_percent or 0, second.memory_percent or 0))
+        return replace(
+            larger, memory_percent=max(first.memory_percent or 0, second.memory_percent or 0)
+        )
     return replace(larger, memory_mib=max(first.memory_mib, second.memory_mib))
 
 
-def with_claim(wire: Mapping[str, Any], names: frozenset[str], users: Mapping[str, str],
-               annotations: Mapping[str, str], **source: str) -> dict[str, Any]:
+def with_claim(
+    wire: Mapping[str, Any],
+    names: frozenset[str],
+    users: Mapping[str, str],
+    annotations: Mapping[str, str],
+    **source: str,
+) -> dict[str, Any]:
     """Returns the pod *wire* with a claim and *annotations*. *names*: resources to remove. *users*: the request that
     each container uses. *source*: the field that says where the claim comes from."""
-    meta, changed = wire.get("metadata") or {}, with_containers(wire, lambda container: _claiming(
-        container, names, users))
-    return {**changed, "metadata": {**meta, "annotations": {**(meta.get("annotations") or {}), **annotations}},
-            "spec": {**changed["spec"], "resourceClaims": [*claims_of(wire), {"name": CLAIM, **source}]}}
+    meta, changed = (
+        wire.get("metadata") or {},
+        with_containers(wire, lambda container: _claiming(container, names, users)),
+    )
+    return {
+        **changed,
+        "metadata": {**meta, "annotations": {**(meta.get("annotations") or {}), **annotations}},
+        "spec": {
+            **changed["spec"],
+            "resourceClaims": [*claims_of(wire), {"name": CLAIM, **source}],
+        },
+    }
 
 
-def with_containers(wire: Mapping[str, Any],
-                    change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
+def with_containers(
+    wire: Mapping[str, Any], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> dict[str, Any]:
     """Returns the pod *wire* with the result of *change* in place of each container."""
     spec = wire["spec"]
-    return {**wire, "spec": {**spec, **{key: list(map(change, spec[key])) for key in ("initContainers", "containers")
-                                        if spec.get(key)}}}
+    return {
+        **wire,
+        "spec": {
+            **spec,
+            **{
+                key: list(map(change, spec[key]))
+                for key in ("initContainers", "containers")
+                if spec.get(key)
+            },
+        },
+    }
 
 
 def without_resources(container: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Returns the resources of *container* without *names* in limits and requests."""
     resources = dict(container.get("resources") or {})
     for part in ("limits", "requests"):
-        if kept := {name: amount for name, amount in (resources.get(part) or {}).items() if name not in names}:
+        if kept := {
+            name: amount
+            for name, amount in (resources.get(part) or {}).items()
+            if name not in names
+        }:
             resources[part] = kept
         else:
             resources.pop(part, None)
     return resources
 
 
-def _claiming(container: Mapping[str, Any], names: frozenset[str], users: Mapping[str, str]) -> Mapping[str, Any]:
+def _claiming(
+    container: Mapping[str, Any], names: frozenset[str], users: Mapping[str, str]
+) -> Mapping[str, Any]:
     before, resources = container.get("resources") or {}, without_resources(container, names)
     if request := users.get(str(container.get("name"))):
         resources["claims"] = [*(before.get("claims") or ()), {"name": CLAIM, "request": request}]

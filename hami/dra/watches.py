@@ -37,7 +37,9 @@ class _Sink(Generic[T]):
     """A sink that passes objects on by their keys: ``None`` for one that is gone, and the keys of all at the end of a
     list."""
 
-    def __init__(self, put: Callable[[str, T | None], None], keep_only: Callable[[set[str]], None]) -> None:
+    def __init__(
+        self, put: Callable[[str, T | None], None], keep_only: Callable[[set[str]], None]
+    ) -> None:
         self._put = put
         self._keep_only = keep_only
 
@@ -79,22 +81,46 @@ class PodsWithClaims:
 
 def watch_templates(api: Api, templates: ClaimTemplates) -> Reflector[ClaimTemplate]:
     """Returns the watch of our templates."""
-    return Reflector(api, WatchedResource(
-        name="resourceclaimtemplates", path=f"{API}/resourceclaimtemplates", parse=parse_template,
-        key=lambda template: template.uid, query={"labelSelector": CLAIM_TEMPLATE}), templates)
+    return Reflector(
+        api,
+        WatchedResource(
+            name="resourceclaimtemplates",
+            path=f"{API}/resourceclaimtemplates",
+            parse=parse_template,
+            key=lambda template: template.uid,
+            query={"labelSelector": CLAIM_TEMPLATE},
+        ),
+        templates,
+    )
 
 
-def watch_devices(api: Api, cache: ClaimCache) -> tuple[Reflector[_Seen[PublishedSlice | None]],
-                                                        Reflector[_Seen[AllocatedClaim]]]:
+def watch_devices(
+    api: Api, cache: ClaimCache
+) -> tuple[Reflector[_Seen[PublishedSlice | None]], Reflector[_Seen[AllocatedClaim]]]:
     """Returns the watches of our driver's slices, and of claims, which fill *cache*."""
     return (
-        Reflector(api, WatchedResource(
-            name="resourceslices", path=f"{API}/resourceslices", parse=partial(_seen, parse_slice),
-            key=lambda seen: seen.key, query={"fieldSelector": f"spec.driver={DRIVER}"}),
-            _Sink(cache.set_slice, cache.keep_slices)),
-        Reflector(api, WatchedResource(
-            name="resourceclaims", path=f"{API}/resourceclaims", parse=partial(_seen, parse_claim),
-            key=lambda seen: seen.key), _Sink(cache.set_claim, cache.keep_claims)))
+        Reflector(
+            api,
+            WatchedResource(
+                name="resourceslices",
+                path=f"{API}/resourceslices",
+                parse=partial(_seen, parse_slice),
+                key=lambda seen: seen.key,
+                query={"fieldSelector": f"spec.driver={DRIVER}"},
+            ),
+            _Sink(cache.set_slice, cache.keep_slices),
+        ),
+        Reflector(
+            api,
+            WatchedResource(
+                name="resourceclaims",
+                path=f"{API}/resourceclaims",
+                parse=partial(_seen, parse_claim),
+                key=lambda seen: seen.key,
+            ),
+            _Sink(cache.set_claim, cache.keep_claims),
+        ),
+    )
 
 
 def _seen(parse: Callable[[bytes], T], data: bytes) -> _Seen[T]:

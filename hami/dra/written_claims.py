@@ -60,8 +60,12 @@ class _Written:
     percent: int | None = None
 
 
-def plain_pod(wire: Mapping[str, Any], read: ReadTemplate, vendors: Catalog,
-              card_sizes: Callable[[], Collection[int]]) -> PlainPod | None:
+def plain_pod(
+    wire: Mapping[str, Any],
+    read: ReadTemplate,
+    vendors: Catalog,
+    card_sizes: Callable[[], Collection[int]],
+) -> PlainPod | None:
     """Returns the new pod *wire* with the amounts that templates of claims say in place of these claims; ``None`` if
     it names no template that is about our devices.
 
@@ -70,37 +74,57 @@ def plain_pod(wire: Mapping[str, Any], read: ReadTemplate, vendors: Catalog,
     """
     templates = {source.name: source.template for source in claim_sources(wire) if source.template}
     if len(templates) > MAX_TEMPLATES:
-        raise PodRefused(f"spec.resourceClaims: {len(templates)} templates of claims, expected at most {MAX_TEMPLATES}")
+        raise PodRefused(
+            f"spec.resourceClaims: {len(templates)} templates of claims, expected at most {MAX_TEMPLATES}"
+        )
     claims = {name: _claim(template, read) for name, template in templates.items()}
     if not any(claim.is_ours for claim in claims.values()):
         return None
-    if others := [str(entry.get("name")) for entry in claims_of(wire) if str(entry.get("name")) not in claims]:
+    if others := [
+        str(entry.get("name")) for entry in claims_of(wire) if str(entry.get("name")) not in claims
+    ]:
         raise PodRefused(f"spec.resourceClaims {others[0]}: {NO_OTHERS}")
     if configured := [name for name, claim in claims.items() if claim.has_parameters]:
-        raise PodRefused(f"spec.resourceClaims {configured[0]}: config: claims of the scheduler have no parameters")
-    requests = {(name, request.name): _written(
-        f"spec.resourceClaims {name}: request {request.name}", request, card_sizes)
-                for name, claim in claims.items() for request in claim.requests}
+        raise PodRefused(
+            f"spec.resourceClaims {configured[0]}: config: claims of the scheduler have no parameters"
+        )
+    requests = {
+        (name, request.name): _written(
+            f"spec.resourceClaims {name}: request {request.name}", request, card_sizes
+        )
+        for name, claim in claims.items()
+        for request in claim.requests
+    }
     resources, keys = vendors[VENDOR].resources, vendors[VENDOR].annotations.selectors
     annotations = dict(_annotations(requests, claims, keys))
     meta = wire.get("metadata") or {}
     own = meta.get("annotations") or {}
-    if other := next((key for key in annotations if own.get(key, annotations[key]) != annotations[key]), ""):
+    if other := next(
+        (key for key in annotations if own.get(key, annotations[key]) != annotations[key]), ""
+    ):
         raise PodRefused(
-            f"annotation {other}={own[other][:_SHOWN]}: the pod's claim says {annotations[other][:_SHOWN]}")
+            f"annotation {other}={own[other][:_SHOWN]}: the pod's claim says {annotations[other][:_SHOWN]}"
+        )
     users, chosen = _users(wire, requests, frozenset(resources.names))
 
     def plain(container: Mapping[str, Any]) -> Mapping[str, Any]:
         if (request := chosen.get(str(container.get("name")))) is None:
             return container
         given = {key: value for key, value in container["resources"].items() if key != "claims"}
-        return {**container, "resources": {**given, "limits": {
-            **(given.get("limits") or {}), **_amounts(requests[request], resources)}}}
+        return {
+            **container,
+            "resources": {
+                **given,
+                "limits": {**(given.get("limits") or {}), **_amounts(requests[request], resources)},
+            },
+        }
 
     changed = with_containers(wire, plain)
     spec = {key: value for key, value in changed["spec"].items() if key != "resourceClaims"}
-    return PlainPod({**changed, "spec": spec, "metadata": {
-        **meta, "annotations": {**own, **annotations}}}, users)
+    return PlainPod(
+        {**changed, "spec": spec, "metadata": {**meta, "annotations": {**own, **annotations}}},
+        users,
+    )
 
 
 def _claim(template: str, read: ReadTemplate) -> DeviceClaim:
@@ -110,7 +134,9 @@ def _claim(template: str, read: ReadTemplate) -> DeviceClaim:
     return parse_device_claim({**document, "kind": "ResourceClaimTemplate"}, title)
 
 
-def _written(place: str, request: DeviceRequest, card_sizes: Callable[[], Collection[int]]) -> _Written:
+def _written(
+    place: str, request: DeviceRequest, card_sizes: Callable[[], Collection[int]]
+) -> _Written:
     """Returns *request*. Raises: PodRefused for what amounts and annotations do not say."""
     sub, percent = request.subrequests[0], None
     if len(request.subrequests) > 1:
@@ -120,8 +146,9 @@ def _written(place: str, request: DeviceRequest, card_sizes: Callable[[], Collec
     return _Written(place, sub, percent)
 
 
-def _percentage(place: str, alternatives: Sequence[DeviceSubRequest],
-                card_sizes: Callable[[], Collection[int]]) -> tuple[DeviceSubRequest, int]:
+def _percentage(
+    place: str, alternatives: Sequence[DeviceSubRequest], card_sizes: Callable[[], Collection[int]]
+) -> tuple[DeviceSubRequest, int]:
     """Returns what *alternatives* say beside memory, which is the same percentage of each size of cards, and that
     percentage. Raises: PodRefused if they say something else."""
     memory: dict[int, int] = {}
@@ -130,16 +157,36 @@ def _percentage(place: str, alternatives: Sequence[DeviceSubRequest],
         sizes = {text: size for text in sub.selectors if (size := parse_size(text)) is not None}
         if len(sizes) == 1 and sub.memory_mib is not None:
             memory |= {size: sub.memory_mib for size in sizes.values()}
-        beside.append(replace(sub, name="", memory_mib=None, selectors=tuple(
-            text for text in sub.selectors if text not in sizes)))
-    percent = next((percent for percent in range(1, WHOLE) if all(
-        part_of(size, percent) == given for size, given in memory.items())), None)
-    if percent is None or len(memory) < len(alternatives) or any(sub != beside[0] for sub in beside):
-        raise PodRefused(f"{place}: firstAvailable: expected the same percentage of each memoryMiB, and nothing else "
-                         "in which the alternatives differ")
+        beside.append(
+            replace(
+                sub,
+                name="",
+                memory_mib=None,
+                selectors=tuple(text for text in sub.selectors if text not in sizes),
+            )
+        )
+    percent = next(
+        (
+            percent
+            for percent in range(1, WHOLE)
+            if all(part_of(size, percent) == given for size, given in memory.items())
+        ),
+        None,
+    )
+    if (
+        percent is None
+        or len(memory) < len(alternatives)
+        or any(sub != beside[0] for sub in beside)
+    ):
+        raise PodRefused(
+            f"{place}: firstAvailable: expected the same percentage of each memoryMiB, and nothing else "
+            "in which the alternatives differ"
+        )
     if missing := sorted(set(card_sizes()) - memory.keys()):
-        raise PodRefused(f"{place}: firstAvailable: there are GPUs of {missing[0]} MiB, for which it has no "
-                         "alternative")
+        raise PodRefused(
+            f"{place}: firstAvailable: there are GPUs of {missing[0]} MiB, for which it has no "
+            "alternative"
+        )
     return beside[0], percent
 
 
@@ -156,28 +203,47 @@ def _objections(sub: DeviceSubRequest) -> Iterator[str]:
         yield f"capacity {sub.unknown_capacities[0]}: no device of HAMi has it"
     if sub.cores > WHOLE:
         yield f"capacity cores={sub.cores}: expected at most {WHOLE}"
-    if sub.share_milli is not None and (sub.share_milli != SHARE * 1000 or sub.cores not in (0, WHOLE)):
-        yield (f"capacity share={sub.share_milli / 1000:g}, cores={sub.cores}: expected a share of {SHARE} for a GPU "
-               f"alone, with {WHOLE} cores or none")
-    if sub.device_class == MIG_CLASS and (sub.memory_mib is None or sub.selectors or sub.cores or sub.share_milli):
+    if sub.share_milli is not None and (
+        sub.share_milli != SHARE * 1000 or sub.cores not in (0, WHOLE)
+    ):
+        yield (
+            f"capacity share={sub.share_milli / 1000:g}, cores={sub.cores}: expected a share of {SHARE} for a GPU "
+            f"alone, with {WHOLE} cores or none"
+        )
+    if sub.device_class == MIG_CLASS and (
+        sub.memory_mib is None or sub.selectors or sub.cores or sub.share_milli
+    ):
         yield "a MIG instance follows from its memory: expected that capacity, no other, and no selectors"
 
 
-def _annotations(requests: Mapping[tuple[str, str], _Written], claims: Mapping[str, DeviceClaim],
-                 keys: SelectorKeys) -> Iterator[tuple[str, str]]:
+def _annotations(
+    requests: Mapping[tuple[str, str], _Written],
+    claims: Mapping[str, DeviceClaim],
+    keys: SelectorKeys,
+) -> Iterator[tuple[str, str]]:
     """Yields the annotations that select the devices of all *requests*. Raises: PodRefused."""
     selector = _selector(list(requests.values()))
-    for key, items in ((keys.use_types, selector.use_types), (keys.nouse_types, selector.nouse_types),
-                       (keys.use_uuids[0], selector.use_uuids), (keys.nouse_uuids[0], selector.nouse_uuids)):
+    for key, items in (
+        (keys.use_types, selector.use_types),
+        (keys.nouse_types, selector.nouse_types),
+        (keys.use_uuids[0], selector.use_uuids),
+        (keys.nouse_uuids[0], selector.nouse_uuids),
+    ):
         if items is not None:
             yield key, ",".join(items)
     yield keys.mode, str(selector.mode)
-    bound = {(name, request) for name, claim in claims.items() for constraint in claim.constraints
-             for request in _bound(f"spec.resourceClaims {name}", claim, constraint)}
+    bound = {
+        (name, request)
+        for name, claim in claims.items()
+        for constraint in claim.constraints
+        for request in _bound(f"spec.resourceClaims {name}", claim, constraint)
+    }
     several = {key for key, request in requests.items() if (request.sub.count or 1) > 1}
     if bound and bound != several:
-        raise PodRefused(f"{requests[min(several - bound)].place}: expected matchAttribute {NUMA_NODE} for each "
-                         "request of several devices, or for none")
+        raise PodRefused(
+            f"{requests[min(several - bound)].place}: expected matchAttribute {NUMA_NODE} for each "
+            "request of several devices, or for none"
+        )
     if bound:
         yield NUMA_BIND, "true"
 
@@ -186,13 +252,20 @@ def _selector(requests: Sequence[_Written]) -> Selector:
     """Returns what all *requests* select. Raises: PodRefused."""
     first = requests[0]
     for other in requests:
-        if (other.sub.device_class, other.sub.selectors) != (first.sub.device_class, first.sub.selectors):
+        if (other.sub.device_class, other.sub.selectors) != (
+            first.sub.device_class,
+            first.sub.selectors,
+        ):
             raise PodRefused(f"{other.place}: it selects other devices than {first.place}")
     if (length := sum(map(len, first.sub.selectors))) > MAX_TEXT:
-        raise PodRefused(f"{first.place}: selectors: {length} characters, expected at most {MAX_TEXT}")
+        raise PodRefused(
+            f"{first.place}: selectors: {length} characters, expected at most {MAX_TEXT}"
+        )
     selector = parse_selectors(first.sub.selectors)
     if selector is None:
-        raise PodRefused(f"{first.place}: selectors: expected lists of UUIDs and of parts of productName.lowerAscii()")
+        raise PodRefused(
+            f"{first.place}: selectors: expected lists of UUIDs and of parts of productName.lowerAscii()"
+        )
     return replace(selector, mode=_MIG if first.sub.device_class == MIG_CLASS else _SHARED)
 
 
@@ -203,15 +276,27 @@ def _bound(place: str, claim: DeviceClaim, constraint: DeviceConstraint) -> list
     """
     about = [request for request in claim.requests if constraint.applies_to(request.name, "")]
     known = _UUID if constraint.is_distinct else (NUMA_NODE,)
-    if len(about) > 1 or constraint.attribute not in known or any("/" in name for name in constraint.requests):
+    if (
+        len(about) > 1
+        or constraint.attribute not in known
+        or any("/" in name for name in constraint.requests)
+    ):
         kind = "distinctAttribute" if constraint.is_distinct else "matchAttribute"
-        raise PodRefused(f"{place}: {kind} {constraint.attribute}: expected {NUMA_NODE} for one request")
-    return [request.name for request in about
-            if not constraint.is_distinct and (request.subrequests[0].count or 1) > 1]
+        raise PodRefused(
+            f"{place}: {kind} {constraint.attribute}: expected {NUMA_NODE} for one request"
+        )
+    return [
+        request.name
+        for request in about
+        if not constraint.is_distinct and (request.subrequests[0].count or 1) > 1
+    ]
 
 
-def _users(wire: Mapping[str, Any], requests: Mapping[tuple[str, str], _Written], resources: frozenset[str],
-           ) -> tuple[dict[str, str] | None, dict[str, tuple[str, str]]]:
+def _users(
+    wire: Mapping[str, Any],
+    requests: Mapping[tuple[str, str], _Written],
+    resources: frozenset[str],
+) -> tuple[dict[str, str] | None, dict[str, tuple[str, str]]]:
     """Returns the container whose request each one is to use, if some use those of others, and the request of its
     claims that each container uses. Raises: PodRefused."""
     named, owners = named_claims(wire), dict[tuple[str, str], str]()
@@ -221,12 +306,21 @@ def _users(wire: Mapping[str, Any], requests: Mapping[tuple[str, str], _Written]
     for container in sorted(containers, key=lambda container: container.kind is ContainerKind.INIT):
         about = f"container {container.name}"
         if amounts := sorted(resources & {*container.limits, *container.requests}):
-            raise PodRefused(f"{about}: {amounts[0]} beside a claim for GPUs, expected one of the two")
+            raise PodRefused(
+                f"{about}: {amounts[0]} beside a claim for GPUs, expected one of the two"
+            )
         uses = named.get(container.name, {})
-        used = [(name, request) for name, request in requests
-                if name in uses and request in (uses[name] or (request,))]
-        if unknown := sorted({(name, request) for name in uses for request in uses[name]} - requests.keys()):
-            raise PodRefused(f"{about} uses request {unknown[0][1]}, which claim {unknown[0][0]} does not have")
+        used = [
+            (name, request)
+            for name, request in requests
+            if name in uses and request in (uses[name] or (request,))
+        ]
+        if unknown := sorted(
+            {(name, request) for name in uses for request in uses[name]} - requests.keys()
+        ):
+            raise PodRefused(
+                f"{about} uses request {unknown[0][1]}, which claim {unknown[0][0]} does not have"
+            )
         if not used:
             continue
         if len(used) > 1:
@@ -236,10 +330,14 @@ def _users(wire: Mapping[str, Any], requests: Mapping[tuple[str, str], _Written]
         if owner is None and container.kind is not ContainerKind.INIT:
             owner = owners[request] = container.name
         elif owner is None:
-            raise PodRefused(f"{about} uses {requests[request].place}, and no container after it does")
+            raise PodRefused(
+                f"{about} uses {requests[request].place}, and no container after it does"
+            )
         elif ContainerKind.SIDECAR in (kinds[owner], container.kind):
-            raise PodRefused(f"containers {owner} and {container.name} share {requests[request].place}, and one of "
-                             "them is a sidecar")
+            raise PodRefused(
+                f"containers {owner} and {container.name} share {requests[request].place}, and one of "
+                "them is a sidecar"
+            )
         chosen[container.name], users[container.name] = request, owner
     if unused := [request.place for key, request in requests.items() if key not in owners]:
         raise PodRefused(f"{unused[0]}: no container uses it")
@@ -249,7 +347,14 @@ def _users(wire: Mapping[str, Any], requests: Mapping[tuple[str, str], _Written]
 def _amounts(request: _Written, resources: Resources) -> dict[str, str]:
     """Returns what *request* asks for, as limits of a container."""
     sub = request.sub
-    memory = ({resources.memory_percent: str(request.percent or WHOLE)} if sub.memory_mib is None
-              else {resources.memory: str(-(-max(sub.memory_mib, 1) // resources.memory_factor))})
-    cores = {} if sub.device_class == MIG_CLASS else {resources.cores: str(WHOLE if sub.share_milli else sub.cores)}
+    memory = (
+        {resources.memory_percent: str(request.percent or WHOLE)}
+        if sub.memory_mib is None
+        else {resources.memory: str(-(-max(sub.memory_mib, 1) // resources.memory_factor))}
+    )
+    cores = (
+        {}
+        if sub.device_class == MIG_CLASS
+        else {resources.cores: str(WHOLE if sub.share_milli else sub.cores)}
+    )
     return {resources.count: str(sub.count), **memory, **cores}

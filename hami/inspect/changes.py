@@ -30,8 +30,10 @@ MAX_KINDS = 3  # kinds of changes to a pod that are combined
 MAX_NODES = 50  # nodes, nearest first, on which pods are ended and cards uncordoned
 MAX_ENDED = 1000  # pods of the namespace of a quota that are ended, one at a time
 MAX_OF_A_KIND = 3  # changes of the cluster that are reported of each kind
-KINDS = ("less memory, fewer cores, fewer devices, another type, other UUIDs, another mode, no NUMA binding, shared "
-         "devices, a node or card uncordoned, a higher quota, another pod ended")
+KINDS = (
+    "less memory, fewer cores, fewer devices, another type, other UUIDs, another mode, no NUMA binding, shared "
+    "devices, a node or card uncordoned, a higher quota, another pod ended"
+)
 """The kinds that are tried, for an answer without a change."""
 
 
@@ -45,7 +47,9 @@ class Change:
     view: View
 
 
-def find_changes(inspected: InspectedCluster, view: View, pod: Pod, nearest: Sequence[str]) -> list[Change]:
+def find_changes(
+    inspected: InspectedCluster, view: View, pod: Pod, nearest: Sequence[str]
+) -> list[Change]:
     """Returns the smallest changes with which *pod* fits, changes of the pod first. Empty if no known change suffices.
 
     *view*: the cluster in which it waits. *nearest*: the nodes that do not fit, in the order in which changes of the
@@ -57,9 +61,15 @@ def find_changes(inspected: InspectedCluster, view: View, pod: Pod, nearest: Seq
     if (changes := search.changes(here)) or not quotas:
         return changes
     names = ", ".join(quota.name for quota in quotas.values())
-    lifted = here.but(f"the namespace has no quota of devices (now {names})",
-                      view.what_if(quotas={pod.ref.namespace: {}}))
-    return [lifted.change(pod, choice.node)] if (choice := lifted.fits(pod)) is not None else search.changes(lifted)
+    lifted = here.but(
+        f"the namespace has no quota of devices (now {names})",
+        view.what_if(quotas={pod.ref.namespace: {}}),
+    )
+    return (
+        [lifted.change(pod, choice.node)]
+        if (choice := lifted.fits(pod)) is not None
+        else search.changes(lifted)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +101,21 @@ _Groups = Iterable[Iterable[_Cluster]]
 class _Search:
     """The search for one pod."""
 
-    def __init__(self, inspected: InspectedCluster, view: View, pod: Pod, nearest: Sequence[str]) -> None:
+    def __init__(
+        self, inspected: InspectedCluster, view: View, pod: Pod, nearest: Sequence[str]
+    ) -> None:
         self._inspected = inspected
         self._pod = pod
         self._nearest = nearest
         self._relaxations = _relaxations(inspected, pod)
-        self._bookings = sorted((booking for booking in view.bookings.values()
-                                 if booking.uid != pod.ref.uid and booking.uid in inspected.pods),
-                                key=partial(_size, inspected.vendors))
+        self._bookings = sorted(
+            (
+                booking
+                for booking in view.bookings.values()
+                if booking.uid != pod.ref.uid and booking.uid in inspected.pods
+            ),
+            key=partial(_size, inspected.vendors),
+        )
 
     def changes(self, here: _Cluster) -> list[Change]:
         """Returns the changes of the pod alone and those of the cluster *here* alone; else of both."""
@@ -107,7 +124,9 @@ class _Search:
     def _alone(self, here: _Cluster) -> Iterator[Change]:
         """Yields the changes of the cluster alone."""
         for groups in self._kinds(here):
-            enough = (answer for group in groups if (answer := _first(group, self._pod)) is not None)
+            enough = (
+                answer for group in groups if (answer := _first(group, self._pod)) is not None
+            )
             for cluster, choice in itertools.islice(enough, MAX_OF_A_KIND):
                 yield cluster.change(self._pod, choice.node)
 
@@ -120,15 +139,21 @@ class _Search:
             if answer is not None:
                 cluster, _ = answer
                 choice = cluster.fits(self._pod)
-                yield from ([cluster.change(self._pod, choice.node)] if choice is not None
-                            else self._loosened(cluster)[:1])
+                yield from (
+                    [cluster.change(self._pod, choice.node)]
+                    if choice is not None
+                    else self._loosened(cluster)[:1]
+                )
 
     def _loosened(self, cluster: _Cluster) -> list[Change]:
         """Returns changes of the pod, in *cluster*: all that need the smallest number of kinds."""
         kinds = len(self._relaxations)
         for size in (*range(1, min(MAX_KINDS, kinds) + 1), *([kinds] if kinds > MAX_KINDS else [])):
-            changes = [change for chosen in itertools.combinations(self._relaxations, size)
-                       if (change := self._tightened(chosen, cluster)) is not None]
+            changes = [
+                change
+                for chosen in itertools.combinations(self._relaxations, size)
+                if (change := self._tightened(chosen, cluster)) is not None
+            ]
             if changes:
                 return changes
         return []
@@ -139,11 +164,15 @@ class _Search:
         if cluster.fits(_applied(steps, self._pod)) is None:
             return None
         for place, relaxation in enumerate(chosen):
-            others = _applied([*steps[:place], *steps[place + 1:]], self._pod)
+            others = _applied([*steps[:place], *steps[place + 1 :]], self._pod)
             steps[place] = relaxation.tighten(partial(_is_enough, others, cluster))
         changed = _applied(steps, self._pod)
         choice = cluster.fits(changed)
-        return cluster.change(changed, choice.node, tuple(step.text for step in steps)) if choice else None
+        return (
+            cluster.change(changed, choice.node, tuple(step.text for step in steps))
+            if choice
+            else None
+        )
 
     # Changes of the cluster
 
@@ -161,8 +190,11 @@ class _Search:
     def _uncordoned_and_ended(self, here: _Cluster) -> _Groups:
         """Yields the pods of cordoned nodes that end where the node is uncordoned, too."""
         for uncordoned in self._uncordoned_nodes(here):
-            yield (self._end(booking, uncordoned, uncordoned.names) for booking in self._bookings
-                   if booking.node in uncordoned.names)
+            yield (
+                self._end(booking, uncordoned, uncordoned.names)
+                for booking in self._bookings
+                if booking.node in uncordoned.names
+            )
 
     def _uncordoned_devices(self, here: _Cluster) -> Iterator[_Cluster]:
         for name in self._nearest:
@@ -171,31 +203,53 @@ class _Search:
             for uuid in uuids:
                 rest = ",".join(other for other in uuids if other != uuid)
                 changed = replace(node, annotations={**node.annotations, CORDON: rest})
-                yield here.but(f"card {uuid} of node {name} is uncordoned (annotation {CORDON})",
-                               here.view.what_if(nodes=[changed]), [name])
+                yield here.but(
+                    f"card {uuid} of node {name} is uncordoned (annotation {CORDON})",
+                    here.view.what_if(nodes=[changed]),
+                    [name],
+                )
 
     def _raised_quotas(self, here: _Cluster) -> Iterator[_Cluster]:
         namespace = self._pod.ref.namespace
         for uid, quota in _quotas_of(self._pod, here.view).items():
             for resource, limit in sorted(quota.limits.items()):
-                raised = replace(quota, limits={name: own for name, own in quota.limits.items() if name != resource})
-                yield here.but(f"the quota {quota.name} allows more of limits.{resource} than {limit}",
-                               here.view.what_if(quotas={
-                                   namespace: {**here.view.facts.quotas[namespace], uid: raised}}))
+                raised = replace(
+                    quota,
+                    limits={name: own for name, own in quota.limits.items() if name != resource},
+                )
+                yield here.but(
+                    f"the quota {quota.name} allows more of limits.{resource} than {limit}",
+                    here.view.what_if(
+                        quotas={namespace: {**here.view.facts.quotas[namespace], uid: raised}}
+                    ),
+                )
 
     def _ended(self, here: _Cluster) -> _Groups:
         """Yields the pods that end, smallest first: those that a quota of the pod counts, too, then those of each of
         the nearest nodes."""
         quotas = _quotas_of(self._pod, here.view).values()
-        counted = (booking for booking in self._bookings if booking.namespace == self._pod.ref.namespace
-                   and any(quota.matches(booking.scope) for quota in quotas))
-        yield (self._end(booking, here, here.names) for booking in itertools.islice(counted, MAX_ENDED))
+        counted = (
+            booking
+            for booking in self._bookings
+            if booking.namespace == self._pod.ref.namespace
+            and any(quota.matches(booking.scope) for quota in quotas)
+        )
+        yield (
+            self._end(booking, here, here.names) for booking in itertools.islice(counted, MAX_ENDED)
+        )
         for name in self._nearest:
-            yield (self._end(booking, here, [name]) for booking in self._bookings if booking.node == name)
+            yield (
+                self._end(booking, here, [name])
+                for booking in self._bookings
+                if booking.node == name
+            )
 
     def _end(self, booking: Booking, cluster: _Cluster, names: Sequence[str]) -> _Cluster:
-        return cluster.but(f"pod {self._inspected.pods[booking.uid].ref} ends",
-                           cluster.view.what_if(without=[booking.uid]), names)
+        return cluster.but(
+            f"pod {self._inspected.pods[booking.uid].ref} ends",
+            cluster.view.what_if(without=[booking.uid]),
+            names,
+        )
 
 
 def _quotas_of(pod: Pod, view: View) -> dict[str, QuotaLimits]:
@@ -207,13 +261,18 @@ def _quotas_of(pod: Pod, view: View) -> dict[str, QuotaLimits]:
 
 def _first(group: Iterable[_Cluster], pod: Pod) -> tuple[_Cluster, Choice] | None:
     """Returns the first of *group* in which *pod* fits, and where; ``None`` if there is none."""
-    return next(((cluster, choice) for cluster in group if (choice := cluster.fits(pod)) is not None), None)
+    return next(
+        ((cluster, choice) for cluster in group if (choice := cluster.fits(pod)) is not None), None
+    )
 
 
 def _size(vendors: Catalog, booking: Booking) -> tuple[int, int, str]:
     charges = [(vendors[key], charge) for key, own in booking.charges for charge in own]
-    return (sum(charge.memory_mib for _, charge in charges),
-            sum(cores_of(vendor, charge.cores) for vendor, charge in charges), booking.uid)
+    return (
+        sum(charge.memory_mib for _, charge in charges),
+        sum(cores_of(vendor, charge.cores) for vendor, charge in charges),
+        booking.uid,
+    )
 
 
 def _is_enough(pod: Pod, cluster: _Cluster, step: _Step) -> bool:
@@ -252,7 +311,9 @@ class _Relaxation:
         """Returns the smallest change that is enough; the loosest must be."""
         degrees = range(self.degrees - 1)
         if self.is_ordered:
-            return self.step(bisect_left(degrees, True, key=lambda degree: is_enough(self.step(degree))))
+            return self.step(
+                bisect_left(degrees, True, key=lambda degree: is_enough(self.step(degree)))
+            )
         return next((step for step in map(self.step, degrees) if is_enough(step)), self.loosest)
 
 
@@ -263,11 +324,21 @@ def _relaxations(inspected: InspectedCluster, pod: Pod) -> list[_Relaxation]:
     """Returns the kinds of changes that *pod* permits."""
     relaxations, steps = list[_Relaxation](), list[_Step]()
     for vendor in inspected.vendors:
-        requests = [request for container in pod.containers
-                    if (request := device_request(vendor, container)) is not None]
+        requests = [
+            request
+            for container in pod.containers
+            if (request := device_request(vendor, container)) is not None
+        ]
         if requests:
-            devices = [usage.device for usages in inspected.view.nodes.values() for usage in usages.get(vendor.key, ())]
-            relaxations += [*_amounts(vendor, requests, devices), *_selections(vendor, pod, devices)]
+            devices = [
+                usage.device
+                for usages in inspected.view.nodes.values()
+                for usage in usages.get(vendor.key, ())
+            ]
+            relaxations += [
+                *_amounts(vendor, requests, devices),
+                *_selections(vendor, pod, devices),
+            ]
     if "mutex" in pod.annotations.get(GPU_POLICY, inspected.record.policies.device):
         steps.append(_annotate("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
     if parse_bool(pod.annotations.get(NUMA_BIND, "")) is True:
@@ -275,52 +346,103 @@ def _relaxations(inspected: InspectedCluster, pod: Pod) -> list[_Relaxation]:
     return [*relaxations, *(_Relaxation([step].__getitem__) for step in steps)]
 
 
-def _amounts(vendor: Vendor, requests: Sequence[Request], devices: Sequence[Device]) -> Iterator[_Relaxation]:
+def _amounts(
+    vendor: Vendor, requests: Sequence[Request], devices: Sequence[Device]
+) -> Iterator[_Relaxation]:
     """Yields the amounts of *requests* that can be lower."""
     factor = max(vendor.resources.memory_factor, 1)
     largest = max((device.memory_mib for device in devices), default=0)
-    memory = max(request.memory_mib or largest * (request.memory_percent or 0) // WHOLE for request in requests)
-    cores, count = (max(getattr(request, name) for request in requests) for name in ("cores", "count"))
+    memory = max(
+        request.memory_mib or largest * (request.memory_percent or 0) // WHOLE
+        for request in requests
+    )
+    cores, count = (
+        max(getattr(request, name) for request in requests) for name in ("cores", "count")
+    )
     if vendor.resources.memory and memory > factor:
-        yield _lowered(vendor, memory // factor - 1, lambda request, value: _with_memory(request, value * factor),
-                       lambda value: f"it asks for at most {value * factor:,} MiB of each {vendor.key} device")
+        yield _lowered(
+            vendor,
+            memory // factor - 1,
+            lambda request, value: _with_memory(request, value * factor),
+            lambda value: f"it asks for at most {value * factor:,} MiB of each {vendor.key} device",
+        )
     if vendor.resources.cores and cores > 1:
-        yield _lowered(vendor, cores - 1, lambda request, value: replace(request, cores=min(request.cores, value)),
-                       lambda value: f"it asks for at most {value} cores of each {vendor.key} device")
+        yield _lowered(
+            vendor,
+            cores - 1,
+            lambda request, value: replace(request, cores=min(request.cores, value)),
+            lambda value: f"it asks for at most {value} cores of each {vendor.key} device",
+        )
     if count > 1:
-        yield _lowered(vendor, count - 1, lambda request, value: replace(request, count=min(request.count, value)),
-                       lambda value: f"each container asks for at most {counted(value, f'{vendor.key} device')}")
+        yield _lowered(
+            vendor,
+            count - 1,
+            lambda request, value: replace(request, count=min(request.count, value)),
+            lambda value: (
+                f"each container asks for at most {counted(value, f'{vendor.key} device')}"
+            ),
+        )
 
 
 def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator[_Relaxation]:
     """Yields the selections of devices that can be left out."""
     keys = vendor.annotations.selectors
-    for name, chosen in (("type", (keys.use_types, keys.nouse_types)),
-                         ("UUID", (*keys.use_uuids, *keys.nouse_uuids)), ("mode", (keys.mode,))):
+    for name, chosen in (
+        ("type", (keys.use_types, keys.nouse_types)),
+        ("UUID", (*keys.use_uuids, *keys.nouse_uuids)),
+        ("mode", (keys.mode,)),
+    ):
         if given := [key for key in chosen if key and key in pod.annotations]:
-            loosest = _annotate(f"its devices may be of any {name} (annotation {', '.join(given)})",
-                                dict.fromkeys(given))
-            models = sorted({device.model for device in devices}) if name == "type" and keys.use_types else []
-            steps = [_annotate(f"it asks for the type {model} (annotation {keys.use_types})",
-                               dict.fromkeys(given) | {keys.use_types: model}) for model in models]
+            loosest = _annotate(
+                f"its devices may be of any {name} (annotation {', '.join(given)})",
+                dict.fromkeys(given),
+            )
+            models = (
+                sorted({device.model for device in devices})
+                if name == "type" and keys.use_types
+                else []
+            )
+            steps = [
+                _annotate(
+                    f"it asks for the type {model} (annotation {keys.use_types})",
+                    dict.fromkeys(given) | {keys.use_types: model},
+                )
+                for model in models
+            ]
             yield _Relaxation([*steps, loosest].__getitem__, len(steps) + 1)
 
 
 def _annotate(text: str, annotations: Mapping[str, str | None]) -> _Step:
     """Returns the change to these annotations; ``None`` removes one."""
+
     def apply(pod: Pod) -> Pod:
-        changed = {key: value for key, value in {**pod.annotations, **annotations}.items() if value is not None}
+        changed = {
+            key: value
+            for key, value in {**pod.annotations, **annotations}.items()
+            if value is not None
+        }
         return replace(pod, annotations=changed)
+
     return _Step(text, apply)
 
 
-def _lowered(vendor: Vendor, limit: int, lower: Callable[[Request, int], Request],
-             text: Callable[[int], str]) -> _Relaxation:
+def _lowered(
+    vendor: Vendor, limit: int, lower: Callable[[Request, int], Request], text: Callable[[int], str]
+) -> _Relaxation:
     """Returns the kind of change that lowers an amount of each device to *limit* at most, and not below 1."""
+
     def step(degree: int) -> _Step:
         value = limit - degree
-        return _Step(text(value), lambda pod: replace(pod, containers=tuple(
-            _limited(vendor, container, lower, value) for container in pod.containers)))
+        return _Step(
+            text(value),
+            lambda pod: replace(
+                pod,
+                containers=tuple(
+                    _limited(vendor, container, lower, value) for container in pod.containers
+                ),
+            ),
+        )
+
     return _Relaxation(step, limit, is_ordered=True)
 
 
@@ -330,7 +452,9 @@ def _with_memory(request: Request, memory_mib: int) -> Request:
     return replace(request, memory_mib=memory_mib, memory_percent=None)
 
 
-def _limited(vendor: Vendor, container: Container, lower: Callable[[Request, int], Request], value: int) -> Container:
+def _limited(
+    vendor: Vendor, container: Container, lower: Callable[[Request, int], Request], value: int
+) -> Container:
     if (request := device_request(vendor, container)) is None:
         return container
     before, after = _amounts_of(vendor, request), _amounts_of(vendor, lower(request, value))
@@ -345,6 +469,10 @@ def _amounts_of(vendor: Vendor, request: Request) -> dict[str, int]:
     """Returns the amounts of resources with which a container makes *request*; 0: it does not name the resource."""
     names = vendor.resources
     devices = request.count if names.amounts_are_totals else 1
-    amounts = {names.count: request.count, names.memory: request.memory_mib // max(names.memory_factor, 1) * devices,
-               names.memory_percent: request.memory_percent or 0, names.cores: request.cores * devices}
+    amounts = {
+        names.count: request.count,
+        names.memory: request.memory_mib // max(names.memory_factor, 1) * devices,
+        names.memory_percent: request.memory_percent or 0,
+        names.cores: request.cores * devices,
+    }
     return {name: amount for name, amount in amounts.items() if name}

@@ -66,15 +66,24 @@ class Undecided:
     """There are too many combinations of devices to try."""
 
 
-def allocate(devices: Sequence[SharedDevice], claims: Sequence[DeviceClaim]) -> ClaimPlacement | ClaimUnfit | Undecided:
+def allocate(
+    devices: Sequence[SharedDevice], claims: Sequence[DeviceClaim]
+) -> ClaimPlacement | ClaimUnfit | Undecided:
     """Returns what *claims* of one pod get of *devices*, those of a node in the order of their slices."""
     requests = [request for claim in claims for request in claim.requests]
-    picks = sum(min(max(sub.count or 1 for sub in request.subrequests), len(devices)) for request in requests)
+    picks = sum(
+        min(max(sub.count or 1 for sub in request.subrequests), len(devices))
+        for request in requests
+    )
     if len(requests) > MAX_REQUESTS or picks > MAX_PICKS:
         return Undecided()
     search = _Search(devices, claims)
     try:
-        return ClaimPlacement(tuple(search.devices), tuple(search.picks)) if search.serve(0) else search.refusal()
+        return (
+            ClaimPlacement(tuple(search.devices), tuple(search.picks))
+            if search.serve(0)
+            else search.refusal()
+        )
     except _Exhausted:
         return Undecided()
 
@@ -85,11 +94,18 @@ def unread_selectors(claim: DeviceClaim) -> Iterator[tuple[str, str]]:
         if request.is_instance:
             yield request.name, "the choice of a MIG instance"
         for sub in request.subrequests if request.is_ours and not request.is_instance else ():
-            yield from ((request.name, f"selector {text}") for text in sub.selectors if parse_condition(text) is None)
+            yield from (
+                (request.name, f"selector {text}")
+                for text in sub.selectors
+                if parse_condition(text) is None
+            )
             if sub.count is None:
                 yield request.name, "allocationMode All"
-    yield from (("", f"constraint on {constraint.attribute}") for constraint in claim.constraints
-                if not _is_read(constraint))
+    yield from (
+        ("", f"constraint on {constraint.attribute}")
+        for constraint in claim.constraints
+        if not _is_read(constraint)
+    )
 
 
 class _Exhausted(Exception):
@@ -102,8 +118,12 @@ class _Search:
     def __init__(self, devices: Sequence[SharedDevice], claims: Sequence[DeviceClaim]) -> None:
         self.devices = list(devices)
         self.picks: list[tuple[int, ...]] = []
-        self._requests = [(claim, request) for claim in claims for request in claim.requests if request.is_ours]
-        self._taken: list[tuple[DeviceClaim, str, str, int]] = []  # claim, request, subrequest, device
+        self._requests = [
+            (claim, request) for claim in claims for request in claim.requests if request.is_ours
+        ]
+        self._taken: list[
+            tuple[DeviceClaim, str, str, int]
+        ] = []  # claim, request, subrequest, device
         self._trials = 0
         self._deepest = -1
         self._at_deepest: tuple[SharedDevice, ...] = tuple(devices)
@@ -114,18 +134,31 @@ class _Search:
             self._deepest, self._at_deepest = position, tuple(self.devices)
         if position == len(self._requests):
             return True
-        return any(self._pick(position, sub, 0, ()) for sub in self._requests[position][1].subrequests if sub.is_ours)
+        return any(
+            self._pick(position, sub, 0, ())
+            for sub in self._requests[position][1].subrequests
+            if sub.is_ours
+        )
 
     def refusal(self) -> ClaimUnfit:
         """Returns why not all can be served: the first request that none of the trials served."""
         claim, request = self._requests[self._deepest]
-        broken = Reason.NUMA if any(constraint.attribute == NUMA_NODE for constraint in claim.constraints
-                                    ) else Reason.CUSTOM_RULE
-        refusals = [_refusal(request.name, sub, self._at_deepest, broken) for sub in request.subrequests if sub.is_ours]
+        broken = (
+            Reason.NUMA
+            if any(constraint.attribute == NUMA_NODE for constraint in claim.constraints)
+            else Reason.CUSTOM_RULE
+        )
+        refusals = [
+            _refusal(request.name, sub, self._at_deepest, broken)
+            for sub in request.subrequests
+            if sub.is_ours
+        ]
         _, position = min((refusal.distance, position) for position, refusal in enumerate(refusals))
         return replace(refusals[position], served=self._deepest)
 
-    def _pick(self, position: int, sub: DeviceSubRequest, start: int, picked: tuple[int, ...]) -> bool:
+    def _pick(
+        self, position: int, sub: DeviceSubRequest, start: int, picked: tuple[int, ...]
+    ) -> bool:
         claim, request = self._requests[position]
         if len(picked) == _picks(sub):
             self.picks.append(picked)
@@ -138,7 +171,9 @@ class _Search:
             if self._trials > MAX_TRIALS:
                 raise _Exhausted
             before = self.devices[index]
-            if objection(before, sub) is not None or not self._is_allowed(claim, request.name, sub.name, index):
+            if objection(before, sub) is not None or not self._is_allowed(
+                claim, request.name, sub.name, index
+            ):
                 continue
             self.devices[index] = _charged(before, sub)
             self._taken.append((claim, request.name, sub.name, index))
@@ -154,9 +189,11 @@ class _Search:
             if not constraint.applies_to(request, sub) or not _is_read(constraint):
                 continue
             own = attribute_of(self.devices[index].usage.device, constraint.attribute)
-            others = [attribute_of(self.devices[other].usage.device, constraint.attribute)
-                      for owner, name, alternative, other in self._taken
-                      if owner is claim and constraint.applies_to(name, alternative)]
+            others = [
+                attribute_of(self.devices[other].usage.device, constraint.attribute)
+                for owner, name, alternative, other in self._taken
+                if owner is claim and constraint.applies_to(name, alternative)
+            ]
             if own in others if constraint.is_distinct else any(other != own for other in others):
                 return False
         return True
@@ -186,7 +223,9 @@ def objection(device: SharedDevice, sub: DeviceSubRequest) -> Reason | None:
     return Reason.NO_CORES if sub.cores > registered.cores - usage.cores_used else None
 
 
-def _refusal(request: str, sub: DeviceSubRequest, devices: Sequence[SharedDevice], broken: Reason) -> ClaimUnfit:
+def _refusal(
+    request: str, sub: DeviceSubRequest, devices: Sequence[SharedDevice], broken: Reason
+) -> ClaimUnfit:
     """Returns why *devices* do not serve *sub*. *broken*: the reason if each could, but no combination of them."""
     refusals = tuple(_device_refusal(device, sub) for device in devices)
     reasons = Counter(refusal.reason for refusal in refusals if refusal.reason is not None)
@@ -203,9 +242,16 @@ def _device_refusal(device: SharedDevice, sub: DeviceSubRequest) -> DeviceRefusa
     usage, registered = device.usage, device.usage.device
     least = least_share(registered.slots)
     total = Amounts(registered.memory_mib, registered.cores, registered.slots)
-    free = Amounts(usage.memory_free_mib, registered.cores - usage.cores_used,
-                   min((_WHOLE_SHARE - device.share_milli) // least, registered.slots))
-    requested = Amounts(_memory_of(device, sub), sub.cores, min(-(-_share_of(device, sub) // least), registered.slots))
+    free = Amounts(
+        usage.memory_free_mib,
+        registered.cores - usage.cores_used,
+        min((_WHOLE_SHARE - device.share_milli) // least, registered.slots),
+    )
+    requested = Amounts(
+        _memory_of(device, sub),
+        sub.cores,
+        min(-(-_share_of(device, sub) // least), registered.slots),
+    )
     return DeviceRefusal(registered, requested, free, total, True, objection(device, sub))
 
 
@@ -216,13 +262,20 @@ def _charged(device: SharedDevice, sub: DeviceSubRequest) -> SharedDevice:
     registered, share = device.usage.device, _share_of(device, sub)
     slots = share // least_share(registered.slots)
     charge = Charge(registered.uuid, slots, _memory_of(device, sub), sub.cores)
-    return replace(device, usage=charged_by(device.usage, charge), share_milli=device.share_milli + share)
+    return replace(
+        device, usage=charged_by(device.usage, charge), share_milli=device.share_milli + share
+    )
 
 
 def request_of(sub: DeviceSubRequest) -> Request:
     """Returns what *sub* asks for, in the words of the device plugin."""
-    return Request(vendor=VENDOR, count=sub.count or 1, memory_mib=sub.memory_mib or 0, cores=sub.cores,
-                   memory_percent=100 if sub.memory_mib is None else None)
+    return Request(
+        vendor=VENDOR,
+        count=sub.count or 1,
+        memory_mib=sub.memory_mib or 0,
+        cores=sub.cores,
+        memory_percent=100 if sub.memory_mib is None else None,
+    )
 
 
 def _picks(sub: DeviceSubRequest) -> int:
@@ -248,12 +301,24 @@ def _reason_of(selector: str) -> Reason:
     """Returns the reason for a device that does not meet *selector*."""
     if ".uuid" in selector:
         return Reason.UUID_MISMATCH
-    return Reason.TYPE_MISMATCH if ".productName" in selector or ".mode" in selector else Reason.CUSTOM_RULE
+    return (
+        Reason.TYPE_MISMATCH
+        if ".productName" in selector or ".mode" in selector
+        else Reason.CUSTOM_RULE
+    )
 
 
 def _is_read(constraint: DeviceConstraint) -> bool:
     return constraint.attribute in _READ
 
 
-_READ = frozenset({NUMA_NODE, *(f"{domain}{name}" for domain in ("", "gpu.hami.io/") for name in (
-    "type", "uuid", "productName", "mode", "index", "memoryMiB"))})
+_READ = frozenset(
+    {
+        NUMA_NODE,
+        *(
+            f"{domain}{name}"
+            for domain in ("", "gpu.hami.io/")
+            for name in ("type", "uuid", "productName", "mode", "index", "memoryMiB")
+        ),
+    }
+)

@@ -82,7 +82,9 @@ def catalog_of(device_config: str) -> Catalog:
     """
     if not device_config:
         return full_catalog(chart_config())
-    return full_catalog(parse_device_config(device_config, "device configuration", known=sections()))
+    return full_catalog(
+        parse_device_config(device_config, "device configuration", known=sections())
+    )
 
 
 class InspectedCluster:
@@ -91,10 +93,14 @@ class InspectedCluster:
     *view* is what the scheduler decides from, *claimed* what is allocated by claims: usage is that of both.
     """
 
-    def __init__(self, record: ClusterRecord, view: View | None = None, claimed: Claimed | None = None) -> None:
+    def __init__(
+        self, record: ClusterRecord, view: View | None = None, claimed: Claimed | None = None
+    ) -> None:
         self.record = record
         self.view = view if view is not None else store_of(record).view()
-        self.claimed = claimed if claimed is not None else claims_of(record).at_once(self.view.facts)
+        self.claimed = (
+            claimed if claimed is not None else claims_of(record).at_once(self.view.facts)
+        )
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
@@ -102,13 +108,20 @@ class InspectedCluster:
 
     def usages_on(self, node: str) -> list[DeviceUsage]:
         """Returns the devices of *node* and their usage, by vendor."""
-        return [usage for view in (self.view, self.claimed.view) for _, usages in sorted(view.usages(node).items())
-                for usage in usages]
+        return [
+            usage
+            for view in (self.view, self.claimed.view)
+            for _, usages in sorted(view.usages(node).items())
+            for usage in usages
+        ]
 
     def usages(self) -> Iterator[tuple[str, DeviceUsage]]:
         """Yields the usage of each device, with its node."""
-        return ((name, usage) for name in dict.fromkeys((*self.view.nodes, *self.claimed.view.nodes))
-                for usage in self.usages_on(name))
+        return (
+            (name, usage)
+            for name in dict.fromkeys((*self.view.nodes, *self.claimed.view.nodes))
+            for usage in self.usages_on(name)
+        )
 
     def bookings_on(self, node: str) -> list[Booking]:
         """Returns what pods and claims hold on *node*."""
@@ -116,8 +129,10 @@ class InspectedCluster:
 
     def bookings_of(self, pod: Pod) -> list[Booking]:
         """Returns what *pod* and its claims hold."""
-        own = self.view.bookings.get(pod.ref.uid), *(
-            self.claimed.view.bookings.get(claim.uid) for claim in self.claims_of(pod))
+        own = (
+            self.view.bookings.get(pod.ref.uid),
+            *(self.claimed.view.bookings.get(claim.uid) for claim in self.claims_of(pod)),
+        )
         return [booking for booking in own if booking is not None]
 
     def claims_of(self, pod: Pod) -> Sequence[AllocatedClaim]:
@@ -141,15 +156,23 @@ class InspectedCluster:
 
     def holders(self, node: str, vendor: str, uuid: str) -> list[tuple[Pod | None, Charge]]:
         """Returns the pods on a device with what they hold of it; ``None`` for a pod that the record does not have."""
-        return [(pod, charge) for booking in self.bookings_on(node) for key, charges in booking.charges if key == vendor
-                for charge in charges if charge.uuid == uuid for pod in self.pods_with(booking)]
+        return [
+            (pod, charge)
+            for booking in self.bookings_on(node)
+            for key, charges in booking.charges
+            if key == vendor
+            for charge in charges
+            if charge.uuid == uuid
+            for pod in self.pods_with(booking)
+        ]
 
     def offered(self, scheduler: str) -> list[str]:
         """Returns the names of the nodes that kube-scheduler may offer to a pod that names *scheduler*: those of its
         shard that are not cordoned, sorted."""
         if scheduler not in self._offered:
             self._offered[scheduler] = [
-                name for name in self.in_shard(scheduler) if not self.nodes[name].unschedulable]
+                name for name in self.in_shard(scheduler) if not self.nodes[name].unschedulable
+            ]
         return self._offered[scheduler]
 
     def in_shard(self, scheduler: str) -> list[str]:
@@ -160,7 +183,9 @@ class InspectedCluster:
     def shard_of(self, scheduler: str) -> str | None:
         """Returns the shard, of those that nodes have, with whose name that of *scheduler* ends."""
         name = scheduler.removesuffix("-claims")
-        return max((shard for shard in self.shards if name.endswith(f"-{shard}")), key=len, default=None)
+        return max(
+            (shard for shard in self.shards if name.endswith(f"-{shard}")), key=len, default=None
+        )
 
     @cached_property
     def shards(self) -> frozenset[str]:
@@ -169,28 +194,50 @@ class InspectedCluster:
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         """Returns the latest pod of that name; ``None`` if the record has none."""
-        named = [pod for pod in self.record.pods if (pod.ref.namespace, pod.ref.name) == (namespace, name)]
-        return max(named, key=lambda pod: parse_resource_version(pod.resource_version), default=None)
+        named = [
+            pod
+            for pod in self.record.pods
+            if (pod.ref.namespace, pod.ref.name) == (namespace, name)
+        ]
+        return max(
+            named, key=lambda pod: parse_resource_version(pod.resource_version), default=None
+        )
 
     def check_has_devices(self) -> None:
         """Raises: HamiError if no node offers devices."""
         if not self.view.nodes and not self.claimed.view.nodes:
-            raise HamiError("no node has registered devices: is HAMi's device plugin running, and is this the right "
-                            "context?")
+            raise HamiError(
+                "no node has registered devices: is HAMi's device plugin running, and is this the right "
+                "context?"
+            )
 
 
 def selection_keys(vendors: Catalog) -> frozenset[str]:
     """Returns the annotations with which the author of a pod selects nodes and devices."""
-    return frozenset({NODE_POLICY, GPU_POLICY, WEIGHTS, NUMA_BIND} | {
-        key for vendor in vendors
-        for key in (*vendor.annotations.selectors.names, *vendor.annotations.pod_keys,
-                    vendor.resources.no_cores_annotation[0]) if key})
+    return frozenset(
+        {NODE_POLICY, GPU_POLICY, WEIGHTS, NUMA_BIND}
+        | {
+            key
+            for vendor in vendors
+            for key in (
+                *vendor.annotations.selectors.names,
+                *vendor.annotations.pod_keys,
+                vendor.resources.no_cores_annotation[0],
+            )
+            if key
+        }
+    )
 
 
 def store_of(record: ClusterRecord) -> Store:
     """Returns a store that has seen everything of *record*."""
-    store = Store(catalog_of(record.device_config), record.policies, clock=lambda: 0.0, now=lambda: record.taken,
-                  foreign_reservations=True)
+    store = Store(
+        catalog_of(record.device_config),
+        record.policies,
+        clock=lambda: 0.0,
+        now=lambda: record.taken,
+        foreign_reservations=True,
+    )
     for node in record.nodes:
         store.nodes.upsert(node)
     for quota in record.quotas:

@@ -129,78 +129,137 @@ class BoundReport(_Record, frozen=True):
     resize: ResizeReport | None = None
 
 
-def explain_pod(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent], *,
-                budgets: Sequence[DisruptionBudget] = (), pod_groups: PodGroups = no_pod_group,
-                ) -> WaitingReport | BoundReport:
+def explain_pod(
+    cluster: InspectedCluster,
+    pod: Pod,
+    events: Sequence[SchedulingEvent],
+    *,
+    budgets: Sequence[DisruptionBudget] = (),
+    pod_groups: PodGroups = no_pod_group,
+) -> WaitingReport | BoundReport:
     """Returns the report on *pod*. *events*: those about it. *budgets*: the PodDisruptionBudgets of the cluster.
     *pod_groups*: reads PodGroups.
 
     Raises: HamiError if it requests no devices or has finished.
     """
-    if not requests_devices(cluster.vendors, pod.containers) and not pod.claim and not cluster.claims_of(pod):
-        raise HamiError(f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources")
+    if (
+        not requests_devices(cluster.vendors, pod.containers)
+        and not pod.claim
+        and not cluster.claims_of(pod)
+    ):
+        raise HamiError(
+            f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources"
+        )
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    return _bound(cluster, pod) if pod.node_name else _waiting(cluster, pod, events, budgets, pod_groups)
+    return (
+        _bound(cluster, pod)
+        if pod.node_name
+        else _waiting(cluster, pod, events, budgets, pod_groups)
+    )
 
 
 def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
     """Returns *report* as text. *wide*: with all nodes and cards."""
-    lines = _bound_lines(report) if isinstance(report, BoundReport) else _waiting_lines(report, wide=wide)
+    lines = (
+        _bound_lines(report)
+        if isinstance(report, BoundReport)
+        else _waiting_lines(report, wide=wide)
+    )
     return "\n".join(printable(line) for line in lines)
 
 
 # A pod that waits
 
 
-def _waiting(cluster: InspectedCluster, pod: Pod, events: Sequence[SchedulingEvent],
-             budgets: Sequence[DisruptionBudget], pod_groups: PodGroups) -> WaitingReport:
+def _waiting(
+    cluster: InspectedCluster,
+    pod: Pod,
+    events: Sequence[SchedulingEvent],
+    budgets: Sequence[DisruptionBudget],
+    pod_groups: PodGroups,
+) -> WaitingReport:
     group = pod_groups(pod_group_of(pod))
     required = group.min_count if group is not None else None
-    view = cluster.view.what_if(without=[pod.ref.uid])  # another scheduler's reservation for it is not in its way
+    view = cluster.view.what_if(
+        without=[pod.ref.uid]
+    )  # another scheduler's reservation for it is not in its way
     offered, own = cluster.offered(pod.scheduler_name), set(cluster.in_shard(pod.scheduler_name))
     choice = view.choose(pod, offered)
     refusal = view.refuse(pod, offered) if choice is None else None
     nodes = view.closest(refusal) if refusal is not None else []
-    changes = find_changes(cluster, view, pod, [node.node for node in nodes]) if refusal is not None else []
+    changes = (
+        find_changes(cluster, view, pod, [node.node for node in nodes])
+        if refusal is not None
+        else []
+    )
     gang = gang_of(cluster, pod, required)
     is_short = refusal is not None or (gang is not None and gang.lacking > 0)
     return WaitingReport(
-        namespace=pod.ref.namespace, name=pod.ref.name, age_s=age_of(pod.created, cluster.record.taken),
-        scheduler=pod.scheduler_name, requests=requested_devices(cluster, pod), annotations=_selections(cluster, pod),
+        namespace=pod.ref.namespace,
+        name=pod.ref.name,
+        age_s=age_of(pod.created, cluster.record.taken),
+        scheduler=pod.scheduler_name,
+        requests=requested_devices(cluster, pod),
+        annotations=_selections(cluster, pod),
         fits=choice.node if choice is not None else "",
-        reasons={str(reason): tuple(sorted(names)) for reason, names in refusal.nodes_by_reason.items()
-                 } if refusal is not None else {},
+        reasons={
+            str(reason): tuple(sorted(names)) for reason, names in refusal.nodes_by_reason.items()
+        }
+        if refusal is not None
+        else {},
         nodes=tuple(node_shortage(pod, node) for node in nodes),
-        cordoned=tuple(sorted(name for name in own
-                              if cluster.nodes[name].unschedulable and name in cluster.view.nodes)),
-        without_devices=len(refusal.unknown) if refusal is not None else 0, events=tuple(events),
+        cordoned=tuple(
+            sorted(
+                name
+                for name in own
+                if cluster.nodes[name].unschedulable and name in cluster.view.nodes
+            )
+        ),
+        without_devices=len(refusal.unknown) if refusal is not None else 0,
+        events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
         gang=gang,
         preemption=preemption_of(cluster, view, pod, budgets, pod_groups) if is_short else None,
-        other_shards=len(cluster.view.nodes.keys() - own))
+        other_shards=len(cluster.view.nodes.keys() - own),
+    )
 
 
 def node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
     """Returns why *pod* does not fit a node, nearest device first."""
-    return NodeShortage(refusal.node, str(refusal.unfit), pod.containers[refusal.container].name,
-                        tuple(map(device_shortage, refusal.closest_devices)))
+    return NodeShortage(
+        refusal.node,
+        str(refusal.unfit),
+        pod.containers[refusal.container].name,
+        tuple(map(device_shortage, refusal.closest_devices)),
+    )
 
 
 def device_shortage(refusal: DeviceRefusal) -> DeviceShortage:
     """Returns what a device lacks for a request."""
     device, short = refusal.device, refusal.short
-    return DeviceShortage(index=device.index, uuid=device.uuid, model=device.model, free=refusal.free_text,
-                          short_mib=short.memory_mib, short_cores=short.cores, short_slots=short.slots,
-                          reason=str(refusal.reason or ""))
+    return DeviceShortage(
+        index=device.index,
+        uuid=device.uuid,
+        model=device.model,
+        free=refusal.free_text,
+        short_mib=short.memory_mib,
+        short_cores=short.cores,
+        short_slots=short.slots,
+        reason=str(refusal.reason or ""),
+    )
 
 
 def requested_devices(cluster: InspectedCluster, pod: Pod) -> tuple[RequestedDevices, ...]:
     """Returns what each container of *pod* asks for."""
     return tuple(
-        RequestedDevices(container.name, tuple(
-            request_text(request, cluster.vendors[request.vendor]) for request in requests))
-        for container in pod.containers if (requests := device_requests(cluster.vendors, container)))
+        RequestedDevices(
+            container.name,
+            tuple(request_text(request, cluster.vendors[request.vendor]) for request in requests),
+        )
+        for container in pod.containers
+        if (requests := device_requests(cluster.vendors, container))
+    )
 
 
 def _selections(cluster: InspectedCluster, pod: Pod) -> dict[str, str]:
@@ -210,7 +269,9 @@ def _selections(cluster: InspectedCluster, pod: Pod) -> dict[str, str]:
 
 
 def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
-    waits = f"has been waiting for {age_text(report.age_s)}" if report.age_s is not None else "waits"
+    waits = (
+        f"has been waiting for {age_text(report.age_s)}" if report.age_s is not None else "waits"
+    )
     yield f"pod {report.namespace}/{report.name} {waits} (scheduler {report.scheduler or 'default-scheduler'})"
     yield from request_lines(report.requests, report.annotations)
     yield ""
@@ -241,8 +302,10 @@ def _fitting_lines(report: WaitingReport) -> Iterator[str]:
         yield f"It may fit {report.fits}: what is looked at here has room there."
     yield "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
     if report.claim_notes is not None and report.is_certain:
-        yield ("While it allocated other claims, it may have missed the room there. It tries the pod again when a "
-               f"claim ends, when a label of {report.fits} changes, or after five minutes.")
+        yield (
+            "While it allocated other claims, it may have missed the room there. It tries the pod again when a "
+            f"claim ends, when a label of {report.fits} changes, or after five minutes."
+        )
 
 
 def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
@@ -256,8 +319,11 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     shown = report.nodes if wide else report.nodes[:SHOWN_NODES]
     if shown:
         yield ""
-        yield "Nearest first:" if wide or len(shown) == len(report.nodes) else (
-            f"Nearest first, {len(shown)} of {len(report.nodes)} (-o wide shows all):")
+        yield (
+            "Nearest first:"
+            if wide or len(shown) == len(report.nodes)
+            else (f"Nearest first, {len(shown)} of {len(report.nodes)} (-o wide shows all):")
+        )
     for node in shown:
         yield from node_lines(node, len(node.cards) if wide else SHOWN_DEVICES)
 
@@ -265,7 +331,9 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
 def node_lines(node: NodeShortage, count: int) -> Iterator[str]:
     """Yields *node* and its *count* nearest devices, each in a line, and the number of the others."""
     yield f"  {node.node}  {node.reasons} (container {node.container})"
-    yield from (f"    card {device.index}  {device.free}{lacks(device)}" for device in node.cards[:count])
+    yield from (
+        f"    card {device.index}  {device.free}{lacks(device)}" for device in node.cards[:count]
+    )
     if count < len(node.cards):
         yield f"    and {len(node.cards) - count} more"
 
@@ -274,7 +342,11 @@ def lacks(device: DeviceShortage) -> str:
     """Returns what *device* lacks, to be added to what is free of it."""
     if not device.reason:
         return "; would serve"
-    amounts = ((device.short_mib, "MiB"), (device.short_cores, "cores"), (device.short_slots, "slot"))
+    amounts = (
+        (device.short_mib, "MiB"),
+        (device.short_cores, "cores"),
+        (device.short_slots, "slot"),
+    )
     lacks = ", ".join(f"{short:,} {unit}" for short, unit in amounts if short)
     return f"; lacks {lacks} ({device.reason})" if lacks else f"; {device.model} ({device.reason})"
 
@@ -303,16 +375,24 @@ def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
     record = cluster.view.facts.pods.get(pod.ref.uid)
     since = bound_at(pod)
     return BoundReport(
-        namespace=pod.ref.namespace, name=pod.ref.name, node=pod.node_name, phase=pod.phase,
+        namespace=pod.ref.namespace,
+        name=pod.ref.name,
+        node=pod.node_name,
+        phase=pod.phase,
         bound_s=max(0, int(cluster.record.taken.timestamp()) - since) if since else None,
-        requests=requested_devices(cluster, pod), cards=tuple(_held_devices(cluster, pod)),
-        problems=record.problems if record is not None else (), cores_limit=pod_cores_limit(pod.annotations),
-        resize=resize_report(pod.annotations))
+        requests=requested_devices(cluster, pod),
+        cards=tuple(_held_devices(cluster, pod)),
+        problems=record.problems if record is not None else (),
+        cores_limit=pod_cores_limit(pod.annotations),
+        resize=resize_report(pod.annotations),
+    )
 
 
 def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
-    indexes = {(usage.device.vendor, usage.device.uuid): usage.device.index
-               for usage in cluster.usages_on(pod.node_name)}
+    indexes = {
+        (usage.device.vendor, usage.device.uuid): usage.device.index
+        for usage in cluster.usages_on(pod.node_name)
+    }
     for vendor in cluster.vendors.allocated_in(pod.annotations):
         try:
             containers = held_shares(pod.annotations, vendor)
@@ -323,21 +403,43 @@ def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
             names = ["?"] * len(containers)
         for name, shares in zip(names, containers, strict=True):
             for share in shares:
-                others = {str(other.ref) for other, _ in cluster.holders(pod.node_name, vendor.key, share.uuid)
-                          if other is not None and other.ref != pod.ref}
-                yield HeldDevice(name, indexes.get((vendor.key, share.uuid)), share.uuid, share.memory_mib, share.cores,
-                                 tuple(sorted(others)))
-    others_claims = (claim for claim in cluster.claims_of(pod) if claim.name != pod.claim)  # that is in the annotation
+                others = {
+                    str(other.ref)
+                    for other, _ in cluster.holders(pod.node_name, vendor.key, share.uuid)
+                    if other is not None and other.ref != pod.ref
+                }
+                yield HeldDevice(
+                    name,
+                    indexes.get((vendor.key, share.uuid)),
+                    share.uuid,
+                    share.memory_mib,
+                    share.cores,
+                    tuple(sorted(others)),
+                )
+    others_claims = (
+        claim for claim in cluster.claims_of(pod) if claim.name != pod.claim
+    )  # that is in the annotation
     for request in (request for claim in others_claims for request in claim.requests):
         for claimed in request.devices:
             device = cluster.claimed.devices.get((claimed.pool, claimed.device))
-            holders = cluster.holders(pod.node_name, device.vendor, device.uuid) if device is not None else ()
-            others = {str(other.ref) for other, _ in holders if other is not None and other.ref != pod.ref}
+            holders = (
+                cluster.holders(pod.node_name, device.vendor, device.uuid)
+                if device is not None
+                else ()
+            )
+            others = {
+                str(other.ref) for other, _ in holders if other is not None and other.ref != pod.ref
+            }
             instance = cluster.claimed.instances.get((claimed.pool, claimed.device))
             amounts = instance.profile if instance is not None else claimed
-            yield HeldDevice(request.name, device.index if device is not None else None,
-                             device.uuid if device is not None else claimed.device, amounts.memory_mib, amounts.cores,
-                             tuple(sorted(others)))
+            yield HeldDevice(
+                request.name,
+                device.index if device is not None else None,
+                device.uuid if device is not None else claimed.device,
+                amounts.memory_mib,
+                amounts.cores,
+                tuple(sorted(others)),
+            )
 
 
 def _bound_lines(report: BoundReport) -> Iterator[str]:
@@ -348,8 +450,10 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
     yield "It holds" if report.cards else "Its annotations name no devices."
     for device in report.cards:
         place = f"card {device.index}" if device.index is not None else "a card that is gone"
-        yield (f"  {device.container}: {device.memory_mib:,} MiB and {device.cores} cores of {place} ({device.uuid}), "
-               + (f"shared with {', '.join(device.pods)}" if device.pods else "alone on it"))
+        yield (
+            f"  {device.container}: {device.memory_mib:,} MiB and {device.cores} cores of {place} ({device.uuid}), "
+            + (f"shared with {', '.join(device.pods)}" if device.pods else "alone on it")
+        )
     for problem in report.problems:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
     if report.cores_limit is not None:
@@ -360,8 +464,9 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
             yield f"  {RESIZE}: {report.resize.request}"
 
 
-def request_lines(containers: Sequence[RequestedDevices],
-                  annotations: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
+def request_lines(
+    containers: Sequence[RequestedDevices], annotations: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
     """Yields what each container requests, then *annotations*, each in a line."""
     for container in containers:
         yield f"  {container.container} asks for {'; '.join(container.requests)}"

@@ -44,27 +44,46 @@ def gang_of(cluster: InspectedCluster, pod: Pod, required: int | None) -> GangRe
     members = gang_members(cluster, pod)
     unbound = [other for other in members if not other.node_name]
     chosen = sum(bool(other.nominated_node) for other in unbound)
-    tried = sorted(unbound, key=lambda other: (not other.nominated_node, other.created, other.ref.name))[:MAX_TRIED]
+    tried = sorted(
+        unbound, key=lambda other: (not other.nominated_node, other.created, other.ref.name)
+    )[:MAX_TRIED]
     bound, fitting = len(members) - len(unbound), _count_fitting(cluster, tried)
     needed = len(tried) if required is None else min(len(tried), max(0, required - bound))
-    return GangReport(name=pod.group, required=required, bound=bound, chosen=chosen, waiting=len(unbound) - chosen,
-                      tried=len(tried), fitting=fitting, lacking=max(0, needed - fitting))
+    return GangReport(
+        name=pod.group,
+        required=required,
+        bound=bound,
+        chosen=chosen,
+        waiting=len(unbound) - chosen,
+        tried=len(tried),
+        fitting=fitting,
+        lacking=max(0, needed - fitting),
+    )
 
 
 def gang_members(cluster: InspectedCluster, pod: Pod) -> list[Pod]:
     """Returns the pods of the gang of *pod* that have not finished, *pod* among them."""
-    members = {other.ref.uid: other for other in (*cluster.record.pods, pod)
-               if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group) and not other.is_terminated}
+    members = {
+        other.ref.uid: other
+        for other in (*cluster.record.pods, pod)
+        if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)
+        and not other.is_terminated
+    }
     return list(members.values())
 
 
 def gang_sentences(gang: GangReport) -> Iterator[str]:
     """Yields *gang* in words, for the command line and the page."""
-    needs = f"needs {counted(gang.required, 'pod')} together" if gang.required is not None else (
-        "needs a number of pods together that could not be read")
-    yield (f"It belongs to the gang {gang.name}, which {needs}. Of its pods with devices, {gang.bound:,} "
-           f"{_verb(gang.bound)} bound, {gang.chosen:,} {'has' if gang.chosen == 1 else 'have'} a node that "
-           f"kube-scheduler has chosen, and {gang.waiting:,} {'waits' if gang.waiting == 1 else 'wait'}.")
+    needs = (
+        f"needs {counted(gang.required, 'pod')} together"
+        if gang.required is not None
+        else ("needs a number of pods together that could not be read")
+    )
+    yield (
+        f"It belongs to the gang {gang.name}, which {needs}. Of its pods with devices, {gang.bound:,} "
+        f"{_verb(gang.bound)} bound, {gang.chosen:,} {'has' if gang.chosen == 1 else 'have'} a node that "
+        f"kube-scheduler has chosen, and {gang.waiting:,} {'waits' if gang.waiting == 1 else 'wait'}."
+    )
     placed = f"HAMi would place {gang.fitting:,} of the {gang.tried:,} that {_verb(gang.tried)} not bound now"
     if gang.lacking:
         yield f"{placed}: the gang lacks devices for {counted(gang.lacking, 'pod')}."
@@ -83,7 +102,11 @@ def _count_fitting(cluster: InspectedCluster, pods: Sequence[Pod]) -> int:
     refused, fitting = set[object](), 0
     for pod in pods:
         names = [pod.nominated_node] if pod.nominated_node else cluster.offered(pod.scheduler_name)
-        question = make_pod_request(pod, cluster.vendors, view.facts.policies.device), pod.scope, pod.nominated_node
+        question = (
+            make_pod_request(pod, cluster.vendors, view.facts.policies.device),
+            pod.scope,
+            pod.nominated_node,
+        )
         if question in refused:
             continue
         answer, view = view.assume(pod, names)

@@ -22,7 +22,9 @@ POLICY_PREFIX = "hami-"
 _FLAG = "--foreign-reservations"
 _DRA_FLAG = "--dra="
 _TOKEN_VOLUME = "extender-token"
-_HAMIS = frozenset({"vgpu-scheduler-extender", "vgpu-monitor"})  # containers that only HAMi's chart has
+_HAMIS = frozenset(
+    {"vgpu-scheduler-extender", "vgpu-monitor"}
+)  # containers that only HAMi's chart has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +133,14 @@ class _Workload(msgspec.Struct):
     def extender(self) -> str:
         """The account whose token is in a Secret of its own: both have one name, but for ``-token``."""
         volumes = self.spec.template.spec.volumes or ()
-        return next(("".join(volume.secret.secret_name.rsplit("-token", 1)) for volume in volumes
-                     if volume.name == _TOKEN_VOLUME and volume.secret is not None), "")
+        return next(
+            (
+                "".join(volume.secret.secret_name.rsplit("-token", 1))
+                for volume in volumes
+                if volume.name == _TOKEN_VOLUME and volume.secret is not None
+            ),
+            "",
+        )
 
 
 class _BindingSpec(msgspec.Struct, rename="camel"):
@@ -166,13 +174,21 @@ def parse_scheduler(raw: msgspec.Raw) -> SchedulerDeployment | None:
     workload = decode("deployment", _WORKLOAD, raw)
     if workload.spec.replicas == 0:
         return None
-    words = [word for container in workload.containers for part in (container.command, container.args)
-             for word in part or ()]
+    words = [
+        word
+        for container in workload.containers
+        for part in (container.command, container.args)
+        for word in part or ()
+    ]
     modes = [word.removeprefix(_DRA_FLAG) for word in words if word.startswith(_DRA_FLAG)]
-    return SchedulerDeployment(name=workload.metadata.path, is_hamis=workload.is_hamis,
-                               counts_others=any(map(_is_flag, words)), allocates=modes[-1:] == [ALLOCATE],
-                               extender=workload.extender,
-                               account=workload.spec.template.spec.service_account_name)
+    return SchedulerDeployment(
+        name=workload.metadata.path,
+        is_hamis=workload.is_hamis,
+        counts_others=any(map(_is_flag, words)),
+        allocates=modes[-1:] == [ALLOCATE],
+        extender=workload.extender,
+        account=workload.spec.template.spec.service_account_name,
+    )
 
 
 def parse_plugins(raw: msgspec.Raw) -> tuple[int, int]:
@@ -193,26 +209,45 @@ def parse_warning_policy(raw: msgspec.Raw) -> str | None:
     Raises: MalformedInput.
     """
     spec = decode("policy binding", _POLICY_BINDING, raw).spec
-    is_warning = spec.policy_name.startswith(POLICY_PREFIX) and "Deny" not in (spec.validation_actions or ())
+    is_warning = spec.policy_name.startswith(POLICY_PREFIX) and "Deny" not in (
+        spec.validation_actions or ()
+    )
     return spec.policy_name if is_warning else None
 
 
-def parse_excess_binding(raw: msgspec.Raw, schedulers: Sequence[SchedulerDeployment]) -> ExcessBinding | None:
+def parse_excess_binding(
+    raw: msgspec.Raw, schedulers: Sequence[SchedulerDeployment]
+) -> ExcessBinding | None:
     """Returns a binding through which one of *schedulers*, whose extender has an account of its own, gives its
     kube-scheduler the role of the extender or of the former single account; else ``None``. Both roles have the names of
     the accounts. Raises: MalformedInput.
     """
     binding = decode("role binding", _ROLE_BINDING, raw)
     role, meta = binding.role_ref, binding.metadata
-    subjects = {(subject.namespace, subject.name) for subject in binding.subjects or ()
-                if subject.kind == "ServiceAccount"}
-    in_use = {(scheduler.namespace, scheduler.account) for scheduler in schedulers if not scheduler.extender}
+    subjects = {
+        (subject.namespace, subject.name)
+        for subject in binding.subjects or ()
+        if subject.kind == "ServiceAccount"
+    }
+    in_use = {
+        (scheduler.namespace, scheduler.account)
+        for scheduler in schedulers
+        if not scheduler.extender
+    }
     for scheduler in schedulers:
         account = scheduler.namespace, scheduler.account
-        if scheduler.extender and account in subjects - in_use and role.name in (scheduler.account, scheduler.extender):
-            return ExcessBinding(kind="rolebinding" if meta.namespace else "clusterrolebinding", name=meta.path,
-                                 role=f"{role.kind.lower()}/{role.name}", account="/".join(account),
-                                 has_extender=(scheduler.namespace, scheduler.extender) in subjects)
+        if (
+            scheduler.extender
+            and account in subjects - in_use
+            and role.name in (scheduler.account, scheduler.extender)
+        ):
+            return ExcessBinding(
+                kind="rolebinding" if meta.namespace else "clusterrolebinding",
+                name=meta.path,
+                role=f"{role.kind.lower()}/{role.name}",
+                account="/".join(account),
+                has_extender=(scheduler.namespace, scheduler.extender) in subjects,
+            )
     return None
 
 

@@ -132,11 +132,27 @@ class _ListManifest(msgspec.Struct):
 _REPLICATED = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController")
 _TRAINERS = ("PyTorchJob", "TFJob", "MPIJob", "JAXJob", "XGBoostJob", "PaddleJob")
 _SINGLE = ("Pod", *_REPLICATED, "Job", "CronJob")
-KINDS = (*_SINGLE, "JobSet", "LeaderWorkerSet", "RayCluster", "RayJob", "RayService",
-         *_TRAINERS, "Workload")
+KINDS = (
+    *_SINGLE,
+    "JobSet",
+    "LeaderWorkerSet",
+    "RayCluster",
+    "RayJob",
+    "RayService",
+    *_TRAINERS,
+    "Workload",
+)
 """Kinds of which it is known how many pods run."""
 TEMPLATE_KINDS = (
-    "CronJob", "Job", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController", "Pod")
+    "CronJob",
+    "Job",
+    "Deployment",
+    "StatefulSet",
+    "DaemonSet",
+    "ReplicaSet",
+    "ReplicationController",
+    "Pod",
+)
 """Kinds that are pods, or have a template of pods; owners before what they own."""
 
 
@@ -225,8 +241,14 @@ def _grouped(document: Any, manifest: _Manifest, place: str) -> list[PodSource]:
         case "LeaderWorkerSet":
             lws = _spec_of(document, _LeaderWorkerSpec, place)
             templates, replicas = lws.leader_worker_template, _or_one(lws.replicas)
-            groups = [("leader", templates.leader_template or templates.worker_template, replicas),
-                      ("worker", templates.worker_template, replicas * max(0, _or_one(templates.size) - 1))]
+            groups = [
+                ("leader", templates.leader_template or templates.worker_template, replicas),
+                (
+                    "worker",
+                    templates.worker_template,
+                    replicas * max(0, _or_one(templates.size) - 1),
+                ),
+            ]
         case "RayCluster" | "RayJob" | "RayService":
             ray: _RaySpec | None
             if manifest.kind == "RayCluster":
@@ -235,17 +257,30 @@ def _grouped(document: Any, manifest: _Manifest, place: str) -> list[PodSource]:
                 owner = _spec_of(document, _RayOwnerSpec, place)
                 ray = owner.ray_cluster_spec or owner.ray_cluster_config
             if ray is not None:  # else the job runs in a cluster that exists
-                groups = [("head", ray.head_group_spec.template, 1),
-                          *((group.group_name, group.template, group.pods) for group in ray.worker_group_specs)]
+                groups = [
+                    ("head", ray.head_group_spec.template, 1),
+                    *(
+                        (group.group_name, group.template, group.pods)
+                        for group in ray.worker_group_specs
+                    ),
+                ]
         case "Workload":
             sets = _spec_of(document, _KueueSpec, place).pod_sets
-            groups = [(group.name or "main", group.template, _or_one(group.count)) for group in sets]
+            groups = [
+                (group.name or "main", group.template, _or_one(group.count)) for group in sets
+            ]
         case _:
             for key, specs in convert(document, _Spec, places_in(place)).spec.items():
                 if key.endswith("ReplicaSpecs"):
                     roles = convert(specs, dict[str, _PodGroup], places_in(place, f"spec.{key}"))
-                    groups += [(role.lower(), group.template, group.pods) for role, group in roles.items()]
-    return [_source(manifest, group, template, count, place) for group, template, count in groups if count]
+                    groups += [
+                        (role.lower(), group.template, group.pods) for role, group in roles.items()
+                    ]
+    return [
+        _source(manifest, group, template, count, place)
+        for group, template, count in groups
+        if count
+    ]
 
 
 def _spec_of(document: Any, type: type[T], place: str) -> T:
@@ -256,11 +291,17 @@ def _or_one(count: int | None) -> int:
     return 1 if count is None else count
 
 
-def _source(manifest: _Manifest, group: str, template: _Template, count: int, place: str) -> PodSource:
+def _source(
+    manifest: _Manifest, group: str, template: _Template, count: int, place: str
+) -> PodSource:
     """Returns the pods of *group*, empty if the workload has only one. Raises: MalformedInput."""
     if count > MAX_PODS:
         raise MalformedInput(place, count, f"expected at most {MAX_PODS} pods")
-    meta = {key: value for key, value in (template.metadata or {}).items() if key in ("annotations", "labels")}
+    meta = {
+        key: value
+        for key, value in (template.metadata or {}).items()
+        if key in ("annotations", "labels")
+    }
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template.spec}
     try:
         convert_pod(pod)
@@ -274,7 +315,9 @@ def _source(manifest: _Manifest, group: str, template: _Template, count: int, pl
 def _running(job: _WorkloadSpec) -> tuple[_Template, int]:
     """Returns the pod of a Job, and how many run at a time."""
     parallelism = _or_one(job.parallelism)
-    return job.template, parallelism if job.completions is None else min(parallelism, job.completions)
+    return job.template, parallelism if job.completions is None else min(
+        parallelism, job.completions
+    )
 
 
 def with_priority(pod: Mapping[str, Any], classes: Mapping[str, PriorityClass]) -> dict[str, Any]:

@@ -38,8 +38,13 @@ class PreemptionReport(msgspec.Struct, rename="camel", frozen=True, omit_default
     together: int = 0
 
 
-def preemption_of(cluster: InspectedCluster, view: View, pod: Pod, budgets: Sequence[DisruptionBudget],
-                  pod_groups: PodGroups) -> PreemptionReport | None:
+def preemption_of(
+    cluster: InspectedCluster,
+    view: View,
+    pod: Pod,
+    budgets: Sequence[DisruptionBudget],
+    pod_groups: PodGroups,
+) -> PreemptionReport | None:
     """Returns what preemption does for *pod*, for which, or for whose gang, there is no room in *view*; ``None`` if all
     pods with devices have the same priority or a higher one, or if it is not planned for: its gang needs others first,
     or pods that have not been created. *pod_groups*: reads PodGroups.
@@ -49,15 +54,24 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod, budgets: Sequ
     if not is_possible(view, pod):
         return None
     node = preempting_on(pod)
-    ending = [record.ref.uid for booking in view.bookings_on(node)
-              if booking.priority < pod.priority and (record := view.facts.pods.get(booking.uid)) is not None
-              and (record.preempted or record.is_ending) and record.preemptor in ("", pod.ref.uid)]
+    ending = [
+        record.ref.uid
+        for booking in view.bookings_on(node)
+        if booking.priority < pod.priority
+        and (record := view.facts.pods.get(booking.uid)) is not None
+        and (record.preempted or record.is_ending)
+        and record.preemptor in ("", pod.ref.uid)
+    ]
     if ending:
         names = pod_names(cluster, ending)
-        return PreemptionReport(node=node, awaited=names, for_it=True, hidden=len(ending) - len(names))
+        return PreemptionReport(
+            node=node, awaited=names, for_it=True, hidden=len(ending) - len(names)
+        )
     if not pod.preempts:
         return PreemptionReport(never=True)
-    rules = PreemptionRules(now=cluster.record.taken.timestamp(), budgets=budgets, pod_groups=pod_groups)
+    rules = PreemptionRules(
+        now=cluster.record.taken.timestamp(), budgets=budgets, pod_groups=pod_groups
+    )
     group = pod_groups(pod_group_of(pod))
     required = group.min_count if group is not None else None
     members = gang_members(cluster, pod) if pod.group else [pod]
@@ -65,14 +79,21 @@ def preemption_of(cluster: InspectedCluster, view: View, pod: Pod, budgets: Sequ
     if not (pods := pods_together(pod, waiting, len(members) - len(waiting), required)):
         return None
     together = len(pods) if pod.group else 0
-    plans = [plan for _, plan in plan_together(view, pods, cluster.offered(pod.scheduler_name), rules)]
+    plans = [
+        plan for _, plan in plan_together(view, pods, cluster.offered(pod.scheduler_name), rules)
+    ]
     uids = [uid for plan in plans for uid in plan.uids]
     ending = [uid for plan in plans for uid in plan.awaited]
     evicted, awaited = pod_names(cluster, uids), pod_names(cluster, ending)
     nodes = dict.fromkeys(plan.node for plan in plans if plan.uids or plan.awaited)
-    return PreemptionReport(node=", ".join(nodes), evicted=evicted, awaited=awaited, together=together,
-                            violations=sum(plan.violations for plan in plans),
-                            hidden=len(uids) + len(ending) - len(evicted) - len(awaited))
+    return PreemptionReport(
+        node=", ".join(nodes),
+        evicted=evicted,
+        awaited=awaited,
+        together=together,
+        violations=sum(plan.violations for plan in plans),
+        hidden=len(uids) + len(ending) - len(evicted) - len(awaited),
+    )
 
 
 def is_possible(view: View, pod: Pod) -> bool:
@@ -90,16 +111,26 @@ def preemption_sentences(report: PreemptionReport) -> Iterator[str]:
     if report.never:
         yield "Pods of lower priority hold devices. None is evicted for it: its preemptionPolicy is Never."
     elif not report.node:
-        enough = "enough" + (f" for the {report.together:,} pods of its gang that are placed together"
-                             if report.together else "")
+        enough = "enough" + (
+            f" for the {report.together:,} pods of its gang that are placed together"
+            if report.together
+            else ""
+        )
         yield f"Pods of lower priority hold devices, but to evict those that may be evicted would not be {enough}."
     elif report.for_it or (report.awaited and not report.evicted):
-        names, verb = _named(report.awaited, report.hidden), _are(len(report.awaited) + report.hidden)
+        names, verb = (
+            _named(report.awaited, report.hidden),
+            _are(len(report.awaited) + report.hidden),
+        )
         why = "evicted for it" if report.for_it else "deleted"
         yield f"It waits for {names} on {report.node}, which {verb} being {why}."
     else:
         count = len(report.evicted) + report.hidden
-        who = f"It and {counted(report.together - 1, 'pod')} of its gang" if report.together > 1 else "It"
+        who = (
+            f"It and {counted(report.together - 1, 'pod')} of its gang"
+            if report.together > 1
+            else "It"
+        )
         yield f"{who} would preempt {counted(count, 'pod')} on {report.node}: {_named(report.evicted, report.hidden)}."
         if report.violations:
             yield f"{counted(report.violations, 'eviction')} would violate a PodDisruptionBudget."

@@ -14,12 +14,27 @@ import msgspec
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.device_requests import classes_by_resource, parse_class_resource
 from hami.codec.documents import decode
-from hami.codec.keys import CORDON, CORES_LIMIT, DOOR, LOCK_FREE, NODE_LOCK, NODE_RESIZES, RESIZE, is_scheduler_owned
+from hami.codec.keys import (
+    CORDON,
+    CORES_LIMIT,
+    DOOR,
+    LOCK_FREE,
+    NODE_LOCK,
+    NODE_RESIZES,
+    RESIZE,
+    is_scheduler_owned,
+)
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.codec.slices import API, DRIVER, PublishedSlice, parse_slice
 from hami.errors import ClusterError, HamiError, MalformedInput, NotFound
-from hami.inspect.cluster import ClusterRecord, SchedulingEvent, UnreadableObject, catalog_of, selection_keys
+from hami.inspect.cluster import (
+    ClusterRecord,
+    SchedulingEvent,
+    UnreadableObject,
+    catalog_of,
+    selection_keys,
+)
 from hami.inspect.installation import (
     DEVICE_PLUGINS,
     SCHEDULERS,
@@ -53,7 +68,12 @@ MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill
 _NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES, DOOR, NODE_RESIZES})
 _POD_KEYS = frozenset({RESIZE, CORES_LIMIT})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-_GROUPS = {"CronJob": "/apis/batch/v1", "Job": "/apis/batch/v1", "ReplicationController": "/api/v1", "Pod": "/api/v1"}
+_GROUPS = {
+    "CronJob": "/apis/batch/v1",
+    "Job": "/apis/batch/v1",
+    "ReplicationController": "/api/v1",
+    "Pod": "/api/v1",
+}
 _APPS = "/apis/apps/v1"  # that of the other TEMPLATE_KINDS
 
 
@@ -91,7 +111,12 @@ class _PodEvent(msgspec.Struct, rename="camel"):
 
     @property
     def time(self) -> str:
-        return (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
+        return (
+            (self.series and self.series.last_observed_time)
+            or self.last_timestamp
+            or self.event_time
+            or ""
+        )
 
 
 _PRIORITY_CLASS = msgspec.json.Decoder(PriorityClass)
@@ -106,25 +131,49 @@ class RecordFilter:
     def __init__(self, vendors: Catalog) -> None:
         self._vendors = vendors
         annotations = [vendor.annotations for vendor in vendors]
-        self._node_keys = _NODE_KEYS | {key for keys in annotations
-                                        for key in (keys.register, keys.handshake, keys.lock, *keys.node_keys)}
-        self._pod_keys = selection_keys(vendors) | _POD_KEYS | {
-            key for keys in annotations for key in (keys.to_allocate, keys.allocated, *keys.extra_keys)}
+        self._node_keys = _NODE_KEYS | {
+            key
+            for keys in annotations
+            for key in (keys.register, keys.handshake, keys.lock, *keys.node_keys)
+        }
+        self._pod_keys = (
+            selection_keys(vendors)
+            | _POD_KEYS
+            | {
+                key
+                for keys in annotations
+                for key in (keys.to_allocate, keys.allocated, *keys.extra_keys)
+            }
+        )
 
     def node(self, node: Node) -> Node:
         """Returns *node* without foreign annotations."""
-        return replace(node, annotations={
-            key: text for key, text in node.annotations.items() if key in self._node_keys})
+        return replace(
+            node,
+            annotations={
+                key: text for key, text in node.annotations.items() if key in self._node_keys
+            },
+        )
 
     def pod(self, pod: Pod, holders: Collection[str] = ()) -> Pod | None:
         """Returns *pod* without foreign annotations; ``None`` if it neither requests nor carries devices, nor is one of
         *holders* (uids)."""
         owned = [key for key in pod.annotations if is_scheduler_owned(key)]
-        if not owned and pod.ref.uid not in holders and not pod.claim and not requests_devices(
-                self._vendors, pod.containers):
+        if (
+            not owned
+            and pod.ref.uid not in holders
+            and not pod.claim
+            and not requests_devices(self._vendors, pod.containers)
+        ):
             return None
-        return replace(pod, annotations={
-            key: text for key, text in pod.annotations.items() if key in self._pod_keys or key in owned})
+        return replace(
+            pod,
+            annotations={
+                key: text
+                for key, text in pod.annotations.items()
+                if key in self._pod_keys or key in owned
+            },
+        )
 
 
 @dataclass(slots=True)
@@ -138,8 +187,13 @@ class Reader:
     _pod_groups: dict[PodGroupRef, PodGroup | None] = field(default_factory=dict, init=False)
     _noted: set[str] = field(default_factory=set, init=False)  # texts about PodGroups
 
-    def record(self, *, config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device"),
-               device_config: str | None = None, policies: Policies = Policies()) -> ClusterRecord:
+    def record(
+        self,
+        *,
+        config_map: tuple[str, str] = ("kube-system", "hami-scheduler-device"),
+        device_config: str | None = None,
+        policies: Policies = Policies(),
+    ) -> ClusterRecord:
         """Returns the record of the cluster.
 
         *config_map*: namespace and name of the ConfigMap with the device configuration. *device_config*: the text of
@@ -150,28 +204,62 @@ class Reader:
         text = device_config if device_config is not None else self.device_config(*config_map)
         trim = RecordFilter(catalog_of(text))
         unreadable: list[UnreadableObject] = []
-        nodes = self._list("nodes", {}, lambda raw: trim.node(parse_node(raw)), lambda node: node.name, unreadable)
-        slices, claims = self._claimed_devices(any(DOOR in node.labels for node in nodes), unreadable)
+        nodes = self._list(
+            "nodes", {}, lambda raw: trim.node(parse_node(raw)), lambda node: node.name, unreadable
+        )
+        slices, claims = self._claimed_devices(
+            any(DOOR in node.labels for node in nodes), unreadable
+        )
         holders = {ref.uid for claim in claims for ref in claim.pods}
-        pods = self._list("pods", _LIVE_PODS, lambda raw: trim.pod(parse_pod(raw), holders), lambda pod: pod.ref.uid,
-                          unreadable)
+        pods = self._list(
+            "pods",
+            _LIVE_PODS,
+            lambda raw: trim.pod(parse_pod(raw), holders),
+            lambda pod: pod.ref.uid,
+            unreadable,
+        )
         quotas: tuple[QuotaLimits, ...] = ()
         try:
-            quotas = self._list("resourcequotas", {}, parse_quota, lambda quota: quota.uid, unreadable)
+            quotas = self._list(
+                "resourcequotas", {}, parse_quota, lambda quota: quota.uid, unreadable
+            )
         except MissingRight as error:
             self.note(f"{error}; quotas are left out of account")
-        return ClusterRecord(taken=taken, nodes=nodes, pods=pods, quotas=quotas, device_config=text,
-                             policies=policies, slices=slices, claims=claims, unreadable=tuple(unreadable))
+        return ClusterRecord(
+            taken=taken,
+            nodes=nodes,
+            pods=pods,
+            quotas=quotas,
+            device_config=text,
+            policies=policies,
+            slices=slices,
+            claims=claims,
+            unreadable=tuple(unreadable),
+        )
 
-    def _claimed_devices(self, is_used: bool, unreadable: list[UnreadableObject],
-                         ) -> tuple[tuple[PublishedSlice, ...], tuple[AllocatedClaim, ...]]:
+    def _claimed_devices(
+        self,
+        is_used: bool,
+        unreadable: list[UnreadableObject],
+    ) -> tuple[tuple[PublishedSlice, ...], tuple[AllocatedClaim, ...]]:
         """Returns the slices of our driver and the claims that hold devices of it; none where the API server has no
         such objects. *is_used*: nodes say that they publish slices, so a missing right is worth a note."""
         try:
-            slices = self._list("resourceslices", {"fieldSelector": f"spec.driver={DRIVER}"}, parse_slice,
-                                lambda part: part, unreadable, API)
-            claims = self._list("resourceclaims", {}, parse_claim, lambda claim: claim.uid, unreadable,
-                                API) if slices else ()
+            slices = self._list(
+                "resourceslices",
+                {"fieldSelector": f"spec.driver={DRIVER}"},
+                parse_slice,
+                lambda part: part,
+                unreadable,
+                API,
+            )
+            claims = (
+                self._list(
+                    "resourceclaims", {}, parse_claim, lambda claim: claim.uid, unreadable, API
+                )
+                if slices
+                else ()
+            )
         except (NotFound, MissingRight) as error:
             if is_used and isinstance(error, MissingRight):
                 self.note(f"{error}; devices that claims hold are left out of account")
@@ -190,7 +278,9 @@ class Reader:
         """Returns a pod, or an object of Dynamic Resource Allocation (*namespace* empty: of the cluster), as JSON;
         ``None`` if there is none. Raises: HamiError."""
         scope = f"/namespaces/{namespace}" if namespace else ""
-        path = f"{'/api/v1' if resource == 'pods' else API}{scope}/{resource}/{quote(name, safe='')}"
+        path = (
+            f"{'/api/v1' if resource == 'pods' else API}{scope}/{resource}/{quote(name, safe='')}"
+        )
         try:
             return decode(resource, _OBJECT, self._get(resource, path, namespace))
         except NotFound:
@@ -224,7 +314,8 @@ class Reader:
         if ref not in self._pod_groups:
             try:
                 self._pod_groups[ref] = read_pod_group(
-                    lambda resource, path: self._get(resource, path, ref.namespace), ref)
+                    lambda resource, path: self._get(resource, path, ref.namespace), ref
+                )
             except HamiError as error:
                 self._pod_groups[ref] = None
                 if str(error) not in self._noted:
@@ -264,8 +355,14 @@ class Reader:
     def events(self, ref: PodRef, reason: str = FAILED) -> list[SchedulingEvent]:
         """Returns the events about *ref* with this *reason*, by default why it could not be scheduled, in the words of
         kube-scheduler; latest last; with a note if events may not be listed."""
-        return _latest(self._events(f"/api/v1/namespaces/{ref.namespace}/events", f"namespace {ref.namespace}",
-                                    {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid}, reason))
+        return _latest(
+            self._events(
+                f"/api/v1/namespaces/{ref.namespace}/events",
+                f"namespace {ref.namespace}",
+                {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid},
+                reason,
+            )
+        )
 
     def all_events(self) -> dict[str, tuple[SchedulingEvent, ...]]:
         """Returns the events of all pods that could not be scheduled, by uid; with a note if they may not be listed."""
@@ -275,7 +372,9 @@ class Reader:
                 by_uid.setdefault(uid, []).append(event)
         return {uid: tuple(_latest(events)) for uid, events in by_uid.items()}
 
-    def _events(self, path: str, scope: str, fields: dict[str, str], reason: str = FAILED) -> list[_PodEvent]:
+    def _events(
+        self, path: str, scope: str, fields: dict[str, str], reason: str = FAILED
+    ) -> list[_PodEvent]:
         events: list[_PodEvent] = []
 
         def take(raw: msgspec.Raw) -> None:
@@ -294,20 +393,34 @@ class Reader:
         """Returns how HAMi is installed; what may not be listed counts as absent, with a note."""
         schedulers = self._few("deployments", _APPS, SCHEDULERS, parse_scheduler)
         plugins = self._few("daemonsets", _APPS, DEVICE_PLUGINS, parse_plugins)
-        policies = self._few("validatingadmissionpolicybindings", "/apis/admissionregistration.k8s.io/v1", "",
-                             parse_warning_policy)
+        policies = self._few(
+            "validatingadmissionpolicybindings",
+            "/apis/admissionregistration.k8s.io/v1",
+            "",
+            parse_warning_policy,
+        )
         classes = self._few("deviceclasses", API, "", parse_device_class)
         excess: list[ExcessBinding] = []
         if any(scheduler.extender for scheduler in schedulers):
             for resource in ("clusterrolebindings", "rolebindings"):
-                excess += self._few(resource, "/apis/rbac.authorization.k8s.io/v1", "",
-                                    partial(parse_excess_binding, schedulers=schedulers))
+                excess += self._few(
+                    resource,
+                    "/apis/rbac.authorization.k8s.io/v1",
+                    "",
+                    partial(parse_excess_binding, schedulers=schedulers),
+                )
         return Installation(
-            device_classes=dict(classes), schedulers=tuple(schedulers), plugins=sum(nodes for nodes, _ in plugins),
-            outdated_plugins=sum(outdated for _, outdated in plugins), warning_policies=tuple(sorted(set(policies))),
-            excess_bindings=tuple(excess))
+            device_classes=dict(classes),
+            schedulers=tuple(schedulers),
+            plugins=sum(nodes for nodes, _ in plugins),
+            outdated_plugins=sum(outdated for _, outdated in plugins),
+            warning_policies=tuple(sorted(set(policies))),
+            excess_bindings=tuple(excess),
+        )
 
-    def _few(self, resource: str, group: str, label: str, parse: Callable[[msgspec.Raw], T | None]) -> list[T]:
+    def _few(
+        self, resource: str, group: str, label: str, parse: Callable[[msgspec.Raw], T | None]
+    ) -> list[T]:
         """Returns the objects with *label* for which *parse* returns something."""
         parsed: dict[str, T | None] = {}
 
@@ -316,7 +429,9 @@ class Reader:
                 parsed[parse_meta(raw).path] = parse(raw)
 
         try:
-            self._each(resource, f"{group}/{resource}", {"labelSelector": label} if label else {}, take)
+            self._each(
+                resource, f"{group}/{resource}", {"labelSelector": label} if label else {}, take
+            )
         except NotFound:  # an API server without this resource
             return []
         except MissingRight as error:
@@ -341,8 +456,14 @@ class Reader:
                 take(document | {"kind": kind}, f"{kind.lower()} {parse_meta(raw).path}")
 
             try:
-                self._each(resource, f"{_GROUPS.get(kind, _APPS)}{infix}/{resource}",
-                           _LIVE_PODS if kind == "Pod" else {}, pass_on, scope=scope, progress=self.progress)
+                self._each(
+                    resource,
+                    f"{_GROUPS.get(kind, _APPS)}{infix}/{resource}",
+                    _LIVE_PODS if kind == "Pod" else {},
+                    pass_on,
+                    scope=scope,
+                    progress=self.progress,
+                )
             except MissingRight as error:
                 missing.append(error)
         if len(missing) == len(TEMPLATE_KINDS):
@@ -355,8 +476,12 @@ class Reader:
         listed."""
         names: set[str] = set()
         try:
-            self._each("namespaces", "/api/v1/namespaces", {"labelSelector": label},
-                       lambda raw: names.add(parse_meta(raw).name))
+            self._each(
+                "namespaces",
+                "/api/v1/namespaces",
+                {"labelSelector": label},
+                lambda raw: names.add(parse_meta(raw).name),
+            )
         except MissingRight as error:
             self.note(f"{error}; those with the label {label} are not left out")
         return frozenset(names)
@@ -367,19 +492,33 @@ class Reader:
         Raises: HamiError.
         """
         try:
-            data = self._get("configmaps", f"/api/v1/namespaces/{namespace}/configmaps/{name}", namespace)
+            data = self._get(
+                "configmaps", f"/api/v1/namespaces/{namespace}/configmaps/{name}", namespace
+            )
         except (NotFound, MissingRight) as error:
-            problem = error if isinstance(error, MissingRight) else f"there is no ConfigMap {namespace}/{name}"
+            problem = (
+                error
+                if isinstance(error, MissingRight)
+                else f"there is no ConfigMap {namespace}/{name}"
+            )
             self.note(f"{problem}; the chart's device configuration is assumed")
             return ""
-        text = (decode(f"ConfigMap {namespace}/{name}", _CONFIG_MAP, data).data or {}).get(CONFIG_KEY)
+        text = (decode(f"ConfigMap {namespace}/{name}", _CONFIG_MAP, data).data or {}).get(
+            CONFIG_KEY
+        )
         if text is None:
             raise HamiError(f"ConfigMap {namespace}/{name} has no key {CONFIG_KEY}")
         return text
 
-    def _list(self, resource: str, query: dict[str, str], parse: Callable[[msgspec.Raw], T | None],
-              key: Callable[[T], Hashable], unreadable: list[UnreadableObject], group: str = "/api/v1",
-              ) -> tuple[T, ...]:
+    def _list(
+        self,
+        resource: str,
+        query: dict[str, str],
+        parse: Callable[[msgspec.Raw], T | None],
+        key: Callable[[T], Hashable],
+        unreadable: list[UnreadableObject],
+        group: str = "/api/v1",
+    ) -> tuple[T, ...]:
         """Returns the objects of *resource* for which *parse* returns something. A list that starts again passes an
         object twice: *key* tells."""
         objects: dict[Hashable, T] = {}
@@ -394,20 +533,31 @@ class Reader:
                 if (parsed := parse(raw)) is not None:
                     objects[key(parsed)] = parsed
             except MalformedInput as error:
-                unreadable.append(UnreadableObject(resource.removesuffix("s"), parse_meta(raw).path, str(error)))
+                unreadable.append(
+                    UnreadableObject(resource.removesuffix("s"), parse_meta(raw).path, str(error))
+                )
 
         self._each(resource, f"{group}/{resource}", query, take, progress=self.progress)
         return tuple(objects.values())
 
-    def _each(self, resource: str, path: str, query: dict[str, str], take: Callable[[msgspec.Raw], None], *,
-              scope: str = "the whole cluster",
-              progress: Progress = lambda resource, count, total: None) -> None:
+    def _each(
+        self,
+        resource: str,
+        path: str,
+        query: dict[str, str],
+        take: Callable[[msgspec.Raw], None],
+        *,
+        scope: str = "the whole cluster",
+        progress: Progress = lambda resource, count, total: None,
+    ) -> None:
         """Passes each object of a list to *take*. Raises: HamiError in the words of a user."""
         with _in_words("list", resource, scope):
             read_list(self.request, resource, path, query, take, partial(progress, resource))
 
     def _get(self, resource: str, path: str, namespace: str) -> bytes:
-        with _in_words("get", resource, f"namespace {namespace}" if namespace else "the whole cluster"):
+        with _in_words(
+            "get", resource, f"namespace {namespace}" if namespace else "the whole cluster"
+        ):
             return self.request("GET", path)
 
 
@@ -415,10 +565,16 @@ def _latest(events: list[_PodEvent]) -> list[SchedulingEvent]:
     """Returns the latest of *events*. kube-scheduler may write several that say the same: they count as one."""
     by_text: dict[tuple[str, str, str], SchedulingEvent] = {}
     for event in sorted(events, key=lambda event: event.order):
-        text = event.reporting_component or event.source.component or "?", event.reason, event.message
+        text = (
+            event.reporting_component or event.source.component or "?",
+            event.reason,
+            event.message,
+        )
         count = event.series.count if event.series is not None else event.count or 1
         earlier = by_text.pop(text, None)
-        by_text[text] = SchedulingEvent(*text, count + (earlier.count if earlier is not None else 0), event.time)
+        by_text[text] = SchedulingEvent(
+            *text, count + (earlier.count if earlier is not None else 0), event.time
+        )
     return list(by_text.values())[-MAX_EVENTS:]
 
 
@@ -434,9 +590,12 @@ def _in_words(verb: str, resource: str, scope: str) -> Iterator[None]:
     except ClusterError as error:
         if error.status == 403:
             raise MissingRight(
-                f"you may not {verb} {resource} in {scope}: ask for the verb {verb} on {resource} there") from error
+                f"you may not {verb} {resource} in {scope}: ask for the verb {verb} on {resource} there"
+            ) from error
         if error.status == 401:
-            raise HamiError(f"the API server does not accept your credentials: log in again ({error})") from error
+            raise HamiError(
+                f"the API server does not accept your credentials: log in again ({error})"
+            ) from error
         if error.status is None:
             raise HamiError(f"the API server does not answer: {error}") from error
         raise

@@ -53,14 +53,16 @@ def claims_of_pod(reader: Reader, ref: PodRef) -> PodClaims | None:
     return resolve_claims(pod, ref.namespace, reader.get_object, reader.classes_by_resource)
 
 
-def claims_of_manifest(reader: Reader | None, documents: Documents, pod: Mapping[str, Any],
-                       namespace: str) -> PodClaims | None:
+def claims_of_manifest(
+    reader: Reader | None, documents: Documents, pod: Mapping[str, Any], namespace: str
+) -> PodClaims | None:
     """Returns the claims of *pod*, a manifest for *namespace*, also those that resources stand for; ``None`` if there
     are none.
 
     *documents*: are read first, whether or not they name a namespace. *reader*: of the cluster, if there is one.
     Raises: HamiError.
     """
+
     def get(resource: str, namespace: str, name: str) -> Mapping[str, Any] | None:
         for place in (namespace, ""):
             if (document := documents.get((resource, place, name))) is not None:
@@ -68,9 +70,15 @@ def claims_of_manifest(reader: Reader | None, documents: Documents, pod: Mapping
         return reader.get_object(resource, namespace, name) if reader is not None else None
 
     def classes() -> dict[str, str]:
-        own = [parse_class_resource(msgspec.Raw(msgspec.json.encode(document)))
-               for (resource, _, _), document in documents.items() if resource == CLASSES]
-        return {**(reader.classes_by_resource() if reader is not None else {}), **classes_by_resource(own)}
+        own = [
+            parse_class_resource(msgspec.Raw(msgspec.json.encode(document)))
+            for (resource, _, _), document in documents.items()
+            if resource == CLASSES
+        ]
+        return {
+            **(reader.classes_by_resource() if reader is not None else {}),
+            **classes_by_resource(own),
+        }
 
     return resolve_claims(pod, namespace, get, classes)
 
@@ -80,7 +88,9 @@ def may_have_claims(pod: Mapping[str, Any], managed: Container[str]) -> bool:
 
     Raises: MalformedInput.
     """
-    return bool(claim_sources(pod)) or any(resource not in managed for _, resource, _ in extended_resources(pod))
+    return bool(claim_sources(pod)) or any(
+        resource not in managed for _, resource, _ in extended_resources(pod)
+    )
 
 
 def claim_documents(text: str, source: str) -> ClaimDocuments:
@@ -97,8 +107,12 @@ def claim_documents(text: str, source: str) -> ClaimDocuments:
     return ClaimDocuments(by_name, frozenset(titles))
 
 
-def resolve_claims(pod: Mapping[str, Any], namespace: str, get: _GetObject,
-                   classes: Callable[[], Mapping[str, str]]) -> PodClaims | None:
+def resolve_claims(
+    pod: Mapping[str, Any],
+    namespace: str,
+    get: _GetObject,
+    classes: Callable[[], Mapping[str, str]],
+) -> PodClaims | None:
     """Returns the claims of *pod* in *namespace*, also those that kube-scheduler makes for resources; ``None`` if there
     are none. *get* returns an object, *classes* the names of classes by the resource that each stands for.
 
@@ -108,8 +122,11 @@ def resolve_claims(pod: Mapping[str, Any], namespace: str, get: _GetObject,
     by_resource = classes() if resources else {}
     reader = _ClaimReader(namespace, get)
     claims = [claim for source in sources if (claim := reader.read(source)) is not None]
-    claims += [reader.of_resource(container, resource, by_resource[resource], count)
-               for container, resource, count in resources if resource in by_resource]
+    claims += [
+        reader.of_resource(container, resource, by_resource[resource], count)
+        for container, resource, count in resources
+        if resource in by_resource
+    ]
     if not claims and not sources:
         return None
     return PodClaims(tuple(claims), tuple(reader.problems), pod, reader.templates)
@@ -127,13 +144,19 @@ class _ClaimReader:
 
     def read(self, source: ClaimSource) -> PodClaim | None:
         """Returns the claim of *source*; ``None`` if it cannot be read."""
-        kind, name = ("ResourceClaim", source.claim) if source.claim else ("ResourceClaimTemplate", source.template)
+        kind, name = (
+            ("ResourceClaim", source.claim)
+            if source.claim
+            else ("ResourceClaimTemplate", source.template)
+        )
         title = f"{kind} {name}"
         document = self._read(kind, title, name)
         if document is None:
             return None
         if source.template:
-            self.templates[source.template] = {"spec": {"spec": document.get("spec")}} if source.claim else document
+            self.templates[source.template] = (
+                {"spec": {"spec": document.get("spec")}} if source.claim else document
+            )
         try:
             requested = parse_device_claim({**document, "kind": kind}, title)
             status = document.get("status")
@@ -146,7 +169,10 @@ class _ClaimReader:
 
     def of_resource(self, container: str, resource: str, device_class: str, count: int) -> PodClaim:
         """Returns the claim for *count* of a *resource* in the limits of *container*."""
-        return PodClaim(f"Resource {resource}", self._with_classes(resource_claim(container, device_class, count)))
+        return PodClaim(
+            f"Resource {resource}",
+            self._with_classes(resource_claim(container, device_class, count)),
+        )
 
     def _with_classes(self, claim: DeviceClaim) -> DeviceClaim:
         for name in {sub.device_class for request in claim.requests for sub in request.subrequests}:
@@ -163,11 +189,19 @@ class _ClaimReader:
 
     def _read(self, kind: str, title: str, name: str) -> Mapping[str, Any] | None:
         try:
-            document = self._get(KINDS[kind], self._namespace if kind != "DeviceClass" else "", name)
+            document = self._get(
+                KINDS[kind], self._namespace if kind != "DeviceClass" else "", name
+            )
         except MissingRight as error:
             self.problems.append(f"{title} is not known: {error}.")
             return None
         if document is None:
-            self.problems.append(f"{title} does not exist" + (
-                ", so no claim for it can be allocated." if name == DRIVER else ", and the pod needs it."))
+            self.problems.append(
+                f"{title} does not exist"
+                + (
+                    ", so no claim for it can be allocated."
+                    if name == DRIVER
+                    else ", and the pod needs it."
+                )
+            )
         return document

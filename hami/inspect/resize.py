@@ -9,10 +9,25 @@ from dataclasses import replace
 import msgspec
 
 from hami.codec.keys import RESIZE
-from hami.codec.resize import ResizeState, Size, excess, held_text, parse_resize, render_resize, wanted_text
+from hami.codec.resize import (
+    ResizeState,
+    Size,
+    excess,
+    held_text,
+    parse_resize,
+    render_resize,
+    wanted_text,
+)
 from hami.errors import Conflict, HamiError, MalformedInput
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, unknown_name
-from hami.inspect.resize_report import REQUESTED, UNKNOWN, ResizeReport, resize_report, shares_by_container, size_lines
+from hami.inspect.resize_report import (
+    REQUESTED,
+    UNKNOWN,
+    ResizeReport,
+    resize_report,
+    shares_by_container,
+    size_lines,
+)
 from hami.kube.api import MERGE_PATCH
 from hami.kube.pages import Writer
 from hami.model import ContainerKind, Pod, PodRef
@@ -34,19 +49,26 @@ def resizable(pod: Pod, container: str) -> str:
     Raises: HamiError if there is no such container, or several.
     """
     if not pod.node_name:
-        raise HamiError(f"pod {pod.ref} is not bound yet: change what its containers request instead")
+        raise HamiError(
+            f"pod {pod.ref} is not bound yet: change what its containers request instead"
+        )
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
     shares = shares_by_container(pod, held_text(pod.annotations))
-    names = [own.name for own in pod.containers
-             if not shares.keys().isdisjoint((own.name, UNKNOWN)) and own.kind is not ContainerKind.INIT]
+    names = [
+        own.name
+        for own in pod.containers
+        if not shares.keys().isdisjoint((own.name, UNKNOWN)) and own.kind is not ContainerKind.INIT
+    ]
     if container in names or (not container and len(names) == 1):
         return container or names[0]
     if not names:
         raise HamiError(f"pod {pod.ref} holds no GPUs that HAMi has allocated")
     if container:
         raise unknown_name(f"container with GPUs in pod {pod.ref}:", container, names)
-    raise HamiError(f"pod {pod.ref} has several containers with GPUs: name one of {', '.join(names)}")
+    raise HamiError(
+        f"pod {pod.ref} has several containers with GPUs: name one of {', '.join(names)}"
+    )
 
 
 def requested_sizes(pod: Pod, container: str, size: Size) -> dict[str, Size]:
@@ -78,11 +100,22 @@ def ask(request: Writer, read: Callable[[], Pod], container: str, size: Size) ->
         pod = read()
         text = render_resize(requested_sizes(pod, container, size))
         parse_resize(text)
-        body = msgspec.json.encode({"metadata": {"uid": pod.ref.uid, "resourceVersion": pod.resource_version,
-                                                 "annotations": {RESIZE: text}}})
+        body = msgspec.json.encode(
+            {
+                "metadata": {
+                    "uid": pod.ref.uid,
+                    "resourceVersion": pod.resource_version,
+                    "annotations": {RESIZE: text},
+                }
+            }
+        )
         try:
-            request("PATCH", f"/api/v1/namespaces/{pod.ref.namespace}/pods/{pod.ref.name}", body=body,
-                    content_type=MERGE_PATCH)
+            request(
+                "PATCH",
+                f"/api/v1/namespaces/{pod.ref.namespace}/pods/{pod.ref.name}",
+                body=body,
+                content_type=MERGE_PATCH,
+            )
         except Conflict:
             continue
         return replace(pod, annotations={**pod.annotations, RESIZE: text})
@@ -92,9 +125,16 @@ def ask(request: Writer, read: Callable[[], Pod], container: str, size: Size) ->
 # The progress
 
 
-def follow(asked: Pod, read: Callable[[], Pod | None], say: Callable[[str], None], *, timeout_s: float,
-           why: Callable[[PodRef], Sequence[SchedulingEvent]] = lambda ref: (),
-           clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> bool:
+def follow(
+    asked: Pod,
+    read: Callable[[], Pod | None],
+    say: Callable[[str], None],
+    *,
+    timeout_s: float,
+    why: Callable[[PodRef], Sequence[SchedulingEvent]] = lambda ref: (),
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
     """Says what becomes of the request of *asked*, each change once, and returns whether it holds.
 
     *read*: returns the pod as it is now. *why*: the events that say why its node has not confirmed a smaller size.
@@ -110,19 +150,27 @@ def follow(asked: Pod, read: Callable[[], Pod | None], say: Callable[[str], None
             say("replaced: somebody asks for something else now")
             return False
         report = resize_report(pod.annotations)
-        if report is not None and report.state != REQUESTED and said != (said := _progress(pod, report, why)):
+        if (
+            report is not None
+            and report.state != REQUESTED
+            and said != (said := _progress(pod, report, why))
+        ):
             say(said)
         if report is not None and report.state in (ResizeState.APPLIED, ResizeState.INFEASIBLE):
             return report.state == ResizeState.APPLIED
         if clock() >= until:
-            say(f"it does not hold after {timeout_s:g} s. The request stands: see hami explain pod {pod.ref.name} "
-                f"-n {pod.ref.namespace}")
+            say(
+                f"it does not hold after {timeout_s:g} s. The request stands: see hami explain pod {pod.ref.name} "
+                f"-n {pod.ref.namespace}"
+            )
             return False
         interval = PENDING_S if report is not None and report.is_pending else INTERVAL_S
         sleep(min(interval, max(0.0, until - clock())))
 
 
-def _progress(pod: Pod, report: ResizeReport, why: Callable[[PodRef], Sequence[SchedulingEvent]]) -> str:
+def _progress(
+    pod: Pod, report: ResizeReport, why: Callable[[PodRef], Sequence[SchedulingEvent]]
+) -> str:
     if report.state not in (ResizeState.BOOKED, ResizeState.APPLIED):
         return report.sentence
     reasons = [event.message for event in why(pod.ref)][-1:] if report.is_pending else []

@@ -41,11 +41,19 @@ class ResizeReport(msgspec.Struct, rename="camel", frozen=True, omit_defaults=Tr
     @property
     def sentence(self) -> str:
         """The state in words."""
-        excess = (f"{self.excess_mib:,} MiB and {self.excess_cores} cores more than it is to have stay booked until it "
-                  "uses no more" if self.excess_mib or self.excess_cores else "")
+        excess = (
+            f"{self.excess_mib:,} MiB and {self.excess_cores} cores more than it is to have stay booked until it "
+            "uses no more"
+            if self.excess_mib or self.excess_cores
+            else ""
+        )
         words = "pending" if self.is_pending else _WORDS[self.state]
-        return "; ".join(filter(None, (words, self.message, excess,
-                                       self.problem and f"its node says: {self.problem}")))
+        return "; ".join(
+            filter(
+                None,
+                (words, self.message, excess, self.problem and f"its node says: {self.problem}"),
+            )
+        )
 
 
 _WORDS = {
@@ -59,7 +67,10 @@ _WORDS = {
 
 def resize_report(annotations: Mapping[str, str]) -> ResizeReport | None:
     """Returns the state of the resize that the annotations of a pod tell of; ``None`` if there is none."""
-    request, status = annotations.get(RESIZE, "")[:MAX_TEXT], parse_status(annotations.get(RESIZE_STATUS))
+    request, status = (
+        annotations.get(RESIZE, "")[:MAX_TEXT],
+        parse_status(annotations.get(RESIZE_STATUS)),
+    )
     memory, cores = excess(annotations)
     is_answered = status is not None and status.request == request
     if not request and not is_answered and not memory and not cores:
@@ -67,16 +78,22 @@ def resize_report(annotations: Mapping[str, str]) -> ResizeReport | None:
     applied = parse_applied(annotations.get(RESIZE_APPLIED))
     state = REQUESTED if request else ResizeState.BOOKED  # without an answer
     return ResizeReport(
-        state=status.state if status is not None and is_answered else state, request=request,
+        state=status.state if status is not None and is_answered else state,
+        request=request,
         message=status.message if status is not None and is_answered else "",
-        problem=applied.problem if applied is not None else "", excess_mib=memory, excess_cores=cores)
+        problem=applied.problem if applied is not None else "",
+        excess_mib=memory,
+        excess_cores=cores,
+    )
 
 
 def shares_by_container(pod: Pod, text: str | None) -> Mapping[str, Sequence[Share]]:
     """Returns the shares of each container with GPUs by *text*, an allocation. If it cannot be told which are whose,
     all are those of UNKNOWN."""
     allocation = shares_in(text)
-    positions = container_positions(pod.containers, allocation, partial(device_request, catalog_of("")["NVIDIA"]))
+    positions = container_positions(
+        pod.containers, allocation, partial(device_request, catalog_of("")["NVIDIA"])
+    )
     found = {name: allocation[position] for name, position in positions.items()}
     return found if found or not any(allocation) else {UNKNOWN: sum(allocation, ())}
 

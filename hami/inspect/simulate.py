@@ -20,7 +20,16 @@ from hami.codec.policies import parse_list
 from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.claim_fit import ClaimPlacement, ClaimUnfit, Undecided, allocate
-from hami.inspect.claims import PodClaims, claim_nodes, decide, judge, nearest, requested_by, shortage, unread_notes
+from hami.inspect.claims import (
+    PodClaims,
+    claim_nodes,
+    decide,
+    judge,
+    nearest,
+    requested_by,
+    shortage,
+    unread_notes,
+)
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
 from hami.inspect.explain import (
     NodeShortage,
@@ -44,12 +53,18 @@ from hami.vendors.spec import Rule
 
 SHOWN_DEVICES = 3  # of each of the nearest nodes
 MAX_ADDED = 10_000  # nodes
-MAX_COUNTED = 100_000  # pods of capacity on a node: a node may register devices with any number of slots
-NOT_LOOKED_AT = ("Not looked at, since kube-scheduler decides it: CPU, memory, taints, required affinity and affinity "
-                 "to pods, topology spread, volumes{}. Preferred node affinity counts. Pods that wait in "
-                 "the cluster are left out{}.")
+MAX_COUNTED = (
+    100_000  # pods of capacity on a node: a node may register devices with any number of slots
+)
+NOT_LOOKED_AT = (
+    "Not looked at, since kube-scheduler decides it: CPU, memory, taints, required affinity and affinity "
+    "to pods, topology spread, volumes{}. Preferred node affinity counts. Pods that wait in "
+    "the cluster are left out{}."
+)
 WITHOUT_PREEMPTION = NOT_LOOKED_AT.format(" and preemption", "")
-WITH_PREEMPTION = NOT_LOOKED_AT.format("", ", and so are those that the controllers of preempted pods create")
+WITH_PREEMPTION = NOT_LOOKED_AT.format(
+    "", ", and so are those that the controllers of preempted pods create"
+)
 _ADDED = re.compile(r"like=(?P<node>[^:]+):(?P<count>[1-9][0-9]{0,4})")
 
 Admit = Callable[[View, Mapping[str, Any], str], "Pod | str"]
@@ -146,12 +161,21 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
             raise unknown_name("node", name, nodes)
         nodes[name] = replace(nodes[name], unschedulable=True)
     ended = {_pod_named(text, scenario.namespace, record.pods).ref.uid for text in scenario.ended}
-    moved = [pod for pod in record.pods if pod.node_name in scenario.drained and pod.ref.uid not in ended]
+    moved = [
+        pod for pod in record.pods if pod.node_name in scenario.drained and pod.ref.uid not in ended
+    ]
     gone = ended | {pod.ref.uid for pod in moved}
     changed = replace(
-        record, nodes=tuple(nodes.values()), pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone),
+        record,
+        nodes=tuple(nodes.values()),
+        pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone),
         slices=(*record.slices, *_added_slices(record.slices, scenario.added)),
-        claims=tuple(claim for claim in record.claims if not claim.pods or {ref.uid for ref in claim.pods} - gone))
+        claims=tuple(
+            claim
+            for claim in record.claims
+            if not claim.pods or {ref.uid for ref in claim.pods} - gone
+        ),
+    )
     return _cordoned(changed, scenario.cordoned), [unbound(pod) for pod in moved]
 
 
@@ -160,8 +184,14 @@ def claim_holders(record: ClusterRecord) -> set[tuple[str, str]]:
     return {(ref.namespace, ref.name) for claim in record.claims for ref in claim.pods}
 
 
-def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Sequence[MovedPod], scenario: Scenario,
-             admit: Admit, preemption: SimulatedPreemption | None = None) -> SimulationReport:
+def simulate(
+    cluster: InspectedCluster,
+    sources: Sequence[PodSource],
+    moved: Sequence[MovedPod],
+    scenario: Scenario,
+    admit: Admit,
+    preemption: SimulatedPreemption | None = None,
+) -> SimulationReport:
     """Returns what would become of the pods *moved* and those of *sources*, in this order. Without *preemption* none
     evicts others.
 
@@ -169,11 +199,15 @@ def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Seq
     """
     placer = _Placer(cluster, preemption)
     if preemption is not None:
-        sources = [replace(source, pod=with_priority(source.pod, preemption.classes)) for source in sources]
+        sources = [
+            replace(source, pod=with_priority(source.pod, preemption.classes)) for source in sources
+        ]
     outcomes: list[Outcome] = []
     for pod, claims in moved:
         if claims is not None and decide(cluster, pod, claims):
-            outcomes.append(placer.place_claims(f"pod/{pod.ref.name}", 1, [pod], claims.made_again()))
+            outcomes.append(
+                placer.place_claims(f"pod/{pod.ref.name}", 1, [pod], claims.made_again())
+            )
         elif requests_devices(cluster.vendors, pod.containers):
             outcomes.append(placer.place(f"pod/{pod.ref.name}", 1, [pod]))
     for number, source in enumerate(sources):
@@ -181,17 +215,31 @@ def simulate(cluster: InspectedCluster, sources: Sequence[PodSource], moved: Seq
         if (claims := source.claims) is not None:
             admitted = _admitted(placer.view, source, scenario, admit)
             if not isinstance(admitted, str) and decide(cluster, admitted, claims):
-                outcomes.append(placer.place_claims(source.title, wanted, (
-                    _numbered(admitted, source, number, count, wanted) for count in range(wanted)), claims))
+                outcomes.append(
+                    placer.place_claims(
+                        source.title,
+                        wanted,
+                        (
+                            _numbered(admitted, source, number, count, wanted)
+                            for count in range(wanted)
+                        ),
+                        claims,
+                    )
+                )
                 continue
-        pods = (_numbered(_admitted(placer.view, source, scenario, admit), source, number, count, wanted)
-                for count in range(wanted))
+        pods = (
+            _numbered(
+                _admitted(placer.view, source, scenario, admit), source, number, count, wanted
+            )
+            for count in range(wanted)
+        )
         outcomes.append(placer.place(source.title, wanted, pods))
     return SimulationReport(tuple(outcomes), tuple(placer.placed), preemption is not None)
 
 
-def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scenario,
-                   admit: Admit) -> list[NodeCapacity]:
+def count_capacity(
+    cluster: InspectedCluster, source: PodSource, scenario: Scenario, admit: Admit
+) -> list[NodeCapacity]:
     """Returns how many more pods of *source* each node takes, most first.
 
     Raises: HamiError if the pod is denied or requests no devices.
@@ -209,7 +257,9 @@ def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scena
     for name in cluster.offered(pod.scheduler_name):
         count = 0
         while count < MAX_COUNTED:
-            another = replace(pod, ref=PodRef(pod.ref.namespace, source.name, f"simulated-{next(numbers)}"))
+            another = replace(
+                pod, ref=PodRef(pod.ref.namespace, source.name, f"simulated-{next(numbers)}")
+            )
             if (choice := view.choose(another, [name])) is None:
                 break
             view, count = view.placed(another, choice), count + 1
@@ -218,7 +268,9 @@ def count_capacity(cluster: InspectedCluster, source: PodSource, scenario: Scena
     return sorted(capacities, key=lambda capacity: (-capacity.pods, capacity.node))
 
 
-def _claim_capacity(cluster: InspectedCluster, pod: Pod, source: PodSource, claims: PodClaims) -> list[NodeCapacity]:
+def _claim_capacity(
+    cluster: InspectedCluster, pod: Pod, source: PodSource, claims: PodClaims
+) -> list[NodeCapacity]:
     """Returns how many pods with *claims* each node takes, most first. Raises: HamiError if that cannot be said."""
     if problem := claim_problem(cluster, pod, claims, MAX_COUNTED):
         raise HamiError(f"{source.title}: {problem}")
@@ -226,7 +278,9 @@ def _claim_capacity(cluster: InspectedCluster, pod: Pod, source: PodSource, clai
     nodes = claim_nodes(cluster)
     for name in cluster.offered(pod.scheduler_name):
         count, devices = 0, nodes.get(name, ())
-        while count < MAX_COUNTED and isinstance(placement := allocate(devices, claims.waiting), ClaimPlacement):
+        while count < MAX_COUNTED and isinstance(
+            placement := allocate(devices, claims.waiting), ClaimPlacement
+        ):
             devices, count = placement.devices, count + 1
         if count:
             capacities.append(NodeCapacity(name, count))
@@ -255,8 +309,12 @@ def render_simulation(report: SimulationReport, style: Style) -> str:
         shown += ["", render_rows(report.pods, _PLACED_COLUMNS, style)]
     for pod in report.pods:
         if pod.preempts:
-            shown.append(printable(f"{pod.pod} would preempt {', '.join(pod.preempts)} on {pod.node}"))
-    return "\n".join([*shown, "", WITH_PREEMPTION if report.with_preemption else WITHOUT_PREEMPTION])
+            shown.append(
+                printable(f"{pod.pod} would preempt {', '.join(pod.preempts)} on {pod.node}")
+            )
+    return "\n".join(
+        [*shown, "", WITH_PREEMPTION if report.with_preemption else WITHOUT_PREEMPTION]
+    )
 
 
 def _outcome_lines(outcome: Outcome) -> Iterator[str]:
@@ -296,12 +354,21 @@ class _Placer:
     def __init__(self, cluster: InspectedCluster, preemption: SimulatedPreemption | None) -> None:
         self.placed: list[PlacedPod] = []
         self._cluster = cluster
-        self._rules = None if preemption is None else PreemptionRules(
-            now=cluster.record.taken.timestamp(), budgets=preemption.budgets, pod_groups=preemption.pod_groups)
+        self._rules = (
+            None
+            if preemption is None
+            else PreemptionRules(
+                now=cluster.record.taken.timestamp(),
+                budgets=preemption.budgets,
+                pod_groups=preemption.pod_groups,
+            )
+        )
         self.view = cluster.view
         self._claim_nodes = claim_nodes(cluster)
-        self._indexes = {(node, usage.device.vendor, usage.device.uuid): usage.device.index
-                         for node, usage in cluster.usages()}
+        self._indexes = {
+            (node, usage.device.vendor, usage.device.uuid): usage.device.index
+            for node, usage in cluster.usages()
+        }
 
     def place(self, title: str, wanted: int, pods: Iterable[Pod | str]) -> Outcome:
         """Places the *pods* of a workload until one does not fit, or is denied, for the reason in its place."""
@@ -317,21 +384,35 @@ class _Placer:
             node, devices = "", list[str]()
             if answer is not None:
                 node = answer.node
-                shares = {(share.type, share.uuid): None for shares in answer.placement for share in shares}
+                shares = {
+                    (share.type, share.uuid): None
+                    for shares in answer.placement
+                    for share in shares
+                }
                 devices = [str(self._indexes.get((node, *share), share[1])) for share in shares]
             self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(devices), preempts))
         return Outcome(title, wanted, wanted)
 
-    def place_claims(self, title: str, wanted: int, pods: Iterable[Pod | str], claims: PodClaims) -> Outcome:
+    def place_claims(
+        self, title: str, wanted: int, pods: Iterable[Pod | str], claims: PodClaims
+    ) -> Outcome:
         """Places the *pods* of a workload, each with *claims*, until one does not fit. Each gets the first node by
         name: kube-scheduler compares nodes by other things."""
         for count, pod in enumerate(pods):
-            problem = pod if isinstance(pod, str) else claim_problem(self._cluster, pod, claims, wanted)
+            problem = (
+                pod if isinstance(pod, str) else claim_problem(self._cluster, pod, claims, wanted)
+            )
             if isinstance(pod, str) or problem:
                 return Outcome(title, wanted, count, problem)
             results = judge(self._cluster, pod, claims, self._claim_nodes)
-            placement = next(((name, result) for name, result in results.items()
-                              if isinstance(result, ClaimPlacement)), None)
+            placement = next(
+                (
+                    (name, result)
+                    for name, result in results.items()
+                    if isinstance(result, ClaimPlacement)
+                ),
+                None,
+            )
             if placement is None:
                 return self._refused_claims(title, wanted, count, claims, results)
             name, result = placement
@@ -341,20 +422,36 @@ class _Placer:
             self.placed.append(PlacedPod(title, pod.ref.name, name, cards))
         return Outcome(title, wanted, wanted)
 
-    def _refused_claims(self, title: str, wanted: int, placed: int, claims: PodClaims,
-                        results: Mapping[str, ClaimPlacement | ClaimUnfit | Undecided]) -> Outcome:
+    def _refused_claims(
+        self,
+        title: str,
+        wanted: int,
+        placed: int,
+        claims: PodClaims,
+        results: Mapping[str, ClaimPlacement | ClaimUnfit | Undecided],
+    ) -> Outcome:
         refusals = nearest(results)
         nodes: dict[str, int] = {}
         for _, refusal in refusals:
             for reason, _ in refusal.unfit.reasons:
                 nodes[str(reason)] = nodes.get(str(reason), 0) + 1
-        reasons = [f"{counted(count, 'node')} {reason}"
-                   for reason, count in sorted(nodes.items(), key=lambda item: (-item[1], item[0]))]
+        reasons = [
+            f"{counted(count, 'node')} {reason}"
+            for reason, count in sorted(nodes.items(), key=lambda item: (-item[1], item[0]))
+        ]
         if undecided := len(results) - len(refusals):
-            reasons.append(f"{counted(undecided, 'node')} with too many combinations of devices to try")
-        return Outcome(title, wanted, placed, ", ".join(reasons) or "no node has devices for claims",
-                       tuple(requested_by(self._cluster, claims)), len(refusals),
-                       tuple(shortage(name, refusal) for name, refusal in refusals[:CLOSEST_NODES]))
+            reasons.append(
+                f"{counted(undecided, 'node')} with too many combinations of devices to try"
+            )
+        return Outcome(
+            title,
+            wanted,
+            placed,
+            ", ".join(reasons) or "no node has devices for claims",
+            tuple(requested_by(self._cluster, claims)),
+            len(refusals),
+            tuple(shortage(name, refusal) for name, refusal in refusals[:CLOSEST_NODES]),
+        )
 
     def _preempt(self, pod: Pod) -> tuple[Choice, tuple[str, ...]] | None:
         """Places *pod* after those that are evicted for it have ended. Returns what it gets, and these pods; ``None``
@@ -371,11 +468,20 @@ class _Placer:
         return choice, pod_names(self._cluster, plan.uids)
 
     def _refused(self, title: str, wanted: int, placed: int, pod: Pod, refusal: Refusal) -> Outcome:
-        by_count = sorted(refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
+        by_count = sorted(
+            refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0])
+        )
         stopped = ", ".join(f"{counted(len(names), 'node')} {reason}" for reason, names in by_count)
         closest = self.view.closest(refusal, CLOSEST_NODES)
-        return Outcome(title, wanted, placed, stopped or "no node has devices", requested_devices(self._cluster, pod),
-                       refusal.nodes, tuple(node_shortage(pod, node) for node in closest))
+        return Outcome(
+            title,
+            wanted,
+            placed,
+            stopped or "no node has devices",
+            requested_devices(self._cluster, pod),
+            refusal.nodes,
+            tuple(node_shortage(pod, node) for node in closest),
+        )
 
 
 def _numbered(pod: Pod | str, source: PodSource, number: int, count: int, wanted: int) -> Pod | str:
@@ -400,15 +506,21 @@ def _added(text: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
     """Yields the nodes that *text* adds. Their cards are idle, with the UUIDs of the node that they are like."""
     match = _ADDED.fullmatch(text)
     if match is None or int(match["count"]) > MAX_ADDED:
-        raise MalformedInput("--add-node", text, f"expected like=NODE:COUNT with a count up to {MAX_ADDED}")
+        raise MalformedInput(
+            "--add-node", text, f"expected like=NODE:COUNT with a count up to {MAX_ADDED}"
+        )
     if (like := nodes.get(match["node"])) is None:
         raise unknown_name("node", match["node"], nodes)
     annotations = {key: value for key, value in like.annotations.items() if key != CORDON}
     for number in range(1, int(match["count"]) + 1):
-        yield replace(like, name=f"{like.name}-added-{number}", unschedulable=False, annotations=annotations)
+        yield replace(
+            like, name=f"{like.name}-added-{number}", unschedulable=False, annotations=annotations
+        )
 
 
-def _added_slices(slices: Sequence[PublishedSlice], added: Sequence[str]) -> Iterator[PublishedSlice]:
+def _added_slices(
+    slices: Sequence[PublishedSlice], added: Sequence[str]
+) -> Iterator[PublishedSlice]:
     """Yields the slices of the nodes that *added* adds, whose texts have been read. Their cards are not cordoned."""
     for match in filter(None, map(_ADDED.fullmatch, added)):
         for part in slices:
@@ -441,18 +553,37 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
         if Rule.CORDON not in cluster.vendors[vendor].decision.rules:
             raise HamiError(f"card {uuid}: devices of {vendor} cannot be cordoned one by one")
         cordoned = [*(parse_list(nodes[name].annotations.get(CORDON)) or ()), uuid]
-        nodes[name] = replace(nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)})
-    slices = tuple(replace(part, devices=tuple(
-        replace(device, cordoned=device.cordoned or device.uuid in uuids) for device in part.devices))
-        for part in record.slices)
+        nodes[name] = replace(
+            nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)}
+        )
+    slices = tuple(
+        replace(
+            part,
+            devices=tuple(
+                replace(device, cordoned=device.cordoned or device.uuid in uuids)
+                for device in part.devices
+            ),
+        )
+        for part in record.slices
+    )
     return replace(record, nodes=tuple(nodes.values()), slices=slices)
 
 
 def unbound(pod: Pod) -> Pod:
     """Returns *pod* as its controller would create it again."""
-    annotations = {key: text for key, text in pod.annotations.items() if not is_scheduler_owned(key)}
+    annotations = {
+        key: text for key, text in pod.annotations.items() if not is_scheduler_owned(key)
+    }
     ref = replace(pod.ref, uid=f"again-{pod.ref.uid}")
-    return replace(pod, ref=ref, node_name="", phase="", init_done=False, deleting=False, annotations=annotations)
+    return replace(
+        pod,
+        ref=ref,
+        node_name="",
+        phase="",
+        init_done=False,
+        deleting=False,
+        annotations=annotations,
+    )
 
 
 # Replay
@@ -477,17 +608,29 @@ def replay(record: ClusterRecord) -> list[ReplayedDecision]:
     """Returns the decision on each bound pod that holds devices, in the order in which they were placed."""
     cluster = InspectedCluster(record)
     held = cluster.view.bookings
-    bound = sorted((pod for pod in record.pods if pod.node_name and pod.ref.uid in held), key=_order)
+    bound = sorted(
+        (pod for pod in record.pods if pod.node_name and pod.ref.uid in held), key=_order
+    )
     view, names = cluster.view.what_if(without=held), sorted(cluster.nodes)
     decisions = []
     for pod in bound:
         booking = held[pod.ref.uid]
         before = {charge.uuid for _, charges in booking.charges for charge in charges}
         choice = view.choose(unbound(pod), names)
-        after = {share.uuid for shares in choice.placement for share in shares} if choice is not None else set()
-        decisions.append(ReplayedDecision(
-            pod=str(pod.ref), node=pod.node_name, now=choice.node if choice is not None else "",
-            cards=tuple(sorted(before)), now_cards=tuple(sorted(after))))
+        after = (
+            {share.uuid for shares in choice.placement for share in shares}
+            if choice is not None
+            else set()
+        )
+        decisions.append(
+            ReplayedDecision(
+                pod=str(pod.ref),
+                node=pod.node_name,
+                now=choice.node if choice is not None else "",
+                cards=tuple(sorted(before)),
+                now_cards=tuple(sorted(after)),
+            )
+        )
         view = view.what_if(with_=[booking])
     return decisions
 

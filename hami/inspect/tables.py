@@ -52,8 +52,10 @@ def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -
         return render_document({"items": rows}, style.form)
     shown = [column for column in columns if not column.wide or style.form == "wide"]
     cells = [[printable(column.text(row)) or NONE for column in shown] for row in rows]
-    colors = [[_color(column.share(row)) if column.share and style.color else None for column in shown]
-              for row in rows]
+    colors = [
+        [_color(column.share(row)) if column.share and style.color else None for column in shown]
+        for row in rows
+    ]
     if style.headers:
         cells.insert(0, [column.title for column in shown])
         colors.insert(0, [None] * len(shown))
@@ -84,8 +86,10 @@ def _aligned(cells: Sequence[Sequence[str]], colors: Sequence[Sequence[str | Non
     for number, row in enumerate(cells):
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         padded[-1] = padded[-1].rstrip()
-        padded = [click.style(cell, fg=color) if color else cell
-                  for cell, color in zip(padded, colors[number], strict=True)]
+        padded = [
+            click.style(cell, fg=color) if color else cell
+            for cell, color in zip(padded, colors[number], strict=True)
+        ]
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
@@ -107,6 +111,7 @@ def meter_column(title: str, used: str, total: str) -> Column[Any]:
     def share(row: Any) -> float | None:
         part, whole = amounts(row)
         return part / whole if whole and whole > 0 else None
+
     return Column(title, lambda row: meter(*amounts(row)), share=share)
 
 
@@ -117,7 +122,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 def printable(text: str) -> str:
     """Returns *text* with a question mark for each character that could change the terminal."""
-    return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(character if character.isprintable() else "?" for character in text)
+    )
 
 
 def _color(share: float | None) -> str | None:

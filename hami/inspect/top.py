@@ -124,7 +124,9 @@ def render_top(cluster: InspectedCluster, query: TopQuery, style: Style) -> str:
     matches = parse_selector(query.selector)
     match query.kind:
         case "cards":
-            return _render(device_rows(cluster, _nodes(cluster, query, matches)), DEVICES, query, style)
+            return _render(
+                device_rows(cluster, _nodes(cluster, query, matches)), DEVICES, query, style
+            )
         case "pods":
             return _render(pod_rows(cluster, _pods(cluster, query, matches)), PODS, query, style)
         case "namespaces":
@@ -137,7 +139,9 @@ def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) 
     rows.sort(key=view.name)
     if query.sort != "name":
         if (order := view.orders.get(query.sort)) is None:
-            raise HamiError(f"{query.kind} cannot be sorted by {query.sort}; expected name, {', '.join(view.orders)}")
+            raise HamiError(
+                f"{query.kind} cannot be sorted by {query.sort}; expected name, {', '.join(view.orders)}"
+            )
         rows.sort(key=order, reverse=True)
     table = render_rows(rows, view.columns, style)
     if view.summary is None or not style.headers or style.form not in ("table", "wide"):
@@ -151,8 +155,11 @@ def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) 
 def node_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[NodeRow]:
     """Returns a row for each of *nodes* that has devices, or an inventory that cannot be read."""
     problems = {name for name, _ in cluster.view.facts.problems}
-    return [_node_row(cluster, node, node.name in problems) for node in nodes
-            if cluster.usages_on(node.name) or node.name in problems]
+    return [
+        _node_row(cluster, node, node.name in problems)
+        for node in nodes
+        if cluster.usages_on(node.name) or node.name in problems
+    ]
 
 
 def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeRow:
@@ -160,21 +167,41 @@ def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeR
     total, used = Amounts(), Amounts()
     for usage in usages:
         vendor = cluster.vendors[usage.device.vendor]
-        total, used = total + total_amounts(usage.device, vendor), used + used_amounts(usage, vendor)
-    holders = {pod.ref: pod for booking in cluster.bookings_on(node.name) for pod in cluster.pods_with(booking)
-               if pod is not None}
+        total, used = (
+            total + total_amounts(usage.device, vendor),
+            used + used_amounts(usage, vendor),
+        )
+    holders = {
+        pod.ref: pod
+        for booking in cluster.bookings_on(node.name)
+        for pod in cluster.pods_with(booking)
+        if pod is not None
+    }
     free = (usage.memory_free_mib for usage in usages if _is_usable(usage))
     return NodeRow(
-        name=node.name, models=tuple(sorted({usage.device.model for usage in usages})), cards=len(usages),
-        memory_mib=total.memory_mib, memory_used_mib=used.memory_mib, cores=total.cores, cores_used=used.cores,
-        slots=total.slots, slots_used=used.slots, largest_free_mib=max(free, default=0), pods=len(holders),
+        name=node.name,
+        models=tuple(sorted({usage.device.model for usage in usages})),
+        cards=len(usages),
+        memory_mib=total.memory_mib,
+        memory_used_mib=used.memory_mib,
+        cores=total.cores,
+        cores_used=used.cores,
+        slots=total.slots,
+        slots_used=used.slots,
+        largest_free_mib=max(free, default=0),
+        pods=len(holders),
         reserved=sum([not pod.node_name for pod in holders.values()]),
-        state=_node_state(node, usages, has_problem=has_problem))
+        state=_node_state(node, usages, has_problem=has_problem),
+    )
 
 
 def device_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[DeviceRow]:
     """Returns a row for each device of *nodes*."""
-    return [_device_row(cluster, node, usage) for node in nodes for usage in cluster.usages_on(node.name)]
+    return [
+        _device_row(cluster, node, usage)
+        for node in nodes
+        for usage in cluster.usages_on(node.name)
+    ]
 
 
 def _device_row(cluster: InspectedCluster, node: Node, usage: DeviceUsage) -> DeviceRow:
@@ -183,11 +210,22 @@ def _device_row(cluster: InspectedCluster, node: Node, usage: DeviceUsage) -> De
     pods = [pod for pod, _ in cluster.holders(*_key(node.name, usage)) if pod is not None]
     state = [*(["node cordoned"] if node.unschedulable else []), *_device_state(usage)]
     return DeviceRow(
-        node=node.name, index=device.index, uuid=device.uuid, vendor=device.vendor, model=device.model,
-        mode=device.mode, memory_mib=total.memory_mib, memory_used_mib=used.memory_mib, cores=total.cores,
-        cores_used=used.cores, slots=total.slots, slots_used=used.slots,
-        pods=tuple(sorted(str(pod.ref) for pod in pods)), reserved=sum(not pod.node_name for pod in pods),
-        state=tuple(state))
+        node=node.name,
+        index=device.index,
+        uuid=device.uuid,
+        vendor=device.vendor,
+        model=device.model,
+        mode=device.mode,
+        memory_mib=total.memory_mib,
+        memory_used_mib=used.memory_mib,
+        cores=total.cores,
+        cores_used=used.cores,
+        slots=total.slots,
+        slots_used=used.slots,
+        pods=tuple(sorted(str(pod.ref) for pod in pods)),
+        reserved=sum(not pod.node_name for pod in pods),
+        state=tuple(state),
+    )
 
 
 def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
@@ -195,30 +233,57 @@ def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
     rows = []
     for pod in pods:
         bookings = cluster.bookings_of(pod)
-        charges = [(vendor, charge) for booking in bookings for vendor, held in booking.charges for charge in held]
+        charges = [
+            (vendor, charge)
+            for booking in bookings
+            for vendor, held in booking.charges
+            for charge in held
+        ]
         node = bookings[0].node if bookings else pod.node_name
         indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
-        requests = [request_text(request, cluster.vendors[request.vendor]) for container in pod.containers
-                    for request in device_requests(cluster.vendors, container)]
+        requests = [
+            request_text(request, cluster.vendors[request.vendor])
+            for container in pod.containers
+            for request in device_requests(cluster.vendors, container)
+        ]
         memory = sum(charge.memory_mib for _, charge in charges)
         cores = sum(cores_of(cluster.vendors[vendor], charge.cores) for vendor, charge in charges)
         excess_mib, excess_cores = excess(pod.annotations)
-        rows.append(PodRow(
-            namespace=pod.ref.namespace, name=pod.ref.name, node=node,
-            cards=tuple(str(indexes.get((node, vendor, charge.uuid), charge.uuid)) for vendor, charge in charges),
-            requests=tuple(requests), memory_mib=memory, memory_wanted_mib=max(0, memory - excess_mib), cores=cores,
-            cores_wanted=max(0, cores - excess_cores), cores_limit=pod_cores_limit(pod.annotations),
-            state=_pod_state(cluster, pod, is_holding=bool(charges)), created=pod.created,
-            age_s=age_of(pod.created, cluster.record.taken)))
+        rows.append(
+            PodRow(
+                namespace=pod.ref.namespace,
+                name=pod.ref.name,
+                node=node,
+                cards=tuple(
+                    str(indexes.get((node, vendor, charge.uuid), charge.uuid))
+                    for vendor, charge in charges
+                ),
+                requests=tuple(requests),
+                memory_mib=memory,
+                memory_wanted_mib=max(0, memory - excess_mib),
+                cores=cores,
+                cores_wanted=max(0, cores - excess_cores),
+                cores_limit=pod_cores_limit(pod.annotations),
+                state=_pod_state(cluster, pod, is_holding=bool(charges)),
+                created=pod.created,
+                age_s=age_of(pod.created, cluster.record.taken),
+            )
+        )
     return rows
 
 
-def namespace_rows(cluster: InspectedCluster, namespaces: Container[str] | None = None) -> list[NamespaceRow]:
+def namespace_rows(
+    cluster: InspectedCluster, namespaces: Container[str] | None = None
+) -> list[NamespaceRow]:
     """Returns a row for each vendor that a namespace uses or that is limited in it; only of *namespaces*, if given.
 
     Limits are those of quotas for all pods. What claims hold is left out: quotas do not count it.
     """
-    pods = Counter((booking.namespace, key) for booking in cluster.view.bookings.values() for key, _ in booking.charges)
+    pods = Counter(
+        (booking.namespace, key)
+        for booking in cluster.view.bookings.values()
+        for key, _ in booking.charges
+    )
     quotas, used, cores = cluster.view.facts.quotas, cluster.view.used, _cores_by_namespace(cluster)
     rows = []
     for namespace in {namespace for namespace, _ in pods} | quotas.keys():
@@ -228,10 +293,17 @@ def namespace_rows(cluster: InspectedCluster, namespaces: Container[str] | None 
             limit = allowed_budget(vendor, without_scopes(quotas.get(namespace, {}).values()))
             memory, _ = used.get((namespace, vendor.key), (0, 0))
             if (namespace, vendor.key) in pods or limit != Budget():
-                rows.append(NamespaceRow(
-                    name=namespace, vendor=vendor.key, pods=pods[namespace, vendor.key], memory_used_mib=memory,
-                    cores_used=cores[namespace, vendor.key], memory_limit_mib=limit.memory_mib,
-                    cores_limit=limit.cores))
+                rows.append(
+                    NamespaceRow(
+                        name=namespace,
+                        vendor=vendor.key,
+                        pods=pods[namespace, vendor.key],
+                        memory_used_mib=memory,
+                        cores_used=cores[namespace, vendor.key],
+                        memory_limit_mib=limit.memory_mib,
+                        cores_limit=limit.cores,
+                    )
+                )
     return rows
 
 
@@ -241,7 +313,9 @@ def _cores_by_namespace(cluster: InspectedCluster) -> Counter[tuple[str, str]]:
     for booking in cluster.view.bookings.values():
         for key, charges in booking.charges:
             vendor = cluster.vendors[key]
-            cores[booking.namespace, key] += sum([cores_of(vendor, charge.cores) for charge in charges])
+            cores[booking.namespace, key] += sum(
+                [cores_of(vendor, charge.cores) for charge in charges]
+            )
     return cores
 
 
@@ -276,13 +350,21 @@ def _pods(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[
     pods = [pod for pod in cluster.pods.values() if query.namespace in ("", pod.ref.namespace)]
     where = f" in namespace {query.namespace}" if query.namespace else ""
     _check_names(f"pod with devices{where}:", query.names, {pod.ref.name for pod in pods})
-    return [pod for pod in pods if (not query.names or pod.ref.name in query.names) and matches(pod.labels)]
+    return [
+        pod
+        for pod in pods
+        if (not query.names or pod.ref.name in query.names) and matches(pod.labels)
+    ]
 
 
 def _namespaces(cluster: InspectedCluster, query: TopQuery) -> list[NamespaceRow]:
     rows = namespace_rows(cluster, query.names or ([query.namespace] if query.namespace else None))
     if query.names:
-        _check_names("namespace that uses devices:", query.names, {row.name for row in namespace_rows(cluster)})
+        _check_names(
+            "namespace that uses devices:",
+            query.names,
+            {row.name for row in namespace_rows(cluster)},
+        )
     return rows
 
 
@@ -297,7 +379,9 @@ def _key(node: str, usage: DeviceUsage) -> tuple[str, str, str]:
 
 
 def _is_usable(usage: DeviceUsage) -> bool:
-    return usage.device.healthy and not usage.device.cordoned and usage.slots_used < usage.device.slots
+    return (
+        usage.device.healthy and not usage.device.cordoned and usage.slots_used < usage.device.slots
+    )
 
 
 _DEVICE_STATES = ("unhealthy", "cordoned", "over-committed")
@@ -311,7 +395,9 @@ def _device_state(usage: DeviceUsage) -> list[str]:
 def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool) -> tuple[str, ...]:
     words = ["cordoned"] if node.unschedulable else []
     counts = Counter(word for usage in usages for word in _device_state(usage))
-    words += [f"{counted(count, 'card')} {word}" for word in _DEVICE_STATES if (count := counts[word])]
+    words += [
+        f"{counted(count, 'card')} {word}" for word in _DEVICE_STATES if (count := counts[word])
+    ]
     return (*words, "inventory unreadable") if has_problem else tuple(words)
 
 
@@ -346,7 +432,9 @@ NODE_COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("MIB USED", lambda row: f"{row.memory_used_mib:,}/{row.memory_mib:,}", wide=True),
     Column("SLOTS", lambda row: f"{row.slots_used}/{row.slots}", wide=True),
     Column("LARGEST FREE MIB", lambda row: _number(row.largest_free_mib)),
-    Column("PODS", lambda row: f"{row.pods}" + (f" ({row.reserved} reserved)" if row.reserved else "")),
+    Column(
+        "PODS", lambda row: f"{row.pods}" + (f" ({row.reserved} reserved)" if row.reserved else "")
+    ),
     Column("STATE", lambda row: ", ".join(row.state) or "ok"),
 )
 DEVICE_COLUMNS: tuple[Column[DeviceRow], ...] = (
@@ -388,18 +476,32 @@ NAMESPACE_COLUMNS: tuple[Column[NamespaceRow], ...] = (
 
 
 def _node_summary(rows: Sequence[NodeRow]) -> str:
-    return _summary(rows, len(rows), sum(row.cards for row in rows), [row.largest_free_mib for row in rows])
+    return _summary(
+        rows, len(rows), sum(row.cards for row in rows), [row.largest_free_mib for row in rows]
+    )
 
 
 def _device_summary(rows: Sequence[DeviceRow]) -> str:
-    return _summary(rows, len({row.node for row in rows}), len(rows), [
-        row.memory_mib - row.memory_used_mib for row in rows if not row.state and row.slots_used < row.slots])
+    return _summary(
+        rows,
+        len({row.node for row in rows}),
+        len(rows),
+        [
+            row.memory_mib - row.memory_used_mib
+            for row in rows
+            if not row.state and row.slots_used < row.slots
+        ],
+    )
 
 
-def _summary(rows: Sequence[NodeRow | DeviceRow], nodes: int, devices: int, free: Sequence[int]) -> str:
+def _summary(
+    rows: Sequence[NodeRow | DeviceRow], nodes: int, devices: int, free: Sequence[int]
+) -> str:
     used, total = sum(row.memory_used_mib for row in rows), sum(row.memory_mib for row in rows)
-    return (f"{counted(nodes, 'node')}, {counted(devices, 'card')}: {used:,} of {total:,} MiB given out; "
-            f"largest free slice {max(free, default=0):,} MiB")
+    return (
+        f"{counted(nodes, 'node')}, {counted(devices, 'card')}: {used:,} of {total:,} MiB given out; "
+        f"largest free slice {max(free, default=0):,} MiB"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,13 +523,43 @@ def _cores_share(row: NodeRow | DeviceRow) -> float:
     return row.cores_used / max(row.cores, 1)
 
 
-NODES = TableLayout(NODE_COLUMNS, lambda row: (row.name,), {
-    "memory": lambda row: row.memory_used_mib, "cores": _cores_share,
-    "free": lambda row: row.largest_free_mib, "pods": lambda row: row.pods}, _node_summary)
-DEVICES = TableLayout(DEVICE_COLUMNS, lambda row: (row.node, row.vendor, row.index, row.uuid), {
-    "memory": lambda row: row.memory_used_mib, "cores": _cores_share,
-    "free": lambda row: row.memory_mib - row.memory_used_mib, "pods": lambda row: len(row.pods)}, _device_summary)
-PODS = TableLayout(POD_COLUMNS, lambda row: (row.namespace, row.name), {
-    "memory": lambda row: row.memory_mib, "cores": lambda row: row.cores, "age": lambda row: row.age_s or 0})
-NAMESPACES = TableLayout(NAMESPACE_COLUMNS, lambda row: (row.name, row.vendor), {
-    "memory": lambda row: row.memory_used_mib, "cores": lambda row: row.cores_used, "pods": lambda row: row.pods})
+NODES = TableLayout(
+    NODE_COLUMNS,
+    lambda row: (row.name,),
+    {
+        "memory": lambda row: row.memory_used_mib,
+        "cores": _cores_share,
+        "free": lambda row: row.largest_free_mib,
+        "pods": lambda row: row.pods,
+    },
+    _node_summary,
+)
+DEVICES = TableLayout(
+    DEVICE_COLUMNS,
+    lambda row: (row.node, row.vendor, row.index, row.uuid),
+    {
+        "memory": lambda row: row.memory_used_mib,
+        "cores": _cores_share,
+        "free": lambda row: row.memory_mib - row.memory_used_mib,
+        "pods": lambda row: len(row.pods),
+    },
+    _device_summary,
+)
+PODS = TableLayout(
+    POD_COLUMNS,
+    lambda row: (row.namespace, row.name),
+    {
+        "memory": lambda row: row.memory_mib,
+        "cores": lambda row: row.cores,
+        "age": lambda row: row.age_s or 0,
+    },
+)
+NAMESPACES = TableLayout(
+    NAMESPACE_COLUMNS,
+    lambda row: (row.name, row.vendor),
+    {
+        "memory": lambda row: row.memory_used_mib,
+        "cores": lambda row: row.cores_used,
+        "pods": lambda row: row.pods,
+    },
+)

@@ -25,7 +25,10 @@ from hami.quantity import strict_integer
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 
-WEBHOOK_LABEL, IGNORE = "hami.io/webhook", "ignore"  # of pods and namespaces that the webhook does not see
+WEBHOOK_LABEL, IGNORE = (
+    "hami.io/webhook",
+    "ignore",
+)  # of pods and namespaces that the webhook does not see
 SHOWN_SUBJECTS = 3  # with the same problem
 SHOWN_PROBLEMS = 50
 _OWN_GROUPS = ("v1", "apps/v1", "batch/v1")  # whose TEMPLATE_KINDS are meant
@@ -84,16 +87,28 @@ class _Object(msgspec.Struct, rename="camel"):
         """Reports whether it makes no more pods: it is being deleted, a pod or Job that has finished, or the ReplicaSet
         of an earlier revision."""
         status, replicas = self.status or _Status(), (self.spec or _Spec()).replicas
-        if self.metadata.deletion_timestamp is not None or self.kind == "ReplicaSet" and replicas == 0 and self.owner:
+        if (
+            self.metadata.deletion_timestamp is not None
+            or self.kind == "ReplicaSet"
+            and replicas == 0
+            and self.owner
+        ):
             return True
-        return status.phase in _ENDED_PHASES or self.kind == "Job" and any(
-            condition.type in ("Complete", "Failed") and condition.status == "True"
-            for condition in status.conditions or ())
+        return (
+            status.phase in _ENDED_PHASES
+            or self.kind == "Job"
+            and any(
+                condition.type in ("Complete", "Failed") and condition.status == "True"
+                for condition in status.conditions or ()
+            )
+        )
 
     @property
     def owner(self) -> _Owner | None:
         """The object whose controller has made it."""
-        return next((owner for owner in self.metadata.owner_references or () if owner.controller), None)
+        return next(
+            (owner for owner in self.metadata.owner_references or () if owner.controller), None
+        )
 
 
 @dataclass(slots=True)
@@ -117,12 +132,16 @@ class UpgradeCheck:
 
         Raises: MalformedInput for one that is no object of the API server.
         """
+
         def order(item: tuple[str, Any]) -> int:
             kind = item[1].get("kind") if isinstance(item[1], dict) else None
             return TEMPLATE_KINDS.index(kind) if kind in TEMPLATE_KINDS else -1
 
-        return {str(document["kind"]) for place, document in sorted(documents, key=order)
-                if not self.add(document, place)}
+        return {
+            str(document["kind"])
+            for place, document in sorted(documents, key=order)
+            if not self.add(document, place)
+        }
 
     def add(self, document: Any, place: str) -> bool:
         """Returns whether *document* is of a kind that makes pods. *place*: its name in errors.
@@ -155,7 +174,9 @@ class UpgradeCheck:
         """The findings so far, sorted by rule and subject."""
         return sorted(self._findings)
 
-    def _finding(self, item: _Object, document: Any, place: str, namespace: str, subject: str) -> Finding | None:
+    def _finding(
+        self, item: _Object, document: Any, place: str, namespace: str, subject: str
+    ) -> Finding | None:
         try:
             pod = pod_source(document, place).pod
             if item.kind == "Pod" and item.metadata.uid:
@@ -163,32 +184,54 @@ class UpgradeCheck:
             if (pod["metadata"].get("labels") or {}).get(WEBHOOK_LABEL) == IGNORE:
                 return self._unseen(pod, subject)
         except MalformedInput as error:
-            return Finding("UnreadableObject", subject, str(error), "repair it: its pods are not checked")
+            return Finding(
+                "UnreadableObject", subject, str(error), "repair it: its pods are not checked"
+            )
         if problem := self.refuse(self.cluster.view, pod, namespace):
-            return Finding("Refused", subject, problem, "change it before the upgrade: pods that run stay, but no new "
-                           "ones are created")
+            return Finding(
+                "Refused",
+                subject,
+                problem,
+                "change it before the upgrade: pods that run stay, but no new ones are created",
+            )
         return self._urgent(pod, subject)
 
     def _unseen(self, pod: Mapping[str, Any], subject: str) -> Finding | None:
         """Returns the finding on a pod that keeps itself from the webhook."""
         if not requests_devices(self.cluster.vendors, convert_pod(pod).containers):
             return None
-        return Finding("WebhookIgnored", subject, f"it requests devices, with the label {WEBHOOK_LABEL}={IGNORE}: the "
-                       "policy hami-placement refuses it", "label its namespace instead, or bind the role "
-                       "hami-webhook-skipper to the account that creates its pods")
+        return Finding(
+            "WebhookIgnored",
+            subject,
+            f"it requests devices, with the label {WEBHOOK_LABEL}={IGNORE}: the "
+            "policy hami-placement refuses it",
+            "label its namespace instead, or bind the role "
+            "hami-webhook-skipper to the account that creates its pods",
+        )
 
     def _urgent(self, pod: Mapping[str, Any], subject: str) -> Finding | None:
         """Returns the finding on a pod that has priority 0 on its devices."""
         item = parse_node_pod(msgspec.json.encode(pod))
         names = {vendor.resources.priority for vendor in self.cluster.vendors}
         containers, environments = item.pod.containers, item.environments.values()
-        if not any(strict_integer(text) == 0 for container in containers for name, text in container.limits.items()
-                   if name in names) and not (requests_devices(self.cluster.vendors, containers)
-                                              and any(task_priority(variables) == 0 for variables in environments)):
+        if not any(
+            strict_integer(text) == 0
+            for container in containers
+            for name, text in container.limits.items()
+            if name in names
+        ) and not (
+            requests_devices(self.cluster.vendors, containers)
+            and any(task_priority(variables) == 0 for variables in environments)
+        ):
             return None
-        return Finding("PriorityNeedsRight", subject, "it has priority 0 on its devices: the policy hami-placement "
-                       "refuses it without a right", "bind the role hami-priority-user to the ServiceAccount of its "
-                       "pods: docs/installation.md")
+        return Finding(
+            "PriorityNeedsRight",
+            subject,
+            "it has priority 0 on its devices: the policy hami-placement "
+            "refuses it without a right",
+            "bind the role hami-priority-user to the ServiceAccount of its "
+            "pods: docs/installation.md",
+        )
 
 
 def as_created(pod: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -196,7 +239,9 @@ def as_created(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     chosen, and without the annotations and labels that HAMi's scheduler and device plugins write."""
     meta = dict(pod["metadata"])
     for part in ("annotations", "labels"):
-        meta[part] = {key: text for key, text in (meta.get(part) or {}).items() if not is_scheduler_owned(key)}
+        meta[part] = {
+            key: text for key, text in (meta.get(part) or {}).items() if not is_scheduler_owned(key)
+        }
     spec = {key: value for key, value in pod["spec"].items() if key != "nodeName"}
     return {**pod, "metadata": meta, "spec": spec}
 
@@ -207,7 +252,9 @@ def render_upgrade(workloads: int, findings: Sequence[Finding]) -> str:
     lines = [f"{counted(workloads, 'workload')}: {count} to change before the upgrade"]
     groups: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
-        groups.setdefault((finding.rule, finding.problem, finding.remedy), []).append(finding.subject)
+        groups.setdefault((finding.rule, finding.problem, finding.remedy), []).append(
+            finding.subject
+        )
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     for (rule, problem, remedy), subjects in ordered[:SHOWN_PROBLEMS]:
         more = len(subjects) - SHOWN_SUBJECTS

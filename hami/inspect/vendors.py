@@ -13,13 +13,17 @@ from hami.vendors.entry_points import full_catalog
 from hami.vendors.spec import CoreUnit, Vendor
 
 CHIP = "‹chip›"  # the name of a vendor in a shared row
-_NAME = re.compile(r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*")  # names and flags, shown as code in Markdown
-_CORES: Mapping[CoreUnit, str] = MappingProxyType({
-    CoreUnit.PERCENT: "% of a device",
-    CoreUnit.SIXTEENTHS: "1/16 of a device",
-    CoreUnit.COMPUTE_UNITS: "% of a device, as compute units",
-    CoreUnit.MASK: "cores",
-})
+_NAME = re.compile(
+    r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*"
+)  # names and flags, shown as code in Markdown
+_CORES: Mapping[CoreUnit, str] = MappingProxyType(
+    {
+        CoreUnit.PERCENT: "% of a device",
+        CoreUnit.SIXTEENTHS: "1/16 of a device",
+        CoreUnit.COMPUTE_UNITS: "% of a device, as compute units",
+        CoreUnit.MASK: "cores",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,9 @@ class Entry:
         """The amounts of a container that requests devices only."""
         resources, parts = self.vendor.resources, []
         if resources.has_memory:
-            parts.append(f"{resources.default_memory} MiB" if resources.default_memory else "all memory")
+            parts.append(
+                f"{resources.default_memory} MiB" if resources.default_memory else "all memory"
+            )
         if resources.cores and resources.default_cores:
             parts.append(f"{resources.default_cores} cores")
         if resources.cores and resources.defaults_to_all_cores:
@@ -58,44 +64,70 @@ class Entry:
         return resources.default_description or ", ".join(parts) or "whole devices"
 
 
-def entries(devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False) -> tuple[Entry, ...]:
+def entries(
+    devices: DeviceConfig, *, ascend: bool = False, iluvatar: bool = False
+) -> tuple[Entry, ...]:
     """Returns all vendors that the device configuration names, including disabled ones.
 
     Raises: HamiError if two of them claim one name, or one of a third party cannot be loaded.
     """
     switches = {chip.common_word: ("--enable-ascend", ascend) for chip in devices.ascends}
     switches |= {chip.common_word: ("--enable-iluvatar", iluvatar) for chip in devices.iluvatars}
-    return tuple(Entry(vendor, *switches.get(vendor.key, ("", True))) for vendor in full_catalog(devices))
+    return tuple(
+        Entry(vendor, *switches.get(vendor.key, ("", True))) for vendor in full_catalog(devices)
+    )
 
 
-_TABLES: Mapping[str, tuple[Column[Entry], ...]] = MappingProxyType({
-    "Resources": (
-        Column("backend", lambda entry: entry.vendor.key),
-        Column("devices", lambda entry: entry.vendor.resources.count),
-        Column("memory", lambda entry: ", ".join(filter(None, (
-            entry.vendor.resources.memory, entry.vendor.resources.memory_percent)))),
-        Column("in", lambda entry: entry.memory_unit + (", %" if entry.vendor.resources.memory_percent else "")),
-        Column("cores", lambda entry: entry.vendor.resources.cores),
-        Column("in", lambda entry: entry.cores_unit),
-        Column("default", lambda entry: entry.default),
-        Column("switch", lambda entry: entry.switch if entry.is_on or not entry.switch else f"{entry.switch} (off)"),
-    ),
-    "Annotations": (
-        Column("backend", lambda entry: entry.vendor.key),
-        Column("node: devices", lambda entry: entry.vendor.annotations.register),
-        Column("node: handshake", lambda entry: entry.vendor.annotations.handshake),
-        Column("node: lock", lambda entry: entry.vendor.annotations.lock),
-        Column("pod: to allocate", lambda entry: entry.vendor.annotations.to_allocate),
-        Column("pod: allocated", lambda entry: entry.vendor.annotations.allocated),
-        Column("pod: selectors", lambda entry: ", ".join(entry.vendor.annotations.selectors.names)),
-        Column("node: also read", lambda entry: ", ".join(entry.vendor.annotations.node_keys)),
-        Column("pod: also read", lambda entry: ", ".join(entry.vendor.annotations.pod_keys)),
-    ),
-})
+_TABLES: Mapping[str, tuple[Column[Entry], ...]] = MappingProxyType(
+    {
+        "Resources": (
+            Column("backend", lambda entry: entry.vendor.key),
+            Column("devices", lambda entry: entry.vendor.resources.count),
+            Column(
+                "memory",
+                lambda entry: ", ".join(
+                    filter(
+                        None, (entry.vendor.resources.memory, entry.vendor.resources.memory_percent)
+                    )
+                ),
+            ),
+            Column(
+                "in",
+                lambda entry: (
+                    entry.memory_unit + (", %" if entry.vendor.resources.memory_percent else "")
+                ),
+            ),
+            Column("cores", lambda entry: entry.vendor.resources.cores),
+            Column("in", lambda entry: entry.cores_unit),
+            Column("default", lambda entry: entry.default),
+            Column(
+                "switch",
+                lambda entry: (
+                    entry.switch if entry.is_on or not entry.switch else f"{entry.switch} (off)"
+                ),
+            ),
+        ),
+        "Annotations": (
+            Column("backend", lambda entry: entry.vendor.key),
+            Column("node: devices", lambda entry: entry.vendor.annotations.register),
+            Column("node: handshake", lambda entry: entry.vendor.annotations.handshake),
+            Column("node: lock", lambda entry: entry.vendor.annotations.lock),
+            Column("pod: to allocate", lambda entry: entry.vendor.annotations.to_allocate),
+            Column("pod: allocated", lambda entry: entry.vendor.annotations.allocated),
+            Column(
+                "pod: selectors", lambda entry: ", ".join(entry.vendor.annotations.selectors.names)
+            ),
+            Column("node: also read", lambda entry: ", ".join(entry.vendor.annotations.node_keys)),
+            Column("pod: also read", lambda entry: ", ".join(entry.vendor.annotations.pod_keys)),
+        ),
+    }
+)
 
 
 def _text(entries: Sequence[Entry]) -> str:
-    return "\n\n".join(f"{title}\n\n{render_rows(entries, columns, Style())}" for title, columns in _TABLES.items())
+    return "\n\n".join(
+        f"{title}\n\n{render_rows(entries, columns, Style())}" for title, columns in _TABLES.items()
+    )
 
 
 def _markdown(entries: Sequence[Entry]) -> str:
@@ -111,7 +143,9 @@ def _piped(columns: Sequence[Column[Entry]], entries: Sequence[Entry]) -> str:
     lines = [[column.title for column in columns], ["---"] * len(columns)]
     for shared, same in rows.items():
         cells = shared if len(same) > 1 else same[0][1:]
-        lines.append([", ".join(name for name, *_ in same), *(_NAME.sub(r"`\g<0>`", cell) for cell in cells)])
+        lines.append(
+            [", ".join(name for name, *_ in same), *(_NAME.sub(r"`\g<0>`", cell) for cell in cells)]
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -123,20 +157,33 @@ def _object(entry: Entry) -> dict[str, object]:
     vendor, resources, keys = entry.vendor, entry.vendor.resources, entry.vendor.annotations
     return {
         "backend": vendor.key,
-        "resources": {"count": resources.count, "memory": resources.memory, "memoryPercent": resources.memory_percent,
-                      "cores": resources.cores, "priority": resources.priority},
+        "resources": {
+            "count": resources.count,
+            "memory": resources.memory,
+            "memoryPercent": resources.memory_percent,
+            "cores": resources.cores,
+            "priority": resources.priority,
+        },
         "units": {"memory": entry.memory_unit, "cores": entry.cores_unit},
         "default": entry.default,
-        "annotations": {"register": keys.register, "handshake": keys.handshake, "toAllocate": keys.to_allocate,
-                        "allocated": keys.allocated, "lock": keys.lock, "selectors": list(keys.selectors.names),
-                        "node": list(keys.node_keys), "pod": list(keys.pod_keys)},
+        "annotations": {
+            "register": keys.register,
+            "handshake": keys.handshake,
+            "toAllocate": keys.to_allocate,
+            "allocated": keys.allocated,
+            "lock": keys.lock,
+            "selectors": list(keys.selectors.names),
+            "node": list(keys.node_keys),
+            "pod": list(keys.pod_keys),
+        },
         "switch": entry.switch,
         "on": entry.is_on,
     }
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Entry]], str]] = MappingProxyType(
-    {"text": _text, "markdown": _markdown, "json": _json})
+    {"text": _text, "markdown": _markdown, "json": _json}
+)
 
 
 def render(entries: Iterable[Entry], form: str = "text") -> str:

@@ -23,7 +23,12 @@ import urllib3
 import yaml
 from kubernetes.client import Configuration
 from kubernetes.client.rest import RESTClientObject
-from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
+from kubernetes.config import (
+    ConfigException,
+    list_kube_config_contexts,
+    load_incluster_config,
+    load_kube_config,
+)
 from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError
@@ -46,8 +51,16 @@ MAX_RETRY_AFTER_S = 30.0
 _USER_AGENT = "hami"
 _READ_AHEAD = 65_536
 _DISCARD_ON_CLOSE = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-_UNUSABLE = (ConfigException, OSError, yaml.YAMLError, TypeError, ValueError, LookupError, AttributeError,
-             RecursionError)
+_UNUSABLE = (
+    ConfigException,
+    OSError,
+    yaml.YAMLError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
 """What the client raises for a configuration that it cannot use. It looks at no types."""
 _KINDS: Mapping[int, type[ClusterError]] = {404: NotFound, 409: Conflict, 410: Gone}
 
@@ -64,13 +77,17 @@ API_STATUS = msgspec.json.Decoder(_ApiStatus)
 class Api:
     """A connection pool to one API server. Threads may share it."""
 
-    def __init__(self, configuration: Configuration, *, timeout: float = 10.0, pool: int = 32) -> None:
+    def __init__(
+        self, configuration: Configuration, *, timeout: float = 10.0, pool: int = 32
+    ) -> None:
         """*timeout*: seconds that a call may take. *pool*: connections that are kept open between calls."""
         configuration.connection_pool_maxsize = pool
         # the kernel would go on sending a request that has timed out, and it could arrive a minute later
         configuration.socket_options = [*HTTPConnection.default_socket_options, _DISCARD_ON_CLOSE]
         self._configuration = configuration
-        self._base, self._pool = _pool(RESTClientObject(configuration).pool_manager, configuration.host.rstrip("/"))
+        self._base, self._pool = _pool(
+            RESTClientObject(configuration).pool_manager, configuration.host.rstrip("/")
+        )
         self._timeout = timeout
         # guards the credentials, here and in the configuration; held while they are refreshed, which may run a plugin
         self._lock = threading.Lock()
@@ -78,7 +95,9 @@ class Api:
         self._valid_until = -math.inf
 
     @classmethod
-    def connect(cls, *, timeout: float = 10.0, pool: int = 32, kubeconfig: str = "", context: str = "") -> Api:
+    def connect(
+        cls, *, timeout: float = 10.0, pool: int = 32, kubeconfig: str = "", context: str = ""
+    ) -> Api:
         """Returns the API server of ``KUBECONFIG``, else of ``~/.kube/config``, else of the cluster of this pod.
 
         *kubeconfig*: a file instead of these. *context*: a context of the file instead of the current one.
@@ -88,10 +107,20 @@ class Api:
         try:
             return cls(configuration, timeout=timeout, pool=pool)
         except ValueError as error:  # no URL
-            raise ClusterError(f"no API server to talk to: its address {configuration.host!r}: {error}") from error
+            raise ClusterError(
+                f"no API server to talk to: its address {configuration.host!r}: {error}"
+            ) from error
 
-    def request(self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes | None = None,
-                content_type: str = JSON, timeout: float | None = None) -> bytes:
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        timeout: float | None = None,
+    ) -> bytes:
         """Makes one call, in one attempt, and returns the body of the response.
 
         *timeout*: seconds to wait for a connection and for each part of the response; by default the Api's own. A body
@@ -108,9 +137,17 @@ class Api:
         """
         return Stream(self, path, query, read_timeout)
 
-    def send(self, method: str, path: str, query: Mapping[str, str] | None, body: bytes | None = None,
-             content_type: str = JSON, *, timeout: float | None = None,
-             preload_content: bool = True) -> urllib3.BaseHTTPResponse:
+    def send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        *,
+        timeout: float | None = None,
+        preload_content: bool = True,
+    ) -> urllib3.BaseHTTPResponse:
         """Sends a request like `request`, but returns the response.
 
         *preload_content*: whether its body is read already.
@@ -123,8 +160,15 @@ class Api:
         url = f"{self._base}{path}?{urlencode(query)}" if query else f"{self._base}{path}"
         try:
             response = self._pool.urlopen(
-                method, url, body=_in_time(body, until) if body is not None else None, headers=headers, retries=False,
-                redirect=False, timeout=urllib3.Timeout(total=seconds), preload_content=preload_content)
+                method,
+                url,
+                body=_in_time(body, until) if body is not None else None,
+                headers=headers,
+                retries=False,
+                redirect=False,
+                timeout=urllib3.Timeout(total=seconds),
+                preload_content=preload_content,
+            )
             if response.status < 400:
                 return response
             data = response.data
@@ -145,9 +189,14 @@ class Api:
         try:
             settings: Any = self._configuration.auth_settings()
         except (ConfigException, OSError) as error:
-            raise ClusterError(f"credentials for the API server cannot be renewed: {error}") from error
-        return {setting["key"]: setting["value"] for setting in settings.values()
-                if setting["in"] == "header" and setting["value"]}
+            raise ClusterError(
+                f"credentials for the API server cannot be renewed: {error}"
+            ) from error
+        return {
+            setting["key"]: setting["value"]
+            for setting in settings.values()
+            if setting["in"] == "header" and setting["value"]
+        }
 
 
 class Stream:
@@ -218,7 +267,9 @@ class Stream:
 def is_unsent(error: BaseException) -> bool:
     """Reports whether the call certainly had no effect: the connection failed, or the server answered 429."""
     return isinstance(error, ClusterError) and (
-        error.status == 429 or isinstance(error.__cause__, (NewConnectionError, ConnectTimeoutError)))
+        error.status == 429
+        or isinstance(error.__cause__, (NewConnectionError, ConnectTimeoutError))
+    )
 
 
 def is_disconnect(error: BaseException) -> bool:
@@ -234,8 +285,9 @@ def _in_time(body: bytes, until: float) -> Iterator[bytes]:
     yield body
 
 
-def _pool(manager: urllib3.PoolManager,
-          host: str) -> tuple[str, urllib3.PoolManager | urllib3.HTTPConnectionPool]:
+def _pool(
+    manager: urllib3.PoolManager, host: str
+) -> tuple[str, urllib3.PoolManager | urllib3.HTTPConnectionPool]:
     """Returns the start of URLs and the pool for *host*.
 
     It is the host's own pool, because the manager's lookup takes a sixth of the time of a call. A proxy, however, needs
@@ -257,7 +309,11 @@ def context_namespace(kubeconfig: str = "", context: str = "") -> str:
         return "default"
     try:
         contexts, current = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-        chosen = next((entry for entry in contexts if entry["name"] == context), None) if context else current
+        chosen = (
+            next((entry for entry in contexts if entry["name"] == context), None)
+            if context
+            else current
+        )
         namespace = (chosen or {}).get("context", {}).get("namespace") or "default"
     except _UNUSABLE as error:
         raise _unconfigured(path, error) from error
@@ -269,7 +325,10 @@ def _configuration(kubeconfig: str, context: str) -> Configuration:
     try:
         if path or context:
             load_kube_config(  # type: ignore[no-untyped-call]
-                config_file=path or None, context=context or None, client_configuration=configuration)
+                config_file=path or None,
+                context=context or None,
+                client_configuration=configuration,
+            )
         else:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
             configuration.refresh_api_key_hook = _read_token  # type: ignore[assignment]
@@ -293,7 +352,11 @@ def _path_of(kubeconfig: str) -> str:
 def _unconfigured(path: str, error: Exception) -> ClusterError:
     if fault := find_fault(path):
         return ClusterError(f"no API server to talk to: {fault}")
-    where = f"kubeconfig {path}" if path else "KUBECONFIG is not set, ~/.kube/config is missing, and in-cluster"
+    where = (
+        f"kubeconfig {path}"
+        if path
+        else "KUBECONFIG is not set, ~/.kube/config is missing, and in-cluster"
+    )
     return ClusterError(f"no API server to talk to: {where}: {error}")
 
 
@@ -310,5 +373,13 @@ def _refusal(call: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Clus
         message = None
     text = message or body[:200].decode(errors="replace") or "no message"
     pause = response.headers.get("Retry-After", "")  # the API server writes whole seconds
-    seconds = float(pause) if pause.isascii() and pause.isdigit() else DEFAULT_RETRY_AFTER_S if status == 429 else 0.0
-    return _KINDS.get(status, ClusterError)(f"{call}: {status}: {text}", status, min(seconds, MAX_RETRY_AFTER_S))
+    seconds = (
+        float(pause)
+        if pause.isascii() and pause.isdigit()
+        else DEFAULT_RETRY_AFTER_S
+        if status == 429
+        else 0.0
+    )
+    return _KINDS.get(status, ClusterError)(
+        f"{call}: {status}: {text}", status, min(seconds, MAX_RETRY_AFTER_S)
+    )

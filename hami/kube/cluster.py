@@ -47,8 +47,10 @@ _NO_EDITS: Edits = {}
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _WEBHOOKS = "mutatingwebhookconfigurations"
 _GROUPS = {  # of resources that are not in the core group
-    "leases": "/apis/coordination.k8s.io/v1", "poddisruptionbudgets": "/apis/policy/v1",
-    _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1", "resourceclaimtemplates": f"/apis/{RESOURCE_GROUP}",
+    "leases": "/apis/coordination.k8s.io/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+    _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1",
+    "resourceclaimtemplates": f"/apis/{RESOURCE_GROUP}",
 }
 
 
@@ -105,7 +107,9 @@ class Cluster:
     def specification(self, ref: PodRef) -> Mapping[str, Any]:
         """Returns exactly this pod as JSON, with all its fields. Raises: NotFound if it is gone, also if there is
         another one of its name; MalformedInput."""
-        document: dict[str, Any] = decode("pod", _OBJECT, self._read("GET", _path("pods", ref.namespace, ref.name)))
+        document: dict[str, Any] = decode(
+            "pod", _OBJECT, self._read("GET", _path("pods", ref.namespace, ref.name))
+        )
         if (document.get("metadata") or {}).get("uid") != ref.uid:
             raise NotFound(f"pod {ref} is another one now", 404)
         return document
@@ -118,8 +122,15 @@ class Cluster:
         """Returns the pods of *namespace* whose labels match *selector*. Raises also: MalformedInput."""
         return self._pods(_path("pods", namespace), {"labelSelector": selector})
 
-    def annotate_pod(self, ref: PodRef, annotations: Edits, labels: Edits = _NO_EDITS, *,
-                     resource_version: str = "", timeout: float | None = None) -> Pod:
+    def annotate_pod(
+        self,
+        ref: PodRef,
+        annotations: Edits,
+        labels: Edits = _NO_EDITS,
+        *,
+        resource_version: str = "",
+        timeout: float | None = None,
+    ) -> Pod:
         """Changes annotations and labels of exactly this pod and returns the new state. With *resource_version* it is a
         compare-and-swap, with *timeout* one attempt.
 
@@ -129,7 +140,9 @@ class Cluster:
         if resource_version:
             meta["resourceVersion"] = resource_version
         with _same_pod(ref):
-            return parse_pod(self._patch(_path("pods", ref.namespace, ref.name), {"metadata": meta}, timeout))
+            return parse_pod(
+                self._patch(_path("pods", ref.namespace, ref.name), {"metadata": meta}, timeout)
+            )
 
     def annotate_node(self, name: str, annotations: Edits, resource_version: str = "") -> Node:
         """Changes annotations of a node and returns its new state. With *resource_version* it is a compare-and-swap.
@@ -143,19 +156,40 @@ class Cluster:
 
     def publish_capacity(self, name: str, capacity: Edits, annotations: Edits) -> None:
         """Changes amounts of a node's capacity and allocatable, and its annotations. Raises: NotFound."""
-        self._patch(f"{_path('nodes', None, name)}/status", {
-            "metadata": {"annotations": annotations}, "status": {"capacity": capacity, "allocatable": capacity}})
+        self._patch(
+            f"{_path('nodes', None, name)}/status",
+            {
+                "metadata": {"annotations": annotations},
+                "status": {"capacity": capacity, "allocatable": capacity},
+            },
+        )
 
-    def bind(self, ref: PodRef, node: str, annotations: Mapping[str, str], labels: Mapping[str, str], *,
-             timeout: float | None = None) -> None:
+    def bind(
+        self,
+        ref: PodRef,
+        node: str,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str],
+        *,
+        timeout: float | None = None,
+    ) -> None:
         """Binds the pod, in one attempt. One write sets its node, *annotations* and, from Kubernetes 1.35, *labels*.
 
         Raises: NotFound; Conflict if the pod is already bound or another pod has that name now.
         """
-        meta = {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid,
-                "annotations": annotations, "labels": labels}
-        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta,
-                   "target": {"apiVersion": "v1", "kind": "Node", "name": node}}
+        meta = {
+            "namespace": ref.namespace,
+            "name": ref.name,
+            "uid": ref.uid,
+            "annotations": annotations,
+            "labels": labels,
+        }
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": meta,
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
         path = _path("pods", ref.namespace, ref.name)
         self._api.request("POST", f"{path}/binding", body=_json(binding), timeout=timeout)
 
@@ -172,30 +206,56 @@ class Cluster:
 
         Raises: NotFound; Conflict if another pod has that name now.
         """
-        return parse_pod(self._patch_status(ref, {"conditions": [{
-            "type": DISRUPTION_TARGET, "status": "True", "reason": PREEMPTED, "message": message,
-            "lastTransitionTime": render_time(now)}]}, STRATEGIC_MERGE_PATCH))
+        return parse_pod(
+            self._patch_status(
+                ref,
+                {
+                    "conditions": [
+                        {
+                            "type": DISRUPTION_TARGET,
+                            "status": "True",
+                            "reason": PREEMPTED,
+                            "message": message,
+                            "lastTransitionTime": render_time(now),
+                        }
+                    ]
+                },
+                STRATEGIC_MERGE_PATCH,
+            )
+        )
 
     def clear_preempted(self, ref: PodRef, resource_version: str) -> None:
         """Removes that condition from the pod, which is not evicted.
 
         Raises: NotFound; Conflict if the pod has changed since *resource_version*, or another one has that name now.
         """
-        self._patch_status(ref, {"conditions": [{"type": DISRUPTION_TARGET, "$patch": "delete"}]},
-                           STRATEGIC_MERGE_PATCH, resource_version)
+        self._patch_status(
+            ref,
+            {"conditions": [{"type": DISRUPTION_TARGET, "$patch": "delete"}]},
+            STRATEGIC_MERGE_PATCH,
+            resource_version,
+        )
 
     def evict(self, ref: PodRef, grace_s: int) -> None:
         """Deletes exactly this pod, which has at most *grace_s* seconds to end, also if it is being deleted already.
 
         Raises: NotFound; Conflict if another pod has that name now.
         """
-        self._write("DELETE", _path("pods", ref.namespace, ref.name), body=_json(
-            _deletion(ref.uid) | {"gracePeriodSeconds": grace_s}))
+        self._write(
+            "DELETE",
+            _path("pods", ref.namespace, ref.name),
+            body=_json(_deletion(ref.uid) | {"gracePeriodSeconds": grace_s}),
+        )
 
     def disruption_budgets(self) -> list[DisruptionBudget]:
         """Returns the PodDisruptionBudgets of all namespaces. Raises also: MalformedInput."""
-        data = self._read("GET", _path("poddisruptionbudgets", None), query={"resourceVersion": "0"})
-        return [parse_disruption_budget(item) for item in parse_page("poddisruptionbudgets", data).items or ()]
+        data = self._read(
+            "GET", _path("poddisruptionbudgets", None), query={"resourceVersion": "0"}
+        )
+        return [
+            parse_disruption_budget(item)
+            for item in parse_page("poddisruptionbudgets", data).items or ()
+        ]
 
     def pod_group(self, ref: PodGroupRef) -> PodGroup | None:
         """Returns what a PodGroup says of its pods; ``None`` if *ref* names none. Raises also: MalformedInput."""
@@ -207,8 +267,11 @@ class Cluster:
 
     def delete_claim_template(self, template: ClaimTemplate) -> None:
         """Deletes exactly this ResourceClaimTemplate. Raises: NotFound; Conflict if another one has that name now."""
-        self._write("DELETE", _path("resourceclaimtemplates", template.namespace, template.name),
-                    body=_json(_deletion(template.uid)))
+        self._write(
+            "DELETE",
+            _path("resourceclaimtemplates", template.namespace, template.name),
+            body=_json(_deletion(template.uid)),
+        )
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""
@@ -218,10 +281,14 @@ class Cluster:
         """Merges *patch* into an Event. Raises: NotFound if it has expired."""
         self._patch(_path("events", namespace, name), patch)
 
-    def lease(self, namespace: str, name: str, *, timeout: float | None = None) -> LeaseRecord | None:
+    def lease(
+        self, namespace: str, name: str, *, timeout: float | None = None
+    ) -> LeaseRecord | None:
         """Returns the current Lease; ``None`` if there is none. One attempt. Raises also: MalformedInput."""
         try:
-            return _parse_lease(self._api.request("GET", _path("leases", namespace, name), timeout=timeout))
+            return _parse_lease(
+                self._api.request("GET", _path("leases", namespace, name), timeout=timeout)
+            )
         except NotFound:
             return None
 
@@ -232,8 +299,15 @@ class Cluster:
         Raises: Conflict if it has changed or been created since, NotFound if it is gone.
         """
         method, path, content_type = _target("leases", lease)
-        return _parse_lease(self._api.request(method, path, body=_json(_render_lease(lease)),
-                                              content_type=content_type, timeout=timeout))
+        return _parse_lease(
+            self._api.request(
+                method,
+                path,
+                body=_json(_render_lease(lease)),
+                content_type=content_type,
+                timeout=timeout,
+            )
+        )
 
     def secret(self, namespace: str, name: str) -> SecretRecord | None:
         """Returns the current Secret; ``None`` if there is none. Raises also: MalformedInput."""
@@ -246,23 +320,35 @@ class Cluster:
         Raises: Conflict if it has changed or been created since, NotFound if it is gone.
         """
         method, path, content_type = _target("secrets", secret)
-        return parse_secret(self._write(method, path, body=_json(render_secret(secret)), content_type=content_type))
+        return parse_secret(
+            self._write(method, path, body=_json(render_secret(secret)), content_type=content_type)
+        )
 
     def webhook_configuration(self, name: str) -> WebhookConfiguration | None:
         """Returns the current MutatingWebhookConfiguration; ``None`` if there is none. Raises also: MalformedInput."""
         return self._get(_path(_WEBHOOKS, None, name), parse_webhook_configuration)
 
-    def publish_bundle(self, configuration: WebhookConfiguration, bundle: bytes) -> WebhookConfiguration:
+    def publish_bundle(
+        self, configuration: WebhookConfiguration, bundle: bytes
+    ) -> WebhookConfiguration:
         """Makes the API server trust only the CAs in *bundle* (PEM) for all webhooks of *configuration*.
 
         Raises: Conflict if the configuration has changed since, NotFound if it is gone.
         """
-        return parse_webhook_configuration(self._write(
-            "PATCH", _path(_WEBHOOKS, None, configuration.name),
-            body=_json(render_bundle(configuration, bundle)), content_type=STRATEGIC_MERGE_PATCH))
+        return parse_webhook_configuration(
+            self._write(
+                "PATCH",
+                _path(_WEBHOOKS, None, configuration.name),
+                body=_json(render_bundle(configuration, bundle)),
+                content_type=STRATEGIC_MERGE_PATCH,
+            )
+        )
 
     def _pods(self, path: str, query: Mapping[str, str]) -> list[Pod]:
-        return [parse_pod(item) for item in parse_page("pods", self._read("GET", path, query=query)).items or ()]
+        return [
+            parse_pod(item)
+            for item in parse_page("pods", self._read("GET", path, query=query)).items or ()
+        ]
 
     def _get(self, path: str, parse: Callable[[bytes], T]) -> T | None:
         try:
@@ -270,16 +356,25 @@ class Cluster:
         except NotFound:
             return None
 
-    def _patch_status(self, ref: PodRef, status: Mapping[str, Any], content_type: str,
-                      resource_version: str = "") -> bytes:
-        meta = {"uid": ref.uid} | ({"resourceVersion": resource_version} if resource_version else {})
+    def _patch_status(
+        self, ref: PodRef, status: Mapping[str, Any], content_type: str, resource_version: str = ""
+    ) -> bytes:
+        meta = {"uid": ref.uid} | (
+            {"resourceVersion": resource_version} if resource_version else {}
+        )
         with _same_pod(ref):
-            return self._write("PATCH", f"{_path('pods', ref.namespace, ref.name)}/status",
-                               body=_json({"metadata": meta, "status": status}), content_type=content_type)
+            return self._write(
+                "PATCH",
+                f"{_path('pods', ref.namespace, ref.name)}/status",
+                body=_json({"metadata": meta, "status": status}),
+                content_type=content_type,
+            )
 
     def _patch(self, path: str, patch: Mapping[str, Any], timeout: float | None = None) -> bytes:
         if timeout is not None:
-            return self._api.request("PATCH", path, body=_json(patch), content_type=MERGE_PATCH, timeout=timeout)
+            return self._api.request(
+                "PATCH", path, body=_json(patch), content_type=MERGE_PATCH, timeout=timeout
+            )
         return self._write("PATCH", path, body=_json(patch), content_type=MERGE_PATCH)
 
 
@@ -334,12 +429,21 @@ def _parse_lease(data: bytes) -> LeaseRecord:
     try:
         source = msgspec.json.decode(data, type=dict[str, Any])
         meta, spec = source["metadata"], source.get("spec") or {}
-        return convert({
-            "namespace": meta["namespace"], "name": meta["name"], "holder": spec.get("holderIdentity") or "",
-            "duration_s": spec.get("leaseDurationSeconds") or 0, "acquire_time": spec.get("acquireTime") or "",
-            "renew_time": spec.get("renewTime") or "", "transitions": spec.get("leaseTransitions") or 0,
-            "annotations": meta.get("annotations") or {}, "resource_version": meta["resourceVersion"]}, LeaseRecord,
-            places_in("lease"))
+        return convert(
+            {
+                "namespace": meta["namespace"],
+                "name": meta["name"],
+                "holder": spec.get("holderIdentity") or "",
+                "duration_s": spec.get("leaseDurationSeconds") or 0,
+                "acquire_time": spec.get("acquireTime") or "",
+                "renew_time": spec.get("renewTime") or "",
+                "transitions": spec.get("leaseTransitions") or 0,
+                "annotations": meta.get("annotations") or {},
+                "resource_version": meta["resourceVersion"],
+            },
+            LeaseRecord,
+            places_in("lease"),
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
         raise MalformedInput("lease", data[:200].decode(errors="replace"), str(error)) from error
 
@@ -349,7 +453,15 @@ def _render_lease(lease: LeaseRecord) -> dict[str, Any]:
     meta: dict[str, Any] = {"name": lease.name, "annotations": lease.annotations}
     if lease.resource_version:
         meta["resourceVersion"] = lease.resource_version
-    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": {
-        "holderIdentity": lease.holder, "leaseDurationSeconds": lease.duration_s or None,
-        "acquireTime": lease.acquire_time or None, "renewTime": lease.renew_time or None,
-        "leaseTransitions": lease.transitions}}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": meta,
+        "spec": {
+            "holderIdentity": lease.holder,
+            "leaseDurationSeconds": lease.duration_s or None,
+            "acquireTime": lease.acquire_time or None,
+            "renewTime": lease.renew_time or None,
+            "leaseTransitions": lease.transitions,
+        },
+    }

@@ -44,8 +44,11 @@ class DynamicResources:
 
     def slices(self) -> list[dict[str, Any]]:
         """Returns the slices (JSON). Raises also: MalformedInput."""
-        return [decode("resourceslice", _DOCUMENT, raw)
-                for page in read_pages(self._read, "resourceslices", _SLICES, self._query) for raw in page.items or ()]
+        return [
+            decode("resourceslice", _DOCUMENT, raw)
+            for page in read_pages(self._read, "resourceslices", _SLICES, self._query)
+            for raw in page.items or ()
+        ]
 
     def write_slice(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Replaces the slice if its version is still that of *document*, or creates it if *document* has none. Returns
@@ -55,9 +58,15 @@ class DynamicResources:
         """
         meta = document["metadata"]
         is_known = "resourceVersion" in meta
-        return decode("resourceslice", _DOCUMENT, self._write(
-            "PUT" if is_known else "POST", f"{_SLICES}/{meta['name']}" if is_known else _SLICES,
-            body=msgspec.json.encode(document)))
+        return decode(
+            "resourceslice",
+            _DOCUMENT,
+            self._write(
+                "PUT" if is_known else "POST",
+                f"{_SLICES}/{meta['name']}" if is_known else _SLICES,
+                body=msgspec.json.encode(document),
+            ),
+        )
 
     def delete_slice(self, name: str) -> None:
         """Deletes a slice. Raises: NotFound."""
@@ -65,9 +74,18 @@ class DynamicResources:
 
     def watch(self, sink: Sink[ObjectMeta]) -> Reflector[ObjectMeta]:
         """Returns the watch of the slices, which passes on their metadata."""
-        return Reflector(self._api, WatchedResource(
-            name="resourceslices", path=_SLICES, parse=lambda data: parse_meta(msgspec.Raw(data)),
-            key=lambda meta: meta.key, query=self._query), sink, resumes=True)
+        return Reflector(
+            self._api,
+            WatchedResource(
+                name="resourceslices",
+                path=_SLICES,
+                parse=lambda data: parse_meta(msgspec.Raw(data)),
+                key=lambda meta: meta.key,
+                query=self._query,
+            ),
+            sink,
+            resumes=True,
+        )
 
 
 class ClaimWriter:
@@ -83,13 +101,21 @@ class ClaimWriter:
     def create_claim(self, claim: Mapping[str, Any], *, timeout: float) -> StoredClaim:
         """Creates a claim and returns it as stored. Raises: Conflict if its name exists, NotFound if the namespace does
         not; MalformedInput."""
-        return parse_stored_claim(self._api.request(
-            "POST", _claim_path(claim["metadata"]["namespace"]), body=msgspec.json.encode(claim), timeout=timeout))
+        return parse_stored_claim(
+            self._api.request(
+                "POST",
+                _claim_path(claim["metadata"]["namespace"]),
+                body=msgspec.json.encode(claim),
+                timeout=timeout,
+            )
+        )
 
     def stored_claim(self, namespace: str, name: str, *, timeout: float) -> StoredClaim | None:
         """Returns the current claim; ``None`` if there is none. Raises also: MalformedInput."""
         try:
-            return parse_stored_claim(self._api.request("GET", _claim_path(namespace, name), timeout=timeout))
+            return parse_stored_claim(
+                self._api.request("GET", _claim_path(namespace, name), timeout=timeout)
+            )
         except NotFound:
             return None
 
@@ -97,7 +123,9 @@ class ClaimWriter:
         """Returns a ResourceClaimTemplate as JSON; ``None`` if there is none. Raises also: MalformedInput."""
         path = f"{API}/namespaces/{quote(namespace, safe='')}/resourceclaimtemplates/{quote(name, safe='')}"
         try:
-            return decode("resourceclaimtemplate", _DOCUMENT, self._api.request("GET", path, timeout=timeout))
+            return decode(
+                "resourceclaimtemplate", _DOCUMENT, self._api.request("GET", path, timeout=timeout)
+            )
         except NotFound:
             return None
 
@@ -107,9 +135,14 @@ class ClaimWriter:
         Raises: Conflict if it has changed or is another one now, NotFound if it is gone; MalformedInput.
         """
         meta = claim["metadata"]
-        return parse_stored_claim(self._api.request(
-            "PUT", f"{_claim_path(meta['namespace'], meta['name'])}/status", body=msgspec.json.encode(claim),
-            timeout=timeout))
+        return parse_stored_claim(
+            self._api.request(
+                "PUT",
+                f"{_claim_path(meta['namespace'], meta['name'])}/status",
+                body=msgspec.json.encode(claim),
+                timeout=timeout,
+            )
+        )
 
 
 def _claim_path(namespace: str, name: str | None = None) -> str:

@@ -69,7 +69,9 @@ class _NamespaceQueue:
 
     def __init__(self) -> None:
         self._by_type: dict[EventType, OrderedDict[EventKey, MergedEvent]] = {
-            "Warning": OrderedDict(), "Normal": OrderedDict()}
+            "Warning": OrderedDict(),
+            "Normal": OrderedDict(),
+        }
 
     def __len__(self) -> int:
         return sum(map(len, self._by_type.values()))
@@ -100,7 +102,9 @@ class EventQueue:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._namespaces: OrderedDict[str, _NamespaceQueue] = OrderedDict()  # those next in turn first
+        self._namespaces: OrderedDict[str, _NamespaceQueue] = (
+            OrderedDict()
+        )  # those next in turn first
         self._count = 0
 
     def __len__(self) -> int:

@@ -58,8 +58,15 @@ class EventRecorder(Task):
     """Accepts events from any thread and writes them in the task's own, until `stop`: then waiting events are lost (see
     `drain`)."""
 
-    def __init__(self, cluster: Cluster, component: str, limits: EventLimits = EventLimits(), *,
-                 clock: Callable[[], float] = time.monotonic, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        component: str,
+        limits: EventLimits = EventLimits(),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
         """*component*: the source of the events."""
         super().__init__("events")
         self._cluster = cluster
@@ -70,11 +77,15 @@ class EventRecorder(Task):
         """The number of events that were dropped. A merged event counts as often as it occurred."""
         self.written = 0
         """The number of events that were written, counted like `dropped`."""
-        self._changed = threading.Condition()  # guards `dropped` and the next three; not held across I/O
+        self._changed = (
+            threading.Condition()
+        )  # guards `dropped` and the next three; not held across I/O
         self._waiting = EventQueue(limits.capacity)
         self._is_writing = False
         self._recent = Shares[EventKey, MergedEvent](limits.capacity)  # as last written
-        self._all_tokens = TokenBucket(limits.rate, limits.burst, clock())  # from here on: the writing thread's
+        self._all_tokens = TokenBucket(
+            limits.rate, limits.burst, clock()
+        )  # from here on: the writing thread's
         self._normal_tokens = TokenBucket(limits.normal_rate, limits.normal_burst, clock())
         self._backoff = Backoff(EVENT_WAIT)
         self._resume_at = -math.inf
@@ -86,15 +97,18 @@ class EventRecorder(Task):
         *reason*: one CamelCase word. *message* is cut at 1024 characters.
         """
         if len(message) > MESSAGE_LIMIT:
-            message = message[:MESSAGE_LIMIT - 1] + "…"
+            message = message[: MESSAGE_LIMIT - 1] + "…"
         key = EventKey(subject, type, reason, message)
         now = self._now()
         with self._changed:
             same, written = self._waiting.get(key), self._recent.get(key.namespace, key)
             if same is not None:
                 same.merge(MergedEvent(key, first=now, last=now))
-            elif (written is not None and self._clock() - written.written_at < REPEAT_S
-                  and written.repeated + 1 < written.count):
+            elif (
+                written is not None
+                and self._clock() - written.written_at < REPEAT_S
+                and written.repeated + 1 < written.count
+            ):
                 written.repeat()
             else:
                 self._add(MergedEvent(key, first=now, last=now), written)
@@ -102,7 +116,9 @@ class EventRecorder(Task):
     def drain(self, timeout: float) -> bool:
         """Waits at most *timeout* seconds until all events are written or dropped. Reports whether they are."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._is_writing, timeout)
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._is_writing, timeout
+            )
 
     def step(self) -> float:
         """Writes one event if one is due. Returns the seconds until the next is due; inf if none waits."""
@@ -123,8 +139,10 @@ class EventRecorder(Task):
         except ClusterError as error:
             self._fail(event, error)
         except Exception:  # the outermost loop goes on without this event
-            log.exception("event cannot be written",
-                          extra={"subject": str(event.key.subject), "reason": event.key.reason})
+            log.exception(
+                "event cannot be written",
+                extra={"subject": str(event.key.subject), "reason": event.key.reason},
+            )
             self._drop(event)
         finally:
             with self._changed:
@@ -150,7 +168,10 @@ class EventRecorder(Task):
             count = before.count + event.count
             try:
                 self._cluster.patch_event(
-                    namespace, before.name, {"count": count, "lastTimestamp": render_time(event.last)})
+                    namespace,
+                    before.name,
+                    {"count": count, "lastTimestamp": render_time(event.last)},
+                )
                 self._remember(replace(before, count=count), event.count)
                 return
             except NotFound:
@@ -167,10 +188,13 @@ class EventRecorder(Task):
         self.written += count
         key = event.key
         with self._changed:
-            earlier = self._recent.get(key.namespace, key)  # may have been repeated while this one was written
+            earlier = self._recent.get(
+                key.namespace, key
+            )  # may have been repeated while this one was written
             repeated = earlier.repeated if earlier is not None else 0
-            forgotten = self._recent.put(key.namespace, key, replace(
-                event, written_at=self._clock(), repeated=repeated))
+            forgotten = self._recent.put(
+                key.namespace, key, replace(event, written_at=self._clock(), repeated=repeated)
+            )
             if forgotten is not None:
                 self.dropped += forgotten.repeated
 
@@ -179,9 +203,15 @@ class EventRecorder(Task):
         if error.is_temporary:
             self._resume_at = self._clock() + self._backoff.next(error)
         if self._reported.is_new(error.status):
-            log.warning("events are not written", extra={
-                "subject": str(event.key.subject), "reason": event.key.reason, "error": str(error),
-                "retried": error.is_temporary})
+            log.warning(
+                "events are not written",
+                extra={
+                    "subject": str(event.key.subject),
+                    "reason": event.key.reason,
+                    "error": str(error),
+                    "retried": error.is_temporary,
+                },
+            )
         event.fail()
         if error.is_temporary and (error.status is None or event.attempts < ATTEMPTS):
             with self._changed:
@@ -197,7 +227,9 @@ class EventRecorder(Task):
         dropped = self._waiting.add(event)
         if dropped is not None:
             self.dropped += dropped.count
-        if is_idle:  # otherwise the writer is awake; waking it for each event would cost more than the event
+        if (
+            is_idle
+        ):  # otherwise the writer is awake; waking it for each event would cost more than the event
             self.wake()
 
     def _drop(self, event: MergedEvent) -> None:
@@ -211,13 +243,24 @@ class EventRecorder(Task):
             namespace, involved = _NODE_NAMESPACE, {"kind": "Node", "name": subject, "uid": subject}
         else:
             namespace = subject.namespace
-            involved = {"kind": "Pod", "namespace": namespace, "name": subject.name, "uid": subject.uid}
+            involved = {
+                "kind": "Pod",
+                "namespace": namespace,
+                "name": subject.name,
+                "uid": subject.uid,
+            }
         return {
-            "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": namespace, "name": event.name},
-            "involvedObject": {"apiVersion": "v1", **involved}, "type": event.key.type, "reason": event.key.reason,
-            "message": event.key.message, "source": {"component": self._component},
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"namespace": namespace, "name": event.name},
+            "involvedObject": {"apiVersion": "v1", **involved},
+            "type": event.key.type,
+            "reason": event.key.reason,
+            "message": event.key.message,
+            "source": {"component": self._component},
             "reportingComponent": self._component,
-            "firstTimestamp": render_time(event.first), "lastTimestamp": render_time(event.last),
+            "firstTimestamp": render_time(event.first),
+            "lastTimestamp": render_time(event.last),
             "count": event.count,
         }
 
@@ -226,4 +269,4 @@ def _event_name(subject: PodRef | str) -> str:
     """Returns a unique name: the subject's, shortened if necessary, and 16 hexadecimal digits."""
     suffix = f".{uuid.uuid4().hex[:16]}"
     name = subject if isinstance(subject, str) else subject.name
-    return name[:_NAME_LIMIT - len(suffix)].rstrip("-.") + suffix
+    return name[: _NAME_LIMIT - len(suffix)].rstrip("-.") + suffix

@@ -27,13 +27,15 @@ def read_pod_group(get: Get, ref: PodGroupRef) -> PodGroup | None:
     for api in pod_group_apis(ref):
         with suppress(NotFound):
             spec = _read(get, api, "podgroups", ref.namespace, ref.name)
-            return PodGroup(min_count=spec.min_count, disrupted_with=_disrupted_with(get, ref, spec))
+            return PodGroup(
+                min_count=spec.min_count, disrupted_with=_disrupted_with(get, ref, spec)
+            )
     return PodGroup(disrupted_with=f"podgroup/{ref.name}")
 
 
 def _disrupted_with(get: Get, ref: PodGroupRef, spec: GroupSpec) -> str:
-    """Returns the highest group above the pods that is disrupted as a whole, as kube-scheduler does; empty if none is.
-    """
+    """Returns the highest group above the pods that is disrupted as a whole, as kube-scheduler does;
+    empty if none is."""
     highest, parents = f"podgroup/{ref.name}" if spec.is_disrupted_whole else "", set[str]()
     while spec.parent and spec.parent not in parents and len(parents) < MAX_DEPTH - 1:
         parents.add(spec.parent)

@@ -70,8 +70,15 @@ class Election(Task):
     The caller of `stop` finishes its writes first: otherwise the lease is not released.
     """
 
-    def __init__(self, cluster: Cluster, candidate: Participant, *, times: LeaseTimes = LeaseTimes(),
-                 clock: Callable[[], float] = time.monotonic, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        candidate: Participant,
+        *,
+        times: LeaseTimes = LeaseTimes(),
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
         """*now* is only written to the lease."""
         super().__init__("election")
         self.changed = threading.Condition()
@@ -90,7 +97,9 @@ class Election(Task):
         self._settles_at = 0.0  # when the writes of the last leader have arrived
         self._leading = False  # as last told by `term`
         self._held: LeaseRecord | None = None  # the lease as last written, while this replica leads
-        self._seen: tuple[str, str, int] | None = None  # the last state of the lease, and when it was first seen
+        self._seen: tuple[str, str, int] | None = (
+            None  # the last state of the lease, and when it was first seen
+        )
         self._seen_since = 0.0
         self._free_at = math.inf  # when the observed lease expires
         self._unsure = False  # a write that would make this replica the leader had no answer
@@ -147,13 +156,17 @@ class Election(Task):
             self._report(error)
 
     def _read(self) -> LeaseRecord | None:
-        return self._cluster.lease(self._candidate.namespace, self._candidate.lease, timeout=self._timeout())
+        return self._cluster.lease(
+            self._candidate.namespace, self._candidate.lease, timeout=self._timeout()
+        )
 
     def _delay(self, began: float) -> float:
         """Returns the seconds to the next step: at regular intervals, and when our term or another's lease ends."""
         now = self._clock()
         if self._leading:
-            return max(0.0, min(max(_MIN_TIMEOUT_S, began + self._times.retry - now), self._until - now))
+            return max(
+                0.0, min(max(_MIN_TIMEOUT_S, began + self._times.retry - now), self._until - now)
+            )
         reads = _READS_REQUESTING if self._is_requesting(now) else _READS
         pause = max(_MIN_TIMEOUT_S, began + self._times.retry / reads - now)
         return min(pause, self._free_at - now) if self._free_at > now else pause
@@ -161,7 +174,9 @@ class Election(Task):
     def _timeout(self) -> float:
         """Returns the seconds for one request: less than a retry period, and not beyond our term."""
         limit = 0.75 * self._times.retry
-        return max(_MIN_TIMEOUT_S, min(limit, self._until - self._clock())) if self._leading else limit
+        return (
+            max(_MIN_TIMEOUT_S, min(limit, self._until - self._clock())) if self._leading else limit
+        )
 
     def _notify(self) -> None:
         """Tells others whether the leadership has begun or ended."""
@@ -172,8 +187,10 @@ class Election(Task):
             if leads != self._leading:
                 self._leading = leads
                 self.term += 1
-                log.info("started leading" if leads else "stopped leading",
-                         extra={"lease": self._candidate.lease, "identity": self._identity})
+                log.info(
+                    "started leading" if leads else "stopped leading",
+                    extra={"lease": self._candidate.lease, "identity": self._identity},
+                )
             self.changed.notify_all()
 
     def _renew_held(self, held: LeaseRecord) -> None:
@@ -212,17 +229,33 @@ class Election(Task):
         faster."""
         self._observe(seen)
         if seen is None:
-            self._write(LeaseRecord(namespace=self._candidate.namespace, name=self._candidate.lease))
+            self._write(
+                LeaseRecord(namespace=self._candidate.namespace, name=self._candidate.lease)
+            )
         elif seen.holder == self._identity:
-            self._write(seen)  # our own write, whose answer was lost or late: the identity is unique
+            self._write(
+                seen
+            )  # our own write, whose answer was lost or late: the identity is unique
         elif self._clock() >= (free_at := self._seen_since + self._remaining(seen)):
-            self._write(replace(seen, acquire_time="", transitions=seen.transitions + 1,
-                                annotations={HANDOVER_KEY: None}))
+            self._write(
+                replace(
+                    seen,
+                    acquire_time="",
+                    transitions=seen.transitions + 1,
+                    annotations={HANDOVER_KEY: None},
+                )
+            )
             self._settles_at = self._clock() + (SETTLE_S if seen.holder else 0.0)
-        elif self._is_requesting(self._clock()) and seen.annotations.get(HANDOVER_KEY) != self._identity:
+        elif (
+            self._is_requesting(self._clock())
+            and seen.annotations.get(HANDOVER_KEY) != self._identity
+        ):
             request = replace(seen, annotations={HANDOVER_KEY: self._identity})
             self._cluster.write_lease(request, timeout=self._timeout())
-            log.info("requested the leadership", extra={"lease": self._candidate.lease, "holder": seen.holder})
+            log.info(
+                "requested the leadership",
+                extra={"lease": self._candidate.lease, "holder": seen.holder},
+            )
         else:
             self._free_at = free_at
 
@@ -250,8 +283,13 @@ class Election(Task):
     def _write(self, lease: LeaseRecord) -> None:
         """Writes the lease with this replica as its holder. The term counts from before the write."""
         stamp = render_micro_time(self._now())
-        lease = replace(lease, holder=self._identity, duration_s=self._duration_s, renew_time=stamp,
-                        acquire_time=lease.acquire_time or stamp)
+        lease = replace(
+            lease,
+            holder=self._identity,
+            duration_s=self._duration_s,
+            renew_time=stamp,
+            acquire_time=lease.acquire_time or stamp,
+        )
         sent = self._clock()
         try:
             self._held = self._cluster.write_lease(lease, timeout=self._timeout())
@@ -263,7 +301,10 @@ class Election(Task):
         self._requested_at = -math.inf
 
     def _lose(self, reason: str) -> None:
-        log.info("lease lost", extra={"lease": self._candidate.lease, "identity": self._identity, "reason": reason})
+        log.info(
+            "lease lost",
+            extra={"lease": self._candidate.lease, "identity": self._identity, "reason": reason},
+        )
         self._until = 0.0
         self._held = None
 
@@ -274,20 +315,29 @@ class Election(Task):
         before keeps the lease from being freed. Then it expires, or is taken again.
         """
         if self._is_writing():
-            log.warning("lease not released, a write of the leader may still arrive",
-                        extra={"lease": self._candidate.lease, "identity": self._identity})
+            log.warning(
+                "lease not released, a write of the leader may still arrive",
+                extra={"lease": self._candidate.lease, "identity": self._identity},
+            )
         elif held is not None and held.holder == self._identity:
-            freed = replace(held, holder="", duration_s=1, renew_time=render_micro_time(self._now()))
+            freed = replace(
+                held, holder="", duration_s=1, renew_time=render_micro_time(self._now())
+            )
             self._observe(self._cluster.write_lease(freed, timeout=self._timeout()))
-            log.info("lease released", extra={"lease": self._candidate.lease, "identity": self._identity})
+            log.info(
+                "lease released", extra={"lease": self._candidate.lease, "identity": self._identity}
+            )
 
     def _report(self, error: Exception) -> None:
         """Logs each kind of error once. Their texts differ, because they contain the timeout."""
         kind = type(error).__name__, getattr(error, "status", None), type(error.__cause__).__name__
         if self._reported.is_new("error", kind):
             level = logging.INFO if isinstance(error, Conflict) else logging.WARNING
-            log.log(level, "leader election failed, will retry",
-                    extra={"lease": self._candidate.lease, "error": str(error)})
+            log.log(
+                level,
+                "leader election failed, will retry",
+                extra={"lease": self._candidate.lease, "error": str(error)},
+            )
 
 
 class AlwaysLeader:

@@ -75,8 +75,15 @@ class Requester(Protocol):
 class Writer(Requester, Protocol):
     """Makes one call to the API server, which may write."""
 
-    def __call__(self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes | None = None,
-                 content_type: str = "") -> bytes:
+    def __call__(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        content_type: str = "",
+    ) -> bytes:
         """Returns the body of the response. Raises: ClusterError."""
 
 
@@ -98,7 +105,9 @@ def parse_meta(raw: msgspec.Raw) -> ObjectMeta:
         return ObjectMeta()
 
 
-def read_pages(request: Requester, name: str, path: str, query: Mapping[str, str]) -> Iterator[ListPage]:
+def read_pages(
+    request: Requester, name: str, path: str, query: Mapping[str, str]
+) -> Iterator[ListPage]:
     """Yields the pages of one consistent read. Each is requested while the caller works on the one before.
 
     A page that the server was too busy to send is requested again: a new list would cost it more. *name*: of the
@@ -140,8 +149,14 @@ class _Call(Task):
             self.answer.set_exception(error)
 
 
-def read_list(request: Requester, name: str, path: str, query: Mapping[str, str],
-              parse: Callable[[msgspec.Raw], None], progress: Callable[[int, int], None]) -> None:
+def read_list(
+    request: Requester,
+    name: str,
+    path: str,
+    query: Mapping[str, str],
+    parse: Callable[[msgspec.Raw], None],
+    progress: Callable[[int, int], None],
+) -> None:
     """Passes each object of a collection to *parse*, from one consistent read.
 
     If the pages expire meanwhile, the list starts again, so an object may be passed more than once. *progress* is

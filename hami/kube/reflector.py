@@ -126,7 +126,9 @@ class _Delivery(Generic[T]):
                 raise
             self._report(meta, error)
             if kind == "DELETED":  # the sink needs an item for `remove`, but not for `prune`
-                raise Gone(f"{self._resource.name} {meta.path} was deleted in a state that cannot be read") from error
+                raise Gone(
+                    f"{self._resource.name} {meta.path} was deleted in a state that cannot be read"
+                ) from error
             return
         if kind == "DELETED":
             self._unreadable.clear(self._resource.key(item))
@@ -136,17 +138,26 @@ class _Delivery(Generic[T]):
 
     def _report(self, meta: ObjectMeta, error: MalformedInput) -> str:
         if self._unreadable.is_new(meta.key):
-            log.error("object cannot be read",
-                      extra={"resource": self._resource.name, "object": meta.path, "error": str(error)})
+            log.error(
+                "object cannot be read",
+                extra={"resource": self._resource.name, "object": meta.path, "error": str(error)},
+            )
         return meta.key
 
 
 class Reflector(Task, Generic[T]):
     """Keeps a sink up to date with one resource of the API server."""
 
-    def __init__(self, api: Api, resource: WatchedResource[T], sink: Sink[T], *,
-                 clock: Callable[[], float] = time.monotonic, after: Reflector[Any] | None = None,
-                 resumes: bool = False) -> None:
+    def __init__(
+        self,
+        api: Api,
+        resource: WatchedResource[T],
+        sink: Sink[T],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        after: Reflector[Any] | None = None,
+        resumes: bool = False,
+    ) -> None:
         """*after*: a reflector whose first list must be complete before this one begins. *resumes*: a lost connection
         is not followed by a list, for a sink that a restore of etcd does no harm."""
         super().__init__(resource.name)
@@ -185,7 +196,9 @@ class Reflector(Task, Generic[T]):
             is_lost = isinstance(error, ClusterError) and error.status is None
             if isinstance(error, (Gone, MalformedInput)) or (is_lost and not self._resumes):
                 self._version = ""
-            return self._back_off(error, logging.INFO if isinstance(error, Gone) else logging.WARNING)
+            return self._back_off(
+                error, logging.INFO if isinstance(error, Gone) else logging.WARNING
+            )
         except Exception as error:  # the sink may have missed an object
             log.exception("reflector failed, lists again", extra={"resource": self.name})
             self._version = ""
@@ -217,9 +230,13 @@ class Reflector(Task, Generic[T]):
             self._lists_requested += 1
             number = self._lists_requested
             self.wake()
-            done = self._changed.wait_for(lambda: self._lists_completed >= number or self.is_stopping(), timeout)
+            done = self._changed.wait_for(
+                lambda: self._lists_completed >= number or self.is_stopping(), timeout
+            )
             if self._lists_completed < number:
-                reason = f"no answer within {timeout:g} s: {self._last_error}" if not done else "stopped"
+                reason = (
+                    f"no answer within {timeout:g} s: {self._last_error}" if not done else "stopped"
+                )
                 raise ClusterError(f"no list of {self.name}: {reason}")
 
     def _is_list_requested(self) -> bool:
@@ -234,7 +251,11 @@ class Reflector(Task, Generic[T]):
         with self._changed:
             self._last_error = str(error) or type(error).__name__
         delay = self._backoff.next(error)
-        log.log(level, "watch interrupted", extra={"resource": self.name, "error": str(error), "retry_s": delay})
+        log.log(
+            level,
+            "watch interrupted",
+            extra={"resource": self.name, "error": str(error), "retry_s": delay},
+        )
         return delay
 
     def _list(self) -> None:
@@ -247,7 +268,9 @@ class Reflector(Task, Generic[T]):
         self._version = ""
         started, seen, version = self._clock(), set[str](), ""
         resource = self._resource
-        for page in self.each(read_pages(self._api.request, resource.name, resource.path, resource.query)):
+        for page in self.each(
+            read_pages(self._api.request, resource.name, resource.path, resource.query)
+        ):
             self._last_contact = self._clock()
             version = page.metadata.resource_version
             for raw in page.items or ():
@@ -270,12 +293,19 @@ class Reflector(Task, Generic[T]):
         data = self._api.request("GET", self._resource.path, query={"limit": "1"})
         version = parse_page(self.name, data).metadata.resource_version
         if parse_resource_version(version) < parse_resource_version(self._version):
-            raise Gone(f"{self.name} are at version {version}, before {self._version}: etcd has been restored")
+            raise Gone(
+                f"{self.name} are at version {version}, before {self._version}: etcd has been restored"
+            )
 
     def _watch(self) -> None:
         """Passes on the changes after ``_version`` until the watch ends. A regular end does not cause a list."""
-        query = {**self._resource.query, "watch": "true", "allowWatchBookmarks": "true",
-                 "resourceVersion": self._version, "timeoutSeconds": str(int(WATCH_S * random.uniform(1.0, 1.2)))}
+        query = {
+            **self._resource.query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(int(WATCH_S * random.uniform(1.0, 1.2))),
+        }
         opened = self._clock()
         latest: msgspec.Raw | None = None  # the object of the last event, which has a later version
         stream = self._api.stream(self._resource.path, query, read_timeout=SILENCE_S)
@@ -298,7 +328,9 @@ class Reflector(Task, Generic[T]):
                     if self._is_interrupted():
                         return
         except ClusterError as error:
-            if error.status == 400:  # only the version varies in this request, so the server rejects the version
+            if (
+                error.status == 400
+            ):  # only the version varies in this request, so the server rejects the version
                 raise Gone(str(error), error.status) from error
             raise
         finally:

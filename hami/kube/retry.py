@@ -21,7 +21,9 @@ from hami.errors import ClusterError
 
 EVENT_WAIT = wait_exponential(multiplier=1.0, max=30.0)
 """Events: from 1 s to 30 s."""
-WATCH_WAIT = wait_exponential(multiplier=0.1, max=5.0) + wait_random_exponential(multiplier=0.1, max=5.0)
+WATCH_WAIT = wait_exponential(multiplier=0.1, max=5.0) + wait_random_exponential(
+    multiplier=0.1, max=5.0
+)
 """Watches: from 0.2 s to 10 s, of which half is random, so that replicas do not reconnect together."""
 CONFLICT_WAIT = wait_random_exponential(multiplier=0.1, max=1.0)
 """Conflicts between replicas that start together: at random, up to 1 s."""
@@ -56,8 +58,13 @@ class Backoff:
         self._state = RetryCallState(Retrying(), None, (), {})
 
 
-def brief_retry(retriable: Callable[[BaseException], bool], sleep: Callable[[float], None],
-                stop: Callable[[RetryCallState], bool] = BRIEFLY, *, first_s: float = 0.1) -> Retrying:
+def brief_retry(
+    retriable: Callable[[BaseException], bool],
+    sleep: Callable[[float], None],
+    stop: Callable[[RetryCallState], bool] = BRIEFLY,
+    *,
+    first_s: float = 0.1,
+) -> Retrying:
     """The policy of a single call: attempts at most half a second apart, or as far as the server asks, for *retriable*
     errors, until *stop*.
 
@@ -69,7 +76,9 @@ def brief_retry(retriable: Callable[[BaseException], bool], sleep: Callable[[flo
         error = state.outcome.exception() if state.outcome is not None else None
         return _retry_after(error) + jitter(state)
 
-    return Retrying(retry=retry_if_exception(retriable), stop=stop, sleep=sleep, wait=wait, reraise=True)
+    return Retrying(
+        retry=retry_if_exception(retriable), stop=stop, sleep=sleep, wait=wait, reraise=True
+    )
 
 
 def _retry_after(error: BaseException | None) -> float:

@@ -48,12 +48,20 @@ class Reviews:
 
     def may_list_pods(self, who: Identity, namespace: str) -> bool:
         """Reports whether *who* may list the pods of *namespace*; of all namespaces if it is empty."""
-        spec = {"user": who.username, "uid": who.uid, "groups": who.groups, "extra": who.extra,
-                "resourceAttributes": {"verb": "list", "resource": "pods", "namespace": namespace}}
+        spec = {
+            "user": who.username,
+            "uid": who.uid,
+            "groups": who.groups,
+            "extra": who.extra,
+            "resourceAttributes": {"verb": "list", "resource": "pods", "namespace": namespace},
+        }
         status = self._create("authorization.k8s.io/v1", "SubjectAccessReview", spec)
         return status.allowed and not status.denied
 
     def _create(self, version: str, kind: str, spec: Mapping[str, object]) -> _ReviewStatus:
         path = f"/apis/{version}/{kind.lower()}s"
         body = msgspec.json.encode({"apiVersion": version, "kind": kind, "spec": spec})
-        return decode(kind, _REVIEW, self._api.request("POST", path, body=body)).status or _ReviewStatus()
+        return (
+            decode(kind, _REVIEW, self._api.request("POST", path, body=body)).status
+            or _ReviewStatus()
+        )

@@ -22,17 +22,45 @@ class Watches:
     *node_selector*: a label selector, which the API server evaluates; empty for all nodes.
     """
 
-    def __init__(self, api: Api, *, nodes: Sink[Node], pods: Sink[Pod], quotas: Sink[QuotaLimits],
-                 node_selector: str) -> None:
+    def __init__(
+        self,
+        api: Api,
+        *,
+        nodes: Sink[Node],
+        pods: Sink[Pod],
+        quotas: Sink[QuotaLimits],
+        node_selector: str,
+    ) -> None:
         selector = {"labelSelector": node_selector} if node_selector else {}
-        of_nodes = Reflector(api, WatchedResource(
-            name="nodes", path="/api/v1/nodes", parse=parse_node, key=lambda node: node.name, query=selector),
-            nodes)
-        of_pods = self._pods = Reflector(api, WatchedResource(
-            name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid), pods, after=of_nodes)
-        of_quotas = Reflector(api, WatchedResource(
-            name="resourcequotas", path="/api/v1/resourcequotas", parse=parse_quota, key=lambda quota: quota.uid),
-            quotas)
+        of_nodes = Reflector(
+            api,
+            WatchedResource(
+                name="nodes",
+                path="/api/v1/nodes",
+                parse=parse_node,
+                key=lambda node: node.name,
+                query=selector,
+            ),
+            nodes,
+        )
+        of_pods = self._pods = Reflector(
+            api,
+            WatchedResource(
+                name="pods", path="/api/v1/pods", parse=parse_pod, key=lambda pod: pod.ref.uid
+            ),
+            pods,
+            after=of_nodes,
+        )
+        of_quotas = Reflector(
+            api,
+            WatchedResource(
+                name="resourcequotas",
+                path="/api/v1/resourcequotas",
+                parse=parse_quota,
+                key=lambda quota: quota.uid,
+            ),
+            quotas,
+        )
         self.tasks: tuple[Reflector[Any], ...] = (of_nodes, of_pods, of_quotas)
 
     def catch_up(self, *, relist: bool) -> None:

@@ -81,9 +81,14 @@ class NodeContainers:
     problems: Mapping[PodRef, str]
 
 
-def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor, card_indexes: Mapping[str, int],
-                    limits: Callable[[str, str], ContainerLimits | None] = lambda uid, name: None,
-                    instances: Callable[[str, str], Sequence[GivenInstance]] = lambda uid, name: ()) -> NodeContainers:
+def find_containers(
+    pods: Iterable[NodePod],
+    vendors: Catalog,
+    vendor: Vendor,
+    card_indexes: Mapping[str, int],
+    limits: Callable[[str, str], ContainerLimits | None] = lambda uid, name: None,
+    instances: Callable[[str, str], Sequence[GivenInstance]] = lambda uid, name: (),
+) -> NodeContainers:
     """Returns the containers of *pods* that have devices of *vendor*, by namespace and name of the pod.
 
     Pods that have finished have none. *card_indexes*: the driver's order, by UUID: devices have the same order in the
@@ -93,24 +98,37 @@ def find_containers(pods: Iterable[NodePod], vendors: Catalog, vendor: Vendor, c
     containers: list[MonitoredContainer] = []
     by_id: dict[ContainerId, Key] = {}
     problems: dict[PodRef, str] = {}
-    for node_pod in sorted(pods, key=lambda item: (item.pod.ref.namespace, item.pod.ref.name, item.pod.ref.uid)):
+    for node_pod in sorted(
+        pods, key=lambda item: (item.pod.ref.namespace, item.pod.ref.name, item.pod.ref.uid)
+    ):
         try:
             allocated = list(_of_pod(node_pod, vendors, vendor, card_indexes)) or list(
-                _of_claims(node_pod, limits, instances))
+                _of_claims(node_pod, limits, instances)
+            )
         except MalformedInput as error:
             problems[node_pod.pod.ref] = str(error)
             continue
         containers += allocated
-        keys = {name: container.key for container in allocated for name in (container.name, *container.sharing)}
+        keys = {
+            name: container.key
+            for container in allocated
+            for name in (container.name, *container.sharing)
+        }
         uid = plain_uid(node_pod.pod.ref.uid)
-        by_id |= {ContainerId(uid, number): keys[name] for number, name in node_pod.runs.ids.items() if name in keys}
+        by_id |= {
+            ContainerId(uid, number): keys[name]
+            for number, name in node_pod.runs.ids.items()
+            if name in keys
+        }
     return NodeContainers(tuple(containers), by_id, problems)
 
 
 def is_resizing(pod: Pod) -> bool:
     """Reports whether *pod* was resized and the device plugin has not confirmed its present sizes yet."""
     applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
-    return bool(pod.annotations.get(RESIZED)) and (applied is None or applied.sizes != wanted_text(pod.annotations))
+    return bool(pod.annotations.get(RESIZED)) and (
+        applied is None or applied.sizes != wanted_text(pod.annotations)
+    )
 
 
 def _as_wanted(pod: Pod) -> Pod:
@@ -121,24 +139,43 @@ def _as_wanted(pod: Pod) -> Pod:
     return replace(pod, annotations={**pod.annotations, RESIZED: wanted, GPU_ALLOCATED: wanted})
 
 
-def _of_pod(node_pod: NodePod, vendors: Catalog, vendor: Vendor,
-            card_indexes: Mapping[str, int]) -> Iterator[MonitoredContainer]:
+def _of_pod(
+    node_pod: NodePod, vendors: Catalog, vendor: Vendor, card_indexes: Mapping[str, int]
+) -> Iterator[MonitoredContainer]:
     pod = node_pod.pod
     limit = most_shares(vendors, pod.containers).get(vendor.key, 0)
-    if pod.is_terminated or pod.claim or vendor.annotations.allocated not in pod.annotations or not limit:
+    if (
+        pod.is_terminated
+        or pod.claim
+        or vendor.annotations.allocated not in pod.annotations
+        or not limit
+    ):
         return
     allocation = read_allocation(_as_wanted(pod), vendor, limit)
-    for name, position in container_positions(pod.containers, allocation, partial(device_request, vendor)).items():
+    for name, position in container_positions(
+        pod.containers, allocation, partial(device_request, vendor)
+    ).items():
         yield MonitoredContainer(
-            pod=pod.ref, name=name, devices=_devices(allocation[position], card_indexes),
-            priority=task_priority(node_pod.environments.get(name, {})), has_ended=name in node_pod.runs.ended,
-            is_resizing=is_resizing(pod))
+            pod=pod.ref,
+            name=name,
+            devices=_devices(allocation[position], card_indexes),
+            priority=task_priority(node_pod.environments.get(name, {})),
+            has_ended=name in node_pod.runs.ended,
+            is_resizing=is_resizing(pod),
+        )
 
 
-def _of_claims(node_pod: NodePod, limits: Callable[[str, str], ContainerLimits | None],
-               instances: Callable[[str, str], Sequence[GivenInstance]]) -> Iterator[MonitoredContainer]:
+def _of_claims(
+    node_pod: NodePod,
+    limits: Callable[[str, str], ContainerLimits | None],
+    instances: Callable[[str, str], Sequence[GivenInstance]],
+) -> Iterator[MonitoredContainer]:
     pod, uses = node_pod.pod, node_pod.claims or {}
-    names = [container.name for container in pod.containers if node_pod.has_claims and not pod.is_terminated]
+    names = [
+        container.name
+        for container in pod.containers
+        if node_pod.has_claims and not pod.is_terminated
+    ]
     given: dict[str, tuple[int, tuple[AllocatedDevice, ...]]] = {}
     for name in names:
         if (limit := limits(pod.ref.uid, name)) is not None:
@@ -146,25 +183,53 @@ def _of_claims(node_pod: NodePod, limits: Callable[[str, str], ContainerLimits |
         elif held := instances(pod.ref.uid, name):
             given[name] = 1, _instances(held)
     for name, (priority, devices) in given.items():
-        sharing = tuple(other for other in names if other not in given and name in uses
-                        and uses.get(other) == uses[name])
-        yield MonitoredContainer(pod=pod.ref, name=name, priority=priority, sharing=sharing,
-                                 has_ended={name, *sharing} <= node_pod.runs.ended, devices=devices)
+        sharing = tuple(
+            other
+            for other in names
+            if other not in given and name in uses and uses.get(other) == uses[name]
+        )
+        yield MonitoredContainer(
+            pod=pod.ref,
+            name=name,
+            priority=priority,
+            sharing=sharing,
+            has_ended={name, *sharing} <= node_pod.runs.ended,
+            devices=devices,
+        )
 
 
 def _limited(limit: ContainerLimits) -> tuple[AllocatedDevice, ...]:
-    return tuple(AllocatedDevice(index=index, card=device.uuid, memory=device.memory, cores=device.cores)
-                 for index, device in enumerate(limit.devices))
+    return tuple(
+        AllocatedDevice(index=index, card=device.uuid, memory=device.memory, cores=device.cores)
+        for index, device in enumerate(limit.devices)
+    )
 
 
 def _instances(held: Iterable[GivenInstance]) -> tuple[AllocatedDevice, ...]:
-    return tuple(AllocatedDevice(index=index, card=one.card, memory=one.memory_mib * MIB, cores=one.cores,
-                                 instance=one.partition) for index, one in enumerate(held))
+    return tuple(
+        AllocatedDevice(
+            index=index,
+            card=one.card,
+            memory=one.memory_mib * MIB,
+            cores=one.cores,
+            instance=one.partition,
+        )
+        for index, one in enumerate(held)
+    )
 
 
-def _devices(shares: Iterable[Share], card_indexes: Mapping[str, int]) -> tuple[AllocatedDevice, ...]:
+def _devices(
+    shares: Iterable[Share], card_indexes: Mapping[str, int]
+) -> tuple[AllocatedDevice, ...]:
     last = len(card_indexes)
     ordered = sorted(shares, key=lambda share: card_indexes.get(share.uuid, last))
-    return tuple(AllocatedDevice(index=index, card=share.uuid, memory=share.memory_mib * MIB, cores=share.cores,
-                                 instance=share.partitions[0] if share.partitions else None)
-                 for index, share in enumerate(ordered))
+    return tuple(
+        AllocatedDevice(
+            index=index,
+            card=share.uuid,
+            memory=share.memory_mib * MIB,
+            cores=share.cores,
+            instance=share.partitions[0] if share.partitions else None,
+        )
+        for index, share in enumerate(ordered)
+    )

@@ -74,8 +74,15 @@ class Verdict:
         return self.recent_kernel < 0
 
 
-def is_active(*, recent_kernel: int, last_kernel_time: int, host_sm: int | None, idle_s: float, has_limiter: bool,
-              now: float) -> bool:
+def is_active(
+    *,
+    recent_kernel: int,
+    last_kernel_time: int,
+    host_sm: int | None,
+    idle_s: float,
+    has_limiter: bool,
+    now: float,
+) -> bool:
     """Reports whether a container works.
 
     *host_sm*: percent that its processes use by NVML, ``None`` if unknown. *idle_s*: for how long the driver has denied
@@ -100,16 +107,26 @@ def decide(candidates: Iterable[FeedbackCandidate], now: float) -> Mapping[Key, 
     verdicts: dict[Key, Verdict] = {}
     taken: set[str] = set()  # cards on which containers of higher levels work
     for _, level in sorted(levels.items()):
-        since = {candidate.key: _waiting_since(candidate, now) for candidate in level
-                 if not taken.isdisjoint(candidate.cards)}
+        since = {
+            candidate.key: _waiting_since(candidate, now)
+            for candidate in level
+            if not taken.isdisjoint(candidate.cards)
+        }
         waiting = {key for key, start in since.items() if now - start < MAX_WAIT_S}
-        working = [candidate for candidate in level if candidate.is_active and candidate.key not in waiting]
+        working = [
+            candidate for candidate in level if candidate.is_active and candidate.key not in waiting
+        ]
         users: dict[str, int] = defaultdict(int)
         for card in (card for candidate in working for card in candidate.cards):
             users[card] += 1
         for candidate in level:
-            verdicts[candidate.key] = _verdict(candidate, users, is_blocked=candidate.key in waiting,
-                                               waiting_since=since.get(candidate.key, math.inf), now=now)
+            verdicts[candidate.key] = _verdict(
+                candidate,
+                users,
+                is_blocked=candidate.key in waiting,
+                waiting_since=since.get(candidate.key, math.inf),
+                now=now,
+            )
         taken.update(users)
     return verdicts
 
@@ -120,8 +137,14 @@ def _waiting_since(candidate: FeedbackCandidate, now: float) -> float:
     return since if now - since < MAX_WAIT_S + TURN_S else now
 
 
-def _verdict(candidate: FeedbackCandidate, users: Mapping[str, int], *, is_blocked: bool, waiting_since: float,
-             now: float) -> Verdict:
+def _verdict(
+    candidate: FeedbackCandidate,
+    users: Mapping[str, int],
+    *,
+    is_blocked: bool,
+    waiting_since: float,
+    now: float,
+) -> Verdict:
     shares = is_blocked or any(users.get(card, 0) > 1 for card in candidate.cards)
     shared_at = now if shares else candidate.shared_at
     if is_blocked:

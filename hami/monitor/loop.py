@@ -15,8 +15,22 @@ from dataclasses import dataclass, field, replace
 from hami.codec.pods import NodePod
 from hami.devices.usage import CardUsage
 from hami.errors import HostError
-from hami.monitor.containers import Key, MonitoredContainer, NodeContainers, find_containers, is_resizing
-from hami.monitor.feedback import BLOCKED, HOLD_S, IDLE, FeedbackCandidate, Verdict, decide, is_active
+from hami.monitor.containers import (
+    Key,
+    MonitoredContainer,
+    NodeContainers,
+    find_containers,
+    is_resizing,
+)
+from hami.monitor.feedback import (
+    BLOCKED,
+    HOLD_S,
+    IDLE,
+    FeedbackCandidate,
+    Verdict,
+    decide,
+    is_active,
+)
 from hami.monitor.processes import ContainerId, HostProcess, HostProcesses, plain_uid
 from hami.monitor.region_files import RegionFiles, RegionReading
 from hami.monitor.regions import Region, Write, control_writes, uncounted_writes, usage_writes
@@ -93,8 +107,18 @@ class _Memory:
 class MonitorLoop:
     """The rounds of one node. One thread calls `run_once`; others may read `errors`."""
 
-    def __init__(self, node: str, catalog: Catalog, vendor: Vendor, source: UsageSource, files: RegionFiles,
-                 processes: HostProcesses, *, writes: bool = True, limits_uncounted: bool = False) -> None:
+    def __init__(
+        self,
+        node: str,
+        catalog: Catalog,
+        vendor: Vendor,
+        source: UsageSource,
+        files: RegionFiles,
+        processes: HostProcesses,
+        *,
+        writes: bool = True,
+        limits_uncounted: bool = False,
+    ) -> None:
         """*vendor*: that of the node's devices. *writes*: write to regions; else they are only read.
         *limits_uncounted*: also write there what only the driver sees."""
         self._node = node
@@ -130,13 +154,20 @@ class MonitorLoop:
         if pods is None:
             return NodeReport(node=self._node, at=clock, cards=cards)
         node_containers = find_containers(
-            pods, self._catalog, self._vendor, {card.uuid: card.index for card in cards or ()}, self._files.limits,
-            self._files.instances)
+            pods,
+            self._catalog,
+            self._vendor,
+            {card.uuid: card.index for card in cards or ()},
+            self._files.limits,
+            self._files.instances,
+        )
         for ref, problem in node_containers.problems.items():
             self._note("allocation", str(ref), problem)
         host = self._view(cards or (), node_containers)
         self._forget(node_containers)
-        readings = {container.key: self._read(container, clock) for container in node_containers.containers}
+        readings = {
+            container.key: self._read(container, clock) for container in node_containers.containers
+        }
         verdicts = self._decide(node_containers.containers, readings, host, now, clock)
         reports = []
         for container in node_containers.containers:
@@ -150,8 +181,14 @@ class MonitorLoop:
             if reading.is_held and self._writes:
                 self._end(container, pods)
         self._add_compute(reports, clock)
-        return NodeReport(node=self._node, at=clock, cards=cards, containers=tuple(reports),
-                          tampered=dict(self._tampered), compute=dict(self._compute))
+        return NodeReport(
+            node=self._node,
+            at=clock,
+            cards=cards,
+            containers=tuple(reports),
+            tampered=dict(self._tampered),
+            compute=dict(self._compute),
+        )
 
     def release(self) -> None:
         """Frees containers that wait, and lets compute limits count: what the device plugin begins with. Call it last:
@@ -163,8 +200,15 @@ class MonitorLoop:
                 self._note("write", key, str(error), is_of_tenant=True)
 
     def _view(self, cards: Sequence[CardUsage], node_containers: NodeContainers) -> HostView:
-        pids = {pid for card in cards for unit in (card, *card.instances) for pid in unit.processes or ()}
-        processes = {pid: process for pid in pids if (process := self._processes.find(pid)) is not None}
+        pids = {
+            pid
+            for card in cards
+            for unit in (card, *card.instances)
+            for pid in unit.processes or ()
+        }
+        processes = {
+            pid: process for pid in pids if (process := self._processes.find(pid)) is not None
+        }
         return host_view(cards, processes, node_containers.by_id)
 
     def _forget(self, node_containers: NodeContainers) -> None:
@@ -172,9 +216,17 @@ class MonitorLoop:
         keys = {container.key for container in node_containers.containers}
         self._memories = {key: memory for key, memory in self._memories.items() if key in keys}
         self._written = {key: written for key, written in self._written.items() if key in keys}
-        self._tampered = Counter({(key, fault): count for (key, fault), count in self._tampered.items() if key in keys})
-        self._compute = defaultdict(float, {
-            (key, index): seconds for (key, index), seconds in self._compute.items() if key in keys})
+        self._tampered = Counter(
+            {(key, fault): count for (key, fault), count in self._tampered.items() if key in keys}
+        )
+        self._compute = defaultdict(
+            float,
+            {
+                (key, index): seconds
+                for (key, index), seconds in self._compute.items()
+                if key in keys
+            },
+        )
 
     def _add_compute(self, reports: Iterable[ContainerReport], clock: float) -> None:
         """Adds up the use of each device by each container since the last round, at its latest utilization."""
@@ -183,7 +235,9 @@ class MonitorLoop:
         for report in reports:
             for usage in report.devices:
                 if usage.utilization_source is not Source.NONE:
-                    self._compute[report.container.key, usage.device.index] += passed * usage.utilization / 100
+                    self._compute[report.container.key, usage.device.index] += (
+                        passed * usage.utilization / 100
+                    )
 
     def _read(self, container: MonitoredContainer, clock: float) -> RegionReading:
         """Reads the region of a container, and shows a limiter of ours in it that a monitor is at work."""
@@ -193,35 +247,62 @@ class MonitorLoop:
             self._note("region", container.key, reading.problem, is_of_tenant=True)
         return reading
 
-    def _decide(self, containers: Collection[MonitoredContainer], readings: Mapping[Key, RegionReading],
-                host: HostView, now: float, clock: float) -> Mapping[Key, Verdict]:
+    def _decide(
+        self,
+        containers: Collection[MonitoredContainer],
+        readings: Mapping[Key, RegionReading],
+        host: HostView,
+        now: float,
+        clock: float,
+    ) -> Mapping[Key, Verdict]:
         candidates = []
         for container in containers:
-            reading, before = readings[container.key], self._memories.get(container.key, _Memory(used_at=clock))
+            reading, before = (
+                readings[container.key],
+                self._memories.get(container.key, _Memory(used_at=clock)),
+            )
             region = reading.region
             used_at = before.used_at if denies_use(container, host) else clock
             works = not container.has_ended and is_active(
                 recent_kernel=region.recent_kernel if region is not None else 0,
                 last_kernel_time=region.last_kernel_time if region is not None else 0,
-                host_sm=host_utilization(container, host), idle_s=clock - used_at,
-                has_limiter=reading.throttled is not None, now=now)
+                host_sm=host_utilization(container, host),
+                idle_s=clock - used_at,
+                has_limiter=reading.throttled is not None,
+                now=now,
+            )
             active_at = clock if works else before.active_at
             self._memories[container.key] = replace(before, active_at=active_at, used_at=used_at)
-            candidates.append(FeedbackCandidate(
-                key=container.key, priority=container.priority,
-                cards=frozenset(device.uuid for device in container.devices),
-                is_active=not container.has_ended and clock - active_at < HOLD_S,
-                shared_at=before.verdict.shared_at if before.verdict is not None else -math.inf,
-                waiting_since=before.verdict.waiting_since if before.verdict is not None else math.inf,
-                recent_kernel=region.recent_kernel if region is not None else 0))
+            candidates.append(
+                FeedbackCandidate(
+                    key=container.key,
+                    priority=container.priority,
+                    cards=frozenset(device.uuid for device in container.devices),
+                    is_active=not container.has_ended and clock - active_at < HOLD_S,
+                    shared_at=before.verdict.shared_at if before.verdict is not None else -math.inf,
+                    waiting_since=before.verdict.waiting_since
+                    if before.verdict is not None
+                    else math.inf,
+                    recent_kernel=region.recent_kernel if region is not None else 0,
+                )
+            )
         return decide(candidates, clock)
 
-    def _update(self, container: MonitoredContainer, reading: RegionReading, verdict: Verdict, host: HostView,
-                now: float, clock: float) -> None:
+    def _update(
+        self,
+        container: MonitoredContainer,
+        reading: RegionReading,
+        verdict: Verdict,
+        host: HostView,
+        now: float,
+        clock: float,
+    ) -> None:
         """Notes what the container has changed, and writes to its region."""
         region, before = reading.region, self._memories[container.key]
         if region is None:
-            self._memories[container.key] = _Memory(verdict=verdict, active_at=before.active_at, used_at=before.used_at)
+            self._memories[container.key] = _Memory(
+                verdict=verdict, active_at=before.active_at, used_at=before.used_at
+            )
             return
         wrong = frozenset(_wrong(container, region, before, reading.inode))
         if "limit" in wrong and self._was_resized(container, region, now):
@@ -234,18 +315,29 @@ class MonitorLoop:
         writes = _writes(container, reading, region, verdict, host, pids, clock)
         if self._limits_uncounted and reading.throttled is not None:
             writes += uncounted_writes(region, least_excess(excess))
-        is_written = self._writes and not container.has_ended and self._write(container, reading, writes)
+        is_written = (
+            self._writes and not container.has_ended and self._write(container, reading, writes)
+        )
         self._memories[container.key] = _Memory(
-            inode=reading.inode if is_written else 0, processes=_processes(region), excess=excess, verdict=verdict,
-            active_at=before.active_at, used_at=before.used_at,
-            wrong=wrong & {"limit", "priority"})  # the others have been corrected
+            inode=reading.inode if is_written else 0,
+            processes=_processes(region),
+            excess=excess,
+            verdict=verdict,
+            active_at=before.active_at,
+            used_at=before.used_at,
+            wrong=wrong & {"limit", "priority"},
+        )  # the others have been corrected
 
     def _settled_limits(self, pods: Sequence[NodePod], now: float) -> dict[Key, int]:
         """Returns the times of change of limits whose use decides about a booking, where all processes follow them."""
         resizing = [item.pod for item in pods if is_resizing(item.pod)] if self._writes else []
         keys = [(pod.ref.uid, container.name) for pod in resizing for container in pod.containers]
         limits = {key: self._files.limits_text(*key) for key in keys}
-        return {key: text.changed_ns for key, text in limits.items() if text is not None and not _is_new(text, now)}
+        return {
+            key: text.changed_ns
+            for key, text in limits.items()
+            if text is not None and not _is_new(text, now)
+        }
 
     def _write_use(self, report: ContainerReport, limits_ns: int) -> None:
         try:
@@ -260,10 +352,14 @@ class MonitorLoop:
         if text is None:
             return container.is_resizing
         limits = parse_limits(text.text)
-        memory = {device.uuid: device.memory for device in limits.devices} if limits is not None else {}
+        memory = (
+            {device.uuid: device.memory for device in limits.devices} if limits is not None else {}
+        )
         return _is_new(text, now) or all(
             entry is None or entry.memory_limit == memory.get(device.card)
-            for device in container.devices for entry in (region_device(region, device),))
+            for device in container.devices
+            for entry in (region_device(region, device),)
+        )
 
     def _end(self, container: MonitoredContainer, pods: Sequence[NodePod]) -> None:
         """Ends all containers of a pod, any of which may hold the file with which one of them fills the disk."""
@@ -275,10 +371,14 @@ class MonitorLoop:
             self._note("write", container.key, str(error))
             return
         self._tampered[container.key, "disk"] += 1
-        log.warning("containers ended: a region that fills the disk cannot be truncated", extra={
-            "pod": container.pod, "container": container.name, "processes": killed})
+        log.warning(
+            "containers ended: a region that fills the disk cannot be truncated",
+            extra={"pod": container.pod, "container": container.name, "processes": killed},
+        )
 
-    def _write(self, container: MonitoredContainer, reading: RegionReading, writes: Collection[Write]) -> bool:
+    def _write(
+        self, container: MonitoredContainer, reading: RegionReading, writes: Collection[Write]
+    ) -> bool:
         try:
             self._files.write(*container.key, reading, writes)
         except (OSError, HostError) as error:
@@ -294,7 +394,9 @@ class MonitorLoop:
         with self._lock:
             self._errors[step] += 1
         if self._reported.is_new((step, key), "" if is_of_tenant else problem):
-            log.warning("round step failed", extra={"step": step, "subject": key, "reason": problem})
+            log.warning(
+                "round step failed", extra={"step": step, "subject": key, "reason": problem}
+            )
 
 
 def _is_new(limits: LimitsText, now: float) -> bool:
@@ -302,8 +404,15 @@ def _is_new(limits: LimitsText, now: float) -> bool:
     return now * _NANOSECONDS - limits.changed_ns < SETTLED_NS
 
 
-def _writes(container: MonitoredContainer, reading: RegionReading, region: Region, verdict: Verdict,
-            host: HostView, pids: Mapping[int, int], clock: float) -> list[Write]:
+def _writes(
+    container: MonitoredContainer,
+    reading: RegionReading,
+    region: Region,
+    verdict: Verdict,
+    host: HostView,
+    pids: Mapping[int, int],
+    clock: float,
+) -> list[Write]:
     sampled = int(clock * _NANOSECONDS) if reading.throttled is not None else None
     writes = usage_writes(region, pids, slot_utilization(container, region, pids, host), sampled)
     switch = int(verdict.is_limited)
@@ -313,7 +422,11 @@ def _writes(container: MonitoredContainer, reading: RegionReading, region: Regio
 
 
 def _host_processes(container: MonitoredContainer, host: HostView) -> list[HostProcess]:
-    return [entry.process for on_device in host.processes.get(container.key, {}).values() for entry in on_device]
+    return [
+        entry.process
+        for on_device in host.processes.get(container.key, {}).values()
+        for entry in on_device
+    ]
 
 
 def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode: int) -> list[str]:
@@ -321,7 +434,9 @@ def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode
     again, is not the container's doing: none of its earlier processes is left."""
     wrong = []
     pairs = [(device, region_device(region, device)) for device in container.devices]
-    if any(counted is not None and counted.memory_limit != device.memory for device, counted in pairs):
+    if any(
+        counted is not None and counted.memory_limit != device.memory for device, counted in pairs
+    ):
         wrong.append("limit")
     if region.priority != container.priority:
         wrong.append("priority")

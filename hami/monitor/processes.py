@@ -15,10 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-_POD = re.compile(r"(?:kubepods(?:-besteffort|-burstable)?-)?pod(?P<uid>[0-9a-f_-]{32,36})(?:\.slice)?")
+_POD = re.compile(
+    r"(?:kubepods(?:-besteffort|-burstable)?-)?pod(?P<uid>[0-9a-f_-]{32,36})(?:\.slice)?"
+)
 _CONTAINER = re.compile(r"(?:(?:cri-containerd|crio|docker)-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
 _UNSPLIT = re.compile(  # containerd with the driver of systemd, under a kubelet with the other
-    r"(?P<pod>[^:]+\.slice):cri-containerd:(?P<container>[0-9a-f]{64})")
+    r"(?P<pod>[^:]+\.slice):cri-containerd:(?P<container>[0-9a-f]{64})"
+)
 _INNER_PID = re.compile(r"^NSpid:[\t ](?:[0-9]+[\t ])*([0-9]{1,10})$", re.MULTILINE)
 _MAX_BYTES = 65_536  # longer texts are not read: a control group has a path of 4,096 bytes at most
 
@@ -63,7 +66,9 @@ class HostProcesses:
             if parse_cgroups(self._read(int(name), "cgroup")) not in containers:
                 continue
             with suppress(ProcessLookupError):
-                process = os.pidfd_open(int(name))  # keeps another process from getting the PID unnoticed
+                process = os.pidfd_open(
+                    int(name)
+                )  # keeps another process from getting the PID unnoticed
                 try:
                     if parse_cgroups(self._read(int(name), "cgroup")) in containers:
                         signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -110,5 +115,7 @@ def _container(path: str) -> ContainerId | None:
             part, inner = unsplit["pod"], unsplit["container"]
         if (pod := _POD.fullmatch(part)) is not None:
             container = _CONTAINER.fullmatch(inner)
-            return None if container is None else ContainerId(plain_uid(pod["uid"]), container["id"])
+            return (
+                None if container is None else ContainerId(plain_uid(pod["uid"]), container["id"])
+            )
     return None

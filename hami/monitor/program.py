@@ -46,8 +46,14 @@ JOIN_S = 3.0
 class MonitorProgram:
     """The parts of `hami monitor` under one configuration. Call `start` and `stop` once."""
 
-    def __init__(self, settings: MonitorSettings, *, api: Api | None = None,
-                 processes: HostProcesses | None = None, source: UsageSource | None = None) -> None:
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        *,
+        api: Api | None = None,
+        processes: HostProcesses | None = None,
+        source: UsageSource | None = None,
+    ) -> None:
         """*api*: ``None`` for the cluster of the environment. *processes*: ``None`` for those of the host. *source*:
         ``None`` for the driver, or the mock file of the settings.
 
@@ -59,18 +65,32 @@ class MonitorProgram:
         self._pods = NodePods(api, settings.node, self._on_pod)
         self._source = source or _usage_source(settings)
         self._rounds = MonitorLoop(
-            settings.node, catalog, catalog[VENDOR], self._source,
-            RegionFiles(above_vgpu(settings.hook_path)), processes or HostProcesses(),
-            writes=settings.feedback and not settings.once, limits_uncounted=settings.limit_uncounted)
+            settings.node,
+            catalog,
+            catalog[VENDOR],
+            self._source,
+            RegionFiles(above_vgpu(settings.hook_path)),
+            processes or HostProcesses(),
+            writes=settings.feedback and not settings.once,
+            limits_uncounted=settings.limit_uncounted,
+        )
         self._report = NodeReport(node=settings.node, at=-STALE_S)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
-        self._metrics = MonitorMetrics(registry, lambda: self._report, self._rounds.errors, self._is_stale)
+        self._metrics = MonitorMetrics(
+            registry, lambda: self._report, self._rounds.errors, self._is_stale
+        )
         health = Health()
         health.follow(self.unready_reason, self.hung_reason)
-        self._exporter = Exporter(registry, settings.metrics_bind_address, self._families,
-                                  pages={"/readyz": health.readyz, "/healthz": health.healthz})
-        self._changed = threading.Event()  # set between a change of a pod and the round that it causes
+        self._exporter = Exporter(
+            registry,
+            settings.metrics_bind_address,
+            self._families,
+            pages={"/readyz": health.readyz, "/healthz": health.healthz},
+        )
+        self._changed = (
+            threading.Event()
+        )  # set between a change of a pod and the round that it causes
         self._round_task = PeriodicTask("rounds", self._run, settings.interval)
         self._tasks: tuple[Task, ...] = (self._pods.task, self._round_task)
 
@@ -79,8 +99,14 @@ class MonitorProgram:
         self._exporter.start()
         for task in self._tasks:
             task.start()
-        log.info("serving", extra={"node": self._settings.node, "bind": "%s:%s" % self.address,
-                                   "feedback": self._settings.feedback})
+        log.info(
+            "serving",
+            extra={
+                "node": self._settings.node,
+                "bind": "%s:%s" % self.address,
+                "feedback": self._settings.feedback,
+            },
+        )
 
     def stop(self) -> None:
         """Stops all parts. Containers that wait go on."""
@@ -96,7 +122,9 @@ class MonitorProgram:
         self._pods.task.start()
         try:
             if not self._pods.wait_synced(SYNC_S):
-                raise HamiError(f"the API server has not listed the pods of {self._settings.node} in {SYNC_S:g} s")
+                raise HamiError(
+                    f"the API server has not listed the pods of {self._settings.node} in {SYNC_S:g} s"
+                )
             return self._round()
         finally:
             self._pods.task.stop()
@@ -143,15 +171,23 @@ class MonitorProgram:
         return report
 
 
-def serve(settings: MonitorSettings, *, make: Callable[[MonitorSettings], MonitorProgram] = MonitorProgram,
-          signals: queue.SimpleQueue[int] | None = None) -> int:
+def serve(
+    settings: MonitorSettings,
+    *,
+    make: Callable[[MonitorSettings], MonitorProgram] = MonitorProgram,
+    signals: queue.SimpleQueue[int] | None = None,
+) -> int:
     """Runs until a stop signal; returns the exit status: 1 if a thread has died. Raises: HamiError if the start
     fails."""
     return run_until_signal(make(settings), listen() if signals is None else signals)
 
 
-def print_once(settings: MonitorSettings, show: Callable[[str], None], *,
-               make: Callable[[MonitorSettings], MonitorProgram] = MonitorProgram) -> int:
+def print_once(
+    settings: MonitorSettings,
+    show: Callable[[str], None],
+    *,
+    make: Callable[[MonitorSettings], MonitorProgram] = MonitorProgram,
+) -> int:
     """Runs one round, hands its result to *show*, and returns the exit status. Raises: HamiError."""
     report = make(settings).run_once()
     show(render_json(report) if settings.output == JSON else render_table(report))

@@ -19,7 +19,14 @@ from hami.node.host import directory_name
 from hami.node.instances import GivenInstance, read_instances
 from hami.node.limits import ContainerLimits, parse_limits
 from hami.node.live_limits import LimitsText, read_limits, write_use
-from hami.node.region_layout import COMPUTE_HEARTBEAT, COMPUTE_SIZE, COMPUTE_SUFFIX, LAYOUTS, REGION_SUFFIX, identify
+from hami.node.region_layout import (
+    COMPUTE_HEARTBEAT,
+    COMPUTE_SIZE,
+    COMPUTE_SUFFIX,
+    LAYOUTS,
+    REGION_SUFFIX,
+    identify,
+)
 from hami.node.tenant_files import HELD_SUFFIX, list_names, located_file, opened_directory, reopened
 
 _REGION_SIZES = frozenset(size for layout in LAYOUTS for size in (layout.size, layout.size + 1))
@@ -86,15 +93,23 @@ class RegionFiles:
         try:
             with self._directory(uid, container) as directory:
                 names = list_names(directory)
-                is_held = any(_is_held(directory, name) for name in names if name.endswith(HELD_SUFFIX))
-                readings = [_read_region(directory, name, names, heartbeat) for name in names
-                            if name.endswith(REGION_SUFFIX)]
+                is_held = any(
+                    _is_held(directory, name) for name in names if name.endswith(HELD_SUFFIX)
+                )
+                readings = [
+                    _read_region(directory, name, names, heartbeat)
+                    for name in names
+                    if name.endswith(REGION_SUFFIX)
+                ]
         except FileNotFoundError:
             return RegionReading(state=RegionState.ABSENT)
         except (OSError, HostError) as error:
             return RegionReading(state=RegionState.UNREADABLE, problem=str(error))
-        newest = max(readings, key=lambda reading: (reading.state is RegionState.OK, reading.changed_ns),
-                     default=RegionReading(state=RegionState.ABSENT))
+        newest = max(
+            readings,
+            key=lambda reading: (reading.state is RegionState.OK, reading.changed_ns),
+            default=RegionReading(state=RegionState.ABSENT),
+        )
         return replace(newest, is_held=is_held)
 
     def limits(self, uid: str, container: str) -> ContainerLimits | None:
@@ -103,8 +118,8 @@ class RegionFiles:
         return parse_limits(limits.text) if limits is not None else None
 
     def instances(self, uid: str, container: str) -> tuple[GivenInstance, ...]:
-        """Returns the MIG instances that a container has by a claim, from a file that it cannot change. Never raises.
-        """
+        """Returns the MIG instances that a container has by a claim, from a file that it cannot change.
+        Never raises."""
         try:
             with self._directory(uid, container) as directory:
                 return read_instances(directory)
@@ -125,13 +140,17 @@ class RegionFiles:
         with self._directory(uid, container) as directory:
             write_use(directory, limits_ns, used)
 
-    def write(self, uid: str, container: str, reading: RegionReading, writes: Collection[Write]) -> None:
+    def write(
+        self, uid: str, container: str, reading: RegionReading, writes: Collection[Write]
+    ) -> None:
         """Writes to the region of *reading*. Does nothing if it is no longer the same file. Raises: OSError, HostError
         if it cannot be written."""
         if not writes:
             return
-        with (self._directory(uid, container) as directory,
-              _opened(directory, reading.name, _REGION_SIZES) as (file, about)):
+        with (
+            self._directory(uid, container) as directory,
+            _opened(directory, reading.name, _REGION_SIZES) as (file, about),
+        ):
             if about.st_ino == reading.inode:
                 for offset, data in writes:
                     os.pwrite(file, data, offset)
@@ -140,7 +159,9 @@ class RegionFiles:
         return opened_directory(f"{self._containers}/{directory_name(uid, container)}")
 
 
-def _read_region(directory: int, name: str, names: Collection[str], heartbeat: int | None) -> RegionReading:
+def _read_region(
+    directory: int, name: str, names: Collection[str], heartbeat: int | None
+) -> RegionReading:
     try:
         with _opened(directory, name, _REGION_SIZES | {_EMPTY}) as (file, about):
             state, region, problem = _content(file, about.st_size)
@@ -150,8 +171,15 @@ def _read_region(directory: int, name: str, names: Collection[str], heartbeat: i
         return RegionReading(state=RegionState.UNKNOWN, problem=str(error))
     except (OSError, HostError) as error:
         return RegionReading(state=RegionState.UNREADABLE, problem=str(error))
-    return RegionReading(state=state, problem=problem, region=region, name=name, inode=about.st_ino,
-                         changed_ns=about.st_mtime_ns, throttled=throttled)
+    return RegionReading(
+        state=state,
+        problem=problem,
+        region=region,
+        name=name,
+        inode=about.st_ino,
+        changed_ns=about.st_mtime_ns,
+        throttled=throttled,
+    )
 
 
 def _is_held(directory: int, name: str) -> bool:
@@ -170,7 +198,11 @@ def _content(file: int, size: int) -> tuple[RegionState, Region | None, str]:
     if size == _EMPTY or head[:4] == bytes(4):
         return RegionState.UNINITIALIZED, None, ""
     if (identified := identify(size, head)) is None:
-        return RegionState.UNKNOWN, None, f"no known version of a region, {size} bytes begin with {head[:12].hex()}"
+        return (
+            RegionState.UNKNOWN,
+            None,
+            f"no known version of a region, {size} bytes begin with {head[:12].hex()}",
+        )
     layout, version = identified
     tail = os.pread(file, layout.tail_size, layout.slots_used)
     used = slot_count(tail) if len(tail) == layout.tail_size else 0
@@ -191,9 +223,11 @@ def _read_compute(directory: int, name: str, heartbeat: int | None) -> tuple[int
 
 
 @contextlib.contextmanager
-def _opened(directory: int, name: str, sizes: Collection[int]) -> Iterator[tuple[int, os.stat_result]]:
-    """Opens a regular file of one of *sizes* for reading and writing. Raises: OSError, HostError if it is no such file.
-    """
+def _opened(
+    directory: int, name: str, sizes: Collection[int]
+) -> Iterator[tuple[int, os.stat_result]]:
+    """Opens a regular file of one of *sizes* for reading and writing.
+    Raises: OSError, HostError if it is no such file."""
     with located_file(directory, name) as (seen, about):
         if about.st_size not in sizes:
             raise _UnknownSize(f"{name!r}: {about.st_size} bytes, which no known version has")

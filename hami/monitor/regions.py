@@ -94,7 +94,9 @@ def slot_count(tail: bytes) -> int:
     return max(0, min(count, MAX_SLOTS))
 
 
-def parse_region(version: str, layout: RegionLayout, head: bytes, slots: bytes, tail: bytes) -> Region | None:
+def parse_region(
+    version: str, layout: RegionLayout, head: bytes, slots: bytes, tail: bytes
+) -> Region | None:
     """Returns the region in *head* (all before the slots), *slots* (those that `slot_count` counts) and *tail*;
     ``None`` if a part is shorter than that."""
     if len(head) < layout.slots or len(tail) < layout.tail_size:
@@ -102,29 +104,46 @@ def parse_region(version: str, layout: RegionLayout, head: bytes, slots: bytes, 
     count = slot_count(tail)
     if len(slots) < count * layout.slot_size:
         return None
-    table = _SlotTable(memoryview(slots)[:count * layout.slot_size], layout)
+    table = _SlotTable(memoryview(slots)[: count * layout.slot_size], layout)
     _, switch, recent_kernel, priority = _TAIL.unpack_from(tail)
     return Region(
-        version=version, layout=layout, switch=switch, recent_kernel=recent_kernel, priority=priority,
+        version=version,
+        layout=layout,
+        switch=switch,
+        recent_kernel=recent_kernel,
+        priority=priority,
         last_kernel_time=_LONG.unpack_from(tail, LAST_KERNEL)[0] if layout.last_kernel else 0,
-        devices=tuple(_device(index, layout, head, table) for index in range(device_count(head, layout))),
-        processes=tuple(table.processes()))
+        devices=tuple(
+            _device(index, layout, head, table) for index in range(device_count(head, layout))
+        ),
+        processes=tuple(table.processes()),
+    )
 
 
 def parse_throttled(compute: bytes) -> tuple[int, ...]:
     """Returns the nanoseconds that launches on each device have waited. *compute*: the content of the compute file."""
-    return tuple(_LONG.unpack_from(compute, COMPUTE_BUCKETS + COMPUTE_BUCKET_SIZE * index + COMPUTE_THROTTLED)[0]
-                 for index in range(MAX_DEVICES))
+    return tuple(
+        _LONG.unpack_from(
+            compute, COMPUTE_BUCKETS + COMPUTE_BUCKET_SIZE * index + COMPUTE_THROTTLED
+        )[0]
+        for index in range(MAX_DEVICES)
+    )
 
 
 def control_writes(layout: RegionLayout, recent_kernel: int, switch: int) -> list[Write]:
     """Returns what blocks or frees the container of a region, and what limits it."""
-    return [(layout.slots_used + RECENT_KERNEL, _INT.pack(recent_kernel)),
-            (layout.slots_used + SWITCH, _INT.pack(switch))]
+    return [
+        (layout.slots_used + RECENT_KERNEL, _INT.pack(recent_kernel)),
+        (layout.slots_used + SWITCH, _INT.pack(switch)),
+    ]
 
 
-def usage_writes(region: Region, host_pids: Mapping[int, int], sm: Mapping[int, Sequence[int]],
-                 sampled: int | None) -> list[Write]:
+def usage_writes(
+    region: Region,
+    host_pids: Mapping[int, int],
+    sm: Mapping[int, Sequence[int]],
+    sampled: int | None,
+) -> list[Write]:
     """Returns what tells the processes of a region their host PIDs and their utilization.
 
     *host_pids*: by slot, where it is known. *sm*: percent on each device of the region, by slot; other slots get 0.
@@ -132,9 +151,14 @@ def usage_writes(region: Region, host_pids: Mapping[int, int], sm: Mapping[int, 
     others. It is written last, so that a sample is complete when it is seen.
     """
     layout = region.layout
-    places = {process.slot: layout.slots + layout.slot_size * process.slot for process in region.processes}
-    writes = [(places[process.slot] + HOST_PID, _INT.pack(host_pids[process.slot])) for process in region.processes
-              if host_pids.get(process.slot, process.host_pid) != process.host_pid]
+    places = {
+        process.slot: layout.slots + layout.slot_size * process.slot for process in region.processes
+    }
+    writes = [
+        (places[process.slot] + HOST_PID, _INT.pack(host_pids[process.slot]))
+        for process in region.processes
+        if host_pids.get(process.slot, process.host_pid) != process.host_pid
+    ]
     if not sm:
         return writes
     idle = [0] * len(region.devices)
@@ -154,7 +178,12 @@ def uncounted_writes(region: Region, amounts: Sequence[int]) -> list[Write]:
     writes = []
     for place, process in enumerate(sorted(region.processes, key=lambda process: process.slot)):
         for index, amount in enumerate(amounts):
-            device = layout.slots + layout.slot_size * process.slot + layout.memory + layout.memory_size * index
+            device = (
+                layout.slots
+                + layout.slot_size * process.slot
+                + layout.memory
+                + layout.memory_size * index
+            )
             writes.append((device + UNCOUNTED, _LONG.pack(0 if place else amount)))
     return writes
 
@@ -174,24 +203,31 @@ class _SlotTable:
 
     def processes(self) -> list[RegionProcess]:
         size = self._layout.slot_size
-        return [RegionProcess(slot, *_PIDS.unpack_from(self._slots, size * slot))
-                for slot, is_live in enumerate(self._live) if is_live]
+        return [
+            RegionProcess(slot, *_PIDS.unpack_from(self._slots, size * slot))
+            for slot, is_live in enumerate(self._live)
+            if is_live
+        ]
 
     def _column(self, offset: int) -> memoryview:
-        return self._words[offset // _WORD::self._layout.slot_size // _WORD]
+        return self._words[offset // _WORD :: self._layout.slot_size // _WORD]
 
 
 def _device(index: int, layout: RegionLayout, head: bytes, table: _SlotTable) -> RegionDevice:
     memory = layout.memory + layout.memory_size * index
     return RegionDevice(
-        index=index, uuid=_uuid(head, layout.uuids + UUID_SIZE * index),
+        index=index,
+        uuid=_uuid(head, layout.uuids + UUID_SIZE * index),
         memory_limit=_LONG.unpack_from(head, layout.memory_limits + _WORD * index)[0],
         core_limit=_LONG.unpack_from(head, layout.core_limits + _WORD * index)[0],
-        context=table.total(memory + CONTEXT), module=table.total(memory + MODULE),
-        buffer=table.total(memory + BUFFER), total=table.total(memory + TOTAL),
-        sm=table.total(layout.utilization + layout.utilization_size * index + SM))
+        context=table.total(memory + CONTEXT),
+        module=table.total(memory + MODULE),
+        buffer=table.total(memory + BUFFER),
+        total=table.total(memory + TOTAL),
+        sm=table.total(layout.utilization + layout.utilization_size * index + SM),
+    )
 
 
 def _uuid(head: bytes, offset: int) -> str:
-    text = head[offset:offset + UUID_SIZE].split(b"\0")[0]
+    text = head[offset : offset + UUID_SIZE].split(b"\0")[0]
     return text.decode() if text.isascii() else ""

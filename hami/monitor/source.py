@@ -96,5 +96,9 @@ class FixedSource:
                 log.warning("cards cannot be read", extra={"reason": error})
             return None
         self._reported.clear("cards")
-        return [CardUsage(uuid=card.uuid, index=card.index, model=card.model, memory=card.memory_mib * MIB)
-                for card in cards]
+        return [
+            CardUsage(
+                uuid=card.uuid, index=card.index, model=card.model, memory=card.memory_mib * MIB
+            )
+            for card in cards
+        ]

@@ -11,14 +11,28 @@ from hami.monitor.loop import NodeReport
 from hami.monitor.usage import ContainerReport, DeviceUsageReport
 from hami.quantity import MIB
 
-_HEADER = ("NODE", "CARD", "MEMORY", "LIMIT", "COMPUTE", "LIMIT", "STATE", "NAMESPACE", "POD", "CONTAINER")
+_HEADER = (
+    "NODE",
+    "CARD",
+    "MEMORY",
+    "LIMIT",
+    "COMPUTE",
+    "LIMIT",
+    "STATE",
+    "NAMESPACE",
+    "POD",
+    "CONTAINER",
+)
 
 
 def render_table(report: NodeReport) -> str:
     """Returns a line for each device of each container, below a header. Memory in MiB, compute in percent."""
     rows = [_HEADER, *(_row(report.node, entry, usage) for entry, usage in _devices(report))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    return "".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() + "\n" for row in rows)
+    return "".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() + "\n"
+        for row in rows
+    )
 
 
 def render_json(report: NodeReport) -> str:
@@ -26,8 +40,17 @@ def render_json(report: NodeReport) -> str:
     document = {
         "node": report.node,
         "driver": report.cards is not None,
-        "cards": [{"uuid": card.uuid, "index": card.index, "model": card.model, "memory": card.memory,
-                   "memoryUsed": card.memory_used, "utilization": card.utilization} for card in report.cards or ()],
+        "cards": [
+            {
+                "uuid": card.uuid,
+                "index": card.index,
+                "model": card.model,
+                "memory": card.memory,
+                "memoryUsed": card.memory_used,
+                "utilization": card.utilization,
+            }
+            for card in report.cards or ()
+        ],
         "devices": [_entry(entry, usage) for entry, usage in _devices(report)],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
@@ -39,9 +62,18 @@ def _devices(report: NodeReport) -> Iterable[tuple[ContainerReport, DeviceUsageR
 
 def _row(node: str, report: ContainerReport, usage: DeviceUsageReport) -> Sequence[str]:
     container, device = report.container, usage.device
-    return (node, device.uuid, f"{usage.used // MIB}", f"{device.memory // MIB}", f"{usage.utilization}%",
-            f"{device.cores or 100}%", _state(report, usage), container.pod.namespace, container.pod.name,
-            container.name)
+    return (
+        node,
+        device.uuid,
+        f"{usage.used // MIB}",
+        f"{device.memory // MIB}",
+        f"{usage.utilization}%",
+        f"{device.cores or 100}%",
+        _state(report, usage),
+        container.pod.namespace,
+        container.pod.name,
+        container.name,
+    )
 
 
 def _state(report: ContainerReport, usage: DeviceUsageReport) -> str:
@@ -56,12 +88,23 @@ def _state(report: ContainerReport, usage: DeviceUsageReport) -> str:
 def _entry(report: ContainerReport, usage: DeviceUsageReport) -> dict[str, Any]:
     container, device = report.container, usage.device
     return {
-        "namespace": container.pod.namespace, "pod": container.pod.name, "container": container.name,
-        "card": device.card, "device": device.uuid, "index": device.index,
-        "memoryUsed": usage.used, "memoryLimit": device.memory, "memorySource": usage.memory_source,
-        "hostMemory": usage.host_memory, "countedMemory": usage.counted,
-        "utilization": usage.utilization, "coreLimit": device.cores, "utilizationSource": usage.utilization_source,
-        "priority": container.priority, "state": _state(report, usage),
-        "lastKernelSeconds": report.last_kernel_s, "throttledSeconds": usage.throttled,
+        "namespace": container.pod.namespace,
+        "pod": container.pod.name,
+        "container": container.name,
+        "card": device.card,
+        "device": device.uuid,
+        "index": device.index,
+        "memoryUsed": usage.used,
+        "memoryLimit": device.memory,
+        "memorySource": usage.memory_source,
+        "hostMemory": usage.host_memory,
+        "countedMemory": usage.counted,
+        "utilization": usage.utilization,
+        "coreLimit": device.cores,
+        "utilizationSource": usage.utilization_source,
+        "priority": container.priority,
+        "state": _state(report, usage),
+        "lastKernelSeconds": report.last_kernel_s,
+        "throttledSeconds": usage.throttled,
         "region": {"state": report.reading.state, "version": report.reading.version or None},
     }

@@ -88,7 +88,9 @@ class DeviceUsageReport:
     @property
     def offset(self) -> int:
         """Bytes in use that are no context, module or buffer. Upstream has a label for it."""
-        return max(self.used - sum(part or 0 for part in (self.context, self.module, self.buffer)), 0)
+        return max(
+            self.used - sum(part or 0 for part in (self.context, self.module, self.buffer)), 0
+        )
 
     @property
     def is_over_limit(self) -> bool:
@@ -113,8 +115,11 @@ class ContainerReport:
     is_limited: bool = False
 
 
-def host_view(cards: Iterable[CardUsage], host_processes: Mapping[int, HostProcess],
-              by_id: Mapping[ContainerId, Key]) -> HostView:
+def host_view(
+    cards: Iterable[CardUsage],
+    host_processes: Mapping[int, HostProcess],
+    by_id: Mapping[ContainerId, Key],
+) -> HostView:
     """Returns what the driver says about *cards*. *host_processes*: those of them that are in containers. *by_id*: the
     containers that have devices. A process of another container counts for none."""
     units = {unit.uuid: unit for card in cards for unit in (card, *card.instances)}
@@ -123,23 +128,36 @@ def host_view(cards: Iterable[CardUsage], host_processes: Mapping[int, HostProce
         for pid, usage in (unit.processes or {}).items():
             process = host_processes.get(pid)
             if process is not None and (key := by_id.get(process.container)) is not None:
-                processes.setdefault(key, {}).setdefault(uuid, []).append(CardProcess(process, usage))
+                processes.setdefault(key, {}).setdefault(uuid, []).append(
+                    CardProcess(process, usage)
+                )
     return HostView(units=units, processes=processes)
 
 
-def report_container(container: MonitoredContainer, reading: RegionReading, host: HostView,
-                     now: float) -> ContainerReport:
+def report_container(
+    container: MonitoredContainer, reading: RegionReading, host: HostView, now: float
+) -> ContainerReport:
     """Returns how a container uses its devices. *now*: Unix seconds."""
     region = reading.region
-    devices = tuple(_report_device(container, device, reading, host) for device in container.devices)
+    devices = tuple(
+        _report_device(container, device, reading, host) for device in container.devices
+    )
     last = region.last_kernel_time if region is not None else 0
-    return ContainerReport(container=container, devices=devices, reading=reading,
-                           last_kernel_s=max(now - last, 0.0) if last and now - last < _LONGEST_S else None)
+    return ContainerReport(
+        container=container,
+        devices=devices,
+        reading=reading,
+        last_kernel_s=max(now - last, 0.0) if last and now - last < _LONGEST_S else None,
+    )
 
 
 def known_use(report: ContainerReport) -> dict[str, int]:
     """Returns the bytes that a container uses, by card, without those of which nobody says so."""
-    return {usage.device.card: usage.used for usage in report.devices if usage.memory_source is not Source.NONE}
+    return {
+        usage.device.card: usage.used
+        for usage in report.devices
+        if usage.memory_source is not Source.NONE
+    }
 
 
 def host_utilization(container: MonitoredContainer, host: HostView) -> int | None:
@@ -151,40 +169,62 @@ def host_utilization(container: MonitoredContainer, host: HostView) -> int | Non
 def denies_use(container: MonitoredContainer, host: HostView) -> bool:
     """Reports whether the driver shows that a container uses none of its devices: it is known to which container each
     process there belongs, and how much it uses."""
-    return all(_knows_all(device.uuid, host) and _host_sm(device.uuid, container.key, host) == 0
-               for device in container.devices)
+    return all(
+        _knows_all(device.uuid, host) and _host_sm(device.uuid, container.key, host) == 0
+        for device in container.devices
+    )
 
 
 def region_device(region: Region | None, device: AllocatedDevice) -> RegionDevice | None:
     """Returns *device* as a region has it."""
-    return next((entry for entry in region.devices if entry.uuid == device.card), None) if region is not None else None
+    return (
+        next((entry for entry in region.devices if entry.uuid == device.card), None)
+        if region is not None
+        else None
+    )
 
 
 def host_pids(region: Region, processes: Iterable[HostProcess]) -> dict[int, int]:
     """Returns the host PIDs of processes in *region*, by slot. PIDs that two have, here or there, are left out."""
-    by_pid = _unique((process.inner_pid, process.pid) for process in set(processes) if process.inner_pid > 0)
+    by_pid = _unique(
+        (process.inner_pid, process.pid) for process in set(processes) if process.inner_pid > 0
+    )
     slots = _unique((process.pid, process.slot) for process in region.processes)
     return {slots[pid]: host_pid for pid, host_pid in by_pid.items() if pid in slots}
 
 
-def slot_utilization(container: MonitoredContainer, region: Region, pids: Mapping[int, int],
-                     host: HostView) -> dict[int, list[int]]:
+def slot_utilization(
+    container: MonitoredContainer, region: Region, pids: Mapping[int, int], host: HostView
+) -> dict[int, list[int]]:
     """Returns the percent of each process in *region* on each of its devices, by slot; empty if the driver does not say
     so for all devices. *pids*: host PIDs by slot."""
     uuids = {device.card: device.uuid for device in container.devices}
     units = [host.units.get(uuids.get(entry.uuid, "")) for entry in region.devices]
     if not units or any(unit is None or not _knows_sm(unit) for unit in units):
         return {}
-    by_device = [{entry.process.pid: entry.usage.sm or 0 for entry in _processes(unit.uuid, container.key, host)}
-                 for unit in units if unit is not None]
-    return {process.slot: [sm.get(pids.get(process.slot, 0), 0) for sm in by_device] for process in region.processes}
+    by_device = [
+        {
+            entry.process.pid: entry.usage.sm or 0
+            for entry in _processes(unit.uuid, container.key, host)
+        }
+        for unit in units
+        if unit is not None
+    ]
+    return {
+        process.slot: [sm.get(pids.get(process.slot, 0), 0) for sm in by_device]
+        for process in region.processes
+    }
 
 
-def excess_of(container: MonitoredContainer, region: Region, pids: Mapping[int, int], host: HostView) -> Excess:
+def excess_of(
+    container: MonitoredContainer, region: Region, pids: Mapping[int, int], host: HostView
+) -> Excess:
     """Returns what the driver sees beyond what *region* counts; 0 where it does not say, or a process is not known to
     both. *pids*: host PIDs by slot."""
     uuids = {device.card: device.uuid for device in container.devices}
-    in_both = set(pids.values()) if all(process.slot in pids for process in region.processes) else set()
+    in_both = (
+        set(pids.values()) if all(process.slot in pids for process in region.processes) else set()
+    )
     amounts = []
     for device in region.devices:
         processes = _processes(uuids.get(device.uuid, ""), container.key, host)
@@ -197,11 +237,15 @@ def excess_of(container: MonitoredContainer, region: Region, pids: Mapping[int, 
 
 def least_excess(rounds: tuple[Excess, ...]) -> Excess:
     """Returns the least of the last rounds, by device; 0 until there are enough of them."""
-    return tuple(min(of_device) if len(rounds) == EXCESS_ROUNDS else 0 for of_device in zip(*rounds, strict=True))
+    return tuple(
+        min(of_device) if len(rounds) == EXCESS_ROUNDS else 0
+        for of_device in zip(*rounds, strict=True)
+    )
 
 
-def _report_device(container: MonitoredContainer, device: AllocatedDevice, reading: RegionReading,
-                   host: HostView) -> DeviceUsageReport:
+def _report_device(
+    container: MonitoredContainer, device: AllocatedDevice, reading: RegionReading, host: HostView
+) -> DeviceUsageReport:
     key = container.key
     unit = host.units.get(device.uuid) or host.units.get(device.card)
     limit = unit.memory if unit is not None and unit.memory else _LARGEST
@@ -209,18 +253,29 @@ def _report_device(container: MonitoredContainer, device: AllocatedDevice, readi
     total = min(counted.total, limit) if counted is not None else None
     sm = min(counted.sm, 100) if counted is not None else None
     host_memory, host_sm = _host_memory(device.uuid, key, host), _host_sm(device.uuid, key, host)
-    sees_all = container.has_ended or bool(_processes(device.uuid, key, host)) or _were_seen(reading.region)
+    sees_all = (
+        container.has_ended
+        or bool(_processes(device.uuid, key, host))
+        or _were_seen(reading.region)
+    )
     used, memory_source = _choose(host_memory, total, sees_all)
     utilization, utilization_source = _choose(host_sm, sm, sees_all)
     throttled = None
     if reading.throttled is not None and counted is not None:
         throttled = min(reading.throttled[counted.index] / _NANOSECONDS, _LONGEST_S)
     return DeviceUsageReport(
-        device=device, used=used, memory_source=memory_source, utilization=utilization,
-        utilization_source=utilization_source, host_memory=host_memory, counted=total, throttled=throttled,
+        device=device,
+        used=used,
+        memory_source=memory_source,
+        utilization=utilization,
+        utilization_source=utilization_source,
+        host_memory=host_memory,
+        counted=total,
+        throttled=throttled,
         context=min(counted.context, limit) if counted is not None else None,
         module=min(counted.module, limit) if counted is not None else None,
-        buffer=min(counted.buffer, limit) if counted is not None else None)
+        buffer=min(counted.buffer, limit) if counted is not None else None,
+    )
 
 
 def _were_seen(region: Region | None) -> bool:
@@ -261,12 +316,15 @@ def _knows_all(uuid: str, host: HostView) -> bool:
     unit = host.units.get(uuid)
     if unit is None or unit.processes is None:
         return False
-    return unit.processes.keys() <= {entry.process.pid for by_unit in host.processes.values()
-                                     for entry in by_unit.get(uuid, ())}
+    return unit.processes.keys() <= {
+        entry.process.pid for by_unit in host.processes.values() for entry in by_unit.get(uuid, ())
+    }
 
 
 def _knows_sm(unit: CardUsage) -> bool:
-    return unit.processes is not None and all(usage.sm is not None for usage in unit.processes.values())
+    return unit.processes is not None and all(
+        usage.sm is not None for usage in unit.processes.values()
+    )
 
 
 def _unique(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:

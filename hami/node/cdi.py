@@ -76,7 +76,9 @@ class Roots:
     hook: str = "/usr/bin/nvidia-ctk"
 
 
-def gpu_document(roots: Roots, driver: DriverFiles, devices: Mapping[str, Sequence[str]]) -> Document | None:
+def gpu_document(
+    roots: Roots, driver: DriverFiles, devices: Mapping[str, Sequence[str]]
+) -> Document | None:
     """Returns the specification of the cards and MIG instances; ``None`` without devices, as CDI requires one.
 
     *devices*: the device nodes of each device, by name. Uses only hooks that every toolkit with CDI has: an unknown
@@ -85,34 +87,57 @@ def gpu_document(roots: Roots, driver: DriverFiles, devices: Mapping[str, Sequen
     if not devices:
         return None
     everything = tuple(dict.fromkeys(node for nodes in devices.values() for node in nodes))
-    return _document(GPU, roots, {**devices, ALL: everything}, {
-        "deviceNodes": [_node(roots, path) for path in driver.nodes],
-        "mounts": [*(_mount(roots, file, _FILE) for file in (*driver.libraries, *driver.programs)),
-                   *(_mount(roots, socket, _SOCKET) for socket in driver.sockets)],
-        "hooks": _hooks(roots.hook, driver),
-    })
+    return _document(
+        GPU,
+        roots,
+        {**devices, ALL: everything},
+        {
+            "deviceNodes": [_node(roots, path) for path in driver.nodes],
+            "mounts": [
+                *(_mount(roots, file, _FILE) for file in (*driver.libraries, *driver.programs)),
+                *(_mount(roots, socket, _SOCKET) for socket in driver.sockets),
+            ],
+            "hooks": _hooks(roots.hook, driver),
+        },
+    )
 
 
 def extra_document(roots: Roots, driver: DriverFiles, name: str) -> Document | None:
     """Returns the specification of one of `EXTRAS` or of the IMEX channels; ``None`` without devices."""
     if name == IMEX:
-        devices = {str(channel): (f"/dev/nvidia-caps-imex-channels/channel{channel}",) for channel in driver.channels}
+        devices = {
+            str(channel): (f"/dev/nvidia-caps-imex-channels/channel{channel}",)
+            for channel in driver.channels
+        }
         return _document(IMEX, roots, devices, {}) if devices else None
     extra = driver.extras.get(name, Extra())
     if not extra.nodes:
         return None
-    return _document(name, roots, {ALL: extra.nodes}, {"mounts": [_mount(roots, file, _FILE) for file in extra.files]})
+    return _document(
+        name,
+        roots,
+        {ALL: extra.nodes},
+        {"mounts": [_mount(roots, file, _FILE) for file in extra.files]},
+    )
 
 
-def _document(kind: str, roots: Roots, devices: Mapping[str, Sequence[str]], common: Document) -> Document:
+def _document(
+    kind: str, roots: Roots, devices: Mapping[str, Sequence[str]], common: Document
+) -> Document:
     """Returns a specification. *common*: edits for containers with any of *devices*; empty parts are left out."""
     return {
-        "cdiVersion": VERSION, "kind": f"{VENDOR}/{kind}",
-        "devices": [{"name": name, "containerEdits": {"deviceNodes": [_node(roots, path) for path in paths]}}
-                    for name, paths in devices.items()],
+        "cdiVersion": VERSION,
+        "kind": f"{VENDOR}/{kind}",
+        "devices": [
+            {
+                "name": name,
+                "containerEdits": {"deviceNodes": [_node(roots, path) for path in paths]},
+            }
+            for name, paths in devices.items()
+        ],
         # otherwise NVIDIA's runtime would inject the devices a second time
-        "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]} | {
-            key: value for key, value in common.items() if value},
+        "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+        | {key: value for key, value in common.items() if value},
     }
 
 
@@ -122,19 +147,36 @@ def _node(roots: Roots, path: str) -> Document:
 
 
 def _mount(roots: Roots, file: DriverFile, options: Sequence[str]) -> Document:
-    return {"hostPath": roots.driver.rstrip("/") + file.real, "containerPath": file.path, "options": list(options)}
+    return {
+        "hostPath": roots.driver.rstrip("/") + file.real,
+        "containerPath": file.path,
+        "options": list(options),
+    }
 
 
 def _hooks(program: str, driver: DriverFiles) -> list[Document]:
     """Returns the hooks that create the links beside the libraries, then update the linker's cache."""
-    links = [f"{target}::{path}" for target, path in dict.fromkeys((*driver.links, *_aliases(driver.libraries)))]
-    folders = list(dict.fromkeys(str(PurePosixPath(library.path).parent) for library in driver.libraries))
+    links = [
+        f"{target}::{path}"
+        for target, path in dict.fromkeys((*driver.links, *_aliases(driver.libraries)))
+    ]
+    folders = list(
+        dict.fromkeys(str(PurePosixPath(library.path).parent) for library in driver.libraries)
+    )
     own = PurePosixPath(program).name
     command = [own, "hook"] if own == "nvidia-ctk" else [own]
-    return [{"hookName": _STAGE, "path": program,
-             "args": [*command, name, *(word for value in values for word in (option, value))]}
-            for name, option, values in (("create-symlinks", "--link", links), ("update-ldcache", "--folder", folders))
-            if values]
+    return [
+        {
+            "hookName": _STAGE,
+            "path": program,
+            "args": [*command, name, *(word for value in values for word in (option, value))],
+        }
+        for name, option, values in (
+            ("create-symlinks", "--link", links),
+            ("update-ldcache", "--folder", folders),
+        )
+        if values
+    ]
 
 
 def _aliases(libraries: Iterable[DriverFile]) -> Iterable[tuple[str, str]]:

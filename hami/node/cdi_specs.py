@@ -15,7 +15,16 @@ import msgspec
 
 from hami.devices.cards import Card, Instance, MigDevice
 from hami.errors import HostError
-from hami.node.cdi import CLASSES, GPU, VENDOR, Document, DriverFiles, Roots, extra_document, gpu_document
+from hami.node.cdi import (
+    CLASSES,
+    GPU,
+    VENDOR,
+    Document,
+    DriverFiles,
+    Roots,
+    extra_document,
+    gpu_document,
+)
 from hami.node.driver import MIG_MINORS, driver_files, instance_nodes, read_mig_minors
 from hami.node.host import host_errors
 from hami.runtime.files import write_atomically
@@ -26,8 +35,15 @@ log = logging.getLogger(__name__)
 class CdiSpecs:
     """Writes the files of one node. Threads may share it."""
 
-    def __init__(self, folder: Path, driver_root: Path, roots: Roots, wanted: Iterable[str], *,
-                 minors: Path = MIG_MINORS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        driver_root: Path,
+        roots: Roots,
+        wanted: Iterable[str],
+        *,
+        minors: Path = MIG_MINORS,
+    ) -> None:
         """*folder*: where runtimes look for specifications. *driver_root*: the driver's root as this process sees it.
         *roots*: as the host sees them. *wanted*: classes besides the cards. *minors*: see `MIG_MINORS`."""
         self._folder = folder
@@ -40,7 +56,9 @@ class CdiSpecs:
         self._cards: tuple[Card, ...] = ()
         self._instances: tuple[Instance | MigDevice, ...] = ()
         self._classes: frozenset[str] = frozenset()
-        self._documents: dict[str, Document] = {}  # as written, by qualified name; replaced as a whole
+        self._documents: dict[
+            str, Document
+        ] = {}  # as written, by qualified name; replaced as a whole
 
     def update_cards(self, cards: Sequence[Card]) -> None:
         """Looks up the driver's files again, and writes the specifications of *cards*. Raises: HostError."""
@@ -71,7 +89,11 @@ class CdiSpecs:
         for name in names:
             kind, _, device = name.partition("=")
             document = self._documents.get(kind, {})
-            own = [entry["containerEdits"] for entry in document.get("devices", ()) if entry["name"] == device]
+            own = [
+                entry["containerEdits"]
+                for entry in document.get("devices", ())
+                if entry["name"] == device
+            ]
             if not own:
                 raise HostError(f"no CDI specification has the device {name}")
             edits += [*own, document["containerEdits"]]
@@ -79,11 +101,18 @@ class CdiSpecs:
 
     def _write_extras(self) -> None:
         driver = driver_files(self._driver_root)
-        documents = {name: extra_document(self._roots, driver, name) if name in self._wanted else None
-                     for name in CLASSES}
-        self._classes = frozenset(name for name, document in documents.items() if document is not None)
+        documents = {
+            name: extra_document(self._roots, driver, name) if name in self._wanted else None
+            for name in CLASSES
+        }
+        self._classes = frozenset(
+            name for name, document in documents.items() if document is not None
+        )
         if (missing := sorted(self._wanted - self._classes)) and driver != self._driver:
-            log.warning("devices not found on the host, containers do not get them", extra={"classes": missing})
+            log.warning(
+                "devices not found on the host, containers do not get them",
+                extra={"classes": missing},
+            )
         self._driver = driver
         for name, document in documents.items():
             self._write(name, document)
@@ -99,18 +128,29 @@ class CdiSpecs:
         minors = read_mig_minors(self._minors) if self._instances else {}
         for instance in self._instances:
             if instance.uuid and (parent := cards.get(instance.gpu)) is not None:
-                devices[instance.uuid] = (parent.node, *instance_nodes(
-                    minors, parent.minor, instance.gpu_instance, instance.compute_instance))
+                devices[instance.uuid] = (
+                    parent.node,
+                    *instance_nodes(
+                        minors, parent.minor, instance.gpu_instance, instance.compute_instance
+                    ),
+                )
         self._write(GPU, gpu_document(self._roots, self._driver, devices))
 
     def _write(self, name: str, document: Document | None) -> None:
         """Writes the specification of a class; removes it if *document* is ``None``."""
         path = self._folder / f"{VENDOR}-{name}.json"
-        kept = {kind: written for kind, written in self._documents.items() if kind != f"{VENDOR}/{name}"}
+        kept = {
+            kind: written for kind, written in self._documents.items() if kind != f"{VENDOR}/{name}"
+        }
         self._documents = kept | ({document["kind"]: document} if document is not None else {})
         with host_errors("cannot write a CDI specification"):
             if document is None:
                 path.unlink(missing_ok=True)
             elif write_atomically(path, msgspec.json.format(msgspec.json.encode(document)) + b"\n"):
-                log.info("CDI specification written", extra={
-                    "path": str(path), "devices": [device["name"] for device in document["devices"]]})
+                log.info(
+                    "CDI specification written",
+                    extra={
+                        "path": str(path),
+                        "devices": [device["name"] for device in document["devices"]],
+                    },
+                )

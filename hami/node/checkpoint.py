@@ -23,7 +23,9 @@ class CheckpointEntry(msgspec.Struct, frozen=True):
     pod_uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
-    by_numa: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs", default=None)
+    by_numa: dict[str, list[str] | None] | list[str] | None = msgspec.field(
+        name="DeviceIDs", default=None
+    )
     answer: bytes | None = msgspec.field(name="AllocResp", default=None)
 
     @property
@@ -53,9 +55,13 @@ def read_checkpoint(path: Path) -> list[CheckpointEntry] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise HostError(f"the kubelet's checkpoint cannot be read: {path}: {error.strerror}") from error
+        raise HostError(
+            f"the kubelet's checkpoint cannot be read: {path}: {error.strerror}"
+        ) from error
     if len(data) > MAX_BYTES:
-        raise HostError(f"the kubelet's checkpoint cannot be read: {path}: larger than {MAX_BYTES} bytes")
+        raise HostError(
+            f"the kubelet's checkpoint cannot be read: {path}: larger than {MAX_BYTES} bytes"
+        )
     try:
         return _DECODER.decode(data).data.entries or []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -29,8 +29,10 @@ from hami.runtime.files import FileVersion, file_version, write_atomically
 KIND = "hami.io/container"
 CLAIM = "hami.io/claim"
 """The kind of specifications for claims, whose names are the uid of the claim, ``_`` and the name of the request."""
-_NAMES = {KIND: re.compile(r"[0-9a-f]{16}"),
-          CLAIM: re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}_[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")}
+_NAMES = {
+    KIND: re.compile(r"[0-9a-f]{16}"),
+    CLAIM: re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}_[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"),
+}
 _DATA = ("noexec", "nosuid", "nodev")
 _PARTS = ("deviceNodes", "mounts", "hooks")
 
@@ -46,17 +48,35 @@ def spec_names(devices: Iterable[str]) -> list[str]:
     return [name for kind, _, name in parts if kind == KIND and _NAMES[KIND].fullmatch(name)]
 
 
-def render_grant(name: str, grant: Grant, edits: Iterable[Document] = (), kind: str = KIND) -> Document:
+def render_grant(
+    name: str, grant: Grant, edits: Iterable[Document] = (), kind: str = KIND
+) -> Document:
     """Returns the specification *name* of a container that gets *grant*.
 
     *edits*: container edits of other specifications, which cannot be named in this one; their variables win.
     """
     parts: dict[str, list[Any]] = {
-        "deviceNodes": [{"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
-                        for node in grant.devices],
-        "mounts": [{"hostPath": mount.host_path, "containerPath": mount.container_path,
-                    "options": ["ro" if mount.read_only else "rw", "rbind", "rprivate",
-                                *(_DATA if mount.is_data else ())]} for mount in grant.mounts],
+        "deviceNodes": [
+            {
+                "path": node.container_path,
+                "hostPath": node.host_path,
+                "permissions": node.permissions,
+            }
+            for node in grant.devices
+        ],
+        "mounts": [
+            {
+                "hostPath": mount.host_path,
+                "containerPath": mount.container_path,
+                "options": [
+                    "ro" if mount.read_only else "rw",
+                    "rbind",
+                    "rprivate",
+                    *(_DATA if mount.is_data else ()),
+                ],
+            }
+            for mount in grant.mounts
+        ],
         "hooks": [],
     }
     env = dict(grant.env)
@@ -65,15 +85,29 @@ def render_grant(name: str, grant: Grant, edits: Iterable[Document] = (), kind: 
         for part in _PARTS:
             parts[part] += (edit for edit in other.get(part, ()) if edit not in parts[part])
     edited = {"env": [f"{key}={value}" for key, value in env.items()], **parts}
-    return {"cdiVersion": VERSION, "kind": kind, "devices": [
-        {"name": name, "containerEdits": {part: values for part, values in edited.items() if values}}]}
+    return {
+        "cdiVersion": VERSION,
+        "kind": kind,
+        "devices": [
+            {
+                "name": name,
+                "containerEdits": {part: values for part, values in edited.items() if values},
+            }
+        ],
+    }
 
 
 class ContainerSpecs:
     """The files of one node and one kind. Threads may share it."""
 
-    def __init__(self, folder: Path, *, kind: str = KIND, now: Callable[[], float] = time.time,
-                 edits: Callable[[Iterable[str]], list[Document]] = lambda names: []) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kind: str = KIND,
+        now: Callable[[], float] = time.time,
+        edits: Callable[[Iterable[str]], list[Document]] = lambda names: [],
+    ) -> None:
         """*folder*: where runtimes look for specifications. *now*: Unix seconds by the clock of the file system.
         *edits*: returns the edits of the CDI devices with these names, which cannot be named in a specification."""
         self._folder = folder
@@ -87,12 +121,17 @@ class ContainerSpecs:
         Raises: HostError.
         """
         env = {key: value for key, value in grant.env.items() if key not in without}
-        self.write(name, render_grant(name, replace(grant, env=env), self._edits(grant.cdi_devices), self._kind))
+        self.write(
+            name,
+            render_grant(name, replace(grant, env=env), self._edits(grant.cdi_devices), self._kind),
+        )
 
     def read(self, name: str) -> Document | None:
         """Returns the specification *name*; ``None`` if there is none that can be read."""
         try:
-            document: Document = msgspec.json.decode(self._path(name).read_bytes(), type=dict[str, Any])
+            document: Document = msgspec.json.decode(
+                self._path(name).read_bytes(), type=dict[str, Any]
+            )
         except (OSError, msgspec.MsgspecError):
             return None
         return document
@@ -118,8 +157,11 @@ class ContainerSpecs:
         with host_errors("cannot list CDI specifications"):
             paths = list(self._folder.iterdir()) if self._folder.exists() else []
         stem = self._kind.replace("/", "-")
-        names = [path.name.removeprefix(f"{stem}-").removesuffix(".json") for path in paths
-                 if path.name.startswith(f"{stem}-") and path.suffix == ".json"]
+        names = [
+            path.name.removeprefix(f"{stem}-").removesuffix(".json")
+            for path in paths
+            if path.name.startswith(f"{stem}-") and path.suffix == ".json"
+        ]
         return frozenset(name for name in names if _NAMES[self._kind].fullmatch(name))
 
     @contextlib.contextmanager
@@ -142,7 +184,10 @@ class ContainerSpecs:
         removed = []
         for name in sorted(set(names) - set(used)):
             path = self._path(name)
-            with host_errors("cannot remove a CDI specification"), contextlib.suppress(FileNotFoundError):
+            with (
+                host_errors("cannot remove a CDI specification"),
+                contextlib.suppress(FileNotFoundError),
+            ):
                 if self._now() - path.stat().st_mtime > MIN_AGE_S:
                     path.unlink()
                     removed.append(name)
@@ -151,5 +196,7 @@ class ContainerSpecs:
     def _path(self, name: str) -> Path:
         """Returns the path of a specification. Raises: HostError if it could be another one's."""
         if _NAMES[self._kind].fullmatch(name) is None:
-            raise HostError(f"{name}: not a valid name for a specification of the kind {self._kind}")
+            raise HostError(
+                f"{name}: not a valid name for a specification of the kind {self._kind}"
+            )
         return self._folder / f"{self._kind.replace('/', '-')}-{name}.json"

@@ -28,11 +28,22 @@ _LIBRARY_SUBFOLDERS = ("", "vdpau")
 _VERSIONED = ("libcuda.so.", "libnvidia-ml.so.")
 _UNVERSIONED = "libnvidia-nvvm70.so.*"  # in drivers before 590, with its own version
 _PROGRAM_FOLDERS = ("usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin")
-_PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control",
-             "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl")
+_PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "nvidia-imex",
+    "nvidia-imex-ctl",
+)
 _FIRMWARE_FOLDERS = ("lib/firmware/updates", "lib/firmware")
 _SOCKETS = ("run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket", "tmp/nvidia-mps")
-_EXTRA_NODES = {"gdrcopy": ("gdrdrv",), "gds": ("nvidia-fs*",), "mofed": ("infiniband/uverbs*", "infiniband/rdma_cm")}
+_EXTRA_NODES = {
+    "gdrcopy": ("gdrdrv",),
+    "gds": ("nvidia-fs*",),
+    "mofed": ("infiniband/uverbs*", "infiniband/rdma_cm"),
+}
 _EXTRA_FILES = {"gds": ("run/udev", "etc/cufile.json")}
 _CHANNEL = re.compile(r"channel(\d+)")
 _MINOR = re.compile(r"(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)")
@@ -41,24 +52,52 @@ _MAX_LINKS = 40  # the limit of the kernel
 
 def driver_files(root: Path) -> DriverFiles:
     """Returns the files of the driver below *root*. Raises: HostError if there is no driver."""
-    folders = list(dict.fromkeys(folder for name in LIBRARY_FOLDERS for subfolder in _SUBFOLDERS
-                                 if (folder := follow(root, f"/{name}/{subfolder}".rstrip("/"))) is not None))
+    folders = list(
+        dict.fromkeys(
+            folder
+            for name in LIBRARY_FOLDERS
+            for subfolder in _SUBFOLDERS
+            if (folder := follow(root, f"/{name}/{subfolder}".rstrip("/"))) is not None
+        )
+    )
     version = _version(root, folders)
     folders = [folder for folder in folders if any(_glob(root, folder, f"lib*.so.{version}"))]
-    libraries = [path for folder in folders for subfolder in _LIBRARY_SUBFOLDERS
-                 for path in _glob(root, str(PurePosixPath(folder, subfolder)), f"*.so.{version}", _UNVERSIONED)]
+    libraries = [
+        path
+        for folder in folders
+        for subfolder in _LIBRARY_SUBFOLDERS
+        for path in _glob(
+            root, str(PurePosixPath(folder, subfolder)), f"*.so.{version}", _UNVERSIONED
+        )
+    ]
     devices = Path(dev_root(root), "dev")
     return DriverFiles(
-        version=version, libraries=tuple(DriverFile(path, path) for path in dict.fromkeys(libraries)),
+        version=version,
+        libraries=tuple(DriverFile(path, path) for path in dict.fromkeys(libraries)),
         links=tuple(_links(root, libraries)),
-        programs=(*_first(root, _PROGRAM_FOLDERS, _PROGRAMS),
-                  *_first(root, _FIRMWARE_FOLDERS, _firmware(root, version))),
+        programs=(
+            *_first(root, _PROGRAM_FOLDERS, _PROGRAMS),
+            *_first(root, _FIRMWARE_FOLDERS, _firmware(root, version)),
+        ),
         sockets=_existing(root, _SOCKETS),
-        nodes=tuple(node for node in CONTROL_NODES if (devices / node.removeprefix("/dev/")).exists()),
-        extras={name: Extra(nodes=tuple(_nodes(devices, patterns)), files=_existing(root, _EXTRA_FILES.get(name, ())))
-                for name, patterns in _EXTRA_NODES.items()},
-        channels=tuple(sorted(int(match[1]) for path in devices.glob("nvidia-caps-imex-channels/*")
-                              if (match := _CHANNEL.fullmatch(path.name)))))
+        nodes=tuple(
+            node for node in CONTROL_NODES if (devices / node.removeprefix("/dev/")).exists()
+        ),
+        extras={
+            name: Extra(
+                nodes=tuple(_nodes(devices, patterns)),
+                files=_existing(root, _EXTRA_FILES.get(name, ())),
+            )
+            for name, patterns in _EXTRA_NODES.items()
+        },
+        channels=tuple(
+            sorted(
+                int(match[1])
+                for path in devices.glob("nvidia-caps-imex-channels/*")
+                if (match := _CHANNEL.fullmatch(path.name))
+            )
+        ),
+    )
 
 
 def dev_root(root: Path) -> Path:
@@ -101,12 +140,15 @@ def read_mig_minors(path: Path = MIG_MINORS) -> Mapping[str, int]:
     try:
         lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError as error:
-        raise HostError(f"cannot find the device nodes of MIG instances: {path}: {error.strerror}") from error
+        raise HostError(
+            f"cannot find the device nodes of MIG instances: {path}: {error.strerror}"
+        ) from error
     return {match[1]: int(match[2]) for line in lines if (match := _MINOR.fullmatch(line.strip()))}
 
 
-def instance_nodes(minors: Mapping[str, int], gpu: int, gpu_instance: int,
-                   compute_instance: int) -> tuple[str, ...]:
+def instance_nodes(
+    minors: Mapping[str, int], gpu: int, gpu_instance: int, compute_instance: int
+) -> tuple[str, ...]:
     """Returns the device nodes that a MIG instance needs besides its card's.
 
     *gpu*: the card's minor number. Raises: HostError if the kernel does not know the instance.
@@ -122,8 +164,10 @@ def _version(root: Path, folders: Iterable[str]) -> str:
         for folder in folders:
             for path in _glob(root, folder, f"{name}*.*"):
                 return path.rpartition(name)[2]
-    raise HostError(f"{root}: no libcuda.so or libnvidia-ml.so with a version: check that the driver is mounted, "
-                    "and --driver-root-ctr-path")
+    raise HostError(
+        f"{root}: no libcuda.so or libnvidia-ml.so with a version: check that the driver is mounted, "
+        "and --driver-root-ctr-path"
+    )
 
 
 def _glob(root: Path, folder: str, *patterns: str) -> Iterator[str]:
@@ -145,7 +189,11 @@ def _links(root: Path, libraries: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _existing(root: Path, names: Iterable[str]) -> tuple[DriverFile, ...]:
-    return tuple(DriverFile(f"/{name}", real) for name in names if (real := follow(root, f"/{name}")) is not None)
+    return tuple(
+        DriverFile(f"/{name}", real)
+        for name in names
+        if (real := follow(root, f"/{name}")) is not None
+    )
 
 
 def _first(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[DriverFile]:
@@ -155,8 +203,13 @@ def _first(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator
 
 
 def _firmware(root: Path, version: str) -> list[str]:
-    return sorted({f"nvidia/{version}/{path.name}" for folder in _FIRMWARE_FOLDERS
-                   for path in (root / folder / "nvidia" / version).glob("gsp*.bin")})
+    return sorted(
+        {
+            f"nvidia/{version}/{path.name}"
+            for folder in _FIRMWARE_FOLDERS
+            for path in (root / folder / "nvidia" / version).glob("gsp*.bin")
+        }
+    )
 
 
 def _nodes(devices: Path, patterns: Iterable[str]) -> Iterator[str]:

@@ -17,7 +17,12 @@ from dataclasses import dataclass, field, replace
 
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import MIG_ALLOCATIONS, is_allocation, is_scheduler_owned
-from hami.codec.mig import MigAllocation, cards_without_places, parse_mig_allocations, render_mig_allocations
+from hami.codec.mig import (
+    MigAllocation,
+    cards_without_places,
+    parse_mig_allocations,
+    render_mig_allocations,
+)
 from hami.devices.cards import Card, Instance, Instances
 from hami.errors import AllocationRefused, HamiError, MalformedInput
 from hami.model import Partition, Pod, Share
@@ -38,17 +43,25 @@ class _Held:
     unreadable: dict[str, str] = field(default_factory=dict)
 
     def covers(self, instance: Instance) -> bool:
-        return instance.gpu in self.cards or (instance.gpu, instance.start, instance.size) in self.placements
+        return (
+            instance.gpu in self.cards
+            or (instance.gpu, instance.start, instance.size) in self.placements
+        )
 
 
 class DynamicMig:
     """The MIG instances of one node's cards. Threads may share it; one at a time creates or destroys instances."""
 
-    def __init__(self, list_pods: Callable[[], Sequence[Pod]], instances: Instances,
-                 cards: Callable[[], Sequence[Card]], *,
-                 publish: Callable[[Sequence[Instance]], None] = lambda instances: None,
-                 claimed: Callable[[], Iterable[MigAllocation]] = lambda: (),
-                 exclusive: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(
+        self,
+        list_pods: Callable[[], Sequence[Pod]],
+        instances: Instances,
+        cards: Callable[[], Sequence[Card]],
+        *,
+        publish: Callable[[Sequence[Instance]], None] = lambda instances: None,
+        claimed: Callable[[], Iterable[MigAllocation]] = lambda: (),
+        exclusive: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """*list_pods* returns the pods of the node. *publish* receives all instances whenever they change, before a new
         one is handed out. *claimed* returns what is prepared for claims. *exclusive* keeps others, also processes, from
         preparing claims. All may raise HamiError."""
@@ -58,7 +71,9 @@ class DynamicMig:
         self._publish = publish
         self._claimed = claimed
         self._exclusive = exclusive
-        self._lock = threading.Lock()  # guards _known; held during calls of the driver and the API server
+        self._lock = (
+            threading.Lock()
+        )  # guards _known; held during calls of the driver and the API server
         self._known: dict[str, list[Instance]] = {}  # by card, as last read
         self._unreadable_cards = OncePerKey()
         self._unreadable_pods = OncePerKey()
@@ -89,22 +104,35 @@ class DynamicMig:
         with self._exclusive(), self._lock:
             return self._reconcile(self._all_cards())
 
-    def prepare(self, pod: Pod, container: int, shares: Sequence[Share]) -> tuple[list[Instance], Mapping[str, str]]:
+    def prepare(
+        self, pod: Pod, container: int, shares: Sequence[Share]
+    ) -> tuple[list[Instance], Mapping[str, str]]:
         """Returns the instances of a container (by its position in the annotation), in the order of its shares, and
         annotations of the pod that record them. Creates the missing ones.
 
         Raises: AllocationRefused when the annotation does not match the shares, or a placement is occupied; HamiError
         of the driver. Instances that this call created are destroyed then.
         """
-        allocations = parse_mig_allocations(MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]"))
-        wanted = sorted((item for item in allocations if item.container == container), key=lambda item: item.device)
-        if [(item.device, item.gpu) for item in wanted] != [(index, share.uuid) for index, share in enumerate(shares)]:
-            raise AllocationRefused(f"{MIG_ALLOCATIONS} has {len(wanted)} instances for container {container}, which "
-                                    f"do not match its {len(shares)} shares")
+        allocations = parse_mig_allocations(
+            MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]")
+        )
+        wanted = sorted(
+            (item for item in allocations if item.container == container),
+            key=lambda item: item.device,
+        )
+        if [(item.device, item.gpu) for item in wanted] != [
+            (index, share.uuid) for index, share in enumerate(shares)
+        ]:
+            raise AllocationRefused(
+                f"{MIG_ALLOCATIONS} has {len(wanted)} instances for container {container}, which "
+                f"do not match its {len(shares)} shares"
+            )
         with self._lock:
             prepared = self._prepare(wanted, pod.ref.uid)
         recorded = dict(zip(wanted, map(_with_instance, wanted, prepared), strict=True))
-        text = render_mig_allocations(recorded.get(allocation, allocation) for allocation in allocations)
+        text = render_mig_allocations(
+            recorded.get(allocation, allocation) for allocation in allocations
+        )
         changed = text != pod.annotations.get(MIG_ALLOCATIONS)
         return prepared, {MIG_ALLOCATIONS: text} if changed else {}
 
@@ -122,9 +150,14 @@ class DynamicMig:
         """*uid*: of the pod whose annotation has the placements; empty if they are those of a claim."""
         cards = list(dict.fromkeys(allocation.gpu for allocation in wanted))
         self._read(cards)
-        if blocked := [item for item in wanted if self._usable(item) is None and self._obstacle(item)]:
-            self._reconcile(cards, {(uid, item.container, item.device) for item in blocked} if uid else (),
-                            () if uid else set(map(_place, blocked)))
+        if blocked := [
+            item for item in wanted if self._usable(item) is None and self._obstacle(item)
+        ]:
+            self._reconcile(
+                cards,
+                {(uid, item.container, item.device) for item in blocked} if uid else (),
+                () if uid else set(map(_place, blocked)),
+            )
             self._read(cards)
         mig_enabled = {card.uuid for card in self._cards() if card.mig}
         prepared: list[Instance] = []
@@ -132,12 +165,16 @@ class DynamicMig:
             for allocation in wanted:
                 instance = self._usable(allocation)
                 if instance is None:
-                    instance = self._create(allocation, enable_mig=allocation.gpu not in mig_enabled)
+                    instance = self._create(
+                        allocation, enable_mig=allocation.gpu not in mig_enabled
+                    )
                     undo.callback(self._destroy, instance)
                     mig_enabled.add(allocation.gpu)
                 elif instance.busy and instance.uuid not in allocation.partition.instance[:1]:
-                    raise AllocationRefused(f"MIG instance {instance.uuid} of card {allocation.gpu} is in use by "
-                                            "processes of no known pod")
+                    raise AllocationRefused(
+                        f"MIG instance {instance.uuid} of card {allocation.gpu} is in use by "
+                        "processes of no known pod"
+                    )
                 prepared.append(instance)
             self._read_all([card for card in self._all_cards() if card not in self._known])
             self._publish_known()
@@ -147,30 +184,52 @@ class DynamicMig:
     def _usable(self, allocation: MigAllocation) -> Instance | None:
         """Returns the known instance for a share. The recorded instance is usable under any profile name."""
         wanted = allocation.partition
-        return next((other for other in self._known[allocation.gpu]
-                     if (other.start, other.size) == (wanted.start, wanted.size) and other.uuid
-                     and (other.profile == wanted.name or other.uuid in wanted.instance[:1])), None)
+        return next(
+            (
+                other
+                for other in self._known[allocation.gpu]
+                if (other.start, other.size) == (wanted.start, wanted.size)
+                and other.uuid
+                and (other.profile == wanted.name or other.uuid in wanted.instance[:1])
+            ),
+            None,
+        )
 
     def _obstacle(self, allocation: MigAllocation) -> Instance | None:
         """Returns a known instance that overlaps the placement of a share."""
-        return next((other for other in self._known[allocation.gpu]
-                     if allocation.partition.overlaps(Partition(other.start, other.size))), None)
+        return next(
+            (
+                other
+                for other in self._known[allocation.gpu]
+                if allocation.partition.overlaps(Partition(other.start, other.size))
+            ),
+            None,
+        )
 
     def _create(self, allocation: MigAllocation, *, enable_mig: bool) -> Instance:
         profile, start = allocation.partition.name, allocation.partition.start
         if other := self._obstacle(allocation):
             name = other.uuid or f"{other.gpu_instance} (incomplete)"
-            raise AllocationRefused(f"MIG instance {name} ({other.profile}) is in the way of {profile} at {start} on "
-                                    f"card {allocation.gpu}")
+            raise AllocationRefused(
+                f"MIG instance {name} ({other.profile}) is in the way of {profile} at {start} on "
+                f"card {allocation.gpu}"
+            )
         if enable_mig:
             self._instances.enable_mig(allocation.gpu)
         instance = self._instances.create(allocation.gpu, profile, start, allocation.partition.size)
         self._known[allocation.gpu].append(instance)
-        log.info("MIG instance created", extra={"card": allocation.gpu, "instance": instance.uuid, "profile": profile})
+        log.info(
+            "MIG instance created",
+            extra={"card": allocation.gpu, "instance": instance.uuid, "profile": profile},
+        )
         return instance
 
-    def _reconcile(self, cards: Sequence[str], ignored: Collection[_ShareKey] = (),
-                   own: Collection[tuple[str, int, int]] = ()) -> list[Instance]:
+    def _reconcile(
+        self,
+        cards: Sequence[str],
+        ignored: Collection[_ShareKey] = (),
+        own: Collection[tuple[str, int, int]] = (),
+    ) -> list[Instance]:
         """Destroys the instances on *cards* that nobody holds. The shares in *ignored* do not hold the instances that
         exist at their placements, nor do claims hold those at the places in *own*."""
         held = _held(self._list_pods(), cards, ignored)
@@ -178,9 +237,15 @@ class DynamicMig:
         self._unreadable_pods.keep_only(held.unreadable.keys())
         for pod, error in held.unreadable.items():
             if self._unreadable_pods.is_new(pod, error):
-                log.warning("MIG instances of a pod unreadable: nothing is destroyed on its cards",
-                            extra={"pod": pod, "error": error})
-        unused = [instance for instance in self._read_all(cards) if not instance.busy and not held.covers(instance)]
+                log.warning(
+                    "MIG instances of a pod unreadable: nothing is destroyed on its cards",
+                    extra={"pod": pod, "error": error},
+                )
+        unused = [
+            instance
+            for instance in self._read_all(cards)
+            if not instance.busy and not held.covers(instance)
+        ]
         destroyed = [instance for instance in unused if self._destroy(instance)]
         try:
             self._publish_known()
@@ -207,20 +272,28 @@ class DynamicMig:
             except HamiError as error:
                 self._known.setdefault(card, [])
                 if self._unreadable_cards.is_new(card, str(error)):
-                    log.warning("MIG instances of a card unreadable: nothing is destroyed on it",
-                                extra={"card": card, "error": error})
+                    log.warning(
+                        "MIG instances of a card unreadable: nothing is destroyed on it",
+                        extra={"card": card, "error": error},
+                    )
         return instances
 
     def _publish_known(self) -> None:
-        self._publish(sorted((instance for instances in self._known.values() for instance in instances),
-                             key=lambda instance: (instance.gpu, instance.start)))
+        self._publish(
+            sorted(
+                (instance for instances in self._known.values() for instance in instances),
+                key=lambda instance: (instance.gpu, instance.start),
+            )
+        )
 
     def _destroy(self, instance: Instance) -> bool:
         try:
             self._instances.destroy(instance)
         except HamiError as error:
-            log.warning("MIG instance not destroyed",
-                        extra={"card": instance.gpu, "instance": instance.uuid, "error": error})
+            log.warning(
+                "MIG instance not destroyed",
+                extra={"card": instance.gpu, "instance": instance.uuid, "error": error},
+            )
             return False
         self._known[instance.gpu].remove(instance)
         log.info("MIG instance destroyed", extra={"card": instance.gpu, "instance": instance.uuid})
@@ -241,14 +314,19 @@ def _held(pods: Iterable[Pod], cards: Iterable[str], ignored: Collection[_ShareK
             if is_scheduler_owned(key):
                 held.cards.update(cards_without_places(text))
         try:
-            allocations = parse_mig_allocations(MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]"))
+            allocations = parse_mig_allocations(
+                MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]")
+            )
         except MalformedInput as error:
             if allocated := _allocated_cards(pod, cards):
                 held.cards.update(allocated)
                 held.unreadable[str(pod.ref)] = str(error)
             continue
-        held.placements.update(_place(item) for item in allocations
-                               if (pod.ref.uid, item.container, item.device) not in ignored)
+        held.placements.update(
+            _place(item)
+            for item in allocations
+            if (pod.ref.uid, item.container, item.device) not in ignored
+        )
     return held
 
 
@@ -259,8 +337,13 @@ def _place(allocation: MigAllocation) -> tuple[str, int, int]:
 def _allocated_cards(pod: Pod, cards: Iterable[str]) -> set[str]:
     """Returns the cards of which *pod* has shares; all of *cards* if its allocation cannot be read."""
     try:
-        return {share.uuid for key, text in pod.annotations.items() if is_allocation(key) and key != MIG_ALLOCATIONS
-                for shares in parse_shares(key, text) for share in shares}
+        return {
+            share.uuid
+            for key, text in pod.annotations.items()
+            if is_allocation(key) and key != MIG_ALLOCATIONS
+            for shares in parse_shares(key, text)
+            for share in shares
+        }
     except MalformedInput:
         return set(cards)
 

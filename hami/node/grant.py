@@ -20,7 +20,12 @@ from hami.node.region_layout import COMPUTE_SUFFIX, REGION_SUFFIX
 CDI = frozenset({"cdi-annotations", "cdi-cri"})
 """The list strategies that name devices to the container runtime."""
 LISTED = "/var/run/nvidia-container-devices"  # its entries tell NVIDIA's runtime which devices are visible
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+CONTROL_NODES = (
+    "/dev/nvidiactl",
+    "/dev/nvidia-uvm",
+    "/dev/nvidia-uvm-tools",
+    "/dev/nvidia-modeset",
+)
 LOCK_DIRECTORY = "/tmp/vgpulock"  # where HAMi's older libraries lock a file
 LOCKS = "lock"
 """The directory in that of a container to which its processes may write, with libraries that need it."""
@@ -73,8 +78,15 @@ class HostFacts:
     classes: frozenset[str] = frozenset(CLASSES)
 
 
-def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host: HostFacts, *,
-                 own: str, token: str, variables: Mapping[str, str]) -> Grant:
+def shares_grant(
+    config: PluginConfig,
+    parts: Sequence[tuple[Card, Share]],
+    host: HostFacts,
+    *,
+    own: str,
+    token: str,
+    variables: Mapping[str, str],
+) -> Grant:
     """Returns the grant of a container that shares cards. *parts*: its shares with their cards, in any order.
 
     *own*: the path of its directory on the host. *token*: a unique text, a random UUID. *variables*: those in its
@@ -94,7 +106,10 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
         env[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"] = f"{share.memory_mib}m"
     env["CUDA_DEVICE_SM_LIMIT"] = str(parts[0][1].cores)
     if len(parts) > 1:
-        env |= {f"CUDA_DEVICE_SM_LIMIT_{place}": str(share.cores) for place, (_, share) in enumerate(parts)}
+        env |= {
+            f"CUDA_DEVICE_SM_LIMIT_{place}": str(share.cores)
+            for place, (_, share) in enumerate(parts)
+        }
     env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{token}{REGION_SUFFIX}"
     if config.nvidia.device_memory_scaling > 1:
         env["CUDA_OVERSUBSCRIBE"] = "true"
@@ -102,18 +117,38 @@ def shares_grant(config: PluginConfig, parts: Sequence[tuple[Card, Share]], host
     mounts = [  # the directory is root's; the container may write to what is data
         Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
         Mount(container_path=f"{directory}/{LIMITS}", host_path=f"{own}/{LIMITS}", read_only=True),
-        *(Mount(container_path=f"{directory}/{token}{suffix}", host_path=f"{own}/{token}{suffix}", is_data=True)
-          for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)),
+        *(
+            Mount(
+                container_path=f"{directory}/{token}{suffix}",
+                host_path=f"{own}/{token}{suffix}",
+                is_data=True,
+            )
+            for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)
+        ),
     ]
     if host.locks:
-        mounts.append(Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}", is_data=True))
-    if not parse_bool(variables.get("CUDA_DISABLE_CONTROL", "")):  # the specification can disable the limiter
-        mounts.append(Mount(container_path="/etc/ld.so.preload", host_path=f"{directory}/ld.so.preload",
-                            read_only=True))
+        mounts.append(
+            Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}", is_data=True)
+        )
+    if not parse_bool(
+        variables.get("CUDA_DISABLE_CONTROL", "")
+    ):  # the specification can disable the limiter
+        mounts.append(
+            Mount(
+                container_path="/etc/ld.so.preload",
+                host_path=f"{directory}/ld.so.preload",
+                read_only=True,
+            )
+        )
     if host.license:
-        mounts += [Mount(container_path="/tmp/license", host_path=f"{directory}/license", read_only=True),
-                   Mount(container_path="/usr/bin/vgpuvalidator", host_path=f"{directory}/vgpuvalidator",
-                         read_only=True)]
+        mounts += [
+            Mount(container_path="/tmp/license", host_path=f"{directory}/license", read_only=True),
+            Mount(
+                container_path="/usr/bin/vgpuvalidator",
+                host_path=f"{directory}/vgpuvalidator",
+                read_only=True,
+            ),
+        ]
     return replace(base, env=env, mounts=(*base.mounts, *mounts))
 
 
@@ -132,8 +167,9 @@ def wanted_extras(config: PluginConfig) -> tuple[str, ...]:
     return tuple(name for name in EXTRAS if getattr(config, name))
 
 
-def visible_devices_grant(config: PluginConfig, ids: Sequence[str], cards: Sequence[Card], host: HostFacts,
-                          token: str) -> Grant:
+def visible_devices_grant(
+    config: PluginConfig, ids: Sequence[str], cards: Sequence[Card], host: HostFacts, token: str
+) -> Grant:
     """Returns a grant that only makes devices visible, which is enough for MIG instances: the hardware enforces their
     limits.
 
@@ -143,8 +179,11 @@ def visible_devices_grant(config: PluginConfig, ids: Sequence[str], cards: Seque
     strategies = set(config.list_strategies)
     ids = list(dict.fromkeys(ids))
     cdi = _cdi_names(config, ids, host) if strategies & CDI else ()
-    annotations = {f"{config.cdi_prefix}nvidia-device-plugin_{token}": ",".join(cdi)} \
-        if cdi and "cdi-annotations" in strategies else {}
+    annotations = (
+        {f"{config.cdi_prefix}nvidia-device-plugin_{token}": ",".join(cdi)}
+        if cdi and "cdi-annotations" in strategies
+        else {}
+    )
     named = cdi if "cdi-cri" in strategies else ()
     if strategies <= CDI:
         return Grant(annotations=annotations, cdi_devices=named)
@@ -157,23 +196,38 @@ def visible_devices_grant(config: PluginConfig, ids: Sequence[str], cards: Seque
     if "volume-mounts" in strategies:
         env["NVIDIA_VISIBLE_DEVICES"] = LISTED
         listed = [*ids, *(f"imex/{channel}" for channel in config.imex_channels)]
-        mounts = tuple(Mount(container_path=f"{LISTED}/{name}", host_path="/dev/null") for name in listed)
+        mounts = tuple(
+            Mount(container_path=f"{LISTED}/{name}", host_path="/dev/null") for name in listed
+        )
     env |= {f"NVIDIA_{name.upper()}": "enabled" for name in wanted_extras(config)}
     devices = _nodes(config, cards, host) if config.pass_device_specs else ()
-    return Grant(env=env, mounts=mounts, devices=devices, annotations=annotations, cdi_devices=named)
+    return Grant(
+        env=env, mounts=mounts, devices=devices, annotations=annotations, cdi_devices=named
+    )
 
 
 def _cdi_names(config: PluginConfig, ids: Sequence[str], host: HostFacts) -> tuple[str, ...]:
     """Returns the CDI names of the devices, and of the extras that have a specification: a name without one would
     prevent the container from starting."""
-    extras = [*((IMEX, str(channel)) for channel in config.imex_channels),
-              *((name, ALL) for name in wanted_extras(config))]
-    return (*(f"{VENDOR}/{GPU}={device_id}" for device_id in ids),
-            *(f"{VENDOR}/{kind}={name}" for kind, name in extras if kind in host.classes))
+    extras = [
+        *((IMEX, str(channel)) for channel in config.imex_channels),
+        *((name, ALL) for name in wanted_extras(config)),
+    ]
+    return (
+        *(f"{VENDOR}/{GPU}={device_id}" for device_id in ids),
+        *(f"{VENDOR}/{kind}={name}" for kind, name in extras if kind in host.classes),
+    )
 
 
 def _nodes(config: PluginConfig, cards: Sequence[Card], host: HostFacts) -> tuple[DeviceNode, ...]:
     own = dict.fromkeys(card.node for card in sorted(cards, key=lambda card: card.minor))
-    paths = (*host.nodes, *own, *host.instance_nodes,
-             *(f"/dev/nvidia-caps-imex-channels/channel{channel}" for channel in config.imex_channels))
-    return tuple(DeviceNode(container_path=path, host_path=config.dev_root.rstrip("/") + path) for path in paths)
+    paths = (
+        *host.nodes,
+        *own,
+        *host.instance_nodes,
+        *(f"/dev/nvidia-caps-imex-channels/channel{channel}" for channel in config.imex_channels),
+    )
+    return tuple(
+        DeviceNode(container_path=path, host_path=config.dev_root.rstrip("/") + path)
+        for path in paths
+    )

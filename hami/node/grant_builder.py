@@ -29,10 +29,18 @@ _SHOWN = 100  # characters of a value in a log message
 class GrantBuilder:
     """Builds grants from the cards, files and MIG instances of one node. *inventory*: its cards."""
 
-    def __init__(self, config: PluginConfig, cluster: Cluster, inventory: DeviceInventory, host: Host,
-                 mig: DynamicMig | None = None, *, node_pods: NodePods | None = None,
-                 context_bytes: Callable[[Card], int] = lambda card: 0,
-                 token: Callable[[], str] = lambda: str(uuid.uuid4())) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        cluster: Cluster,
+        inventory: DeviceInventory,
+        host: Host,
+        mig: DynamicMig | None = None,
+        *,
+        node_pods: NodePods | None = None,
+        context_bytes: Callable[[Card], int] = lambda card: 0,
+        token: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
         """*mig*: only in operating mode ``mig``. *node_pods*: knows the environment of containers without a read from
         the API server. *context_bytes*: what a context takes on a card, 0 if unknown. *token*: returns a text that is
         new each time."""
@@ -45,9 +53,17 @@ class GrantBuilder:
         self._context_bytes = context_bytes
         self._token = token
 
-    def build(self, pod: Pod, container: str, position: int, parts: Sequence[tuple[Card, Share]], *,
-              token: str | None = None, variables: Mapping[str, str] | None = None,
-              durable: bool = True) -> tuple[Grant, Mapping[str, str]]:
+    def build(
+        self,
+        pod: Pod,
+        container: str,
+        position: int,
+        parts: Sequence[tuple[Card, Share]],
+        *,
+        token: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        durable: bool = True,
+    ) -> tuple[Grant, Mapping[str, str]]:
         """Returns the grant of a container, and annotations of the pod that record it.
 
         *position*: of the container in the annotations. *parts*: its shares with their cards. *token*: of a container
@@ -59,16 +75,25 @@ class GrantBuilder:
         is_kept, token = token is not None, token or self._token()
         if self._mig is not None:
             instances, annotations = self._mig.prepare(pod, position, [share for _, share in parts])
-            return instances_grant(self._config, self._host, [card for card, _ in parts], instances, token), annotations
+            return instances_grant(
+                self._config, self._host, [card for card, _ in parts], instances, token
+            ), annotations
         env = self.variables(pod.ref, container) if variables is None else variables
-        limits = container_limits(self._config, parts, env, self._context_bytes, self._cores_most(pod))
+        limits = container_limits(
+            self._config, parts, env, self._context_bytes, self._cores_most(pod)
+        )
         facts = self._host.facts(limited=True)
         own = self._host.prepare(pod.ref.uid, container, keep=is_kept)
-        self._host.write_limits(pod.ref.uid, container, token, limits, keep=is_kept, durable=durable)
-        return shares_grant(self._config, parts, facts, own=str(own), token=token, variables=env), {}
+        self._host.write_limits(
+            pod.ref.uid, container, token, limits, keep=is_kept, durable=durable
+        )
+        return shares_grant(
+            self._config, parts, facts, own=str(own), token=token, variables=env
+        ), {}
 
-    def build_instances(self, wanted: Sequence[MigAllocation],
-                        cards: Mapping[str, Card]) -> tuple[Grant, list[Instance]]:
+    def build_instances(
+        self, wanted: Sequence[MigAllocation], cards: Mapping[str, Card]
+    ) -> tuple[Grant, list[Instance]]:
         """Returns the grant of a container that gets the instances of a claim, and the instances.
 
         They are made as by `DynamicMig.prepare_claimed`. *cards*: by UUID. Raises: AllocationRefused, also on a node
@@ -77,8 +102,9 @@ class GrantBuilder:
         if self._mig is None:
             raise AllocationRefused("this node makes no MIG instances: its mode is not mig")
         instances = self._mig.prepare_claimed(wanted)
-        grant = instances_grant(self._config, self._host, [cards[item.gpu] for item in wanted], instances,
-                                self._token())
+        grant = instances_grant(
+            self._config, self._host, [cards[item.gpu] for item in wanted], instances, self._token()
+        )
         return grant, instances
 
     def destroy_unused_instances(self) -> None:
@@ -94,22 +120,41 @@ class GrantBuilder:
         the pod can write it."""
         limit = pod_cores_limit(pod.annotations)
         if limit is None and CORES_LIMIT in pod.annotations:
-            log.warning("annotation ignored", extra={"pod": str(pod.ref), "annotation": CORES_LIMIT,
-                                                     "value": pod.annotations[CORES_LIMIT][:_SHOWN]})
+            log.warning(
+                "annotation ignored",
+                extra={
+                    "pod": str(pod.ref),
+                    "annotation": CORES_LIMIT,
+                    "value": pod.annotations[CORES_LIMIT][:_SHOWN],
+                },
+            )
         return limit
 
     def variables(self, ref: PodRef, container: str) -> Mapping[str, str]:
         """Returns the literal variables in the specification of a container. Raises: ClusterError."""
         # they never change, so a late watch may tell them
-        env = self._node_pods.environment(ref.uid, container) if self._node_pods is not None else None
+        env = (
+            self._node_pods.environment(ref.uid, container) if self._node_pods is not None else None
+        )
         return self._cluster.environment(ref, container) if env is None else env
 
 
-def instances_grant(config: PluginConfig, host: Host, cards: Sequence[Card],
-                    instances: Sequence[Instance | MigDevice], token: str) -> Grant:
+def instances_grant(
+    config: PluginConfig,
+    host: Host,
+    cards: Sequence[Card],
+    instances: Sequence[Instance | MigDevice],
+    token: str,
+) -> Grant:
     """Returns the grant of a container that gets MIG *instances*, each on its card among *cards*. *token*: a unique
     text. Raises: HostError."""
-    facts = host.facts(limited=False, instances=[
-        (card.minor, instance.gpu_instance, instance.compute_instance)
-        for card, instance in zip(cards, instances, strict=True)])
-    return visible_devices_grant(config, [instance.uuid for instance in instances], cards, facts, token)
+    facts = host.facts(
+        limited=False,
+        instances=[
+            (card.minor, instance.gpu_instance, instance.compute_instance)
+            for card, instance in zip(cards, instances, strict=True)
+        ],
+    )
+    return visible_devices_grant(
+        config, [instance.uuid for instance in instances], cards, facts, token
+    )

@@ -25,10 +25,24 @@ from hami.node.checkpoint import CHECKPOINT, CheckpointEntry, read_checkpoint
 from hami.node.driver import MIG_MINORS, instance_nodes, read_mig_minors
 from hami.node.grant import CONTROL_NODES, LOCKS, HostFacts
 from hami.node.instances import INSTANCES, GivenInstance, render_instances
-from hami.node.limits import FIRST_LINE, LIMITS, ContainerLimits, DeviceLimit, region_parts, render_limits
+from hami.node.limits import (
+    FIRST_LINE,
+    LIMITS,
+    ContainerLimits,
+    DeviceLimit,
+    region_parts,
+    render_limits,
+)
 from hami.node.live_limits import present_limits, read_use, resize
 from hami.node.region_layout import COMPUTE_SIZE, COMPUTE_SUFFIX, REGION_SIZE, REGION_SUFFIX
-from hami.node.tenant_files import HELD_SUFFIX, fill, list_names, opened_directory, remove_held, shrink
+from hami.node.tenant_files import (
+    HELD_SUFFIX,
+    fill,
+    list_names,
+    opened_directory,
+    remove_held,
+    shrink,
+)
 from hami.runtime.files import FileVersion, version_of, write_atomically
 from hami.runtime.once import OncePerKey
 
@@ -48,9 +62,15 @@ _OWNER, _READABLE = 0o700, 0o755
 class Host:
     """The files of the node under one configuration."""
 
-    def __init__(self, config: PluginConfig, *, version: str = hami.__version__,
-                 classes: Callable[[], frozenset[str]] = lambda: frozenset(CLASSES),
-                 minors: Path = MIG_MINORS, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        *,
+        version: str = hami.__version__,
+        classes: Callable[[], frozenset[str]] = lambda: frozenset(CLASSES),
+        minors: Path = MIG_MINORS,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         """*classes*: returns the CDI classes with a specification. *minors*: the kernel's table of MIG instances.
         *now*: returns Unix seconds by the clock of the file system."""
         self._root = Path(config.hook_path) / "vgpu"
@@ -79,10 +99,14 @@ class Host:
             raise HostError(f"{missing} is missing: the limiter is not installed on this node yet")
         passed = instances if self._pass_nodes else ()
         minors = read_mig_minors(self._minors) if passed else {}
-        return HostFacts(library=str(library), license=(self._root / "license").exists(), classes=self._classes(),
-                         locks=limited and not self._reads_limits(library),
-                         nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
-                         instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)))
+        return HostFacts(
+            library=str(library),
+            license=(self._root / "license").exists(),
+            classes=self._classes(),
+            locks=limited and not self._reads_limits(library),
+            nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
+            instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)),
+        )
 
     def missing_limiter(self) -> Path | None:
         """Returns the first file of the limiter that is missing; ``None`` if it is installed."""
@@ -110,14 +134,23 @@ class Host:
             if stat.S_IMODE(self._containers.stat().st_mode) != _OWNER:
                 self._containers.chmod(_OWNER)
             if os.path.lexists(path) and not (
-                    keep and path.is_dir() and not path.is_symlink() and not (path / LIMITS).is_dir()):
+                keep and path.is_dir() and not path.is_symlink() and not (path / LIMITS).is_dir()
+            ):
                 path.rename(self._containers / f"{uid}.{uuid.uuid4().hex}_{container}")
             _make_directory(path, _READABLE)
             _make_directory(path / LOCKS, _ANY_USER)
         return path
 
-    def write_limits(self, uid: str, container: str, token: str, limits: ContainerLimits, *,
-                     keep: bool = False, durable: bool = True) -> None:
+    def write_limits(
+        self,
+        uid: str,
+        container: str,
+        token: str,
+        limits: ContainerLimits,
+        *,
+        keep: bool = False,
+        durable: bool = True,
+    ) -> None:
         """Writes the limits of a container, its shared region and its compute file into the directory that `prepare`
         has made. *token*: the name of the latter two.
 
@@ -138,27 +171,44 @@ class Host:
         Raises: HostError."""
         directory = self.prepare(uid, container, keep=True)
         with host_errors("cannot write the MIG instances of a container"):
-            write_atomically(directory / INSTANCES, render_instances(instances), 0o444, durable=False)
+            write_atomically(
+                directory / INSTANCES, render_instances(instances), 0o444, durable=False
+            )
 
     def limits(self, uid: str, container: str) -> tuple[DeviceLimit, ...] | None:
         """Returns the limits that a container has; ``None`` if it was not prepared yet. Raises: HostError."""
-        with host_errors("cannot read the limits of a container"), self._of_container(uid, container) as directory:
+        with (
+            host_errors("cannot read the limits of a container"),
+            self._of_container(uid, container) as directory,
+        ):
             return None if directory is None else present_limits(directory)
 
-    def resize_limits(self, uid: str, container: str, sizes: Sequence[DeviceLimit]) -> tuple[DeviceLimit, ...] | None:
+    def resize_limits(
+        self, uid: str, container: str, sizes: Sequence[DeviceLimit]
+    ) -> tuple[DeviceLimit, ...] | None:
         """Gives the devices of a container, which may be running, new limits of memory and cores; returns those that it
         has then, ``None`` if it was not prepared yet. With HAMi's library, cores stay as they are.
 
         *sizes*: of all its devices. Writes only what differs, and nothing to a file that a tenant has put in the place
         of one. Raises: HostError.
         """
-        with host_errors("cannot change the limits of a container"), self._of_container(uid, container) as directory:
-            return None if directory is None else resize(directory, sizes, cores=self._follows_limits())
+        with (
+            host_errors("cannot change the limits of a container"),
+            self._of_container(uid, container) as directory,
+        ):
+            return (
+                None
+                if directory is None
+                else resize(directory, sizes, cores=self._follows_limits())
+            )
 
     def use(self, uid: str, container: str) -> Mapping[str, int] | None:
         """Returns the bytes that a container uses, by device; ``None`` if the monitor has not said so since all its
         processes follow its limits. Raises: HostError."""
-        with host_errors("cannot read the use of a container"), self._of_container(uid, container) as directory:
+        with (
+            host_errors("cannot read the use of a container"),
+            self._of_container(uid, container) as directory,
+        ):
             return None if directory is None else read_use(directory)
 
     def directories(self) -> frozenset[str]:
@@ -166,8 +216,14 @@ class Host:
         with host_errors("cannot list the directories of containers"):
             return frozenset(os.listdir(self._containers) if self._containers.exists() else ())
 
-    def sweep(self, directories: Collection[str], live: Collection[str], *, tree_s: float = TREE_S,
-              round_s: float = ROUND_S) -> list[str]:
+    def sweep(
+        self,
+        directories: Collection[str],
+        live: Collection[str],
+        *,
+        tree_s: float = TREE_S,
+        round_s: float = ROUND_S,
+    ) -> list[str]:
         """Removes those of *directories* whose pod (by uid) is not *live*; returns the removed names.
 
         *directories* must be listed before the pods: otherwise the directory of a new pod looks orphaned. Keeps recent
@@ -177,21 +233,29 @@ class Host:
         deadline = time.monotonic() + round_s
         removed = []
         self._reported.keep_only(directories)
-        orphans = [name for name in directories
-                   if (match := _DIRECTORY.fullmatch(name)) is not None and match["uid"] not in live]
+        orphans = [
+            name
+            for name in directories
+            if (match := _DIRECTORY.fullmatch(name)) is not None and match["uid"] not in live
+        ]
         for name in random.sample(orphans, len(orphans)):
             if (left := deadline - time.monotonic()) <= 0:
                 break
             path = self._containers / name
             try:
-                if self._now() - path.lstat().st_ctime > MIN_AGE_S:  # containers can set all other times
+                if (
+                    self._now() - path.lstat().st_ctime > MIN_AGE_S
+                ):  # containers can set all other times
                     _remove(path, min(tree_s, left))
                     removed.append(name)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 if self._reported.is_new(name):
-                    log.warning("container directory cannot be removed", extra={"path": str(path), "error": error})
+                    log.warning(
+                        "container directory cannot be removed",
+                        extra={"path": str(path), "error": error},
+                    )
         return sorted(removed)
 
     def shrink_regions(self) -> dict[str, bool]:
@@ -212,7 +276,10 @@ class Host:
                 continue
             except (OSError, HostError) as error:
                 if self._unshrinkable.is_new(name):
-                    log.warning("files of a container cannot be truncated", extra={"directory": name, "error": error})
+                    log.warning(
+                        "files of a container cannot be truncated",
+                        extra={"directory": name, "error": error},
+                    )
         return shrunk
 
     def served(self, resource: str) -> frozenset[tuple[str, str]] | None:
@@ -224,10 +291,18 @@ class Host:
         try:
             entries = self.allocations()
         except HostError as error:
-            log.warning("kubelet checkpoint cannot be read, assuming the order of containers", extra={"error": error})
+            log.warning(
+                "kubelet checkpoint cannot be read, assuming the order of containers",
+                extra={"error": error},
+            )
             return None
-        return None if entries is None else frozenset(
-            (entry.pod_uid, entry.container) for entry in entries if entry.resource == resource)
+        return (
+            None
+            if entries is None
+            else frozenset(
+                (entry.pod_uid, entry.container) for entry in entries if entry.resource == resource
+            )
+        )
 
     def allocations(self) -> list[CheckpointEntry] | None:
         """Returns all entries of the kubelet's checkpoint; ``None`` without one. Raises: HostError."""
@@ -239,7 +314,9 @@ class Host:
         with contextlib.ExitStack() as stack:
             directory = None
             with contextlib.suppress(FileNotFoundError):
-                directory = stack.enter_context(opened_directory(self._containers / directory_name(uid, container)))
+                directory = stack.enter_context(
+                    opened_directory(self._containers / directory_name(uid, container))
+                )
             yield directory
 
     def _follows_limits(self) -> bool:
@@ -258,7 +335,9 @@ class Host:
         with host_errors("cannot read the limiter"):
             version = version_of(library.stat())
             if version not in self._reads_by_version:
-                with open(os.open(library, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                with open(
+                    os.open(library, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
+                ) as file:
                     self._reads_by_version = {version: FIRST_LINE.encode() in file.read()}
         return self._reads_by_version[version]
 
@@ -286,8 +365,11 @@ def _shrink_files(path: Path) -> bool | None:
     """
     with opened_directory(path) as directory:
         names = list_names(directory)
-        results = [shrink(directory, name, size) for name in names
-                   if LIMITS in names and (size := _SIZES.get(Path(name).suffix)) is not None]
+        results = [
+            shrink(directory, name, size)
+            for name in names
+            if LIMITS in names and (size := _SIZES.get(Path(name).suffix)) is not None
+        ]
         for name in names:
             if name.endswith(HELD_SUFFIX):
                 remove_held(directory, name)
@@ -300,8 +382,13 @@ def _remove(path: Path, timeout: float) -> None:
     Removes as much as possible within *timeout* seconds. Raises: OSError, the first reason why something is left.
     """
     command = ["timeout", "--signal=KILL", f"{timeout:.3f}", "rm", "-rf", "--", str(path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace",
-                          env=os.environ | {"LC_ALL": "C"}) as process:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=os.environ | {"LC_ALL": "C"},
+    ) as process:
         assert process.stderr is not None
         reason = process.stderr.readline().strip()
         for _ in process.stderr:  # a line for each file that is left: not kept in memory
@@ -316,4 +403,6 @@ def host_errors(action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise HostError(f"{action}: {error.strerror or error}: {error.filename or 'no file'}") from error
+        raise HostError(
+            f"{action}: {error.strerror or error}: {error.filename or 'no file'}"
+        ) from error

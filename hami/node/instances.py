@@ -34,8 +34,12 @@ class GivenInstance(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def partition(self) -> Partition:
         """Its place and identity."""
-        return Partition(self.start, self.size, self.profile,
-                         (self.uuid, str(self.gpu_instance), str(self.compute_instance)))
+        return Partition(
+            self.start,
+            self.size,
+            self.profile,
+            (self.uuid, str(self.gpu_instance), str(self.compute_instance)),
+        )
 
 
 _INSTANCES = msgspec.json.Decoder(tuple[GivenInstance, ...])
@@ -44,9 +48,16 @@ _INSTANCES = msgspec.json.Decoder(tuple[GivenInstance, ...])
 def given_instance(instance: Instance, profile: MigProfile) -> GivenInstance:
     """Returns *instance* as one of *profile*."""
     return GivenInstance(
-        card=instance.gpu, uuid=instance.uuid, profile=profile.name, start=instance.start, size=instance.size,
-        gpu_instance=instance.gpu_instance, compute_instance=instance.compute_instance,
-        memory_mib=profile.memory_mib, cores=profile.cores)
+        card=instance.gpu,
+        uuid=instance.uuid,
+        profile=profile.name,
+        start=instance.start,
+        size=instance.size,
+        gpu_instance=instance.gpu_instance,
+        compute_instance=instance.compute_instance,
+        memory_mib=profile.memory_mib,
+        cores=profile.cores,
+    )
 
 
 def render_instances(instances: Iterable[GivenInstance]) -> bytes:

@@ -28,8 +28,11 @@ def install_library(source: str | Path, hook_path: str | Path) -> list[str]:
     target = Path(hook_path) / "vgpu"
     with host_errors(_ACTION):
         contents = _read_verified(Path(source))
-        written = [name for name, (data, mode) in contents.items()
-                   if name != PRELOAD and write_atomically(target / name, data, mode | 0o444)]
+        written = [
+            name
+            for name, (data, mode) in contents.items()
+            if name != PRELOAD and write_atomically(target / name, data, mode | 0o444)
+        ]
         if write_atomically(target / PRELOAD, f"{target / LIBRARY}\n".encode()):
             written.append(PRELOAD)
     return written
@@ -38,23 +41,31 @@ def install_library(source: str | Path, hook_path: str | Path) -> list[str]:
 def _read_verified(source: Path) -> dict[str, tuple[bytes, int]]:
     """Returns content and mode of the files under *source*, by relative path. Each file is read once: what has been
     verified is what is installed. Raises: OSError, HostError."""
-    files = {str(path.relative_to(source)): path for path in sorted(source.rglob("*")) if path.is_file()}
+    files = {
+        str(path.relative_to(source)): path for path in sorted(source.rglob("*")) if path.is_file()
+    }
     listing = files.pop(CHECKSUMS, None)
     if not files:
         raise HostError(f"{_ACTION}: no files under {source}")
     if listing is None:
-        raise HostError(f"{_ACTION}: {source / CHECKSUMS} is missing, so its files cannot be verified")
+        raise HostError(
+            f"{_ACTION}: {source / CHECKSUMS} is missing, so its files cannot be verified"
+        )
     expected = _parse_checksums(listing)
     if missing := sorted(expected.keys() - files.keys()):
         raise HostError(f"{_ACTION}: {source / missing[0]} is missing, but {listing} lists it")
     if unknown := sorted(files.keys() - expected.keys()):
-        raise HostError(f"{_ACTION}: {source / unknown[0]} cannot be verified: {listing} does not list it")
+        raise HostError(
+            f"{_ACTION}: {source / unknown[0]} cannot be verified: {listing} does not list it"
+        )
     contents = {}
     for name, path in files.items():
         data = path.read_bytes()
         if (checksum := hashlib.sha256(data).hexdigest()) != expected[name]:
-            raise HostError(f"{_ACTION}: {path} has the SHA-256 checksum {checksum}; "
-                            f"expected {expected[name]}, as in {listing}")
+            raise HostError(
+                f"{_ACTION}: {path} has the SHA-256 checksum {checksum}; "
+                f"expected {expected[name]}, as in {listing}"
+            )
         contents[name] = data, stat.S_IMODE(path.stat().st_mode)
     return contents
 
@@ -66,6 +77,8 @@ def _parse_checksums(listing: Path) -> dict[str, str]:
     sums = {}
     for number, line in enumerate(text.splitlines(), 1):
         if (match := _LINE.fullmatch(line)) is None:
-            raise HostError(f"{_ACTION}: {listing}, line {number}: expected a SHA-256 checksum and a file name")
+            raise HostError(
+                f"{_ACTION}: {listing}, line {number}: expected a SHA-256 checksum and a file name"
+            )
         sums[match["name"]] = match["sum"]
     return sums

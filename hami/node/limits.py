@@ -56,9 +56,13 @@ class ContainerLimits:
     compute_by: str = "events"
 
 
-def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], env: Mapping[str, str],
-                     context_bytes: Callable[[Card], int] = lambda card: 0,
-                     cores_most: int | None = None) -> ContainerLimits:
+def container_limits(
+    config: PluginConfig,
+    parts: Sequence[tuple[Card, Share]],
+    env: Mapping[str, str],
+    context_bytes: Callable[[Card], int] = lambda card: 0,
+    cores_most: int | None = None,
+) -> ContainerLimits:
     """Returns the limits of a container. *parts*: its shares with their cards. *env*: variables in its specification,
     which may choose what is not enforced on them, and what the webhook sets. *context_bytes*: what a context takes on a
     card; 0 if unknown. *cores_most*: as in :func:`core_limits`.
@@ -66,15 +70,24 @@ def container_limits(config: PluginConfig, parts: Sequence[tuple[Card, Share]], 
     Raises: AllocationRefused if it has more devices than the region.
     """
     if len(parts) > MAX_DEVICES:
-        raise AllocationRefused(f"the limiter supports {MAX_DEVICES} devices in a container, not {len(parts)}")
+        raise AllocationRefused(
+            f"the limiter supports {MAX_DEVICES} devices in a container, not {len(parts)}"
+        )
     in_order = sorted(parts, key=lambda part: part[0].index)
-    policy = env.get("GPU_CORE_UTILIZATION_POLICY") or ("disable" if config.nvidia.disable_core_limit else "default")
+    policy = env.get("GPU_CORE_UTILIZATION_POLICY") or (
+        "disable" if config.nvidia.disable_core_limit else "default"
+    )
     level = parse_integer(env.get("LIBCUDA_LOG_LEVEL") or config.log_level)
     return ContainerLimits(
-        devices=tuple(replace(share_limit(share, cores_most), context=context_bytes(card)) for card, share in in_order),
+        devices=tuple(
+            replace(share_limit(share, cores_most), context=context_bytes(card))
+            for card, share in in_order
+        ),
         priority=task_priority(env),
         policy=policy.lower() if policy.lower() in _POLICIES else "default",
-        log_level=None if level is None else min(max(level, 0), 9), compute_by=config.nvidia.compute_by)
+        log_level=None if level is None else min(max(level, 0), 9),
+        compute_by=config.nvidia.compute_by,
+    )
 
 
 def share_limit(share: Share, most: int | None = None) -> DeviceLimit:
@@ -103,14 +116,22 @@ def task_priority(env: Mapping[str, str]) -> int:
 
 def render_limits(limits: ContainerLimits, region: str) -> str:
     """Returns the text of the limits file. *region*: path of the shared region in the container."""
-    lines = [FIRST_LINE, f"region {region}", f"priority {limits.priority}", f"policy {limits.policy}"]
+    lines = [
+        FIRST_LINE,
+        f"region {region}",
+        f"priority {limits.priority}",
+        f"policy {limits.policy}",
+    ]
     if limits.compute_by != "events":
         lines.append(f"compute-by {limits.compute_by}")
     if limits.log_level is not None:
         lines.append(f"log-level {limits.log_level}")
-    lines += (f"device {device.uuid} memory={device.memory} cores={device.cores}"
-              + (f" cores-most={device.cores_most}" if 0 < device.cores_most < 100 else "")
-              + (f" context={device.context}" if device.context else "") for device in limits.devices)
+    lines += (
+        f"device {device.uuid} memory={device.memory} cores={device.cores}"
+        + (f" cores-most={device.cores_most}" if 0 < device.cores_most < 100 else "")
+        + (f" context={device.context}" if device.context else "")
+        for device in limits.devices
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -124,11 +145,19 @@ def parse_limits(text: str) -> ContainerLimits | None:
                 priority = int(values[0])
             elif word == "device":
                 amounts = dict(value.split("=") for value in values[1:])
-                devices.append(DeviceLimit(values[0], _parse_bytes(amounts["memory"]), int(amounts["cores"]),
-                                           cores_most=int(amounts.get("cores-most", 0))))
+                devices.append(
+                    DeviceLimit(
+                        values[0],
+                        _parse_bytes(amounts["memory"]),
+                        int(amounts["cores"]),
+                        cores_most=int(amounts.get("cores-most", 0)),
+                    )
+                )
     except (ValueError, LookupError):
         return None
-    return ContainerLimits(devices=tuple(devices), priority=priority) if first == FIRST_LINE else None
+    return (
+        ContainerLimits(devices=tuple(devices), priority=priority) if first == FIRST_LINE else None
+    )
 
 
 def resized_text(text: str, sizes: Iterable[DeviceLimit]) -> str:
@@ -142,21 +171,41 @@ def resized_text(text: str, sizes: Iterable[DeviceLimit]) -> str:
 
     def resized(line: re.Match[str]) -> str:
         size = by_uuid.get(line["uuid"])
-        return line[0] if size is None else f"device {size.uuid}" + "".join(
-            f" {word}" for word in _resized_words(line["words"].split(), size))
+        return (
+            line[0]
+            if size is None
+            else f"device {size.uuid}"
+            + "".join(f" {word}" for word in _resized_words(line["words"].split(), size))
+        )
+
     changed = _DEVICE_LINE.sub(resized, text)
     return changed.rstrip("\n").ljust(len(text) - 1, "\n") + "\n" if changed != text else text
 
 
 def _resized_words(words: Sequence[str], size: DeviceLimit) -> list[str]:
     amounts = {"memory": size.memory, "cores": size.cores}
-    resized = [f"{key}={amounts[key]}" if (key := word.partition("=")[0]) in amounts else word for word in words]
-    most = max((parse_integer(word.partition("=")[2]) or 100 for word in words if word.startswith("cores-most=")),
-               default=100)
+    resized = [
+        f"{key}={amounts[key]}" if (key := word.partition("=")[0]) in amounts else word
+        for word in words
+    ]
+    most = max(
+        (
+            parse_integer(word.partition("=")[2]) or 100
+            for word in words
+            if word.startswith("cores-most=")
+        ),
+        default=100,
+    )
     if most < size.cores:
-        resized = [f"cores-most={size.cores}" if word.startswith("cores-most=") else word for word in resized]
-    return resized + [f"{key}={amount}" for key, amount in amounts.items()
-                      if not any(word.startswith(f"{key}=") for word in words)]
+        resized = [
+            f"cores-most={size.cores}" if word.startswith("cores-most=") else word
+            for word in resized
+        ]
+    return resized + [
+        f"{key}={amount}"
+        for key, amount in amounts.items()
+        if not any(word.startswith(f"{key}=") for word in words)
+    ]
 
 
 def _parse_bytes(text: str) -> int:
@@ -173,12 +222,14 @@ def region_parts(limits: ContainerLimits) -> dict[int, bytes]:
     struct.pack_into("<III", head, 0, MAGIC, MAJOR, MINOR)
     struct.pack_into("<Q", head, CURRENT.device_count, len(limits.devices))
     for place, device in enumerate(limits.devices):
-        struct.pack_into(f"<{UUID_SIZE}s", head, CURRENT.uuids + UUID_SIZE * place, device.uuid.encode())
+        struct.pack_into(
+            f"<{UUID_SIZE}s", head, CURRENT.uuids + UUID_SIZE * place, device.uuid.encode()
+        )
         struct.pack_into("<Q", head, CURRENT.memory_limits + 8 * place, device.memory)
         struct.pack_into("<Q", head, CURRENT.core_limits + 8 * place, device.cores)
     tail = bytearray(CURRENT.size - CURRENT.slots_used)
     struct.pack_into("<i", tail, region_layout.SWITCH, 1)
     struct.pack_into("<i", tail, region_layout.PRIORITY, limits.priority)
     for part in (head, tail):
-        part[_SEMAPHORE:_SEMAPHORE + len(_UNLOCKED)] = _UNLOCKED
+        part[_SEMAPHORE : _SEMAPHORE + len(_UNLOCKED)] = _UNLOCKED
     return {0: bytes(head), CURRENT.slots_used: bytes(tail)}

@@ -62,8 +62,11 @@ def read_limits(directory: int) -> LimitsText | None:
     """Returns the limits file in a directory; ``None`` without one. Waits for no lease. Raises: OSError, HostError."""
     try:
         with located_file(directory, LIMITS) as (seen, about), reopened(seen, os.O_RDONLY) as file:
-            return LimitsText(os.pread(file, _MOST, 0).decode(errors="replace"), about.st_ctime_ns,
-                              whole=not about.st_mode & BEING_WRITTEN)
+            return LimitsText(
+                os.pread(file, _MOST, 0).decode(errors="replace"),
+                about.st_ctime_ns,
+                whole=not about.st_mode & BEING_WRITTEN,
+            )
     except FileNotFoundError:
         return None
 
@@ -84,14 +87,16 @@ def resize(directory: int, sizes: Sequence[DeviceLimit], *, cores: bool) -> tupl
         raise HostError("the container has other devices")
     if (text := resized_text(limits.text, limited)) != limits.text or not limits.whole:
         _rewrite(directory, text.encode())
-    with contextlib.suppress(OSError, HostError):  # it shows the limits to monitors, and a tenant may have spoilt it
+    with contextlib.suppress(
+        OSError, HostError
+    ):  # it shows the limits to monitors, and a tenant may have spoilt it
         _write_region(directory, _region_name(limits.text), limited)
     return limited
 
 
 def present_limits(directory: int) -> tuple[DeviceLimit, ...]:
-    """Returns the limits that a container has, without a limits file those in its region. Raises: OSError; HostError.
-    """
+    """Returns the limits that a container has, without a limits file those in its region.
+    Raises: OSError; HostError."""
     limits = read_limits(directory)
     return _devices(limits) if limits is not None else _in_regions(directory)
 
@@ -106,7 +111,11 @@ def read_use(directory: int) -> Mapping[str, int] | None:
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
     is_settled = limits is not None and about.st_ctime_ns - limits.changed_ns >= SETTLED_NS
-    return use.used if is_settled and limits is not None and use.limits_ns == limits.changed_ns else None
+    return (
+        use.used
+        if is_settled and limits is not None and use.limits_ns == limits.changed_ns
+        else None
+    )
 
 
 def write_use(directory: int, limits_ns: int, used: Mapping[str, int]) -> None:
@@ -117,8 +126,12 @@ def write_use(directory: int, limits_ns: int, used: Mapping[str, int]) -> None:
             return
     with contextlib.suppress(FileNotFoundError):
         os.unlink(USE, dir_fd=directory)  # one with this content may be from before its time
-    write_atomically(Path(f"/proc/self/fd/{directory}/{USE}"), msgspec.json.encode(_Use(limits_ns, dict(used))), 0o600,
-                     durable=False)
+    write_atomically(
+        Path(f"/proc/self/fd/{directory}/{USE}"),
+        msgspec.json.encode(_Use(limits_ns, dict(used))),
+        0o600,
+        durable=False,
+    )
 
 
 def _devices(limits: LimitsText) -> tuple[DeviceLimit, ...]:
@@ -127,7 +140,9 @@ def _devices(limits: LimitsText) -> tuple[DeviceLimit, ...]:
     return parsed.devices
 
 
-def _with_cores(sizes: Sequence[DeviceLimit], present: Sequence[DeviceLimit]) -> tuple[DeviceLimit, ...]:
+def _with_cores(
+    sizes: Sequence[DeviceLimit], present: Sequence[DeviceLimit]
+) -> tuple[DeviceLimit, ...]:
     """Returns *sizes* with the cores of *present*."""
     cores = {device.uuid: device.cores for device in present}
     return tuple(replace(size, cores=cores.get(size.uuid, size.cores)) for size in sizes)
@@ -165,18 +180,28 @@ def _region_names(directory: int) -> list[str]:
 def _in_regions(directory: int) -> tuple[DeviceLimit, ...]:
     """Returns the limits in the region of a container that has no limits file. Its tenant can write to them."""
     for name in _region_names(directory):
-        with contextlib.suppress(OSError, HostError), _opened_region(directory, name) as (_, layout, head):
-            return tuple(DeviceLimit(uuid, _number(head, layout.memory_limits, place),
-                                     _number(head, layout.core_limits, place))
-                         for uuid, place in device_places(layout, head).items())
+        with (
+            contextlib.suppress(OSError, HostError),
+            _opened_region(directory, name) as (_, layout, head),
+        ):
+            return tuple(
+                DeviceLimit(
+                    uuid,
+                    _number(head, layout.memory_limits, place),
+                    _number(head, layout.core_limits, place),
+                )
+                for uuid, place in device_places(layout, head).items()
+            )
     raise HostError("the container has no shared region yet")
 
 
 def _resize_regions(directory: int, sizes: Sequence[DeviceLimit]) -> tuple[DeviceLimit, ...]:
     present = _in_regions(directory)
     memory = {device.uuid: device.memory for device in present}
-    limited = tuple(replace(size, memory=max(size.memory, memory.get(size.uuid, 0)))
-                    for size in _with_cores(sizes, present))
+    limited = tuple(
+        replace(size, memory=max(size.memory, memory.get(size.uuid, 0)))
+        for size in _with_cores(sizes, present)
+    )
     for name in _region_names(directory):
         _write_region(directory, name, limited)
     return limited
@@ -186,7 +211,10 @@ def _write_region(directory: int, name: str, sizes: Sequence[DeviceLimit]) -> No
     with _opened_region(directory, name) as (file, layout, head):
         places = device_places(layout, head)
         for size in sizes:
-            for base, amount in ((layout.memory_limits, size.memory), (layout.core_limits, size.cores)):
+            for base, amount in (
+                (layout.memory_limits, size.memory),
+                (layout.core_limits, size.cores),
+            ):
                 place = places.get(size.uuid)
                 if place is not None and _number(head, base, place) != amount:
                     os.pwrite(file, _WORD.pack(amount), base + _WORD.size * place)

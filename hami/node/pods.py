@@ -19,15 +19,25 @@ SYNC_S = 10.0
 class NodePods:
     """The pods that are bound to one node. Threads may share it."""
 
-    def __init__(self, api: Api, node: str, on_pod: Callable[[Pod], None] = lambda pod: None) -> None:
+    def __init__(
+        self, api: Api, node: str, on_pod: Callable[[Pod], None] = lambda pod: None
+    ) -> None:
         """*on_pod*: receives each new state of a pod, in the thread of the watch; must be quick."""
         self._on_pod = on_pod
         self._lock = threading.Lock()  # guards _pods; never held across I/O
         self._pods: dict[str, NodePod] = {}  # by uid
         self._reflector: Reflector[NodePod] = Reflector(
-            api, WatchedResource(name="pods of the node", path="/api/v1/pods", parse=parse_node_pod,
-                                 key=lambda item: item.pod.ref.uid, query={"fieldSelector": f"spec.nodeName={node}"}),
-            self, resumes=True)
+            api,
+            WatchedResource(
+                name="pods of the node",
+                path="/api/v1/pods",
+                parse=parse_node_pod,
+                key=lambda item: item.pod.ref.uid,
+                query={"fieldSelector": f"spec.nodeName={node}"},
+            ),
+            self,
+            resumes=True,
+        )
 
     @property
     def task(self) -> Task:

@@ -66,22 +66,59 @@ class RegionLayout:
 
 
 CURRENT = RegionLayout(
-    size=2_008_952, device_count=56, uuids=64, memory_limits=1600, core_limits=1728, slots=1856, slot_size=1960,
-    memory=8, memory_size=64, utilization=1160, utilization_size=48, status=1928, slots_used=2_008_896, sampled=1952)
+    size=2_008_952,
+    device_count=56,
+    uuids=64,
+    memory_limits=1600,
+    core_limits=1728,
+    slots=1856,
+    slot_size=1960,
+    memory=8,
+    memory_size=64,
+    utilization=1160,
+    utilization_size=48,
+    status=1928,
+    slots_used=2_008_896,
+    sampled=1952,
+)
 """Versions 1.1 and 1.2, and what our device plugin makes."""
 REGION_SIZE = CURRENT.size + 1
 """Bytes of the file that our device plugin makes; HAMi-core makes files one byte longer than the region, too."""
 SHIFTED = RegionLayout(
-    size=2_008_984, device_count=88, uuids=96, memory_limits=1632, core_limits=1760, slots=1888, slot_size=1960,
-    memory=16, memory_size=64, utilization=1168, utilization_size=48, status=1936, slots_used=2_008_928)
+    size=2_008_984,
+    device_count=88,
+    uuids=96,
+    memory_limits=1632,
+    core_limits=1760,
+    slots=1888,
+    slot_size=1960,
+    memory=16,
+    memory_size=64,
+    utilization=1168,
+    utilization_size=48,
+    status=1936,
+    slots_used=2_008_928,
+)
 """The layout that HAMi-core called 1.1 from March to April 2026.
 
 A semaphore comes first, and each slot begins with its lock.
 """
 LEGACY = RegionLayout(
-    size=1_197_896, device_count=48, uuids=56, memory_limits=1592, core_limits=1720, slots=1848, slot_size=1168,
-    memory=8, memory_size=40, utilization=776, utilization_size=24, status=1160, slots_used=1_197_880,
-    last_kernel=False)
+    size=1_197_896,
+    device_count=48,
+    uuids=56,
+    memory_limits=1592,
+    core_limits=1720,
+    slots=1848,
+    slot_size=1168,
+    memory=8,
+    memory_size=40,
+    utilization=776,
+    utilization_size=24,
+    status=1160,
+    slots_used=1_197_880,
+    last_kernel=False,
+)
 """The layout before there were version numbers."""
 LAYOUTS = (CURRENT, SHIFTED, LEGACY)
 
@@ -106,5 +143,8 @@ def identify(size: int, head: bytes) -> tuple[RegionLayout, str] | None:
 def device_places(layout: RegionLayout, head: bytes) -> dict[str, int]:
     """Returns the places of the devices of a region, by their UUIDs. *head*: its bytes before the slots."""
     count = min(_COUNT.unpack_from(head, layout.device_count)[0], MAX_DEVICES)
-    texts = [head[layout.uuids + UUID_SIZE * place:][:UUID_SIZE].split(b"\0")[0] for place in range(count)]
+    texts = [
+        head[layout.uuids + UUID_SIZE * place :][:UUID_SIZE].split(b"\0")[0]
+        for place in range(count)
+    ]
     return {text.decode(errors="replace"): place for place, text in enumerate(texts)}

@@ -25,9 +25,16 @@ def mount_regions(hook_path: str | Path, size_mib: int) -> str:
         if os.path.ismount(folder):
             return f"{folder} is a file system of its own already"
         if names := os.listdir(folder):
-            return (f"{folder} stays on the disk: it has the files of {len(names)} containers. Drain the node, and "
-                    "delete the pod of the device plugin on it once the folder is empty")
-        if _LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _NOSUID | _NODEV | _NOEXEC,
-                       f"size={size_mib}m,mode=0700".encode()):
+            return (
+                f"{folder} stays on the disk: it has the files of {len(names)} containers. Drain the node, and "
+                "delete the pod of the device plugin on it once the folder is empty"
+            )
+        if _LIBC.mount(
+            b"tmpfs",
+            os.fsencode(folder),
+            b"tmpfs",
+            _NOSUID | _NODEV | _NOEXEC,
+            f"size={size_mib}m,mode=0700".encode(),
+        ):
             return f"{folder} stays on the disk: {os.strerror(ctypes.get_errno())}"
     return f"{folder} is a file system of {size_mib} MiB in memory"

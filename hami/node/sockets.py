@@ -53,8 +53,12 @@ class SocketServer:
     def start(self, handlers: Handlers) -> None:
         """Listens, and removes sockets that servers of killed processes have left. Raises: HamiError, OSError."""
         remove_dead_sockets(self._beside)
-        self._server.add_generic_rpc_handlers([
-            grpc.method_handlers_generic_handler(service, methods) for service, methods in handlers.items()])
+        self._server.add_generic_rpc_handlers(
+            [
+                grpc.method_handlers_generic_handler(service, methods)
+                for service, methods in handlers.items()
+            ]
+        )
         try:
             self._server.add_insecure_port(f"unix:{self.path}")
         except RuntimeError as error:
@@ -70,12 +74,14 @@ class SocketServer:
 
     def unary(self, answer: Callable[..., Any], request: Any) -> Any:
         """Returns the handler of a method whose requests are of the type *request*. Its calls are counted."""
+
         def counted(message: Any, context: Any) -> Any:
             try:
                 return answer(message, context)
             finally:
                 with self._lock:
                     self.completed_calls += 1
+
         return grpc.unary_unary_rpc_method_handler(counted, request.FromString, serialize)
 
 
@@ -86,12 +92,16 @@ def stream(answers: Callable[..., Any], request: Any) -> Any:
 
 def call(path: str | Path, method: str, request: Any, timeout: float) -> None:
     """Makes one call, over a connection of its own. Raises: Unanswered, HamiError."""
-    with grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    with grpc.insecure_channel(
+        f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
         try:
             channel.unary_unary(method)(serialize(request), timeout=timeout)
         except grpc.RpcError as error:
             late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            raise (Unanswered if late else HamiError)(f"{error.code().name}: {error.details()}") from None
+            raise (Unanswered if late else HamiError)(
+                f"{error.code().name}: {error.details()}"
+            ) from None
 
 
 def answers(path: str | Path, method: str, request: Any, timeout: float, *, whose: str) -> bool:
@@ -100,7 +110,9 @@ def answers(path: str | Path, method: str, request: Any, timeout: float, *, whos
     try:
         call(path, method, request, timeout)
     except HamiError as error:
-        log.warning(f"the {whose}'s own server does not answer", extra={"socket": path, "error": error})
+        log.warning(
+            f"the {whose}'s own server does not answer", extra={"socket": path, "error": error}
+        )
         return False
     return True
 

@@ -62,7 +62,7 @@ def fill(directory: int, name: str, size: int, parts: Mapping[int, bytes]) -> No
         else:
             content = bytearray(size)
             for offset, data in parts.items():
-                content[offset:offset + len(data)] = data
+                content[offset : offset + len(data)] = data
             os.ftruncate(opened, size)
             file.write(content)
 
@@ -144,4 +144,6 @@ def _descriptor(path: str | Path, flags: int, directory: int | None = None) -> I
 
 
 def _is_enlarged(status: os.stat_result, size: int) -> bool:
-    return stat.S_ISREG(status.st_mode) and (status.st_size > size or 512 * status.st_blocks > size + _SLACK)
+    return stat.S_ISREG(status.st_mode) and (
+        status.st_size > size or 512 * status.st_blocks > size + _SLACK
+    )

@@ -31,8 +31,9 @@ _KUBELET = (1, 29)
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(\D.*)?")
 
 
-def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | None,
-                  environ: Mapping[str, str]) -> bool:
+def is_start_time(
+    settings: PluginSettings, cluster: Cluster, recorded: bool | None, environ: Mapping[str, str]
+) -> bool:
     """Reports whether containers get their devices when they start, and logs why.
 
     *recorded*: whether the kubelet's records are of start-time mode, which counts if the node cannot be read; ``None``
@@ -50,10 +51,16 @@ def is_start_time(settings: PluginSettings, cluster: Cluster, recorded: bool | N
         except ClusterError as error:
             if recorded is None:
                 raise
-            reason, mode = f"as before, since the node cannot be read: {error}", START if recorded else ADMISSION
+            reason, mode = (
+                f"as before, since the node cannot be read: {error}",
+                START if recorded else ADMISSION,
+            )
     elif mode == START:
         _check_knows_cdi(cluster, name)
-    log.info("mode of allocation", extra={"node": name, "allocate": mode, "reason": reason or "CDI is available"})
+    log.info(
+        "mode of allocation",
+        extra={"node": name, "allocate": mode, "reason": reason or "CDI is available"},
+    )
     return mode == START and bool(settings.kubelet_socket)
 
 
@@ -62,27 +69,38 @@ def _check_knows_cdi(cluster: Cluster, name: str) -> None:
     try:
         node = cluster.node(name)
     except ClusterError as error:
-        log.warning("it is not known whether the container runtime knows CDI", extra={"node": name, "error": error})
+        log.warning(
+            "it is not known whether the container runtime knows CDI",
+            extra={"node": name, "error": error},
+        )
         return
     if node is None:
         return
     runtime, _, version = node.runtime_version.partition("://")
     first = _CAN_SWITCH_ON.get(runtime, (0, 0))
     if (0, 0) < _numbers(version) < first:
-        raise HamiError(f"--allocate={START}: the container runtime {node.runtime_version} does not know CDI, so "
-                        f"containers would start without devices and limits; {runtime} {first[0]}.{first[1]} is needed")
+        raise HamiError(
+            f"--allocate={START}: the container runtime {node.runtime_version} does not know CDI, so "
+            f"containers would start without devices and limits; {runtime} {first[0]}.{first[1]} is needed"
+        )
 
 
 def start_time_config(config: PluginConfig) -> PluginConfig:
     """Returns *config* for start-time mode: edits of CDI devices replace annotations, and the kubelet's choice of cards
     is a hint."""
-    strategies = dict.fromkeys("cdi-cri" if strategy == "cdi-annotations" else strategy
-                               for strategy in config.list_strategies)
+    strategies = dict.fromkeys(
+        "cdi-cri" if strategy == "cdi-annotations" else strategy
+        for strategy in config.list_strategies
+    )
     return replace(config, list_strategies=tuple(strategies), aligned=False)
 
 
-def why_not_start(settings: PluginSettings, node: Node, environ: Mapping[str, str],
-                  mounts: Path = Path("/proc/self/mountinfo")) -> str:
+def why_not_start(
+    settings: PluginSettings,
+    node: Node,
+    environ: Mapping[str, str],
+    mounts: Path = Path("/proc/self/mountinfo"),
+) -> str:
     """Returns what keeps *node* from start-time mode; empty if nothing does.
 
     *environ*: of this process. *mounts*: of this process, which in a pod must include the folder of the host.
@@ -94,7 +112,8 @@ def why_not_start(settings: PluginSettings, node: Node, environ: Mapping[str, st
     runtime, _, version = node.runtime_version.partition("://")
     if runtime not in _RUNTIMES or _numbers(version) < _RUNTIMES[runtime]:
         return f"container runtime {node.runtime_version or 'unknown'}: CDI needs " + " or ".join(
-            f"{name} {major}.{minor}" for name, (major, minor) in _RUNTIMES.items())
+            f"{name} {major}.{minor}" for name, (major, minor) in _RUNTIMES.items()
+        )
     if _numbers(node.kubelet_version) < _KUBELET:
         return f"kubelet {node.kubelet_version or 'unknown'}: CDI needs 1.29"
     return why_not_writable(settings.cdi_root, environ, mounts)

@@ -18,7 +18,14 @@ from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import parse_lock
 from hami.devices.config import PluginConfig
 from hami.devices.registration import VENDOR
-from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, MalformedInput, NotFound
+from hami.errors import (
+    AllocationRefused,
+    ClusterError,
+    Conflict,
+    HamiError,
+    MalformedInput,
+    NotFound,
+)
 from hami.kube.cluster import Cluster
 from hami.kube.retry import CONFLICT_S, brief_retry
 from hami.model import BindPhase, Node, Pod, PodRef
@@ -91,15 +98,31 @@ class _CallProgress:
     def is_written(self, pods: Sequence[Pod]) -> bool:
         """Reports whether an earlier attempt has recorded the allocation, according to *pods*."""
         match, annotations = self.match, self.annotations
-        return match is not None and annotations is not None and any(
-            pod.ref == match.pod.ref and annotations.items() <= pod.annotations.items() for pod in pods)
+        return (
+            match is not None
+            and annotations is not None
+            and any(
+                pod.ref == match.pod.ref and annotations.items() <= pod.annotations.items()
+                for pod in pods
+            )
+        )
 
 
 class Allocator:
     """Hands out shares of the node's cards. Threads may share it."""
 
-    def __init__(self, config: PluginConfig, cluster: Cluster, vendors: Catalog, host: Host, grants: GrantBuilder,
-                 deferred: DeferredWrites, *, node_pods: NodePods | None = None, clock: Clock = Clock()) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        cluster: Cluster,
+        vendors: Catalog,
+        host: Host,
+        grants: GrantBuilder,
+        deferred: DeferredWrites,
+        *,
+        node_pods: NodePods | None = None,
+        clock: Clock = Clock(),
+    ) -> None:
         """*node_pods*: the watched pods, which are good enough for a hint."""
         self._config = config
         self._cluster = cluster
@@ -110,8 +133,13 @@ class Allocator:
         self._deferred = deferred
         self._node_pods = node_pods
         self._clock = clock
-        self._lock = threading.Lock()  # held for a whole call, I/O included: the kubelet makes one at a time
-        self._lock_holder: tuple[str, str] = ("", "")  # a node lock, and the uid of its pod when it was first seen
+        self._lock = (
+            threading.Lock()
+        )  # held for a whole call, I/O included: the kubelet makes one at a time
+        self._lock_holder: tuple[str, str] = (
+            "",
+            "",
+        )  # a node lock, and the uid of its pod when it was first seen
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
         """Returns the grant of the requesting container.
@@ -122,22 +150,31 @@ class Allocator:
             progress = _CallProgress(self._clock.now())
             try:
                 check_card_ids(device_ids, self._grants.inventory.snapshot())
-                retry = brief_retry(_is_retriable, self._clock.sleep,
-                                    stop=lambda state: self._clock.now() - progress.started >= DEADLINE_S,
-                                    first_s=CONFLICT_S)
+                retry = brief_retry(
+                    _is_retriable,
+                    self._clock.sleep,
+                    stop=lambda state: self._clock.now() - progress.started >= DEADLINE_S,
+                    first_s=CONFLICT_S,
+                )
                 return retry(self._attempt, tuple(device_ids), progress)
             except HamiError as error:
-                log.warning("allocation failed", extra={
-                    "node": self._config.node, "devices": len(device_ids), "error": error})
+                log.warning(
+                    "allocation failed",
+                    extra={"node": self._config.node, "devices": len(device_ids), "error": error},
+                )
                 if not isinstance(error, ClusterError):
                     raise
                 if progress.match is not None and progress.match.container.outstanding:
                     # the kubelet fails the container, which must not look served
                     self._forget_holder(progress.lock)
                     self._deferred.fail_pod(progress.match.pod.ref, str(error), progress.lock)
-                raise ClusterError(f"a request to the API server failed: {error}", error.status) from error
+                raise ClusterError(
+                    f"a request to the API server failed: {error}", error.status
+                ) from error
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+    def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> tuple[str, ...]:
         """Returns the ids that lie on the cards of the requesting container; empty if it cannot be determined.
 
         Writes nothing. The watched pods are good enough, unless Allocate insists on the preferred ids.
@@ -147,10 +184,16 @@ class Allocator:
                 call = self._call(tuple(available[:size]))
                 if not 0 < size == call.count:
                     return ()
-                watched = self._node_pods.pods() if self._node_pods is not None and not self._config.aligned else None
+                watched = (
+                    self._node_pods.pods()
+                    if self._node_pods is not None and not self._config.aligned
+                    else None
+                )
                 outcome = find_container(watched, None, call) if watched is not None else None
                 if not isinstance(outcome, ContainerMatch):
-                    outcome = self._decide(self._node(), self._cluster.pods_on(call.node), call).outcome
+                    outcome = self._decide(
+                        self._node(), self._cluster.pods_on(call.node), call
+                    ).outcome
             except HamiError as error:
                 log.info("no preferred devices", extra={"node": self._config.node, "error": error})
                 return ()
@@ -203,8 +246,14 @@ class Allocator:
                 raise AllocationRefused(text)
 
     def _call(self, ids: tuple[str, ...]) -> AllocateCall:
-        return AllocateCall(node=self._config.node, resource=self._config.resource, ids=ids, vendor=self._vendor,
-                            other_keys=self._other_keys, served=self._host.served(self._config.resource))
+        return AllocateCall(
+            node=self._config.node,
+            resource=self._config.resource,
+            ids=ids,
+            vendor=self._vendor,
+            other_keys=self._other_keys,
+            served=self._host.served(self._config.resource),
+        )
 
     def _node(self) -> Node:
         node = self._cluster.node(self._config.node)
@@ -221,10 +270,14 @@ class Allocator:
             return _Decision(NoMatch(str(error)))
         if lock is None or holder is None:
             return _Decision(find_container(pods, None, call))
-        pod = next((pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None) \
-            or self._cluster.pod(*holder)
+        pod = next(
+            (pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None
+        ) or self._cluster.pod(*holder)
         if pod is None:  # the call may be for the deleted pod, so no other pod is served
-            return _Decision(NoMatch(f"the node is locked for pod {'/'.join(holder)}, which is gone"), stale_lock=lock)
+            return _Decision(
+                NoMatch(f"the node is locked for pod {'/'.join(holder)}, which is gone"),
+                stale_lock=lock,
+            )
         if self._lock_holder[0] == lock and self._lock_holder[1] != pod.ref.uid:
             return _Decision(NoMatch(f"the node is locked for an earlier pod {pod.ref}"))
         self._lock_holder = lock, pod.ref.uid
@@ -232,14 +285,21 @@ class Allocator:
         if not isinstance(outcome, NoMatch) and outcome.pod.ref == pod.ref:
             return _Decision(outcome, lock=lock)
         is_here = pod.node_name == call.node and not pod.is_terminated
-        return _Decision(outcome, stale_lock=lock if self._is_done_with_lock(pod) else None,
-                         holder=pod.ref if is_here else None)
+        return _Decision(
+            outcome,
+            stale_lock=lock if self._is_done_with_lock(pod) else None,
+            holder=pod.ref if is_here else None,
+        )
 
-    def _serve(self, match: ContainerMatch, call: AllocateCall, node: Node, progress: _CallProgress) -> Grant:
+    def _serve(
+        self, match: ContainerMatch, call: AllocateCall, node: Node, progress: _CallProgress
+    ) -> Grant:
         pod = match.pod
         try:
             parts = cards_of(match, call, self._grants.inventory.snapshot(), self._config)
-            grant, annotations = self._grants.build(pod, match.container.name, match.container.position, parts)
+            grant, annotations = self._grants.build(
+                pod, match.container.name, match.container.position, parts
+            )
         except ClusterError:
             raise  # it says nothing about the pod
         except HamiError as error:
@@ -254,10 +314,17 @@ class Allocator:
     def _finish(self, match: ContainerMatch, node: Node, progress: _CallProgress) -> None:
         if match.finished and progress.lock is not None:
             self._release(progress.lock, node)
-        log.info("devices allocated", extra={
-            "pod": match.pod.ref, "container": match.container.name, "node": node.name,
-            "repeated": not match.container.outstanding, "devices": [share.uuid for share in match.container.shares],
-            "seconds": round(self._clock.now() - progress.started, 4)})
+        log.info(
+            "devices allocated",
+            extra={
+                "pod": match.pod.ref,
+                "container": match.container.name,
+                "node": node.name,
+                "repeated": not match.container.outstanding,
+                "devices": [share.uuid for share in match.container.shares],
+                "seconds": round(self._clock.now() - progress.started, 4),
+            },
+        )
 
     def _fail(self, pod: Pod, reason: str, node: Node, lock: str | None) -> None:
         """Ends the allocation of *pod*, which cannot be served."""
@@ -270,7 +337,9 @@ class Allocator:
             self._release(lock, node)
 
     def _is_done_with_lock(self, pod: Pod) -> bool:
-        return is_done_with_lock(pod, self._config.node, (self._vendor.annotations.to_allocate, *self._other_keys))
+        return is_done_with_lock(
+            pod, self._config.node, (self._vendor.annotations.to_allocate, *self._other_keys)
+        )
 
     def _release(self, lock: str, node: Node) -> None:
         self._forget_holder(lock)
@@ -292,4 +361,5 @@ def other_allocation_keys(vendors: Catalog) -> tuple[str, ...]:
 def _is_retriable(error: BaseException) -> bool:
     """Reports whether another attempt, which reads everything again, may succeed."""
     return isinstance(error, Conflict | NotFound | _Ambiguous) or (
-        isinstance(error, ClusterError) and error.is_temporary)
+        isinstance(error, ClusterError) and error.is_temporary
+    )

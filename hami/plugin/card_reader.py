@@ -25,8 +25,12 @@ READ = "read"
 class CardReader(Task):
     """Keeps the inventory up to date. A read may hang in the driver, so nobody else's work is in its thread."""
 
-    def __init__(self, read_cards: Callable[[], Sequence[Card]], inventory: DeviceInventory,
-                 report_unknown: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        read_cards: Callable[[], Sequence[Card]],
+        inventory: DeviceInventory,
+        report_unknown: Callable[[str, str], None],
+    ) -> None:
         """*read_cards*: reads the cards of the node, and prepares what has to be ready before they are offered to
         anybody. It may raise HamiError. *report_unknown*: receives READ and why the state of all cards is unknown,
         empty if it is known."""
@@ -34,7 +38,9 @@ class CardReader(Task):
         self._read_cards = read_cards
         self._inventory = inventory
         self._report_unknown = report_unknown
-        self._lock = threading.Lock()  # one read of the cards at a time, driver and file I/O included
+        self._lock = (
+            threading.Lock()
+        )  # one read of the cards at a time, driver and file I/O included
         self._reported = OncePerKey()
 
     def step(self) -> float:

@@ -120,7 +120,9 @@ def check_ids(ids: Sequence[str], is_known: Callable[[str], bool]) -> None:
     if len(set(ids)) < len(ids):
         raise AllocationRefused(f"the kubelet requested a device twice: {', '.join(sorted(ids))}")
     if unknown := sorted(device_id for device_id in ids if not is_known(device_id)):
-        raise AllocationRefused(f"the kubelet requested devices that are not on this node: {', '.join(unknown)}")
+        raise AllocationRefused(
+            f"the kubelet requested devices that are not on this node: {', '.join(unknown)}"
+        )
 
 
 def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[ContainerShares, ...]:
@@ -133,24 +135,46 @@ def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[Container
     """
     wanted = wanted_text(pod.annotations) or ""
     allocated = parse_shares(vendor.annotations.allocated, wanted)
-    remaining = parse_shares(vendor.annotations.to_allocate, pod.annotations.get(vendor.annotations.to_allocate, ""))
+    remaining = parse_shares(
+        vendor.annotations.to_allocate, pod.annotations.get(vendor.annotations.to_allocate, "")
+    )
     remaining += ((),) * (len(allocated) - len(remaining))
-    if any(shares and (index >= len(allocated) or not _is_part(shares, allocated[index], pod))
-           for index, shares in enumerate(remaining)):
-        raise MalformedInput(vendor.annotations.to_allocate, pod.annotations.get(vendor.annotations.to_allocate),
-                             f"expected a part of {vendor.annotations.allocated}")
-    requested = {container.name: count for container in pod.containers
-                 if (count := _requested(container.limits.get(resource)))}
-    positions = container_positions(pod.containers, allocated, lambda container: container.name in requested)
+    if any(
+        shares and (index >= len(allocated) or not _is_part(shares, allocated[index], pod))
+        for index, shares in enumerate(remaining)
+    ):
+        raise MalformedInput(
+            vendor.annotations.to_allocate,
+            pod.annotations.get(vendor.annotations.to_allocate),
+            f"expected a part of {vendor.annotations.allocated}",
+        )
+    requested = {
+        container.name: count
+        for container in pod.containers
+        if (count := _requested(container.limits.get(resource)))
+    }
+    positions = container_positions(
+        pod.containers, allocated, lambda container: container.name in requested
+    )
     found = {name: len(allocated[position]) for name, position in positions.items()}
     if found != requested or (any(allocated) and not found):
         raise MalformedInput(
-            vendor.annotations.allocated, wanted,
+            vendor.annotations.allocated,
+            wanted,
             "expected as many shares as the containers request: "
-            + (", ".join(f"{count} for {name}" for name, count in requested.items()) or "none"))
-    return tuple(ContainerShares(position=position, name=container.name, kind=container.kind,
-                                 shares=allocated[position], outstanding=bool(remaining[position]))
-                 for container in pod.containers if (position := positions.get(container.name)) is not None)
+            + (", ".join(f"{count} for {name}" for name, count in requested.items()) or "none"),
+        )
+    return tuple(
+        ContainerShares(
+            position=position,
+            name=container.name,
+            kind=container.kind,
+            shares=allocated[position],
+            outstanding=bool(remaining[position]),
+        )
+        for container in pod.containers
+        if (position := positions.get(container.name)) is not None
+    )
 
 
 def _is_part(remaining: tuple[Share, ...], allocated: tuple[Share, ...], pod: Pod) -> bool:
@@ -160,8 +184,9 @@ def _is_part(remaining: tuple[Share, ...], allocated: tuple[Share, ...], pod: Po
     return [share.uuid for share in remaining] == [share.uuid for share in allocated]
 
 
-def find_container(pods: Sequence[Pod], holder: tuple[str, str] | None,
-                   call: AllocateCall) -> ContainerMatch | PodRejection | NoMatch:
+def find_container(
+    pods: Sequence[Pod], holder: tuple[str, str] | None, call: AllocateCall
+) -> ContainerMatch | PodRejection | NoMatch:
     """Returns the container that *call* is for.
 
     *pods*: all pods bound to the node, listed after the call arrived. *holder*: namespace and name of the pod that the
@@ -169,21 +194,32 @@ def find_container(pods: Sequence[Pod], holder: tuple[str, str] | None,
     takes no lock for pods in which only init containers request devices, and a kubelet that has lost its checkpoint
     asks again for pods that were served long ago.
     """
-    candidates = [(pod, name) for pod in pods if pod.node_name == call.node and not pod.is_terminated
-                  for name in _candidates(pod, call)]
+    candidates = [
+        (pod, name)
+        for pod in pods
+        if pod.node_name == call.node and not pod.is_terminated
+        for name in _candidates(pod, call)
+    ]
     if len(candidates) > 1:
         return NoMatch(_ambiguity([pod for pod, _ in candidates], call), is_transient=True)
     if candidates:
         return _match_candidate(*candidates[0], call)
     locked = next((pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None)
-    return NoMatch("no pod on the node is waiting for that many") if locked is None else _match_holder(locked, call)
+    return (
+        NoMatch("no pod on the node is waiting for that many")
+        if locked is None
+        else _match_holder(locked, call)
+    )
 
 
 def reason_not_allocated(pod: Pod, node: str, vendor: Vendor) -> str | None:
     """Returns why *pod* has no valid allocation on *node*, according to its annotations; ``None`` if it has one."""
     phase = pod.annotations.get(BIND_PHASE)
     rules = (
-        (f"it was not assigned to node {node} by HAMi's scheduler", pod.annotations.get(ASSIGNED_NODE) != node),
+        (
+            f"it was not assigned to node {node} by HAMi's scheduler",
+            pod.annotations.get(ASSIGNED_NODE) != node,
+        ),
         (f"its bind-phase is {phase}", phase not in _ALLOCATED_PHASES),
         ("it has no allocation", not pod.annotations.get(vendor.annotations.allocated)),
     )
@@ -203,12 +239,15 @@ def is_done_with_lock(pod: Pod, node: str, keys: Iterable[str]) -> bool:
     if pod.is_terminated or pod.node_name not in ("", node):
         return True
     phase = pod.annotations.get(BIND_PHASE)
-    return bool(pod.node_name) and (phase == BindPhase.FAILED or (
-        phase == BindPhase.SUCCESS and not any(has_outstanding(pod, key) for key in keys)))
+    return bool(pod.node_name) and (
+        phase == BindPhase.FAILED
+        or (phase == BindPhase.SUCCESS and not any(has_outstanding(pod, key) for key in keys))
+    )
 
 
-def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnapshot,
-             config: PluginConfig) -> tuple[tuple[Card, Share], ...]:
+def cards_of(
+    match: ContainerMatch, call: AllocateCall, inventory: InventorySnapshot, config: PluginConfig
+) -> tuple[tuple[Card, Share], ...]:
     """Returns the shares of the matched container, each with its card.
 
     Except in operating mode ``mig``, the limiter enforces memory and cores; it reads a limit of 0 as no limit. With
@@ -226,26 +265,38 @@ def cards_of(match: ContainerMatch, call: AllocateCall, inventory: InventorySnap
         card = by_uuid.get(share.uuid)
         if card is None:
             raise AllocationRefused(f"{prefix} card {share.uuid}, which is not on this node")
-        if problem := card.problem if match.pod.phase == "Running" else inventory.unhealthy.get(card.uuid):
+        if (
+            problem := card.problem
+            if match.pod.phase == "Running"
+            else inventory.unhealthy.get(card.uuid)
+        ):
             raise AllocationRefused(f"{prefix} card {share.uuid}, which is unhealthy: {problem}")
         if limited and share.memory_mib <= 0:
-            raise AllocationRefused(f"{prefix} {share.memory_mib} MiB of card {share.uuid}, which means no limit")
+            raise AllocationRefused(
+                f"{prefix} {share.memory_mib} MiB of card {share.uuid}, which means no limit"
+            )
     allocated = Counter(share.uuid for share in shares)
     chosen = Counter(card_uuid(device_id, by_uuid) for device_id in call.ids)
     if limited and len(allocated) < len(shares):
         raise AllocationRefused(f"{prefix} one card twice: {', '.join(sorted(allocated))}")
     if limited and config.aligned and allocated != chosen and not match.inherits:
-        raise AllocationRefused(f"{prefix} {_counts(allocated)}, but the kubelet chose {_counts(chosen)}")
+        raise AllocationRefused(
+            f"{prefix} {_counts(allocated)}, but the kubelet chose {_counts(chosen)}"
+        )
     return tuple((by_uuid[share.uuid], share) for share in shares)
 
 
-def preferred_ids(shares: Sequence[Share], available: Sequence[str], must_include: Sequence[str]) -> tuple[str, ...]:
+def preferred_ids(
+    shares: Sequence[Share], available: Sequence[str], must_include: Sequence[str]
+) -> tuple[str, ...]:
     """Returns the ids among *available* that lie on the cards of *shares*, those in *must_include* first; empty if
     there are not enough."""
     pool = list(dict.fromkeys((*must_include, *available)))
     taken: list[str] = []
     for share in shares:
-        device_id = next((item for item in pool if card_uuid(item, {share.uuid}) == share.uuid), None)
+        device_id = next(
+            (item for item in pool if card_uuid(item, {share.uuid}) == share.uuid), None
+        )
         if device_id is None:
             return ()
         pool.remove(device_id)
@@ -260,9 +311,12 @@ def _requested(limit: str | None) -> int:
 
 def _reason_not_waiting(pod: Pod, call: AllocateCall) -> str | None:
     """Returns why *call* cannot be for *pod*. One that was bound without a node lock has nothing to allocate."""
-    is_revoked = (pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING
-                  and not pod.annotations.get(call.vendor.annotations.to_allocate))
-    return reason_not_allocated(pod, call.node, call.vendor) or ("its allocation was revoked" if is_revoked else None)
+    is_revoked = pod.annotations.get(
+        BIND_PHASE
+    ) == BindPhase.ALLOCATING and not pod.annotations.get(call.vendor.annotations.to_allocate)
+    return reason_not_allocated(pod, call.node, call.vendor) or (
+        "its allocation was revoked" if is_revoked else None
+    )
 
 
 def _match_candidate(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch | PodRejection:
@@ -273,7 +327,9 @@ def _match_candidate(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch 
         containers = container_shares(pod, call.resource, call.vendor)
     except MalformedInput as error:
         return PodRejection(pod=pod, reason=str(error))
-    return _match(pod, containers, next(container for container in containers if container.name == name), call)
+    return _match(
+        pod, containers, next(container for container in containers if container.name == name), call
+    )
 
 
 def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
@@ -283,7 +339,9 @@ def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
     """
     prefix = f"pod {pod.ref} holds the node lock, but"
     if pod.node_name != call.node or pod.phase != "Pending":
-        return NoMatch(f"{prefix} it is {pod.phase or 'in no phase'} on {pod.node_name or 'no node'}")
+        return NoMatch(
+            f"{prefix} it is {pod.phase or 'in no phase'} on {pod.node_name or 'no node'}"
+        )
     if reason := _reason_not_waiting(pod, call):
         return NoMatch(f"{prefix} {reason}")
     try:
@@ -293,18 +351,28 @@ def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
     fitting = [container for container in containers if len(container.shares) == call.count]
     if call.served is None and len(fitting) == 1 and not fitting[0].outstanding:
         return _match(pod, containers, fitting[0], call)
-    waiting = [container for container in containers
-               if (not call.has_served(pod, container.name) if call.served is not None else container.outstanding)]
+    waiting = [
+        container
+        for container in containers
+        if (
+            not call.has_served(pod, container.name)
+            if call.served is not None
+            else container.outstanding
+        )
+    ]
     if not waiting:
         return NoMatch(f"{prefix} all its containers have their devices")
     return NoMatch(f"{prefix} its next container, {waiting[0].name}, gets {len(waiting[0].shares)}")
 
 
 def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
-    """Returns the names of the containers of *pod*, which is on the node and not terminated, that the call may be for.
-    """
-    requesting = [(container.name, count) for container in pod.containers
-                  if (count := _requested(container.limits.get(call.resource)))]
+    """Returns the names of the containers of *pod*, which is on the node and not terminated, that the
+    call may be for."""
+    requesting = [
+        (container.name, count)
+        for container in pod.containers
+        if (count := _requested(container.limits.get(call.resource)))
+    ]
     if call.served is not None:
         requesting = [(name, count) for name, count in requesting if not call.has_served(pod, name)]
         if pod.phase == "Pending":
@@ -314,8 +382,11 @@ def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
         return ()
     if pod.annotations.get(BIND_PHASE) in _ALLOCATED_PHASES:
         try:
-            requesting = [(container.name, len(container.shares))
-                          for container in container_shares(pod, call.resource, call.vendor) if container.outstanding]
+            requesting = [
+                (container.name, len(container.shares))
+                for container in container_shares(pod, call.resource, call.vendor)
+                if container.outstanding
+            ]
         except MalformedInput:
             pass
     return tuple(name for name, count in requesting[:1] if count == call.count)
@@ -330,37 +401,52 @@ def _ambiguity(pods: Sequence[Pod], call: AllocateCall) -> str:
     """
     text = f"{len(pods)} containers match, of {_names(pods)}"
     lost = _names(pod for pod in pods if _is_missing_from_checkpoint(pod, call))
-    return f"{text}; the kubelet's checkpoint has lost {lost}: delete these pods, or drain the node" if lost else text
+    return (
+        f"{text}; the kubelet's checkpoint has lost {lost}: delete these pods, or drain the node"
+        if lost
+        else text
+    )
 
 
 def _is_missing_from_checkpoint(pod: Pod, call: AllocateCall) -> bool:
     """Reports whether *pod*, a candidate, already received its devices and runs."""
-    return (call.served is not None and pod.phase == "Running"
-            and bool(pod.annotations.get(call.vendor.annotations.to_allocate))
-            and pod.annotations.get(BIND_PHASE) == BindPhase.SUCCESS
-            and not has_outstanding(pod, call.vendor.annotations.to_allocate))
+    return (
+        call.served is not None
+        and pod.phase == "Running"
+        and bool(pod.annotations.get(call.vendor.annotations.to_allocate))
+        and pod.annotations.get(BIND_PHASE) == BindPhase.SUCCESS
+        and not has_outstanding(pod, call.vendor.annotations.to_allocate)
+    )
 
 
 def _names(pods: Iterable[Pod]) -> str:
     return ", ".join(sorted({str(pod.ref) for pod in pods}))
 
 
-def _match(pod: Pod, containers: Sequence[ContainerShares], container: ContainerShares,
-           call: AllocateCall) -> ContainerMatch:
-    rest = [other for other in containers
-            if other.outstanding and other is not container and not call.has_served(pod, other.name)]
+def _match(
+    pod: Pod, containers: Sequence[ContainerShares], container: ContainerShares, call: AllocateCall
+) -> ContainerMatch:
+    rest = [
+        other
+        for other in containers
+        if other.outstanding and other is not container and not call.has_served(pod, other.name)
+    ]
     finished = not rest and not any(has_outstanding(pod, key) for key in call.other_keys)
-    inherits = (container.kind is not ContainerKind.INIT
-                and any(other.kind is ContainerKind.INIT for other in containers))
+    inherits = container.kind is not ContainerKind.INIT and any(
+        other.kind is ContainerKind.INIT for other in containers
+    )
     annotations: dict[str, str] = {}
     if container.outstanding:
         kept = {other.position: other.shares for other in rest}
         entries = max([len(pod.containers), *(other.position + 1 for other in containers)])
         annotations[call.vendor.annotations.to_allocate] = render_shares(
-            tuple(kept.get(at, ()) for at in range(entries)))
+            tuple(kept.get(at, ()) for at in range(entries))
+        )
     if finished and pod.annotations.get(BIND_PHASE) != BindPhase.SUCCESS:
         annotations[BIND_PHASE] = BindPhase.SUCCESS.value
-    return ContainerMatch(pod=pod, container=container, annotations=annotations, finished=finished, inherits=inherits)
+    return ContainerMatch(
+        pod=pod, container=container, annotations=annotations, finished=finished, inherits=inherits
+    )
 
 
 def _counts(cards: Counter[str]) -> str:

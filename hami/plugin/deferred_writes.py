@@ -32,8 +32,15 @@ CALLS_S = 900.0
 class DeferredWrites(Task):
     """Queues writes, and makes them in the task's thread; a write that fails stays queued. Threads may share it."""
 
-    def __init__(self, cluster: Cluster, node: str, to_allocate: str, events: EventRecorder, *,
-                 sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        node: str,
+        to_allocate: str,
+        events: EventRecorder,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         """*to_allocate*: the annotation that is cleared on a pod whose allocation fails. *sleep* waits between
         attempts while others keep changing the node."""
         super().__init__("writes", limit_s=CALLS_S)
@@ -41,10 +48,16 @@ class DeferredWrites(Task):
         self._node = node
         self._to_allocate = to_allocate
         self._events = events
-        self._retry_conflicts = brief_retry(lambda error: isinstance(error, Conflict), sleep, first_s=CONFLICT_S)
-        self._flush_lock = threading.Lock()  # one flush at a time, I/O included, so that no write is made twice
+        self._retry_conflicts = brief_retry(
+            lambda error: isinstance(error, Conflict), sleep, first_s=CONFLICT_S
+        )
+        self._flush_lock = (
+            threading.Lock()
+        )  # one flush at a time, I/O included, so that no write is made twice
         self._lock = threading.Lock()  # guards _writes; never held across I/O
-        self._writes: dict[PodRef | str, Callable[[], None]] = {}  # by the pod that fails, or the node lock
+        self._writes: dict[
+            PodRef | str, Callable[[], None]
+        ] = {}  # by the pod that fails, or the node lock
 
     def release_lock(self, lock: str, node: Node | None = None) -> None:
         """Queues the release of the node lock *lock*. *node*: the node as last read, which saves a read."""
@@ -78,7 +91,9 @@ class DeferredWrites(Task):
         *seconds_left*: no write is begun when it returns 0 or less, nor after one that the API server did not answer:
         the next would wait as long.
         """
-        if not self._flush_lock.acquire(timeout=min(max(seconds_left(), 0.0), threading.TIMEOUT_MAX)):
+        if not self._flush_lock.acquire(
+            timeout=min(max(seconds_left(), 0.0), threading.TIMEOUT_MAX)
+        ):
             return False
         try:
             with self._lock:
@@ -87,7 +102,9 @@ class DeferredWrites(Task):
         finally:
             self._flush_lock.release()
 
-    def _make(self, writes: Mapping[PodRef | str, Callable[[], None]], seconds_left: Callable[[], float]) -> bool:
+    def _make(
+        self, writes: Mapping[PodRef | str, Callable[[], None]], seconds_left: Callable[[], float]
+    ) -> bool:
         is_any_made = False
         for key, write in writes.items():
             if seconds_left() <= 0:
@@ -112,11 +129,15 @@ class DeferredWrites(Task):
 
     def _fail_pod(self, ref: PodRef, reason: str, lock: str | None) -> None:
         try:
-            self._cluster.annotate_pod(ref, {BIND_PHASE: BindPhase.FAILED.value, self._to_allocate: ""})
+            self._cluster.annotate_pod(
+                ref, {BIND_PHASE: BindPhase.FAILED.value, self._to_allocate: ""}
+            )
             self.record_failure(ref, reason)
         except (NotFound, Conflict):
             pass  # the pod is gone; another pod of that name is not affected
-        if lock is not None:  # only now: the next pod must not find devices that are still to be allocated to this one
+        if (
+            lock is not None
+        ):  # only now: the next pod must not find devices that are still to be allocated to this one
             self._release_lock(lock, None)
 
     def _complete_pod(self, ref: PodRef, other_keys: Collection[str]) -> None:
@@ -132,12 +153,19 @@ class DeferredWrites(Task):
     def _record_allocation(self, ref: PodRef, other_keys: Collection[str]) -> bool:
         """Records that the pod has its devices; returns whether no vendor has any left to hand out. Raises: Conflict"""
         pod = self._cluster.pod(ref.namespace, ref.name)
-        if pod is None or pod.ref.uid != ref.uid or pod.annotations.get(BIND_PHASE) != BindPhase.ALLOCATING:
+        if (
+            pod is None
+            or pod.ref.uid != ref.uid
+            or pod.annotations.get(BIND_PHASE) != BindPhase.ALLOCATING
+        ):
             return False
         finished = not any(has_outstanding(pod, key) for key in other_keys)
         handed_out = {self._to_allocate: render_shares(((),) * len(pod.containers))}
-        self._cluster.annotate_pod(ref, handed_out | ({BIND_PHASE: BindPhase.SUCCESS.value} if finished else {}),
-                                   resource_version=pod.resource_version)
+        self._cluster.annotate_pod(
+            ref,
+            handed_out | ({BIND_PHASE: BindPhase.SUCCESS.value} if finished else {}),
+            resource_version=pod.resource_version,
+        )
         return finished
 
     def _release_lock(self, lock: str, node: Node | None) -> None:

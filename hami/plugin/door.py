@@ -27,8 +27,12 @@ CLAIM_DEVICES = "claimdevices"
 """The key of the node configuration with the cards for claims of a node where the others are at the door ``plugin``."""
 
 
-def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, str] = os.environ,
-              mounts: Path = Path("/proc/self/mountinfo")) -> PluginSettings:
+def open_door(
+    settings: PluginSettings,
+    cluster: Cluster,
+    environ: Mapping[str, str] = os.environ,
+    mounts: Path = Path("/proc/self/mountinfo"),
+) -> PluginSettings:
     """Returns *settings* with the door of the node, ``plugin`` or ``dra``, and what goes with it. A node with the door
     ``plugin`` may have some cards at the other one, for which `claimed_part` returns the settings.
 
@@ -40,9 +44,15 @@ def open_door(settings: PluginSettings, cluster: Cluster, environ: Mapping[str, 
         if settings.is_divided:
             _check_claims(settings, environ, mounts)
             if settings.operating_mode == MIG or settings.claim_allocator == HAMI:
-                field = "the operating mode mig" if settings.operating_mode == MIG else f"--claim-allocator={HAMI}"
-                raise HamiError(f"{CLAIM_DEVICES}: with {field}, all devices of a node have one door: set the label "
-                                f"{DOOR}={DRA} on the node, or leave {CLAIM_DEVICES} out")
+                field = (
+                    "the operating mode mig"
+                    if settings.operating_mode == MIG
+                    else f"--claim-allocator={HAMI}"
+                )
+                raise HamiError(
+                    f"{CLAIM_DEVICES}: with {field}, all devices of a node have one door: set the label "
+                    f"{DOOR}={DRA} on the node, or leave {CLAIM_DEVICES} out"
+                )
         return replace(settings, door=PLUGIN)
     _check_claims(settings, environ, mounts)
     return replace(settings, door=DRA, publish_capacity=OFF, claimed_uuids=(), claimed_indexes=())
@@ -64,11 +74,14 @@ class CardDoors:
         self._config = config
         self._claimed: dict[str, bool] = {}  # by UUID, whether the card is for claims
 
-    def offered(self, card: Card, config: PluginConfig, *, ignore_mig_cards: bool = False) -> Card | None:
+    def offered(
+        self, card: Card, config: PluginConfig, *, ignore_mig_cards: bool = False
+    ) -> Card | None:
         """Returns *card* as :func:`offered_card`; ``None`` also if it is not at the door of *config*."""
         own = self._config
         is_claimed = self._claimed.setdefault(
-            card.uuid, card.uuid in own.claimed_uuids or card.index in own.claimed_indexes)
+            card.uuid, card.uuid in own.claimed_uuids or card.index in own.claimed_indexes
+        )
         if own.is_divided and is_claimed != (config.door == DRA):
             return None
         return offered_card(card, config, ignore_mig_cards=ignore_mig_cards)
@@ -77,15 +90,19 @@ class CardDoors:
 def _check_claims(settings: PluginSettings, environ: Mapping[str, str], mounts: Path) -> None:
     """Raises: HamiError if the node cannot give out cards by claims."""
     if settings.mig_strategy != "none":
-        raise HamiError(f"door {DRA}: existing MIG instances are only available through the door {PLUGIN}; set "
-                        "--mig-strategy none, and the operating mode mig for instances that claims make")
+        raise HamiError(
+            f"door {DRA}: existing MIG instances are only available through the door {PLUGIN}; set "
+            "--mig-strategy none, and the operating mode mig for instances that claims make"
+        )
     if not settings.kubelet_socket:
         raise HamiError(f"door {DRA}: --kubelet-socket is empty, so the kubelet cannot be served")
     if reason := why_not_writable(settings.cdi_root, environ, mounts):
         raise HamiError(f"door {DRA}: {reason}")
 
 
-def why_closed(config: PluginConfig, pods: Iterable[Pod], prepared: Collection[str], vendor: Vendor) -> str:
+def why_closed(
+    config: PluginConfig, pods: Iterable[Pod], prepared: Collection[str], vendor: Vendor
+) -> str:
     """Returns why the node cannot have the door of *config*, or its allocator, yet: pods still use its cards through
     another one. Empty if none does.
 
@@ -108,15 +125,23 @@ def why_closed(config: PluginConfig, pods: Iterable[Pod], prepared: Collection[s
     if PLUGIN in (way, wanted):
         door, other = (PLUGIN, DRA) if wanted == PLUGIN else (DRA, PLUGIN)
         setting = f"{DOOR}={other}, or {CLAIM_DEVICES}," if other == DRA else f"{DOOR}={other}"
-        return (f"the door of the node cannot be {door} yet: {len(names)} pods have devices through the door {other}, "
-                f"such as {min(names)}; set the label {setting} and drain the node before you change it")
-    return (f"{config.claim_allocator} cannot allocate the claims of the node yet: {len(names)} pods have claims that "
-            f"{way} has allocated, such as {min(names)}; set --claim-allocator={way} and drain the node before you "
-            "change it")
+        return (
+            f"the door of the node cannot be {door} yet: {len(names)} pods have devices through the door {other}, "
+            f"such as {min(names)}; set the label {setting} and drain the node before you change it"
+        )
+    return (
+        f"{config.claim_allocator} cannot allocate the claims of the node yet: {len(names)} pods have claims that "
+        f"{way} has allocated, such as {min(names)}; set --claim-allocator={way} and drain the node before you "
+        "change it"
+    )
 
 
-def why_undivided(pods: Iterable[Pod], prepared: Iterable[PreparedRequest], claimed: Collection[str],
-                  vendor: Vendor) -> str:
+def why_undivided(
+    pods: Iterable[Pod],
+    prepared: Iterable[PreparedRequest],
+    claimed: Collection[str],
+    vendor: Vendor,
+) -> str:
     """Returns why the doors of a node cannot have these cards yet: a pod still uses one of them through the other door.
     Empty if none does.
 
@@ -124,7 +149,9 @@ def why_undivided(pods: Iterable[Pod], prepared: Iterable[PreparedRequest], clai
     """
     for pod in (pod for pod in pods if not pod.is_terminated):
         text = pod.annotations.get(vendor.annotations.allocated, "")
-        if used := sorted(uuid for uuid in claimed if uuid in text):  # also if it cannot be read, as for the scheduler
+        if used := sorted(
+            uuid for uuid in claimed if uuid in text
+        ):  # also if it cannot be read, as for the scheduler
             return _still_used(used[0], f"pod {pod.ref}", PLUGIN)
     for request in prepared:
         if used := sorted({share.uuid for share in request.shares}.difference(claimed)):
@@ -133,8 +160,10 @@ def why_undivided(pods: Iterable[Pod], prepared: Iterable[PreparedRequest], clai
 
 
 def _still_used(uuid: str, user: str, door: str) -> str:
-    return (f"device {uuid} cannot change its door yet: {user} has it through the door {door}; put {CLAIM_DEVICES} "
-            "back, and drain the node before you change it")
+    return (
+        f"device {uuid} cannot change its door yet: {user} has it through the door {door}; put {CLAIM_DEVICES} "
+        "back, and drain the node before you change it"
+    )
 
 
 def _way(door: str, allocator: str) -> str:

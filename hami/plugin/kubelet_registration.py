@@ -47,8 +47,15 @@ class Step(enum.Enum):
     DONE = "registered"
 
 
-def next_step(*, kubelet: FileVersion | None, registered: FileVersion | None, served: FileVersion | None,
-              found: FileVersion | None, offered: bool, disconnected: bool) -> Step:
+def next_step(
+    *,
+    kubelet: FileVersion | None,
+    registered: FileVersion | None,
+    served: FileVersion | None,
+    found: FileVersion | None,
+    offered: bool,
+    disconnected: bool,
+) -> Step:
     """Returns the next step.
 
     *kubelet*: the kubelet's socket. *registered*: the kubelet's socket at the last registration. *served*: the plugin's
@@ -70,10 +77,16 @@ def next_step(*, kubelet: FileVersion | None, registered: FileVersion | None, se
 class KubeletRegistration(Task):
     """Keeps one resource registered with the kubelet until `stop`, then removes its socket."""
 
-    def __init__(self, config: PluginConfig, make_server: Callable[[Path, Callable[[], None]], PluginServer], *,
-                 clock: Callable[[], float], name: str = "kubelet",
-                 is_ready: Callable[[float], bool] = lambda seconds: True,
-                 on_registered: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        make_server: Callable[[Path, Callable[[], None]], PluginServer],
+        *,
+        clock: Callable[[], float],
+        name: str = "kubelet",
+        is_ready: Callable[[float], bool] = lambda seconds: True,
+        on_registered: Callable[[], None] = lambda: None,
+    ) -> None:
         """*make_server*: makes a server, not yet started, from its path and a listener for lost connections.
         *is_ready*: reports whether to begin, after at most so many seconds. *on_registered*: called after each
         registration.
@@ -133,9 +146,14 @@ class KubeletRegistration(Task):
         """Takes the next step and returns it. Raises: HamiError, OSError."""
         kubelet, found = file_version(self._kubelet), file_version(self._path)
         self._probe(found)
-        step = next_step(kubelet=kubelet, registered=self._registered, found=found,
-                         served=self._server.identity if self._server is not None else None, offered=self._offered,
-                         disconnected=self._is_disconnected())
+        step = next_step(
+            kubelet=kubelet,
+            registered=self._registered,
+            found=found,
+            served=self._server.identity if self._server is not None else None,
+            offered=self._offered,
+            disconnected=self._is_disconnected(),
+        )
         match step:
             case Step.WAIT:
                 self._registered = None
@@ -144,23 +162,36 @@ class KubeletRegistration(Task):
             case Step.SERVE:
                 self._serve()
             case Step.STAND_BY:
-                self._warn("another process has replaced the plugin's socket, standing by", socket=self._path)
+                self._warn(
+                    "another process has replaced the plugin's socket, standing by",
+                    socket=self._path,
+                )
             case Step.REGISTER:
-                self._disconnected = False  # the connection may be lost again before the kubelet answers
+                self._disconnected = (
+                    False  # the connection may be lost again before the kubelet answers
+                )
                 server = self._server
                 assert server is not None, "next_step registers only a plugin that serves"
                 self._offered = True
                 try:
-                    register(str(self._kubelet), server.endpoint, self._config.resource,
-                             pre_start=server.requires_pre_start)
+                    register(
+                        str(self._kubelet),
+                        server.endpoint,
+                        self._config.resource,
+                        pre_start=server.requires_pre_start,
+                    )
                 except HamiError as error:
-                    self._offered = isinstance(error, Unanswered)  # otherwise the kubelet does not know this socket
+                    self._offered = isinstance(
+                        error, Unanswered
+                    )  # otherwise the kubelet does not know this socket
                     raise
                 self._registered, self._connected_at = kubelet, self._clock()
                 self.unready_reason = ""
                 self._reported.clear(self._path)
-                log.info("registered with the kubelet",
-                         extra={"resource": self._config.resource, "endpoint": server.endpoint})
+                log.info(
+                    "registered with the kubelet",
+                    extra={"resource": self._config.resource, "endpoint": server.endpoint},
+                )
                 self._on_registered()
         return step
 
@@ -201,7 +232,11 @@ class KubeletRegistration(Task):
         if server is None or self._clock() - self._probed_at < PROBE_S:
             return
         self._probed_at = self._clock()
-        if found != server.identity or server.completed_calls != self._completed_calls or server.answers():
+        if (
+            found != server.identity
+            or server.completed_calls != self._completed_calls
+            or server.answers()
+        ):
             self._answered_at = self._clock()
         self._completed_calls = server.completed_calls
 

@@ -26,19 +26,41 @@ def template_node(settings: PluginSettings, model: str, count: int, memory_mib: 
     *memory_mib*: the memory of one card, as the driver shows it.
     Raises: MalformedInput if the model does not fit into a label, or there are too many cards.
     """
-    cards = tuple(Card(uuid=f"GPU-template-{index}", index=index, minor=index, model=model, memory_mib=memory_mib)
-                  for index in range(count))
+    cards = tuple(
+        Card(
+            uuid=f"GPU-template-{index}",
+            index=index,
+            minor=index,
+            model=model,
+            memory_mib=memory_mib,
+        )
+        for index in range(count)
+    )
     snapshot, vendor = InventorySnapshot(0, cards), vendors(settings.devices)[VENDOR]
     registered = devices(snapshot, settings)
     label = render_node_template(registered[0], count)
     parse_node_template(label)
-    amounts = {vendor.resources.count: sum(device.slots for device in registered),
-               **request_sums(vendor.resources, registered),
-               **{total_name(name): amount for name, amount in device_sums(vendor.resources, registered).items()}}
+    amounts = {
+        vendor.resources.count: sum(device.slots for device in registered),
+        **request_sums(vendor.resources, registered),
+        **{
+            total_name(name): amount
+            for name, amount in device_sums(vendor.resources, registered).items()
+        },
+    }
     capacity = {name: str(amount) for name, amount in amounts.items()}
-    annotations = {key: text for key, text in node_annotations(snapshot, settings, vendor).items() if text is not None}
-    return Node(name=settings.node, labels={"gpu": "on", NODE_TEMPLATE: label}, annotations=annotations,
-                capacity=capacity, allocatable=capacity)
+    annotations = {
+        key: text
+        for key, text in node_annotations(snapshot, settings, vendor).items()
+        if text is not None
+    }
+    return Node(
+        name=settings.node,
+        labels={"gpu": "on", NODE_TEMPLATE: label},
+        annotations=annotations,
+        capacity=capacity,
+        allocatable=capacity,
+    )
 
 
 def render_template(node: Node, form: str, instance_type: str) -> Mapping[str, object]:
@@ -47,12 +69,28 @@ def render_template(node: Node, form: str, instance_type: str) -> Mapping[str, o
     *instance_type*: the nodes to which Karpenter adds the capacity.
     """
     if form == CLUSTER_AUTOSCALER:
-        return ({f"{TAG}label/{key}": text for key, text in node.labels.items()}
-                | {f"{TAG}resources/{name}": amount for name, amount in node.capacity.items()})
+        return {f"{TAG}label/{key}": text for key, text in node.labels.items()} | {
+            f"{TAG}resources/{name}": amount for name, amount in node.capacity.items()
+        }
     if form == KARPENTER:
-        types = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": [instance_type]}
-        return {"apiVersion": "karpenter.sh/v1alpha1", "kind": "NodeOverlay", "metadata": {"name": node.name},
-                "spec": {"requirements": [types], "capacity": dict(node.capacity)}}
-    return {"apiVersion": "v1", "kind": "Node",
-            "metadata": {"name": node.name, "labels": dict(node.labels), "annotations": dict(node.annotations)},
-            "status": {"capacity": dict(node.capacity), "allocatable": dict(node.allocatable)}}
+        types = {
+            "key": "node.kubernetes.io/instance-type",
+            "operator": "In",
+            "values": [instance_type],
+        }
+        return {
+            "apiVersion": "karpenter.sh/v1alpha1",
+            "kind": "NodeOverlay",
+            "metadata": {"name": node.name},
+            "spec": {"requirements": [types], "capacity": dict(node.capacity)},
+        }
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": node.name,
+            "labels": dict(node.labels),
+            "annotations": dict(node.annotations),
+        },
+        "status": {"capacity": dict(node.capacity), "allocatable": dict(node.allocatable)},
+    }

@@ -46,7 +46,14 @@ from hami.plugin.allocate_mode import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
 from hami.plugin.card_reader import CardReader
 from hami.plugin.deferred_writes import CALLS_S, DeferredWrites
-from hami.plugin.door import CLAIM_DEVICES, CardDoors, claimed_part, open_door, why_closed, why_undivided
+from hami.plugin.door import (
+    CLAIM_DEVICES,
+    CardDoors,
+    claimed_part,
+    open_door,
+    why_closed,
+    why_undivided,
+)
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar, withdrawn_unless_read
@@ -90,8 +97,14 @@ LAST_WRITES_S = 5.0
 class DevicePluginProgram:
     """The parts of `hami device-plugin` under one configuration. Call `start` and `stop` once."""
 
-    def __init__(self, settings: PluginSettings, *, cluster: Cluster | None = None,
-                 resources: DynamicResources | None = None, library: DriverLibrary | None = None) -> None:
+    def __init__(
+        self,
+        settings: PluginSettings,
+        *,
+        cluster: Cluster | None = None,
+        resources: DynamicResources | None = None,
+        library: DriverLibrary | None = None,
+    ) -> None:
         """*cluster*: ``None`` for the cluster of the environment. *resources*: of the same cluster, for the door
         ``dra``. *library*: that of this process, which an earlier program may have opened. Raises: HamiError, also if
         the driver is missing."""
@@ -105,81 +118,162 @@ class DevicePluginProgram:
         settings = self._settings = open_door(settings, cluster)
         self._events = EventRecorder(cluster, COMPONENT)
         self._library = library or DriverLibrary()
-        self._withdrawn_unless_read = partial(withdrawn_unless_read, cluster, settings, vendor, SILENT_S)
+        self._withdrawn_unless_read = partial(
+            withdrawn_unless_read, cluster, settings, vendor, SILENT_S
+        )
         with self._withdrawn_unless_read():
-            self._source = _card_source(settings, self._library, self._events, self._on_cards_changed)
+            self._source = _card_source(
+                settings, self._library, self._events, self._on_cards_changed
+            )
         self._has_found_driver = threading.Event()
         self._reported = OncePerKey()  # why the state of the cards is unknown, by cause
         offered = CardDoors(settings).offered
         self._inventory = self._claimed = DeviceInventory(
-            partial(offered, config=settings, ignore_mig_cards=settings.mig_strategy != "none"))
+            partial(offered, config=settings, ignore_mig_cards=settings.mig_strategy != "none")
+        )
         claiming = claimed_part(settings)
         if claiming is not None and claiming is not settings:
             self._claimed = DeviceInventory(partial(offered, config=claiming))
-        self._inventories = {self._inventory, self._claimed}  # one, unless each door has cards of its own
+        self._inventories = {
+            self._inventory,
+            self._claimed,
+        }  # one, unless each door has cards of its own
         source = self._source
         self._cdi = _cdi_specs(settings) if source is not None else None
-        on_instances = self._cdi.update_instances if self._cdi is not None else lambda instances: None
+        on_instances = (
+            self._cdi.update_instances if self._cdi is not None else lambda instances: None
+        )
         self._written_folders = [Path(settings.hook_path) / "vgpu"]
-        host = self._host = Host(settings, classes=self._cdi.classes) if self._cdi is not None else Host(settings)
-        specs = partial(ContainerSpecs, Path(settings.cdi_root or CDI_ROOT),
-                        edits=self._cdi.edits if self._cdi is not None else lambda names: [])
+        host = self._host = (
+            Host(settings, classes=self._cdi.classes) if self._cdi is not None else Host(settings)
+        )
+        specs = partial(
+            ContainerSpecs,
+            Path(settings.cdi_root or CDI_ROOT),
+            edits=self._cdi.edits if self._cdi is not None else lambda names: [],
+        )
         claim_specs = specs(kind=CLAIM)
         self._mig = None
         if settings.operating_mode == MIG and source is not None:
-            self._mig = DynamicMig(lambda: cluster.pods_on(settings.node), source.instances, self._inventory.cards,
-                                   publish=on_instances, claimed=PreparedRequests(claim_specs).instances,
-                                   exclusive=claim_specs.exclusive if settings.door == DRA else nullcontext)
-        self._contexts = ContextSizes(Path(settings.hook_path) / "vgpu", settings.driver_root_in_container)
-        self._deferred = DeferredWrites(cluster, settings.node, vendor.annotations.to_allocate, self._events)
+            self._mig = DynamicMig(
+                lambda: cluster.pods_on(settings.node),
+                source.instances,
+                self._inventory.cards,
+                publish=on_instances,
+                claimed=PreparedRequests(claim_specs).instances,
+                exclusive=claim_specs.exclusive if settings.door == DRA else nullcontext,
+            )
+        self._contexts = ContextSizes(
+            Path(settings.hook_path) / "vgpu", settings.driver_root_in_container
+        )
+        self._deferred = DeferredWrites(
+            cluster, settings.node, vendor.annotations.to_allocate, self._events
+        )
         at_start = start_time_config(settings)
-        grants_at_start = GrantBuilder(at_start, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
-                                       context_bytes=self._contexts.bytes_of)
-        self._start_time = StartTimeAllocator(at_start, cluster, vendor, host, grants_at_start, specs(),
-                                              node_pods=self._node_pods)
+        grants_at_start = GrantBuilder(
+            at_start,
+            cluster,
+            self._inventory,
+            host,
+            self._mig,
+            node_pods=self._node_pods,
+            context_bytes=self._contexts.bytes_of,
+        )
+        self._start_time = StartTimeAllocator(
+            at_start, cluster, vendor, host, grants_at_start, specs(), node_pods=self._node_pods
+        )
         self._dra = None
         if claiming is not None:
             assert resources is not None, "the cluster was given without them"
             config, own_grants = at_start, grants_at_start
             if claiming is not settings:
                 config = start_time_config(claiming)
-                own_grants = GrantBuilder(config, cluster, self._claimed, host, node_pods=self._node_pods,
-                                          context_bytes=self._contexts.bytes_of)
-            self._dra = DraDriver(config, cluster, resources, own_grants, host, claim_specs, node_pods=self._node_pods)
+                own_grants = GrantBuilder(
+                    config,
+                    cluster,
+                    self._claimed,
+                    host,
+                    node_pods=self._node_pods,
+                    context_bytes=self._contexts.bytes_of,
+                )
+            self._dra = DraDriver(
+                config, cluster, resources, own_grants, host, claim_specs, node_pods=self._node_pods
+            )
         self._why_closed = partial(self._read_why_closed, cluster, claim_specs, vendor)
-        self._is_start_time = source is not None and settings.door != DRA and is_start_time(
-            settings, cluster, self._start_time.is_recorded(), os.environ)
+        self._is_start_time = (
+            source is not None
+            and settings.door != DRA
+            and is_start_time(settings, cluster, self._start_time.is_recorded(), os.environ)
+        )
         if self._is_start_time or self._dra is not None or self._cdi is not None:
             self._written_folders.append(Path(settings.cdi_root or CDI_ROOT))
-        self._needs_no_lock = self._is_start_time or settings.is_managed  # the kubelet names the pod
+        self._needs_no_lock = (
+            self._is_start_time or settings.is_managed
+        )  # the kubelet names the pod
         self._needs_completion = partial(needs_completion, node=settings.node, vendor=vendor)
         self._other_keys = other_allocation_keys(catalog)
-        grants = GrantBuilder(settings, cluster, self._inventory, host, self._mig, node_pods=self._node_pods,
-                              context_bytes=self._contexts.bytes_of)
-        self._allocator = Allocator(settings, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods)
+        grants = GrantBuilder(
+            settings,
+            cluster,
+            self._inventory,
+            host,
+            self._mig,
+            node_pods=self._node_pods,
+            context_bytes=self._contexts.bytes_of,
+        )
+        self._allocator = Allocator(
+            settings, cluster, catalog, host, grants, self._deferred, node_pods=self._node_pods
+        )
         self._clean_up_node = partial(clean_up_node, settings.node, self._mig, self._allocator)
-        self._sweep_node = partial(sweep_node, settings.node, cluster, host, self._start_time.sweep,
-                                   self._dra.claims if self._dra is not None else None)
+        self._sweep_node = partial(
+            sweep_node,
+            settings.node,
+            cluster,
+            host,
+            self._start_time.sweep,
+            self._dra.claims if self._dra is not None else None,
+        )
         self._resizer = None
         if self._node_pods is not None and resizes(settings):
             self._resizer = SizeEnforcer(
-                settings, cluster, catalog, host, self._inventory, self._events, self._node_pods.pods)
+                settings,
+                cluster,
+                catalog,
+                host,
+                self._inventory,
+                self._events,
+                self._node_pods.pods,
+            )
         self._guard = RegionGuard(settings.node, cluster, host, self._events)
         self._reader = CardReader(self._read_cards, self._inventory, self._report_unknown)
         self._registrar = NodeRegistrar(
-            cluster, self._inventory, settings, vendor, now=partial(datetime.now, UTC),
+            cluster,
+            self._inventory,
+            settings,
+            vendor,
+            now=partial(datetime.now, UTC),
             is_lock_free=self._is_lock_free if self._needs_no_lock else None,
-            watched_pods=self._node_pods.pods if self._node_pods is not None else lambda: None)
+            watched_pods=self._node_pods.pods if self._node_pods is not None else lambda: None,
+        )
         self._static_mig = None
-        if settings.mig_strategy != "none" and settings.operating_mode != MIG and source is not None:
-            self._static_mig = StaticMig(settings, settings.mig_strategy, source.instances, host,
-                                         on_instances=on_instances)
+        if (
+            settings.mig_strategy != "none"
+            and settings.operating_mode != MIG
+            and source is not None
+        ):
+            self._static_mig = StaticMig(
+                settings, settings.mig_strategy, source.instances, host, on_instances=on_instances
+            )
         self._registrations: list[KubeletRegistration] = []
         self._card_registration = None
         if settings.kubelet_socket and settings.door != DRA:
-            self._card_registration = KubeletRegistration(settings, self._card_server, clock=time.monotonic,
-                                                          is_ready=self._may_serve_cards,
-                                                          on_registered=self._registrar.recheck)
+            self._card_registration = KubeletRegistration(
+                settings,
+                self._card_server,
+                clock=time.monotonic,
+                is_ready=self._may_serve_cards,
+                on_registered=self._registrar.recheck,
+            )
             self._registrations.append(self._card_registration)
         self._lock = threading.Lock()  # guards _registrations; never held while a registration runs
         self._stopped = threading.Event()
@@ -198,15 +292,28 @@ class DevicePluginProgram:
             if self._mig is not None:
                 self._mig.start()
                 self._reader.read()
-        log.info("cards found", extra={
-            "node": settings.node, "mode": settings.operating_mode,
-            "door": settings.door, "cards": [card.uuid for card in self._inventory.cards()],
-            "claimed": [card.uuid for card in self._claimed.cards()] if self._dra is not None else []})
+        log.info(
+            "cards found",
+            extra={
+                "node": settings.node,
+                "mode": settings.operating_mode,
+                "door": settings.door,
+                "cards": [card.uuid for card in self._inventory.cards()],
+                "claimed": [card.uuid for card in self._claimed.cards()]
+                if self._dra is not None
+                else [],
+            },
+        )
         if settings.is_divided and not self._claimed.cards():
-            log.warning("device configuration", extra={"note": f"{CLAIM_DEVICES} names no device of the node"})
+            log.warning(
+                "device configuration",
+                extra={"note": f"{CLAIM_DEVICES} names no device of the node"},
+            )
         self._check_door()
         if not settings.mock_devices and settings.operating_mode != MIG:
-            self._start_task(PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S))
+            self._start_task(
+                PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S)
+            )
         if self._node_pods is not None:
             self._start_task(self._node_pods.task)
         if self._resizer is not None:
@@ -214,11 +321,17 @@ class DevicePluginProgram:
         cleanup_s = CLEANUP_MIG_S if self._mig is not None else CLEANUP_S
         if self._source is None:
             self._start_task(PeriodicTask("driver", self._look_for_driver, RESTART_S))
-        for task in (self._events, self._health, self._reader, self._registrar, self._deferred,
-                     PeriodicTask("silence", self._check_silence, SILENCE_CHECK_S),
-                     PeriodicTask("cleanup", self._clean_up_node, cleanup_s, limit_s=CALLS_S),
-                     PeriodicTask("sweep", self._sweep_node, CLEANUP_S, limit_s=CALLS_S),
-                     PeriodicTask("regions", self._guard.shrink, REGIONS_S, limit_s=CALLS_S)):
+        for task in (
+            self._events,
+            self._health,
+            self._reader,
+            self._registrar,
+            self._deferred,
+            PeriodicTask("silence", self._check_silence, SILENCE_CHECK_S),
+            PeriodicTask("cleanup", self._clean_up_node, cleanup_s, limit_s=CALLS_S),
+            PeriodicTask("sweep", self._sweep_node, CLEANUP_S, limit_s=CALLS_S),
+            PeriodicTask("regions", self._guard.shrink, REGIONS_S, limit_s=CALLS_S),
+        ):
             self._start_task(task)
         for part in self._dra.tasks if self._dra is not None else ():
             self._start_task(part)
@@ -236,19 +349,27 @@ class DevicePluginProgram:
         if unknown:
             return f"the state of the devices is unknown: {unknown}"
         with self._lock:
-            registrations = [registration for registration in self._registrations
-                             if registration is not self._card_registration or self._inventory.cards()]
+            registrations = [
+                registration
+                for registration in self._registrations
+                if registration is not self._card_registration or self._inventory.cards()
+            ]
         dra = self._dra.unready_reason() if self._dra is not None and self._claimed.cards() else ""
-        return "; ".join(filter(None, (dra, *(registration.unready_reason for registration in registrations))))
+        return "; ".join(
+            filter(None, (dra, *(registration.unready_reason for registration in registrations)))
+        )
 
     def hung_reason(self) -> str:
         """Returns which threads have died or hang, which of the plugin's own servers are silent, and why only a new
         process can use the driver; empty if nothing is wrong."""
         with self._lock:
             registrations = list(self._registrations)
-        reasons = [self._library.restart_reason(), problems(tuple(self._tasks)),
-                   self._dra.hung_reason() if self._dra is not None else "",
-                   *(registration.hung_reason() for registration in registrations)]
+        reasons = [
+            self._library.restart_reason(),
+            problems(tuple(self._tasks)),
+            self._dra.hung_reason() if self._dra is not None else "",
+            *(registration.hung_reason() for registration in registrations),
+        ]
         return "; ".join(filter(None, reasons))
 
     def has_found_driver(self) -> bool:
@@ -295,15 +416,25 @@ class DevicePluginProgram:
             return ""
         pods = cluster.pods_on(self._settings.node)
         if self._settings.is_divided:
-            return why_undivided(pods, prepared, {card.uuid for card in self._claimed.cards()}, vendor)
+            return why_undivided(
+                pods, prepared, {card.uuid for card in self._claimed.cards()}, vendor
+            )
         return why_closed(self._settings, pods, {request.pod for request in prepared}, vendor)
 
     def _card_server(self, path: Path, on_disconnect: Callable[[], None]) -> PluginServer:
-        is_needed = (self._is_start_time or bool(self._start_time.is_recorded())  # containers of an earlier mode
-                     or self._start_time.has_lost_files())
+        is_needed = (
+            self._is_start_time
+            or bool(self._start_time.is_recorded())  # containers of an earlier mode
+            or self._start_time.has_lost_files()
+        )
         return PluginServer(
-            path, self._settings, self._inventory, self._start_time if self._is_start_time else self._allocator,
-            pre_start=self._pre_start if is_needed else None, on_disconnect=on_disconnect)
+            path,
+            self._settings,
+            self._inventory,
+            self._start_time if self._is_start_time else self._allocator,
+            pre_start=self._pre_start if is_needed else None,
+            on_disconnect=on_disconnect,
+        )
 
     def _pre_start(self, device_ids: Sequence[str]) -> None:
         try:
@@ -366,7 +497,9 @@ class DevicePluginProgram:
         """Reports a call of the driver that does not end: its thread cannot."""
         now = time.monotonic()
         is_silent = any(task.silence_s(now) > SILENT_S for task in (self._reader, self._health))
-        self._report_unknown(SILENT, f"the driver has not answered for {SILENT_S:g} s" if is_silent else "")
+        self._report_unknown(
+            SILENT, f"the driver has not answered for {SILENT_S:g} s" if is_silent else ""
+        )
 
     def _may_serve_cards(self, seconds: float) -> bool:
         """Reports whether there is a card, after at most so many seconds: otherwise the kubelet would list the resource
@@ -384,9 +517,19 @@ class DevicePluginProgram:
         replaces_cards = resource.resource == config.resource
         if not replaces_cards:
             config = replace(config, resource=resource.resource, socket_name="")
-        registration = KubeletRegistration(config, lambda path, on_disconnect: PluginServer(
-            path, config, resource.inventory, resource, ids=lambda card, config: (card.uuid,),
-            on_disconnect=on_disconnect), clock=time.monotonic, name=resource.resource)
+        registration = KubeletRegistration(
+            config,
+            lambda path, on_disconnect: PluginServer(
+                path,
+                config,
+                resource.inventory,
+                resource,
+                ids=lambda card, config: (card.uuid,),
+                on_disconnect=on_disconnect,
+            ),
+            clock=time.monotonic,
+            name=resource.resource,
+        )
         with self._lock:
             if self._stopped.is_set():
                 return
@@ -422,7 +565,9 @@ class DevicePluginProgram:
             self._source.watch_health(self._report, self._stopped, self._health.beat)
 
     def _measure_contexts(self) -> None:
-        self._contexts.measure_missing([card for inventory in self._inventories for card in inventory.cards()])
+        self._contexts.measure_missing(
+            [card for inventory in self._inventories for card in inventory.cards()]
+        )
 
 
 def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator) -> None:
@@ -433,12 +578,18 @@ def clean_up_node(node: str, mig: DynamicMig | None, allocator: Allocator) -> No
     _run_each(node, allocator.release_stale_lock, *([mig.reconcile] if mig is not None else []))
 
 
-def sweep_node(node: str, cluster: Cluster, host: Host, sweep_specs: Callable[[], None],
-               claims: ClaimPreparer | None = None) -> None:
+def sweep_node(
+    node: str,
+    cluster: Cluster,
+    host: Host,
+    sweep_specs: Callable[[], None],
+    claims: ClaimPreparer | None = None,
+) -> None:
     """Removes directories and specifications of containers and claims that are gone.
 
     Logs what fails; never raises a HamiError.
     """
+
     def remove_directories() -> None:
         if directories := host.directories():  # before the pods: see Host.sweep
             live = {pod.ref.uid for pod in cluster.pods_on(node)}
@@ -446,7 +597,10 @@ def sweep_node(node: str, cluster: Cluster, host: Host, sweep_specs: Callable[[]
             live |= {request.pod for request in claims.prepared()} if claims is not None else set()
             if removed := host.sweep(directories, live):
                 log.info("container directories removed", extra={"directories": removed})
-    _run_each(node, remove_directories, sweep_specs, *([claims.sweep] if claims is not None else []))
+
+    _run_each(
+        node, remove_directories, sweep_specs, *([claims.sweep] if claims is not None else [])
+    )
 
 
 def _run_each(node: str, *steps: Callable[[], object]) -> None:
@@ -457,10 +611,16 @@ def _run_each(node: str, *steps: Callable[[], object]) -> None:
             log.warning("cleanup failed", extra={"node": node, "error": error})
 
 
-def serve(settings: PluginSettings, read: Callable[[], PluginSettings], *,
-          make: Callable[[PluginSettings], DevicePluginProgram] | None = None, library: DriverLibrary | None = None,
-          signals: queue.SimpleQueue[int] | None = None,
-          health: Health | None = None, on_started: Callable[[], None] = freeze_gc) -> int:
+def serve(
+    settings: PluginSettings,
+    read: Callable[[], PluginSettings],
+    *,
+    make: Callable[[PluginSettings], DevicePluginProgram] | None = None,
+    library: DriverLibrary | None = None,
+    signals: queue.SimpleQueue[int] | None = None,
+    health: Health | None = None,
+    on_started: Callable[[], None] = freeze_gc,
+) -> int:
     """Runs until a stop signal, or until only a new process can use the driver; returns the exit status.
 
     *read*: reads the settings again, on SIGHUP; settings that cannot be read are ignored. *library*: the driver's, of
@@ -510,10 +670,13 @@ def _exit_status(number: int | None, library: DriverLibrary) -> int | None:
     return None
 
 
-def _start(settings: PluginSettings, make: Callable[[PluginSettings], DevicePluginProgram],
-           health: Health) -> DevicePluginProgram | None:
+def _start(
+    settings: PluginSettings, make: Callable[[PluginSettings], DevicePluginProgram], health: Health
+) -> DevicePluginProgram | None:
     latest = time.monotonic() + START_S
-    health.follow(lambda: "starting", lambda: "the start hangs" if time.monotonic() > latest else "")
+    health.follow(
+        lambda: "starting", lambda: "the start hangs" if time.monotonic() > latest else ""
+    )
     try:
         program = make(settings)
         program.start()
@@ -536,14 +699,21 @@ def _reload(read: Callable[[], PluginSettings]) -> PluginSettings | None:
     return fresh
 
 
-def _card_source(settings: PluginSettings, library: DriverLibrary, events: EventRecorder,
-                 on_change: Callable[[], None]) -> CardSource | None:
+def _card_source(
+    settings: PluginSettings,
+    library: DriverLibrary,
+    events: EventRecorder,
+    on_change: Callable[[], None],
+) -> CardSource | None:
     """Returns the source of the node's cards; ``None`` without a driver, where that is no reason to fail."""
     if settings.mock_devices:
-        return MockCards(Path(settings.mock_devices), settings.nvidia.mig_profile_allowlist, on_change=on_change)
+        return MockCards(
+            Path(settings.mock_devices), settings.nvidia.mig_profile_allowlist, on_change=on_change
+        )
 
     def warn(reason: str, message: str) -> None:
         events.record(settings.node, "Warning", reason, message)
+
     try:
         nvml = library.open(settings.driver_root_in_container)
     except HamiError as error:
@@ -551,9 +721,18 @@ def _card_source(settings: PluginSettings, library: DriverLibrary, events: Event
             raise
         log.warning("no cards on this node", extra={"reason": error})
         return None
-    node = shared_node(Path(settings.driver_root_in_container)) if settings.discovery == "auto" else ""
-    return NvmlCards(nvml, settings.nvidia.mig_profile_allowlist, xids=settings.xids, links=settings.topology_score,
-                     shared_node=node, driver_root=settings.driver_root_in_container, warn=warn)
+    node = (
+        shared_node(Path(settings.driver_root_in_container)) if settings.discovery == "auto" else ""
+    )
+    return NvmlCards(
+        nvml,
+        settings.nvidia.mig_profile_allowlist,
+        xids=settings.xids,
+        links=settings.topology_score,
+        shared_node=node,
+        driver_root=settings.driver_root_in_container,
+        warn=warn,
+    )
 
 
 def _cdi_specs(settings: PluginSettings) -> CdiSpecs | None:

@@ -37,8 +37,13 @@ class RegionGuard:
             return
         for name, is_truncated in shrunk.items():
             try:
-                self._report(name, "was truncated" if is_truncated else "cannot be truncated and was replaced: the "
-                             "monitor ends the containers of the pod")
+                self._report(
+                    name,
+                    "was truncated"
+                    if is_truncated
+                    else "cannot be truncated and was replaced: the "
+                    "monitor ends the containers of the pod",
+                )
             except HamiError as error:
                 self._warn("the pod of an enlarged region cannot be found", error)
 
@@ -49,13 +54,21 @@ class RegionGuard:
     def _report(self, name: str, outcome: str) -> None:
         uid, _, container = name.rpartition("_")
         if self._reported.is_new(name, outcome):
-            log.warning("region was enlarged by its container",
-                        extra={"pod": uid, "container": container, "node": self._node, "outcome": outcome})
+            log.warning(
+                "region was enlarged by its container",
+                extra={"pod": uid, "container": container, "node": self._node, "outcome": outcome},
+            )
         if name not in self._pods:
             refs = [pod.ref for pod in self._cluster.pods_on(self._node) if pod.ref.uid == uid]
             present = self._host.directories()
-            self._pods = {directory: pod for directory, pod in self._pods.items() if directory in present}
+            self._pods = {
+                directory: pod for directory, pod in self._pods.items() if directory in present
+            }
             self._pods[name] = refs[0] if refs else None
         if (pod := self._pods[name]) is not None:
-            self._events.record(pod, "Warning", "RegionEnlarged",
-                                f"container {container} has enlarged its shared region, which {outcome}")
+            self._events.record(
+                pod,
+                "Warning",
+                "RegionEnlarged",
+                f"container {container} has enlarged its shared region, which {outcome}",
+            )

@@ -15,7 +15,13 @@ from hami.codec.keys import DOOR, NODE_RESIZES
 from hami.codec.register import parse_devices
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
-from hami.devices.registration import DRA, annotation_changes, lock_free_changes, node_annotations, render_devices
+from hami.devices.registration import (
+    DRA,
+    annotation_changes,
+    lock_free_changes,
+    node_annotations,
+    render_devices,
+)
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Node, Pod
@@ -42,9 +48,17 @@ RETRY_S = 5.0
 class NodeRegistrar(Task):
     """Writes only what has changed, compared to the node as it is: annotations that somebody removed are restored."""
 
-    def __init__(self, cluster: Cluster, inventory: DeviceInventory, config: PluginConfig, vendor: Vendor, *,
-                 now: Callable[[], datetime], is_lock_free: Callable[[], bool] | None = None,
-                 watched_pods: Callable[[], Collection[Pod] | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        inventory: DeviceInventory,
+        config: PluginConfig,
+        vendor: Vendor,
+        *,
+        now: Callable[[], datetime],
+        is_lock_free: Callable[[], bool] | None = None,
+        watched_pods: Callable[[], Collection[Pod] | None] = lambda: None,
+    ) -> None:
         """*is_lock_free*: reports whether the kubelet allocates without a node lock by now; ``None`` if it never will.
         *watched_pods*: as for `publish_capacity`."""
         super().__init__("node")
@@ -73,7 +87,8 @@ class NodeRegistrar(Task):
         is_settled = is_complete and time.monotonic() > recheck_until
         self._inventory.wait_until(
             lambda snapshot: snapshot is not registered or self._recheck_until != recheck_until,
-            INTERVAL_S if is_settled else LOCK_FREE_S)
+            INTERVAL_S if is_settled else LOCK_FREE_S,
+        )
         return 0.0
 
     def recheck(self) -> None:
@@ -95,9 +110,18 @@ class NodeRegistrar(Task):
         elif self._is_lock_free():
             shared = lock_free_changes(node, True)
         if changes := {**changes, **shared}:
-            node = self._cluster.annotate_node(name, changes, node.resource_version if shared else "")
-            log.info("node registered", extra={"node": name, "cards": len(snapshot.cards),
-                                               "unhealthy": len(snapshot.unhealthy), "annotations": sorted(changes)})
+            node = self._cluster.annotate_node(
+                name, changes, node.resource_version if shared else ""
+            )
+            log.info(
+                "node registered",
+                extra={
+                    "node": name,
+                    "cards": len(snapshot.cards),
+                    "unhealthy": len(snapshot.unhealthy),
+                    "annotations": sorted(changes),
+                },
+            )
         self._has_registered.set()
         self._publish_capacity(node)
         return snapshot
@@ -128,7 +152,9 @@ class NodeRegistrar(Task):
             if changes := {**changes, **shared}:
                 version = node.resource_version if node is not None and shared else ""
                 self._cluster.annotate_node(name, changes, version)
-                log.info("node annotations removed", extra={"node": name, "annotations": sorted(changes)})
+                log.info(
+                    "node annotations removed", extra={"node": name, "annotations": sorted(changes)}
+                )
             if unregister and node is not None:
                 publish_capacity(self._cluster, node, self._vendor, OFF)
         except ClusterError as error:
@@ -144,18 +170,25 @@ class NodeRegistrar(Task):
         """Publishes the sums of the devices that *node* registers. A failure, such as a right that is missing, is only
         logged: nobody needs them to place or start a pod."""
         try:
-            publish_capacity(self._cluster, node, self._vendor, self._config.publish_capacity, self._watched_pods)
+            publish_capacity(
+                self._cluster, node, self._vendor, self._config.publish_capacity, self._watched_pods
+            )
         except HamiError as error:
             if self._reported.is_new("capacity", str(error)):
-                log.warning("node capacity cannot be published", extra={"node": node.name, "error": error})
+                log.warning(
+                    "node capacity cannot be published", extra={"node": node.name, "error": error}
+                )
         else:
             self._reported.clear("capacity")
 
 
 @contextmanager
-def withdrawn_unless_read(cluster: Cluster, config: PluginConfig, vendor: Vendor, seconds: float) -> Iterator[None]:
+def withdrawn_unless_read(
+    cluster: Cluster, config: PluginConfig, vendor: Vendor, seconds: float
+) -> Iterator[None]:
     """Marks the devices that the node registers as unhealthy if they cannot be read meanwhile, or after so many
     *seconds*: an earlier plugin has registered them, and nobody knows their state any more."""
+
     def withdraw_later() -> None:
         if not task.pause(seconds):
             withdraw_devices(cluster, config, vendor)
@@ -182,7 +215,14 @@ def withdraw_devices(cluster: Cluster, config: PluginConfig, vendor: Vendor) -> 
         devices = parse_devices(key, text, vendor.key)
         withdrawn = tuple(replace(device, healthy=False) for device in devices)
         if withdrawn != devices:
-            cluster.annotate_node(node.name, {key: render_devices(withdrawn, config)}, node.resource_version)
-            log.info("devices registered as unhealthy", extra={"node": node.name, "devices": len(devices)})
+            cluster.annotate_node(
+                node.name, {key: render_devices(withdrawn, config)}, node.resource_version
+            )
+            log.info(
+                "devices registered as unhealthy",
+                extra={"node": node.name, "devices": len(devices)},
+            )
     except HamiError as error:
-        log.warning("devices cannot be registered as unhealthy", extra={"node": config.node, "error": error})
+        log.warning(
+            "devices cannot be registered as unhealthy", extra={"node": config.node, "error": error}
+        )

@@ -63,9 +63,18 @@ class _Outcome:
 class SizeEnforcer(Task):
     """Looks at the resized pods of one node when it is woken, each second while one is pending, and now and then."""
 
-    def __init__(self, config: PluginConfig, cluster: Cluster, vendors: Catalog, host: Host, inventory: DeviceInventory,
-                 events: EventRecorder, pods: Callable[[], Sequence[Pod] | None], *,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        cluster: Cluster,
+        vendors: Catalog,
+        host: Host,
+        inventory: DeviceInventory,
+        events: EventRecorder,
+        pods: Callable[[], Sequence[Pod] | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """*pods*: returns those of the node as a watch reports them; ``None`` before all are known."""
         super().__init__("resizes")
         self._config = config
@@ -77,8 +86,12 @@ class SizeEnforcer(Task):
         self._events = events
         self._pods = pods
         self._clock = clock
-        self._waiting: dict[str, tuple[str, float]] = {}  # by uid: what a pod is to have, and since when it waits
-        self._answers: dict[str, tuple[str, str]] = {}  # by uid: version of the pod that was answered, and the answer
+        self._waiting: dict[
+            str, tuple[str, float]
+        ] = {}  # by uid: what a pod is to have, and since when it waits
+        self._answers: dict[
+            str, tuple[str, str]
+        ] = {}  # by uid: version of the pod that was answered, and the answer
         self._reported = OncePerKey()
 
     def step(self) -> float:
@@ -86,13 +99,19 @@ class SizeEnforcer(Task):
         pods = self._pods()
         if pods is None:
             return PENDING_S
-        present = [pod for pod in pods if pod.node_name == self._config.node and not pod.is_terminated]
+        present = [
+            pod for pod in pods if pod.node_name == self._config.node and not pod.is_terminated
+        ]
         resized = [pod for pod in present if pod.annotations.get(RESIZED) and not pod.claim]
         self._keep_only({pod.ref.uid for pod in resized})
-        booked = _Booked(devices(self._inventory.snapshot(), self._config), chain.from_iterable(
-            self._held(pod) for pod in present if resized))
+        booked = _Booked(
+            devices(self._inventory.snapshot(), self._config),
+            chain.from_iterable(self._held(pod) for pod in present if resized),
+        )
         outcomes = [(pod, self._enforce(pod, booked)) for pod in self.each(resized)]
-        return min([CHECK_S, *(self._conclude(pod, outcome) for pod, outcome in self.each(outcomes))])
+        return min(
+            [CHECK_S, *(self._conclude(pod, outcome) for pod, outcome in self.each(outcomes))]
+        )
 
     def _keep_only(self, uids: set[str]) -> None:
         self._waiting = {uid: waiting for uid, waiting in self._waiting.items() if uid in uids}
@@ -105,8 +124,11 @@ class SizeEnforcer(Task):
         if not limit or self._vendor.annotations.allocated not in pod.annotations:
             return ()
         try:
-            return peak_charges([container.kind for container in pod.containers],
-                                read_allocation(pod, self._vendor, limit), init_done=pod.init_done)
+            return peak_charges(
+                [container.kind for container in pod.containers],
+                read_allocation(pod, self._vendor, limit),
+                init_done=pod.init_done,
+            )
         except MalformedInput:
             return ()
 
@@ -124,7 +146,9 @@ class SizeEnforcer(Task):
             try:
                 outcome = self._enforce_container(pod, container, before, booked)
             except HostError as error:
-                outcome = _Outcome({}, waits_for=f"container {container.name}: {error}", is_news=True)
+                outcome = _Outcome(
+                    {}, waits_for=f"container {container.name}: {error}", is_news=True
+                )
             sizes |= outcome.sizes
             problems += [outcome.problem] if outcome.problem else []
             waits += [outcome] if outcome.waits_for else []
@@ -132,8 +156,9 @@ class SizeEnforcer(Task):
             return max(waits, key=lambda outcome: outcome.is_news)
         return _Outcome(sizes, problem="; ".join(problems))
 
-    def _enforce_container(self, pod: Pod, container: ContainerShares, held: Iterable[Share],
-                           booked: _Booked) -> _Outcome:
+    def _enforce_container(
+        self, pod: Pod, container: ContainerShares, held: Iterable[Share], booked: _Booked
+    ) -> _Outcome:
         """Writes what a container is to have. *held*: its shares as they are booked. Raises: HostError."""
         uid, name, shares = pod.ref.uid, container.name, container.shares
         present = self._host.limits(uid, name)
@@ -158,12 +183,23 @@ class SizeEnforcer(Task):
         for share in shrunk:
             used = use.get(share.uuid) if use is not None else None
             if used is None:
-                return _Outcome({}, is_news=self._waited_s(pod) >= SILENT_S, waits_for=(
-                    f"the monitor of the node has not said how much memory container {container} uses"))
+                return _Outcome(
+                    {},
+                    is_news=self._waited_s(pod) >= SILENT_S,
+                    waits_for=(
+                        f"the monitor of the node has not said how much memory container {container} uses"
+                    ),
+                )
             if used > share.memory_mib * MIB:
-                return _Outcome({}, is_news=True, waits_for=(
-                    f"container {container} uses more of {share.uuid} than the {share.memory_mib} MiB that it is to "
-                    f"have: it gets no more, and the rest stays booked until it uses less"))
+                return _Outcome(
+                    {},
+                    is_news=True,
+                    waits_for=(
+                        f"container {container} uses more of {share.uuid} than the "
+                        f"{share.memory_mib} MiB that it is to "
+                        f"have: it gets no more, and the rest stays booked until it uses less"
+                    ),
+                )
         return None
 
     def _waited_s(self, pod: Pod) -> float:
@@ -185,21 +221,35 @@ class SizeEnforcer(Task):
             self._waiting.pop(pod.ref.uid, None)
         applied = AppliedSizes(_text(pod, outcome.sizes), outcome.problem)
         answer = pod.resource_version, render_applied(applied)
-        if parse_applied(pod.annotations.get(RESIZE_APPLIED)) == applied or self._answers.get(pod.ref.uid) == answer:
+        if (
+            parse_applied(pod.annotations.get(RESIZE_APPLIED)) == applied
+            or self._answers.get(pod.ref.uid) == answer
+        ):
             return CHECK_S
         try:  # about the pod as it was looked at: it may be to have something else by now, and the same again later
-            self._cluster.annotate_pod(pod.ref, {RESIZE_APPLIED: answer[1]}, resource_version=pod.resource_version)
+            self._cluster.annotate_pod(
+                pod.ref, {RESIZE_APPLIED: answer[1]}, resource_version=pod.resource_version
+            )
         except NotFound:
             return CHECK_S
         except Conflict:
             return PENDING_S
         except ClusterError as error:
             if self._reported.is_new(pod.ref.uid, f"answer: {error}"):
-                log.warning("sizes of a pod cannot be confirmed", extra={"pod": pod.ref, "error": error})
+                log.warning(
+                    "sizes of a pod cannot be confirmed", extra={"pod": pod.ref, "error": error}
+                )
             return RETRY_S
         self._answers[pod.ref.uid] = answer
-        log.info("pod resized", extra={"pod": pod.ref, "node": self._config.node, "sizes": applied.sizes,
-                                       "problem": applied.problem})
+        log.info(
+            "pod resized",
+            extra={
+                "pod": pod.ref,
+                "node": self._config.node,
+                "sizes": applied.sizes,
+                "problem": applied.problem,
+            },
+        )
         return CHECK_S
 
 
@@ -221,19 +271,27 @@ class _Booked:
             if device is None:
                 return f"{uuid} is not offered by the node any more, so nothing can grow on it"
             if self._memory[uuid] > device.memory_mib or self._cores[uuid] > device.cores:
-                return (f"{uuid} has {device.memory_mib} MiB and {device.cores} percent, but {self._memory[uuid]} MiB "
-                        f"and {self._cores[uuid]} percent of it are booked, so nothing can grow on it")
+                return (
+                    f"{uuid} has {device.memory_mib} MiB and {device.cores} percent, but {self._memory[uuid]} MiB "
+                    f"and {self._cores[uuid]} percent of it are booked, so nothing can grow on it"
+                )
         return ""
 
 
 def _grown(present: Iterable[DeviceLimit], limits: Iterable[DeviceLimit]) -> list[str]:
     """Returns the devices on which a container is to have more than *present*."""
     before = {limit.uuid: limit for limit in present}
-    return [limit.uuid for limit in limits if (old := before.get(limit.uuid)) is not None
-            and (limit.memory > old.memory or limit.cores > old.cores)]
+    return [
+        limit.uuid
+        for limit in limits
+        if (old := before.get(limit.uuid)) is not None
+        and (limit.memory > old.memory or limit.cores > old.cores)
+    ]
 
 
-def _with_limits(shares: Iterable[Share], limits: Iterable[DeviceLimit], most: int | None) -> tuple[Share, ...]:
+def _with_limits(
+    shares: Iterable[Share], limits: Iterable[DeviceLimit], most: int | None
+) -> tuple[Share, ...]:
     """Returns *shares* as the *limits* allow them. A limit of 100 percent is none, as of a share of no cores. *most*:
     the limit of the pod, which a share of no cores has."""
     by_uuid = {limit.uuid: limit for limit in limits}
@@ -252,12 +310,16 @@ def _problem(container: str, wanted: Sequence[Share], enforced: Sequence[Share])
         return ""
     if [share.memory_mib for share in enforced] != [share.memory_mib for share in wanted]:
         return f"HAMi's device plugin has started container {container}, whose memory can only grow while it runs"
-    return f"container {container} has HAMi's library, with which only memory can change while it runs"
+    return (
+        f"container {container} has HAMi's library, with which only memory can change while it runs"
+    )
 
 
 def _text(pod: Pod, sizes: Mapping[int, tuple[Share, ...]]) -> str:
     """Returns the text of what is enforced: that of what *pod* is to have, if it is the same."""
     wanted = wanted_text(pod.annotations) or ""
     shares = parse_shares(RESIZED, wanted)
-    enforced = tuple(sizes.get(position, of_container) for position, of_container in enumerate(shares))
+    enforced = tuple(
+        sizes.get(position, of_container) for position, of_container in enumerate(shares)
+    )
     return wanted if enforced == shares else render_shares(enforced)

@@ -37,7 +37,9 @@ _SERVICE = f"{VERSION}.DevicePlugin"
 _REGISTER = f"/{VERSION}.Registration/Register"
 _OPTIONS = f"/{_SERVICE}/GetDevicePluginOptions"
 _STARTS = 128  # PreStartContainer calls at a time; a kubelet runs 110 pods by default
-_THREADS = _STARTS + 32  # those that are left serve streams, other calls and the probe of this plugin
+_THREADS = (
+    _STARTS + 32
+)  # those that are left serve streams, other calls and the probe of this plugin
 _REGISTER_TIMEOUT_S = 5.0
 
 
@@ -45,7 +47,9 @@ class DeviceAllocator(Protocol):
     """Hands out the devices of one resource."""
 
     def allocate(self, device_ids: Sequence[str]) -> Grant: ...
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]: ...
+    def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> tuple[str, ...]: ...
 
 
 def socket_path(config: PluginConfig) -> Path:
@@ -56,15 +60,22 @@ def socket_path(config: PluginConfig) -> Path:
     return path
 
 
-def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bool = False,
-             timeout: float = _REGISTER_TIMEOUT_S) -> None:
+def register(
+    kubelet_socket: str,
+    endpoint: str,
+    resource: str,
+    *,
+    pre_start: bool = False,
+    timeout: float = _REGISTER_TIMEOUT_S,
+) -> None:
     """Registers *resource* with the kubelet, which connects to *endpoint* before it answers.
 
     *pre_start*: PreStartContainer is called for each container that starts. Raises: Unanswered if the kubelet may have
     connected nevertheless; HamiError if it has not.
     """
-    request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource,
-                                  options=_options(pre_start))
+    request = api.RegisterRequest(
+        version=VERSION, endpoint=endpoint, resource_name=resource, options=_options(pre_start)
+    )
     # a kubelet that does not listen yet is not waited for: when it starts, it removes the plugin's socket
     try:
         call(kubelet_socket, _REGISTER, request, timeout)
@@ -75,10 +86,17 @@ def register(kubelet_socket: str, endpoint: str, resource: str, *, pre_start: bo
 class PluginServer:
     """Serves the plugin's socket: `start` once, `stop` once. gRPC's threads call the rest."""
 
-    def __init__(self, path: Path, config: PluginConfig, inventory: DeviceInventory, allocator: DeviceAllocator, *,
-                 ids: Callable[[Card, PluginConfig], Sequence[str]] = kubelet_ids,
-                 pre_start: Callable[[Sequence[str]], None] | None = None,
-                 on_disconnect: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: PluginConfig,
+        inventory: DeviceInventory,
+        allocator: DeviceAllocator,
+        *,
+        ids: Callable[[Card, PluginConfig], Sequence[str]] = kubelet_ids,
+        pre_start: Callable[[Sequence[str]], None] | None = None,
+        on_disconnect: Callable[[], None] = lambda: None,
+    ) -> None:
         """*ids*: returns the device ids of a card. *pre_start*: prepares a container with these device ids, in several
         threads at once; may raise HamiError. *on_disconnect*: called, by any thread, when the last kubelet connection
         has ended."""
@@ -146,14 +164,20 @@ class PluginServer:
     def _handlers(self) -> dict[str, Any]:
         unary = self._socket.unary
         return {
-            "GetDevicePluginOptions": unary(lambda request, context: _options(self.requires_pre_start), api.Empty),
+            "GetDevicePluginOptions": unary(
+                lambda request, context: _options(self.requires_pre_start), api.Empty
+            ),
             "ListAndWatch": stream(self._list_and_watch, api.Empty),
-            "GetPreferredAllocation": unary(self._get_preferred_allocation, api.PreferredAllocationRequest),
+            "GetPreferredAllocation": unary(
+                self._get_preferred_allocation, api.PreferredAllocationRequest
+            ),
             "Allocate": unary(self._allocate, api.AllocateRequest),
             "PreStartContainer": unary(self._pre_start_container, api.PreStartContainerRequest),
         }
 
-    def _list_and_watch(self, request: api.Empty, context: Any) -> Iterator[api.ListAndWatchResponse]:
+    def _list_and_watch(
+        self, request: api.Empty, context: Any
+    ) -> Iterator[api.ListAndWatchResponse]:
         """Sends all devices, again whenever they change, until either side ends the stream."""
         sent: api.ListAndWatchResponse | None = None
         version = -1
@@ -163,6 +187,7 @@ class PluginServer:
 
         def has_news(latest: InventorySnapshot) -> bool:
             return is_over() or latest.version != version
+
         context.add_callback(self._inventory.notify)
         self._count_stream(1)
         try:
@@ -180,32 +205,45 @@ class PluginServer:
             self.streams += change
             return self.streams
 
-    def _get_preferred_allocation(self, request: api.PreferredAllocationRequest,
-                                  context: Any) -> api.PreferredAllocationResponse:
-        return api.PreferredAllocationResponse(container_responses=[
-            api.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(container))
-            for container in request.container_requests])
+    def _get_preferred_allocation(
+        self, request: api.PreferredAllocationRequest, context: Any
+    ) -> api.PreferredAllocationResponse:
+        return api.PreferredAllocationResponse(
+            container_responses=[
+                api.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(container))
+                for container in request.container_requests
+            ]
+        )
 
     def _preferred(self, request: api.ContainerPreferredAllocationRequest) -> tuple[str, ...]:
         """Returns the preferred ids; none instead of an error, which would fail the pod."""
         try:
-            return self._allocator.preferred(tuple(request.available_deviceIDs), tuple(request.must_include_deviceIDs),
-                                             request.allocation_size)
+            return self._allocator.preferred(
+                tuple(request.available_deviceIDs),
+                tuple(request.must_include_deviceIDs),
+                request.allocation_size,
+            )
         except Exception:
             log.exception("preferred allocation failed")
         return ()
 
     def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
         with _errors_to(context):
-            return api.AllocateResponse(container_responses=[
-                _render_grant(self._allocator.allocate(tuple(container.devices_ids)))
-                for container in request.container_requests])
+            return api.AllocateResponse(
+                container_responses=[
+                    _render_grant(self._allocator.allocate(tuple(container.devices_ids)))
+                    for container in request.container_requests
+                ]
+            )
 
-    def _pre_start_container(self, request: api.PreStartContainerRequest,
-                             context: Any) -> api.PreStartContainerResponse:
+    def _pre_start_container(
+        self, request: api.PreStartContainerRequest, context: Any
+    ) -> api.PreStartContainerResponse:
         if not self._starts.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED,
-                          f"{_STARTS} containers are being prepared: the kubelet tries again")
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{_STARTS} containers are being prepared: the kubelet tries again",
+            )
         try:
             with _errors_to(context):
                 if self._pre_start is not None:
@@ -221,8 +259,10 @@ class PluginServer:
             topology = None
             if self._config.nvidia.enable_numa_topology and card.numa is not None:
                 topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa)])
-            answer.devices.extend(api.Device(ID=device_id, health=health, topology=topology)
-                                  for device_id in self._ids(card, self._config))
+            answer.devices.extend(
+                api.Device(ID=device_id, health=health, topology=topology)
+                for device_id in self._ids(card, self._config)
+            )
         return answer
 
 
@@ -236,19 +276,32 @@ def _errors_to(context: Any) -> Iterator[None]:
         status, message = grpc.StatusCode.FAILED_PRECONDITION, str(error)
     except Exception:
         log.exception("allocation failed")
-        status, message = grpc.StatusCode.INTERNAL, "internal error of the device plugin: see its log"
+        status, message = (
+            grpc.StatusCode.INTERNAL,
+            "internal error of the device plugin: see its log",
+        )
     context.abort(status, message)
 
 
 def _options(pre_start: bool) -> api.DevicePluginOptions:
     """Returns the plugin's options. Preferred ids make the kubelet's own records name the cards that are used."""
-    return api.DevicePluginOptions(pre_start_required=pre_start, get_preferred_allocation_available=True)
+    return api.DevicePluginOptions(
+        pre_start_required=pre_start, get_preferred_allocation_available=True
+    )
 
 
 def _render_grant(grant: Grant) -> api.ContainerAllocateResponse:
     return api.ContainerAllocateResponse(
-        envs=dict(grant.env), annotations=dict(grant.annotations),
-        mounts=[api.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
-                for mount in grant.mounts],
+        envs=dict(grant.env),
+        annotations=dict(grant.annotations),
+        mounts=[
+            api.Mount(
+                container_path=mount.container_path,
+                host_path=mount.host_path,
+                read_only=mount.read_only,
+            )
+            for mount in grant.mounts
+        ],
         devices=[api.DeviceSpec(**asdict(device)) for device in grant.devices],
-        cdi_devices=[api.CDIDevice(name=name) for name in grant.cdi_devices])
+        cdi_devices=[api.CDIDevice(name=name) for name in grant.cdi_devices],
+    )

@@ -74,8 +74,12 @@ def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]
     devices = load_device_config("--config-file", path)
     node_path = str(overrides.pop("node_config_file", ""))
     section = devices.nvidia or NvidiaConfig(resource_count_name="")
-    values = {"resource": section.resource_count_name, "log_level": str(section.lib_cuda_log_level),
-              **_from_flags(path, devices), **overrides}
+    values = {
+        "resource": section.resource_count_name,
+        "log_level": str(section.lib_cuda_log_level),
+        **_from_flags(path, devices),
+        **overrides,
+    }
     require_node_name(values.get("node"))
     of_node = _from_node_config(node_path, str(values["node"]))
     values |= of_node
@@ -85,32 +89,56 @@ def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]
     return settings
 
 
-def _assembled(values: Mapping[str, object], devices: DeviceConfig, environ: Mapping[str, str]) -> PluginSettings:
+def _assembled(
+    values: Mapping[str, object], devices: DeviceConfig, environ: Mapping[str, str]
+) -> PluginSettings:
     in_section = NvidiaConfig.__struct_fields__
     rest: Any = {name: value for name, value in values.items() if name not in in_section}
-    nvidia = msgspec.structs.replace(devices.nvidia or NvidiaConfig(), resource_count_name=rest["resource"],
-                                     **{name: value for name, value in values.items() if name in in_section})
-    settings = PluginSettings(nvidia=nvidia, devices=replace(devices, nvidia=nvidia),
-                              xids=parse_xid_rules(environ), notes=devices.notes, **rest)
+    nvidia = msgspec.structs.replace(
+        devices.nvidia or NvidiaConfig(),
+        resource_count_name=rest["resource"],
+        **{name: value for name, value in values.items() if name in in_section},
+    )
+    settings = PluginSettings(
+        nvidia=nvidia,
+        devices=replace(devices, nvidia=nvidia),
+        xids=parse_xid_rules(environ),
+        notes=devices.notes,
+        **rest,
+    )
     if settings.mig_strategy != "none" and settings.operating_mode == "mig":
-        note = (f"--mig-strategy {settings.mig_strategy}: skipped, since operatingmode mig creates instances as pods "
-                "need them and deletes those without a pod")
+        note = (
+            f"--mig-strategy {settings.mig_strategy}: skipped, since operatingmode mig creates instances as pods "
+            "need them and deletes those without a pod"
+        )
         settings = replace(settings, notes=(*settings.notes, note))
     return settings
 
 
 def _check(settings: PluginSettings, mode_by_node: bool) -> None:
     if not settings.resource:
-        raise HamiError("the device configuration has no resourceCountName for nvidia, and --resource-name is missing")
+        raise HamiError(
+            "the device configuration has no resourceCountName for nvidia, and --resource-name is missing"
+        )
     if settings.operating_mode == "mig" and not settings.nvidia.mig_profile_allowlist:
-        raise HamiError(f"{'the node configuration' if mode_by_node else '--operating-mode'} says mig, but the device "
-                        "configuration has no nvidia.migProfileAllowlist: no instance may be created")
+        raise HamiError(
+            f"{'the node configuration' if mode_by_node else '--operating-mode'} says mig, but the device "
+            "configuration has no nvidia.migProfileAllowlist: no instance may be created"
+        )
     if settings.allocate == START and not settings.cdi_root:
-        raise HamiError("--allocate start: --cdi-root is empty, so there is no directory for CDI specifications")
+        raise HamiError(
+            "--allocate start: --cdi-root is empty, so there is no directory for CDI specifications"
+        )
     if settings.operating_mode == "mig" and settings.register_format == "csv":
-        raise HamiError("--register-format csv: it has no field for the places of MIG instances, expected json")
-    for flag, path in (("--hook-path", settings.hook_path), ("--nvidia-driver-root", settings.driver_root),
-                       ("--dev-root", settings.dev_root), ("--nvidia-cdi-hook-path", settings.cdi_hook)):
+        raise HamiError(
+            "--register-format csv: it has no field for the places of MIG instances, expected json"
+        )
+    for flag, path in (
+        ("--hook-path", settings.hook_path),
+        ("--nvidia-driver-root", settings.driver_root),
+        ("--dev-root", settings.dev_root),
+        ("--nvidia-cdi-hook-path", settings.cdi_hook),
+    ):
         if not path.startswith("/"):
             raise MalformedInput(flag, path, "expected an absolute path")
 
@@ -122,11 +150,17 @@ def _from_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
     if not isinstance(plugin, dict):
         raise MalformedInput(f"{path}: flags.plugin", plugin, "expected a mapping")
     values: dict[str, object] = {}
-    for place, section in (("flags", flags), ("flags", plugin), ("imex", devices.extra_sections.get("imex", {}))):
+    for place, section in (
+        ("flags", flags),
+        ("flags", plugin),
+        ("imex", devices.extra_sections.get("imex", {})),
+    ):
         for flag in (flag for _, group in FLAGS for flag in group):
             for key in flag.keys:
                 if (value := section.get(key)) is not None:
-                    values[flag.parameter] = parse_named(_as_argument(value), flag.type.parse, f"{path}: {place}.{key}")
+                    values[flag.parameter] = parse_named(
+                        _as_argument(value), flag.type.parse, f"{path}: {place}.{key}"
+                    )
     return values
 
 
@@ -140,31 +174,45 @@ def _as_argument(value: object) -> str:
 Scaling = Annotated[float, Meta(ge=0, description="a number above 0")]
 
 
-class _Filter(msgspec.Struct, frozen=True, rename={"filtered_uuids": "uuid", "filtered_indexes": "index"}):
+class _Filter(
+    msgspec.Struct, frozen=True, rename={"filtered_uuids": "uuid", "filtered_indexes": "index"}
+):
     filtered_uuids: tuple[str, ...] | None = None
     filtered_indexes: tuple[int, ...] | None = None
 
 
-class _Claimed(msgspec.Struct, frozen=True, rename={"claimed_uuids": "uuid", "claimed_indexes": "index"}):
+class _Claimed(
+    msgspec.Struct, frozen=True, rename={"claimed_uuids": "uuid", "claimed_indexes": "index"}
+):
     claimed_uuids: tuple[str, ...] | None = None
     claimed_indexes: tuple[int, ...] | None = None
 
 
 _KEYS_OF_NODES = {
-    "log_level": "libcudaloglevel", "aligned": "enablegetpreferredallocation", "filtered": "filterdevices",
+    "log_level": "libcudaloglevel",
+    "aligned": "enablegetpreferredallocation",
+    "filtered": "filterdevices",
     "claimed": "claimdevices",
 }
 
 
-class _NodeEntry(msgspec.Struct, rename=lambda name: _KEYS_OF_NODES.get(name, name.replace("_", ""))):
+class _NodeEntry(
+    msgspec.Struct, rename=lambda name: _KEYS_OF_NODES.get(name, name.replace("_", ""))
+):
     """One entry of the node configuration, whose keys are case-insensitive. 0 and empty texts are not given."""
 
     name: str = ""
-    operating_mode: Annotated[Literal["", "hami-core", "mig"], Meta(description=" or ".join(OPERATING_MODES))] = ""
-    device_split_count: Annotated[int, Meta(ge=0, le=INT32_MAX, description="a whole number, 1 or more")] = 0
+    operating_mode: Annotated[
+        Literal["", "hami-core", "mig"], Meta(description=" or ".join(OPERATING_MODES))
+    ] = ""
+    device_split_count: Annotated[
+        int, Meta(ge=0, le=INT32_MAX, description="a whole number, 1 or more")
+    ] = 0
     device_memory_scaling: Scaling = 0.0
     device_core_scaling: Scaling = 0.0
-    preconfigured_device_memory: Annotated[int, Meta(ge=0, le=INT32_MAX, description="MiB, 0 or more")] = 0
+    preconfigured_device_memory: Annotated[
+        int, Meta(ge=0, le=INT32_MAX, description="MiB, 0 or more")
+    ] = 0
     log_level: str | int = ""
     enable_numa_topology: bool | None = None
     aligned: bool | None = None
@@ -173,9 +221,18 @@ class _NodeEntry(msgspec.Struct, rename=lambda name: _KEYS_OF_NODES.get(name, na
 
     def values(self) -> dict[str, object]:
         """The values that are given, by field of PluginSettings or NvidiaConfig."""
-        values = asdict(self) | asdict(self.filtered) | asdict(self.claimed) | {"log_level": str(self.log_level)}
-        return {name: value for name, value in values.items()
-                if name not in ("name", "filtered", "claimed") and (value is False or value not in (None, 0, ""))}
+        values = (
+            asdict(self)
+            | asdict(self.filtered)
+            | asdict(self.claimed)
+            | {"log_level": str(self.log_level)}
+        )
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in ("name", "filtered", "claimed")
+            and (value is False or value not in (None, 0, ""))
+        }
 
 
 class _NodeConfig(msgspec.Struct):
@@ -207,5 +264,7 @@ def _from_node_config(path: str, node: str) -> dict[str, object]:
 def _normalized(value: object) -> object:
     """*value* with keys in lower case and without nulls."""
     if isinstance(value, dict):
-        return {key.lower(): _normalized(inner) for key, inner in value.items() if inner is not None}
+        return {
+            key.lower(): _normalized(inner) for key, inner in value.items() if inner is not None
+        }
     return [_normalized(inner) for inner in value] if isinstance(value, list) else value

@@ -52,8 +52,17 @@ log = logging.getLogger(__name__)
 class StartTimeAllocator:
     """Hands out shares of the node's cards to containers that start. Threads may share it."""
 
-    def __init__(self, config: PluginConfig, cluster: Cluster, vendor: Vendor, host: Host, grants: GrantBuilder,
-                 specs: ContainerSpecs, *, node_pods: NodePods | None = None) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        cluster: Cluster,
+        vendor: Vendor,
+        host: Host,
+        grants: GrantBuilder,
+        specs: ContainerSpecs,
+        *,
+        node_pods: NodePods | None = None,
+    ) -> None:
         self._config = config
         self._cluster = cluster
         self._vendor = vendor
@@ -61,7 +70,9 @@ class StartTimeAllocator:
         self._grants = grants
         self._specs = specs
         self._node_pods = node_pods
-        self._retry_conflicts = brief_retry(lambda error: isinstance(error, Conflict), lambda seconds: None)
+        self._retry_conflicts = brief_retry(
+            lambda error: isinstance(error, Conflict), lambda seconds: None
+        )
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
         """Returns a grant of nothing but a new CDI device, whose specification `pre_start` writes, and variables.
@@ -74,10 +85,16 @@ class StartTimeAllocator:
         except AllocationRefused as error:
             log.warning("allocation failed", extra={"node": self._config.node, "error": error})
             raise
-        env = overridable_env(self._config, len(device_ids)) if self._config.operating_mode != MIG else {}
+        env = (
+            overridable_env(self._config, len(device_ids))
+            if self._config.operating_mode != MIG
+            else {}
+        )
         return Grant(env=env, cdi_devices=(device_name(secrets.token_hex(8)),))
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+    def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> tuple[str, ...]:
         """Returns the ids that lie on the cards of the requesting container, if the watched pods leave no doubt.
 
         It is a hint, which keeps the kubelet's own records close to the truth. Never waits for the API server.
@@ -102,19 +119,29 @@ class StartTimeAllocator:
         try:
             pod, containers = self._retry_conflicts(self._pre_start, tuple(device_ids))
         except HamiError as error:
-            log.warning("container cannot start", extra={
-                "node": self._config.node, "devices": sorted(device_ids), "error": error})
+            log.warning(
+                "container cannot start",
+                extra={"node": self._config.node, "devices": sorted(device_ids), "error": error},
+            )
             raise
         if pod is not None:
-            log.info("devices allocated", extra={
-                "pod": pod.ref, "container": ",".join(containers), "node": self._config.node,
-                "seconds": round(time.monotonic() - started, 4)})
+            log.info(
+                "devices allocated",
+                extra={
+                    "pod": pod.ref,
+                    "container": ",".join(containers),
+                    "node": self._config.node,
+                    "seconds": round(time.monotonic() - started, 4),
+                },
+            )
 
     def sweep(self) -> None:
         """Removes the specifications that no container has any more. Raises: HostError."""
         names = self._specs.names()
         if names and (entries := self._host.allocations()) is not None:
-            if removed := self._specs.sweep(names, {name for entry in entries for name in _names_in(entry)}):
+            if removed := self._specs.sweep(
+                names, {name for entry in entries for name in _names_in(entry)}
+            ):
                 log.info("CDI specifications of containers removed", extra={"names": removed})
 
     def is_recorded(self) -> bool | None:
@@ -137,12 +164,19 @@ class StartTimeAllocator:
     def _pre_start(self, ids: tuple[str, ...]) -> tuple[Pod | None, list[str]]:
         entries = [entry for entry in self._entries() if entry.ids == set(ids)]
         if len({entry.pod_uid for entry in entries}) != 1:
-            raise AllocationRefused(f"the kubelet's checkpoint names {len(entries)} containers with the devices "
-                                    f"{', '.join(sorted(ids))}, expected those of one pod")
+            raise AllocationRefused(
+                f"the kubelet's checkpoint names {len(entries)} containers with the devices "
+                f"{', '.join(sorted(ids))}, expected those of one pod"
+            )
         # the same name, the same text: a container that starts again keeps its counters, and its file is not written
-        wanted = [(entry.container, name, str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
-                  for entry in entries for name in _names_in(entry)]
-        wanted += [(entry.container, "", token) for entry in entries for token in self._lost_tokens(entry)]
+        wanted = [
+            (entry.container, name, str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
+            for entry in entries
+            for name in _names_in(entry)
+        ]
+        wanted += [
+            (entry.container, "", token) for entry in entries for token in self._lost_tokens(entry)
+        ]
         if not wanted:
             return None, []
         pod = self._pod(entries[0].pod_uid)
@@ -153,25 +187,34 @@ class StartTimeAllocator:
             try:
                 pod = self._prepare(pod, container, name, token, ids)
                 written.append(container)
-            except AllocationRefused as error:  # an init container that has ended must not stop a later container
+            except (
+                AllocationRefused
+            ) as error:  # an init container that has ended must not stop a later container
                 errors.append(error)
         if not written:
             raise errors[0]
         return pod, written
 
-    def _prepare(self, pod: Pod, container: str, name: str, token: str, ids: tuple[str, ...]) -> Pod:
+    def _prepare(
+        self, pod: Pod, container: str, name: str, token: str, ids: tuple[str, ...]
+    ) -> Pod:
         """Writes the files of one container, and its specification if it has a *name*; returns the pod as it is now."""
         shares = container_shares(pod, self._config.resource, self._vendor)
         allocated = next((entry for entry in shares if entry.name == container), None)
         if allocated is None or len(allocated.shares) != len(ids):
             raise AllocationRefused(
                 f"pod {pod.ref} was allocated {len(allocated.shares) if allocated else 0} devices for container "
-                f"{container}, but the kubelet chose {len(ids)}")
+                f"{container}, but the kubelet chose {len(ids)}"
+            )
         match = ContainerMatch(pod=pod, container=allocated, annotations={}, finished=True)
         parts = cards_of(match, self._call(ids), self._grants.inventory.snapshot(), self._config)
-        grant, annotations = self._grants.build(pod, container, allocated.position, parts, token=token)
+        grant, annotations = self._grants.build(
+            pod, container, allocated.position, parts, token=token
+        )
         if annotations:
-            pod = self._cluster.annotate_pod(pod.ref, annotations, resource_version=pod.resource_version)
+            pod = self._cluster.annotate_pod(
+                pod.ref, annotations, resource_version=pod.resource_version
+            )
         if not name:
             return pod
         self._specs.write_grant(name, grant, without=overridable_env(self._config, len(ids)))
@@ -180,16 +223,27 @@ class StartTimeAllocator:
     def _lost_tokens(self, entry: CheckpointEntry) -> list[str]:
         """Returns the names of regions that are gone, as `_tokens_in`."""
         tokens = _tokens_in(entry)
-        return tokens if tokens and not self._host.has_limits(entry.pod_uid, entry.container) else []
+        return (
+            tokens if tokens and not self._host.has_limits(entry.pod_uid, entry.container) else []
+        )
 
-    def _call(self, ids: tuple[str, ...], served: frozenset[tuple[str, str]] | None = None) -> AllocateCall:
-        return AllocateCall(node=self._config.node, resource=self._config.resource, ids=ids, vendor=self._vendor,
-                            served=served)
+    def _call(
+        self, ids: tuple[str, ...], served: frozenset[tuple[str, str]] | None = None
+    ) -> AllocateCall:
+        return AllocateCall(
+            node=self._config.node,
+            resource=self._config.resource,
+            ids=ids,
+            vendor=self._vendor,
+            served=served,
+        )
 
     def _entries(self) -> list[CheckpointEntry]:
         entries = self._host.allocations()
         if entries is None:
-            raise AllocationRefused("the kubelet has no checkpoint of devices: check --kubelet-socket")
+            raise AllocationRefused(
+                "the kubelet has no checkpoint of devices: check --kubelet-socket"
+            )
         return [entry for entry in entries if entry.resource == self._config.resource]
 
     def _pod(self, uid: str) -> Pod:
@@ -198,18 +252,26 @@ class StartTimeAllocator:
         if pod is None:
             pods = self._cluster.pods_on(self._config.node)
             pod = next((pod for pod in pods if pod.ref.uid == uid), None)
-        elif self._config.operating_mode == MIG:  # containers that start together record their instances on it
+        elif (
+            self._config.operating_mode == MIG
+        ):  # containers that start together record their instances on it
             latest = self._cluster.pod(pod.ref.namespace, pod.ref.name)
             pod = latest if latest is not None and latest.ref.uid == uid else None
         if pod is None:
-            raise AllocationRefused(f"the API server knows no pod {uid} on this node: it was deleted")
+            raise AllocationRefused(
+                f"the API server knows no pod {uid} on this node: it was deleted"
+            )
         return pod
 
 
 def needs_completion(pod: Pod, node: str, vendor: Vendor) -> bool:
     """Reports whether *pod* was bound by a scheduler that expects the device plugin to record the allocation."""
-    return (pod.node_name == node and not pod.is_terminated and has_outstanding(pod, vendor.annotations.to_allocate)
-            and pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING)
+    return (
+        pod.node_name == node
+        and not pod.is_terminated
+        and has_outstanding(pod, vendor.annotations.to_allocate)
+        and pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING
+    )
 
 
 def _names_in(entry: CheckpointEntry) -> list[str]:

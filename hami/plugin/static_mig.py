@@ -30,8 +30,9 @@ DOMAIN = "nvidia.com"
 _PARTIAL = re.compile(r"\d+c\.")  # a compute instance that is only a part of its GPU instance
 
 
-def instances_by_resource(strategy: str, resource: str, cards: Sequence[Card],
-                          devices: Sequence[MigDevice]) -> Mapping[str, tuple[MigDevice, ...]]:
+def instances_by_resource(
+    strategy: str, resource: str, cards: Sequence[Card], devices: Sequence[MigDevice]
+) -> Mapping[str, tuple[MigDevice, ...]]:
     """Returns the instances by the resource that offers them.
 
     ``mixed``: ``nvidia.com/mig-<profile>``, with ``+`` replaced by a dot; parts of a GPU instance have no such name and
@@ -39,37 +40,59 @@ def instances_by_resource(strategy: str, resource: str, cards: Sequence[Card],
     Raises: HamiError if they are not.
     """
     if strategy == MIXED:
-        names = {device.profile: f"{DOMAIN}/mig-{device.profile.replace('+', '.')}" for device in devices
-                 if not _PARTIAL.match(device.profile)}
-        return {name: tuple(device for device in devices if device.profile == profile)
-                for profile, name in names.items()}
+        names = {
+            device.profile: f"{DOMAIN}/mig-{device.profile.replace('+', '.')}"
+            for device in devices
+            if not _PARTIAL.match(device.profile)
+        }
+        return {
+            name: tuple(device for device in devices if device.profile == profile)
+            for profile, name in names.items()
+        }
     partitioned = {device.gpu for device in devices}
     if not any(card.mig for card in cards):
         return {}
     for problem, wrong in (
-        ("is not in MIG mode, while others are", [card.uuid for card in cards if not (card.mig or card.problem)]),
-        ("has no MIG instances", [card.uuid for card in cards if card.mig and card.uuid not in partitioned]),
+        (
+            "is not in MIG mode, while others are",
+            [card.uuid for card in cards if not (card.mig or card.problem)],
+        ),
+        (
+            "has no MIG instances",
+            [card.uuid for card in cards if card.mig and card.uuid not in partitioned],
+        ),
     ):
         if wrong:
             raise HamiError(f"--mig-strategy {SINGLE}: card {wrong[0]} {problem}")
     if len(profiles := {device.profile for device in devices}) > 1:
-        raise HamiError(f"--mig-strategy {SINGLE}: MIG instances have different profiles, "
-                        f"{', '.join(sorted(profiles))}: use --mig-strategy {MIXED}")
+        raise HamiError(
+            f"--mig-strategy {SINGLE}: MIG instances have different profiles, "
+            f"{', '.join(sorted(profiles))}: use --mig-strategy {MIXED}"
+        )
     return {resource: tuple(devices)}
 
 
 class StaticMig:
     """Offers the instances of one node. Threads may share it."""
 
-    def __init__(self, config: PluginConfig, strategy: str, source: Instances, host: Host, *,
-                 on_instances: Callable[[Sequence[MigDevice]], None]) -> None:
+    def __init__(
+        self,
+        config: PluginConfig,
+        strategy: str,
+        source: Instances,
+        host: Host,
+        *,
+        on_instances: Callable[[Sequence[MigDevice]], None],
+    ) -> None:
         """*on_instances*: called with all instances before they are offered; may raise HamiError."""
         self._config = config
         self._strategy = strategy
         self._source = source
         self._host = host
         self._on_instances = on_instances
-        self._lock = threading.Lock()  # guards what follows; held while the driver is read and specifications written
+        self._lock = (
+            threading.Lock()
+        )  # guards what follows; held while the driver is read and specifications written
         self._devices: dict[str, MigDevice] = {}
         self._resources: dict[str, InstanceResource] = {}
         self._parents: dict[str, Card] = {}
@@ -87,15 +110,25 @@ class StaticMig:
             self._on_instances(devices)
             self._devices |= {device.uuid: device for device in devices}
             self._parents |= {card.uuid: card for card in cards}
-            added = [InstanceResource(name, self._config, self._host, self._devices)
-                     for name in grouped if name not in self._resources]
+            added = [
+                InstanceResource(name, self._config, self._host, self._devices)
+                for name in grouped
+                if name not in self._resources
+            ]
             self._resources |= {resource.resource: resource for resource in added}
             for name, resource in self._resources.items():
                 members = grouped.get(name, ())
-                resource.inventory.report_all({device.uuid: self._unhealthy.get(device.gpu, "") for device in members})
-                resource.inventory.update([
-                    _as_card(index, device, self._parents[device.gpu], problems.get(device.gpu, ""))
-                    for index, device in enumerate(members)])
+                resource.inventory.report_all(
+                    {device.uuid: self._unhealthy.get(device.gpu, "") for device in members}
+                )
+                resource.inventory.update(
+                    [
+                        _as_card(
+                            index, device, self._parents[device.gpu], problems.get(device.gpu, "")
+                        )
+                        for index, device in enumerate(members)
+                    ]
+                )
             return added
 
     def report(self, gpu: str, reason: str) -> None:
@@ -104,7 +137,9 @@ class StaticMig:
         with self._lock:
             cards = [gpu] if gpu else list(self._parents)
             self._unhealthy |= dict.fromkeys(cards, reason)
-            reasons = {device.uuid: reason for device in self._devices.values() if device.gpu in cards}
+            reasons = {
+                device.uuid: reason for device in self._devices.values() if device.gpu in cards
+            }
             for resource in self._resources.values():
                 resource.inventory.report_all(reasons)
 
@@ -132,7 +167,9 @@ class StaticMig:
                     devices += self._source.devices(card.uuid)
                     problems[card.uuid] = card.problem
                 except HamiError as error:
-                    devices += [device for device in self._devices.values() if device.gpu == card.uuid]
+                    devices += [
+                        device for device in self._devices.values() if device.gpu == card.uuid
+                    ]
                     problems[card.uuid] = str(error)
         return devices, problems
 
@@ -140,7 +177,9 @@ class StaticMig:
 class InstanceResource:
     """A resource that the kubelet knows. Hands out the instances in its *inventory*. Threads may share it."""
 
-    def __init__(self, resource: str, config: PluginConfig, host: Host, devices: Mapping[str, MigDevice]) -> None:
+    def __init__(
+        self, resource: str, config: PluginConfig, host: Host, devices: Mapping[str, MigDevice]
+    ) -> None:
         """*devices*: those of this resource and of others; it grows."""
         self.resource = resource
         self.inventory = DeviceInventory()
@@ -155,10 +194,15 @@ class InstanceResource:
         except HamiError as error:
             log.warning("MIG allocation failed", extra={"node": self._config.node, "error": error})
             raise
-        log.info("MIG instances allocated", extra={"node": self._config.node, "devices": sorted(device_ids)})
+        log.info(
+            "MIG instances allocated",
+            extra={"node": self._config.node, "devices": sorted(device_ids)},
+        )
         return grant
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+    def preferred(
+        self, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> tuple[str, ...]:
         """Returns no preference: the instances of a resource are all alike."""
         return ()
 
@@ -167,13 +211,25 @@ class InstanceResource:
         cards = {card.uuid: card for card in snapshot.cards}
         check_ids(device_ids, lambda device_id: device_id in cards)
         chosen = [card for name, card in cards.items() if name in device_ids]
-        if unhealthy := next((card.uuid for card in chosen if card.uuid in snapshot.unhealthy), None):
-            raise AllocationRefused(f"MIG instance {unhealthy} is unhealthy: {snapshot.unhealthy[unhealthy]}")
+        if unhealthy := next(
+            (card.uuid for card in chosen if card.uuid in snapshot.unhealthy), None
+        ):
+            raise AllocationRefused(
+                f"MIG instance {unhealthy} is unhealthy: {snapshot.unhealthy[unhealthy]}"
+            )
         devices = [self._devices[card.uuid] for card in chosen]
         return instances_grant(self._config, self._host, chosen, devices, str(uuid.uuid4()))
 
 
 def _as_card(index: int, device: MigDevice, parent: Card, problem: str) -> Card:
     """Returns an instance in the form in which devices are offered, with its card's device node and NUMA node."""
-    return Card(uuid=device.uuid, index=index, minor=parent.minor, model=f"{parent.model} MIG {device.profile}",
-                memory_mib=device.memory_mib, numa=parent.numa, mig=True, problem=problem)
+    return Card(
+        uuid=device.uuid,
+        index=index,
+        minor=parent.minor,
+        model=f"{parent.model} MIG {device.profile}",
+        memory_mib=device.memory_mib,
+        numa=parent.numa,
+        mig=True,
+        problem=problem,
+    )

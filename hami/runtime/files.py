@@ -50,7 +50,9 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644, *, durable: boo
         os.replace(temporary, path)
     except BaseException as error:
         os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # a write knows only the number of its file
+        if (
+            isinstance(error, OSError) and error.filename is None
+        ):  # a write knows only the number of its file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     return True
@@ -78,7 +80,9 @@ def check_writable(folder: Path) -> None:
 def _holds(path: Path, data: bytes) -> bool:
     """Reports whether *path* is a regular file with this content. Waits for nobody, such as the holder of a lease."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        with open(
+            os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb"
+        ) as file:
             return stat.S_ISREG(os.fstat(file.fileno()).st_mode) and file.read() == data
     except OSError:
         return False

@@ -18,7 +18,11 @@ DEBUG_VERBOSITY = 4
 FORMATS = ("text", "json")
 
 _LIBRARIES = ("gunicorn", "kubernetes", "urllib3", "werkzeug")
-_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
+_STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {
+    "message",
+    "asctime",
+    "taskName",
+}
 _FIRST = ("time", "level", "logger", "message")
 _QUOTED = frozenset(' "=\\')
 
@@ -55,7 +59,10 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
         values: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z",
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[
+                :-6
+            ]
+            + "Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -90,7 +97,12 @@ def _quoted(value: object) -> str:
 
 def _as_json(values: dict[str, object]) -> str:
     # some readers end a line at separators beyond ASCII
-    return _json(values).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").replace("\x85", "\\u0085")
+    return (
+        _json(values)
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+        .replace("\x85", "\\u0085")
+    )
 
 
 def _json(value: object) -> str:

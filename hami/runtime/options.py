@@ -39,9 +39,17 @@ def parse_address(text: str) -> Address:
     """Host and port in ``127.0.0.1:8080``, ``[::1]:8080`` or ``:8080``. Raises: MalformedInput."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    legal = colon and port.isascii() and port.isdigit() and int(port) <= 65_535 and (bracketed or ":" not in host)
+    legal = (
+        colon
+        and port.isascii()
+        and port.isdigit()
+        and int(port) <= 65_535
+        and (bracketed or ":" not in host)
+    )
     if not legal:
-        raise MalformedInput("address", text, "expected host:port, [IPv6]:port or :port, with a port from 0 to 65535")
+        raise MalformedInput(
+            "address", text, "expected host:port, [IPv6]:port or :port, with a port from 0 to 65535"
+        )
     return Address(host[1:-1] if bracketed else host, int(port))
 
 
@@ -49,7 +57,11 @@ def parse_boolean(text: str) -> bool:
     """The boolean of *text* as Go's ParseBool. Raises: MalformedInput."""
     value = parse_bool(text)
     if value is None:
-        raise MalformedInput("boolean", text, "expected true or false (or 1, t, T, TRUE, True, 0, f, F, FALSE, False)")
+        raise MalformedInput(
+            "boolean",
+            text,
+            "expected true or false (or 1, t, T, TRUE, True, 0, f, F, FALSE, False)",
+        )
     return value
 
 
@@ -86,7 +98,9 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
         self.name = name
         self.parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
         """The parsed value of the text *value*."""
         try:
             return self.parse(str(value))
@@ -96,25 +110,30 @@ class Value(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
 
 def choice(name: str, *words: str) -> Value:
     """The type of one of *words*."""
+
     def parse(text: str) -> str:
         if text not in words:
             raise MalformedInput(name, text, f"expected {' or '.join(words)}")
         return text
+
     return Value(name, parse)
 
 
 def whole_number(least: int) -> Value:
     """The type of integers from *least*."""
+
     def parse(text: str) -> int:
         value = parse_integer(text.removeprefix("="))  # -v=4: click keeps the = of short flags
         if value is None or value < least:
             raise MalformedInput("integer", text, f"expected a whole number, {least} or more")
         return value
+
     return Value("int", parse)
 
 
 def _number(name: str, is_allowed: Callable[[float], bool], expected: str) -> Value:
     """The type of finite numbers that are allowed."""
+
     def parse(text: str) -> float:
         try:
             value = float(text)
@@ -123,6 +142,7 @@ def _number(name: str, is_allowed: Callable[[float], bool], expected: str) -> Va
         if not math.isfinite(value) or not is_allowed(value):
             raise MalformedInput(name, text, expected)
         return value
+
     return Value(name, parse)
 
 

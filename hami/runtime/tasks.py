@@ -119,7 +119,10 @@ class Task(abc.ABC):
         if self._died or now <= self._due:
             return self._died
         frame = sys._current_frames().get(self._thread.ident or 0)
-        log.error("thread hangs", extra={"task": self.name, "stack": "".join(traceback.format_stack(frame))})
+        log.error(
+            "thread hangs",
+            extra={"task": self.name, "stack": "".join(traceback.format_stack(frame))},
+        )
         return f"thread {self.name} hangs: no sign of life for {now - self._due:.0f} s more than it asked for"
 
     def _run_to_the_end(self) -> None:
@@ -135,7 +138,9 @@ class PeriodicTask(Task):
     """Calls *work* at once, and again *interval_s* seconds after each call has ended. *work* may be long: see *limit_s*
     of `Task`."""
 
-    def __init__(self, name: str, work: Callable[[], object], interval_s: float, *, limit_s: float = HUNG_S) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], object], interval_s: float, *, limit_s: float = HUNG_S
+    ) -> None:
         super().__init__(name, limit_s=limit_s)
         self._work = work
         self._interval_s = interval_s

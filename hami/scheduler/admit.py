@@ -87,10 +87,13 @@ class Admitter:
             return given
         if isinstance(given, Mapping):
             return Admitted(given)
-        return Denied(f"claim {claimed.name}: {given.reason if given is not None else 'the pod requests no GPUs'}")
+        return Denied(
+            f"claim {claimed.name}: {given.reason if given is not None else 'the pod requests no GPUs'}"
+        )
 
-    def admit_with_claim(self, plain: Mapping[str, Any], namespace: str, name: str,
-                         users: Mapping[str, str] | None) -> Mapping[str, Any] | Inexpressible | Denied | None:
+    def admit_with_claim(
+        self, plain: Mapping[str, Any], namespace: str, name: str, users: Mapping[str, str] | None
+    ) -> Mapping[str, Any] | Inexpressible | Denied | None:
         """Returns the new pod *plain* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`, if it is
         admitted. What containers share by their claim counts once. Raises: MalformedInput."""
         answer = self._admit_new(PodDraft(plain, namespace), counts=False)
@@ -101,18 +104,27 @@ class Admitter:
             return _OVER_QUOTA
         return given
 
-    def give_claim(self, answer: Admitted, namespace: str, name: str,
-                   users: Mapping[str, str] | None = None) -> Mapping[str, Any] | Inexpressible | None:
+    def give_claim(
+        self, answer: Admitted, namespace: str, name: str, users: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any] | Inexpressible | None:
         """Returns the admitted pod of *answer* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`."""
         from hami.codec.claims import Inexpressible
         from hami.dra.own_claim import give_claim
 
         if answer.message:
-            return Inexpressible(f"its scheduler is not HAMi's, which makes the claim: {answer.message}")
+            return Inexpressible(
+                f"its scheduler is not HAMi's, which makes the claim: {answer.message}"
+            )
         if evaded := self._evaded_quota(namespace, PodDraft(answer.pod).decoded):
             return Inexpressible(evaded)
-        return give_claim(answer.pod, self._cache.vendors, self._settings.gpu_scheduler_policy, name,
-                          self._settings.claims_scheduler_name, users)
+        return give_claim(
+            answer.pod,
+            self._cache.vendors,
+            self._settings.gpu_scheduler_policy,
+            name,
+            self._settings.claims_scheduler_name,
+            users,
+        )
 
     def _evaded_quota(self, namespace: str, pod: Pod) -> str:
         """Returns why *pod* would evade a ResourceQuota that Kubernetes counts; empty if it would not."""
@@ -120,8 +132,10 @@ class Admitter:
         quotas = self._cache.quotas_of(namespace or pod.ref.namespace)
         if (evaded := counted_by_kubernetes(quotas, pod.scope, names)) is None:
             return ""
-        return (f"ResourceQuota {evaded[0]} limits requests.{evaded[1]}, and Kubernetes counts no requests of pods "
-                "with claims: limit the devices of the class gpu.hami.io instead")
+        return (
+            f"ResourceQuota {evaded[0]} limits requests.{evaded[1]}, and Kubernetes counts no requests of pods "
+            "with claims: limit the devices of the class gpu.hami.io instead"
+        )
 
     def _admit_ephemeral(self, draft: PodDraft, before: Mapping[str, Any]) -> Admitted | Denied:
         """Decides about an existing pod that gets an ephemeral container, which could see all devices of the node.
@@ -133,11 +147,15 @@ class Admitter:
 
         vendors = self._cache.vendors if has_claim(draft.wire) else self._requested_vendors(draft)
         if any(vendor.admission.refuses_ephemeral for vendor in vendors):
-            return Denied("ephemeralContainers are not permitted in strict mode on a pod that requests devices")
+            return Denied(
+                "ephemeralContainers are not permitted in strict mode on a pod that requests devices"
+            )
         if not self._cache.vendors.confining:
             return Admitted(draft.wire)
-        earlier = {str(container.get("name"))
-                   for container in entries((before.get("spec") or {}).get("ephemeralContainers"))}
+        earlier = {
+            str(container.get("name"))
+            for container in entries((before.get("spec") or {}).get("ephemeralContainers"))
+        }
         return Admitted(confine_ephemeral(self._cache.vendors, draft, earlier))
 
     def _admit_new(self, draft: PodDraft, *, counts: bool = True) -> Admitted | Denied:
@@ -145,8 +163,12 @@ class Admitter:
         pod, vendors = draft.decoded, self._cache.vendors
         if not any(container.kind is ContainerKind.APP for container in pod.containers):
             return Denied("pod has no containers")
-        if forged := next((key for key in (*pod.annotations, *pod.labels) if is_scheduler_owned(key)), None):
-            return Denied(f"{forged} is written by the HAMi scheduler alone and may not be set on a new pod")
+        if forged := next(
+            (key for key in (*pod.annotations, *pod.labels) if is_scheduler_owned(key)), None
+        ):
+            return Denied(
+                f"{forged} is written by the HAMi scheduler alone and may not be set on a new pod"
+            )
         is_foreign = self._is_of_another_scheduler(pod.scheduler_name)
         if is_foreign and not vendors.confining:
             return Admitted(draft.wire, _FOREIGN)
@@ -158,7 +180,9 @@ class Admitter:
             return Admitted(draft.render(), _FOREIGN)
         admit_pod(vendors, draft)
         if draft.requests_devices:
-            privileged = [container.name for container in draft.containers if container.is_privileged]
+            privileged = [
+                container.name for container in draft.containers if container.is_privileged
+            ]
             if privileged:
                 return Denied(f"container {privileged[0]} is privileged")
             if scheduler := self._settings.scheduler_name:
@@ -168,12 +192,17 @@ class Admitter:
         return Admitted(draft.render()) if not counts or self._fits_quota(draft) else _OVER_QUOTA
 
     def _fits_quota(self, draft: PodDraft) -> bool:
-        return not self._cache.quotas_of(draft.namespace) or self._cache.quota_allows(draft.namespace, draft.changed())
+        return not self._cache.quotas_of(draft.namespace) or self._cache.quota_allows(
+            draft.namespace, draft.changed()
+        )
 
     def _requested_vendors(self, draft: PodDraft) -> Iterator[Vendor]:
         """Returns the vendors whose resources the containers name, for one container after the other."""
-        return (vendor for container in draft.decoded.containers
-                for vendor in self._cache.vendors.requested_by(container.limits, container.requests))
+        return (
+            vendor
+            for container in draft.decoded.containers
+            for vendor in self._cache.vendors.requested_by(container.limits, container.requests)
+        )
 
     def _is_of_another_scheduler(self, name: str) -> bool:
         if not name or self._settings.is_own_scheduler(name) or name in self._settings.other_shards:

@@ -56,25 +56,39 @@ class ClaimAdmitter:
         if translated is None or value == PLUGIN:
             return self._admitter.admit(review)
         if value not in CLAIM_DOORS:
-            return Denied(f"label {DOOR}={value[:_SHOWN]}: expected {', '.join((*CLAIM_DOORS, PLUGIN))}")
+            return Denied(
+                f"label {DOOR}={value[:_SHOWN]}: expected {', '.join((*CLAIM_DOORS, PLUGIN))}"
+            )
         if isinstance(translated, Mapping):
             # with the label, whoever has set it: so the other webhook knows that the pod has been here
             meta = translated["metadata"]
             return Admitted({**translated, "metadata": {**meta, "labels": {**labels, DOOR: value}}})
         if value == PREFERRED:
             answer = self._admitter.admit(review)
-            return answer if isinstance(answer, Denied) else replace(
-                answer, warning=f"{DOOR}={value}: no claim is made for the pod's devices: {translated.reason}")
+            return (
+                answer
+                if isinstance(answer, Denied)
+                else replace(
+                    answer,
+                    warning=f"{DOOR}={value}: no claim is made for the pod's devices: {translated.reason}",
+                )
+            )
         return Denied(
-            f"{DOOR}={value} requires a claim for the pod's devices, and none can be made: {translated.reason}")
+            f"{DOOR}={value} requires a claim for the pod's devices, and none can be made: {translated.reason}"
+        )
 
 
 class OwnClaims:
     """Gives pods claims of their own, which the scheduler allocates: for what their containers request, or the
     templates that they name."""
 
-    def __init__(self, admitter: Admitter, cache: Store, template: Template,
-                 make_name: Callable[[], str] = make_claim_name) -> None:
+    def __init__(
+        self,
+        admitter: Admitter,
+        cache: Store,
+        template: Template,
+        make_name: Callable[[], str] = make_claim_name,
+    ) -> None:
         """*admitter* judges the pods before. *make_name* returns the name of the next claim."""
         self._admitter = admitter
         self._cache = cache
@@ -86,11 +100,17 @@ class OwnClaims:
         answer = self._admitter.admit(review)
         if isinstance(answer, Denied) or has_claim(answer.pod):
             return None
-        plain = plain_pod(review.pod or {}, partial(self._template, review.namespace), self._cache.vendors,
-                          self._cache.claimable_sizes)
+        plain = plain_pod(
+            review.pod or {},
+            partial(self._template, review.namespace),
+            self._cache.vendors,
+            self._cache.claimable_sizes,
+        )
         if plain is None:
             return self._admitter.give_claim(answer, review.namespace, self._make_name())
-        given = self._admitter.admit_with_claim(plain.wire, review.namespace, self._make_name(), plain.users)
+        given = self._admitter.admit_with_claim(
+            plain.wire, review.namespace, self._make_name(), plain.users
+        )
         return Inexpressible(given.message) if isinstance(given, Denied) else given
 
 
@@ -98,7 +118,9 @@ class ClaimsOfTemplates:
     """Gives pods claims that are made of templates, and that kube-scheduler allocates. *card_sizes* returns those of
     the cards that claims can get."""
 
-    def __init__(self, cache: Store, settings: Settings, card_sizes: Callable[[], Collection[int]]) -> None:
+    def __init__(
+        self, cache: Store, settings: Settings, card_sizes: Callable[[], Collection[int]]
+    ) -> None:
         self._cache = cache
         self._policy = settings.gpu_scheduler_policy
         self._card_sizes = card_sizes
@@ -108,10 +130,14 @@ class ClaimsOfTemplates:
         if not review.pod:
             return None
         pod = PodDraft(review.pod, review.namespace).decoded
-        if any(map(is_scheduler_owned, (*pod.annotations, *pod.labels))) or beyond_bounds(pod) is not None:
+        if (
+            any(map(is_scheduler_owned, (*pod.annotations, *pod.labels)))
+            or beyond_bounds(pod) is not None
+        ):
             return None  # judged like any other
-        translated = translate(review.pod, self._cache.vendors, self._policy, self._card_sizes(),
-                               review.namespace)
+        translated = translate(
+            review.pod, self._cache.vendors, self._policy, self._card_sizes(), review.namespace
+        )
         if not isinstance(translated, Translation):
             return translated
         quota = self._quota(review.namespace or pod.ref.namespace, pod)
@@ -121,7 +147,11 @@ class ClaimsOfTemplates:
         """Returns why claims would evade a ResourceQuota of *namespace*; empty if there is none."""
         names = {name for vendor in self._cache.vendors for name in vendor.resources.names}
         for quota in self._cache.quotas_of(namespace):
-            if quota.matches(pod.scope) and (limited := sorted(names & (quota.limits.keys() | quota.requests))):
-                return (f"ResourceQuota {quota.name} limits {limited[0]}, and no quota counts the memory and cores of "
-                        "claims")
+            if quota.matches(pod.scope) and (
+                limited := sorted(names & (quota.limits.keys() | quota.requests))
+            ):
+                return (
+                    f"ResourceQuota {quota.name} limits {limited[0]}, and no quota counts the memory and cores of "
+                    "claims"
+                )
         return ""

@@ -51,17 +51,26 @@ FILTER_LIMIT = 64 * MIB  # a simulation sends whole nodes
 PREEMPT_LIMIT = 16 * MIB  # 1,000 nodes with 300 victims each
 BIND_LIMIT = MIB
 PIECE = 65_536  # bytes that are read at a time
-RESERVED_THREADS = 64  # threads that binds leave to other requests; half of the threads if there are few
+RESERVED_THREADS = (
+    64  # threads that binds leave to other requests; half of the threads if there are few
+)
 LOGGED = 1000  # characters of a reason, which may quote the pod
 START_TIMEOUT_S = 5.0  # a filter waits for this long until the caches are filled
 JSON = "application/json"
-_STRANGER = extender.render_bind("extender verbs are served on --extender-bind-address, elsewhere to clients with a "
-                                 "certificate of --client-ca-file, and /simulate to those of "
-                                 "--simulate-client-ca-file")
+_STRANGER = extender.render_bind(
+    "extender verbs are served on --extender-bind-address, elsewhere to clients with a "
+    "certificate of --client-ca-file, and /simulate to those of "
+    "--simulate-client-ca-file"
+)
 
 _EXTENDERS = frozenset({ClientRight.EXTENDER})
-_CALLERS = {"filter": _EXTENDERS, "prioritize": _EXTENDERS, "preempt": _EXTENDERS, "bind": _EXTENDERS,
-            "simulate": frozenset({ClientRight.EXTENDER, ClientRight.SIMULATE})}
+_CALLERS = {
+    "filter": _EXTENDERS,
+    "prioritize": _EXTENDERS,
+    "preempt": _EXTENDERS,
+    "bind": _EXTENDERS,
+    "simulate": frozenset({ClientRight.EXTENDER, ClientRight.SIMULATE}),
+}
 """The rights of which a client needs one, by verb."""
 
 Observe = Callable[[str, str, float], None]
@@ -89,8 +98,15 @@ class Verbs:
     claim_admitter: ClaimAdmitter | None = None
 
 
-def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[], str | None], observe: Observe, *,
-               threads: int, hung_reason: Callable[[], str] = str) -> flask.Flask:
+def create_app(
+    verbs: Verbs,
+    is_started: IsStarted,
+    unready_reason: Callable[[], str | None],
+    observe: Observe,
+    *,
+    threads: int,
+    hung_reason: Callable[[], str] = str,
+) -> flask.Flask:
     """Returns the application.
 
     *is_started* reports whether the caches have been filled, after at most so many seconds. *unready_reason* returns
@@ -106,8 +122,13 @@ def create_app(verbs: Verbs, is_started: IsStarted, unready_reason: Callable[[],
     _add_health(app, is_started, unready_reason, hung_reason)
     app.register_error_handler(Exception, _answer_error)
     most_binds = max(1, threads - RESERVED_THREADS, threads // 2)
-    app.wsgi_app = _Verbs(app.wsgi_app, {  # type: ignore[method-assign]
-        **_webhooks(verbs, observe), **_extender(verbs, is_started, observe, most_binds)})
+    app.wsgi_app = _Verbs(
+        app.wsgi_app,
+        {  # type: ignore[method-assign]
+            **_webhooks(verbs, observe),
+            **_extender(verbs, is_started, observe, most_binds),
+        },
+    )
     return app
 
 
@@ -127,8 +148,10 @@ class _Verbs:
             refusal.headers["Allow"] = "POST"
             return refusal(environ, start_response)
         body, status = answer(environ)
-        start_response(f"{status} {HTTPStatus(status).phrase}",
-                       [("Content-Type", JSON), ("Content-Length", str(len(body)))])
+        start_response(
+            f"{status} {HTTPStatus(status).phrase}",
+            [("Content-Type", JSON), ("Content-Length", str(len(body)))],
+        )
         return (body,)
 
 
@@ -136,7 +159,10 @@ def _webhooks(verbs: Verbs, observe: Observe) -> dict[str, Answer]:
     """Returns the answers to the API server by their paths."""
     ways: dict[str, Admit] = {"/webhook": lambda review: verbs.admitter.admit(review)}
     if verbs.claim_admitter is not None:
-        ways |= {f"/webhook/{door}": partial(verbs.claim_admitter.admit, door=door) for door in CLAIM_DOORS}
+        ways |= {
+            f"/webhook/{door}": partial(verbs.claim_admitter.admit, door=door)
+            for door in CLAIM_DOORS
+        }
     return {path: partial(_webhook, admit, observe) for path, admit in ways.items()}
 
 
@@ -147,40 +173,71 @@ def _webhook(admit: Admit, observe: Observe, environ: WSGIEnvironment) -> tuple[
     def act(body: bytes) -> tuple[bytes, str]:
         nonlocal review
         given = environ.get("CONTENT_TYPE", "")
-        problem = f"contentType={given}, expected {JSON}" if given != JSON else "" if body else "request body is empty"
+        problem = (
+            f"contentType={given}, expected {JSON}"
+            if given != JSON
+            else ""
+            if body
+            else "request body is empty"
+        )
         if problem:
             raise MalformedInput("body", "", problem, message=problem)
         review = admission.parse_review(body)
         return _admit(admit, review)
 
-    return _verb("webhook", WEBHOOK_LIMIT, act, lambda text, code: admission.render_denied(review, code, text),
-                 observe, environ)
+    return _verb(
+        "webhook",
+        WEBHOOK_LIMIT,
+        act,
+        lambda text, code: admission.render_denied(review, code, text),
+        observe,
+        environ,
+    )
 
 
 def _admit(admit: Admit, review: Review) -> tuple[bytes, str]:
     verdict = admit(review)
     if isinstance(verdict, Denied):
-        log.info("pod denied", extra={"namespace": review.namespace, "reason": verdict.message[:LOGGED]})
+        log.info(
+            "pod denied", extra={"namespace": review.namespace, "reason": verdict.message[:LOGGED]}
+        )
         return admission.render_denied(review, verdict.code, verdict.message), "refused"
     return admission.render_allowed(review, verdict.pod, verdict.message, verdict.warning), "ok"
 
 
-def _extender(verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds: int) -> dict[str, Answer]:
+def _extender(
+    verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds: int
+) -> dict[str, Answer]:
     """Returns the answers to kube-scheduler by their paths. At most *most_binds* binds wait or write at a time."""
+
     def counted(act: Act) -> Act:
         """Returns *act*, counted as in flight: kube-scheduler places no other pod meanwhile."""
+
         def act_and_count(body: bytes) -> tuple[bytes, str]:
             with verbs.in_flight.request():
                 return act(body)
+
         return act_and_count
 
     slots = BindSlots(most_binds)
     ways: Mapping[str, tuple[int, Act, Refuse]] = {
-        "filter": (FILTER_LIMIT, counted(partial(_filter, verbs.node_filter, is_started)), _refuse_filter),
+        "filter": (
+            FILTER_LIMIT,
+            counted(partial(_filter, verbs.node_filter, is_started)),
+            _refuse_filter,
+        ),
         "prioritize": (FILTER_LIMIT, counted(partial(_prioritize, verbs.node_filter)), _abstain),
-        "simulate": (FILTER_LIMIT, partial(_simulate, verbs.node_filter, is_started), _refuse_filter),
+        "simulate": (
+            FILTER_LIMIT,
+            partial(_simulate, verbs.node_filter, is_started),
+            _refuse_filter,
+        ),
         "preempt": (PREEMPT_LIMIT, counted(partial(_preempt, verbs.preemption_filter)), _veto),
-        "bind": (BIND_LIMIT, partial(_bind, verbs.binder, slots), lambda text, code: extender.render_bind(text)),
+        "bind": (
+            BIND_LIMIT,
+            partial(_bind, verbs.binder, slots),
+            lambda text, code: extender.render_bind(text),
+        ),
     }
 
     def answer(name: str, environ: WSGIEnvironment) -> tuple[bytes, int]:
@@ -199,12 +256,16 @@ def _add_reservations(app: flask.Flask, reservation: Callable[[str], Reservation
             return _json(_STRANGER, 403)
         if (found := reservation(uid)) is None:
             return _json(b'{"error":"nothing is reserved for this uid"}', 404)
-        return _json(msgspec.json.encode({"node": found.node, "annotations": found.annotations,
-                                          "labels": found.labels}))
+        return _json(
+            msgspec.json.encode(
+                {"node": found.node, "annotations": found.annotations, "labels": found.labels}
+            )
+        )
 
 
-def _verb(name: str, limit: int, act: Act, refuse: Refuse, observe: Observe,
-          environ: WSGIEnvironment) -> tuple[bytes, int]:
+def _verb(
+    name: str, limit: int, act: Act, refuse: Refuse, observe: Observe, environ: WSGIEnvironment
+) -> tuple[bytes, int]:
     """Answers with what *act* makes of the body, or with *refuse* of an error's text and HTTP status.
 
     The status of the response is 200 unless the body could not be read.
@@ -231,18 +292,26 @@ def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tupl
     """Names the one node that should run the pod, or why none can."""
     args = extender.parse_filter(body)
     if not is_started(START_TIMEOUT_S):
-        return extender.render_filter(None, error="the scheduler's caches are not filled yet"), "error"
+        return extender.render_filter(
+            None, error="the scheduler's caches are not filled yet"
+        ), "error"
     if args.nodes is not None:
         return _simulate_on(node_filter, args.pod, args.nodes)
     filtered = node_filter.filter(args.pod, args.names)
-    answer = extender.render_filter(filtered.names, filtered.failed, unresolvable=filtered.unresolvable)
+    answer = extender.render_filter(
+        filtered.names, filtered.failed, unresolvable=filtered.unresolvable
+    )
     return answer, "refused" if filtered.failed or filtered.unresolvable else "ok"
 
 
 def _prioritize(node_filter: NodeFilter, body: bytes) -> tuple[bytes, str]:
     """Scores the nodes that remain, if there are several."""
     args = extender.parse_filter(body)
-    names = [node.name for node in extender.parse_nodes(args.nodes)] if args.nodes is not None else args.names
+    names = (
+        [node.name for node in extender.parse_nodes(args.nodes)]
+        if args.nodes is not None
+        else args.names
+    )
     return extender.render_priorities(node_filter.prioritize(args.pod, names or ())), "ok"
 
 
@@ -261,7 +330,9 @@ def _simulated(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> t
     return _simulate_on(node_filter, args.pod, args.nodes)
 
 
-def _simulate_on(node_filter: NodeFilter, pod: Pod, nodes: Sequence[msgspec.Raw]) -> tuple[bytes, str]:
+def _simulate_on(
+    node_filter: NodeFilter, pod: Pod, nodes: Sequence[msgspec.Raw]
+) -> tuple[bytes, str]:
     names: list[str] = []
     filtered = node_filter.simulate(pod, _noting_names(extender.parse_nodes(nodes), names))
     fitting = [raw for name, raw in zip(names, nodes) if name not in filtered.failed]
@@ -277,8 +348,12 @@ def _noting_names(nodes: Iterable[Node], names: list[str]) -> Iterator[Node]:
 def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:
     """Names the nodes where evictions would make room for the pod's devices, too, and whom to evict there."""
     args = extender.parse_preemption(body)
-    kept = preemption_filter.filter(args.pod, {node: victims.uids for node, victims in args.victims.items()})
-    answer = extender.render_preemption({node: args.victims[node].with_uids(uids) for node, uids in kept.items()})
+    kept = preemption_filter.filter(
+        args.pod, {node: victims.uids for node, victims in args.victims.items()}
+    )
+    answer = extender.render_preemption(
+        {node: args.victims[node].with_uids(uids) for node, uids in kept.items()}
+    )
     return answer, "ok" if kept or not args.victims else "refused"
 
 
@@ -307,8 +382,12 @@ def _bind(binder: Binder, slots: BindSlots, body: bytes) -> tuple[bytes, str]:
     return extender.render_bind(), "ok"
 
 
-def _add_health(app: flask.Flask, is_started: IsStarted, unready_reason: Callable[[], str | None],
-                hung_reason: Callable[[], str]) -> None:
+def _add_health(
+    app: flask.Flask,
+    is_started: IsStarted,
+    unready_reason: Callable[[], str | None],
+    hung_reason: Callable[[], str],
+) -> None:
     @app.get("/healthz")
     def healthz() -> flask.Response:
         """Reports ok once the caches have been filled, unless a thread has died or hangs."""

@@ -27,7 +27,9 @@ class Attempts:
 
     def __init__(self) -> None:
         self._attempts: dict[str, _Attempt] = {}
-        self._failed_at: dict[str, float] = {}  # when there was last no plan for a pod of a namespace
+        self._failed_at: dict[
+            str, float
+        ] = {}  # when there was last no plan for a pod of a namespace
 
     def in_order(self, pods: Sequence[PendingPod]) -> list[PendingPod]:
         """Returns *pods*, which are sorted by priority, in the order in which they are planned for.
@@ -36,7 +38,9 @@ class Attempts:
         each of them: it cannot keep them from their plans by pods for which there is none, whatever their priority.
         """
         namespaces = {pending.pod.ref.namespace for pending in pods}
-        self._failed_at = {namespace: at for namespace, at in self._failed_at.items() if namespace in namespaces}
+        self._failed_at = {
+            namespace: at for namespace, at in self._failed_at.items() if namespace in namespaces
+        }
 
         def rank(pending: PendingPod) -> tuple[float, int, float]:
             failed_at = self._failed_at.get(pending.pod.ref.namespace, -math.inf)
@@ -63,7 +67,9 @@ class Attempts:
         attempt = self._attempts.get(ref.uid)
         failures = 0 if attempt is None else attempt.failures
         self._failed_at[ref.namespace] = now
-        self._remember(ref, _Attempt(failures + 1, now + min(FIRST_RETRY_S * 2.0 ** failures, MAX_RETRY_S)))
+        self._remember(
+            ref, _Attempt(failures + 1, now + min(FIRST_RETRY_S * 2.0**failures, MAX_RETRY_S))
+        )
 
     def put_off(self, ref: PodRef, until: float) -> None:
         """Records that nobody is evicted for the pod before *until*, since that has failed."""

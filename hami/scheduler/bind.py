@@ -38,9 +38,18 @@ DRAIN_POLL_S = 0.02
 class Binder:
     """Binds pods. Each bind runs in its caller's thread and holds no lock of this process while it waits."""
 
-    def __init__(self, cluster: Cluster, cache: Store, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
-                 writer: BindingWriter, *, clock: Callable[[], float],
-                 sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Store,
+        locks: NodeLocks,
+        events: EventRecorder,
+        leadership: Leadership,
+        writer: BindingWriter,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         """*clock* is the leadership's. *sleep* waits between attempts."""
         self._cluster = cluster
         self._cache = cache
@@ -65,7 +74,9 @@ class Binder:
             self._events.record(ref, "Warning", "BindingFailed", str(error))
             raise
         log.info("pod bound", extra={"pod": ref, "node": node})
-        self._events.record(ref, "Normal", "BindingSucceed", f"Successfully binding node [{node}] to {ref}")
+        self._events.record(
+            ref, "Normal", "BindingSucceed", f"Successfully binding node [{node}] to {ref}"
+        )
 
     def drain(self, timeout: float) -> bool:
         """Waits at most *timeout* seconds until no pod with devices is being bound. Reports whether none is."""
@@ -90,9 +101,16 @@ class Binder:
             self._cache.assume_on(ref, node)
         reservation = reservations.start_binding(ref, node)
         try:
-            with self._locks.held(node, reservation.lock_keys, ref, deadline,
-                                  lambda: reservations.is_current(reservation)):
-                self._retry_unsent(self._writer.write, reservation, self._clock() + BINDING_TIMEOUT_S)
+            with self._locks.held(
+                node,
+                reservation.lock_keys,
+                ref,
+                deadline,
+                lambda: reservations.is_current(reservation),
+            ):
+                self._retry_unsent(
+                    self._writer.write, reservation, self._clock() + BINDING_TIMEOUT_S
+                )
         except (NotFound, Conflict):
             reservations.drop(reservation)
             raise

@@ -29,7 +29,9 @@ class BindSlots:
         namespace = ref.namespace
         with self._lock:
             if self._taken[namespace] >= self._free:
-                raise NodeLocked(f"pod {ref}: too many pods are being bound already, it must be tried again")
+                raise NodeLocked(
+                    f"pod {ref}: too many pods are being bound already, it must be tried again"
+                )
             self._taken[namespace] += 1
             self._free -= 1
         try:

@@ -33,8 +33,16 @@ class _BoundByAnother(KeepsLocks, Conflict):
 class BindingWriter:
     """Writes Bindings. Threads may share it."""
 
-    def __init__(self, cluster: Cluster, cache: Store, claims: ClaimBinder | None, leadership: Leadership, *,
-                 is_watching: Callable[[], bool], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Store,
+        claims: ClaimBinder | None,
+        leadership: Leadership,
+        *,
+        is_watching: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
         """*claims*: None if pods get no claims of the scheduler. *is_watching*: reports whether the changes of pods are
         known at once. *clock* is the leadership's."""
         self._cluster = cluster
@@ -53,8 +61,13 @@ class BindingWriter:
             self._write_claim(reservation, until)
         annotations = self._cache.reservations.prepare_binding(reservation)
         try:
-            self._cluster.bind(reservation.ref, reservation.node, annotations, reservation.labels,
-                               timeout=self._seconds_left(until))
+            self._cluster.bind(
+                reservation.ref,
+                reservation.node,
+                annotations,
+                reservation.labels,
+                timeout=self._seconds_left(until),
+            )
         except ClusterError as error:
             refused = error.status is not None and error.status < 500
             if is_unsent(error) or (refused and not isinstance(error, Conflict)):
@@ -65,14 +78,18 @@ class BindingWriter:
         """Makes the claim of the pod say what is reserved. No later filter replaces the reservation meanwhile: two
         attempts would write the claim in turn."""
         if self._claims is None:
-            raise Rejected(f"pod {reservation.ref} gets its devices by claim {reservation.pod.claim}, which this "
-                           "scheduler does not make without --dra=allocate")
+            raise Rejected(
+                f"pod {reservation.ref} gets its devices by claim {reservation.pod.claim}, which this "
+                "scheduler does not make without --dra=allocate"
+            )
         self._cache.reservations.prepare_binding(reservation)
         try:
             self._claims.write(reservation, lambda: self._seconds_left(until))
         except (NotFound, Conflict) as error:
             if reservation.outcome_unknown:  # an earlier Binding of it may still be written
-                raise _OutcomeUnknown(f"pod {reservation.ref}: no answer whether it was bound: {error}") from error
+                raise _OutcomeUnknown(
+                    f"pod {reservation.ref}: no answer whether it was bound: {error}"
+                ) from error
             raise
 
     def _seconds_left(self, until: float) -> float:
@@ -110,7 +127,10 @@ class BindingWriter:
         try:
             pod = self._cluster.pod(ref.namespace, ref.name)
         except HamiError as unread:
-            log.warning("binding outcome unknown", extra={"pod": ref, "node": reservation.node, "error": unread})
+            log.warning(
+                "binding outcome unknown",
+                extra={"pod": ref, "node": reservation.node, "error": unread},
+            )
             raise outcome_unknown from error
         if pod is None or pod.ref.uid != ref.uid:
             raise NotFound(f'pod "{ref.name}" not found', 404) from error
@@ -123,4 +143,5 @@ class BindingWriter:
             raise Conflict(f"pod {ref} is already bound to node {pod.node_name}", 409) from error
         if not carries_allocation(pod, reservation.annotations, self._cache.vendors):
             raise _BoundByAnother(
-                f"pod {ref} is already bound to node {pod.node_name} with other devices", 409) from error
+                f"pod {ref} is already bound to node {pod.node_name} with other devices", 409
+            ) from error

@@ -17,7 +17,9 @@ BIND_BYTES = 16 * MIB
 
 LARGE = 4 * MIB
 """Bytes of a filter that has whole nodes, like a simulation: 20,000 names of nodes take a third of that."""
-SIMULATIONS = 2  # whose bodies are read, or whose answers are sent, at once; each may have 64 MiB, twice
+SIMULATIONS = (
+    2  # whose bodies are read, or whose answers are sent, at once; each may have 64 MiB, twice
+)
 WAITING_SIMULATIONS = 32
 SIMULATION_WAIT_S = 300.0  # clients have timeouts of their own
 
@@ -29,8 +31,11 @@ class RequestBudgets:
         self._anybody = ByteBudget(WEBHOOK_BYTES)
         filters = ByteBudget(FILTER_BYTES)
         self._extender: dict[str, BodyBudget] = {
-            "/filter": filters, "/prioritize": filters, "/preempt": ByteBudget(PREEMPT_BYTES),
-            "/bind": ByteBudget(BIND_BYTES)}
+            "/filter": filters,
+            "/prioritize": filters,
+            "/preempt": ByteBudget(PREEMPT_BYTES),
+            "/bind": ByteBudget(BIND_BYTES),
+        }
         self._simulations = TurnBudget(SIMULATIONS, WAITING_SIMULATIONS, SIMULATION_WAIT_S)
 
     def __call__(self, environ: WSGIEnvironment) -> BodyBudget:

@@ -16,7 +16,13 @@ from collections.abc import Callable
 from datetime import datetime
 
 from hami.codec.claims import AllocatedClaim
-from hami.codec.own_claims import StoredClaim, booked_claim, render_allocation, render_claim, render_deallocation
+from hami.codec.own_claims import (
+    StoredClaim,
+    booked_claim,
+    render_allocation,
+    render_claim,
+    render_deallocation,
+)
 from hami.errors import Conflict
 from hami.kube.dynamic_resources import ClaimWriter
 from hami.kube.retry import CONFLICT_S, brief_retry
@@ -30,8 +36,13 @@ class _Foreign(Conflict):
 class ClaimBinder:
     """Creates and allocates claims. Threads may share it."""
 
-    def __init__(self, claims: ClaimWriter, *, now: Callable[[], datetime],
-                 sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        claims: ClaimWriter,
+        *,
+        now: Callable[[], datetime],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         """*sleep* waits between attempts."""
         self._claims = claims
         self._now = now
@@ -44,33 +55,57 @@ class ClaimBinder:
         Raises: ClusterError, among others if the claim of that name belongs to somebody else; MalformedInput;
         NodeLocked of *seconds_left*.
         """
-        devices = {usage.device.uuid: usage.device for usages in reservation.usages.values() for usage in usages}
-        claim = booked_claim(reservation.pod, reservation.node, reservation.placement, devices, reservation.token)
+        devices = {
+            usage.device.uuid: usage.device
+            for usages in reservation.usages.values()
+            for usage in usages
+        }
+        claim = booked_claim(
+            reservation.pod, reservation.node, reservation.placement, devices, reservation.token
+        )
         try:
             stored = self._claims.create_claim(render_claim(claim), timeout=seconds_left())
             self._allocate(claim, stored, reservation.node, seconds_left)
         except Conflict:
             self._retry_conflicts(self._write_again, claim, reservation.node, seconds_left)
 
-    def _write_again(self, claim: AllocatedClaim, node: str, seconds_left: Callable[[], float]) -> None:
+    def _write_again(
+        self, claim: AllocatedClaim, node: str, seconds_left: Callable[[], float]
+    ) -> None:
         """Writes a claim that may exist. Raises: Conflict if it changes meanwhile, or belongs to somebody else."""
-        stored = (self._claims.stored_claim(claim.namespace, claim.name, timeout=seconds_left())
-                  or self._claims.create_claim(render_claim(claim), timeout=seconds_left()))
+        stored = self._claims.stored_claim(
+            claim.namespace, claim.name, timeout=seconds_left()
+        ) or self._claims.create_claim(render_claim(claim), timeout=seconds_left())
         (pod,) = claim.pods
         if pod.uid not in stored.owners:
-            raise _Foreign(f"claim {claim.namespace}/{claim.name} exists and does not belong to pod {pod}: "
-                           "delete one of the two", 409)
+            raise _Foreign(
+                f"claim {claim.namespace}/{claim.name} exists and does not belong to pod {pod}: "
+                "delete one of the two",
+                409,
+            )
         found = stored.claim
-        if found is not None and (found.requests, found.pods) == (claim.requests, claim.pods) and all(
-                device.share_id for request in claim.requests for device in request.devices):
+        if (
+            found is not None
+            and (found.requests, found.pods) == (claim.requests, claim.pods)
+            and all(device.share_id for request in claim.requests for device in request.devices)
+        ):
             return
         if stored.is_allocated:
-            stored = self._claims.write_claim_status(render_deallocation(claim, stored), timeout=seconds_left())
+            stored = self._claims.write_claim_status(
+                render_deallocation(claim, stored), timeout=seconds_left()
+            )
         self._allocate(claim, stored, node, seconds_left)
 
-    def _allocate(self, claim: AllocatedClaim, stored: StoredClaim, node: str,
-                  seconds_left: Callable[[], float]) -> None:
-        self._claims.write_claim_status(render_allocation(claim, stored, node, self._now()), timeout=seconds_left())
+    def _allocate(
+        self,
+        claim: AllocatedClaim,
+        stored: StoredClaim,
+        node: str,
+        seconds_left: Callable[[], float],
+    ) -> None:
+        self._claims.write_claim_status(
+            render_allocation(claim, stored, node, self._now()), timeout=seconds_left()
+        )
 
 
 def _has_changed(error: BaseException) -> bool:

@@ -25,7 +25,9 @@ from hami.state.claims import ClaimCache
 from hami.state.store import Store
 from hami.web.connections import without_turn
 
-_TEMPLATE_S = 2.0  # of the ten that the API server waits for the webhook; a pod names four templates at most
+_TEMPLATE_S = (
+    2.0  # of the ten that the API server waits for the webhook; a pod names four templates at most
+)
 
 
 class ClaimParts:
@@ -35,8 +37,17 @@ class ClaimParts:
     If pods are given claims, their admission; if these are made of templates, the templates and the watch of these.
     """
 
-    def __init__(self, api: Api, cluster: Cluster, store: Store, events: EventRecorder, leads: Callable[[], bool],
-                 settings: Settings, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        cluster: Cluster,
+        store: Store,
+        events: EventRecorder,
+        leads: Callable[[], bool],
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
         self._store = store
         self._settings = settings
         self._claims = ClaimWriter(api)
@@ -47,12 +58,18 @@ class ClaimParts:
         """Writes claims of pods before they are bound; ``None`` if HAMi allocates no claims."""
         if settings.dra == ALLOCATE:
             self.binder = ClaimBinder(self._claims, now=utc_now)
-            self.tasks = (WaitingClaims(store, self._claims, leads, settings.gpu_scheduler_policy, clock=clock),)
+            self.tasks = (
+                WaitingClaims(
+                    store, self._claims, leads, settings.gpu_scheduler_policy, clock=clock
+                ),
+            )
         else:
             self.tasks = watch_devices(api, self.cache)
         self._templates = None
         if settings.dra == OPTIONAL:
-            self._templates = ClaimTemplates(cluster, events, leads, unused_s=settings.dra_template_ttl, clock=clock)
+            self._templates = ClaimTemplates(
+                cluster, events, leads, unused_s=settings.dra_template_ttl, clock=clock
+            )
             self.tasks = (self._templates, watch_templates(api, self._templates), *self.tasks)
 
     def pods(self, sink: Sink[Pod]) -> Sink[Pod]:
@@ -60,13 +77,15 @@ class ClaimParts:
         return PodsWithClaims(sink, self._templates) if self._templates is not None else sink
 
     def admitter(self, admitter: Admitter) -> ClaimAdmitter | None:
-        """Returns the admission of pods that are to get claims; *admitter* is that of the others. ``None`` if none do.
-        """
+        """Returns the admission of pods that are to get claims; *admitter* is that of the others.
+        ``None`` if none do."""
         if self._settings.dra == ALLOCATE:
             return ClaimAdmitter(admitter, OwnClaims(admitter, self._store, self._template))
         if self._templates is None:
             return None
-        return ClaimAdmitter(admitter, ClaimsOfTemplates(self._store, self._settings, self.cache.card_sizes))
+        return ClaimAdmitter(
+            admitter, ClaimsOfTemplates(self._store, self._settings, self.cache.card_sizes)
+        )
 
     def _template(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Returns a template while other requests are worked on. Raises: ClusterError; MalformedInput."""

@@ -16,5 +16,9 @@ def cluster_cache(settings: ClusterSettings, scheduler: str = "") -> Store:
     faulty vendor."""
     return Store(
         catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar),
-        Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy), clock=time.monotonic, now=utc_now,
-        foreign_reservations=settings.foreign_reservations, scheduler=scheduler)
+        Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
+        clock=time.monotonic,
+        now=utc_now,
+        foreign_reservations=settings.foreign_reservations,
+        scheduler=scheduler,
+    )

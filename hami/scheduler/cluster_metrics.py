@@ -22,7 +22,9 @@ from hami.vendors.spec import Catalog, CoreUnit
 from hami.web.exposition import Family, Gauge, escape_label, gauge_families
 
 
-def families(view: View, vendors: Catalog, *, legacy: bool = False, claimed: View | None = None) -> list[Family]:
+def families(
+    view: View, vendors: Catalog, *, legacy: bool = False, claimed: View | None = None
+) -> list[Family]:
     """Returns all gauges of *view*, sorted by name; with *legacy* also those with upstream's old names.
 
     *claimed*: the devices that claims hold, which quotas do not count.
@@ -33,13 +35,21 @@ def families(view: View, vendors: Catalog, *, legacy: bool = False, claimed: Vie
     parts: list[tuple[View, View | None]] = [(view, None)]
     if claimed is not None:
         parts.append((claimed, view))
-    in_units = frozenset(vendor.key for vendor in vendors if vendor.resources.core_unit is CoreUnit.COMPUTE_UNITS)
+    in_units = frozenset(
+        vendor.key for vendor in vendors if vendor.resources.core_unit is CoreUnit.COMPUTE_UNITS
+    )
     families = [
-        *gauge_families(_DEVICE_GAUGES, lambda: chain.from_iterable(
-            _devices(of, in_units, beside) for of, beside in parts), legacy),
+        *gauge_families(
+            _DEVICE_GAUGES,
+            lambda: chain.from_iterable(_devices(of, in_units, beside) for of, beside in parts),
+            legacy,
+        ),
         *gauge_families(_INSTANCE_GAUGES, lambda: _instances(view), legacy),
-        *gauge_families(_ALLOCATION_GAUGES, lambda: chain.from_iterable(
-            _allocations(of, in_units, beside) for of, beside in parts), legacy),
+        *gauge_families(
+            _ALLOCATION_GAUGES,
+            lambda: chain.from_iterable(_allocations(of, in_units, beside) for of, beside in parts),
+            legacy,
+        ),
         *gauge_families(_QUOTA_GAUGES, lambda: _quotas(view, vendors), legacy),
     ]
     return sorted(families, key=lambda family: family.name)
@@ -97,7 +107,9 @@ class _QuotaRow(NamedTuple):
     allowed: int | None
 
 
-def _devices(view: View, in_units: Container[str] = (), beside: View | None = None) -> Iterator[_DeviceRow]:
+def _devices(
+    view: View, in_units: Container[str] = (), beside: View | None = None
+) -> Iterator[_DeviceRow]:
     """Yields all devices. Skips devices without a UUID, a UUID's repetitions on the same node, and what *beside* has
     there."""
     for name in sorted(view.nodes):
@@ -107,8 +119,13 @@ def _devices(view: View, in_units: Container[str] = (), beside: View | None = No
                 device = usage.device
                 if device.uuid not in seen:
                     seen.add(device.uuid)
-                    yield _DeviceRow(node, escape_label(device.uuid), escape_label(device.model), usage,
-                                     device.vendor in in_units)
+                    yield _DeviceRow(
+                        node,
+                        escape_label(device.uuid),
+                        escape_label(device.model),
+                        usage,
+                        device.vendor in in_units,
+                    )
 
 
 def _instances(view: View) -> Iterator[_InstanceRow]:
@@ -118,8 +135,17 @@ def _instances(view: View) -> Iterator[_InstanceRow]:
             if len(partition.instance) == 3:
                 uuid, gpu_instance, compute_instance = map(escape_label, partition.instance)
                 profile = escape_label(partition.name)
-                yield _InstanceRow(row.node, row.uuid, row.usage, partition, uuid, profile, gpu_instance,
-                                   compute_instance, f"{profile}-{gpu_instance}")
+                yield _InstanceRow(
+                    row.node,
+                    row.uuid,
+                    row.usage,
+                    partition,
+                    uuid,
+                    profile,
+                    gpu_instance,
+                    compute_instance,
+                    f"{profile}-{gpu_instance}",
+                )
 
 
 def _uuids(view: View | None, node: str) -> set[str]:
@@ -128,22 +154,39 @@ def _uuids(view: View | None, node: str) -> set[str]:
     return {usage.device.uuid for of_vendor in usages.values() for usage in of_vendor}
 
 
-def _allocations(view: View, in_units: Collection[str], beside: View | None = None) -> Iterator[_AllocationRow]:
+def _allocations(
+    view: View, in_units: Collection[str], beside: View | None = None
+) -> Iterator[_AllocationRow]:
     """Yields each pod's share of each device by node, except for devices that *beside* has there. A terminating pod and
     its successor of the same name are summed up."""
-    for name, on_node in groupby(sorted(view.bookings.values(), key=attrgetter("node")), key=attrgetter("node")):
+    for name, on_node in groupby(
+        sorted(view.bookings.values(), key=attrgetter("node")), key=attrgetter("node")
+    ):
         node, others = escape_label(name), _uuids(beside, name)
         usages = view.nodes.get(name, {})
-        devices = {usage.device.uuid: usage.device for key in in_units for usage in usages.get(key, ())}
-        for (namespace, pod, uuid), (memory, cores, vendor) in sorted(_amounts(on_node, view).items()):
+        devices = {
+            usage.device.uuid: usage.device for key in in_units for usage in usages.get(key, ())
+        }
+        for (namespace, pod, uuid), (memory, cores, vendor) in sorted(
+            _amounts(on_node, view).items()
+        ):
             if uuid in others:
                 continue
             percent = _percent(devices.get(uuid), cores) if vendor in in_units else cores
-            yield _AllocationRow(escape_label(namespace), node, escape_label(pod), escape_label(uuid), memory, cores,
-                                 percent)
+            yield _AllocationRow(
+                escape_label(namespace),
+                node,
+                escape_label(pod),
+                escape_label(uuid),
+                memory,
+                cores,
+                percent,
+            )
 
 
-def _amounts(bookings: Iterable[Booking], view: View) -> dict[tuple[str, str, str], tuple[int, int, str]]:
+def _amounts(
+    bookings: Iterable[Booking], view: View
+) -> dict[tuple[str, str, str], tuple[int, int, str]]:
     """Returns MiB, cores and vendor by namespace, pod and device."""
     amounts: dict[tuple[str, str, str], tuple[int, int, str]] = {}
     for booking in bookings:
@@ -171,12 +214,24 @@ def _quotas(view: View, vendors: Catalog) -> Iterator[_QuotaRow]:
     for namespace in sorted(view.facts.quotas.keys() | {namespace for namespace, _ in view.used}):
         quotas = without_scopes(view.facts.quotas.get(namespace, {}).values())
         used, allowed = _used(view, namespace, vendors), _allowed(quotas, vendors)
-        for resource in sorted({name for resources in (vendor.resources for vendor in vendors)
-                                for name in (resources.memory, resources.cores) if name}):
+        for resource in sorted(
+            {
+                name
+                for resources in (vendor.resources for vendor in vendors)
+                for name in (resources.memory, resources.cores)
+                if name
+            }
+        ):
             limit = lowest_limit(quotas, resource)
             if limit is not None or resource in used:
-                yield _QuotaRow(escape_label(namespace), escape_label(resource), used[resource], limit,
-                                limit or 0, allowed.get(resource))
+                yield _QuotaRow(
+                    escape_label(namespace),
+                    escape_label(resource),
+                    used[resource],
+                    limit,
+                    limit or 0,
+                    allowed.get(resource),
+                )
 
 
 def _used(view: View, namespace: str, vendors: Catalog) -> Counter[str]:
@@ -192,61 +247,172 @@ def _used(view: View, namespace: str, vendors: Catalog) -> Counter[str]:
 def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int]:
     """Returns the enforced limits of *quotas* by resource name, in MiB or percent."""
     allowances = [(vendor, allowed_budget(vendor, quotas)) for vendor in vendors] if quotas else []
-    return {resource: amount for vendor, budget in allowances for resource, amount in (
-                (vendor.resources.memory, budget.memory_mib), (vendor.resources.cores, budget.cores))
-            if amount is not None}
+    return {
+        resource: amount
+        for vendor, budget in allowances
+        for resource, amount in (
+            (vendor.resources.memory, budget.memory_mib),
+            (vendor.resources.cores, budget.cores),
+        )
+        if amount is not None
+    }
 
 
-_DEVICE = {"node": "node", "device_uuid": "uuid", "device_index": "usage.device.index", "device_type": "type"}
+_DEVICE = {
+    "node": "node",
+    "device_uuid": "uuid",
+    "device_index": "usage.device.index",
+    "device_type": "type",
+}
 _OLD_UNTYPED = {"nodeid": "node", "deviceuuid": "uuid", "deviceidx": "usage.device.index"}
 _OLD_DEVICE = {**_OLD_UNTYPED, "devicetype": "type"}
-_INSTANCE = {"node": "node", "device_uuid": "uuid", "device_index": "usage.device.index", "mig_uuid": "mig_uuid",
-             "profile": "profile", "gpu_instance_id": "gpu_instance", "compute_instance_id": "compute_instance",
-             "placement_start": "partition.start", "placement_size": "partition.size"}
-_ALLOCATION = {"namespace": "namespace", "node": "node", "pod": "pod", "container_index": "container",
-               "device_uuid": "uuid"}
-_OLD_ALLOCATION = {"podnamespace": "namespace", "nodename": "node", "podname": "pod", "containeridx": "container",
-                   "deviceuuid": "uuid"}
+_INSTANCE = {
+    "node": "node",
+    "device_uuid": "uuid",
+    "device_index": "usage.device.index",
+    "mig_uuid": "mig_uuid",
+    "profile": "profile",
+    "gpu_instance_id": "gpu_instance",
+    "compute_instance_id": "compute_instance",
+    "placement_start": "partition.start",
+    "placement_size": "partition.size",
+}
+_ALLOCATION = {
+    "namespace": "namespace",
+    "node": "node",
+    "pod": "pod",
+    "container_index": "container",
+    "device_uuid": "uuid",
+}
+_OLD_ALLOCATION = {
+    "podnamespace": "namespace",
+    "nodename": "node",
+    "podname": "pod",
+    "containeridx": "container",
+    "deviceuuid": "uuid",
+}
 _QUOTA = {"namespace": "namespace", "quota_name": "resource"}
 
 _DEVICE_GAUGES: tuple[Gauge[_DeviceRow], ...] = (
-    Gauge("hami_gpu_memory_limit_bytes", "Memory of a device that may be given out", _DEVICE,
-          lambda row: row.usage.device.memory_mib * MIB, "GPUDeviceMemoryLimit", _OLD_DEVICE),
-    Gauge("hami_gpu_core_limit_ratio", "Cores of a device that may be given out, in percent", _DEVICE,
-          lambda row: 100 if row.in_units else row.usage.device.cores,
-          "GPUDeviceCoreLimit", _OLD_DEVICE, lambda row: row.usage.device.cores),
-    Gauge("hami_gpu_memory_allocated_bytes", "Memory of a device that pods have been given",
-          {**_DEVICE, "device_cores": "usage.device.cores"}, lambda row: row.usage.memory_used_mib * MIB,
-          "GPUDeviceMemoryAllocated", {**_OLD_DEVICE, "devicecores": "usage.device.cores"}),
-    Gauge("hami_gpu_shared_count", "Containers that share a device", _DEVICE, lambda row: row.usage.slots_used,
-          "GPUDeviceSharedNum", _OLD_DEVICE),
-    Gauge("hami_gpu_core_allocated_ratio", "Cores of a device that pods have been given, in percent", _DEVICE,
-          lambda row: _percent(row.usage.device, row.usage.cores_used) if row.in_units else row.usage.cores_used,
-          "GPUDeviceCoreAllocated", _OLD_DEVICE, lambda row: row.usage.cores_used),
-    Gauge("hami_node_gpu_overview", "A device with its limits; the value is its memory that pods have been given",
-          {**_DEVICE, "device_cores": "usage.device.cores", "device_memory_limit": "usage.device.memory_mib"},
-          lambda row: row.usage.memory_used_mib * MIB, "nodeGPUOverview",
-          {**_OLD_DEVICE, "devicecores": "usage.device.cores", "devicememorylimit": "usage.device.memory_mib"}),
-    Gauge("hami_node_gpu_memory_allocated_ratio", "Part of a device's memory that pods have been given, 0 to 1",
-          _DEVICE, lambda row: _ratio(row.usage.memory_used_mib, row.usage.device.memory_mib),
-          "nodeGPUMemoryPercentage", _OLD_UNTYPED),
+    Gauge(
+        "hami_gpu_memory_limit_bytes",
+        "Memory of a device that may be given out",
+        _DEVICE,
+        lambda row: row.usage.device.memory_mib * MIB,
+        "GPUDeviceMemoryLimit",
+        _OLD_DEVICE,
+    ),
+    Gauge(
+        "hami_gpu_core_limit_ratio",
+        "Cores of a device that may be given out, in percent",
+        _DEVICE,
+        lambda row: 100 if row.in_units else row.usage.device.cores,
+        "GPUDeviceCoreLimit",
+        _OLD_DEVICE,
+        lambda row: row.usage.device.cores,
+    ),
+    Gauge(
+        "hami_gpu_memory_allocated_bytes",
+        "Memory of a device that pods have been given",
+        {**_DEVICE, "device_cores": "usage.device.cores"},
+        lambda row: row.usage.memory_used_mib * MIB,
+        "GPUDeviceMemoryAllocated",
+        {**_OLD_DEVICE, "devicecores": "usage.device.cores"},
+    ),
+    Gauge(
+        "hami_gpu_shared_count",
+        "Containers that share a device",
+        _DEVICE,
+        lambda row: row.usage.slots_used,
+        "GPUDeviceSharedNum",
+        _OLD_DEVICE,
+    ),
+    Gauge(
+        "hami_gpu_core_allocated_ratio",
+        "Cores of a device that pods have been given, in percent",
+        _DEVICE,
+        lambda row: (
+            _percent(row.usage.device, row.usage.cores_used)
+            if row.in_units
+            else row.usage.cores_used
+        ),
+        "GPUDeviceCoreAllocated",
+        _OLD_DEVICE,
+        lambda row: row.usage.cores_used,
+    ),
+    Gauge(
+        "hami_node_gpu_overview",
+        "A device with its limits; the value is its memory that pods have been given",
+        {
+            **_DEVICE,
+            "device_cores": "usage.device.cores",
+            "device_memory_limit": "usage.device.memory_mib",
+        },
+        lambda row: row.usage.memory_used_mib * MIB,
+        "nodeGPUOverview",
+        {
+            **_OLD_DEVICE,
+            "devicecores": "usage.device.cores",
+            "devicememorylimit": "usage.device.memory_mib",
+        },
+    ),
+    Gauge(
+        "hami_node_gpu_memory_allocated_ratio",
+        "Part of a device's memory that pods have been given, 0 to 1",
+        _DEVICE,
+        lambda row: _ratio(row.usage.memory_used_mib, row.usage.device.memory_mib),
+        "nodeGPUMemoryPercentage",
+        _OLD_UNTYPED,
+    ),
 )
 _INSTANCE_GAUGES: tuple[Gauge[_InstanceRow], ...] = (
-    Gauge("hami_node_gpu_mig_instance_info", "A MIG instance that the device plugin has made, always 1", _INSTANCE,
-          lambda row: 1, "nodeGPUMigInstance", {**_OLD_UNTYPED, "migname": "name"}),
+    Gauge(
+        "hami_node_gpu_mig_instance_info",
+        "A MIG instance that the device plugin has made, always 1",
+        _INSTANCE,
+        lambda row: 1,
+        "nodeGPUMigInstance",
+        {**_OLD_UNTYPED, "migname": "name"},
+    ),
 )
 _ALLOCATION_GAUGES: tuple[Gauge[_AllocationRow], ...] = (
-    Gauge("hami_vgpu_memory_allocated_bytes", "Memory of a device that a pod has been given", _ALLOCATION,
-          lambda row: row.memory_mib * MIB, "vGPUMemoryAllocated", _OLD_ALLOCATION),
-    Gauge("hami_vgpu_core_allocated_ratio", "Cores of a device that a pod has been given, in percent", _ALLOCATION,
-          lambda row: row.percent, "vGPUCoreAllocated", _OLD_ALLOCATION, lambda row: row.cores),
+    Gauge(
+        "hami_vgpu_memory_allocated_bytes",
+        "Memory of a device that a pod has been given",
+        _ALLOCATION,
+        lambda row: row.memory_mib * MIB,
+        "vGPUMemoryAllocated",
+        _OLD_ALLOCATION,
+    ),
+    Gauge(
+        "hami_vgpu_core_allocated_ratio",
+        "Cores of a device that a pod has been given, in percent",
+        _ALLOCATION,
+        lambda row: row.percent,
+        "vGPUCoreAllocated",
+        _OLD_ALLOCATION,
+        lambda row: row.cores,
+    ),
 )
 _QUOTA_GAUGES: tuple[Gauge[_QuotaRow], ...] = (
-    Gauge("hami_resource_quota_used", "What a namespace's pods take of a resource that can be limited",
-          {**_QUOTA, "limit": "limit_text"}, lambda row: row.used,
-          "QuotaUsed", {"quotanamespace": "namespace", "quotaName": "resource", "limit": "limit_text"}),
-    Gauge("hami_resource_quota_limit", "Limit of a namespace on a resource, as its ResourceQuota has it", _QUOTA,
-          lambda row: row.limit),
-    Gauge("hami_resource_quota_used_ratio", "Part of a namespace's limit on a resource that its pods take, 0 to 1",
-          _QUOTA, lambda row: _ratio(row.used, row.allowed)),
+    Gauge(
+        "hami_resource_quota_used",
+        "What a namespace's pods take of a resource that can be limited",
+        {**_QUOTA, "limit": "limit_text"},
+        lambda row: row.used,
+        "QuotaUsed",
+        {"quotanamespace": "namespace", "quotaName": "resource", "limit": "limit_text"},
+    ),
+    Gauge(
+        "hami_resource_quota_limit",
+        "Limit of a namespace on a resource, as its ResourceQuota has it",
+        _QUOTA,
+        lambda row: row.limit,
+    ),
+    Gauge(
+        "hami_resource_quota_used_ratio",
+        "Part of a namespace's limit on a resource that its pods take, 0 to 1",
+        _QUOTA,
+        lambda row: _ratio(row.used, row.allowed),
+    ),
 )

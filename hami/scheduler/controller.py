@@ -41,8 +41,18 @@ ROLE = "hami.io/scheduler-role"
 class Controller(Task):
     """One task for all duties."""
 
-    def __init__(self, cluster: Cluster, cache: Store, locks: NodeLocks, events: EventRecorder, leadership: Leadership,
-                 settings: Settings, *, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Store,
+        locks: NodeLocks,
+        events: EventRecorder,
+        leadership: Leadership,
+        settings: Settings,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
         super().__init__("controller")
         self._cluster = cluster
         self._cache = cache
@@ -62,7 +72,10 @@ class Controller(Task):
             try:
                 duty()
             except ClusterError as error:
-                log.warning("controller duty failed", extra={"duty": duty.__name__.strip("_"), "error": error})
+                log.warning(
+                    "controller duty failed",
+                    extra={"duty": duty.__name__.strip("_"), "error": error},
+                )
             except Exception:
                 log.exception("controller duty failed", extra={"duty": duty.__name__.strip("_")})
         self._round += 1
@@ -70,16 +83,30 @@ class Controller(Task):
 
     def _duties(self) -> Iterator[Callable[[], None]]:
         """Yields the duties of every replica, then the leader's; leadership may end between any two of them."""
-        yield from (self._expire, self._resolve_unknown_bindings, self._read_unshown_pods, self._report_edits,
-                    self._locks.forget_unused)
-        for duty in (self._claim_nodes, self._remind_kube_scheduler, self._request_reports, self._reconcile_pods,
-                     self._release_locks, self._report_problems, self._label_replicas):
+        yield from (
+            self._expire,
+            self._resolve_unknown_bindings,
+            self._read_unshown_pods,
+            self._report_edits,
+            self._locks.forget_unused,
+        )
+        for duty in (
+            self._claim_nodes,
+            self._remind_kube_scheduler,
+            self._request_reports,
+            self._reconcile_pods,
+            self._release_locks,
+            self._report_problems,
+            self._label_replicas,
+        ):
             if self._leadership.leads():
                 yield duty
 
     def _expire(self) -> None:
         for reservation in self._cache.expire():
-            log.warning("reservation expired", extra={"pod": reservation.ref, "node": reservation.node})
+            log.warning(
+                "reservation expired", extra={"pod": reservation.ref, "node": reservation.node}
+            )
 
     def _resolve_unknown_bindings(self) -> None:
         for reservation in self.each(self._cache.reservations.unknown_bindings()):
@@ -100,8 +127,14 @@ class Controller(Task):
                     self._cache.pods.upsert(pod)
                 else:
                     self._cache.pods.remove(reservation.pod)
-                    log.warning("reservation ended, its pod does not exist",
-                                extra={"pod": reservation.ref, "uid": reservation.ref.uid, "node": reservation.node})
+                    log.warning(
+                        "reservation ended, its pod does not exist",
+                        extra={
+                            "pod": reservation.ref,
+                            "uid": reservation.ref.uid,
+                            "node": reservation.node,
+                        },
+                    )
 
     def _report_edits(self) -> None:
         """Tells of edits of bound pods' allocations. Only the leader does, but every replica sees them."""
@@ -111,9 +144,16 @@ class Controller(Task):
             if record is None or self._is_of_another_scheduler(record):
                 continue
             log.warning("edit of an allocation refused", extra={"pod": ref})
-            self._events.record(ref, "Warning", "AllocationEditRefused", (
-                "the annotations of the pod's allocation were changed after it was bound: it still holds the devices "
-                "that its Binding named"))
+            self._events.record(
+                ref,
+                "Warning",
+                "AllocationEditRefused",
+                (
+                    "the annotations of the pod's allocation were changed after it was "
+                    "bound: it still holds the devices "
+                    "that its Binding named"
+                ),
+            )
 
     def _remind_kube_scheduler(self) -> None:
         """Annotates a node that a pending pod fits by now: kube-scheduler retries pods when a node changes."""
@@ -128,10 +168,16 @@ class Controller(Task):
     def _claim_nodes(self) -> None:
         """Writes on nodes that they belong to this scheduler, where several share them out. One that another has had is
         claimed with the time, and not used before it has rested."""
-        for node, rests, version in self.each(self._cache.nodes.claims_due(REST_S)[:HANDSHAKES_PER_ROUND]):
+        for node, rests, version in self.each(
+            self._cache.nodes.claims_due(REST_S)[:HANDSHAKES_PER_ROUND]
+        ):
             with _one_may_fail("claim_node"):
-                owner = self._settings.scheduler_name + (f" {render_time(self._now())}" if rests else "")
-                self._locks.watched.upsert(self._cluster.annotate_node(node, {NODE_SCHEDULER: owner}, str(version)))
+                owner = self._settings.scheduler_name + (
+                    f" {render_time(self._now())}" if rests else ""
+                )
+                self._locks.watched.upsert(
+                    self._cluster.annotate_node(node, {NODE_SCHEDULER: owner}, str(version))
+                )
                 log.info("node claimed", extra={"node": node, "owner": owner})
 
     def _request_reports(self) -> None:
@@ -163,7 +209,10 @@ class Controller(Task):
             self._warn(move.ref, move.reason, move.message)
             return
         self._cache.pods.upsert(
-            self._cluster.annotate_pod(move.ref, move.annotations, move.labels, resource_version=move.version))
+            self._cluster.annotate_pod(
+                move.ref, move.annotations, move.labels, resource_version=move.version
+            )
+        )
         if move.reason:
             log.warning("pod repaired", extra={"pod": move.ref, "reason": move.reason})
             self._events.record(move.ref, "Warning", move.reason, move.message)
@@ -175,11 +224,17 @@ class Controller(Task):
         for node, key, text in self.each(self._cache.nodes.locks()):
             with _one_may_fail("release_lock"):
                 if self._locks.release_unneeded(node, key):
-                    log.warning("node lock released, its holder is done", extra={"node": node, "lock": text})
+                    log.warning(
+                        "node lock released, its holder is done", extra={"node": node, "lock": text}
+                    )
 
     def _report_problems(self) -> None:
         for (node, vendor), problem in self._cache.nodes.problems().items():
-            self._warn(node, "InventoryUnreadable", f"the devices of {vendor} on this node cannot be read: {problem}")
+            self._warn(
+                node,
+                "InventoryUnreadable",
+                f"the devices of {vendor} on this node cannot be read: {problem}",
+            )
 
     def _label_replicas(self) -> None:
         """Labels this replica's pod as the leader and the other pods of its release as followers, for Services."""
@@ -196,7 +251,10 @@ class Controller(Task):
     def _warn(self, about: PodRef | str, reason: str, message: str) -> None:
         """Records an event and a log line, once for each message."""
         if self._reported.is_new((about, message)):
-            log.warning("pod or node needs attention", extra={"about": about, "reason": reason, "detail": message})
+            log.warning(
+                "pod or node needs attention",
+                extra={"about": about, "reason": reason, "detail": message},
+            )
             self._events.record(about, "Warning", reason, message)
 
 

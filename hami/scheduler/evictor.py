@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0  # until it is tried again to finish what has been begun
 REFUSED_S = 60.0  # the same, after the API server has refused it
 MAX_WRITES = 200  # of one step: a gang may have very many pods, and others wait for their plans
-INHERITED_S = 15.0  # after which a deletion that an earlier leader has sent is carried out, or never will be
+INHERITED_S = (
+    15.0  # after which a deletion that an earlier leader has sent is carried out, or never will be
+)
 
 
 class EvictionStopped(HamiError):
@@ -65,8 +67,17 @@ class UnitEviction:
 class Evictor:
     """For one thread, while this replica leads. *clock* is monotonic."""
 
-    def __init__(self, cluster: Cluster, cache: Store, events: EventRecorder, leadership: Leadership, metrics: Metrics,
-                 *, clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Store,
+        events: EventRecorder,
+        leadership: Leadership,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
         self._cluster = cluster
         self._cache = cache
         self._events = events
@@ -81,9 +92,14 @@ class Evictor:
     def take_over(self) -> None:
         """Goes on with what an earlier leader has begun. A new leader calls this before it evicts anybody."""
         until = self._clock() + INHERITED_S
-        is_known = self._cache.nodes.is_known  # else another scheduler has the node, and evicts them
-        self._units = [_inherited(unit, until) for unit in self._cache.marked_units()
-                       if unit.preemptor and any(is_known(record.node) for record in unit.records)]
+        is_known = (
+            self._cache.nodes.is_known
+        )  # else another scheduler has the node, and evicts them
+        self._units = [
+            _inherited(unit, until)
+            for unit in self._cache.marked_units()
+            if unit.preemptor and any(is_known(record.node) for record in unit.records)
+        ]
 
     def begin_step(self) -> None:
         """Allows as many writes as a step may have."""
@@ -94,7 +110,9 @@ class Evictor:
         """Whether the writes of this step have been used up."""
         return self._writes_left <= 0
 
-    def evict(self, hold: Hold, units: Sequence[Sequence[PodRecord]], beat: Callable[[], object]) -> int:
+    def evict(
+        self, hold: Hold, units: Sequence[Sequence[PodRecord]], beat: Callable[[], object]
+    ) -> int:
         """Evicts the *units* of the victims of *hold*. Returns the number of pods that have been deleted for it. *beat*
         is called before each write.
 
@@ -120,8 +138,10 @@ class Evictor:
             except (EvictionStopped, EvictionPaused):
                 return
             except ClusterError as error:
-                log.warning("eviction not finished, will retry", extra={
-                    "preemptor": eviction.preemptor, "error": error})
+                log.warning(
+                    "eviction not finished, will retry",
+                    extra={"preemptor": eviction.preemptor, "error": error},
+                )
                 self._settle_from = self._clock() + (RETRY_S if error.is_temporary else REFUSED_S)
 
     def _end(self, eviction: UnitEviction, beat: Callable[[], object]) -> None:
@@ -138,8 +158,14 @@ class Evictor:
     def _eviction(self, hold: Hold, unit: Sequence[PodRecord]) -> UnitEviction:
         """Returns the eviction of *unit* for the pod of *hold*: the one that is under way, or a new one."""
         uid, refs = hold.ref.uid, {record.ref.uid: record.ref for record in unit}
-        eviction = next((eviction for eviction in self._units if eviction.preemptor == uid
-                         and not eviction.refs.keys().isdisjoint(refs)), None)
+        eviction = next(
+            (
+                eviction
+                for eviction in self._units
+                if eviction.preemptor == uid and not eviction.refs.keys().isdisjoint(refs)
+            ),
+            None,
+        )
         if eviction is None:
             eviction = UnitEviction(uid, "", {})
             self._units.append(eviction)
@@ -209,7 +235,10 @@ class Evictor:
                         continue  # the watch shows what has changed
                     except NotFound:
                         pass
-                    log.info("pod not evicted", extra={"pod": record.ref, "preemptor": eviction.preemptor})
+                    log.info(
+                        "pod not evicted",
+                        extra={"pod": record.ref, "preemptor": eviction.preemptor},
+                    )
             del eviction.marks[uid]
         return not eviction.marks
 
@@ -234,8 +263,14 @@ def _inherited(unit: MarkedUnit, until: float) -> UnitEviction:
     message = f"Preempted by pod {unit.preemptor}"
     refs = {record.ref.uid: record.ref for record in unit.records}
     marks = {record.ref.uid: (message, record.version) for record in unit.records}
-    return UnitEviction(unit.preemptor, message, refs, marks, has_begun=unit.has_begun,
-                        inherited_until=until if unit.is_complete else -math.inf)
+    return UnitEviction(
+        unit.preemptor,
+        message,
+        refs,
+        marks,
+        has_begun=unit.has_begun,
+        inherited_until=until if unit.is_complete else -math.inf,
+    )
 
 
 def _has_ended(record: PodRecord | None) -> bool:

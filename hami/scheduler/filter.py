@@ -48,9 +48,16 @@ class Filtered:
 class NodeFilter:
     """Chooses nodes for pods. It makes no calls to the API server; events are written in the background."""
 
-    def __init__(self, cache: Store, events: EventRecorder, leadership: Leadership, metrics: Metrics, *,
-                 is_selected: Callable[[Mapping[str, str]], bool] = lambda labels: True,
-                 on_preemptor: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        cache: Store,
+        events: EventRecorder,
+        leadership: Leadership,
+        metrics: Metrics,
+        *,
+        is_selected: Callable[[Mapping[str, str]], bool] = lambda labels: True,
+        on_preemptor: Callable[[], None] = lambda: None,
+    ) -> None:
         """*is_selected*: reports whether the node watch shows nodes with these labels. *on_preemptor*: called when a
         pod fits no node and pods of lower priority hold devices."""
         self._cache = cache
@@ -59,7 +66,9 @@ class NodeFilter:
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
-        self._simulation = threading.Lock()  # one at a time: more would only take the interpreter from filters
+        self._simulation = (
+            threading.Lock()
+        )  # one at a time: more would only take the interpreter from filters
 
     def filter(self, pod: Pod, names: Sequence[str] | None) -> Filtered:
         """Chooses one of the nodes *names* and reserves devices there; all nodes remain if *pod* requests none.
@@ -82,17 +91,30 @@ class NodeFilter:
         if isinstance(answer, Refusal):
             return self._refused(pod, answer)
         self._events.record(pod.ref, "Normal", "FilteringSucceed", _success(answer))
-        log.info("pod filtered", extra={"pod": pod.ref, "node": answer.node, "candidates": answer.candidates})
-        names = [name for name, _ in reversed(answer.fitting)][:TO_CHOOSE_FROM] if kube_chooses(pod) else []
+        log.info(
+            "pod filtered",
+            extra={"pod": pod.ref, "node": answer.node, "candidates": answer.candidates},
+        )
+        names = (
+            [name for name, _ in reversed(answer.fitting)][:TO_CHOOSE_FROM]
+            if kube_chooses(pod)
+            else []
+        )
         return Filtered(names or [answer.node], {}, answer.node)
 
     def prioritize(self, pod: Pod, names: Sequence[str]) -> dict[str, int]:
         """Returns the scores of the nodes *names* for *pod*, from 0 to MAX_PRIORITY: by the node policy, unless only
         kube-scheduler's own scores count."""
-        scores = self._cache.node_scores(pod, names) if names and not has_no_policy(pod) else [0.0] * len(names)
+        scores = (
+            self._cache.node_scores(pod, names)
+            if names and not has_no_policy(pod)
+            else [0.0] * len(names)
+        )
         low, high = min(scores, default=0.0), max(scores, default=0.0)
-        return {name: round(MAX_PRIORITY * (score - low) / (high - low)) if high > low else 0
-                for name, score in zip(names, scores)}
+        return {
+            name: round(MAX_PRIORITY * (score - low) / (high - low)) if high > low else 0
+            for name, score in zip(names, scores)
+        }
 
     def simulate(self, pod: Pod, nodes: Iterable[Node]) -> Filtered:
         """Returns all of the *nodes* that *pod* fits now. Nothing is reserved or written.
@@ -112,18 +134,25 @@ class NodeFilter:
                 if view.usages(node.name) or not self._is_selected(node.labels):
                     continue
                 made = with_template(view.vendors, node)
-                if made is node and node.name in known_names:  # it has not registered its devices yet
+                if (
+                    made is node and node.name in known_names
+                ):  # it has not registered its devices yet
                     continue
                 devices[node.name] = devices_of(view.vendors, made)
                 count += sum(map(len, devices[node.name].values()))
                 if count > MAX_SIMULATED_DEVICES:
-                    raise MalformedInput("Nodes", count, f"expected at most {MAX_SIMULATED_DEVICES} devices")
+                    raise MalformedInput(
+                        "Nodes", count, f"expected at most {MAX_SIMULATED_DEVICES} devices"
+                    )
             refusal = view.what_if(without=[pod.ref.uid], devices=devices).refuse(pod, names)
         failed = self._failed(refusal) if refusal is not None else {}
         return Filtered([name for name in names if name not in failed], failed)
 
     def _failed(self, refusal: Refusal) -> dict[str, str]:
-        resting = {name: _rest_text(owner) for name, owner in self._cache.nodes.resting(refusal.unknown).items()}
+        resting = {
+            name: _rest_text(owner)
+            for name, owner in self._cache.nodes.resting(refusal.unknown).items()
+        }
         return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED) | resting
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
@@ -138,16 +167,23 @@ class NodeFilter:
         failed = self._failed(refusal)
         if refusal.resolvable and pod.preempts:
             self._on_preemptor()
-        return Filtered(None, {name: failed.pop(name) for name in refusal.resolvable}, unresolvable=failed)
+        return Filtered(
+            None, {name: failed.pop(name) for name in refusal.resolvable}, unresolvable=failed
+        )
 
 
 def _check_ref(ref: PodRef) -> None:
     """Raises: MalformedInput if *ref* cannot be that of a pod: the API server is asked for it by that name."""
     if not ref.uid:
         raise MalformedInput("Pod.metadata.uid", "", "a pod without uid cannot be scheduled")
-    for field_name, text in (("Pod.metadata.namespace", ref.namespace), ("Pod.metadata.name", ref.name)):
+    for field_name, text in (
+        ("Pod.metadata.namespace", ref.namespace),
+        ("Pod.metadata.name", ref.name),
+    ):
         if _NAME.fullmatch(text) is None:
-            raise MalformedInput(field_name, text, "expected a name, of small letters, digits, - and .")
+            raise MalformedInput(
+                field_name, text, "expected a name, of small letters, digits, - and ."
+            )
 
 
 def _rest_text(owner: str) -> str:

@@ -27,8 +27,14 @@ class Leadership(Task):
     *knows_until*: until when what this replica knows of the nodes may be relied on, where others may get them.
     """
 
-    def __init__(self, election: Elector, catch_up: Callable[[], None], *, clock: Callable[[], float],
-                 knows_until: Callable[[], float] = lambda: math.inf) -> None:
+    def __init__(
+        self,
+        election: Elector,
+        catch_up: Callable[[], None],
+        *,
+        clock: Callable[[], float],
+        knows_until: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         super().__init__("leadership", limit_s=CATCH_UP_S)
         self._election = election
         self._catch_up = catch_up

@@ -121,7 +121,9 @@ def _rows(lock: LockFacts, holder: Holder) -> Iterable[tuple[bool, Judgement]]:
             )
         case PodHolder(node=node):
             has_finished = bool(node) and holder.bind_phase in (BindPhase.SUCCESS, BindPhase.FAILED)
-            is_overdue = is_late if node else lock.age_s > UNBOUND_S or lock.inherited_for_s > INHERITED_S
+            is_overdue = (
+                is_late if node else lock.age_s > UNBOUND_S or lock.inherited_for_s > INHERITED_S
+            )
             return (
                 (holder.is_terminated or node not in ("", lock.node), Replace()),
                 (has_finished, Replace() if lock.seen_for_s > FINISHED_S else Keep()),

@@ -84,7 +84,9 @@ class LockStates:
     the places; nothing is called while it is held.
     """
 
-    def __init__(self, on_wait: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, on_wait: Callable[[float], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._on_wait = on_wait
         self._clock = clock
         self._mutex = threading.Lock()
@@ -100,7 +102,11 @@ class LockStates:
             state = self._states.setdefault(lock.node, {}).setdefault(lock.key, LockState())
             number, _ = state.places.pop(uid, (0, 0.0))
             waiter = Waiter(number or next(self._numbers))
-            later = (index for index, other in enumerate(state.queue) if index > 0 and other.number > waiter.number)
+            later = (
+                index
+                for index, other in enumerate(state.queue)
+                if index > 0 and other.number > waiter.number
+            )
             state.queue.insert(next(later, len(state.queue)), waiter)
         try:
             yield state, waiter
@@ -140,25 +146,36 @@ class LockStates:
         """Makes every bind that waits fail."""
         self.closed = True
         with self._mutex:
-            for waiter in (waiter for states in self._states.values() for state in states.values()
-                           for waiter in state.queue):
+            for waiter in (
+                waiter
+                for states in self._states.values()
+                for state in states.values()
+                for waiter in state.queue
+            ):
                 waiter.news.set()
 
     def waiting(self) -> dict[str, int]:
         """Returns how many pods wait for each node."""
         with self._mutex:
-            counts = {node: sum(waiter.is_waiting for state in states.values() for waiter in state.queue)
-                      for node, states in self._states.items()}
+            counts = {
+                node: sum(waiter.is_waiting for state in states.values() for waiter in state.queue)
+                for node, states in self._states.items()
+            }
         return {node: count for node, count in counts.items() if count}
 
     def forget_unused(self, read: Callable[[LockId], tuple[str | None, int] | None]) -> None:
         """Forgets the states of locks that no pod holds or waits for. *read*: as :meth:`NodeCache.lock_of`."""
         now = self._clock()
         with self._mutex:
-            every = [(LockId(node, key), state) for node, states in self._states.items()
-                     for key, state in states.items()]
+            every = [
+                (LockId(node, key), state)
+                for node, states in self._states.items()
+                for key, state in states.items()
+            ]
             for _, state in every:
-                state.places = {uid: place for uid, place in state.places.items() if now - place[1] < PLACE_S}
+                state.places = {
+                    uid: place for uid, place in state.places.items() if now - place[1] < PLACE_S
+                }
         for lock, state in every:
             current = read(lock)
             is_over = current is None or (current[0] is None and not state.leftover)

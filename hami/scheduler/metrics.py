@@ -21,7 +21,24 @@ VERBS = ("webhook", "filter", "prioritize", "preempt", "bind")
 PREEMPTION_RESULTS = ("planned", "none")
 RESIZE_OUTCOMES = ("booked", "applied", "deferred", "infeasible", "failed")
 OUTCOMES = ("ok", "refused", "error")
-SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
+SECONDS = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,29 +70,68 @@ class MetricSources(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the current gauges and counters."""
         waiting = list(self.waiting().values())
-        yield _gauge("reservations", "Pods with reserved devices that are not bound yet", self.reserved())
+        yield _gauge(
+            "reservations", "Pods with reserved devices that are not bound yet", self.reserved()
+        )
         yield _gauge("node_lock_waiting_pods", "Pods waiting for a node lock", sum(waiting))
-        yield _gauge("node_lock_longest_queue_pods", "Pods in the longest queue for a node lock",
-                     max(waiting, default=0))
-        yield _labeled(GaugeMetricFamily, "cache_age_seconds", "Time since the API server's last answer by resource",
-                       ("resource",), {(name,): age() for name, age in self.ages.items()})
+        yield _gauge(
+            "node_lock_longest_queue_pods",
+            "Pods in the longest queue for a node lock",
+            max(waiting, default=0),
+        )
+        yield _labeled(
+            GaugeMetricFamily,
+            "cache_age_seconds",
+            "Time since the API server's last answer by resource",
+            ("resource",),
+            {(name,): age() for name, age in self.ages.items()},
+        )
         yield _gauge("leader", "1 in the replica that leads", int(self.leads()))
-        yield _labeled(GaugeMetricFamily, "unreadable_inventory", "1 for a node whose devices cannot be read",
-                       ("node", "vendor"), {key: 1 for key in self.unreadable_inventories()})
-        yield _gauge("foreign_reservations_enabled", "1 if what other schedulers write on unbound pods counts",
-                     int(self.foreign_reservations))
-        yield _gauge("unreadable_allocations", "Pods whose devices cannot be read", len(self.unreadable_pods()))
-        yield _labeled(CounterMetricFamily, "events", "Events about pods and nodes by outcome", ("outcome",),
-                       {(outcome,): count() for outcome, count in self.events.items()})
-        yield CounterMetricFamily(PREFIX + "handshake_requests", "Handshake requests written to nodes",
-                                  value=self.handshakes())
+        yield _labeled(
+            GaugeMetricFamily,
+            "unreadable_inventory",
+            "1 for a node whose devices cannot be read",
+            ("node", "vendor"),
+            {key: 1 for key in self.unreadable_inventories()},
+        )
+        yield _gauge(
+            "foreign_reservations_enabled",
+            "1 if what other schedulers write on unbound pods counts",
+            int(self.foreign_reservations),
+        )
+        yield _gauge(
+            "unreadable_allocations",
+            "Pods whose devices cannot be read",
+            len(self.unreadable_pods()),
+        )
+        yield _labeled(
+            CounterMetricFamily,
+            "events",
+            "Events about pods and nodes by outcome",
+            ("outcome",),
+            {(outcome,): count() for outcome, count in self.events.items()},
+        )
         yield CounterMetricFamily(
-            PREFIX + "allocation_edits_refused", "Edits of annotations that would have changed what bound pods hold",
-            value=self.edits_refused())
-        yield _gauge("resizes_pending", "Bound pods whose new sizes have not been decided or do not fit yet",
-                     self.resizing())
+            PREFIX + "handshake_requests",
+            "Handshake requests written to nodes",
+            value=self.handshakes(),
+        )
+        yield CounterMetricFamily(
+            PREFIX + "allocation_edits_refused",
+            "Edits of annotations that would have changed what bound pods hold",
+            value=self.edits_refused(),
+        )
+        yield _gauge(
+            "resizes_pending",
+            "Bound pods whose new sizes have not been decided or do not fit yet",
+            self.resizing(),
+        )
         if (expiry := self.certificate_expiry()) is not None:
-            yield _gauge("certificate_expiry_timestamp_seconds", "When the self-signed certificate expires", expiry)
+            yield _gauge(
+                "certificate_expiry_timestamp_seconds",
+                "When the self-signed certificate expires",
+                expiry,
+            )
 
 
 class Metrics:
@@ -83,24 +139,52 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._durations = Histogram(
-            PREFIX + "request_duration_seconds", "Duration of a verb by outcome", ("verb", "outcome"),
-            registry=registry, buckets=SECONDS)
-        self._lock_waits = Histogram(PREFIX + "node_lock_wait_seconds", "Time a bind waited for the node lock",
-                                     registry=registry, buckets=SECONDS)
+            PREFIX + "request_duration_seconds",
+            "Duration of a verb by outcome",
+            ("verb", "outcome"),
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self._lock_waits = Histogram(
+            PREFIX + "node_lock_wait_seconds",
+            "Time a bind waited for the node lock",
+            registry=registry,
+            buckets=SECONDS,
+        )
         self._refusals = Counter(
-            PREFIX + "refusals", "Pods that fitted no node, counted once for each reason that ruled out devices",
-            ("reason",), registry=registry)
+            PREFIX + "refusals",
+            "Pods that fitted no node, counted once for each reason that ruled out devices",
+            ("reason",),
+            registry=registry,
+        )
         self._preemptions = Counter(
-            PREFIX + "preemption_attempts", "Plans to evict pods for a refused pod by result", ("result",),
-            registry=registry)
-        self._victims = Counter(PREFIX + "preemption_victims", "Pods evicted for pods of higher priority",
-                                registry=registry)
-        self._in_vain = Counter(PREFIX + "preemptions_in_vain", "Evictions whose pod did not get what they freed",
-                                registry=registry)
-        self._preemption_seconds = Histogram(PREFIX + "preemption_seconds", "Time from a plan until its pod is bound",
-                                             registry=registry, buckets=SECONDS)
-        self._resizes = Counter(PREFIX + "resizes", "Answers to pods that are resized by outcome", ("outcome",),
-                                registry=registry)
+            PREFIX + "preemption_attempts",
+            "Plans to evict pods for a refused pod by result",
+            ("result",),
+            registry=registry,
+        )
+        self._victims = Counter(
+            PREFIX + "preemption_victims",
+            "Pods evicted for pods of higher priority",
+            registry=registry,
+        )
+        self._in_vain = Counter(
+            PREFIX + "preemptions_in_vain",
+            "Evictions whose pod did not get what they freed",
+            registry=registry,
+        )
+        self._preemption_seconds = Histogram(
+            PREFIX + "preemption_seconds",
+            "Time from a plan until its pod is bound",
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self._resizes = Counter(
+            PREFIX + "resizes",
+            "Answers to pods that are resized by outcome",
+            ("outcome",),
+            registry=registry,
+        )
         # a series that exists from the start shows its first increase
         for labels in itertools.product(VERBS, OUTCOMES):
             self._durations.labels(*labels)
@@ -148,8 +232,13 @@ def _gauge(name: str, help: str, value: float) -> Metric:
     return GaugeMetricFamily(PREFIX + name, help, value=value)
 
 
-def _labeled(kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, help: str, labels: tuple[str, ...],
-             values: Mapping[tuple[str, ...], float]) -> Metric:
+def _labeled(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    help: str,
+    labels: tuple[str, ...],
+    values: Mapping[tuple[str, ...], float],
+) -> Metric:
     family = kind(PREFIX + name, help, labels=labels)
     for texts, value in sorted(values.items()):
         family.add_metric(texts, value)

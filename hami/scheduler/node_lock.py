@@ -65,9 +65,18 @@ class NodeLocks:
     *leading_since* returns when this replica began to act in its term, on the *clock*.
     """
 
-    def __init__(self, cluster: Cluster, cache: Store, states: LockStates, events: EventRecorder,
-                 allocation_timeout: float, *, leading_since: Callable[[], float], clock: Callable[[], float],
-                 now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Store,
+        states: LockStates,
+        events: EventRecorder,
+        allocation_timeout: float,
+        *,
+        leading_since: Callable[[], float],
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
         self._cluster = cluster
         self._nodes = cache.nodes
         self.watched = WatchedNodes(cache.nodes, states)
@@ -83,8 +92,14 @@ class NodeLocks:
         self._vendors = cache.vendors
 
     @contextlib.contextmanager
-    def held(self, node: str, keys: Iterable[str], ref: PodRef, deadline: float,
-             is_wanted: Callable[[], bool]) -> Iterator[None]:
+    def held(
+        self,
+        node: str,
+        keys: Iterable[str],
+        ref: PodRef,
+        deadline: float,
+        is_wanted: Callable[[], bool],
+    ) -> Iterator[None]:
         """Holds the locks *keys* of *node* for the pod, taken one after the other in the order of the keys.
 
         They are left to the device plugin at the end, or removed after an error other than `KeepsLocks`. If *is_wanted*
@@ -112,7 +127,9 @@ class NodeLocks:
         self._states.forget_unused(lambda lock: self._nodes.lock_of(*lock))
 
     @contextlib.contextmanager
-    def _held(self, lock: LockId, ref: PodRef, deadline: float, is_wanted: Callable[[], bool]) -> Iterator[None]:
+    def _held(
+        self, lock: LockId, ref: PodRef, deadline: float, is_wanted: Callable[[], bool]
+    ) -> Iterator[None]:
         with self._states.queued(lock, ref.uid) as (state, waiter):
             releasable = self._wait(lock, state, waiter, ref, deadline, is_wanted)
             self._states.record_taken(waiter)
@@ -124,21 +141,36 @@ class NodeLocks:
                 self._release(lock, state, releasable)
                 raise
 
-    def _wait(self, lock: LockId, state: LockState, waiter: Waiter, ref: PodRef, deadline: float,
-              is_wanted: Callable[[], bool]) -> str:
+    def _wait(
+        self,
+        lock: LockId,
+        state: LockState,
+        waiter: Waiter,
+        ref: PodRef,
+        deadline: float,
+        is_wanted: Callable[[], bool],
+    ) -> str:
         """Takes the lock. Returns the text that may be released, as `_try`."""
         while True:
             waiter.news.clear()  # before looking: news that arrives meanwhile causes another look
             if self._states.closed:
-                raise NodeLocked(f"scheduler shutting down while waiting for node {lock.node} to be unlocked")
+                raise NodeLocked(
+                    f"scheduler shutting down while waiting for node {lock.node} to be unlocked"
+                )
             if not is_wanted():
-                raise NodeLocked(f"pod {ref} was filtered again or deleted while it waited for node {lock.node}")
-            if (releasable := self._try(lock, state, ref, is_first=state.queue[0] is waiter)) is not None:
+                raise NodeLocked(
+                    f"pod {ref} was filtered again or deleted while it waited for node {lock.node}"
+                )
+            if (
+                releasable := self._try(lock, state, ref, is_first=state.queue[0] is waiter)
+            ) is not None:
                 return releasable
             wait = min(deadline - self._clock(), RECHECK_S)
             if wait <= 0:
-                raise NodeLocked(f"timed out waiting for node {lock.node} to be unlocked{self._obstacle(lock)}: "
-                                 "node lock contention")
+                raise NodeLocked(
+                    f"timed out waiting for node {lock.node} to be unlocked{self._obstacle(lock)}: "
+                    "node lock contention"
+                )
             waiter.news.wait(wait)
 
     def _obstacle(self, lock: LockId) -> str:
@@ -157,11 +189,14 @@ class NodeLocks:
         for _ in range(ATTEMPTS):
             text, version = self._nodes.lock_of(*lock) or self._read(lock)
             again = text is not None and names_pod(text, ref) and not self._is_orphaned(text, state)
-            may_take = again or (is_first and (
-                text is None or self._carry_out(lock, self._judge(lock, text, state))))
+            may_take = again or (
+                is_first and (text is None or self._carry_out(lock, self._judge(lock, text, state)))
+            )
             if not may_take or self._comes_later(lock):
                 return None
-            ours = render_lock(self._now(), *((ref.namespace, ref.name) if lock.key == NODE_LOCK else ()))
+            ours = render_lock(
+                self._now(), *((ref.namespace, ref.name) if lock.key == NODE_LOCK else ())
+            )
             releasable = "" if again else ours
             self._nodes.expect_lock(lock.node, ours, lock.key)
             try:
@@ -192,7 +227,9 @@ class NodeLocks:
         except NotFound:
             pass
         except ClusterError as error:
-            log.warning("node lock not released, will retry", extra={"node": lock.node, "error": error})
+            log.warning(
+                "node lock not released, will retry", extra={"node": lock.node, "error": error}
+            )
             state.record_leftover(text)
 
     def _read(self, lock: LockId) -> tuple[str | None, int]:
@@ -205,7 +242,9 @@ class NodeLocks:
 
     def _remove(self, lock: LockId, version: int) -> None:
         """Removes the lock if the node is still at *version*. Raises: ClusterError."""
-        self.watched.upsert_answer(self._cluster.annotate_node(lock.node, {lock.key: None}, str(version)))
+        self.watched.upsert_answer(
+            self._cluster.annotate_node(lock.node, {lock.key: None}, str(version))
+        )
 
     def _judge(self, lock: LockId, text: str, state: LockState) -> Judgement:
         """Judges the lock *text*: by the cache, and if it need not be kept, by what the API server says, since the
@@ -216,7 +255,9 @@ class NodeLocks:
             if parsed.holder is not None and not all(map(_NAME.fullmatch, parsed.holder)):
                 raise MalformedInput(lock.key, text, "names no pod")
         except MalformedInput as error:
-            log.warning("node lock unreadable, taking it over", extra={"node": lock.node, "error": error})
+            log.warning(
+                "node lock unreadable, taking it over", extra={"node": lock.node, "error": error}
+            )
             parsed = None
         facts = self._facts(lock, text, state, parsed)
         if parsed is None or facts.is_leftover:
@@ -225,37 +266,65 @@ class NodeLocks:
             return self._judge_gone(facts, text, state, self._pods.was_allocating(state.written[1]))
         if parsed.holder is None:
             judgement = judge(facts, NoHolder(is_awaited=lock.key == NODE_LOCK))
-            return judgement if isinstance(judgement, Keep) else judge(facts, NoHolder(self._is_awaited(lock)))
+            return (
+                judgement
+                if isinstance(judgement, Keep)
+                else judge(facts, NoHolder(self._is_awaited(lock)))
+            )
         record = self._pods.named(*parsed.holder)
-        if record is not None and isinstance(judgement := judge(facts, _recorded_holder(record)), Keep):
+        if record is not None and isinstance(
+            judgement := judge(facts, _recorded_holder(record)), Keep
+        ):
             return judgement
         pod = self._cluster.pod(*parsed.holder)
         if pod is None:
             return self._judge_gone(facts, text, state)
         self._pods.upsert(pod)
-        return judge(facts, PodHolder(
-            ref=pod.ref, version=pod.resource_version, node=pod.node_name,
-            bind_phase=pod.annotations.get(BIND_PHASE, ""), is_terminated=pod.is_terminated,
-            has_devices=any(key in pod.annotations for key in self._revoked)))
+        return judge(
+            facts,
+            PodHolder(
+                ref=pod.ref,
+                version=pod.resource_version,
+                node=pod.node_name,
+                bind_phase=pod.annotations.get(BIND_PHASE, ""),
+                is_terminated=pod.is_terminated,
+                has_devices=any(key in pod.annotations for key in self._revoked),
+            ),
+        )
 
-    def _facts(self, lock: LockId, text: str, state: LockState, parsed: NodeLock | None) -> LockFacts:
+    def _facts(
+        self, lock: LockId, text: str, state: LockState, parsed: NodeLock | None
+    ) -> LockFacts:
         """Returns the facts about the lock, and notes that it has been seen."""
-        clock, leading_since, sighting = self._clock(), self._leading_since(), self._nodes.lock_sighting(*lock, text)
+        clock, leading_since, sighting = (
+            self._clock(),
+            self._leading_since(),
+            self._nodes.lock_sighting(*lock, text),
+        )
         seen_for_s = clock - state.note_first("seen", text, clock)
         # otherwise a Binding of this process, also one from an earlier term, may still be on its way
         is_inherited = sighting.at <= leading_since and text != state.written[0]
         return LockFacts(
-            node=lock.node, age_s=sighting.proven_age(parsed.at.timestamp(), clock) if parsed is not None else 0.0,
-            seen_for_s=seen_for_s, inherited_for_s=min(seen_for_s, clock - leading_since) if is_inherited else 0.0,
-            allocation_timeout_s=self._allocation_timeout if lock.key == NODE_LOCK else VENDOR_ALLOCATION_S,
-            is_leftover=text == state.leftover, is_readable=parsed is not None)
+            node=lock.node,
+            age_s=sighting.proven_age(parsed.at.timestamp(), clock) if parsed is not None else 0.0,
+            seen_for_s=seen_for_s,
+            inherited_for_s=min(seen_for_s, clock - leading_since) if is_inherited else 0.0,
+            allocation_timeout_s=self._allocation_timeout
+            if lock.key == NODE_LOCK
+            else VENDOR_ALLOCATION_S,
+            is_leftover=text == state.leftover,
+            is_readable=parsed is not None,
+        )
 
-    def _judge_gone(self, facts: LockFacts, text: str, state: LockState,
-                    was_allocating: bool | None = None) -> Judgement:
+    def _judge_gone(
+        self, facts: LockFacts, text: str, state: LockState, was_allocating: bool | None = None
+    ) -> Judgement:
         """Judges the lock *text* of a deleted holder, and notes when the deletion was found, and when the kubelet was
         seen to have renewed its Lease since. Raises: ClusterError."""
         clock = self._clock()
-        holder = GoneHolder(clock - state.note_first("holder gone", text, clock), was_allocating, renewed_for_s=0.0)
+        holder = GoneHolder(
+            clock - state.note_first("holder gone", text, clock), was_allocating, renewed_for_s=0.0
+        )
         if not isinstance(judgement := judge(facts, holder), Keep):
             return judgement
         renewal = self._renewal(facts.node)
@@ -263,7 +332,9 @@ class NodeLocks:
             return judge(facts, replace(holder, renewed_for_s=math.inf))
         if renewal == state.note_first("renewal", text, renewal):
             return judgement
-        return judge(facts, replace(holder, renewed_for_s=clock - state.note_first("renewed", text, clock)))
+        return judge(
+            facts, replace(holder, renewed_for_s=clock - state.note_first("renewed", text, clock))
+        )
 
     def _renewal(self, node: str) -> str | None:
         """Returns when the kubelet of *node* last renewed its Lease; ``None`` without one, or if it may not be read.
@@ -284,9 +355,15 @@ class NodeLocks:
 
     def _is_awaited(self, lock: LockId) -> bool:
         """Reports whether a pod on the node waits for the agent of the lock's vendor. Raises: ClusterError."""
-        allocated = [vendor.annotations.allocated for vendor in self._vendors if vendor.annotations.lock == lock.key]
-        return any(pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
-                   for pod in self._cluster.pods_on(lock.node))
+        allocated = [
+            vendor.annotations.allocated
+            for vendor in self._vendors
+            if vendor.annotations.lock == lock.key
+        ]
+        return any(
+            pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
+            for pod in self._cluster.pods_on(lock.node)
+        )
 
     def _carry_out(self, lock: LockId, judgement: Judgement) -> bool:
         """Revokes the holder if that is the *judgement*. Reports whether the lock may be replaced now.
@@ -297,18 +374,29 @@ class NodeLocks:
             return isinstance(judgement, Replace)
         pod = judgement.pod
         try:
-            answer = self._cluster.annotate_pod(pod, self._revoked, resource_version=judgement.version)
+            answer = self._cluster.annotate_pod(
+                pod, self._revoked, resource_version=judgement.version
+            )
         except NotFound:
             return True
         except Conflict:
             return False
         self._pods.upsert(answer)
         log.warning("allocation revoked, node lock expired", extra={"node": lock.node, "pod": pod})
-        self._events.record(pod, "Warning", "AllocationRevoked",
-                            f"the device plugin of node {lock.node} did not allocate the devices in time")
+        self._events.record(
+            pod,
+            "Warning",
+            "AllocationRevoked",
+            f"the device plugin of node {lock.node} did not allocate the devices in time",
+        )
         return True
 
 
 def _recorded_holder(record: PodRecord) -> PodHolder:
-    return PodHolder(ref=record.ref, version=str(record.version), node=record.node, bind_phase=record.bind_phase,
-                     is_terminated=record.terminated)
+    return PodHolder(
+        ref=record.ref,
+        version=str(record.version),
+        node=record.node,
+        bind_phase=record.bind_phase,
+        is_terminated=record.terminated,
+    )

@@ -39,8 +39,16 @@ MAX_OFFERED = 100  # nodes that are remembered of those that kube-scheduler was 
 class PreemptionPlanner:
     """Shared by the verb *preempt* and the preemptor. *clock* is monotonic, *now* the time of day."""
 
-    def __init__(self, cluster: Cluster, settings: Settings, in_flight: InFlight, *, clock: Callable[[], float],
-                 now: Callable[[], datetime], used: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        in_flight: InFlight,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+        used: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._cluster = cluster
         self.used = used
         """Returns the processor time of the calling thread, in seconds."""
@@ -74,8 +82,13 @@ class PreemptionPlanner:
                 log.warning("PodDisruptionBudgets not read", extra={"error": error})
             with self._lock:
                 self._budgets, self._read_at = budgets, self._clock()
-        return PreemptionRules(now=self._now().timestamp(), budgets=budgets, strict=self._is_strict,
-                               min_runtime_s=self._min_runtime_s, pod_groups=self._pod_groups_of_a_plan())
+        return PreemptionRules(
+            now=self._now().timestamp(),
+            budgets=budgets,
+            strict=self._is_strict,
+            min_runtime_s=self._min_runtime_s,
+            pod_groups=self._pod_groups_of_a_plan(),
+        )
 
     def gang_size(self, pod: Pod) -> int | None:
         """Returns how many pods of the gang of *pod* are placed together; ``None`` if that cannot be read."""
@@ -112,7 +125,10 @@ class PreemptionPlanner:
             group = self._cluster.pod_group(ref)
         except HamiError as error:
             if self._reported.is_new(str(error)):
-                log.warning("PodGroup not read", extra={"namespace": ref.namespace, "group": ref.name, "error": error})
+                log.warning(
+                    "PodGroup not read",
+                    extra={"namespace": ref.namespace, "group": ref.name, "error": error},
+                )
             group = None
         with self._lock:
             self._groups.put(ref.namespace, ref, (self._clock() + GROUPS_S, group))

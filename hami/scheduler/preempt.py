@@ -25,7 +25,9 @@ from hami.vendors.request import requests_devices
 
 log = logging.getLogger(__name__)
 
-MAX_NODES = 1000  # nodes that are judged; kube-scheduler stops looking at 100 or a tenth of the cluster
+MAX_NODES = (
+    1000  # nodes that are judged; kube-scheduler stops looking at 100 or a tenth of the cluster
+)
 MAX_PLANNED = 50  # nodes on which further victims are looked for
 CATCH_UP_S = 0.1  # kube-scheduler may see the end of a pod this long before our watch does
 CATCH_UP_PERIOD_S = 1.0  # for one wait, since kube-scheduler places no pods meanwhile
@@ -36,8 +38,15 @@ RARE_S = 10.0  # a namespace that has not waited for so long does not depend on 
 class PreemptionFilter:
     """Judges victims. It makes no calls to the API server and changes nothing. *clock* is monotonic."""
 
-    def __init__(self, cache: Store, leadership: Leadership, planner: PreemptionPlanner, *, clock: Callable[[], float],
-                 sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        cache: Store,
+        leadership: Leadership,
+        planner: PreemptionPlanner,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._cache = cache
         self._leadership = leadership
         self._planner = planner
@@ -49,7 +58,9 @@ class PreemptionFilter:
         self._rare_waits = TokenBucket(1 / CATCH_UP_PERIOD_S, CATCH_UPS_AT_ONCE, now)
         self._waited_at: dict[str, float] = {}  # by namespace, in the last RARE_S
 
-    def filter(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> Mapping[str, Collection[str]]:
+    def filter(
+        self, pod: Pod, victims: Mapping[str, Collection[str]]
+    ) -> Mapping[str, Collection[str]]:
         """Returns the nodes on which the devices of *pod* fit once the *victims* (uids, by node) have ended, each with
         its victims. Where preemption is on, the fewest pods with devices are added without which they would not fit.
 
@@ -59,7 +70,9 @@ class PreemptionFilter:
         late.
         Raises: HamiError; then nobody may be evicted.
         """
-        if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):  # there may have been no filter before
+        if not self._leadership.wait_until_leading(
+            LEADERSHIP_TIMEOUT_S
+        ):  # there may have been no filter before
             raise NodeLocked("this replica of the scheduler does not lead yet")
         if not requests_devices(self._cache.vendors, pod.containers):
             return victims
@@ -70,10 +83,14 @@ class PreemptionFilter:
             kept = self._fitting(pod, judged)
         if kept:
             self._planner.leave_to_kube_scheduler(pod.ref, self._known(kept))
-        log.info("preemption judged", extra={"pod": pod.ref, "nodes": len(victims), "kept": len(kept)})
+        log.info(
+            "preemption judged", extra={"pod": pod.ref, "nodes": len(victims), "kept": len(kept)}
+        )
         return kept
 
-    def _there(self, victims: Mapping[str, Collection[str]]) -> Iterator[tuple[str, Collection[str]]]:
+    def _there(
+        self, victims: Mapping[str, Collection[str]]
+    ) -> Iterator[tuple[str, Collection[str]]]:
         """Yields the nodes on which all victims are that hold devices, as far as that is known.
 
         For a PodGroup that is disrupted as a whole, kube-scheduler 1.37 names pods on other nodes, too. It does not
@@ -84,7 +101,9 @@ class PreemptionFilter:
             if all(record is None or record.node in ("", node) for record in records):
                 yield node, uids
 
-    def _fitting(self, pod: Pod, victims: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
+    def _fitting(
+        self, pod: Pod, victims: Mapping[str, Collection[str]]
+    ) -> dict[str, Collection[str]]:
         """Returns the nodes that *pod* fits without their victims. What is reserved for it counts as free."""
         view = self._cache.view()
         if (hold := self._cache.hold_of(pod.ref.uid)) is not None:
@@ -95,8 +114,10 @@ class PreemptionFilter:
         if self._is_freed(pod, victims, view):
             return {}
         kept: dict[str, Collection[str]] = {
-            node: uids for node, uids in victims.items()
-            if view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None}
+            node: uids
+            for node, uids in victims.items()
+            if view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None
+        }
         others = [node for node in victims if node not in kept] if self._planner.is_enabled else []
         if nodes := view.may_preempt_on(pod, others)[:MAX_PLANNED]:
             rules, planned = self._planner.rules(), self._cache.planned_victims(pod.priority)
@@ -134,7 +155,9 @@ class PreemptionFilter:
         """
         now = self._clock()
         with self._lock:
-            self._waited_at = {name: at for name, at in self._waited_at.items() if now - at < RARE_S}
+            self._waited_at = {
+                name: at for name, at in self._waited_at.items() if now - at < RARE_S
+            }
             is_rare = namespace not in self._waited_at
             if self._waits.delay(now) == 0:
                 self._waits.take()

@@ -34,7 +34,9 @@ from hami.state.view import View
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0  # between looks at what waits, unless a filter has refused a pod
-AVOIDED_S = 300.0  # for which a pod does not wait for room on a node where a victim did not end in time
+AVOIDED_S = (
+    300.0  # for which a pod does not wait for room on a node where a victim did not end in time
+)
 PAUSES = 4.0  # each plan is followed by a pause so many times as long as it has used the processor
 
 _IN_VAIN = (HoldEnd.EXPIRED, HoldEnd.UNFIT)
@@ -43,9 +45,18 @@ _IN_VAIN = (HoldEnd.EXPIRED, HoldEnd.UNFIT)
 class Preemptor(Task):
     """One task for all plans, which are made while no request is in flight. *clock* is monotonic."""
 
-    def __init__(self, cluster: Cluster, cache: Store, events: EventRecorder, leadership: Leadership,
-                 planner: PreemptionPlanner, metrics: Metrics, *, clock: Callable[[], float],
-                 now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Store,
+        events: EventRecorder,
+        leadership: Leadership,
+        planner: PreemptionPlanner,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
         super().__init__("preemptor")
         self._cluster = cluster
         self._cache = cache
@@ -108,11 +119,16 @@ class Preemptor(Task):
         if PREEMPTING not in pod.annotations or self._clock() < self._clear_from:
             return
         try:
-            self._cluster.annotate_pod(pod.ref, {PREEMPTING: None}, resource_version=pod.resource_version)
+            self._cluster.annotate_pod(
+                pod.ref, {PREEMPTING: None}, resource_version=pod.resource_version
+            )
         except (NotFound, Conflict):
             pass  # the watch shows what has changed
         except ClusterError as error:
-            log.warning("annotation not removed", extra={"pod": pod.ref, "annotation": PREEMPTING, "error": error})
+            log.warning(
+                "annotation not removed",
+                extra={"pod": pod.ref, "annotation": PREEMPTING, "error": error},
+            )
             self._clear_from = self._clock() + (RETRY_S if error.is_temporary else REFUSED_S)
 
     def _plan(self) -> float:
@@ -122,7 +138,10 @@ class Preemptor(Task):
         delay, view = IDLE_S, None
         for pending in self.each(self._attempts.in_order(self._cache.preemptors())):
             ref, clock, used = pending.pod.ref, self._clock(), self._planner.used()
-            if self._planner.is_left_to_kube_scheduler(ref) or self._cache.hold_of(ref.uid) is not None:
+            if (
+                self._planner.is_left_to_kube_scheduler(ref)
+                or self._cache.hold_of(ref.uid) is not None
+            ):
                 continue  # it may have got a hold with its gang
             if (wait_s := self._attempts.due(pending) - clock) > 0:
                 delay = min(delay, wait_s)
@@ -148,8 +167,12 @@ class Preemptor(Task):
         except HamiError as error:
             log.warning("no plan of preemption", extra={"pod": pod.ref, "error": error})
             return False
-        frees = any(plan.victims for _, plan in plans)  # else the pod only waits for pods that are being deleted
-        takes_over = not self._cache.planned_victims().isdisjoint(uid for _, plan in plans for uid in plan.awaited)
+        frees = any(
+            plan.victims for _, plan in plans
+        )  # else the pod only waits for pods that are being deleted
+        takes_over = not self._cache.planned_victims().isdisjoint(
+            uid for _, plan in plans for uid in plan.awaited
+        )
         found = (frees or takes_over) and self._hold(plans)
         self._metrics.preemption("planned" if found else "none")
         return found
@@ -158,10 +181,19 @@ class Preemptor(Task):
         """Returns the plans for the pod, or for the pods that its gang still needs; empty if one has none."""
         pods, clock = self._members(pending.pod, view), self._clock()
         self._avoided = {key: until for key, until in self._avoided.items() if until > clock}
-        names = [name for name in (view.nodes if pending.nodes is None else pending.nodes)
-                 if (pending.pod.ref.uid, name) not in self._avoided]
-        return plan_together(view, pods, names, rules, before_trial=self._yield,
-                             planned=self._cache.planned_victims(pending.pod.priority))
+        names = [
+            name
+            for name in (view.nodes if pending.nodes is None else pending.nodes)
+            if (pending.pod.ref.uid, name) not in self._avoided
+        ]
+        return plan_together(
+            view,
+            pods,
+            names,
+            rules,
+            before_trial=self._yield,
+            planned=self._cache.planned_victims(pending.pod.priority),
+        )
 
     def _yield(self) -> None:
         self.beat()
@@ -172,9 +204,17 @@ class Preemptor(Task):
         if not pod.group:
             return [pod]
         gang = pod.ref.namespace, pod.group
-        waiting = [other for other in self._cache.pods.waiting() if (other.ref.namespace, other.group) == gang]
-        bound = sum((record.ref.namespace, record.group) == gang and bool(record.node) and not record.terminated
-                    for record in view.facts.pods.values())
+        waiting = [
+            other
+            for other in self._cache.pods.waiting()
+            if (other.ref.namespace, other.group) == gang
+        ]
+        bound = sum(
+            (record.ref.namespace, record.group) == gang
+            and bool(record.node)
+            and not record.terminated
+            for record in view.facts.pods.values()
+        )
         return pods_together(pod, waiting, bound, self._planner.gang_size(pod))
 
     def _hold(self, plans: Plans) -> bool:
@@ -182,7 +222,10 @@ class Preemptor(Task):
         holds = self._cache.hold(plans)
         for hold in holds:
             self._held_since[hold.ref.uid] = self._clock()
-            log.info("preemption planned", extra={"pod": hold.ref, "node": hold.node, "victims": len(hold.victims)})
+            log.info(
+                "preemption planned",
+                extra={"pod": hold.ref, "node": hold.node, "victims": len(hold.victims)},
+            )
         return bool(holds)
 
     def _evict(self, hold: Hold) -> None:
@@ -200,22 +243,33 @@ class Preemptor(Task):
             self._failed(hold, error)
             return
         self._cache.mark_evicted(hold)
-        what = (f"{evicted} pod{'s' if evicted != 1 else ''} of lower priority evicted" if evicted
-                else "pods of lower priority are being evicted")
-        self._events.record(hold.ref, "Warning", "Preempting", (
-            f"{what} on node {hold.node}: the devices that they leave are held for this pod"))
+        what = (
+            f"{evicted} pod{'s' if evicted != 1 else ''} of lower priority evicted"
+            if evicted
+            else "pods of lower priority are being evicted"
+        )
+        self._events.record(
+            hold.ref,
+            "Warning",
+            "Preempting",
+            (f"{what} on node {hold.node}: the devices that they leave are held for this pod"),
+        )
         log.info("pods preempted", extra={"pod": hold.ref, "node": hold.node, "victims": evicted})
 
     def _nominate(self, hold: Hold) -> None:
         """Shows the node to the next leader, kube-scheduler and autoscalers. Raises: ClusterError."""
         try:
-            self._cluster.annotate_pod(hold.ref, {PREEMPTING: hold.node})  # kube-scheduler may clear a nomination
+            self._cluster.annotate_pod(
+                hold.ref, {PREEMPTING: hold.node}
+            )  # kube-scheduler may clear a nomination
             if not hold.pod.group:  # kube-scheduler decides on the nodes of a gang as a whole
                 self._cluster.nominate(hold.ref, hold.node)
         except ClusterError as error:
             if not isinstance(error, (NotFound, Conflict)) and error.status != 422:
                 raise
-            log.info("preemption given up", extra={"pod": hold.ref, "node": hold.node, "error": error})
+            log.info(
+                "preemption given up", extra={"pod": hold.ref, "node": hold.node, "error": error}
+            )
             self._cache.release_hold(hold)  # it is bound or gone, as the watch shows soon
             self._attempts.put_off(hold.ref, self._clock() + RETRY_S)
             raise EvictionStopped(f"pod {hold.ref} waits no longer") from error
@@ -224,7 +278,9 @@ class Preemptor(Task):
         log.warning("preemption failed", extra={"pod": hold.ref, "node": hold.node, "error": error})
         self._attempts.put_off(hold.ref, self._clock() + RETRY_S)
         if error.status in (400, 403, 422):  # trying again at once does not help
-            self._events.record(hold.ref, "Warning", "PreemptionFailed", f"no pod can be evicted: {error}")
+            self._events.record(
+                hold.ref, "Warning", "PreemptionFailed", f"no pod can be evicted: {error}"
+            )
             self._cache.release_hold(hold)
             self._attempts.put_off(hold.ref, self._clock() + REFUSED_S)
 
@@ -237,9 +293,14 @@ class Preemptor(Task):
                 self._metrics.preemptor_bound(self._clock() - since)
             elif end in _IN_VAIN and hold.evicted and hold.victims:
                 self._metrics.preempted_in_vain()
-                log.warning("pods preempted in vain", extra={"pod": hold.ref, "node": hold.node, "reason": end.value})
+                log.warning(
+                    "pods preempted in vain",
+                    extra={"pod": hold.ref, "node": hold.node, "reason": end.value},
+                )
             else:
-                log.info("hold ended", extra={"pod": hold.ref, "node": hold.node, "reason": end.value})
+                log.info(
+                    "hold ended", extra={"pod": hold.ref, "node": hold.node, "reason": end.value}
+                )
 
 
 def _plan_of(plan: PlanUnderWay) -> PreemptionPlan:

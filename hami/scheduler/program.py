@@ -48,8 +48,12 @@ from hami.web.exposition import Family, build_info
 
 log = logging.getLogger(__name__)
 
-EVENTS_PER_SECOND = 50.0  # at most, or --kube-qps if that is less: events never compete with placing pods
-NORMAL_EVENTS_PER_SECOND = 10.0  # of them; two per pod cost the control plane as much as its Binding
+EVENTS_PER_SECOND = (
+    50.0  # at most, or --kube-qps if that is less: events never compete with placing pods
+)
+NORMAL_EVENTS_PER_SECOND = (
+    10.0  # of them; two per pod cost the control plane as much as its Binding
+)
 DRAIN_TIMEOUT_S = 5.0  # for Bindings in progress at the end
 JOIN_TIMEOUT_S = 1.0  # for each thread at the end
 
@@ -69,65 +73,147 @@ class SchedulerProgram:
         self._cluster = Cluster(api)
         rate = min(settings.kube_qps or EVENTS_PER_SECOND, EVENTS_PER_SECOND)
         limits = EventLimits(rate=rate, normal_rate=min(rate, NORMAL_EVENTS_PER_SECOND))
-        self._events = EventRecorder(self._cluster, settings.scheduler_name or "hami-scheduler", limits)
+        self._events = EventRecorder(
+            self._cluster, settings.scheduler_name or "hami-scheduler", limits
+        )
 
         # Store, leadership and watches
         self._lock_states = LockStates(self._metrics.lock_wait)
-        self._cache = cluster_cache(settings, settings.scheduler_name if settings.node_selector else "")
-        self._elector = AlwaysLeader() if not settings.leader_elect else Election(
-            self._cluster, _candidate(settings, self._cache))
-        self._leadership = Leadership(self._elector, self._catch_up, clock=clock, knows_until=self._knows_nodes_until)
-        self._resizer = Resizer(self._cluster, self._cache, self._events, self._leadership, self._metrics, clock=clock)
+        self._cache = cluster_cache(
+            settings, settings.scheduler_name if settings.node_selector else ""
+        )
+        self._elector = (
+            AlwaysLeader()
+            if not settings.leader_elect
+            else Election(self._cluster, _candidate(settings, self._cache))
+        )
+        self._leadership = Leadership(
+            self._elector, self._catch_up, clock=clock, knows_until=self._knows_nodes_until
+        )
+        self._resizer = Resizer(
+            self._cluster, self._cache, self._events, self._leadership, self._metrics, clock=clock
+        )
         claims = self._claims = None
         if settings.dra != OFF:
             from hami.scheduler.claims import ClaimParts  # with what it needs, 50 ms and 2 MB
 
             claims = self._claims = ClaimParts(
-                api, self._cluster, self._cache, self._events, self._leadership.leads, settings, clock=clock)
+                api,
+                self._cluster,
+                self._cache,
+                self._events,
+                self._leadership.leads,
+                settings,
+                clock=clock,
+            )
         pods = ResizablePods(self._cache.pods, self._resizer.observe)
-        self._watches = Watches(api, nodes=WatchedNodes(self._cache.nodes, self._lock_states),
-                                pods=claims.pods(pods) if claims else pods,
-                                quotas=self._cache.quotas, node_selector=settings.node_selector)
+        self._watches = Watches(
+            api,
+            nodes=WatchedNodes(self._cache.nodes, self._lock_states),
+            pods=claims.pods(pods) if claims else pods,
+            quotas=self._cache.quotas,
+            node_selector=settings.node_selector,
+        )
 
         # Verbs and controller
         locks = NodeLocks(
-            self._cluster, self._cache, self._lock_states, self._events, settings.node_lock_timeout,
-            leading_since=self._leadership.since, clock=clock, now=utc_now)
-        writer = BindingWriter(self._cluster, self._cache, claims.binder if claims else None, self._leadership,
-                               is_watching=self._watches.is_watching_pods, clock=clock)
-        self._binder = Binder(self._cluster, self._cache, locks, self._events, self._leadership, writer, clock=clock)
+            self._cluster,
+            self._cache,
+            self._lock_states,
+            self._events,
+            settings.node_lock_timeout,
+            leading_since=self._leadership.since,
+            clock=clock,
+            now=utc_now,
+        )
+        writer = BindingWriter(
+            self._cluster,
+            self._cache,
+            claims.binder if claims else None,
+            self._leadership,
+            is_watching=self._watches.is_watching_pods,
+            clock=clock,
+        )
+        self._binder = Binder(
+            self._cluster, self._cache, locks, self._events, self._leadership, writer, clock=clock
+        )
         in_flight = InFlight()
         planner = PreemptionPlanner(self._cluster, settings, in_flight, clock=clock, now=utc_now)
-        self._preemptor = Preemptor(self._cluster, self._cache, self._events, self._leadership, planner, self._metrics,
-                                    clock=clock, now=utc_now)
+        self._preemptor = Preemptor(
+            self._cluster,
+            self._cache,
+            self._events,
+            self._leadership,
+            planner,
+            self._metrics,
+            clock=clock,
+            now=utc_now,
+        )
         admitter = Admitter(self._cache, settings)
         self._verbs = Verbs(
             admitter,
-            NodeFilter(self._cache, self._events, self._leadership, self._metrics,
-                       is_selected=selection(settings.node_selector), on_preemptor=self._preemptor.wake),
-            PreemptionFilter(self._cache, self._leadership, planner, clock=clock), self._binder,
-            self._cache.reservations.get, in_flight, claims.admitter(admitter) if claims else None)
-        self._controller = Controller(self._cluster, self._cache, locks, self._events, self._leadership, settings,
-                                      clock=clock, now=utc_now)
+            NodeFilter(
+                self._cache,
+                self._events,
+                self._leadership,
+                self._metrics,
+                is_selected=selection(settings.node_selector),
+                on_preemptor=self._preemptor.wake,
+            ),
+            PreemptionFilter(self._cache, self._leadership, planner, clock=clock),
+            self._binder,
+            self._cache.reservations.get,
+            in_flight,
+            claims.admitter(admitter) if claims else None,
+        )
+        self._controller = Controller(
+            self._cluster,
+            self._cache,
+            locks,
+            self._events,
+            self._leadership,
+            settings,
+            clock=clock,
+            now=utc_now,
+        )
 
         # Certificates and exporter
         self._certificates = None
         if settings.self_signed_cert_dir:
-            from hami.scheduler.self_signed import certificate_manager  # its libraries take 80 ms and 10 MB
+            from hami.scheduler.self_signed import (
+                certificate_manager,
+            )  # its libraries take 80 ms and 10 MB
 
-            self._certificates = certificate_manager(settings, self._cluster, self._leadership.leads, now=utc_now)
+            self._certificates = certificate_manager(
+                settings, self._cluster, self._leadership.leads, now=utc_now
+            )
         registry.register(self._metric_sources())
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         # In the order in which they are stopped: the election releases its lease when nothing is written any more.
-        tasks = (FreezeGc(self._watches.is_synced), self._controller, self._preemptor, self._resizer,
-                 self._certificates, *(claims.tasks if claims else ()), self._leadership, *self._watches.tasks,
-                 self._elector, self._events)
+        tasks = (
+            FreezeGc(self._watches.is_synced),
+            self._controller,
+            self._preemptor,
+            self._resizer,
+            self._certificates,
+            *(claims.tasks if claims else ()),
+            self._leadership,
+            *self._watches.tasks,
+            self._elector,
+            self._events,
+        )
         self._tasks = [task for task in tasks if isinstance(task, Task)]
 
     def app(self) -> WSGIApplication:
         """Returns the WSGI application."""
-        app = create_app(self._verbs, self._watches.is_synced, self._unready_reason, self._metrics.observe,
-                         threads=self._settings.threads, hung_reason=lambda: problems(self._tasks))
+        app = create_app(
+            self._verbs,
+            self._watches.is_synced,
+            self._unready_reason,
+            self._metrics.observe,
+            threads=self._settings.threads,
+            hung_reason=lambda: problems(self._tasks),
+        )
         return BodyBudgets(app, RequestBudgets())
 
     def start(self) -> None:
@@ -162,19 +248,33 @@ class SchedulerProgram:
 
     def _knows_nodes_until(self) -> float:
         """Returns until when what is known of the nodes may be relied on: other schedulers may get them."""
-        return time.monotonic() + self._watches.knows_nodes_for() if self._settings.node_selector else math.inf
+        return (
+            time.monotonic() + self._watches.knows_nodes_for()
+            if self._settings.node_selector
+            else math.inf
+        )
 
     def _metric_sources(self) -> MetricSources:
         cache = self._cache
         return MetricSources(
-            reserved=cache.reservations.unbound, waiting=self._lock_states.waiting, ages=self._watches.ages(),
-            leads=self._elector.is_leader, unreadable_inventories=cache.nodes.problems,
+            reserved=cache.reservations.unbound,
+            waiting=self._lock_states.waiting,
+            ages=self._watches.ages(),
+            leads=self._elector.is_leader,
+            unreadable_inventories=cache.nodes.problems,
             unreadable_pods=cache.pods.unreadable,
-            events={"dropped": lambda: self._events.dropped, "written": lambda: self._events.written},
+            events={
+                "dropped": lambda: self._events.dropped,
+                "written": lambda: self._events.written,
+            },
             handshakes=lambda: self._controller.handshakes_requested,
             edits_refused=lambda: cache.pods.edits_refused,
-            foreign_reservations=self._settings.foreign_reservations, resizing=self._resizer.pending,
-            certificate_expiry=self._certificates.expiry if self._certificates is not None else lambda: None)
+            foreign_reservations=self._settings.foreign_reservations,
+            resizing=self._resizer.pending,
+            certificate_expiry=self._certificates.expiry
+            if self._certificates is not None
+            else lambda: None,
+        )
 
     def _families(self) -> list[Family]:
         """Returns the metrics of the cluster; none while the cache cannot be relied on: the cluster looks empty before
@@ -182,8 +282,12 @@ class SchedulerProgram:
         made = [build_info()]
         if self._watches.unready_reason() is None:
             view = self._cache.view()
-            claimed = self._claims.cache.at_once(view.facts).view if self._claims is not None else None
-            made += families(view, self._cache.vendors, legacy=self._settings.legacy_metrics, claimed=claimed)
+            claimed = (
+                self._claims.cache.at_once(view.facts).view if self._claims is not None else None
+            )
+            made += families(
+                view, self._cache.vendors, legacy=self._settings.legacy_metrics, claimed=claimed
+            )
         return made
 
     def _unready_reason(self) -> str | None:
@@ -208,5 +312,7 @@ def _candidate(settings: Settings, cache: Store) -> Participant:
     return Participant(
         namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
         lease=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
-        identity=make_identity(settings.pod_name), has_ended=partial(has_ended, pod=settings.pod_name),
-        is_writing=cache.is_writing)
+        identity=make_identity(settings.pod_name),
+        has_ended=partial(has_ended, pod=settings.pod_name),
+        is_writing=cache.is_writing,
+    )

@@ -29,41 +29,87 @@ class Move:
     version: str = ""
 
 
-def pod_moves(record: PodRecord, vendors: Catalog, settings: Settings, clock: float) -> Iterator[Move]:
+def pod_moves(
+    record: PodRecord, vendors: Catalog, settings: Settings, clock: float
+) -> Iterator[Move]:
     """Yields the moves for the pod at *clock* (monotonic)."""
     if record.terminated:
         return
     if record.problems:
-        yield Move(record.ref, "AllocationUnreadable", (
-            "the pod's device allocation cannot be read, so every device that it names counts as fully used: "
-            + "; ".join(record.problems)))
+        yield Move(
+            record.ref,
+            "AllocationUnreadable",
+            (
+                "the pod's device allocation cannot be read, so every device that it names counts as fully used: "
+                + "; ".join(record.problems)
+            ),
+        )
     if not record.node:
         yield from _unbound_moves(record, vendors, settings, clock)
         return
     pending = record.allocating and record.phase == "Pending"
     if pending and record.bound.proven_age(record.bound_at, clock) > settings.node_lock_timeout:
-        yield Move(record.ref, "AllocationExpired", (
-            f"the device plugin of node {record.node} has not allocated the devices within "
-            f"{settings.node_lock_timeout:.0f} s"), failed_allocation(vendors), version=str(record.version))
+        yield Move(
+            record.ref,
+            "AllocationExpired",
+            (
+                f"the device plugin of node {record.node} has not allocated the devices within "
+                f"{settings.node_lock_timeout:.0f} s"
+            ),
+            failed_allocation(vendors),
+            version=str(record.version),
+        )
     if record.is_mislabeled:
         yield Move(record.ref, labels={ASSIGNED_NODE: expected_label(record.node)})
 
 
-def _unbound_moves(record: PodRecord, vendors: Catalog, settings: Settings, clock: float) -> Iterator[Move]:
+def _unbound_moves(
+    record: PodRecord, vendors: Catalog, settings: Settings, clock: float
+) -> Iterator[Move]:
     scheduler = record.scheduler_name
     if settings.is_own_scheduler(scheduler):
-        if record.assigned_node and record.assigned.proven_age(record.assigned_at, clock) > 2 * FOREIGN_TTL_S:
-            keys = {*SCHEDULER_OWNED - {PREEMPTING},
-                    *(key for keys in (vendor.annotations for vendor in vendors)
-                      for key in (keys.to_allocate, keys.allocated) if key),
-                    *(key for vendor in vendors if vendor.key in record.vendors
-                      for key in vendor.annotations.extra_keys)}
-            yield Move(record.ref, "AssignmentCleared", (
-                f"an earlier assignment to node {record.assigned_node} was never bound and has been removed"),
-                dict.fromkeys(sorted(keys)), {ASSIGNED_NODE: None}, str(record.version))
-    elif (record.requests_devices and settings.force_overwrite_default_scheduler and settings.reports_unadmitted
-          and scheduler in ("", "default-scheduler")):
-        yield Move(record.ref, "NotAdmitted", (
-            f"the pod requests devices, but it has not passed HAMi's webhook: its schedulerName is "
-            f"{scheduler or 'empty'} instead of {settings.scheduler_name}, so it will get no devices. Create it again; "
-            "if that does not help, check the webhook's configuration and the label hami.io/webhook"))
+        if (
+            record.assigned_node
+            and record.assigned.proven_age(record.assigned_at, clock) > 2 * FOREIGN_TTL_S
+        ):
+            keys = {
+                *SCHEDULER_OWNED - {PREEMPTING},
+                *(
+                    key
+                    for keys in (vendor.annotations for vendor in vendors)
+                    for key in (keys.to_allocate, keys.allocated)
+                    if key
+                ),
+                *(
+                    key
+                    for vendor in vendors
+                    if vendor.key in record.vendors
+                    for key in vendor.annotations.extra_keys
+                ),
+            }
+            yield Move(
+                record.ref,
+                "AssignmentCleared",
+                (
+                    f"an earlier assignment to node {record.assigned_node} was never bound and has been removed"
+                ),
+                dict.fromkeys(sorted(keys)),
+                {ASSIGNED_NODE: None},
+                str(record.version),
+            )
+    elif (
+        record.requests_devices
+        and settings.force_overwrite_default_scheduler
+        and settings.reports_unadmitted
+        and scheduler in ("", "default-scheduler")
+    ):
+        yield Move(
+            record.ref,
+            "NotAdmitted",
+            (
+                f"the pod requests devices, but it has not passed HAMi's webhook: its schedulerName is "
+                f"{scheduler or 'empty'} instead of {settings.scheduler_name}, so it will "
+                f"get no devices. Create it again; "
+                "if that does not help, check the webhook's configuration and the label hami.io/webhook"
+            ),
+        )

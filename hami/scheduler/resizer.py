@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hami.codec.allocation import render_shares
-from hami.codec.keys import GPU_ALLOCATED, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
+from hami.codec.keys import (
+    GPU_ALLOCATED,
+    RESIZE,
+    RESIZE_APPLIED,
+    RESIZE_STATUS,
+    RESIZE_TARGET,
+    RESIZED,
+)
 from hami.codec.objects import parse_resource_version
 from hami.codec.resize import (
     MAX_TEXT,
@@ -54,8 +61,10 @@ BATCH = 20  # pods of a step: then those that have come meanwhile get their turn
 RETRIES = 50  # pods that did not fit and are tried again in a second
 
 _EVENTS: Mapping[ResizeState, tuple[Literal["Normal", "Warning"], str]] = {
-    ResizeState.BOOKED: ("Normal", "Resizing"), ResizeState.APPLIED: ("Normal", "Resized"),
-    ResizeState.DEFERRED: ("Warning", "ResizePending"), ResizeState.INFEASIBLE: ("Warning", "ResizeRefused"),
+    ResizeState.BOOKED: ("Normal", "Resizing"),
+    ResizeState.APPLIED: ("Normal", "Resized"),
+    ResizeState.DEFERRED: ("Warning", "ResizePending"),
+    ResizeState.INFEASIBLE: ("Warning", "ResizeRefused"),
 }
 
 
@@ -88,8 +97,16 @@ class _Waiting:
 class Resizer(Task):
     """One task for all resizes. *clock* is the leadership's."""
 
-    def __init__(self, cluster: Cluster, cache: Store, events: EventRecorder, leadership: Leadership, metrics: Metrics,
-                 *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: Store,
+        events: EventRecorder,
+        leadership: Leadership,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
         super().__init__("resizer")
         self._cluster = cluster
         self._cache = cache
@@ -100,7 +117,9 @@ class Resizer(Task):
         self._lock = threading.Lock()  # guards the pods that were seen
         self._seen: dict[str, Pod] = {}
         self._waiting: dict[str, _Waiting] = {}
-        self._answered: dict[str, float] = {}  # until when pods that have had an answer get no other
+        self._answered: dict[
+            str, float
+        ] = {}  # until when pods that have had an answer get no other
         self._retry_from = -math.inf
 
     def observe(self, pod: Pod) -> None:
@@ -124,7 +143,11 @@ class Resizer(Task):
             return IDLE_S
         clock = self._clock()
         self._answered = {uid: until for uid, until in self._answered.items() if until > clock}
-        due = [waiting for waiting in self._waiting.values() if waiting.deferred is None and waiting.due <= clock]
+        due = [
+            waiting
+            for waiting in self._waiting.values()
+            if waiting.deferred is None and waiting.due <= clock
+        ]
         for waiting in self.each([*itertools.islice(_in_turn(due), BATCH), *self._to_retry(clock)]):
             if not self._leadership.leads():
                 break
@@ -138,8 +161,17 @@ class Resizer(Task):
             waiting.due = max(waiting.due, self._clock() + PAUSE_S)
         if len(due) > BATCH:
             return 0.0
-        return max(0.0, min((waiting.due - self._clock() for waiting in self._waiting.values()
-                             if waiting.deferred is None), default=IDLE_S))
+        return max(
+            0.0,
+            min(
+                (
+                    waiting.due - self._clock()
+                    for waiting in self._waiting.values()
+                    if waiting.deferred is None
+                ),
+                default=IDLE_S,
+            ),
+        )
 
     def _take_seen(self) -> None:
         with self._lock:
@@ -148,7 +180,9 @@ class Resizer(Task):
             clock, waiting = self._clock(), self._waiting.get(uid)
             if waiting is None:
                 self._waiting[uid] = _Waiting(pod, self._answered.get(uid, clock), clock)
-            elif parse_resource_version(pod.resource_version) > parse_resource_version(waiting.pod.resource_version):
+            elif parse_resource_version(pod.resource_version) > parse_resource_version(
+                waiting.pod.resource_version
+            ):
                 if _question(pod) != _question(waiting.pod):
                     waiting.deferred = None
                 waiting.pod = pod
@@ -160,18 +194,35 @@ class Resizer(Task):
         if clock < self._retry_from:
             return []
         self._retry_from, state = clock + IDLE_S, self._cache.version()
-        return list(itertools.islice(_in_turn(
-            waiting for waiting in self._waiting.values() if waiting.deferred is not None and waiting.due <= clock
-            and (waiting.deferred != state or clock >= waiting.since + RETRY_S)), RETRIES))
+        return list(
+            itertools.islice(
+                _in_turn(
+                    waiting
+                    for waiting in self._waiting.values()
+                    if waiting.deferred is not None
+                    and waiting.due <= clock
+                    and (waiting.deferred != state or clock >= waiting.since + RETRY_S)
+                ),
+                RETRIES,
+            )
+        )
 
     def _look_at(self, waiting: _Waiting) -> None:
         """Answers a pod. It waits on if that needs more than one write. Raises: HamiError; then it is tried again."""
         uid = waiting.pod.ref.uid
         record = self._cache.pods.get(uid)
-        if record is None or record.terminated or record.ends_by or record.preempted or not record.node:
+        if (
+            record is None
+            or record.terminated
+            or record.ends_by
+            or record.preempted
+            or not record.node
+        ):
             self._forget(waiting)
             return
-        if not self._cache.nodes.is_known(record.node):  # of another scheduler, which answers; or it becomes ours
+        if not self._cache.nodes.is_known(
+            record.node
+        ):  # of another scheduler, which answers; or it becomes ours
             waiting.due = self._clock() + RETRY_S
             return
         if waiting.written is not None and self._cache.is_growing(uid):
@@ -203,20 +254,32 @@ class Resizer(Task):
         if isinstance(plan, ResizeRefusal):
             return self._refusal(waiting, status, ResizeStatus(plan.state, asked, plan.message))
         waiting.deferred = None
-        held, wanted = (shares_in(text) for text in (held_text(pod.annotations), wanted_text(pod.annotations)))
+        held, wanted = (
+            shares_in(text) for text in (held_text(pod.annotations), wanted_text(pod.annotations))
+        )
         if (held, wanted) != (plan.booked, plan.wanted):
-            return ResizeAnswer(ResizeStatus(ResizeState.BOOKED, asked), {
-                **resized_annotations(plan), RESIZE_APPLIED: None})
+            return ResizeAnswer(
+                ResizeStatus(ResizeState.BOOKED, asked),
+                {**resized_annotations(plan), RESIZE_APPLIED: None},
+            )
         applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
         holds = not pod.annotations.get(RESIZED) or (
-            applied is not None and _amounts(shares_in(applied.sizes)) == _amounts(wanted))
-        return ResizeAnswer(ResizeStatus(ResizeState.APPLIED if holds else ResizeState.BOOKED, asked), {})
+            applied is not None and _amounts(shares_in(applied.sizes)) == _amounts(wanted)
+        )
+        return ResizeAnswer(
+            ResizeStatus(ResizeState.APPLIED if holds else ResizeState.BOOKED, asked), {}
+        )
 
-    def _refusal(self, waiting: _Waiting, before: ResizeStatus | None, status: ResizeStatus) -> ResizeAnswer | None:
+    def _refusal(
+        self, waiting: _Waiting, before: ResizeStatus | None, status: ResizeStatus
+    ) -> ResizeAnswer | None:
         """Returns the answer that a pod does not get its sizes; ``None`` if it has had one a moment ago."""
         if status.state is not ResizeState.DEFERRED:
             return ResizeAnswer(status, {})
-        is_known = before is not None and (before.state, before.request) == (status.state, status.request)
+        is_known = before is not None and (before.state, before.request) == (
+            status.state,
+            status.request,
+        )
         is_recent = waiting.deferred is not None and self._clock() < waiting.since + RETRY_S
         if waiting.deferred is None or not is_recent:
             waiting.since = self._clock()
@@ -231,9 +294,15 @@ class Resizer(Task):
             if (left_s := self._leadership.leads_until() - self._clock()) <= 0:
                 raise Conflict("this replica of the scheduler no longer leads")
             changed = self._cluster.annotate_pod(
-                pod.ref, answer.annotations, resource_version=pod.resource_version, timeout=min(left_s, WRITE_S))
+                pod.ref,
+                answer.annotations,
+                resource_version=pod.resource_version,
+                timeout=min(left_s, WRITE_S),
+            )
         except ClusterError as error:
-            is_refused = is_unsent(error) or (error.status is not None and error.status < 500) or left_s <= 0
+            is_refused = (
+                is_unsent(error) or (error.status is not None and error.status < 500) or left_s <= 0
+            )
             if is_refused and not was_unknown:
                 self._cache.refuse_resize(pod)
                 waiting.written = None
@@ -245,7 +314,10 @@ class Resizer(Task):
         self._answered[pod.ref.uid] = self._clock() + PAUSE_S
         self._metrics.resize(state.value.lower())
         waiting.pod = changed
-        log.info("resize answered", extra={"pod": pod.ref, "state": state.value, "detail": answer.status.message})
+        log.info(
+            "resize answered",
+            extra={"pod": pod.ref, "state": state.value, "detail": answer.status.message},
+        )
         before = parse_status(pod.annotations.get(RESIZE_STATUS))
         if before is None or (before.state, before.request) != (state, answer.status.request):
             type, reason = _EVENTS[state]
@@ -293,7 +365,9 @@ class ResizablePods:
 
 def is_open(status: ResizeStatus | None, text: str) -> bool:
     """Reports whether what an owner asks for in *text* has no answer yet, or only that it does not fit now."""
-    return status is None or status.request != text[:MAX_TEXT] or status.state is ResizeState.DEFERRED
+    return (
+        status is None or status.request != text[:MAX_TEXT] or status.state is ResizeState.DEFERRED
+    )
 
 
 def needs_answer(annotations: Mapping[str, str]) -> bool:
@@ -302,7 +376,9 @@ def needs_answer(annotations: Mapping[str, str]) -> bool:
     if text is not None and is_open(status, text):
         return True
     return RESIZE_APPLIED in annotations and (
-        bool(annotations.get(RESIZE_TARGET)) or (status is not None and status.state is ResizeState.BOOKED))
+        bool(annotations.get(RESIZE_TARGET))
+        or (status is not None and status.state is ResizeState.BOOKED)
+    )
 
 
 def confirmation(pod: Pod) -> ResizeAnswer | None:
@@ -326,15 +402,21 @@ def confirmation(pod: Pod) -> ResizeAnswer | None:
             state = ResizeState.INFEASIBLE if applied.problem else ResizeState.APPLIED
             status = ResizeStatus(state, status.request, applied.problem)
         text = wanted_text(annotations)
-        return ResizeAnswer(status, {RESIZED: text, GPU_ALLOCATED: text, RESIZE_TARGET: None} if target else {})
+        return ResizeAnswer(
+            status, {RESIZED: text, GPU_ALLOCATED: text, RESIZE_TARGET: None} if target else {}
+        )
     if applied.problem and is_booked:
-        return ResizeAnswer(ResizeStatus(ResizeState.INFEASIBLE, status.request, applied.problem),
-                            {RESIZE_TARGET: render_shares(sizes), RESIZE_APPLIED: None})
+        return ResizeAnswer(
+            ResizeStatus(ResizeState.INFEASIBLE, status.request, applied.problem),
+            {RESIZE_TARGET: render_shares(sizes), RESIZE_APPLIED: None},
+        )
     return None
 
 
 def _amounts(allocation: Allocation) -> list[list[tuple[str, int, int]]]:
-    return [[(share.uuid, share.memory_mib, share.cores) for share in shares] for shares in allocation]
+    return [
+        [(share.uuid, share.memory_mib, share.cores) for share in shares] for shares in allocation
+    ]
 
 
 def _question(pod: Pod) -> tuple[str | None, ...]:
@@ -344,10 +426,15 @@ def _question(pod: Pod) -> tuple[str | None, ...]:
 
 def _text_of(pod: Pod) -> str:
     """Returns the sizes that *pod* is to have: ``GPU-0: 8192 MiB, 40 percent``."""
-    return "; ".join(f"{share.uuid}: {share.memory_mib} MiB, {share.cores} percent"
-                     for shares in shares_in(wanted_text(pod.annotations)) for share in shares)
+    return "; ".join(
+        f"{share.uuid}: {share.memory_mib} MiB, {share.cores} percent"
+        for shares in shares_in(wanted_text(pod.annotations))
+        for share in shares
+    )
 
 
 def _in_turn(due: Iterable[_Waiting]) -> Iterable[_Waiting]:
     """Returns pods of all namespaces in turn, of each those first that have waited for longest."""
-    return in_turn(sorted(due, key=lambda waiting: waiting.due), lambda waiting: waiting.pod.ref.namespace)
+    return in_turn(
+        sorted(due, key=lambda waiting: waiting.due), lambda waiting: waiting.pod.ref.namespace
+    )

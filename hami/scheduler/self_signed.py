@@ -12,12 +12,24 @@ from hami.kube.cluster import Cluster
 from hami.scheduler.settings import Settings
 
 
-def certificate_manager(settings: Settings, cluster: Cluster, leads: Callable[[], bool], *,
-                        now: Callable[[], datetime]) -> CertificateManager:
+def certificate_manager(
+    settings: Settings, cluster: Cluster, leads: Callable[[], bool], *, now: Callable[[], datetime]
+) -> CertificateManager:
     """Returns what keeps the certificate; *leads*: whether this replica may renew it."""
-    return CertificateManager(cluster, leads, CertificateSettings(
-        namespace=settings.pod_namespace, secret=settings.self_signed_cert_secret, webhook=settings.self_signed_webhook,
-        file=Path(settings.cert_file), default_names=frozenset({f"hami-scheduler.{settings.pod_namespace}.svc"}),
-        previous_secret=settings.self_signed_previous_secret,
-        lifetimes=Lifetimes(serving=timedelta(seconds=settings.self_signed_cert_lifetime),
-                            authority=timedelta(seconds=settings.self_signed_ca_lifetime))), now=now)
+    return CertificateManager(
+        cluster,
+        leads,
+        CertificateSettings(
+            namespace=settings.pod_namespace,
+            secret=settings.self_signed_cert_secret,
+            webhook=settings.self_signed_webhook,
+            file=Path(settings.cert_file),
+            default_names=frozenset({f"hami-scheduler.{settings.pod_namespace}.svc"}),
+            previous_secret=settings.self_signed_previous_secret,
+            lifetimes=Lifetimes(
+                serving=timedelta(seconds=settings.self_signed_cert_lifetime),
+                authority=timedelta(seconds=settings.self_signed_ca_lifetime),
+            ),
+        ),
+        now=now,
+    )

@@ -79,21 +79,28 @@ class Settings(ClusterSettings):
     def __post_init__(self) -> None:
         check_key_pair(self.cert_file, self.key_file)
         if not MIN_LIFETIME_S <= self.self_signed_cert_lifetime <= self.self_signed_ca_lifetime:
-            raise HamiError(f"--self-signed-cert-lifetime: expected {MIN_LIFETIME_S:g}s or more, and no more than "
-                            "--self-signed-ca-lifetime")
-        for flag, file in (("--client-ca-file", self.client_ca_file),
-                           ("--simulate-client-ca-file", self.simulate_client_ca_file)):
+            raise HamiError(
+                f"--self-signed-cert-lifetime: expected {MIN_LIFETIME_S:g}s or more, and no more than "
+                "--self-signed-ca-lifetime"
+            )
+        for flag, file in (
+            ("--client-ca-file", self.client_ca_file),
+            ("--simulate-client-ca-file", self.simulate_client_ca_file),
+        ):
             if file and not self.cert_file:
                 raise HamiError(f"{flag} without --cert_file and --key_file: it requires HTTPS")
         if (address := self.extender_bind_address) is not None and not address.is_loopback:
             raise HamiError(
-                f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP")
+                f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP"
+            )
         if self.node_lock_timeout <= 0:
             raise HamiError("--node-lock-timeout: expected more than 0s")
         if self.dra_template_ttl <= 0:
             raise HamiError("--dra-template-ttl: expected more than 0s")
         if self.dra == ALLOCATE and not self.scheduler_name:
-            raise HamiError(f"--dra={ALLOCATE} without --scheduler-name: pods with claims need a scheduler")
+            raise HamiError(
+                f"--dra={ALLOCATE} without --scheduler-name: pods with claims need a scheduler"
+            )
 
     @property
     def claims_scheduler_name(self) -> str:
@@ -115,14 +122,22 @@ class Settings(ClusterSettings):
         return max(self.verbosity, DEBUG_VERBOSITY if self.debug else 0)
 
 
-def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fallback: Fallback = MappingProxyType({}),
-                  known: Collection[str] = ()) -> Settings:
+def read_settings(
+    given: Mapping[str, object],
+    environ: Mapping[str, str],
+    *,
+    fallback: Fallback = MappingProxyType({}),
+    known: Collection[str] = (),
+) -> Settings:
     """The settings of flags and environment; reads the device configuration. *given*: values of flags by field.
 
     *fallback*: values of flags for the device configuration. *known*: its sections that vendors of third parties read.
     Raises: HamiError when a file cannot be read or settings contradict each other.
     """
-    values = {"pod_name": environ.get("POD_NAME", ""), **cluster_values(given, environ, fallback, known)}
+    values = {
+        "pod_name": environ.get("POD_NAME", ""),
+        **cluster_values(given, environ, fallback, known),
+    }
     if "node_lock_timeout" not in given and (text := environ.get("HAMI_NODELOCK_EXPIRE")):
         variable = "environment variable HAMI_NODELOCK_EXPIRE"
         values["node_lock_timeout"] = parse_named(text, parse_seconds, variable)
@@ -138,5 +153,7 @@ def read_settings(given: Mapping[str, object], environ: Mapping[str, str], *, fa
 def parse_device_policy_flag(text: str) -> str:
     """*text* when it is a device policy, or several separated by commas. Raises: MalformedInput."""
     if not all(token.strip() in DEVICE_POLICIES for token in text.split(",")):
-        raise MalformedInput("policy", text, f"expected {', '.join(DEVICE_POLICIES)}, or several separated by commas")
+        raise MalformedInput(
+            "policy", text, f"expected {', '.join(DEVICE_POLICIES)}, or several separated by commas"
+        )
     return text

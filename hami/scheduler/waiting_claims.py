@@ -31,8 +31,15 @@ _TIMEOUT_S = 5.0
 class WaitingClaims(Task):
     """The claims of pods that the scheduler has refused for long."""
 
-    def __init__(self, store: Store, claims: ClaimWriter, leads: Callable[[], bool], device_policy: str, *,
-                 clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        claims: ClaimWriter,
+        leads: Callable[[], bool],
+        device_policy: str,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
         """*leads*: this replica leads. *device_policy*: the default if the pod's annotation does not set one."""
         super().__init__("waiting-claims")
         self._store = store
@@ -40,8 +47,12 @@ class WaitingClaims(Task):
         self._leads = leads
         self._device_policy = device_policy
         self._clock = clock
-        self._refused: dict[str, float] = {}  # by uid, when a pod that waits was first seen among those refused
-        self._made: set[str] = set()  # the uids of those of them that have their claim, or never get it
+        self._refused: dict[
+            str, float
+        ] = {}  # by uid, when a pod that waits was first seen among those refused
+        self._made: set[str] = (
+            set()
+        )  # the uids of those of them that have their claim, or never get it
 
     def step(self) -> float:
         """Makes the claims that are missing. Returns the seconds until the next look."""
@@ -51,8 +62,12 @@ class WaitingClaims(Task):
             try:
                 self._make(pod)
             except ClusterError as error:
-                log.warning("claims of waiting pods not written yet, will retry", extra={"error": error})
-                self._refused[pod.ref.uid] = self._clock()  # after the others, if only this one fails
+                log.warning(
+                    "claims of waiting pods not written yet, will retry", extra={"error": error}
+                )
+                self._refused[pod.ref.uid] = (
+                    self._clock()
+                )  # after the others, if only this one fails
                 break
             self._made.add(pod.ref.uid)
         return PERIOD_S
@@ -60,19 +75,30 @@ class WaitingClaims(Task):
     def _lacking(self) -> list[Pod]:
         """Returns the pods that have waited for long enough without a claim, of all namespaces in turn, of each in the
         order in which they came."""
-        now, waiting = self._clock(), {pod.ref.uid: pod for pod in self._store.pods.waiting() if pod.claim}
+        now, waiting = (
+            self._clock(),
+            {pod.ref.uid: pod for pod in self._store.pods.waiting() if pod.claim},
+        )
         since = dict.fromkeys(self._store.refused(), now) | self._refused
         self._refused = {uid: since[uid] for uid in waiting if uid in since}
         self._made &= waiting.keys()
-        lacking = [waiting[uid] for uid, at in self._refused.items() if at + WAIT_S <= now and uid not in self._made]
+        lacking = [
+            waiting[uid]
+            for uid, at in self._refused.items()
+            if at + WAIT_S <= now and uid not in self._made
+        ]
         return list(in_turn(lacking, lambda pod: pod.ref.namespace))
 
     def _make(self, pod: Pod) -> None:
         """Creates the claim of *pod*, unless there is one. Raises: ClusterError that may have a temporary cause."""
         try:
-            claim = waiting_claim(pod, self._store.vendors, self._device_policy, self._store.claimable_sizes)
+            claim = waiting_claim(
+                pod, self._store.vendors, self._device_policy, self._store.claimable_sizes
+            )
             if isinstance(claim, Inexpressible):
-                log.info("pod waits without a claim", extra={"pod": pod.ref, "reason": claim.reason})
+                log.info(
+                    "pod waits without a claim", extra={"pod": pod.ref, "reason": claim.reason}
+                )
                 return
             self._claims.create_claim(claim, timeout=_TIMEOUT_S)
             log.info("claim of a waiting pod made", extra={"pod": pod.ref, "claim": pod.claim})

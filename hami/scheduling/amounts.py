@@ -16,10 +16,14 @@ class Amounts(msgspec.Struct, frozen=True, gc=False):
     slots: int = 0
 
     def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(self.memory_mib + other.memory_mib, self.cores + other.cores, self.slots + other.slots)
+        return Amounts(
+            self.memory_mib + other.memory_mib, self.cores + other.cores, self.slots + other.slots
+        )
 
     def __sub__(self, other: Amounts) -> Amounts:
-        return Amounts(self.memory_mib - other.memory_mib, self.cores - other.cores, self.slots - other.slots)
+        return Amounts(
+            self.memory_mib - other.memory_mib, self.cores - other.cores, self.slots - other.slots
+        )
 
 
 def total_amounts(device: Device, vendor: Vendor) -> Amounts:

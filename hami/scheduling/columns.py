@@ -21,17 +21,46 @@ from hami.vendors.spec import CoreUnit, FitContext, PartitionRule, Rule
 
 Array = NDArray[Any]
 
-FIELDS = ("vendor", "model", "mode", "by_claims", "healthy", "cordoned", "in_parts", "slots", "slots_used",
-          "memory_mib", "memory_used_mib", "cores", "cores_used")
+FIELDS = (
+    "vendor",
+    "model",
+    "mode",
+    "by_claims",
+    "healthy",
+    "cordoned",
+    "in_parts",
+    "slots",
+    "slots_used",
+    "memory_mib",
+    "memory_used_mib",
+    "cores",
+    "cores_used",
+)
 """The columns. *vendor*, *model*, *mode* are numbers that the owner of the columns gives out; vendor 0 is no device.
 *in_parts*: the device is partitioned, or pods hold partitions of it."""
-(_VENDOR, _MODEL, _MODE, _BY_CLAIMS, _HEALTHY, _CORDONED, _IN_PARTS, _SLOTS, _SLOTS_USED, _MEMORY, _MEMORY_USED, _CORES,
- _CORES_USED) = range(len(FIELDS))
+(
+    _VENDOR,
+    _MODEL,
+    _MODE,
+    _BY_CLAIMS,
+    _HEALTHY,
+    _CORDONED,
+    _IN_PARTS,
+    _SLOTS,
+    _SLOTS_USED,
+    _MEMORY,
+    _MEMORY_USED,
+    _CORES,
+    _CORES_USED,
+) = range(len(FIELDS))
 AMOUNTS_FROM = _SLOTS
 """The first of the columns with amounts: slots, memory and cores, each with its use."""
 
 _REASONS = tuple(Reason)
-_SERVES, _OTHER = 0, len(_REASONS) + 1  # codes of a device that passes, and of one of another vendor
+_SERVES, _OTHER = (
+    0,
+    len(_REASONS) + 1,
+)  # codes of a device that passes, and of one of another vendor
 _CODE = {reason: code for code, reason in enumerate(_REASONS, 1)}
 _EXCLUDED, _ABSENT = 1e300, numpy.inf
 """Distances of a device that another rule than an amount excludes, and of one that is not there."""
@@ -77,7 +106,9 @@ def idle(columns: DeviceColumns) -> DeviceColumns:
     return replace(columns, facts=facts)
 
 
-def explain_nodes(columns: DeviceColumns, request: Request, context: FitContext) -> tuple[list[Unfit], Array]:
+def explain_nodes(
+    columns: DeviceColumns, request: Request, context: FitContext
+) -> tuple[list[Unfit], Array]:
     """Returns the distinct results for nodes that do not have enough devices for *request*, and which a node has.
 
     The second value has, for each node, the position in the list; it means nothing for nodes that may fit.
@@ -96,23 +127,43 @@ def explain_nodes(columns: DeviceColumns, request: Request, context: FitContext)
 def is_open(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     """Returns, for each node, whether its reasons may differ from those that an exact evaluation gives."""
     rules = context.vendor.decision.rules
-    if context.policy.numa_bind or context.vendor.decision.check_node is not None or any(
-            _fails(columns, rule, request, context) is None for rule in rules if not isinstance(rule, PartitionRule)):
+    if (
+        context.policy.numa_bind
+        or context.vendor.decision.check_node is not None
+        or any(
+            _fails(columns, rule, request, context) is None
+            for rule in rules
+            if not isinstance(rule, PartitionRule)
+        )
+    ):
         return numpy.ones(columns.nodes, dtype=bool)
     partitioned = numpy.zeros(columns.nodes, dtype=bool)
-    if any(isinstance(rule, PartitionRule) for rule in rules) or context.vendor.decision.allows_repeats is not None:
+    if (
+        any(isinstance(rule, PartitionRule) for rule in rules)
+        or context.vendor.decision.allows_repeats is not None
+    ):
         partitioned[columns.owner[columns.of(context) & (columns.facts[_IN_PARTS] != 0)]] = True
     return partitioned
 
 
-def distances(columns: DeviceColumns, request: Request, context: FitContext) -> tuple[Array, Array, Array]:
+def distances(
+    columns: DeviceColumns, request: Request, context: FitContext
+) -> tuple[Array, Array, Array]:
     """Returns how far each node is from serving *request*, each field of Distance: the sum over its nearest devices, as
     many as are requested."""
-    device, owner, nodes = _device_distances(columns, request, context), columns.owner, columns.nodes
+    device, owner, nodes = (
+        _device_distances(columns, request, context),
+        columns.owner,
+        columns.nodes,
+    )
     if request.count == 1:
         nearest = numpy.full(nodes, _ABSENT)
         numpy.minimum.at(nearest, owner, device)
-        return nearest == _ABSENT, nearest == _EXCLUDED, numpy.where(nearest < _EXCLUDED, nearest, 0.0)
+        return (
+            nearest == _ABSENT,
+            nearest == _EXCLUDED,
+            numpy.where(nearest < _EXCLUDED, nearest, 0.0),
+        )
     order = numpy.lexsort((device, owner))
     counts = numpy.bincount(owner, minlength=nodes)
     place = numpy.arange(len(order)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
@@ -128,8 +179,12 @@ def distances(columns: DeviceColumns, request: Request, context: FitContext) -> 
 def _device_distances(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     """Returns what each device lacks: parts of the requested amounts, _EXCLUDED, or _ABSENT for another vendor's."""
     codes = _first_reasons(columns, request, context)
-    device = numpy.where(_LACKS_AMOUNTS[codes], _missing(columns.facts, request, context), _OF_CODE[codes])
-    if any(isinstance(rule, PartitionRule) for rule in context.vendor.decision.rules):  # what they say is open
+    device = numpy.where(
+        _LACKS_AMOUNTS[codes], _missing(columns.facts, request, context), _OF_CODE[codes]
+    )
+    if any(
+        isinstance(rule, PartitionRule) for rule in context.vendor.decision.rules
+    ):  # what they say is open
         device[(codes == _SERVES) & (columns.facts[_IN_PARTS] != 0)] = _EXCLUDED
     return device
 
@@ -138,8 +193,12 @@ def _missing(facts: Array, request: Request, context: FitContext) -> Array:
     """Returns the parts of the requested amounts that each device lacks, added up; UNTOLD if that is nothing."""
     memory = _memory(facts, request)
     missing = _part(memory - facts[_MEMORY] + facts[_MEMORY_USED], memory)
-    if context.vendor.resources.core_unit is not CoreUnit.MASK:  # what is free is no difference of masks
-        missing += _part(request.device_cores - facts[_CORES] + facts[_CORES_USED], request.device_cores)
+    if (
+        context.vendor.resources.core_unit is not CoreUnit.MASK
+    ):  # what is free is no difference of masks
+        missing += _part(
+            request.device_cores - facts[_CORES] + facts[_CORES_USED], request.device_cores
+        )
     missing += numpy.maximum(1 - facts[_SLOTS] + facts[_SLOTS_USED], 0)
     missing[missing == 0] = UNTOLD
     return missing
@@ -161,15 +220,22 @@ def _unfit(counts: Array, request: Request, context: FitContext) -> Unfit:
     return Unfit.of(reasons, serving, devices)
 
 
-def _told(columns: DeviceColumns, request: Request, context: FitContext) -> Iterator[tuple[Reason, Array]]:
+def _told(
+    columns: DeviceColumns, request: Request, context: FitContext
+) -> Iterator[tuple[Reason, Array]]:
     """Yields the vendor's rules that columns tell, in their order, and which devices fail each."""
     for rule in context.vendor.decision.rules:
-        if isinstance(rule, Rule) and (fails := _fails(columns, rule, request, context)) is not None:
+        if (
+            isinstance(rule, Rule)
+            and (fails := _fails(columns, rule, request, context)) is not None
+        ):
             if fails is not False:
                 yield _COLUMN_RULES[rule][0], numpy.asarray(fails)
 
 
-def _fails(columns: DeviceColumns, rule: object, request: Request, context: FitContext) -> Array | bool | None:
+def _fails(
+    columns: DeviceColumns, rule: object, request: Request, context: FitContext
+) -> Array | bool | None:
     """Returns which devices fail *rule*; False for none, ``None`` if columns do not tell."""
     return _COLUMN_RULES[rule][1](columns, request, context) if isinstance(rule, Rule) else None
 
@@ -203,10 +269,16 @@ def _other_type(columns: DeviceColumns, request: Request, context: FitContext) -
 
 
 def _other_uuid(columns: DeviceColumns, request: Request, context: FitContext) -> bool | None:
-    return False if (context.selector.use_uuids, context.selector.nouse_uuids) == (None, None) else None
+    return (
+        False
+        if (context.selector.use_uuids, context.selector.nouse_uuids) == (None, None)
+        else None
+    )
 
 
-def _over_quota(columns: DeviceColumns, request: Request, context: FitContext) -> Array | bool | None:
+def _over_quota(
+    columns: DeviceColumns, request: Request, context: FitContext
+) -> Array | bool | None:
     if context.budget.is_unlimited:
         return False
     return None if context.budget.covers(0, 0) else numpy.ones(len(columns.owner), dtype=bool)
@@ -221,28 +293,48 @@ def _lacks_cores(columns: DeviceColumns, request: Request, context: FitContext) 
 def _is_full(columns: DeviceColumns, request: Request, context: FitContext) -> Array | bool:
     facts = columns.facts
     return request.cores == 0 and (
-        (facts[_CORES] != 0) & (facts[_CORES_USED] == facts[_CORES]) & (facts[_IN_PARTS] == 0))
+        (facts[_CORES] != 0) & (facts[_CORES_USED] == facts[_CORES]) & (facts[_IN_PARTS] == 0)
+    )
 
 
 _ColumnRule = Callable[[DeviceColumns, Request, FitContext], "Array | bool | None"]
 
 _COLUMN_RULES: dict[Rule, tuple[Reason, _ColumnRule]] = {
-    Rule.DOOR: (Reason.DOOR, lambda columns, request, context: columns.facts[_BY_CLAIMS] != context.by_claims),
+    Rule.DOOR: (
+        Reason.DOOR,
+        lambda columns, request, context: columns.facts[_BY_CLAIMS] != context.by_claims,
+    ),
     Rule.HEALTH: (Reason.UNHEALTHY, lambda columns, request, context: columns.facts[_HEALTHY] == 0),
     Rule.CORDON: (Reason.CORDONED, lambda columns, request, context: columns.facts[_CORDONED] != 0),
     Rule.TYPE: (Reason.TYPE_MISMATCH, _other_type),
     Rule.UUID: (Reason.UUID_MISMATCH, _other_uuid),
-    Rule.SLOTS: (Reason.NO_SLOT, lambda columns, request, context: (
-        columns.facts[_SLOTS_USED] >= columns.facts[_SLOTS])),
-    Rule.MUTEX: (Reason.NOT_ALONE, lambda columns, request, context: (
-        context.policy.mutex and columns.facts[_SLOTS_USED] > 0)),
+    Rule.SLOTS: (
+        Reason.NO_SLOT,
+        lambda columns, request, context: columns.facts[_SLOTS_USED] >= columns.facts[_SLOTS],
+    ),
+    Rule.MUTEX: (
+        Reason.NOT_ALONE,
+        lambda columns, request, context: context.policy.mutex and columns.facts[_SLOTS_USED] > 0,
+    ),
     Rule.QUOTA: (Reason.QUOTA, _over_quota),
-    Rule.MEMORY: (Reason.NO_MEMORY, lambda columns, request, context: (
-        columns.facts[_MEMORY] - columns.facts[_MEMORY_USED] < _memory(columns.facts, request))),
+    Rule.MEMORY: (
+        Reason.NO_MEMORY,
+        lambda columns, request, context: (
+            columns.facts[_MEMORY] - columns.facts[_MEMORY_USED] < _memory(columns.facts, request)
+        ),
+    ),
     Rule.CORES: (Reason.NO_CORES, _lacks_cores),
-    Rule.EXCLUSIVE: (Reason.NOT_ALONE, lambda columns, request, context: request.cores >= WHOLE and (
-        (columns.facts[_CORES] == WHOLE) & (columns.facts[_SLOTS_USED] > 0))),
+    Rule.EXCLUSIVE: (
+        Reason.NOT_ALONE,
+        lambda columns, request, context: (
+            request.cores >= WHOLE
+            and ((columns.facts[_CORES] == WHOLE) & (columns.facts[_SLOTS_USED] > 0))
+        ),
+    ),
     Rule.FULL: (Reason.NO_CORES_LEFT, _is_full),
-    Rule.UNUSED: (Reason.NOT_ALONE, lambda columns, request, context: columns.facts[_SLOTS_USED] > 0),
+    Rule.UNUSED: (
+        Reason.NOT_ALONE,
+        lambda columns, request, context: columns.facts[_SLOTS_USED] > 0,
+    ),
     Rule.SAME_DEVICE: (Reason.CUSTOM_RULE, lambda columns, request, context: False),
 }

@@ -15,9 +15,18 @@ from hami.scheduling.topology import best_linked
 from hami.scheduling.usage import peak_charges, total_charge
 from hami.vendors.request import WHOLE
 from hami.vendors.shares import common_share
-from hami.vendors.spec import Candidate, FitContext, NoCombination, PartitionRule, Rule, SelectDevices
+from hami.vendors.spec import (
+    Candidate,
+    FitContext,
+    NoCombination,
+    PartitionRule,
+    Rule,
+    SelectDevices,
+)
 
-MAX_LINKED = 64  # devices whose links are compared: each pair is looked at, while other filters wait
+MAX_LINKED = (
+    64  # devices whose links are compared: each pair is looked at, while other filters wait
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,9 @@ class Unfit:
         """The text for users: ``1/4 CardInsufficientMemory, 3/4 CardNotHealth``, sorted as text."""
         if self.reasons and self.reasons[0][0] is Reason.TOO_FEW_DEVICES:
             return Reason.TOO_FEW_DEVICES
-        return ", ".join(sorted(f"{count}/{self.devices} {reason}" for reason, count in self.reasons))
+        return ", ".join(
+            sorted(f"{count}/{self.devices} {reason}" for reason, count in self.reasons)
+        )
 
 
 def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
@@ -51,7 +62,9 @@ def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     check_node, allows_repeats = vendor.decision.check_node, vendor.decision.allows_repeats
     if check_node is not None and (reason := check_node(request, context)) is not None:
         return Unfit(((reason, 1),), len(usages))
-    if request.count > len(usages) and (allows_repeats is None or not any(map(allows_repeats, usages))):
+    if request.count > len(usages) and (
+        allows_repeats is None or not any(map(allows_repeats, usages))
+    ):
         return Unfit.too_few_devices(len(usages))
     scores = [device_score(usage, request, context.weights) for usage in usages]
     ordered = in_order_of_trying(usages, context.policy, scores)
@@ -70,8 +83,9 @@ def objection(candidate: Candidate) -> Reason | None:
             if fails(candidate):
                 return reason
         elif isinstance(rule, PartitionRule):
-            if ((candidate.device.is_partitioned or candidate.usage.partitions)
-                    and (objected := rule.check(candidate)) is not None):
+            if (candidate.device.is_partitioned or candidate.usage.partitions) and (
+                objected := rule.check(candidate)
+            ) is not None:
                 return objected
         elif (objected := rule(candidate)) is not None:
             return objected
@@ -81,9 +95,13 @@ def objection(candidate: Candidate) -> Reason | None:
 def accepts_model(selector: Selector, model: str) -> bool:
     """Reports whether the type lists accept *model*. Their items are parts of its name, in any case."""
     name = model.lower()
-    if selector.use_types is not None and not any(item.lower() in name for item in selector.use_types):
+    if selector.use_types is not None and not any(
+        item.lower() in name for item in selector.use_types
+    ):
         return False
-    return selector.nouse_types is None or not any(item.lower() in name for item in selector.nouse_types)
+    return selector.nouse_types is None or not any(
+        item.lower() in name for item in selector.nouse_types
+    )
 
 
 def accepts_mode(selector: Selector, mode: str) -> bool:
@@ -91,9 +109,15 @@ def accepts_mode(selector: Selector, mode: str) -> bool:
     return selector.mode is None or mode in selector.mode
 
 
-def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
+def _first_that_fit(
+    ordered: Sequence[DeviceUsage], request: Request, context: FitContext
+) -> tuple[Share, ...] | Unfit:
     """Picks the first devices that pass; with numa-bind, of the first NUMA node that has enough."""
-    picks, reasons, allows_repeats = list[Share](), Counter[Reason](), context.vendor.decision.allows_repeats
+    picks, reasons, allows_repeats = (
+        list[Share](),
+        Counter[Reason](),
+        context.vendor.decision.allows_repeats,
+    )
     for group in _by_numa(ordered, context):
         dropped, picks = picks, []
         for usage in group:
@@ -113,7 +137,9 @@ def _first_that_fit(ordered: Sequence[DeviceUsage], request: Request, context: F
     return Unfit.of(reasons, len(picks), len(ordered))
 
 
-def _by_numa(ordered: Sequence[DeviceUsage], context: FitContext) -> Iterable[Sequence[DeviceUsage]]:
+def _by_numa(
+    ordered: Sequence[DeviceUsage], context: FitContext
+) -> Iterable[Sequence[DeviceUsage]]:
     """Returns *ordered* in one group, or in a group for each NUMA node if the pod and the vendor bind to one."""
     if not (context.policy.numa_bind and context.vendor.decision.binds_numa):
         return (ordered,)
@@ -123,8 +149,12 @@ def _by_numa(ordered: Sequence[DeviceUsage], context: FitContext) -> Iterable[Se
     return groups.values()
 
 
-def _selected(select_devices: SelectDevices, ordered: Sequence[DeviceUsage], request: Request,
-              context: FitContext) -> tuple[Share, ...] | Unfit:
+def _selected(
+    select_devices: SelectDevices,
+    ordered: Sequence[DeviceUsage],
+    request: Request,
+    context: FitContext,
+) -> tuple[Share, ...] | Unfit:
     """Lets the vendor select among all devices that pass."""
     picks, reasons, eligible = list[Share](), Counter[Reason](), list[DeviceUsage]()
     for usage in ordered:
@@ -147,7 +177,9 @@ def _selected(select_devices: SelectDevices, ordered: Sequence[DeviceUsage], req
     return tuple(picks)
 
 
-def _best_linked(ordered: Sequence[DeviceUsage], request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
+def _best_linked(
+    ordered: Sequence[DeviceUsage], request: Request, context: FitContext
+) -> tuple[Share, ...] | Unfit:
     """Picks the devices with the best links among all that pass; if their sum exceeds the quota, the first that fit.
 
     With numa-bind they are on one NUMA node: the first, in the order of trying, that has enough devices. Links are not
@@ -165,8 +197,13 @@ def _best_linked(ordered: Sequence[DeviceUsage], request: Request, context: FitC
 
 def _links(group: Sequence[DeviceUsage]) -> NDArray[numpy.int64]:
     """Returns the link score of each pair in *group*; 0 for an unknown pair and for a device with itself."""
-    return numpy.array([[a.device.pair_scores.get(b.device.uuid, 0) if a is not b else 0 for b in group]
-                        for a in group], dtype=numpy.int64)
+    return numpy.array(
+        [
+            [a.device.pair_scores.get(b.device.uuid, 0) if a is not b else 0 for b in group]
+            for a in group
+        ],
+        dtype=numpy.int64,
+    )
 
 
 def _share(candidate: Candidate) -> Share:
@@ -180,16 +217,22 @@ def _is_other_type(candidate: Candidate) -> bool:
 
 def _is_other_uuid(candidate: Candidate) -> bool:
     selector, uuid = candidate.context.selector, candidate.device.uuid
-    return (selector.use_uuids is not None and uuid not in selector.use_uuids) or uuid in (selector.nouse_uuids or ())
+    return (selector.use_uuids is not None and uuid not in selector.use_uuids) or uuid in (
+        selector.nouse_uuids or ()
+    )
 
 
 def _exceeds_quota(candidate: Candidate) -> bool:
     budget = candidate.context.budget
     if budget.is_unlimited:
         return False
-    containers = [*(shares for _, shares in candidate.context.placed_of_vendor),
-                  (*candidate.picks, _share(candidate))]
-    charges = peak_charges([*(kind for kind, _ in candidate.context.placed), candidate.context.kind], containers)
+    containers = [
+        *(shares for _, shares in candidate.context.placed_of_vendor),
+        (*candidate.picks, _share(candidate)),
+    ]
+    charges = peak_charges(
+        [*(kind for kind, _ in candidate.context.placed), candidate.context.kind], containers
+    )
     return not budget.covers(*total_charge(charges))
 
 
@@ -200,36 +243,58 @@ def _lacks_cores(candidate: Candidate) -> bool:
 
 def _is_shared(candidate: Candidate) -> bool:
     """A request for all cores needs an unused device."""
-    return candidate.device.cores == WHOLE and candidate.request.cores >= WHOLE and candidate.usage.slots_used > 0
+    return (
+        candidate.device.cores == WHOLE
+        and candidate.request.cores >= WHOLE
+        and candidate.usage.slots_used > 0
+    )
 
 
 def _is_full(candidate: Candidate) -> bool:
     """A request without cores cannot use a device whose cores are all taken."""
     device = candidate.device
-    is_full = device.cores != 0 and candidate.usage.cores_used == device.cores and not device.is_partitioned
+    is_full = (
+        device.cores != 0
+        and candidate.usage.cores_used == device.cores
+        and not device.is_partitioned
+    )
     return is_full and candidate.request.cores == 0
 
 
 def _is_another(candidate: Candidate) -> bool:
     """All containers of a pod share one device, so a container with several devices excludes all others."""
-    return any(share.uuid != candidate.device.uuid for kind, shares in candidate.context.placed_of_vendor
-               for share in shares if kind is not ContainerKind.INIT)
+    return any(
+        share.uuid != candidate.device.uuid
+        for kind, shares in candidate.context.placed_of_vendor
+        for share in shares
+        if kind is not ContainerKind.INIT
+    )
 
 
 _Fails = Callable[[Candidate], bool]
 
 _RULES: dict[Rule, tuple[Reason, _Fails]] = {
-    Rule.DOOR: (Reason.DOOR, lambda candidate: (
-        candidate.usage.device.by_claims is not candidate.context.by_claims)),
+    Rule.DOOR: (
+        Reason.DOOR,
+        lambda candidate: candidate.usage.device.by_claims is not candidate.context.by_claims,
+    ),
     Rule.HEALTH: (Reason.UNHEALTHY, lambda candidate: not candidate.device.healthy),
     Rule.CORDON: (Reason.CORDONED, lambda candidate: candidate.device.cordoned),
     Rule.TYPE: (Reason.TYPE_MISMATCH, _is_other_type),
     Rule.UUID: (Reason.UUID_MISMATCH, _is_other_uuid),
-    Rule.SLOTS: (Reason.NO_SLOT, lambda candidate: candidate.usage.slots_used >= candidate.device.slots),
-    Rule.MUTEX: (Reason.NOT_ALONE, lambda candidate: (
-        candidate.context.policy.mutex and candidate.usage.slots_used > 0)),
+    Rule.SLOTS: (
+        Reason.NO_SLOT,
+        lambda candidate: candidate.usage.slots_used >= candidate.device.slots,
+    ),
+    Rule.MUTEX: (
+        Reason.NOT_ALONE,
+        lambda candidate: candidate.context.policy.mutex and candidate.usage.slots_used > 0,
+    ),
     Rule.QUOTA: (Reason.QUOTA, _exceeds_quota),
-    Rule.MEMORY: (Reason.NO_MEMORY, lambda candidate: candidate.usage.memory_free_mib < candidate.memory_mib),
+    Rule.MEMORY: (
+        Reason.NO_MEMORY,
+        lambda candidate: candidate.usage.memory_free_mib < candidate.memory_mib,
+    ),
     Rule.CORES: (Reason.NO_CORES, _lacks_cores),
     Rule.EXCLUSIVE: (Reason.NOT_ALONE, _is_shared),
     Rule.FULL: (Reason.NO_CORES_LEFT, _is_full),

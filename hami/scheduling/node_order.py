@@ -45,7 +45,9 @@ def node_order_of(pod: Pod, default: str) -> NodeOrder:
     It needs several nodes if kube-scheduler must choose, since only it can judge the pod's other wishes.
     """
     policy = default if has_no_policy(pod) else pod.annotations.get(NODE_POLICY, default)
-    return NodeOrder(parse_node_policy(policy), pod.preferences, TO_CHOOSE_FROM if kube_chooses(pod) else 1)
+    return NodeOrder(
+        parse_node_policy(policy), pod.preferences, TO_CHOOSE_FROM if kube_chooses(pod) else 1
+    )
 
 
 def kube_chooses(pod: Pod) -> bool:
@@ -77,7 +79,9 @@ def _mask(requirement: NodeRequirement, names: Sequence[str], labels: Labels) ->
     key, nothing = requirement.key, dict[str, str]()
     values = [labels.get(name, nothing).get(key) for name in names] if key else names
     numbers: dict[str | None, int] = {}
-    which = numpy.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=numpy.intp)
+    which = numpy.array(
+        [numbers.setdefault(value, len(numbers)) for value in values], dtype=numpy.intp
+    )
     return numpy.array([matches(requirement, value) for value in numbers], dtype=bool)[which]
 
 

@@ -22,17 +22,26 @@ def device_score(usage: DeviceUsage, request: Request, weights: Weights) -> floa
         return 0.0
     slots, cores = usage.slots_used + 1, usage.cores_used + request.cores
     memory = usage.memory_used_mib + _memory_for_score(request, device)
-    return float(f32(10) * (f32(weights.slot) * (f32(slots) / f32(device.slots))
-                            + f32(weights.core) * (f32(cores) / f32(device.cores))
-                            + f32(weights.memory) * (f32(memory) / f32(device.memory_mib))))
+    return float(
+        f32(10)
+        * (
+            f32(weights.slot) * (f32(slots) / f32(device.slots))
+            + f32(weights.core) * (f32(cores) / f32(device.cores))
+            + f32(weights.memory) * (f32(memory) / f32(device.memory_mib))
+        )
+    )
 
 
-def in_order_of_trying(usages: Sequence[DeviceUsage], policy: DevicePolicy,
-                       scores: Sequence[float]) -> list[DeviceUsage]:
+def in_order_of_trying(
+    usages: Sequence[DeviceUsage], policy: DevicePolicy, scores: Sequence[float]
+) -> list[DeviceUsage]:
     """Returns *usages*, those with the greatest keys of *policy* first; among equals, the one registered last."""
     keys = [_KEYS[key] for key in policy.order]
-    order = sorted(reversed(range(len(usages))), reverse=True,
-                   key=lambda i: tuple(key(usages[i], scores[i]) for key in keys))
+    order = sorted(
+        reversed(range(len(usages))),
+        reverse=True,
+        key=lambda i: tuple(key(usages[i], scores[i]) for key in keys),
+    )
     return [usages[i] for i in order]
 
 

@@ -33,7 +33,9 @@ class PlacingStep(NamedTuple):
     result: tuple[Share, ...] | Unfit
 
 
-def place_pod(usages: NodeUsage, pod_request: PodRequest, budgets: Budgets = NO_BUDGETS) -> Allocation | Unfit:
+def place_pod(
+    usages: NodeUsage, pod_request: PodRequest, budgets: Budgets = NO_BUDGETS
+) -> Allocation | Unfit:
     """Returns the shares of each container of *pod_request* on the devices of one node, or why one does not fit."""
     placed: list[list[Share]] = [[] for _ in pod_request.containers]
     for position, _, _, result in placing_steps(usages, pod_request, budgets):
@@ -43,7 +45,9 @@ def place_pod(usages: NodeUsage, pod_request: PodRequest, budgets: Budgets = NO_
     return tuple(map(tuple, placed))
 
 
-def placing_steps(usages: NodeUsage, pod_request: PodRequest, budgets: Budgets = NO_BUDGETS) -> Iterator[PlacingStep]:
+def placing_steps(
+    usages: NodeUsage, pod_request: PodRequest, budgets: Budgets = NO_BUDGETS
+) -> Iterator[PlacingStep]:
     """Yields the steps in which the containers are placed. The first that does not fit is the last.
 
     Sidecars and app containers run together, so each is placed beside the ones before it. Each init container runs
@@ -59,8 +63,9 @@ def placing_steps(usages: NodeUsage, pod_request: PodRequest, budgets: Budgets =
             taken: tuple[Share, ...] = ()
             for request in container.requests:
                 devices = usages.get(request.vendor, ())
-                context = pod_request.fit_context(request.vendor, devices, kind, placed,
-                                                  budgets.get(request.vendor, Budget()))
+                context = pod_request.fit_context(
+                    request.vendor, devices, kind, placed, budgets.get(request.vendor, Budget())
+                )
                 result = fit(request, context)
                 yield PlacingStep(position, request, context, result)
                 if isinstance(result, Unfit):

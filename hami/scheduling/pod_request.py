@@ -10,7 +10,17 @@ from hami.codec.keys import CLAIM_AMOUNTS, GPU_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.policies import parse_device_policy, parse_weights
 from hami.codec.register import parse_bool
 from hami.errors import MalformedInput
-from hami.model import Budget, ContainerKind, DevicePolicy, DeviceUsage, Pod, Request, Selector, Share, Weights
+from hami.model import (
+    Budget,
+    ContainerKind,
+    DevicePolicy,
+    DeviceUsage,
+    Pod,
+    Request,
+    Selector,
+    Share,
+    Weights,
+)
 from hami.vendors.claims import too_many_devices, unclaimable
 from hami.vendors.request import MAX_CONTAINERS, device_requests
 from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
@@ -48,21 +58,35 @@ class PodRequest:
         """The vendor request for the vendor with the key *vendor*."""
         return next(request for request in self.vendor_requests if request.vendor.key == vendor)
 
-    def fit_context(self, vendor: str, usages: Sequence[DeviceUsage] = (), kind: ContainerKind = ContainerKind.APP,
-                    placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = (),
-                    budget: Budget | None = None) -> FitContext:
+    def fit_context(
+        self,
+        vendor: str,
+        usages: Sequence[DeviceUsage] = (),
+        kind: ContainerKind = ContainerKind.APP,
+        placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = (),
+        budget: Budget | None = None,
+    ) -> FitContext:
         """The context for the rules of *vendor*, for a container of *kind* on a node with *usages*."""
         shared = self.vendor_request(vendor)
         return FitContext(
-            vendor=shared.vendor, policy=self.policy, weights=self.weights, selector=shared.selector,
-            budget=budget or Budget(), annotations=shared.annotations, usages=usages, kind=kind, placed=placed,
-            by_claims=self.by_claims)
+            vendor=shared.vendor,
+            policy=self.policy,
+            weights=self.weights,
+            selector=shared.selector,
+            budget=budget or Budget(),
+            annotations=shared.annotations,
+            usages=usages,
+            kind=kind,
+            placed=placed,
+            by_claims=self.by_claims,
+        )
 
     @property
     def needs_devices_alone(self) -> bool:
         """Reports whether the pod shares no device, whatever amounts it asks for."""
-        return self.policy.mutex or any(Rule.UNUSED in request.vendor.decision.rules
-                                        for request in self.vendor_requests)
+        return self.policy.mutex or any(
+            Rule.UNUSED in request.vendor.decision.rules for request in self.vendor_requests
+        )
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:
@@ -73,13 +97,24 @@ class PodRequest:
     def in_order_of_placing(self) -> tuple[Request, ...]:
         """The requests of all containers, without duplicates, in the order in which they are placed."""
         kinds = (ContainerKind.SIDECAR, ContainerKind.INIT, ContainerKind.APP)
-        return tuple(dict.fromkeys(request for kind in kinds for container in self.containers if container.kind is kind
-                                   for request in container.requests))
+        return tuple(
+            dict.fromkeys(
+                request
+                for kind in kinds
+                for container in self.containers
+                if container.kind is kind
+                for request in container.requests
+            )
+        )
 
     @property
     def distinct_requests(self) -> tuple[Request, ...]:
         """The requests of all containers, without duplicates."""
-        return tuple(dict.fromkeys(request for container in self.containers for request in container.requests))
+        return tuple(
+            dict.fromkeys(
+                request for container in self.containers for request in container.requests
+            )
+        )
 
 
 def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodRequest | None:
@@ -90,7 +125,9 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
     of devices, or it has a claim that cannot give it what it requests.
     """
     containers = tuple(
-        ContainerRequest(container.kind, device_requests(vendors, container)) for container in pod.containers)
+        ContainerRequest(container.kind, device_requests(vendors, container))
+        for container in pod.containers
+    )
     requested = {request.vendor for container in containers for request in container.requests}
     if pod.claim:
         _check_claim(pod, containers, vendors)
@@ -102,9 +139,13 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
     weights = annotations.get(WEIGHTS)
     return PodRequest(
         containers=containers,
-        vendor_requests=tuple(_vendor_request(vendors[key], annotations) for key in sorted(requested)),
-        policy=parse_device_policy(annotations.get(GPU_POLICY, device_policy),
-                                   numa_bind=parse_bool(annotations.get(NUMA_BIND, "")) is True),
+        vendor_requests=tuple(
+            _vendor_request(vendors[key], annotations) for key in sorted(requested)
+        ),
+        policy=parse_device_policy(
+            annotations.get(GPU_POLICY, device_policy),
+            numa_bind=parse_bool(annotations.get(NUMA_BIND, "")) is True,
+        ),
         weights=Weights() if weights is None else parse_weights(weights),
         by_claims=bool(pod.claim),
     )
@@ -116,11 +157,17 @@ def _check_claim(pod: Pod, containers: Sequence[ContainerRequest], vendors: Cata
     problem = pod.claim_problem
     if not problem and not any(request.vendor == VENDOR for request in requests):
         problem = f"the pod has a claim, but requests no {VENDOR} GPU"
-    if problem := problem or next(unclaimable(pod, vendors), "") or too_many_devices(requests, vendors):
+    if (
+        problem := problem
+        or next(unclaimable(pod, vendors), "")
+        or too_many_devices(requests, vendors)
+    ):
         text = pod.annotations.get(CLAIM_AMOUNTS, "")
         raise MalformedInput(CLAIM_AMOUNTS, text, problem, message=f"claim {pod.claim}: {problem}")
 
 
 def _vendor_request(vendor: Vendor, annotations: Mapping[str, str]) -> VendorRequest:
-    selected = tuple((key, annotations[key]) for key in vendor.annotations.pod_keys if key in annotations)
+    selected = tuple(
+        (key, annotations[key]) for key in vendor.annotations.pod_keys if key in annotations
+    )
     return VendorRequest(vendor, vendor.annotations.selectors.select(annotations), selected)

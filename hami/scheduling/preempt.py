@@ -85,8 +85,15 @@ class PreemptionPlan:
         priorities = [priority for victim in self.victims for priority in victim.priorities]
         highest, count = max(priorities), len(priorities)
         latest = min(victim.started for victim in self.victims if victim.priority == highest)
-        return (self.violations, highest, self.broken, sum(priorities) + count * PRIORITY_OFFSET, count,
-                count - self.surplus, -latest)
+        return (
+            self.violations,
+            highest,
+            self.broken,
+            sum(priorities) + count * PRIORITY_OFFSET,
+            count,
+            count - self.surplus,
+            -latest,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +119,16 @@ class _Limits:
 NO_SURPLUS: Mapping[str, int] = MappingProxyType({})
 
 
-def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, max_trials: int, lowest: int,
-              surplus: Mapping[str, int] = NO_SURPLUS, strict: bool = False,
-              before_trial: Callable[[], object] = lambda: None) -> PreemptionPlan | None:
+def best_plan(
+    nodes: Iterable[PreemptionNode],
+    allowed: Mapping[str, int],
+    *,
+    max_trials: int,
+    lowest: int,
+    surplus: Mapping[str, int] = NO_SURPLUS,
+    strict: bool = False,
+    before_trial: Callable[[], object] = lambda: None,
+) -> PreemptionPlan | None:
     """Returns the plan of the lowest cost for one of *nodes*; ``None`` if the pod fits none without the candidates.
 
     *allowed*: how many pods may be evicted within each PodDisruptionBudget. *surplus*: how many pods each gang that
@@ -131,6 +145,7 @@ def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, ma
             trials += 1
             before_trial()
             return fits(ended)
+
         return fits_and_counts
 
     cheapest, limits = (0, lowest, 0, lowest + PRIORITY_OFFSET, 1), _Limits(allowed, surplus)
@@ -155,8 +170,9 @@ def best_plan(nodes: Iterable[PreemptionNode], allowed: Mapping[str, int], *, ma
     return best
 
 
-def plan_node(node: PreemptionNode, allowed: Mapping[str, int],
-              surplus: Mapping[str, int] = NO_SURPLUS) -> PreemptionPlan | None:
+def plan_node(
+    node: PreemptionNode, allowed: Mapping[str, int], surplus: Mapping[str, int] = NO_SURPLUS
+) -> PreemptionPlan | None:
     """Returns a plan for *node* in which no victim can be spared; ``None`` if the pod does not fit without all
     candidates.
 
@@ -166,12 +182,20 @@ def plan_node(node: PreemptionNode, allowed: Mapping[str, int],
     candidates = sorted(node.candidates, key=_importance)
     if not node.fits(_uids(candidates)):
         return None
-    violating = {candidate.uids for candidate, violations in zip(candidates, _violations(candidates, allowed))
-                 if violations}
+    violating = {
+        candidate.uids
+        for candidate, violations in zip(candidates, _violations(candidates, allowed))
+        if violations
+    }
     spare = _surplus_of(candidates, surplus)
 
     def rank(candidate: EvictionUnit) -> tuple[object, ...]:
-        return (candidate.uids not in violating, -candidate.priority, candidate.uids in spare, candidate.importance)
+        return (
+            candidate.uids not in violating,
+            -candidate.priority,
+            candidate.uids in spare,
+            candidate.importance,
+        )
 
     victims = sorted(candidates, key=rank)
     has_spared = True
@@ -184,13 +208,17 @@ def plan_node(node: PreemptionNode, allowed: Mapping[str, int],
     return _plan(node, victims, _Limits(allowed, surplus))
 
 
-def _search(node: PreemptionNode, limits: _Limits, bound: tuple[int, ...],
-            is_exhausted: Callable[[], bool]) -> PreemptionPlan | None:
+def _search(
+    node: PreemptionNode, limits: _Limits, bound: tuple[int, ...], is_exhausted: Callable[[], bool]
+) -> PreemptionPlan | None:
     """Returns the cheapest plan for *node* among all combinations if it costs less than *bound*, else ``None``."""
     if len(node.candidates) > MAX_SEARCHED or is_exhausted():
         return None
-    plans = (_plan(node, victims, limits) for size in range(1, len(node.candidates) + 1)
-             for victims in itertools.combinations(node.candidates, size))
+    plans = (
+        _plan(node, victims, limits)
+        for size in range(1, len(node.candidates) + 1)
+        for victims in itertools.combinations(node.candidates, size)
+    )
     for plan in sorted((plan for plan in plans if plan.cost < bound), key=_cost):
         if is_exhausted():
             return None
@@ -203,11 +231,19 @@ def _plan(node: PreemptionNode, victims: Sequence[EvictionUnit], limits: _Limits
     ordered = sorted(victims, key=_importance)
     evicted = Counter(victim.gang for victim in ordered if victim.gang in limits.surplus)
     broken = sum(count > limits.surplus[gang] for gang, count in evicted.items())
-    return PreemptionPlan(node.name, tuple(ordered), sum(_violations(ordered, limits.allowed)), node.awaited, broken,
-                          len(_surplus_of(ordered, limits.surplus)))
+    return PreemptionPlan(
+        node.name,
+        tuple(ordered),
+        sum(_violations(ordered, limits.allowed)),
+        node.awaited,
+        broken,
+        len(_surplus_of(ordered, limits.surplus)),
+    )
 
 
-def _surplus_of(candidates: Sequence[EvictionUnit], surplus: Mapping[str, int]) -> set[tuple[str, ...]]:
+def _surplus_of(
+    candidates: Sequence[EvictionUnit], surplus: Mapping[str, int]
+) -> set[tuple[str, ...]]:
     """Returns those (uids) of *candidates*, which are sorted by importance, that their gangs do not need: the least
     important pods of each."""
     if not surplus:

@@ -135,8 +135,11 @@ class DeviceRefusal:
         if self.reason not in AMOUNTS:
             return EXCLUDED
         short, requested = self.short, self.requested
-        missing = (_part(short.memory_mib, requested.memory_mib) + _part(short.cores, requested.cores)
-                   + _part(short.slots, requested.slots))
+        missing = (
+            _part(short.memory_mib, requested.memory_mib)
+            + _part(short.cores, requested.cores)
+            + _part(short.slots, requested.slots)
+        )
         return Distance(missing=missing or UNTOLD)
 
     @property
@@ -146,7 +149,9 @@ class DeviceRefusal:
         amounts = [(free.cores, total.cores, "cores"), (free.slots, total.slots, "slots")]
         if self.has_memory:
             amounts.insert(0, (free.memory_mib, total.memory_mib, "MiB"))
-        return ", ".join(f"{max(left, 0)}/{whole} {unit}" for left, whole, unit in amounts) + " free"
+        return (
+            ", ".join(f"{max(left, 0)}/{whole} {unit}" for left, whole, unit in amounts) + " free"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +171,20 @@ class NodeRefusal:
     @property
     def closest_devices(self) -> list[DeviceRefusal]:
         """The devices, those that are closest to serving first."""
-        return sorted(self.devices, key=lambda device: (device.distance, device.device.index, device.device.uuid))
+        return sorted(
+            self.devices,
+            key=lambda device: (device.distance, device.device.index, device.device.uuid),
+        )
 
 
 def explain_node(name: str, usages: NodeUsage, refusal: Refusal) -> NodeRefusal | None:
     """Returns why the pod of *refusal* does not fit the node *name* with *usages*; ``None`` if it fits by now."""
     for step in placing_steps(usages, refusal.pod_request, refusal.budgets):
         if isinstance(step.result, Unfit):
-            devices = tuple(_device_refusal(Candidate(usage, step.request, step.context))
-                            for usage in step.context.usages)
+            devices = tuple(
+                _device_refusal(Candidate(usage, step.request, step.context))
+                for usage in step.context.usages
+            )
             return NodeRefusal(name, step.result, step.position, step.request, devices)
     return None
 
@@ -185,9 +195,16 @@ def distance_of(usages: NodeUsage, pod_request: PodRequest) -> Distance:
     total = SERVES
     for request in pod_request.distinct_requests:
         context = pod_request.fit_context(request.vendor, usages=usages.get(request.vendor, ()))
-        own = nearest_sum((_device_refusal(Candidate(usage, request, context)).distance for usage in context.usages),
-                          request.count)
-        total = Distance(total.absent + own.absent, total.excluded + own.excluded, total.missing + own.missing)
+        own = nearest_sum(
+            (
+                _device_refusal(Candidate(usage, request, context)).distance
+                for usage in context.usages
+            ),
+            request.count,
+        )
+        total = Distance(
+            total.absent + own.absent, total.excluded + own.excluded, total.missing + own.missing
+        )
     return total
 
 
@@ -198,8 +215,13 @@ def _device_refusal(candidate: Candidate) -> DeviceRefusal:
     if vendor.resources.core_unit is CoreUnit.MASK:  # of all devices together, or of whole devices
         cores = min(candidate.request.cores or total.cores, total.cores)
     return DeviceRefusal(
-        device, Amounts(candidate.memory_mib, cores, 1), total - used_amounts(candidate.usage, vendor), total,
-        vendor.resources.has_memory or bool(device.memory_mib), objection(candidate))
+        device,
+        Amounts(candidate.memory_mib, cores, 1),
+        total - used_amounts(candidate.usage, vendor),
+        total,
+        vendor.resources.has_memory or bool(device.memory_mib),
+        objection(candidate),
+    )
 
 
 def summarize(refusal: Refusal) -> list[str]:
@@ -208,26 +230,43 @@ def summarize(refusal: Refusal) -> list[str]:
     Nodes that have too few devices, free or not, are left out.
     Source: HAMi v2.10, pkg/scheduler/event.go.
     """
-    return [f"{len(nodes)} nodes {reason}({','.join(heapq.nsmallest(MAX_NODES, nodes))}"
-            f"{',…' if len(nodes) > MAX_NODES else ''})"
-            for reason, nodes in sorted(refusal.nodes_by_reason.items()) if reason is not Reason.TOO_FEW_DEVICES]
+    return [
+        f"{len(nodes)} nodes {reason}({','.join(heapq.nsmallest(MAX_NODES, nodes))}"
+        f"{',…' if len(nodes) > MAX_NODES else ''})"
+        for reason, nodes in sorted(refusal.nodes_by_reason.items())
+        if reason is not Reason.TOO_FEW_DEVICES
+    ]
 
 
 def describe(refusal: Refusal, closest: Iterable[NodeRefusal]) -> str:
     """Returns the pod's requests and, for the devices of the *closest* nodes, the free amounts and the failed rule."""
     pod_request = refusal.pod_request
-    nodes = [f"{node.node}: {', '.join(map(_device_text, node.closest_devices[:MAX_DEVICES])) or 'no such device'}"
-             for node in closest]
-    texts = [request_text(request, pod_request.vendor_request(request.vendor).vendor)
-             for request in pod_request.distinct_requests]
+    nodes = [
+        f"{node.node}: {', '.join(map(_device_text, node.closest_devices[:MAX_DEVICES])) or 'no such device'}"
+        for node in closest
+    ]
+    texts = [
+        request_text(request, pod_request.vendor_request(request.vendor).vendor)
+        for request in pod_request.distinct_requests
+    ]
     return f"requests {'; '.join(texts)}. {'. '.join(nodes) or 'no node offers such devices'}"
 
 
 def request_text(request: Request, vendor: Vendor) -> str:
     """Returns a request in words: ``1 × NVIDIA with 3000 MiB, 30 cores``."""
-    if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (0, None, 0):
-        return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (request.slices > 0)
-    memory = f"{request.memory_mib} MiB, " if request.memory_mib else f"{request.memory_percent or 0} % memory, "
+    if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (
+        0,
+        None,
+        0,
+    ):
+        return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (
+            request.slices > 0
+        )
+    memory = (
+        f"{request.memory_mib} MiB, "
+        if request.memory_mib
+        else f"{request.memory_percent or 0} % memory, "
+    )
     memory = memory if vendor.resources.has_memory else ""
     return f"{request.count} × {request.vendor} with {memory}{request.cores} cores"
 
@@ -237,4 +276,6 @@ def _part(short: int, requested: int) -> float:
 
 
 def _device_text(refusal: DeviceRefusal) -> str:
-    return f"{refusal.device.uuid} {refusal.free_text}" + (f" ({refusal.reason})" if refusal.reason else "")
+    return f"{refusal.device.uuid} {refusal.free_text}" + (
+        f" ({refusal.reason})" if refusal.reason else ""
+    )

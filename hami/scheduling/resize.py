@@ -45,7 +45,9 @@ class ResizableDevices:
     @property
     def positions(self) -> Mapping[str, int]:
         """The position in *held* of each container that has shares."""
-        return container_positions(self.pod.containers, self.held, partial(device_request, self.vendor))
+        return container_positions(
+            self.pod.containers, self.held, partial(device_request, self.vendor)
+        )
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:
@@ -56,8 +58,8 @@ class ResizableDevices:
 
 @dataclass(frozen=True, slots=True)
 class ResizePlan:
-    """The shares that are *booked* for a pod from now on, and those that it is to have, which are no more than these.
-    """
+    """The shares that are *booked* for a pod from now on, and those that it is to have, which are no
+    more than these."""
 
     booked: Allocation
     wanted: Allocation
@@ -81,13 +83,19 @@ def plan_resize(sizes: Mapping[str, Size], devices: ResizableDevices) -> ResizeP
     wanted = list(devices.wanted)
     for name, size in sizes.items():
         position = devices.positions[name]
-        wanted[position] = tuple(_sized(share, size, by_uuid.get(share.uuid)) for share in wanted[position])
+        wanted[position] = tuple(
+            _sized(share, size, by_uuid.get(share.uuid)) for share in wanted[position]
+        )
     booked = larger(devices.held, wanted)
     if booked != devices.held and devices.evaded is not None:
         name, resource = devices.evaded
-        return ResizeRefusal(ResizeState.INFEASIBLE, (
-            f"ResourceQuota {name} limits requests.{resource}, and Kubernetes counts only the specification of the "
-            f"pod, which stays as it is: HAMi counts limits.{resource} instead"))
+        return ResizeRefusal(
+            ResizeState.INFEASIBLE,
+            (
+                f"ResourceQuota {name} limits requests.{resource}, and Kubernetes counts only the specification of the "
+                f"pod, which stays as it is: HAMi counts limits.{resource} instead"
+            ),
+        )
     for container, position in devices.positions.items():
         if booked[position] != devices.held[position]:
             if (problem := _objection(container, position, booked, devices)) is not None:
@@ -97,26 +105,44 @@ def plan_resize(sizes: Mapping[str, Size], devices: ResizableDevices) -> ResizeP
 
 def larger(held: Allocation, wanted: Sequence[Sequence[Share]]) -> Allocation:
     """Returns the larger of each amount of two allocations of the same devices."""
-    return tuple(tuple(replace(share, memory_mib=max(share.memory_mib, other.memory_mib),
-                               cores=max(share.cores, other.cores)) for share, other in zip(*pair))
-                 for pair in zip(held, wanted))
+    return tuple(
+        tuple(
+            replace(
+                share,
+                memory_mib=max(share.memory_mib, other.memory_mib),
+                cores=max(share.cores, other.cores),
+            )
+            for share, other in zip(*pair)
+        )
+        for pair in zip(held, wanted)
+    )
 
 
 def has_same_devices(one: Allocation, other: Allocation) -> bool:
     """Reports whether two allocations have as many shares of the same devices for each container."""
-    return [[share.uuid for share in shares] for shares in one] == [[share.uuid for share in shares]
-                                                                    for shares in other]
+    return [[share.uuid for share in shares] for shares in one] == [
+        [share.uuid for share in shares] for shares in other
+    ]
 
 
-def without_charges(usages: Sequence[DeviceUsage], charges: Sequence[Charge]) -> tuple[DeviceUsage, ...]:
+def without_charges(
+    usages: Sequence[DeviceUsage], charges: Sequence[Charge]
+) -> tuple[DeviceUsage, ...]:
     """Returns *usages* without the *charges* of one pod, which have no partitions."""
     by_uuid = {charge.uuid: charge for charge in charges}
-    return tuple(_less(usage, by_uuid[uuid]) if (uuid := usage.device.uuid) in by_uuid else usage for usage in usages)
+    return tuple(
+        _less(usage, by_uuid[uuid]) if (uuid := usage.device.uuid) in by_uuid else usage
+        for usage in usages
+    )
 
 
 def _less(usage: DeviceUsage, charge: Charge) -> DeviceUsage:
-    return replace(usage, slots_used=usage.slots_used - charge.slots, cores_used=usage.cores_used - charge.cores,
-                   memory_used_mib=usage.memory_used_mib - charge.memory_mib)
+    return replace(
+        usage,
+        slots_used=usage.slots_used - charge.slots,
+        cores_used=usage.cores_used - charge.cores,
+        memory_used_mib=usage.memory_used_mib - charge.memory_mib,
+    )
 
 
 def _why_never(sizes: Mapping[str, Size], devices: ResizableDevices) -> Iterator[str]:
@@ -180,53 +206,86 @@ def _sized(share: Share, size: Size, usage: DeviceUsage | None) -> Share:
     memory = size.memory_mib
     if size.memory_percent is not None and usage is not None:
         memory = max(1, usage.device.memory_mib * size.memory_percent // WHOLE)
-    return replace(share, memory_mib=share.memory_mib if memory is None else memory,
-                   cores=share.cores if size.cores is None else size.cores)
+    return replace(
+        share,
+        memory_mib=share.memory_mib if memory is None else memory,
+        cores=share.cores if size.cores is None else size.cores,
+    )
 
 
-def _objection(container: str, position: int, booked: Allocation, devices: ResizableDevices) -> str | None:
+def _objection(
+    container: str, position: int, booked: Allocation, devices: ResizableDevices
+) -> str | None:
     """Returns why the shares at *position* do not fit as they are *booked*; ``None`` if they do."""
     vendor, init_done = devices.vendor, devices.pod.init_done
     named = tuple(tuple(replace(share, type=vendor.key) for share in shares) for shares in booked)
-    peaks = {charge.uuid: charge for charge in peak_charges(devices.kinds, named, init_done=init_done)}
+    peaks = {
+        charge.uuid: charge for charge in peak_charges(devices.kinds, named, init_done=init_done)
+    }
     shares, kind = named[position], devices.kinds[position]
-    placed = tuple((other, own) for place, (other, own) in enumerate(zip(devices.kinds, named))
-                   if place != position and not (init_done and other is ContainerKind.INIT))
+    placed = tuple(
+        (other, own)
+        for place, (other, own) in enumerate(zip(devices.kinds, named))
+        if place != position and not (init_done and other is ContainerKind.INIT)
+    )
     context = devices.request.fit_context(vendor.key, devices.usages, kind, placed, devices.budget)
     by_uuid = {usage.device.uuid: usage for usage in devices.usages}
-    beside = [_beside(by_uuid[share.uuid], peaks[share.uuid], share) for share in shares if share.uuid in by_uuid]
+    beside = [
+        _beside(by_uuid[share.uuid], peaks[share.uuid], share)
+        for share in shares
+        if share.uuid in by_uuid
+    ]
     if missing := [share.uuid for share in shares if share.uuid not in by_uuid]:
         return _not_offered(missing[0], container, devices)
     for index, (share, usage) in enumerate(zip(shares, beside)):
-        request = Request(vendor=vendor.key, count=1, memory_mib=share.memory_mib, cores=share.cores)
-        reason = objection(Candidate(usage, request, context, shares[:index] + shares[index + 1:]))
+        request = Request(
+            vendor=vendor.key, count=1, memory_mib=share.memory_mib, cores=share.cores
+        )
+        reason = objection(Candidate(usage, request, context, shares[:index] + shares[index + 1 :]))
         if reason is not None:
             total = total_charge(peaks.values())
-            return _explained(container, reason, share, beside, _left(devices.budget, total, shares))
+            return _explained(
+                container, reason, share, beside, _left(devices.budget, total, shares)
+            )
     return None
 
 
 def _beside(usage: DeviceUsage, peak: Charge, share: Share) -> DeviceUsage:
     """Returns *usage* of other pods, with what the pod takes at most beside *share*."""
-    return replace(usage, slots_used=usage.slots_used + peak.slots - 1,
-                   memory_used_mib=usage.memory_used_mib + peak.memory_mib - share.memory_mib,
-                   cores_used=usage.cores_used + peak.cores - share.cores)
+    return replace(
+        usage,
+        slots_used=usage.slots_used + peak.slots - 1,
+        memory_used_mib=usage.memory_used_mib + peak.memory_mib - share.memory_mib,
+        cores_used=usage.cores_used + peak.cores - share.cores,
+    )
 
 
 def _left(budget: Budget, total: tuple[int, int], shares: Sequence[Share]) -> Budget:
     """Returns what *budget* leaves each of *shares*, which are part of the *total* of their pod."""
-    memory, cores = total_charge(Charge(share.uuid, 1, share.memory_mib, share.cores) for share in shares)
-    return Budget(None if budget.memory_mib is None else (budget.memory_mib - total[0] + memory) // len(shares),
-                  None if budget.cores is None else (budget.cores - total[1] + cores) // len(shares))
+    memory, cores = total_charge(
+        Charge(share.uuid, 1, share.memory_mib, share.cores) for share in shares
+    )
+    return Budget(
+        None
+        if budget.memory_mib is None
+        else (budget.memory_mib - total[0] + memory) // len(shares),
+        None if budget.cores is None else (budget.cores - total[1] + cores) // len(shares),
+    )
 
 
-def _explained(container: str, reason: Reason, share: Share, beside: Sequence[DeviceUsage], left: Budget) -> str:
+def _explained(
+    container: str, reason: Reason, share: Share, beside: Sequence[DeviceUsage], left: Budget
+) -> str:
     """Returns why *share* does not fit, and the most that does: on each of the container's devices (*beside*), with
     what quotas have *left*."""
     memory = min(usage.memory_free_mib for usage in beside)
     cores = min(usage.device.cores - usage.cores_used for usage in beside)
-    most = max(0, min(memory, memory if left.memory_mib is None else left.memory_mib)), max(
-        0, min(cores, cores if left.cores is None else left.cores))
+    most = (
+        max(0, min(memory, memory if left.memory_mib is None else left.memory_mib)),
+        max(0, min(cores, cores if left.cores is None else left.cores)),
+    )
     limits = "the quota of the namespace" if reason is Reason.QUOTA else "the others"
-    return (f"{share.memory_mib} MiB and {share.cores} percent of container {container} do not fit ({reason}): at most "
-            f"{most[0]} MiB and {most[1]} percent fit beside {limits} on {share.uuid}")
+    return (
+        f"{share.memory_mib} MiB and {share.cores} percent of container {container} do not fit ({reason}): at most "
+        f"{most[0]} MiB and {most[1]} percent fit beside {limits} on {share.uuid}"
+    )

@@ -24,31 +24,52 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
     co_tenants: tuple[str, ...] = ()
 
 
-def charge_shares(usages: Sequence[DeviceUsage], shares: Iterable[Share]) -> tuple[DeviceUsage, ...]:
+def charge_shares(
+    usages: Sequence[DeviceUsage], shares: Iterable[Share]
+) -> tuple[DeviceUsage, ...]:
     """Returns *usages* with *shares* added, one slot for each share."""
     by_uuid = _by_uuid(shares)
-    return tuple(_charged(usage, by_uuid[uuid]) if (uuid := usage.device.uuid) in by_uuid else usage
-                 for usage in usages)
+    return tuple(
+        _charged(usage, by_uuid[uuid]) if (uuid := usage.device.uuid) in by_uuid else usage
+        for usage in usages
+    )
 
 
-def charge_partitions(usages: Sequence[DeviceUsage], shares: Iterable[Share]) -> Sequence[DeviceUsage]:
+def charge_partitions(
+    usages: Sequence[DeviceUsage], shares: Iterable[Share]
+) -> Sequence[DeviceUsage]:
     """Returns *usages* with only the partitions of *shares* added."""
     held = [share for share in shares if share.partitions]
     if not held:
         return usages
-    return tuple(replace(usage, partitions=usage.partitions + _partitions(
-        share for share in held if share.uuid == usage.device.uuid)) for usage in usages)
+    return tuple(
+        replace(
+            usage,
+            partitions=usage.partitions
+            + _partitions(share for share in held if share.uuid == usage.device.uuid),
+        )
+        for usage in usages
+    )
 
 
 def charged_by(usage: DeviceUsage, charge: Charge) -> DeviceUsage:
     """Returns *usage* with *charge* added."""
     return DeviceUsage(
-        usage.device, usage.slots_used + charge.slots, usage.memory_used_mib + charge.memory_mib,
-        usage.cores_used + charge.cores, usage.partitions + charge.partitions, usage.co_tenants + charge.co_tenants)
+        usage.device,
+        usage.slots_used + charge.slots,
+        usage.memory_used_mib + charge.memory_mib,
+        usage.cores_used + charge.cores,
+        usage.partitions + charge.partitions,
+        usage.co_tenants + charge.co_tenants,
+    )
 
 
-def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Sequence[Share]], *,
-                 init_done: bool = False) -> tuple[Charge, ...]:
+def peak_charges(
+    kinds: Sequence[ContainerKind],
+    containers: Sequence[Sequence[Share]],
+    *,
+    init_done: bool = False,
+) -> tuple[Charge, ...]:
     """Returns the largest amounts that the pod takes at any one time, for each device, sorted by uuid.
 
     Sidecars run all the time; init containers run one after the other before the app containers:
@@ -59,13 +80,22 @@ def peak_charges(kinds: Sequence[ContainerKind], containers: Sequence[Sequence[S
     """
     if len(kinds) != len(containers):
         kinds = [ContainerKind.APP] * len(containers)
-    held = [(kind, shares) for kind, shares in zip(kinds, containers)
-            if shares and not (init_done and kind is ContainerKind.INIT)]
+    held = [
+        (kind, shares)
+        for kind, shares in zip(kinds, containers)
+        if shares and not (init_done and kind is ContainerKind.INIT)
+    ]
     together = [share for _, shares in held for share in shares]
-    if len(together) == 1 and not (share := together[0]).partitions and not share.co_tenants:  # as most pods
+    if (
+        len(together) == 1 and not (share := together[0]).partitions and not share.co_tenants
+    ):  # as most pods
         return (Charge(share.uuid, 1, share.memory_mib, share.cores),)
     # all run at the same time, unless init containers are among them
-    peaks = _by_device(together) if all([kind is not ContainerKind.INIT for kind, _ in held]) else _peaks(held)
+    peaks = (
+        _by_device(together)
+        if all([kind is not ContainerKind.INIT for kind, _ in held])
+        else _peaks(held)
+    )
     charges = tuple([Charge(uuid, *peaks[uuid]) for uuid in sorted(peaks)])
     if any([share.partitions or share.co_tenants for share in together]):
         by_uuid = _by_uuid(together)
@@ -96,11 +126,13 @@ def _by_uuid(shares: Iterable[Share]) -> dict[str, list[Share]]:
 
 def _charged(usage: DeviceUsage, shares: Sequence[Share]) -> DeviceUsage:
     return DeviceUsage(
-        usage.device, usage.slots_used + len(shares),
+        usage.device,
+        usage.slots_used + len(shares),
         usage.memory_used_mib + sum(share.memory_mib for share in shares),
         usage.cores_used + sum(share.cores for share in shares),
         usage.partitions + _partitions(shares),
-        usage.co_tenants + tuple(co_tenant for share in shares for co_tenant in share.co_tenants))
+        usage.co_tenants + tuple(co_tenant for share in shares for co_tenant in share.co_tenants),
+    )
 
 
 def _partitions(shares: Iterable[Share]) -> tuple[Partition, ...]:
@@ -112,7 +144,9 @@ def _with_details(charge: Charge, shares: Sequence[Share]) -> Charge:
     partitions = tuple(sorted(set(_partitions(shares))))
     co_tenants = tuple(sorted({co_tenant for share in shares for co_tenant in share.co_tenants}))
     slots = max(charge.slots, len(partitions))
-    return msgspec.structs.replace(charge, slots=slots, partitions=partitions, co_tenants=co_tenants)
+    return msgspec.structs.replace(
+        charge, slots=slots, partitions=partitions, co_tenants=co_tenants
+    )
 
 
 def _peaks(containers: Iterable[tuple[ContainerKind, Sequence[Share]]]) -> dict[str, _Amounts]:
@@ -126,8 +160,12 @@ def _peaks(containers: Iterable[tuple[ContainerKind, Sequence[Share]]]) -> dict[
             else:
                 running = sidecars if kind is ContainerKind.SIDECAR else apps
                 running[uuid] = _plus(running.get(uuid, _NONE), amounts)
-    return {uuid: _plus(sidecars.get(uuid, _NONE), _larger(inits.get(uuid, _NONE), apps.get(uuid, _NONE)))
-            for uuid in inits.keys() | apps.keys() | sidecars.keys()}
+    return {
+        uuid: _plus(
+            sidecars.get(uuid, _NONE), _larger(inits.get(uuid, _NONE), apps.get(uuid, _NONE))
+        )
+        for uuid in inits.keys() | apps.keys() | sidecars.keys()
+    }
 
 
 def _by_device(shares: Iterable[Share]) -> dict[str, _Amounts]:

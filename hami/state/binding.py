@@ -26,12 +26,20 @@ from hami.model import Allocation, BindPhase, DeviceUsage, Pod
 from hami.scheduling.usage import shares_of
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 
-EMPTY = {MIG_ALLOCATIONS: "[]"}  # texts of allocations that allocate nothing; the empty text elsewhere
+EMPTY = {
+    MIG_ALLOCATIONS: "[]"
+}  # texts of allocations that allocate nothing; the empty text elsewhere
 
 
-def render_annotations(pod: Pod, node: str, vendors: Sequence[Vendor], placement: Allocation,
-                       lock_free: Collection[str], usages: Mapping[str, Sequence[DeviceUsage]],
-                       now: datetime) -> dict[str, str]:
+def render_annotations(
+    pod: Pod,
+    node: str,
+    vendors: Sequence[Vendor],
+    placement: Allocation,
+    lock_free: Collection[str],
+    usages: Mapping[str, Sequence[DeviceUsage]],
+    now: datetime,
+) -> dict[str, str]:
     """Returns the annotations that assign *pod* to *node* with the shares of *placement*, which are of *vendors*.
 
     *lock_free*: vendors whose device plugin on the node needs no lock. Such a plugin never reports completion, so no
@@ -43,8 +51,16 @@ def render_annotations(pod: Pod, node: str, vendors: Sequence[Vendor], placement
     annotations = {ASSIGNED_NODE: node, ASSIGNED_TIME: _unix(now), BIND_PHASE: phase.value}
     for vendor in vendors:
         devices = {usage.device.uuid: usage.device for usage in usages.get(vendor.key, ())}
-        annotations |= render_vendor_annotations(vendor, AnnotationContext(
-            pod=pod, node=node, shares=shares_of(vendor.key, placement), devices=devices, now=now))
+        annotations |= render_vendor_annotations(
+            vendor,
+            AnnotationContext(
+                pod=pod,
+                node=node,
+                shares=shares_of(vendor.key, placement),
+                devices=devices,
+                now=now,
+            ),
+        )
         if vendor.key in lock_free:
             annotations.pop(vendor.annotations.to_allocate, None)
     earlier = (key for key in pod.annotations if key not in annotations and is_allocation(key))
@@ -55,10 +71,14 @@ def render_vendor_annotations(vendor: Vendor, context: AnnotationContext) -> dic
     """Returns the pod annotations for *vendor*: the allocation, and whatever else its node agent reads."""
     shares, annotate = context.shares, vendor.annotations.annotate
     if vendor.annotations.writes_model:
-        shares = tuple(tuple(replace(share, type=context.devices[share.uuid].model) for share in container)
-                       for container in shares)
+        shares = tuple(
+            tuple(replace(share, type=context.devices[share.uuid].model) for share in container)
+            for container in shares
+        )
     text = render_shares(shares)
-    annotations = {key: text for key in (vendor.annotations.to_allocate, vendor.annotations.allocated) if key}
+    annotations = {
+        key: text for key in (vendor.annotations.to_allocate, vendor.annotations.allocated) if key
+    }
     return annotations | dict(annotate(vendor, context) if annotate is not None else {})
 
 
@@ -115,18 +135,28 @@ def is_allocating(pod: Pod, vendors: Catalog) -> bool:
     """
     annotations = pod.annotations
     return annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
-        keys.lock == NODE_LOCK and keys.allocated in annotations
+        keys.lock == NODE_LOCK
+        and keys.allocated in annotations
         and (not keys.to_allocate or bool(annotations.get(keys.to_allocate)))
-        for keys in (vendor.annotations for vendor in vendors))
+        for keys in (vendor.annotations for vendor in vendors)
+    )
 
 
 def awaits_allocation(pod: Pod, vendors: Catalog) -> bool:
     """Reports whether *pod* is bound without a lock, and its kubelet has not had its devices allocated yet."""
     annotations = pod.annotations
-    return (bool(pod.node_name) and not pod.admitted and not pod.is_terminated
-            and annotations.get(BIND_PHASE) == BindPhase.SUCCESS and any(
-                keys.lock == NODE_LOCK and bool(keys.to_allocate) and keys.to_allocate not in annotations
-                for keys in (vendor.annotations for vendor in vendors.allocated_in(annotations))))
+    return (
+        bool(pod.node_name)
+        and not pod.admitted
+        and not pod.is_terminated
+        and annotations.get(BIND_PHASE) == BindPhase.SUCCESS
+        and any(
+            keys.lock == NODE_LOCK
+            and bool(keys.to_allocate)
+            and keys.to_allocate not in annotations
+            for keys in (vendor.annotations for vendor in vendors.allocated_in(annotations))
+        )
+    )
 
 
 def _unix(now: datetime) -> str:

@@ -34,7 +34,9 @@ class PodBookings:
     def __init__(self, vendors: Catalog, table: Table) -> None:
         self._vendors = vendors
         self._table = table
-        self._after_init: dict[str, tuple[Booking, Booking]] = {}  # of the pods whose two bookings differ
+        self._after_init: dict[
+            str, tuple[Booking, Booking]
+        ] = {}  # of the pods whose two bookings differ
         self._unreadable: dict[str, Pod] = {}  # pods whose annotations cannot be read completely
         # pods for which more is booked than their annotations say yet: the version that says less, and what it says
         self._growing: dict[str, tuple[int, tuple[Booking, Booking]]] = {}
@@ -56,18 +58,23 @@ class PodBookings:
         booked = self._table.bookings.get(uid)
         bookings = self._after_init.get(uid) or ((booked, booked) if booked is not None else None)
         if bookings is not None:
-            first, then = [msgspec.structs.replace(booking, scope=pod.scope) for booking in bookings]
+            first, then = [
+                msgspec.structs.replace(booking, scope=pod.scope) for booking in bookings
+            ]
             self._hold((first, then), pod.init_done)
 
     def refine(self, pod: Pod, limits: Mapping[str, int]) -> bool:
         """Books what the edited annotations of *pod* say if that is what they said before, in more detail. Reports
         whether it is."""
         uid = pod.ref.uid
-        booked = (self._table.bookings.get(uid)
-                  or Booking(uid, pod.ref.namespace, pod.node_name, (), pod.priority, pod.scope))
+        booked = self._table.bookings.get(uid) or Booking(
+            uid, pod.ref.namespace, pod.node_name, (), pod.priority, pod.scope
+        )
         later, _ = self._read(pod, limits)
-        is_finer = all(refines(*pair, self._table.usages)
-                       for pair in zip(later, self._after_init.get(uid, (booked, booked))))
+        is_finer = all(
+            refines(*pair, self._table.usages)
+            for pair in zip(later, self._after_init.get(uid, (booked, booked)))
+        )
         if is_finer:
             self._hold(later, pod.init_done)
         return is_finer
@@ -78,8 +85,14 @@ class PodBookings:
         uid = pod.ref.uid
         booked = self._table.bookings.get(uid)
         later, problems = self._read(pod, limits)
-        is_resize = booked is not None and not problems and all(
-            _has_same_devices(*pair) for pair in zip(later, self._after_init.get(uid, (booked, booked))))
+        is_resize = (
+            booked is not None
+            and not problems
+            and all(
+                _has_same_devices(*pair)
+                for pair in zip(later, self._after_init.get(uid, (booked, booked)))
+            )
+        )
         if is_resize:
             self._hold(later, pod.init_done)
         return is_resize
@@ -88,14 +101,19 @@ class PodBookings:
         """Books what the annotations of *pod* will say, to which its version is about to be changed."""
         uid = pod.ref.uid
         booked = self._table.bookings[uid]
-        self._growing[uid] = parse_resource_version(pod.resource_version), self._after_init.get(uid, (booked, booked))
+        self._growing[uid] = (
+            parse_resource_version(pod.resource_version),
+            self._after_init.get(uid, (booked, booked)),
+        )
         self._hold(self._read(pod, limits)[0], pod.init_done)
 
     def shrink_back(self, pod: Pod, *, is_refused: bool = False) -> None:
         """Books for a pod that grows what it had before, if *pod* is a later version of it, since that has been changed
         by somebody, or the change *is_refused*."""
         version, bookings = self._growing.get(pod.ref.uid, (0, None))
-        if bookings is not None and (is_refused or parse_resource_version(pod.resource_version) > version):
+        if bookings is not None and (
+            is_refused or parse_resource_version(pod.resource_version) > version
+        ):
             del self._growing[pod.ref.uid]
             self._hold(bookings, pod.init_done)
 
@@ -126,13 +144,17 @@ class PodBookings:
         """Returns the pods whose annotations cannot be read completely."""
         return [pod.ref for pod in self._unreadable.values()]
 
-    def _read(self, pod: Pod, limits: Mapping[str, int]) -> tuple[tuple[Booking, Booking], tuple[str, ...]]:
+    def _read(
+        self, pod: Pod, limits: Mapping[str, int]
+    ) -> tuple[tuple[Booking, Booking], tuple[str, ...]]:
         """Returns the bookings of *pod* until and after its init containers, and why parts of them cannot be read."""
         node, usages = assigned_node(pod), self._table.usages
         if not any([container.kind is ContainerKind.INIT for container in pod.containers]):
             booking, problems = read_booking(pod, node, self._vendors, limits, usages)
             return (booking, booking), problems
-        first, problems = read_booking(replace(pod, init_done=False), node, self._vendors, limits, usages)
+        first, problems = read_booking(
+            replace(pod, init_done=False), node, self._vendors, limits, usages
+        )
         then, _ = read_booking(replace(pod, init_done=True), node, self._vendors, limits, usages)
         return (first, then), problems
 
@@ -149,8 +171,13 @@ class PodBookings:
             self._after_init.pop(booking.uid, None)
 
 
-def read_booking(pod: Pod, node: str, vendors: Catalog, limits: Mapping[str, int],
-                 usages: Callable[[str], NodeUsage]) -> tuple[Booking, tuple[str, ...]]:
+def read_booking(
+    pod: Pod,
+    node: str,
+    vendors: Catalog,
+    limits: Mapping[str, int],
+    usages: Callable[[str], NodeUsage],
+) -> tuple[Booking, tuple[str, ...]]:
     """Returns the booking of *pod* on *node*, and the problems with annotations that cannot be read.
 
     If an annotation cannot be read or contradicts another, every device of the node (from *usages*) that the
@@ -171,7 +198,9 @@ def read_booking(pod: Pod, node: str, vendors: Catalog, limits: Mapping[str, int
             taken = _mentioned_devices(pod, usages(node).get(vendor.key, ()))
         if taken:
             charges.append((vendor.key, taken))
-    return Booking(pod.ref.uid, pod.ref.namespace, node, tuple(charges), pod.priority, pod.scope), tuple(problems)
+    return Booking(
+        pod.ref.uid, pod.ref.namespace, node, tuple(charges), pod.priority, pod.scope
+    ), tuple(problems)
 
 
 def refines(later: Booking, booked: Booking, usages: Callable[[str], NodeUsage]) -> bool:
@@ -184,16 +213,27 @@ def refines(later: Booking, booked: Booking, usages: Callable[[str], NodeUsage])
     before, after = _by_device(booked), _by_device(later)
     if before.keys() != after.keys():
         return False
-    changed = [key for key in before if _without_identities(before[key]) != _without_identities(after[key])]
+    changed = [
+        key for key in before if _without_identities(before[key]) != _without_identities(after[key])
+    ]
     if not changed:
         return True
-    in_mig = {(vendor, usage.device.uuid) for vendor, devices in usages(booked.node).items() for usage in devices
-              if in_mig_mode(usage)}
-    return all(key in in_mig and not before[key].partitions and _covers(after[key], before[key]) for key in changed)
+    in_mig = {
+        (vendor, usage.device.uuid)
+        for vendor, devices in usages(booked.node).items()
+        for usage in devices
+        if in_mig_mode(usage)
+    }
+    return all(
+        key in in_mig and not before[key].partitions and _covers(after[key], before[key])
+        for key in changed
+    )
 
 
 def _by_device(booking: Booking) -> dict[tuple[str, str], Charge]:
-    return {(vendor, charge.uuid): charge for vendor, charges in booking.charges for charge in charges}
+    return {
+        (vendor, charge.uuid): charge for vendor, charges in booking.charges for charge in charges
+    }
 
 
 def _without_identities(charge: Charge) -> Charge:
@@ -203,17 +243,27 @@ def _without_identities(charge: Charge) -> Charge:
 
 def _has_same_devices(later: Booking, booked: Booking) -> bool:
     """Reports whether two bookings name the same devices, each with as many shares."""
-    slots = [{key: (charge.slots, charge.partitions) for key, charge in _by_device(booking).items()}
-             for booking in (later, booked)]
+    slots = [
+        {key: (charge.slots, charge.partitions) for key, charge in _by_device(booking).items()}
+        for booking in (later, booked)
+    ]
     return slots[0] == slots[1]
 
 
 def _covers(later: Charge, charge: Charge) -> bool:
-    return later.slots >= charge.slots and later.memory_mib >= charge.memory_mib and later.cores >= charge.cores
+    return (
+        later.slots >= charge.slots
+        and later.memory_mib >= charge.memory_mib
+        and later.cores >= charge.cores
+    )
 
 
 def _mentioned_devices(pod: Pod, usages: Sequence[DeviceUsage]) -> tuple[Charge, ...]:
     texts = [text for key, text in pod.annotations.items() if is_scheduler_owned(key)]
-    devices = sorted((usage.device for usage in usages if any(usage.device.uuid in text for text in texts)),
-                     key=lambda device: device.uuid)
-    return tuple(Charge(device.uuid, device.slots, device.memory_mib, device.cores) for device in devices)
+    devices = sorted(
+        (usage.device for usage in usages if any(usage.device.uuid in text for text in texts)),
+        key=lambda device: device.uuid,
+    )
+    return tuple(
+        Charge(device.uuid, device.slots, device.memory_mib, device.cores) for device in devices
+    )

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice
-from hami.codec.slices import SHARE, PublishedInstance, PublishedSlice, device_name, divided_cards, pool_name
+from hami.codec.slices import (
+    SHARE,
+    PublishedInstance,
+    PublishedSlice,
+    device_name,
+    divided_cards,
+    pool_name,
+)
 from hami.model import Device, MigProfile
 from hami.scheduling.usage import Charge
 from hami.state.table import Booking, Table
@@ -46,16 +53,24 @@ class ClaimCache:
         self._devices: dict[tuple[str, str], Device] = {}
         self._instances: dict[str, dict[tuple[str, str], PublishedInstance]] = {}  # by pool
         self._claims: dict[str, AllocatedClaim] = {}
-        self._on: dict[str, dict[str, AllocatedClaim]] = {}  # the claims that hold devices of each pool
+        self._on: dict[
+            str, dict[str, AllocatedClaim]
+        ] = {}  # the claims that hold devices of each pool
 
     def at_once(self, facts: Facts) -> Claimed:
         """Returns the content. *facts*: of the store beside it."""
         with self._lock:
             holders = {uid: claim.pods[0] for uid, claim in self._claims.items() if claim.pods}
-            instances = {name: instance for own in self._instances.values() for name, instance in own.items()}
+            instances = {
+                name: instance for own in self._instances.values() for name, instance in own.items()
+            }
             devices = self._devices | {name: instance.card for name, instance in instances.items()}
-            return Claimed(View(self._table.copy(), replace(facts, pods={}, reserved=holders)), devices,
-                           self._claims.copy(), instances)
+            return Claimed(
+                View(self._table.copy(), replace(facts, pods={}, reserved=holders)),
+                devices,
+                self._claims.copy(),
+                instances,
+            )
 
     def card_sizes(self) -> frozenset[int]:
         """Returns the different amounts of memory (MiB) that devices have which claims share."""
@@ -76,11 +91,20 @@ class ClaimCache:
             if published is not None:
                 self._slices[uid] = published
                 self._parts.setdefault(published.node, {})[uid] = published
-            for node in dict.fromkeys(part.node for part in (earlier, published) if part is not None):
+            for node in dict.fromkeys(
+                part.node for part in (earlier, published) if part is not None
+            ):
                 parts = latest_slices(self._parts[node].values())
-                instances = [instance for part in parts for instance in part.instances if not instance.card.by_claims]
+                instances = [
+                    instance
+                    for part in parts
+                    for instance in part.instances
+                    if not instance.card.by_claims
+                ]
                 cards = (*latest_devices(parts), *divided_cards(instances))
-                self._instances[pool_name(node)] = {(pool_name(node), each.name): each for each in instances}
+                self._instances[pool_name(node)] = {
+                    (pool_name(node), each.name): each for each in instances
+                }
                 self._offer(node, tuple(device for device in cards if not device.by_claims))
 
     def set_claim(self, uid: str, claim: AllocatedClaim | None) -> None:
@@ -112,7 +136,9 @@ class ClaimCache:
         pool, table = pool_name(node), self._table
         earlier = table.nodes[node].devices if node in table.nodes else {}
         for vendor in dict.fromkeys((*earlier, *(device.vendor for device in devices))):
-            table.set_devices(node, vendor, tuple(device for device in devices if device.vendor == vendor))
+            table.set_devices(
+                node, vendor, tuple(device for device in devices if device.vendor == vendor)
+            )
         for device in (device for own in earlier.values() for device in own):
             self._devices.pop((pool, device_name(device.uuid)), None)
         self._devices |= {(pool, device_name(device.uuid)): device for device in devices}
@@ -126,18 +152,33 @@ class ClaimCache:
         """Books what *claim* holds of devices that are published; all are on one node."""
         charges: dict[str, dict[str, Charge]] = {}
         node = ""
-        for claimed in (device for request in claim.requests if not request.admin for device in request.devices):
+        for claimed in (
+            device for request in claim.requests if not request.admin for device in request.devices
+        ):
             instance = self._instances.get(claimed.pool, {}).get((claimed.pool, claimed.device))
-            device = instance.card if instance is not None else self._devices.get((claimed.pool, claimed.device))
+            device = (
+                instance.card
+                if instance is not None
+                else self._devices.get((claimed.pool, claimed.device))
+            )
             if device is not None and (not node or claimed.pool == pool_name(node)):
                 node = claimed.pool.removeprefix(pool_name(""))
                 own = charges.setdefault(device.vendor, {})
                 charge = own.get(device.uuid, Charge(device.uuid, 0, 0, 0))
-                own[device.uuid] = (_more(charge, claimed, device) if instance is None
-                                    else _with_instance(charge, instance.profile))
+                own[device.uuid] = (
+                    _more(charge, claimed, device)
+                    if instance is None
+                    else _with_instance(charge, instance.profile)
+                )
         if charges:
-            self._table.book(Booking(claim.uid, claim.namespace, node, tuple(
-                (vendor, tuple(own.values())) for vendor, own in charges.items())))
+            self._table.book(
+                Booking(
+                    claim.uid,
+                    claim.namespace,
+                    node,
+                    tuple((vendor, tuple(own.values())) for vendor, own in charges.items()),
+                )
+            )
         else:
             self._table.unbook(claim.uid)
 
@@ -158,8 +199,13 @@ def latest_slices(slices: Iterable[PublishedSlice]) -> list[PublishedSlice]:
 def _with_instance(charge: Charge, profile: MigProfile) -> Charge:
     """Returns *charge* with an instance of *profile* added, which has its place only."""
     partitions = tuple(replace(place, name=profile.name) for place in profile.placements)
-    return Charge(charge.uuid, charge.slots + 1, charge.memory_mib + profile.memory_mib, charge.cores + profile.cores,
-                  charge.partitions + partitions)
+    return Charge(
+        charge.uuid,
+        charge.slots + 1,
+        charge.memory_mib + profile.memory_mib,
+        charge.cores + profile.cores,
+        charge.partitions + partitions,
+    )
 
 
 def _pools(claim: AllocatedClaim) -> dict[str, None]:
@@ -169,5 +215,10 @@ def _pools(claim: AllocatedClaim) -> dict[str, None]:
 def _more(charge: Charge, claimed: ClaimedDevice, device: Device) -> Charge:
     """Returns *charge* with what was *claimed* of *device* added."""
     slots = claimed.share_milli // max(SHARE * 1000 // max(device.slots, 1), 1)
-    return Charge(device.uuid, charge.slots + slots, charge.memory_mib + claimed.memory_mib,
-                  charge.cores + claimed.cores, charge.partitions)
+    return Charge(
+        device.uuid,
+        charge.slots + slots,
+        charge.memory_mib + claimed.memory_mib,
+        charge.cores + claimed.cores,
+        charge.partitions,
+    )

@@ -46,20 +46,42 @@ class HoldEnd(enum.StrEnum):
 
 def alone(booking: Booking, usages: NodeUsage) -> Booking:
     """Returns *booking* with all slots of its devices, for a pod that shares them with nobody."""
-    slots = {usage.device.uuid: usage.device.slots for of_vendor in usages.values() for usage in of_vendor}
-    return msgspec.structs.replace(booking, charges=tuple(
-        (vendor, tuple(msgspec.structs.replace(charge, slots=slots.get(charge.uuid, charge.slots))
-                       for charge in charges)) for vendor, charges in booking.charges))
+    slots = {
+        usage.device.uuid: usage.device.slots
+        for of_vendor in usages.values()
+        for usage in of_vendor
+    }
+    return msgspec.structs.replace(
+        booking,
+        charges=tuple(
+            (
+                vendor,
+                tuple(
+                    msgspec.structs.replace(charge, slots=slots.get(charge.uuid, charge.slots))
+                    for charge in charges
+                ),
+            )
+            for vendor, charges in booking.charges
+        ),
+    )
 
 
 def is_free(booking: Booking, usages: NodeUsage) -> bool:
     """Reports whether *usages* of its node have room for *booking*, on devices that new pods may use."""
-    found = {(vendor, usage.device.uuid): usage for vendor, of_vendor in usages.items() for usage in of_vendor}
+    found = {
+        (vendor, usage.device.uuid): usage
+        for vendor, of_vendor in usages.items()
+        for usage in of_vendor
+    }
     for vendor, charges in booking.charges:
         for charge in charges:
             usage = found.get((vendor, charge.uuid))
-            if (usage is None or not usage.device.healthy or usage.device.cordoned
-                    or charged_by(usage, charge).is_overcommitted):
+            if (
+                usage is None
+                or not usage.device.healthy
+                or usage.device.cordoned
+                or charged_by(usage, charge).is_overcommitted
+            ):
                 return False
     return True
 
@@ -155,31 +177,56 @@ class Holds:
         left: dict[tuple[str, str, str], Charge] = {}  # of a victim: by its uid, vendor and device
         for uid in {uid for hold in holds for uid in hold.victims.difference(ended)}:
             if (victim := self._table.bookings.get(uid)) is not None:
-                left |= {(uid, vendor, charge.uuid): charge for vendor, charges in victim.charges for charge in charges}
+                left |= {
+                    (uid, vendor, charge.uuid): charge
+                    for vendor, charges in victim.charges
+                    for charge in charges
+                }
         bookings = {}
         for hold in holds:
-            on_node = [uid for uid in sorted(hold.victims) if (victim := self._table.bookings.get(uid)) is not None
-                       and victim.node == hold.node]
+            on_node = [
+                uid
+                for uid in sorted(hold.victims)
+                if (victim := self._table.bookings.get(uid)) is not None
+                and victim.node == hold.node
+            ]
             charges = []
             for vendor, own in hold.booking.charges:
-                beyond = [rest for charge in own if (rest := _beyond(charge, left, [
-                    (uid, vendor, charge.uuid) for uid in on_node])) is not None]
+                beyond = [
+                    rest
+                    for charge in own
+                    if (
+                        rest := _beyond(
+                            charge, left, [(uid, vendor, charge.uuid) for uid in on_node]
+                        )
+                    )
+                    is not None
+                ]
                 beyond += self._quota_beyond(hold, vendor, beyond, ended)
                 if beyond:
                     charges.append((vendor, tuple(beyond)))
             if charges:
-                bookings[hold.booking.uid] = msgspec.structs.replace(hold.booking, charges=tuple(charges))
+                bookings[hold.booking.uid] = msgspec.structs.replace(
+                    hold.booking, charges=tuple(charges)
+                )
         return bookings
 
-    def _quota_beyond(self, hold: Hold, vendor: str, beyond: Iterable[Charge], ended: Collection[str]) -> list[Charge]:
+    def _quota_beyond(
+        self, hold: Hold, vendor: str, beyond: Iterable[Charge], ended: Collection[str]
+    ) -> list[Charge]:
         """Returns a charge of no device for what *hold* takes of its namespace's quotas, unless it has it *beyond* its
         victims or these have it: then no other pod of the namespace gets it meanwhile."""
         need, booked = total_charge(dict(hold.booking.charges)[vendor]), total_charge(beyond)
         theirs = total_charge(
-            charge for uid in hold.victims.difference(ended) if (victim := self._table.bookings.get(uid)) is not None
+            charge
+            for uid in hold.victims.difference(ended)
+            if (victim := self._table.bookings.get(uid)) is not None
             and (victim.namespace, victim.scope) == (hold.booking.namespace, hold.booking.scope)
-            for charge in dict(victim.charges).get(vendor, ()))
-        memory, cores = (max(0, amounts[0] - amounts[1] - amounts[2]) for amounts in zip(need, booked, theirs))
+            for charge in dict(victim.charges).get(vendor, ())
+        )
+        memory, cores = (
+            max(0, amounts[0] - amounts[1] - amounts[2]) for amounts in zip(need, booked, theirs)
+        )
         return [Charge("", 0, memory, cores)] if memory or cores else []
 
     def is_checked(self, hold: Hold) -> bool:
@@ -204,30 +251,47 @@ class Holds:
 
     def victims(self, priority: int | None = None) -> frozenset[str]:
         """Returns the victims of all holds, or of those for pods of *priority* or higher."""
-        return frozenset().union(*(hold.victims for hold in self._holds.values()
-                                   if priority is None or hold.pod.priority >= priority))
+        return frozenset().union(
+            *(
+                hold.victims
+                for hold in self._holds.values()
+                if priority is None or hold.pod.priority >= priority
+            )
+        )
 
 
-def _beyond(charge: Charge, left: dict[tuple[str, str, str], Charge],
-            victims: Sequence[tuple[str, str, str]]) -> Charge | None:
+def _beyond(
+    charge: Charge,
+    left: dict[tuple[str, str, str], Charge],
+    victims: Sequence[tuple[str, str, str]],
+) -> Charge | None:
     """Returns what *charge* needs of a device beside what *victims* have *left* of it, and takes it from there;
     ``None`` for nothing."""
     partitions = charge.partitions
     for victim in victims:
         if (other := left.get(victim)) is None:
             continue
-        less = (min(charge.slots, other.slots), min(charge.memory_mib, other.memory_mib),
-                min(charge.cores, other.cores))
+        less = (
+            min(charge.slots, other.slots),
+            min(charge.memory_mib, other.memory_mib),
+            min(charge.cores, other.cores),
+        )
         charge, left[victim] = _minus(charge, *less), _minus(other, *less)
-        partitions = tuple(piece for part in partitions for piece in _pieces(part, other.partitions))
+        partitions = tuple(
+            piece for part in partitions for piece in _pieces(part, other.partitions)
+        )
     if not (charge.slots or charge.memory_mib or charge.cores or partitions):
         return None
     return msgspec.structs.replace(charge, partitions=partitions)
 
 
 def _minus(charge: Charge, slots: int, memory_mib: int, cores: int) -> Charge:
-    return msgspec.structs.replace(charge, slots=charge.slots - slots, memory_mib=charge.memory_mib - memory_mib,
-                                   cores=charge.cores - cores)
+    return msgspec.structs.replace(
+        charge,
+        slots=charge.slots - slots,
+        memory_mib=charge.memory_mib - memory_mib,
+        cores=charge.cores - cores,
+    )
 
 
 def _pieces(part: Partition, others: Sequence[Partition]) -> Iterator[Partition]:

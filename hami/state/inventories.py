@@ -25,17 +25,24 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
         return None
     capacity: Sources = ()
     if not key or vendor.decision.needs_capacity:
-        capacity = tuple(node.capacity.get(name) for name in (resources.count, resources.memory, resources.cores))
+        capacity = tuple(
+            node.capacity.get(name) for name in (resources.count, resources.memory, resources.cores)
+        )
     if not key and not any(capacity):
         return None
-    texts = (node.annotations.get(key, node.labels.get(key)) for key in vendor.annotations.node_keys)
+    texts = (
+        node.annotations.get(key, node.labels.get(key)) for key in vendor.annotations.node_keys
+    )
     door = (node.annotations.get(vendor.annotations.door),) if vendor.annotations.door else ()
     return (register, *door, *texts, *capacity)
 
 
 def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
     """Returns *vendor*'s devices on *node*, and why they cannot be read."""
-    if vendor.decision.needs_capacity and device_count(node.capacity.get(vendor.resources.count)) == 0:
+    if (
+        vendor.decision.needs_capacity
+        and device_count(node.capacity.get(vendor.resources.count)) == 0
+    ):
         return (), None
     try:
         return read_inventory(vendor, node), None
@@ -59,8 +66,10 @@ def excess_of(devices: Mapping[str, int]) -> str | None:
     counts = {key: count for key, count in sorted(devices.items()) if count}
     if sum(counts.values()) <= MAX_DEVICES:
         return None
-    return (f"{sum(counts.values())} devices ({', '.join(f'{count} {key}' for key, count in counts.items())}), "
-            f"expected at most {MAX_DEVICES} devices of all vendors on a node: none of them is used")
+    return (
+        f"{sum(counts.values())} devices ({', '.join(f'{count} {key}' for key, count in counts.items())}), "
+        f"expected at most {MAX_DEVICES} devices of all vendors on a node: none of them is used"
+    )
 
 
 def device_count(text: str | None) -> int:

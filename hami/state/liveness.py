@@ -42,18 +42,23 @@ class PluginLiveness:
     withdrawn: bool = False
 
 
-def observe(earlier: PluginLiveness | None, observation: PluginObservation, clock: float,
-            now: datetime) -> PluginLiveness:
+def observe(
+    earlier: PluginLiveness | None, observation: PluginObservation, clock: float, now: datetime
+) -> PluginLiveness:
     """Returns the liveness after *observation* at *clock* (monotonic). *now* is the time of day."""
     if earlier is None:
         return PluginLiveness(observation, Sighting(clock, now.timestamp()))
     before = earlier.observation
     changed = earlier.changed if observation.handshake == before.handshake else Sighting(clock)
-    answered = (observation.handshake != before.handshake
-                and parse_handshake(observation.handshake).state is HandshakeState.REPORTED)
+    answered = (
+        observation.handshake != before.handshake
+        and parse_handshake(observation.handshake).state is HandshakeState.REPORTED
+    )
     if observation.allocatable > 0 or answered or observation.register != before.register:
         return PluginLiveness(observation, changed)
-    return PluginLiveness(observation, changed, withdrawn=earlier.withdrawn or before.allocatable > 0)
+    return PluginLiveness(
+        observation, changed, withdrawn=earlier.withdrawn or before.allocatable > 0
+    )
 
 
 def is_schedulable(liveness: PluginLiveness, clock: float) -> bool:

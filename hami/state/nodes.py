@@ -15,7 +15,13 @@ from hami.codec.states import parse_lock_free
 from hami.model import Device, Node
 from hami.state.bookings import PodBookings
 from hami.state.inventories import Sources, device_count, devices_on, excess_of, inventory_sources
-from hami.state.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
+from hami.state.liveness import (
+    PluginLiveness,
+    PluginObservation,
+    is_schedulable,
+    needs_handshake_request,
+    observe,
+)
 from hami.state.sighting import Sighting, Sightings
 from hami.state.table import Table
 from hami.vendors.inventory import gives_by_claims
@@ -93,19 +99,32 @@ class NodeCache:
     the names of the nodes whose locks have changed: binds may wait for these. *scheduler*: as of the store.
     """
 
-    def __init__(self, vendors: Iterable[Vendor], lock: threading.RLock, table: Table, bookings: PodBookings, *,
-                 clock: Callable[[], float], now: Callable[[], datetime], scheduler: str = "") -> None:
+    def __init__(
+        self,
+        vendors: Iterable[Vendor],
+        lock: threading.RLock,
+        table: Table,
+        bookings: PodBookings,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+        scheduler: str = "",
+    ) -> None:
         self._vendors = tuple(vendors)
         self._by_key = {vendor.key: vendor for vendor in self._vendors}
         self._lock = lock
         self._table = table
         self._bookings = bookings
         self._scheduler = scheduler
-        self._lock_keys = tuple(sorted({NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors)} - {""}))
+        self._lock_keys = tuple(
+            sorted({NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors)} - {""})
+        )
         self._clock = clock
         self._now = now
         self._records: dict[str, NodeRecord] = {}
-        self._tombstones: OrderedDict[str, tuple[int, float]] = OrderedDict()  # of deleted nodes: version, and when
+        self._tombstones: OrderedDict[str, tuple[int, float]] = (
+            OrderedDict()
+        )  # of deleted nodes: version, and when
         self._sightings = Sightings(clock, now)
         self.changes = 0
         """How often nodes have changed, but for their locks."""
@@ -114,28 +133,45 @@ class NodeCache:
         """Stores *node* unless a later version has been seen since *as_of*, when a list that shows it began (by the
         clock). Returns its name if its locks have changed."""
         version = parse_resource_version(node.resource_version)
-        facts = ({key: text for key, text in node.annotations.items() if key not in self._lock_keys}, node.labels,
-                 node.capacity, node.allocatable)
+        facts = (
+            {key: text for key, text in node.annotations.items() if key not in self._lock_keys},
+            node.labels,
+            node.capacity,
+            node.allocatable,
+        )
         readings = self._read(node, facts)
         with self._lock:
             record = self._records.get(node.name)
-            latest, seen_at = (self._tombstones.get(node.name, (0, 0.0)) if record is None
-                               else (record.version, record.seen_at))
+            latest, seen_at = (
+                self._tombstones.get(node.name, (0, 0.0))
+                if record is None
+                else (record.version, record.seen_at)
+            )
             if version < latest and seen_at >= as_of:
                 return []
             now = self._clock()
             if record is None:
-                record = self._records[node.name] = NodeRecord(node.name, version, now, ForeignMark(now))
+                record = self._records[node.name] = NodeRecord(
+                    node.name, version, now, ForeignMark(now)
+                )
             record.version, record.seen_at = version, now
             self.changes += record.unschedulable != node.unschedulable
             record.unschedulable = node.unschedulable
-            before, record.locks = record.locks, {
-                key: node.annotations[key] for key in self._lock_keys if key in node.annotations}
-            if any(text not in (before.get(key), record.own_locks.get(key)) for key, text in record.locks.items()):
+            before, record.locks = (
+                record.locks,
+                {key: node.annotations[key] for key in self._lock_keys if key in node.annotations},
+            )
+            if any(
+                text not in (before.get(key), record.own_locks.get(key))
+                for key, text in record.locks.items()
+            ):
                 record.foreign = ForeignMark(self._clock())
             record.lock_sightings = {
-                key: record.lock_sightings[key] if before.get(key) == text else self._sightings.make()
-                for key, text in record.locks.items()}
+                key: record.lock_sightings[key]
+                if before.get(key) == text
+                else self._sightings.make()
+                for key, text in record.locks.items()
+            }
             record.lock_free = parse_lock_free(node.annotations.get(LOCK_FREE))
             if facts != record.facts:
                 self.changes += 1
@@ -148,19 +184,24 @@ class NodeCache:
                     elif vendor.key in record.inventories:
                         self._remove_inventory(record, vendor)
                 inventories = record.inventories.items()
-                record.excess = excess_of({key: len(inventory.devices) for key, inventory in inventories})
+                record.excess = excess_of(
+                    {key: len(inventory.devices) for key, inventory in inventories}
+                )
                 for key, inventory in inventories:
                     self._offer(record, self._by_key[key], inventory)
             return [node.name] if before != record.locks else []
 
     def _read(self, node: Node, facts: tuple[Texts, ...]) -> Mapping[str, _Reading]:
-        """Reads the inventories of *node* that have changed, by vendor, before the lock is taken: filters wait for it.
-        """
+        """Reads the inventories of *node* that have changed, by vendor, before the lock is taken: filters
+        wait for it."""
         record = self._records.get(node.name)
         if record is not None and record.facts == facts:
             return {}
         inventories = record.inventories if record is not None else {}
-        readings = ((vendor.key, _reading(vendor, node, inventories.get(vendor.key))) for vendor in self._vendors)
+        readings = (
+            (vendor.key, _reading(vendor, node, inventories.get(vendor.key)))
+            for vendor in self._vendors
+        )
         return {key: reading for key, reading in readings if reading is not None}
 
     def upsert_answer(self, node: Node) -> list[str]:
@@ -179,7 +220,10 @@ class NodeCache:
     def remove(self, node: Node) -> list[str]:
         """Removes *node*, which was deleted or no longer matches the selector; a late version of it is ignored."""
         with self._lock:
-            self._tombstones[node.name] = parse_resource_version(node.resource_version), self._clock()
+            self._tombstones[node.name] = (
+                parse_resource_version(node.resource_version),
+                self._clock(),
+            )
             self._tombstones.move_to_end(node.name)
             if len(self._tombstones) > TOMBSTONES:
                 self._tombstones.popitem(last=False)
@@ -208,8 +252,15 @@ class NodeCache:
             if record is None or not record.facts:
                 return None
             annotations, labels, capacity, allocatable = record.facts
-            return Node(name=name, resource_version=str(record.version), annotations={**annotations, **record.locks},
-                        labels=labels, capacity=capacity, allocatable=allocatable, unschedulable=record.unschedulable)
+            return Node(
+                name=name,
+                resource_version=str(record.version),
+                annotations={**annotations, **record.locks},
+                labels=labels,
+                capacity=capacity,
+                allocatable=allocatable,
+                unschedulable=record.unschedulable,
+            )
 
     def is_known(self, name: str) -> bool:
         """Reports whether there is such a node, and the label selector does not exclude it."""
@@ -248,7 +299,11 @@ class NodeCache:
     def locks(self) -> list[tuple[str, str, str]]:
         """Returns node, annotation and text of every lock."""
         with self._lock:
-            return [(record.name, key, text) for record in self._records.values() for key, text in record.locks.items()]
+            return [
+                (record.name, key, text)
+                for record in self._records.values()
+                for key, text in record.locks.items()
+            ]
 
     def expect_lock(self, node: str, text: str, key: str = NODE_LOCK) -> None:
         """Records that this process is about to lock *node* with *text*, which therefore does not make it foreign."""
@@ -278,7 +333,11 @@ class NodeCache:
         """Records that all pods have been listed since *started*. Nodes that are locked now stay foreign."""
         with self._lock:
             for record in self._records.values():
-                if not record.locks and record.foreign is not None and record.foreign.since < started:
+                if (
+                    not record.locks
+                    and record.foreign is not None
+                    and record.foreign.since < started
+                ):
                     record.foreign = None
 
     def claims_due(self, rest_s: float) -> list[tuple[str, bool, int]]:
@@ -288,9 +347,13 @@ class NodeCache:
         if not self._scheduler:
             return []
         with self._lock:
-            return [(record.name, bool(record.owner) and not self._is_claimed(record), record.version)
-                    for record in self._records.values() if record.inventories and record.owner != self._scheduler
-                    and (not self._is_claimed(record) or self._clock() - record.owner_since >= rest_s)]
+            return [
+                (record.name, bool(record.owner) and not self._is_claimed(record), record.version)
+                for record in self._records.values()
+                if record.inventories
+                and record.owner != self._scheduler
+                and (not self._is_claimed(record) or self._clock() - record.owner_since >= rest_s)
+            ]
 
     def resting(self, names: Iterable[str]) -> dict[str, str]:
         """Returns those of the nodes *names* that are not used since another scheduler may still place pods on them,
@@ -298,21 +361,35 @@ class NodeCache:
         if not self._scheduler:
             return {}
         with self._lock:
-            return {name: record.owner for name in names
-                    if (record := self._records.get(name)) is not None and self._rests(record)}
+            return {
+                name: record.owner
+                for name in names
+                if (record := self._records.get(name)) is not None and self._rests(record)
+            }
 
     def reports_due(self) -> list[tuple[str, Vendor]]:
         """Returns nodes and vendors whose device plugin should be asked to report."""
         with self._lock:
-            return [(record.name, vendor) for record, vendor, inventory in self._inventories() if inventory.report_due]
+            return [
+                (record.name, vendor)
+                for record, vendor, inventory in self._inventories()
+                if inventory.report_due
+            ]
 
     def problems(self, names: Iterable[str] | None = None) -> dict[tuple[str, str], str]:
         """Returns why inventories cannot be read, by node and vendor; of the nodes *names* only, if they are given."""
         with self._lock:
-            chosen = self._records if names is None else [name for name in names if name in self._records]
-            return {(name, vendor): problem for name in chosen
-                    for vendor, inventory in self._records[name].inventories.items()
-                    if (problem := self._records[name].problem_of(inventory)) is not None}
+            chosen = (
+                self._records
+                if names is None
+                else [name for name in names if name in self._records]
+            )
+            return {
+                (name, vendor): problem
+                for name in chosen
+                for vendor, inventory in self._records[name].inventories.items()
+                if (problem := self._records[name].problem_of(inventory)) is not None
+            }
 
     def _inventories(self) -> Iterator[tuple[NodeRecord, Vendor, _Inventory]]:
         for record in self._records.values():
@@ -332,24 +409,36 @@ class NodeCache:
         self._table.set_devices(record.name, vendor.key, ())
         self._bookings.reread(record.name)
 
-    def _store_inventory(self, record: NodeRecord, vendor: Vendor, node: Node, reading: _Reading) -> None:
+    def _store_inventory(
+        self, record: NodeRecord, vendor: Vendor, node: Node, reading: _Reading
+    ) -> None:
         sources, devices, problem = reading
         inventory = record.inventories.get(vendor.key)
-        if gives_by_claims(vendor, node):  # the kubelet offers none, but while it can call the driver, this is marked
+        if gives_by_claims(
+            vendor, node
+        ):  # the kubelet offers none, but while it can call the driver, this is marked
             allocatable = len(devices) if vendor.key in record.lock_free else 0
         else:
             allocatable = device_count(node.allocatable.get(vendor.resources.count))
         handshake = node.annotations.get(vendor.annotations.handshake)
         observation = PluginObservation(handshake, sources[0] or "", allocatable)
-        liveness = observe(inventory.liveness if inventory else None, observation, self._clock(), self._now())
+        liveness = observe(
+            inventory.liveness if inventory else None, observation, self._clock(), self._now()
+        )
         if inventory is None or inventory.sources != sources:
-            inventory = record.inventories[vendor.key] = _Inventory(sources, devices, problem, liveness)
+            inventory = record.inventories[vendor.key] = _Inventory(
+                sources, devices, problem, liveness
+            )
         inventory.liveness = liveness
-        inventory.report_due = bool(vendor.annotations.handshake) and needs_handshake_request(liveness)
+        inventory.report_due = bool(vendor.annotations.handshake) and needs_handshake_request(
+            liveness
+        )
 
     def _follow_owner(self, record: NodeRecord, owner: str) -> None:
         if owner != record.owner:
-            if self._rests(record):  # the pods that the other scheduler has bound last are read once more
+            if self._rests(
+                record
+            ):  # the pods that the other scheduler has bound last are read once more
                 record.foreign = ForeignMark(self._clock())
             record.owner, record.owner_since = owner, self._clock()
 
@@ -361,8 +450,14 @@ class NodeCache:
         return record.owner.partition(" ")[0] == self._scheduler
 
     def _offer(self, record: NodeRecord, vendor: Vendor, inventory: _Inventory) -> None:
-        offered = record.excess is None and not self._rests(record) and (
-            not vendor.annotations.handshake or is_schedulable(inventory.liveness, self._clock()))
+        offered = (
+            record.excess is None
+            and not self._rests(record)
+            and (
+                not vendor.annotations.handshake
+                or is_schedulable(inventory.liveness, self._clock())
+            )
+        )
         if self._table.set_devices(record.name, vendor.key, inventory.devices if offered else ()):
             self._bookings.reread(record.name)
 

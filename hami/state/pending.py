@@ -44,12 +44,16 @@ class PendingPods:
         self._namespaces: OrderedDict[str, OrderedDict[str, PendingPod]] = OrderedDict()
         self._count = 0
 
-    def add(self, pod: Pod, nodes: Sequence[str] | None, state: tuple[int, ...], clock: float) -> None:
+    def add(
+        self, pod: Pod, nodes: Sequence[str] | None, state: tuple[int, ...], clock: float
+    ) -> None:
         """Remembers that *pod* fits none of *nodes* in *state*. Another pod, or this one, may be forgotten for that."""
         pods = self._namespaces.setdefault(pod.ref.namespace, OrderedDict())
         earlier = pods.get(pod.ref.uid)
         since = clock if earlier is None else earlier.since
-        pods[pod.ref.uid] = PendingPod(pod, None if nodes is None else tuple(nodes), state, since, clock + GRACE_S)
+        pods[pod.ref.uid] = PendingPod(
+            pod, None if nodes is None else tuple(nodes), state, since, clock + GRACE_S
+        )
         if earlier is not None:
             return
         self._count += 1
@@ -69,14 +73,16 @@ class PendingPods:
             del self._namespaces[namespace]
 
     def due(self, state: tuple[int, ...], clock: float) -> list[PendingPod]:
-        """Returns the pods that have not been looked at in *state* and may be looked at now, of all namespaces in turn.
-        """
+        """Returns the pods that have not been looked at in *state* and may be looked at now, of all
+        namespaces in turn."""
         due = [pending for pending in self.all() if pending.state != state and clock >= pending.due]
         return list(in_turn(due, _namespace))
 
     def all(self) -> list[PendingPod]:
         """Returns all pods."""
-        return list(itertools.chain.from_iterable(pods.values() for pods in self._namespaces.values()))
+        return list(
+            itertools.chain.from_iterable(pods.values() for pods in self._namespaces.values())
+        )
 
     def mark_tried(self, pending: PendingPod, state: tuple[int, ...]) -> None:
         """Records that the pod does not fit in *state*. The others of its namespace are tried before it from now on,
@@ -89,14 +95,14 @@ class PendingPods:
     def remind(self, pending: PendingPod, clock: float) -> None:
         """Records a reminder. The next one waits longer: something else may keep the pod from being scheduled."""
         pending.reminders += 1
-        pending.due = clock + min(2.0 ** pending.reminders, REMINDER_LIMIT_S)
+        pending.due = clock + min(2.0**pending.reminders, REMINDER_LIMIT_S)
 
     def _forget_one(self, pods: Collection[PendingPod]) -> None:
         """Forgets one of *pods*: of those of the lowest priority, the one that was tried longest ago of the namespace
         that has most of them."""
         lowest = min(pending.pod.priority for pending in pods)
         candidates = [pending for pending in pods if pending.pod.priority == lowest]
-        (namespace, _), = Counter(map(_namespace, candidates)).most_common(1)
+        ((namespace, _),) = Counter(map(_namespace, candidates)).most_common(1)
         self.remove(next(pending.pod for pending in candidates if _namespace(pending) == namespace))
 
 

@@ -29,7 +29,13 @@ from hami.codec.resize import excess
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput
 from hami.model import EvictedTogether, Pod, PodRef
-from hami.state.binding import assigned_at, awaits_allocation, bound_at, expected_label, is_allocating
+from hami.state.binding import (
+    assigned_at,
+    awaits_allocation,
+    bound_at,
+    expected_label,
+    is_allocating,
+)
 from hami.state.bookings import PodBookings
 from hami.state.nodes import NodeCache
 from hami.state.reservations import BindingStage, Reservations
@@ -38,7 +44,9 @@ from hami.vendors.request import most_shares
 from hami.vendors.shares import held_shares
 from hami.vendors.spec import Catalog
 
-FOREIGN_TTL_S = 60.0  # annotations of another scheduler on an unbound pod count as a reservation for this long
+FOREIGN_TTL_S = (
+    60.0  # annotations of another scheduler on an unbound pod count as a reservation for this long
+)
 TOMBSTONES = 10_000  # deleted pods that are remembered
 DECIDED = 10_000  # waiting pods that this process has filtered, and of which it remembers that
 WORKLOADS = 4096  # whose pods share their traits
@@ -130,7 +138,11 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
         """The API server has not copied the label of the Binding: there is none, or that of an earlier node."""
         if self.label == self.node:  # as nearly always, so the name need not be checked
             return False
-        return bool(self.node) and self.assigned_node == self.node and self.label != expected_label(self.node)
+        return (
+            bool(self.node)
+            and self.assigned_node == self.node
+            and self.label != expected_label(self.node)
+        )
 
 
 class _Tombstone(NamedTuple):
@@ -149,9 +161,18 @@ class PodCache:
     has a reservation of this process.
     """
 
-    def __init__(self, vendors: Catalog, lock: threading.RLock, bookings: PodBookings,
-                 reservations: Reservations, nodes: NodeCache, *, foreign_reservations: bool,
-                 clock: Callable[[], float], now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        vendors: Catalog,
+        lock: threading.RLock,
+        bookings: PodBookings,
+        reservations: Reservations,
+        nodes: NodeCache,
+        *,
+        foreign_reservations: bool,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
         self._vendors = vendors
         self._lock = lock
         self._bookings = bookings
@@ -167,11 +188,19 @@ class PodCache:
         self._decided: OrderedDict[str, None] = OrderedDict()  # pods that this process has filtered
         self._unsettled: dict[str, None] = {}  # in the order in which they came
         self._waiting: dict[str, Pod] = {}  # those that request devices and are not bound
-        self._preempted: dict[str, None] = {}  # those that are evicted for others and have not ended
+        self._preempted: dict[
+            str, None
+        ] = {}  # those that are evicted for others and have not ended
         self._edited: dict[PodRef, None] = {}  # pods with edits that no one has taken yet
         self._allocation_keys = frozenset(
-            key for keys in (vendor.annotations for vendor in vendors) if keys.allocated
-            for key in (keys.allocated, *((*keys.pod_keys, *keys.extra_keys) if keys.read_shares else ()))) | {RESIZED}
+            key
+            for keys in (vendor.annotations for vendor in vendors)
+            if keys.allocated
+            for key in (
+                keys.allocated,
+                *((*keys.pod_keys, *keys.extra_keys) if keys.read_shares else ()),
+            )
+        ) | {RESIZED}
         self.edits_refused = 0
         """The number of edits of bound pods' annotations that would have changed what they hold."""
         self.changes = 0
@@ -194,8 +223,11 @@ class PodCache:
                 self._remove_record(uid)
                 record = None
             self._reservations.mark_shown(uid)
-            limits = (record.most_shares if record is not None  # what a pod requests cannot be changed
-                      else most_shares(self._vendors, pod.containers))
+            limits = (
+                record.most_shares
+                if record is not None  # what a pod requests cannot be changed
+                else most_shares(self._vendors, pod.containers)
+            )
             if limits or ASSIGNED_NODE in pod.annotations:
                 self._store(pod, version, limits)
             else:
@@ -205,10 +237,15 @@ class PodCache:
         """Parses what takes milliseconds before the lock is taken: filters wait for it. The results are remembered."""
         if max(map(len, pod.annotations.values()), default=0) <= LONGEST_CACHED:
             return
-        long = {key: text for key, text in pod.annotations.items()
-                if len(text) > LONGEST_CACHED and key in self._allocation_keys}
-        if not long or ((record := self._records.get(pod.ref.uid)) is not None
-                        and record.allocation == self._allocation(pod)):
+        long = {
+            key: text
+            for key, text in pod.annotations.items()
+            if len(text) > LONGEST_CACHED and key in self._allocation_keys
+        }
+        if not long or (
+            (record := self._records.get(pod.ref.uid)) is not None
+            and record.allocation == self._allocation(pod)
+        ):
             return
         for vendor in self._vendors.allocated_in(pod.annotations):
             with contextlib.suppress(MalformedInput):  # raised again when the booking is read
@@ -222,11 +259,19 @@ class PodCache:
     def prune(self, seen: set[str], started: float) -> None:
         """Removes the pods that are not in a complete list (*seen*) requested at *started* (monotonic clock)."""
         with self._lock:
-            gone = [uid for uid, record in self._records.items() if uid not in seen and record.seen_at < started]
+            gone = [
+                uid
+                for uid, record in self._records.items()
+                if uid not in seen and record.seen_at < started
+            ]
             for uid in gone:
                 self._bury(uid, not self._records[uid].is_settled)
             # of pods that came and went unseen, nothing is remembered
-            for uid in [uid for uid in self._decided if uid not in self._records and uid not in self._reservations]:
+            for uid in [
+                uid
+                for uid in self._decided
+                if uid not in self._records and uid not in self._reservations
+            ]:
                 del self._decided[uid]
             self._sightings.finish_list()
             self._reservations.prune(seen, started)
@@ -236,7 +281,11 @@ class PodCache:
         """Ends reservations of other schedulers that were not bound in time."""
         with self._lock:
             for record in self.unsettled():
-                if not record.node and record.assigned_node and not self._is_fresh(record.assigned_at, record.assigned):
+                if (
+                    not record.node
+                    and record.assigned_node
+                    and not self._is_fresh(record.assigned_at, record.assigned)
+                ):
                     self._unbook(record.ref.uid)
 
     def take_over(self, uid: str) -> None:
@@ -303,10 +352,16 @@ class PodCache:
         with self._lock:
             for booking in self._bookings.on_node(node):
                 reservation = self._reservations.find(booking.uid)
-                if (reservation is not None and reservation.stage is BindingStage.FINISHED and reservation.lock_free
-                        and not reservation.lock_keys):
+                if (
+                    reservation is not None
+                    and reservation.stage is BindingStage.FINISHED
+                    and reservation.lock_free
+                    and not reservation.lock_keys
+                ):
                     return True
-                if (record := self._records.get(booking.uid)) is not None and record.awaits_allocation:
+                if (
+                    record := self._records.get(booking.uid)
+                ) is not None and record.awaits_allocation:
                     return True
             return False
 
@@ -324,25 +379,62 @@ class PodCache:
     def _store(self, pod: Pod, version: int, limits: Mapping[str, int]) -> None:
         uid, annotations = pod.ref.uid, pod.annotations
         earlier, sighting = self._records.get(uid), self._sightings.make()
-        assigned_time, bound_time, is_terminated = assigned_at(pod), bound_at(pod), pod.is_terminated
-        assigned = earlier.assigned if earlier is not None and earlier.assigned_at == assigned_time else sighting
-        bound = earlier.bound if earlier is not None and earlier.node and earlier.bound_at == bound_time else sighting
+        assigned_time, bound_time, is_terminated = (
+            assigned_at(pod),
+            bound_at(pod),
+            pod.is_terminated,
+        )
+        assigned = (
+            earlier.assigned
+            if earlier is not None and earlier.assigned_at == assigned_time
+            else sighting
+        )
+        bound = (
+            earlier.bound
+            if earlier is not None and earlier.node and earlier.bound_at == bound_time
+            else sighting
+        )
         allocation = self._allocation(pod) if pod.node_name else 0
         problems = self._book(pod, limits, allocation, assigned)
-        vendors = () if pod.node_name else tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
+        vendors = (
+            ()
+            if pod.node_name
+            else tuple(vendor.key for vendor in self._vendors.allocated_in(annotations))
+        )
         record = self._records[uid] = PodRecord(
-            ref=pod.ref, version=version, node=pod.node_name, scheduler_name=pod.scheduler_name,
+            ref=pod.ref,
+            version=version,
+            node=pod.node_name,
+            scheduler_name=pod.scheduler_name,
             assigned_node=sys.intern(annotations.get(ASSIGNED_NODE, "")),
-            label=_interned(pod.labels.get(ASSIGNED_NODE)), phase=pod.phase,
-            bind_phase=sys.intern(annotations.get(BIND_PHASE, "")), allocating=is_allocating(pod, self._vendors),
-            assigned_at=assigned_time, assigned=assigned, bound_at=bound_time, bound=bound,
-            most_shares=limits, terminated=is_terminated, seen_at=self._clock(), vendors=vendors,
-            problems=problems, allocation=allocation, resized=_resized(pod) if pod.node_name else 0,
-            awaits_allocation=awaits_allocation(pod, self._vendors), group=sys.intern(pod.group),
-            priority=pod.priority, traits=self._traits_of(pod), started=parse_time(pod.started),
-            ends_by=parse_time(pod.deletion), deletion_grace_s=pod.deletion_grace_s,
-            cores_limit=pod_cores_limit(annotations), excess=excess(annotations),
-            preempted=pod.preempted, preemptor=pod.preemptor, evicted_with=pod.evicted_with)
+            label=_interned(pod.labels.get(ASSIGNED_NODE)),
+            phase=pod.phase,
+            bind_phase=sys.intern(annotations.get(BIND_PHASE, "")),
+            allocating=is_allocating(pod, self._vendors),
+            assigned_at=assigned_time,
+            assigned=assigned,
+            bound_at=bound_time,
+            bound=bound,
+            most_shares=limits,
+            terminated=is_terminated,
+            seen_at=self._clock(),
+            vendors=vendors,
+            problems=problems,
+            allocation=allocation,
+            resized=_resized(pod) if pod.node_name else 0,
+            awaits_allocation=awaits_allocation(pod, self._vendors),
+            group=sys.intern(pod.group),
+            priority=pod.priority,
+            traits=self._traits_of(pod),
+            started=parse_time(pod.started),
+            ends_by=parse_time(pod.deletion),
+            deletion_grace_s=pod.deletion_grace_s,
+            cores_limit=pod_cores_limit(annotations),
+            excess=excess(annotations),
+            preempted=pod.preempted,
+            preemptor=pod.preemptor,
+            evicted_with=pod.evicted_with,
+        )
         if earlier is None or _shown(earlier) != _shown(record):
             self.changes += 1
         if limits and not pod.node_name and not is_terminated:
@@ -368,15 +460,21 @@ class PodCache:
 
     def _traits_of(self, pod: Pod) -> PodTraits:
         labels = tuple(sorted([item for item in pod.labels.items() if item[0] != ASSIGNED_NODE]))
-        return self._traits(pod.controller, pod.is_node_agent or pod.labels.get(PREEMPTIBLE) == "false", pod.grace_s,
-                            labels)
+        return self._traits(
+            pod.controller,
+            pod.is_node_agent or pod.labels.get(PREEMPTIBLE) == "false",
+            pod.grace_s,
+            labels,
+        )
 
     def _allocation(self, pod: Pod) -> int:
         """Returns the hash of the annotations that decide what *pod* holds: texts would cost more memory than it."""
         keys = self._allocation_keys
         return hash(tuple([item for item in pod.annotations.items() if item[0] in keys]))
 
-    def _book(self, pod: Pod, limits: Mapping[str, int], allocation: int, assigned: Sighting) -> tuple[str, ...]:
+    def _book(
+        self, pod: Pod, limits: Mapping[str, int], allocation: int, assigned: Sighting
+    ) -> tuple[str, ...]:
         """Books what *pod* holds. Returns why parts of its annotations cannot be read."""
         uid = pod.ref.uid
         if pod.is_terminated:
@@ -399,9 +497,14 @@ class PodCache:
             self._bookings.follow(pod)
         else:
             written = self._as_written(pod)
-            believed, resized = allocation if written is pod else self._allocation(written), _resized(written)
+            believed, resized = (
+                allocation if written is pod else self._allocation(written),
+                _resized(written),
+            )
             problems = self._bookings.believe(written, limits)
-        if allocation == believed or (resized != _resized(pod) and self._bookings.resize(pod, limits)):
+        if allocation == believed or (
+            resized != _resized(pod) and self._bookings.resize(pod, limits)
+        ):
             return problems
         if not self._bookings.refine(pod, limits):
             self.edits_refused += 1
@@ -411,8 +514,11 @@ class PodCache:
     def _as_written(self, pod: Pod) -> Pod:
         """Returns *pod* with the annotations of its Binding if this process has written it, else as it is."""
         reservation = self._reservations.find(pod.ref.uid)
-        if (reservation is None or reservation.stage is not BindingStage.FINISHED
-                or reservation.node != pod.node_name):
+        if (
+            reservation is None
+            or reservation.stage is not BindingStage.FINISHED
+            or reservation.node != pod.node_name
+        ):
             return pod
         return replace(pod, annotations={**pod.annotations, RESIZED: "", **reservation.annotations})
 
@@ -426,8 +532,12 @@ class PodCache:
     def _is_foreign_reservation(self, pod: Pod, assigned: Sighting) -> bool:
         """Reports whether another scheduler has recently assigned devices to *pod*, and we have not filtered it."""
         uid = pod.ref.uid
-        return (self._foreign_reservations and uid not in self._reservations and uid not in self._decided
-                and self._is_fresh(assigned_at(pod), assigned))
+        return (
+            self._foreign_reservations
+            and uid not in self._reservations
+            and uid not in self._decided
+            and self._is_fresh(assigned_at(pod), assigned)
+        )
 
     def _is_fresh(self, written: int, assigned: Sighting) -> bool:
         return written > 0 and abs(assigned.claimed_age(written, self._clock())) < FOREIGN_TTL_S
@@ -464,5 +574,10 @@ def _interned(text: str | None) -> str | None:
 
 def _shown(record: PodRecord) -> tuple[object, ...]:
     """Returns what is shown of a pod, beside its devices."""
-    return record.node, record.phase, record.problems, record.preempted or record.ends_by > 0, (
-        record.cores_limit, record.excess)
+    return (
+        record.node,
+        record.phase,
+        record.problems,
+        record.preempted or record.ends_by > 0,
+        (record.cores_limit, record.excess),
+    )

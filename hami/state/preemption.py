@@ -21,7 +21,9 @@ from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.view import View
 
 MAX_GANG = 256  # pods of a gang that are planned for
-MAX_BUDGETS = 256  # PodDisruptionBudgets of a namespace that count: each is compared with each of its pods
+MAX_BUDGETS = (
+    256  # PodDisruptionBudgets of a namespace that count: each is compared with each of its pods
+)
 MAX_TRIALS = 400  # decisions that a plan may take: some 100 ms
 SOON_S = 60  # within which a pod that is being deleted must end, so that nobody is evicted instead
 OVERDUE_S = 60  # a pod that has not ended so long after its grace period may never end
@@ -44,9 +46,15 @@ class PreemptionRules:
     pod_groups: PodGroups = no_pod_group
 
 
-def plan_preemption(view: View, pod: Pod, names: Sequence[str], rules: PreemptionRules, *,
-                    planned: Collection[str] = (),
-                    before_trial: Callable[[], object] = lambda: None) -> PreemptionPlan | None:
+def plan_preemption(
+    view: View,
+    pod: Pod,
+    names: Sequence[str],
+    rules: PreemptionRules,
+    *,
+    planned: Collection[str] = (),
+    before_trial: Callable[[], object] = lambda: None,
+) -> PreemptionPlan | None:
     """Returns the best plan by which *pod* fits one of the nodes *names*; ``None`` if there is none.
 
     A plan without victims means that the pod fits once pods that are being deleted anyway have ended. A plan with
@@ -71,22 +79,37 @@ def plan_preemption(view: View, pod: Pod, names: Sequence[str], rules: Preemptio
         return plan
     patient = search(within_s)
     if plan is None:
-        is_better = patient is not None and not patient.victims  # nobody is evicted to wait for others for so long
+        is_better = (
+            patient is not None and not patient.victims
+        )  # nobody is evicted to wait for others for so long
     else:
         is_better = patient is not None and patient.cost < plan.cost
     return patient if is_better else plan
 
 
-def _best_plan(eviction: _Eviction, names: Sequence[str], ending: Sequence[PodRecord],
-               before_trial: Callable[[], object]) -> PreemptionPlan | None:
+def _best_plan(
+    eviction: _Eviction,
+    names: Sequence[str],
+    ending: Sequence[PodRecord],
+    before_trial: Callable[[], object],
+) -> PreemptionPlan | None:
     """Returns the best plan for one of the nodes *names*, which are sorted by the lowest priority there. *ending*: the
     pods that are being deleted."""
     lowest = eviction.lowest_priority(names[0]) if names else 0
     becoming_free = {record.node for record in ending if eviction.is_room(record)}
-    candidates = sorted(names, key=lambda name: name not in becoming_free)  # a plan without victims ends the search
+    candidates = sorted(
+        names, key=lambda name: name not in becoming_free
+    )  # a plan without victims ends the search
     nodes = (node for name in candidates if (node := eviction.node(name)) is not None)
-    return best_plan(nodes, eviction.allowed, surplus=eviction.surplus, max_trials=MAX_TRIALS, lowest=lowest,
-                     strict=eviction.is_strict, before_trial=before_trial)
+    return best_plan(
+        nodes,
+        eviction.allowed,
+        surplus=eviction.surplus,
+        max_trials=MAX_TRIALS,
+        lowest=lowest,
+        strict=eviction.is_strict,
+        before_trial=before_trial,
+    )
 
 
 def _grace_s(view: View, plan: PreemptionPlan) -> int:
@@ -95,8 +118,15 @@ def _grace_s(view: View, plan: PreemptionPlan) -> int:
     return min(max(graces_s), MAX_GRACE_S)
 
 
-def plan_together(view: View, pods: Sequence[Pod], names: Sequence[str], rules: PreemptionRules, *,
-                  planned: Collection[str] = (), before_trial: Callable[[], object] = lambda: None) -> Plans:
+def plan_together(
+    view: View,
+    pods: Sequence[Pod],
+    names: Sequence[str],
+    rules: PreemptionRules,
+    *,
+    planned: Collection[str] = (),
+    before_trial: Callable[[], object] = lambda: None,
+) -> Plans:
     """Returns a plan for each of *pods*, in the room that is left by those before it; empty if one has none.
 
     The plan of a pod that fits has neither victims nor pods that end anyway. Arguments: as for `plan_preemption`.
@@ -107,7 +137,11 @@ def plan_together(view: View, pods: Sequence[Pod], names: Sequence[str], rules: 
     for pod in pods:
         if (choice := view.choose(pod, names)) is not None:
             plan = PreemptionPlan(choice.node, ())
-        elif (found := plan_preemption(view, pod, names, rules, planned=planned, before_trial=before_trial)) is None:
+        elif (
+            found := plan_preemption(
+                view, pod, names, rules, planned=planned, before_trial=before_trial
+            )
+        ) is None:
             return []
         else:
             plan, view = found, view.what_if(without=(*found.uids, *found.awaited))
@@ -139,8 +173,15 @@ def pods_together(pod: Pod, waiting: Sequence[Pod], bound: int, size: int | None
     return members if is_whole and any(member.ref.uid == pod.ref.uid for member in members) else []
 
 
-def plan_further(view: View, pod: Pod, node: str, ended: Collection[str], rules: PreemptionRules, *,
-                 planned: Collection[str] = ()) -> PreemptionPlan | None:
+def plan_further(
+    view: View,
+    pod: Pod,
+    node: str,
+    ended: Collection[str],
+    rules: PreemptionRules,
+    *,
+    planned: Collection[str] = (),
+) -> PreemptionPlan | None:
     """Returns the plan by which *pod* fits *node* once the pods *ended* (uids) have ended and its victims, if any, have
     been evicted, too; ``None`` if there is none. All victims are on *node*: kube-scheduler evicts no others for it.
 
@@ -152,8 +193,14 @@ def plan_further(view: View, pod: Pod, node: str, ended: Collection[str], rules:
         return PreemptionPlan(node, ())
     if (of_node := eviction.node(node, only_there=True)) is None:
         return None
-    return best_plan([of_node], eviction.allowed, surplus=eviction.surplus, max_trials=MAX_TRIALS, lowest=pod.priority,
-                     strict=rules.strict)
+    return best_plan(
+        [of_node],
+        eviction.allowed,
+        surplus=eviction.surplus,
+        max_trials=MAX_TRIALS,
+        lowest=pod.priority,
+        strict=rules.strict,
+    )
 
 
 class _Eviction:
@@ -163,8 +210,15 @@ class _Eviction:
     *allowed*: evictions within each budget. *surplus*: how many pods gangs have more than they need.
     """
 
-    def __init__(self, view: View, pod: Pod, rules: PreemptionRules, planned: Collection[str], *,
-                 within_s: float = SOON_S) -> None:
+    def __init__(
+        self,
+        view: View,
+        pod: Pod,
+        rules: PreemptionRules,
+        planned: Collection[str],
+        *,
+        within_s: float = SOON_S,
+    ) -> None:
         self._view = view
         self._pod = pod
         self._rules = rules
@@ -206,7 +260,9 @@ class _Eviction:
         free += awaited
         uids = {*free, *(uid for unit in units.values() for uid in unit.uids)}
         fits = self._view.fits_without(self._pod, name, uids)
-        return PreemptionNode(name, tuple(units.values()), lambda ended: fits({*free, *ended}), tuple(awaited))
+        return PreemptionNode(
+            name, tuple(units.values()), lambda ended: fits({*free, *ended}), tuple(awaited)
+        )
 
     def lowest_priority(self, name: str) -> int:
         """Returns the lowest priority of what holds devices on the node."""
@@ -234,15 +290,25 @@ class _Eviction:
                 self.surplus[gang] = surplus
         members = sorted(members, key=lambda member: member.ref.uid)
         return EvictionUnit(
-            uids=tuple(member.ref.uid for member in members), priorities=tuple(member.priority for member in members),
+            uids=tuple(member.ref.uid for member in members),
+            priorities=tuple(member.priority for member in members),
             started=min(member.started for member in members),
-            budgets=tuple(self._budgets_of(member) for member in members), gang=gang)
+            budgets=tuple(self._budgets_of(member) for member in members),
+            gang=gang,
+        )
 
     def _may_be_evicted(self, record: PodRecord) -> bool:
         pod, traits = self._pod, record.traits
         has_same_owner = bool(traits.controller) and traits.controller == pod.controller
-        return (bool(record.node) and not record.terminated and not record.is_ending and record.priority < pod.priority
-                and not traits.is_protected and not has_same_owner and record.ref.uid not in self._planned)
+        return (
+            bool(record.node)
+            and not record.terminated
+            and not record.is_ending
+            and record.priority < pod.priority
+            and not traits.is_protected
+            and not has_same_owner
+            and record.ref.uid not in self._planned
+        )
 
     def _is_young(self, members: Sequence[PodRecord]) -> bool:
         """Reports whether *members*, which are evicted together, have run for too short a time. They are as old as the
@@ -255,7 +321,9 @@ class _Eviction:
         if (budgets := self._budgets.get(record.ref.namespace)) is None:
             return ()
         labels = dict(record.traits.labels)
-        return tuple(budget.key for budget in budgets if budget.selects(record.ref.namespace, labels))
+        return tuple(
+            budget.key for budget in budgets if budget.selects(record.ref.namespace, labels)
+        )
 
 
 class _Gangs:
@@ -303,7 +371,9 @@ class _Gangs:
         return running - group.min_count if running >= group.min_count else None
 
     def _group_of(self, record: PodRecord) -> PodGroup | None:
-        return self._pod_groups(pod_group_ref(record.ref.namespace, record.group, dict(record.traits.labels)))
+        return self._pod_groups(
+            pod_group_ref(record.ref.namespace, record.group, dict(record.traits.labels))
+        )
 
     def _of_namespace(self, namespace: str) -> Mapping[str, Sequence[PodRecord]]:
         """Returns the pods of each gang of *namespace* that hold devices and are not being deleted."""

@@ -24,10 +24,16 @@ class QuotaCache:
         version = parse_resource_version(quota.resource_version)
         with self._lock:
             earlier = self._quotas.get(quota.namespace, {}).get(quota.uid)
-            if (earlier is None or as_of > -math.inf
-                    or version >= parse_resource_version(earlier.resource_version)):
+            if (
+                earlier is None
+                or as_of > -math.inf
+                or version >= parse_resource_version(earlier.resource_version)
+            ):
                 self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
-                self.changes += earlier is None or replace(earlier, resource_version=quota.resource_version) != quota
+                self.changes += (
+                    earlier is None
+                    or replace(earlier, resource_version=quota.resource_version) != quota
+                )
 
     def remove(self, quota: QuotaLimits) -> None:
         """Removes *quota*, which has been deleted."""

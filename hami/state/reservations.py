@@ -23,14 +23,18 @@ from hami.state.nodes import NodeCache
 from hami.state.table import Booking, Table
 from hami.vendors.spec import Vendor
 
-RESERVATION_TTL_S = 900.0  # kube-scheduler shows when it gives up a pod; this is for when it does not
+RESERVATION_TTL_S = (
+    900.0  # kube-scheduler shows when it gives up a pod; this is for when it does not
+)
 NOMINATED_TTL_S = 600.0  # after kube-scheduler has said that it binds the pod to the node: a volume may take minutes
 UNSHOWN_S = 10.0  # after which the API server is asked for a pod that the watch has not shown
 MAX_UNSHOWN = 500  # such pods that have reservations; clients may name any uid
 MAX_UNSHOWN_BYTES = 8 * MIB  # of their JSON; in memory it may take many times as much
 GROUP_TTL_S = 10.0  # of a pod of a group, without such a sign: where the group does not fit, no condition changes
 YIELD_S = 2.0  # after which the reservations of a group that only waits may go to a pod that fits without them
-ANSWER_S = 60.0  # after which a Binding that was sent without an answer is written, or never will be
+ANSWER_S = (
+    60.0  # after which a Binding that was sent without an answer is written, or never will be
+)
 
 
 class Rejected(HamiError):
@@ -93,15 +97,29 @@ class Reservation:
     @property
     def lock_keys(self) -> tuple[str, ...]:
         """The annotations of the node locks that the bind has to take, sorted."""
-        return tuple(sorted({vendor.annotations.lock for vendor in self.vendors
-                             if vendor.annotations.lock and vendor.key not in self.lock_free}))
+        return tuple(
+            sorted(
+                {
+                    vendor.annotations.lock
+                    for vendor in self.vendors
+                    if vendor.annotations.lock and vendor.key not in self.lock_free
+                }
+            )
+        )
 
     @property
     def annotations(self) -> Mapping[str, str]:
         """The annotations of the Binding, except for the time of the bind."""
         if self._annotations is None:
-            self._annotations = render_annotations(self.pod, self.node, self.vendors, self.placement, self.lock_free,
-                                                   self.usages, self.assumed)
+            self._annotations = render_annotations(
+                self.pod,
+                self.node,
+                self.vendors,
+                self.placement,
+                self.lock_free,
+                self.usages,
+                self.assumed,
+            )
         return self._annotations
 
     @property
@@ -123,8 +141,15 @@ class Reservations:
     *lock* is the store's: it guards the reservations and the table; only single look-ups do without it.
     """
 
-    def __init__(self, table: Table, lock: threading.RLock, nodes: NodeCache, *, clock: Callable[[], float],
-                 now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        table: Table,
+        lock: threading.RLock,
+        nodes: NodeCache,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
         self._table = table
         self._lock = lock
         self._nodes = nodes
@@ -147,7 +172,9 @@ class Reservations:
     def get(self, uid: str) -> Reservation | None:
         """Returns the reservation of a pod whose Binding has not been written."""
         reservation = self._reservations.get(uid)
-        return reservation if reservation and reservation.stage is not BindingStage.FINISHED else None
+        return (
+            reservation if reservation and reservation.stage is not BindingStage.FINISHED else None
+        )
 
     def find(self, uid: str) -> Reservation | None:
         """Returns the pod's reservation in any stage. The caller holds the lock."""
@@ -160,13 +187,19 @@ class Reservations:
     def unbound(self) -> int:
         """Returns how many reservations have no Binding yet."""
         with self._lock:
-            return sum(reservation.stage is not BindingStage.FINISHED for reservation in self._reservations.values())
+            return sum(
+                reservation.stage is not BindingStage.FINISHED
+                for reservation in self._reservations.values()
+            )
 
     def are_binding(self) -> bool:
         """Reports whether a pod is being bound, or a Binding without an answer may still be written."""
         with self._lock:
-            return any(reservation.outcome_unknown or reservation.stage in (BindingStage.WAITING, BindingStage.WRITING)
-                       for reservation in self._reservations.values())
+            return any(
+                reservation.outcome_unknown
+                or reservation.stage in (BindingStage.WAITING, BindingStage.WRITING)
+                for reservation in self._reservations.values()
+            )
 
     def refs(self) -> list[PodRef]:
         """Returns the pods that have a reservation."""
@@ -180,10 +213,15 @@ class Reservations:
         with self._lock:
             for reservation in self._reservations.values():
                 if reservation.pod.group:
-                    groups.setdefault((reservation.ref.namespace, reservation.pod.group), []).append(reservation)
+                    groups.setdefault(
+                        (reservation.ref.namespace, reservation.pod.group), []
+                    ).append(reservation)
             latest = self._clock() - YIELD_S
-            oldest = {group: min(reservation.since for reservation in own) for group, own in groups.items()
-                      if not any(reservation.is_wanted for reservation in own)}
+            oldest = {
+                group: min(reservation.since for reservation in own)
+                for group, own in groups.items()
+                if not any(reservation.is_wanted for reservation in own)
+            }
             in_order = sorted(oldest, key=lambda group: (oldest[group], group))
             return {group: groups[group] for group in in_order if oldest[group] <= latest}
 
@@ -197,7 +235,9 @@ class Reservations:
         with self._lock:
             reservation = self._reservations.get(ref.uid)
             if reservation is None:
-                raise Rejected(f"pod {ref} has no reservation (it may have expired): it must be filtered again")
+                raise Rejected(
+                    f"pod {ref} has no reservation (it may have expired): it must be filtered again"
+                )
             if reservation.node != node:
                 raise Rejected(f"pod {ref} is reserved on node {reservation.node}, not on {node}")
             if reservation.stage is not BindingStage.ASSUMED:
@@ -254,13 +294,20 @@ class Reservations:
     def unknown_bindings(self) -> list[Reservation]:
         """Returns reservations whose Binding was sent so long ago that the API server has written it or never will."""
         with self._lock:
-            return [reservation for reservation in self._reservations.values()
-                    if reservation.outcome_unknown and self._is_overdue(reservation)]
+            return [
+                reservation
+                for reservation in self._reservations.values()
+                if reservation.outcome_unknown and self._is_overdue(reservation)
+            ]
 
     def clear_unknown(self, reservation: Reservation) -> None:
         """Forgets a reservation from :meth:`unknown_bindings` whose pod is not bound, unless it was tried again."""
         with self._lock:
-            if self.is_current(reservation) and reservation.outcome_unknown and self._is_overdue(reservation):
+            if (
+                self.is_current(reservation)
+                and reservation.outcome_unknown
+                and self._is_overdue(reservation)
+            ):
                 self.forget(reservation.ref.uid)
 
     # Pods that the watch has not shown: it is late, or they do not exist
@@ -268,10 +315,14 @@ class Reservations:
     def check_room_for_unshown(self, pod: Pod) -> None:
         """Raises: Rejected if too many pods that the watch has not shown have reservations. *pod* is one more."""
         with self._lock:
-            others = [reservation.pod for uid, reservation in self._unshown.items() if uid != pod.ref.uid]
+            others = [
+                reservation.pod for uid, reservation in self._unshown.items() if uid != pod.ref.uid
+            ]
         size = pod.size + sum(other.size for other in others)
         if len(others) >= MAX_UNSHOWN or size > MAX_UNSHOWN_BYTES:
-            raise Rejected(f"pod {pod.ref}: too many pods that the watch has not shown yet have reservations")
+            raise Rejected(
+                f"pod {pod.ref}: too many pods that the watch has not shown yet have reservations"
+            )
 
     def mark_shown(self, uid: str) -> None:
         """Notes that the watch has shown the pod, or that the API server has it."""
@@ -283,8 +334,11 @@ class Reservations:
         """Returns the reservations that nobody binds and whose pods the watch should have shown, oldest first."""
         with self._lock:
             latest = self._clock() - UNSHOWN_S
-            return [reservation for reservation in self._unshown.values()
-                    if not reservation.is_wanted and (reservation.unshown_since or 0.0) <= latest]
+            return [
+                reservation
+                for reservation in self._unshown.values()
+                if not reservation.is_wanted and (reservation.unshown_since or 0.0) <= latest
+            ]
 
     # How reservations end
 
@@ -309,13 +363,22 @@ class Reservations:
         """
         with self._lock:
             reservation = self._reservations.get(pod.ref.uid)
-            if reservation is None or reservation.stage is not BindingStage.ASSUMED or reservation.outcome_unknown:
+            if (
+                reservation is None
+                or reservation.stage is not BindingStage.ASSUMED
+                or reservation.outcome_unknown
+            ):
                 return
-            if parse_resource_version(pod.resource_version) <= parse_resource_version(reservation.pod.resource_version):
+            if parse_resource_version(pod.resource_version) <= parse_resource_version(
+                reservation.pod.resource_version
+            ):
                 return
             if pod.nominated_node == reservation.node:
                 self.mark_nominated(pod.ref.uid)
-            elif reservation.nominated or pod.scheduling_failure not in ("", reservation.pod.scheduling_failure):
+            elif reservation.nominated or pod.scheduling_failure not in (
+                "",
+                reservation.pod.scheduling_failure,
+            ):
                 self.forget(pod.ref.uid)
 
     def mark_nominated(self, uid: str) -> bool:
@@ -328,8 +391,11 @@ class Reservations:
     def expire(self) -> list[Reservation]:
         """Forgets and returns the reservations that were not bound in time."""
         with self._lock:
-            expired = [reservation for reservation in self._reservations.values()
-                       if not reservation.outcome_unknown and self._is_overdue(reservation)]
+            expired = [
+                reservation
+                for reservation in self._reservations.values()
+                if not reservation.outcome_unknown and self._is_overdue(reservation)
+            ]
             for reservation in expired:
                 self.forget(reservation.ref.uid)
             return expired
@@ -338,19 +404,31 @@ class Reservations:
         """Forgets pods that were bound before a list was requested (*started*) and are not in it (*seen*)."""
         with self._lock:
             for uid, reservation in list(self._reservations.items()):
-                if uid not in seen and reservation.stage is BindingStage.FINISHED and reservation.since < started:
+                if (
+                    uid not in seen
+                    and reservation.stage is BindingStage.FINISHED
+                    and reservation.since < started
+                ):
                     self.forget(uid)
 
     def _is_overdue(self, reservation: Reservation) -> bool:
         limit_s = ANSWER_S if reservation.outcome_unknown else reservation.lifetime_s
-        return reservation.stage is BindingStage.ASSUMED and self._clock() - reservation.since >= limit_s
+        return (
+            reservation.stage is BindingStage.ASSUMED
+            and self._clock() - reservation.since >= limit_s
+        )
 
     def _problem(self, reservation: Reservation) -> str | None:
         if self._nodes.lock_free(reservation.node) != reservation.lock_free:
             return f"the device plugins of node {reservation.node} that need no lock have changed"
-        usages = {(vendor, usage.device.uuid): usage
-                  for vendor, of_vendor in self._table.usages(reservation.node).items() for usage in of_vendor}
-        for share in {(share.type, share.uuid): share for shares in reservation.placement for share in shares}.values():
+        usages = {
+            (vendor, usage.device.uuid): usage
+            for vendor, of_vendor in self._table.usages(reservation.node).items()
+            for usage in of_vendor
+        }
+        for share in {
+            (share.type, share.uuid): share for shares in reservation.placement for share in shares
+        }.values():
             device = usages.get((share.type, share.uuid))
             if device is None or not device.device.healthy:
                 return f"device {share.uuid} on node {reservation.node} is gone or unhealthy"
@@ -364,7 +442,12 @@ class Reservations:
         for booking in self._table.bookings_on(node):
             if not is_hold(booking):
                 table.book(booking)
-        devices = {vendor: [usage.device for usage in of_vendor]
-                   for vendor, of_vendor in self._table.usages(node).items()}
-        return any(usage.is_overcommitted for usage in table.usages_of(node, devices)[share.type]
-                   if usage.device.uuid == share.uuid)
+        devices = {
+            vendor: [usage.device for usage in of_vendor]
+            for vendor, of_vendor in self._table.usages(node).items()
+        }
+        return any(
+            usage.is_overcommitted
+            for usage in table.usages_of(node, devices)[share.type]
+            if usage.device.uuid == share.uuid
+        )

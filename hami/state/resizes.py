@@ -23,13 +23,24 @@ from hami.vendors.spec import Catalog
 
 def is_current(pod: Pod, record: PodRecord | None) -> bool:
     """Reports whether *record* is that of this version of *pod*, which holds devices and goes on to do so."""
-    return (record is not None and record.version == parse_resource_version(pod.resource_version)
-            and bool(record.node) and not (record.terminated or record.ends_by or record.preempted))
+    return (
+        record is not None
+        and record.version == parse_resource_version(pod.resource_version)
+        and bool(record.node)
+        and not (record.terminated or record.ends_by or record.preempted)
+    )
 
 
-def resizable_devices(pod: Pod, request: PodRequest | None, vendors: Catalog, node: Node | None, usages: NodeUsage,
-                      booked: Mapping[str, Sequence[Charge]], budgets: Mapping[str, Budget],
-                      quotas: Iterable[QuotaLimits]) -> ResizableDevices:
+def resizable_devices(
+    pod: Pod,
+    request: PodRequest | None,
+    vendors: Catalog,
+    node: Node | None,
+    usages: NodeUsage,
+    booked: Mapping[str, Sequence[Charge]],
+    budgets: Mapping[str, Budget],
+    quotas: Iterable[QuotaLimits],
+) -> ResizableDevices:
     """Returns what a resize of *pod* depends on. *booked*: what it holds of the *usages* of its *node*, by vendor.
     *budgets*: what the *quotas* of its namespace leave beside it.
 
@@ -43,29 +54,53 @@ def resizable_devices(pod: Pod, request: PodRequest | None, vendors: Catalog, no
     held = read_allocation(pod, vendor, INT32_MAX)
     kinds = [container.kind for container in pod.containers]
     if peak_charges(kinds, held, init_done=pod.init_done) != charges:
-        raise MalformedInput(GPU_ALLOCATED, allocated, "the pod holds something else: its annotations have been edited")
+        raise MalformedInput(
+            GPU_ALLOCATED,
+            allocated,
+            "the pod holds something else: its annotations have been edited",
+        )
     memory, cores = total_charge(charges)
     left = budgets.get(vendor.key, Budget())
     return ResizableDevices(
-        pod=pod, request=request, vendor=vendor, held=held, wanted=_target(pod, held) or held,
+        pod=pod,
+        request=request,
+        vendor=vendor,
+        held=held,
+        wanted=_target(pod, held) or held,
         usages=without_charges(usages.get(vendor.key, ()), charges),
-        budget=Budget(None if left.memory_mib is None else left.memory_mib + memory,
-                      None if left.cores is None else left.cores + cores),
+        budget=Budget(
+            None if left.memory_mib is None else left.memory_mib + memory,
+            None if left.cores is None else left.cores + cores,
+        ),
         node_resizes=node is not None and node.annotations.get(NODE_RESIZES) == "true",
-        evaded=counted_by_kubernetes(quotas, pod.scope, {
-            vendor.resources.memory, vendor.resources.memory_percent, vendor.resources.cores}))
+        evaded=counted_by_kubernetes(
+            quotas,
+            pod.scope,
+            {vendor.resources.memory, vendor.resources.memory_percent, vendor.resources.cores},
+        ),
+    )
 
 
 def resized_annotations(plan: ResizePlan) -> dict[str, str | None]:
     """Returns the annotations of a pod that say what is booked for it and what it is to have."""
     booked, wanted = render_shares(plan.booked), render_shares(plan.wanted)
-    return {RESIZED: booked, GPU_ALLOCATED: booked, RESIZE_TARGET: wanted if wanted != booked else None}
+    return {
+        RESIZED: booked,
+        GPU_ALLOCATED: booked,
+        RESIZE_TARGET: wanted if wanted != booked else None,
+    }
 
 
 def as_resized(pod: Pod, annotations: Mapping[str, str | None]) -> Pod:
     """Returns *pod* as it will be with these *annotations*."""
-    return replace(pod, annotations={
-        key: text for key, text in {**pod.annotations, **annotations}.items() if text is not None})
+    return replace(
+        pod,
+        annotations={
+            key: text
+            for key, text in {**pod.annotations, **annotations}.items()
+            if text is not None
+        },
+    )
 
 
 def _target(pod: Pod, held: Allocation) -> Allocation | None:

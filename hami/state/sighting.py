@@ -35,7 +35,9 @@ class Sighting(msgspec.Struct, frozen=True, gc=False):
     def proven_age(self, written: float, clock: float) -> float:
         """Returns for how long it has existed, for a decision to revoke it."""
         seen_for = clock - self.at
-        return max(seen_for, self.claimed_age(written, clock)) if seen_for >= OBSERVED_S else seen_for
+        return (
+            max(seen_for, self.claimed_age(written, clock)) if seen_for >= OBSERVED_S else seen_for
+        )
 
 
 class Sightings:

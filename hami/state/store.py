@@ -45,7 +45,9 @@ from hami.vendors.spec import Catalog
 
 MAX_GROUPS = 4  # waiting groups whose reservations a pod may get at once
 HOLD_S = 120.0  # after the last victim should have ended; kube-scheduler may try the pod again a minute later
-MAX_UNSHOWN_PENDING = 32_768  # bytes of a pending pod that the watch has not shown: there may be no such pod
+MAX_UNSHOWN_PENDING = (
+    32_768  # bytes of a pending pod that the watch has not shown: there may be no such pod
+)
 PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
 
 
@@ -56,24 +58,43 @@ class Store:
     name under which nodes are claimed, where several schedulers share them out; empty where none are.
     """
 
-    def __init__(self, vendors: Catalog, policies: Policies, *, clock: Callable[[], float], now: Callable[[], datetime],
-                 foreign_reservations: bool = False, scheduler: str = "") -> None:
+    def __init__(
+        self,
+        vendors: Catalog,
+        policies: Policies,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+        foreign_reservations: bool = False,
+        scheduler: str = "",
+    ) -> None:
         self.vendors = vendors
         self.policies = policies
         self._clock = clock
         self._now = now
-        self._lock = threading.RLock()  # guards everything below, also in nodes, pods, quotas and reservations
+        self._lock = (
+            threading.RLock()
+        )  # guards everything below, also in nodes, pods, quotas and reservations
         self._table = Table()
         self._verdicts = Verdicts(self._table)
         self._pending = PendingPods()
         self._holds = Holds(self._table)
         self._ended_holds: list[tuple[Hold, HoldEnd]] = []
         bookings = self._bookings = PodBookings(vendors, self._table)
-        self.nodes = NodeCache(vendors, self._lock, self._table, bookings, clock=clock, now=now,
-                               scheduler=scheduler)
+        self.nodes = NodeCache(
+            vendors, self._lock, self._table, bookings, clock=clock, now=now, scheduler=scheduler
+        )
         self.reservations = Reservations(self._table, self._lock, self.nodes, clock=clock, now=now)
-        self.pods = PodCache(vendors, self._lock, bookings, self.reservations, self.nodes,
-                             foreign_reservations=foreign_reservations, clock=clock, now=now)
+        self.pods = PodCache(
+            vendors,
+            self._lock,
+            bookings,
+            self.reservations,
+            self.nodes,
+            foreign_reservations=foreign_reservations,
+            clock=clock,
+            now=now,
+        )
         self.quotas = QuotaCache(self._lock)
 
     # Filter
@@ -86,10 +107,14 @@ class Store:
         """
         if not pod.claim and not requests_devices(self.vendors, pod.containers):
             return None
-        self._verdicts.weigh(pod.preferences)  # before others wait for the lock: it may take some 30 ms
+        self._verdicts.weigh(
+            pod.preferences
+        )  # before others wait for the lock: it may take some 30 ms
         with self._lock:
             self._check_unbound(pod.ref)
-            if (earlier := self.reservations.find(pod.ref.uid)) is not None and earlier.outcome_unknown:
+            if (
+                earlier := self.reservations.find(pod.ref.uid)
+            ) is not None and earlier.outcome_unknown:
                 return _assume_again(earlier, names)
             unshown_since = self._unshown_since(pod, earlier)
             self.reservations.forget(pod.ref.uid)
@@ -112,16 +137,18 @@ class Store:
             return self._clock()
         return earlier.unshown_since
 
-    def _decide(self, pod: Pod, request: PodRequest, names: Sequence[str],
-                unshown_since: float | None) -> Choice | Refusal:
+    def _decide(
+        self, pod: Pod, request: PodRequest, names: Sequence[str], unshown_since: float | None
+    ) -> Choice | Refusal:
         """Chooses and reserves as `assume` does, while what is held for *pod* is free."""
         rows = self._verdicts.rows(names)
         order = node_order_of(pod, self.policies.node)
 
         def choose() -> Choice | None:
             quota = self._check_quota(pod, request)
-            return (self._verdicts.choose(request, rows, order, quota)
-                    or self._held_choice(pod.ref.uid, request, names, quota))
+            return self._verdicts.choose(request, rows, order, quota) or self._held_choice(
+                pod.ref.uid, request, names, quota
+            )
 
         choice = choose()
         if choice is None and (self._take_from_group(pod, names) or self._lift_lower_holds(pod)):
@@ -129,7 +156,9 @@ class Store:
         if choice is not None:
             self._reserve(pod, request, choice, unshown_since)
             self._pending.remove(pod)
-            if (hold := self._holds.get(pod.ref.uid)) is not None:  # it holds the same once the reservation ends
+            if (
+                hold := self._holds.get(pod.ref.uid)
+            ) is not None:  # it holds the same once the reservation ends
                 self._holds.move(hold, choice, _held(pod, request, choice))
                 if not hold.evicted:
                     self._holds.spare(hold)
@@ -145,7 +174,9 @@ class Store:
     def node_scores(self, pod: Pod, names: Sequence[str]) -> list[float]:
         """Returns how the node policy for *pod* ranks each of the nodes *names*, higher is better."""
         with self._lock:
-            return self._verdicts.scores(self._verdicts.rows(names), node_order_of(pod, self.policies.node))
+            return self._verdicts.scores(
+                self._verdicts.rows(names), node_order_of(pod, self.policies.node)
+            )
 
     def closest(self, refusal: Refusal, count: int) -> list[NodeRefusal]:
         """Returns the *count* refused nodes that are closest to serving, nearest first, as they are now."""
@@ -168,7 +199,9 @@ class Store:
                     continue
                 request = make_pod_request(pending.pod, self.vendors, self.policies.device)
                 hold = self._holds.get(ref.uid) and ref.uid
-                quotas = (ref.namespace, pending.pod.scope) if ref.namespace in self.quotas else None
+                quotas = (
+                    (ref.namespace, pending.pod.scope) if ref.namespace in self.quotas else None
+                )
                 group = pending.pod.group and (ref.namespace, pending.pod.group)
                 question = request, pending.nodes, quotas, group, hold
                 if request is not None and question not in tried:
@@ -207,8 +240,9 @@ class Store:
         """
         with self._lock:
             reservation = self.reservations.find(ref.uid)
-            if reservation is not None and (reservation.outcome_unknown
-                                            or reservation.stage is not BindingStage.ASSUMED):
+            if reservation is not None and (
+                reservation.outcome_unknown or reservation.stage is not BindingStage.ASSUMED
+            ):
                 return  # `start_binding` says why it cannot be bound now
             pod = reservation.pod if reservation is not None else self.pods.waiting_pod(ref.uid)
             if pod is None or pod.ref != ref:
@@ -216,16 +250,23 @@ class Store:
             answer = self.assume(pod, [node])
             if not isinstance(answer, Choice):
                 reasons = "; ".join(map(str, answer.unfit.values())) if answer is not None else ""
-                raise Rejected(f"pod {ref} does not fit node {node} any more: {reasons or 'no devices'}")
+                raise Rejected(
+                    f"pod {ref} does not fit node {node} any more: {reasons or 'no devices'}"
+                )
 
     def assume_nominated(self) -> list[PodRef]:
         """Reserves devices for the pods that kube-scheduler is binding, as the nodes that it nominates show: another
         process has answered their filters. Returns these pods. Those that wait for victims to end do not fit yet.
         """
         assumed = []
-        for pod in sorted(self.pods.waiting(), key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
+        for pod in sorted(
+            self.pods.waiting(), key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)
+        ):
             uid = pod.ref.uid
-            with self._lock, contextlib.suppress(Rejected, MalformedInput):  # its next filter says why
+            with (
+                self._lock,
+                contextlib.suppress(Rejected, MalformedInput),
+            ):  # its next filter says why
                 if pod.nominated_node and uid not in self.reservations:
                     self.assume(pod, [pod.nominated_node])
                     self._pending.remove(pod)  # kube-scheduler tries it by itself
@@ -248,7 +289,9 @@ class Store:
 
     # Resize
 
-    def begin_resize(self, pod: Pod, sizes: Mapping[str, Size]) -> ResizePlan | ResizeRefusal | None:
+    def begin_resize(
+        self, pod: Pod, sizes: Mapping[str, Size]
+    ) -> ResizePlan | ResizeRefusal | None:
         """Returns what follows from the *sizes* that the containers of *pod* are to have. What it grows by is booked.
         ``None`` if this is not the pod as it is known, or the outcome of an earlier resize is not.
 
@@ -260,10 +303,16 @@ class Store:
             if record is None or not is_current(pod, record) or self._bookings.growing(pod.ref.uid):
                 return None
             plan = self._view_for(pod).plan_resize(pod, sizes, self.nodes.get(pod.node_name))
-            if isinstance(plan, ResizePlan) and plan.booked != shares_in(held_text(pod.annotations)):
+            if isinstance(plan, ResizePlan) and plan.booked != shares_in(
+                held_text(pod.annotations)
+            ):
                 if self._is_being_freed(pod.node_name):
-                    return ResizeRefusal(ResizeState.DEFERRED, (
-                        f"pods of node {pod.node_name} are evicted for one that waits, which gets its devices first"))
+                    return ResizeRefusal(
+                        ResizeState.DEFERRED,
+                        (
+                            f"pods of node {pod.node_name} are evicted for one that waits, which gets its devices first"
+                        ),
+                    )
                 self._bookings.grow(as_resized(pod, resized_annotations(plan)), record.most_shares)
             return plan
 
@@ -301,12 +350,18 @@ class Store:
         with self._lock:
             self._settle_holds()
             lowest = self._table.lowest_priority()
-            return sorted((pending for pending in self._pending.all()
-                           if pending.pod.preempts and pending.pod.priority > lowest
-                           and self._holds.get(pending.pod.ref.uid) is None
-                           and pending.pod.ref.uid not in self.reservations
-                           and not self._waits_no_longer(pending.pod.ref.uid)),
-                          key=lambda pending: (-pending.pod.priority, pending.since, pending.pod.ref.uid))
+            return sorted(
+                (
+                    pending
+                    for pending in self._pending.all()
+                    if pending.pod.preempts
+                    and pending.pod.priority > lowest
+                    and self._holds.get(pending.pod.ref.uid) is None
+                    and pending.pod.ref.uid not in self.reservations
+                    and not self._waits_no_longer(pending.pod.ref.uid)
+                ),
+                key=lambda pending: (-pending.pod.priority, pending.since, pending.pod.ref.uid),
+            )
 
     def hold(self, plans: Sequence[tuple[Pod, PreemptionPlan]]) -> list[Hold]:
         """Holds what the *plans* free for their pods: all of them, or none if one cannot be carried out any more.
@@ -316,14 +371,20 @@ class Store:
         made: list[Hold] = []
         with self._lock:
             self._settle_holds()
-            dropped = [(reservation, self._table.bookings[pod.ref.uid]) for pod, _ in plans
-                       if pod.group and (reservation := self.reservations.find(pod.ref.uid)) is not None
-                       and not reservation.is_wanted]
+            dropped = [
+                (reservation, self._table.bookings[pod.ref.uid])
+                for pod, _ in plans
+                if pod.group
+                and (reservation := self.reservations.find(pod.ref.uid)) is not None
+                and not reservation.is_wanted
+            ]
             for reservation, _ in dropped:
                 self.reservations.forget(reservation.ref.uid)
             leaving = tuple(unit for _, plan in plans for unit in _units_of(plan))
             for pod, plan in plans:
-                hold = self._make_hold(pod, plan, _units_of(plan)) or self._make_hold(pod, plan, leaving)
+                hold = self._make_hold(pod, plan, _units_of(plan)) or self._make_hold(
+                    pod, plan, leaving
+                )
                 if hold is None:
                     for earlier in made:
                         self._holds.remove(earlier)
@@ -344,8 +405,11 @@ class Store:
             self._settle_holds()
             checked = []
             for hold in sorted(self._holds, key=lambda hold: -hold.pod.priority):
-                if (self._holds.get(hold.ref.uid) is not hold or hold.ref.uid in self.reservations
-                        or self._holds.is_checked(hold)):
+                if (
+                    self._holds.get(hold.ref.uid) is not hold
+                    or hold.ref.uid in self.reservations
+                    or self._holds.is_checked(hold)
+                ):
                     continue
                 if self._renew(hold):
                     checked.append(hold)
@@ -368,10 +432,18 @@ class Store:
         with self._lock:
             if self._holds.get(hold.ref.uid) is not hold:
                 return []
-            units = [tuple(record for uid in sorted(unit) if (record := self.pods.get(uid)) is not None
-                           and not record.terminated) for unit in sorted(hold.units, key=sorted)]
+            units = [
+                tuple(
+                    record
+                    for uid in sorted(unit)
+                    if (record := self.pods.get(uid)) is not None and not record.terminated
+                )
+                for unit in sorted(hold.units, key=sorted)
+            ]
             records = [record for unit in units for record in unit]
-            if not any(record.preempted or record.is_ending for record in records) and self._renew(hold, ended=()):
+            if not any(record.preempted or record.is_ending for record in records) and self._renew(
+                hold, ended=()
+            ):
                 self._holds.spare(hold)
                 self._settle_holds()
                 return []
@@ -387,7 +459,9 @@ class Store:
         """Reports whether one of the pods is a victim of a hold whose victims have not all been deleted."""
         with self._lock:
             self._settle_holds()
-            return any(not hold.evicted and not hold.victims.isdisjoint(uids) for hold in self._holds)
+            return any(
+                not hold.evicted and not hold.victims.isdisjoint(uids) for hold in self._holds
+            )
 
     def marked_units(self) -> list[MarkedUnit]:
         """Returns the pods that carry the condition of an eviction, by those that are evicted together."""
@@ -429,15 +503,24 @@ class Store:
         together count once all of them are marked."""
         with self._lock:
             taken = self._holds.victims()
-            units = [unit for unit in self.marked_units()
-                     if unit.is_complete and taken.isdisjoint(record.ref.uid for record in unit.records)]
+            units = [
+                unit
+                for unit in self.marked_units()
+                if unit.is_complete and taken.isdisjoint(record.ref.uid for record in unit.records)
+            ]
             found: list[PlanUnderWay] = []
-            for pod in sorted(filter(preempting_on, self.pods.waiting()),
-                              key=lambda pod: (-pod.priority, pod.created, pod.ref.uid)):
+            for pod in sorted(
+                filter(preempting_on, self.pods.waiting()),
+                key=lambda pod: (-pod.priority, pod.created, pod.ref.uid),
+            ):
                 uid, node = pod.ref.uid, preempting_on(pod)
                 if uid in self.reservations or self._holds.get(uid) is not None:
                     continue
-                found.append(PlanUnderWay(pod, node, tuple(unit.records for unit in units if _is_for(unit, pod, node))))
+                found.append(
+                    PlanUnderWay(
+                        pod, node, tuple(unit.records for unit in units if _is_for(unit, pod, node))
+                    )
+                )
             return found
 
     # Reading
@@ -446,11 +529,19 @@ class Store:
         """Returns the content of the store. The lock is held only while references are copied."""
         with self._lock:
             self._settle_holds()
-            return View(self._table.copy(), Facts(
-                vendors=self.vendors, policies=self.policies, pods=self.pods.by_uid(),
-                reserved={ref.uid: ref for ref in self.reservations.refs()} | {
-                    hold.booking.uid: hold.ref for hold in self._holds}, quotas=self.quotas.by_namespace(),
-                problems=self.nodes.problems(), locks=self.nodes.locks()))
+            return View(
+                self._table.copy(),
+                Facts(
+                    vendors=self.vendors,
+                    policies=self.policies,
+                    pods=self.pods.by_uid(),
+                    reserved={ref.uid: ref for ref in self.reservations.refs()}
+                    | {hold.booking.uid: hold.ref for hold in self._holds},
+                    quotas=self.quotas.by_namespace(),
+                    problems=self.nodes.problems(),
+                    locks=self.nodes.locks(),
+                ),
+            )
 
     def version(self) -> tuple[int, ...]:
         """Returns numbers of which one increases with every change of what can be read here."""
@@ -472,7 +563,9 @@ class Store:
             raise Rejected(f"pod {ref} has terminated")
         if node := self._bound_node(ref.uid):
             raise Rejected(f"pod {ref} is already bound to node {node}")
-        if (reservation := self.reservations.find(ref.uid)) is not None and reservation.stage is BindingStage.WRITING:
+        if (
+            reservation := self.reservations.find(ref.uid)
+        ) is not None and reservation.stage is BindingStage.WRITING:
             raise Rejected(f"pod {ref} is being bound to node {reservation.node}")
 
     def _bound_node(self, uid: str) -> str | None:
@@ -480,11 +573,17 @@ class Store:
         if (record := self.pods.get(uid)) is not None and record.node:
             return record.node
         reservation = self.reservations.find(uid)
-        return reservation.node if reservation and reservation.stage is BindingStage.FINISHED else None
+        return (
+            reservation.node if reservation and reservation.stage is BindingStage.FINISHED else None
+        )
 
     def _budgets(self, namespace: str, scope: PodScope) -> dict[str, Budget]:
-        return budgets_of(self.vendors, self.quotas.of(namespace), scope,
-                          partial(self._table.namespace_usage, namespace))
+        return budgets_of(
+            self.vendors,
+            self.quotas.of(namespace),
+            scope,
+            partial(self._table.namespace_usage, namespace),
+        )
 
     def _check_quota(self, pod: Pod, request: PodRequest) -> QuotaCheck:
         budgets = self._budgets(pod.ref.namespace, pod.scope)
@@ -492,13 +591,16 @@ class Store:
 
     def _waits_no_longer(self, uid: str) -> bool:
         record = self.pods.get(uid)
-        return self.pods.is_deleted(uid) or (record is not None and (bool(record.node) or record.terminated))
+        return self.pods.is_deleted(uid) or (
+            record is not None and (bool(record.node) or record.terminated)
+        )
 
     def _node_for(self, request: PodRequest, pending: PendingPod) -> str | None:
         names = pending.nodes if pending.nodes is not None else tuple(self._table.rows)
         quota = self._check_quota(pending.pod, request)
-        choice = (self._verdicts.choose(request, self._verdicts.rows(names), NodeOrder(NodePolicy.BINPACK), quota)
-                  or self._held_choice(pending.pod.ref.uid, request, names, quota))
+        choice = self._verdicts.choose(
+            request, self._verdicts.rows(names), NodeOrder(NodePolicy.BINPACK), quota
+        ) or self._held_choice(pending.pod.ref.uid, request, names, quota)
         if choice is None and self._take_from_group(pending.pod, names):
             return self._node_for(request, pending)
         return choice.node if choice is not None else None
@@ -513,8 +615,11 @@ class Store:
             return False
         now = self._view_for(pod)
         offered = set(names)
-        helpful = [group for group, reservations in groups.items()
-                   if any(reservation.node in offered for reservation in reservations)]
+        helpful = [
+            group
+            for group, reservations in groups.items()
+            if any(reservation.node in offered for reservation in reservations)
+        ]
         for group in itertools.islice(in_turn(helpful, _namespace_of), MAX_GROUPS):
             reservations = groups[group]
             nodes = {reservation.node for reservation in reservations} & offered
@@ -563,31 +668,57 @@ class Store:
     def _end_taken_holds(self, pod: Pod, node: str) -> None:
         """Ends the holds on *node* for pods of lower priority than *pod* that do not fit beside it any more."""
         for hold in sorted(self._holds.below(pod.priority), key=lambda hold: -hold.pod.priority):
-            if (hold.node == node and self._holds.get(hold.ref.uid) is hold
-                    and hold.ref.uid not in self.reservations and not self._renew(hold)):
+            if (
+                hold.node == node
+                and self._holds.get(hold.ref.uid) is hold
+                and hold.ref.uid not in self.reservations
+                and not self._renew(hold)
+            ):
                 self._end_hold(hold, HoldEnd.TAKEN)
 
     def _end_hold(self, hold: Hold, end: HoldEnd) -> None:
         self._holds.remove(hold)
         self._ended_holds.append((hold, end))
 
-    def _make_hold(self, pod: Pod, plan: PreemptionPlan, units: tuple[frozenset[str], ...]) -> Hold | None:
+    def _make_hold(
+        self, pod: Pod, plan: PreemptionPlan, units: tuple[frozenset[str], ...]
+    ) -> Hold | None:
         """Returns the hold that *plan* makes for *pod* once the pods of *units* have ended; ``None`` if it cannot be
         carried out any more."""
         leaving = frozenset().union(*units)
         uid, records = pod.ref.uid, [self.pods.get(victim) for victim in plan.uids]
-        if uid in self.reservations or self._waits_no_longer(uid) or not self._holds.has_room_for(pod.ref):
+        if (
+            uid in self.reservations
+            or self._waits_no_longer(uid)
+            or not self._holds.has_room_for(pod.ref)
+        ):
             return None
-        if not all(record is not None and record.node and not record.terminated for record in records):
+        if not all(
+            record is not None and record.node and not record.terminated for record in records
+        ):
             return None
         view = self._view_without(pod, plan.node, leaving)
-        choice, request = view.choose(pod, [plan.node]), make_pod_request(pod, self.vendors, self.policies.device)
+        choice, request = (
+            view.choose(pod, [plan.node]),
+            make_pod_request(pod, self.vendors, self.policies.device),
+        )
         if choice is None or request is None:
             return None
-        grace_s = max((record.traits.grace_s for victim in leaving if (record := self.pods.get(victim)) is not None),
-                      default=0)
-        return Hold(pod=pod, choice=choice, booking=_held(pod, request, choice, view.usages(plan.node)),
-                    units=units, until=self._clock() + min(grace_s, MAX_GRACE_S) + HOLD_S)
+        grace_s = max(
+            (
+                record.traits.grace_s
+                for victim in leaving
+                if (record := self.pods.get(victim)) is not None
+            ),
+            default=0,
+        )
+        return Hold(
+            pod=pod,
+            choice=choice,
+            booking=_held(pod, request, choice, view.usages(plan.node)),
+            units=units,
+            until=self._clock() + min(grace_s, MAX_GRACE_S) + HOLD_S,
+        )
 
     def _renew(self, hold: Hold, ended: Collection[str] | None = None) -> bool:
         """Reports whether the pod of *hold* gets what is held once the pods *ended*, by default its victims, have
@@ -607,34 +738,58 @@ class Store:
         """Returns the view in which the pods *ended* have ended and *pod* has nothing on *node*, where nothing is held
         for lower priorities."""
         uid, on_node = pod.ref.uid, [hold for hold in self._holds if hold.node == node]
-        others = self._holds.bookings([
-            hold for hold in on_node if hold.pod.priority >= pod.priority and hold.ref.uid != uid
-            and hold.ref.uid not in self.reservations], ended)
+        others = self._holds.bookings(
+            [
+                hold
+                for hold in on_node
+                if hold.pod.priority >= pod.priority
+                and hold.ref.uid != uid
+                and hold.ref.uid not in self.reservations
+            ],
+            ended,
+        )
         return self._view_for(pod).what_if(
-            without={uid, hold_uid(uid), *ended, *(hold.booking.uid for hold in on_node)}, with_=others.values())
+            without={uid, hold_uid(uid), *ended, *(hold.booking.uid for hold in on_node)},
+            with_=others.values(),
+        )
 
     def _is_being_freed(self, node: str) -> bool:
         """Reports whether kube-scheduler evicts pods on *node* for one that is to get what they leave, or has done so:
         the preemptor, which holds it then, may not have seen it yet."""
         for plan in self.plans_under_way():
             with contextlib.suppress(MalformedInput):  # its next filter says why
-                if plan.node == node and (plan.units or self._view_for(plan.pod).choose(plan.pod, [node]) is not None):
+                if plan.node == node and (
+                    plan.units or self._view_for(plan.pod).choose(plan.pod, [node]) is not None
+                ):
                     return True
         return False
 
     def _view_for(self, pod: Pod) -> View:
         """Returns what there is as far as decisions on *pod* depend on it. Valid while the lock is held."""
         namespace = pod.ref.namespace
-        return View(self._table, Facts(vendors=self.vendors, policies=self.policies,
-                                       quotas={namespace: self.quotas.of(namespace)}), verdicts=self._verdicts)
+        return View(
+            self._table,
+            Facts(
+                vendors=self.vendors,
+                policies=self.policies,
+                quotas={namespace: self.quotas.of(namespace)},
+            ),
+            verdicts=self._verdicts,
+        )
 
-    def _held_choice(self, uid: str, request: PodRequest, names: Sequence[str], quota: QuotaCheck) -> Choice | None:
+    def _held_choice(
+        self, uid: str, request: PodRequest, names: Sequence[str], quota: QuotaCheck
+    ) -> Choice | None:
         """Returns the choice of the pod's hold if what it needs is free.
 
         The decision might find another placement, or none: it depends on the pods that have come since.
         """
-        if (hold := self._holds.get(uid)) is None or hold.node not in names or quota.decided or (
-                quota.open and not quota.covers(request, hold.choice.placement)):
+        if (
+            (hold := self._holds.get(uid)) is None
+            or hold.node not in names
+            or quota.decided
+            or (quota.open and not quota.covers(request, hold.choice.placement))
+        ):
             return None
         return hold.choice if is_free(hold.booking, self._table.usages(hold.node)) else None
 
@@ -643,19 +798,31 @@ class Store:
         self._table.refresh()
         return self._table.changes, self.quotas.changes, len(self.reservations.waiting_groups())
 
-    def _reserve(self, pod: Pod, request: PodRequest, choice: Choice, unshown_since: float | None) -> None:
+    def _reserve(
+        self, pod: Pod, request: PodRequest, choice: Choice, unshown_since: float | None
+    ) -> None:
         self.reservations.assume(
-            Reservation(pod=pod, node=choice.node, placement=choice.placement,
-                        vendors=tuple(vendor_request.vendor for vendor_request in request.vendor_requests),
-                        usages=self._table.usages(choice.node), assumed=self._now(),
-                        lock_free=self.nodes.lock_free(choice.node), since=self._clock(),
-                        unshown_since=unshown_since),
-            booking_of(pod, request, choice))
+            Reservation(
+                pod=pod,
+                node=choice.node,
+                placement=choice.placement,
+                vendors=tuple(vendor_request.vendor for vendor_request in request.vendor_requests),
+                usages=self._table.usages(choice.node),
+                assumed=self._now(),
+                lock_free=self.nodes.lock_free(choice.node),
+                since=self._clock(),
+                unshown_since=unshown_since,
+            ),
+            booking_of(pod, request, choice),
+        )
 
 
 def _units_of(plan: PreemptionPlan) -> tuple[frozenset[str], ...]:
     """Returns the uids of the pods that *plan* waits for, by those that end together."""
-    return (*(frozenset(victim.uids) for victim in plan.victims), *(frozenset({uid}) for uid in plan.awaited))
+    return (
+        *(frozenset(victim.uids) for victim in plan.victims),
+        *(frozenset({uid}) for uid in plan.awaited),
+    )
 
 
 def _is_for(unit: MarkedUnit, pod: Pod, node: str) -> bool:
@@ -674,11 +841,15 @@ def _namespace_of(group: tuple[str, str]) -> str:
 def _assume_again(reservation: Reservation, names: Sequence[str]) -> Choice:
     """Returns the choice of *reservation*: its Binding may still be written, so there can be no other."""
     if reservation.node not in names:
-        raise Rejected(f"pod {reservation.ref}: it is not known whether it was bound to {reservation.node}")
+        raise Rejected(
+            f"pod {reservation.ref}: it is not known whether it was bound to {reservation.node}"
+        )
     return Choice(reservation.node, reservation.placement, (), 0, len(names))
 
 
-def _held(pod: Pod, request: PodRequest, choice: Choice, usages: NodeUsage | None = None) -> Booking:
+def _held(
+    pod: Pod, request: PodRequest, choice: Choice, usages: NodeUsage | None = None
+) -> Booking:
     """Returns the booking of the hold for *pod*. *usages*: of the node, if nobody else may get the same devices before
     the pod."""
     booking = msgspec.structs.replace(booking_of(pod, request, choice), uid=hold_uid(pod.ref.uid))

@@ -69,7 +69,11 @@ class _Numbers:
     def copy(self) -> _Numbers:
         """Returns the same numbers, to go on separately."""
         made = _Numbers(self._next)
-        made.by_text, made._uses, made._free = dict(self.by_text), dict(self._uses), list(self._free)
+        made.by_text, made._uses, made._free = (
+            dict(self.by_text),
+            dict(self._uses),
+            list(self._free),
+        )
         return made
 
     def take(self, text: str) -> int:
@@ -118,7 +122,9 @@ class Table:
         self._vendors, self._models, self._modes = _Numbers(1), _Numbers(), _Numbers()
         self._sizes: dict[str, DeviceSizes] | None = None
         self._shared_sizes: dict[bool, frozenset[int]] | None = None
-        self._used: dict[str, dict[tuple[str, str], tuple[int, int, int]]] = {}  # by node, then by vendor and uuid
+        self._used: dict[
+            str, dict[tuple[str, str], tuple[int, int, int]]
+        ] = {}  # by node, then by vendor and uuid
         self._on_node: dict[str, dict[str, Booking]] = {}  # by node, then by pod uid
         # charges with partitions or co-tenants, by node, then by pod uid
         self._detailed: dict[str, dict[str, list[tuple[str, Charge]]]] = {}
@@ -144,7 +150,11 @@ class Table:
         if earlier == devices:
             return False
         row = entry.row if entry is not None else self._add_row(node)
-        others = {key: own for key, own in entry.devices.items() if key != vendor} if entry is not None else {}
+        others = (
+            {key: own for key, own in entry.devices.items() if key != vendor}
+            if entry is not None
+            else {}
+        )
         self._number(devices, earlier)
         self.nodes[node] = NodeDevices(node, row, others | ({vendor: devices} if devices else {}))
         self._stale[node] = None
@@ -169,7 +179,11 @@ class Table:
         self.refresh()
         made = Table.__new__(Table)
         for name, value in vars(self).items():
-            setattr(made, name, value.copy() if isinstance(value, (dict, list, numpy.ndarray, _Numbers)) else value)
+            setattr(
+                made,
+                name,
+                value.copy() if isinstance(value, (dict, list, numpy.ndarray, _Numbers)) else value,
+            )
         return made
 
     def book(self, booking: Booking) -> None:
@@ -209,13 +223,19 @@ class Table:
     def usages_of(self, node: str, devices: Mapping[str, Sequence[Device]]) -> NodeUsage:
         """Returns the usage that *devices* of *node* would have with what is booked on it."""
         used = self._used.get(node, {})
-        usages = {vendor: tuple([DeviceUsage(device, *used.get((vendor, device.uuid), _NOTHING)) for device in own])
-                  for vendor, own in devices.items()}
+        usages = {
+            vendor: tuple(
+                [DeviceUsage(device, *used.get((vendor, device.uuid), _NOTHING)) for device in own]
+            )
+            for vendor, own in devices.items()
+        }
         for charges in self._detailed.get(node, {}).values():
             for vendor, charge in charges:
                 if vendor in usages:
-                    usages[vendor] = tuple(_with_details(usage, charge) if usage.device.uuid == charge.uuid else usage
-                                           for usage in usages[vendor])
+                    usages[vendor] = tuple(
+                        _with_details(usage, charge) if usage.device.uuid == charge.uuid else usage
+                        for usage in usages[vendor]
+                    )
         return usages
 
     def version_of(self, node: str) -> int:
@@ -250,8 +270,10 @@ class Table:
                     sizes = [device.memory_mib for device in devices]
                     so_far = made.get(vendor, DeviceSizes(sizes[0], 0, False))
                     made[vendor] = DeviceSizes(
-                        min(so_far.least, *sizes), max(so_far.most, *sizes),
-                        so_far.in_parts or any(device.is_partitioned for device in devices))
+                        min(so_far.least, *sizes),
+                        max(so_far.most, *sizes),
+                        so_far.in_parts or any(device.is_partitioned for device in devices),
+                    )
             self._sizes = made
         return self._sizes
 
@@ -259,10 +281,17 @@ class Table:
         """Returns the different amounts of memory (MiB) of the devices that pods share. *by_claims*: of those that
         HAMi's scheduler gives to pods by claims; otherwise of the others."""
         if self._shared_sizes is None:
-            shared = {(device.by_claims, device.memory_mib) for entry in self.nodes.values()
-                      for devices in entry.devices.values() for device in devices if not device.is_partitioned}
-            self._shared_sizes = {door: frozenset(size for of_door, size in shared if of_door == door)
-                                  for door in (False, True)}
+            shared = {
+                (device.by_claims, device.memory_mib)
+                for entry in self.nodes.values()
+                for devices in entry.devices.values()
+                for device in devices
+                if not device.is_partitioned
+            }
+            self._shared_sizes = {
+                door: frozenset(size for of_door, size in shared if of_door == door)
+                for door in (False, True)
+            }
         return self._shared_sizes[by_claims]
 
     def rank(self) -> Array:
@@ -286,11 +315,19 @@ class Table:
 
     def all_columns(self) -> DeviceColumns:
         """Returns the columns of all devices, whose owner is the row. It costs no copy."""
-        return self._columns(self._facts[:, :self._end], self._owners[:self._end], len(self.versions))
+        return self._columns(
+            self._facts[:, : self._end], self._owners[: self._end], len(self.versions)
+        )
 
     def _columns(self, facts: Array, owners: Array, nodes: int) -> DeviceColumns:
-        return DeviceColumns(facts=facts, owner=owners, nodes=nodes, vendors=self._vendors.by_text,
-                             models=self._models.by_text, modes=self._modes.by_text)
+        return DeviceColumns(
+            facts=facts,
+            owner=owners,
+            nodes=nodes,
+            vendors=self._vendors.by_text,
+            models=self._models.by_text,
+            modes=self._modes.by_text,
+        )
 
     def _add_row(self, node: str) -> int:
         row = self._free_rows.pop() if self._free_rows else len(self.nodes)
@@ -306,7 +343,11 @@ class Table:
     def _number(self, devices: Sequence[Device], replaced: Sequence[Device]) -> None:
         """Gives numbers to the texts of *devices*, which take the place of *known*."""
         self._sizes = self._shared_sizes = None
-        for numbers, attribute in ((self._vendors, "vendor"), (self._models, "model"), (self._modes, "mode")):
+        for numbers, attribute in (
+            (self._vendors, "vendor"),
+            (self._models, "model"),
+            (self._modes, "mode"),
+        ):
             for device in devices:
                 numbers.take(getattr(device, attribute))
             for device in replaced:
@@ -318,8 +359,11 @@ class Table:
         for vendor, charges in booking.charges:
             for charge in charges:
                 slots, memory, cores = used.get((vendor, charge.uuid), _NOTHING)
-                used[vendor, charge.uuid] = (slots + sign * charge.slots, memory + sign * charge.memory_mib,
-                                             cores + sign * charge.cores)
+                used[vendor, charge.uuid] = (
+                    slots + sign * charge.slots,
+                    memory + sign * charge.memory_mib,
+                    cores + sign * charge.cores,
+                )
                 if used[vendor, charge.uuid] == _NOTHING:
                     del used[vendor, charge.uuid]
             more_memory, more_cores = total_charge(charges)
@@ -339,27 +383,56 @@ class Table:
 
     def _keep_details(self, booking: Booking, sign: int) -> None:
         """Keeps the partitions and co-tenants of *booking* (*sign* 1) or drops them (-1)."""
-        detailed = [(vendor, charge) for vendor, charges in booking.charges for charge in charges
-                    if charge.partitions or charge.co_tenants]
+        detailed = [
+            (vendor, charge)
+            for vendor, charges in booking.charges
+            for charge in charges
+            if charge.partitions or charge.co_tenants
+        ]
         if detailed:
-            others = {uid: own for uid, own in self._detailed.get(booking.node, {}).items() if uid != booking.uid}
-            _put(self._detailed, booking.node, others | ({booking.uid: detailed} if sign > 0 else {}))
+            others = {
+                uid: own
+                for uid, own in self._detailed.get(booking.node, {}).items()
+                if uid != booking.uid
+            }
+            _put(
+                self._detailed, booking.node, others | ({booking.uid: detailed} if sign > 0 else {})
+            )
 
     def _refresh_node(self, entry: NodeDevices) -> None:
         """Writes the columns, the score and a new version of a node."""
         self.nodes[entry.name] = NodeDevices(entry.name, entry.row, entry.devices)
         used = self._used.get(entry.name, {})
-        in_parts = {(vendor, charge.uuid) for charges in self._detailed.get(entry.name, {}).values()
-                    for vendor, charge in charges if charge.partitions}
+        in_parts = {
+            (vendor, charge.uuid)
+            for charges in self._detailed.get(entry.name, {}).values()
+            for vendor, charge in charges
+            if charge.partitions
+        }
         vendors, models, modes = self._vendors.by_text, self._models.by_text, self._modes.by_text
-        facts = [(vendors[device.vendor], models[device.model], modes[device.mode], device.by_claims, device.healthy,
-                  device.cordoned, device.is_partitioned or (vendor, device.uuid) in in_parts, device.slots, slots,
-                  device.memory_mib, memory, device.cores, cores)
-                 for vendor in sorted(entry.devices) for device in entry.devices[vendor]
-                 for slots, memory, cores in (used.get((vendor, device.uuid), _NOTHING),)]
+        facts = [
+            (
+                vendors[device.vendor],
+                models[device.model],
+                modes[device.mode],
+                device.by_claims,
+                device.healthy,
+                device.cordoned,
+                device.is_partitioned or (vendor, device.uuid) in in_parts,
+                device.slots,
+                slots,
+                device.memory_mib,
+                memory,
+                device.cores,
+                cores,
+            )
+            for vendor in sorted(entry.devices)
+            for device in entry.devices[vendor]
+            for slots, memory, cores in (used.get((vendor, device.uuid), _NOTHING),)
+        ]
         start = self._place(entry.row, len(facts))
         columns = numpy.array(facts, dtype=numpy.int64).T
-        self._facts[:, start:start + len(facts)] = columns
+        self._facts[:, start : start + len(facts)] = columns
         self.scores[entry.row] = score_of_sums(*columns[AMOUNTS_FROM:].sum(axis=1).tolist())
         on_node = self._on_node.get(entry.name, {}).values()
         self.priorities[entry.row] = min([booking.priority for booking in on_node], default=NO_POD)
@@ -369,25 +442,25 @@ class Table:
         """Finds room in the columns for *length* devices of the node of *row*. Returns where they start."""
         start, former = int(self._starts[row]), int(self._lengths[row])
         if length != former:
-            self._facts[:, start:start + former] = 0
+            self._facts[:, start : start + former] = 0
             self._lengths[row] = 0
             if length > former:
                 if self._end + length > len(self._owners):
                     self._compact(length)
                 start, self._end = self._end, self._end + length
-            self._owners[start:start + length] = row
+            self._owners[start : start + length] = row
             self._starts[row], self._lengths[row] = start, length
         return start
 
     def _compact(self, more: int) -> None:
         """Moves the columns together and makes room for *more* devices, and as many as there are beside them."""
-        in_use = numpy.flatnonzero(self._facts[0, :self._end])
+        in_use = numpy.flatnonzero(self._facts[0, : self._end])
         self._end = len(in_use)
         capacity = max(MIN_CAPACITY, 2 * (self._end + more))
         facts, owners = self._facts[:, in_use], self._owners[in_use]
         self._facts = numpy.zeros((len(FIELDS), capacity), dtype=numpy.int64)
         self._owners = numpy.zeros(capacity, dtype=numpy.intp)
-        self._facts[:, :self._end], self._owners[:self._end] = facts, owners
+        self._facts[:, : self._end], self._owners[: self._end] = facts, owners
         firsts = numpy.flatnonzero(numpy.diff(owners, prepend=-1))
         self._starts[owners[firsts]] = firsts
 
@@ -397,13 +470,16 @@ class Table:
 
 
 def _with_details(usage: DeviceUsage, charge: Charge) -> DeviceUsage:
-    return replace(usage, partitions=usage.partitions + charge.partitions,
-                   co_tenants=usage.co_tenants + charge.co_tenants)
+    return replace(
+        usage,
+        partitions=usage.partitions + charge.partitions,
+        co_tenants=usage.co_tenants + charge.co_tenants,
+    )
 
 
 def _grown(array: Array, length: int) -> Array:
     grown = numpy.zeros(length, dtype=array.dtype)
-    grown[:len(array)] = array
+    grown[: len(array)] = array
     return grown
 
 

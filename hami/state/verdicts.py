@@ -22,7 +22,14 @@ from hami.scheduling.node_order import NodeOrder, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import QuotaCheck
-from hami.scheduling.refusal import Choice, Distance, NodeRefusal, Refusal, distance_of, explain_node
+from hami.scheduling.refusal import (
+    Choice,
+    Distance,
+    NodeRefusal,
+    Refusal,
+    distance_of,
+    explain_node,
+)
 from hami.scheduling.usage import shares_of
 from hami.state.table import Table
 
@@ -30,12 +37,16 @@ Array = NDArray[Any]
 
 # the state of a node; a node with a state up to FITS is a candidate
 UNKNOWN, POSSIBLE, FITS, UNFIT, EXCLUDED = range(5)
-EVALUATE_ALL = 16  # evaluate all candidates up to this number, so that the event can name each with its score
+EVALUATE_ALL = (
+    16  # evaluate all candidates up to this number, so that the event can name each with its score
+)
 MAX_REQUESTS = 64  # requests whose verdicts are remembered
 FEW = 8  # nodes that are evaluated without columns first
 MAX_PREFERENCES = 64  # preferred node affinities whose weights are remembered
 ABOVE_SCORES = 1_000.0  # the least weight counts more than any difference of scores
-MAX_EXACT = 64  # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
+MAX_EXACT = (
+    64  # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
+)
 MAX_EXPLAINED = 8  # refused nodes whose explanations are remembered for a request: those that are named are three
 MAX_EXPLAINED_DEVICES = 16  # of such a node
 EXCLUDED_BITS = 16  # of the number of devices that rules exclude, over all requests of a pod
@@ -52,16 +63,20 @@ class Verdicts:
 
     def rows(self, names: Sequence[str]) -> Array:
         """Returns the row of each of the nodes *names*, -1 for a node without devices."""
-        return numpy.fromiter(map(self._table.rows.get, names, itertools.repeat(-1)), dtype=numpy.intp,
-                              count=len(names))
+        return numpy.fromiter(
+            map(self._table.rows.get, names, itertools.repeat(-1)),
+            dtype=numpy.intp,
+            count=len(names),
+        )
 
     def weigh(self, preferences: tuple[NodePreference, ...]) -> None:
         """Remembers what `choose` needs to know about *preferences*. The table may change meanwhile."""
         if preferences:
             self._weights(preferences, self._table.label_changes)
 
-    def choose(self, request: PodRequest, rows: Array, order: NodeOrder,
-               quota: QuotaCheck = NO_QUOTA) -> Choice | None:
+    def choose(
+        self, request: PodRequest, rows: Array, order: NodeOrder, quota: QuotaCheck = NO_QUOTA
+    ) -> Choice | None:
         """Returns the first by *order* of the nodes of *rows* that fit *request*; ``None`` if none fits.
 
         Binpack prefers the fullest node, spread the emptiest. Among equals it is the first by name.
@@ -80,7 +95,10 @@ class Verdicts:
         fitting: list[tuple[str, float]] = []
         values = -order.sign * table.scores[candidates]
         if order.preferences:
-            values = values - ABOVE_SCORES * self._weights(order.preferences, table.label_changes)[candidates]
+            values = (
+                values
+                - ABOVE_SCORES * self._weights(order.preferences, table.label_changes)[candidates]
+            )
         for place in _lowest_first([values], table.rank()[candidates]):
             row = int(candidates[place])
             if (placement := verdicts.placement(row, quota)) is None:
@@ -98,10 +116,14 @@ class Verdicts:
     def scores(self, rows: Array, order: NodeOrder) -> list[float]:
         """Returns the scores of *rows*, higher is better by the policy of *order*; 0 for nodes without devices."""
         self._table.refresh()
-        scores: list[float] = numpy.where(rows >= 0, order.sign * self._table.scores[rows], 0.0).tolist()
+        scores: list[float] = numpy.where(
+            rows >= 0, order.sign * self._table.scores[rows], 0.0
+        ).tolist()
         return scores
 
-    def refuse(self, request: PodRequest, names: Sequence[str], rows: Array, quota: QuotaCheck = NO_QUOTA) -> Refusal:
+    def refuse(
+        self, request: PodRequest, names: Sequence[str], rows: Array, quota: QuotaCheck = NO_QUOTA
+    ) -> Refusal:
         """Returns the reasons for each of the nodes *names*, which have *rows*, that does not fit *request*."""
         self._table.refresh()
         unknown = tuple(itertools.compress(names, (rows < 0).tolist()))
@@ -132,31 +154,41 @@ class Verdicts:
         rows = self.rows([name for _, group in refusal.groups for name in group])
         rows = rows[rows >= 0]
         verdicts = self._of(refusal.pod_request, ())
-        explained = map(lambda row: verdicts.explained(row, refusal), verdicts.nearest_first(rows, count))
+        explained = map(
+            lambda row: verdicts.explained(row, refusal), verdicts.nearest_first(rows, count)
+        )
         return [node for node in explained if node is not None]
 
 
 class _RequestVerdicts:
     """The verdicts on one request, by the row of the node. *budgets*: those that the request exceeds anyway."""
 
-    def __init__(self, table: Table, request: PodRequest, budgets: tuple[tuple[str, Any], ...]) -> None:
+    def __init__(
+        self, table: Table, request: PodRequest, budgets: tuple[tuple[str, Any], ...]
+    ) -> None:
         self._table = table
         self._request = request
         self._budgets = dict(budgets)
         self._state = numpy.zeros(0, dtype=numpy.int8)
         self._version = numpy.zeros(0, dtype=numpy.int64)
-        self._reason = numpy.zeros(0, dtype=numpy.int32)  # of nodes that do not fit: the position in _unfits, from 1
+        self._reason = numpy.zeros(
+            0, dtype=numpy.int32
+        )  # of nodes that do not fit: the position in _unfits, from 1
         # how far a node is, as Distance: devices that are absent in the high bits, and excluded in the low ones
         self._devices_missing = numpy.zeros(0, dtype=numpy.int64)
         self._amounts_missing = numpy.zeros(0)
         self._is_open = numpy.zeros(0, dtype=bool)  # columns do not tell all reasons on the node
         self._distance_version = numpy.zeros(0, dtype=numpy.int64)
-        self._explained: dict[int, tuple[int, NodeRefusal | None]] = {}  # with the version of the node
+        self._explained: dict[
+            int, tuple[int, NodeRefusal | None]
+        ] = {}  # with the version of the node
         self._placements: dict[int, Allocation] = {}
         self._unfits: list[Unfit] = []
         self._numbers: dict[Unfit, int] = {}
-        self.has_scores = any(vendor_request.vendor.decision.node_score is not None
-                              for vendor_request in request.vendor_requests)
+        self.has_scores = any(
+            vendor_request.vendor.decision.node_score is not None
+            for vendor_request in request.vendor_requests
+        )
         self._vendor_score = {policy: numpy.zeros(0) for policy in NodePolicy if self.has_scores}
 
     def may_be_candidate(self, rows: Array) -> Array:
@@ -179,8 +211,9 @@ class _RequestVerdicts:
         verdict = self._within(row, quota)
         return None if isinstance(verdict, Unfit) else verdict
 
-    def choose_by_vendor_scores(self, rows: Array, preferred: Array, names: int, order: NodeOrder,
-                                quota: QuotaCheck) -> Choice | None:
+    def choose_by_vendor_scores(
+        self, rows: Array, preferred: Array, names: int, order: NodeOrder, quota: QuotaCheck
+    ) -> Choice | None:
         """Returns the first by *order* of *rows*, whose weights are *preferred*, if the score depends on the
         devices that the pod would get."""
         table = self._table
@@ -188,7 +221,9 @@ class _RequestVerdicts:
             self._verdict(row)
         fits = self._state[rows] == FITS
         if quota.open:
-            fits = numpy.array([self.placement(row, quota) is not None for row in rows.tolist()], dtype=bool)
+            fits = numpy.array(
+                [self.placement(row, quota) is not None for row in rows.tolist()], dtype=bool
+            )
         rows, preferred = rows[fits], preferred[fits]
         if not len(rows):
             return None
@@ -197,8 +232,10 @@ class _RequestVerdicts:
         best = int(rows[places[0]])
         placement = self.placement(best, quota)
         assert placement is not None, "a node with a score fits"
-        fitting = tuple((table.names[int(rows[place])], float(scores[place]))
-                        for place in reversed(places[:max(EVALUATE_ALL, order.wanted)].tolist()))
+        fitting = tuple(
+            (table.names[int(rows[place])], float(scores[place]))
+            for place in reversed(places[: max(EVALUATE_ALL, order.wanted)].tolist())
+        )
         return Choice(table.names[best], placement, fitting, names - len(rows), names)
 
     def reasons(self, rows: Array, quota: QuotaCheck) -> tuple[tuple[Unfit, tuple[str, ...]], ...]:
@@ -214,11 +251,18 @@ class _RequestVerdicts:
             for place in numpy.flatnonzero(numbers == 0).tolist():
                 if isinstance(verdict := self._within(int(rows[place]), quota), Unfit):
                     numbers[place] = self._number(verdict)
-        order = numpy.argsort(numbers, kind="stable")  # positions in *rows*, those of one result beside each other
+        order = numpy.argsort(
+            numbers, kind="stable"
+        )  # positions in *rows*, those of one result beside each other
         groups = numpy.split(order, numpy.flatnonzero(numpy.diff(numbers[order])) + 1)
-        return tuple((self._unfits[numbers[places[0]] - 1],
-                      tuple(map(self._table.names.__getitem__, rows[places].tolist())))
-                     for places in sorted(groups, key=lambda places: places[:1].tolist()) if numbers[places].any())
+        return tuple(
+            (
+                self._unfits[numbers[places[0]] - 1],
+                tuple(map(self._table.names.__getitem__, rows[places].tolist())),
+            )
+            for places in sorted(groups, key=lambda places: places[:1].tolist())
+            if numbers[places].any()
+        )
 
     def explained(self, row: int, refusal: Refusal) -> NodeRefusal | None:
         """Returns why the pod of *refusal* does not fit the node of *row*; ``None`` if it fits by now."""
@@ -245,7 +289,10 @@ class _RequestVerdicts:
         looked_at = set(itertools.islice(places, None if count is None else max(count, MAX_EXACT)))
         if count is not None:
             looked_at.update(self._places_with_selected_devices(rows))
-        found = [(self._distance_of(int(rows[place])), int(ranks[place]), int(rows[place])) for place in looked_at]
+        found = [
+            (self._distance_of(int(rows[place])), int(ranks[place]), int(rows[place]))
+            for place in looked_at
+        ]
         return [row for *_, row in sorted(found)[:count]]
 
     def _distance_of(self, row: int) -> Distance:
@@ -256,22 +303,37 @@ class _RequestVerdicts:
 
     def _places_with_selected_devices(self, rows: Array) -> Iterator[int]:
         """Yields the positions of those of *rows* that have a device which the request names: there are few."""
-        selected = {of_vendor.vendor.key: frozenset(of_vendor.selector.use_uuids)
-                    for of_vendor in self._request.vendor_requests if of_vendor.selector.use_uuids}
+        selected = {
+            of_vendor.vendor.key: frozenset(of_vendor.selector.use_uuids)
+            for of_vendor in self._request.vendor_requests
+            if of_vendor.selector.use_uuids
+        }
         for place, row in enumerate(rows.tolist() if selected else ()):
             devices = self._table.nodes[self._table.names[row]].devices
-            if any(device.uuid in uuids for vendor, uuids in selected.items() for device in devices.get(vendor, ())):
+            if any(
+                device.uuid in uuids
+                for vendor, uuids in selected.items()
+                for device in devices.get(vendor, ())
+            ):
                 yield place
 
     def _find_distances(self, rows: Array) -> None:
         """Finds how far each of *rows* is from serving the request, as far as columns tell."""
         versions = self._table.versions
-        _resize(len(versions), self._devices_missing, self._amounts_missing, self._is_open, self._distance_version)
+        _resize(
+            len(versions),
+            self._devices_missing,
+            self._amounts_missing,
+            self._is_open,
+            self._distance_version,
+        )
         changed = rows[self._distance_version[rows] != versions[rows]]
         if not len(changed):
             return
         device_columns, at = self._columns(changed)
-        devices, amounts, is_open = (numpy.zeros(device_columns.nodes, dtype=kind) for kind in (int, float, bool))
+        devices, amounts, is_open = (
+            numpy.zeros(device_columns.nodes, dtype=kind) for kind in (int, float, bool)
+        )
         for request in self._request.distinct_requests:
             context = self._request.fit_context(request.vendor)
             absent, excluded, missing = columns.distances(device_columns, request, context)
@@ -287,14 +349,20 @@ class _RequestVerdicts:
         for place, request in enumerate(self._request.in_order_of_placing):
             if not len(left):
                 return
-            context = self._request.fit_context(request.vendor, budget=self._budgets.get(request.vendor))
+            context = self._request.fit_context(
+                request.vendor, budget=self._budgets.get(request.vendor)
+            )
             device_columns, at = self._columns(left)
             excluded = ~columns.may_serve(device_columns, request, context)[at]
             unfits, which = columns.explain_nodes(device_columns, request, context)
-            numbers = numpy.fromiter(map(self._number, unfits), dtype=numpy.int32, count=len(unfits))
+            numbers = numpy.fromiter(
+                map(self._number, unfits), dtype=numpy.int32, count=len(unfits)
+            )
             self._reason[left[excluded]] = numbers[which[at][excluded]]
             # what containers that are placed before take is no part of the columns
-            inexact = left[excluded & ((place > 0) | columns.is_open(device_columns, request, context)[at])]
+            inexact = left[
+                excluded & ((place > 0) | columns.is_open(device_columns, request, context)[at])
+            ]
             for row in inexact.tolist() if len(inexact) <= MAX_EXACT else ():
                 self._verdict(row)
             left = left[~excluded]
@@ -311,7 +379,9 @@ class _RequestVerdicts:
     def _may_serve_from(self, device_columns: columns.DeviceColumns, at: Array | slice) -> Array:
         possible = numpy.ones(device_columns.nodes, dtype=bool)
         for request in self._request.distinct_requests:
-            context = self._request.fit_context(request.vendor, budget=self._budgets.get(request.vendor))
+            context = self._request.fit_context(
+                request.vendor, budget=self._budgets.get(request.vendor)
+            )
             possible &= columns.may_serve(device_columns, request, context)
         return numpy.asarray(possible[at])
 
@@ -324,14 +394,20 @@ class _RequestVerdicts:
     def _states(self, rows: Array) -> Array:
         """Returns the state of each of *rows*; UNKNOWN for nodes that have changed since."""
         versions = self._table.versions
-        _resize(len(versions), self._state, self._version, self._reason, *self._vendor_score.values())
+        _resize(
+            len(versions), self._state, self._version, self._reason, *self._vendor_score.values()
+        )
         return numpy.where(self._version[rows] == versions[rows], self._state[rows], UNKNOWN)
 
     def _verdict(self, row: int) -> Allocation | Unfit:
         """Returns the exact verdict on the node of *row*."""
         version = self._table.versions[row]
         if self._version[row] == version and self._state[row] in (FITS, UNFIT):
-            return self._placements[row] if self._state[row] == FITS else self._unfits[int(self._reason[row]) - 1]
+            return (
+                self._placements[row]
+                if self._state[row] == FITS
+                else self._unfits[int(self._reason[row]) - 1]
+            )
         usages = self._table.usages(self._table.names[row])
         verdict = place_pod(usages, self._request, self._budgets)
         self._version[row] = version
@@ -346,7 +422,11 @@ class _RequestVerdicts:
 
     def _within(self, row: int, quota: QuotaCheck) -> Allocation | Unfit:
         """Returns the verdict on the node of *row* beside open budgets, which change too often to be remembered."""
-        return place_pod(self._table.usages(self._table.names[row]), self._request, self._budgets | dict(quota.open))
+        return place_pod(
+            self._table.usages(self._table.names[row]),
+            self._request,
+            self._budgets | dict(quota.open),
+        )
 
     def _number(self, unfit: Unfit) -> int:
         """Returns the number of *unfit*, from 1; equal values have one."""
@@ -356,12 +436,19 @@ class _RequestVerdicts:
         return number
 
 
-def vendor_score(request: PodRequest, usages: NodeUsage, placement: Allocation, policy: NodePolicy) -> float:
+def vendor_score(
+    request: PodRequest, usages: NodeUsage, placement: Allocation, policy: NodePolicy
+) -> float:
     """Returns the vendors' score of *placement* on a node with *usages*. Higher is better under both policies."""
-    scorers = ((vendor.key, vendor.decision.node_score)
-               for vendor in (vendor_request.vendor for vendor_request in request.vendor_requests))
-    return sum(score(usages.get(key, ()), shares_of(key, placement), policy)
-               for key, score in scorers if score is not None)
+    scorers = (
+        (vendor.key, vendor.decision.node_score)
+        for vendor in (vendor_request.vendor for vendor_request in request.vendor_requests)
+    )
+    return sum(
+        score(usages.get(key, ()), shares_of(key, placement), policy)
+        for key, score in scorers
+        if score is not None
+    )
 
 
 def _weights(table: Table, preferences: tuple[NodePreference, ...], label_changes: int) -> Array:
@@ -383,7 +470,9 @@ def _lowest_first(keys: Sequence[Array], ranks: Array) -> Iterator[int]:
         left[position] = False
         yield int(position)
     rest = numpy.flatnonzero(left)
-    yield from rest[numpy.lexsort((ranks[rest], *(values[rest] for values in reversed(keys))))].tolist()
+    yield from rest[
+        numpy.lexsort((ranks[rest], *(values[rest] for values in reversed(keys))))
+    ].tolist()
 
 
 def _resize(length: int, *arrays: Array) -> None:

@@ -28,7 +28,10 @@ from hami.state.table import Booking, Table
 from hami.state.verdicts import Verdicts, vendor_score
 from hami.vendors.spec import Catalog
 
-MAX_OVERLAY, MAX_REBOOKED = 32, 256  # nodes and pods that differ from the table; beyond them a new table is made
+MAX_OVERLAY, MAX_REBOOKED = (
+    32,
+    256,
+)  # nodes and pods that differ from the table; beyond them a new table is made
 
 NamespaceQuotas = Mapping[str, Mapping[str, QuotaLimits]]
 """ResourceQuotas by namespace and uid."""
@@ -45,9 +48,17 @@ class Policies:
 def booking_of(pod: Pod, request: PodRequest, choice: Choice) -> Booking:
     """Returns what *pod* holds on the node of *choice*."""
     vendors = [vendor_request.vendor.key for vendor_request in request.vendor_requests]
-    return Booking(pod.ref.uid, pod.ref.namespace, choice.node, tuple(
-        (vendor, peak_charges(request.kinds, shares_of(vendor, choice.placement))) for vendor in vendors),
-        pod.priority, pod.scope)
+    return Booking(
+        pod.ref.uid,
+        pod.ref.namespace,
+        choice.node,
+        tuple(
+            (vendor, peak_charges(request.kinds, shares_of(vendor, choice.placement)))
+            for vendor in vendors
+        ),
+        pod.priority,
+        pod.scope,
+    )
 
 
 def booked_on(usages: NodeUsage, booking: Booking) -> NodeUsage:
@@ -55,8 +66,10 @@ def booked_on(usages: NodeUsage, booking: Booking) -> NodeUsage:
     made = dict(usages)
     for vendor, charges in booking.charges:
         by_uuid = {charge.uuid: charge for charge in charges}
-        made[vendor] = tuple(charged_by(usage, by_uuid[usage.device.uuid]) if usage.device.uuid in by_uuid else usage
-                             for usage in made.get(vendor, ()))
+        made[vendor] = tuple(
+            charged_by(usage, by_uuid[usage.device.uuid]) if usage.device.uuid in by_uuid else usage
+            for usage in made.get(vendor, ())
+        )
     return made
 
 
@@ -85,9 +98,16 @@ class View:
     nothing.
     """
 
-    def __init__(self, table: Table, facts: Facts, *, verdicts: Verdicts | None = None,
-                 overlay: Mapping[str, NodeUsage] | None = None, labels: Mapping[str, Mapping[str, str]] | None = None,
-                 rebooked: Mapping[str, Booking | None] | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        facts: Facts,
+        *,
+        verdicts: Verdicts | None = None,
+        overlay: Mapping[str, NodeUsage] | None = None,
+        labels: Mapping[str, Mapping[str, str]] | None = None,
+        rebooked: Mapping[str, Booking | None] | None = None,
+    ) -> None:
         self.facts = facts
         self.vendors = facts.vendors
         self._table = table
@@ -108,7 +128,11 @@ class View:
     def bookings(self) -> Mapping[str, Booking]:
         """The bookings of pods, by uid."""
         changed = {uid: booking for uid, booking in self._rebooked.items() if booking is not None}
-        return {uid: booking for uid, booking in self._table.bookings.items() if uid not in self._rebooked} | changed
+        return {
+            uid: booking
+            for uid, booking in self._table.bookings.items()
+            if uid not in self._rebooked
+        } | changed
 
     def booking(self, uid: str) -> Booking | None:
         """Returns what the pod holds."""
@@ -116,14 +140,27 @@ class View:
 
     def bookings_on(self, node: str) -> list[Booking]:
         """Returns what pods hold on *node*."""
-        kept = [booking for booking in self._table.bookings_on(node) if booking.uid not in self._rebooked]
-        return kept + [booking for booking in self._rebooked.values() if booking is not None and booking.node == node]
+        kept = [
+            booking
+            for booking in self._table.bookings_on(node)
+            if booking.uid not in self._rebooked
+        ]
+        return kept + [
+            booking
+            for booking in self._rebooked.values()
+            if booking is not None and booking.node == node
+        ]
 
     @cached_property
     def used(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """MiB and percent taken, by namespace and vendor, without zeros."""
-        return {key: (sum(memory for memory, _ in scoped.values()), sum(cores for _, cores in scoped.values()))
-                for key, scoped in self._merged._table.usage_by_namespace().items()}
+        return {
+            key: (
+                sum(memory for memory, _ in scoped.values()),
+                sum(cores for _, cores in scoped.values()),
+            )
+            for key, scoped in self._merged._table.usage_by_namespace().items()
+        }
 
     def usages(self, node: str) -> NodeUsage:
         """Returns the devices of *node* and their usage, by vendor; empty if it has none."""
@@ -149,7 +186,11 @@ class View:
         changed = [name for name in names if name in self._overlay]
         if changed:
             names = [name for name in names if name not in self._overlay]
-        choice = self._verdicts.choose(request, self._verdicts.rows(names), order, quota) if names else None
+        choice = (
+            self._verdicts.choose(request, self._verdicts.rows(names), order, quota)
+            if names
+            else None
+        )
         return self._better(choice, changed, request, order, quota) if changed else choice
 
     def refuse(self, pod: Pod, names: Sequence[str]) -> Refusal | None:
@@ -161,22 +202,35 @@ class View:
             return None
         merged = self._merged
         verdicts = merged._verdicts
-        return verdicts.refuse(request, names, verdicts.rows(names), merged._check_quota(pod, request))
+        return verdicts.refuse(
+            request, names, verdicts.rows(names), merged._check_quota(pod, request)
+        )
 
     def closest(self, refusal: Refusal, count: int | None = None) -> list[NodeRefusal]:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first."""
         return self._merged._verdicts.closest(refusal, count)
 
-    def plan_resize(self, pod: Pod, sizes: Mapping[str, Size], node: Node | None) -> ResizePlan | ResizeRefusal:
+    def plan_resize(
+        self, pod: Pod, sizes: Mapping[str, Size], node: Node | None
+    ) -> ResizePlan | ResizeRefusal:
         """Returns what would follow from the *sizes* that the containers of *pod*, which is on *node*, are to have.
 
         Raises: MalformedInput if the pod has no allocation that can be resized.
         """
         booked = self.booking(pod.ref.uid)
-        return plan_resize(sizes, resizable_devices(
-            pod, make_pod_request(pod, self.vendors, self.facts.policies.device), self.vendors, node,
-            self.usages(pod.node_name), dict(booked.charges) if booked is not None else {},
-            self._budgets(pod.ref.namespace, pod.scope), self.quotas_of(pod.ref.namespace)))
+        return plan_resize(
+            sizes,
+            resizable_devices(
+                pod,
+                make_pod_request(pod, self.vendors, self.facts.policies.device),
+                self.vendors,
+                node,
+                self.usages(pod.node_name),
+                dict(booked.charges) if booked is not None else {},
+                self._budgets(pod.ref.namespace, pod.scope),
+                self.quotas_of(pod.ref.namespace),
+            ),
+        )
 
     def may_preempt_on(self, pod: Pod, names: Sequence[str]) -> list[str]:
         """Returns those of the nodes *names*, lowest priority first, where pods of lower priority than *pod* hold
@@ -190,13 +244,17 @@ class View:
         rows = merged._verdicts.may_preempt_on(request, merged._verdicts.rows(names), pod.priority)
         return [merged._table.names[row] for row in rows.tolist()]
 
-    def fits_without(self, pod: Pod, node: str, uids: Collection[str]) -> Callable[[Collection[str]], bool]:
+    def fits_without(
+        self, pod: Pod, node: str, uids: Collection[str]
+    ) -> Callable[[Collection[str]], bool]:
         """Returns a function that reports whether *pod* fits *node* without some of the pods *uids*.
 
         It is for many questions about one node. Raises: MalformedInput for an unreadable annotation.
         """
         request = make_pod_request(pod, self.vendors, self.facts.policies.device)
-        if request is None or self.facts.quotas.get(pod.ref.namespace):  # what ends elsewhere counts for quotas, too
+        if request is None or self.facts.quotas.get(
+            pod.ref.namespace
+        ):  # what ends elsewhere counts for quotas, too
             return lambda ended: self.what_if(without=ended).choose(pod, [node]) is not None
         held = {booking.uid: booking for booking in self.bookings_on(node) if booking.uid in uids}
         idle = self.what_if(without=held).usages(node)
@@ -235,9 +293,15 @@ class View:
 
     # A cluster that differs
 
-    def what_if(self, *, without: Collection[str] = (), with_: Iterable[Booking] = (), nodes: Iterable[Node] = (),
-                devices: Mapping[str, Mapping[str, Sequence[Device]]] = MappingProxyType({}),
-                quotas: NamespaceQuotas | None = None) -> View:
+    def what_if(
+        self,
+        *,
+        without: Collection[str] = (),
+        with_: Iterable[Booking] = (),
+        nodes: Iterable[Node] = (),
+        devices: Mapping[str, Mapping[str, Sequence[Device]]] = MappingProxyType({}),
+        quotas: NamespaceQuotas | None = None,
+    ) -> View:
         """Returns the view in which the pods *without* (uids) have ended, pods hold *with_*, nodes are as *nodes*, or
         have *devices* (by name and vendor), with the bookings that they have, and the namespaces in *quotas* have
         these.
@@ -246,11 +310,19 @@ class View:
         """
         rebooked = dict(self._rebooked)
         affected: dict[str, Mapping[str, Sequence[Device]]] = {}
-        for uid, booking in (*((uid, None) for uid in without), *((booking.uid, booking) for booking in with_)):
-            for held in (rebooked[uid] if uid in rebooked else self._table.bookings.get(uid), booking):
+        for uid, booking in (
+            *((uid, None) for uid in without),
+            *((booking.uid, booking) for booking in with_),
+        ):
+            for held in (
+                rebooked[uid] if uid in rebooked else self._table.bookings.get(uid),
+                booking,
+            ):
                 if held is not None and held.node not in affected:
-                    affected[held.node] = {vendor: [usage.device for usage in usages]
-                                           for vendor, usages in self.usages(held.node).items()}
+                    affected[held.node] = {
+                        vendor: [usage.device for usage in usages]
+                        for vendor, usages in self.usages(held.node).items()
+                    }
             rebooked[uid] = booking
         labels = dict(self._labels)
         for node in nodes:
@@ -264,9 +336,19 @@ class View:
             for booking in changed.bookings_on(name):
                 table.book(booking)
             overlay[name] = table.usages_of(name, of_node)
-        facts = self.facts if quotas is None else replace(self.facts, quotas={**self.facts.quotas, **quotas})
-        view = View(self._table, facts, verdicts=self._verdicts, overlay=overlay, labels=labels,
-                    rebooked=rebooked)
+        facts = (
+            self.facts
+            if quotas is None
+            else replace(self.facts, quotas={**self.facts.quotas, **quotas})
+        )
+        view = View(
+            self._table,
+            facts,
+            verdicts=self._verdicts,
+            overlay=overlay,
+            labels=labels,
+            rebooked=rebooked,
+        )
         return view._merged if len(overlay) > MAX_OVERLAY or len(rebooked) > MAX_REBOOKED else view
 
     @cached_property
@@ -283,7 +365,9 @@ class View:
         for name, usages in self._overlay.items():
             devices = table.nodes[name].devices if name in table.nodes else {}
             for vendor in dict.fromkeys((*devices, *usages)):
-                table.set_devices(name, vendor, tuple(usage.device for usage in usages.get(vendor, ())))
+                table.set_devices(
+                    name, vendor, tuple(usage.device for usage in usages.get(vendor, ()))
+                )
         for name, labels in self._labels.items():
             table.set_labels(name, labels)
         return View(table, self.facts)
@@ -293,7 +377,12 @@ class View:
         return check_quota(request, budgets, self._table.sizes()) if budgets else QuotaCheck()
 
     def _budgets(self, namespace: str, scope: PodScope) -> dict[str, Budget]:
-        return budgets_of(self.vendors, self.facts.quotas.get(namespace, {}), scope, partial(self._used, namespace))
+        return budgets_of(
+            self.vendors,
+            self.facts.quotas.get(namespace, {}),
+            scope,
+            partial(self._used, namespace),
+        )
 
     def _used(self, namespace: str, vendor: str) -> ScopedUsage:
         used = dict(self._table.namespace_usage(namespace, vendor))
@@ -305,8 +394,14 @@ class View:
                     used[held.scope] = memory + sign * more_memory, cores + sign * more_cores
         return used
 
-    def _better(self, choice: Choice | None, changed: Sequence[str], request: PodRequest, order: NodeOrder,
-                quota: QuotaCheck) -> Choice | None:
+    def _better(
+        self,
+        choice: Choice | None,
+        changed: Sequence[str],
+        request: PodRequest,
+        order: NodeOrder,
+        quota: QuotaCheck,
+    ) -> Choice | None:
         """Returns *choice*, or a better one among the *changed* nodes."""
         budgets = dict((*quota.decided, *quota.open))
         fitting = {name: score for name, score in choice.fitting} if choice is not None else {}
@@ -317,12 +412,19 @@ class View:
             if not isinstance(placement, Unfit):
                 placements[name] = placement
                 fitting[name] = node_score([usage for own in usages.values() for usage in own]) + (
-                    order.sign * vendor_score(request, usages, placement, order.policy))
+                    order.sign * vendor_score(request, usages, placement, order.policy)
+                )
         if not placements:
             return None
-        labels = {name: self._labels.get(name, self._table.labels.get(name, {})) for name in fitting}
+        labels = {
+            name: self._labels.get(name, self._table.labels.get(name, {})) for name in fitting
+        }
         preferred = dict(zip(fitting, weights(order.preferences, list(fitting), labels).tolist()))
-        ordered = sorted(fitting.items(), key=lambda item: (-preferred[item[0]], -order.sign * item[1], item[0]))
+        ordered = sorted(
+            fitting.items(), key=lambda item: (-preferred[item[0]], -order.sign * item[1], item[0])
+        )
         node = next(name for name, _ in ordered if name in placements)
         candidates = len(changed) + (choice.candidates if choice is not None else 0)
-        return Choice(node, placements[node], tuple(reversed(ordered)), candidates - len(ordered), candidates)
+        return Choice(
+            node, placements[node], tuple(reversed(ordered)), candidates - len(ordered), candidates
+        )

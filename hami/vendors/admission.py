@@ -14,7 +14,15 @@ from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import Catalog
 
-SGPU_SIZES = (2, 4, 8, 16, 32, 64, 96)  # amounts of memory that a Moore Threads device can share; the last: a whole one
+SGPU_SIZES = (
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    96,
+)  # amounts of memory that a Moore Threads device can share; the last: a whole one
 SGPU_CORES = 16  # of a whole one
 
 Step = Callable[[ContainerDraft], None]
@@ -29,7 +37,10 @@ def admit_pod(vendors: Catalog, pod: PodDraft) -> None:
     """
     for container in pod.containers:
         requested = vendors.requested_by(container.limits, container.requests)
-        for vendor in (*requested, *(other for other in vendors.admitting_all if other not in requested)):
+        for vendor in (
+            *requested,
+            *(other for other in vendors.admitting_all if other not in requested),
+        ):
             admit = vendor.admission.admit or _COMMON
             if admit(container.seen_with(vendor.resources)):
                 pod.set_requests_devices()
@@ -44,7 +55,9 @@ def confine_pod(vendors: Catalog, pod: PodDraft) -> None:
         _confine(vendors, container)
 
 
-def confine_ephemeral(vendors: Catalog, pod: PodDraft, before: Collection[str]) -> Mapping[str, Any]:
+def confine_ephemeral(
+    vendors: Catalog, pod: PodDraft, before: Collection[str]
+) -> Mapping[str, Any]:
     """Returns *pod* with each ephemeral container admitted as :func:`confine_pod` does, but those of *before* (names).
 
     Raises: MalformedInput, PodRefused.
@@ -56,8 +69,15 @@ def confine_ephemeral(vendors: Catalog, pod: PodDraft, before: Collection[str]) 
     if all(rendered[draft.name] is draft.wire for draft in drafts):
         return pod.wire
     spec = pod.wire["spec"]
-    return {**pod.wire, "spec": {**spec, "ephemeralContainers": [
-        rendered.get(str(wire.get("name")), wire) for wire in spec["ephemeralContainers"]]}}
+    return {
+        **pod.wire,
+        "spec": {
+            **spec,
+            "ephemeralContainers": [
+                rendered.get(str(wire.get("name")), wire) for wire in spec["ephemeralContainers"]
+            ],
+        },
+    }
 
 
 def _confine(vendors: Catalog, container: ContainerDraft) -> None:
@@ -94,7 +114,11 @@ def check_amounts(draft: ContainerDraft) -> None:
         if resources.parse_amount(name, text) is None:
             is_memory = name == resources.memory
             highest = INT32_MAX // max(resources.memory_factor, 1) if is_memory else INT32_MAX
-            unit = ", or at least 1Mi with a unit such as Mi or Gi" if is_memory and resources.memory_units else ""
+            unit = (
+                ", or at least 1Mi with a unit such as Mi or Gi"
+                if is_memory and resources.memory_units
+                else ""
+            )
             raise draft.invalid(name, text, f"must be an integer between 0 and {highest}{unit}")
 
 
@@ -133,7 +157,9 @@ def whole_sgpus(draft: ContainerDraft) -> None:
             if name:
                 draft.set_amount(name, count * amount)
     if count == 1 and (size := draft.rounded(names.memory)) is not None and size not in SGPU_SIZES:
-        raise PodRefused(f"sGPU memory request value is invalid, valid values are {list(SGPU_SIZES)}")
+        raise PodRefused(
+            f"sGPU memory request value is invalid, valid values are {list(SGPU_SIZES)}"
+        )
     if count > 1:
         draft.pod.set_annotation("mthreads.com/request-gpu-num", str(count))
 

@@ -24,7 +24,9 @@ from hami.vendors.spec import AnnotationContext, Candidate, FitContext, NoCombin
 
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
-NODE_MODE = "hami-vnpu-core"  # node annotation and key of Device.info: the node supports the soft split
+NODE_MODE = (
+    "hami-vnpu-core"  # node annotation and key of Device.info: the node supports the soft split
+)
 VISIBLE = "ASCEND_VISIBLE_DEVICES"
 NETWORK = "NetworkID"
 NETWORK_WEIGHT = 10
@@ -40,13 +42,19 @@ def registered(vendor: Vendor, node: Node, *, soft: bool) -> tuple[Device, ...] 
     devices = inventory.registered(vendor, node)
     mode = node.annotations.get(NODE_MODE)
     supported = soft if mode is None else mode == "true"
-    return devices and tuple(replace(device, info={**device.info, NODE_MODE: supported}) for device in devices)
+    return devices and tuple(
+        replace(device, info={**device.info, NODE_MODE: supported}) for device in devices
+    )
 
 
 def check_node(request: Request, context: FitContext) -> Reason | None:
     """Rejects a node without the soft split if the pod requests it."""
-    return Reason.MODE if _is_soft(context) and not all(usage.device.info.get(NODE_MODE)
-                                                        for usage in context.usages) else None
+    return (
+        Reason.MODE
+        if _is_soft(context)
+        and not all(usage.device.info.get(NODE_MODE) for usage in context.usages)
+        else None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,9 @@ class ChipFunctions:
             _cores_only_in_software(draft)
             self._round_memory(draft)
             draft.pod.set_runtime_class(self.chip.runtime_class)
-        elif self.hides and not any(name in draft.limits or name in draft.requests for name in self.family):
+        elif self.hides and not any(
+            name in draft.limits or name in draft.requests for name in self.family
+        ):
             draft.set_env(VISIBLE, "")
         return is_requested
 
@@ -80,10 +90,13 @@ class ChipFunctions:
 
     def make_share(self, candidate: Candidate) -> Share:
         """Returns a share with the memory of the template in hard split."""
-        return common_share(candidate._replace(request=self._sized(candidate.request, candidate.context)))
+        return common_share(
+            candidate._replace(request=self._sized(candidate.request, candidate.context))
+        )
 
-    def select_devices(self, eligible: Sequence[DeviceUsage], request: Request,
-                       context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
+    def select_devices(
+        self, eligible: Sequence[DeviceUsage], request: Request, context: FitContext
+    ) -> Sequence[DeviceUsage] | NoCombination:
         """Selects whole modules of two for chips that come in pairs.
 
         Otherwise it selects chips of few networks, if each chip of the node is in one, or the first chips.
@@ -93,9 +106,11 @@ class ChipFunctions:
             if len(pairs) < request.count:
                 return NoCombination(Reason.TOO_FEW_FITTING, len(pairs), request.count)
             return pairs
-        if is_networked(self.chip) and all(NETWORK in usage.device.info for usage in context.usages):
+        if is_networked(self.chip) and all(
+            NETWORK in usage.device.info for usage in context.usages
+        ):
             return grouped(eligible, request.count, _network)
-        return eligible[:request.count]
+        return eligible[: request.count]
 
     def annotate(self, vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
         """Renders the time of scheduling and the template, memory and cores of each chip."""
@@ -103,7 +118,12 @@ class ChipFunctions:
         entries = []
         for share in itertools.chain(*context.shares):
             size = None if soft else self._size(share.memory_mib)
-            entry = {"UUID": share.uuid, "temp": size and size.name, "memory": share.memory_mib, "core": share.cores}
+            entry = {
+                "UUID": share.uuid,
+                "temp": size and size.name,
+                "memory": share.memory_mib,
+                "core": share.cores,
+            }
             entries.append({key: value for key, value in entry.items() if value})
         time, chips = written_keys(vendor.key)
         return {time: context.seconds, chips: json.dumps(entries, separators=(",", ":"))}
@@ -115,7 +135,9 @@ class ChipFunctions:
         if not self.chip.super_pod or count % 2 == 0:
             return
         if count > 1:
-            raise PodRefused(f"{self.chip.common_word} device request must be 1 or 2*n, got {count}")
+            raise PodRefused(
+                f"{self.chip.common_word} device request must be 1 or 2*n, got {count}"
+            )
         draft.set_amount(name, 2)
 
     def _round_memory(self, draft: ContainerDraft) -> None:
@@ -139,16 +161,24 @@ class ChipFunctions:
         draft.set_request(name, max(memory_mib // factor, 1))
 
     def _size(self, memory_mib: int) -> Template | None:
-        """Returns the smallest template with *memory_mib*, or the whole chip, which has no name; ``None`` if none has.
-        """
+        """Returns the smallest template with *memory_mib*, or the whole chip, which has no name; ``None``
+        if none has."""
         for template in self.chip.templates:
             if memory_mib <= template.memory_mib:
                 return template
-        return Template("", self.chip.memory_allocatable) if memory_mib <= self.chip.memory_capacity else None
+        return (
+            Template("", self.chip.memory_allocatable)
+            if memory_mib <= self.chip.memory_capacity
+            else None
+        )
 
     def _sized(self, request: Request, context: FitContext) -> Request:
         """Returns *request* with the memory of its template. More than a chip has is kept and fits nowhere."""
-        if _is_soft(context) or request.memory_mib <= 0 or (size := self._size(request.memory_mib)) is None:
+        if (
+            _is_soft(context)
+            or request.memory_mib <= 0
+            or (size := self._size(request.memory_mib)) is None
+        ):
             return request
         return replace(request, memory_mib=size.memory_mib)
 

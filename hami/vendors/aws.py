@@ -12,7 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hami.errors import MalformedInput, PodRefused
-from hami.model import Allocation, Container, Device, DeviceUsage, Node, Partition, Pod, Reason, Request, Share
+from hami.model import (
+    Allocation,
+    Container,
+    Device,
+    DeviceUsage,
+    Node,
+    Partition,
+    Pod,
+    Reason,
+    Request,
+    Share,
+)
 from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import capacity_of, counted
@@ -26,7 +37,12 @@ PREDICATE_NODE, RESOURCE_TYPE = "aws.amazon.com/predicate-node", "NEURON_RESOURC
 WRITTEN = (IDS, ALLOC_TIME, ALLOCATED, PREDICATE_NODE, RESOURCE_TYPE)
 MAX_CORES = 31  # of a device: the mask is a signed 32-bit integer on the wire
 PAIR = 2  # a larger number of cores must be a multiple of it, as upstream requires
-RUNS = (1, 4, 8, 16)  # numbers of linked devices on Trainium; a run starts at a multiple of its length
+RUNS = (
+    1,
+    4,
+    8,
+    16,
+)  # numbers of linked devices on Trainium; a run starts at a multiple of its length
 _ALL = Partition(0, MAX_CORES)  # a whole device with any number of cores
 
 
@@ -42,12 +58,19 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     if not count and not cores:
         return None
     if not count or cores % count or not 1 <= cores // count <= MAX_CORES:
-        raise MalformedInput(f"capacity of {resources.cores}", cores, f"expected 1 to {MAX_CORES} cores for each of "
-                             f"the {count} devices that {resources.count} names")
+        raise MalformedInput(
+            f"capacity of {resources.cores}",
+            cores,
+            f"expected 1 to {MAX_CORES} cores for each of "
+            f"the {count} devices that {resources.count} names",
+        )
     kind = node.labels.get(INSTANCE_TYPE)
     if not kind:
-        raise MalformedInput(f"label {INSTANCE_TYPE}", "", "missing, expected the instance type: it determines "
-                             "which devices are linked")
+        raise MalformedInput(
+            f"label {INSTANCE_TYPE}",
+            "",
+            "missing, expected the instance type: it determines which devices are linked",
+        )
     each = cores // count
     devices = counted("AWSNeuron", slots=each, memory_mib=0, cores=(1 << each) - 1)(vendor, node)
     return tuple(replace(device, info={"instance_type": kind}) for device in devices or ())
@@ -74,8 +97,9 @@ def too_few_cores(candidate: Candidate) -> Reason | None:
     return Reason.NO_CORES if len(_free(candidate.usage)) < need else None
 
 
-def select_devices(eligible: Sequence[DeviceUsage], request: Request,
-                   context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
+def select_devices(
+    eligible: Sequence[DeviceUsage], request: Request, context: FitContext
+) -> Sequence[DeviceUsage] | NoCombination:
     """Selects the first device, or several linked devices with consecutive indexes."""
     device = eligible[0].device
     count = -(-request.cores // _total(device)) if request.cores else request.count
@@ -84,7 +108,9 @@ def select_devices(eligible: Sequence[DeviceUsage], request: Request,
     inferentia = "inf" in device.info["instance_type"].lower()
     if not inferentia and count not in RUNS:
         return NoCombination(Reason.NUMA)
-    return aligned_run(eligible, count, step=1 if inferentia else count) or NoCombination(Reason.NUMA)
+    return aligned_run(eligible, count, step=1 if inferentia else count) or NoCombination(
+        Reason.NUMA
+    )
 
 
 def make_share(candidate: Candidate) -> Share:
@@ -98,8 +124,8 @@ def make_share(candidate: Candidate) -> Share:
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
-    """Returns the annotations for the node agent: numbers of devices or cores of the node, for all containers in order.
-    """
+    """Returns the annotations for the node agent: numbers of devices or cores of the node, for all
+    containers in order."""
     ids: list[int] = []
     of_cores = False
     for container, shares in zip(context.pod.containers, context.shares, strict=True):
@@ -112,8 +138,12 @@ def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
                 ids += [device.index * _total(device) + core for core in _cores(share.cores)]
     if not ids:
         return {}
-    texts = {IDS: ",".join(map(str, ids)), ALLOC_TIME: context.nanoseconds, ALLOCATED: "false",
-             PREDICATE_NODE: context.node}
+    texts = {
+        IDS: ",".join(map(str, ids)),
+        ALLOC_TIME: context.nanoseconds,
+        ALLOCATED: "false",
+        PREDICATE_NODE: context.node,
+    }
     return texts | ({RESOURCE_TYPE: vendor.resources.cores} if of_cores else {})
 
 
@@ -125,11 +155,18 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
     whole = [_wants_devices(vendor, container) for container in pod.containers]
     if len(whole) != len(containers):
         whole = [False] * len(containers)
-    return tuple(tuple(replace(share, partitions=(_ALL,) if is_whole else _runs(share.cores)) for share in shares)
-                 for shares, is_whole in zip(containers, whole, strict=True))
+    return tuple(
+        tuple(
+            replace(share, partitions=(_ALL,) if is_whole else _runs(share.cores))
+            for share in shares
+        )
+        for shares, is_whole in zip(containers, whole, strict=True)
+    )
 
 
-def _parse(resources: Resources, limits: Mapping[str, str], requests: Mapping[str, str]) -> tuple[int, int] | None:
+def _parse(
+    resources: Resources, limits: Mapping[str, str], requests: Mapping[str, str]
+) -> tuple[int, int] | None:
     """Returns the numbers of devices and of cores that are requested; 0 cores for whole devices."""
     given = resources.amounts(limits, requests)
     if resources.count in given:
@@ -163,7 +200,11 @@ def _total(device: Device) -> int:
 
 
 def _free(usage: DeviceUsage) -> list[int]:
-    held = {core for partition in usage.partitions for core in range(partition.start, partition.start + partition.size)}
+    held = {
+        core
+        for partition in usage.partitions
+        for core in range(partition.start, partition.start + partition.size)
+    }
     return [core for core in range(_total(usage.device)) if core not in held]
 
 
@@ -171,7 +212,7 @@ def _consecutive(free: Sequence[int], count: int) -> Sequence[int]:
     """Returns the first *count* of *free* that are consecutive; if there are none, the first."""
     for index in range(len(free) - count + 1):
         if free[index + count - 1] - free[index] == count - 1:
-            return free[index:index + count]
+            return free[index : index + count]
     return free[:count]
 
 
@@ -181,4 +222,6 @@ def _cores(mask: int) -> list[int]:
 
 def _runs(mask: int) -> tuple[Partition, ...]:
     """Returns the cores in *mask*; consecutive cores are one partition."""
-    return tuple(Partition(run.start(), len(run[0])) for run in re.finditer("1+", f"{mask:b}"[::-1]))
+    return tuple(
+        Partition(run.start(), len(run[0])) for run in re.finditer("1+", f"{mask:b}"[::-1])
+    )

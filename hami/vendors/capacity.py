@@ -34,8 +34,12 @@ def offered_devices(devices: Iterable[Device]) -> list[Device]:
 def device_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, int]:
     """Returns memory and cores of the `offered_devices`, by the resource and in the unit in which pods request them."""
     offered = offered_devices(devices)
-    sums = {resources.memory: sum(device.memory_mib // max(resources.memory_factor, 1) for device in offered),
-            resources.cores: sum(device.cores for device in offered)}
+    sums = {
+        resources.memory: sum(
+            device.memory_mib // max(resources.memory_factor, 1) for device in offered
+        ),
+        resources.cores: sum(device.cores for device in offered),
+    }
     return {name: amount for name, amount in sums.items() if name}
 
 

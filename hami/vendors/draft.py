@@ -37,15 +37,27 @@ class PodDraft:
         """The containers that are part of the pod from the beginning, init containers first."""
         spec = self.wire.get("spec") or {}
         wires = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
-        return tuple(ContainerDraft(pod=self, wire=wire, decoded=container, limits=dict(container.limits),
-                                    requests=dict(container.requests))
-                     for wire, container in zip(wires, self.decoded.containers, strict=True))
+        return tuple(
+            ContainerDraft(
+                pod=self,
+                wire=wire,
+                decoded=container,
+                limits=dict(container.limits),
+                requests=dict(container.requests),
+            )
+            for wire, container in zip(wires, self.decoded.containers, strict=True)
+        )
 
     def ephemeral_containers(self, before: Collection[str]) -> list[ContainerDraft]:
         """Returns the ephemeral containers that are not among those of *before* (names), which never change."""
         wires = (self.wire.get("spec") or {}).get("ephemeralContainers")
-        return [ContainerDraft(pod=self, wire=wire, decoded=Container(name=name), limits={}, requests={})
-                for wire in entries(wires) if (name := str(wire.get("name"))) not in before]
+        return [
+            ContainerDraft(
+                pod=self, wire=wire, decoded=Container(name=name), limits={}, requests={}
+            )
+            for wire in entries(wires)
+            if (name := str(wire.get("name"))) not in before
+        ]
 
     def annotation(self, key: str) -> str | None:
         """Returns the annotation *key*, including changes."""
@@ -73,17 +85,24 @@ class PodDraft:
     def changed(self) -> Pod:
         """Returns the decoded pod with the changes in its annotations and in the amounts of its containers."""
         return replace(
-            self.decoded, annotations={**self.decoded.annotations, **self._annotations},
-            containers=tuple(replace(draft.decoded, limits=draft.limits, requests=draft.requests)
-                             for draft in self.containers))
+            self.decoded,
+            annotations={**self.decoded.annotations, **self._annotations},
+            containers=tuple(
+                replace(draft.decoded, limits=draft.limits, requests=draft.requests)
+                for draft in self.containers
+            ),
+        )
 
     def render(self) -> Mapping[str, Any]:
         """Returns the pod with the changes, for the API server; the same object if there are none."""
-        wire_spec, rendered = self.wire.get("spec") or {}, [draft.render() for draft in self.containers]
+        wire_spec, rendered = (
+            self.wire.get("spec") or {},
+            [draft.render() for draft in self.containers],
+        )
         spec, changed = dict(self._spec), dict[str, Any]()
         for name in ("initContainers", "containers"):
             before = wire_spec.get(name) or ()
-            after, rendered = rendered[:len(before)], rendered[len(before):]
+            after, rendered = rendered[: len(before)], rendered[len(before) :]
             if any(map(operator.is_not, after, before)):
                 spec[name] = after
         if spec:
@@ -168,8 +187,11 @@ class ContainerDraft:
     @property
     def variables(self) -> list[tuple[str, str | None]]:
         """The environment variables that the container sets itself, in order; ``None`` if not a literal."""
-        return [(name, value if isinstance(value := entry.get("value"), str) else None)
-                for entry in self.entries("env") if isinstance(name := entry.get("name"), str)]
+        return [
+            (name, value if isinstance(value := entry.get("value"), str) else None)
+            for entry in self.entries("env")
+            if isinstance(name := entry.get("name"), str)
+        ]
 
     def entries(self, field: str) -> list[Mapping[str, Any]]:
         """Returns a field of the container that is a list of mappings, such as ``env``. Raises: MalformedInput."""
@@ -182,13 +204,20 @@ class ContainerDraft:
         """Returns the container with the changes, for the API server; the same object if there are none."""
         changed: dict[str, Any] = {}
         resources = self.wire.get("resources") or {}
-        for part, before, after in (("limits", self.decoded.limits, self.limits),
-                                    ("requests", self.decoded.requests, self.requests)):
+        for part, before, after in (
+            ("limits", self.decoded.limits, self.limits),
+            ("requests", self.decoded.requests, self.requests),
+        ):
             if before != after:
                 added = {name: text for name, text in after.items() if before.get(name) != text}
-                resources = changed["resources"] = {**resources, part: {**(resources.get(part) or {}), **added}}
+                resources = changed["resources"] = {
+                    **resources,
+                    part: {**(resources.get(part) or {}), **added},
+                }
         if self.env:
-            kept = [entry for entry in self.entries("env") if entry.get("name") not in list(self.env)]
+            kept = [
+                entry for entry in self.entries("env") if entry.get("name") not in list(self.env)
+            ]
             env = [*kept, *({"name": name, "value": value} for name, value in self.env.items())]
             if env != self.entries("env"):
                 changed["env"] = env

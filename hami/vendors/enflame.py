@@ -27,7 +27,11 @@ WRITTEN = (ASSIGNED, ASSIGNED_TIME, INDEX, ID, MINOR, SIZE, CONTAINERS)
 def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     """Returns the devices in *vendor*'s register annotation. Raises: MalformedInput."""
     text = node.annotations.get(vendor.annotations.register)
-    return None if text is None else parse_drs_devices(vendor.annotations.register, text, vendor.key, node.name)
+    return (
+        None
+        if text is None
+        else parse_drs_devices(vendor.annotations.register, text, vendor.key, node.name)
+    )
 
 
 def admit(draft: ContainerDraft) -> bool:
@@ -36,7 +40,11 @@ def admit(draft: ContainerDraft) -> bool:
     Raises: PodRefused for amounts that are zero, cannot be read, or exceed the cores of a device.
     """
     resources = draft.resources
-    names = (resources.count,) if resources.count in draft.given else (resources.memory, resources.cores)
+    names = (
+        (resources.count,)
+        if resources.count in draft.given
+        else (resources.memory, resources.cores)
+    )
     amounts = {name: value for name in names if (value := draft.rounded(name)) is not None}
     for name, value in amounts.items():
         if name == resources.cores and not 0 < value <= WHOLE:
@@ -55,15 +63,23 @@ def admit(draft: ContainerDraft) -> bool:
 def parse_request(vendor: str, resources: Resources, container: Container) -> Request | None:
     """Returns a request for a number of slices, or for the least memory (GB or MiB, as written) and cores."""
     values = parse_amounts(resources, container)
-    slices, memory, cores = (values.get(name, 0) for name in (resources.count, resources.memory, resources.cores))
+    slices, memory, cores = (
+        values.get(name, 0) for name in (resources.count, resources.memory, resources.cores)
+    )
     if slices:
         return Request(vendor=vendor, count=1, slices=slices)
-    return Request(vendor=vendor, count=1, memory_mib=memory, cores=cores) if memory or cores else None
+    return (
+        Request(vendor=vendor, count=1, memory_mib=memory, cores=cores) if memory or cores else None
+    )
 
 
 def check_node(request: Request, context: FitContext) -> Reason | None:
     """Rejects a node without a profile for *request*."""
-    return Reason.MODE if all(_smallest_profile(request, usage.device) is None for usage in context.usages) else None
+    return (
+        Reason.MODE
+        if all(_smallest_profile(request, usage.device) is None for usage in context.usages)
+        else None
+    )
 
 
 def no_profile(candidate: Candidate) -> Reason | None:
@@ -78,7 +94,11 @@ def no_slice(candidate: Candidate) -> Reason | None:
 
 def no_memory(candidate: Candidate) -> Reason | None:
     """Rejects a device with less free memory than the profile has."""
-    return Reason.NO_MEMORY if candidate.usage.memory_free_mib < make_share(candidate).memory_mib else None
+    return (
+        Reason.NO_MEMORY
+        if candidate.usage.memory_free_mib < make_share(candidate).memory_mib
+        else None
+    )
 
 
 def too_few_slices(candidate: Candidate) -> Reason | None:
@@ -97,14 +117,19 @@ def make_share(candidate: Candidate) -> Share:
     if profile is None:
         return common_share(candidate)
     device = candidate.device
-    return Share(device.uuid, candidate.request.vendor, profile.memory_gb * GIB, _percent(profile, device))
+    return Share(
+        device.uuid, candidate.request.vendor, profile.memory_gb * GIB, _percent(profile, device)
+    )
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     """Returns the annotations for the node agent: the first container's device and size, each container's profile."""
-    taken = [(container.name, context.devices[share.uuid], profile)
-             for container, shares in zip(context.pod.containers, context.shares, strict=True)
-             for share in shares[:1] if (profile := _profile_of(share, context.devices[share.uuid])) is not None]
+    taken = [
+        (container.name, context.devices[share.uuid], profile)
+        for container, shares in zip(context.pod.containers, context.shares, strict=True)
+        for share in shares[:1]
+        if (profile := _profile_of(share, context.devices[share.uuid])) is not None
+    ]
     texts = {ASSIGNED: "false", ASSIGNED_TIME: context.nanoseconds}
     if taken:
         _, device, profile = taken[0]
@@ -130,14 +155,27 @@ def _smallest_profile(request: Request, device: Device) -> DrsProfile | None:
         return next((profile for profile in profiles if profile.slices == request.slices), None)
     to_mib = request.memory_mib > 2 * profiles[-1].memory_gb
     memory_gb = -(-request.memory_mib // GIB) if to_mib else request.memory_mib
-    return next((profile for profile in profiles
-                 if profile.memory_gb >= memory_gb and _percent(profile, device) >= request.cores), None)
+    return next(
+        (
+            profile
+            for profile in profiles
+            if profile.memory_gb >= memory_gb and _percent(profile, device) >= request.cores
+        ),
+        None,
+    )
 
 
 def _profile_of(share: Share, device: Device) -> DrsProfile | None:
     """Returns the profile of *share*."""
-    return next((profile for profile in _profiles(device)
-                 if (profile.memory_gb * GIB, _percent(profile, device)) == (share.memory_mib, share.cores)), None)
+    return next(
+        (
+            profile
+            for profile in _profiles(device)
+            if (profile.memory_gb * GIB, _percent(profile, device))
+            == (share.memory_mib, share.cores)
+        ),
+        None,
+    )
 
 
 def _percent(profile: DrsProfile, device: Device) -> int:

@@ -83,9 +83,18 @@ def _check(entry: EntryPoint, vendor: Vendor) -> None:
     rules: tuple[tuple[str, Iterable[str], Callable[[str], object], str], ...] = (
         ("key", [vendor.key], _KEY.fullmatch, "expected letters, digits, - _ and . only"),
         ("count", [vendor.resources.count], bool, "expected a resource name"),
-        ("resources", vendor.resources.names, _RESOURCE.match, "expected resource names such as nvidia.com/gpu"),
-        ("allocated", [keys.allocated, keys.to_allocate or keys.allocated], is_scheduler_owned,
-         "expected a key that users may not write, such as hami.io/acme-devices-allocated"),
+        (
+            "resources",
+            vendor.resources.names,
+            _RESOURCE.match,
+            "expected resource names such as nvidia.com/gpu",
+        ),
+        (
+            "allocated",
+            [keys.allocated, keys.to_allocate or keys.allocated],
+            is_scheduler_owned,
+            "expected a key that users may not write, such as hami.io/acme-devices-allocated",
+        ),
     )
     for field, texts, is_right, problem in rules:
         for text in texts:

@@ -34,8 +34,13 @@ def read_inventory(vendor: Vendor, node: Node) -> tuple[Device, ...]:
     return devices
 
 
-def registered(vendor: Vendor, node: Node, *, parse: Callable[[str, str, str], Sequence[Device]] = parse_devices,
-               noun: str = "gpu") -> tuple[Device, ...] | None:
+def registered(
+    vendor: Vendor,
+    node: Node,
+    *,
+    parse: Callable[[str, str, str], Sequence[Device]] = parse_devices,
+    noun: str = "gpu",
+) -> tuple[Device, ...] | None:
     """Returns the devices in *vendor*'s register annotation, in its order; the first of several with the same uuid.
 
     Operators exclude devices with the node annotation ``hami.io/device-cordon``, if the vendor has the cordon rule.
@@ -53,12 +58,23 @@ def registered(vendor: Vendor, node: Node, *, parse: Callable[[str, str, str], S
     devices = tuple(first[uuid] for uuid in dict.fromkeys(device.uuid for device in parsed) if uuid)
     if vendor.decision.device_cores:
         devices = tuple(replace(device, cores=vendor.decision.device_cores) for device in devices)
-    if Rule.CORDON in vendor.decision.rules and (cordoned := parse_list(node.annotations.get(CORDON))):
-        devices = tuple(replace(device, cordoned=True) if device.uuid in cordoned else device for device in devices)
+    if Rule.CORDON in vendor.decision.rules and (
+        cordoned := parse_list(node.annotations.get(CORDON))
+    ):
+        devices = tuple(
+            replace(device, cordoned=True) if device.uuid in cordoned else device
+            for device in devices
+        )
     if PAIR_SCORES in vendor.annotations.node_keys and (pairs := node.annotations.get(PAIR_SCORES)):
         scores = parse_pair_scores(PAIR_SCORES, pairs)
-        devices = tuple(replace(device, pair_scores=scores.get(device.uuid, {})) for device in devices)
-    return tuple(replace(device, by_claims=True) for device in devices) if gives_by_claims(vendor, node) else devices
+        devices = tuple(
+            replace(device, pair_scores=scores.get(device.uuid, {})) for device in devices
+        )
+    return (
+        tuple(replace(device, by_claims=True) for device in devices)
+        if gives_by_claims(vendor, node)
+        else devices
+    )
 
 
 def gives_by_claims(vendor: Vendor, node: Node) -> bool:
@@ -78,24 +94,44 @@ def with_template(vendors: Iterable[Vendor], node: Node) -> Node:
     except MalformedInput:
         return node
     claims = {DOOR: CLAIMS, LOCK_FREE: VENDOR} if node.labels.get(DOOR) == CLAIMS else {}
-    return replace(node, annotations={**node.annotations, register: render_devices_json(devices), **claims})
+    return replace(
+        node, annotations={**node.annotations, register: render_devices_json(devices), **claims}
+    )
 
 
-def counted(word: str, *, slots: int, memory_mib: int, cores: int,
-            numa: Callable[[int, int], int] = lambda index, count: 0) -> Inventory:
+def counted(
+    word: str,
+    *,
+    slots: int,
+    memory_mib: int,
+    cores: int,
+    numa: Callable[[int, int], int] = lambda index, count: 0,
+) -> Inventory:
     """Returns an inventory of equal devices, as many as the node's capacity of the vendor's count.
 
     Their uuids are ``<node>-<word>-<index>``. *numa*: returns the NUMA node for a device's index and the device count.
     Raises (the returned function): MalformedInput if the capacity is not a number of devices.
     """
+
     def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
         count = capacity_of(node, vendor.resources.count)
         if count is None:
             return None
         check_number(f"capacity of {vendor.resources.count}", count, count)
-        return tuple(Device(uuid=f"{node.name}-{word}-{index}", vendor=vendor.key, model=vendor.key, slots=slots,
-                            memory_mib=memory_mib, cores=cores, index=index, numa=numa(index, count))
-                     for index in range(count))
+        return tuple(
+            Device(
+                uuid=f"{node.name}-{word}-{index}",
+                vendor=vendor.key,
+                model=vendor.key,
+                slots=slots,
+                memory_mib=memory_mib,
+                cores=cores,
+                index=index,
+                numa=numa(index, count),
+            )
+            for index in range(count)
+        )
+
     return inventory
 
 
@@ -106,21 +142,37 @@ def divided(word: str, *, slots: int, cores: int) -> Inventory:
     units of the vendor's *memory_factor* MiB. Uuids are as with :func:`counted`.
     Raises (the returned function): MalformedInput if either capacity is missing or not an amount.
     """
+
     def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
         resources = vendor.resources
         have = capacity_of(node, resources.cores)
         if not have:
             if any(capacity_of(node, name) for name in (resources.count, resources.memory)):
-                raise MalformedInput(f"capacity of {resources.cores}", have, f"device not found {resources.cores}")
+                raise MalformedInput(
+                    f"capacity of {resources.cores}", have, f"device not found {resources.cores}"
+                )
             return None
         memory = capacity_of(node, resources.memory) or 0
         if resources.memory and not memory:
-            raise MalformedInput(f"capacity of {resources.memory}", memory, f"device not found {resources.memory}")
+            raise MalformedInput(
+                f"capacity of {resources.memory}", memory, f"device not found {resources.memory}"
+            )
         count = -(-have // cores)
         check_number(f"capacity of {resources.cores}", have, count)
         memory_mib = min(memory * resources.memory_factor * cores // have, INT32_MAX)
-        return tuple(Device(uuid=f"{node.name}-{word}-{index}", vendor=vendor.key, model=vendor.key, slots=slots,
-                            memory_mib=memory_mib, cores=cores, index=index) for index in range(count))
+        return tuple(
+            Device(
+                uuid=f"{node.name}-{word}-{index}",
+                vendor=vendor.key,
+                model=vendor.key,
+                slots=slots,
+                memory_mib=memory_mib,
+                cores=cores,
+                index=index,
+            )
+            for index in range(count)
+        )
+
     return inventory
 
 

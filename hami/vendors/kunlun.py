@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from hami.model import Allocation, Container, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
+from hami.model import (
+    Allocation,
+    Container,
+    Device,
+    DeviceUsage,
+    Node,
+    NodePolicy,
+    Reason,
+    Request,
+    Share,
+)
 from hami.vendors import inventory
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE, common_request
@@ -23,17 +33,25 @@ _SLICES_MIB = (CARD_MIB // 4, CARD_MIB // 2, CARD_MIB)
 def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     """Returns the registered cards, with at least as many slots as the smallest slices that fit on each."""
     devices = inventory.registered(vendor, node)
-    return devices and tuple(replace(device, slots=max(device.slots, device.memory_mib // _SLICES_MIB[0]))
-                             for device in devices)
+    return devices and tuple(
+        replace(device, slots=max(device.slots, device.memory_mib // _SLICES_MIB[0]))
+        for device in devices
+    )
 
 
 def whole_card(candidate: Candidate) -> Share:
     """Returns a share with all memory and cores of the card."""
-    return Share(candidate.device.uuid, candidate.request.vendor, candidate.device.memory_mib, candidate.device.cores)
+    return Share(
+        candidate.device.uuid,
+        candidate.request.vendor,
+        candidate.device.memory_mib,
+        candidate.device.cores,
+    )
 
 
-def choose_cards(eligible: Sequence[DeviceUsage], request: Request,
-                 context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
+def choose_cards(
+    eligible: Sequence[DeviceUsage], request: Request, context: FitContext
+) -> Sequence[DeviceUsage] | NoCombination:
     """Selects linked, unused cards.
 
     There is no rule for unused cards: as upstream, users see the NUMA reason beside the reasons of other cards.
@@ -41,8 +59,9 @@ def choose_cards(eligible: Sequence[DeviceUsage], request: Request,
     return choose_slices([usage for usage in eligible if usage.slots_used == 0], request, context)
 
 
-def choose_slices(eligible: Sequence[DeviceUsage], request: Request,
-                  context: FitContext) -> Sequence[DeviceUsage] | NoCombination:
+def choose_slices(
+    eligible: Sequence[DeviceUsage], request: Request, context: FitContext
+) -> Sequence[DeviceUsage] | NoCombination:
     """Selects linked cards, for a slice of each."""
     return on_wings(eligible, request.count, context.usages) or NoCombination(Reason.NUMA)
 
@@ -70,8 +89,12 @@ def slice_request(vendor: str, resources: Resources, container: Container) -> Re
         return None
     has_memory = resources.memory in resources.amounts(container.limits, container.requests)
     memory = _slice_mib(request.memory_mib) if has_memory else CARD_MIB
-    return replace(request, memory_mib=memory, memory_percent=None if has_memory else WHOLE,
-                   cores=memory * 100 // CARD_MIB)
+    return replace(
+        request,
+        memory_mib=memory,
+        memory_percent=None if has_memory else WHOLE,
+        cores=memory * 100 // CARD_MIB,
+    )
 
 
 def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:

@@ -16,7 +16,17 @@ from dataclasses import replace
 from hami.codec.metax import parse_topology, render_allocated
 from hami.codec.register import parse_bool
 from hami.errors import PodRefused
-from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Pod, Reason, Request, Share
+from hami.model import (
+    Allocation,
+    Device,
+    DeviceUsage,
+    Node,
+    NodePolicy,
+    Pod,
+    Reason,
+    Request,
+    Share,
+)
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import counted
 from hami.vendors.request import WHOLE
@@ -43,7 +53,11 @@ _counted = counted("metax", slots=1, memory_mib=65536, cores=WHOLE)
 
 def cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     """Returns as many cards as the node's capacity, each with the node's link scores. Raises: MalformedInput."""
-    links = {key: table for key in (LOSSES, SCORES) if (table := parse_topology(node.annotations.get(key)))}
+    links = {
+        key: table
+        for key in (LOSSES, SCORES)
+        if (table := parse_topology(node.annotations.get(key)))
+    }
     devices = _counted(vendor, node)
     return tuple(replace(device, info=links) for device in devices) if devices is not None else None
 
@@ -103,7 +117,9 @@ def other_quality(candidate: Candidate) -> Reason | None:
     is_online = candidate.context.annotation(APP_CLASS) == ONLINE
     if candidate.usage.slots_used == 0 or candidate.request.cores == WHOLE or is_online:
         return None
-    card = {word for word in _words(candidate.usage) if word in QUALITIES} or {candidate.device.info.get("qos", "")}
+    card = {word for word in _words(candidate.usage) if word in QUALITIES} or {
+        candidate.device.info.get("qos", "")
+    }
     return None if card <= {"", candidate.context.annotation(QOS) or BEST_EFFORT} else Reason.QOS
 
 
@@ -116,29 +132,41 @@ def too_few_cores(candidate: Candidate) -> Reason | None:
         return Reason.NO_CORES
     if device.cores == candidate.request.cores == WHOLE and candidate.usage.slots_used > 0:
         return Reason.NOT_ALONE
-    return Reason.NO_CORES_LEFT if device.cores and free == 0 and candidate.request.cores == 0 else None
+    return (
+        Reason.NO_CORES_LEFT
+        if device.cores and free == 0 and candidate.request.cores == 0
+        else None
+    )
 
 
-def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: FitContext) -> Sequence[DeviceUsage]:
+def select_devices(
+    eligible: Sequence[DeviceUsage], request: Request, context: FitContext
+) -> Sequence[DeviceUsage]:
     """Selects the card with the fewest other pods for an online pod, linked cards for whole cards, else the first."""
     app_class = context.annotation(APP_CLASS)
     if app_class == ONLINE:
         eligible = sorted(eligible, key=_disturbance)
     elif len(eligible) > request.count and app_class is None and request.cores == WHOLE:
         eligible = _by_link_zones(eligible, request.count)
-    return eligible[:request.count]
+    return eligible[: request.count]
 
 
-def make_share(candidate: Candidate, *,
-               topology_aware: bool) -> Share:
+def make_share(candidate: Candidate, *, topology_aware: bool) -> Share:
     """Returns a share, without cores for online pods.
 
     *topology_aware*: pods request linked cards unless their annotation says otherwise.
     """
     context = candidate.context
-    cores = candidate.request.cores if context.vendor.resources.takes_cores(context.annotation) else 0
-    return Share(candidate.device.uuid, candidate.request.vendor, candidate.memory_mib, cores,
-                 co_tenants=(_co_tenant(candidate.context.annotation, topology_aware),))
+    cores = (
+        candidate.request.cores if context.vendor.resources.takes_cores(context.annotation) else 0
+    )
+    return Share(
+        candidate.device.uuid,
+        candidate.request.vendor,
+        candidate.memory_mib,
+        cores,
+        co_tenants=(_co_tenant(candidate.context.annotation, topology_aware),),
+    )
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
@@ -146,17 +174,23 @@ def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     return {ALLOCATED: render_allocated(context.shares), PREDICATE_TIME: context.nanoseconds}
 
 
-def read_shares(vendor: Vendor, pod: Pod, containers: Allocation, *, topology_aware: bool) -> Allocation:
+def read_shares(
+    vendor: Vendor, pod: Pod, containers: Allocation, *, topology_aware: bool
+) -> Allocation:
     """Adds the co-tenant attribute to the shares. *topology_aware*: as for `make_share`."""
     co_tenants = (_co_tenant(pod.annotations.get, topology_aware),)
-    return tuple(tuple(replace(share, co_tenants=co_tenants) for share in shares) for shares in containers)
+    return tuple(
+        tuple(replace(share, co_tenants=co_tenants) for share in shares) for shares in containers
+    )
 
 
 def score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
     """Returns how little an online pod disturbs others, or how well whole cards and the remaining ones are linked."""
     shares = [share for shares in placement for share in shares]
     whole = {share.uuid for share in shares if share.cores == WHOLE}
-    words = {word for share in shares for co_tenant in share.co_tenants for word in co_tenant.split()}
+    words = {
+        word for share in shares for co_tenant in share.co_tenants for word in co_tenant.split()
+    }
     if ONLINE in words:
         return WEIGHT * _online_score(usages, {share.uuid for share in shares})
     return WEIGHT * _link_score(usages, whole) if whole and LINKED in words else 0.0
@@ -171,9 +205,11 @@ def _co_tenant(annotation: Callable[[str], str | None], topology_aware: bool) ->
     """Returns the co-tenant attribute of a pod, for other pods and for the node's score."""
     app_class, quality = annotation(APP_CLASS), annotation(QOS) or BEST_EFFORT
     wanted = parse_bool(annotation(TOPOLOGY_AWARE) or "")
-    words = (app_class if app_class in CLASSES else "",
-             quality if quality in QUALITIES and app_class != ONLINE else "",
-             LINKED if (topology_aware if wanted is None else wanted) else "")
+    words = (
+        app_class if app_class in CLASSES else "",
+        quality if quality in QUALITIES and app_class != ONLINE else "",
+        LINKED if (topology_aware if wanted is None else wanted) else "",
+    )
     return " ".join(filter(None, words))
 
 
@@ -207,12 +243,16 @@ def _by_link_zones(eligible: Sequence[DeviceUsage], count: int) -> Sequence[Devi
     alone = zones.pop(0, [])
     ordered = [zones[zone] for zone in sorted(zones, key=lambda zone: (len(zones[zone]), zone))]
     enough = next((zone for zone in ordered if len(zone) >= count), None)
-    return enough if enough is not None else [*(usage for zone in ordered for usage in zone), *alone]
+    return (
+        enough if enough is not None else [*(usage for zone in ordered for usage in zone), *alone]
+    )
 
 
 def _online_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:
     counts = [_classes(usage) for usage in usages if usage.device.uuid in chosen]
-    return -sum(20 * online + 2 * offline if online else 100 * offline for online, offline in counts)
+    return -sum(
+        20 * online + 2 * offline if online else 100 * offline for online, offline in counts
+    )
 
 
 def _link_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:

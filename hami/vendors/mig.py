@@ -32,13 +32,21 @@ def in_mig_mode(usage: DeviceUsage) -> bool:
 def unaccounted(candidate: Candidate) -> Reason | None:
     """Rejects a card with unknown usage: shares without a placement in MIG mode, or placements in another mode."""
     if in_mig_mode(candidate.usage):
-        return Reason.UNHEALTHY if len(candidate.usage.partitions) < candidate.usage.slots_used else None
+        return (
+            Reason.UNHEALTHY
+            if len(candidate.usage.partitions) < candidate.usage.slots_used
+            else None
+        )
     return Reason.UNHEALTHY if candidate.usage.partitions else None
 
 
 def no_placement(candidate: Candidate) -> Reason | None:
     """Rejects a card in MIG mode without a large enough profile that has a free placement."""
-    return Reason.MIG_TOPOLOGY if in_mig_mode(candidate.usage) and _instance(candidate) is None else None
+    return (
+        Reason.MIG_TOPOLOGY
+        if in_mig_mode(candidate.usage) and _instance(candidate) is None
+        else None
+    )
 
 
 def make_share(candidate: Candidate) -> Share:
@@ -47,14 +55,25 @@ def make_share(candidate: Candidate) -> Share:
     if instance is None:
         return common_share(candidate)
     profile, partition = instance
-    return Share(candidate.device.uuid, candidate.request.vendor, profile.memory_mib, profile.cores, (partition,))
+    return Share(
+        candidate.device.uuid,
+        candidate.request.vendor,
+        profile.memory_mib,
+        profile.cores,
+        (partition,),
+    )
 
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     """Returns the annotation with the placements of the pod's instances, if it has any."""
-    allocations = [MigAllocation(container=container, device=device, gpu=share.uuid, partition=share.partitions[0])
-                   for container, shares in enumerate(context.shares)
-                   for device, share in enumerate(shares) if share.partitions]
+    allocations = [
+        MigAllocation(
+            container=container, device=device, gpu=share.uuid, partition=share.partitions[0]
+        )
+        for container, shares in enumerate(context.shares)
+        for device, share in enumerate(shares)
+        if share.partitions
+    ]
     return {MIG_ALLOCATIONS: render_mig_allocations(allocations)} if allocations else {}
 
 
@@ -67,17 +86,25 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
     return with_places(pod.annotations, containers, vendor.annotations.allocated)
 
 
-def with_places(annotations: Mapping[str, str], containers: Allocation, key: str = GPU_ALLOCATED) -> Allocation:
+def with_places(
+    annotations: Mapping[str, str], containers: Allocation, key: str = GPU_ALLOCATED
+) -> Allocation:
     """Returns the shares of *containers*, which the annotation *key* has, with their placements on the cards.
 
     Raises: MalformedInput as `read_shares`.
     """
     if cards_without_places(allocated := annotations.get(key, "")):
-        raise MalformedInput(key, allocated, "MIG instances are in the format of HAMi v2.5 to v2.9, without their "
-                                             "placements")
+        raise MalformedInput(
+            key,
+            allocated,
+            "MIG instances are in the format of HAMi v2.5 to v2.9, without their placements",
+        )
     if (text := annotations.get(MIG_ALLOCATIONS)) is None:
         return containers
-    allocations = {(placed.container, placed.device): placed for placed in parse_mig_allocations(MIG_ALLOCATIONS, text)}
+    allocations = {
+        (placed.container, placed.device): placed
+        for placed in parse_mig_allocations(MIG_ALLOCATIONS, text)
+    }
     cards = {each.gpu for each in allocations.values()}
     completed = []
     for container, shares in enumerate(containers):
@@ -87,10 +114,16 @@ def with_places(annotations: Mapping[str, str], containers: Allocation, key: str
             if allocation is not None and allocation.gpu == share.uuid:
                 completed[container][device] = replace(share, partitions=(allocation.partition,))
             elif allocation is not None or share.uuid in cards:
-                raise MalformedInput(MIG_ALLOCATIONS, text, f"expected a placement for share {device} of container "
-                                                            f"{container} on card {share.uuid}")
+                raise MalformedInput(
+                    MIG_ALLOCATIONS,
+                    text,
+                    f"expected a placement for share {device} of container "
+                    f"{container} on card {share.uuid}",
+                )
     if allocations:
-        raise MalformedInput(MIG_ALLOCATIONS, text, f"expected no more placements than {key} has shares")
+        raise MalformedInput(
+            MIG_ALLOCATIONS, text, f"expected no more placements than {key} has shares"
+        )
     return tuple(map(tuple, completed))
 
 
@@ -100,10 +133,23 @@ def _instance(candidate: Candidate) -> tuple[MigProfile, Partition] | None:
     The largest profile is the whole card, even if it has less memory than the card outside MIG mode.
     """
     device, need = candidate.device, candidate.memory_mib
-    held = [*candidate.usage.partitions, *(partition for share in candidate.picks if share.uuid == device.uuid
-                                           for partition in share.partitions)]
+    held = [
+        *candidate.usage.partitions,
+        *(
+            partition
+            for share in candidate.picks
+            if share.uuid == device.uuid
+            for partition in share.partitions
+        ),
+    ]
     largest = max((profile.memory_mib for profile in device.mig_profiles), default=0)
     if largest and not candidate.request.memory_mib:
         need = min(need, largest)
-    return next(((profile, partition) for profile, partition in possible_instances(device.mig_profiles)
-                 if profile.memory_mib >= need and not any(partition.overlaps(other) for other in held)), None)
+    return next(
+        (
+            (profile, partition)
+            for profile, partition in possible_instances(device.mig_profiles)
+            if profile.memory_mib >= need and not any(partition.overlaps(other) for other in held)
+        ),
+        None,
+    )

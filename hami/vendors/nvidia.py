@@ -15,14 +15,28 @@ from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE
 from hami.vendors.resources import Resources
 
-LIMIT_VARIABLES = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")  # for all devices; with suffix _0, _1, … for one
+LIMIT_VARIABLES = (
+    "CUDA_DEVICE_MEMORY_LIMIT",
+    "CUDA_DEVICE_SM_LIMIT",
+)  # for all devices; with suffix _0, _1, … for one
 RESERVED_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
 VISIBLE_VARIABLE, NOTHING_VISIBLE = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
-_STRICT_VARIABLES = frozenset({
-    "CUDA_DISABLE_CONTROL", "CUDA_REDIRECT", "GPU_CORE_UTILIZATION_POLICY", "LD_AUDIT", "LD_PRELOAD"})
+_STRICT_VARIABLES = frozenset(
+    {
+        "CUDA_DISABLE_CONTROL",
+        "CUDA_REDIRECT",
+        "GPU_CORE_UTILIZATION_POLICY",
+        "LD_AUDIT",
+        "LD_PRELOAD",
+    }
+)
 _LIMITER_PATHS = ("/etc/ld.so.preload", "/usr/local/vgpu", "/tmp/vgpulock")
-_PATHS_ABOVE = frozenset({"/", "/etc", "/usr", "/usr/local"})  # not /tmp: programs need it, and its lock limits nothing
-_ACCESS_VARIABLES = frozenset({"NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"})
+_PATHS_ABOVE = frozenset(
+    {"/", "/etc", "/usr", "/usr/local"}
+)  # not /tmp: programs need it, and its lock limits nothing
+_ACCESS_VARIABLES = frozenset(
+    {"NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"}
+)
 """Variables by which NVIDIA's runtime gives access to memory of other nodes, and to MIG devices."""
 _SHOWN = 100  # characters of a value in a message
 
@@ -42,13 +56,21 @@ def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     if draft.given and resources.count not in draft.given and config.default_gpu_num > 0:
         draft.set_limit(resources.count, config.default_gpu_num)
     is_requested = resources.count in draft.given
-    if is_requested and resources.cores and resources.cores not in draft.given and _wants_whole_devices(draft):
+    if (
+        is_requested
+        and resources.cores
+        and resources.cores not in draft.given
+        and _wants_whole_devices(draft)
+    ):
         draft.set_limit(resources.cores, WHOLE)
     if draft.rounded(resources.count):
         _limit_cores(draft, config.gpucores_limits)
 
     if resources.priority in draft.limits:
-        draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(resources.priority, draft.limits[resources.priority])))
+        draft.set_env(
+            "CUDA_TASK_PRIORITY",
+            str(draft.parse(resources.priority, draft.limits[resources.priority])),
+        )
     if config.gpu_core_policy not in ("", "default"):
         draft.set_env("GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy)
     if is_requested:
@@ -78,7 +100,9 @@ def confine(draft: ContainerDraft) -> None:
 def check_claiming(draft: ContainerDraft, config: NvidiaConfig, *, is_claiming: bool) -> None:
     """Checks a container of a pod that gets devices by claims, on its node and in strict mode, as one with a request if
     it *is_claiming*. What admission writes itself is permitted. Raises: PodRefused."""
-    draft = draft.seen_with(Resources(count=config.resource_count_name, memory=config.resource_memory_name))
+    draft = draft.seen_with(
+        Resources(count=config.resource_count_name, memory=config.resource_memory_name)
+    )
     name, policy = "GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy
     if policy and dict(draft.variables).get(name) == policy:
         draft.set_env(name, policy)
@@ -94,8 +118,8 @@ def _check_percent(draft: ContainerDraft) -> None:
 
 
 def _limit_cores(draft: ContainerDraft, limits: Mapping[str, int]) -> None:
-    """Checks the pod's limit of cores, or sets that of its namespace, which is never below what a container requests.
-    """
+    """Checks the pod's limit of cores, or sets that of its namespace, which is never below what a
+    container requests."""
     resources, own = draft.resources, draft.pod.decoded.annotations.get(CORES_LIMIT)
     requested = draft.rounded(resources.cores)
     cores = min(resources.default_cores if requested is None else requested, WHOLE)
@@ -106,11 +130,15 @@ def _limit_cores(draft: ContainerDraft, limits: Mapping[str, int]) -> None:
         return
     shown, percent = f"annotation {CORES_LIMIT}={own[:_SHOWN]}", parse_cores_limit(own)
     if percent is None:
-        raise PodRefused(f"{shown}: expected a whole number from 1 to 100, the percentage of a GPU that a container "
-                         "may use while no other does")
+        raise PodRefused(
+            f"{shown}: expected a whole number from 1 to 100, the percentage of a GPU that a container "
+            "may use while no other does"
+        )
     if percent < cores:
-        raise PodRefused(f"{shown}: expected {cores} or more, since container {draft.name} gets {cores} percent of "
-                         f"each GPU ({resources.cores})")
+        raise PodRefused(
+            f"{shown}: expected {cores} or more, since container {draft.name} gets {cores} percent of "
+            f"each GPU ({resources.cores})"
+        )
 
 
 def _check_variables(draft: ContainerDraft) -> None:
@@ -122,11 +150,15 @@ def _check_variables(draft: ContainerDraft) -> None:
     for name, value in draft.variables:
         if name == VISIBLE_VARIABLE and value in NOTHING_VISIBLE:
             continue
-        if name == VISIBLE_VARIABLE or name in RESERVED_VARIABLES or any(
-                name == limit or name.startswith(f"{limit}_") for limit in LIMIT_VARIABLES):
+        if (
+            name == VISIBLE_VARIABLE
+            or name in RESERVED_VARIABLES
+            or any(name == limit or name.startswith(f"{limit}_") for limit in LIMIT_VARIABLES)
+        ):
             raise PodRefused(
                 f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory and "
-                f"cores as resources, such as {draft.resources.memory or draft.resources.count}")
+                f"cores as resources, such as {draft.resources.memory or draft.resources.count}"
+            )
 
 
 def _check_strictly(draft: ContainerDraft, is_requested: bool) -> None:
@@ -145,11 +177,17 @@ def _check_strictly(draft: ContainerDraft, is_requested: bool) -> None:
     if not is_requested:
         return
     if draft.entries("envFrom"):
-        raise _refused(draft, "envFrom", "it can set variables of the limiter; name its variables under env instead")
+        raise _refused(
+            draft,
+            "envFrom",
+            "it can set variables of the limiter; name its variables under env instead",
+        )
     for index, mount in enumerate(draft.entries("volumeMounts")):
         given = str(mount.get("mountPath"))
         path = "/" + posixpath.normpath("/" + given).lstrip("/")
-        if path in _PATHS_ABOVE or any(f"{path}/".startswith(f"{hidden}/") for hidden in _LIMITER_PATHS):
+        if path in _PATHS_ABOVE or any(
+            f"{path}/".startswith(f"{hidden}/") for hidden in _LIMITER_PATHS
+        ):
             field = f"volumeMounts[{index}].mountPath={given[:_SHOWN]}"
             raise _refused(draft, field, "it can hide files of the limiter")
 

@@ -36,7 +36,9 @@ def most_shares(vendors: Catalog, containers: Sequence[Container]) -> Mapping[st
     of its own. Only these numbers follow from the specification alone: memory and cores of a share depend on the device
     and on the configuration at the time of the decision, and a share never takes more than its one device.
     """
-    amounts = tuple([own for container in containers if (own := _managed(vendors, container)) is not None])
+    amounts = tuple(
+        [own for container in containers if (own := _managed(vendors, container)) is not None]
+    )
     if not amounts:
         return _NO_SHARES
     make = _most_shares if _is_cached(*amounts) else _most_shares.__wrapped__
@@ -59,15 +61,21 @@ def _managed(vendors: Catalog, container: Container) -> Amounts | None:
     if managed.isdisjoint(limits) and managed.isdisjoint(requests):
         return None
     beside = _NO_QUANTITIES
-    if not requests.keys() <= limits.keys():  # a limit comes before a request, and most requests have one
-        beside = frozenset([item for item in requests.items() if item[0] in managed and item[0] not in limits])
+    if (
+        not requests.keys() <= limits.keys()
+    ):  # a limit comes before a request, and most requests have one
+        beside = frozenset(
+            [item for item in requests.items() if item[0] in managed and item[0] not in limits]
+        )
     return frozenset([item for item in limits.items() if item[0] in managed]), beside
 
 
 def _is_cached(*amounts: Amounts) -> bool:
     """Reports whether what follows from *amounts* is remembered: they are few and short."""
     quantities = [item for limits, requests in amounts for item in (*limits, *requests)]
-    return len(quantities) <= MAX_CACHED and all([len(text) <= LONGEST_CACHED for _, text in quantities])
+    return len(quantities) <= MAX_CACHED and all(
+        [len(text) <= LONGEST_CACHED for _, text in quantities]
+    )
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
@@ -91,12 +99,18 @@ def _requests(vendors: Catalog, amounts: Amounts) -> tuple[Request, ...]:
     limits, requests = amounts
     container = Container(name="", limits=dict(limits), requests=dict(requests))
     requested = vendors.requested_by(container.limits, container.requests)
-    return tuple(request for vendor in requested if (request := device_request(vendor, container)) is not None)
+    return tuple(
+        request
+        for vendor in requested
+        if (request := device_request(vendor, container)) is not None
+    )
 
 
 def device_request(vendor: Vendor, container: Container) -> Request | None:
     """Returns the request for *vendor*'s devices; ``None`` if there is none."""
-    return (vendor.resources.parse_request or common_request)(vendor.key, vendor.resources, container)
+    return (vendor.resources.parse_request or common_request)(
+        vendor.key, vendor.resources, container
+    )
 
 
 def common_request(vendor: str, resources: Resources, container: Container) -> Request | None:
@@ -117,12 +131,21 @@ def common_request(vendor: str, resources: Resources, container: Container) -> R
     percent = min(values.get(resources.memory_percent, 0), WHOLE)
     if memory == 0 and percent <= 0:
         memory, percent = (resources.default_memory, 0) if resources.default_memory else (0, WHOLE)
-    return Request(vendor=vendor, count=count, memory_mib=memory,
-                   memory_percent=percent if percent > 0 else None, cores=cores)
+    return Request(
+        vendor=vendor,
+        count=count,
+        memory_mib=memory,
+        memory_percent=percent if percent > 0 else None,
+        cores=cores,
+    )
 
 
 def parse_amounts(resources: Resources, container: Container) -> dict[str, int]:
     """Returns the container's amounts as numbers, memory in MiB; empty if any of them is invalid."""
     given = resources.amounts(container.limits, container.requests)
-    values = {name: value for name, text in given.items() if (value := resources.parse_amount(name, text)) is not None}
+    values = {
+        name: value
+        for name, text in given.items()
+        if (value := resources.parse_amount(name, text)) is not None
+    }
     return values if len(values) == len(given) else {}

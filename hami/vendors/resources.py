@@ -15,7 +15,9 @@ class CoreUnit(enum.Enum):
 
     PERCENT = "percent of a device"
     SIXTEENTHS = "sixteenths of a device"
-    COMPUTE_UNITS = "percent of a device in requests, else compute units, whose number depends on the device"
+    COMPUTE_UNITS = (
+        "percent of a device in requests, else compute units, whose number depends on the device"
+    )
     MASK = "a number in requests, else a bit mask with one bit for each core"
 
     @property
@@ -37,11 +39,18 @@ class Resources:
     memory_factor: int = 1  # MiB for one unit of *memory*
     memory_units: bool = False  # memory may have a binary suffix (``512Mi``), which takes the place of *memory_factor*
     core_unit: CoreUnit = CoreUnit.PERCENT
-    default_memory: int = 0  # MiB of each device for a container that requests no memory; 0: the whole device
+    default_memory: int = (
+        0  # MiB of each device for a container that requests no memory; 0: the whole device
+    )
     default_cores: int = 0  # cores of each device for a container that requests no cores
     amounts_are_totals: bool = False  # memory and cores are for all devices of a container together
-    defaults_to_all_cores: bool = False  # admission requests all cores when only a device count is given
-    no_cores_annotation: tuple[str, str] = ("", "")  # key and value: pods that have it take no cores; empty: all do
+    defaults_to_all_cores: bool = (
+        False  # admission requests all cores when only a device count is given
+    )
+    no_cores_annotation: tuple[str, str] = (
+        "",
+        "",
+    )  # key and value: pods that have it take no cores; empty: all do
 
     # Descriptions for users, in ``hami vendors``; empty where they follow from the other fields.
     memory_description: str = ""  # the unit of memory
@@ -71,7 +80,11 @@ class Resources:
         """Returns the amount of each resource except the priority: the limit, else the request."""
         names = (self.count, self.memory, self.memory_percent, self.cores)
         second = {} if self.limits_only else requests
-        return {name: text for name in names if name and (text := limits.get(name, second.get(name))) is not None}
+        return {
+            name: text
+            for name in names
+            if name and (text := limits.get(name, second.get(name))) is not None
+        }
 
     def parse_amount(self, name: str, text: str) -> int | None:
         """Returns an amount of the resource *name*, memory in MiB; ``None`` if it is invalid.
@@ -89,4 +102,8 @@ class Resources:
 
     def to_mib(self, memory: int, *, is_binary: bool) -> int:
         """Returns *memory* in MiB. *is_binary*: it has a binary suffix."""
-        return memory // MIB if is_binary and self.memory_units else memory * max(self.memory_factor, 1)
+        return (
+            memory // MIB
+            if is_binary and self.memory_units
+            else memory * max(self.memory_factor, 1)
+        )

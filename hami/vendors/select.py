@@ -19,11 +19,16 @@ _ACROSS: dict[int, tuple[tuple[int, ...], ...]] = {  # linked positions in both 
     2: ((0, 4), (1, 5), (2, 6), (3, 7)),
     4: ((0, 1, 4, 5), (2, 3, 6, 7), (0, 2, 4, 6), (1, 3, 5, 7), (0, 3, 4, 7), (1, 2, 5, 6)),
 }
-_WING_SIZES = {1: (1, 3, 2, 4), 2: (2, 3, 4), 4: (4,)}  # free devices in a wing, best first, by count
+_WING_SIZES = {
+    1: (1, 3, 2, 4),
+    2: (2, 3, 4),
+    4: (4,),
+}  # free devices in a wing, best first, by count
 
 
-def grouped(eligible: Sequence[DeviceUsage], count: int,
-            group: Callable[[DeviceUsage], Name | None]) -> Sequence[DeviceUsage]:
+def grouped(
+    eligible: Sequence[DeviceUsage], count: int, group: Callable[[DeviceUsage], Name | None]
+) -> Sequence[DeviceUsage]:
     """Returns *count* of *eligible* from few groups: the largest group first; all, if there are not more.
 
     Devices without a group come last. A single device is the first one.
@@ -40,8 +45,11 @@ def grouped(eligible: Sequence[DeviceUsage], count: int,
     return [*(usage for name in largest_first for usage in groups[name]), *alone][:count]
 
 
-def concentration(usages: Sequence[DeviceUsage], placement: Sequence[Sequence[Share]],
-                  group: Callable[[DeviceUsage], Name | None]) -> float:
+def concentration(
+    usages: Sequence[DeviceUsage],
+    placement: Sequence[Sequence[Share]],
+    group: Callable[[DeviceUsage], Name | None],
+) -> float:
     """Returns how well the containers' devices are kept together: the sum, over containers, of the fraction of devices
     in the largest group; 0 if any device has no group."""
     groups = {usage.device.uuid: group(usage) for usage in usages}
@@ -62,12 +70,17 @@ def whole_pairs(eligible: Sequence[DeviceUsage], count: int) -> Sequence[DeviceU
     pairs: dict[int, list[DeviceUsage]] = {}
     for usage in eligible:
         pairs.setdefault(usage.device.index // 2, []).append(usage)
-    whole = [pairs[number] for number in sorted(pairs)
-             if sorted(usage.device.index for usage in pairs[number]) == [2 * number, 2 * number + 1]]
-    return [usage for pair in whole[:count // 2] for usage in pair]
+    whole = [
+        pairs[number]
+        for number in sorted(pairs)
+        if sorted(usage.device.index for usage in pairs[number]) == [2 * number, 2 * number + 1]
+    ]
+    return [usage for pair in whole[: count // 2] for usage in pair]
 
 
-def on_wings(eligible: Sequence[DeviceUsage], count: int, registered: Sequence[DeviceUsage]) -> Sequence[DeviceUsage]:
+def on_wings(
+    eligible: Sequence[DeviceUsage], count: int, registered: Sequence[DeviceUsage]
+) -> Sequence[DeviceUsage]:
     """Returns *count* (1, 2, 4 or 8) of *eligible* that are linked with each other; none if there is no such selection.
 
     Of the eight positions of a server, 0 to 3 and 4 to 7 are wings, whose devices are all linked. Across the wings, 0
@@ -80,7 +93,9 @@ def on_wings(eligible: Sequence[DeviceUsage], count: int, registered: Sequence[D
     return [by_position[position] for position in _linked_positions(free, count)]
 
 
-def aligned_run(eligible: Sequence[DeviceUsage], count: int, *, step: int = 1) -> Sequence[DeviceUsage]:
+def aligned_run(
+    eligible: Sequence[DeviceUsage], count: int, *, step: int = 1
+) -> Sequence[DeviceUsage]:
     """Returns *count* of *eligible* with consecutive indexes from a multiple of *step*; none if there is no such run.
 
     The lowest such run, in the order of indexes.

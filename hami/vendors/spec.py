@@ -37,8 +37,21 @@ from hami.vendors.draft import ContainerDraft
 from hami.vendors.resources import CoreUnit, Resources
 
 __all__ = [
-    "AdmissionRules", "AnnotationContext", "Annotations", "Catalog", "CheckDevice", "ContainerDraft", "CoreUnit",
-    "Decision", "FitContext", "Inventory", "NoCombination", "Resources", "Rule", "SelectDevices", "SelectorKeys",
+    "AdmissionRules",
+    "AnnotationContext",
+    "Annotations",
+    "Catalog",
+    "CheckDevice",
+    "ContainerDraft",
+    "CoreUnit",
+    "Decision",
+    "FitContext",
+    "Inventory",
+    "NoCombination",
+    "Resources",
+    "Rule",
+    "SelectDevices",
+    "SelectorKeys",
     "Vendor",
 ]
 
@@ -81,12 +94,18 @@ class SelectorKeys:
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
         """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MAX_SELECTED."""
-        use = [uuids for key in self.use_uuids if (uuids := _selected(annotations, key)) is not None]
-        nouse = [uuids for key in self.nouse_uuids if (uuids := _selected(annotations, key)) is not None]
+        use = [
+            uuids for key in self.use_uuids if (uuids := _selected(annotations, key)) is not None
+        ]
+        nouse = [
+            uuids for key in self.nouse_uuids if (uuids := _selected(annotations, key)) is not None
+        ]
         return Selector(
             use_types=_selected(annotations, self.use_types),
             nouse_types=_selected(annotations, self.nouse_types),
-            use_uuids=tuple(uuid for uuid in use[0] if all(uuid in uuids for uuids in use)) if use else None,
+            use_uuids=tuple(uuid for uuid in use[0] if all(uuid in uuids for uuids in use))
+            if use
+            else None,
             nouse_uuids=tuple(itertools.chain(*nouse)) if nouse else None,
             mode=annotations.get(self.mode),
         )
@@ -134,8 +153,10 @@ class FitContext:
     @property
     def placed_of_vendor(self) -> tuple[tuple[ContainerKind, tuple[Share, ...]], ...]:
         """*placed* without the shares of other vendors."""
-        return tuple((kind, tuple(share for share in shares if share.type == self.vendor.key))
-                     for kind, shares in self.placed)
+        return tuple(
+            (kind, tuple(share for share in shares if share.type == self.vendor.key))
+            for kind, shares in self.placed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +237,9 @@ class PartitionRule:
 
 Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
 CheckDevice = Callable[[Candidate], "Reason | None"]
-SelectDevices = Callable[[Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | NoCombination"]
+SelectDevices = Callable[
+    [Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | NoCombination"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,15 +248,23 @@ class Annotations:
 
     register: str = ""  # of nodes: the devices, written by the device plugin
     handshake: str = ""  # of nodes: liveness of the device plugin; without it, registered devices are schedulable
-    to_allocate: str = ""  # of pods: the shares that the device plugin has not given to containers yet
+    to_allocate: str = (
+        ""  # of pods: the shares that the device plugin has not given to containers yet
+    )
     allocated: str = ""  # of pods: the shares
-    node_keys: tuple[str, ...] = ()  # other annotations and labels of nodes that the inventory reads
-    door: str = ""  # of nodes: the door through which pods get the registered devices, `dra` for claims
+    node_keys: tuple[
+        str, ...
+    ] = ()  # other annotations and labels of nodes that the inventory reads
+    door: str = (
+        ""  # of nodes: the door through which pods get the registered devices, `dra` for claims
+    )
     pod_keys: tuple[str, ...] = ()  # annotations of pods that the functions read
     extra_keys: tuple[str, ...] = ()  # annotations of pods that *annotate* may write
     selectors: SelectorKeys = SelectorKeys()  # annotations of pods that select devices
     lock: str = NODE_LOCK  # of nodes: the lock under which allocations on a node are serialized; empty for none
-    writes_model: bool = False  # the second field of a share is the device's model, not the vendor's key
+    writes_model: bool = (
+        False  # the second field of a share is the device's model, not the vendor's key
+    )
 
     # Returns the annotations beside the allocation.
     annotate: Callable[[Vendor, AnnotationContext], Mapping[str, str]] | None = None
@@ -252,7 +283,9 @@ class AdmissionRules:
     # Changes the draft of every container of a pod that another scheduler places, and raises as *admit*. Default: such
     # a pod is left alone.
     confine: Callable[[ContainerDraft], None] | None = None
-    refuses_ephemeral: bool = False  # a pod that requests the vendor's devices may not get ephemeral containers
+    refuses_ephemeral: bool = (
+        False  # a pod that requests the vendor's devices may not get ephemeral containers
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,14 +294,20 @@ class Decision:
 
     # Returns the node's devices, ``None`` if it has none. Raises: MalformedInput.
     inventory: Inventory
-    device_cores: int = 0  # cores of every device, whatever its node registers; 0 for the registered number
-    needs_capacity: bool = False  # devices are schedulable only while the node has capacity of the resource *count*
+    device_cores: int = (
+        0  # cores of every device, whatever its node registers; 0 for the registered number
+    )
+    needs_capacity: bool = (
+        False  # devices are schedulable only while the node has capacity of the resource *count*
+    )
     # Returns the reason why no device of the node fits.
     check_node: Callable[[Request, FitContext], Reason | None] | None = None
     # The checks for each device, in the order in which users see reasons.
     rules: tuple[Rule | PartitionRule | CheckDevice, ...] = ()
     binds_numa: bool = False  # pods may bind the devices of a container to one NUMA node
-    allows_repeats: Callable[[DeviceUsage], bool] | None = None  # one container may take this device several times
+    allows_repeats: Callable[[DeviceUsage], bool] | None = (
+        None  # one container may take this device several times
+    )
     # Selects among the devices that pass (at least the requested number, in the order of trying). Default: the first.
     select_devices: SelectDevices | None = None
     # Returns the share of a device, given the container's earlier shares. Default: the requested amounts.
@@ -298,9 +337,16 @@ class Vendor:
         return f"Vendor({self.key!r})"
 
 
-_PLACES = {part.name: place
-           for place, record in (("resources", Resources), ("annotations", Annotations), ("admission", AdmissionRules),
-                                 ("decision", Decision)) for part in fields(record)}
+_PLACES = {
+    part.name: place
+    for place, record in (
+        ("resources", Resources),
+        ("annotations", Annotations),
+        ("admission", AdmissionRules),
+        ("decision", Decision),
+    )
+    for part in fields(record)
+}
 
 
 def read_with(read: Callable[..., T], vendor: Vendor, source: Node | Pod, *rest: object) -> T:
@@ -314,8 +360,9 @@ def read_with(read: Callable[..., T], vendor: Vendor, source: Node | Pod, *rest:
         raise
     except Exception as error:  # third-party code may raise anything
         where = f"node {source.name}" if isinstance(source, Node) else f"pod {source.ref}"
-        raise MalformedInput(where, f"{type(error).__name__}: {error}",
-                             f"vendor {vendor.key} cannot read it") from error
+        raise MalformedInput(
+            where, f"{type(error).__name__}: {error}", f"vendor {vendor.key} cannot read it"
+        ) from error
 
 
 class Catalog:
@@ -327,21 +374,40 @@ class Catalog:
     def __init__(self, vendors: Iterable[Vendor]) -> None:
         self._vendors = tuple(sorted(vendors, key=lambda vendor: vendor.key))
         self._by_key: dict[str, Vendor] = {}
-        self._by_resource = {name: vendor for vendor in self._vendors for name in vendor.resources.names}
-        self._by_allocated = {key: vendor for vendor in self._vendors if (key := vendor.annotations.allocated)}
+        self._by_resource = {
+            name: vendor for vendor in self._vendors for name in vendor.resources.names
+        }
+        self._by_allocated = {
+            key: vendor for vendor in self._vendors if (key := vendor.annotations.allocated)
+        }
         owners: dict[str, Vendor] = {}
         for vendor in self._vendors:
             if vendor.key in self._by_key:
-                raise MalformedInput("vendor", vendor.key, "expected a key that no other vendor has")
+                raise MalformedInput(
+                    "vendor", vendor.key, "expected a key that no other vendor has"
+                )
             self._by_key[vendor.key] = vendor
             keys = vendor.annotations
-            for name in (*vendor.resources.names, keys.to_allocate, keys.allocated, keys.register, keys.handshake):
+            for name in (
+                *vendor.resources.names,
+                keys.to_allocate,
+                keys.allocated,
+                keys.register,
+                keys.handshake,
+            ):
                 if name and owners.setdefault(name, vendor) is not vendor:
-                    raise MalformedInput(f"vendor {vendor.key}", name,
-                                         f"expected a name of its own, this one is {owners[name].key}'s")
+                    raise MalformedInput(
+                        f"vendor {vendor.key}",
+                        name,
+                        f"expected a name of its own, this one is {owners[name].key}'s",
+                    )
         self.resources = self._by_resource.keys()
-        self.admitting_all = tuple(vendor for vendor in self._vendors if vendor.admission.admits_all)
-        self.confining = tuple(vendor for vendor in self._vendors if vendor.admission.confine is not None)
+        self.admitting_all = tuple(
+            vendor for vendor in self._vendors if vendor.admission.admits_all
+        )
+        self.confining = tuple(
+            vendor for vendor in self._vendors if vendor.admission.confine is not None
+        )
 
     def __iter__(self) -> Iterator[Vendor]:
         return iter(self._vendors)

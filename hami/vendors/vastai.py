@@ -17,15 +17,25 @@ from hami.vendors.spec import Candidate, FitContext
 def card_in_use(candidate: Candidate) -> Reason | None:
     """Rejects a die under ``mutex`` if another die of the same physical card is in use."""
     context = candidate.context
-    if not context.policy.mutex or not _in_die_mode(context.usages) or (card := _card(candidate.usage)) is None:
+    if (
+        not context.policy.mutex
+        or not _in_die_mode(context.usages)
+        or (card := _card(candidate.usage)) is None
+    ):
         return None
     is_shared = any(other.slots_used > 0 and _card(other) == card for other in context.usages)
     return Reason.NOT_ALONE if is_shared else None
 
 
-def select_devices(eligible: Sequence[DeviceUsage], request: Request, context: FitContext) -> Sequence[DeviceUsage]:
+def select_devices(
+    eligible: Sequence[DeviceUsage], request: Request, context: FitContext
+) -> Sequence[DeviceUsage]:
     """Selects the first devices; in die mode, dies of few physical cards."""
-    return grouped(eligible, request.count, _card) if _in_die_mode(context.usages) else eligible[:request.count]
+    return (
+        grouped(eligible, request.count, _card)
+        if _in_die_mode(context.usages)
+        else eligible[: request.count]
+    )
 
 
 def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:

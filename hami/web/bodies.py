@@ -80,7 +80,9 @@ class TurnBudget:
             has_turn = self._turns.acquire(timeout=self._wait_s)
         if not has_turn:
             self._places.release()
-            raise ServiceUnavailable(f"other large requests take longer than {self._wait_s:g} s, try again later")
+            raise ServiceUnavailable(
+                f"other large requests take longer than {self._wait_s:g} s, try again later"
+            )
 
     def take(self, count: int) -> None:
         """Does nothing."""
@@ -94,7 +96,9 @@ class TurnBudget:
 class BodyBudgets:
     """A WSGI application: *app*, whose requests share the budgets that *budget_of* returns for them."""
 
-    def __init__(self, app: WSGIApplication, budget_of: Callable[[WSGIEnvironment], BodyBudget]) -> None:
+    def __init__(
+        self, app: WSGIApplication, budget_of: Callable[[WSGIEnvironment], BodyBudget]
+    ) -> None:
         self._app = app
         self._budget_of = budget_of
 

@@ -46,9 +46,17 @@ class Connection(io.RawIOBase):
     The first `recv` makes the handshake of TLS. Clients that are too slow are errors of `recv` and `sendall`.
     """
 
-    def __init__(self, client: socket.socket, clients: dict[Connection, None], *, read_until: Callable[[], float],
-                 write_until: Callable[[], float], tls: TlsContexts | None = None, is_local: bool = False,
-                 turn: threading.Lock | None = None) -> None:
+    def __init__(
+        self,
+        client: socket.socket,
+        clients: dict[Connection, None],
+        *,
+        read_until: Callable[[], float],
+        write_until: Callable[[], float],
+        tls: TlsContexts | None = None,
+        is_local: bool = False,
+        turn: threading.Lock | None = None,
+    ) -> None:
         """*clients*: the open connections, oldest first. *read_until*, *write_until*: called at the beginning of a
         request and of an answer for its deadline, on the monotonic clock. *is_local*: *client* came through an address
         on loopback. *turn*: as :meth:`taking_turns` says."""
@@ -103,7 +111,7 @@ class Connection(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Reads once, for `makefile`. Returns 0 at the end. Raises: OSError."""
         data = self._receive(len(buffer))
-        buffer[:len(data)] = data
+        buffer[: len(data)] = data
         return len(data)
 
     def _receive(self, size: int) -> bytes:
@@ -111,7 +119,9 @@ class Connection(io.RawIOBase):
             raise ConnectionResetError(errno.ECONNRESET, "the connection is being ended")
         with self._deadline(is_answer=False):
             if self._tls is not None and not isinstance(self._socket, ssl.SSLSocket):
-                self._socket = self._tls().wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
+                self._socket = self._tls().wrap_socket(
+                    self._socket, server_side=True, do_handshake_on_connect=False
+                )
             data = self._socket.recv(min(size, PIECE))
         if not data:  # the end, maybe before the handshake
             return data
@@ -184,7 +194,9 @@ class Connection(io.RawIOBase):
 
     def _can_be_read(self, milliseconds: int) -> bool:
         poll = select.poll()
-        if (descriptor := self._socket.fileno()) < 0:  # another thread has closed it, or begins a handshake
+        if (
+            descriptor := self._socket.fileno()
+        ) < 0:  # another thread has closed it, or begins a handshake
             return True
         poll.register(descriptor, select.POLLIN)
         return bool(poll.poll(milliseconds))
@@ -206,7 +218,9 @@ class Connection(io.RawIOBase):
         """Ends it, in any thread. Its own thread notices when it reads or writes."""
         self.is_ending = True
         with suppress(OSError):
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # below TLS, whose state belongs to the thread
+            socket.socket.shutdown(
+                self._socket, socket.SHUT_RDWR
+            )  # below TLS, whose state belongs to the thread
 
     # the rest of what gunicorn and socketserver call
 
@@ -247,10 +261,16 @@ def listen(host: str, port: int, *, flag: str = "", backlog: int | None = None) 
         raise HamiError(f"{problem}: expected a port from 0 to 65535")
     try:
         if not host and socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
-        family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+            )
+        family = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0][0]
         return socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         # getaddrinfo's numbers are its own and negative; of the others Python's text repeats the address
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+        reason = (
+            os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+        )
         raise HamiError(f"{problem}: {reason}") from error

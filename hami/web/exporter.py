@@ -19,13 +19,25 @@ PAUSE_S = 0.0002  # between slices, so that other threads can run
 class Exporter(PageServer):
     """Serves the gauges of *families*, then those of *registry*."""
 
-    def __init__(self, registry: CollectorRegistry, bind: tuple[str, int],
-                 families: Callable[[], Iterable[Family]] = tuple, *, pages: Mapping[str, Make] = MappingProxyType({}),
-                 timeout: float = 30.0, pause: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        bind: tuple[str, int],
+        families: Callable[[], Iterable[Family]] = tuple,
+        *,
+        pages: Mapping[str, Make] = MappingProxyType({}),
+        timeout: float = 30.0,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
         """*bind*, *timeout*: as for PageServer. *families* is called for each page, *pause* between its slices.
         *pages*: others at the same address, by path."""
-        super().__init__("metrics", bind, {"/metrics": self._page, **pages}, flag="--metrics-bind-address",
-                         timeout=timeout)
+        super().__init__(
+            "metrics",
+            bind,
+            {"/metrics": self._page, **pages},
+            flag="--metrics-bind-address",
+            timeout=timeout,
+        )
         self._registry = registry
         self._families = families
         self._pause = pause

@@ -17,7 +17,10 @@ ZONE = "vGPU"  # upstream's label of all metrics of devices
 
 Row = TypeVar("Row")
 
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # Go's names, which upstream's platform label uses
+_MACHINES = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+}  # Go's names, which upstream's platform label uses
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -46,21 +49,38 @@ class Gauge(Generic[Row]):
     old_value: Callable[[Row], int | float | None] | None = None
 
 
-def gauge_families(gauges: Iterable[Gauge[Row]], rows: Callable[[], Iterable[Row]],
-                   legacy: bool, *, escape: Callable[[str], str] | None = None) -> Iterator[Family]:
+def gauge_families(
+    gauges: Iterable[Gauge[Row]],
+    rows: Callable[[], Iterable[Row]],
+    legacy: bool,
+    *,
+    escape: Callable[[str], str] | None = None,
+) -> Iterator[Family]:
     """Yields *gauges* with a sample for each of *rows*; with *legacy* also under their old names.
 
     *escape*: `escape_label` where texts of rows are not escaped yet. Every sample has upstream's label ``zone``.
     """
     for gauge in gauges:
-        yield Family(gauge.name, gauge.help, _samples(gauge.name, gauge.labels, gauge.value, rows(), escape))
+        yield Family(
+            gauge.name, gauge.help, _samples(gauge.name, gauge.labels, gauge.value, rows(), escape)
+        )
         if legacy and gauge.old_name:
-            yield Family(gauge.old_name, f"Old name of {gauge.name}",
-                         _samples(gauge.old_name, gauge.old_labels, gauge.old_value or gauge.value, rows(), escape))
+            yield Family(
+                gauge.old_name,
+                f"Old name of {gauge.name}",
+                _samples(
+                    gauge.old_name, gauge.old_labels, gauge.old_value or gauge.value, rows(), escape
+                ),
+            )
 
 
-def _samples(name: str, labels: Mapping[str, str], value: Callable[[Row], int | float | None],
-             rows: Iterable[Row], escape: Callable[[str], str] | None) -> Iterator[str]:
+def _samples(
+    name: str,
+    labels: Mapping[str, str],
+    value: Callable[[Row], int | float | None],
+    rows: Iterable[Row],
+    escape: Callable[[str], str] | None,
+) -> Iterator[str]:
     pairs = [*(f'{label}="%s"' for label in sorted(labels)), f'zone="{ZONE}"']
     template = f"{name}{{{','.join(pairs)}}} %s"
     fields = attrgetter(*(labels[label] for label in sorted(labels)))
@@ -73,9 +93,12 @@ def _samples(name: str, labels: Mapping[str, str], value: Callable[[Row], int | 
 def build_info(version: str = __version__, revision: str = "", build_date: str = "") -> Family:
     """Returns ``hami_build_info``: version and platform of this process. Upstream's ``go_version`` stays empty."""
     labels = {
-        "build_date": build_date, "compiler": f"{platform.python_implementation()} {platform.python_version()}",
-        "go_version": "", "platform": f"{sys.platform}/{_MACHINES.get(machine := platform.machine(), machine)}",
-        "revision": revision, "version": version,
+        "build_date": build_date,
+        "compiler": f"{platform.python_implementation()} {platform.python_version()}",
+        "go_version": "",
+        "platform": f"{sys.platform}/{_MACHINES.get(machine := platform.machine(), machine)}",
+        "revision": revision,
+        "version": version,
     }
     text = ",".join(f'{name}="{escape_label(value)}"' for name, value in labels.items())
     return Family("hami_build_info", "What is running, always 1", (f"hami_build_info{{{text}}} 1",))

@@ -49,19 +49,31 @@ Make = Callable[[str], Page]
 class AppServer:
     """Serves an application in daemon threads from `start` to `stop`."""
 
-    def __init__(self, name: str, bind: tuple[str, int], app: WSGIApplication, *, flag: str,
-                 tls: TlsContexts | None = None, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        bind: tuple[str, int],
+        app: WSGIApplication,
+        *,
+        flag: str,
+        tls: TlsContexts | None = None,
+        timeout: float = 30.0,
+    ) -> None:
         """*name*: begins log messages. *bind*: host and port, which *flag* gives; an empty host listens on all
         addresses. *tls*: ``None`` for plain HTTP. *timeout*: seconds that a client may take for its request and the
         answer together."""
         self._name = name
-        self._make: Callable[[], _Server] = lambda: _Server(name, listen(*bind, flag=flag), app, tls, timeout)
+        self._make: Callable[[], _Server] = lambda: _Server(
+            name, listen(*bind, flag=flag), app, tls, timeout
+        )
         self._server: _Server | None = None
 
     def start(self) -> None:
         """Listens and serves. Raises: HamiError if the address cannot be listened on."""
         self._server = self._make()
-        threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name=self._name, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(POLL_S,), name=self._name, daemon=True
+        ).start()
 
     def stop(self) -> None:
         """Stops listening. Answers that are being sent end by themselves, or with the process."""
@@ -82,10 +94,22 @@ class AppServer:
 class PageServer(AppServer):
     """Serves pages by path, each made again for each request."""
 
-    def __init__(self, name: str, bind: tuple[str, int], pages: Mapping[str, Make], *, flag: str,
-                 timeout: float = 30.0) -> None:
-        super().__init__(name, bind, lambda environ, start: _show(name, pages, environ, start), flag=flag,
-                         timeout=timeout)
+    def __init__(
+        self,
+        name: str,
+        bind: tuple[str, int],
+        pages: Mapping[str, Make],
+        *,
+        flag: str,
+        timeout: float = 30.0,
+    ) -> None:
+        super().__init__(
+            name,
+            bind,
+            lambda environ, start: _show(name, pages, environ, start),
+            flag=flag,
+            timeout=timeout,
+        )
 
 
 class Health:
@@ -95,7 +119,9 @@ class Health:
         self._unready_reason: Callable[[], str] = lambda: "starting"
         self._hung_reason: Callable[[], str] = str
 
-    def follow(self, unready_reason: Callable[[], str], hung_reason: Callable[[], str] = str) -> None:
+    def follow(
+        self, unready_reason: Callable[[], str], hung_reason: Callable[[], str] = str
+    ) -> None:
         """Reports what these return from now on; empty means ready, or that all threads work."""
         self._unready_reason, self._hung_reason = unready_reason, hung_reason
 
@@ -112,7 +138,9 @@ def _probe_page(reason: str, status: int) -> Page:
     return Page((f"{reason or 'ok'}\n".encode(),), status=status if reason else 200)
 
 
-def _show(name: str, pages: Mapping[str, Make], environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+def _show(
+    name: str, pages: Mapping[str, Make], environ: WSGIEnvironment, start: StartResponse
+) -> Iterable[bytes]:
     """Answers with the page that *environ* asks for."""
     page = _page(name, pages.get(environ["PATH_INFO"]), environ)
     headers = [("Content-Type", page.content_type)] + [("Allow", "GET")] * (page.status == 405)
@@ -158,8 +186,14 @@ class _Server(ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, name: str, listener: socket.socket, app: WSGIApplication, tls: TlsContexts | None,
-                 timeout: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        listener: socket.socket,
+        app: WSGIApplication,
+        tls: TlsContexts | None,
+        timeout: float,
+    ) -> None:
         super().__init__(("", 0), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
@@ -169,22 +203,36 @@ class _Server(ThreadingTCPServer):
         self._client_timeout = timeout
         self._clients: dict[Connection, None] = {}
         self.base_environ = {
-            "SERVER_NAME": str(listener.getsockname()[0]), "SERVER_PORT": str(listener.getsockname()[1]),
-            "GATEWAY_INTERFACE": "CGI/1.1", "SCRIPT_NAME": "", "REMOTE_HOST": "", "CONTENT_LENGTH": "",
+            "SERVER_NAME": str(listener.getsockname()[0]),
+            "SERVER_PORT": str(listener.getsockname()[1]),
+            "GATEWAY_INTERFACE": "CGI/1.1",
+            "SCRIPT_NAME": "",
+            "REMOTE_HOST": "",
+            "CONTENT_LENGTH": "",
             "hami.server": name,
-            **({"HTTPS": "on"} if tls is not None else {})}
+            **({"HTTPS": "on"} if tls is not None else {}),
+        }
 
     def get_request(self) -> tuple[Any, Any]:
         """Accepts a connection. The handshake of TLS follows in the connection's thread, when it reads."""
         client, address = self.socket.accept()
         until = time.monotonic() + self._client_timeout
-        return Connection(client, self._clients, tls=self._tls, read_until=lambda: until,
-                          write_until=lambda: until), address
+        return Connection(
+            client,
+            self._clients,
+            tls=self._tls,
+            read_until=lambda: until,
+            write_until=lambda: until,
+        ), address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         clients = [client for client in list(self._clients) if not client.is_ending]
         if len(clients) > CLIENTS:  # with the new one
-            log.warning("%s: too many connections, one ended", self.name, extra={"client": client_address[0]})
+            log.warning(
+                "%s: too many connections, one ended",
+                self.name,
+                extra={"client": client_address[0]},
+            )
             # the oldest that has sent nothing, else the oldest
             min(clients[:-1], key=lambda client: not client.is_silent).end()
         if len(self._clients) > 2 * CLIENTS:  # many of them are ending
@@ -194,8 +242,14 @@ class _Server(ThreadingTCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         lost = isinstance(sys.exception(), OSError)
-        log.log(logging.DEBUG if lost else logging.ERROR, "%s: %s", self.name,
-                "client lost" if lost else "request failed", exc_info=True, extra={"client": client_address[0]})
+        log.log(
+            logging.DEBUG if lost else logging.ERROR,
+            "%s: %s",
+            self.name,
+            "client lost" if lost else "request failed",
+            exc_info=True,
+            extra={"client": client_address[0]},
+        )
 
 
 class _Exchange(SimpleHandler):
@@ -212,8 +266,14 @@ class _Exchange(SimpleHandler):
     def finish_response(self) -> None:
         """Sends the answer, in chunks if its length is not known."""
         self.headers["Connection"] = "close"
-        has_body = self.environ["REQUEST_METHOD"] != "HEAD" and not self.status.startswith(("204", "304"))
-        if has_body and "Content-Length" not in self.headers and self.environ["SERVER_PROTOCOL"] > "HTTP/1.0":
+        has_body = self.environ["REQUEST_METHOD"] != "HEAD" and not self.status.startswith(
+            ("204", "304")
+        )
+        if (
+            has_body
+            and "Content-Length" not in self.headers
+            and self.environ["SERVER_PROTOCOL"] > "HTTP/1.0"
+        ):
             self.headers["Transfer-Encoding"] = "chunked"
             self.result = _chunked(self.result)
         super().finish_response()

@@ -43,8 +43,13 @@ class ServerContext(ssl.SSLContext):
     clients may do all that kube-scheduler does.
     """
 
-    def __init__(self, protocol: int, *, simulators: frozenset[bytes] = frozenset(),
-                 has_extenders: bool = True) -> None:
+    def __init__(
+        self,
+        protocol: int,
+        *,
+        simulators: frozenset[bytes] = frozenset(),
+        has_extenders: bool = True,
+    ) -> None:
         self._simulators = simulators
         self._has_extenders = has_extenders
         self._lock = threading.Lock()  # guards _rights
@@ -60,7 +65,9 @@ class ServerContext(ssl.SSLContext):
         if not self._has_extenders:
             return ClientRight.SIMULATE
         certificate = client.getpeercert(binary_form=True) or b""
-        if client.session_reused:  # its chain was verified by an earlier handshake, and is not known any more
+        if (
+            client.session_reused
+        ):  # its chain was verified by an earlier handshake, and is not known any more
             with self._lock:
                 return self._rights.get(certificate, ClientRight.NONE)
         chain = _chain(client, "verified")
@@ -83,7 +90,9 @@ def right_of_certificate(client: ssl.SSLSocket) -> ClientRight:
     if not client.getpeercert():
         return ClientRight.NONE
     if sum(map(len, _chain(client, "unverified"))) > MAX_CHAIN:
-        raise ConnectionResetError(f"the certificates of a client are larger than {MAX_CHAIN} bytes")
+        raise ConnectionResetError(
+            f"the certificates of a client are larger than {MAX_CHAIN} bytes"
+        )
     context = client.context
     return context.right_of(client) if isinstance(context, ServerContext) else ClientRight.EXTENDER
 

@@ -31,21 +31,35 @@ from hami.web.rights import RIGHT
 
 log = logging.getLogger(__name__)
 
-UNDOCUMENTED = ("gthread.DEFAULT_WORKER_DATA_TIMEOUT", "gthread.ThreadWorker.handle", "gthread.TConn.sock")
+UNDOCUMENTED = (
+    "gthread.DEFAULT_WORKER_DATA_TIMEOUT",
+    "gthread.ThreadWorker.handle",
+    "gthread.TConn.sock",
+)
 
 # a thread waits so long for the client's next request before the event loop takes the connection back, which costs
 # more than most requests
 KEEP_ALIVE_MS = 50
 ANSWER_S = 60.0  # for which a client may take its answer
-SILENT_S = 1.0  # for which a client may send nothing while there is no room for others, or at the stop
+SILENT_S = (
+    1.0  # for which a client may send nothing while there is no room for others, or at the stop
+)
 BOOT_FAILED = 3  # the exit status of a worker that is not started again
 
 # gunicorn has no type information: its classes are Any to mypy, hence the ignored base classes below
 
 
-def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls: TlsContexts | None = None,
-          plain: tuple[str, int] | None = None, threads: int, grace: int = 8, read_seconds: float = 10.0,
-          on_stop: Callable[[], None] = lambda: None) -> None:
+def serve(
+    make_app: Callable[[], WSGIApplication],
+    *,
+    bind: tuple[str, int],
+    tls: TlsContexts | None = None,
+    plain: tuple[str, int] | None = None,
+    threads: int,
+    grace: int = 8,
+    read_seconds: float = 10.0,
+    on_stop: Callable[[], None] = lambda: None,
+) -> None:
     """Serves until SIGTERM, SIGINT or SIGQUIT, then ends this process with status 0.
 
     *make_app* runs in the worker process, after the fork. An exception from it is logged and ends the process with 3.
@@ -62,17 +76,29 @@ def serve(make_app: Callable[[], WSGIApplication], *, bind: tuple[str, int], tls
     listeners = [listen(*address, backlog=2048) for address in (bind, plain) if address is not None]
     settings = {
         "bind": [f"fd://{listener.detach()}" for listener in listeners],
-        "workers": 1, "worker_class": _Worker, "threads": threads, "worker_connections": 2 * threads, "timeout": 60,
+        "workers": 1,
+        "worker_class": _Worker,
+        "threads": threads,
+        "worker_connections": 2 * threads,
+        "timeout": 60,
         # longer than the 90 s of Go's clients, which do not repeat a POST on a connection that we close
-        "graceful_timeout": grace, "keepalive": 120,
-        "limit_request_fields": 32, "limit_request_field_size": 4096,  # 128 KiB, which a slow client can occupy
+        "graceful_timeout": grace,
+        "keepalive": 120,
+        "limit_request_fields": 32,
+        "limit_request_field_size": 4096,  # 128 KiB, which a slow client can occupy
         "forwarded_allow_ips": "",  # a client's X-Forwarded-* headers are never believed
-        "errorlog": None, "loglevel": "warning", "control_socket_disable": True,
-        "on_starting": lambda _: _log_as_we_do(), "when_ready": lambda _: _ignore_signals(),
-        "post_worker_init": lambda worker: worker.note_start(), "worker_exit": lambda _, worker: worker.end_process(),
+        "errorlog": None,
+        "loglevel": "warning",
+        "control_socket_disable": True,
+        "on_starting": lambda _: _log_as_we_do(),
+        "when_ready": lambda _: _ignore_signals(),
+        "post_worker_init": lambda worker: worker.note_start(),
+        "worker_exit": lambda _, worker: worker.end_process(),
     }
     # a worker is forked with these signals blocked, until it has its own handlers: the arbiter's would lose them
-    os.register_at_fork(before=lambda: _mask(signal.SIG_BLOCK), after_in_parent=lambda: _mask(signal.SIG_UNBLOCK))
+    os.register_at_fork(
+        before=lambda: _mask(signal.SIG_BLOCK), after_in_parent=lambda: _mask(signal.SIG_UNBLOCK)
+    )
     _Application(settings, make_app, tls, read_seconds, on_stop).run()
 
 
@@ -95,8 +121,14 @@ def _ignore_signals() -> None:
 class _Application(BaseApplication):  # type: ignore[misc]
     """The application of gunicorn, with what its worker needs."""
 
-    def __init__(self, settings: dict[str, object], make_app: Callable[[], WSGIApplication], tls: TlsContexts | None,
-                 read_seconds: float, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: dict[str, object],
+        make_app: Callable[[], WSGIApplication],
+        tls: TlsContexts | None,
+        read_seconds: float,
+        on_stop: Callable[[], None],
+    ) -> None:
         self._settings = settings
         self._make_app = make_app
         self.tls = tls
@@ -109,16 +141,22 @@ class _Application(BaseApplication):  # type: ignore[misc]
         for name, value in self._settings.items():
             self.cfg.set(name, value)
         # a request reads some twenty settings, which gunicorn looks up one by one unless they are plain attributes
-        self.cfg.__dict__.update({name: setting.get() for name, setting in self.cfg.settings.items()})
+        self.cfg.__dict__.update(
+            {name: setting.get() for name, setting in self.cfg.settings.items()}
+        )
 
     def load(self) -> WSGIApplication:
         """Called in the worker, which has its handlers of signals by now."""
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.getsignal(signal.SIGTERM))  # all of them let requests finish
+            signal.signal(
+                number, signal.getsignal(signal.SIGTERM)
+            )  # all of them let requests finish
         _mask(signal.SIG_UNBLOCK)
         app = self._make_app()
 
-        def describe_client(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        def describe_client(
+            environ: WSGIEnvironment, start_response: StartResponse
+        ) -> Iterable[bytes]:
             client: Connection = environ["gunicorn.socket"]
             environ["wsgi.url_scheme"], environ[RIGHT] = client.scheme, client.right
             return app(environ, start_response)
@@ -155,21 +193,38 @@ class _Threads(ThreadPoolExecutor):
 
     def submit(self, handle: Callable[[Any], object], conn: Any) -> Future[object]:  # type: ignore[override]
         """Handles a connection."""
-        return self._local.submit(handle, conn) if conn.sock.is_local else super().submit(handle, conn)
+        return (
+            self._local.submit(handle, conn) if conn.sock.is_local else super().submit(handle, conn)
+        )
 
 
 class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
     """The process that serves. Everything but ``handle`` runs in its main thread, the event loop, which never waits
     for one client."""
 
-    def __init__(self, age: int, ppid: int, sockets: list[Any], app: _Application, *rest: Any) -> None:
+    def __init__(
+        self, age: int, ppid: int, sockets: list[Any], app: _Application, *rest: Any
+    ) -> None:
         self._application = app
         self._clients: dict[Connection, None] = {}
-        turn = threading.Lock()  # of untrusted clients: the interpreter runs one thread at a time anyway
-        self._listeners = [_Listener(listener, partial(
-            Connection, clients=self._clients, tls=None if number else app.tls, read_until=self._read_until,
-            write_until=lambda: time.monotonic() + ANSWER_S, turn=turn,
-            is_local=Address(*listener.getsockname()[:2]).is_loopback)) for number, listener in enumerate(sockets)]
+        turn = (
+            threading.Lock()
+        )  # of untrusted clients: the interpreter runs one thread at a time anyway
+        self._listeners = [
+            _Listener(
+                listener,
+                partial(
+                    Connection,
+                    clients=self._clients,
+                    tls=None if number else app.tls,
+                    read_until=self._read_until,
+                    write_until=lambda: time.monotonic() + ANSWER_S,
+                    turn=turn,
+                    is_local=Address(*listener.getsockname()[:2]).is_loopback,
+                ),
+            )
+            for number, listener in enumerate(sockets)
+        ]
         self._handled = 0  # connections that threads have
         self._lock = threading.Lock()  # guards _handled
         self._stopper: threading.Thread | None = None
@@ -184,8 +239,13 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
     def note_start(self) -> None:
         """Called when the application has been made."""
         self._has_started = True
-        log.info("serving", extra={"bind": "%s:%s" % self._listeners[0].getsockname()[:2],
-                                   "tls": self._application.tls is not None})
+        log.info(
+            "serving",
+            extra={
+                "bind": "%s:%s" % self._listeners[0].getsockname()[:2],
+                "tls": self._application.tls is not None,
+            },
+        )
 
     def _read_until(self) -> float:
         return time.monotonic() + self._application.read_seconds / (5 if self._is_busy() else 1)
@@ -213,7 +273,9 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
         while keep is True:
             with client.taking_turns():
                 keep = super().handle(conn)
-            if keep is True and not client.has_data(KEEP_ALIVE_MS if self.alive and not self._is_busy() else 0):
+            if keep is True and not client.has_data(
+                KEEP_ALIVE_MS if self.alive and not self._is_busy() else 0
+            ):
                 break
         if not keep:
             client.finish()
@@ -224,7 +286,9 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
     def _begin_stop(self) -> threading.Thread:
         if self._stopper is None:
             log.info("stopping")
-            self._stopper = threading.Thread(target=self._application.on_stop, name="stop", daemon=True)
+            self._stopper = threading.Thread(
+                target=self._application.on_stop, name="stop", daemon=True
+            )
             self._stopper.start()
             for listener in self._listeners:
                 listener.close()

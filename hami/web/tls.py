@@ -42,8 +42,16 @@ class TlsContext:
     Raises: HamiError if the files cannot be used when the object is made, unless there is such a context.
     """
 
-    def __init__(self, cert_file: str, key_file: str, client_ca_file: str = "", simulate_client_ca_file: str = "", *,
-                 until_made: ssl.SSLContext | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        cert_file: str,
+        key_file: str,
+        client_ca_file: str = "",
+        simulate_client_ca_file: str = "",
+        *,
+        until_made: ssl.SSLContext | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.cert_file = cert_file
         self.key_file = key_file
         self._files = {"--cert_file": cert_file, "--key_file": key_file}
@@ -76,7 +84,10 @@ class TlsContext:
         except HamiError as error:
             self._retry_at = self._clock() + RETRY_S
             if self._reported.is_new("files", str(error)):
-                log.warning("TLS files cannot be used, the last good ones stay", extra={"problem": str(error)})
+                log.warning(
+                    "TLS files cannot be used, the last good ones stay",
+                    extra={"problem": str(error)},
+                )
 
     def _read_signature(self) -> _Signature:
         return tuple(_readable_version(flag, path) for flag, path in self._files.items())
@@ -85,15 +96,19 @@ class TlsContext:
         extenders = self._read_authorities(CLIENT_CA)
         simulators = self._read_authorities(SIMULATE_CA)
         if extenders & simulators:
-            raise HamiError(f"{SIMULATE_CA} {self._files[SIMULATE_CA]}: has a CA of {CLIENT_CA} "
-                            f"{self._files[CLIENT_CA]}, whose clients may do more than simulate")
+            raise HamiError(
+                f"{SIMULATE_CA} {self._files[SIMULATE_CA]}: has a CA of {CLIENT_CA} "
+                f"{self._files[CLIENT_CA]}, whose clients may do more than simulate"
+            )
         context = _new_context(simulators, has_extenders=bool(extenders))
         try:
             # a key with a passphrase must fail, not ask the terminal for it
             context.load_cert_chain(self.cert_file, self.key_file, password=lambda: b"")
         except (OSError, ValueError) as error:
-            raise HamiError(f"--cert_file {self.cert_file} and --key_file {self.key_file}: "
-                            f"no certificate with its key: {_reason(error)}") from error
+            raise HamiError(
+                f"--cert_file {self.cert_file} and --key_file {self.key_file}: "
+                f"no certificate with its key: {_reason(error)}"
+            ) from error
         if authorities := extenders | simulators:
             context.load_verify_locations(cadata=b"".join(authorities))
             context.verify_mode = ssl.CERT_OPTIONAL
@@ -110,7 +125,9 @@ class TlsContext:
             with open(path, "rb") as file:
                 blocks = _CERTIFICATE.findall(file.read())
             authorities = frozenset(ssl.PEM_cert_to_DER_cert(block.decode()) for block in blocks)
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=b"".join(authorities))
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(
+                cadata=b"".join(authorities)
+            )
         except (OSError, ValueError) as error:
             raise HamiError(f"{flag} {path}: no CA certificates: {_reason(error)}") from error
         return authorities
@@ -126,8 +143,12 @@ def context_of(pem: bytes) -> ssl.SSLContext:
     return context
 
 
-def _new_context(simulators: frozenset[bytes] = frozenset(), *, has_extenders: bool = False) -> ServerContext:
-    context = ServerContext(ssl.PROTOCOL_TLS_SERVER, simulators=simulators, has_extenders=has_extenders)
+def _new_context(
+    simulators: frozenset[bytes] = frozenset(), *, has_extenders: bool = False
+) -> ServerContext:
+    context = ServerContext(
+        ssl.PROTOCOL_TLS_SERVER, simulators=simulators, has_extenders=has_extenders
+    )
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # not h2: one thread would serve all streams of a connection, one after another
     context.set_alpn_protocols(["http/1.1"])

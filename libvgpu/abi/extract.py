@@ -46,7 +46,9 @@ def nvml_functions(include: Path) -> set[str]:
     """Names of all functions that nvml.h declares, older versions included."""
     source = "#include <nvml.h>\n"
     without_older = preprocess(source, include)
-    return set(NVML.findall(without_older + preprocess(source, include, "NVML_NO_UNVERSIONED_FUNC_DEFS")))
+    return set(
+        NVML.findall(without_older + preprocess(source, include, "NVML_NO_UNVERSIONED_FUNC_DEFS"))
+    )
 
 
 def preprocess(source: str, include: Path, *defined: str) -> str:
@@ -57,14 +59,33 @@ def preprocess(source: str, include: Path, *defined: str) -> str:
 
 def letters(types: set[str], include: Path) -> dict[str, str]:
     """The letter of each type, as the compiler sees it."""
-    lines = "".join(f'{{ typedef {name} T; T x = {{0}}; (void)x; printf("%d %d\\n", __builtin_classify_type(x),'
-                    f' (int)sizeof(T)); }}\n' for name in sorted(types))
+    lines = "".join(
+        f'{{ typedef {name} T; T x = {{0}}; (void)x; printf("%d %d\\n", __builtin_classify_type(x),'
+        f" (int)sizeof(T)); }}\n"
+        for name in sorted(types)
+    )
     source = f"#include <cuda.h>\n#include <stdio.h>\nint main(void) {{\n{lines}return 0; }}\n"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "classify")
-        subprocess.run(["gcc", "-w", "-D__CUDA_API_VERSION_INTERNAL", f"-I{include}", "-x", "c", "-", "-o", program],
-                       input=source, text=True, check=True)
-        answers = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+        subprocess.run(
+            [
+                "gcc",
+                "-w",
+                "-D__CUDA_API_VERSION_INTERNAL",
+                f"-I{include}",
+                "-x",
+                "c",
+                "-",
+                "-o",
+                program,
+            ],
+            input=source,
+            text=True,
+            check=True,
+        )
+        answers = subprocess.run(
+            [program], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
     pairs = [tuple(map(int, line.split())) for line in answers]
     return {name: LETTERS.get(pair, "s") for name, pair in zip(sorted(types), pairs, strict=True)}
 
@@ -96,9 +117,15 @@ def render(rows: list[Symbol]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Facts about the symbols of the CUDA driver library.")
-    parser.add_argument("include", nargs="+", type=Path, help="folders of cuda.h and cudaTypedefs.h, newest last")
-    parser.add_argument("--write", type=Path, help="where the table goes (default: standard output)")
+    parser = argparse.ArgumentParser(
+        description="Facts about the symbols of the CUDA driver library."
+    )
+    parser.add_argument(
+        "include", nargs="+", type=Path, help="folders of cuda.h and cudaTypedefs.h, newest last"
+    )
+    parser.add_argument(
+        "--write", type=Path, help="where the table goes (default: standard output)"
+    )
     chosen = parser.parse_args()
     newest = read_headers(chosen.include[-1])
     names = {row[0] for row in newest}

@@ -34,7 +34,9 @@ class World:
         self.fake = FakeCluster()
         self.now = START
         if webhooks:
-            self.fake.put_webhook(WebhookConfiguration(name="hook", webhooks=webhooks, resource_version=""))
+            self.fake.put_webhook(
+                WebhookConfiguration(name="hook", webhooks=webhooks, resource_version="")
+            )
 
     def replica(self, name="a", leads=True):
         return Replica(self, self.folder / name / "tls.pem", leads)
@@ -50,23 +52,35 @@ class World:
     def change(self, **data):
         secret = self.fake.secrets[SECRET]
         names = {"ca_key": CA_KEY, "certificate": CERTIFICATE}
-        self.fake.put_secret(replace(secret, data=secret.data | {names[key]: value for key, value in data.items()}))
+        self.fake.put_secret(
+            replace(secret, data=secret.data | {names[key]: value for key, value in data.items()})
+        )
 
     def ship(self):
         """Creates the Secret of the manifests."""
         self.fake.put_secret(SecretRecord(namespace=SECRET[0], name=SECRET[1], data={}))
 
     def writes(self):
-        return [("update_secret" if call.secret.resource_version else "create_secret")
-                if call.method == "write_secret" else call.method
-                for call in self.fake.calls if call.method in ("write_secret", "publish_bundle")]
+        return [
+            ("update_secret" if call.secret.resource_version else "create_secret")
+            if call.method == "write_secret"
+            else call.method
+            for call in self.fake.calls
+            if call.method in ("write_secret", "publish_bundle")
+        ]
 
 
 class Replica(CertificateManager):
     def __init__(self, world, file, leads):
         self.leads, self.file, self.waits = leads, file, []
-        settings = CertificateSettings(namespace=SECRET[0], secret=SECRET[1], webhook="hook", file=file,
-                                       default_names=frozenset({"default.svc"}), previous_secret=PREVIOUS)
+        settings = CertificateSettings(
+            namespace=SECRET[0],
+            secret=SECRET[1],
+            webhook="hook",
+            file=file,
+            default_names=frozenset({"default.svc"}),
+            previous_secret=PREVIOUS,
+        )
         super().__init__(world.fake, lambda: self.leads, settings, now=lambda: world.now)
 
     def served(self):
@@ -84,6 +98,7 @@ def served(data):
 
 def start_both_at_once(world, first, second):
     """Starts *first*, and *second* when *first* is about to write the Secret."""
+
     def start_the_other(call):
         if call.method == "write_secret":
             world.fake.on_call = lambda call: None
@@ -97,7 +112,8 @@ def start_both_at_once(world, first, second):
 def test_the_first_replica_creates_the_certificate_without_leading(world):
     replica = world.replica(leads=False)
     replica.prepare(replica.waits.append)
-    assert replica.served() == served(world.data) and replica.waits == []
+    assert replica.served() == served(world.data)
+    assert replica.waits == []
     assert world.bundles == [b""]  # only the leader publishes
     replica.leads = True
     replica.sync()
@@ -109,9 +125,11 @@ def test_the_empty_secret_of_the_manifests_is_filled(world):
     world.ship()
     first, second = world.replica("a", leads=False), world.replica("b", leads=False)
     first.step()
-    assert not first.is_trusted and not first.file.exists()
+    assert not first.is_trusted
+    assert not first.file.exists()
     start_both_at_once(world, first, second)
-    assert world.writes() == ["update_secret", "update_secret"] and len(first.waits) == 1
+    assert world.writes() == ["update_secret", "update_secret"]
+    assert len(first.waits) == 1
 
 
 @pytest.mark.parametrize("leads", [False, True])
@@ -125,9 +143,11 @@ def test_a_missing_secret_that_may_not_be_created_is_named(world, caplog, leads)
             world.ship()
 
     replica.prepare(apply_the_manifests)
-    assert [record.error.args[0] for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "Secret hami/self-signed is missing and may not be created: apply the manifests again"]
-    assert replica.waits == [RETRY_S] * 2 and replica.served() == served(world.data)
+    assert [
+        record.error.args[0] for record in caplog.records if record.levelno >= logging.WARNING
+    ] == ["Secret hami/self-signed is missing and may not be created: apply the manifests again"]
+    assert replica.waits == [RETRY_S] * 2
+    assert replica.served() == served(world.data)
 
 
 def test_the_stored_file_can_be_served_and_is_readable_by_its_owner_only(world):
@@ -142,10 +162,14 @@ def test_the_stored_file_can_be_served_and_is_readable_by_its_owner_only(world):
 def test_a_follower_waits_for_the_leader_if_the_secret_has_no_ca(world, caplog):
     world.replica().sync()
     secret = world.fake.secrets[SECRET]
-    world.fake.put_secret(replace(secret, data={key: secret.data[key] for key in (CERTIFICATE, KEY)}))
+    world.fake.put_secret(
+        replace(secret, data={key: secret.data[key] for key in (CERTIFICATE, KEY)})
+    )
     follower = world.replica("b", leads=False)
     follower.step()
-    assert not follower.is_trusted and follower.served() == served(secret.data) and caplog.text == ""
+    assert not follower.is_trusted
+    assert follower.served() == served(secret.data)
+    assert caplog.text == ""
 
 
 def test_the_expiry_of_the_serving_certificate_is_reported(world):
@@ -170,7 +194,11 @@ def test_followers_use_the_leaders_certificate_and_write_nothing(world):
     assert world.writes() == []
     leader.sync()
     follower.sync()
-    assert follower.served() == leader.served() and world.writes() == ["create_secret", "publish_bundle"]
+    assert follower.served() == leader.served()
+    assert world.writes() == [
+        "create_secret",
+        "publish_bundle",
+    ]
     world.now += 60 * DAY
     follower.sync()
     leader.sync()
@@ -182,7 +210,8 @@ def test_followers_use_the_leaders_certificate_and_write_nothing(world):
 def test_two_replicas_that_start_at_the_same_time_share_one_ca(world):
     first, second = world.replica("a", leads=False), world.replica("b", leads=False)
     start_both_at_once(world, first, second)
-    assert world.writes() == ["create_secret", "create_secret"] and len(first.waits) == 1
+    assert world.writes() == ["create_secret", "create_secret"]
+    assert len(first.waits) == 1
 
 
 def test_two_replicas_that_both_lead_create_one_certificate(world):
@@ -206,13 +235,17 @@ def test_two_replicas_that_both_lead_create_one_certificate(world):
 def test_a_changed_bundle_is_restored(world, foreign):
     replica = world.replica()
     replica.sync()
-    world.fake.put_webhook(replace(world.fake.webhooks["hook"], webhooks=(replace(SERVICE, bundle=foreign),)))
+    world.fake.put_webhook(
+        replace(world.fake.webhooks["hook"], webhooks=(replace(SERVICE, bundle=foreign),))
+    )
     replica.sync()
     assert world.bundles == [world.data[CA_CERTIFICATES]]
 
 
 def test_all_webhooks_of_the_configuration_get_the_bundle(tmp_path):
-    world = World(tmp_path, SERVICE, Webhook(name="other.hami.io", url="https://127.0.0.1:8443/webhook"))
+    world = World(
+        tmp_path, SERVICE, Webhook(name="other.hami.io", url="https://127.0.0.1:8443/webhook")
+    )
     world.replica().sync()
     assert world.bundles == [world.data[CA_CERTIFICATES]] * 2
 
@@ -224,7 +257,8 @@ def test_a_ca_is_rotated_with_an_overlap(world):
     world.change(ca_key=b"")
     before = leader.served()
     leader.sync()
-    assert world.bundles == [world.data[CA_CERTIFICATES]] and old in world.data[CA_CERTIFICATES] != old
+    assert world.bundles == [world.data[CA_CERTIFICATES]]
+    assert old in world.data[CA_CERTIFICATES] != old
     world.now += timedelta(minutes=9)
     leader.sync()  # now it has observed that the API server trusts both
     world.now += timedelta(minutes=9)
@@ -233,7 +267,8 @@ def test_a_ca_is_rotated_with_an_overlap(world):
     world.now += timedelta(minutes=2)
     leader.sync()
     follower.sync()
-    assert leader.served() == follower.served() != before and world.bundles == [world.data[CA_CERTIFICATES]]
+    assert leader.served() == follower.served() != before
+    assert world.bundles == [world.data[CA_CERTIFICATES]]
 
 
 def test_a_new_leader_term_restarts_the_overlap(world):
@@ -260,7 +295,8 @@ def test_a_deleted_secret_is_recreated_and_published(world):
     old = world.data
     del world.fake.secrets[SECRET]
     replica.sync()
-    assert world.data[CA_CERTIFICATES] != old[CA_CERTIFICATES] and world.bundles == [world.data[CA_CERTIFICATES]]
+    assert world.data[CA_CERTIFICATES] != old[CA_CERTIFICATES]
+    assert world.bundles == [world.data[CA_CERTIFICATES]]
     assert replica.served() == served(world.data)
 
 
@@ -310,7 +346,8 @@ def test_no_replica_is_trusted_before_the_bundle_is_published(world):
         assert not replica.is_trusted
     leader.leads = True
     leader.step()
-    assert leader.is_trusted and not follower.is_trusted
+    assert leader.is_trusted
+    assert not follower.is_trusted
     follower.step()
     assert follower.is_trusted
     world.fake.put_webhook(replace(world.fake.webhooks["hook"], webhooks=(SERVICE,)))
@@ -326,14 +363,16 @@ def test_a_missing_or_unreadable_webhook_configuration_does_not_block_readiness(
     unreadable.step()
     del world.fake.webhooks["hook"]
     absent.step()
-    assert unreadable.is_trusted and absent.is_trusted
+    assert unreadable.is_trusted
+    assert absent.is_trusted
 
 
 def test_a_start_waits_for_the_api_server(world):
     replica = world.replica(leads=False)
     world.fake.fail("secret", no_answer(), times=2)
     replica.prepare(replica.waits.append)
-    assert replica.waits == [RETRY_S] * 2 and replica.served() == served(world.data)
+    assert replica.waits == [RETRY_S] * 2
+    assert replica.served() == served(world.data)
 
 
 def test_a_restart_without_an_api_server_serves_the_stored_certificate(world):
@@ -359,7 +398,8 @@ def test_an_expired_secret_is_renewed_by_the_replica_that_starts(world):
     world.now += 100 * DAY
     second = world.replica("b", leads=False)
     second.prepare(second.waits.append)
-    assert second.served() == served(world.data) and world.writes()[-1] == "update_secret"
+    assert second.served() == served(world.data)
+    assert world.writes()[-1] == "update_secret"
 
 
 def test_an_unwritable_folder_is_named(world):
@@ -376,7 +416,10 @@ def test_a_failure_is_logged_once_and_retried(world, caplog):
     for _ in range(4):
         replica.step()
     assert [record.message for record in caplog.records] == [
-        "certificate sync failed", "certificates revised", "CA bundle published"]
+        "certificate sync failed",
+        "certificates revised",
+        "CA bundle published",
+    ]
     assert replica.served() == served(world.data)
 
 
@@ -402,7 +445,8 @@ def test_a_replica_whose_writes_always_conflict_waits_longer_and_longer_and_give
     world.fake.fail("write_secret", Conflict("exists", 409), times=1000)
     with pytest.raises(Conflict):
         replica.prepare(replica.waits.append)
-    assert len(replica.waits) == CONFLICTS - 1 and all(0 < wait <= RETRY_S for wait in replica.waits)
+    assert len(replica.waits) == CONFLICTS - 1
+    assert all(0 < wait <= RETRY_S for wait in replica.waits)
     assert len(world.fake.calls_of("write_secret")) == CONFLICTS
 
 
@@ -420,29 +464,52 @@ class Predecessor:
         names = ("scheduler.hami.svc", "127.0.0.1")
         if is_own_ca:
             self.key = rsa.generate_private_key(65_537, 2048)
-            self.authority = self.serving = certificate("serving", "serving", self.key, self.key, names=names)
+            self.authority = self.serving = certificate(
+                "serving", "serving", self.key, self.key, names=names
+            )
         else:
             self.key, authority_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
             self.authority = certificate("nil1", "nil1", authority_key, authority_key, ca=True)
             self.serving = certificate("nil2", "nil1", self.key, authority_key, names=names)
-        self.data = {"ca": pem(self.authority), CERTIFICATE: pem(self.serving), KEY: self.key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption())}
+        self.data = {
+            "ca": pem(self.authority),
+            CERTIFICATE: pem(self.serving),
+            KEY: self.key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.TraditionalOpenSSL,
+                serialization.NoEncryption(),
+            ),
+        }
         world.fake.put_secret(SecretRecord(namespace=SECRET[0], name=PREVIOUS, data=self.data))
         bundle = pem(self.authority) if is_trusted else b""
         other = Webhook(name="more.hami.io", service=SERVICE.service)
-        world.fake.put_webhook(WebhookConfiguration(
-            name="hook", webhooks=(replace(SERVICE, bundle=bundle), other), resource_version=""))
+        world.fake.put_webhook(
+            WebhookConfiguration(
+                name="hook", webhooks=(replace(SERVICE, bundle=bundle), other), resource_version=""
+            )
+        )
         world.ship()
 
 
 def certificate(subject, issuer, key, signer, *, names=(), ca=False):
     """As kube-webhook-certgen makes them: valid for a hundred years, addresses among the DNS names."""
-    first, second = (x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, name)]) for name in (issuer, subject))
-    made = x509.CertificateBuilder(first, second, key.public_key(), x509.random_serial_number(), START - DAY,
-                                   START + 36_500 * DAY)
+    first, second = (
+        x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, name)])
+        for name in (issuer, subject)
+    )
+    made = x509.CertificateBuilder(
+        first,
+        second,
+        key.public_key(),
+        x509.random_serial_number(),
+        START - DAY,
+        START + 36_500 * DAY,
+    )
     made = made.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
     if names:
-        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
+        made = made.add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False
+        )
     return made.sign(signer, hashes.SHA256())
 
 
@@ -461,12 +528,14 @@ def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(world,
     replica = world.replica(leads=False)
     replica.prepare(replica.waits.append)
     replica.sync()
-    assert replica.is_trusted and replica.served() == before.data[CERTIFICATE] + before.data[KEY]
+    assert replica.is_trusted
+    assert replica.served() == before.data[CERTIFICATE] + before.data[KEY]
     assert world.bundles == [pem(before.authority), b""]
     replica.leads = True
     replica.sync()
     ours, theirs = x509.load_pem_x509_certificates(world.data[CA_CERTIFICATES])
-    assert theirs == before.authority and bundled(world) == [[ours, theirs]] * 2
+    assert theirs == before.authority
+    assert bundled(world) == [[ours, theirs]] * 2
     for wait in (timedelta(), LIFETIMES.overlap / 2):
         world.now += wait
         replica.sync()
@@ -501,7 +570,8 @@ def test_a_predecessor_that_came_back_is_replaced_again(world):
     replica = world.replica("b", leads=False)
     replica.prepare(replica.waits.append)
     replica.sync()
-    assert replica.is_trusted and replica.served() == before.data[CERTIFICATE] + before.data[KEY]
+    assert replica.is_trusted
+    assert replica.served() == before.data[CERTIFICATE] + before.data[KEY]
     assert before.authority in x509.load_pem_x509_certificates(world.data[CA_CERTIFICATES])
 
 
@@ -512,9 +582,15 @@ def test_a_secret_that_a_returning_predecessor_has_deleted_is_not_created_again(
     replica.sync()
     world.fake.secrets.pop(SECRET)
     before, bundles = replica.served(), world.bundles
-    with pytest.raises(ClusterError, match="Secret hami/self-signed .* deleted: .* with the Secret tls is restored"):
+    with pytest.raises(
+        ClusterError, match="Secret hami/self-signed .* deleted: .* with the Secret tls is restored"
+    ):
         replica.sync()
-    assert SECRET not in world.fake.secrets and (replica.served(), world.bundles) == (before, bundles)
+    assert SECRET not in world.fake.secrets
+    assert (replica.served(), world.bundles) == (
+        before,
+        bundles,
+    )
 
 
 def test_a_previous_certificate_that_nobody_trusts_is_not_served(world):
@@ -523,7 +599,8 @@ def test_a_previous_certificate_that_nobody_trusts_is_not_served(world):
     replica.prepare(replica.waits.append)
     replica.sync()
     assert before.data[CERTIFICATE] not in replica.served()
-    assert len(bundled(world)[0]) == 1 and replica.is_trusted
+    assert len(bundled(world)[0]) == 1
+    assert replica.is_trusted
 
 
 def test_a_predecessor_is_not_given_up_while_the_configuration_cannot_be_read(world):

@@ -5,15 +5,29 @@ import json
 
 from hypothesis import strategies as st
 
-plain = (st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-         | st.text(max_size=5) | st.sampled_from(["-1", "3k", "1.5", "1e3", "9999999999999"]))
-values = plain | st.lists(plain, max_size=2) | st.dictionaries(st.text(max_size=3), plain, max_size=2)
+plain = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5)
+    | st.sampled_from(["-1", "3k", "1.5", "1e3", "9999999999999"])
+)
+values = (
+    plain | st.lists(plain, max_size=2) | st.dictionaries(st.text(max_size=3), plain, max_size=2)
+)
 
 
 def paths(value, path=()):
     """The paths to all parts of *value*."""
     yield path
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from paths(inner, (*path, key))
 
 

@@ -14,17 +14,33 @@ from hami.codec.admission import Review, parse_review, render_allowed, render_de
 from hami.errors import MalformedInput
 from tests.codec.fuzz import bodies, paths, replaced, values
 
-POD = {"metadata": {"name": "p", "annotations": {"a/b~c": "1"}},
-       "spec": {"schedulerName": "default-scheduler", "novel": {"kept": [1, None]}, "containers": [
-           {"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
-            "resources": {"limits": {"nvidia.com/gpu": "1"}}, "later": {"field": 1.5}}]}}
-REVIEW = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-          "request": {"uid": "r1", "namespace": "ns", "operation": "CREATE", "object": POD}}
+POD = {
+    "metadata": {"name": "p", "annotations": {"a/b~c": "1"}},
+    "spec": {
+        "schedulerName": "default-scheduler",
+        "novel": {"kept": [1, None]},
+        "containers": [
+            {
+                "name": "c",
+                "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+                "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                "later": {"field": 1.5},
+            }
+        ],
+    },
+}
+REVIEW = {
+    "apiVersion": "admission.k8s.io/v1",
+    "kind": "AdmissionReview",
+    "request": {"uid": "r1", "namespace": "ns", "operation": "CREATE", "object": POD},
+}
 V1BETA1 = REVIEW | {"apiVersion": "admission.k8s.io/v1beta1"}
 
 
 def review(pod=POD):
-    return Review(uid="r1", namespace="ns", pod=pod, api_version="admission.k8s.io/v1", kind="AdmissionReview")
+    return Review(
+        uid="r1", namespace="ns", pod=pod, api_version="admission.k8s.io/v1", kind="AdmissionReview"
+    )
 
 
 def changed(path, value):
@@ -39,44 +55,76 @@ def patch_between(before, after):
     return json.loads(base64.b64decode(response["patch"])) if "patch" in response else None
 
 
-@pytest.mark.parametrize("document, api_version", [(REVIEW, "admission.k8s.io/v1"), (V1BETA1,
-                                                                                     "admission.k8s.io/v1beta1")],
-                         ids=["v1", "v1beta1"])
+@pytest.mark.parametrize(
+    "document, api_version",
+    [(REVIEW, "admission.k8s.io/v1"), (V1BETA1, "admission.k8s.io/v1beta1")],
+    ids=["v1", "v1beta1"],
+)
 def test_parse(document, api_version):
-    assert parse_review(json.dumps(document).encode()) == Review("r1", "ns", POD, api_version, "AdmissionReview")
+    assert parse_review(json.dumps(document).encode()) == Review(
+        "r1", "ns", POD, api_version, "AdmissionReview"
+    )
 
 
-@pytest.mark.parametrize("text, expected", [
-    param('{"request":{}}', Review("", "", None, "admission.k8s.io/v1", "AdmissionReview"), id="nothing but a request"),
-    param('{"request":{"uid":"x","object":null},"kind":null}',
-          Review("x", "", None, "admission.k8s.io/v1", "AdmissionReview"), id="null object"),
-    param('{"request":{"subResource":"ephemeralcontainers"}}',
-          Review("", "", None, "admission.k8s.io/v1", "AdmissionReview", "ephemeralcontainers"), id="subresource"),
-    param('{"request":{"object":{"novel":{"x":[{}]}}}}',
-          Review("", "", {"novel": {"x": [{}]}}, "admission.k8s.io/v1", "AdmissionReview"), id="unknown fields"),
-])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        param(
+            '{"request":{}}',
+            Review("", "", None, "admission.k8s.io/v1", "AdmissionReview"),
+            id="nothing but a request",
+        ),
+        param(
+            '{"request":{"uid":"x","object":null},"kind":null}',
+            Review("x", "", None, "admission.k8s.io/v1", "AdmissionReview"),
+            id="null object",
+        ),
+        param(
+            '{"request":{"subResource":"ephemeralcontainers"}}',
+            Review("", "", None, "admission.k8s.io/v1", "AdmissionReview", "ephemeralcontainers"),
+            id="subresource",
+        ),
+        param(
+            '{"request":{"object":{"novel":{"x":[{}]}}}}',
+            Review("", "", {"novel": {"x": [{}]}}, "admission.k8s.io/v1", "AdmissionReview"),
+            id="unknown fields",
+        ),
+    ],
+)
 def test_missing_parts(text, expected):
     assert parse_review(text.encode()) == expected
 
 
-@pytest.mark.parametrize("text, field, quoted", [
-    param(b"", "body", "", id="empty"),
-    param(b'{"request":', "body", '{"request":', id="truncated"),
-    param(b"\xff", "body", "\ufffd", id="no UTF-8"),
-    param(b'{"request":{"object":{"x":"\xff"}}}', "body", '{"request":{"object":{"x":"\ufffd"}}}',
-          id="no UTF-8 inside"),
-    param(b'{"request":{"object":{"x":NaN}}}', "body", '{"request":{"object":{"x":NaN}}}', id="NaN"),
-    param(b"[" * 100_000, "body", "[" * 200, id="deep"),
-    param(b"null", "AdmissionReview", "None", id="null"),
-    param(b"[]", "AdmissionReview", "[]", id="array"),
-    param(b"{}", "request", "", id="no request"),
-    param(b'{"request":[]}', "request", "[]", id="request a list"),
-    param(b'{"request":{"uid":7}}', "request.uid", "7", id="uid a number"),
-    param(b'{"request":{"namespace":{}}}', "request.namespace", "{}", id="namespace an object"),
-    param(b'{"request":{},"apiVersion":1}', "apiVersion", "1", id="apiVersion a number"),
-    param(b'{"request":{"object":[]}}', "request.object", "[]", id="pod a list"),
-    param(b'{"request":{"object":"pod"}}', "request.object", "pod", id="pod a text"),
-])
+@pytest.mark.parametrize(
+    "text, field, quoted",
+    [
+        param(b"", "body", "", id="empty"),
+        param(b'{"request":', "body", '{"request":', id="truncated"),
+        param(b"\xff", "body", "\ufffd", id="no UTF-8"),
+        param(
+            b'{"request":{"object":{"x":"\xff"}}}',
+            "body",
+            '{"request":{"object":{"x":"\ufffd"}}}',
+            id="no UTF-8 inside",
+        ),
+        param(
+            b'{"request":{"object":{"x":NaN}}}',
+            "body",
+            '{"request":{"object":{"x":NaN}}}',
+            id="NaN",
+        ),
+        param(b"[" * 100_000, "body", "[" * 200, id="deep"),
+        param(b"null", "AdmissionReview", "None", id="null"),
+        param(b"[]", "AdmissionReview", "[]", id="array"),
+        param(b"{}", "request", "", id="no request"),
+        param(b'{"request":[]}', "request", "[]", id="request a list"),
+        param(b'{"request":{"uid":7}}', "request.uid", "7", id="uid a number"),
+        param(b'{"request":{"namespace":{}}}', "request.namespace", "{}", id="namespace an object"),
+        param(b'{"request":{},"apiVersion":1}', "apiVersion", "1", id="apiVersion a number"),
+        param(b'{"request":{"object":[]}}', "request.object", "[]", id="pod a list"),
+        param(b'{"request":{"object":"pod"}}', "request.object", "pod", id="pod a text"),
+    ],
+)
 def test_malformed(text, field, quoted):
     with pytest.raises(MalformedInput) as caught:
         parse_review(text)
@@ -95,20 +143,53 @@ LIMITS = ("spec", "containers", 0, "resources", "limits")
 ENV = ("spec", "containers", 0, "env")
 
 
-@pytest.mark.parametrize("path, value, operations", [
-    param(("spec", "schedulerName"), "hami-scheduler",
-          [{"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"}], id="scheduler"),
-    param(LIMITS, {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"},
-          [{"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpucores", "value": "100"}],
-          id="cores"),
-    param(("metadata", "annotations"), {"a/b~c": "2"},
-          [{"op": "replace", "path": "/metadata/annotations/a~1b~0c", "value": "2"}], id="odd key"),
-    param(("spec", "containers", 0), POD["spec"]["containers"][0] | {"env": POD["spec"]["containers"][0]["env"][1:]},
-          [{"op": "remove", "path": "/spec/containers/0/env/0"}], id="removal"),
-    param(ENV, [{"name": "B", "value": "2"}, {"name": "N", "value": "3"}, {"name": "A", "value": "1"}],
-          None, id="moved within a list"),
-    param(("metadata",), {"name": "p", "labels": {"a/b~c": "1"}}, None, id="moved to another field"),
-])
+@pytest.mark.parametrize(
+    "path, value, operations",
+    [
+        param(
+            ("spec", "schedulerName"),
+            "hami-scheduler",
+            [{"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"}],
+            id="scheduler",
+        ),
+        param(
+            LIMITS,
+            {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"},
+            [
+                {
+                    "op": "add",
+                    "path": "/spec/containers/0/resources/limits/nvidia.com~1gpucores",
+                    "value": "100",
+                }
+            ],
+            id="cores",
+        ),
+        param(
+            ("metadata", "annotations"),
+            {"a/b~c": "2"},
+            [{"op": "replace", "path": "/metadata/annotations/a~1b~0c", "value": "2"}],
+            id="odd key",
+        ),
+        param(
+            ("spec", "containers", 0),
+            POD["spec"]["containers"][0] | {"env": POD["spec"]["containers"][0]["env"][1:]},
+            [{"op": "remove", "path": "/spec/containers/0/env/0"}],
+            id="removal",
+        ),
+        param(
+            ENV,
+            [{"name": "B", "value": "2"}, {"name": "N", "value": "3"}, {"name": "A", "value": "1"}],
+            None,
+            id="moved within a list",
+        ),
+        param(
+            ("metadata",),
+            {"name": "p", "labels": {"a/b~c": "1"}},
+            None,
+            id="moved to another field",
+        ),
+    ],
+)
 def test_patch(path, value, operations):
     after = changed(path, value)
     patch = patch_between(POD, after)
@@ -151,30 +232,56 @@ def as_json(value):
 def test_fields_that_we_do_not_know_survive():
     patch = patch_between(POD, changed(("spec", "schedulerName"), "hami-scheduler"))
     after = jsonpatch.apply_patch(POD, patch)
-    assert (after["spec"]["novel"], after["spec"]["containers"][0]["later"]) == ({"kept": [1, None]}, {"field": 1.5})
+    assert (after["spec"]["novel"], after["spec"]["containers"][0]["later"]) == (
+        {"kept": [1, None]},
+        {"field": 1.5},
+    )
 
 
 @pytest.mark.parametrize("document", [REVIEW, V1BETA1], ids=["v1", "v1beta1"])
 def test_the_answer_echoes_version_and_uid(document):
     asked = parse_review(json.dumps(document).encode())
-    for answer in (json.loads(render_allowed(asked, None)), json.loads(render_denied(asked, 403, "no"))):
-        assert (answer["apiVersion"], answer["kind"], answer["response"]["uid"]) == (document["apiVersion"],
-                                                                                     "AdmissionReview", "r1")
+    for answer in (
+        json.loads(render_allowed(asked, None)),
+        json.loads(render_denied(asked, 403, "no")),
+    ):
+        assert (answer["apiVersion"], answer["kind"], answer["response"]["uid"]) == (
+            document["apiVersion"],
+            "AdmissionReview",
+            "r1",
+        )
 
 
 def test_allowed_with_a_message():
-    assert json.loads(render_allowed(review(), None, "pod already has different scheduler assigned"))["response"] == {
-        "uid": "r1", "allowed": True, "status": {"code": 200,
-                                                 "message": "pod already has different scheduler assigned"}}
+    assert json.loads(
+        render_allowed(review(), None, "pod already has different scheduler assigned")
+    )["response"] == {
+        "uid": "r1",
+        "allowed": True,
+        "status": {"code": 200, "message": "pod already has different scheduler assigned"},
+    }
 
 
 def test_allowed_with_a_warning():
     assert json.loads(render_allowed(review(), None, warning="no claim"))["response"] == {
-        "uid": "r1", "allowed": True, "warnings": ["no claim"]}
+        "uid": "r1",
+        "allowed": True,
+        "warnings": ["no claim"],
+    }
 
 
-@pytest.mark.parametrize("code, reason", [(403, "Forbidden"), (400, "BadRequest"), (413, "RequestEntityTooLarge"),
-                                          (500, "InternalError")])
+@pytest.mark.parametrize(
+    "code, reason",
+    [
+        (403, "Forbidden"),
+        (400, "BadRequest"),
+        (413, "RequestEntityTooLarge"),
+        (500, "InternalError"),
+    ],
+)
 def test_denied(code, reason):
     assert json.loads(render_denied(None, code, "why"))["response"] == {
-        "uid": "", "allowed": False, "status": {"status": "Failure", "message": "why", "reason": reason, "code": code}}
+        "uid": "",
+        "allowed": False,
+        "status": {"status": "Failure", "message": "why", "reason": reason, "code": code},
+    }

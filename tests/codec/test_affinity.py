@@ -23,27 +23,50 @@ def preferences(*terms):
 
 
 def term(weight, *expressions, fields=()):
-    return {"weight": weight, "preference": {"matchExpressions": list(expressions), "matchFields": list(fields)}}
+    return {
+        "weight": weight,
+        "preference": {"matchExpressions": list(expressions), "matchFields": list(fields)},
+    }
 
 
 def test_preferred_node_affinity():
     by_name = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
-    assert preferences(term(3, SSD, {"key": "gone", "operator": "DoesNotExist"}), term(100, fields=[by_name])) == (
+    assert preferences(
+        term(3, SSD, {"key": "gone", "operator": "DoesNotExist"}), term(100, fields=[by_name])
+    ) == (
         NodePreference(3, (IS_SSD, NodeRequirement("gone", "DoesNotExist"))),
-        NodePreference(100, (NodeRequirement("", "In", frozenset({"n1"})),)))
+        NodePreference(100, (NodeRequirement("", "In", frozenset({"n1"})),)),
+    )
 
 
-@pytest.mark.parametrize("affinity", [None, {}, {"nodeAffinity": None}, {"nodeAffinity": {}},
-                                      {"nodeAffinity": {PREFERRED: None}}, {"nodeAffinity": {PREFERRED: []}},
-                                      {"nodeAffinity": {PREFERRED: [term(5), {"weight": 5, "preference": {}}]}},
-                                      {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
-                                          "nodeSelectorTerms": [{"matchExpressions": [SSD]}]}}}])
+@pytest.mark.parametrize(
+    "affinity",
+    [
+        None,
+        {},
+        {"nodeAffinity": None},
+        {"nodeAffinity": {}},
+        {"nodeAffinity": {PREFERRED: None}},
+        {"nodeAffinity": {PREFERRED: []}},
+        {"nodeAffinity": {PREFERRED: [term(5), {"weight": 5, "preference": {}}]}},
+        {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [SSD]}]
+                }
+            }
+        },
+    ],
+)
 def test_what_is_required_or_empty_is_no_preference(affinity):
     assert read(affinity=affinity).preferences == ()
 
 
 def test_terms_beyond_the_bound_do_not_count():
-    assert preferences(*[term(1, SSD)] * (MAX_REQUIREMENTS + 5)) == (NodePreference(1, (IS_SSD,)),) * MAX_REQUIREMENTS
+    assert (
+        preferences(*[term(1, SSD)] * (MAX_REQUIREMENTS + 5))
+        == (NodePreference(1, (IS_SSD,)),) * MAX_REQUIREMENTS
+    )
     long = term(1, *[SSD] * MAX_REQUIREMENTS)
     assert preferences(term(1, SSD), long, term(1, SSD)) == (NodePreference(1, (IS_SSD,)),)
     many = term(1, SSD | {"values": [f"value-{number}" for number in range(MAX_VALUES)]})
@@ -53,17 +76,48 @@ def test_terms_beyond_the_bound_do_not_count():
 NEAR = {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {}}}
 
 
-@pytest.mark.parametrize(("spec", "soft"), [
-    param({}, False, id="nothing"),
-    param({"affinity": {"podAffinity": {PREFERRED: [NEAR]}}}, True, id="near other pods"),
-    param({"affinity": {"podAntiAffinity": {PREFERRED: [NEAR]}}}, True, id="away from other pods"),
-    param({"affinity": {"podAffinity": {PREFERRED: []}, "podAntiAffinity": None}}, False, id="empty"),
-    param({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
-        NEAR["podAffinityTerm"]]}}}, False, id="required"),
-    param({"affinity": {"nodeAffinity": {PREFERRED: [term(1, SSD)]}}}, False, id="of nodes"),
-    param({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}, False, id="a hard spread"),
-    param({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"},
-                                         {"whenUnsatisfiable": "ScheduleAnyway"}]}, True, id="a soft spread"),
-    param({"topologySpreadConstraints": None}, False, id="null")])
+@pytest.mark.parametrize(
+    ("spec", "soft"),
+    [
+        param({}, False, id="nothing"),
+        param({"affinity": {"podAffinity": {PREFERRED: [NEAR]}}}, True, id="near other pods"),
+        param(
+            {"affinity": {"podAntiAffinity": {PREFERRED: [NEAR]}}}, True, id="away from other pods"
+        ),
+        param(
+            {"affinity": {"podAffinity": {PREFERRED: []}, "podAntiAffinity": None}},
+            False,
+            id="empty",
+        ),
+        param(
+            {
+                "affinity": {
+                    "podAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": [NEAR["podAffinityTerm"]]
+                    }
+                }
+            },
+            False,
+            id="required",
+        ),
+        param({"affinity": {"nodeAffinity": {PREFERRED: [term(1, SSD)]}}}, False, id="of nodes"),
+        param(
+            {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
+            False,
+            id="a hard spread",
+        ),
+        param(
+            {
+                "topologySpreadConstraints": [
+                    {"whenUnsatisfiable": "DoNotSchedule"},
+                    {"whenUnsatisfiable": "ScheduleAnyway"},
+                ]
+            },
+            True,
+            id="a soft spread",
+        ),
+        param({"topologySpreadConstraints": None}, False, id="null"),
+    ],
+)
 def test_soft_constraints_that_only_kube_scheduler_can_judge(spec, soft):
     assert read(**spec).soft_constraints is soft

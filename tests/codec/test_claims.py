@@ -20,24 +20,47 @@ from hami.model import DevicePolicy, PodRef, Selector
 from tests.builders import request
 from tests.codec.fuzz import bodies, replaced
 
-RESULT = {"request": "main", "driver": "gpu.hami.io", "pool": "hami/n1", "device": "gpu-5a1c", "shareID": "share-1",
-          "consumedCapacity": {"memory": "3000Mi", "cores": "10", "share": "10"}}
+RESULT = {
+    "request": "main",
+    "driver": "gpu.hami.io",
+    "pool": "hami/n1",
+    "device": "gpu-5a1c",
+    "shareID": "share-1",
+    "consumedCapacity": {"memory": "3000Mi", "cores": "10", "share": "10"},
+}
 FOREIGN = {"request": "nic", "driver": "nic.example.com", "pool": "n1", "device": "ANY"}
-DEVICE = ClaimedDevice(pool="hami/n1", device="gpu-5a1c", memory_mib=3000, cores=10, share_milli=10_000,
-                       share_id="share-1")
+DEVICE = ClaimedDevice(
+    pool="hami/n1",
+    device="gpu-5a1c",
+    memory_mib=3000,
+    cores=10,
+    share_milli=10_000,
+    share_id="share-1",
+)
 POLICY = DevicePolicy(())
 
 
 def claim(*results, config=(), **status):
     """A claim with these results."""
-    return {"metadata": {"namespace": "team-a", "name": "pod1-hami", "uid": "0b6c-1"},
-            "status": {"allocation": {"devices": {"results": list(results), "config": list(config)}}, **status}}
+    return {
+        "metadata": {"namespace": "team-a", "name": "pod1-hami", "uid": "0b6c-1"},
+        "status": {
+            "allocation": {"devices": {"results": list(results), "config": list(config)}},
+            **status,
+        },
+    }
 
 
 def setting(source="FromClass", driver="gpu.hami.io", requests=(), **parameters):
     """A configuration of a class or a claim."""
-    return {"source": source, "requests": list(requests), "opaque": {
-        "driver": driver, "parameters": {"apiVersion": "hami.io/v1", "kind": "ShareConfig", **parameters}}}
+    return {
+        "source": source,
+        "requests": list(requests),
+        "opaque": {
+            "driver": driver,
+            "parameters": {"apiVersion": "hami.io/v1", "kind": "ShareConfig", **parameters},
+        },
+    }
 
 
 def parsed(document):
@@ -50,21 +73,48 @@ def spec(selector=Selector(), policy=POLICY, sizes=(81920,), **requests):
 
 def exactly(**fields):
     """The request of one container called main."""
-    return {"devices": {"requests": [{"name": "main", "exactly": {"deviceClassName": "gpu.hami.io", "count": 1}
-                                      | fields}]}}
+    return {
+        "devices": {
+            "requests": [
+                {"name": "main", "exactly": {"deviceClassName": "gpu.hami.io", "count": 1} | fields}
+            ]
+        }
+    }
 
 
 def test_an_allocated_claim():
-    document = claim(RESULT, FOREIGN, reservedFor=[
-        {"resource": "pods", "name": "pod1", "uid": "u1"},
-        {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "group", "uid": "u2"}])
+    document = claim(
+        RESULT,
+        FOREIGN,
+        reservedFor=[
+            {"resource": "pods", "name": "pod1", "uid": "u1"},
+            {
+                "apiGroup": "scheduling.k8s.io",
+                "resource": "podgroups",
+                "name": "group",
+                "uid": "u2",
+            },
+        ],
+    )
     assert parsed(document) == AllocatedClaim(
-        namespace="team-a", name="pod1-hami", uid="0b6c-1", pods=(PodRef("team-a", "pod1", "u1"),),
-        requests=(ClaimedRequest(name="main", devices=(DEVICE,)),))
+        namespace="team-a",
+        name="pod1-hami",
+        uid="0b6c-1",
+        pods=(PodRef("team-a", "pod1", "u1"),),
+        requests=(ClaimedRequest(name="main", devices=(DEVICE,)),),
+    )
 
 
-@pytest.mark.parametrize("status", [{}, {"status": None}, {"status": {}}, {"status": {"allocation": None}},
-                                    {"status": {"allocation": {"devices": {"results": None}}}}])
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"status": None},
+        {"status": {}},
+        {"status": {"allocation": None}},
+        {"status": {"allocation": {"devices": {"results": None}}}},
+    ],
+)
 def test_a_claim_that_is_not_allocated_has_no_requests(status):
     assert parsed({"metadata": claim()["metadata"], **status}).requests == ()
 
@@ -72,7 +122,10 @@ def test_a_claim_that_is_not_allocated_has_no_requests(status):
 def test_a_subrequest_counts_as_its_request():
     other = RESULT | {"request": "main/m15360", "device": "gpu-7b7b"}
     (allocated,) = parsed(claim(RESULT | {"request": "main/m15360"}, other)).requests
-    assert (allocated.name, [device.device for device in allocated.devices]) == ("main", ["gpu-5a1c", "gpu-7b7b"])
+    assert (allocated.name, [device.device for device in allocated.devices]) == (
+        "main",
+        ["gpu-5a1c", "gpu-7b7b"],
+    )
 
 
 def test_several_requests_keep_their_order():
@@ -81,13 +134,19 @@ def test_several_requests_keep_their_order():
 
 
 def test_access_of_administrators_consumes_nothing():
-    admin = {key: value for key, value in RESULT.items() if key != "consumedCapacity"} | {"adminAccess": True}
+    admin = {key: value for key, value in RESULT.items() if key != "consumedCapacity"} | {
+        "adminAccess": True
+    }
     (allocated,) = parsed(claim(admin)).requests
-    assert allocated.admin and allocated.devices == (
-        ClaimedDevice(pool="hami/n1", device="gpu-5a1c", share_id="share-1"),)
+    assert allocated.admin
+    assert allocated.devices == (
+        ClaimedDevice(pool="hami/n1", device="gpu-5a1c", share_id="share-1"),
+    )
 
 
-@pytest.mark.parametrize("text, mib", [("1Gi", 1024), ("3145728000", 3000), ("2097152k", 2000), ("0", 0)])
+@pytest.mark.parametrize(
+    "text, mib", [("1Gi", 1024), ("3145728000", 3000), ("2097152k", 2000), ("0", 0)]
+)
 def test_memory_in_any_unit(text, mib):
     document = claim(RESULT | {"consumedCapacity": RESULT["consumedCapacity"] | {"memory": text}})
     assert parsed(document).requests[0].devices[0].memory_mib == mib
@@ -99,63 +158,135 @@ def test_shares_in_thousandths(share, milli):
     assert parsed(document).requests[0].devices[0].share_milli == milli
 
 
-@pytest.mark.parametrize("path, value, words", [
-    param(("metadata", "uid"), "../x", "metadata.uid: expected letters", id="uid"),
-    param(("metadata", "uid"), "u" * 65, "metadata.uid", id="long uid"),
-    param(("metadata", "name"), "a/b", "metadata.name", id="name"),
-    param(("status", "reservedFor"), [{"resource": "pods", "name": "P", "uid": "u"}], r"reservedFor\[0\].name",
-          id="pod"),
-    param(("status", "reservedFor"), [{"resource": "pods", "name": "p", "uid": "u"}] * 257, "reservedFor", id="pods"),
-    param(("status", "allocation", "devices", "results"), [RESULT] * 33, "results", id="results"),
-    param(("status", "allocation", "devices", "results"), [RESULT, RESULT], r"results\[1\].device: twice", id="twice"),
-    param(("status", "allocation", "devices", "results"), [RESULT | {"request": "main/a"}, RESULT | {
-        "request": "main/b", "device": "gpu-2"}], r"results\[1\].request: expected main/a", id="two alternatives"),
-])
+@pytest.mark.parametrize(
+    "path, value, words",
+    [
+        param(("metadata", "uid"), "../x", "metadata.uid: expected letters", id="uid"),
+        param(("metadata", "uid"), "u" * 65, "metadata.uid", id="long uid"),
+        param(("metadata", "name"), "a/b", "metadata.name", id="name"),
+        param(
+            ("status", "reservedFor"),
+            [{"resource": "pods", "name": "P", "uid": "u"}],
+            r"reservedFor\[0\].name",
+            id="pod",
+        ),
+        param(
+            ("status", "reservedFor"),
+            [{"resource": "pods", "name": "p", "uid": "u"}] * 257,
+            "reservedFor",
+            id="pods",
+        ),
+        param(
+            ("status", "allocation", "devices", "results"), [RESULT] * 33, "results", id="results"
+        ),
+        param(
+            ("status", "allocation", "devices", "results"),
+            [RESULT, RESULT],
+            r"results\[1\].device: twice",
+            id="twice",
+        ),
+        param(
+            ("status", "allocation", "devices", "results"),
+            [RESULT | {"request": "main/a"}, RESULT | {"request": "main/b", "device": "gpu-2"}],
+            r"results\[1\].request: expected main/a",
+            id="two alternatives",
+        ),
+    ],
+)
 def test_malformed_claims_are_refused(path, value, words):
     document = claim(RESULT, reservedFor=[])
     with pytest.raises(MalformedInput, match=words):
         parsed(replaced(document, path, value))
 
 
-@pytest.mark.parametrize("field, value, words", [
-    param("request", "../../x", "request: expected the name of a request", id="a path as request"),
-    param("request", "a/b/c", "request", id="three names"),
-    param("request", "main\n", "request", id="a line"),
-    param("device", "GPU-5a1c", "device: expected a name", id="device"),
-    param("device", "", "device", id="no device"),
-    param("pool", "p" * 254, "pool", id="long pool"),
-    param("shareID", "s" * 65, "shareID", id="long share"),
-    param("consumedCapacity", None, "consumedCapacity.memory: missing", id="no amounts"),
-    param("consumedCapacity", {"memory": "1Gi", "cores": "1"}, "consumedCapacity.share: missing", id="no share"),
-    param("consumedCapacity", [], "consumedCapacity", id="a list"),
-])
+@pytest.mark.parametrize(
+    "field, value, words",
+    [
+        param(
+            "request", "../../x", "request: expected the name of a request", id="a path as request"
+        ),
+        param("request", "a/b/c", "request", id="three names"),
+        param("request", "main\n", "request", id="a line"),
+        param("device", "GPU-5a1c", "device: expected a name", id="device"),
+        param("device", "", "device", id="no device"),
+        param("pool", "p" * 254, "pool", id="long pool"),
+        param("shareID", "s" * 65, "shareID", id="long share"),
+        param("consumedCapacity", None, "consumedCapacity.memory: missing", id="no amounts"),
+        param(
+            "consumedCapacity",
+            {"memory": "1Gi", "cores": "1"},
+            "consumedCapacity.share: missing",
+            id="no share",
+        ),
+        param("consumedCapacity", [], "consumedCapacity", id="a list"),
+    ],
+)
 def test_malformed_results_are_refused(field, value, words):
     with pytest.raises(MalformedInput, match=rf"results\[1\].{words}"):
         parsed(claim(FOREIGN, RESULT | {field: value}))
 
 
-@pytest.mark.parametrize("amounts", [
-    {"memory": "1500k"}, {"memory": "-1Gi"}, {"memory": "lots"}, {"memory": "2147483648Mi"}, {"memory": "1" * 65},
-    {"memory": 3000}, {"cores": "101"}, {"cores": "500m"}, {"cores": "-1"}, {"share": "101"}, {"share": "1u"},
-])
+@pytest.mark.parametrize(
+    "amounts",
+    [
+        {"memory": "1500k"},
+        {"memory": "-1Gi"},
+        {"memory": "lots"},
+        {"memory": "2147483648Mi"},
+        {"memory": "1" * 65},
+        {"memory": 3000},
+        {"cores": "101"},
+        {"cores": "500m"},
+        {"cores": "-1"},
+        {"share": "101"},
+        {"share": "1u"},
+    ],
+)
 def test_amounts_that_no_slice_of_ours_leads_to_are_refused(amounts):
     (name,) = amounts
     with pytest.raises(MalformedInput, match=r"results\[0\].consumedCapacity"):
         parsed(claim(RESULT | {"consumedCapacity": RESULT["consumedCapacity"] | amounts}))
 
 
-@pytest.mark.parametrize("config, priority, policy", [
-    param([], None, None, id="none"),
-    param([setting(priority=0, corePolicy="disable")], 0, CorePolicy.DISABLE, id="a class may lift limits"),
-    param([setting("FromClaim", priority=2, corePolicy="force")], 2, CorePolicy.FORCE, id="a claim may not"),
-    param([setting(priority=0, corePolicy="disable"), setting("FromClaim", priority=1, corePolicy="force")],
-          1, CorePolicy.FORCE, id="a claim lowers what its class gives"),
-    param([setting(priority=5), setting("FromClaim", priority=1)], 5, None, id="a claim cannot raise it"),
-    param([setting(priority=5), setting(priority=3)], 3, None, id="the last of a class counts"),
-    param([setting(driver="gpu.nvidia.com", strategy="MPS")], None, None, id="of another driver"),
-    param([setting(requests=["other"], priority=0)], None, None, id="of another request"),
-    param([setting(requests=["main"], priority=3)], 3, None, id="of this request"),
-])
+@pytest.mark.parametrize(
+    "config, priority, policy",
+    [
+        param([], None, None, id="none"),
+        param(
+            [setting(priority=0, corePolicy="disable")],
+            0,
+            CorePolicy.DISABLE,
+            id="a class may lift limits",
+        ),
+        param(
+            [setting("FromClaim", priority=2, corePolicy="force")],
+            2,
+            CorePolicy.FORCE,
+            id="a claim may not",
+        ),
+        param(
+            [
+                setting(priority=0, corePolicy="disable"),
+                setting("FromClaim", priority=1, corePolicy="force"),
+            ],
+            1,
+            CorePolicy.FORCE,
+            id="a claim lowers what its class gives",
+        ),
+        param(
+            [setting(priority=5), setting("FromClaim", priority=1)],
+            5,
+            None,
+            id="a claim cannot raise it",
+        ),
+        param([setting(priority=5), setting(priority=3)], 3, None, id="the last of a class counts"),
+        param(
+            [setting(driver="gpu.nvidia.com", strategy="MPS")], None, None, id="of another driver"
+        ),
+        param([setting(requests=["other"], priority=0)], None, None, id="of another request"),
+        param([setting(requests=["main"], priority=3)], 3, None, id="of this request"),
+    ],
+)
 def test_configurations(config, priority, policy):
     (allocated,) = parsed(claim(RESULT, config=config)).requests
     assert (allocated.priority, allocated.core_policy) == (priority, policy)
@@ -167,28 +298,61 @@ def test_a_configuration_may_be_that_of_a_subrequest():
     assert allocated.priority == 3
 
 
-@pytest.mark.parametrize("config, words", [
-    param(setting("FromClaim", priority=0), "priority: expected 1 or more in a claim; a DeviceClass may give less: '0'",
-          id="priority"),
-    param(setting("FromClaim", corePolicy="disable"), "corePolicy: expected force in a claim", id="no limit of cores"),
-    param(setting("FromClaim", corePolicy="default"), "corePolicy: expected force in a claim",
-          id="less than the node's"),
-    param(setting("FromPod"), "source: expected FromClass or FromClaim: 'FromPod'", id="source"),
-    param(setting(priority=-1), "priority: expected an integer from 0", id="negative"),
-    param(setting(priority="0"), "priority: expected an integer from 0", id="a text"),
-    param(setting(corePolicy="off"), "corePolicy", id="policy"),
-    param(setting(memory="1Gi"), "memory: expected one of", id="unknown"),
-    param(setting(apiVersion="hami.io/v2"), "apiVersion: expected hami.io/v1: 'hami.io/v2'", id="version"),
-    param(setting(kind="Config"), "kind: expected ShareConfig", id="kind"),
-    param({"source": "FromClass", "opaque": {"driver": "gpu.hami.io", "parameters": None}}, "parameters", id="none"),
-])
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        param(
+            setting("FromClaim", priority=0),
+            "priority: expected 1 or more in a claim; a DeviceClass may give less: '0'",
+            id="priority",
+        ),
+        param(
+            setting("FromClaim", corePolicy="disable"),
+            "corePolicy: expected force in a claim",
+            id="no limit of cores",
+        ),
+        param(
+            setting("FromClaim", corePolicy="default"),
+            "corePolicy: expected force in a claim",
+            id="less than the node's",
+        ),
+        param(
+            setting("FromPod"), "source: expected FromClass or FromClaim: 'FromPod'", id="source"
+        ),
+        param(setting(priority=-1), "priority: expected an integer from 0", id="negative"),
+        param(setting(priority="0"), "priority: expected an integer from 0", id="a text"),
+        param(setting(corePolicy="off"), "corePolicy", id="policy"),
+        param(setting(memory="1Gi"), "memory: expected one of", id="unknown"),
+        param(
+            setting(apiVersion="hami.io/v2"),
+            "apiVersion: expected hami.io/v1: 'hami.io/v2'",
+            id="version",
+        ),
+        param(setting(kind="Config"), "kind: expected ShareConfig", id="kind"),
+        param(
+            {"source": "FromClass", "opaque": {"driver": "gpu.hami.io", "parameters": None}},
+            "parameters",
+            id="none",
+        ),
+    ],
+)
 def test_malformed_configurations_are_refused(config, words):
-    with pytest.raises(MalformedInput, match=rf"config\[0\]\.(opaque\.parameters\.|opaque\.)?{words}"):
+    with pytest.raises(
+        MalformedInput, match=rf"config\[0\]\.(opaque\.parameters\.|opaque\.)?{words}"
+    ):
         parsed(claim(RESULT, config=[config]))
 
 
-@given(bodies(claim(RESULT, FOREIGN, config=[setting(priority=1)], reservedFor=[
-    {"resource": "pods", "name": "pod1", "uid": "u1"}])))
+@given(
+    bodies(
+        claim(
+            RESULT,
+            FOREIGN,
+            config=[setting(priority=1)],
+            reservedFor=[{"resource": "pods", "name": "pod1", "uid": "u1"}],
+        )
+    )
+)
 def test_any_text_is_a_claim_or_is_refused(data):
     try:
         result = parse_claim(data)
@@ -197,53 +361,124 @@ def test_any_text_is_a_claim_or_is_refused(data):
     assert isinstance(result, AllocatedClaim)
 
 
-@pytest.mark.parametrize("asked, fields", [
-    param(request(memory_mib=3000, cores=10), {"capacity": {"requests": {"memory": "3000Mi", "cores": "10"}}},
-          id="memory and cores"),
-    param(request(memory_mib=2048), {"capacity": {"requests": {"memory": "2Gi"}}}, id="memory"),
-    param(request(memory_percent=100), {}, id="the memory of a card is the default"),
-    param(request(memory_percent=100, cores=100), {"capacity": {"requests": {"cores": "100", "share": "100"}}},
-          id="a card alone"),
-    param(request(memory_mib=1000, cores=250), {"capacity": {"requests": {
-        "memory": "1000Mi", "cores": "100", "share": "100"}}}, id="more cores than one card has"),
-    param(request(count=2, memory_mib=1000), {"count": 2, "capacity": {"requests": {"memory": "1000Mi"}}}, id="count"),
-    param(request(memory_mib=1000, memory_percent=50), {"capacity": {"requests": {"memory": "1000Mi"}}},
-          id="MiB take precedence"),
-])
+@pytest.mark.parametrize(
+    "asked, fields",
+    [
+        param(
+            request(memory_mib=3000, cores=10),
+            {"capacity": {"requests": {"memory": "3000Mi", "cores": "10"}}},
+            id="memory and cores",
+        ),
+        param(request(memory_mib=2048), {"capacity": {"requests": {"memory": "2Gi"}}}, id="memory"),
+        param(request(memory_percent=100), {}, id="the memory of a card is the default"),
+        param(
+            request(memory_percent=100, cores=100),
+            {"capacity": {"requests": {"cores": "100", "share": "100"}}},
+            id="a card alone",
+        ),
+        param(
+            request(memory_mib=1000, cores=250),
+            {"capacity": {"requests": {"memory": "1000Mi", "cores": "100", "share": "100"}}},
+            id="more cores than one card has",
+        ),
+        param(
+            request(count=2, memory_mib=1000),
+            {"count": 2, "capacity": {"requests": {"memory": "1000Mi"}}},
+            id="count",
+        ),
+        param(
+            request(memory_mib=1000, memory_percent=50),
+            {"capacity": {"requests": {"memory": "1000Mi"}}},
+            id="MiB take precedence",
+        ),
+    ],
+)
 def test_requests(asked, fields):
     assert spec(main=asked) == exactly(**fields)
 
 
-@pytest.mark.parametrize("selector, expressions", [
-    (Selector(use_types=("A100", 'x"y')), [
-        'device.attributes["gpu.hami.io"].productName.lowerAscii().contains("a100") || '
-        'device.attributes["gpu.hami.io"].productName.lowerAscii().contains("x\\"y")']),
-    (Selector(nouse_types=("T4",)), [
-        '!(device.attributes["gpu.hami.io"].productName.lowerAscii().contains("t4"))']),
-    (Selector(use_uuids=("GPU-1", "GPU-2")), ['device.attributes["gpu.hami.io"].uuid in ["GPU-1", "GPU-2"]']),
-    (Selector(nouse_uuids=("GPU-x",)), ['!(device.attributes["gpu.hami.io"].uuid in ["GPU-x"])']),
-    (Selector(mode="hami-core,mps"), ['"hami-core,mps".contains(device.attributes["gpu.hami.io"].mode)']),
-    (Selector(nouse_types=(), nouse_uuids=()), []),
-])
+@pytest.mark.parametrize(
+    "selector, expressions",
+    [
+        (
+            Selector(use_types=("A100", 'x"y')),
+            [
+                'device.attributes["gpu.hami.io"].productName.lowerAscii().contains("a100") || '
+                'device.attributes["gpu.hami.io"].productName.lowerAscii().contains("x\\"y")'
+            ],
+        ),
+        (
+            Selector(nouse_types=("T4",)),
+            ['!(device.attributes["gpu.hami.io"].productName.lowerAscii().contains("t4"))'],
+        ),
+        (
+            Selector(use_uuids=("GPU-1", "GPU-2")),
+            ['device.attributes["gpu.hami.io"].uuid in ["GPU-1", "GPU-2"]'],
+        ),
+        (
+            Selector(nouse_uuids=("GPU-x",)),
+            ['!(device.attributes["gpu.hami.io"].uuid in ["GPU-x"])'],
+        ),
+        (
+            Selector(mode="hami-core,mps"),
+            ['"hami-core,mps".contains(device.attributes["gpu.hami.io"].mode)'],
+        ),
+        (Selector(nouse_types=(), nouse_uuids=()), []),
+    ],
+)
 def test_selectors(selector, expressions):
     (found,) = spec(selector, main=request(memory_percent=100))["devices"]["requests"]
-    assert [item["cel"]["expression"] for item in found["exactly"].get("selectors", ())] == expressions
+    assert [
+        item["cel"]["expression"] for item in found["exactly"].get("selectors", ())
+    ] == expressions
 
 
 def test_a_percentage_is_a_choice_among_the_sizes_of_cards():
-    assert spec(Selector(mode="mps"), sizes=[15360, 81920], main=request(memory_percent=50, cores=10)) == {
-        "devices": {"requests": [{"name": "main", "firstAvailable": [
-            {"name": f"m{size}", "deviceClassName": "gpu.hami.io", "count": 1,
-             "selectors": [{"cel": {"expression": f'device.attributes["gpu.hami.io"].memoryMiB == {size}'}},
-                           {"cel": {"expression": '"mps".contains(device.attributes["gpu.hami.io"].mode)'}}],
-             "capacity": {"requests": {"memory": memory, "cores": "10"}}}
-            for size, memory in ((81920, "40Gi"), (15360, "7680Mi"))]}]}}
+    assert spec(
+        Selector(mode="mps"), sizes=[15360, 81920], main=request(memory_percent=50, cores=10)
+    ) == {
+        "devices": {
+            "requests": [
+                {
+                    "name": "main",
+                    "firstAvailable": [
+                        {
+                            "name": f"m{size}",
+                            "deviceClassName": "gpu.hami.io",
+                            "count": 1,
+                            "selectors": [
+                                {
+                                    "cel": {
+                                        "expression": f'device.attributes["gpu.hami.io"].memoryMiB == {size}'
+                                    }
+                                },
+                                {
+                                    "cel": {
+                                        "expression": '"mps".contains(device.attributes["gpu.hami.io"].mode)'
+                                    }
+                                },
+                            ],
+                            "capacity": {"requests": {"memory": memory, "cores": "10"}},
+                        }
+                        for size, memory in ((81920, "40Gi"), (15360, "7680Mi"))
+                    ],
+                }
+            ]
+        }
+    }
 
 
 def test_numa_bind_is_about_the_cards_of_each_container():
-    asked = spec(policy=DevicePolicy((), numa_bind=True), one=request(count=2), two=request(), three=request(count=3))
+    asked = spec(
+        policy=DevicePolicy((), numa_bind=True),
+        one=request(count=2),
+        two=request(),
+        three=request(count=3),
+    )
     assert asked["devices"]["constraints"] == [
-        {"requests": [name], "matchAttribute": "resource.kubernetes.io/numaNode"} for name in ("one", "three")]
+        {"requests": [name], "matchAttribute": "resource.kubernetes.io/numaNode"}
+        for name in ("one", "three")
+    ]
 
 
 def test_each_container_has_a_request_of_its_name():
@@ -251,21 +486,50 @@ def test_each_container_has_a_request_of_its_name():
     assert [part["name"] for part in asked["devices"]["requests"]] == ["b", "a"]
 
 
-@pytest.mark.parametrize("asked, options, words", [
-    param(request(vendor="DCU"), {}, "NVIDIA GPUs only, not for DCU", id="vendor"),
-    param(request(count=33), {}, "at most 32 GPUs", id="count"),
-    param(request(), {"policy": DevicePolicy((), topology_aware=True)}, "topology-aware", id="topology"),
-    param(request(), {"policy": DevicePolicy((), mutex=True)}, "mutex", id="mutex"),
-    param(request(memory_percent=50), {"sizes": range(1, 10)}, "at most 8 different sizes, there are 9", id="sizes"),
-    param(request(memory_percent=50), {"sizes": ()}, "there is no GPU yet", id="no sizes"),
-    param(request(), {"selector": Selector(use_uuids=("x",) * 65)}, "at most 64 types or UUIDs", id="long list"),
-    param(request(), {"selector": Selector(nouse_types=("x" * 65,))}, "at most 64 characters", id="long item"),
-    param(request(), {"selector": Selector(mode="x" * 65)}, "at most 64 characters", id="long mode"),
-    param(request(), {"selector": Selector(use_types=())}, "empty list", id="nothing"),
-])
+@pytest.mark.parametrize(
+    "asked, options, words",
+    [
+        param(request(vendor="DCU"), {}, "NVIDIA GPUs only, not for DCU", id="vendor"),
+        param(request(count=33), {}, "at most 32 GPUs", id="count"),
+        param(
+            request(),
+            {"policy": DevicePolicy((), topology_aware=True)},
+            "topology-aware",
+            id="topology",
+        ),
+        param(request(), {"policy": DevicePolicy((), mutex=True)}, "mutex", id="mutex"),
+        param(
+            request(memory_percent=50),
+            {"sizes": range(1, 10)},
+            "at most 8 different sizes, there are 9",
+            id="sizes",
+        ),
+        param(request(memory_percent=50), {"sizes": ()}, "there is no GPU yet", id="no sizes"),
+        param(
+            request(),
+            {"selector": Selector(use_uuids=("x",) * 65)},
+            "at most 64 types or UUIDs",
+            id="long list",
+        ),
+        param(
+            request(),
+            {"selector": Selector(nouse_types=("x" * 65,))},
+            "at most 64 characters",
+            id="long item",
+        ),
+        param(
+            request(),
+            {"selector": Selector(mode="x" * 65)},
+            "at most 64 characters",
+            id="long mode",
+        ),
+        param(request(), {"selector": Selector(use_types=())}, "empty list", id="nothing"),
+    ],
+)
 def test_what_a_claim_cannot_say(asked, options, words):
     answer = spec(main=asked, **options)
-    assert isinstance(answer, Inexpressible) and words in answer.reason
+    assert isinstance(answer, Inexpressible)
+    assert words in answer.reason
 
 
 def test_a_whole_card_is_unused_and_needs_no_sizes():

@@ -29,50 +29,71 @@ class Car(msgspec.Struct, rename="camel"):
 
 
 def test_a_document_becomes_a_record():
-    car = decode_yaml("{name: a, wheels: [{size: 17}], words: [x], maxSpeed: 3, color: red}", Car, "car.yaml")
+    car = decode_yaml(
+        "{name: a, wheels: [{size: 17}], words: [x], maxSpeed: 3, color: red}", Car, "car.yaml"
+    )
     assert car == Car(name="a", wheels=[Wheel(17)], words=("x",), max_speed=3.0)
 
 
-@pytest.mark.parametrize("text, message", [
-    ("5", "car.yaml: expected a mapping: '5'"),
-    ("name: 5", "car.yaml: name: expected a text: '5'"),
-    ("wheels: {}", "car.yaml: wheels: expected a list: '{}'"),
-    ("wheels: [{size: 1}, 5]", "car.yaml: wheels[1]: expected a mapping: '5'"),
-    ("wheels: [{}]", "car.yaml: wheels[0].size: missing, expected inches, 1 or more: ''"),
-    ("wheels: [{size: 0}]", "car.yaml: wheels[0].size: expected inches, 1 or more: '0'"),
-    ("wheels: [{size: '1'}]", "car.yaml: wheels[0].size: expected inches, 1 or more without quotes: '1'"),
-    ("wheels: [{size: 1, color: red}]", "car.yaml: wheels[0].color: expected one of size, spokes: 'red'"),
-    ("spare: {size: 1, spokes: 1}", "car.yaml: spare.spokes: expected true or false: '1'"),
-    ("words: [a, 1]", "car.yaml: words: expected a list of words: '['a', 1]'"),
-    ("links: {a: b}", "car.yaml: links: expected a mapping: '{'a': 'b'}'"),
-    ("maxSpeed: fast", "car.yaml: maxSpeed: expected a number without quotes: 'fast'"),
-    ("fuel: coal", "car.yaml: fuel: expected diesel or none: 'coal'"),
-    ("mark: true", "car.yaml: mark: expected a text or a whole number: 'True'"),
-    ("1: 2", "car.yaml: expected a mapping: '{1: 2}'"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("5", "car.yaml: expected a mapping: '5'"),
+        ("name: 5", "car.yaml: name: expected a text: '5'"),
+        ("wheels: {}", "car.yaml: wheels: expected a list: '{}'"),
+        ("wheels: [{size: 1}, 5]", "car.yaml: wheels[1]: expected a mapping: '5'"),
+        ("wheels: [{}]", "car.yaml: wheels[0].size: missing, expected inches, 1 or more: ''"),
+        ("wheels: [{size: 0}]", "car.yaml: wheels[0].size: expected inches, 1 or more: '0'"),
+        (
+            "wheels: [{size: '1'}]",
+            "car.yaml: wheels[0].size: expected inches, 1 or more without quotes: '1'",
+        ),
+        (
+            "wheels: [{size: 1, color: red}]",
+            "car.yaml: wheels[0].color: expected one of size, spokes: 'red'",
+        ),
+        ("spare: {size: 1, spokes: 1}", "car.yaml: spare.spokes: expected true or false: '1'"),
+        ("words: [a, 1]", "car.yaml: words: expected a list of words: '['a', 1]'"),
+        ("links: {a: b}", "car.yaml: links: expected a mapping: '{'a': 'b'}'"),
+        ("maxSpeed: fast", "car.yaml: maxSpeed: expected a number without quotes: 'fast'"),
+        ("fuel: coal", "car.yaml: fuel: expected diesel or none: 'coal'"),
+        ("mark: true", "car.yaml: mark: expected a text or a whole number: 'True'"),
+        ("1: 2", "car.yaml: expected a mapping: '{1: 2}'"),
+    ],
+)
 def test_an_error_names_file_path_and_value(text, message):
     with pytest.raises(MalformedInput) as caught:
         decode_yaml(text, Car, "car.yaml")
     assert str(caught.value).replace('"', "'") == message
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: \x00", "a: 2024-13-45", "a: !!int x", "[" * 3000, "a: !!bool b"])
+@pytest.mark.parametrize(
+    "text", ["a: [", "a: \x00", "a: 2024-13-45", "a: !!int x", "[" * 3000, "a: !!bool b"]
+)
 def test_a_text_that_is_not_yaml_is_refused(text):
     with pytest.raises(MalformedInput, match="^car.yaml: not YAML"):
         parse_yaml(text, "car.yaml")
 
 
-@pytest.mark.parametrize("text, place", [
-    ("a: 1\nb: 2024-13-45", "line 2, column 4: malformed value: month"), ("a: !!timestamp x", "line 1, column 4"),
-    (f"a: {'9' * 5000}", "line 1, column 4"), (f"a: 0x{'9' * 5000}", "line 1, column 4: .* integer too large"),
-    (f"a: 1{':1' * 300}.0", "line 1, column 4"),
-], ids=["date", "tag", "digits", "hexadecimal", "float"])
+@pytest.mark.parametrize(
+    "text, place",
+    [
+        ("a: 1\nb: 2024-13-45", "line 2, column 4: malformed value: month"),
+        ("a: !!timestamp x", "line 1, column 4"),
+        (f"a: {'9' * 5000}", "line 1, column 4"),
+        (f"a: 0x{'9' * 5000}", "line 1, column 4: .* integer too large"),
+        (f"a: 1{':1' * 300}.0", "line 1, column 4"),
+    ],
+    ids=["date", "tag", "digits", "hexadecimal", "float"],
+)
 def test_a_malformed_value_is_named_by_its_position(text, place):
     with pytest.raises(MalformedInput, match=f"^car.yaml: not YAML in {place}"):
         parse_yaml(text, "car.yaml")
 
 
-@pytest.mark.parametrize("text", ["a: 1\na: 2", "x: &x {b: 1}\na: {<<: *x, <<: *x}", "[{a: 1,\n  a: 1}]"])
+@pytest.mark.parametrize(
+    "text", ["a: 1\na: 2", "x: &x {b: 1}\na: {<<: *x, <<: *x}", "[{a: 1,\n  a: 1}]"]
+)
 def test_duplicate_keys_are_refused_on_request(text):
     parse_yaml(text, "car.yaml")
     with pytest.raises(MalformedInput, match="line 2, column .*duplicate key '(a|<<)'"):
@@ -112,5 +133,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
     for _ in range(4):
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stderr) == (0, "")

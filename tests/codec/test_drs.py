@@ -16,7 +16,9 @@ PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}
 
 
 def document(*devices, profiles=None):
-    return json.dumps({"devices": list(devices), "profiles": PROFILES if profiles is None else profiles})
+    return json.dumps(
+        {"devices": list(devices), "profiles": PROFILES if profiles is None else profiles}
+    )
 
 
 def parse(text):
@@ -24,28 +26,45 @@ def parse(text):
 
 
 def devices(*entries):
-    return [(device.index, device.info["minor"], device.slots) for device in parse(document(*entries))]
+    return [
+        (device.index, device.info["minor"], device.slots) for device in parse(document(*entries))
+    ]
 
 
 def test_the_document_of_the_reference():
-    profiles = (DrsProfile(name="1g.6gb", number="0", slices=1, memory_gb=6),
-                DrsProfile(name="3g.20gb", number="1", slices=3, memory_gb=20),
-                DrsProfile(name="6g.40gb", number="2", slices=6, memory_gb=40))
+    profiles = (
+        DrsProfile(name="1g.6gb", number="0", slices=1, memory_gb=6),
+        DrsProfile(name="3g.20gb", number="1", slices=3, memory_gb=20),
+        DrsProfile(name="6g.40gb", number="2", slices=6, memory_gb=40),
+    )
     assert parse(document({"index": "0", "minor": "0", "capacity": 6})) == (
-        Device(uuid="n-enflame-drs-0", vendor="Enflame", model="Enflame", slots=6, memory_mib=40960, mode="drs",
-               info={"minor": "0", "profiles": profiles}),)
+        Device(
+            uuid="n-enflame-drs-0",
+            vendor="Enflame",
+            model="Enflame",
+            slots=6,
+            memory_mib=40960,
+            mode="drs",
+            info={"minor": "0", "profiles": profiles},
+        ),
+    )
 
 
-@pytest.mark.parametrize("entry, expected", [
-    param({"index": "3", "minor": "5", "capacity": "6"}, (3, "5", 6), id="numbers as text"),
-    param({"index": 3, "minor": 5, "capacity": 6}, (3, "5", 6), id="numbers"),
-    param({"index": "x", "capacity": 6}, (0, "0", 6), id="no number is the place"),
-    param({"index": "-1", "capacity": 6}, (0, "0", 6), id="below 0 is the place"),
-    param({"index": 10 ** 30, "capacity": 6}, (0, "0", 6), id="absurd is the place"),
-    param({"capacity": 6}, (0, "0", 6), id="no index is the place"),
-    param({"index": "3", "capacity": 6}, (3, "3", 6), id="no minor is the index"),
-    param({"index": "3", "capacity": 10 ** 30}, (3, "3", 2147483647), id="a capacity out of bounds"),
-])
+@pytest.mark.parametrize(
+    "entry, expected",
+    [
+        param({"index": "3", "minor": "5", "capacity": "6"}, (3, "5", 6), id="numbers as text"),
+        param({"index": 3, "minor": 5, "capacity": 6}, (3, "5", 6), id="numbers"),
+        param({"index": "x", "capacity": 6}, (0, "0", 6), id="no number is the place"),
+        param({"index": "-1", "capacity": 6}, (0, "0", 6), id="below 0 is the place"),
+        param({"index": 10**30, "capacity": 6}, (0, "0", 6), id="absurd is the place"),
+        param({"capacity": 6}, (0, "0", 6), id="no index is the place"),
+        param({"index": "3", "capacity": 6}, (3, "3", 6), id="no minor is the index"),
+        param(
+            {"index": "3", "capacity": 10**30}, (3, "3", 2147483647), id="a capacity out of bounds"
+        ),
+    ],
+)
 def test_devices(entry, expected):
     assert devices(entry) == [expected]
 
@@ -56,11 +75,22 @@ def test_a_node_has_256_devices_at_most():
         devices(*[{"capacity": 6}] * 257)
 
 
-@pytest.mark.parametrize("names, expected", [
-    param([" 2G.16GB "], [("2G.16GB", 2, 16)], id="case and blanks"),
-    param(["3g.20gb", "3g.10gb", "1g.6gb"], [("1g.6gb", 1, 6), ("3g.10gb", 3, 10), ("3g.20gb", 3, 20)], id="sorted"),
-    param(["1g.6gb", "x", "g.gb", "1g.6gb+me", "0g.6gb", "-1g.6gb", "99999g.6gb"], [("1g.6gb", 1, 6)], id="others"),
-])
+@pytest.mark.parametrize(
+    "names, expected",
+    [
+        param([" 2G.16GB "], [("2G.16GB", 2, 16)], id="case and blanks"),
+        param(
+            ["3g.20gb", "3g.10gb", "1g.6gb"],
+            [("1g.6gb", 1, 6), ("3g.10gb", 3, 10), ("3g.20gb", 3, 20)],
+            id="sorted",
+        ),
+        param(
+            ["1g.6gb", "x", "g.gb", "1g.6gb+me", "0g.6gb", "-1g.6gb", "99999g.6gb"],
+            [("1g.6gb", 1, 6)],
+            id="others",
+        ),
+    ],
+)
 def test_profiles(names, expected):
     text = document({"capacity": 6}, profiles={name: "0" for name in names})
     assert [(p.name, p.slices, p.memory_gb) for p in parse(text)[0].info["profiles"]] == expected
@@ -71,24 +101,40 @@ def test_of_equal_profiles_the_lowest_number_is_first():
     assert [profile.number for profile in parse(text)[0].info["profiles"]] == ["3", "4"]
 
 
-@pytest.mark.parametrize("text, problem", [
-    param("", "expected devices and profiles", id="nothing"),
-    param("null", "expected devices and profiles", id="null"),
-    param("[]", "expected devices and profiles", id="a list"),
-    param("{}", "expected at least one device", id="empty"),
-    param('{"devices": [{"capacity": 6}]}', "expected at least one profile", id="no profiles"),
-    param(document({"capacity": 6}, profiles={"half": "0"}), "expected at least one profile", id="no valid profile"),
-    param(document({"index": "0"}), "devices[0]: expected a capacity", id="no capacity"),
-    param(document({"capacity": 1}, {"capacity": 0}), "devices[1]: expected a capacity", id="no slice"),
-    param(document({"capacity": "six"}), "expected a capacity", id="no number"),
-    param(document({"capacity": -1}), "expected a capacity", id="negative"),
-    param(document({"capacity": True}), "expected devices and profiles", id="a boolean"),
-    param(document({"capacity": 1.5}), "expected devices and profiles", id="half a slice"),
-    param(document({"index": 1, "capacity": 6}, {"capacity": 6}), "expected a unique index",
-          id="two devices of one index"),
-    param(document(profiles=["1g.6gb"]), "expected devices and profiles", id="profiles in a list"),
-    param("[" * 100000, "expected devices and profiles", id="deep"),
-])
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        param("", "expected devices and profiles", id="nothing"),
+        param("null", "expected devices and profiles", id="null"),
+        param("[]", "expected devices and profiles", id="a list"),
+        param("{}", "expected at least one device", id="empty"),
+        param('{"devices": [{"capacity": 6}]}', "expected at least one profile", id="no profiles"),
+        param(
+            document({"capacity": 6}, profiles={"half": "0"}),
+            "expected at least one profile",
+            id="no valid profile",
+        ),
+        param(document({"index": "0"}), "devices[0]: expected a capacity", id="no capacity"),
+        param(
+            document({"capacity": 1}, {"capacity": 0}),
+            "devices[1]: expected a capacity",
+            id="no slice",
+        ),
+        param(document({"capacity": "six"}), "expected a capacity", id="no number"),
+        param(document({"capacity": -1}), "expected a capacity", id="negative"),
+        param(document({"capacity": True}), "expected devices and profiles", id="a boolean"),
+        param(document({"capacity": 1.5}), "expected devices and profiles", id="half a slice"),
+        param(
+            document({"index": 1, "capacity": 6}, {"capacity": 6}),
+            "expected a unique index",
+            id="two devices of one index",
+        ),
+        param(
+            document(profiles=["1g.6gb"]), "expected devices and profiles", id="profiles in a list"
+        ),
+        param("[" * 100000, "expected devices and profiles", id="deep"),
+    ],
+)
 def test_what_cannot_be_read(text, problem):
     with pytest.raises(MalformedInput) as caught:
         parse(text)
@@ -96,16 +142,25 @@ def test_what_cannot_be_read(text, problem):
     assert problem in str(caught.value)
 
 
-ALMOST = {"devices": [{"index": "0", "minor": "0", "capacity": 6}, {"index": 1, "capacity": "6"}], "profiles": PROFILES}
+ALMOST = {
+    "devices": [{"index": "0", "minor": "0", "capacity": 6}, {"index": 1, "capacity": "6"}],
+    "profiles": PROFILES,
+}
 
 
-@given(text=st.text() | (mutated(ALMOST) | damaged(ALMOST)).map(lambda body: body.decode(errors="replace")))
+@given(
+    text=st.text()
+    | (mutated(ALMOST) | damaged(ALMOST)).map(lambda body: body.decode(errors="replace"))
+)
 def test_any_text_is_read_or_malformed(text):
     try:
         found = parse(text)
     except MalformedInput:
         return
-    assert found and all(device.slots >= 1 and device.index >= 0 and device.info["profiles"] for device in found)
+    assert found
+    assert all(
+        device.slots >= 1 and device.index >= 0 and device.info["profiles"] for device in found
+    )
     assert all(profile.slices >= 1 for device in found for profile in device.info["profiles"])
 
 
@@ -113,4 +168,5 @@ def test_assignments_are_sorted_by_container():
     half = DrsProfile(name="3g.20gb", number="1", slices=3, memory_gb=20)
     assert render_drs_assignments({"b": half, "a": half}) == (
         '{"a":{"allocated":false,"request":3,"profileID":"1","profileName":"3g.20gb"},'
-        '"b":{"allocated":false,"request":3,"profileID":"1","profileName":"3g.20gb"}}')
+        '"b":{"allocated":false,"request":3,"profileID":"1","profileName":"3g.20gb"}}'
+    )

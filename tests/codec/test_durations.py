@@ -11,20 +11,57 @@ from hami.codec.durations import parse_duration
 from hami.errors import MalformedInput
 
 
-@pytest.mark.parametrize("text, seconds", [
-    ("0", 0), ("+0", 0), ("0s", 0), ("28s", 28), ("5m", 300), ("5m0s", 300), ("2m0s", 120),
-    ("1h2m", 3720), ("1h2m3s", 3723),
-    ("1.5h", 5400), (".5s", 0.5), ("1.s", 1), ("-1m30s", -90), ("100ms", 0.1), ("1500us", 0.0015), ("3µs", 0.000003),
-    ("3μs", 0.000003), ("999ns", 0), ("1s1s", 2), ("1m1h", 3660), ("2562047h47m16s", 9223372036),
-])
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        ("0", 0),
+        ("+0", 0),
+        ("0s", 0),
+        ("28s", 28),
+        ("5m", 300),
+        ("5m0s", 300),
+        ("2m0s", 120),
+        ("1h2m", 3720),
+        ("1h2m3s", 3723),
+        ("1.5h", 5400),
+        (".5s", 0.5),
+        ("1.s", 1),
+        ("-1m30s", -90),
+        ("100ms", 0.1),
+        ("1500us", 0.0015),
+        ("3µs", 0.000003),
+        ("3μs", 0.000003),
+        ("999ns", 0),
+        ("1s1s", 2),
+        ("1m1h", 3660),
+        ("2562047h47m16s", 9223372036),
+    ],
+)
 def test_text_to_duration(text, seconds):
     assert parse_duration(text) == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize("text", [
-    "", " ", "5", "5 m", "m", ".s", "5x", "5d", "--5s", "1h 2m",
-    "5m\n", "1e3s", "five", "٣s", "99999999999h", "2562047h47m17s",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "5",
+        "5 m",
+        "m",
+        ".s",
+        "5x",
+        "5d",
+        "--5s",
+        "1h 2m",
+        "5m\n",
+        "1e3s",
+        "five",
+        "٣s",
+        "99999999999h",
+        "2562047h47m17s",
+    ],
+)
 def test_anything_else_is_refused_with_its_text(text):
     with pytest.raises(MalformedInput) as caught:
         parse_duration(text)

@@ -12,9 +12,19 @@ from hami.errors import MalformedInput
 from hami.model import Device, Share
 
 KEY = "metax-tech.com/node-gpu-devices"
-CARD = {"uuid": "GPU-0", "bdf": "0000:3b:00.0", "model": "MXC500", "totalDevCount": 16, "totalCompute": 100,
-        "totalVRam": 65536, "availableDevCount": 16, "numa": 1, "healthy": True, "qosPolicy": "best-effort",
-        "linkZone": 2}
+CARD = {
+    "uuid": "GPU-0",
+    "bdf": "0000:3b:00.0",
+    "model": "MXC500",
+    "totalDevCount": 16,
+    "totalCompute": 100,
+    "totalVRam": 65536,
+    "availableDevCount": 16,
+    "numa": 1,
+    "healthy": True,
+    "qosPolicy": "best-effort",
+    "linkZone": 2,
+}
 
 
 def cards(*entries):
@@ -23,17 +33,51 @@ def cards(*entries):
 
 def test_cards():
     assert cards(CARD, {"uuid": "GPU-1"}) == (
-        Device(uuid="GPU-0", vendor="Metax-SGPU", model="Metax-SGPU", slots=16, memory_mib=65536, cores=100, index=0,
-               numa=1, mode="", info={"qos": "best-effort", "model": "MXC500", "link_zone": 2}),
-        Device(uuid="GPU-1", vendor="Metax-SGPU", model="Metax-SGPU", slots=0, memory_mib=0, cores=0, index=1,
-               mode="", healthy=False, info={"qos": "", "model": "", "link_zone": 0}))
+        Device(
+            uuid="GPU-0",
+            vendor="Metax-SGPU",
+            model="Metax-SGPU",
+            slots=16,
+            memory_mib=65536,
+            cores=100,
+            index=0,
+            numa=1,
+            mode="",
+            info={"qos": "best-effort", "model": "MXC500", "link_zone": 2},
+        ),
+        Device(
+            uuid="GPU-1",
+            vendor="Metax-SGPU",
+            model="Metax-SGPU",
+            slots=0,
+            memory_mib=0,
+            cores=0,
+            index=1,
+            mode="",
+            healthy=False,
+            info={"qos": "", "model": "", "link_zone": 0},
+        ),
+    )
 
 
-@pytest.mark.parametrize("text", [
-    "", "{}", "null", "[", "[3]", "[null]", json.dumps([{**CARD, "uuid": ""}]), json.dumps([{"totalDevCount": 16}]),
-    json.dumps([{**CARD, "uuid": "a,b"}]), json.dumps([{**CARD, "totalVRam": -1}]),
-    json.dumps([{**CARD, "totalVRam": 2**31}]), json.dumps([{**CARD, "totalCompute": "100"}]), "[" * 100_000,
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "null",
+        "[",
+        "[3]",
+        "[null]",
+        json.dumps([{**CARD, "uuid": ""}]),
+        json.dumps([{"totalDevCount": 16}]),
+        json.dumps([{**CARD, "uuid": "a,b"}]),
+        json.dumps([{**CARD, "totalVRam": -1}]),
+        json.dumps([{**CARD, "totalVRam": 2**31}]),
+        json.dumps([{**CARD, "totalCompute": "100"}]),
+        "[" * 100_000,
+    ],
+)
 def test_unreadable_cards(text):
     with pytest.raises(MalformedInput, match=f"^{KEY}: expected a list of cards"):
         parse_cards(KEY, text, "Metax-SGPU")
@@ -48,12 +92,19 @@ def test_a_node_has_256_cards_at_most():
 @pytest.mark.parametrize("missing", ["totalDevCount", "totalCompute", "totalVRam"])
 def test_a_healthy_card_of_which_nothing_can_be_taken(missing):
     broken = {key: value for key, value in CARD.items() if key != missing}
-    with pytest.raises(MalformedInput, match=r"node-gpu-devices\[1\]: expected totalDevCount, .* above 0"):
+    with pytest.raises(
+        MalformedInput, match=r"node-gpu-devices\[1\]: expected totalDevCount, .* above 0"
+    ):
         cards({**CARD, "uuid": "GPU-1"}, broken)
 
 
-@given(st.text() | st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner:
-       st.lists(inner) | st.dictionaries(st.sampled_from([*CARD]), inner)).map(json.dumps))
+@given(
+    st.text()
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from([*CARD]), inner),
+    ).map(json.dumps)
+)
 def test_any_text_is_cards_or_malformed(text):
     try:
         found = parse_cards(KEY, text, "Metax-SGPU")
@@ -62,19 +113,38 @@ def test_any_text_is_cards_or_malformed(text):
     assert all(device.uuid for device in found)
 
 
-@pytest.mark.parametrize("containers, text", [
-    param(((Share("a", "Metax-SGPU", 4096, 60),),), '[[{"uuid":"a","compute":60,"vRam":4096}]]', id="one"),
-    param(((), (Share("a", "Metax-SGPU", 4096, 0), Share("b", "Metax-SGPU", 0, 60))),
-          '[[],[{"uuid":"a","vRam":4096},{"uuid":"b","compute":60}]]', id="without zeros"),
-    param((), "[]", id="none"),
-])
+@pytest.mark.parametrize(
+    "containers, text",
+    [
+        param(
+            ((Share("a", "Metax-SGPU", 4096, 60),),),
+            '[[{"uuid":"a","compute":60,"vRam":4096}]]',
+            id="one",
+        ),
+        param(
+            ((), (Share("a", "Metax-SGPU", 4096, 0), Share("b", "Metax-SGPU", 0, 60))),
+            '[[],[{"uuid":"a","vRam":4096},{"uuid":"b","compute":60}]]',
+            id="without zeros",
+        ),
+        param((), "[]", id="none"),
+    ],
+)
 def test_allocated(containers, text):
     assert render_allocated(containers) == text
 
 
-@pytest.mark.parametrize("text, table", [
-    ('{"1": 100, "2": 200}', {1: 100, 2: 200}), ("{}", {}), (None, None), ("", None), ("[1]", None), ('{"x": 1}', None),
-    ('{"1": "x"}', None), ("{" * 100_000, None),
-])
+@pytest.mark.parametrize(
+    "text, table",
+    [
+        ('{"1": 100, "2": 200}', {1: 100, 2: 200}),
+        ("{}", {}),
+        (None, None),
+        ("", None),
+        ("[1]", None),
+        ('{"x": 1}', None),
+        ('{"1": "x"}', None),
+        ("{" * 100_000, None),
+    ],
+)
 def test_topology(text, table):
     assert parse_topology(text) == table

@@ -8,26 +8,48 @@ from hami.errors import MalformedInput
 from tests.builders import gpu
 
 
-@pytest.mark.parametrize("model", ["NVIDIA A100-SXM4-80GB", "NVIDIA-T4", "NVIDIA RTX 6000 Ada Generation"])
+@pytest.mark.parametrize(
+    "model", ["NVIDIA A100-SXM4-80GB", "NVIDIA-T4", "NVIDIA RTX 6000 Ada Generation"]
+)
 def test_a_label_tells_equal_devices(model):
     device = gpu("GPU-template-0", model=model, slots=4, memory_mib=65535, cores=150)
     text = render_node_template(device, 3)
     assert [(made.uuid, made.index) for made in parse_node_template(text)] == [
-        (f"GPU-template-{index}", index) for index in range(3)]
+        (f"GPU-template-{index}", index) for index in range(3)
+    ]
     assert parse_node_template(text)[0] == device
 
 
-@pytest.mark.parametrize("text", [
-    "", "8", "8x80", "8x80.10.100", "8x80.10.100.", "x80.10.100.T4", "-1x80.10.100.T4", "1x99999999999.10.100.T4",
-    "257x80.10.100.T4", "1" * 5000 + "x80.10.100.T4", "1x80.10.100." + "\n",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "8",
+        "8x80",
+        "8x80.10.100",
+        "8x80.10.100.",
+        "x80.10.100.T4",
+        "-1x80.10.100.T4",
+        "1x99999999999.10.100.T4",
+        "257x80.10.100.T4",
+        "1" * 5000 + "x80.10.100.T4",
+        "1x80.10.100." + "\n",
+    ],
+)
 def test_other_labels_are_refused(text):
     with pytest.raises(MalformedInput, match="hami.io/node-template"):
         parse_node_template(text)
 
 
-@pytest.mark.parametrize("model", [param("A/100", id="a character"), param("A" * 60, id="too long"),
-                                   param("T4 ", id="the end"), param("", id="empty")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        param("A/100", id="a character"),
+        param("A" * 60, id="too long"),
+        param("T4 ", id="the end"),
+        param("", id="empty"),
+    ],
+)
 def test_a_model_must_fit_into_a_label(model):
     with pytest.raises(MalformedInput, match="at most 63"):
         render_node_template(gpu(model=model), 1)

@@ -35,78 +35,176 @@ from hami.model import (
 from tests.codec.fuzz import bodies
 
 WIRE_POD = {
-    "apiVersion": "v1", "kind": "Pod",
-    "metadata": {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "7", "annotations": {"a": "1"},
-                 "labels": {"b": "2"}, "creationTimestamp": "2026-08-21T10:00:00Z", "managedFields": [{"x": 1}]},
-    "spec": {"nodeName": "n1", "schedulerName": "hami-scheduler", "novel": {"field": [1]},
-             "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
-             "containers": [{"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1", "cpu": 2},
-                                                                      "requests": {"memory": None}}}]},
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "p",
+        "namespace": "ns",
+        "uid": "u",
+        "resourceVersion": "7",
+        "annotations": {"a": "1"},
+        "labels": {"b": "2"},
+        "creationTimestamp": "2026-08-21T10:00:00Z",
+        "managedFields": [{"x": 1}],
+    },
+    "spec": {
+        "nodeName": "n1",
+        "schedulerName": "hami-scheduler",
+        "novel": {"field": [1]},
+        "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+        "containers": [
+            {
+                "name": "c",
+                "image": "x",
+                "resources": {
+                    "limits": {"nvidia.com/gpu": "1", "cpu": 2},
+                    "requests": {"memory": None},
+                },
+            }
+        ],
+    },
     "status": {"phase": "Running"},
 }
 
 
 def status(**codes):
     """Statuses of init containers by name: an exit code, or ``None`` for running."""
-    return {"phase": "Running", "initContainerStatuses": [
-        {"name": name, "state": {"running": {}} if code is None else {"terminated": {"exitCode": code}}}
-        for name, code in codes.items()]}
+    return {
+        "phase": "Running",
+        "initContainerStatuses": [
+            {
+                "name": name,
+                "state": {"running": {}} if code is None else {"terminated": {"exitCode": code}},
+            }
+            for name, code in codes.items()
+        ],
+    }
 
 
 def parsed(**changes):
     return parse_pod(json.dumps(WIRE_POD | changes).encode())
 
 
-@pytest.mark.parametrize("pod, expected", [
-    param(WIRE_POD, ("u", {"i": {}, "s": {}, "c": {}}), id="none"),
-    param({}, ("", {}), id="nothing at all"),
-    param({"spec": {"initContainers": [{"name": "i", "env": [{"name": "A", "value": "1"},
-                                                             {"name": "A", "value": "2"}]}],
-                    "containers": [{"name": "c", "env": [{"name": "B", "valueFrom": {"fieldRef": {}}}, {"name": "C"},
-                                                         {"value": "x"}]}]}},
-          ("", {"i": {"A": "2"}, "c": {"": "x"}}), id="the last counts, literal values only"),
-    param({"spec": {"containers": [{"name": "c", "env": None}, {}]}}, ("", {"c": {}, "": {}}), id="null"),
-])
+@pytest.mark.parametrize(
+    "pod, expected",
+    [
+        param(WIRE_POD, ("u", {"i": {}, "s": {}, "c": {}}), id="none"),
+        param({}, ("", {}), id="nothing at all"),
+        param(
+            {
+                "spec": {
+                    "initContainers": [
+                        {
+                            "name": "i",
+                            "env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}],
+                        }
+                    ],
+                    "containers": [
+                        {
+                            "name": "c",
+                            "env": [
+                                {"name": "B", "valueFrom": {"fieldRef": {}}},
+                                {"name": "C"},
+                                {"value": "x"},
+                            ],
+                        }
+                    ],
+                }
+            },
+            ("", {"i": {"A": "2"}, "c": {"": "x"}}),
+            id="the last counts, literal values only",
+        ),
+        param(
+            {"spec": {"containers": [{"name": "c", "env": None}, {}]}},
+            ("", {"c": {}, "": {}}),
+            id="null",
+        ),
+    ],
+)
 def test_environment(pod, expected):
     found = parse_node_pod(json.dumps(pod).encode())
     assert (found.pod.ref.uid, found.environments) == expected
 
 
-@pytest.mark.parametrize("claims, has_claims", [(None, False), ([], False), ([{"name": "gpu"}], True)])
+@pytest.mark.parametrize(
+    "claims, has_claims", [(None, False), ([], False), ([{"name": "gpu"}], True)]
+)
 def test_a_pod_that_names_claims(claims, has_claims):
-    assert parse_node_pod(json.dumps({"spec": {"resourceClaims": claims}}).encode()).has_claims is has_claims
+    assert (
+        parse_node_pod(json.dumps({"spec": {"resourceClaims": claims}}).encode()).has_claims
+        is has_claims
+    )
 
 
 def test_the_claims_of_a_pod():
-    named = {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}], "containers": [
-        {"name": "main", "resources": {"claims": [{"name": "gpu", "request": "a"}]}}, {"name": "log"}]}}
+    named = {
+        "spec": {
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}],
+            "containers": [
+                {"name": "main", "resources": {"claims": [{"name": "gpu", "request": "a"}]}},
+                {"name": "log"},
+            ],
+        }
+    }
     assert parse_node_pod(json.dumps(named).encode()).claims == {"main": {"c": {"a"}}}
-    many = {"spec": {"resourceClaims": [{"name": f"c{number}", "resourceClaimName": "c"} for number in range(65)],
-                     "containers": [{"name": "main", "env": [{"name": "A", "value": "1"}]}]}}
+    many = {
+        "spec": {
+            "resourceClaims": [
+                {"name": f"c{number}", "resourceClaimName": "c"} for number in range(65)
+            ],
+            "containers": [{"name": "main", "env": [{"name": "A", "value": "1"}]}],
+        }
+    }
     hidden = parse_node_pod(json.dumps(many).encode())  # by nothing that a tenant writes
-    assert (hidden.claims, hidden.has_claims, hidden.environments) == (None, True, {"main": {"A": "1"}})
-    extended = {"status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": []}}}
+    assert (hidden.claims, hidden.has_claims, hidden.environments) == (
+        None,
+        True,
+        {"main": {"A": "1"}},
+    )
+    extended = {
+        "status": {"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": []}}
+    }
     found = parse_node_pod(json.dumps(extended).encode())
     assert (found.has_claims, found.claims) == (True, {})
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"spec": {"containers": [{"env": {"A": "1"}}]}}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"spec": {"containers": [{"env": {"A": "1"}}]}}']
+)
 def test_environment_that_cannot_be_read(body):
     with pytest.raises(MalformedInput):
         parse_node_pod(body)
 
 
-@pytest.mark.parametrize("pod", [
-    param(WIRE_POD, id="all fields"), param({}, id="empty"), param({"metadata": None, "spec": None}, id="null"),
-    param(WIRE_POD | {"status": status(i=0)}, id="init container done")])
+@pytest.mark.parametrize(
+    "pod",
+    [
+        param(WIRE_POD, id="all fields"),
+        param({}, id="empty"),
+        param({"metadata": None, "spec": None}, id="null"),
+        param(WIRE_POD | {"status": status(i=0)}, id="init container done"),
+    ],
+)
 def test_a_decoded_pod_converts_as_its_text_parses(pod):
     assert convert_pod(pod) == parse_pod(json.dumps(pod).encode())
 
 
-@pytest.mark.parametrize("pod, path", [
-    param({"spec": {"containers": "x"}}, "$.spec.containers", id="containers a string"),
-    param({"metadata": {"annotations": {"a": 1}}}, "$.metadata.annotations", id="annotation a number"),
-    param({"spec": {"containers": [{"resources": {"limits": {"cpu": True}}}]}}, "resources.limits", id="limit a bool")])
+@pytest.mark.parametrize(
+    "pod, path",
+    [
+        param({"spec": {"containers": "x"}}, "$.spec.containers", id="containers a string"),
+        param(
+            {"metadata": {"annotations": {"a": 1}}},
+            "$.metadata.annotations",
+            id="annotation a number",
+        ),
+        param(
+            {"spec": {"containers": [{"resources": {"limits": {"cpu": True}}}]}},
+            "resources.limits",
+            id="limit a bool",
+        ),
+    ],
+)
 def test_a_decoded_pod_of_wrong_types_is_malformed(pod, path):
     with pytest.raises(MalformedInput, match=re.escape(path)):
         convert_pod(pod)
@@ -114,34 +212,70 @@ def test_a_decoded_pod_of_wrong_types_is_malformed(pod, path):
 
 def test_pod():
     assert parsed() == Pod(
-        ref=PodRef("ns", "p", "u"), resource_version="7", annotations={"a": "1"}, labels={"b": "2"}, node_name="n1",
-        scheduler_name="hami-scheduler", phase="Running", created="2026-08-21T10:00:00Z", containers=(
-            Container(name="i", kind=ContainerKind.INIT), Container(name="s", kind=ContainerKind.SIDECAR),
-            Container(name="c", limits={"nvidia.com/gpu": "1", "cpu": "2"})))
+        ref=PodRef("ns", "p", "u"),
+        resource_version="7",
+        annotations={"a": "1"},
+        labels={"b": "2"},
+        node_name="n1",
+        scheduler_name="hami-scheduler",
+        phase="Running",
+        created="2026-08-21T10:00:00Z",
+        containers=(
+            Container(name="i", kind=ContainerKind.INIT),
+            Container(name="s", kind=ContainerKind.SIDECAR),
+            Container(name="c", limits={"nvidia.com/gpu": "1", "cpu": "2"}),
+        ),
+    )
 
 
-@pytest.mark.parametrize("text", ["{}", '{"metadata":null,"spec":null,"status":null}',
-                                  '{"metadata":{},"spec":{},"status":{}}',
-                                  '{"metadata":{"name":null,"annotations":null},"spec":{"containers":null}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"metadata":null,"spec":null,"status":null}',
+        '{"metadata":{},"spec":{},"status":{}}',
+        '{"metadata":{"name":null,"annotations":null},"spec":{"containers":null}}',
+    ],
+)
 def test_missing_parts_are_empty(text):
-    assert parse_pod(text.encode()) == Pod(ref=PodRef("", "", ""), scope=PodScope(is_best_effort=True))
+    assert parse_pod(text.encode()) == Pod(
+        ref=PodRef("", "", ""), scope=PodScope(is_best_effort=True)
+    )
 
 
-@pytest.mark.parametrize("codes, done", [
-    ({}, False), ({"i": None}, False), ({"i": 1}, False), ({"i": 0}, True), ({"i": 0, "s": None}, True),
-    ({"s": 0}, False), ({"i": None, "s": 0}, False),
-], ids=str)
+@pytest.mark.parametrize(
+    "codes, done",
+    [
+        ({}, False),
+        ({"i": None}, False),
+        ({"i": 1}, False),
+        ({"i": 0}, True),
+        ({"i": 0, "s": None}, True),
+        ({"s": 0}, False),
+        ({"i": None, "s": 0}, False),
+    ],
+    ids=str,
+)
 def test_init_is_done_when_all_but_sidecars_have_succeeded(codes, done):
     assert parsed(status=status(**codes)).init_done is done
 
 
 def test_a_pod_without_init_containers_is_never_done_with_them():
-    assert not parsed(spec={"initContainers": [{"name": "s", "restartPolicy": "Always"}]}, status=status(s=0)).init_done
+    assert not parsed(
+        spec={"initContainers": [{"name": "s", "restartPolicy": "Always"}]}, status=status(s=0)
+    ).init_done
 
 
-@pytest.mark.parametrize("phase, terminated", [
-    ("Pending", False), ("Running", False), ("Succeeded", True), ("Failed", True), ("", False),
-])
+@pytest.mark.parametrize(
+    "phase, terminated",
+    [
+        ("Pending", False),
+        ("Running", False),
+        ("Succeeded", True),
+        ("Failed", True),
+        ("", False),
+    ],
+)
 def test_terminated(phase, terminated):
     assert parsed(status={"phase": phase}).is_terminated is terminated
 
@@ -151,19 +285,43 @@ def test_deleting():
 
 
 def test_node():
-    text = (b'{"metadata":{"name":"n1","resourceVersion":"3","annotations":{"a":"1"},"labels":{"b":"2"}},'
-            b'"spec":{"taints":[]},"status":{"capacity":{"nvidia.com/gpu":"20"},"allocatable":{"nvidia.com/gpu":10}}}')
-    assert parse_node(text) == Node(name="n1", resource_version="3", annotations={"a": "1"}, labels={"b": "2"},
-                                    capacity={"nvidia.com/gpu": "20"}, allocatable={"nvidia.com/gpu": "10"})
+    text = (
+        b'{"metadata":{"name":"n1","resourceVersion":"3","annotations":{"a":"1"},"labels":{"b":"2"}},'
+        b'"spec":{"taints":[]},"status":{"capacity":{"nvidia.com/gpu":"20"},"allocatable":{"nvidia.com/gpu":10}}}'
+    )
+    assert parse_node(text) == Node(
+        name="n1",
+        resource_version="3",
+        annotations={"a": "1"},
+        labels={"b": "2"},
+        capacity={"nvidia.com/gpu": "20"},
+        allocatable={"nvidia.com/gpu": "10"},
+    )
 
 
 def test_quota_keeps_integer_limits_and_which_devices_kubernetes_counts():
-    hard = {"limits.nvidia.com/gpumem": "4k", "limits.nvidia.com/gpucores": 0, "requests.nvidia.com/gpu": "4",
-            "requests.memory": "1Gi", "limits.memory": "1.5", "pods": "3", "limits.cpu": None}
-    assert parse_quota(json.dumps({"metadata": {"name": "q", "namespace": "ns", "uid": "u"},
-                                   "spec": {"hard": hard}}).encode()) == (
-        QuotaLimits(namespace="ns", name="q", uid="u", limits={"nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 0},
-                    requests=frozenset({"nvidia.com/gpu"})))
+    hard = {
+        "limits.nvidia.com/gpumem": "4k",
+        "limits.nvidia.com/gpucores": 0,
+        "requests.nvidia.com/gpu": "4",
+        "requests.memory": "1Gi",
+        "limits.memory": "1.5",
+        "pods": "3",
+        "limits.cpu": None,
+    }
+    assert parse_quota(
+        json.dumps(
+            {"metadata": {"name": "q", "namespace": "ns", "uid": "u"}, "spec": {"hard": hard}}
+        ).encode()
+    ) == (
+        QuotaLimits(
+            namespace="ns",
+            name="q",
+            uid="u",
+            limits={"nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 0},
+            requests=frozenset({"nvidia.com/gpu"}),
+        )
+    )
 
 
 @pytest.mark.parametrize(("length", "is_one_object"), [(253, True), (254, False)])
@@ -175,51 +333,122 @@ def test_equal_scopes_are_one_object_unless_no_class_has_such_a_name(length, is_
 
 
 def test_quota_has_scopes_of_both_kinds():
-    spec = {"scopes": ["Terminating"], "scopeSelector": {"matchExpressions": [
-        {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]},
-        {"scopeName": "BestEffort", "operator": "Exists"}]}}
+    spec = {
+        "scopes": ["Terminating"],
+        "scopeSelector": {
+            "matchExpressions": [
+                {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]},
+                {"scopeName": "BestEffort", "operator": "Exists"},
+            ]
+        },
+    }
     assert parse_quota(json.dumps({"spec": spec}).encode()).scopes == (
-        ScopeRequirement("Terminating"), ScopeRequirement("PriorityClass", "In", ("high",)),
-        ScopeRequirement("BestEffort"))
+        ScopeRequirement("Terminating"),
+        ScopeRequirement("PriorityClass", "In", ("high",)),
+        ScopeRequirement("BestEffort"),
+    )
 
 
-@pytest.mark.parametrize("spec", [{}, {"scopes": None}, {"scopeSelector": None}, {"scopeSelector": {}}], ids=str)
+@pytest.mark.parametrize(
+    "spec", [{}, {"scopes": None}, {"scopeSelector": None}, {"scopeSelector": {}}], ids=str
+)
 def test_a_quota_may_have_no_scopes(spec):
     assert parse_quota(json.dumps({"spec": spec}).encode()).scopes == ()
 
 
 def test_quota_tells_limits_with_a_binary_unit():
-    hard = {"limits.a/bare": "4", "limits.a/thousand": "4k", "limits.a/gib": "4Gi", "limits.a/part": "1500m"}
+    hard = {
+        "limits.a/bare": "4",
+        "limits.a/thousand": "4k",
+        "limits.a/gib": "4Gi",
+        "limits.a/part": "1500m",
+    }
     quota = parse_quota(json.dumps({"spec": {"hard": hard}}).encode())
-    assert (quota.limits, quota.binary) == ({"a/bare": 4, "a/thousand": 4000, "a/gib": 4 << 30}, {"a/gib"})
+    assert (quota.limits, quota.binary) == (
+        {"a/bare": 4, "a/thousand": 4000, "a/gib": 4 << 30},
+        {"a/gib"},
+    )
 
 
 def test_a_limit_that_is_no_quantity_hides_no_other():
     hard = {"limits.a": "many", "limits.nvidia.com/gpumem": "4"}
-    assert parse_quota(json.dumps({"spec": {"hard": hard}}).encode()).limits == {"nvidia.com/gpumem": 4}
+    assert parse_quota(json.dumps({"spec": {"hard": hard}}).encode()).limits == {
+        "nvidia.com/gpumem": 4
+    }
 
 
-@pytest.mark.parametrize("parse, text, field, problem", [
-    param(parse_pod, "", "pod", "", id="empty"),
-    param(parse_pod, '{"metadata":', "pod", "", id="truncated"),
-    param(parse_pod, "null", "pod", "Expected `object`, got `null`", id="null"),
-    param(parse_pod, "[]", "pod", "Expected `object`, got `array`", id="array"),
-    param(parse_pod, '{"metadata":{"annotations":{"a":1}}}', "pod", "$.metadata.annotations", id="annotation a number"),
-    param(parse_pod, '{"metadata":{"annotations":{"a":null}}}', "pod", "$.metadata.annotations", id="annotation null"),
-    param(parse_pod, '{"metadata":{"annotations":[]}}', "pod", "$.metadata.annotations", id="annotations a list"),
-    param(parse_pod, '{"metadata":{"uid":7}}', "pod", "$.metadata.uid", id="uid a number"),
-    param(parse_pod, '{"spec":{"containers":[null]}}', "pod", "$.spec.containers[0]", id="container null"),
-    param(parse_pod, '{"spec":{"containers":{}}}', "pod", "$.spec.containers", id="containers an object"),
-    param(parse_pod, '{"spec":{"containers":[{"resources":{"limits":{"a":true}}}]}}', "pod",
-          "$.spec.containers[0].resources.limits", id="quantity a bool"),
-    param(parse_pod, '{"spec":{"containers":[{"resources":{"limits":{"a":[]}}}]}}', "pod",
-          "$.spec.containers[0].resources.limits", id="quantity a list"),
-    param(parse_node, '{"status":{"allocatable":[]}}', "node", "$.status.allocatable", id="allocatable a list"),
-    param(parse_node, '{"metadata":{"name":NaN}}', "node", "", id="NaN"),
-    param(parse_quota, '{"spec":{"hard":"x"}}', "resourcequota", "$.spec.hard", id="hard a text"),
-    param(parse_pod, "[" * 100_000, "pod", "Expected `object`", id="deep"),
-    param(parse_pod, '{"x":' * 100_000, "pod", "", id="deep in a field that is not read"),
-])
+@pytest.mark.parametrize(
+    "parse, text, field, problem",
+    [
+        param(parse_pod, "", "pod", "", id="empty"),
+        param(parse_pod, '{"metadata":', "pod", "", id="truncated"),
+        param(parse_pod, "null", "pod", "Expected `object`, got `null`", id="null"),
+        param(parse_pod, "[]", "pod", "Expected `object`, got `array`", id="array"),
+        param(
+            parse_pod,
+            '{"metadata":{"annotations":{"a":1}}}',
+            "pod",
+            "$.metadata.annotations",
+            id="annotation a number",
+        ),
+        param(
+            parse_pod,
+            '{"metadata":{"annotations":{"a":null}}}',
+            "pod",
+            "$.metadata.annotations",
+            id="annotation null",
+        ),
+        param(
+            parse_pod,
+            '{"metadata":{"annotations":[]}}',
+            "pod",
+            "$.metadata.annotations",
+            id="annotations a list",
+        ),
+        param(parse_pod, '{"metadata":{"uid":7}}', "pod", "$.metadata.uid", id="uid a number"),
+        param(
+            parse_pod,
+            '{"spec":{"containers":[null]}}',
+            "pod",
+            "$.spec.containers[0]",
+            id="container null",
+        ),
+        param(
+            parse_pod,
+            '{"spec":{"containers":{}}}',
+            "pod",
+            "$.spec.containers",
+            id="containers an object",
+        ),
+        param(
+            parse_pod,
+            '{"spec":{"containers":[{"resources":{"limits":{"a":true}}}]}}',
+            "pod",
+            "$.spec.containers[0].resources.limits",
+            id="quantity a bool",
+        ),
+        param(
+            parse_pod,
+            '{"spec":{"containers":[{"resources":{"limits":{"a":[]}}}]}}',
+            "pod",
+            "$.spec.containers[0].resources.limits",
+            id="quantity a list",
+        ),
+        param(
+            parse_node,
+            '{"status":{"allocatable":[]}}',
+            "node",
+            "$.status.allocatable",
+            id="allocatable a list",
+        ),
+        param(parse_node, '{"metadata":{"name":NaN}}', "node", "", id="NaN"),
+        param(
+            parse_quota, '{"spec":{"hard":"x"}}', "resourcequota", "$.spec.hard", id="hard a text"
+        ),
+        param(parse_pod, "[" * 100_000, "pod", "Expected `object`", id="deep"),
+        param(parse_pod, '{"x":' * 100_000, "pod", "", id="deep in a field that is not read"),
+    ],
+)
 def test_malformed(parse, text, field, problem):
     with pytest.raises(MalformedInput) as caught:
         parse(text.encode())
@@ -228,15 +457,32 @@ def test_malformed(parse, text, field, problem):
     assert caught.value.text == text[:200]
 
 
-NODE = {"metadata": {"name": "n", "labels": {"a": "b"}}, "status": {"allocatable": {"nvidia.com/gpu": "10"}}}
+NODE = {
+    "metadata": {"name": "n", "labels": {"a": "b"}},
+    "status": {"allocatable": {"nvidia.com/gpu": "10"}},
+}
 QUOTA = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "4k"}}}
-BUDGET = {"metadata": {"name": "b"}, "spec": {"selector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
-          "status": {"disruptionsAllowed": 1}}
+BUDGET = {
+    "metadata": {"name": "b"},
+    "spec": {"selector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
+    "status": {"disruptionsAllowed": 1},
+}
 
 
-@pytest.mark.parametrize("parse", [parse_pod, parse_node_pod, parse_observed_pod, parse_node, parse_quota,
-                                   parse_disruption_budget])
-@given(data=bodies(WIRE_POD | {"status": status(i=0)}) | bodies(NODE) | bodies(QUOTA) | bodies(BUDGET))
+@pytest.mark.parametrize(
+    "parse",
+    [
+        parse_pod,
+        parse_node_pod,
+        parse_observed_pod,
+        parse_node,
+        parse_quota,
+        parse_disruption_budget,
+    ],
+)
+@given(
+    data=bodies(WIRE_POD | {"status": status(i=0)}) | bodies(NODE) | bodies(QUOTA) | bodies(BUDGET)
+)
 def test_anything_is_read_or_malformed(parse, data):
     try:
         parse(data)
@@ -247,123 +493,315 @@ def test_anything_is_read_or_malformed(parse, data):
 def test_the_runs_of_containers():
     """Ids of this run and the one before; who has ended and was not started again."""
     ended = {"terminated": {"exitCode": 0, "containerID": "containerd://old"}}
-    found = parse_node_pod(json.dumps({"status": {
-        "initContainerStatuses": [{"name": "init", "containerID": "cri-o://first", "state": ended}],
-        "containerStatuses": [
-            {"name": "main", "containerID": "containerd://new", "state": {"running": {}}, "lastState": ended},
-            {"name": "waiting", "state": {"waiting": {}}}, {}]}}).encode()).runs
+    found = parse_node_pod(
+        json.dumps(
+            {
+                "status": {
+                    "initContainerStatuses": [
+                        {"name": "init", "containerID": "cri-o://first", "state": ended}
+                    ],
+                    "containerStatuses": [
+                        {
+                            "name": "main",
+                            "containerID": "containerd://new",
+                            "state": {"running": {}},
+                            "lastState": ended,
+                        },
+                        {"name": "waiting", "state": {"waiting": {}}},
+                        {},
+                    ],
+                }
+            }
+        ).encode()
+    ).runs
     assert found.ids == {"first": "init", "old": "main", "new": "main"}
     assert found.ended == {"init"}
 
 
-@pytest.mark.parametrize("body", [b"{}", b'{"status": {}}', b'{"status": {"containerStatuses": null}}'])
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"status": {}}', b'{"status": {"containerStatuses": null}}']
+)
 def test_a_pod_that_has_not_run(body):
     assert parse_node_pod(body).runs == ContainerRuns()
 
 
 def test_what_the_cluster_says_about_a_pod():
-    observed = parse_observed_pod(json.dumps({"status": {"podIP": "10.0.0.1", "conditions": [
-        {"type": "Ready", "status": "True", "lastTransitionTime": "2026-08-21T10:00:00Z"}]}}).encode())
+    observed = parse_observed_pod(
+        json.dumps(
+            {
+                "status": {
+                    "podIP": "10.0.0.1",
+                    "conditions": [
+                        {
+                            "type": "Ready",
+                            "status": "True",
+                            "lastTransitionTime": "2026-08-21T10:00:00Z",
+                        }
+                    ],
+                }
+            }
+        ).encode()
+    )
     assert observed.ip == "10.0.0.1"
-    assert observed.condition("Ready") == PodCondition("Ready", "True", last_transition_time="2026-08-21T10:00:00Z")
+    assert observed.condition("Ready") == PodCondition(
+        "Ready", "True", last_transition_time="2026-08-21T10:00:00Z"
+    )
     assert observed.condition("PodScheduled") is None
     assert parse_observed_pod(b"{}").conditions == ()
 
 
-@pytest.mark.parametrize("wire, fields", [
-    ({"spec": {"priority": 7}}, {"priority": 7}),
-    ({"status": {"nominatedNodeName": "n1"}}, {"nominated_node": "n1"}),
-    ({"spec": {"schedulingGroup": {"podGroupName": "g"}}}, {"group": "g"}),
-    ({"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}}}, {"group": "g"}),
-    ({"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-                                 "message": "0/1 nodes", "lastTransitionTime": "t"}]}},
-     {"scheduling_failure": "t Unschedulable 0/1 nodes"}),
-    ({"status": {"conditions": [{"type": "PodScheduled", "status": "True"},
-                                {"type": "Ready", "status": "False"}]}}, {}),
-    ({"spec": {"nodeName": "n"}, "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}, {}),
-    ({"spec": {"priority": None, "schedulingGroup": None}, "status": {"conditions": None}}, {}),
-])
+@pytest.mark.parametrize(
+    "wire, fields",
+    [
+        ({"spec": {"priority": 7}}, {"priority": 7}),
+        ({"status": {"nominatedNodeName": "n1"}}, {"nominated_node": "n1"}),
+        ({"spec": {"schedulingGroup": {"podGroupName": "g"}}}, {"group": "g"}),
+        ({"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}}}, {"group": "g"}),
+        (
+            {
+                "status": {
+                    "conditions": [
+                        {
+                            "type": "PodScheduled",
+                            "status": "False",
+                            "reason": "Unschedulable",
+                            "message": "0/1 nodes",
+                            "lastTransitionTime": "t",
+                        }
+                    ]
+                }
+            },
+            {"scheduling_failure": "t Unschedulable 0/1 nodes"},
+        ),
+        (
+            {
+                "status": {
+                    "conditions": [
+                        {"type": "PodScheduled", "status": "True"},
+                        {"type": "Ready", "status": "False"},
+                    ]
+                }
+            },
+            {},
+        ),
+        (
+            {
+                "spec": {"nodeName": "n"},
+                "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]},
+            },
+            {},
+        ),
+        ({"spec": {"priority": None, "schedulingGroup": None}, "status": {"conditions": None}}, {}),
+    ],
+)
 def test_what_kube_scheduler_shows_of_a_pod(wire, fields):
     pod = parse_pod(json.dumps(wire).encode())
-    assert {name: getattr(pod, name) for name in ("priority", "nominated_node", "group", "scheduling_failure")} == {
-        "priority": 0, "nominated_node": "", "group": "", "scheduling_failure": ""} | fields
+    assert {
+        name: getattr(pod, name)
+        for name in ("priority", "nominated_node", "group", "scheduling_failure")
+    } == {"priority": 0, "nominated_node": "", "group": "", "scheduling_failure": ""} | fields
 
 
 TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
-PREEMPTION = {"preempts": True, "preempted": False, "controller": "", "is_node_agent": False, "grace_s": 30,
-              "started": "", "deletion": "", "deletion_grace_s": 0}
+PREEMPTION = {
+    "preempts": True,
+    "preempted": False,
+    "controller": "",
+    "is_node_agent": False,
+    "grace_s": 30,
+    "started": "",
+    "deletion": "",
+    "deletion_grace_s": 0,
+}
 
 
-@pytest.mark.parametrize(("uid", "node", "together"), [
-    ("8c2d", "n1", None), ("8c2d", "gpu.example.com", EvictedTogether(4, "9f3e"))])
+@pytest.mark.parametrize(
+    ("uid", "node", "together"),
+    [("8c2d", "n1", None), ("8c2d", "gpu.example.com", EvictedTogether(4, "9f3e"))],
+)
 def test_the_condition_of_a_victim_says_for_whom_and_with_whom_it_ends(uid, node, together):
     assert parse_preempted(render_preempted(uid, node, together)) == (uid, together)
 
 
-@pytest.mark.parametrize("message", [
-    "", "hami-scheduler: preempting to accommodate a higher priority pod", "Preempted by pod", "Preempted by pod x",
-    "Preempted by pod x on node n: 99999999999 pods are evicted together, the last of them is pod y",
-    "Preempted by pod x on node n: 2 pods are evicted together, the last of them is pod y, and more"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "",
+        "hami-scheduler: preempting to accommodate a higher priority pod",
+        "Preempted by pod",
+        "Preempted by pod x",
+        "Preempted by pod x on node n: 99999999999 pods are evicted together, the last of them is pod y",
+        "Preempted by pod x on node n: 2 pods are evicted together, the last of them is pod y, and more",
+    ],
+)
 def test_the_condition_of_another_program_says_nothing(message):
     assert parse_preempted(message) == ("", None)
 
 
-@pytest.mark.parametrize("wire, fields", [
-    param({}, {}, id="nothing"),
-    param({"spec": {"preemptionPolicy": "Never"}}, {"preempts": False}, id="never preempts"),
-    param({"spec": {"preemptionPolicy": "PreemptLowerPriority"}}, {}, id="preempts"),
-    param({"spec": {"terminationGracePeriodSeconds": 0}}, {"grace_s": 0}, id="no grace period"),
-    param({"spec": {"terminationGracePeriodSeconds": None, "preemptionPolicy": None},
-           "metadata": {"ownerReferences": None}, "status": {"startTime": None}}, {}, id="null"),
-    param({"metadata": {"deletionTimestamp": "2026-08-21T10:00:30Z", "deletionGracePeriodSeconds": 30}},
-          {"deletion": "2026-08-21T10:00:30Z", "deletion_grace_s": 30}, id="being deleted"),
-    param({"status": {"startTime": "2026-08-21T10:00:00Z"}}, {"started": "2026-08-21T10:00:00Z"}, id="started"),
-    param({"status": {"conditions": [TARGET]}}, {"preempted": True}, id="preempted"),
-    param({"status": {"conditions": [TARGET | {"status": "False"}]}}, {}, id="not preempted any more"),
-    param({"status": {"conditions": [TARGET | {"reason": "EvictionByEvictionAPI"}]}}, {}, id="evicted by another"),
-    param({"status": {"conditions": [{"type": "Ready", "status": "True", "message": "DisruptionTarget"}]}}, {},
-          id="another condition"),
-    param({"metadata": {"ownerReferences": [{"kind": "X", "uid": "x"},
-                                            {"kind": "ReplicaSet", "uid": "r", "controller": True}]}},
-          {"controller": "r"}, id="controlled by one of its owners"),
-    param({"metadata": {"ownerReferences": [{"kind": "ReplicaSet", "uid": "r", "controller": False}]}}, {},
-          id="owned, not controlled"),
-    param({"metadata": {"ownerReferences": [{"kind": "DaemonSet", "uid": "d", "controller": True}]}},
-          {"controller": "d", "is_node_agent": True}, id="of a DaemonSet"),
-    param({"metadata": {"ownerReferences": [{"kind": "Node", "uid": "n", "controller": True}]}},
-          {"controller": "n", "is_node_agent": True}, id="mirror pod"),
-])
+@pytest.mark.parametrize(
+    "wire, fields",
+    [
+        param({}, {}, id="nothing"),
+        param({"spec": {"preemptionPolicy": "Never"}}, {"preempts": False}, id="never preempts"),
+        param({"spec": {"preemptionPolicy": "PreemptLowerPriority"}}, {}, id="preempts"),
+        param({"spec": {"terminationGracePeriodSeconds": 0}}, {"grace_s": 0}, id="no grace period"),
+        param(
+            {
+                "spec": {"terminationGracePeriodSeconds": None, "preemptionPolicy": None},
+                "metadata": {"ownerReferences": None},
+                "status": {"startTime": None},
+            },
+            {},
+            id="null",
+        ),
+        param(
+            {
+                "metadata": {
+                    "deletionTimestamp": "2026-08-21T10:00:30Z",
+                    "deletionGracePeriodSeconds": 30,
+                }
+            },
+            {"deletion": "2026-08-21T10:00:30Z", "deletion_grace_s": 30},
+            id="being deleted",
+        ),
+        param(
+            {"status": {"startTime": "2026-08-21T10:00:00Z"}},
+            {"started": "2026-08-21T10:00:00Z"},
+            id="started",
+        ),
+        param({"status": {"conditions": [TARGET]}}, {"preempted": True}, id="preempted"),
+        param(
+            {"status": {"conditions": [TARGET | {"status": "False"}]}},
+            {},
+            id="not preempted any more",
+        ),
+        param(
+            {"status": {"conditions": [TARGET | {"reason": "EvictionByEvictionAPI"}]}},
+            {},
+            id="evicted by another",
+        ),
+        param(
+            {
+                "status": {
+                    "conditions": [
+                        {"type": "Ready", "status": "True", "message": "DisruptionTarget"}
+                    ]
+                }
+            },
+            {},
+            id="another condition",
+        ),
+        param(
+            {
+                "metadata": {
+                    "ownerReferences": [
+                        {"kind": "X", "uid": "x"},
+                        {"kind": "ReplicaSet", "uid": "r", "controller": True},
+                    ]
+                }
+            },
+            {"controller": "r"},
+            id="controlled by one of its owners",
+        ),
+        param(
+            {
+                "metadata": {
+                    "ownerReferences": [{"kind": "ReplicaSet", "uid": "r", "controller": False}]
+                }
+            },
+            {},
+            id="owned, not controlled",
+        ),
+        param(
+            {
+                "metadata": {
+                    "ownerReferences": [{"kind": "DaemonSet", "uid": "d", "controller": True}]
+                }
+            },
+            {"controller": "d", "is_node_agent": True},
+            id="of a DaemonSet",
+        ),
+        param(
+            {"metadata": {"ownerReferences": [{"kind": "Node", "uid": "n", "controller": True}]}},
+            {"controller": "n", "is_node_agent": True},
+            id="mirror pod",
+        ),
+    ],
+)
 def test_what_preemption_reads_of_a_pod(wire, fields):
     pod = parse_pod(json.dumps(wire).encode())
     assert {name: getattr(pod, name) for name in PREEMPTION} == PREEMPTION | fields
 
 
-@pytest.mark.parametrize("wire, fields", [
-    param({}, {"selector": None}, id="without a selector: of no pod"),
-    param({"selector": {}}, {"selector": ()}, id="of all pods"),
-    param({"selector": {"matchLabels": None, "matchExpressions": None}}, {"selector": ()}, id="null"),
-    param({"selector": {"matchLabels": {"a": "1"}, "matchExpressions": [
-        {"key": "b", "operator": "NotIn", "values": ["2", "3"]}, {"key": "c", "operator": "Exists"}]}},
-        {"selector": (LabelRequirement("a", "In", ("1",)), LabelRequirement("b", "NotIn", ("2", "3")),
-                      LabelRequirement("c", "Exists"))}, id="of some"),
-])
+@pytest.mark.parametrize(
+    "wire, fields",
+    [
+        param({}, {"selector": None}, id="without a selector: of no pod"),
+        param({"selector": {}}, {"selector": ()}, id="of all pods"),
+        param(
+            {"selector": {"matchLabels": None, "matchExpressions": None}},
+            {"selector": ()},
+            id="null",
+        ),
+        param(
+            {
+                "selector": {
+                    "matchLabels": {"a": "1"},
+                    "matchExpressions": [
+                        {"key": "b", "operator": "NotIn", "values": ["2", "3"]},
+                        {"key": "c", "operator": "Exists"},
+                    ],
+                }
+            },
+            {
+                "selector": (
+                    LabelRequirement("a", "In", ("1",)),
+                    LabelRequirement("b", "NotIn", ("2", "3")),
+                    LabelRequirement("c", "Exists"),
+                )
+            },
+            id="of some",
+        ),
+    ],
+)
 def test_disruption_budget(wire, fields):
-    data = json.dumps({"metadata": {"namespace": "ns", "name": "b"}, "spec": wire,
-                       "status": {"disruptionsAllowed": 2}}).encode()
+    data = json.dumps(
+        {
+            "metadata": {"namespace": "ns", "name": "b"},
+            "spec": wire,
+            "status": {"disruptionsAllowed": 2},
+        }
+    ).encode()
     found = parse_disruption_budget(data)
-    assert found == DisruptionBudget(namespace="ns", name="b", allowed=2, **fields) and found.key == "ns/b"
+    assert found == DisruptionBudget(namespace="ns", name="b", allowed=2, **fields)
+    assert found.key == "ns/b"
 
 
 def test_a_budget_without_a_status_allows_nothing():
     assert parse_disruption_budget(b'{"metadata": {"name": "b"}, "spec": {}}').allowed == 0
 
 
-@pytest.mark.parametrize("labels, selected", [
-    ({"a": "1", "c": ""}, True), ({"a": "1", "b": "9", "c": "x"}, True), ({"a": "1", "b": "2", "c": ""}, False),
-    ({"a": "1"}, False), ({"a": "2", "c": ""}, False), ({}, False)])
+@pytest.mark.parametrize(
+    "labels, selected",
+    [
+        ({"a": "1", "c": ""}, True),
+        ({"a": "1", "b": "9", "c": "x"}, True),
+        ({"a": "1", "b": "2", "c": ""}, False),
+        ({"a": "1"}, False),
+        ({"a": "2", "c": ""}, False),
+        ({}, False),
+    ],
+)
 def test_the_pods_of_a_budget(labels, selected):
-    budget = DisruptionBudget(namespace="ns", name="b", selector=(
-        LabelRequirement("a", "In", ("1",)), LabelRequirement("b", "NotIn", ("2", "3")),
-        LabelRequirement("c", "Exists")))
-    assert budget.selects("ns", labels) is selected and not budget.selects("other", labels)
+    budget = DisruptionBudget(
+        namespace="ns",
+        name="b",
+        selector=(
+            LabelRequirement("a", "In", ("1",)),
+            LabelRequirement("b", "NotIn", ("2", "3")),
+            LabelRequirement("c", "Exists"),
+        ),
+    )
+    assert budget.selects("ns", labels) is selected
+    assert not budget.selects("other", labels)
     assert not DisruptionBudget(namespace="ns", name="b").selects("ns", labels)

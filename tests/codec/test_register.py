@@ -7,76 +7,149 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import param
 
-from hami.codec.register import parse_bool, parse_devices, parse_devices_text, parse_pair_scores, render_devices_json
+from hami.codec.register import (
+    parse_bool,
+    parse_devices,
+    parse_devices_text,
+    parse_pair_scores,
+    render_devices_json,
+)
 from hami.errors import MalformedInput
 from hami.model import Device, MigProfile, Partition
 from tests.builders import gpu
 from tests.codec.fuzz import mutated
 
 A40S = (gpu("GPU-a0"), gpu("GPU-a1", index=1, numa=1))
-A40_JSON = ('[{"id":"GPU-a0","count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40","mode":"hami-core",'
-            '"health":true},{"id":"GPU-a1","index":1,"count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40",'
-            '"numa":1,"mode":"hami-core","health":true}]')
-A40_TEXT = ("GPU-a0,10,46068,100,NVIDIA A40,0,true,0,hami-core:"
-            "GPU-a1,10,46068,100,NVIDIA A40,1,true,1,hami-core:")
-A40_TEXT_V24 = "GPU-a0,10,46068,100,NVIDIA-NVIDIA A40,0,true:GPU-a1,10,46068,100,NVIDIA-NVIDIA A40,0,true:"
+A40_JSON = (
+    '[{"id":"GPU-a0","count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40","mode":"hami-core",'
+    '"health":true},{"id":"GPU-a1","index":1,"count":10,"devmem":46068,"devcore":100,"type":"NVIDIA A40",'
+    '"numa":1,"mode":"hami-core","health":true}]'
+)
+A40_TEXT = (
+    "GPU-a0,10,46068,100,NVIDIA A40,0,true,0,hami-core:"
+    "GPU-a1,10,46068,100,NVIDIA A40,1,true,1,hami-core:"
+)
+A40_TEXT_V24 = (
+    "GPU-a0,10,46068,100,NVIDIA-NVIDIA A40,0,true:GPU-a1,10,46068,100,NVIDIA-NVIDIA A40,0,true:"
+)
 V24 = (gpu("GPU-a0", model="NVIDIA-NVIDIA A40"), gpu("GPU-a1", model="NVIDIA-NVIDIA A40"))
-MIG_JSON = ('[{"id":"GPU-m","count":7,"devmem":40960,"devcore":100,"type":"NVIDIA A100","mode":"mig","migProfiles":'
-            '[{"name":"1g.5gb","memoryMB":4864,"core":15,"sliceCount":1,"placements":[{"start":6,"size":1}]}],'
-            '"health":true}]')
-MIG = (gpu("GPU-m", slots=7, memory_mib=40960, model="NVIDIA A100", mode="mig", mig_profiles=(
-    MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Partition(6, 1),)),)),)
+MIG_JSON = (
+    '[{"id":"GPU-m","count":7,"devmem":40960,"devcore":100,"type":"NVIDIA A100","mode":"mig","migProfiles":'
+    '[{"name":"1g.5gb","memoryMB":4864,"core":15,"sliceCount":1,"placements":[{"start":6,"size":1}]}],'
+    '"health":true}]'
+)
+MIG = (
+    gpu(
+        "GPU-m",
+        slots=7,
+        memory_mib=40960,
+        model="NVIDIA A100",
+        mode="mig",
+        mig_profiles=(
+            MigProfile(
+                name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Partition(6, 1),)
+            ),
+        ),
+    ),
+)
 
 int32 = st.integers(0, 2**31 - 1)
-words = st.text(st.characters(codec="utf-8", exclude_characters=",:;", exclude_categories=["Cs", "Cc"]))
+words = st.text(
+    st.characters(codec="utf-8", exclude_characters=",:;", exclude_categories=["Cs", "Cc"])
+)
 places = st.builds(Partition, int32, int32)
-profiles = st.builds(MigProfile, name=st.text(), memory_mib=int32, cores=int32, slices=int32,
-                     placements=st.lists(places, max_size=3).map(tuple))
+profiles = st.builds(
+    MigProfile,
+    name=st.text(),
+    memory_mib=int32,
+    cores=int32,
+    slices=int32,
+    placements=st.lists(places, max_size=3).map(tuple),
+)
 
 
 def devices(text, **fields):
-    return st.lists(st.builds(
-        Device, uuid=text.filter(bool), vendor=st.just("NVIDIA"), model=text, slots=int32, memory_mib=int32,
-        cores=int32,
-        index=int32, numa=st.integers(-2**31, 2**31 - 1), mode=text.filter(bool), healthy=st.booleans(),
-        cordoned=st.just(False), pair_scores=st.just({}), **{"mig_profiles": st.just(())} | fields),
-        max_size=4).map(tuple)
+    return st.lists(
+        st.builds(
+            Device,
+            uuid=text.filter(bool),
+            vendor=st.just("NVIDIA"),
+            model=text,
+            slots=int32,
+            memory_mib=int32,
+            cores=int32,
+            index=int32,
+            numa=st.integers(-(2**31), 2**31 - 1),
+            mode=text.filter(bool),
+            healthy=st.booleans(),
+            cordoned=st.just(False),
+            pair_scores=st.just({}),
+            **{"mig_profiles": st.just(())} | fields,
+        ),
+        max_size=4,
+    ).map(tuple)
 
 
-@pytest.mark.parametrize("text, expected", [
-    param(A40_JSON, A40S, id="JSON"),
-    param(A40_TEXT, A40S, id="text"),
-    param(A40_TEXT_V24, V24, id="text of v2.4"),
-    param(MIG_JSON, MIG, id="MIG profile"),
-    param(":", (), id="empty text"),
-    param("::", (), id="two empty segments"),
-    param("[]", (), id="empty list"),
-    param(" null ", (), id="null"),
-    param('[{"ID":"x","Devmem":7,"HEALTH":true}]',
-          (gpu("x", slots=0, memory_mib=7, cores=0, model=""),), id="keys of any case"),
-    param('[{"id":"x"}]', (gpu("x", slots=0, memory_mib=0, cores=0, model="", healthy=False),),
-          id="no health is unhealthy"),
-    param('[{"id":"x","health":null,"index":null,"mode":null,"migProfiles":null,"migtemplate":[1],"more":{}}]',
-          (gpu("x", slots=0, memory_mib=0, cores=0, model="", healthy=False),), id="nulls and unknown keys"),
-    param("nGCU-0,1,100,100,GCU,0,t,2,x:",
-          (gpu("nGCU-0", slots=1, memory_mib=100, model="GCU", index=2, mode="x"),),
-          id="text that begins as null does"),
-    param("x,1,1,1,m,-1,F:", (gpu("x", slots=1, memory_mib=1, cores=1, model="m", numa=-1, healthy=False),),
-          id="no NUMA node"),
-])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        param(A40_JSON, A40S, id="JSON"),
+        param(A40_TEXT, A40S, id="text"),
+        param(A40_TEXT_V24, V24, id="text of v2.4"),
+        param(MIG_JSON, MIG, id="MIG profile"),
+        param(":", (), id="empty text"),
+        param("::", (), id="two empty segments"),
+        param("[]", (), id="empty list"),
+        param(" null ", (), id="null"),
+        param(
+            '[{"ID":"x","Devmem":7,"HEALTH":true}]',
+            (gpu("x", slots=0, memory_mib=7, cores=0, model=""),),
+            id="keys of any case",
+        ),
+        param(
+            '[{"id":"x"}]',
+            (gpu("x", slots=0, memory_mib=0, cores=0, model="", healthy=False),),
+            id="no health is unhealthy",
+        ),
+        param(
+            '[{"id":"x","health":null,"index":null,"mode":null,"migProfiles":null,"migtemplate":[1],"more":{}}]',
+            (gpu("x", slots=0, memory_mib=0, cores=0, model="", healthy=False),),
+            id="nulls and unknown keys",
+        ),
+        param(
+            "nGCU-0,1,100,100,GCU,0,t,2,x:",
+            (gpu("nGCU-0", slots=1, memory_mib=100, model="GCU", index=2, mode="x"),),
+            id="text that begins as null does",
+        ),
+        param(
+            "x,1,1,1,m,-1,F:",
+            (gpu("x", slots=1, memory_mib=1, cores=1, model="m", numa=-1, healthy=False),),
+            id="no NUMA node",
+        ),
+    ],
+)
 def test_parse(text, expected):
     assert parse_devices("register", text, "NVIDIA") == expected
 
 
 def render_devices_text(devices):
     """The text form with nine fields per device."""
-    return "".join(f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},"
-                   f"{str(d.healthy).lower()},{d.index},{d.mode}:" for d in devices)
+    return "".join(
+        f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},"
+        f"{str(d.healthy).lower()},{d.index},{d.mode}:"
+        for d in devices
+    )
 
 
-@pytest.mark.parametrize("render, given, text", [
-    (render_devices_json, A40S, A40_JSON), (render_devices_text, A40S, A40_TEXT), (render_devices_json, MIG, MIG_JSON),
-], ids=["JSON", "text", "MIG profile"])
+@pytest.mark.parametrize(
+    "render, given, text",
+    [
+        (render_devices_json, A40S, A40_JSON),
+        (render_devices_text, A40S, A40_TEXT),
+        (render_devices_json, MIG, MIG_JSON),
+    ],
+    ids=["JSON", "text", "MIG profile"],
+)
 def test_render(render, given, text):
     assert render(given) == text
 
@@ -91,49 +164,165 @@ def test_text_round_trip(given):
     assert parse_devices_text("register", render_devices_text(given), "NVIDIA") == given
 
 
-@pytest.mark.parametrize("text, field, quoted, problem", [
-    param("", "register", "", "node annotation missing device separator", id="empty"),
-    param(",", "register", ",", "node annotation missing device separator", id="comma"),
-    param(",:", "register", ",", "unexpected field count 2 in node annotation", id="two fields"),
-    param("garbage:", "register", "garbage", "malformed node annotation segment", id="garbage"),
-    param("a,1,1,1,m,0,true,0:", "register", "a,1,1,1,m,0,true,0", "unexpected field count 8", id="eight fields"),
-    param("a,x,y,1,m,z,w:", "register", "x", "invalid count field", id="count first"),
-    param("a,1,1.5,1,m,z,w:", "register", "1.5", "invalid memory field", id="then memory"),
-    param("a,1,1,,m,z,w:", "register", "", "invalid core field", id="then cores"),
-    param("a,1,1,1,m,z,yes:", "register", "yes", "invalid health field", id="then health"),
-    param("a,1,1,1,m,z,true:", "register", "z", "invalid numa field", id="then numa"),
-    param("a,1,1,1,m,0,true,x,m:", "register", "x", "invalid index field", id="then index"),
-    param("a,1,1,1,m,0,true,-1,m:", "register", "-1", "index field must not be negative", id="negative index"),
-    param("a,2147483648,1,1,m,0,true:", "register", "2147483648", "invalid count field", id="above int32"),
-    param(f"a,{'9' * 5000},1,1,m,0,true:", "register", "9" * 200 + "…", "invalid count field", id="huge"),
-    param("a,٣,1,1,m,0,true:", "register", "٣", "invalid count field", id="digits of another script"),
-    param("a,1,-1,1,m,0,true:", "register", "-1", "memory field must not be negative", id="negative memory"),
-    param("[", "register", "[", "not valid JSON", id="truncated"),
-    param('[{"id":"a","count":NaN}]', "register", '[{"id":"a","count":NaN}]', "not valid JSON", id="NaN"),
-    param("[" * 100_000, "register", "[" * 200 + "…", "not valid JSON", id="deep"),
-    param("{}", "register", "{}", "expected a JSON array", id="object"),
-    param("[null]", "register[0]", "None", "expected a mapping", id="null device"),
-    param('[{"id":"a"},3]', "register[1]", "3", "expected a mapping", id="number for a device"),
-    param('[{"id":3}]', "register[0].id", "3", "expected a string", id="id"),
-    param('[{"id":"a","count":"10"}]', "register[0].count", "10", "expected an integer", id="count a text"),
-    param('[{"devmem":1.5}]', "register[0].devmem", "1.5", "expected an integer", id="fraction"),
-    param('[{"devmem":true}]', "register[0].devmem", "True", "expected an integer", id="bool for a number"),
-    param('[{"devmem":-1}]', "register[0].devmem", "-1", "expected an integer from 0", id="JSON negative memory"),
-    param('[{"devcore":2147483648}]', "register[0].devcore", "2147483648", "expected an integer",
-          id="JSON above int32"),
-    param('[{"devcore":99999999999999999999999}]', "register[0].devcore", "9" * 23, "expected an integer",
-          id="JSON huge"),
-    param('[{"index":-1}]', "register[0].index", "-1", "expected an integer from 0", id="JSON negative index"),
-    param('[{"health":"true"}]', "register[0].health", "true", "expected true or false", id="health a text"),
-    param('[{"health":1}]', "register[0].health", "1", "expected true or false", id="health a number"),
-    param('[{"migProfiles":[null]}]', "register[0].migProfiles[0]", "None", "expected a mapping", id="MIG null"),
-    param('[{"migProfiles":[{"memoryMB":"x"}]}]', "register[0].migProfiles[0].memoryMB", "x", "expected an integer",
-          id="MIG memory"),
-    param('[{"migProfiles":[{"placements":[{"START":-1}]}]}]', "register[0].migProfiles[0].placements[0].start", "-1",
-          "expected an integer from 0", id="MIG placement"),
-    param('[{"migProfiles":[{"placements":3}]}]', "register[0].migProfiles[0].placements", "3", "expected a list",
-          id="MIG placements"),
-])
+@pytest.mark.parametrize(
+    "text, field, quoted, problem",
+    [
+        param("", "register", "", "node annotation missing device separator", id="empty"),
+        param(",", "register", ",", "node annotation missing device separator", id="comma"),
+        param(
+            ",:", "register", ",", "unexpected field count 2 in node annotation", id="two fields"
+        ),
+        param("garbage:", "register", "garbage", "malformed node annotation segment", id="garbage"),
+        param(
+            "a,1,1,1,m,0,true,0:",
+            "register",
+            "a,1,1,1,m,0,true,0",
+            "unexpected field count 8",
+            id="eight fields",
+        ),
+        param("a,x,y,1,m,z,w:", "register", "x", "invalid count field", id="count first"),
+        param("a,1,1.5,1,m,z,w:", "register", "1.5", "invalid memory field", id="then memory"),
+        param("a,1,1,,m,z,w:", "register", "", "invalid core field", id="then cores"),
+        param("a,1,1,1,m,z,yes:", "register", "yes", "invalid health field", id="then health"),
+        param("a,1,1,1,m,z,true:", "register", "z", "invalid numa field", id="then numa"),
+        param("a,1,1,1,m,0,true,x,m:", "register", "x", "invalid index field", id="then index"),
+        param(
+            "a,1,1,1,m,0,true,-1,m:",
+            "register",
+            "-1",
+            "index field must not be negative",
+            id="negative index",
+        ),
+        param(
+            "a,2147483648,1,1,m,0,true:",
+            "register",
+            "2147483648",
+            "invalid count field",
+            id="above int32",
+        ),
+        param(
+            f"a,{'9' * 5000},1,1,m,0,true:",
+            "register",
+            "9" * 200 + "…",
+            "invalid count field",
+            id="huge",
+        ),
+        param(
+            "a,٣,1,1,m,0,true:",
+            "register",
+            "٣",
+            "invalid count field",
+            id="digits of another script",
+        ),
+        param(
+            "a,1,-1,1,m,0,true:",
+            "register",
+            "-1",
+            "memory field must not be negative",
+            id="negative memory",
+        ),
+        param("[", "register", "[", "not valid JSON", id="truncated"),
+        param(
+            '[{"id":"a","count":NaN}]',
+            "register",
+            '[{"id":"a","count":NaN}]',
+            "not valid JSON",
+            id="NaN",
+        ),
+        param("[" * 100_000, "register", "[" * 200 + "…", "not valid JSON", id="deep"),
+        param("{}", "register", "{}", "expected a JSON array", id="object"),
+        param("[null]", "register[0]", "None", "expected a mapping", id="null device"),
+        param('[{"id":"a"},3]', "register[1]", "3", "expected a mapping", id="number for a device"),
+        param('[{"id":3}]', "register[0].id", "3", "expected a string", id="id"),
+        param(
+            '[{"id":"a","count":"10"}]',
+            "register[0].count",
+            "10",
+            "expected an integer",
+            id="count a text",
+        ),
+        param(
+            '[{"devmem":1.5}]', "register[0].devmem", "1.5", "expected an integer", id="fraction"
+        ),
+        param(
+            '[{"devmem":true}]',
+            "register[0].devmem",
+            "True",
+            "expected an integer",
+            id="bool for a number",
+        ),
+        param(
+            '[{"devmem":-1}]',
+            "register[0].devmem",
+            "-1",
+            "expected an integer from 0",
+            id="JSON negative memory",
+        ),
+        param(
+            '[{"devcore":2147483648}]',
+            "register[0].devcore",
+            "2147483648",
+            "expected an integer",
+            id="JSON above int32",
+        ),
+        param(
+            '[{"devcore":99999999999999999999999}]',
+            "register[0].devcore",
+            "9" * 23,
+            "expected an integer",
+            id="JSON huge",
+        ),
+        param(
+            '[{"index":-1}]',
+            "register[0].index",
+            "-1",
+            "expected an integer from 0",
+            id="JSON negative index",
+        ),
+        param(
+            '[{"health":"true"}]',
+            "register[0].health",
+            "true",
+            "expected true or false",
+            id="health a text",
+        ),
+        param(
+            '[{"health":1}]',
+            "register[0].health",
+            "1",
+            "expected true or false",
+            id="health a number",
+        ),
+        param(
+            '[{"migProfiles":[null]}]',
+            "register[0].migProfiles[0]",
+            "None",
+            "expected a mapping",
+            id="MIG null",
+        ),
+        param(
+            '[{"migProfiles":[{"memoryMB":"x"}]}]',
+            "register[0].migProfiles[0].memoryMB",
+            "x",
+            "expected an integer",
+            id="MIG memory",
+        ),
+        param(
+            '[{"migProfiles":[{"placements":[{"START":-1}]}]}]',
+            "register[0].migProfiles[0].placements[0].start",
+            "-1",
+            "expected an integer from 0",
+            id="MIG placement",
+        ),
+        param(
+            '[{"migProfiles":[{"placements":3}]}]',
+            "register[0].migProfiles[0].placements",
+            "3",
+            "expected a list",
+            id="MIG placements",
+        ),
+    ],
+)
 def test_malformed(text, field, quoted, problem):
     with pytest.raises(MalformedInput) as caught:
         parse_devices("register", text, "NVIDIA")
@@ -141,10 +330,19 @@ def test_malformed(text, field, quoted, problem):
     assert problem in caught.value.problem
 
 
-@given(st.text() | st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner:
-       st.lists(inner) | st.dictionaries(st.sampled_from(["id", "COUNT", "devmem", "migProfiles", "placements",
-                                                          "health"]), inner)
-                                ).map(lambda value: json.dumps([value])))
+@given(
+    st.text()
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(["id", "COUNT", "devmem", "migProfiles", "placements", "health"]),
+                inner,
+            )
+        ),
+    ).map(lambda value: json.dumps([value]))
+)
 def test_anything_is_read_or_malformed(text):
     try:
         parse_devices("register", text, "NVIDIA")
@@ -152,21 +350,37 @@ def test_anything_is_read_or_malformed(text):
         assert error.field.startswith("register")
 
 
-@pytest.mark.parametrize("words, meaning", [
-    ("1 t T TRUE true True".split(), True), ("0 f F FALSE false False".split(), False),
-    (["", "yes", "tRUE", "on", " true", "10"], None),
-])
+@pytest.mark.parametrize(
+    "words, meaning",
+    [
+        ("1 t T TRUE true True".split(), True),
+        ("0 f F FALSE false False".split(), False),
+        (["", "yes", "tRUE", "on", " true", "10"], None),
+    ],
+)
 def test_go_bools(words, meaning):
     assert {parse_bool(word) for word in words} == {meaning}
 
 
 def test_pair_scores():
-    assert parse_pair_scores("score", '[{"uuid":"GPU-0","score":{"GPU-1":50}},{"uuid":"GPU-1"}]') == {
-        "GPU-0": {"GPU-1": 50}, "GPU-1": {}}
+    assert parse_pair_scores(
+        "score", '[{"uuid":"GPU-0","score":{"GPU-1":50}},{"uuid":"GPU-1"}]'
+    ) == {"GPU-0": {"GPU-1": 50}, "GPU-1": {}}
 
 
-@pytest.mark.parametrize("text", ["", "{}", "null", "[null]", '[{"uuid":1}]', '[{"score":{"a":"b"}}]', "[" * 100_000,
-                                  '[{"score":{"a":2147483648}}]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "null",
+        "[null]",
+        '[{"uuid":1}]',
+        '[{"score":{"a":"b"}}]',
+        "[" * 100_000,
+        '[{"score":{"a":2147483648}}]',
+    ],
+)
 def test_malformed_pair_scores(text):
     with pytest.raises(MalformedInput, match="score: expected a list of uuid and score"):
         parse_pair_scores("score", text)

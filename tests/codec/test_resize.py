@@ -22,16 +22,26 @@ from hami.codec.resize import (
 )
 from hami.errors import MalformedInput
 
-SIZES = {"main": Size(memory_mib=8192, cores=40), "half": Size(memory_percent=50), "slow": Size(cores=1)}
+SIZES = {
+    "main": Size(memory_mib=8192, cores=40),
+    "half": Size(memory_percent=50),
+    "slow": Size(cores=1),
+}
 
 
 def test_a_resize_is_read_as_it_was_written() -> None:
-    assert parse_resize('{"main": {"memory": "8Gi", "cores": 40}, "half": {"memory": "50%"}, "slow": {"cores": 1}}') \
+    assert (
+        parse_resize(
+            '{"main": {"memory": "8Gi", "cores": 40}, "half": {"memory": "50%"}, "slow": {"cores": 1}}'
+        )
         == SIZES
+    )
     assert parse_resize(render_resize(SIZES)) == SIZES
 
 
-@pytest.mark.parametrize("memory, mib", [("1", None), ("1Mi", 1), ("1048577k", 1001), ("1M", 1), ("3G", 2862)])
+@pytest.mark.parametrize(
+    "memory, mib", [("1", None), ("1Mi", 1), ("1048577k", 1001), ("1M", 1), ("3G", 2862)]
+)
 def test_memory_is_rounded_up_to_mib_and_needs_a_unit(memory: str, mib: int | None) -> None:
     text = f'{{"main": {{"memory": "{memory}"}}}}'
     if mib is None:
@@ -41,15 +51,39 @@ def test_memory_is_rounded_up_to_mib_and_needs_a_unit(memory: str, mib: int | No
         assert parse_resize(text) == {"main": Size(memory_mib=mib)}
 
 
-@pytest.mark.parametrize("text", [
-    "", "[]", "{}", "{", '{"main": {}}', '{"main": null}', '{"main": {"memory": ""}}', '{"main": {"memory": 8192}}',
-    '{"main": {"memory": "0Gi"}}', '{"main": {"memory": "-8Gi"}}', '{"main": {"memory": "0%"}}',
-    '{"main": {"memory": "101%"}}', '{"main": {"memory": "1e18Gi"}}', '{"main": {"memory": "1e18"}}',
-    '{"main": {"memory": "1000000000000000000E"}}', '{"main": {"cores": 0}}', '{"main": {"cores": 101}}',
-    '{"main": {"cores": "40"}}', '{"main": {"cores": 1e18}}', '{"main": {"gpumem": "8Gi"}}',
-    '{"../main": {"cores": 40}}', '{"main\\n": {"cores": 40}}', '{"\ud800": {"cores": 40}}', "[" * 4000,
-    "{" + ", ".join(f'"c{number}": {{"cores": 1}}' for number in range(MAX_CONTAINERS + 1)) + "}",
-    '{"main": {"cores": 1}}' + " " * MAX_TEXT])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "{",
+        '{"main": {}}',
+        '{"main": null}',
+        '{"main": {"memory": ""}}',
+        '{"main": {"memory": 8192}}',
+        '{"main": {"memory": "0Gi"}}',
+        '{"main": {"memory": "-8Gi"}}',
+        '{"main": {"memory": "0%"}}',
+        '{"main": {"memory": "101%"}}',
+        '{"main": {"memory": "1e18Gi"}}',
+        '{"main": {"memory": "1e18"}}',
+        '{"main": {"memory": "1000000000000000000E"}}',
+        '{"main": {"cores": 0}}',
+        '{"main": {"cores": 101}}',
+        '{"main": {"cores": "40"}}',
+        '{"main": {"cores": 1e18}}',
+        '{"main": {"gpumem": "8Gi"}}',
+        '{"../main": {"cores": 40}}',
+        '{"main\\n": {"cores": 40}}',
+        '{"\ud800": {"cores": 40}}',
+        "[" * 4000,
+        "{"
+        + ", ".join(f'"c{number}": {{"cores": 1}}' for number in range(MAX_CONTAINERS + 1))
+        + "}",
+        '{"main": {"cores": 1}}' + " " * MAX_TEXT,
+    ],
+)
 def test_what_is_no_resize_is_refused(text: str) -> None:
     with pytest.raises(MalformedInput, match="hami.io/resize"):
         parse_resize(text)
@@ -70,10 +104,13 @@ def test_answers_are_read_as_they_were_written_and_bounded() -> None:
     assert parse_status(render_status(status)) == status
     assert parse_applied(render_applied(AppliedSizes("a;"))) == AppliedSizes("a;")
     long = parse_applied(render_applied(AppliedSizes("a;", "x" * 5000)))
-    assert long is not None and len(long.problem) == MAX_MESSAGE
+    assert long is not None
+    assert len(long.problem) == MAX_MESSAGE
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"state": "Done"}', '{"sizes": 3}', "\ud800", " " * 300_000])
+@pytest.mark.parametrize(
+    "text", [None, "", "{", "[]", '{"state": "Done"}', '{"sizes": 3}', "\ud800", " " * 300_000]
+)
 def test_answers_that_cannot_be_read_are_none(text: str | None) -> None:
     assert parse_status(text) is None
     assert parse_applied(text) is None

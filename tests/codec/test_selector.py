@@ -8,18 +8,39 @@ from hami.errors import MalformedInput
 LABELS = {"app": "web", "example.com/tier": "a1", "empty": ""}
 
 
-@pytest.mark.parametrize("text, matches", [
-    ("", True), ("app=web", True), ("app==web", True), ("app=db", False), ("app!=db", True), ("app!=web", False),
-    ("zone!=b", True), ("app", True), ("zone", False), ("!zone", True), ("! app", False), ("empty=", True),
-    ("app in (db, web)", True), ("app in (db)", False), ("app notin (db)", True), ("zone notin (b)", True),
-    ("app=web,example.com/tier=a1", True), ("app=web,zone", False), ("app in (web,db),!zone", True),
-    (" app = web , !zone ", True), ("app in ()", False),
-])
+@pytest.mark.parametrize(
+    "text, matches",
+    [
+        ("", True),
+        ("app=web", True),
+        ("app==web", True),
+        ("app=db", False),
+        ("app!=db", True),
+        ("app!=web", False),
+        ("zone!=b", True),
+        ("app", True),
+        ("zone", False),
+        ("!zone", True),
+        ("! app", False),
+        ("empty=", True),
+        ("app in (db, web)", True),
+        ("app in (db)", False),
+        ("app notin (db)", True),
+        ("zone notin (b)", True),
+        ("app=web,example.com/tier=a1", True),
+        ("app=web,zone", False),
+        ("app in (web,db),!zone", True),
+        (" app = web , !zone ", True),
+        ("app in ()", False),
+    ],
+)
 def test_matches(text, matches):
     assert parse_selector(text)(LABELS) is matches
 
 
-@pytest.mark.parametrize("text", ["=", "a=b=c", "a>1", "a in b", "a in (b", "a=b,", "!", "a b", "ä=b"])
+@pytest.mark.parametrize(
+    "text", ["=", "a=b=c", "a>1", "a in b", "a in (b", "a=b,", "!", "a b", "ä=b"]
+)
 def test_what_cannot_be_read_is_an_error(text):
     with pytest.raises(MalformedInput, match="label selector"):
         parse_selector(text)

@@ -11,13 +11,32 @@ from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from tests.kube.test_cluster import talk
 
 SECRETS = "/api/v1/namespaces/hami/secrets"
-SECRET = {"kind": "Secret", "type": "Opaque", "data": {"tls.crt": base64.b64encode(b"pem").decode()},
-          "metadata": {"namespace": "hami", "name": "s", "resourceVersion": "5", "labels": {"l": "v"},
-                       "managedFields": [{}]}}
+SECRET = {
+    "kind": "Secret",
+    "type": "Opaque",
+    "data": {"tls.crt": base64.b64encode(b"pem").decode()},
+    "metadata": {
+        "namespace": "hami",
+        "name": "s",
+        "resourceVersion": "5",
+        "labels": {"l": "v"},
+        "managedFields": [{}],
+    },
+}
 HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-HOOK = {"metadata": {"name": "h", "resourceVersion": "9"}, "webhooks": [
-    {"name": "a", "clientConfig": {"service": {"namespace": "hami", "name": "s", "port": 443}, "caBundle": "cGVt"}},
-    {"name": "b", "clientConfig": {"url": "https://127.0.0.1/webhook"}}]}
+HOOK = {
+    "metadata": {"name": "h", "resourceVersion": "9"},
+    "webhooks": [
+        {
+            "name": "a",
+            "clientConfig": {
+                "service": {"namespace": "hami", "name": "s", "port": 443},
+                "caBundle": "cGVt",
+            },
+        },
+        {"name": "b", "clientConfig": {"url": "https://127.0.0.1/webhook"}},
+    ],
+}
 
 
 def test_a_secret_is_read():
@@ -31,16 +50,33 @@ def test_a_secret_is_read():
 def test_a_secret_is_created_with_the_type_of_certificates():
     api, cluster = talk(SECRET)
     cluster.write_secret(SecretRecord(namespace="hami", name="s", data={"tls.crt": b"pem"}))
-    assert api.calls == [("POST", SECRETS, "application/json", {
-        "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "data": {"tls.crt": "cGVt"},
-        "metadata": {"name": "s"}}, None)]
+    assert api.calls == [
+        (
+            "POST",
+            SECRETS,
+            "application/json",
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "type": "kubernetes.io/tls",
+                "data": {"tls.crt": "cGVt"},
+                "metadata": {"name": "s"},
+            },
+            None,
+        )
+    ]
 
 
 def test_an_update_changes_nothing_but_the_data_of_a_secret():
     api, cluster = talk(SECRET, SECRET)
     cluster.write_secret(cluster.secret("hami", "s"))
-    assert api.calls[1] == ("PATCH", f"{SECRETS}/s", MERGE_PATCH, {
-        "data": {"tls.crt": "cGVt"}, "metadata": {"resourceVersion": "5"}}, None)
+    assert api.calls[1] == (
+        "PATCH",
+        f"{SECRETS}/s",
+        MERGE_PATCH,
+        {"data": {"tls.crt": "cGVt"}, "metadata": {"resourceVersion": "5"}},
+        None,
+    )
 
 
 @pytest.mark.parametrize("error", [Conflict("changed", 409), NotFound("gone", 404)], ids=str)
@@ -53,7 +89,9 @@ def test_a_secret_that_has_changed_is_not_overwritten(error):
 def test_a_webhook_configuration_is_read():
     _, cluster = talk(HOOK, NotFound("none", 404))
     assert cluster.webhook_configuration("h").webhooks == (
-        Webhook(name="a", service=("hami", "s"), bundle=b"pem"), Webhook(name="b", url="https://127.0.0.1/webhook"))
+        Webhook(name="a", service=("hami", "s"), bundle=b"pem"),
+        Webhook(name="b", url="https://127.0.0.1/webhook"),
+    )
     assert cluster.webhook_configuration("h") is None
 
 
@@ -61,14 +99,23 @@ def test_a_bundle_is_written_into_every_webhook_and_nothing_else_is_touched():
     api, cluster = talk(HOOK, HOOK)
     cluster.publish_bundle(cluster.webhook_configuration("h"), b"new")
     text = base64.b64encode(b"new").decode()
-    assert api.calls[1] == ("PATCH", f"{HOOKS}/h", STRATEGIC_MERGE_PATCH, {
-        "metadata": {"resourceVersion": "9"},
-        "webhooks": [{"name": name, "clientConfig": {"caBundle": text}} for name in "ab"]}, None)
+    assert api.calls[1] == (
+        "PATCH",
+        f"{HOOKS}/h",
+        STRATEGIC_MERGE_PATCH,
+        {
+            "metadata": {"resourceVersion": "9"},
+            "webhooks": [{"name": name, "clientConfig": {"caBundle": text}} for name in "ab"],
+        },
+        None,
+    )
 
 
-@pytest.mark.parametrize("answer", [b"{", {"metadata": {"name": "s"}},
-                                    SECRET | {"data": {"tls.key": "c2VjcmV0x"}}],
-                         ids=["no JSON", "no version", "no base64"])
+@pytest.mark.parametrize(
+    "answer",
+    [b"{", {"metadata": {"name": "s"}}, SECRET | {"data": {"tls.key": "c2VjcmV0x"}}],
+    ids=["no JSON", "no version", "no base64"],
+)
 def test_a_secret_that_cannot_be_read_is_quoted_nowhere(answer):
     _, cluster = talk(answer)
     with pytest.raises(MalformedInput) as caught:

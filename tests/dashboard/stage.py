@@ -70,11 +70,24 @@ class Stage:
         self.uses = use_poller(self._page, clock=self.clock, now=lambda: NOW)
         self.conditions_polled = condition_poller(self._condition, clock=self.clock)
         self.sizes_polled = size_poller(self._size, clock=self.clock)
-        views = Views(self.live, explain=self.explainer.view, uses=self.uses.view,
-                      condition=self.conditions_polled.view, size=self.sizes_polled.view)
-        self.app = create_dashboard(Dashboard(
-            views, Access(rights, clock=self.clock), Renderings(clock=self.clock), self._version, lambda: unready,
-            lambda: self.hung, is_local=rights is None))
+        views = Views(
+            self.live,
+            explain=self.explainer.view,
+            uses=self.uses.view,
+            condition=self.conditions_polled.view,
+            size=self.sizes_polled.view,
+        )
+        self.app = create_dashboard(
+            Dashboard(
+                views,
+                Access(rights, clock=self.clock),
+                Renderings(clock=self.clock),
+                self._version,
+                lambda: unready,
+                lambda: self.hung,
+                is_local=rights is None,
+            )
+        )
         self.client = self.app.test_client()
 
     @classmethod
@@ -90,8 +103,13 @@ class Stage:
         return stage
 
     def _version(self):
-        return (*self.live.version(), self.explainer.changes, self.uses.changes, self.conditions_polled.changes,
-                self.sizes_polled.changes)
+        return (
+            *self.live.version(),
+            self.explainer.changes,
+            self.uses.changes,
+            self.conditions_polled.changes,
+            self.sizes_polled.changes,
+        )
 
     def _page(self, node):
         if node not in self.monitors:

@@ -20,26 +20,29 @@ def access(rights=None, clock=None):
     return Access(rights or Rights(dict(USERS), MAY), clock=clock or Clock())
 
 
-@pytest.mark.parametrize("token, requested, of_page, expected", [
-    ("t-admin", (), "", ALL),
-    ("t-admin", ("a",), "", some("a")),
-    ("t-admin", (), "a", ALL),
-    ("t-admin", ("a",), "c", some("a", "c")),
-    ("t-dev", ("a",), "", some("a")),
-    ("t-dev", ("a", "b"), "", some("a", "b")),
-    ("t-dev", (), "b", some("b")),
-    ("t-dev", (), "", 403),
-    ("t-dev", ("c",), "", 403),
-    ("t-dev", ("a", "c"), "", 403),
-    ("t-dev", (), "c", 403),
-    ("t-dev", ("a",), "c", 403),
-    ("t-none", (), "", 403),
-    ("t-none", ("a",), "", 403),
-    ("forged", (), "", 401),
-    ("", ("a",), "", 401),
-    ("t-admin", ("../x",), "", 400),
-    ("t-admin", tuple(f"n{number}" for number in range(MAX_NAMESPACES + 1)), "", 400),
-])
+@pytest.mark.parametrize(
+    "token, requested, of_page, expected",
+    [
+        ("t-admin", (), "", ALL),
+        ("t-admin", ("a",), "", some("a")),
+        ("t-admin", (), "a", ALL),
+        ("t-admin", ("a",), "c", some("a", "c")),
+        ("t-dev", ("a",), "", some("a")),
+        ("t-dev", ("a", "b"), "", some("a", "b")),
+        ("t-dev", (), "b", some("b")),
+        ("t-dev", (), "", 403),
+        ("t-dev", ("c",), "", 403),
+        ("t-dev", ("a", "c"), "", 403),
+        ("t-dev", (), "c", 403),
+        ("t-dev", ("a",), "c", 403),
+        ("t-none", (), "", 403),
+        ("t-none", ("a",), "", 403),
+        ("forged", (), "", 401),
+        ("", ("a",), "", 401),
+        ("t-admin", ("../x",), "", 400),
+        ("t-admin", tuple(f"n{number}" for number in range(MAX_NAMESPACES + 1)), "", 400),
+    ],
+)
 def test_the_matrix(token, requested, of_page, expected):
     if isinstance(expected, Scope):
         assert access().scope(f"Bearer {token}", requested, of_page) == expected
@@ -49,8 +52,19 @@ def test_the_matrix(token, requested, of_page, expected):
         assert refused.value.status == expected
 
 
-@pytest.mark.parametrize("header", ["", "Basic eDp5", "Bearer", "Bearer a b", "Bearer t-admin\n", "Bearer é",
-                                    "Bearer " + "x" * 20_000], ids=repr)
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Basic eDp5",
+        "Bearer",
+        "Bearer a b",
+        "Bearer t-admin\n",
+        "Bearer é",
+        "Bearer " + "x" * 20_000,
+    ],
+    ids=repr,
+)
 def test_what_is_no_bearer_token_is_not_sent_to_the_api_server(header):
     rights = Rights(dict(USERS), MAY)
     with pytest.raises(PageError) as refused:

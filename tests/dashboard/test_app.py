@@ -18,14 +18,33 @@ from tests.dashboard.stage import Rights, Stage
 from tests.inspect.clusters import bound, node, pending, quota
 
 GPU = {"memory_mib": 10_000, "model": "A100"}
-NODES = [node("n1", gpu(**GPU), gpu(**GPU)),
-         node("n2", gpu(**GPU), gpu(**GPU, healthy=False), annotations={"hami.io/device-cordon": "GPU-n2-0"}),
-         node("n3", gpu(**GPU | {"model": "H100"}), unschedulable=True)]
-PODS = [bound("a", "n1", (0, 6000, 50), gpu=1), bound("b", "n1", (0, 2000, 10), (1, 1000, 10), gpu=2),
-        bound("secret", "n1", (0, 1500, 5), namespace="other", gpu=1), pending("waits", gpu=2, gpumem=9500)]
+NODES = [
+    node("n1", gpu(**GPU), gpu(**GPU)),
+    node(
+        "n2",
+        gpu(**GPU),
+        gpu(**GPU, healthy=False),
+        annotations={"hami.io/device-cordon": "GPU-n2-0"},
+    ),
+    node("n3", gpu(**GPU | {"model": "H100"}), unschedulable=True),
+]
+PODS = [
+    bound("a", "n1", (0, 6000, 50), gpu=1),
+    bound("b", "n1", (0, 2000, 10), (1, 1000, 10), gpu=2),
+    bound("secret", "n1", (0, 1500, 5), namespace="other", gpu=1),
+    pending("waits", gpu=2, gpumem=9500),
+]
 QUOTAS = [quota("default", gpumem=90_000)]
-PATHS = ["/", "/pending", "/nodes/n1", "/cards/n1/GPU-n1-0", "/pods/default/a", "/pods/default/waits", "/namespaces",
-         "/namespaces/default"]
+PATHS = [
+    "/",
+    "/pending",
+    "/nodes/n1",
+    "/cards/n1/GPU-n1-0",
+    "/pods/default/a",
+    "/pods/default/waits",
+    "/namespaces",
+    "/namespaces/default",
+]
 RIGHTS = Rights({"t-admin": "admin", "t-dev": "dev"}, {"admin": {""}, "dev": {"default"}})
 
 
@@ -48,12 +67,21 @@ def names(answer):
 
 def test_cards_are_the_rows_of_top_with_the_parts_that_pods_hold(stage):
     answer = stage.json("/")
-    assert answer["total"] == {"nodes": 3, "cards": 5, "memoryMib": 50_000, "memoryUsedMib": 10_500,
-                               "largestFreeMib": 10_000, "pods": 3}
+    assert answer["total"] == {
+        "nodes": 3,
+        "cards": 5,
+        "memoryMib": 50_000,
+        "memoryUsedMib": 10_500,
+        "largestFreeMib": 10_000,
+        "pods": 3,
+    }
     first = answer["items"][0]["cards"][0]
     assert (first["row"]["memoryUsedMib"], first["row"]["coresUsed"]) == (9500, 65)
     assert [(part["pod"], part["memoryMib"], part["cores"]) for part in first["segments"]] == [
-        ("a", 6000, 50), ("b", 2000, 10), ("secret", 1500, 5)]
+        ("a", 6000, 50),
+        ("b", 2000, 10),
+        ("secret", 1500, 5),
+    ]
 
 
 def test_a_reserved_part_is_marked(stage):
@@ -62,18 +90,34 @@ def test_a_reserved_part_is_marked(stage):
     stage.add(smaller)
     pod = next(other for other in stage.cache.pods.waiting() if other is not waits)
     stage.cache.assume(pod, ["n1"])
-    parts = [part for card in stage.json("/nodes/n1")["cards"] for part in card["segments"] if part["isReserved"]]
+    parts = [
+        part
+        for card in stage.json("/nodes/n1")["cards"]
+        for part in card["segments"]
+        if part["isReserved"]
+    ]
     assert [(part["pod"], part["memoryMib"]) for part in parts] == [("soon", 3000)]
     assert "url(#hatch)" in stage.ask("/nodes/n1").text.partition("<main")[2]
     assert stage.json("/pods/default/soon")["row"]["state"] == "Reserved"
     assert [item["name"] for item in stage.json("/pending")["items"]] == ["waits"]
 
 
-@pytest.mark.parametrize("query, expected", [
-    ("", ["n1", "n2", "n3"]), ("node=N1", ["n1"]), ("model=h1", ["n3"]), ("state=cordoned", ["n2", "n3"]),
-    ("state=unhealthy", ["n2"]), ("state=full", ["n2"]), ("state=free", ["n1", "n3"]), ("state=reserved", []),
-    ("sort=memory", ["n1", "n2", "n3"]), ("sort=free&state=free", ["n3", "n1"]), ("page=99", ["n1", "n2", "n3"]),
-])
+@pytest.mark.parametrize(
+    "query, expected",
+    [
+        ("", ["n1", "n2", "n3"]),
+        ("node=N1", ["n1"]),
+        ("model=h1", ["n3"]),
+        ("state=cordoned", ["n2", "n3"]),
+        ("state=unhealthy", ["n2"]),
+        ("state=full", ["n2"]),
+        ("state=free", ["n1", "n3"]),
+        ("state=reserved", []),
+        ("sort=memory", ["n1", "n2", "n3"]),
+        ("sort=free&state=free", ["n3", "n1"]),
+        ("page=99", ["n1", "n2", "n3"]),
+    ],
+)
 def test_filters_and_orders_of_nodes(stage, query, expected):
     assert names(stage.json(f"/?{query}")) == expected
 
@@ -93,7 +137,9 @@ def test_a_pod_that_waits_is_explained_as_hami_explain_does(stage):
     stage.explain()
     (item,) = stage.json("/pending")["items"]
     why = item["explanation"]
-    assert item["requests"] == [{"container": "main", "requests": ["2 × NVIDIA with 9500 MiB, 0 cores"]}]
+    assert item["requests"] == [
+        {"container": "main", "requests": ["2 × NVIDIA with 9500 MiB, 0 cores"]}
+    ]
     assert (why["nodes"][0]["node"], why["nodes"][0]["cards"][0]["shortMib"]) == ("n1", 500)
     assert {"changes": ["pod default/a ends"], "node": "n1"} not in why["suggestions"]
     assert why["suggestions"][0]["node"] == "n1"
@@ -101,17 +147,24 @@ def test_a_pod_that_waits_is_explained_as_hami_explain_does(stage):
 
 
 def test_a_pod_of_a_gang_shows_what_the_gang_lacks(stage):
-    members = [bound("ring-0", "n1", (1, 1000, 10)),
-               *(pending(f"ring-{number}", gpu=1, gpumem=9000) for number in "123")]
+    members = [
+        bound("ring-0", "n1", (1, 1000, 10)),
+        *(pending(f"ring-{number}", gpu=1, gpumem=9000) for number in "123"),
+    ]
     for member in (*members, other := pending("other", gpu=1, gpumem=9000)):
-        member["spec"]["schedulingGroup"] = {"podGroupName": "ring" if member is not other else "others"}
+        member["spec"]["schedulingGroup"] = {
+            "podGroupName": "ring" if member is not other else "others"
+        }
         stage.add(member)
     stage.json("/pods/default/ring-1")
     stage.explain()
     gang = stage.json("/pods/default/ring-1")["waits"]["explanation"]["gang"]
     assert (gang["bound"], gang["waiting"], gang["required"]) == (1, 3, None)
     text = html.unescape(stage.ask("/pods/default/ring-1").text)
-    assert "It belongs to the gang ring, which needs a number of pods together that could not be read." in text
+    assert (
+        "It belongs to the gang ring, which needs a number of pods together that could not be read."
+        in text
+    )
     assert f"HAMi would place {gang['fitting']} of the 3 that are not bound now" in text
 
 
@@ -122,7 +175,9 @@ def test_a_pod_of_high_priority_shows_whom_it_would_preempt():
     stage.add(urgent)
     stage.json("/pods/default/urgent")
     stage.explain()
-    assert "It would preempt 1 pod on n1: default/low." in html.unescape(stage.ask("/pods/default/urgent").text)
+    assert "It would preempt 1 pod on n1: default/low." in html.unescape(
+        stage.ask("/pods/default/urgent").text
+    )
     low = bound("low", "n1", (0, 5000, 10))
     low["metadata"] |= {"deletionTimestamp": "2026-08-21T12:00:30Z", "resourceVersion": "2"}
     urgent["metadata"]["resourceVersion"], urgent["status"]["nominatedNodeName"] = "2", "n1"
@@ -138,7 +193,9 @@ def test_a_pod_of_high_priority_shows_whom_it_would_preempt():
 def test_an_answer_follows_the_cluster(stage):
     stage.json("/pending")
     stage.explain()
-    stage.cache.nodes.upsert(Stage([node("n4", gpu(memory_mib=40_000), gpu(memory_mib=40_000))]).cache.nodes.get("n4"))
+    stage.cache.nodes.upsert(
+        Stage([node("n4", gpu(memory_mib=40_000), gpu(memory_mib=40_000))]).cache.nodes.get("n4")
+    )
     stage.clock.seconds += 60
     stage.json("/pending")
     stage.explain()
@@ -160,7 +217,9 @@ def test_a_namespace_shows_its_quota(stage):
 
 def test_cells_of_cards_that_have_not_changed_are_not_rendered_again(stage):
     rendered = []
-    stage.app.jinja_env.filters["hue"] = lambda name: rendered.append(name) or "hue0"  # of each part of a card
+    stage.app.jinja_env.filters["hue"] = lambda name: (
+        rendered.append(name) or "hue0"
+    )  # of each part of a card
     stage.ask("/")
     first = len(rendered)
     stage.add(bound("newcomer", "n1", (0, 700, 5)))
@@ -171,14 +230,23 @@ def test_cells_of_cards_that_have_not_changed_are_not_rendered_again(stage):
 
 
 def claim(pod, namespace="default"):
-    part = ClaimedDevice(pool="hami/d", device="gpu-d", memory_mib=3000, cores=10, share_milli=10_000)
-    return AllocatedClaim(namespace=namespace, name=f"{pod}-hami", uid=f"claim-{pod}", requests=(
-        ClaimedRequest(name="main", devices=(part,)),), pods=(PodRef(namespace, pod, f"uid-{namespace}-{pod}"),))
+    part = ClaimedDevice(
+        pool="hami/d", device="gpu-d", memory_mib=3000, cores=10, share_milli=10_000
+    )
+    return AllocatedClaim(
+        namespace=namespace,
+        name=f"{pod}-hami",
+        uid=f"claim-{pod}",
+        requests=(ClaimedRequest(name="main", devices=(part,)),),
+        pods=(PodRef(namespace, pod, f"uid-{namespace}-{pod}"),),
+    )
 
 
 def add_claims(stage):
     stage.cache.nodes.upsert(parse_node(b'{"metadata": {"name": "d", "resourceVersion": "1"}}'))
-    stage.claims.set_slice("s", PublishedSlice("d", 1, (builders.gpu("GPU-d", memory_mib=10_000, model="T4"),)))
+    stage.claims.set_slice(
+        "s", PublishedSlice("d", 1, (builders.gpu("GPU-d", memory_mib=10_000, model="T4"),))
+    )
     stage.clock.seconds += 60
     for held in (claim("mine"), claim("secret", "other")):
         stage.claims.set_claim(held.uid, held)
@@ -191,7 +259,9 @@ def test_what_claims_hold_is_on_the_pages(stage):
     assert answer["total"]["cards"] == before["cards"] + 1
     (card,) = next(item for item in answer["items"] if item["node"]["name"] == "d")["cards"]
     assert [(part["namespace"], part["pod"], part["memoryMib"]) for part in card["segments"]] == [
-        ("default", "mine", 3000), ("other", "secret", 3000)]
+        ("default", "mine", 3000),
+        ("other", "secret", 3000),
+    ]
     stage.claims.set_claim("claim-mine", None)
     stage.clock.seconds += 60
     assert stage.json("/")["total"]["memoryUsedMib"] == before["memoryUsedMib"] + 3000
@@ -200,10 +270,19 @@ def test_what_claims_hold_is_on_the_pages(stage):
 def test_a_node_whose_claims_hami_allocates_is_on_the_pages_once(stage):
     before = stage.json("/")
     assert "n1" in names(before)
-    stage.claims.set_slice("s", PublishedSlice("n1", 1, (builders.gpu("GPU-n1-0", by_claims=True),)))
+    stage.claims.set_slice(
+        "s", PublishedSlice("n1", 1, (builders.gpu("GPU-n1-0", by_claims=True),))
+    )
     part = ClaimedDevice(pool="hami/n1", device="gpu-n1-0", memory_mib=3000, share_milli=10_000)
-    stage.claims.set_claim("c", AllocatedClaim(namespace="default", name="c", uid="c", requests=(
-        ClaimedRequest(name="main", devices=(part,)),)))
+    stage.claims.set_claim(
+        "c",
+        AllocatedClaim(
+            namespace="default",
+            name="c",
+            uid="c",
+            requests=(ClaimedRequest(name="main", devices=(part,)),),
+        ),
+    )
     stage.clock.seconds += 60
     after = stage.json("/")
     assert (after["total"], after["items"]) == (before["total"], before["items"])
@@ -211,11 +290,24 @@ def test_a_node_whose_claims_hami_allocates_is_on_the_pages_once(stage):
 
 def test_the_cards_for_claims_of_a_node_are_beside_its_others(stage):
     before = stage.json("/")["total"]
-    stage.claims.set_slice("s", PublishedSlice("n1", 1, (builders.gpu("GPU-d", memory_mib=10_000),)))
+    stage.claims.set_slice(
+        "s", PublishedSlice("n1", 1, (builders.gpu("GPU-d", memory_mib=10_000),))
+    )
     stage.clock.seconds += 60
     assert stage.json("/")["total"]["cards"] == before["cards"] + 1
-    held = replace(claim("mine"), requests=(ClaimedRequest(name="main", devices=(
-        ClaimedDevice(pool="hami/n1", device="gpu-d", memory_mib=3000, share_milli=10_000),)),))
+    held = replace(
+        claim("mine"),
+        requests=(
+            ClaimedRequest(
+                name="main",
+                devices=(
+                    ClaimedDevice(
+                        pool="hami/n1", device="gpu-d", memory_mib=3000, share_milli=10_000
+                    ),
+                ),
+            ),
+        ),
+    )
     stage.claims.set_claim(held.uid, held)
     stage.clock.seconds += 60
     assert stage.json("/")["total"]["memoryUsedMib"] == before["memoryUsedMib"] + 3000
@@ -227,7 +319,9 @@ def test_the_cards_for_claims_of_a_node_are_beside_its_others(stage):
 def test_pods_of_other_namespaces_with_claims_have_no_names(guarded):
     add_claims(guarded)
     text = guarded.ask("/nodes/d?namespace=default&format=json", "t-dev").text
-    assert "mine" in text and "secret" not in text and "other" not in text
+    assert "mine" in text
+    assert "secret" not in text
+    assert "other" not in text
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -268,10 +362,19 @@ def test_a_refusal_names_the_way_to_authenticate(guarded):
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
-@pytest.mark.parametrize("host, status", [
-    ("localhost", 200), ("localhost:8445", 200), ("127.0.0.1:8445", 200), ("[::1]:8445", 200), ("[::1]", 200),
-    ("evil.example", 403), ("localhost.evil.example:8445", 403), ("10.0.0.1", 403),
-])
+@pytest.mark.parametrize(
+    "host, status",
+    [
+        ("localhost", 200),
+        ("localhost:8445", 200),
+        ("127.0.0.1:8445", 200),
+        ("[::1]:8445", 200),
+        ("[::1]", 200),
+        ("evil.example", 403),
+        ("localhost.evil.example:8445", 403),
+        ("10.0.0.1", 403),
+    ],
+)
 def test_on_loopback_a_foreign_name_is_refused(stage, host, status):
     assert stage.ask("/", host=host).status_code == status
 
@@ -297,7 +400,9 @@ def test_a_change_is_shown(stage):
     stage.clock.seconds += 60
     assert stage.ask("/", If_None_Match=etag).status_code == 200
     assert stage.json("/")["total"]["memoryUsedMib"] == 11_000
-    stage.cache.nodes.upsert(Stage([NODES[0] | {"spec": {"unschedulable": True}}]).cache.nodes.get("n1"))
+    stage.cache.nodes.upsert(
+        Stage([NODES[0] | {"spec": {"unschedulable": True}}]).cache.nodes.get("n1")
+    )
     stage.clock.seconds += 60
     assert names(stage.json("/?state=cordoned")) == ["n1", "n2", "n3"]
     stage.cache.nodes.remove(stage.cache.nodes.get("n1"))
@@ -305,8 +410,18 @@ def test_a_change_is_shown(stage):
     assert names(stage.json("/")) == ["n2", "n3"]
 
 
-@pytest.mark.parametrize("method, status", [
-    ("GET", 200), ("HEAD", 200), ("POST", 405), ("PUT", 405), ("DELETE", 405), ("PATCH", 405), ("OPTIONS", 405)])
+@pytest.mark.parametrize(
+    "method, status",
+    [
+        ("GET", 200),
+        ("HEAD", 200),
+        ("POST", 405),
+        ("PUT", 405),
+        ("DELETE", 405),
+        ("PATCH", 405),
+        ("OPTIONS", 405),
+    ],
+)
 @pytest.mark.parametrize("path", ["/", "/pods/default/a"])
 def test_only_questions_are_answered(stage, path, method, status):
     answer = stage.ask(path, method=method)
@@ -325,19 +440,30 @@ def test_nothing_else_is_served(stage, path):
 def test_every_answer_has_the_headers_that_protect_it(stage, path):
     headers = stage.ask(path).headers
     policy = headers["Content-Security-Policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
     assert (headers["X-Frame-Options"], headers["X-Content-Type-Options"]) == ("DENY", "nosniff")
     assert "no-cache" in headers["Cache-Control"] or "no-store" in headers["Cache-Control"]
 
 
-@pytest.mark.parametrize("path, status, text", [
-    ("/nodes/n11", 404, "did you mean n1?"), ("/cards/n1/GPU-n1-9", 404, "did you mean GPU-n1-"),
-    ("/pods/default/wait", 404, "did you mean waits?"), ("/pods/nowhere/a", 404, "there is no pod"),
-    ("/namespaces/nowhere", 404, "no pod in a namespace nowhere"), ("/?sort=size", 400, "expected name, memory"),
-    ("/?state=odd", 400, "expected free"), ("/?page=0", 400, "page: expected"), ("/?page=x", 400, "page: expected"),
-    ("/?node=" + "x" * 300, 400, "at most 253"), ("/?format=xml", 400, "expected html or json"),
-    ("/pods/default/" + "x" * 5000, 404, "there is no pod"),
-])
+@pytest.mark.parametrize(
+    "path, status, text",
+    [
+        ("/nodes/n11", 404, "did you mean n1?"),
+        ("/cards/n1/GPU-n1-9", 404, "did you mean GPU-n1-"),
+        ("/pods/default/wait", 404, "did you mean waits?"),
+        ("/pods/nowhere/a", 404, "there is no pod"),
+        ("/namespaces/nowhere", 404, "no pod in a namespace nowhere"),
+        ("/?sort=size", 400, "expected name, memory"),
+        ("/?state=odd", 400, "expected free"),
+        ("/?page=0", 400, "page: expected"),
+        ("/?page=x", 400, "page: expected"),
+        ("/?node=" + "x" * 300, 400, "at most 253"),
+        ("/?format=xml", 400, "expected html or json"),
+        ("/pods/default/" + "x" * 5000, 404, "there is no pod"),
+    ],
+)
 def test_what_is_wrong_is_named(stage, path, status, text):
     answer = stage.ask(path)
     assert (answer.status_code, text in html.unescape(answer.text)) == (status, True)
@@ -345,7 +471,9 @@ def test_what_is_wrong_is_named(stage, path, status, text):
 
 
 def test_errors_are_json_where_json_is_asked_for(stage):
-    assert stage.ask("/nodes/gone?format=json").json == {"error": "there is no node with devices: gone"}
+    assert stage.ask("/nodes/gone?format=json").json == {
+        "error": "there is no node with devices: gone"
+    }
 
 
 def test_before_the_cluster_is_read_nothing_is_shown():
@@ -356,7 +484,10 @@ def test_before_the_cluster_is_read_nothing_is_shown():
 def test_probes_need_no_token(guarded):
     assert [guarded.ask(path).text for path in ("/healthz", "/readyz")] == ["ok\n", "ok\n"]
     guarded.hung = "thread pods hangs"
-    assert (guarded.ask("/healthz").status_code, guarded.ask("/healthz").text) == (500, "thread pods hangs\n")
+    assert (guarded.ask("/healthz").status_code, guarded.ask("/healthz").text) == (
+        500,
+        "thread pods hangs\n",
+    )
     assert Stage(unready="reading").ask("/readyz").status_code == 503
     assert guarded.ask("/").status_code == 401
 
@@ -396,10 +527,18 @@ def test_texts_of_tenants_are_escaped():
     stage = Stage([node("n1", gpu(**card))], [evil, waits])
     stage.ask("/pending")
     stage.explain()
-    for path in ("/", "/pending", "/nodes/n1", "/cards/n1/GPU-n1-0", "/namespaces", f"/pods/default/{EVIL}",
-                 f"/nodes/{EVIL}"):
+    for path in (
+        "/",
+        "/pending",
+        "/nodes/n1",
+        "/cards/n1/GPU-n1-0",
+        "/namespaces",
+        f"/pods/default/{EVIL}",
+        f"/nodes/{EVIL}",
+    ):
         text = stage.ask(path).text
-        assert text.count("<script") == 1 and "<img src=x" not in text
+        assert text.count("<script") == 1
+        assert "<img src=x" not in text
         assert "onerror" not in Tags(text).tags
 
 

@@ -59,6 +59,7 @@ def test_what_takes_long_is_made_less_often():
 def test_a_failure_is_not_kept():
     def fail():
         raise ValueError
+
     renderings = Renderings(clock=Clock())
     for _ in range(2):
         with pytest.raises(ValueError):
@@ -90,8 +91,10 @@ def test_only_one_rendering_is_made_at_a_time_and_the_others_get_it():
         return make()
 
     answers = []
-    threads = [threading.Thread(target=lambda: answers.append(renderings.get("a", lambda: 1, slow).body))
-               for _ in range(5)]
+    threads = [
+        threading.Thread(target=lambda: answers.append(renderings.get("a", lambda: 1, slow).body))
+        for _ in range(5)
+    ]
     for thread in threads:
         thread.start()
     begun.wait(20)
@@ -108,8 +111,10 @@ def test_nobody_waits_for_templates():
 
 
 def test_explaining_leaves_the_cluster_alone():
-    stage = Stage([node("n1"), node("n2", unschedulable=True)],
-                  [bound("a", "n1", (0, 20_000, 50), gpu=1), pending("waits", gpu=1, gpumem=90_000)])
+    stage = Stage(
+        [node("n1"), node("n2", unschedulable=True)],
+        [bound("a", "n1", (0, 20_000, 50), gpu=1), pending("waits", gpu=1, gpumem=90_000)],
+    )
     before = content(stage.cache), stage.cache.version()
     stage.ask("/pending")
     stage.explain()
@@ -118,7 +123,9 @@ def test_explaining_leaves_the_cluster_alone():
 
 
 def test_pods_that_ask_for_the_same_have_one_answer():
-    stage = Stage([node("n1")], [pending(f"w{number}", gpu=1, gpumem=90_000) for number in range(9)])
+    stage = Stage(
+        [node("n1")], [pending(f"w{number}", gpu=1, gpumem=90_000) for number in range(9)]
+    )
     stage.ask("/pending")
     stage.explain()
     assert stage.explainer.changes == 1
@@ -135,8 +142,15 @@ def test_the_live_rows_are_those_of_hami_top_and_the_answers_those_of_hami_expla
     for pod in [pod for pod in record.pods if not pod.node_name][:3]:
         stage.explainer.view(Question.of(pod, Scope()))
         stage.explain()
-        answer, report = stage.explainer.view(Question.of(pod, Scope())), explain_pod(inspected, pod, ())
-        assert (answer.fits, answer.unfit, answer.suggestions) == (report.fits, len(report.nodes), report.suggestions)
+        answer, report = (
+            stage.explainer.view(Question.of(pod, Scope())),
+            explain_pod(inspected, pod, ()),
+        )
+        assert (answer.fits, answer.unfit, answer.suggestions) == (
+            report.fits,
+            len(report.nodes),
+            report.suggestions,
+        )
 
 
 @settings(max_examples=20)
@@ -145,15 +159,24 @@ def test_the_namespaces_are_those_of_hami_top(rng):
     record = some_record(rng)
     inspected, stage = InspectedCluster(record), Stage.of(record)
     expected = sorted(namespace_rows(inspected), key=NAMESPACES.name)
-    assert sorted(namespace_rows(stage.live.cluster((), Scope()), Scope()), key=NAMESPACES.name) == expected
+    assert (
+        sorted(namespace_rows(stage.live.cluster((), Scope()), Scope()), key=NAMESPACES.name)
+        == expected
+    )
     for name in {row.name for row in expected}:
         own = stage.live.namespace(name)
-        assert sorted(namespace_rows(own, [name]), key=NAMESPACES.name) == [row for row in expected if row.name == name]
+        assert sorted(namespace_rows(own, [name]), key=NAMESPACES.name) == [
+            row for row in expected if row.name == name
+        ]
         holders = [inspected.pods[uid] for uid in own.pods]
-        shown = [(row.name, row.node, row.cards, row.memory_mib, row.cores)
-                 for row in pod_rows(own, own.pods.values())]
-        assert shown == [(row.name, row.node, row.cards, row.memory_mib, row.cores)
-                         for row in pod_rows(inspected, holders)]
+        shown = [
+            (row.name, row.node, row.cards, row.memory_mib, row.cores)
+            for row in pod_rows(own, own.pods.values())
+        ]
+        assert shown == [
+            (row.name, row.node, row.cards, row.memory_mib, row.cores)
+            for row in pod_rows(inspected, holders)
+        ]
 
 
 @settings(max_examples=20)
@@ -171,7 +194,9 @@ def test_rows_follow_every_change(chance):
             case 2 if (fresh := stage.cache.nodes.get(on)) is not None and chance.random() < 0.3:
                 stage.cache.nodes.remove(fresh)
         inspected = stage.live.cluster(stage.cache.nodes.names(), Scope())
-        assert stage.live.node_rows() == {row.name: row for row in node_rows(inspected, inspected.nodes.values())}
+        assert stage.live.node_rows() == {
+            row.name: row for row in node_rows(inspected, inspected.nodes.values())
+        }
 
 
 def test_a_row_follows_a_change_of_pods_that_hold_the_same():
@@ -185,17 +210,39 @@ def test_a_row_follows_a_change_of_pods_that_hold_the_same():
     assert stage.live.node_rows()["n1"].reserved == 0
 
 
-@pytest.mark.parametrize("items, page, expected", [
-    (0, 1, (0, 1, 1)), (5, 1, (5, 1, 1)), (10, 1, (10, 1, 1)), (11, 1, (10, 1, 2)), (11, 2, (1, 2, 2)),
-    (11, 99, (1, 2, 2))])
+@pytest.mark.parametrize(
+    "items, page, expected",
+    [
+        (0, 1, (0, 1, 1)),
+        (5, 1, (5, 1, 1)),
+        (10, 1, (10, 1, 1)),
+        (11, 1, (10, 1, 2)),
+        (11, 2, (1, 2, 2)),
+        (11, 99, (1, 2, 2)),
+    ],
+)
 def test_pages(items, page, expected):
     shown, page, pages = paged(range(items), page, 10)
     assert (len(shown), page, pages) == expected
 
 
-@pytest.mark.parametrize("made, expected", [
-    (percent(5, 10), 50), (percent(15, 10), 150), (percent(1, 0), 0), (width(5, 10), 500), (width(15, 10), 1000),
-    (width(-1, 10), 0), (width(1, 0), 0), (mib(500), "500 MiB"), (mib(2048), "2 GiB"), (mib(2_560), "2.5 GiB"),
-    (mib(81_920_000), "80,000 GiB"), (hue(None), "other")], ids=repr)
+@pytest.mark.parametrize(
+    "made, expected",
+    [
+        (percent(5, 10), 50),
+        (percent(15, 10), 150),
+        (percent(1, 0), 0),
+        (width(5, 10), 500),
+        (width(15, 10), 1000),
+        (width(-1, 10), 0),
+        (width(1, 0), 0),
+        (mib(500), "500 MiB"),
+        (mib(2048), "2 GiB"),
+        (mib(2_560), "2.5 GiB"),
+        (mib(81_920_000), "80,000 GiB"),
+        (hue(None), "other"),
+    ],
+    ids=repr,
+)
 def test_texts(made, expected):
     assert made == expected

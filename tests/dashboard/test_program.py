@@ -48,7 +48,9 @@ class Cluster:
             raise self.error
         if path not in self._lists:
             return b"{}"
-        return json.dumps({"metadata": {"resourceVersion": "5"}, "items": self._lists[path]}).encode()
+        return json.dumps(
+            {"metadata": {"resourceVersion": "5"}, "items": self._lists[path]}
+        ).encode()
 
     def stream(self, path, query, *, read_timeout):
         return SilentWatch()
@@ -76,19 +78,24 @@ class SilentWatch:
 
 @pytest.fixture
 def cluster():
-    return Cluster([node("n1")], [bound("a", "n1", (0, 20_000, 50), gpu=1), pending("waits", gpu=1, gpumem=90_000)])
+    return Cluster(
+        [node("n1")],
+        [bound("a", "n1", (0, 20_000, 50), gpu=1), pending("waits", gpu=1, gpumem=90_000)],
+    )
 
 
 @pytest.fixture
 def start(cluster):
     """Starts programs on loopback and stops them after the test."""
     with contextlib.ExitStack() as stack:
+
         def start(**given):
             settings = DashboardSettings(**{"bind_address": Address("127.0.0.1", 0)} | given)
             program = DashboardProgram(settings, cluster_cache(Settings()), api=cluster)
             program.start()
             stack.callback(program.stop)
             return program
+
         yield start
 
 
@@ -107,7 +114,9 @@ def test_it_shows_the_cluster_once_it_has_read_it(start, cluster):
     assert get(program, "/")[0] == 503
     cluster.is_read.set()
     eventually(lambda: get(program, "/readyz") == (200, "ok\n"), "the cluster has been read")
-    assert [item["node"]["name"] for item in json.loads(get(program, "/?format=json")[1])["items"]] == ["n1"]
+    assert [
+        item["node"]["name"] for item in json.loads(get(program, "/?format=json")[1])["items"]
+    ] == ["n1"]
 
 
 def test_it_shows_nothing_while_the_api_server_has_been_silent_for_long(start, monkeypatch):
@@ -166,14 +175,19 @@ def test_an_address_in_use_ends_the_start_with_a_reason(start):
         start(bind_address=Address(*start().address))
 
 
-def test_other_addresses_serve_https_with_a_certificate_of_its_own_until_there_is_one(start, tmp_path):
+def test_other_addresses_serve_https_with_a_certificate_of_its_own_until_there_is_one(
+    start, tmp_path
+):
     authority = Authority("ours")
     files = tmp_path / "tls.crt", tmp_path / "tls.key"
     program = start(bind_address=Address("", 0), cert_file=str(files[0]), key_file=str(files[1]))
     anyone = ssl.create_default_context()
     anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
     with pytest.warns(urllib3.exceptions.InsecureRequestWarning):
-        assert [get(program, path, ssl_context=anyone)[0] for path in ("/healthz", "/")] == [200, 401]
+        assert [get(program, path, ssl_context=anyone)[0] for path in ("/healthz", "/")] == [
+            200,
+            401,
+        ]
     with pytest.raises(urllib3.exceptions.HTTPError):
         get(program, "/healthz")  # no plain HTTP
     for path, data in zip(files, authority.issue("server"), strict=True):
@@ -195,16 +209,31 @@ def is_trusted(program, context):
 @pytest.fixture
 def process(tmp_path):
     """A process of ``hami dashboard`` without an API server, and the port of its pages."""
-    config = {"apiVersion": "v1", "kind": "Config", "current-context": "x",
-              "clusters": [{"name": "x", "cluster": {"server": "http://127.0.0.1:1"}}],
-              "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-              "users": [{"name": "x", "user": {}}]}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "x",
+        "clusters": [{"name": "x", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "users": [{"name": "x", "user": {}}],
+    }
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "hami.cli", "dashboard", "--bind-address=127.0.0.1:0"]
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True,
-                               env=os.environ | {"KUBECONFIG": str(tmp_path / "kubeconfig")})
+    started = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"KUBECONFIG": str(tmp_path / "kubeconfig")},
+    )
     try:
-        yield started, next(int(match[1]) for line in started.stderr if (match := re.search(r"serving.*:(\d+)", line)))
+        yield (
+            started,
+            next(
+                int(match[1])
+                for line in started.stderr
+                if (match := re.search(r"serving.*:(\d+)", line))
+            ),
+        )
     finally:
         started.kill()
         started.wait(TIMEOUT_S)
@@ -214,7 +243,9 @@ def process(tmp_path):
 def probe(port, timeout=TIMEOUT_S):
     """Status of ``/healthz``; ``None`` without an answer in time."""
     with contextlib.suppress(urllib3.exceptions.HTTPError):
-        return urllib3.request("GET", f"http://localhost:{port}/healthz", retries=False, timeout=timeout).status
+        return urllib3.request(
+            "GET", f"http://localhost:{port}/healthz", retries=False, timeout=timeout
+        ).status
     return None
 
 
@@ -239,16 +270,26 @@ def test_a_signal_ends_it_with_0(process):
 def dashboard(*args):
     """Result of ``hami dashboard`` with *args*; its settings, and its cache."""
     served = []
-    result = CliRunner().invoke(main, ["dashboard", *args], env={"POD_NAMESPACE": None},
-                                obj=lambda *given: served.append(given) or 0)
+    result = CliRunner().invoke(
+        main,
+        ["dashboard", *args],
+        env={"POD_NAMESPACE": None},
+        obj=lambda *given: served.append(given) or 0,
+    )
     return result, *(served[0] if served else (None, None))
 
 
-@pytest.mark.parametrize("args, field, value", [
-    (["--bind-address=:3"], "bind_address", Address("", 3)), (["--monitor-selector="], "monitor_selector", ""),
-    (["--monitor-port=3"], "monitor_port", 3), (["--node-label-selector=gpu=on"], "node_selector", "gpu=on"),
-    (["--kube-timeout=5"], "kube_timeout", 5), ([], "bind_address", Address("127.0.0.1", 8445)),
-])
+@pytest.mark.parametrize(
+    "args, field, value",
+    [
+        (["--bind-address=:3"], "bind_address", Address("", 3)),
+        (["--monitor-selector="], "monitor_selector", ""),
+        (["--monitor-port=3"], "monitor_port", 3),
+        (["--node-label-selector=gpu=on"], "node_selector", "gpu=on"),
+        (["--kube-timeout=5"], "kube_timeout", 5),
+        ([], "bind_address", Address("127.0.0.1", 8445)),
+    ],
+)
 def test_each_flag_sets_its_field(args, field, value):
     result, settings, _ = dashboard(*args)
     assert result.exit_code == 0, result.output
@@ -256,26 +297,39 @@ def test_each_flag_sets_its_field(args, field, value):
 
 
 def test_policies_and_devices_are_those_of_the_scheduler_s_flags():
-    _, _, cache = dashboard("--node-scheduler-policy=spread", "--gpu-scheduler-policy=binpack",
-                            "--resource-name=a.b/gpu", "--enable-ascend", "--foreign-reservations")
+    _, _, cache = dashboard(
+        "--node-scheduler-policy=spread",
+        "--gpu-scheduler-policy=binpack",
+        "--resource-name=a.b/gpu",
+        "--enable-ascend",
+        "--foreign-reservations",
+    )
     assert (cache.policies.node, cache.policies.device) == ("spread", "binpack")
     assert cache.vendors["NVIDIA"].resources.count == "a.b/gpu"
     assert any(vendor.key.startswith("Ascend") for vendor in cache.vendors)
 
 
-@pytest.mark.parametrize("args, problem", [
-    (["--monitor-port=65536"], "--monitor-port: expected a port"),
-    (["--cert_file=/x"], "--cert_file without --key_file"), (["--leader-elect"], "No such option"),
-], ids=str)
+@pytest.mark.parametrize(
+    "args, problem",
+    [
+        (["--monitor-port=65536"], "--monitor-port: expected a port"),
+        (["--cert_file=/x"], "--cert_file without --key_file"),
+        (["--leader-elect"], "No such option"),
+    ],
+    ids=str,
+)
 def test_what_cannot_be_used_is_refused_in_one_line(args, problem):
     result, settings, _ = dashboard(*args)
-    assert result.exit_code != 0 and settings is None
+    assert result.exit_code != 0
+    assert settings is None
     assert problem in result.output.splitlines()[-1]
 
 
 def test_help_explains_every_flag():
     output = CliRunner().invoke(main, ["dashboard", "--help"], terminal_width=120).output
-    assert [flag.name for _, flags in DASHBOARD_FLAGS for flag in flags if flag.name not in output] == []
+    assert [
+        flag.name for _, flags in DASHBOARD_FLAGS for flag in flags if flag.name not in output
+    ] == []
     for text in ("[default: 127.0.0.1:8445]", "TokenReviews", "[default: binpack]"):
         assert text in " ".join(output.split())
 
@@ -285,4 +339,6 @@ def test_the_scheduler_names_the_new_place_of_flags_that_have_moved(flag):
     for words in ([f"{flag}=1"], [flag, "1"]):
         result = CliRunner().invoke(main, ["scheduler", *words], obj=pytest.fail)
         assert result.exit_code == 2
-        assert f"use hami dashboard --{flag[12:].replace('_', '-')}" in result.output.splitlines()[-1]
+        assert (
+            f"use hami dashboard --{flag[12:].replace('_', '-')}" in result.output.splitlines()[-1]
+        )

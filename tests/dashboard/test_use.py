@@ -33,19 +33,27 @@ from tests.monitor.stage import CARD, OTHER, Stage, node_pod
 from tests.world import Clock
 
 AT = "2026-08-21T12:30:00Z"
-CARD_LABELS = 'device_index="0",device_type="NVIDIA-A100",device_uuid="GPU-n1-0",node="n1",zone="vGPU"'
+CARD_LABELS = (
+    'device_index="0",device_type="NVIDIA-A100",device_uuid="GPU-n1-0",node="n1",zone="vGPU"'
+)
 
 
 def card_lines(memory=3 * GIB, percent=45, uuid="GPU-n1-0"):
     labels = CARD_LABELS.replace("GPU-n1-0", uuid)
-    return (f"hami_host_gpu_memory_used_bytes{{{labels}}} {memory}\n"
-            f"hami_host_gpu_utilization_ratio{{{labels}}} {percent}\n")
+    return (
+        f"hami_host_gpu_memory_used_bytes{{{labels}}} {memory}\n"
+        f"hami_host_gpu_utilization_ratio{{{labels}}} {percent}\n"
+    )
 
 
-def pod_lines(memory=GIB, percent=20, *, pod="a", namespace="default", uuid="GPU-n1-0", container="main"):
+def pod_lines(
+    memory=GIB, percent=20, *, pod="a", namespace="default", uuid="GPU-n1-0", container="main"
+):
     labels = f'container="{container}",device_uuid="{uuid}",namespace="{namespace}",pod="{pod}",vdevice_index="0"'
-    return (f"hami_vgpu_memory_used_bytes{{{labels}}} {memory}\n"
-            f"hami_container_device_utilization_ratio{{{labels}}} {percent}\n")
+    return (
+        f"hami_vgpu_memory_used_bytes{{{labels}}} {memory}\n"
+        f"hami_container_device_utilization_ratio{{{labels}}} {percent}\n"
+    )
 
 
 # What is read
@@ -64,31 +72,40 @@ def test_the_page_of_our_monitor_is_read(tmp_path):
     assert (OTHER, "default", "a") not in uses
 
 
-@pytest.mark.parametrize("page, expected", [
-    ("", {}),
-    ("# HELP x\n# TYPE hami_host_gpu_memory_used_bytes gauge\n", {}),
-    (card_lines(), {("GPU-n1-0",): Use(3072, 45, AT)}),
-    (card_lines().partition("\n")[0], {("GPU-n1-0",): Use(3072, None, AT)}),
-    (card_lines(memory="NaN", percent="+Inf"), {}),
-    (card_lines(memory=-5, percent=-1), {("GPU-n1-0",): Use(0, 0, AT)}),
-    (card_lines(memory="4e18", percent=10**15), {("GPU-n1-0",): Use(MAX_MIB, 100, AT)}),
-    (card_lines(memory="1e999", percent="9" * 500), {}),
-    (card_lines(memory="1e300", percent="-9e300"), {}),
-    (card_lines(memory="<script>", percent="1_0"), {}),
-    (pod_lines(container="main") + pod_lines(container="side"),
-     {("GPU-n1-0", "default", "a"): Use(2048, 40, AT)}),
-    (pod_lines(pod=""), {}),
-    (pod_lines(pod="x" * LINE_LIMIT), {}),
-    (pod_lines(pod='a\\"b'), {}),
-    ("hami_host_gpu_memory_used_bytes{\n", {}),
-    ("hami_host_gpu_memory_used_bytes{}\n", {}),
-    ("hami_host_gpu_memory_used_bytes{,} 5\n", {}),
-    ('hami_host_gpu_memory_used_bytes{device_uuid="a",device_uuid="b"} 5\n', {}),
-    ('hami_host_gpu_memory_used_bytes{__name__="up",device_uuid="a"} 5\n', {}),
-    ('hami_host_gpu_memory_used_bytes{device_uuid="a"} 5 1 # {x="y"} 3\n', {("a",): Use(0, None, AT)}),
-    ('hami_host_gpu_memory_used_bytes_total{device_uuid="a"} 5\n', {}),
-    ('up{device_uuid="a"} 5\n', {}),
-], ids=lambda value: repr(value)[:60])
+@pytest.mark.parametrize(
+    "page, expected",
+    [
+        ("", {}),
+        ("# HELP x\n# TYPE hami_host_gpu_memory_used_bytes gauge\n", {}),
+        (card_lines(), {("GPU-n1-0",): Use(3072, 45, AT)}),
+        (card_lines().partition("\n")[0], {("GPU-n1-0",): Use(3072, None, AT)}),
+        (card_lines(memory="NaN", percent="+Inf"), {}),
+        (card_lines(memory=-5, percent=-1), {("GPU-n1-0",): Use(0, 0, AT)}),
+        (card_lines(memory="4e18", percent=10**15), {("GPU-n1-0",): Use(MAX_MIB, 100, AT)}),
+        (card_lines(memory="1e999", percent="9" * 500), {}),
+        (card_lines(memory="1e300", percent="-9e300"), {}),
+        (card_lines(memory="<script>", percent="1_0"), {}),
+        (
+            pod_lines(container="main") + pod_lines(container="side"),
+            {("GPU-n1-0", "default", "a"): Use(2048, 40, AT)},
+        ),
+        (pod_lines(pod=""), {}),
+        (pod_lines(pod="x" * LINE_LIMIT), {}),
+        (pod_lines(pod='a\\"b'), {}),
+        ("hami_host_gpu_memory_used_bytes{\n", {}),
+        ("hami_host_gpu_memory_used_bytes{}\n", {}),
+        ("hami_host_gpu_memory_used_bytes{,} 5\n", {}),
+        ('hami_host_gpu_memory_used_bytes{device_uuid="a",device_uuid="b"} 5\n', {}),
+        ('hami_host_gpu_memory_used_bytes{__name__="up",device_uuid="a"} 5\n', {}),
+        (
+            'hami_host_gpu_memory_used_bytes{device_uuid="a"} 5 1 # {x="y"} 3\n',
+            {("a",): Use(0, None, AT)},
+        ),
+        ('hami_host_gpu_memory_used_bytes_total{device_uuid="a"} 5\n', {}),
+        ('up{device_uuid="a"} 5\n', {}),
+    ],
+    ids=lambda value: repr(value)[:60],
+)
 def test_pages(page, expected):
     assert parse_use(page, AT) == expected
 
@@ -104,11 +121,16 @@ def test_no_page_is_an_error(text, place):
     parse_use(line[:place] + text + line[place:], AT)
 
 
-@pytest.mark.parametrize("uses, expected", [
-    ([], None), ([None], None), ([Use(1, 2, "b"), None], None),
-    ([Use(1, 10, "b"), Use(2, 21, "a")], Use(3, 15, "a")),
-    ([Use(1, None, "b"), Use(None, 2, "a")], Use(None, None, "a")),
-])
+@pytest.mark.parametrize(
+    "uses, expected",
+    [
+        ([], None),
+        ([None], None),
+        ([Use(1, 2, "b"), None], None),
+        ([Use(1, 10, "b"), Use(2, 21, "a")], Use(3, 15, "a")),
+        ([Use(1, None, "b"), Use(None, 2, "a")], Use(None, None, "a")),
+    ],
+)
 def test_the_use_of_a_node_is_that_of_all_its_cards(uses, expected):
     assert total_use(uses) == expected
 
@@ -147,22 +169,26 @@ class Speaker:
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
-@pytest.mark.parametrize("parts, expected", [
-    ([OK, b"Content-Length: 3\r\n\r\nabc"], "abc"),
-    ([OK, b"\r\nabc"], "abc"),
-    ([OK, b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"], "abc"),
-    ([OK, b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"], None),
-    ([OK, b"Content-Length: 5\r\n\r\nabc"], None),
-    ([OK, b"Content-Length: 3\r\n\r\n\xff\xfe\xfd"], "\ufffd" * 3),
-    ([b"HTTP/1.1 503 no\r\n\r\nabc"], None),
-    ([b"HTTP/1.1 302 no\r\nLocation: http://127.0.0.1/\r\n\r\n"], None),
-    ([b"SSH-2.0-x\r\n"], None),
-    ([], None),
-    ([OK, b"X: y\r\n" * 1000, b"\r\nabc"], None),
-    ([OK, b"X: " + b"y" * 70_000, b"\r\n\r\nabc"], None),
-    ([OK, b"\r\n", *[b"x" * 10_000] * 20], None),
-    ([OK, None], None),
-], ids=lambda value: repr(value)[:50])
+@pytest.mark.parametrize(
+    "parts, expected",
+    [
+        ([OK, b"Content-Length: 3\r\n\r\nabc"], "abc"),
+        ([OK, b"\r\nabc"], "abc"),
+        ([OK, b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"], "abc"),
+        ([OK, b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"], None),
+        ([OK, b"Content-Length: 5\r\n\r\nabc"], None),
+        ([OK, b"Content-Length: 3\r\n\r\n\xff\xfe\xfd"], "\ufffd" * 3),
+        ([b"HTTP/1.1 503 no\r\n\r\nabc"], None),
+        ([b"HTTP/1.1 302 no\r\nLocation: http://127.0.0.1/\r\n\r\n"], None),
+        ([b"SSH-2.0-x\r\n"], None),
+        ([], None),
+        ([OK, b"X: y\r\n" * 1000, b"\r\nabc"], None),
+        ([OK, b"X: " + b"y" * 70_000, b"\r\n\r\nabc"], None),
+        ([OK, b"\r\n", *[b"x" * 10_000] * 20], None),
+        ([OK, None], None),
+    ],
+    ids=lambda value: repr(value)[:50],
+)
 def test_answers_of_monitors(parts, expected):
     speaker = Speaker(*parts)
     try:
@@ -192,11 +218,29 @@ def test_nobody_listens():
         read_page("127.0.0.1", port)
 
 
-@pytest.mark.parametrize("address, expected", [
-    ("10.0.0.7", True), ("fd00::7", True), ("192.0.2.2", True), ("", False), ("127.0.0.1", False), ("::1", False),
-    ("169.254.169.254", False), ("fe80::1", False), ("224.0.0.1", False), ("0.0.0.0", False), ("::", False),
-    ("::ffff:127.0.0.1", False), ("::ffff:169.254.169.254", False), ("localhost", False), ("10.0.0.7:80", False),
-    ("10.0.0.7 x", False), ("fe80::1%eth0", False), ("fd00::7%a\r\nX: y", False)])
+@pytest.mark.parametrize(
+    "address, expected",
+    [
+        ("10.0.0.7", True),
+        ("fd00::7", True),
+        ("192.0.2.2", True),
+        ("", False),
+        ("127.0.0.1", False),
+        ("::1", False),
+        ("169.254.169.254", False),
+        ("fe80::1", False),
+        ("224.0.0.1", False),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:169.254.169.254", False),
+        ("localhost", False),
+        ("10.0.0.7:80", False),
+        ("10.0.0.7 x", False),
+        ("fe80::1%eth0", False),
+        ("fd00::7%a\r\nX: y", False),
+    ],
+)
 def test_addresses_of_monitors(address, expected):
     assert is_host(address) is expected
 
@@ -212,8 +256,15 @@ class Pods:
     def request(self, method, path, *, query=None):
         self.requests.append((method, path, query["labelSelector"]))
         name = query["fieldSelector"].removeprefix("spec.nodeName=")
-        items = [{"status": {"podIP": address, "conditions": [{"type": "Ready", "status": self.is_ready}]}}
-                 for address in self.addresses.get(name, ())]
+        items = [
+            {
+                "status": {
+                    "podIP": address,
+                    "conditions": [{"type": "Ready", "status": self.is_ready}],
+                }
+            }
+            for address in self.addresses.get(name, ())
+        ]
         return msgspec.json.encode({"metadata": {}, "items": items})
 
 
@@ -247,7 +298,9 @@ def test_a_monitor_is_looked_for_once_in_a_while_and_again_when_it_does_not_answ
 
 
 def poller(clock, values):
-    return Poller("any", None, PollLimits(interval=10, shown=60, viewed=90, values=values), clock=clock)
+    return Poller(
+        "any", None, PollLimits(interval=10, shown=60, viewed=90, values=values), clock=clock
+    )
 
 
 def test_values_are_polled_while_they_are_viewed_and_shown_while_they_are_fresh():
@@ -288,8 +341,14 @@ def test_nothing_old_is_shown_and_nothing_is_polled_too_often(chance):
         match chance.randrange(3):
             case 0:
                 shown = values.view(name)
-                assert shown is None or clock.seconds - answered[name][0] < 60 and answered[name][1] == shown
-                if clock.seconds - viewed.pop(name, clock.seconds) > 90:  # it may have been forgotten
+                assert (
+                    shown is None
+                    or clock.seconds - answered[name][0] < 60
+                    and answered[name][1] == shown
+                )
+                if (
+                    clock.seconds - viewed.pop(name, clock.seconds) > 90
+                ):  # it may have been forgotten
                     polled.pop(name, None)
                 viewed[name] = clock.seconds
                 for dropped in list(viewed)[:-4]:
@@ -310,11 +369,19 @@ def stage():
     """A node with two cards and a monitor, and one without a monitor."""
     made = DashboardStage(
         [node("n1", gpu(memory_mib=10_000), gpu(memory_mib=10_000)), node("n2")],
-        [bound("a", "n1", (0, 6000, 50), gpu=1), bound("secret", "n1", (0, 1500, 5), namespace="other", gpu=1),
-         pending("waits", gpu=8, gpumem=9500)],
-        rights=Rights({"t-admin": "admin", "t-dev": "dev"}, {"admin": {""}, "dev": {"default"}}))
-    made.monitors["n1"] = (card_lines() + card_lines(0, 0, "GPU-n1-1") + pod_lines()
-                           + pod_lines(777 * MIB, 7, pod="secret", namespace="other"))
+        [
+            bound("a", "n1", (0, 6000, 50), gpu=1),
+            bound("secret", "n1", (0, 1500, 5), namespace="other", gpu=1),
+            pending("waits", gpu=8, gpumem=9500),
+        ],
+        rights=Rights({"t-admin": "admin", "t-dev": "dev"}, {"admin": {""}, "dev": {"default"}}),
+    )
+    made.monitors["n1"] = (
+        card_lines()
+        + card_lines(0, 0, "GPU-n1-1")
+        + pod_lines()
+        + pod_lines(777 * MIB, 7, pod="secret", namespace="other")
+    )
     return made
 
 
@@ -327,17 +394,25 @@ def test_the_numbers_of_the_monitor_are_beside_what_was_given_out(stage):
     assert item["cards"][0]["use"] == {"memoryMib": 3072, "computePercent": 45, "asOf": AT}
     assert [part["use"]["memoryMib"] for part in item["cards"][0]["segments"]] == [1024, 777]
     assert stage.json("/cards/n1/GPU-n1-0", "t-admin")["card"]["use"]["computePercent"] == 45
-    assert stage.json("/pods/default/a", "t-admin")["cards"][0]["card"]["segments"][0]["use"]["computePercent"] == 20
+    assert (
+        stage.json("/pods/default/a", "t-admin")["cards"][0]["card"]["segments"][0]["use"][
+            "computePercent"
+        ]
+        == 20
+    )
     for path in ("/", "/nodes/n1", "/cards/n1/GPU-n1-0", "/pods/default/a"):
         text = stage.ask(path, "t-admin").text
-        assert "3 GiB in use" in text and "45% busy" in text and f'<time datetime="{AT}" data-ago>' in text, path
+        assert "3 GiB in use" in text, path
+        assert "45% busy" in text, path
+        assert f'<time datetime="{AT}" data-ago>' in text, path
 
 
 def test_without_a_number_nothing_is_shown(stage):
     stage.ask("/nodes/n2", "t-admin")
     stage.collect()
     page = stage.json("/nodes/n2", "t-admin")
-    assert page["use"] is None and page["cards"][0]["use"] is None
+    assert page["use"] is None
+    assert page["cards"][0]["use"] is None
     assert "measured" not in stage.ask("/nodes/n2", "t-admin").text
 
 
@@ -345,8 +420,9 @@ def test_the_use_of_pods_that_a_viewer_may_not_see_is_not_told(stage):
     stage.ask("/?namespace=default", "t-dev")
     stage.collect()
     card = stage.json("/?namespace=default", "t-dev")["items"][0]["cards"][0]
-    assert [(part["pod"], part["use"] and part["use"]["memoryMib"]) for part in card["segments"]] == [
-        ("a", 1024), (None, None)]
+    assert [
+        (part["pod"], part["use"] and part["use"]["memoryMib"]) for part in card["segments"]
+    ] == [("a", 1024), (None, None)]
     for path in ("/", "/nodes/n1", "/cards/n1/GPU-n1-0", "/pods/default/a"):
         assert "777" not in stage.ask(f"{path}?namespace=default", "t-dev").text
 
@@ -413,8 +489,16 @@ def use_of_cards(page, clock):
     return use_poller(page, clock=clock, now=lambda: datetime(2026, 8, 21, 12, 30, tzinfo=UTC))
 
 
-@pytest.mark.parametrize("error", [
-    NoMonitor("n2"), ClusterError("no", 500), MalformedInput("x", "y", "z"), ValueError("a defect")], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoMonitor("n2"),
+        ClusterError("no", 500),
+        MalformedInput("x", "y", "z"),
+        ValueError("a defect"),
+    ],
+    ids=repr,
+)
 def test_a_monitor_that_fails_disturbs_no_other_and_is_left_alone_for_some_time(error):
     clock, monitors = Clock(), FakeMonitors(n2=error)
     uses = use_of_cards(monitors, clock)
@@ -488,18 +572,31 @@ class Conditions:
         return msgspec.json.encode({"status": {"conditions": self.conditions}})
 
 
-WHY = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available",
-       "lastTransitionTime": AT}
+WHY = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/2 nodes are available",
+    "lastTransitionTime": AT,
+}
 
 
-@pytest.mark.parametrize("conditions, expected", [
-    ([], SchedulingCondition()), ([WHY | {"status": "True"}], SchedulingCondition()),
-    ([WHY], SchedulingCondition("Unschedulable", "0/2 nodes are available", AT)),
-    ([{"type": "Ready", "status": "False", "message": "x"}], SchedulingCondition()),
-    ([WHY | {"message": "a\x1b[31mb\n"}], SchedulingCondition("Unschedulable", "a?[31mb?", AT)),
-    ([WHY | {"message": "x" * 10_000}], SchedulingCondition("Unschedulable", "x" * MESSAGE_LIMIT, AT)),
-    ([{"type": "PodScheduled", "status": "False", "message": None}], SchedulingCondition()),
-], ids=repr)
+@pytest.mark.parametrize(
+    "conditions, expected",
+    [
+        ([], SchedulingCondition()),
+        ([WHY | {"status": "True"}], SchedulingCondition()),
+        ([WHY], SchedulingCondition("Unschedulable", "0/2 nodes are available", AT)),
+        ([{"type": "Ready", "status": "False", "message": "x"}], SchedulingCondition()),
+        ([WHY | {"message": "a\x1b[31mb\n"}], SchedulingCondition("Unschedulable", "a?[31mb?", AT)),
+        (
+            [WHY | {"message": "x" * 10_000}],
+            SchedulingCondition("Unschedulable", "x" * MESSAGE_LIMIT, AT),
+        ),
+        ([{"type": "PodScheduled", "status": "False", "message": None}], SchedulingCondition()),
+    ],
+    ids=repr,
+)
 def test_the_condition_of_a_waiting_pod(conditions, expected):
     api = Conditions(*conditions)
     assert read_condition(api, PodRef("ns", "p", "u")) == expected
@@ -507,11 +604,16 @@ def test_the_condition_of_a_waiting_pod(conditions, expected):
 
 
 def test_a_waiting_pod_shows_why_kube_scheduler_does_not_place_it(stage):
-    stage.conditions["waits"] = SchedulingCondition("Unschedulable", "0/2 nodes are <b>available</b>", AT)
+    stage.conditions["waits"] = SchedulingCondition(
+        "Unschedulable", "0/2 nodes are <b>available</b>", AT
+    )
     assert stage.json("/pods/default/waits", "t-admin")["waits"]["condition"] is None
     stage.collect()
     stage.clock.seconds += 2
-    assert stage.json("/pods/default/waits", "t-admin")["waits"]["condition"]["reason"] == "Unschedulable"
+    assert (
+        stage.json("/pods/default/waits", "t-admin")["waits"]["condition"]["reason"]
+        == "Unschedulable"
+    )
     assert "0/2 nodes are &lt;b&gt;available" in stage.ask("/pods/default/waits", "t-admin").text
     assert stage.json("/pending", "t-admin")["items"][0]["condition"] is None
 
@@ -521,12 +623,24 @@ def test_a_waiting_pod_shows_why_kube_scheduler_does_not_place_it(stage):
 LARGE, SMALL = "GPU-a,NVIDIA,8192,40:;", "GPU-a,NVIDIA,3072,20:;"
 
 
-@pytest.mark.parametrize("uid, annotations, expected", [
-    ("u", {}, PodSize()), ("other", {RESIZE: "{"}, PodSize()),
-    ("u", {RESIZE: "{\x1b"}, PodSize(ResizeReport("Requested", "{?"))),
-    ("u", {RESIZED: LARGE, RESIZE_TARGET: SMALL, RESIZE_STATUS: '{"state":"Booked","message":"uses\\u202e 5"}'},
-     PodSize(ResizeReport("Booked", message="uses? 5", excess_mib=5120, excess_cores=20))),
-], ids=["nothing", "another pod", "unreadable", "pending"])
+@pytest.mark.parametrize(
+    "uid, annotations, expected",
+    [
+        ("u", {}, PodSize()),
+        ("other", {RESIZE: "{"}, PodSize()),
+        ("u", {RESIZE: "{\x1b"}, PodSize(ResizeReport("Requested", "{?"))),
+        (
+            "u",
+            {
+                RESIZED: LARGE,
+                RESIZE_TARGET: SMALL,
+                RESIZE_STATUS: '{"state":"Booked","message":"uses\\u202e 5"}',
+            },
+            PodSize(ResizeReport("Booked", message="uses? 5", excess_mib=5120, excess_cores=20)),
+        ),
+    ],
+    ids=["nothing", "another pod", "unreadable", "pending"],
+)
 def test_the_size_of_a_bound_pod(uid, annotations, expected):
     class Api:
         def request(self, method, path):
@@ -540,27 +654,43 @@ def shrinking(stage):
     """The pod a holds 6,000 MiB and 50 cores, and is to have 500 and 5 less."""
     pod = bound("a", "n1", (0, 6000, 50), gpu=1)
     held = pod["metadata"]["annotations"]["hami.io/vgpu-devices-allocated"]
-    pod["metadata"] |= {"resourceVersion": "99", "annotations": pod["metadata"]["annotations"] | {
-        CORES_LIMIT: "60", RESIZED: held, RESIZE_TARGET: held.replace("6000,50", "5500,45")}}
+    pod["metadata"] |= {
+        "resourceVersion": "99",
+        "annotations": pod["metadata"]["annotations"]
+        | {CORES_LIMIT: "60", RESIZED: held, RESIZE_TARGET: held.replace("6000,50", "5500,45")},
+    }
     stage.add(pod)
 
 
-@pytest.mark.parametrize("path, row", [
-    ("/pods/default/a", lambda page: page["row"]), ("/namespaces/default", lambda page: page["pods"][0])])
+@pytest.mark.parametrize(
+    "path, row",
+    [
+        ("/pods/default/a", lambda page: page["row"]),
+        ("/namespaces/default", lambda page: page["pods"][0]),
+    ],
+)
 def test_a_pod_shows_what_it_may_use_and_is_to_have(stage, path, row):
     before = row(stage.json(path, "t-admin"))
-    assert (before["memoryWantedMib"], before["coresWanted"], before["coresLimit"]) == (6000, 50, None)
+    assert (before["memoryWantedMib"], before["coresWanted"], before["coresLimit"]) == (
+        6000,
+        50,
+        None,
+    )
     shrinking(stage)
     stage.clock.seconds += 2
     after = row(stage.json(path, "t-admin"))
     assert (after["memoryMib"], after["memoryWantedMib"]) == (6000, 5500)
     assert (after["cores"], after["coresWanted"], after["coresLimit"]) == (50, 45, 60)
     text = stage.ask(path, "t-admin").text
-    assert "60%" in text and "50 → 45" in text and " → 5.4 GiB" in text
+    assert "60%" in text
+    assert "50 → 45" in text
+    assert " → 5.4 GiB" in text
 
 
 def test_a_pod_shows_what_becomes_of_its_resize(stage):
-    stage.sizes["a"] = PodSize(ResizeReport("Booked", "{}", "it uses <b>more</b>", excess_mib=500, excess_cores=5))
+    stage.sizes["a"] = PodSize(
+        ResizeReport("Booked", "{}", "it uses <b>more</b>", excess_mib=500, excess_cores=5)
+    )
     assert stage.json("/pods/default/a", "t-admin")["size"] is None
     stage.collect()
     stage.clock.seconds += 2

@@ -17,24 +17,57 @@ class Stop(threading.Event):
 
 
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "3g.40gb", "7g.79gb")),)
-SMALL = MigProfile(name="1g.10gb", memory_mib=9728, cores=15, slices=1,
-                   placements=tuple(Partition(at, 1) for at in range(7)))
-HALF = MigProfile(name="3g.40gb", memory_mib=40192, cores=43, slices=3, placements=(Partition(0, 4), Partition(4, 4)))
-WHOLE = MigProfile(name="7g.80gb", memory_mib=81038, cores=100, slices=7, placements=(Partition(0, 8),))
+SMALL = MigProfile(
+    name="1g.10gb",
+    memory_mib=9728,
+    cores=15,
+    slices=1,
+    placements=tuple(Partition(at, 1) for at in range(7)),
+)
+HALF = MigProfile(
+    name="3g.40gb",
+    memory_mib=40192,
+    cores=43,
+    slices=3,
+    placements=(Partition(0, 4), Partition(4, 4)),
+)
+WHOLE = MigProfile(
+    name="7g.80gb", memory_mib=81038, cores=100, slices=7, placements=(Partition(0, 8),)
+)
 
-A100_PLACEMENTS = {"1g.10gb": (9728, 1, range(7), 1), "1g.20gb": (19968, 1, (0, 2, 4, 6), 2),
-                   "2g.20gb": (19968, 2, (0, 2, 4), 2), "3g.40gb": (40192, 3, (0, 4), 4),
-                   "4g.40gb": (40192, 4, (0,), 4), "7g.80gb": (81038, 7, (0,), 8)}
+A100_PLACEMENTS = {
+    "1g.10gb": (9728, 1, range(7), 1),
+    "1g.20gb": (19968, 1, (0, 2, 4, 6), 2),
+    "2g.20gb": (19968, 2, (0, 2, 4), 2),
+    "3g.40gb": (40192, 3, (0, 4), 4),
+    "4g.40gb": (40192, 4, (0,), 4),
+    "7g.80gb": (81038, 7, (0,), 8),
+}
 """The table of NVIDIA's guide for an A100 of 80 GB: memory, compute slices, first memory slices, and their number."""
-A100_PROFILES = tuple(MigProfile(name=name, memory_mib=memory, cores=min(15 * slices, 100), slices=slices,
-                                 placements=tuple(Partition(start, size) for start in starts))
-                      for name, (memory, slices, starts, size) in A100_PLACEMENTS.items())
+A100_PROFILES = tuple(
+    MigProfile(
+        name=name,
+        memory_mib=memory,
+        cores=min(15 * slices, 100),
+        slices=slices,
+        placements=tuple(Partition(start, size) for start in starts),
+    )
+    for name, (memory, slices, starts, size) in A100_PLACEMENTS.items()
+)
 
 
 def card(uuid="GPU-0", **fields):
     """A card."""
-    return Card(**{"uuid": uuid, "index": 0, "minor": 0, "model": "NVIDIA A100-SXM4-80GB",
-                   "memory_mib": 81920} | fields)
+    return Card(
+        **{
+            "uuid": uuid,
+            "index": 0,
+            "minor": 0,
+            "model": "NVIDIA A100-SXM4-80GB",
+            "memory_mib": 81920,
+        }
+        | fields
+    )
 
 
 def cards(*uuids, **fields):

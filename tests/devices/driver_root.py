@@ -15,8 +15,24 @@ def compile_nvml(target, version):
     """Compiles the library of a driver with this *version* to *target*. Skips the test if there is no compiler."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed: it builds the driver's library")
-    subprocess.run(["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-shared", "-fPIC",
-                    "-Wl,-soname,libnvidia-ml.so.1", f'-DVERSION="{version}"', "-o", target, SOURCE], check=True)
+    subprocess.run(
+        [
+            "gcc",
+            "-std=gnu11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unused-parameter",
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libnvidia-ml.so.1",
+            f'-DVERSION="{version}"',
+            "-o",
+            target,
+            SOURCE,
+        ],
+        check=True,
+    )
 
 
 class DriverRoot:

@@ -126,7 +126,9 @@ class FakeNvml:
         return found
 
     def nvmlDeviceGetUUID(self, handle):
-        if isinstance(handle, tuple):  # a MIG device: an instance, and the number of its compute instance
+        if isinstance(
+            handle, tuple
+        ):  # a MIG device: an instance, and the number of its compute instance
             made, inner = handle
             self._enter("nvmlDeviceGetUUID of MIG", made.gpu)
             return made.inner[inner]
@@ -142,7 +144,9 @@ class FakeNvml:
             made, _ = handle
             self._enter("nvmlDeviceGetMemoryInfo", made.gpu)
             mib = next(row[4] for row in made.gpu.profiles.values() if row[0] == made.profile)
-            return SimpleNamespace(total=mib * MIB, used=sum(one.memory or 0 for one in made.processes))
+            return SimpleNamespace(
+                total=mib * MIB, used=sum(one.memory or 0 for one in made.processes)
+            )
         self._enter("nvmlDeviceGetMemoryInfo", handle)
         return SimpleNamespace(total=handle.memory, used=handle.used)
 
@@ -153,8 +157,11 @@ class FakeNvml:
 
     def nvmlDeviceGetProcessUtilization(self, handle, since):
         self._enter("nvmlDeviceGetProcessUtilization", handle)
-        samples = [pynvml.c_nvmlProcessUtilizationSample_t(pid=one.pid, timeStamp=one.at, smUtil=one.sm)
-                   for one in handle.processes if one.sm is not None]
+        samples = [
+            pynvml.c_nvmlProcessUtilizationSample_t(pid=one.pid, timeStamp=one.at, smUtil=one.sm)
+            for one in handle.processes
+            if one.sm is not None
+        ]
         if not samples:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return samples
@@ -216,15 +223,22 @@ class FakeNvml:
         """A nvmlEventSetWait that takes its time, and ends with an error after `interrupt`."""
         self._enter("nvmlEventSetWait")
         is_interrupted = self._interrupted.wait(timeout_ms / 1000)
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN if is_interrupted else pynvml.NVML_ERROR_TIMEOUT)
+        raise pynvml.NVMLError(
+            pynvml.NVML_ERROR_UNKNOWN if is_interrupted else pynvml.NVML_ERROR_TIMEOUT
+        )
 
     def interrupt(self):
         self._interrupted.set()
 
     def xid(self, index, xid, kind=pynvml.nvmlEventTypeXidCriticalError, instance=0xFFFFFFFF):
         """An event of a card."""
-        return SimpleNamespace(device=self.gpus[index], eventType=kind, eventData=xid, gpuInstanceId=instance,
-                               computeInstanceId=instance)
+        return SimpleNamespace(
+            device=self.gpus[index],
+            eventType=kind,
+            eventData=xid,
+            gpuInstanceId=instance,
+            computeInstanceId=instance,
+        )
 
     # ---- MIG
 
@@ -245,8 +259,13 @@ class FakeNvml:
         if number not in handle.profiles:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         profile, name, slices, processors, memory, places = handle.profiles[number]
-        info = SimpleNamespace(id=profile, sliceCount=slices, multiprocessorCount=processors, memorySizeMB=memory,
-                               instanceCount=len(places))
+        info = SimpleNamespace(
+            id=profile,
+            sliceCount=slices,
+            multiprocessorCount=processors,
+            memorySizeMB=memory,
+            instanceCount=len(places),
+        )
         if version == 2:
             info.name = name.encode()
         return info
@@ -261,7 +280,10 @@ class FakeNvml:
     def nvmlDeviceCreateGpuInstanceWithPlacement(self, handle, profile_id, placement):
         self._enter("nvmlDeviceCreateGpuInstanceWithPlacement", handle)
         start, size = placement._obj.start, placement._obj.size
-        if any(one.start < start + size and start < one.start + one.size for one in handle.made.values()):
+        if any(
+            one.start < start + size and start < one.start + one.size
+            for one in handle.made.values()
+        ):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
         number = next(number for number in itertools.count(1) if number not in handle.made)
         handle.made[number] = _Created(handle, number, profile_id, start, size)
@@ -270,8 +292,11 @@ class FakeNvml:
     def nvmlGpuInstanceGetInfo(self, pointer):
         made = self._behind(pointer)
         self._enter("nvmlGpuInstanceGetInfo", made.gpu)
-        return SimpleNamespace(id=made.number, profileId=made.profile,
-                               placement=SimpleNamespace(start=made.start, size=made.size))
+        return SimpleNamespace(
+            id=made.number,
+            profileId=made.profile,
+            placement=SimpleNamespace(start=made.start, size=made.size),
+        )
 
     def nvmlDeviceGetGpuInstances(self, handle, profile_id, array, count):
         self._enter("nvmlDeviceGetGpuInstances", handle)
@@ -345,9 +370,14 @@ class FakeNvml:
     def nvmlDeviceGetAttributes(self, mig):
         made, _ = mig
         self._enter("nvmlDeviceGetAttributes", made.gpu)
-        slices, memory = next((row[2], row[4]) for row in made.gpu.profiles.values() if row[0] == made.profile)
-        return SimpleNamespace(gpuInstanceSliceCount=slices, computeInstanceSliceCount=made.part or slices,
-                               memorySizeMB=memory)
+        slices, memory = next(
+            (row[2], row[4]) for row in made.gpu.profiles.values() if row[0] == made.profile
+        )
+        return SimpleNamespace(
+            gpuInstanceSliceCount=slices,
+            computeInstanceSliceCount=made.part or slices,
+            memorySizeMB=memory,
+        )
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):
         return self._running("Compute", handle)
@@ -362,8 +392,11 @@ class FakeNvml:
         owner, gpu = (handle[0], handle[0].gpu) if isinstance(handle, tuple) else (handle, handle)
         self._enter(f"nvmlDeviceGet{kind}RunningProcesses", gpu)
         busy = [Process(1)] if getattr(owner, "busy", False) else []
-        return [SimpleNamespace(pid=one.pid, usedGpuMemory=one.memory) for one in (*owner.processes, *busy)
-                if one.kind == kind]
+        return [
+            SimpleNamespace(pid=one.pid, usedGpuMemory=one.memory)
+            for one in (*owner.processes, *busy)
+            if one.kind == kind
+        ]
 
     # ---- internals
 

@@ -35,7 +35,9 @@ def driver():
 @pytest.fixture
 def make(tmp_path, driver):
     (tmp_path / "version").write_text("580.1\n")
-    return lambda: ContextSizes(tmp_path, "/driver-root", version=tmp_path / "version", measure=driver.measure)
+    return lambda: ContextSizes(
+        tmp_path, "/driver-root", version=tmp_path / "version", measure=driver.measure
+    )
 
 
 def test_each_model_is_measured_once(make, driver):
@@ -51,7 +53,11 @@ def test_another_card_of_the_model_or_a_later_call_measures_what_was_in_use(make
     sizes = make()
     driver.busy = {"GPU-1", "GPU-3"}
     sizes.measure_missing([CARD, SAME, OTHER])
-    assert (driver.measured, sizes.bytes_of(CARD), sizes.bytes_of(OTHER)) == (["GPU-2"], 400 * MIB, 0)
+    assert (driver.measured, sizes.bytes_of(CARD), sizes.bytes_of(OTHER)) == (
+        ["GPU-2"],
+        400 * MIB,
+        0,
+    )
     driver.busy = set()
     sizes.measure_missing([CARD, SAME, OTHER])
     assert sizes.bytes_of(OTHER) == 400 * MIB
@@ -64,7 +70,9 @@ def test_sizes_outlive_the_process_but_not_the_driver(make, tmp_path):
     assert make().bytes_of(CARD) == 0
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"A40, driver 580.1": "much"}', '{"A40, driver 580.1": -1}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"A40, driver 580.1": "much"}', '{"A40, driver 580.1": -1}']
+)
 def test_broken_file_is_measured_anew(make, tmp_path, content):
     (tmp_path / FILE).write_text(content)
     assert make().bytes_of(CARD) == 0

@@ -9,33 +9,50 @@ IGNORED = (13, 31, 43, 45, 68, 109)
 FATAL = (48, 63, 74, 79, 95)
 
 
-@pytest.mark.parametrize("disable, enable, critical, ignored", [
-    pytest.param("", "", FATAL, IGNORED, id="upstream's list"),
-    pytest.param("48, 79", "", (74,), (*IGNORED, 48, 79), id="more are ignored"),
-    pytest.param("all", "", (), (*IGNORED, *FATAL), id="all are ignored"),
-    pytest.param("79,xids", "", (), (*IGNORED, *FATAL), id="xids means all"),
-    pytest.param("", "13,31", (*FATAL, 13, 31), (43, 45), id="enabled overrides upstream's list"),
-    pytest.param("79", "79", (79,), IGNORED, id="enabled overrides disabled"),
-    pytest.param("all", "79", (79,), (*IGNORED, 48, 74), id="one enabled, all disabled"),
-    pytest.param("all", "ALL", (*FATAL, *IGNORED), (), id="all are enabled"),
-])
+@pytest.mark.parametrize(
+    "disable, enable, critical, ignored",
+    [
+        pytest.param("", "", FATAL, IGNORED, id="upstream's list"),
+        pytest.param("48, 79", "", (74,), (*IGNORED, 48, 79), id="more are ignored"),
+        pytest.param("all", "", (), (*IGNORED, *FATAL), id="all are ignored"),
+        pytest.param("79,xids", "", (), (*IGNORED, *FATAL), id="xids means all"),
+        pytest.param(
+            "", "13,31", (*FATAL, 13, 31), (43, 45), id="enabled overrides upstream's list"
+        ),
+        pytest.param("79", "79", (79,), IGNORED, id="enabled overrides disabled"),
+        pytest.param("all", "79", (79,), (*IGNORED, 48, 74), id="one enabled, all disabled"),
+        pytest.param("all", "ALL", (*FATAL, *IGNORED), (), id="all are enabled"),
+    ],
+)
 def test_critical_xids(disable, enable, critical, ignored):
     rules = parse_xid_rules({"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable})
     assert [xid for xid in critical if not rules.is_critical(xid)] == []
     assert [xid for xid in ignored if rules.is_critical(xid)] == []
 
 
-@pytest.mark.parametrize("disable, enable, off", [
-    ("", "", False), ("all", "", True), ("all", "79", False), ("all", "all", False), ("79", "", False),
-])
+@pytest.mark.parametrize(
+    "disable, enable, off",
+    [
+        ("", "", False),
+        ("all", "", True),
+        ("all", "79", False),
+        ("all", "all", False),
+        ("79", "", False),
+    ],
+)
 def test_health_is_not_watched_only_if_all_xids_are_ignored(disable, enable, off):
     rules = parse_xid_rules({"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable})
     assert rules.is_off is off
 
 
-@pytest.mark.parametrize("variable, text", [
-    ("DP_DISABLE_HEALTHCHECKS", "79,abc"), ("DP_ENABLE_HEALTHCHECKS", "xids"), ("DP_ENABLE_HEALTHCHECKS", "-1"),
-])
+@pytest.mark.parametrize(
+    "variable, text",
+    [
+        ("DP_DISABLE_HEALTHCHECKS", "79,abc"),
+        ("DP_ENABLE_HEALTHCHECKS", "xids"),
+        ("DP_ENABLE_HEALTHCHECKS", "-1"),
+    ],
+)
 def test_a_malformed_xid_is_refused_with_the_name_of_the_variable(variable, text):
     with pytest.raises(MalformedInput, match=variable):
         parse_xid_rules({variable: text})

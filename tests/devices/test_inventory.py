@@ -103,7 +103,9 @@ def newer(before):
 def test_a_wait_ends_with_the_next_change():
     inventory = inventory_of("a")
     found = []
-    waiting = threading.Thread(target=lambda: found.append(inventory.wait_until(newer(inventory.snapshot()))))
+    waiting = threading.Thread(
+        target=lambda: found.append(inventory.wait_until(newer(inventory.snapshot())))
+    )
     waiting.start()
     inventory.report("a", "XID 79")
     inventory.close()  # ends the wait in any case

@@ -46,7 +46,14 @@ def rewrite(path, text):
 
 def test_cards_are_read(file):
     one, other = MockCards(file, ALLOWLIST).cards()
-    assert (one.uuid, one.index, one.minor, one.memory_mib, one.numa, one.mig) == ("GPU-a", 0, 0, 81920, None, False)
+    assert (one.uuid, one.index, one.minor, one.memory_mib, one.numa, one.mig) == (
+        "GPU-a",
+        0,
+        0,
+        81920,
+        None,
+        False,
+    )
     assert (other.index, other.minor, other.numa, other.links) == (4, 7, 1, {"GPU-a": 160})
     assert [profile.name for profile in other.profiles] == ["1g.10gb", "3g.40gb"]
     assert [place.start for place in other.profiles[1].placements] == [0, 4]
@@ -61,78 +68,260 @@ def one_card(fields):
     return f"cards:\n- uuid: a\n  memory: 1\n  {fields}"
 
 
-@pytest.mark.parametrize("text, place, says, value", [
-    pytest.param("", "", "expected a mapping", "None", id="empty"),
-    pytest.param("cards: 1", "cards", "expected a list", "1", id="no list"),
-    pytest.param("gpus: []", "gpus", "expected one of cards", "[]", id="another key"),
-    pytest.param("{}", "cards", "missing, expected a list", "", id="no cards"),
-    pytest.param("cards:\n- 1", "cards[0]", "expected a mapping", "1", id="no mapping"),
-    pytest.param("cards:\n- uuid: GPU-a\n", "cards[0].memory", "missing, expected a whole number", "",
-                 id="memory missing"),
-    pytest.param("cards:\n- memory: 1\n", "cards[0].uuid", "missing, expected a text", "", id="uuid missing"),
-    pytest.param("cards:\n- uuid: GPU-a\n  memory: 10GB", "cards[0].memory", "expected a whole number", "10GB",
-                 id="a unit"),
-    pytest.param("cards:\n- uuid: GPU-a\n  memory: -1", "cards[0].memory", "expected a whole number", "-1",
-                 id="negative"),
-    pytest.param("cards:\n- uuid: GPU-a\n  memory: true", "cards[0].memory", "expected a whole number", "True",
-                 id="a bool"),
-    pytest.param(f"cards:\n- uuid: {'x' * 51}\n  memory: 1", "cards[0].uuid", "50 characters", "x" * 51,
-                 id="uuid too long"),
-    pytest.param("cards:\n- {uuid: a, memory: 1}\n- {uuid: a, memory: 1}", "cards[1].uuid",
-                 "expected a value of no other card", "a", id="one uuid twice"),
-    pytest.param("cards:\n- {uuid: a, memory: 1}\n- {uuid: b, memory: 1,\n   index: 0}", "cards[1].index",
-                 "expected a value of no other card", "0", id="one index twice"),
-    pytest.param(one_card("memroy: 2"), "cards[0].memroy", "expected one of health", "2", id="a typing error"),
-    pytest.param("cards: []\nmore: 1", "more", "expected one of cards", "1", id="a typing error at the top"),
-    pytest.param(one_card("health: [1]"), "cards[0].health", "true, false, or a text", "[1]", id="health"),
-    pytest.param(one_card("mig:\n    profiles:\n    - {name: 1g.5gb, memory: 1, cores: 1, slices: 1}"),
-                 "cards[0].mig.profiles[0].placements", "missing, expected a list", "",
-                 id="a profile without placements"),
-    pytest.param(one_card("links: {b: x}"), "cards[0].links", "whole numbers", "{'b': 'x'}", id="links"),
-    pytest.param("cards:\n- uuid: [", "not YAML in line 2", "expected the node content", "- uuid: [", id="no YAML"),
-    pytest.param("cards:\n- uuid: a\n  memory: 2024-13-45", "not YAML in line 3", "malformed value",
-                 "memory: 2024-13-45", id="no date"),
-    pytest.param("cards:\n- uuid: a\n  memory: 0b_", "not YAML in line 3", "malformed value", "memory: 0b_",
-                 id="no digits"),
-    pytest.param(f"cards:\n- uuid: a\n  memory: {'9' * 5000}", "not YAML in line 3", "malformed value",
-                 "memory: 999", id="5000 digits"),
-    pytest.param(f"cards:\n- uuid: a\n  memory: 0x{'9' * 5000}", "not YAML in line 3", "malformed value",
-                 "memory: 0x999", id="5000 digits of another base"),
-    pytest.param(f"cards:\n- uuid: a\n  memory: 1{':1' * 300}.0", "not YAML in line 3", "malformed value",
-                 "memory: 1:1:1", id="beyond floats"),
-    pytest.param(one_card(f"links: {{b: 0x{'9' * 5000}}}"), "not YAML in line 4", "malformed value", "links: {b: 0x9",
-                 id="a link of 5000 digits"),
-    pytest.param("cards:\n- uuid: !!int abc\n  memory: 1", "not YAML in line 2", "malformed value", "!!int abc",
-                 id="no int"),
-    pytest.param("cards:\n- uuid: a\n  health: !!bool abc", "not YAML in line 3", "malformed value", "!!bool abc",
-                 id="no bool"),
-    pytest.param("cards:\n- uuid: a\n  health: !!timestamp x", "not YAML in line 3", "malformed value",
-                 "!!timestamp x", id="no time"),
-    pytest.param("cards:\n- uuid: !gpu a\n  memory: 1", "not YAML in line 2", "the tag '!gpu'", "uuid: !gpu a",
-                 id="a tag"),
-    pytest.param("cards:\n- !gpu\n  uuid: a", "not YAML in line 2", "the tag '!gpu'", "- !gpu",
-                 id="a tag of a mapping"),
-    pytest.param("cards: !!str []", "not YAML in line 1", "expected a scalar node", "cards: !!str []",
-                 id="a tag of a list"),
-    pytest.param("cards:\n- !gpu uuid: a", "not YAML in line 2", "the tag '!gpu'", "- !gpu uuid: a",
-                 id="a tag of a key"),
-    pytest.param("cards:\n- <<: 3\n  uuid: a", "not YAML in line 2", "expected a mapping or list", "- <<: 3",
-                 id="nothing to merge"),
-    pytest.param(one_card("links: {<<: [{}, 3]}"), "not YAML in line 4", "expected a mapping", "links: {<<: [{}, 3]}",
-                 id="nothing to merge in a list"),
-    pytest.param("cards:\n- uuid: <<\n  memory: 1", "not YAML in line 2", "merge", "- uuid: <<", id="<< as a value"),
-    pytest.param(one_card("links: {[a]: 1}"), "not YAML in line 4", "unhashable key", "links: {[a]: 1}",
-                 id="a list as key"),
-    pytest.param(one_card("links: &a {b: *a}"), "cards[0].links", "whole numbers", "{'b': {...}}",
-                 id="a recursive mapping"),
-    pytest.param(one_card(f"health: {'[' * 200 + ']' * 200}"), "cards[0].health", "true, false, or a text", "[[[",
-                 id="a deep list"),
-    pytest.param(one_card("memory: 2"), "not YAML in line 4", "duplicate key 'memory'", "memory: 2", id="a key twice"),
-    pytest.param("cards: []\ncards: []", "not YAML in line 2", "duplicate key 'cards'", "cards: []",
-                 id="a key twice at the top"),
-    pytest.param(one_card("links: {b: 1,\n   b: 2}"), "not YAML in line 5", "duplicate key 'b'", "b: 2}",
-                 id="a link twice"),
-])
+@pytest.mark.parametrize(
+    "text, place, says, value",
+    [
+        pytest.param("", "", "expected a mapping", "None", id="empty"),
+        pytest.param("cards: 1", "cards", "expected a list", "1", id="no list"),
+        pytest.param("gpus: []", "gpus", "expected one of cards", "[]", id="another key"),
+        pytest.param("{}", "cards", "missing, expected a list", "", id="no cards"),
+        pytest.param("cards:\n- 1", "cards[0]", "expected a mapping", "1", id="no mapping"),
+        pytest.param(
+            "cards:\n- uuid: GPU-a\n",
+            "cards[0].memory",
+            "missing, expected a whole number",
+            "",
+            id="memory missing",
+        ),
+        pytest.param(
+            "cards:\n- memory: 1\n",
+            "cards[0].uuid",
+            "missing, expected a text",
+            "",
+            id="uuid missing",
+        ),
+        pytest.param(
+            "cards:\n- uuid: GPU-a\n  memory: 10GB",
+            "cards[0].memory",
+            "expected a whole number",
+            "10GB",
+            id="a unit",
+        ),
+        pytest.param(
+            "cards:\n- uuid: GPU-a\n  memory: -1",
+            "cards[0].memory",
+            "expected a whole number",
+            "-1",
+            id="negative",
+        ),
+        pytest.param(
+            "cards:\n- uuid: GPU-a\n  memory: true",
+            "cards[0].memory",
+            "expected a whole number",
+            "True",
+            id="a bool",
+        ),
+        pytest.param(
+            f"cards:\n- uuid: {'x' * 51}\n  memory: 1",
+            "cards[0].uuid",
+            "50 characters",
+            "x" * 51,
+            id="uuid too long",
+        ),
+        pytest.param(
+            "cards:\n- {uuid: a, memory: 1}\n- {uuid: a, memory: 1}",
+            "cards[1].uuid",
+            "expected a value of no other card",
+            "a",
+            id="one uuid twice",
+        ),
+        pytest.param(
+            "cards:\n- {uuid: a, memory: 1}\n- {uuid: b, memory: 1,\n   index: 0}",
+            "cards[1].index",
+            "expected a value of no other card",
+            "0",
+            id="one index twice",
+        ),
+        pytest.param(
+            one_card("memroy: 2"),
+            "cards[0].memroy",
+            "expected one of health",
+            "2",
+            id="a typing error",
+        ),
+        pytest.param(
+            "cards: []\nmore: 1",
+            "more",
+            "expected one of cards",
+            "1",
+            id="a typing error at the top",
+        ),
+        pytest.param(
+            one_card("health: [1]"), "cards[0].health", "true, false, or a text", "[1]", id="health"
+        ),
+        pytest.param(
+            one_card("mig:\n    profiles:\n    - {name: 1g.5gb, memory: 1, cores: 1, slices: 1}"),
+            "cards[0].mig.profiles[0].placements",
+            "missing, expected a list",
+            "",
+            id="a profile without placements",
+        ),
+        pytest.param(
+            one_card("links: {b: x}"), "cards[0].links", "whole numbers", "{'b': 'x'}", id="links"
+        ),
+        pytest.param(
+            "cards:\n- uuid: [",
+            "not YAML in line 2",
+            "expected the node content",
+            "- uuid: [",
+            id="no YAML",
+        ),
+        pytest.param(
+            "cards:\n- uuid: a\n  memory: 2024-13-45",
+            "not YAML in line 3",
+            "malformed value",
+            "memory: 2024-13-45",
+            id="no date",
+        ),
+        pytest.param(
+            "cards:\n- uuid: a\n  memory: 0b_",
+            "not YAML in line 3",
+            "malformed value",
+            "memory: 0b_",
+            id="no digits",
+        ),
+        pytest.param(
+            f"cards:\n- uuid: a\n  memory: {'9' * 5000}",
+            "not YAML in line 3",
+            "malformed value",
+            "memory: 999",
+            id="5000 digits",
+        ),
+        pytest.param(
+            f"cards:\n- uuid: a\n  memory: 0x{'9' * 5000}",
+            "not YAML in line 3",
+            "malformed value",
+            "memory: 0x999",
+            id="5000 digits of another base",
+        ),
+        pytest.param(
+            f"cards:\n- uuid: a\n  memory: 1{':1' * 300}.0",
+            "not YAML in line 3",
+            "malformed value",
+            "memory: 1:1:1",
+            id="beyond floats",
+        ),
+        pytest.param(
+            one_card(f"links: {{b: 0x{'9' * 5000}}}"),
+            "not YAML in line 4",
+            "malformed value",
+            "links: {b: 0x9",
+            id="a link of 5000 digits",
+        ),
+        pytest.param(
+            "cards:\n- uuid: !!int abc\n  memory: 1",
+            "not YAML in line 2",
+            "malformed value",
+            "!!int abc",
+            id="no int",
+        ),
+        pytest.param(
+            "cards:\n- uuid: a\n  health: !!bool abc",
+            "not YAML in line 3",
+            "malformed value",
+            "!!bool abc",
+            id="no bool",
+        ),
+        pytest.param(
+            "cards:\n- uuid: a\n  health: !!timestamp x",
+            "not YAML in line 3",
+            "malformed value",
+            "!!timestamp x",
+            id="no time",
+        ),
+        pytest.param(
+            "cards:\n- uuid: !gpu a\n  memory: 1",
+            "not YAML in line 2",
+            "the tag '!gpu'",
+            "uuid: !gpu a",
+            id="a tag",
+        ),
+        pytest.param(
+            "cards:\n- !gpu\n  uuid: a",
+            "not YAML in line 2",
+            "the tag '!gpu'",
+            "- !gpu",
+            id="a tag of a mapping",
+        ),
+        pytest.param(
+            "cards: !!str []",
+            "not YAML in line 1",
+            "expected a scalar node",
+            "cards: !!str []",
+            id="a tag of a list",
+        ),
+        pytest.param(
+            "cards:\n- !gpu uuid: a",
+            "not YAML in line 2",
+            "the tag '!gpu'",
+            "- !gpu uuid: a",
+            id="a tag of a key",
+        ),
+        pytest.param(
+            "cards:\n- <<: 3\n  uuid: a",
+            "not YAML in line 2",
+            "expected a mapping or list",
+            "- <<: 3",
+            id="nothing to merge",
+        ),
+        pytest.param(
+            one_card("links: {<<: [{}, 3]}"),
+            "not YAML in line 4",
+            "expected a mapping",
+            "links: {<<: [{}, 3]}",
+            id="nothing to merge in a list",
+        ),
+        pytest.param(
+            "cards:\n- uuid: <<\n  memory: 1",
+            "not YAML in line 2",
+            "merge",
+            "- uuid: <<",
+            id="<< as a value",
+        ),
+        pytest.param(
+            one_card("links: {[a]: 1}"),
+            "not YAML in line 4",
+            "unhashable key",
+            "links: {[a]: 1}",
+            id="a list as key",
+        ),
+        pytest.param(
+            one_card("links: &a {b: *a}"),
+            "cards[0].links",
+            "whole numbers",
+            "{'b': {...}}",
+            id="a recursive mapping",
+        ),
+        pytest.param(
+            one_card(f"health: {'[' * 200 + ']' * 200}"),
+            "cards[0].health",
+            "true, false, or a text",
+            "[[[",
+            id="a deep list",
+        ),
+        pytest.param(
+            one_card("memory: 2"),
+            "not YAML in line 4",
+            "duplicate key 'memory'",
+            "memory: 2",
+            id="a key twice",
+        ),
+        pytest.param(
+            "cards: []\ncards: []",
+            "not YAML in line 2",
+            "duplicate key 'cards'",
+            "cards: []",
+            id="a key twice at the top",
+        ),
+        pytest.param(
+            one_card("links: {b: 1,\n   b: 2}"),
+            "not YAML in line 5",
+            "duplicate key 'b'",
+            "b: 2}",
+            id="a link twice",
+        ),
+    ],
+)
 def test_an_error_names_place_and_value(text, place, says, value):
     with pytest.raises(MalformedInput) as caught:
         parse_mock_cards(text, "cards.yaml")
@@ -141,10 +330,14 @@ def test_an_error_names_place_and_value(text, place, says, value):
     assert value in caught.value.text
 
 
-@pytest.mark.parametrize("text", [
-    pytest.param("[" * 3000, id="too deep"), pytest.param('cards: "\\UFFFFFFFF"', id="no character"),
-    pytest.param("\0", id="no text"),
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" * 3000, id="too deep"),
+        pytest.param('cards: "\\UFFFFFFFF"', id="no character"),
+        pytest.param("\0", id="no text"),
+    ],
+)
 def test_an_unparsable_text_names_the_file(text):
     with pytest.raises(MalformedInput, match="^cards.yaml: not YAML"):
         parse_mock_cards(text, "cards.yaml")
@@ -157,8 +350,10 @@ cards:
 - &b {<<: *a, uuid: b, memory: !!int 2, index: 1}
 - {<<: [*b, *a], uuid: !!str 3, index: 2}
 """
-    assert [(one.card.uuid, one.card.memory_mib, one.card.numa) for one in parse_mock_cards(text, "cards.yaml")] == [
-        ("a", 1, 0), ("b", 2, 0), ("3", 2, 0)]
+    assert [
+        (one.card.uuid, one.card.memory_mib, one.card.numa)
+        for one in parse_mock_cards(text, "cards.yaml")
+    ] == [("a", 1, 0), ("b", 2, 0), ("3", 2, 0)]
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -182,20 +377,28 @@ def test_a_malformed_file_changes_nothing(file, caplog):
 
 def test_health_follows_the_file(file):
     """The file changes after each check of it."""
-    texts = [TWO, TWO.replace("XID 79", "true"), TWO.replace("XID 79", "lost"), TWO.replace("XID 79", "false")]
+    texts = [
+        TWO,
+        TWO.replace("XID 79", "true"),
+        TWO.replace("XID 79", "lost"),
+        TWO.replace("XID 79", "false"),
+    ]
     changes, reported = iter(texts), []
 
     def change(seconds):
         rewrite(file, next(changes))
+
     left = iter([False] * len(texts) + [True])
     source = MockCards(file)
-    source.watch_health(lambda uuid, reason: reported.append((uuid, reason)), Stop(lambda: next(left), change))
+    source.watch_health(
+        lambda uuid, reason: reported.append((uuid, reason)), Stop(lambda: next(left), change)
+    )
     assert reported == [("GPU-b", "XID 79"), ("GPU-b", ""), ("GPU-b", "lost")]
 
 
 def test_a_changed_file_is_reported_until_its_cards_are_read(file):
     """The file changes after each check of it."""
-    less = TWO[:TWO.index("- <<")]
+    less = TWO[: TWO.index("- <<")]
     changes, reported = iter([TWO, less, less, less]), []
 
     def change(seconds):
@@ -203,6 +406,7 @@ def test_a_changed_file_is_reported_until_its_cards_are_read(file):
 
     def on_change():
         reported.append(len(source.cards()))
+
     left = iter([False] * 4 + [True])
     source = MockCards(file, on_change=on_change)
     source.watch_health(lambda uuid, reason: None, Stop(lambda: next(left), change))
@@ -238,13 +442,16 @@ def test_uuids_of_instances_are_never_reused(instances):
     assert first.gpu_instance == second.gpu_instance
 
 
-@pytest.mark.parametrize("gpu, profile, start, size, says", [
-    ("GPU-b", "1g.10gb", 0, 1, "not in MIG mode"),
-    ("GPU-c", "1g.10gb", 0, 1, "no such card"),
-    ("GPU-a", "2g.20gb", 0, 2, "no profile 2g.20gb, only 1g.10gb, 3g.40gb"),
-    ("GPU-a", "1g.10gb", 5, 1, "no placement at 5"),
-    ("GPU-a", "3g.40gb", 0, 4, "insufficient resources"),
-])
+@pytest.mark.parametrize(
+    "gpu, profile, start, size, says",
+    [
+        ("GPU-b", "1g.10gb", 0, 1, "not in MIG mode"),
+        ("GPU-c", "1g.10gb", 0, 1, "no such card"),
+        ("GPU-a", "2g.20gb", 0, 2, "no profile 2g.20gb, only 1g.10gb, 3g.40gb"),
+        ("GPU-a", "1g.10gb", 5, 1, "no placement at 5"),
+        ("GPU-a", "3g.40gb", 0, 4, "insufficient resources"),
+    ],
+)
 def test_an_instance_that_cannot_be_created_is_refused(instances, gpu, profile, start, size, says):
     instances.create("GPU-a", "1g.10gb", 1, 1)
     with pytest.raises(HamiError, match=says):
@@ -289,10 +496,27 @@ def test_an_unknown_card_is_an_error(instances):
 
 def test_existing_instances_are_listed_in_the_file(tmp_path):
     path = tmp_path / "cards.yaml"
-    path.write_text("cards: [{uuid: GPU-a, memory: 1, mig: {enabled: true, instances: [{uuid: MIG-1, profile: 1g.10gb, "
-                    "memory: 9728}, {uuid: MIG-2, profile: 2g.20gb, memory: 19968, compute_instance: 3}]}}]")
+    path.write_text(
+        "cards: [{uuid: GPU-a, memory: 1, mig: {enabled: true, instances: [{uuid: MIG-1, profile: 1g.10gb, "
+        "memory: 9728}, {uuid: MIG-2, profile: 2g.20gb, memory: 19968, compute_instance: 3}]}}]"
+    )
     assert list(MockCards(path).instances.devices("GPU-a")) == [
-        MigDevice(gpu="GPU-a", uuid="MIG-1", profile="1g.10gb", memory_mib=9728, gpu_instance=1, compute_instance=0),
-        MigDevice(gpu="GPU-a", uuid="MIG-2", profile="2g.20gb", memory_mib=19968, gpu_instance=2, compute_instance=3)]
+        MigDevice(
+            gpu="GPU-a",
+            uuid="MIG-1",
+            profile="1g.10gb",
+            memory_mib=9728,
+            gpu_instance=1,
+            compute_instance=0,
+        ),
+        MigDevice(
+            gpu="GPU-a",
+            uuid="MIG-2",
+            profile="2g.20gb",
+            memory_mib=19968,
+            gpu_instance=2,
+            compute_instance=3,
+        ),
+    ]
     with pytest.raises(HamiError, match="GPU-b: no such card"):
         MockCards(path).instances.devices("GPU-b")

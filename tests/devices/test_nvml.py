@@ -12,14 +12,22 @@ from hami.errors import HamiError
 from tests.devices.cards import ALLOWLIST, Stop
 from tests.devices.fake_nvml import A100, GIB, FakeNvml, Gpu
 
-LOST, TIMEOUT, UNKNOWN = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_UNKNOWN
+LOST, TIMEOUT, UNKNOWN = (
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_TIMEOUT,
+    pynvml.NVML_ERROR_UNKNOWN,
+)
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
 def three(**fields):
     """A driver with three cards."""
-    return FakeNvml(*(Gpu(f"GPU-{index}", minor=index + 4, bus=f"00000000:{index + 1:02X}:00.0", **fields)
-                      for index in range(3)))
+    return FakeNvml(
+        *(
+            Gpu(f"GPU-{index}", minor=index + 4, bus=f"00000000:{index + 1:02X}:00.0", **fields)
+            for index in range(3)
+        )
+    )
 
 
 def test_the_properties_of_a_card(tmp_path):
@@ -29,7 +37,13 @@ def test_the_properties_of_a_card(tmp_path):
     (tmp_path / "bus/pci/devices/0000:02:00.0/numa_node").write_text("-1\n")
     first, second, third = NvmlCards(three(memory=80 * GIB - 1), sysfs=tmp_path).cards()
     assert (first.uuid, first.index, first.minor, first.memory_mib, first.model, first.problem) == (
-        "GPU-0", 0, 4, 81919, "NVIDIA A100-SXM4-80GB", "")
+        "GPU-0",
+        0,
+        4,
+        81919,
+        "NVIDIA A100-SXM4-80GB",
+        "",
+    )
     assert [first.numa, second.numa, third.numa] == [1, None, None]
     assert (first.mig, first.profiles, first.links) == (False, (), {})
 
@@ -37,21 +51,26 @@ def test_the_properties_of_a_card(tmp_path):
 def test_a_card_in_mig_mode_has_the_allowed_profiles():
     card, *_ = NvmlCards(three(mig=True, profiles=A100), ALLOWLIST).cards()
     assert card.mig
-    assert [(one.name, one.memory_mib, one.cores, one.slices, len(one.placements)) for one in card.profiles] == [
-        ("1g.10gb", 9728, 15, 1, 7), ("3g.40gb", 40192, 43, 3, 2), ("7g.79gb", 81038, 100, 7, 1)]
+    assert [
+        (one.name, one.memory_mib, one.cores, one.slices, len(one.placements))
+        for one in card.profiles
+    ] == [("1g.10gb", 9728, 15, 1, 7), ("3g.40gb", 40192, 43, 3, 2), ("7g.79gb", 81038, 100, 7, 1)]
 
 
-@pytest.mark.parametrize("function, status, problem", [
-    ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
-    ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
-    ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
-    ("nvmlDeviceGetMinorNumber", LOST, "minor number: GPU is lost"),
-    ("nvmlDeviceGetMinorNumber", NOT_SUPPORTED, ""),
-    ("nvmlDeviceGetMigMode", UNKNOWN, "MIG mode: Unknown Error"),
-    ("nvmlDeviceGetPciInfo", LOST, ""),
-    ("nvmlDeviceGetGpuInstanceProfileInfo v2", UNKNOWN, ""),
-    ("nvmlDeviceGetGpuInstancePossiblePlacements", UNKNOWN, ""),
-])
+@pytest.mark.parametrize(
+    "function, status, problem",
+    [
+        ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
+        ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
+        ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
+        ("nvmlDeviceGetMinorNumber", LOST, "minor number: GPU is lost"),
+        ("nvmlDeviceGetMinorNumber", NOT_SUPPORTED, ""),
+        ("nvmlDeviceGetMigMode", UNKNOWN, "MIG mode: Unknown Error"),
+        ("nvmlDeviceGetPciInfo", LOST, ""),
+        ("nvmlDeviceGetGpuInstanceProfileInfo v2", UNKNOWN, ""),
+        ("nvmlDeviceGetGpuInstancePossiblePlacements", UNKNOWN, ""),
+    ],
+)
 def test_a_call_that_fails_for_one_card_does_not_affect_the_others(function, status, problem):
     nvml = three(mig=True, profiles=A100)
     fine = NvmlCards(nvml, ALLOWLIST).cards()
@@ -79,7 +98,10 @@ def test_a_driver_that_cannot_count_cards_is_an_error():
 
 
 def test_display_cards_are_skipped():
-    assert NvmlCards(FakeNvml(Gpu("GPU-0", name="DGX Display"), Gpu("GPU-1"))).cards()[0].uuid == "GPU-1"
+    assert (
+        NvmlCards(FakeNvml(Gpu("GPU-0", name="DGX Display"), Gpu("GPU-1"))).cards()[0].uuid
+        == "GPU-1"
+    )
 
 
 # ---- links
@@ -87,24 +109,33 @@ def test_display_cards_are_skipped():
 
 def pair(links_there=(), links_back=(), level=pynvml.NVML_TOPOLOGY_SYSTEM):
     """A driver with two cards."""
-    return FakeNvml(Gpu("GPU-0", bus="00000000:01:00.0", links=links_there, near={1: level}),
-                    Gpu("GPU-1", bus="00000000:02:00.0", links=links_back, near={0: level}))
+    return FakeNvml(
+        Gpu("GPU-0", bus="00000000:01:00.0", links=links_there, near={1: level}),
+        Gpu("GPU-1", bus="00000000:02:00.0", links=links_back, near={0: level}),
+    )
 
 
-@pytest.mark.parametrize("nvml, score", [
-    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_SYSTEM), 10, id="across the system"),
-    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_NODE), 20, id="one NUMA node"),
-    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_HOSTBRIDGE), 30, id="one host bridge"),
-    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_MULTIPLE), 40, id="several switches"),
-    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_SINGLE), 50, id="one switch"),
-    pytest.param(pair(level=pynvml.NVML_TOPOLOGY_INTERNAL), 60, id="one board"),
-    pytest.param(pair((1, 1), (0, 0)), 210, id="two links"),
-    pytest.param(pair((1, None), (0, None)), 110, id="one of them off"),
-    pytest.param(pair(("switch",) * 12, ("switch",) * 18), 1210, id="through a switch, as many as both have"),
-    pytest.param(pair(("switch",) * 20, ("switch",) * 20), 1810, id="18 at most"),
-    pytest.param(pair(("switch",), ()), 10, id="a switch of one alone"),
-    pytest.param(pair((1, 1), (0,)), 10, id="a broken link"),
-])
+@pytest.mark.parametrize(
+    "nvml, score",
+    [
+        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_SYSTEM), 10, id="across the system"),
+        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_NODE), 20, id="one NUMA node"),
+        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_HOSTBRIDGE), 30, id="one host bridge"),
+        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_MULTIPLE), 40, id="several switches"),
+        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_SINGLE), 50, id="one switch"),
+        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_INTERNAL), 60, id="one board"),
+        pytest.param(pair((1, 1), (0, 0)), 210, id="two links"),
+        pytest.param(pair((1, None), (0, None)), 110, id="one of them off"),
+        pytest.param(
+            pair(("switch",) * 12, ("switch",) * 18),
+            1210,
+            id="through a switch, as many as both have",
+        ),
+        pytest.param(pair(("switch",) * 20, ("switch",) * 20), 1810, id="18 at most"),
+        pytest.param(pair(("switch",), ()), 10, id="a switch of one alone"),
+        pytest.param(pair((1, 1), (0,)), 10, id="a broken link"),
+    ],
+)
 def test_scores_of_a_pair(nvml, score):
     first, second = NvmlCards(nvml, links=True).cards()
     assert (first.links, second.links) == ({"GPU-1": score}, {"GPU-0": score})
@@ -112,21 +143,35 @@ def test_scores_of_a_pair(nvml, score):
 
 def test_an_asymmetric_link_is_reported_once():
     warnings = []
-    source = NvmlCards(pair((1, 1), (0,)), links=True, warn=lambda *warning: warnings.append(warning))
+    source = NvmlCards(
+        pair((1, 1), (0,)), links=True, warn=lambda *warning: warnings.append(warning)
+    )
     for _ in range(2):
         source.cards()
-    assert warnings == [("AsymmetricGPUP2PLink",
-                         "GPU-0 has 2 NVLinks to GPU-1, which has 1 back: the pair counts as not linked")]
+    assert warnings == [
+        (
+            "AsymmetricGPUP2PLink",
+            "GPU-0 has 2 NVLinks to GPU-1, which has 1 back: the pair counts as not linked",
+        )
+    ]
 
 
-@pytest.mark.parametrize("function, score", [
-    ("nvmlDeviceGetTopologyCommonAncestor", 200), ("nvmlDeviceGetNvLinkState", 10),
-    ("nvmlDeviceGetNvLinkRemotePciInfo", 10), ("nvmlDeviceGetPciInfo", 10),
-])
+@pytest.mark.parametrize(
+    "function, score",
+    [
+        ("nvmlDeviceGetTopologyCommonAncestor", 200),
+        ("nvmlDeviceGetNvLinkState", 10),
+        ("nvmlDeviceGetNvLinkRemotePciInfo", 10),
+        ("nvmlDeviceGetPciInfo", 10),
+    ],
+)
 def test_an_unreadable_part_of_a_score_is_0(function, score):
     nvml = pair((1, 1), (0, 0))
     nvml.fail(function, NOT_SUPPORTED)
-    assert [card.links for card in NvmlCards(nvml, links=True).cards()] == [{"GPU-1": score}, {"GPU-0": score}]
+    assert [card.links for card in NvmlCards(nvml, links=True).cards()] == [
+        {"GPU-1": score},
+        {"GPU-0": score},
+    ]
 
 
 # ---- health
@@ -143,10 +188,12 @@ class Watch:
         def pause(seconds):
             self.pauses.append(seconds)
             after()
+
         checks = iter(range(50))  # bounds a watch that does not end
         NvmlCards(nvml, xids=rules).watch_health(
             lambda uuid, reason: self.reports.append((uuid, reason)),
-            Stop(lambda: not nvml.events or next(checks) >= 49, pause))
+            Stop(lambda: not nvml.events or next(checks) >= 49, pause),
+        )
         assert nvml.open_sets == 0
 
     @property
@@ -158,16 +205,23 @@ class Watch:
 def test_all_cards_are_watched_for_xids_only():
     nvml = three()
     Watch(nvml, [TIMEOUT])
-    assert nvml.registered == [(f"GPU-{index}", pynvml.nvmlEventTypeXidCriticalError) for index in range(3)]
+    assert nvml.registered == [
+        (f"GPU-{index}", pynvml.nvmlEventTypeXidCriticalError) for index in range(3)
+    ]
 
 
-@pytest.mark.parametrize("xid, rules, failures", [
-    pytest.param(79, XidRules(), [("GPU-1", "XID 79")], id="critical"),
-    pytest.param(31, XidRules(), [], id="caused by an application"),
-    pytest.param(31, XidRules(enabled=frozenset({31})), [("GPU-1", "XID 31")], id="enabled"),
-    pytest.param(79, XidRules(ignored=frozenset({79})), [], id="disabled"),
-    pytest.param(79, XidRules(ignored=None, enabled=frozenset({48})), [], id="all but another disabled"),
-])
+@pytest.mark.parametrize(
+    "xid, rules, failures",
+    [
+        pytest.param(79, XidRules(), [("GPU-1", "XID 79")], id="critical"),
+        pytest.param(31, XidRules(), [], id="caused by an application"),
+        pytest.param(31, XidRules(enabled=frozenset({31})), [("GPU-1", "XID 31")], id="enabled"),
+        pytest.param(79, XidRules(ignored=frozenset({79})), [], id="disabled"),
+        pytest.param(
+            79, XidRules(ignored=None, enabled=frozenset({48})), [], id="all but another disabled"
+        ),
+    ],
+)
 def test_an_xid(xid, rules, failures):
     nvml = three()
     assert Watch(nvml, [TIMEOUT, nvml.xid(1, xid), TIMEOUT], rules).failures == failures
@@ -186,7 +240,9 @@ def test_an_event_of_another_type_is_ignored():
 
 def test_an_xid_in_an_instance_names_it():
     nvml = three()
-    assert Watch(nvml, [nvml.xid(0, 79, instance=2)]).failures == [("GPU-0", "XID 79 in MIG instance 2/2")]
+    assert Watch(nvml, [nvml.xid(0, 79, instance=2)]).failures == [
+        ("GPU-0", "XID 79 in MIG instance 2/2")
+    ]
 
 
 def test_an_xid_of_an_unknown_card_makes_all_cards_unhealthy():
@@ -197,13 +253,18 @@ def test_an_xid_of_an_unknown_card_makes_all_cards_unhealthy():
         def pop(self, place):
             nvml.fail("nvmlDeviceGetUUID", LOST)
             return list.pop(self, place)
+
     nvml.events = Late([event])
     reports = []
-    NvmlCards(nvml).watch_health(lambda *report: reports.append(report), Stop(lambda: not nvml.events))
+    NvmlCards(nvml).watch_health(
+        lambda *report: reports.append(report), Stop(lambda: not nvml.events)
+    )
     assert reports[-1] == ("", "XID 79 on an unknown card: GPU is lost")
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"]
+)
 def test_a_card_that_cannot_be_watched_is_unhealthy_until_it_can(function):
     nvml = three()
     nvml.fail(function, LOST, 1)
@@ -213,11 +274,18 @@ def test_a_card_that_cannot_be_watched_is_unhealthy_until_it_can(function):
             if len(self) == 3:
                 nvml.heal()
             return list.pop(self, place)
+
     nvml.events = Recovering([TIMEOUT] * 12)
     reports = []
-    NvmlCards(nvml).watch_health(lambda *report: reports.append(report), Stop(lambda: not nvml.events))
-    assert reports == [("GPU-0", ""), ("GPU-1", "health cannot be watched: GPU is lost"), ("GPU-2", ""),
-                       ("GPU-1", "")]
+    NvmlCards(nvml).watch_health(
+        lambda *report: reports.append(report), Stop(lambda: not nvml.events)
+    )
+    assert reports == [
+        ("GPU-0", ""),
+        ("GPU-1", "health cannot be watched: GPU is lost"),
+        ("GPU-2", ""),
+        ("GPU-1", ""),
+    ]
 
 
 def test_a_card_without_events_is_healthy():
@@ -237,18 +305,26 @@ def test_cards_are_unhealthy_until_events_can_be_registered():
     nvml = three()
     nvml.fail("nvmlEventSetCreate", UNKNOWN)
     watch = Watch(nvml, [TIMEOUT], after=nvml.heal)
-    assert watch.reports == [("", "health cannot be watched: Unknown Error"), *((f"GPU-{i}", "") for i in range(3))]
+    assert watch.reports == [
+        ("", "health cannot be watched: Unknown Error"),
+        *((f"GPU-{i}", "") for i in range(3)),
+    ]
 
 
 def test_cards_of_a_driver_without_events_are_healthy():
     nvml, reports = three(), []
     nvml.fail("nvmlEventSetCreate", NOT_SUPPORTED)
-    NvmlCards(nvml).watch_health(lambda uuid, reason: reports.append((uuid, reason)), threading.Event())
+    NvmlCards(nvml).watch_health(
+        lambda uuid, reason: reports.append((uuid, reason)), threading.Event()
+    )
     assert reports == []
 
 
 def test_cards_with_a_shared_node_have_no_node_of_their_own():
-    nodes = [[card.node for card in NvmlCards(three(), shared_node=node).cards()] for node in ("", "/dev/dxg")]
+    nodes = [
+        [card.node for card in NvmlCards(three(), shared_node=node).cards()]
+        for node in ("", "/dev/dxg")
+    ]
     assert nodes == [["/dev/nvidia4", "/dev/nvidia5", "/dev/nvidia6"], ["/dev/dxg"] * 3]
 
 
@@ -261,7 +337,9 @@ def test_an_xid_is_permanent():
 # ---- the library
 
 
-@pytest.mark.parametrize("folder", ["usr/lib64", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"])
+@pytest.mark.parametrize(
+    "folder", ["usr/lib64", "usr/lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"]
+)
 def test_the_library_in_the_driver_root_is_found(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
     (tmp_path / folder / "libnvidia-ml.so.570").touch()

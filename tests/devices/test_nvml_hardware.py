@@ -40,7 +40,9 @@ class Process:
 
     def __call__(self, call, *arguments, **environment):
         """Returns or raises what *call* does in the process."""
-        return self._pool.submit(_called, environment, call, self._root, *arguments).result(timeout=60)
+        return self._pool.submit(_called, environment, call, self._root, *arguments).result(
+            timeout=60
+        )
 
     def end(self):
         self._pool.shutdown()
@@ -76,7 +78,8 @@ def reports(root, most, seconds):
     found, end = [], time.monotonic() + seconds
     NvmlCards(open_nvml(root)).watch_health(
         lambda uuid, reason: found.append((uuid, reason)),
-        Stop(lambda: len(found) >= most or time.monotonic() > end, time.sleep))
+        Stop(lambda: len(found) >= most or time.monotonic() > end, time.sleep),
+    )
     return found
 
 
@@ -97,7 +100,11 @@ def real(machine):
 def test_cards_of_this_machine_have_the_properties_that_schedulers_need(real):
     for card in real:
         assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", card.uuid)
-        assert (card.problem, 1000 < card.memory_mib < 1_000_000, bool(card.model)) == ("", True, True)
+        assert (card.problem, 1000 < card.memory_mib < 1_000_000, bool(card.model)) == (
+            "",
+            True,
+            True,
+        )
         assert card.mig or Path(f"/dev/nvidia{card.minor}").exists()
     assert [card.index for card in real] == list(range(len(real)))
 
@@ -109,14 +116,16 @@ def test_schedulers_can_parse_the_registration_of_this_machine(real):
     text = node_annotations(inventory.snapshot(), config, NVIDIA)[NVIDIA.annotations.register]
     found = parse_devices_json(NVIDIA.annotations.register, text, "NVIDIA")
     assert [(device.uuid, device.memory_mib, device.slots) for device in found] == [
-        (card.uuid, card.memory_mib, config.nvidia.device_split_count) for card in real]
+        (card.uuid, card.memory_mib, config.nvidia.device_split_count) for card in real
+    ]
 
 
 def test_usage_of_this_machine_is_read(real, machine):
     found = machine(usage)
     assert [card.uuid for card in found] == [card.uuid for card in real]
     for card in found:
-        assert 0 <= card.memory_used <= card.memory and card.problems == ()
+        assert 0 <= card.memory_used <= card.memory
+        assert card.problems == ()
 
 
 def test_health_of_this_machine_is_watched_until_stopped(real, machine):
@@ -149,55 +158,87 @@ def inside(library):
 def test_structures_match_the_driver_s_header(inside):
     first, second = inside(cards)
     assert (first.uuid, first.index, first.minor, first.model, first.memory_mib, first.problem) == (
-        "GPU-0", 0, 4, "NVIDIA A100-SXM4-80GB", 81920, "")
-    assert [(one.name, one.memory_mib, one.cores, one.slices, [place.start for place in one.placements])
-            for one in first.profiles] == [
-        ("1g.10gb", 9728, 50, 1, list(range(7))), ("2g.20gb", 19968, 100, 2, [0, 2, 4])]
-    assert (second.uuid, second.minor, second.memory_mib, second.profiles) == ("GPU-1", 5, 15360, ())
+        "GPU-0",
+        0,
+        4,
+        "NVIDIA A100-SXM4-80GB",
+        81920,
+        "",
+    )
+    assert [
+        (one.name, one.memory_mib, one.cores, one.slices, [place.start for place in one.placements])
+        for one in first.profiles
+    ] == [("1g.10gb", 9728, 50, 1, list(range(7))), ("2g.20gb", 19968, 100, 2, [0, 2, 4])]
+    assert (second.uuid, second.minor, second.memory_mib, second.profiles) == (
+        "GPU-1",
+        5,
+        15360,
+        (),
+    )
 
 
 def test_structures_of_usage_match_the_driver_s_header(inside):
     """The library has no function for processes of MPS: that is no problem."""
     first, second = inside(usage)
-    assert (first.memory, first.memory_used, first.utilization, first.memory_utilization, first.processes) == (
-        80 << 30, 4096, 60, 20, {})
+    assert (
+        first.memory,
+        first.memory_used,
+        first.utilization,
+        first.memory_utilization,
+        first.processes,
+    ) == (80 << 30, 4096, 60, 20, {})
     assert second.processes == {4007: ProcessUsage(1 << 30, 45), 4008: ProcessUsage(None, 0)}
     assert (second.utilization, first.problems, second.problems) == (61, (), ())
 
 
-@pytest.mark.parametrize("function, problem", [
-    ("nvmlDeviceGetComputeRunningProcesses_v3", "processes: GPU is lost"),
-    ("nvmlDeviceGetUtilizationRates", "utilization: GPU is lost"),
-    ("nvmlDeviceGetProcessUtilization", "utilization of processes: GPU is lost"),
-])
+@pytest.mark.parametrize(
+    "function, problem",
+    [
+        ("nvmlDeviceGetComputeRunningProcesses_v3", "processes: GPU is lost"),
+        ("nvmlDeviceGetUtilizationRates", "utilization: GPU is lost"),
+        ("nvmlDeviceGetProcessUtilization", "utilization of processes: GPU is lost"),
+    ],
+)
 def test_usage_of_a_failing_card_does_not_hide_others(inside, function, problem):
     first, second = inside(usage, FAKE_NVML_FAIL=f"{function}:1:{GPU_IS_LOST}")
     assert (first.problems, second.problems) == ((), (problem,))
 
 
-@pytest.mark.parametrize("function, problems", [
-    ("nvmlDeviceGetMemoryInfo", ["", "memory: GPU is lost"]),
-    ("nvmlDeviceGetName", ["", "name: GPU is lost"]),
-    ("nvmlDeviceGetUUID", [""]),
-    ("nvmlDeviceGetHandleByIndex_v2", [""]),
-    ("nvmlDeviceGetPciInfo_v3", ["", ""]),
-])
+@pytest.mark.parametrize(
+    "function, problems",
+    [
+        ("nvmlDeviceGetMemoryInfo", ["", "memory: GPU is lost"]),
+        ("nvmlDeviceGetName", ["", "name: GPU is lost"]),
+        ("nvmlDeviceGetUUID", [""]),
+        ("nvmlDeviceGetHandleByIndex_v2", [""]),
+        ("nvmlDeviceGetPciInfo_v3", ["", ""]),
+    ],
+)
 def test_a_failing_card_does_not_hide_others(inside, function, problems):
-    assert [card.problem for card in inside(cards, FAKE_NVML_FAIL=f"{function}:1:{GPU_IS_LOST}")] == problems
+    assert [
+        card.problem for card in inside(cards, FAKE_NVML_FAIL=f"{function}:1:{GPU_IS_LOST}")
+    ] == problems
 
 
-@pytest.mark.parametrize("function, says", [
-    ("nvmlInitWithFlags", "no NVIDIA driver available"), ("nvmlDeviceGetCount_v2", "NVML cannot count the cards"),
-])
+@pytest.mark.parametrize(
+    "function, says",
+    [
+        ("nvmlInitWithFlags", "no NVIDIA driver available"),
+        ("nvmlDeviceGetCount_v2", "NVML cannot count the cards"),
+    ],
+)
 def test_a_driver_that_does_not_answer_is_an_error(inside, function, says):
     with pytest.raises(HamiError, match=f"{says}: GPU is lost"):
         inside(cards, FAKE_NVML_FAIL=f"{function}:-1:{GPU_IS_LOST}")
 
 
-@pytest.mark.parametrize("xid, expected", [
-    param("79", [("GPU-0", ""), ("GPU-1", ""), ("GPU-1", "XID 79")], id="critical"),
-    param("31", [("GPU-0", ""), ("GPU-1", "")], id="caused by an application"),
-])
+@pytest.mark.parametrize(
+    "xid, expected",
+    [
+        param("79", [("GPU-0", ""), ("GPU-1", ""), ("GPU-1", "XID 79")], id="critical"),
+        param("31", [("GPU-0", ""), ("GPU-1", "")], id="caused by an application"),
+    ],
+)
 def test_events_are_received(library, xid, expected):
     process = Process(library)  # the library sends the event once
     assert process(reports, 3, 2, FAKE_NVML_XID=xid) == expected
@@ -208,7 +249,10 @@ def create_and_destroy(root):
     """The created, existing and remaining instances, the MIG devices, and the error of a refused one."""
     instances = NvmlCards(open_nvml(root), ALLOWLIST).instances
     instances.enable_mig("GPU-0")
-    created = [instances.create("GPU-0", "1g.10gb", 3, 1), instances.create("GPU-0", "2g.20gb", 4, 2)]
+    created = [
+        instances.create("GPU-0", "1g.10gb", 3, 1),
+        instances.create("GPU-0", "2g.20gb", 4, 2),
+    ]
     try:
         refused = instances.create("GPU-0", "1g.10gb", 5, 1)
     except HamiError as error:
@@ -221,11 +265,14 @@ def create_and_destroy(root):
 
 def test_instances_are_created_found_and_destroyed(inside):
     created, existing, devices, remaining, refused = inside(create_and_destroy)
-    assert [(one.profile, one.start, one.size, one.uuid, one.gpu_instance, one.busy) for one in created] == [
-        ("1g.10gb", 3, 1, "MIG-1", 1, False), ("2g.20gb", 4, 2, "MIG-2", 2, False)]
+    assert [
+        (one.profile, one.start, one.size, one.uuid, one.gpu_instance, one.busy) for one in created
+    ] == [("1g.10gb", 3, 1, "MIG-1", 1, False), ("2g.20gb", 4, 2, "MIG-2", 2, False)]
     assert (existing, remaining) == (created, [])
     assert [(one.uuid, one.profile, one.gpu_instance) for one in devices] == [
-        ("MIG-1", "1g.10gb", 1), ("MIG-2", "2g.20gb", 2)]
+        ("MIG-1", "1g.10gb", 1),
+        ("MIG-2", "2g.20gb", 2),
+    ]
     assert "1g.10gb at 5" in refused
 
 
@@ -241,5 +288,7 @@ def create_incompletely(root):
 
 
 def test_an_incomplete_instance_is_destroyed(inside):
-    found = inside(create_incompletely, FAKE_NVML_FAIL=f"nvmlGpuInstanceCreateComputeInstance:0:{GPU_IS_LOST}")
+    found = inside(
+        create_incompletely, FAKE_NVML_FAIL=f"nvmlGpuInstanceCreateComputeInstance:0:{GPU_IS_LOST}"
+    )
     assert found == ("GPU-0: 1g.10gb at 3: GPU is lost", [])

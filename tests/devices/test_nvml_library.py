@@ -56,21 +56,26 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
-@pytest.mark.parametrize("function, statuses, ends", [
-    param("nvmlDeviceGetCount", [MISMATCH], True, id="mismatch"),
-    param("nvmlDeviceGetCount", [UNINITIALIZED], True, id="uninitialized"),
-    param("nvmlDeviceGetCount", [NOT_LOADED], True, id="not loaded"),
-    param("nvmlDeviceGetHandleByIndex", [MISMATCH], True, id="no card has a handle"),
-    param("nvmlDeviceGetUUID", [MISMATCH, UNINITIALIZED], True, id="no card has a UUID"),
-    param("nvmlDeviceGetMemoryInfo", [MISMATCH], True, id="no card has its memory"),
-    param("nvmlDeviceGetUUID", [MISMATCH, LOST], False, id="one card is lost"),
-    param("nvmlDeviceGetCount", [LOST], False, id="lost"),
-    param("nvmlDeviceGetCount", [UNKNOWN], False, id="unknown"),
-    param("nvmlDeviceGetHandleByIndex", [LOST], False, id="all cards are lost"),
-])
+@pytest.mark.parametrize(
+    "function, statuses, ends",
+    [
+        param("nvmlDeviceGetCount", [MISMATCH], True, id="mismatch"),
+        param("nvmlDeviceGetCount", [UNINITIALIZED], True, id="uninitialized"),
+        param("nvmlDeviceGetCount", [NOT_LOADED], True, id="not loaded"),
+        param("nvmlDeviceGetHandleByIndex", [MISMATCH], True, id="no card has a handle"),
+        param("nvmlDeviceGetUUID", [MISMATCH, UNINITIALIZED], True, id="no card has a UUID"),
+        param("nvmlDeviceGetMemoryInfo", [MISMATCH], True, id="no card has its memory"),
+        param("nvmlDeviceGetUUID", [MISMATCH, LOST], False, id="one card is lost"),
+        param("nvmlDeviceGetCount", [LOST], False, id="lost"),
+        param("nvmlDeviceGetCount", [UNKNOWN], False, id="unknown"),
+        param("nvmlDeviceGetHandleByIndex", [LOST], False, id="all cards are lost"),
+    ],
+)
 def test_a_process_that_had_the_driver_ends_after_a_minute_of_errors_that_only_a_new_one_mends(
-        scene, function, statuses, ends):
-    assert scene.open() and scene.read()
+    scene, function, statuses, ends
+):
+    assert scene.open()
+    assert scene.read()
     scene.fail(function, *statuses)
     scene.read()
     scene.now += RESTART_S - 1
@@ -83,11 +88,16 @@ def test_a_process_that_had_the_driver_ends_after_a_minute_of_errors_that_only_a
     assert "only a new process could use the driver: NVML cannot" in reason or not ends
 
 
-@pytest.mark.parametrize("between", [
-    param([], id="an answer"), param([LOST], id="an error that may pass"),
-])
+@pytest.mark.parametrize(
+    "between",
+    [
+        param([], id="an answer"),
+        param([LOST], id="an error that may pass"),
+    ],
+)
 def test_the_minute_begins_again_after(scene, between):
-    assert scene.open() and scene.read()
+    assert scene.open()
+    assert scene.read()
     for statuses in ([MISMATCH], between, [MISMATCH]):
         scene.fail("nvmlDeviceGetCount", *statuses)
         scene.read()
@@ -98,7 +108,8 @@ def test_the_minute_begins_again_after(scene, between):
 
 
 def test_one_error_is_not_a_minute_of_errors(scene):
-    assert scene.open() and scene.read()
+    assert scene.open()
+    assert scene.read()
     scene.fail("nvmlDeviceGetCount", MISMATCH)
     scene.read()
     scene.now += 10 * RESTART_S
@@ -107,7 +118,9 @@ def test_one_error_is_not_a_minute_of_errors(scene):
 
 @pytest.mark.parametrize("is_replaced, ends", [(False, False), (True, True)])
 @pytest.mark.parametrize("status", [NOT_LOADED, MISMATCH])
-def test_a_process_that_waits_for_a_driver_ends_only_for_another_library(scene, status, is_replaced, ends):
+def test_a_process_that_waits_for_a_driver_ends_only_for_another_library(
+    scene, status, is_replaced, ends
+):
     scene.fail("nvmlInit", status)
     assert not scene.open()
     if is_replaced:
@@ -125,14 +138,19 @@ def test_a_library_that_appears_while_a_process_waits_is_loaded_by_it(scene):
     scene.file.write_text("580.2")
     scene.now += 100 * RESTART_S
     scene.fail("nvmlInit")
-    assert scene.open() and scene.read()
+    assert scene.open()
+    assert scene.read()
     assert scene.library.restart_reason() == ""
 
 
-@pytest.mark.parametrize("name, refused", [
-    param("libnvidia-ml.so.570.1", False, id="the same"), param("libnvidia-ml.so.580.2", True, id="another"),
-    param("libnvidia-ml.so.1", False, id="without a version"),
-])
+@pytest.mark.parametrize(
+    "name, refused",
+    [
+        param("libnvidia-ml.so.570.1", False, id="the same"),
+        param("libnvidia-ml.so.580.2", True, id="another"),
+        param("libnvidia-ml.so.1", False, id="without a version"),
+    ],
+)
 def test_cards_are_not_offered_with_the_libraries_of_another_driver(tmp_path, name, refused):
     """Containers would be given libraries that refuse all their calls, until the node is rebooted."""
     folder = tmp_path / "usr" / "lib64"
@@ -159,7 +177,9 @@ def test_a_driver_that_does_not_tell_its_version_is_believed(tmp_path):
     assert len(NvmlCards(nvml, driver_root=str(tmp_path)).cards()) == 1
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo"])
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetCount", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo"]
+)
 def test_usage_that_no_card_tells_any_more_is_an_error(function):
     nvml = FakeNvml(Gpu("GPU-0"), Gpu("GPU-1"))
     nvml.fail(function, MISMATCH)

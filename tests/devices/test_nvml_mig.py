@@ -15,7 +15,9 @@ UNKNOWN, OLD = pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 @pytest.fixture
 def nvml():
     """A driver with a card in MIG mode, one not in MIG mode, and one without MIG support."""
-    return FakeNvml(Gpu("GPU-0", mig=True, profiles=A100), Gpu("GPU-1", mig=False, profiles=A100), Gpu("GPU-2"))
+    return FakeNvml(
+        Gpu("GPU-0", mig=True, profiles=A100), Gpu("GPU-1", mig=False, profiles=A100), Gpu("GPU-2")
+    )
 
 
 @pytest.fixture
@@ -25,31 +27,63 @@ def instances(nvml):
 
 
 def test_profiles_without_a_suffix_are_offered_with_their_share_of_the_card(nvml):
-    found = [(one.name, one.cores, number) for number, one in offered_profiles(nvml, nvml.gpus[0]).items()]
-    assert found == [("1g.10gb", 15, 19), ("2g.20gb", 29, 14), ("3g.40gb", 43, 9), ("7g.80gb", 100, 0),
-                     ("1g.20gb", 15, 15)]
+    found = [
+        (one.name, one.cores, number)
+        for number, one in offered_profiles(nvml, nvml.gpus[0]).items()
+    ]
+    assert found == [
+        ("1g.10gb", 15, 19),
+        ("2g.20gb", 29, 14),
+        ("3g.40gb", 43, 9),
+        ("7g.80gb", 100, 0),
+        ("1g.20gb", 15, 15),
+    ]
 
 
 def test_profiles_of_an_older_driver_are_named_by_their_memory(nvml):
     nvml.fail("nvmlDeviceGetGpuInstanceProfileInfo v2", OLD)
     assert [one.name for one in offered_profiles(nvml, nvml.gpus[0]).values()] == [
-        "1g.10gb", "2g.20gb", "3g.40gb", "7g.80gb", "1g.10gb", "1g.20gb"]
+        "1g.10gb",
+        "2g.20gb",
+        "3g.40gb",
+        "7g.80gb",
+        "1g.10gb",
+        "1g.20gb",
+    ]
 
 
-@pytest.mark.parametrize("memory, mib, name", [(40 * GIB, 4864, "1g.5gb"), (24 * GIB, 5952, "1g.6gb")])
+@pytest.mark.parametrize(
+    "memory, mib, name", [(40 * GIB, 4864, "1g.5gb"), (24 * GIB, 5952, "1g.6gb")]
+)
 def test_profile_names_of_an_older_driver(memory, mib, name):
-    nvml = FakeNvml(Gpu("GPU-0", memory=memory, mig=True, profiles={0: (19, "", 1, 14, mib, [(0, 1)])}))
+    nvml = FakeNvml(
+        Gpu("GPU-0", memory=memory, mig=True, profiles={0: (19, "", 1, 14, mib, [(0, 1)])})
+    )
     nvml.fail("nvmlDeviceGetGpuInstanceProfileInfo v2", OLD)
     assert [one.name for one in offered_profiles(nvml, nvml.gpus[0]).values()] == [name]
 
 
-@pytest.mark.parametrize("profile, start, size, profile_id", [
-    ("1g.10gb", 6, 1, 19), ("3g.40gb", 4, 4, 9), ("7g.79gb", 0, 8, 0),
-])
-def test_an_instance_is_created_and_found_under_the_same_name(nvml, instances, profile, start, size, profile_id):
+@pytest.mark.parametrize(
+    "profile, start, size, profile_id",
+    [
+        ("1g.10gb", 6, 1, 19),
+        ("3g.40gb", 4, 4, 9),
+        ("7g.79gb", 0, 8, 0),
+    ],
+)
+def test_an_instance_is_created_and_found_under_the_same_name(
+    nvml, instances, profile, start, size, profile_id
+):
     made = instances.create("GPU-0", profile, start, size)
-    assert (made.gpu, made.profile, made.start, made.size, made.uuid, made.gpu_instance, made.compute_instance) == (
-        "GPU-0", profile, start, size, "MIG-1", 1, 0)
+    assert (
+        made.gpu,
+        made.profile,
+        made.start,
+        made.size,
+        made.uuid,
+        made.gpu_instance,
+        made.compute_instance,
+    ) == ("GPU-0", profile, start, size, "MIG-1", 1, 0)
     assert [one.profile for one in nvml.gpus[0].made.values()] == [profile_id]
     assert list(instances.existing("GPU-0")) == [made]
 
@@ -87,8 +121,12 @@ def test_an_instance_is_busy_when_any_part_of_it_is(nvml, instances, monkeypatch
     instances.create("GPU-0", "3g.40gb", 0, 4)
     (made,) = nvml.gpus[0].made.values()
     made.inner[1] = "MIG-part"
-    monkeypatch.setattr(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", lambda handle, index: (made, index % 2))
-    monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda mig: ["a process"] * mig[1])
+    monkeypatch.setattr(
+        nvml, "nvmlDeviceGetMigDeviceHandleByIndex", lambda handle, index: (made, index % 2)
+    )
+    monkeypatch.setattr(
+        nvml, "nvmlDeviceGetComputeRunningProcesses", lambda mig: ["a process"] * mig[1]
+    )
     assert [one.busy for one in instances.existing("GPU-0")] == [True]
 
 
@@ -98,11 +136,18 @@ def test_profiles_with_a_suffix_have_the_driver_s_name(nvml, instances):
     assert [one.profile for one in instances.existing("GPU-0")] == ["1g.10gb+me"]
 
 
-@pytest.mark.parametrize("function", [
-    "nvmlGpuInstanceGetInfo", "nvmlGpuInstanceGetComputeInstanceProfileInfo", "nvmlGpuInstanceCreateComputeInstance",
-    "nvmlComputeInstanceGetInfo", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
-    "nvmlDeviceGetUUID of MIG",
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlGpuInstanceGetInfo",
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlComputeInstanceGetInfo",
+        "nvmlDeviceGetMaxMigDeviceCount",
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetUUID of MIG",
+    ],
+)
 def test_a_creation_is_undone_when_a_later_step_fails(nvml, instances, function):
     nvml.fail(function, UNKNOWN)
     with pytest.raises(HamiError, match="GPU-0.*Unknown Error"):
@@ -112,11 +157,14 @@ def test_a_creation_is_undone_when_a_later_step_fails(nvml, instances, function)
     instances.create("GPU-0", "1g.10gb", 0, 1)
 
 
-@pytest.mark.parametrize("gpu, profile, start, says", [
-    ("GPU-0", "2g.20gb", 0, "GPU-0: no profile 2g.20gb, only 1g.10gb, 3g.40gb, 7g.79gb"),
-    ("GPU-0", "1g.10gb", 3, "GPU-0: 1g.10gb at 3: .*code 23"),
-    ("GPU-9", "1g.10gb", 0, "GPU-9: Not Found"),
-])
+@pytest.mark.parametrize(
+    "gpu, profile, start, says",
+    [
+        ("GPU-0", "2g.20gb", 0, "GPU-0: no profile 2g.20gb, only 1g.10gb, 3g.40gb, 7g.79gb"),
+        ("GPU-0", "1g.10gb", 3, "GPU-0: 1g.10gb at 3: .*code 23"),
+        ("GPU-9", "1g.10gb", 0, "GPU-9: Not Found"),
+    ],
+)
 def test_an_instance_that_cannot_be_created_is_refused(instances, gpu, profile, start, says):
     instances.create("GPU-0", "1g.10gb", 3, 1)
     with pytest.raises(HamiError, match=says):
@@ -144,10 +192,17 @@ def test_an_instance_with_unreadable_processes_counts_as_busy(nvml, instances):
     assert [one.busy for one in instances.existing("GPU-0")] == [True]
 
 
-@pytest.mark.parametrize("functions", [
-    ["nvmlDeviceGetMigMode"], ["nvmlDeviceGetGpuInstances"], ["nvmlDeviceGetName"],
-    ["nvmlDeviceGetGpuInstanceProfileInfo v2"], ["nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByIndex"],
-], ids=lambda functions: functions[0])
+@pytest.mark.parametrize(
+    "functions",
+    [
+        ["nvmlDeviceGetMigMode"],
+        ["nvmlDeviceGetGpuInstances"],
+        ["nvmlDeviceGetName"],
+        ["nvmlDeviceGetGpuInstanceProfileInfo v2"],
+        ["nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByIndex"],
+    ],
+    ids=lambda functions: functions[0],
+)
 def test_unreadable_instances_are_an_error(nvml, instances, functions):
     for function in functions:
         nvml.fail(function, UNKNOWN, 0)
@@ -157,7 +212,9 @@ def test_unreadable_instances_are_an_error(nvml, instances, functions):
 
 
 @pytest.mark.parametrize("profile, size", [("1g.10gb", 1), ("7g.79gb", 8)])
-def test_an_instance_has_the_same_name_when_placements_are_unreadable(nvml, instances, profile, size):
+def test_an_instance_has_the_same_name_when_placements_are_unreadable(
+    nvml, instances, profile, size
+):
     made = instances.create("GPU-0", profile, 0, size)
     nvml.fail("nvmlDeviceGetGpuInstancePossiblePlacements", UNKNOWN)
     assert list(instances.existing("GPU-0")) == [made]
@@ -199,9 +256,23 @@ def test_existing_devices_have_the_driver_s_names(nvml, instances):
     engines.profile = 20
     nvml.gpus[0].made[2].part = 1
     assert list(instances.devices("GPU-0")) == [
-        MigDevice(gpu="GPU-0", uuid="MIG-1", profile="1g.10gb+me", memory_mib=9728, gpu_instance=1, compute_instance=0),
-        MigDevice(gpu="GPU-0", uuid="MIG-2", profile="1c.3g.40gb", memory_mib=40192, gpu_instance=2,
-                  compute_instance=0)]
+        MigDevice(
+            gpu="GPU-0",
+            uuid="MIG-1",
+            profile="1g.10gb+me",
+            memory_mib=9728,
+            gpu_instance=1,
+            compute_instance=0,
+        ),
+        MigDevice(
+            gpu="GPU-0",
+            uuid="MIG-2",
+            profile="1c.3g.40gb",
+            memory_mib=40192,
+            gpu_instance=2,
+            compute_instance=0,
+        ),
+    ]
 
 
 def test_unreadable_devices_are_an_error_that_names_the_card(nvml, instances):

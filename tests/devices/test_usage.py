@@ -7,34 +7,54 @@ from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
 from tests.devices.fake_nvml import A100, GIB, MIB, FakeNvml, Gpu, Process
 
-LOST, UNKNOWN, NOT_SUPPORTED = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NOT_SUPPORTED
+LOST, UNKNOWN, NOT_SUPPORTED = (
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_UNKNOWN,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+)
 NOW = 1_700_000_000.0
 
 
 def two(*processes, **fields):
     """A driver with two cards; the first has the processes."""
-    return FakeNvml(Gpu("GPU-0", processes=list(processes), used=3 * GIB, rates=(40, 20), **fields), Gpu("GPU-1"))
+    return FakeNvml(
+        Gpu("GPU-0", processes=list(processes), used=3 * GIB, rates=(40, 20), **fields),
+        Gpu("GPU-1"),
+    )
 
 
 def test_a_card_and_its_processes():
     nvml = two(Process(7, GIB, 30), Process(8, 2 * GIB))
     first, second = NvmlUsage(nvml).read(NOW)
     assert (first.uuid, first.index, first.model, first.memory, first.memory_used) == (
-        "GPU-0", 0, "NVIDIA A100-SXM4-80GB", 80 * GIB, 3 * GIB)
+        "GPU-0",
+        0,
+        "NVIDIA A100-SXM4-80GB",
+        80 * GIB,
+        3 * GIB,
+    )
     assert (first.utilization, first.memory_utilization, first.problems) == (40, 20, ())
     assert first.processes == {7: ProcessUsage(GIB, 30), 8: ProcessUsage(2 * GIB, 0)}
     assert (second.processes, second.utilization) == ({}, 0)
 
 
 def test_a_process_that_computes_and_draws_counts_once():
-    nvml = two(Process(7, GIB), Process(7, 2 * GIB, kind="Graphics"), Process(9, None, kind="MPSCompute"))
+    nvml = two(
+        Process(7, GIB), Process(7, 2 * GIB, kind="Graphics"), Process(9, None, kind="MPSCompute")
+    )
     card, _ = NvmlUsage(nvml).read(NOW)
     assert card.processes == {7: ProcessUsage(2 * GIB, 0), 9: ProcessUsage(None, 0)}
 
 
-@pytest.mark.parametrize(("sample", "percent"), [
-    (Process(7, GIB, 30, at=int(NOW * 1e6)), 30), (Process(7, GIB, 30, at=int((NOW - 5) * 1e6)), 0),
-    (Process(7, GIB, 4_000_000_000), 100), (Process(0, GIB, 30), 0)])
+@pytest.mark.parametrize(
+    ("sample", "percent"),
+    [
+        (Process(7, GIB, 30, at=int(NOW * 1e6)), 30),
+        (Process(7, GIB, 30, at=int((NOW - 5) * 1e6)), 0),
+        (Process(7, GIB, 4_000_000_000), 100),
+        (Process(0, GIB, 30), 0),
+    ],
+)
 def test_samples_that_are_old_or_impossible(sample, percent):
     nvml = two(Process(7, GIB), sample)
     card, _ = NvmlUsage(nvml).read(NOW)
@@ -46,18 +66,21 @@ def test_the_latest_sample_of_a_process_counts():
     assert NvmlUsage(nvml).read(NOW)[0].processes[7].sm == 10
 
 
-@pytest.mark.parametrize(("function", "status", "problem"), [
-    ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
-    ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
-    ("nvmlDeviceGetUtilizationRates", UNKNOWN, "utilization: Unknown Error"),
-    ("nvmlDeviceGetUtilizationRates", NOT_SUPPORTED, ""),
-    ("nvmlDeviceGetProcessUtilization", NOT_SUPPORTED, ""),
-    ("nvmlDeviceGetProcessUtilization", 999, "utilization of processes: Unknown Error"),
-    ("nvmlDeviceGetComputeRunningProcesses", UNKNOWN, "processes: Unknown Error"),
-    ("nvmlDeviceGetGraphicsRunningProcesses", NOT_SUPPORTED, ""),
-    ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
-    ("nvmlDeviceGetMigMode", UNKNOWN, "MIG mode: Unknown Error"),
-])
+@pytest.mark.parametrize(
+    ("function", "status", "problem"),
+    [
+        ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
+        ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
+        ("nvmlDeviceGetUtilizationRates", UNKNOWN, "utilization: Unknown Error"),
+        ("nvmlDeviceGetUtilizationRates", NOT_SUPPORTED, ""),
+        ("nvmlDeviceGetProcessUtilization", NOT_SUPPORTED, ""),
+        ("nvmlDeviceGetProcessUtilization", 999, "utilization of processes: Unknown Error"),
+        ("nvmlDeviceGetComputeRunningProcesses", UNKNOWN, "processes: Unknown Error"),
+        ("nvmlDeviceGetGraphicsRunningProcesses", NOT_SUPPORTED, ""),
+        ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
+        ("nvmlDeviceGetMigMode", UNKNOWN, "MIG mode: Unknown Error"),
+    ],
+)
 def test_a_call_that_fails_makes_one_value_unknown(function, status, problem):
     nvml = two(Process(7, GIB, 30))
     _, whole = NvmlUsage(nvml).read(NOW)
@@ -83,6 +106,7 @@ def test_an_older_driver_has_older_functions(monkeypatch):
 
     def mismatch(handle):
         raise pynvml.NVMLLibraryMismatchError("too old")
+
     nvml.nvmlDeviceGetComputeRunningProcesses_v2 = nvml.nvmlDeviceGetComputeRunningProcesses
     nvml.nvmlDeviceGetComputeRunningProcesses = mismatch
     assert NvmlUsage(nvml).read(NOW)[0].processes == {7: ProcessUsage(GIB, 0)}

@@ -98,7 +98,9 @@ class ClaimStage:
         (folder / "vgpu").mkdir(parents=True)
         for name in ("libvgpu.so", "ld.so.preload"):
             (folder / "vgpu" / name).touch()
-        self.config = config(node=NODE, hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock"), **given)
+        self.config = config(
+            node=NODE, hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock"), **given
+        )
         self.cluster = FakeCluster(nodes=[Node(name=NODE, uid="uid-of-node")])
         self.resources = FakeResources()
         self.inventory = DeviceInventory()
@@ -113,26 +115,72 @@ class ClaimStage:
         self.specs = ContainerSpecs(self.folder / "cdi", kind=CLAIM)
         self.mig = None
         if self.instances is not None:
-            self.mig = DynamicMig(lambda: self.cluster.pods_on(NODE), self.instances, self.inventory.cards,
-                                  claimed=PreparedRequests(self.specs).instances, exclusive=self.specs.exclusive)
-        grants = GrantBuilder(self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=watch)
-        self.claims = ClaimPreparer(self.config, self.cluster, self.resources, grants, self.host, self.specs,
-                                    node_pods=watch, clock=lambda: self.now)
+            self.mig = DynamicMig(
+                lambda: self.cluster.pods_on(NODE),
+                self.instances,
+                self.inventory.cards,
+                claimed=PreparedRequests(self.specs).instances,
+                exclusive=self.specs.exclusive,
+            )
+        grants = GrantBuilder(
+            self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=watch
+        )
+        self.claims = ClaimPreparer(
+            self.config,
+            self.cluster,
+            self.resources,
+            grants,
+            self.host,
+            self.specs,
+            node_pods=watch,
+            clock=lambda: self.now,
+        )
 
-    def put(self, name="p", *results, uid=None, containers=("main",), pods=None, setting=None, uses=None, **fields):
+    def put(
+        self,
+        name="p",
+        *results,
+        uid=None,
+        containers=("main",),
+        pods=None,
+        setting=None,
+        uses=None,
+        **fields,
+    ):
         """Creates a pod, and a claim with these results that is reserved for it; returns the claim's reference. *uses*:
         the requests of the claim that each container uses; by default, that of its name."""
-        made = self.cluster.put_pod(pod(*(container(name=one) for one in containers), name=name, node_name=NODE,
-                                        **fields))
+        made = self.cluster.put_pod(
+            pod(*(container(name=one) for one in containers), name=name, node_name=NODE, **fields)
+        )
         uid = uid or f"claim-{name}"
         if uses is not None:
-            self.specify(name, {one: {"resources": {"claims": [
-                {"name": "gpu", "request": request} for request in uses.get(one, ())]}} for one in containers})
-        devices = {"results": list(results or [result()]), "config": [] if setting is None else [setting]}
+            self.specify(
+                name,
+                {
+                    one: {
+                        "resources": {
+                            "claims": [
+                                {"name": "gpu", "request": request} for request in uses.get(one, ())
+                            ]
+                        }
+                    }
+                    for one in containers
+                },
+            )
+        devices = {
+            "results": list(results or [result()]),
+            "config": [] if setting is None else [setting],
+        }
         self.resources.claims["default", f"{name}-hami"] = {
             "metadata": {"namespace": "default", "name": f"{name}-hami", "uid": uid},
-            "status": {"allocation": {"devices": devices}, "reservedFor": [
-                {"resource": "pods", "name": name, "uid": one} for one in (pods or [made.ref.uid])]}}
+            "status": {
+                "allocation": {"devices": devices},
+                "reservedFor": [
+                    {"resource": "pods", "name": name, "uid": one}
+                    for one in (pods or [made.ref.uid])
+                ],
+            },
+        }
         return "default", f"{name}-hami", uid
 
     def specify(self, name, containers, claims=None):
@@ -140,11 +188,19 @@ class ClaimStage:
         its own one as gpu. The names of claims are in the status of the pod."""
         claims = {"gpu": f"{name}-hami"} if claims is None else claims
         self.cluster.specifications[f"uid-{name}"] = {
-            "metadata": {"uid": f"uid-{name}"}, "spec": {
+            "metadata": {"uid": f"uid-{name}"},
+            "spec": {
                 "containers": [{"name": one, **fields} for one, fields in containers.items()],
-                "resourceClaims": [{"name": one, "resourceClaimTemplateName": "t"} for one in claims]},
-            "status": {"resourceClaimStatuses": [
-                {"name": one, "resourceClaimName": made} for one, made in claims.items()]}}
+                "resourceClaims": [
+                    {"name": one, "resourceClaimTemplateName": "t"} for one in claims
+                ],
+            },
+            "status": {
+                "resourceClaimStatuses": [
+                    {"name": one, "resourceClaimName": made} for one, made in claims.items()
+                ]
+            },
+        }
 
     def delete(self, name):
         """Deletes a pod and its claim."""
@@ -158,11 +214,20 @@ class ClaimStage:
 
     def limits(self, uid, name="main"):
         """The lines of the limits file of a container."""
-        return (self.folder / "vgpu" / "containers" / f"{uid}_{name}" / "limits").read_text().splitlines()
+        return (
+            (self.folder / "vgpu" / "containers" / f"{uid}_{name}" / "limits")
+            .read_text()
+            .splitlines()
+        )
 
 
 def result(request="main", uuid=A, memory=1000, cores=0, share=10, **fields):
     """A device in an allocation."""
-    return {"request": request, "driver": "gpu.hami.io", "pool": pool_name(NODE), "device": device_name(uuid),
-            "shareID": f"share-{request.partition('/')[0]}", "consumedCapacity": {
-                "memory": f"{memory}Mi", "cores": str(cores), "share": str(share)}} | fields
+    return {
+        "request": request,
+        "driver": "gpu.hami.io",
+        "pool": pool_name(NODE),
+        "device": device_name(uuid),
+        "shareID": f"share-{request.partition('/')[0]}",
+        "consumedCapacity": {"memory": f"{memory}Mi", "cores": str(cores), "share": str(share)},
+    } | fields

@@ -21,17 +21,32 @@ def stage(tmp_path):
 
 
 def test_containers_get_what_was_allocated_to_the_request_of_their_name(stage):
-    claim = stage.put("p", result("left", memory=3000, cores=30), result("right", B, 1), result("right", A, 2),
-                      containers=("left", "right"))
-    assert [(device.request, device.device, device.share_id, device.cdi_device)
-            for device in stage.claims.prepare(*claim)] == [
+    claim = stage.put(
+        "p",
+        result("left", memory=3000, cores=30),
+        result("right", B, 1),
+        result("right", A, 2),
+        containers=("left", "right"),
+    )
+    assert [
+        (device.request, device.device, device.share_id, device.cdi_device)
+        for device in stage.claims.prepare(*claim)
+    ] == [
         ("left", "gpu-aaaa", "share-left", "hami.io/claim=claim-p_left"),
-        ("right", "gpu-bbbb", "share-right", "hami.io/claim=claim-p_right"), ("right", "gpu-aaaa", "share-right", "")]
+        ("right", "gpu-bbbb", "share-right", "hami.io/claim=claim-p_right"),
+        ("right", "gpu-aaaa", "share-right", ""),
+    ]
     left, right = (stage.env("claim-p", name) for name in ("left", "right"))
-    assert (left["NVIDIA_VISIBLE_DEVICES"], left["CUDA_DEVICE_MEMORY_LIMIT_0"], left["CUDA_DEVICE_SM_LIMIT"]) == (
-        A, "3000m", "30")
-    assert (right["NVIDIA_VISIBLE_DEVICES"], right["CUDA_DEVICE_MEMORY_LIMIT_0"],
-            right["CUDA_DEVICE_MEMORY_LIMIT_1"]) == (f"{A},{B}", "2m", "1m")
+    assert (
+        left["NVIDIA_VISIBLE_DEVICES"],
+        left["CUDA_DEVICE_MEMORY_LIMIT_0"],
+        left["CUDA_DEVICE_SM_LIMIT"],
+    ) == (A, "3000m", "30")
+    assert (
+        right["NVIDIA_VISIBLE_DEVICES"],
+        right["CUDA_DEVICE_MEMORY_LIMIT_0"],
+        right["CUDA_DEVICE_MEMORY_LIMIT_1"],
+    ) == (f"{A},{B}", "2m", "1m")
     assert f"device {A} memory={3000 << 20} cores=30" in stage.limits("uid-p", "left")
 
 
@@ -41,7 +56,9 @@ def test_the_name_of_a_subrequest_is_no_part_of_that_of_the_container(stage):
 
 
 def test_a_claim_for_an_extended_resource_is_for_the_container_of_its_number(stage):
-    stage.claims.prepare(*stage.put("p", result("container-1-request-0"), containers=("init", "main")))
+    stage.claims.prepare(
+        *stage.put("p", result("container-1-request-0"), containers=("init", "main"))
+    )
     assert stage.env("claim-p", "container-1-request-0")["NVIDIA_VISIBLE_DEVICES"] == A
     assert f"device {A} memory={1000 << 20} cores=100" in stage.limits("uid-p", "main")
 
@@ -49,14 +66,24 @@ def test_a_claim_for_an_extended_resource_is_for_the_container_of_its_number(sta
 def test_a_pod_with_too_many_claims_is_refused(stage):
     """Nobody could say which containers to check, in strict mode."""
     claim = stage.put()
-    stage.specify("p", {"main": {}}, claims={"gpu": "p-hami"} | {f"c{number}": "other" for number in range(64)})
+    stage.specify(
+        "p",
+        {"main": {}},
+        claims={"gpu": "p-hami"} | {f"c{number}": "other" for number in range(64)},
+    )
     with pytest.raises(MalformedInput, match="resourceClaims"):
         stage.claims.prepare(*claim)
 
 
 def setting(*requests, **parameters):
-    return {"source": "FromClass", "requests": requests, "opaque": {"driver": "gpu.hami.io", "parameters": {
-        "apiVersion": "hami.io/v1", "kind": "ShareConfig", **parameters}}}
+    return {
+        "source": "FromClass",
+        "requests": requests,
+        "opaque": {
+            "driver": "gpu.hami.io",
+            "parameters": {"apiVersion": "hami.io/v1", "kind": "ShareConfig", **parameters},
+        },
+    }
 
 
 # ---- requests of which the containers share
@@ -68,8 +95,12 @@ def same(env):
 
 
 def test_containers_that_use_one_request_share_its_limit(stage):
-    claim = stage.put("p", result("gpu", memory=3000, cores=30), containers=("a", "b"),
-                      uses={"a": ["gpu"], "b": ["gpu"]})
+    claim = stage.put(
+        "p",
+        result("gpu", memory=3000, cores=30),
+        containers=("a", "b"),
+        uses={"a": ["gpu"], "b": ["gpu"]},
+    )
     (device,) = stage.claims.prepare(*claim)
     assert device.cdi_device == "hami.io/claim=claim-p_gpu"
     assert f"device {A} memory={3000 << 20} cores=30" in stage.limits("uid-p", "a")
@@ -79,19 +110,35 @@ def test_containers_that_use_one_request_share_its_limit(stage):
 @pytest.mark.parametrize("second, cores", [(20, 50), (0, 100)], ids=["sum", "no limit"])
 def test_a_container_that_uses_several_requests_gets_their_sum(stage, second, cores):
     """Of its specifications the last one counts, so all say the same."""
-    claim = stage.put("p", result("x", memory=3000, cores=30), result("y", memory=500, cores=second), result("y", B, 7),
-                      result("z", memory=1), containers=("main", "z"), uses={"main": ["y", "x"], "z": ["z"]})
+    claim = stage.put(
+        "p",
+        result("x", memory=3000, cores=30),
+        result("y", memory=500, cores=second),
+        result("y", B, 7),
+        result("z", memory=1),
+        containers=("main", "z"),
+        uses={"main": ["y", "x"], "z": ["z"]},
+    )
     answer = stage.claims.prepare(*claim)
     assert [device.cdi_device for device in answer] == [
-        "hami.io/claim=claim-p_x", "hami.io/claim=claim-p_y", "", "hami.io/claim=claim-p_z"]
+        "hami.io/claim=claim-p_x",
+        "hami.io/claim=claim-p_y",
+        "",
+        "hami.io/claim=claim-p_z",
+    ]
     x, y, z = (stage.env("claim-p", name) for name in "xyz")
     assert same(x) == same(y) != same(z)
-    assert (x["NVIDIA_VISIBLE_DEVICES"], x["CUDA_DEVICE_MEMORY_LIMIT_0"], x["CUDA_DEVICE_MEMORY_LIMIT_1"]) == (
-        f"{A},{B}", "3500m", "7m")
+    assert (
+        x["NVIDIA_VISIBLE_DEVICES"],
+        x["CUDA_DEVICE_MEMORY_LIMIT_0"],
+        x["CUDA_DEVICE_MEMORY_LIMIT_1"],
+    ) == (f"{A},{B}", "3500m", "7m")
     assert f"device {A} memory={3500 << 20} cores={cores}" in stage.limits("uid-p")
-    assert [[share.memory_mib for share in request.shares] for request in stage.claims.prepared()] == [
-        [3000], [500, 7], [1]]
-    assert stage.claims.prepare(*claim) == answer and [stage.env("claim-p", name) for name in "xyz"] == [x, y, z]
+    assert [
+        [share.memory_mib for share in request.shares] for request in stage.claims.prepared()
+    ] == [[3000], [500, 7], [1]]
+    assert stage.claims.prepare(*claim) == answer
+    assert [stage.env("claim-p", name) for name in "xyz"] == [x, y, z]
     stage.specs.remove("claim-p_x")  # so is what it shares with the other
     assert stage.claims.prepare(*claim) == answer
     assert same(stage.env("claim-p", "x")) == same(stage.env("claim-p", "y")) != same(x)
@@ -103,7 +150,8 @@ def test_a_request_that_no_container_uses_is_taken_and_given_to_nobody(stage):
     assert len(stage.claims.prepare(*claim)) == 2
     assert stage.env("claim-p", "spare").keys() == {"HAMI_CLAIM"}
     before = stage.env("claim-p")
-    assert len(stage.claims.prepare(*claim)) == 2 and stage.env("claim-p") == before
+    assert len(stage.claims.prepare(*claim)) == 2
+    assert stage.env("claim-p") == before
     with pytest.raises(HamiError, match=f"needs 1000 MiB of memory of {B}"):
         stage.claims.prepare(*stage.put("q", result(uuid=B)))
     stage.claims.unprepare("claim-p")
@@ -111,26 +159,56 @@ def test_a_request_that_no_container_uses_is_taken_and_given_to_nobody(stage):
 
 
 def test_requests_of_one_container_have_the_same_parameters(stage):
-    claim = stage.put("p", result("a"), result("x"), result("y"), containers=("a", "main"),
-                      uses={"a": ["a"], "main": ["x", "y"]}, setting=setting("x", corePolicy="force"))
-    with pytest.raises(HamiError, match="claim default/p-hami: container main uses requests with different parameters"):
+    claim = stage.put(
+        "p",
+        result("a"),
+        result("x"),
+        result("y"),
+        containers=("a", "main"),
+        uses={"a": ["a"], "main": ["x", "y"]},
+        setting=setting("x", corePolicy="force"),
+    )
+    with pytest.raises(
+        HamiError,
+        match="claim default/p-hami: container main uses requests with different parameters",
+    ):
         stage.claims.prepare(*claim)
     assert stage.specs.names() == set()
-    stage.claims.prepare(*stage.put("p", result("x"), result("y"), uses={"main": ["x", "y"]},
-                                    setting=setting(corePolicy="force")))
+    stage.claims.prepare(
+        *stage.put(
+            "p",
+            result("x"),
+            result("y"),
+            uses={"main": ["x", "y"]},
+            setting=setting(corePolicy="force"),
+        )
+    )
     assert "policy force" in stage.limits("uid-p")
 
 
-@pytest.mark.parametrize("user, why", [
-    ("main", "container main of pod p uses claims p-hami and q-hami"), ("b", "")])
+@pytest.mark.parametrize(
+    "user, why", [("main", "container main of pod p uses claims p-hami and q-hami"), ("b", "")]
+)
 def test_a_container_uses_one_claim(stage, user, why):
     first = stage.put("p", containers=("main", "b"))
     second = "default", "q-hami", "claim-q"
     stage.put("q", result("other"), containers=("main", "b"), pods=["uid-p"])
     stage.resources.claims[second[:2]]["status"]["reservedFor"][0]["name"] = "p"
-    stage.specify("p", {one: {"resources": {"claims": [
-        *([{"name": "gpu"}] if one == "main" else ()), *([{"name": "more"}] if one == user else ())]}}
-        for one in ("main", "b")}, claims={"gpu": "p-hami", "more": "q-hami"})
+    stage.specify(
+        "p",
+        {
+            one: {
+                "resources": {
+                    "claims": [
+                        *([{"name": "gpu"}] if one == "main" else ()),
+                        *([{"name": "more"}] if one == user else ()),
+                    ]
+                }
+            }
+            for one in ("main", "b")
+        },
+        claims={"gpu": "p-hami", "more": "q-hami"},
+    )
     stage.claims.prepare(*first)
     if not why:
         assert stage.claims.prepare(*second)
@@ -141,14 +219,23 @@ def test_a_container_uses_one_claim(stage, user, why):
 
 
 def test_priority_and_core_policy_of_the_class_replace_those_of_the_container(stage):
-    stage.cluster.environments["uid-p", "main"] = {"CUDA_TASK_PRIORITY": "5", "GPU_CORE_UTILIZATION_POLICY": "disable"}
+    stage.cluster.environments["uid-p", "main"] = {
+        "CUDA_TASK_PRIORITY": "5",
+        "GPU_CORE_UTILIZATION_POLICY": "disable",
+    }
     stage.claims.prepare(*stage.put("p", setting=setting(priority=0, corePolicy="force")))
     assert {"priority 0", "policy force"} < set(stage.limits("uid-p"))
 
 
-@pytest.mark.parametrize("text, most", [
-    param("60", " cores-most=60", id="more than it has booked"), param("20", " cores-most=30", id="less"),
-    param("100", "", id="all"), param("much", "", id="unreadable")])
+@pytest.mark.parametrize(
+    "text, most",
+    [
+        param("60", " cores-most=60", id="more than it has booked"),
+        param("20", " cores-most=30", id="less"),
+        param("100", "", id="all"),
+        param("much", "", id="unreadable"),
+    ],
+)
 def test_a_container_of_a_claim_may_use_what_its_pod_says_while_no_other_does(stage, text, most):
     stage.claims.prepare(*stage.put("p", result(cores=30), annotations={CORES_LIMIT: text}))
     assert f"device {A} memory={1000 << 20} cores=30{most}" in stage.limits("uid-p")
@@ -156,11 +243,17 @@ def test_a_container_of_a_claim_may_use_what_its_pod_says_while_no_other_does(st
 
 def test_variables_that_a_container_may_choose_are_not_replaced(tmp_path):
     stage = ClaimStage(tmp_path, log_level="1", disable_core_limit=True)
-    stage.cluster.environments["uid-p", "main"] = {"LIBCUDA_LOG_LEVEL": "4", "CUDA_DEVICE_MEMORY_LIMIT_0": "9m"}
+    stage.cluster.environments["uid-p", "main"] = {
+        "LIBCUDA_LOG_LEVEL": "4",
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "9m",
+    }
     stage.claims.prepare(*stage.put())
     env = stage.env("claim-p")
     assert "LIBCUDA_LOG_LEVEL" not in env
-    assert (env["GPU_CORE_UTILIZATION_POLICY"], env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == ("disable", "1000m")
+    assert (env["GPU_CORE_UTILIZATION_POLICY"], env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == (
+        "disable",
+        "1000m",
+    )
 
 
 # ---- claims that the scheduler makes
@@ -168,14 +261,26 @@ def test_variables_that_a_container_may_choose_are_not_replaced(tmp_path):
 
 def put_own(stage, *results, text):
     """Creates a pod that is bound with the allocation *text*, and a claim with *results* that is its own."""
-    return stage.put("p", *results, containers=("init", "main"), claim="p-hami",
-                     annotations={"hami.io/vgpu-devices-allocated": text})
+    return stage.put(
+        "p",
+        *results,
+        containers=("init", "main"),
+        claim="p-hami",
+        annotations={"hami.io/vgpu-devices-allocated": text},
+    )
 
 
-@pytest.mark.parametrize("results", [
-    [result(uuid=B, memory=9999)], [result(memory=2000)], [result(pool="hami/n2")], [result("init")],
-    [result(), result("init", B)]],
-    ids=["another card", "another amount", "another node", "another container", "one more"])
+@pytest.mark.parametrize(
+    "results",
+    [
+        [result(uuid=B, memory=9999)],
+        [result(memory=2000)],
+        [result(pool="hami/n2")],
+        [result("init")],
+        [result(), result("init", B)],
+    ],
+    ids=["another card", "another amount", "another node", "another container", "one more"],
+)
 def test_the_annotations_of_a_pod_decide_what_its_own_claim_gives(stage, caplog, results):
     """An attempt to bind the pod has written the claim, but another one has bound it."""
     claim = put_own(stage, *results, text=f";{A},NVIDIA,1000,20:;")
@@ -191,19 +296,26 @@ def test_an_own_claim_that_agrees_with_its_pod_is_prepared_as_it_is(stage, caplo
     """Also if a card had another number of slots when it was allocated."""
     claim = put_own(stage, result(cores=20, share=25), text=f";{A},NVIDIA,1000,20:;")
     (device,) = stage.claims.prepare(*claim)
-    assert device.share_id == "share-main" and not caplog.text
+    assert device.share_id == "share-main"
+    assert not caplog.text
     assert stage.claims.prepared()[0].shares[0].share_milli == 25_000
 
 
 @pytest.mark.parametrize("text", [f";{A},NVIDIA,1000,20:;", ""], ids=["allocated", "not allocated"])
 def test_annotations_do_not_decide_about_claims_of_users(stage, text):
-    claim = stage.put("p", result(memory=500), annotations={"hami.io/vgpu-devices-allocated": text},
-                      claim="" if text else "p-hami")
+    claim = stage.put(
+        "p",
+        result(memory=500),
+        annotations={"hami.io/vgpu-devices-allocated": text},
+        claim="" if text else "p-hami",
+    )
     stage.claims.prepare(*claim)
     assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "500m"
 
 
-@pytest.mark.parametrize("text, why", [(";GPU-gone,NVIDIA,1,0:;", "GPU-gone"), (";x,1:;", "format error")])
+@pytest.mark.parametrize(
+    "text, why", [(";GPU-gone,NVIDIA,1,0:;", "GPU-gone"), (";x,1:;", "format error")]
+)
 def test_annotations_that_no_card_can_meet_are_refused(stage, text, why):
     claim = put_own(stage, text=text)
     with pytest.raises(MalformedInput, match=why):
@@ -235,7 +347,10 @@ def test_what_is_lost_is_prepared_anew(stage, lost):
     if lost == "content of the limits":
         limits.touch()
     assert stage.claims.prepare(*claim) == answer
-    assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_SHARED_CACHE"] != before["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+    assert (
+        stage.env("claim-p")["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+        != before["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+    )
 
 
 def test_no_claim_waits_for_the_disk(stage, monkeypatch):
@@ -279,7 +394,9 @@ def test_a_claim_of_which_a_part_could_not_be_written_is_completed(stage):
 
 def test_a_specification_is_read_again_only_when_it_has_changed(stage, monkeypatch):
     read, names = ContainerSpecs.read, []
-    monkeypatch.setattr(ContainerSpecs, "read", lambda specs, name: names.append(name) or read(specs, name))
+    monkeypatch.setattr(
+        ContainerSpecs, "read", lambda specs, name: names.append(name) or read(specs, name)
+    )
     for name in "pqr":
         stage.claims.prepare(*stage.put(name))
     assert names == ["claim-p_main", "claim-q_main"]
@@ -288,22 +405,36 @@ def test_a_specification_is_read_again_only_when_it_has_changed(stage, monkeypat
     stage.claims.prepare(*stage.put("p", result(memory=2000)))
     stage.claims.unprepare("claim-q")
     names.clear()
-    assert [(request.name, request.shares[0].memory_mib) for _ in range(2) for request in first.prepared()] == [
-        ("claim-p_main", 2000), ("claim-r_main", 1000)] * 2
+    assert [
+        (request.name, request.shares[0].memory_mib)
+        for _ in range(2)
+        for request in first.prepared()
+    ] == [("claim-p_main", 2000), ("claim-r_main", 1000)] * 2
     assert names == ["claim-p_main", "claim-r_main"]
 
 
 # ---- refusals
 
 
-@pytest.mark.parametrize("fields, why", [
-    param({"uid": "another"}, "is another", id="another claim of the name"),
-    param({"containers": ("a",)}, "request main of claim default/p-hami: no container of pod p uses it",
-          id="no such container"),
-    param({"results": [result("container-2-request-0")]}, "no container of pod p uses it", id="no such number"),
-    param({"pods": ("uid-p", "uid-q")}, "reserved for 2 pods", id="two pods"),
-    param({"pods": ("uid-q",)}, "is not on this node", id="another pod of the name"),
-], ids=str)
+@pytest.mark.parametrize(
+    "fields, why",
+    [
+        param({"uid": "another"}, "is another", id="another claim of the name"),
+        param(
+            {"containers": ("a",)},
+            "request main of claim default/p-hami: no container of pod p uses it",
+            id="no such container",
+        ),
+        param(
+            {"results": [result("container-2-request-0")]},
+            "no container of pod p uses it",
+            id="no such number",
+        ),
+        param({"pods": ("uid-p", "uid-q")}, "reserved for 2 pods", id="two pods"),
+        param({"pods": ("uid-q",)}, "is not on this node", id="another pod of the name"),
+    ],
+    ids=str,
+)
 def test_a_claim_for_something_else_is_refused(stage, fields, why):
     namespace, name, _ = stage.put("p", *fields.pop("results", ()), **fields)
     with pytest.raises(HamiError, match=why):
@@ -311,17 +442,30 @@ def test_a_claim_for_something_else_is_refused(stage, fields, why):
     assert stage.specs.names() == set()
 
 
-@pytest.mark.parametrize("changed, why", [
-    param({"pool": "hami/n2"}, "device hami/n2/gpu-aaaa is not on this node", id="another node"),
-    param({"device": "gpu-cccc"}, "gpu-cccc is not on this node", id="unknown card"),
-    param({"adminAccess": True}, "adminAccess is not supported", id="admin"),
-    param({"request": "../../etc"}, "the name of a request", id="hostile request"),
-    param({"device": "../gpu"}, "63 characters", id="hostile device"),
-    param({"consumedCapacity": {"memory": "1e99", "cores": "0", "share": "10"}}, "request policy", id="hostile memory"),
-    param({"consumedCapacity": {}}, "memory: missing", id="no memory"),
-    param({"consumedCapacity": {"memory": "81921Mi", "cores": "0", "share": "10"}}, "which has 81920", id="too much"),
-    param({"driver": "other.example.com"}, "no devices of this driver", id="another driver"),
-])
+@pytest.mark.parametrize(
+    "changed, why",
+    [
+        param(
+            {"pool": "hami/n2"}, "device hami/n2/gpu-aaaa is not on this node", id="another node"
+        ),
+        param({"device": "gpu-cccc"}, "gpu-cccc is not on this node", id="unknown card"),
+        param({"adminAccess": True}, "adminAccess is not supported", id="admin"),
+        param({"request": "../../etc"}, "the name of a request", id="hostile request"),
+        param({"device": "../gpu"}, "63 characters", id="hostile device"),
+        param(
+            {"consumedCapacity": {"memory": "1e99", "cores": "0", "share": "10"}},
+            "request policy",
+            id="hostile memory",
+        ),
+        param({"consumedCapacity": {}}, "memory: missing", id="no memory"),
+        param(
+            {"consumedCapacity": {"memory": "81921Mi", "cores": "0", "share": "10"}},
+            "which has 81920",
+            id="too much",
+        ),
+        param({"driver": "other.example.com"}, "no devices of this driver", id="another driver"),
+    ],
+)
 def test_a_result_that_cannot_be_is_refused(stage, changed, why):
     claim = stage.put("p", result() | changed)
     with pytest.raises(HamiError, match=why):
@@ -342,13 +486,20 @@ def test_a_uid_that_is_no_name_of_a_file_is_refused(stage):
     stage.claims.unprepare("../../etc")
 
 
-@pytest.mark.parametrize("given, needs", [
-    param({"memory": 41000}, "41000 MiB of memory", id="memory"), param({"cores": 60}, "60 % of the cores", id="cores"),
-    param({"share": 60}, "60000 thousandths of its share", id="share")])
+@pytest.mark.parametrize(
+    "given, needs",
+    [
+        param({"memory": 41000}, "41000 MiB of memory", id="memory"),
+        param({"cores": 60}, "60 % of the cores", id="cores"),
+        param({"share": 60}, "60000 thousandths of its share", id="share"),
+    ],
+)
 def test_what_exceeds_a_card_is_refused_with_the_names_of_both_claims(stage, given, needs):
     stage.claims.prepare(*stage.put("p", result(**given)))
     claim = stage.put("q", result(**given))
-    with pytest.raises(HamiError, match=f"claim default/q-hami needs {needs} of {A}.*claim default/p-hami has"):
+    with pytest.raises(
+        HamiError, match=f"claim default/q-hami needs {needs} of {A}.*claim default/p-hami has"
+    ):
         stage.claims.prepare(*claim)
     stage.claims.unprepare("claim-p")
     assert stage.claims.prepare(*claim)
@@ -370,8 +521,19 @@ def test_no_card_ever_gives_more_than_it_has(tmp_path, seed):
         if rng.random() < 0.1:
             stage.restart()
         uuids = rng.sample((A, B), rng.choice((1, 1, 2)))
-        claim = stage.put(f"p{number}", *(result("main", uuid, rng.choice((1, 20_000, 50_000)), rng.choice((0, 40)),
-                                                 rng.choice((10, 30, 100))) for uuid in uuids))
+        claim = stage.put(
+            f"p{number}",
+            *(
+                result(
+                    "main",
+                    uuid,
+                    rng.choice((1, 20_000, 50_000)),
+                    rng.choice((0, 40)),
+                    rng.choice((10, 30, 100)),
+                )
+                for uuid in uuids
+            ),
+        )
         try:
             stage.claims.prepare(*claim)
         except HamiError:
@@ -379,7 +541,12 @@ def test_no_card_ever_gives_more_than_it_has(tmp_path, seed):
         else:
             held[claim[1]] = claim[2]
         for uuid in (A, B):
-            shares = [share for request in stage.claims.prepared() for share in request.shares if share.uuid == uuid]
+            shares = [
+                share
+                for request in stage.claims.prepared()
+                for share in request.shares
+                if share.uuid == uuid
+            ]
             assert sum(share.memory_mib for share in shares) <= 81920
             assert sum(share.cores for share in shares) <= 100
             assert sum(share.share_milli for share in shares) <= 100_000
@@ -452,26 +619,51 @@ def variable(name, value):
 USES = {"resources": {"claims": [{"name": "gpu"}]}}
 LIFTS = [
     param({"envFrom": [{"secretRef": {"name": "s"}}]}, "envFrom", id="envFrom"),
-    param(variable("CUDA_DISABLE_CONTROL", "true"), "env CUDA_DISABLE_CONTROL=true", id="no limiter"),
+    param(
+        variable("CUDA_DISABLE_CONTROL", "true"), "env CUDA_DISABLE_CONTROL=true", id="no limiter"
+    ),
     param(variable("LD_PRELOAD", "/x.so"), "env LD_PRELOAD=/x.so", id="preload"),
-    param(variable("GPU_CORE_UTILIZATION_POLICY", "disable"), "env GPU_CORE_UTILIZATION_POLICY=disable", id="cores"),
-    param({"volumeMounts": [{"name": "v", "mountPath": "/etc"}]}, "volumeMounts[0].mountPath=/etc", id="volume")]
-SEES = [param(variable(name, "all"), f"env {name}=all", id=name) for name in (
-    "NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES")]
+    param(
+        variable("GPU_CORE_UTILIZATION_POLICY", "disable"),
+        "env GPU_CORE_UTILIZATION_POLICY=disable",
+        id="cores",
+    ),
+    param(
+        {"volumeMounts": [{"name": "v", "mountPath": "/etc"}]},
+        "volumeMounts[0].mountPath=/etc",
+        id="volume",
+    ),
+]
+SEES = [
+    param(variable(name, "all"), f"env {name}=all", id=name)
+    for name in ("NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES")
+]
 
 
 @pytest.mark.parametrize("fields, field", [*LIFTS, *SEES])
 def test_strict_mode_prepares_nothing_that_could_lift_limits(tmp_path, fields, field):
     stage = ClaimStage(tmp_path / "strict", strict=True)
-    with pytest.raises(HamiError, match=re.escape(f"container main: {field} is not permitted in strict mode")):
+    with pytest.raises(
+        HamiError, match=re.escape(f"container main: {field} is not permitted in strict mode")
+    ):
         stage.claims.prepare(*specified(stage, fields))
     assert stage.claims.prepared() == []
     lax = ClaimStage(tmp_path / "lax")
     assert lax.claims.prepare(*specified(lax, fields))
 
 
-@pytest.mark.parametrize("fields, field", [*LIFTS, *SEES, param(
-    variable("NVIDIA_VISIBLE_DEVICES", "all"), "env NVIDIA_VISIBLE_DEVICES=all", id="all devices")])
+@pytest.mark.parametrize(
+    "fields, field",
+    [
+        *LIFTS,
+        *SEES,
+        param(
+            variable("NVIDIA_VISIBLE_DEVICES", "all"),
+            "env NVIDIA_VISIBLE_DEVICES=all",
+            id="all devices",
+        ),
+    ],
+)
 @pytest.mark.parametrize("uses", [USES, {}], ids=["uses it", "uses none"])
 def test_strict_mode_looks_at_all_containers_of_the_pod(tmp_path, fields, field, uses):
     """One that does not use the claim may do what it may in a pod without devices."""
@@ -481,27 +673,42 @@ def test_strict_mode_looks_at_all_containers_of_the_pod(tmp_path, fields, field,
         assert stage.claims.prepare(*claim)
         return
     reserved = "container beside sets NVIDIA_VISIBLE_DEVICES, which is reserved .* such as nvidia.com/gpumem"
-    with pytest.raises(HamiError, match=reserved if "VISIBLE" in field and uses else re.escape(
-            f"container beside: {field} is not permitted in strict mode")):
+    with pytest.raises(
+        HamiError,
+        match=reserved
+        if "VISIBLE" in field and uses
+        else re.escape(f"container beside: {field} is not permitted in strict mode"),
+    ):
         stage.claims.prepare(*claim)
 
 
 def test_strict_mode_leaves_containers_with_claims_of_others_alone(tmp_path):
     stage = ClaimStage(tmp_path, strict=True)
     nic = {"resources": {"claims": [{"name": "nic"}]}} | variable("LD_PRELOAD", "/x.so")
-    assert stage.claims.prepare(*specified(stage, USES, nic, claims={"gpu": "p-hami", "nic": "p-nic"}))
+    assert stage.claims.prepare(
+        *specified(stage, USES, nic, claims={"gpu": "p-hami", "nic": "p-nic"})
+    )
 
 
 def test_strict_mode_permits_what_admission_has_written(tmp_path):
     stage = ClaimStage(tmp_path, strict=True, gpu_core_policy="force")
-    assert stage.claims.prepare(*specified(stage, USES | variable("GPU_CORE_UTILIZATION_POLICY", "force")))
+    assert stage.claims.prepare(
+        *specified(stage, USES | variable("GPU_CORE_UTILIZATION_POLICY", "force"))
+    )
     with pytest.raises(HamiError, match="env GPU_CORE_UTILIZATION_POLICY=disable"):
-        stage.claims.prepare(*specified(stage, USES | variable("GPU_CORE_UTILIZATION_POLICY", "disable")))
+        stage.claims.prepare(
+            *specified(stage, USES | variable("GPU_CORE_UTILIZATION_POLICY", "disable"))
+        )
 
 
-@pytest.mark.parametrize("fields, visible", [
-    ({}, A), ({"annotations": {"hami.io/claim-request": "{}"}}, None)], ids=["a user's claim", "that of admission"])
-def test_what_strict_mode_hides_of_containers_without_a_request_is_visible_by_a_claim(stage, fields, visible):
+@pytest.mark.parametrize(
+    "fields, visible",
+    [({}, A), ({"annotations": {"hami.io/claim-request": "{}"}}, None)],
+    ids=["a user's claim", "that of admission"],
+)
+def test_what_strict_mode_hides_of_containers_without_a_request_is_visible_by_a_claim(
+    stage, fields, visible
+):
     """A user's own wish for the limits alone counts where containers request resources."""
     claim = stage.put("p", **fields)
     stage.cluster.environments["uid-p", "main"] = {"NVIDIA_VISIBLE_DEVICES": "none"}

@@ -27,7 +27,9 @@ class Stage:
         self.resources = FakeResources()
         self.inventory = DeviceInventory()
         self.inventory.update(cards("GPU-a", "GPU-b"))
-        self.publisher = SlicePublisher(config(node=NODE, **given), self.cluster, self.resources, self.inventory)
+        self.publisher = SlicePublisher(
+            config(node=NODE, **given), self.cluster, self.resources, self.inventory
+        )
 
     def publish(self):
         """Reconciles; returns the names of slices that were written."""
@@ -57,7 +59,8 @@ def test_of_a_node_whose_claims_hami_allocates_each_card_has_a_taint():
     stage = Stage(door="dra", claim_allocator="hami")
     assert [stage.publish() for _ in range(2)] == [[NAME], []]
     assert [device["taints"] for device in stage.spec["devices"]] == [
-        [{"key": "hami.io/managed", "effect": "NoSchedule"}]] * 2
+        [{"key": "hami.io/managed", "effect": "NoSchedule"}]
+    ] * 2
 
 
 def test_of_a_node_in_mig_mode_instances_and_their_counters_are_published():
@@ -69,7 +72,8 @@ def test_of_a_node_in_mig_mode_instances_and_their_counters_are_published():
     cordon(stage)
     assert stage.publish() == names
     devices = stage.resources.documents[names[1]]["spec"]["devices"]
-    assert len(devices) == 18 and {device["name"][:5] for device in devices if "taints" in device} == {"gpu-a"}
+    assert len(devices) == 18
+    assert {device["name"][:5] for device in devices if "taints" in device} == {"gpu-a"}
 
 
 def edit(stage):
@@ -86,12 +90,21 @@ def add_stale_slice(stage):
     stage.resources.write_slice(document)
 
 
-@pytest.mark.parametrize("change, written", [
-    param(lambda stage: stage.resources.documents.clear(), [NAME], id="deleted"), param(edit, [NAME], id="changed"),
-    param(lambda stage: stage.inventory.report("GPU-a", "lost"), [NAME], id="unhealthy card"),
-    param(cordon, [NAME], id="cordoned card"), param(add_stale_slice, [NAME, "9-old"], id="one slice too many"),
-    param(lambda stage: stage.inventory.update(cards("GPU-a", "GPU-b", "GPU-c")), [NAME], id="new card"),
-])
+@pytest.mark.parametrize(
+    "change, written",
+    [
+        param(lambda stage: stage.resources.documents.clear(), [NAME], id="deleted"),
+        param(edit, [NAME], id="changed"),
+        param(lambda stage: stage.inventory.report("GPU-a", "lost"), [NAME], id="unhealthy card"),
+        param(cordon, [NAME], id="cordoned card"),
+        param(add_stale_slice, [NAME, "9-old"], id="one slice too many"),
+        param(
+            lambda stage: stage.inventory.update(cards("GPU-a", "GPU-b", "GPU-c")),
+            [NAME],
+            id="new card",
+        ),
+    ],
+)
 def test_a_change_is_written_once(stage, change, written):
     stage.publish()
     generation = stage.spec["pool"]["generation"]
@@ -107,7 +120,9 @@ def test_a_pool_of_which_a_part_was_written_is_completed(stage):
     stage.publish()
     stage.resources.documents[f"1-gpu.hami.io-{NODE}"]["spec"]["pool"]["generation"] = 7
     assert len(stage.publish()) == 2
-    assert {item["spec"]["pool"]["generation"] for item in stage.resources.documents.values()} == {8}
+    assert {item["spec"]["pool"]["generation"] for item in stage.resources.documents.values()} == {
+        8
+    }
     assert stage.publish() == []
 
 
@@ -118,8 +133,9 @@ def test_a_node_that_does_not_exist_has_no_slices(stage):
 
 
 def test_an_api_server_that_leaves_out_parts_is_not_asked_again_and_again(stage):
-    stage.resources.alter = lambda document: [device.pop("allowMultipleAllocations")
-                                              for device in document["spec"]["devices"]]
+    stage.resources.alter = lambda document: [
+        device.pop("allowMultipleAllocations") for device in document["spec"]["devices"]
+    ]
     assert stage.publish() == [NAME]
     for _ in range(3):
         with pytest.raises(HamiError, match="DRAConsumableCapacity"):
@@ -162,7 +178,9 @@ def test_what_the_watch_reports_is_looked_at(running, notice):
 def test_an_error_is_shown_and_another_attempt_made(running):
     running.resources.error = ClusterError("connection refused")
     running.publisher.publish()
-    eventually(lambda: "connection refused" in running.publisher.unready_reason, "the error is shown")
+    eventually(
+        lambda: "connection refused" in running.publisher.unready_reason, "the error is shown"
+    )
     running.resources.error = None
     eventually(lambda: running.publisher.unready_reason == "", "it is published", timeout=30)
     assert NAME in running.resources.documents

@@ -12,13 +12,22 @@ from hami.errors import AllocationRefused
 from hami.model import ContainerKind
 from tests.builders import container, pod
 
-POD = pod(container(name="init", kind=ContainerKind.INIT), container(name="side", kind=ContainerKind.SIDECAR),
-          container(name="main"), container(name="log"), name="p")
+POD = pod(
+    container(name="init", kind=ContainerKind.INIT),
+    container(name="side", kind=ContainerKind.SIDECAR),
+    container(name="main"),
+    container(name="log"),
+    name="p",
+)
 
 
 def claim(*requests):
-    return AllocatedClaim(namespace="ns", name="c", uid="u", requests=tuple(
-        ClaimedRequest(name=name, devices=()) for name in requests))
+    return AllocatedClaim(
+        namespace="ns",
+        name="c",
+        uid="u",
+        requests=tuple(ClaimedRequest(name=name, devices=()) for name in requests),
+    )
 
 
 ALL = ()
@@ -28,18 +37,31 @@ ROWS = [
     param({"log": ["gpu"], "main": ["gpu"]}, {"gpu": "main"}, id="two containers"),
     param({"init": ["gpu"]}, {"gpu": "init"}, id="an init container"),
     param({"init": ["gpu"], "main": ["gpu"]}, {"gpu": "main"}, id="an init container and another"),
-    param({"init": ["gpu"], "side": ["gpu"]}, {"gpu": "side"}, id="an init container and a sidecar"),
+    param(
+        {"init": ["gpu"], "side": ["gpu"]}, {"gpu": "side"}, id="an init container and a sidecar"
+    ),
     param({"main": ["log"], "log": ["log"]}, {"log": "log"}, id="the name of a later container"),
-    param({"init": ["init"], "main": ["init"]}, {"init": "init"}, id="the name of an init container"),
+    param(
+        {"init": ["init"], "main": ["init"]}, {"init": "init"}, id="the name of an init container"
+    ),
     param({"main": ["a", "b"]}, {"a": "main", "b": "main"}, id="two requests"),
     param({"main": ["a"], "log": ["b"]}, {"a": "main", "b": "log"}, id="a request each"),
     param({"main": ALL, "log": ["b", "a"]}, {"a": "main", "b": "main"}, id="the same two requests"),
     param({"main": ["a"]}, {"a": "main", "b": ""}, id="a request that none uses"),
     param({"main": ["of-another-driver"]}, {"a": ""}, id="another driver's request"),
-    param({"main": ["a", "of-another-driver"], "log": ["a"]}, {"a": "main"}, id="and another driver's"),
+    param(
+        {"main": ["a", "of-another-driver"], "log": ["a"]}, {"a": "main"}, id="and another driver's"
+    ),
     param({}, {"main": "main", "log": "log"}, id="not named, by the names of containers"),
-    param({}, {"container-0-request-0": "init", "container-2-request-0": "main", "container-2-request-1": "main"},
-          id="not named, by their numbers"),
+    param(
+        {},
+        {
+            "container-0-request-0": "init",
+            "container-2-request-0": "main",
+            "container-2-request-1": "main",
+        },
+        id="not named, by their numbers",
+    ),
 ]
 
 
@@ -48,23 +70,44 @@ def test_each_request_has_a_directory(uses, found):
     assert recipients(claim(*found), POD, uses) == found
 
 
-@pytest.mark.parametrize("uses, requests, why", [
-    param({"main": ["a", "b"], "log": ["b"]}, "ab", "containers log and main of pod p both use request b of claim ns/c",
-          id="some of the same"),
-    param({"main": ALL, "log": ["a"]}, "ab", "both use request a", id="all, and one of them"),
-    param({"main": ["a", "b"], "side": ["b", "c"]}, "abc", "both use request b", id="a chain"),
-    param({}, ["gpu"], "request gpu of claim ns/c: no container of pod p uses it", id="no such name"),
-    param({}, ["container-4-request-0"], "no container of pod p uses it", id="no such number"),
-])
+@pytest.mark.parametrize(
+    "uses, requests, why",
+    [
+        param(
+            {"main": ["a", "b"], "log": ["b"]},
+            "ab",
+            "containers log and main of pod p both use request b of claim ns/c",
+            id="some of the same",
+        ),
+        param({"main": ALL, "log": ["a"]}, "ab", "both use request a", id="all, and one of them"),
+        param({"main": ["a", "b"], "side": ["b", "c"]}, "abc", "both use request b", id="a chain"),
+        param(
+            {},
+            ["gpu"],
+            "request gpu of claim ns/c: no container of pod p uses it",
+            id="no such name",
+        ),
+        param({}, ["container-4-request-0"], "no container of pod p uses it", id="no such number"),
+    ],
+)
 def test_what_no_specifications_can_say_is_refused(uses, requests, why):
     with pytest.raises(AllocationRefused, match=why):
         recipients(claim(*requests), POD, uses)
 
 
-@given(st.dictionaries(st.sampled_from([one.name for one in POD.containers]), st.sets(st.sampled_from("abcd"))))
+@given(
+    st.dictionaries(
+        st.sampled_from([one.name for one in POD.containers]), st.sets(st.sampled_from("abcd"))
+    )
+)
 def test_the_requests_of_a_container_say_the_same(uses):
     used = {name: requests or set("abcd") for name, requests in uses.items()}
-    overlap = [(one, other) for one in used.values() for other in used.values() if one & other and one != other]
+    overlap = [
+        (one, other)
+        for one in used.values()
+        for other in used.values()
+        if one & other and one != other
+    ]
     if not uses:
         return
     if overlap:
@@ -75,20 +118,47 @@ def test_the_requests_of_a_container_say_the_same(uses):
     for name, requests in used.items():
         (directory,) = {found[request] for request in requests}
         assert used[directory] == requests
-    assert {request for request, directory in found.items() if not directory} == set("abcd").difference(*used.values())
+    assert {request for request, directory in found.items() if not directory} == set(
+        "abcd"
+    ).difference(*used.values())
 
 
 def test_what_containers_use_is_read_from_their_pod():
-    document = {"spec": {
-        "initContainers": [{"name": "init", "resources": {"claims": [{"name": "gpu", "request": "a"}]}}],
-        "containers": [{"name": "main", "resources": {"claims": [
-            {"name": "gpu", "request": "a"}, {"name": "nic"}, {"name": "gpu", "request": "b"}]}},
-            {"name": "all", "resources": {"claims": [{"name": "gpu", "request": "a"}, {"name": "gpu"}]}},
-            {"name": "log"}, {"name": "nic", "resources": {"claims": [{"name": "nic"}]}}],
-        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"},
-                           {"name": "nic", "resourceClaimName": "n"}]},
-        "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "made"}]}}
+    document = {
+        "spec": {
+            "initContainers": [
+                {"name": "init", "resources": {"claims": [{"name": "gpu", "request": "a"}]}}
+            ],
+            "containers": [
+                {
+                    "name": "main",
+                    "resources": {
+                        "claims": [
+                            {"name": "gpu", "request": "a"},
+                            {"name": "nic"},
+                            {"name": "gpu", "request": "b"},
+                        ]
+                    },
+                },
+                {
+                    "name": "all",
+                    "resources": {"claims": [{"name": "gpu", "request": "a"}, {"name": "gpu"}]},
+                },
+                {"name": "log"},
+                {"name": "nic", "resources": {"claims": [{"name": "nic"}]}},
+            ],
+            "resourceClaims": [
+                {"name": "gpu", "resourceClaimTemplateName": "t"},
+                {"name": "nic", "resourceClaimName": "n"},
+            ],
+        },
+        "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "made"}]},
+    }
     assert used_claims(document) == {
-        "init": {"made": {"a"}}, "main": {"made": {"a", "b"}, "n": set()}, "all": {"made": set()}, "nic": {"n": set()}}
+        "init": {"made": {"a"}},
+        "main": {"made": {"a", "b"}, "n": set()},
+        "all": {"made": set()},
+        "nic": {"n": set()},
+    }
     assert used_claims({"spec": document["spec"]}) == {"main": {"n": set()}, "nic": {"n": set()}}
     assert used_claims({}) == {}

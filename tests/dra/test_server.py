@@ -24,8 +24,12 @@ from tests.devices.cards import HALF, cards
 
 PLUGIN = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 TIMEOUT_S = 20  # no test waits that long unless it fails
-DEVICES = [PreparedDevice(request="main", pool="hami/n1", device=device, share_id=share_id, cdi_device=cdi_device)
-           for device, share_id, cdi_device in (("gpu-a", "s", "hami.io/claim=u_main"), ("gpu-b", "", ""))]
+DEVICES = [
+    PreparedDevice(
+        request="main", pool="hami/n1", device=device, share_id=share_id, cdi_device=cdi_device
+    )
+    for device, share_id, cdi_device in (("gpu-a", "s", "hami.io/claim=u_main"), ("gpu-b", "", ""))
+]
 
 
 class Claims:
@@ -49,34 +53,51 @@ class Caller:
     """A kubelet that has found a socket."""
 
     def __init__(self, path):
-        self._channel = grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = grpc.insecure_channel(
+            f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]
+        )
 
     def call(self, method, request, answer):
-        return self._channel.unary_unary(method, type(request).SerializeToString, answer.FromString)(
-            request, timeout=TIMEOUT_S)
+        return self._channel.unary_unary(
+            method, type(request).SerializeToString, answer.FromString
+        )(request, timeout=TIMEOUT_S)
 
     def info(self):
-        return self.call("/pluginregistration.Registration/GetInfo", registration.InfoRequest(),
-                         registration.PluginInfo)
+        return self.call(
+            "/pluginregistration.Registration/GetInfo",
+            registration.InfoRequest(),
+            registration.PluginInfo,
+        )
 
     def notify(self, error=""):
-        self.call("/pluginregistration.Registration/NotifyRegistrationStatus", registration.RegistrationStatus(
-            plugin_registered=not error, error=error), registration.RegistrationStatusResponse)
+        self.call(
+            "/pluginregistration.Registration/NotifyRegistrationStatus",
+            registration.RegistrationStatus(plugin_registered=not error, error=error),
+            registration.RegistrationStatusResponse,
+        )
 
     def prepare(self, *uids):
         claims = [dra.Claim(namespace="ns", name=f"claim-{uid}", uid=uid) for uid in uids]
-        return self.call(f"/{PLUGIN}/NodePrepareResources", dra.NodePrepareResourcesRequest(claims=claims),
-                         dra.NodePrepareResourcesResponse).claims
+        return self.call(
+            f"/{PLUGIN}/NodePrepareResources",
+            dra.NodePrepareResourcesRequest(claims=claims),
+            dra.NodePrepareResourcesResponse,
+        ).claims
 
     def unprepare(self, *uids):
         claims = [dra.Claim(uid=uid) for uid in uids]
-        return self.call(f"/{PLUGIN}/NodeUnprepareResources", dra.NodeUnprepareResourcesRequest(claims=claims),
-                         dra.NodeUnprepareResourcesResponse).claims
+        return self.call(
+            f"/{PLUGIN}/NodeUnprepareResources",
+            dra.NodeUnprepareResourcesRequest(claims=claims),
+            dra.NodeUnprepareResourcesResponse,
+        ).claims
 
     def watch(self, version):
         return self._channel.unary_stream(
-            f"/{version}.DRAResourceHealth/NodeWatchResources", health.NodeWatchResourcesRequest.SerializeToString,
-            health.NodeWatchResourcesResponse.FromString)(health.NodeWatchResourcesRequest())
+            f"/{version}.DRAResourceHealth/NodeWatchResources",
+            health.NodeWatchResourcesRequest.SerializeToString,
+            health.NodeWatchResourcesResponse.FromString,
+        )(health.NodeWatchResourcesRequest())
 
     def close(self):
         self._channel.close()
@@ -125,7 +146,11 @@ def caller(make, statuses):
 def test_the_kubelet_learns_who_serves_the_socket(caller, statuses):
     info = caller.info()
     assert (info.type, info.name, info.endpoint) == ("DRAPlugin", "gpu.hami.io", "")
-    assert list(info.supported_versions) == ["v1.DRAPlugin", "v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth"]
+    assert list(info.supported_versions) == [
+        "v1.DRAPlugin",
+        "v1alpha1.DRAResourceHealth",
+        "v1.DRAResourceHealth",
+    ]
     caller.notify()
     caller.notify("no such version")
     assert [statuses.get(timeout=TIMEOUT_S) for _ in range(2)] == ["", "no such version"]
@@ -135,14 +160,27 @@ def test_prepared_devices(caller, claims):
     answer = caller.prepare("u")["u"]
     assert claims.calls == [("ns", "claim-u", "u")]
     first, second = answer.devices
-    assert (list(first.request_names), first.pool_name, first.device_name, list(first.cdi_device_ids),
-            first.share_id) == (["main"], "hami/n1", "gpu-a", ["hami.io/claim=u_main"], "s")
-    assert (list(second.cdi_device_ids), second.HasField("share_id"), answer.error) == ([], False, "")
+    assert (
+        list(first.request_names),
+        first.pool_name,
+        first.device_name,
+        list(first.cdi_device_ids),
+        first.share_id,
+    ) == (["main"], "hami/n1", "gpu-a", ["hami.io/claim=u_main"], "s")
+    assert (list(second.cdi_device_ids), second.HasField("share_id"), answer.error) == (
+        [],
+        False,
+        "",
+    )
 
 
-@pytest.mark.parametrize("error, message", [
-    param(AllocationRefused("the reason"), "the reason", id="refused"),
-    param(ZeroDivisionError("secret"), "internal error of the driver: see its log", id="fault")])
+@pytest.mark.parametrize(
+    "error, message",
+    [
+        param(AllocationRefused("the reason"), "the reason", id="refused"),
+        param(ZeroDivisionError("secret"), "internal error of the driver: see its log", id="fault"),
+    ],
+)
 def test_an_error_is_one_of_its_claim(caller, claims, error, message):
     claims.answer = error
     assert [answer.error for answer in caller.prepare("u", "v").values()] == [message] * 2
@@ -150,27 +188,42 @@ def test_an_error_is_one_of_its_claim(caller, claims, error, message):
 
 
 def test_claims_are_unprepared(caller, claims):
-    assert {uid: answer.error for uid, answer in caller.unprepare("u", "v").items()} == {"u": "", "v": ""}
+    assert {uid: answer.error for uid, answer in caller.unprepare("u", "v").items()} == {
+        "u": "",
+        "v": "",
+    }
     assert claims.calls == [("u",), ("v",)]
 
 
 @pytest.mark.parametrize("version", ["v1alpha1", "v1"])
 def test_health_is_sent_at_once_when_it_changes(caller, inventory, version):
     answers = caller.watch(version)
-    assert [(one.device.pool_name, one.device.device_name, one.health) for one in next(answers).devices] == [
-        ("hami/n1", "gpu-a", health.HEALTHY), ("hami/n1", "gpu-b", health.HEALTHY)]
+    assert [
+        (one.device.pool_name, one.device.device_name, one.health) for one in next(answers).devices
+    ] == [("hami/n1", "gpu-a", health.HEALTHY), ("hami/n1", "gpu-b", health.HEALTHY)]
     inventory.report("GPU-b", "it is lost")
     first, second = next(answers).devices
-    assert (first.health, second.health, second.message) == (health.HEALTHY, health.UNHEALTHY, "it is lost")
-    assert first.last_updated_time > 0 and first.health_check_timeout_seconds == 30
+    assert (first.health, second.health, second.message) == (
+        health.HEALTHY,
+        health.UNHEALTHY,
+        "it is lost",
+    )
+    assert first.last_updated_time > 0
+    assert first.health_check_timeout_seconds == 30
 
 
 def test_mig_instances_are_as_healthy_as_their_card(caller, inventory):
-    inventory.update([*cards("GPU-a", mig=True, profiles=(HALF,)), *cards("GPU-b", profiles=(HALF,))])
+    inventory.update(
+        [*cards("GPU-a", mig=True, profiles=(HALF,)), *cards("GPU-b", profiles=(HALF,))]
+    )
     inventory.report("GPU-a", "it is lost")
     found = {one.device.device_name: one.health for one in next(caller.watch("v1")).devices}
-    assert found == {"gpu-a": health.UNHEALTHY, "gpu-a-mig-3g-40gb-0": health.UNHEALTHY,
-                     "gpu-a-mig-3g-40gb-4": health.UNHEALTHY, "gpu-b": health.HEALTHY}
+    assert found == {
+        "gpu-a": health.UNHEALTHY,
+        "gpu-a-mig-3g-40gb-0": health.UNHEALTHY,
+        "gpu-a-mig-3g-40gb-4": health.UNHEALTHY,
+        "gpu-b": health.HEALTHY,
+    }
 
 
 def test_a_stream_ends_with_the_driver(make):
@@ -196,9 +249,14 @@ class Stage:
         def made(on_status):
             self.servers.append(make(on_status))
             return self.servers[-1]
+
         self.kubelet_socket = kubelet_socket
-        self.registration = DraRegistration(made, clock=lambda: self.now, kubelet=kubelet_socket,
-                                            on_registered=self.registered.release)
+        self.registration = DraRegistration(
+            made,
+            clock=lambda: self.now,
+            kubelet=kubelet_socket,
+            on_registered=self.registered.release,
+        )
 
     def kubelet(self):
         """Finds the socket and registers the driver."""
@@ -221,7 +279,8 @@ def sockets(folder):
 
 def test_the_driver_is_ready_when_the_kubelet_has_registered_it(stage, folder):
     stage.registration.step()
-    assert "not registered" in stage.registration.unready_reason and len(sockets(folder)) == 1
+    assert "not registered" in stage.registration.unready_reason
+    assert len(sockets(folder)) == 1
     stage.kubelet()
     assert stage.registered.acquire(timeout=TIMEOUT_S)
     eventually(lambda: stage.registration.unready_reason == "", "it is ready")
@@ -243,7 +302,8 @@ def test_a_kubelet_that_starts_again_has_forgotten_the_driver_until_it_registers
     assert "has not registered the driver yet" in stage.registration.unready_reason
     stage.kubelet()
     stage.registration.step()
-    assert stage.registration.unready_reason == "" and len(stage.servers) == 1
+    assert stage.registration.unready_reason == ""
+    assert len(stage.servers) == 1
 
 
 def test_a_kubelet_that_does_not_find_the_socket_is_shown_another_one(stage, folder):
@@ -255,10 +315,12 @@ def test_a_kubelet_that_does_not_find_the_socket_is_shown_another_one(stage, fol
     for _ in range(3):
         stage.registration.step()
         stage.now += FORGOTTEN_S / 2 + 1
-    assert len(stage.servers) == 2 and sockets(folder) != found
+    assert len(stage.servers) == 2
+    assert sockets(folder) != found
     stage.kubelet()
     stage.registration.step()
-    assert stage.registration.unready_reason == "" and len(stage.servers) == 2
+    assert stage.registration.unready_reason == ""
+    assert len(stage.servers) == 2
 
 
 def test_a_rejection_is_shown(stage):
@@ -277,7 +339,8 @@ def test_a_socket_that_is_gone_is_replaced(stage, folder):
     path.unlink()
     stage.registration.step()
     assert "not registered" in stage.registration.unready_reason
-    assert sockets(folder) != [path.name] and len(sockets(folder)) == 1
+    assert sockets(folder) != [path.name]
+    assert len(sockets(folder)) == 1
     stage.kubelet()
 
 

@@ -7,9 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.codec.claim_templates import MAX_TEXT, ClaimRequest, ClaimTemplate, render_claim_request, template_name
+from hami.codec.claim_templates import (
+    MAX_TEXT,
+    ClaimRequest,
+    ClaimTemplate,
+    render_claim_request,
+    template_name,
+)
 from hami.codec.keys import CLAIM_REQUEST
-from hami.dra.templates import BURST, BUSY_S, MAX_TEMPLATES, PERIOD_S, RETRY_S, SEEN_S, ClaimTemplates
+from hami.dra.templates import (
+    BURST,
+    BUSY_S,
+    MAX_TEMPLATES,
+    PERIOD_S,
+    RETRY_S,
+    SEEN_S,
+    ClaimTemplates,
+)
 from hami.dra.watches import PodsWithClaims
 from hami.errors import ClusterError
 from tests.builders import pod, request
@@ -42,13 +56,20 @@ class World:
         self.leader = self.replica()
 
     def replica(self):
-        templates = ClaimTemplates(self.fake, self.events, lambda: self.leads and templates is self.leader,
-                                   unused_s=HOUR, clock=self.clock)
+        templates = ClaimTemplates(
+            self.fake,
+            self.events,
+            lambda: self.leads and templates is self.leader,
+            unused_s=HOUR,
+            clock=self.clock,
+        )
         for item in self.fake.pods.values():
             templates.pod_seen(item)
         for template in self.fake.claim_templates.values():
             templates.upsert(template, self.clock())
-        templates.prune({template.uid for template in self.fake.claim_templates.values()}, self.clock())
+        templates.prune(
+            {template.uid for template in self.fake.claim_templates.values()}, self.clock()
+        )
         return templates
 
     def put(self, *pods):
@@ -97,8 +118,11 @@ def test_a_waiting_pod_gets_the_template_that_it_names(world):
     world.put(claiming(memory=3000))
     world.step()
     (call,) = world.fake.calls_of("create_claim_template")
-    assert call.namespace == "team" and call.template["metadata"] == {
-        "name": template_name(text(3000)), "labels": {"hami.io/claim-template": "true"}}
+    assert call.namespace == "team"
+    assert call.template["metadata"] == {
+        "name": template_name(text(3000)),
+        "labels": {"hami.io/claim-template": "true"},
+    }
     (wanted,) = call.template["spec"]["spec"]["devices"]["requests"]
     assert wanted["exactly"]["capacity"] == {"requests": {"memory": "3000Mi"}}
 
@@ -117,9 +141,17 @@ def test_namespaces_have_their_own_templates(world):
     assert world.made == [key(namespace="other"), key()]
 
 
-@pytest.mark.parametrize("item", [
-    pod(name="p"), claiming(node_name="n1"), claiming(deleting=True), claiming(phase="Succeeded"),
-    claiming(phase="Failed"), pod(name="p", annotations={CLAIM_REQUEST: "x" * (MAX_TEXT + 1)})])
+@pytest.mark.parametrize(
+    "item",
+    [
+        pod(name="p"),
+        claiming(node_name="n1"),
+        claiming(deleting=True),
+        claiming(phase="Succeeded"),
+        claiming(phase="Failed"),
+        pod(name="p", annotations={CLAIM_REQUEST: "x" * (MAX_TEXT + 1)}),
+    ],
+)
 def test_no_template_for_pods_that_need_none(world, item):
     world.put(item)
     world.step()
@@ -139,7 +171,8 @@ def test_a_deleted_template_comes_back_while_pods_wait(world):
     world.step()
     world.delete(key())
     world.step()
-    assert world.made == [key()] and world.writes() == 2
+    assert world.made == [key()]
+    assert world.writes() == 2
     world.put(claiming("a", node_name="n1"), claiming("b", node_name="n1"))
     world.delete(key())
     world.step(RETRY_S)
@@ -153,7 +186,8 @@ def test_a_list_shows_which_templates_are_gone(world):
     del world.fake.claim_templates[key()]
     world.leader.prune({kept.uid}, world.clock())
     world.step()
-    assert world.writes() == 3 and world.made == sorted([key(), key(2000)])
+    assert world.writes() == 3
+    assert world.made == sorted([key(), key(2000)])
 
 
 def test_an_unused_template_is_removed_after_its_time(world):
@@ -185,7 +219,8 @@ def test_a_new_pod_makes_a_template_used_again(world):
     world.step(HOUR - 1)
     world.put(claiming("b"))
     world.step(HOUR)
-    assert world.made == [key()] and world.writes() == 1
+    assert world.made == [key()]
+    assert world.writes() == 1
 
 
 def test_a_pod_that_comes_while_its_template_is_removed_gets_another(world):
@@ -200,13 +235,15 @@ def test_a_pod_that_comes_while_its_template_is_removed_gets_another(world):
     world.fake.on_call = comes
     world.step(HOUR)
     world.step()
-    assert world.made == [key()] and world.writes() == 2
+    assert world.made == [key()]
+    assert world.writes() == 2
 
 
 def test_only_the_leader_writes_and_the_next_one_goes_on(world):
     world.put(item := claiming("a"))
     world.leads = False
-    assert world.step() == PERIOD_S and world.fake.calls == []
+    assert world.step() == PERIOD_S
+    assert world.fake.calls == []
     world.leads = True
     world.leader = world.replica()
     world.step()
@@ -215,12 +252,15 @@ def test_only_the_leader_writes_and_the_next_one_goes_on(world):
     world.end(item)
     world.step(HOUR - 1)
     world.step(1)
-    assert world.made == [] and world.writes() == 1
+    assert world.made == []
+    assert world.writes() == 1
 
 
 def test_nothing_is_written_before_all_templates_are_known(world):
     world.put(claiming())
-    started = ClaimTemplates(world.fake, world.events, lambda: True, unused_s=HOUR, clock=world.clock)
+    started = ClaimTemplates(
+        world.fake, world.events, lambda: True, unused_s=HOUR, clock=world.clock
+    )
     for waiting in world.fake.pods.values():
         started.pod_seen(waiting)
     started.step()
@@ -236,7 +276,8 @@ def test_a_template_of_somebody_else_is_left_alone(world):
     world.put(claiming())
     for _ in range(10):
         world.step(RETRY_S / 10.5)
-    assert world.writes() == 1 and world.fake.claim_templates[key()].uid == "theirs"
+    assert world.writes() == 1
+    assert world.fake.claim_templates[key()].uid == "theirs"
 
 
 def test_a_template_that_is_only_labelled_like_ours_is_left_alone(world):
@@ -244,7 +285,8 @@ def test_a_template_that_is_only_labelled_like_ours_is_left_alone(world):
     world.fake.claim_templates["team", "hami-mine"] = theirs
     world.leader.upsert(theirs)
     world.step(2 * HOUR)
-    assert world.made == [("team", "hami-mine")] and world.fake.calls == []
+    assert world.made == [("team", "hami-mine")]
+    assert world.fake.calls == []
 
 
 def test_another_template_of_the_name_is_not_removed(world):
@@ -257,9 +299,13 @@ def test_another_template_of_the_name_is_not_removed(world):
 
 
 def test_a_namespace_gets_a_bounded_number_of_writes(world):
-    world.put(*(claiming(f"p{number}", memory=number + 1) for number in range(1000)), claiming("q", namespace="other"))
+    world.put(
+        *(claiming(f"p{number}", memory=number + 1) for number in range(1000)),
+        claiming("q", namespace="other"),
+    )
     assert world.step() <= 1
-    assert len(world.made) == BURST + 1 and key(namespace="other") in world.made
+    assert len(world.made) == BURST + 1
+    assert key(namespace="other") in world.made
     for _ in range(10):
         world.step(1)
     assert len(world.made) == BURST + 11
@@ -272,26 +318,32 @@ def test_a_namespace_has_a_bounded_number_of_templates(world):
         world.step(BURST)
     world.put(pods[-1])
     world.step(BURST)
-    assert len(world.made) == MAX_TEMPLATES and world.events.reasons() == ["ClaimTemplateRefused"]
+    assert len(world.made) == MAX_TEMPLATES
+    assert world.events.reasons() == ["ClaimTemplateRefused"]
     world.end(pods[7])
     world.step(RETRY_S)
-    assert len(world.made) == MAX_TEMPLATES and key(8) not in world.made and key(MAX_TEMPLATES + 1) in world.made
+    assert len(world.made) == MAX_TEMPLATES
+    assert key(8) not in world.made
+    assert key(MAX_TEMPLATES + 1) in world.made
 
 
 def test_an_annotation_that_cannot_be_read_is_told_once_a_minute(world):
     world.put(pod(name="p", namespace="team", annotations={CLAIM_REQUEST: '{"requests": []}'}))
     for _ in range(10):
         world.step(RETRY_S / 10.5)
-    assert world.made == [] and len(world.events) == 1
+    assert world.made == []
+    assert len(world.events) == 1
     reason, message = world.events[0]
-    assert reason == "ClaimTemplateRefused" and CLAIM_REQUEST in message
+    assert reason == "ClaimTemplateRefused"
+    assert CLAIM_REQUEST in message
 
 
 def test_a_pod_that_was_replaced_meanwhile_makes_no_template(world):
     world.put(claiming())
     world.fake.put_pod(replace(claiming(memory=2000), ref=replace(claiming().ref, uid="another")))
     world.step()
-    assert world.made == [] and world.events == []
+    assert world.made == []
+    assert world.events == []
 
 
 def test_others_do_not_wait_long_because_a_pod_is_gone(world):
@@ -300,14 +352,18 @@ def test_others_do_not_wait_long_because_a_pod_is_gone(world):
     world.step()
     world.leader.pod_gone(claiming("a").ref.uid)
     world.step(BUSY_S)
-    assert world.made == [key()] and world.events == []
+    assert world.made == [key()]
+    assert world.events == []
 
 
-@pytest.mark.parametrize("error", [no_answer(), ClusterError("busy", 429, 1.0), ClusterError("broken", 500)])
+@pytest.mark.parametrize(
+    "error", [no_answer(), ClusterError("busy", 429, 1.0), ClusterError("broken", 500)]
+)
 def test_a_busy_api_server_is_asked_again_soon(world, error):
     world.put(claiming("a"))
     world.fake.fail("create_claim_template", error)
-    assert world.step() == BUSY_S and world.made == []
+    assert world.step() == BUSY_S
+    assert world.made == []
     world.step(BUSY_S)
     assert world.made == [key()]
 
@@ -331,7 +387,8 @@ def test_a_refusal_of_the_api_server_is_shown_on_the_pod_and_others_go_on(world)
     world.put(claiming("a"), claiming("b", memory=2000))
     world.fake.fail("create_claim_template", ClusterError("exceeded quota", 403))
     world.step()
-    assert world.made == [key(2000)] and world.events == [("ClaimTemplateRefused", "exceeded quota")]
+    assert world.made == [key(2000)]
+    assert world.events == [("ClaimTemplateRefused", "exceeded quota")]
     world.step(RETRY_S)
     assert len(world.made) == 2
 
@@ -352,8 +409,11 @@ def test_in_the_end_waiting_pods_have_their_templates_and_others_are_gone(seed):
             case "delete" if world.made:
                 world.delete(rng.choice(world.made))
             case "fail":
-                world.fake.fail(rng.choice(["create_claim_template", "delete_claim_template"]), no_answer(),
-                                after=rng.random() < 0.5)
+                world.fake.fail(
+                    rng.choice(["create_claim_template", "delete_claim_template"]),
+                    no_answer(),
+                    after=rng.random() < 0.5,
+                )
             case "lead":
                 world.leader = world.replica()
             case "step":
@@ -362,9 +422,15 @@ def test_in_the_end_waiting_pods_have_their_templates_and_others_are_gone(seed):
     world.leader = world.replica()
     for _ in range(3):
         world.step(RETRY_S)
-    users = {("team", template_name(item.annotations[CLAIM_REQUEST])) for item in world.fake.pods.values()}
-    waiting = {("team", template_name(item.annotations[CLAIM_REQUEST])) for item in world.fake.pods.values()
-               if not item.node_name}
+    users = {
+        ("team", template_name(item.annotations[CLAIM_REQUEST]))
+        for item in world.fake.pods.values()
+    }
+    waiting = {
+        ("team", template_name(item.annotations[CLAIM_REQUEST]))
+        for item in world.fake.pods.values()
+        if not item.node_name
+    }
     assert waiting <= set(world.made)
     world.step(HOUR)
     assert set(world.made) <= users
@@ -391,4 +457,9 @@ def test_the_watch_of_pods_shows_them_to_both(world):
     watched.prune(set(), 2.0)
     world.step(HOUR)
     assert world.made == []
-    assert pods.calls == [("upsert", one, 1.0), ("upsert", two, 1.0), ("remove", one), ("prune", set(), 2.0)]
+    assert pods.calls == [
+        ("upsert", one, 1.0),
+        ("upsert", two, 1.0),
+        ("remove", one),
+        ("prune", set(), 2.0),
+    ]

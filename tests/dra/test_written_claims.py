@@ -20,12 +20,21 @@ from tests.builders import ONLY_NVIDIA
 from tests.dra.test_own_claim import NAME, SCHEDULER, admitted, decided, some_pod
 from tests.dra.test_translate import NOUSE_UUID, OF, SIZES, TYPE, UUID, asking, limits, pod
 
-MODE, NUMA, SHARED = "nvidia.com/vgpu-mode", "nvidia.com/numa-bind", {"nvidia.com/vgpu-mode": "hami-core,mps"}
+MODE, NUMA, SHARED = (
+    "nvidia.com/vgpu-mode",
+    "nvidia.com/numa-bind",
+    {"nvidia.com/vgpu-mode": "hami-core,mps"},
+)
 WHOLE = limits(1, gpumem_percentage=100, gpucores=0)
 
 
-IN_UNITS = vendors(DeviceConfig(nvidia=NvidiaConfig(
-    memory_factor=2, default_memory=8, default_cores=5, overwrite_env=True, strict=True)))
+IN_UNITS = vendors(
+    DeviceConfig(
+        nvidia=NvidiaConfig(
+            memory_factor=2, default_memory=8, default_cores=5, overwrite_env=True, strict=True
+        )
+    )
+)
 
 
 def request(name="main", **exactly):
@@ -42,17 +51,29 @@ def selecting(*expressions):
 
 def using(name, *requests, **fields):
     """A container that uses these requests of the claim; without any, all of it."""
-    return {"name": name, "resources": {"claims": [
-        {"name": "gpu", "request": each} for each in requests] or [{"name": "gpu"}]}, **fields}
+    return {
+        "name": name,
+        "resources": {
+            "claims": [{"name": "gpu", "request": each} for each in requests] or [{"name": "gpu"}]
+        },
+        **fields,
+    }
 
 
 def claiming(*containers, inits=(), **annotations):
-    return pod(*containers or [using("main")], inits=inits, spec={
-        "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "slice"}]}, **annotations)
+    return pod(
+        *containers or [using("main")],
+        inits=inits,
+        spec={"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "slice"}]},
+        **annotations,
+    )
 
 
 def template(*requests, **devices):
-    return {"metadata": {"name": "slice"}, "spec": {"spec": {"devices": {"requests": list(requests), **devices}}}}
+    return {
+        "metadata": {"name": "slice"},
+        "spec": {"spec": {"devices": {"requests": list(requests), **devices}}},
+    }
 
 
 def plain(wire, *requests, catalog=ONLY_NVIDIA, **devices):
@@ -66,19 +87,32 @@ def in_words(wire, *requests, **devices):
     assert "resourceClaims" not in found["spec"]
     containers = [*found["spec"].get("initContainers", ()), *found["spec"]["containers"]]
     assert not [one for one in containers if "claims" in one.get("resources", {})]
-    return ({one["name"]: one["resources"]["limits"] for one in containers if one.get("resources", {}).get("limits")},
-            found["metadata"]["annotations"])
+    return (
+        {
+            one["name"]: one["resources"]["limits"]
+            for one in containers
+            if one.get("resources", {}).get("limits")
+        },
+        found["metadata"]["annotations"],
+    )
 
 
-@pytest.mark.parametrize(("exactly", "amounts"), [
-    ({}, WHOLE),
-    (capacity(memory="3000Mi", cores="30"), limits(1, gpumem=3000, gpucores=30)),
-    (capacity(memory="1500k"), limits(1, gpumem=2, gpucores=0)),
-    (capacity(memory="0"), limits(1, gpumem=1, gpucores=0)),
-    ({"count": 2, "allocationMode": "ExactCount", **capacity(memory="1Gi")}, limits(2, gpumem=1024, gpucores=0)),
-    (capacity(share="100"), limits(1, gpumem_percentage=100, gpucores=100)),
-    (capacity(share="100", cores="100", memory="1Gi"), limits(1, gpumem=1024, gpucores=100)),
-    (capacity(**{"gpu.hami.io/memory": "1Gi"}), limits(1, gpumem=1024, gpucores=0))])
+@pytest.mark.parametrize(
+    ("exactly", "amounts"),
+    [
+        ({}, WHOLE),
+        (capacity(memory="3000Mi", cores="30"), limits(1, gpumem=3000, gpucores=30)),
+        (capacity(memory="1500k"), limits(1, gpumem=2, gpucores=0)),
+        (capacity(memory="0"), limits(1, gpumem=1, gpucores=0)),
+        (
+            {"count": 2, "allocationMode": "ExactCount", **capacity(memory="1Gi")},
+            limits(2, gpumem=1024, gpucores=0),
+        ),
+        (capacity(share="100"), limits(1, gpumem_percentage=100, gpucores=100)),
+        (capacity(share="100", cores="100", memory="1Gi"), limits(1, gpumem=1024, gpucores=100)),
+        (capacity(**{"gpu.hami.io/memory": "1Gi"}), limits(1, gpumem=1024, gpucores=0)),
+    ],
+)
 def test_amounts(exactly, amounts):
     wire = claiming(team="a")
     before = json.dumps(wire)
@@ -87,20 +121,35 @@ def test_amounts(exactly, amounts):
 
 
 def test_memory_is_rounded_up_to_units():
-    (container,) = plain(claiming(), request(**capacity(memory="3001Mi")), catalog=IN_UNITS).wire["spec"]["containers"]
+    (container,) = plain(claiming(), request(**capacity(memory="3001Mi")), catalog=IN_UNITS).wire[
+        "spec"
+    ]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpumem"] == "1501"
 
 
 def parts(*amounts, name="main", **more):
     """A request with an alternative for each size of GPUs: amounts of memory in MiB."""
-    return {"name": name, "firstAvailable": [
-        {"name": f"m{size}", "deviceClassName": "gpu.hami.io", **selecting(f"{OF}.memoryMiB == {size}"),
-         **capacity(memory=f"{memory}Mi"), **more} for size, memory in amounts]}
+    return {
+        "name": name,
+        "firstAvailable": [
+            {
+                "name": f"m{size}",
+                "deviceClassName": "gpu.hami.io",
+                **selecting(f"{OF}.memoryMiB == {size}"),
+                **capacity(memory=f"{memory}Mi"),
+                **more,
+            }
+            for size, memory in amounts
+        ],
+    }
 
 
 def test_an_alternative_for_each_size_is_a_percentage():
     halves = parts((81920, 40960), (46068, 23034), (15360, 7680), count=2)
-    assert in_words(claiming(), halves) == ({"main": limits(2, gpumem_percentage=50, gpucores=0)}, SHARED)
+    assert in_words(claiming(), halves) == (
+        {"main": limits(2, gpumem_percentage=50, gpucores=0)},
+        SHARED,
+    )
 
 
 def test_a_mig_instance_follows_from_its_memory():
@@ -109,57 +158,106 @@ def test_a_mig_instance_follows_from_its_memory():
     assert in_words(claiming(), asked) == ({"main": limits(1, gpumem=20480)}, {MODE: "mig"})
 
 
-@pytest.mark.parametrize(("expressions", "annotations"), [
-    ([f'{OF}.productName.lowerAscii().contains("a100")', f'!({OF}.uuid in ["GPU-x"])'],
-     {TYPE: "a100", NOUSE_UUID: "GPU-x"}),
-    ([f'{OF}.uuid=="GPU-1"'], {UUID: "GPU-1"})])
+@pytest.mark.parametrize(
+    ("expressions", "annotations"),
+    [
+        (
+            [f'{OF}.productName.lowerAscii().contains("a100")', f'!({OF}.uuid in ["GPU-x"])'],
+            {TYPE: "a100", NOUSE_UUID: "GPU-x"},
+        ),
+        ([f'{OF}.uuid=="GPU-1"'], {UUID: "GPU-1"}),
+    ],
+)
 def test_selectors(expressions, annotations):
-    assert in_words(claiming(), request(**selecting(*expressions))) == ({"main": WHOLE}, {**annotations, **SHARED})
+    assert in_words(claiming(), request(**selecting(*expressions))) == (
+        {"main": WHOLE},
+        {**annotations, **SHARED},
+    )
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples/claim.yaml"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
-@pytest.mark.parametrize(("count", "constraints", "annotations"), [
-    (2, [{"matchAttribute": NUMA_NODE}], {NUMA: "true"}),
-    (2, [{"requests": ["main"], "matchAttribute": NUMA_NODE}, {"distinctAttribute": "uuid"}], {NUMA: "true"}),
-    (1, [{"matchAttribute": NUMA_NODE}], {}),
-    (2, [{"requests": ["other"], "matchAttribute": NUMA_NODE}], {}),
-    (2, [{"distinctAttribute": "gpu.hami.io/uuid"}], {})])
+@pytest.mark.parametrize(
+    ("count", "constraints", "annotations"),
+    [
+        (2, [{"matchAttribute": NUMA_NODE}], {NUMA: "true"}),
+        (
+            2,
+            [{"requests": ["main"], "matchAttribute": NUMA_NODE}, {"distinctAttribute": "uuid"}],
+            {NUMA: "true"},
+        ),
+        (1, [{"matchAttribute": NUMA_NODE}], {}),
+        (2, [{"requests": ["other"], "matchAttribute": NUMA_NODE}], {}),
+        (2, [{"distinctAttribute": "gpu.hami.io/uuid"}], {}),
+    ],
+)
 def test_constraints_of_one_request(count, constraints, annotations):
-    assert in_words(claiming(), request(count=count), constraints=constraints)[1] == {**annotations, **SHARED}
+    assert in_words(claiming(), request(count=count), constraints=constraints)[1] == {
+        **annotations,
+        **SHARED,
+    }
 
 
 def test_the_claims_of_several_containers():
     wire = claiming(using("a", "x"), using("b", "y"), {"name": "log"})
     wire["spec"]["containers"].append(
-        {"name": "c", "resources": {"claims": [{"name": "second"}], "limits": {"cpu": 1}}})
+        {"name": "c", "resources": {"claims": [{"name": "second"}], "limits": {"cpu": 1}}}
+    )
     wire["spec"]["resourceClaims"].append({"name": "second", "resourceClaimTemplateName": "slice2"})
-    templates = {"slice": template(request("x", **capacity(memory="1Gi")), request("y")),
-                 "slice2": template(request("x"))}
+    templates = {
+        "slice": template(request("x", **capacity(memory="1Gi")), request("y")),
+        "slice2": template(request("x")),
+    }
     found = plain_pod(wire, templates.get, ONLY_NVIDIA, lambda: SIZES)
     assert found.users is None
     assert [one.get("resources") for one in found.wire["spec"]["containers"]] == [
-        {"limits": limits(1, gpumem=1024, gpucores=0)}, {"limits": WHOLE}, None, {"limits": {"cpu": 1, **WHOLE}}]
+        {"limits": limits(1, gpumem=1024, gpucores=0)},
+        {"limits": WHOLE},
+        None,
+        {"limits": {"cpu": 1, **WHOLE}},
+    ]
 
 
 def test_init_containers_use_the_devices_of_a_container_after_them():
-    wire = claiming(using("a", "x"), using("b", "y"), inits=[
-        using("early", "y"), using("side", "z", restartPolicy="Always")])
-    requests = [request("x"), request("y", **capacity(memory="1Gi")), request("z", **capacity(memory="2Gi"))]
+    wire = claiming(
+        using("a", "x"),
+        using("b", "y"),
+        inits=[using("early", "y"), using("side", "z", restartPolicy="Always")],
+    )
+    requests = [
+        request("x"),
+        request("y", **capacity(memory="1Gi")),
+        request("z", **capacity(memory="2Gi")),
+    ]
     assert plain(wire, *requests).users == {"early": "b", "a": "a", "b": "b", "side": "side"}
     assert in_words(wire, *requests)[0] == {
-        "early": limits(1, gpumem=1024, gpucores=0), "side": limits(1, gpumem=2048, gpucores=0), "a": WHOLE,
-        "b": limits(1, gpumem=1024, gpucores=0)}
+        "early": limits(1, gpumem=1024, gpucores=0),
+        "side": limits(1, gpumem=2048, gpucores=0),
+        "a": WHOLE,
+        "b": limits(1, gpumem=1024, gpucores=0),
+    }
 
 
 NIC = request("nic") | {"exactly": {"deviceClassName": "nic.example.com"}}
 
 
-@pytest.mark.parametrize(("wire", "requests"), [
-    (pod({"name": "main"}), [request()]), (claiming(), [NIC]), (claiming(), []),
-    (pod(using("main"), spec={"resourceClaims": [{"name": "gpu", "resourceClaimName": "slice"}]}), [request()])])
+@pytest.mark.parametrize(
+    ("wire", "requests"),
+    [
+        (pod({"name": "main"}), [request()]),
+        (claiming(), [NIC]),
+        (claiming(), []),
+        (
+            pod(
+                using("main"),
+                spec={"resourceClaims": [{"name": "gpu", "resourceClaimName": "slice"}]},
+            ),
+            [request()],
+        ),
+    ],
+)
 def test_pods_that_name_no_template_for_our_devices(wire, requests):
     assert plain(wire, *requests) is None
 
@@ -171,57 +269,197 @@ def test_a_named_claim_beside_it():
         plain(wire, request())
 
 
-FIRST = {"name": "main", "firstAvailable": [{"name": name, "deviceClassName": "gpu.hami.io"} for name in "ab"]}
+FIRST = {
+    "name": "main",
+    "firstAvailable": [{"name": name, "deviceClassName": "gpu.hami.io"} for name in "ab"],
+}
 
 
-@pytest.mark.parametrize(("wire", "requests", "devices", "reason"), [
-    (claiming(), [FIRST], {}, "spec.resourceClaims gpu: request main: firstAvailable: expected the same percentage"),
-    (claiming(), [parts((81920, 40960), (46068, 1000))], {}, "firstAvailable: expected the same percentage"),
-    (claiming(), [parts((81920, 81920), (46068, 46068))], {}, "firstAvailable: expected the same percentage"),
-    (claiming(), [parts((81920, 40960), (15360, 7680))], {}, "there are GPUs of 46068 MiB, for which it has no alt"),
-    (claiming(), [{"name": "main", "firstAvailable": [
-        {**each, "count": place + 1} for place, each in enumerate(parts((81920, 8), (46068, 8))["firstAvailable"])]}],
-     {}, "firstAvailable: expected the same percentage"),
-    (claiming(), [request(), NIC], {}, "request nic: deviceClassName=nic.example.com"),
-    (claiming(), [request(allocationMode="All")], {}, "request main: allocationMode=All"),
-    (claiming(), [request(adminAccess=True)], {}, "request main: adminAccess"),
-    (claiming(), [request(tolerations=[{"operator": "Exists"}])], {}, "request main: tolerations"),
-    (claiming(), [request(**capacity(speed="1"))], {}, "request main: capacity speed"),
-    (claiming(), [request(**capacity(cores="101"))], {}, "request main: capacity cores=101"),
-    (claiming(), [request(**capacity(share="50"))], {}, "request main: capacity share=50, cores=0"),
-    (claiming(), [request(**capacity(share="100", cores="30"))], {}, "request main: capacity share=100, cores=30"),
-    (claiming(), [request(**capacity(memory="x"))], {}, "ResourceClaimTemplate slice: request main: capacity memory"),
-    (claiming(), [request(deviceClassName="mig.hami.io")], {}, "request main: a MIG instance follows from its memory"),
-    (claiming(), [request(deviceClassName="mig.hami.io", **capacity(memory="1Gi"), **selecting(
-        f'{OF}.profile == "3g.40gb"'))], {}, "request main: a MIG instance"),
-    (claiming(), [request(**selecting(f"{OF}.memoryMiB == 81920"))], {}, "request main: selectors: expected lists"),
-    (claiming(), [request(**selecting(f"{OF}.uuid in ['{'x' * 9000}']", *["true" * 2500] * 2))], {},
-     "request main: selectors: 29045 characters, expected at most 24576"),
-    (claiming(), [request()], {"config": [{"opaque": {"driver": "gpu.hami.io"}}]}, "spec.resourceClaims gpu: config"),
-    (claiming(), [request()], {"constraints": [{"matchAttribute": "gpu.hami.io/productName"}]},
-     "spec.resourceClaims gpu: matchAttribute gpu.hami.io/productName"),
-    (claiming(), [parts((81920, 40960), (46068, 23034), count=2)], {"constraints": [
-        {"requests": ["main/m81920"], "matchAttribute": NUMA_NODE}]}, "matchAttribute resource.kubernetes.io/numaNode"),
-    (claiming(using("a", "a"), using("b", "b")), [request("a"), request("b")],
-     {"constraints": [{"distinctAttribute": "gpu.hami.io/uuid"}]}, "distinctAttribute gpu.hami.io/uuid"),
-    (claiming(using("a", "a"), using("b", "b")), [request("a", count=2), request("b", count=2)],
-     {"constraints": [{"requests": ["a"], "matchAttribute": NUMA_NODE}]}, "request b: expected matchAttribute"),
-    (claiming(using("a", "a"), using("b", "b")), [request("a"), request("b", **selecting(f'{OF}.uuid == "x"'))], {},
-     "request b: it selects other devices than spec.resourceClaims gpu: request a"),
-    (claiming(using("a"), inits=[using("s", restartPolicy="Always")]), [request()], {},
-     "containers s and a share spec.resourceClaims gpu: request main, and one of them is a sidecar"),
-    (claiming(using("a", "a", "b")), [request("a"), request("b")], {}, "container a uses 2 requests"),
-    (claiming(using("a", "a")), [request("a"), request("b")], {}, "request b: no container uses it"),
-    (claiming(using("a", "a"), using("b", "c")), [request("a")], {},
-     "container b uses request c, which claim gpu does not have"),
-    (claiming({"name": "main"}, inits=[using("i")]), [request()], {}, "container i uses"),
-    (claiming({"name": "main"}, inits=[using("s", restartPolicy="Always"), using("i")]), [request()], {},
-     "containers s and i share"),
-    (claiming(using("main"), asking("b", gpumem=1)), [request()], {}, "container b: nvidia.com/gpumem beside a claim"),
-    (claiming(**{UUID: "GPU-1"}), [request(**selecting(f'{OF}.uuid == "GPU-2"'))], {},
-     f"annotation {UUID}=GPU-1: the pod's claim says GPU-2"),
-    (claiming(**{MODE: "mig"}), [request()], {}, f"annotation {MODE}=mig"),
-    (claiming(), ["x"], {}, "ResourceClaimTemplate slice")])
+@pytest.mark.parametrize(
+    ("wire", "requests", "devices", "reason"),
+    [
+        (
+            claiming(),
+            [FIRST],
+            {},
+            "spec.resourceClaims gpu: request main: firstAvailable: expected the same percentage",
+        ),
+        (
+            claiming(),
+            [parts((81920, 40960), (46068, 1000))],
+            {},
+            "firstAvailable: expected the same percentage",
+        ),
+        (
+            claiming(),
+            [parts((81920, 81920), (46068, 46068))],
+            {},
+            "firstAvailable: expected the same percentage",
+        ),
+        (
+            claiming(),
+            [parts((81920, 40960), (15360, 7680))],
+            {},
+            "there are GPUs of 46068 MiB, for which it has no alt",
+        ),
+        (
+            claiming(),
+            [
+                {
+                    "name": "main",
+                    "firstAvailable": [
+                        {**each, "count": place + 1}
+                        for place, each in enumerate(
+                            parts((81920, 8), (46068, 8))["firstAvailable"]
+                        )
+                    ],
+                }
+            ],
+            {},
+            "firstAvailable: expected the same percentage",
+        ),
+        (claiming(), [request(), NIC], {}, "request nic: deviceClassName=nic.example.com"),
+        (claiming(), [request(allocationMode="All")], {}, "request main: allocationMode=All"),
+        (claiming(), [request(adminAccess=True)], {}, "request main: adminAccess"),
+        (
+            claiming(),
+            [request(tolerations=[{"operator": "Exists"}])],
+            {},
+            "request main: tolerations",
+        ),
+        (claiming(), [request(**capacity(speed="1"))], {}, "request main: capacity speed"),
+        (claiming(), [request(**capacity(cores="101"))], {}, "request main: capacity cores=101"),
+        (
+            claiming(),
+            [request(**capacity(share="50"))],
+            {},
+            "request main: capacity share=50, cores=0",
+        ),
+        (
+            claiming(),
+            [request(**capacity(share="100", cores="30"))],
+            {},
+            "request main: capacity share=100, cores=30",
+        ),
+        (
+            claiming(),
+            [request(**capacity(memory="x"))],
+            {},
+            "ResourceClaimTemplate slice: request main: capacity memory",
+        ),
+        (
+            claiming(),
+            [request(deviceClassName="mig.hami.io")],
+            {},
+            "request main: a MIG instance follows from its memory",
+        ),
+        (
+            claiming(),
+            [
+                request(
+                    deviceClassName="mig.hami.io",
+                    **capacity(memory="1Gi"),
+                    **selecting(f'{OF}.profile == "3g.40gb"'),
+                )
+            ],
+            {},
+            "request main: a MIG instance",
+        ),
+        (
+            claiming(),
+            [request(**selecting(f"{OF}.memoryMiB == 81920"))],
+            {},
+            "request main: selectors: expected lists",
+        ),
+        (
+            claiming(),
+            [request(**selecting(f"{OF}.uuid in ['{'x' * 9000}']", *["true" * 2500] * 2))],
+            {},
+            "request main: selectors: 29045 characters, expected at most 24576",
+        ),
+        (
+            claiming(),
+            [request()],
+            {"config": [{"opaque": {"driver": "gpu.hami.io"}}]},
+            "spec.resourceClaims gpu: config",
+        ),
+        (
+            claiming(),
+            [request()],
+            {"constraints": [{"matchAttribute": "gpu.hami.io/productName"}]},
+            "spec.resourceClaims gpu: matchAttribute gpu.hami.io/productName",
+        ),
+        (
+            claiming(),
+            [parts((81920, 40960), (46068, 23034), count=2)],
+            {"constraints": [{"requests": ["main/m81920"], "matchAttribute": NUMA_NODE}]},
+            "matchAttribute resource.kubernetes.io/numaNode",
+        ),
+        (
+            claiming(using("a", "a"), using("b", "b")),
+            [request("a"), request("b")],
+            {"constraints": [{"distinctAttribute": "gpu.hami.io/uuid"}]},
+            "distinctAttribute gpu.hami.io/uuid",
+        ),
+        (
+            claiming(using("a", "a"), using("b", "b")),
+            [request("a", count=2), request("b", count=2)],
+            {"constraints": [{"requests": ["a"], "matchAttribute": NUMA_NODE}]},
+            "request b: expected matchAttribute",
+        ),
+        (
+            claiming(using("a", "a"), using("b", "b")),
+            [request("a"), request("b", **selecting(f'{OF}.uuid == "x"'))],
+            {},
+            "request b: it selects other devices than spec.resourceClaims gpu: request a",
+        ),
+        (
+            claiming(using("a"), inits=[using("s", restartPolicy="Always")]),
+            [request()],
+            {},
+            "containers s and a share spec.resourceClaims gpu: request main, and one of them is a sidecar",
+        ),
+        (
+            claiming(using("a", "a", "b")),
+            [request("a"), request("b")],
+            {},
+            "container a uses 2 requests",
+        ),
+        (
+            claiming(using("a", "a")),
+            [request("a"), request("b")],
+            {},
+            "request b: no container uses it",
+        ),
+        (
+            claiming(using("a", "a"), using("b", "c")),
+            [request("a")],
+            {},
+            "container b uses request c, which claim gpu does not have",
+        ),
+        (claiming({"name": "main"}, inits=[using("i")]), [request()], {}, "container i uses"),
+        (
+            claiming({"name": "main"}, inits=[using("s", restartPolicy="Always"), using("i")]),
+            [request()],
+            {},
+            "containers s and i share",
+        ),
+        (
+            claiming(using("main"), asking("b", gpumem=1)),
+            [request()],
+            {},
+            "container b: nvidia.com/gpumem beside a claim",
+        ),
+        (
+            claiming(**{UUID: "GPU-1"}),
+            [request(**selecting(f'{OF}.uuid == "GPU-2"'))],
+            {},
+            f"annotation {UUID}=GPU-1: the pod's claim says GPU-2",
+        ),
+        (claiming(**{MODE: "mig"}), [request()], {}, f"annotation {MODE}=mig"),
+        (claiming(), ["x"], {}, "ResourceClaimTemplate slice"),
+    ],
+)
 def test_what_amounts_do_not_say(wire, requests, devices, reason):
     with pytest.raises(MalformedInput, match=re.escape(reason)):
         plain(wire, *requests, **devices)
@@ -229,8 +467,12 @@ def test_what_amounts_do_not_say(wire, requests, devices, reason):
 
 def test_a_pod_names_few_templates():
     wire, asked = claiming(), []
-    wire["spec"]["resourceClaims"] = [{"name": f"c{place}", "resourceClaimTemplateName": "slice"} for place in range(5)]
-    with pytest.raises(MalformedInput, match="spec.resourceClaims: 5 templates of claims, expected at most 4"):
+    wire["spec"]["resourceClaims"] = [
+        {"name": f"c{place}", "resourceClaimTemplateName": "slice"} for place in range(5)
+    ]
+    with pytest.raises(
+        MalformedInput, match="spec.resourceClaims: 5 templates of claims, expected at most 4"
+    ):
         plain_pod(wire, asked.append, ONLY_NVIDIA, lambda: SIZES)
     assert not asked
 
@@ -254,17 +496,28 @@ def test_what_admission_says_in_a_claim_is_read_back(rng, unit, catalog):
     except MalformedInput:
         assume(False)
     try:
-        found = plain_pod(claimed.pod, {claimed.template: render_template(claimed.text)}.get, catalog, lambda: SIZES)
-    except MalformedInput as error:  # an init container has the devices of a container after it, or of none
+        found = plain_pod(
+            claimed.pod,
+            {claimed.template: render_template(claimed.text)}.get,
+            catalog,
+            lambda: SIZES,
+        )
+    except (
+        MalformedInput
+    ) as error:  # an init container has the devices of a container after it, or of none
         assert "container i" in str(error)
         return
-    given = give_claim(admitted(found.wire, catalog), catalog, "spread", NAME, SCHEDULER, found.users)
+    given = give_claim(
+        admitted(found.wire, catalog), catalog, "spread", NAME, SCHEDULER, found.users
+    )
     assert decided(given, catalog) == decided(expected, catalog)
 
 
 def test_the_example_of_the_documentation():
     documents = list(yaml.safe_load_all(EXAMPLE.read_text()))
-    templates = {one["metadata"]["name"]: one for one in documents if one["kind"] == "ResourceClaimTemplate"}
+    templates = {
+        one["metadata"]["name"]: one for one in documents if one["kind"] == "ResourceClaimTemplate"
+    }
     (wire,) = [one for one in documents if one["kind"] == "Pod"]
     found = plain_pod(wire, templates.get, ONLY_NVIDIA, lambda: SIZES)
     assert found.users == {"left": "left", "right": "left", "beside": "beside"}

@@ -18,7 +18,9 @@ def cards(section):
             handshake="hami.io/node-handshake-acme",
             to_allocate="hami.io/acme-devices-to-allocate",
             allocated="hami.io/acme-devices-allocated",
-            selectors=SelectorKeys(use_uuids=("acme.example/use-uuid",), nouse_uuids=("acme.example/nouse-uuid",)),
+            selectors=SelectorKeys(
+                use_uuids=("acme.example/use-uuid",), nouse_uuids=("acme.example/nouse-uuid",)
+            ),
         ),
         decision=Decision(
             inventory=registered,

@@ -20,35 +20,56 @@ def node(name, *cards, unschedulable=False, **fields):
 def pending(name, namespace="default", **resources):
     """Returns a pod that waits; *resources* as in :func:`e2e.pods.pod`."""
     made = pod(name, **resources)
-    made["metadata"] |= {"namespace": namespace, "uid": f"uid-{namespace}-{name}", "creationTimestamp": CREATED,
-                         "resourceVersion": "1"}
+    made["metadata"] |= {
+        "namespace": namespace,
+        "uid": f"uid-{namespace}-{name}",
+        "creationTimestamp": CREATED,
+        "resourceVersion": "1",
+    }
     return made | {"status": {"phase": "Pending"}}
 
 
 def bound(name, node, *shares, namespace="default", phase="Running", **resources):
     """Returns a pod that holds *shares* (index of the card, MiB, cores) of *node*, each a container's."""
     made = pending(name, namespace, **resources or {"gpu": len(shares)})
-    text = "".join(f"GPU-{node}-{index},NVIDIA,{memory},{cores}:" for index, memory, cores in shares) + ";"
+    text = (
+        "".join(f"GPU-{node}-{index},NVIDIA,{memory},{cores}:" for index, memory, cores in shares)
+        + ";"
+    )
     made["metadata"]["annotations"] |= {
-        "hami.io/vgpu-node": node, "hami.io/vgpu-time": "1755777600", "hami.io/bind-phase": "success",
-        "hami.io/vgpu-devices-allocated": text}
+        "hami.io/vgpu-node": node,
+        "hami.io/vgpu-time": "1755777600",
+        "hami.io/bind-phase": "success",
+        "hami.io/vgpu-devices-allocated": text,
+    }
     made["spec"]["nodeName"] = node
     return made | {"status": {"phase": phase}}
 
 
 def claimed(pod, node, memory="3000Mi"):
     """Returns a claim that a pod of this name holds."""
-    result = {"driver": "gpu.hami.io", "request": "main", "pool": f"hami/{node}", "device": f"gpu-{node}-0",
-              "consumedCapacity": {"memory": memory, "cores": "10", "share": "10"}}
-    return {"metadata": {"namespace": "default", "name": f"{pod}-hami", "uid": f"claim-{pod}"},
-            "status": {"allocation": {"devices": {"results": [result]}},
-                       "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-default-{pod}"}]}}
+    result = {
+        "driver": "gpu.hami.io",
+        "request": "main",
+        "pool": f"hami/{node}",
+        "device": f"gpu-{node}-0",
+        "consumedCapacity": {"memory": memory, "cores": "10", "share": "10"},
+    }
+    return {
+        "metadata": {"namespace": "default", "name": f"{pod}-hami", "uid": f"claim-{pod}"},
+        "status": {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": pod, "uid": f"uid-default-{pod}"}],
+        },
+    }
 
 
 def quota(namespace, name="quota", **limits):
     """Returns a ResourceQuota: ``gpumem=4000``."""
-    return {"metadata": {"namespace": namespace, "name": name, "uid": f"uid-{namespace}-{name}"},
-            "spec": {"hard": {f"limits.nvidia.com/{key}": str(value) for key, value in limits.items()}}}
+    return {
+        "metadata": {"namespace": namespace, "name": name, "uid": f"uid-{namespace}-{name}"},
+        "spec": {"hard": {f"limits.nvidia.com/{key}": str(value) for key, value in limits.items()}},
+    }
 
 
 @dataclass
@@ -88,13 +109,18 @@ class FakeApi:
                 return self._page(self.quotas, query)
             case ["events"] | ["namespaces", _, "events"]:
                 return self._page(self.events, query)
-            case ["namespaces", "kube-system", "configmaps", "hami-scheduler-device"] if self.config is not None:
+            case ["namespaces", "kube-system", "configmaps", "hami-scheduler-device"] if (
+                self.config is not None
+            ):
                 return json.dumps({"data": {"device-config.yaml": self.config}}).encode()
             case ["v1beta1", "namespaces", _, "podgroups", name] if name in self.groups:
                 return json.dumps({"spec": self.groups[name]}).encode()
             case ["namespaces", namespace, "pods", name]:
                 for pod_object in self.pods:
-                    if (pod_object["metadata"]["namespace"], pod_object["metadata"]["name"]) == (namespace, name):
+                    if (pod_object["metadata"]["namespace"], pod_object["metadata"]["name"]) == (
+                        namespace,
+                        name,
+                    ):
                         if self.patches and self.answers:
                             pod_object["metadata"]["annotations"] |= self.answers.pop(0)
                         return json.dumps(pod_object).encode()
@@ -107,13 +133,21 @@ class FakeApi:
         raise NotFound(f"{path}: 404: not found", 404)
 
     def _patch(self, path, body, content_type):
-        assert content_type == "application/merge-patch+json" and list(body) == ["metadata"]
+        assert content_type == "application/merge-patch+json"
+        assert list(body) == ["metadata"]
         self.patches.append(body["metadata"])
         if path in self.errors:
             raise self.errors[path]
-        (found,) = (one["metadata"] for one in self.pods
-                    if path == f"/api/v1/namespaces/{one['metadata']['namespace']}/pods/{one['metadata']['name']}")
-        if (body["metadata"]["uid"], body["metadata"]["resourceVersion"]) != (found["uid"], found["resourceVersion"]):
+        (found,) = (
+            one["metadata"]
+            for one in self.pods
+            if path
+            == f"/api/v1/namespaces/{one['metadata']['namespace']}/pods/{one['metadata']['name']}"
+        )
+        if (body["metadata"]["uid"], body["metadata"]["resourceVersion"]) != (
+            found["uid"],
+            found["resourceVersion"],
+        ):
             raise Conflict(f"{path}: 409: it has changed", 409)
         found["annotations"] |= body["metadata"]["annotations"]
         return b"{}"
@@ -124,7 +158,11 @@ class FakeApi:
             self.expired.remove(token)
             raise Gone("the continue token has expired", 410)
         begin, end = int(token or 0), int(token or 0) + int(query["limit"])
-        meta = {"continue": str(end), "remainingItemCount": len(items) - end} if end < len(items) else {}
+        meta = (
+            {"continue": str(end), "remainingItemCount": len(items) - end}
+            if end < len(items)
+            else {}
+        )
         return json.dumps({"metadata": meta, "items": items[begin:end]}).encode()
 
 

@@ -20,8 +20,15 @@ def record(nodes, pods=(), quotas=()):
 def held(name, on, *shares, namespace="default", **fields):
     """Returns a pod that holds *shares* (uuid, MiB, cores) of the node *on*, all of one container."""
     text = "".join(f"{uuid},NVIDIA,{memory},{cores}:" for uuid, memory, cores in shares) + ";"
-    return pod(gpus(len(shares), 1, 0), name=name, namespace=namespace, node_name=on, phase="Running", annotations={
-        "hami.io/vgpu-node": on, "hami.io/vgpu-devices-allocated": text}, **fields)
+    return pod(
+        gpus(len(shares), 1, 0),
+        name=name,
+        namespace=namespace,
+        node_name=on,
+        phase="Running",
+        annotations={"hami.io/vgpu-node": on, "hami.io/vgpu-devices-allocated": text},
+        **fields,
+    )
 
 
 def some_nodes(chance):
@@ -29,12 +36,25 @@ def some_nodes(chance):
     nodes = []
     for number in range(chance.randrange(1, 5)):
         model = chance.choice(list(MODELS))
-        devices = [gpu(f"GPU-{number}-{index}", model=model, memory_mib=MODELS[model], index=index, numa=index // 2,
-                       slots=chance.choice((1, 2, 10)), healthy=chance.random() > 0.1)
-                   for index in range(chance.randrange(1, 5))]
+        devices = [
+            gpu(
+                f"GPU-{number}-{index}",
+                model=model,
+                memory_mib=MODELS[model],
+                index=index,
+                numa=index // 2,
+                slots=chance.choice((1, 2, 10)),
+                healthy=chance.random() > 0.1,
+            )
+            for index in range(chance.randrange(1, 5))
+        ]
         cordoned = [device.uuid for device in devices if chance.random() < 0.1]
         notes = {"hami.io/device-cordon": ",".join(cordoned)} if cordoned else {}
-        nodes.append(replace(node(f"n{number}", *devices, annotations=notes), unschedulable=chance.random() < 0.1))
+        nodes.append(
+            replace(
+                node(f"n{number}", *devices, annotations=notes), unschedulable=chance.random() < 0.1
+            )
+        )
     return nodes
 
 
@@ -47,17 +67,31 @@ def some_pods(chance, nodes, cluster):
             for number in range(chance.randrange(usage.device.slots + 1)):
                 share = chance.randrange(memory + 1), chance.randrange(cores + 1)
                 memory, cores = memory - share[0], cores - share[1]
-                pods.append(held(f"p{number}-{usage.device.uuid}", host.name, (usage.device.uuid, *share),
-                                 namespace=chance.choice(("default", "other")), scope=some_scope(chance)))
+                pods.append(
+                    held(
+                        f"p{number}-{usage.device.uuid}",
+                        host.name,
+                        (usage.device.uuid, *share),
+                        namespace=chance.choice(("default", "other")),
+                        scope=some_scope(chance),
+                    )
+                )
     return pods
 
 
 def some_pending(chance):
     """Returns a pod that waits, with one or two containers."""
+
     def some(kind):
         memory = chance.choice((None, chance.randrange(1, 100_000)))
-        return gpus(chance.choice((1, 1, 1, 2, 3)), memory, chance.choice((None, chance.randrange(101))),
-                    percent=chance.choice((None, chance.randrange(1, 101))) if memory is None else None, kind=kind)
+        return gpus(
+            chance.choice((1, 1, 1, 2, 3)),
+            memory,
+            chance.choice((None, chance.randrange(101))),
+            percent=chance.choice((None, chance.randrange(1, 101))) if memory is None else None,
+            kind=kind,
+        )
+
     containers = [some(APP), *(some(kind) for kind in (INIT, SIDECAR) if chance.random() < 0.15)]
     notes = {}
     if chance.random() < 0.25:
@@ -68,15 +102,27 @@ def some_pending(chance):
         notes["hami.io/gpu-scheduler-policy"] = "mutex"
     if chance.random() < 0.1:
         notes["nvidia.com/numa-bind"] = "true"
-    return pod(*containers, name=PENDING, annotations=notes, phase="Pending", scheduler_name="hami-scheduler",
-               scope=some_scope(chance))
+    return pod(
+        *containers,
+        name=PENDING,
+        annotations=notes,
+        phase="Pending",
+        scheduler_name="hami-scheduler",
+        scope=some_scope(chance),
+    )
 
 
 def some_quotas(chance):
     """Returns a quota now and then."""
     if chance.random() < 0.8:
         return []
-    return [quota(gpumem=chance.randrange(100_000), gpucores=chance.randrange(200), scopes=some_scopes(chance))]
+    return [
+        quota(
+            gpumem=chance.randrange(100_000),
+            gpucores=chance.randrange(200),
+            scopes=some_scopes(chance),
+        )
+    ]
 
 
 def some_record(chance):

@@ -29,8 +29,11 @@ def locked(text):
 
 
 def with_keys(pod, **annotations):
-    return replace(pod, annotations=pod.annotations | {f"hami.io/{key.replace('_', '-')}": text
-                                                       for key, text in annotations.items()})
+    return replace(
+        pod,
+        annotations=pod.annotations
+        | {f"hami.io/{key.replace('_', '-')}": text for key, text in annotations.items()},
+    )
 
 
 APPLIED = '{{"sizes": "{}"}}'
@@ -40,13 +43,22 @@ def resized(applied="", target=""):
     """A pod that holds more since a resize, what its node says of it, and what it is to have."""
     texts = {"vgpu_devices_resized": "a,NVIDIA,9,1:;", "vgpu_devices_allocated": "a,NVIDIA,9,1:;"}
     texts |= {"resize_applied": APPLIED.format(applied)} if applied else {}
-    return with_keys(held("p", "n", ("a", 1, 1)), **texts, **({"vgpu_devices_target": target} if target else {}))
+    return with_keys(
+        held("p", "n", ("a", 1, 1)), **texts, **({"vgpu_devices_target": target} if target else {})
+    )
 
 
-@pytest.mark.parametrize("one", [
-    resized(applied="a,NVIDIA,9,1:;"), resized(applied="a,NVIDIA,9,1,:;"),
-    resized(applied="a,NVIDIA,2,1:;", target="a,NVIDIA,2,1:;"), replace(resized(), phase="Succeeded"),
-    replace(resized(), deleting=True)], ids=["as booked", "in another form", "less", "finished", "ends"])
+@pytest.mark.parametrize(
+    "one",
+    [
+        resized(applied="a,NVIDIA,9,1:;"),
+        resized(applied="a,NVIDIA,9,1,:;"),
+        resized(applied="a,NVIDIA,2,1:;", target="a,NVIDIA,2,1:;"),
+        replace(resized(), phase="Succeeded"),
+        replace(resized(), deleting=True),
+    ],
+    ids=["as booked", "in another form", "less", "finished", "ends"],
+)
 def test_resizes_that_are_carried_out(one):
     assert rules(pods=[one]) == []
 
@@ -56,21 +68,29 @@ def test_remedies_of_resizes():
         (finding,) = audit(InspectedCluster(record([node("n", GPU)], [one])))
         return finding.problem, finding.remedy
 
-    problem, help_ = remedy(with_keys(resized(), resize_applied='{"sizes": "a,NVIDIA,1,1:;", "problem": "no room"}'))
-    assert problem == "it is to have a,NVIDIA,9,1:;; its node enforces a,NVIDIA,1,1:; and says: no room"
+    problem, help_ = remedy(
+        with_keys(resized(), resize_applied='{"sizes": "a,NVIDIA,1,1:;", "problem": "no room"}')
+    )
+    assert (
+        problem
+        == "it is to have a,NVIDIA,9,1:;; its node enforces a,NVIDIA,1,1:; and says: no room"
+    )
     assert help_.startswith("check the device plugin of node n")
     assert remedy(resized(target="a,NVIDIA,2,1:;"))[1].startswith("nothing, if it still uses more")
 
 
 def test_a_resize_under_way_is_looked_at_again_after_some_seconds():
-    slow, done, gone = (replace(one, ref=replace(one.ref, name=name, uid=name)) for one, name in (
-        (resized(), "slow"), (resized(), "done"), (resized(), "gone")))
+    slow, done, gone = (
+        replace(one, ref=replace(one.ref, name=name, uid=name))
+        for one, name in ((resized(), "slow"), (resized(), "done"), (resized(), "gone"))
+    )
     calm = held("calm", "n", ("a", 1, 1))
     applied = with_keys(done, resize_applied=APPLIED.format("a,NVIDIA,9,1:;"))
     later = {"slow": slow, "done": applied}
     slept, before = [], record([node("n", GPU)], [slow, done, calm, gone])
     after = settle(before, lambda ref: later.get(ref.name), slept.append)
-    assert slept == [SETTLE_S] and after.pods == (slow, applied, calm)
+    assert slept == [SETTLE_S]
+    assert after.pods == (slow, applied, calm)
     assert [finding.subject for finding in audit(InspectedCluster(after))] == ["pod default/slow"]
 
 
@@ -84,47 +104,121 @@ def rules(nodes=(node("n", GPU),), pods=(), unreadable=()):
     return [(finding.rule, finding.subject) for finding in audit(cluster)]
 
 
-@pytest.mark.parametrize("nodes, pods, rule", [
-    (None, [held("p", "n", ("a", 9000, 0)), held("q", "n", ("a", 9000, 0))], ("OverCommitted", "card 0 (a) of node n")),
-    (None, [with_keys(held("p", "n", ("a", 1, 1)), vgpu_devices_allocated="a,NVIDIA,x")],
-     ("UnreadableAllocation", "pod default/p")),
-    ([node("n", GPU), replace(node("m", GPU), annotations={"hami.io/node-nvidia-register": "{"})], [],
-     ("UnreadableInventory", "node m")),
-    (None, [held("p", "n", ("b", 1, 1))], ("CardGone", "pod default/p")),
-    (None, [held("p", "m", ("b", 1, 1))], ("NodeGone", "pod default/p")),
-    (locked("x,y"), [], ("UnreadableLock", "node n")),
-    (locked("2026-08-21T11:50:00Z,default,p"), [held("p", "n", ("a", 1, 1))], ("StaleLock", "node n")),
-    (locked("2026-08-21T11:59:00Z,default,gone"), [], ("StaleLock", "node n")),
-    (None, [with_keys(replace(held("p", "", ("a", 1, 1)), node_name=""), vgpu_node="n", vgpu_time=LATE)],
-     ("GhostReservation", "pod default/p")),
-    (None, [pod(gpus(), name="p", node_name="n", phase="Running")], ("NoAllocation", "pod default/p")),
-    (None, [replace(held("p", "n", ("a", 1, 1)), containers=(container(),))], ("ForeignAllocation", "pod default/p")),
-    (None, [with_keys(held("p", "n", ("a", 1, 1)), bind_phase="allocating", bind_time=LATE,
-                      vgpu_devices_to_allocate="a,NVIDIA,1,1:;")], ("StuckAllocation", "pod default/p")),
-    (None, [with_keys(held("p", "n", ("a", 1, 1)), resize="{}")], ("ResizeUnanswered", "pod default/p")),
-    (None, [resized()], ("ResizeHangs", "pod default/p")),
-    (None, [resized(applied="a,NVIDIA,1,1:;")], ("ResizeHangs", "pod default/p")),
-    (None, [resized(applied="a,NVIDIA,9,1:;", target="a,NVIDIA,2,1:;")], ("ResizeHangs", "pod default/p")),
-    (None, [with_keys(held("p", "n", ("a", 1, 1)), resize_applied=APPLIED.format("b,NVIDIA,1,1:;"))],
-     ("ResizeHangs", "pod default/p")),
-], ids=lambda value: value[0] if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    "nodes, pods, rule",
+    [
+        (
+            None,
+            [held("p", "n", ("a", 9000, 0)), held("q", "n", ("a", 9000, 0))],
+            ("OverCommitted", "card 0 (a) of node n"),
+        ),
+        (
+            None,
+            [with_keys(held("p", "n", ("a", 1, 1)), vgpu_devices_allocated="a,NVIDIA,x")],
+            ("UnreadableAllocation", "pod default/p"),
+        ),
+        (
+            [
+                node("n", GPU),
+                replace(node("m", GPU), annotations={"hami.io/node-nvidia-register": "{"}),
+            ],
+            [],
+            ("UnreadableInventory", "node m"),
+        ),
+        (None, [held("p", "n", ("b", 1, 1))], ("CardGone", "pod default/p")),
+        (None, [held("p", "m", ("b", 1, 1))], ("NodeGone", "pod default/p")),
+        (locked("x,y"), [], ("UnreadableLock", "node n")),
+        (
+            locked("2026-08-21T11:50:00Z,default,p"),
+            [held("p", "n", ("a", 1, 1))],
+            ("StaleLock", "node n"),
+        ),
+        (locked("2026-08-21T11:59:00Z,default,gone"), [], ("StaleLock", "node n")),
+        (
+            None,
+            [
+                with_keys(
+                    replace(held("p", "", ("a", 1, 1)), node_name=""), vgpu_node="n", vgpu_time=LATE
+                )
+            ],
+            ("GhostReservation", "pod default/p"),
+        ),
+        (
+            None,
+            [pod(gpus(), name="p", node_name="n", phase="Running")],
+            ("NoAllocation", "pod default/p"),
+        ),
+        (
+            None,
+            [replace(held("p", "n", ("a", 1, 1)), containers=(container(),))],
+            ("ForeignAllocation", "pod default/p"),
+        ),
+        (
+            None,
+            [
+                with_keys(
+                    held("p", "n", ("a", 1, 1)),
+                    bind_phase="allocating",
+                    bind_time=LATE,
+                    vgpu_devices_to_allocate="a,NVIDIA,1,1:;",
+                )
+            ],
+            ("StuckAllocation", "pod default/p"),
+        ),
+        (
+            None,
+            [with_keys(held("p", "n", ("a", 1, 1)), resize="{}")],
+            ("ResizeUnanswered", "pod default/p"),
+        ),
+        (None, [resized()], ("ResizeHangs", "pod default/p")),
+        (None, [resized(applied="a,NVIDIA,1,1:;")], ("ResizeHangs", "pod default/p")),
+        (
+            None,
+            [resized(applied="a,NVIDIA,9,1:;", target="a,NVIDIA,2,1:;")],
+            ("ResizeHangs", "pod default/p"),
+        ),
+        (
+            None,
+            [
+                with_keys(
+                    held("p", "n", ("a", 1, 1)), resize_applied=APPLIED.format("b,NVIDIA,1,1:;")
+                )
+            ],
+            ("ResizeHangs", "pod default/p"),
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
 def test_each_inconsistency_is_found(nodes, pods, rule):
     assert rules(nodes or [node("n", GPU)], pods) == [rule]
 
 
 def claim(device="gpu-a", node="n"):
     part = ClaimedDevice(pool=f"hami/{node}", device=device, memory_mib=1, share_milli=10_000)
-    return AllocatedClaim(namespace="default", name="c", uid="c", requests=(ClaimedRequest(name="r", devices=(part,)),))
+    return AllocatedClaim(
+        namespace="default",
+        name="c",
+        uid="c",
+        requests=(ClaimedRequest(name="r", devices=(part,)),),
+    )
 
 
-@pytest.mark.parametrize("nodes, claims, rule", [
-    ([node("n")], [claim()], None), ([node("n", GPU)], [], ("TwoDoors", "card 0 (a) of node n")),
-    ([node("n")], [claim("gpu-b")], ("CardGone", "claim default/c")),
-    ([node("n")], [claim(node="m")], ("CardGone", "claim default/c")),
-])
+@pytest.mark.parametrize(
+    "nodes, claims, rule",
+    [
+        ([node("n")], [claim()], None),
+        ([node("n", GPU)], [], ("TwoDoors", "card 0 (a) of node n")),
+        ([node("n")], [claim("gpu-b")], ("CardGone", "claim default/c")),
+        ([node("n")], [claim(node="m")], ("CardGone", "claim default/c")),
+    ],
+)
 def test_claims_and_slices_are_compared(nodes, claims, rule):
-    cluster = InspectedCluster(replace(record(nodes), slices=(PublishedSlice("n", 1, (GPU,)),), claims=tuple(claims)))
-    assert [(finding.rule, finding.subject) for finding in audit(cluster)] == ([rule] if rule else [])
+    cluster = InspectedCluster(
+        replace(record(nodes), slices=(PublishedSlice("n", 1, (GPU,)),), claims=tuple(claims))
+    )
+    assert [(finding.rule, finding.subject) for finding in audit(cluster)] == (
+        [rule] if rule else []
+    )
 
 
 MANAGED = node("n", GPU, annotations={"hami.io/door": "dra"})
@@ -140,74 +234,130 @@ def own(node_name="n", **fields):
 def of_own(memory_mib=1, pods=None):
     """Its claim."""
     part = ClaimedDevice(pool="hami/n", device="gpu-a", memory_mib=memory_mib, share_milli=10_000)
-    return replace(claim(), pods=(own().ref,) if pods is None else pods,
-                   requests=(ClaimedRequest(name="c", devices=(part,)),))
+    return replace(
+        claim(),
+        pods=(own().ref,) if pods is None else pods,
+        requests=(ClaimedRequest(name="c", devices=(part,)),),
+    )
 
 
-@pytest.mark.parametrize("pods, claims, rule", [
-    param([own()], [of_own()], None, id="consistent"),
-    param([own()], [of_own(2)], ("ClaimDiffers", "pod default/p"), id="other amounts"),
-    param([own()], [of_own(pods=())], ("ClaimDiffers", "pod default/p"), id="of another pod"),
-    param([own()], [], ("ClaimDiffers", "pod default/p"), id="no claim"),
-    param([replace(own(), phase="Succeeded")], [], None, id="ended"),
-    param([with_keys(own(), bind_time=str(int(NOON.timestamp())))], [], None, id="bound since claims were listed"),
-    param([replace(own(""), annotations={})], [of_own()], ("ClaimWithoutBinding", "claim default/c"), id="not bound"),
-    param([replace(own(""), annotations={}, created="2026-08-21T11:59:59Z")], [of_own()], None, id="just created"),
-    param([], [of_own()], None, id="pod gone"),
-])
+@pytest.mark.parametrize(
+    "pods, claims, rule",
+    [
+        param([own()], [of_own()], None, id="consistent"),
+        param([own()], [of_own(2)], ("ClaimDiffers", "pod default/p"), id="other amounts"),
+        param([own()], [of_own(pods=())], ("ClaimDiffers", "pod default/p"), id="of another pod"),
+        param([own()], [], ("ClaimDiffers", "pod default/p"), id="no claim"),
+        param([replace(own(), phase="Succeeded")], [], None, id="ended"),
+        param(
+            [with_keys(own(), bind_time=str(int(NOON.timestamp())))],
+            [],
+            None,
+            id="bound since claims were listed",
+        ),
+        param(
+            [replace(own(""), annotations={})],
+            [of_own()],
+            ("ClaimWithoutBinding", "claim default/c"),
+            id="not bound",
+        ),
+        param(
+            [replace(own(""), annotations={}, created="2026-08-21T11:59:59Z")],
+            [of_own()],
+            None,
+            id="just created",
+        ),
+        param([], [of_own()], None, id="pod gone"),
+    ],
+)
 def test_claims_of_hami_s_scheduler_are_compared_with_their_pods(pods, claims, rule):
     slices = (PublishedSlice("n", 1, (replace(GPU, by_claims=True),)),)
-    cluster = InspectedCluster(replace(record([MANAGED], pods), slices=slices, claims=tuple(claims)))
-    assert [(finding.rule, finding.subject) for finding in audit(cluster)] == ([rule] if rule else [])
+    cluster = InspectedCluster(
+        replace(record([MANAGED], pods), slices=slices, claims=tuple(claims))
+    )
+    assert [(finding.rule, finding.subject) for finding in audit(cluster)] == (
+        [rule] if rule else []
+    )
 
 
-DIVIDED = node("n", gpu("a", mode="mig", mig_profiles=A100_PROFILES), annotations={"hami.io/door": "dra"})
-PLACES = render_mig_allocations([
-    MigAllocation(container=0, device=0, gpu="a", partition=Partition(4, 4, "3g.40gb"))])
+DIVIDED = node(
+    "n", gpu("a", mode="mig", mig_profiles=A100_PROFILES), annotations={"hami.io/door": "dra"}
+)
+PLACES = render_mig_allocations(
+    [MigAllocation(container=0, device=0, gpu="a", partition=Partition(4, 4, "3g.40gb"))]
+)
 
 
-@pytest.mark.parametrize("start, rule", [(4, None), (0, ("ClaimDiffers", "pod default/p")),
-                                         (5, ("CardGone", "claim default/c"))])
+@pytest.mark.parametrize(
+    "start, rule",
+    [(4, None), (0, ("ClaimDiffers", "pod default/p")), (5, ("CardGone", "claim default/c"))],
+)
 def test_mig_instances_of_claims_of_hami_s_scheduler_are_compared(start, rule):
-    holder = with_keys(own(), vgpu_devices_allocated="a,NVIDIA,40192,43:;", vgpu_mig_allocations=PLACES)
+    holder = with_keys(
+        own(), vgpu_devices_allocated="a,NVIDIA,40192,43:;", vgpu_mig_allocations=PLACES
+    )
     instance = ClaimedDevice(pool="hami/n", device=f"gpu-a-mig-3g-40gb-{start}")
     claimed = replace(of_own(), requests=(ClaimedRequest(name="c", devices=(instance,)),))
     slices = (PublishedSlice("n", 1, (replace(GPU, by_claims=True),)),)
-    cluster = InspectedCluster(replace(record([DIVIDED], [holder]), slices=slices, claims=(claimed,)))
+    cluster = InspectedCluster(
+        replace(record([DIVIDED], [holder]), slices=slices, claims=(claimed,))
+    )
     assert rule is None or rule in [(finding.rule, finding.subject) for finding in audit(cluster)]
     assert rule is not None or audit(cluster) == []
 
 
 @pytest.mark.parametrize("allocates, found", [(True, []), (False, ["NobodyAllocates"])])
 def test_a_managed_node_needs_a_scheduler_that_allocates(allocates, found):
-    installation = Installation(schedulers=(SchedulerDeployment(name="a/ours", allocates=allocates),))
+    installation = Installation(
+        schedulers=(SchedulerDeployment(name="a/ours", allocates=allocates),)
+    )
     cluster = InspectedCluster(replace(record([MANAGED]), installation=installation))
     assert [finding.rule for finding in audit(cluster)] == found
 
 
 def test_a_device_plugin_that_is_away_is_one_finding_which_leaves_the_pods_alone():
     """The registration stays on the node of a plugin that restarts, but the kubelet offers no devices."""
-    away = node("n", GPU, annotations={"hami.io/node-handshake": "Requesting_2026-08-21 11:50:00"},
-                allocatable={"nvidia.com/gpu": "0"})
-    findings = audit(InspectedCluster(record([away], [held(f"p{number}", "n", ("a", 100, 0)) for number in range(10)])))
-    assert [(finding.rule, finding.subject) for finding in findings] == [("DevicePluginGone", "node n")]
-    assert "10" in findings[0].problem and "recreate" not in findings[0].remedy
+    away = node(
+        "n",
+        GPU,
+        annotations={"hami.io/node-handshake": "Requesting_2026-08-21 11:50:00"},
+        allocatable={"nvidia.com/gpu": "0"},
+    )
+    findings = audit(
+        InspectedCluster(
+            record([away], [held(f"p{number}", "n", ("a", 100, 0)) for number in range(10)])
+        )
+    )
+    assert [(finding.rule, finding.subject) for finding in findings] == [
+        ("DevicePluginGone", "node n")
+    ]
+    assert "10" in findings[0].problem
+    assert "recreate" not in findings[0].remedy
 
 
 def test_a_node_with_more_devices_than_a_node_can_have():
     evil = node("evil", *(gpu(str(number)) for number in range(257)))
-    assert rules([node("n", GPU), evil], [held("p", "evil", ("0", 1, 1))]) == [("UnreadableInventory", "node evil")]
+    assert rules([node("n", GPU), evil], [held("p", "evil", ("0", 1, 1))]) == [
+        ("UnreadableInventory", "node evil")
+    ]
 
 
 def test_an_object_that_cannot_be_read_is_found():
-    assert rules(unreadable=(UnreadableObject("pod", "a/b", "broken"),)) == [("UnreadableObject", "pod a/b")]
+    assert rules(unreadable=(UnreadableObject("pod", "a/b", "broken"),)) == [
+        ("UnreadableObject", "pod a/b")
+    ]
 
 
-@pytest.mark.parametrize("nodes, pods", [
-    (locked("2026-08-21T11:59:00Z,default,p"), [held("p", "n", ("a", 1, 1))]), (locked("2026-08-21T11:59:00Z"), []),
-    ([node("n", GPU), Node(name="plain")], [pod(gpus(), name="p")]),
-    ([node("n", GPU)], [pod(gpus(), name="p", node_name="n", phase="Succeeded")]),
-], ids=["lock of a pod", "lock without a pod", "pending", "finished"])
+@pytest.mark.parametrize(
+    "nodes, pods",
+    [
+        (locked("2026-08-21T11:59:00Z,default,p"), [held("p", "n", ("a", 1, 1))]),
+        (locked("2026-08-21T11:59:00Z"), []),
+        ([node("n", GPU), Node(name="plain")], [pod(gpus(), name="p")]),
+        ([node("n", GPU)], [pod(gpus(), name="p", node_name="n", phase="Succeeded")]),
+    ],
+    ids=["lock of a pod", "lock without a pod", "pending", "finished"],
+)
 def test_what_is_consistent(nodes, pods):
     assert rules(nodes, pods) == []
 
@@ -216,12 +366,16 @@ def test_what_is_consistent(nodes, pods):
 @given(rng=randoms(use_true_random=True))
 def test_a_random_cluster_without_mistakes_is_consistent(rng):
     cluster = InspectedCluster(some_record(rng))
-    assert audit(cluster) == [] and render_audit(cluster, []).endswith(": consistent")
+    assert audit(cluster) == []
+    assert render_audit(cluster, []).endswith(": consistent")
 
 
 def test_the_text_says_what_to_do():
     cluster = InspectedCluster(record([node("n", GPU)], [held("p", "n", ("b\x1b", 1, 1))]))
     lines = render_audit(cluster, audit(cluster)).splitlines()
-    assert lines == ["1 node with devices and 1 pod: 1 inconsistency", "",
-                     "CardGone: pod default/p: it holds b?, which node n does not offer",
-                     "  → check the device and the device plugin of the node, then recreate the pod"]
+    assert lines == [
+        "1 node with devices and 1 pod: 1 inconsistency",
+        "",
+        "CardGone: pod default/p: it holds b?, which node n does not offer",
+        "  → check the device and the device plugin of the node, then recreate the pod",
+    ]

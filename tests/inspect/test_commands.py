@@ -13,7 +13,9 @@ from tests.inspect.clusters import FakeApi, bound, node, pending, refused
 
 
 def api():
-    return FakeApi([node("n1"), node("n2")], [bound("a", "n1", (0, 100, 10)), pending("b", "team", gpu=1)])
+    return FakeApi(
+        [node("n1"), node("n2")], [bound("a", "n1", (0, 100, 10)), pending("b", "team", gpu=1)]
+    )
 
 
 def hami(*args, of=None, program=main):
@@ -25,60 +27,97 @@ def names(result):
     return [item["name"] for item in json.loads(result.stdout)["items"]]
 
 
-@pytest.mark.parametrize("args, expected", [
-    (["top"], ["n1", "n2"]), (["top", "nodes", "n2"], ["n2"]), (["top", "pods"], ["b"]),
-    (["top", "pods", "--context=other"], ["a"]), (["top", "pods", "-A"], ["a", "b"]),
-    (["top", "pods", "-n", "default"], ["a"]), (["top", "nodes", "-l", "gpu=off"], []),
-    (["top", "pods", "-n=default"], ["a"]), (["top", "nodes", "-l=gpu=off"], []),
-    (["top", "nodes", "--sort-by=memory"], ["n1", "n2"]), (["top", "namespaces"], ["default"]),
-])
+@pytest.mark.parametrize(
+    "args, expected",
+    [
+        (["top"], ["n1", "n2"]),
+        (["top", "nodes", "n2"], ["n2"]),
+        (["top", "pods"], ["b"]),
+        (["top", "pods", "--context=other"], ["a"]),
+        (["top", "pods", "-A"], ["a", "b"]),
+        (["top", "pods", "-n", "default"], ["a"]),
+        (["top", "nodes", "-l", "gpu=off"], []),
+        (["top", "pods", "-n=default"], ["a"]),
+        (["top", "nodes", "-l=gpu=off"], []),
+        (["top", "nodes", "--sort-by=memory"], ["n1", "n2"]),
+        (["top", "namespaces"], ["default"]),
+    ],
+)
 def test_top(args, expected):
     assert names(hami(*args, "-o", "json")) == expected
     assert names(hami(*args, "-o", "json", program=kubectl_main)) == expected
 
 
 def test_explain_pod():
-    event = {"reason": "FailedScheduling", "message": "0/2 nodes", "reportingComponent": "hami-scheduler",
-             "eventTime": "2026-08-21T12:00:00Z", "series": {"count": 4, "lastObservedTime": "2026-08-21T12:05:00Z"}}
-    of = FakeApi([node("n1")], [pending("b", "team", gpu=1, gpumem=100_000)], events=[event, {"count": "x"}])
+    event = {
+        "reason": "FailedScheduling",
+        "message": "0/2 nodes",
+        "reportingComponent": "hami-scheduler",
+        "eventTime": "2026-08-21T12:00:00Z",
+        "series": {"count": 4, "lastObservedTime": "2026-08-21T12:05:00Z"},
+    }
+    of = FakeApi(
+        [node("n1")], [pending("b", "team", gpu=1, gpumem=100_000)], events=[event, {"count": "x"}]
+    )
     lines = hami("explain", "pod", "b", of=of).stdout.splitlines()
     assert lines[0].startswith("pod team/b has been waiting for ")
     assert "hami-scheduler (FailedScheduling, 4 times, last at 2026-08-21T12:05:00Z):" in lines
     report = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
     assert report["suggestions"] == [
-        {"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}]
-    assert hami("explain", "pod", "a", "-n", "default").stdout.startswith("pod default/a is bound to n1")
+        {"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}
+    ]
+    assert hami("explain", "pod", "a", "-n", "default").stdout.startswith(
+        "pod default/a is bound to n1"
+    )
 
 
 def test_explain_a_pod_of_a_gang():
     members = [pending(f"ring-{number}", "team", gpu=1, gpucores=100) for number in range(3)]
     for member in members:
         member["spec"]["schedulingGroup"] = {"podGroupName": "ring"}
-    of = FakeApi([node("n1")], members, groups={"ring": {"schedulingPolicy": {"gang": {"minCount": 3}}}})
+    of = FakeApi(
+        [node("n1")], members, groups={"ring": {"schedulingPolicy": {"gang": {"minCount": 3}}}}
+    )
     said = hami("explain", "pod", "ring-0", "-n", "team", of=of).stdout
     assert "It belongs to the gang ring, which needs 3 pods together." in said
-    assert "HAMi would place 1 of the 3 that are not bound now: the gang lacks devices for 2 pods." in said
+    assert (
+        "HAMi would place 1 of the 3 that are not bound now: the gang lacks devices for 2 pods."
+        in said
+    )
 
 
 def test_events_that_may_not_be_listed_are_left_out():
     of = api()
     of.errors["/api/v1/namespaces/team/events"] = refused()
     result = hami("explain", "pod", "b", of=of)
-    assert result.exit_code == 0 and "you may not list events in namespace team" in result.stderr
+    assert result.exit_code == 0
+    assert "you may not list events in namespace team" in result.stderr
 
 
 def test_explain_whom_a_pod_would_preempt():
     waits = pending("b", "team", gpu=1, gpumem=80_000)
     waits["spec"]["priority"] = 100
-    budget = {"metadata": {"namespace": "default", "name": "b"}, "spec": {"selector": {}}, "status": {}}
-    of = FakeApi([node("n1")], [bound("a", "n1", (0, 40_000, 10)), waits], others={"poddisruptionbudgets": [budget]})
+    budget = {
+        "metadata": {"namespace": "default", "name": "b"},
+        "spec": {"selector": {}},
+        "status": {},
+    }
+    of = FakeApi(
+        [node("n1")],
+        [bound("a", "n1", (0, 40_000, 10)), waits],
+        others={"poddisruptionbudgets": [budget]},
+    )
     said = hami("explain", "pod", "b", of=of).stdout
-    assert "It would preempt 1 pod on n1: default/a.\n1 eviction would violate a PodDisruptionBudget.\n" in said
+    assert (
+        "It would preempt 1 pod on n1: default/a.\n1 eviction would violate a PodDisruptionBudget.\n"
+        in said
+    )
     report = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
     assert report["preemption"] == {"node": "n1", "evicted": ["default/a"], "violations": 1}
     of.errors["/apis/policy/v1/poddisruptionbudgets"] = refused()
     result = hami("explain", "pod", "b", of=of)
-    assert result.exit_code == 0 and "violate" not in result.stdout
+    assert result.exit_code == 0
+    assert "violate" not in result.stdout
     assert "PodDisruptionBudgets are left out of account" in result.stderr
 
 
@@ -87,52 +126,94 @@ def test_simulate_with_preemption(tmp_path):
     urgent = pod("web", gpu=1, gpumem=80_000)
     urgent["spec"]["priorityClassName"] = "urgent"
     path.write_text(json.dumps(urgent))
-    of = FakeApi([node("n1")], [bound("a", "n1", (0, 40_000, 10))], others={
-        "priorityclasses": [{"metadata": {"name": "urgent"}, "value": 500}]})
+    of = FakeApi(
+        [node("n1")],
+        [bound("a", "n1", (0, 40_000, 10))],
+        others={"priorityclasses": [{"metadata": {"name": "urgent"}, "value": 500}]},
+    )
     assert hami("simulate", "-f", str(path), of=of).exit_code == 1
     result = hami("simulate", "-f", str(path), "--with-preemption", of=of)
-    assert result.exit_code == 0 and "web would preempt default/a on n1\n" in result.stdout
+    assert result.exit_code == 0
+    assert "web would preempt default/a on n1\n" in result.stdout
 
 
-@pytest.mark.parametrize("labels, said", [({"hami.io/door": "dra"}, True), ({"hami.io/door": "dra-preferred"}, True),
-                                          ({"hami.io/door": "plugin"}, False), ([], False), (None, False)])
+@pytest.mark.parametrize(
+    "labels, said",
+    [
+        ({"hami.io/door": "dra"}, True),
+        ({"hami.io/door": "dra-preferred"}, True),
+        ({"hami.io/door": "plugin"}, False),
+        ([], False),
+        (None, False),
+    ],
+)
 @pytest.mark.parametrize("command", ["simulate", "capacity"])
 def test_that_the_label_of_claims_is_not_simulated_is_said(tmp_path, command, labels, said):
     path, web = tmp_path / "web.yaml", pod("web", gpu=1)
     web["metadata"]["labels"] = labels
     path.write_text(json.dumps(web))
     result = hami(command, "-f", str(path))
-    assert ("the label hami.io/door is not simulated, so it is ignored: pod/web" in result.stderr) is said
+    assert (
+        "the label hami.io/door is not simulated, so it is ignored: pod/web" in result.stderr
+    ) is said
 
 
 def test_simulate_and_capacity(tmp_path):
     path = tmp_path / "web.yaml"
-    path.write_text(json.dumps(pod("web", gpu=1, gpumem=50_000)) + "\n---\nkind: Service\nmetadata: {name: s}\n")
+    path.write_text(
+        json.dumps(pod("web", gpu=1, gpumem=50_000)) + "\n---\nkind: Service\nmetadata: {name: s}\n"
+    )
     result = hami("simulate", "-f", str(path), "--replicas=2", "-o", "json")
-    assert result.exit_code == 0 and [placed["node"] for placed in json.loads(result.stdout)["pods"]] == ["n1", "n2"]
+    assert result.exit_code == 0
+    assert [placed["node"] for placed in json.loads(result.stdout)["pods"]] == ["n1", "n2"]
     assert "left out, since they make no pods: service/s" in result.stderr
     result = hami("simulate", "-f", str(path), "--replicas=3")
-    assert result.exit_code == 1 and result.stdout.startswith("pod/web: 2 of 3 fit\n")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("pod/web: 2 of 3 fit\n")
     assert json.loads(hami("capacity", "-f", str(path), "-o", "json").stdout)["pods"] == 2
-    assert hami("capacity", "-f", str(path)).stdout.startswith("2 more pods like those of pod/web fit")
+    assert hami("capacity", "-f", str(path)).stdout.startswith(
+        "2 more pods like those of pod/web fit"
+    )
 
 
-@pytest.mark.parametrize("args, text, said", [
-    (["simulate"], b"kind: Pod\nspec: 3", "error: {path}: document 1: spec: expected a mapping"),
-    (["simulate"], b"\xff", "error: {path}: not UTF-8 text"),
-    (["simulate", "-A"], b"kind: Pod\nspec: {containers: []}", "error: new pods have one namespace: use -n"),
-    (["capacity"], b"kind: Pod\nspec: {}\n---\nkind: Pod\nspec: {}", "error: expected one pod or workload, found pod/"),
-])
+@pytest.mark.parametrize(
+    "args, text, said",
+    [
+        (
+            ["simulate"],
+            b"kind: Pod\nspec: 3",
+            "error: {path}: document 1: spec: expected a mapping",
+        ),
+        (["simulate"], b"\xff", "error: {path}: not UTF-8 text"),
+        (
+            ["simulate", "-A"],
+            b"kind: Pod\nspec: {containers: []}",
+            "error: new pods have one namespace: use -n",
+        ),
+        (
+            ["capacity"],
+            b"kind: Pod\nspec: {}\n---\nkind: Pod\nspec: {}",
+            "error: expected one pod or workload, found pod/",
+        ),
+    ],
+)
 def test_manifests_with_errors(tmp_path, args, text, said):
     path = tmp_path / "web.yaml"
     path.write_bytes(text)
     result = hami(*args, "-f", str(path))
-    assert result.exit_code == 1 and result.stderr.splitlines()[-1].startswith(said.format(path=path))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith(said.format(path=path))
 
 
 def test_a_snapshot_answers_as_the_cluster(tmp_path):
     of = api()
-    of.events = [{"reason": "FailedScheduling", "message": "0/2 nodes", "involvedObject": {"uid": "uid-team-b"}}]
+    of.events = [
+        {
+            "reason": "FailedScheduling",
+            "message": "0/2 nodes",
+            "involvedObject": {"uid": "uid-team-b"},
+        }
+    ]
     path = tmp_path / "snapshot"
     path.write_bytes(hami("snapshot", of=of).stdout_bytes)
     broken = FakeApi(errors={"/api/v1/nodes": refused()})
@@ -141,19 +222,24 @@ def test_a_snapshot_answers_as_the_cluster(tmp_path):
     assert "0/2 nodes" in hami("explain", "pod", "b", "-n", "team", f"--snapshot={path}").stdout
     assert hami("explain", "pod", "c", "-n", "team", f"--snapshot={path}").exit_code == 1
     result = hami("replay", str(path))
-    assert result.exit_code == 0 and result.stdout == "1 decision, 0 of them different\n"
+    assert result.exit_code == 0
+    assert result.stdout == "1 decision, 0 of them different\n"
     path.write_bytes(hami("snapshot", "--anonymize", of=of).stdout_bytes)
     assert names(hami("top", f"--snapshot={path}", "-o", "json")) == ["node-1", "node-2"]
 
 
-@pytest.mark.parametrize("args, said", [
-    (["top", "--snapshot=/no/such"], "error: /no/such: No such file"),
-    (["replay", "/no/such"], "error: /no/such: No such file"),
-    (["top", "-w", "--snapshot=x"], "error: -w needs a cluster: a snapshot does not change"),
-])
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["top", "--snapshot=/no/such"], "error: /no/such: No such file"),
+        (["replay", "/no/such"], "error: /no/such: No such file"),
+        (["top", "-w", "--snapshot=x"], "error: -w needs a cluster: a snapshot does not change"),
+    ],
+)
 def test_snapshots_that_cannot_be_used(args, said):
     result = hami(*args)
-    assert result.exit_code == 1 and result.stderr.startswith(said)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(said)
 
 
 def test_audit():
@@ -167,29 +253,58 @@ def test_audit():
 
 def test_a_table_has_no_colors_where_there_is_no_terminal():
     result = hami("top", "--no-headers")
-    assert result.stdout.splitlines()[0].startswith("n1 ") and "\x1b" not in result.stdout
+    assert result.stdout.splitlines()[0].startswith("n1 ")
+    assert "\x1b" not in result.stdout
 
 
-@pytest.mark.parametrize("args, of, said", [
-    (["top"], FakeApi(errors={"/api/v1/nodes": refused()}), "error: you may not list nodes in the whole cluster"),
-    (["top"], FakeApi(), "error: no node has registered devices"),
-    (["top", "nodes", "n3"], None, "error: there is no node n3; did you mean n"),
-    (["explain", "pod", "bb"], None, "error: there is no pod in namespace team: bb; did you mean b?"),
-    (["explain", "pod", "b", "-A"], None, "error: a pod has one namespace: use -n instead of -A"),
-    (["explain", "pod", "web"], FakeApi([node("n1")], [pending("web", "team")]),
-     "error: pod team/web requests no devices"),
-    (["top", "--device-config-map=x"], None, "error: --device-config-map=x: expected NAMESPACE/NAME"),
-    (["top", "--device-config-file=/no/such"], None, "error: --device-config-file /no/such: No such file"),
-])
+@pytest.mark.parametrize(
+    "args, of, said",
+    [
+        (
+            ["top"],
+            FakeApi(errors={"/api/v1/nodes": refused()}),
+            "error: you may not list nodes in the whole cluster",
+        ),
+        (["top"], FakeApi(), "error: no node has registered devices"),
+        (["top", "nodes", "n3"], None, "error: there is no node n3; did you mean n"),
+        (
+            ["explain", "pod", "bb"],
+            None,
+            "error: there is no pod in namespace team: bb; did you mean b?",
+        ),
+        (
+            ["explain", "pod", "b", "-A"],
+            None,
+            "error: a pod has one namespace: use -n instead of -A",
+        ),
+        (
+            ["explain", "pod", "web"],
+            FakeApi([node("n1")], [pending("web", "team")]),
+            "error: pod team/web requests no devices",
+        ),
+        (
+            ["top", "--device-config-map=x"],
+            None,
+            "error: --device-config-map=x: expected NAMESPACE/NAME",
+        ),
+        (
+            ["top", "--device-config-file=/no/such"],
+            None,
+            "error: --device-config-file /no/such: No such file",
+        ),
+    ],
+)
 def test_errors_are_one_line(args, of, said):
     result = hami(*args, of=of)
-    assert result.exit_code == 1 and result.stdout == ""
+    assert result.exit_code == 1
+    assert result.stdout == ""
     assert result.stderr.splitlines()[-1].startswith(said)
 
 
 def test_errors_have_no_control_codes():
     result = hami("top", "nodes", "n\x1b[2J\u202e")
-    assert result.exit_code == 1 and "there is no node" in result.stderr
+    assert result.exit_code == 1
+    assert "there is no node" in result.stderr
     assert result.stderr.rstrip("\n").isprintable()
 
 
@@ -199,25 +314,35 @@ def test_without_a_cluster_there_is_one_line():
     assert "the API server does not answer" in result.stderr
 
 
-@pytest.mark.parametrize("args, said", [
-    (["--kubeconfig=/no/such"], "no API server to talk to: kubeconfig /no/such"),
-    (["--context=no"], "no API server to talk to: kubeconfig"),
-])
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["--kubeconfig=/no/such"], "no API server to talk to: kubeconfig /no/such"),
+        (["--context=no"], "no API server to talk to: kubeconfig"),
+    ],
+)
 def test_a_configuration_that_cannot_be_used(args, said):
     result = CliRunner().invoke(main, ["top", *args])
-    assert result.exit_code == 1 and said in result.stderr
+    assert result.exit_code == 1
+    assert said in result.stderr
 
 
 @pytest.mark.parametrize("command", list(PEOPLE))
 def test_each_command_has_help(command):
     result = hami(command, "--help")
-    assert result.exit_code == 0 and ("--kubeconfig FILE" in result.stdout or command == "replay")
+    assert result.exit_code == 0
+    assert "--kubeconfig FILE" in result.stdout or command == "replay"
 
 
-@pytest.mark.parametrize("words, expected", [
-    ([""], list(PEOPLE)), (["to"], ["top"]), (["top", "c"], ["cards"]),
-    (["top", "nodes", "--sort-by", "me"], ["memory"]),
-])
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ([""], list(PEOPLE)),
+        (["to"], ["top"]),
+        (["top", "c"], ["cards"]),
+        (["top", "nodes", "--sort-by", "me"], ["memory"]),
+    ],
+)
 def test_kubectl_completes(words, expected):
     *lines, directive = completions(words)
     assert sorted(line.partition("\t")[0] for line in lines) == sorted(expected)

@@ -24,17 +24,32 @@ from tests.inspect.records import PENDING, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 A100 = {"model": "NVIDIA A100", "memory_mib": 80_000}
-NODES = [node("n1", gpu("a", index=0, **T4), gpu("b", index=1, **T4)), node("n2", gpu("c", **A100, healthy=False)),
-         Node(name="plain")]
-PODS = [held("x", "n1", ("a", 6000, 30), created="2026-08-21T10:00:00Z"),
-        held("y", "n1", ("a", 1000, 0), ("b", 9000, 0))]
-EVENT = SchedulingEvent("hami-scheduler", "FailedScheduling",
-                        "0/3 nodes are available:\x1b[2J 3 Insufficient.", 7, "now")
+NODES = [
+    node("n1", gpu("a", index=0, **T4), gpu("b", index=1, **T4)),
+    node("n2", gpu("c", **A100, healthy=False)),
+    Node(name="plain"),
+]
+PODS = [
+    held("x", "n1", ("a", 6000, 30), created="2026-08-21T10:00:00Z"),
+    held("y", "n1", ("a", 1000, 0), ("b", 9000, 0)),
+]
+EVENT = SchedulingEvent(
+    "hami-scheduler",
+    "FailedScheduling",
+    "0/3 nodes are available:\x1b[2J 3 Insufficient.",
+    7,
+    "now",
+)
 
 
 def waiting(*containers, **notes):
-    return pod(*containers, name=PENDING, annotations=notes, scheduler_name="hami-scheduler",
-               created="2026-08-21T11:59:00Z")
+    return pod(
+        *containers,
+        name=PENDING,
+        annotations=notes,
+        scheduler_name="hami-scheduler",
+        created="2026-08-21T11:59:00Z",
+    )
 
 
 def report(name=PENDING, pods=(), nodes=NODES, events=()):
@@ -47,7 +62,9 @@ def lines(report, *, wide=False):
 
 
 def test_a_pod_that_waits():
-    waits = report(pods=[waiting(gpus(1, 12_000, 10), **{"nvidia.com/use-gputype": "T4"})], events=[EVENT])
+    waits = report(
+        pods=[waiting(gpus(1, 12_000, 10), **{"nvidia.com/use-gputype": "T4"})], events=[EVENT]
+    )
     assert lines(waits) == [
         "pod default/waits has been waiting for 60s (scheduler hami-scheduler)",
         "  c asks for 1 × NVIDIA with 12000 MiB, 10 cores",
@@ -69,11 +86,14 @@ def test_a_pod_that_waits():
         "",
         "It would fit if",
         "  it asks for at most 9,000 MiB of each NVIDIA device → n1",
-        "  or pod default/x ends → n1"]
+        "  or pod default/x ends → n1",
+    ]
 
 
 def test_a_pod_that_waits_for_a_claim():
-    claimed = replace(waiting(gpus(1, 100, 10)), claim="hami-0", scheduler_name="hami-scheduler-claims")
+    claimed = replace(
+        waiting(gpus(1, 100, 10)), claim="hami-0", scheduler_name="hami-scheduler-claims"
+    )
     assert lines(report(pods=[claimed]))[:11] == [
         "pod default/waits has been waiting for 60s (scheduler hami-scheduler-claims)",
         "  c asks for 1 × NVIDIA with 100 MiB, 10 cores",
@@ -85,7 +105,8 @@ def test_a_pod_that_waits_for_a_claim():
         "  n1  2/2 CardOtherDoor (container c)",
         "    card 0  9000/16000 MiB, 70/100 cores, 8/10 slots free; NVIDIA T4 (CardOtherDoor)",
         "    card 1  7000/16000 MiB, 100/100 cores, 9/10 slots free; NVIDIA T4 (CardOtherDoor)",
-        "  n2  1/1 CardOtherDoor (container c)"]
+        "  n2  1/1 CardOtherDoor (container c)",
+    ]
 
 
 def test_a_pod_whose_claim_cannot_be_read():
@@ -95,39 +116,58 @@ def test_a_pod_whose_claim_cannot_be_read():
 
 def test_a_pod_that_fits_waits_for_others():
     waits = report(pods=[waiting(gpus(1, 100))])
-    assert waits.fits == "n1" and waits.nodes == () and waits.suggestions == ()
+    assert waits.fits == "n1"
+    assert waits.nodes == ()
+    assert waits.suggestions == ()
     assert "It fits: HAMi would place it on n1 now." in lines(waits)
 
 
 def test_a_pod_that_nothing_helps():
     waits = report(pods=[waiting(gpus(1, 100))], nodes=[NODES[1]])
-    assert lines(waits)[-1].startswith("No change of the known kinds is enough: less memory, fewer cores, ")
+    assert lines(waits)[-1].startswith(
+        "No change of the known kinds is enough: less memory, fewer cores, "
+    )
 
 
 def test_the_container_that_does_not_fit_beside_the_others_is_named():
     waits = report(pods=[waiting(gpus(1, 20_000, kind=INIT), gpus(1, 100))])
-    assert waits.nodes[0].container == "c" and waits.nodes[0].cards[0].short_mib == 11_000
+    assert waits.nodes[0].container == "c"
+    assert waits.nodes[0].cards[0].short_mib == 11_000
 
 
 def test_not_all_of_many_nodes_are_shown():
-    nodes = [node(f"n{number:02}", *(gpu(f"{number}-{index}", index=index, **T4) for index in range(6)))
-             for number in range(8)]
+    nodes = [
+        node(f"n{number:02}", *(gpu(f"{number}-{index}", index=index, **T4) for index in range(6)))
+        for number in range(8)
+    ]
     waits = report(pods=[waiting(gpus(1, 20_000))], nodes=nodes)
     short, long = lines(waits), lines(waits, wide=True)
-    assert "Nearest first, 5 of 8 (-o wide shows all):" in short and "    and 2 more" in short
-    assert len(waits.nodes) == 8 and sum("    card " in line for line in long) == 48
+    assert "Nearest first, 5 of 8 (-o wide shows all):" in short
+    assert "    and 2 more" in short
+    assert len(waits.nodes) == 8
+    assert sum("    card " in line for line in long) == 48
 
 
 def test_the_nearest_node_is_first():
-    nodes = [node("far", gpu("f", **T4)), node("near", gpu("g", **A100)), node("none", gpu("h", healthy=False, **A100))]
+    nodes = [
+        node("far", gpu("f", **T4)),
+        node("near", gpu("g", **A100)),
+        node("none", gpu("h", healthy=False, **A100)),
+    ]
     assert [node.node for node in report(pods=[waiting(gpus(1, 90_000))], nodes=nodes).nodes] == [
-        "near", "far", "none"]
+        "near",
+        "far",
+        "none",
+    ]
 
 
 def test_the_node_that_lacks_less_is_first_beyond_the_size_of_all_cards():
     nodes = [node("a", gpu("a", memory_mib=20_000)), node("b", gpu("b", memory_mib=35_360))]
     waits = report(pods=[waiting(gpus(1, 120_000))], nodes=nodes)
-    assert [(node.node, node.cards[0].short_mib) for node in waits.nodes] == [("b", 84_640), ("a", 100_000)]
+    assert [(node.node, node.cards[0].short_mib) for node in waits.nodes] == [
+        ("b", 84_640),
+        ("a", 100_000),
+    ]
 
 
 def test_a_pod_that_is_bound():
@@ -138,37 +178,65 @@ def test_a_pod_that_is_bound():
         "",
         "It holds",
         "  c: 1,000 MiB and 0 cores of card 0 (a), shared with default/x",
-        "  c: 9,000 MiB and 0 cores of card 1 (b), alone on it"]
+        "  c: 9,000 MiB and 0 cores of card 1 (b), alone on it",
+    ]
 
 
 def test_a_pod_whose_claim_holds_devices():
     def claim(name, *devices):
         holder = pod(name=name).ref
-        parts = tuple(ClaimedDevice(pool="hami/d", device=device, memory_mib=3000, cores=10, share_milli=10_000)
-                      for device in devices)
-        return AllocatedClaim(namespace="default", name=f"{name}-hami", uid=f"{name}-claim", pods=(holder,),
-                              requests=(ClaimedRequest(name="main", devices=parts),))
+        parts = tuple(
+            ClaimedDevice(
+                pool="hami/d", device=device, memory_mib=3000, cores=10, share_milli=10_000
+            )
+            for device in devices
+        )
+        return AllocatedClaim(
+            namespace="default",
+            name=f"{name}-hami",
+            uid=f"{name}-claim",
+            pods=(holder,),
+            requests=(ClaimedRequest(name="main", devices=parts),),
+        )
 
     pods = [pod(name=name, node_name="d", phase="Running") for name in ("p", "q")]
     slices = (PublishedSlice("d", 1, (gpu("GPU-a"),)),)
-    cluster = InspectedCluster(replace(record([Node(name="d")], pods), slices=slices,
-                                       claims=(claim("p", "gpu-a", "gpu-gone"), claim("q", "gpu-a"))))
+    cluster = InspectedCluster(
+        replace(
+            record([Node(name="d")], pods),
+            slices=slices,
+            claims=(claim("p", "gpu-a", "gpu-gone"), claim("q", "gpu-a")),
+        )
+    )
     assert lines(explain_pod(cluster, pods[0], ())) == [
         "pod default/p is bound to d (Running)",
         "",
         "It holds",
         "  main: 3,000 MiB and 10 cores of card 0 (GPU-a), shared with default/q",
-        "  main: 3,000 MiB and 10 cores of a card that is gone (gpu-gone), alone on it"]
+        "  main: 3,000 MiB and 10 cores of a card that is gone (gpu-gone), alone on it",
+    ]
 
 
 def test_what_a_claim_of_hami_s_scheduler_holds_is_told_once():
     made = node("d", gpu("GPU-a"), annotations={"hami.io/door": "dra"})
     holder = replace(held("p", "d", ("GPU-a", 3000, 10)), claim="hami-1")
-    part = ClaimedDevice(pool="hami/d", device="gpu-a", memory_mib=3000, cores=10, share_milli=10_000)
-    claim = AllocatedClaim(namespace="default", name="hami-1", uid="c", pods=(holder.ref,), requests=(
-        ClaimedRequest(name="c", devices=(part,)),))
-    cluster = InspectedCluster(replace(record([made], [holder]), claims=(claim,), slices=(
-        PublishedSlice("d", 1, (gpu("GPU-a", by_claims=True),)),)))
+    part = ClaimedDevice(
+        pool="hami/d", device="gpu-a", memory_mib=3000, cores=10, share_milli=10_000
+    )
+    claim = AllocatedClaim(
+        namespace="default",
+        name="hami-1",
+        uid="c",
+        pods=(holder.ref,),
+        requests=(ClaimedRequest(name="c", devices=(part,)),),
+    )
+    cluster = InspectedCluster(
+        replace(
+            record([made], [holder]),
+            claims=(claim,),
+            slices=(PublishedSlice("d", 1, (gpu("GPU-a", by_claims=True),)),),
+        )
+    )
     *_, last = lines(explain_pod(cluster, holder, ()))
     assert last == "  c: 3,000 MiB and 10 cores of card 0 (GPU-a), alone on it"
     assert len(explain_pod(cluster, holder, ()).cards) == 1
@@ -176,15 +244,20 @@ def test_what_a_claim_of_hami_s_scheduler_holds_is_told_once():
 
 def test_a_pod_that_is_resized():
     request = '{"c":{"memory":"8Gi"}}'
-    keys = {RESIZE: request, RESIZED: "a,NVIDIA,1000,0:b,NVIDIA,9000,0:;", CORES_LIMIT: "60",
-            RESIZE_STATUS: render_status(ResizeStatus(ResizeState.DEFERRED, request, "no\x1b[2J"))}
+    keys = {
+        RESIZE: request,
+        RESIZED: "a,NVIDIA,1000,0:b,NVIDIA,9000,0:;",
+        CORES_LIMIT: "60",
+        RESIZE_STATUS: render_status(ResizeStatus(ResizeState.DEFERRED, request, "no\x1b[2J")),
+    }
     holder = held("z", "n1", ("a", 1000, 0), ("b", 9000, 0))
     holds = report("z", pods=[replace(holder, annotations=holder.annotations | keys)])
     assert lines(holds)[-4:] == [
         "While no other container works on a GPU, each of its own may use 60 percent of it.",
         "",
         "Resize: deferred, it is tried again when something changes; no?[2J",
-        '  hami.io/resize: {"c":{"memory":"8Gi"}}']
+        '  hami.io/resize: {"c":{"memory":"8Gi"}}',
+    ]
     document = msgspec.json.decode(msgspec.json.encode(holds))
     assert (document["coresLimit"], document["resize"]["state"]) == (60, "Deferred")
 
@@ -193,14 +266,16 @@ def test_since_when_a_pod_is_bound():
     bound = held("z", "n1", ("b", 1, 1))
     bound.annotations["hami.io/bind-time"] = "1787313600"
     holds = report("z", pods=[bound])
-    assert isinstance(holds, BoundReport) and holds.bound_s == 0
+    assert isinstance(holds, BoundReport)
+    assert holds.bound_s == 0
 
 
 def test_an_allocation_that_cannot_be_read():
     broken = held("z", "n1", ("b", 1, 1))
     broken.annotations["hami.io/vgpu-devices-allocated"] = "b,NVIDIA,x"
     holds = report("z", pods=[broken])
-    assert holds.cards == () and "all devices that it names count as taken" in lines(holds)[-1]
+    assert holds.cards == ()
+    assert "all devices that it names count as taken" in lines(holds)[-1]
 
 
 def test_a_card_that_is_gone():
@@ -208,10 +283,16 @@ def test_a_card_that_is_gone():
     assert "a card that is gone (gone)" in lines(holds)[-1]
 
 
-@pytest.mark.parametrize("waits, said", [
-    (pod(name=PENDING, annotations={"hami.io/vgpu-node": "n1"}), "requests no devices that HAMi manages"),
-    (pod(gpus(), name=PENDING, phase="Succeeded"), r"has finished \(Succeeded\)"),
-])
+@pytest.mark.parametrize(
+    "waits, said",
+    [
+        (
+            pod(name=PENDING, annotations={"hami.io/vgpu-node": "n1"}),
+            "requests no devices that HAMi manages",
+        ),
+        (pod(gpus(), name=PENDING, phase="Succeeded"), r"has finished \(Succeeded\)"),
+    ],
+)
 def test_pods_without_a_report(waits, said):
     with pytest.raises(HamiError, match=said):
         report(pods=[waits])
@@ -224,33 +305,45 @@ def test_every_report_can_be_written(rng):
     cluster = InspectedCluster(some_record(rng))
     waits = explain_pod(cluster, cluster.pod_named("default", PENDING), ())
     assert msgspec.json.decode(msgspec.json.encode(waits))["name"] == PENDING
-    assert not (waits.fits and waits.nodes) and not (waits.fits and waits.suggestions)
+    assert not (waits.fits and waits.nodes)
+    assert not (waits.fits and waits.suggestions)
     for short in waits.nodes:
-        assert all(bool(device.reason) or not (device.short_mib or device.short_slots) for device in short.cards)
+        assert all(
+            bool(device.reason) or not (device.short_mib or device.short_slots)
+            for device in short.cards
+        )
     assert lines(waits, wide=True)
 
 
 def test_the_event_names_the_same_nodes_as_the_explanation():
     """Also where those with the most room are not the first by name."""
     nodes = [node(f"n{number:03}", gpu(f"g{number}", **T4)) for number in range(200)]
-    pods = [held(f"p{number}", f"n{number:03}", (f"g{number}", 15_990 if number < 100 else 11_100, 0))
-            for number in range(200)]
+    pods = [
+        held(f"p{number}", f"n{number:03}", (f"g{number}", 15_990 if number < 100 else 11_100, 0))
+        for number in range(200)
+    ]
     pending = waiting(gpus(1, 5000))
     refusal = (store := store_of(record(nodes, pods))).assume(pending, sorted(store.nodes.names()))
     event = describe(refusal, store.closest(refusal, CLOSEST_NODES))
-    closest = [shortage.node for shortage in report(pods=[*pods, pending], nodes=nodes).nodes[:CLOSEST_NODES]]
+    closest = [
+        shortage.node
+        for shortage in report(pods=[*pods, pending], nodes=nodes).nodes[:CLOSEST_NODES]
+    ]
     assert closest == ["n100", "n101", "n102"]
     assert re.findall(r"(n\d+): ", event) == closest
 
 
 # preemption
 
+
 def explained(waits, *pods, nodes=NODES[:1], **options):
     """The sentences about preemption in the report on a pod that waits."""
     cluster = InspectedCluster(record(nodes, [*pods, waits]))
     report = explain_pod(cluster, waits, (), **options)
     text = render_report(report, wide=False)
-    sentences = list(preemption_sentences(report.preemption)) if report.preemption is not None else []
+    sentences = (
+        list(preemption_sentences(report.preemption)) if report.preemption is not None else []
+    )
     assert all(sentence in text for sentence in sentences)
     return sentences
 
@@ -259,76 +352,183 @@ def urgent(**fields):
     return replace(waiting(gpus(1, 16_000, 0)), **{"priority": 100} | fields)
 
 
-LOW = [held("x", "n1", ("a", 9000, 0), namespace="team", labels={"app": "x"}), held("y", "n1", ("a", 5000, 0)),
-       held("z", "n1", ("b", 9000, 0), priority=100)]
+LOW = [
+    held("x", "n1", ("a", 9000, 0), namespace="team", labels={"app": "x"}),
+    held("y", "n1", ("a", 5000, 0)),
+    held("z", "n1", ("b", 9000, 0), priority=100),
+]
 BUDGET = DisruptionBudget(namespace="team", name="b", selector=())
 
 
-@pytest.mark.parametrize("waits, pods, budgets, said", [
-    param(urgent(), LOW, (), ["It would preempt 2 pods on n1: default/y, team/x."], id="two pods"),
-    param(urgent(), LOW, (BUDGET,), ["It would preempt 2 pods on n1: default/y, team/x.",
-                                     "1 eviction would violate a PodDisruptionBudget."], id="against a budget"),
-    param(urgent(preempts=False), LOW, (), [
-        "Pods of lower priority hold devices. None is evicted for it: its preemptionPolicy is Never."], id="never"),
-    param(urgent(), [*LOW[1:], replace(LOW[0], labels={"hami.io/preemptible": "false"})], (), [
-        "Pods of lower priority hold devices, but to evict those that may be evicted would not be enough."],
-        id="not enough"),
-    param(urgent(priority=0), LOW, (), [], id="no pod of lower priority"),
-    param(urgent(nominated_node="n1"), [replace(LOW[0], preempted=True), *LOW[1:]], (), [
-        "It waits for team/x on n1, which is being evicted for it."], id="one is being evicted"),
-    param(urgent(nominated_node="n1"), [
-        replace(LOW[0], preempted=True), replace(LOW[1], deletion="2026-08-21T12:00:30Z"), LOW[2]], (), [
-        "It waits for default/y, team/x on n1, which are being evicted for it."], id="two are being evicted"),
-    param(urgent(annotations={PREEMPTING: "n1"}), [
-        replace(LOW[0], preempted=True, preemptor=urgent().ref.uid), *LOW[1:]], (), [
-            "It waits for team/x on n1, which is being evicted for it."], id="its nomination was cleared"),
-    param(urgent(nominated_node="n1"), [replace(pod, preempted=True, preemptor="other", deletion="2026-08-21T12:00:30Z")
-                                        for pod in LOW[:2]] + LOW[2:], (), [
-        "It waits for default/y, team/x on n1, which are being deleted."], id="two are evicted for another"),
-    param(urgent(), [replace(pod, deletion="2026-08-21T12:00:30Z") for pod in LOW[:2]] + LOW[2:], (), [
-        "It waits for default/y, team/x on n1, which are being deleted."], id="they end anyway"),
-])
+@pytest.mark.parametrize(
+    "waits, pods, budgets, said",
+    [
+        param(
+            urgent(), LOW, (), ["It would preempt 2 pods on n1: default/y, team/x."], id="two pods"
+        ),
+        param(
+            urgent(),
+            LOW,
+            (BUDGET,),
+            [
+                "It would preempt 2 pods on n1: default/y, team/x.",
+                "1 eviction would violate a PodDisruptionBudget.",
+            ],
+            id="against a budget",
+        ),
+        param(
+            urgent(preempts=False),
+            LOW,
+            (),
+            [
+                "Pods of lower priority hold devices. None is evicted for it: its preemptionPolicy is Never."
+            ],
+            id="never",
+        ),
+        param(
+            urgent(),
+            [*LOW[1:], replace(LOW[0], labels={"hami.io/preemptible": "false"})],
+            (),
+            [
+                "Pods of lower priority hold devices, but to evict those that may be evicted would not be enough."
+            ],
+            id="not enough",
+        ),
+        param(urgent(priority=0), LOW, (), [], id="no pod of lower priority"),
+        param(
+            urgent(nominated_node="n1"),
+            [replace(LOW[0], preempted=True), *LOW[1:]],
+            (),
+            ["It waits for team/x on n1, which is being evicted for it."],
+            id="one is being evicted",
+        ),
+        param(
+            urgent(nominated_node="n1"),
+            [
+                replace(LOW[0], preempted=True),
+                replace(LOW[1], deletion="2026-08-21T12:00:30Z"),
+                LOW[2],
+            ],
+            (),
+            ["It waits for default/y, team/x on n1, which are being evicted for it."],
+            id="two are being evicted",
+        ),
+        param(
+            urgent(annotations={PREEMPTING: "n1"}),
+            [replace(LOW[0], preempted=True, preemptor=urgent().ref.uid), *LOW[1:]],
+            (),
+            ["It waits for team/x on n1, which is being evicted for it."],
+            id="its nomination was cleared",
+        ),
+        param(
+            urgent(nominated_node="n1"),
+            [
+                replace(pod, preempted=True, preemptor="other", deletion="2026-08-21T12:00:30Z")
+                for pod in LOW[:2]
+            ]
+            + LOW[2:],
+            (),
+            ["It waits for default/y, team/x on n1, which are being deleted."],
+            id="two are evicted for another",
+        ),
+        param(
+            urgent(),
+            [replace(pod, deletion="2026-08-21T12:00:30Z") for pod in LOW[:2]] + LOW[2:],
+            (),
+            ["It waits for default/y, team/x on n1, which are being deleted."],
+            id="they end anyway",
+        ),
+    ],
+)
 def test_whom_a_pod_would_preempt(waits, pods, budgets, said):
     assert explained(waits, *pods, budgets=budgets) == said
 
 
 def of_gang(name, number):
     """A pod of a gang that needs a whole card; *number*: in the order of creation."""
-    return urgent(ref=PodRef("team", name, name), group="g", containers=(gpus(1, 16_000, 0),),
-                  created=f"2026-08-21T12:00:0{number}Z")
+    return urgent(
+        ref=PodRef("team", name, name),
+        group="g",
+        containers=(gpus(1, 16_000, 0),),
+        created=f"2026-08-21T12:00:0{number}Z",
+    )
 
 
 CARDS = [node("n1", gpu("a", **T4)), node("n2", gpu("b", **T4)), node("n3", gpu("c", **T4))]
 HOLD = [held("x", "n1", ("a", 9000, 0)), held("y", "n2", ("b", 9000, 0))]
 
 
-@pytest.mark.parametrize("others, pods, required, said", [
-    param(2, HOLD, 3, ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
-          id="the pod fits, and the gang needs more"),
-    param(1, HOLD, 2, ["It and 1 pod of its gang would preempt 1 pod on n1: default/x."], id="the cheaper of two"),
-    param(2, HOLD, 4, [], id="a pod of the gang has not been created"),
-    param(3, HOLD, 1, [], id="the gang needs no more than fit"),
-    param(2, [HOLD[0], replace(HOLD[1], priority=100)], 3, [
-        "Pods of lower priority hold devices, but to evict those that may be evicted would not be enough for the 3 "
-        "pods of its gang that are placed together."], id="not enough for all"),
-    param(2, HOLD, None, ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
-          id="their number is not known"),
-])
+@pytest.mark.parametrize(
+    "others, pods, required, said",
+    [
+        param(
+            2,
+            HOLD,
+            3,
+            ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
+            id="the pod fits, and the gang needs more",
+        ),
+        param(
+            1,
+            HOLD,
+            2,
+            ["It and 1 pod of its gang would preempt 1 pod on n1: default/x."],
+            id="the cheaper of two",
+        ),
+        param(2, HOLD, 4, [], id="a pod of the gang has not been created"),
+        param(3, HOLD, 1, [], id="the gang needs no more than fit"),
+        param(
+            2,
+            [HOLD[0], replace(HOLD[1], priority=100)],
+            3,
+            [
+                "Pods of lower priority hold devices, but to evict those that may be "
+                "evicted would not be enough for the 3 "
+                "pods of its gang that are placed together."
+            ],
+            id="not enough for all",
+        ),
+        param(
+            2,
+            HOLD,
+            None,
+            ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
+            id="their number is not known",
+        ),
+    ],
+)
 def test_whom_a_gang_would_preempt(others, pods, required, said):
     members = [of_gang(f"member-{number}", number) for number in range(others)]
     groups = {"g": PodGroup(min_count=required)}
-    assert explained(of_gang("p", 9), *members, *pods, nodes=CARDS, pod_groups=lambda ref: groups.get(ref.name)) == said
+    assert (
+        explained(
+            of_gang("p", 9),
+            *members,
+            *pods,
+            nodes=CARDS,
+            pod_groups=lambda ref: groups.get(ref.name),
+        )
+        == said
+    )
 
 
-@pytest.mark.parametrize("disrupted_with, said", [
-    param("", ["It would preempt 1 pod on n1: default/x."], id="one by one"),
-    param("podgroup/h", ["It would preempt 2 pods on n1: default/x, default/y."], id="together"),
-])
+@pytest.mark.parametrize(
+    "disrupted_with, said",
+    [
+        param("", ["It would preempt 1 pod on n1: default/x."], id="one by one"),
+        param(
+            "podgroup/h", ["It would preempt 2 pods on n1: default/x, default/y."], id="together"
+        ),
+    ],
+)
 def test_the_pods_of_a_gang_are_preempted_as_their_group_says(disrupted_with, said):
     pods = [replace(pod, group="h") for pod in HOLD]
     groups = {"h": PodGroup(disrupted_with=disrupted_with)}
     waits = urgent(containers=(gpus(1, 16_000, 0),))
-    assert explained(waits, *pods, nodes=CARDS[:2], pod_groups=lambda ref: groups.get(ref.name)) == said
+    assert (
+        explained(waits, *pods, nodes=CARDS[:2], pod_groups=lambda ref: groups.get(ref.name))
+        == said
+    )
 
 
 def test_many_victims_are_not_all_named():
@@ -336,7 +536,10 @@ def test_many_victims_are_not_all_named():
     pods = [held(f"p{number:02}", "n1", ("a", 8000, 0)) for number in range(10)]
     nodes = [node("n1", gpu("a", **A100))]
     assert explained(waits, *pods, nodes=nodes) == [
-        "It would preempt 10 pods on n1: " + ", ".join(f"default/p{number:02}" for number in range(8)) + ", 2 more."]
+        "It would preempt 10 pods on n1: "
+        + ", ".join(f"default/p{number:02}" for number in range(8))
+        + ", 2 more."
+    ]
 
 
 def test_victims_of_namespaces_that_are_not_seen_are_counted():
@@ -351,15 +554,28 @@ def test_a_pod_that_fits_preempts_nobody():
     assert explained(replace(urgent(), containers=(gpus(1, 100, 0),)), *LOW) == []
 
 
-SHARDED = [node("n1", gpu("a", **T4)), node("n2", gpu("b", **A100), labels={SHARD: "b"}),
-           node("n3", gpu("c", **A100), labels={SHARD: "b-b"}, unschedulable=True)]
+SHARDED = [
+    node("n1", gpu("a", **T4)),
+    node("n2", gpu("b", **A100), labels={SHARD: "b"}),
+    node("n3", gpu("c", **A100), labels={SHARD: "b-b"}, unschedulable=True),
+]
 
 
-@pytest.mark.parametrize(("scheduler", "fits", "others"), [
-    ("hami-scheduler", "", 2), ("hami-scheduler-claims", "", 2), ("default-scheduler", "", 2),
-    ("hami-scheduler-b", "n2", 2), ("hami-scheduler-b-claims", "n2", 2), ("hami-scheduler-b-b", "", 2)])
+@pytest.mark.parametrize(
+    ("scheduler", "fits", "others"),
+    [
+        ("hami-scheduler", "", 2),
+        ("hami-scheduler-claims", "", 2),
+        ("default-scheduler", "", 2),
+        ("hami-scheduler-b", "n2", 2),
+        ("hami-scheduler-b-claims", "n2", 2),
+        ("hami-scheduler-b-b", "", 2),
+    ],
+)
 def test_the_nodes_of_other_schedulers_are_not_asked(scheduler, fits, others):
-    waits = report(pods=[replace(waiting(gpus(1, 40_000, 10)), scheduler_name=scheduler)], nodes=SHARDED)
+    waits = report(
+        pods=[replace(waiting(gpus(1, 40_000, 10)), scheduler_name=scheduler)], nodes=SHARDED
+    )
     assert (waits.fits, waits.other_shards) == (fits, others)
     texts = [text for change in waits.suggestions for text in change.changes]
     assert {change.node for change in waits.suggestions} <= {"n1", "n3"}

@@ -21,7 +21,9 @@ PLUGIN = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/ring"
 
 
 def member(number, *containers, **fields):
-    return pod(*(containers or (gpus(1, cores=100),)), name=f"ring-{number}", **{"group": "ring"} | fields)
+    return pod(
+        *(containers or (gpus(1, cores=100),)), name=f"ring-{number}", **{"group": "ring"} | fields
+    )
 
 
 def gang(*pods, required=None, nodes=(CARDS,), of=None):
@@ -31,19 +33,37 @@ def gang(*pods, required=None, nodes=(CARDS,), of=None):
 
 def test_a_gang_that_lacks_devices():
     report = gang(*(member(number) for number in range(4)), required=4)
-    assert (report.bound, report.chosen, report.waiting, report.fitting, report.lacking) == (0, 0, 4, 2, 2)
+    assert (report.bound, report.chosen, report.waiting, report.fitting, report.lacking) == (
+        0,
+        0,
+        4,
+        2,
+        2,
+    )
     assert list(gang_sentences(report)) == [
         "It belongs to the gang ring, which needs 4 pods together. Of its pods with devices, 0 are bound, 0 have a "
         "node that kube-scheduler has chosen, and 4 wait.",
-        "HAMi would place 2 of the 4 that are not bound now: the gang lacks devices for 2 pods."]
+        "HAMi would place 2 of the 4 that are not bound now: the gang lacks devices for 2 pods.",
+    ]
 
 
 def test_bound_pods_and_those_with_a_node_count():
-    report = gang(held("first", "n1", ("a", 46_068, 100), group="ring"), member(1, nominated_node="n1"), member(2),
-                  required=3)
-    assert (report.bound, report.chosen, report.waiting, report.fitting, report.lacking) == (1, 1, 1, 1, 1)
+    report = gang(
+        held("first", "n1", ("a", 46_068, 100), group="ring"),
+        member(1, nominated_node="n1"),
+        member(2),
+        required=3,
+    )
+    assert (report.bound, report.chosen, report.waiting, report.fitting, report.lacking) == (
+        1,
+        1,
+        1,
+        1,
+        1,
+    )
     assert list(gang_sentences(report))[0].endswith(
-        "1 is bound, 1 has a node that kube-scheduler has chosen, and 1 waits.")
+        "1 is bound, 1 has a node that kube-scheduler has chosen, and 1 waits."
+    )
 
 
 def test_a_gang_that_needs_fewer_than_it_has_lacks_only_those():
@@ -53,16 +73,22 @@ def test_a_gang_that_needs_fewer_than_it_has_lacks_only_those():
 
 def test_a_gang_whose_size_is_not_known_lacks_devices_for_all_that_do_not_fit():
     report = gang(*(member(number) for number in range(3)))
-    assert report.lacking == 1 and "could not be read" in next(gang_sentences(report))
+    assert report.lacking == 1
+    assert "could not be read" in next(gang_sentences(report))
 
 
 def test_a_gang_that_fits_lacks_no_devices():
     report = gang(member(0), member(1), required=2)
-    assert list(gang_sentences(report))[1] == "HAMi would place 2 of the 2 that are not bound now: it lacks no devices."
+    assert (
+        list(gang_sentences(report))[1]
+        == "HAMi would place 2 of the 2 that are not bound now: it lacks no devices."
+    )
 
 
 def test_pods_of_other_groups_and_namespaces_and_pods_that_have_ended_do_not_count():
-    report = gang(member(0), member(1, group="other"), member(2, namespace="b"), member(3, phase="Failed"))
+    report = gang(
+        member(0), member(1, group="other"), member(2, namespace="b"), member(3, phase="Failed")
+    )
     assert report.bound + report.chosen + report.waiting == 1
     assert gang(member(0, group="")) is None
 
@@ -75,7 +101,8 @@ def test_a_pod_with_another_request_is_tried_after_one_that_does_not_fit():
 def test_not_all_pods_of_a_huge_gang_are_tried():
     pods = [member(number, gpus(1, 1)) for number in range(MAX_TRIED + 10)]
     report = gang(*pods, nodes=[node("n1", gpu("a", slots=1000))])
-    assert report.tried == report.fitting == MAX_TRIED and report.waiting == MAX_TRIED + 10
+    assert report.tried == report.fitting == MAX_TRIED
+    assert report.waiting == MAX_TRIED + 10
 
 
 def test_the_report_on_a_pod_says_what_its_gang_lacks():
@@ -84,7 +111,10 @@ def test_the_report_on_a_pod_says_what_its_gang_lacks():
     report = explain_pod(cluster, pods[0], (), pod_groups=lambda ref: PodGroup(min_count=3))
     lines = render_report(report, wide=False).splitlines()
     assert "It fits: HAMi would place it on n1 now." in lines
-    assert lines[-1] == "HAMi would place 2 of the 3 that are not bound now: the gang lacks devices for 1 pod."
+    assert (
+        lines[-1]
+        == "HAMi would place 2 of the 3 that are not bound now: the gang lacks devices for 1 pod."
+    )
     assert explain_pod(cluster, replace(pods[0], group=""), ()).gang is None
 
 
@@ -98,6 +128,7 @@ def answers(**objects):
         if isinstance(answer, Exception):
             raise answer
         return answer
+
     return request, asked
 
 
@@ -119,35 +150,78 @@ OF_PLUGIN = b'{"spec": {"minMember": 3}}'
 ALONE, WITH_GROUP, WITH_PARENT = "", "podgroup/ring", "compositepodgroup/job"
 
 
-@pytest.mark.parametrize(("objects", "labels", "known", "asked"), [
-    ({NATIVE: group(gang={"minCount": 8})}, {}, PodGroup(min_count=8), [NATIVE]),
-    ({NATIVE: group()}, {}, PodGroup(), [NATIVE]),
-    ({NATIVE: b'{"spec": {"disruptionMode": null}}'}, {}, PodGroup(), [NATIVE]),
-    ({NATIVE: group("single")}, {}, PodGroup(), [NATIVE]),
-    ({NATIVE: group("all")}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE]),
-    ({PLUGIN: OF_PLUGIN}, {}, PodGroup(min_count=3, disrupted_with=WITH_GROUP), [NATIVE, PLUGIN]),
-    ({PLUGIN: OF_PLUGIN}, {"scheduling.x-k8s.io/pod-group": "ring"},
-     PodGroup(min_count=3, disrupted_with=WITH_GROUP), [PLUGIN]),
-    ({}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE, PLUGIN]),
-], ids=["native", "no gang", "null", "single", "all", "plugin", "plugin by label", "none"])
+@pytest.mark.parametrize(
+    ("objects", "labels", "known", "asked"),
+    [
+        ({NATIVE: group(gang={"minCount": 8})}, {}, PodGroup(min_count=8), [NATIVE]),
+        ({NATIVE: group()}, {}, PodGroup(), [NATIVE]),
+        ({NATIVE: b'{"spec": {"disruptionMode": null}}'}, {}, PodGroup(), [NATIVE]),
+        ({NATIVE: group("single")}, {}, PodGroup(), [NATIVE]),
+        ({NATIVE: group("all")}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE]),
+        (
+            {PLUGIN: OF_PLUGIN},
+            {},
+            PodGroup(min_count=3, disrupted_with=WITH_GROUP),
+            [NATIVE, PLUGIN],
+        ),
+        (
+            {PLUGIN: OF_PLUGIN},
+            {"scheduling.x-k8s.io/pod-group": "ring"},
+            PodGroup(min_count=3, disrupted_with=WITH_GROUP),
+            [PLUGIN],
+        ),
+        ({}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE, PLUGIN]),
+    ],
+    ids=["native", "no gang", "null", "single", "all", "plugin", "plugin by label", "none"],
+)
 def test_what_a_pod_group_says_of_its_pods(objects, labels, known, asked):
     request, paths = answers(**objects)
     assert Reader(request).pod_group(pod_group_of(member(0, labels=labels))) == known
     assert paths == asked
 
 
-@pytest.mark.parametrize(("objects", "disrupted_with"), [
-    ({NATIVE: group("all", "job"), above("job"): group("single")}, WITH_GROUP),
-    ({NATIVE: group("single", "job"), above("job"): group("all")}, WITH_PARENT),
-    ({NATIVE: group("all", "job"), above("job"): group("all")}, WITH_PARENT),
-    ({NATIVE: group("single", "job"), above("job"): group("single")}, ALONE),
-    ({NATIVE: group("all", "job")}, WITH_GROUP),
-    ({NATIVE: group("single", "job"), above("job"): group("all", "top"), above("top"): group("single")}, WITH_PARENT),
-    ({NATIVE: group("single", "a"), above("a"): group("single", "b"), above("b"): group("single", "job"),
-      above("job"): group("all", "c"), above("c"): group("all")}, WITH_PARENT),
-    ({NATIVE: group("single", "job"), above("job"): group("all", "job")}, WITH_PARENT),
-], ids=["its own", "that above", "both", "none", "no such API", "the highest with all", "four at most", "a circle"])
-def test_pods_are_disrupted_with_the_highest_group_above_them_that_is_disrupted_as_a_whole(objects, disrupted_with):
+@pytest.mark.parametrize(
+    ("objects", "disrupted_with"),
+    [
+        ({NATIVE: group("all", "job"), above("job"): group("single")}, WITH_GROUP),
+        ({NATIVE: group("single", "job"), above("job"): group("all")}, WITH_PARENT),
+        ({NATIVE: group("all", "job"), above("job"): group("all")}, WITH_PARENT),
+        ({NATIVE: group("single", "job"), above("job"): group("single")}, ALONE),
+        ({NATIVE: group("all", "job")}, WITH_GROUP),
+        (
+            {
+                NATIVE: group("single", "job"),
+                above("job"): group("all", "top"),
+                above("top"): group("single"),
+            },
+            WITH_PARENT,
+        ),
+        (
+            {
+                NATIVE: group("single", "a"),
+                above("a"): group("single", "b"),
+                above("b"): group("single", "job"),
+                above("job"): group("all", "c"),
+                above("c"): group("all"),
+            },
+            WITH_PARENT,
+        ),
+        ({NATIVE: group("single", "job"), above("job"): group("all", "job")}, WITH_PARENT),
+    ],
+    ids=[
+        "its own",
+        "that above",
+        "both",
+        "none",
+        "no such API",
+        "the highest with all",
+        "four at most",
+        "a circle",
+    ],
+)
+def test_pods_are_disrupted_with_the_highest_group_above_them_that_is_disrupted_as_a_whole(
+    objects, disrupted_with
+):
     request, paths = answers(**objects)
     known = Reader(request).pod_group(pod_group_of(member(0)))
     assert known == PodGroup(disrupted_with=disrupted_with)
@@ -159,18 +233,25 @@ def test_a_group_that_may_not_be_read_is_noted_once():
     notes = []
     reader = Reader(request, note=notes.append)
     assert [reader.pod_group(pod_group_of(member(0))) for _ in range(2)] == [None, None]
-    assert notes == ["you may not get podgroups in namespace default: ask for the verb get on podgroups there"]
+    assert notes == [
+        "you may not get podgroups in namespace default: ask for the verb get on podgroups there"
+    ]
     assert paths == [NATIVE]
 
 
 def test_a_composite_group_that_may_not_be_read_leaves_the_pods_together():
-    request, _ = answers(**{NATIVE: group("single", "job"), above("job"): ClusterError("forbidden", 403)})
+    request, _ = answers(
+        **{NATIVE: group("single", "job"), above("job"): ClusterError("forbidden", 403)}
+    )
     notes = []
     assert Reader(request, note=notes.append).pod_group(pod_group_of(member(0))) is None
-    assert notes == ["you may not get compositepodgroups in namespace default: "
-                     "ask for the verb get on compositepodgroups there"]
+    assert notes == [
+        "you may not get compositepodgroups in namespace default: "
+        "ask for the verb get on compositepodgroups there"
+    ]
 
 
 def test_a_pod_without_a_gang_asks_for_none():
     request, paths = answers()
-    assert Reader(request).pod_group(pod_group_of(member(0, group=""))) is None and paths == []
+    assert Reader(request).pod_group(pod_group_of(member(0, group=""))) is None
+    assert paths == []

@@ -38,188 +38,376 @@ def raw(document):
 
 
 def deployment(*command, name="extender", args=(), replicas=2):
-    containers = [{"name": "kube-scheduler"}, {"name": name, "command": list(command), "args": list(args)}]
-    return {"metadata": {"namespace": "a", "name": "s"},
-            "spec": {"replicas": replicas, "template": {"spec": {"containers": containers}}}}
+    containers = [
+        {"name": "kube-scheduler"},
+        {"name": name, "command": list(command), "args": list(args)},
+    ]
+    return {
+        "metadata": {"namespace": "a", "name": "s"},
+        "spec": {"replicas": replicas, "template": {"spec": {"containers": containers}}},
+    }
 
 
 def daemonset(*containers, generation=2, observed=2, desired=5, updated=5):
-    return {"metadata": {"namespace": "a", "name": "p", "generation": generation},
-            "spec": {"template": {"spec": {"containers": [{"name": name} for name in containers]}}},
-            "status": {"observedGeneration": observed, "desiredNumberScheduled": desired,
-                       "updatedNumberScheduled": updated}}
+    return {
+        "metadata": {"namespace": "a", "name": "p", "generation": generation},
+        "spec": {"template": {"spec": {"containers": [{"name": name} for name in containers]}}},
+        "status": {
+            "observedGeneration": observed,
+            "desiredNumberScheduled": desired,
+            "updatedNumberScheduled": updated,
+        },
+    }
 
 
 def policy(name, *actions):
-    return {"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": list(actions)}}
+    return {
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": list(actions)},
+    }
 
 
-@pytest.mark.parametrize("item, is_hamis, counts_others", [
-    (deployment("hami", "scheduler"), False, False),
-    (deployment("hami", "scheduler", "--foreign-reservations"), False, True),
-    (deployment("hami", args=["scheduler", "--foreign_reservations=true"]), False, True),
-    (deployment("hami", "scheduler", "--foreign-reservations=false"), False, False),
-    (deployment("scheduler", name="vgpu-scheduler-extender"), True, False),
-], ids=["ours", "flag", "argument", "false", "HAMi's"])
+@pytest.mark.parametrize(
+    "item, is_hamis, counts_others",
+    [
+        (deployment("hami", "scheduler"), False, False),
+        (deployment("hami", "scheduler", "--foreign-reservations"), False, True),
+        (deployment("hami", args=["scheduler", "--foreign_reservations=true"]), False, True),
+        (deployment("hami", "scheduler", "--foreign-reservations=false"), False, False),
+        (deployment("scheduler", name="vgpu-scheduler-extender"), True, False),
+    ],
+    ids=["ours", "flag", "argument", "false", "HAMi's"],
+)
 def test_schedulers(item, is_hamis, counts_others):
     assert parse_scheduler(raw(item)) == SchedulerDeployment(
-        name="a/s", is_hamis=is_hamis, counts_others=counts_others)
+        name="a/s", is_hamis=is_hamis, counts_others=counts_others
+    )
 
 
-@pytest.mark.parametrize("flags, allocates", [
-    ([], False), (["--dra=show"], False), (["--dra=show", "--dra=allocate"], True),
-    (["--dra=allocate", "--dra=show"], False)])
+@pytest.mark.parametrize(
+    "flags, allocates",
+    [
+        ([], False),
+        (["--dra=show"], False),
+        (["--dra=show", "--dra=allocate"], True),
+        (["--dra=allocate", "--dra=show"], False),
+    ],
+)
 def test_schedulers_that_allocate_claims(flags, allocates):
     assert parse_scheduler(raw(deployment("hami", "scheduler", *flags))).allocates is allocates
 
 
 def test_a_scheduler_without_replicas_is_not_there():
-    assert parse_scheduler(raw(deployment("hami", "scheduler", "--foreign-reservations", replicas=0))) is None
+    assert (
+        parse_scheduler(raw(deployment("hami", "scheduler", "--foreign-reservations", replicas=0)))
+        is None
+    )
 
 
-@pytest.mark.parametrize("item, outdated", [
-    (daemonset("device-plugin"), 0), (daemonset("device-plugin", updated=3), 2),
-    (daemonset("device-plugin", observed=1), 5), (daemonset("device-plugin", "vgpu-monitor"), 5),
-    (daemonset(updated=9), 0),
-], ids=["replaced", "rollout", "not seen", "HAMi's", "shrinking"])
+@pytest.mark.parametrize(
+    "item, outdated",
+    [
+        (daemonset("device-plugin"), 0),
+        (daemonset("device-plugin", updated=3), 2),
+        (daemonset("device-plugin", observed=1), 5),
+        (daemonset("device-plugin", "vgpu-monitor"), 5),
+        (daemonset(updated=9), 0),
+    ],
+    ids=["replaced", "rollout", "not seen", "HAMi's", "shrinking"],
+)
 def test_device_plugins(item, outdated):
     assert parse_plugins(raw(item)) == (5, outdated)
 
 
-@pytest.mark.parametrize("item, name", [
-    (policy("hami-placement", "Deny"), None), (policy("hami-placement", "Warn", "Audit"), "hami-placement"),
-    (policy("hami-placement", "Deny", "Audit"), None), (policy("another", "Warn"), None),
-])
+@pytest.mark.parametrize(
+    "item, name",
+    [
+        (policy("hami-placement", "Deny"), None),
+        (policy("hami-placement", "Warn", "Audit"), "hami-placement"),
+        (policy("hami-placement", "Deny", "Audit"), None),
+        (policy("another", "Warn"), None),
+    ],
+)
 def test_policies(item, name):
     assert parse_warning_policy(raw(item)) == name
 
 
-@pytest.mark.parametrize("state, rule, texts, remedy", [
-    (Installation(schedulers=(COUNTING,)), "UpgradeUnfinished", ["--foreign-reservations"], "run helm upgrade again"),
-    (Installation(schedulers=(COUNTING,), plugins=5, outdated_plugins=2), "UpgradeUnfinished",
-     ["--foreign-reservations", "2 of 5 device plugins are not replaced yet"], "when all device plugins are replaced"),
-    (Installation(schedulers=(COUNTING,), warning_policies=("hami-a", "hami-b")), "UpgradeUnfinished",
-     ["--foreign-reservations", "the policies hami-a, hami-b only warn"], "run helm upgrade again"),
-    (Installation(schedulers=(COUNTING, HAMIS)), "UpgradeUnfinished",
-     ["--foreign-reservations", "HAMi's scheduler a/hamis is installed beside it"], "helm uninstall"),
-    (Installation(schedulers=(OURS, HAMIS)), "UpgradeUnfinished", ["a/hamis is installed beside it"], "helm uninstall"),
-    (Installation(schedulers=(OURS,), warning_policies=("hami-a",)), "PoliciesWarn", ["hami-a only warn"],
-     "set policies.mode=deny"),
-], ids=["flag", "rollout", "policies", "beside HAMi", "beside HAMi without the flag", "policies alone"])
+@pytest.mark.parametrize(
+    "state, rule, texts, remedy",
+    [
+        (
+            Installation(schedulers=(COUNTING,)),
+            "UpgradeUnfinished",
+            ["--foreign-reservations"],
+            "run helm upgrade again",
+        ),
+        (
+            Installation(schedulers=(COUNTING,), plugins=5, outdated_plugins=2),
+            "UpgradeUnfinished",
+            ["--foreign-reservations", "2 of 5 device plugins are not replaced yet"],
+            "when all device plugins are replaced",
+        ),
+        (
+            Installation(schedulers=(COUNTING,), warning_policies=("hami-a", "hami-b")),
+            "UpgradeUnfinished",
+            ["--foreign-reservations", "the policies hami-a, hami-b only warn"],
+            "run helm upgrade again",
+        ),
+        (
+            Installation(schedulers=(COUNTING, HAMIS)),
+            "UpgradeUnfinished",
+            ["--foreign-reservations", "HAMi's scheduler a/hamis is installed beside it"],
+            "helm uninstall",
+        ),
+        (
+            Installation(schedulers=(OURS, HAMIS)),
+            "UpgradeUnfinished",
+            ["a/hamis is installed beside it"],
+            "helm uninstall",
+        ),
+        (
+            Installation(schedulers=(OURS,), warning_policies=("hami-a",)),
+            "PoliciesWarn",
+            ["hami-a only warn"],
+            "set policies.mode=deny",
+        ),
+    ],
+    ids=[
+        "flag",
+        "rollout",
+        "policies",
+        "beside HAMi",
+        "beside HAMi without the flag",
+        "policies alone",
+    ],
+)
 def test_what_is_left_is_found(state, rule, texts, remedy):
     (finding,) = audit(InspectedCluster(replace(record([]), installation=state)))
-    assert finding.rule == rule and finding.remedy.startswith(remedy)
+    assert finding.rule == rule
+    assert finding.remedy.startswith(remedy)
     parts = finding.problem.split("; ")
-    assert len(parts) == len(texts) and all(text in part for text, part in zip(texts, parts))
+    assert len(parts) == len(texts)
+    assert all(text in part for text, part in zip(texts, parts))
 
 
-@pytest.mark.parametrize("state", [
-    Installation(), Installation(schedulers=(OURS,), plugins=5, outdated_plugins=5), Installation(schedulers=(HAMIS,)),
-], ids=["nothing", "ours in a rollout", "HAMi's alone"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        Installation(),
+        Installation(schedulers=(OURS,), plugins=5, outdated_plugins=5),
+        Installation(schedulers=(HAMIS,)),
+    ],
+    ids=["nothing", "ours in a rollout", "HAMi's alone"],
+)
 def test_what_is_finished(state):
     assert audit(InspectedCluster(replace(record([]), installation=state))) == []
 
 
-APART = replace(OURS, name="kube-system/hami-scheduler", account="hami-scheduler", extender="hami-scheduler-extender")
+APART = replace(
+    OURS,
+    name="kube-system/hami-scheduler",
+    account="hami-scheduler",
+    extender="hami-scheduler-extender",
+)
 
 
 def of_manifests(kind, name):
     """Returns an object of manifests/base."""
-    (found,) = [item for path in BASE.glob("*.yaml") for item in yaml.safe_load_all(path.read_text())
-                if item and item.get("kind") == kind and item["metadata"]["name"] == name]
+    (found,) = [
+        item
+        for path in BASE.glob("*.yaml")
+        for item in yaml.safe_load_all(path.read_text())
+        if item and item.get("kind") == kind and item["metadata"]["name"] == name
+    ]
     return found
 
 
 def binding(role, *accounts, kind="ClusterRole", namespace="kube-system"):
-    return {"metadata": {"name": "b"} | ({"namespace": namespace} if kind == "Role" else {}),
-            "roleRef": {"kind": kind, "name": role},
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace} for name in accounts]}
+    return {
+        "metadata": {"name": "b"} | ({"namespace": namespace} if kind == "Role" else {}),
+        "roleRef": {"kind": kind, "name": role},
+        "subjects": [
+            {"kind": "ServiceAccount", "name": name, "namespace": namespace} for name in accounts
+        ],
+    }
 
 
 def test_the_accounts_of_the_shipped_deployment():
     assert parse_scheduler(raw(of_manifests("Deployment", "hami-scheduler"))) == APART
 
 
-@pytest.mark.parametrize(("item", "found"), [
-    (binding("hami-scheduler", "hami-scheduler"), ("clusterrolebinding", "b", "clusterrole/hami-scheduler", False)),
-    (binding("hami-scheduler", "hami-scheduler", kind="Role"),
-     ("rolebinding", "kube-system/b", "role/hami-scheduler", False)),
-    (binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"),
-     ("clusterrolebinding", "b", "clusterrole/hami-scheduler-extender", True)),
-    (binding("hami-scheduler-extender", "hami-scheduler-extender"), None),
-    (binding("system:kube-scheduler", "hami-scheduler"), None),
-    (binding("hami-scheduler", "hami-scheduler", namespace="elsewhere"), None),
-    ({"metadata": {"name": "b"}, "roleRef": {"kind": "ClusterRole", "name": "hami-scheduler"}}, None),
-], ids=["cluster", "namespace", "both accounts", "extender", "kube-scheduler", "another namespace", "nobody"])
+@pytest.mark.parametrize(
+    ("item", "found"),
+    [
+        (
+            binding("hami-scheduler", "hami-scheduler"),
+            ("clusterrolebinding", "b", "clusterrole/hami-scheduler", False),
+        ),
+        (
+            binding("hami-scheduler", "hami-scheduler", kind="Role"),
+            ("rolebinding", "kube-system/b", "role/hami-scheduler", False),
+        ),
+        (
+            binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"),
+            ("clusterrolebinding", "b", "clusterrole/hami-scheduler-extender", True),
+        ),
+        (binding("hami-scheduler-extender", "hami-scheduler-extender"), None),
+        (binding("system:kube-scheduler", "hami-scheduler"), None),
+        (binding("hami-scheduler", "hami-scheduler", namespace="elsewhere"), None),
+        (
+            {
+                "metadata": {"name": "b"},
+                "roleRef": {"kind": "ClusterRole", "name": "hami-scheduler"},
+            },
+            None,
+        ),
+    ],
+    ids=[
+        "cluster",
+        "namespace",
+        "both accounts",
+        "extender",
+        "kube-scheduler",
+        "another namespace",
+        "nobody",
+    ],
+)
 def test_rights_of_the_former_account(item, found):
     parsed = parse_excess_binding(raw(item), [OURS, APART])
     assert (parsed and (parsed.kind, parsed.name, parsed.role, parsed.has_extender)) == found
     assert parsed is None or parsed.account == "kube-system/hami-scheduler"
 
 
-@pytest.mark.parametrize("schedulers", [
-    [], [replace(APART, extender="")], [APART, replace(APART, name="kube-system/hamis", extender="", is_hamis=True)],
-], ids=["no scheduler", "one account", "HAMi's beside it"])
+@pytest.mark.parametrize(
+    "schedulers",
+    [
+        [],
+        [replace(APART, extender="")],
+        [APART, replace(APART, name="kube-system/hamis", extender="", is_hamis=True)],
+    ],
+    ids=["no scheduler", "one account", "HAMi's beside it"],
+)
 def test_rights_that_a_scheduler_needs(schedulers):
-    assert parse_excess_binding(raw(binding("hami-scheduler", "hami-scheduler")), schedulers) is None
+    assert (
+        parse_excess_binding(raw(binding("hami-scheduler", "hami-scheduler")), schedulers) is None
+    )
 
 
-@pytest.mark.parametrize(("item", "remedy"), [
-    (binding("hami-scheduler", "hami-scheduler"), "kubectl delete clusterrolebinding/b clusterrole/hami-scheduler\n"),
-    (binding("hami-scheduler", "hami-scheduler", kind="Role"),
-     "kubectl delete rolebinding/b role/hami-scheduler -n kube-system\n"),
-    (binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"), "run helm upgrade again"),
-], ids=["cluster", "namespace", "both accounts"])
+@pytest.mark.parametrize(
+    ("item", "remedy"),
+    [
+        (
+            binding("hami-scheduler", "hami-scheduler"),
+            "kubectl delete clusterrolebinding/b clusterrole/hami-scheduler\n",
+        ),
+        (
+            binding("hami-scheduler", "hami-scheduler", kind="Role"),
+            "kubectl delete rolebinding/b role/hami-scheduler -n kube-system\n",
+        ),
+        (
+            binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"),
+            "run helm upgrade again",
+        ),
+    ],
+    ids=["cluster", "namespace", "both accounts"],
+)
 def test_an_audit_says_how_to_take_them_back(item, remedy):
-    of = FakeApi([node("n1")], others={"deployments": [of_manifests("Deployment", "hami-scheduler")],
-                                       ("rolebindings" if "namespace" in item["metadata"] else "clusterrolebindings"): [
-                                           item, of_manifests("ClusterRoleBinding", "hami-scheduler-extender")]})
+    of = FakeApi(
+        [node("n1")],
+        others={
+            "deployments": [of_manifests("Deployment", "hami-scheduler")],
+            ("rolebindings" if "namespace" in item["metadata"] else "clusterrolebindings"): [
+                item,
+                of_manifests("ClusterRoleBinding", "hami-scheduler-extender"),
+            ],
+        },
+    )
     shown = hami("audit", of=of).stdout
-    assert shown.count("LeftoverRights: ") == 1 and "account kube-system/hami-scheduler " in shown and remedy in shown
+    assert shown.count("LeftoverRights: ") == 1
+    assert "account kube-system/hami-scheduler " in shown
+    assert remedy in shown
 
 
 def test_nothing_is_found_in_the_shipped_manifests():
-    bindings = [of_manifests("ClusterRoleBinding", f"hami-scheduler-{name}") for name in ("kube", "volume", "extender")]
-    of = FakeApi([node("n1")], others={"clusterrolebindings": bindings, "deployments": [
-        of_manifests("Deployment", "hami-scheduler")], "rolebindings": [
-        of_manifests("RoleBinding", f"hami-scheduler-{name}") for name in ("kube", "extender")]})
+    bindings = [
+        of_manifests("ClusterRoleBinding", f"hami-scheduler-{name}")
+        for name in ("kube", "volume", "extender")
+    ]
+    of = FakeApi(
+        [node("n1")],
+        others={
+            "clusterrolebindings": bindings,
+            "deployments": [of_manifests("Deployment", "hami-scheduler")],
+            "rolebindings": [
+                of_manifests("RoleBinding", f"hami-scheduler-{name}")
+                for name in ("kube", "extender")
+            ],
+        },
+    )
     assert hami("audit", of=of).exit_code == 0
 
 
 CLASS = {"metadata": {"name": "gpu.nvidia.com"}, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
 
 
-@pytest.mark.parametrize("item, parsed", [
-    (CLASS, ("gpu.nvidia.com", "nvidia.com/gpu")), (CLASS | {"spec": {}}, None), ({"metadata": {"name": "x"}}, None)])
+@pytest.mark.parametrize(
+    "item, parsed",
+    [
+        (CLASS, ("gpu.nvidia.com", "nvidia.com/gpu")),
+        (CLASS | {"spec": {}}, None),
+        ({"metadata": {"name": "x"}}, None),
+    ],
+)
 def test_device_classes(item, parsed):
     assert parse_device_class(raw(item)) == parsed
 
 
-@pytest.mark.parametrize(("resource", "allocatable", "lack"), [
-    ("nvidia.com/gpu", {}, "1 node"), ("nvidia.com/gpu", {"nvidia.com/gpumem": "0"}, "1 node"),
-    ("nvidia.com/gpu", {"nvidia.com/gpumem": "0", "nvidia.com/gpucores": "0"}, ""), ("example.com/gpu", {}, "")])
+@pytest.mark.parametrize(
+    ("resource", "allocatable", "lack"),
+    [
+        ("nvidia.com/gpu", {}, "1 node"),
+        ("nvidia.com/gpu", {"nvidia.com/gpumem": "0"}, "1 node"),
+        ("nvidia.com/gpu", {"nvidia.com/gpumem": "0", "nvidia.com/gpucores": "0"}, ""),
+        ("example.com/gpu", {}, ""),
+    ],
+)
 def test_a_device_class_that_takes_a_resource_is_found(resource, allocatable, lack):
-    of = FakeApi([node("n1")], others={"deviceclasses": [CLASS | {"spec": {"extendedResourceName": resource}}]})
+    of = FakeApi(
+        [node("n1")],
+        others={"deviceclasses": [CLASS | {"spec": {"extendedResourceName": resource}}]},
+    )
     of.nodes[0]["status"]["allocatable"] |= allocatable
     shown = hami("audit", of=of)
     assert ("DeviceClassTakesResource: device class gpu.nvidia.com: " in shown.stdout) is bool(lack)
-    assert f"nvidia.com/gpumem or nvidia.com/gpucores do not get to {lack}" in shown.stdout or not lack
+    assert (
+        f"nvidia.com/gpumem or nvidia.com/gpucores do not get to {lack}" in shown.stdout or not lack
+    )
 
 
 def cluster():
-    return FakeApi([node("n1")], others={
-        "deployments": [deployment("hami", "scheduler", "--foreign-reservations")],
-        "daemonsets": [daemonset("device-plugin", updated=3), {"metadata": {"name": "x"}, "spec": 3}],
-        "validatingadmissionpolicybindings": [policy("hami-placement", "Warn")]})
+    return FakeApi(
+        [node("n1")],
+        others={
+            "deployments": [deployment("hami", "scheduler", "--foreign-reservations")],
+            "daemonsets": [
+                daemonset("device-plugin", updated=3),
+                {"metadata": {"name": "x"}, "spec": 3},
+            ],
+            "validatingadmissionpolicybindings": [policy("hami-placement", "Warn")],
+        },
+    )
 
 
 def test_an_audit_reads_it_and_a_snapshot_keeps_it(tmp_path):
     of, path = cluster(), tmp_path / "kept"
     live = hami("audit", of=of)
-    assert live.exit_code == 1 and "UpgradeUnfinished: deployment a/s: " in live.stdout
-    assert "2 of 5 device plugins" in live.stdout and "hami-placement only warn" in live.stdout
+    assert live.exit_code == 1
+    assert "UpgradeUnfinished: deployment a/s: " in live.stdout
+    assert "2 of 5 device plugins" in live.stdout
+    assert "hami-placement only warn" in live.stdout
     assert dict(of.requests)["/apis/apps/v1/deployments"]["labelSelector"] == (
-        "app.kubernetes.io/component=hami-scheduler")
+        "app.kubernetes.io/component=hami-scheduler"
+    )
     path.write_bytes(hami("snapshot", of=of).stdout_bytes)
     assert hami("audit", f"--snapshot={path}").stdout == live.stdout
     path.write_bytes(hami("snapshot", "--anonymize", of=of).stdout_bytes)
@@ -230,12 +418,17 @@ def test_other_commands_do_not_read_it():
     of = cluster()
     hami("top", of=of)
     assert [path for path, _ in of.requests if path.startswith("/apis/")] == [
-        "/apis/resource.k8s.io/v1/resourceslices"]  # part of the record
+        "/apis/resource.k8s.io/v1/resourceslices"
+    ]  # part of the record
 
 
-@pytest.mark.parametrize("path, said", [
-    ("/apis/apps/v1/deployments", ["you may not list deployments in the whole cluster"]), (POLICIES, [
-        "you may not list validatingadmissionpolicybindings in the whole cluster"])])
+@pytest.mark.parametrize(
+    "path, said",
+    [
+        ("/apis/apps/v1/deployments", ["you may not list deployments in the whole cluster"]),
+        (POLICIES, ["you may not list validatingadmissionpolicybindings in the whole cluster"]),
+    ],
+)
 def test_a_missing_right_is_a_note(path, said):
     notes = []
     of = FakeApi(errors={path: refused()})
@@ -247,6 +440,7 @@ def test_an_api_server_without_policies():
     class Older(FakeApi):
         def request(self, method, path, *, query=None):
             return super().request(method, "/no" if path == POLICIES else path, query=query)
+
     assert Reader(Older().request, note=pytest.fail).installation() == Installation()
 
 

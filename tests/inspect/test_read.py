@@ -2,7 +2,15 @@
 
 import pytest
 
-from hami.codec.keys import CORES_LIMIT, NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
+from hami.codec.keys import (
+    CORES_LIMIT,
+    NODE_RESIZES,
+    RESIZE,
+    RESIZE_APPLIED,
+    RESIZE_STATUS,
+    RESIZE_TARGET,
+    RESIZED,
+)
 from hami.codec.slices import render_slices
 from hami.errors import ClusterError, HamiError
 from hami.inspect.read import Reader
@@ -22,7 +30,11 @@ def read(api, **source):
 
 
 def test_everything_is_read_in_pages():
-    api = FakeApi([node(f"n{number}") for number in range(1001)], [pending("a", gpu=1)], [quota("default", gpumem=1)])
+    api = FakeApi(
+        [node(f"n{number}") for number in range(1001)],
+        [pending("a", gpu=1)],
+        [quota("default", gpumem=1)],
+    )
     record, notes, progress = read(api)
     assert (len(record.nodes), len(record.pods), len(record.quotas), notes) == (1001, 1, 1, [])
     assert progress[:3] == [("nodes", 500, 1001), ("nodes", 1000, 1001), ("nodes", 1001, 1001)]
@@ -30,12 +42,19 @@ def test_everything_is_read_in_pages():
 
 def test_only_pods_with_devices_are_kept_and_only_what_is_read_of_them():
     holder = bound("a", "n", (0, 100, 10))
-    resize = {key: "x" for key in (RESIZE, RESIZED, RESIZE_TARGET, RESIZE_APPLIED, RESIZE_STATUS, CORES_LIMIT)}
+    resize = {
+        key: "x"
+        for key in (RESIZE, RESIZED, RESIZE_TARGET, RESIZE_APPLIED, RESIZE_STATUS, CORES_LIMIT)
+    }
     holder["metadata"]["annotations"] |= {"secret.example.com/token": "x"} | resize
-    record, _, _ = read(FakeApi([node("n", annotations={NODE_RESIZES: "true"})], [holder, pending("web")]))
+    record, _, _ = read(
+        FakeApi([node("n", annotations={NODE_RESIZES: "true"})], [holder, pending("web")])
+    )
     (kept,) = record.pods
-    assert resize.items() <= kept.annotations.items() and record.nodes[0].annotations[NODE_RESIZES] == "true"
-    assert kept.ref.name == "a" and "secret.example.com/token" not in kept.annotations
+    assert resize.items() <= kept.annotations.items()
+    assert record.nodes[0].annotations[NODE_RESIZES] == "true"
+    assert kept.ref.name == "a"
+    assert "secret.example.com/token" not in kept.annotations
     assert kept.annotations["hami.io/vgpu-devices-allocated"] == "GPU-n-0,NVIDIA,100,10:;"
 
 
@@ -45,37 +64,67 @@ def test_a_pod_whose_claim_cannot_be_read_is_kept():
     claimed["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimName": "hami-" + "0" * 32}]
     record, _, _ = read(FakeApi([node("n")], [claimed]))
     (kept,) = record.pods
-    assert kept.claim and kept.claim_problem.startswith("hami.io/claim-amounts: missing")
+    assert kept.claim
+    assert kept.claim_problem.startswith("hami.io/claim-amounts: missing")
 
 
-SLICES, CLAIMS = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/resourceclaims"
+SLICES, CLAIMS = (
+    "/apis/resource.k8s.io/v1/resourceslices",
+    "/apis/resource.k8s.io/v1/resourceclaims",
+)
 
 
 def test_claims_and_the_pods_that_hold_them_are_read():
     foreign = {"metadata": {"namespace": "default", "name": "other", "uid": "other"}, "status": {}}
-    api = FakeApi([node("n")], [pending("a"), pending("web")], others={
-        "resourceslices": list(render_slices("d", [gpu("GPU-d-0")])), "resourceclaims": [claimed("a", "d"), foreign]})
+    api = FakeApi(
+        [node("n")],
+        [pending("a"), pending("web")],
+        others={
+            "resourceslices": list(render_slices("d", [gpu("GPU-d-0")])),
+            "resourceclaims": [claimed("a", "d"), foreign],
+        },
+    )
     record, notes, _ = read(api)
-    assert [part.node for part in record.slices] == ["d"] and [claim.name for claim in record.claims] == ["a-hami"]
-    assert [pod.ref.name for pod in record.pods] == ["a"] and notes == []
+    assert [part.node for part in record.slices] == ["d"]
+    assert [claim.name for claim in record.claims] == ["a-hami"]
+    assert [pod.ref.name for pod in record.pods] == ["a"]
+    assert notes == []
     assert dict(api.requests)[SLICES]["fieldSelector"] == "spec.driver=gpu.hami.io"
 
 
 def test_without_slices_no_claim_is_read():
     api = FakeApi([node("n")], others={"resourceclaims": [claimed("a", "d")]})
-    assert read(api)[0].claims == () and CLAIMS not in dict(api.requests)
+    assert read(api)[0].claims == ()
+    assert CLAIMS not in dict(api.requests)
 
 
 def test_a_claim_that_cannot_be_read_is_reported():
-    api = FakeApi([node("n")], others={"resourceslices": list(render_slices("d", [gpu("GPU-d-0")])),
-                                       "resourceclaims": [claimed("a", "d", memory="much")]})
-    assert [(item.kind, item.name) for item in read(api)[0].unreadable] == [("resourceclaim", "default/a-hami")]
+    api = FakeApi(
+        [node("n")],
+        others={
+            "resourceslices": list(render_slices("d", [gpu("GPU-d-0")])),
+            "resourceclaims": [claimed("a", "d", memory="much")],
+        },
+    )
+    assert [(item.kind, item.name) for item in read(api)[0].unreadable] == [
+        ("resourceclaim", "default/a-hami")
+    ]
 
 
-@pytest.mark.parametrize("labels, notes", [
-    ({}, []), ({"hami.io/door": "dra"}, [
-        "you may not list resourceslices in the whole cluster: ask for the verb list on resourceslices there; devices "
-        "that claims hold are left out of account"])])
+@pytest.mark.parametrize(
+    "labels, notes",
+    [
+        ({}, []),
+        (
+            {"hami.io/door": "dra"},
+            [
+                "you may not list resourceslices in the whole cluster: ask for the verb "
+                "list on resourceslices there; devices "
+                "that claims hold are left out of account"
+            ],
+        ),
+    ],
+)
 def test_the_right_to_read_slices_is_missed_only_where_a_node_publishes_some(labels, notes):
     record, said, _ = read(FakeApi([node("n", labels=labels)], errors={SLICES: refused()}))
     assert (record.slices, said) == ((), notes)
@@ -84,7 +133,9 @@ def test_the_right_to_read_slices_is_missed_only_where_a_node_publishes_some(lab
 def test_finished_pods_are_not_asked_for():
     api = FakeApi([node("n")])
     read(api)
-    assert dict(api.requests)[PODS]["fieldSelector"] == "status.phase!=Succeeded,status.phase!=Failed"
+    assert (
+        dict(api.requests)[PODS]["fieldSelector"] == "status.phase!=Succeeded,status.phase!=Failed"
+    )
 
 
 def test_a_list_whose_pages_expire_starts_again():
@@ -97,26 +148,54 @@ def test_objects_that_cannot_be_read_are_counted():
     broken["spec"]["containers"] = "none"
     record, _, _ = read(FakeApi([node("n")], [broken, pending("a", gpu=1)]))
     assert [pod.ref.name for pod in record.pods] == ["a"]
-    assert [(unreadable.kind, unreadable.name) for unreadable in record.unreadable] == [("pod", "default/broken")]
+    assert [(unreadable.kind, unreadable.name) for unreadable in record.unreadable] == [
+        ("pod", "default/broken")
+    ]
 
 
-@pytest.mark.parametrize("path, error, said", [
-    (NODES, refused(), "you may not list nodes in the whole cluster: ask for the verb list on nodes there"),
-    (PODS, refused(), "you may not list pods in the whole cluster"),
-    (PODS, ClusterError("GET: NewConnectionError: refused"), "the API server does not answer: GET"),
-    (NODES, ClusterError("GET: 401: Unauthorized", 401), "does not accept your credentials: log in again"),
-    (NODES, ClusterError("GET: 500: broken", 500), "GET: 500: broken"),
-], ids=["nodes", "pods", "no answer", "not logged in", "another error"])
+@pytest.mark.parametrize(
+    "path, error, said",
+    [
+        (
+            NODES,
+            refused(),
+            "you may not list nodes in the whole cluster: ask for the verb list on nodes there",
+        ),
+        (PODS, refused(), "you may not list pods in the whole cluster"),
+        (
+            PODS,
+            ClusterError("GET: NewConnectionError: refused"),
+            "the API server does not answer: GET",
+        ),
+        (
+            NODES,
+            ClusterError("GET: 401: Unauthorized", 401),
+            "does not accept your credentials: log in again",
+        ),
+        (NODES, ClusterError("GET: 500: broken", 500), "GET: 500: broken"),
+    ],
+    ids=["nodes", "pods", "no answer", "not logged in", "another error"],
+)
 def test_what_is_needed_and_missing_is_said(path, error, said):
     with pytest.raises(HamiError, match=said):
         read(FakeApi([node("n")], errors={path: error}))
 
 
-@pytest.mark.parametrize("api, said", [
-    (FakeApi(errors={QUOTAS: refused()}), "you may not list resourcequotas in the whole cluster"),
-    (FakeApi(errors={CONFIG: refused()}), "you may not get configmaps in namespace kube-system"),
-    (FakeApi(config=None), "there is no ConfigMap kube-system/hami-scheduler-device"),
-], ids=["quotas", "configuration", "no configuration"])
+@pytest.mark.parametrize(
+    "api, said",
+    [
+        (
+            FakeApi(errors={QUOTAS: refused()}),
+            "you may not list resourcequotas in the whole cluster",
+        ),
+        (
+            FakeApi(errors={CONFIG: refused()}),
+            "you may not get configmaps in namespace kube-system",
+        ),
+        (FakeApi(config=None), "there is no ConfigMap kube-system/hami-scheduler-device"),
+    ],
+    ids=["quotas", "configuration", "no configuration"],
+)
 def test_what_is_not_needed_is_left_out_with_a_note(api, said):
     _, (note,), _ = read(api)
     assert note.startswith(said)
@@ -124,7 +203,9 @@ def test_what_is_not_needed_is_left_out_with_a_note(api, said):
 
 def test_the_device_configuration_names_the_resources():
     config = "nvidia: {resourceCountName: example.com/card, resourceMemoryName: example.com/memory}"
-    api = FakeApi([node("n")], [pending("a", **{"example.com/card": 1}), pending("b", gpu=1)], config=config)
+    api = FakeApi(
+        [node("n")], [pending("a", **{"example.com/card": 1}), pending("b", gpu=1)], config=config
+    )
     assert [pod.ref.name for pod in read(api)[0].pods] == ["a"]
     assert [pod.ref.name for pod in read(api, device_config="")[0].pods] == ["b"]
 
@@ -142,44 +223,82 @@ def test_one_pod_is_read_by_name():
 
 def test_equal_events_count_as_one():
     """As kube-scheduler writes two, and the text that was said last is the last."""
+
     def event(message, time, **fields):
-        return {"reason": "FailedScheduling", "message": message, "reportingComponent": "s", "eventTime": time} | fields
+        return {
+            "reason": "FailedScheduling",
+            "message": message,
+            "reportingComponent": "s",
+            "eventTime": time,
+        } | fields
+
     series = {"count": 4, "lastObservedTime": "1"}
     api = FakeApi(events=[event("a", "3"), event("b", "2"), event("a", "1", series=series)])
     events = Reader(api.request).events(PodRef("default", "p", "u"))
-    assert [(said.message, said.count, said.last) for said in events] == [("b", 1, "2"), ("a", 5, "3")]
+    assert [(said.message, said.count, said.last) for said in events] == [
+        ("b", 1, "2"),
+        ("a", 5, "3"),
+    ]
 
 
 def test_the_latest_events_are_the_last_whatever_the_form_of_their_times():
     def event(message, time):
-        return {"reason": "Failed", "message": message, "reportingComponent": "s", "eventTime": time}
+        return {
+            "reason": "Failed",
+            "message": message,
+            "reportingComponent": "s",
+            "eventTime": time,
+        }
+
     second = "2026-08-21T12:00:05"
-    api = FakeApi(events=[event("last", f"{second}.100000Z"), event("b", f"{second}Z"), event("a", f"{second}Z"),
-                          event("dropped", "2026-08-21T12:00:04.900000Z")])
+    api = FakeApi(
+        events=[
+            event("last", f"{second}.100000Z"),
+            event("b", f"{second}Z"),
+            event("a", f"{second}Z"),
+            event("dropped", "2026-08-21T12:00:04.900000Z"),
+        ]
+    )
     events = Reader(api.request).events(PodRef("default", "p", "u"))
     assert [said.message for said in events] == ["a", "b", "last"]
 
 
-BUDGET = {"metadata": {"namespace": "team", "name": "b"}, "spec": {"selector": {}}, "status": {"disruptionsAllowed": 1}}
+BUDGET = {
+    "metadata": {"namespace": "team", "name": "b"},
+    "spec": {"selector": {}},
+    "status": {"disruptionsAllowed": 1},
+}
 URGENT = {"metadata": {"name": "urgent"}, "value": 500, "preemptionPolicy": "Never"}
 DEFAULT = {"metadata": {"name": "default"}, "value": 10, "globalDefault": True}
 
 
 def test_budgets_and_priority_classes():
-    reader = Reader(FakeApi(others={"poddisruptionbudgets": [BUDGET], "priorityclasses": [URGENT, DEFAULT]}).request)
+    reader = Reader(
+        FakeApi(
+            others={"poddisruptionbudgets": [BUDGET], "priorityclasses": [URGENT, DEFAULT]}
+        ).request
+    )
     (budget,) = reader.budgets()
     assert (budget.key, budget.allowed, budget.selector) == ("team/b", 1, ())
     classes = reader.priority_classes()
     assert (classes["urgent"].value, classes["urgent"].preemption_policy) == (500, "Never")
-    assert classes["default"].global_default and not classes["urgent"].global_default
+    assert classes["default"].global_default
+    assert not classes["urgent"].global_default
 
 
 def test_without_the_right_to_budgets_and_priority_classes_there_is_a_note():
     notes = []
-    reader = Reader(FakeApi(errors={
-        "/apis/policy/v1/poddisruptionbudgets": refused(),
-        "/apis/scheduling.k8s.io/v1/priorityclasses": refused()}).request, note=notes.append)
+    reader = Reader(
+        FakeApi(
+            errors={
+                "/apis/policy/v1/poddisruptionbudgets": refused(),
+                "/apis/scheduling.k8s.io/v1/priorityclasses": refused(),
+            }
+        ).request,
+        note=notes.append,
+    )
     assert (reader.budgets(), reader.priority_classes()) == ((), {})
     assert [note.rpartition("; ")[2] for note in notes] == [
         "PodDisruptionBudgets are left out of account",
-        "pods whose manifest has no priority count with priority 0"]
+        "pods whose manifest has no priority count with priority 0",
+    ]

@@ -7,7 +7,14 @@ from click.testing import CliRunner
 from pytest import param
 
 from hami.cli import main
-from hami.codec.keys import NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET, RESIZED
+from hami.codec.keys import (
+    NODE_RESIZES,
+    RESIZE,
+    RESIZE_APPLIED,
+    RESIZE_STATUS,
+    RESIZE_TARGET,
+    RESIZED,
+)
 from hami.codec.resize import (
     AppliedSizes,
     ResizeState,
@@ -36,156 +43,335 @@ def status(state, message="", request=TEXT):
 
 def resized(**annotations):
     """A running pod with these annotations, by the names of their keys."""
-    keys = {"request": RESIZE, "resized": RESIZED, "target": RESIZE_TARGET, "status": RESIZE_STATUS,
-            "applied": RESIZE_APPLIED}
-    return {"hami.io/vgpu-devices-allocated": SMALL} | {keys[name]: text for name, text in annotations.items()}
+    keys = {
+        "request": RESIZE,
+        "resized": RESIZED,
+        "target": RESIZE_TARGET,
+        "status": RESIZE_STATUS,
+        "applied": RESIZE_APPLIED,
+    }
+    return {"hami.io/vgpu-devices-allocated": SMALL} | {
+        keys[name]: text for name, text in annotations.items()
+    }
 
 
-@pytest.mark.parametrize("annotations, report, sentence", [
-    param({}, None, "", id="nothing"),
-    param({RESIZE: TEXT}, ResizeReport("Requested", TEXT), "requested, the scheduler has not answered yet",
-          id="not answered"),
-    param({RESIZE: TEXT} | status("Applied", request="{}"), ResizeReport("Requested", TEXT),
-          "requested, the scheduler has not answered yet", id="another one was answered"),
-    param({RESIZE: TEXT, RESIZE_STATUS: "{"}, ResizeReport("Requested", TEXT),
-          "requested, the scheduler has not answered yet", id="an answer that cannot be read"),
-    param({RESIZE: TEXT} | status("Booked"), ResizeReport("Booked", TEXT), "booked, its node has not confirmed it yet",
-          id="booked"),
-    param({RESIZE: TEXT, RESIZED: LARGE, RESIZE_TARGET: SMALL} | status("Booked", "it uses 5,000 MiB"),
-          ResizeReport("Booked", TEXT, "it uses 5,000 MiB", excess_mib=5120, excess_cores=20),
-          "pending; it uses 5,000 MiB; 5,120 MiB and 20 cores more than it is to have stay booked until it uses no "
-          "more", id="pending"),
-    param({RESIZE: TEXT} | status("Applied"), ResizeReport("Applied", TEXT), "applied", id="applied"),
-    param({RESIZE: TEXT} | status("Deferred", "at most 5 MiB fit"), ResizeReport("Deferred", TEXT, "at most 5 MiB fit"),
-          "deferred, it is tried again when something changes; at most 5 MiB fit", id="deferred"),
-    param({RESIZE: TEXT, RESIZE_APPLIED: render_applied(AppliedSizes(SMALL, "no limits file"))}
-          | status("Infeasible", "no"), ResizeReport("Infeasible", TEXT, "no", "no limits file"),
-          "infeasible; no; its node says: no limits file", id="infeasible"),
-    param({RESIZED: LARGE, RESIZE_TARGET: SMALL}, ResizeReport("Booked", excess_mib=5120, excess_cores=20),
-          "pending; 5,120 MiB and 20 cores more than it is to have stay booked until it uses no more", id="only debts"),
-    param(status("Applied", request=""), ResizeReport("Applied"), "applied", id="the request was taken away"),
-])
+@pytest.mark.parametrize(
+    "annotations, report, sentence",
+    [
+        param({}, None, "", id="nothing"),
+        param(
+            {RESIZE: TEXT},
+            ResizeReport("Requested", TEXT),
+            "requested, the scheduler has not answered yet",
+            id="not answered",
+        ),
+        param(
+            {RESIZE: TEXT} | status("Applied", request="{}"),
+            ResizeReport("Requested", TEXT),
+            "requested, the scheduler has not answered yet",
+            id="another one was answered",
+        ),
+        param(
+            {RESIZE: TEXT, RESIZE_STATUS: "{"},
+            ResizeReport("Requested", TEXT),
+            "requested, the scheduler has not answered yet",
+            id="an answer that cannot be read",
+        ),
+        param(
+            {RESIZE: TEXT} | status("Booked"),
+            ResizeReport("Booked", TEXT),
+            "booked, its node has not confirmed it yet",
+            id="booked",
+        ),
+        param(
+            {RESIZE: TEXT, RESIZED: LARGE, RESIZE_TARGET: SMALL}
+            | status("Booked", "it uses 5,000 MiB"),
+            ResizeReport("Booked", TEXT, "it uses 5,000 MiB", excess_mib=5120, excess_cores=20),
+            "pending; it uses 5,000 MiB; 5,120 MiB and 20 cores more than it is to have stay booked until it uses no "
+            "more",
+            id="pending",
+        ),
+        param(
+            {RESIZE: TEXT} | status("Applied"),
+            ResizeReport("Applied", TEXT),
+            "applied",
+            id="applied",
+        ),
+        param(
+            {RESIZE: TEXT} | status("Deferred", "at most 5 MiB fit"),
+            ResizeReport("Deferred", TEXT, "at most 5 MiB fit"),
+            "deferred, it is tried again when something changes; at most 5 MiB fit",
+            id="deferred",
+        ),
+        param(
+            {RESIZE: TEXT, RESIZE_APPLIED: render_applied(AppliedSizes(SMALL, "no limits file"))}
+            | status("Infeasible", "no"),
+            ResizeReport("Infeasible", TEXT, "no", "no limits file"),
+            "infeasible; no; its node says: no limits file",
+            id="infeasible",
+        ),
+        param(
+            {RESIZED: LARGE, RESIZE_TARGET: SMALL},
+            ResizeReport("Booked", excess_mib=5120, excess_cores=20),
+            "pending; 5,120 MiB and 20 cores more than it is to have stay booked until it uses no more",
+            id="only debts",
+        ),
+        param(
+            status("Applied", request=""),
+            ResizeReport("Applied"),
+            "applied",
+            id="the request was taken away",
+        ),
+    ],
+)
 def test_what_the_annotations_say(annotations, report, sentence):
     found = resize_report(annotations)
     assert found == report
     assert found is None or found.sentence == sentence
 
 
-@pytest.mark.parametrize("target, found", [
-    (SMALL, (5120, 20)), (LARGE, (0, 0)), ("GPU-a,NVIDIA,9000,10:;", (0, 30)), ("x,", (0, 0)), ("", (0, 0))])
+@pytest.mark.parametrize(
+    "target, found",
+    [
+        (SMALL, (5120, 20)),
+        (LARGE, (0, 0)),
+        ("GPU-a,NVIDIA,9000,10:;", (0, 30)),
+        ("x,", (0, 0)),
+        ("", (0, 0)),
+    ],
+)
 def test_what_is_booked_beyond_what_a_pod_is_to_have(target, found):
     assert excess({RESIZED: LARGE, RESIZE_TARGET: target}) == found
 
 
-RUNNING = pod(replace(gpus(), name="main"), name="p", node_name="n", phase="Running", annotations=resized())
+RUNNING = pod(
+    replace(gpus(), name="main"), name="p", node_name="n", phase="Running", annotations=resized()
+)
 
 
 def has(*names, text=None, **fields):
     """A pod with containers of these names, each with a share, or with the allocation *text*."""
     text = "".join("GPU-a,NVIDIA,1,1:;" for _ in names) if text is None else text
     containers = tuple(Container(name=name) for name in names)
-    return replace(RUNNING, containers=containers, annotations={"hami.io/vgpu-devices-allocated": text}, **fields)
+    return replace(
+        RUNNING,
+        containers=containers,
+        annotations={"hami.io/vgpu-devices-allocated": text},
+        **fields,
+    )
 
 
 LEFT_OUT = replace(RUNNING, containers=(Container(name="plain"), *RUNNING.containers))
 
 
-@pytest.mark.parametrize("one, container, found", [
-    param(has("main"), "", "main", id="the only one"),
-    param(has("a", "b"), "b", "b", id="by its name"),
-    param(has("a", "b", text=";GPU-a,NVIDIA,1,1:;"), "", "b", id="the only one with GPUs"),
-    param(has("a", "b", text="GPU-a,NVIDIA,1,1:;"), "b", "b", id="it cannot be told which of them has GPUs"),
-    param(LEFT_OUT, "", "main", id="HAMi leaves out containers without GPUs"),
-    param(replace(RUNNING, containers=(replace(gpus(kind=INIT), name="i"), *RUNNING.containers),
-                  annotations={RESIZED: SMALL + SMALL}), "", "main", id="init containers have ended"),
-])
+@pytest.mark.parametrize(
+    "one, container, found",
+    [
+        param(has("main"), "", "main", id="the only one"),
+        param(has("a", "b"), "b", "b", id="by its name"),
+        param(has("a", "b", text=";GPU-a,NVIDIA,1,1:;"), "", "b", id="the only one with GPUs"),
+        param(
+            has("a", "b", text="GPU-a,NVIDIA,1,1:;"),
+            "b",
+            "b",
+            id="it cannot be told which of them has GPUs",
+        ),
+        param(LEFT_OUT, "", "main", id="HAMi leaves out containers without GPUs"),
+        param(
+            replace(
+                RUNNING,
+                containers=(replace(gpus(kind=INIT), name="i"), *RUNNING.containers),
+                annotations={RESIZED: SMALL + SMALL},
+            ),
+            "",
+            "main",
+            id="init containers have ended",
+        ),
+    ],
+)
 def test_the_container_whose_size_changes(one, container, found):
     assert resizable(one, container) == found
 
 
-@pytest.mark.parametrize("one, lines", [
-    param(RUNNING, ["main 3,072 MiB and 20 cores"], id="one"),
-    param(LEFT_OUT, ["main 3,072 MiB and 20 cores"], id="HAMi leaves out containers without GPUs"),
-    param(has("a", "b"), ["? 3,072 MiB and 20 cores"], id="it cannot be told which of them has GPUs"),
-])
+@pytest.mark.parametrize(
+    "one, lines",
+    [
+        param(RUNNING, ["main 3,072 MiB and 20 cores"], id="one"),
+        param(
+            LEFT_OUT, ["main 3,072 MiB and 20 cores"], id="HAMi leaves out containers without GPUs"
+        ),
+        param(
+            has("a", "b"),
+            ["? 3,072 MiB and 20 cores"],
+            id="it cannot be told which of them has GPUs",
+        ),
+    ],
+)
 def test_what_each_container_has(one, lines):
     assert list(size_lines(one, SMALL)) == lines
 
 
-@pytest.mark.parametrize("one, container, why", [
-    param(has("a", "b"), "", "pod default/p has several containers with GPUs: name one of a, b", id="several"),
-    param(has("main"), "mein", "no container with GPUs in pod default/p: mein; did you mean main?", id="unknown"),
-    param(has("main", text=";"), "", "pod default/p holds no GPUs that HAMi has allocated", id="no GPUs"),
-    param(has("main", text="x,"), "", "holds no GPUs", id="an allocation that cannot be read"),
-    param(has("main", node_name=""), "", "is not bound yet: change what its containers request instead", id="waits"),
-    param(has("main", phase="Failed"), "", "has finished", id="finished"),
-])
+@pytest.mark.parametrize(
+    "one, container, why",
+    [
+        param(
+            has("a", "b"),
+            "",
+            "pod default/p has several containers with GPUs: name one of a, b",
+            id="several",
+        ),
+        param(
+            has("main"),
+            "mein",
+            "no container with GPUs in pod default/p: mein; did you mean main?",
+            id="unknown",
+        ),
+        param(
+            has("main", text=";"),
+            "",
+            "pod default/p holds no GPUs that HAMi has allocated",
+            id="no GPUs",
+        ),
+        param(has("main", text="x,"), "", "holds no GPUs", id="an allocation that cannot be read"),
+        param(
+            has("main", node_name=""),
+            "",
+            "is not bound yet: change what its containers request instead",
+            id="waits",
+        ),
+        param(has("main", phase="Failed"), "", "has finished", id="finished"),
+    ],
+)
 def test_pods_that_cannot_be_resized(one, container, why):
     with pytest.raises(HamiError) as caught:
         resizable(one, container)
     assert why in str(caught.value)
 
 
-@pytest.mark.parametrize("annotations, size, text", [
-    param({}, Size(memory_mib=8192, cores=40), '{"main":{"memory":"8192Mi","cores":40}}', id="nothing before"),
-    param({RESIZE: '{"other":{"cores":5}}'}, Size(cores=40), '{"other":{"cores":5},"main":{"cores":40}}',
-          id="for another container"),
-    param({RESIZE: TEXT} | status("Deferred"), Size(cores=10), '{"main":{"memory":"8192Mi","cores":10}}',
-          id="the rest of the same"),
-    param({RESIZE: TEXT}, Size(memory_percent=30), '{"main":{"memory":"30%","cores":40}}', id="percent for MiB"),
-    param({RESIZE: TEXT} | status("Infeasible"), Size(cores=10), '{"main":{"cores":10}}', id="what was refused"),
-    param({RESIZE: "{"}, Size(cores=10), '{"main":{"cores":10}}', id="what cannot be read"),
-])
+@pytest.mark.parametrize(
+    "annotations, size, text",
+    [
+        param(
+            {},
+            Size(memory_mib=8192, cores=40),
+            '{"main":{"memory":"8192Mi","cores":40}}',
+            id="nothing before",
+        ),
+        param(
+            {RESIZE: '{"other":{"cores":5}}'},
+            Size(cores=40),
+            '{"other":{"cores":5},"main":{"cores":40}}',
+            id="for another container",
+        ),
+        param(
+            {RESIZE: TEXT} | status("Deferred"),
+            Size(cores=10),
+            '{"main":{"memory":"8192Mi","cores":10}}',
+            id="the rest of the same",
+        ),
+        param(
+            {RESIZE: TEXT},
+            Size(memory_percent=30),
+            '{"main":{"memory":"30%","cores":40}}',
+            id="percent for MiB",
+        ),
+        param(
+            {RESIZE: TEXT} | status("Infeasible"),
+            Size(cores=10),
+            '{"main":{"cores":10}}',
+            id="what was refused",
+        ),
+        param({RESIZE: "{"}, Size(cores=10), '{"main":{"cores":10}}', id="what cannot be read"),
+    ],
+)
 def test_what_is_asked_for(annotations, size, text):
     sizes = requested_sizes(replace(RUNNING, annotations=annotations), "main", size)
-    assert render_resize(sizes) == text and parse_resize(text) == sizes
+    assert render_resize(sizes) == text
+    assert parse_resize(text) == sizes
 
 
 def followed(*later, timeout_s=60.0, why=lambda ref: ()):
     """Follows a request while the pod becomes each of *later* (annotations, or a pod); returns whether it holds, what
     was said, and the time that it took. The last of *later* stays."""
     asked = replace(RUNNING, annotations=resized(request=TEXT))
-    states = [one if one is None or not isinstance(one, dict) else replace(asked, annotations=asked.annotations | one)
-              for one in later]
+    states = [
+        one
+        if one is None or not isinstance(one, dict)
+        else replace(asked, annotations=asked.annotations | one)
+        for one in later
+    ]
     said, time = [], [0.0]
 
     def sleep(seconds):
         time[0] += seconds
 
-    holds = follow(asked, lambda: states.pop(0) if len(states) > 1 else states[0], said.append, timeout_s=timeout_s,
-                   why=why, clock=lambda: time[0], sleep=sleep)
+    holds = follow(
+        asked,
+        lambda: states.pop(0) if len(states) > 1 else states[0],
+        said.append,
+        timeout_s=timeout_s,
+        why=why,
+        clock=lambda: time[0],
+        sleep=sleep,
+    )
     return holds, said, time[0]
 
 
 def test_each_change_is_said_once():
     grows = {RESIZED: LARGE} | status("Booked")
-    assert followed({}, {}, grows, grows, {RESIZED: LARGE} | status("Applied")) == (True, [
-        "booked, its node has not confirmed it yet: main 8,192 MiB and 40 cores",
-        "applied: main 8,192 MiB and 40 cores"], 2.0)
+    assert followed({}, {}, grows, grows, {RESIZED: LARGE} | status("Applied")) == (
+        True,
+        [
+            "booked, its node has not confirmed it yet: main 8,192 MiB and 40 cores",
+            "applied: main 8,192 MiB and 40 cores",
+        ],
+        2.0,
+    )
 
 
 def test_a_shrink_waits_until_the_container_uses_no_more():
     shrinks = {RESIZED: LARGE, RESIZE_TARGET: SMALL}
-    holds, said, _ = followed(shrinks | status("Booked", "it uses 5,000 MiB"),
-                              shrinks | status("Booked", "it uses 4,000 MiB"), {RESIZED: SMALL} | status("Applied"))
-    assert holds and [text.partition(";")[0] for text in said] == [
-        "pending", "pending", "applied: main 3,072 MiB and 20 cores"]
-    assert "it uses 4,000 MiB" in said[1] and said[1].endswith("main 3,072 MiB and 20 cores")
+    holds, said, _ = followed(
+        shrinks | status("Booked", "it uses 5,000 MiB"),
+        shrinks | status("Booked", "it uses 4,000 MiB"),
+        {RESIZED: SMALL} | status("Applied"),
+    )
+    assert holds
+    assert [text.partition(";")[0] for text in said] == [
+        "pending",
+        "pending",
+        "applied: main 3,072 MiB and 20 cores",
+    ]
+    assert "it uses 4,000 MiB" in said[1]
+    assert said[1].endswith("main 3,072 MiB and 20 cores")
 
 
 def test_why_a_shrink_waits_is_said_in_the_words_of_the_node():
     def why(ref):
-        return [SchedulingEvent("s", "ResizePending", f"{ref.name} uses {text}", 1, "now") for text in ("much", "more")]
+        return [
+            SchedulingEvent("s", "ResizePending", f"{ref.name} uses {text}", 1, "now")
+            for text in ("much", "more")
+        ]
 
     shrinks = {RESIZED: LARGE, RESIZE_TARGET: SMALL} | status("Booked")
     _, said, _ = followed(shrinks, {RESIZED: SMALL} | status("Applied"), why=why)
-    assert ": p uses more: main 3,072 MiB" in said[0] and "uses" not in said[1]
+    assert ": p uses more: main 3,072 MiB" in said[0]
+    assert "uses" not in said[1]
 
 
-@pytest.mark.parametrize("later, said", [
-    param(status("Infeasible", "it is exclusive"), ["infeasible; it is exclusive"], id="infeasible"),
-    param({RESIZE: "{}"}, ["replaced: somebody asks for something else now"], id="another request"),
-])
+@pytest.mark.parametrize(
+    "later, said",
+    [
+        param(
+            status("Infeasible", "it is exclusive"),
+            ["infeasible; it is exclusive"],
+            id="infeasible",
+        ),
+        param(
+            {RESIZE: "{}"}, ["replaced: somebody asks for something else now"], id="another request"
+        ),
+    ],
+)
 def test_requests_that_never_hold(later, said):
     assert followed(later) == (False, said, 0.0)
 
@@ -193,13 +379,21 @@ def test_requests_that_never_hold(later, said):
 def test_a_request_that_does_not_hold_in_time_stands():
     holds, said, time = followed(status("Deferred", "at most 6,000 MiB fit"), timeout_s=7.0)
     assert (holds, time) == (False, 7.0)
-    assert said == ["deferred, it is tried again when something changes; at most 6,000 MiB fit",
-                    "it does not hold after 7 s. The request stands: see hami explain pod p -n default"]
+    assert said == [
+        "deferred, it is tried again when something changes; at most 6,000 MiB fit",
+        "it does not hold after 7 s. The request stands: see hami explain pod p -n default",
+    ]
 
 
-@pytest.mark.parametrize("later", [
-    None, replace(RUNNING, ref=replace(RUNNING.ref, uid="other")), replace(RUNNING, phase="Failed")],
-    ids=["gone", "another of its name", "finished"])
+@pytest.mark.parametrize(
+    "later",
+    [
+        None,
+        replace(RUNNING, ref=replace(RUNNING.ref, uid="other")),
+        replace(RUNNING, phase="Failed"),
+    ],
+    ids=["gone", "another of its name", "finished"],
+)
 def test_a_pod_that_ends(later):
     with pytest.raises(HamiError, match="pod default/p has ended"):
         followed(later)
@@ -224,9 +418,16 @@ def test_the_command_asks_and_says_when_it_holds():
     of = api(applied())
     result = hami("p", "--memory=8Gi", "-n", "default", of=of)
     assert (result.exit_code, result.stdout.splitlines()) == (
-        0, ["requested: main 8Gi", "applied: main 8,192 MiB and 20 cores"])
-    assert of.patches == [{"uid": "uid-default-p", "resourceVersion": "1",
-                           "annotations": {RESIZE: '{"main":{"memory":"8192Mi"}}'}}]
+        0,
+        ["requested: main 8Gi", "applied: main 8,192 MiB and 20 cores"],
+    )
+    assert of.patches == [
+        {
+            "uid": "uid-default-p",
+            "resourceVersion": "1",
+            "annotations": {RESIZE: '{"main":{"memory":"8192Mi"}}'},
+        }
+    ]
 
 
 def test_the_command_reads_the_pod_again_if_others_change_it():
@@ -238,11 +439,16 @@ def test_the_command_reads_the_pod_again_if_others_change_it():
             of.pods[0]["metadata"]["annotations"][RESIZE] = '{"side":{"cores":5}}'
         return of.request(method, *args, **fields)
 
-    result = CliRunner().invoke(main, ["resize", "pod", "p", "--cores=30", "-n=default", "--timeout=0s"],
-                                obj=lambda client: request)
+    result = CliRunner().invoke(
+        main,
+        ["resize", "pod", "p", "--cores=30", "-n=default", "--timeout=0s"],
+        obj=lambda client: request,
+    )
     assert result.exit_code == 1
     assert [(patch["resourceVersion"], patch["annotations"][RESIZE]) for patch in of.patches] == [
-        ("1", '{"main":{"cores":30}}'), ("2", '{"side":{"cores":5},"main":{"cores":30}}')]
+        ("1", '{"main":{"cores":30}}'),
+        ("2", '{"side":{"cores":5},"main":{"cores":30}}'),
+    ]
 
 
 def test_ctrl_c_leaves_the_request():
@@ -253,56 +459,164 @@ def test_ctrl_c_leaves_the_request():
             raise KeyboardInterrupt
         return of.request(method, *args, **fields)
 
-    result = CliRunner().invoke(main, ["resize", "pod", "p", "--cores=30", "-n=default"], obj=lambda client: request)
+    result = CliRunner().invoke(
+        main, ["resize", "pod", "p", "--cores=30", "-n=default"], obj=lambda client: request
+    )
     assert result.exit_code == 130
-    assert result.stdout.splitlines()[-1] == "interrupted. The request stands: see hami explain pod p -n default"
+    assert (
+        result.stdout.splitlines()[-1]
+        == "interrupted. The request stands: see hami explain pod p -n default"
+    )
 
 
 def cluster(*pods, resizes="true", **limits):
-    return FakeApi([node("n1", annotations={NODE_RESIZES: resizes})], list(pods),
-                   [quota("default", **limits)] if limits else [])
+    return FakeApi(
+        [node("n1", annotations={NODE_RESIZES: resizes})],
+        list(pods),
+        [quota("default", **limits)] if limits else [],
+    )
 
 
-@pytest.mark.parametrize("args, of, code, said", [
-    param(["--memory=8Gi", "--cores=40"], cluster(bound("p", "n1", (0, 3072, 20))), 0,
-          "it fits: main 8,192 MiB and 40 cores", id="more"),
-    param(["--memory=10%"], cluster(bound("p", "n1", (0, 3072, 20))), 0, "it fits: main 8,192 MiB and 20 cores",
-          id="percent"),
-    param(["--memory=1Gi"], cluster(bound("p", "n1", (0, 3072, 20))), 0,
-          "pending; 2,048 MiB and 0 cores more than it is to have stay booked until it uses no more: main 1,024 MiB "
-          "and 20 cores", id="less"),
-    param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 20)), bound("q", "n1", (0, 75_000, 20))), 1,
-          "at most 6920 MiB and 80 percent fit", id="beside others"),
-    param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 20)), gpumem=5000), 1, "at most 5000 MiB", id="quota"),
-    param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 20)), resizes="false"), 1,
-          "the device plugin of node n1 does not change", id="a node that does not resize"),
-    param(["--memory=8Gi"], cluster(bound("p", "n1", (0, 3072, 100))), 1, "infeasible; container main has", id="whole"),
-    param(["--memory=8Gi"], cluster(bound("q", "n1", (0, 3072, 20))), 1, "there is no pod p with devices in namespace",
-          id="no such pod"),
-])
+@pytest.mark.parametrize(
+    "args, of, code, said",
+    [
+        param(
+            ["--memory=8Gi", "--cores=40"],
+            cluster(bound("p", "n1", (0, 3072, 20))),
+            0,
+            "it fits: main 8,192 MiB and 40 cores",
+            id="more",
+        ),
+        param(
+            ["--memory=10%"],
+            cluster(bound("p", "n1", (0, 3072, 20))),
+            0,
+            "it fits: main 8,192 MiB and 20 cores",
+            id="percent",
+        ),
+        param(
+            ["--memory=1Gi"],
+            cluster(bound("p", "n1", (0, 3072, 20))),
+            0,
+            "pending; 2,048 MiB and 0 cores more than it is to have stay booked until it uses no more: main 1,024 MiB "
+            "and 20 cores",
+            id="less",
+        ),
+        param(
+            ["--memory=8Gi"],
+            cluster(bound("p", "n1", (0, 3072, 20)), bound("q", "n1", (0, 75_000, 20))),
+            1,
+            "at most 6920 MiB and 80 percent fit",
+            id="beside others",
+        ),
+        param(
+            ["--memory=8Gi"],
+            cluster(bound("p", "n1", (0, 3072, 20)), gpumem=5000),
+            1,
+            "at most 5000 MiB",
+            id="quota",
+        ),
+        param(
+            ["--memory=8Gi"],
+            cluster(bound("p", "n1", (0, 3072, 20)), resizes="false"),
+            1,
+            "the device plugin of node n1 does not change",
+            id="a node that does not resize",
+        ),
+        param(
+            ["--memory=8Gi"],
+            cluster(bound("p", "n1", (0, 3072, 100))),
+            1,
+            "infeasible; container main has",
+            id="whole",
+        ),
+        param(
+            ["--memory=8Gi"],
+            cluster(bound("q", "n1", (0, 3072, 20))),
+            1,
+            "there is no pod p with devices in namespace",
+            id="no such pod",
+        ),
+    ],
+)
 def test_what_would_be_decided_and_nothing_is_written(args, of, code, said, tmp_path):
     result = hami("p", "-n=default", "--dry-run", *args, of=of)
-    assert result.exit_code == code and said in result.output and of.patches == []
-    (path := tmp_path / "snapshot").write_bytes(CliRunner().invoke(
-        main, ["snapshot"], obj=lambda client: of.request).stdout_bytes)
-    assert hami("p", "-n=default", "--dry-run", *args, f"--snapshot={path}", of=FakeApi()).output == result.output
+    assert result.exit_code == code
+    assert said in result.output
+    assert of.patches == []
+    (path := tmp_path / "snapshot").write_bytes(
+        CliRunner().invoke(main, ["snapshot"], obj=lambda client: of.request).stdout_bytes
+    )
+    assert (
+        hami("p", "-n=default", "--dry-run", *args, f"--snapshot={path}", of=FakeApi()).output
+        == result.output
+    )
 
 
-@pytest.mark.parametrize("args, of, code, said", [
-    param(["p", "-n", "default"], api(), 2, "expected --memory, --cores or both", id="nothing asked for"),
-    param(["p", "--cores=0"], api(), 2, "0 is not in the range 1<=x<=100", id="cores"),
-    param(["p", "--memory=8"], api(), 1, "expected a unit: 8Mi for MiB", id="no unit"),
-    param(["p", "--memory=8Gi", "--timeout=x"], api(), 2, "expected numbers with units", id="timeout"),
-    param(["q", "--memory=8Gi"], api(), 1, "error: there is no pod q in namespace team", id="no such pod"),
-    param(["p", "--memory=8Gi", "-A"], api(), 1, "a pod has one namespace: use -n", id="all namespaces"),
-    param(["w", "--memory=8Gi"], FakeApi([node("n1")], [pending("w", "team", gpu=1)]), 1, "is not bound yet",
-          id="waits"),
-    param(["p", "--memory=8Gi", "--snapshot=x"], api(), 1, "only --dry-run answers from one", id="snapshot"),
-    param(["p", "-n=default", "--cores=9"], api(errors={"/api/v1/namespaces/default/pods/p": refused("get")}), 1,
-          "you may not get pods in namespace default", id="no right"),
-    param(["p", "-n=default", "--memory=8Gi"], api(applied(state="Infeasible", message="all is taken")), 1,
-          "infeasible; all is taken", id="infeasible"),
-])
+@pytest.mark.parametrize(
+    "args, of, code, said",
+    [
+        param(
+            ["p", "-n", "default"],
+            api(),
+            2,
+            "expected --memory, --cores or both",
+            id="nothing asked for",
+        ),
+        param(["p", "--cores=0"], api(), 2, "0 is not in the range 1<=x<=100", id="cores"),
+        param(["p", "--memory=8"], api(), 1, "expected a unit: 8Mi for MiB", id="no unit"),
+        param(
+            ["p", "--memory=8Gi", "--timeout=x"],
+            api(),
+            2,
+            "expected numbers with units",
+            id="timeout",
+        ),
+        param(
+            ["q", "--memory=8Gi"],
+            api(),
+            1,
+            "error: there is no pod q in namespace team",
+            id="no such pod",
+        ),
+        param(
+            ["p", "--memory=8Gi", "-A"],
+            api(),
+            1,
+            "a pod has one namespace: use -n",
+            id="all namespaces",
+        ),
+        param(
+            ["w", "--memory=8Gi"],
+            FakeApi([node("n1")], [pending("w", "team", gpu=1)]),
+            1,
+            "is not bound yet",
+            id="waits",
+        ),
+        param(
+            ["p", "--memory=8Gi", "--snapshot=x"],
+            api(),
+            1,
+            "only --dry-run answers from one",
+            id="snapshot",
+        ),
+        param(
+            ["p", "-n=default", "--cores=9"],
+            api(errors={"/api/v1/namespaces/default/pods/p": refused("get")}),
+            1,
+            "you may not get pods in namespace default",
+            id="no right",
+        ),
+        param(
+            ["p", "-n=default", "--memory=8Gi"],
+            api(applied(state="Infeasible", message="all is taken")),
+            1,
+            "infeasible; all is taken",
+            id="infeasible",
+        ),
+    ],
+)
 def test_commands_that_fail(args, of, code, said):
     result = hami(*args, of=of)
-    assert result.exit_code == code and said in result.output
+    assert result.exit_code == code
+    assert said in result.output

@@ -5,11 +5,17 @@ import threading
 
 
 def obj(name, version, **more):
-    return {"metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)}, **more}
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": str(version)},
+        **more,
+    }
 
 
 def page(*objects, version=100, token=""):
-    return {"metadata": {"resourceVersion": str(version), "continue": token}, "items": list(objects)}
+    return {
+        "metadata": {"resourceVersion": str(version), "continue": token},
+        "items": list(objects),
+    }
 
 
 def event(kind, thing):
@@ -17,7 +23,11 @@ def event(kind, thing):
 
 
 def bookmark(version):
-    thing = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}, "spec": {"containers": None}}
+    thing = {
+        "kind": "Pod",
+        "metadata": {"resourceVersion": str(version)},
+        "spec": {"containers": None},
+    }
     return event("BOOKMARK", thing)
 
 

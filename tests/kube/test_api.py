@@ -42,7 +42,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self):
         length = int(self.headers.get("Content-Length") or 0)
-        self.server.requests.append((self.command, self.path, dict(self.headers), self.rfile.read(length)))
+        self.server.requests.append(
+            (self.command, self.path, dict(self.headers), self.rfile.read(length))
+        )
         status, body, *headers = self.server.answers.pop(0)
         self.send_response(status)
         for header in headers:
@@ -96,7 +98,10 @@ def test_an_api_server_may_live_below_a_path(server, prefix):
     made.request("GET", "/api", query={"a": "b c"})
     with made.stream("/api", {}, read_timeout=5) as lines:
         assert list(lines) == [b"{}"]
-    assert [path for _, path, *_ in server.requests] == [prefix.rstrip("/") + "/api?a=b+c", prefix.rstrip("/") + "/api"]
+    assert [path for _, path, *_ in server.requests] == [
+        prefix.rstrip("/") + "/api?a=b+c",
+        prefix.rstrip("/") + "/api",
+    ]
 
 
 def test_a_proxy_gets_the_whole_address(server):
@@ -119,26 +124,57 @@ def watch(server, *chunks, read_timeout=10.0):
 
 def test_bytes_in_bytes_out(server):
     server.answers.append((201, b'{"made": true}'))
-    answer = api(server).request("PATCH", "/p", query={"a": "b c"}, body=b"{}", content_type=MERGE_PATCH)
+    answer = api(server).request(
+        "PATCH", "/p", query={"a": "b c"}, body=b"{}", content_type=MERGE_PATCH
+    )
     assert answer == b'{"made": true}'
     [(method, path, headers, body)] = server.requests
-    assert (method, path, headers["Content-Type"], body) == ("PATCH", "/p?a=b+c", MERGE_PATCH, b"{}")
+    assert (method, path, headers["Content-Type"], body) == (
+        "PATCH",
+        "/p?a=b+c",
+        MERGE_PATCH,
+        b"{}",
+    )
 
 
-@pytest.mark.parametrize(("status", "kind"), [(400, ClusterError), (403, ClusterError), (404, NotFound),
-                                              (409, Conflict), (410, Gone), (422, ClusterError), (503, ClusterError)])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, ClusterError),
+        (403, ClusterError),
+        (404, NotFound),
+        (409, Conflict),
+        (410, Gone),
+        (422, ClusterError),
+        (503, ClusterError),
+    ],
+)
 def test_a_refusal_says_what_the_status_says(server, status, kind):
     server.answers.append((status, json.dumps({"kind": "Status", "message": "because"}).encode()))
     with pytest.raises(ClusterError, match=f"GET /x: {status}: because") as caught:
         api(server).request("GET", "/x")
-    assert type(caught.value) is kind and caught.value.status == status
+    assert type(caught.value) is kind
+    assert caught.value.status == status
 
 
-@pytest.mark.parametrize(("status", "header", "seconds"), [
-    (429, "7", 7.0), (429, None, 1.0), (429, "", 1.0), (429, "-7", 1.0), (429, "Wed, 21 Oct 2026 07:28:00 GMT", 1.0),
-    (429, "86400", 30.0), (503, "2", 2.0), (503, None, 0.0), (409, None, 0.0)])
+@pytest.mark.parametrize(
+    ("status", "header", "seconds"),
+    [
+        (429, "7", 7.0),
+        (429, None, 1.0),
+        (429, "", 1.0),
+        (429, "-7", 1.0),
+        (429, "Wed, 21 Oct 2026 07:28:00 GMT", 1.0),
+        (429, "86400", 30.0),
+        (503, "2", 2.0),
+        (503, None, 0.0),
+        (409, None, 0.0),
+    ],
+)
 def test_a_server_says_how_long_to_wait(server, status, header, seconds):
-    server.answers.append((status, b"{}", *([("Retry-After", header)] if header is not None else [])))
+    server.answers.append(
+        (status, b"{}", *([("Retry-After", header)] if header is not None else []))
+    )
     with pytest.raises(ClusterError) as caught:
         api(server).request("GET", "/x")
     assert caught.value.retry_after_s == seconds
@@ -164,13 +200,15 @@ def test_a_write_that_gets_its_connection_too_late_is_not_sent(monkeypatch):
     connect = HTTPConnection.connect
     monkeypatch.setattr(HTTPConnection, "connect", lambda self: (time.sleep(0.06), connect(self)))
     error, received = silent_server()
-    assert is_unsent(error) and b"{}" not in received
+    assert is_unsent(error)
+    assert b"{}" not in received
 
 
 def test_a_write_that_timed_out_is_discarded_by_the_kernel_too():
     """Otherwise it would be sent again until the network is back, and arrive then: hence the reset."""
     error, received = silent_server()
-    assert not is_unsent(error) and received.endswith(b"{}")
+    assert not is_unsent(error)
+    assert received.endswith(b"{}")
 
 
 @pytest.mark.parametrize("body", [b"<html>bad gateway", b"[]", b'{"message": null}'])
@@ -185,32 +223,41 @@ def test_a_hung_server_is_noticed(server):
     server.answers.append((200, [server.over.wait]))
     with pytest.raises(ClusterError, match="timed out") as caught:
         api(server, timeout=30).request("POST", "/x", body=b"{}", timeout=0.05)
-    assert caught.value.status is None and caught.value.__cause__ is not None
-    assert not is_unsent(caught.value) and not is_disconnect(caught.value)
+    assert caught.value.status is None
+    assert caught.value.__cause__ is not None
+    assert not is_unsent(caught.value)
+    assert not is_disconnect(caught.value)
 
 
 def test_a_refused_connection_is_known_to_have_done_nothing(server):
     dead = Api(Configuration(host="http://127.0.0.1:1"))
     with pytest.raises(ClusterError) as caught:
         dead.request("POST", "/x", body=b"{}")
-    assert caught.value.status is None and is_unsent(caught.value)
+    assert caught.value.status is None
+    assert is_unsent(caught.value)
 
 
 def test_a_broken_answer_is_a_disconnect_and_nothing_is_sent_twice(server):
     server.answers.append((200, [b"half", RESET]))
     with pytest.raises(ClusterError) as caught:
         api(server).request("POST", "/x", body=b"{}")
-    assert is_disconnect(caught.value) and not is_unsent(caught.value) and len(server.requests) == 1
+    assert is_disconnect(caught.value)
+    assert not is_unsent(caught.value)
+    assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.0, ["bearer one", "bearer two"]), (1000.0, ["bearer one"] * 2)])
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0.0, ["bearer one", "bearer two"]), (1000.0, ["bearer one"] * 2)]
+)
 def test_credentials_are_asked_for_again_after_some_time(server, monkeypatch, seconds, expected):
     """Tokens of service accounts rotate; the client's hook knows."""
     monkeypatch.setattr("hami.kube.api.CREDENTIALS_S", seconds)
     tokens = iter(["bearer one", "bearer two"])
     configuration = Configuration(host=f"http://127.0.0.1:{server.server_port}")
     configuration.api_key["authorization"] = "bearer old"
-    configuration.refresh_api_key_hook = lambda config: config.api_key.update(authorization=next(tokens))
+    configuration.refresh_api_key_hook = lambda config: config.api_key.update(
+        authorization=next(tokens)
+    )
     server.answers += [(200, b"{}")] * 2
     client = Api(configuration)
     client.request("GET", "/x"), client.request("GET", "/x")
@@ -241,11 +288,18 @@ def test_the_token_of_the_pod_is_read_again_whatever_the_time_of_day(tmp_path, m
     monkeypatch.delenv("KUBECONFIG", raising=False)
     configuration = Api.connect()._configuration
     token.write_text("two")
-    assert [setting["value"] for setting in configuration.auth_settings().values()] == ["bearer two"]
+    assert [setting["value"] for setting in configuration.auth_settings().values()] == [
+        "bearer two"
+    ]
 
 
-@pytest.mark.parametrize("user", [pytest.param({"token": "secret"}, id="bearer"),
-                                  pytest.param({"username": "u", "password": "p"}, id="basic")])
+@pytest.mark.parametrize(
+    "user",
+    [
+        pytest.param({"token": "secret"}, id="bearer"),
+        pytest.param({"username": "u", "password": "p"}, id="basic"),
+    ],
+)
 def test_connect_uses_the_kubeconfig_named_by_the_environment(server, user, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", _kubeconfig(tmp_path, server, user))
     server.answers.append((200, b"{}"))
@@ -264,7 +318,9 @@ def test_connect_falls_back_to_the_kubeconfig_at_home(server, tmp_path, monkeypa
     assert Api.connect().request("GET", "/x") == b"{}"
 
 
-@pytest.mark.parametrize(("kubeconfig", "said"), [("", "KUBECONFIG is not set"), ("/no/such/file", "/no/such/file")])
+@pytest.mark.parametrize(
+    ("kubeconfig", "said"), [("", "KUBECONFIG is not set"), ("/no/such/file", "/no/such/file")]
+)
 def test_connect_says_what_is_missing(kubeconfig, said, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", kubeconfig)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -303,19 +359,28 @@ def test_a_line_is_yielded_before_the_next_one_arrives(server):
         assert next(lines) == b"two"
 
 
-@pytest.mark.parametrize("chunks", [pytest.param([b"one\ntw", RESET], id="cut within a line"),
-                                    pytest.param([b"one\n", RESET], id="cut between lines"),
-                                    pytest.param([b"one\ntw"], id="ended within a line")])
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param([b"one\ntw", RESET], id="cut within a line"),
+        pytest.param([b"one\n", RESET], id="cut between lines"),
+        pytest.param([b"one\ntw"], id="ended within a line"),
+    ],
+)
 def test_a_broken_watch_is_an_error_after_its_whole_lines(server, chunks):
     seen = []
     with pytest.raises(ClusterError) as caught, watch(server, *chunks) as lines:
         for line in lines:
             seen.append(line)
-    assert seen == [b"one"] and caught.value.status is None
+    assert seen == [b"one"]
+    assert caught.value.status is None
 
 
 def test_a_silent_watch_is_an_error(server):
-    with pytest.raises(ClusterError, match="timed out"), watch(server, server.over.wait, read_timeout=0.05) as lines:
+    with (
+        pytest.raises(ClusterError, match="timed out"),
+        watch(server, server.over.wait, read_timeout=0.05) as lines,
+    ):
         list(lines)
 
 
@@ -363,30 +428,59 @@ def test_a_reflector_over_real_sockets(server):
 
     check = 200, json.dumps(page(version=150)).encode()
     server.answers += [
-        (200, json.dumps(page(obj("a", 1), token="t")).encode()), (200, json.dumps(page(obj("b", 2))).encode()),
-        (200, [lines(event("ADDED", obj("c", 101))), lines(event("DELETED", obj("a", 102)))[:30], RESET]),
-        check, (200, [lines(event("DELETED", obj("a", 102)), bookmark(110))]), check,
+        (200, json.dumps(page(obj("a", 1), token="t")).encode()),
+        (200, json.dumps(page(obj("b", 2))).encode()),
+        (
+            200,
+            [
+                lines(event("ADDED", obj("c", 101))),
+                lines(event("DELETED", obj("a", 102)))[:30],
+                RESET,
+            ],
+        ),
+        check,
+        (200, [lines(event("DELETED", obj("a", 102)), bookmark(110))]),
+        check,
         (410, b'{"message": "expired"}'),
         (200, json.dumps(page(obj("d", 5), version=200)).encode()),
-        (200, [lines(event("ADDED", obj("e", 201))), server.over.wait])]
-    things = WatchedResource(name="things", path="/things", parse=lambda raw: json.loads(raw)["metadata"],
-                             key=lambda item: item["name"])
+        (200, [lines(event("ADDED", obj("e", 201))), server.over.wait]),
+    ]
+    things = WatchedResource(
+        name="things",
+        path="/things",
+        parse=lambda raw: json.loads(raw)["metadata"],
+        key=lambda item: item["name"],
+    )
     reflector = Reflector(api(server), things, Sink(), resumes=True)
     thread = threading.Thread(target=reflector.run)
     thread.start()
     assert done.wait(10)
     reflector.stop()
     thread.join(10)
-    assert not thread.is_alive() and state == {"d": "5", "e": "201"}
-    versions = [path.partition("resourceVersion=")[2].partition("&")[0] for _, path, _, _ in server.requests]
+    assert not thread.is_alive()
+    assert state == {"d": "5", "e": "201"}
+    versions = [
+        path.partition("resourceVersion=")[2].partition("&")[0] for _, path, _, _ in server.requests
+    ]
     assert versions == ["", "", "100", "", "101", "", "110", "", "200"]
 
 
 def _kubeconfig(folder, server, user):
     """A kubeconfig for *server*; the client also reads JSON, being YAML."""
     path = folder / "kubeconfig"
-    path.write_text(json.dumps({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c", "preferences": {},
-        "clusters": [{"name": "k", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}], "users": [{"name": "u", "user": user}]}))
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "c",
+                "preferences": {},
+                "clusters": [
+                    {"name": "k", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+                ],
+                "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+                "users": [{"name": "u", "user": user}],
+            }
+        )
+    )
     return str(path)

@@ -19,10 +19,25 @@ REF = PodRef("team", "train", "uid-1")
 POD_PATH = "/api/v1/namespaces/team/pods/train"
 POD = {"metadata": {"namespace": "team", "name": "train", "uid": "uid-1", "resourceVersion": "7"}}
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/hami/leases"
-LEASE = {"kind": "Lease", "metadata": {"namespace": "hami", "name": "s", "resourceVersion": "5", "labels": {"l": "v"},
-                                       "ownerReferences": [{"uid": "o"}], "managedFields": [{}]},
-         "spec": {"holderIdentity": "a", "leaseDurationSeconds": 10, "leaseTransitions": 3, "strategy": "x",
-                  "acquireTime": "2026-01-01T00:00:00.000001Z", "renewTime": "2026-01-01T00:00:09.000001Z"}}
+LEASE = {
+    "kind": "Lease",
+    "metadata": {
+        "namespace": "hami",
+        "name": "s",
+        "resourceVersion": "5",
+        "labels": {"l": "v"},
+        "ownerReferences": [{"uid": "o"}],
+        "managedFields": [{}],
+    },
+    "spec": {
+        "holderIdentity": "a",
+        "leaseDurationSeconds": 10,
+        "leaseTransitions": 3,
+        "strategy": "x",
+        "acquireTime": "2026-01-01T00:00:00.000001Z",
+        "renewTime": "2026-01-01T00:00:09.000001Z",
+    },
+}
 
 
 class ScriptedApi:
@@ -31,8 +46,12 @@ class ScriptedApi:
     def __init__(self, *answers):
         self.answers, self.calls, self.queries = list(answers), [], []
 
-    def request(self, method, path, *, query=None, body=None, content_type="application/json", timeout=None):
-        self.calls.append((method, path, content_type, None if body is None else json.loads(body), timeout))
+    def request(
+        self, method, path, *, query=None, body=None, content_type="application/json", timeout=None
+    ):
+        self.calls.append(
+            (method, path, content_type, None if body is None else json.loads(body), timeout)
+        )
         self.queries.append(query)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -60,12 +79,18 @@ def test_reads():
     api, cluster = talk(POD, {"metadata": {"name": "gpu-0"}})
     assert cluster.pod("team", "train").ref == REF
     assert cluster.node("gpu-0").name == "gpu-0"
-    assert api.calls == [("GET", POD_PATH, "application/json", None, None),
-                         ("GET", "/api/v1/nodes/gpu-0", "application/json", None, None)]
+    assert api.calls == [
+        ("GET", POD_PATH, "application/json", None, None),
+        ("GET", "/api/v1/nodes/gpu-0", "application/json", None, None),
+    ]
 
 
 def test_the_environment_is_that_of_exactly_this_pod():
-    spec = {"containers": [{"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {}}]}]}
+    spec = {
+        "containers": [
+            {"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {}}]}
+        ]
+    }
     _, cluster = talk(POD | {"spec": spec}, POD | {"spec": spec}, POD, NotFound("no", 404))
     assert cluster.environment(REF, "c") == {"A": "1"}
     assert cluster.environment(REF, "d") == {}
@@ -75,7 +100,9 @@ def test_the_environment_is_that_of_exactly_this_pod():
         cluster.environment(REF, "c")
 
 
-@pytest.mark.parametrize("read", [lambda c: c.pod("n", "p"), lambda c: c.node("n"), lambda c: c.lease("n", "l")])
+@pytest.mark.parametrize(
+    "read", [lambda c: c.pod("n", "p"), lambda c: c.node("n"), lambda c: c.lease("n", "l")]
+)
 def test_what_does_not_exist_is_none(read):
     assert read(talk(NotFound("no", 404))[1]) is None
 
@@ -83,14 +110,29 @@ def test_what_does_not_exist_is_none(read):
 def test_annotate_pod_names_the_pod_by_uid():
     api, cluster = talk(POD)
     assert cluster.annotate_pod(REF, {"a": "1", "b": None}, {"l": "v"}).resource_version == "7"
-    assert api.calls == [("PATCH", POD_PATH, "application/merge-patch+json", {"metadata": {
-        "uid": "uid-1", "annotations": {"a": "1", "b": None}, "labels": {"l": "v"}}}, None)]
+    assert api.calls == [
+        (
+            "PATCH",
+            POD_PATH,
+            "application/merge-patch+json",
+            {
+                "metadata": {
+                    "uid": "uid-1",
+                    "annotations": {"a": "1", "b": None},
+                    "labels": {"l": "v"},
+                }
+            },
+            None,
+        )
+    ]
 
 
 def test_annotate_pod_compares_and_swaps_when_asked():
     api, cluster = talk(POD)
     cluster.annotate_pod(REF, {"a": "1"}, resource_version="6")
-    assert api.calls[0][3] == {"metadata": {"uid": "uid-1", "annotations": {"a": "1"}, "resourceVersion": "6"}}
+    assert api.calls[0][3] == {
+        "metadata": {"uid": "uid-1", "annotations": {"a": "1"}, "resourceVersion": "6"}
+    }
 
 
 def test_annotate_pod_makes_one_attempt_within_a_time():
@@ -102,13 +144,18 @@ def test_annotate_pod_makes_one_attempt_within_a_time():
     assert len(api.calls) == 2
 
 
-@pytest.mark.parametrize(("message", "kind"), [
-    ('Pod "train" is invalid: metadata.uid: Invalid value: "x": field is immutable', Conflict),
-    ('Pod "train" is invalid: metadata.labels: Invalid value', ClusterError)])
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ('Pod "train" is invalid: metadata.uid: Invalid value: "x": field is immutable', Conflict),
+        ('Pod "train" is invalid: metadata.labels: Invalid value', ClusterError),
+    ],
+)
 def test_a_later_pod_of_that_name_is_a_conflict(message, kind):
     with pytest.raises(ClusterError) as caught:
         talk(ClusterError(message, 422))[1].annotate_pod(REF, {})
-    assert type(caught.value) is kind and caught.value.status == 422
+    assert type(caught.value) is kind
+    assert caught.value.status == 422
 
 
 @pytest.mark.parametrize(("version", "extra"), [("", {}), ("9", {"resourceVersion": "9"})])
@@ -121,35 +168,68 @@ def test_annotate_node_compares_and_swaps_when_asked(version, extra):
 def test_capacity_is_published_in_the_status():
     api, cluster = talk({"metadata": {"name": "gpu-0"}})
     cluster.publish_capacity("gpu-0", {"r": "1", "s": None}, {"a": "r"})
-    assert api.calls == [("PATCH", "/api/v1/nodes/gpu-0/status", "application/merge-patch+json", {
-        "metadata": {"annotations": {"a": "r"}},
-        "status": {"capacity": {"r": "1", "s": None}, "allocatable": {"r": "1", "s": None}}}, None)]
+    assert api.calls == [
+        (
+            "PATCH",
+            "/api/v1/nodes/gpu-0/status",
+            "application/merge-patch+json",
+            {
+                "metadata": {"annotations": {"a": "r"}},
+                "status": {"capacity": {"r": "1", "s": None}, "allocatable": {"r": "1", "s": None}},
+            },
+            None,
+        )
+    ]
 
 
 def test_bind_carries_everything_in_one_write():
     api, cluster = talk({"kind": "Status"})
     cluster.bind(REF, "gpu-0", {"a": "1"}, {"l": "v"}, timeout=2)
-    assert api.calls == [("POST", POD_PATH + "/binding", "application/json", {
-        "apiVersion": "v1", "kind": "Binding",
-        "metadata": {"namespace": "team", "name": "train", "uid": "uid-1", "annotations": {"a": "1"},
-                     "labels": {"l": "v"}},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": "gpu-0"}}, 2)]
+    assert api.calls == [
+        (
+            "POST",
+            POD_PATH + "/binding",
+            "application/json",
+            {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {
+                    "namespace": "team",
+                    "name": "train",
+                    "uid": "uid-1",
+                    "annotations": {"a": "1"},
+                    "labels": {"l": "v"},
+                },
+                "target": {"apiVersion": "v1", "kind": "Node", "name": "gpu-0"},
+            },
+            2,
+        )
+    ]
 
 
 def test_events():
     api, cluster = talk(b"{}", b"{}")
     cluster.create_event("team", {"x": 1})
     cluster.patch_event("team", "e.1", {"count": 2})
-    assert [call[:2] for call in api.calls] == [("POST", "/api/v1/namespaces/team/events"),
-                                                ("PATCH", "/api/v1/namespaces/team/events/e.1")]
+    assert [call[:2] for call in api.calls] == [
+        ("POST", "/api/v1/namespaces/team/events"),
+        ("PATCH", "/api/v1/namespaces/team/events/e.1"),
+    ]
 
 
 def test_a_lease_is_read_and_only_what_we_know_of_it_is_changed():
     api, cluster = talk(LEASE, LEASE)
     lease = cluster.lease("hami", "s")
-    assert lease == LeaseRecord(namespace="hami", name="s", holder="a", duration_s=10, transitions=3,
-                                acquire_time="2026-01-01T00:00:00.000001Z", renew_time="2026-01-01T00:00:09.000001Z",
-                                resource_version="5")
+    assert lease == LeaseRecord(
+        namespace="hami",
+        name="s",
+        holder="a",
+        duration_s=10,
+        transitions=3,
+        acquire_time="2026-01-01T00:00:00.000001Z",
+        renew_time="2026-01-01T00:00:09.000001Z",
+        resource_version="5",
+    )
     cluster.write_lease(replace(lease, holder="", duration_s=1, annotations={"k": "v"}))
     method, path, content_type, body, _ = api.calls[1]
     assert (method, path, content_type) == ("PATCH", f"{LEASES}/s", MERGE_PATCH)
@@ -162,9 +242,15 @@ def test_a_lease_is_created_without_what_is_not_given():
     api, cluster = talk(LEASE)
     cluster.write_lease(LeaseRecord(namespace="hami", name="s", holder="a", duration_s=10))
     method, path, _, body, _ = api.calls[0]
-    assert (method, path) == ("POST", LEASES) and "resourceVersion" not in body["metadata"]
-    assert body["spec"] == {"holderIdentity": "a", "leaseDurationSeconds": 10, "leaseTransitions": 0,
-                            "acquireTime": None, "renewTime": None}
+    assert (method, path) == ("POST", LEASES)
+    assert "resourceVersion" not in body["metadata"]
+    assert body["spec"] == {
+        "holderIdentity": "a",
+        "leaseDurationSeconds": 10,
+        "leaseTransitions": 0,
+        "acquireTime": None,
+        "renewTime": None,
+    }
 
 
 @pytest.mark.parametrize("spec", [{}, {"spec": None}, {"spec": {"holderIdentity": None}}])
@@ -179,10 +265,13 @@ def test_a_malformed_lease_is_named(data):
         talk(data)[1].lease("hami", "s")
 
 
-@pytest.mark.parametrize("error", [REFUSED, BROKEN, ClusterError("429", 429), ClusterError("503", 503)], ids=str)
+@pytest.mark.parametrize(
+    "error", [REFUSED, BROKEN, ClusterError("429", 429), ClusterError("503", 503)], ids=str
+)
 def test_a_read_is_repeated_for_a_moment(error):
     api, cluster = talk(error, error, POD)
-    assert cluster.pod("team", "train").ref == REF and len(api.calls) == 3
+    assert cluster.pod("team", "train").ref == REF
+    assert len(api.calls) == 3
 
 
 @pytest.mark.parametrize("error", [LATE, ClusterError("403", 403)], ids=str)
@@ -210,12 +299,15 @@ def test_a_write_is_repeated_when_the_server_has_not_taken_it_up(write, error):
 
 
 @pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("error", [BROKEN, LATE, ClusterError("500", 500), Conflict("409", 409)], ids=str)
+@pytest.mark.parametrize(
+    "error", [BROKEN, LATE, ClusterError("500", 500), Conflict("409", 409)], ids=str
+)
 def test_a_write_that_may_have_happened_is_not_repeated(write, error):
     api, cluster = talk(error)
     with pytest.raises(ClusterError) as caught:
         write(cluster)
-    assert caught.value is error and len(api.calls) == 1
+    assert caught.value is error
+    assert len(api.calls) == 1
 
 
 def test_repeating_ends():
@@ -225,9 +317,15 @@ def test_repeating_ends():
     assert len(api.calls) == 3
 
 
-@pytest.mark.parametrize("call", [lambda c: c.lease("n", "l"), lambda c: c.write_lease(LeaseRecord(
-    namespace="n", name="l")), lambda c: c.write_lease(LeaseRecord(namespace="n", name="l", resource_version="5")),
-    lambda c: c.bind(REF, "n", {}, {})])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.lease("n", "l"),
+        lambda c: c.write_lease(LeaseRecord(namespace="n", name="l")),
+        lambda c: c.write_lease(LeaseRecord(namespace="n", name="l", resource_version="5")),
+        lambda c: c.bind(REF, "n", {}, {}),
+    ],
+)
 def test_elections_and_binds_repeat_by_themselves(call):
     api, cluster = talk(REFUSED)
     with pytest.raises(ClusterError):
@@ -247,13 +345,22 @@ def test_a_name_stays_one_segment():
     assert api.calls[0][1] == "/api/v1/namespaces/team/pods/a%2F..%2Fb%3Fx%3Dy"
 
 
-@pytest.mark.parametrize(("read", "path", "query"), [
-    (lambda c: c.pods_on("gpu-0"), "/api/v1/pods", {"fieldSelector": "spec.nodeName=gpu-0"}),
-    (lambda c: c.pods_labeled("team", "a=b"), "/api/v1/namespaces/team/pods", {"labelSelector": "a=b"})])
+@pytest.mark.parametrize(
+    ("read", "path", "query"),
+    [
+        (lambda c: c.pods_on("gpu-0"), "/api/v1/pods", {"fieldSelector": "spec.nodeName=gpu-0"}),
+        (
+            lambda c: c.pods_labeled("team", "a=b"),
+            "/api/v1/namespaces/team/pods",
+            {"labelSelector": "a=b"},
+        ),
+    ],
+)
 def test_pods_are_selected_by_the_server(read, path, query):
     api, cluster = talk({"metadata": {}, "items": [POD]})
     assert [pod.ref for pod in read(cluster)] == [REF]
-    assert api.calls[0][1] == path and api.queries == [query]
+    assert api.calls[0][1] == path
+    assert api.queries == [query]
 
 
 def test_a_malformed_list_is_named():
@@ -262,8 +369,11 @@ def test_a_malformed_list_is_named():
 
 
 def calls(of):
-    return {name: [(p.name, p.kind) for p in inspect.signature(f).parameters.values()]
-            for name, f in inspect.getmembers(of, inspect.isfunction) if not name.startswith("_")}
+    return {
+        name: [(p.name, p.kind) for p in inspect.signature(f).parameters.values()]
+        for name, f in inspect.getmembers(of, inspect.isfunction)
+        if not name.startswith("_")
+    }
 
 
 @pytest.mark.parametrize("name", sorted(calls(Cluster)))
@@ -276,20 +386,48 @@ def test_an_eviction_is_a_condition_and_a_deletion_of_exactly_this_pod():
     cluster.nominate(REF, "n1")
     cluster.mark_preempted(REF, "why", datetime(2026, 1, 1, tzinfo=UTC))
     cluster.evict(REF, 30)
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "why",
-                 "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "PreemptionByScheduler",
+        "message": "why",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
     assert [call[:4] for call in api.calls] == [
-        ("PATCH", f"{POD_PATH}/status", MERGE_PATCH,
-         {"metadata": {"uid": "uid-1"}, "status": {"nominatedNodeName": "n1"}}),
-        ("PATCH", f"{POD_PATH}/status", STRATEGIC_MERGE_PATCH,
-         {"metadata": {"uid": "uid-1"}, "status": {"conditions": [condition]}}),
-        ("DELETE", POD_PATH, "application/json",
-         {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "uid-1"}, "gracePeriodSeconds": 30})]
+        (
+            "PATCH",
+            f"{POD_PATH}/status",
+            MERGE_PATCH,
+            {"metadata": {"uid": "uid-1"}, "status": {"nominatedNodeName": "n1"}},
+        ),
+        (
+            "PATCH",
+            f"{POD_PATH}/status",
+            STRATEGIC_MERGE_PATCH,
+            {"metadata": {"uid": "uid-1"}, "status": {"conditions": [condition]}},
+        ),
+        (
+            "DELETE",
+            POD_PATH,
+            "application/json",
+            {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "preconditions": {"uid": "uid-1"},
+                "gracePeriodSeconds": 30,
+            },
+        ),
+    ]
 
 
-@pytest.mark.parametrize("act", [lambda cluster: cluster.nominate(REF, "n1"),
-                                 lambda cluster: cluster.mark_preempted(REF, "why", datetime(2026, 1, 1, tzinfo=UTC))],
-                         ids=["nominate", "mark_preempted"])
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda cluster: cluster.nominate(REF, "n1"),
+        lambda cluster: cluster.mark_preempted(REF, "why", datetime(2026, 1, 1, tzinfo=UTC)),
+    ],
+    ids=["nominate", "mark_preempted"],
+)
 def test_a_status_of_another_pod_is_a_conflict(act):
     _, cluster = talk(ClusterError("metadata.uid: Invalid value", 422))
     with pytest.raises(Conflict):
@@ -303,8 +441,13 @@ def test_a_claim_template_is_made_in_its_namespace_and_exactly_it_is_deleted():
     cluster.delete_claim_template(ClaimTemplate("team", "hami-1", "uid-2"))
     assert [call[:4] for call in api.calls] == [
         ("POST", path, "application/json", {"metadata": {"name": "hami-1"}}),
-        ("DELETE", f"{path}/hami-1", "application/json",
-         {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "uid-2"}})]
+        (
+            "DELETE",
+            f"{path}/hami-1",
+            "application/json",
+            {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "uid-2"}},
+        ),
+    ]
 
 
 def test_a_pod_group_is_read_where_it_is():
@@ -313,7 +456,8 @@ def test_a_pod_group_is_read_where_it_is():
     assert cluster.pod_group(ref) == PodGroup(min_count=3, disrupted_with="podgroup/ring")
     assert [call[1] for call in api.calls] == [
         "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups/ring",
-        "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/ring"]
+        "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups/ring",
+    ]
     api, cluster = talk(NotFound("gone", 404), NotFound("gone", 404))
     assert cluster.pod_group(ref) == PodGroup(disrupted_with="podgroup/ring")
 
@@ -322,20 +466,42 @@ def test_the_condition_of_an_eviction_is_removed_from_the_pod_as_it_is_known():
     api, cluster = talk(b"{}")
     cluster.clear_preempted(REF, "7")
     assert [call[:4] for call in api.calls] == [
-        ("PATCH", f"{POD_PATH}/status", STRATEGIC_MERGE_PATCH, {
-            "metadata": {"uid": "uid-1", "resourceVersion": "7"},
-            "status": {"conditions": [{"type": "DisruptionTarget", "$patch": "delete"}]}})]
+        (
+            "PATCH",
+            f"{POD_PATH}/status",
+            STRATEGIC_MERGE_PATCH,
+            {
+                "metadata": {"uid": "uid-1", "resourceVersion": "7"},
+                "status": {"conditions": [{"type": "DisruptionTarget", "$patch": "delete"}]},
+            },
+        )
+    ]
 
 
 def test_disruption_budgets_are_read_from_the_cache_of_the_api_server():
-    api, cluster = talk({"metadata": {}, "items": [
-        {"metadata": {"namespace": "team", "name": "b"}, "status": {"disruptionsAllowed": 2},
-         "spec": {"selector": {"matchLabels": {"app": "x"},
-                               "matchExpressions": [{"key": "tier", "operator": "Exists"}]}}},
-        {"metadata": {"namespace": "team", "name": "none"}}]})
+    api, cluster = talk(
+        {
+            "metadata": {},
+            "items": [
+                {
+                    "metadata": {"namespace": "team", "name": "b"},
+                    "status": {"disruptionsAllowed": 2},
+                    "spec": {
+                        "selector": {
+                            "matchLabels": {"app": "x"},
+                            "matchExpressions": [{"key": "tier", "operator": "Exists"}],
+                        }
+                    },
+                },
+                {"metadata": {"namespace": "team", "name": "none"}},
+            ],
+        }
+    )
     (selecting, none) = cluster.disruption_budgets()
     assert (selecting.key, selecting.allowed) == ("team/b", 2)
-    assert selecting.selects("team", {"app": "x", "tier": ""}) and not selecting.selects("team", {"app": "x"})
-    assert not selecting.selects("other", {"app": "x", "tier": ""}) and not none.selects("team", {})
+    assert selecting.selects("team", {"app": "x", "tier": ""})
+    assert not selecting.selects("team", {"app": "x"})
+    assert not selecting.selects("other", {"app": "x", "tier": ""})
+    assert not none.selects("team", {})
     assert api.calls[0][:2] == ("GET", "/apis/policy/v1/poddisruptionbudgets")
     assert api.queries == [{"resourceVersion": "0"}]

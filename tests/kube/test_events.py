@@ -19,8 +19,13 @@ START = datetime(2026, 1, 2, 3, 4, 5, 999_999, UTC)
 class Bench:
     def __init__(self, **limits):
         self.now, self.cluster = 0.0, FakeCluster()
-        self.recorder = EventRecorder(self.cluster, "hami-scheduler", EventLimits(**limits), clock=lambda: self.now,
-                                      now=lambda: START + timedelta(seconds=self.now))
+        self.recorder = EventRecorder(
+            self.cluster,
+            "hami-scheduler",
+            EventLimits(**limits),
+            clock=lambda: self.now,
+            now=lambda: START + timedelta(seconds=self.now),
+        )
 
     def write_all(self, limit=10_000):
         """Write until nothing waits, letting the clock run; the seconds it took."""
@@ -45,21 +50,43 @@ def test_an_event_about_a_pod(bench):
     bench.recorder.record(POD, "Warning", "FilteringFailed", "no card")
     bench.write_all()
     [((namespace, name), event)] = bench.cluster.events.items()
-    assert namespace == "team" and name.startswith("train.") and len(name) == len("train.") + 16
+    assert namespace == "team"
+    assert name.startswith("train.")
+    assert len(name) == len("train.") + 16
     assert event == {
-        "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": "team", "name": name},
-        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": "team", "name": "train", "uid": "uid-1"},
-        "type": "Warning", "reason": "FilteringFailed", "message": "no card",
-        "source": {"component": "hami-scheduler"}, "reportingComponent": "hami-scheduler",
-        "firstTimestamp": "2026-01-02T03:04:05Z", "lastTimestamp": "2026-01-02T03:04:05Z", "count": 1}
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"namespace": "team", "name": name},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": "team",
+            "name": "train",
+            "uid": "uid-1",
+        },
+        "type": "Warning",
+        "reason": "FilteringFailed",
+        "message": "no card",
+        "source": {"component": "hami-scheduler"},
+        "reportingComponent": "hami-scheduler",
+        "firstTimestamp": "2026-01-02T03:04:05Z",
+        "lastTimestamp": "2026-01-02T03:04:05Z",
+        "count": 1,
+    }
 
 
 def test_an_event_about_a_node(bench):
     bench.recorder.record("gpu-0", "Normal", "Registered", "8 cards")
     bench.write_all()
     [((namespace, name), event)] = bench.cluster.events.items()
-    assert namespace == event["metadata"]["namespace"] == "default" and name.startswith("gpu-0.")
-    assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "gpu-0", "uid": "gpu-0"}
+    assert namespace == event["metadata"]["namespace"] == "default"
+    assert name.startswith("gpu-0.")
+    assert event["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "gpu-0",
+        "uid": "gpu-0",
+    }
 
 
 @pytest.mark.parametrize(("length", "shown"), [(1024, 1024), (1025, 1024), (9000, 1024)])
@@ -74,7 +101,8 @@ def test_the_name_of_an_event_is_never_too_long(bench):
     bench.recorder.record(PodRef("team", "a" * 235 + "." + "b" * 17, "u"), "Normal", "R", "m")
     bench.write_all()
     name = bench.events[0]["metadata"]["name"]
-    assert len(name) == 235 + 17 and ".." not in name
+    assert len(name) == 235 + 17
+    assert ".." not in name
 
 
 def test_equal_events_are_merged_while_they_wait(bench):
@@ -82,7 +110,11 @@ def test_equal_events_are_merged_while_they_wait(bench):
         bench.recorder.record(POD, "Warning", "R", "m")
     bench.write_all()
     [event] = bench.events
-    assert (event["count"], event["firstTimestamp"][-3:], event["lastTimestamp"][-3:]) == (3, "05Z", "14Z")
+    assert (event["count"], event["firstTimestamp"][-3:], event["lastTimestamp"][-3:]) == (
+        3,
+        "05Z",
+        "14Z",
+    )
 
 
 def test_an_equal_event_within_ten_minutes_raises_the_count(bench):
@@ -90,14 +122,22 @@ def test_an_equal_event_within_ten_minutes_raises_the_count(bench):
         bench.recorder.record(POD, "Warning", "R", "m")
         bench.write_all()
     [event] = bench.events
-    assert event["count"] == 3 and event["lastTimestamp"] == "2026-01-02T03:20:45Z"
-    assert [call.method for call in bench.cluster.calls] == ["create_event", "patch_event", "patch_event"]
+    assert event["count"] == 3
+    assert event["lastTimestamp"] == "2026-01-02T03:20:45Z"
+    assert [call.method for call in bench.cluster.calls] == [
+        "create_event",
+        "patch_event",
+        "patch_event",
+    ]
 
 
-@pytest.mark.parametrize(("times", "counts"), [
-    pytest.param([0] * 20, [1, 2, 4, 8, 16], id="when its count has doubled"),
-    pytest.param([0, 0, 0, 59, 59, 118, 119, 180], [1, 2, 4, 7, 8], id="or after a minute"),
-])
+@pytest.mark.parametrize(
+    ("times", "counts"),
+    [
+        pytest.param([0] * 20, [1, 2, 4, 8, 16], id="when its count has doubled"),
+        pytest.param([0, 0, 0, 59, 59, 118, 119, 180], [1, 2, 4, 7, 8], id="or after a minute"),
+    ],
+)
 def test_an_event_that_is_repeated_all_the_time_is_written_ever_more_rarely(bench, times, counts):
     told = []
     for bench.now in map(float, times):
@@ -105,7 +145,9 @@ def test_an_event_that_is_repeated_all_the_time_is_written_ever_more_rarely(benc
         before = len(bench.cluster.calls)
         bench.write_all()
         told += [event["count"] for event in bench.events if len(bench.cluster.calls) > before]
-    assert told == counts and bench.recorder.written == counts[-1] and bench.recorder.dropped == 0
+    assert told == counts
+    assert bench.recorder.written == counts[-1]
+    assert bench.recorder.dropped == 0
 
 
 def test_repetitions_while_an_event_is_written_are_counted(bench):
@@ -139,12 +181,17 @@ def test_repetitions_of_an_event_that_is_forgotten_are_dropped():
     assert (bench.recorder.written, bench.recorder.dropped) == (3, 1)
 
 
-@pytest.mark.parametrize(("later", "other"), [
-    pytest.param(600.0, {}, id="later"),
-    pytest.param(1.0, {"subject": PodRef("team", "train", "uid-2")}, id="a later pod of that name"),
-    pytest.param(1.0, {"reason": "S"}, id="another reason"),
-    pytest.param(1.0, {"message": "n"}, id="another message"),
-])
+@pytest.mark.parametrize(
+    ("later", "other"),
+    [
+        pytest.param(600.0, {}, id="later"),
+        pytest.param(
+            1.0, {"subject": PodRef("team", "train", "uid-2")}, id="a later pod of that name"
+        ),
+        pytest.param(1.0, {"reason": "S"}, id="another reason"),
+        pytest.param(1.0, {"message": "n"}, id="another message"),
+    ],
+)
 def test_what_is_another_event(bench, later, other):
     same = {"subject": POD, "type": "Warning", "reason": "R", "message": "m"}
     bench.recorder.record(**same)
@@ -161,13 +208,22 @@ def test_an_event_that_has_expired_is_written_anew(bench):
     bench.cluster.events.clear()
     bench.recorder.record(POD, "Normal", "R", "m")
     bench.write_all()
-    assert bench.events[0]["count"] == 1 and bench.recorder.dropped == 0
+    assert bench.events[0]["count"] == 1
+    assert bench.recorder.dropped == 0
 
 
 def test_a_full_queue_drops_the_oldest_normal_event_and_keeps_warnings():
     bench = Bench(capacity=3)
-    for type, message in (("Warning", "w1"), ("Normal", "n1"), ("Normal", "n2"), ("Warning", "w2"), ("Normal", "n3"),
-                          ("Warning", "w3"), ("Normal", "n4"), ("Warning", "w4")):
+    for type, message in (
+        ("Warning", "w1"),
+        ("Normal", "n1"),
+        ("Normal", "n2"),
+        ("Warning", "w2"),
+        ("Normal", "n3"),
+        ("Warning", "w3"),
+        ("Normal", "n4"),
+        ("Warning", "w4"),
+    ):
         bench.recorder.record(POD, type, "R", message)
     bench.write_all()
     assert [event["message"] for event in bench.events] == ["w2", "w3", "w4"]
@@ -243,28 +299,40 @@ def test_warnings_do_not_wait_for_the_rate_of_normal_events():
     assert bench.write_all() == pytest.approx(10.0, abs=0.05)
 
 
-@pytest.mark.parametrize("error", [pytest.param(NotFound("no namespace", 404), id="no namespace"),
-                                   pytest.param(ClusterError("forbidden", 403), id="forbidden"),
-                                   pytest.param(ClusterError("invalid", 422), id="invalid")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(NotFound("no namespace", 404), id="no namespace"),
+        pytest.param(ClusterError("forbidden", 403), id="forbidden"),
+        pytest.param(ClusterError("invalid", 422), id="invalid"),
+    ],
+)
 def test_what_the_server_does_not_want_is_dropped_counted_and_logged_once(bench, error, caplog):
     bench.cluster.fail("create_event", error, times=2)
     for message in "abc":
         bench.recorder.record(POD, "Normal", "R", message)
     bench.write_all()
-    assert [event["message"] for event in bench.events] == ["c"] and bench.recorder.dropped == 2
+    assert [event["message"] for event in bench.events] == ["c"]
+    assert bench.recorder.dropped == 2
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
-@pytest.mark.parametrize("error", [pytest.param(no_answer(), id="no answer"),
-                                   pytest.param(ClusterError("stumbled", 500), id="stumbled"),
-                                   pytest.param(ClusterError("too many", 429), id="turned away")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(no_answer(), id="no answer"),
+        pytest.param(ClusterError("stumbled", 500), id="stumbled"),
+        pytest.param(ClusterError("too many", 429), id="turned away"),
+    ],
+)
 def test_what_may_succeed_later_is_tried_later_and_merged_meanwhile(bench, error):
     bench.cluster.fail("create_event", error, times=3)
     bench.recorder.record(POD, "Normal", "R", "m")
     assert bench.recorder.step() >= 1.0
     bench.recorder.record(POD, "Normal", "R", "m")
     assert bench.write_all() == 1 + 2 + 4
-    assert bench.events[0]["count"] == 2 and bench.recorder.dropped == 0
+    assert bench.events[0]["count"] == 2
+    assert bench.recorder.dropped == 0
 
 
 def test_an_event_that_the_server_always_chokes_on_is_given_up(bench):
@@ -272,14 +340,16 @@ def test_an_event_that_the_server_always_chokes_on_is_given_up(bench):
     bench.recorder.record(POD, "Warning", "R", "bad")
     bench.recorder.record(POD, "Warning", "R", "good")
     bench.write_all()
-    assert [event["message"] for event in bench.events] == ["good"] and bench.recorder.dropped == 1
+    assert [event["message"] for event in bench.events] == ["good"]
+    assert bench.recorder.dropped == 1
 
 
 def test_an_event_whose_answer_was_lost_is_not_written_twice(bench):
     bench.cluster.fail("create_event", no_answer(), after=True)
     bench.recorder.record(POD, "Normal", "R", "m")
     bench.write_all()
-    assert len(bench.events) == 1 and bench.recorder.dropped == 0
+    assert len(bench.events) == 1
+    assert bench.recorder.dropped == 0
 
 
 def test_a_bug_costs_one_event(bench, caplog):
@@ -287,7 +357,8 @@ def test_a_bug_costs_one_event(bench, caplog):
     bench.recorder.record(POD, "Normal", "R", "a")
     bench.recorder.record(POD, "Normal", "R", "b")
     bench.write_all()
-    assert len(bench.events) == 1 and bench.recorder.dropped == 1
+    assert len(bench.events) == 1
+    assert bench.recorder.dropped == 1
     assert caplog.records[0].exc_info
 
 
@@ -298,7 +369,8 @@ def test_the_background_thread_writes_drains_and_stops():
     thread.start()
     for n in range(20):
         recorder.record(POD, "Normal", "R", str(n))
-    assert recorder.drain(10) and len(cluster.events) == 20
+    assert recorder.drain(10)
+    assert len(cluster.events) == 20
     recorder.stop()
     thread.join(10)
     assert not thread.is_alive()

@@ -12,7 +12,9 @@ from hami.kube.identity import has_ended, make_identity
 def former(pod):
     """The identity of a process that has ended."""
     program = f"from hami.kube.identity import make_identity; print(make_identity({pod!r}))"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_identities_are_never_the_same():
@@ -28,13 +30,16 @@ def test_a_process_that_has_another_s_id_now_has_ended():
     assert has_ended(f"{pod}_{os.getpid()}_{int(started) - 1}_{chance}", "hami-0")
 
 
-@pytest.mark.parametrize("identity", [
-    pytest.param(make_identity("hami-0"), id="it-runs"),
-    pytest.param("hami-1_4194304_1_abcdef01", id="another-pod"),
-    pytest.param("hami-0", id="upstream's"),
-    pytest.param("hami-0_c0ffee_1_abcdef01", id="no-process"),
-    pytest.param("", id="nobody"),
-])
+@pytest.mark.parametrize(
+    "identity",
+    [
+        pytest.param(make_identity("hami-0"), id="it-runs"),
+        pytest.param("hami-1_4194304_1_abcdef01", id="another-pod"),
+        pytest.param("hami-0", id="upstream's"),
+        pytest.param("hami-0_c0ffee_1_abcdef01", id="no-process"),
+        pytest.param("", id="nobody"),
+    ],
+)
 def test_of_all_others_nothing_is_known(identity):
     assert not has_ended(identity, "hami-0")
 

@@ -11,7 +11,15 @@ from hypothesis.strategies import randoms
 
 from hami.errors import ClusterError, Conflict, MalformedInput
 from hami.kube.cluster import LeaseRecord
-from hami.kube.lease import HANDOVER_KEY, IDLE_S, SETTLE_S, AlwaysLeader, Election, LeaseTimes, Participant
+from hami.kube.lease import (
+    HANDOVER_KEY,
+    IDLE_S,
+    SETTLE_S,
+    AlwaysLeader,
+    Election,
+    LeaseTimes,
+    Participant,
+)
 from tests.fake_cluster import FakeCluster, no_answer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
@@ -28,12 +36,33 @@ class World:
     def utc(self):
         return NOW + timedelta(seconds=self.now - 1000)
 
-    def join(self, identity, *, is_needed=lambda: True, is_writing=lambda: False, has_ended=lambda identity: False,
-             **options):
-        election = Election(self.cluster, Participant(namespace="hami", lease="scheduler", identity=identity,
-                                                      has_ended=has_ended, is_writing=is_writing),
-                            clock=lambda: self.now, now=self.utc, **options)
-        self.candidates[identity], self.due[identity], self.needs[identity] = election, self.now, is_needed
+    def join(
+        self,
+        identity,
+        *,
+        is_needed=lambda: True,
+        is_writing=lambda: False,
+        has_ended=lambda identity: False,
+        **options,
+    ):
+        election = Election(
+            self.cluster,
+            Participant(
+                namespace="hami",
+                lease="scheduler",
+                identity=identity,
+                has_ended=has_ended,
+                is_writing=is_writing,
+            ),
+            clock=lambda: self.now,
+            now=self.utc,
+            **options,
+        )
+        self.candidates[identity], self.due[identity], self.needs[identity] = (
+            election,
+            self.now,
+            is_needed,
+        )
         return election
 
     def step(self, identity):
@@ -102,7 +131,8 @@ def world():
 def test_first_candidate_creates_the_lease(world):
     a = world.join("a")
     world.run(0)
-    assert a.is_leader() and a.leads_until() == 1007.0
+    assert a.is_leader()
+    assert a.leads_until() == 1007.0
     assert (world.lease.holder, world.lease.duration_s, world.lease.transitions) == ("a", 10, 0)
     assert world.lease.acquire_time == world.lease.renew_time == STAMP
 
@@ -117,8 +147,10 @@ def test_the_term_counts_from_before_the_write(world):
 def test_a_leader_renews_and_others_wait(world):
     a, b = world.join("a"), world.join("b")
     world.run(100)
-    assert world.leaders() == ["a"] and a.leads_until() > world.now + 4.9
-    assert b.leads_until() == 0 and world.log == [("a", "started", 1000.0)]
+    assert world.leaders() == ["a"]
+    assert a.leads_until() > world.now + 4.9
+    assert b.leads_until() == 0
+    assert world.log == [("a", "started", 1000.0)]
 
 
 def test_a_killed_leader_is_followed_within_the_target(world):
@@ -126,7 +158,11 @@ def test_a_killed_leader_is_followed_within_the_target(world):
     world.run(31.3)
     world.kill("a")
     assert world.run_until_leader("b") < 12
-    assert (world.lease.holder, world.lease.transitions, world.lease.acquire_time) == ("b", 1, world.lease.renew_time)
+    assert (world.lease.holder, world.lease.transitions, world.lease.acquire_time) == (
+        "b",
+        1,
+        world.lease.renew_time,
+    )
 
 
 def test_a_released_lease_is_followed_at_once(world):
@@ -135,7 +171,8 @@ def test_a_released_lease_is_followed_at_once(world):
     world.join("b")
     world.run(10)
     world.leave("a")
-    assert (world.lease.holder, world.lease.duration_s) == ("", 1) and not a.is_leader()
+    assert (world.lease.holder, world.lease.duration_s) == ("", 1)
+    assert not a.is_leader()
     world.kill("a")
     assert world.run_until_leader("b") < 3
 
@@ -143,7 +180,9 @@ def test_a_released_lease_is_followed_at_once(world):
 def test_release_looks_again_after_a_conflict_and_never_takes_from_others(world):
     world.join("a")
     world.run(0)
-    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", holder="b", duration_s=10))
+    world.cluster.put_lease(
+        LeaseRecord(namespace="hami", name="scheduler", holder="b", duration_s=10)
+    )
     world.leave("a")
     assert world.lease.holder == "b"
 
@@ -154,7 +193,9 @@ def test_a_leader_that_stops_during_a_write_lets_its_lease_expire(world):
     world.join("b")
     world.run(10)
     world.leave("a")
-    assert world.lease.holder == "a" and not a.is_leader() and world.log[-1][:2] == ("a", "stopped")
+    assert world.lease.holder == "a"
+    assert not a.is_leader()
+    assert world.log[-1][:2] == ("a", "stopped")
     world.kill("a")
     assert world.run_until_leader("b") > 8
 
@@ -163,17 +204,27 @@ def test_a_write_without_answer_is_released_too(world):
     a = world.join("a")
     world.cluster.fail("write_lease", no_answer(), after=True)
     world.run(0)
-    assert not a.is_leader() and world.lease.holder == "a"
+    assert not a.is_leader()
+    assert world.lease.holder == "a"
     world.leave("a")
     assert world.lease.holder == ""
 
 
-@pytest.mark.parametrize("trouble", [
-    pytest.param(lambda world, call: world.hang(call), id="hung"),
-    pytest.param(lambda world, call: (_ for _ in ()).throw(ClusterError("connection refused")), id="refused"),
-    pytest.param(lambda world, call: (_ for _ in ()).throw(MalformedInput("lease", "", "broken")), id="malformed"),
-    pytest.param(lambda world, call: (_ for _ in ()).throw(RuntimeError("a bug")), id="bug"),
-])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        pytest.param(lambda world, call: world.hang(call), id="hung"),
+        pytest.param(
+            lambda world, call: (_ for _ in ()).throw(ClusterError("connection refused")),
+            id="refused",
+        ),
+        pytest.param(
+            lambda world, call: (_ for _ in ()).throw(MalformedInput("lease", "", "broken")),
+            id="malformed",
+        ),
+        pytest.param(lambda world, call: (_ for _ in ()).throw(RuntimeError("a bug")), id="bug"),
+    ],
+)
 def test_a_leader_that_cannot_renew_stops_when_its_term_ends_and_comes_back(world, trouble):
     a = world.join("a")
     world.run(20)
@@ -181,9 +232,12 @@ def test_a_leader_that_cannot_renew_stops_when_its_term_ends_and_comes_back(worl
     world.cluster.on_call = lambda call: trouble(world, call)
     world.run(30)
     [_, (_, what, at)] = world.log
-    assert what == "stopped" and end <= at < end + 0.2 and not a.is_leader()
+    assert what == "stopped"
+    assert end <= at < end + 0.2
+    assert not a.is_leader()
     world.cluster.on_call = lambda call: None
-    assert world.run_until_leader("a") <= 2.1 and world.lease.transitions == 0
+    assert world.run_until_leader("a") <= 2.1
+    assert world.lease.transitions == 0
 
 
 def test_no_request_takes_as_long_as_a_retry_period(world):
@@ -199,10 +253,12 @@ def test_a_leader_that_was_stopped_past_its_term_knows_it_at_once(world):
     world.run(0)
     world.due.pop("a")  # SIGSTOP
     world.run_until_leader("b")
-    assert not a.is_leader() and b.is_leader()
+    assert not a.is_leader()
+    assert b.is_leader()
     world.due["a"] = world.now  # SIGCONT
     world.run(5)
-    assert world.log[-1][:2] == ("a", "stopped") and world.leaders() == ["b"]
+    assert world.log[-1][:2] == ("a", "stopped")
+    assert world.leaders() == ["b"]
 
 
 def test_a_lost_answer_costs_nothing(world):
@@ -210,23 +266,37 @@ def test_a_lost_answer_costs_nothing(world):
     world.run(0)
     world.cluster.fail("write_lease", no_answer(), after=True)
     world.run(30)
-    assert a.is_leader() and world.log == [("a", "started", 1000.0)]
+    assert a.is_leader()
+    assert world.log == [("a", "started", 1000.0)]
 
 
 def test_expiry_is_judged_by_what_was_seen_not_by_the_time_written(world):
-    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", holder="x", duration_s=10, transitions=4,
-                                        renew_time="1999-01-01T00:00:00.000000Z"))
+    world.cluster.put_lease(
+        LeaseRecord(
+            namespace="hami",
+            name="scheduler",
+            holder="x",
+            duration_s=10,
+            transitions=4,
+            renew_time="1999-01-01T00:00:00.000000Z",
+        )
+    )
     world.join("a")
     world.run(9.9)
     assert world.leaders() == []
     world.run(0.2)
-    assert world.leaders() == ["a"] and world.lease.transitions == 5
+    assert world.leaders() == ["a"]
+    assert world.lease.transitions == 5
 
 
-@pytest.mark.parametrize(("duration_s", "until"), [pytest.param(0, 10, id="none given: ours"),
-                                                   pytest.param(30, 30, id="the holder's own")])
+@pytest.mark.parametrize(
+    ("duration_s", "until"),
+    [pytest.param(0, 10, id="none given: ours"), pytest.param(30, 30, id="the holder's own")],
+)
 def test_a_lease_lasts_as_its_holder_says(world, duration_s, until):
-    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", holder="x", duration_s=duration_s))
+    world.cluster.put_lease(
+        LeaseRecord(namespace="hami", name="scheduler", holder="x", duration_s=duration_s)
+    )
     world.join("a")
     assert until - 0.2 < world.run_until_leader("a") < until + 0.2
 
@@ -236,7 +306,8 @@ def test_a_deleted_lease_ends_the_term(world):
     world.run(5)
     world.cluster.leases.clear()
     world.step("a")
-    assert not a.is_leader() and world.log[-1][1] == "stopped"
+    assert not a.is_leader()
+    assert world.log[-1][1] == "stopped"
     world.run(2)
     assert a.is_leader()
 
@@ -250,7 +321,9 @@ def test_losing_the_race_for_a_free_lease_is_no_trouble(world, caplog):
 
 
 def test_what_others_wrote_on_the_lease_survives(world):
-    world.cluster.put_lease(LeaseRecord(namespace="hami", name="scheduler", annotations={"theirs": "x"}))
+    world.cluster.put_lease(
+        LeaseRecord(namespace="hami", name="scheduler", annotations={"theirs": "x"})
+    )
     world.join("a")
     world.run(10)
     assert world.lease.annotations == {"theirs": "x"}
@@ -286,8 +359,13 @@ def hand_over_world(world, allowed=True, **options):
 def test_a_leader_hands_over_to_the_one_that_asks(world):
     hand_over_world(world)
     assert world.run_until_leader("b") < 3
-    assert world.lease.annotations == {} and world.lease.transitions == 1
-    assert [entry[:2] for entry in world.log] == [("a", "started"), ("a", "stopped"), ("b", "started")]
+    assert world.lease.annotations == {}
+    assert world.lease.transitions == 1
+    assert [entry[:2] for entry in world.log] == [
+        ("a", "started"),
+        ("a", "stopped"),
+        ("b", "started"),
+    ]
     world.run(60)
     assert world.leaders() == ["b"]
 
@@ -295,7 +373,8 @@ def test_a_leader_hands_over_to_the_one_that_asks(world):
 def test_a_leader_may_refuse_and_goes_on(world):
     hand_over_world(world, allowed=False)
     world.run(60)
-    assert world.leaders() == ["a"] and world.lease.annotations == {HANDOVER_KEY: "b"}
+    assert world.leaders() == ["a"]
+    assert world.lease.annotations == {HANDOVER_KEY: "b"}
     world.needs["a"] = lambda: False
     world.run(IDLE_S + 3)
     assert world.leaders() == ["b"]
@@ -305,7 +384,8 @@ def test_a_leader_does_not_hand_over_during_a_write(world):
     writing = [True]
     hand_over_world(world, is_writing=lambda: writing[0])
     world.run(60)
-    assert world.leaders() == ["a"] and world.log == [("a", "started", 1000.0)]
+    assert world.leaders() == ["a"]
+    assert world.log == [("a", "started", 1000.0)]
     writing.clear()
     writing.append(False)
     assert world.run_until_leader("b") < 3
@@ -317,7 +397,11 @@ def test_a_write_that_begins_just_before_the_hand_over_ends_the_term_but_keeps_t
     hand_over_world(world, is_writing=lambda: next(writing, False))
     world.run_until_leader("b")
     assert [entry[:2] for entry in world.log[1:]] == [
-        ("a", "stopped"), ("a", "started"), ("a", "stopped"), ("b", "started")]
+        ("a", "stopped"),
+        ("a", "started"),
+        ("a", "stopped"),
+        ("b", "started"),
+    ]
 
 
 def test_others_leave_the_lease_to_the_one_that_asked_but_not_for_ever(world):
@@ -327,7 +411,8 @@ def test_others_leave_the_lease_to_the_one_that_asked_but_not_for_ever(world):
     world.run(3.9)
     assert world.leaders() == []
     world.run(3)
-    assert len(world.leaders()) == 1 and world.lease.annotations == {}
+    assert len(world.leaders()) == 1
+    assert world.lease.annotations == {}
 
 
 def test_a_request_that_crosses_a_renewal_is_still_granted(world):
@@ -348,8 +433,10 @@ def test_a_hand_over_that_did_not_arrive_is_tried_again(world):
     hand_over_world(world)
     world.run(0)
     world.cluster.on_call = lambda call: (
-        world.cluster.fail("write_lease", no_answer()) if call.method == "write_lease" and call.lease.holder == ""
-        and len(world.log) == 2 else None)
+        world.cluster.fail("write_lease", no_answer())
+        if call.method == "write_lease" and call.lease.holder == "" and len(world.log) == 2
+        else None
+    )
     assert world.run_until_leader("b") < 8
 
 
@@ -359,7 +446,11 @@ def test_requests_in_quick_succession_are_one(world):
         world.candidates["b"].need()
     before = len(world.cluster.calls_of("lease"))
     world.run(1.9)
-    asked = [call for call in world.cluster.calls_of("write_lease") if call.lease.annotations.get(HANDOVER_KEY)]
+    asked = [
+        call
+        for call in world.cluster.calls_of("write_lease")
+        if call.lease.annotations.get(HANDOVER_KEY)
+    ]
     assert len([call for call in asked if call.lease.holder == "a"]) >= 1
     assert len(world.cluster.calls_of("lease")) - before < 12
 
@@ -369,7 +460,8 @@ def test_a_leader_asks_nobody(world):
     world.run(0)
     a.need()
     world.run(10)
-    assert world.lease.annotations == {} and a.is_leader()
+    assert world.lease.annotations == {}
+    assert a.is_leader()
 
 
 @settings(max_examples=60)
@@ -403,7 +495,7 @@ def test_never_two_leaders_and_always_one_in_the_end(rng):
     assert len(world.leaders()) == 1
     for identity in "abc":
         what = [entry[1] for entry in world.log if entry[0] == identity]
-        assert what == (["started", "stopped"] * len(what))[:len(what)]
+        assert what == (["started", "stopped"] * len(what))[: len(what)]
 
 
 def test_run_waits_between_steps_and_a_request_wakes_it():
@@ -418,8 +510,11 @@ def test_run_waits_between_steps_and_a_request_wakes_it():
             asked.set()
 
     cluster.on_call = watch
-    election = Election(cluster, Participant(namespace="n", lease="l", identity="b"),
-                        times=LeaseTimes(duration=3000, renew=2000, retry=1000))
+    election = Election(
+        cluster,
+        Participant(namespace="n", lease="l", identity="b"),
+        times=LeaseTimes(duration=3000, renew=2000, retry=1000),
+    )
     thread = threading.Thread(target=election.run)
     thread.start()
     assert looked.wait(10)
@@ -433,11 +528,15 @@ def test_run_waits_between_steps_and_a_request_wakes_it():
 def test_always_leader_leads_for_ever():
     leader = AlwaysLeader()
     leader.need()
-    assert leader.is_leader() and leader.leads_until() == math.inf and leader.term == 1
+    assert leader.is_leader()
+    assert leader.leads_until() == math.inf
+    assert leader.term == 1
 
 
 @pytest.mark.parametrize(("released", "settles"), [(True, False), (False, True)])
-def test_only_a_leader_whose_predecessor_did_not_release_the_lease_waits_for_late_writes(world, released, settles):
+def test_only_a_leader_whose_predecessor_did_not_release_the_lease_waits_for_late_writes(
+    world, released, settles
+):
     world.join("a")
     world.run(1)
     b = world.join("b")

@@ -22,9 +22,13 @@ class OneList:
         raise ClusterError("unable to parse requirement", 400)
 
 
-@pytest.mark.parametrize("selector, query", [
-    ("gpu=on,zone notin (b)", {"labelSelector": "gpu=on,zone notin (b)"}), ("", {}),
-])
+@pytest.mark.parametrize(
+    "selector, query",
+    [
+        ("gpu=on,zone notin (b)", {"labelSelector": "gpu=on,zone notin (b)"}),
+        ("", {}),
+    ],
+)
 def test_the_api_server_selects_the_nodes(selector, query):
     api = OneList()
     Watches(api, nodes=None, pods=None, quotas=None, node_selector=selector).tasks[0].step()
@@ -35,7 +39,9 @@ def test_pods_are_listed_after_nodes(monkeypatch):
     monkeypatch.setattr("hami.kube.reflector.STOP_S", 0.0)
     api = OneList()
     store = SmallStore()
-    nodes, pods, _ = Watches(api, nodes=store.nodes, pods=store.pods, quotas=store.quotas, node_selector="").tasks
+    nodes, pods, _ = Watches(
+        api, nodes=store.nodes, pods=store.pods, quotas=store.quotas, node_selector=""
+    ).tasks
     pods.step()
     assert api.asked == []
     nodes.synced.set()
@@ -43,13 +49,26 @@ def test_pods_are_listed_after_nodes(monkeypatch):
     assert [path for _, path, _ in api.asked] == ["/api/v1/pods"]
 
 
-@pytest.mark.parametrize(("kind", "make", "find"), [
-    ("nodes", lambda version: node("n1", resource_version=version), lambda cache: cache.nodes.get("n1")),
-    ("pods", lambda version: pod(gpus(), name="a", resource_version=version),
-     lambda cache: cache.pods.named("default", "a")),
-    ("quotas", lambda version: QuotaLimits(namespace="n", name="q", uid="u", resource_version=version),
-     lambda cache: cache.quotas.of("n").get("u")),
-])
+@pytest.mark.parametrize(
+    ("kind", "make", "find"),
+    [
+        (
+            "nodes",
+            lambda version: node("n1", resource_version=version),
+            lambda cache: cache.nodes.get("n1"),
+        ),
+        (
+            "pods",
+            lambda version: pod(gpus(), name="a", resource_version=version),
+            lambda cache: cache.pods.named("default", "a"),
+        ),
+        (
+            "quotas",
+            lambda version: QuotaLimits(namespace="n", name="q", uid="u", resource_version=version),
+            lambda cache: cache.quotas.of("n").get("u"),
+        ),
+    ],
+)
 def test_after_a_restore_of_etcd_earlier_versions_and_deleted_objects_are_taken(kind, make, find):
     cache = SmallStore()
     sink = getattr(cache, kind)
@@ -67,16 +86,26 @@ def test_after_a_restore_of_etcd_earlier_versions_and_deleted_objects_are_taken(
 
 
 def test_nodes_are_not_known_before_they_have_been_read():
-    assert Watches(None, nodes=None, pods=None, quotas=None, node_selector="").knows_nodes_for() == -math.inf
+    assert (
+        Watches(None, nodes=None, pods=None, quotas=None, node_selector="").knows_nodes_for()
+        == -math.inf
+    )
 
 
 @pytest.mark.parametrize("kind", ["nodes", "pods"])
 def test_a_list_does_not_replace_what_has_been_seen_since_it_began(kind):
     cache = SmallStore()
     sink = getattr(cache, kind)
-    make = (lambda version: node("a", resource_version=version)) if kind == "nodes" else (
-        lambda version: pod(gpus(), name="a", resource_version=version))
-    find = (lambda: cache.nodes.get("a")) if kind == "nodes" else (lambda: cache.pods.named("default", "a"))
+    make = (
+        (lambda version: node("a", resource_version=version))
+        if kind == "nodes"
+        else (lambda version: pod(gpus(), name="a", resource_version=version))
+    )
+    find = (
+        (lambda: cache.nodes.get("a"))
+        if kind == "nodes"
+        else (lambda: cache.pods.named("default", "a"))
+    )
     listed = cache.time.seconds
     cache.time.seconds += 1
     sink.upsert(make("90"))

@@ -20,7 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from e2e import reaper
-from e2e.binaries import SCRATCH, BinariesMissing, cache_root, exclusive, require_permission, to_stderr
+from e2e.binaries import (
+    SCRATCH,
+    BinariesMissing,
+    cache_root,
+    exclusive,
+    require_permission,
+    to_stderr,
+)
 from tests.libvgpu.wheels import PINS, WheelMissing, fetch
 
 __all__ = [
@@ -124,10 +131,21 @@ class Builds:
         """The limiter's reader of limits as a library of its own. Raises: Unavailable."""
 
         def compile_it(target: Path) -> None:
-            flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared"]
+            flags = [
+                "-std=c11",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-D_GNU_SOURCE",
+                "-O2",
+                "-fPIC",
+                "-shared",
+            ]
             sources = [SOURCE / "src" / source for source in READER_SOURCES]
             main = SOURCE / "tests" / "clients" / "reader.c"
-            self._compile(*flags, "-Wl,-z,defs", "-I", SOURCE / "src", "-o", target, main, *sources, "-ldl")
+            self._compile(
+                *flags, "-Wl,-z,defs", "-I", SOURCE / "src", "-o", target, main, *sources, "-ldl"
+            )
 
         return self._made("reader.so", compile_it)
 
@@ -177,22 +195,48 @@ class Builds:
 
     def _copy_headers(self, include: Path) -> None:
         for wheel in CUDA_HEADERS:
-            shutil.copytree(fetch(wheel) / "nvidia" / "cu13" / "include", include, dirs_exist_ok=True)
+            shutil.copytree(
+                fetch(wheel) / "nvidia" / "cu13" / "include", include, dirs_exist_ok=True
+            )
 
     def _compile_driver(self, folder: Path) -> None:
         fake = SOURCE / "tests" / "fake"
         nvml = fetch(NVML_HEADERS) / "nvidia" / "cu13" / "include"
         for kind, include in (("cuda", self.headers), ("nvml", nvml)):
-            words = [sys.executable, fake / "generate.py", kind, include, fake / f"fake{kind}.c", folder / kind]
+            words = [
+                sys.executable,
+                fake / "generate.py",
+                kind,
+                include,
+                fake / f"fake{kind}.c",
+                folder / kind,
+            ]
             subprocess.run(words, check=True)
-        common = ["-std=gnu11", "-shared", "-fPIC", "-O2", "-g", "-Wall", "-D_GNU_SOURCE", "-I", fake]
+        common = [
+            "-std=gnu11",
+            "-shared",
+            "-fPIC",
+            "-O2",
+            "-g",
+            "-Wall",
+            "-D_GNU_SOURCE",
+            "-I",
+            fake,
+        ]
         common += ["-Wl,-Bsymbolic", "-lpthread", "-ldl", fake / "machine.c", fake / "card.c"]
-        cuda = [fake / "fakecuda.c", fake / "oldcuda.c", folder / "cuda" / "stubs.c", folder / "cuda" / "table.c"]
+        cuda = [
+            fake / "fakecuda.c",
+            fake / "oldcuda.c",
+            folder / "cuda" / "stubs.c",
+            folder / "cuda" / "table.c",
+        ]
         soname = "-Wl,-soname,libcuda.so.1"
         self._compile(*common, "-I", self.headers, soname, "-o", folder / "libcuda.so.1", *cuda)
         nvml_sources = [fake / "fakenvml.c", folder / "nvml" / "stubs.c"]
         soname = "-Wl,-soname,libnvidia-ml.so.1"
-        self._compile(*common, "-I", nvml, soname, "-o", folder / "libnvidia-ml.so.1", *nvml_sources)
+        self._compile(
+            *common, "-I", nvml, soname, "-o", folder / "libnvidia-ml.so.1", *nvml_sources
+        )
         (folder / "libcuda.so").symlink_to("libcuda.so.1")
 
     def _compile_client(self, folder: Path) -> None:
@@ -202,7 +246,18 @@ class Builds:
             row = line.split("\t")
             lines.append(f'{{"{row[0]}", "{row[1]}", {row[2]}, {row[3]}}},\n')
         (folder / "names.inc").write_text("".join(lines))
-        flags = ["-std=gnu11", "-O2", "-g", "-Wall", "-I", self.headers, "-I", folder, "-o", folder / "client"]
+        flags = [
+            "-std=gnu11",
+            "-O2",
+            "-g",
+            "-Wall",
+            "-I",
+            self.headers,
+            "-I",
+            folder,
+            "-o",
+            folder / "client",
+        ]
         libraries = ["-Wl,--no-as-needed", "-L", self.driver, "-lcuda", "-lpthread", "-ldl"]
         self._compile(*flags, SOURCE / "tests" / "clients" / "client.c", *libraries)
 
@@ -233,11 +288,23 @@ def make_library(folder: Path, variant: str) -> None:
     run_compiler(*words)
 
 
-def make_release(folder: Path, targets: Sequence[str] = TARGETS, *, source: Path = SOURCE, **env: str) -> None:
+def make_release(
+    folder: Path, targets: Sequence[str] = TARGETS, *, source: Path = SOURCE, **env: str
+) -> None:
     """Compiles the libraries of the release into folders that are named after *targets*. Raises: WheelMissing."""
     zig = fetch("zig") / "ziglang" / "zig"
-    words = ["make", "--silent", "-C", source, "release", f"BUILD={folder}", f"TARGETS={' '.join(targets)}"]
-    subprocess.run([*words, f"ZIG={zig}", f"PYTHON={sys.executable}"], env=os.environ | env, check=True)
+    words = [
+        "make",
+        "--silent",
+        "-C",
+        source,
+        "release",
+        f"BUILD={folder}",
+        f"TARGETS={' '.join(targets)}",
+    ]
+    subprocess.run(
+        [*words, f"ZIG={zig}", f"PYTHON={sys.executable}"], env=os.environ | env, check=True
+    )
 
 
 # -- where they lie
@@ -255,7 +322,11 @@ def cached_folder(compiler: Sequence[str]) -> Path:
 def digest_of(compiler: tuple[str, ...]) -> str:
     """Returns what changes with each source, each wheel, and the compiler."""
     total = hashlib.sha256(repr((compiler, sorted(PINS.items()))).encode())
-    version = subprocess.run([compiler[0], "--version"], capture_output=True, check=False) if has(compiler[0]) else None
+    version = (
+        subprocess.run([compiler[0], "--version"], capture_output=True, check=False)
+        if has(compiler[0])
+        else None
+    )
     total.update(version.stdout if version else b"")
     for path in (Path(__file__), *sorted(SOURCE.rglob("*"))):
         if path.is_file() and path.suffix != ".pyc" and SOURCE / "build" not in path.parents:
@@ -298,7 +369,9 @@ def everything(only_driver: bool) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.libvgpu.builds", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.libvgpu.builds", description=__doc__.partition("\n")[0]
+    )
     help_text = "make the library, the fake driver and the client only"
     parser.add_argument("--driver", action="store_true", help=help_text)
     flags = parser.parse_args()

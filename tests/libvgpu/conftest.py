@@ -13,7 +13,9 @@ collect_ignore_glob = [] if rigs.supported() else ["*"]
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "sanitized: runs with the sanitizers, too, whichever build is chosen")
+    config.addinivalue_line(
+        "markers", "sanitized: runs with the sanitizers, too, whichever build is chosen"
+    )
 
 
 def pytest_generate_tests(metafunc):
@@ -21,7 +23,10 @@ def pytest_generate_tests(metafunc):
 
     The rest takes too long with sanitizers for every run: HAMI_LIMITER_BUILD chooses one for all.
     """
-    if metafunc.definition.get_closest_marker("sanitized") and "HAMI_LIMITER_BUILD" not in os.environ:
+    if (
+        metafunc.definition.get_closest_marker("sanitized")
+        and "HAMI_LIMITER_BUILD" not in os.environ
+    ):
         metafunc.parametrize("rig", ["plain", *SANITIZERS], indirect=True)
 
 
@@ -50,7 +55,9 @@ def rig(builds, request):
 
     HAMI_LIMITER_BUILD=asan, or tsan, runs whatever does not ask for a build with sanitizers.
     """
-    with rigs.rig(builds, getattr(request, "param", os.environ.get("HAMI_LIMITER_BUILD", "plain"))) as made:
+    with rigs.rig(
+        builds, getattr(request, "param", os.environ.get("HAMI_LIMITER_BUILD", "plain"))
+    ) as made:
         yield made
 
 
@@ -66,9 +73,11 @@ def release(builds):
 @pytest.fixture
 def wheel():
     """Fetches wheels by name; what cannot be had is a skip."""
+
     def had(name):
         try:
             return fetch(name)
         except WheelMissing as error:
             pytest.skip(str(error))
+
     return had

@@ -26,7 +26,9 @@ def driver():
 
 def ask(name, *arguments):
     """The error, 0 for none. Numbers are passed as 64 bits, of which a function takes what it needs."""
-    return getattr(driver(), name)(*(ctypes.c_uint64(one) if isinstance(one, int) else one for one in arguments))
+    return getattr(driver(), name)(
+        *(ctypes.c_uint64(one) if isinstance(one, int) else one for one in arguments)
+    )
 
 
 def call(name, *arguments):
@@ -63,7 +65,9 @@ def start(device=0):
 def create(size, location=DEVICE):
     """Physical memory: its handle, 0 if there is none left."""
     place = ctypes.c_uint64()
-    result = ask("cuMemCreate", ctypes.byref(place), size, numbers("<iiii", PINNED, TO_FILE, location, 0), 0)
+    result = ask(
+        "cuMemCreate", ctypes.byref(place), size, numbers("<iiii", PINNED, TO_FILE, location, 0), 0
+    )
     assert result in (0, OUT_OF_MEMORY), result
     return place.value
 
@@ -72,15 +76,26 @@ def new_array(flags=SPARSE, width=4096, height=4096, depth=0):
     return make("cuArray3DCreate_v2", numbers("<QQQIII", width, height, depth, 0x20, 1, flags))
 
 
-def entry(array, operation, memory, *, offset=(0, 0, 0), extent=(64, 64, 1), level=0, layer=0, tail=None):
+def entry(
+    array, operation, memory, *, offset=(0, 0, 0), extent=(64, 64, 1), level=0, layer=0, tail=None
+):
     """A CUarrayMapInfo. *tail*: offset and size of bytes in the levels that are smaller than a tile."""
-    part = struct.pack("<I4xQQ8x", layer, *tail) if tail else struct.pack("<II3I3I", level, layer, *offset, *extent)
+    part = (
+        struct.pack("<I4xQQ8x", layer, *tail)
+        if tail
+        else struct.pack("<II3I3I", level, layer, *offset, *extent)
+    )
     head = struct.pack("<I4xQI4x", 0, array, 1 if tail else 0)
     return head + part + struct.pack("<IIQQII8x", operation, 0, memory, 0, 1, 0)
 
 
 def map_array(*entries, variant=""):
-    call(f"cuMemMapArrayAsync{variant}", ctypes.create_string_buffer(b"".join(entries)), len(entries), 0)
+    call(
+        f"cuMemMapArrayAsync{variant}",
+        ctypes.create_string_buffer(b"".join(entries)),
+        len(entries),
+        0,
+    )
 
 
 def by_address(memory):
@@ -94,6 +109,7 @@ def by_array(variant, flags):
         array = new_array(flags)
         map_array(entry(array, MAP, memory), variant=variant)
         return lambda: map_array(entry(array, UNMAP, 0), variant=variant)
+
     return hold
 
 
@@ -115,8 +131,10 @@ def by_object(kind, by, variant=""):
 
     *by*: ``Mem``, the handle of the memory, or ``Addr``, where it is mapped.
     """
-    objects = {"Multicast": lambda: make("cuMulticastCreate", numbers("<IxxxxQQQ", 1, 32 * BLOCK, 0, 0)),
-               "LogicalEndpoint": lambda: 5}
+    objects = {
+        "Multicast": lambda: make("cuMulticastCreate", numbers("<IxxxxQQQ", 1, 32 * BLOCK, 0, 0)),
+        "LogicalEndpoint": lambda: 5,
+    }
     one, count = objects[kind](), iter(range(32))
     device = (0,) if variant or kind == "LogicalEndpoint" else ()
 
@@ -127,6 +145,7 @@ def by_object(kind, by, variant=""):
         call(f"cu{kind}Bind{by}{variant}", one, *device, offset, *given, BLOCK, 0)
         call("cuMemUnmap", where, BLOCK)
         return lambda: call(f"cu{kind}Unbind", one, 0, offset, BLOCK)
+
     return hold
 
 

@@ -22,7 +22,9 @@ called = set()
 def call(name, *arguments):
     """Numbers are passed as 64 bits, of which a function takes what it needs."""
     called.add(name)
-    result = getattr(cu, name)(*(ctypes.c_uint64(one) if isinstance(one, int) else one for one in arguments))
+    result = getattr(cu, name)(
+        *(ctypes.c_uint64(one) if isinstance(one, int) else one for one in arguments)
+    )
     assert result == 0, (name, result)
 
 
@@ -70,17 +72,24 @@ def primary_context():
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
     call("cuCtxSetCurrent", context.value)
     assert charged() == CONTEXT
-    for name in ("cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxReset",
-                 "cuDevicePrimaryCtxReset_v2"):
+    for name in (
+        "cuDevicePrimaryCtxRelease",
+        "cuDevicePrimaryCtxRelease_v2",
+        "cuDevicePrimaryCtxReset",
+        "cuDevicePrimaryCtxReset_v2",
+    ):
         call(name, 0)  # nothing is told of memory until it is taken again
         call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
         assert charged() == CONTEXT, name
 
 
 def contexts():
-    for name, arguments, end in (("cuCtxCreate", (0, 0), "cuCtxDestroy"), ("cuCtxCreate_v2", (0, 0), "cuCtxDestroy_v2"),
-                                 ("cuCtxCreate_v3", (0, 0, 0, 0), "cuCtxDetach"),
-                                 ("cuCtxCreate_v4", (0, 0, 0), "cuCtxDestroy_v2")):
+    for name, arguments, end in (
+        ("cuCtxCreate", (0, 0), "cuCtxDestroy"),
+        ("cuCtxCreate_v2", (0, 0), "cuCtxDestroy_v2"),
+        ("cuCtxCreate_v3", (0, 0, 0, 0), "cuCtxDetach"),
+        ("cuCtxCreate_v4", (0, 0, 0), "cuCtxDestroy_v2"),
+    ):
         context = make(CONTEXT, name, *arguments)
         change(-CONTEXT, end, context)
     context = make(CONTEXT, "cuCtxCreate_v2", 0, 0)
@@ -102,8 +111,12 @@ def events():
     event, before = ctypes.c_uint64(), spent()
     for suffix in ("", "_v2"):
         call("cuEventCreate", ctypes.byref(event), 2)
-        for name, more in (("cuEventRecord", ()), ("cuEventRecord_ptsz", ()), ("cuEventRecordWithFlags", (0,)),
-                           ("cuEventRecordWithFlags_ptsz", (0,))):
+        for name, more in (
+            ("cuEventRecord", ()),
+            ("cuEventRecord_ptsz", ()),
+            ("cuEventRecordWithFlags", (0,)),
+            ("cuEventRecordWithFlags_ptsz", (0,)),
+        ):
             call(name, event.value, 0, *more)
         call(f"cuEventDestroy{suffix}", event.value)
     assert spent() == before
@@ -127,7 +140,11 @@ def pools():
     for suffix in ("", "_ptsz"):
         call(f"cuMemFreeAsync{suffix}", make(2 * MIB, f"cuMemAllocAsync{suffix}", 2 * MIB, 0), 0)
         call("cuMemPoolTrimTo", default.value, 0)
-        call(f"cuMemFreeAsync{suffix}", make(2 * MIB, f"cuMemAllocFromPoolAsync{suffix}", 2 * MIB, own, 0), 0)
+        call(
+            f"cuMemFreeAsync{suffix}",
+            make(2 * MIB, f"cuMemAllocFromPoolAsync{suffix}", 2 * MIB, own, 0),
+            0,
+        )
         call("cuMemPoolTrimTo", own, 0)
         assert charged() == before
     call("cuDeviceSetMemPool", 0, own)
@@ -168,8 +185,10 @@ def multicast():
 def logical_endpoints():
     where, number = numbers("<iiii", 1, 0, 1, 0), 3
     address = make(0, "cuMemAddressReserve", 2 * MIB, 0, 0, 0)
-    for kind, end in (("Mem", ("cuLogicalEndpointUnbind", number, 0, 0, 2 * MIB)),
-                      ("Addr", ("cuLogicalEndpointDestroy", number))):
+    for kind, end in (
+        ("Mem", ("cuLogicalEndpointUnbind", number, 0, 0, 2 * MIB)),
+        ("Addr", ("cuLogicalEndpointDestroy", number)),
+    ):
         memory = make(2 * MIB, "cuMemCreate", 2 * MIB, where, 0)
         change(0, "cuMemMap", address, 2 * MIB, 0, memory, 0)
         given = (memory, 0) if kind == "Mem" else (address,)
@@ -185,8 +204,10 @@ def sparse_arrays():
     for suffix in ("", "_ptsz"):
         memory = make(2 * MIB, "cuMemCreate", 2 * MIB, numbers("<iiii", 1, 0, 1, 0), 0)
         tile = (0, array, 0, 0, 0, 0, 0, 0, 64, 64, 1)
-        mapping, unmapping = (numbers("<IxxxxQIxxxx8IIIQQI", *tile, operation, 0, given, 0, 1)
-                              for operation, given in ((1, memory), (2, 0)))
+        mapping, unmapping = (
+            numbers("<IxxxxQIxxxx8IIIQQI", *tile, operation, 0, given, 0, 1)
+            for operation, given in ((1, memory), (2, 0))
+        )
         change(0, f"cuMemMapArrayAsync{suffix}", mapping, 1, 0)
         change(0, "cuMemRelease", memory)
         change(-2 * MIB, f"cuMemMapArrayAsync{suffix}", unmapping, 1, 0)
@@ -217,7 +238,11 @@ def foreign_memory():
     change(0, "cuMemRelease", memory)
     change(0, "cuMemRelease", imported)
     change(-2 * MIB, "cuMemUnmap", place, 2 * MIB)
-    pointer, default, exported = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.create_string_buffer(64)
+    pointer, default, exported = (
+        ctypes.c_uint64(),
+        ctypes.c_uint64(),
+        ctypes.create_string_buffer(64),
+    )
     call("cuDeviceGetDefaultMemPool", ctypes.byref(default), 0)
     call("cuMemAllocAsync", ctypes.byref(pointer), 2 * MIB, 0)
     call("cuMemPoolExportPointer", exported, pointer.value)
@@ -228,8 +253,10 @@ def foreign_memory():
     call("cuMemPoolTrimTo", default.value, 0)
     change(-2 * MIB, "cuMemFreeAsync", imported, 0)
     kept = os.memfd_create("external")
-    external, again = (make(bytes, "cuImportExternalMemory", numbers("<IxxxxQQQI", 1, os.dup(kept), 0, MIB, 0))
-                       for bytes in (MIB, 0))  # the same memory
+    external, again = (
+        make(bytes, "cuImportExternalMemory", numbers("<IxxxxQQQI", 1, os.dup(kept), 0, MIB, 0))
+        for bytes in (MIB, 0)
+    )  # the same memory
     change(0, "cuDestroyExternalMemory", external)
     buffer = make(0, "cuExternalMemoryGetMappedBuffer", again, numbers("<QQI", 0, MIB, 0))
     array = make(0, "cuExternalMemoryGetMappedMipmappedArray", again, numbers("<Q", 0))
@@ -241,12 +268,16 @@ def foreign_memory():
 def arrays():
     """Rows of 4,096 bytes, whole 64 KiB."""
     size, real = (1000, 100), 7 * 65536
-    for name, given, bytes_ in (("cuArrayCreate", numbers("<IIII", *size, 0x20, 1), real),
-                                ("cuArrayCreate_v2", numbers("<QQII", *size, 0x20, 1), real),
-                                ("cuArray3DCreate", numbers("<IIIIII", *size, 0, 0x20, 1, 0), real),
-                                ("cuArray3DCreate_v2", numbers("<QQQIII", *size, 0, 0x20, 1, 0), real)):
+    for name, given, bytes_ in (
+        ("cuArrayCreate", numbers("<IIII", *size, 0x20, 1), real),
+        ("cuArrayCreate_v2", numbers("<QQII", *size, 0x20, 1), real),
+        ("cuArray3DCreate", numbers("<IIIIII", *size, 0, 0x20, 1, 0), real),
+        ("cuArray3DCreate_v2", numbers("<QQQIII", *size, 0, 0x20, 1, 0), real),
+    ):
         change(-bytes_, "cuArrayDestroy", make(bytes_, name, given))
-    mipmapped = make(13 * 65536, "cuMipmappedArrayCreate", numbers("<QQQIII", *size, 0, 0x20, 1, 0), 2)
+    mipmapped = make(
+        13 * 65536, "cuMipmappedArrayCreate", numbers("<QQQIII", *size, 0, 0x20, 1, 0), 2
+    )
     change(-13 * 65536, "cuMipmappedArrayDestroy", mipmapped)
 
 
@@ -260,11 +291,15 @@ def information():
 
 def modules():
     """Of an image that is as large as what is loaded; of a fat binary, which says so itself."""
-    fat_binary = struct.pack("<IHHQ", 0xba55ed50, 1, 16, MODULE)
+    fat_binary = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, MODULE)
     file = f"/proc/self/fd/{os.memfd_create('module')}"
     Path(file).write_bytes(IMAGE)
-    for name, arguments in (("cuModuleLoad", (file.encode(),)), ("cuModuleLoadData", (IMAGE,)),
-                            ("cuModuleLoadDataEx", (IMAGE, 0, 0, 0)), ("cuModuleLoadFatBinary", (fat_binary,))):
+    for name, arguments in (
+        ("cuModuleLoad", (file.encode(),)),
+        ("cuModuleLoadData", (IMAGE,)),
+        ("cuModuleLoadDataEx", (IMAGE, 0, 0, 0)),
+        ("cuModuleLoadFatBinary", (fat_binary,)),
+    ):
         change(-MODULE, "cuModuleUnload", make(MODULE, name, *arguments))
     for name, given in (("cuLibraryLoadData", IMAGE), ("cuLibraryLoadFromFile", file.encode())):
         change(-MODULE, "cuLibraryUnload", make(MODULE, name, given, 0, 0, 0, 0, 0, 0))
@@ -293,9 +328,16 @@ def launches():
     launch("cuLaunchGridAsync", function.value, 1, 1, 0)
     for suffix in ("", "_ptsz"):
         launch(f"cuLaunchKernel{suffix}", function.value, *shape, 0, 0, 0, 0)
-        launch(f"cuLaunchKernelEx{suffix}", numbers("<6IIxxxxQ", *shape, 0, 0), function.value, 0, 0)
+        launch(
+            f"cuLaunchKernelEx{suffix}", numbers("<6IIxxxxQ", *shape, 0, 0), function.value, 0, 0
+        )
         launch(f"cuLaunchCooperativeKernel{suffix}", function.value, *shape, 0, 0, 0)
-    launch("cuLaunchCooperativeKernelMultiDevice", numbers("<Q7IxxxxQQ", function.value, *shape, 0, 0, 0), 1, 0)
+    launch(
+        "cuLaunchCooperativeKernelMultiDevice",
+        numbers("<Q7IxxxxQQ", function.value, *shape, 0, 0, 0),
+        1,
+        0,
+    )
     change(-MODULE, "cuModuleUnload", module)
 
 
@@ -308,11 +350,27 @@ def captures():
     to_graph, again = (empty.value, 0, 0, 0, 0), (0, empty.value, 0, 0)
     for suffix in ("", "_ptsz"):
         for name, given, end, result in (
-                (f"cuStreamBeginCapture{suffix}", (), "cuStreamEndCapture", (ctypes.byref(graph),)),
-                (f"cuStreamBeginCapture_v2{suffix}", (0,), "cuStreamEndCapture", (ctypes.byref(graph),)),
-                (f"cuStreamBeginCaptureToGraph{suffix}", to_graph, "cuStreamEndCapture", (ctypes.byref(graph),)),
-                (f"cuStreamBeginRecaptureToGraph{suffix}", again, "cuStreamEndCapture", (ctypes.byref(graph),)),
-                (f"cuStreamBeginCaptureToCig{suffix}", (0,), "cuStreamEndCaptureToCig", ())):
+            (f"cuStreamBeginCapture{suffix}", (), "cuStreamEndCapture", (ctypes.byref(graph),)),
+            (
+                f"cuStreamBeginCapture_v2{suffix}",
+                (0,),
+                "cuStreamEndCapture",
+                (ctypes.byref(graph),),
+            ),
+            (
+                f"cuStreamBeginCaptureToGraph{suffix}",
+                to_graph,
+                "cuStreamEndCapture",
+                (ctypes.byref(graph),),
+            ),
+            (
+                f"cuStreamBeginRecaptureToGraph{suffix}",
+                again,
+                "cuStreamEndCapture",
+                (ctypes.byref(graph),),
+            ),
+            (f"cuStreamBeginCaptureToCig{suffix}", (0,), "cuStreamEndCaptureToCig", ()),
+        ):
             before = spent()
             call(name, stream.value, *given)
             call("cuLaunchKernel", function.value, 1, 1, 1, 32, 1, 1, 0, stream.value, 0, 0)
@@ -334,9 +392,13 @@ def graphs():
     call("cuStreamEndCapture", stream.value, ctypes.byref(graph))
     assert (charged(), spent()) == (before, time_before)
     parameters = numbers("<Q", 0)
-    for name, arguments in (("cuGraphInstantiate", (0, 0, 0)), ("cuGraphInstantiate_v2", (0, 0, 0)),
-                            ("cuGraphInstantiateWithFlags", (0,)), ("cuGraphInstantiateWithParams", (parameters,)),
-                            ("cuGraphInstantiateWithParams_ptsz", (parameters,))):
+    for name, arguments in (
+        ("cuGraphInstantiate", (0, 0, 0)),
+        ("cuGraphInstantiate_v2", (0, 0, 0)),
+        ("cuGraphInstantiateWithFlags", (0,)),
+        ("cuGraphInstantiateWithParams", (parameters,)),
+        ("cuGraphInstantiateWithParams_ptsz", (parameters,)),
+    ):
         instance = make(2 * MIB, name, graph.value, *arguments)
         for variant in ("cuGraphLaunch", "cuGraphLaunch_ptsz"):
             launch(variant, instance, 0)
@@ -346,9 +408,26 @@ def graphs():
     change(-MODULE, "cuModuleUnload", module)
 
 
-for part in (entry, primary_context, contexts, limits_of_a_context, events, memory, pools, physical_memory, multicast,
-             logical_endpoints, sparse_arrays, foreign_memory, arrays, information, modules, launches, captures,
-             graphs):
+for part in (
+    entry,
+    primary_context,
+    contexts,
+    limits_of_a_context,
+    events,
+    memory,
+    pools,
+    physical_memory,
+    multicast,
+    logical_endpoints,
+    sparse_arrays,
+    foreign_memory,
+    arrays,
+    information,
+    modules,
+    launches,
+    captures,
+    graphs,
+):
     part()
 assert charged() == CONTEXT
 print(*sorted(called))

@@ -33,15 +33,20 @@ def _record(number: int) -> int:
     return FIRST_SLOT + SLOT * slot + 1160 + 48 * device + 24
 
 
-def make_region(path: Path, limits: list[int], cores: list[int] | None = None, uuids: list[str] | None = None,
-                priority: int = 1) -> None:
+def make_region(
+    path: Path,
+    limits: list[int],
+    cores: list[int] | None = None,
+    uuids: list[str] | None = None,
+    priority: int = 1,
+) -> None:
     """A region as a device plugin makes it before the container starts."""
     content = bytearray(FILE_SIZE)
     struct.pack_into("<III", content, 0, MAGIC, 1, 2)
     content[24:56] = content[2_008_920:2_008_952] = SEMAPHORE
     struct.pack_into("<Q", content, 56, len(limits))
     for device, uuid in enumerate(uuids or []):
-        content[64 + 96 * device:64 + 96 * device + len(uuid)] = uuid.encode()
+        content[64 + 96 * device : 64 + 96 * device + len(uuid)] = uuid.encode()
     struct.pack_into(f"<{len(limits)}Q", content, 1600, *limits)
     struct.pack_into(f"<{len(limits)}Q", content, 1728, *(cores or [100] * len(limits)))
     struct.pack_into("<iiii", content, 2_008_896, 0, 1, 0, priority)
@@ -64,7 +69,7 @@ class Region:
 
     def uuid(self, device: int) -> str:
         at = 64 + 96 * device
-        return self.memory[at:at + 96].split(b"\0")[0].decode()
+        return self.memory[at : at + 96].split(b"\0")[0].decode()
 
     def limit(self, device: int) -> int:
         return self.number(1600 + 8 * device, "<Q")
@@ -79,10 +84,24 @@ class Region:
         for number in range(self.used):
             base = FIRST_SLOT + SLOT * number
             if pid := self.number(base):
-                parts = [struct.unpack_from("<5Q", self.memory, base + 8 + 64 * device) for device in range(16)]
+                parts = [
+                    struct.unpack_from("<5Q", self.memory, base + 8 + 64 * device)
+                    for device in range(16)
+                ]
                 contexts, modules, data, _, totals = zip(*parts, strict=True)
                 space = self.number(base + 1944, "<Q") >> 32
-                found.append(Slot(number, pid, space, self.number(base + 1928), totals, contexts, modules, data))
+                found.append(
+                    Slot(
+                        number,
+                        pid,
+                        space,
+                        self.number(base + 1928),
+                        totals,
+                        contexts,
+                        modules,
+                        data,
+                    )
+                )
         return found
 
     def total(self, device: int = 0) -> int:
@@ -143,7 +162,7 @@ class Machine:
         """Bytes of processes that live."""
         total = 0
         for at in self._processes():
-            pid, = struct.unpack_from("<i", self.memory, at)
+            (pid,) = struct.unpack_from("<i", self.memory, at)
             if pid and Path(f"/proc/{pid}/stat").exists() and not is_zombie(pid):
                 total += self._numbers(at + 16)[device]
         return total
@@ -172,7 +191,7 @@ class Machine:
         return found
 
     def _processes(self) -> range:
-        count, = struct.unpack_from("<i", self.memory, 4)
+        (count,) = struct.unpack_from("<i", self.memory, 4)
         first = 8 + 4 * 128
         return range(first, first + 272 * count, 272)
 

@@ -20,8 +20,11 @@ from tests.libvgpu.layout import Bucket, Machine, Region
 __all__ = ["MIB", "Client", "Rig", "Times", "limits_text", "rig", "supported", "uuid_of"]
 
 MIB = 1 << 20
-OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0:handle_segv=0:abort_on_error=0",
-           "TSAN_OPTIONS": "die_after_fork=0:report_signal_unsafe=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0:handle_segv=0:abort_on_error=0",
+    "TSAN_OPTIONS": "die_after_fork=0:report_signal_unsafe=0",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
 
 
 def uuid_of(device: int) -> str:
@@ -36,7 +39,11 @@ def limits_text(*devices: dict[str, Any], region: str = "", **keys: Any) -> str:
     lines = ["hami-limits 1"] + ([f"region {region}"] if region else [])
     lines += [f"{key.replace('_', '-')} {value}" for key, value in keys.items()]
     for number, device in enumerate(devices):
-        words = [f"{key}={device[key]}" for key in ("memory", "context", "cores", "cores-most") if key in device]
+        words = [
+            f"{key}={device[key]}"
+            for key in ("memory", "context", "cores", "cores-most")
+            if key in device
+        ]
         lines.append(" ".join(["device", device.get("uuid", uuid_of(number)), *words]))
     return "\n".join(lines) + "\n"
 
@@ -95,7 +102,8 @@ class Client:
         """Ends the client. Returns what it wrote to standard error."""
         with contextlib.suppress(BrokenPipeError):
             _, told = self.process.communicate(timeout=30)
-            assert "Sanitizer" not in told and "runtime error:" not in told, told
+            assert "Sanitizer" not in told, told
+            assert "runtime error:" not in told, told
             return told
         return ""
 
@@ -103,7 +111,9 @@ class Client:
 class Rig:
     """One container on one machine: a library with limits beside it, a region, fake cards."""
 
-    def __init__(self, folder: Path, builds: Builds, variant: str = "plain", *, library: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, builds: Builds, variant: str = "plain", *, library: Path | None = None
+    ) -> None:
         """*library*: in place of that of the *variant*."""
         self.folder, self.builds, self.variant = folder, builds, variant
         self.library = folder / "libvgpu.so"
@@ -119,24 +129,41 @@ class Rig:
 
     def environment(self, *, preload: bool = True, **more: str) -> dict[str, str]:
         """Variables of a process in the container."""
-        env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(self.builds.driver),
-               "FAKE_CUDA_STATE": str(self.state), "FAKE_CUDA_CTX_MIB": "0", **OPTIONS}
+        env = {
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": str(self.builds.driver),
+            "FAKE_CUDA_STATE": str(self.state),
+            "FAKE_CUDA_CTX_MIB": "0",
+            **OPTIONS,
+        }
         if preload:
             env["LD_PRELOAD"] = " ".join([*self.builds.sanitizer(self.variant), str(self.library)])
         return env | more
 
     def client(self, how: str = "symbol", within: Sequence[str] = (), **more: Any) -> Client:
         """A running C client. *how*: by which way it finds the driver's functions. *within*: a program that runs it."""
-        process = subprocess.Popen([*within, self.builds.client, how], env=self.environment(**more), text=True,
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [*within, self.builds.client, how],
+            env=self.environment(**more),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self._clients.append(Client(process))
         return self._clients[-1]
 
     def python(self, code: str, *paths: Path, **more: str) -> str:
         """What a Python program prints. *paths*: folders of modules."""
         env = self.environment(PYTHONPATH=os.pathsep.join(map(str, paths)), **more)
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120,
-                              check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -160,14 +187,17 @@ class Rig:
                 client.process.send_signal(signal.SIGKILL)
             with contextlib.suppress(ValueError):  # what was closed before has been read
                 told += client.process.communicate(timeout=10)[1]
-        assert "Sanitizer" not in told and "runtime error:" not in told, told
+        assert "Sanitizer" not in told, told
+        assert "runtime error:" not in told, told
 
 
 @contextlib.contextmanager
 def rig(builds: Builds, variant: str = "plain") -> Iterator[Rig]:
     """A rig in a folder that goes with it, in memory where there is such a file system."""
     shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="hami-limiter-", dir=shared if shared.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="hami-limiter-", dir=shared if shared.is_dir() else None
+    ) as folder:
         made = Rig(Path(folder), builds, variant)
         try:
             yield made

@@ -53,12 +53,15 @@ def _beside(rounds: Callable[[threading.Event], None]) -> Iterator[None]:
 
 def sampled(tenants: Sequence[Tenant]) -> contextlib.AbstractContextManager[None]:
     """Writes utilization into the regions as a node monitor does: percent of the time since the last sample."""
+
     def write(done: threading.Event) -> None:
         before, then = [tenant.busy() for tenant in tenants], time.monotonic()
         while not done.wait(SAMPLE_S):
             spent, now = [tenant.busy() for tenant in tenants], time.monotonic()
             for tenant, old, new in zip(tenants, before, spent, strict=True):
-                percent = {pid: round((new[pid] - old.get(pid, 0)) / (now - then) / 1e7) for pid in new}
+                percent = {
+                    pid: round((new[pid] - old.get(pid, 0)) / (now - then) / 1e7) for pid in new
+                }
                 tenant.region.sample(0, percent, time.monotonic_ns())
             before, then = spent, now
 
@@ -67,14 +70,25 @@ def sampled(tenants: Sequence[Tenant]) -> contextlib.AbstractContextManager[None
 
 def deciding(tenants: Sequence[Tenant]) -> contextlib.AbstractContextManager[None]:
     """Decides as a node monitor does, round by round, who is alone on the card and whose limit counts."""
+
     def run(done: threading.Event) -> None:
         shared_at = dict.fromkeys(range(len(tenants)), -math.inf)
         before = [sum(tenant.busy().values()) for tenant in tenants]
         while not done.wait(ROUND_S):
             spent = [sum(tenant.busy().values()) for tenant in tenants]
-            verdicts = decide([FeedbackCandidate(key=number, priority=1, cards=frozenset({"card"}), shared_at=at,
-                                                 is_active=spent[number] > before[number])
-                               for number, at in shared_at.items()], time.monotonic())
+            verdicts = decide(
+                [
+                    FeedbackCandidate(
+                        key=number,
+                        priority=1,
+                        cards=frozenset({"card"}),
+                        shared_at=at,
+                        is_active=spent[number] > before[number],
+                    )
+                    for number, at in shared_at.items()
+                ],
+                time.monotonic(),
+            )
             before = spent
             for number, verdict in verdicts.items():
                 shared_at[number] = verdict.shared_at
@@ -109,7 +123,9 @@ def _held_up(before: dict[int, float], after: dict[int, float], seconds: float) 
     return min(parts, default=0.0)
 
 
-def wrong_shares(tenants: Sequence[Tenant], due: Sequence[float], slack: float, seconds: float) -> str:
+def wrong_shares(
+    tenants: Sequence[Tenant], due: Sequence[float], slack: float, seconds: float
+) -> str:
     """What is wrong with the percent of the card that each of *tenants* uses; empty if nothing is. *due*: of each, up
     to *slack* points more or less.
 
@@ -122,8 +138,10 @@ def wrong_shares(tenants: Sequence[Tenant], due: Sequence[float], slack: float, 
         shares = measured_shares(tenants, seconds)
         after = [_ready_seconds(tenant) for tenant in tenants]
         lost = [_held_up(old, new, seconds) for old, new in zip(before, after, strict=True)]
-        if all(percent * (1 - part) - slack <= share <= percent + slack
-               for share, percent, part in zip(shares, due, lost, strict=True)):
+        if all(
+            percent * (1 - part) - slack <= share <= percent + slack
+            for share, percent, part in zip(shares, due, lost, strict=True)
+        ):
             return ""
         told = f"{shares} instead of {due}, without a CPU for {lost} of the time"
     return told

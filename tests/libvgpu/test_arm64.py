@@ -19,9 +19,14 @@ LIMIT = 2048 * MIB
 PATHS = ("plain", "managed", "async", "async_ptsz", "pool", "create")
 
 pytestmark = [
-    pytest.mark.skipif(platform.machine() == "aarch64", reason="not needed: this machine is an arm64"),
-    pytest.mark.skipif(shutil.which(EMULATOR) is None or not SYSTEM.is_dir(),
-                       reason="needs the packages qemu-user and libc6-arm64-cross")]
+    pytest.mark.skipif(
+        platform.machine() == "aarch64", reason="not needed: this machine is an arm64"
+    ),
+    pytest.mark.skipif(
+        shutil.which(EMULATOR) is None or not SYSTEM.is_dir(),
+        reason="needs the packages qemu-user and libc6-arm64-cross",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +78,9 @@ def test_launches_are_limited(container, how):
         assert client.do(f"launch {how} busy_40000 1") == 0
         client.do("sync")
     after = container.path.with_suffix(".sm").read_bytes()
-    throttled = [int.from_bytes(content[256 + 24:256 + 32], "little") for content in (before, after)]
+    throttled = [
+        int.from_bytes(content[256 + 24 : 256 + 32], "little") for content in (before, after)
+    ]
     assert throttled[1] - throttled[0] > 100_000_000
 
 

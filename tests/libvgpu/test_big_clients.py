@@ -41,8 +41,10 @@ except Exception as error:
 
 
 def needs(module):
-    return pytest.mark.skipif(importlib.util.find_spec(module) is None,
-                              reason=f"{module} is installed in the environment libvgpu-big only")
+    return pytest.mark.skipif(
+        importlib.util.find_spec(module) is None,
+        reason=f"{module} is installed in the environment libvgpu-big only",
+    )
 
 
 @needs("numba_cuda")
@@ -59,16 +61,18 @@ def test_kernels_of_the_tests_on_a_gpu_are_valid(rig, architecture):
     """By NVIDIA's assembler: the fake driver takes any."""
     file = rig.folder / "kernels.ptx"
     assert rig.client().do(f"kernels {file}") == 0
-    compiler, = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations
-    subprocess.run([Path(compiler, "bin", "ptxas"), f"-arch={architecture}", file, "-o", rig.folder / "cubin"],
-                   check=True)
+    (compiler,) = importlib.util.find_spec("nvidia.cuda_nvcc").submodule_search_locations
+    subprocess.run(
+        [Path(compiler, "bin", "ptxas"), f"-arch={architecture}", file, "-o", rig.folder / "cubin"],
+        check=True,
+    )
 
 
 def linkable(folder):
     """tinygrad looks for its compiler as a linker does."""
     for name, package in (("nvrtc", "nvidia.cuda_nvrtc"), ("nvJitLink", "nvidia.nvjitlink")):
         places = importlib.util.find_spec(package).submodule_search_locations
-        library, = Path(places[0], "lib").glob(f"lib{name}.so.*")
+        (library,) = Path(places[0], "lib").glob(f"lib{name}.so.*")
         for one in library.parent.glob("*.so*"):
             (folder / one.name).symlink_to(one)
         (folder / f"lib{name}.so").symlink_to(library)

@@ -20,7 +20,10 @@ import hooks  # noqa: E402
 
 
 def test_symbol_table_is_that_of_the_headers(builds):
-    assert extract.render(extract.read_headers(builds.headers)) == (SOURCE / "abi" / "cuda.tsv").read_text()
+    assert (
+        extract.render(extract.read_headers(builds.headers))
+        == (SOURCE / "abi" / "cuda.tsv").read_text()
+    )
 
 
 @pytest.mark.parametrize("release", ["runtime-11.8", "runtime-12.1", "runtime-12.9"])
@@ -28,17 +31,30 @@ def test_older_releases_have_no_other_symbols(builds, wheel, release):
     header = next(wheel(release).rglob("cuda.h"))
     known = {row[0] for row in extract.read_headers(builds.headers)}
     older = extract.prototypes(header.parent)
-    assert len(older) > 480 and set(older) <= known
+    assert len(older) > 480
+    assert set(older) <= known
 
 
 def dynamic(path):
     """Exported names, needed libraries, and the versions of glibc that are asked for."""
-    text = subprocess.run(["readelf", "--wide", "--dyn-syms", "--dynamic", path], capture_output=True, text=True,
-                          check=True).stdout
-    exported = {words[7].partition("@")[0] for words in map(str.split, text.splitlines())
-                if len(words) == 8 and words[4] in ("GLOBAL", "WEAK") and words[6] != "UND" and words[0] != "Num:"}
+    text = subprocess.run(
+        ["readelf", "--wide", "--dyn-syms", "--dynamic", path],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    exported = {
+        words[7].partition("@")[0]
+        for words in map(str.split, text.splitlines())
+        if len(words) == 8
+        and words[4] in ("GLOBAL", "WEAK")
+        and words[6] != "UND"
+        and words[0] != "Num:"
+    }
     needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
-    versions = {tuple(map(int, found.split("."))) for found in re.findall(r"@+GLIBC_([\d.]+)", text)}
+    versions = {
+        tuple(map(int, found.split("."))) for found in re.findall(r"@+GLIBC_([\d.]+)", text)
+    }
     return exported, needed, versions
 
 
@@ -61,24 +77,37 @@ def test_release_runs_on_glibc_of_2012_and_is_small(release, target):
 
 @pytest.mark.parametrize("target, machine", [("x86_64", "X86-64"), ("aarch64", "AArch64")])
 def test_release_is_made_for_its_machine_and_hardened(release, target, machine):
-    text = subprocess.run(["readelf", "--wide", "--file-header", "--program-headers", "--dynamic", release[target]],
-                          capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        ["readelf", "--wide", "--file-header", "--program-headers", "--dynamic", release[target]],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert re.search(r"Machine: .*", text)[0].endswith(machine)
     assert re.search(r"GNU_STACK .*", text)[0].split()[-2] == "RW"  # code on the stack cannot run
-    assert "GNU_RELRO" in text and "BIND_NOW" in text and "TEXTREL" not in text
-    assert FIRST_LINE.encode() in release[target].read_bytes()  # by which the device plugin knows it
+    assert "GNU_RELRO" in text
+    assert "BIND_NOW" in text
+    assert "TEXTREL" not in text
+    assert (
+        FIRST_LINE.encode() in release[target].read_bytes()
+    )  # by which the device plugin knows it
 
 
 def test_all_architectures_have_the_same_functions(release):
     exported, needed = zip(*(dynamic(release[target])[:2] for target in TARGETS), strict=True)
-    assert exported[0] == exported[1] and needed[0] == needed[1]
+    assert exported[0] == exported[1]
+    assert needed[0] == needed[1]
 
 
 def test_release_is_the_same_in_every_build(release, tmp_path):
     """In another directory, and without the compiler's cache: so anybody can verify its checksum."""
     shutil.copytree(SOURCE, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("build", "tests"))
-    make_release(tmp_path / "built", TARGETS[:1], source=tmp_path / "elsewhere",
-                 ZIG_GLOBAL_CACHE_DIR=str(tmp_path / "cache"))
+    make_release(
+        tmp_path / "built",
+        TARGETS[:1],
+        source=tmp_path / "elsewhere",
+        ZIG_GLOBAL_CACHE_DIR=str(tmp_path / "cache"),
+    )
     again = tmp_path / "built" / TARGETS[0] / "libvgpu.so"
     assert again.read_bytes() == release[TARGETS[0]].read_bytes()
 
@@ -102,8 +131,13 @@ def test_no_file_of_the_library_needs_itself():
     """What a file includes has files of its own beside it: none of them leads back to it."""
     sources = {path.stem: path.read_text() for path in sorted((SOURCE / "src").glob("*.c"))}
     headers = {path.stem: path.read_text() for path in sorted((SOURCE / "src").glob("*.h"))}
-    needs = {name: set(re.findall(r'#include "(\w+)[.]h"', sources.get(name, "") + headers.get(name, ""))) - {name}
-             for name in sources | headers}
+    needs = {
+        name: set(
+            re.findall(r'#include "(\w+)[.]h"', sources.get(name, "") + headers.get(name, ""))
+        )
+        - {name}
+        for name in sources | headers
+    }
     while ends := {name for name, others in needs.items() if not others & needs.keys()}:
         needs = {name: others for name, others in needs.items() if name not in ends}
     assert needs == {}
@@ -112,14 +146,50 @@ def test_no_file_of_the_library_needs_itself():
 # -- the same under sanitizers
 
 
-SCRIPT = (f"alloc plain 0 {512 * MIB}", "free async 0", f"alloc async 0 {64 * MIB}", "free plain 0", "sync",
-          "alloc pitch 0 1000 1000", "free plain 0", f"alloc create 0 {64 * MIB} 0", "map 0 1", "retain 1 2",
-          "free create 0", "free create 2", "unmap 1", "alloc array 0 1000 100", "free array 0", "module", "unload",
-          "module", "defaultpool 0 0", f"alloc pool 0 {32 * MIB} 0", "free async 0", "trim 0", "infonull", "total 0",
-          "stream", "capture", "launch plain busy_10 5", "endcapture", "instantiate 0", "graphlaunch 0",
-          "graphdestroy 0", "launch ptsz busy_100 200", "launch ex busy_100 200", "sync", "ctx 0", "release 0",
-          "create 2 0", "launch plain busy_10 20", "destroy 0", "ctx 0", f"work threads 4 400 {64 * MIB}",
-          "load mixed 300")
+SCRIPT = (
+    f"alloc plain 0 {512 * MIB}",
+    "free async 0",
+    f"alloc async 0 {64 * MIB}",
+    "free plain 0",
+    "sync",
+    "alloc pitch 0 1000 1000",
+    "free plain 0",
+    f"alloc create 0 {64 * MIB} 0",
+    "map 0 1",
+    "retain 1 2",
+    "free create 0",
+    "free create 2",
+    "unmap 1",
+    "alloc array 0 1000 100",
+    "free array 0",
+    "module",
+    "unload",
+    "module",
+    "defaultpool 0 0",
+    f"alloc pool 0 {32 * MIB} 0",
+    "free async 0",
+    "trim 0",
+    "infonull",
+    "total 0",
+    "stream",
+    "capture",
+    "launch plain busy_10 5",
+    "endcapture",
+    "instantiate 0",
+    "graphlaunch 0",
+    "graphdestroy 0",
+    "launch ptsz busy_100 200",
+    "launch ex busy_100 200",
+    "sync",
+    "ctx 0",
+    "release 0",
+    "create 2 0",
+    "launch plain busy_10 20",
+    "destroy 0",
+    "ctx 0",
+    f"work threads 4 400 {64 * MIB}",
+    "load mixed 300",
+)
 
 
 @pytest.mark.parametrize("how", ["symbol", "dlsym", "procaddr"])
@@ -141,6 +211,7 @@ def test_sanitizers_find_nothing(builds, tmp_path, variant, how):
         assert client.answer() == [1000]
         told = client.close()
         assert client.process.returncode == 0, told
-        assert "Sanitizer" not in told and "runtime error" not in told, told
+        assert "Sanitizer" not in told, told
+        assert "runtime error" not in told, told
     finally:
         rig.close()

@@ -66,7 +66,9 @@ def test_process_that_was_killed_inside_an_update_holds_up_nobody(client, rig):
     """The sequence number of its slot is odd for ever."""
     slot = rig.region.slots()[0]
     rig.region.write(1856 + 1960 * slot.number + 1936, 7, "<Q")
-    answers, times = zip(*map(rig.client().timed, ("init", "ctx 0", f"alloc plain 0 {MIB}")), strict=True)
+    answers, times = zip(
+        *map(rig.client().timed, ("init", "ctx 0", f"alloc plain 0 {MIB}")), strict=True
+    )
     assert answers == (0, 0, 0)
     assert sum(one.asleep for one in times) < 1
 

@@ -44,8 +44,12 @@ RETAIN, RELEASE = 'make("cuDevicePrimaryCtxRetain", 0)', 'call("cuDevicePrimaryC
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("retain, release", [("", ""), (RETAIN, RELEASE)], ids=["alone", "primary context there"])
-def test_eight_green_contexts_count_as_the_primary_context_that_they_retain(limited, retain, release):
+@pytest.mark.parametrize(
+    "retain, release", [("", ""), (RETAIN, RELEASE)], ids=["alone", "primary context there"]
+)
+def test_eight_green_contexts_count_as_the_primary_context_that_they_retain(
+    limited, retain, release
+):
     """Until the last of them goes, whether the program retains it too or not."""
     assert run(limited, EIGHT.format(retain=retain, release=release)) == [CONTEXT, CONTEXT]
     assert limited.machine.peak() == CONTEXT
@@ -60,7 +64,12 @@ def test_green_context_counts_what_it_takes_by_itself(limited):
 
 def test_green_context_that_nvml_tells_nothing_of_counts_as_its_primary_context(rig):
     rig.limit({"memory": SLICE, "context": CONTEXT})
-    answer = run(rig, EIGHT.format(retain="", release=""), FAKE_CUDA_GREEN_MIB="5", FAKE_NVML_HOST_PIDS="100000")
+    answer = run(
+        rig,
+        EIGHT.format(retain="", release=""),
+        FAKE_CUDA_GREEN_MIB="5",
+        FAKE_NVML_HOST_PIDS="100000",
+    )
     assert answer == [CONTEXT, CONTEXT]
 
 
@@ -135,14 +144,26 @@ print(json.dumps(told + [used() - {context}]))
 THREADS = 132 * 2048  # that the fake device runs at once
 
 
-@pytest.mark.parametrize("limit, values, expected", [
-    pytest.param(0, [4096, 1 << 20, 2048], [[0, 3072 * THREADS], [2, 3072 * THREADS], [0, 1024 * THREADS]], id="stack"),
-    pytest.param(1, [3 * MIB + 5], [[0, 2 * MIB + 4096]], id="buffer of printf, which the driver rounds"),
-    pytest.param(2, [520 * MIB, 8 * MIB], [[0, 512 * MIB], [0, 0]], id="heap"),
-    pytest.param(3, [6, 24, 2], [[0, 600 * MIB], [0, 3300 * MIB], [0, 0]], id="depth of synchronization"),
-    pytest.param(4, [4096, 1 << 21], [[0, 8 * MIB], [2, 8 * MIB]], id="pending launches"),
-    pytest.param(6, [1 << 30], [[0, 0]], id="L2 cache"),
-])
+@pytest.mark.parametrize(
+    "limit, values, expected",
+    [
+        pytest.param(
+            0,
+            [4096, 1 << 20, 2048],
+            [[0, 3072 * THREADS], [2, 3072 * THREADS], [0, 1024 * THREADS]],
+            id="stack",
+        ),
+        pytest.param(
+            1, [3 * MIB + 5], [[0, 2 * MIB + 4096]], id="buffer of printf, which the driver rounds"
+        ),
+        pytest.param(2, [520 * MIB, 8 * MIB], [[0, 512 * MIB], [0, 0]], id="heap"),
+        pytest.param(
+            3, [6, 24, 2], [[0, 600 * MIB], [0, 3300 * MIB], [0, 0]], id="depth of synchronization"
+        ),
+        pytest.param(4, [4096, 1 << 21], [[0, 8 * MIB], [2, 8 * MIB]], id="pending launches"),
+        pytest.param(6, [1 << 30], [[0, 0]], id="L2 cache"),
+    ],
+)
 def test_limit_of_a_context_is_charged_what_the_driver_sets_aside(limited, limit, values, expected):
     code = LIMITED.format(limit=limit, values=values, context=CONTEXT)
     assert run(limited, code) == [*expected, 0]

@@ -37,12 +37,17 @@ def names_of(prefix):
 
 
 def test_each_function_of_cuda_is_hooked_or_has_its_reason(builds):
-    assert sort(set(extract.prototypes(builds.headers)), hooked_names(is_nvml=False), names_of("cu")) == ([], [])
+    assert sort(
+        set(extract.prototypes(builds.headers)), hooked_names(is_nvml=False), names_of("cu")
+    ) == ([], [])
 
 
 def test_each_function_of_nvml_is_hooked_or_has_its_reason(wheel):
     include = wheel("nvml-13.5") / "nvidia" / "cu13" / "include"
-    assert sort(extract.nvml_functions(include), hooked_names(is_nvml=True), names_of("nvml")) == ([], [])
+    assert sort(extract.nvml_functions(include), hooked_names(is_nvml=True), names_of("nvml")) == (
+        [],
+        [],
+    )
 
 
 def test_new_name_and_a_name_that_is_gone_are_told():
@@ -64,8 +69,11 @@ def test_reason_is_a_sentence(group):
     assert group.reason.endswith(".")
 
 
-@pytest.mark.parametrize("text", ["cuA cuB\n", "A reason.\n", "A reason.\n    cuA{_v2\n", "A reason.\n    cuA*\n"],
-                         ids=["no reason", "no names", "open brace", "pattern"])
+@pytest.mark.parametrize(
+    "text",
+    ["cuA cuB\n", "A reason.\n", "A reason.\n    cuA{_v2\n", "A reason.\n    cuA*\n"],
+    ids=["no reason", "no names", "open brace", "pattern"],
+)
 def test_what_cannot_be_read_is_refused(tmp_path, text):
     (tmp_path / "unhooked.txt").write_text(text)
     with pytest.raises(ValueError, match=r"unhooked\.txt"):

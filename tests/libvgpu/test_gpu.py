@@ -38,8 +38,14 @@ LIMIT, SHARED = 2048 * MIB, 128 * MIB
 
 def obstacle():
     """Why there is no GPU here; empty if there is one."""
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["the driver ends the process"])[-1]
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False
+    )
+    return (
+        ""
+        if done.returncode == 0
+        else (done.stderr.strip().splitlines() or ["the driver ends the process"])[-1]
+    )
 
 
 REASON = obstacle()
@@ -49,12 +55,20 @@ pytestmark = pytest.mark.skipif(REASON != "", reason=f"needs a GPU: {REASON}")
 @pytest.fixture
 def start(rig):
     """Starts a client on the GPU. *cores*: its compute limit; ``None``: it runs without the limiter."""
+
     def start(cores=100):
-        more = {} if cores is None else {
-            "CUDA_DEVICE_MEMORY_LIMIT": str(LIMIT), "CUDA_DEVICE_SM_LIMIT": str(cores),
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(rig.folder / f"{cores}.cache")}
+        more = (
+            {}
+            if cores is None
+            else {
+                "CUDA_DEVICE_MEMORY_LIMIT": str(LIMIT),
+                "CUDA_DEVICE_SM_LIMIT": str(cores),
+                "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(rig.folder / f"{cores}.cache"),
+            }
+        )
         more["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
         return rig.client(preload=cores is not None, **more).start()
+
     return start
 
 
@@ -68,6 +82,7 @@ def rate(client, load, seconds):
 @pytest.fixture
 def microseconds(start):
     """What a kernel of a load takes on this GPU."""
+
     def measured(load):
         client = start(None)
         rate(client, load, 1)
@@ -76,6 +91,7 @@ def microseconds(start):
         print(f"a kernel of {MICROSECONDS[load]} us takes {took:.1f} us")
         assert MICROSECONDS[load] <= took <= MICROSECONDS[load] * 1.05 + 10
         return took
+
     return measured
 
 
@@ -101,7 +117,9 @@ def test_shared_memory_has_a_name_and_counts_once(rig, start, way):
     assert way.open(importer, way.export(exporter), **more) == 0
     assert free(importer) == free(exporter) == before
     assert way.close(importer) == 0
-    assert way.open(importer, way.export(exporter), number=20, **more) == 0  # by a handle that was made anew
+    assert (
+        way.open(importer, way.export(exporter), number=20, **more) == 0
+    )  # by a handle that was made anew
     assert free(importer) == before
     assert len(Region(rig.folder / "100.cache").records()) >= 2
     exporter.kill()
@@ -115,8 +133,13 @@ def test_shared_memory_has_a_name_and_counts_once(rig, start, way):
 def test_overhead_of_a_call(start, what, most):
     """Nanoseconds, the least of ten rounds that alternate; more than on the fake driver, which spoils no caches."""
     clients = [start(None), start()]
-    bare, ours = (min(column) for column in zip(
-        *([client.do(f"measure {what} 500 0") for client in clients] for _ in range(10)), strict=True))
+    bare, ours = (
+        min(column)
+        for column in zip(
+            *([client.do(f"measure {what} 500 0") for client in clients] for _ in range(10)),
+            strict=True,
+        )
+    )
     print(f"{what}: {bare:.0f} ns without the limiter, {ours:.0f} ns with it")
     assert ours - bare <= most
 

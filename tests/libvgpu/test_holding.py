@@ -90,14 +90,31 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.parametrize("prepare, bind, let_go", [
-    ('one = make("cuMulticastCreate", numbers("<IxxxxQQQ", 1, BLOCK, 0, 0))',
-     'call("cuMulticastBindAddr", one, 0, address, 64 * MIB, 0)', 'call("cuMulticastUnbind", one, 0, 0, 64 * MIB)'),
-    ("", 'call("cuLogicalEndpointBindAddr", 3, 0, 0, address, 64 * MIB, 0)', 'call("cuLogicalEndpointDestroy", 3)'),
-], ids=["multicast object", "logical endpoint"])
-def test_memory_of_a_pool_that_is_bound_counts_though_the_pool_has_freed_it(rig, prepare, bind, let_go):
+@pytest.mark.parametrize(
+    "prepare, bind, let_go",
+    [
+        (
+            'one = make("cuMulticastCreate", numbers("<IxxxxQQQ", 1, BLOCK, 0, 0))',
+            'call("cuMulticastBindAddr", one, 0, address, 64 * MIB, 0)',
+            'call("cuMulticastUnbind", one, 0, 0, 64 * MIB)',
+        ),
+        (
+            "",
+            'call("cuLogicalEndpointBindAddr", 3, 0, 0, address, 64 * MIB, 0)',
+            'call("cuLogicalEndpointDestroy", 3)',
+        ),
+    ],
+    ids=["multicast object", "logical endpoint"],
+)
+def test_memory_of_a_pool_that_is_bound_counts_though_the_pool_has_freed_it(
+    rig, prepare, bind, let_go
+):
     rig.limit()
-    assert run(rig, BOUND_IN_POOL.format(prepare=prepare, bind=bind, let_go=let_go)) == [64 * MIB, 64 * MIB, 0]
+    assert run(rig, BOUND_IN_POOL.format(prepare=prepare, bind=bind, let_go=let_go)) == [
+        64 * MIB,
+        64 * MIB,
+        0,
+    ]
     assert rig.machine.used() == 0
 
 
@@ -122,7 +139,12 @@ ENDS = ('call("cuMemFree_v2", buffer)', 'call("cuMipmappedArrayDestroy", array)'
 def test_what_is_mapped_from_external_memory_holds_it(rig, order):
     rig.limit()
     first, second = ENDS[::order]
-    assert run(rig, EXTERNAL.format(first=first, second=second)) == [512 * MIB, 512 * MIB, 512 * MIB, 0]
+    assert run(rig, EXTERNAL.format(first=first, second=second)) == [
+        512 * MIB,
+        512 * MIB,
+        512 * MIB,
+        0,
+    ]
     assert rig.machine.used() == 0
 
 
@@ -158,9 +180,11 @@ print(json.dumps([count, used()]))
 """
 
 
-@pytest.mark.parametrize("location, expected", [(holders.DEVICE, [4, LIMIT]), (holders.LOCALITY_DOMAIN, [4, LIMIT]),
-                                                (holders.HOST, [20, 0])],
-                         ids=["device", "part of a device", "host"])
+@pytest.mark.parametrize(
+    "location, expected",
+    [(holders.DEVICE, [4, LIMIT]), (holders.LOCALITY_DOMAIN, [4, LIMIT]), (holders.HOST, [20, 0])],
+    ids=["device", "part of a device", "host"],
+)
 def test_physical_memory_counts_on_the_device_of_its_location(rig, location, expected):
     rig.limit()
     assert run(rig, LOCATED.format(location=location)) == expected
@@ -180,13 +204,17 @@ print(json.dumps([count, used()]))
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own pool", "default pool"])
-@pytest.mark.parametrize("location, kind, expected", [
-    (holders.DEVICE, holders.PINNED, [4, LIMIT]),
-    (holders.LOCALITY_DOMAIN, holders.PINNED, [4, LIMIT]),
-    (holders.DEVICE, holders.MANAGED, [4, LIMIT]),
-    (0, holders.MANAGED, [4, LIMIT]),
-    (holders.HOST, holders.PINNED, [20, 0]),
-], ids=["device", "part of a device", "managed", "managed, anywhere", "host"])
+@pytest.mark.parametrize(
+    "location, kind, expected",
+    [
+        (holders.DEVICE, holders.PINNED, [4, LIMIT]),
+        (holders.LOCALITY_DOMAIN, holders.PINNED, [4, LIMIT]),
+        (holders.DEVICE, holders.MANAGED, [4, LIMIT]),
+        (0, holders.MANAGED, [4, LIMIT]),
+        (holders.HOST, holders.PINNED, [20, 0]),
+    ],
+    ids=["device", "part of a device", "managed", "managed, anywhere", "host"],
+)
 def test_pool_counts_on_the_device_of_its_location(rig, location, kind, expected, own):
     rig.limit()
     assert run(rig, POOLED.format(location=location, kind=kind, own=own)) == expected
@@ -224,8 +252,12 @@ print(json.dumps([result, used()]))
 """
 
 
-@pytest.mark.parametrize("location", [holders.DEVICE, holders.LOCALITY_DOMAIN], ids=["device", "part of a device"])
-@pytest.mark.parametrize("depth, expected", [(0, [0, 512 * MIB]), (40, [0, 512 * MIB]), (100, [2, 0])])
+@pytest.mark.parametrize(
+    "location", [holders.DEVICE, holders.LOCALITY_DOMAIN], ids=["device", "part of a device"]
+)
+@pytest.mark.parametrize(
+    "depth, expected", [(0, [0, 512 * MIB]), (40, [0, 512 * MIB]), (100, [2, 0])]
+)
 def test_memory_of_a_graph_counts_however_deep_it_is(rig, depth, location, expected):
     """Where it is too deep to be looked at, it is not made."""
     rig.limit()

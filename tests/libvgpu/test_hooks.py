@@ -7,17 +7,27 @@ import pytest
 from tests.libvgpu.builds import SOURCE
 from tests.libvgpu.rig import MIB
 
-HOOKED = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
-          if line and not line.startswith("#") and line.split()[1] not in ("call", "nvmlcall")}
+HOOKED = {
+    line.split()[0]
+    for line in (SOURCE / "hooks.txt").read_text().splitlines()
+    if line and not line.startswith("#") and line.split()[1] not in ("call", "nvmlcall")
+}
 PROGRAM = Path(__file__).with_name("hooked.py")
 OF_NVML = {name for name in HOOKED if name.startswith("nvml")}
 
 
 def every_function(rig):
     rig.limit({"memory": 2048 * MIB, "cores": 90})
-    code = f"import sys; sys.argv = ['', {str(rig.path.with_suffix('.sm'))!r}]\n{PROGRAM.read_text()}"
-    called = rig.python(code, FAKE_CUDA_CTX_MIB="64", FAKE_CUDA_GREEN_MIB="4", FAKE_CUDA_MODULE_MIB="8",
-                        FAKE_CUDA_NO_EVENTS="1").split()
+    code = (
+        f"import sys; sys.argv = ['', {str(rig.path.with_suffix('.sm'))!r}]\n{PROGRAM.read_text()}"
+    )
+    called = rig.python(
+        code,
+        FAKE_CUDA_CTX_MIB="64",
+        FAKE_CUDA_GREEN_MIB="4",
+        FAKE_CUDA_MODULE_MIB="8",
+        FAKE_CUDA_NO_EVENTS="1",
+    ).split()
     assert HOOKED - set(called) == OF_NVML
 
 

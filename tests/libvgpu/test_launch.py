@@ -133,7 +133,9 @@ def test_two_containers_on_one_card_get_thirty_and_seventy(builds, load):
         with sampled(tenants):
             time.sleep(SETTLE_S)
             assert not wrong_shares(tenants, [30, 70], 6, 4)
-    assert [share <= due + 6 for share, due in zip(alone, (30, 70), strict=True)] == [True, True], alone
+    assert [share <= due + 6 for share, due in zip(alone, (30, 70), strict=True)] == [True, True], (
+        alone
+    )
 
 
 @pytest.mark.sanitized
@@ -198,7 +200,9 @@ def is_limited(rig, client):
     return waited > 0
 
 
-@pytest.mark.parametrize("policy, limited", [("default", True), ("force", True), ("disable", False)])
+@pytest.mark.parametrize(
+    "policy, limited", [("default", True), ("force", True), ("disable", False)]
+)
 def test_policy(rig, policy, limited):
     rig.limit(LIMIT | {"cores": 20}, policy=policy)
     assert is_limited(rig, rig.client().start()) == limited
@@ -238,8 +242,11 @@ def test_switched_off_by_the_operator(rig):
 # -- floor and ceiling
 
 
-@pytest.mark.parametrize("alone, beat, due", [(False, 0, 30), (True, 0, 70), (True, 1, 30)],
-                         ids=["shared", "alone", "monitor has stopped"])
+@pytest.mark.parametrize(
+    "alone, beat, due",
+    [(False, 0, 30), (True, 0, 70), (True, 1, 30)],
+    ids=["shared", "alone", "monitor has stopped"],
+)
 def test_ceiling_counts_while_the_container_is_alone(rig, alone, beat, due):
     rig.limit(LIMIT | {"cores": 30, "cores-most": 70})
     client = rig.client().start()
@@ -325,7 +332,9 @@ def test_activity_is_told(rig, cores):
     """The monitor counts the word down; the next launch sets it again, and the time."""
     rig.limit(LIMIT | {"cores": cores})
     client = rig.client().start()
-    assert rig.region.number(2_008_912, "<Q") == 0  # a process that has launched nothing is not active
+    assert (
+        rig.region.number(2_008_912, "<Q") == 0
+    )  # a process that has launched nothing is not active
     begun = int(time.time())
     client.do("launch plain idle 1")
     rig.region.write(2_008_904, 1)

@@ -12,7 +12,13 @@ from tests.libvgpu.rig import MIB, uuid_of
 LIMIT = 2048 * MIB
 WAYS = ("symbol", "dlsym", "procaddr")
 OUT_OF_MEMORY, NOT_PERMITTED = 2, 800
-FREED_BY = {"create": "create", "external": "external", "array": "array", "array3d": "array", "mipmap": "mipmap"}
+FREED_BY = {
+    "create": "create",
+    "external": "external",
+    "array": "array",
+    "array3d": "array",
+    "mipmap": "mipmap",
+}
 PATHS = ("plain", "managed", "async", "async_ptsz", "pool", "pool_ptsz", "create", "external")
 
 
@@ -60,7 +66,8 @@ def test_what_the_driver_lays_out_is_charged_as_it_lies(rig, kind):
     granted = 0
     while client.do(f"alloc {kind} {granted} 65536 200") == 0:
         granted += 1
-    assert granted > 2 and rig.machine.peak() <= LIMIT
+    assert granted > 2
+    assert rig.machine.peak() <= LIMIT
     assert client.do("info")[1] == LIMIT - rig.machine.used()
 
 
@@ -75,14 +82,17 @@ def test_memory_of_more_than_one_mib_counts_in_pages_as_the_card_gives_it(rig, k
         granted += 1
         assert client.do("info")[1] == 64 * MIB - rig.machine.used()
     pages = 2 * MIB * -(-size // (2 * MIB)) if size > MIB else MIB
-    assert granted == 64 * MIB // pages and rig.machine.peak() <= 64 * MIB
+    assert granted == 64 * MIB // pages
+    assert rig.machine.peak() <= 64 * MIB
     assert [client.do(f"free plain {number}") for number in range(granted)] == [0] * granted
     assert client.do("info")[1] == 64 * MIB
 
 
 @pytest.mark.sanitized
 @pytest.mark.parametrize("told", [True, False], ids=["context told", "context measured"])
-@pytest.mark.parametrize("function", ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", ""])
+@pytest.mark.parametrize(
+    "function", ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", ""]
+)
 def test_threads_make_contexts_at_once(rig, function, told):
     """And may wait in the driver for one another. Of one device they make the same context, which counts once."""
     rig.limit(*[{"memory": LIMIT} | ({"context": 100 * MIB} if told else {})] * 2)
@@ -215,7 +225,9 @@ def busy_neighbor(rig):
     neighbor.kill()
 
 
-@pytest.mark.parametrize("known", [{"context": 400 * MIB}, {}], ids=["by the limits", "by NVML, of the process"])
+@pytest.mark.parametrize(
+    "known", [{"context": 400 * MIB}, {}], ids=["by the limits", "by NVML, of the process"]
+)
 def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig, known):
     rig.limit({"memory": LIMIT, **known})
     with busy_neighbor(rig):
@@ -263,8 +275,9 @@ def test_context_whose_size_nobody_tells_is_reported_once(rig):
     assert client.close().count("\n") == 1
 
 
-@pytest.mark.parametrize("texture", [0x20, 0x01, 0xb0, 0xc0, 0xc5],
-                         ids=["float", "byte", "NV12", "UNORM8", "UNORM16x4"])
+@pytest.mark.parametrize(
+    "texture", [0x20, 0x01, 0xB0, 0xC0, 0xC5], ids=["float", "byte", "NV12", "UNORM8", "UNORM16x4"]
+)
 def test_array_is_charged_as_its_format_lies(rig, texture):
     rig.limit()
     client = rig.client().start()
@@ -317,7 +330,9 @@ def calls_for_pairs(rig, **more):
     assert (client.do("keep 0"), client.do(f"pairs async 3 {MIB} 0")) == (0, 0)
     before = len(log.read_text().splitlines())
     assert client.do(f"pairs async 20 {MIB} 0") == 0
-    return collections.Counter(line for line in log.read_text().splitlines()[before:] if line.startswith("call "))
+    return collections.Counter(
+        line for line in log.read_text().splitlines()[before:] if line.startswith("call ")
+    )
 
 
 def test_allocation_from_a_pool_with_room_asks_the_driver_nothing_more(rig):
@@ -349,7 +364,12 @@ def test_more_pools_than_the_limiter_remembers(rig):
 def test_memory_of_a_stream_is_on_the_device_of_the_stream(rig):
     rig.limit({"memory": 1024 * MIB}, {"memory": 2048 * MIB})
     client = rig.client(FAKE_CUDA_DEVICES="2")
-    assert (client.do("init"), client.do("ctx 1"), client.do("stream"), client.do("ctx 0")) == (0, 0, 0, 0)
+    assert (client.do("init"), client.do("ctx 1"), client.do("stream"), client.do("ctx 0")) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert client.do(f"alloc async 0 {2048 * MIB}") == 0
     assert (rig.region.total(0), rig.region.total(1)) == (0, 2048 * MIB)
     assert client.do(f"alloc async 1 {2 * MIB}") == OUT_OF_MEMORY
@@ -412,7 +432,11 @@ def test_memory_of_graphs_is_charged_when_they_are_instantiated(rig):
 def test_memory_in_graphs_of_a_graph_is_charged(rig):
     rig.limit()
     client = rig.client().start()
-    assert (client.do(f"newgraph {512 * MIB}"), client.do("childgraph"), client.do("childgraph")) == (0, 0, 0)
+    assert (
+        client.do(f"newgraph {512 * MIB}"),
+        client.do("childgraph"),
+        client.do("childgraph"),
+    ) == (0, 0, 0)
     assert client.do("instantiate 0") == 0
     assert client.do("info")[1] == LIMIT - 512 * MIB
 
@@ -424,7 +448,10 @@ HEAP, FIFO = 2, 1  # CU_LIMIT_…
 def test_heap_and_fifo_of_a_context_are_charged_beyond_the_usual(rig):
     rig.limit()
     client = rig.client().start()
-    assert (client.do(f"setlimit {HEAP} {520 * MIB}"), client.do(f"setlimit {FIFO} {3 * MIB}")) == (0, 0)
+    assert (client.do(f"setlimit {HEAP} {520 * MIB}"), client.do(f"setlimit {FIFO} {3 * MIB}")) == (
+        0,
+        0,
+    )
     assert client.do("info")[1] == LIMIT - 514 * MIB == LIMIT - rig.machine.used()
     assert client.do(f"setlimit {HEAP} {4096 * MIB}") == OUT_OF_MEMORY
     assert client.do(f"setlimit {HEAP} {264 * MIB}") == 0
@@ -487,14 +514,24 @@ def test_nvml_shows_the_slice_and_what_all_processes_use(rig, wheel):
     assert client.do(f"alloc plain 0 {100 * MIB}") == 0
     expected = f"{LIMIT} {100 * MIB} {LIMIT - 100 * MIB}\n"
     assert rig.python(NVML, wheel("nvml-py")) == 3 * expected
-    assert [slot.pid for slot in rig.region.slots()] == [client.process.pid]  # who only asks has no slot
+    assert [slot.pid for slot in rig.region.slots()] == [
+        client.process.pid
+    ]  # who only asks has no slot
 
 
 # -- devices
 
 
-@pytest.mark.parametrize("visible, numbers", [("0,1", (0, 1)), ("1,0", (1, 0)), ("1", (1,)),
-                                              (f"{uuid_of(1)}", (1,)), (f"{uuid_of(1)},{uuid_of(0)}", (1, 0))])
+@pytest.mark.parametrize(
+    "visible, numbers",
+    [
+        ("0,1", (0, 1)),
+        ("1,0", (1, 0)),
+        ("1", (1,)),
+        (f"{uuid_of(1)}", (1,)),
+        (f"{uuid_of(1)},{uuid_of(0)}", (1, 0)),
+    ],
+)
 def test_limits_go_by_uuid_whatever_the_order(rig, visible, numbers):
     rig.limit({"memory": 1024 * MIB}, {"memory": 2048 * MIB})
     client = rig.client(FAKE_CUDA_DEVICES="2", CUDA_VISIBLE_DEVICES=visible)
@@ -545,7 +582,10 @@ def test_limits_that_change_count_from_the_next_allocation_on(rig):
 def test_lower_limit_refuses_growth_and_takes_nothing_back(rig):
     rig.limit()
     client = rig.client().start()
-    assert (client.do(f"alloc plain 0 {LIMIT // 2}"), client.do(f"alloc plain 1 {LIMIT // 4}")) == (0, 0)
+    assert (client.do(f"alloc plain 0 {LIMIT // 2}"), client.do(f"alloc plain 1 {LIMIT // 4}")) == (
+        0,
+        0,
+    )
     rig.limit({"memory": LIMIT // 2})
     wait_a_second()
     assert client.do("alloc plain 2 4096") == OUT_OF_MEMORY
@@ -555,8 +595,11 @@ def test_lower_limit_refuses_growth_and_takes_nothing_back(rig):
     assert client.do("alloc plain 2 4096") == OUT_OF_MEMORY
 
 
-@pytest.mark.parametrize("text", ["hami-limits 1\ndevice", "", f"hami-limits 1\ndevice {uuid_of(1)} memory=8g\n"],
-                         ids=["being written", "empty", "another device"])
+@pytest.mark.parametrize(
+    "text",
+    ["hami-limits 1\ndevice", "", f"hami-limits 1\ndevice {uuid_of(1)} memory=8g\n"],
+    ids=["being written", "empty", "another device"],
+)
 def test_file_that_cannot_be_used_leaves_the_earlier_limits(rig, text):
     rig.limit()
     client = rig.client().start()
@@ -570,29 +613,46 @@ def test_file_that_cannot_be_used_leaves_the_earlier_limits(rig, text):
 
 @pytest.mark.sanitized
 def test_environment_counts_where_there_is_no_file(rig):
-    client = rig.client(CUDA_DEVICE_MEMORY_LIMIT_0="1g", CUDA_DEVICE_MEMORY_SHARED_CACHE=str(rig.path)).start()
+    client = rig.client(
+        CUDA_DEVICE_MEMORY_LIMIT_0="1g", CUDA_DEVICE_MEMORY_SHARED_CACHE=str(rig.path)
+    ).start()
     assert client.do("info") == [0, 1024 * MIB, 1024 * MIB]
     assert rig.region.uuid(0) == uuid_of(0)
 
 
 def test_file_counts_whatever_the_environment_says(rig):
     rig.limit()
-    client = rig.client(CUDA_DEVICE_MEMORY_LIMIT="8g", CUDA_DEVICE_MEMORY_LIMIT_0="8g",
-                        CUDA_DEVICE_MEMORY_SHARED_CACHE="/nonexistent/x").start()
+    client = rig.client(
+        CUDA_DEVICE_MEMORY_LIMIT="8g",
+        CUDA_DEVICE_MEMORY_LIMIT_0="8g",
+        CUDA_DEVICE_MEMORY_SHARED_CACHE="/nonexistent/x",
+    ).start()
     assert client.do("info") == [0, LIMIT, LIMIT]
 
 
 def test_region_of_the_plugin_counts_whatever_the_environment_says(rig):
     make_region(rig.path, [LIMIT], uuids=[uuid_of(0)])
-    client = rig.client(CUDA_DEVICE_MEMORY_LIMIT="8g", CUDA_DEVICE_MEMORY_SHARED_CACHE=str(rig.path)).start()
+    client = rig.client(
+        CUDA_DEVICE_MEMORY_LIMIT="8g", CUDA_DEVICE_MEMORY_SHARED_CACHE=str(rig.path)
+    ).start()
     assert client.do("info") == [0, LIMIT, LIMIT]
     assert client.close().count("\n") == 1  # it says so once
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("text", ["", "hami-limits 2\n", "hami-limits 1\n", "hami-limits 1\ndevice GPU-0 memory=0\n",
-                                  "hami-limits 1\ndevice GPU-0 memory=12x\n", "hami-limits 1\ndevice GPU-0 cores=101\n",
-                                  "hami-limits 1\ndevice GPU-0 memory=1000", "hami-limits 1\nregion relative\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hami-limits 2\n",
+        "hami-limits 1\n",
+        "hami-limits 1\ndevice GPU-0 memory=0\n",
+        "hami-limits 1\ndevice GPU-0 memory=12x\n",
+        "hami-limits 1\ndevice GPU-0 cores=101\n",
+        "hami-limits 1\ndevice GPU-0 memory=1000",
+        "hami-limits 1\nregion relative\n",
+    ],
+)
 def test_limits_that_cannot_be_read_permit_nothing(rig, text):
     (rig.folder / "limits").write_text(text)
     client = rig.client()

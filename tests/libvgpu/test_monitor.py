@@ -30,8 +30,9 @@ def files(tmp_path):
 def test_the_region_is_there_before_the_first_process(made, files):
     read = files.read(*KEY)
     assert (read.state, read.region.processes, read.throttled[:2]) == (RegionState.OK, (), (0, 0))
-    assert [(one.uuid, one.memory_limit, one.core_limit, one.total) for one in read.region.devices] == [
-        (uuid_of(0), 1500 * MIB, 30, 0), (uuid_of(1), 500 * MIB, 30, 0)]
+    assert [
+        (one.uuid, one.memory_limit, one.core_limit, one.total) for one in read.region.devices
+    ] == [(uuid_of(0), 1500 * MIB, 30, 0), (uuid_of(1), 500 * MIB, 30, 0)]
 
 
 def test_what_processes_have_allocated(made, files):

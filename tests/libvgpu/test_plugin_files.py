@@ -30,9 +30,18 @@ class Container(Rig):
 
     def __init__(self, folder, builds, memory, **env):
         super().__init__(folder, builds, os.environ.get("HAMI_LIMITER_BUILD", "plain"))
-        self.config = PluginConfig(node="n", hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock"))
-        self.parts = [(Card(uuid=uuid_of(number), index=number, minor=number, model="A40", memory_mib=16384),
-                       Share(uuid_of(number), "NVIDIA", size, 30)) for number, size in enumerate(memory)]
+        self.config = PluginConfig(
+            node="n", hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock")
+        )
+        self.parts = [
+            (
+                Card(
+                    uuid=uuid_of(number), index=number, minor=number, model="A40", memory_mib=16384
+                ),
+                Share(uuid_of(number), "NVIDIA", size, 30),
+            )
+            for number, size in enumerate(memory)
+        ]
         self.env = env
         self.directory = folder / "vgpu"
         self.directory.mkdir()
@@ -46,10 +55,18 @@ class Container(Rig):
         limits = container_limits(self.config, self.parts, self.env)
         own = self.host.prepare("uid", "main", keep=keep)
         self.host.write_limits("uid", "main", TOKEN, limits, keep=keep)
-        self.grant = shares_grant(self.config, self.parts, self.host.facts(limited=True),
-                                  own=str(own), token=TOKEN, variables=self.env)
+        self.grant = shares_grant(
+            self.config,
+            self.parts,
+            self.host.facts(limited=True),
+            own=str(own),
+            token=TOKEN,
+            variables=self.env,
+        )
         for mount in self.grant.mounts:
-            if mount.container_path.startswith(f"{self.directory}/") and not mount.container_path.endswith(".so"):
+            if mount.container_path.startswith(
+                f"{self.directory}/"
+            ) and not mount.container_path.endswith(".so"):
                 if os.path.lexists(mount.container_path):
                     os.unlink(mount.container_path)
                 os.link(mount.host_path, mount.container_path)
@@ -60,11 +77,16 @@ class Container(Rig):
 
     def resize(self, memory, cores=30):
         """The plugin gives all its cards so many MiB, and percent."""
-        sizes = [replace(share_limit(share), memory=memory * MIB, cores=cores) for _, share in self.parts]
+        sizes = [
+            replace(share_limit(share), memory=memory * MIB, cores=cores) for _, share in self.parts
+        ]
         assert self.host.resize_limits("uid", "main", sizes) == tuple(sizes)
 
     def client(self, **more) -> Client:
-        return super().client(**{key: value for key, value in self.grant.env.items() if key.startswith("CUDA_")} | more)
+        return super().client(
+            **{key: value for key, value in self.grant.env.items() if key.startswith("CUDA_")}
+            | more
+        )
 
 
 @pytest.fixture
@@ -110,8 +132,15 @@ def test_each_card_has_its_limit_and_others_none(container):
 
 
 def test_the_environment_of_a_program_changes_nothing(container):
-    client = container(1500).client(CUDA_DEVICE_MEMORY_LIMIT_0="9000m", CUDA_DEVICE_SM_LIMIT="100",
-                                    CUDA_DEVICE_MEMORY_SHARED_CACHE="/tmp/another.cache").start()
+    client = (
+        container(1500)
+        .client(
+            CUDA_DEVICE_MEMORY_LIMIT_0="9000m",
+            CUDA_DEVICE_SM_LIMIT="100",
+            CUDA_DEVICE_MEMORY_SHARED_CACHE="/tmp/another.cache",
+        )
+        .start()
+    )
     assert client.do("info") == [0, 1500 * MIB, 1500 * MIB]
 
 
@@ -138,7 +167,11 @@ def test_a_started_again_container_has_the_same_region_without_what_was_left_in_
 def test_the_settings_of_the_pod_are_in_the_files(container):
     made = container(1500, CUDA_TASK_PRIORITY="0", GPU_CORE_UTILIZATION_POLICY="force")
     lines = (made.directory / "limits").read_text().splitlines()
-    assert {"priority 0", "policy force", f"device {uuid_of(0)} memory={1500 * MIB} cores=30"} <= set(lines)
+    assert {
+        "priority 0",
+        "policy force",
+        f"device {uuid_of(0)} memory={1500 * MIB} cores=30",
+    } <= set(lines)
     assert made.client().start().do("info") == [0, 1500 * MIB, 1500 * MIB]
 
 
@@ -203,7 +236,9 @@ def stopped_writer(container):
     made = container(1500)
     first = made.client().start()
     directory = made.directory / "containers" / "uid_main"
-    writer = subprocess.Popen([sys.executable, "-c", STOPPED_WRITER, directory, uuid_of(0), str(2000 * MIB)])
+    writer = subprocess.Popen(
+        [sys.executable, "-c", STOPPED_WRITER, directory, uuid_of(0), str(2000 * MIB)]
+    )
     os.waitid(os.P_PID, writer.pid, os.WSTOPPED | os.WNOWAIT)
     limits = parse_limits((made.directory / "limits").read_text())
     assert limits.devices[0].memory not in (1500 * MIB, 2000 * MIB)

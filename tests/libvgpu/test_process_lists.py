@@ -8,8 +8,11 @@ import pytest
 from tests.libvgpu import rig as rigs
 from tests.libvgpu.rig import MIB
 
-LISTS = [f"nvmlDeviceGet{kind}RunningProcesses{version}" for kind in ("Compute", "Graphics", "MPSCompute")
-         for version in ("", "_v2", "_v3")]
+LISTS = [
+    f"nvmlDeviceGet{kind}RunningProcesses{version}"
+    for kind in ("Compute", "Graphics", "MPSCompute")
+    for version in ("", "_v2", "_v3")
+]
 NOT_FOUND, INSUFFICIENT_SIZE, HOST = 6, 7, 1 << 20
 ASK = """
 import ctypes, json, os, struct, sys
@@ -49,7 +52,11 @@ def other(builds):
 def clients(rig, other):
     """One of the other container and two of this one, with 300, 100 and 200 MiB of the same card."""
     rig.limit()
-    started = [other.client(FAKE_CUDA_STATE=str(rig.state)).start(), rig.client().start(), rig.client().start()]
+    started = [
+        other.client(FAKE_CUDA_STATE=str(rig.state)).start(),
+        rig.client().start(),
+        rig.client().start(),
+    ]
     for client, size in zip(started, (300, 100, 200), strict=True):
         assert client.do(f"alloc plain 0 {size * MIB}") == 0
     return started
@@ -57,7 +64,9 @@ def clients(rig, other):
 
 def expected(*clients):
     """Numbers and bytes of the clients of this container."""
-    return sorted([client.process.pid, size * MIB] for client, size in zip(clients, (100, 200), strict=False))
+    return sorted(
+        [client.process.pid, size * MIB] for client, size in zip(clients, (100, 200), strict=False)
+    )
 
 
 def test_only_processes_of_the_container_are_listed(rig, clients):
@@ -149,7 +158,9 @@ def test_without_limits_what_all_processes_do_is_told(rig, clients, name):
     assert ask_others(rig, name)[-1] == [0, 3, sorted(client.process.pid for client in clients)]
 
 
-@pytest.mark.parametrize("name", ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"])
+@pytest.mark.parametrize(
+    "name", ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"]
+)
 def test_samples_that_were_seen_are_not_told_again(rig, clients, name):
     assert ask_others(rig, name, since=1)[-1][0] == NOT_FOUND
 
@@ -177,7 +188,9 @@ print(json.dumps(answers))
 """
 
 
-@pytest.mark.parametrize("numbers", [0, HOST], ids=["numbers of the container", "numbers of the host"])
+@pytest.mark.parametrize(
+    "numbers", [0, HOST], ids=["numbers of the container", "numbers of the host"]
+)
 def test_account_and_name_of_a_process_are_those_of_the_container(rig, clients, numbers):
     for slot in rig.region.slots():
         rig.region.write(1856 + 1960 * slot.number + 4, slot.pid + numbers)
@@ -185,8 +198,10 @@ def test_account_and_name_of_a_process_are_those_of_the_container(rig, clients, 
     code = f"import sys; sys.argv = ['', {json.dumps(pids)!r}]\n{OF_ONE}"
     stranger, *own = json.loads(rig.python(code, FAKE_NVML_HOST_PIDS=str(numbers)))
     assert stranger == [NOT_FOUND, 0, NOT_FOUND, pids[0], 0, NOT_FOUND, ""]
-    assert own == [[0, size * MIB, 0, pid, size * MIB, 0, f"process {pid}"]
-                   for pid, size in zip(pids[1:], (100, 200), strict=True)]
+    assert own == [
+        [0, size * MIB, 0, pid, size * MIB, 0, f"process {pid}"]
+        for pid, size in zip(pids[1:], (100, 200), strict=True)
+    ]
 
 
 def test_other_container_sees_its_own(rig, other, clients):

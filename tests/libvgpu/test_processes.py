@@ -117,7 +117,9 @@ def test_child_has_a_slot_of_its_own(rig, verb):
     assert client.do(f"alloc plain 2 {1024 * MIB}") == 2
     assert client.do("exit 7") == 0
     assert client.answer() == [1007]
-    assert client.do("info")[1] == LIMIT - 512 * MIB or client.do(f"alloc plain 1 {1536 * MIB}") == 0
+    assert (
+        client.do("info")[1] == LIMIT - 512 * MIB or client.do(f"alloc plain 1 {1536 * MIB}") == 0
+    )
     assert rig.region.slots()[0].totals[0] >= 512 * MIB
 
 
@@ -155,11 +157,14 @@ def test_threads_share_a_slot(rig):
     assert len(rig.region.slots()) == 1
 
 
-@pytest.mark.parametrize(("what", "rounds", "size"), [
-    pytest.param("trims", 20_000, 40 * MIB, id="pool that grows and is trimmed"),
-    pytest.param("pools", 10_000, 10 * MIB, id="pools, whose handles are used again"),
-    pytest.param("limits", 10_000, 8 * MIB, id="heap of a context"),
-])
+@pytest.mark.parametrize(
+    ("what", "rounds", "size"),
+    [
+        pytest.param("trims", 20_000, 40 * MIB, id="pool that grows and is trimmed"),
+        pytest.param("pools", 10_000, 10 * MIB, id="pools, whose handles are used again"),
+        pytest.param("limits", 10_000, 8 * MIB, id="heap of a context"),
+    ],
+)
 def test_threads_that_do_the_same_at_once_leave_nothing_counted(rig, what, rounds, size):
     """What one has read and is about to count, another has counted already."""
     rig.limit()
@@ -174,8 +179,12 @@ def test_threads_that_do_the_same_at_once_leave_nothing_counted(rig, what, round
 def test_threads_that_trim_the_memory_of_graphs_leave_nothing_counted(rig):
     """One in seven waits between the driver's answer and counting it, while others ask and count again."""
     rig.limit()
-    client = rig.client(FAKE_CUDA_FAST="1", VGPU_TEST_WAIT_POINT="79", VGPU_TEST_WAIT_US="5000",
-                        VGPU_TEST_WAIT_EVERY="6").start()
+    client = rig.client(
+        FAKE_CUDA_FAST="1",
+        VGPU_TEST_WAIT_POINT="79",
+        VGPU_TEST_WAIT_US="5000",
+        VGPU_TEST_WAIT_EVERY="6",
+    ).start()
     for _ in range(30):
         assert client.do(f"work graphs 4 3 {10 * MIB}") == 0
         assert client.do("info")[1] == LIMIT
@@ -188,8 +197,12 @@ def test_contexts_count_as_long_as_there_is_one(rig, what, threads):
     """Threads make and destroy contexts, or take and leave the primary one. Each waits between an end in the driver and
     counting it, while the driver gives the handle to another thread."""
     rig.limit({"memory": LIMIT, "context": 100 * MIB})
-    client = rig.client(FAKE_CUDA_FAST="1", FAKE_CUDA_CTX_MIB="100", VGPU_TEST_WAIT_POINT="78",
-                        VGPU_TEST_WAIT_US="1000")
+    client = rig.client(
+        FAKE_CUDA_FAST="1",
+        FAKE_CUDA_CTX_MIB="100",
+        VGPU_TEST_WAIT_POINT="78",
+        VGPU_TEST_WAIT_US="1000",
+    )
     assert client.do("init") == 0
     assert client.do(f"work {what} {threads} 100 {LIMIT}") == 0
     assert (rig.region.total(), rig.machine.used()) == (0, 0)
@@ -200,7 +213,9 @@ def test_contexts_count_as_long_as_there_is_one(rig, what, threads):
 def test_children_of_a_process_whose_threads_hold_locks(rig):
     """Each of 50 children allocates while 4 threads of the parent do; none of them waits for a lock that died."""
     if rig.variant == "asan":
-        pytest.skip("the sanitizer's own allocator can hang in such a child, without the limiter too")
+        pytest.skip(
+            "the sanitizer's own allocator can hang in such a child, without the limiter too"
+        )
     rig.limit()
     client = rig.client(FAKE_CUDA_FAST="1").start()
     assert client.do("storm fork 50") == 0
@@ -275,7 +290,9 @@ def test_number_of_a_dead_process_is_given_again(rig):
         pytest.skip("PID namespaces cannot be made here")
     rig.limit()
     words = [*UNSHARE, "--", "sh", "-c", REUSE, "sh", rig.builds.client, str(LIMIT)]
-    done = subprocess.run(words, env=rig.environment(), capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        words, env=rig.environment(), capture_output=True, text=True, timeout=30, check=True
+    )
     *_, info, _, numbers = done.stdout.splitlines()
     first, second = numbers.split()
     assert (first == second, info) == (True, f"0 {LIMIT} {LIMIT}")
@@ -315,7 +332,12 @@ def test_lock_that_is_held_is_not_waited_for(rig):
     with rig.path.open("r+b") as file:
         fcntl.fcntl(file.fileno(), 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 1, 0))
         two = rig.client()
-        orders = ((two, "init"), (two, "ctx 0"), (two, f"alloc plain 0 {LIMIT}"), (one, "alloc plain 0 4096"))
+        orders = (
+            (two, "init"),
+            (two, "ctx 0"),
+            (two, f"alloc plain 0 {LIMIT}"),
+            (one, "alloc plain 0 4096"),
+        )
         answers, times = zip(*(client.timed(order) for client, order in orders), strict=True)
     assert answers == (0, 0, 0, 2)
     assert sum(one.asleep for one in times) < 1.5
@@ -370,7 +392,9 @@ def test_kill_while_it_takes_back_what_it_has_counted_too_much(rig):
     rig.limit()
     other = rig.client().start()
     waits = rig.folder / "waits"
-    victim = rig.client(VGPU_TEST_POINT="42", VGPU_TEST_WAIT_POINT="40", VGPU_TEST_WAIT_FILE=str(waits)).start()
+    victim = rig.client(
+        VGPU_TEST_POINT="42", VGPU_TEST_WAIT_POINT="40", VGPU_TEST_WAIT_FILE=str(waits)
+    ).start()
     victim.send(f"alloc plain 0 {1536 * MIB}")
     eventually(waits.exists, "the victim looks, and has not counted")
     assert other.do(f"alloc plain 0 {1024 * MIB}") == 0
@@ -387,10 +411,20 @@ def test_thousand_random_kills(rig):
     judge = rig.client(FAKE_CUDA_FAST="1").start()
     worst = 0.0
     for _ in range(100):
-        victims = [subprocess.Popen([rig.builds.client, "symbol"], env=rig.environment(FAKE_CUDA_FAST="1"),
-                                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) for _ in range(10)]
+        victims = [
+            subprocess.Popen(
+                [rig.builds.client, "symbol"],
+                env=rig.environment(FAKE_CUDA_FAST="1"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+            )
+            for _ in range(10)
+        ]
         for victim in victims:
-            victim.stdin.write(f"init\nctx 0\nchurn 10000000 {256 * MIB} {seed.randrange(1 << 30)}\n")
+            victim.stdin.write(
+                f"init\nctx 0\nchurn 10000000 {256 * MIB} {seed.randrange(1 << 30)}\n"
+            )
             victim.stdin.flush()
         time.sleep(seed.uniform(0.0, 0.06))
         for victim in victims:
@@ -413,7 +447,9 @@ def test_limit_holds_at_every_instant(rig, delay):
     """Eight processes allocate at random; the machine has recorded the most that was in use at once."""
     rig.limit()
     rounds = 300 if delay else 2500 if rig.variant in SANITIZERS else 12500
-    clients = [rig.client(FAKE_CUDA_ALLOC_US=str(delay), FAKE_CUDA_FAST="1").start() for _ in range(8)]
+    clients = [
+        rig.client(FAKE_CUDA_ALLOC_US=str(delay), FAKE_CUDA_FAST="1").start() for _ in range(8)
+    ]
     for number, client in enumerate(clients):
         client.send(f"churn {rounds} {512 * MIB} {number + 1}")
     granted = [client.answer()[0] for client in clients]
@@ -428,8 +464,10 @@ def test_limit_holds_at_every_instant(rig, delay):
 def test_limit_holds_though_others_come_between_looking_and_counting(rig):
     """Each waits for a millisecond after it has seen that its request fits, before it says so."""
     rig.limit()
-    clients = [rig.client(FAKE_CUDA_FAST="1", VGPU_TEST_WAIT_POINT="40", VGPU_TEST_WAIT_US="1000").start()
-               for _ in range(8)]
+    clients = [
+        rig.client(FAKE_CUDA_FAST="1", VGPU_TEST_WAIT_POINT="40", VGPU_TEST_WAIT_US="1000").start()
+        for _ in range(8)
+    ]
     for number, client in enumerate(clients):
         client.send(f"churn 200 {512 * MIB} {number + 1}")
     assert min(client.answer()[0] for client in clients) > 0
@@ -450,8 +488,16 @@ def test_requests_that_fit_together_never_fail(rig):
 
 def start_at_once(rig, count, **more):
     """What each of so many processes answers, the slots that they have then, and the seconds of CPU of all."""
-    clients = [subprocess.Popen([rig.builds.client, "symbol"], env=rig.environment(**more), stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    clients = [
+        subprocess.Popen(
+            [rig.builds.client, "symbol"],
+            env=rig.environment(**more),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
     for client in clients:
         client.stdin.write("init\nctx 0\nalloc plain 0 1048576\n")
         client.stdin.flush()

@@ -7,14 +7,23 @@ import pytest
 
 from tests.libvgpu.builds import SOURCE
 
-HOOKED = {line.split()[0] for line in (SOURCE / "hooks.txt").read_text().splitlines()
-          if line and not line.startswith("#") and line.split()[1] != "call" and line.startswith("cu")}
+HOOKED = {
+    line.split()[0]
+    for line in (SOURCE / "hooks.txt").read_text().splitlines()
+    if line and not line.startswith("#") and line.split()[1] != "call" and line.startswith("cu")
+}
 RUNTIMES = {"runtime-11.8": 300, "runtime-12.1": 300, "runtime-12.9": 300, "runtime-13.5": 300}
 
 
 def ask(rig, questions, **more):
-    done = subprocess.run([rig.builds.program("ask")], env=rig.environment(**more), input="\n".join(questions),
-                          text=True, capture_output=True, check=True)
+    done = subprocess.run(
+        [rig.builds.program("ask")],
+        env=rig.environment(**more),
+        input="\n".join(questions),
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     return [tuple(line.split()) for line in done.stdout.splitlines()]
 
 
@@ -26,14 +35,19 @@ def check(rig, asked):
         if symbol == "-":
             assert library == "-", name
         else:
-            assert (library, got) == ("libvgpu.so" if symbol in HOOKED else "libcuda.so.1", symbol), (name, version)
+            assert (library, got) == (
+                "libvgpu.so" if symbol in HOOKED else "libcuda.so.1",
+                symbol,
+            ), (name, version)
 
 
 def test_every_symbol_in_every_version(rig):
     rig.limit()
     rows = [line.split("\t") for line in (SOURCE / "abi" / "cuda.tsv").read_text().splitlines()[1:]]
-    asked = [(base, version, "2" if per_thread == "1" else "1", symbol)
-             for symbol, base, version, per_thread, _ in rows]
+    asked = [
+        (base, version, "2" if per_thread == "1" else "1", symbol)
+        for symbol, base, version, per_thread, _ in rows
+    ]
     # of one base name and version the fake driver takes any symbol; none are asked for twice
     assert len({one[:3] for one in asked}) == len(asked)
     check(rig, asked)
@@ -43,10 +57,17 @@ def test_address_that_no_symbol_has_is_found_by_its_name(rig):
     rig.limit()
     rows = [line.split("\t") for line in (SOURCE / "abi" / "cuda.tsv").read_text().splitlines()[1:]]
     rows = [row for row in rows if row[2] != "-"]
-    questions = [f"{base} {version} {2 if per_thread == '1' else 1}" for _, base, version, per_thread, _ in rows]
+    questions = [
+        f"{base} {version} {2 if per_thread == '1' else 1}"
+        for _, base, version, per_thread, _ in rows
+    ]
     answers = ask(rig, questions, FAKE_CUDA_TABLE="thunk")
-    wrong = [(row[0], answer) for row, answer in zip(rows, answers, strict=True)
-             if (answer[0] == "libvgpu.so") != (row[0] in HOOKED) or (row[0] in HOOKED and answer[1] != row[0])]
+    wrong = [
+        (row[0], answer)
+        for row, answer in zip(rows, answers, strict=True)
+        if (answer[0] == "libvgpu.so") != (row[0] in HOOKED)
+        or (row[0] in HOOKED and answer[1] != row[0])
+    ]
     assert wrong == []
     client = rig.client("procaddr", FAKE_CUDA_TABLE="thunk").start()
     assert client.do(f"alloc plain 0 {2049 << 20}") == 2
@@ -65,13 +86,22 @@ def test_real_runtime_gets_our_wrappers_and_nothing_else_of_ours(rig, wheel, run
     library = next(wheel(runtime).rglob("libcudart.so.*"))
     rig.limit()
     log = rig.folder / "log"
-    done = subprocess.run([rig.builds.program("ask"), library], env=rig.environment(FAKE_CUDA_LOG=str(log)),
-                          capture_output=True, text=True, check=True)
-    assert done.stderr.strip() != "0"  # it wants NVIDIA's private tables, which the fake driver does not imitate
+    done = subprocess.run(
+        [rig.builds.program("ask"), library],
+        env=rig.environment(FAKE_CUDA_LOG=str(log)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (
+        done.stderr.strip() != "0"
+    )  # it wants NVIDIA's private tables, which the fake driver does not imitate
     # 12.9 and later also ask for a function without a name
     lines = [line.split() for line in log.read_text().splitlines() if line.startswith("asked cu")]
     assert len(lines) >= RUNTIMES[runtime]
-    assert {line[5] for line in lines} == {"libvgpu.so"}  # every question has come through our wrapper
+    assert {line[5] for line in lines} == {
+        "libvgpu.so"
+    }  # every question has come through our wrapper
     asked = [tuple(line[1:5]) for line in lines]
     assert {symbol for *_, symbol in asked} & HOOKED
     # those of the older entry point have no per-thread answers to be asked for again
@@ -80,27 +110,36 @@ def test_real_runtime_gets_our_wrappers_and_nothing_else_of_ours(rig, wheel, run
 
 def test_library_that_is_not_loaded_has_no_functions(rig):
     rig.limit()
-    code = ("import ctypes; own = ctypes.CDLL(None)\n"
-            "print(hasattr(own, 'cuMemAlloc_v2'))\n"
-            "ctypes.CDLL('libcuda.so.1'); print(hasattr(ctypes.CDLL('libcuda.so.1'), 'cuMemAlloc_v2'))")
+    code = (
+        "import ctypes; own = ctypes.CDLL(None)\n"
+        "print(hasattr(own, 'cuMemAlloc_v2'))\n"
+        "ctypes.CDLL('libcuda.so.1'); print(hasattr(ctypes.CDLL('libcuda.so.1'), 'cuMemAlloc_v2'))"
+    )
     assert rig.python(code).split() == ["False", "True"]
 
 
 def test_function_of_the_same_name_in_another_library_is_left_alone(rig, tmp_path):
     source = tmp_path / "other.c"
-    source.write_text("int cuMemAlloc_v2(void *a, unsigned long b) { (void)a; return (int)b + 1; }\n")
+    source.write_text(
+        "int cuMemAlloc_v2(void *a, unsigned long b) { (void)a; return (int)b + 1; }\n"
+    )
     other = tmp_path / "libother.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", other, source], check=True)
     rig.limit()
-    code = (f"import ctypes; ctypes.CDLL('libcuda.so.1'); print(ctypes.CDLL('{other}').cuMemAlloc_v2(None, 41))")
+    code = f"import ctypes; ctypes.CDLL('libcuda.so.1'); print(ctypes.CDLL('{other}').cuMemAlloc_v2(None, 41))"
     assert rig.python(code) == "42\n"
 
 
 def test_preload_costs_other_programs_nothing(rig):
     """No file, no thread, no line of output in a program that uses no GPU."""
     rig.limit()
-    done = subprocess.run(["/bin/sh", "-c", "ls /proc/self/task | wc -l"], env=rig.environment(), text=True,
-                          capture_output=True, check=True)
+    done = subprocess.run(
+        ["/bin/sh", "-c", "ls /proc/self/task | wc -l"],
+        env=rig.environment(),
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     assert (done.stdout, done.stderr) == ("1\n", "")
     assert not rig.path.exists()
 
@@ -109,7 +148,16 @@ def test_old_driver_without_a_function_answers_so(rig):
     """cuCtxCreate_v4 is of 12.5: a driver of 11.8 does not give it, and neither do we."""
     rig.limit()
     env = rig.environment(FAKE_CUDA_VERSION="11080")
-    done = subprocess.run([rig.builds.program("ask")], env=env, text=True, capture_output=True, check=True,
-                          input="cuCtxCreate 12050 0\ncuLaunchKernelEx 11080 2\ncuGetProcAddress 12000 0\n")
-    assert done.stdout.splitlines() == ["libvgpu.so cuCtxCreate_v3", "libvgpu.so cuLaunchKernelEx_ptsz",
-                                        "libvgpu.so cuGetProcAddress"]
+    done = subprocess.run(
+        [rig.builds.program("ask")],
+        env=env,
+        text=True,
+        capture_output=True,
+        check=True,
+        input="cuCtxCreate 12050 0\ncuLaunchKernelEx 11080 2\ncuGetProcAddress 12000 0\n",
+    )
+    assert done.stdout.splitlines() == [
+        "libvgpu.so cuCtxCreate_v3",
+        "libvgpu.so cuLaunchKernelEx_ptsz",
+        "libvgpu.so cuGetProcAddress",
+    ]

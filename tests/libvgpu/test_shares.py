@@ -85,30 +85,45 @@ class World:
         held = 0
         for block in self.blocks:
             holders = [process for process, _ in block.holders] + [block.owner]
-            held += block.size * any(one is not None and one.container == container for one in holders)
+            held += block.size * any(
+                one is not None and one.container == container for one in holders
+            )
         return held
 
     def step(self):
-        doing = self.random.choices([self.allocate, self.open, self.close, self.free, self.kill], [3, 6, 3, 2, 1])[0]
+        doing = self.random.choices(
+            [self.allocate, self.open, self.close, self.free, self.kill], [3, 6, 3, 2, 1]
+        )[0]
         doing()
         self.blocks = [block for block in self.blocks if block.owner or block.holders]
 
     def allocate(self):
         if len(self.blocks) > 6:
             return
-        process, way = self.random.choice(self.processes), self.random.choice([IPC, POOLED, PHYSICAL, FABRIC, EXTERNAL])
+        process, way = (
+            self.random.choice(self.processes),
+            self.random.choice([IPC, POOLED, PHYSICAL, FABRIC, EXTERNAL]),
+        )
         size, number = self.random.randint(1, 6) * UNIT, process.next_number()
         if way is EXTERNAL:
             handle = process.client, process.client.do("memfd")
             assert way.open(process.client, handle, number, size) == 0
-            self.blocks.append(Block(way, size, handle, None, source=process, holders=[(process, number)]))
+            self.blocks.append(
+                Block(way, size, handle, None, source=process, holders=[(process, number)])
+            )
             return
         assert allocate(process.client, way, number, size) == 0
-        self.blocks.append(Block(way, size, way.export(process.client, number), process, number, process))
+        self.blocks.append(
+            Block(way, size, way.export(process.client, number), process, number, process)
+        )
 
     def open(self):
         """By a handle of the owner, or of an importer where that can pass it on."""
-        choice = [block for block in self.blocks if block.source and (block.owner or block.way is EXTERNAL)]
+        choice = [
+            block
+            for block in self.blocks
+            if block.source and (block.owner or block.way is EXTERNAL)
+        ]
         if not choice:
             return
         block, process = self.random.choice(choice), self.random.choice(self.processes)
@@ -147,7 +162,9 @@ class World:
 
     def check(self):
         for container in (0, 1):
-            client = self.random.choice([one for one in self.processes if one.container == container]).client
+            client = self.random.choice(
+                [one for one in self.processes if one.container == container]
+            ).client
             rest = LIMIT - self.charged(container)
             if container in self.killed:
                 check_rest(client, rest)

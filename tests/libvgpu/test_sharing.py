@@ -75,7 +75,9 @@ class Physical:
         return client, file
 
     def open(self, client, handle, number=10, size=SIZE):
-        return client.do(f"import {number} {size} {passed(*handle, client)}") or client.do(f"map {number} {number + 1}")
+        return client.do(f"import {number} {size} {passed(*handle, client)}") or client.do(
+            f"map {number} {number + 1}"
+        )
 
     def close(self, client, number=10):
         return client.do(f"unmap {number + 1}") or client.do(f"free create {number}")
@@ -91,10 +93,14 @@ class Fabric(Physical):
 
     def open(self, client, handle, number=10, size=SIZE):
         first, second = handle
-        return client.do(f"fabricget {number} {size} {first} {second}") or client.do(f"map {number} {number + 1}")
+        return client.do(f"fabricget {number} {size} {first} {second}") or client.do(
+            f"map {number} {number + 1}"
+        )
 
 
-@pytest.fixture(params=[Ipc(), Pooled(), Physical(), Fabric()], ids=["ipc", "pooled", "physical", "fabric"])
+@pytest.fixture(
+    params=[Ipc(), Pooled(), Physical(), Fabric()], ids=["ipc", "pooled", "physical", "fabric"]
+)
 def way(request):
     return request.param
 
@@ -128,7 +134,10 @@ def check_rest(client, rest):
 
 def shared(rig, word):
     """Sum of a word of all slots for the first card."""
-    return sum(rig.region.number(FIRST_SLOT + SLOT * slot.number + word, "<Q") for slot in rig.region.slots())
+    return sum(
+        rig.region.number(FIRST_SLOT + SLOT * slot.number + word, "<Q")
+        for slot in rig.region.slots()
+    )
 
 
 @pytest.fixture
@@ -276,7 +285,10 @@ def test_memory_of_another_container_counts_in_this_one_too(rig, way, builds):
     rig.limit({"memory": LIMIT})
     with rigs.rig(builds) as other:
         other.limit({"memory": SIZE})
-        exporter, importer = rig.client().start(), other.client(FAKE_CUDA_STATE=str(rig.state)).start()
+        exporter, importer = (
+            rig.client().start(),
+            other.client(FAKE_CUDA_STATE=str(rig.state)).start(),
+        )
         assert allocate(exporter, way) == 0
         handle = way.export(exporter)
         assert importer.do("alloc plain 0 1") == 0
@@ -321,7 +333,9 @@ def test_an_export_that_nobody_has_imported_covers_nothing(rig, way, builds):
         for one in (rig, other):
             one.limit({"memory": LIMIT})
         foreign = rig.client().start()
-        exporter, importer = (other.client(FAKE_CUDA_STATE=str(rig.state)).start() for _ in range(2))
+        exporter, importer = (
+            other.client(FAKE_CUDA_STATE=str(rig.state)).start() for _ in range(2)
+        )
         for client in (foreign, exporter):
             assert allocate(client, way) == 0
         way.export(exporter)
@@ -480,7 +494,9 @@ def test_external_memory_whose_file_somebody_has_locked_counts_for_each_importer
     client, other = rig.client().start(), rig.client().start()
     file = client.do("memfd")
     with open(f"/proc/{client.process.pid}/fd/{file}", "r+b", buffering=0) as again:
-        fcntl.fcntl(again, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(
+            again, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        )
         assert client.do(f"alloc external 0 {SIZE} {file}") == 0
         assert other.do(f"alloc external 0 {SIZE} {passed(client, file, other)}") == 0
         check_rest(other, LIMIT - 2 * SIZE)
@@ -539,7 +555,12 @@ def test_object_of_another_process_takes_nothing(rig, bound):
     other = rig.client().start()
     handle = Physical().export(bound)
     assert other.do(f"import 0 {2 * SIZE} {passed(*handle, other)}") == other.do("map 0 3") == 0
-    assert other.do(f"alloc create 1 {SIZE} 0") == other.do("bind 0 0 1") == other.do("free create 1") == 0
+    assert (
+        other.do(f"alloc create 1 {SIZE} 0")
+        == other.do("bind 0 0 1")
+        == other.do("free create 1")
+        == 0
+    )
     check_rest(other, LIMIT - 2 * SIZE)
     other.kill()
     check_rest(bound, LIMIT - SIZE)

@@ -19,7 +19,11 @@ READS = 10_000
 class Reader(ctypes.Structure):
     """As in reader.c."""
 
-    _fields_ = [("accepted", ctypes.c_uint64), ("at", ctypes.c_int64), ("kept", ctypes.c_uint64 * 2)]
+    _fields_ = [
+        ("accepted", ctypes.c_uint64),
+        ("at", ctypes.c_int64),
+        ("kept", ctypes.c_uint64 * 2),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,9 @@ def test_whoever_reads_beside_a_write_keeps_the_new_limits(library, directory, t
     reader, path = Reader(), str(tmp_path / "limits").encode()
     for sizes in itertools.cycle((SMALL, LARGE)):
         stop = ctypes.c_int(0)
-        thread = threading.Thread(target=library.reader_run, args=(ctypes.byref(reader), path, ctypes.byref(stop)))
+        thread = threading.Thread(
+            target=library.reader_run, args=(ctypes.byref(reader), path, ctypes.byref(stop))
+        )
         thread.start()
         try:
             assert resize(directory, sizes, cores=True) == sizes

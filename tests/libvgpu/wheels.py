@@ -16,7 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from e2e import reaper
-from e2e.binaries import SCRATCH, cache_root, exclusive, may_build, python_with_pip, require_permission
+from e2e.binaries import (
+    SCRATCH,
+    cache_root,
+    exclusive,
+    may_build,
+    python_with_pip,
+    require_permission,
+)
 
 __all__ = ["PINS", "WheelMissing", "fetch"]
 
@@ -55,8 +62,19 @@ def cache() -> Path:
 def download(requirement: str, folder: Path) -> Path:
     """The wheel's file. Raises: WheelMissing."""
     folder.mkdir()
-    words = [python_with_pip(folder), "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-             "--disable-pip-version-check", "--dest", str(folder), requirement]
+    words = [
+        python_with_pip(folder),
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+        "--dest",
+        str(folder),
+        requirement,
+    ]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -19,7 +19,7 @@ CARD, OTHER = "GPU-0", "GPU-1"
 
 def uid_of(name):
     """The uid of a pod, in the form of the API server."""
-    number = sum(letter * 7 ** place for place, letter in enumerate(name.encode())) % 10**12
+    number = sum(letter * 7**place for place, letter in enumerate(name.encode())) % 10**12
     return f"6a1f2c44-1b5e-4f1e-9d8c-{number:012d}"
 
 
@@ -28,16 +28,34 @@ def id_of(name, run=0):
     return f"{sum(name.encode()):062x}{run:02x}"
 
 
-def node_pod(name, *uuids, memory_mib=1024, cores=30, priority=None, ended=False, phase="Running", asked=None, run=0,
-             **fields):
+def node_pod(
+    name,
+    *uuids,
+    memory_mib=1024,
+    cores=30,
+    priority=None,
+    ended=False,
+    phase="Running",
+    asked=None,
+    run=0,
+    **fields,
+):
     """A pod with one container, ``main``, that has shares of cards."""
     text = render_shares((tuple(share(uuid, memory_mib, cores) for uuid in uuids),))
     env = {} if priority is None else {"CUDA_TASK_PRIORITY": str(priority)}
     limits = {"nvidia.com/gpu": len(uuids) if asked is None else asked}
     return NodePod(
-        pod(container(limits, name="main"), name=name, uid=uid_of(name), phase=phase,
-            annotations={NVIDIA.annotations.allocated: text}, **fields),
-        {"main": env}, ContainerRuns({id_of(name, run): "main"}, frozenset({"main"} if ended else ())))
+        pod(
+            container(limits, name="main"),
+            name=name,
+            uid=uid_of(name),
+            phase=phase,
+            annotations={NVIDIA.annotations.allocated: text},
+            **fields,
+        ),
+        {"main": env},
+        ContainerRuns({id_of(name, run): "main"}, frozenset({"main"} if ended else ())),
+    )
 
 
 class Stage:
@@ -50,8 +68,9 @@ class Stage:
         self.now, self.clock = NOW, 1000.0
         self.pods = []
         self.has_driver = True
-        self.rounds = MonitorLoop("n1", ONLY_NVIDIA, NVIDIA, self, RegionFiles(path), HostProcesses(self.proc),
-                                  **options)
+        self.rounds = MonitorLoop(
+            "n1", ONLY_NVIDIA, NVIDIA, self, RegionFiles(path), HostProcesses(self.proc), **options
+        )
 
     def read(self, now):
         try:
@@ -97,7 +116,9 @@ class Stage:
         """A process of a container on a card, as the driver and the kernel show it."""
         folder = self.proc / str(pid)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{uid_of(name)}/{id_of(name, run)}\n")
+        (folder / "cgroup").write_text(
+            f"0::/kubepods/burstable/pod{uid_of(name)}/{id_of(name, run)}\n"
+        )
         (folder / "status").write_text(f"Name:\tx\nNSpid:\t{pid}\t{inner}\n")
         self.nvml.gpus[card].processes.append(Process(pid, memory, sm))
 

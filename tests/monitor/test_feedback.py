@@ -22,31 +22,71 @@ from hami.monitor.feedback import (
 
 def candidate(key, priority=1, cards="x", active=True, **fields):
     """A container; *cards* are letters."""
-    return FeedbackCandidate(key=key, priority=priority, cards=frozenset(cards), is_active=active, **fields)
+    return FeedbackCandidate(
+        key=key, priority=priority, cards=frozenset(cards), is_active=active, **fields
+    )
 
 
-@pytest.mark.parametrize(("candidates", "blocked", "limited"), [
-    pytest.param([candidate("a")], "", "", id="one alone is free"),
-    pytest.param([candidate("a", 0), candidate("b", 1)], "b", "b", id="the lower waits"),
-    pytest.param([candidate("a", 0, active=False), candidate("b", 1)], "", "", id="nobody waits for one that is idle"),
-    pytest.param([candidate("a", 0, "x"), candidate("b", 1, "y")], "", "", id="another card"),
-    pytest.param([candidate("a", 0, "xy"), candidate("b", 1, "yz")], "b", "b", id="one of several cards"),
-    pytest.param([candidate("a"), candidate("b")], "", "ab", id="two of a level share"),
-    pytest.param([candidate("a"), candidate("b", active=False)], "", "", id="one that is idle takes nothing"),
-    pytest.param([candidate("a"), candidate("b"), candidate("c", active=False)], "", "abc", id="an idle one later"),
-    pytest.param([candidate("a", 0), candidate("b", 1, active=False)], "b", "b", id="also before it starts to work"),
-    pytest.param([candidate("a", 0, "x"), candidate("b", 1, "xy"), candidate("c", 2, "y")], "b", "b",
-                 id="nobody waits for one that waits"),
-    pytest.param([candidate("a", 0), candidate("b", 1), candidate("c", 2)], "bc", "bc", id="three levels"),
-    pytest.param([candidate("a", 0), candidate("b", 0), candidate("c", 5)], "c", "abc", id="two of the highest level"),
-])
+@pytest.mark.parametrize(
+    ("candidates", "blocked", "limited"),
+    [
+        pytest.param([candidate("a")], "", "", id="one alone is free"),
+        pytest.param([candidate("a", 0), candidate("b", 1)], "b", "b", id="the lower waits"),
+        pytest.param(
+            [candidate("a", 0, active=False), candidate("b", 1)],
+            "",
+            "",
+            id="nobody waits for one that is idle",
+        ),
+        pytest.param([candidate("a", 0, "x"), candidate("b", 1, "y")], "", "", id="another card"),
+        pytest.param(
+            [candidate("a", 0, "xy"), candidate("b", 1, "yz")], "b", "b", id="one of several cards"
+        ),
+        pytest.param([candidate("a"), candidate("b")], "", "ab", id="two of a level share"),
+        pytest.param(
+            [candidate("a"), candidate("b", active=False)],
+            "",
+            "",
+            id="one that is idle takes nothing",
+        ),
+        pytest.param(
+            [candidate("a"), candidate("b"), candidate("c", active=False)],
+            "",
+            "abc",
+            id="an idle one later",
+        ),
+        pytest.param(
+            [candidate("a", 0), candidate("b", 1, active=False)],
+            "b",
+            "b",
+            id="also before it starts to work",
+        ),
+        pytest.param(
+            [candidate("a", 0, "x"), candidate("b", 1, "xy"), candidate("c", 2, "y")],
+            "b",
+            "b",
+            id="nobody waits for one that waits",
+        ),
+        pytest.param(
+            [candidate("a", 0), candidate("b", 1), candidate("c", 2)], "bc", "bc", id="three levels"
+        ),
+        pytest.param(
+            [candidate("a", 0), candidate("b", 0), candidate("c", 5)],
+            "c",
+            "abc",
+            id="two of the highest level",
+        ),
+    ],
+)
 def test_rules(candidates, blocked, limited):
     verdicts = decide(candidates, 100.0)
     assert {key for key, one in verdicts.items() if one.is_blocked} == set(blocked)
     assert {key for key, one in verdicts.items() if one.is_limited} == set(limited)
 
 
-@pytest.mark.parametrize(("before", "after"), [(ACTIVE, 1), (1, 0), (0, 0), (BLOCKED, 0), (-7, 0), (2**31 - 1, 1)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(ACTIVE, 1), (1, 0), (0, 0), (BLOCKED, 0), (-7, 0), (2**31 - 1, 1)]
+)
 def test_the_word_is_counted_down_and_released(before, after):
     assert decide([candidate("a", recent_kernel=before)], 0.0)["a"].recent_kernel == after
 
@@ -55,24 +95,44 @@ def test_a_limit_stays_for_some_seconds():
     """It counts at once, and no longer after the last sharing and LIMIT_S."""
     two = [candidate("a"), candidate("b")]
     shared_at = decide(two, 10.0)["a"].shared_at
-    assert [decide([candidate("a", shared_at=shared_at)], 10.0 + later)["a"].is_limited
-            for later in (0.0, 1.0, LIMIT_S - 0.1, LIMIT_S, 60.0)] == [True, True, True, False, False]
+    assert [
+        decide([candidate("a", shared_at=shared_at)], 10.0 + later)["a"].is_limited
+        for later in (0.0, 1.0, LIMIT_S - 0.1, LIMIT_S, 60.0)
+    ] == [True, True, True, False, False]
 
 
-@pytest.mark.parametrize(("fields", "active"), [
-    ({"recent_kernel": 2}, True), ({"recent_kernel": 1}, False), ({"recent_kernel": 0}, False),
-    ({"recent_kernel": -1}, False), ({"host_sm": 1}, True), ({"host_sm": 0}, False),
-    ({"recent_kernel": -1, "host_sm": 30}, True), ({"last_kernel_time": 999}, True), ({"last_kernel_time": 998}, False),
-    ({"last_kernel_time": 999, "recent_kernel": -1}, False), ({"last_kernel_time": 999, "has_limiter": True}, False),
-    ({"last_kernel_time": 2**64 - 1}, False), ({"last_kernel_time": 0}, False), ({"recent_kernel": 2**31 - 1}, True),
-    ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S - 0.1}, True),
-    ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S}, False),
-    ({"last_kernel_time": 999, "host_sm": 0, "idle_s": DENIED_S}, False),
-    ({"recent_kernel": 2, "host_sm": 1, "idle_s": 0.0}, True),
-])
+@pytest.mark.parametrize(
+    ("fields", "active"),
+    [
+        ({"recent_kernel": 2}, True),
+        ({"recent_kernel": 1}, False),
+        ({"recent_kernel": 0}, False),
+        ({"recent_kernel": -1}, False),
+        ({"host_sm": 1}, True),
+        ({"host_sm": 0}, False),
+        ({"recent_kernel": -1, "host_sm": 30}, True),
+        ({"last_kernel_time": 999}, True),
+        ({"last_kernel_time": 998}, False),
+        ({"last_kernel_time": 999, "recent_kernel": -1}, False),
+        ({"last_kernel_time": 999, "has_limiter": True}, False),
+        ({"last_kernel_time": 2**64 - 1}, False),
+        ({"last_kernel_time": 0}, False),
+        ({"recent_kernel": 2**31 - 1}, True),
+        ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S - 0.1}, True),
+        ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S}, False),
+        ({"last_kernel_time": 999, "host_sm": 0, "idle_s": DENIED_S}, False),
+        ({"recent_kernel": 2, "host_sm": 1, "idle_s": 0.0}, True),
+    ],
+)
 def test_who_works(fields, active):
-    given = {"recent_kernel": 0, "last_kernel_time": 0, "host_sm": None, "idle_s": 0.0, "has_limiter": False,
-             "now": 1000.2} | fields
+    given = {
+        "recent_kernel": 0,
+        "last_kernel_time": 0,
+        "host_sm": None,
+        "idle_s": 0.0,
+        "has_limiter": False,
+        "now": 1000.2,
+    } | fields
     assert is_active(**given) is active
 
 
@@ -80,27 +140,40 @@ def test_a_container_that_waits_gets_turns():
     """However long one of higher priority works."""
     waiting_since, blocked = math.inf, []
     for now in range(300):
-        verdict = decide([candidate("a", 0), candidate("b", 1, waiting_since=waiting_since)], float(now))["b"]
+        verdict = decide(
+            [candidate("a", 0), candidate("b", 1, waiting_since=waiting_since)], float(now)
+        )["b"]
         waiting_since = verdict.waiting_since
         blocked.append(verdict.is_blocked)
     turns = [len(list(group)) for is_blocked, group in groupby(blocked) if not is_blocked]
     assert turns == [TURN_S] * int(300 / (MAX_WAIT_S + TURN_S))
-    assert blocked[:int(MAX_WAIT_S)] == [True] * int(MAX_WAIT_S)
+    assert blocked[: int(MAX_WAIT_S)] == [True] * int(MAX_WAIT_S)
 
 
 def test_who_does_not_have_to_wait_any_more_waits_anew():
     first = decide([candidate("a", 0), candidate("b", 1)], 0.0)["b"]
     alone = decide([candidate("b", 1, waiting_since=first.waiting_since)], 50.0)["b"]
     assert alone.waiting_since == math.inf
-    again = decide([candidate("a", 0), candidate("b", 1, waiting_since=alone.waiting_since)], 100.0)["b"]
-    assert again.is_blocked and again.waiting_since == 100.0
+    again = decide(
+        [candidate("a", 0), candidate("b", 1, waiting_since=alone.waiting_since)], 100.0
+    )["b"]
+    assert again.is_blocked
+    assert again.waiting_since == 100.0
 
 
 def some(rng):
     """Up to a dozen containers on up to four cards."""
-    return [candidate(number, rng.randrange(4), rng.sample("wxyz", rng.randint(1, 3)), rng.random() < 0.6,
-                      recent_kernel=rng.randint(-1, 2), shared_at=rng.choice((-1e9, 99.0)))
-            for number in range(rng.randint(0, 12))]
+    return [
+        candidate(
+            number,
+            rng.randrange(4),
+            rng.sample("wxyz", rng.randint(1, 3)),
+            rng.random() < 0.6,
+            recent_kernel=rng.randint(-1, 2),
+            shared_at=rng.choice((-1e9, 99.0)),
+        )
+        for number in range(rng.randint(0, 12))
+    ]
 
 
 @given(rng=randoms(use_true_random=True))
@@ -111,7 +184,9 @@ def test_a_container_waits_exactly_while_one_of_higher_priority_works(rng):
     assert verdicts.keys() == {one.key for one in candidates}
     works = [one for one in candidates if one.is_active and not verdicts[one.key].is_blocked]
     for one in candidates:
-        higher = [other for other in works if other.priority < one.priority and other.cards & one.cards]
+        higher = [
+            other for other in works if other.priority < one.priority and other.cards & one.cards
+        ]
         assert verdicts[one.key].is_blocked is bool(higher)
     highest = min((one.priority for one in candidates if one.is_active), default=None)
     assert not any(verdicts[one.key].is_blocked for one in candidates if one.priority == highest)
@@ -154,8 +229,10 @@ def test_two_levels_in_turn_over_many_rounds():
     word = 0
     for second in range(60):
         higher_works = second // 3 % 2 == 0
-        verdict = decide([candidate("high", 0, active=higher_works), candidate("low", 1, recent_kernel=word)],
-                         float(second))["low"]
+        verdict = decide(
+            [candidate("high", 0, active=higher_works), candidate("low", 1, recent_kernel=word)],
+            float(second),
+        )["low"]
         word = verdict.recent_kernel
         lower_waits.append((verdict.is_blocked, higher_works))
     assert all(waits == works for waits, works in lower_waits)

@@ -36,43 +36,67 @@ def test_a_container_has_series_from_its_binding_on(stage):
     """It has not started: there is no region and no process."""
     stage.pods = [node_pod("a", CARD)]
     usage = stage.usage()["a"]
-    assert (usage.used, usage.utilization, usage.device.memory, usage.device.cores) == (0, 0, GIB, 30)
+    assert (usage.used, usage.utilization, usage.device.memory, usage.device.cores) == (
+        0,
+        0,
+        GIB,
+        30,
+    )
     assert (usage.counted, usage.host_memory) == (None, 0)
 
 
-@pytest.mark.parametrize("pod", [
-    pytest.param(node_pod("a", CARD, phase="Succeeded"), id="finished"), pytest.param(node_pod("a"), id="no devices"),
-    pytest.param(node_pod("a", CARD, asked=0), id="not asked for")])
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(node_pod("a", CARD, phase="Succeeded"), id="finished"),
+        pytest.param(node_pod("a"), id="no devices"),
+        pytest.param(node_pod("a", CARD, asked=0), id="not asked for"),
+    ],
+)
 def test_a_pod_without_devices_has_none(stage, pod):
     stage.pods = [pod]
     assert stage.usage() == {}
 
 
-@pytest.mark.parametrize("has_claims, phase, shown", [
-    (True, "Running", True), (True, "Succeeded", False), (False, "Running", False)])
+@pytest.mark.parametrize(
+    "has_claims, phase, shown",
+    [(True, "Running", True), (True, "Succeeded", False), (False, "Running", False)],
+)
 def test_a_pod_with_claims_has_what_its_limits_say(stage, has_claims, phase, shown):
     pod = node_pod("a", CARD, phase=phase)
     stage.pods = [replace(pod, has_claims=has_claims, pod=replace(pod.pod, annotations={}))]
-    limits = ContainerLimits(devices=(DeviceLimit(CARD, GIB, 30), DeviceLimit(OTHER, 2 * GIB, 100)), priority=0)
+    limits = ContainerLimits(
+        devices=(DeviceLimit(CARD, GIB, 30), DeviceLimit(OTHER, 2 * GIB, 100)), priority=0
+    )
     stage.region("a")
     (stage.directory("a") / "limits").write_text(render_limits(limits, "/x"))
     containers = [report.container for report in stage.run().containers]
-    assert [[(device.index, device.card, device.memory, device.cores) for device in container.devices]
-            for container in containers] == ([[(0, CARD, GIB, 30), (1, OTHER, 2 * GIB, 100)]] if shown else [])
+    assert [
+        [(device.index, device.card, device.memory, device.cores) for device in container.devices]
+        for container in containers
+    ] == ([[(0, CARD, GIB, 30), (1, OTHER, 2 * GIB, 100)]] if shown else [])
     assert [container.priority for container in containers] == [0] * shown
 
 
-@pytest.mark.parametrize("other, used", [({"gpu": {"x"}}, 3 * GIB), ({"nic": {"x"}}, GIB), ({}, GIB)])
+@pytest.mark.parametrize(
+    "other, used", [({"gpu": {"x"}}, 3 * GIB), ({"nic": {"x"}}, GIB), ({}, GIB)]
+)
 def test_containers_that_share_requests_are_one(stage, other, used):
     """What both use counts, and it has ended when both have."""
     alone = node_pod("a", CARD, ended=True)
     beside = container(name="beside")
-    stage.pods = [replace(
-        alone, has_claims=True, claims={"main": {"gpu": {"x"}}, "beside": other},
-        pod=replace(alone.pod, annotations={}, containers=(*alone.pod.containers, beside)),
-        runs=replace(alone.runs, ids={**alone.runs.ids, id_of("a", 1): "beside"}))]
-    (stage.directory("a") / "limits").write_text(render_limits(
-        ContainerLimits(devices=(DeviceLimit(CARD, 4 * GIB, 30),)), "/x"))
+    stage.pods = [
+        replace(
+            alone,
+            has_claims=True,
+            claims={"main": {"gpu": {"x"}}, "beside": other},
+            pod=replace(alone.pod, annotations={}, containers=(*alone.pod.containers, beside)),
+            runs=replace(alone.runs, ids={**alone.runs.ids, id_of("a", 1): "beside"}),
+        )
+    ]
+    (stage.directory("a") / "limits").write_text(
+        render_limits(ContainerLimits(devices=(DeviceLimit(CARD, 4 * GIB, 30),)), "/x")
+    )
     stage.work("a", 4007, GIB)
     stage.work("a", 4008, 2 * GIB, run=1)
     (report,) = stage.run().containers
@@ -83,13 +107,16 @@ def test_a_pod_whose_claim_hami_made_has_what_its_limits_say(stage):
     pod = node_pod("a", CARD)
     stage.pods = [replace(pod, has_claims=True, pod=replace(pod.pod, claim="hami-1"))]
     stage.region("a")
-    (stage.directory("a") / "limits").write_text(render_limits(
-        ContainerLimits(devices=(DeviceLimit(OTHER, 2 * GIB, 100),), priority=0), "/x"))
+    (stage.directory("a") / "limits").write_text(
+        render_limits(
+            ContainerLimits(devices=(DeviceLimit(OTHER, 2 * GIB, 100),), priority=0), "/x"
+        )
+    )
     (report,) = stage.run().containers
     assert [device.card for device in report.container.devices] == [OTHER]
 
 
-@pytest.mark.parametrize("content", [None, b"no limits", bytes([0xff])])
+@pytest.mark.parametrize("content", [None, b"no limits", bytes([0xFF])])
 def test_a_pod_with_claims_of_other_drivers_has_none(stage, content):
     pod = node_pod("a")
     stage.pods = [replace(pod, has_claims=True, pod=replace(pod.pod, annotations={}))]
@@ -117,7 +144,11 @@ def test_the_driver_is_believed(stage):
     stage.work("a", 4008, GIB, 25)
     stage.work("stranger", 4009, 2 * GIB, 10)
     found = stage.usage()
-    assert (found["a"].used, found["a"].memory_source, found["a"].utilization) == (4 * GIB, Source.HOST, 65)
+    assert (found["a"].used, found["a"].memory_source, found["a"].utilization) == (
+        4 * GIB,
+        Source.HOST,
+        65,
+    )
     assert (found["b"].used, found["b"].utilization) == (0, 0)
 
 
@@ -146,7 +177,12 @@ def test_the_region_says_how_memory_is_used_and_what_it_does_not_count(stage):
     stage.region("a", processes=[Slot(used={0: 400 * MIB}, sm={0: 30})])
     stage.work("a", 4007, 500 * MIB, 33)
     usage = stage.usage()["a"]
-    assert (usage.used, usage.counted, usage.uncounted, usage.utilization) == (500 * MIB, 400 * MIB, 100 * MIB, 33)
+    assert (usage.used, usage.counted, usage.uncounted, usage.utilization) == (
+        500 * MIB,
+        400 * MIB,
+        100 * MIB,
+        33,
+    )
     assert (usage.context, usage.module, usage.buffer) == (100 * MIB, 50 * MIB, 250 * MIB)
     assert (usage.is_over_limit, usage.throttled) == (False, 0.0)
 
@@ -185,17 +221,22 @@ def test_where_the_driver_does_not_say_the_region_counts(stage, driver):
 def test_what_killed_processes_have_left_in_the_region_does_not_count(stage, ended):
     """The region has their host PIDs, which the monitor wrote when the driver saw them."""
     stage.pods = [node_pod("a", CARD, ended=ended)]
-    stage.region("a", processes=[Slot(host_pid=0 if ended else 4007, used={0: 400 * MIB}, sm={0: 30})])
+    stage.region(
+        "a", processes=[Slot(host_pid=0 if ended else 4007, used={0: 400 * MIB}, sm={0: 30})]
+    )
     usage = stage.usage()["a"]
     assert (usage.used, usage.memory_source, usage.counted) == (0, Source.HOST, 400 * MIB)
 
 
 def test_numbers_of_a_region_are_clamped(stage):
     stage.pods = [node_pod("a", CARD)]
-    stage.region("a", processes=[Slot(used={0: 2**63}, sm={0: 2**63}), Slot(pid=2, used={0: 2**63})],
-                 last_kernel=2**64 - 1)
-    report, = stage.run().containers
-    usage, = report.devices
+    stage.region(
+        "a",
+        processes=[Slot(used={0: 2**63}, sm={0: 2**63}), Slot(pid=2, used={0: 2**63})],
+        last_kernel=2**64 - 1,
+    )
+    (report,) = stage.run().containers
+    (usage,) = report.devices
     assert (usage.used, usage.utilization, report.last_kernel_s) == (8 * GIB, 100, 0.0)
 
 
@@ -221,35 +262,74 @@ def divided(tmp_path):
 
 def test_a_mig_instance(divided):
     one = node_pod("a", CARD, memory_mib=9728, cores=15)
-    text = render_mig_allocations([MigAllocation(
-        container=0, device=0, gpu=CARD, partition=Partition(0, 1, "1g.10gb", ("MIG-1", "1", "0")))])
-    divided.pods = [replace(one, pod=replace(one.pod, annotations={**one.pod.annotations, MIG_ALLOCATIONS: text}))]
+    text = render_mig_allocations(
+        [
+            MigAllocation(
+                container=0,
+                device=0,
+                gpu=CARD,
+                partition=Partition(0, 1, "1g.10gb", ("MIG-1", "1", "0")),
+            )
+        ]
+    )
+    divided.pods = [
+        replace(
+            one, pod=replace(one.pod, annotations={**one.pod.annotations, MIG_ALLOCATIONS: text})
+        )
+    ]
     usage = divided.usage()["a"]
     assert (usage.device.uuid, usage.device.card, usage.used, usage.memory_source) == (
-        "MIG-1", CARD, 2 * GIB, Source.HOST)
+        "MIG-1",
+        CARD,
+        2 * GIB,
+        Source.HOST,
+    )
 
 
-@pytest.mark.parametrize("has_claims, content, shown", [
-    (True, None, True), (False, None, False), (True, b"[{}]", False), (True, b"\xff", False)])
+@pytest.mark.parametrize(
+    "has_claims, content, shown",
+    [(True, None, True), (False, None, False), (True, b"[{}]", False), (True, b"\xff", False)],
+)
 def test_a_mig_instance_of_a_claim(divided, has_claims, content, shown):
     pod = node_pod("a")
     divided.pods = [replace(pod, has_claims=has_claims, pod=replace(pod.pod, annotations={}))]
-    given = GivenInstance(card=CARD, uuid="MIG-1", profile="1g.10gb", start=0, size=1, gpu_instance=1,
-                          compute_instance=0, memory_mib=9728, cores=15)
+    given = GivenInstance(
+        card=CARD,
+        uuid="MIG-1",
+        profile="1g.10gb",
+        start=0,
+        size=1,
+        gpu_instance=1,
+        compute_instance=0,
+        memory_mib=9728,
+        cores=15,
+    )
     (divided.directory("a") / "instances").write_bytes(content or render_instances([given]))
     found = divided.usage()
     assert bool(found) is shown
     for usage in found.values():
         device = usage.device
         assert (device.uuid, device.card, device.memory, device.cores, device.identity) == (
-            "MIG-1", CARD, 9728 * MIB, 15, ("MIG-1", "1", "0"))
+            "MIG-1",
+            CARD,
+            9728 * MIB,
+            15,
+            ("MIG-1", "1", "0"),
+        )
         assert (usage.used, usage.memory_source) == (2 * GIB, Source.HOST)
 
 
 def test_an_allocation_that_cannot_be_read_does_not_hide_the_others(stage, caplog):
     broken = node_pod("b", CARD)
-    stage.pods = [node_pod("a", CARD), replace(broken, pod=replace(broken.pod, annotations={
-        key: "GPU-0,x:" for key in broken.pod.annotations}))]
+    stage.pods = [
+        node_pod("a", CARD),
+        replace(
+            broken,
+            pod=replace(
+                broken.pod, annotations={key: "GPU-0,x:" for key in broken.pod.annotations}
+            ),
+        ),
+    ]
     assert stage.usage().keys() == {"a"}
     assert stage.usage().keys() == {"a"}
     assert stage.rounds.errors()["allocation"] == 2
@@ -263,7 +343,9 @@ def share_a_card(stage, *, ours=True):
     stage.pods = [node_pod("high", CARD, priority=0), node_pod("low", CARD, priority=1)]
     stage.region("high", priority=0, processes=[Slot()], ours=ours)
     stage.region("low", priority=1, processes=[Slot()], ours=ours)
-    stage.nvml.gpus[0].processes.append(Process(9999, 0, 0))  # of no container, so the driver's account does not decide
+    stage.nvml.gpus[0].processes.append(
+        Process(9999, 0, 0)
+    )  # of no container, so the driver's account does not decide
 
 
 def test_nobody_waits_for_work_that_the_driver_does_not_see(stage):
@@ -363,7 +445,10 @@ def test_the_last_thing_is_to_free_those_that_wait(stage):
     stage.launch("high")
     stage.run()
     stage.rounds.release()
-    assert [(stage.recent(name), stage.switch(name)) for name in ("high", "low")] == [(0, 1), (0, 1)]
+    assert [(stage.recent(name), stage.switch(name)) for name in ("high", "low")] == [
+        (0, 1),
+        (0, 1),
+    ]
 
 
 def test_without_feedback_nothing_is_written(tmp_path):
@@ -426,7 +511,9 @@ def test_a_container_that_frees_itself_is_blocked_again_and_counted(stage):
     assert tampered(report) == {"block": 2}
 
 
-@pytest.mark.parametrize(("offset", "kind", "what"), [(1600, "<Q", "limit"), (2008908, "<i", "priority")])
+@pytest.mark.parametrize(
+    ("offset", "kind", "what"), [(1600, "<Q", "limit"), (2008908, "<i", "priority")]
+)
 def test_a_change_of_what_the_device_plugin_wrote_is_counted_once(stage, offset, kind, what):
     stage.pods = [node_pod("a", CARD)]
     stage.region("a", processes=[Slot()])
@@ -457,13 +544,16 @@ def sleeping(tmp_path):
         path.chmod(0o777)
         processes.append(subprocess.Popen([path, "60"]))
         return processes[-1]
+
     yield start
     for process in processes:
         process.kill()
         process.wait()
 
 
-def test_a_container_that_fills_the_disk_with_a_file_that_cannot_be_truncated_is_ended(stage, sleeping, tmp_path):
+def test_a_container_that_fills_the_disk_with_a_file_that_cannot_be_truncated_is_ended(
+    stage, sleeping, tmp_path
+):
     """The device plugin has set the file aside. All containers of the pod end: one can hand the file to another."""
     stage.pods = [node_pod("a", CARD), node_pod("b", CARD)]
     stage.pods[0].runs.ids["5" * 64] = "sidecar"
@@ -472,10 +562,14 @@ def test_a_container_that_fills_the_disk_with_a_file_that_cannot_be_truncated_is
     stage.work("a", holder.pid)
     stage.work("b", neighbor.pid)
     stage.work("a", sidecar.pid)
-    (stage.proc / str(sidecar.pid) / "cgroup").write_text(f"0::/kubepods/pod{uid_of('a')}/{'5' * 64}\n")
+    (stage.proc / str(sidecar.pid) / "cgroup").write_text(
+        f"0::/kubepods/pod{uid_of('a')}/{'5' * 64}\n"
+    )
     assert tampered(stage.run()) == {"disk": 1}
     assert [process.wait(20) for process in (holder, sidecar)] == [-signal.SIGKILL] * 2
-    assert tampered(stage.run()) == {"disk": 1}, "nobody holds the file any more: a container that starts again stays"
+    assert tampered(stage.run()) == {"disk": 1}, (
+        "nobody holds the file any more: a container that starts again stays"
+    )
     assert neighbor.poll() is None
 
 
@@ -516,15 +610,19 @@ def test_rounds_survive_any_region(tmp_path_factory, rng):
     for _ in range(20):
         for _ in range(rng.randrange(20)):
             place = rng.choice((rng.randrange(12, 4000), rng.randrange(2008896, 2008920)))
-            stage.put(rng.choice(("low", "high")), place, rng.choice((0, 255, rng.randrange(256))), "<B")
+            stage.put(
+                rng.choice(("low", "high")), place, rng.choice((0, 255, rng.randrange(256))), "<B"
+            )
         for one in stage.run().containers:
             for usage in one.devices:
-                assert 0 <= usage.used <= 8 * GIB and 0 <= usage.utilization <= 100
+                assert 0 <= usage.used <= 8 * GIB
+                assert 0 <= usage.utilization <= 100
     assert stage.rounds.errors()["write"] == 0
 
 
 def test_builders_name_pods_apart():
-    assert uid_of("a") != uid_of("high") != uid_of("low") and id_of("a") != id_of("b")
+    assert uid_of("a") != uid_of("high") != uid_of("low")
+    assert id_of("a") != id_of("b")
 
 
 # -- what only the driver sees
@@ -549,7 +647,11 @@ def counting(tmp_path):
 
 
 def test_the_least_of_three_rounds_is_added_to_what_a_container_counts(counting):
-    assert [(counting.run(), counting.number("a", FIRST_UNCOUNTED, "<Q"))[1] for _ in range(3)] == [0, 0, 100 * MIB]
+    assert [(counting.run(), counting.number("a", FIRST_UNCOUNTED, "<Q"))[1] for _ in range(3)] == [
+        0,
+        0,
+        100 * MIB,
+    ]
     counting.nvml.gpus[0].processes[0] = Process(4007, 450 * MIB)
     assert three_rounds(counting) == 50 * MIB
     counting.nvml.gpus[0].processes[0] = Process(4007, 600 * MIB)

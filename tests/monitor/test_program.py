@@ -33,11 +33,20 @@ CARD = UUIDS[0]
 def wire(name, version=1):
     """A pod with a share of the card, as the API server writes it."""
     allocated = render_shares(((share(CARD, 1024, 30),),))
-    return {"metadata": {"namespace": "default", "name": name, "uid": uid_of(name), "resourceVersion": str(version),
-                         "annotations": {NVIDIA.annotations.allocated: allocated}},
-            "spec": {"nodeName": "n1", "containers": [
-                {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
-            "status": {"phase": "Running"}}
+    return {
+        "metadata": {
+            "namespace": "default",
+            "name": name,
+            "uid": uid_of(name),
+            "resourceVersion": str(version),
+            "annotations": {NVIDIA.annotations.allocated: allocated},
+        },
+        "spec": {
+            "nodeName": "n1",
+            "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+        },
+        "status": {"phase": "Running"},
+    }
 
 
 @pytest.fixture
@@ -51,16 +60,27 @@ def settings(tmp_path):
     (tmp_path / "cards.yaml").write_text(f"cards: [{{uuid: {CARD}, memory: 8192}}]")
 
     def make(**given):
-        return read_monitor_settings({
-            "node": "n1", "mock_devices": str(tmp_path / "cards.yaml"), "hook_path": str(tmp_path), "interval": 0.1,
-            "metrics_bind_address": Address("127.0.0.1", 0)} | given, {})
+        return read_monitor_settings(
+            {
+                "node": "n1",
+                "mock_devices": str(tmp_path / "cards.yaml"),
+                "hook_path": str(tmp_path),
+                "interval": 0.1,
+                "metrics_bind_address": Address("127.0.0.1", 0),
+            }
+            | given,
+            {},
+        )
+
     return make
 
 
 @pytest.fixture
 def make(server, tmp_path):
     """Makes a program for settings."""
-    return lambda settings: MonitorProgram(settings, api=server, processes=HostProcesses(tmp_path / "proc"))
+    return lambda settings: MonitorProgram(
+        settings, api=server, processes=HostProcesses(tmp_path / "proc")
+    )
 
 
 @pytest.fixture
@@ -144,7 +164,9 @@ class Hangs(MonitorProgram):
         return super()._round()
 
 
-def test_a_driver_that_hangs_is_reported_and_fails_the_liveness_probe(server, settings, monkeypatch):
+def test_a_driver_that_hangs_is_reported_and_fails_the_liveness_probe(
+    server, settings, monkeypatch
+):
     monkeypatch.setattr("hami.monitor.program.STALE_S", 0.2)
     program = Hangs(settings(), api=server)
     program.goes_on = threading.Event()
@@ -154,12 +176,14 @@ def test_a_driver_that_hangs_is_reported_and_fails_the_liveness_probe(server, se
     try:
         eventually(lambda: get(program, "/readyz") == (200, "ok\n"))
         eventually(lambda: "hami_monitor_nvml_up 1" in get(program, "/metrics")[1])
-        assert 'hami_vgpu_memory_limit_bytes{' in get(program, "/metrics")[1]
+        assert "hami_vgpu_memory_limit_bytes{" in get(program, "/metrics")[1]
         program.goes_on.clear()
         eventually(lambda: get(program, "/readyz") == (503, "no round has succeeded recently\n"))
         page = get(program, "/metrics")[1]
         assert "hami_monitor_nvml_up 0" in page
-        assert "hami_vgpu_memory_limit_bytes" not in page, "Prometheus would take it for a value of now"
+        assert "hami_vgpu_memory_limit_bytes" not in page, (
+            "Prometheus would take it for a value of now"
+        )
         eventually(lambda: "thread rounds hangs" in get(program, "/healthz")[1])
     finally:
         program.goes_on.set()
@@ -181,7 +205,14 @@ class Dies(MonitorProgram):
 
 
 def test_a_thread_that_has_died_ends_it_with_1(server, settings):
-    assert serve(settings(), make=lambda settings: Dies(settings, api=server), signals=queue.SimpleQueue()) == 1
+    assert (
+        serve(
+            settings(),
+            make=lambda settings: Dies(settings, api=server),
+            signals=queue.SimpleQueue(),
+        )
+        == 1
+    )
 
 
 class LostForGood:
@@ -197,6 +228,7 @@ class LostForGood:
 def test_a_driver_that_only_a_new_process_can_use_ends_it_with_1(server, settings, caplog):
     def make(settings):
         return MonitorProgram(settings, api=server, source=LostForGood())
+
     assert serve(settings(), make=make, signals=queue.SimpleQueue()) == 1
     assert "version mismatch" in str([vars(record) for record in caplog.records])
 
@@ -211,7 +243,9 @@ def test_an_address_in_use_ends_the_start_with_a_reason(make, settings):
 def region(tmp_path):
     directory = tmp_path / "vgpu" / "containers" / f"{uid_of('a')}_main"
     directory.mkdir(parents=True)
-    (directory / "t.cache").write_bytes(region_bytes(processes=[Process(used={0: 512 << 20}, sm={0: 20})], recent=-1))
+    (directory / "t.cache").write_bytes(
+        region_bytes(processes=[Process(used={0: 512 << 20}, sm={0: 20})], recent=-1)
+    )
     return directory / "t.cache"
 
 
@@ -219,9 +253,30 @@ def test_once_prints_a_table(make, settings, region):
     before, shown = region.read_bytes(), []
     assert print_once(settings(once=True), shown.append, make=make) == 0
     header, line = "".join(shown).splitlines()
-    assert header.split() == ["NODE", "CARD", "MEMORY", "LIMIT", "COMPUTE", "LIMIT", "STATE", "NAMESPACE", "POD",
-                              "CONTAINER"]
-    assert line.split() == ["n1", CARD, "512", "1024", "20%", "30%", "blocked", "default", "a", "main"]
+    assert header.split() == [
+        "NODE",
+        "CARD",
+        "MEMORY",
+        "LIMIT",
+        "COMPUTE",
+        "LIMIT",
+        "STATE",
+        "NAMESPACE",
+        "POD",
+        "CONTAINER",
+    ]
+    assert line.split() == [
+        "n1",
+        CARD,
+        "512",
+        "1024",
+        "20%",
+        "30%",
+        "blocked",
+        "default",
+        "a",
+        "main",
+    ]
     assert region.read_bytes() == before
 
 
@@ -232,16 +287,28 @@ def test_once_prints_json(make, settings, region):
     (device,) = found["devices"]
     assert (found["node"], [card["uuid"] for card in found["cards"]]) == ("n1", [CARD])
     assert (device["pod"], device["memoryUsed"], device["memoryLimit"], device["memorySource"]) == (
-        "a", 512 << 20, 1024 << 20, "region")
+        "a",
+        512 << 20,
+        1024 << 20,
+        "region",
+    )
     assert (device["utilization"], device["coreLimit"], device["region"]) == (
-        20, 30, {"state": "ok", "version": "1.2"})
+        20,
+        30,
+        {"state": "ok", "version": "1.2"},
+    )
 
 
 def test_it_loads_nothing_that_it_does_not_use():
     """It runs on every node with GPUs, in 80 MiB."""
     heavy = ("numpy", "flask", "grpc", "gunicorn", "jsonpatch", "cryptography")
     program = f"import sys, hami.monitor.program; print([name for name in {heavy!r} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 # -- settings and command line
@@ -254,18 +321,30 @@ def monitor(*args, **environ):
     def run(settings):
         ran.append(settings)
         return 0
-    silent = {name: None for _, flags in MONITOR_FLAGS for flag in flags for name in flag.environment}
+
+    silent = {
+        name: None for _, flags in MONITOR_FLAGS for flag in flags for name in flag.environment
+    }
     result = CliRunner().invoke(main, ["monitor", *args], env=silent | environ, obj=run)
     return result, ran[0] if ran else None
 
 
-@pytest.mark.parametrize(("args", "field", "value"), [
-    (["--node-name=b"], "node", "b"), (["--interval=500ms"], "interval", 0.5),
-    (["--feedback=false"], "feedback", False), (["--metrics-bind-address=:9400"], "metrics_bind_address", ("", 9400)),
-    (["--legacy-metrics"], "legacy_metrics", True), (["--once"], "once", True),
-    (["--once", "-o", "json"], "output", "json"), (["--hook-path=/opt"], "hook_path", "/opt"),
-    (["--driver-root-ctr-path=/"], "driver_root_in_container", "/"), (["-v=4"], "verbosity", 4),
-], ids=str)
+@pytest.mark.parametrize(
+    ("args", "field", "value"),
+    [
+        (["--node-name=b"], "node", "b"),
+        (["--interval=500ms"], "interval", 0.5),
+        (["--feedback=false"], "feedback", False),
+        (["--metrics-bind-address=:9400"], "metrics_bind_address", ("", 9400)),
+        (["--legacy-metrics"], "legacy_metrics", True),
+        (["--once"], "once", True),
+        (["--once", "-o", "json"], "output", "json"),
+        (["--hook-path=/opt"], "hook_path", "/opt"),
+        (["--driver-root-ctr-path=/"], "driver_root_in_container", "/"),
+        (["-v=4"], "verbosity", 4),
+    ],
+    ids=str,
+)
 def test_each_flag_sets_its_field(args, field, value):
     result, settings = monitor(*args, NODE_NAME="a")
     assert result.exit_code == 0, result.output
@@ -279,22 +358,35 @@ def test_the_environment_of_hami_s_monitor_is_understood():
     assert (settings.metrics_bind_address, settings.legacy_metrics) == (("", 9394), False)
 
 
-@pytest.mark.parametrize(("args", "says"), [
-    ([], "name is missing"), (["--node-name=a", "--hook-path=opt"], "expected an absolute path"),
-    (["--node-name=a", "--interval=10ms"], "expected 100ms or more"),
-    (["--node-name=a", "-o", "xml"], "expected table or json"),
-    (["--node-name=a", "--config-file=/nowhere"], "--config-file /nowhere: No such file"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "name is missing"),
+        (["--node-name=a", "--hook-path=opt"], "expected an absolute path"),
+        (["--node-name=a", "--interval=10ms"], "expected 100ms or more"),
+        (["--node-name=a", "-o", "xml"], "expected table or json"),
+        (["--node-name=a", "--config-file=/nowhere"], "--config-file /nowhere: No such file"),
+    ],
+    ids=str,
+)
 def test_what_cannot_be_used_is_refused_in_one_line(args, says):
     result, settings = monitor(*args)
-    assert result.exit_code != 0 and settings is None
+    assert result.exit_code != 0
+    assert settings is None
     assert says in result.output
 
 
 def test_help_names_every_flag_with_environment_and_default():
     output = CliRunner().invoke(main, ["monitor", "--help"], terminal_width=120).output
-    assert [flag.name for _, flags in MONITOR_FLAGS for flag in flags if flag.name not in output] == []
-    for text in ("[NODE_NAME, NodeName]", "[default: 900ms]", "[default: :9394]", "[default: true]"):
+    assert [
+        flag.name for _, flags in MONITOR_FLAGS for flag in flags if flag.name not in output
+    ] == []
+    for text in (
+        "[NODE_NAME, NodeName]",
+        "[default: 900ms]",
+        "[default: :9394]",
+        "[default: true]",
+    ):
         assert text in " ".join(output.split())
 
 

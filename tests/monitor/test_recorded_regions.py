@@ -19,21 +19,32 @@ RECORDED = Path(__file__).parent / "recorded"
 LAST_KERNEL = 1_795_412_700  # when they were recorded, to the minute
 
 
-@pytest.mark.parametrize(("recorded", "version"), [
-    ("1.2", "1.2"), ("1.1", "1.1"), ("1.1-shifted", "1.1"), ("v0", "v0")])
+@pytest.mark.parametrize(
+    ("recorded", "version"), [("1.2", "1.2"), ("1.1", "1.1"), ("1.1-shifted", "1.1"), ("v0", "v0")]
+)
 def test_a_region_of_hamis_library_is_read(tmp_path, recorded, version):
     directory = tmp_path / "vgpu" / "containers" / directory_name(UID, NAME)
     directory.mkdir(parents=True)
-    (directory / "a.cache").write_bytes(gzip.decompress((RECORDED / f"{recorded}.region.gz").read_bytes()))
+    (directory / "a.cache").write_bytes(
+        gzip.decompress((RECORDED / f"{recorded}.region.gz").read_bytes())
+    )
     reading = RegionFiles(tmp_path).read(UID, NAME)
-    assert reading.state is RegionState.OK and reading.problem == ""
+    assert reading.state is RegionState.OK
+    assert reading.problem == ""
     region = reading.region
     (device,), (process,) = region.devices, region.processes
     assert region.version == version
     assert (device.index, device.uuid) == (0, "GPU-11111111-1111-1111-1111-111111111111")
     assert (device.memory_limit, device.core_limit) == (2000 * MIB, 30)
-    assert (device.context, device.module, device.buffer, device.total) == (0, 0, 100 * MIB, 100 * MIB)
-    assert process.slot == 0 and process.pid > 0 and process.host_pid == 0
+    assert (device.context, device.module, device.buffer, device.total) == (
+        0,
+        0,
+        100 * MIB,
+        100 * MIB,
+    )
+    assert process.slot == 0
+    assert process.pid > 0
+    assert process.host_pid == 0
     assert (region.switch, region.recent_kernel, region.priority) == (1, 2, 1)
     launched = 0 if version == "v0" else LAST_KERNEL
     assert abs(region.last_kernel_time - launched) < 60

@@ -59,21 +59,30 @@ def content(data):
     return lambda directory: (directory / "a.cache").write_bytes(data)
 
 
-@pytest.mark.parametrize(("make", "state"), [
-    pytest.param(fifo, RegionState.UNREADABLE, id="FIFO"),
-    pytest.param(link, RegionState.UNREADABLE, id="symbolic link"),
-    pytest.param(folder, RegionState.UNREADABLE, id="directory"),
-    pytest.param(unix_socket, RegionState.UNREADABLE, id="socket"),
-    pytest.param(device_node, RegionState.UNREADABLE, id="device node"),
-    pytest.param(content(b""), RegionState.UNINITIALIZED, id="empty"),
-    pytest.param(content(bytes(804680)), RegionState.UNKNOWN, id="a size that no version has"),
-    pytest.param(content(region_bytes()[:-2]), RegionState.UNKNOWN, id="cut off by a byte"),
-    pytest.param(content(b"x" * 2008953), RegionState.UNKNOWN, id="garbage"),
-    pytest.param(content(bytes(2008953)), RegionState.UNINITIALIZED, id="zeros"),
-    pytest.param(content(region_bytes()[:-1]), RegionState.OK, id="without the last byte of the file"),
-    pytest.param(lambda directory: None, RegionState.ABSENT, id="nothing"),
-    pytest.param(lambda directory: (directory / "libvgpu.so").touch(), RegionState.ABSENT, id="another file"),
-])
+@pytest.mark.parametrize(
+    ("make", "state"),
+    [
+        pytest.param(fifo, RegionState.UNREADABLE, id="FIFO"),
+        pytest.param(link, RegionState.UNREADABLE, id="symbolic link"),
+        pytest.param(folder, RegionState.UNREADABLE, id="directory"),
+        pytest.param(unix_socket, RegionState.UNREADABLE, id="socket"),
+        pytest.param(device_node, RegionState.UNREADABLE, id="device node"),
+        pytest.param(content(b""), RegionState.UNINITIALIZED, id="empty"),
+        pytest.param(content(bytes(804680)), RegionState.UNKNOWN, id="a size that no version has"),
+        pytest.param(content(region_bytes()[:-2]), RegionState.UNKNOWN, id="cut off by a byte"),
+        pytest.param(content(b"x" * 2008953), RegionState.UNKNOWN, id="garbage"),
+        pytest.param(content(bytes(2008953)), RegionState.UNINITIALIZED, id="zeros"),
+        pytest.param(
+            content(region_bytes()[:-1]), RegionState.OK, id="without the last byte of the file"
+        ),
+        pytest.param(lambda directory: None, RegionState.ABSENT, id="nothing"),
+        pytest.param(
+            lambda directory: (directory / "libvgpu.so").touch(),
+            RegionState.ABSENT,
+            id="another file",
+        ),
+    ],
+)
 def test_hostile_files(files, directory, make, state):
     make(directory)
     read = files.read(UID, NAME)
@@ -101,14 +110,22 @@ def test_the_directory_itself_may_be_a_link(files, directory):
     assert files.read(UID, NAME).state is RegionState.UNREADABLE
 
 
-@pytest.mark.parametrize(("uid", "name"), [("../../etc", "main"), (UID, "../x"), ("", ""), (UID, "a/b"), (UID, "a\0")])
+@pytest.mark.parametrize(
+    ("uid", "name"), [("../../etc", "main"), (UID, "../x"), ("", ""), (UID, "a/b"), (UID, "a\0")]
+)
 def test_a_name_that_is_a_path_is_refused(files, uid, name):
     assert files.read(uid, name).state is RegionState.UNREADABLE
 
 
 def test_the_newest_region_that_can_be_read_is_taken(files, directory):
-    for number, (name, data) in enumerate([("b.cache", region_bytes(priority=1)), ("c.cache", region_bytes(priority=2)),
-                                           ("d.cache", bytes(2008953)), ("e.cache", b"nothing")]):
+    for number, (name, data) in enumerate(
+        [
+            ("b.cache", region_bytes(priority=1)),
+            ("c.cache", region_bytes(priority=2)),
+            ("d.cache", bytes(2008953)),
+            ("e.cache", b"nothing"),
+        ]
+    ):
         (directory / name).write_bytes(data)
         os.utime(directory / name, (number, number))
     read = files.read(UID, NAME)
@@ -125,6 +142,7 @@ def test_a_file_that_shrinks_and_grows_all_the_time(files, directory):
         while not ended.is_set():
             os.truncate(path, 4096)
             path.write_bytes(data)
+
     thread = threading.Thread(target=change)
     thread.start()
     try:
@@ -140,7 +158,10 @@ def test_what_is_written_reaches_the_file(files, directory):
     path.write_bytes(region_bytes())
     read = files.read(UID, NAME)
     files.write(UID, NAME, read, control_writes(read.region.layout, -1, 0))
-    assert (files.read(UID, NAME).region.recent_kernel, files.read(UID, NAME).region.switch) == (-1, 0)
+    assert (files.read(UID, NAME).region.recent_kernel, files.read(UID, NAME).region.switch) == (
+        -1,
+        0,
+    )
     assert path.stat().st_size == 2008953
 
 

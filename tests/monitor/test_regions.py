@@ -7,14 +7,24 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.model import Share
-from hami.monitor.regions import RegionProcess, control_writes, parse_region, parse_throttled, slot_count, usage_writes
+from hami.monitor.regions import (
+    RegionProcess,
+    control_writes,
+    parse_region,
+    parse_throttled,
+    slot_count,
+    usage_writes,
+)
 from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.node.region_layout import CURRENT, LAYOUTS, LEGACY, SHIFTED, identify
 from tests.builders import region_of
 from tests.monitor.region_bytes import GIB, SHAPES, UUIDS, Process, region_bytes
 
 MUTATED_SLOTS = 12
-TWO = (Process(pid=7, host_pid=4007, used={0: 400, 1: 16}, sm={0: 30}), Process(pid=8, used={0: 80}, sm={0: 5, 1: 9}))
+TWO = (
+    Process(pid=7, host_pid=4007, used={0: 400, 1: 16}, sm={0: 30}),
+    Process(pid=8, used={0: 80}, sm={0: 5, 1: 9}),
+)
 
 
 def parse(data):
@@ -23,20 +33,44 @@ def parse(data):
     if (known := identify(len(data), data[:12])) is None:
         return None
     layout, version = known
-    tail = data[layout.slots_used:layout.slots_used + layout.tail_size]
-    return parse_region(version, layout, data[:layout.slots], data[layout.slots:layout.slots_used], tail)
+    tail = data[layout.slots_used : layout.slots_used + layout.tail_size]
+    return parse_region(
+        version, layout, data[: layout.slots], data[layout.slots : layout.slots_used], tail
+    )
 
 
 @pytest.mark.parametrize("version", SHAPES)
 def test_every_version_is_read(version):
-    region = parse(region_bytes(version, uuids=UUIDS, limits=(GIB, 2 * GIB), cores=(30, 100), processes=TWO, switch=0,
-                                recent=-1, priority=3, last_kernel=1_700_000_000))
+    region = parse(
+        region_bytes(
+            version,
+            uuids=UUIDS,
+            limits=(GIB, 2 * GIB),
+            cores=(30, 100),
+            processes=TWO,
+            switch=0,
+            recent=-1,
+            priority=3,
+            last_kernel=1_700_000_000,
+        )
+    )
     first, second = region.devices
     assert region.version == version.removesuffix(" shifted")
     assert (first.index, first.uuid, first.memory_limit, first.core_limit) == (0, UUIDS[0], GIB, 30)
-    assert (first.context, first.module, first.buffer, first.total, first.sm) == (120, 60, 300, 480, 35)
+    assert (first.context, first.module, first.buffer, first.total, first.sm) == (
+        120,
+        60,
+        300,
+        480,
+        35,
+    )
     assert (second.uuid, second.memory_limit, second.core_limit, second.total, second.sm) == (
-        UUIDS[1], 2 * GIB, 100, 16, 9)
+        UUIDS[1],
+        2 * GIB,
+        100,
+        16,
+        9,
+    )
     assert region.processes == (RegionProcess(0, 7, 4007), RegionProcess(1, 8, 0))
     assert (region.switch, region.recent_kernel, region.priority) == (0, -1, 3)
     assert region.last_kernel_time == (0 if version == "v0" else 1_700_000_000)
@@ -45,7 +79,9 @@ def test_every_version_is_read(version):
 def test_the_offsets_are_those_of_the_reference():
     slot = CURRENT.slots + CURRENT.slot_size
     assert slot == 3816
-    assert CURRENT.slots + CURRENT.memory + CURRENT.memory_size + 32 == 1960  # used[1].total of slot 0
+    assert (
+        CURRENT.slots + CURRENT.memory + CURRENT.memory_size + 32 == 1960
+    )  # used[1].total of slot 0
     assert CURRENT.slots + CURRENT.utilization + 16 == 3032
     assert CURRENT.slots + CURRENT.status == 3784
     assert CURRENT.slots + 1023 * CURRENT.slot_size == 2006936
@@ -58,7 +94,12 @@ def test_the_region_of_our_device_plugin_is_read():
     limits = ContainerLimits(devices=(DeviceLimit(UUIDS[0], 3 * GIB, 40),), priority=0)
     region = parse(region_of(limits))
     (device,) = region.devices
-    assert (region.version, device.uuid, device.memory_limit, device.core_limit) == ("1.2", UUIDS[0], 3 * GIB, 40)
+    assert (region.version, device.uuid, device.memory_limit, device.core_limit) == (
+        "1.2",
+        UUIDS[0],
+        3 * GIB,
+        40,
+    )
     assert (region.priority, region.switch, region.processes, device.total) == (0, 1, (), 0)
     assert Share(device.uuid, "NVIDIA", 3072, 40).memory_mib << 20 == device.memory_limit
 
@@ -89,14 +130,26 @@ def test_a_uuid_that_is_no_text_is_empty():
     assert parse(data).devices[0].uuid == ""
 
 
-@pytest.mark.parametrize(("data", "what"), [
-    (bytes(2008953), "nothing is initialized"), (bytes(804680), "a size that no version has"), (b"", "empty"),
-    (region_bytes()[:100], "cut off"), (region_bytes()[:2008000], "cut off in a slot"),
-    (b"\0" + region_bytes()[1:], "another magic"),
-    (region_bytes()[:4] + struct.pack("<I", 2) + region_bytes()[8:], "2.x"),
-    (region_bytes()[:8] + struct.pack("<I", 3) + region_bytes()[12:], "1.3"),
-    (region_bytes("1.1 shifted")[:8] + struct.pack("<I", 2) + region_bytes("1.1 shifted")[12:], "1.2 of another size"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (bytes(2008953), "nothing is initialized"),
+        (bytes(804680), "a size that no version has"),
+        (b"", "empty"),
+        (region_bytes()[:100], "cut off"),
+        (region_bytes()[:2008000], "cut off in a slot"),
+        (b"\0" + region_bytes()[1:], "another magic"),
+        (region_bytes()[:4] + struct.pack("<I", 2) + region_bytes()[8:], "2.x"),
+        (region_bytes()[:8] + struct.pack("<I", 3) + region_bytes()[12:], "1.3"),
+        (
+            region_bytes("1.1 shifted")[:8]
+            + struct.pack("<I", 2)
+            + region_bytes("1.1 shifted")[12:],
+            "1.2 of another size",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_what_is_no_region(data, what):
     assert parse(data) is None
 
@@ -104,7 +157,11 @@ def test_what_is_no_region(data, what):
 @pytest.mark.parametrize("cut", ["head", "slots", "tail"])
 def test_parts_that_are_too_short(cut):
     data = bytes(region_bytes(processes=TWO))
-    parts = {"head": data[:1856], "slots": data[1856:1856 + 2 * 1960], "tail": data[2008896:2008920]}
+    parts = {
+        "head": data[:1856],
+        "slots": data[1856 : 1856 + 2 * 1960],
+        "tail": data[2008896:2008920],
+    }
     assert parse_region("1.2", CURRENT, **parts) is not None
     parts[cut] = parts[cut][:-1]
     assert parse_region("1.2", CURRENT, **parts) is None
@@ -122,18 +179,22 @@ def mutate_and_parse(rng, count):
     version = rng.choice(list(SHAPES))
     data = region_bytes(version, uuids=UUIDS, limits=(GIB, GIB), cores=(30, 100), processes=TWO)
     layout = identify(len(data), bytes(data[:12]))[0]
-    head, tail = data[:layout.slots], data[layout.slots_used:layout.slots_used + layout.tail_size]
-    slots = data[layout.slots:layout.slots + MUTATED_SLOTS * layout.slot_size]
+    head, tail = (
+        data[: layout.slots],
+        data[layout.slots_used : layout.slots_used + layout.tail_size],
+    )
+    slots = data[layout.slots : layout.slots + MUTATED_SLOTS * layout.slot_size]
     for _ in range(count):
         for part in (head, slots, tail):
             place = rng.randrange(len(part) - 8)
-            part[place:place + 8] = rng.choice((b"\xff" * 8, bytes(8), rng.randbytes(8)))
+            part[place : place + 8] = rng.choice((b"\xff" * 8, bytes(8), rng.randbytes(8)))
         struct.pack_into("<i", tail, 0, rng.choice((-1, 0, 2, MUTATED_SLOTS, rng.randrange(2**31))))
         region = parse_region(version, layout, bytes(head), bytes(slots), bytes(tail))
         if slot_count(tail) > MUTATED_SLOTS:
             assert region is None
             continue
-        assert len(region.devices) <= 16 and len(region.processes) <= MUTATED_SLOTS
+        assert len(region.devices) <= 16
+        assert len(region.processes) <= MUTATED_SLOTS
         assert all(device.uuid.isascii() and device.total >= 0 for device in region.devices)
         sm = {one.slot: [100] * len(region.devices) for one in region.processes}
         for offset, data in usage_writes(region, {one.slot: 5 for one in region.processes}, sm, 9):
@@ -145,7 +206,7 @@ def mutate_and_parse(rng, count):
 
 def apply(data, writes):
     for offset, part in writes:
-        data[offset:offset + len(part)] = part
+        data[offset : offset + len(part)] = part
     return parse(data)
 
 
@@ -156,7 +217,11 @@ def test_what_the_monitor_writes_changes_nothing_else(version):
     after = apply(data, control_writes(before.layout, -1, 0))
     assert (after.recent_kernel, after.switch) == (-1, 0)
     assert (after.devices, after.processes, after.priority, after.last_kernel_time) == (
-        before.devices, before.processes, before.priority, before.last_kernel_time)
+        before.devices,
+        before.processes,
+        before.priority,
+        before.last_kernel_time,
+    )
     usage = usage_writes(after, {0: 4007, 1: 4008}, {1: [70]}, 123)
     told = apply(data, usage)
     assert told.processes == (RegionProcess(0, 7, 4007), RegionProcess(1, 8, 4008))

@@ -24,14 +24,20 @@ HELD, TARGET = (render_shares(((share(CARD, memory_mib, 30),),)) for memory_mib 
 
 def resized(pod, target=TARGET, applied=None):
     """The pod holds 1,024 MiB and is to have 512."""
-    annotations = {RESIZED: HELD} | ({RESIZE_TARGET: target} if target else {}) | (
-        {RESIZE_APPLIED: render_applied(AppliedSizes(applied))} if applied else {})
+    annotations = (
+        {RESIZED: HELD}
+        | ({RESIZE_TARGET: target} if target else {})
+        | ({RESIZE_APPLIED: render_applied(AppliedSizes(applied))} if applied else {})
+    )
     return replace(pod, pod=replace(pod.pod, annotations=pod.pod.annotations | annotations))
 
 
 def emptied(pod):
     """The texts of an earlier assignment, which a Binding cannot remove."""
-    return replace(pod, pod=replace(pod.pod, annotations=pod.pod.annotations | {RESIZED: "", RESIZE_TARGET: ""}))
+    return replace(
+        pod,
+        pod=replace(pod.pod, annotations=pod.pod.annotations | {RESIZED: "", RESIZE_TARGET: ""}),
+    )
 
 
 @pytest.fixture
@@ -47,15 +53,20 @@ def prepare(stage, memory=GIB // 2):
     stage.pods = [resized(node_pod("a", CARD))]
     stage.region("a", limits=(memory,), processes=[Slot(used={0: 400 * MIB})])
     (stage.directory("a") / "limits").write_text(
-        render_limits(ContainerLimits(devices=(DeviceLimit(CARD, memory, 30),)), "/x/t.cache"))
+        render_limits(ContainerLimits(devices=(DeviceLimit(CARD, memory, 30),)), "/x/t.cache")
+    )
 
 
 def test_shares_are_those_of_the_container_that_requests_them():
     """HAMi v2.10 leaves out containers without devices."""
     one = node_pod("a", CARD)
-    beside = replace(one, pod=replace(one.pod, containers=(container(name="plain"), *one.pod.containers)))
+    beside = replace(
+        one, pod=replace(one.pod, containers=(container(name="plain"), *one.pod.containers))
+    )
     found = find_containers([beside], ONLY_NVIDIA, NVIDIA, {CARD: 0})
-    assert [(own.name, [device.card for device in own.devices]) for own in found.containers] == [("main", [CARD])]
+    assert [(own.name, [device.card for device in own.devices]) for own in found.containers] == [
+        ("main", [CARD])
+    ]
 
 
 def use(stage):
@@ -120,14 +131,22 @@ def test_limits_that_change_while_the_use_is_read_are_not_confirmed(stage, settl
         with opened_directory(stage.directory("a")) as directory:
             resize(directory, [DeviceLimit(CARD, 300 * MIB, 30)], cores=True)
         return read(now)
+
     stage.read = changing
     stage.run()
     assert ((stage.directory("a") / "use").exists(), use(stage)) == (True, None)
 
 
-@pytest.mark.parametrize("pod", [
-    node_pod("a", CARD), resized(node_pod("a", CARD), applied=TARGET), resized(node_pod("a", CARD), None, HELD),
-    emptied(node_pod("a", CARD))], ids=["never resized", "confirmed", "grown", "resized before it was bound"])
+@pytest.mark.parametrize(
+    "pod",
+    [
+        node_pod("a", CARD),
+        resized(node_pod("a", CARD), applied=TARGET),
+        resized(node_pod("a", CARD), None, HELD),
+        emptied(node_pod("a", CARD)),
+    ],
+    ids=["never resized", "confirmed", "grown", "resized before it was bound"],
+)
 def test_nothing_is_written_about_pods_that_are_not_resized_now(stage, pod):
     stage.pods = [pod]
     stage.run()
@@ -194,7 +213,9 @@ def test_the_device_plugin_may_be_between_the_two_files(stage):
 
 
 @pytest.mark.parametrize("applied, counted", [(None, {}), (TARGET, {"limit": 1})])
-def test_without_a_limits_file_the_region_is_compared_once_the_resize_is_confirmed(stage, applied, counted):
+def test_without_a_limits_file_the_region_is_compared_once_the_resize_is_confirmed(
+    stage, applied, counted
+):
     (stage.directory("a") / "limits").unlink()
     stage.put("a", 1600, GIB, "<Q")
     stage.pods = [resized(node_pod("a", CARD), applied=applied)]

@@ -77,7 +77,10 @@ def test_a_driver_that_was_replaced_needs_a_new_process():
     while now < RESTART_S + REOPEN_S:
         now += 1
         assert source.read(now) is None
-    assert "no NVIDIA driver available: RM has detected an NVML/RM version mismatch" in source.restart_reason()
+    assert (
+        "no NVIDIA driver available: RM has detected an NVML/RM version mismatch"
+        in source.restart_reason()
+    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -86,9 +89,15 @@ def test_cards_of_a_file(fails):
         if fails:
             raise HamiError("cards.yaml: not YAML")
         return [Card(uuid="GPU-0", index=0, minor=0, model="NVIDIA Mock", memory_mib=1024)]
+
     found = FixedSource(cards).read(0.0)
     if fails:
         assert found is None
     else:
         (card,) = found
-        assert (card.uuid, card.memory, card.processes, card.memory_used) == ("GPU-0", 1 << 30, None, None)
+        assert (card.uuid, card.memory, card.processes, card.memory_used) == (
+            "GPU-0",
+            1 << 30,
+            None,
+            None,
+        )

@@ -12,7 +12,14 @@ from hami.devices.cards import Card
 from hami.errors import HostError
 from hami.node.cdi import DriverFile, DriverFiles, Extra, Roots, extra_document, gpu_document
 from hami.node.cdi_specs import CdiSpecs
-from hami.node.driver import dev_root, driver_files, follow, instance_nodes, read_mig_minors, shared_node
+from hami.node.driver import (
+    dev_root,
+    driver_files,
+    follow,
+    instance_nodes,
+    read_mig_minors,
+    shared_node,
+)
 
 LIB = "/usr/lib/x86_64-linux-gnu"
 VERSION = "570.86.15"
@@ -41,12 +48,14 @@ def root(tmp_path):
 @pytest.fixture
 def host(root):
     """Puts files below the root of a driver."""
+
     def put(*files):
         for name in files:
             path = root / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         return root
+
     return put
 
 
@@ -64,7 +73,11 @@ FIELDS = {  # of CDI 0.5.0 (schema/defs.json), as far as we say something; a fie
     "mounts": {"hostPath": str, "containerPath": str, "options": list},
     "hooks": {"hookName": str, "path": str, "args": list},
 }
-NEEDED = {"deviceNodes": {"path"}, "mounts": {"hostPath", "containerPath"}, "hooks": {"hookName", "path"}}
+NEEDED = {
+    "deviceNodes": {"path"},
+    "mounts": {"hostPath", "containerPath"},
+    "hooks": {"hookName", "path"},
+}
 STAGES = {"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
 
 
@@ -75,7 +88,11 @@ def check_edits(edits):
         for one in edits.get(kind, []):
             assert NEEDED[kind] <= one.keys() <= fields.keys()
             assert all(isinstance(value, fields[key]) for key, value in one.items())
-            assert all(one[key].startswith("/") for key in ("path", "hostPath", "containerPath") if key in one)
+            assert all(
+                one[key].startswith("/")
+                for key in ("path", "hostPath", "containerPath")
+                if key in one
+            )
             assert one.get("hookName", "createContainer") in STAGES
             assert set(one.get("permissions", "")) <= set("rwm")
 
@@ -85,9 +102,11 @@ def check_document(document):
     assert document.keys() == {"cdiVersion", "kind", "devices", "containerEdits"}
     assert document["cdiVersion"] == "0.5.0"
     vendor, _, kind = document["kind"].partition("/")
-    assert re.fullmatch(r"[a-z]([a-z0-9_.-]*[a-z0-9])?", vendor) and re.fullmatch(r"[a-z]([a-z0-9_-]*[a-z0-9])?", kind)
+    assert re.fullmatch(r"[a-z]([a-z0-9_.-]*[a-z0-9])?", vendor)
+    assert re.fullmatch(r"[a-z]([a-z0-9_-]*[a-z0-9])?", kind)
     names = [device["name"] for device in document["devices"]]
-    assert names and len(set(names)) == len(names)
+    assert names
+    assert len(set(names)) == len(names)
     for device in document["devices"]:
         assert device.keys() == {"name", "containerEdits"}
         assert NAME.fullmatch(device["name"])
@@ -105,79 +124,163 @@ def gpu(driver=DRIVER, devices=None, roots=Roots()):
 
 
 def test_each_card_has_its_device_node():
-    document = gpu(devices={"GPU-a": ("/dev/nvidia3",), "0": ("/dev/nvidia3",), "MIG-1": (
-        "/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap12")})
+    document = gpu(
+        devices={
+            "GPU-a": ("/dev/nvidia3",),
+            "0": ("/dev/nvidia3",),
+            "MIG-1": ("/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap12"),
+        }
+    )
     assert document["kind"] == f"{KIND}/gpu"
-    assert {device["name"]: [node["path"] for node in device["containerEdits"]["deviceNodes"]]
-            for device in document["devices"]} == {
-        "GPU-a": ["/dev/nvidia3"], "0": ["/dev/nvidia3"], "MIG-1": ["/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap12"],
-        "all": ["/dev/nvidia3", "/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap12"]}
+    assert {
+        device["name"]: [node["path"] for node in device["containerEdits"]["deviceNodes"]]
+        for device in document["devices"]
+    } == {
+        "GPU-a": ["/dev/nvidia3"],
+        "0": ["/dev/nvidia3"],
+        "MIG-1": ["/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap12"],
+        "all": ["/dev/nvidia3", "/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap12"],
+    }
 
 
-@pytest.mark.parametrize("roots, node, mount", [
-    param({}, {"path": "/dev/nvidiactl", "permissions": "rw"}, CUDA, id="the host's own"),
-    param({"driver": "/run/driver", "dev": "/run/driver"},
-          {"path": "/dev/nvidiactl", "hostPath": "/run/driver/dev/nvidiactl", "permissions": "rw"},
-          f"/run/driver{CUDA}", id="in a folder"),
-    param({"driver": "/run/driver/", "dev": "/"}, {"path": "/dev/nvidiactl", "permissions": "rw"},
-          f"/run/driver{CUDA}", id="devices elsewhere"),
-])
+@pytest.mark.parametrize(
+    "roots, node, mount",
+    [
+        param({}, {"path": "/dev/nvidiactl", "permissions": "rw"}, CUDA, id="the host's own"),
+        param(
+            {"driver": "/run/driver", "dev": "/run/driver"},
+            {
+                "path": "/dev/nvidiactl",
+                "hostPath": "/run/driver/dev/nvidiactl",
+                "permissions": "rw",
+            },
+            f"/run/driver{CUDA}",
+            id="in a folder",
+        ),
+        param(
+            {"driver": "/run/driver/", "dev": "/"},
+            {"path": "/dev/nvidiactl", "permissions": "rw"},
+            f"/run/driver{CUDA}",
+            id="devices elsewhere",
+        ),
+    ],
+)
 def test_host_paths_follow_the_roots(roots, node, mount):
-    common = gpu(DriverFiles(version=VERSION, libraries=(DriverFile(CUDA, CUDA),), nodes=("/dev/nvidiactl",)),
-                 roots=Roots(**roots))["containerEdits"]
+    common = gpu(
+        DriverFiles(
+            version=VERSION, libraries=(DriverFile(CUDA, CUDA),), nodes=("/dev/nvidiactl",)
+        ),
+        roots=Roots(**roots),
+    )["containerEdits"]
     assert common["deviceNodes"] == [node]
     assert common["mounts"] == [{"hostPath": mount, "containerPath": CUDA, "options": FILE_OPTIONS}]
     assert common["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
-@pytest.mark.parametrize("hook, words", [
-    ("/usr/bin/nvidia-ctk", ["nvidia-ctk", "hook"]), ("/usr/bin/nvidia-cdi-hook", ["nvidia-cdi-hook"]),
-    ("/opt/own/hook", ["hook"]),
-])
+@pytest.mark.parametrize(
+    "hook, words",
+    [
+        ("/usr/bin/nvidia-ctk", ["nvidia-ctk", "hook"]),
+        ("/usr/bin/nvidia-cdi-hook", ["nvidia-cdi-hook"]),
+        ("/opt/own/hook", ["hook"]),
+    ],
+)
 def test_hooks_create_links_and_the_linker_s_cache(hook, words):
-    driver = DriverFiles(version=VERSION, libraries=DRIVER.libraries, links=((f"libcuda.so.{VERSION}",
-                                                                             f"{LIB}/libcuda.so.1"),))
+    driver = DriverFiles(
+        version=VERSION,
+        libraries=DRIVER.libraries,
+        links=((f"libcuda.so.{VERSION}", f"{LIB}/libcuda.so.1"),),
+    )
     assert gpu(driver, roots=Roots(hook=hook))["containerEdits"]["hooks"] == [
-        {"hookName": "createContainer", "path": hook, "args": [
-            *words, "create-symlinks", "--link", f"libcuda.so.{VERSION}::{LIB}/libcuda.so.1",
-            "--link", f"libcuda.so.1::{LIB}/libcuda.so"]},
-        {"hookName": "createContainer", "path": hook, "args": [*words, "update-ldcache", "--folder", LIB]}]
+        {
+            "hookName": "createContainer",
+            "path": hook,
+            "args": [
+                *words,
+                "create-symlinks",
+                "--link",
+                f"libcuda.so.{VERSION}::{LIB}/libcuda.so.1",
+                "--link",
+                f"libcuda.so.1::{LIB}/libcuda.so",
+            ],
+        },
+        {
+            "hookName": "createContainer",
+            "path": hook,
+            "args": [*words, "update-ldcache", "--folder", LIB],
+        },
+    ]
 
 
-@pytest.mark.parametrize("library, alias", [
-    ("libGLX_nvidia.so.570.1", "libGLX_nvidia.so.570.1::/l/libGLX_indirect.so.0"),
-    ("libnvidia-opticalflow.so.570.1", "libnvidia-opticalflow.so.1::/l/libnvidia-opticalflow.so"),
-])
+@pytest.mark.parametrize(
+    "library, alias",
+    [
+        ("libGLX_nvidia.so.570.1", "libGLX_nvidia.so.570.1::/l/libGLX_indirect.so.0"),
+        (
+            "libnvidia-opticalflow.so.570.1",
+            "libnvidia-opticalflow.so.1::/l/libnvidia-opticalflow.so",
+        ),
+    ],
+)
 def test_missing_links_that_programs_expect_are_created(library, alias):
-    document = gpu(DriverFiles(version="570.1", libraries=(DriverFile(f"/l/{library}", f"/l/{library}"),)))
+    document = gpu(
+        DriverFiles(version="570.1", libraries=(DriverFile(f"/l/{library}", f"/l/{library}"),))
+    )
     assert alias in document["containerEdits"]["hooks"][0]["args"]
 
 
 def test_sockets_can_be_written_to():
-    document = gpu(DriverFiles(version=VERSION, sockets=(DriverFile("/run/x/socket", "/run/x/socket"),)))
-    assert document["containerEdits"]["mounts"][0]["options"] == ["nosuid", "nodev", "rbind", "rprivate", "noexec"]
+    document = gpu(
+        DriverFiles(version=VERSION, sockets=(DriverFile("/run/x/socket", "/run/x/socket"),))
+    )
+    assert document["containerEdits"]["mounts"][0]["options"] == [
+        "nosuid",
+        "nodev",
+        "rbind",
+        "rprivate",
+        "noexec",
+    ]
 
 
 def test_without_a_device_there_is_no_specification():
     assert gpu_document(Roots(), DRIVER, {}) is None
 
 
-@pytest.mark.parametrize("name, driver, devices", [
-    ("gdrcopy", {"extras": {"gdrcopy": Extra(nodes=("/dev/gdrdrv",))}}, {"all": ["/dev/gdrdrv"]}),
-    ("mofed", {"extras": {"mofed": Extra(nodes=("/dev/infiniband/rdma_cm",))}}, {"all": ["/dev/infiniband/rdma_cm"]}),
-    ("imex-channel", {"channels": (0,)}, {"0": ["/dev/nvidia-caps-imex-channels/channel0"]}),
-])
+@pytest.mark.parametrize(
+    "name, driver, devices",
+    [
+        (
+            "gdrcopy",
+            {"extras": {"gdrcopy": Extra(nodes=("/dev/gdrdrv",))}},
+            {"all": ["/dev/gdrdrv"]},
+        ),
+        (
+            "mofed",
+            {"extras": {"mofed": Extra(nodes=("/dev/infiniband/rdma_cm",))}},
+            {"all": ["/dev/infiniband/rdma_cm"]},
+        ),
+        ("imex-channel", {"channels": (0,)}, {"0": ["/dev/nvidia-caps-imex-channels/channel0"]}),
+    ],
+)
 def test_extra_classes(name, driver, devices):
     document = check_document(extra_document(Roots(), DriverFiles(version=VERSION, **driver), name))
     assert document["kind"] == f"{KIND}/{name}"
-    assert {device["name"]: [node["path"] for node in device["containerEdits"]["deviceNodes"]]
-            for device in document["devices"]} == devices
+    assert {
+        device["name"]: [node["path"] for node in device["containerEdits"]["deviceNodes"]]
+        for device in document["devices"]
+    } == devices
 
 
 def test_gds_includes_its_files():
-    gds = Extra(nodes=("/dev/nvidia-fs0",), files=(DriverFile("/etc/cufile.json", "/etc/cufile.json"),))
-    document = check_document(extra_document(Roots(), DriverFiles(version=VERSION, extras={"gds": gds}), "gds"))
-    assert [mount["containerPath"] for mount in document["containerEdits"]["mounts"]] == ["/etc/cufile.json"]
+    gds = Extra(
+        nodes=("/dev/nvidia-fs0",), files=(DriverFile("/etc/cufile.json", "/etc/cufile.json"),)
+    )
+    document = check_document(
+        extra_document(Roots(), DriverFiles(version=VERSION, extras={"gds": gds}), "gds")
+    )
+    assert [mount["containerPath"] for mount in document["containerEdits"]["mounts"]] == [
+        "/etc/cufile.json"
+    ]
 
 
 @pytest.mark.parametrize("name", ["gdrcopy", "gds", "mofed", "imex-channel"])
@@ -189,18 +292,30 @@ def test_missing_extras_have_no_specification(name):
 
 
 def test_libraries_are_those_of_the_driver_s_version(host, root):
-    host(CUDA, ML, f"{LIB}/libc.so.6", f"{LIB}/vdpau/libvdpau_nvidia.so.{VERSION}",
-         f"{LIB}/libnvidia-nvvm70.so.4", "/usr/lib64/libother.so.1.2")
+    host(
+        CUDA,
+        ML,
+        f"{LIB}/libc.so.6",
+        f"{LIB}/vdpau/libvdpau_nvidia.so.{VERSION}",
+        f"{LIB}/libnvidia-nvvm70.so.4",
+        "/usr/lib64/libother.so.1.2",
+    )
     found = driver_files(root)
     assert found.version == VERSION
     assert {one.path for one in found.libraries} == {
-        CUDA, ML, f"{LIB}/vdpau/libvdpau_nvidia.so.{VERSION}", f"{LIB}/libnvidia-nvvm70.so.4"}
+        CUDA,
+        ML,
+        f"{LIB}/vdpau/libvdpau_nvidia.so.{VERSION}",
+        f"{LIB}/libnvidia-nvvm70.so.4",
+    }
 
 
 def test_a_folder_found_twice_counts_once(host, root):
     host(f"/usr/lib64/libcuda.so.{VERSION}")
     link(root, "/lib64", "usr/lib64")
-    assert [one.path for one in driver_files(root).libraries] == [f"/usr/lib64/libcuda.so.{VERSION}"]
+    assert [one.path for one in driver_files(root).libraries] == [
+        f"/usr/lib64/libcuda.so.{VERSION}"
+    ]
 
 
 def test_links_beside_the_libraries_lead_to_them(host, root):
@@ -209,38 +324,68 @@ def test_links_beside_the_libraries_lead_to_them(host, root):
     link(root, f"{LIB}/libcuda.so", "libcuda.so.1")
     link(root, f"{LIB}/libc.so", "libc.so.6")
     link(root, f"{LIB}/libgone.so", "nothing")
-    assert driver_files(root).links == ((f"libcuda.so.{VERSION}", f"{LIB}/libcuda.so"),
-                                        (f"libcuda.so.{VERSION}", f"{LIB}/libcuda.so.1"))
+    assert driver_files(root).links == (
+        (f"libcuda.so.{VERSION}", f"{LIB}/libcuda.so"),
+        (f"libcuda.so.{VERSION}", f"{LIB}/libcuda.so.1"),
+    )
 
 
 def test_debian_s_folder_and_alternatives(host, root):
     own = f"{LIB}/nvidia/current"
-    host(f"{own}/libcuda.so.{VERSION}", f"{own}/libnvidia-ml.so.{VERSION}", f"/usr/lib/nvidia/{VERSION}/nvidia-smi")
+    host(
+        f"{own}/libcuda.so.{VERSION}",
+        f"{own}/libnvidia-ml.so.{VERSION}",
+        f"/usr/lib/nvidia/{VERSION}/nvidia-smi",
+    )
     link(root, "/usr/bin/nvidia-smi", "/etc/alternatives/nvidia--nvidia-smi")
     link(root, "/etc/alternatives/nvidia--nvidia-smi", f"/usr/lib/nvidia/{VERSION}/nvidia-smi")
     found = driver_files(root)
-    assert {one.path for one in found.libraries} == {f"{own}/libcuda.so.{VERSION}", f"{own}/libnvidia-ml.so.{VERSION}"}
-    assert found.programs == (DriverFile("/usr/bin/nvidia-smi", f"/usr/lib/nvidia/{VERSION}/nvidia-smi"),)
+    assert {one.path for one in found.libraries} == {
+        f"{own}/libcuda.so.{VERSION}",
+        f"{own}/libnvidia-ml.so.{VERSION}",
+    }
+    assert found.programs == (
+        DriverFile("/usr/bin/nvidia-smi", f"/usr/lib/nvidia/{VERSION}/nvidia-smi"),
+    )
 
 
 def test_programs_firmware_sockets_and_nodes(host, root):
-    host(CUDA, "/usr/bin/nvidia-smi", "/usr/bin/ls", f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin",
-         "/lib/firmware/nvidia/1.2/gsp.bin", "/run/nvidia-persistenced/socket", "/dev/nvidiactl", "/dev/nvidia-uvm",
-         "/dev/null", "/dev/gdrdrv", "/dev/nvidia-fs0", "/dev/nvidia-fs1", "/etc/cufile.json",
-         "/dev/infiniband/uverbs0", "/dev/nvidia-caps-imex-channels/channel0")
+    host(
+        CUDA,
+        "/usr/bin/nvidia-smi",
+        "/usr/bin/ls",
+        f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin",
+        "/lib/firmware/nvidia/1.2/gsp.bin",
+        "/run/nvidia-persistenced/socket",
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm",
+        "/dev/null",
+        "/dev/gdrdrv",
+        "/dev/nvidia-fs0",
+        "/dev/nvidia-fs1",
+        "/etc/cufile.json",
+        "/dev/infiniband/uverbs0",
+        "/dev/nvidia-caps-imex-channels/channel0",
+    )
     found = driver_files(root)
     assert [one.path for one in found.programs] == [
-        "/usr/bin/nvidia-smi", f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"]
+        "/usr/bin/nvidia-smi",
+        f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin",
+    ]
     assert [one.path for one in found.sockets] == ["/run/nvidia-persistenced/socket"]
     assert found.nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm")
     assert {name: extra.nodes for name, extra in found.extras.items()} == {
-        "gdrcopy": ("/dev/gdrdrv",), "gds": ("/dev/nvidia-fs0", "/dev/nvidia-fs1"),
-        "mofed": ("/dev/infiniband/uverbs0",)}
+        "gdrcopy": ("/dev/gdrdrv",),
+        "gds": ("/dev/nvidia-fs0", "/dev/nvidia-fs1"),
+        "mofed": ("/dev/infiniband/uverbs0",),
+    }
     assert [one.path for one in found.extras["gds"].files] == ["/etc/cufile.json"]
     assert found.channels == (0,)
 
 
-@pytest.mark.parametrize("files", [param((), id="nothing"), param(("/usr/lib64/libc.so.6",), id="no driver")])
+@pytest.mark.parametrize(
+    "files", [param((), id="nothing"), param(("/usr/lib64/libc.so.6",), id="no driver")]
+)
 def test_a_host_without_a_driver_is_an_error(host, files):
     root = host(*files)
     with pytest.raises(HostError, match=f"{root}: no libcuda.so .*--driver-root-ctr-path"):
@@ -257,17 +402,20 @@ def test_cards_share_one_device_node_under_wsl(host):
     assert shared_node(host("/dev/dxg")) == "/dev/dxg"
 
 
-@pytest.mark.parametrize("links, path, real", [
-    ({}, "/a/file", "/a/file"),
-    ({"/l": "a"}, "/l/file", "/a/file"),
-    ({"/x/l": "/a/file"}, "/x/l", "/a/file"),
-    ({"/x/l": "../a/./file"}, "/x/l", "/a/file"),
-    ({"/x/l": "../../../../a/file"}, "/x/l", "/a/file"),
-    ({"/l": "k", "/k": "/a"}, "/l/file", "/a/file"),
-    ({"/l": "k", "/k": "l"}, "/l/file", None),
-    ({"/l": "nothing"}, "/l", None),
-    ({}, "/b", None),
-])
+@pytest.mark.parametrize(
+    "links, path, real",
+    [
+        ({}, "/a/file", "/a/file"),
+        ({"/l": "a"}, "/l/file", "/a/file"),
+        ({"/x/l": "/a/file"}, "/x/l", "/a/file"),
+        ({"/x/l": "../a/./file"}, "/x/l", "/a/file"),
+        ({"/x/l": "../../../../a/file"}, "/x/l", "/a/file"),
+        ({"/l": "k", "/k": "/a"}, "/l/file", "/a/file"),
+        ({"/l": "k", "/k": "l"}, "/l/file", None),
+        ({"/l": "nothing"}, "/l", None),
+        ({}, "/b", None),
+    ],
+)
 def test_links_are_resolved_below_the_root(host, root, links, path, real):
     host("/a/file")
     for at, target in links.items():
@@ -281,7 +429,9 @@ MINORS = "config 1\nmonitor 2\ngpu3/gi1/access 12\ngpu3/gi1/ci0/access 13\n"
 def test_nodes_of_a_mig_instance(tmp_path):
     (tmp_path / "minors").write_text(MINORS)
     assert instance_nodes(read_mig_minors(tmp_path / "minors"), 3, 1, 0) == (
-        "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
+        "/dev/nvidia-caps/nvidia-cap12",
+        "/dev/nvidia-caps/nvidia-cap13",
+    )
     with pytest.raises(HostError, match="no gpu3/gi2"):
         instance_nodes(read_mig_minors(tmp_path / "minors"), 3, 2, 0)
     with pytest.raises(HostError, match="nowhere: No such file"):
@@ -294,9 +444,13 @@ def test_nodes_of_a_mig_instance(tmp_path):
 @pytest.fixture
 def specify(host, tmp_path):
     """CdiSpecs for a host with these files, and their folder."""
+
     def make(*files, wanted=()):
         (tmp_path / "minors").write_text(MINORS)
-        return CdiSpecs(tmp_path / "cdi", host(CUDA, *files), Roots(), wanted, minors=tmp_path / "minors")
+        return CdiSpecs(
+            tmp_path / "cdi", host(CUDA, *files), Roots(), wanted, minors=tmp_path / "minors"
+        )
+
     return make
 
 
@@ -330,7 +484,9 @@ def test_the_file_follows_the_instances(specify, tmp_path):
     made = specify()
     made.update_cards([Card(uuid="GPU-a", index=0, minor=3, model="A100", memory_mib=1, mig=True)])
     assert not (tmp_path / "cdi").exists(), "a card in MIG mode is nobody's as a whole"
-    made.update_instances([Instance(), Instance(gpu="GPU-x", uuid="MIG-elsewhere"), Instance(uuid="")])
+    made.update_instances(
+        [Instance(), Instance(gpu="GPU-x", uuid="MIG-elsewhere"), Instance(uuid="")]
+    )
     assert names(tmp_path) == ["MIG-1", "all"]
     with pytest.raises(HostError, match="no gpu3/gi9"):
         made.update_instances([Instance(gpu_instance=9)])

@@ -18,38 +18,57 @@ TEXTS = st.text(max_size=8)
 
 def wire(*entries):
     """A checkpoint as the kubelet writes it."""
-    return json.dumps({"Data": {"PodDeviceEntries": list(entries), "RegisteredDevices": {}}, "Checksum": 1})
+    return json.dumps(
+        {"Data": {"PodDeviceEntries": list(entries), "RegisteredDevices": {}}, "Checksum": 1}
+    )
 
 
 @pytest.fixture
 def read(tmp_path):
     """Reads a checkpoint with this text."""
+
     def read(text):
         (tmp_path / CHECKPOINT).write_text(text)
         return read_checkpoint(tmp_path / CHECKPOINT)
+
     return read
 
 
-@pytest.mark.parametrize("fields, ids, answer", [
-    param({"DeviceIDs": {"0": ["a"], "-1": ["b", "c"]}, "AllocResp": "EgA="}, {"a", "b", "c"}, b"\x12\0",
-          id="by NUMA node"),
-    param({"DeviceIDs": ["a"]}, {"a"}, None, id="before 1.20"),
-    param({"DeviceIDs": {"0": None}, "AllocResp": None}, set(), None, id="nulls"),
-    param({}, set(), None, id="nothing"),
-])
+@pytest.mark.parametrize(
+    "fields, ids, answer",
+    [
+        param(
+            {"DeviceIDs": {"0": ["a"], "-1": ["b", "c"]}, "AllocResp": "EgA="},
+            {"a", "b", "c"},
+            b"\x12\0",
+            id="by NUMA node",
+        ),
+        param({"DeviceIDs": ["a"]}, {"a"}, None, id="before 1.20"),
+        param({"DeviceIDs": {"0": None}, "AllocResp": None}, set(), None, id="nulls"),
+        param({}, set(), None, id="nothing"),
+    ],
+)
 def test_an_entry(read, fields, ids, answer):
     (found,) = read(wire(ENTRY | fields))
     assert (found.pod_uid, found.container, found.resource, found.ids, found.answer) == (
-        "u-1", "c", "nvidia.com/gpu", ids, answer)
+        "u-1",
+        "c",
+        "nvidia.com/gpu",
+        ids,
+        answer,
+    )
 
 
-@pytest.mark.parametrize("text, says", [
-    param('{"Data":', "truncated", id="cut short"),
-    param(wire({"PodUID": 1}), "Expected `str`", id="another form"),
-    param(wire(ENTRY | {"AllocResp": "EgA"}), "base64", id="answer that is not base64"),
-    param("[" * 100_000, "", id="nested deeply"),
-    param("\ud800", "", id="no text"),
-])
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        param('{"Data":', "truncated", id="cut short"),
+        param(wire({"PodUID": 1}), "Expected `str`", id="another form"),
+        param(wire(ENTRY | {"AllocResp": "EgA"}), "base64", id="answer that is not base64"),
+        param("[" * 100_000, "", id="nested deeply"),
+        param("\ud800", "", id="no text"),
+    ],
+)
 def test_what_cannot_be_read(tmp_path, text, says):
     path = tmp_path / CHECKPOINT
     path.write_bytes(text.encode(errors="surrogatepass"))
@@ -74,22 +93,54 @@ def test_the_size_is_bounded(read, monkeypatch):
         read(text + " ")
 
 
-@given(st.lists(st.tuples(TEXTS, TEXTS, TEXTS, st.dictionaries(TEXTS, st.lists(TEXTS)), st.binary(max_size=20))))
+@given(
+    st.lists(
+        st.tuples(
+            TEXTS, TEXTS, TEXTS, st.dictionaries(TEXTS, st.lists(TEXTS)), st.binary(max_size=20)
+        )
+    )
+)
 def test_all_entries_of_a_kubelet_are_read(tmp_path_factory, entries):
     path = tmp_path_factory.mktemp("kubelet") / CHECKPOINT
-    path.write_text(wire(*({"PodUID": uid, "ContainerName": container, "ResourceName": resource, "DeviceIDs": ids,
-                            "AllocResp": base64.b64encode(answer).decode()}
-                           for uid, container, resource, ids, answer in entries)))
-    assert [(one.pod_uid, one.container, one.resource, one.ids, one.answer) for one in read_checkpoint(path)] == [
+    path.write_text(
+        wire(
+            *(
+                {
+                    "PodUID": uid,
+                    "ContainerName": container,
+                    "ResourceName": resource,
+                    "DeviceIDs": ids,
+                    "AllocResp": base64.b64encode(answer).decode(),
+                }
+                for uid, container, resource, ids, answer in entries
+            )
+        )
+    )
+    assert [
+        (one.pod_uid, one.container, one.resource, one.ids, one.answer)
+        for one in read_checkpoint(path)
+    ] == [
         (uid, container, resource, {one for some in ids.values() for one in some}, answer)
-        for uid, container, resource, ids, answer in entries]
+        for uid, container, resource, ids, answer in entries
+    ]
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | TEXTS, lambda inner: st.lists(inner)
-                    | st.dictionaries(st.sampled_from(("Data", "PodDeviceEntries", "PodUID", "DeviceIDs", "x")), inner))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(
+            st.sampled_from(("Data", "PodDeviceEntries", "PodUID", "DeviceIDs", "x")), inner
+        )
+    ),
+)
 
 
-@given(JSON.map(json.dumps) | st.text() | JSON.map(lambda value: json.dumps({"Data": {"PodDeviceEntries": [value]}})))
+@given(
+    JSON.map(json.dumps)
+    | st.text()
+    | JSON.map(lambda value: json.dumps({"Data": {"PodDeviceEntries": [value]}}))
+)
 def test_anything_is_read_or_an_error(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("kubelet") / CHECKPOINT
     path.write_bytes(text.encode(errors="surrogatepass"))

@@ -14,9 +14,12 @@ from hami.node.host import MIN_AGE_S
 
 NAME, OTHER = "0123456789abcdef", "f" * 16
 NOW = 1_000_000.0
-CARD = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [{"path": "/dev/nvidia0", "permissions": "rw"}],
-        "mounts": [{"hostPath": "/lib.so", "containerPath": "/lib.so", "options": ["ro"]}],
-        "hooks": [{"hookName": "createContainer", "path": "/hook"}]}
+CARD = {
+    "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+    "deviceNodes": [{"path": "/dev/nvidia0", "permissions": "rw"}],
+    "mounts": [{"hostPath": "/lib.so", "containerPath": "/lib.so", "options": ["ro"]}],
+    "hooks": [{"hookName": "createContainer", "path": "/hook"}],
+}
 
 
 @pytest.fixture
@@ -44,29 +47,50 @@ def test_the_kind_does_not_crash_containerd():
 
 
 def test_a_grant_is_rendered_in_full():
-    mounts = (Mount(container_path="/c", host_path="/h", read_only=True), Mount(container_path="/d", host_path="/i"),
-              Mount(container_path="/e", host_path="/j", is_data=True))
-    grant = Grant(env={"A": "1", "B": "x=y"}, mounts=mounts,
-                  devices=(DeviceNode(container_path="/dev/a", host_path="/host/dev/a", permissions="r"),))
+    mounts = (
+        Mount(container_path="/c", host_path="/h", read_only=True),
+        Mount(container_path="/d", host_path="/i"),
+        Mount(container_path="/e", host_path="/j", is_data=True),
+    )
+    grant = Grant(
+        env={"A": "1", "B": "x=y"},
+        mounts=mounts,
+        devices=(DeviceNode(container_path="/dev/a", host_path="/host/dev/a", permissions="r"),),
+    )
     assert render_grant(NAME, grant)["cdiVersion"] == "0.5.0"
     assert edits(render_grant(NAME, grant)) == {
         "env": ["A=1", "B=x=y"],
         "deviceNodes": [{"path": "/dev/a", "hostPath": "/host/dev/a", "permissions": "r"}],
-        "mounts": [{"hostPath": "/h", "containerPath": "/c", "options": ["ro", "rbind", "rprivate"]},
-                   {"hostPath": "/i", "containerPath": "/d", "options": ["rw", "rbind", "rprivate"]},
-                   {"hostPath": "/j", "containerPath": "/e",
-                    "options": ["rw", "rbind", "rprivate", "noexec", "nosuid", "nodev"]}]}
+        "mounts": [
+            {"hostPath": "/h", "containerPath": "/c", "options": ["ro", "rbind", "rprivate"]},
+            {"hostPath": "/i", "containerPath": "/d", "options": ["rw", "rbind", "rprivate"]},
+            {
+                "hostPath": "/j",
+                "containerPath": "/e",
+                "options": ["rw", "rbind", "rprivate", "noexec", "nosuid", "nodev"],
+            },
+        ],
+    }
 
 
 def test_edits_of_devices_are_merged_once():
-    found = edits(render_grant(NAME, Grant(env={"NVIDIA_VISIBLE_DEVICES": "GPU-a", "A": "1"}), [CARD, CARD]))
+    found = edits(
+        render_grant(NAME, Grant(env={"NVIDIA_VISIBLE_DEVICES": "GPU-a", "A": "1"}), [CARD, CARD])
+    )
     assert found == CARD | {"env": ["NVIDIA_VISIBLE_DEVICES=void", "A=1"]}
 
 
-@pytest.mark.parametrize("device, names", [
-    (device_name(NAME), [NAME]), ("nvidia.com/gpu=all", []), (f"{KIND}={NAME}x", []), (f"{KIND}=../../etc/x", []),
-    (f"{KIND}={NAME.upper()}", []), (NAME, []),
-])
+@pytest.mark.parametrize(
+    "device, names",
+    [
+        (device_name(NAME), [NAME]),
+        ("nvidia.com/gpu=all", []),
+        (f"{KIND}={NAME}x", []),
+        (f"{KIND}=../../etc/x", []),
+        (f"{KIND}={NAME.upper()}", []),
+        (NAME, []),
+    ],
+)
 def test_only_our_own_names_are_recognized(device, names):
     assert spec_names([device]) == names
 
@@ -89,7 +113,12 @@ def test_only_unused_old_files_of_ours_are_removed(specs, tmp_path):
         specs.write(name, {})
     for name in (NAME, OTHER):
         written(tmp_path, name, MIN_AGE_S + 1)
-    foreign = ["nvidia.json", f"hami.io-container-{NAME}.yaml", "hami.io-container-x.json", "hami.json"]
+    foreign = [
+        "nvidia.json",
+        f"hami.io-container-{NAME}.yaml",
+        "hami.io-container-x.json",
+        "hami.json",
+    ]
     for name in foreign:
         (folder / name).touch()
         os.utime(folder / name, (0, 0))
@@ -97,13 +126,20 @@ def test_only_unused_old_files_of_ours_are_removed(specs, tmp_path):
     assert specs.sweep(specs.names(), {OTHER}) == [NAME]
     assert specs.sweep({"2" * 16}, ()) == [], "another process has removed it"
     assert {path.name for path in folder.iterdir()} == {
-        *foreign, written(tmp_path, OTHER).name, written(tmp_path, "1" * 16).name}
+        *foreign,
+        written(tmp_path, OTHER).name,
+        written(tmp_path, "1" * 16).name,
+    }
 
 
-@pytest.mark.parametrize("call", [
-    param(lambda specs: specs.write(NAME, {}), id="write"), param(lambda specs: specs.names(), id="list"),
-    param(lambda specs: specs.sweep({NAME}, ()), id="sweep"),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        param(lambda specs: specs.write(NAME, {}), id="write"),
+        param(lambda specs: specs.names(), id="list"),
+        param(lambda specs: specs.sweep({NAME}, ()), id="sweep"),
+    ],
+)
 def test_a_folder_that_cannot_be_used_is_named(specs, tmp_path, call):
     (tmp_path / "cdi").write_text("no folder")
     with pytest.raises(HostError, match="cdi"):

@@ -30,7 +30,9 @@ from tests.plugin.stage import (
 )
 
 KEY = "hami.io/vgpu-mig-allocations"
-PROFILE = MigProfile(name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Partition(0), Partition(1)))
+PROFILE = MigProfile(
+    name="1g.5gb", memory_mib=4864, cores=15, slices=1, placements=(Partition(0), Partition(1))
+)
 CUT = tuple(replace(card, mig=True, profiles=(PROFILE,)) for card in CARDS)
 
 
@@ -56,7 +58,10 @@ class Driver:
         if (gpu, start) in self.refuses:
             raise HamiError(f"card {gpu}: insufficient resources")
         wanted = Partition(start, size)
-        assert not any(one.gpu == gpu and Partition(one.start, one.size).overlaps(wanted) for one in self.instances)
+        assert not any(
+            one.gpu == gpu and Partition(one.start, one.size).overlaps(wanted)
+            for one in self.instances
+        )
         self.made += 1
         one = instance(gpu, start, profile, size, uuid=f"MIG-new-{self.made}")
         self.instances.append(one)
@@ -76,12 +81,24 @@ class Driver:
 
 
 def instance(gpu=A, start=0, profile="1g.5gb", size=1, **fields):
-    return Instance(**{"gpu": gpu, "profile": profile, "start": start, "size": size, "uuid": f"MIG-{gpu[4:12]}-{start}",
-                       "gpu_instance": start + 7, "compute_instance": 0} | fields)
+    return Instance(
+        **{
+            "gpu": gpu,
+            "profile": profile,
+            "start": start,
+            "size": size,
+            "uuid": f"MIG-{gpu[4:12]}-{start}",
+            "gpu_instance": start + 7,
+            "compute_instance": 0,
+        }
+        | fields
+    )
 
 
 def partition(start=0, gpu=A, container=0, device=0, profile="1g.5gb", size=1):
-    return MigAllocation(container=container, device=device, gpu=gpu, partition=Partition(start, size, profile))
+    return MigAllocation(
+        container=container, device=device, gpu=gpu, partition=Partition(start, size, profile)
+    )
 
 
 def cut(*allocations, containers=None, name="p", **fields):
@@ -89,8 +106,13 @@ def cut(*allocations, containers=None, name="p", **fields):
     sizes = {}
     for one in allocations:
         sizes.setdefault(one.container, []).append(share(one.gpu, 4864, 15))
-    return placed(*(containers or [asking(f"c{at}", len(shares)) for at, shares in sizes.items()]), name=name,
-                  shares=list(sizes.values()), annotations={KEY: render_mig_allocations(allocations)}, **fields)
+    return placed(
+        *(containers or [asking(f"c{at}", len(shares)) for at, shares in sizes.items()]),
+        name=name,
+        shares=list(sizes.values()),
+        annotations={KEY: render_mig_allocations(allocations)},
+        **fields,
+    )
 
 
 def numbered(gpu, phase="Running"):
@@ -100,7 +122,9 @@ def numbered(gpu, phase="Running"):
 
 def garbled(text_of_mig="[", **fields):
     """A pod with a malformed annotation of its instances."""
-    return placed(asking(), **{"name": "bad", "phase": "Running", "annotations": {KEY: text_of_mig}} | fields)
+    return placed(
+        asking(), **{"name": "bad", "phase": "Running", "annotations": {KEY: text_of_mig}} | fields
+    )
 
 
 def mig_of(driver, *pods, cluster=None, cards=CUT, **options):
@@ -121,10 +145,23 @@ def test_an_instance_is_created_recorded_and_made_visible():
     stage = stage_of(driver, cut(partition(1)))
     grant = stage.allocator.allocate(ids(B))
     assert (grant.env, grant.mounts) == ({"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}, ())
-    assert json.loads(stage.annotation(KEY)) == [{
-        "containerIndex": 0, "deviceIndex": 0, "gpuUUID": A, "profile": "1g.5gb", "placement": {"start": 1, "size": 1},
-        "migUUID": "MIG-new-1", "gpuInstanceID": 8, "computeInstanceID": 0}]
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
+    assert json.loads(stage.annotation(KEY)) == [
+        {
+            "containerIndex": 0,
+            "deviceIndex": 0,
+            "gpuUUID": A,
+            "profile": "1g.5gb",
+            "placement": {"start": 1, "size": 1},
+            "migUUID": "MIG-new-1",
+            "gpuInstanceID": 8,
+            "computeInstanceID": 0,
+        }
+    ]
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (
+        ";",
+        "success",
+        None,
+    )
     assert stage.host.prepared == []
 
 
@@ -141,6 +178,7 @@ def test_an_instance_that_cannot_be_published_is_not_handed_out():
     def refuse(instances):
         if instances:
             raise HostError("/var/run/cdi: No space left on device")
+
     driver = Driver()
     mig = mig_of(driver, publish=refuse)
     with pytest.raises(HostError, match="No space left"):
@@ -150,11 +188,20 @@ def test_an_instance_that_cannot_be_published_is_not_handed_out():
 
 def test_each_container_has_instances_of_its_own():
     driver = Driver()
-    stage = stage_of(driver, cut(partition(0), partition(1, container=1), partition(0, gpu=B, container=1, device=1)))
+    stage = stage_of(
+        driver,
+        cut(partition(0), partition(1, container=1), partition(0, gpu=B, container=1, device=1)),
+    )
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
     stage.remember("c0")
-    assert stage.allocator.allocate(ids(A, B)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-2,MIG-new-3"}
-    assert [one["migUUID"] for one in json.loads(stage.annotation(KEY))] == ["MIG-new-1", "MIG-new-2", "MIG-new-3"]
+    assert stage.allocator.allocate(ids(A, B)).env == {
+        "NVIDIA_VISIBLE_DEVICES": "MIG-new-2,MIG-new-3"
+    }
+    assert [one["migUUID"] for one in json.loads(stage.annotation(KEY))] == [
+        "MIG-new-1",
+        "MIG-new-2",
+        "MIG-new-3",
+    ]
 
 
 def test_no_instance_is_made_when_another_container_matches_that_a_late_watch_has_not_reported():
@@ -180,7 +227,9 @@ def test_defect_12_a_pod_that_changes_meanwhile_is_read_again_and_the_instance_k
 def test_an_existing_instance_is_used():
     driver = Driver(instance(start=1))
     stage = stage_of(driver, cut(partition(1)))
-    assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": instance(start=1).uuid}
+    assert stage.allocator.allocate(ids(A)).env == {
+        "NVIDIA_VISIBLE_DEVICES": instance(start=1).uuid
+    }
 
 
 def test_created_instances_are_destroyed_when_another_cannot_be_created():
@@ -199,15 +248,24 @@ def test_an_unused_instance_in_the_way_is_destroyed_first():
     assert driver.uuids == ["MIG-new-1"]
 
 
-@pytest.mark.parametrize("other, busy", [
-    param([cut(partition(0, profile="2g.10gb", size=2), name="other", phase="Running")], False, id="of another pod"),
-    param([], True, id="in use"),
-])
+@pytest.mark.parametrize(
+    "other, busy",
+    [
+        param(
+            [cut(partition(0, profile="2g.10gb", size=2), name="other", phase="Running")],
+            False,
+            id="of another pod",
+        ),
+        param([], True, id="in use"),
+    ],
+)
 def test_a_used_instance_in_the_way_is_kept(other, busy):
     driver = Driver(instance(start=0, profile="2g.10gb", size=2, busy=busy))
     stage = stage_of(driver, cut(partition(1)), *other)
     stage.remember("c0", "other")
-    with pytest.raises(AllocationRefused, match=r"\(2g.10gb\) is in the way of 1g.5gb at 1 on card"):
+    with pytest.raises(
+        AllocationRefused, match=r"\(2g.10gb\) is in the way of 1g.5gb at 1 on card"
+    ):
         stage.allocator.allocate(ids(A))
     assert driver.uuids == [instance().uuid]
 
@@ -215,26 +273,49 @@ def test_a_used_instance_in_the_way_is_kept(other, busy):
 HALF = instance(uuid="")  # without a compute instance, and so without a UUID
 
 
-@pytest.mark.parametrize("there", [
-    param(HALF, id="incomplete"),
-    param(instance(profile="1g.5gb+me"), id="of another profile"),
-])
-@pytest.mark.parametrize("recorded", [param((), id="not recorded"), param(("MIG-gone", "7", "0"), id="recorded")])
+@pytest.mark.parametrize(
+    "there",
+    [
+        param(HALF, id="incomplete"),
+        param(instance(profile="1g.5gb+me"), id="of another profile"),
+    ],
+)
+@pytest.mark.parametrize(
+    "recorded", [param((), id="not recorded"), param(("MIG-gone", "7", "0"), id="recorded")]
+)
 def test_an_unsuitable_instance_at_the_placement_is_replaced(there, recorded):
     driver, place = Driver(there), partition()
-    stage = stage_of(driver, cut(replace(place, partition=replace(place.partition, instance=recorded))))
+    stage = stage_of(
+        driver, cut(replace(place, partition=replace(place.partition, instance=recorded)))
+    )
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
     assert json.loads(stage.annotation(KEY))[0]["migUUID"] == "MIG-new-1"
     assert driver.uuids == ["MIG-new-1"]
 
 
-@pytest.mark.parametrize("there, others, says", [
-    param(replace(HALF, busy=True), [], "MIG instance 7 .incomplete. .1g.5gb. is in the way", id="incomplete"),
-    param(instance(profile="1g.5gb+me", busy=True), [], "in the way", id="of another profile, in use"),
-    param(instance(profile="1g.5gb+me"), [cut(partition(profile="1g.5gb+me"), name="other", phase="Running")],
-          "in the way",
-          id="of another pod"),
-])
+@pytest.mark.parametrize(
+    "there, others, says",
+    [
+        param(
+            replace(HALF, busy=True),
+            [],
+            "MIG instance 7 .incomplete. .1g.5gb. is in the way",
+            id="incomplete",
+        ),
+        param(
+            instance(profile="1g.5gb+me", busy=True),
+            [],
+            "in the way",
+            id="of another profile, in use",
+        ),
+        param(
+            instance(profile="1g.5gb+me"),
+            [cut(partition(profile="1g.5gb+me"), name="other", phase="Running")],
+            "in the way",
+            id="of another pod",
+        ),
+    ],
+)
 def test_an_unsuitable_instance_that_may_be_in_use_is_kept(there, others, says):
     driver = Driver(there)
     stage = stage_of(driver, cut(partition()), *others)
@@ -265,13 +346,28 @@ def test_an_instance_in_use_at_the_placement(recorded):
             stage.allocator.allocate(ids(A))
 
 
-@pytest.mark.parametrize("pod, why", [
-    param(placed(asking(), shares=[[share(A)]]), "has 0 instances for container 0", id="no places"),
-    param(placed(asking(), shares=[[share(A)]], annotations={KEY: render_mig_allocations([partition(gpu=B)])}),
-          "has 1 instances for container 0, which do not match its 1 shares", id="on another card"),
-    param(placed(asking(), shares=[[share(A)]], annotations={KEY: "[{}]"}), "expected a list of MIG allocations",
-          id="unreadable"),
-])
+@pytest.mark.parametrize(
+    "pod, why",
+    [
+        param(
+            placed(asking(), shares=[[share(A)]]), "has 0 instances for container 0", id="no places"
+        ),
+        param(
+            placed(
+                asking(),
+                shares=[[share(A)]],
+                annotations={KEY: render_mig_allocations([partition(gpu=B)])},
+            ),
+            "has 1 instances for container 0, which do not match its 1 shares",
+            id="on another card",
+        ),
+        param(
+            placed(asking(), shares=[[share(A)]], annotations={KEY: "[{}]"}),
+            "expected a list of MIG allocations",
+            id="unreadable",
+        ),
+    ],
+)
 def test_placements_that_do_not_match_the_shares_are_refused(pod, why):
     stage = stage_of(Driver(), pod)
     with pytest.raises(HamiError, match=why):
@@ -281,28 +377,46 @@ def test_placements_that_do_not_match_the_shares_are_refused(pod, why):
 
 def test_mig_mode_is_enabled_before_an_instance_is_created():
     driver = Driver()
-    stage = stage_of(driver, cut(partition(0), partition(1, device=1)), cards=(replace(CUT[0], mig=False), *CUT[1:]))
+    stage = stage_of(
+        driver,
+        cut(partition(0), partition(1, device=1)),
+        cards=(replace(CUT[0], mig=False), *CUT[1:]),
+    )
     stage.allocator.allocate(ids(A, A))
     assert driver.enabled == [A]
 
 
-@pytest.mark.parametrize("pods, busy, left", [
-    param([], False, False, id="no pod"),
-    param([], True, True, id="no pod, but in use"),
-    param([cut(partition(), phase="Running")], False, True, id="running"),
-    param([cut(partition())], False, True, id="about to start"),
-    param([cut(partition(), phase="Running", deleting=True)], False, True,
-          id="defect 12: terminating, containers may run"),
-    param([cut(partition(), phase="Succeeded")], False, False, id="succeeded"),
-    param([cut(partition(), phase="Failed")], False, False, id="failed"),
-    param([cut(partition(profile="1g.6gb"), phase="Running")], False, True, id="running, under another name"),
-    param([cut(partition(1), phase="Running")], False, False, id="another place"),
-    param([cut(partition(gpu=B), phase="Running")], False, False, id="another card"),
-    param([cut(partition(), node="n2", phase="Running")], False, False, id="another node"),
-    param([numbered(A)], False, True, id="somewhere on the card, of v2.5 to v2.9"),
-    param([numbered(B)], False, False, id="somewhere on another card"),
-    param([numbered(A, phase="Succeeded")], False, False, id="somewhere on the card, succeeded"),
-])
+@pytest.mark.parametrize(
+    "pods, busy, left",
+    [
+        param([], False, False, id="no pod"),
+        param([], True, True, id="no pod, but in use"),
+        param([cut(partition(), phase="Running")], False, True, id="running"),
+        param([cut(partition())], False, True, id="about to start"),
+        param(
+            [cut(partition(), phase="Running", deleting=True)],
+            False,
+            True,
+            id="defect 12: terminating, containers may run",
+        ),
+        param([cut(partition(), phase="Succeeded")], False, False, id="succeeded"),
+        param([cut(partition(), phase="Failed")], False, False, id="failed"),
+        param(
+            [cut(partition(profile="1g.6gb"), phase="Running")],
+            False,
+            True,
+            id="running, under another name",
+        ),
+        param([cut(partition(1), phase="Running")], False, False, id="another place"),
+        param([cut(partition(gpu=B), phase="Running")], False, False, id="another card"),
+        param([cut(partition(), node="n2", phase="Running")], False, False, id="another node"),
+        param([numbered(A)], False, True, id="somewhere on the card, of v2.5 to v2.9"),
+        param([numbered(B)], False, False, id="somewhere on another card"),
+        param(
+            [numbered(A, phase="Succeeded")], False, False, id="somewhere on the card, succeeded"
+        ),
+    ],
+)
 def test_instances_are_destroyed_when_no_live_pod_holds_them(pods, busy, left):
     driver = Driver(instance(busy=busy))
     mig_of(driver, *pods).reconcile()
@@ -319,22 +433,33 @@ def test_when_pods_cannot_be_listed_nothing_is_destroyed():
     assert len(driver.instances) == 1
 
 
-@pytest.mark.parametrize("pod, kept", [
-    param(garbled(shares=[[share(A)]]), [A], id="on its cards"),
-    param(garbled(shares=[[share(A)], [share(C)]], text_of_mig='[{"containerIndex": 0}]'), [A, C], id="on several"),
-    param(garbled(shares=[[share(A)]], deleting=True), [A], id="terminating"),
-    param(garbled(shares=[[share(A)]], left=";"), [A], id="all handed out"),
-    param(garbled(text="GPU,", left=";"), [A, B, C], id="on all, as its cards are unreadable too"),
-    param(garbled(text="", left=""), [], id="not scheduled"),
-    param(garbled(shares=[[share(A)]], phase="Succeeded"), [], id="succeeded"),
-])
+@pytest.mark.parametrize(
+    "pod, kept",
+    [
+        param(garbled(shares=[[share(A)]]), [A], id="on its cards"),
+        param(
+            garbled(shares=[[share(A)], [share(C)]], text_of_mig='[{"containerIndex": 0}]'),
+            [A, C],
+            id="on several",
+        ),
+        param(garbled(shares=[[share(A)]], deleting=True), [A], id="terminating"),
+        param(garbled(shares=[[share(A)]], left=";"), [A], id="all handed out"),
+        param(
+            garbled(text="GPU,", left=";"), [A, B, C], id="on all, as its cards are unreadable too"
+        ),
+        param(garbled(text="", left=""), [], id="not scheduled"),
+        param(garbled(shares=[[share(A)]], phase="Succeeded"), [], id="succeeded"),
+    ],
+)
 def test_nothing_is_destroyed_on_the_cards_of_an_unreadable_pod(pod, kept, caplog):
     driver = Driver(instance(), instance(gpu=B), instance(gpu=C))
     mig = mig_of(driver, pod)
     mig.reconcile()
     mig.reconcile()
     assert [one.gpu for one in driver.instances] == kept
-    assert [record.pod for record in caplog.records if record.levelname == "WARNING"] == ["default/bad"] * bool(kept)
+    assert [record.pod for record in caplog.records if record.levelname == "WARNING"] == [
+        "default/bad"
+    ] * bool(kept)
 
 
 def test_an_unreadable_pod_does_not_block_other_pods():
@@ -348,7 +473,9 @@ def test_an_unreadable_pod_does_not_block_other_pods():
 def test_a_lost_card_does_not_block_reconciling_the_others(caplog):
     driver, published = Driver(instance(), instance(gpu=B)), []
     cluster = FakeCluster(pods=[cut(partition(gpu=B), phase="Running")])
-    mig = mig_of(driver, cluster=cluster, publish=lambda all: published.append([one.uuid for one in all]))
+    mig = mig_of(
+        driver, cluster=cluster, publish=lambda all: published.append([one.uuid for one in all])
+    )
     mig.reconcile()
     driver.lost = {B}
     driver.instances.append(instance(start=1))

@@ -38,8 +38,13 @@ def host(root):
 
 
 def host_of(root, **options):
-    config = PluginConfig(node="n1", hook_path=str(root.parent), kubelet_socket=str(root.parent / "kubelet.sock"),
-                          dev_root=str(root.parent), pass_device_specs=True)
+    config = PluginConfig(
+        node="n1",
+        hook_path=str(root.parent),
+        kubelet_socket=str(root.parent / "kubelet.sock"),
+        dev_root=str(root.parent),
+        pass_device_specs=True,
+    )
     return Host(config, **{"version": "2"} | options)
 
 
@@ -66,7 +71,9 @@ def test_a_missing_limiter_is_an_error(root, host, missing):
     assert host.facts(limited=False).library == str(root / "libvgpu.so")
 
 
-@pytest.mark.parametrize("content, locks", [(b"another limiter", True), (b"\x7fELF hami-limits 1\0", False)])
+@pytest.mark.parametrize(
+    "content, locks", [(b"another limiter", True), (b"\x7fELF hami-limits 1\0", False)]
+)
 def test_only_a_limiter_that_reads_no_limits_gets_a_directory_for_locks(root, host, content, locks):
     (root / "libvgpu.so").write_bytes(content)
     assert host.facts(limited=True).locks == locks
@@ -78,14 +85,19 @@ def test_license_and_control_nodes_are_found(root, host):
     (root / "license").touch()
     (root.parent / "dev").mkdir()
     (root.parent / "dev" / "nvidiactl").touch()
-    assert (host.facts(limited=True).license, host.facts(limited=True).nodes) == (True, ("/dev/nvidiactl",))
+    assert (host.facts(limited=True).license, host.facts(limited=True).nodes) == (
+        True,
+        ("/dev/nvidiactl",),
+    )
 
 
 def test_device_nodes_of_instances_follow_the_kernel_s_table(root, host):
     (root / "minors").write_text("gpu3/gi1/access 12\ngpu3/gi1/ci0/access 13\n")
     host = host_of(root, minors=root / "minors")
     assert host.facts(limited=False, instances=[(3, 1, 0)]).instance_nodes == (
-        "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13")
+        "/dev/nvidia-caps/nvidia-cap12",
+        "/dev/nvidia-caps/nvidia-cap13",
+    )
     with pytest.raises(HostError, match="no gpu3/gi1/ci7"):
         host.facts(limited=False, instances=[(3, 1, 7)])
 
@@ -114,7 +126,9 @@ def test_an_earlier_directory_is_put_aside_whatever_its_size(root, host):
     (root / "containers" / "u-1_c" / "old.cache").touch()
     host.prepare("u-1", "c")
     [aside] = host.directories() - {"u-1_c"}
-    assert tree(root / "containers") == sorted([aside, f"{aside}/lock", f"{aside}/old.cache", "u-1_c", "u-1_c/lock"])
+    assert tree(root / "containers") == sorted(
+        [aside, f"{aside}/lock", f"{aside}/old.cache", "u-1_c", "u-1_c/lock"]
+    )
     later = later_host(root)
     assert later.sweep(later.directories(), {"u-1"}) == [aside]
 
@@ -154,8 +168,11 @@ def test_limits_can_only_be_read_and_counters_be_written_by_all_users(root, host
         found = written(root, host)
     finally:
         os.umask(before)
-    assert found == {"limits": (render_limits(LIMITS, f"{root}/t.cache").encode(), 0o444),
-                     "t.cache": (region_of(LIMITS), 0o666), "t.sm": (bytes(4096), 0o666)}
+    assert found == {
+        "limits": (render_limits(LIMITS, f"{root}/t.cache").encode(), 0o444),
+        "t.cache": (region_of(LIMITS), 0o666),
+        "t.sm": (bytes(4096), 0o666),
+    }
 
 
 def test_a_container_that_starts_again_finds_the_same_files_as_new(root, host):
@@ -188,7 +205,9 @@ def test_a_new_container_never_gets_an_old_region(root, host):
         assert os.fstat(old.fileno()).st_ino != region.stat().st_ino
 
 
-def test_links_that_a_container_of_an_earlier_version_has_left_are_not_followed(root, host, tmp_path):
+def test_links_that_a_container_of_an_earlier_version_has_left_are_not_followed(
+    root, host, tmp_path
+):
     """Its directory was open to all users: what lies there is mounted into the container when it starts again."""
     (precious := tmp_path / "precious").mkdir()
     (precious / "file").write_text("secret")
@@ -203,14 +222,25 @@ def test_links_that_a_container_of_an_earlier_version_has_left_are_not_followed(
 
 
 def extended(path, *, keep_size=False, size=20_000_000):
-    subprocess.run(["fallocate", *(["--keep-size"] if keep_size else []), "--length", str(size), path], check=True)
+    subprocess.run(
+        ["fallocate", *(["--keep-size"] if keep_size else []), "--length", str(size), path],
+        check=True,
+    )
 
 
 ENLARGEMENTS = [
     param("t.cache", lambda path: os.truncate(path, REGION_SIZE + 1), id="by a byte"),
-    param("t.cache", lambda path: path.write_bytes(path.read_bytes() + b"x" * 5_000_000), id="by writing to it"),
+    param(
+        "t.cache",
+        lambda path: path.write_bytes(path.read_bytes() + b"x" * 5_000_000),
+        id="by writing to it",
+    ),
     param("t.cache", extended, id="by reserving blocks"),
-    param("t.cache", functools.partial(extended, keep_size=True), id="by reserving blocks beyond its end"),
+    param(
+        "t.cache",
+        functools.partial(extended, keep_size=True),
+        id="by reserving blocks beyond its end",
+    ),
     param("t.sm", lambda path: os.truncate(path, 1 << 40), id="the compute file"),
 ]
 
@@ -233,8 +263,12 @@ def test_what_is_no_region_of_a_container_is_not_truncated(root, host, tmp_path)
     """Links and pipes can only be there since an earlier version."""
     written(root, host)
     directory = root / "containers" / "u-1_c"
-    for path in (tmp_path / "precious.cache", directory / "large", directory / "lock" / "t.cache",
-                 root / "containers" / "t.cache"):
+    for path in (
+        tmp_path / "precious.cache",
+        directory / "large",
+        directory / "lock" / "t.cache",
+        root / "containers" / "t.cache",
+    ):
         path.write_bytes(b"x" * 3_000_000)
     (directory / "link.cache").symlink_to(tmp_path / "precious.cache")
     (root / "containers" / "u-2_c").symlink_to(tmp_path)
@@ -275,7 +309,9 @@ def test_a_region_that_cannot_be_truncated_is_logged_once(root, caplog, shipped_
         os.truncate(root / "containers" / f"{uid}_c" / "t.cache", 3_000_000)
     (root / "containers" / "u-1_c" / "t.cache").chmod(0)
     assert (host.shrink_regions(), host.shrink_regions()) == ({"u-2_c": True}, {})
-    assert [(one.directory, one.error.strerror) for one in caplog.records] == [("u-1_c", "Permission denied")]
+    assert [(one.directory, one.error.strerror) for one in caplog.records] == [
+        ("u-1_c", "Permission denied")
+    ]
 
 
 def executing(path):
@@ -305,7 +341,9 @@ print("ready", flush=True)
 while True:
     signal.pause()
 """
-    process = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "ready\n"
     return process
 
@@ -319,6 +357,7 @@ def hold(request):
         processes.append(request.param(path))
         eventually(lambda: _is_held(path), "the file is held")
         return processes[-1]
+
     yield start
     for process in processes:
         process.kill()
@@ -334,7 +373,8 @@ def _is_held(path):
 
 
 def test_a_region_that_its_container_holds_is_replaced_at_once_and_removed_when_the_container_has_ended(
-        root, host, hold, caplog):
+    root, host, hold, caplog
+):
     """The container keeps writing to its own file, which is why the monitor ends it."""
     written(root, host)
     region = root / "containers" / "u-1_c" / "t.cache"
@@ -365,10 +405,14 @@ def test_a_container_that_starts_again_does_not_wait_for_who_holds_its_region(ro
 def test_nobody_waits_for_a_lease_on_what_is_mounted_read_only(root, host):
     """It belongs to root, as does the process in the container."""
     first = written(root, host)
-    processes = [leasing(path) for path in (root / "libvgpu.so", root / "containers" / "u-1_c" / "limits")]
+    processes = [
+        leasing(path) for path in (root / "libvgpu.so", root / "containers" / "u-1_c" / "limits")
+    ]
     try:
         begun = time.monotonic()
-        with pytest.raises(HostError, match="cannot read the limiter: Resource temporarily unavailable"):
+        with pytest.raises(
+            HostError, match="cannot read the limiter: Resource temporarily unavailable"
+        ):
             host.facts(limited=True)
         host.write_limits("u-1", "c", "t", LIMITS, keep=True)
         assert time.monotonic() - begun < LEASE_S
@@ -381,7 +425,10 @@ def test_nobody_waits_for_a_lease_on_what_is_mounted_read_only(root, host):
 
 
 def test_limits_that_cannot_be_written_are_an_error(host):
-    with pytest.raises(HostError, match="cannot write the limits of a container: No such file or directory: .*u-1_c"):
+    with pytest.raises(
+        HostError,
+        match="cannot write the limits of a container: No such file or directory: .*u-1_c",
+    ):
         host.write_limits("u-1", "c", "t", LIMITS)
 
 
@@ -394,10 +441,16 @@ def test_a_link_in_the_place_of_a_directory_is_not_followed(root, host, tmp_path
     assert (tree(precious), (root / "containers" / "u-1_c").is_symlink()) == (["file"], False)
 
 
-@pytest.mark.parametrize("uid, container", [
-    param("../u", "c", id="uid"), param("u", "../c", id="container"), param("u", "", id="no container"),
-    param("", "c", id="no uid"), param("u", "c/d", id="slash"),
-])
+@pytest.mark.parametrize(
+    "uid, container",
+    [
+        param("../u", "c", id="uid"),
+        param("u", "../c", id="container"),
+        param("u", "", id="no container"),
+        param("", "c", id="no uid"),
+        param("u", "c/d", id="slash"),
+    ],
+)
 def test_names_that_escape_the_directory_are_refused(host, uid, container):
     with pytest.raises(HostError, match="not a valid directory name"):
         host.prepare(uid, container)
@@ -405,7 +458,9 @@ def test_names_that_escape_the_directory_are_refused(host, uid, container):
 
 def test_a_path_that_cannot_be_written_is_named(root, host):
     (root / "containers").write_text("a file")
-    with pytest.raises(HostError, match=f"cannot create the directory of a container: .*: {root}/containers"):
+    with pytest.raises(
+        HostError, match=f"cannot create the directory of a container: .*: {root}/containers"
+    ):
         host.prepare("u-1", "c")
 
 
@@ -436,8 +491,10 @@ def slow_removal(tmp_path, monkeypatch):
     """Removes no directory of u-1, and says why in very many lines."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "rm"
-    program.write_text('#!/bin/sh\ncase "$3" in *u-1*) yes "$3: no" | head -c 20000000 >&2; exec sleep 60;; esac\n'
-                       f'exec {shutil.which("rm")} "$@"\n')
+    program.write_text(
+        '#!/bin/sh\ncase "$3" in *u-1*) yes "$3: no" | head -c 20000000 >&2; exec sleep 60;; esac\n'
+        f'exec {shutil.which("rm")} "$@"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
@@ -449,7 +506,10 @@ def test_a_directory_that_takes_long_delays_no_other(root, host, slow_removal, c
     tracemalloc.start()
     started = time.monotonic()
     removed = later.sweep(later.directories(), set(), tree_s=2)
-    assert (time.monotonic() - started < 30, tracemalloc.get_traced_memory()[1] < 2**20) == (True, True)
+    assert (time.monotonic() - started < 30, tracemalloc.get_traced_memory()[1] < 2**20) == (
+        True,
+        True,
+    )
     tracemalloc.stop()
     assert removed == ["u-2_a", "u-2_b", "u-2_c", "u-2_e", "u-2_f"]
     stuck = str(root / "containers" / "u-1_d")
@@ -478,7 +538,9 @@ def left(path):
     return sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.name != "file")
 
 
-def test_a_file_that_cannot_be_removed_is_logged_once_and_the_rest_is_removed(root, caplog, shipped_capabilities):
+def test_a_file_that_cannot_be_removed_is_logged_once_and_the_rest_is_removed(
+    root, caplog, shipped_capabilities
+):
     moment = later_moment = os.stat(root).st_ctime + 2 * MIN_AGE_S
     later = host_of(root, now=lambda: moment)
     for name in "ab":
@@ -494,12 +556,15 @@ def test_a_file_that_cannot_be_removed_is_logged_once_and_the_rest_is_removed(ro
         assert later.sweep(later.directories(), set()) == []
     assert left(root / "containers") == ["u-a_c", "u-a_c/m"]
     assert [(one.path, str(one.error)) for one in caplog.records] == [
-        (str(stuck), f"rm: cannot remove '{stuck}/m': Permission denied")]
+        (str(stuck), f"rm: cannot remove '{stuck}/m': Permission denied")
+    ]
     (stuck / "m").chmod(0o700)
     assert later.sweep(later.directories(), set()) == ["u-a_c"]
 
 
-def test_a_container_gets_an_empty_directory_whatever_was_left_there(root, host, shipped_capabilities):
+def test_a_container_gets_an_empty_directory_whatever_was_left_there(
+    root, host, shipped_capabilities
+):
     host.prepare("u-1", "c")
     closed(root / "containers" / "u-1_c" / "m")
     (root / "containers" / "u-1_c").chmod(0)
@@ -529,20 +594,48 @@ def test_no_directory_is_too_deep(root, host):
     assert later.sweep(later.directories(), set()) == ["u-1_c"]
 
 
-CONTAINER = {"PodUID": "u-1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu", "AllocResp": "EgA="}
+CONTAINER = {
+    "PodUID": "u-1",
+    "ContainerName": "c",
+    "ResourceName": "nvidia.com/gpu",
+    "AllocResp": "EgA=",
+}
 
 
-@pytest.mark.parametrize("text, served", [
-    param(json.dumps({"Data": {"PodDeviceEntries": [CONTAINER | {"DeviceIDs": {"-1": ["GPU-1-0"]}},
-                                                    CONTAINER | {"PodUID": "u-2", "ResourceName": "x.io/y"}],
-                               "RegisteredDevices": {}}, "Checksum": 1}), {("u-1", "c")}, id="by NUMA node"),
-    param(json.dumps({"Data": {"PodDeviceEntries": [CONTAINER | {"DeviceIDs": ["GPU-1-0"]}]}}), {("u-1", "c")},
-          id="before 1.20"),
-    param('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}', set(), id="empty"),
-    param('{"Data":', None, id="cut short"),
-    param('{"Data":{"PodDeviceEntries":[{"PodUID":1}]}}', None, id="another form"),
-    param(None, None, id="missing"),
-])
+@pytest.mark.parametrize(
+    "text, served",
+    [
+        param(
+            json.dumps(
+                {
+                    "Data": {
+                        "PodDeviceEntries": [
+                            CONTAINER | {"DeviceIDs": {"-1": ["GPU-1-0"]}},
+                            CONTAINER | {"PodUID": "u-2", "ResourceName": "x.io/y"},
+                        ],
+                        "RegisteredDevices": {},
+                    },
+                    "Checksum": 1,
+                }
+            ),
+            {("u-1", "c")},
+            id="by NUMA node",
+        ),
+        param(
+            json.dumps({"Data": {"PodDeviceEntries": [CONTAINER | {"DeviceIDs": ["GPU-1-0"]}]}}),
+            {("u-1", "c")},
+            id="before 1.20",
+        ),
+        param(
+            '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}',
+            set(),
+            id="empty",
+        ),
+        param('{"Data":', None, id="cut short"),
+        param('{"Data":{"PodDeviceEntries":[{"PodUID":1}]}}', None, id="another form"),
+        param(None, None, id="missing"),
+    ],
+)
 def test_the_kubelet_s_checkpoint(root, host, text, served):
     if text is not None:
         (root.parent / CHECKPOINT).write_text(text)

@@ -31,7 +31,13 @@ def shipped(tmp_path):
 def test_files_are_installed_once(shipped, tmp_path):
     hook = tmp_path / "host"
     assert install_library(shipped, hook) == ["libvgpu.so.2", "sub/tool", "ld.so.preload"]
-    assert tree(hook) == ["vgpu", "vgpu/ld.so.preload", "vgpu/libvgpu.so.2", "vgpu/sub", "vgpu/sub/tool"]
+    assert tree(hook) == [
+        "vgpu",
+        "vgpu/ld.so.preload",
+        "vgpu/libvgpu.so.2",
+        "vgpu/sub",
+        "vgpu/sub/tool",
+    ]
     assert (hook / "vgpu" / "ld.so.preload").read_text() == f"{hook}/vgpu/libvgpu.so\n"
     before = states(hook)
     assert install_library(shipped, hook) == []
@@ -55,12 +61,24 @@ def test_an_empty_directory_in_place_of_a_file_is_replaced(shipped, tmp_path):
     assert (tmp_path / "host" / "vgpu" / "libvgpu.so.2").read_text() == "library"
 
 
-@pytest.mark.parametrize("prepare, why", [
-    param(lambda hook: hook.write_text("a file"), "cannot install the limiter: .*host", id="target"),
-    param(lambda hook: (hook / "vgpu" / "libvgpu.so.2" / "x").mkdir(parents=True),
-          "cannot install the limiter: Directory not empty: .*libvgpu.so.2", id="in the way"),
-])
-def test_a_failed_installation_names_the_path_and_leaves_no_temporary_files(shipped, tmp_path, prepare, why):
+@pytest.mark.parametrize(
+    "prepare, why",
+    [
+        param(
+            lambda hook: hook.write_text("a file"),
+            "cannot install the limiter: .*host",
+            id="target",
+        ),
+        param(
+            lambda hook: (hook / "vgpu" / "libvgpu.so.2" / "x").mkdir(parents=True),
+            "cannot install the limiter: Directory not empty: .*libvgpu.so.2",
+            id="in the way",
+        ),
+    ],
+)
+def test_a_failed_installation_names_the_path_and_leaves_no_temporary_files(
+    shipped, tmp_path, prepare, why
+):
     prepare(tmp_path / "host")
     before = tree(tmp_path)
     with pytest.raises(HostError, match=why):
@@ -86,24 +104,53 @@ def listing(**changes):
 def states(folder):
     """Returns what a change of a file or directory would change; to look at one changes the time of its last access."""
     found = {path: path.lstat() for path in folder.rglob("*")}
-    return {path: (one.st_ino, one.st_mode, one.st_size, one.st_mtime_ns, one.st_ctime_ns)
-            for path, one in found.items()}
+    return {
+        path: (one.st_ino, one.st_mode, one.st_size, one.st_mtime_ns, one.st_ctime_ns)
+        for path, one in found.items()
+    }
 
 
-@pytest.mark.parametrize("lines, why", [
-    param(listing(**{"libvgpu.so.2": f"{sha256('theirs')}  libvgpu.so.2"}),
-          f"/image/libvgpu.so.2 has the SHA-256 checksum {sha256('library')}; "
-          f"expected {sha256('theirs')}, as in .*/image/{CHECKSUMS}", id="another sum"),
-    param(listing(**{"sub/tool": f"{sha256('')}  sub/tool"}), "/image/sub/tool has the SHA-256", id="the last file"),
-    param(listing(more=f"{sha256('x')}  libvgpu.so"), "/image/libvgpu.so is missing, but .* lists it", id="lost"),
-    param({"libvgpu.so.2": f"{sha256('library')}  libvgpu.so.2"},
-          "/image/ld.so.preload cannot be verified: .* does not list it", id="not listed"),
-    param(listing(more="libvgpu.so"), f"/image/{CHECKSUMS}, line 4: expected a SHA-256 checksum", id="no sum"),
-    param(listing(more=f"{'A' * 64}  libvgpu.so"), f"{CHECKSUMS}, line 4: expected", id="not as sha256sum writes it"),
-    param(listing(more="x" * 200_000), f"{CHECKSUMS}, line 4: expected", id="very long"),
-    param({}, "/image/ld.so.preload cannot be verified", id="empty"),
-])
-def test_nothing_on_the_host_changes_unless_every_file_has_its_checksum(shipped, tmp_path, lines, why):
+@pytest.mark.parametrize(
+    "lines, why",
+    [
+        param(
+            listing(**{"libvgpu.so.2": f"{sha256('theirs')}  libvgpu.so.2"}),
+            f"/image/libvgpu.so.2 has the SHA-256 checksum {sha256('library')}; "
+            f"expected {sha256('theirs')}, as in .*/image/{CHECKSUMS}",
+            id="another sum",
+        ),
+        param(
+            listing(**{"sub/tool": f"{sha256('')}  sub/tool"}),
+            "/image/sub/tool has the SHA-256",
+            id="the last file",
+        ),
+        param(
+            listing(more=f"{sha256('x')}  libvgpu.so"),
+            "/image/libvgpu.so is missing, but .* lists it",
+            id="lost",
+        ),
+        param(
+            {"libvgpu.so.2": f"{sha256('library')}  libvgpu.so.2"},
+            "/image/ld.so.preload cannot be verified: .* does not list it",
+            id="not listed",
+        ),
+        param(
+            listing(more="libvgpu.so"),
+            f"/image/{CHECKSUMS}, line 4: expected a SHA-256 checksum",
+            id="no sum",
+        ),
+        param(
+            listing(more=f"{'A' * 64}  libvgpu.so"),
+            f"{CHECKSUMS}, line 4: expected",
+            id="not as sha256sum writes it",
+        ),
+        param(listing(more="x" * 200_000), f"{CHECKSUMS}, line 4: expected", id="very long"),
+        param({}, "/image/ld.so.preload cannot be verified", id="empty"),
+    ],
+)
+def test_nothing_on_the_host_changes_unless_every_file_has_its_checksum(
+    shipped, tmp_path, lines, why
+):
     install_library(shipped, tmp_path / "host")
     (tmp_path / "host" / "vgpu" / "libvgpu.so.2").write_text("the earlier library")
     before = states(tmp_path / "host")
@@ -116,13 +163,21 @@ def test_nothing_on_the_host_changes_unless_every_file_has_its_checksum(shipped,
 
 def test_files_without_checksums_are_not_installed(shipped, tmp_path):
     (shipped / CHECKSUMS).unlink()
-    with pytest.raises(HostError, match=f"/image/{CHECKSUMS} is missing, so its files cannot be verified"):
+    with pytest.raises(
+        HostError, match=f"/image/{CHECKSUMS} is missing, so its files cannot be verified"
+    ):
         install_library(shipped, tmp_path / "host")
     assert not (tmp_path / "host").exists()
 
 
-@pytest.mark.parametrize("command", ["sha256sum libvgpu.so.2 ld.so.preload sub/tool", "sha256sum -b */tool l*",
-                                     "find . -type f ! -name SHA256SUMS -exec sha256sum {} +"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sha256sum libvgpu.so.2 ld.so.preload sub/tool",
+        "sha256sum -b */tool l*",
+        "find . -type f ! -name SHA256SUMS -exec sha256sum {} +",
+    ],
+)
 def test_what_sha256sum_writes_is_read(shipped, tmp_path, command):
     subprocess.run(["sh", "-c", f"{command} >{CHECKSUMS}"], cwd=shipped, check=True)
     assert "libvgpu.so.2" in install_library(shipped, tmp_path / "host")

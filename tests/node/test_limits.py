@@ -23,8 +23,12 @@ from tests.plugin.stage import CARDS, NODE, A, B, share
 
 CONFIG = PluginConfig(node=NODE)
 GIB = 1 << 30
-PAIR = ContainerLimits(devices=(DeviceLimit(A, GIB, 30), DeviceLimit(B, 2 * GIB, 100)), priority=0, policy="force",
-                       log_level=3)
+PAIR = ContainerLimits(
+    devices=(DeviceLimit(A, GIB, 30), DeviceLimit(B, 2 * GIB, 100)),
+    priority=0,
+    policy="force",
+    log_level=3,
+)
 
 
 def limits_of(parts, config=CONFIG, **env):
@@ -42,29 +46,52 @@ def test_size_of_a_context_is_handed_over_where_it_is_known():
     assert [one.context for one in limits.devices] == [400, 0]
     lines = render_limits(limits, "/x").splitlines()
     assert [line for line in lines if line.startswith("device")] == [
-        f"device {A} memory={GIB} cores=30 context=400", f"device {B} memory={2 * GIB} cores=100"]
+        f"device {A} memory={GIB} cores=30 context=400",
+        f"device {B} memory={2 * GIB} cores=100",
+    ]
 
 
-@pytest.mark.parametrize("cores, percent", [(0, 100), (1, 1), (99, 99), (100, 100), (150, 100), (-1, 100)])
+@pytest.mark.parametrize(
+    "cores, percent", [(0, 100), (1, 1), (99, 99), (100, 100), (150, 100), (-1, 100)]
+)
 def test_cores_without_a_limit_are_one_hundred_percent(cores, percent):
     assert limits_of([(CARDS[0], share(A, 1, cores))]).devices[0].cores == percent
 
 
-@pytest.mark.parametrize("settings, env, found", [
-    param({}, {}, {}, id="nothing"),
-    param({"log_level": "1"}, {}, {"log_level": 1}, id="log level of the node"),
-    param({"compute_by": "nvml"}, {}, {"compute_by": "nvml"}, id="what launches are charged by"),
-    param({"log_level": "1"}, {"LIBCUDA_LOG_LEVEL": "4"}, {"log_level": 4}, id="log level of the pod"),
-    param({}, {"LIBCUDA_LOG_LEVEL": "40"}, {"log_level": 9}, id="highest log level"),
-    param({}, {"LIBCUDA_LOG_LEVEL": "much"}, {}, id="no log level"),
-    param({"disable_core_limit": True}, {}, {"policy": "disable"}, id="policy of the node"),
-    param({"disable_core_limit": True}, {"GPU_CORE_UTILIZATION_POLICY": "FORCE"}, {"policy": "force"},
-          id="policy of the pod"),
-    param({"disable_core_limit": True}, {"GPU_CORE_UTILIZATION_POLICY": "x\nregion /x"}, {}, id="no policy"),
-    param({}, {"CUDA_TASK_PRIORITY": "0"}, {"priority": 0}, id="high priority"),
-    param({}, {"CUDA_TASK_PRIORITY": "-3"}, {"priority": 0}, id="highest priority"),
-    param({}, {"CUDA_TASK_PRIORITY": "9" * 5000}, {}, id="no priority"),
-])
+@pytest.mark.parametrize(
+    "settings, env, found",
+    [
+        param({}, {}, {}, id="nothing"),
+        param({"log_level": "1"}, {}, {"log_level": 1}, id="log level of the node"),
+        param(
+            {"compute_by": "nvml"}, {}, {"compute_by": "nvml"}, id="what launches are charged by"
+        ),
+        param(
+            {"log_level": "1"},
+            {"LIBCUDA_LOG_LEVEL": "4"},
+            {"log_level": 4},
+            id="log level of the pod",
+        ),
+        param({}, {"LIBCUDA_LOG_LEVEL": "40"}, {"log_level": 9}, id="highest log level"),
+        param({}, {"LIBCUDA_LOG_LEVEL": "much"}, {}, id="no log level"),
+        param({"disable_core_limit": True}, {}, {"policy": "disable"}, id="policy of the node"),
+        param(
+            {"disable_core_limit": True},
+            {"GPU_CORE_UTILIZATION_POLICY": "FORCE"},
+            {"policy": "force"},
+            id="policy of the pod",
+        ),
+        param(
+            {"disable_core_limit": True},
+            {"GPU_CORE_UTILIZATION_POLICY": "x\nregion /x"},
+            {},
+            id="no policy",
+        ),
+        param({}, {"CUDA_TASK_PRIORITY": "0"}, {"priority": 0}, id="high priority"),
+        param({}, {"CUDA_TASK_PRIORITY": "-3"}, {"priority": 0}, id="highest priority"),
+        param({}, {"CUDA_TASK_PRIORITY": "9" * 5000}, {}, id="no priority"),
+    ],
+)
 def test_settings_of_node_and_pod(settings, env, found):
     limits = limits_of([(CARDS[0], share(A, 1))], config(node=NODE, **settings), **env)
     assert limits == ContainerLimits(devices=limits.devices, **found)
@@ -78,7 +105,9 @@ def test_more_devices_than_the_region_has_are_refused():
 
 
 def test_the_text_of_limits():
-    assert render_limits(PAIR, "/usr/local/vgpu/t.cache") == f"""hami-limits 1
+    assert (
+        render_limits(PAIR, "/usr/local/vgpu/t.cache")
+        == f"""hami-limits 1
 region /usr/local/vgpu/t.cache
 priority 0
 policy force
@@ -86,37 +115,58 @@ log-level 3
 device {A} memory=1073741824 cores=30
 device {B} memory=2147483648 cores=100
 """
+    )
 
 
-@pytest.mark.parametrize("cores, most, found", [
-    param(30, None, (30, 0), id="no limit of the pod"),
-    param(30, 60, (30, 60), id="its limit"),
-    param(30, 100, (30, 0), id="all cores"),
-    param(80, 60, (80, 80), id="never below what it has booked"),
-    param(100, 60, (100, 0), id="whole devices"),
-    param(0, 60, (60, 60), id="no cores of its own"),
-    param(0, None, (100, 0), id="neither"),
-])
+@pytest.mark.parametrize(
+    "cores, most, found",
+    [
+        param(30, None, (30, 0), id="no limit of the pod"),
+        param(30, 60, (30, 60), id="its limit"),
+        param(30, 100, (30, 0), id="all cores"),
+        param(80, 60, (80, 80), id="never below what it has booked"),
+        param(100, 60, (100, 0), id="whole devices"),
+        param(0, 60, (60, 60), id="no cores of its own"),
+        param(0, None, (100, 0), id="neither"),
+    ],
+)
 def test_what_a_container_may_use_of_the_cores(cores, most, found):
     assert core_limits(cores, most) == found
-    (device,) = container_limits(CONFIG, [(CARDS[0], share(A, 1, cores))], {}, cores_most=most).devices
+    (device,) = container_limits(
+        CONFIG, [(CARDS[0], share(A, 1, cores))], {}, cores_most=most
+    ).devices
     assert (device.cores, device.cores_most) == found
 
 
 def test_the_most_cores_are_written_where_they_are_limited():
-    limits = ContainerLimits(devices=(DeviceLimit(A, GIB, 30, 7, cores_most=60), DeviceLimit(B, GIB, 30)))
+    limits = ContainerLimits(
+        devices=(DeviceLimit(A, GIB, 30, 7, cores_most=60), DeviceLimit(B, GIB, 30))
+    )
     text = render_limits(limits, "/x")
-    assert text.splitlines()[-2:] == [f"device {A} memory={GIB} cores=30 cores-most=60 context=7",
-                                      f"device {B} memory={GIB} cores=30"]
+    assert text.splitlines()[-2:] == [
+        f"device {A} memory={GIB} cores=30 cores-most=60 context=7",
+        f"device {B} memory={GIB} cores=30",
+    ]
     assert [device.cores_most for device in parse_limits(text).devices] == [60, 0]
 
 
 def test_the_text_of_limits_can_be_read_again():
-    assert parse_limits(render_limits(PAIR, "/x")) == ContainerLimits(devices=PAIR.devices, priority=0)
+    assert parse_limits(render_limits(PAIR, "/x")) == ContainerLimits(
+        devices=PAIR.devices, priority=0
+    )
 
 
-@pytest.mark.parametrize("text", ["", "hami-limits 2\n", "hami-limits 1\npriority x\n", "hami-limits 1\npriority\n",
-                                  "hami-limits 1\ndevice GPU-a memory=1\n", "hami-limits 1\ndevice GPU-a x\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hami-limits 2\n",
+        "hami-limits 1\npriority x\n",
+        "hami-limits 1\npriority\n",
+        "hami-limits 1\ndevice GPU-a memory=1\n",
+        "hami-limits 1\ndevice GPU-a x\n",
+    ],
+)
 def test_another_text_is_none_of_limits(text):
     assert parse_limits(text) is None
 
@@ -126,20 +176,36 @@ def test_units_of_memory_are_read_as_the_limiter_reads_them():
     assert [device.memory for device in parse_limits(text).devices] == [8 << 30, 3 << 20, 5 << 10]
 
 
-@pytest.mark.parametrize("before, after", [
-    param("device a memory=8g cores=30", "device a memory=77 cores=40", id="units"),
-    param("device a memory=77 cores=40", "device a memory=77 cores=40", id="nothing to change"),
-    param("device a context=9 cores=30 later=x memory=8g", "device a context=9 cores=40 later=x memory=77",
-          id="other words and their order"),
-    param("device a cores-most=80 memory=8g cores=30", "device a cores-most=80 memory=77 cores=40",
-          id="what a container may use alone"),
-    param("device a memory=8g cores=30 cores-most=35", "device a memory=77 cores=40 cores-most=40",
-          id="never less than the cores, which the limiter refuses"),
-    param("device a cores-most=0", "device a cores-most=0 memory=77 cores=40", id="limits that were not there"),
-    param("device a", "device a memory=77 cores=40", id="no words"),
-    param("# device a memory=8g cores=30", "# device a memory=8g cores=30", id="a comment"),
-    param("device ab memory=8g cores=30", "device ab memory=8g cores=30", id="another device"),
-])
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        param("device a memory=8g cores=30", "device a memory=77 cores=40", id="units"),
+        param("device a memory=77 cores=40", "device a memory=77 cores=40", id="nothing to change"),
+        param(
+            "device a context=9 cores=30 later=x memory=8g",
+            "device a context=9 cores=40 later=x memory=77",
+            id="other words and their order",
+        ),
+        param(
+            "device a cores-most=80 memory=8g cores=30",
+            "device a cores-most=80 memory=77 cores=40",
+            id="what a container may use alone",
+        ),
+        param(
+            "device a memory=8g cores=30 cores-most=35",
+            "device a memory=77 cores=40 cores-most=40",
+            id="never less than the cores, which the limiter refuses",
+        ),
+        param(
+            "device a cores-most=0",
+            "device a cores-most=0 memory=77 cores=40",
+            id="limits that were not there",
+        ),
+        param("device a", "device a memory=77 cores=40", id="no words"),
+        param("# device a memory=8g cores=30", "# device a memory=8g cores=30", id="a comment"),
+        param("device ab memory=8g cores=30", "device ab memory=8g cores=30", id="another device"),
+    ],
+)
 def test_only_the_amounts_of_a_device_change(before, after):
     around = "hami-limits 1\nregion /memory=1\n\n# memory=1 cores=1\n{}\nlog-level 2\n"
     changed = resized_text(around.format(before), [DeviceLimit("a", 77, 40)])
@@ -153,7 +219,7 @@ def test_the_text_of_limits_never_gets_shorter():
     assert (len(small), small.endswith("\n\n")) == (len(text), True)
     assert parse_limits(small).devices == (DeviceLimit(A, 5, 1), PAIR.devices[1])
     assert resized_text(small, PAIR.devices) == text
-    assert len(resized_text(text, [DeviceLimit(A, 10 ** 15, 1)])) == len(text) + 5
+    assert len(resized_text(text, [DeviceLimit(A, 10**15, 1)])) == len(text) + 5
 
 
 def test_the_region_is_that_of_the_tests_of_the_limiter(tmp_path):
@@ -166,6 +232,15 @@ def test_the_region_in_detail(tmp_path):
     region = Region(path)
     assert len(region.memory) == FILE_SIZE == 2_008_953
     assert [region.number(offset) for offset in (0, 4, 8)] == [19920718, 1, 2]
-    assert [(region.uuid(place), region.limit(place)) for place in (0, 1, 2)] == [(A, GIB), (B, 2 * GIB), ("", 0)]
+    assert [(region.uuid(place), region.limit(place)) for place in (0, 1, 2)] == [
+        (A, GIB),
+        (B, 2 * GIB),
+        ("", 0),
+    ]
     assert (region.number(56, "<Q"), region.used, region.slots()) == (2, 0, [])
-    assert [region.number(offset, "<Q") for offset in (24, 32, 2_008_920, 2_008_928)] == [1, 128, 1, 128]
+    assert [region.number(offset, "<Q") for offset in (24, 32, 2_008_920, 2_008_928)] == [
+        1,
+        128,
+        1,
+        128,
+    ]

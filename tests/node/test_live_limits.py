@@ -17,7 +17,9 @@ from tests.node.test_host import LEASE_S, leasing
 from tests.plugin.stage import A, B
 
 GIB = 1 << 30
-LIMITS = ContainerLimits(devices=(DeviceLimit(A, GIB, 30, 400), DeviceLimit(B, 2 * GIB, 100)), priority=0)
+LIMITS = ContainerLimits(
+    devices=(DeviceLimit(A, GIB, 30, 400), DeviceLimit(B, 2 * GIB, 100)), priority=0
+)
 SMALL = (DeviceLimit(A, 5, 20), DeviceLimit(B, 2 * GIB, 100))
 
 
@@ -28,7 +30,9 @@ class Container:
         self.root = root / "vgpu"
         self.root.mkdir()
         (self.root / "libvgpu.so").write_bytes(library)
-        self.host = Host(PluginConfig(node="n1", hook_path=str(root), kubelet_socket=str(root / "kubelet.sock")))
+        self.host = Host(
+            PluginConfig(node="n1", hook_path=str(root), kubelet_socket=str(root / "kubelet.sock"))
+        )
         self.path = self.host.prepare("u-1", "c")
         self.host.write_limits("u-1", "c", "t", LIMITS)
         self.limits, self.region = self.path / "limits", self.path / "t.cache"
@@ -39,7 +43,10 @@ class Container:
     @property
     def written(self):
         """Memory and cores of each device in the file with the limits."""
-        return [(device.memory, device.cores) for device in parse_limits(self.limits.read_text()).devices]
+        return [
+            (device.memory, device.cores)
+            for device in parse_limits(self.limits.read_text()).devices
+        ]
 
     @property
     def shown(self):
@@ -67,8 +74,15 @@ def test_limits_of_file_and_region_change_in_place(container):
     assert container.resize() == SMALL
     assert (container.written, container.shown) == ([(5, 20), (2 * GIB, 100)],) * 2
     after = container.limits.stat()
-    assert (after.st_ino, after.st_size, container.region.stat().st_ino) == (before[0].st_ino, len(text), before[1])
-    assert container.limits.read_text().replace("memory=5 cores=20", f"memory={GIB} cores=30").rstrip() == text.rstrip()
+    assert (after.st_ino, after.st_size, container.region.stat().st_ino) == (
+        before[0].st_ino,
+        len(text),
+        before[1],
+    )
+    assert (
+        container.limits.read_text().replace("memory=5 cores=20", f"memory={GIB} cores=30").rstrip()
+        == text.rstrip()
+    )
 
 
 def test_limits_that_are_right_are_not_written(container):
@@ -90,7 +104,9 @@ def test_limits_that_were_being_written_are_written_again(container):
 def test_a_text_that_could_not_be_written_is_not_to_be_read(container, monkeypatch):
     """As on a full disk: the file has bytes of two texts."""
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", lambda file, text, offset, write=os.pwrite: write(file, text[:60], offset))
+        patch.setattr(
+            os, "pwrite", lambda file, text, offset, write=os.pwrite: write(file, text[:60], offset)
+        )
         with pytest.raises(HostError, match="the disk is full"):
             container.resize()
     assert stat.S_IMODE(container.limits.stat().st_mode) == 0o444 | BEING_WRITTEN
@@ -109,13 +125,17 @@ def test_a_region_that_was_left_behind_is_corrected(container):
 def test_the_time_of_the_file_changes_again_after_the_write(container, monkeypatch):
     """The limiter may have read between the change of the time and the end of the write."""
     times, sleep = [], time.sleep
-    monkeypatch.setattr(time, "sleep", lambda seconds: (times.append(container.limits.stat()), sleep(seconds)))
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds: (times.append(container.limits.stat()), sleep(seconds))
+    )
     container.resize()
     assert times[0].st_mtime_ns < container.limits.stat().st_mtime_ns
     assert times[0].st_ctime_ns < container.limits.stat().st_ctime_ns
 
 
-def test_without_capabilities_limits_change_and_stay_closed_to_others(container, shipped_capabilities):
+def test_without_capabilities_limits_change_and_stay_closed_to_others(
+    container, shipped_capabilities
+):
     container.resize()
     assert container.written == [(5, 20), (2 * GIB, 100)]
     assert stat.S_IMODE(container.limits.stat().st_mode) == 0o444
@@ -161,12 +181,21 @@ def test_links_in_the_place_of_files_are_not_followed(container, tmp_path):
     assert precious.read_bytes() == before
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"x" * 3_000_000), lambda path: path.chmod(0),
-    lambda path: (path.unlink(), os.mkfifo(path)), lambda path: path.unlink(),
-    lambda path: Region(path).write(56, 2**64 - 1, "<Q"),
-], ids=["empty", "another", "closed", "pipe", "gone", "count"])
-def test_a_region_that_its_tenant_has_spoilt_delays_no_limit(container, spoil, shipped_capabilities):
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"x" * 3_000_000),
+        lambda path: path.chmod(0),
+        lambda path: (path.unlink(), os.mkfifo(path)),
+        lambda path: path.unlink(),
+        lambda path: Region(path).write(56, 2**64 - 1, "<Q"),
+    ],
+    ids=["empty", "another", "closed", "pipe", "gone", "count"],
+)
+def test_a_region_that_its_tenant_has_spoilt_delays_no_limit(
+    container, spoil, shipped_capabilities
+):
     spoil(container.region)
     assert container.resize() == SMALL
     assert container.written[0] == (5, 20)
@@ -176,7 +205,9 @@ def test_nobody_waits_for_a_tenant_that_holds_its_limits(container):
     process = leasing(container.limits)
     try:
         begun = time.monotonic()
-        with pytest.raises(HostError, match="cannot change the limits of a container: Resource temporarily unavail"):
+        with pytest.raises(
+            HostError, match="cannot change the limits of a container: Resource temporarily unavail"
+        ):
             container.resize()
         assert time.monotonic() - begun < LEASE_S
     finally:

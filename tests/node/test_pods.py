@@ -14,9 +14,21 @@ TIMEOUT_S = 20.0
 
 def wire(name, version, **spec):
     """A pod as the API server writes it."""
-    return {"metadata": {"namespace": "default", "name": name, "uid": f"uid-{name}", "resourceVersion": str(version)},
-            "spec": {"nodeName": "n1", "containers": [
-                {"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {}}]}]} | spec}
+    return {
+        "metadata": {
+            "namespace": "default",
+            "name": name,
+            "uid": f"uid-{name}",
+            "resourceVersion": str(version),
+        },
+        "spec": {
+            "nodeName": "n1",
+            "containers": [
+                {"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {}}]}
+            ],
+        }
+        | spec,
+    }
 
 
 class Server:
@@ -30,8 +42,12 @@ class Server:
     def request(self, method, path, *, query=None):
         self.requests.append((path, query))
         items, version, *more = self.pages.pop(0)
-        return json.dumps({"metadata": {"resourceVersion": str(version), "continue": more[0] if more else ""},
-                           "items": items}).encode()
+        return json.dumps(
+            {
+                "metadata": {"resourceVersion": str(version), "continue": more[0] if more else ""},
+                "items": items,
+            }
+        ).encode()
 
     def stream(self, path, query, *, read_timeout):
         return Watch(self.events)
@@ -70,6 +86,7 @@ def watching():
         thread.start()
         started.append((node_pods, thread))
         return node_pods
+
     yield start
     for node_pods, thread in started:
         node_pods.task.stop()

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 needs_root = pytest.mark.skipif(
-    subprocess.run(["sh", "-c", "unshare --mount true"], capture_output=True, check=False).returncode != 0,
-    reason="only root may mount")
+    subprocess.run(
+        ["sh", "-c", "unshare --mount true"], capture_output=True, check=False
+    ).returncode
+    != 0,
+    reason="only root may mount",
+)
 PROGRAM = """
 import os, sys
 from hami.cli import main
@@ -30,8 +34,12 @@ print([line.split()[5] for line in open("/proc/self/mountinfo") if line.split()[
 
 def mounted(hook: Path) -> list[str]:
     """Runs PROGRAM in a namespace of its own; returns what it has printed."""
-    done = subprocess.run(["unshare", "--mount", "--propagation=private", sys.executable, "-c", PROGRAM, hook],
-                          capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation=private", sys.executable, "-c", PROGRAM, hook],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.splitlines()
 
 
@@ -39,8 +47,11 @@ def mounted(hook: Path) -> list[str]:
 def test_containers_can_fill_it_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "vgpu" / "containers"
     assert mounted(tmp_path) == [
-        f"{folder} is a file system of 16 MiB in memory", f"{folder} is a file system of its own already",
-        "No space left on device", "['rw,nosuid,nodev,noexec,relatime']"]
+        f"{folder} is a file system of 16 MiB in memory",
+        f"{folder} is a file system of its own already",
+        "No space left on device",
+        "['rw,nosuid,nodev,noexec,relatime']",
+    ]
     assert list(folder.iterdir()) == []
 
 
@@ -50,4 +61,5 @@ def test_files_of_containers_that_run_stay_where_they_are(tmp_path: Path) -> Non
     (folder / "uid_main").mkdir(parents=True)
     assert mounted(tmp_path)[0] == (
         f"{folder} stays on the disk: it has the files of 1 containers. Drain the node, and delete the pod of the "
-        "device plugin on it once the folder is empty")
+        "device plugin on it once the folder is empty"
+    )

@@ -27,9 +27,21 @@ class Kubelet:
         self._refuses = refuses
         self._channels = []
         self._endpoints = set()
-        self._server = grpc.server(ThreadPoolExecutor(4), handlers=[grpc.method_handlers_generic_handler(
-            "v1beta1.Registration", {"Register": grpc.unary_unary_rpc_method_handler(
-                self._register, api.RegisterRequest.FromString, lambda message: message.SerializeToString())})])
+        self._server = grpc.server(
+            ThreadPoolExecutor(4),
+            handlers=[
+                grpc.method_handlers_generic_handler(
+                    "v1beta1.Registration",
+                    {
+                        "Register": grpc.unary_unary_rpc_method_handler(
+                            self._register,
+                            api.RegisterRequest.FromString,
+                            lambda message: message.SerializeToString(),
+                        )
+                    },
+                )
+            ],
+        )
         assert self._server.add_insecure_port(f"unix:{directory / 'kubelet.sock'}")
         self._server.start()
 
@@ -37,9 +49,13 @@ class Kubelet:
         if self._refuses:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, self._refuses)
         if request.endpoint in self._endpoints:
-            context.abort(grpc.StatusCode.UNKNOWN, f"device plugin already connected: {request.endpoint}")
+            context.abort(
+                grpc.StatusCode.UNKNOWN, f"device plugin already connected: {request.endpoint}"
+            )
         self._endpoints.add(request.endpoint)
-        self.options.put(Caller(self.directory / request.endpoint).options())  # before it answers, as a kubelet does
+        self.options.put(
+            Caller(self.directory / request.endpoint).options()
+        )  # before it answers, as a kubelet does
         if self.is_slow:
             self.is_slow = False
             time.sleep(SLOW_S)
@@ -58,6 +74,7 @@ class Kubelet:
             except grpc.RpcError:
                 pass
             self.lists.put(None)
+
         threading.Thread(target=read, daemon=True).start()
 
     def next_list(self):
@@ -79,35 +96,49 @@ class Caller:
     """Calls one plugin."""
 
     def __init__(self, path):
-        self._channel = grpc.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = grpc.insecure_channel(
+            f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]
+        )
 
     def _call(self, method, request, answer):
-        call = self._channel.unary_unary(f"/v1beta1.DevicePlugin/{method}", type(request).SerializeToString,
-                                         answer.FromString)
+        call = self._channel.unary_unary(
+            f"/v1beta1.DevicePlugin/{method}", type(request).SerializeToString, answer.FromString
+        )
         return call(request, timeout=TIMEOUT_S)
 
     def options(self):
         return self._call("GetDevicePluginOptions", api.Empty(), api.DevicePluginOptions)
 
     def list_and_watch(self):
-        return self._channel.unary_stream("/v1beta1.DevicePlugin/ListAndWatch", api.Empty.SerializeToString,
-                                          api.ListAndWatchResponse.FromString)(api.Empty())
+        return self._channel.unary_stream(
+            "/v1beta1.DevicePlugin/ListAndWatch",
+            api.Empty.SerializeToString,
+            api.ListAndWatchResponse.FromString,
+        )(api.Empty())
 
     def allocate(self, *containers):
         request = api.AllocateRequest(
-            container_requests=[api.ContainerAllocateRequest(devices_ids=ids) for ids in containers])
+            container_requests=[api.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
+        )
         return self._call("Allocate", request, api.AllocateResponse)
 
     def prefer(self, available, must_include, size):
         one = api.ContainerPreferredAllocationRequest(
-            available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size)
-        answer = self._call("GetPreferredAllocation", api.PreferredAllocationRequest(container_requests=[one]),
-                            api.PreferredAllocationResponse)
+            available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
+        )
+        answer = self._call(
+            "GetPreferredAllocation",
+            api.PreferredAllocationRequest(container_requests=[one]),
+            api.PreferredAllocationResponse,
+        )
         return [list(one.deviceIDs) for one in answer.container_responses]
 
     def pre_start(self, ids):
-        return self._call("PreStartContainer", api.PreStartContainerRequest(devices_ids=ids),
-                          api.PreStartContainerResponse)
+        return self._call(
+            "PreStartContainer",
+            api.PreStartContainerRequest(devices_ids=ids),
+            api.PreStartContainerResponse,
+        )
 
     def close(self):
         self._channel.close()

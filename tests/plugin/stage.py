@@ -28,8 +28,13 @@ GPU = NVIDIA.resources.count
 TO_ALLOCATE, ALLOCATED = NVIDIA.annotations.to_allocate, NVIDIA.annotations.allocated
 LOCK, PHASE = "hami.io/mutex.lock", "hami.io/bind-phase"
 FPGA = Vendor(
-    key="FPGA", resources=Resources(count="example.com/fpga"), decision=Decision(inventory=lambda vendor, node: None),
-    annotations=Annotations(to_allocate="hami.io/fpga-devices-to-allocate", allocated="hami.io/fpga-devices-allocated"))
+    key="FPGA",
+    resources=Resources(count="example.com/fpga"),
+    decision=Decision(inventory=lambda vendor, node: None),
+    annotations=Annotations(
+        to_allocate="hami.io/fpga-devices-to-allocate", allocated="hami.io/fpga-devices-allocated"
+    ),
+)
 BOTH = Catalog([NVIDIA, FPGA])
 
 
@@ -38,8 +43,10 @@ def uuid(number):
     return f"GPU-{number:08x}-1111-2222-3333-444444444444"
 
 
-CARDS = tuple(Card(uuid=uuid(index), index=index, minor=index + 4, model="NVIDIA A40", memory_mib=46068)
-              for index in range(4))
+CARDS = tuple(
+    Card(uuid=uuid(index), index=index, minor=index + 4, model="NVIDIA A40", memory_mib=46068)
+    for index in range(4)
+)
 A, B, C, D = (card.uuid for card in CARDS)
 
 
@@ -58,15 +65,36 @@ def asking(name="c", count=1, kind=APP):
     return container({GPU: count} if count else {}, kind=kind, name=name)
 
 
-def placed(*containers, shares=None, text=None, left=None, name="p", node=NODE, bind_phase="allocating",
-           phase="Pending", annotations=None, **fields):
+def placed(
+    *containers,
+    shares=None,
+    text=None,
+    left=None,
+    name="p",
+    node=NODE,
+    bind_phase="allocating",
+    phase="Pending",
+    annotations=None,
+    **fields,
+):
     """A pod that the scheduler has bound, with the shares of each of its containers; *text*, *left*: the annotations
     themselves, where they are not just made of the shares."""
     text = render_shares(tuple(map(tuple, shares or ()))) if text is None else text
-    scheduled = {ALLOCATED: text, TO_ALLOCATE: text if left is None else left, PHASE: bind_phase,
-                 "hami.io/vgpu-node": node, "hami.io/bind-time": "1732072495"}
-    return make_pod(*containers, name=name, node_name=node, phase=phase, annotations=scheduled | (annotations or {}),
-                    **fields)
+    scheduled = {
+        ALLOCATED: text,
+        TO_ALLOCATE: text if left is None else left,
+        PHASE: bind_phase,
+        "hami.io/vgpu-node": node,
+        "hami.io/bind-time": "1732072495",
+    }
+    return make_pod(
+        *containers,
+        name=name,
+        node_name=node,
+        phase=phase,
+        annotations=scheduled | (annotations or {}),
+        **fields,
+    )
 
 
 def lock_of(pod, at="2026-01-02T03:04:05Z"):
@@ -76,8 +104,16 @@ def lock_of(pod, at="2026-01-02T03:04:05Z"):
 
 def call(count=1, served=None, **fields):
     """A call of the kubelet; *served*: (uid, container) pairs that have devices by its checkpoint."""
-    return AllocateCall(**{"node": NODE, "resource": GPU, "ids": ids(*[A] * count), "vendor": NVIDIA,
-                           "served": None if served is None else frozenset(served)} | fields)
+    return AllocateCall(
+        **{
+            "node": NODE,
+            "resource": GPU,
+            "ids": ids(*[A] * count),
+            "vendor": NVIDIA,
+            "served": None if served is None else frozenset(served),
+        }
+        | fields
+    )
 
 
 class Events:
@@ -106,8 +142,12 @@ class FakeHost:
     def facts(self, *, limited, instances=()):
         if self.error:
             raise self.error
-        return HostFacts(library="/usr/local/vgpu/libvgpu.so", instance_nodes=tuple(
-            f"/dev/cap-{minor}-{outer}-{inner}" for minor, outer, inner in instances))
+        return HostFacts(
+            library="/usr/local/vgpu/libvgpu.so",
+            instance_nodes=tuple(
+                f"/dev/cap-{minor}-{outer}-{inner}" for minor, outer, inner in instances
+            ),
+        )
 
     def prepare(self, uid, container, *, keep=False):
         self.prepared.append((uid, container))
@@ -126,7 +166,11 @@ class FakeHost:
         return frozenset(f"{uid}_{name}" for uid, name in self.prepared)
 
     def sweep(self, directories, live):
-        gone = [(uid, name) for uid, name in self.prepared if f"{uid}_{name}" in directories and uid not in live]
+        gone = [
+            (uid, name)
+            for uid, name in self.prepared
+            if f"{uid}_{name}" in directories and uid not in live
+        ]
         self.prepared = [one for one in self.prepared if one not in gone]
         return [f"{uid}_{name}" for uid, name in gone]
 
@@ -157,7 +201,7 @@ class LateNodePods:
 
     def pods(self):
         self.reported = max(self.reported, len(self.cluster.history) - self.lag())
-        pods = dict(self.cluster.history[:self.reported])
+        pods = dict(self.cluster.history[: self.reported])
         return [pod for pod in pods.values() if pod and pod.node_name == NODE]
 
     def pod(self, uid):
@@ -204,12 +248,28 @@ class Stage:
         """A new process of the plugin."""
         tokens = (f"token-{number}" for number in itertools.count())
         watch = self.watch if self.watched else None
-        self.deferred = DeferredWrites(self.cluster, NODE, TO_ALLOCATE, self.events, sleep=self.sleep)
-        grants = GrantBuilder(self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=watch,
-                              token=lambda: next(tokens))
+        self.deferred = DeferredWrites(
+            self.cluster, NODE, TO_ALLOCATE, self.events, sleep=self.sleep
+        )
+        grants = GrantBuilder(
+            self.config,
+            self.cluster,
+            self.inventory,
+            self.host,
+            self.mig,
+            node_pods=watch,
+            token=lambda: next(tokens),
+        )
         self.allocator = (PromptAllocator if self.prompt else Allocator)(
-            self.config, self.cluster, BOTH, self.host, grants, self.deferred, node_pods=watch,
-            clock=Clock(lambda: self.time, self.sleep))
+            self.config,
+            self.cluster,
+            BOTH,
+            self.host,
+            grants,
+            self.deferred,
+            node_pods=watch,
+            clock=Clock(lambda: self.time, self.sleep),
+        )
         self.sweep = functools.partial(sweep_node, NODE, self.cluster, self.host, lambda: None)
 
     def clean_up(self):
@@ -250,9 +310,15 @@ class Stage:
 
 def limits(grant):
     """Memory limits of a grant by card."""
-    return sorted(zip(grant.env["NVIDIA_VISIBLE_DEVICES"].split(","),
-                      (grant.env[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"]
-                       for place in range(len(grant.env["NVIDIA_VISIBLE_DEVICES"].split(","))))))
+    return sorted(
+        zip(
+            grant.env["NVIDIA_VISIBLE_DEVICES"].split(","),
+            (
+                grant.env[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"]
+                for place in range(len(grant.env["NVIDIA_VISIBLE_DEVICES"].split(",")))
+            ),
+        )
+    )
 
 
 class Kubelet:

@@ -20,66 +20,106 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 @pytest.fixture
 def make(tmp_path):
     """Makes settings of a node whose folder can be written."""
+
     def make(allocate="auto", cdi_root=str(tmp_path / "cdi"), **config):
         return PluginSettings(node="n1", **config, allocate=allocate, cdi_root=cdi_root)
+
     return make
 
 
 @pytest.fixture
 def ask(make, tmp_path):
     """Returns what keeps a node from start-time mode."""
+
     def ask(node=NODE, environ=None, mounts=HOST, **settings):
         (tmp_path / "mountinfo").write_text(mounts)
         return why_not_start(make(**settings), node, environ or {}, tmp_path / "mountinfo")
+
     return ask
 
 
-@pytest.mark.parametrize("runtime, kubelet, reason", [
-    param("containerd://2.0.0", "v1.29.0", "", id="first containerd and kubelet"),
-    param("containerd://2.3.7-rc.1+x", "v1.36.3+k3s1", "", id="suffixes"),
-    param("containerd://v10.0", "v2.0", "", id="later"),
-    param("cri-o://1.28.0", "v1.36.3", "", id="first CRI-O"),
-    param("cri-o://1.27.9", "v1.36.3", "container runtime cri-o://1.27.9", id="CRI-O before"),
-    param("containerd://1.7.27", "v1.36.3", "container runtime containerd://1.7.27", id="containerd before"),
-    param("containerd://1.6.20~ds1", "v1.36.3", "container runtime containerd://1.6.20~ds1", id="Debian's"),
-    param("docker://28.1.0", "v1.36.3", "container runtime docker://28.1.0", id="another runtime"),
-    param("containerd://", "v1.36.3", "container runtime containerd://", id="no number"),
-    param("", "v1.36.3", "container runtime unknown", id="no runtime"),
-    param("containerd://2.0.0", "v1.28.15", "kubelet v1.28.15", id="kubelet before"),
-    param("containerd://2.0.0", "", "kubelet unknown", id="no kubelet"),
-])
+@pytest.mark.parametrize(
+    "runtime, kubelet, reason",
+    [
+        param("containerd://2.0.0", "v1.29.0", "", id="first containerd and kubelet"),
+        param("containerd://2.3.7-rc.1+x", "v1.36.3+k3s1", "", id="suffixes"),
+        param("containerd://v10.0", "v2.0", "", id="later"),
+        param("cri-o://1.28.0", "v1.36.3", "", id="first CRI-O"),
+        param("cri-o://1.27.9", "v1.36.3", "container runtime cri-o://1.27.9", id="CRI-O before"),
+        param(
+            "containerd://1.7.27",
+            "v1.36.3",
+            "container runtime containerd://1.7.27",
+            id="containerd before",
+        ),
+        param(
+            "containerd://1.6.20~ds1",
+            "v1.36.3",
+            "container runtime containerd://1.6.20~ds1",
+            id="Debian's",
+        ),
+        param(
+            "docker://28.1.0", "v1.36.3", "container runtime docker://28.1.0", id="another runtime"
+        ),
+        param("containerd://", "v1.36.3", "container runtime containerd://", id="no number"),
+        param("", "v1.36.3", "container runtime unknown", id="no runtime"),
+        param("containerd://2.0.0", "v1.28.15", "kubelet v1.28.15", id="kubelet before"),
+        param("containerd://2.0.0", "", "kubelet unknown", id="no kubelet"),
+    ],
+)
 def test_runtime_and_kubelet_decide(ask, runtime, kubelet, reason):
     found = ask(replace(NODE, runtime_version=runtime, kubelet_version=kubelet))
     assert found.partition(": ")[0] == reason
 
 
-@pytest.mark.parametrize("given, reason", [
-    param({"kubelet_socket": ""}, "no kubelet socket", id="no kubelet"),
-    param({"aligned": True}, "enablegetpreferredallocation", id="the kubelet chooses cards"),
-    param({"cdi_root": ""}, "another program writes", id="no folder"),
-    param({"cdi_root": "/proc/self/cdi"}, "--cdi-root /proc/self/cdi: ", id="a folder that cannot be made"),
-])
+@pytest.mark.parametrize(
+    "given, reason",
+    [
+        param({"kubelet_socket": ""}, "no kubelet socket", id="no kubelet"),
+        param({"aligned": True}, "enablegetpreferredallocation", id="the kubelet chooses cards"),
+        param({"cdi_root": ""}, "another program writes", id="no folder"),
+        param(
+            {"cdi_root": "/proc/self/cdi"},
+            "--cdi-root /proc/self/cdi: ",
+            id="a folder that cannot be made",
+        ),
+    ],
+)
 def test_settings_decide(ask, given, reason):
     assert reason in ask(**given)
 
 
-@pytest.mark.parametrize("mounted, reason", [
-    ("", "is no folder of the host: mount it"), ("/cdi", ""), ("/somewhere", "is no folder of the host: mount it"),
-])
+@pytest.mark.parametrize(
+    "mounted, reason",
+    [
+        ("", "is no folder of the host: mount it"),
+        ("/cdi", ""),
+        ("/somewhere", "is no folder of the host: mount it"),
+    ],
+)
 def test_in_a_pod_the_folder_must_be_mounted(ask, tmp_path, mounted, reason):
     mounts = HOST + (f"23 22 8:1 /x {tmp_path}{mounted} rw - ext4 /dev/a rw\n" if mounted else "")
     assert ask(environ=POD, mounts=mounts).endswith(reason)
     assert ask(mounts=mounts) == ""
 
 
-@pytest.mark.parametrize("allocate, node, recorded, expected", [
-    param("start", None, None, True, id="wanted"),
-    param("admission", NODE, True, False, id="not wanted"),
-    param("auto", NODE, None, True, id="possible"),
-    param("auto", replace(NODE, runtime_version="containerd://1.7.0"), True, False, id="not possible"),
-    param("auto", None, True, True, id="node unknown, start-time before"),
-    param("auto", None, False, False, id="node unknown, admission before"),
-])
+@pytest.mark.parametrize(
+    "allocate, node, recorded, expected",
+    [
+        param("start", None, None, True, id="wanted"),
+        param("admission", NODE, True, False, id="not wanted"),
+        param("auto", NODE, None, True, id="possible"),
+        param(
+            "auto",
+            replace(NODE, runtime_version="containerd://1.7.0"),
+            True,
+            False,
+            id="not possible",
+        ),
+        param("auto", None, True, True, id="node unknown, start-time before"),
+        param("auto", None, False, False, id="node unknown, admission before"),
+    ],
+)
 def test_the_mode(make, allocate, node, recorded, expected):
     cluster = FakeCluster(nodes=[node] if node is not None else [])
     assert is_start_time(make(allocate), cluster, recorded, {}) is expected
@@ -94,15 +134,25 @@ def test_a_node_that_cannot_be_read_is_an_error_where_nothing_is_recorded(make):
         is_start_time(make(), cluster, None, {})
 
 
-@pytest.mark.parametrize("runtime, is_refused", [
-    ("containerd://1.6.20~ds1", True), ("containerd://1.7.0", False), ("cri-o://1.22.9", True),
-    ("cri-o://1.23.0", False), ("another://0.1", False), ("containerd://", False), ("", False),
-])
+@pytest.mark.parametrize(
+    "runtime, is_refused",
+    [
+        ("containerd://1.6.20~ds1", True),
+        ("containerd://1.7.0", False),
+        ("cri-o://1.22.9", True),
+        ("cri-o://1.23.0", False),
+        ("another://0.1", False),
+        ("containerd://", False),
+        ("", False),
+    ],
+)
 def test_a_runtime_that_does_not_know_cdi_is_refused(make, runtime, is_refused):
     """It would start containers without devices and limits."""
     cluster = FakeCluster(nodes=[replace(NODE, runtime_version=runtime)])
     if is_refused:
-        with pytest.raises(HamiError, match=f"--allocate=start: the container runtime {runtime} does not know CDI"):
+        with pytest.raises(
+            HamiError, match=f"--allocate=start: the container runtime {runtime} does not know CDI"
+        ):
             is_start_time(make("start"), cluster, None, {})
     else:
         assert is_start_time(make("start"), cluster, None, {})
@@ -113,6 +163,9 @@ def test_without_a_kubelet_there_is_no_mode(make):
 
 
 def test_the_configuration_of_start_time_mode():
-    found = start_time_config(PluginConfig(node="n1", list_strategies=("envvar", "cdi-annotations", "cdi-cri"),
-                                           aligned=True))
+    found = start_time_config(
+        PluginConfig(
+            node="n1", list_strategies=("envvar", "cdi-annotations", "cdi-cri"), aligned=True
+        )
+    )
     assert found == PluginConfig(node="n1", list_strategies=("envvar", "cdi-cri"))

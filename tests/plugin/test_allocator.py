@@ -42,7 +42,9 @@ SERVED = placed(asking(), shares=[[share(A, 1000, 30)]], left=";", bind_phase="s
 TWO = placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]])
 
 
-of_each_transport = pytest.mark.parametrize("watched", [param(False, id="list"), param(True, id="watch")])
+of_each_transport = pytest.mark.parametrize(
+    "watched", [param(False, id="list"), param(True, id="watch")]
+)
 
 
 def stage_of(pod, watched=True, **config):
@@ -62,12 +64,22 @@ def test_allocate_records_the_allocation_and_releases_the_lock(watched):
     grant = stage.allocator.allocate(ids(B))
     assert limits(grant) == [(A, "1000m")]
     assert grant.env["CUDA_DEVICE_SM_LIMIT"] == "30"
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (
+        ";",
+        "success",
+        None,
+    )
     assert stage.host.prepared == [("uid-p", "c")]
-    assert stage.host.limits == {("uid-p", "c"): (
-        "token-0", ContainerLimits(devices=(DeviceLimit(A, 1000 << 20, 30),)))}
+    assert stage.host.limits == {
+        ("uid-p", "c"): ("token-0", ContainerLimits(devices=(DeviceLimit(A, 1000 << 20, 30),)))
+    }
     assert [call.method for call in stage.cluster.calls] == [
-        "node", "pods_on", *(() if watched else ("environment",)), "annotate_pod", "annotate_node"]
+        "node",
+        "pods_on",
+        *(() if watched else ("environment",)),
+        "annotate_pod",
+        "annotate_node",
+    ]
 
 
 @of_each_transport
@@ -77,14 +89,22 @@ def test_containers_are_served_in_order(watched):
     stage.remember("x")
     assert (stage.annotation(PHASE), stage.node_lock) == ("allocating", lock_of(TWO))
     assert limits(stage.allocator.allocate(ids(A, A))) == [(B, "2m"), (C, "3m")]
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";;", "success", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (
+        ";;",
+        "success",
+        None,
+    )
 
 
 @pytest.mark.parametrize("bind_phase, left", [("allocating", None), ("success", "")])
 def test_allocate_hands_out_what_a_resized_pod_is_to_have(bind_phase, left):
     """A kubelet that has lost its checkpoint asks again."""
     target = {RESIZED: f"{A},NVIDIA,9,0:;", RESIZE_TARGET: f"{A},NVIDIA,7,0:;"}
-    stage = stage_of(placed(asking(), shares=[[share(A, 5)]], annotations=target, bind_phase=bind_phase, left=left))
+    stage = stage_of(
+        placed(
+            asking(), shares=[[share(A, 5)]], annotations=target, bind_phase=bind_phase, left=left
+        )
+    )
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "7m")]
     assert stage.annotation(PHASE) == "success"
 
@@ -98,7 +118,9 @@ def test_a_restarted_plugin_serves_the_remaining_containers():
 
 
 def test_the_lock_is_kept_until_all_vendors_have_allocated_their_devices():
-    pod = placed(asking(), shares=[[share(A)]], annotations={FPGA.annotations.to_allocate: "f,FPGA,1,0:;"})
+    pod = placed(
+        asking(), shares=[[share(A)]], annotations={FPGA.annotations.to_allocate: "f,FPGA,1,0:;"}
+    )
     stage = stage_of(pod)
     stage.allocator.allocate(ids(A))
     assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE)) == (";", "allocating")
@@ -107,25 +129,44 @@ def test_the_lock_is_kept_until_all_vendors_have_allocated_their_devices():
 
 def test_environment_variables_of_the_specification_are_read():
     stage = stage_of(ONE)
-    stage.cluster.environments["uid-p", "c"] = {"CUDA_DISABLE_CONTROL": "true", "CUDA_TASK_PRIORITY": "0"}
-    assert not any(mount.container_path == "/etc/ld.so.preload" for mount in stage.allocator.allocate(ids(A)).mounts)
+    stage.cluster.environments["uid-p", "c"] = {
+        "CUDA_DISABLE_CONTROL": "true",
+        "CUDA_TASK_PRIORITY": "0",
+    }
+    assert not any(
+        mount.container_path == "/etc/ld.so.preload"
+        for mount in stage.allocator.allocate(ids(A)).mounts
+    )
     assert stage.host.limits["uid-p", "c"][1].priority == 0
 
 
-@pytest.mark.parametrize("text, most", [
-    ("80", 80), ("20", 30), ("100", 0), ("0", 0), ("101", 0), ("much", 0), ("+40", 0)])
+@pytest.mark.parametrize(
+    "text, most",
+    [("80", 80), ("20", 30), ("100", 0), ("0", 0), ("101", 0), ("much", 0), ("+40", 0)],
+)
 def test_the_limit_of_cores_of_the_pod_is_handed_over_if_it_can_be_read(text, most):
-    stage = stage_of(placed(asking(), shares=[[share(A, 1000, 30)]], annotations={CORES_LIMIT: text}))
+    stage = stage_of(
+        placed(asking(), shares=[[share(A, 1000, 30)]], annotations={CORES_LIMIT: text})
+    )
     stage.allocator.allocate(ids(A))
     (device,) = stage.host.limits["uid-p", "c"][1].devices
     assert (device.cores, device.cores_most) == (30, most)
 
 
-@pytest.mark.parametrize("asked, why", [
-    param((), "the kubelet requested no devices", id="none"),
-    param(("GPU-9-0",), "the kubelet requested devices that are not on this node: GPU-9-0", id="unknown"),
-    param((f"{A}-0", f"{A}-0"), f"the kubelet requested a device twice: {A}-0, {A}-0", id="twice"),
-])
+@pytest.mark.parametrize(
+    "asked, why",
+    [
+        param((), "the kubelet requested no devices", id="none"),
+        param(
+            ("GPU-9-0",),
+            "the kubelet requested devices that are not on this node: GPU-9-0",
+            id="unknown",
+        ),
+        param(
+            (f"{A}-0", f"{A}-0"), f"the kubelet requested a device twice: {A}-0, {A}-0", id="twice"
+        ),
+    ],
+)
 def test_invalid_calls_change_nothing(asked, why):
     stage = stage_of(ONE)
     with pytest.raises(AllocationRefused) as caught:
@@ -135,24 +176,41 @@ def test_invalid_calls_change_nothing(asked, why):
 
 def test_a_call_for_another_number_of_devices_only_records_an_event_on_the_holder():
     stage = stage_of(ONE)
-    assert refused(stage, A, B) == ("cannot determine the requesting container (2 of nvidia.com/gpu): pod default/p "
-                                    "holds the node lock, but its next container, c, gets 1")
+    assert refused(stage, A, B) == (
+        "cannot determine the requesting container (2 of nvidia.com/gpu): pod default/p "
+        "holds the node lock, but its next container, c, gets 1"
+    )
     assert (stage.pod().annotations, stage.node_lock) == (ONE.annotations, lock_of(ONE))
     assert stage.events.of("default/p") == stage.events.of(NODE) != []
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
 
 
-@pytest.mark.parametrize("pod, why", [
-    param(placed(asking(), shares=[[share(A, 0)]]), "means no limit", id="no memory"),
-    param(placed(asking(), shares=[[share("GPU-9")]]), "which is not on this node", id="unknown card"),
-    param(placed(asking(), text="x,y:;"), "missing fields", id="unreadable"),
-    param(placed(asking(), shares=[[share(A), share(B)]]), "expected as many shares", id="more than requested"),
-])
+@pytest.mark.parametrize(
+    "pod, why",
+    [
+        param(placed(asking(), shares=[[share(A, 0)]]), "means no limit", id="no memory"),
+        param(
+            placed(asking(), shares=[[share("GPU-9")]]),
+            "which is not on this node",
+            id="unknown card",
+        ),
+        param(placed(asking(), text="x,y:;"), "missing fields", id="unreadable"),
+        param(
+            placed(asking(), shares=[[share(A), share(B)]]),
+            "expected as many shares",
+            id="more than requested",
+        ),
+    ],
+)
 def test_a_pod_that_cannot_be_served_fails_alone(pod, why):
     stage = stage_of(pod)
     stage.cluster.put_pod(placed(asking(count=2), shares=[[share(A), share(B)]], name="other"))
     assert why in refused(stage)
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == ("", "failed", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (
+        "",
+        "failed",
+        None,
+    )
     assert why in stage.events.of("default/p")[0]
     assert stage.annotation(PHASE, "other") == "allocating"
 
@@ -163,14 +221,23 @@ def test_an_unhealthy_card_is_not_allocated():
     assert (stage.annotation(PHASE), stage.node_lock) == ("failed", None)
 
 
-became_unhealthy = pytest.mark.parametrize("change, why", [
-    param(lambda inventory: inventory.report(A, "XID 79"), "XID 79", id="an XID"),
-    param(lambda inventory: inventory.update(CARDS[1:]), "no longer listed by the driver", id="not listed"),
-])
+became_unhealthy = pytest.mark.parametrize(
+    "change, why",
+    [
+        param(lambda inventory: inventory.report(A, "XID 79"), "XID 79", id="an XID"),
+        param(
+            lambda inventory: inventory.update(CARDS[1:]),
+            "no longer listed by the driver",
+            id="not listed",
+        ),
+    ],
+)
 
 
 @became_unhealthy
-@pytest.mark.parametrize("asked, phase", [param(ONE, "failed", id="first"), param(SERVED, "success", id="again")])
+@pytest.mark.parametrize(
+    "asked, phase", [param(ONE, "failed", id="first"), param(SERVED, "success", id="again")]
+)
 def test_a_card_that_became_unhealthy_after_scheduling_is_not_allocated(change, why, asked, phase):
     stage = stage_of(asked)
     change(stage.inventory)
@@ -191,23 +258,30 @@ def test_a_running_pod_keeps_its_unhealthy_card_when_the_kubelet_asks_again(chan
 
 def test_a_host_that_cannot_be_written_is_reported():
     stage = stage_of(ONE)
-    stage.host.error = HostError("cannot create the directory of a container: Read-only file system: /usr/local")
+    stage.host.error = HostError(
+        "cannot create the directory of a container: Read-only file system: /usr/local"
+    )
     with pytest.raises(HostError, match="Read-only file system"):
         stage.allocator.allocate(ids(A))
     assert (stage.annotation(PHASE), stage.node_lock) == ("failed", None)
 
 
-@pytest.mark.parametrize("lock, why", [
-    param("nonsense", "expected an RFC 3339 time first", id="nonsense"),
-    param("2026-01-02T03:04:05Z,x", "expected 3 parts, got 2", id="two parts"),
-])
+@pytest.mark.parametrize(
+    "lock, why",
+    [
+        param("nonsense", "expected an RFC 3339 time first", id="nonsense"),
+        param("2026-01-02T03:04:05Z,x", "expected 3 parts, got 2", id="two parts"),
+    ],
+)
 def test_a_lock_that_cannot_be_read_serves_nobody(lock, why):
     stage = Stage(ONE, lock=lock)
     assert why in refused(stage)
     assert (stage.annotation(PHASE), stage.node_lock) == ("allocating", lock)
 
 
-@pytest.mark.parametrize("lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")])
+@pytest.mark.parametrize(
+    "lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")]
+)
 def test_without_a_lock_holder_the_only_waiting_pod_is_served(lock):
     """HAMi's scheduler up to v2.10 locks no node for a pod of which only init containers ask."""
     pod = placed(asking("i", kind=INIT), asking("c", 0), shares=[[share(A, 7)], []])
@@ -220,7 +294,10 @@ def test_the_lock_of_a_deleted_pod_is_released_and_no_pod_is_served():
     other = placed(asking(), shares=[[share(B)]], name="other")
     stage = Stage(other, lock=lock_of(ONE))
     assert refused(stage).endswith("the node is locked for pod default/p, which is gone")
-    assert (stage.node_lock, stage.annotation(TO_ALLOCATE, "other")) == (None, other.annotations[TO_ALLOCATE])
+    assert (stage.node_lock, stage.annotation(TO_ALLOCATE, "other")) == (
+        None,
+        other.annotations[TO_ALLOCATE],
+    )
 
 
 def test_a_later_pod_of_the_same_name_is_not_taken_for_the_first():
@@ -253,7 +330,9 @@ def test_a_revoked_holder_is_refused_and_its_lock_released():
     assert (stage.pod().annotations, stage.node_lock) == (REVOKED.annotations, None)
 
 
-@pytest.mark.parametrize("record", [param(True, id="with the kubelet's checkpoint"), param(False, id="without")])
+@pytest.mark.parametrize(
+    "record", [param(True, id="with the kubelet's checkpoint"), param(False, id="without")]
+)
 def test_a_revoked_pod_that_starts_late_does_not_get_the_next_pod_s_devices(record):
     """The kubelet was down; the allocation was revoked, and another pod is bound meanwhile."""
     following = placed(asking(), shares=[[share(B, 5)]], name="q")
@@ -289,8 +368,12 @@ def test_a_repeated_call_gets_the_same_devices():
 # -- what goes wrong on the way
 
 
-@pytest.mark.parametrize("method", ["node", "pods_on", "environment", "annotate_pod", "annotate_node"])
-@pytest.mark.parametrize("after", [param(False, id="request lost"), param(True, id="response lost")])
+@pytest.mark.parametrize(
+    "method", ["node", "pods_on", "environment", "annotate_pod", "annotate_node"]
+)
+@pytest.mark.parametrize(
+    "after", [param(False, id="request lost"), param(True, id="response lost")]
+)
 @pytest.mark.parametrize("record", [param(True, id="record"), param(False, id="no record")])
 def test_a_lost_request_is_retried(method, after, record):
     stage = stage_of(ONE)
@@ -299,7 +382,11 @@ def test_a_lost_request_is_retried(method, after, record):
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
     for _ in range(2):
         stage.deferred.flush()
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (
+        ";",
+        "success",
+        None,
+    )
 
 
 def test_another_pod_is_not_served_when_the_response_was_lost_and_the_lock_has_moved_on():
@@ -357,19 +444,30 @@ def test_a_pod_that_is_deleted_between_reading_and_writing_is_refused_and_its_lo
 def test_a_pod_fails_later_if_the_api_server_does_not_answer_in_time():
     stage = stage_of(ONE)
     stage.cluster.fail("annotate_pod", AWAY, times=1000)
-    with pytest.raises(ClusterError, match="a request to the API server failed: connection refused"):
+    with pytest.raises(
+        ClusterError, match="a request to the API server failed: connection refused"
+    ):
         stage.allocator.allocate(ids(A))
     assert 20 <= stage.time < 25
     stage.cluster.heal()
     stage.deferred.flush()
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == ("", "failed", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (
+        "",
+        "failed",
+        None,
+    )
     assert "connection refused" in stage.events.of("default/p")[0]
 
 
-@pytest.mark.parametrize("error", [param(None, id="answers late"), param(no_answer(), id="does not answer")])
+@pytest.mark.parametrize(
+    "error", [param(None, id="answers late"), param(no_answer(), id="does not answer")]
+)
 def test_the_deadline_covers_the_writes_that_earlier_calls_have_left(error):
     """Ten of them, each of which takes the 10 s after which a request times out."""
-    earlier = [placed(asking(), shares=[[share(B)]], name=f"earlier-{number}", phase="Running") for number in range(10)]
+    earlier = [
+        placed(asking(), shares=[[share(B)]], name=f"earlier-{number}", phase="Running")
+        for number in range(10)
+    ]
     stage = Stage(ONE, *earlier, lock=lock_of(ONE))
     stage.prompt = False
     stage.start()
@@ -380,13 +478,16 @@ def test_the_deadline_covers_the_writes_that_earlier_calls_have_left(error):
     def answer_late(call):
         if call.method == "annotate_pod" and call.arguments["ref"] != ONE.ref:
             stage.time += 10.0
+
     stage.cluster.on_call = answer_late
     if error is not None:
         stage.cluster.fail("annotate_pod", error)
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
     assert stage.time <= 20.0
     stage.deferred.flush()
-    assert {stage.annotation(PHASE, pod.ref.name) for pod in earlier} == {"success"}, "the others are made later"
+    assert {stage.annotation(PHASE, pod.ref.name) for pod in earlier} == {"success"}, (
+        "the others are made later"
+    )
 
 
 def test_a_call_does_not_wait_for_the_cleanup_that_reads_from_a_hung_api_server():
@@ -395,7 +496,10 @@ def test_a_call_does_not_wait_for_the_cleanup_that_reads_from_a_hung_api_server(
 
     def allocate_meanwhile(call):
         stage.cluster.on_call = lambda call: None
-        calls.append(ThreadPoolExecutor(1).submit(stage.allocator.allocate, ids(A)).result(TIMEOUT_S))
+        calls.append(
+            ThreadPoolExecutor(1).submit(stage.allocator.allocate, ids(A)).result(TIMEOUT_S)
+        )
+
     stage.cluster.on_call = allocate_meanwhile
     stage.allocator.release_stale_lock()
     assert [limits(grant) for grant in calls] == [[(A, "1000m")]]
@@ -430,12 +534,20 @@ def test_an_unknown_node_is_an_error():
     assert stage.pod().annotations == ONE.annotations
 
 
-@pytest.mark.parametrize("pod, released", [
-    param(placed(asking(), shares=[[share(A)]], left=";", bind_phase="success"), True, id="success"),
-    param(REVOKED, True, id="failed"), param(ONE, False, id="allocating"),
-    param(make_pod(asking(), name="p"), False, id="about to be bound"),
-    param(make_pod(asking(), name="other"), True, id="gone"),
-])
+@pytest.mark.parametrize(
+    "pod, released",
+    [
+        param(
+            placed(asking(), shares=[[share(A)]], left=";", bind_phase="success"),
+            True,
+            id="success",
+        ),
+        param(REVOKED, True, id="failed"),
+        param(ONE, False, id="allocating"),
+        param(make_pod(asking(), name="p"), False, id="about to be bound"),
+        param(make_pod(asking(), name="other"), True, id="gone"),
+    ],
+)
 def test_cleanup_releases_a_stale_lock(pod, released):
     stage = Stage(pod, lock=lock_of(ONE))
     stage.clean_up()
@@ -453,7 +565,9 @@ def test_a_sweep_keeps_a_directory_created_after_the_pods_were_listed():
     """It belongs to a pod that is bound and served during the sweep."""
     stage = Stage(ONE)
     stage.host.prepared = [("uid-old", "c")]
-    stage.cluster.on_call = lambda call: call.method == "pods_on" and stage.host.prepared.append(("uid-new", "c"))
+    stage.cluster.on_call = lambda call: (
+        call.method == "pods_on" and stage.host.prepared.append(("uid-new", "c"))
+    )
     stage.sweep()
     assert stage.host.prepared == [("uid-new", "c")]
 
@@ -472,17 +586,39 @@ def test_cleanup_survives_an_api_server_that_does_not_answer():
 
 CARD = "GPU-1afede84-4e70-2174-49af-f07ebb94d1ae"
 WRITTEN = {  # what a pod and the lock look like when Allocate is called; keys without their prefix hami.io/
-    "v2.4": ({"bind-phase": "allocating", "bind-time": "1732072495", "vgpu-node": NODE, "vgpu-time": "1732072495",
-              "vgpu-devices-allocated": f"{CARD},NVIDIA,20000,30:;",
-              "vgpu-devices-to-allocate": f"{CARD},NVIDIA,20000,30:;"}, "2024-11-20T03:14:55Z,default,p"),
+    "v2.4": (
+        {
+            "bind-phase": "allocating",
+            "bind-time": "1732072495",
+            "vgpu-node": NODE,
+            "vgpu-time": "1732072495",
+            "vgpu-devices-allocated": f"{CARD},NVIDIA,20000,30:;",
+            "vgpu-devices-to-allocate": f"{CARD},NVIDIA,20000,30:;",
+        },
+        "2024-11-20T03:14:55Z,default,p",
+    ),
     "v2.6, beside a container without a card": (
-        {"bind-phase": "allocating", "bind-time": "1750000000", "vgpu-node": NODE, "vgpu-time": "1750000000",
-         "vgpu-devices-allocated": f",,0,0:;{CARD},NVIDIA,20000,30:;",
-         "vgpu-devices-to-allocate": f",,0,0:;{CARD},NVIDIA,20000,30:;"}, "2025-06-15T15:06:40+02:00,default,p"),
+        {
+            "bind-phase": "allocating",
+            "bind-time": "1750000000",
+            "vgpu-node": NODE,
+            "vgpu-time": "1750000000",
+            "vgpu-devices-allocated": f",,0,0:;{CARD},NVIDIA,20000,30:;",
+            "vgpu-devices-to-allocate": f",,0,0:;{CARD},NVIDIA,20000,30:;",
+        },
+        "2025-06-15T15:06:40+02:00,default,p",
+    ),
     "v2.10, beside a container without a card": (
-        {"bind-phase": "allocating", "bind-time": "1787306400", "vgpu-node": NODE, "vgpu-time": "1787306400",
-         "vgpu-devices-allocated": f"{CARD},NVIDIA,20000,30:;",
-         "vgpu-devices-to-allocate": f"{CARD},NVIDIA,20000,30:;"}, "2026-08-21T10:00:00Z,default,p"),
+        {
+            "bind-phase": "allocating",
+            "bind-time": "1787306400",
+            "vgpu-node": NODE,
+            "vgpu-time": "1787306400",
+            "vgpu-devices-allocated": f"{CARD},NVIDIA,20000,30:;",
+            "vgpu-devices-to-allocate": f"{CARD},NVIDIA,20000,30:;",
+        },
+        "2026-08-21T10:00:00Z,default,p",
+    ),
 }
 
 
@@ -490,8 +626,13 @@ WRITTEN = {  # what a pod and the lock look like when Allocate is called; keys w
 def test_pods_recorded_with_upstream_schedulers_are_served(version):
     annotations, lock = WRITTEN[version]
     containers = (asking("side", 0), asking("c")) if "beside" in version else (asking("c"),)
-    pod = make_pod(*containers, name="p", node_name=NODE, phase="Pending",
-                   annotations={f"hami.io/{key}": text for key, text in annotations.items()})
+    pod = make_pod(
+        *containers,
+        name="p",
+        node_name=NODE,
+        phase="Pending",
+        annotations={f"hami.io/{key}": text for key, text in annotations.items()},
+    )
     stage = Stage(pod, lock=lock, cards=(replace(CARDS[0], uuid=CARD),))
     grant = stage.allocator.allocate((f"{CARD}-3",))
     assert limits(grant) == [(CARD, "20000m")]
@@ -503,12 +644,20 @@ def test_pods_recorded_with_upstream_schedulers_are_served(version):
 # -- which devices the kubelet should choose
 
 
-@pytest.mark.parametrize("pod, size, chosen", [
-    param(ONE, 1, (f"{A}-0",), id="the holder's card"),
-    param(TWO, 2, (), id="another number"),
-    param(placed(asking(count=2), shares=[[share(C), share(A)]]), 2, (f"{C}-2", f"{A}-0"), id="two cards"),
-    param(REVOKED, 1, (), id="revoked"),
-])
+@pytest.mark.parametrize(
+    "pod, size, chosen",
+    [
+        param(ONE, 1, (f"{A}-0",), id="the holder's card"),
+        param(TWO, 2, (), id="another number"),
+        param(
+            placed(asking(count=2), shares=[[share(C), share(A)]]),
+            2,
+            (f"{C}-2", f"{A}-0"),
+            id="two cards",
+        ),
+        param(REVOKED, 1, (), id="revoked"),
+    ],
+)
 def test_preferred(pod, size, chosen):
     stage = stage_of(pod)
     assert stage.allocator.preferred(ids(A, B, C), (), size) == chosen
@@ -541,18 +690,30 @@ def test_preferred_ids_are_accepted_in_any_order():
 
 def some_pod(rng, name):
     """A pod of up to three containers, with shares whose memory nobody else has, in one of the forms of text."""
-    kinds = sorted((rng.choice((INIT, None)) for _ in range(rng.randint(1, 3))), key=lambda kind: kind is None)
+    kinds = sorted(
+        (rng.choice((INIT, None)) for _ in range(rng.randint(1, 3))), key=lambda kind: kind is None
+    )
     sizes = [rng.choice((0, 1, 1, 2)) for _ in kinds]
     if not any(sizes):
         sizes[-1] = 1
-    containers = [asking(f"c{place}", size, **({"kind": kind} if kind else {}))
-                  for place, (kind, size) in enumerate(zip(kinds, sizes))]
-    shares = [[share(card.uuid, rng.randint(1, 10**6)) for card in rng.sample(CARDS, size)] for size in sizes]
+    containers = [
+        asking(f"c{place}", size, **({"kind": kind} if kind else {}))
+        for place, (kind, size) in enumerate(zip(kinds, sizes))
+    ]
+    shares = [
+        [share(card.uuid, rng.randint(1, 10**6)) for card in rng.sample(CARDS, size)]
+        for size in sizes
+    ]
     text = render_shares(tuple(map(tuple, shares)))
     if rng.random() < 0.3:
-        text = "".join(part + ";" for part in text.split(";") if part)  # as v2.10 leaves containers out
+        text = "".join(
+            part + ";" for part in text.split(";") if part
+        )  # as v2.10 leaves containers out
     return placed(*containers, text=text, name=name, uid=f"uid-{name}-{rng.random()}"), {
-        one.name: sorted((s.uuid, f"{s.memory_mib}m") for s in mine) for one, mine in zip(containers, shares) if mine}
+        one.name: sorted((s.uuid, f"{s.memory_mib}m") for s in mine)
+        for one, mine in zip(containers, shares)
+        if mine
+    }
 
 
 class Trouble:
@@ -565,11 +726,15 @@ class Trouble:
         if self.rng.random() > self.rate:
             return
         if self.rng.random() < 0.8:
-            error = self.rng.choice((no_answer(), Conflict("modified", 409), ClusterError("busy", 503)))
+            error = self.rng.choice(
+                (no_answer(), Conflict("modified", 409), ClusterError("busy", 503))
+            )
             lost = not isinstance(error, Conflict) and self.rng.random() < 0.5
             self.stage.cluster.fail(call.method, error, after=lost)
         else:
-            self.stage.cluster.put_node(replace(self.stage.cluster.nodes[NODE], labels={"n": str(self.rng.random())}))
+            self.stage.cluster.put_node(
+                replace(self.stage.cluster.nodes[NODE], labels={"n": str(self.rng.random())})
+            )
 
 
 @pytest.mark.parametrize("record", [param(True, id="record"), param(False, id="no record")])
@@ -590,13 +755,19 @@ def test_no_container_ever_gets_shares_of_another(seed, record, watched):
         second += rng.randint(0, 2)
         if stage.node_lock is None or not calm:
             stage.cluster.put_pod(pod)
-            if calm or rng.random() < 0.8:  # else it is one of those that need no lock, beside the one that has it
+            if (
+                calm or rng.random() < 0.8
+            ):  # else it is one of those that need no lock, beside the one that has it
                 stage.set_lock(lock_of(pod, f"2026-01-02T03:04:{second:02}Z"))
             waiting.append((pod, expected))
         stage.cluster.on_call = Trouble(stage, rng, 0 if calm else 0.2)
         if not calm and rng.random() < 0.3:  # its turn is taken back before the kubelet comes to it
             stored = stage.cluster.pods["default", pod.ref.name]
-            stage.cluster.put_pod(replace(stored, annotations={**stored.annotations, TO_ALLOCATE: "", PHASE: "failed"}))
+            stage.cluster.put_pod(
+                replace(
+                    stored, annotations={**stored.annotations, TO_ALLOCATE: "", PHASE: "failed"}
+                )
+            )
             continue
         if not calm and rng.random() < 0.4:  # the kubelet is late
             continue
@@ -642,8 +813,13 @@ def test_a_call_is_refused_when_another_container_matches_that_a_late_watch_has_
     assert (stage.pod().annotations, stage.node_lock) == (ONE.annotations, lock_of(ONE))
 
 
-@pytest.mark.parametrize("first", [param("p", id="the pod with the lock is admitted first"),
-                                   param("q", id="the pod without one is")])
+@pytest.mark.parametrize(
+    "first",
+    [
+        param("p", id="the pod with the lock is admitted first"),
+        param("q", id="the pod without one is"),
+    ],
+)
 def test_pods_that_were_refused_together_are_served_one_by_one(first):
     stage = late(ONE, UNLOCKED)
     kubelet = Kubelet(stage)
@@ -651,7 +827,8 @@ def test_pods_that_were_refused_together_are_served_one_by_one(first):
     kubelet.fail(UNLOCKED if first == "p" else ONE)
     handed = kubelet.admit(stage.pod(first))
     assert {name: limits(grant) for name, grant in handed.items()} == (
-        {"c": [(A, "1000m")]} if first == "p" else {"i": [(B, "7m")]})
+        {"c": [(A, "1000m")]} if first == "p" else {"i": [(B, "7m")]}
+    )
 
 
 @pytest.mark.parametrize("record", [param(True, id="checkpoint"), param(False, id="no checkpoint")])
@@ -672,34 +849,57 @@ def test_a_lost_write_that_arrives_late_is_found_after_the_conflict():
 
     def arrive(call):
         writes = stage.cluster.calls_of("annotate_pod")
-        if call.method == "annotate_pod" and len(writes) == 2:  # the first one is only carried out now
-            stage.cluster.put_pod(replace(stage.pod(), annotations=stage.pod().annotations | writes[0].annotations))
+        if (
+            call.method == "annotate_pod" and len(writes) == 2
+        ):  # the first one is only carried out now
+            stage.cluster.put_pod(
+                replace(stage.pod(), annotations=stage.pod().annotations | writes[0].annotations)
+            )
 
     stage.cluster.on_call = arrive
     assert limits(stage.allocator.allocate(ids(C))) == [(A, "1m")]
     assert stage.annotation(TO_ALLOCATE) == f";{B},NVIDIA,2,0:;"
 
 
-@pytest.mark.parametrize("stage", [
-    param(lambda: late(ONE), id="the pod"),
-    param(lambda: late(TWO, replace(TWO, annotations=ONE.annotations, containers=ONE.containers)),
-          id="its latest state"),
-    param(lambda: late(placed(asking(), shares=[[share("GPU-9")]]), ONE), id="the shares it has now"),
-])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        param(lambda: late(ONE), id="the pod"),
+        param(
+            lambda: late(TWO, replace(TWO, annotations=ONE.annotations, containers=ONE.containers)),
+            id="its latest state",
+        ),
+        param(
+            lambda: late(placed(asking(), shares=[[share("GPU-9")]]), ONE),
+            id="the shares it has now",
+        ),
+    ],
+)
 def test_what_a_late_watch_has_not_reported_changes_nothing(stage):
     stage = stage()
     assert limits(stage.allocator.allocate(ids(B))) == [(A, "1000m")]
-    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (";", "success", None)
+    assert (stage.annotation(TO_ALLOCATE), stage.annotation(PHASE), stage.node_lock) == (
+        ";",
+        "success",
+        None,
+    )
     assert len(stage.cluster.calls_of("pods_on")) == 1
 
 
 GONE = "2026-01-02T03:04:05Z,default,gone"
 
 
-@pytest.mark.parametrize("lock, why", [
-    param(GONE, "locked for pod default/gone, which is gone", id="the call may be for the pod that is gone"),
-    param("what,is,this,lock", "hami.io/mutex.lock", id="nobody knows whose it is"),
-])
+@pytest.mark.parametrize(
+    "lock, why",
+    [
+        param(
+            GONE,
+            "locked for pod default/gone, which is gone",
+            id="the call may be for the pod that is gone",
+        ),
+        param("what,is,this,lock", "hami.io/mutex.lock", id="nobody knows whose it is"),
+    ],
+)
 def test_a_pod_is_not_touched_when_the_lock_names_no_pod_of_the_cluster(lock, why):
     stage = stage_of(ONE)
     stage.set_lock(lock)
@@ -707,7 +907,9 @@ def test_a_pod_is_not_touched_when_the_lock_names_no_pod_of_the_cluster(lock, wh
     assert stage.pod().annotations == ONE.annotations
 
 
-@pytest.mark.parametrize("lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")])
+@pytest.mark.parametrize(
+    "lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")]
+)
 def test_a_pod_without_a_lock_is_served(lock):
     stage = stage_of(UNLOCKED)
     stage.set_lock(lock)
@@ -726,10 +928,21 @@ def test_the_kubelet_has_its_answer_before_the_lock_is_released():
     assert len(stage.cluster.calls_of("node")) == 1
 
 
-@pytest.mark.parametrize("change", [
-    param(lambda stage: stage.cluster.put_node(replace(stage.cluster.nodes[NODE], labels={"a": "b"})), id="a label"),
-    param(lambda stage: stage.cluster.fail("annotate_node", AWAY, times=1), id="the API server was away"),
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        param(
+            lambda stage: stage.cluster.put_node(
+                replace(stage.cluster.nodes[NODE], labels={"a": "b"})
+            ),
+            id="a label",
+        ),
+        param(
+            lambda stage: stage.cluster.fail("annotate_node", AWAY, times=1),
+            id="the API server was away",
+        ),
+    ],
+)
 def test_a_deferred_release_is_made_by_the_next_call_at_the_latest(change):
     stage = stage_of(ONE)
     stage.prompt = False
@@ -755,5 +968,7 @@ def test_a_deferred_release_keeps_a_lock_that_was_taken_by_another_pod():
 @of_each_transport
 def test_not_found_does_not_fail_a_pod(watched):
     stage = stage_of(ONE, watched)
-    stage.cluster.fail("annotate_pod" if watched else "environment", NotFound("pod default/p is gone", 404))
+    stage.cluster.fail(
+        "annotate_pod" if watched else "environment", NotFound("pod default/p is gone", 404)
+    )
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]

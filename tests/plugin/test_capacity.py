@@ -20,7 +20,9 @@ from tests.fake_cluster import FakeCluster
 from tests.vendors.placing import cache_of, place_pod
 from tools.policies import render_managed_resources, render_match_conditions
 
-GPU, MEMORY, PERCENT, CORES = (f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpumem-percentage", "gpucores"))
+GPU, MEMORY, PERCENT, CORES = (
+    f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpumem-percentage", "gpucores")
+)
 TOTAL_MEMORY, TOTAL_CORES = map(total_name, (MEMORY, CORES))
 ALLOCATED = NVIDIA.annotations.allocated
 CARDS = gpu("GPU-a", memory_mib=1000), gpu("GPU-b", memory_mib=3000, cores=150)
@@ -29,44 +31,69 @@ CARDS = gpu("GPU-a", memory_mib=1000), gpu("GPU-b", memory_mib=3000, cores=150)
 def published(*devices, mode="totals", vendor=NVIDIA, pods=(), before=(), annotations=None):
     """Returns the capacity of a node with *devices* after two rounds, of which the second writes nothing."""
     made = node("n1", *devices, annotations=annotations)
-    cluster = FakeCluster(nodes=[replace(made, capacity=dict(before), allocatable=dict(before))], pods=pods)
+    cluster = FakeCluster(
+        nodes=[replace(made, capacity=dict(before), allocatable=dict(before))], pods=pods
+    )
     for _ in range(2):
         publish_capacity(cluster, cluster.node("n1"), vendor, mode)
     after = cluster.nodes["n1"]
     assert after.capacity == after.allocatable
     assert len(cluster.calls_of("publish_capacity")) <= 1
-    assert set(filter(None, after.annotations.get(CAPACITY, "").split(","))) >= after.capacity.keys() - dict(before)
+    assert set(
+        filter(None, after.annotations.get(CAPACITY, "").split(","))
+    ) >= after.capacity.keys() - dict(before)
     return dict(after.capacity)
 
 
 def bound(name="p", memory=0, cores=0, uuid="GPU-a", percent=0, **fields):
     """A pod on the node that requests these amounts, and holds a device."""
     annotations = {ALLOCATED: f"{uuid},NVIDIA,{memory},{cores}:;"} if uuid else {}
-    return pod(container(requests={MEMORY: memory, CORES: cores, PERCENT: percent}), name=name, node_name="n1",
-               **{"annotations": annotations} | fields)
+    return pod(
+        container(requests={MEMORY: memory, CORES: cores, PERCENT: percent}),
+        name=name,
+        node_name="n1",
+        **{"annotations": annotations} | fields,
+    )
 
 
-@pytest.mark.parametrize("devices, annotations, memory, cores", [
-    param(CARDS, {}, 4000, 250, id="all"),
-    param((CARDS[0], replace(CARDS[1], healthy=False)), {}, 1000, 100, id="healthy ones"),
-    param(CARDS, {CORDON: "GPU-a"}, 3000, 150, id="without a cordoned one"),
-    param(CARDS, {CORDON: "GPU-a,GPU-b"}, 0, 0, id="all are cordoned"),
-])
+@pytest.mark.parametrize(
+    "devices, annotations, memory, cores",
+    [
+        param(CARDS, {}, 4000, 250, id="all"),
+        param((CARDS[0], replace(CARDS[1], healthy=False)), {}, 1000, 100, id="healthy ones"),
+        param(CARDS, {CORDON: "GPU-a"}, 3000, 150, id="without a cordoned one"),
+        param(CARDS, {CORDON: "GPU-a,GPU-b"}, 0, 0, id="all are cordoned"),
+    ],
+)
 def test_totals_are_the_sums_of_what_is_offered(devices, annotations, memory, cores):
-    assert published(*devices, annotations=annotations) == {TOTAL_MEMORY: str(memory), TOTAL_CORES: str(cores)}
+    assert published(*devices, annotations=annotations) == {
+        TOTAL_MEMORY: str(memory),
+        TOTAL_CORES: str(cores),
+    }
 
 
 def test_amounts_have_the_unit_and_the_names_of_requests():
-    vendor = nvidia(memory_factor=1000, resource_memory_name="example.com/mem", resource_core_name="")
-    assert published(*CARDS, gpu("GPU-c", memory_mib=999), vendor=vendor) == {"example.com/total-mem": "4"}
+    vendor = nvidia(
+        memory_factor=1000, resource_memory_name="example.com/mem", resource_core_name=""
+    )
+    assert published(*CARDS, gpu("GPU-c", memory_mib=999), vendor=vendor) == {
+        "example.com/total-mem": "4"
+    }
 
 
 def test_a_node_that_shows_them_already_is_not_written():
     """The API server writes 4000 as 4k."""
     before = {TOTAL_MEMORY: "4k", TOTAL_CORES: "250"}
     names = ",".join(sorted(before))
-    cluster = FakeCluster(nodes=[replace(node("n1", *CARDS, annotations={CAPACITY: names}), capacity=before,
-                                         allocatable=before)])
+    cluster = FakeCluster(
+        nodes=[
+            replace(
+                node("n1", *CARDS, annotations={CAPACITY: names}),
+                capacity=before,
+                allocatable=before,
+            )
+        ]
+    )
     publish_capacity(cluster, cluster.node("n1"), NVIDIA, "totals")
     assert not cluster.calls_of("publish_capacity")
 
@@ -76,11 +103,16 @@ def test_what_a_kubelet_has_reset_is_restored():
     assert published(*CARDS, before=zero) == {TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
 
 
-@pytest.mark.parametrize("mode, devices", [("off", CARDS), ("totals", ())], ids=["switched off", "without devices"])
+@pytest.mark.parametrize(
+    "mode, devices", [("off", CARDS), ("totals", ())], ids=["switched off", "without devices"]
+)
 def test_names_that_were_published_are_removed_and_others_stay(mode, devices):
     before = {TOTAL_MEMORY: "4000", MEMORY: "4000", CORES: "7", "cpu": "8"}
-    made = replace(node("n1", *devices, annotations={CAPACITY: f"{MEMORY},{TOTAL_CORES},{TOTAL_MEMORY}"}),
-                   capacity=before, allocatable=before)
+    made = replace(
+        node("n1", *devices, annotations={CAPACITY: f"{MEMORY},{TOTAL_CORES},{TOTAL_MEMORY}"}),
+        capacity=before,
+        allocatable=before,
+    )
     cluster = FakeCluster(nodes=[made])
     publish_capacity(cluster, cluster.node("n1"), NVIDIA, mode)
     assert cluster.nodes["n1"].capacity == {CORES: "7", "cpu": "8"}
@@ -93,21 +125,33 @@ def test_switched_off_nothing_is_written():
 
 def test_requests_also_have_the_names_that_pods_request():
     assert published(*CARDS, mode="requests", pods=[bound(memory=800)]) == {
-        MEMORY: "4000", PERCENT: "200", CORES: "250", TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
+        MEMORY: "4000",
+        PERCENT: "200",
+        CORES: "250",
+        TOTAL_MEMORY: "4000",
+        TOTAL_CORES: "250",
+    }
 
 
-@pytest.mark.parametrize("pods, memory", [
-    param([], 3000, id="nothing bound"),
-    param([bound(memory=800)], 3800, id="bound there"),
-    param([bound(memory=800, uuid="GPU-b")], 3000, id="bound on another"),
-    param([bound(memory=800, uuid="GPU-gone")], 3800, id="bound on one that is gone"),
-    param([bound(memory=800, uuid="")], 3800, id="without an allocation"),
-    param([bound(memory=800, annotations={ALLOCATED: "?,"})], 3800, id="with a malformed allocation"),
-    param([bound(memory=0)], 3000, id="without an amount"),
-    param([bound(memory=800, phase="Succeeded")], 3000, id="ended"),
-    param([bound("p", 900), bound("q", 2500, uuid="GPU-b")], 3900, id="both"),
-    param([bound("q", 5000, uuid="GPU-b")], 5000, id="more than there is"),
-])
+@pytest.mark.parametrize(
+    "pods, memory",
+    [
+        param([], 3000, id="nothing bound"),
+        param([bound(memory=800)], 3800, id="bound there"),
+        param([bound(memory=800, uuid="GPU-b")], 3000, id="bound on another"),
+        param([bound(memory=800, uuid="GPU-gone")], 3800, id="bound on one that is gone"),
+        param([bound(memory=800, uuid="")], 3800, id="without an allocation"),
+        param(
+            [bound(memory=800, annotations={ALLOCATED: "?,"})],
+            3800,
+            id="with a malformed allocation",
+        ),
+        param([bound(memory=0)], 3000, id="without an amount"),
+        param([bound(memory=800, phase="Succeeded")], 3000, id="ended"),
+        param([bound("p", 900), bound("q", 2500, uuid="GPU-b")], 3900, id="both"),
+        param([bound("q", 5000, uuid="GPU-b")], 5000, id="more than there is"),
+    ],
+)
 def test_what_is_bound_on_an_unhealthy_device_leaves_room_for_the_others(pods, memory):
     """The kubelet compares the sum of all requests with the capacity."""
     devices = replace(CARDS[0], healthy=False), CARDS[1]
@@ -116,29 +160,53 @@ def test_what_is_bound_on_an_unhealthy_device_leaves_room_for_the_others(pods, m
     assert after[TOTAL_MEMORY] == "3000"
 
 
-@pytest.mark.parametrize("pods, percent", [
-    param([], 100, id="nothing bound"),
-    param([bound(percent=40, uuid="GPU-b")], 100, id="bound on another"),
-    param([bound(percent=40)], 140, id="bound there"),
-    param([bound(percent=40, memory=1, uuid="GPU-b")], 140, id="beside MiB, which take precedence"),
-    param([bound(percent=40, memory=1)], 140, id="both"),
-])
+@pytest.mark.parametrize(
+    "pods, percent",
+    [
+        param([], 100, id="nothing bound"),
+        param([bound(percent=40, uuid="GPU-b")], 100, id="bound on another"),
+        param([bound(percent=40)], 140, id="bound there"),
+        param(
+            [bound(percent=40, memory=1, uuid="GPU-b")], 140, id="beside MiB, which take precedence"
+        ),
+        param([bound(percent=40, memory=1)], 140, id="both"),
+    ],
+)
 def test_percentages_that_no_device_is_charged_leave_room_for_the_others(pods, percent):
     devices = replace(CARDS[0], healthy=False), CARDS[1]
     assert published(*devices, mode="requests", pods=pods)[PERCENT] == str(percent)
 
 
-@pytest.mark.parametrize("pods, slots", [
-    param(0, 20, id="nothing bound"), param(3, 20, id="on the devices"), param(25, 25, id="more than there is")])
+@pytest.mark.parametrize(
+    "pods, slots",
+    [
+        param(0, 20, id="nothing bound"),
+        param(3, 20, id="on the devices"),
+        param(25, 25, id="more than there is"),
+    ],
+)
 def test_of_devices_that_are_given_out_by_claims_slots_are_counted(pods, slots):
     """A pod requests none of their amounts, and the resource of such claims once."""
-    claimed = [pod(container(requests={CLAIM_RESOURCE: 1}), name=f"p{number}", node_name="n1",
-                   annotations={ALLOCATED: "GPU-a,NVIDIA,1,0:;"}) for number in range(pods)]
+    claimed = [
+        pod(
+            container(requests={CLAIM_RESOURCE: 1}),
+            name=f"p{number}",
+            node_name="n1",
+            annotations={ALLOCATED: "GPU-a,NVIDIA,1,0:;"},
+        )
+        for number in range(pods)
+    ]
     assert published(*CARDS, mode="requests", pods=claimed, annotations={DOOR: "dra"}) == {
-        CLAIM_RESOURCE: str(slots), TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
+        CLAIM_RESOURCE: str(slots),
+        TOTAL_MEMORY: "4000",
+        TOTAL_CORES: "250",
+    }
     cordoned = {DOOR: "dra", CORDON: "GPU-a,GPU-b"}
     assert published(*CARDS, mode="requests", pods=claimed, annotations=cordoned) == {
-        CLAIM_RESOURCE: str(pods), TOTAL_MEMORY: "0", TOTAL_CORES: "0"}
+        CLAIM_RESOURCE: str(pods),
+        TOTAL_MEMORY: "0",
+        TOTAL_CORES: "0",
+    }
 
 
 def test_the_priority_is_never_published():
@@ -151,27 +219,38 @@ def test_the_priority_is_never_published():
 def test_pods_that_are_placed_never_exceed_what_was_published_before(seed):
     """The kubelet would fail them: 34 percent of 120 MiB are 40 MiB, which three pods get."""
     chance = random.Random(seed)
-    device = gpu("GPU-a", memory_mib=chance.choice([120, 1000, 40_960]), slots=chance.randint(1, 10))
+    device = gpu(
+        "GPU-a", memory_mib=chance.choice([120, 1000, 40_960]), slots=chance.randint(1, 10)
+    )
     capacity, cache = published(device, mode="requests"), cache_of(node("n1", device))
     percent, cores = chance.choice([9, 34, 50]), chance.choice([0, 10])
     amounts = {GPU: 1, PERCENT: percent, CORES: cores}
-    placed = [place_pod(cache, f"p{number}", container(limits=amounts, requests=amounts)) for number in range(12)]
+    placed = [
+        place_pod(cache, f"p{number}", container(limits=amounts, requests=amounts))
+        for number in range(12)
+    ]
     assert placed[0] is not None
     count = sum(pod is not None for pod in placed)
-    assert count * percent <= int(capacity[PERCENT]) and count * cores <= int(capacity[CORES])
+    assert count * percent <= int(capacity[PERCENT])
+    assert count * cores <= int(capacity[CORES])
 
 
 def test_cores_of_mig_instances_are_rounded_up():
     """Seven pods with 15 of 100 cores share one device."""
     device = gpu("GPU-a", memory_mib=1000, mode="mig", slots=7)
     after = published(device, mode="requests")
-    assert int(after[CORES]) >= 7 * 15 and after[TOTAL_CORES] == "100"
+    assert int(after[CORES]) >= 7 * 15
+    assert after[TOTAL_CORES] == "100"
 
 
-@pytest.mark.parametrize("watched, is_listed", [
-    param([bound(memory=800)], False, id="nothing to write"), param([], True, id="the watch is late"),
-    param(None, True, id="there is no watch yet"),
-])
+@pytest.mark.parametrize(
+    "watched, is_listed",
+    [
+        param([bound(memory=800)], False, id="nothing to write"),
+        param([], True, id="the watch is late"),
+        param(None, True, id="there is no watch yet"),
+    ],
+)
 def test_only_a_list_of_pods_lowers_the_capacity(watched, is_listed):
     """A pod that the watch does not show yet counts."""
     devices = replace(CARDS[0], healthy=False), CARDS[1]
@@ -179,7 +258,9 @@ def test_only_a_list_of_pods_lowers_the_capacity(watched, is_listed):
     for number in range(2):
         publish_capacity(cluster, cluster.node("n1"), NVIDIA, "requests", lambda: watched)
         assert cluster.nodes["n1"].capacity[MEMORY] == "3800"
-        assert len(cluster.calls_of("pods_on")) == 1 + number * is_listed  # the first round has something to write
+        assert (
+            len(cluster.calls_of("pods_on")) == 1 + number * is_listed
+        )  # the first round has something to write
     assert len(cluster.calls_of("publish_capacity")) == 1
 
 

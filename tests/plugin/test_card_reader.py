@@ -37,10 +37,19 @@ def scene():
     return made
 
 
-@pytest.mark.parametrize("error", [
-    param(DriverError("NVML cannot count the cards: Driver/library version mismatch"), id="the driver"),
-    param(HostError("cannot write a CDI specification: /run/cdi: Read-only file system"), id="the node"),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        param(
+            DriverError("NVML cannot count the cards: Driver/library version mismatch"),
+            id="the driver",
+        ),
+        param(
+            HostError("cannot write a CDI specification: /run/cdi: Read-only file system"),
+            id="the node",
+        ),
+    ],
+)
 def test_no_card_is_healthy_while_they_cannot_be_read(scene, error, caplog):
     caplog.set_level("INFO", "hami")
     scene.error = error
@@ -50,7 +59,10 @@ def test_no_card_is_healthy_while_they_cannot_be_read(scene, error, caplog):
     scene.error = None
     assert scene.reader.step() == INTERVAL_S
     assert scene.unhealthy == {}
-    assert [record.message for record in caplog.records] == ["cards cannot be read", "cards can be read again"]
+    assert [record.message for record in caplog.records] == [
+        "cards cannot be read",
+        "cards can be read again",
+    ]
 
 
 def test_an_unexpected_error_makes_the_state_unknown_and_is_retried(scene, caplog):
@@ -62,6 +74,7 @@ def test_an_unexpected_error_makes_the_state_unknown_and_is_retried(scene, caplo
 
     def read():
         raise Bug
+
     scene.reader._read_cards = read
     scene.reader.start()
     assert raised.wait(20)

@@ -8,7 +8,13 @@ import pytest
 from hami.devices.inventory import DeviceInventory
 from hami.errors import HamiError
 from hami.node.sockets import Unanswered
-from hami.plugin.kubelet_registration import CONNECT_TIMEOUT_S, PROBE_S, KubeletRegistration, Step, next_step
+from hami.plugin.kubelet_registration import (
+    CONNECT_TIMEOUT_S,
+    PROBE_S,
+    KubeletRegistration,
+    Step,
+    next_step,
+)
 from hami.plugin.server import PluginServer, register
 from hami.runtime.files import file_version
 from hami.runtime.tasks import HUNG_S
@@ -18,22 +24,61 @@ from tests.plugin.kubelet import SLOW_S, TIMEOUT_S, Kubelet, calling
 ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
 
 
-@pytest.mark.parametrize("state, step", [
-    pytest.param({"kubelet": None}, Step.WAIT, id="no kubelet"),
-    pytest.param({"kubelet": None, "served": OURS, "found": OURS, "registered": ONE}, Step.WAIT, id="kubelet gone"),
-    pytest.param({}, Step.SERVE, id="not served yet"),
-    pytest.param({"found": OTHER}, Step.SERVE, id="a predecessor's socket"),
-    pytest.param({"served": OURS, "registered": ONE}, Step.SERVE, id="our socket was removed"),
-    pytest.param({"served": OURS, "found": OURS}, Step.REGISTER, id="not registered yet"),
-    pytest.param({"served": OURS, "found": OURS, "registered": OTHER, "offered": True}, Step.SERVE, id="a new kubelet"),
-    pytest.param({"served": OURS, "found": OURS, "registered": ONE, "offered": True}, Step.DONE, id="all is well"),
-    pytest.param({"served": OURS, "found": OURS, "registered": ONE, "offered": True, "disconnected": True}, Step.SERVE,
-                 id="the kubelet has disconnected"),
-    pytest.param({"served": OURS, "found": OURS, "offered": True}, Step.SERVE, id="an answer came too late"),
-    pytest.param({"served": OURS, "found": OTHER, "registered": ONE}, Step.STAND_BY, id="a successor's socket"),
-])
+@pytest.mark.parametrize(
+    "state, step",
+    [
+        pytest.param({"kubelet": None}, Step.WAIT, id="no kubelet"),
+        pytest.param(
+            {"kubelet": None, "served": OURS, "found": OURS, "registered": ONE},
+            Step.WAIT,
+            id="kubelet gone",
+        ),
+        pytest.param({}, Step.SERVE, id="not served yet"),
+        pytest.param({"found": OTHER}, Step.SERVE, id="a predecessor's socket"),
+        pytest.param({"served": OURS, "registered": ONE}, Step.SERVE, id="our socket was removed"),
+        pytest.param({"served": OURS, "found": OURS}, Step.REGISTER, id="not registered yet"),
+        pytest.param(
+            {"served": OURS, "found": OURS, "registered": OTHER, "offered": True},
+            Step.SERVE,
+            id="a new kubelet",
+        ),
+        pytest.param(
+            {"served": OURS, "found": OURS, "registered": ONE, "offered": True},
+            Step.DONE,
+            id="all is well",
+        ),
+        pytest.param(
+            {
+                "served": OURS,
+                "found": OURS,
+                "registered": ONE,
+                "offered": True,
+                "disconnected": True,
+            },
+            Step.SERVE,
+            id="the kubelet has disconnected",
+        ),
+        pytest.param(
+            {"served": OURS, "found": OURS, "offered": True},
+            Step.SERVE,
+            id="an answer came too late",
+        ),
+        pytest.param(
+            {"served": OURS, "found": OTHER, "registered": ONE},
+            Step.STAND_BY,
+            id="a successor's socket",
+        ),
+    ],
+)
 def test_next_step(state, step):
-    usual = {"kubelet": ONE, "registered": None, "served": None, "found": None, "offered": False, "disconnected": False}
+    usual = {
+        "kubelet": ONE,
+        "registered": None,
+        "served": None,
+        "found": None,
+        "offered": False,
+        "disconnected": False,
+    }
     assert next_step(**usual | state) is step
 
 
@@ -61,12 +106,19 @@ def registrations(directory, clock):
     made = []
 
     def make(**fields):
-        settings = config(device_split_count=1, kubelet_socket=str(directory / "kubelet.sock"), **fields)
+        settings = config(
+            device_split_count=1, kubelet_socket=str(directory / "kubelet.sock"), **fields
+        )
         registration = KubeletRegistration(
-            settings, lambda path, on_disconnect: PluginServer(
-                path, settings, inventory, None, on_disconnect=on_disconnect), clock=clock)
+            settings,
+            lambda path, on_disconnect: PluginServer(
+                path, settings, inventory, None, on_disconnect=on_disconnect
+            ),
+            clock=clock,
+        )
         made.append(registration)
         return registration
+
     yield make
     for registration in made:
         registration.stop()
@@ -80,7 +132,9 @@ def steps(registration, count):
 def test_a_missing_kubelet_is_waited_for_and_logged_once(registrations, directory, caplog):
     registration = registrations()
     assert steps(registration, 3) == [Step.WAIT] * 3
-    assert [record.message for record in caplog.records] == ["waiting for the kubelet: its socket is missing"]
+    assert [record.message for record in caplog.records] == [
+        "waiting for the kubelet: its socket is missing"
+    ]
     assert list(directory.iterdir()) == []
 
 
@@ -104,7 +158,11 @@ def test_the_unready_reason_is_told_until_the_plugin_is_registered(registrations
     friendly = Kubelet(directory)
     assert registration.try_tick() is Step.REGISTER
     assert [*reasons, registration.unready_reason] == [
-        "not registered with the kubelet yet", "the kubelet's socket is missing", "the kubelet cannot be reached", ""]
+        "not registered with the kubelet yet",
+        "the kubelet's socket is missing",
+        "the kubelet cannot be reached",
+        "",
+    ]
     friendly.stop()
 
 
@@ -113,7 +171,9 @@ def test_the_plugin_serves_then_registers_once(registrations, kubelet):
     assert kubelet.registered.qsize() == 1
 
 
-def test_a_new_kubelet_that_emptied_the_directory_is_registered_with(registrations, kubelet, directory):
+def test_a_new_kubelet_that_emptied_the_directory_is_registered_with(
+    registrations, kubelet, directory
+):
     registration = registrations()
     steps(registration, 3)
     kubelet.stop()
@@ -126,7 +186,9 @@ def test_a_new_kubelet_that_emptied_the_directory_is_registered_with(registratio
     again.stop()
 
 
-def test_a_kubelet_that_restarted_between_two_checks_is_registered_with(registrations, kubelet, directory):
+def test_a_kubelet_that_restarted_between_two_checks_is_registered_with(
+    registrations, kubelet, directory
+):
     registration = registrations()
     steps(registration, 3)
     kubelet.stop()
@@ -144,7 +206,9 @@ def test_a_removed_socket_is_created_again(registrations, kubelet, directory):
     assert kubelet.registered.qsize() == 2
 
 
-def test_a_new_process_takes_over_and_the_old_one_stands_by(registrations, kubelet, directory, caplog):
+def test_a_new_process_takes_over_and_the_old_one_stands_by(
+    registrations, kubelet, directory, caplog
+):
     old, new = registrations(), registrations()
     steps(old, 3)
     steps(new, 3)
@@ -152,7 +216,9 @@ def test_a_new_process_takes_over_and_the_old_one_stands_by(registrations, kubel
     assert steps(old, 2) == [Step.STAND_BY] * 2
     assert sum("another process" in record.message for record in caplog.records) == 1
     assert (old.is_replaced(), new.is_replaced()) == (True, False)
-    assert (old.unready_reason, new.unready_reason) == ("", ""), "a rollout ends the old one once the new one is ready"
+    assert (old.unready_reason, new.unready_reason) == ("", ""), (
+        "a rollout ends the old one once the new one is ready"
+    )
     old.stop()
     old.run()
     assert file_version(directory / "nvidia-gpu.sock") == taken
@@ -175,9 +241,13 @@ def test_a_kubelet_that_stays_disconnected_is_registered_with_again(registration
     assert steps(registration, 2) == [Step.REGISTER, Step.DONE]
 
 
-def test_a_kubelet_that_answers_too_late_is_given_another_socket(registrations, kubelet, monkeypatch):
+def test_a_kubelet_that_answers_too_late_is_given_another_socket(
+    registrations, kubelet, monkeypatch
+):
     """It may have connected, and may yet: a socket that it gets a second time is never forgotten."""
-    monkeypatch.setattr("hami.plugin.kubelet_registration.register", partial(register, timeout=SLOW_S / 5))
+    monkeypatch.setattr(
+        "hami.plugin.kubelet_registration.register", partial(register, timeout=SLOW_S / 5)
+    )
     registration = registrations()
     kubelet.is_slow = True
     assert registration.tick() is Step.SERVE
@@ -188,20 +258,25 @@ def test_a_kubelet_that_answers_too_late_is_given_another_socket(registrations, 
     assert first != second
 
 
-def test_a_socket_takes_the_place_of_an_earlier_one_at_once(registrations, kubelet, directory, clock, monkeypatch):
+def test_a_socket_takes_the_place_of_an_earlier_one_at_once(
+    registrations, kubelet, directory, clock, monkeypatch
+):
     """A predecessor that stands by would take over if there were none."""
     registration = registrations()
     steps(registration, 2)
     seen = []
     for method in ("start", "stop"):
+
         def watched(self, *args, original=getattr(PluginServer, method)):
             seen.append(file_version(directory / "nvidia-gpu.sock") is not None)
             original(self, *args)
             seen.append(file_version(directory / "nvidia-gpu.sock") is not None)
+
         monkeypatch.setattr(PluginServer, method, watched)
     clock.now += CONNECT_TIMEOUT_S + 1  # nobody has connected
     assert steps(registration, 3) == [Step.SERVE, Step.REGISTER, Step.DONE]
-    assert seen == [True] * 4 and not [path for path in directory.glob("*.new")]
+    assert seen == [True] * 4
+    assert not [path for path in directory.glob("*.new")]
     assert len(list(directory.glob("nvidia-gpu-*.sock"))) == 1
 
 
@@ -227,7 +302,8 @@ def test_a_rejected_registration_is_logged_once_and_retried(registrations, direc
         registration.tick()
     assert [registration.try_tick(), registration.try_tick()] == [None, None]
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "the kubelet cannot be reached"]
+        "the kubelet cannot be reached"
+    ]
     kubelet.stop()
     (directory / "kubelet.sock").unlink(missing_ok=True)
     friendly = Kubelet(directory)
@@ -275,6 +351,7 @@ def watched(directory, clock, kubelet):
     def make_server(path, on_disconnect):
         servers.append(CountingServer(path, settings, inventory, None, on_disconnect=on_disconnect))
         return servers[-1]
+
     registration = KubeletRegistration(settings, make_server, clock=clock)
     steps(registration, 2)
     kubelet.listen()
@@ -296,7 +373,8 @@ def test_a_server_that_no_longer_answers_ends_in_a_restart(watched, clock, direc
     server.silent = True
     assert watch(registration, clock, HUNG_S) == ""
     assert watch(registration, clock, PROBE_S) == (
-        f"the plugin's own server has not answered at {directory}/nvidia-gpu.sock for {HUNG_S + PROBE_S:.0f} s")
+        f"the plugin's own server has not answered at {directory}/nvidia-gpu.sock for {HUNG_S + PROBE_S:.0f} s"
+    )
     server.silent = False
     assert watch(registration, clock, PROBE_S) == ""
 
@@ -313,7 +391,9 @@ def test_calls_that_end_count_as_answers(watched, clock, directory):
 
 
 @pytest.mark.parametrize("when", ["before it serves", "replaced", "stopped"])
-def test_a_server_that_need_not_answer_is_no_reason_for_a_restart(watched, registrations, clock, when):
+def test_a_server_that_need_not_answer_is_no_reason_for_a_restart(
+    watched, registrations, clock, when
+):
     registration, server = watched
     server.silent = True
     if when == "before it serves":
@@ -326,4 +406,5 @@ def test_a_server_that_need_not_answer_is_no_reason_for_a_restart(watched, regis
         registration.stop()
         registration.run()
         clock.now += 2 * HUNG_S
-    assert registration.hung_reason() == "" and server.probes == 0
+    assert registration.hung_reason() == ""
+    assert server.probes == 0

@@ -18,8 +18,13 @@ from tests.devices.cards import cards, config
 from tests.fake_cluster import FakeCluster
 
 GROUP = ("--model=NVIDIA A100-SXM4-80GB", "--count=2", "--memory=81920")
-SUMS = {"nvidia.com/gpumem": "163840", "nvidia.com/gpumem-percentage": "200", "nvidia.com/gpucores": "200",
-        "nvidia.com/total-gpumem": "163840", "nvidia.com/total-gpucores": "200"}
+SUMS = {
+    "nvidia.com/gpumem": "163840",
+    "nvidia.com/gpumem-percentage": "200",
+    "nvidia.com/gpucores": "200",
+    "nvidia.com/total-gpumem": "163840",
+    "nvidia.com/total-gpucores": "200",
+}
 
 
 def run(*args, **environ):
@@ -32,10 +37,17 @@ def rendered(*args):
     return yaml.safe_load(result.stdout)
 
 
-@pytest.mark.parametrize("args, settings", [
-    ((), {}), (("--device-memory-scaling=1.5", "--device-cores-scaling=2", "--device-split-count=4"), {
-        "device_memory_scaling": 1.5, "device_core_scaling": 2.0, "device_split_count": 4}),
-], ids=["default", "scaled"])
+@pytest.mark.parametrize(
+    "args, settings",
+    [
+        ((), {}),
+        (
+            ("--device-memory-scaling=1.5", "--device-cores-scaling=2", "--device-split-count=4"),
+            {"device_memory_scaling": 1.5, "device_core_scaling": 2.0, "device_split_count": 4},
+        ),
+    ],
+    ids=["default", "scaled"],
+)
 def test_a_node_is_as_the_device_plugin_registers_it(args, settings):
     made = rendered(*args)
     cluster = FakeCluster(nodes=[Node(name="n1")])
@@ -52,7 +64,8 @@ def test_a_node_is_as_the_device_plugin_registers_it(args, settings):
     assert made["status"]["capacity"] == node.capacity
     read = read_inventory(NVIDIA, node)
     assert parse_node_template(made["metadata"]["labels"][NODE_TEMPLATE]) == tuple(
-        replace(device, numa=0) for device in read)
+        replace(device, numa=0) for device in read
+    )
 
 
 def test_tags_of_cluster_autoscaler():
@@ -60,32 +73,57 @@ def test_tags_of_cluster_autoscaler():
     assert rendered("--output=cluster-autoscaler") == {
         f"{prefix}label/gpu": "on",
         f"{prefix}label/hami.io/node-template": "2x81920.10.100.NVIDIA_A100-SXM4-80GB",
-    } | {f"{prefix}resources/{name}": amount for name, amount in ({"nvidia.com/gpu": "20"} | SUMS).items()}
+    } | {
+        f"{prefix}resources/{name}": amount
+        for name, amount in ({"nvidia.com/gpu": "20"} | SUMS).items()
+    }
 
 
 def test_an_overlay_of_karpenter():
     overlay = rendered("--output=karpenter", "--instance-type=p4d.24xlarge", "--name=a100")
-    assert overlay["kind"] == "NodeOverlay" and overlay["metadata"] == {"name": "a100"}
+    assert overlay["kind"] == "NodeOverlay"
+    assert overlay["metadata"] == {"name": "a100"}
     assert overlay["spec"]["capacity"] == {"nvidia.com/gpu": "20"} | SUMS
     assert overlay["spec"]["requirements"][0]["values"] == ["p4d.24xlarge"]
 
 
 def test_names_and_units_are_those_of_the_device_configuration(tmp_path):
     path = tmp_path / "device-config.yaml"
-    path.write_text("nvidia: {resourceCountName: a.b/gpu, resourceMemoryName: a.b/mem, memoryFactor: 1024}")
+    path.write_text(
+        "nvidia: {resourceCountName: a.b/gpu, resourceMemoryName: a.b/mem, memoryFactor: 1024}"
+    )
     assert rendered(f"--config-file={path}")["status"]["capacity"] == {
-        "a.b/gpu": "20", "a.b/mem": "160", "a.b/total-mem": "160"}
+        "a.b/gpu": "20",
+        "a.b/mem": "160",
+        "a.b/total-mem": "160",
+    }
 
 
-@pytest.mark.parametrize("args, code, problem", [
-    ((), 1, "error: --model, --count, --memory: missing"),
-    (("--count=0",), 2, "Invalid value for '--count': '0': expected a whole number, 1 or more"),
-    (("--output=json",), 2, "Invalid value for '--output': 'json': expected node or cluster-autoscaler or karpenter"),
-    ((*GROUP, "--output=karpenter"), 1, "error: --instance-type: missing"),
-    ((*GROUP, "--model=A/100"), 1, "error: --model=A/100 --count=2: expected letters"),
-    ((*GROUP, "--count=257"), 1, "--count=257: 257 devices, expected at most 256 devices on a node"),
-    ((*GROUP, "--config-file=/nowhere"), 1, "error: --config-file /nowhere: No such file or directory"),
-], ids=["nothing", "count", "form", "type", "model", "too-many", "file"])
+@pytest.mark.parametrize(
+    "args, code, problem",
+    [
+        ((), 1, "error: --model, --count, --memory: missing"),
+        (("--count=0",), 2, "Invalid value for '--count': '0': expected a whole number, 1 or more"),
+        (
+            ("--output=json",),
+            2,
+            "Invalid value for '--output': 'json': expected node or cluster-autoscaler or karpenter",
+        ),
+        ((*GROUP, "--output=karpenter"), 1, "error: --instance-type: missing"),
+        ((*GROUP, "--model=A/100"), 1, "error: --model=A/100 --count=2: expected letters"),
+        (
+            (*GROUP, "--count=257"),
+            1,
+            "--count=257: 257 devices, expected at most 256 devices on a node",
+        ),
+        (
+            (*GROUP, "--config-file=/nowhere"),
+            1,
+            "error: --config-file /nowhere: No such file or directory",
+        ),
+    ],
+    ids=["nothing", "count", "form", "type", "model", "too-many", "file"],
+)
 def test_errors_name_the_flag(args, code, problem):
     result = run(*args)
     assert (result.exit_code, result.stdout) == (code, "")

@@ -66,11 +66,21 @@ def cluster():
 @pytest.fixture
 def settings(directory):
     """Makes settings of a node with two mock cards."""
+
     def make(cards=CARDS, **given):
         (directory / "cards.yaml").write_text(cards)
-        return read_plugin_settings({
-            "node": "n1", "mock_devices": str(directory / "cards.yaml"), "device_split_count": 2,
-            "kubelet_socket": str(directory / "kubelet.sock"), "hook_path": str(directory / "hook")} | given, {})
+        return read_plugin_settings(
+            {
+                "node": "n1",
+                "mock_devices": str(directory / "cards.yaml"),
+                "device_split_count": 2,
+                "kubelet_socket": str(directory / "kubelet.sock"),
+                "hook_path": str(directory / "hook"),
+            }
+            | given,
+            {},
+        )
+
     return make
 
 
@@ -84,6 +94,7 @@ def run(settings, cluster):
         program.start()
         started.append(program)
         return program
+
     yield run
     for program in started:
         program.stop(last=False)
@@ -110,12 +121,19 @@ def claiming(settings, cluster, directory):
 
     def claiming(**given):
         program = DevicePluginProgram(
-            settings(**given, door="dra", cdi_root=str(directory / "cdi"),
-                     kubelet_socket=str(directory / "device-plugins" / "kubelet.sock")),
-            cluster=cluster, resources=resources)
+            settings(
+                **given,
+                door="dra",
+                cdi_root=str(directory / "cdi"),
+                kubelet_socket=str(directory / "device-plugins" / "kubelet.sock"),
+            ),
+            cluster=cluster,
+            resources=resources,
+        )
         started.append(program)
         program.start()
         return program
+
     yield claiming, resources
     for program in started:
         program.stop(last=True)
@@ -127,27 +145,36 @@ def register_driver(directory):
     (socket,) = (directory / "plugins_registry").iterdir()
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         channel.unary_unary("/pluginregistration.Registration/NotifyRegistrationStatus")(
-            RegistrationStatus(plugin_registered=True).SerializeToString(), timeout=20)
+            RegistrationStatus(plugin_registered=True).SerializeToString(), timeout=20
+        )
 
 
-def test_with_claims_the_cards_reach_kube_scheduler_once_the_kubelet_calls(claiming, cluster, directory):
-    cluster.put_node(replace(cluster.nodes["n1"], annotations={REGISTER: "[]", LOCK_FREE: "NVIDIA"}))
+def test_with_claims_the_cards_reach_kube_scheduler_once_the_kubelet_calls(
+    claiming, cluster, directory
+):
+    cluster.put_node(
+        replace(cluster.nodes["n1"], annotations={REGISTER: "[]", LOCK_FREE: "NVIDIA"})
+    )
     make, resources = claiming
     program = make()
     eventually(lambda: any((directory / "plugins_registry").iterdir()), "it serves")
-    assert "not registered with the kubelet" in program.unready_reason() and not resources.documents
+    assert "not registered with the kubelet" in program.unready_reason()
+    assert not resources.documents
     register_driver(directory)
     eventually(lambda: program.unready_reason() == "", "it is ready")
     (item,) = resources.documents.values()
     assert [device["name"] for device in item["spec"]["devices"]] == ["gpu-a", "gpu-b"]
     assert cluster.nodes["n1"].annotations == {}
-    assert not list((directory / "device-plugins").iterdir()) and program.hung_reason() == ""
+    assert not list((directory / "device-plugins").iterdir())
+    assert program.hung_reason() == ""
 
 
 def test_with_claims_pods_of_the_other_door_are_waited_for(claiming, cluster):
     cluster.put_pod(replace(ONE, phase="Running"))
     make, _ = claiming
-    with pytest.raises(HamiError, match="cannot be dra yet: 1 pods have devices through the door plugin"):
+    with pytest.raises(
+        HamiError, match="cannot be dra yet: 1 pods have devices through the door plugin"
+    ):
         make()
     assert [event["reason"] for event in cluster.events.values()] == ["DoorClosed"]
     cluster.delete_pod("default", "p")
@@ -162,11 +189,17 @@ def divided(claiming, settings, cluster, directory):
 
     def divided(claimed=("GPU-b",)):
         program = DevicePluginProgram(
-            replace(settings(cdi_root=str(directory / "cdi"), kubelet_socket=str(socket)), claimed_uuids=claimed),
-            cluster=cluster, resources=resources)
+            replace(
+                settings(cdi_root=str(directory / "cdi"), kubelet_socket=str(socket)),
+                claimed_uuids=claimed,
+            ),
+            cluster=cluster,
+            resources=resources,
+        )
         started.append(program)
         program.start()
         return program
+
     yield divided
     for program in started:
         program.stop(last=True)
@@ -183,14 +216,17 @@ def test_each_card_of_a_node_is_at_one_door(divided, claiming, cluster, director
     (item,) = claiming[1].documents.values()
     assert [device["name"] for device in item["spec"]["devices"]] == ["gpu-b"]
     register = cluster.nodes["n1"].annotations[REGISTER]
-    assert '"id":"GPU-a"' in register and "GPU-b" not in register
+    assert '"id":"GPU-a"' in register
+    assert "GPU-b" not in register
     program.stop(last=True)
     found.stop()
 
 
 def test_cards_that_pods_use_do_not_change_their_door(divided, cluster):
     cluster.put_pod(placed(asking(), shares=[[share("GPU-a")]], phase="Running"))
-    with pytest.raises(HamiError, match="device GPU-a cannot change its door yet: pod default/p has it"):
+    with pytest.raises(
+        HamiError, match="device GPU-a cannot change its door yet: pod default/p has it"
+    ):
         divided(("GPU-a",))
     assert [event["reason"] for event in cluster.events.values()] == ["DoorClosed"]
     assert "GPU-a" not in cluster.nodes["n1"].annotations[REGISTER]
@@ -199,14 +235,20 @@ def test_cards_that_pods_use_do_not_change_their_door(divided, cluster):
 
 def test_cards_for_claims_that_the_node_does_not_have_are_logged(divided, caplog):
     divided(("GPU-z",))
-    assert "claimdevices names no device of the node" in str([vars(record) for record in caplog.records])
+    assert "claimdevices names no device of the node" in str(
+        [vars(record) for record in caplog.records]
+    )
 
 
 def test_claims_that_hami_allocates_are_for_nodes_that_it_knows(claiming, cluster, directory):
-    cluster.put_node(replace(cluster.nodes["n1"], annotations={REGISTER: "[]", LOCK_FREE: "NVIDIA"}))
+    cluster.put_node(
+        replace(cluster.nodes["n1"], annotations={REGISTER: "[]", LOCK_FREE: "NVIDIA"})
+    )
     cluster.put_pod(ONE)
     make, resources = claiming
-    with pytest.raises(HamiError, match="cannot be dra yet: 1 pods have devices through the door plugin"):
+    with pytest.raises(
+        HamiError, match="cannot be dra yet: 1 pods have devices through the door plugin"
+    ):
         make(claim_allocator="hami")
     assert cluster.nodes["n1"].annotations == {}
     cluster.put_pod(replace(ONE, claim="hami-1"))  # it waits for the driver, with a lock
@@ -219,12 +261,18 @@ def test_claims_that_hami_allocates_are_for_nodes_that_it_knows(claiming, cluste
     eventually(lambda: LOCK_FREE in cluster.nodes["n1"].annotations, "it needs no lock")
     eventually(lambda: program.unready_reason() == "", "it is ready")
     (item,) = resources.documents.values()
-    assert all(device["taints"][0]["key"] == "hami.io/managed" for device in item["spec"]["devices"])
+    assert all(
+        device["taints"][0]["key"] == "hami.io/managed" for device in item["spec"]["devices"]
+    )
     assert '"id":"GPU-a"' in cluster.nodes["n1"].annotations[REGISTER]
 
 
-@pytest.mark.parametrize("ending", [param(False, id="while it runs"), param(True, id="when it ends at once")])
-def test_the_lock_is_released_after_the_kubelet_has_its_answer(run, kubelet, cluster, directory, ending):
+@pytest.mark.parametrize(
+    "ending", [param(False, id="while it runs"), param(True, id="when it ends at once")]
+)
+def test_the_lock_is_released_after_the_kubelet_has_its_answer(
+    run, kubelet, cluster, directory, ending
+):
     cluster.put_pod(ONE)
     cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
     program = run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory))
@@ -277,15 +325,20 @@ def test_cdi_specifications_are_written_before_the_plugin_registers(run, kubelet
     libraries = directory / "driver/usr/lib64"
     libraries.mkdir(parents=True)
     (libraries / "libcuda.so.570.1").touch()
-    run(list_strategies=("cdi-cri",), cdi_root=str(directory / "cdi"),
-        driver_root_in_container=str(directory / "driver"))
+    run(
+        list_strategies=("cdi-cri",),
+        cdi_root=str(directory / "cdi"),
+        driver_root_in_container=str(directory / "driver"),
+    )
     kubelet.registered.get(timeout=20)
     found = json.loads((directory / "cdi/k8s.device-plugin.nvidia.com-gpu.json").read_text())
     assert [device["name"] for device in found["devices"]] == ["GPU-a", "0", "GPU-b", "1", "all"]
     assert found["containerEdits"]["mounts"][0]["hostPath"] == "/usr/lib64/libcuda.so.570.1"
 
 
-@pytest.mark.parametrize("given", [{"cdi_root": "", "list_strategies": ("cdi-cri",)}, {"list_strategies": ("envvar",)}])
+@pytest.mark.parametrize(
+    "given", [{"cdi_root": "", "list_strategies": ("cdi-cri",)}, {"list_strategies": ("envvar",)}]
+)
 def test_cdi_specifications_are_not_written_if_they_are_not_used(run, kubelet, directory, given):
     run(**{"cdi_root": str(directory / "cdi")} | given)
     kubelet.registered.get(timeout=20)
@@ -305,7 +358,10 @@ CUT = """cards:
 def test_static_mig_instances_are_offered_beside_the_cards(run, kubelet, directory):
     run(cards=CUT, mig_strategy="mixed")
     assert {kubelet.registered.get(timeout=20).resource_name for _ in range(3)} == {
-        "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb.me"}
+        "nvidia.com/gpu",
+        "nvidia.com/mig-1g.10gb",
+        "nvidia.com/mig-3g.40gb.me",
+    }
     kubelet.listen("nvidia-mig-1g.10gb.sock")
     assert kubelet.next_list() == {"MIG-1": "Healthy", "MIG-2": "Healthy"}
     with calling(directory / "nvidia-mig-1g.10gb.sock") as plugin:
@@ -318,14 +374,19 @@ def test_static_mig_instances_are_offered_beside_the_cards(run, kubelet, directo
 
 
 def test_equal_instances_on_all_cards_are_offered_as_one_resource(run, kubelet, cluster):
-    run(cards=CUT.partition("- {uuid: GPU-b")[0].replace("3g.40gb+me", "1g.10gb"), mig_strategy="single")
+    run(
+        cards=CUT.partition("- {uuid: GPU-b")[0].replace("3g.40gb+me", "1g.10gb"),
+        mig_strategy="single",
+    )
     assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
     kubelet.listen()
     assert set(kubelet.next_list()) == {"MIG-1", "MIG-2", "MIG-3"}
     assert REGISTER not in cluster.nodes["n1"].annotations, "HAMi's scheduler has no part in them"
 
 
-def test_instances_replace_cards_that_are_partitioned_while_they_are_served(run, kubelet, directory):
+def test_instances_replace_cards_that_are_partitioned_while_they_are_served(
+    run, kubelet, directory
+):
     cut = CUT.partition("- {uuid: GPU-b")[0].replace("3g.40gb+me", "1g.10gb")
     run(cards=cut.replace("enabled: true", "enabled: false"), mig_strategy="single")
     assert kubelet.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
@@ -358,7 +419,9 @@ def test_added_cards_are_offered_within_seconds(run, kubelet, cluster, directory
         assert cluster.written.acquire(timeout=20)
 
 
-@pytest.mark.parametrize("last, wished, stays", [(True, True, False), (False, True, True), (True, False, True)])
+@pytest.mark.parametrize(
+    "last, wished, stays", [(True, True, False), (False, True, True), (True, False, True)]
+)
 def test_the_node_is_unregistered_at_the_last_stop_if_configured(run, cluster, last, wished, stays):
     program = run(unregister_on_stop=wished)
     assert cluster.written.acquire(timeout=20)
@@ -384,7 +447,9 @@ def test_the_program_is_ready_once_it_is_registered(settings, cluster, kubelet):
     assert program.unready_reason() == ""
 
 
-@pytest.mark.parametrize("cards, says", [(CARDS, "the kubelet's socket is missing"), ("cards: []", "")])
+@pytest.mark.parametrize(
+    "cards, says", [(CARDS, "the kubelet's socket is missing"), ("cards: []", "")]
+)
 def test_a_program_with_cards_is_not_ready_without_a_kubelet(run, directory, cards, says):
     program = run(cards=cards)
     while program.unready_reason() == "not registered with the kubelet yet":
@@ -404,13 +469,25 @@ def test_without_a_kubelet_socket_only_the_node_is_registered(run, cluster, dire
     assert not (directory / "nvidia-gpu.sock").exists()
 
 
-@pytest.mark.parametrize("given, says", [
-    ({"imex_required": True, "imex_channels": (0,), "dev_root": "/nowhere"}, "--imex-required: .*channel0 is missing"),
-    ({"library_source": "/nowhere"}, "cannot install the limiter"),
-    ({"list_strategies": ("cdi-cri",), "driver_root_in_container": "/nowhere"}, "/nowhere: no libcuda.so"),
-    ({"cards": "cards: 1"}, "cards.yaml: cards: expected a list"),
-    ({"cards": CUT, "mig_strategy": "single"}, "card GPU-b is not in MIG mode, while others are"),
-])
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (
+            {"imex_required": True, "imex_channels": (0,), "dev_root": "/nowhere"},
+            "--imex-required: .*channel0 is missing",
+        ),
+        ({"library_source": "/nowhere"}, "cannot install the limiter"),
+        (
+            {"list_strategies": ("cdi-cri",), "driver_root_in_container": "/nowhere"},
+            "/nowhere: no libcuda.so",
+        ),
+        ({"cards": "cards: 1"}, "cards.yaml: cards: expected a list"),
+        (
+            {"cards": CUT, "mig_strategy": "single"},
+            "card GPU-b is not in MIG mode, while others are",
+        ),
+    ],
+)
 def test_an_impossible_start_fails_with_the_reason(settings, cluster, given, says):
     with pytest.raises(HamiError, match=says):
         DevicePluginProgram(settings(**given), cluster=cluster).start()
@@ -421,11 +498,14 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
 
     def absent():
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
     bare = replace(settings(), mock_devices="")
     with pytest.raises(HamiError, match="no NVIDIA driver available"):
         DevicePluginProgram(bare, cluster=cluster)
-    mixed = replace(bare, fail_on_init_error=False, mig_strategy="mixed", list_strategies=("cdi-cri",))
+    mixed = replace(
+        bare, fail_on_init_error=False, mig_strategy="mixed", list_strategies=("cdi-cri",)
+    )
     program = DevicePluginProgram(mixed, cluster=cluster)
     program.start()
     program.stop(last=True)
@@ -437,7 +517,8 @@ def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, clu
 
 @pytest.mark.parametrize("folder", ["cdi", "hook/vgpu"])
 def test_no_card_is_offered_while_the_node_cannot_write_what_containers_are_given(
-        run, kubelet, cdi_cluster, directory, folder):
+    run, kubelet, cdi_cluster, directory, folder
+):
     (directory / "hook/vgpu").mkdir(parents=True)
     program = run(cdi_root=str(directory / "cdi"))
     kubelet.registered.get(timeout=20)
@@ -449,7 +530,9 @@ def test_no_card_is_offered_while_the_node_cannot_write_what_containers_are_give
     path.touch()  # as a file, it is as good as read-only
     program._reader.wake()
     assert set(kubelet.next_list().values()) == {"Unhealthy"}
-    assert f"containers cannot be given devices: Not a directory: {path}" in program.unready_reason()
+    assert (
+        f"containers cannot be given devices: Not a directory: {path}" in program.unready_reason()
+    )
     eventually(lambda: registered_health(cdi_cluster) == [False, False], "the node says so")
     path.unlink()
     aside.rename(path)
@@ -483,10 +566,13 @@ def driven(settings, cluster, nvml, monkeypatch):
     library, started = DriverLibrary(load=lambda root: nvml), []
 
     def make(**given):
-        program = DevicePluginProgram(replace(settings(**given), mock_devices=""), cluster=cluster, library=library)
+        program = DevicePluginProgram(
+            replace(settings(**given), mock_devices=""), cluster=cluster, library=library
+        )
         started.append(program)
         program.start()
         return program
+
     yield make
     for program in started:
         program.stop(last=False)
@@ -503,7 +589,9 @@ MISMATCH, LOST = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_GP
 
 @pytest.mark.parametrize("status", [MISMATCH, LOST], ids=["mismatch", "lost"])
 @pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetUUID"])
-def test_no_card_is_offered_while_the_driver_does_not_answer(driven, nvml, kubelet, cluster, status, function):
+def test_no_card_is_offered_while_the_driver_does_not_answer(
+    driven, nvml, kubelet, cluster, status, function
+):
     program = driven()
     kubelet.registered.get(timeout=20)
     kubelet.listen()
@@ -526,14 +614,24 @@ def test_a_plugin_whose_driver_does_not_answer_is_not_ready(driven, nvml, kubele
     eventually(lambda: program.unready_reason() == "", program.unready_reason)
     nvml.fail("nvmlDeviceGetCount", MISMATCH)
     program._reader.wake()
-    eventually(lambda: "the state of the devices is unknown: NVML cannot count" in program.unready_reason(),
-               program.unready_reason)
-    eventually(lambda: [(event["reason"], event["message"]) for event in cluster.events.values()] == [
-        ("DevicesUnknown", program._inventory.snapshot().unknown)], "an event says so, once")
+    eventually(
+        lambda: (
+            "the state of the devices is unknown: NVML cannot count" in program.unready_reason()
+        ),
+        program.unready_reason,
+    )
+    eventually(
+        lambda: (
+            [(event["reason"], event["message"]) for event in cluster.events.values()]
+            == [("DevicesUnknown", program._inventory.snapshot().unknown)]
+        ),
+        "an event says so, once",
+    )
 
 
-def test_a_driver_that_hangs_is_known_to_schedulers_before_the_plugin_is_restarted(driven, nvml, kubelet, cluster,
-                                                                                     monkeypatch):
+def test_a_driver_that_hangs_is_known_to_schedulers_before_the_plugin_is_restarted(
+    driven, nvml, kubelet, cluster, monkeypatch
+):
     program = driven()
     kubelet.registered.get(timeout=20)
     eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
@@ -543,6 +641,7 @@ def test_a_driver_that_hangs_is_known_to_schedulers_before_the_plugin_is_restart
     def hang():
         goes_on.wait(60)
         return count()
+
     monkeypatch.setattr(nvml, "nvmlDeviceGetCount", hang)
     program._reader.wake()
     try:
@@ -558,11 +657,16 @@ def test_a_driver_that_hangs_is_known_to_schedulers_before_the_plugin_is_restart
     eventually(lambda: registered_health(cluster) == [True, True], "the node is well again")
 
 
-@pytest.mark.parametrize("function, says", [
-    ("nvmlInit", "no NVIDIA driver available"), ("nvmlDeviceGetCount", "NVML cannot count the cards"),
-])
+@pytest.mark.parametrize(
+    "function, says",
+    [
+        ("nvmlInit", "no NVIDIA driver available"),
+        ("nvmlDeviceGetCount", "NVML cannot count the cards"),
+    ],
+)
 def test_a_plugin_that_cannot_read_the_cards_at_its_start_takes_back_what_an_earlier_one_has_registered(
-        driven, nvml, cluster, function, says):
+    driven, nvml, cluster, function, says
+):
     program = driven()
     eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
     program.stop(last=True)
@@ -581,8 +685,14 @@ def test_a_start_that_hangs_in_the_driver_takes_it_back_too(driven, nvml, cluste
     eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
     program.stop(last=True)
     monkeypatch.setattr("hami.plugin.program.SILENT_S", 0.01)
-    monkeypatch.setattr(nvml, "nvmlInit", lambda: eventually(
-        lambda: registered_health(cluster) == [False, False], "the node says so while the driver hangs"))
+    monkeypatch.setattr(
+        nvml,
+        "nvmlInit",
+        lambda: eventually(
+            lambda: registered_health(cluster) == [False, False],
+            "the node says so while the driver hangs",
+        ),
+    )
     driven()
     eventually(lambda: registered_health(cluster) == [True, True], "the driver has answered")
 
@@ -609,20 +719,36 @@ def serving(settings, cluster, nvml, monkeypatch):
     signals, ended, threads = queue.SimpleQueue(), queue.SimpleQueue(), []
 
     def serving(**given):
-        chosen, library = replace(settings(**given), mock_devices=""), DriverLibrary(load=lambda root: nvml)
+        chosen, library = (
+            replace(settings(**given), mock_devices=""),
+            DriverLibrary(load=lambda root: nvml),
+        )
         make = partial(DevicePluginProgram, cluster=cluster, library=library)
-        thread = threading.Thread(target=lambda: ended.put(serve(
-            chosen, lambda: chosen, make=make, library=library, signals=signals, on_started=lambda: None)))
+        thread = threading.Thread(
+            target=lambda: ended.put(
+                serve(
+                    chosen,
+                    lambda: chosen,
+                    make=make,
+                    library=library,
+                    signals=signals,
+                    on_started=lambda: None,
+                )
+            )
+        )
         threads.append(thread)
         thread.start()
         return lambda: ended.get(timeout=60)
+
     yield serving
     signals.put(signal.SIGTERM)
     for thread in threads:
         thread.join(60)
 
 
-def test_a_process_that_has_lost_the_driver_for_good_ends(serving, nvml, kubelet, cluster, monkeypatch):
+def test_a_process_that_has_lost_the_driver_for_good_ends(
+    serving, nvml, kubelet, cluster, monkeypatch
+):
     monkeypatch.setattr("hami.devices.nvml_library.RESTART_S", 0.3)
     status = serving()
     kubelet.registered.get(timeout=20)
@@ -633,7 +759,9 @@ def test_a_process_that_has_lost_the_driver_for_good_ends(serving, nvml, kubelet
     assert registered_health(cluster) == [False, False]
 
 
-def test_a_process_that_waits_for_a_driver_goes_on_waiting(serving, nvml, cluster, kubelet, monkeypatch):
+def test_a_process_that_waits_for_a_driver_goes_on_waiting(
+    serving, nvml, cluster, kubelet, monkeypatch
+):
     monkeypatch.setattr("hami.devices.nvml_library.RESTART_S", 0.1)
     nvml.fail("nvmlInit", MISMATCH)
     serving()
@@ -701,8 +829,14 @@ def run_signals(*numbers, fresh=(), failing=()):
         if isinstance(answer := fresh.pop(0), Exception):
             raise answer
         return answer
-    status = serve("first", read, make=lambda settings: Program(story, settings, settings in failing), signals=signals,
-                   on_started=lambda: story.append("started"))
+
+    status = serve(
+        "first",
+        read,
+        make=lambda settings: Program(story, settings, settings in failing),
+        signals=signals,
+        on_started=lambda: story.append("started"),
+    )
     assert status == 0
     return story, signals.timeouts
 
@@ -733,11 +867,22 @@ def test_readiness_follows_the_running_program():
 
     def make(settings):
         return Program([], settings, fails and fails.pop() == settings)
-    status = serve("first", lambda: "second", make=make, signals=signals, health=signals.health,
-                   on_started=lambda: None)
+
+    status = serve(
+        "first",
+        lambda: "second",
+        make=make,
+        signals=signals,
+        health=signals.health,
+        on_started=lambda: None,
+    )
     assert status == 0
-    assert signals.found == [(503, "starting\n"), (503, "start failed: away\n"), (503, "a kubelet for first\n"),
-                             (503, "a kubelet for second\n")]
+    assert signals.found == [
+        (503, "starting\n"),
+        (503, "start failed: away\n"),
+        (503, "a kubelet for first\n"),
+        (503, "a kubelet for second\n"),
+    ]
 
 
 def test_no_unready_reason_means_ready():
@@ -750,7 +895,8 @@ def test_a_program_that_starts_or_cannot_start_is_not_restarted():
     health = Health()
     assert health.healthz("").status == 200
     health.follow(lambda: "start failed: no driver")
-    assert health.healthz("").status == 200 and health.readyz("").status == 503
+    assert health.healthz("").status == 200
+    assert health.readyz("").status == 503
 
 
 def test_a_start_that_hangs_fails_the_liveness_probe(settings, monkeypatch):
@@ -762,18 +908,26 @@ def test_a_start_that_hangs_fails_the_liveness_probe(settings, monkeypatch):
         goes_on.wait(20)
         raise HamiError("no driver")
 
-    thread = threading.Thread(target=serve, args=(settings(), settings), kwargs={
-        "make": make, "signals": signals, "health": health})
+    thread = threading.Thread(
+        target=serve,
+        args=(settings(), settings),
+        kwargs={"make": make, "signals": signals, "health": health},
+    )
     thread.start()
     eventually(lambda: health.healthz("").status == 500, "the start hangs", interval=0.001)
-    assert (health.readyz("").status, list(health.healthz("").slices)) == (503, [b"the start hangs\n"])
+    assert (health.readyz("").status, list(health.healthz("").slices)) == (
+        503,
+        [b"the start hangs\n"],
+    )
     goes_on.set()
     signals.put(signal.SIGTERM)
     thread.join(20)
     assert health.healthz("").status == 200, "a failed start is tried again"
 
 
-def test_a_driver_that_hangs_fails_the_liveness_probe_and_delays_no_container(run, kubelet, cluster, directory):
+def test_a_driver_that_hangs_fails_the_liveness_probe_and_delays_no_container(
+    run, kubelet, cluster, directory
+):
     program = run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory))
     kubelet.registered.get(timeout=20)
     cluster.put_pod(ONE)
@@ -785,7 +939,9 @@ def test_a_driver_that_hangs_fails_the_liveness_probe_and_delays_no_container(ru
     eventually(lambda: "thread health hangs" in program.hung_reason(), program.hung_reason)
     with calling(directory / "nvidia-gpu.sock") as plugin:
         assert plugin.allocate([f"{A}-0"]).container_responses
-    with open(directory / "cards.yaml", "w") as fifo:  # the reader goes on, and the next one finds a file
+    with open(
+        directory / "cards.yaml", "w"
+    ) as fifo:  # the reader goes on, and the next one finds a file
         (directory / "cards.yaml").unlink()
         (directory / "cards.yaml").write_text(CARDS)
         fifo.write(CARDS)
@@ -800,7 +956,8 @@ def test_threads_that_hang_are_named():
 
 def test_a_thread_of_the_plugin_that_dies_is_reported(run, cluster):
     program = run()
-    assert cluster.written.acquire(timeout=20) and program.hung_reason() == ""
+    assert cluster.written.acquire(timeout=20)
+    assert program.hung_reason() == ""
     program._start_task(PeriodicTask("broken", sys.exit, 1.0))
     eventually(program.hung_reason, "the thread has died", interval=0.001)
     assert program.hung_reason() == "thread broken died: SystemExit: "
@@ -811,8 +968,10 @@ def test_a_silent_server_is_a_reason_for_a_restart(run, kubelet, monkeypatch):
     kubelet.registered.get(timeout=20)
     assert program.hung_reason() == ""
     monkeypatch.setattr("hami.plugin.kubelet_registration.HUNG_S", -1)
-    assert re.fullmatch(r"the plugin's own server has not answered at \S+/nvidia-gpu.sock for \d+ s",
-                        program.hung_reason())
+    assert re.fullmatch(
+        r"the plugin's own server has not answered at \S+/nvidia-gpu.sock for \d+ s",
+        program.hung_reason(),
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
@@ -822,7 +981,14 @@ def test_stop_signals_end_the_process(number):
 
 def test_a_hangup_restarts_the_program_with_fresh_settings():
     story, _ = run_signals(HUP, TERM, fresh=["second"])
-    assert story == ["start first", "started", "stop first", "start second", "started", "stop second for good"]
+    assert story == [
+        "start first",
+        "started",
+        "stop first",
+        "start second",
+        "started",
+        "stop second for good",
+    ]
 
 
 def test_settings_that_cannot_be_read_are_ignored():
@@ -848,7 +1014,9 @@ def test_a_hangup_retries_a_failed_start():
 @pytest.fixture
 def cdi_cluster(cluster):
     """A node whose runtime has CDI."""
-    cluster.put_node(Node(name="n1", runtime_version="containerd://2.3.7", kubelet_version="v1.36.3"))
+    cluster.put_node(
+        Node(name="n1", runtime_version="containerd://2.3.7", kubelet_version="v1.36.3")
+    )
     return cluster
 
 
@@ -860,20 +1028,37 @@ def limiter(directory):
 
 
 def write_checkpoint(directory, pod, container, ids, answer):
-    entry = {"PodUID": pod.ref.uid, "ContainerName": container, "ResourceName": "nvidia.com/gpu",
-             "DeviceIDs": {"-1": ids}, "AllocResp": base64.b64encode(answer.SerializeToString()).decode()}
-    (directory / CHECKPOINT).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1}))
+    entry = {
+        "PodUID": pod.ref.uid,
+        "ContainerName": container,
+        "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": {"-1": ids},
+        "AllocResp": base64.b64encode(answer.SerializeToString()).decode(),
+    }
+    (directory / CHECKPOINT).write_text(
+        json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1})
+    )
 
 
 @pytest.mark.parametrize("allocate", ["auto", "start"])
-def test_a_container_gets_its_devices_when_it_starts(run, kubelet, cdi_cluster, directory, allocate):
-    cdi_cluster.put_pod(pod := replace(ONE, annotations=ONE.annotations | {PHASE: "success", TO_ALLOCATE: ""}))
-    run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory), allocate=allocate,
-        cdi_root=str(directory / "cdi"))
+def test_a_container_gets_its_devices_when_it_starts(
+    run, kubelet, cdi_cluster, directory, allocate
+):
+    cdi_cluster.put_pod(
+        pod := replace(ONE, annotations=ONE.annotations | {PHASE: "success", TO_ALLOCATE: ""})
+    )
+    run(
+        cards=f"cards: [{{uuid: {A}, memory: 81920}}]",
+        library_source=limiter(directory),
+        allocate=allocate,
+        cdi_root=str(directory / "cdi"),
+    )
     assert kubelet.registered.get(timeout=20).options.pre_start_required
     with calling(directory / "nvidia-gpu.sock") as plugin:
         (answer,) = plugin.allocate([f"{A}-0"]).container_responses
-        assert [len(answer.envs), len(answer.mounts), len(answer.cdi_devices)] == [1, 0, 1], "the level of its log"
+        assert [len(answer.envs), len(answer.mounts), len(answer.cdi_devices)] == [1, 0, 1], (
+            "the level of its log"
+        )
         with pytest.raises(grpc.RpcError, match="no checkpoint"):
             plugin.pre_start([f"{A}-0"])
         write_checkpoint(directory, pod, "c", [f"{A}-0"], answer)
@@ -884,14 +1069,18 @@ def test_a_container_gets_its_devices_when_it_starts(run, kubelet, cdi_cluster, 
     assert "CUDA_DEVICE_MEMORY_LIMIT_0=1000m" in found["devices"][0]["containerEdits"]["env"]
 
 
-def test_the_node_is_lock_free_once_the_kubelet_knows_the_plugin(run, kubelet, cdi_cluster, directory):
+def test_the_node_is_lock_free_once_the_kubelet_knows_the_plugin(
+    run, kubelet, cdi_cluster, directory
+):
     run(cdi_root=str(directory / "cdi"))
     while cdi_cluster.nodes["n1"].annotations.get(LOCK_FREE) != "NVIDIA":
         assert cdi_cluster.written.acquire(timeout=20)
     assert not kubelet.registered.empty()
 
 
-@pytest.mark.parametrize("given", [{"allocate": "admission"}, {"cdi_root": ""}, {"kubelet_socket": ""}])
+@pytest.mark.parametrize(
+    "given", [{"allocate": "admission"}, {"cdi_root": ""}, {"kubelet_socket": ""}]
+)
 def test_the_node_needs_a_lock_otherwise(run, cdi_cluster, given):
     cdi_cluster.annotate_node("n1", {LOCK_FREE: "NVIDIA"})
     run(**given)
@@ -899,7 +1088,9 @@ def test_the_node_needs_a_lock_otherwise(run, cdi_cluster, given):
         assert cdi_cluster.written.acquire(timeout=20)
 
 
-def test_a_node_left_lock_free_needs_a_lock_before_the_kubelet_asks_for_devices(run, kubelet, cdi_cluster, monkeypatch):
+def test_a_node_left_lock_free_needs_a_lock_before_the_kubelet_asks_for_devices(
+    run, kubelet, cdi_cluster, monkeypatch
+):
     """Otherwise two pods that were bound meanwhile, without a lock, cannot be told apart."""
     cdi_cluster.annotate_node("n1", {LOCK_FREE: "NVIDIA"})
     annotate, early = cdi_cluster.annotate_node, []
@@ -912,33 +1103,61 @@ def test_a_node_left_lock_free_needs_a_lock_before_the_kubelet_asks_for_devices(
     monkeypatch.setattr(cdi_cluster, "annotate_node", annotate_later)
     run(allocate="admission")
     kubelet.registered.get(timeout=20)
-    assert not early and LOCK_FREE not in cdi_cluster.nodes["n1"].annotations
+    assert not early
+    assert LOCK_FREE not in cdi_cluster.nodes["n1"].annotations
 
 
-def test_containers_of_start_time_mode_start_again_in_admission_mode(run, kubelet, cluster, directory):
-    cluster.put_pod(pod := replace(ONE, annotations=ONE.annotations | {PHASE: "success", TO_ALLOCATE: ""}))
+def test_containers_of_start_time_mode_start_again_in_admission_mode(
+    run, kubelet, cluster, directory
+):
+    cluster.put_pod(
+        pod := replace(ONE, annotations=ONE.annotations | {PHASE: "success", TO_ALLOCATE: ""})
+    )
     name = "hami.io/container=" + "a" * 16
-    write_checkpoint(directory, pod, "c", [f"{A}-0"], api.ContainerAllocateResponse(
-        cdi_devices=[api.CDIDevice(name=name)]))
-    run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory), allocate="admission",
-        cdi_root=str(directory / "cdi"))
+    write_checkpoint(
+        directory,
+        pod,
+        "c",
+        [f"{A}-0"],
+        api.ContainerAllocateResponse(cdi_devices=[api.CDIDevice(name=name)]),
+    )
+    run(
+        cards=f"cards: [{{uuid: {A}, memory: 81920}}]",
+        library_source=limiter(directory),
+        allocate="admission",
+        cdi_root=str(directory / "cdi"),
+    )
     assert kubelet.registered.get(timeout=20).options.pre_start_required
     with calling(directory / "nvidia-gpu.sock") as plugin:
         plugin.pre_start([f"{A}-0"])
-    assert [path.name for path in (directory / "cdi").iterdir()] == [f"hami.io-container-{'a' * 16}.json"]
+    assert [path.name for path in (directory / "cdi").iterdir()] == [
+        f"hami.io-container-{'a' * 16}.json"
+    ]
 
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_files_that_are_gone_after_a_restart_of_the_node_are_written_before_containers_start(
-        run, kubelet, cluster, directory, is_there):
-    cluster.put_pod(pod := replace(ONE, annotations=ONE.annotations | {PHASE: "success", TO_ALLOCATE: ""}))
+    run, kubelet, cluster, directory, is_there
+):
+    cluster.put_pod(
+        pod := replace(ONE, annotations=ONE.annotations | {PHASE: "success", TO_ALLOCATE: ""})
+    )
     own = directory / "hook" / "vgpu" / "containers" / f"{pod.ref.uid}_c"
-    write_checkpoint(directory, pod, "c", [f"{A}-0"], api.ContainerAllocateResponse(
-        mounts=[api.Mount(host_path=f"{own}/token.cache")]))
+    write_checkpoint(
+        directory,
+        pod,
+        "c",
+        [f"{A}-0"],
+        api.ContainerAllocateResponse(mounts=[api.Mount(host_path=f"{own}/token.cache")]),
+    )
     if is_there:
         own.mkdir(parents=True)
         (own / "limits").write_text("hami-limits 1\n")
-    run(cards=f"cards: [{{uuid: {A}, memory: 81920}}]", library_source=limiter(directory), allocate="admission")
+    run(
+        cards=f"cards: [{{uuid: {A}, memory: 81920}}]",
+        library_source=limiter(directory),
+        allocate="admission",
+    )
     assert kubelet.registered.get(timeout=20).options.pre_start_required == (not is_there)
     with calling(directory / "nvidia-gpu.sock") as plugin:
         plugin.pre_start([f"{A}-0"])

@@ -24,9 +24,17 @@ class Node:
     """A node with the pods u-1 and u-2, and a third directory, whose pod is gone."""
 
     def __init__(self, folder):
-        self.cluster = FakeCluster(pods=[make_pod(name=name, uid=uid, node_name="n1")
-                                         for name, uid in (("p", "u-1"), ("q", "u-2"))])
-        self.host = Host(PluginConfig(node="n1", hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock")))
+        self.cluster = FakeCluster(
+            pods=[
+                make_pod(name=name, uid=uid, node_name="n1")
+                for name, uid in (("p", "u-1"), ("q", "u-2"))
+            ]
+        )
+        self.host = Host(
+            PluginConfig(
+                node="n1", hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock")
+            )
+        )
         self.events = Events()
         self.guard = RegionGuard("n1", self.cluster, self.host, self.events)
         self.containers = folder / "vgpu" / "containers"
@@ -47,7 +55,9 @@ class Node:
 
     def reported(self):
         """The pods of all events so far."""
-        assert {event[1:] for event in self.events.recorded} <= {("Warning", "RegionEnlarged", MESSAGE)}
+        assert {event[1:] for event in self.events.recorded} <= {
+            ("Warning", "RegionEnlarged", MESSAGE)
+        }
         return [event[0] for event in self.events.recorded]
 
 
@@ -61,7 +71,8 @@ def test_a_container_is_logged_once_and_reported_each_time(node, caplog):
         node.enlarge("u-1")
     assert node.reported() == ["default/p"] * 3
     assert [(one.message, one.pod, one.container) for one in caplog.records] == [
-        ("region was enlarged by its container", "u-1", "c")]
+        ("region was enlarged by its container", "u-1", "c")
+    ]
     assert len(node.cluster.calls_of("pods_on")) == 1
 
 
@@ -81,7 +92,9 @@ def test_an_api_server_that_does_not_answer_delays_reports_only(node, caplog):
     assert node.reported() == []
     node.enlarge("u-1", "u-2")
     assert node.reported() == ["default/p", "default/q"]
-    assert [one.message for one in caplog.records].count("the pod of an enlarged region cannot be found") == 1
+    assert [one.message for one in caplog.records].count(
+        "the pod of an enlarged region cannot be found"
+    ) == 1
 
 
 def test_a_directory_that_cannot_be_read_is_logged_once(node, caplog):
@@ -104,7 +117,9 @@ def test_a_region_that_cannot_be_truncated_is_reported_as_such(node, caplog):
         process.kill()
     [(pod, kind, reason, message)] = node.events.recorded
     assert (pod, kind, reason) == ("default/p", "Warning", "RegionEnlarged")
-    assert message == ("container c has enlarged its shared region, which cannot be truncated and was replaced: the "
-                       "monitor ends the containers of the pod")
+    assert message == (
+        "container c has enlarged its shared region, which cannot be truncated and was replaced: the "
+        "monitor ends the containers of the pod"
+    )
     assert region.stat().st_size == REGION_SIZE
     assert len(caplog.records) == 1

@@ -38,8 +38,15 @@ class Scene:
         self.source = source or Source(*cards("GPU-a", "GPU-b"))
         self.inventory = DeviceInventory()
         self.config = config(**fields)
-        self.registrar = NodeRegistrar(self.cluster, self.inventory, self.config, NVIDIA, now=lambda: NOW,
-                                       is_lock_free=is_lock_free, watched_pods=watched_pods)
+        self.registrar = NodeRegistrar(
+            self.cluster,
+            self.inventory,
+            self.config,
+            NVIDIA,
+            now=lambda: NOW,
+            is_lock_free=is_lock_free,
+            watched_pods=watched_pods,
+        )
 
     def read(self):
         self.inventory.update(self.source.cards())
@@ -102,7 +109,9 @@ def test_removed_annotations_are_restored(scene):
 
 def test_a_handshake_of_current_schedulers_is_not_changed(scene):
     scene.round()
-    scene.cluster.annotate_node("n1", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"})
+    scene.cluster.annotate_node(
+        "n1", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"}
+    )
     writes = scene.writes
     scene.round()
     assert scene.writes == writes
@@ -111,7 +120,9 @@ def test_a_handshake_of_current_schedulers_is_not_changed(scene):
 def test_a_handshake_of_older_schedulers_is_answered_once():
     scene = Scene(register_format="csv")
     scene.round()
-    scene.cluster.annotate_node("n1", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"})
+    scene.cluster.annotate_node(
+        "n1", {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"}
+    )
     writes = scene.writes
     for _ in range(2):
         scene.round()
@@ -147,6 +158,7 @@ def test_the_loop_writes_at_once_when_health_changes_until_it_is_stopped(scene):
         answer = write(*args, **kwargs)
         written.release()
         return answer
+
     scene.cluster.annotate_node = annotate_node
     scene.read()
     running = threading.Thread(target=scene.registrar.run)
@@ -173,16 +185,25 @@ def test_the_loop_survives_errors(scene, caplog):
 
 def test_the_capacity_follows_what_is_registered(scene):
     scene.round()
-    assert scene.capacity == {"nvidia.com/total-gpumem": "163840", "nvidia.com/total-gpucores": "200"}
+    assert scene.capacity == {
+        "nvidia.com/total-gpumem": "163840",
+        "nvidia.com/total-gpucores": "200",
+    }
     scene.inventory.report("GPU-b", "XID 79")
     scene.round()
-    assert scene.capacity == {"nvidia.com/total-gpumem": "81920", "nvidia.com/total-gpucores": "100"}
+    assert scene.capacity == {
+        "nvidia.com/total-gpumem": "81920",
+        "nvidia.com/total-gpucores": "100",
+    }
 
 
 def test_the_capacity_is_scaled():
     scene = Scene(device_memory_scaling=1.5, device_core_scaling=2.0)
     scene.round()
-    assert scene.capacity == {"nvidia.com/total-gpumem": "245760", "nvidia.com/total-gpucores": "400"}
+    assert scene.capacity == {
+        "nvidia.com/total-gpumem": "245760",
+        "nvidia.com/total-gpucores": "400",
+    }
 
 
 def test_a_node_is_registered_without_the_right_to_publish(scene, caplog):
@@ -235,15 +256,20 @@ REGISTER = NVIDIA.annotations.register
 MANAGED = {"door": "dra", "claim_allocator": "hami"}
 
 
-@pytest.mark.parametrize("fields, is_registered", [
-    param({}, True, id="device plugin"), param({"door": "dra"}, False, id="kube-scheduler"),
-])
+@pytest.mark.parametrize(
+    "fields, is_registered",
+    [
+        param({}, True, id="device plugin"),
+        param({"door": "dra"}, False, id="kube-scheduler"),
+    ],
+)
 def test_the_door_changes_in_the_patch_of_the_devices(fields, is_registered):
     scene = Scene(**fields)
     scene.cluster.annotate_node("n1", {REGISTER: "[]", DOOR: "dra"})
     scene.round()
     *_, call = scene.cluster.calls_of("annotate_node")
-    assert call.annotations.keys() >= {REGISTER, DOOR} and DOOR not in scene.annotations
+    assert call.annotations.keys() >= {REGISTER, DOOR}
+    assert DOOR not in scene.annotations
     assert (REGISTER in scene.annotations) is is_registered
 
 
@@ -252,17 +278,32 @@ def test_a_managed_node_registers_once_and_is_lock_free_when_the_kubelet_calls()
     scene = Scene(is_lock_free=lambda: bool(calls), **MANAGED)
     for _ in range(2):
         scene.round()
-    assert (scene.annotations[DOOR], LOCK_FREE in scene.annotations, scene.writes) == ("dra", False, 1)
+    assert (scene.annotations[DOOR], LOCK_FREE in scene.annotations, scene.writes) == (
+        "dra",
+        False,
+        1,
+    )
     calls.append("registered")
     scene.round()
-    assert '"id":"GPU-a"' in scene.annotations[REGISTER] and scene.annotations[LOCK_FREE] == "NVIDIA"
+    assert '"id":"GPU-a"' in scene.annotations[REGISTER]
+    assert scene.annotations[LOCK_FREE] == "NVIDIA"
 
 
-@pytest.mark.parametrize("before, after", [
-    param({REGISTER: "[]", LOCK_FREE: "DCU,NVIDIA", PAIR_SCORES: "[]"}, {LOCK_FREE: "DCU"}, id="of the device plugin"),
-    param({REGISTER: "[]", LOCK_FREE: "NVIDIA", DOOR: "dra"}, {REGISTER: "[]", LOCK_FREE: "NVIDIA", DOOR: "dra"},
-          id="its own"),
-])
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        param(
+            {REGISTER: "[]", LOCK_FREE: "DCU,NVIDIA", PAIR_SCORES: "[]"},
+            {LOCK_FREE: "DCU"},
+            id="of the device plugin",
+        ),
+        param(
+            {REGISTER: "[]", LOCK_FREE: "NVIDIA", DOOR: "dra"},
+            {REGISTER: "[]", LOCK_FREE: "NVIDIA", DOOR: "dra"},
+            id="its own",
+        ),
+    ],
+)
 def test_what_another_door_offers_is_removed_first(before, after):
     scene = Scene(is_lock_free=lambda: False, **MANAGED)
     scene.cluster.annotate_node("n1", before)
@@ -280,12 +321,19 @@ def test_a_managed_node_that_unregisters_has_no_door():
 # ---- the annotation of nodes without a node lock
 
 
-@pytest.mark.parametrize("before, is_lock_free, after", [
-    param(None, None, None, id="never was"), param("NVIDIA", None, None, id="not any more"),
-    param("DCU,NVIDIA", None, "DCU", id="not any more, beside another vendor"), param("DCU", None, "DCU", id="another"),
-    param(None, lambda: True, "NVIDIA", id="new"), param("DCU", lambda: True, "DCU,NVIDIA", id="beside another vendor"),
-    param(None, lambda: False, None, id="not yet"), param("NVIDIA", lambda: False, "NVIDIA", id="kubelet away"),
-])
+@pytest.mark.parametrize(
+    "before, is_lock_free, after",
+    [
+        param(None, None, None, id="never was"),
+        param("NVIDIA", None, None, id="not any more"),
+        param("DCU,NVIDIA", None, "DCU", id="not any more, beside another vendor"),
+        param("DCU", None, "DCU", id="another"),
+        param(None, lambda: True, "NVIDIA", id="new"),
+        param("DCU", lambda: True, "DCU,NVIDIA", id="beside another vendor"),
+        param(None, lambda: False, None, id="not yet"),
+        param("NVIDIA", lambda: False, "NVIDIA", id="kubelet away"),
+    ],
+)
 def test_the_node_lists_the_vendor_while_it_is_lock_free(before, is_lock_free, after):
     scene = Scene(is_lock_free=is_lock_free)
     scene.cluster.annotate_node("n1", {LOCK_FREE: before})
@@ -306,8 +354,10 @@ def test_a_node_without_cards_is_not_lock_free():
 def test_a_change_of_another_vendor_at_the_same_time_is_kept():
     scene = Scene(is_lock_free=lambda: True)
     node = scene.cluster.node("n1")
-    scene.cluster.on_call = lambda call: call.method == "annotate_node" and scene.cluster.put_node(
-        replace(node, annotations={LOCK_FREE: "DCU"}))
+    scene.cluster.on_call = lambda call: (
+        call.method == "annotate_node"
+        and scene.cluster.put_node(replace(node, annotations={LOCK_FREE: "DCU"}))
+    )
     with pytest.raises(Conflict):
         scene.round()
     scene.cluster.on_call = lambda call: None

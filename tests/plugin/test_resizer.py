@@ -30,8 +30,16 @@ def text(shares):
 def resized(held, target=None, *, name="p", containers=None, **fields):
     """A running pod whose booking a scheduler has changed to *held*, and which is to have *target*."""
     annotations = {RESIZED: text(held)} | ({RESIZE_TARGET: text(target)} if target else {})
-    return placed(*(containers or [asking() for _ in held]), shares=held, left="", name=name, bind_phase="success",
-                  phase="Running", annotations=annotations, **fields)
+    return placed(
+        *(containers or [asking() for _ in held]),
+        shares=held,
+        left="",
+        name=name,
+        bind_phase="success",
+        phase="Running",
+        annotations=annotations,
+        **fields,
+    )
 
 
 class Stage:
@@ -40,7 +48,9 @@ class Stage:
     def __init__(self, folder, library=b"\x7fELF hami-limits 1\0"):
         (folder / "vgpu").mkdir()
         (folder / "vgpu" / "libvgpu.so").write_bytes(library)
-        self.config = config(node=NODE, hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock"))
+        self.config = config(
+            node=NODE, hook_path=str(folder), kubelet_socket=str(folder / "kubelet.sock")
+        )
         self.folder, self.host = folder, Host(self.config)
         self.cluster, self.events = FakeCluster(), Events()
         self.inventory = DeviceInventory()
@@ -52,8 +62,15 @@ class Stage:
     def start(self):
         """A new process of the plugin."""
         self.resizer = SizeEnforcer(
-            self.config, self.cluster, BOTH, self.host, self.inventory, self.events, self.pods,
-            clock=lambda: self.time)
+            self.config,
+            self.cluster,
+            BOTH,
+            self.host,
+            self.inventory,
+            self.events,
+            self.pods,
+            clock=lambda: self.time,
+        )
 
     def pods(self):
         return list(self.cluster.pods.values()) if self.knows_pods else None
@@ -63,12 +80,18 @@ class Stage:
         self.cluster.put_pod(pod)
         for of_container in shares:
             self.host.prepare(pod.ref.uid, name)
-            self.host.write_limits(pod.ref.uid, name, "t", ContainerLimits(
-                devices=tuple(share_limit(one, most) for one in of_container)))
+            self.host.write_limits(
+                pod.ref.uid,
+                name,
+                "t",
+                ContainerLimits(devices=tuple(share_limit(one, most) for one in of_container)),
+            )
 
     def annotate(self, changes, name="p"):
         pod = self.cluster.pods["default", name]
-        annotations = {key: value for key, value in (pod.annotations | changes).items() if value is not None}
+        annotations = {
+            key: value for key, value in (pod.annotations | changes).items() if value is not None
+        }
         self.cluster.put_pod(replace(pod, annotations=annotations))
 
     def path(self, name="p", container="c"):
@@ -89,7 +112,11 @@ class Stage:
     def uses(self, used, name="p"):
         """The monitor says what a container uses, by device in MiB."""
         with opened_directory(self.path(name)) as directory:
-            write_use(directory, read_limits(directory).changed_ns, {uuid: mib * MIB for uuid, mib in used.items()})
+            write_use(
+                directory,
+                read_limits(directory).changed_ns,
+                {uuid: mib * MIB for uuid, mib in used.items()},
+            )
 
 
 @pytest.fixture
@@ -132,7 +159,8 @@ def test_memory_that_shrinks_is_confirmed_once_the_use_fits(stage):
     assert stage.applied() is None
     assert stage.events.of("default/p") == [
         f"container c uses more of {A} than the 500 MiB that it is to have: it gets no more, and the rest stays booked "
-        "until it uses less"]
+        "until it uses less"
+    ]
     stage.uses({A: 500})
     assert stage.resizer.step() == CHECK_S
     assert stage.applied() == AppliedSizes(text(SMALL))
@@ -165,8 +193,13 @@ def test_a_monitor_that_says_nothing_is_reported_after_a_while(stage):
     for stage.time in (SILENT_S, SILENT_S + 1):
         stage.resizer.step()
     assert stage.events.recorded == [
-        ("default/p", "Warning", "ResizePending",
-         "the monitor of the node has not said how much memory container c uses")]
+        (
+            "default/p",
+            "Warning",
+            "ResizePending",
+            "the monitor of the node has not said how much memory container c uses",
+        )
+    ]
 
 
 def test_a_container_that_starts_again_while_it_shrinks(stage):
@@ -175,7 +208,9 @@ def test_a_container_that_starts_again_while_it_shrinks(stage):
     stage.resizer.step()
     stage.uses({A: 900})
     stage.host.prepare("uid-p", "c", keep=True)
-    stage.host.write_limits("uid-p", "c", "t", ContainerLimits(devices=tuple(map(share_limit, SMALL[0]))), keep=True)
+    stage.host.write_limits(
+        "uid-p", "c", "t", ContainerLimits(devices=tuple(map(share_limit, SMALL[0]))), keep=True
+    )
     assert (stage.resizer.step(), stage.limits(), stage.applied()) == (PENDING_S, [(500, 20)], None)
     stage.uses({A: 0})
     assert (stage.resizer.step(), stage.applied()) == (CHECK_S, AppliedSizes(text(SMALL)))
@@ -185,7 +220,9 @@ def test_a_container_that_was_prepared_with_earlier_sizes_is_corrected(stage):
     """It started while the resize was on its way."""
     stage.run(resized(LARGE))
     stage.resizer.step()
-    stage.host.write_limits("uid-p", "c", "t", ContainerLimits(devices=tuple(map(share_limit, OLD[0]))), keep=True)
+    stage.host.write_limits(
+        "uid-p", "c", "t", ContainerLimits(devices=tuple(map(share_limit, OLD[0]))), keep=True
+    )
     assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(2000, 40)], 1)
 
 
@@ -196,7 +233,11 @@ def test_each_container_that_shrinks_must_use_less(stage):
     stage.resizer.step()
     stage.uses({A: 1})
     assert stage.resizer.step() == PENDING_S
-    assert (stage.limits(), stage.limits(container="d"), stage.applied()) == ([(500, 20)], [(500, 20)], None)
+    assert (stage.limits(), stage.limits(container="d"), stage.applied()) == (
+        [(500, 20)],
+        [(500, 20)],
+        None,
+    )
 
 
 def test_the_same_answer_is_given_once(stage):
@@ -240,14 +281,19 @@ def test_a_file_that_disagrees_is_written_again(stage):
     assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(2000, 40)], 1)
 
 
-@pytest.mark.parametrize("annotations", [{}, {RESIZED: "", RESIZE_TARGET: ""}], ids=["never", "before it was bound"])
+@pytest.mark.parametrize(
+    "annotations", [{}, {RESIZED: "", RESIZE_TARGET: ""}], ids=["never", "before it was bound"]
+)
 def test_a_pod_that_was_not_resized_is_left_alone(stage, annotations):
     stage.run(placed(asking(), shares=LARGE, phase="Running", annotations=annotations))
     assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(1000, 30)], 0)
 
 
-@pytest.mark.parametrize("fields", [
-    {"phase": "Succeeded"}, {"node_name": "n2"}, {"claim": "hami-1"}], ids=["ended", "elsewhere", "claim"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"phase": "Succeeded"}, {"node_name": "n2"}, {"claim": "hami-1"}],
+    ids=["ended", "elsewhere", "claim"],
+)
 def test_pods_that_the_plugin_does_not_serve_are_left_alone(stage, fields):
     stage.run(replace(resized(LARGE), **fields))
     stage.resizer.step()
@@ -286,12 +332,16 @@ def test_another_pod_of_that_name_gets_no_answer(stage):
     assert (stage.resizer.step(), stage.applied()) == (PENDING_S, None)
 
 
-@pytest.mark.parametrize("error, delay", [(NotFound("gone", 404), CHECK_S), (ClusterError("away"), 5.0)])
+@pytest.mark.parametrize(
+    "error, delay", [(NotFound("gone", 404), CHECK_S), (ClusterError("away"), 5.0)]
+)
 def test_an_answer_that_fails_is_repeated_unless_the_pod_is_gone(stage, caplog, error, delay):
     stage.run(resized(LARGE))
     stage.cluster.fail("annotate_pod", error, times=2)
     assert [stage.resizer.step() for _ in range(2)] == [delay] * 2
-    assert [one.message for one in caplog.records].count("sizes of a pod cannot be confirmed") == (delay == 5.0)
+    assert [one.message for one in caplog.records].count("sizes of a pod cannot be confirmed") == (
+        delay == 5.0
+    )
 
 
 def test_files_are_written_before_the_first_answer(stage):
@@ -316,23 +366,44 @@ def test_nothing_grows_on_a_card_that_is_overbooked(stage):
     for _ in range(2):
         assert stage.resizer.step() == CHECK_S
     assert (stage.limits(), stage.answers) == ([(1000, 30)], 1)
-    assert stage.applied() == AppliedSizes(text(OLD), (
-        f"{A} has 46068 MiB and 100 percent, but 47000 MiB and 40 percent of it are booked, so nothing can grow on it"))
+    assert stage.applied() == AppliedSizes(
+        text(OLD),
+        (
+            f"{A} has 46068 MiB and 100 percent, but 47000 MiB and 40 percent of it are "
+            f"booked, so nothing can grow on it"
+        ),
+    )
     stage.cluster.delete_pod("default", "q")
     stage.resizer.step()
     assert (stage.limits(), stage.applied()) == ([(2000, 40)], AppliedSizes(text(LARGE)))
 
 
-@pytest.mark.parametrize("other", [
-    placed(asking(), shares=[[share(A, 44_068, 60)]], name="q", phase="Running"),
-    placed(asking(), shares=[[share(A, 45_000)]], name="q", phase="Failed"),
-    placed(asking(), shares=[[share(B, 45_000)]], name="q", phase="Running"),
-    placed(asking(), text="x", name="q", phase="Running"),
-    resized([[share(A, 44_000)]], name="q"),
-    placed(asking("i", kind=INIT), asking(), shares=[[share(A, 44_000)], [share(A, 40_000)]], name="q"),
-    placed(asking("c", 0), shares=[[share(A, 45_000)]], name="q", phase="Running"),
-], ids=["just fits", "ended", "another card", "not readable", "was resized", "one container after the other",
-        "asks for none"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        placed(asking(), shares=[[share(A, 44_068, 60)]], name="q", phase="Running"),
+        placed(asking(), shares=[[share(A, 45_000)]], name="q", phase="Failed"),
+        placed(asking(), shares=[[share(B, 45_000)]], name="q", phase="Running"),
+        placed(asking(), text="x", name="q", phase="Running"),
+        resized([[share(A, 44_000)]], name="q"),
+        placed(
+            asking("i", kind=INIT),
+            asking(),
+            shares=[[share(A, 44_000)], [share(A, 40_000)]],
+            name="q",
+        ),
+        placed(asking("c", 0), shares=[[share(A, 45_000)]], name="q", phase="Running"),
+    ],
+    ids=[
+        "just fits",
+        "ended",
+        "another card",
+        "not readable",
+        "was resized",
+        "one container after the other",
+        "asks for none",
+    ],
+)
 def test_other_pods_that_leave_enough(stage, other):
     stage.run(resized(LARGE))
     stage.cluster.put_pod(other)
@@ -355,7 +426,8 @@ def test_nothing_grows_on_a_card_that_is_gone(stage):
     stage.time = OVERBOOKED_S
     stage.resizer.step()
     assert stage.applied() == AppliedSizes(
-        text(OLD), f"{A} is not offered by the node any more, so nothing can grow on it")
+        text(OLD), f"{A} is not offered by the node any more, so nothing can grow on it"
+    )
 
 
 # -- containers with other libraries, and what tenants do
@@ -367,8 +439,13 @@ def test_hami_s_library_gets_memory_only(tmp_path, monkeypatch):
     stage.run(resized(LARGE))
     stage.resizer.step()
     kept = [[share(A, 2000, 30)]]
-    assert (stage.limits(), stage.applied()) == ([(2000, 30)], AppliedSizes(
-        text(kept), "container c has HAMi's library, with which only memory can change while it runs"))
+    assert (stage.limits(), stage.applied()) == (
+        [(2000, 30)],
+        AppliedSizes(
+            text(kept),
+            "container c has HAMi's library, with which only memory can change while it runs",
+        ),
+    )
 
 
 def test_hami_s_library_gets_memory_without_a_problem(tmp_path):
@@ -384,7 +461,9 @@ def test_a_container_of_hami_s_device_plugin_keeps_its_memory(stage):
     os.unlink(stage.path() / "limits")
     stage.resizer.step()
     assert stage.applied() == AppliedSizes(
-        text(OLD), "HAMi's device plugin has started container c, whose memory can only grow while it runs")
+        text(OLD),
+        "HAMi's device plugin has started container c, whose memory can only grow while it runs",
+    )
 
 
 def test_cores_without_a_limit_stay_none(stage):
@@ -397,8 +476,14 @@ def test_cores_without_a_limit_stay_none(stage):
     assert stage.applied().sizes == text([[share(A, 1000, 0)]])
 
 
-@pytest.mark.parametrize("before, after, cores", [
-    (0, 0, "cores=60 cores-most=60"), (30, 30, "cores=30 cores-most=60"), (0, 40, "cores=40 cores-most=60")])
+@pytest.mark.parametrize(
+    "before, after, cores",
+    [
+        (0, 0, "cores=60 cores-most=60"),
+        (30, 30, "cores=30 cores-most=60"),
+        (0, 40, "cores=40 cores-most=60"),
+    ],
+)
 def test_the_most_cores_of_the_pod_stay(stage, before, after, cores):
     wanted = [[share(A, 2000, after)]]
     one = resized(wanted)

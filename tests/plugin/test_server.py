@@ -17,9 +17,13 @@ from hami.runtime.files import file_version
 from tests.devices.cards import cards, config
 from tests.plugin.kubelet import Kubelet, calling
 
-GRANT = Grant(env={"NVIDIA_VISIBLE_DEVICES": "GPU-a"}, annotations={"cdi.k8s.io/x": "y"}, cdi_devices=("v/c=d",),
-              mounts=(Mount(container_path="/c", host_path="/h", read_only=True),),
-              devices=(DeviceNode(container_path="/dev/nvidia0", host_path="/host/dev/nvidia0"),))
+GRANT = Grant(
+    env={"NVIDIA_VISIBLE_DEVICES": "GPU-a"},
+    annotations={"cdi.k8s.io/x": "y"},
+    cdi_devices=("v/c=d",),
+    mounts=(Mount(container_path="/c", host_path="/h", read_only=True),),
+    devices=(DeviceNode(container_path="/dev/nvidia0", host_path="/host/dev/nvidia0"),),
+)
 HEALTHY = {"GPU-a-0": "Healthy", "GPU-a-1": "Healthy", "GPU-b-0": "Healthy", "GPU-b-1": "Healthy"}
 
 
@@ -59,12 +63,20 @@ def start(directory, inventory):
     servers = []
 
     def start(allocator=None, pre_start=None, **fields):
-        settings = config(device_split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields)
-        server = PluginServer(socket_path(settings), settings, inventory, allocator or PreparedAllocator(),
-                              pre_start=pre_start)
+        settings = config(
+            device_split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields
+        )
+        server = PluginServer(
+            socket_path(settings),
+            settings,
+            inventory,
+            allocator or PreparedAllocator(),
+            pre_start=pre_start,
+        )
         servers.append(server)
         server.start()
         return server
+
     yield start
     for server in servers:
         server.stop(0)
@@ -139,9 +151,12 @@ def test_the_grant_reaches_the_kubelet(start, directory):
     assert allocator.asked == [("GPU-a-1",)]
     assert dict(answer.envs) == GRANT.env
     assert dict(answer.annotations) == GRANT.annotations
-    assert [(one.container_path, one.host_path, one.read_only) for one in answer.mounts] == [("/c", "/h", True)]
+    assert [(one.container_path, one.host_path, one.read_only) for one in answer.mounts] == [
+        ("/c", "/h", True)
+    ]
     assert [(one.container_path, one.host_path, one.permissions) for one in answer.devices] == [
-        ("/dev/nvidia0", "/host/dev/nvidia0", "rw")]
+        ("/dev/nvidia0", "/host/dev/nvidia0", "rw")
+    ]
     assert [one.name for one in answer.cdi_devices] == ["v/c=d"]
 
 
@@ -153,11 +168,19 @@ def test_several_containers_are_served_in_order(start, directory):
     assert allocator.asked == [("GPU-a-0",), ("GPU-b-0", "GPU-b-1")]
 
 
-@pytest.mark.parametrize("error, status, says", [
-    (HamiError("no pod waits"), grpc.StatusCode.FAILED_PRECONDITION, "no pod waits"),
-    (ClusterError("away"), grpc.StatusCode.FAILED_PRECONDITION, "away"),
-    (ValueError("a secret"), grpc.StatusCode.INTERNAL, "internal error of the device plugin: see its log"),
-], ids=["refused", "API server away", "a bug"])
+@pytest.mark.parametrize(
+    "error, status, says",
+    [
+        (HamiError("no pod waits"), grpc.StatusCode.FAILED_PRECONDITION, "no pod waits"),
+        (ClusterError("away"), grpc.StatusCode.FAILED_PRECONDITION, "away"),
+        (
+            ValueError("a secret"),
+            grpc.StatusCode.INTERNAL,
+            "internal error of the device plugin: see its log",
+        ),
+    ],
+    ids=["refused", "API server away", "a bug"],
+)
 def test_an_error_is_returned_to_the_kubelet(start, directory, error, status, says):
     start(PreparedAllocator(error))
     with calling(directory / "nvidia-gpu.sock") as caller, pytest.raises(grpc.RpcError) as caught:
@@ -165,9 +188,15 @@ def test_an_error_is_returned_to_the_kubelet(start, directory, error, status, sa
     assert (caught.value.code(), caught.value.details()) == (status, says)
 
 
-@pytest.mark.parametrize("answer, preferred", [
-    (("GPU-b-0",), ["GPU-b-0"]), ((), []), (ValueError("a bug"), []),
-], ids=["preferred ids", "none", "an error would fail the pod"])
+@pytest.mark.parametrize(
+    "answer, preferred",
+    [
+        (("GPU-b-0",), ["GPU-b-0"]),
+        ((), []),
+        (ValueError("a bug"), []),
+    ],
+    ids=["preferred ids", "none", "an error would fail the pod"],
+)
 def test_preferences(start, directory, answer, preferred):
     start(allocator := PreparedAllocator(answer))
     with calling(directory / "nvidia-gpu.sock") as caller:
@@ -194,16 +223,27 @@ def test_containers_are_prepared_at_the_same_time(start, directory):
     together = threading.Barrier(8)
     start(pre_start=lambda ids: together.wait(20))
     with calling(directory / "nvidia-gpu.sock") as caller, ThreadPoolExecutor(8) as pool:
-        assert len(list(pool.map(lambda number: caller.pre_start([f"GPU-a-{number}"]), range(8)))) == 8
+        assert (
+            len(list(pool.map(lambda number: caller.pre_start([f"GPU-a-{number}"]), range(8)))) == 8
+        )
 
 
-@pytest.mark.parametrize("error, status, says", [
-    (HamiError("it was deleted"), grpc.StatusCode.FAILED_PRECONDITION, "it was deleted"),
-    (ValueError("a secret"), grpc.StatusCode.INTERNAL, "internal error of the device plugin: see its log"),
-], ids=["refused", "a bug"])
+@pytest.mark.parametrize(
+    "error, status, says",
+    [
+        (HamiError("it was deleted"), grpc.StatusCode.FAILED_PRECONDITION, "it was deleted"),
+        (
+            ValueError("a secret"),
+            grpc.StatusCode.INTERNAL,
+            "internal error of the device plugin: see its log",
+        ),
+    ],
+    ids=["refused", "a bug"],
+)
 def test_an_error_of_pre_start_is_returned_to_the_kubelet(start, directory, error, status, says):
     def fail(ids):
         raise error
+
     start(pre_start=fail)
     with calling(directory / "nvidia-gpu.sock") as caller, pytest.raises(grpc.RpcError) as caught:
         caller.pre_start(["GPU-a-0"])
@@ -239,7 +279,11 @@ def test_sockets_of_killed_processes_are_removed(start, directory):
     alive = start()
     server = start()
     assert {path.name for path in directory.iterdir()} == {
-        "nvidia-gpu.sock", other.name, alive.endpoint, server.endpoint}
+        "nvidia-gpu.sock",
+        other.name,
+        alive.endpoint,
+        server.endpoint,
+    }
 
 
 def test_the_socket_of_a_new_process_is_kept(start, directory):
@@ -251,10 +295,14 @@ def test_the_socket_of_a_new_process_is_kept(start, directory):
         caller.options()
 
 
-@pytest.mark.parametrize("fields, name", [
-    ({}, "nvidia-gpu.sock"), ({"resource": "nvidia.com/vgpu"}, "nvidia-vgpu.sock"),
-    ({"socket_name": "h.sock"}, "h.sock"),
-])
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({}, "nvidia-gpu.sock"),
+        ({"resource": "nvidia.com/vgpu"}, "nvidia-vgpu.sock"),
+        ({"socket_name": "h.sock"}, "h.sock"),
+    ],
+)
 def test_the_socket_s_name(fields, name):
     assert socket_path(config(kubelet_socket="/k/kubelet.sock", **fields)) == Path("/k", name)
 
@@ -276,10 +324,15 @@ def test_a_missing_directory_is_named(directory, inventory):
 @pytest.mark.parametrize("pre_start", [False, True])
 def test_the_resource_is_registered_with_the_kubelet(start, kubelet, directory, pre_start):
     start()
-    register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu", pre_start=pre_start)
+    register(
+        str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu", pre_start=pre_start
+    )
     request = kubelet.registered.get(timeout=20)
     assert (request.version, request.endpoint, request.resource_name) == (
-        "v1beta1", "nvidia-gpu.sock", "nvidia.com/gpu")
+        "v1beta1",
+        "nvidia-gpu.sock",
+        "nvidia.com/gpu",
+    )
     assert request.options.get_preferred_allocation_available
     assert request.options.pre_start_required is pre_start
     assert kubelet.options.get(timeout=20).get_preferred_allocation_available
@@ -293,7 +346,10 @@ def test_a_rejection_by_the_kubelet_is_quoted(directory):
 
 
 def test_a_kubelet_that_does_not_answer_times_out(directory):
-    with socket.socket(socket.AF_UNIX) as silent, pytest.raises(HamiError, match="DEADLINE_EXCEEDED"):
+    with (
+        socket.socket(socket.AF_UNIX) as silent,
+        pytest.raises(HamiError, match="DEADLINE_EXCEEDED"),
+    ):
         silent.bind(str(directory / "kubelet.sock"))
         silent.listen()
         register(str(directory / "kubelet.sock"), "nvidia-gpu.sock", "nvidia.com/gpu", timeout=0.05)
@@ -313,6 +369,7 @@ def test_containers_that_cannot_be_prepared_leave_threads_for_all_else(start, di
     def hang(ids):
         started.append(ids)
         unblocked.wait(60)
+
     server = start(PreparedAllocator(GRANT), pre_start=hang)
     with calling(directory / "nvidia-gpu.sock") as caller, ThreadPoolExecutor(_STARTS) as callers:
         done = [callers.submit(caller.pre_start, ["GPU-a-0"]) for _ in range(_STARTS)]
@@ -320,7 +377,8 @@ def test_containers_that_cannot_be_prepared_leave_threads_for_all_else(start, di
         with pytest.raises(grpc.RpcError) as caught:
             caller.pre_start(["GPU-b-0"])
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert server.answers() and list(caller.allocate(["GPU-a-0"]).container_responses)
+        assert server.answers()
+        assert list(caller.allocate(["GPU-a-0"]).container_responses)
         kubelet.listen()
         assert kubelet.next_list() == HEALTHY
         unblocked.set()

@@ -87,19 +87,31 @@ class StartStage(Stage):
 
     def start(self):
         super().start()
-        self.specs = ContainerSpecs(self.folder, now=lambda: time.time() + 2 * MIN_AGE_S, edits=self._edits)
-        grants = GrantBuilder(self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=self.watch)
-        self.allocator = StartTimeAllocator(self.config, self.cluster, NVIDIA, self.host, grants, self.specs,
-                                            node_pods=self.watch)
+        self.specs = ContainerSpecs(
+            self.folder, now=lambda: time.time() + 2 * MIN_AGE_S, edits=self._edits
+        )
+        grants = GrantBuilder(
+            self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=self.watch
+        )
+        self.allocator = StartTimeAllocator(
+            self.config, self.cluster, NVIDIA, self.host, grants, self.specs, node_pods=self.watch
+        )
 
     def admit(self, container, *device_ids, name="p", resource=GPU):
         """The kubelet asks for devices of a container, and writes down what it gets; returns the name."""
         grant = self.allocator.allocate(device_ids)
-        answer = api.ContainerAllocateResponse(envs=dict(grant.env),
-                                               cdi_devices=[api.CDIDevice(name=one) for one in grant.cdi_devices])
-        self.host.entries.append(CheckpointEntry(
-            pod_uid=f"uid-{name}", container=container, resource=resource, by_numa={"0": list(device_ids)},
-            answer=answer.SerializeToString()))
+        answer = api.ContainerAllocateResponse(
+            envs=dict(grant.env), cdi_devices=[api.CDIDevice(name=one) for one in grant.cdi_devices]
+        )
+        self.host.entries.append(
+            CheckpointEntry(
+                pod_uid=f"uid-{name}",
+                container=container,
+                resource=resource,
+                by_numa={"0": list(device_ids)},
+                answer=answer.SerializeToString(),
+            )
+        )
         return spec_names(grant.cdi_devices)[0]
 
     def edits(self, name):
@@ -115,7 +127,9 @@ class StartStage(Stage):
         """The cards and memory limits of the specification."""
         env = self.env(name)
         cards = env["NVIDIA_VISIBLE_DEVICES"].split(",")
-        return [(card, env[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"]) for place, card in enumerate(cards)]
+        return [
+            (card, env[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"]) for place, card in enumerate(cards)
+        ]
 
 
 @pytest.fixture
@@ -138,14 +152,20 @@ def test_allocate_answers_with_a_new_name_and_no_call(stage):
     grants = [one.allocator.allocate(ids(A)) for _ in range(3)]
     assert {len(grant.cdi_devices) for grant in grants} == {1}
     assert len({name for grant in grants for name in spec_names(grant.cdi_devices)}) == 3
-    assert [(grant.env, grant.mounts, grant.devices, grant.annotations) for grant in grants] == [({}, (), (), {})] * 3
+    assert [(grant.env, grant.mounts, grant.devices, grant.annotations) for grant in grants] == [
+        ({}, (), (), {})
+    ] * 3
     assert one.cluster.calls == []
 
 
-@pytest.mark.parametrize("asked, why", [
-    param((), "requested no devices", id="none"), param(("GPU-9-0",), "not on this node: GPU-9-0", id="unknown"),
-    param((f"{A}-0", f"{A}-0"), "a device twice", id="twice"),
-])
+@pytest.mark.parametrize(
+    "asked, why",
+    [
+        param((), "requested no devices", id="none"),
+        param(("GPU-9-0",), "not on this node: GPU-9-0", id="unknown"),
+        param((f"{A}-0", f"{A}-0"), "a device twice", id="twice"),
+    ],
+)
 def test_ids_are_checked(stage, asked, why):
     with pytest.raises(AllocationRefused, match=why):
         stage(ONE).allocator.allocate(asked)
@@ -154,10 +174,16 @@ def test_ids_are_checked(stage, asked, why):
 def test_variables_of_the_specification_stay_preferred_where_they_were(stage):
     one = stage(PAIR, log_level="3", disable_core_limit=True)
     assert one.allocator.allocate(ids(B, C)).env == {
-        "LIBCUDA_LOG_LEVEL": "3", "GPU_CORE_UTILIZATION_POLICY": "disable", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        "LIBCUDA_LOG_LEVEL": "3",
+        "GPU_CORE_UTILIZATION_POLICY": "disable",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
     name = one.admit("b", *ids(B, C))
     one.allocator.pre_start(ids(B, C))
-    assert not {"LIBCUDA_LOG_LEVEL", "GPU_CORE_UTILIZATION_POLICY", "CUDA_DEVICE_ORDER"} & one.env(name).keys()
+    assert (
+        not {"LIBCUDA_LOG_LEVEL", "GPU_CORE_UTILIZATION_POLICY", "CUDA_DEVICE_ORDER"}
+        & one.env(name).keys()
+    )
 
 
 # ---- PreStartContainer
@@ -170,30 +196,56 @@ def test_a_container_gets_its_limits_and_files(stage):
     env = one.env(name)
     region = env.pop("CUDA_DEVICE_MEMORY_SHARED_CACHE").removeprefix("/usr/local/vgpu/")
     token, found = one.host.limits["uid-p", "c"]
-    assert (f"{token}.cache", found) == (region, ContainerLimits(devices=(DeviceLimit(A, 3000 << 20, 30),)))
-    assert env == {"NVIDIA_VISIBLE_DEVICES": A, "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m", "CUDA_DEVICE_SM_LIMIT": "30"}
+    assert (f"{token}.cache", found) == (
+        region,
+        ContainerLimits(devices=(DeviceLimit(A, 3000 << 20, 30),)),
+    )
+    assert env == {
+        "NVIDIA_VISIBLE_DEVICES": A,
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
+        "CUDA_DEVICE_SM_LIMIT": "30",
+    }
     own = "/usr/local/vgpu/containers/uid-p_c"
-    assert {(one["containerPath"], one["hostPath"], one["options"][0]) for one in one.edits(name)["mounts"]} == {
+    assert {
+        (one["containerPath"], one["hostPath"], one["options"][0])
+        for one in one.edits(name)["mounts"]
+    } == {
         ("/usr/local/vgpu/libvgpu.so", "/usr/local/vgpu/libvgpu.so", "ro"),
-        ("/usr/local/vgpu/limits", f"{own}/limits", "ro"), (f"/usr/local/vgpu/{region}", f"{own}/{region}", "rw"),
-        (f"/usr/local/vgpu/{token}.sm", f"{own}/{token}.sm", "rw"), ("/tmp/vgpulock", f"{own}/lock", "rw"),
-        ("/etc/ld.so.preload", "/usr/local/vgpu/ld.so.preload", "ro")}
+        ("/usr/local/vgpu/limits", f"{own}/limits", "ro"),
+        (f"/usr/local/vgpu/{region}", f"{own}/{region}", "rw"),
+        (f"/usr/local/vgpu/{token}.sm", f"{own}/{token}.sm", "rw"),
+        ("/tmp/vgpulock", f"{own}/lock", "rw"),
+        ("/etc/ld.so.preload", "/usr/local/vgpu/ld.so.preload", "ro"),
+    }
     assert (one.host.prepared, one.host.kept) == ([("uid-p", "c")], [True])
     assert one.cluster.calls == [], "everything is known from the watch"
 
 
 def test_the_pod_s_own_settings_are_honored(stage):
     one = stage(ONE)
-    one.cluster.environments["uid-p", "c"] = {"CUDA_DISABLE_CONTROL": "true", "NVIDIA_VISIBLE_DEVICES": "void"}
+    one.cluster.environments["uid-p", "c"] = {
+        "CUDA_DISABLE_CONTROL": "true",
+        "NVIDIA_VISIBLE_DEVICES": "void",
+    }
     name = one.admit("c", *ids(A))
     one.allocator.pre_start(ids(A))
     assert "NVIDIA_VISIBLE_DEVICES" not in one.env(name)
-    assert not [mount for mount in one.edits(name)["mounts"] if mount["containerPath"] == "/etc/ld.so.preload"]
+    assert not [
+        mount
+        for mount in one.edits(name)["mounts"]
+        if mount["containerPath"] == "/etc/ld.so.preload"
+    ]
 
 
 def test_a_pod_that_waits_for_the_plugin_of_another_vendor_starts(stage):
-    one = stage(placed(asking(), shares=[[share(A, 3000)]], left="",
-                       annotations={FPGA.annotations.to_allocate: "f,FPGA,1,0:;"}))
+    one = stage(
+        placed(
+            asking(),
+            shares=[[share(A, 3000)]],
+            left="",
+            annotations={FPGA.annotations.to_allocate: "f,FPGA,1,0:;"},
+        )
+    )
     name = one.admit("c", *ids(A))
     one.allocator.pre_start(ids(A))
     assert one.limits(name) == [(A, "3000m")]
@@ -203,8 +255,11 @@ def test_device_nodes_are_passed(stage):
     one = stage(ONE, pass_device_specs=True, dev_root="/driver")
     name = one.admit("c", *ids(A))
     one.allocator.pre_start(ids(A))
-    assert {"path": "/dev/nvidia4", "hostPath": "/driver/dev/nvidia4", "permissions": "rw"} in \
-        one.edits(name)["deviceNodes"]
+    assert {
+        "path": "/dev/nvidia4",
+        "hostPath": "/driver/dev/nvidia4",
+        "permissions": "rw",
+    } in one.edits(name)["deviceNodes"]
 
 
 def test_the_edits_of_the_cards_are_part_of_the_specification(stage, tmp_path):
@@ -217,7 +272,9 @@ def test_the_edits_of_the_cards_are_part_of_the_specification(stage, tmp_path):
     one.allocator.pre_start(ids(A, A))
     edits = one.edits(name)
     assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidia5", "/dev/nvidia6"]
-    assert [mount["containerPath"] for mount in edits["mounts"]].count("/usr/lib64/libcuda.so.570.1") == 1
+    assert [mount["containerPath"] for mount in edits["mounts"]].count(
+        "/usr/lib64/libcuda.so.570.1"
+    ) == 1
     assert {hook["args"][-2] for hook in edits["hooks"]} == {"--link", "--folder"}
     assert one.env(name)["NVIDIA_VISIBLE_DEVICES"] == "void"
     with pytest.raises(HostError, match="no CDI specification has the device .*=GPU-x"):
@@ -235,8 +292,12 @@ def test_every_container_gets_its_own(stage):
 
 
 def test_ids_that_init_containers_hand_on_serve_all_containers_that_have_them(stage):
-    pod = bound(asking("i", kind=INIT), asking("s", kind=SIDECAR), asking("a"),
-                shares=[[share(A, 1)], [share(B, 2)], [share(C, 3)]])
+    pod = bound(
+        asking("i", kind=INIT),
+        asking("s", kind=SIDECAR),
+        asking("a"),
+        shares=[[share(A, 1)], [share(B, 2)], [share(C, 3)]],
+    )
     one = stage(pod)
     names = [one.admit("i", *ids(A)), one.admit("s", *ids(A))]
     one.allocator.pre_start(ids(A))
@@ -276,18 +337,33 @@ def test_a_container_that_starts_again_gets_what_its_pod_is_to_have(stage):
     one.allocator.pre_start(ids(A))
     for key, memory_mib in ((RESIZED, 5000), (RESIZE_TARGET, 2000)):
         pod = one.pod()
-        one.cluster.put_pod(replace(pod, annotations=pod.annotations | {
-            key: render_shares(((share(A, memory_mib, 40),),))}))
+        one.cluster.put_pod(
+            replace(
+                pod,
+                annotations=pod.annotations | {key: render_shares(((share(A, memory_mib, 40),),))},
+            )
+        )
         one.allocator.pre_start(ids(A))
         (limit,) = one.host.limits["uid-p", "c"][1].devices
-        assert (one.limits(name), limit.memory >> 20, limit.cores) == ([(A, f"{memory_mib}m")], memory_mib, 40)
+        assert (one.limits(name), limit.memory >> 20, limit.cores) == (
+            [(A, f"{memory_mib}m")],
+            memory_mib,
+            40,
+        )
 
 
 def test_containers_of_admission_mode_start_again(stage):
     one = stage(ONE)
     assert one.allocator.is_recorded() is None
-    one.host.entries.append(CheckpointEntry(pod_uid="uid-p", container="c", resource=GPU, by_numa={"0": [f"{A}-0"]},
-                                            answer=api.ContainerAllocateResponse(envs={"A": "1"}).SerializeToString()))
+    one.host.entries.append(
+        CheckpointEntry(
+            pod_uid="uid-p",
+            container="c",
+            resource=GPU,
+            by_numa={"0": [f"{A}-0"]},
+            answer=api.ContainerAllocateResponse(envs={"A": "1"}).SerializeToString(),
+        )
+    )
     one.allocator.pre_start([f"{A}-0"])
     assert one.specs.names() == frozenset()
     assert one.allocator.is_recorded() is False
@@ -297,19 +373,29 @@ def test_containers_of_admission_mode_start_again(stage):
 
 def by_allocate(container, *device_ids, token="t"):
     """What the kubelet has written down of a container that Allocate has served."""
-    mounts = [api.Mount(host_path=f"/usr/local/vgpu/containers/uid-p_{container}/{name}")
-              for name in ("limits", f"{token}.cache", f"{token}.sm")]
-    return CheckpointEntry(pod_uid="uid-p", container=container, resource=GPU, by_numa={"0": list(device_ids)},
-                           answer=api.ContainerAllocateResponse(mounts=mounts).SerializeToString())
+    mounts = [
+        api.Mount(host_path=f"/usr/local/vgpu/containers/uid-p_{container}/{name}")
+        for name in ("limits", f"{token}.cache", f"{token}.sm")
+    ]
+    return CheckpointEntry(
+        pod_uid="uid-p",
+        container=container,
+        resource=GPU,
+        by_numa={"0": list(device_ids)},
+        answer=api.ContainerAllocateResponse(mounts=mounts).SerializeToString(),
+    )
 
 
 def test_files_that_are_gone_are_written_again_in_admission_mode(stage):
     one = stage(PAIR)
-    one.host.entries += [by_allocate("a", *ids(A), token="x"), by_allocate("b", *ids(B, C), token="y")]
+    one.host.entries += [
+        by_allocate("a", *ids(A), token="x"),
+        by_allocate("b", *ids(B, C), token="y"),
+    ]
     assert one.allocator.has_lost_files()
     one.allocator.pre_start(ids(B, C))
     assert {name: token for (_, name), (token, _) in one.host.limits.items()} == {"b": "y"}
-    (_, limits), = one.host.limits.values()
+    ((_, limits),) = one.host.limits.values()
     assert [(device.uuid, device.memory >> 20) for device in limits.devices] == [(B, 2), (C, 3)]
     assert one.specs.names() == frozenset()
     assert one.allocator.has_lost_files(), "those of the other container"
@@ -329,32 +415,60 @@ def test_a_container_does_not_start_while_its_files_cannot_be_written(stage):
 
 
 def test_forty_containers_start_at_once(stage):
-    pods = [bound(asking(), shares=[[share(CARDS[number % 4].uuid, 1000 + number)]], name=f"p{number}")
-            for number in range(40)]
+    pods = [
+        bound(asking(), shares=[[share(CARDS[number % 4].uuid, 1000 + number)]], name=f"p{number}")
+        for number in range(40)
+    ]
     one = stage(*pods)
     names = [one.admit("c", f"{A}-{number}", name=f"p{number}") for number in range(40)]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: one.allocator.pre_start([f"{A}-{number}"]), range(40)))
     assert [one.limits(name) for name in names] == [
-        [(CARDS[number % 4].uuid, f"{1000 + number}m")] for number in range(40)]
+        [(CARDS[number % 4].uuid, f"{1000 + number}m")] for number in range(40)
+    ]
 
 
 UNBOUND = replace(ONE, annotations={})
 
 
-@pytest.mark.parametrize("pod, why", [
-    param(None, "the API server knows no pod uid-p on this node: it was deleted", id="deleted"),
-    param(UNBOUND, "pod default/p cannot be served: it was not assigned to node n1 by HAMi's scheduler", id="not ours"),
-    param(bound(asking(), shares=[[share(A)]], bind_phase="failed"), "its bind-phase is failed", id="revoked"),
-    param(bound(asking(), shares=[]), "it has no allocation", id="no allocation"),
-    param(bound(asking(), shares=[[share(A)]], annotations={"hami.io/vgpu-node": "n2"}), "not assigned to node n1",
-          id="another node's"),
-    param(bound(asking(), shares=[[share("GPU-9")]]), "which is not on this node", id="unknown card"),
-    param(bound(asking(), shares=[[share(A, 0)]]), "means no limit", id="no limit"),
-    param(bound(asking(count=2), shares=[[share(A), share(B)]]), "was allocated 2 devices for container c, but the "
-          "kubelet chose 1", id="another number"),
-    param(bound(asking("d"), shares=[[share(A)]]), "was allocated 0 devices for container c", id="no such container"),
-])
+@pytest.mark.parametrize(
+    "pod, why",
+    [
+        param(None, "the API server knows no pod uid-p on this node: it was deleted", id="deleted"),
+        param(
+            UNBOUND,
+            "pod default/p cannot be served: it was not assigned to node n1 by HAMi's scheduler",
+            id="not ours",
+        ),
+        param(
+            bound(asking(), shares=[[share(A)]], bind_phase="failed"),
+            "its bind-phase is failed",
+            id="revoked",
+        ),
+        param(bound(asking(), shares=[]), "it has no allocation", id="no allocation"),
+        param(
+            bound(asking(), shares=[[share(A)]], annotations={"hami.io/vgpu-node": "n2"}),
+            "not assigned to node n1",
+            id="another node's",
+        ),
+        param(
+            bound(asking(), shares=[[share("GPU-9")]]),
+            "which is not on this node",
+            id="unknown card",
+        ),
+        param(bound(asking(), shares=[[share(A, 0)]]), "means no limit", id="no limit"),
+        param(
+            bound(asking(count=2), shares=[[share(A), share(B)]]),
+            "was allocated 2 devices for container c, but the kubelet chose 1",
+            id="another number",
+        ),
+        param(
+            bound(asking("d"), shares=[[share(A)]]),
+            "was allocated 0 devices for container c",
+            id="no such container",
+        ),
+    ],
+)
 def test_why_a_container_does_not_start(stage, pod, why):
     one = stage(*[pod] if pod is not None else [])
     one.admit("c", *ids(A))
@@ -362,10 +476,17 @@ def test_why_a_container_does_not_start(stage, pod, why):
     assert one.specs.names() == frozenset()
 
 
-@pytest.mark.parametrize("pod, why", [
-    param(bound(asking(), text="x,y:;"), "missing fields", id="unreadable"),
-    param(bound(asking(), shares=[[share(A), share(B)]]), "expected as many shares", id="more than requested"),
-])
+@pytest.mark.parametrize(
+    "pod, why",
+    [
+        param(bound(asking(), text="x,y:;"), "missing fields", id="unreadable"),
+        param(
+            bound(asking(), shares=[[share(A), share(B)]]),
+            "expected as many shares",
+            id="more than requested",
+        ),
+    ],
+)
 def test_what_a_tenant_wrote_must_fit_the_pod(stage, pod, why):
     one = stage(pod)
     one.admit("c", *ids(A))
@@ -378,7 +499,9 @@ def test_a_card_that_recovers_lets_the_container_start(stage):
     one = stage(ONE)
     name = one.admit("c", *ids(A))
     one.inventory.report(A, "XID 79")
-    assert refusal(one, *ids(A)) == f"container c was allocated card {A}, which is unhealthy: XID 79"
+    assert (
+        refusal(one, *ids(A)) == f"container c was allocated card {A}, which is unhealthy: XID 79"
+    )
     one.inventory.report(A, "")
     one.allocator.pre_start(ids(A))
     assert one.limits(name) == [(A, "3000m")]
@@ -400,8 +523,15 @@ def test_devices_that_the_kubelet_has_not_recorded(stage):
 
 def test_an_answer_that_cannot_be_read_names_nothing(stage):
     one = stage(ONE)
-    one.host.entries = [CheckpointEntry(pod_uid="uid-p", container="c", resource=GPU, by_numa={"0": [f"{A}-0"]},
-                                        answer=b"\xff\xff")]
+    one.host.entries = [
+        CheckpointEntry(
+            pod_uid="uid-p",
+            container="c",
+            resource=GPU,
+            by_numa={"0": [f"{A}-0"]},
+            answer=b"\xff\xff",
+        )
+    ]
     one.allocator.pre_start([f"{A}-0"])
     assert one.specs.names() == frozenset()
 
@@ -438,11 +568,13 @@ def test_a_folder_that_cannot_be_written_is_the_reason(stage):
 @pytest.fixture
 def mig_stage(stage):
     """Makes a node whose instances are created when containers start."""
+
     def make(driver, pod):
         one = stage(pod, operating_mode="mig", cards=CUT)
         one.mig = mig_of(driver, cluster=one.cluster, cards=CUT)
         one.start()
         return one
+
     return make
 
 
@@ -463,7 +595,9 @@ def test_an_instance_is_created_and_recorded_when_its_container_starts(mig_stage
 
 
 def test_instances_of_containers_that_start_together_are_all_recorded(mig_stage):
-    one = mig_stage(Driver(), cut(partition(1), partition(2, container=1), bind_phase="success", left=""))
+    one = mig_stage(
+        Driver(), cut(partition(1), partition(2, container=1), bind_phase="success", left="")
+    )
     one.admit("c0", *ids(A)), one.admit("c1", *ids(B))
     before = one.pod()
     one.watch.lag = lambda: 10
@@ -487,11 +621,18 @@ def test_a_mig_pod_that_was_replaced_gets_nothing(mig_stage):
 # ---- preferences
 
 
-@pytest.mark.parametrize("pods, preferred", [
-    ([bound(asking(), shares=[[share(C)]])], (f"{C}-1",)),
-    ([bound(asking(), shares=[[share(C)]]), bound(asking(), shares=[[share(A)]], name="q")], ()),
-    ([], ()),
-], ids=["one container", "two", "none"])
+@pytest.mark.parametrize(
+    "pods, preferred",
+    [
+        ([bound(asking(), shares=[[share(C)]])], (f"{C}-1",)),
+        (
+            [bound(asking(), shares=[[share(C)]]), bound(asking(), shares=[[share(A)]], name="q")],
+            (),
+        ),
+        ([], ()),
+    ],
+    ids=["one container", "two", "none"],
+)
 def test_a_preference_is_a_hint_without_calls(stage, pods, preferred):
     one = stage(*pods)
     assert one.allocator.preferred((f"{A}-0", f"{C}-1"), (), 1) == preferred
@@ -525,13 +666,21 @@ def test_only_specifications_that_the_kubelet_does_not_name_are_removed(stage):
 LOCKED = placed(asking(), shares=[[share(A)]])
 
 
-@pytest.mark.parametrize("pod, needed", [
-    param(LOCKED, True, id="allocating"), param(ONE, False, id="bound without a lock"),
-    param(placed(asking(), shares=[[share(A)]], bind_phase="failed"), False, id="failed"),
-    param(placed(asking(), shares=[[share(A)]], left=";"), False, id="another vendor is outstanding"),
-    param(replace(LOCKED, phase="Succeeded"), False, id="ended"),
-    param(replace(LOCKED, node_name="n2"), False, id="elsewhere"),
-])
+@pytest.mark.parametrize(
+    "pod, needed",
+    [
+        param(LOCKED, True, id="allocating"),
+        param(ONE, False, id="bound without a lock"),
+        param(placed(asking(), shares=[[share(A)]], bind_phase="failed"), False, id="failed"),
+        param(
+            placed(asking(), shares=[[share(A)]], left=";"),
+            False,
+            id="another vendor is outstanding",
+        ),
+        param(replace(LOCKED, phase="Succeeded"), False, id="ended"),
+        param(replace(LOCKED, node_name="n2"), False, id="elsewhere"),
+    ],
+)
 def test_pods_that_need_completion(pod, needed):
     assert needs_completion(pod, NODE, NVIDIA) is needed
 
@@ -540,7 +689,11 @@ def test_a_pod_is_completed_and_its_lock_released(stage):
     one = stage(LOCKED, lock=lock_of(LOCKED))
     one.deferred.complete_pod(LOCKED.ref, (FPGA.annotations.to_allocate,))
     one.deferred.flush()
-    assert (one.annotation(TO_ALLOCATE), one.annotation(PHASE), one.node_lock) == (";", "success", None)
+    assert (one.annotation(TO_ALLOCATE), one.annotation(PHASE), one.node_lock) == (
+        ";",
+        "success",
+        None,
+    )
     assert one.annotation(ALLOCATED) == LOCKED.annotations[ALLOCATED]
     writes = len(one.cluster.calls)
     one.deferred.flush()
@@ -548,17 +701,27 @@ def test_a_pod_is_completed_and_its_lock_released(stage):
 
 
 def test_another_vendor_s_plugin_completes_the_pod(stage):
-    pod = placed(asking(), shares=[[share(A)]], annotations={FPGA.annotations.to_allocate: "f,FPGA,1,0:;"})
+    pod = placed(
+        asking(), shares=[[share(A)]], annotations={FPGA.annotations.to_allocate: "f,FPGA,1,0:;"}
+    )
     one = stage(pod, lock=lock_of(pod))
     one.deferred.complete_pod(pod.ref, (FPGA.annotations.to_allocate,))
     one.deferred.flush()
-    assert (one.annotation(TO_ALLOCATE), one.annotation(PHASE), one.node_lock) == (";", "allocating", lock_of(pod))
+    assert (one.annotation(TO_ALLOCATE), one.annotation(PHASE), one.node_lock) == (
+        ";",
+        "allocating",
+        lock_of(pod),
+    )
 
 
-@pytest.mark.parametrize("later", [
-    param(None, id="deleted"), param(replace(LOCKED, ref=replace(LOCKED.ref, uid="new")), id="another one"),
-    param(placed(asking(), shares=[[share(A)]], bind_phase="failed", left=""), id="revoked"),
-])
+@pytest.mark.parametrize(
+    "later",
+    [
+        param(None, id="deleted"),
+        param(replace(LOCKED, ref=replace(LOCKED.ref, uid="new")), id="another one"),
+        param(placed(asking(), shares=[[share(A)]], bind_phase="failed", left=""), id="revoked"),
+    ],
+)
 def test_a_pod_that_has_changed_is_not_touched(stage, later):
     one = stage(LOCKED, lock=lock_of(LOCKED))
     one.deferred.complete_pod(LOCKED.ref, ())

@@ -11,6 +11,7 @@ from hami.runtime.files import check_writable, write_atomically
 def test_a_write_that_fails_names_the_file_and_leaves_nothing(tmp_path, monkeypatch):
     def fsync(handle):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError) as caught:
         write_atomically(tmp_path / "limits", b"hami-limits 1")
@@ -27,6 +28,7 @@ def test_a_folder_that_can_be_written_is_left_as_it_was(tmp_path):
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     def write(handle, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     monkeypatch.setattr(os, "write", write)
     with pytest.raises(OSError, match="No space left on device") as caught:
         check_writable(tmp_path)

@@ -30,7 +30,8 @@ def test_frozen_garbage_is_collected_by_the_next_freeze_only():
         freeze_gc()
         del cycle
         gc.collect()
-        assert gc.get_freeze_count() > 0 and reference() is not None
+        assert gc.get_freeze_count() > 0
+        assert reference() is not None
         freeze_gc()
         assert reference() is None
     finally:
@@ -63,8 +64,12 @@ def test_collections_are_rarer_still_until_the_caches_have_been_filled():
     freeze = FreezeGc(lambda seconds: next(answers))
     try:
         collect_rarely(FILLING_OBJECTS)
-        assert freeze.step() == 0 and gc.get_threshold()[0] == FILLING_OBJECTS and gc.get_freeze_count() == 0
-        assert freeze.step() is None and gc.get_threshold()[0] == YOUNG_OBJECTS and gc.get_freeze_count() > 0
+        assert freeze.step() == 0
+        assert gc.get_threshold()[0] == FILLING_OBJECTS
+        assert gc.get_freeze_count() == 0
+        assert freeze.step() is None
+        assert gc.get_threshold()[0] == YOUNG_OBJECTS
+        assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)

@@ -14,7 +14,9 @@ from hami.runtime import logs
 
 def record(message="bound", *args, error=None, **extra):
     trouble = (type(error), error, error.__traceback__) if error else None
-    made = logging.LogRecord("hami.scheduler.verbs", logging.INFO, "verbs.py", 1, message, args, trouble)
+    made = logging.LogRecord(
+        "hami.scheduler.verbs", logging.INFO, "verbs.py", 1, message, args, trouble
+    )
     vars(made).update(extra)
     made.created = 1787306400.0421
     return made
@@ -29,23 +31,44 @@ def raised(error):
 
 def test_a_line_is_time_level_logger_message_and_the_fields_as_given():
     line = logs.LineFormatter("text").format(record("bound", pod="default/a", node="n1", cores=30))
-    assert line == ("time=2026-08-21T10:00:00.042Z level=info logger=hami.scheduler.verbs message=bound "
-                    "pod=default/a node=n1 cores=30")
+    assert line == (
+        "time=2026-08-21T10:00:00.042Z level=info logger=hami.scheduler.verbs message=bound "
+        "pod=default/a node=n1 cores=30"
+    )
 
 
-@pytest.mark.parametrize("value, text", [
-    ("plain", "plain"), ("n-1.a/b:c,d", "n-1.a/b:c,d"), ("für", "für"), ("two words", '"two words"'), ("", '""'),
-    ('say "x"', '"say \\"x\\""'), ("a=b", '"a=b"'), ("back\\slash", '"back\\\\slash"'), ("a\nb", '"a\\nb"'),
-    ("\x1b[31m", '"\\u001b[31m"'), ("a\x85b\u2028c", '"a\\u0085b\\u2028c"'),
-    (3, "3"), (1.5, "1.5"), (True, "true"), (None, "null"), (["a", 1], '"[\\"a\\",1]"'), ([1, 2], "[1,2]"),
-    ({"k": 1}, '"{\\"k\\":1}"'), (ClusterError("no way"), '"no way"'),
-])
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        ("plain", "plain"),
+        ("n-1.a/b:c,d", "n-1.a/b:c,d"),
+        ("für", "für"),
+        ("two words", '"two words"'),
+        ("", '""'),
+        ('say "x"', '"say \\"x\\""'),
+        ("a=b", '"a=b"'),
+        ("back\\slash", '"back\\\\slash"'),
+        ("a\nb", '"a\\nb"'),
+        ("\x1b[31m", '"\\u001b[31m"'),
+        ("a\x85b\u2028c", '"a\\u0085b\\u2028c"'),
+        (3, "3"),
+        (1.5, "1.5"),
+        (True, "true"),
+        (None, "null"),
+        (["a", 1], '"[\\"a\\",1]"'),
+        ([1, 2], "[1,2]"),
+        ({"k": 1}, '"{\\"k\\":1}"'),
+        (ClusterError("no way"), '"no way"'),
+    ],
+)
 def test_values_are_quoted_when_needed(value, text):
     assert logs.LineFormatter("text").format(record(value=value)).partition(" value=")[2] == text
 
 
 def test_message_arguments_are_filled_in():
-    assert 'message="took 3 of 5"' in logs.LineFormatter("text").format(record("took %d of %d", 3, 5))
+    assert 'message="took 3 of 5"' in logs.LineFormatter("text").format(
+        record("took %d of %d", 3, 5)
+    )
 
 
 def test_a_field_cannot_pass_for_the_time_or_the_logger():
@@ -54,12 +77,16 @@ def test_a_field_cannot_pass_for_the_time_or_the_logger():
     assert len(shlex.split(line)) == 6
 
 
-@pytest.mark.parametrize("error, debug, field, text", [
-    (ClusterError("refused"), False, "error", "ClusterError: refused"),
-    (ConnectionResetError("gone"), False, "error", "ConnectionResetError: gone"),
-    (ClusterError("refused"), True, "exception", "Traceback (most recent call last):\n"),
-    (KeyError("uid"), False, "exception", "Traceback (most recent call last):\n"),
-], ids=["answer of the cluster", "network", "debugging", "bug"])
+@pytest.mark.parametrize(
+    "error, debug, field, text",
+    [
+        (ClusterError("refused"), False, "error", "ClusterError: refused"),
+        (ConnectionResetError("gone"), False, "error", "ConnectionResetError: gone"),
+        (ClusterError("refused"), True, "exception", "Traceback (most recent call last):\n"),
+        (KeyError("uid"), False, "exception", "Traceback (most recent call last):\n"),
+    ],
+    ids=["answer of the cluster", "network", "debugging", "bug"],
+)
 def test_an_exception_stays_on_the_line(error, debug, field, text):
     line = logs.LineFormatter("json", debug).format(record("failed", error=raised(error)))
     assert json.loads(line)[field].startswith(text)
@@ -68,21 +95,40 @@ def test_an_exception_stays_on_the_line(error, debug, field, text):
 
 
 def test_json_has_the_same_fields():
-    line = logs.LineFormatter("json").format(record("bound", pod="default/a", cores=30, reasons=["x"],
-                                                    at=ValueError("v"), text="a\nb\u2028c\x85d"))
+    line = logs.LineFormatter("json").format(
+        record(
+            "bound",
+            pod="default/a",
+            cores=30,
+            reasons=["x"],
+            at=ValueError("v"),
+            text="a\nb\u2028c\x85d",
+        )
+    )
     assert len(line.splitlines()) == 1
     assert json.loads(line) == {
-        "time": "2026-08-21T10:00:00.042Z", "level": "info", "logger": "hami.scheduler.verbs", "message": "bound",
-        "pod": "default/a", "cores": 30, "reasons": ["x"], "at": "v", "text": "a\nb\u2028c\x85d"}
+        "time": "2026-08-21T10:00:00.042Z",
+        "level": "info",
+        "logger": "hami.scheduler.verbs",
+        "message": "bound",
+        "pod": "default/a",
+        "cores": 30,
+        "reasons": ["x"],
+        "at": "v",
+        "text": "a\nb\u2028c\x85d",
+    }
 
 
-@pytest.mark.parametrize("verbosity, expected", [
-    (0, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
-    (1, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
-    (3, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
-    (4, ["debug hami.x", "info hami.x", "warning hami.x", "warning urllib3.pool"]),
-    (9, ["debug hami.x", "info hami.x", "warning hami.x", "warning urllib3.pool"]),
-])
+@pytest.mark.parametrize(
+    "verbosity, expected",
+    [
+        (0, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
+        (1, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
+        (3, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
+        (4, ["debug hami.x", "info hami.x", "warning hami.x", "warning urllib3.pool"]),
+        (9, ["debug hami.x", "info hami.x", "warning hami.x", "warning urllib3.pool"]),
+    ],
+)
 def test_verbosity_is_klog_s(verbosity, expected):
     logs.configure("json", verbosity, stream := io.StringIO())
     for name in ("hami.x", "urllib3.pool"):

@@ -10,7 +10,12 @@ def test_the_owner_of_most_values_loses_its_oldest():
     assert dropped == [None, None, "a0", "a1"]
     assert shares.put("c", 0, "c0") == "a2"
     assert [shares.get(*key) for key in (("a", 3), ("b", 0), ("c", 0), ("a", 0), ("d", 0))] == [
-        "a3", "b0", "c0", None, None]
+        "a3",
+        "b0",
+        "c0",
+        None,
+        None,
+    ]
     assert len(shares) == 3
 
 
@@ -24,4 +29,5 @@ def test_a_value_that_is_stored_again_is_the_latest():
 def test_a_single_value_may_be_the_limit():
     shares = Shares(1)
     shares.put("a", 0, 0)
-    assert shares.put("b", 0, 0) == 0 and len(shares) == 1
+    assert shares.put("b", 0, 0) == 0
+    assert len(shares) == 1

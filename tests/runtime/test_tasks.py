@@ -17,7 +17,12 @@ class Scripted(Task):
 
     def __init__(self, body, **options):
         super().__init__("loop", **options)
-        self.body, self.blocked, self.released, self.steps = body, threading.Event(), threading.Event(), 0
+        self.body, self.blocked, self.released, self.steps = (
+            body,
+            threading.Event(),
+            threading.Event(),
+            0,
+        )
 
     def step(self):
         self.steps += 1
@@ -66,7 +71,8 @@ def test_a_thread_that_dies_is_named(started):
 def test_a_task_that_has_ended_or_was_not_started_is_no_problem(started):
     task = started(lambda task: None)
     task.join(20)
-    assert task.steps == 1 and task.finished
+    assert task.steps == 1
+    assert task.finished
     assert after(1e9, task, Scripted(print)) == ""
     Scripted(print).join(20)
 
@@ -96,8 +102,10 @@ def test_a_task_that_has_died_is_silent_for_ever(started):
     assert task.silence_s(time.monotonic()) == math.inf
 
 
-@pytest.mark.parametrize(("delay", "seconds", "hangs"), [
-    (math.inf, 1e9, False), (3600.0, 3600, False), (3600.0, 3600 + HUNG_S + 1, True)])
+@pytest.mark.parametrize(
+    ("delay", "seconds", "hangs"),
+    [(math.inf, 1e9, False), (3600.0, 3600, False), (3600.0, 3600 + HUNG_S + 1, True)],
+)
 def test_a_task_may_wait_as_long_as_it_says(started, delay, seconds, hangs):
     task = started(lambda task: delay)
     eventually(lambda: task._due > time.monotonic() + HUNG_S + 1, "the task waits", interval=0.001)
@@ -107,7 +115,8 @@ def test_a_task_may_wait_as_long_as_it_says(started, delay, seconds, hangs):
 def test_a_step_may_be_granted_more_time(started):
     task = started(lambda task: task.block(), limit_s=900.0)
     assert task.blocked.wait(20)
-    assert after(800, task) == "" and after(901, task)
+    assert after(800, task) == ""
+    assert after(901, task)
 
 
 def test_each_part_of_a_long_step_is_granted_the_time_of_a_step():
@@ -121,10 +130,15 @@ def test_each_part_of_a_long_step_is_granted_the_time_of_a_step():
 
 def test_a_step_that_fails_is_retried(started, caplog):
     task = started(lambda task: 1 / 0)
-    eventually(lambda: task._due > time.monotonic() + HUNG_S + RETRY_S - 1, "the task waits", interval=0.001)
+    eventually(
+        lambda: task._due > time.monotonic() + HUNG_S + RETRY_S - 1,
+        "the task waits",
+        interval=0.001,
+    )
     task.wake()
     eventually(lambda: task.steps == 2, "the task tries again", interval=0.001)
-    assert caplog.records[0].task == "loop" and problems([task]) == ""
+    assert caplog.records[0].task == "loop"
+    assert problems([task]) == ""
 
 
 def test_waking_is_not_forgotten_while_a_step_runs():
@@ -147,7 +161,8 @@ def test_a_task_that_is_stopped_within_a_step_does_not_wait():
 
     task = Scripted(body)
     task.run()
-    assert task.steps == 1 and task.finished
+    assert task.steps == 1
+    assert task.finished
 
 
 def test_a_periodic_task_works_at_once_and_again():
@@ -163,6 +178,7 @@ def test_a_periodic_task_works_at_once_and_again():
 
 
 # loops of ours
+
 
 class Source:
     """An API server: *answer* makes each response."""

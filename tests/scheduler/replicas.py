@@ -9,12 +9,19 @@ from tests.world import Clock, Replica, WatchedCluster
 
 def cards(name, *taken):
     """A node of A40s."""
-    return node(name, *(gpu(f"GPU-{name}-{n}", index=n, **fields) for n, fields in enumerate(taken)))
+    return node(
+        name, *(gpu(f"GPU-{name}-{n}", index=n, **fields) for n, fields in enumerate(taken))
+    )
 
 
 def holding(name, on, text, **fields):
-    return pod(gpus(), name=name, node_name=on, annotations={
-        ASSIGNED_NODE: on, BIND_PHASE: "success", NVIDIA.annotations.allocated: text}, **fields)
+    return pod(
+        gpus(),
+        name=name,
+        node_name=on,
+        annotations={ASSIGNED_NODE: on, BIND_PHASE: "success", NVIDIA.annotations.allocated: text},
+        **fields,
+    )
 
 
 def replica(*nodes, pods=(), policies=None, copies_labels=True, **options):
@@ -24,5 +31,7 @@ def replica(*nodes, pods=(), policies=None, copies_labels=True, **options):
 
 def without_names(requests):
     """The requests of a claim, with shares that have no names."""
-    return tuple(replace(request, devices=tuple(replace(device, share_id="") for device in request.devices))
-                 for request in requests)
+    return tuple(
+        replace(request, devices=tuple(replace(device, share_id="") for device in request.devices))
+        for request in requests
+    )

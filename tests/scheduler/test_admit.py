@@ -23,15 +23,22 @@ SCHEDULER = "hami-scheduler"
 def raw(*containers, scheduler="default-scheduler", inits=(), spec=None, meta=None):
     """A pod as the API server sends it."""
     made = {"containers": list(containers), "schedulerName": scheduler} | (spec or {})
-    return {"metadata": {"name": "p"} | (meta or {}), "spec": made | ({"initContainers": list(inits)} if inits else {})}
+    return {
+        "metadata": {"name": "p"} | (meta or {}),
+        "spec": made | ({"initContainers": list(inits)} if inits else {}),
+    }
 
 
 def asking(limits=None, **fields):
-    return {"name": "c"} | ({"resources": {"limits": limits}} if limits is not None else {}) | fields
+    return (
+        {"name": "c"} | ({"resources": {"limits": limits}} if limits is not None else {}) | fields
+    )
 
 
 def gpu_limits(**amounts):
-    return asking({f"nvidia.com/{name.replace('_', '-')}": value for name, value in amounts.items()})
+    return asking(
+        {f"nvidia.com/{name.replace('_', '-')}": value for name, value in amounts.items()}
+    )
 
 
 ONE = {"nvidia.com/gpu": 1}
@@ -45,73 +52,164 @@ def admitter(*, force=True, name=SCHEDULER, quotas=(), others=(), **config):
     replica = Replica(fake, clock, vendors=vendors(DeviceConfig(nvidia=NvidiaConfig(**config))))
     for one in quotas:
         replica.cache.quotas.upsert(one)
-    return Admitter(replica.cache, Settings(
-        scheduler_name=name, force_overwrite_default_scheduler=force, other_shards=others))
+    return Admitter(
+        replica.cache,
+        Settings(scheduler_name=name, force_overwrite_default_scheduler=force, other_shards=others),
+    )
 
 
 def admit(thing, namespace="default", **options):
     return admitter(**options).admit(Review("u", namespace, thing, "v1", "AdmissionReview"))
 
 
-@pytest.mark.parametrize(("thing", "options", "code", "message"), [
-    (None, {}, 400, "there is no content to decode"),
-    ({}, {}, 400, "there is no content to decode"),
-    ({"spec": {"containers": "x"}}, {}, 400, "pod"),
-    ({"metadata": {"annotations": {"a": 1}}, "spec": {"containers": [{}]}}, {}, 400, "pod"),
-    (raw(), {}, 403, "pod has no containers"),
-    ({"metadata": {}}, {}, 403, "pod has no containers"),
-    (raw(gpu_limits(gpu=1, gpumem_percentage=120)), {}, 500,
-     "invalid nvidia.com/gpumem-percentage value 120 in container c: must be an integer between 0 and 100"),
-    (raw(gpu_limits(gpu=1, gpumem_percentage=-1)), {}, 500, "invalid nvidia.com/gpumem-percentage value -1"),
-    (raw(gpu_limits(gpu=1, gpumem="1500m")), {}, 500, "invalid nvidia.com/gpumem value 1500m"),
-    (raw(gpu_limits(gpu=1, gpumem="lots")), {}, 500, "lots"),
-    (raw(gpu_limits(gpu=1, gpumem=2**31)), {}, 500, "must be an integer between 0 and 2147483647"),
-    (raw(asking(), inits=[gpu_limits(gpu=1, gpumem_percentage=101)]), {}, 500, "value 101 in container c"),
-    (raw(asking(ONE, **PRIVILEGED)), {}, 403, "container c is privileged"),
-    (raw(asking(ONE), inits=[asking(name="i", **PRIVILEGED)]), {}, 403, "container i is privileged"),
-    (raw(asking(ONE), spec={"nodeName": "n1"}), {}, 403, "pod has node assigned"),
-    (raw(gpu_limits(gpu=1, gpumem=2000)), {"quotas": [quota(gpumem=1000)]}, 403, "exceeding resource quota"),
-    (raw(gpu_limits(gpu=1, gpumem=4000), inits=[gpu_limits(gpu=1, gpumem=30000)]), {"quotas": [quota(gpumem=24000)]},
-     403, "exceeding resource quota"),
-    (raw(gpu_limits(gpu=1, gpucores=30)), {"quotas": [quota(gpucores=0)]}, 403, "exceeding resource quota")])
+@pytest.mark.parametrize(
+    ("thing", "options", "code", "message"),
+    [
+        (None, {}, 400, "there is no content to decode"),
+        ({}, {}, 400, "there is no content to decode"),
+        ({"spec": {"containers": "x"}}, {}, 400, "pod"),
+        ({"metadata": {"annotations": {"a": 1}}, "spec": {"containers": [{}]}}, {}, 400, "pod"),
+        (raw(), {}, 403, "pod has no containers"),
+        ({"metadata": {}}, {}, 403, "pod has no containers"),
+        (
+            raw(gpu_limits(gpu=1, gpumem_percentage=120)),
+            {},
+            500,
+            "invalid nvidia.com/gpumem-percentage value 120 in container c: must be an integer between 0 and 100",
+        ),
+        (
+            raw(gpu_limits(gpu=1, gpumem_percentage=-1)),
+            {},
+            500,
+            "invalid nvidia.com/gpumem-percentage value -1",
+        ),
+        (raw(gpu_limits(gpu=1, gpumem="1500m")), {}, 500, "invalid nvidia.com/gpumem value 1500m"),
+        (raw(gpu_limits(gpu=1, gpumem="lots")), {}, 500, "lots"),
+        (
+            raw(gpu_limits(gpu=1, gpumem=2**31)),
+            {},
+            500,
+            "must be an integer between 0 and 2147483647",
+        ),
+        (
+            raw(asking(), inits=[gpu_limits(gpu=1, gpumem_percentage=101)]),
+            {},
+            500,
+            "value 101 in container c",
+        ),
+        (raw(asking(ONE, **PRIVILEGED)), {}, 403, "container c is privileged"),
+        (
+            raw(asking(ONE), inits=[asking(name="i", **PRIVILEGED)]),
+            {},
+            403,
+            "container i is privileged",
+        ),
+        (raw(asking(ONE), spec={"nodeName": "n1"}), {}, 403, "pod has node assigned"),
+        (
+            raw(gpu_limits(gpu=1, gpumem=2000)),
+            {"quotas": [quota(gpumem=1000)]},
+            403,
+            "exceeding resource quota",
+        ),
+        (
+            raw(gpu_limits(gpu=1, gpumem=4000), inits=[gpu_limits(gpu=1, gpumem=30000)]),
+            {"quotas": [quota(gpumem=24000)]},
+            403,
+            "exceeding resource quota",
+        ),
+        (
+            raw(gpu_limits(gpu=1, gpucores=30)),
+            {"quotas": [quota(gpucores=0)]},
+            403,
+            "exceeding resource quota",
+        ),
+    ],
+)
 def test_denied_pods_and_the_reason(thing, options, code, message):
     answer = admit(thing, **options)
-    assert isinstance(answer, Denied) and answer.code == code and message in answer.message
+    assert isinstance(answer, Denied)
+    assert answer.code == code
+    assert message in answer.message
 
 
 def test_a_pod_that_names_another_shard_is_admitted_as_one_of_its_own():
     thing = raw(asking(ONE), scheduler="hami-scheduler-b")
     answer = admit(thing, others=("hami-scheduler-b",))
-    assert answer == admit(raw(asking(ONE))) and answer.pod["spec"]["schedulerName"] == SCHEDULER
+    assert answer == admit(raw(asking(ONE)))
+    assert answer.pod["spec"]["schedulerName"] == SCHEDULER
     privileged = raw(asking(ONE, **PRIVILEGED), scheduler="hami-scheduler-b")
     assert isinstance(admit(privileged, others=("hami-scheduler-b",)), Denied)
 
 
-@pytest.mark.parametrize(("thing", "options", "message"), [
-    (raw(asking(ONE), scheduler="volcano"), {}, "pod already has different scheduler assigned"),
-    (raw(asking(ONE, **PRIVILEGED), scheduler="volcano", spec={"nodeName": "n1"}), {},
-     "pod already has different scheduler assigned"),
-    (raw(asking(ONE)), {"force": False}, "pod already has different scheduler assigned"),
-    (raw(asking(ONE), scheduler="x"), {"name": ""}, "pod already has different scheduler assigned"),
-    (raw(asking()), {}, ""),
-    (raw(asking(**PRIVILEGED)), {}, ""),
-    (raw(asking(), spec={"nodeName": "n1"}), {}, ""),
-    (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {}, ""),
-    (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {"force": False}, "")])
+@pytest.mark.parametrize(
+    ("thing", "options", "message"),
+    [
+        (raw(asking(ONE), scheduler="volcano"), {}, "pod already has different scheduler assigned"),
+        (
+            raw(asking(ONE, **PRIVILEGED), scheduler="volcano", spec={"nodeName": "n1"}),
+            {},
+            "pod already has different scheduler assigned",
+        ),
+        (raw(asking(ONE)), {"force": False}, "pod already has different scheduler assigned"),
+        (
+            raw(asking(ONE), scheduler="x"),
+            {"name": ""},
+            "pod already has different scheduler assigned",
+        ),
+        (raw(asking()), {}, ""),
+        (raw(asking(**PRIVILEGED)), {}, ""),
+        (raw(asking(), spec={"nodeName": "n1"}), {}, ""),
+        (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {}, ""),
+        (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {"force": False}, ""),
+    ],
+)
 def test_pods_that_are_admitted_unchanged(thing, options, message):
     answer = admit(thing, **options)
-    assert isinstance(answer, Admitted) and answer.pod is thing and answer.message == message
+    assert isinstance(answer, Admitted)
+    assert answer.pod is thing
+    assert answer.message == message
 
 
-@pytest.mark.parametrize(("thing", "options", "scheduler", "limits"), [
-    (raw(asking(ONE)), {}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"}),
-    (raw(asking(ONE), scheduler=""), {}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"}),
-    (raw(asking(ONE)), {"name": ""}, "default-scheduler", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"}),
-    (raw(gpu_limits(gpumem=10)), {}, SCHEDULER, {"nvidia.com/gpumem": 10, "nvidia.com/gpu": "1"}),
-    (raw(gpu_limits(gpu=1, gpumem_percentage=100)), {}, SCHEDULER,
-     {"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 100, "nvidia.com/gpucores": "100"}),
-    (raw(gpu_limits(gpu=1, gpumem=10), inits=[gpu_limits(gpu=1, gpumem=20000)]),
-     {"quotas": [quota(gpumem=24000)]}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10})])
+@pytest.mark.parametrize(
+    ("thing", "options", "scheduler", "limits"),
+    [
+        (raw(asking(ONE)), {}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"}),
+        (
+            raw(asking(ONE), scheduler=""),
+            {},
+            SCHEDULER,
+            {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"},
+        ),
+        (
+            raw(asking(ONE)),
+            {"name": ""},
+            "default-scheduler",
+            {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"},
+        ),
+        (
+            raw(gpu_limits(gpumem=10)),
+            {},
+            SCHEDULER,
+            {"nvidia.com/gpumem": 10, "nvidia.com/gpu": "1"},
+        ),
+        (
+            raw(gpu_limits(gpu=1, gpumem_percentage=100)),
+            {},
+            SCHEDULER,
+            {
+                "nvidia.com/gpu": 1,
+                "nvidia.com/gpumem-percentage": 100,
+                "nvidia.com/gpucores": "100",
+            },
+        ),
+        (
+            raw(gpu_limits(gpu=1, gpumem=10), inits=[gpu_limits(gpu=1, gpumem=20000)]),
+            {"quotas": [quota(gpumem=24000)]},
+            SCHEDULER,
+            {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10},
+        ),
+    ],
+)
 def test_admission_completes_a_pod(thing, options, scheduler, limits):
     answer = admit(thing, **options)
     assert isinstance(answer, Admitted)
@@ -119,7 +217,9 @@ def test_admission_completes_a_pod(thing, options, scheduler, limits):
     assert answer.pod["spec"]["containers"][0]["resources"]["limits"] == limits
 
 
-@pytest.mark.parametrize(("name", "answer"), [("high", Denied), ("low", Admitted), (None, Admitted)])
+@pytest.mark.parametrize(
+    ("name", "answer"), [("high", Denied), ("low", Admitted), (None, Admitted)]
+)
 def test_a_quota_with_scopes_denies_only_the_pods_in_them(name, answer):
     thing = raw(gpu_limits(gpu=1, gpumem=2000), spec={"priorityClassName": name})
     scopes = [ScopeRequirement("PriorityClass", "In", ("high",))]
@@ -137,9 +237,14 @@ def test_the_quota_of_the_review_s_namespace_applies():
 
 
 def test_unknown_fields_survive_admission():
-    thing = raw(asking(ONE, newField={"a": [1]}), spec={"hostUsers": False, "fromTheFuture": 7}, meta={"x": "y"})
+    thing = raw(
+        asking(ONE, newField={"a": [1]}),
+        spec={"hostUsers": False, "fromTheFuture": 7},
+        meta={"x": "y"},
+    )
     after = admit(thing).pod
-    assert after["metadata"] == thing["metadata"] and after["spec"]["fromTheFuture"] == 7
+    assert after["metadata"] == thing["metadata"]
+    assert after["spec"]["fromTheFuture"] == 7
     assert after["spec"]["containers"][0]["newField"] == {"a": [1]}
 
 
@@ -151,19 +256,32 @@ def test_admission_does_not_change_its_argument():
 
 
 @pytest.mark.parametrize("where", ["annotations", "labels"])
-@pytest.mark.parametrize("key", [ASSIGNED_NODE, "hami.io/vgpu-time", BIND_PHASE, "hami.io/bind-time",
-                                 NVIDIA.annotations.to_allocate, NVIDIA.annotations.allocated,
-                                 "hami.io/any-devices-allocated"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        ASSIGNED_NODE,
+        "hami.io/vgpu-time",
+        BIND_PHASE,
+        "hami.io/bind-time",
+        NVIDIA.annotations.to_allocate,
+        NVIDIA.annotations.allocated,
+        "hami.io/any-devices-allocated",
+    ],
+)
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "volcano"])
 def test_scheduler_owned_keys_cannot_be_forged(where, key, scheduler):
     answer = admit(raw(asking(), meta={where: {key: "x"}}, scheduler=scheduler))
-    assert isinstance(answer, Denied) and answer.code == 403 and key in answer.message
+    assert isinstance(answer, Denied)
+    assert answer.code == 403
+    assert key in answer.message
 
 
 def ephemeral(*containers, **options):
     """The verdict about a placed pod that gets an ephemeral container; the pod if it is changed."""
     spec = {"ephemeralContainers": [{"name": "debug", "image": "x"}], "nodeName": "n1"}
-    thing = raw(*containers, scheduler=SCHEDULER, spec=spec, meta={"annotations": {ASSIGNED_NODE: "n1"}})
+    thing = raw(
+        *containers, scheduler=SCHEDULER, spec=spec, meta={"annotations": {ASSIGNED_NODE: "n1"}}
+    )
     review = Review("u", "default", thing, "v1", "AdmissionReview", "ephemeralcontainers")
     verdict = admitter(**options).admit(review)
     return verdict.message if isinstance(verdict, Denied) else verdict.pod is thing or verdict.pod
@@ -171,7 +289,8 @@ def ephemeral(*containers, **options):
 
 def test_a_pod_with_devices_gets_no_ephemeral_container_in_strict_mode():
     assert ephemeral(asking(), asking(ONE), strict=True) == (
-        "ephemeralContainers are not permitted in strict mode on a pod that requests devices")
+        "ephemeralContainers are not permitted in strict mode on a pod that requests devices"
+    )
     assert ephemeral(asking(), asking(ONE)) is ephemeral(asking()) is True
 
 
@@ -180,50 +299,112 @@ HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
 
 def debugged(*containers, before=()):
     """The ephemeral containers of a pod with a claim of a user, in strict mode; or why they are denied."""
+
     def of(ephemeral):
-        return raw(asking(), spec={"ephemeralContainers": list(ephemeral), "nodeName": "n1",
-                                   "resourceClaims": [{"name": "gpu", "resourceClaimName": "x"}]})
-    review = Review("u", "default", of([*before, *containers]), "v1", "AdmissionReview", "ephemeralcontainers",
-                    of(before))
+        return raw(
+            asking(),
+            spec={
+                "ephemeralContainers": list(ephemeral),
+                "nodeName": "n1",
+                "resourceClaims": [{"name": "gpu", "resourceClaimName": "x"}],
+            },
+        )
+
+    review = Review(
+        "u",
+        "default",
+        of([*before, *containers]),
+        "v1",
+        "AdmissionReview",
+        "ephemeralcontainers",
+        of(before),
+    )
     verdict = admitter(strict=True).admit(review)
-    return verdict.message if isinstance(verdict, Denied) else verdict.pod["spec"]["ephemeralContainers"]
+    return (
+        verdict.message
+        if isinstance(verdict, Denied)
+        else verdict.pod["spec"]["ephemeralContainers"]
+    )
 
 
 def test_an_ephemeral_container_sees_no_devices_in_strict_mode():
     first, second = ({"name": name, "image": "nvidia/cuda"} for name in "ab")
     assert debugged(first) == [first | {"env": [HIDDEN]}]
-    assert debugged(second, before=[first]) == [first, second | {"env": [HIDDEN]}]  # those before never change
+    assert debugged(second, before=[first]) == [
+        first,
+        second | {"env": [HIDDEN]},
+    ]  # those before never change
     assert debugged(before=[first]) == [first]
     sees_all = {**second, "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
-    assert debugged(sees_all).startswith("container b: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode")
+    assert debugged(sees_all).startswith(
+        "container b: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode"
+    )
     assert debugged(before=[sees_all]) == [sees_all]
     channels = {**second, "env": [{"name": "NVIDIA_IMEX_CHANNELS", "value": "0"}]}
     assert "NVIDIA_IMEX_CHANNELS=0 is not permitted" in debugged(channels)
     assert ephemeral(asking(), strict=True)["spec"]["ephemeralContainers"] == [
-        {"name": "debug", "image": "x", "env": [HIDDEN]}]
+        {"name": "debug", "image": "x", "env": [HIDDEN]}
+    ]
 
 
-@pytest.mark.parametrize(("thing", "message"), [
-    (raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}])), "container c: envFrom is not permitted in strict mode"),
-    (raw(asking(ONE), asking(name="d", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
-     "container d: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode"),
-    (raw(asking(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
-     "container c: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode")])
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (
+            raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}])),
+            "container c: envFrom is not permitted in strict mode",
+        ),
+        (
+            raw(
+                asking(ONE),
+                asking(name="d", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
+            ),
+            "container d: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode",
+        ),
+        (
+            raw(asking(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+            "container c: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode",
+        ),
+    ],
+)
 def test_pods_that_only_strict_mode_denies(thing, message):
     assert isinstance(admit(thing), Admitted)
     assert message in admit(thing, strict=True).message
 
 
-@pytest.mark.parametrize(("thing", "message"), [
-    (raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}]), scheduler="volcano"), "container c: envFrom is not"),
-    (raw(asking(ONE, env=[{"name": "LD_PRELOAD", "value": "x"}]), scheduler="volcano"),
-     "container c: env LD_PRELOAD=x is not"),
-    (raw(asking(ONE, env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "9g"}]), scheduler="volcano"),
-     "container c sets CUDA_DEVICE_MEMORY_LIMIT_0, which is reserved"),
-    (raw(asking(), inits=[asking(name="i", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])],
-         scheduler="volcano"), "container i: env NVIDIA_VISIBLE_DEVICES=all is not"),
-    (raw(asking(), asking(NAMES), scheduler="volcano"), "container c names 20000 resources"),
-    (raw(*[asking()] * 100_000, scheduler="volcano"), "pod has 100000 containers, expected at most 128")])
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (
+            raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}]), scheduler="volcano"),
+            "container c: envFrom is not",
+        ),
+        (
+            raw(asking(ONE, env=[{"name": "LD_PRELOAD", "value": "x"}]), scheduler="volcano"),
+            "container c: env LD_PRELOAD=x is not",
+        ),
+        (
+            raw(
+                asking(ONE, env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "9g"}]),
+                scheduler="volcano",
+            ),
+            "container c sets CUDA_DEVICE_MEMORY_LIMIT_0, which is reserved",
+        ),
+        (
+            raw(
+                asking(),
+                inits=[asking(name="i", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])],
+                scheduler="volcano",
+            ),
+            "container i: env NVIDIA_VISIBLE_DEVICES=all is not",
+        ),
+        (raw(asking(), asking(NAMES), scheduler="volcano"), "container c names 20000 resources"),
+        (
+            raw(*[asking()] * 100_000, scheduler="volcano"),
+            "pod has 100000 containers, expected at most 128",
+        ),
+    ],
+)
 def test_strict_mode_denies_pods_of_another_scheduler_too(thing, message):
     assert admit(thing).pod is thing
     assert admit(thing, strict=True).message.startswith(message)
@@ -231,8 +412,13 @@ def test_strict_mode_denies_pods_of_another_scheduler_too(thing, message):
 
 def test_strict_mode_changes_nothing_else_in_pods_of_another_scheduler():
     """Requests and the scheduler are left to the other one's admission."""
-    thing = raw(asking(ONE), asking({"nvidia.com/gpumem": 10}, name="d", env=[{"name": "A", "value": "1"}]),
-                inits=[asking(name="i", **PRIVILEGED)], scheduler="volcano", spec={"nodeName": "n1"})
+    thing = raw(
+        asking(ONE),
+        asking({"nvidia.com/gpumem": 10}, name="d", env=[{"name": "A", "value": "1"}]),
+        inits=[asking(name="i", **PRIVILEGED)],
+        scheduler="volcano",
+        spec={"nodeName": "n1"},
+    )
     after = admit(thing, strict=True)
     hidden = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
     expected = copy.deepcopy(thing)
@@ -251,23 +437,51 @@ def test_a_container_beside_one_with_devices_sees_none_in_strict_mode():
 # bounds
 
 
-@pytest.mark.parametrize(("thing", "message"), [
-    (raw(*[asking()] * 100_000, asking(ONE)), f"pod has 100001 containers, expected at most {MAX_CONTAINERS}"),
-    (raw(asking(ONE), inits=[asking()] * MAX_CONTAINERS), f"pod has {MAX_CONTAINERS + 1} containers"),
-    (raw(asking(), asking({**NAMES, **ONE})), f"container c names 20001 resources, expected at most {MAX_RESOURCES}"),
-    (raw(asking(NAMES), asking(ONE)), "container c names 20000 resources"),
-    (raw(asking(ONE, resources={"requests": {**NAMES, **ONE}})), "container c names 20001 resources"),
-], ids=["containers", "init containers", "resources", "resources of another container", "requests"])
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (
+            raw(*[asking()] * 100_000, asking(ONE)),
+            f"pod has 100001 containers, expected at most {MAX_CONTAINERS}",
+        ),
+        (
+            raw(asking(ONE), inits=[asking()] * MAX_CONTAINERS),
+            f"pod has {MAX_CONTAINERS + 1} containers",
+        ),
+        (
+            raw(asking(), asking({**NAMES, **ONE})),
+            f"container c names 20001 resources, expected at most {MAX_RESOURCES}",
+        ),
+        (raw(asking(NAMES), asking(ONE)), "container c names 20000 resources"),
+        (
+            raw(asking(ONE, resources={"requests": {**NAMES, **ONE}})),
+            "container c names 20001 resources",
+        ),
+    ],
+    ids=[
+        "containers",
+        "init containers",
+        "resources",
+        "resources of another container",
+        "requests",
+    ],
+)
 def test_a_pod_beyond_a_bound_is_refused_if_it_requests_devices(thing, message):
     answer = admit(thing)
-    assert isinstance(answer, Denied) and answer.code == 403 and answer.message.startswith(message)
+    assert isinstance(answer, Denied)
+    assert answer.code == 403
+    assert answer.message.startswith(message)
 
 
-@pytest.mark.parametrize("thing", [raw(*[asking()] * 100_000), raw(asking(NAMES), *[asking({"cpu": 1})] * 1000)],
-                         ids=["containers", "resources"])
+@pytest.mark.parametrize(
+    "thing",
+    [raw(*[asking()] * 100_000), raw(asking(NAMES), *[asking({"cpu": 1})] * 1000)],
+    ids=["containers", "resources"],
+)
 def test_a_pod_beyond_a_bound_without_devices_is_admitted(thing):
     answer = admit(thing)
-    assert isinstance(answer, Admitted) and answer.pod is thing
+    assert isinstance(answer, Admitted)
+    assert answer.pod is thing
 
 
 @pytest.mark.parametrize("config", [{"overwrite_env": True}, {"gpu_core_policy": "force"}], ids=str)
@@ -287,23 +501,39 @@ def limited(percent, *containers, **fields):
 THIRD, HALF = gpu_limits(gpu=1, gpumem=1, gpucores=30), gpu_limits(gpu=1, gpumem=1, gpucores=50)
 
 
-@pytest.mark.parametrize("thing, namespace, limit", [
-    (raw(THIRD), "team-a", "60"),
-    (raw(THIRD), "team-b", None),
-    (raw(asking()), "team-a", None),
-    (raw(gpu_limits(gpu=0)), "team-a", None),
-    (raw(gpu_limits(gpu=1, gpumem=1)), "team-a", "60"),
-    (raw(gpu_limits(gpu=1, gpumem=1, gpucores=70)), "team-a", "70"),
-    (raw(gpu_limits(gpu=1)), "team-a", "100"),
-    (raw(THIRD, inits=[gpu_limits(gpu=1, gpumem=1, gpucores=80)]), "team-a", "80"),
-    (raw(THIRD, meta={"namespace": "team-a"}), "", "60"),
-    (limited("30", THIRD), "team-a", "30"),
-    (limited("100", THIRD, HALF), "team-b", "100"),
-    (limited("0", asking()), "team-a", "0"),
-    (limited("much", gpu_limits(gpu=0)), "team-a", "much"),
-], ids=["that of the namespace", "none for another", "no devices", "no device", "no cores", "raised to its cores",
-        "whole devices", "raised to those of any container", "namespace of the pod", "its own", "its own, for several",
-        "ignored without devices", "ignored with no device"])
+@pytest.mark.parametrize(
+    "thing, namespace, limit",
+    [
+        (raw(THIRD), "team-a", "60"),
+        (raw(THIRD), "team-b", None),
+        (raw(asking()), "team-a", None),
+        (raw(gpu_limits(gpu=0)), "team-a", None),
+        (raw(gpu_limits(gpu=1, gpumem=1)), "team-a", "60"),
+        (raw(gpu_limits(gpu=1, gpumem=1, gpucores=70)), "team-a", "70"),
+        (raw(gpu_limits(gpu=1)), "team-a", "100"),
+        (raw(THIRD, inits=[gpu_limits(gpu=1, gpumem=1, gpucores=80)]), "team-a", "80"),
+        (raw(THIRD, meta={"namespace": "team-a"}), "", "60"),
+        (limited("30", THIRD), "team-a", "30"),
+        (limited("100", THIRD, HALF), "team-b", "100"),
+        (limited("0", asking()), "team-a", "0"),
+        (limited("much", gpu_limits(gpu=0)), "team-a", "much"),
+    ],
+    ids=[
+        "that of the namespace",
+        "none for another",
+        "no devices",
+        "no device",
+        "no cores",
+        "raised to its cores",
+        "whole devices",
+        "raised to those of any container",
+        "namespace of the pod",
+        "its own",
+        "its own, for several",
+        "ignored without devices",
+        "ignored with no device",
+    ],
+)
 def test_the_limit_of_cores(thing, namespace, limit):
     answer = admit(thing, namespace, gpucores_limits={"team-a": 60})
     assert isinstance(answer, Admitted)
@@ -311,15 +541,24 @@ def test_the_limit_of_cores(thing, namespace, limit):
     assert admit(answer.pod, namespace, gpucores_limits={"team-a": 60}).pod == answer.pod
 
 
-@pytest.mark.parametrize("percent, containers, why", [
-    ("0", [THIRD], "expected a whole number from 1 to 100, the percentage of a GPU"),
-    ("101", [THIRD], "expected a whole number from 1 to 100"), ("+40", [THIRD], "expected a whole number"),
-    ("040", [THIRD], "expected a whole number"), ("40%", [THIRD], "expected a whole number"),
-    ("", [THIRD], "expected a whole number"),
-    ("29", [THIRD], "expected 30 or more, since container c gets 30 percent of each GPU (nvidia.com/gpucores)"),
-    ("40", [THIRD, HALF], "expected 50 or more, since container c gets 50 percent"),
-    ("99", [gpu_limits(gpu=1)], "expected 100 or more, since container c gets 100 percent"),
-])
+@pytest.mark.parametrize(
+    "percent, containers, why",
+    [
+        ("0", [THIRD], "expected a whole number from 1 to 100, the percentage of a GPU"),
+        ("101", [THIRD], "expected a whole number from 1 to 100"),
+        ("+40", [THIRD], "expected a whole number"),
+        ("040", [THIRD], "expected a whole number"),
+        ("40%", [THIRD], "expected a whole number"),
+        ("", [THIRD], "expected a whole number"),
+        (
+            "29",
+            [THIRD],
+            "expected 30 or more, since container c gets 30 percent of each GPU (nvidia.com/gpucores)",
+        ),
+        ("40", [THIRD, HALF], "expected 50 or more, since container c gets 50 percent"),
+        ("99", [gpu_limits(gpu=1)], "expected 100 or more, since container c gets 100 percent"),
+    ],
+)
 def test_a_limit_of_cores_that_cannot_be_kept_is_refused(percent, containers, why):
     answer = admit(limited(percent, *containers))
     assert isinstance(answer, Denied)
@@ -345,14 +584,24 @@ def calls(function, *args):
 def variables(size):
     """A container with *size* variables, half of which the webhook replaces by one."""
     names = ("CUDA_TASK_PRIORITY" if n % 2 else f"V{n}" for n in range(size))
-    return raw(asking(ONE | {"nvidia.com/priority": 1}, env=[{"name": name, "value": "1"} for name in names]))
+    return raw(
+        asking(
+            ONE | {"nvidia.com/priority": 1}, env=[{"name": name, "value": "1"} for name in names]
+        )
+    )
 
 
-@pytest.mark.parametrize("make", [
-    variables, lambda size: raw(*[asking()] * size), lambda size: raw(*[asking(ONE)] * size),
-    lambda size: raw(asking({f"example.com/{n}": 1 for n in range(size)} | ONE)),
-    lambda size: raw(asking(ONE), meta={"annotations": {f"key-{n}": "" for n in range(size)}}),
-], ids=["variables", "containers", "containers with devices", "resources", "annotations"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        variables,
+        lambda size: raw(*[asking()] * size),
+        lambda size: raw(*[asking(ONE)] * size),
+        lambda size: raw(asking({f"example.com/{n}": 1 for n in range(size)} | ONE)),
+        lambda size: raw(asking(ONE), meta={"annotations": {f"key-{n}": "" for n in range(size)}}),
+    ],
+    ids=["variables", "containers", "containers with devices", "resources", "annotations"],
+)
 def test_the_time_of_admission_is_linear(make):
     admission = admitter()
 
@@ -362,5 +611,7 @@ def test_the_time_of_admission_is_linear(make):
         if isinstance(answer, Admitted):
             render_allowed(review, answer.pod)
 
-    small, large = (json.dumps({"request": {"object": make(size)}}).encode() for size in (500, 2000))
+    small, large = (
+        json.dumps({"request": {"object": make(size)}}).encode() for size in (500, 2000)
+    )
     assert calls(handle, large) < 5 * calls(handle, small)

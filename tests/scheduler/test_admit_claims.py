@@ -21,26 +21,55 @@ from tests.world import Clock, Replica, WatchedCluster
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 
 
-def wire(gpu=1, gpumem=3000, *, gpucores=None, door=None, annotations=None, spec=(), labels=None, **container):
+def wire(
+    gpu=1,
+    gpumem=3000,
+    *,
+    gpucores=None,
+    door=None,
+    annotations=None,
+    spec=(),
+    labels=None,
+    **container,
+):
     limits = {"nvidia.com/gpu": gpu, "nvidia.com/gpumem": gpumem} | (
-        {"nvidia.com/gpucores": gpucores} if gpucores is not None else {})
-    return {"metadata": {"name": "p", "annotations": annotations or {},
-                         "labels": (labels or {}) | ({"hami.io/door": door} if door else {})},
-            "spec": {"schedulerName": "default-scheduler", **dict(spec), "containers": [
-                {"name": "c", "resources": {"limits": limits}, **container}]}}
+        {"nvidia.com/gpucores": gpucores} if gpucores is not None else {}
+    )
+    return {
+        "metadata": {
+            "name": "p",
+            "annotations": annotations or {},
+            "labels": (labels or {}) | ({"hami.io/door": door} if door else {}),
+        },
+        "spec": {
+            "schedulerName": "default-scheduler",
+            **dict(spec),
+            "containers": [{"name": "c", "resources": {"limits": limits}, **container}],
+        },
+    }
 
 
 def quota(hard, scopes=()):
-    return parse_quota(json.dumps({"metadata": {"namespace": "team", "name": "budget", "uid": "q"}, "spec": {
-        "hard": hard, "scopes": list(scopes)}}).encode())
+    return parse_quota(
+        json.dumps(
+            {
+                "metadata": {"namespace": "team", "name": "budget", "uid": "q"},
+                "spec": {"hard": hard, "scopes": list(scopes)},
+            }
+        ).encode()
+    )
 
 
 def admitters(*quotas, settings=Settings(), sizes=(), **config):
-    replica = Replica(WatchedCluster(), Clock(), vendors=vendors(DeviceConfig(nvidia=NvidiaConfig(**config))))
+    replica = Replica(
+        WatchedCluster(), Clock(), vendors=vendors(DeviceConfig(nvidia=NvidiaConfig(**config)))
+    )
     for item in quotas:
         replica.cache.quotas.upsert(item)
     plain = Admitter(replica.cache, settings)
-    return plain, ClaimAdmitter(plain, ClaimsOfTemplates(replica.cache, settings, lambda: frozenset(sizes)))
+    return plain, ClaimAdmitter(
+        plain, ClaimsOfTemplates(replica.cache, settings, lambda: frozenset(sizes))
+    )
 
 
 def review(pod):
@@ -57,7 +86,9 @@ def by_the_extender(pod, *quotas, **options):
 
 def warned(answer, containing):
     """The answer without its warning, which the pod's author sees."""
-    assert answer.warning.startswith("hami.io/door=dra-preferred: no claim is made for the pod's devices: ")
+    assert answer.warning.startswith(
+        "hami.io/door=dra-preferred: no claim is made for the pod's devices: "
+    )
     assert containing in answer.warning
     return replace(answer, warning="")
 
@@ -66,14 +97,18 @@ def warned(answer, containing):
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "volcano", "hami-scheduler"])
 def test_the_scheduler_stays_who_it_is(door, scheduler):
     answer = admit(wire(spec={"schedulerName": scheduler}), door)
-    assert isinstance(answer, Admitted) and has_claim(answer.pod)
+    assert isinstance(answer, Admitted)
+    assert has_claim(answer.pod)
     assert answer.pod["spec"]["schedulerName"] == scheduler
-    assert answer.pod["spec"]["containers"][0]["resources"] == {"claims": [{"name": "hami", "request": "c"}]}
+    assert answer.pod["spec"]["containers"][0]["resources"] == {
+        "claims": [{"name": "hami", "request": "c"}]
+    }
 
 
 def test_what_no_claim_says_is_denied_where_one_is_required():
     answer = admit(wire(annotations=TOPOLOGY))
-    assert isinstance(answer, Denied) and answer.code == 403
+    assert isinstance(answer, Denied)
+    assert answer.code == 403
     assert answer.message.startswith("hami.io/door=dra requires a claim")
     assert "annotation hami.io/gpu-scheduler-policy=topology-aware" in answer.message
 
@@ -85,9 +120,16 @@ def test_what_no_claim_says_stays_with_the_extender_where_one_is_preferred():
     assert answer.pod["spec"]["schedulerName"] == "hami-scheduler"
 
 
-@pytest.mark.parametrize(("of_namespace", "of_pod", "outcome"), [
-    ("dra", "dra-preferred", "extender"), ("dra-preferred", "dra", "denied"), ("dra", "plugin", "extender"),
-    ("dra", None, "denied"), ("dra-preferred", None, "extender")])
+@pytest.mark.parametrize(
+    ("of_namespace", "of_pod", "outcome"),
+    [
+        ("dra", "dra-preferred", "extender"),
+        ("dra-preferred", "dra", "denied"),
+        ("dra", "plugin", "extender"),
+        ("dra", None, "denied"),
+        ("dra-preferred", None, "extender"),
+    ],
+)
 def test_the_label_of_a_pod_takes_precedence(of_namespace, of_pod, outcome):
     answer = admit(wire(annotations=TOPOLOGY, door=of_pod), of_namespace)
     assert isinstance(answer, Denied) == (outcome == "denied")
@@ -103,10 +145,18 @@ def test_an_unknown_label_is_denied():
     assert answer.message == "label hami.io/door=DRA: expected dra, dra-preferred, plugin"
 
 
-@pytest.mark.parametrize("pod", [
-    {}, None, {"spec": {"containers": "x"}}, {"metadata": {"labels": None}, "spec": {"containers": [{"name": "c"}]}},
-    wire(gpu=0), wire(annotations={ASSIGNED_NODE: "n1"}),
-    wire(spec={"initContainers": [{"name": f"i{number}"} for number in range(200)]})])
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {},
+        None,
+        {"spec": {"containers": "x"}},
+        {"metadata": {"labels": None}, "spec": {"containers": [{"name": "c"}]}},
+        wire(gpu=0),
+        wire(annotations={ASSIGNED_NODE: "n1"}),
+        wire(spec={"initContainers": [{"name": f"i{number}"} for number in range(200)]}),
+    ],
+)
 @pytest.mark.parametrize("door", ["dra", "dra-preferred"])
 def test_other_pods_are_judged_as_everywhere(pod, door):
     answer = admit(pod, door)
@@ -114,9 +164,16 @@ def test_other_pods_are_judged_as_everywhere(pod, door):
     assert answer == plain or (isinstance(answer, Denied) and isinstance(plain, Denied))
 
 
-@pytest.mark.parametrize("pod", [
-    wire(gpumem="16Gi"), wire(securityContext={"privileged": True}), wire(spec={"nodeName": "n1"}),
-    wire(env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"}]), wire(gpu="0.5")])
+@pytest.mark.parametrize(
+    "pod",
+    [
+        wire(gpumem="16Gi"),
+        wire(securityContext={"privileged": True}),
+        wire(spec={"nodeName": "n1"}),
+        wire(env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"}]),
+        wire(gpu="0.5"),
+    ],
+)
 @pytest.mark.parametrize("door", ["dra", "dra-preferred"])
 def test_what_is_denied_everywhere_is_denied_here(pod, door):
     assert isinstance(by_the_extender(pod), Denied)
@@ -130,37 +187,59 @@ def test_percent_depends_on_the_cards_that_claims_can_get():
     assert has_claim(admit(pod, sizes=[81920]).pod)
 
 
-@pytest.mark.parametrize(("hard", "scopes", "limited"), [
-    ({"limits.nvidia.com/gpumem": "10000"}, (), "nvidia.com/gpumem"),
-    ({"limits.nvidia.com/gpucores": "100"}, (), "nvidia.com/gpucores"),
-    ({"requests.nvidia.com/gpu": "4"}, (), "nvidia.com/gpu"),
-    ({"limits.nvidia.com/gpumem": "10000"}, ("Terminating",), None),
-    ({"requests.memory": "4Gi", "pods": "3", "limits.cpu": "1", "requests.nic.example.com/port": "1"}, (), None)])
+@pytest.mark.parametrize(
+    ("hard", "scopes", "limited"),
+    [
+        ({"limits.nvidia.com/gpumem": "10000"}, (), "nvidia.com/gpumem"),
+        ({"limits.nvidia.com/gpucores": "100"}, (), "nvidia.com/gpucores"),
+        ({"requests.nvidia.com/gpu": "4"}, (), "nvidia.com/gpu"),
+        ({"limits.nvidia.com/gpumem": "10000"}, ("Terminating",), None),
+        (
+            {
+                "requests.memory": "4Gi",
+                "pods": "3",
+                "limits.cpu": "1",
+                "requests.nic.example.com/port": "1",
+            },
+            (),
+            None,
+        ),
+    ],
+)
 def test_claims_do_not_evade_a_quota(hard, scopes, limited):
     answer = admit(wire(), "dra", quota(hard, scopes))
     assert isinstance(answer, Denied) == (limited is not None)
     if limited:
         assert f"ResourceQuota budget limits {limited}" in answer.message
-        assert warned(admit(wire(), "dra-preferred", quota(hard, scopes)), limited) == by_the_extender(
-            wire(), quota(hard, scopes))
+        assert warned(
+            admit(wire(), "dra-preferred", quota(hard, scopes)), limited
+        ) == by_the_extender(wire(), quota(hard, scopes))
 
 
 def ephemeral(pod, **config):
     plain, _ = admitters(**config)
-    return plain.admit(Review("u", "team", pod, "v1", "AdmissionReview", subresource="ephemeralcontainers"))
+    return plain.admit(
+        Review("u", "team", pod, "v1", "AdmissionReview", subresource="ephemeralcontainers")
+    )
 
 
 def test_strict_mode_refuses_ephemeral_containers_of_pods_with_claims():
     claiming = admit(wire(), strict=True).pod
     assert isinstance(ephemeral(claiming, strict=True), Denied)
     assert isinstance(ephemeral(claiming), Admitted)
-    other = {**claiming, "spec": {**claiming["spec"], "resourceClaims": [{"name": "nic", "resourceClaimName": "n"}]}}
+    other = {
+        **claiming,
+        "spec": {**claiming["spec"], "resourceClaims": [{"name": "nic", "resourceClaimName": "n"}]},
+    }
     assert isinstance(ephemeral(other, strict=True), Admitted)  # it sees no devices: test_admit.py
 
 
 def post(client, path, pod):
-    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-            "request": {"uid": "u", "namespace": "team", "object": pod}}
+    body = {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {"uid": "u", "namespace": "team", "object": pod},
+    }
     return client.post(path, data=json.dumps(body), content_type="application/json")
 
 
@@ -171,18 +250,27 @@ def client(*, with_claims):
 
 
 def test_each_value_of_the_label_has_a_path():
-    answers = {path: post(client(with_claims=True), path, wire(annotations=TOPOLOGY)).json["response"]
-               for path in ("/webhook", "/webhook/dra", "/webhook/dra-preferred")}
+    answers = {
+        path: post(client(with_claims=True), path, wire(annotations=TOPOLOGY)).json["response"]
+        for path in ("/webhook", "/webhook/dra", "/webhook/dra-preferred")
+    }
     assert not answers["/webhook/dra"]["allowed"]
     (warning,) = answers["/webhook/dra-preferred"].pop("warnings")
-    assert answers["/webhook"] == answers["/webhook/dra-preferred"] and answers["/webhook"]["allowed"]
+    assert answers["/webhook"] == answers["/webhook/dra-preferred"]
+    assert answers["/webhook"]["allowed"]
     assert "topology-aware" in warning
-    patch = json.loads(base64.b64decode(
-        post(client(with_claims=True), "/webhook/dra", wire()).json["response"]["patch"]))
+    patch = json.loads(
+        base64.b64decode(
+            post(client(with_claims=True), "/webhook/dra", wire()).json["response"]["patch"]
+        )
+    )
     assert {operation["path"]: operation["op"] for operation in patch} == {
-        f"/metadata/annotations/{CLAIM_REQUEST.replace('/', '~1')}": "add", "/metadata/labels/hami.io~1door": "add",
+        f"/metadata/annotations/{CLAIM_REQUEST.replace('/', '~1')}": "add",
+        "/metadata/labels/hami.io~1door": "add",
         "/spec/resourceClaims": "add",
-        "/spec/containers/0/resources/limits": "remove", "/spec/containers/0/resources/claims": "add"}
+        "/spec/containers/0/resources/limits": "remove",
+        "/spec/containers/0/resources/claims": "add",
+    }
 
 
 @pytest.mark.parametrize("path", ["/webhook/dra", "/webhook/dra-preferred"])

@@ -39,7 +39,9 @@ def admitters(*quotas, settings=ALLOCATING, catalog=None, template=no_template, 
     for item in quotas:
         replica.cache.quotas.upsert(item)
     plain = Admitter(replica.cache, settings)
-    return plain, ClaimAdmitter(plain, OwnClaims(plain, replica.cache, template, lambda: f"hami-{next(numbers):032x}"))
+    return plain, ClaimAdmitter(
+        plain, OwnClaims(plain, replica.cache, template, lambda: f"hami-{next(numbers):032x}")
+    )
 
 
 def admit(pod, door="dra", **options):
@@ -60,18 +62,26 @@ def claimed_by(pod, **options):
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "hami-scheduler", CLAIMS])
 def test_the_profile_for_claims_places_the_pod(door, scheduler):
     claimed = claimed_by(wire(spec={"schedulerName": scheduler}), door=door)
-    assert claimed["spec"]["schedulerName"] == CLAIMS and convert_pod(claimed).claim == NAME
+    assert claimed["spec"]["schedulerName"] == CLAIMS
+    assert convert_pod(claimed).claim == NAME
     assert claimed["metadata"]["labels"]["hami.io/door"] == door
     assert claimed["spec"]["containers"][0]["resources"] == {
-        "limits": {CLAIM_RESOURCE: "1"}, "requests": {CLAIM_RESOURCE: "1"},
-        "claims": [{"name": "hami", "request": "c"}]}
+        "limits": {CLAIM_RESOURCE: "1"},
+        "requests": {CLAIM_RESOURCE: "1"},
+        "claims": [{"name": "hami", "request": "c"}],
+    }
     assert json.loads(claimed["metadata"]["annotations"][CLAIM_AMOUNTS]) == {
-        "c": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}}
+        "c": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
+    }
 
 
 def test_each_pod_has_a_claim_of_its_own():
     claims = admitters()[1]
-    assert [convert_pod(claims.admit(review(wire()), "dra").pod).claim[-1] for _ in range(3)] == ["1", "2", "3"]
+    assert [convert_pod(claims.admit(review(wire()), "dra").pod).claim[-1] for _ in range(3)] == [
+        "1",
+        "2",
+        "3",
+    ]
 
 
 def test_the_scheduler_says_what_templates_cannot():
@@ -87,18 +97,26 @@ def test_a_quota_that_kubernetes_counts_is_not_evaded():
     assert reason in claims.admit(review(wire()), "dra").message
     assert convert_pod(claims.admit(review(wire()), "dra-preferred").pod).claim == ""
     assert reason in plain.admit(review(claimed_by(wire()))).message
-    assert isinstance(admitters(replace(COUNTED, namespace="other"))[1].admit(review(wire()), "dra"), Admitted)
+    assert isinstance(
+        admitters(replace(COUNTED, namespace="other"))[1].admit(review(wire()), "dra"), Admitted
+    )
 
 
 OTHER = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
 
 
-@pytest.mark.parametrize("pod, reason", [
-    (wire(spec=OTHER), "spec.resourceClaims"), (wire(gpu=33), "at most 32 GPUs"),
-    (wire(spec={"schedulerName": "volcano"}), "its scheduler is not HAMi's")])
+@pytest.mark.parametrize(
+    "pod, reason",
+    [
+        (wire(spec=OTHER), "spec.resourceClaims"),
+        (wire(gpu=33), "at most 32 GPUs"),
+        (wire(spec={"schedulerName": "volcano"}), "its scheduler is not HAMi's"),
+    ],
+)
 def test_what_no_claim_says(pod, reason):
     denied = admit(pod)
-    assert isinstance(denied, Denied) and denied.message.startswith("hami.io/door=dra requires a claim")
+    assert isinstance(denied, Denied)
+    assert denied.message.startswith("hami.io/door=dra requires a claim")
     assert reason in denied.message
     assert warned(admit(pod, "dra-preferred"), reason) == by_the_extender(pod)
 
@@ -112,18 +130,32 @@ def test_other_vendors_in_the_pod():
 @pytest.mark.parametrize("label", ["plugin", "DRA"])
 def test_other_labels(label):
     answer = admit(wire(door=label))
-    assert answer == by_the_extender(wire(door=label)) if label == "plugin" else "expected dra" in answer.message
+    assert (
+        answer == by_the_extender(wire(door=label))
+        if label == "plugin"
+        else "expected dra" in answer.message
+    )
 
 
 LIFTED = [{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"}]
 
 
 @pytest.mark.parametrize("door", ["dra", "dra-preferred"])
-@pytest.mark.parametrize("pod, config", [
-    ({}, {}), (None, {}), ({"spec": {"containers": "x"}}, {}), (wire(gpu=0), {}),
-    (wire(annotations={ASSIGNED_NODE: "n1"}), {}), (wire(gpumem="16Gi"), {}), (wire(spec={"nodeName": "n1"}), {}),
-    (wire(securityContext={"privileged": True}), {}), (wire(env=LIFTED), {}),
-    (wire(env=[{"name": "LD_PRELOAD", "value": "x"}]), {"strict": True})])
+@pytest.mark.parametrize(
+    "pod, config",
+    [
+        ({}, {}),
+        (None, {}),
+        ({"spec": {"containers": "x"}}, {}),
+        (wire(gpu=0), {}),
+        (wire(annotations={ASSIGNED_NODE: "n1"}), {}),
+        (wire(gpumem="16Gi"), {}),
+        (wire(spec={"nodeName": "n1"}), {}),
+        (wire(securityContext={"privileged": True}), {}),
+        (wire(env=LIFTED), {}),
+        (wire(env=[{"name": "LD_PRELOAD", "value": "x"}]), {"strict": True}),
+    ],
+)
 def test_what_holds_for_every_pod_holds_here(pod, config, door):
     assert admit(pod, door, **config) == by_the_extender(pod, **config)
 
@@ -133,7 +165,9 @@ def test_what_admission_adds_stays():
     pod["spec"]["containers"].append({"name": "log"})
     containers = claimed_by(pod, strict=True, runtime_class_name="nvidia")["spec"]
     assert containers["runtimeClassName"] == "nvidia"
-    assert containers["containers"][1]["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]
+    assert containers["containers"][1]["env"] == [
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
+    ]
 
 
 @pytest.mark.parametrize("memory, is_admitted", [(3000, True), (2999, False)])
@@ -144,11 +178,22 @@ def test_quotas_hold(memory, is_admitted):
     assert isinstance(plain.admit(review(claimed)), Admitted) is is_admitted
 
 
-@pytest.mark.parametrize("decide", [admit_by_template, admit, by_the_extender], ids=["template", "own", "none"])
-@pytest.mark.parametrize("annotations, outcome", [
-    param({}, "60", id="of the namespace"), param({CORES_LIMIT: "80"}, "80", id="of the pod"),
-    param({CORES_LIMIT: "20"}, "expected 30 or more", id="less than is booked"),
-    param({CORES_LIMIT: "much"}, f"annotation {CORES_LIMIT}=much: expected a whole number", id="unreadable")])
+@pytest.mark.parametrize(
+    "decide", [admit_by_template, admit, by_the_extender], ids=["template", "own", "none"]
+)
+@pytest.mark.parametrize(
+    "annotations, outcome",
+    [
+        param({}, "60", id="of the namespace"),
+        param({CORES_LIMIT: "80"}, "80", id="of the pod"),
+        param({CORES_LIMIT: "20"}, "expected 30 or more", id="less than is booked"),
+        param(
+            {CORES_LIMIT: "much"},
+            f"annotation {CORES_LIMIT}=much: expected a whole number",
+            id="unreadable",
+        ),
+    ],
+)
 def test_the_most_cores_are_those_of_any_pod(decide, annotations, outcome):
     answer = decide(wire(gpucores=30, annotations=annotations), gpucores_limits={"team": 60})
     if isinstance(answer, Denied):
@@ -158,16 +203,33 @@ def test_the_most_cores_are_those_of_any_pod(decide, annotations, outcome):
 
 
 def test_both_profiles_are_this_scheduler():
-    assert [ALLOCATING.is_own_scheduler(name) for name in ("hami-scheduler", CLAIMS, "default-scheduler", "")] == [
-        True, True, False, False]
+    assert [
+        ALLOCATING.is_own_scheduler(name)
+        for name in ("hami-scheduler", CLAIMS, "default-scheduler", "")
+    ] == [True, True, False, False]
     with pytest.raises(HamiError, match="--dra=allocate without --scheduler-name"):
         Settings(dra=ALLOCATE, scheduler_name="")
 
 
 # Pods that name templates which users have written
 
-SLICE = {"spec": {"spec": {"devices": {"requests": [{"name": "main", "exactly": {
-    "deviceClassName": "gpu.hami.io", "capacity": {"requests": {"memory": "3000Mi", "cores": "30"}}}}]}}}}
+SLICE = {
+    "spec": {
+        "spec": {
+            "devices": {
+                "requests": [
+                    {
+                        "name": "main",
+                        "exactly": {
+                            "deviceClassName": "gpu.hami.io",
+                            "capacity": {"requests": {"memory": "3000Mi", "cores": "30"}},
+                        },
+                    }
+                ]
+            }
+        }
+    }
+}
 
 
 def of_template(name="slice", **fields):
@@ -182,32 +244,59 @@ def slices(namespace, name):
 
 
 @pytest.mark.parametrize("door", ["dra", "dra-preferred"])
-@pytest.mark.parametrize("config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}])
+@pytest.mark.parametrize(
+    "config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}]
+)
 def test_a_template_is_said_as_amounts(door, config):
     claimed = claimed_by(of_template(), door=door, template=slices, **config)
-    same = claimed_by(wire(gpucores=30, annotations={"nvidia.com/vgpu-mode": "hami-core,mps"}), door=door, **config)
+    same = claimed_by(
+        wire(gpucores=30, annotations={"nvidia.com/vgpu-mode": "hami-core,mps"}),
+        door=door,
+        **config,
+    )
     assert claimed == same
     assert by_the_extender(claimed, template=slices, **config) == Admitted(claimed)
 
 
 def test_init_containers_that_share_a_request_keep_it():
-    pod = of_template(spec={"initContainers": [{"name": "i", "resources": {"claims": [{"name": "gpu"}]}}]})
+    pod = of_template(
+        spec={"initContainers": [{"name": "i", "resources": {"claims": [{"name": "gpu"}]}}]}
+    )
     claimed = claimed_by(pod, template=slices)
-    assert [one["resources"]["claims"] for one in (*claimed["spec"]["initContainers"], *claimed["spec"]["containers"])
-            ] == [[{"name": "hami", "request": "c"}]] * 2
+    assert [
+        one["resources"]["claims"]
+        for one in (*claimed["spec"]["initContainers"], *claimed["spec"]["containers"])
+    ] == [[{"name": "hami", "request": "c"}]] * 2
     assert admit(claimed).pod == claimed == by_the_extender(claimed).pod
 
 
-@pytest.mark.parametrize("pod, reason", [
-    param(of_template("gone"), "ResourceClaimTemplate gone does not exist", id="no template"),
-    param(of_template(spec={"schedulerName": "volcano"}), "its scheduler is not HAMi's", id="another scheduler"),
-    param(of_template(securityContext={"privileged": True}), "container c is privileged", id="privileged"),
-    param(of_template(env=LIFTED), "CUDA_DEVICE_MEMORY_LIMIT", id="a limit"),
-    param(of_template(spec={"nodeName": "n1"}), "pod has node assigned", id="a node"),
-    param(of_template(annotations={"nvidia.com/vgpu-mode": "mig"}), "annotation nvidia.com/vgpu-mode", id="mode")])
+@pytest.mark.parametrize(
+    "pod, reason",
+    [
+        param(of_template("gone"), "ResourceClaimTemplate gone does not exist", id="no template"),
+        param(
+            of_template(spec={"schedulerName": "volcano"}),
+            "its scheduler is not HAMi's",
+            id="another scheduler",
+        ),
+        param(
+            of_template(securityContext={"privileged": True}),
+            "container c is privileged",
+            id="privileged",
+        ),
+        param(of_template(env=LIFTED), "CUDA_DEVICE_MEMORY_LIMIT", id="a limit"),
+        param(of_template(spec={"nodeName": "n1"}), "pod has node assigned", id="a node"),
+        param(
+            of_template(annotations={"nvidia.com/vgpu-mode": "mig"}),
+            "annotation nvidia.com/vgpu-mode",
+            id="mode",
+        ),
+    ],
+)
 def test_templates_of_which_no_claim_is_made(pod, reason):
     denied = admit(pod, template=slices)
-    assert isinstance(denied, Denied) and denied.message.startswith("hami.io/door=dra requires a claim")
+    assert isinstance(denied, Denied)
+    assert denied.message.startswith("hami.io/door=dra requires a claim")
     assert reason in denied.message
     assert warned(admit(pod, "dra-preferred", template=slices), reason) == by_the_extender(pod)
 
@@ -236,16 +325,24 @@ def test_while_templates_cannot_be_read_no_pod_is_admitted(door):
 
 # Pods that have a claim already
 
-WITH_INIT = wire(spec={"initContainers": [{"name": "i", "resources": {"limits": {"nvidia.com/gpu": 2}}}]})
+WITH_INIT = wire(
+    spec={"initContainers": [{"name": "i", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}
+)
 
 
-@pytest.mark.parametrize("config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}])
+@pytest.mark.parametrize(
+    "config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}]
+)
 @pytest.mark.parametrize("pod", [wire(), WITH_INIT])
 def test_admission_again_changes_nothing(pod, config):
     claimed = claimed_by(pod, **config)
-    for answer in (by_the_extender(claimed, **config), admit(claimed, **config), admit(claimed, "dra-preferred",
-                                                                                       **config)):
-        assert isinstance(answer, Admitted) and answer.pod == claimed
+    for answer in (
+        by_the_extender(claimed, **config),
+        admit(claimed, **config),
+        admit(claimed, "dra-preferred", **config),
+    ):
+        assert isinstance(answer, Admitted)
+        assert answer.pod == claimed
         rendered = json.loads(render_allowed(review(claimed), answer.pod))
         assert "patch" not in rendered["response"]
 
@@ -257,32 +354,76 @@ def changed(change):
     return claimed
 
 
-@pytest.mark.parametrize("change, config, problem", [
-    param(lambda spec, container: container.update(securityContext={"privileged": True}), {}, "is privileged",
-          id="privileged"),
-    param(lambda spec, container: spec.update(nodeName="n1"), {}, "pod has node assigned", id="a node"),
-    param(lambda spec, container: container.update(env=LIFTED), {}, "CUDA_DEVICE_MEMORY_LIMIT", id="a limit"),
-    param(lambda spec, container: container.update(env=[{"name": "LD_PRELOAD", "value": "x"}]), {"strict": True},
-          "LD_PRELOAD", id="strict mode"),
-    param(lambda spec, container: spec.update(schedulerName="volcano"), {}, "its scheduler is not HAMi's",
-          id="another scheduler"),
-    param(lambda spec, container: spec["resourceClaims"].append({"name": "nic", "resourceClaimName": "nic"}), {},
-          "spec.resourceClaims", id="another claim"),
-    param(lambda spec, container: container["resources"].pop("claims"), {}, "container c uses nothing",
-          id="no request"),
-    param(lambda spec, container: container["resources"].update(claims=5), {}, "container c uses nothing",
-          id="requests that are no list")])
+@pytest.mark.parametrize(
+    "change, config, problem",
+    [
+        param(
+            lambda spec, container: container.update(securityContext={"privileged": True}),
+            {},
+            "is privileged",
+            id="privileged",
+        ),
+        param(
+            lambda spec, container: spec.update(nodeName="n1"),
+            {},
+            "pod has node assigned",
+            id="a node",
+        ),
+        param(
+            lambda spec, container: container.update(env=LIFTED),
+            {},
+            "CUDA_DEVICE_MEMORY_LIMIT",
+            id="a limit",
+        ),
+        param(
+            lambda spec, container: container.update(env=[{"name": "LD_PRELOAD", "value": "x"}]),
+            {"strict": True},
+            "LD_PRELOAD",
+            id="strict mode",
+        ),
+        param(
+            lambda spec, container: spec.update(schedulerName="volcano"),
+            {},
+            "its scheduler is not HAMi's",
+            id="another scheduler",
+        ),
+        param(
+            lambda spec, container: spec["resourceClaims"].append(
+                {"name": "nic", "resourceClaimName": "nic"}
+            ),
+            {},
+            "spec.resourceClaims",
+            id="another claim",
+        ),
+        param(
+            lambda spec, container: container["resources"].pop("claims"),
+            {},
+            "container c uses nothing",
+            id="no request",
+        ),
+        param(
+            lambda spec, container: container["resources"].update(claims=5),
+            {},
+            "container c uses nothing",
+            id="requests that are no list",
+        ),
+    ],
+)
 def test_a_pod_whose_author_wrote_the_claim_is_judged_like_any_other(change, config, problem):
     pod = changed(change)
     for answer in (by_the_extender(pod, **config), admit(pod, **config)):
-        assert isinstance(answer, Denied) and problem in answer.message
+        assert isinstance(answer, Denied)
+        assert problem in answer.message
 
 
 def test_amounts_without_a_gpu():
     resources = {"claims": [{"name": "hami", "request": "d"}]}
-    pod = changed(lambda spec, container: spec["containers"].append({"name": "d", "resources": resources}))
-    pod["metadata"]["annotations"][CLAIM_AMOUNTS] = json.dumps({
-        "c": {"nvidia.com/gpu": "1"}, "d": {"nvidia.com/gpu": "0"}})
+    pod = changed(
+        lambda spec, container: spec["containers"].append({"name": "d", "resources": resources})
+    )
+    pod["metadata"]["annotations"][CLAIM_AMOUNTS] = json.dumps(
+        {"c": {"nvidia.com/gpu": "1"}, "d": {"nvidia.com/gpu": "0"}}
+    )
     assert by_the_extender(pod).message == "container d requests no GPU by its claim"
 
 
@@ -303,15 +444,18 @@ def test_amounts_that_cannot_be_read_are_denied():
     pod = claimed_by(wire())
     pod = {**pod, "metadata": {**pod["metadata"], "annotations": {CLAIM_AMOUNTS: "{}"}}}
     answer = by_the_extender(pod)
-    assert isinstance(answer, Denied) and answer.message.startswith(CLAIM_AMOUNTS)
+    assert isinstance(answer, Denied)
+    assert answer.message.startswith(CLAIM_AMOUNTS)
 
 
 def test_strict_mode_refuses_ephemeral_containers_of_pods_with_claims():
     def ephemeral(pod, **config):
         return admitters(**config)[0].admit(
-            Review("u", "team", pod, "v1", "AdmissionReview", subresource="ephemeralcontainers"))
+            Review("u", "team", pod, "v1", "AdmissionReview", subresource="ephemeralcontainers")
+        )
 
     claimed = claimed_by(wire())
     broken = {**claimed, "metadata": {"name": "p"}}
-    assert isinstance(ephemeral(claimed, strict=True), Denied) and isinstance(ephemeral(broken, strict=True), Denied)
+    assert isinstance(ephemeral(claimed, strict=True), Denied)
+    assert isinstance(ephemeral(broken, strict=True), Denied)
     assert isinstance(ephemeral(claimed), Admitted)

@@ -21,27 +21,38 @@ from hami.web.rights import RIGHT, ClientRight
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.world import Clock, Replica, WatchedCluster
 
-STRANGER = {"REMOTE_ADDR": "127.0.0.6", RIGHT: ClientRight.NONE}  # the address of a proxy in the same pod
+STRANGER = {
+    "REMOTE_ADDR": "127.0.0.6",
+    RIGHT: ClientRight.NONE,
+}  # the address of a proxy in the same pod
 
 
 class Web:
     """The application over a replica with one node, and a client that is trusted."""
 
     def __init__(self, *, started=True, unready=None, threads=4, hung=""):
-        self.fake = WatchedCluster(nodes=[node("n1", gpu("GPU-0", memory_mib=8000))],
-                                   pods=[pod(gpus(1, memory=1000, cores=10))])
+        self.fake = WatchedCluster(
+            nodes=[node("n1", gpu("GPU-0", memory_mib=8000))],
+            pods=[pod(gpus(1, memory=1000, cores=10))],
+        )
         self.replica = Replica(self.fake, Clock())
         self.observed = []
         self.started = started
-        self.client = create_app(self.replica.verbs, lambda _: self.started, lambda: unready,
-                                 lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
-                                 threads=threads, hung_reason=lambda: hung).test_client()
+        self.client = create_app(
+            self.replica.verbs,
+            lambda _: self.started,
+            lambda: unready,
+            lambda verb, outcome, seconds: self.observed.append((verb, outcome)),
+            threads=threads,
+            hung_reason=lambda: hung,
+        ).test_client()
         self.client.environ_base[RIGHT] = ClientRight.EXTENDER
 
     def post(self, path, body, content_type="application/json", **options):
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         answer = self.client.post(path, data=data, content_type=content_type, **options)
-        assert answer.status_code == 200 and answer.content_type == "application/json"
+        assert answer.status_code == 200
+        assert answer.content_type == "application/json"
         return json.loads(answer.data)
 
 
@@ -52,33 +63,64 @@ def web():
 
 def wire_node(name, memory):
     registered = render_devices_json((gpu(memory_mib=memory),))
-    return {"metadata": {"name": name, "annotations": {NVIDIA.annotations.register: registered}},
-            "status": {"allocatable": {"nvidia.com/gpu": "10"}}, "spec": {"unknown": True}}
+    return {
+        "metadata": {"name": name, "annotations": {NVIDIA.annotations.register: registered}},
+        "status": {"allocatable": {"nvidia.com/gpu": "10"}},
+        "spec": {"unknown": True},
+    }
 
 
 LIMITS = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}
-POD = {"metadata": {"name": "pod1", "namespace": "default", "uid": "uid-pod1"},
-       "spec": {"containers": [{"name": "c", "resources": {"limits": LIMITS}}]}}
+POD = {
+    "metadata": {"name": "pod1", "namespace": "default", "uid": "uid-pod1"},
+    "spec": {"containers": [{"name": "c", "resources": {"limits": LIMITS}}]},
+}
 BIND = {"PodName": "pod1", "PodNamespace": "default", "PodUID": "uid-pod1", "Node": "n1"}
-EMPTY = {"Nodes": None, "NodeNames": None, "FailedNodes": None, "FailedAndUnresolvableNodes": None, "Error": ""}
-NEW = {"metadata": {"name": "p"}, "spec": {"schedulerName": "default-scheduler", "containers": [
-    {"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}}
-REVIEW = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
-          "request": {"uid": "u", "namespace": "default", "object": NEW}}
-VICTIMS = {"n1": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 1},
-           "n2": {"Pods": [{"UID": "u2"}], "NumPDBViolations": 0}}
-BODIES = {"/webhook": REVIEW, "/filter": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]}, "/bind": BIND,
-          "/prioritize": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]},
-          "/simulate": {"Pod": POD, "Nodes": {"items": [wire_node("new", 4000)]}, "NodeNames": None},
-          "/preempt": {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": VICTIMS}}
+EMPTY = {
+    "Nodes": None,
+    "NodeNames": None,
+    "FailedNodes": None,
+    "FailedAndUnresolvableNodes": None,
+    "Error": "",
+}
+NEW = {
+    "metadata": {"name": "p"},
+    "spec": {
+        "schedulerName": "default-scheduler",
+        "containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": 1}}}],
+    },
+}
+REVIEW = {
+    "apiVersion": "admission.k8s.io/v1",
+    "kind": "AdmissionReview",
+    "request": {"uid": "u", "namespace": "default", "object": NEW},
+}
+VICTIMS = {
+    "n1": {"Pods": [{"UID": "u1"}], "NumPDBViolations": 1},
+    "n2": {"Pods": [{"UID": "u2"}], "NumPDBViolations": 0},
+}
+BODIES = {
+    "/webhook": REVIEW,
+    "/filter": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]},
+    "/bind": BIND,
+    "/prioritize": {"Pod": POD, "Nodes": None, "NodeNames": ["n1"]},
+    "/simulate": {"Pod": POD, "Nodes": {"items": [wire_node("new", 4000)]}, "NodeNames": None},
+    "/preempt": {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": VICTIMS},
+}
 VETO = {"NodeNameToMetaVictims": {}}
 
 
 # filter and bind
 
-@pytest.mark.parametrize(("path", "handler", "method"), [
-    ("/filter", "node_filter", "filter"), ("/prioritize", "node_filter", "prioritize"),
-    ("/preempt", "preemption_filter", "filter")])
+
+@pytest.mark.parametrize(
+    ("path", "handler", "method"),
+    [
+        ("/filter", "node_filter", "filter"),
+        ("/prioritize", "node_filter", "prioritize"),
+        ("/preempt", "preemption_filter", "filter"),
+    ],
+)
 def test_what_kube_scheduler_waits_for_is_in_flight(web, monkeypatch, path, handler, method):
     idle, act = [], getattr(getattr(web.replica, handler), method)
 
@@ -88,13 +130,19 @@ def test_what_kube_scheduler_waits_for_is_in_flight(web, monkeypatch, path, hand
 
     monkeypatch.setattr(getattr(web.replica, handler), method, observed)
     web.post(path, BODIES[path])
-    assert idle == [False] and web.replica.verbs.in_flight.wait_idle(0)
+    assert idle == [False]
+    assert web.replica.verbs.in_flight.wait_idle(0)
 
 
 def test_filter_and_bind(web):
     assert web.post("/filter", BODIES["/filter"]) == EMPTY | {"NodeNames": ["n1"]}
     reserved = json.loads(web.client.get("/reservations/uid-pod1").data)
-    assert reserved["node"] == reserved["labels"][ASSIGNED_NODE] == reserved["annotations"][ASSIGNED_NODE] == "n1"
+    assert (
+        reserved["node"]
+        == reserved["labels"][ASSIGNED_NODE]
+        == reserved["annotations"][ASSIGNED_NODE]
+        == "n1"
+    )
     assert web.post("/bind", BIND) == {"Error": ""}
     assert web.fake.pods["default", "pod1"].node_name == "n1"
     assert web.client.get("/reservations/uid-pod1").status_code == 404
@@ -111,7 +159,10 @@ def test_binds_that_wait_leave_threads_to_others(threads, binds):
 
     web.replica.binder.bind = wait
     with ThreadPoolExecutor(binds) as pool:
-        waiting = [pool.submit(web.post, "/bind", BIND | {"PodNamespace": f"team-{number}"}) for number in range(binds)]
+        waiting = [
+            pool.submit(web.post, "/bind", BIND | {"PodNamespace": f"team-{number}"})
+            for number in range(binds)
+        ]
         assert all(entered.acquire(timeout=10) for _ in range(binds))
         assert "too many pods are being bound" in web.post("/bind", BIND)["Error"]
         assert web.post("/filter", BODIES["/filter"])["NodeNames"] == ["n1"]
@@ -146,15 +197,23 @@ def test_lower_case_keys_and_trailing_data_are_accepted(web):
 def test_a_filter_without_a_fitting_node_returns_the_reasons(web):
     big = json.loads(json.dumps(POD).replace('"1000"', '"9000"'))
     assert web.post("/filter", {"Pod": big, "NodeNames": ["n1", "n2"]}) == EMPTY | {
-        "FailedAndUnresolvableNodes": {"n1": "1/1 CardInsufficientMemory", "n2": "node unregistered"}}
+        "FailedAndUnresolvableNodes": {
+            "n1": "1/1 CardInsufficientMemory",
+            "n2": "node unregistered",
+        }
+    }
     assert web.observed == [("filter", "refused")]
 
 
 def test_a_simulation_returns_the_whole_node(web):
     small, large = wire_node("small", 500), wire_node("large", 4000)
-    answer = web.post("/filter", {"Pod": POD, "Nodes": {"items": [small, large]}, "NodeNames": None})
-    assert answer == EMPTY | {"Nodes": {"metadata": {}, "items": [large]},
-                              "FailedNodes": {"small": "1/1 CardInsufficientMemory"}}
+    answer = web.post(
+        "/filter", {"Pod": POD, "Nodes": {"items": [small, large]}, "NodeNames": None}
+    )
+    assert answer == EMPTY | {
+        "Nodes": {"metadata": {}, "items": [large]},
+        "FailedNodes": {"small": "1/1 CardInsufficientMemory"},
+    }
     assert web.replica.cache.reservations.unbound() == 0
 
 
@@ -162,7 +221,9 @@ def test_nodes_are_scored(web):
     body = {"Pod": POD, "Nodes": None, "NodeNames": ["n1", "n2"]}
     assert web.post("/prioritize", body) == [{"Host": "n1", "Score": 0}, {"Host": "n2", "Score": 0}]
     nodes = {"items": [wire_node("n1", 500)]}
-    assert web.post("/prioritize", body | {"Nodes": nodes, "NodeNames": None}) == [{"Host": "n1", "Score": 0}]
+    assert web.post("/prioritize", body | {"Nodes": nodes, "NodeNames": None}) == [
+        {"Host": "n1", "Score": 0}
+    ]
     assert web.observed == [("prioritize", "ok")] * 2
 
 
@@ -176,18 +237,31 @@ def test_scores_that_cannot_be_given_leave_the_choice_to_kube_scheduler(web, cap
 def test_a_simulation_returns_all_nodes_that_fit(web, path):
     nodes = [wire_node("small", 500), *(wire_node(f"large-{number}", 4000) for number in range(40))]
     answer = web.post(path, {"Pod": POD, "Nodes": {"items": nodes}, "NodeNames": None})
-    assert answer == EMPTY | {"Nodes": {"metadata": {}, "items": nodes[1:]},
-                              "FailedNodes": {"small": "1/1 CardInsufficientMemory"}}
-    assert web.replica.cache.reservations.unbound() == 0 and web.observed == [(path[1:], "ok")]
+    assert answer == EMPTY | {
+        "Nodes": {"metadata": {}, "items": nodes[1:]},
+        "FailedNodes": {"small": "1/1 CardInsufficientMemory"},
+    }
+    assert web.replica.cache.reservations.unbound() == 0
+    assert web.observed == [(path[1:], "ok")]
 
 
-@pytest.mark.parametrize(("body", "problem"), [
-    (b"", "EOF"), ({"Pod": POD, "NodeNames": ["n1"]}, "the extender needs nodeCacheCapable: false"),
-    ({"Pod": POD, "Nodes": {"items": [wire_node("n", 1)] * 5001}}, "expected at most 5000 nodes"),
-    ({"Nodes": {"items": []}}, "missing pod")], ids=["empty", "names", "many", "no pod"])
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", "EOF"),
+        ({"Pod": POD, "NodeNames": ["n1"]}, "the extender needs nodeCacheCapable: false"),
+        (
+            {"Pod": POD, "Nodes": {"items": [wire_node("n", 1)] * 5001}},
+            "expected at most 5000 nodes",
+        ),
+        ({"Nodes": {"items": []}}, "missing pod"),
+    ],
+    ids=["empty", "names", "many", "no pod"],
+)
 def test_a_simulation_that_cannot_be_made_is_an_error(web, body, problem):
     answer = web.post("/simulate", body)
-    assert problem in answer["Error"] and answer["Nodes"] is None
+    assert problem in answer["Error"]
+    assert answer["Nodes"] is None
     assert web.observed == [("simulate", "error")]
 
 
@@ -198,7 +272,9 @@ def test_nothing_is_simulated_before_the_caches_are_filled():
 
 
 def test_preempt_keeps_nodes_with_their_victims_as_they_came(web):
-    assert web.post("/preempt", BODIES["/preempt"]) == {"NodeNameToMetaVictims": {"n1": VICTIMS["n1"]}}
+    assert web.post("/preempt", BODIES["/preempt"]) == {
+        "NodeNameToMetaVictims": {"n1": VICTIMS["n1"]}
+    }
     assert web.observed == [("preempt", "ok")]
 
 
@@ -214,10 +290,19 @@ def test_preempt_answers_the_question_for_a_pod_without_devices(web):
     assert web.observed == [("preempt", "ok")]
 
 
-@pytest.mark.parametrize("body", [
-    b"", b"[]", b"\xff", {}, {"Pod": None, "NodeNameToMetaVictims": VICTIMS},
-    {"Pod": POD, "NodeNameToMetaVictims": None}, {"Pod": 1, "NodeNameToMetaVictims": VICTIMS},
-    {"Pod": POD, "NodeNameToMetaVictims": {"n1": {"Pods": [1]}}}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        {},
+        {"Pod": None, "NodeNameToMetaVictims": VICTIMS},
+        {"Pod": POD, "NodeNameToMetaVictims": None},
+        {"Pod": 1, "NodeNameToMetaVictims": VICTIMS},
+        {"Pod": POD, "NodeNameToMetaVictims": {"n1": {"Pods": [1]}}},
+    ],
+)
 def test_a_preemption_that_cannot_be_read_is_vetoed(web, body, caplog):
     assert web.post("/preempt", body) == VETO
     assert web.observed == [("preempt", "error")]
@@ -231,16 +316,28 @@ def test_a_replica_that_does_not_lead_vetoes(web, caplog):
     assert caplog.records[0].reason == "this replica of the scheduler does not lead yet"
 
 
-@pytest.mark.parametrize(("path", "body", "text"), [
-    ("/filter", b"", "EOF"), ("/filter", b"  ", "EOF"), ("/bind", b"", "EOF"),
-    ("/filter", {}, "extender args missing pod"), ("/filter", {"Pod": None}, "extender args missing pod"),
-    ("/filter", b'{"Pod": {', "body"), ("/filter", b"[]", "body"), ("/filter", {"Pod": 1}, "pod"),
-    ("/filter", {"Pod": POD, "NodeNames": "n1"}, "NodeNames"), ("/filter", {"Pod": POD, "Nodes": [1]}, "Nodes"),
-    ("/filter", {"Pod": POD, "Nodes": {"items": [1]}}, "node"),
-    ("/filter", {"Pod": {"spec": POD["spec"]}, "NodeNames": ["n1"]}, "without uid"),
-    ("/bind", {}, 'pod "" not found'), ("/bind", BIND | {"PodName": 1}, "PodName"), ("/bind", b"\xff\xfe", "body"),
-    ("/bind", BIND | {"PodName": "../../x"}, "has no reservation"),
-    ("/bind", BIND | {"PodUID": "other"}, 'pod "pod1" not found')])
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/filter", b"", "EOF"),
+        ("/filter", b"  ", "EOF"),
+        ("/bind", b"", "EOF"),
+        ("/filter", {}, "extender args missing pod"),
+        ("/filter", {"Pod": None}, "extender args missing pod"),
+        ("/filter", b'{"Pod": {', "body"),
+        ("/filter", b"[]", "body"),
+        ("/filter", {"Pod": 1}, "pod"),
+        ("/filter", {"Pod": POD, "NodeNames": "n1"}, "NodeNames"),
+        ("/filter", {"Pod": POD, "Nodes": [1]}, "Nodes"),
+        ("/filter", {"Pod": POD, "Nodes": {"items": [1]}}, "node"),
+        ("/filter", {"Pod": {"spec": POD["spec"]}, "NodeNames": ["n1"]}, "without uid"),
+        ("/bind", {}, 'pod "" not found'),
+        ("/bind", BIND | {"PodName": 1}, "PodName"),
+        ("/bind", b"\xff\xfe", "body"),
+        ("/bind", BIND | {"PodName": "../../x"}, "has no reservation"),
+        ("/bind", BIND | {"PodUID": "other"}, 'pod "pod1" not found'),
+    ],
+)
 def test_errors_are_in_the_body(web, path, body, text):
     answer = web.post(path, body)
     assert text in answer["Error"]
@@ -273,6 +370,7 @@ def test_a_filter_waits_for_the_caches_and_then_fails():
 
 # webhook
 
+
 def patch_of(answer):
     return json.loads(base64.b64decode(answer["response"]["patch"]))
 
@@ -281,50 +379,74 @@ def patch_of(answer):
 def test_the_webhook_answers_in_the_version_of_the_review(web, version):
     answer = web.post("/webhook", REVIEW | {"apiVersion": version})
     assert (answer["apiVersion"], answer["kind"]) == (version, "AdmissionReview")
-    assert answer["response"]["uid"] == "u" and answer["response"]["allowed"] is True
+    assert answer["response"]["uid"] == "u"
+    assert answer["response"]["allowed"] is True
 
 
 def test_the_patch_contains_only_the_changes(web):
     answer = web.post("/webhook", REVIEW)
     assert answer["response"]["patchType"] == "JSONPatch"
     assert sorted(patch_of(answer), key=lambda operation: operation["path"]) == [
-        {"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpucores", "value": "100"},
-        {"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"}]
+        {
+            "op": "add",
+            "path": "/spec/containers/0/resources/limits/nvidia.com~1gpucores",
+            "value": "100",
+        },
+        {"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"},
+    ]
 
 
 def test_an_unchanged_pod_gets_no_patch(web):
     review = json.loads(json.dumps(REVIEW).replace("default-scheduler", "volcano"))
     response = web.post("/webhook", review)["response"]
-    assert response == {"uid": "u", "allowed": True,
-                        "status": {"code": 200, "message": "pod already has different scheduler assigned"}}
+    assert response == {
+        "uid": "u",
+        "allowed": True,
+        "status": {"code": 200, "message": "pod already has different scheduler assigned"},
+    }
 
 
 def test_a_forged_annotation_is_refused(web):
     review = json.loads(json.dumps(REVIEW))
     review["request"]["object"]["metadata"]["annotations"] = {ASSIGNED_NODE: "n1"}
     response = web.post("/webhook", review)["response"]
-    assert response["allowed"] is False and response["status"]["code"] == 403
+    assert response["allowed"] is False
+    assert response["status"]["code"] == 403
     assert web.observed == [("webhook", "refused")]
 
 
-@pytest.mark.parametrize(("body", "content_type", "code", "text"), [
-    (b"", "application/json", 400, "request body is empty"),
-    (b"{}", "text/plain", 400, "contentType=text/plain, expected application/json"),
-    (b"{}", "application/json; charset=utf-8", 400, "expected application/json"),
-    (b"{", "application/json", 400, "body"), (b"[]", "application/json", 400, "AdmissionReview"),
-    (b'{"request": {"uid": 1}}', "application/json", 400, "uid"),
-    (b'{"request": {"uid": "u", "object": []}}', "application/json", 400, "expected a Pod"),
-    (b'{"request": {"uid": "u"}}', "application/json", 400, "there is no content to decode")])
+@pytest.mark.parametrize(
+    ("body", "content_type", "code", "text"),
+    [
+        (b"", "application/json", 400, "request body is empty"),
+        (b"{}", "text/plain", 400, "contentType=text/plain, expected application/json"),
+        (b"{}", "application/json; charset=utf-8", 400, "expected application/json"),
+        (b"{", "application/json", 400, "body"),
+        (b"[]", "application/json", 400, "AdmissionReview"),
+        (b'{"request": {"uid": 1}}', "application/json", 400, "uid"),
+        (b'{"request": {"uid": "u", "object": []}}', "application/json", 400, "expected a Pod"),
+        (b'{"request": {"uid": "u"}}', "application/json", 400, "there is no content to decode"),
+    ],
+)
 def test_malformed_reviews_are_denied(web, body, content_type, code, text):
     answer = web.post("/webhook", body, content_type)
-    assert answer["kind"] == "AdmissionReview" and answer["response"]["allowed"] is False
-    assert answer["response"]["status"]["code"] == code and text in answer["response"]["status"]["message"]
+    assert answer["kind"] == "AdmissionReview"
+    assert answer["response"]["allowed"] is False
+    assert answer["response"]["status"]["code"] == code
+    assert text in answer["response"]["status"]["message"]
 
 
 # limits
 
-@pytest.mark.parametrize(("path", "limit"), [
-    ("/webhook", module.WEBHOOK_LIMIT), ("/filter", module.FILTER_LIMIT), ("/bind", module.BIND_LIMIT)])
+
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [
+        ("/webhook", module.WEBHOOK_LIMIT),
+        ("/filter", module.FILTER_LIMIT),
+        ("/bind", module.BIND_LIMIT),
+    ],
+)
 def test_a_body_over_the_limit_is_refused(web, path, limit):
     answer = web.post(path, b" " * (limit + 1))
     text = answer["response"]["status"]["message"] if path == "/webhook" else answer["Error"]
@@ -340,12 +462,19 @@ def test_a_preemption_over_the_limit_is_vetoed(web, caplog):
 
 def test_a_body_without_a_length_is_limited_too(web):
     environ = create_environ("/bind", method="POST", environ_base={RIGHT: ClientRight.EXTENDER})
-    environ |= {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": Endless(), "wsgi.input_terminated": True}
+    environ |= {
+        "HTTP_TRANSFER_ENCODING": "chunked",
+        "wsgi.input": Endless(),
+        "wsgi.input_terminated": True,
+    }
     body, status, _ = run_wsgi_app(web.client.application, environ)
-    assert status == "200 OK" and b"larger than" in b"".join(body)
+    assert status == "200 OK"
+    assert b"larger than" in b"".join(body)
 
 
-@pytest.mark.parametrize(("path", "limit"), [("/webhook", module.WEBHOOK_LIMIT), ("/bind", module.BIND_LIMIT)])
+@pytest.mark.parametrize(
+    ("path", "limit"), [("/webhook", module.WEBHOOK_LIMIT), ("/bind", module.BIND_LIMIT)]
+)
 def test_a_body_of_the_limit_is_read(web, path, limit):
     answer = web.post(path, b" " * limit)
     assert "larger" not in json.dumps(answer)
@@ -355,20 +484,32 @@ def test_a_review_beyond_the_budget_of_all_requests_gets_503(web):
     budget = ByteBudget(1000)
     client = Client(BodyBudgets(web.client.application, lambda environ: budget))
     body = json.dumps(REVIEW).encode()
-    answer = client.post("/webhook", data=body + b" " * 100_000, content_type="application/json",
-                         environ_overrides=STRANGER)
-    assert answer.status_code == 503 and answer.content_type == "application/json"
+    answer = client.post(
+        "/webhook",
+        data=body + b" " * 100_000,
+        content_type="application/json",
+        environ_overrides=STRANGER,
+    )
+    assert answer.status_code == 503
+    assert answer.content_type == "application/json"
     assert json.loads(answer.data)["response"]["status"] == {
-        "status": "Failure", "message": "too many large requests at once, try again later",
-        "reason": "ServiceUnavailable", "code": 503}
+        "status": "Failure",
+        "message": "too many large requests at once, try again later",
+        "reason": "ServiceUnavailable",
+        "code": 503,
+    }
     assert web.observed == [("webhook", "error")]
-    assert client.post("/webhook", data=body, content_type="application/json", environ_overrides=STRANGER).json[
-        "response"]["allowed"] is True
+    assert (
+        client.post(
+            "/webhook", data=body, content_type="application/json", environ_overrides=STRANGER
+        ).json["response"]["allowed"]
+        is True
+    )
 
 
 def test_the_log_quotes_only_the_beginning_of_a_pod(web, caplog):
     caplog.set_level("INFO")
-    review = json.loads(json.dumps(REVIEW).replace(': 1}', ': "' + "9" * 100_000 + 'x"}'))
+    review = json.loads(json.dumps(REVIEW).replace(": 1}", ': "' + "9" * 100_000 + 'x"}'))
     assert web.post("/webhook", review)["response"]["allowed"] is False
     (record,) = (record for record in caplog.records if record.message == "pod denied")
     assert len(record.reason) == module.LOGGED
@@ -398,24 +539,30 @@ def test_a_filter_of_a_large_cluster_is_accepted(web):
 
 # untrusted clients
 
+
 @pytest.mark.parametrize("path", ["/filter", "/simulate", "/preempt", "/bind", "/reservations/u"])
 def test_untrusted_clients_may_not_use_the_extender(web, path):
     method = web.client.get if path.startswith("/res") else web.client.post
     answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides=STRANGER)
-    assert answer.status_code == 403 and "--extender-bind-address" in json.loads(answer.data)["Error"]
+    assert answer.status_code == 403
+    assert "--extender-bind-address" in json.loads(answer.data)["Error"]
     assert web.replica.cache.reservations.unbound() == 0
 
 
 VERBS = ("/filter", "/prioritize", "/simulate", "/preempt", "/bind", "/reservations/u")
 
 
-@pytest.mark.parametrize(("right", "paths"), [
-    (ClientRight.NONE, ()), (ClientRight.SIMULATE, ("/simulate",)), (ClientRight.EXTENDER, VERBS)])
+@pytest.mark.parametrize(
+    ("right", "paths"),
+    [(ClientRight.NONE, ()), (ClientRight.SIMULATE, ("/simulate",)), (ClientRight.EXTENDER, VERBS)],
+)
 def test_a_right_opens_what_it_is_for_and_nothing_else(web, right, paths):
     answered = []
     for path in VERBS:
         method = web.client.get if path.startswith("/res") else web.client.post
-        answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides={RIGHT: right})
+        answer = method(
+            path, data=json.dumps(BODIES.get(path, {})), environ_overrides={RIGHT: right}
+        )
         if answer.status_code != 403:
             answered.append(path)
     assert tuple(answered) == paths
@@ -423,14 +570,20 @@ def test_a_right_opens_what_it_is_for_and_nothing_else(web, right, paths):
 
 
 def test_a_simulation_reserves_nothing(web):
-    answer = web.post("/simulate", BODIES["/simulate"], environ_overrides={RIGHT: ClientRight.SIMULATE})
+    answer = web.post(
+        "/simulate", BODIES["/simulate"], environ_overrides={RIGHT: ClientRight.SIMULATE}
+    )
     assert [node["metadata"]["name"] for node in answer["Nodes"]["items"]] == ["new"]
     assert web.replica.cache.reservations.unbound() == 0
 
 
 def test_a_header_does_not_make_a_client_trusted(web):
-    answer = web.client.post("/bind", data=b"{}", environ_overrides=STRANGER,
-                             headers={"X-Forwarded-For": "127.0.0.1", "Hami.Right": "extender"})
+    answer = web.client.post(
+        "/bind",
+        data=b"{}",
+        environ_overrides=STRANGER,
+        headers={"X-Forwarded-For": "127.0.0.1", "Hami.Right": "extender"},
+    )
     assert answer.status_code == 403
 
 
@@ -445,16 +598,31 @@ def test_untrusted_clients_may_use_the_webhook(web):
 
 # health
 
-@pytest.mark.parametrize(("started", "unready", "healthz", "readyz"), [
-    (False, "nodes have not been read yet", (503, b"starting: caches are not filled yet\n"),
-     (503, b"nodes have not been read yet\n")),
-    (True, "the API server has said nothing", (200, b"ok\n"), (503, b"the API server has said nothing\n")),
-    (True, None, (200, b"ok\n"), (200, b"ok\n"))])
+
+@pytest.mark.parametrize(
+    ("started", "unready", "healthz", "readyz"),
+    [
+        (
+            False,
+            "nodes have not been read yet",
+            (503, b"starting: caches are not filled yet\n"),
+            (503, b"nodes have not been read yet\n"),
+        ),
+        (
+            True,
+            "the API server has said nothing",
+            (200, b"ok\n"),
+            (503, b"the API server has said nothing\n"),
+        ),
+        (True, None, (200, b"ok\n"), (200, b"ok\n")),
+    ],
+)
 def test_health(started, unready, healthz, readyz):
     web = Web(started=started, unready=unready)
     for path, expected in (("/healthz", healthz), ("/readyz", readyz)):
         answer = web.client.get(path)
-        assert (answer.status_code, answer.data) == expected and answer.content_type.startswith("text/plain")
+        assert (answer.status_code, answer.data) == expected
+        assert answer.content_type.startswith("text/plain")
 
 
 def test_a_scheduler_whose_thread_hangs_is_restarted():
@@ -468,17 +636,30 @@ def test_version(web):
     assert json.loads(web.client.get("/version").data) == {"version": __version__}
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [
-    ("get", "/filter", 405), ("get", "/preempt", 405), ("get", "/bind", 405), ("get", "/webhook", 405),
-    ("put", "/bind", 405),
-    ("post", "/healthz", 405), ("delete", "/reservations/u", 405), ("get", "/", 404), ("get", "/filter/x", 404),
-    ("post", "/nothing", 404), ("get", "/reservations/unknown", 404), ("get", "/static/x", 404),
-    ("get", "/reservations/a/b", 404)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("get", "/filter", 405),
+        ("get", "/preempt", 405),
+        ("get", "/bind", 405),
+        ("get", "/webhook", 405),
+        ("put", "/bind", 405),
+        ("post", "/healthz", 405),
+        ("delete", "/reservations/u", 405),
+        ("get", "/", 404),
+        ("get", "/filter/x", 404),
+        ("post", "/nothing", 404),
+        ("get", "/reservations/unknown", 404),
+        ("get", "/static/x", 404),
+        ("get", "/reservations/a/b", 404),
+    ],
+)
 def test_other_paths_and_methods(web, method, path, status):
     assert getattr(web.client, method)(path).status_code == status
 
 
 # garbage
+
 
 @pytest.mark.parametrize("path", BODIES)
 def test_truncated_bodies_are_answered(web, path):
@@ -491,20 +672,33 @@ def test_truncated_bodies_are_answered(web, path):
 def test_damaged_bodies_are_answered(path):
     web, whole = Web(), json.dumps(BODIES[path]).encode()
 
-    @given(st.dictionaries(st.integers(0, len(whole) - 1), st.integers(0, 255), min_size=1, max_size=8))
+    @given(
+        st.dictionaries(st.integers(0, len(whole) - 1), st.integers(0, 255), min_size=1, max_size=8)
+    )
     def answered(changes):
         web.post(path, bytes(changes.get(place, byte) for place, byte in enumerate(whole)))
 
     answered()
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: (
-    st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)), max_leaves=5)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
 
 
 def places(value, path=()):
     yield path
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from places(inner, (*path, key))
 
 
@@ -528,9 +722,22 @@ def test_values_of_wrong_types_are_answered(path):
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("body", [
-    b"[" * 200_000, b'{"a":' * 100_000, b'{"Pod":' + b"[" * 200_000, b'{"request":{"object":' + b'{"a":' * 100_000,
-    b'"\\ud800"', b'{"Pod": "\\ud800"}', b'{"PodName": "\\ud800", "PodUID": "x"}', b"\x00" * 1000, b"1e999999",
-    b"9" * 100_000, b'{"Pod": {"metadata": {"uid": "' + b"u" * 500_000 + b'"}}}'], ids=range(11))
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 200_000,
+        b'{"a":' * 100_000,
+        b'{"Pod":' + b"[" * 200_000,
+        b'{"request":{"object":' + b'{"a":' * 100_000,
+        b'"\\ud800"',
+        b'{"Pod": "\\ud800"}',
+        b'{"PodName": "\\ud800", "PodUID": "x"}',
+        b"\x00" * 1000,
+        b"1e999999",
+        b"9" * 100_000,
+        b'{"Pod": {"metadata": {"uid": "' + b"u" * 500_000 + b'"}}}',
+    ],
+    ids=range(11),
+)
 def test_extreme_bodies_are_answered(web, path, body):
     web.post(path, body)

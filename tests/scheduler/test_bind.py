@@ -37,13 +37,20 @@ def test_a_bind_writes_the_lock_and_the_binding(copies_labels):
     bind(scheduler)
     assert [call.method for call in scheduler.fake.calls] == ["annotate_node", "bind"]
     bound = scheduler.fake.pods["default", "pod1"]
-    assert bound.node_name == "n1" and bound.annotations == {
-        "hami.io/vgpu-node": "n1", "hami.io/vgpu-time": "1787313600", "hami.io/bind-phase": "allocating",
-        "hami.io/bind-time": "1787313600", NVIDIA.annotations.allocated: "GPU-n1-0,NVIDIA,3000,30:;",
-        NVIDIA.annotations.to_allocate: "GPU-n1-0,NVIDIA,3000,30:;"}
+    assert bound.node_name == "n1"
+    assert bound.annotations == {
+        "hami.io/vgpu-node": "n1",
+        "hami.io/vgpu-time": "1787313600",
+        "hami.io/bind-phase": "allocating",
+        "hami.io/bind-time": "1787313600",
+        NVIDIA.annotations.allocated: "GPU-n1-0,NVIDIA,3000,30:;",
+        NVIDIA.annotations.to_allocate: "GPU-n1-0,NVIDIA,3000,30:;",
+    }
     assert bound.labels == ({"hami.io/vgpu-node": "n1"} if copies_labels else {})
     assert scheduler.fake.lock_of("n1") == "2026-08-21T12:00:00Z,default,pod1"
-    assert scheduler.events == [("BindingSucceed", "Successfully binding node [n1] to default/pod1")]
+    assert scheduler.events == [
+        ("BindingSucceed", "Successfully binding node [n1] to default/pod1")
+    ]
     assert len(scheduler.metrics.waits) == 1
 
 
@@ -54,12 +61,16 @@ def test_the_allocation_timeout_starts_at_the_binding():
     scheduler.watch()
     settings = Settings(node_lock_timeout=20.0)
     record = scheduler.cache.pods.get(ASKED.ref.uid)
-    assert record.allocating and list(pod_moves(record, ONLY_NVIDIA, settings, scheduler.clock())) == []
+    assert record.allocating
+    assert list(pod_moves(record, ONLY_NVIDIA, settings, scheduler.clock())) == []
     assert list(pod_moves(record, ONLY_NVIDIA, settings, scheduler.clock() + 21))
 
 
 def nothing_left(scheduler):
-    return scheduler.fake.lock_of("n1") is None and not scheduler.fake.pods["default", "pod1"].annotations
+    return (
+        scheduler.fake.lock_of("n1") is None
+        and not scheduler.fake.pods["default", "pod1"].annotations
+    )
 
 
 @pytest.mark.parametrize("change", ["deleted", "ended"])
@@ -92,18 +103,35 @@ def test_the_pods_of_a_node_are_read_while_they_are_not_watched():
     assert [call.method for call in scheduler.fake.calls] == ["annotate_node", "pods_on", "bind"]
 
 
-@pytest.mark.parametrize(("prepare", "message", "kept"), [
-    (lambda s: s.fake.delete_pod("default", "pod1"), "not found", False),
-    (lambda s: s.fake.put_pod(replace(ASKED, ref=replace(ASKED.ref, uid="later"))), 'pod "pod1" not found', False),
-    (lambda s: s.fake.fail("bind", ClusterError("forbidden", 403)), "forbidden", True),
-    (lambda s: s.fake.fail("bind", ClusterError("too many", 429), times=3), "too many", True),
-    (lambda s: s.fake.fail("annotate_node", ClusterError("forbidden", 403)), "forbidden", True),
-    (lambda s: s.fake.fail("pods_on", no_answer()), "timed out", True),
-    (lambda s: s.fake.put_node(node("n1")) and s.watch(), "gone or unhealthy", False),
-    (lambda s: setattr(s.leadership, "leading", False), "no longer leads", True),
-    (lambda s: s.lock_states.close(), "shutting down", True)],
-    ids=["deleted", "another uid", "forbidden", "too many", "lock forbidden", "list fails", "device gone", "no leader",
-         "shutdown"])
+@pytest.mark.parametrize(
+    ("prepare", "message", "kept"),
+    [
+        (lambda s: s.fake.delete_pod("default", "pod1"), "not found", False),
+        (
+            lambda s: s.fake.put_pod(replace(ASKED, ref=replace(ASKED.ref, uid="later"))),
+            'pod "pod1" not found',
+            False,
+        ),
+        (lambda s: s.fake.fail("bind", ClusterError("forbidden", 403)), "forbidden", True),
+        (lambda s: s.fake.fail("bind", ClusterError("too many", 429), times=3), "too many", True),
+        (lambda s: s.fake.fail("annotate_node", ClusterError("forbidden", 403)), "forbidden", True),
+        (lambda s: s.fake.fail("pods_on", no_answer()), "timed out", True),
+        (lambda s: s.fake.put_node(node("n1")) and s.watch(), "gone or unhealthy", False),
+        (lambda s: setattr(s.leadership, "leading", False), "no longer leads", True),
+        (lambda s: s.lock_states.close(), "shutting down", True),
+    ],
+    ids=[
+        "deleted",
+        "another uid",
+        "forbidden",
+        "too many",
+        "lock forbidden",
+        "list fails",
+        "device gone",
+        "no leader",
+        "shutdown",
+    ],
+)
 def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
     scheduler = ready()
     prepare(scheduler)
@@ -112,7 +140,8 @@ def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
     scheduler.locks.release_unneeded("n1")
     assert scheduler.fake.lock_of("n1") is None
     assert not any(p.annotations for p in scheduler.fake.pods.values())
-    assert scheduler.events.reasons() == ["BindingFailed"] and message in scheduler.events[0][1]
+    assert scheduler.events.reasons() == ["BindingFailed"]
+    assert message in scheduler.events[0][1]
     assert (scheduler.cache.reservations.get("uid-pod1") is not None) is kept
 
 
@@ -125,10 +154,14 @@ def test_an_unknown_node_is_an_error_and_drops_the_reservation():
     assert scheduler.cache.reservations.get("uid-pod1") is None
 
 
-@pytest.mark.parametrize(("asked", "on", "error", "message"), [
-    (pod(gpus(), name="unknown"), "n1", NotFound, 'pod "unknown" not found'),
-    (pod(gpus(), uid="another"), "n1", NotFound, 'pod "pod1" not found'),
-    (ASKED, "n2", Rejected, "does not fit node n2 any more: no devices")])
+@pytest.mark.parametrize(
+    ("asked", "on", "error", "message"),
+    [
+        (pod(gpus(), name="unknown"), "n1", NotFound, 'pod "unknown" not found'),
+        (pod(gpus(), uid="another"), "n1", NotFound, 'pod "pod1" not found'),
+        (ASKED, "n2", Rejected, "does not fit node n2 any more: no devices"),
+    ],
+)
 def test_a_bind_of_a_pod_that_was_not_filtered_is_refused(asked, on, error, message):
     scheduler = ready()
     with pytest.raises(error, match=message):
@@ -143,7 +176,8 @@ def test_a_bind_on_another_node_than_the_reserved_one_decides_there_again():
     bind(scheduler, ASKED, "n2")
     scheduler.watch()
     assert scheduler.fake.pods["default", "pod1"].node_name == "n2"
-    assert not scheduler.cache.view().bookings_on("n1") and len(scheduler.cache.view().bookings_on("n2")) == 1
+    assert not scheduler.cache.view().bookings_on("n1")
+    assert len(scheduler.cache.view().bookings_on("n2")) == 1
 
 
 def test_a_bind_without_a_reservation_decides_on_its_node():
@@ -154,12 +188,16 @@ def test_a_bind_without_a_reservation_decides_on_its_node():
 
 
 def test_a_bind_on_a_node_that_has_filled_up_keeps_nothing():
-    scheduler = replica(cards("n1", {}), cards("n2", {}), pods=[
-        ASKED, holding("full", "n2", "GPU-n2-0,NVIDIA,46068,100:;")])
+    scheduler = replica(
+        cards("n1", {}),
+        cards("n2", {}),
+        pods=[ASKED, holding("full", "n2", "GPU-n2-0,NVIDIA,46068,100:;")],
+    )
     assert scheduler.filter(ASKED, ["n1"]) == "n1"
     with pytest.raises(Rejected, match="does not fit node n2 any more: 1/1 CardInsufficientMemory"):
         bind(scheduler, ASKED, "n2")
-    assert scheduler.cache.reservations.unbound() == 0 and not scheduler.cache.view().bookings_on("n1")
+    assert scheduler.cache.reservations.unbound() == 0
+    assert not scheduler.cache.view().bookings_on("n1")
     assert scheduler.filter(ASKED) == "n1"
 
 
@@ -194,7 +232,8 @@ def test_a_pod_that_requests_no_device_is_bound_without_annotations(seen):
         scheduler.fake.put_pod(replace(plain, ref=replace(plain.ref, name="later", uid="later")))
     bind(scheduler, plain)
     (call,) = scheduler.fake.calls_of("bind")
-    assert (dict(call.annotations), dict(call.labels)) == ({}, {}) and scheduler.fake.lock_of("n1") is None
+    assert (dict(call.annotations), dict(call.labels)) == ({}, {})
+    assert scheduler.fake.lock_of("n1") is None
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -218,11 +257,13 @@ def test_a_binding_takes_no_longer_than_the_leadership_lasts():
 
 # attempts that do not reach the API server
 
+
 def test_a_binding_that_did_not_reach_the_api_server_is_tried_again():
     scheduler = ready()
     scheduler.fake.fail("bind", never_sent(), times=2)
     bind(scheduler)
-    assert len(scheduler.fake.calls_of("bind")) == 3 and scheduler.fake.bindings == 1
+    assert len(scheduler.fake.calls_of("bind")) == 3
+    assert scheduler.fake.bindings == 1
 
 
 def test_a_binding_that_never_reaches_the_api_server_leaves_nothing_behind():
@@ -230,11 +271,13 @@ def test_a_binding_that_never_reaches_the_api_server_leaves_nothing_behind():
     scheduler.fake.fail("bind", never_sent(), times=3)
     with pytest.raises(ClusterError, match="connect timeout"):
         bind(scheduler)
-    assert nothing_left(scheduler) and not scheduler.cache.reservations.are_binding()
+    assert nothing_left(scheduler)
+    assert not scheduler.cache.reservations.are_binding()
 
 
 def while_connecting(scheduler, happens):
     """The first attempt finds no connection. Meanwhile something *happens*."""
+
     def connect(call):
         if call.method == "bind":
             scheduler.fake.on_call = lambda call: None
@@ -249,21 +292,26 @@ def test_a_binding_is_not_tried_again_in_the_term_of_another_leader():
     while_connecting(scheduler, lambda: setattr(scheduler.leadership, "leading", False))
     with pytest.raises(NodeLocked, match="no longer leads"):
         bind(scheduler)
-    assert scheduler.fake.bindings == 0 and len(scheduler.fake.calls_of("bind")) == 1
+    assert scheduler.fake.bindings == 0
+    assert len(scheduler.fake.calls_of("bind")) == 1
 
 
 def test_all_attempts_together_end_with_the_term():
     scheduler = ready()
     ends = scheduler.clock() + 7
     scheduler.leadership.leads_until = lambda: ends
-    while_connecting(scheduler, lambda: setattr(scheduler.clock, "seconds", scheduler.clock.seconds + 5))
+    while_connecting(
+        scheduler, lambda: setattr(scheduler.clock, "seconds", scheduler.clock.seconds + 5)
+    )
     bind(scheduler)
     assert [call.timeout for call in scheduler.fake.calls_of("bind")] == [7.0, 2.0]
 
 
 def test_all_attempts_together_take_no_longer_than_one():
     scheduler = ready()
-    while_connecting(scheduler, lambda: setattr(scheduler.clock, "seconds", scheduler.clock.seconds + 10))
+    while_connecting(
+        scheduler, lambda: setattr(scheduler.clock, "seconds", scheduler.clock.seconds + 10)
+    )
     with pytest.raises(NodeLocked, match="cannot be reached in time"):
         bind(scheduler)
     assert scheduler.fake.bindings == 0
@@ -280,7 +328,11 @@ def test_a_second_attempt_looks_at_the_devices_again():
 
 # Bindings without an answer
 
-ANSWERS = [no_answer(), ClusterError("etcdserver: request timed out", 500), ClusterError("unavailable", 503)]
+ANSWERS = [
+    no_answer(),
+    ClusterError("etcdserver: request timed out", 500),
+    ClusterError("unavailable", 503),
+]
 
 
 @pytest.mark.parametrize("error", ANSWERS, ids=str)
@@ -288,7 +340,8 @@ def test_a_binding_that_was_written_without_an_answer_counts(error):
     scheduler = ready()
     scheduler.fake.fail("bind", error, after=True)
     bind(scheduler)
-    assert scheduler.events.reasons() == ["BindingSucceed"] and scheduler.cache.reservations.unbound() == 0
+    assert scheduler.events.reasons() == ["BindingSucceed"]
+    assert scheduler.cache.reservations.unbound() == 0
     assert scheduler.fake.lock_of("n1")
 
 
@@ -298,8 +351,10 @@ def test_a_binding_without_an_answer_keeps_its_reservation_and_lock(error):
     scheduler.fake.fail("bind", error)
     with pytest.raises(ClusterError, match="no answer whether it was bound"):
         bind(scheduler)
-    assert scheduler.fake.lock_of("n1") and scheduler.cache.reservations.get("uid-pod1")
-    assert scheduler.schedule(ASKED) == "n1" and scheduler.fake.bindings == 1
+    assert scheduler.fake.lock_of("n1")
+    assert scheduler.cache.reservations.get("uid-pod1")
+    assert scheduler.schedule(ASKED) == "n1"
+    assert scheduler.fake.bindings == 1
 
 
 def test_a_binding_whose_outcome_is_unknown_keeps_its_reservation():
@@ -309,7 +364,8 @@ def test_a_binding_whose_outcome_is_unknown_keeps_its_reservation():
     with pytest.raises(ClusterError, match="no answer"):
         bind(scheduler)
     assert scheduler.schedule(ASKED) == "n1", "a conflict with our own earlier Binding is success"
-    assert scheduler.cache.reservations.unbound() == 0 and scheduler.fake.pods["default", "pod1"].node_name == "n1"
+    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.fake.pods["default", "pod1"].node_name == "n1"
 
 
 def test_a_conflict_whose_outcome_is_unknown_keeps_its_reservation():
@@ -319,7 +375,8 @@ def test_a_conflict_whose_outcome_is_unknown_keeps_its_reservation():
     for _ in range(2):
         with pytest.raises(ClusterError, match="no answer"):
             scheduler.schedule(ASKED)
-    assert scheduler.cache.reservations.get("uid-pod1") and scheduler.fake.lock_of("n1")
+    assert scheduler.cache.reservations.get("uid-pod1")
+    assert scheduler.fake.lock_of("n1")
 
 
 def test_a_binding_that_was_written_and_allocated_meanwhile_is_recognized():
@@ -353,6 +410,7 @@ def test_a_pod_that_another_replica_bound_is_dropped_and_keeps_its_lock(where, l
 
 # another replica on the same node
 
+
 def test_after_another_process_locked_the_node_its_pods_are_read_before_the_binding():
     scheduler = ready()
     read_pods(scheduler.cache, "n1")
@@ -364,7 +422,8 @@ def test_after_another_process_locked_the_node_its_pods_are_read_before_the_bind
     scheduler.watch("nodes")
     with pytest.raises(Rejected, match="taken by another pod meanwhile"):
         bind(scheduler)
-    assert scheduler.fake.calls_of("pods_on") and scheduler.fake.bindings == 0
+    assert scheduler.fake.calls_of("pods_on")
+    assert scheduler.fake.bindings == 0
 
 
 def test_a_lock_that_came_and_went_before_the_watch_showed_it_is_noticed():
@@ -402,8 +461,13 @@ def test_a_handshake_does_not_make_a_node_foreign():
 
 def allocated_elsewhere(scheduler):
     """Another process locks the node, binds a pod and releases it; the watch has shown none of that yet."""
-    scheduler.fake.put_node(replace(scheduler.fake.nodes["n1"], annotations=scheduler.fake.nodes["n1"].annotations | {
-        NODE_LOCK: "2026-08-21T12:00:00Z,default,other"}))
+    scheduler.fake.put_node(
+        replace(
+            scheduler.fake.nodes["n1"],
+            annotations=scheduler.fake.nodes["n1"].annotations
+            | {NODE_LOCK: "2026-08-21T12:00:00Z,default,other"},
+        )
+    )
     scheduler.fake.put_pod(holding("other", "n1", "GPU-n1-0,NVIDIA,45000,0:;"))
     scheduler.fake.release("n1")
 
@@ -429,7 +493,8 @@ def test_filtering_again_cancels_the_waiting_bind():
     scheduler.fake.on_call = filter_again
     with pytest.raises(Rejected, match="replaced or dropped"):
         bind(scheduler)
-    assert nothing_left(scheduler) and scheduler.cache.reservations.unbound() == 1
+    assert nothing_left(scheduler)
+    assert scheduler.cache.reservations.unbound() == 1
 
 
 def test_a_binding_without_an_answer_may_still_arrive():
@@ -447,4 +512,6 @@ def test_drain_waits_for_binds_in_progress():
     seen = []
     scheduler.fake.on_call = lambda call: seen.append(scheduler.binder.drain(0))
     bind(scheduler)
-    assert seen and not any(seen) and scheduler.binder.drain(0)
+    assert seen
+    assert not any(seen)
+    assert scheduler.binder.drain(0)

@@ -26,8 +26,11 @@ WRITES = ["create_claim", "write_claim_status", "bind"]
 
 def ready(settings=SETTINGS, asked=ASKED, door="dra", cards=CARDS):
     """A replica that has filtered a pod, by default one with a claim."""
-    scheduler = replica(node("n1", *cards.values(), annotations={LOCK_FREE: "NVIDIA", DOOR: door}), pods=[asked],
-                        settings=settings)
+    scheduler = replica(
+        node("n1", *cards.values(), annotations={LOCK_FREE: "NVIDIA", DOOR: door}),
+        pods=[asked],
+        settings=settings,
+    )
     assert scheduler.filter(asked) == "n1"
     scheduler.fake.calls.clear()
     scheduler.events.clear()
@@ -58,7 +61,8 @@ def methods(scheduler):
 def test_a_claim_costs_two_writes_before_the_binding():
     scheduler = ready()
     bind(scheduler)
-    assert methods(scheduler)[-3:] == WRITES and "stored_claim" not in methods(scheduler)
+    assert methods(scheduler)[-3:] == WRITES
+    assert "stored_claim" not in methods(scheduler)
     assert agrees(scheduler)
     assert stored(scheduler)["metadata"]["ownerReferences"][0]["uid"] == "uid-pod1"
 
@@ -73,26 +77,43 @@ def test_a_pod_without_a_claim_costs_nothing_more():
 
 def test_a_scheduler_that_makes_no_claims_refuses_a_pod_that_needs_one():
     scheduler = ready(settings=Settings())
-    with pytest.raises(Rejected, match=f"claim {NAME}, which this scheduler does not make without --dra=allocate"):
+    with pytest.raises(
+        Rejected, match=f"claim {NAME}, which this scheduler does not make without --dra=allocate"
+    ):
         bind(scheduler)
     assert not scheduler.fake.pods["default", "pod1"].node_name
 
 
 def test_a_claim_of_somebody_else_is_named_and_stays_as_it_is():
     scheduler = ready()
-    foreign = {"metadata": {"namespace": "default", "name": NAME, "uid": "u", "resourceVersion": "1",
-                            "ownerReferences": [{"uid": "uid-of-another"}]},
-               "spec": {"devices": {"requests": [{"name": "c"}]}}, "status": {}}
+    foreign = {
+        "metadata": {
+            "namespace": "default",
+            "name": NAME,
+            "uid": "u",
+            "resourceVersion": "1",
+            "ownerReferences": [{"uid": "uid-of-another"}],
+        },
+        "spec": {"devices": {"requests": [{"name": "c"}]}},
+        "status": {},
+    }
     scheduler.fake.claims["default", NAME] = foreign
-    with pytest.raises(Conflict, match=f"claim default/{NAME} exists and does not belong to pod default/pod1"):
+    with pytest.raises(
+        Conflict, match=f"claim default/{NAME} exists and does not belong to pod default/pod1"
+    ):
         bind(scheduler)
-    assert stored(scheduler) is foreign and methods(scheduler)[-2:] == ["create_claim", "stored_claim"]
+    assert stored(scheduler) is foreign
+    assert methods(scheduler)[-2:] == [
+        "create_claim",
+        "stored_claim",
+    ]
     assert scheduler.events.reasons() == ["BindingFailed"]
     assert scheduler.cache.reservations.unbound() == 0
 
 
-@pytest.mark.parametrize(("method", "after"), [
-    (method, after) for method in WRITES for after in (False, True)], ids=str)
+@pytest.mark.parametrize(
+    ("method", "after"), [(method, after) for method in WRITES for after in (False, True)], ids=str
+)
 def test_an_attempt_that_died_is_completed(method, after):
     """A fault at any call, before or after it takes effect; the next leader gives the pod another card."""
     scheduler = ready()
@@ -104,14 +125,21 @@ def test_an_attempt_that_died_is_completed(method, after):
             bind(scheduler)
         first = scheduler.cache.reservations.get("uid-pod1")
         scheduler.cache.reservations.forget("uid-pod1")
-        blocker = pod(gpus(1, cores=100), name="blocker", phase="Pending", claim="hami-b", annotations={
-            NVIDIA.annotations.selectors.use_uuids[0]: first.placement[0][0].uuid})
+        blocker = pod(
+            gpus(1, cores=100),
+            name="blocker",
+            phase="Pending",
+            claim="hami-b",
+            annotations={NVIDIA.annotations.selectors.use_uuids[0]: first.placement[0][0].uuid},
+        )
         scheduler.fake.put_pod(blocker)
         scheduler.schedule(blocker)
         assert scheduler.filter(ASKED) == "n1"
         bind(scheduler)
-        assert scheduler.fake.pods["default", "pod1"].annotations[NVIDIA.annotations.allocated] != (
-            first.annotations[NVIDIA.annotations.allocated])
+        assert (
+            scheduler.fake.pods["default", "pod1"].annotations[NVIDIA.annotations.allocated]
+            != (first.annotations[NVIDIA.annotations.allocated])
+        )
     assert agrees(scheduler)
 
 
@@ -119,8 +147,14 @@ def test_another_attempt_of_the_same_reservation_finds_its_claim():
     scheduler = ready()
     scheduler.fake.fail("bind", never_sent())
     bind(scheduler)
-    assert methods(scheduler)[-6:] == ["create_claim", "write_claim_status", "bind", "create_claim", "stored_claim",
-                                       "bind"]
+    assert methods(scheduler)[-6:] == [
+        "create_claim",
+        "write_claim_status",
+        "bind",
+        "create_claim",
+        "stored_claim",
+        "bind",
+    ]
     assert agrees(scheduler)
 
 
@@ -135,11 +169,17 @@ def test_another_reservation_of_the_same_devices_writes_the_claim_again():
     with pytest.raises(ClusterError, match="timed out"):
         bind(scheduler)
     late = scheduler.fake.calls[-1]
-    assert late.method == "write_claim_status" and late.claim["status"] == {}
+    assert late.method == "write_claim_status"
+    assert late.claim["status"] == {}
     assert scheduler.filter(ASKED) == "n1"
     bind(scheduler)
-    assert methods(scheduler)[-5:] == ["create_claim", "stored_claim", "write_claim_status", "write_claim_status",
-                                       "bind"]
+    assert methods(scheduler)[-5:] == [
+        "create_claim",
+        "stored_claim",
+        "write_claim_status",
+        "write_claim_status",
+        "bind",
+    ]
     with pytest.raises(Conflict):
         scheduler.fake.write_claim_status(late.claim, timeout=1.0)
     assert agrees(scheduler)
@@ -148,13 +188,22 @@ def test_another_reservation_of_the_same_devices_writes_the_claim_again():
 def test_a_claim_for_a_mig_instance_is_always_written():
     """Nothing in it tells for which reservation it was written: a deallocation by an earlier one may arrive late."""
     asked = pod(gpus(1, memory=3000), phase="Pending", claim=NAME)
-    scheduler = ready(asked=asked, cards={"GPU-m": gpu("GPU-m", mode="mig", mig_profiles=A100_PROFILES)})
+    scheduler = ready(
+        asked=asked, cards={"GPU-m": gpu("GPU-m", mode="mig", mig_profiles=A100_PROFILES)}
+    )
     scheduler.fake.fail("bind", never_sent())
     bind(scheduler, asked)
-    assert methods(scheduler)[-6:] == ["bind", "create_claim", "stored_claim", "write_claim_status",
-                                       "write_claim_status", "bind"]
+    assert methods(scheduler)[-6:] == [
+        "bind",
+        "create_claim",
+        "stored_claim",
+        "write_claim_status",
+        "write_claim_status",
+        "bind",
+    ]
     (result,) = stored(scheduler)["status"]["allocation"]["devices"]["results"]
-    assert result["device"].startswith("gpu-m-mig-1g-10gb-") and "shareID" not in result
+    assert result["device"].startswith("gpu-m-mig-1g-10gb-")
+    assert "shareID" not in result
 
 
 def test_a_write_that_arrives_late_changes_nothing():
@@ -163,7 +212,11 @@ def test_a_write_that_arrives_late_changes_nothing():
     scheduler.fake.fail("bind", ClusterError("unavailable", 429), times=3)
     with pytest.raises(ClusterError):
         bind(scheduler)
-    late = [call for call in scheduler.fake.calls if call.method in ("create_claim", "write_claim_status")]
+    late = [
+        call
+        for call in scheduler.fake.calls
+        if call.method in ("create_claim", "write_claim_status")
+    ]
     assert scheduler.filter(ASKED) == "n1"
     bind(scheduler)
     late += [call for call in scheduler.fake.calls if call.method == "write_claim_status"]
@@ -171,14 +224,16 @@ def test_a_write_that_arrives_late_changes_nothing():
     for call in late:
         with pytest.raises(Conflict):
             getattr(scheduler.fake, call.method)(call.claim, timeout=1.0)
-    assert stored(scheduler) is before and agrees(scheduler)
+    assert stored(scheduler) is before
+    assert agrees(scheduler)
 
 
 def test_a_claim_that_changes_meanwhile_is_read_again():
     scheduler = ready()
     scheduler.fake.fail("write_claim_status", Conflict("modified", 409), times=2)
     bind(scheduler)
-    assert methods(scheduler).count("stored_claim") == 2 and agrees(scheduler)
+    assert methods(scheduler).count("stored_claim") == 2
+    assert agrees(scheduler)
 
 
 def test_a_claim_that_is_deleted_meanwhile_is_created_again():

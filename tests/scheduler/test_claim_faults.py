@@ -56,8 +56,13 @@ class ClaimStorm(Storm):
     def asks(self):
         """Each fits an empty node."""
         rng = self.rng
-        asks = [gpus(rng.choice((1, 1, 1, 2)), memory=rng.choice((500, 500, 1000, 2000, 3000, 8000)),
-                     cores=rng.choice((0, 0, 10, 20, 30, 100)))]
+        asks = [
+            gpus(
+                rng.choice((1, 1, 1, 2)),
+                memory=rng.choice((500, 500, 1000, 2000, 3000, 8000)),
+                cores=rng.choice((0, 0, 10, 20, 30, 100)),
+            )
+        ]
         if rng.random() < 0.3:
             asks.append(gpus(1, memory=rng.choice((500, 3000)), cores=rng.choice((0, 30))))
         return [replace(container, name=f"c{number}") for number, container in enumerate(asks)]
@@ -76,8 +81,10 @@ class ClaimStorm(Storm):
         if self.fake.claims:
             key = self.rng.choice(list(self.fake.claims)[-4:])
             claim = self.fake.claims[key]
-            self.fake.claims[key] = {**claim, "metadata": {
-                **claim["metadata"], "resourceVersion": self.fake._next_version()}}
+            self.fake.claims[key] = {
+                **claim,
+                "metadata": {**claim["metadata"], "resourceVersion": self.fake._next_version()},
+            }
 
     # what must hold
 
@@ -102,7 +109,9 @@ class ClaimStorm(Storm):
         claim = parse_claim(msgspec.json.encode(self.fake.claims[bound.ref.namespace, bound.claim]))
         key = NVIDIA.annotations.allocated
         cards = {f"GPU-{bound.node_name[1]}{g}": gpu(memory_mib=8000, slots=5) for g in range(3)}
-        wanted = booked_requests(bound, bound.node_name, parse_shares(key, bound.annotations[key]), cards)
+        wanted = booked_requests(
+            bound, bound.node_name, parse_shares(key, bound.annotations[key]), cards
+        )
         assert claim.pods == (bound.ref,)
         assert without_names(claim.requests) == wanted
 
@@ -134,6 +143,10 @@ def test_faults_leave_no_claim_that_differs_from_its_pod(seed):
     storm.end()
     storm.fake.collect_claims()
     assert not storm.fake.claims
-    assert storm.kills > 5 and storm.moves > 10 and storm.unconnected > 5
+    assert storm.kills > 5
+    assert storm.moves > 10
+    assert storm.unconnected > 5
     calls = storm.fake.calls_of("write_claim_status")
-    assert sum(not call.claim["status"] for call in calls) > 5, "no claim of a dead attempt was written again"
+    assert sum(not call.claim["status"] for call in calls) > 5, (
+        "no claim of a dead attempt was written again"
+    )

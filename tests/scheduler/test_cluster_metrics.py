@@ -33,9 +33,12 @@ def view(nodes=None, bookings=(), pods=(), used=None, quotas=(), vendor="NVIDIA"
     for one in quotas:
         by_namespace.setdefault(one.namespace, {})[one.uid] = one
     return SimpleNamespace(
-        nodes={name: {vendor: usages} for name, usages in (nodes or {}).items()}, used=used or {},
-        bookings={held.uid: held for held in bookings}, ref={pod.ref.uid: pod.ref for pod in pods}.get,
-        facts=SimpleNamespace(quotas=by_namespace))
+        nodes={name: {vendor: usages} for name, usages in (nodes or {}).items()},
+        used=used or {},
+        bookings={held.uid: held for held in bookings},
+        ref={pod.ref.uid: pod.ref for pod in pods}.get,
+        facts=SimpleNamespace(quotas=by_namespace),
+    )
 
 
 def page(found, *, vendors=ONLY_NVIDIA, legacy=False):
@@ -45,19 +48,39 @@ def page(found, *, vendors=ONLY_NVIDIA, legacy=False):
 
 def samples(text, name):
     """The labels and values of one family's samples."""
-    return [(sample.labels, sample.value) for family in parse_text(text) if family.name == name
-            for sample in family.samples]
+    return [
+        (sample.labels, sample.value)
+        for family in parse_text(text)
+        if family.name == name
+        for sample in family.samples
+    ]
 
 
 def small_cache():
     """One node with two devices. One pod holds half of the first, another has a reservation on the second."""
-    cache = Store(ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC))
+    cache = Store(
+        ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC)
+    )
     cache.quotas.upsert(quota(namespace="team-a", gpumem=40000))
-    cache.nodes.upsert(node("gpu-0", gpu("GPU-a", memory_mib=16384, index=0),
-                            gpu("GPU-b", memory_mib=16384, index=1)))
-    cache.pods.upsert(pod(gpus(memory=8192, cores=30), name="running", namespace="team-a", node_name="gpu-0",
-                          annotations={"hami.io/vgpu-node": "gpu-0",
-                                       NVIDIA.annotations.allocated: "GPU-a,NVIDIA,8192,30:;"}))
+    cache.nodes.upsert(
+        node(
+            "gpu-0",
+            gpu("GPU-a", memory_mib=16384, index=0),
+            gpu("GPU-b", memory_mib=16384, index=1),
+        )
+    )
+    cache.pods.upsert(
+        pod(
+            gpus(memory=8192, cores=30),
+            name="running",
+            namespace="team-a",
+            node_name="gpu-0",
+            annotations={
+                "hami.io/vgpu-node": "gpu-0",
+                NVIDIA.annotations.allocated: "GPU-a,NVIDIA,8192,30:;",
+            },
+        )
+    )
     cache.assume(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
     return cache
 
@@ -117,25 +140,35 @@ def test_the_page_of_a_small_cluster():
         """)  # noqa: E501  # a line of the page is a line here
 
 
-DEVICE, OLD_DEVICE = {"node", "device_uuid", "device_index", "device_type"}, {"nodeid", "deviceuuid", "deviceidx"}
+DEVICE, OLD_DEVICE = (
+    {"node", "device_uuid", "device_index", "device_type"},
+    {"nodeid", "deviceuuid", "deviceidx"},
+)
 POD = {"namespace", "node", "pod", "container_index", "device_uuid"}
 OLD_POD = {"podnamespace", "nodename", "podname", "containeridx", "deviceuuid"}
 
 
-@pytest.mark.parametrize(("name", "labels", "value"), [
-    ("GPUDeviceMemoryLimit", OLD_DEVICE | {"devicetype"}, 16 * GIB),
-    ("GPUDeviceCoreLimit", OLD_DEVICE | {"devicetype"}, 100),
-    ("GPUDeviceMemoryAllocated", OLD_DEVICE | {"devicetype", "devicecores"}, 8 * GIB),
-    ("GPUDeviceSharedNum", OLD_DEVICE | {"devicetype"}, 1),
-    ("GPUDeviceCoreAllocated", OLD_DEVICE | {"devicetype"}, 30),
-    ("nodeGPUOverview", OLD_DEVICE | {"devicetype", "devicecores", "devicememorylimit"}, 8 * GIB),
-    ("nodeGPUMemoryPercentage", OLD_DEVICE, 0.5),
-    ("vGPUMemoryAllocated", OLD_POD, 8 * GIB),
-    ("vGPUCoreAllocated", OLD_POD, 30),
-    ("QuotaUsed", {"quotanamespace", "quotaName", "limit"}, 30),
-    ("hami_gpu_memory_limit_bytes", DEVICE, 16 * GIB),
-    ("hami_vgpu_memory_allocated_bytes", POD, 8 * GIB),
-])
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("GPUDeviceMemoryLimit", OLD_DEVICE | {"devicetype"}, 16 * GIB),
+        ("GPUDeviceCoreLimit", OLD_DEVICE | {"devicetype"}, 100),
+        ("GPUDeviceMemoryAllocated", OLD_DEVICE | {"devicetype", "devicecores"}, 8 * GIB),
+        ("GPUDeviceSharedNum", OLD_DEVICE | {"devicetype"}, 1),
+        ("GPUDeviceCoreAllocated", OLD_DEVICE | {"devicetype"}, 30),
+        (
+            "nodeGPUOverview",
+            OLD_DEVICE | {"devicetype", "devicecores", "devicememorylimit"},
+            8 * GIB,
+        ),
+        ("nodeGPUMemoryPercentage", OLD_DEVICE, 0.5),
+        ("vGPUMemoryAllocated", OLD_POD, 8 * GIB),
+        ("vGPUCoreAllocated", OLD_POD, 30),
+        ("QuotaUsed", {"quotanamespace", "quotaName", "limit"}, 30),
+        ("hami_gpu_memory_limit_bytes", DEVICE, 16 * GIB),
+        ("hami_vgpu_memory_allocated_bytes", POD, 8 * GIB),
+    ],
+)
 def test_legacy_names_are_added_to_the_new_ones(name, labels, value):
     found = samples(page(small_cache().view(), legacy=True), name)
     assert all(given.keys() == labels | {"zone"} and given["zone"] == "vGPU" for given, _ in found)
@@ -161,7 +194,14 @@ def test_build_info_has_upstreams_labels_and_no_zone():
     (family,) = parse_text("".join(render([build_info("1.2.3", "abcdef", "2026-08-21")])))
     (sample,) = family.samples
     assert sample.value == 1
-    assert sample.labels.keys() == {"version", "revision", "build_date", "go_version", "compiler", "platform"}
+    assert sample.labels.keys() == {
+        "version",
+        "revision",
+        "build_date",
+        "go_version",
+        "compiler",
+        "platform",
+    }
     assert (sample.labels["version"], sample.labels["revision"]) == ("1.2.3", "abcdef")
 
 
@@ -177,21 +217,29 @@ def test_page_is_valid_in_both_formats(legacy):
 
 @pytest.mark.parametrize("odd", ['a"b', "a\\b", "a\nb", 'a\\"\n\\n', "GPU-ü→", "", "a,b}c 1"])
 def test_special_characters_are_escaped_in_labels(odd):
-    found = view({odd: [usage("GPU-0", model=odd)]}, [booking("u", odd, charge("GPU-0"), namespace=odd)],
-                 [pod(name=odd, uid="u")], {(odd, "NVIDIA"): (1, 1)})
+    found = view(
+        {odd: [usage("GPU-0", model=odd)]},
+        [booking("u", odd, charge("GPU-0"), namespace=odd)],
+        [pod(name=odd, uid="u")],
+        {(odd, "NVIDIA"): (1, 1)},
+    )
     text = page(found)
-    (card, _), = samples(text, "hami_gpu_shared_count")
-    (held, _), = samples(text, "hami_vgpu_core_allocated_ratio")
+    ((card, _),) = samples(text, "hami_gpu_shared_count")
+    ((held, _),) = samples(text, "hami_vgpu_core_allocated_ratio")
     assert (card["node"], card["device_type"]) == (odd, odd)
     assert (held["node"], held["namespace"], held["pod"]) == (odd, odd, odd)
     assert {labels["namespace"] for labels, _ in samples(text, "hami_resource_quota_used")} == {odd}
 
 
-@pytest.mark.parametrize(("usages", "uuids"), [
-    ([usage("GPU-0"), usage("")], ["GPU-0"]),
-    ([usage("GPU-0"), usage("GPU-0", slots_used=3)], ["GPU-0"]),
-    ([usage("GPU-1"), usage("GPU-0")], ["GPU-1", "GPU-0"]),
-], ids=["without uuid", "registered twice", "in the order registered"])
+@pytest.mark.parametrize(
+    ("usages", "uuids"),
+    [
+        ([usage("GPU-0"), usage("")], ["GPU-0"]),
+        ([usage("GPU-0"), usage("GPU-0", slots_used=3)], ["GPU-0"]),
+        ([usage("GPU-1"), usage("GPU-0")], ["GPU-1", "GPU-0"]),
+    ],
+    ids=["without uuid", "registered twice", "in the order registered"],
+)
 def test_each_device_has_one_sample(usages, uuids):
     text = page(view({"n1": usages}))
     assert [labels["device_uuid"] for labels, _ in samples(text, "hami_gpu_shared_count")] == uuids
@@ -205,14 +253,21 @@ def test_device_without_memory_has_no_ratio():
 
 def test_same_uuid_on_two_nodes_is_two_devices():
     text = page(view({"n2": [usage("GPU-0")], "n1": [usage("GPU-0", slots_used=1)]}))
-    assert [(labels["node"], used) for labels, used in samples(text, "hami_gpu_shared_count")] == [("n1", 1), ("n2", 0)]
+    assert [(labels["node"], used) for labels, used in samples(text, "hami_gpu_shared_count")] == [
+        ("n1", 1),
+        ("n2", 0),
+    ]
 
 
-@pytest.mark.parametrize(("charges", "expected"), [
-    ([charge("GPU-0", memory_mib=1), charge("GPU-1", memory_mib=2)], {"GPU-0": 1, "GPU-1": 2}),
-    ([charge("", memory_mib=1)], {}),
-    ([], {}),
-], ids=["two devices", "without uuid", "nothing"])
+@pytest.mark.parametrize(
+    ("charges", "expected"),
+    [
+        ([charge("GPU-0", memory_mib=1), charge("GPU-1", memory_mib=2)], {"GPU-0": 1, "GPU-1": 2}),
+        ([charge("", memory_mib=1)], {}),
+        ([], {}),
+    ],
+    ids=["two devices", "without uuid", "nothing"],
+)
 def test_pod_has_a_sample_for_each_device(charges, expected):
     text = page(view(bookings=[booking("u", "n1", *charges)], pods=[pod(uid="u")]))
     found = samples(text, "hami_vgpu_memory_allocated_bytes")
@@ -220,8 +275,12 @@ def test_pod_has_a_sample_for_each_device(charges, expected):
 
 
 def test_pods_of_one_name_share_one_sample():
-    old, new = (booking(uid, "n1", charge("GPU-0", memory_mib=1024, cores=10)) for uid in ("old", "new"))
-    text = page(view(bookings=[old, new], pods=[pod(name="p", uid="old"), pod(name="p", uid="new")]))
+    old, new = (
+        booking(uid, "n1", charge("GPU-0", memory_mib=1024, cores=10)) for uid in ("old", "new")
+    )
+    text = page(
+        view(bookings=[old, new], pods=[pod(name="p", uid="old"), pod(name="p", uid="new")])
+    )
     assert [value for _, value in samples(text, "hami_vgpu_memory_allocated_bytes")] == [2 * GIB]
     assert [value for _, value in samples(text, "hami_vgpu_core_allocated_ratio")] == [20]
 
@@ -235,44 +294,92 @@ def test_reserved_devices_are_shown_with_their_pod():
     cache.reservations.prepare_binding(reservation)
     cache.reservations.finish_binding(reservation)
     assert page(cache.view()) == before
-    cache.pods.upsert(pod(gpus(memory=4096), name="promised", namespace="team-b", node_name="gpu-0",
-                          annotations=reservation.annotations))
+    cache.pods.upsert(
+        pod(
+            gpus(memory=4096),
+            name="promised",
+            namespace="team-b",
+            node_name="gpu-0",
+            annotations=reservation.annotations,
+        )
+    )
     assert page(cache.view()) == before
 
 
 def test_mig_instances_are_shown_once_they_exist():
     made = Partition(2, 2, "2g.10gb", ("MIG-7", "3", "0"))
-    cut = DeviceUsage(gpu("GPU-m", index=1, mode="mig"), 3, partitions=(Partition(4, 2, "2g.10gb"), made, made))
+    cut = DeviceUsage(
+        gpu("GPU-m", index=1, mode="mig"), 3, partitions=(Partition(4, 2, "2g.10gb"), made, made)
+    )
     text = page(view({"n1": [usage("GPU-0"), cut]}), legacy=True)
-    assert samples(text, "hami_node_gpu_mig_instance_info") == [({
-        "node": "n1", "device_uuid": "GPU-m", "device_index": "1", "mig_uuid": "MIG-7", "profile": "2g.10gb",
-        "gpu_instance_id": "3", "compute_instance_id": "0", "placement_start": "2", "placement_size": "2",
-        "zone": "vGPU"}, 1)]
+    assert samples(text, "hami_node_gpu_mig_instance_info") == [
+        (
+            {
+                "node": "n1",
+                "device_uuid": "GPU-m",
+                "device_index": "1",
+                "mig_uuid": "MIG-7",
+                "profile": "2g.10gb",
+                "gpu_instance_id": "3",
+                "compute_instance_id": "0",
+                "placement_start": "2",
+                "placement_size": "2",
+                "zone": "vGPU",
+            },
+            1,
+        )
+    ]
     assert samples(text, "nodeGPUMigInstance") == [
-        ({"nodeid": "n1", "deviceuuid": "GPU-m", "deviceidx": "1", "migname": "2g.10gb-3", "zone": "vGPU"}, 1)]
+        (
+            {
+                "nodeid": "n1",
+                "deviceuuid": "GPU-m",
+                "deviceidx": "1",
+                "migname": "2g.10gb-3",
+                "zone": "vGPU",
+            },
+            1,
+        )
+    ]
 
 
 def amd_page(*charges, units=304):
     """An AMD device with compute units, some of which a pod holds."""
     card = gpu("AMD-0", vendor="AMD", model="AMD Instinct MI300X VF", cores=units)
     held = Booking("u", "default", "n1", (("AMD", tuple(charges)),))
-    found = view({"n1": [DeviceUsage(card, 1, 0, sum(one.cores for one in charges))]}, [held], [pod(uid="u")],
-                 vendor="AMD")
+    found = view(
+        {"n1": [DeviceUsage(card, 1, 0, sum(one.cores for one in charges))]},
+        [held],
+        [pod(uid="u")],
+        vendor="AMD",
+    )
     return page(found, vendors=CHART, legacy=True)
 
 
-@pytest.mark.parametrize("name, value", [
-    ("hami_gpu_core_limit_ratio", 100), ("hami_gpu_core_allocated_ratio", 33), ("hami_vgpu_core_allocated_ratio", 33),
-    ("GPUDeviceCoreLimit", 304), ("GPUDeviceCoreAllocated", 100), ("vGPUCoreAllocated", 100),
-])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("hami_gpu_core_limit_ratio", 100),
+        ("hami_gpu_core_allocated_ratio", 33),
+        ("hami_vgpu_core_allocated_ratio", 33),
+        ("GPUDeviceCoreLimit", 304),
+        ("GPUDeviceCoreAllocated", 100),
+        ("vGPUCoreAllocated", 100),
+    ],
+)
 def test_compute_units_are_shown_in_percent_under_the_new_names(name, value):
     text = amd_page(charge("AMD-0", cores=100))
     assert [amount for _, amount in samples(text, name)] == [value]
 
 
-@pytest.mark.parametrize("charges, units", [
-    ([charge("AMD-0", cores=10)], 0), ([charge("AMD-9", cores=10)], 304),
-], ids=["a card without units", "a card that is gone"])
+@pytest.mark.parametrize(
+    "charges, units",
+    [
+        ([charge("AMD-0", cores=10)], 0),
+        ([charge("AMD-9", cores=10)], 304),
+    ],
+    ids=["a card without units", "a card that is gone"],
+)
 def test_an_unknown_percentage_is_not_shown(charges, units):
     text = amd_page(*charges, units=units)
     assert samples(text, "hami_vgpu_core_allocated_ratio") == []
@@ -281,58 +388,103 @@ def test_an_unknown_percentage_is_not_shown(charges, units):
 
 MEM, CORES = "nvidia.com/gpumem", "nvidia.com/gpucores"
 AMD = CHART["AMD"]
-IN_GIB = replace(NVIDIA, resources=replace(NVIDIA.resources, memory_factor=1024, memory_units=True))  # or as written
+IN_GIB = replace(
+    NVIDIA, resources=replace(NVIDIA.resources, memory_factor=1024, memory_units=True)
+)  # or as written
 
 
-@pytest.mark.parametrize(("used", "quotas", "shown", "limits"), [
-    ({}, [], {}, {}),
-    ({("a", "NVIDIA"): (10, 5)}, [], {("a", MEM, "0"): 10, ("a", CORES, "0"): 5}, {}),
-    ({}, [quota(namespace="a", gpumem=7)], {("a", MEM, "7"): 0}, {("a", MEM): 7}),
-    ({}, [quota(namespace="a", gpumem=0)], {("a", MEM, "0"): 0}, {("a", MEM): 0}),
-    ({("a", "NVIDIA"): (10, 5)}, [quota("q1", "a", gpumem=9), quota("q2", "a", gpumem=7)],
-     {("a", MEM, "7"): 10, ("a", CORES, "0"): 5}, {("a", MEM): 7}),
-    ({}, [quota(namespace="a", pods=3)], {}, {}),
-], ids=["nothing", "no quota", "nothing used", "nothing allowed", "the lowest holds", "not ours"])
+@pytest.mark.parametrize(
+    ("used", "quotas", "shown", "limits"),
+    [
+        ({}, [], {}, {}),
+        ({("a", "NVIDIA"): (10, 5)}, [], {("a", MEM, "0"): 10, ("a", CORES, "0"): 5}, {}),
+        ({}, [quota(namespace="a", gpumem=7)], {("a", MEM, "7"): 0}, {("a", MEM): 7}),
+        ({}, [quota(namespace="a", gpumem=0)], {("a", MEM, "0"): 0}, {("a", MEM): 0}),
+        (
+            {("a", "NVIDIA"): (10, 5)},
+            [quota("q1", "a", gpumem=9), quota("q2", "a", gpumem=7)],
+            {("a", MEM, "7"): 10, ("a", CORES, "0"): 5},
+            {("a", MEM): 7},
+        ),
+        ({}, [quota(namespace="a", pods=3)], {}, {}),
+    ],
+    ids=["nothing", "no quota", "nothing used", "nothing allowed", "the lowest holds", "not ours"],
+)
 def test_quotas(used, quotas, shown, limits):
     text = page(view(used=used, quotas=quotas))
-    assert {(labels["namespace"], labels["quota_name"], labels["limit"]): value
-            for labels, value in samples(text, "hami_resource_quota_used")} == shown
-    assert {(labels["namespace"], labels["quota_name"]): value
-            for labels, value in samples(text, "hami_resource_quota_limit")} == limits
+    assert {
+        (labels["namespace"], labels["quota_name"], labels["limit"]): value
+        for labels, value in samples(text, "hami_resource_quota_used")
+    } == shown
+    assert {
+        (labels["namespace"], labels["quota_name"]): value
+        for labels, value in samples(text, "hami_resource_quota_limit")
+    } == limits
 
 
 def ratios(vendor, used, *quotas):
     """The used ratio by resource in a namespace where *used* (MiB, percent) of *vendor*'s devices is allocated."""
     text = page(view(used={("a", vendor.key): used}, quotas=quotas), vendors=Catalog([vendor]))
-    return {labels["quota_name"]: value for labels, value in samples(text, "hami_resource_quota_used_ratio")}
+    return {
+        labels["quota_name"]: value
+        for labels, value in samples(text, "hami_resource_quota_used_ratio")
+    }
 
 
 def limits(amounts, name="q", binary=(), scopes=()):
     """A quota on resources of any vendor."""
-    return QuotaLimits(namespace="a", name=name, uid=name, limits=amounts, binary=frozenset(binary),
-                       scopes=tuple(scopes))
+    return QuotaLimits(
+        namespace="a",
+        name=name,
+        uid=name,
+        limits=amounts,
+        binary=frozenset(binary),
+        scopes=tuple(scopes),
+    )
 
 
-@pytest.mark.parametrize("vendor", [vendor for vendor in CHART if vendor.resources.memory],
-                         ids=lambda vendor: vendor.key)
+@pytest.mark.parametrize(
+    "vendor", [vendor for vendor in CHART if vendor.resources.memory], ids=lambda vendor: vendor.key
+)
 def test_memory_limits_are_in_the_vendors_unit(vendor):
-    assert ratios(vendor, (3 * vendor.resources.memory_factor, 0), limits({vendor.resources.memory: 4})) == {
-        vendor.resources.memory: 0.75}
+    assert ratios(
+        vendor, (3 * vendor.resources.memory_factor, 0), limits({vendor.resources.memory: 4})
+    ) == {vendor.resources.memory: 0.75}
 
 
-@pytest.mark.parametrize(("vendor", "used", "quotas", "ratio"), [
-    (NVIDIA, (0, 30), [limits({CORES: 120})], {CORES: 0.25}),
-    (NVIDIA, (30, 0), [limits({MEM: 20})], {MEM: 1.5}),
-    (NVIDIA, (30, 0), [limits({MEM: 60}, "x"), limits({MEM: 40}, "y")], {MEM: 0.75}),
-    (NVIDIA, (30, 0), [limits({MEM: 60}, "x"), limits({MEM: 40}, "y", scopes=[ScopeRequirement("Terminating")])],
-     {MEM: 0.5}),
-    (NVIDIA, (30, 0), [limits({MEM: 0})], {}),
-    (NVIDIA, (30, 5), [], {}),
-    (IN_GIB, (3072, 0), [limits({MEM: 4})], {MEM: 0.75}),
-    (IN_GIB, (3072, 0), [limits({MEM: 4 << 30}, binary=[MEM])], {MEM: 0.75}),
-    (AMD, (0, 30), [limits({AMD.resources.cores: 60})], {}),
-], ids=["cores", "a limit that was lowered", "the lowest holds", "one with scopes", "nothing allowed", "no limit",
-        "GiB", "4Gi", "cores that are not held to"])
+@pytest.mark.parametrize(
+    ("vendor", "used", "quotas", "ratio"),
+    [
+        (NVIDIA, (0, 30), [limits({CORES: 120})], {CORES: 0.25}),
+        (NVIDIA, (30, 0), [limits({MEM: 20})], {MEM: 1.5}),
+        (NVIDIA, (30, 0), [limits({MEM: 60}, "x"), limits({MEM: 40}, "y")], {MEM: 0.75}),
+        (
+            NVIDIA,
+            (30, 0),
+            [
+                limits({MEM: 60}, "x"),
+                limits({MEM: 40}, "y", scopes=[ScopeRequirement("Terminating")]),
+            ],
+            {MEM: 0.5},
+        ),
+        (NVIDIA, (30, 0), [limits({MEM: 0})], {}),
+        (NVIDIA, (30, 5), [], {}),
+        (IN_GIB, (3072, 0), [limits({MEM: 4})], {MEM: 0.75}),
+        (IN_GIB, (3072, 0), [limits({MEM: 4 << 30}, binary=[MEM])], {MEM: 0.75}),
+        (AMD, (0, 30), [limits({AMD.resources.cores: 60})], {}),
+    ],
+    ids=[
+        "cores",
+        "a limit that was lowered",
+        "the lowest holds",
+        "one with scopes",
+        "nothing allowed",
+        "no limit",
+        "GiB",
+        "4Gi",
+        "cores that are not held to",
+    ],
+)
 def test_the_used_ratio_of_a_limit(vendor, used, quotas, ratio):
     assert ratios(vendor, used, *quotas) == ratio
 
@@ -341,9 +493,13 @@ def test_the_used_ratio_of_a_limit(vendor, used, quotas, ratio):
 @given(rng=randoms(use_true_random=True))
 def test_the_page_does_not_depend_on_the_order_of_arrival(rng):
     nodes = {f"n{i}": [usage(f"GPU-{i}-{k}", slots_used=k) for k in range(3)] for i in range(5)}
-    bookings = [booking(f"u{i}", f"n{i % 5}", charge(f"GPU-{i % 5}-0", memory_mib=i)) for i in range(20)]
+    bookings = [
+        booking(f"u{i}", f"n{i % 5}", charge(f"GPU-{i % 5}-0", memory_mib=i)) for i in range(20)
+    ]
     pods = [pod(name=f"p{i}", uid=f"u{i}") for i in range(20)]
-    mixed = view(dict(rng.sample(list(nodes.items()), 5)), rng.sample(bookings, 20), rng.sample(pods, 20))
+    mixed = view(
+        dict(rng.sample(list(nodes.items()), 5)), rng.sample(bookings, 20), rng.sample(pods, 20)
+    )
     assert page(mixed) == page(view(nodes, bookings, pods))
 
 
@@ -364,34 +520,74 @@ def test_slices_lose_nothing(count):
 def test_what_claims_hold_is_shown_once_and_as_what_annotations_say():
     """Also where each door of a node has cards of its own."""
     cache, claims = small_cache(), ClaimCache()
-    part = ClaimedDevice(pool="hami/dra-0", device="gpu-c", memory_mib=1024, cores=5, share_milli=10_000)
+    part = ClaimedDevice(
+        pool="hami/dra-0", device="gpu-c", memory_mib=1024, cores=5, share_milli=10_000
+    )
     for uid, held in enumerate((PodRef("team-c", "claims", "u"), None)):
-        claims.set_claim(str(uid), AllocatedClaim(
-            namespace="team-c", name="c", uid=str(uid), pods=(held,) if held else (),
-            requests=(ClaimedRequest(name="r", devices=(part,)),)))
+        claims.set_claim(
+            str(uid),
+            AllocatedClaim(
+                namespace="team-c",
+                name="c",
+                uid=str(uid),
+                pods=(held,) if held else (),
+                requests=(ClaimedRequest(name="r", devices=(part,)),),
+            ),
+        )
     claims.set_slice("s", PublishedSlice("dra-0", 1, (gpu("GPU-c", memory_mib=8192),)))
-    claims.set_slice("twice", PublishedSlice("gpu-0", 1, (gpu("GPU-a", memory_mib=16384), gpu("GPU-d"))))
+    claims.set_slice(
+        "twice", PublishedSlice("gpu-0", 1, (gpu("GPU-a", memory_mib=16384), gpu("GPU-d")))
+    )
     for name in "ad":
-        beside = ClaimedDevice(pool="hami/gpu-0", device=f"gpu-{name}", memory_mib=2048, share_milli=10_000)
-        claims.set_claim(name, AllocatedClaim(namespace="team-c", name=name, uid=name, pods=(
-            PodRef("team-c", f"claims-{name}", name),), requests=(ClaimedRequest(name="r", devices=(beside,)),)))
+        beside = ClaimedDevice(
+            pool="hami/gpu-0", device=f"gpu-{name}", memory_mib=2048, share_milli=10_000
+        )
+        claims.set_claim(
+            name,
+            AllocatedClaim(
+                namespace="team-c",
+                name=name,
+                uid=name,
+                pods=(PodRef("team-c", f"claims-{name}", name),),
+                requests=(ClaimedRequest(name="r", devices=(beside,)),),
+            ),
+        )
     found = cache.view()
     text = "".join(render(families(found, ONLY_NVIDIA, claimed=claims.at_once(found.facts).view)))
-    assert [(labels["node"], labels["device_uuid"]) for labels, _ in samples(text, "hami_gpu_memory_limit_bytes")] == [
-        ("gpu-0", "GPU-a"), ("gpu-0", "GPU-b"), ("dra-0", "GPU-c"), ("gpu-0", "GPU-d")]
-    assert [(labels["pod"], value) for labels, value in samples(text, "hami_vgpu_memory_allocated_bytes")
-            if labels["node"] == "dra-0"] == [("", 1 << 30), ("claims", 1 << 30)]
-    assert [(labels["device_uuid"], value) for labels, value in samples(text, "hami_vgpu_memory_allocated_bytes")
-            if labels["pod"].startswith("claims-")] == [("GPU-d", 2 << 30)]
+    assert [
+        (labels["node"], labels["device_uuid"])
+        for labels, _ in samples(text, "hami_gpu_memory_limit_bytes")
+    ] == [("gpu-0", "GPU-a"), ("gpu-0", "GPU-b"), ("dra-0", "GPU-c"), ("gpu-0", "GPU-d")]
+    assert [
+        (labels["pod"], value)
+        for labels, value in samples(text, "hami_vgpu_memory_allocated_bytes")
+        if labels["node"] == "dra-0"
+    ] == [("", 1 << 30), ("claims", 1 << 30)]
+    assert [
+        (labels["device_uuid"], value)
+        for labels, value in samples(text, "hami_vgpu_memory_allocated_bytes")
+        if labels["pod"].startswith("claims-")
+    ] == [("GPU-d", 2 << 30)]
 
 
 def test_what_hami_allocates_by_claims_is_shown_once():
     cache, claims = small_cache(), ClaimCache()
     before = page(cache.view())
-    part = ClaimedDevice(pool="hami/gpu-0", device="gpu-a", memory_mib=1024, cores=5, share_milli=10_000)
-    claims.set_slice("s", PublishedSlice("gpu-0", 1, (gpu("GPU-a", memory_mib=16384, by_claims=True),)))
-    claims.set_claim("c", AllocatedClaim(namespace="team-a", name="c", uid="c", requests=(
-        ClaimedRequest(name="r", devices=(part,)),)))
+    part = ClaimedDevice(
+        pool="hami/gpu-0", device="gpu-a", memory_mib=1024, cores=5, share_milli=10_000
+    )
+    claims.set_slice(
+        "s", PublishedSlice("gpu-0", 1, (gpu("GPU-a", memory_mib=16384, by_claims=True),))
+    )
+    claims.set_claim(
+        "c",
+        AllocatedClaim(
+            namespace="team-a",
+            name="c",
+            uid="c",
+            requests=(ClaimedRequest(name="r", devices=(part,)),),
+        ),
+    )
     claimed = claims.at_once(cache.view().facts).view
     assert "".join(render(families(cache.view(), ONLY_NVIDIA, claimed=claimed))) == before
 

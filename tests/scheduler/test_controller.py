@@ -18,17 +18,32 @@ HELD = "GPU-0,NVIDIA,10,0:;"
 
 def bound(name="a", phase="success", labels=True, age=0, **fields):
     time = str(Clock().unix() - age)
-    annotations = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": time, "hami.io/bind-time": time, BIND_PHASE: phase,
-                   NVIDIA.annotations.allocated: HELD, NVIDIA.annotations.to_allocate: HELD}
-    return pod(gpus(1, memory=10), name=name, node_name="n1", labels={ASSIGNED_NODE: "n1"} if labels else {},
-               annotations=annotations, **fields)
+    annotations = {
+        ASSIGNED_NODE: "n1",
+        "hami.io/vgpu-time": time,
+        "hami.io/bind-time": time,
+        BIND_PHASE: phase,
+        NVIDIA.annotations.allocated: HELD,
+        NVIDIA.annotations.to_allocate: HELD,
+    }
+    return pod(
+        gpus(1, memory=10),
+        name=name,
+        node_name="n1",
+        labels={ASSIGNED_NODE: "n1"} if labels else {},
+        annotations=annotations,
+        **fields,
+    )
 
 
 def world(*pods, nodes=None, lock=None, leads=True, answered=True, **options):
     """A replica that has watched for a while one node that has been asked to report."""
     handshake = {NVIDIA.annotations.handshake: "Requesting_2026-08-21 11:00:00"} if answered else {}
-    fake = WatchedCluster(pods=pods, nodes=nodes or [
-        node("n1", gpu("GPU-0"), annotations=handshake | ({NODE_LOCK: lock} if lock else {}))])
+    fake = WatchedCluster(
+        pods=pods,
+        nodes=nodes
+        or [node("n1", gpu("GPU-0"), annotations=handshake | ({NODE_LOCK: lock} if lock else {}))],
+    )
     clock = Clock()
     clock.seconds -= OBSERVED_S
     made = Replica(fake, clock, leads=leads, **options)
@@ -43,12 +58,17 @@ def writes(made):
 
 # handshakes
 
+
 def test_plugins_are_asked_to_report_once():
     made = world(answered=False)
     for _ in range(3):
         made.controller.step()
-    assert made.fake.nodes["n1"].annotations[NVIDIA.annotations.handshake] == "Requesting_2026-08-21 12:00:00"
-    assert writes(made) == ["annotate_node"] and made.controller.handshakes_requested == 1
+    assert (
+        made.fake.nodes["n1"].annotations[NVIDIA.annotations.handshake]
+        == "Requesting_2026-08-21 12:00:00"
+    )
+    assert writes(made) == ["annotate_node"]
+    assert made.controller.handshakes_requested == 1
 
 
 def test_handshakes_of_a_fresh_cluster_are_spread_over_rounds():
@@ -58,10 +78,19 @@ def test_handshakes_of_a_fresh_cluster_are_spread_over_rounds():
         assert made.controller.handshakes_requested == asked
 
 
-@pytest.mark.parametrize(("error", "written"), [
-    (ClusterError("denied by a webhook", 403), 2), (Conflict("modified", 409), 2), (no_answer(), 0),
-    (ClusterError("too many requests", 429), 0)], ids=str)
-def test_a_failed_handshake_does_not_stop_the_others_unless_the_server_is_silent_or_too_busy(error, written):
+@pytest.mark.parametrize(
+    ("error", "written"),
+    [
+        (ClusterError("denied by a webhook", 403), 2),
+        (Conflict("modified", 409), 2),
+        (no_answer(), 0),
+        (ClusterError("too many requests", 429), 0),
+    ],
+    ids=str,
+)
+def test_a_failed_handshake_does_not_stop_the_others_unless_the_server_is_silent_or_too_busy(
+    error, written
+):
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}")) for n in range(3)])
     made.fake.fail("annotate_node", error)
     made.controller.step()
@@ -71,11 +100,21 @@ def test_a_failed_handshake_does_not_stop_the_others_unless_the_server_is_silent
 
 
 def test_an_unreadable_inventory_is_reported_once():
-    made = world(nodes=[node("n1", annotations={
-        NVIDIA.annotations.register: "garbage", NVIDIA.annotations.handshake: "x"})])
+    made = world(
+        nodes=[
+            node(
+                "n1",
+                annotations={
+                    NVIDIA.annotations.register: "garbage",
+                    NVIDIA.annotations.handshake: "x",
+                },
+            )
+        ]
+    )
     for _ in range(3):
         made.controller.step()
-    assert made.events.reasons() == ["InventoryUnreadable"] and "garbage" in made.events[0][1]
+    assert made.events.reasons() == ["InventoryUnreadable"]
+    assert "garbage" in made.events[0][1]
 
 
 def test_a_node_with_more_devices_than_a_node_can_have_is_reported_once():
@@ -88,8 +127,12 @@ def test_a_node_with_more_devices_than_a_node_can_have_is_reported_once():
 
 # pods
 
+
 def test_an_allocation_that_takes_too_long_fails_and_its_lock_is_released():
-    made = world(replace(bound(phase="allocating", age=301), phase="Pending"), lock="2026-08-21T12:00:00Z,default,a")
+    made = world(
+        replace(bound(phase="allocating", age=301), phase="Pending"),
+        lock="2026-08-21T12:00:00Z,default,a",
+    )
     made.controller.step()
     failed = made.fake.pods["default", "a"].annotations
     keys = (BIND_PHASE, NVIDIA.annotations.to_allocate, NVIDIA.annotations.allocated)
@@ -98,21 +141,24 @@ def test_an_allocation_that_takes_too_long_fails_and_its_lock_is_released():
     for _ in range(3):
         made.clock.seconds += 3
         made.controller.step()
-    assert made.fake.lock_of("n1") is None and made.events.reasons() == ["AllocationExpired"]
+    assert made.fake.lock_of("n1") is None
+    assert made.events.reasons() == ["AllocationExpired"]
 
 
 def test_an_allocation_that_succeeds_just_now_is_not_failed():
     made = world(replace(bound(phase="allocating", age=301), phase="Pending"))
     made.fake.put_pod(bound())
     made.controller.step()
-    assert made.fake.pods["default", "a"].annotations[BIND_PHASE] == "success" and made.events == []
+    assert made.fake.pods["default", "a"].annotations[BIND_PHASE] == "success"
+    assert made.events == []
 
 
 def test_a_label_that_the_server_did_not_copy_is_added():
     made = world(bound(labels=False))
     for _ in range(2):
         made.controller.step()
-    assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n1"} and writes(made) == ["annotate_pod"]
+    assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n1"}
+    assert writes(made) == ["annotate_pod"]
 
 
 @pytest.mark.parametrize("bindings", ["with labels", "without labels"])
@@ -124,7 +170,8 @@ def test_the_label_of_an_earlier_node_is_replaced(bindings):
     for _ in range(2):
         made.watch()
         made.controller.step()
-    assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n1"} and made.cache.pods.unsettled() == []
+    assert made.fake.pods["default", "a"].labels == {ASSIGNED_NODE: "n1"}
+    assert made.cache.pods.unsettled() == []
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -132,7 +179,9 @@ def test_the_leader_tells_of_each_edit_of_an_allocation_once(leads):
     made = world(bound(), leads=leads)
     for text in (";", "GPU-1,NVIDIA,10,0:;"):
         found = made.fake.pods["default", "a"]
-        made.fake.put_pod(replace(found, annotations={**found.annotations, NVIDIA.annotations.allocated: text}))
+        made.fake.put_pod(
+            replace(found, annotations={**found.annotations, NVIDIA.annotations.allocated: text})
+        )
         made.watch()
         for _ in range(3):
             made.controller.step()
@@ -143,14 +192,20 @@ def test_the_leader_tells_of_each_edit_of_an_allocation_once(leads):
 
 
 def stale():
-    return replace(bound(age=121, phase="allocating"), node_name="", scheduler_name="hami-scheduler", phase="Pending")
+    return replace(
+        bound(age=121, phase="allocating"),
+        node_name="",
+        scheduler_name="hami-scheduler",
+        phase="Pending",
+    )
 
 
 def test_a_stale_foreign_reservation_is_removed():
     made = world(stale())
     made.controller.step()
     after = made.fake.pods["default", "a"]
-    assert (after.annotations, after.labels) == ({}, {}) and made.events.reasons() == ["AssignmentCleared"]
+    assert (after.annotations, after.labels) == ({}, {})
+    assert made.events.reasons() == ["AssignmentCleared"]
 
 
 def test_the_allocation_of_a_pod_that_has_just_been_bound_is_not_removed():
@@ -158,7 +213,8 @@ def test_the_allocation_of_a_pod_that_has_just_been_bound_is_not_removed():
     made.schedule(made.fake.pods["default", "a"])
     made.controller.step()
     after = made.fake.pods["default", "a"]
-    assert after.node_name == "n1" and after.annotations[NVIDIA.annotations.allocated] == HELD
+    assert after.node_name == "n1"
+    assert after.annotations[NVIDIA.annotations.allocated] == HELD
     assert made.events.reasons() == ["FilteringSucceed", "BindingSucceed"]
 
 
@@ -171,7 +227,11 @@ def test_a_pod_that_was_not_admitted_is_reported_once():
 
 def test_an_unreadable_allocation_is_reported_once():
     broken = bound()
-    made = world(replace(broken, annotations=broken.annotations | {NVIDIA.annotations.allocated: "GPU-0,NVIDIA"}))
+    made = world(
+        replace(
+            broken, annotations=broken.annotations | {NVIDIA.annotations.allocated: "GPU-0,NVIDIA"}
+        )
+    )
     for _ in range(3):
         made.controller.step()
     assert made.events.reasons() == ["AllocationUnreadable"]
@@ -189,6 +249,7 @@ def test_a_pod_that_cannot_be_written_does_not_stop_the_others(error):
 
 # reservations and unknown outcomes
 
+
 def test_a_reservation_expires():
     made = world(pod(gpus()), leads=True)
     made.filter(pod(gpus()))
@@ -200,15 +261,26 @@ def test_a_reservation_expires():
 UNSHOWN = pod(gpus(1, memory=10, cores=0))
 
 
-@pytest.mark.parametrize(("exists", "ends"), [
-    ([], True), ([replace(UNSHOWN, ref=replace(UNSHOWN.ref, uid="another"))], True), ([UNSHOWN], False)],
-    ids=["it does not exist", "another one of its name does", "it exists, and the watch is late"])
+@pytest.mark.parametrize(
+    ("exists", "ends"),
+    [
+        ([], True),
+        ([replace(UNSHOWN, ref=replace(UNSHOWN.ref, uid="another"))], True),
+        ([UNSHOWN], False),
+    ],
+    ids=["it does not exist", "another one of its name does", "it exists, and the watch is late"],
+)
 def test_the_api_server_is_asked_for_a_pod_that_the_watch_has_not_shown(exists, ends):
     made = world()
     for found in exists:
         made.fake.put_pod(found)
     made.filter(UNSHOWN)
-    for seconds, is_reserved in ((0, True), (UNSHOWN_S - 0.1, True), (0.2, not ends), (UNSHOWN_S, not ends)):
+    for seconds, is_reserved in (
+        (0, True),
+        (UNSHOWN_S - 0.1, True),
+        (0.2, not ends),
+        (UNSHOWN_S, not ends),
+    ):
         made.clock.seconds += seconds
         made.controller.step()
         assert (made.cache.reservations.unbound() == 1) is is_reserved
@@ -276,6 +348,7 @@ def test_an_unknown_outcome_is_resolved(became):
 
 # locks
 
+
 def test_locks_without_a_holder_are_released():
     made = world(lock="2026-08-21T11:00:00Z,default,gone")
     made.controller.step()
@@ -283,19 +356,24 @@ def test_locks_without_a_holder_are_released():
 
 
 def test_a_lock_that_cannot_be_examined_does_not_stop_the_others():
-    locked = {NODE_LOCK: "2026-08-21T11:00:00Z,default,gone",
-              NVIDIA.annotations.handshake: "Requesting_2026-08-21 12:00:00"}
+    locked = {
+        NODE_LOCK: "2026-08-21T11:00:00Z,default,gone",
+        NVIDIA.annotations.handshake: "Requesting_2026-08-21 12:00:00",
+    }
     made = world(nodes=[node(f"n{n}", gpu(f"GPU-{n}"), annotations=locked) for n in range(2)])
     made.fake.fail("pod", ClusterError("forbidden", 403))
     made.controller.step()
-    assert made.fake.lock_of("n0") and made.fake.lock_of("n1") is None
+    assert made.fake.lock_of("n0")
+    assert made.fake.lock_of("n1") is None
 
 
 def test_a_lock_that_a_former_leader_failed_to_release_is_released_by_the_next():
     asked = pod(gpus(1, memory=10))
     made = world(asked)
     made.fake.fail("bind", ClusterError("forbidden", 403))
-    made.fake.on_call = lambda call: call.method == "bind" and made.fake.fail("annotate_node", no_answer())
+    made.fake.on_call = lambda call: (
+        call.method == "bind" and made.fake.fail("annotate_node", no_answer())
+    )
     with pytest.raises(ClusterError):
         made.schedule(asked)
     assert made.fake.lock_of("n1")
@@ -309,8 +387,15 @@ def test_a_lock_that_a_former_leader_failed_to_release_is_released_by_the_next()
 
 # leader and followers
 
+
 def test_a_follower_writes_nothing():
-    made = world(bound(labels=False), stale(), lock="2026-08-21T11:00:00Z,default,gone", answered=False, leads=False)
+    made = world(
+        bound(labels=False),
+        stale(),
+        lock="2026-08-21T11:00:00Z,default,gone",
+        answered=False,
+        leads=False,
+    )
     made.controller.step()
     assert writes(made) == []
 
@@ -326,7 +411,8 @@ def test_a_failing_duty_does_not_stop_the_others(caplog):
     made = world(bound(labels=False))
     made.cache.nodes.reports_due = lambda: 1 / 0
     made.controller.step()
-    assert made.fake.pods["default", "a"].labels and "duty failed" in caplog.text
+    assert made.fake.pods["default", "a"].labels
+    assert "duty failed" in caplog.text
 
 
 def test_a_duty_without_an_answer_does_not_end_the_round():
@@ -335,7 +421,8 @@ def test_a_duty_without_an_answer_does_not_end_the_round():
         made.fake.fail(method, no_answer())
     made.controller.step()
     made.controller.step()
-    assert made.fake.lock_of("n1") is None and made.fake.pods["default", "a"].labels
+    assert made.fake.lock_of("n1") is None
+    assert made.fake.pods["default", "a"].labels
 
 
 def test_the_leader_is_labeled():
@@ -353,24 +440,38 @@ def test_the_leader_is_labeled():
 CHART = {"app.kubernetes.io/name": "hami", "app.kubernetes.io/instance": "hami"}
 
 
-@pytest.mark.parametrize("ours, theirs", [
-    ({"app.kubernetes.io/name": "hami"}, CHART), ({}, CHART), (CHART, CHART | {"app.kubernetes.io/instance": "other"}),
-    (CHART, {}), (CHART | {"app.kubernetes.io/managed-by": "Helm"}, CHART)],
-    ids=["as shipped", "bare", "two charts", "the other one bare", "replaced by a rollback"])
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        ({"app.kubernetes.io/name": "hami"}, CHART),
+        ({}, CHART),
+        (CHART, CHART | {"app.kubernetes.io/instance": "other"}),
+        (CHART, {}),
+        (CHART | {"app.kubernetes.io/managed-by": "Helm"}, CHART),
+    ],
+    ids=["as shipped", "bare", "two charts", "the other one bare", "replaced by a rollback"],
+)
 def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, theirs):
     component = {"app.kubernetes.io/component": "hami-scheduler"}
-    pods = {name: component | labels for name, labels in {"x": ours, "y": ours, "z": theirs}.items()}
-    made = world(*(pod(name=name, namespace="hami", labels=labels) for name, labels in pods.items()),
-                 settings=Settings(pod_namespace="hami", pod_name="x"))
+    pods = {
+        name: component | labels for name, labels in {"x": ours, "y": ours, "z": theirs}.items()
+    }
+    made = world(
+        *(pod(name=name, namespace="hami", labels=labels) for name, labels in pods.items()),
+        settings=Settings(pod_namespace="hami", pod_name="x"),
+    )
     made.controller.step()
-    assert [made.fake.pods["hami", name].labels.get("hami.io/scheduler-role") for name in "xyz"] == [
-        "leader", "follower", None]
+    assert [
+        made.fake.pods["hami", name].labels.get("hami.io/scheduler-role") for name in "xyz"
+    ] == ["leader", "follower", None]
 
 
 def test_a_replica_that_does_not_find_its_own_pod_labels_none():
     component = {"app.kubernetes.io/component": "hami-scheduler"}
-    made = world(pod(name="y", namespace="hami", labels=component),
-                 settings=Settings(pod_namespace="hami", pod_name="x"))
+    made = world(
+        pod(name="y", namespace="hami", labels=component),
+        settings=Settings(pod_namespace="hami", pod_name="x"),
+    )
     made.controller.step()
     assert writes(made) == []
 
@@ -385,12 +486,23 @@ def test_the_loop_ends_when_it_is_stopped():
 def test_a_pod_on_a_node_of_another_scheduler_is_left_to_it():
     """The node is in no watch: a label selector excludes it."""
     garbled = bound(labels=False)
-    made = world(replace(garbled, node_name="n2", annotations={
-        **garbled.annotations, ASSIGNED_NODE: "n2", NVIDIA.annotations.allocated: "GPU-0,;"}))
+    made = world(
+        replace(
+            garbled,
+            node_name="n2",
+            annotations={
+                **garbled.annotations,
+                ASSIGNED_NODE: "n2",
+                NVIDIA.annotations.allocated: "GPU-0,;",
+            },
+        )
+    )
     made.fake.put_pod(replace(bound(name="b"), node_name="n2"))
     made.watch()
     edited = made.fake.pods["default", "b"]
-    made.fake.put_pod(replace(edited, annotations={**edited.annotations, NVIDIA.annotations.allocated: ";"}))
+    made.fake.put_pod(
+        replace(edited, annotations={**edited.annotations, NVIDIA.annotations.allocated: ";"})
+    )
     made.watch()
     for _ in range(3):
         made.controller.step()

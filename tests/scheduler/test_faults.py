@@ -32,8 +32,13 @@ LOCK_FREE_NODES = ("", "some", "all")  # "some" change now and then
 
 READS = ("pod", "node", "pods_on", "pods_labeled")
 CALLS = (*READS, "annotate_pod", "annotate_node", "bind")
-FAULTS = (no_answer(), ClusterError("etcdserver: request timed out", 500), ClusterError("unavailable", 503),
-          ClusterError("too many requests", 429), ClusterError("forbidden", 403))
+FAULTS = (
+    no_answer(),
+    ClusterError("etcdserver: request timed out", 500),
+    ClusterError("unavailable", 503),
+    ClusterError("too many requests", 429),
+    ClusterError("forbidden", 403),
+)
 
 
 # A hung API server carries out a Binding so many seconds after another replica has taken the lease of one that expired.
@@ -106,7 +111,9 @@ class Client:
             self._live()
             raise never_sent()
         hung = fate < 0.03 + self.hangs
-        due = sent + (rng.uniform(timeout, 25.0) if hung else rng.choice((0.0, rng.uniform(0.0, timeout))))
+        due = sent + (
+            rng.uniform(timeout, 25.0) if hung else rng.choice((0.0, rng.uniform(0.0, timeout)))
+        )
         request = storm.send(self, due, name, arguments, options)
         storm.meanwhile(moves=0.02)
         self._live()
@@ -169,10 +176,25 @@ class Storm:
         self.seed, self.rng = seed, random.Random(seed)
         random.seed(seed)  # of the pauses between attempts
         self.clock = Clock()
-        cards = {n: [gpu(f"GPU-{n}{g}", index=g, memory_mib=8000, slots=5) for g in range(3)] for n in range(4)}
+        cards = {
+            n: [gpu(f"GPU-{n}{g}", index=g, memory_mib=8000, slots=5) for g in range(3)]
+            for n in range(4)
+        }
         self.lock_free = lock_free
-        self.fake = WatchedCluster(copies_labels=bool(seed % 2), nodes=[node(f"n{n}", *cards[n], annotations={
-            **self.of_nodes, **({LOCK_FREE: "NVIDIA"} if self.lock_free == "all" else {})}) for n in cards])
+        self.fake = WatchedCluster(
+            copies_labels=bool(seed % 2),
+            nodes=[
+                node(
+                    f"n{n}",
+                    *cards[n],
+                    annotations={
+                        **self.of_nodes,
+                        **({LOCK_FREE: "NVIDIA"} if self.lock_free == "all" else {}),
+                    },
+                )
+                for n in cards
+            ],
+        )
         self.late = []
         self.assigned = {}
         self.stormy, self.depth, self.made, self.seen = True, 0, 0, (0, 0)
@@ -182,9 +204,15 @@ class Storm:
         self.replicas = [self.start(0), self.start(1)]
 
     def start(self, number):
-        replica = Replica(self.fake, self.clock, cluster=self.client(self), settings=self.settings,
-                          leadership=self.join, sleep=self.advance,
-                          policies=Policies(node=("binpack", "spread", "spread")[self.seed % 3]))
+        replica = Replica(
+            self.fake,
+            self.clock,
+            cluster=self.client(self),
+            settings=self.settings,
+            leadership=self.join,
+            sleep=self.advance,
+            policies=Policies(node=("binpack", "spread", "spread")[self.seed % 3]),
+        )
         replica.number, replica.client, replica.due = number, replica.cluster, self.clock()
         return replica
 
@@ -193,9 +221,18 @@ class Storm:
         self.made += 1
         replica.identity = f"process {self.made}"
 
-        replica.election = Election(replica.cluster, Participant(
-            namespace="hami", lease="scheduler", identity=replica.identity, has_ended=self.ended.__contains__,
-            is_writing=lambda: replica.cache.reservations.are_binding()), clock=self.clock, now=self.clock.now)
+        replica.election = Election(
+            replica.cluster,
+            Participant(
+                namespace="hami",
+                lease="scheduler",
+                identity=replica.identity,
+                has_ended=self.ended.__contains__,
+                is_writing=lambda: replica.cache.reservations.are_binding(),
+            ),
+            clock=self.clock,
+            now=self.clock.now,
+        )
         return StormLeadership(replica.election, replica.relist, clock=self.clock)
 
     def elect(self, replica):
@@ -210,7 +247,10 @@ class Storm:
         """A replica has taken the lease of another, which expired."""
         latest = self.clock() + (SETTLED if self.lock_free else ON_THE_WAY)
         for request in self.late:
-            request.due, request.delayed = min(request.due, self.rng.uniform(self.clock(), latest)), True
+            request.due, request.delayed = (
+                min(request.due, self.rng.uniform(self.clock(), latest)),
+                True,
+            )
 
     @property
     def leader(self):
@@ -256,14 +296,28 @@ class Storm:
         # names come again with another uid
         name = f"p{self.rng.randrange(60)}"
         if ("default", name) not in self.fake.pods:
-            self.fake.put_pod(pod(*self.asks(), name=name, uid=f"uid-{self.made}", phase="Pending",
-                                  scheduler_name="hami-scheduler", **self.of_pod()))
+            self.fake.put_pod(
+                pod(
+                    *self.asks(),
+                    name=name,
+                    uid=f"uid-{self.made}",
+                    phase="Pending",
+                    scheduler_name="hami-scheduler",
+                    **self.of_pod(),
+                )
+            )
 
     def asks(self):
         """Returns the containers of a new pod."""
         rng = self.rng
-        asks = [gpus(rng.choice((1, 1, 1, 1, 2)), memory=rng.choice((500, 500, 1000, 2000, 3000, 8000)),
-                     cores=rng.choice((0, 0, 10, 20, 30, 100))) for _ in range(rng.choice((1, 1, 1, 2)))]
+        asks = [
+            gpus(
+                rng.choice((1, 1, 1, 1, 2)),
+                memory=rng.choice((500, 500, 1000, 2000, 3000, 8000)),
+                cores=rng.choice((0, 0, 10, 20, 30, 100)),
+            )
+            for _ in range(rng.choice((1, 1, 1, 2)))
+        ]
         if rng.random() < 0.2:
             asks.append(gpus(1, memory=4000, cores=30, kind=INIT))
         return asks
@@ -291,7 +345,11 @@ class Storm:
     def bind(self):
         if not self.assigned:
             return
-        ref = self.rng.choice(list(self.assigned)) if self.rng.random() < 0.3 else list(self.assigned)[-1]
+        ref = (
+            self.rng.choice(list(self.assigned))
+            if self.rng.random() < 0.3
+            else list(self.assigned)[-1]
+        )
         chosen, number = self.assigned[ref] if self.rng.random() < 0.05 else self.assigned.pop(ref)
         self.replicas[number].binder.bind(ref, chosen)
 
@@ -348,7 +406,7 @@ class Storm:
                 replica.cursors[kind] = max(0, at - self.rng.randint(1, 20))
                 replica.watch(kind, events=at - replica.cursors[kind])
             case 2:
-                replica.deliver(kind, history[at:at + 4][::-1])
+                replica.deliver(kind, history[at : at + 4][::-1])
 
     def list(self):
         self.rng.choice(self.replicas).relist()
@@ -357,7 +415,11 @@ class Storm:
         self.rng.choice(self.replicas).controller.step()
 
     def wait(self):
-        self.advance(self.rng.choice((0.1, 1.0, 2.0)) if self.depth else self.rng.choice((0.1, 1.0, 5.0, 20.0)))
+        self.advance(
+            self.rng.choice((0.1, 1.0, 2.0))
+            if self.depth
+            else self.rng.choice((0.1, 1.0, 5.0, 20.0))
+        )
 
     def jump(self):
         """The time of day jumps. Locks contain it in seconds: two that are written in the same one look alike."""
@@ -427,17 +489,18 @@ class Storm:
     def check(self):
         """Nothing is handed out twice; a bound pod has its devices, and keeps them; the lock names who allocates."""
         pods, nodes = self.fake.history["pods"], self.fake.history["nodes"]
-        for _, changed in pods[self.seen[0]:]:
+        for _, changed in pods[self.seen[0] :]:
             if changed.node_name:
                 self.check_pod(changed)
                 self.check_node(changed.node_name)
-        for _, changed in nodes[self.seen[1]:]:
+        for _, changed in nodes[self.seen[1] :]:
             self.check_node(changed.name)
         self.seen = len(pods), len(nodes)
 
     def check_pod(self, bound):
         allocated = bound.annotations.get(NVIDIA.annotations.allocated)
-        assert allocated and bound.annotations[ASSIGNED_NODE] == bound.node_name
+        assert allocated
+        assert bound.annotations[ASSIGNED_NODE] == bound.node_name
         assert self.kept.setdefault(bound.ref.uid, allocated) == allocated
         for container, shares in zip(bound.containers, parse_shares("", allocated), strict=True):
             assert len(shares) == int(container.limits["nvidia.com/gpu"])
@@ -445,9 +508,14 @@ class Storm:
 
     def check_node(self, name):
         for uuid, (slots, memory, cores) in self.fake.charges(name).items():
-            assert slots <= 5 and memory <= 8000 and cores <= 100, f"{uuid} is overcommitted"
-        allocating = {f"{p.ref.namespace},{p.ref.name}" for p in self.fake.on[name].values()
-                      if not p.is_terminated and p.annotations[BIND_PHASE] == "allocating"}
+            assert slots <= 5, f"{uuid} is overcommitted"
+            assert memory <= 8000, f"{uuid} is overcommitted"
+            assert cores <= 100, f"{uuid} is overcommitted"
+        allocating = {
+            f"{p.ref.namespace},{p.ref.name}"
+            for p in self.fake.on[name].values()
+            if not p.is_terminated and p.annotations[BIND_PHASE] == "allocating"
+        }
         holder = (self.fake.lock_of(name) or "").partition(",")[2]
         assert allocating <= {holder}, f"{allocating} allocate on {name}, the lock names {holder!r}"
 
@@ -459,7 +527,9 @@ class Storm:
             for replica in self.replicas:
                 replica.watch()
                 replica.controller.step()
-            for waiting in [p for p in self.fake.pods.values() if not p.node_name and not p.is_terminated]:
+            for waiting in [
+                p for p in self.fake.pods.values() if not p.node_name and not p.is_terminated
+            ]:
                 try:
                     if (chosen := self.leader.filter(waiting)) is not None:
                         self.leader.binder.bind(waiting.ref, chosen)
@@ -475,15 +545,34 @@ class Storm:
         return STEPS
 
 
-STEPS = {Storm.create: 40, Storm.burst: 20, Storm.filter: 4, Storm.bind: 4, Storm.allocate: 8, Storm.finish: 8,
-         Storm.delete: 12, Storm.watch: 10, Storm.disturb: 2, Storm.list: 1, Storm.tick: 4, Storm.wait: 8,
-         Storm.move: 0.5, Storm.jump: 0.1, Storm.kill: 0.4, Storm.touch_node: 3}
+STEPS = {
+    Storm.create: 40,
+    Storm.burst: 20,
+    Storm.filter: 4,
+    Storm.bind: 4,
+    Storm.allocate: 8,
+    Storm.finish: 8,
+    Storm.delete: 12,
+    Storm.watch: 10,
+    Storm.disturb: 2,
+    Storm.list: 1,
+    Storm.tick: 4,
+    Storm.wait: 8,
+    Storm.move: 0.5,
+    Storm.jump: 0.1,
+    Storm.kill: 0.4,
+    Storm.touch_node: 3,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(STORMS * 240)  # a busy machine
-@pytest.mark.parametrize("lock_free", LOCK_FREE_NODES, ids=lambda nodes: f"{nodes or 'no'} nodes lock-free")
-@settings(max_examples=STORMS, phases=[Phase.generate])  # a failed storm takes minutes to shrink, in vain
+@pytest.mark.parametrize(
+    "lock_free", LOCK_FREE_NODES, ids=lambda nodes: f"{nodes or 'no'} nodes lock-free"
+)
+@settings(
+    max_examples=STORMS, phases=[Phase.generate]
+)  # a failed storm takes minutes to shrink, in vain
 @given(seed=integers(0, 2**32))
 def test_faults_never_overcommit_lose_or_leak_devices(lock_free, seed):
     logging.getLogger().setLevel(logging.CRITICAL)  # there is much to complain about
@@ -491,20 +580,28 @@ def test_faults_never_overcommit_lose_or_leak_devices(lock_free, seed):
     while storm.fake.bindings < PLACEMENTS:
         storm.step()
     storm.settle()
-    assert {bool(call.annotations.get(NVIDIA.annotations.to_allocate)) for call in storm.fake.calls_of("bind")} == {
-        "": {True}, "some": {True, False}, "all": {False}}[storm.lock_free]
-    assert storm.kills > 5 and storm.moves > 10 and storm.unconnected > 5
+    assert {
+        bool(call.annotations.get(NVIDIA.annotations.to_allocate))
+        for call in storm.fake.calls_of("bind")
+    } == {"": {True}, "some": {True, False}, "all": {False}}[storm.lock_free]
+    assert storm.kills > 5
+    assert storm.moves > 10
+    assert storm.unconnected > 5
     assert not any(storm.fake.lock_of(name) for name in storm.fake.nodes)
     for replica in storm.replicas:
         replica.relist()
         assert replica.cache.reservations.unbound() == 0
         for name in storm.fake.nodes:
-            seen = {view.device.uuid: [view.slots_used, view.memory_used_mib, view.cores_used]
-                    for view in device_usage(replica.cache)[name] if view.slots_used}
+            seen = {
+                view.device.uuid: [view.slots_used, view.memory_used_mib, view.cores_used]
+                for view in device_usage(replica.cache)[name]
+                if view.slots_used
+            }
             assert seen == storm.fake.charges(name)
 
 
 # one kill, at every call
+
 
 class Mortal:
     """A client that is killed at its *last* call, before or after that takes effect; never with ``None``."""
@@ -512,7 +609,11 @@ class Mortal:
     def __init__(self, fake, last, after):
         self.calls = 0
         for name in CALLS:
-            setattr(self, name, lambda *a, _name=name, **o: self._call(getattr(fake, _name), last, after, a, o))
+            setattr(
+                self,
+                name,
+                lambda *a, _name=name, **o: self._call(getattr(fake, _name), last, after, a, o),
+            )
 
     def _call(self, method, last, after, arguments, options):
         self.calls += 1
@@ -526,8 +627,16 @@ class Mortal:
 
 def one_card(*pods, lock=None):
     clock = Clock()
-    fake = WatchedCluster(pods=pods, nodes=[
-        node("n1", gpu("GPU-0", slots=40), annotations={"hami.io/mutex.lock": lock} if lock else {})])
+    fake = WatchedCluster(
+        pods=pods,
+        nodes=[
+            node(
+                "n1",
+                gpu("GPU-0", slots=40),
+                annotations={"hami.io/mutex.lock": lock} if lock else {},
+            )
+        ],
+    )
     return fake, clock
 
 
@@ -546,20 +655,39 @@ def behind_a_holder_that_is_gone():
 
 
 def behind_a_holder_that_never_finished():
-    stuck = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "allocating", "hami.io/bind-time": "1",
-             NVIDIA.annotations.to_allocate: "GPU-0,NVIDIA,10,0:;", NVIDIA.annotations.allocated: "GPU-0,NVIDIA,10,0:;"}
-    return one_card(pod(gpus(1, memory=30000), name="a"),
-                    pod(gpus(1, memory=10), name="stuck", node_name="n1", annotations=stuck),
-                    lock="2026-08-21T11:00:00Z,default,stuck")
+    stuck = {
+        ASSIGNED_NODE: "n1",
+        "hami.io/vgpu-time": "1",
+        BIND_PHASE: "allocating",
+        "hami.io/bind-time": "1",
+        NVIDIA.annotations.to_allocate: "GPU-0,NVIDIA,10,0:;",
+        NVIDIA.annotations.allocated: "GPU-0,NVIDIA,10,0:;",
+    }
+    return one_card(
+        pod(gpus(1, memory=30000), name="a"),
+        pod(gpus(1, memory=10), name="stuck", node_name="n1", annotations=stuck),
+        lock="2026-08-21T11:00:00Z,default,stuck",
+    )
 
 
-DEATHS = [pytest.param(scene, last, after, id=f"{scene.__name__}: {'after' if after else 'before'} call {last}")
-          for scene, calls in ((plain, 3), (behind_a_holder_that_is_gone, 4), (behind_a_holder_that_never_finished, 5))
-          for last in range(1, calls + 1) for after in (False, True)]
+DEATHS = [
+    pytest.param(
+        scene, last, after, id=f"{scene.__name__}: {'after' if after else 'before'} call {last}"
+    )
+    for scene, calls in (
+        (plain, 3),
+        (behind_a_holder_that_is_gone, 4),
+        (behind_a_holder_that_never_finished, 5),
+    )
+    for last in range(1, calls + 1)
+    for after in (False, True)
+]
 
 
-@pytest.mark.parametrize(("scene", "calls"), [
-    (plain, 3), (behind_a_holder_that_is_gone, 4), (behind_a_holder_that_never_finished, 5)])
+@pytest.mark.parametrize(
+    ("scene", "calls"),
+    [(plain, 3), (behind_a_holder_that_is_gone, 4), (behind_a_holder_that_never_finished, 5)],
+)
 def test_the_calls_of_a_bind_are_counted(scene, calls):
     fake, clock = scene()
     client = Mortal(fake, None, False)
@@ -571,7 +699,9 @@ def test_the_calls_of_a_bind_are_counted(scene, calls):
 def test_a_kill_between_any_two_calls_is_recovered(scene, last, after):
     fake, clock = scene()
     with pytest.raises(Killed):
-        watching_for_a_while(fake, clock, Mortal(fake, last, after)).schedule(fake.pods["default", "a"])
+        watching_for_a_while(fake, clock, Mortal(fake, last, after)).schedule(
+            fake.pods["default", "a"]
+        )
     clock.seconds += 10
     heir = Replica(fake, clock)
     fake.put_pod(pod(gpus(1, memory=16000), name="b"))
@@ -586,7 +716,8 @@ def test_a_kill_between_any_two_calls_is_recovered(scene, last, after):
                 pass
         fake.allocate("n1")
     assert [fake.pods["default", name].node_name for name in "ab"] == ["n1", "n1"]
-    assert fake.lock_of("n1") is None and fake.charges("n1")["GPU-0"][1] in (46000, 46010)
+    assert fake.lock_of("n1") is None
+    assert fake.charges("n1")["GPU-0"][1] in (46000, 46010)
 
 
 def test_forty_pods_for_one_node_at_once_are_bound_one_after_the_other():
@@ -595,7 +726,10 @@ def test_forty_pods_for_one_node_at_once_are_bound_one_after_the_other():
     done = threading.Event()
     plugin = threading.Thread(target=allocate_until, args=(done, fake, replica), daemon=True)
     plugin.start()
-    binders = [threading.Thread(target=replica.schedule, args=(p,), daemon=True) for p in list(fake.pods.values())]
+    binders = [
+        threading.Thread(target=replica.schedule, args=(p,), daemon=True)
+        for p in list(fake.pods.values())
+    ]
     for binder in binders:
         binder.start()
     for binder in binders:

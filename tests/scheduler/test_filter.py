@@ -17,14 +17,22 @@ from tests.world import SETTINGS
 
 
 def two_nodes(**policies):
-    return replica(node("n1", gpu("GPU-a0"), gpu("GPU-a1", index=1)), node("n2", gpu("GPU-b0"), gpu("GPU-b1", index=1)),
-                   pods=[holding("x", "n2", "GPU-b0,NVIDIA,3000,30:;")], policies=Policies(**policies))
+    return replica(
+        node("n1", gpu("GPU-a0"), gpu("GPU-a1", index=1)),
+        node("n2", gpu("GPU-b0"), gpu("GPU-b1", index=1)),
+        pods=[holding("x", "n2", "GPU-b0,NVIDIA,3000,30:;")],
+        policies=Policies(**policies),
+    )
 
 
-@pytest.mark.parametrize(("policies", "chosen", "device", "scores"), [
-    ({}, "n2", "GPU-b1", "n1:0.00,n2:2.33"),
-    ({"device": "binpack"}, "n2", "GPU-b0", "n1:0.00,n2:2.33"),
-    ({"node": "spread"}, "n1", "GPU-a1", "n2:2.33,n1:0.00")])
+@pytest.mark.parametrize(
+    ("policies", "chosen", "device", "scores"),
+    [
+        ({}, "n2", "GPU-b1", "n1:0.00,n2:2.33"),
+        ({"device": "binpack"}, "n2", "GPU-b0", "n1:0.00,n2:2.33"),
+        ({"node": "spread"}, "n1", "GPU-a1", "n2:2.33,n1:0.00"),
+    ],
+)
 def test_filter_places_a_pod_by_the_policies(policies, chosen, device, scores):
     scheduler = two_nodes(**policies)
     asked = pod(gpus(1, memory=3000, cores=30))
@@ -32,68 +40,110 @@ def test_filter_places_a_pod_by_the_policies(policies, chosen, device, scores):
     assert (found.names, dict(found.failed), found.chosen) == ([chosen], {}, chosen)
     reservation = scheduler.cache.reservations.get("uid-pod1")
     assert reservation.annotations[NVIDIA.annotations.allocated] == f"{device},NVIDIA,3000,30:;"
-    assert scheduler.events == [(
-        "FilteringSucceed", f"find fit node({chosen}), 0 nodes not fit, 2 nodes fit({scores})")]
+    assert scheduler.events == [
+        ("FilteringSucceed", f"find fit node({chosen}), 0 nodes not fit, 2 nodes fit({scores})")
+    ]
     assert scheduler.fake.calls == [], "a filter writes nothing"
 
 
 def full_node():
     return replica(
         cards("n1", {"slots": 1}, {}, {}, {"healthy": False}),
-        pods=[holding("a", "n1", "GPU-n1-0,NVIDIA,0,0:;"), holding("b", "n1", "GPU-n1-1,NVIDIA,46000,0:;"),
-              holding("c", "n1", "GPU-n1-2,NVIDIA,0,90:;")])
+        pods=[
+            holding("a", "n1", "GPU-n1-0,NVIDIA,0,0:;"),
+            holding("b", "n1", "GPU-n1-1,NVIDIA,46000,0:;"),
+            holding("c", "n1", "GPU-n1-2,NVIDIA,0,90:;"),
+        ],
+    )
 
 
 def test_filter_says_why_no_node_fits():
     scheduler = full_node()
     found = scheduler.node_filter.filter(pod(gpus(1, memory=3000, cores=30)), ["n1"])
-    assert found.names is None and found.chosen is None
-    assert found.unresolvable == {"n1": "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
-                                        "1/4 CardTimeSlicingExhausted"}
+    assert found.names is None
+    assert found.chosen is None
+    assert found.unresolvable == {
+        "n1": "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
+        "1/4 CardTimeSlicingExhausted"
+    }
     *reasons, whole = [message for _, message in scheduler.events]
-    assert reasons == ["1 nodes CardInsufficientCore(n1)", "1 nodes CardInsufficientMemory(n1)",
-                       "1 nodes CardNotHealth(n1)", "1 nodes CardTimeSlicingExhausted(n1)"]
-    assert whole.startswith("no available node, 1 nodes do not meet; requests 1 × NVIDIA with 3000 MiB, 30 cores. n1: ")
+    assert reasons == [
+        "1 nodes CardInsufficientCore(n1)",
+        "1 nodes CardInsufficientMemory(n1)",
+        "1 nodes CardNotHealth(n1)",
+        "1 nodes CardTimeSlicingExhausted(n1)",
+    ]
+    assert whole.startswith(
+        "no available node, 1 nodes do not meet; requests 1 × NVIDIA with 3000 MiB, 30 cores. n1: "
+    )
     assert set(scheduler.events.reasons()) == {"FilteringFailed"}
     assert len(scheduler.metrics.reasons) == 4
 
 
-@pytest.mark.parametrize(("count", "taken", "text"), [
-    (2, "GPU-n1-0,NVIDIA,46068,0:;", "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory"),
-    (3, "", "NodeInsufficientDevice")])
+@pytest.mark.parametrize(
+    ("count", "taken", "text"),
+    [
+        (
+            2,
+            "GPU-n1-0,NVIDIA,46068,0:;",
+            "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
+        ),
+        (3, "", "NodeInsufficientDevice"),
+    ],
+)
 def test_too_few_devices_are_a_reason_of_the_node(count, taken, text):
     scheduler = replica(cards("n1", {}, {}), pods=[holding("a", "n1", taken)])
-    assert scheduler.node_filter.filter(pod(gpus(count, memory=3000, cores=0)), ["n1"]).unresolvable == {"n1": text}
+    assert scheduler.node_filter.filter(
+        pod(gpus(count, memory=3000, cores=0)), ["n1"]
+    ).unresolvable == {"n1": text}
 
 
 def test_a_pod_with_a_claim_fits_no_device_that_the_kubelet_gives():
     scheduler = two_nodes()
     found = scheduler.node_filter.filter(pod(gpus(1, memory=3000), claim="hami-0"), ["n1", "n2"])
-    assert found.names is None and found.unresolvable == dict.fromkeys(("n1", "n2"), "2/2 CardOtherDoor")
+    assert found.names is None
+    assert found.unresolvable == dict.fromkeys(("n1", "n2"), "2/2 CardOtherDoor")
     assert scheduler.events[0] == ("FilteringFailed", "2 nodes CardOtherDoor(n1,n2)")
-    assert "GPU-a0 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardOtherDoor)" in scheduler.events[1][1]
+    assert (
+        "GPU-a0 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardOtherDoor)"
+        in scheduler.events[1][1]
+    )
 
 
 def test_a_pod_whose_claim_cannot_be_read_is_refused_and_no_other_one():
     scheduler = two_nodes()
     with pytest.raises(MalformedInput, match="calcScore failed claim hami-0: broken for pod pod1"):
         scheduler.node_filter.filter(pod(claim="hami-0", claim_problem="broken"), ["n1", "n2"])
-    assert scheduler.events == [("FilteringFailed", "calcScore failed claim hami-0: broken for pod pod1")]
+    assert scheduler.events == [
+        ("FilteringFailed", "calcScore failed claim hami-0: broken for pod pod1")
+    ]
     assert scheduler.node_filter.filter(pod(gpus(), name="other"), ["n1", "n2"]).chosen
 
 
 def test_unknown_nodes_are_named():
     scheduler = replica()
-    assert scheduler.node_filter.filter(pod(gpus()), ["n9"]).unresolvable == {"n9": "node unregistered"}
-    assert scheduler.events == [("FilteringFailed", "no available node, 1 nodes do not meet; requests 1 × NVIDIA with "
-                                                    "100 % memory, 0 cores. no node offers such devices")]
+    assert scheduler.node_filter.filter(pod(gpus()), ["n9"]).unresolvable == {
+        "n9": "node unregistered"
+    }
+    assert scheduler.events == [
+        (
+            "FilteringFailed",
+            "no available node, 1 nodes do not meet; requests 1 × NVIDIA with "
+            "100 % memory, 0 cores. no node offers such devices",
+        )
+    ]
 
 
 @pytest.mark.parametrize("names", [None, [], ["n1", "x"]])
 def test_a_pod_that_requests_no_device_fits_every_node(names):
     scheduler = replica(cards("n1", {}))
     found = scheduler.node_filter.filter(pod(gpus(0)), names)
-    assert (found.names, found.failed, found.unresolvable) == (names, {}, {}) and scheduler.events == []
+    assert (found.names, found.failed, found.unresolvable) == (
+        names,
+        {},
+        {},
+    )
+    assert scheduler.events == []
 
 
 @pytest.mark.parametrize("names", [None, []])
@@ -102,16 +152,32 @@ def test_a_filter_without_nodes_fails_no_node(names):
     assert (found.names, found.failed, found.unresolvable) == (None, {}, {})
 
 
-@pytest.mark.parametrize(("priority", "nominated", "failed"), [
-    (0, "", []), (100, "", []), (101, "", ["low"]), (1001, "", ["high", "low"]), (0, "high", ["high"]),
-    (101, "idle", ["low", "idle"]), (1001, "gone", ["high", "low"])])
-def test_kube_scheduler_looks_for_victims_only_where_pods_of_lower_priority_hold_devices(priority, nominated, failed):
+@pytest.mark.parametrize(
+    ("priority", "nominated", "failed"),
+    [
+        (0, "", []),
+        (100, "", []),
+        (101, "", ["low"]),
+        (1001, "", ["high", "low"]),
+        (0, "high", ["high"]),
+        (101, "idle", ["low", "idle"]),
+        (1001, "gone", ["high", "low"]),
+    ],
+)
+def test_kube_scheduler_looks_for_victims_only_where_pods_of_lower_priority_hold_devices(
+    priority, nominated, failed
+):
     """On the node that it has nominated it must not give up: the victims there may not have ended yet."""
     scheduler = replica(
-        cards("high", {}), cards("low", {}, {}), cards("idle", {"healthy": False}),
-        pods=[holding("a", "high", "GPU-high-0,NVIDIA,46068,100:;", priority=1000),
-              holding("b", "low", "GPU-low-0,NVIDIA,46068,100:;", priority=100),
-              holding("c", "low", "GPU-low-1,NVIDIA,46068,100:;", priority=1000)])
+        cards("high", {}),
+        cards("low", {}, {}),
+        cards("idle", {"healthy": False}),
+        pods=[
+            holding("a", "high", "GPU-high-0,NVIDIA,46068,100:;", priority=1000),
+            holding("b", "low", "GPU-low-0,NVIDIA,46068,100:;", priority=100),
+            holding("c", "low", "GPU-low-1,NVIDIA,46068,100:;", priority=1000),
+        ],
+    )
     asked = pod(gpus(1, memory=3000), name="asked", priority=priority, nominated_node=nominated)
     found = scheduler.node_filter.filter(asked, ["high", "low", "idle", "stranger"])
     assert sorted(found.failed) == sorted(failed)
@@ -121,7 +187,9 @@ def test_kube_scheduler_looks_for_victims_only_where_pods_of_lower_priority_hold
 def test_weights_that_cannot_be_read_are_an_error_and_an_event():
     scheduler = replica(cards("n1", {}))
     asked = pod(gpus(), annotations={"hami.io/device-scoring-weights": "slot=1"})
-    with pytest.raises(MalformedInput, match="^calcScore failed invalid hami.io/device-scoring-weights annotation"):
+    with pytest.raises(
+        MalformedInput, match="^calcScore failed invalid hami.io/device-scoring-weights annotation"
+    ):
         scheduler.node_filter.filter(asked, ["n1"])
     assert scheduler.events.reasons() == ["FilteringFailed"]
 
@@ -161,13 +229,15 @@ def test_a_preferred_node_goes_before_the_policy(preferences, chosen):
     assert scheduler.filter(asked) == "n2"
 
 
-@pytest.mark.parametrize("wish", [
-    {"soft_constraints": True}, {"annotations": {"hami.io/node-scheduler-policy": "kube"}}])
+@pytest.mark.parametrize(
+    "wish", [{"soft_constraints": True}, {"annotations": {"hami.io/node-scheduler-policy": "kube"}}]
+)
 def test_kube_scheduler_chooses_for_pods_whose_wishes_only_it_knows(wish):
     asked = pod(gpus(1, memory=3000), phase="Pending", **wish)
     scheduler = replica(*(cards(f"n{number:02}", {}) for number in range(40)), pods=[asked])
     found = scheduler.node_filter.filter(asked, list(scheduler.fake.nodes))
-    assert found.names == [f"n{number:02}" for number in range(TO_CHOOSE_FROM)] and found.chosen == "n00"
+    assert found.names == [f"n{number:02}" for number in range(TO_CHOOSE_FROM)]
+    assert found.chosen == "n00"
     scheduler.binder.bind(asked.ref, "n07")
     bound = scheduler.fake.pods["default", "pod1"]
     assert bound.node_name == bound.annotations[ASSIGNED_NODE] == "n07"
@@ -185,9 +255,14 @@ def test_the_node_chosen_by_kube_scheduler_may_be_full_by_then():
     assert scheduler.cache.reservations.unbound() == 0
 
 
-@pytest.mark.parametrize(("policy", "scores"), [
-    ("binpack", {"n1": 0, "n2": 10, "x": 0}), ("spread", {"n1": 10, "n2": 0, "x": 10}),
-    ("kube", {"n1": 0, "n2": 0, "x": 0})])
+@pytest.mark.parametrize(
+    ("policy", "scores"),
+    [
+        ("binpack", {"n1": 0, "n2": 10, "x": 0}),
+        ("spread", {"n1": 10, "n2": 0, "x": 10}),
+        ("kube", {"n1": 0, "n2": 0, "x": 0}),
+    ],
+)
 def test_nodes_are_scored_by_the_policy(policy, scores):
     scheduler = two_nodes()
     asked = pod(gpus(1, memory=3000), annotations={"hami.io/node-scheduler-policy": policy})
@@ -199,16 +274,27 @@ def test_nodes_are_scored_by_the_policy(policy, scores):
 SIMULATED = node("sim", gpu("GPU-0", memory_mib=8192, model="NVIDIA-A100"))
 
 
-@pytest.mark.parametrize(("memory", "nodes", "chosen", "failed"), [
-    (1024, [SIMULATED], "sim", {}), (16384, [SIMULATED], None, {"sim": "1/1 CardInsufficientMemory"}),
-    (1024, [node("bare")], None, {"bare": "node unregistered"}),
-    (1024, [node("broken", annotations={NVIDIA.annotations.register: "[null]"})], None,
-     {"broken": "node unregistered"})])
+@pytest.mark.parametrize(
+    ("memory", "nodes", "chosen", "failed"),
+    [
+        (1024, [SIMULATED], "sim", {}),
+        (16384, [SIMULATED], None, {"sim": "1/1 CardInsufficientMemory"}),
+        (1024, [node("bare")], None, {"bare": "node unregistered"}),
+        (
+            1024,
+            [node("broken", annotations={NVIDIA.annotations.register: "[null]"})],
+            None,
+            {"broken": "node unregistered"},
+        ),
+    ],
+)
 def test_a_simulation_leaves_no_trace(memory, nodes, chosen, failed):
     scheduler = replica(leads=False)
     found = scheduler.node_filter.simulate(pod(gpus(1, memory=memory, cores=20)), nodes)
     assert (found.names, found.failed) == ([chosen] if chosen else [], failed)
-    assert scheduler.events == [] and scheduler.fake.calls == [] and scheduler.cache.reservations.unbound() == 0
+    assert scheduler.events == []
+    assert scheduler.fake.calls == []
+    assert scheduler.cache.reservations.unbound() == 0
 
 
 TEMPLATE = replace(node("new"), labels={NODE_TEMPLATE: "2x46068.10.100.NVIDIA_A40"})
@@ -216,18 +302,39 @@ TEMPLATE = replace(node("new"), labels={NODE_TEMPLATE: "2x46068.10.100.NVIDIA_A4
 
 def test_a_simulation_knows_the_usage_of_real_nodes_and_makes_up_the_others():
     """Of a node that is known, the scheduler believes its watch: its device plugin may be dead, or its pods bound."""
-    scheduler = replica(cards("full", {}), cards("free", {}), node("bare"), pods=[
-        holding("a", "full", "GPU-full-0,NVIDIA,46068,100:;")])
-    sent = [cards("full", {}), cards("free", {"memory_mib": 1}), cards("idle", {}), TEMPLATE, node("bare")]
+    scheduler = replica(
+        cards("full", {}),
+        cards("free", {}),
+        node("bare"),
+        pods=[holding("a", "full", "GPU-full-0,NVIDIA,46068,100:;")],
+    )
+    sent = [
+        cards("full", {}),
+        cards("free", {"memory_mib": 1}),
+        cards("idle", {}),
+        TEMPLATE,
+        node("bare"),
+    ]
     found = scheduler.node_filter.simulate(pod(gpus(1, memory=40_000, cores=0)), sent)
     assert found.names == ["free", "idle", "new"]
     assert found.failed == {"full": "1/1 CardInsufficientMemory", "bare": "node unregistered"}
 
 
-@pytest.mark.parametrize(("sent", "fits"), [
-    (node("bare"), False), (cards("bare", {}), False), (replace(TEMPLATE, name="bare"), True),
-    (replace(cards("bare", {"healthy": False}), labels=TEMPLATE.labels), False)],
-    ids=["nothing", "registered by an annotation that the watch does not have", "label", "label and annotation"])
+@pytest.mark.parametrize(
+    ("sent", "fits"),
+    [
+        (node("bare"), False),
+        (cards("bare", {}), False),
+        (replace(TEMPLATE, name="bare"), True),
+        (replace(cards("bare", {"healthy": False}), labels=TEMPLATE.labels), False),
+    ],
+    ids=[
+        "nothing",
+        "registered by an annotation that the watch does not have",
+        "label",
+        "label and annotation",
+    ],
+)
 def test_a_real_node_that_has_not_registered_counts_by_its_label_only(sent, fits):
     """So an autoscaler does not add another one while its device plugin starts."""
     scheduler = replica(node("bare"))
@@ -238,21 +345,31 @@ def test_a_real_node_that_has_registered_counts_as_it_is_though_an_older_state_o
     scheduler = replica(cards("n1", {}), pods=[holding("a", "n1", "GPU-n1-0,NVIDIA,46068,100:;")])
     sent = replace(TEMPLATE, name="n1")
     assert scheduler.node_filter.simulate(pod(gpus(1, memory=1)), [sent]).failed == {
-        "n1": "1/1 CardInsufficientMemory"}
+        "n1": "1/1 CardInsufficientMemory"
+    }
 
 
 @pytest.mark.parametrize("label", ["", "8", "257x1.1.1.T4", "1x1.1.1"])
 def test_a_label_that_cannot_be_read_tells_no_devices(label):
-    found = replica().node_filter.simulate(pod(gpus()), [replace(TEMPLATE, labels={NODE_TEMPLATE: label})])
+    found = replica().node_filter.simulate(
+        pod(gpus()), [replace(TEMPLATE, labels={NODE_TEMPLATE: label})]
+    )
     assert found.failed == {"new": "node unregistered"}
 
 
 def test_a_simulation_leaves_out_nodes_that_the_selector_excludes():
     """Real ones, which the watch does not show, and new ones of such a group alike: no pod is ever placed there."""
-    scheduler = replica(replace(cards("real", {}), labels={"gpu": "on"}),
-                        settings=replace(SETTINGS, node_selector="gpu=on,zone!=b"))
-    sent = [cards("real", {}), cards("excluded", {}), replace(cards("made", {}), labels={"gpu": "on"}),
-            replace(cards("other", {}), labels={"gpu": "on", "zone": "b"}), TEMPLATE]
+    scheduler = replica(
+        replace(cards("real", {}), labels={"gpu": "on"}),
+        settings=replace(SETTINGS, node_selector="gpu=on,zone!=b"),
+    )
+    sent = [
+        cards("real", {}),
+        cards("excluded", {}),
+        replace(cards("made", {}), labels={"gpu": "on"}),
+        replace(cards("other", {}), labels={"gpu": "on", "zone": "b"}),
+        TEMPLATE,
+    ]
     found = scheduler.node_filter.simulate(pod(gpus(1, memory=40_000, cores=0)), sent)
     assert found.names == ["real", "made"]
     assert found.failed == dict.fromkeys(("excluded", "other", TEMPLATE.name), "node unregistered")
@@ -266,7 +383,9 @@ def test_a_simulation_counts_quotas_and_frees_what_the_pod_itself_has_reserved()
     other = pod(gpus(1, memory=40_000, cores=0), name="other")
     assert scheduler.node_filter.simulate(other, [cards("n1", {})]).names == []
     scheduler.cache.quotas.upsert(quota(gpumem=50_000))
-    assert scheduler.node_filter.simulate(other, [TEMPLATE]).failed == {"new": "2/2 ResourceQuotaNotFit"}
+    assert scheduler.node_filter.simulate(other, [TEMPLATE]).failed == {
+        "new": "2/2 ResourceQuotaNotFit"
+    }
     assert scheduler.node_filter.simulate(asked, [TEMPLATE]).names == ["new"]
 
 
@@ -289,11 +408,17 @@ def test_a_simulation_has_a_limit_of_devices():
 
 
 def test_fifty_templates_change_nothing():
-    scheduler = replica(cards("n1", {}, {}), cards("n2", {}), pods=[holding("a", "n1", "GPU-n1-0,NVIDIA,40000,0:;")])
+    scheduler = replica(
+        cards("n1", {}, {}), cards("n2", {}), pods=[holding("a", "n1", "GPU-n1-0,NVIDIA,40000,0:;")]
+    )
     scheduler.filter(pod(gpus(1, memory=1000)))
     asked = pod(gpus(1, memory=30_000), name="asked")
     sent = [replace(TEMPLATE, name=f"new-{number}") for number in range(50)] + [cards("n1", {})]
     before = content(scheduler.cache), scheduler.cache.version(), scheduler.cache.nodes.names()
     found = scheduler.node_filter.simulate(asked, sent)
     assert len(found.names) == 51
-    assert (content(scheduler.cache), scheduler.cache.version(), scheduler.cache.nodes.names()) == before
+    assert (
+        content(scheduler.cache),
+        scheduler.cache.version(),
+        scheduler.cache.nodes.names(),
+    ) == before

@@ -104,7 +104,8 @@ def test_nothing_is_read_while_writes_of_the_last_leader_may_arrive():
     role = Role()
     role.election.settled = role.clock() + 1
     role.lead()
-    assert role.acting.step() == 1 and role.lists == 0
+    assert role.acting.step() == 1
+    assert role.lists == 0
     role.clock.seconds += 1
     role.acting.step()
     assert role.acts()
@@ -169,7 +170,8 @@ def test_a_verb_waits_for_the_leadership_and_requests_it(monkeypatch):
     role = Role()
     seconds = iter(range(100))
     role.acting._clock = lambda: 1000.0 + next(seconds)
-    assert role.acting.wait_until_leading(9.0) is False and role.election.needed > 1
+    assert role.acting.wait_until_leading(9.0) is False
+    assert role.election.needed > 1
 
 
 def test_a_verb_goes_on_as_soon_as_the_replica_acts(role, monkeypatch):
@@ -177,11 +179,17 @@ def test_a_verb_goes_on_as_soon_as_the_replica_acts(role, monkeypatch):
     monkeypatch.setattr("hami.scheduler.leadership.REQUEST_S", 60.0)
     answers, gate = [], threading.Event()
     role.catch_up = lambda: gate.wait(20)
-    verb = threading.Thread(target=lambda: answers.append(role.acting.wait_until_leading(60.0)), daemon=True)
+    verb = threading.Thread(
+        target=lambda: answers.append(role.acting.wait_until_leading(60.0)), daemon=True
+    )
     verb.start()
     eventually(lambda: role.election.needed > 1, "the verb waits", interval=0.001)
     role.lead()
-    eventually(lambda: role.election.needed > 2, "the verb has been told of the term and waits again", interval=0.001)
+    eventually(
+        lambda: role.election.needed > 2,
+        "the verb has been told of the term and waits again",
+        interval=0.001,
+    )
     gate.set()
     verb.join(20)
     assert answers == [True]
@@ -210,8 +218,10 @@ def test_a_leader_does_not_act_while_what_it_knows_of_the_nodes_is_stale():
     acting = Leadership(election, lambda: None, clock=clock, knows_until=lambda: until[0])
     election.tell(math.inf)
     acting.step()
-    assert not acting.leads() and acting.leads_until() == 0.0
+    assert not acting.leads()
+    assert acting.leads_until() == 0.0
     until[0] = clock() + 5
-    assert acting.leads() and acting.leads_until() == clock() + 5
+    assert acting.leads()
+    assert acting.leads_until() == clock() + 5
     clock.seconds += 5
     assert not acting.leads()

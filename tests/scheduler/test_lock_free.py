@@ -24,14 +24,24 @@ OWN = "x.io/own.lock"
 def other_vendor(lock):
     devices = (Device(uuid="X-0", vendor="X", model="X", slots=9, memory_mib=1),)
     return Vendor(
-        key="X", resources=Resources(count="x.io/card"),
-        annotations=Annotations(register="x.io/register", lock=lock, to_allocate="hami.io/X-devices-to-allocate",
-                                allocated="hami.io/X-devices-allocated"),
-        decision=Decision(inventory=lambda vendor, node: devices))
+        key="X",
+        resources=Resources(count="x.io/card"),
+        annotations=Annotations(
+            register="x.io/register",
+            lock=lock,
+            to_allocate="hami.io/X-devices-to-allocate",
+            allocated="hami.io/X-devices-allocated",
+        ),
+        decision=Decision(inventory=lambda vendor, node: devices),
+    )
 
 
 def lock_free(names="NVIDIA", **annotations):
-    return node("n1", gpu(), annotations={"x.io/register": "X-0"} | ({LOCK_FREE: names} if names else {}) | annotations)
+    return node(
+        "n1",
+        gpu(),
+        annotations={"x.io/register": "X-0"} | ({LOCK_FREE: names} if names else {}) | annotations,
+    )
 
 
 def world(at=lock_free(), *pods, vendors=None, **options):
@@ -58,27 +68,38 @@ def test_a_bind_is_one_write():
     made.schedule(ASKED)
     assert [call.method for call in made.fake.calls] == ["bind"]
     assert bound(made).annotations == {
-        "hami.io/vgpu-node": "n1", "hami.io/vgpu-time": "1787313600", "hami.io/bind-time": "1787313600",
-        BIND_PHASE: "success", NVIDIA.annotations.allocated: GRANTED}
-    assert made.metrics.waits == [] and made.events.reasons() == ["FilteringSucceed", "BindingSucceed"]
+        "hami.io/vgpu-node": "n1",
+        "hami.io/vgpu-time": "1787313600",
+        "hami.io/bind-time": "1787313600",
+        BIND_PHASE: "success",
+        NVIDIA.annotations.allocated: GRANTED,
+    }
+    assert made.metrics.waits == []
+    assert made.events.reasons() == [
+        "FilteringSucceed",
+        "BindingSucceed",
+    ]
 
 
 def test_nothing_is_left_to_do_for_the_pod():
     made = world()
     made.schedule(ASKED)
     made.watch()
-    assert made.cache.pods.unsettled() == [] and made.cache.reservations.unbound() == 0
+    assert made.cache.pods.unsettled() == []
+    assert made.cache.reservations.unbound() == 0
     made.fake.calls.clear()
     made.clock.seconds += 1000
     made.controller.step()
-    assert made.fake.calls_of("annotate_pod") == [] and "AllocationExpired" not in made.events.reasons()
+    assert made.fake.calls_of("annotate_pod") == []
+    assert "AllocationExpired" not in made.events.reasons()
 
 
 def test_a_reservation_shows_what_the_binding_will_carry():
     made = world()
     made.filter(ASKED)
     reservation = made.cache.reservations.get(ASKED.ref.uid)
-    assert reservation.lock_keys == () and reservation.annotations[BIND_PHASE] == "success"
+    assert reservation.lock_keys == ()
+    assert reservation.annotations[BIND_PHASE] == "success"
     assert NVIDIA.annotations.to_allocate not in reservation.annotations
 
 
@@ -88,11 +109,13 @@ def test_what_an_earlier_assignment_left_to_allocate_is_emptied():
     made.fake.put_pod(stale)
     made.schedule(stale)
     annotations = bound(made).annotations
-    assert annotations[NVIDIA.annotations.to_allocate] == "" and annotations[BIND_PHASE] == "success"
+    assert annotations[NVIDIA.annotations.to_allocate] == ""
+    assert annotations[BIND_PHASE] == "success"
 
 
-@pytest.mark.parametrize("text", ["", "DCU", "nvidia", "NVIDIA," + "x" * 5000],
-                         ids=["empty", "another", "case", "long"])
+@pytest.mark.parametrize(
+    "text", ["", "DCU", "nvidia", "NVIDIA," + "x" * 5000], ids=["empty", "another", "case", "long"]
+)
 def test_a_node_that_does_not_name_the_vendor_is_locked(text):
     made = world(lock_free(text))
     made.schedule(ASKED)
@@ -101,20 +124,26 @@ def test_a_node_that_does_not_name_the_vendor_is_locked(text):
 
 
 def test_the_lock_of_another_does_not_hold_up_a_bind():
-    made = world(lock_free(**{NODE_LOCK: LOCK}), ASKED, holding("another", "n1", "GPU-0,NVIDIA,10,0:;"))
+    made = world(
+        lock_free(**{NODE_LOCK: LOCK}), ASKED, holding("another", "n1", "GPU-0,NVIDIA,10,0:;")
+    )
     made.schedule(ASKED)
-    assert bound(made).node_name == "n1" and made.fake.lock_of("n1") == LOCK
+    assert bound(made).node_name == "n1"
+    assert made.fake.lock_of("n1") == LOCK
 
 
-@pytest.mark.parametrize(("lock", "names", "locks", "phase", "to_allocate"), [
-    (NODE_LOCK, "NVIDIA,X", set(), "success", set()),
-    (NODE_LOCK, "NVIDIA", {NODE_LOCK}, "allocating", {"X"}),
-    (NODE_LOCK, "X", {NODE_LOCK}, "allocating", {"NVIDIA"}),
-    (OWN, "NVIDIA", {OWN}, "allocating", {"X"}),
-    (OWN, "X", {NODE_LOCK}, "allocating", {"NVIDIA"}),
-    (OWN, "", {NODE_LOCK, OWN}, "allocating", {"NVIDIA", "X"}),
-    ("", "NVIDIA", set(), "allocating", {"X"}),
-])
+@pytest.mark.parametrize(
+    ("lock", "names", "locks", "phase", "to_allocate"),
+    [
+        (NODE_LOCK, "NVIDIA,X", set(), "success", set()),
+        (NODE_LOCK, "NVIDIA", {NODE_LOCK}, "allocating", {"X"}),
+        (NODE_LOCK, "X", {NODE_LOCK}, "allocating", {"NVIDIA"}),
+        (OWN, "NVIDIA", {OWN}, "allocating", {"X"}),
+        (OWN, "X", {NODE_LOCK}, "allocating", {"NVIDIA"}),
+        (OWN, "", {NODE_LOCK, OWN}, "allocating", {"NVIDIA", "X"}),
+        ("", "NVIDIA", set(), "allocating", {"X"}),
+    ],
+)
 def test_only_vendors_that_are_not_lock_free_take_locks(lock, names, locks, phase, to_allocate):
     both = pod(gpus(1, memory=10), container({"x.io/card": 1}, name="x"), phase="Pending")
     vendors = Catalog([NVIDIA, other_vendor(lock)])
@@ -123,23 +152,32 @@ def test_only_vendors_that_are_not_lock_free_take_locks(lock, names, locks, phas
     annotations = bound(made).annotations
     assert {key for key in made.fake.nodes["n1"].annotations if key.endswith(".lock")} == locks
     assert annotations[BIND_PHASE] == phase
-    assert {vendor.key for vendor in vendors if vendor.annotations.to_allocate in annotations} == to_allocate
+    assert {
+        vendor.key for vendor in vendors if vendor.annotations.to_allocate in annotations
+    } == to_allocate
     assert all(vendor.annotations.allocated in annotations for vendor in vendors)
     made.watch()
-    waits = any(vendor.annotations.lock == NODE_LOCK and vendor.key in to_allocate for vendor in vendors)
+    waits = any(
+        vendor.annotations.lock == NODE_LOCK and vendor.key in to_allocate for vendor in vendors
+    )
     assert made.cache.pods.get(both.ref.uid).allocating is waits
 
 
 # the node changes
 
+
 @pytest.mark.parametrize(("before", "after"), [("NVIDIA", ""), ("", "NVIDIA")])
-def test_a_change_between_filter_and_bind_is_refused_and_comes_out_right_when_filtered_again(before, after):
+def test_a_change_between_filter_and_bind_is_refused_and_comes_out_right_when_filtered_again(
+    before, after
+):
     made = world(lock_free(before))
     assert made.filter(ASKED) == "n1"
     announce(made, after)
     with pytest.raises(Rejected, match="that need no lock have changed"):
         made.binder.bind(ASKED.ref, "n1")
-    assert made.fake.bindings == 0 and made.fake.lock_of("n1") is None and made.cache.reservations.unbound() == 0
+    assert made.fake.bindings == 0
+    assert made.fake.lock_of("n1") is None
+    assert made.cache.reservations.unbound() == 0
     made.schedule(ASKED)
     assert bound(made).annotations[BIND_PHASE] == ("success" if after else "allocating")
     assert bool(made.fake.lock_of("n1")) is not bool(after)
@@ -159,7 +197,8 @@ def test_a_change_while_a_bind_takes_its_lock_is_refused():
         made.binder.bind(ASKED.ref, "n1")
     made.watch()
     made.locks.release_unneeded("n1")
-    assert made.fake.bindings == 0 and made.fake.lock_of("n1") is None
+    assert made.fake.bindings == 0
+    assert made.fake.lock_of("n1") is None
 
 
 def test_a_node_becomes_lock_free_under_a_pod_that_is_allocating():
@@ -169,11 +208,14 @@ def test_a_node_becomes_lock_free_under_a_pod_that_is_allocating():
     announce(made, "NVIDIA")
     made.schedule(second)
     assert bound(made, "second").annotations[BIND_PHASE] == "success"
-    assert made.fake.lock_of("n1").endswith(",default,pod1"), "the device plugin still has to allocate its devices"
+    assert made.fake.lock_of("n1").endswith(",default,pod1"), (
+        "the device plugin still has to allocate its devices"
+    )
     assert made.fake.allocate("n1").ref == ASKED.ref
     made.watch()
     made.controller.step()
-    assert made.fake.lock_of("n1") is None and made.cache.pods.unsettled() == []
+    assert made.fake.lock_of("n1") is None
+    assert made.cache.pods.unsettled() == []
 
 
 def test_a_node_needs_locks_again_under_running_pods():
@@ -198,7 +240,9 @@ def test_a_lock_waits_for_pods_that_were_bound_without_one(is_seen):
     known = made.fake.nodes["n1"]
     made.fake.put_node(replace(known, annotations={**known.annotations, LOCK_FREE: ""}))
     made.watch("nodes")
-    with pytest.raises(NodeLocked, match="a pod that was bound without a lock has not been allocated its devices"):
+    with pytest.raises(
+        NodeLocked, match="a pod that was bound without a lock has not been allocated its devices"
+    ):
         made.schedule(second)
     assert made.fake.lock_of("n1") is None
     made.fake.put_pod(replace(bound(made), admitted=True))
@@ -217,6 +261,7 @@ def test_a_lock_does_not_wait_for_pods_whose_vendor_has_none():
 
 # other processes, and Bindings without an answer
 
+
 def test_pods_that_another_process_may_have_bound_are_read_before_the_binding():
     made = world()
     made.filter(ASKED)
@@ -231,7 +276,9 @@ def test_a_mark_that_comes_while_the_pods_are_read_stays():
     made = world()
     made.filter(ASKED)
     made.cache.nodes.mark_foreign("n1")
-    made.fake.on_call = lambda call: call.method == "pods_on" and made.cache.nodes.mark_foreign("n1")
+    made.fake.on_call = lambda call: (
+        call.method == "pods_on" and made.cache.nodes.mark_foreign("n1")
+    )
     made.binder.bind(ASKED.ref, "n1")
     assert made.cache.nodes.foreign_mark("n1")
 
@@ -254,7 +301,8 @@ def test_a_bind_does_not_rely_on_pods_that_another_bind_still_reads():
     made.fake.on_call = bind_second
     with pytest.raises(Rejected):
         made.binder.bind(ASKED.ref, "n1")
-    assert "taken by another pod" in outcomes[0] and made.fake.bindings == 0
+    assert "taken by another pod" in outcomes[0]
+    assert made.fake.bindings == 0
 
 
 def test_a_binding_without_an_answer_keeps_its_reservation_without_a_lock():
@@ -264,14 +312,17 @@ def test_a_binding_without_an_answer_keeps_its_reservation_without_a_lock():
     made.fake.fail("pod", no_answer())
     with pytest.raises(ClusterError, match="no answer"):
         made.binder.bind(ASKED.ref, "n1")
-    assert made.fake.lock_of("n1") is None and made.cache.reservations.get(ASKED.ref.uid)
-    assert made.schedule(ASKED) == "n1" and bound(made).node_name == "n1"
+    assert made.fake.lock_of("n1") is None
+    assert made.cache.reservations.get(ASKED.ref.uid)
+    assert made.schedule(ASKED) == "n1"
+    assert bound(made).node_name == "n1"
     assert made.cache.reservations.unbound() == 0
 
 
 def test_the_annotation_is_forgotten_with_its_node():
     made = world()
-    assert made.cache.nodes.lock_free("n1") == {"NVIDIA"} and made.cache.nodes.lock_free("n2") == set()
+    assert made.cache.nodes.lock_free("n1") == {"NVIDIA"}
+    assert made.cache.nodes.lock_free("n2") == set()
     made.fake.delete_node("n1")
     made.watch()
     assert made.cache.nodes.lock_free("n1") == set()

@@ -29,13 +29,19 @@ class Queue:
 
     def order(self):
         state = self.states._states["n1"]["key"]
-        return "".join(name for waiter in state.queue for name, other in self.waiters.items() if waiter is other)
+        return "".join(
+            name
+            for waiter in state.queue
+            for name, other in self.waiters.items()
+            if waiter is other
+        )
 
 
 def test_binds_are_served_in_the_order_in_which_they_come():
     queue = Queue()
     queue.join(*"abc")
-    assert queue.order() == "abc" and queue.states.waiting() == {"n1": 3}
+    assert queue.order() == "abc"
+    assert queue.states.waiting() == {"n1": 3}
     queue.leave("b", taken=True)
     queue.join("b")
     assert queue.order() == "acb"
@@ -77,9 +83,12 @@ def test_a_bind_that_has_the_lock_does_not_wait_any_more():
     queue = Queue()
     queue.join("a", "b")
     queue.states.record_taken(queue.waiters["a"])
-    assert queue.states.waiting() == {"n1": 1} and queue.order() == "ab" and len(queue.waits) == 1
+    assert queue.states.waiting() == {"n1": 1}
+    assert queue.order() == "ab"
+    assert len(queue.waits) == 1
     queue.leave("b")
-    assert queue.states.waiting() == {} and len(queue.waits) == 2
+    assert queue.states.waiting() == {}
+    assert len(queue.waits) == 2
 
 
 def test_twenty_thousand_nodes_that_come_and_go_leave_nothing():
@@ -100,7 +109,11 @@ def test_twenty_thousand_nodes_that_come_and_go_leave_nothing():
 def test_what_is_still_needed_is_not_forgotten():
     locked, unlocked, gone = ("text", 7), (None, 7), None
     for known, leftover, kept in (
-            (locked, "", True), (unlocked, "", False), (unlocked, "text", True), (gone, "text", False)):
+        (locked, "", True),
+        (unlocked, "", False),
+        (unlocked, "text", True),
+        (gone, "text", False),
+    ):
         states = LockStates(lambda seconds: None)
         with states.unused(LOCK) as state:
             state.record_leftover(leftover)
@@ -112,7 +125,8 @@ def test_a_queue_is_not_forgotten():
     queue = Queue()
     state = queue.join("a")
     queue.states.forget_unused(lambda lock: None)
-    assert queue.join("b") is state and queue.order() == "ab"
+    assert queue.join("b") is state
+    assert queue.order() == "ab"
 
 
 def test_only_a_lock_without_a_queue_is_unused():
@@ -124,4 +138,5 @@ def test_only_a_lock_without_a_queue_is_unused():
     with queue.states.unused(LOCK) as state, contextlib.ExitStack() as stack:
         assert state is not None
         _, waiter = stack.enter_context(queue.states.queued(LOCK, "b"))
-        assert state.queue[1] is waiter and queue.states.waiting() == {"n1": 1}
+        assert state.queue[1] is waiter
+        assert queue.states.waiting() == {"n1": 1}

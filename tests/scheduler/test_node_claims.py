@@ -18,7 +18,9 @@ from tests.world import Clock, Replica, WatchedCluster
 
 CARD = 1000
 FIRST = Settings(node_selector=f"!{SHARD}", other_shards=("hami-scheduler-b",))
-SECOND = Settings(node_selector=f"{SHARD}=b", scheduler_name="hami-scheduler-b", other_shards=("hami-scheduler",))
+SECOND = Settings(
+    node_selector=f"{SHARD}=b", scheduler_name="hami-scheduler-b", other_shards=("hami-scheduler",)
+)
 
 
 class Shard(Replica):
@@ -37,8 +39,13 @@ class Shard(Replica):
         self.fake.nodes.update(kept)
 
     def deliver(self, kind, news):
-        super().deliver(kind, [(verb if kind == "pods" or self.selects(item.labels) else "remove", item)
-                               for verb, item in news])
+        super().deliver(
+            kind,
+            [
+                (verb if kind == "pods" or self.selects(item.labels) else "remove", item)
+                for verb, item in news
+            ],
+        )
 
     def see(self, *kinds):
         """Delivers all changes."""
@@ -56,10 +63,19 @@ class World:
 
     def __init__(self, nodes=1):
         self.clock = Clock()
-        self.fake = WatchedCluster(nodes=[  # a bind that locked them would read their labels
-            node(f"n{number}", gpu(f"GPU-{number}", memory_mib=CARD), annotations={LOCK_FREE: "NVIDIA"})
-            for number in range(nodes)])
-        self.first, self.second = (Shard(self.fake, self.clock, settings) for settings in (FIRST, SECOND))
+        self.fake = WatchedCluster(
+            nodes=[  # a bind that locked them would read their labels
+                node(
+                    f"n{number}",
+                    gpu(f"GPU-{number}", memory_mib=CARD),
+                    annotations={LOCK_FREE: "NVIDIA"},
+                )
+                for number in range(nodes)
+            ]
+        )
+        self.first, self.second = (
+            Shard(self.fake, self.clock, settings) for settings in (FIRST, SECOND)
+        )
         self.count = 0
         self.both(lambda shard: shard.controller.step())
 
@@ -69,12 +85,16 @@ class World:
 
     def move(self, name, label):
         item = self.fake.nodes[name]
-        labels = {key: text for key, text in item.labels.items() if key != SHARD} | ({SHARD: label} if label else {})
+        labels = {key: text for key, text in item.labels.items() if key != SHARD} | (
+            {SHARD: label} if label else {}
+        )
         self.fake.put_node(replace(item, labels=labels))
 
     def new_pod(self, **fields):
         self.count += 1
-        return self.fake.put_pod(pod(gpus(1, memory=CARD), name=f"p{self.count}", phase="Pending", **fields))
+        return self.fake.put_pod(
+            pod(gpus(1, memory=CARD), name=f"p{self.count}", phase="Pending", **fields)
+        )
 
     def owner(self, name="n0"):
         return self.fake.nodes[name].annotations.get(NODE_SCHEDULER)
@@ -90,7 +110,8 @@ class World:
 def test_a_node_that_named_nobody_is_claimed_and_used_at_once():
     world = World()
     assert world.owner() == "hami-scheduler"
-    assert world.first.filter(world.new_pod()) == "n0" and world.second.filter(world.new_pod()) is None
+    assert world.first.filter(world.new_pod()) == "n0"
+    assert world.second.filter(world.new_pod()) is None
 
 
 def test_a_node_of_another_scheduler_rests_before_it_is_used():
@@ -103,23 +124,37 @@ def test_a_node_of_another_scheduler_rests_before_it_is_used():
     assert world.owner() == f"hami-scheduler-b {world.clock.now():%Y-%m-%dT%H:%M:%SZ}"
     (text,) = world.second.node_filter.filter(world.new_pod(), ["n0"]).unresolvable.values()
     until = world.clock.now() + timedelta(seconds=REST_S)
-    assert text == (f"node rests until {until:%H:%M:%S} UTC, since the scheduler that has had it may still bind pods "
-                    "to it")
+    assert text == (
+        f"node rests until {until:%H:%M:%S} UTC, since the scheduler that has had it may still bind pods "
+        "to it"
+    )
     world.wait(REST_S - 1)
     assert world.second.filter(world.new_pod()) is None
     world.wait(1)
-    assert world.owner() == "hami-scheduler-b" and world.second.filter(world.new_pod()) == "n0"
+    assert world.owner() == "hami-scheduler-b"
+    assert world.second.filter(world.new_pod()) == "n0"
 
 
-@pytest.mark.parametrize("text, shown", [
-    ("x" * 250_000, "node has belonged to scheduler " + "x" * 300 + ", and is claimed first"),
-    ("x 9999-12-31T23:59:59Z", "node rests until 00:02:34 UTC, since the scheduler that has had it may still bind pods "
-                               "to it"),
-], ids=["long", "the end of time"])
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("x" * 250_000, "node has belonged to scheduler " + "x" * 300 + ", and is claimed first"),
+        (
+            "x 9999-12-31T23:59:59Z",
+            "node rests until 00:02:34 UTC, since the scheduler that has had it may still bind pods "
+            "to it",
+        ),
+    ],
+    ids=["long", "the end of time"],
+)
 def test_what_anybody_has_written_on_a_node_is_bounded_and_claimed_anew(text, shown):
     world = World()
-    world.fake.put_node(replace(world.fake.nodes["n0"], annotations={
-        **world.fake.nodes["n0"].annotations, NODE_SCHEDULER: text}))
+    world.fake.put_node(
+        replace(
+            world.fake.nodes["n0"],
+            annotations={**world.fake.nodes["n0"].annotations, NODE_SCHEDULER: text},
+        )
+    )
     world.first.see()
     assert world.first.node_filter.filter(world.new_pod(), ["n0"]).unresolvable == {"n0": shown}
     world.wait(1)
@@ -147,7 +182,9 @@ def test_the_pods_that_the_other_scheduler_has_bound_last_are_read_before_the_fi
     world.second.see()
     world.second.controller.step()
     world.clock.seconds += 1
-    world.second.pods.prune({item.ref.uid for item in world.fake.pods.values()}, world.clock())  # it reads them once
+    world.second.pods.prune(
+        {item.ref.uid for item in world.fake.pods.values()}, world.clock()
+    )  # it reads them once
     world.first.binder.bind(late.ref, "n0")  # it has not seen the label
     world.clock.seconds += REST_S
     world.second.see("nodes")
@@ -159,7 +196,9 @@ def test_the_pods_that_the_other_scheduler_has_bound_last_are_read_before_the_fi
 
 
 def test_without_a_selector_nothing_is_written_and_no_node_rests():
-    fake = WatchedCluster(nodes=[node("n0", gpu("GPU-0"), annotations={NODE_SCHEDULER: "hami-scheduler-b"})])
+    fake = WatchedCluster(
+        nodes=[node("n0", gpu("GPU-0"), annotations={NODE_SCHEDULER: "hami-scheduler-b"})]
+    )
     alone = Replica(fake, Clock())
     alone.controller.step()
     assert fake.nodes["n0"].annotations[NODE_SCHEDULER] == "hami-scheduler-b"
@@ -173,10 +212,14 @@ def test_no_card_is_given_out_twice_while_its_node_moves(seed):
     for _ in range(300):
         shard = rng.choice((world.first, world.second))
         world.both(Shard.trust)
-        match rng.choice(("move", "filter", "filter", "bind", "bind", "see", "see", "control", "pass", "end")):
+        match rng.choice(
+            ("move", "filter", "filter", "bind", "bind", "see", "see", "control", "pass", "end")
+        ):
             case "move":
                 world.move("n0", rng.choice(("", "b")))
-            case "filter" if shard.leadership.leading and shard.filter(made := world.new_pod()) is not None:
+            case "filter" if (
+                shard.leadership.leading and shard.filter(made := world.new_pod()) is not None
+            ):
                 chosen.append((shard, made.ref))
             case "bind" if chosen:
                 binding, ref = chosen.pop(rng.randrange(len(chosen)))

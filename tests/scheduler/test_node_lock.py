@@ -24,9 +24,18 @@ OLD = "2026-08-21T11:54:59Z"  # 301 s before
 
 def holder(phase="allocating", name="held", on="n1", **fields):
     text = "GPU-0,NVIDIA,10,0:;"
-    return pod(gpus(1, memory=10), name=name, node_name=on, annotations={
-        ASSIGNED_NODE: "n1", BIND_PHASE: phase, NVIDIA.annotations.allocated: text,
-        NVIDIA.annotations.to_allocate: text}, **fields)
+    return pod(
+        gpus(1, memory=10),
+        name=name,
+        node_name=on,
+        annotations={
+            ASSIGNED_NODE: "n1",
+            BIND_PHASE: phase,
+            NVIDIA.annotations.allocated: text,
+            NVIDIA.annotations.to_allocate: text,
+        },
+        **fields,
+    )
 
 
 def locked(text):
@@ -38,7 +47,9 @@ class Scene:
 
     def __init__(self, lock=None, *pods, node=None, watched=None, **options):
         self.clock = Clock()
-        watched = watched if watched is not None else OBSERVED_S if lock and lock.startswith(OLD) else 0.0
+        watched = (
+            watched if watched is not None else OBSERVED_S if lock and lock.startswith(OLD) else 0.0
+        )
         self.clock.seconds -= watched
         self.fake = WatchedCluster(nodes=[node or locked(lock)], pods=pods)
         self.replica = Replica(self.fake, self.clock, **options)
@@ -53,11 +64,19 @@ class Scene:
     @property
     def annotations(self):
         """Of the node, what locks it."""
-        return {key: text for key, text in self.fake.nodes["n1"].annotations.items() if key.endswith(".lock")}
+        return {
+            key: text
+            for key, text in self.fake.nodes["n1"].annotations.items()
+            if key.endswith(".lock")
+        }
 
-    def take(self, name="a", timeout=0.0, wanted=lambda: True, keys=(NODE_LOCK,), node="n1", **fields):
+    def take(
+        self, name="a", timeout=0.0, wanted=lambda: True, keys=(NODE_LOCK,), node="n1", **fields
+    ):
         """Takes locks, which ``release`` and ``hand_over`` are then about."""
-        held = self.locks.held(node, keys, pod(name=name, **fields).ref, self.clock() + timeout, wanted)
+        held = self.locks.held(
+            node, keys, pod(name=name, **fields).ref, self.clock() + timeout, wanted
+        )
         held.__enter__()
         self.held = held
 
@@ -87,12 +106,14 @@ class Scene:
 
 # taking
 
+
 def test_a_free_lock_is_taken_in_one_compare_and_swap():
     scene = Scene()
     version = scene.fake.nodes["n1"].resource_version
     scene.take()
     assert scene.lock == f"{NOW},default,a"
-    assert scene.calls() == ["annotate_node"] and scene.fake.calls[0].resource_version == version
+    assert scene.calls() == ["annotate_node"]
+    assert scene.fake.calls[0].resource_version == version
 
 
 def test_a_lock_that_has_changed_hands_meanwhile_is_not_taken():
@@ -107,7 +128,8 @@ def test_a_conflict_on_the_node_is_retried():
     scene = Scene()
     scene.fake.fail("annotate_node", Conflict("modified", 409), times=4)
     scene.take()
-    assert scene.lock == f"{NOW},default,a" and scene.calls().count("annotate_node") == 5
+    assert scene.lock == f"{NOW},default,a"
+    assert scene.calls().count("annotate_node") == 5
 
 
 def test_an_unknown_node_is_an_error():
@@ -131,27 +153,48 @@ def test_a_pod_that_holds_the_lock_already_takes_it_again():
 
 # taking over
 
-@pytest.mark.parametrize(("lock", "pods", "free", "writes"), [
-    (f"{OLD},default,gone", [], True, ["annotate_node"]),
-    (f"{NOW},default,held", [holder()], False, []),
-    (f"{NOW},default,held", [holder(deleting=True)], False, []),
-    (f"{OLD},default,held", [holder()], True, ["annotate_pod", "annotate_node"]),
-    (f"{NOW},default,held", [pod(gpus(), name="held")], False, []),
-    (f"{OLD},default,held", [pod(gpus(), name="held")], True, ["annotate_node"]),
-    (f"{OLD},default,held", [holder(on="")], True, ["annotate_pod", "annotate_node"]),
-    (f"{NOW},default,held", [holder(on="n2")], True, ["annotate_node"]),
-    (f"{NOW},default,held", [pod(gpus(), name="held", node_name="n1", uid="x")], False, []),
-    (f"{NOW},default,held", [pod(gpus(0), name="held", node_name="n1")], False, []),
-    (NOW, [], False, []),
-    (OLD, [], True, ["annotate_node"]),
-    ("lock", [], True, ["annotate_node"]),
-    (f"{NOW},default", [], True, ["annotate_node"]),
-    (f"{NOW},,", [], True, ["annotate_node"]),
-    (f"{NOW},..,../x", [], True, ["annotate_node"]),
-    ("2026-08-21T12:00:00,default,held", [], True, ["annotate_node"])],
-    ids=["gone", "allocating", "terminating", "expired", "not yet bound", "never bound", "unbound with devices",
-         "bound elsewhere", "another of the name", "asks for nothing", "legacy", "legacy expired", "malformed",
-         "two parts", "empty names", "impossible names", "no zone"])
+
+@pytest.mark.parametrize(
+    ("lock", "pods", "free", "writes"),
+    [
+        (f"{OLD},default,gone", [], True, ["annotate_node"]),
+        (f"{NOW},default,held", [holder()], False, []),
+        (f"{NOW},default,held", [holder(deleting=True)], False, []),
+        (f"{OLD},default,held", [holder()], True, ["annotate_pod", "annotate_node"]),
+        (f"{NOW},default,held", [pod(gpus(), name="held")], False, []),
+        (f"{OLD},default,held", [pod(gpus(), name="held")], True, ["annotate_node"]),
+        (f"{OLD},default,held", [holder(on="")], True, ["annotate_pod", "annotate_node"]),
+        (f"{NOW},default,held", [holder(on="n2")], True, ["annotate_node"]),
+        (f"{NOW},default,held", [pod(gpus(), name="held", node_name="n1", uid="x")], False, []),
+        (f"{NOW},default,held", [pod(gpus(0), name="held", node_name="n1")], False, []),
+        (NOW, [], False, []),
+        (OLD, [], True, ["annotate_node"]),
+        ("lock", [], True, ["annotate_node"]),
+        (f"{NOW},default", [], True, ["annotate_node"]),
+        (f"{NOW},,", [], True, ["annotate_node"]),
+        (f"{NOW},..,../x", [], True, ["annotate_node"]),
+        ("2026-08-21T12:00:00,default,held", [], True, ["annotate_node"]),
+    ],
+    ids=[
+        "gone",
+        "allocating",
+        "terminating",
+        "expired",
+        "not yet bound",
+        "never bound",
+        "unbound with devices",
+        "bound elsewhere",
+        "another of the name",
+        "asks for nothing",
+        "legacy",
+        "legacy expired",
+        "malformed",
+        "two parts",
+        "empty names",
+        "impossible names",
+        "no zone",
+    ],
+)
 def test_locks_that_may_be_taken_over(lock, pods, free, writes):
     scene = Scene(lock, *pods)
     assert scene.is_taken() is free
@@ -161,7 +204,9 @@ def test_locks_that_may_be_taken_over(lock, pods, free, writes):
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_the_lock_of_a_terminated_pod_is_free(phase):
-    assert Scene(f"{NOW},default,held", pod(gpus(), name="held", node_name="n1", phase=phase)).is_taken()
+    assert Scene(
+        f"{NOW},default,held", pod(gpus(), name="held", node_name="n1", phase=phase)
+    ).is_taken()
 
 
 @pytest.mark.parametrize("phase", ["success", "failed"])
@@ -171,7 +216,8 @@ def test_a_holder_that_has_finished_has_a_moment_to_release_the_lock(phase):
     scene.clock.seconds += FINISHED_S
     assert not scene.is_taken()
     scene.clock.seconds += 1
-    assert scene.is_taken() and scene.replica.events == []
+    assert scene.is_taken()
+    assert scene.replica.events == []
 
 
 def test_a_lock_whose_holder_is_gone_is_kept_as_long_as_a_kubelet_may_still_ask_for_it():
@@ -183,12 +229,16 @@ def test_a_lock_whose_holder_is_gone_is_kept_as_long_as_a_kubelet_may_still_ask_
     assert scene.is_taken()
 
 
-@pytest.mark.parametrize(("held", "kept"), [
-    (holder(name="a", uid="earlier"), True),
-    (holder("success", name="a", uid="earlier"), False),
-    (holder("failed", name="a", uid="earlier"), False),
-    (pod(gpus(), name="a", uid="earlier"), False),
-], ids=["allocating", "allocated", "failed", "not bound"])
+@pytest.mark.parametrize(
+    ("held", "kept"),
+    [
+        (holder(name="a", uid="earlier"), True),
+        (holder("success", name="a", uid="earlier"), False),
+        (holder("failed", name="a", uid="earlier"), False),
+        (pod(gpus(), name="a", uid="earlier"), False),
+    ],
+    ids=["allocating", "allocated", "failed", "not bound"],
+)
 def test_the_lock_of_a_deleted_pod_is_kept_only_if_its_plugin_has_not_answered(held, kept):
     scene = Scene(None, held)
     scene.take(held.ref.name, uid=held.ref.uid)
@@ -205,13 +255,21 @@ def test_the_lock_of_a_deleted_pod_is_kept_only_if_its_plugin_has_not_answered(h
 
 def test_a_plugin_that_trusts_the_lock_never_serves_the_next_pod_to_the_call_for_a_deleted_one():
     """HAMi's own plugin answers each Allocate with the devices of the pod that the lock names."""
-    scene = Scene(None, *(pod(gpus(1, memory=memory), name=name) for name, memory in (("dead", 1000), ("next", 2000))))
+    scene = Scene(
+        None,
+        *(
+            pod(gpus(1, memory=memory), name=name)
+            for name, memory in (("dead", 1000), ("next", 2000))
+        ),
+    )
     scene.replica.schedule(scene.fake.pods["default", "dead"])
     scene.fake.delete_pod("default", "dead")  # by force: its kubelet is about to call Allocate
     scene.replica.watch()
     with pytest.raises(NodeLocked):
         scene.replica.schedule(scene.fake.pods["default", "next"])
-    assert scene.fake.allocate("n1") is None, "the call for the deleted pod is answered with an error"
+    assert scene.fake.allocate("n1") is None, (
+        "the call for the deleted pod is answered with an error"
+    )
     scene.clock.seconds += DELETED_S + 1
     scene.replica.schedule(scene.fake.pods["default", "next"])
     assert scene.fake.allocate("n1").ref.name == "next"
@@ -219,7 +277,13 @@ def test_a_plugin_that_trusts_the_lock_never_serves_the_next_pod_to_the_call_for
 
 def test_a_kubelet_that_stands_still_keeps_the_lock_of_a_deleted_pod_until_it_goes_on():
     """For 13 s; then it renews its Lease, and calls Allocate for the deleted pod."""
-    scene = Scene(None, *(pod(gpus(1, memory=memory), name=name) for name, memory in (("dead", 1000), ("next", 2000))))
+    scene = Scene(
+        None,
+        *(
+            pod(gpus(1, memory=memory), name=name)
+            for name, memory in (("dead", 1000), ("next", 2000))
+        ),
+    )
     scene.fake.put_lease(LeaseRecord(namespace="kube-node-lease", name="n1", renew_time=NOW))
     scene.replica.schedule(scene.fake.pods["default", "dead"])
     scene.fake.delete_pod("default", "dead")
@@ -231,14 +295,20 @@ def test_a_kubelet_that_stands_still_keeps_the_lock_of_a_deleted_pod_until_it_go
         except NodeLocked:
             return False
         return True
+
     assert not is_bound()
     scene.clock.seconds += 13
     assert not is_bound()
-    scene.fake.put_lease(LeaseRecord(namespace="kube-node-lease", name="n1", renew_time="2026-08-21T12:00:13Z"))
+    scene.fake.put_lease(
+        LeaseRecord(namespace="kube-node-lease", name="n1", renew_time="2026-08-21T12:00:13Z")
+    )
     assert not is_bound()
-    assert scene.fake.allocate("n1") is None, "the call for the deleted pod is answered with an error"
+    assert scene.fake.allocate("n1") is None, (
+        "the call for the deleted pod is answered with an error"
+    )
     scene.clock.seconds += RENEWED_S + 1
-    assert is_bound() and scene.fake.allocate("n1").ref.name == "next"
+    assert is_bound()
+    assert scene.fake.allocate("n1").ref.name == "next"
 
 
 def test_a_lease_that_may_not_be_read_is_no_reason_to_wait():
@@ -278,7 +348,8 @@ def test_a_time_of_day_that_jumps_revokes_no_holder_and_keeps_no_lock(hours):
     scene = Scene(f"{NOW},default,held", holder())
     scene.clock.jump(timedelta(hours=hours))
     scene.clock.seconds += 300
-    assert not scene.is_taken() and scene.fake.calls_of("annotate_pod") == []
+    assert not scene.is_taken()
+    assert scene.fake.calls_of("annotate_pod") == []
     scene.clock.seconds += 1
     assert scene.is_taken()
 
@@ -316,6 +387,7 @@ def test_a_new_leader_that_has_long_seen_the_lock_waits_as_long():
 
 # revoking
 
+
 def test_the_holder_is_revoked_before_its_lock_is_taken():
     scene = Scene(f"{OLD},default,held", holder())
     version = scene.fake.pods["default", "held"].resource_version
@@ -323,10 +395,13 @@ def test_the_holder_is_revoked_before_its_lock_is_taken():
     revoking = scene.fake.calls_of("annotate_pod")[0]
     assert revoking.annotations == {NVIDIA.annotations.to_allocate: "", BIND_PHASE: "failed"}
     assert revoking.resource_version == version
-    assert scene.fake.pods["default", "held"].annotations[NVIDIA.annotations.allocated], "what it holds stays booked"
+    assert scene.fake.pods["default", "held"].annotations[NVIDIA.annotations.allocated], (
+        "what it holds stays booked"
+    )
     assert [ref.name for ref in scene.replica.events.subjects] == ["held"]
     assert scene.replica.events == [
-        ("AllocationRevoked", "the device plugin of node n1 did not allocate the devices in time")]
+        ("AllocationRevoked", "the device plugin of node n1 did not allocate the devices in time")
+    ]
 
 
 def test_a_lock_is_not_taken_when_its_holder_cannot_be_revoked():
@@ -353,7 +428,8 @@ def test_a_holder_that_finishes_just_now_is_not_revoked():
 def test_a_late_watch_revokes_no_pod():
     scene = Scene(f"{OLD},default,held", pod(gpus(), name="held"))
     scene.fake.put_pod(holder("success"))
-    assert not scene.is_taken() and scene.fake.calls_of("annotate_pod") == []
+    assert not scene.is_taken()
+    assert scene.fake.calls_of("annotate_pod") == []
 
 
 def test_an_earlier_pod_of_the_same_name_does_not_free_the_lock():
@@ -367,10 +443,12 @@ def test_no_lock_is_taken_over_without_an_answer_of_the_api_server():
     scene.fake.fail("pod", no_answer())
     with pytest.raises(ClusterError):
         scene.take()
-    assert scene.lock == f"{NOW},default,gone" and scene.replica.lock_states.waiting() == {}
+    assert scene.lock == f"{NOW},default,gone"
+    assert scene.replica.lock_states.waiting() == {}
 
 
 # releasing
+
 
 def test_a_taken_lock_is_released():
     scene = Scene()
@@ -419,7 +497,8 @@ def test_the_answer_of_an_earlier_bind_may_come_after_that_of_a_later_bind_of_it
     monkeypatch.setattr(WatchedCluster, "annotate_node", slow)
     scene.take()
     scene.release()
-    assert later and scene.lock == f"{NOW},default,a"
+    assert later
+    assert scene.lock == f"{NOW},default,a"
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -464,16 +543,20 @@ def test_a_lock_that_cannot_be_released_does_not_stop_the_others():
         scene.take(node=name)
         scene.fake.fail("annotate_node", no_answer())
         scene.release()
-    scene.fake.fail("annotate_node", ClusterError("forbidden", 403), times=3)  # two handshakes and the first lock
+    scene.fake.fail(
+        "annotate_node", ClusterError("forbidden", 403), times=3
+    )  # two handshakes and the first lock
     scene.tick()
     assert (scene.lock, scene.fake.lock_of("n2")) == (f"{NOW},default,a", None)
 
 
 # releasing unneeded locks
 
+
 def test_an_unneeded_lock_is_released():
     scene = Scene(f"{OLD},default,gone")
-    assert scene.locks.release_unneeded("n1") and scene.lock is None
+    assert scene.locks.release_unneeded("n1")
+    assert scene.lock is None
     assert not scene.locks.release_unneeded("n1")
 
 
@@ -482,7 +565,8 @@ def test_a_needed_or_claimed_lock_is_not_released():
     scene = Scene()
     scene.take()
     scene.clock.seconds += 1000
-    assert not scene.locks.release_unneeded("n1") and scene.lock == f"{NOW},default,a"
+    assert not scene.locks.release_unneeded("n1")
+    assert scene.lock == f"{NOW},default,a"
 
 
 def test_the_controller_forgets_locks_that_are_over_and_nodes_that_are_gone():
@@ -503,6 +587,7 @@ def test_the_controller_forgets_locks_that_are_over_and_nodes_that_are_gone():
 
 # the queue, with threads
 
+
 class WaitingBinds:
     """Binds that wait in threads of their own."""
 
@@ -514,8 +599,14 @@ class WaitingBinds:
         thread = threading.Thread(target=self._wait, args=(name, wanted, timeout), daemon=True)
         thread.start()
         self.threads.append(thread)
-        eventually(lambda: self.scene.replica.lock_states.waiting().get("n1", 0) > before or not thread.is_alive(),
-                   "the bind waits for the node or has ended", interval=0.001)
+        eventually(
+            lambda: (
+                self.scene.replica.lock_states.waiting().get("n1", 0) > before
+                or not thread.is_alive()
+            ),
+            "the bind waits for the node or has ended",
+            interval=0.001,
+        )
 
     def _wait(self, name, wanted, timeout):
         try:
@@ -535,14 +626,16 @@ def test_binds_take_a_lock_one_after_the_other_when_the_watch_shows_it_free():
     binds = WaitingBinds(scene)
     for name in "abc":
         binds.join(name)
-    assert binds.got == [] and scene.replica.lock_states.waiting() == {"n1": 3}
+    assert binds.got == []
+    assert scene.replica.lock_states.waiting() == {"n1": 3}
     for count in (1, 2, 3):
         scene.hand_over()
         scene.fake.release("n1")
         scene.replica.watch()
         eventually(lambda: len(binds.got) == count, f"{count} binds have the lock", interval=0.001)
     binds.end()
-    assert binds.got == ["a", "b", "c"] and scene.replica.lock_states.waiting() == {}
+    assert binds.got == ["a", "b", "c"]
+    assert scene.replica.lock_states.waiting() == {}
 
 
 def test_a_pod_that_comes_back_after_it_has_waited_in_vain_has_its_place():
@@ -560,7 +653,8 @@ def test_a_pod_that_comes_back_after_it_has_waited_in_vain_has_its_place():
         scene.replica.watch()
         eventually(lambda: len(binds.got) == count, f"{count} binds have the lock", interval=0.001)
     binds.end()
-    assert binds.got == ["a", "b", "c"] and [name for name, _ in binds.given_up] == ["b"]
+    assert binds.got == ["a", "b", "c"]
+    assert [name for name, _ in binds.given_up] == ["b"]
 
 
 def test_the_next_bind_begins_as_soon_as_the_one_before_has_failed():
@@ -581,12 +675,14 @@ def test_a_lock_that_the_controller_looks_at_is_not_taken_meanwhile():
     def join(call):
         if call.method == "annotate_node" and not binds.threads:
             binds.join("a")
-            assert binds.got == [] and scene.replica.lock_states.waiting() == {"n1": 1}
+            assert binds.got == []
+            assert scene.replica.lock_states.waiting() == {"n1": 1}
 
     scene.fake.on_call = join
     assert scene.locks.release_unneeded("n1")
     binds.end()
-    assert binds.got == ["a"] and scene.lock == f"{NOW},default,a"
+    assert binds.got == ["a"]
+    assert scene.lock == f"{NOW},default,a"
 
 
 def test_a_bind_that_is_no_longer_wanted_leaves_the_queue():
@@ -619,20 +715,38 @@ def test_a_bind_leaves_the_queue_at_its_deadline():
     scene = Scene(f"{NOW},default,held", holder())
     with pytest.raises(NodeLocked, match=r"timed out .* \(held by .*held\): node lock contention"):
         scene.take()
-    assert scene.replica.lock_states.waiting() == {} and scene.lock == f"{NOW},default,held"
+    assert scene.replica.lock_states.waiting() == {}
+    assert scene.lock == f"{NOW},default,held"
 
 
 # vendors' own locks
 
 OWN = "x.io/own.lock"
-OTHERS = Catalog([NVIDIA, Vendor(key="X", resources=Resources(count="x.io/card"),
-                                 annotations=Annotations(lock=OWN, allocated="x.io/allocated"),
-                                 decision=Decision(inventory=lambda vendor, node: None))])
+OTHERS = Catalog(
+    [
+        NVIDIA,
+        Vendor(
+            key="X",
+            resources=Resources(count="x.io/card"),
+            annotations=Annotations(lock=OWN, allocated="x.io/allocated"),
+            decision=Decision(inventory=lambda vendor, node: None),
+        ),
+    ]
+)
 
 
 def own_scene(watched=0.0, **locks):
-    return Scene(vendors=OTHERS, watched=watched, node=node("n1", gpu(), annotations={
-        {"own": OWN, "mutex": NODE_LOCK}[which]: text for which, text in locks.items()}))
+    return Scene(
+        vendors=OTHERS,
+        watched=watched,
+        node=node(
+            "n1",
+            gpu(),
+            annotations={
+                {"own": OWN, "mutex": NODE_LOCK}[which]: text for which, text in locks.items()
+            },
+        ),
+    )
 
 
 def test_a_vendors_own_lock_is_a_bare_time():
@@ -641,9 +755,16 @@ def test_a_vendors_own_lock_is_a_bare_time():
     assert scene.annotations == {OWN: NOW}
 
 
-@pytest.mark.parametrize(("text", "free"), [
-    ("2026-08-21T11:59:00Z", False), ("2026-08-21T11:58:01Z", False), ("2026-08-21T11:57:59Z", True), ("what", True),
-], ids=["C6 a minute old", "almost two minutes old", "two minutes old", "unreadable"])
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [
+        ("2026-08-21T11:59:00Z", False),
+        ("2026-08-21T11:58:01Z", False),
+        ("2026-08-21T11:57:59Z", True),
+        ("what", True),
+    ],
+    ids=["C6 a minute old", "almost two minutes old", "two minutes old", "unreadable"],
+)
 def test_a_bare_lock_expires_by_its_age(text, free):
     scene = own_scene(own=text, watched=OBSERVED_S)
     if free:
@@ -680,14 +801,17 @@ def test_the_next_bind_gets_a_lock_that_the_vendors_agent_has_released():
     scene.fake.annotate_node("n1", {OWN: None})
     scene.replica.watch("nodes")
     thread.join(5.0)
-    assert not thread.is_alive() and scene.annotations == {OWN: NOW}
+    assert not thread.is_alive()
+    assert scene.annotations == {OWN: NOW}
 
 
 def test_an_expired_bare_lock_is_released():
     scene = own_scene(own="2026-08-21T11:57:59Z", watched=OBSERVED_S)
-    assert scene.locks.release_unneeded("n1", OWN) and scene.annotations == {}
+    assert scene.locks.release_unneeded("n1", OWN)
+    assert scene.annotations == {}
     scene = own_scene(own=NOW)
-    assert not scene.locks.release_unneeded("n1", OWN) and scene.annotations == {OWN: NOW}
+    assert not scene.locks.release_unneeded("n1", OWN)
+    assert scene.annotations == {OWN: NOW}
 
 
 LEFT = "2026-08-21T11:59:55Z"  # five seconds before
@@ -695,16 +819,23 @@ WAITS = {"x.io/allocated": "X-0,X,0,0:;"}
 
 
 def on_the_node(phase, **annotations):
-    return pod(container({"x.io/card": 1}), name="b", node_name="n1", phase=phase, annotations=annotations)
+    return pod(
+        container({"x.io/card": 1}), name="b", node_name="n1", phase=phase, annotations=annotations
+    )
 
 
-@pytest.mark.parametrize(("acting", "pods", "free"), [
-    param(10, [], False, id="of this replica's own time"),
-    param(0, [], True, id="from before, and no pod waits for the agent"),
-    param(0, [on_the_node("Pending", **WAITS)], False, id="from before, a pod waits for the agent"),
-    param(0, [on_the_node("Running", **WAITS)], True, id="from before, the pod runs"),
-    param(0, [on_the_node("Pending")], True, id="from before, a pod that was given nothing"),
-])
+@pytest.mark.parametrize(
+    ("acting", "pods", "free"),
+    [
+        param(10, [], False, id="of this replica's own time"),
+        param(0, [], True, id="from before, and no pod waits for the agent"),
+        param(
+            0, [on_the_node("Pending", **WAITS)], False, id="from before, a pod waits for the agent"
+        ),
+        param(0, [on_the_node("Running", **WAITS)], True, id="from before, the pod runs"),
+        param(0, [on_the_node("Pending")], True, id="from before, a pod that was given nothing"),
+    ],
+)
 def test_a_bare_lock_of_a_killed_scheduler_is_taken_over_early(acting, pods, free):
     scene = Scene(None, *pods, vendors=OTHERS, node=node("n1", gpu(), annotations={OWN: LEFT}))
     scene.replica.leadership.began = scene.clock() - acting

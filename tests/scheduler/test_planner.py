@@ -3,7 +3,13 @@
 from hami.errors import ClusterError
 from hami.model import PodGroup, PodGroupRef
 from hami.runtime.in_flight import InFlight
-from hami.scheduler.planner import GROUPS_S, MAX_GROUPS, MAX_GROUPS_READ, MAX_KEPT, PreemptionPlanner
+from hami.scheduler.planner import (
+    GROUPS_S,
+    MAX_GROUPS,
+    MAX_GROUPS_READ,
+    MAX_KEPT,
+    PreemptionPlanner,
+)
 from hami.scheduler.settings import Settings
 from tests.builders import pod
 from tests.fake_cluster import FakeCluster
@@ -19,13 +25,17 @@ def test_the_sizes_of_many_gangs_are_not_all_kept():
     planner = planner_of(cluster, clock)
     gangs = [pod(name=f"p{number}", group=f"gang-{number}") for number in range(MAX_GROUPS + 1)]
     cluster.pod_groups["default", "gang-0"] = PodGroup(min_count=3)
-    assert [planner.gang_size(gangs[0]) for _ in range(2)] == [3, 3] and len(cluster.calls) == 1
+    assert [planner.gang_size(gangs[0]) for _ in range(2)] == [3, 3]
+    assert len(cluster.calls) == 1
     for gang in gangs[1:]:
         assert planner.gang_size(gang) is None
-    assert planner.gang_size(gangs[-1]) is None and len(cluster.calls) == MAX_GROUPS + 1
-    assert planner.gang_size(gangs[0]) == 3 and len(cluster.calls) == MAX_GROUPS + 2
+    assert planner.gang_size(gangs[-1]) is None
+    assert len(cluster.calls) == MAX_GROUPS + 1
+    assert planner.gang_size(gangs[0]) == 3
+    assert len(cluster.calls) == MAX_GROUPS + 2
     clock.seconds += GROUPS_S
-    assert planner.gang_size(gangs[-1]) is None and len(cluster.calls) == MAX_GROUPS + 3
+    assert planner.gang_size(gangs[-1]) is None
+    assert len(cluster.calls) == MAX_GROUPS + 3
 
 
 def test_of_many_pods_that_are_left_to_kube_scheduler_the_latest_are_known():
@@ -33,7 +43,11 @@ def test_of_many_pods_that_are_left_to_kube_scheduler_the_latest_are_known():
     pods = [pod(name=f"p{number}").ref for number in range(MAX_KEPT + 1)]
     for ref in pods:
         planner.leave_to_kube_scheduler(ref, {})
-    assert [planner.is_left_to_kube_scheduler(pods[number]) for number in (0, 1, MAX_KEPT)] == [False, True, True]
+    assert [planner.is_left_to_kube_scheduler(pods[number]) for number in (0, 1, MAX_KEPT)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_very_many_pods_and_gangs_of_one_namespace_push_out_none_of_another():

@@ -10,7 +10,13 @@ from pytest import param
 
 from hami.errors import MalformedInput, NodeLocked
 from hami.scheduler.planner import LEFT_S
-from hami.scheduler.preempt import CATCH_UP_PERIOD_S, CATCH_UP_S, CATCH_UPS_AT_ONCE, MAX_NODES, RARE_S
+from hami.scheduler.preempt import (
+    CATCH_UP_PERIOD_S,
+    CATCH_UP_S,
+    CATCH_UPS_AT_ONCE,
+    MAX_NODES,
+    RARE_S,
+)
 from hami.state.pending import GRACE_S
 from tests.builders import content, gpu, gpus, node, pod, quota
 from tests.scheduler.replicas import cards, holding, replica
@@ -21,32 +27,47 @@ WHOLE = pod(gpus(1, memory=46_068, cores=100), uid="u")
 def full_and_free():
     """A node whose two cards are held by pods, one with a free card, one with nothing but a sick card."""
     return replica(
-        cards("full", {}, {}), cards("free", {}), cards("sick", {"healthy": False}),
-        pods=[holding("a", "full", "GPU-full-0,NVIDIA,20000,50:;"),
-              holding("b", "full", "GPU-full-0,NVIDIA,20000,50:;"),
-              holding("c", "full", "GPU-full-1,NVIDIA,46068,100:;")])
+        cards("full", {}, {}),
+        cards("free", {}),
+        cards("sick", {"healthy": False}),
+        pods=[
+            holding("a", "full", "GPU-full-0,NVIDIA,20000,50:;"),
+            holding("b", "full", "GPU-full-0,NVIDIA,20000,50:;"),
+            holding("c", "full", "GPU-full-1,NVIDIA,46068,100:;"),
+        ],
+    )
 
 
-@pytest.mark.parametrize(("victims", "kept"), [
-    param({"full": ["uid-c"]}, ["full"], id="the victim holds a whole card"),
-    param({"full": ["uid-a", "uid-b"]}, ["full"], id="two victims hold a card together"),
-    param({"full": ["uid-a"]}, [], id="the other tenant of the card stays"),
-    param({"full": ["cpu-1", "cpu-2"]}, [], id="victims without devices"),
-    param({"free": ["cpu-1"]}, ["free"], id="a card is free anyway"),
-    param({"free": [], "full": []}, ["free"], id="no victims"),
-    param({"sick": ["cpu-1"]}, [], id="sick card"),
-    param({"stranger": ["cpu-1"], "": []}, [], id="unknown nodes"),
-    param({"full": ["uid-c"], "free": ["cpu-1"], "sick": []}, ["full", "free"], id="several nodes"),
-    param({"free": ["cpu-1", "uid-c"], "full": ["uid-c"]}, ["full"], id="a victim on another node is not found there"),
-    param({"full": ["u", "u", ""]}, [], id="strange uids"),
-    param({}, [], id="no nodes"),
-])
+@pytest.mark.parametrize(
+    ("victims", "kept"),
+    [
+        param({"full": ["uid-c"]}, ["full"], id="the victim holds a whole card"),
+        param({"full": ["uid-a", "uid-b"]}, ["full"], id="two victims hold a card together"),
+        param({"full": ["uid-a"]}, [], id="the other tenant of the card stays"),
+        param({"full": ["cpu-1", "cpu-2"]}, [], id="victims without devices"),
+        param({"free": ["cpu-1"]}, ["free"], id="a card is free anyway"),
+        param({"free": [], "full": []}, ["free"], id="no victims"),
+        param({"sick": ["cpu-1"]}, [], id="sick card"),
+        param({"stranger": ["cpu-1"], "": []}, [], id="unknown nodes"),
+        param(
+            {"full": ["uid-c"], "free": ["cpu-1"], "sick": []}, ["full", "free"], id="several nodes"
+        ),
+        param(
+            {"free": ["cpu-1", "uid-c"], "full": ["uid-c"]},
+            ["full"],
+            id="a victim on another node is not found there",
+        ),
+        param({"full": ["u", "u", ""]}, [], id="strange uids"),
+        param({}, [], id="no nodes"),
+    ],
+)
 def test_nodes_remain_where_the_victims_make_room(victims, kept):
     scheduler = full_and_free()
     before = scheduler.cache.version(), content(scheduler.cache)
     assert list(scheduler.preemption_filter.filter(WHOLE, victims)) == kept
     assert (scheduler.cache.version(), content(scheduler.cache)) == before
-    assert scheduler.fake.calls == [] and scheduler.events == []
+    assert scheduler.fake.calls == []
+    assert scheduler.events == []
     assert scheduler.cache.reservations.unbound() == 0
 
 
@@ -66,8 +87,13 @@ def test_what_is_reserved_for_others_is_taken_and_what_is_reserved_for_the_pod_i
 
 @pytest.mark.parametrize(("limit", "kept"), [(46_000, ["full"]), (45_999, [])])
 def test_victims_of_its_namespace_leave_their_quota_to_the_pod(limit, kept):
-    scheduler = replica(cards("full", {}), pods=[
-        holding("a", "full", "GPU-full-0,NVIDIA,30000,0:;"), holding("b", "full", "GPU-full-0,NVIDIA,10000,0:;")])
+    scheduler = replica(
+        cards("full", {}),
+        pods=[
+            holding("a", "full", "GPU-full-0,NVIDIA,30000,0:;"),
+            holding("b", "full", "GPU-full-0,NVIDIA,10000,0:;"),
+        ],
+    )
     scheduler.cache.quotas.upsert(quota(gpumem=limit))
     asked = pod(gpus(1, memory=36_000, cores=0), name="asked")
     assert list(scheduler.preemption_filter.filter(asked, {"full": ["uid-a"]})) == kept
@@ -94,49 +120,82 @@ def test_a_veto_waits_until_the_watch_has_caught_up():
         naps.append(seconds)
         scheduler.watch()
 
-    scheduler = replica(cards("full", {}), pods=[holding("a", "full", "GPU-full-0,NVIDIA,46068,100:;")], sleep=watch)
+    scheduler = replica(
+        cards("full", {}), pods=[holding("a", "full", "GPU-full-0,NVIDIA,46068,100:;")], sleep=watch
+    )
 
     scheduler.fake.delete_pod("default", "a")
-    assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"] and naps == [CATCH_UP_S]
-    assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"] and len(naps) == 1
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"]
+    assert naps == [CATCH_UP_S]
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"full": ["cpu-1"]})) == ["full"]
+    assert len(naps) == 1
 
 
 def test_nobody_else_is_evicted_while_the_watch_is_late():
     """kube-scheduler sees the end of the victims that it was offered before our watch does."""
-    scheduler = replica(cards("n0", {}), cards("n1", {}), pods=[
-        holding("a", "n0", "GPU-n0-0,NVIDIA,46068,100:;"), holding("b", "n1", "GPU-n1-0,NVIDIA,46068,100:;")])
-    assert list(scheduler.preemption_filter.filter(WHOLE, {"n0": ["uid-a"], "n1": ["uid-b"]})) == ["n0", "n1"]
+    scheduler = replica(
+        cards("n0", {}),
+        cards("n1", {}),
+        pods=[
+            holding("a", "n0", "GPU-n0-0,NVIDIA,46068,100:;"),
+            holding("b", "n1", "GPU-n1-0,NVIDIA,46068,100:;"),
+        ],
+    )
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"n0": ["uid-a"], "n1": ["uid-b"]})) == [
+        "n0",
+        "n1",
+    ]
     nominated, others = replace(WHOLE, nominated_node="n0"), {"n1": ["uid-b"]}
     scheduler.fake.delete_pod("default", "a")
     assert scheduler.filter(nominated, ["n0"]) is None
     assert scheduler.preemption_filter.filter(nominated, others) == {}
     scheduler.watch()
     scheduler.clock.seconds += GRACE_S
-    assert scheduler.cache.node_for_pending_pod() == "n0" and scheduler.filter(nominated, ["n0"]) == "n0"
+    assert scheduler.cache.node_for_pending_pod() == "n0"
+    assert scheduler.filter(nominated, ["n0"]) == "n0"
 
 
-@pytest.mark.parametrize("nominated, victims, later", [
-    param("n1", {"n0": ["uid-a"]}, 0, id="the end of the victims makes no room"),
-    param("", {"n1": ["uid-b"]}, 0, id="kube-scheduler has chosen none"),
-    param("n2", {"n1": ["uid-b"]}, 0, id="it was not offered the node"),
-    param("n0", {"n0": ["uid-a"], "n1": ["uid-b"]}, 0, id="they have not ended for kube-scheduler"),
-    param("n0", {"n1": ["uid-b"]}, LEFT_S, id="long ago"),
-])
+@pytest.mark.parametrize(
+    "nominated, victims, later",
+    [
+        param("n1", {"n0": ["uid-a"]}, 0, id="the end of the victims makes no room"),
+        param("", {"n1": ["uid-b"]}, 0, id="kube-scheduler has chosen none"),
+        param("n2", {"n1": ["uid-b"]}, 0, id="it was not offered the node"),
+        param(
+            "n0", {"n0": ["uid-a"], "n1": ["uid-b"]}, 0, id="they have not ended for kube-scheduler"
+        ),
+        param("n0", {"n1": ["uid-b"]}, LEFT_S, id="long ago"),
+    ],
+)
 def test_others_are_evicted_where_that_is_not_it(nominated, victims, later):
-    scheduler = replica(cards("n0", {}), cards("n1", {}), pods=[
-        holding("a", "n0", "GPU-n0-0,NVIDIA,46068,100:;"), holding("b", "n1", "GPU-n1-0,NVIDIA,46068,100:;")])
-    assert list(scheduler.preemption_filter.filter(WHOLE, {"n0": ["uid-a"], "n1": ["uid-b"]})) == ["n0", "n1"]
+    scheduler = replica(
+        cards("n0", {}),
+        cards("n1", {}),
+        pods=[
+            holding("a", "n0", "GPU-n0-0,NVIDIA,46068,100:;"),
+            holding("b", "n1", "GPU-n1-0,NVIDIA,46068,100:;"),
+        ],
+    )
+    assert list(scheduler.preemption_filter.filter(WHOLE, {"n0": ["uid-a"], "n1": ["uid-b"]})) == [
+        "n0",
+        "n1",
+    ]
     if nominated == "n1":  # its card has failed
         scheduler.fake.put_node(cards("n1", {"healthy": False}))
         scheduler.watch()
     scheduler.clock.seconds += later
-    assert dict(scheduler.preemption_filter.filter(replace(WHOLE, nominated_node=nominated), victims)) == victims
+    assert (
+        dict(scheduler.preemption_filter.filter(replace(WHOLE, nominated_node=nominated), victims))
+        == victims
+    )
 
 
 def test_only_known_pods_are_remembered_as_victims():
     """A client may name any uids, and as many as its request has room for."""
     scheduler = full_and_free()
-    scheduler.preemption_filter.filter(WHOLE, {"full": ["uid-c", *(f"stranger-{number}" for number in range(1000))]})
+    scheduler.preemption_filter.filter(
+        WHOLE, {"full": ["uid-c", *(f"stranger-{number}" for number in range(1000))]}
+    )
     assert scheduler.preemption_filter._planner.offers(WHOLE.ref) == {"full": ["uid-c"]}
 
 
@@ -159,7 +218,9 @@ def test_vetoes_of_one_namespace_leave_waits_to_others():
     for _ in range(100):
         scheduler.preemption_filter.filter(WHOLE, {"sick": ["cpu-1"]})
     for name in ("other", "other", "third"):
-        scheduler.preemption_filter.filter(pod(gpus(1, memory=46_068, cores=100), namespace=name), {"sick": ["cpu-1"]})
+        scheduler.preemption_filter.filter(
+            pod(gpus(1, memory=46_068, cores=100), namespace=name), {"sick": ["cpu-1"]}
+        )
     assert len(naps) == CATCH_UPS_AT_ONCE + 2
     scheduler.clock.seconds += RARE_S
     for _ in range(100):
@@ -168,8 +229,12 @@ def test_vetoes_of_one_namespace_leave_waits_to_others():
 
 
 def test_nodes_beyond_the_bound_are_not_judged():
-    scheduler = replica(*(node(f"n{number}", gpu(f"GPU-{number}")) for number in range(MAX_NODES + 1)))
-    kept = scheduler.preemption_filter.filter(pod(gpus()), {f"n{number}": [] for number in range(MAX_NODES + 1)})
+    scheduler = replica(
+        *(node(f"n{number}", gpu(f"GPU-{number}")) for number in range(MAX_NODES + 1))
+    )
+    kept = scheduler.preemption_filter.filter(
+        pod(gpus()), {f"n{number}": [] for number in range(MAX_NODES + 1)}
+    )
     assert list(kept) == [f"n{number}" for number in range(MAX_NODES)]
 
 
@@ -179,9 +244,16 @@ def test_the_judgement_is_the_decision(seed):
     """A node remains if and only if the decision would choose it once the victims have ended."""
     rng = random.Random(seed)
     held = list(crowded(seed).cache.view().bookings.values())
-    asked = pod(gpus(rng.choice((1, 2)), memory=rng.randrange(1, 46_000), cores=rng.choice((0, 50, 100))), name="asked")
-    victims = {f"n{number}": [booking.uid for booking in held if booking.node == f"n{number}" and rng.random() < 0.4]
-               for number in range(5)}
+    asked = pod(
+        gpus(rng.choice((1, 2)), memory=rng.randrange(1, 46_000), cores=rng.choice((0, 50, 100))),
+        name="asked",
+    )
+    victims = {
+        f"n{number}": [
+            booking.uid for booking in held if booking.node == f"n{number}" and rng.random() < 0.4
+        ]
+        for number in range(5)
+    }
     expected = []
     for name, uids in victims.items():
         later = crowded(seed)
@@ -197,7 +269,16 @@ def crowded(seed):
     rng = random.Random(seed)
     scheduler = replica(*(cards(f"n{number}", {}, {}) for number in range(4)))
     for number in range(rng.randrange(40)):
-        scheduler.filter(pod(gpus(rng.choice((1, 2)), memory=rng.randrange(1, 30_000), cores=rng.choice((0, 20, 60))),
-                             name=f"p{number}", namespace=rng.choice(("default", "team"))))
+        scheduler.filter(
+            pod(
+                gpus(
+                    rng.choice((1, 2)),
+                    memory=rng.randrange(1, 30_000),
+                    cores=rng.choice((0, 20, 60)),
+                ),
+                name=f"p{number}",
+                namespace=rng.choice(("default", "team")),
+            )
+        )
     scheduler.cache.quotas.upsert(quota(gpumem=150_000))
     return scheduler

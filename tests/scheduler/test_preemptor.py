@@ -33,9 +33,19 @@ class World:
 
     def __init__(self, nodes=1, cards=1, settings=Settings()):
         self.clock, self.settings = Clock(), settings
-        self.fake = WatchedCluster(nodes=[
-            node(f"n{number}", *(gpu(f"GPU-{number}-{card}", index=card, memory_mib=CARD) for card in range(cards)),
-                 annotations={LOCK_FREE: "NVIDIA"}) for number in range(nodes)])
+        self.fake = WatchedCluster(
+            nodes=[
+                node(
+                    f"n{number}",
+                    *(
+                        gpu(f"GPU-{number}-{card}", index=card, memory_mib=CARD)
+                        for card in range(cards)
+                    ),
+                    annotations={LOCK_FREE: "NVIDIA"},
+                )
+                for number in range(nodes)
+            ]
+        )
         self.fake.now = self.clock.now
         self.ended_by_user, self.bound_priorities = set(), set()
         self.leader = self.replica()
@@ -81,8 +91,14 @@ class World:
             assert self.schedule(item.ref.name) is not None, item.ref
             self.clock.seconds += 1
             bound = self.find(item.ref.name)
-            self.fake.put_pod(replace(bound, phase="Running", started=f"{self.clock.now():%Y-%m-%dT%H:%M:%SZ}",
-                                      admitted=True))
+            self.fake.put_pod(
+                replace(
+                    bound,
+                    phase="Running",
+                    started=f"{self.clock.now():%Y-%m-%dT%H:%M:%SZ}",
+                    admitted=True,
+                )
+            )
             self.leader.watch()
 
     def preempt(self):
@@ -114,9 +130,14 @@ def test_a_pod_gets_what_the_least_important_pod_leaves():
     world.run(wants("mid", 500), wants("low", 100))
     world.preempt_for(wants("p", 1000))
     assert world.ending() == {"low"}
-    assert world.find("p").nominated_node == world.find("low").node_name == world.find("p").annotations[PREEMPTING]
+    assert (
+        world.find("p").nominated_node
+        == world.find("low").node_name
+        == world.find("p").annotations[PREEMPTING]
+    )
     assert world.find("low").preempted
-    assert "Preempted" in world.leader.events.reasons() and "Preempting" in world.leader.events.reasons()
+    assert "Preempted" in world.leader.events.reasons()
+    assert "Preempting" in world.leader.events.reasons()
     world.create(wants("thief", 400))
     world.refuse("thief")
     world.end("low")
@@ -125,8 +146,10 @@ def test_a_pod_gets_what_the_least_important_pod_leaves():
     world.leader.watch()
     world.preempt()
     world.preempt()
-    assert world.leader.metrics.preemptions == ["planned"] and world.leader.metrics.victims == 1
-    assert len(world.leader.metrics.bound_after) == 1 and world.leader.metrics.in_vain == 0
+    assert world.leader.metrics.preemptions == ["planned"]
+    assert world.leader.metrics.victims == 1
+    assert len(world.leader.metrics.bound_after) == 1
+    assert world.leader.metrics.in_vain == 0
 
 
 def test_each_step_of_a_plan_leaves_the_interpreter_to_requests_for_a_moment(monkeypatch):
@@ -144,7 +167,9 @@ def test_each_step_of_a_plan_leaves_the_interpreter_to_requests_for_a_moment(mon
 def test_pods_without_a_plan_keep_no_other_namespace_from_its_plans(monkeypatch, priority):
     """Plans take time, and those without a result are made again and again."""
     world = World(cards=2)
-    monkeypatch.setattr(world.leader.verbs.in_flight, "wait_idle", lambda seconds: world.clock.wait(0.05))
+    monkeypatch.setattr(
+        world.leader.verbs.in_flight, "wait_idle", lambda seconds: world.clock.wait(0.05)
+    )
     world.run(wants("low", 100), wants("high", 9000))
     for number in range(60):
         world.create(wants(f"never-{number}", priority, count=2, namespace="other"))
@@ -158,7 +183,9 @@ def test_pods_without_a_plan_keep_no_other_namespace_from_its_plans(monkeypatch,
 
 def test_the_pods_of_a_namespace_are_planned_for_in_turn(monkeypatch):
     world = World(cards=2)
-    monkeypatch.setattr(world.leader.verbs.in_flight, "wait_idle", lambda seconds: world.clock.wait(0.05))
+    monkeypatch.setattr(
+        world.leader.verbs.in_flight, "wait_idle", lambda seconds: world.clock.wait(0.05)
+    )
     world.run(wants("low", 100), wants("high", 9000))
     for number in range(60):
         world.create(wants(f"never-{number}", 1000, count=2))
@@ -177,13 +204,28 @@ def test_the_calls_come_in_the_order_in_which_the_next_leader_can_go_on():
     world.refuse("p")
     before = len(world.fake.calls)
     world.preempt()
-    writes = [call.method for call in world.fake.calls[before:] if call.method != "disruption_budgets"]
-    assert writes == ["annotate_pod", "nominate", "mark_preempted", "mark_preempted", "evict", "evict"]
+    writes = [
+        call.method for call in world.fake.calls[before:] if call.method != "disruption_budgets"
+    ]
+    assert writes == [
+        "annotate_pod",
+        "nominate",
+        "mark_preempted",
+        "mark_preempted",
+        "evict",
+        "evict",
+    ]
 
 
-@pytest.mark.parametrize("settings", [Settings(preemption="off"), Settings(preemption="strict"),
-                                      Settings(preemption_min_runtime=3600.0)],
-                         ids=lambda settings: f"{settings.preemption}, {settings.preemption_min_runtime:g} s")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(preemption="off"),
+        Settings(preemption="strict"),
+        Settings(preemption_min_runtime=3600.0),
+    ],
+    ids=lambda settings: f"{settings.preemption}, {settings.preemption_min_runtime:g} s",
+)
 def test_nobody_is_evicted_where_the_settings_forbid_it(settings):
     world = World(settings=settings)
     world.fake.budgets = [DisruptionBudget(namespace="default", name="b", selector=(), allowed=0)]
@@ -193,13 +235,20 @@ def test_nobody_is_evicted_where_the_settings_forbid_it(settings):
         world.refuse("p")
         world.preempt()
         world.clock.seconds += MAX_RETRY_S
-    assert world.ending() == set() and world.fake.calls_of("nominate", "mark_preempted", "evict") == []
+    assert world.ending() == set()
+    assert world.fake.calls_of("nominate", "mark_preempted", "evict") == []
 
 
 def test_a_budget_that_selects_other_pods_forbids_nothing():
     world = World(settings=Settings(preemption="strict"))
-    world.fake.budgets = [DisruptionBudget(namespace="default", name="b", allowed=0,
-                                           selector=(LabelRequirement("app", "In", ("x",)),))]
+    world.fake.budgets = [
+        DisruptionBudget(
+            namespace="default",
+            name="b",
+            allowed=0,
+            selector=(LabelRequirement("app", "In", ("x",)),),
+        )
+    ]
     world.run(wants("low", 100))
     world.preempt_for(wants("p", 1000))
     assert world.ending() == {"low"}
@@ -232,7 +281,8 @@ def test_a_pod_of_higher_priority_takes_what_is_freed_and_the_other_gets_a_new_p
     assert world.schedule("q") is not None
     world.end("b")
     assert world.schedule("p") is not None
-    assert world.leader.metrics.victims == 2 and world.leader.metrics.in_vain == 0
+    assert world.leader.metrics.victims == 2
+    assert world.leader.metrics.in_vain == 0
 
 
 def test_a_pod_that_is_gone_is_not_planned_for_at_once_again():
@@ -243,7 +293,8 @@ def test_a_pod_that_is_gone_is_not_planned_for_at_once_again():
     world.fake.fail("annotate_pod", NotFound("gone", 404), times=9)
     for _ in range(3):
         world.preempt()
-    assert len(world.fake.calls_of("annotate_pod")) == 1 and world.ending() == set()
+    assert len(world.fake.calls_of("annotate_pod")) == 1
+    assert world.ending() == set()
 
 
 def test_what_a_new_leader_has_taken_over_stays_until_its_term_begins():
@@ -277,7 +328,10 @@ def test_nobody_is_evicted_while_kube_scheduler_makes_room():
     world.refuse("p")
     answer = world.leader.preemption_filter.filter(world.find("p"), {"n0": ["cpu"], "n1": []})
     holders = {item.node_name: item.ref.uid for item in world.fake.pods.values() if item.node_name}
-    assert {name: set(uids) for name, uids in answer.items()} == {"n0": {"cpu", holders["n0"]}, "n1": {holders["n1"]}}
+    assert {name: set(uids) for name, uids in answer.items()} == {
+        "n0": {"cpu", holders["n0"]},
+        "n1": {holders["n1"]},
+    }
     world.preempt()
     assert world.ending() == set()
 
@@ -304,7 +358,7 @@ def test_of_the_candidates_of_kube_scheduler_only_the_node_remains_where_others_
     world.run(wants("a", 100), wants("b", 100))
     world.preempt_for(wants("p", 1000))
     held = world.find("p").annotations[PREEMPTING]
-    other, = {"n0", "n1"} - {held}
+    (other,) = {"n0", "n1"} - {held}
     judge = world.leader.preemption_filter.filter
     assert judge(world.find("p"), {held: ["cpu"], other: ["cpu"]}) == {held: ["cpu"]}
     assert judge(world.find("p"), {other: ["cpu"]}) == {}
@@ -347,7 +401,8 @@ def test_no_more_pods_of_a_gang_are_planned_for_than_it_needs():
     for _ in range(3):
         world.clock.seconds += MAX_RETRY_S
         world.preempt()
-    assert world.leader.metrics.victims == 2 and world.leader.metrics.in_vain == 0
+    assert world.leader.metrics.victims == 2
+    assert world.leader.metrics.in_vain == 0
 
 
 def test_the_rest_of_a_gang_is_planned_for_pod_by_pod():
@@ -406,7 +461,9 @@ def test_a_node_whose_victim_does_not_end_is_avoided_for_a_while():
 YEARS = 10 * 365 * 24 * 3600
 
 
-@pytest.mark.parametrize(("grace_s", "given_s"), [(0, 0), (30, 30), (MAX_GRACE_S, MAX_GRACE_S), (YEARS, MAX_GRACE_S)])
+@pytest.mark.parametrize(
+    ("grace_s", "given_s"), [(0, 0), (30, 30), (MAX_GRACE_S, MAX_GRACE_S), (YEARS, MAX_GRACE_S)]
+)
 def test_a_victim_has_its_own_grace_period_but_no_more_than_an_hour(grace_s, given_s):
     world = World()
     world.run(wants("low", 100, grace_s=grace_s))
@@ -414,12 +471,20 @@ def test_a_victim_has_its_own_grace_period_but_no_more_than_an_hour(grace_s, giv
     assert [call.grace_s for call in world.fake.calls_of("evict")] == [given_s]
 
 
-@pytest.mark.parametrize("own_s", [30, YEARS], ids=["with a longer grace period than its own", "with its own"])
+@pytest.mark.parametrize(
+    "own_s", [30, YEARS], ids=["with a longer grace period than its own", "with its own"]
+)
 def test_a_pod_that_was_deleted_to_end_in_years_ends_earlier(own_s):
     world = World()
     world.run(wants("low", 100, grace_s=own_s))
-    world.fake.put_pod(replace(world.find("low"), deleting=True, deletion="2036-08-21T12:00:00Z",
-                               deletion_grace_s=YEARS))
+    world.fake.put_pod(
+        replace(
+            world.find("low"),
+            deleting=True,
+            deletion="2036-08-21T12:00:00Z",
+            deletion_grace_s=YEARS,
+        )
+    )
     world.leader.watch()
     world.preempt_for(wants("p", 1000))
     assert world.find("low").preempted
@@ -432,7 +497,11 @@ def test_a_pod_that_was_deleted_to_end_in_years_ends_earlier(own_s):
 def test_a_pod_that_ends_in_an_hour_keeps_nobody_from_evicting_others():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 200))
-    world.fake.put_pod(replace(world.find("a"), deleting=True, deletion="2026-08-21T13:00:00Z", deletion_grace_s=3600))
+    world.fake.put_pod(
+        replace(
+            world.find("a"), deleting=True, deletion="2026-08-21T13:00:00Z", deletion_grace_s=3600
+        )
+    )
     world.leader.watch()
     world.preempt_for(wants("p", 1000))
     assert world.ending() == {"a", "b"}
@@ -446,7 +515,11 @@ def test_a_plan_that_is_given_up_leaves_no_annotation():
     world.preempt_for(wants("p", 1000))
     assert PREEMPTING in world.find("p").annotations
     world.end("low")
-    world.fake.put_node(node("n0", gpu("GPU-0-0", memory_mib=CARD, healthy=False), annotations={LOCK_FREE: "NVIDIA"}))
+    world.fake.put_node(
+        node(
+            "n0", gpu("GPU-0-0", memory_mib=CARD, healthy=False), annotations={LOCK_FREE: "NVIDIA"}
+        )
+    )
     world.leader.watch()
     world.fake.fail("annotate_pod", ClusterError("no answer"))
     world.preempt()
@@ -572,11 +645,15 @@ def settle(world, seconds=0.0):
 
 
 def marked(world):
-    return {item.ref.name for item in world.fake.pods.values() if item.preempted and not item.deletion}
+    return {
+        item.ref.name for item in world.fake.pods.values() if item.preempted and not item.deletion
+    }
 
 
 def running(world):
-    return {item.ref.name for item in world.fake.pods.values() if item.node_name and not item.deletion}
+    return {
+        item.ref.name for item in world.fake.pods.values() if item.node_name and not item.deletion
+    }
 
 
 def bind_preemptor(world):
@@ -599,7 +676,8 @@ def test_a_gang_of_which_one_pod_is_deleted_ends_although_the_preemptor_waits_no
     world.refuse("p")
     after(world, "evict", count, lambda: act(world))
     world.preempt()
-    assert running(world) <= {"p"} and marked(world) == set()
+    assert running(world) <= {"p"}
+    assert marked(world) == set()
     assert world.leader.metrics.victims == 4
 
 
@@ -611,34 +689,52 @@ def test_a_gang_of_which_no_pod_is_deleted_is_spared_when_the_preemptor_waits_no
     after(world, "mark_preempted", count, lambda: delete_preemptor(world))
     world.preempt()
     settle(world)
-    assert running(world) == set(GANG) and marked(world) == set()
+    assert running(world) == set(GANG)
+    assert marked(world) == set()
     assert len(world.fake.calls_of("clear_preempted")) == count + 1
 
 
 def test_of_several_units_those_that_are_not_needed_any_more_are_spared():
     world = World(cards=4)
-    world.run(wants("a", 100, group="gang"), wants("b", 100, group="gang"), wants("c", 100), wants("d", 100))
+    world.run(
+        wants("a", 100, group="gang"),
+        wants("b", 100, group="gang"),
+        wants("c", 100),
+        wants("d", 100),
+    )
     world.create(wants("p", 1000, count=4))
     world.refuse("p")
     after(world, "evict", 1, lambda: delete_preemptor(world))
     world.preempt()
     settle(world)
-    assert running(world) == {"c", "d"} and marked(world) == set()
+    assert running(world) == {"c", "d"}
+    assert marked(world) == set()
 
 
-@pytest.mark.parametrize("error", [ClusterError("no answer"), ClusterError("stumbled", 500), ClusterError("busy", 429),
-                                   ClusterError("forbidden", 403)], ids=str)
+@pytest.mark.parametrize(
+    "error",
+    [
+        ClusterError("no answer"),
+        ClusterError("stumbled", 500),
+        ClusterError("busy", 429),
+        ClusterError("forbidden", 403),
+    ],
+    ids=str,
+)
 def test_a_deletion_that_fails_is_tried_again_until_the_whole_gang_has_ended(error):
     world = gang_world(grace_s=0)
     world.create(wants("p", 1000))
     world.refuse("p")
     after(world, "evict", 2, lambda: world.fake.fail("evict", error))
     world.preempt()
-    assert len(running(world)) == (0 if error.status == 403 else 2), "a refused plan is given up, and only finished"
+    assert len(running(world)) == (0 if error.status == 403 else 2), (
+        "a refused plan is given up, and only finished"
+    )
     bind_preemptor(world)
     settle(world)
     settle(world, REFUSED_S)
-    assert running(world) == {"p"} and marked(world) == set()
+    assert running(world) == {"p"}
+    assert marked(world) == set()
 
 
 def test_a_gang_whose_first_deletion_is_refused_is_spared():
@@ -648,7 +744,8 @@ def test_a_gang_whose_first_deletion_is_refused_is_spared():
     world.fake.fail("evict", ClusterError("forbidden", 403))
     world.preempt()
     settle(world)
-    assert running(world) == set(GANG) and marked(world) == set()
+    assert running(world) == set(GANG)
+    assert marked(world) == set()
 
 
 def test_a_gang_whose_first_deletion_has_no_answer_is_evicted():
@@ -694,8 +791,12 @@ def kill_after(world, method, count):
         world.preempt()
 
 
-KILLS = [pytest.param("mark_preempted", 2, id="some are marked"), pytest.param("evict", 0, id="all are marked"),
-         pytest.param("evict", 1, id="one is deleted"), pytest.param("evict", 3, id="one is left")]
+KILLS = [
+    pytest.param("mark_preempted", 2, id="some are marked"),
+    pytest.param("evict", 0, id="all are marked"),
+    pytest.param("evict", 1, id="one is deleted"),
+    pytest.param("evict", 3, id="one is left"),
+]
 
 
 @pytest.mark.parametrize("spread", [False, True], ids=["one node", "four nodes"])
@@ -713,7 +814,8 @@ def test_the_next_leader_evicts_the_whole_gang_for_a_pod_that_waits(method, coun
     world.end(*world.ending())
     if world.find("p").node_name == "":
         assert world.schedule("p") is not None
-    assert running(world) == {"p"} and marked(world) == set()
+    assert running(world) == {"p"}
+    assert marked(world) == set()
     assert world.leader.metrics.in_vain == 0
 
 
@@ -753,17 +855,28 @@ def test_a_deletion_of_the_earlier_leader_that_arrives_late_is_followed_by_the_o
 def test_a_gang_of_very_many_pods_delays_no_other_preemption():
     """It is evicted as a whole, in several steps."""
     world, gang = World(), {f"m-{number}" for number in range(MAX_WRITES)}
-    world.fake.put_node(node("large", gpu("GPU-large", slots=MAX_WRITES, memory_mib=CARD),
-                             annotations={LOCK_FREE: "NVIDIA"}))
+    world.fake.put_node(
+        node(
+            "large",
+            gpu("GPU-large", slots=MAX_WRITES, memory_mib=CARD),
+            annotations={LOCK_FREE: "NVIDIA"},
+        )
+    )
     world.leader.watch()
     on_large = {"nvidia.com/use-gpuuuid": "GPU-large"}
     on_other = {"nvidia.com/use-gpuuuid": "GPU-0-0"}
     world.run(wants("low", 100, annotations=on_other))
-    world.run(*(wants(name, 100, memory=CARD // MAX_WRITES, group="gang", annotations=on_large) for name in gang))
+    world.run(
+        *(
+            wants(name, 100, memory=CARD // MAX_WRITES, group="gang", annotations=on_large)
+            for name in gang
+        )
+    )
     world.preempt_for(wants("p", 1000, annotations=on_large))
     assert marked(world) == gang
     world.preempt_for(wants("q", 1000, annotations=on_other))
-    assert "low" in world.ending() and not gang < world.ending()
+    assert "low" in world.ending()
+    assert not gang < world.ending()
     settle(world)
     assert world.ending() == gang | {"low"}
     assert world.leader.metrics.victims == len(gang) + 1
@@ -793,8 +906,15 @@ def test_no_eviction_is_in_vain(seed):
     rng = random.Random(seed)
     world = World(nodes=rng.randint(1, 3), cards=rng.randint(1, 2))
     for number in range(rng.randint(2, 10)):
-        world.create(wants(f"first-{number}", rng.choice((0, 100)), memory=rng.choice((2000, 4000, CARD)),
-                           grace_s=rng.choice((0, 30)), group=rng.choice(("", "", "x", "y"))))
+        world.create(
+            wants(
+                f"first-{number}",
+                rng.choice((0, 100)),
+                memory=rng.choice((2000, 4000, CARD)),
+                grace_s=rng.choice((0, 30)),
+                group=rng.choice(("", "", "x", "y")),
+            )
+        )
         world.schedule(f"first-{number}")
         world.leader.watch()
     evicted_for, evicted, together = Counter(), set(), {}
@@ -805,7 +925,9 @@ def test_no_eviction_is_in_vain(seed):
         world.leader.watch()
         if (ending := sorted(world.ending())) and rng.random() < 0.5:
             world.end(rng.choice(ending))
-        for item in sorted(world.fake.pods.values(), key=lambda item: (-item.priority, item.ref.name)):
+        for item in sorted(
+            world.fake.pods.values(), key=lambda item: (-item.priority, item.ref.name)
+        ):
             if not item.node_name and rng.random() < 0.1:
                 world.ended_by_user.add(item.ref.uid)
                 world.end(item.ref.name)
@@ -821,7 +943,13 @@ def test_no_eviction_is_in_vain(seed):
                 evicted_for[world.marks[call.ref.uid]] += 1
         elif call.method == "mark_preempted":
             world.marks[call.ref.uid] = call.message.split()[3]
-        if call.method in ("annotate_pod", "nominate", "mark_preempted", "evict", "clear_preempted"):
+        if call.method in (
+            "annotate_pod",
+            "nominate",
+            "mark_preempted",
+            "evict",
+            "clear_preempted",
+        ):
             chance = rng.random()
             if chance < 0.1:
                 raise Killed
@@ -834,12 +962,20 @@ def test_no_eviction_is_in_vain(seed):
 
     world.marks, world.fake.on_call = {}, on_call
     for number in range(rng.randint(10, 40)):
-        move = rng.choice(("create", "schedule", "schedule", "preempt", "end", "wait", "delete", "lead", "forget"))
+        move = rng.choice(
+            ("create", "schedule", "schedule", "preempt", "end", "wait", "delete", "lead", "forget")
+        )
         waiting = [item for item in world.fake.pods.values() if not item.node_name]
         try:
             if move == "create":
-                world.create(wants(f"p-{number}", rng.choice((0, 100, 500, 1000)),
-                                   memory=rng.choice((2000, 4000, CARD)), count=rng.choice((1, 1, 2))))
+                world.create(
+                    wants(
+                        f"p-{number}",
+                        rng.choice((0, 100, 500, 1000)),
+                        memory=rng.choice((2000, 4000, CARD)),
+                        count=rng.choice((1, 1, 2)),
+                    )
+                )
             elif move == "schedule" and waiting:
                 world.schedule(rng.choice(waiting).ref.name)
             elif move == "preempt":
@@ -878,6 +1014,10 @@ def test_no_eviction_is_in_vain(seed):
         assert all(memory <= CARD for _, memory, _ in world.fake.charges(name).values())
     bound = {item.ref.uid for item in world.fake.pods.values() if item.node_name}
     served = {uid for uid in evicted_for if uid in bound or uid in world.ended_by_user}
-    waiting = [item for item in world.fake.pods.values() if item.ref.uid in evicted_for and item.ref.uid not in served]
+    waiting = [
+        item
+        for item in world.fake.pods.values()
+        if item.ref.uid in evicted_for and item.ref.uid not in served
+    ]
     assert all(item.priority < max(world.bound_priorities) for item in waiting), evicted_for
     assert world.leader.metrics.in_vain == 0

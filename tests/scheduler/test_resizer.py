@@ -45,9 +45,19 @@ class World:
 
     def __init__(self, nodes=1, cards=1):
         self.clock = Clock()
-        self.fake = WatchedCluster(nodes=[
-            node(f"n{number}", *(gpu(f"GPU-{number}-{card}", index=card, memory_mib=CARD) for card in range(cards)),
-                 annotations={LOCK_FREE: "NVIDIA", NODE_RESIZES: "true"}) for number in range(nodes)])
+        self.fake = WatchedCluster(
+            nodes=[
+                node(
+                    f"n{number}",
+                    *(
+                        gpu(f"GPU-{number}-{card}", index=card, memory_mib=CARD)
+                        for card in range(cards)
+                    ),
+                    annotations={LOCK_FREE: "NVIDIA", NODE_RESIZES: "true"},
+                )
+                for number in range(nodes)
+            ]
+        )
         self.leader = Replica(self.fake, self.clock)
 
     def next_leader(self):
@@ -74,8 +84,16 @@ class World:
 
     def ask(self, name, text=None, **sizes):
         """The owner of a pod asks for *sizes*, or writes *text*. The leader sees it."""
-        self.annotate(name, **{RESIZE: text if text is not None else render_resize(
-            {container: Size(**size) for container, size in (sizes or {"c": {}}).items()})})
+        self.annotate(
+            name,
+            **{
+                RESIZE: text
+                if text is not None
+                else render_resize(
+                    {container: Size(**size) for container, size in (sizes or {"c": {}}).items()}
+                )
+            },
+        )
         self.step()
 
     def step(self):
@@ -87,16 +105,25 @@ class World:
     def confirm(self, name, sizes=None, problem=""):
         """The device plugin says that it enforces *sizes*, by default what the pod is to have."""
         item = self.find(name)
-        self.annotate(name, **{RESIZE_APPLIED: render_applied(AppliedSizes(
-            sizes or wanted_text(item.annotations), problem))})
+        self.annotate(
+            name,
+            **{
+                RESIZE_APPLIED: render_applied(
+                    AppliedSizes(sizes or wanted_text(item.annotations), problem)
+                )
+            },
+        )
         self.step()
 
     def status(self, name):
         return parse_status(self.find(name).annotations.get(RESIZE_STATUS))
 
     def used(self, uuid="GPU-0-0"):
-        usage = next(usage for usage in self.leader.cache.view().nodes[f"n{uuid[4]}"]["NVIDIA"]
-                     if usage.device.uuid == uuid)
+        usage = next(
+            usage
+            for usage in self.leader.cache.view().nodes[f"n{uuid[4]}"]["NVIDIA"]
+            if usage.device.uuid == uuid
+        )
         return usage.memory_used_mib, usage.cores_used
 
     def texts(self, name):
@@ -113,12 +140,14 @@ def test_a_pod_grows_and_its_node_confirms():
     world.run("a", small())
     world.ask("a", c={"memory_mib": 6000, "cores": 70})
     larger = "GPU-0-0,NVIDIA,6000,70:;"
-    assert world.texts("a") == [larger, larger, None] and world.used() == (6000, 70)
+    assert world.texts("a") == [larger, larger, None]
+    assert world.used() == (6000, 70)
     assert world.status("a").state is ResizeState.BOOKED
     world.confirm("a")
     assert world.status("a").state is ResizeState.APPLIED
     assert world.leader.events.reasons()[-2:] == ["Resizing", "Resized"]
-    assert world.leader.metrics.resizes == ["booked", "applied"] and world.leader.resizer.pending() == 0
+    assert world.leader.metrics.resizes == ["booked", "applied"]
+    assert world.leader.resizer.pending() == 0
     assert world.leader.cache.pods.edits_refused == 0
 
 
@@ -127,11 +156,14 @@ def test_a_pod_shrinks_only_once_its_node_has_confirmed():
     world.run("a", small(6000, 70))
     world.ask("a", c={"memory_mib": 1000})
     held, target = "GPU-0-0,NVIDIA,6000,70:;", "GPU-0-0,NVIDIA,1000,70:;"
-    assert world.texts("a") == [held, held, target] and world.used() == (6000, 70)
+    assert world.texts("a") == [held, held, target]
+    assert world.used() == (6000, 70)
     world.confirm("a", held)  # of earlier sizes
-    assert world.used() == (6000, 70) and world.status("a").state is ResizeState.BOOKED
+    assert world.used() == (6000, 70)
+    assert world.status("a").state is ResizeState.BOOKED
     world.confirm("a")
-    assert world.texts("a") == [target, target, None] and world.used() == (1000, 70)
+    assert world.texts("a") == [target, target, None]
+    assert world.used() == (1000, 70)
     assert world.status("a").state is ResizeState.APPLIED
 
 
@@ -168,16 +200,22 @@ def test_what_does_not_fit_is_booked_when_there_is_room():
     before = world.texts("a"), content(world.leader.cache)
     world.ask("a", c={"memory_mib": 6000, "cores": 60})
     status = world.status("a")
-    assert status.state is ResizeState.DEFERRED and "at most 5000 MiB and 50 percent fit" in status.message
+    assert status.state is ResizeState.DEFERRED
+    assert "at most 5000 MiB and 50 percent fit" in status.message
     assert (world.texts("a"), content(world.leader.cache)) == before
     world.step()
     world.step()
-    assert len(world.fake.calls_of("annotate_pod")) == 1 and world.leader.resizer.pending() == 1
+    assert len(world.fake.calls_of("annotate_pod")) == 1
+    assert world.leader.resizer.pending() == 1
     world.fake.delete_pod("default", "b")
     world.step()
-    assert world.used() == (6000, 60) and world.status("a").state is ResizeState.BOOKED
+    assert world.used() == (6000, 60)
+    assert world.status("a").state is ResizeState.BOOKED
     assert world.leader.resizer.pending() == 0
-    assert [reason for reason in world.leader.events.reasons() if "Resiz" in reason] == ["ResizePending", "Resizing"]
+    assert [reason for reason in world.leader.events.reasons() if "Resiz" in reason] == [
+        "ResizePending",
+        "Resizing",
+    ]
 
 
 def test_a_quota_limits_a_resize():
@@ -186,20 +224,32 @@ def test_a_quota_limits_a_resize():
     world.run("a", small())
     world.run("b", small())
     world.ask("a", c={"memory_mib": 4000})
-    assert "at most 3000 MiB" in world.status("a").message and "quota" in world.status("a").message
+    assert "at most 3000 MiB" in world.status("a").message
+    assert "quota" in world.status("a").message
     world.ask("a", c={"memory_mib": 3000})
     assert world.used() == (5000, 40)
 
 
-@pytest.mark.parametrize("size", [
-    Size(memory_mib=3000), Size(memory_mib=3001), Size(memory_mib=100, cores=80), Size(cores=81), Size(cores=100),
-    Size(memory_percent=1)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        Size(memory_mib=3000),
+        Size(memory_mib=3001),
+        Size(memory_mib=100, cores=80),
+        Size(cores=81),
+        Size(cores=100),
+        Size(memory_percent=1),
+    ],
+)
 def test_a_view_answers_as_the_scheduler_does(size):
     world = World()
     world.leader.cache.quotas.upsert(quota(gpumem=5000))
     one, node, cache = world.run("a", small()), world.fake.nodes["n0"], world.leader.cache
     world.run("b", small())
-    would, does = cache.view().plan_resize(one, {"c": size}, node), cache.begin_resize(one, {"c": size})
+    would, does = (
+        cache.view().plan_resize(one, {"c": size}, node),
+        cache.begin_resize(one, {"c": size}),
+    )
     assert would == does is not None
     cache.refuse_resize(one)
     assert world.used() == (4000, 40)
@@ -207,12 +257,15 @@ def test_a_view_answers_as_the_scheduler_does(size):
 
 def test_a_quota_that_kubernetes_counts_is_not_evaded():
     world = World()
-    world.leader.cache.quotas.upsert(replace(quota(), requests=frozenset({"nvidia.com/gpumem", "nvidia.com/gpu"})))
+    world.leader.cache.quotas.upsert(
+        replace(quota(), requests=frozenset({"nvidia.com/gpumem", "nvidia.com/gpu"}))
+    )
     world.run("a", small())
     before = world.used()
     world.ask("a", c={"memory_mib": before[0] + 1})
     status = world.status("a")
-    assert status.state is ResizeState.INFEASIBLE and "quota limits requests.nvidia.com/gpumem" in status.message
+    assert status.state is ResizeState.INFEASIBLE
+    assert "quota limits requests.nvidia.com/gpumem" in status.message
     assert world.used() == before
     world.ask("a", c={"memory_mib": before[0] - 1})
     assert world.status("a").state is ResizeState.BOOKED
@@ -236,13 +289,17 @@ def test_what_can_never_be_is_refused_once(text, message):
     world = World()
     world.run("a", small(kind=INIT), small(), replace(gpus(0), name="n"))
     containers = world.find("a").containers
-    world.change("a", init_done=True, containers=(replace(containers[0], name="i"), *containers[1:]))
+    world.change(
+        "a", init_done=True, containers=(replace(containers[0], name="i"), *containers[1:])
+    )
     before = world.texts("a"), world.used()
     for _ in range(3):
         world.ask("a", text)
     status = world.status("a")
-    assert status.state is ResizeState.INFEASIBLE and message in status.message
-    assert (world.texts("a"), world.used()) == before and world.leader.resizer.pending() == 0
+    assert status.state is ResizeState.INFEASIBLE
+    assert message in status.message
+    assert (world.texts("a"), world.used()) == before
+    assert world.leader.resizer.pending() == 0
     assert len(world.fake.calls_of("annotate_pod")) == 1
     assert world.leader.events.reasons().count("ResizeRefused") == 1
 
@@ -252,18 +309,26 @@ def test_a_node_whose_device_plugin_does_not_resize_defers():
     world = World()
     world.run("a", small())
     node = world.fake.nodes["n0"]
-    world.fake.put_node(replace(node, annotations={
-        key: text for key, text in node.annotations.items() if key != NODE_RESIZES}))
+    world.fake.put_node(
+        replace(
+            node,
+            annotations={
+                key: text for key, text in node.annotations.items() if key != NODE_RESIZES
+            },
+        )
+    )
     world.ask("a", c={"memory_mib": 3000})
     status = world.status("a")
-    assert status.state is ResizeState.DEFERRED and "n0 does not change the limits of running" in status.message
+    assert status.state is ResizeState.DEFERRED
+    assert "n0 does not change the limits of running" in status.message
 
 
 def test_a_container_that_has_its_gpu_alone_keeps_it():
     world = World()
     world.run("a", small(2000, 100))
     world.ask("a", c={"cores": 50})
-    assert "alone" in world.status("a").message and world.used() == (2000, 100)
+    assert "alone" in world.status("a").message
+    assert world.used() == (2000, 100)
 
 
 def test_a_pod_that_has_not_started_waits():
@@ -282,7 +347,8 @@ def test_an_edited_allocation_is_not_the_base_of_a_resize():
     world.run("a", small())
     world.annotate("a", **{GPU_ALLOCATED: "GPU-0-0,NVIDIA,1,1:;"})
     world.ask("a", c={"cores": 30})
-    assert "have been edited" in world.status("a").message and world.used() == (2000, 20)
+    assert "have been edited" in world.status("a").message
+    assert world.used() == (2000, 20)
 
 
 def test_a_problem_of_the_node_takes_the_growth_back():
@@ -292,9 +358,12 @@ def test_a_problem_of_the_node_takes_the_growth_back():
     world.ask("a", c={"memory_mib": 6000})
     world.confirm("a", before, "the file is gone")
     assert world.used() == (6000, 20), "an answer that comes late may be about other sizes"
-    assert world.status("a") == replace_status(world, "a", ResizeState.INFEASIBLE, "the file is gone")
+    assert world.status("a") == replace_status(
+        world, "a", ResizeState.INFEASIBLE, "the file is gone"
+    )
     world.confirm("a")
-    assert world.texts("a") == [before, before, None] and world.used() == (2000, 20)
+    assert world.texts("a") == [before, before, None]
+    assert world.used() == (2000, 20)
     assert world.status("a").state is ResizeState.INFEASIBLE
 
 
@@ -303,8 +372,16 @@ def replace_status(world, name, state, message):
     return type(status)(state, status.request, message)
 
 
-@pytest.mark.parametrize("sizes", [
-    "GPU-0-1,NVIDIA,1000,20:;", "GPU-0-0,NVIDIA,7000,20:;", "garbage,of,four,x:;", ";", "x" * 300_000])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "GPU-0-1,NVIDIA,1000,20:;",
+        "GPU-0-0,NVIDIA,7000,20:;",
+        "garbage,of,four,x:;",
+        ";",
+        "x" * 300_000,
+    ],
+)
 @pytest.mark.parametrize("problem", ["", "sorry"])
 def test_other_answers_of_a_node_are_ignored(sizes, problem):
     world = World(cards=2)
@@ -313,7 +390,8 @@ def test_other_answers_of_a_node_are_ignored(sizes, problem):
     world.ask("a", c={"memory_mib": 1000})
     before = world.texts("a"), world.status("a")
     world.confirm("a", sizes.replace("GPU-0-0", uuid).replace("GPU-0-1", "GPU-x"), problem)
-    assert (world.texts("a"), world.status("a")) == before and world.used(uuid) == (2000, 20)
+    assert (world.texts("a"), world.status("a")) == before
+    assert world.used(uuid) == (2000, 20)
 
 
 def test_a_pod_is_answered_once_a_second():
@@ -336,8 +414,13 @@ def test_namespaces_take_turns():
     world.leader.watch()
     world.leader.schedule(world.fake.pods["other", "b"])
     for item in list(world.fake.pods.values()):
-        world.fake.put_pod(replace(item, phase="Running", annotations={
-            **item.annotations, RESIZE: render_resize({"c": Size(cores=2)})}))
+        world.fake.put_pod(
+            replace(
+                item,
+                phase="Running",
+                annotations={**item.annotations, RESIZE: render_resize({"c": Size(cores=2)})},
+            )
+        )
     world.step()
     assert RESIZE_STATUS in world.fake.pods["other", "b"].annotations
     assert len(world.fake.calls_of("annotate_pod")) < 60
@@ -353,7 +436,8 @@ def grow_with(world, error, after):
 def test_a_growth_that_is_refused_is_not_booked(error):
     world = World()
     grow_with(world, error, after=False)
-    assert world.used() == (2000, 20) and not world.leader.cache.is_writing()
+    assert world.used() == (2000, 20)
+    assert not world.leader.cache.is_writing()
     world.step()
     assert world.used() == (6000, 20)
 
@@ -366,10 +450,12 @@ def test_a_growth_whose_outcome_is_unknown_stays_booked(after):
     world.annotate("a", **{RESIZE: render_resize({"c": Size(memory_mib=6000)})})
     world.clock.seconds += 1
     world.leader.resizer.step()
-    assert world.used() == (6000, 20) and world.leader.cache.is_writing()
+    assert world.used() == (6000, 20)
+    assert world.leader.cache.is_writing()
     assert world.leader.filter(pod(small(4000), name="b")) is None
     world.step()
-    assert world.used() == (6000, 20) and not world.leader.cache.is_writing()
+    assert world.used() == (6000, 20)
+    assert not world.leader.cache.is_writing()
     assert world.texts("a")[0] == "GPU-0-0,NVIDIA,6000,20:;"
 
 
@@ -379,7 +465,8 @@ def test_a_growth_that_nobody_answers_for_is_given_up():
     world.fake.fail("annotate_pod", ClusterError("denied", 403), times=1000)
     for _ in range(int(ANSWER_S) + 5):
         world.step()
-    assert world.used() == (2000, 20) and not world.leader.cache.is_writing()
+    assert world.used() == (2000, 20)
+    assert not world.leader.cache.is_writing()
 
 
 def test_another_change_of_the_pod_ends_an_unknown_growth():
@@ -387,7 +474,8 @@ def test_another_change_of_the_pod_ends_an_unknown_growth():
     grow_with(world, no_answer(), after=False)
     assert world.leader.cache.is_writing()
     world.annotate("a", other="x")
-    assert world.used() == (2000, 20) and not world.leader.cache.is_writing()
+    assert world.used() == (2000, 20)
+    assert not world.leader.cache.is_writing()
 
 
 def test_the_end_of_a_pod_ends_its_growth():
@@ -399,7 +487,8 @@ def test_the_end_of_a_pod_ends_its_growth():
         else:
             world.change("a", phase="Succeeded")
         world.step()
-        assert world.used() == (0, 0) and world.leader.resizer.pending() == 0
+        assert world.used() == (0, 0)
+        assert world.leader.resizer.pending() == 0
         assert not world.leader.cache.is_writing()
 
 
@@ -409,7 +498,8 @@ def test_a_next_leader_goes_on():
     world.ask("a", c={"memory_mib": 1000})
     world.next_leader()
     world.confirm("a")
-    assert world.used() == (1000, 20) and world.status("a").state is ResizeState.APPLIED
+    assert world.used() == (1000, 20)
+    assert world.status("a").state is ResizeState.APPLIED
     world.leader.leadership.leading = False
     world.ask("a", c={"memory_mib": 3000})
     assert world.used() == (1000, 20)
@@ -423,7 +513,8 @@ def test_nothing_is_written_after_the_end_of_the_leadership():
     world.run("a", small())
     world.leader.leadership.leads_until = lambda: world.clock() - 1
     world.ask("a", c={"memory_mib": 3000})
-    assert world.fake.calls_of("annotate_pod") == [] and world.used() == (2000, 20)
+    assert world.fake.calls_of("annotate_pod") == []
+    assert world.used() == (2000, 20)
     assert not world.leader.cache.is_writing()
 
 
@@ -472,7 +563,8 @@ def test_what_is_left_beside_a_hold_may_be_taken_by_a_resize():
     world.ask("a", c={"memory_mib": 3001})
     assert world.status("a").state is ResizeState.DEFERRED
     world.ask("a", c={"memory_mib": 3000})
-    assert world.status("a").state is ResizeState.BOOKED and world.used() == (8000, 0)
+    assert world.status("a").state is ResizeState.BOOKED
+    assert world.used() == (8000, 0)
     assert world.leader.filter(world.find("p")) == "n0"
 
 
@@ -496,10 +588,13 @@ def test_a_growth_is_not_planned_away():
     assert world.leader.filter(world.find("p")) is None
     world.clock.seconds += 1
     world.leader.preemptor.step()
-    assert world.leader.cache.holds() == [] and not world.find("low").deletion
+    assert world.leader.cache.holds() == []
+    assert not world.find("low").deletion
 
 
-@pytest.mark.parametrize("gone", [("low",), ("low", "last")], ids=["while one ends", "once all have ended"])
+@pytest.mark.parametrize(
+    "gone", [("low",), ("low", "last")], ids=["while one ends", "once all have ended"]
+)
 def test_what_kube_scheduler_frees_is_not_taken_by_a_resize(gone):
     """Also before the preemptor has seen it and holds it."""
     world = World()
@@ -511,7 +606,8 @@ def test_what_kube_scheduler_frees_is_not_taken_by_a_resize(gone):
     for name in gone:
         has_ended(world, name)
     world.ask("a", c={"memory_mib": 3000})
-    assert world.status("a").state is ResizeState.DEFERRED and "evicted" in world.status("a").message
+    assert world.status("a").state is ResizeState.DEFERRED
+    assert "evicted" in world.status("a").message
     world.fake.put_pod(replace(world.find("p"), nominated_node=""))
     world.clock.seconds += RETRY_S
     world.step()
@@ -542,10 +638,14 @@ class Chaos:
         """No more is booked than a card has, and no more is enforced than is booked, whatever has been seen."""
         pods = {item.ref.uid: item for item in self.bound()}
         booked = {uid: held_text(item.annotations) for uid, item in pods.items()}
-        assert all(memory <= CARD and cores <= 100 for memory, cores in charges(booked.values()).values())
+        assert all(
+            memory <= CARD and cores <= 100 for memory, cores in charges(booked.values()).values()
+        )
         for uid, text in booked.items():
             held, enforced = charges([text]), charges([self.enforced.get(uid, "")])
-            assert all(one <= other for uuid in enforced for one, other in zip(enforced[uuid], held[uuid]))
+            assert all(
+                one <= other for uuid in enforced for one, other in zip(enforced[uuid], held[uuid])
+            )
 
     def bound(self):
         return [item for item in self.world.fake.pods.values() if item.node_name]
@@ -554,8 +654,13 @@ class Chaos:
         self.number += 1
         world, name = self.world, f"p{self.number}"
         count = self.rng.choice((1, 1, 2))
-        own = [replace(gpus(count, memory=self.rng.randrange(200, 3000), cores=self.rng.randrange(0, 40)), name=name)
-               for name in ("c", "d")[:self.rng.choice((1, 2))]]
+        own = [
+            replace(
+                gpus(count, memory=self.rng.randrange(200, 3000), cores=self.rng.randrange(0, 40)),
+                name=name,
+            )
+            for name in ("c", "d")[: self.rng.choice((1, 2))]
+        ]
         world.fake.put_pod(pod(*own, name=name))
         try:
             world.leader.schedule(world.find(name))
@@ -571,11 +676,25 @@ class Chaos:
     def edit(self):
         if bound := self.bound():
             item, rng = self.rng.choice(bound), self.rng
-            sizes = {container.name: rng.choice((
-                Size(memory_mib=rng.randrange(1, rng.choice((3000, CARD + 200)))), Size(cores=rng.randrange(1, 50)),
-                Size(memory_percent=rng.randrange(1, 60), cores=rng.randrange(1, 110) % 101 or 1)))
-                for container in item.containers if rng.random() < 0.8}
-            text = render_resize(sizes) if sizes and rng.random() < 0.95 else rng.choice(("", "{}", "x", "[1]"))
+            sizes = {
+                container.name: rng.choice(
+                    (
+                        Size(memory_mib=rng.randrange(1, rng.choice((3000, CARD + 200)))),
+                        Size(cores=rng.randrange(1, 50)),
+                        Size(
+                            memory_percent=rng.randrange(1, 60),
+                            cores=rng.randrange(1, 110) % 101 or 1,
+                        ),
+                    )
+                )
+                for container in item.containers
+                if rng.random() < 0.8
+            }
+            text = (
+                render_resize(sizes)
+                if sizes and rng.random() < 0.95
+                else rng.choice(("", "{}", "x", "[1]"))
+            )
             self.put(item, **{RESIZE: text})
             self.edits += 1
 
@@ -595,11 +714,24 @@ class Chaos:
             if not problem or uid not in self.enforced:
                 self.enforced[uid] = wanted_text(view.annotations)
             if view.resource_version == item.resource_version and self.rng.random() < 0.8:
-                self.put(item, **{RESIZE_APPLIED: render_applied(AppliedSizes(
-                    self.rng.choice((self.enforced[uid],) * 8 + ("GPU-x,NVIDIA,1,1:;", "?")), problem))})
+                self.put(
+                    item,
+                    **{
+                        RESIZE_APPLIED: render_applied(
+                            AppliedSizes(
+                                self.rng.choice(
+                                    (self.enforced[uid],) * 8 + ("GPU-x,NVIDIA,1,1:;", "?")
+                                ),
+                                problem,
+                            )
+                        )
+                    },
+                )
 
     def fault(self):
-        error = self.rng.choice((no_answer(), ClusterError("busy", 503), ClusterError("denied", 403)))
+        error = self.rng.choice(
+            (no_answer(), ClusterError("busy", 503), ClusterError("denied", 403))
+        )
         method = self.rng.choice(("annotate_pod", "annotate_pod", "pod"))
         self.world.fake.fail(method, error, after=self.rng.random() < 0.7 and error.status != 403)
         self.watch()
@@ -628,9 +760,20 @@ class Chaos:
         self.world.leader.watch()
 
     def step(self):
-        action, = self.rng.choices(
-            (self.create, self.delete, self.edit, self.enforce, self.fault, self.touch, self.lead, self.decide,
-             self.watch), (10, 6, 15, 40, 6, 4, 1, 40, 40))
+        (action,) = self.rng.choices(
+            (
+                self.create,
+                self.delete,
+                self.edit,
+                self.enforce,
+                self.fault,
+                self.touch,
+                self.lead,
+                self.decide,
+                self.watch,
+            ),
+            (10, 6, 15, 40, 6, 4, 1, 40, 40),
+        )
         action()
         self.check()
 
@@ -673,17 +816,28 @@ def test_a_thousand_edits_never_book_more_than_a_card(seed):
         chaos.step()
     chaos.settle()
     cache = chaos.world.leader.cache
-    assert not cache.is_writing() and cache.pods.edits_refused == 0
-    booked = {usage.device.uuid: (usage.memory_used_mib, usage.cores_used)
-              for devices in cache.view().nodes.values() for usage in devices["NVIDIA"] if usage.slots_used}
+    assert not cache.is_writing()
+    assert cache.pods.edits_refused == 0
+    booked = {
+        usage.device.uuid: (usage.memory_used_mib, usage.cores_used)
+        for devices in cache.view().nodes.values()
+        for usage in devices["NVIDIA"]
+        if usage.slots_used
+    }
     assert booked == charges(held_text(item.annotations) for item in chaos.bound())
-    assert content(cache) == content(Replica(chaos.world.fake, chaos.world.clock).cache), "nothing leaks"
+    assert content(cache) == content(Replica(chaos.world.fake, chaos.world.clock).cache), (
+        "nothing leaks"
+    )
     for item in chaos.bound():
         status = parse_status(item.annotations.get(RESIZE_STATUS))
-        assert RESIZE_TARGET not in item.annotations and item.annotations.get(RESIZED) in (
-            None, item.annotations[GPU_ALLOCATED])
+        assert RESIZE_TARGET not in item.annotations
+        assert item.annotations.get(RESIZED) in (
+            None,
+            item.annotations[GPU_ALLOCATED],
+        )
         if RESIZE in item.annotations:
-            assert status.request == item.annotations[RESIZE][:4096] and status.state is not ResizeState.BOOKED
+            assert status.request == item.annotations[RESIZE][:4096]
+            assert status.state is not ResizeState.BOOKED
         if status is not None and status.state is ResizeState.APPLIED:
             for name, size in json.loads(item.annotations[RESIZE]).items():
                 position = [container.name for container in item.containers].index(name)

@@ -17,17 +17,25 @@ def test_nothing_given_means_the_defaults():
 
 
 def test_what_is_given_holds():
-    settings = read_settings({"leader_elect": True, "kube_qps": 50.0}, {"POD_NAME": "hami-1", "POD_NAMESPACE": "gpu"})
-    assert settings == Settings(leader_elect=True, kube_qps=50.0, pod_name="hami-1", pod_namespace="gpu")
+    settings = read_settings(
+        {"leader_elect": True, "kube_qps": 50.0}, {"POD_NAME": "hami-1", "POD_NAMESPACE": "gpu"}
+    )
+    assert settings == Settings(
+        leader_elect=True, kube_qps=50.0, pod_name="hami-1", pod_namespace="gpu"
+    )
 
 
-@pytest.mark.parametrize("given, environ, seconds", [
-    ({}, {}, 300.0),
-    ({}, {"HAMI_NODELOCK_EXPIRE": ""}, 300.0),
-    ({}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 90.0),
-    ({"node_lock_timeout": 60.0}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 60.0),
-    ({"node_lock_timeout": 300.0}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 300.0),
-], ids=["neither", "empty", "environment", "flag", "flag that says the default"])
+@pytest.mark.parametrize(
+    "given, environ, seconds",
+    [
+        ({}, {}, 300.0),
+        ({}, {"HAMI_NODELOCK_EXPIRE": ""}, 300.0),
+        ({}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 90.0),
+        ({"node_lock_timeout": 60.0}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 60.0),
+        ({"node_lock_timeout": 300.0}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 300.0),
+    ],
+    ids=["neither", "empty", "environment", "flag", "flag that says the default"],
+)
 def test_the_lock_expires_by_flag_else_environment_else_five_minutes(given, environ, seconds):
     assert read_settings(given, environ).node_lock_timeout == seconds
 
@@ -51,23 +59,29 @@ def test_the_device_configuration_is_read(tmp_path):
     assert settings.devices.nvidia.resource_memory_name == ""
 
 
-FALLBACK = {"hygon": {"resourceCountName": Flagged("a.b/dcu", "--dcu-name")},
-            "vnpus.configs[Ascend310P]": {"resourceName": Flagged("a.b/npu", "--ascend310p-name")},
-            "iluvatars[]": {"resourceCountName": Flagged("a.b/gpu", "--iluvatar-name")}}
+FALLBACK = {
+    "hygon": {"resourceCountName": Flagged("a.b/dcu", "--dcu-name")},
+    "vnpus.configs[Ascend310P]": {"resourceName": Flagged("a.b/npu", "--ascend310p-name")},
+    "iluvatars[]": {"resourceCountName": Flagged("a.b/gpu", "--iluvatar-name")},
+}
 
 
 def test_flags_stand_in_for_the_device_configuration():
     devices = read_settings({"enable_ascend": True}, {}, fallback=FALLBACK).devices
     assert devices.names["DCU"].count == "a.b/dcu"
-    assert {chip.common_word: chip.names.count for chip in devices.ascends}["Ascend310P"] == "a.b/npu"
+    assert {chip.common_word: chip.names.count for chip in devices.ascends}[
+        "Ascend310P"
+    ] == "a.b/npu"
     assert devices.notes == ("--iluvatar-name: requires --enable-iluvatar, skipped",)
 
 
 def test_flags_that_name_what_is_switched_off_have_no_say():
     devices = read_settings({"enable_ascend": False}, {}, fallback=FALLBACK).devices
     assert devices.ascends == chart_config().ascends
-    assert devices.notes == ("--ascend310p-name: requires --enable-ascend, skipped",
-                             "--iluvatar-name: requires --enable-iluvatar, skipped")
+    assert devices.notes == (
+        "--ascend310p-name: requires --enable-ascend, skipped",
+        "--iluvatar-name: requires --enable-iluvatar, skipped",
+    )
 
 
 def test_what_is_switched_on_and_could_mean_several_chips_is_refused():
@@ -82,12 +96,15 @@ def test_sections_that_third_parties_read_are_known(tmp_path):
     assert (devices.extra_sections, devices.notes) == ({"acme": {"count": "acme.com/gpu"}}, ())
 
 
-@pytest.mark.parametrize("content, problem", [
-    (None, "No such file or directory"),
-    (b"\xff\xfe", "not UTF-8 text"),
-    (b"", "all configurations are empty"),
-    (b"nvidia: {memoryFactor: '1'}", "nvidia.memoryFactor"),
-])
+@pytest.mark.parametrize(
+    "content, problem",
+    [
+        (None, "No such file or directory"),
+        (b"\xff\xfe", "not UTF-8 text"),
+        (b"", "all configurations are empty"),
+        (b"nvidia: {memoryFactor: '1'}", "nvidia.memoryFactor"),
+    ],
+)
 def test_a_device_configuration_that_cannot_be_used_is_named(tmp_path, content, problem):
     path = tmp_path / "device-config.yaml"
     if content is not None:
@@ -98,18 +115,34 @@ def test_a_device_configuration_that_cannot_be_used_is_named(tmp_path, content, 
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize("given, problem", [
-    ({"cert_file": "a"}, "--cert_file without --key_file"),
-    ({"key_file": "a"}, "--key_file without --cert_file"),
-    ({"client_ca_file": "a"}, "--client-ca-file without --cert_file"),
-    ({"extender_bind_address": Address("", 1)}, "--extender-bind-address=:1: expected a loopback address"),
-    ({"extender_bind_address": Address("10.0.0.1", 1)}, "--extender-bind-address=10.0.0.1:1: expected a loopback"),
-    ({"node_lock_timeout": 0.0}, "--node-lock-timeout"), ({"dra_template_ttl": 0.0}, "--dra-template-ttl"),
-    ({"self_signed_cert_dir": "d", "cert_file": "a"}, "--self-signed-cert-dir with --cert_file"),
-    ({"self_signed_cert_dir": "d", "key_file": "a"}, "--self-signed-cert-dir with --key_file"),
-    ({"self_signed_cert_lifetime": 19.0}, "--self-signed-cert-lifetime: expected 20s or more"),
-    ({"self_signed_cert_lifetime": 60.0, "self_signed_ca_lifetime": 59.0}, "no more than --self-signed-ca-lifetime"),
-])
+@pytest.mark.parametrize(
+    "given, problem",
+    [
+        ({"cert_file": "a"}, "--cert_file without --key_file"),
+        ({"key_file": "a"}, "--key_file without --cert_file"),
+        ({"client_ca_file": "a"}, "--client-ca-file without --cert_file"),
+        (
+            {"extender_bind_address": Address("", 1)},
+            "--extender-bind-address=:1: expected a loopback address",
+        ),
+        (
+            {"extender_bind_address": Address("10.0.0.1", 1)},
+            "--extender-bind-address=10.0.0.1:1: expected a loopback",
+        ),
+        ({"node_lock_timeout": 0.0}, "--node-lock-timeout"),
+        ({"dra_template_ttl": 0.0}, "--dra-template-ttl"),
+        (
+            {"self_signed_cert_dir": "d", "cert_file": "a"},
+            "--self-signed-cert-dir with --cert_file",
+        ),
+        ({"self_signed_cert_dir": "d", "key_file": "a"}, "--self-signed-cert-dir with --key_file"),
+        ({"self_signed_cert_lifetime": 19.0}, "--self-signed-cert-lifetime: expected 20s or more"),
+        (
+            {"self_signed_cert_lifetime": 60.0, "self_signed_ca_lifetime": 59.0},
+            "no more than --self-signed-ca-lifetime",
+        ),
+    ],
+)
 def test_settings_that_do_not_go_together_are_refused(given, problem):
     with pytest.raises(HamiError, match=problem):
         read_settings(given, {})
@@ -120,16 +153,24 @@ def test_a_certificate_of_our_own_is_one_file_of_its_folder():
     assert settings.cert_file == settings.key_file == "/certs/tls.pem"
 
 
-@pytest.mark.parametrize("text, host, port", [
-    ("127.0.0.1:8080", "127.0.0.1", 8080), (":9395", "", 9395), ("[::1]:443", "::1", 443), ("[::]:0", "::", 0),
-    ("localhost:80", "localhost", 80),
-])
+@pytest.mark.parametrize(
+    "text, host, port",
+    [
+        ("127.0.0.1:8080", "127.0.0.1", 8080),
+        (":9395", "", 9395),
+        ("[::1]:443", "::1", 443),
+        ("[::]:0", "::", 0),
+        ("localhost:80", "localhost", 80),
+    ],
+)
 def test_addresses(text, host, port):
     assert parse_address(text) == (host, port)
     assert str(parse_address(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "8080", "host", "host:", "host:http", "host:-1", "host:65536", "::1:443", "h:٣"])
+@pytest.mark.parametrize(
+    "text", ["", "8080", "host", "host:", "host:http", "host:-1", "host:65536", "::1:443", "h:٣"]
+)
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(MalformedInput, match="expected host:port"):
         parse_address(text)
@@ -139,10 +180,13 @@ def test_an_address_is_what_sockets_take():
     assert tuple(Address("127.0.0.1", 80)) == ("127.0.0.1", 80)
 
 
-@pytest.mark.parametrize("text, value", [
-    *((word, True) for word in ("1", "t", "T", "TRUE", "true", "True")),
-    *((word, False) for word in ("0", "f", "F", "FALSE", "false", "False")),
-])
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        *((word, True) for word in ("1", "t", "T", "TRUE", "true", "True")),
+        *((word, False) for word in ("0", "f", "F", "FALSE", "false", "False")),
+    ],
+)
 def test_booleans_are_go_s(text, value):
     assert parse_boolean(text) is value
 
@@ -160,7 +204,9 @@ def test_seconds_are_not_negative():
         parse_seconds("-1s")
 
 
-@pytest.mark.parametrize("text", ["spread", "binpack", "topology-aware", "mutex,spread", "binpack, numa"])
+@pytest.mark.parametrize(
+    "text", ["spread", "binpack", "topology-aware", "mutex,spread", "binpack, numa"]
+)
 def test_device_policies(text):
     assert parse_device_policy_flag(text) == text
 

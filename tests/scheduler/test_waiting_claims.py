@@ -16,19 +16,25 @@ from tests.builders import ONLY_NVIDIA, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
 from tests.scheduler.replicas import replica
 
-SMALL, LARGE = (gpu(f"GPU-{size}", index=index, memory_mib=size, by_claims=True)
-                for index, size in enumerate((16_384, 65_536)))
+SMALL, LARGE = (
+    gpu(f"GPU-{size}", index=index, memory_mib=size, by_claims=True)
+    for index, size in enumerate((16_384, 65_536))
+)
 
 
 class Waiting:
     """A replica on a node with *cards*, and the task that makes claims."""
 
     def __init__(self, *pods, cards=(SMALL, LARGE), annotations=None):
-        on = node("n1", *cards, annotations={LOCK_FREE: "NVIDIA", DOOR: "dra"} | (annotations or {}))
+        on = node(
+            "n1", *cards, annotations={LOCK_FREE: "NVIDIA", DOOR: "dra"} | (annotations or {})
+        )
         self.replica = replica(on, pods=pods, settings=Settings(dra=ALLOCATE))
         self.fake, self.clock = self.replica.fake, self.replica.clock
         self.leads = True
-        self.task = WaitingClaims(self.replica.cache, self.fake, lambda: self.leads, "spread", clock=self.clock)
+        self.task = WaitingClaims(
+            self.replica.cache, self.fake, lambda: self.leads, "spread", clock=self.clock
+        )
 
     def refuse(self, *pods):
         for one in pods:
@@ -48,8 +54,13 @@ class Waiting:
 
 def waits(number=0, claim=True, namespace="default", **asked):
     """A pod that does not fit."""
-    return pod(gpus(1, **{"memory": 70_000} | asked), name=f"p{number}", namespace=namespace, phase="Pending",
-               claim=f"hami-{number:032x}" if claim else "")
+    return pod(
+        gpus(1, **{"memory": 70_000} | asked),
+        name=f"p{number}",
+        namespace=namespace,
+        phase="Pending",
+        claim=f"hami-{number:032x}" if claim else "",
+    )
 
 
 def requests(waiting):
@@ -66,9 +77,14 @@ def test_a_pod_that_waits_for_long_gets_its_claim():
     assert [owner["uid"] for owner in claim["metadata"]["ownerReferences"]] == [asked.ref.uid]
     assert claim["status"] == {}
     (request,) = requests(waiting)
-    assert request["name"] == "c" and request["exactly"]["capacity"]["requests"] == {
-        "memory": "70000Mi", "cores": "30"}
-    assert [toleration["key"] for toleration in request["exactly"]["tolerations"]] == ["hami.io/managed"]
+    assert request["name"] == "c"
+    assert request["exactly"]["capacity"]["requests"] == {
+        "memory": "70000Mi",
+        "cores": "30",
+    }
+    assert [toleration["key"] for toleration in request["exactly"]["tolerations"]] == [
+        "hami.io/managed"
+    ]
     for _ in range(3):
         waiting.step(60)
     assert waiting.attempts() == 1
@@ -76,11 +92,14 @@ def test_a_pod_that_waits_for_long_gets_its_claim():
 
 def test_a_percentage_has_an_alternative_for_each_size():
     asked = waits(memory=None, percent=50)
-    waiting = Waiting(asked, annotations={"hami.io/device-cordon": f"{SMALL.uuid},{LARGE.uuid}"}).refuse(asked)
+    waiting = Waiting(
+        asked, annotations={"hami.io/device-cordon": f"{SMALL.uuid},{LARGE.uuid}"}
+    ).refuse(asked)
     waiting.step(WAIT_S)
     (request,) = requests(waiting)
-    assert {part["name"]: part["capacity"]["requests"]["memory"] for part in request["firstAvailable"]} == {
-        "m65536": "32Gi", "m16384": "8Gi"}
+    assert {
+        part["name"]: part["capacity"]["requests"]["memory"] for part in request["firstAvailable"]
+    } == {"m65536": "32Gi", "m16384": "8Gi"}
     assert all(part["tolerations"] for part in request["firstAvailable"])
 
 
@@ -102,7 +121,9 @@ def test_a_pod_gets_the_claim_that_it_has_waited_with():
     waiting.replica.binder.bind(asked.ref, "n1")
     ((key, claim),) = waiting.fake.claims.items()
     assert claim["metadata"]["uid"] == before[key]["metadata"]["uid"]
-    assert [result["device"] for result in claim["status"]["allocation"]["devices"]["results"]] == ["gpu-65536"]
+    assert [result["device"] for result in claim["status"]["allocation"]["devices"]["results"]] == [
+        "gpu-65536"
+    ]
 
 
 @pytest.mark.parametrize("change", ["bound", "deleted", "without a claim", "not leading"])
@@ -114,13 +135,19 @@ def test_no_claim_is_made_for_a_pod(change):
     elif change == "deleted":
         waiting.replica.cache.pods.remove(asked)
     waiting.leads = change != "not leading"
-    assert waiting.step(WAIT_S) == [] and waiting.attempts() == 0
+    assert waiting.step(WAIT_S) == []
+    assert waiting.attempts() == 0
 
 
-@pytest.mark.parametrize(("error", "attempts"), [
-    pytest.param(no_answer(), 2, id="no answer"), pytest.param(ClusterError("busy", 429), 2, id="too many requests"),
-    pytest.param(ClusterError("denied", 403), 1, id="denied"), pytest.param(Conflict("exists", 409), 1, id="exists"),
-])
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        pytest.param(no_answer(), 2, id="no answer"),
+        pytest.param(ClusterError("busy", 429), 2, id="too many requests"),
+        pytest.param(ClusterError("denied", 403), 1, id="denied"),
+        pytest.param(Conflict("exists", 409), 1, id="exists"),
+    ],
+)
 def test_what_may_have_a_temporary_cause_is_tried_again(error, attempts):
     asked = waits()
     waiting = Waiting(asked).refuse(asked)
@@ -146,7 +173,8 @@ def test_many_pods_get_their_claims_one_after_the_other():
     for some in (pods[:300], pods[300:]):
         waiting.refuse(*some)
     made = {name for _ in range(NAMESPACE_LIMIT // BATCH + 1) for name in waiting.step(WAIT_S)}
-    assert made == {one.claim for one in pods} and waiting.attempts() == len(pods)
+    assert made == {one.claim for one in pods}
+    assert waiting.attempts() == len(pods)
 
 
 def test_so_many_claims_are_made_in_a_period():
@@ -174,10 +202,15 @@ def test_a_claim_that_is_made_during_the_binding_is_that_of_the_pod(method):
         if call.method == method:
             waiting.fake.on_call = lambda call: None
             with contextlib.suppress(Conflict):
-                waiting.fake.create_claim(waiting_claim(
-                    asked, ONLY_NVIDIA, "spread", waiting.replica.cache.claimable_sizes), timeout=1)
+                waiting.fake.create_claim(
+                    waiting_claim(
+                        asked, ONLY_NVIDIA, "spread", waiting.replica.cache.claimable_sizes
+                    ),
+                    timeout=1,
+                )
 
     waiting.fake.on_call = create
     waiting.replica.binder.bind(asked.ref, "n1")
     (claim,) = waiting.fake.claims.values()
-    assert claim["status"]["allocation"] and waiting.fake.pods["default", "p0"].node_name == "n1"
+    assert claim["status"]["allocation"]
+    assert waiting.fake.pods["default", "p0"].node_name == "n1"

@@ -19,7 +19,9 @@ MODEST = gpus(1, 3000, 30)
 
 
 def context(usages, *containers, budget=None, **options):
-    return pod_request(*(containers or (MODEST,)), **options).fit_context("NVIDIA", usages, budget=budget)
+    return pod_request(*(containers or (MODEST,)), **options).fit_context(
+        "NVIDIA", usages, budget=budget
+    )
 
 
 def outcome(usages, asked, **options):
@@ -32,37 +34,114 @@ ASKED = request(1, 3000, cores=30)
 RULES = [  # a device that breaks several rules: the reason is that of the first
     param(usage(healthy=False, by_claims=True), ASKED, {}, Reason.DOOR, id="given by claims"),
     param(usage(healthy=False, cordoned=True), ASKED, {}, Reason.UNHEALTHY, id="unhealthy"),
-    param(usage(cordoned=True, mode="mig"), ASKED, {"nvidia.com/nouse-gputype": "A40"}, Reason.CORDONED, id="cordoned"),
-    param(usage(slots_used=10), ASKED, {"nvidia.com/nouse-gputype": "a40"}, Reason.TYPE_MISMATCH, id="type not wanted"),
-    param(usage(), ASKED, {"nvidia.com/use-gputype": "L4,H100"}, Reason.TYPE_MISMATCH, id="another type wanted"),
-    param(usage(), ASKED, {"nvidia.com/use-gputype": " , "}, Reason.TYPE_MISMATCH, id="no type wanted"),
-    param(usage(), ASKED, {"nvidia.com/vgpu-mode": "mig"}, Reason.TYPE_MISMATCH, id="another mode wanted"),
-    param(usage(slots_used=10), ASKED, {"nvidia.com/nouse-gpuuuid": "GPU-0"}, Reason.UUID_MISMATCH,
-          id="uuid not wanted"),
-    param(usage(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-00"}, Reason.UUID_MISMATCH, id="another uuid wanted"),
-    param(usage(slots_used=10), ASKED, {"hami.io/gpu-scheduler-policy": "mutex"}, Reason.NO_SLOT, id="no slot"),
-    param(usage(slots_used=1, memory_used_mib=46068), ASKED, {"hami.io/gpu-scheduler-policy": "mutex"},
-          Reason.NOT_ALONE,
-          id="mutex"),
+    param(
+        usage(cordoned=True, mode="mig"),
+        ASKED,
+        {"nvidia.com/nouse-gputype": "A40"},
+        Reason.CORDONED,
+        id="cordoned",
+    ),
+    param(
+        usage(slots_used=10),
+        ASKED,
+        {"nvidia.com/nouse-gputype": "a40"},
+        Reason.TYPE_MISMATCH,
+        id="type not wanted",
+    ),
+    param(
+        usage(),
+        ASKED,
+        {"nvidia.com/use-gputype": "L4,H100"},
+        Reason.TYPE_MISMATCH,
+        id="another type wanted",
+    ),
+    param(
+        usage(), ASKED, {"nvidia.com/use-gputype": " , "}, Reason.TYPE_MISMATCH, id="no type wanted"
+    ),
+    param(
+        usage(),
+        ASKED,
+        {"nvidia.com/vgpu-mode": "mig"},
+        Reason.TYPE_MISMATCH,
+        id="another mode wanted",
+    ),
+    param(
+        usage(slots_used=10),
+        ASKED,
+        {"nvidia.com/nouse-gpuuuid": "GPU-0"},
+        Reason.UUID_MISMATCH,
+        id="uuid not wanted",
+    ),
+    param(
+        usage(),
+        ASKED,
+        {"nvidia.com/use-gpuuuid": "GPU-00"},
+        Reason.UUID_MISMATCH,
+        id="another uuid wanted",
+    ),
+    param(
+        usage(slots_used=10),
+        ASKED,
+        {"hami.io/gpu-scheduler-policy": "mutex"},
+        Reason.NO_SLOT,
+        id="no slot",
+    ),
+    param(
+        usage(slots_used=1, memory_used_mib=46068),
+        ASKED,
+        {"hami.io/gpu-scheduler-policy": "mutex"},
+        Reason.NOT_ALONE,
+        id="mutex",
+    ),
     param(usage(memory_used_mib=43069, cores_used=100), ASKED, {}, Reason.NO_MEMORY, id="memory"),
     param(usage(slots_used=1, cores_used=71), ASKED, {}, Reason.NO_CORES, id="cores"),
-    param(usage(slots_used=1, cores_used=1), request(1, 1, cores=100), {}, Reason.NO_CORES,
-          id="cores before exclusive"),
+    param(
+        usage(slots_used=1, cores_used=1),
+        request(1, 1, cores=100),
+        {},
+        Reason.NO_CORES,
+        id="cores before exclusive",
+    ),
     param(usage(slots_used=1), request(1, 1, cores=100), {}, Reason.NOT_ALONE, id="exclusive"),
-    param(usage(slots_used=1), request(1, 1, cores=400), {}, Reason.NOT_ALONE, id="more cores than a card has"),
+    param(
+        usage(slots_used=1),
+        request(1, 1, cores=400),
+        {},
+        Reason.NOT_ALONE,
+        id="more cores than a card has",
+    ),
     param(usage(cores_used=100), request(1, 1), {}, Reason.NO_CORES_LEFT, id="all cores taken"),
     param(usage(mode="mig"), ASKED, {}, Reason.MIG_TOPOLOGY, id="MIG"),
-    param(usage(memory_used_mib=43068, cores_used=70, slots_used=9), ASKED, {}, None, id="just fits"),
+    param(
+        usage(memory_used_mib=43068, cores_used=70, slots_used=9), ASKED, {}, None, id="just fits"
+    ),
     param(usage(), request(1, 46068, cores=100), {}, None, id="whole"),
     param(usage(cores_used=99), request(1, 1), {}, None, id="one percent is left to share"),
     param(usage(cores=0), request(1, 1), {}, None, id="a device without cores"),
-    param(usage(cores=200, slots_used=1, cores_used=100), request(1, 1, cores=100), {}, None,
-          id="scaled cores are not exclusive"),
-    param(usage(), ASKED, {"nvidia.com/use-gputype": "l4, nvidia a4 "}, None, id="type by part of its name"),
+    param(
+        usage(cores=200, slots_used=1, cores_used=100),
+        request(1, 1, cores=100),
+        {},
+        None,
+        id="scaled cores are not exclusive",
+    ),
+    param(
+        usage(),
+        ASKED,
+        {"nvidia.com/use-gputype": "l4, nvidia a4 "},
+        None,
+        id="type by part of its name",
+    ),
     param(usage(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-1, GPU-0"}, None, id="uuid wanted"),
     param(usage(), ASKED, {"nvidia.com/vgpu-mode": "mig hami-core"}, None, id="mode wanted"),
     param(usage(mode=""), ASKED, {"nvidia.com/vgpu-mode": "mig"}, None, id="no mode"),
-    param(usage(), ASKED, {"nvidia.com/use-gputype": " ", "nvidia.com/nouse-gpuuuid": ""}, None, id="blank lists"),
+    param(
+        usage(),
+        ASKED,
+        {"nvidia.com/use-gputype": " ", "nvidia.com/nouse-gpuuuid": ""},
+        None,
+        id="blank lists",
+    ),
 ]
 
 
@@ -79,11 +158,17 @@ def test_a_device_has_one_door(by_claims, claims):
     assert reason is (None if by_claims is claims else Reason.DOOR)
 
 
-@pytest.mark.parametrize("selector, accepted", [
-    (Selector(), True), (Selector(use_types=("a40",)), True), (Selector(use_types=()), False),
-    (Selector(nouse_types=("A40",)), False), (Selector(nouse_types=()), True),
-    (Selector(use_types=("A40",), nouse_types=("nvidia",)), False),
-])
+@pytest.mark.parametrize(
+    "selector, accepted",
+    [
+        (Selector(), True),
+        (Selector(use_types=("a40",)), True),
+        (Selector(use_types=()), False),
+        (Selector(nouse_types=("A40",)), False),
+        (Selector(nouse_types=()), True),
+        (Selector(use_types=("A40",), nouse_types=("nvidia",)), False),
+    ],
+)
 def test_model_lists(selector, accepted):
     assert accepts_model(selector, "NVIDIA A40") is accepted
 
@@ -92,18 +177,38 @@ FULL, MEMORY = usage("slots", 10), usage("memory", 1, 46000)
 CORES, SICK = usage("cores", 1, 0, 90), usage("sick", healthy=False)
 
 
-@pytest.mark.parametrize("usages, asked, text", [
-    param([FULL, MEMORY, CORES, SICK], ASKED,
-          "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
-          "1/4 CardTimeSlicingExhausted", id="a reason each"),
-    param([usage("a"), MEMORY], request(2, 3000), "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
-          id="two"),
-    param([usage("a"), usage("b")], request(3, 1), "NodeInsufficientDevice", id="too few"),
-    param([], ASKED, "NodeInsufficientDevice", id="none"),
-    param([usage("a", 1, 3000), usage("b", 1, 3000)], request(1, 0, 100, 100), "2/2 CardInsufficientMemory",
-          id="whole"),
-    param([usage("a", cores_used=100)], request(1, 3000), "1/1 CardComputeUnitsExhausted", id="no cores"),
-])
+@pytest.mark.parametrize(
+    "usages, asked, text",
+    [
+        param(
+            [FULL, MEMORY, CORES, SICK],
+            ASKED,
+            "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
+            "1/4 CardTimeSlicingExhausted",
+            id="a reason each",
+        ),
+        param(
+            [usage("a"), MEMORY],
+            request(2, 3000),
+            "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
+            id="two",
+        ),
+        param([usage("a"), usage("b")], request(3, 1), "NodeInsufficientDevice", id="too few"),
+        param([], ASKED, "NodeInsufficientDevice", id="none"),
+        param(
+            [usage("a", 1, 3000), usage("b", 1, 3000)],
+            request(1, 0, 100, 100),
+            "2/2 CardInsufficientMemory",
+            id="whole",
+        ),
+        param(
+            [usage("a", cores_used=100)],
+            request(1, 3000),
+            "1/1 CardComputeUnitsExhausted",
+            id="no cores",
+        ),
+    ],
+)
 def test_reasons(usages, asked, text):
     assert outcome(usages, asked) == text
 
@@ -111,46 +216,83 @@ def test_reasons(usages, asked, text):
 IDLE = [usage(f"GPU-{i}", index=i, numa=i // 2) for i in range(4)]
 
 
-@pytest.mark.parametrize("policy, numa_bind, uuids", [
-    ("spread", "", ["GPU-3", "GPU-2"]), ("binpack", "", ["GPU-3", "GPU-2"]),
-    ("spread", "true", ["GPU-3", "GPU-2"]), ("binpack", "true", ["GPU-1", "GPU-0"]),
-])
+@pytest.mark.parametrize(
+    "policy, numa_bind, uuids",
+    [
+        ("spread", "", ["GPU-3", "GPU-2"]),
+        ("binpack", "", ["GPU-3", "GPU-2"]),
+        ("spread", "true", ["GPU-3", "GPU-2"]),
+        ("binpack", "true", ["GPU-1", "GPU-0"]),
+    ],
+)
 def test_equal_devices_are_chosen_by_index_and_numa_node(policy, numa_bind, uuids):
-    assert outcome(IDLE, request(2, 3000), policy=policy, annotations={"nvidia.com/numa-bind": numa_bind}) == uuids
+    assert (
+        outcome(
+            IDLE, request(2, 3000), policy=policy, annotations={"nvidia.com/numa-bind": numa_bind}
+        )
+        == uuids
+    )
 
 
 def test_numa_bind_takes_devices_of_one_node():
     usages = [usage("A", 5, numa=0), usage("B", 1, numa=0), usage("C", 3, numa=1)]
-    assert sorted(outcome(usages, request(2, 1), annotations={"nvidia.com/numa-bind": "1"})) == ["A", "B"]
+    assert sorted(outcome(usages, request(2, 1), annotations={"nvidia.com/numa-bind": "1"})) == [
+        "A",
+        "B",
+    ]
 
 
 def test_numa_bind_is_nothing_to_vendors_without_that_rule():
-    vendor = Vendor(key="NVIDIA", resources=Resources(count="x.io/card"),
-                    decision=Decision(inventory=lambda vendor, node: None, rules=(Rule.HEALTH,)))
-    asked = pod_request(container({"x.io/card": 2}), annotations={"nvidia.com/numa-bind": "true"}, vendors=[vendor])
+    vendor = Vendor(
+        key="NVIDIA",
+        resources=Resources(count="x.io/card"),
+        decision=Decision(inventory=lambda vendor, node: None, rules=(Rule.HEALTH,)),
+    )
+    asked = pod_request(
+        container({"x.io/card": 2}), annotations={"nvidia.com/numa-bind": "true"}, vendors=[vendor]
+    )
     found = fit(request(2), asked.fit_context("NVIDIA", [usage("A", numa=0), usage("B", numa=1)]))
-    assert not isinstance(found, Unfit) and len(found) == 2
+    assert not isinstance(found, Unfit)
+    assert len(found) == 2
 
 
 def links(**scores):
     """Devices a, b, … whose pairs have these scores: ``ab=100``."""
     names = sorted(set("".join(scores)))
-    return [usage(name, pair_scores={other: scores.get("".join(sorted(name + other)),
-                                                       0) for other in names if other != name})
-            for name in names]
+    return [
+        usage(
+            name,
+            pair_scores={
+                other: scores.get("".join(sorted(name + other)), 0)
+                for other in names
+                if other != name
+            },
+        )
+        for name in names
+    ]
 
 
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 
 
-@pytest.mark.parametrize("usages, count, uuids", [
-    param(links(ab=100, ac=200, bc=150), 1, ["b"], id="the one least missed"),
-    param(links(ab=100, ac=200, bc=150), 2, ["c", "a"], id="the best pair"),
-    param(links(ab=1, ac=2, bc=3), 3, ["c", "b", "a"], id="all there are"),
-    param(links(ab=5, bc=5, cd=5), 2, ["d", "c"], id="the first of equals in the order of trying"),
-    param(links(ab=0, cd=0), 1, ["d"], id="no links"),
-    param(links(ab=9, cd=5) + [usage("e", healthy=False)], 2, ["b", "a"], id="only devices that can serve"),
-])
+@pytest.mark.parametrize(
+    "usages, count, uuids",
+    [
+        param(links(ab=100, ac=200, bc=150), 1, ["b"], id="the one least missed"),
+        param(links(ab=100, ac=200, bc=150), 2, ["c", "a"], id="the best pair"),
+        param(links(ab=1, ac=2, bc=3), 3, ["c", "b", "a"], id="all there are"),
+        param(
+            links(ab=5, bc=5, cd=5), 2, ["d", "c"], id="the first of equals in the order of trying"
+        ),
+        param(links(ab=0, cd=0), 1, ["d"], id="no links"),
+        param(
+            links(ab=9, cd=5) + [usage("e", healthy=False)],
+            2,
+            ["b", "a"],
+            id="only devices that can serve",
+        ),
+    ],
+)
 def test_topology(usages, count, uuids):
     assert outcome(usages, request(count, 1), annotations=TOPOLOGY) == uuids
 
@@ -158,46 +300,80 @@ def test_topology(usages, count, uuids):
 def test_topology_says_why_not():
     usages = [usage("a"), usage("b", healthy=False)]
     assert outcome(usages, request(2, 1), annotations=TOPOLOGY) == (
-        "1/2 AllocatedCardsInsufficientRequest, 1/2 CardNotHealth")
+        "1/2 AllocatedCardsInsufficientRequest, 1/2 CardNotHealth"
+    )
 
 
-@pytest.mark.parametrize("count, uuids", [
-    (2, ["d", "c"]), (3, "2/4 AllocatedCardsInsufficientRequest, 2/4 NumaNotFit"),
-])
+@pytest.mark.parametrize(
+    "count, uuids",
+    [
+        (2, ["d", "c"]),
+        (3, "2/4 AllocatedCardsInsufficientRequest, 2/4 NumaNotFit"),
+    ],
+)
 def test_topology_with_numa_bind_stays_on_one_node(count, uuids):
-    usages = [replace(v, device=replace(v.device, numa="abcd".index(v.device.uuid) // 2)) for v in links(ac=900,
-                                                                                                         bd=900, cd=1)]
-    assert outcome(usages, request(count, 1), annotations=TOPOLOGY | {"nvidia.com/numa-bind": "true"}) == uuids
+    usages = [
+        replace(v, device=replace(v.device, numa="abcd".index(v.device.uuid) // 2))
+        for v in links(ac=900, bd=900, cd=1)
+    ]
+    assert (
+        outcome(usages, request(count, 1), annotations=TOPOLOGY | {"nvidia.com/numa-bind": "true"})
+        == uuids
+    )
 
 
 def test_topology_of_many_devices_is_soon_found():
-    usages = [usage(f"GPU-{i}", index=i,
-                    pair_scores={f"GPU-{j}": 100 * (i // 8 == j // 8) for j in range(64)}) for i in range(64)]
+    usages = [
+        usage(
+            f"GPU-{i}",
+            index=i,
+            pair_scores={f"GPU-{j}": 100 * (i // 8 == j // 8) for j in range(64)},
+        )
+        for i in range(64)
+    ]
     found = outcome(usages, request(8, 1), annotations=TOPOLOGY)
     assert len({int(uuid.removeprefix("GPU-")) // 8 for uuid in found}) == 1
 
 
-G13 = [usage(uuid, memory_mib=memory) for uuid, memory in (("d0", 2000), ("d1", 8000), ("d2", 4000), ("d3", 6000))]
+G13 = [
+    usage(uuid, memory_mib=memory)
+    for uuid, memory in (("d0", 2000), ("d1", 8000), ("d2", 4000), ("d3", 6000))
+]
 
 
-@pytest.mark.parametrize("asked, left, text", [
-    param(request(2, 2000, cores=100), Budget(4000, 200), ["d1", "d3"], id="fits"),
-    param(request(2, 3000, cores=60), Budget(4000, 200),
-          "1/4 AllocatedCardsInsufficientRequest, 3/4 ResourceQuotaNotFit",
-          id="one too many"),
-    param(request(1, 0, 100, 100), Budget(1500), "4/4 ResourceQuotaNotFit", id="whole cards are larger"),
-    param(request(1, 0, 100, 100), Budget(2000), ["d0"], id="the small card"),
-    param(request(1, 1, cores=30), Budget(cores=29), "4/4 ResourceQuotaNotFit", id="cores"),
-    param(request(1, 1), Budget(-5), "4/4 ResourceQuotaNotFit", id="overdrawn"),
-    param(request(1, 9000), Budget(4000), "4/4 ResourceQuotaNotFit", id="before memory"),
-])
+@pytest.mark.parametrize(
+    "asked, left, text",
+    [
+        param(request(2, 2000, cores=100), Budget(4000, 200), ["d1", "d3"], id="fits"),
+        param(
+            request(2, 3000, cores=60),
+            Budget(4000, 200),
+            "1/4 AllocatedCardsInsufficientRequest, 3/4 ResourceQuotaNotFit",
+            id="one too many",
+        ),
+        param(
+            request(1, 0, 100, 100),
+            Budget(1500),
+            "4/4 ResourceQuotaNotFit",
+            id="whole cards are larger",
+        ),
+        param(request(1, 0, 100, 100), Budget(2000), ["d0"], id="the small card"),
+        param(request(1, 1, cores=30), Budget(cores=29), "4/4 ResourceQuotaNotFit", id="cores"),
+        param(request(1, 1), Budget(-5), "4/4 ResourceQuotaNotFit", id="overdrawn"),
+        param(request(1, 9000), Budget(4000), "4/4 ResourceQuotaNotFit", id="before memory"),
+    ],
+)
 def test_quota(asked, left, text):
     assert outcome(G13, asked, budget=left) == text
 
 
-@pytest.mark.parametrize("left, uuids", [
-    (4000, ["c", "a"]), (3999, "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit"),
-])
+@pytest.mark.parametrize(
+    "left, uuids",
+    [
+        (4000, ["c", "a"]),
+        (3999, "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit"),
+    ],
+)
 def test_quota_counts_all_devices_that_topology_takes(left, uuids):
     usages = links(ab=100, ac=200, bc=150)
     assert outcome(usages, request(2, 2000), budget=Budget(left), annotations=TOPOLOGY) == uuids
@@ -217,9 +393,15 @@ def test_fit_takes_only_what_is_free_and_nothing_twice(rng):
     assume(not isinstance(found, Unfit))
     assert len({s.uuid for s in found}) == len(found) == wanted.count
     by_uuid = {v.device.uuid: v for v in usages}
-    assert all(by_uuid[s.uuid].device.healthy and not by_uuid[s.uuid].device.cordoned for s in found)
+    assert all(
+        by_uuid[s.uuid].device.healthy and not by_uuid[s.uuid].device.cordoned for s in found
+    )
     assert {by_uuid[s.uuid].device.by_claims for s in found} == {asked.by_claims}
-    assert not any(v.is_overcommitted for v in charge_shares(usages, found) if v.device.uuid in {s.uuid for s in found})
+    assert not any(
+        v.is_overcommitted
+        for v in charge_shares(usages, found)
+        if v.device.uuid in {s.uuid for s in found}
+    )
 
 
 @given(rng=randoms(use_true_random=True))
@@ -227,11 +409,18 @@ def test_fit_finds_devices_exactly_if_some_choice_of_them_serves(rng):
     """Picking devices in order loses nothing for a single request, unless it requests a percentage under a quota:
     a large device that is taken first may leave too little of the quota for a second one. (Several containers may miss
     each other too: the first may take the only device that could have served the second. So it is upstream.)"""
-    usages, asked, budget = some_usages(rng, most=5), some_pod_request(rng, containers=1), some_budget(rng)
+    usages, asked, budget = (
+        some_usages(rng, most=5),
+        some_pod_request(rng, containers=1),
+        some_budget(rng),
+    )
     (wanted,) = asked.containers[0].requests
     assume(wanted.memory_mib or budget.memory_mib is None)
     found = fit(wanted, asked.fit_context("NVIDIA", usages, budget=budget))
-    exists = any(serves(asked, wanted, choice, budget) for choice in itertools.combinations(usages, wanted.count))
+    exists = any(
+        serves(asked, wanted, choice, budget)
+        for choice in itertools.combinations(usages, wanted.count)
+    )
     assert exists == (not isinstance(found, Unfit))
 
 
@@ -245,13 +434,19 @@ def serves(asked, wanted, choice, budget):
     if not budget.covers(memory, cores * len(choice)):
         return False
     return all(
-        v.device.healthy and not v.device.cordoned and v.device.mode != "mig" and v.device.by_claims is asked.by_claims
+        v.device.healthy
+        and not v.device.cordoned
+        and v.device.mode != "mig"
+        and v.device.by_claims is asked.by_claims
         and wanted_by(vendor_request.selector, v.device)
-        and v.slots_used < v.device.slots and not (policy.mutex and v.slots_used)
-        and v.memory_used_mib + need(wanted, v) <= v.device.memory_mib and v.cores_used + cores <= v.device.cores
+        and v.slots_used < v.device.slots
+        and not (policy.mutex and v.slots_used)
+        and v.memory_used_mib + need(wanted, v) <= v.device.memory_mib
+        and v.cores_used + cores <= v.device.cores
         and not (v.device.cores == cores == 100 and v.slots_used)
         and not (cores == 0 and 0 != v.device.cores == v.cores_used)
-        for v in choice)
+        for v in choice
+    )
 
 
 def need(wanted, v):
@@ -260,7 +455,10 @@ def need(wanted, v):
 
 def wanted_by(selector, device):
     model, uuid = device.model.lower(), device.uuid
-    return ((selector.use_types is None or any(t.lower() in model for t in selector.use_types))
-            and not any(t.lower() in model for t in selector.nouse_types or ())
-            and (selector.use_uuids is None or uuid in selector.use_uuids) and uuid not in (selector.nouse_uuids or ())
-            and (selector.mode is None or device.mode in selector.mode))
+    return (
+        (selector.use_types is None or any(t.lower() in model for t in selector.use_types))
+        and not any(t.lower() in model for t in selector.nouse_types or ())
+        and (selector.use_uuids is None or uuid in selector.use_uuids)
+        and uuid not in (selector.nouse_uuids or ())
+        and (selector.mode is None or device.mode in selector.mode)
+    )

@@ -20,25 +20,49 @@ G11 = request(1, memory_percent=40)
 A, B = usage("a", 1, 10, 90, memory_mib=100), usage("b", 7, 20, 10, memory_mib=100)
 
 
-@pytest.mark.parametrize("device, asked, weights, score", [
-    param(usage(), G3, Weights(), "4.65", id="idle"),
-    param(usage("b0", 1, 3000, 30), G3, Weights(), "9.30", id="b0"),
-    param(usage("device1", 1, 2000, 25, **SMALL), G4, Weights(), "10.25", id="device1"),
-    param(usage("device2", **SMALL), G4, Weights(), "4.25", id="device2"),
-    param(usage("device4", 1, 6000, 75, **SMALL), G4, Weights(), "20.25", id="device4"),
-    param(A, G11, Weights(), "16.00", id="a"), param(B, G11, Weights(), "15.00", id="b"),
-    param(A, G11, Weights(memory=3), "26.00", id="a memory"),
-    param(B, G11, Weights(memory=3), "27.00", id="b memory"),
-    param(A, G11, Weights(core=3), "34.00", id="a core"), param(B, G11, Weights(core=3), "17.00", id="b core"),
-    param(usage("z", 2, 2048, 1, cores=4, memory_mib=8192), request(1, 1024, cores=1), Weights(), "11.75",
-          id="four cores"),
-    param(usage(slots=0), G3, Weights(), "0.00", id="no slots"),
-    param(usage(cores=0), G3, Weights(), "0.00", id="no cores"),
-    param(usage(memory_mib=0), G3, Weights(), "0.00", id="no memory"),
-    param(usage(memory_mib=100), request(3, 10, cores=0), Weights(), "2.00", id="many devices are one slot"),
-    param(usage(memory_mib=100), request(1, 10, 50), Weights(), "6.00", id="percent before memory"),
-    param(usage(memory_mib=100), request(1, 10, cores=0), Weights(0, 0, 1), "1.00", id="weights of nothing"),
-])
+@pytest.mark.parametrize(
+    "device, asked, weights, score",
+    [
+        param(usage(), G3, Weights(), "4.65", id="idle"),
+        param(usage("b0", 1, 3000, 30), G3, Weights(), "9.30", id="b0"),
+        param(usage("device1", 1, 2000, 25, **SMALL), G4, Weights(), "10.25", id="device1"),
+        param(usage("device2", **SMALL), G4, Weights(), "4.25", id="device2"),
+        param(usage("device4", 1, 6000, 75, **SMALL), G4, Weights(), "20.25", id="device4"),
+        param(A, G11, Weights(), "16.00", id="a"),
+        param(B, G11, Weights(), "15.00", id="b"),
+        param(A, G11, Weights(memory=3), "26.00", id="a memory"),
+        param(B, G11, Weights(memory=3), "27.00", id="b memory"),
+        param(A, G11, Weights(core=3), "34.00", id="a core"),
+        param(B, G11, Weights(core=3), "17.00", id="b core"),
+        param(
+            usage("z", 2, 2048, 1, cores=4, memory_mib=8192),
+            request(1, 1024, cores=1),
+            Weights(),
+            "11.75",
+            id="four cores",
+        ),
+        param(usage(slots=0), G3, Weights(), "0.00", id="no slots"),
+        param(usage(cores=0), G3, Weights(), "0.00", id="no cores"),
+        param(usage(memory_mib=0), G3, Weights(), "0.00", id="no memory"),
+        param(
+            usage(memory_mib=100),
+            request(3, 10, cores=0),
+            Weights(),
+            "2.00",
+            id="many devices are one slot",
+        ),
+        param(
+            usage(memory_mib=100), request(1, 10, 50), Weights(), "6.00", id="percent before memory"
+        ),
+        param(
+            usage(memory_mib=100),
+            request(1, 10, cores=0),
+            Weights(0, 0, 1),
+            "1.00",
+            id="weights of nothing",
+        ),
+    ],
+)
 def test_score(device, asked, weights, score):
     assert f"{device_score(device, asked, weights):.2f}" == score
 
@@ -46,18 +70,39 @@ def test_score(device, asked, weights, score):
 amounts = st.integers(0, 100_000)
 
 
-@given(st.integers(1, 100), st.integers(0, 100), amounts, amounts, st.integers(0, 300), amounts, st.integers(0, 9))
-def test_score_is_rounded_to_single_precision_after_each_step(slots, used, memory, taken, cores, more, weight):
-    found = device_score(usage("x", used, taken, cores, slots=slots, memory_mib=memory + 1), request(1, more, cores=7),
-                         Weights(weight, 1, 3))
-    parts = [f32(w * f32(Fraction(n, d))) for w, n, d in (
-        (weight, used + 1, slots), (1, cores + 7, 100), (3, taken + more, memory + 1))]
+@given(
+    st.integers(1, 100),
+    st.integers(0, 100),
+    amounts,
+    amounts,
+    st.integers(0, 300),
+    amounts,
+    st.integers(0, 9),
+)
+def test_score_is_rounded_to_single_precision_after_each_step(
+    slots, used, memory, taken, cores, more, weight
+):
+    found = device_score(
+        usage("x", used, taken, cores, slots=slots, memory_mib=memory + 1),
+        request(1, more, cores=7),
+        Weights(weight, 1, 3),
+    )
+    parts = [
+        f32(w * f32(Fraction(n, d)))
+        for w, n, d in (
+            (weight, used + 1, slots),
+            (1, cores + 7, 100),
+            (3, taken + more, memory + 1),
+        )
+    ]
     assert found == f32(10 * f32(f32(parts[0] + parts[1]) + parts[2]))
 
 
 @pytest.mark.parametrize("weights", [Weights(2**63 - 1, 2**63 - 1, 2**63 - 1), Weights(0, 0, 1)])
-@pytest.mark.parametrize("device", [usage("x", 2**50, 2**50, 2**50, slots=1, cores=1, memory_mib=1),
-                                    usage(slots=2**31 - 1)])
+@pytest.mark.parametrize(
+    "device",
+    [usage("x", 2**50, 2**50, 2**50, slots=1, cores=1, memory_mib=1), usage(slots=2**31 - 1)],
+)
 def test_extreme_scores_are_numbers(device, weights):
     assert 0 <= device_score(device, request(1, 2**31 - 1, cores=2**31 - 1), weights) < float("inf")
 
@@ -74,35 +119,64 @@ MIXED = [("a", 5.0, 0, 2, 3), ("b", 5.0, 1, 0, 2), ("c", 1.0, 0, 1, 1), ("d", 9.
 EQUAL = [("a", 5.0, 0, 0, 5), ("b", 5.0, 0, 0, 2), ("c", 5.0, 0, 0, 3)]
 
 
-@pytest.mark.parametrize("policy, numa_bind, order", [
-    ("binpack", False, "dbac"), ("spread", False, "cbad"), ("topology-aware", False, "cbad"), ("", False, "cbad"),
-    ("mutex", False, "bdca"), ("binpack", True, "acdb"), ("spread", True, "bdca"), ("mutex", True, "bdca"),
-    ("numa", False, "bdac"), ("numa,spread", False, "bdca"), ("numa,binpack", False, "dbac"), ("spread,numa", False,
-                                                                                               "cbad"),
-    ("spread,", False, "cabd"), ("mutex,spread", False, "cabd"), ("spread,", True, "bdca"), ("binpack,numa", True,
-                                                                                             "dbac"),
-])
+@pytest.mark.parametrize(
+    "policy, numa_bind, order",
+    [
+        ("binpack", False, "dbac"),
+        ("spread", False, "cbad"),
+        ("topology-aware", False, "cbad"),
+        ("", False, "cbad"),
+        ("mutex", False, "bdca"),
+        ("binpack", True, "acdb"),
+        ("spread", True, "bdca"),
+        ("mutex", True, "bdca"),
+        ("numa", False, "bdac"),
+        ("numa,spread", False, "bdca"),
+        ("numa,binpack", False, "dbac"),
+        ("spread,numa", False, "cbad"),
+        ("spread,", False, "cabd"),
+        ("mutex,spread", False, "cabd"),
+        ("spread,", True, "bdca"),
+        ("binpack,numa", True, "dbac"),
+    ],
+)
 def test_order(policy, numa_bind, order):
     assert tried(policy, MIXED, numa_bind) == order
 
 
-@pytest.mark.parametrize("policy, numa_bind, order", [
-    param("binpack", False, "cba", id="the last registered"), param("spread", False, "cba", id="spread too"),
-    param("mutex", False, "cba", id="mutex too"), param("binpack,numa", False, "acb", id="the highest index"),
-])
+@pytest.mark.parametrize(
+    "policy, numa_bind, order",
+    [
+        param("binpack", False, "cba", id="the last registered"),
+        param("spread", False, "cba", id="spread too"),
+        param("mutex", False, "cba", id="mutex too"),
+        param("binpack,numa", False, "acb", id="the highest index"),
+    ],
+)
 def test_ties(policy, numa_bind, order):
     assert tried(policy, EQUAL, numa_bind) == order
 
 
-@pytest.mark.parametrize("policy, numa_bind, first, later", [
-    param("numa", False, ("x", 99.0, 0, 0, 0), ("y", 5.0, 1, 0, 0), id="numa"),
-    param("numa,spread", False, ("x", 20.0, 0, 0, 0), ("y", 10.0, 0, 0, 0), id="numa,spread"),
-    param("binpack,numa", False, ("x", 1.0, 0, 0, 2), ("y", 1.0, 0, 0, 5), id="binpack,numa"),
-    param("mutex,spread", False, ("x", 9.0, 0, 0, 0), ("y", 1.0, 0, 7, 0), id="mutex,spread"),
-    param("binpack,spread", True, ("x", 9.0, 0, 0, 0), ("y", 1.0, 1, 0, 0), id="binpack,spread with numa-bind"),
-])
+@pytest.mark.parametrize(
+    "policy, numa_bind, first, later",
+    [
+        param("numa", False, ("x", 99.0, 0, 0, 0), ("y", 5.0, 1, 0, 0), id="numa"),
+        param("numa,spread", False, ("x", 20.0, 0, 0, 0), ("y", 10.0, 0, 0, 0), id="numa,spread"),
+        param("binpack,numa", False, ("x", 1.0, 0, 0, 2), ("y", 1.0, 0, 0, 5), id="binpack,numa"),
+        param("mutex,spread", False, ("x", 9.0, 0, 0, 0), ("y", 1.0, 0, 7, 0), id="mutex,spread"),
+        param(
+            "binpack,spread",
+            True,
+            ("x", 9.0, 0, 0, 0),
+            ("y", 1.0, 1, 0, 0),
+            id="binpack,spread with numa-bind",
+        ),
+    ],
+)
 def test_sorted_before(policy, numa_bind, first, later):
-    assert tried(policy, [first, later], numa_bind) == tried(policy, [later, first], numa_bind) == "yx"
+    assert (
+        tried(policy, [first, later], numa_bind) == tried(policy, [later, first], numa_bind) == "yx"
+    )
 
 
 def test_long_lists_are_sorted_stably():

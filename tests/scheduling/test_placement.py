@@ -23,60 +23,163 @@ def outcome(devices, *containers, budgets=NO_BUDGETS, **options):
     return str(found) if isinstance(found, Unfit) else render_shares(found)
 
 
-@pytest.mark.parametrize("devices, containers, policy, text", [
-    param(PAIR, [gpus(1, 3000, 30), gpus(1, 5000, 20)], "spread", "GPU-1,NVIDIA,3000,30:;GPU-0,NVIDIA,5000,20:;",
-          id="spread"),
-    param(PAIR, [gpus(1, 3000, 30), gpus(1, 5000, 20)], "binpack", "GPU-1,NVIDIA,3000,30:;GPU-1,NVIDIA,5000,20:;",
-          id="binpack"),
-    param(PAIR, [gpus(2, 3000)], "spread", "GPU-1,NVIDIA,3000,0:GPU-0,NVIDIA,3000,0:;", id="two devices"),
-    param(ONE, [CPU, gpus(1, 1000, 30)], "spread", ";GPU-a0,NVIDIA,1000,30:;", id="second of two"),
-    param(ONE, [CPU, gpus(1, 1000, 30), CPU], "spread", ";GPU-a0,NVIDIA,1000,30:;;", id="in the middle"),
-    param(usages("GPU-B", "GPU-A"), [container(kind=INIT), gpus(1, 2500, 25), gpus(1, 2500, 25)], "spread",
-          ";GPU-A,NVIDIA,2500,25:;GPU-B,NVIDIA,2500,25:;", id="plain init container"),
-    param([usage("GPU-0", memory_mib=46068)], [gpus(1, cores=30, percent=50)], "spread", "GPU-0,NVIDIA,23034,30:;",
-          id="half"),
-    param([usage("GPU-0", memory_mib=46068)], [gpus(1, percent=33)], "spread", "GPU-0,NVIDIA,15202,0:;",
-          id="truncated"),
-    param([usage("GPU-0", memory_mib=46068)], [gpus(1, cores=100)], "spread", "GPU-0,NVIDIA,46068,100:;", id="whole"),
-])
+@pytest.mark.parametrize(
+    "devices, containers, policy, text",
+    [
+        param(
+            PAIR,
+            [gpus(1, 3000, 30), gpus(1, 5000, 20)],
+            "spread",
+            "GPU-1,NVIDIA,3000,30:;GPU-0,NVIDIA,5000,20:;",
+            id="spread",
+        ),
+        param(
+            PAIR,
+            [gpus(1, 3000, 30), gpus(1, 5000, 20)],
+            "binpack",
+            "GPU-1,NVIDIA,3000,30:;GPU-1,NVIDIA,5000,20:;",
+            id="binpack",
+        ),
+        param(
+            PAIR,
+            [gpus(2, 3000)],
+            "spread",
+            "GPU-1,NVIDIA,3000,0:GPU-0,NVIDIA,3000,0:;",
+            id="two devices",
+        ),
+        param(
+            ONE, [CPU, gpus(1, 1000, 30)], "spread", ";GPU-a0,NVIDIA,1000,30:;", id="second of two"
+        ),
+        param(
+            ONE,
+            [CPU, gpus(1, 1000, 30), CPU],
+            "spread",
+            ";GPU-a0,NVIDIA,1000,30:;;",
+            id="in the middle",
+        ),
+        param(
+            usages("GPU-B", "GPU-A"),
+            [container(kind=INIT), gpus(1, 2500, 25), gpus(1, 2500, 25)],
+            "spread",
+            ";GPU-A,NVIDIA,2500,25:;GPU-B,NVIDIA,2500,25:;",
+            id="plain init container",
+        ),
+        param(
+            [usage("GPU-0", memory_mib=46068)],
+            [gpus(1, cores=30, percent=50)],
+            "spread",
+            "GPU-0,NVIDIA,23034,30:;",
+            id="half",
+        ),
+        param(
+            [usage("GPU-0", memory_mib=46068)],
+            [gpus(1, percent=33)],
+            "spread",
+            "GPU-0,NVIDIA,15202,0:;",
+            id="truncated",
+        ),
+        param(
+            [usage("GPU-0", memory_mib=46068)],
+            [gpus(1, cores=100)],
+            "spread",
+            "GPU-0,NVIDIA,46068,100:;",
+            id="whole",
+        ),
+    ],
+)
 def test_shares_by_container(devices, containers, policy, text):
     assert outcome(devices, *containers, policy=policy) == text
 
 
-@pytest.mark.parametrize("containers, text", [
-    param([gpus(1, 10_000, kind=INIT), gpus(1, 10_000)], "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,10000,0:;",
-          id="apps come after init"),
-    param([gpus(1, 10_000, kind=INIT), gpus(1, 9_000, kind=INIT), gpus(1, 1)],
-          "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,9000,0:;GPU-a0,NVIDIA,1,0:;", id="inits come one by one"),
-    param([gpus(1, 6_000), gpus(1, 5_000)], "1/1 CardInsufficientMemory", id="apps run together"),
-    param([gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000)], "1/1 CardInsufficientMemory",
-          id="a sidecar runs beside apps"),
-    param([gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000, kind=INIT)], "1/1 CardInsufficientMemory",
-          id="a sidecar runs beside init containers"),
-    param([gpus(1, 5_000, kind=INIT), gpus(1, 6_000, kind=SIDECAR)], "1/1 CardInsufficientMemory",
-          id="even beside one before it, since that may run again"),
-    param([gpus(1, 4_000, kind=SIDECAR), gpus(1, 4_000, kind=SIDECAR), gpus(1, 2_000, kind=INIT), gpus(1, 2_000)],
-          "GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,2000,0:;GPU-a0,NVIDIA,2000,0:;",
-          id="sidecars add up"),
-    param([gpus(1, 10_001, kind=INIT), gpus(1, 1)], "1/1 CardInsufficientMemory",
-          id="an init container that does not fit"),
-    param([gpus(1, cores=100, kind=INIT), gpus(1, 1, 10)], "GPU-a0,NVIDIA,10000,100:;GPU-a0,NVIDIA,1,10:;",
-          id="init has the device to itself"),
-])
+@pytest.mark.parametrize(
+    "containers, text",
+    [
+        param(
+            [gpus(1, 10_000, kind=INIT), gpus(1, 10_000)],
+            "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,10000,0:;",
+            id="apps come after init",
+        ),
+        param(
+            [gpus(1, 10_000, kind=INIT), gpus(1, 9_000, kind=INIT), gpus(1, 1)],
+            "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,9000,0:;GPU-a0,NVIDIA,1,0:;",
+            id="inits come one by one",
+        ),
+        param(
+            [gpus(1, 6_000), gpus(1, 5_000)], "1/1 CardInsufficientMemory", id="apps run together"
+        ),
+        param(
+            [gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000)],
+            "1/1 CardInsufficientMemory",
+            id="a sidecar runs beside apps",
+        ),
+        param(
+            [gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000, kind=INIT)],
+            "1/1 CardInsufficientMemory",
+            id="a sidecar runs beside init containers",
+        ),
+        param(
+            [gpus(1, 5_000, kind=INIT), gpus(1, 6_000, kind=SIDECAR)],
+            "1/1 CardInsufficientMemory",
+            id="even beside one before it, since that may run again",
+        ),
+        param(
+            [
+                gpus(1, 4_000, kind=SIDECAR),
+                gpus(1, 4_000, kind=SIDECAR),
+                gpus(1, 2_000, kind=INIT),
+                gpus(1, 2_000),
+            ],
+            "GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,2000,0:;GPU-a0,NVIDIA,2000,0:;",
+            id="sidecars add up",
+        ),
+        param(
+            [gpus(1, 10_001, kind=INIT), gpus(1, 1)],
+            "1/1 CardInsufficientMemory",
+            id="an init container that does not fit",
+        ),
+        param(
+            [gpus(1, cores=100, kind=INIT), gpus(1, 1, 10)],
+            "GPU-a0,NVIDIA,10000,100:;GPU-a0,NVIDIA,1,10:;",
+            id="init has the device to itself",
+        ),
+    ],
+)
 def test_what_runs_together(containers, text):
     assert outcome(ONE, *containers) == text
 
 
-@pytest.mark.parametrize("containers, left, text", [
-    param([gpus(1, 30_000, kind=INIT), gpus(1, 4_000)], 24_000, "1/1 ResourceQuotaNotFit",
-          id="init alone is too much"),
-    param([gpus(1, 20_000, kind=INIT), gpus(1, 10_000)], 24_000, "GPU-0,NVIDIA,20000,0:;GPU-0,NVIDIA,10000,0:;",
-          id="the larger counts"),
-    param([gpus(1, 20_000, kind=SIDECAR), gpus(1, 10_000)], 24_000, "1/1 ResourceQuotaNotFit", id="a sidecar adds up"),
-    param([gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit", id="apps add up"),
-    param([container(kind=INIT), gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit",
-          id="also after a plain init container"),
-])
+@pytest.mark.parametrize(
+    "containers, left, text",
+    [
+        param(
+            [gpus(1, 30_000, kind=INIT), gpus(1, 4_000)],
+            24_000,
+            "1/1 ResourceQuotaNotFit",
+            id="init alone is too much",
+        ),
+        param(
+            [gpus(1, 20_000, kind=INIT), gpus(1, 10_000)],
+            24_000,
+            "GPU-0,NVIDIA,20000,0:;GPU-0,NVIDIA,10000,0:;",
+            id="the larger counts",
+        ),
+        param(
+            [gpus(1, 20_000, kind=SIDECAR), gpus(1, 10_000)],
+            24_000,
+            "1/1 ResourceQuotaNotFit",
+            id="a sidecar adds up",
+        ),
+        param(
+            [gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit", id="apps add up"
+        ),
+        param(
+            [container(kind=INIT), gpus(1, 10_000), gpus(1, 10_000)],
+            19_999,
+            "1/1 ResourceQuotaNotFit",
+            id="also after a plain init container",
+        ),
+    ],
+)
 def test_quota_counts_what_runs_together(containers, left, text):
     assert outcome([usage()], *containers, budgets={"NVIDIA": Budget(left)}) == text
 
@@ -90,14 +193,21 @@ def test_the_pod_never_takes_more_than_is_free(rng):
     devices, asked, budget = some_usages(rng, least=2), some_pod_request(rng), some_budget(rng)
     placement = place_pod({"NVIDIA": devices}, asked, {"NVIDIA": budget})
     assume(not isinstance(placement, Unfit))
-    assert [len(shares) for shares in placement] == [sum(r.count for r in c.requests) for c in asked.containers]
+    assert [len(shares) for shares in placement] == [
+        sum(r.count for r in c.requests) for c in asked.containers
+    ]
     charges = peak_charges(asked.kinds, placement)
     by_uuid = {v.device.uuid: v for v in devices}
     for taken in charges:
         before = by_uuid[taken.uuid]
-        after = DeviceUsage(before.device, before.slots_used + taken.slots,
-                            before.memory_used_mib + taken.memory_mib, before.cores_used + taken.cores)
+        after = DeviceUsage(
+            before.device,
+            before.slots_used + taken.slots,
+            before.memory_used_mib + taken.memory_mib,
+            before.cores_used + taken.cores,
+        )
         assert not after.is_overcommitted
-        assert by_uuid[taken.uuid].device.healthy and not by_uuid[taken.uuid].device.cordoned
+        assert by_uuid[taken.uuid].device.healthy
+        assert not by_uuid[taken.uuid].device.cordoned
     assert budget.covers(*total_charge(charges))
     assert all(len({s.uuid for s in shares}) == len(shares) for shares in placement)

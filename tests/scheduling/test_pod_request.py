@@ -11,7 +11,17 @@ from hami.model import DevicePolicy, NodePolicy, OrderKey, Selector, Weights
 from hami.scheduling.node_order import node_order_of
 from hami.scheduling.pod_request import make_pod_request
 from hami.vendors.catalog import vendors
-from tests.builders import APP, INIT, ONLY_NVIDIA, SIDECAR, container, gpus, pod, pod_request, request
+from tests.builders import (
+    APP,
+    INIT,
+    ONLY_NVIDIA,
+    SIDECAR,
+    container,
+    gpus,
+    pod,
+    pod_request,
+    request,
+)
 
 CPU = container({"cpu": "1"})
 
@@ -20,40 +30,72 @@ def test_containers_in_their_order_and_kind():
     asked = pod_request(gpus(1, 1000), CPU, gpus(1, 2000, kind=INIT), gpus(1, 3000, kind=SIDECAR))
     assert asked.kinds == (INIT, SIDECAR, APP, APP)
     assert [c.requests for c in asked.containers] == [
-        (request(1, 2000),), (request(1, 3000),), (request(1, 1000),), ()]
+        (request(1, 2000),),
+        (request(1, 3000),),
+        (request(1, 1000),),
+        (),
+    ]
 
 
-@pytest.mark.parametrize("containers", [(), (CPU,), (gpus(0, 1000),), (gpus(1, "1.5"),)], ids=["none", "cpu", "zero",
-                                                                                               "void"])
+@pytest.mark.parametrize(
+    "containers",
+    [(), (CPU,), (gpus(0, 1000),), (gpus(1, "1.5"),)],
+    ids=["none", "cpu", "zero", "void"],
+)
 def test_a_pod_that_asks_for_no_device(containers):
     assert make_pod_request(pod(*containers), ONLY_NVIDIA, "spread") is None
 
 
 def test_one_claim_a_vendor_with_selectors():
-    selectors = {"nvidia.com/use-gputype": "A40", "nvidia.com/nouse-gpuuuid": "GPU-1",
-                 "nvidia.com/vgpu-mode": "hami-core"}
+    selectors = {
+        "nvidia.com/use-gputype": "A40",
+        "nvidia.com/nouse-gpuuuid": "GPU-1",
+        "nvidia.com/vgpu-mode": "hami-core",
+    }
     asked = pod_request(gpus(), gpus(), annotations=selectors)
     (vendor_request,) = asked.vendor_requests
     assert vendor_request is asked.vendor_request("NVIDIA")
-    assert vendor_request.selector == Selector(use_types=("A40",), nouse_uuids=("GPU-1",), mode="hami-core")
+    assert vendor_request.selector == Selector(
+        use_types=("A40",), nouse_uuids=("GPU-1",), mode="hami-core"
+    )
 
 
-@pytest.mark.parametrize("annotations, default, policy", [
-    ({}, "spread", DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA))),
-    ({}, "binpack", DevicePolicy((OrderKey.SCORE, OrderKey.NUMA))),
-    ({"hami.io/gpu-scheduler-policy": "mutex"}, "binpack", DevicePolicy((OrderKey.USED_DESCENDING, OrderKey.NUMA),
-                                                                        mutex=True)),
-    ({"hami.io/gpu-scheduler-policy": ""}, "binpack", DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA))),
-    ({"nvidia.com/numa-bind": "t"}, "spread", DevicePolicy((OrderKey.NUMA, OrderKey.SCORE_DESCENDING), numa_bind=True)),
-    ({"nvidia.com/numa-bind": "yes"}, "spread", DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA))),
-])
+@pytest.mark.parametrize(
+    "annotations, default, policy",
+    [
+        ({}, "spread", DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA))),
+        ({}, "binpack", DevicePolicy((OrderKey.SCORE, OrderKey.NUMA))),
+        (
+            {"hami.io/gpu-scheduler-policy": "mutex"},
+            "binpack",
+            DevicePolicy((OrderKey.USED_DESCENDING, OrderKey.NUMA), mutex=True),
+        ),
+        (
+            {"hami.io/gpu-scheduler-policy": ""},
+            "binpack",
+            DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA)),
+        ),
+        (
+            {"nvidia.com/numa-bind": "t"},
+            "spread",
+            DevicePolicy((OrderKey.NUMA, OrderKey.SCORE_DESCENDING), numa_bind=True),
+        ),
+        (
+            {"nvidia.com/numa-bind": "yes"},
+            "spread",
+            DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA)),
+        ),
+    ],
+)
 def test_policy(annotations, default, policy):
     assert pod_request(gpus(), annotations=annotations, policy=default).policy == policy
 
 
 def test_weights():
     assert pod_request(gpus()).weights == Weights(1, 1, 1)
-    weighted = pod_request(gpus(), annotations={"hami.io/device-scoring-weights": "slot=1,core=1,memory=3"})
+    weighted = pod_request(
+        gpus(), annotations={"hami.io/device-scoring-weights": "slot=1,core=1,memory=3"}
+    )
     assert weighted.weights == Weights(1, 1, 3)
 
 
@@ -63,8 +105,12 @@ def test_unreadable_weights():
 
 
 def test_equal_pods_ask_the_same_so_that_verdicts_can_be_remembered():
-    first, second = (make_pod_request(pod(gpus(1, 1000), name=name), ONLY_NVIDIA, "spread") for name in ("a", "b"))
-    assert first == second and hash(first) == hash(second)
+    first, second = (
+        make_pod_request(pod(gpus(1, 1000), name=name), ONLY_NVIDIA, "spread")
+        for name in ("a", "b")
+    )
+    assert first == second
+    assert hash(first) == hash(second)
 
 
 def claiming(*containers, **fields):
@@ -72,28 +118,51 @@ def claiming(*containers, **fields):
 
 
 def test_a_pod_with_a_claim_asks_at_another_door():
-    plain, claimed = (make_pod_request(make(gpus(1, 1000)), ONLY_NVIDIA, "spread") for make in (pod, claiming))
-    assert claimed.by_claims and not plain.by_claims and replace(plain, by_claims=True) == claimed != plain
-    assert claimed.fit_context("NVIDIA").by_claims and not plain.fit_context("NVIDIA").by_claims
+    plain, claimed = (
+        make_pod_request(make(gpus(1, 1000)), ONLY_NVIDIA, "spread") for make in (pod, claiming)
+    )
+    assert claimed.by_claims
+    assert not plain.by_claims
+    assert replace(plain, by_claims=True) == claimed != plain
+    assert claimed.fit_context("NVIDIA").by_claims
+    assert not plain.fit_context("NVIDIA").by_claims
 
 
-@pytest.mark.parametrize("made, problem", [
-    (claiming(claim_problem="cannot be read"), "claim hami-0: cannot be read"),
-    (claiming(CPU), "claim hami-0: the pod has a claim, but requests no NVIDIA GPU"),
-    (claiming(container({"amd.com/gpu": 1})), "the pod has a claim, but requests no NVIDIA GPU"),
-    (claiming(gpus(), container({"amd.com/gpu": 1})), "container c: amd.com/gpu=1: claims are for NVIDIA GPUs only"),
-    (claiming(gpus(), container({"nvidia.com/mig-1g.5gb": 1})), "nvidia.com/mig-1g.5gb=1: claims are for NVIDIA"),
-    (claiming(gpus(20), gpus(13)), "a claim has at most 32 GPUs")])
+@pytest.mark.parametrize(
+    "made, problem",
+    [
+        (claiming(claim_problem="cannot be read"), "claim hami-0: cannot be read"),
+        (claiming(CPU), "claim hami-0: the pod has a claim, but requests no NVIDIA GPU"),
+        (
+            claiming(container({"amd.com/gpu": 1})),
+            "the pod has a claim, but requests no NVIDIA GPU",
+        ),
+        (
+            claiming(gpus(), container({"amd.com/gpu": 1})),
+            "container c: amd.com/gpu=1: claims are for NVIDIA GPUs only",
+        ),
+        (
+            claiming(gpus(), container({"nvidia.com/mig-1g.5gb": 1})),
+            "nvidia.com/mig-1g.5gb=1: claims are for NVIDIA",
+        ),
+        (claiming(gpus(20), gpus(13)), "a claim has at most 32 GPUs"),
+    ],
+)
 def test_a_claim_that_cannot_give_what_the_pod_asks_for(made, problem):
     with pytest.raises(MalformedInput, match=re.escape(problem)):
         make_pod_request(made, vendors(chart_config()), "spread")
 
 
-@pytest.mark.parametrize("annotation, default, policy", [
-    (None, "binpack", NodePolicy.BINPACK), (None, "spread", NodePolicy.SPREAD), ("spread", "binpack",
-                                                                                 NodePolicy.SPREAD),
-    ("what", "spread", NodePolicy.BINPACK), ("", "spread", NodePolicy.BINPACK),
-])
+@pytest.mark.parametrize(
+    "annotation, default, policy",
+    [
+        (None, "binpack", NodePolicy.BINPACK),
+        (None, "spread", NodePolicy.SPREAD),
+        ("spread", "binpack", NodePolicy.SPREAD),
+        ("what", "spread", NodePolicy.BINPACK),
+        ("", "spread", NodePolicy.BINPACK),
+    ],
+)
 def test_node_policy(annotation, default, policy):
     annotations = {} if annotation is None else {"hami.io/node-scheduler-policy": annotation}
     assert node_order_of(pod(gpus(), annotations=annotations), default).policy is policy
@@ -105,8 +174,15 @@ def test_a_pod_with_too_many_containers_is_not_placed():
     assert make_pod_request(pod(*[CPU] * 1000), ONLY_NVIDIA, "spread") is None
 
 
-@pytest.mark.parametrize("key", ["nvidia.com/use-gputype", "nvidia.com/nouse-gputype", "nvidia.com/use-gpuuuid",
-                                 "nvidia.com/nouse-gpuuuid"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "nvidia.com/use-gputype",
+        "nvidia.com/nouse-gputype",
+        "nvidia.com/use-gpuuuid",
+        "nvidia.com/nouse-gpuuuid",
+    ],
+)
 def test_a_list_of_too_many_devices_is_not_compared_with_them(key):
     """It would keep the scheduler busy: all items are compared with all devices of the cluster."""
     items = [f"GPU-{n}" for n in range(1025)]

@@ -5,14 +5,23 @@ import random
 
 import pytest
 
-from hami.scheduling.preempt import PRIORITY_OFFSET, EvictionUnit, PreemptionNode, PreemptionPlan, best_plan, plan_node
+from hami.scheduling.preempt import (
+    PRIORITY_OFFSET,
+    EvictionUnit,
+    PreemptionNode,
+    PreemptionPlan,
+    best_plan,
+    plan_node,
+)
 
 ENOUGH = 10_000
 
 
 def unit(uid, priority=100, started=0, budgets=()):
     """A pod that may be evicted."""
-    return EvictionUnit(uids=(uid,), priorities=(priority,), started=started, budgets=(tuple(budgets),))
+    return EvictionUnit(
+        uids=(uid,), priorities=(priority,), started=started, budgets=(tuple(budgets),)
+    )
 
 
 def gang(*uids, priorities=None, started=0):
@@ -39,28 +48,84 @@ BUDGET = {"default/budget": 0}
 
 
 def protected(*units):
-    return [EvictionUnit(uids=one.uids, priorities=one.priorities, started=one.started, budgets=(("default/budget",),))
-            for one in units]
+    return [
+        EvictionUnit(
+            uids=one.uids,
+            priorities=one.priorities,
+            started=one.started,
+            budgets=(("default/budget",),),
+        )
+        for one in units
+    ]
 
 
-@pytest.mark.parametrize(("nodes", "allowed", "node", "victims"), [
-    pytest.param([on("n0", needs("ab", "c"), A, B, C), on("n1", needs("d", "e"), D, E)], {}, "n1", {"e"},
-                 id="E1: one pod instead of two, the younger one"),
-    pytest.param([on("n0", needs("ab", "c"), A, B, C), on("n1", needs("d", "e"), *protected(D, E))], BUDGET, "n0",
-                 {"a", "b"}, id="E2: two pods instead of one that a budget protects"),
-    pytest.param([on("n0", needs("abc"), A, B, C), on("n1", needs("de"), D, E)], {}, "n1", {"d", "e"},
-                 id="E3: the lower of the highest priorities"),
-    pytest.param([on("n0", needs("ab"), A, B), on("n1", needs("c"), C)], {}, "n0", {"a", "b"},
-                 id="the highest priority counts before the number of pods"),
-    pytest.param([on("n0", needs("ab"), unit("a", 500), unit("b", 100)), on("n1", needs("cd"), unit("c", 500),
-                  unit("d", 400))], {}, "n0", {"a", "b"}, id="the sum of priorities counts before the number of pods"),
-    pytest.param([on("n0", needs("ab"), unit("a", -5), unit("b", -5)), on("n1", needs("c"), unit("c", -5))], {}, "n1",
-                 {"c"}, id="of negative priorities, too, more pods cost more"),
-    pytest.param([on("n0", needs("a"), unit("a", 200, 7)), on("n1", needs("b"), unit("b", 200, 9))], {}, "n1", {"b"},
-                 id="the pod that was started last"),
-    pytest.param([on("n1", needs("b"), unit("b", 200)), on("n0", needs("a"), unit("a", 200))], {}, "n0", {"a"},
-                 id="among equals the first node by name"),
-])
+@pytest.mark.parametrize(
+    ("nodes", "allowed", "node", "victims"),
+    [
+        pytest.param(
+            [on("n0", needs("ab", "c"), A, B, C), on("n1", needs("d", "e"), D, E)],
+            {},
+            "n1",
+            {"e"},
+            id="E1: one pod instead of two, the younger one",
+        ),
+        pytest.param(
+            [on("n0", needs("ab", "c"), A, B, C), on("n1", needs("d", "e"), *protected(D, E))],
+            BUDGET,
+            "n0",
+            {"a", "b"},
+            id="E2: two pods instead of one that a budget protects",
+        ),
+        pytest.param(
+            [on("n0", needs("abc"), A, B, C), on("n1", needs("de"), D, E)],
+            {},
+            "n1",
+            {"d", "e"},
+            id="E3: the lower of the highest priorities",
+        ),
+        pytest.param(
+            [on("n0", needs("ab"), A, B), on("n1", needs("c"), C)],
+            {},
+            "n0",
+            {"a", "b"},
+            id="the highest priority counts before the number of pods",
+        ),
+        pytest.param(
+            [
+                on("n0", needs("ab"), unit("a", 500), unit("b", 100)),
+                on("n1", needs("cd"), unit("c", 500), unit("d", 400)),
+            ],
+            {},
+            "n0",
+            {"a", "b"},
+            id="the sum of priorities counts before the number of pods",
+        ),
+        pytest.param(
+            [
+                on("n0", needs("ab"), unit("a", -5), unit("b", -5)),
+                on("n1", needs("c"), unit("c", -5)),
+            ],
+            {},
+            "n1",
+            {"c"},
+            id="of negative priorities, too, more pods cost more",
+        ),
+        pytest.param(
+            [on("n0", needs("a"), unit("a", 200, 7)), on("n1", needs("b"), unit("b", 200, 9))],
+            {},
+            "n1",
+            {"b"},
+            id="the pod that was started last",
+        ),
+        pytest.param(
+            [on("n1", needs("b"), unit("b", 200)), on("n0", needs("a"), unit("a", 200))],
+            {},
+            "n0",
+            {"a"},
+            id="among equals the first node by name",
+        ),
+    ],
+)
 def test_the_plan_of_the_lowest_cost_is_best(nodes, allowed, node, victims):
     plan = best(*nodes, allowed=allowed, lowest=-5)
     assert (plan.node, set(plan.uids), plan.violations) == (node, victims, 0)
@@ -72,7 +137,9 @@ def test_no_plan_if_the_pod_does_not_fit_without_all_candidates():
 
 
 def test_pods_that_end_anyway_make_a_plan_without_victims():
-    plan = best(on("n1", lambda ended: True, unit("b"), awaited=("z",)), on("n0", needs("a"), unit("a")))
+    plan = best(
+        on("n1", lambda ended: True, unit("b"), awaited=("z",)), on("n0", needs("a"), unit("a"))
+    )
     assert plan == PreemptionPlan("n1", (), 0, ("z",))
 
 
@@ -106,6 +173,7 @@ def test_who_was_needed_at_first_is_spared_in_a_second_pass():
 
     def fits(ended):
         return ended in ({"a", "b", "c"}, {"a", "b"}, {"b"})
+
     assert plan_node(on("n0", fits, a, b, c), {}).uids == ("b",)
 
 
@@ -123,26 +191,79 @@ def one_of(gang, uid, priority=100, started=0):
 
 def all_of(text):
     """The units of gangs: ``"a1 a2 b1"`` are two pods of the gang a and one of b, the later the younger."""
-    return [one_of(uid[0], uid, started=started) for started, uid in enumerate(text.split(), start=1)]
+    return [
+        one_of(uid[0], uid, started=started) for started, uid in enumerate(text.split(), start=1)
+    ]
 
 
-@pytest.mark.parametrize(("units", "need", "surplus", "victims"), [
-    pytest.param(all_of("a1 b1"), 1, {"a": 1, "b": 0}, {"a1"}, id="of the gang that has one more than it needs"),
-    pytest.param(all_of("b1 a1"), 1, {"a": 1, "b": 0}, {"a1"}, id="the same, started later"),
-    pytest.param(all_of("a1 a2 b1 b2"), 2, {"a": 1, "b": 1}, "one of each", id="one of each rather than two of one"),
-    pytest.param(all_of("a1 a2 b1 b2"), 3, {"a": 1, "b": 0}, "one gang", id="both of one, none more of the other"),
-    pytest.param(all_of("a1 b1 b2"), 2, {"a": 0, "b": 0}, {"b1", "b2"}, id="both of one rather than one of each"),
-    pytest.param([*all_of("a1"), unit("x", started=9)], 1, {"a": 0}, {"x"}, id="a pod without a gang, if it is needed"),
-    pytest.param([*all_of("a1"), unit("x", started=9)], 1, {"a": 1}, {"a1"}, id="not so, if it is not needed"),
-    pytest.param([one_of("a", "a1", 50), unit("x", 60)], 1, {"a": 0}, {"a1"}, id="the lower priority comes first"),
-    pytest.param(all_of("a1 a2"), 1, {}, {"a2"}, id="of a gang that lacks pods anyway, the youngest"),
-])
-def test_pods_that_gangs_do_not_need_are_evicted_first_and_then_the_fewest(units, need, surplus, victims):
+@pytest.mark.parametrize(
+    ("units", "need", "surplus", "victims"),
+    [
+        pytest.param(
+            all_of("a1 b1"),
+            1,
+            {"a": 1, "b": 0},
+            {"a1"},
+            id="of the gang that has one more than it needs",
+        ),
+        pytest.param(all_of("b1 a1"), 1, {"a": 1, "b": 0}, {"a1"}, id="the same, started later"),
+        pytest.param(
+            all_of("a1 a2 b1 b2"),
+            2,
+            {"a": 1, "b": 1},
+            "one of each",
+            id="one of each rather than two of one",
+        ),
+        pytest.param(
+            all_of("a1 a2 b1 b2"),
+            3,
+            {"a": 1, "b": 0},
+            "one gang",
+            id="both of one, none more of the other",
+        ),
+        pytest.param(
+            all_of("a1 b1 b2"),
+            2,
+            {"a": 0, "b": 0},
+            {"b1", "b2"},
+            id="both of one rather than one of each",
+        ),
+        pytest.param(
+            [*all_of("a1"), unit("x", started=9)],
+            1,
+            {"a": 0},
+            {"x"},
+            id="a pod without a gang, if it is needed",
+        ),
+        pytest.param(
+            [*all_of("a1"), unit("x", started=9)],
+            1,
+            {"a": 1},
+            {"a1"},
+            id="not so, if it is not needed",
+        ),
+        pytest.param(
+            [one_of("a", "a1", 50), unit("x", 60)],
+            1,
+            {"a": 0},
+            {"a1"},
+            id="the lower priority comes first",
+        ),
+        pytest.param(
+            all_of("a1 a2"), 1, {}, {"a2"}, id="of a gang that lacks pods anyway, the youngest"
+        ),
+    ],
+)
+def test_pods_that_gangs_do_not_need_are_evicted_first_and_then_the_fewest(
+    units, need, surplus, victims
+):
     def fits(ended):
         return len(ended) >= need
 
-    expected = {"one of each": lambda uids: {uid[0] for uid in uids} == {"a", "b"} and len(uids) == 2,
-                "one gang": lambda uids: {"b1", "b2"} < uids and len(uids) == 3}
+    expected = {
+        "one of each": lambda uids: {uid[0] for uid in uids} == {"a", "b"} and len(uids) == 2,
+        "one gang": lambda uids: {"b1", "b2"} < uids and len(uids) == 3,
+    }
     searched = best(on("n0", fits, *units), surplus=surplus, lowest=50)
     spared = plan_node(on("n0", fits, *units), {}, surplus)
     for plan in (searched, spared):
@@ -151,15 +272,24 @@ def test_pods_that_gangs_do_not_need_are_evicted_first_and_then_the_fewest(units
 
 
 def test_of_two_nodes_the_one_is_chosen_where_no_gang_is_broken():
-    plan = best(on("n0", needs("b"), one_of("b", "b", started=9)), on("n1", needs("a"), one_of("a", "a", started=1)),
-                surplus={"a": 1, "b": 0})
+    plan = best(
+        on("n0", needs("b"), one_of("b", "b", started=9)),
+        on("n1", needs("a"), one_of("a", "a", started=1)),
+        surplus={"a": 1, "b": 0},
+    )
     assert (plan.uids, plan.broken, plan.surplus) == (("a",), 0, 1)
-    fewest = best(on("n0", needs("xy"), unit("x"), unit("y")), on("n1", needs("b"), one_of("b", "b")), surplus={"b": 0})
+    fewest = best(
+        on("n0", needs("xy"), unit("x"), unit("y")),
+        on("n1", needs("b"), one_of("b", "b")),
+        surplus={"b": 0},
+    )
     assert fewest.node == "n0", "two pods rather than a gang"
 
 
 def test_cost_counts_each_pod_of_a_gang():
-    (violations, highest, _, total, pods, *_) = PreemptionPlan("n0", (gang("a", "b", priorities=(1, 2)),)).cost
+    (violations, highest, _, total, pods, *_) = PreemptionPlan(
+        "n0", (gang("a", "b", priorities=(1, 2)),)
+    ).cost
     assert (violations, highest, total, pods) == (0, 2, 3 + 2 * PRIORITY_OFFSET, 2)
 
 
@@ -170,19 +300,30 @@ def test_a_search_that_ends_early_has_a_valid_plan(max_trials):
     def fits(ended):
         asked.append(ended)
         return ended >= {"a", "b"} or ended >= {"c"}
-    plan = best(*(on(f"n{number}", fits, unit("a", 100), unit("b", 100), unit("c", 900)) for number in range(8)),
-                max_trials=max_trials)
-    assert plan is not None and fits(frozenset(plan.uids))
-    assert len(asked) - 1 <= max_trials + 7  # the node that is being planned for is planned to the end
+
+    plan = best(
+        *(
+            on(f"n{number}", fits, unit("a", 100), unit("b", 100), unit("c", 900))
+            for number in range(8)
+        ),
+        max_trials=max_trials,
+    )
+    assert plan is not None
+    assert fits(frozenset(plan.uids))
+    assert (
+        len(asked) - 1 <= max_trials + 7
+    )  # the node that is being planned for is planned to the end
 
 
 def test_one_pod_of_the_lowest_priority_ends_the_search():
     def never(ended):
         raise AssertionError("the second node is asked")
+
     assert best(on("n0", needs("a"), unit("a", 100)), on("n1", never, unit("b", 100))).node == "n0"
 
 
 # against an exhaustive search
+
 
 def some_node(rng, name):
     """A node with at most six candidates on two cards, where the pod needs memory of one card. In one case of four it
@@ -192,9 +333,18 @@ def some_node(rng, name):
         uid = f"{name}-{number}"
         budgets = rng.choice(((), (), ("ns/x",), ("ns/y",), ("ns/x", "ns/y")))
         if rng.random() < 0.2:
-            uids, priorities = (uid, f"{uid}b"), (rng.choice((-10, 0, 100, 500)), rng.choice((0, 100)))
-            units.append(EvictionUnit(uids=uids, priorities=priorities, started=rng.randrange(9),
-                                      budgets=(budgets, ())))
+            uids, priorities = (
+                (uid, f"{uid}b"),
+                (rng.choice((-10, 0, 100, 500)), rng.choice((0, 100))),
+            )
+            units.append(
+                EvictionUnit(
+                    uids=uids,
+                    priorities=priorities,
+                    started=rng.randrange(9),
+                    budgets=(budgets, ()),
+                )
+            )
         else:
             uids = (uid,)
             units.append(unit(uid, rng.choice((-10, 0, 100, 100, 500)), rng.randrange(9), budgets))
@@ -209,6 +359,7 @@ def some_node(rng, name):
                 free[card] -= memory
         enough = sorted((memory, card) for card, memory in enumerate(free) if memory >= asked)
         return bool(enough) and (not second or free[1 - enough[0][1]] >= second)
+
     return PreemptionNode(name, tuple(units), fits)
 
 
@@ -224,7 +375,11 @@ def cheapest(nodes, allowed, strict):
 
 
 def plan_of(name, victims, allowed):
-    ordered, left, violations = sorted(victims, key=lambda victim: victim.importance), dict(allowed), 0
+    ordered, left, violations = (
+        sorted(victims, key=lambda victim: victim.importance),
+        dict(allowed),
+        0,
+    )
     for victim in ordered:
         for budgets in victim.budgets or ((),) * len(victim.uids):
             violations += any(left[budget] <= 0 for budget in budgets)
@@ -240,11 +395,15 @@ def test_no_other_victims_cost_less(first):
         nodes = [node for node in nodes if not node.fits(frozenset())]
         allowed, strict = {"ns/x": rng.randrange(3), "ns/y": rng.randrange(2)}, rng.random() < 0.3
         lowest = min((one.priority for node in nodes for one in node.candidates), default=0)
-        plan, least = best(*nodes, allowed=allowed, lowest=lowest, strict=strict), cheapest(nodes, allowed, strict)
+        plan, least = (
+            best(*nodes, allowed=allowed, lowest=lowest, strict=strict),
+            cheapest(nodes, allowed, strict),
+        )
         assert (plan and plan.cost[:4]) == (least and least[:4]), seed
         if plan is not None:
             node = next(node for node in nodes if node.name == plan.node)
-            assert node.fits(frozenset(plan.uids)) and plan == plan_of(plan.node, plan.victims, allowed), seed
+            assert node.fits(frozenset(plan.uids)), seed
+            assert plan == plan_of(plan.node, plan.victims, allowed), seed
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -10,8 +10,11 @@ from hami.scheduling.refusal import Refusal, describe, distance_of, explain_node
 from hami.vendors.catalog import vendors
 from tests.builders import container, gpus, pod_request, usage
 
-NODES = dict(node2=[usage("a", 1, 46000), usage("b", healthy=False)], node1=[usage("c", 1, 46000, 90)],
-             node3=[usage("d", 10, 6068), usage("e", 10, 100)])
+NODES = dict(
+    node2=[usage("a", 1, 46000), usage("b", healthy=False)],
+    node1=[usage("c", 1, 46000, 90)],
+    node3=[usage("d", 10, 6068), usage("e", 10, 100)],
+)
 ASK = pod_request(gpus(1, 3000, 30))
 
 
@@ -26,18 +29,25 @@ def refusal(asked=ASK, nodes=NODES, unknown=("other",)):
 
 def described(asked=ASK, nodes=NODES, vendor="NVIDIA"):
     found = Refusal(asked, ())
-    return describe(found, [explain_node(name, {vendor: usages}, found) for name, usages in nodes.items()])
+    return describe(
+        found, [explain_node(name, {vendor: usages}, found) for name, usages in nodes.items()]
+    )
 
 
 def test_nodes_by_reason():
     assert refusal().nodes_by_reason == {
-        Reason.NO_MEMORY: ["node2", "node1"], Reason.UNHEALTHY: ["node2"], Reason.NO_SLOT: ["node3"]}
+        Reason.NO_MEMORY: ["node2", "node1"],
+        Reason.UNHEALTHY: ["node2"],
+        Reason.NO_SLOT: ["node3"],
+    }
 
 
 def test_a_sentence_for_each_reason():
     assert summarize(refusal()) == [
-        "2 nodes CardInsufficientMemory(node1,node2)", "1 nodes CardNotHealth(node2)",
-        "1 nodes CardTimeSlicingExhausted(node3)"]
+        "2 nodes CardInsufficientMemory(node1,node2)",
+        "1 nodes CardNotHealth(node2)",
+        "1 nodes CardTimeSlicingExhausted(node3)",
+    ]
 
 
 def test_nodes_with_too_few_devices_have_no_sentence():
@@ -47,7 +57,8 @@ def test_nodes_with_too_few_devices_have_no_sentence():
 def test_only_so_many_nodes_are_named():
     crowd = {f"n{number:03}": [usage(f"g{number}", 10)] for number in reversed(range(60))}
     (text,) = summarize(refusal(nodes=crowd))
-    assert text.startswith("60 nodes CardTimeSlicingExhausted(n000,n001,") and text.endswith(",n049,…)")
+    assert text.startswith("60 nodes CardTimeSlicingExhausted(n000,n001,")
+    assert text.endswith(",n049,…)")
 
 
 def test_what_is_asked_and_what_the_closest_nodes_have():
@@ -57,12 +68,14 @@ def test_what_is_asked_and_what_the_closest_nodes_have():
         "b 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardNotHealth). "
         "node1: c 68/46068 MiB, 10/100 cores, 9/10 slots free (CardInsufficientMemory). "
         "node3: d 40000/46068 MiB, 100/100 cores, 0/10 slots free (CardTimeSlicingExhausted), "
-        "e 45968/46068 MiB, 100/100 cores, 0/10 slots free (CardTimeSlicingExhausted)")
+        "e 45968/46068 MiB, 100/100 cores, 0/10 slots free (CardTimeSlicingExhausted)"
+    )
 
 
 def test_no_node_has_such_devices():
     assert described(nodes={}) == (
-        "requests 1 × NVIDIA with 3000 MiB, 30 cores. no node offers such devices")
+        "requests 1 × NVIDIA with 3000 MiB, 30 cores. no node offers such devices"
+    )
 
 
 def test_a_request_beyond_all_cores_lacks_what_a_whole_device_lacks():
@@ -75,46 +88,67 @@ def test_a_request_beyond_all_cores_lacks_what_a_whole_device_lacks():
 
 def test_a_percentage():
     assert described(pod_request(gpus(2, cores=0, percent=50)), {}).startswith(
-        "requests 2 × NVIDIA with 50 % memory, 0 cores. ")
+        "requests 2 × NVIDIA with 50 % memory, 0 cores. "
+    )
 
 
-@pytest.mark.parametrize("limits, asked", [
-    ({"enflame.com/drs-gcu": 3}, "requests 1 × Enflame with 3 slices. "),
-    ({"aws.amazon.com/neuron": 4}, "requests 4 × AWSNeuron. "),
-], ids=["slices", "devices alone"])
+@pytest.mark.parametrize(
+    "limits, asked",
+    [
+        ({"enflame.com/drs-gcu": 3}, "requests 1 × Enflame with 3 slices. "),
+        ({"aws.amazon.com/neuron": 4}, "requests 4 × AWSNeuron. "),
+    ],
+    ids=["slices", "devices alone"],
+)
 def test_what_is_asked_of_devices_without_amounts(limits, asked):
     found = pod_request(container(limits), vendors=vendors(chart_config()))
     assert described(found, {}).startswith(asked)
 
 
 def test_cores_that_are_a_mask_are_counted():
-    node = Node(name="neuron", capacity={"aws.amazon.com/neuron": "2", "aws.amazon.com/neuroncore": "4"},
-                labels={"node.kubernetes.io/instance-type": "inf2.24xlarge"})
+    node = Node(
+        name="neuron",
+        capacity={"aws.amazon.com/neuron": "2", "aws.amazon.com/neuroncore": "4"},
+        labels={"node.kubernetes.io/instance-type": "inf2.24xlarge"},
+    )
     known = vendors(chart_config())
     vendor = known["AWSNeuron"]
     first, second = vendor.decision.inventory(vendor, node)
-    taken = (DeviceUsage(first, slots_used=1, cores_used=0b10, partitions=(Partition(1),)),
-             DeviceUsage(second, slots_used=2, cores_used=0b11, partitions=(Partition(0), Partition(1))))
+    taken = (
+        DeviceUsage(first, slots_used=1, cores_used=0b10, partitions=(Partition(1),)),
+        DeviceUsage(second, slots_used=2, cores_used=0b11, partitions=(Partition(0), Partition(1))),
+    )
     asked = pod_request(container({vendor.resources.cores: 2}), vendors=known)
     assert described(asked, {"neuron": taken}, vendor.key) == (
         "requests 1 × AWSNeuron with 2 cores. "
         f"neuron: {first.uuid} 1/2 cores, 1/2 slots free (CardInsufficientCore), "
-        f"{second.uuid} 0/2 cores, 0/2 slots free (CardTimeSlicingExhausted)")
+        f"{second.uuid} 0/2 cores, 0/2 slots free (CardTimeSlicingExhausted)"
+    )
 
 
 def test_the_nearest_device_lacks_the_fewest_of_the_cores_that_are_a_mask():
     """As numbers, three low cores are 7, and the highest one alone is 8."""
-    node = Node(name="neuron", capacity={"aws.amazon.com/neuron": "2", "aws.amazon.com/neuroncore": "8"},
-                labels={"node.kubernetes.io/instance-type": "inf2.24xlarge"})
+    node = Node(
+        name="neuron",
+        capacity={"aws.amazon.com/neuron": "2", "aws.amazon.com/neuroncore": "8"},
+        labels={"node.kubernetes.io/instance-type": "inf2.24xlarge"},
+    )
     known = vendors(chart_config())
     vendor = known["AWSNeuron"]
     first, second = vendor.decision.inventory(vendor, node)
     asked = pod_request(container({vendor.resources.cores: 4}), vendors=known)
-    most = DeviceUsage(first, slots_used=3, cores_used=0b0111, partitions=(Partition(0), Partition(1), Partition(2)))
+    most = DeviceUsage(
+        first,
+        slots_used=3,
+        cores_used=0b0111,
+        partitions=(Partition(0), Partition(1), Partition(2)),
+    )
     one = DeviceUsage(second, slots_used=1, cores_used=0b1000, partitions=(Partition(3),))
     refused = explain_node("neuron", {vendor.key: (most, one)}, Refusal(asked, ()))
     assert [(device.device.uuid, device.short.cores) for device in refused.closest_devices] == [
-        (second.uuid, 1), (first.uuid, 3)]
+        (second.uuid, 1),
+        (first.uuid, 3),
+    ]
     assert distance_of({vendor.key: (one,)}, asked) < distance_of({vendor.key: (most,)}, asked)
 
 

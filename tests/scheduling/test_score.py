@@ -15,23 +15,32 @@ HALF = usage("half", 5, 4000, 50, memory_mib=8000)
 IDLE = usage("idle", memory_mib=8000)
 
 
-@pytest.mark.parametrize("usages, score", [
-    param([], "0.00", id="no device"),
-    param([IDLE], "0.00", id="idle"),
-    param([HALF], "15.00", id="half"),
-    param([HALF, HALF], "15.00", id="two halves"),
-    param([HALF, IDLE], "7.50", id="half and idle"),
-    param([usage("a0"), usage("a1")], "0.00", id="n1"),
-    param([usage("b0", 1, 3000, 30), usage("b1")], "2.33", id="n2"),
-    param([usage("1", 1, 2000, 25, memory_mib=8000), IDLE], "3.00", id="node1"),
-    param([IDLE, usage("4", 1, 6000, 75, memory_mib=8000)], "8.00", id="node2"),
-    param([usage("full", 10, 46068, 100)], "30.00", id="full"),
-    param([usage(slots=0)], "0.00", id="no slots"),
-    param([usage(cores=0)], "0.00", id="no cores"),
-    param([usage(memory_mib=0)], "0.00", id="no memory"),
-    param([HALF, usage(slots=0, cores=0, memory_mib=0)], "15.00", id="a device of nothing beside one"),
-    param([usage("sick", 10, 46068, 100, healthy=False)], "30.00", id="unhealthy devices count"),
-])
+@pytest.mark.parametrize(
+    "usages, score",
+    [
+        param([], "0.00", id="no device"),
+        param([IDLE], "0.00", id="idle"),
+        param([HALF], "15.00", id="half"),
+        param([HALF, HALF], "15.00", id="two halves"),
+        param([HALF, IDLE], "7.50", id="half and idle"),
+        param([usage("a0"), usage("a1")], "0.00", id="n1"),
+        param([usage("b0", 1, 3000, 30), usage("b1")], "2.33", id="n2"),
+        param([usage("1", 1, 2000, 25, memory_mib=8000), IDLE], "3.00", id="node1"),
+        param([IDLE, usage("4", 1, 6000, 75, memory_mib=8000)], "8.00", id="node2"),
+        param([usage("full", 10, 46068, 100)], "30.00", id="full"),
+        param([usage(slots=0)], "0.00", id="no slots"),
+        param([usage(cores=0)], "0.00", id="no cores"),
+        param([usage(memory_mib=0)], "0.00", id="no memory"),
+        param(
+            [HALF, usage(slots=0, cores=0, memory_mib=0)],
+            "15.00",
+            id="a device of nothing beside one",
+        ),
+        param(
+            [usage("sick", 10, 46068, 100, healthy=False)], "30.00", id="unhealthy devices count"
+        ),
+    ],
+)
 def test_score(usages, score):
     assert f"{node_score(usages):.2f}" == score
 
@@ -39,6 +48,11 @@ def test_score(usages, score):
 @given(st.lists(st.tuples(*[st.integers(1, 50_000)] * 6), min_size=1, max_size=8))
 def test_score_is_rounded_to_single_precision_after_each_step(devices):
     slots, memory, cores, slots_used, memory_used, cores_used = map(sum, zip(*devices))
-    parts = [f32(Fraction(slots_used, slots)), f32(Fraction(cores_used, cores)), f32(Fraction(memory_used, memory))]
-    assert node_score(usage("x", su, mu, cu, slots=s, memory_mib=m, cores=c) for s, m, c, su, mu, cu in devices) == f32(
-        10 * f32(f32(parts[0] + parts[1]) + parts[2]))
+    parts = [
+        f32(Fraction(slots_used, slots)),
+        f32(Fraction(cores_used, cores)),
+        f32(Fraction(memory_used, memory)),
+    ]
+    assert node_score(
+        usage("x", su, mu, cu, slots=s, memory_mib=m, cores=c) for s, m, c, su, mu, cu in devices
+    ) == f32(10 * f32(f32(parts[0] + parts[1]) + parts[2]))

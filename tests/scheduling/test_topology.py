@@ -11,7 +11,9 @@ from hami.scheduling.topology import best_linked
 
 def some_links(rng, places):
     """Links among so many devices, mostly the same both ways."""
-    links = numpy.array([[rng.choice((0, 10, 50, 100)) for _ in range(places)] for _ in range(places)])
+    links = numpy.array(
+        [[rng.choice((0, 10, 50, 100)) for _ in range(places)] for _ in range(places)]
+    )
     return numpy.triu(links, 1) + numpy.triu(links, 1).T
 
 
@@ -23,8 +25,9 @@ def strength(links, choice):
 def test_the_first_of_the_best_sets(rng):
     links = some_links(rng, places := rng.randint(2, 7))
     count = rng.randint(2, places)
-    assert best_linked(links, count) == max(itertools.combinations(range(places), count),
-                                            key=lambda c: strength(links, c))
+    assert best_linked(links, count) == max(
+        itertools.combinations(range(places), count), key=lambda c: strength(links, c)
+    )
 
 
 @given(rng=randoms(use_true_random=True))

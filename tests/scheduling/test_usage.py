@@ -16,33 +16,83 @@ def holds(uuid, memory_mib, cores):
 
 
 G10 = ([INIT, APP], [holds("GPU0", 20000, 10), holds("GPU0", 10000, 5)])
-G10_SECOND = ([INIT, APP, APP], [holds(A, 8000, 20), holds(A, 3000, 10), (share(A, 4000, 10), share(B, 2000, 0))])
+G10_SECOND = (
+    [INIT, APP, APP],
+    [holds(A, 8000, 20), holds(A, 3000, 10), (share(A, 4000, 10), share(B, 2000, 0))],
+)
 G8 = ([INIT, APP, APP], [(), holds(A, 2500, 25), holds(B, 2500, 25)])
-SIDE = ([INIT, SIDECAR, APP, APP], [holds(A, 8000, 50), holds(A, 1000, 10), holds(A, 3000, 10), holds(A, 4000, 10)])
+SIDE = (
+    [INIT, SIDECAR, APP, APP],
+    [holds(A, 8000, 50), holds(A, 1000, 10), holds(A, 3000, 10), holds(A, 4000, 10)],
+)
 
 
-@pytest.mark.parametrize("pod, init_done, charges", [
-    param(G10, False, [charge("GPU0", 1, 20000, 10)], id="before init has ended"),
-    param(G10, True, [charge("GPU0", 1, 10000, 5)], id="after init"),
-    param(G10_SECOND, False, [charge(A, 2, 8000, 20), charge(B, 1, 2000, 0)], id="second"),
-    param(G10_SECOND, True, [charge(A, 2, 7000, 20), charge(B, 1, 2000, 0)], id="second after init"),
-    param(G8, False, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="plain init container"),
-    param(G8, True, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="after init nothing is dropped"),
-    param(([APP, APP], [holds("GPU-1", 3000, 30), holds("GPU-1", 5000, 20)]), False, [charge("GPU-1", 2, 8000, 50)],
-          id="two containers on one device"),
-    param(SIDE, False, [charge(A, 3, 9000, 60)], id="6.3 sidecars + max(init, apps)"),
-    param(SIDE, True, [charge(A, 3, 8000, 30)], id="6.3 after init the sidecars stay"),
-    param(([SIDECAR, SIDECAR], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)],
-          id="6.3 sidecars add up"),
-    param(([INIT, INIT], [holds(A, 9, 1), holds(A, 1, 9)]), False, [charge(A, 1, 9, 9)],
-          id="largest init by dimension"),
-    param(([INIT], [holds(A, 9, 1)]), True, [], id="nothing but init"),
-    param(([APP], [()]), False, [], id="nothing"),
-    param(([APP], [(share(B, 1, 1), share(A, 2, 2))]), False, [charge(A, 1, 2, 2), charge(B, 1, 1, 1)], id="sorted"),
-    param(([INIT, APP], [holds(A, 1000, 10)]), True, [charge(A, 1, 1000, 10)], id="left out empty entries"),
-    param(([APP], [(), holds(A, 1, 1)]), False, [charge(A, 1, 1, 1)], id="more entries than containers"),
-    param(([], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)], id="kinds unknown"),
-])
+@pytest.mark.parametrize(
+    "pod, init_done, charges",
+    [
+        param(G10, False, [charge("GPU0", 1, 20000, 10)], id="before init has ended"),
+        param(G10, True, [charge("GPU0", 1, 10000, 5)], id="after init"),
+        param(G10_SECOND, False, [charge(A, 2, 8000, 20), charge(B, 1, 2000, 0)], id="second"),
+        param(
+            G10_SECOND,
+            True,
+            [charge(A, 2, 7000, 20), charge(B, 1, 2000, 0)],
+            id="second after init",
+        ),
+        param(
+            G8, False, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="plain init container"
+        ),
+        param(
+            G8,
+            True,
+            [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)],
+            id="after init nothing is dropped",
+        ),
+        param(
+            ([APP, APP], [holds("GPU-1", 3000, 30), holds("GPU-1", 5000, 20)]),
+            False,
+            [charge("GPU-1", 2, 8000, 50)],
+            id="two containers on one device",
+        ),
+        param(SIDE, False, [charge(A, 3, 9000, 60)], id="6.3 sidecars + max(init, apps)"),
+        param(SIDE, True, [charge(A, 3, 8000, 30)], id="6.3 after init the sidecars stay"),
+        param(
+            ([SIDECAR, SIDECAR], [holds(A, 1, 1), holds(A, 2, 2)]),
+            False,
+            [charge(A, 2, 3, 3)],
+            id="6.3 sidecars add up",
+        ),
+        param(
+            ([INIT, INIT], [holds(A, 9, 1), holds(A, 1, 9)]),
+            False,
+            [charge(A, 1, 9, 9)],
+            id="largest init by dimension",
+        ),
+        param(([INIT], [holds(A, 9, 1)]), True, [], id="nothing but init"),
+        param(([APP], [()]), False, [], id="nothing"),
+        param(
+            ([APP], [(share(B, 1, 1), share(A, 2, 2))]),
+            False,
+            [charge(A, 1, 2, 2), charge(B, 1, 1, 1)],
+            id="sorted",
+        ),
+        param(
+            ([INIT, APP], [holds(A, 1000, 10)]),
+            True,
+            [charge(A, 1, 1000, 10)],
+            id="left out empty entries",
+        ),
+        param(
+            ([APP], [(), holds(A, 1, 1)]),
+            False,
+            [charge(A, 1, 1, 1)],
+            id="more entries than containers",
+        ),
+        param(
+            ([], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)], id="kinds unknown"
+        ),
+    ],
+)
 def test_peak_charges(pod, init_done, charges):
     assert peak_charges(*pod, init_done=init_done) == tuple(charges)
 
@@ -54,13 +104,21 @@ def test_total():
 
 def test_charge_shares():
     before = (usage(A, 1, 100, 10), usage(B))
-    assert charge_shares(before, [share(A, 50, 5), share(A, 1, 0), share("gone", 9, 9)]) == (usage(A, 3, 151, 15),
-                                                                                             usage(B))
+    assert charge_shares(before, [share(A, 50, 5), share(A, 1, 0), share("gone", 9, 9)]) == (
+        usage(A, 3, 151, 15),
+        usage(B),
+    )
 
 
-@pytest.mark.parametrize("taken, over", [
-    ((10, 46068, 100), False), ((11, 0, 0), True), ((0, 46069, 0), True), ((0, 0, 101), True),
-])
+@pytest.mark.parametrize(
+    "taken, over",
+    [
+        ((10, 46068, 100), False),
+        ((11, 0, 0), True),
+        ((0, 46069, 0), True),
+        ((0, 0, 101), True),
+    ],
+)
 def test_over(taken, over):
     assert usage(A, *taken).is_overcommitted is over
 
@@ -81,7 +139,9 @@ def test_the_time_for_charges_is_linear(co_tenants):
     def comparisons(size):
         CountedText.comparisons = 0
         devices = [CountedText(f"GPU-{n}") for n in range(size)]
-        peak_charges([APP], [[replace(share(device, 1, 1), co_tenants=co_tenants) for device in devices]])
+        peak_charges(
+            [APP], [[replace(share(device, 1, 1), co_tenants=co_tenants) for device in devices]]
+        )
         return CountedText.comparisons
 
     assert comparisons(800) <= 5 * comparisons(200) + 800

@@ -12,8 +12,14 @@ BOUND = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "success"}
 
 def bound_to(name, text, *containers, version="50", **fields):
     """A pod that is bound and carries *text* as its allocation."""
-    return pod(*(containers or (gpus(),)), name=name, node_name="n1", resource_version=version,
-               annotations=BOUND | {NVIDIA.annotations.allocated: text}, **fields)
+    return pod(
+        *(containers or (gpus(),)),
+        name=name,
+        node_name="n1",
+        resource_version=version,
+        annotations=BOUND | {NVIDIA.annotations.allocated: text},
+        **fields,
+    )
 
 
 def read_pods(cache, node):
@@ -29,7 +35,9 @@ class SmallStore(Store):
     def __init__(self, *nodes, **options):
         self.time = Clock()
         super().__init__(ONLY_NVIDIA, Policies(), clock=self.time, now=self.time.now, **options)
-        for one in nodes or (node("n1", gpu("GPU-0", memory_mib=8000), gpu("GPU-1", memory_mib=8000, index=1)),):
+        for one in nodes or (
+            node("n1", gpu("GPU-0", memory_mib=8000), gpu("GPU-1", memory_mib=8000, index=1)),
+        ):
             self.nodes.upsert(one)
 
     def place(self, asked, *names):

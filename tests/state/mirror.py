@@ -54,8 +54,10 @@ class Mirror:
                 self.book(rng, rng.choice(self.uids), rng.choice(self.names))
 
     def set_devices(self, rng, node, vendor):
-        devices = tuple(gpu(f"{vendor}-{place}", index=place, **some_device(rng) | {"vendor": vendor})
-                        for place in range(rng.randrange(5)))
+        devices = tuple(
+            gpu(f"{vendor}-{place}", index=place, **some_device(rng) | {"vendor": vendor})
+            for place in range(rng.randrange(5))
+        )
         self.table.set_devices(node, vendor, devices)
         self.inventories[node, vendor] = devices
 
@@ -70,13 +72,20 @@ class Mirror:
 
     def drop(self, node):
         self.table.remove_node(node)
-        self.inventories = {key: devices for key, devices in self.inventories.items() if key[0] != node}
+        self.inventories = {
+            key: devices for key, devices in self.inventories.items() if key[0] != node
+        }
 
     def book(self, rng, uid, node):
-        charges = (charge(f"{rng.choice(VENDORS)}-{rng.randrange(5)}", rng.randrange(3), rng.randrange(500),
-                          rng.randrange(50))
-                   for _ in range(rng.randrange(3)))
-        held = booking(uid, node, *charges, namespace=rng.choice(("a", "b")),
-                       scope=some_scope(rng))
+        charges = (
+            charge(
+                f"{rng.choice(VENDORS)}-{rng.randrange(5)}",
+                rng.randrange(3),
+                rng.randrange(500),
+                rng.randrange(50),
+            )
+            for _ in range(rng.randrange(3))
+        )
+        held = booking(uid, node, *charges, namespace=rng.choice(("a", "b")), scope=some_scope(rng))
         self.table.book(held)
         self.bookings[uid] = held

@@ -3,7 +3,19 @@
 import pytest
 from pytest import param
 
-from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, booking, booking_of, charge, container, gpus, pod, usage
+from tests.builders import (
+    APP,
+    INIT,
+    NVIDIA,
+    ONLY_NVIDIA,
+    booking,
+    booking_of,
+    charge,
+    container,
+    gpus,
+    pod,
+    usage,
+)
 
 TWO = gpus(), gpus()
 NODE = {"NVIDIA": [usage("GPU-a", memory_mib=1000), usage("GPU-b", 3, 50, 10, memory_mib=2000)]}
@@ -16,58 +28,113 @@ def read(text, *containers, annotation=NVIDIA.annotations.allocated, **fields):
     return booking_of(asked, "n1", ONLY_NVIDIA, lambda node: NODE)
 
 
-@pytest.mark.parametrize("text, charges", [
-    param(None, [], id="no annotation"),
-    param("", [], id="nothing"),
-    param(";;", [], id="consumed"),
-    param("GPU-a,NVIDIA,300,30:;GPU-a,NVIDIA,500,20:;", [charge("GPU-a", 2, 800, 50)], id="two containers"),
-    param("GPU-a,NVIDIA,300,30:;", [charge("GPU-a", 1, 300, 30)], id="an empty entry left out"),
-    param("GPU-z,NVIDIA,300,30:;;", [charge("GPU-z", 1, 300, 30)], id="a device that the node does not have"),
-])
+@pytest.mark.parametrize(
+    "text, charges",
+    [
+        param(None, [], id="no annotation"),
+        param("", [], id="nothing"),
+        param(";;", [], id="consumed"),
+        param(
+            "GPU-a,NVIDIA,300,30:;GPU-a,NVIDIA,500,20:;",
+            [charge("GPU-a", 2, 800, 50)],
+            id="two containers",
+        ),
+        param("GPU-a,NVIDIA,300,30:;", [charge("GPU-a", 1, 300, 30)], id="an empty entry left out"),
+        param(
+            "GPU-z,NVIDIA,300,30:;;",
+            [charge("GPU-z", 1, 300, 30)],
+            id="a device that the node does not have",
+        ),
+    ],
+)
 def test_readable(text, charges):
     assert read(text) == (booking("uid-pod1", "n1", *charges), ())
 
 
 @pytest.mark.parametrize("init_done, taken", [(False, 900), (True, 300)])
 def test_init_containers_count_until_they_are_done(init_done, taken):
-    found, _ = read("GPU-a,NVIDIA,900,0:;GPU-a,NVIDIA,300,0:;", gpus(kind=INIT), gpus(kind=APP),
-                    init_done=init_done)
+    found, _ = read(
+        "GPU-a,NVIDIA,900,0:;GPU-a,NVIDIA,300,0:;",
+        gpus(kind=INIT),
+        gpus(kind=APP),
+        init_done=init_done,
+    )
     assert found == booking("uid-pod1", "n1", charge("GPU-a", 1, taken, 0))
 
 
-@pytest.mark.parametrize("text, charges", [
-    param("GPU-a,NVIDIA,300:;GPU-b,NVIDIA,1,1:;", [WHOLE_A, WHOLE_B], id="all devices that are mentioned"),
-    param("GPU-b,NVIDIA,x,0:;", [WHOLE_B], id="no number"),
-    param("GPU-a,NVIDIA,-300,0:;", [WHOLE_A], id="would make room"),
-    param(f"GPU-a,NVIDIA,{'9' * 5000},0:;", [WHOLE_A], id="huge"),
-    param("GPU-a-1,x", [WHOLE_A], id="part of a longer word"),
-    param("GPU-z,NVIDIA,x,0:;", [], id="a device that the node does not have"),
-    param("a,b", [], id="garbage"),
-    param("GPU-z,NVIDIA,0,0:;" * 3000 + "GPU-b,NVIDIA,1,1:;", [WHOLE_B], id="too many shares"),
-    param("GPU-" * 50_000 + "GPU-a", [WHOLE_A], id="too long"),
-])
+@pytest.mark.parametrize(
+    "text, charges",
+    [
+        param(
+            "GPU-a,NVIDIA,300:;GPU-b,NVIDIA,1,1:;",
+            [WHOLE_A, WHOLE_B],
+            id="all devices that are mentioned",
+        ),
+        param("GPU-b,NVIDIA,x,0:;", [WHOLE_B], id="no number"),
+        param("GPU-a,NVIDIA,-300,0:;", [WHOLE_A], id="would make room"),
+        param(f"GPU-a,NVIDIA,{'9' * 5000},0:;", [WHOLE_A], id="huge"),
+        param("GPU-a-1,x", [WHOLE_A], id="part of a longer word"),
+        param("GPU-z,NVIDIA,x,0:;", [], id="a device that the node does not have"),
+        param("a,b", [], id="garbage"),
+        param("GPU-z,NVIDIA,0,0:;" * 3000 + "GPU-b,NVIDIA,1,1:;", [WHOLE_B], id="too many shares"),
+        param("GPU-" * 50_000 + "GPU-a", [WHOLE_A], id="too long"),
+    ],
+)
 def test_what_cannot_be_read_counts_as_whole_devices(text, charges):
     found, (problem,) = read(text)
     assert found == booking("uid-pod1", "n1", *charges)
     assert problem.startswith("hami.io/vgpu-devices-allocated: ")
 
 
-@pytest.mark.parametrize("containers, text, charges", [
-    param((container(),), "GPU-a,NVIDIA,300,30:;", [], id="no device"),
-    param((gpus(0), container({"hygon.com/dcunum": 1})), "GPU-a,NVIDIA,300,30:;", [], id="devices of another vendor"),
-    param((container(),), "GPU-a GPU-b", [], id="no device, unreadable"),
-    param((gpus(),), "GPU-a,NVIDIA,300,30:GPU-b,NVIDIA,1,1:;", [charge("GPU-a", 1, 300, 30)], id="fewer devices"),
-    param((gpus(), gpus(0)), "GPU-a,NVIDIA,300,30:;GPU-b,NVIDIA,1,1:;", [charge("GPU-a", 1, 300, 30)],
-          id="fewer containers"),
-    param((gpus(0), gpus()), "GPU-a,NVIDIA,300,30:;", [charge("GPU-a", 1, 300, 30)], id="an empty entry left out"),
-    param((gpus(2), gpus(kind=INIT)), "GPU-a,NVIDIA,3,3:;GPU-a,NVIDIA,3,3:GPU-b,NVIDIA,1,1:;",
-          [charge("GPU-a", 1, 3, 3), charge("GPU-b", 1, 1, 1)], id="all that is requested"),
-    param((gpus(memory=1),), "GPU-a,NVIDIA,900,30:;", [charge("GPU-a", 1, 900, 30)],
-          id="more memory of the one device: as before a change of the configuration"),
-])
+@pytest.mark.parametrize(
+    "containers, text, charges",
+    [
+        param((container(),), "GPU-a,NVIDIA,300,30:;", [], id="no device"),
+        param(
+            (gpus(0), container({"hygon.com/dcunum": 1})),
+            "GPU-a,NVIDIA,300,30:;",
+            [],
+            id="devices of another vendor",
+        ),
+        param((container(),), "GPU-a GPU-b", [], id="no device, unreadable"),
+        param(
+            (gpus(),),
+            "GPU-a,NVIDIA,300,30:GPU-b,NVIDIA,1,1:;",
+            [charge("GPU-a", 1, 300, 30)],
+            id="fewer devices",
+        ),
+        param(
+            (gpus(), gpus(0)),
+            "GPU-a,NVIDIA,300,30:;GPU-b,NVIDIA,1,1:;",
+            [charge("GPU-a", 1, 300, 30)],
+            id="fewer containers",
+        ),
+        param(
+            (gpus(0), gpus()),
+            "GPU-a,NVIDIA,300,30:;",
+            [charge("GPU-a", 1, 300, 30)],
+            id="an empty entry left out",
+        ),
+        param(
+            (gpus(2), gpus(kind=INIT)),
+            "GPU-a,NVIDIA,3,3:;GPU-a,NVIDIA,3,3:GPU-b,NVIDIA,1,1:;",
+            [charge("GPU-a", 1, 3, 3), charge("GPU-b", 1, 1, 1)],
+            id="all that is requested",
+        ),
+        param(
+            (gpus(memory=1),),
+            "GPU-a,NVIDIA,900,30:;",
+            [charge("GPU-a", 1, 900, 30)],
+            id="more memory of the one device: as before a change of the configuration",
+        ),
+    ],
+)
 def test_what_the_pod_does_not_request_is_not_taken(containers, text, charges):
     assert read(text, *containers)[0] == booking("uid-pod1", "n1", *charges)
 
 
 def test_what_is_still_to_be_allocated_does_not_count_twice():
-    assert read("GPU-a,NVIDIA,300,30:;", annotation=NVIDIA.annotations.to_allocate) == (booking("uid-pod1", "n1"), ())
+    assert read("GPU-a,NVIDIA,300,30:;", annotation=NVIDIA.annotations.to_allocate) == (
+        booking("uid-pod1", "n1"),
+        (),
+    )

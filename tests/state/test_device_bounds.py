@@ -20,7 +20,13 @@ from tests.state.caches import SmallStore, bound_to
 from tests.vendors.chart import CHART
 from tests.world import Clock
 
-COUNTED = {"GCU": 1, "MLU": 100, "Metax-GPU": 1, "Mthreads": 16, "kunlun": 1}  # what one device adds to the capacity
+COUNTED = {
+    "GCU": 1,
+    "MLU": 100,
+    "Metax-GPU": 1,
+    "Mthreads": 16,
+    "kunlun": 1,
+}  # what one device adds to the capacity
 HONEST = [node(f"n{number}", gpu(f"GPU-{number}", memory_mib=8000)) for number in range(300)]
 
 
@@ -29,8 +35,8 @@ def array(entry, number):
 
 
 def capacities(devices):
-    """Returns the capacity of a kubelet that reports this number of devices of each vendor whose devices are counted.
-    """
+    """Returns the capacity of a kubelet that reports this number of devices of each vendor whose
+    devices are counted."""
     found = {}
     for key, units in COUNTED.items():
         vendor = CHART[key]
@@ -53,62 +59,125 @@ def devices(number):
     return tuple(gpu(f"GPU-{index}", index=index) for index in range(number))
 
 
-@pytest.mark.parametrize("evil, problem", [
-    param({"register": array('{"id":"a"}', 20_000)}, "220001 characters, expected at most 131072", id="ids"),
-    param({"register": array("{}", 80_000)}, "240001 characters, expected at most 131072", id="empty"),
-    param({"register": array("{}", 40_000)}, "40000 devices, expected at most 256", id="empty, shorter"),
-    param({"register": array('{"more":1}', 10_000)}, "10000 devices, expected at most 256", id="unknown keys"),
-    param({"register": "a,1,1,1,m,0,true:" * 7_000}, "7000 devices, expected at most 256", id="text form"),
-    param({"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 65)}, "migProfiles: expected",
-          id="65 profiles"),
-    param({"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 18_000)}, "characters, expected",
-          id="MIG profiles"),
-    param({"register": '[{"id":"a"}]', PAIR_SCORES: array('{"uuid":"a"}', 18_000)}, f"{PAIR_SCORES}: ",
-          id="link scores"),
-])
+@pytest.mark.parametrize(
+    "evil, problem",
+    [
+        param(
+            {"register": array('{"id":"a"}', 20_000)},
+            "220001 characters, expected at most 131072",
+            id="ids",
+        ),
+        param(
+            {"register": array("{}", 80_000)},
+            "240001 characters, expected at most 131072",
+            id="empty",
+        ),
+        param(
+            {"register": array("{}", 40_000)},
+            "40000 devices, expected at most 256",
+            id="empty, shorter",
+        ),
+        param(
+            {"register": array('{"more":1}', 10_000)},
+            "10000 devices, expected at most 256",
+            id="unknown keys",
+        ),
+        param(
+            {"register": "a,1,1,1,m,0,true:" * 7_000},
+            "7000 devices, expected at most 256",
+            id="text form",
+        ),
+        param(
+            {"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 65)},
+            "migProfiles: expected",
+            id="65 profiles",
+        ),
+        param(
+            {"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 18_000)},
+            "characters, expected",
+            id="MIG profiles",
+        ),
+        param(
+            {"register": '[{"id":"a"}]', PAIR_SCORES: array('{"uuid":"a"}', 18_000)},
+            f"{PAIR_SCORES}: ",
+            id="link scores",
+        ),
+    ],
+)
 def test_a_node_at_the_limit_of_the_api_server_leaves_the_columns_narrow(evil, problem):
     table, clock = Table(), Clock()
-    nodes = NodeCache(CHART, threading.RLock(), table, PodBookings(CHART, table), clock=clock, now=clock.now)
-    texts = {NVIDIA.annotations.register if key == "register" else key: text for key, text in evil.items()}
+    nodes = NodeCache(
+        CHART, threading.RLock(), table, PodBookings(CHART, table), clock=clock, now=clock.now
+    )
+    texts = {
+        NVIDIA.annotations.register if key == "register" else key: text
+        for key, text in evil.items()
+    }
     for one in [*HONEST[:150], Node(name="evil", annotations=texts), *HONEST[150:]]:
         nodes.upsert(one)
     table.refresh()
     assert (len(table.nodes), table.all_columns().facts.shape[1]) == (300, 300)
-    assert list(nodes.problems()) == [("evil", "NVIDIA")] and problem in nodes.problems()["evil", "NVIDIA"]
+    assert list(nodes.problems()) == [("evil", "NVIDIA")]
+    assert problem in nodes.problems()["evil", "NVIDIA"]
 
 
-@pytest.mark.parametrize("number, problem", [
-    (1024, "1024 devices, expected at most 256 devices on a node"),
-    (200, "1000 devices (200 GCU, 200 MLU, 200 Metax-GPU, 200 Mthreads, 200 kunlun), expected at most 256 devices of "
-          "all vendors on a node: none of them is used"),
-])
+@pytest.mark.parametrize(
+    "number, problem",
+    [
+        (1024, "1024 devices, expected at most 256 devices on a node"),
+        (
+            200,
+            "1000 devices (200 GCU, 200 MLU, 200 Metax-GPU, 200 Mthreads, 200 kunlun), expected at most 256 devices of "
+            "all vendors on a node: none of them is used",
+        ),
+    ],
+)
 def test_a_kubelet_that_reports_too_many_devices_of_several_vendors(number, problem):
     cache = cache_of(*HONEST, Node(name="evil", capacity=capacities(number)))
     assert cache.view().nodes.keys() == {one.name for one in HONEST}
     found = cache.nodes.problems()
-    assert found.keys() == {("evil", key) for key in COUNTED} and all(problem in text for text in found.values())
+    assert found.keys() == {("evil", key) for key in COUNTED}
+    assert all(problem in text for text in found.values())
     asked = pod(gpus(1, memory=7000))
     assert cache.assume(asked, ["evil", *(one.name for one in HONEST)]).node != "evil"
 
 
 def test_as_many_devices_as_a_node_may_have():
-    cache = cache_of(Node(name="n", capacity=capacities(51), annotations={
-        NVIDIA.annotations.register: render_devices_json((gpu("GPU-0"),))}))
-    assert sum(map(len, cache.view().usages("n").values())) == MAX_DEVICES == 256 and not cache.nodes.problems()
+    cache = cache_of(
+        Node(
+            name="n",
+            capacity=capacities(51),
+            annotations={NVIDIA.annotations.register: render_devices_json((gpu("GPU-0"),))},
+        )
+    )
+    assert sum(map(len, cache.view().usages("n").values())) == MAX_DEVICES == 256
+    assert not cache.nodes.problems()
 
 
 def test_all_vendors_of_a_node_with_too_many_devices_offer_none_until_there_are_fewer():
     cache = cache_of(node("n", *devices(2), capacity=capacities(50), resource_version="1"))
     assert set(cache.view().usages("n")) == {"NVIDIA", *COUNTED}
     cache.nodes.upsert(node("n", *devices(7), capacity=capacities(50), resource_version="2"))
-    assert not cache.view().usages("n") and {vendor for _, vendor in cache.nodes.problems()} == {"NVIDIA", *COUNTED}
+    assert not cache.view().usages("n")
+    assert {vendor for _, vendor in cache.nodes.problems()} == {
+        "NVIDIA",
+        *COUNTED,
+    }
     cache.nodes.upsert(node("n", *devices(6), capacity=capacities(50), resource_version="3"))
-    assert set(cache.view().usages("n")) == {"NVIDIA", *COUNTED} and not cache.nodes.problems()
+    assert set(cache.view().usages("n")) == {"NVIDIA", *COUNTED}
+    assert not cache.nodes.problems()
 
 
 def test_a_silent_device_plugin_does_not_bring_back_what_is_too_much():
-    cache = cache_of(node("n", *devices(7), capacity=capacities(50), allocatable={NVIDIA.resources.count: "0"},
-                          annotations={NVIDIA.annotations.handshake: "Reported_now"}))
+    cache = cache_of(
+        node(
+            "n",
+            *devices(7),
+            capacity=capacities(50),
+            allocatable={NVIDIA.resources.count: "0"},
+            annotations={NVIDIA.annotations.handshake: "Reported_now"},
+        )
+    )
     cache.expire()
     assert not cache.view().usages("n")
 
@@ -127,8 +196,22 @@ def test_the_pods_of_a_node_that_registers_too_much_keep_what_they_hold():
 
 def test_what_honest_nodes_register_is_within_the_bounds():
     uuids = [f"GPU-01234567-89ab-cdef-0123-4567890{index:05}" for index in range(MAX_DEVICES)]
-    found = tuple(Device(uuid=uuid, vendor="NVIDIA", model="NVIDIA-NVIDIA A100-SXM4-80GB", slots=100, cores=100, numa=1,
-                         memory_mib=81920, index=index) for index, uuid in enumerate(uuids))
-    scores = json.dumps([{"uuid": one, "score": {other: 100 for other in uuids[:32]}} for one in uuids[:32]])
+    found = tuple(
+        Device(
+            uuid=uuid,
+            vendor="NVIDIA",
+            model="NVIDIA-NVIDIA A100-SXM4-80GB",
+            slots=100,
+            cores=100,
+            numa=1,
+            memory_mib=81920,
+            index=index,
+        )
+        for index, uuid in enumerate(uuids)
+    )
+    scores = json.dumps(
+        [{"uuid": one, "score": {other: 100 for other in uuids[:32]}} for one in uuids[:32]]
+    )
     cache = cache_of(node("n", *found, annotations={PAIR_SCORES: scores}))
-    assert len(cache.view().usages("n")["NVIDIA"]) == MAX_DEVICES and not cache.nodes.problems()
+    assert len(cache.view().usages("n")["NVIDIA"]) == MAX_DEVICES
+    assert not cache.nodes.problems()

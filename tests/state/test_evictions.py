@@ -13,8 +13,13 @@ GONE, PLAIN, MARKED, ENDING, DONE = "gone", "plain", "marked", "ending", "done"
 
 def state_of(name, state, together=TOGETHER, preemptor="p"):
     """A pod in one of these states, ``None`` if it is gone."""
-    item = bound_to(name, "GPU-0,NVIDIA,1000,0:;", preempted=state != PLAIN,
-                    preemptor="" if state == PLAIN else preemptor, evicted_with=None if state == PLAIN else together)
+    item = bound_to(
+        name,
+        "GPU-0,NVIDIA,1000,0:;",
+        preempted=state != PLAIN,
+        preemptor="" if state == PLAIN else preemptor,
+        evicted_with=None if state == PLAIN else together,
+    )
     if state == ENDING:
         item = replace(item, deletion="2026-08-21T12:00:30Z", deletion_grace_s=30)
     if state == DONE:
@@ -27,32 +32,58 @@ def units(**states):
     for name, state in states.items():
         if (item := state_of(name, state)) is not None:
             cache.pods.upsert(item)
-    return [(unit.has_begun, unit.is_complete, [record.ref.name for record in unit.records])
-            for unit in cache.marked_units()]
+    return [
+        (unit.has_begun, unit.is_complete, [record.ref.name for record in unit.records])
+        for unit in cache.marked_units()
+    ]
 
 
-@pytest.mark.parametrize(("a", "b", "c", "expected"), [
-    pytest.param(PLAIN, PLAIN, PLAIN, [], id="nobody is marked"),
-    pytest.param(MARKED, PLAIN, PLAIN, [(False, False, ["a"])], id="one is marked"),
-    pytest.param(MARKED, MARKED, PLAIN, [(False, False, ["a", "b"])], id="the last one is not marked"),
-    pytest.param(GONE, MARKED, PLAIN, [(False, False, ["b"])], id="one has ended by itself before all are marked"),
-    pytest.param(MARKED, MARKED, MARKED, [(False, True, ["a", "b", "c"])], id="all are marked"),
-    pytest.param(ENDING, MARKED, MARKED, [(True, True, ["a", "b", "c"])], id="one is being deleted"),
-    pytest.param(GONE, MARKED, MARKED, [(True, True, ["b", "c"])], id="one is gone"),
-    pytest.param(DONE, MARKED, MARKED, [(True, True, ["b", "c"])], id="one has terminated"),
-    pytest.param(GONE, GONE, MARKED, [(True, True, ["c"])], id="one is left"),
-    pytest.param(GONE, MARKED, GONE, [(True, True, ["b"])], id="one is left, and the last one is gone"),
-    pytest.param(GONE, GONE, GONE, [], id="all are gone"),
-])
+@pytest.mark.parametrize(
+    ("a", "b", "c", "expected"),
+    [
+        pytest.param(PLAIN, PLAIN, PLAIN, [], id="nobody is marked"),
+        pytest.param(MARKED, PLAIN, PLAIN, [(False, False, ["a"])], id="one is marked"),
+        pytest.param(
+            MARKED, MARKED, PLAIN, [(False, False, ["a", "b"])], id="the last one is not marked"
+        ),
+        pytest.param(
+            GONE,
+            MARKED,
+            PLAIN,
+            [(False, False, ["b"])],
+            id="one has ended by itself before all are marked",
+        ),
+        pytest.param(MARKED, MARKED, MARKED, [(False, True, ["a", "b", "c"])], id="all are marked"),
+        pytest.param(
+            ENDING, MARKED, MARKED, [(True, True, ["a", "b", "c"])], id="one is being deleted"
+        ),
+        pytest.param(GONE, MARKED, MARKED, [(True, True, ["b", "c"])], id="one is gone"),
+        pytest.param(DONE, MARKED, MARKED, [(True, True, ["b", "c"])], id="one has terminated"),
+        pytest.param(GONE, GONE, MARKED, [(True, True, ["c"])], id="one is left"),
+        pytest.param(
+            GONE, MARKED, GONE, [(True, True, ["b"])], id="one is left, and the last one is gone"
+        ),
+        pytest.param(GONE, GONE, GONE, [], id="all are gone"),
+    ],
+)
 def test_whether_one_of_the_pods_that_are_evicted_together_has_been_deleted(a, b, c, expected):
     assert units(a=a, b=b, c=c) == expected
 
 
 def test_pods_of_several_evictions_are_told_apart():
     cache = SmallStore()
-    for name, together, preemptor in (("a", EvictedTogether(2, "uid-b"), "p"), ("b", EvictedTogether(2, "uid-b"), "p"),
-                                      ("c", EvictedTogether(2, "uid-d"), "p"), ("d", EvictedTogether(2, "uid-d"), "p"),
-                                      ("e", None, "p"), ("f", None, "q"), ("g", None, "")):
+    for name, together, preemptor in (
+        ("a", EvictedTogether(2, "uid-b"), "p"),
+        ("b", EvictedTogether(2, "uid-b"), "p"),
+        ("c", EvictedTogether(2, "uid-d"), "p"),
+        ("d", EvictedTogether(2, "uid-d"), "p"),
+        ("e", None, "p"),
+        ("f", None, "q"),
+        ("g", None, ""),
+    ):
         cache.pods.upsert(state_of(name, MARKED, together, preemptor))
-    found = {(unit.preemptor, "".join(record.ref.name for record in unit.records)) for unit in cache.marked_units()}
+    found = {
+        (unit.preemptor, "".join(record.ref.name for record in unit.records))
+        for unit in cache.marked_units()
+    }
     assert found == {("p", "ab"), ("p", "cd"), ("p", "e"), ("q", "f"), ("", "g")}

@@ -21,8 +21,14 @@ MIB = 8000  # of each card
 
 def on_card(name, memory=MIB, card=0, priority=0, version="50", **fields):
     """A bound pod with this part of a card."""
-    return bound_to(name, f"GPU-{card},NVIDIA,{memory},0:;", gpus(1, memory=memory, cores=0), version=version,
-                    priority=priority, **fields)
+    return bound_to(
+        name,
+        f"GPU-{card},NVIDIA,{memory},0:;",
+        gpus(1, memory=memory, cores=0),
+        version=version,
+        priority=priority,
+        **fields,
+    )
 
 
 def wants(name="p", memory=MIB, count=1, priority=100, cores=0, **fields):
@@ -32,8 +38,10 @@ def wants(name="p", memory=MIB, count=1, priority=100, cores=0, **fields):
 
 def store(*pods, cards=2, **options):
     """A store with one node, on which these pods run."""
-    made = SmallStore(node("n1", *(gpu(f"GPU-{index}", memory_mib=MIB, index=index) for index in range(cards))),
-                      **options)
+    made = SmallStore(
+        node("n1", *(gpu(f"GPU-{index}", memory_mib=MIB, index=index) for index in range(cards))),
+        **options,
+    )
     for one in pods:
         made.pods.upsert(one)
     return made
@@ -41,8 +49,12 @@ def store(*pods, cards=2, **options):
 
 def plan(*victims, name="n1", awaited=()):
     """A plan with these victims."""
-    return PreemptionPlan(name, tuple(EvictionUnit(uids=(f"uid-{victim}",), priorities=(0,)) for victim in victims), 0,
-                          tuple(f"uid-{one}" for one in awaited))
+    return PreemptionPlan(
+        name,
+        tuple(EvictionUnit(uids=(f"uid-{victim}",), priorities=(0,)) for victim in victims),
+        0,
+        tuple(f"uid-{one}" for one in awaited),
+    )
 
 
 def holding(cache, waiting, *victims):
@@ -63,6 +75,7 @@ def ends(cache):
 
 # how many
 
+
 def test_the_pods_of_one_namespace_have_a_share_of_all_holds():
     holds = Holds(Table())
     for number in range(MAX_HOLDS_OF_NAMESPACE):
@@ -78,22 +91,27 @@ def test_the_pods_of_one_namespace_have_a_share_of_all_holds():
 
 def add_hold(holds, waiting):
     """Adds a hold of nothing."""
-    booking = Booking(uid=f"hold/{waiting.ref.uid}", node="n1", namespace=waiting.ref.namespace, charges=())
+    booking = Booking(
+        uid=f"hold/{waiting.ref.uid}", node="n1", namespace=waiting.ref.namespace, charges=()
+    )
     holds.add(Hold(pod=waiting, choice=None, booking=booking, units=(), until=0.0))
 
 
 # what others see
+
 
 @pytest.mark.parametrize("priority", [0, 100])
 def test_nobody_of_lower_or_equal_priority_gets_what_is_held(priority):
     cache = store(on_card("v"), on_card("w", 5000, 1))
     holding(cache, wants(), "v")
     small = [wants(f"x{number}", 1000, priority=priority) for number in range(4)]
-    assert cache.place(small[0]) == "n1" and cache.used("GPU-1")[1] == 6000, "the rest of the other card is free"
+    assert cache.place(small[0]) == "n1", "the rest of the other card is free"
+    assert cache.used("GPU-1")[1] == 6000, "the rest of the other card is free"
     end(cache, "v")
     assert [cache.place(one) for one in small[1:]] == ["n1", "n1", None]
     assert cache.used("GPU-0")[1] == MIB, "it is held"
-    assert cache.place(wants()) == "n1" and cache.used("GPU-0")[1] == MIB
+    assert cache.place(wants()) == "n1"
+    assert cache.used("GPU-0")[1] == MIB
 
 
 def test_what_victims_leave_beyond_the_need_is_free():
@@ -102,7 +120,8 @@ def test_what_victims_leave_beyond_the_need_is_free():
     assert cache.place(wants("x", 3000, priority=0)) is None
     end(cache, "v")
     assert cache.place(wants("y", 3001, priority=0)) is None
-    assert cache.place(wants("x", 3000, priority=0)) == "n1" and cache.place(wants(memory=5000)) == "n1"
+    assert cache.place(wants("x", 3000, priority=0)) == "n1"
+    assert cache.place(wants(memory=5000)) == "n1"
 
 
 @pytest.mark.parametrize("order", ["vw", "wv"])
@@ -113,7 +132,8 @@ def test_what_each_of_several_victims_leaves_is_held(order):
         assert cache.place(wants("x", 1000, priority=0)) is None
         assert cache.place(wants()) is None
         end(cache, name)
-    assert cache.place(wants("x", 1000, priority=0)) is None and cache.place(wants()) == "n1"
+    assert cache.place(wants("x", 1000, priority=0)) is None
+    assert cache.place(wants()) == "n1"
 
 
 def test_a_pod_that_shares_with_nobody_holds_all_slots_of_its_device():
@@ -121,7 +141,8 @@ def test_a_pod_that_shares_with_nobody_holds_all_slots_of_its_device():
     cache = store(on_card("v", 1000), cards=1)
     holding(cache, alone, "v")
     end(cache, "v")
-    assert cache.place(wants("x", 1000, priority=0)) is None and cache.place(alone) == "n1"
+    assert cache.place(wants("x", 1000, priority=0)) is None
+    assert cache.place(alone) == "n1"
 
 
 def test_a_device_without_cores_left_does_not_keep_the_pod_from_what_is_held():
@@ -149,7 +170,8 @@ def test_what_is_held_counts_for_the_quota_of_the_namespace(namespace):
     assert cache.place(wants("x", 1000, priority=0)) is None
     cache.pods.remove(on_card("v", version="99", namespace=namespace))
     assert cache.place(wants("x", 1000, priority=0)) is None
-    assert cache.place(wants()) == "n1" and cache.view().used["default", "NVIDIA"] == (MIB, 0)
+    assert cache.place(wants()) == "n1"
+    assert cache.view().used["default", "NVIDIA"] == (MIB, 0)
 
 
 def test_a_quota_that_is_lowered_counts_for_a_pod_that_holds_devices():
@@ -162,6 +184,7 @@ def test_a_quota_that_is_lowered_counts_for_a_pod_that_holds_devices():
 
 
 # reservations of others
+
 
 def test_a_hold_does_not_refuse_a_reservation_that_was_made_before():
     cache = store(on_card("v", 4000), cards=1)
@@ -179,7 +202,9 @@ def test_a_smaller_device_refuses_no_reservation_because_of_a_hold():
     end(cache, "v")
     cache.nodes.upsert(node("n1", gpu("GPU-0", memory_mib=4000)))
     cache.view()
-    assert cache.reservations.prepare_binding(cache.reservations.start_binding(wants("x").ref, "n1"))
+    assert cache.reservations.prepare_binding(
+        cache.reservations.start_binding(wants("x").ref, "n1")
+    )
 
 
 def test_pods_alone_still_refuse_a_reservation():
@@ -192,12 +217,14 @@ def test_pods_alone_still_refuse_a_reservation():
 
 # priorities
 
+
 def test_a_pod_of_higher_priority_takes_a_hold():
     cache = store(on_card("v"), cards=1)
     holding(cache, wants(), "v")
     end(cache, "v")
     assert cache.place(wants("urgent", priority=101)) == "n1"
-    assert ends(cache) == [("p", HoldEnd.TAKEN)] and cache.used("GPU-0")[1] == MIB
+    assert ends(cache) == [("p", HoldEnd.TAKEN)]
+    assert cache.used("GPU-0")[1] == MIB
     assert cache.place(wants()) is None
 
 
@@ -208,8 +235,10 @@ def test_of_two_holds_one_is_taken_and_the_other_stands():
     end(cache, "v", "w")
     assert cache.place(wants("urgent", priority=101)) == "n1"
     (left,) = cache.holds()
-    assert left in (first, second) and len(ends(cache)) == 1
-    assert cache.place(left.pod) == "n1" and cache.used("GPU-0")[1] == cache.used("GPU-1")[1] == MIB
+    assert left in (first, second)
+    assert len(ends(cache)) == 1
+    assert cache.place(left.pod) == "n1"
+    assert cache.used("GPU-0")[1] == cache.used("GPU-1")[1] == MIB
 
 
 def test_the_hold_of_lower_priority_is_taken_first():
@@ -218,7 +247,8 @@ def test_the_hold_of_lower_priority_is_taken_first():
     holding(cache, wants("q", priority=60), "w")
     end(cache, "v", "w")
     assert cache.place(wants("urgent", priority=101)) == "n1"
-    assert [hold.ref.name for hold in cache.holds()] == ["q"] and ends(cache) == [("p", HoldEnd.TAKEN)]
+    assert [hold.ref.name for hold in cache.holds()] == ["q"]
+    assert ends(cache) == [("p", HoldEnd.TAKEN)]
     assert cache.place(wants("q", priority=60)) == "n1"
 
 
@@ -226,7 +256,8 @@ def test_a_pod_of_higher_priority_leaves_a_hold_if_it_fits_without():
     cache = store(on_card("v"), on_card("w", 4000, 1))
     holding(cache, wants(), "v")
     end(cache, "v")
-    assert cache.place(wants("urgent", 4000, priority=101)) == "n1" and ends(cache) == []
+    assert cache.place(wants("urgent", 4000, priority=101)) == "n1"
+    assert ends(cache) == []
     assert cache.place(wants()) == "n1"
 
 
@@ -234,10 +265,12 @@ def test_a_hold_that_was_planned_for_higher_priority_ends_that_of_lower_priority
     cache = store(on_card("v"), cards=1)
     holding(cache, wants("p"), "v")
     urgent = wants("urgent", priority=200)
-    assert cache.place(urgent) is None and len(cache.hold([(urgent, plan("v"))])) == 1
+    assert cache.place(urgent) is None
+    assert len(cache.hold([(urgent, plan("v"))])) == 1
     assert ends(cache) == [("p", HoldEnd.TAKEN)]
     end(cache, "v")
-    assert cache.place(wants("p")) is None and cache.place(urgent) == "n1"
+    assert cache.place(wants("p")) is None
+    assert cache.place(urgent) == "n1"
 
 
 def test_two_pods_of_one_priority_hold_different_victims():
@@ -251,25 +284,50 @@ def test_two_pods_of_one_priority_hold_different_victims():
 
 # how holds end
 
-@pytest.mark.parametrize(("change", "expected"), [
-    pytest.param(lambda cache: cache.pods.remove(replace(wants(), resource_version="9")), HoldEnd.DELETED,
-                 id="deleted"),
-    pytest.param(lambda cache: cache.pods.upsert(replace(wants(), resource_version="9", phase="Failed")),
-                 HoldEnd.DELETED, id="terminated"),
-    pytest.param(lambda cache: cache.pods.upsert(on_card("p", 1, 1, version="9")), HoldEnd.BOUND, id="bound"),
-    pytest.param(lambda cache: setattr(cache.time, "seconds", cache.time.seconds + 30 + HOLD_S), HoldEnd.EXPIRED,
-                 id="expired"),
-    pytest.param(lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0", memory_mib=MIB, healthy=False))),
-                 HoldEnd.UNFIT, id="sick device"),
-    pytest.param(lambda cache: cache.nodes.upsert(node("n1")), HoldEnd.UNFIT, id="lost device"),
-])
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        pytest.param(
+            lambda cache: cache.pods.remove(replace(wants(), resource_version="9")),
+            HoldEnd.DELETED,
+            id="deleted",
+        ),
+        pytest.param(
+            lambda cache: cache.pods.upsert(replace(wants(), resource_version="9", phase="Failed")),
+            HoldEnd.DELETED,
+            id="terminated",
+        ),
+        pytest.param(
+            lambda cache: cache.pods.upsert(on_card("p", 1, 1, version="9")),
+            HoldEnd.BOUND,
+            id="bound",
+        ),
+        pytest.param(
+            lambda cache: setattr(cache.time, "seconds", cache.time.seconds + 30 + HOLD_S),
+            HoldEnd.EXPIRED,
+            id="expired",
+        ),
+        pytest.param(
+            lambda cache: cache.nodes.upsert(
+                node("n1", gpu("GPU-0", memory_mib=MIB, healthy=False))
+            ),
+            HoldEnd.UNFIT,
+            id="sick device",
+        ),
+        pytest.param(lambda cache: cache.nodes.upsert(node("n1")), HoldEnd.UNFIT, id="lost device"),
+    ],
+)
 def test_a_hold_ends(change, expected):
     cache = store(on_card("v"), cards=1)
     cache.pods.upsert(wants(resource_version="8"))
     made = holding(cache, wants(resource_version="8"), "v")
-    assert cache.holds() == [made] and cache.hold_of("uid-p") is made
+    assert cache.holds() == [made]
+    assert cache.hold_of("uid-p") is made
     change(cache)
-    assert cache.holds() == [] and ends(cache) == [("p", expected)] and ends(cache) == []
+    assert cache.holds() == []
+    assert ends(cache) == [("p", expected)]
+    assert ends(cache) == []
     assert not any(uid.startswith("hold/") for uid in cache.view().bookings)
 
 
@@ -297,17 +355,28 @@ def test_where_a_device_is_lost_another_one_is_held():
     end(cache, "v", "w")
     (device,) = dict(made.booking.charges)["NVIDIA"]
     other = {"GPU-0": "GPU-1", "GPU-1": "GPU-0"}[device.uuid]
-    cache.nodes.upsert(node("n1", *(gpu(uuid, memory_mib=MIB, index=index, healthy=uuid == other)
-                                    for index, uuid in enumerate(("GPU-0", "GPU-1")))))
-    assert cache.holds() == [made] and cache.used(other)[1] == MIB and cache.free(device.uuid)
-    assert cache.place(wants("x", 1000, priority=0)) is None and cache.place(wants()) == "n1"
+    cache.nodes.upsert(
+        node(
+            "n1",
+            *(
+                gpu(uuid, memory_mib=MIB, index=index, healthy=uuid == other)
+                for index, uuid in enumerate(("GPU-0", "GPU-1"))
+            ),
+        )
+    )
+    assert cache.holds() == [made]
+    assert cache.used(other)[1] == MIB
+    assert cache.free(device.uuid)
+    assert cache.place(wants("x", 1000, priority=0)) is None
+    assert cache.place(wants()) == "n1"
 
 
 def test_holds_are_released_without_a_report_when_the_leadership_ends():
     cache = store(on_card("v"), cards=1)
     holding(cache, wants(), "v")
     cache.release_holds()
-    assert cache.holds() == [] and ends(cache) == []
+    assert cache.holds() == []
+    assert ends(cache) == []
 
 
 def test_only_the_hold_that_stands_is_released():
@@ -316,16 +385,19 @@ def test_only_the_hold_that_stands_is_released():
     cache.release_hold(earlier)
     made = holding(cache, wants(), "v")
     cache.release_hold(earlier)
-    assert cache.holds() == [made] and ends(cache) == [("p", HoldEnd.RELEASED)]
+    assert cache.holds() == [made]
+    assert ends(cache) == [("p", HoldEnd.RELEASED)]
 
 
 # the reservation of its own pod
+
 
 def test_a_hold_is_not_booked_beside_the_reservation_of_its_pod():
     cache = store(on_card("v"), cards=1)
     holding(cache, wants(), "v")
     end(cache, "v")
-    assert cache.place(wants()) == "n1" and cache.used("GPU-0")[1] == MIB
+    assert cache.place(wants()) == "n1"
+    assert cache.used("GPU-0")[1] == MIB
     assert [uid for uid in cache.view().bookings] == ["uid-p"]
 
 
@@ -335,11 +407,14 @@ def test_what_was_reserved_is_held_again_if_the_bind_fails():
     end(cache, "v")
     cache.place(wants())
     cache.reservations.forget("uid-p")
-    assert cache.place(wants("x", 1000, priority=0)) is None and cache.place(wants()) == "n1"
+    assert cache.place(wants("x", 1000, priority=0)) is None
+    assert cache.place(wants()) == "n1"
 
 
 def test_a_hold_follows_the_reservation_of_its_pod_to_another_node():
-    nodes = [node(name, gpu(f"GPU-{index}", memory_mib=MIB)) for index, name in enumerate(("n1", "n2"))]
+    nodes = [
+        node(name, gpu(f"GPU-{index}", memory_mib=MIB)) for index, name in enumerate(("n1", "n2"))
+    ]
     cache = SmallStore(*nodes)
     cache.pods.upsert(on_card("v"))
     cache.pods.upsert(replace(on_card("w", card=1), node_name="n2"))
@@ -347,9 +422,12 @@ def test_a_hold_follows_the_reservation_of_its_pod_to_another_node():
     (made,) = cache.hold([(wants(), plan("v"))])
     end(cache, "w")
     assert cache.place(wants(), "n1", "n2") == "n2"
-    assert cache.units_of(made) == [] and made.evicted and not made.victims, "nobody is evicted for it any more"
+    assert cache.units_of(made) == [], "nobody is evicted for it any more"
+    assert made.evicted, "nobody is evicted for it any more"
+    assert not made.victims, "nobody is evicted for it any more"
     cache.reservations.forget("uid-p")
-    assert cache.place(wants("x", 1000, priority=0), "n1", "n2") is None and made.node == "n2"
+    assert cache.place(wants("x", 1000, priority=0), "n1", "n2") is None
+    assert made.node == "n2"
     assert cache.place(wants(), "n1", "n2") == "n2"
 
 
@@ -361,26 +439,32 @@ def test_a_pod_with_a_reservation_gets_no_hold():
 
 # victims
 
+
 def test_the_victims_of_a_hold_are_those_that_have_not_ended():
     cache = store(on_card("v", 4000), on_card("w", 4000), cards=1)
     made = holding(cache, wants(), "v", "w")
-    assert names(cache.units_of(made)) == [["v"], ["w"]] and cache.still_evicts(made)
+    assert names(cache.units_of(made)) == [["v"], ["w"]]
+    assert cache.still_evicts(made)
     end(cache, "w")
     assert names(cache.units_of(made)) == [["v"]]
     cache.mark_evicted(made)
     assert made.evicted
     cache.pods.remove(replace(wants(), resource_version="9"))
-    assert not cache.still_evicts(made) and cache.units_of(made) == []
+    assert not cache.still_evicts(made)
+    assert cache.units_of(made) == []
 
 
 def test_the_victims_of_a_hold_are_told_by_those_that_are_evicted_together():
-    cache = store(on_card("a", 2000), on_card("b", 2000), on_card("c", 2000), on_card("d", 2000), cards=1)
+    cache = store(
+        on_card("a", 2000), on_card("b", 2000), on_card("c", 2000), on_card("d", 2000), cards=1
+    )
     together = EvictionUnit(uids=("uid-c", "uid-a"), priorities=(0, 0))
     cache.place(wants(memory=6000))
     units = (together, EvictionUnit(uids=("uid-b",), priorities=(0,)))
     (made,) = cache.hold([(wants(memory=6000), PreemptionPlan("n1", units))])
     assert names(cache.units_of(made)) == [["a", "c"], ["b"]]
-    assert cache.are_being_evicted({"uid-c"}) and not cache.are_being_evicted({"uid-d"})
+    assert cache.are_being_evicted({"uid-c"})
+    assert not cache.are_being_evicted({"uid-d"})
     end(cache, "c")
     assert names(cache.units_of(made)) == [["a"], ["b"]]
     cache.mark_evicted(made)
@@ -395,32 +479,52 @@ def test_victims_are_spared_if_the_pod_fits_by_now():
     cache = store(on_card("v"), on_card("other", card=1))
     made = holding(cache, wants(), "v")
     end(cache, "other")
-    assert cache.units_of(made) == [] and made.evicted and not made.victims
+    assert cache.units_of(made) == []
+    assert made.evicted
+    assert not made.victims
     assert cache.used("GPU-0")[1] == cache.used("GPU-1")[1] == MIB, "what is free is held now"
-    assert cache.place(wants("x", 1000, priority=0)) is None and cache.place(wants()) == "n1"
+    assert cache.place(wants("x", 1000, priority=0)) is None
+    assert cache.place(wants()) == "n1"
 
 
 def test_the_other_victims_are_spared_once_the_pod_is_placed():
     cache = store(on_card("v"), on_card("w", card=1))
     made = holding(cache, wants(), "v")
     end(cache, "w")
-    assert cache.place(wants()) == "n1" and not cache.still_evicts(made)
+    assert cache.place(wants()) == "n1"
+    assert not cache.still_evicts(made)
 
 
-@pytest.mark.parametrize("change", [
-    pytest.param(lambda cache: end(cache, "v"), id="ended"),
-    pytest.param(lambda cache: cache.pods.upsert(on_card("v", version="60", phase="Succeeded")), id="terminated"),
-    pytest.param(lambda cache: cache.pods.remove(replace(wants(), resource_version="9")), id="preemptor deleted"),
-    pytest.param(lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0", memory_mib=MIB, healthy=False))), id="sick"),
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda cache: end(cache, "v"), id="ended"),
+        pytest.param(
+            lambda cache: cache.pods.upsert(on_card("v", version="60", phase="Succeeded")),
+            id="terminated",
+        ),
+        pytest.param(
+            lambda cache: cache.pods.remove(replace(wants(), resource_version="9")),
+            id="preemptor deleted",
+        ),
+        pytest.param(
+            lambda cache: cache.nodes.upsert(
+                node("n1", gpu("GPU-0", memory_mib=MIB, healthy=False))
+            ),
+            id="sick",
+        ),
+    ],
+)
 def test_a_plan_that_cannot_be_carried_out_any_more_holds_nothing(change):
     cache = store(on_card("v"), cards=1)
     cache.place(wants())
     change(cache)
-    assert cache.hold([(wants(), plan("v"))]) == [] and cache.holds() == []
+    assert cache.hold([(wants(), plan("v"))]) == []
+    assert cache.holds() == []
 
 
 # gangs
+
 
 def member(name, memory=4000, **fields):
     return wants(name, memory, group="gang", **fields)
@@ -433,45 +537,64 @@ def test_the_pods_of_a_gang_share_the_victims():
     assert cache.used("GPU-0")[1] == MIB, "what is free beside the victim is held, too"
     assert cache.place(wants("x", 2000, priority=0)) is None
     end(cache, "v")
-    assert cache.used("GPU-0")[1] == MIB and cache.place(wants("x", 1000, priority=0)) is None
-    assert cache.place(member("b")) == "n1" and cache.place(member("a")) == "n1"
+    assert cache.used("GPU-0")[1] == MIB
+    assert cache.place(wants("x", 1000, priority=0)) is None
+    assert cache.place(member("b")) == "n1"
+    assert cache.place(member("a")) == "n1"
 
 
 def test_a_gang_is_held_as_a_whole_or_not_at_all():
     cache = store(on_card("v", 4000), on_card("other", 4000), cards=1)
     assert cache.hold([(member("a"), plan("v")), (member("b"), plan())]) == []
-    assert cache.holds() == [] and not any(uid.startswith("hold/") for uid in cache.view().bookings)
+    assert cache.holds() == []
+    assert not any(uid.startswith("hold/") for uid in cache.view().bookings)
 
 
 def test_a_gang_keeps_its_reservations_if_it_cannot_be_held():
     cache = store(on_card("other", 4000), cards=1)
     assert cache.place(member("a")) == "n1"
     assert cache.hold([(member("a"), plan()), (member("b"), plan("gone"))]) == []
-    assert cache.reservations.get("uid-a") is not None and cache.used("GPU-0")[1] == MIB
+    assert cache.reservations.get("uid-a") is not None
+    assert cache.used("GPU-0")[1] == MIB
 
 
 def test_the_reservations_of_a_gang_that_waits_become_holds():
     cache = store(on_card("v", 4000), cards=1)
-    assert cache.place(member("a")) == "n1" and cache.place(member("b")) is None
+    assert cache.place(member("a")) == "n1"
+    assert cache.place(member("b")) is None
     assert len(cache.hold([(member("a"), plan()), (member("b"), plan("v"))])) == 2
-    assert cache.reservations.get("uid-a") is None and cache.used("GPU-0")[1] == MIB
+    assert cache.reservations.get("uid-a") is None
+    assert cache.used("GPU-0")[1] == MIB
     end(cache, "v")
-    assert [cache.place(member(name)) for name in "ba"] == ["n1", "n1"] and cache.used("GPU-0")[1] == MIB
+    assert [cache.place(member(name)) for name in "ba"] == ["n1", "n1"]
+    assert cache.used("GPU-0")[1] == MIB
 
 
 # partitions
 
+
 def test_the_part_of_a_partition_that_no_victim_has_is_held():
     table = Table()
     table.set_devices("n1", "NVIDIA", (gpu("GPU-0", memory_mib=40_000),))
-    table.book(Booking("v", "default", "n1", (("NVIDIA", (Charge("GPU-0", 1, 5000, 0, (Partition(1, 1),)),)),)))
-    need = Booking("hold/p", "default", "n1", (("NVIDIA", (Charge("GPU-0", 1, 20_000, 0, (Partition(0, 4),)),)),))
+    table.book(
+        Booking(
+            "v", "default", "n1", (("NVIDIA", (Charge("GPU-0", 1, 5000, 0, (Partition(1, 1),)),)),)
+        )
+    )
+    need = Booking(
+        "hold/p",
+        "default",
+        "n1",
+        (("NVIDIA", (Charge("GPU-0", 1, 20_000, 0, (Partition(0, 4),)),)),),
+    )
     holds = Holds(table)
     holds.add(Hold(pod=wants(), choice=None, booking=need, units=(frozenset({"v"}),), until=0.0))
     holds.settle(lambda uid: False)
     (usage,) = table.usages("n1")["NVIDIA"]
     held = sorted((part.start, part.size) for part in usage.partitions)
-    assert held == [(0, 1), (1, 1), (2, 2)] and not usage.is_overcommitted and usage.memory_used_mib == 20_000
+    assert held == [(0, 1), (1, 1), (2, 2)]
+    assert not usage.is_overcommitted
+    assert usage.memory_used_mib == 20_000
     table.unbook("v")
     holds.settle(lambda uid: False)
     assert table.usages("n1")["NVIDIA"][0].partitions == (Partition(0, 4),)
@@ -479,15 +602,30 @@ def test_the_part_of_a_partition_that_no_victim_has_is_held():
 
 # any order of events
 
+
 class Days:
     """A store with pods that come, run and end in a random order, while some wait for what is held for them."""
 
     def __init__(self, rng):
         self.rng = rng
         self.names = [f"n{number}" for number in range(rng.randint(1, 2))]
-        self.cache = SmallStore(*(node(name, *(
-            gpu(f"GPU-{name}-{index}", memory_mib=MIB, index=index, slots=rng.choice((2, 4, 10)))
-            for index in range(rng.randint(1, 3)))) for name in self.names))
+        self.cache = SmallStore(
+            *(
+                node(
+                    name,
+                    *(
+                        gpu(
+                            f"GPU-{name}-{index}",
+                            memory_mib=MIB,
+                            index=index,
+                            slots=rng.choice((2, 4, 10)),
+                        )
+                        for index in range(rng.randint(1, 3))
+                    ),
+                )
+                for name in self.names
+            )
+        )
         self.versions = iter(range(100, 10_000))
         self.running, self.waiting, self.victims = {}, {}, set()
         self.count = 0
@@ -497,10 +635,19 @@ class Days:
     def new_pod(self, priority):
         self.count += 1
         rng = self.rng
-        containers = [gpus(rng.choice((1, 1, 1, 2)), rng.choice((1000, 2000, 3000, 5000, MIB)),
-                           rng.choice((0, 0, 20, 40, 60, 100))) for _ in range(rng.choice((1, 1, 2)))]
-        annotations = {"hami.io/gpu-scheduler-policy": policy} if (policy := rng.choice(
-            ("", "", "mutex", "binpack"))) else {}
+        containers = [
+            gpus(
+                rng.choice((1, 1, 1, 2)),
+                rng.choice((1000, 2000, 3000, 5000, MIB)),
+                rng.choice((0, 0, 20, 40, 60, 100)),
+            )
+            for _ in range(rng.choice((1, 1, 2)))
+        ]
+        annotations = (
+            {"hami.io/gpu-scheduler-policy": policy}
+            if (policy := rng.choice(("", "", "mutex", "binpack")))
+            else {}
+        )
         return pod(*containers, name=f"pod{self.count}", priority=priority, annotations=annotations)
 
     def come(self, priority):
@@ -511,7 +658,10 @@ class Days:
 
     def bind(self, placed):
         """Binds a pod that has a reservation: nobody may have taken its devices."""
-        reservations, node_name = self.cache.reservations, self.cache.reservations.get(placed.ref.uid).node
+        reservations, node_name = (
+            self.cache.reservations,
+            self.cache.reservations.get(placed.ref.uid).node,
+        )
         reservation = reservations.start_binding(placed.ref, node_name)
         annotations = reservations.prepare_binding(reservation)
         if self.rng.random() < 0.1:  # the Binding fails, and the reservation ends
@@ -519,8 +669,12 @@ class Days:
             reservations.forget(placed.ref.uid)
             return
         reservations.finish_binding(reservation)
-        bound = replace(placed, node_name=node_name, annotations=annotations,
-                        resource_version=str(next(self.versions)))
+        bound = replace(
+            placed,
+            node_name=node_name,
+            annotations=annotations,
+            resource_version=str(next(self.versions)),
+        )
         self.cache.pods.upsert(bound)
         self.running[placed.ref.uid] = bound
         self.waiting.pop(placed.ref.uid, None)
@@ -530,8 +684,13 @@ class Days:
         new = self.new_pod(priority)
         if self.cache.place(new, *self.names) is not None:
             return self.bind(new)
-        found = plan_preemption(self.cache.view(), new, self.names, PreemptionRules(now=0.0),
-                                planned=self.cache.planned_victims(new.priority))
+        found = plan_preemption(
+            self.cache.view(),
+            new,
+            self.names,
+            PreemptionRules(now=0.0),
+            planned=self.cache.planned_victims(new.priority),
+        )
         if found is not None and (made := self.cache.hold([(new, found)])):
             self.cache.mark_evicted(made[0])
             self.waiting[new.ref.uid] = new
@@ -544,7 +703,9 @@ class Days:
             uids = sorted(self.running)
         if uids:
             uid = self.rng.choice(uids)
-            self.cache.pods.remove(replace(self.running.pop(uid), resource_version=str(next(self.versions))))
+            self.cache.pods.remove(
+                replace(self.running.pop(uid), resource_version=str(next(self.versions)))
+            )
 
     def retry(self):
         """kube-scheduler tries a pod again that waits for its victims."""
@@ -558,20 +719,31 @@ class Days:
 
     def check(self):
         for usages in self.cache.view().nodes.values():
-            assert not any(usage.is_overcommitted for of_vendor in usages.values() for usage in of_vendor)
+            assert not any(
+                usage.is_overcommitted for of_vendor in usages.values() for usage in of_vendor
+            )
 
     def events(self, priorities):
         """Some events in a random order."""
         for _ in range(self.rng.randint(5, 40)):
-            event = self.rng.choice((self.end_one, self.end_one, self.retry, lambda: self.preempt(100),
-                                     lambda: self.come(self.rng.choice(priorities))))
+            event = self.rng.choice(
+                (
+                    self.end_one,
+                    self.end_one,
+                    self.retry,
+                    lambda: self.preempt(100),
+                    lambda: self.come(self.rng.choice(priorities)),
+                )
+            )
             event()
             self.check()
 
     def finish(self):
         """All victims end. Returns the pods that still wait."""
         for uid in sorted(self.victims & self.running.keys(), key=lambda uid: self.rng.random()):
-            self.cache.pods.remove(replace(self.running.pop(uid), resource_version=str(next(self.versions))))
+            self.cache.pods.remove(
+                replace(self.running.pop(uid), resource_version=str(next(self.versions)))
+            )
             self.check()
             if self.rng.random() < 0.5:
                 self.come(100)

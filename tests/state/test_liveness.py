@@ -6,7 +6,13 @@ import pytest
 from pytest import param
 
 from hami.codec.states import render_request
-from hami.state.liveness import PluginLiveness, PluginObservation, is_schedulable, needs_handshake_request, observe
+from hami.state.liveness import (
+    PluginLiveness,
+    PluginObservation,
+    is_schedulable,
+    needs_handshake_request,
+    observe,
+)
 from hami.state.sighting import Sighting
 
 NOW = datetime(2026, 8, 21, 10, 0, 0, tzinfo=UTC)
@@ -31,7 +37,9 @@ STATES = [  # handshake, seconds that we have seen it so; with no device allocat
     param(requested(-3600), 60, False, False, id="from a clock that is ahead, seen for a minute"),
     param("Requesting_yesterday", 3600, True, True, id="malformed"),
     param("Requesting", 3600, True, True, id="no time"),
-    param("Reported 2024-01-23 04:30:04.43 +0000 UTC m=+1104711.7", 3600, True, True, id="reported"),
+    param(
+        "Reported 2024-01-23 04:30:04.43 +0000 UTC m=+1104711.7", 3600, True, True, id="reported"
+    ),
     param("Reported_2026-08-21 10:00:00", 3600, True, True, id="reported by another vendor"),
     param("Deleted_2026.08.21 10:00:00", 3600, True, True, id="deleted by v2.4"),
     param("", 3600, True, True, id="empty"),
@@ -45,18 +53,26 @@ def seen_before(seconds):
 @pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
 def test_no_device_allocatable(handshake, seen, offered, needs_request):
     liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), seen_before(seen))
-    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (offered, needs_request)
+    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (
+        offered,
+        needs_request,
+    )
 
 
 @pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
 def test_devices_allocatable_keep_it_alive(handshake, seen, offered, needs_request):
     liveness = PluginLiveness(PluginObservation(handshake, "[]", 20), seen_before(seen))
-    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (True, needs_request)
+    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (
+        True,
+        needs_request,
+    )
 
 
 @pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
 def test_withdrawn_is_neither_offered_nor_asked(handshake, seen, offered, needs_request):
-    liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), seen_before(seen), withdrawn=True)
+    liveness = PluginLiveness(
+        PluginObservation(handshake, "[]", 0), seen_before(seen), withdrawn=True
+    )
     assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (False, False)
 
 
@@ -64,28 +80,42 @@ ASKED, LATER = "Requesting_2026-08-21 09:00:00", "Requesting_2026-08-21 09:30:00
 REPORTED, DELETED = "Reported x", "Deleted_x"
 
 
-@pytest.mark.parametrize("observation, withdrawn", [
-    param([(None, "a", 0)], False, id="never had any"),
-    param([(None, "a", 20)], False, id="has some"),
-    param([(None, "a", 20), (None, "a", 0)], True, id="taken back"),
-    param([(None, "a", 20), (None, "a", 10)], False, id="fewer"),
-    param([(None, "a", 20), (None, "a", 0), (ASKED, "a", 0)], True, id="asked since"),
-    param([(ASKED, "a", 20), (ASKED, "a", 0), (LATER, "a", 0)], True, id="asked again"),
-    param([(ASKED, "a", 20), (ASKED, "a", 0), (None, "a", 0)], True, id="handshake deleted"),
-    param([(ASKED, "a", 20), (ASKED, "a", 0), (DELETED, "a", 0)], True, id="marked as deleted"),
-    param([(ASKED, "a", 20), (ASKED, "a", 0), ("Requesting_x", "a", 0)], True, id="made unreadable"),
-    param([(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "a", 1)], False, id="one is back"),
-    param([(ASKED, "a", 20), (ASKED, "a", 0), (REPORTED, "a", 0)], False, id="reports"),
-    param([(REPORTED, "a", 20), (REPORTED, "a", 0)], True, id="reported before"),
-    param([(REPORTED, "a", 20), (REPORTED, "a", 0), (REPORTED + "y", "a", 0)], False, id="reports again"),
-    param([(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "b", 0)], False, id="registers anew"),
-    param([(ASKED, "a", 20), (ASKED, "b", 0)], False, id="registers anew while taken back"),
-])
+@pytest.mark.parametrize(
+    "observation, withdrawn",
+    [
+        param([(None, "a", 0)], False, id="never had any"),
+        param([(None, "a", 20)], False, id="has some"),
+        param([(None, "a", 20), (None, "a", 0)], True, id="taken back"),
+        param([(None, "a", 20), (None, "a", 10)], False, id="fewer"),
+        param([(None, "a", 20), (None, "a", 0), (ASKED, "a", 0)], True, id="asked since"),
+        param([(ASKED, "a", 20), (ASKED, "a", 0), (LATER, "a", 0)], True, id="asked again"),
+        param([(ASKED, "a", 20), (ASKED, "a", 0), (None, "a", 0)], True, id="handshake deleted"),
+        param([(ASKED, "a", 20), (ASKED, "a", 0), (DELETED, "a", 0)], True, id="marked as deleted"),
+        param(
+            [(ASKED, "a", 20), (ASKED, "a", 0), ("Requesting_x", "a", 0)],
+            True,
+            id="made unreadable",
+        ),
+        param([(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "a", 1)], False, id="one is back"),
+        param([(ASKED, "a", 20), (ASKED, "a", 0), (REPORTED, "a", 0)], False, id="reports"),
+        param([(REPORTED, "a", 20), (REPORTED, "a", 0)], True, id="reported before"),
+        param(
+            [(REPORTED, "a", 20), (REPORTED, "a", 0), (REPORTED + "y", "a", 0)],
+            False,
+            id="reports again",
+        ),
+        param([(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "b", 0)], False, id="registers anew"),
+        param([(ASKED, "a", 20), (ASKED, "b", 0)], False, id="registers anew while taken back"),
+    ],
+)
 def test_withdrawn(observation, withdrawn):
     liveness = None
     for clock, sign in enumerate(observation):
         liveness = observe(liveness, PluginObservation(*sign), clock, NOW)
-    assert (liveness.observation, liveness.withdrawn) == (PluginObservation(*observation[-1]), withdrawn)
+    assert (liveness.observation, liveness.withdrawn) == (
+        PluginObservation(*observation[-1]),
+        withdrawn,
+    )
 
 
 def test_the_minute_counts_from_when_the_handshake_last_changed():
@@ -98,14 +128,19 @@ def test_the_minute_counts_from_when_the_handshake_last_changed():
 @pytest.mark.parametrize("hours", [1, -1])
 def test_a_time_of_day_that_jumps_withdraws_no_device_and_keeps_no_dead_plugin(hours):
     liveness = observe(None, PluginObservation(None, "[]", 0), 0.0, NOW)
-    liveness = observe(liveness, PluginObservation(render_request(NOW), "[]", 0), 1.0, NOW + timedelta(hours=hours))
-    assert is_schedulable(liveness, 60.0) and not is_schedulable(liveness, 61.0)
+    liveness = observe(
+        liveness, PluginObservation(render_request(NOW), "[]", 0), 1.0, NOW + timedelta(hours=hours)
+    )
+    assert is_schedulable(liveness, 60.0)
+    assert not is_schedulable(liveness, 61.0)
 
 
 def test_a_plugin_that_dies_is_given_up_at_once_and_does_not_flap():
     handshake, liveness, offers = None, None, []
     for minute, allocatable in enumerate([20, 20, 0, 0, 0, 0, 20]):
-        liveness = observe(liveness, PluginObservation(handshake, "[]", allocatable), minute * 60.0, NOW)
+        liveness = observe(
+            liveness, PluginObservation(handshake, "[]", allocatable), minute * 60.0, NOW
+        )
         now = NOW + timedelta(minutes=minute)
         offers.append(is_schedulable(liveness, minute * 60.0))
         handshake = render_request(now) if needs_handshake_request(liveness) else handshake
@@ -115,7 +150,8 @@ def test_a_plugin_that_dies_is_given_up_at_once_and_does_not_flap():
 
 def test_a_plugin_that_left_its_annotation_behind_is_given_up_after_a_minute():
     liveness = observe(None, PluginObservation(None, "[]", 0), 0.0, NOW)
-    assert is_schedulable(liveness, 0.0) and needs_handshake_request(liveness)
+    assert is_schedulable(liveness, 0.0)
+    assert needs_handshake_request(liveness)
     liveness = observe(liveness, PluginObservation(render_request(NOW), "[]", 0), 1.0, NOW)
     assert is_schedulable(liveness, 59.0)
     assert not is_schedulable(liveness, 61.0)

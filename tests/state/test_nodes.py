@@ -14,7 +14,9 @@ LOCK = "2026-08-21T12:00:00Z,default,a"
 
 
 def locked(text, version="5", **annotations):
-    return node("n1", gpu("GPU-0"), annotations={NODE_LOCK: text} | annotations, resource_version=version)
+    return node(
+        "n1", gpu("GPU-0"), annotations={NODE_LOCK: text} | annotations, resource_version=version
+    )
 
 
 def names(cache):
@@ -22,6 +24,7 @@ def names(cache):
 
 
 # inventory
+
 
 def test_a_node_that_is_recreated_keeps_the_bookings_of_its_pods():
     cache = SmallStore()
@@ -43,7 +46,8 @@ def test_a_late_answer_does_not_restore_a_deleted_node():
     cache = SmallStore(node("n1", gpu("GPU-0"), resource_version="5"))
     cache.nodes.remove(node("n1", resource_version="8"))
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="7"))
-    assert names(cache) == [] and cache.nodes.lock_of("n1") is None
+    assert names(cache) == []
+    assert cache.nodes.lock_of("n1") is None
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="9"))
     assert names(cache) == ["n1"]
 
@@ -51,10 +55,14 @@ def test_a_late_answer_does_not_restore_a_deleted_node():
 @pytest.mark.parametrize("text", ["garbage", "[null]", "[]", "{", ""])
 def test_an_unreadable_inventory_has_no_devices(text):
     cache = SmallStore()
-    cache.nodes.upsert(node("n1", annotations={NVIDIA.annotations.register: text}, resource_version="9"))
-    assert names(cache) == [] and list(cache.nodes.problems()) == [("n1", "NVIDIA")]
+    cache.nodes.upsert(
+        node("n1", annotations={NVIDIA.annotations.register: text}, resource_version="9")
+    )
+    assert names(cache) == []
+    assert list(cache.nodes.problems()) == [("n1", "NVIDIA")]
     cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="10"))
-    assert names(cache) == ["n1"] and cache.nodes.problems() == {}
+    assert names(cache) == ["n1"]
+    assert cache.nodes.problems() == {}
 
 
 def test_a_withdrawn_inventory_has_no_devices():
@@ -66,12 +74,20 @@ def test_a_withdrawn_inventory_has_no_devices():
 def managed(version, door="dra", lock_free=True, **fields):
     """A node whose kubelet offers devices of a device plugin only without this door."""
     annotations = {"hami.io/door": door, "hami.io/lock-free": "NVIDIA" if lock_free else ""}
-    return node("n1", gpu("GPU-0"), annotations={key: text for key, text in annotations.items() if text},
-                allocatable={NVIDIA.resources.count: "0" if door else "10"}, resource_version=version, **fields)
+    return node(
+        "n1",
+        gpu("GPU-0"),
+        annotations={key: text for key, text in annotations.items() if text},
+        allocatable={NVIDIA.resources.count: "0" if door else "10"},
+        resource_version=version,
+        **fields,
+    )
 
 
 def by_claims(cache):
-    return {usage.device.by_claims for usages in cache.view().usages("n1").values() for usage in usages}
+    return {
+        usage.device.by_claims for usages in cache.view().usages("n1").values() for usage in usages
+    }
 
 
 def test_a_change_of_the_door_alone_is_seen():
@@ -93,7 +109,8 @@ def test_a_managed_node_answers_no_handshake():
     request = {"hami.io/node-handshake": "Requesting_2026-08-21 11:00:00"}
     asked = managed("5")
     cache = SmallStore(replace(asked, annotations={**asked.annotations, **request}))
-    assert names(cache) == ["n1"] and cache.nodes.reports_due() == []
+    assert names(cache) == ["n1"]
+    assert cache.nodes.reports_due() == []
 
 
 def test_a_device_that_is_registered_twice_counts_once():
@@ -106,7 +123,8 @@ def test_an_answer_does_not_restore_a_node_that_stopped_matching_the_label_selec
     cache = SmallStore(node("n1", gpu("GPU-0"), resource_version="8"))
     cache.nodes.remove(node("n1", gpu("GPU-0"), resource_version="9"))  # the watch sends DELETED
     store(cache.nodes, node("n1", gpu("GPU-0"), labels={"gpu": "off"}, resource_version="10"))
-    assert names(cache) == [] and cache.nodes.lock_of("n1") is None
+    assert names(cache) == []
+    assert cache.nodes.lock_of("n1") is None
 
 
 def test_a_node_that_matches_the_label_selector_again_is_restored():
@@ -122,13 +140,27 @@ def test_nodes_that_are_missing_from_a_list_are_removed():
     assert names(cache) == ["n2"]
 
 
-@pytest.mark.parametrize(("allocatable", "waited", "offered"), [
-    ("10", 1000, True), ("0", 59, True), ("0", 61, False), ("", 61, False), ("garbage", 61, False)])
+@pytest.mark.parametrize(
+    ("allocatable", "waited", "offered"),
+    [
+        ("10", 1000, True),
+        ("0", 59, True),
+        ("0", 61, False),
+        ("", 61, False),
+        ("garbage", 61, False),
+    ],
+)
 def test_the_devices_of_a_silent_plugin_are_withdrawn(allocatable, waited, offered):
     cache = SmallStore(node("x"))
     handshake = render_request(cache.time.now())
-    cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.annotations.handshake: handshake},
-                            allocatable={NVIDIA.resources.count: allocatable}))
+    cache.nodes.upsert(
+        node(
+            "n1",
+            gpu("GPU-0"),
+            annotations={NVIDIA.annotations.handshake: handshake},
+            allocatable={NVIDIA.resources.count: allocatable},
+        )
+    )
     cache.time.seconds += waited
     cache.expire()
     assert names(cache) == (["n1"] if offered else [])
@@ -137,8 +169,15 @@ def test_the_devices_of_a_silent_plugin_are_withdrawn(allocatable, waited, offer
 def test_the_devices_return_when_the_plugin_reports_again():
     cache = SmallStore(node("x"))
     for handshake, version in ((render_request(cache.time.now()), "1"), ("Reported_now", "2")):
-        cache.nodes.upsert(node("n1", gpu("GPU-0"), annotations={NVIDIA.annotations.handshake: handshake},
-                                resource_version=version, allocatable={NVIDIA.resources.count: "0"}))
+        cache.nodes.upsert(
+            node(
+                "n1",
+                gpu("GPU-0"),
+                annotations={NVIDIA.annotations.handshake: handshake},
+                resource_version=version,
+                allocatable={NVIDIA.resources.count: "0"},
+            )
+        )
         cache.time.seconds += 61
         cache.expire()
     assert names(cache) == ["n1"]
@@ -147,20 +186,27 @@ def test_the_devices_return_when_the_plugin_reports_again():
 
 # locks
 
+
 def test_the_lock_of_a_node_and_its_version():
     cache = SmallStore()
     cache.nodes.upsert(locked(LOCK))
     assert cache.nodes.lock_of("n1") == (LOCK, 5)
     assert cache.nodes.locks() == [("n1", "hami.io/mutex.lock", LOCK)]
     cache.nodes.upsert(locked(LOCK, version="4"))
-    assert cache.nodes.lock_of("n1") == (LOCK, 5) and cache.nodes.lock_of("nowhere") is None
+    assert cache.nodes.lock_of("n1") == (LOCK, 5)
+    assert cache.nodes.lock_of("nowhere") is None
 
 
-@pytest.mark.parametrize(("change", "called"), [
-    (lambda cache: cache.nodes.upsert(locked("2026-08-21T12:00:01Z,default,b", "6")), True),
-    (lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="6")), True),
-    (lambda cache: cache.nodes.upsert(locked(LOCK, "6")), False),
-    (lambda cache: cache.nodes.remove(node("n1")), True)], ids=["other", "freed", "same", "node gone"])
+@pytest.mark.parametrize(
+    ("change", "called"),
+    [
+        (lambda cache: cache.nodes.upsert(locked("2026-08-21T12:00:01Z,default,b", "6")), True),
+        (lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="6")), True),
+        (lambda cache: cache.nodes.upsert(locked(LOCK, "6")), False),
+        (lambda cache: cache.nodes.remove(node("n1")), True),
+    ],
+    ids=["other", "freed", "same", "node gone"],
+)
 def test_a_change_returns_the_nodes_whose_locks_have_changed(change, called):
     cache = SmallStore()
     assert cache.nodes.upsert(locked(LOCK)) == ["n1"]

@@ -89,7 +89,14 @@ def test_reminders_of_one_pod_become_rarer(world, clock):
     for _ in range(70):
         reminded.append(replica.cache.node_for_pending_pod() is not None)
         clock.seconds += 1
-    assert [second for second, was_reminded in enumerate(reminded) if was_reminded] == [0, 2, 6, 14, 30, 62]
+    assert [second for second, was_reminded in enumerate(reminded) if was_reminded] == [
+        0,
+        2,
+        6,
+        14,
+        30,
+        62,
+    ]
 
 
 @pytest.mark.parametrize("end", ["placed", "deleted", "bound elsewhere"])
@@ -128,8 +135,14 @@ def test_pods_that_never_fit_do_not_keep_others_from_their_reminder(world, clock
     replica = Replica(world, clock)
     running(world, replica)
     for number in range(3 * PENDING_REQUESTS):
-        assert replica.filter(world.put_pod(pod(gpus(memory=50_000 + number), name=f"large-{number}"))) is None
-    assert replica.filter(world.put_pod(pod(gpus(memory=46_068, cores=100), name="blocker"))) is not None
+        assert (
+            replica.filter(world.put_pod(pod(gpus(memory=50_000 + number), name=f"large-{number}")))
+            is None
+        )
+    assert (
+        replica.filter(world.put_pod(pod(gpus(memory=46_068, cores=100), name="blocker")))
+        is not None
+    )
     refused(world, replica)
     world.delete_pod("default", "first")
     replica.watch()
@@ -137,11 +150,14 @@ def test_pods_that_never_fit_do_not_keep_others_from_their_reminder(world, clock
         clock.seconds += 1
         if replica.cache.node_for_pending_pod() == "n1":
             return
-        replica.cache.assume(pod(gpus(memory=46_068, cores=100), name="blocker"), ["n2"])  # a change
+        replica.cache.assume(
+            pod(gpus(memory=46_068, cores=100), name="blocker"), ["n2"]
+        )  # a change
     pytest.fail("not reminded")
 
 
 # shares of what is remembered
+
 
 def remember(*groups):
     """The pods that are remembered of *groups* (namespace, priority, count), which are refused one after the other, by
@@ -149,31 +165,66 @@ def remember(*groups):
     pods = PendingPods()
     for place, (namespace, priority, count) in enumerate(groups):
         for number in range(count):
-            pods.add(pod(name=f"{place}-{number}", namespace=namespace, priority=priority), None, (), 0.0)
+            pods.add(
+                pod(name=f"{place}-{number}", namespace=namespace, priority=priority), None, (), 0.0
+            )
     return Counter((pending.pod.ref.namespace, pending.pod.priority) for pending in pods.all())
 
 
 MANY = 2 * LIMIT
 
 
-@pytest.mark.parametrize(("groups", "remembered"), [
-    pytest.param([("a", 0, MANY)], {("a", 0): NAMESPACE_LIMIT}, id="one namespace"),
-    pytest.param([("b", 0, 1), ("a", 0, MANY)], {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1}, id="another before"),
-    pytest.param([("a", 0, MANY), ("b", 0, 1)], {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1}, id="another after"),
-    pytest.param([("c", 0, 1), ("a", 0, MANY), ("b", 0, MANY)], {("a", 0): 499, ("b", 0): 500, ("c", 0): 1},
-                 id="two with very many, and one before"),
-    pytest.param([("a", 0, MANY), ("b", 0, MANY), ("c", 0, MANY)], {("a", 0): 333, ("b", 0): 333, ("c", 0): 334},
-                 id="equal shares"),
-    pytest.param([("a", 9, 1), ("a", 0, MANY)], {("a", 9): 1, ("a", 0): NAMESPACE_LIMIT - 1},
-                 id="a higher priority in the same namespace"),
-    pytest.param([("a", 9, NAMESPACE_LIMIT), ("a", 0, 9)], {("a", 9): NAMESPACE_LIMIT}, id="only of high priority"),
-    pytest.param([("c", 9, 1), ("a", 0, MANY), ("b", 0, MANY)], {("c", 9): 1, ("a", 0): 499, ("b", 0): 500},
-                 id="a higher priority in another namespace"),
-    pytest.param([("a", 9, MANY), ("b", 9, MANY), ("c", 0, 1)], {("a", 9): 500, ("b", 9): 500},
-                 id="a lower priority takes no place of higher ones"),
-    pytest.param([("c", 0, 1), ("a", 9, MANY)], {("c", 0): 1, ("a", 9): NAMESPACE_LIMIT},
-                 id="one namespace of high priority leaves room"),
-])
+@pytest.mark.parametrize(
+    ("groups", "remembered"),
+    [
+        pytest.param([("a", 0, MANY)], {("a", 0): NAMESPACE_LIMIT}, id="one namespace"),
+        pytest.param(
+            [("b", 0, 1), ("a", 0, MANY)],
+            {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1},
+            id="another before",
+        ),
+        pytest.param(
+            [("a", 0, MANY), ("b", 0, 1)],
+            {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1},
+            id="another after",
+        ),
+        pytest.param(
+            [("c", 0, 1), ("a", 0, MANY), ("b", 0, MANY)],
+            {("a", 0): 499, ("b", 0): 500, ("c", 0): 1},
+            id="two with very many, and one before",
+        ),
+        pytest.param(
+            [("a", 0, MANY), ("b", 0, MANY), ("c", 0, MANY)],
+            {("a", 0): 333, ("b", 0): 333, ("c", 0): 334},
+            id="equal shares",
+        ),
+        pytest.param(
+            [("a", 9, 1), ("a", 0, MANY)],
+            {("a", 9): 1, ("a", 0): NAMESPACE_LIMIT - 1},
+            id="a higher priority in the same namespace",
+        ),
+        pytest.param(
+            [("a", 9, NAMESPACE_LIMIT), ("a", 0, 9)],
+            {("a", 9): NAMESPACE_LIMIT},
+            id="only of high priority",
+        ),
+        pytest.param(
+            [("c", 9, 1), ("a", 0, MANY), ("b", 0, MANY)],
+            {("c", 9): 1, ("a", 0): 499, ("b", 0): 500},
+            id="a higher priority in another namespace",
+        ),
+        pytest.param(
+            [("a", 9, MANY), ("b", 9, MANY), ("c", 0, 1)],
+            {("a", 9): 500, ("b", 9): 500},
+            id="a lower priority takes no place of higher ones",
+        ),
+        pytest.param(
+            [("c", 0, 1), ("a", 9, MANY)],
+            {("c", 0): 1, ("a", 9): NAMESPACE_LIMIT},
+            id="one namespace of high priority leaves room",
+        ),
+    ],
+)
 def test_namespaces_and_priorities_have_shares(groups, remembered):
     found = remember(*groups)
     assert sum(found.values()) <= LIMIT

@@ -21,19 +21,32 @@ CONTAINERS = (gpus(1, memory=3000, cores=30),)
 
 def assigned_elsewhere(cache, age=0, text=ALLOCATION, containers=CONTAINERS, **fields):
     """An unbound pod that another scheduler has assigned *age* seconds ago."""
-    return pod(*containers, annotations={ASSIGNED_NODE: "n1", "hami.io/vgpu-time": str(int(cache.time.unix() - age)),
-                                         NVIDIA.annotations.allocated: text, NVIDIA.annotations.to_allocate: text},
-               **fields)
+    return pod(
+        *containers,
+        annotations={
+            ASSIGNED_NODE: "n1",
+            "hami.io/vgpu-time": str(int(cache.time.unix() - age)),
+            NVIDIA.annotations.allocated: text,
+            NVIDIA.annotations.to_allocate: text,
+        },
+        **fields,
+    )
 
 
 LONG = "".join("".join(f"GPU-{number},NVIDIA,1,1:" for number in range(8)) + ";" for _ in range(8))
 
 
-@pytest.mark.parametrize("text", [LONG, f"{LONG}GPU-0,NVIDIA,x,1:;"], ids=["readable", "unreadable"])
+@pytest.mark.parametrize(
+    "text", [LONG, f"{LONG}GPU-0,NVIDIA,x,1:;"], ids=["readable", "unreadable"]
+)
 @pytest.mark.parametrize("first", [APP, INIT], ids=["apps", "with an init container"])
 def test_long_allocations_are_parsed_once_and_not_under_the_lock(monkeypatch, text, first):
     cache, parsed, parse = SmallStore(), [], allocation._shares
-    monkeypatch.setattr(allocation, "_shares", lambda *args: parsed.append(is_held(cache.pods._lock)) or parse(*args))
+    monkeypatch.setattr(
+        allocation,
+        "_shares",
+        lambda *args: parsed.append(is_held(cache.pods._lock)) or parse(*args),
+    )
     allocation._recent_shares.cache_clear()
     containers = [gpus(8, memory=1, kind=first), *[gpus(8, memory=1)] * 7]
     for version in ("50", "51"):
@@ -44,6 +57,7 @@ def test_long_allocations_are_parsed_once_and_not_under_the_lock(monkeypatch, te
 
 def is_held(lock):
     """Reports whether another thread would have to wait for *lock*."""
+
     def take():
         if lock.acquire(blocking=False):
             lock.release()
@@ -55,6 +69,7 @@ def is_held(lock):
 
 
 # order
+
 
 def test_an_older_version_of_a_pod_is_ignored():
     cache = SmallStore()
@@ -75,7 +90,9 @@ def test_a_deleted_pod_stays_deleted():
     cache.pods.upsert(bound_to("a", ALLOCATION, version="50"))
     cache.pods.remove(bound_to("a", ALLOCATION, version="60"))
     cache.pods.upsert(bound_to("a", ALLOCATION, version="55"))
-    assert cache.free() and cache.pods.is_deleted("uid-a") and cache.pods.get("uid-a") is None
+    assert cache.free()
+    assert cache.pods.is_deleted("uid-a")
+    assert cache.pods.get("uid-a") is None
 
 
 def test_a_later_pod_of_the_same_name_is_another_pod():
@@ -85,16 +102,26 @@ def test_a_later_pod_of_the_same_name_is_another_pod():
     cache.pods.upsert(bound_to("a", ALLOCATION, uid="old", version="60"))
     assert cache.pods.named("default", "a").ref.uid == "new"
     cache.pods.remove(bound_to("a", ALLOCATION, uid="old"))
-    assert cache.used() == (1, 3000, 30) and cache.pods.named("default", "a").ref.uid == "new"
+    assert cache.used() == (1, 3000, 30)
+    assert cache.pods.named("default", "a").ref.uid == "new"
 
 
 @pytest.mark.parametrize("text", ["²", "9" * 5000, "-1", "soon", ""])
 def test_a_malformed_time_is_ignored(text):
     cache = SmallStore()
-    cache.pods.upsert(pod(*CONTAINERS, annotations={
-        ASSIGNED_NODE: "n1", "hami.io/vgpu-time": text, "hami.io/bind-time": text,
-        NVIDIA.annotations.allocated: ALLOCATION}))
-    assert cache.free() and cache.pods.get("uid-pod1").assigned_at == 0
+    cache.pods.upsert(
+        pod(
+            *CONTAINERS,
+            annotations={
+                ASSIGNED_NODE: "n1",
+                "hami.io/vgpu-time": text,
+                "hami.io/bind-time": text,
+                NVIDIA.annotations.allocated: ALLOCATION,
+            },
+        )
+    )
+    assert cache.free()
+    assert cache.pods.get("uid-pod1").assigned_at == 0
 
 
 def test_the_vendors_of_an_unbound_pod_are_recorded():
@@ -107,13 +134,15 @@ def test_the_vendors_of_an_unbound_pod_are_recorded():
 
 # lists
 
+
 def test_objects_that_are_missing_from_a_list_are_removed():
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", ALLOCATION))
     cache.pods.upsert(bound_to("b", ALLOCATION))
     cache.time.seconds += 1
     cache.pods.prune({"uid-b"}, started=cache.time.seconds)
-    assert cache.used() == (1, 3000, 30) and cache.pods.is_deleted("uid-a")
+    assert cache.used() == (1, 3000, 30)
+    assert cache.pods.is_deleted("uid-a")
 
 
 def test_a_pod_that_was_seen_after_the_list_began_is_kept():
@@ -121,10 +150,12 @@ def test_a_pod_that_was_seen_after_the_list_began_is_kept():
     started = cache.time.seconds
     cache.pods.upsert(bound_to("a", ALLOCATION))
     cache.pods.prune(set(), started)
-    assert cache.used() == (1, 3000, 30) and not cache.pods.is_deleted("uid-a")
+    assert cache.used() == (1, 3000, 30)
+    assert not cache.pods.is_deleted("uid-a")
 
 
 # life cycle
+
 
 def test_a_terminating_pod_keeps_its_devices():
     cache = SmallStore()
@@ -140,12 +171,26 @@ def test_a_terminated_pod_releases_its_devices(phase):
     assert cache.free()
 
 
-@pytest.mark.parametrize(("containers", "text", "before", "after"), [
-    ((gpus(kind=INIT), gpus()), "GPU-0,NVIDIA,7000,40:;GPU-0,NVIDIA,3000,10:;", (1, 7000, 40), (1, 3000, 10)),
-    ((gpus(0, kind=INIT), gpus()), ";GPU-0,NVIDIA,3000,10:;", (1, 3000, 10), (1, 3000, 10)),
-    ((gpus(0, kind=INIT), gpus()), "GPU-0,NVIDIA,3000,10:;", (1, 3000, 10), (1, 3000, 10)),
-    ((gpus(kind=SIDECAR), gpus()), "GPU-0,NVIDIA,500,5:;GPU-0,NVIDIA,3000,10:;", (2, 3500, 15), (2, 3500, 15))],
-    ids=["init shrinks", "plain init", "places lost by upstream", "sidecar stays"])
+@pytest.mark.parametrize(
+    ("containers", "text", "before", "after"),
+    [
+        (
+            (gpus(kind=INIT), gpus()),
+            "GPU-0,NVIDIA,7000,40:;GPU-0,NVIDIA,3000,10:;",
+            (1, 7000, 40),
+            (1, 3000, 10),
+        ),
+        ((gpus(0, kind=INIT), gpus()), ";GPU-0,NVIDIA,3000,10:;", (1, 3000, 10), (1, 3000, 10)),
+        ((gpus(0, kind=INIT), gpus()), "GPU-0,NVIDIA,3000,10:;", (1, 3000, 10), (1, 3000, 10)),
+        (
+            (gpus(kind=SIDECAR), gpus()),
+            "GPU-0,NVIDIA,500,5:;GPU-0,NVIDIA,3000,10:;",
+            (2, 3500, 15),
+            (2, 3500, 15),
+        ),
+    ],
+    ids=["init shrinks", "plain init", "places lost by upstream", "sidecar stays"],
+)
 def test_finished_init_containers_release_their_devices(containers, text, before, after):
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", text, *containers))
@@ -162,19 +207,24 @@ def test_two_uids_never_share_a_booking():
 
 
 def test_one_uid_is_booked_where_it_is_bound():
-    cache = SmallStore(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-0")), foreign_reservations=True)
+    cache = SmallStore(
+        node("n1", gpu("GPU-0")), node("n2", gpu("GPU-0")), foreign_reservations=True
+    )
     cache.pods.upsert(assigned_elsewhere(cache, resource_version="1"))
     assert cache.used(node="n1") == (1, 3000, 30)
     cache.pods.upsert(assigned_elsewhere(cache, node_name="n2", resource_version="2"))
-    assert cache.used(node="n1") == (0, 0, 0) and cache.used(node="n2") == (1, 3000, 30)
+    assert cache.used(node="n1") == (0, 0, 0)
+    assert cache.used(node="n2") == (1, 3000, 30)
 
 
 # unreadable allocations
 
+
 def test_devices_in_an_unreadable_allocation_count_as_fully_used():
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,3000:;"))
-    assert cache.used() == (10, 8000, 100) and cache.used("GPU-1") == (0, 0, 0)
+    assert cache.used() == (10, 8000, 100)
+    assert cache.used("GPU-1") == (0, 0, 0)
     assert "missing fields" in cache.pods.get("uid-a").problems[0]
 
 
@@ -191,16 +241,27 @@ def test_a_repaired_allocation_is_believed_after_a_restart():
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA"))
     cache.pods.upsert(bound_to("a", ALLOCATION, version="51"))
-    assert cache.used() == (10, 8000, 100) and len(cache.pods.get("uid-a").problems) == 1
+    assert cache.used() == (10, 8000, 100)
+    assert len(cache.pods.get("uid-a").problems) == 1
     restarted = SmallStore()
     restarted.pods.upsert(bound_to("a", ALLOCATION, version="51"))
-    assert restarted.used() == (1, 3000, 30) and restarted.pods.get("uid-a").problems == ()
+    assert restarted.used() == (1, 3000, 30)
+    assert restarted.pods.get("uid-a").problems == ()
 
 
 # reservations of other schedulers
 
-@pytest.mark.parametrize(("age", "counts"), [(0, True), (FOREIGN_TTL_S - 1, True), (FOREIGN_TTL_S, False),
-                                             (10 * FOREIGN_TTL_S, False), (-10 * FOREIGN_TTL_S, False)])
+
+@pytest.mark.parametrize(
+    ("age", "counts"),
+    [
+        (0, True),
+        (FOREIGN_TTL_S - 1, True),
+        (FOREIGN_TTL_S, False),
+        (10 * FOREIGN_TTL_S, False),
+        (-10 * FOREIGN_TTL_S, False),
+    ],
+)
 def test_a_foreign_reservation_counts_while_it_is_fresh(age, counts):
     cache = SmallStore(foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache, age))
@@ -211,7 +272,9 @@ def test_a_foreign_reservation_counts_while_it_is_fresh(age, counts):
 def test_a_foreign_reservation_counts_only_during_an_upgrade(text):
     cache = SmallStore()
     cache.pods.upsert(assigned_elsewhere(cache, text=text))
-    assert cache.free() and cache.free("GPU-1") and cache.pods.unreadable() == []
+    assert cache.free()
+    assert cache.free("GPU-1")
+    assert cache.pods.unreadable() == []
 
 
 def test_a_foreign_reservation_expires():
@@ -239,8 +302,12 @@ def test_a_time_of_day_that_jumps_ends_no_foreign_reservation_and_keeps_none(hou
 def test_the_age_of_a_binding_counts_from_when_it_was_first_seen():
     cache = SmallStore()
     cache.pods.prune(set(), cache.time())
-    stuck = BOUND | {BIND_PHASE: "allocating", "hami.io/bind-time": "1", NVIDIA.annotations.allocated: ALLOCATION,
-                     NVIDIA.annotations.to_allocate: ALLOCATION}
+    stuck = BOUND | {
+        BIND_PHASE: "allocating",
+        "hami.io/bind-time": "1",
+        NVIDIA.annotations.allocated: ALLOCATION,
+        NVIDIA.annotations.to_allocate: ALLOCATION,
+    }
     for version in ("1", "2"):
         cache.pods.upsert(pod(gpus(), node_name="n1", annotations=stuck, resource_version=version))
         cache.time.seconds += 100
@@ -264,13 +331,16 @@ def test_an_unreadable_foreign_reservation_is_reported_only_while_it_counts(end)
     cache = SmallStore(foreign_reservations=True)
     asked = assigned_elsewhere(cache, text="GPU-0,NVIDIA,3000:;")
     cache.pods.upsert(asked)
-    assert cache.pods.unreadable() == [asked.ref] and cache.used() == (10, 8000, 100)
+    assert cache.pods.unreadable() == [asked.ref]
+    assert cache.used() == (10, 8000, 100)
     if end == "lapses":
         cache.time.seconds += FOREIGN_TTL_S
         cache.expire()
     else:
         cache.assume(asked, [])
-    assert cache.free() and cache.pods.unreadable() == [] and cache.pods.get(asked.ref.uid).problems == ()
+    assert cache.free()
+    assert cache.pods.unreadable() == []
+    assert cache.pods.get(asked.ref.uid).problems == ()
 
 
 @pytest.mark.parametrize("fields", [{}, {"node_name": "n1"}], ids=["unbound", "bound"])
@@ -278,14 +348,16 @@ def test_an_unreadable_foreign_reservation_is_reported_only_while_it_counts(end)
 def test_the_annotations_of_a_pod_that_requests_no_device_are_ignored(text, fields):
     cache = SmallStore(foreign_reservations=True)
     cache.pods.upsert(assigned_elsewhere(cache, text=text, containers=(gpus(0),), **fields))
-    assert cache.free() and cache.pods.unreadable() == []
+    assert cache.free()
+    assert cache.pods.unreadable() == []
 
 
 def test_our_reservation_overrides_old_annotations():
     cache = SmallStore(foreign_reservations=True)
     cache.place(pod(gpus(1, memory=100, cores=1)))
     cache.pods.upsert(assigned_elsewhere(cache, text="GPU-0,NVIDIA,8000,100:;"))
-    assert cache.used("GPU-1") == (1, 100, 1) and cache.free()
+    assert cache.used("GPU-1") == (1, 100, 1)
+    assert cache.free()
 
 
 # settled pods
@@ -294,33 +366,64 @@ ALLOCATING, LABEL = BOUND | {BIND_PHASE: "allocating"}, {ASSIGNED_NODE: "n1"}
 DEVICES = {NVIDIA.annotations.allocated: ALLOCATION}
 
 
-@pytest.mark.parametrize(("fields", "settled"), [
-    ({}, False), ({"node_name": "n1"}, True),
-    ({"node_name": "n1", "annotations": BOUND}, False),
-    ({"node_name": "n1", "annotations": BOUND, "labels": {ASSIGNED_NODE: "n1"}}, True),
-    ({"node_name": "n1", "annotations": ALLOCATING | DEVICES | {NVIDIA.annotations.to_allocate: ALLOCATION},
-      "labels": LABEL}, False),
-    ({"node_name": "n1", "annotations": ALLOCATING | DEVICES, "labels": LABEL}, True),
-    ({"node_name": "n1", "annotations": ALLOCATING, "labels": LABEL}, True),
-    ({"phase": "Succeeded"}, True)],
-    ids=["unbound", "without us", "label missing", "done", "allocating", "of a lock-free vendor beside another",
-         "of a vendor without bind phase", "over"])
+@pytest.mark.parametrize(
+    ("fields", "settled"),
+    [
+        ({}, False),
+        ({"node_name": "n1"}, True),
+        ({"node_name": "n1", "annotations": BOUND}, False),
+        ({"node_name": "n1", "annotations": BOUND, "labels": {ASSIGNED_NODE: "n1"}}, True),
+        (
+            {
+                "node_name": "n1",
+                "annotations": ALLOCATING | DEVICES | {NVIDIA.annotations.to_allocate: ALLOCATION},
+                "labels": LABEL,
+            },
+            False,
+        ),
+        ({"node_name": "n1", "annotations": ALLOCATING | DEVICES, "labels": LABEL}, True),
+        ({"node_name": "n1", "annotations": ALLOCATING, "labels": LABEL}, True),
+        ({"phase": "Succeeded"}, True),
+    ],
+    ids=[
+        "unbound",
+        "without us",
+        "label missing",
+        "done",
+        "allocating",
+        "of a lock-free vendor beside another",
+        "of a vendor without bind phase",
+        "over",
+    ],
+)
 def test_pods_that_are_settled(fields, settled):
     cache = SmallStore()
     cache.pods.upsert(pod(gpus(), **fields))
     assert [record.ref.name for record in cache.pods.unsettled()] == ([] if settled else ["pod1"])
 
 
-@pytest.mark.parametrize(("lock", "settled"), [(NODE_LOCK, False), ("x.io/lock", True), ("", True)],
-                         ids=["HAMi's", "its own", "none"])
+@pytest.mark.parametrize(
+    ("lock", "settled"),
+    [(NODE_LOCK, False), ("x.io/lock", True), ("", True)],
+    ids=["HAMi's", "its own", "none"],
+)
 def test_only_pods_of_vendors_with_hamis_lock_are_allocating(lock, settled):
     """A pod of Cambricon's that pulls its image for minutes is not one that was never given its devices."""
-    vendor = Vendor(key="X", resources=Resources(count="x.io/card"),
-                    annotations=Annotations(allocated="hami.io/x-devices-allocated", lock=lock),
-                    decision=Decision(inventory=lambda vendor, node: None))
+    vendor = Vendor(
+        key="X",
+        resources=Resources(count="x.io/card"),
+        annotations=Annotations(allocated="hami.io/x-devices-allocated", lock=lock),
+        decision=Decision(inventory=lambda vendor, node: None),
+    )
     cache = Store(Catalog([vendor]), Policies(), clock=(time := Clock()), now=time.now)
-    cache.pods.upsert(pod(container({"x.io/card": "1"}), node_name="n1", labels=LABEL,
-                          annotations=ALLOCATING | {vendor.annotations.allocated: "x0,X,0,0:;"}))
+    cache.pods.upsert(
+        pod(
+            container({"x.io/card": "1"}),
+            node_name="n1",
+            labels=LABEL,
+            annotations=ALLOCATING | {vendor.annotations.allocated: "x0,X,0,0:;"},
+        )
+    )
     assert [record.allocating for record in cache.pods.all()] == [not settled]
 
 

@@ -9,7 +9,14 @@ import pytest
 from hami.codec.times import render_time
 from hami.model import DisruptionBudget, LabelRequirement, MigProfile, Partition, PodGroup
 from hami.scheduling.preempt import PreemptionPlan
-from hami.state.preemption import MAX_BUDGETS, OVERDUE_S, SOON_S, PreemptionRules, plan_further, plan_preemption
+from hami.state.preemption import (
+    MAX_BUDGETS,
+    OVERDUE_S,
+    SOON_S,
+    PreemptionRules,
+    plan_further,
+    plan_preemption,
+)
 from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Catalog
@@ -25,10 +32,20 @@ MIB = 8000
 
 def runs(name, uuid="GPU-0", memory=MIB, on="n1", priority=10, **fields):
     """A bound pod with a part of a card."""
-    annotations = {"hami.io/vgpu-node": on, "hami.io/vgpu-time": "1", "hami.io/bind-phase": "success",
-                   NVIDIA.annotations.allocated: f"{uuid},NVIDIA,{memory},0:;"}
-    return pod(gpus(1, memory=memory, cores=0), name=name, node_name=on, priority=priority,
-               annotations=annotations, **{"started": "2026-08-21T10:00:00Z", "resource_version": "50"} | fields)
+    annotations = {
+        "hami.io/vgpu-node": on,
+        "hami.io/vgpu-time": "1",
+        "hami.io/bind-phase": "success",
+        NVIDIA.annotations.allocated: f"{uuid},NVIDIA,{memory},0:;",
+    }
+    return pod(
+        gpus(1, memory=memory, cores=0),
+        name=name,
+        node_name=on,
+        priority=priority,
+        annotations=annotations,
+        **{"started": "2026-08-21T10:00:00Z", "resource_version": "50"} | fields,
+    )
 
 
 def waits(name="p", memory=MIB, count=1, priority=100, **fields):
@@ -36,8 +53,14 @@ def waits(name="p", memory=MIB, count=1, priority=100, **fields):
 
 
 def store(*pods, nodes=(("n1", ("GPU-0",)),)):
-    cache = SmallStore(*(node(name, *(gpu(uuid, memory_mib=MIB, index=index) for index, uuid in enumerate(uuids)))
-                         for name, uuids in nodes))
+    cache = SmallStore(
+        *(
+            node(
+                name, *(gpu(uuid, memory_mib=MIB, index=index) for index, uuid in enumerate(uuids))
+            )
+            for name, uuids in nodes
+        )
+    )
     for one in pods:
         cache.pods.upsert(one)
     return cache
@@ -56,35 +79,54 @@ def victims(*arguments, **options):
 
 # who
 
-@pytest.mark.parametrize(("fields", "waiting"), [
-    pytest.param({"priority": 100}, {}, id="equal priority"),
-    pytest.param({"priority": 101}, {}, id="higher priority"),
-    pytest.param({"is_node_agent": True}, {}, id="a DaemonSet's or mirror pod"),
-    pytest.param({"labels": {"hami.io/preemptible": "false"}}, {}, id="protected by its label"),
-    pytest.param({"controller": "owner"}, {"controller": "owner"}, id="of the same controller"),
-    pytest.param({"deletion": "2026-08-21T11:00:00Z"}, {}, id="should have ended long ago"),
-])
+
+@pytest.mark.parametrize(
+    ("fields", "waiting"),
+    [
+        pytest.param({"priority": 100}, {}, id="equal priority"),
+        pytest.param({"priority": 101}, {}, id="higher priority"),
+        pytest.param({"is_node_agent": True}, {}, id="a DaemonSet's or mirror pod"),
+        pytest.param({"labels": {"hami.io/preemptible": "false"}}, {}, id="protected by its label"),
+        pytest.param({"controller": "owner"}, {"controller": "owner"}, id="of the same controller"),
+        pytest.param({"deletion": "2026-08-21T11:00:00Z"}, {}, id="should have ended long ago"),
+    ],
+)
 def test_who_is_never_evicted(fields, waiting):
     cache = store(runs("v", **fields))
     assert victims(cache, waits(**waiting)) is None
 
 
-@pytest.mark.parametrize(("fields", "waiting"), [
-    pytest.param({"priority": 99}, {}, id="lower priority"),
-    pytest.param({"priority": -10}, {"priority": -9}, id="negative priorities"),
-    pytest.param({"labels": {"hami.io/preemptible": "true"}}, {}, id="another value of the label"),
-    pytest.param({"controller": "owner"}, {"controller": "other"}, id="of another controller"),
-    pytest.param({"controller": ""}, {"controller": ""}, id="both without a controller"),
-    pytest.param({"started": ""}, {}, id="not started yet"),
-])
+@pytest.mark.parametrize(
+    ("fields", "waiting"),
+    [
+        pytest.param({"priority": 99}, {}, id="lower priority"),
+        pytest.param({"priority": -10}, {"priority": -9}, id="negative priorities"),
+        pytest.param(
+            {"labels": {"hami.io/preemptible": "true"}}, {}, id="another value of the label"
+        ),
+        pytest.param({"controller": "owner"}, {"controller": "other"}, id="of another controller"),
+        pytest.param({"controller": ""}, {"controller": ""}, id="both without a controller"),
+        pytest.param({"started": ""}, {}, id="not started yet"),
+    ],
+)
 def test_who_is_evicted(fields, waiting):
     assert victims(store(runs("v", **fields)), waits(**waiting)) == ["v"]
 
 
-@pytest.mark.parametrize(("started", "expected"), [
-    ("2026-08-21T11:50:01Z", None), ("2026-08-21T11:50:00Z", ["v"]), ("2026-08-21T11:00:00Z", ["v"]), ("", None)])
+@pytest.mark.parametrize(
+    ("started", "expected"),
+    [
+        ("2026-08-21T11:50:01Z", None),
+        ("2026-08-21T11:50:00Z", ["v"]),
+        ("2026-08-21T11:00:00Z", ["v"]),
+        ("", None),
+    ],
+)
 def test_pods_that_have_run_for_too_short_a_time_are_spared(started, expected):
-    assert victims(store(runs("v", started=started)), rules=replace(RULES, min_runtime_s=600)) == expected
+    assert (
+        victims(store(runs("v", started=started)), rules=replace(RULES, min_runtime_s=600))
+        == expected
+    )
 
 
 def test_a_pod_that_has_only_a_reservation_is_not_evicted():
@@ -94,7 +136,11 @@ def test_a_pod_that_has_only_a_reservation_is_not_evicted():
 
 
 def test_only_the_nodes_that_are_offered_count():
-    cache = store(runs("a"), runs("b", "GPU-1", on="n2", priority=50), nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))))
+    cache = store(
+        runs("a"),
+        runs("b", "GPU-1", on="n2", priority=50),
+        nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))),
+    )
     assert (victims(cache), victims(cache, names=["n2"])) == (["a"], ["b"])
 
 
@@ -110,9 +156,14 @@ def test_nobody_is_evicted_for_a_pod_that_requests_no_device():
 def test_the_worked_examples():
     """E1 and E3 of the design: two nodes with two cards."""
     nodes = ("n0", ("GPU-0", "GPU-1")), ("n1", ("GPU-2", "GPU-3"))
-    cache = store(runs("a", memory=4000, on="n0", priority=100), runs("b", memory=4000, on="n0", priority=100),
-                  runs("c", "GPU-1", on="n0", priority=500), runs("d", "GPU-2", priority=100),
-                  runs("e", "GPU-3", priority=100, started="2026-08-21T11:00:00Z"), nodes=nodes)
+    cache = store(
+        runs("a", memory=4000, on="n0", priority=100),
+        runs("b", memory=4000, on="n0", priority=100),
+        runs("c", "GPU-1", on="n0", priority=500),
+        runs("d", "GPU-2", priority=100),
+        runs("e", "GPU-3", priority=100, started="2026-08-21T11:00:00Z"),
+        nodes=nodes,
+    )
     assert victims(cache, waits(priority=1000)) == ["e"]
     assert victims(cache, waits(priority=1000, count=2)) == ["d", "e"]
     assert victims(cache, waits(priority=1000), names=["n0"]) == ["a", "b"]
@@ -127,15 +178,21 @@ def test_the_pod_itself_is_not_in_its_own_way():
 
 # pods that end anyway
 
+
 def test_a_pod_that_is_being_deleted_is_waited_for():
     cache = store(runs("v", deletion="2026-08-21T12:00:30Z"))
     assert planned(cache) == PreemptionPlan("n1", (), 0, ("uid-v",))
-    assert victims(cache, rules=replace(RULES, now=NOW + 30 + OVERDUE_S)) is None, "it may never end"
+    assert victims(cache, rules=replace(RULES, now=NOW + 30 + OVERDUE_S)) is None, (
+        "it may never end"
+    )
 
 
 def test_nobody_is_evicted_where_another_node_becomes_free_anyway():
-    cache = store(runs("a", priority=0), runs("b", "GPU-1", on="n2", priority=50, deletion="2026-08-21T12:00:30Z"),
-                  nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))))
+    cache = store(
+        runs("a", priority=0),
+        runs("b", "GPU-1", on="n2", priority=50, deletion="2026-08-21T12:00:30Z"),
+        nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))),
+    )
     assert planned(cache) == PreemptionPlan("n2", (), 0, ("uid-b",))
 
 
@@ -144,22 +201,38 @@ YEARS = 10 * 365 * 24 * 3600
 
 def ends(name, in_s, grace_s, uuid="GPU-0", **fields):
     """A bound pod that was deleted with this grace period and ends in so many seconds."""
-    return runs(name, uuid, deletion=render_time(NOON + timedelta(seconds=in_s)), deletion_grace_s=grace_s, **fields)
+    return runs(
+        name,
+        uuid,
+        deletion=render_time(NOON + timedelta(seconds=in_s)),
+        deletion_grace_s=grace_s,
+        **fields,
+    )
 
 
-@pytest.mark.parametrize(("in_s", "grace_s", "victim_grace_s", "victim", "awaited"), [
-    pytest.param(30, 30, 30, (), ("uid-e",), id="within a minute"),
-    pytest.param(SOON_S, 3600, 30, (), ("uid-e",), id="in a minute, after an hour"),
-    pytest.param(SOON_S + 1, 3600, 30, ("uid-v",), (), id="in more than a minute"),
-    pytest.param(3600, 3600, 30, ("uid-v",), (), id="in an hour"),
-    pytest.param(300, 300, 300, (), ("uid-e",), id="as soon as the victim would"),
-    pytest.param(301, 400, 300, ("uid-v",), (), id="later than the victim"),
-    pytest.param(YEARS, YEARS, 30, ("uid-e",), (), id="in years, so that it may be a victim itself"),
-])
-def test_a_pod_that_is_being_deleted_is_waited_for_only_if_it_ends_soon(in_s, grace_s, victim_grace_s, victim, awaited):
+@pytest.mark.parametrize(
+    ("in_s", "grace_s", "victim_grace_s", "victim", "awaited"),
+    [
+        pytest.param(30, 30, 30, (), ("uid-e",), id="within a minute"),
+        pytest.param(SOON_S, 3600, 30, (), ("uid-e",), id="in a minute, after an hour"),
+        pytest.param(SOON_S + 1, 3600, 30, ("uid-v",), (), id="in more than a minute"),
+        pytest.param(3600, 3600, 30, ("uid-v",), (), id="in an hour"),
+        pytest.param(300, 300, 300, (), ("uid-e",), id="as soon as the victim would"),
+        pytest.param(301, 400, 300, ("uid-v",), (), id="later than the victim"),
+        pytest.param(
+            YEARS, YEARS, 30, ("uid-e",), (), id="in years, so that it may be a victim itself"
+        ),
+    ],
+)
+def test_a_pod_that_is_being_deleted_is_waited_for_only_if_it_ends_soon(
+    in_s, grace_s, victim_grace_s, victim, awaited
+):
     """How long a pod takes to end is up to its owner."""
-    cache = store(ends("e", in_s, grace_s), runs("v", "GPU-1", grace_s=victim_grace_s, priority=20),
-                  nodes=(("n1", ("GPU-0", "GPU-1")),))
+    cache = store(
+        ends("e", in_s, grace_s),
+        runs("v", "GPU-1", grace_s=victim_grace_s, priority=20),
+        nodes=(("n1", ("GPU-0", "GPU-1")),),
+    )
     plan = planned(cache)
     assert (plan.uids, plan.awaited) == (victim, awaited)
 
@@ -168,22 +241,31 @@ def test_a_pod_with_years_to_end_may_be_evicted_like_one_that_runs():
     """Else whoever deletes all of his pods keeps their devices."""
     assert victims(store(ends("e", YEARS, YEARS))) == ["e"]
     assert victims(store(ends("e", YEARS, YEARS, priority=100))) is None
-    assert victims(store(ends("e", -3 * OVERDUE_S, 9 * 10**18))) == ["e"], "an end that is no date any more"
+    assert victims(store(ends("e", -3 * OVERDUE_S, 9 * 10**18))) == ["e"], (
+        "an end that is no date any more"
+    )
 
 
 def test_nobody_is_evicted_beside_a_pod_that_ends_late():
     """The pod would wait for both."""
     cache = store(ends("e", 3600, 3600), runs("v", "GPU-1"), nodes=(("n1", ("GPU-0", "GPU-1")),))
     assert planned(cache, waits(count=2)) is None
-    assert planned(store(ends("e", 3600, 3600))) == PreemptionPlan("n1", (), 0, ("uid-e",)), "it may only wait"
+    assert planned(store(ends("e", 3600, 3600))) == PreemptionPlan("n1", (), 0, ("uid-e",)), (
+        "it may only wait"
+    )
     assert plan_further(cache.view(), waits(count=2), "n1", ["uid-v"], RULES) is None
     soon = store(ends("e", 60, 3600), runs("v", "GPU-1"), nodes=(("n1", ("GPU-0", "GPU-1")),))
-    assert (victims(soon, waits(count=2)), planned(soon, waits(count=2)).awaited) == (["v"], ("uid-e",))
+    assert (victims(soon, waits(count=2)), planned(soon, waits(count=2)).awaited) == (
+        ["v"],
+        ("uid-e",),
+    )
 
 
 def test_a_member_with_years_to_end_belongs_to_its_gang():
     cache = gang(10, 10)
-    cache.pods.upsert(ends("b", YEARS, YEARS, "GPU-1", on="n2", group="gang", resource_version="60"))
+    cache.pods.upsert(
+        ends("b", YEARS, YEARS, "GPU-1", on="n2", group="gang", resource_version="60")
+    )
     assert victims(cache) == ["a", "b"]
 
 
@@ -210,10 +292,13 @@ def test_what_is_held_for_lower_priority_is_free_and_for_equal_priority_taken():
 
 # gangs
 
+
 def gang(*priorities, nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))), **fields):
     """A store with a gang of two pods, on two nodes."""
-    own = [runs(name, f"GPU-{place}", on=f"n{place + 1}", priority=priority, group="gang", **fields)
-           for place, (name, priority) in enumerate(zip("ab", priorities))]
+    own = [
+        runs(name, f"GPU-{place}", on=f"n{place + 1}", priority=priority, group="gang", **fields)
+        for place, (name, priority) in enumerate(zip("ab", priorities))
+    ]
     return store(*own, nodes=nodes)
 
 
@@ -224,32 +309,50 @@ def test_a_gang_is_evicted_as_a_whole():
 
 def test_another_namespace_may_have_a_gang_of_the_same_name():
     cache = gang(10, 10)
-    cache.pods.upsert(replace(runs("b", "GPU-1", on="n2", group="gang"), resource_version="60", group="another"))
+    cache.pods.upsert(
+        replace(runs("b", "GPU-1", on="n2", group="gang"), resource_version="60", group="another")
+    )
     assert victims(cache) in (["a"], ["b"])
 
 
-@pytest.mark.parametrize(("priorities", "fields"), [
-    pytest.param((10, 100), {}, id="a member of equal priority"),
-    pytest.param((10, 10), {"controller": "owner"}, id="a member of the same controller"),
-    pytest.param((10, 10), {"labels": {"hami.io/preemptible": "false"}}, id="a protected member"),
-    pytest.param((10, 10), {"is_node_agent": True}, id="a member of a DaemonSet"),
-])
+@pytest.mark.parametrize(
+    ("priorities", "fields"),
+    [
+        pytest.param((10, 100), {}, id="a member of equal priority"),
+        pytest.param((10, 10), {"controller": "owner"}, id="a member of the same controller"),
+        pytest.param(
+            (10, 10), {"labels": {"hami.io/preemptible": "false"}}, id="a protected member"
+        ),
+        pytest.param((10, 10), {"is_node_agent": True}, id="a member of a DaemonSet"),
+    ],
+)
 def test_a_gang_stays_if_one_of_its_pods_may_not_be_evicted(priorities, fields):
     assert victims(gang(*priorities, **fields), waits(controller="owner")) is None
 
 
-@pytest.mark.parametrize(("started", "expected"), [
-    pytest.param(("11:00:00", "11:59:00"), ["a", "b"], id="one of them has been replaced"),
-    pytest.param(("11:59:00", "11:00:00"), ["a", "b"], id="the other one"),
-    pytest.param(("11:00:00", ""), ["a", "b"], id="one has not started yet"),
-    pytest.param(("11:50:01", "11:59:00"), None, id="all are young"),
-    pytest.param(("", ""), None, id="none has started yet"),
-])
+@pytest.mark.parametrize(
+    ("started", "expected"),
+    [
+        pytest.param(("11:00:00", "11:59:00"), ["a", "b"], id="one of them has been replaced"),
+        pytest.param(("11:59:00", "11:00:00"), ["a", "b"], id="the other one"),
+        pytest.param(("11:00:00", ""), ["a", "b"], id="one has not started yet"),
+        pytest.param(("11:50:01", "11:59:00"), None, id="all are young"),
+        pytest.param(("", ""), None, id="none has started yet"),
+    ],
+)
 def test_a_gang_is_as_old_as_its_oldest_pod(started, expected):
     cache = gang(10, 10)
     for name, time, place in zip("ab", started, (0, 1)):
-        cache.pods.upsert(runs(name, f"GPU-{place}", on=f"n{place + 1}", group="gang", resource_version="60",
-                               started=time and f"2026-08-21T{time}Z"))
+        cache.pods.upsert(
+            runs(
+                name,
+                f"GPU-{place}",
+                on=f"n{place + 1}",
+                group="gang",
+                resource_version="60",
+                started=time and f"2026-08-21T{time}Z",
+            )
+        )
     assert victims(cache, rules=replace(RULES, min_runtime_s=600)) == expected
 
 
@@ -261,50 +364,120 @@ CARDS_OF_FOUR = tuple((f"n{number}", (f"GPU-{number}",)) for number in range(1, 
 
 def grouped(groups, *pods, waiting=None, **options):
     """The victims where each of *pods* (name and group, a letter each) has a card, and PodGroups say *groups*."""
-    cache = store(*(runs(text[0], f"GPU-{place}", on=f"n{place}", group=text[1:], started=f"2026-08-21T10:00:0{place}Z")
-                    for place, text in enumerate(pods, start=1)), nodes=CARDS_OF_FOUR[:len(pods)])
-    return victims(cache, waiting, replace(RULES, pod_groups=lambda ref: groups.get(ref.name)), **options)
+    cache = store(
+        *(
+            runs(
+                text[0],
+                f"GPU-{place}",
+                on=f"n{place}",
+                group=text[1:],
+                started=f"2026-08-21T10:00:0{place}Z",
+            )
+            for place, text in enumerate(pods, start=1)
+        ),
+        nodes=CARDS_OF_FOUR[: len(pods)],
+    )
+    return victims(
+        cache, waiting, replace(RULES, pod_groups=lambda ref: groups.get(ref.name)), **options
+    )
 
 
 def group(min_count=None, disrupted_with=SINGLE):
     return PodGroup(min_count=min_count, disrupted_with=disrupted_with)
 
 
-@pytest.mark.parametrize(("groups", "pods", "expected"), [
-    pytest.param({"g": group(2)}, ["ag", "bg"], {"a", "b"}, id="one by one"),
-    pytest.param({"g": group(2, "podgroup/g")}, ["ag", "bg"], {"ab"}, id="together"),
-    pytest.param({}, ["ag", "bg"], {"ab"}, id="not known: together"),
-    pytest.param({"g": group(3), "h": group(0)}, ["ag", "bg", "cg", "dh"], {"d"}, id="who is not needed"),
-    pytest.param({"g": group(2), "h": group(1)}, ["ag", "bg", "cg", "dh"], {"a", "b", "c"}, id="of those, anyone"),
-    pytest.param({"g": group(4), "h": group(1)}, ["ag", "bg", "cg", "dh"], {"a", "b", "c"},
-                 id="of a gang that lacks one anyway"),
-    pytest.param({"g": group(), "h": group(1)}, ["ag", "bg", "cg", "dh"], {"a", "b", "c"}, id="no gang, only a group"),
-    pytest.param({"g": group(2), "h": group(2, "podgroup/h")}, ["ag", "bg", "ch", "dh"], {"a", "b"},
-                 id="one pod of a gang rather than the whole of another"),
-    pytest.param({"g": group(2, "podgroup/g")}, ["ag", "bg", "c"], {"c"}, id="a pod without a gang rather than a gang"),
-    pytest.param({"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/j")}, ["ag", "bh"], {"ab"},
-                 id="with the pods of other groups below the same"),
-    pytest.param({"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/k")}, ["ag", "bh"], {"a", "b"},
-                 id="below another"),
-    pytest.param({"g": group(1, "compositepodgroup/j"), "h": group(1)}, ["ag", "bh"], {"a", "b"}, id="alone below it"),
-    pytest.param({"g": group(1, "compositepodgroup/j")}, ["ag", "bh"], {"b"}, id="not known who else is below it"),
-])
+@pytest.mark.parametrize(
+    ("groups", "pods", "expected"),
+    [
+        pytest.param({"g": group(2)}, ["ag", "bg"], {"a", "b"}, id="one by one"),
+        pytest.param({"g": group(2, "podgroup/g")}, ["ag", "bg"], {"ab"}, id="together"),
+        pytest.param({}, ["ag", "bg"], {"ab"}, id="not known: together"),
+        pytest.param(
+            {"g": group(3), "h": group(0)}, ["ag", "bg", "cg", "dh"], {"d"}, id="who is not needed"
+        ),
+        pytest.param(
+            {"g": group(2), "h": group(1)},
+            ["ag", "bg", "cg", "dh"],
+            {"a", "b", "c"},
+            id="of those, anyone",
+        ),
+        pytest.param(
+            {"g": group(4), "h": group(1)},
+            ["ag", "bg", "cg", "dh"],
+            {"a", "b", "c"},
+            id="of a gang that lacks one anyway",
+        ),
+        pytest.param(
+            {"g": group(), "h": group(1)},
+            ["ag", "bg", "cg", "dh"],
+            {"a", "b", "c"},
+            id="no gang, only a group",
+        ),
+        pytest.param(
+            {"g": group(2), "h": group(2, "podgroup/h")},
+            ["ag", "bg", "ch", "dh"],
+            {"a", "b"},
+            id="one pod of a gang rather than the whole of another",
+        ),
+        pytest.param(
+            {"g": group(2, "podgroup/g")},
+            ["ag", "bg", "c"],
+            {"c"},
+            id="a pod without a gang rather than a gang",
+        ),
+        pytest.param(
+            {"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/j")},
+            ["ag", "bh"],
+            {"ab"},
+            id="with the pods of other groups below the same",
+        ),
+        pytest.param(
+            {"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/k")},
+            ["ag", "bh"],
+            {"a", "b"},
+            id="below another",
+        ),
+        pytest.param(
+            {"g": group(1, "compositepodgroup/j"), "h": group(1)},
+            ["ag", "bh"],
+            {"a", "b"},
+            id="alone below it",
+        ),
+        pytest.param(
+            {"g": group(1, "compositepodgroup/j")},
+            ["ag", "bh"],
+            {"b"},
+            id="not known who else is below it",
+        ),
+    ],
+)
 def test_the_pods_of_a_gang_are_evicted_as_their_groups_say(groups, pods, expected):
     assert "".join(grouped(groups, *pods)) in expected
 
 
 def test_another_namespace_may_have_a_composite_group_of_the_same_name():
-    cache = store(runs("a", group="g", priority=20), runs("b", "GPU-1", on="n2", group="h", namespace="other"),
-                  nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))))
+    cache = store(
+        runs("a", group="g", priority=20),
+        runs("b", "GPU-1", on="n2", group="h", namespace="other"),
+        nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))),
+    )
     rules = replace(RULES, pod_groups=lambda ref: group(1, "compositepodgroup/j"))
     assert victims(cache, rules=rules) == ["b"]
 
 
-@pytest.mark.parametrize(("disrupted_with", "expected"), [(SINGLE, ["a"]), ("podgroup/gang", None)],
-                         ids=["one by one", "together"])
-@pytest.mark.parametrize("fields", [{"priority": 100}, {"is_node_agent": True}, {"started": "2026-08-21T11:59:00Z"}],
-                         ids=["priority", "of a DaemonSet", "young"])
-def test_a_pod_that_stays_protects_only_those_that_are_evicted_with_it(fields, disrupted_with, expected):
+@pytest.mark.parametrize(
+    ("disrupted_with", "expected"),
+    [(SINGLE, ["a"]), ("podgroup/gang", None)],
+    ids=["one by one", "together"],
+)
+@pytest.mark.parametrize(
+    "fields",
+    [{"priority": 100}, {"is_node_agent": True}, {"started": "2026-08-21T11:59:00Z"}],
+    ids=["priority", "of a DaemonSet", "young"],
+)
+def test_a_pod_that_stays_protects_only_those_that_are_evicted_with_it(
+    fields, disrupted_with, expected
+):
     cache = gang(10, 10)
     cache.pods.upsert(runs("b", "GPU-1", on="n2", group="gang", resource_version="60", **fields))
     rules = replace(RULES, min_runtime_s=600, pod_groups=lambda ref: group(2, disrupted_with))
@@ -326,7 +499,11 @@ def test_kube_scheduler_gets_no_victims_on_other_nodes():
     assert plan_further(cache.view(), waits(), "n1", [], rules) is None
     one_by_one = replace(RULES, pod_groups=lambda ref: group(2))
     assert plan_further(cache.view(), waits(), "n1", [], one_by_one).uids == ("uid-a",)
-    there = store(runs("a", group="gang"), runs("b", "GPU-1", group="gang"), nodes=(("n1", ("GPU-0", "GPU-1")),))
+    there = store(
+        runs("a", group="gang"),
+        runs("b", "GPU-1", group="gang"),
+        nodes=(("n1", ("GPU-0", "GPU-1")),),
+    )
     assert set(plan_further(there.view(), waits(), "n1", [], rules).uids) == {"uid-a", "uid-b"}
 
 
@@ -336,24 +513,37 @@ def test_a_gang_of_which_one_pod_is_evicted_for_others_stays():
 
 # budgets
 
+
 def budget(allowed, **labels):
-    return DisruptionBudget(namespace="default", name="budget", allowed=allowed, selector=tuple(
-        LabelRequirement(key, "In", (value,)) for key, value in labels.items()))
+    return DisruptionBudget(
+        namespace="default",
+        name="budget",
+        allowed=allowed,
+        selector=tuple(LabelRequirement(key, "In", (value,)) for key, value in labels.items()),
+    )
 
 
 def two_teams():
-    return store(runs("a", priority=0, labels={"team": "x"}), runs("b", "GPU-1", priority=50, labels={"team": "y"}),
-                 nodes=(("n1", ("GPU-0", "GPU-1")),))
+    return store(
+        runs("a", priority=0, labels={"team": "x"}),
+        runs("b", "GPU-1", priority=50, labels={"team": "y"}),
+        nodes=(("n1", ("GPU-0", "GPU-1")),),
+    )
 
 
-@pytest.mark.parametrize(("budgets", "expected", "violations"), [
-    pytest.param([], "a", 0, id="none"),
-    pytest.param([budget(1, team="x")], "a", 0, id="it allows one"),
-    pytest.param([budget(0, team="x")], "b", 0, id="it allows none"),
-    pytest.param([replace(budget(0, team="x"), namespace="other")], "a", 0, id="of another namespace"),
-    pytest.param([budget(0)], "a", 1, id="of all pods"),
-    pytest.param([replace(budget(0), selector=None)], "a", 0, id="of no pod"),
-])
+@pytest.mark.parametrize(
+    ("budgets", "expected", "violations"),
+    [
+        pytest.param([], "a", 0, id="none"),
+        pytest.param([budget(1, team="x")], "a", 0, id="it allows one"),
+        pytest.param([budget(0, team="x")], "b", 0, id="it allows none"),
+        pytest.param(
+            [replace(budget(0, team="x"), namespace="other")], "a", 0, id="of another namespace"
+        ),
+        pytest.param([budget(0)], "a", 1, id="of all pods"),
+        pytest.param([replace(budget(0), selector=None)], "a", 0, id="of no pod"),
+    ],
+)
 def test_budgets_are_kept_if_possible(budgets, expected, violations):
     plan = planned(two_teams(), rules=replace(RULES, budgets=budgets))
     assert (plan.uids, plan.violations) == ((f"uid-{expected}",), violations)
@@ -369,8 +559,10 @@ def test_of_very_many_budgets_of_a_namespace_some_count():
     """Others are not slowed down by them."""
     cache = store(runs("a", priority=0, labels={"team": "x"}))
     many = [replace(budget(0, team="y"), name=f"b{number}") for number in range(MAX_BUDGETS)]
-    found = [planned(cache, rules=replace(RULES, budgets=budgets)).violations
-             for budgets in ([*many[1:], budget(0, team="x")], [*many, budget(0, team="x")])]
+    found = [
+        planned(cache, rules=replace(RULES, budgets=budgets)).violations
+        for budgets in ([*many[1:], budget(0, team="x")], [*many, budget(0, team="x")])
+    ]
     assert found == [1, 0]
 
 
@@ -378,17 +570,30 @@ def test_the_victims_of_other_plans_use_up_a_budget():
     cache = two_teams()
     cache.pods.upsert(runs("c", "GPU-2", on="n2", labels={"team": "x"}))
     rules = replace(RULES, budgets=[budget(1, team="x")])
-    assert (victims(cache, rules=rules), victims(cache, rules=rules, planned={"uid-c"})) == (["a"], ["b"])
-    cache.pods.upsert(replace(runs("c", "GPU-2", on="n2", labels={"team": "x"}, deletion="2026-08-21T12:00:30Z"),
-                              resource_version="60"))
-    assert victims(cache, rules=rules, planned={"uid-c"}) == ["a"], "the API server has counted it by now"
+    assert (victims(cache, rules=rules), victims(cache, rules=rules, planned={"uid-c"})) == (
+        ["a"],
+        ["b"],
+    )
+    cache.pods.upsert(
+        replace(
+            runs("c", "GPU-2", on="n2", labels={"team": "x"}, deletion="2026-08-21T12:00:30Z"),
+            resource_version="60",
+        )
+    )
+    assert victims(cache, rules=rules, planned={"uid-c"}) == ["a"], (
+        "the API server has counted it by now"
+    )
 
 
 # quotas
 
+
 def test_only_pods_of_the_own_namespace_help_where_the_quota_is_exceeded():
-    cache = store(runs("own", priority=50), runs("other", "GPU-1", priority=0, namespace="other"),
-                  nodes=(("n1", ("GPU-0", "GPU-1")),))
+    cache = store(
+        runs("own", priority=50),
+        runs("other", "GPU-1", priority=0, namespace="other"),
+        nodes=(("n1", ("GPU-0", "GPU-1")),),
+    )
     assert victims(cache) == ["other"]
     cache.quotas.upsert(quota(gpumem=MIB))
     assert victims(cache) == ["own"]
@@ -397,6 +602,7 @@ def test_only_pods_of_the_own_namespace_help_where_the_quota_is_exceeded():
 
 
 # beside the victims of kube-scheduler
+
 
 def test_further_victims_are_those_that_are_needed_beside_others():
     cache = store(runs("a", memory=4000), runs("b", memory=4000))
@@ -409,22 +615,33 @@ def test_further_victims_are_those_that_are_needed_beside_others():
 
 # other devices
 
+
 def test_a_part_of_an_ascend_chip():
     vendor = B910
     cache = Store(Catalog([vendor]), Policies(), clock=Clock(), now=Clock().now)
-    text = ('[{"id":"d","count":4,"devmem":65536,"devcore":20,"type":"Ascend910B3","health":true,'
-            '"custominfo":{"NetworkID":3}}]')
-    cache.nodes.upsert(node("n1", annotations={vendor.annotations.register: text},
-                            allocatable={vendor.resources.count: "4"}))
+    text = (
+        '[{"id":"d","count":4,"devmem":65536,"devcore":20,"type":"Ascend910B3","health":true,'
+        '"custominfo":{"NetworkID":3}}]'
+    )
+    cache.nodes.upsert(
+        node(
+            "n1",
+            annotations={vendor.annotations.register: text},
+            allocatable={vendor.resources.count: "4"},
+        )
+    )
 
     def asks(name, priority, memory=None, **fields):
         return pod(container(npu(vendor, 1, memory)), name=name, priority=priority, **fields)
+
     for name, memory in (("v", 32768), ("w", 16384)):
         placed = asks(name, 10, memory)
         assert cache.assume(placed, ["n1"]).node == "n1"
         annotations = cache.reservations.get(placed.ref.uid).annotations
         cache.reservations.forget(placed.ref.uid)
-        cache.pods.upsert(replace(placed, node_name="n1", resource_version="50", annotations=annotations))
+        cache.pods.upsert(
+            replace(placed, node_name="n1", resource_version="50", annotations=annotations)
+        )
     assert victims(cache, asks("p", 100)) == ["v", "w"]
     assert victims(cache, asks("p", 100, 32768)) == ["w"]
 
@@ -432,49 +649,83 @@ def test_a_part_of_an_ascend_chip():
 def test_a_mig_instance():
     """Instances begin at fixed places: only the end of the pod that is in the way helps."""
     profiles = (
-        MigProfile(name="1g.5gb", memory_mib=4864, cores=14, slices=1,
-                   placements=tuple(Partition(start, 1) for start in range(7))),
-        MigProfile(name="3g.20gb", memory_mib=19968, cores=42, slices=3, placements=(Partition(0, 4), Partition(4, 4))))
-    cache = SmallStore(node("n1", gpu("GPU-0", memory_mib=40960, slots=7, mode="mig", mig_profiles=profiles)))
+        MigProfile(
+            name="1g.5gb",
+            memory_mib=4864,
+            cores=14,
+            slices=1,
+            placements=tuple(Partition(start, 1) for start in range(7)),
+        ),
+        MigProfile(
+            name="3g.20gb",
+            memory_mib=19968,
+            cores=42,
+            slices=3,
+            placements=(Partition(0, 4), Partition(4, 4)),
+        ),
+    )
+    cache = SmallStore(
+        node("n1", gpu("GPU-0", memory_mib=40960, slots=7, mode="mig", mig_profiles=profiles))
+    )
     placed = []
     while cache.place(small := waits(f"v{len(placed)}", 4000, priority=10)) is not None:
         annotations = cache.reservations.get(small.ref.uid).annotations
         cache.reservations.forget(small.ref.uid)
-        cache.pods.upsert(replace(small, node_name="n1", resource_version="50", annotations=annotations))
+        cache.pods.upsert(
+            replace(small, node_name="n1", resource_version="50", annotations=annotations)
+        )
         placed.append(small.ref.name)
     large = waits("large", 15000)
     assert cache.place(large) is None
     found = planned(cache, large)
-    starts = {uid: charge.partitions[0].start for uid in found.uids
-              for _, charges in cache.booking(uid).charges for charge in charges}
+    starts = {
+        uid: charge.partitions[0].start
+        for uid in found.uids
+        for _, charges in cache.booking(uid).charges
+        for charge in charges
+    }
     assert set(starts.values()) in ({0, 1, 2, 3}, {4, 5, 6}), "those of one half of the card"
     (hold,) = cache.hold([(large, found)])
     for uid in hold.victims:
-        assert cache.place(large) is None and cache.place(waits("x", 4000, priority=10)) is None
-        cache.pods.remove(replace(pod(gpus(), name=uid.removeprefix("uid-")), resource_version="60"))
-    assert cache.place(waits("x", 4000, priority=10)) is None and cache.place(large) == "n1"
+        assert cache.place(large) is None
+        assert cache.place(waits("x", 4000, priority=10)) is None
+        cache.pods.remove(
+            replace(pod(gpus(), name=uid.removeprefix("uid-")), resource_version="60")
+        )
+    assert cache.place(waits("x", 4000, priority=10)) is None
+    assert cache.place(large) == "n1"
 
 
 # random clusters
+
 
 @pytest.mark.parametrize("first", range(0, 400, 50))
 def test_a_plan_is_just_enough(first):
     """The pod fits after it, and not if one victim is spared; nobody of equal or higher priority is a victim."""
     for seed in range(first, first + 50):
         rng = random.Random(seed)
-        nodes = [(f"n{number}", [f"GPU-{number}-{card}" for card in range(rng.randint(1, 3))]) for number in range(3)]
+        nodes = [
+            (f"n{number}", [f"GPU-{number}-{card}" for card in range(rng.randint(1, 3))])
+            for number in range(3)
+        ]
         cache, count = store(nodes=nodes), 0
         for name, uuids in nodes:
             for uuid in uuids:
                 for memory in rng.choice(([MIB], [5000, 3000], [4000], [1000] * 5, [2000, 6000])):
                     count += 1
-                    cache.pods.upsert(runs(f"v{count}", uuid, memory, name, priority=rng.choice((0, 50, 100, 500))))
+                    cache.pods.upsert(
+                        runs(
+                            f"v{count}", uuid, memory, name, priority=rng.choice((0, 50, 100, 500))
+                        )
+                    )
         waiting = waits(memory=rng.choice((2000, 5000, MIB)), count=rng.choice((1, 1, 2)))
         view, names = cache.view(), [name for name, _ in nodes]
         if view.choose(waiting, names) is not None or (found := planned(cache, waiting)) is None:
             continue
         assert view.what_if(without=found.uids).choose(waiting, [found.node]) is not None, seed
-        assert all(priority < 100 for victim in found.victims for priority in victim.priorities), seed
+        assert all(priority < 100 for victim in found.victims for priority in victim.priorities), (
+            seed
+        )
         for spared in found.uids:
             without = set(found.uids) - {spared}
             assert view.what_if(without=without).choose(waiting, [found.node]) is None, seed

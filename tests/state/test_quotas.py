@@ -32,7 +32,8 @@ def test_objects_that_are_missing_from_a_list_are_removed(quotas):
     quotas.upsert(quota("a", gpumem=1))
     quotas.upsert(quota("b", namespace="other", gpumem=1))
     quotas.prune({"uid-a"}, 0.0)
-    assert [one.name for one in quotas.all()] == ["a"] and quotas.of("other") == {}
+    assert [one.name for one in quotas.all()] == ["a"]
+    assert quotas.of("other") == {}
 
 
 def test_removing_an_unknown_quota_does_nothing(quotas):

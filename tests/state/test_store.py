@@ -27,35 +27,55 @@ ASKS = pod(gpus(2, memory=3000, cores=10))
 
 # reservations
 
+
 def test_a_reservation_holds_the_annotations_of_the_binding():
     cache = SmallStore()
     cache.place(pod(gpus(1, memory=3000, cores=30)))
     reservation = cache.reservations.get("uid-pod1")
     assert reservation.annotations == {
-        "hami.io/vgpu-node": "n1", "hami.io/vgpu-time": str(cache.time.unix()), "hami.io/bind-phase": "allocating",
+        "hami.io/vgpu-node": "n1",
+        "hami.io/vgpu-time": str(cache.time.unix()),
+        "hami.io/bind-phase": "allocating",
         "hami.io/vgpu-devices-to-allocate": "GPU-1,NVIDIA,3000,30:;",
-        "hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,3000,30:;"}
-    assert reservation.labels == {"hami.io/vgpu-node": "n1"} and reservation.lock_keys
+        "hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,3000,30:;",
+    }
+    assert reservation.labels == {"hami.io/vgpu-node": "n1"}
+    assert reservation.lock_keys
     cache.time.seconds += 24
-    binding = cache.reservations.prepare_binding(cache.reservations.start_binding(reservation.ref, "n1"))
+    binding = cache.reservations.prepare_binding(
+        cache.reservations.start_binding(reservation.ref, "n1")
+    )
     assert binding == {**reservation.annotations, "hami.io/bind-time": str(cache.time.unix())}
 
 
 def test_an_earlier_allocation_is_overwritten_completely():
     partition = Partition(6, 1, "1g.5gb")
-    places = render_mig_allocations([MigAllocation(container=0, device=0, gpu="GPU-m", partition=partition)])
-    earlier = {"hami.io/vgpu-node": "earlier", "hami.io/vgpu-time": "1", "hami.io/vgpu-mig-allocations": places,
-               NVIDIA.annotations.allocated: "GPU-m,NVIDIA,4864,15:;",
-               NVIDIA.annotations.to_allocate: "GPU-m,NVIDIA,4864,15:;",
-               "hami.io/dcu-devices-allocated": "DCU-0,DCU,1,1:;", "hami.io/bind-time": "1", "team": "a"}
+    places = render_mig_allocations(
+        [MigAllocation(container=0, device=0, gpu="GPU-m", partition=partition)]
+    )
+    earlier = {
+        "hami.io/vgpu-node": "earlier",
+        "hami.io/vgpu-time": "1",
+        "hami.io/vgpu-mig-allocations": places,
+        NVIDIA.annotations.allocated: "GPU-m,NVIDIA,4864,15:;",
+        NVIDIA.annotations.to_allocate: "GPU-m,NVIDIA,4864,15:;",
+        "hami.io/dcu-devices-allocated": "DCU-0,DCU,1,1:;",
+        "hami.io/bind-time": "1",
+        "team": "a",
+    }
     cache = SmallStore()
     asked = pod(gpus(1, memory=3000, cores=30), annotations=earlier)
     cache.place(asked)
     binding = cache.reservations.prepare_binding(cache.reservations.start_binding(asked.ref, "n1"))
-    assert binding["hami.io/vgpu-mig-allocations"] == "[]" and binding["hami.io/dcu-devices-allocated"] == ""
-    assert "team" not in binding and binding["hami.io/bind-time"] == str(cache.time.unix())
-    cache.pods.upsert(replace(asked, node_name="n1", resource_version="9", annotations={**earlier, **binding}))
-    assert cache.pods.unreadable() == [] and cache.used("GPU-1") == (1, 3000, 30)
+    assert binding["hami.io/vgpu-mig-allocations"] == "[]"
+    assert binding["hami.io/dcu-devices-allocated"] == ""
+    assert "team" not in binding
+    assert binding["hami.io/bind-time"] == str(cache.time.unix())
+    cache.pods.upsert(
+        replace(asked, node_name="n1", resource_version="9", annotations={**earlier, **binding})
+    )
+    assert cache.pods.unreadable() == []
+    assert cache.used("GPU-1") == (1, 3000, 30)
 
 
 def test_containers_without_devices_keep_their_position():
@@ -83,11 +103,15 @@ def test_other_filters_do_not_wait_while_preferences_are_weighed():
     cache = SmallStore(node("n1", gpu("GPU-0", memory_mib=8000), labels=SlowLabels(slow="yes")))
     preference = NodePreference(1, (NodeRequirement("slow", "Exists"),))
     placed = []
-    waits = threading.Thread(target=lambda: placed.append(cache.place(pod(
-        gpus(1, memory=1000), name="choosy", preferences=(preference,)))))
+    waits = threading.Thread(
+        target=lambda: placed.append(
+            cache.place(pod(gpus(1, memory=1000), name="choosy", preferences=(preference,)))
+        )
+    )
     waits.start()
     assert weighed.wait(10)
-    assert cache.place(pod(gpus(1, memory=1000), name="plain")) == "n1" and not placed
+    assert cache.place(pod(gpus(1, memory=1000), name="plain")) == "n1"
+    assert not placed
     finished.set()
     waits.join(10)
     assert placed == ["n1"]
@@ -100,14 +124,17 @@ def test_concurrent_filters_never_reserve_the_same_devices():
     def ask(number):
         start.wait(10)
         for turn in range(5):
-            chosen.append(cache.place(pod(gpus(1, memory=1500, cores=10), name=f"p{number}-{turn}")))
+            chosen.append(
+                cache.place(pod(gpus(1, memory=1500, cores=10), name=f"p{number}-{turn}"))
+            )
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert len(chosen) == 40 and chosen.count("n1") == 10
+    assert len(chosen) == 40
+    assert chosen.count("n1") == 10
     assert [cache.used(uuid) for uuid in ("GPU-0", "GPU-1")] == [(5, 7500, 50)] * 2
 
 
@@ -119,7 +146,8 @@ def test_filtering_again_replaces_the_reservation():
     cache = SmallStore()
     for _ in range(3):
         assert cache.place(ASKS) == "n1"
-    assert cache.used() == (1, 3000, 10) and cache.reservations.unbound() == 1
+    assert cache.used() == (1, 3000, 10)
+    assert cache.reservations.unbound() == 1
 
 
 def test_filtering_again_cancels_a_waiting_bind():
@@ -136,7 +164,8 @@ def test_filtering_again_without_success_forgets_the_reservation():
     cache = SmallStore()
     cache.place(ASKS)
     assert isinstance(cache.assume(pod(gpus(3)), ["n1"]), Refusal)
-    assert cache.free() and cache.reservations.unbound() == 0
+    assert cache.free()
+    assert cache.reservations.unbound() == 0
 
 
 def test_filtering_again_with_a_malformed_pod_forgets_the_reservation():
@@ -144,10 +173,13 @@ def test_filtering_again_with_a_malformed_pod_forgets_the_reservation():
     cache.place(ASKS)
     with pytest.raises(MalformedInput):
         cache.assume(pod(gpus(1), annotations={"hami.io/device-scoring-weights": "x"}), ["n1"])
-    assert cache.free() and cache.reservations.unbound() == 0
+    assert cache.free()
+    assert cache.reservations.unbound() == 0
 
 
-@pytest.mark.parametrize(("waited", "stands"), [(RESERVATION_TTL_S - 1, True), (RESERVATION_TTL_S, False)])
+@pytest.mark.parametrize(
+    ("waited", "stands"), [(RESERVATION_TTL_S - 1, True), (RESERVATION_TTL_S, False)]
+)
 def test_a_reservation_that_is_not_bound_expires(waited, stands):
     cache = SmallStore()
     cache.place(ASKS)
@@ -156,9 +188,15 @@ def test_a_reservation_that_is_not_bound_expires(waited, stands):
     assert cache.free() is not stands
 
 
-@pytest.mark.parametrize(("group", "nominated", "lifetime"), [
-    ("", "", RESERVATION_TTL_S), ("gang", "", GROUP_TTL_S), ("gang", "n1", NOMINATED_TTL_S),
-    ("", "n1", NOMINATED_TTL_S)])
+@pytest.mark.parametrize(
+    ("group", "nominated", "lifetime"),
+    [
+        ("", "", RESERVATION_TTL_S),
+        ("gang", "", GROUP_TTL_S),
+        ("gang", "n1", NOMINATED_TTL_S),
+        ("", "n1", NOMINATED_TTL_S),
+    ],
+)
 def test_a_reservation_lives_as_kube_scheduler_s_decision_does(group, nominated, lifetime):
     """A volume may take minutes after kube-scheduler has chosen the node; a group may not fit without a word."""
     cache, asked = SmallStore(), replace(ASKS, group=group, resource_version="5")
@@ -169,22 +207,32 @@ def test_a_reservation_lives_as_kube_scheduler_s_decision_does(group, nominated,
     else:
         lifetime -= 5
     cache.time.seconds += lifetime - 1
-    assert cache.expire() == [] and not cache.free()
+    assert cache.expire() == []
+    assert not cache.free()
     cache.time.seconds += 1
-    assert len(cache.expire()) == 1 and cache.free()
+    assert len(cache.expire()) == 1
+    assert cache.free()
 
 
-@pytest.mark.parametrize(("waiting", "assumed"), [
-    ({"nominated_node": "n1"}, True), ({"nominated_node": ""}, False), ({"nominated_node": "n2"}, False),
-    ({"nominated_node": "n1", "containers": (gpus(3),)}, False),  # victims have not ended
-    ({"nominated_node": "n1", "annotations": {"hami.io/device-scoring-weights": "x"}}, False),
-], ids=["nominated", "not nominated", "a node without devices", "does not fit", "malformed"])
+@pytest.mark.parametrize(
+    ("waiting", "assumed"),
+    [
+        ({"nominated_node": "n1"}, True),
+        ({"nominated_node": ""}, False),
+        ({"nominated_node": "n2"}, False),
+        ({"nominated_node": "n1", "containers": (gpus(3),)}, False),  # victims have not ended
+        ({"nominated_node": "n1", "annotations": {"hami.io/device-scoring-weights": "x"}}, False),
+    ],
+    ids=["nominated", "not nominated", "a node without devices", "does not fit", "malformed"],
+)
 def test_a_new_leader_reserves_devices_for_pods_that_are_being_bound(waiting, assumed):
     cache = SmallStore()
     asked = replace(ASKS, resource_version="5", **waiting)
     cache.pods.upsert(asked)
-    assert cache.assume_nominated() == [asked.ref] * assumed and cache.free() is not assumed
-    assert cache.assume_nominated() == [] and cache.node_for_pending_pod() is None
+    assert cache.assume_nominated() == [asked.ref] * assumed
+    assert cache.free() is not assumed
+    assert cache.assume_nominated() == []
+    assert cache.node_for_pending_pod() is None
     cache.time.seconds += NOMINATED_TTL_S - 1
     assert cache.expire() == []
     cache.pods.upsert(replace(asked, nominated_node="", resource_version="6"))
@@ -194,23 +242,39 @@ def test_a_new_leader_reserves_devices_for_pods_that_are_being_bound(waiting, as
 def test_of_pods_that_are_being_bound_those_of_high_priority_come_first():
     cache, whole = SmallStore(), gpus(2, cores=100)
     for name, priority in (("low", 1), ("high", 2)):
-        cache.pods.upsert(pod(whole, name=name, priority=priority, nominated_node="n1", resource_version="5"))
+        cache.pods.upsert(
+            pod(whole, name=name, priority=priority, nominated_node="n1", resource_version="5")
+        )
     assert [ref.name for ref in cache.assume_nominated()] == ["high"]
 
 
 def member(name, group="gang", **fields):
-    return pod(gpus(1, memory=8000, cores=100), name=name, group=group, resource_version="5", **fields)
+    return pod(
+        gpus(1, memory=8000, cores=100), name=name, group=group, resource_version="5", **fields
+    )
 
 
-@pytest.mark.parametrize(("waited", "changes", "asks", "node"), [
-    (YIELD_S, {}, member("single", ""), "n1"),
-    (YIELD_S, {}, member("single", "other gang"), "n1"),
-    (YIELD_S, {}, member("single", "", namespace="elsewhere"), "n1"),
-    (YIELD_S, {}, member("third"), None),
-    (YIELD_S, {}, pod(gpus(3), name="too many"), None),
-    (YIELD_S - 0.1, {}, member("single", ""), None),
-    (YIELD_S, {"nominated_node": "n1"}, member("single", ""), None),
-], ids=["single", "another group", "another namespace", "its own group", "would not fit", "too early", "nominated"])
+@pytest.mark.parametrize(
+    ("waited", "changes", "asks", "node"),
+    [
+        (YIELD_S, {}, member("single", ""), "n1"),
+        (YIELD_S, {}, member("single", "other gang"), "n1"),
+        (YIELD_S, {}, member("single", "", namespace="elsewhere"), "n1"),
+        (YIELD_S, {}, member("third"), None),
+        (YIELD_S, {}, pod(gpus(3), name="too many"), None),
+        (YIELD_S - 0.1, {}, member("single", ""), None),
+        (YIELD_S, {"nominated_node": "n1"}, member("single", ""), None),
+    ],
+    ids=[
+        "single",
+        "another group",
+        "another namespace",
+        "its own group",
+        "would not fit",
+        "too early",
+        "nominated",
+    ],
+)
 def test_a_group_that_only_waits_yields_to_a_pod_that_fits(waited, changes, asks, node):
     """Two of its members have reservations, and kube-scheduler binds none of them: a third one may not fit."""
     cache = SmallStore()
@@ -220,16 +284,25 @@ def test_a_group_that_only_waits_yields_to_a_pod_that_fits(waited, changes, asks
         cache.pods.upsert(replace(one, **changes, resource_version="6"))
     cache.time.seconds += waited
     assert cache.place(asks) == node
-    assert [cache.reservations.get(one.ref.uid) is not None for one in members] == [node is None] * 2
+    assert [cache.reservations.get(one.ref.uid) is not None for one in members] == [
+        node is None
+    ] * 2
 
 
 def test_the_groups_of_one_namespace_hide_no_group_of_another():
     """Only some groups are looked at for a pod. Of the others, only the last one keeps it from a device."""
     uuids = [f"GPU-{number}" for number in range(MAX_GROUPS + 3)]
-    cache = SmallStore(node("n1", *(gpu(uuid, memory_mib=8000, index=place) for place, uuid in enumerate(uuids))))
+    cache = SmallStore(
+        node("n1", *(gpu(uuid, memory_mib=8000, index=place) for place, uuid in enumerate(uuids)))
+    )
     for uuid in uuids:
         namespace = "other" if uuid == uuids[-1] else "default"
-        group = member(f"of-{uuid}", f"gang-{uuid}", namespace=namespace, annotations={"nvidia.com/use-gpuuuid": uuid})
+        group = member(
+            f"of-{uuid}",
+            f"gang-{uuid}",
+            namespace=namespace,
+            annotations={"nvidia.com/use-gpuuuid": uuid},
+        )
         assert cache.place(group) == "n1"
         cache.time.seconds += 0.1
     cache.time.seconds += YIELD_S
@@ -254,33 +327,57 @@ def test_a_pod_is_reminded_when_a_group_only_waits():
     cache.time.seconds += YIELD_S - 0.1
     assert cache.node_for_pending_pod() is None
     cache.time.seconds += 0.1
-    assert cache.node_for_pending_pod() == "n1" and cache.free()
+    assert cache.node_for_pending_pod() == "n1"
+    assert cache.free()
 
 
 def test_a_pod_is_reminded_although_a_member_of_the_group_asks_for_the_same():
     cache = SmallStore()
     cache.place(member("a")), cache.place(member("b"))
-    assert cache.place(member("c")) is None and cache.place(member("single", "")) is None
+    assert cache.place(member("c")) is None
+    assert cache.place(member("single", "")) is None
     cache.time.seconds += YIELD_S
     assert cache.node_for_pending_pod() == "n1"
 
 
-@pytest.mark.parametrize(("news", "stands"), [
-    ([{"scheduling_failure": "now: a volume"}], False),
-    ([{"scheduling_failure": "before"}], True),  # nothing new: another part of the pod has changed
-    ([{"labels": {"a": "b"}}], True),
-    ([{"nominated_node": "n1"}, {"nominated_node": ""}], False),
-    ([{"nominated_node": "n1"}, {"nominated_node": "n2"}], False),
-    ([{"nominated_node": "n2"}], True),  # an earlier preemption: the filter may have chosen better
-    ([{"nominated_node": "n1"}, {"nominated_node": "n1", "scheduling_failure": "before"}], True),
-], ids=["failed", "failed before", "label", "nomination gone", "nominated elsewhere", "nominated before", "unchanged"])
+@pytest.mark.parametrize(
+    ("news", "stands"),
+    [
+        ([{"scheduling_failure": "now: a volume"}], False),
+        (
+            [{"scheduling_failure": "before"}],
+            True,
+        ),  # nothing new: another part of the pod has changed
+        ([{"labels": {"a": "b"}}], True),
+        ([{"nominated_node": "n1"}, {"nominated_node": ""}], False),
+        ([{"nominated_node": "n1"}, {"nominated_node": "n2"}], False),
+        (
+            [{"nominated_node": "n2"}],
+            True,
+        ),  # an earlier preemption: the filter may have chosen better
+        (
+            [{"nominated_node": "n1"}, {"nominated_node": "n1", "scheduling_failure": "before"}],
+            True,
+        ),
+    ],
+    ids=[
+        "failed",
+        "failed before",
+        "label",
+        "nomination gone",
+        "nominated elsewhere",
+        "nominated before",
+        "unchanged",
+    ],
+)
 def test_a_reservation_ends_when_kube_scheduler_gives_up_the_pod(news, stands):
     cache, asked = SmallStore(), replace(ASKS, scheduling_failure="before", resource_version="5")
     cache.pods.upsert(asked)
     cache.place(asked)
     for version, changes in enumerate(news, start=6):
         cache.pods.upsert(replace(asked, **changes, resource_version=str(version)))
-    assert (cache.reservations.get("uid-pod1") is not None) is stands and cache.free() is not stands
+    assert (cache.reservations.get("uid-pod1") is not None) is stands
+    assert cache.free() is not stands
 
 
 def test_what_the_pod_showed_before_its_filter_does_not_end_the_reservation():
@@ -304,7 +401,8 @@ def test_a_reservation_does_not_expire_during_the_bind():
     cache.place(ASKS)
     cache.reservations.start_binding(ASKS.ref, "n1")
     cache.time.seconds += 2 * RESERVATION_TTL_S
-    assert cache.expire() == [] and not cache.free()
+    assert cache.expire() == []
+    assert not cache.free()
 
 
 def test_a_failed_bind_does_not_extend_the_reservation():
@@ -314,17 +412,20 @@ def test_a_failed_bind_does_not_extend_the_reservation():
     cache.reservations.cancel_binding(cache.reservations.start_binding(ASKS.ref, "n1"))
     assert cache.reservations.get("uid-pod1") is not None
     cache.time.seconds += 1
-    assert len(cache.expire()) == 1 and cache.free()
+    assert len(cache.expire()) == 1
+    assert cache.free()
 
 
 def test_a_bind_that_cannot_succeed_forgets_the_reservation():
     cache = SmallStore()
     cache.place(ASKS)
     cache.reservations.drop(cache.reservations.start_binding(ASKS.ref, "n1"))
-    assert cache.reservations.get("uid-pod1") is None and cache.free()
+    assert cache.reservations.get("uid-pod1") is None
+    assert cache.free()
 
 
 # binds that are refused
+
 
 def test_a_bind_needs_a_reservation_on_that_node():
     cache = SmallStore()
@@ -347,8 +448,14 @@ def test_a_pod_that_is_bound_or_being_bound_is_not_filtered(stage):
     if stage != "posting":
         cache.reservations.finish_binding(reservation)
     if stage == "seen bound":
-        cache.pods.upsert(bound_to("pod1", reservation.annotations[NVIDIA.annotations.allocated], *ASKS.containers))
-    with pytest.raises(Rejected, match="is being bound" if stage == "posting" else "already bound to node n1"):
+        cache.pods.upsert(
+            bound_to(
+                "pod1", reservation.annotations[NVIDIA.annotations.allocated], *ASKS.containers
+            )
+        )
+    with pytest.raises(
+        Rejected, match="is being bound" if stage == "posting" else "already bound to node n1"
+    ):
         cache.place(ASKS)
     assert cache.used() == (1, 3000, 10)
 
@@ -373,19 +480,27 @@ def test_deleting_a_pod_forgets_its_reservation():
     cache = SmallStore()
     cache.place(ASKS)
     cache.pods.remove(ASKS)
-    assert cache.free() and cache.reservations.get("uid-pod1") is None
+    assert cache.free()
+    assert cache.reservations.get("uid-pod1") is None
 
 
 def devices(*found):
     return lambda cache: cache.nodes.upsert(node("n1", *found, resource_version="9"))
 
 
-@pytest.mark.parametrize(("change", "problem"), [
-    (devices(gpu("GPU-0")), "gone or unhealthy"),
-    (devices(gpu("GPU-0"), gpu("GPU-1", healthy=False)), "gone or unhealthy"),
-    (lambda cache: cache.nodes.remove(node("n1")), "gone or unhealthy"),
-    (lambda cache: cache.pods.upsert(bound_to("other", "GPU-1,NVIDIA,6000,0:;")), "taken by another pod")],
-    ids=["device gone", "device unhealthy", "node gone", "device taken by another replica"])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (devices(gpu("GPU-0")), "gone or unhealthy"),
+        (devices(gpu("GPU-0"), gpu("GPU-1", healthy=False)), "gone or unhealthy"),
+        (lambda cache: cache.nodes.remove(node("n1")), "gone or unhealthy"),
+        (
+            lambda cache: cache.pods.upsert(bound_to("other", "GPU-1,NVIDIA,6000,0:;")),
+            "taken by another pod",
+        ),
+    ],
+    ids=["device gone", "device unhealthy", "node gone", "device taken by another replica"],
+)
 def test_devices_are_checked_again_before_the_binding(change, problem):
     cache = SmallStore()
     cache.place(ASKS)
@@ -398,11 +513,13 @@ def test_devices_are_checked_again_before_the_binding(change, problem):
 
 # Bindings with an unknown outcome
 
+
 def test_a_reservation_with_an_unknown_outcome_does_not_expire():
     cache = SmallStore()
     cache.outcome_unknown(ASKS)
     cache.time.seconds += 10 * RESERVATION_TTL_S
-    assert cache.expire() == [] and cache.used() == (1, 3000, 10)
+    assert cache.expire() == []
+    assert cache.used() == (1, 3000, 10)
 
 
 def test_a_pod_with_an_unknown_outcome_gets_the_same_reservation_again():
@@ -410,7 +527,8 @@ def test_a_pod_with_an_unknown_outcome_gets_the_same_reservation_again():
     asked = pod(gpus(1, memory=3000, cores=10))
     reservation = cache.outcome_unknown(asked)
     cache.nodes.upsert(node("n3", gpu("better", memory_mib=3000)))
-    assert cache.place(asked, "n1", "n2", "n3") == "n1" and cache.reservations.is_current(reservation)
+    assert cache.place(asked, "n1", "n2", "n3") == "n1"
+    assert cache.reservations.is_current(reservation)
     with pytest.raises(Rejected, match="not known whether it was bound to n1"):
         cache.place(asked, "n2", "n3")
 
@@ -433,7 +551,8 @@ def test_an_unknown_outcome_is_resolved_when_the_binding_can_no_longer_arrive():
     cache.time.seconds += RESERVATION_TTL_S
     assert cache.reservations.unknown_bindings() == [reservation]
     cache.reservations.clear_unknown(reservation)
-    assert cache.free() and cache.reservations.unknown_bindings() == []
+    assert cache.free()
+    assert cache.reservations.unknown_bindings() == []
 
 
 def test_binds_that_fail_before_they_send_a_binding_do_not_postpone_the_look_at_the_earlier_one():
@@ -461,28 +580,41 @@ def test_a_repeated_binding_is_not_cleared_by_an_earlier_look(stage):
     if stage == "bound":
         cache.reservations.finish_binding(reservation)
     cache.reservations.clear_unknown(reservation)
-    assert cache.reservations.is_current(reservation) and not cache.free()
+    assert cache.reservations.is_current(reservation)
+    assert not cache.free()
 
 
 def test_the_watch_resolves_an_unknown_outcome():
     cache = SmallStore()
     cache.outcome_unknown(ASKS)
-    cache.pods.upsert(bound_to("pod1", "GPU-1,NVIDIA,3000,10:GPU-0,NVIDIA,3000,10:;", *ASKS.containers))
+    cache.pods.upsert(
+        bound_to("pod1", "GPU-1,NVIDIA,3000,10:GPU-0,NVIDIA,3000,10:;", *ASKS.containers)
+    )
     cache.time.seconds += RESERVATION_TTL_S
-    assert cache.reservations.unknown_bindings() == [] and cache.reservations.unbound() == 0
+    assert cache.reservations.unknown_bindings() == []
+    assert cache.reservations.unbound() == 0
     assert cache.used() == (1, 3000, 10)
 
 
 # what the watch shows
+
 
 def test_a_pod_bound_elsewhere_is_booked_there():
     cache = SmallStore(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-2")))
     asked = pod(gpus(1, memory=3000, cores=0))
     cache.place(asked, "n1")
     waiting = cache.reservations.start_binding(asked.ref, "n1")
-    cache.pods.upsert(pod(gpus(), node_name="n2", resource_version="9",
-                          annotations=BOUND | {NVIDIA.annotations.allocated: "GPU-2,NVIDIA,100,0:;"}))
-    assert cache.free() and cache.used("GPU-2", "n2") == (1, 100, 0) and not cache.reservations.is_current(waiting)
+    cache.pods.upsert(
+        pod(
+            gpus(),
+            node_name="n2",
+            resource_version="9",
+            annotations=BOUND | {NVIDIA.annotations.allocated: "GPU-2,NVIDIA,100,0:;"},
+        )
+    )
+    assert cache.free()
+    assert cache.used("GPU-2", "n2") == (1, 100, 0)
+    assert not cache.reservations.is_current(waiting)
 
 
 def test_a_bound_pod_that_is_missing_from_a_later_list_is_forgotten():
@@ -496,9 +628,13 @@ def test_a_bound_pod_that_is_missing_from_a_later_list_is_forgotten():
     assert cache.free()
 
 
-@pytest.mark.parametrize(("size", "most"), [(10_000, MAX_UNSHOWN), (MAX_UNSHOWN_BYTES // 5, 5)], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("size", "most"), [(10_000, MAX_UNSHOWN), (MAX_UNSHOWN_BYTES // 5, 5)], ids=["small", "large"]
+)
 def test_few_pods_that_the_watch_has_not_shown_have_reservations(size, most):
-    cache = SmallStore(node("n1", *(gpu(f"GPU-{number}", slots=100, memory_mib=8000) for number in range(8))))
+    cache = SmallStore(
+        node("n1", *(gpu(f"GPU-{number}", slots=100, memory_mib=8000) for number in range(8)))
+    )
 
     def asking(number):
         return pod(gpus(1, memory=1, cores=0), name=f"pod{number}", size=size)
@@ -514,9 +650,17 @@ def test_few_pods_that_the_watch_has_not_shown_have_reservations(size, most):
     assert cache.place(asking(most + 1)) == "n1"
 
 
-@pytest.mark.parametrize(("size", "is_shown", "is_pending"), [
-    (MAX_UNSHOWN_PENDING, False, True), (MAX_UNSHOWN_PENDING + 1, False, False), (MAX_UNSHOWN_PENDING + 1, True, True)])
-def test_a_large_pod_that_the_watch_has_not_shown_is_not_kept_when_it_is_refused(size, is_shown, is_pending):
+@pytest.mark.parametrize(
+    ("size", "is_shown", "is_pending"),
+    [
+        (MAX_UNSHOWN_PENDING, False, True),
+        (MAX_UNSHOWN_PENDING + 1, False, False),
+        (MAX_UNSHOWN_PENDING + 1, True, True),
+    ],
+)
+def test_a_large_pod_that_the_watch_has_not_shown_is_not_kept_when_it_is_refused(
+    size, is_shown, is_pending
+):
     cache = SmallStore()
     asked = pod(gpus(9), size=size)
     if is_shown:
@@ -542,6 +686,7 @@ def test_a_reservation_survives_the_first_sight_of_its_pod():
 
 # quotas
 
+
 def test_the_lowest_of_several_quotas_applies():
     cache = SmallStore()
     for name, limit in (("a", 5000), ("b", 2000)):
@@ -563,16 +708,35 @@ def test_filtering_again_does_not_count_the_pod_twice():
 def test_a_quota_counts_init_containers_as_the_reservation_does():
     cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=6000))
-    assert cache.place(pod(gpus(1, memory=6000, cores=0, kind=INIT), gpus(1, memory=3000, cores=0),
-                           gpus(1, memory=3000, cores=0))) == "n1"
-    assert cache.place(pod(gpus(1, memory=3001, cores=0, kind=INIT), gpus(1, memory=3001, cores=0),
-                           gpus(1, memory=3000, cores=0))) is None
+    assert (
+        cache.place(
+            pod(
+                gpus(1, memory=6000, cores=0, kind=INIT),
+                gpus(1, memory=3000, cores=0),
+                gpus(1, memory=3000, cores=0),
+            )
+        )
+        == "n1"
+    )
+    assert (
+        cache.place(
+            pod(
+                gpus(1, memory=3001, cores=0, kind=INIT),
+                gpus(1, memory=3001, cores=0),
+                gpus(1, memory=3000, cores=0),
+            )
+        )
+        is None
+    )
 
 
 def test_a_quota_adds_sidecars_to_all_other_containers():
     cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=6000))
-    assert cache.place(pod(gpus(1, memory=3000, cores=0, kind=SIDECAR), gpus(1, memory=3001, cores=0))) is None
+    assert (
+        cache.place(pod(gpus(1, memory=3000, cores=0, kind=SIDECAR), gpus(1, memory=3001, cores=0)))
+        is None
+    )
 
 
 def test_a_deleted_pod_returns_its_quota():
@@ -595,12 +759,15 @@ def test_a_pod_that_requests_no_device_needs_no_quota():
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
     cache.quotas.upsert(quota(gpumem=100))
-    assert cache.quota_allows("default", pod(gpus(0))) and not cache.quota_allows("default", pod(gpus(1, memory=1)))
+    assert cache.quota_allows("default", pod(gpus(0)))
+    assert not cache.quota_allows("default", pod(gpus(1, memory=1)))
 
 
 HIGH = PodScope(priority_class="high")
-OF_HIGH, OF_OTHERS = (quota(name, gpumem=limit, scopes=[ScopeRequirement("PriorityClass", operator, ("high",))])
-                      for name, operator, limit in (("a", "In", 3000), ("b", "NotIn", 1000)))
+OF_HIGH, OF_OTHERS = (
+    quota(name, gpumem=limit, scopes=[ScopeRequirement("PriorityClass", operator, ("high",))])
+    for name, operator, limit in (("a", "In", 3000), ("b", "NotIn", 1000))
+)
 
 
 def test_a_quota_with_scopes_limits_only_the_pods_in_them():
@@ -627,10 +794,13 @@ def test_a_quota_counts_only_the_pods_in_its_scopes():
 
 # simulation
 
+
 def test_a_simulation_sees_more_nodes_and_reserves_nothing():
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,8000,100:;"))
     view = cache.view().what_if(nodes=[node("m", gpu("GPU-0", memory_mib=8000)), node("x")])
     asked = pod(gpus(1, memory=8000))
-    assert view.choose(asked, ["m", "x"]).node == "m" and view.refuse(asked, ["m", "x"]).unknown == ("x",)
-    assert cache.reservations.unbound() == 0 and "m" not in device_usage(cache)
+    assert view.choose(asked, ["m", "x"]).node == "m"
+    assert view.refuse(asked, ["m", "x"]).unknown == ("x",)
+    assert cache.reservations.unbound() == 0
+    assert "m" not in device_usage(cache)

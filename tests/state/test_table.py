@@ -48,11 +48,22 @@ def test_nothing_is_kept_of_what_is_gone():
     table = Table()
     for number in range(3):
         table.set_devices(f"n{number}", "NVIDIA", (gpu("a"),))
-        table.book(booking(f"p{number}", f"n{number}", charge("a", 1, 300, 10), charge("b", 0, 0, 0)))
+        table.book(
+            booking(f"p{number}", f"n{number}", charge("a", 1, 300, 10), charge("b", 0, 0, 0))
+        )
     for number in range(3):
         table.unbook(f"p{number}")
         table.remove_node(f"n{number}")
-    assert not any((table.nodes, table.rows, table.names, table.bookings, table.usage_by_namespace(), table._used))
+    assert not any(
+        (
+            table.nodes,
+            table.rows,
+            table.names,
+            table.bookings,
+            table.usage_by_namespace(),
+            table._used,
+        )
+    )
 
 
 def test_unbook_gives_back_what_there_was():
@@ -62,7 +73,9 @@ def test_unbook_gives_back_what_there_was():
     assert table.usage_by_namespace() == {}
 
 
-@pytest.mark.parametrize("devices, news", [((gpu("a"),), False), ((gpu("a", healthy=False),), True), ((), True)])
+@pytest.mark.parametrize(
+    "devices, news", [((gpu("a"),), False), ((gpu("a", healthy=False),), True), ((), True)]
+)
 def test_inventories_that_are_news(devices, news):
     table = Table()
     table.set_devices("n1", "NVIDIA", (gpu("a"),))
@@ -73,25 +86,37 @@ def test_inventories_that_are_news(devices, news):
 def test_sizes_that_pods_share_are_those_of_the_devices_there_are():
     table = Table()
     in_parts = gpu("c", memory_mib=3000, by_claims=True, mode="mig", mig_profiles=A100_PROFILES)
-    table.set_devices("n1", "NVIDIA", (gpu("a", memory_mib=1000), gpu("b", memory_mib=2000, by_claims=True), in_parts))
-    assert [table.shared_sizes(by_claims=by_claims) for by_claims in (False, True)] == [{1000}, {2000}]
+    table.set_devices(
+        "n1",
+        "NVIDIA",
+        (gpu("a", memory_mib=1000), gpu("b", memory_mib=2000, by_claims=True), in_parts),
+    )
+    assert [table.shared_sizes(by_claims=by_claims) for by_claims in (False, True)] == [
+        {1000},
+        {2000},
+    ]
     table.set_devices("n2", "NVIDIA", (gpu("d", memory_mib=4000, by_claims=True),))
     assert table.shared_sizes(by_claims=True) == {2000, 4000}
     table.remove_node("n2")
     assert table.shared_sizes(by_claims=True) == {2000}
     table.set_devices("n1", "NVIDIA", (gpu("a", memory_mib=1000),))
-    assert [table.shared_sizes(by_claims=by_claims) for by_claims in (False, True)] == [{1000}, set()]
+    assert [table.shared_sizes(by_claims=by_claims) for by_claims in (False, True)] == [
+        {1000},
+        set(),
+    ]
 
 
 def test_versions_rise_with_every_change_of_a_node_and_only_then():
     table = Table()
     versions = []
-    for change in (lambda: table.set_devices("n1", "NVIDIA", (gpu("a"),)), lambda: table.set_devices("n2",
-                                                                                                     "NVIDIA",
-                                                                                                     (gpu("b"),)),
-                   lambda: table.book(booking("p", "n1", charge("a"))), lambda: table.set_devices("n1", "NVIDIA",
-                                                                                                  (gpu("a"),)),
-                   lambda: table.book(booking("p", "n1", charge("a"))), lambda: table.unbook("p")):
+    for change in (
+        lambda: table.set_devices("n1", "NVIDIA", (gpu("a"),)),
+        lambda: table.set_devices("n2", "NVIDIA", (gpu("b"),)),
+        lambda: table.book(booking("p", "n1", charge("a"))),
+        lambda: table.set_devices("n1", "NVIDIA", (gpu("a"),)),
+        lambda: table.book(booking("p", "n1", charge("a"))),
+        lambda: table.unbook("p"),
+    ):
         change()
         table.refresh()
         versions.append(int(table.versions[table.rows["n1"]]))
@@ -116,16 +141,27 @@ def test_a_table_that_is_kept_current_equals_one_that_is_made_at_once(rng, chang
             mirror.table.refresh()
             mirror.table.rank()
     table, fresh = mirror.table, mirror.fresh()
-    assert {name: table.usages(name) for name in NAMES} == {name: fresh.usages(name) for name in NAMES}
-    assert (table.bookings, table.usage_by_namespace()) == (fresh.bookings, fresh.usage_by_namespace())
+    assert {name: table.usages(name) for name in NAMES} == {
+        name: fresh.usages(name) for name in NAMES
+    }
+    assert (table.bookings, table.usage_by_namespace()) == (
+        fresh.bookings,
+        fresh.usage_by_namespace(),
+    )
     assert set(table.nodes) == set(table.rows) == set(fresh.nodes)
     assert {name: row for row, name in table.names.items()} == table.rows
-    assert [name for _, name in sorted((table.rank()[row], name) for name,
-                                       row in table.rows.items())] == sorted(table.nodes)
+    assert [
+        name for _, name in sorted((table.rank()[row], name) for name, row in table.rows.items())
+    ] == sorted(table.nodes)
     for name, row in table.rows.items():
-        assert table.scores[row] == node_score([usage for own in table.usages(name).values() for usage in own])
+        assert table.scores[row] == node_score(
+            [usage for own in table.usages(name).values() for usage in own]
+        )
         assert facts(table, row) == facts(fresh, fresh.rows[name])
-    assert (table._models.by_text.keys(), table.sizes()) == (fresh._models.by_text.keys(), fresh.sizes())
+    assert (table._models.by_text.keys(), table.sizes()) == (
+        fresh._models.by_text.keys(),
+        fresh.sizes(),
+    )
 
 
 @given(rng=randoms(use_true_random=True), changes=integers(1, 60))
@@ -137,11 +173,14 @@ def test_usage_is_the_sum_of_the_bookings_of_a_namespace_by_scope(rng, changes):
     for held in mirror.bookings.values():
         for vendor, charges in held.charges:
             for one in charges:
-                sums[held.namespace, vendor, held.scope].update(memory=one.memory_mib, cores=one.cores)
-    assert {(namespace, vendor, scope): amounts
-            for (namespace, vendor), scoped in mirror.table.usage_by_namespace().items()
-            for scope, amounts in scoped.items()} == {
-        key: (total["memory"], total["cores"]) for key, total in sums.items() if total.total()}
+                sums[held.namespace, vendor, held.scope].update(
+                    memory=one.memory_mib, cores=one.cores
+                )
+    assert {
+        (namespace, vendor, scope): amounts
+        for (namespace, vendor), scoped in mirror.table.usage_by_namespace().items()
+        for scope, amounts in scoped.items()
+    } == {key: (total["memory"], total["cores"]) for key, total in sums.items() if total.total()}
 
 
 @given(rng=randoms(use_true_random=True))
@@ -153,10 +192,16 @@ def test_what_changes_in_a_table_does_not_change_in_its_copy(rng):
     for _ in range(20):
         mirror.change(rng)
     mirror.table.refresh()
-    assert {name: copy.usages(name) for name in NAMES} == {name: fresh.usages(name) for name in NAMES}
-    assert (copy.bookings, copy.usage_by_namespace()) == (fresh.bookings, fresh.usage_by_namespace())
+    assert {name: copy.usages(name) for name in NAMES} == {
+        name: fresh.usages(name) for name in NAMES
+    }
+    assert (copy.bookings, copy.usage_by_namespace()) == (
+        fresh.bookings,
+        fresh.usage_by_namespace(),
+    )
     assert {name: facts(copy, row) for name, row in copy.rows.items()} == {
-        name: facts(fresh, row) for name, row in fresh.rows.items()}
+        name: facts(fresh, row) for name, row in fresh.rows.items()
+    }
 
 
 def test_a_node_with_many_devices_makes_no_room_for_as_many_on_other_nodes():
@@ -179,7 +224,11 @@ def test_models_that_no_device_has_any_more_are_forgotten():
 def facts(table, row):
     """The columns of one node, with names in place of numbers."""
     columns = table.columns(numpy.array([row]))
-    names = [{number: text for text, number in numbers.items()}
-             for numbers in (columns.vendors, columns.models, columns.modes)]
-    return [[names[place][value] if place < 3 else value for place, value in enumerate(device)]
-            for device in columns.facts.T.tolist()]
+    names = [
+        {number: text for text, number in numbers.items()}
+        for numbers in (columns.vendors, columns.models, columns.modes)
+    ]
+    return [
+        [names[place][value] if place < 3 else value for place, value in enumerate(device)]
+        for device in columns.facts.T.tolist()
+    ]

@@ -40,61 +40,110 @@ def shown(choice):
     return choice.node, render_shares(choice.placement), fitting
 
 
-G3 = {"n1": [usage("GPU-a0"), usage("GPU-a1", index=1)], "n2": [usage("GPU-b0", 1, 3000, 30), usage("GPU-b1", index=1)]}
+G3 = {
+    "n1": [usage("GPU-a0"), usage("GPU-a1", index=1)],
+    "n2": [usage("GPU-b0", 1, 3000, 30), usage("GPU-b1", index=1)],
+}
 
 
-@pytest.mark.parametrize("node_policy, policy, node, share, fitting", [
-    param(BINPACK, "spread", "n2", "GPU-b1,NVIDIA,3000,30:;", "n1:0.00,n2:2.33", id="devices spread"),
-    param(BINPACK, "binpack", "n2", "GPU-b0,NVIDIA,3000,30:;", "n1:0.00,n2:2.33", id="devices binpack"),
-    param(SPREAD, "spread", "n1", "GPU-a1,NVIDIA,3000,30:;", "n2:2.33,n1:0.00", id="nodes spread"),
-])
+@pytest.mark.parametrize(
+    "node_policy, policy, node, share, fitting",
+    [
+        param(
+            BINPACK,
+            "spread",
+            "n2",
+            "GPU-b1,NVIDIA,3000,30:;",
+            "n1:0.00,n2:2.33",
+            id="devices spread",
+        ),
+        param(
+            BINPACK,
+            "binpack",
+            "n2",
+            "GPU-b0,NVIDIA,3000,30:;",
+            "n1:0.00,n2:2.33",
+            id="devices binpack",
+        ),
+        param(
+            SPREAD, "spread", "n1", "GPU-a1,NVIDIA,3000,30:;", "n2:2.33,n1:0.00", id="nodes spread"
+        ),
+    ],
+)
 def test_a_pod_is_placed_by_node_and_device_policy(node_policy, policy, node, share, fitting):
-    answer = decided(cluster(**G3), pod_request(gpus(1, 3000, 30), policy=policy), policy=node_policy)
+    answer = decided(
+        cluster(**G3), pod_request(gpus(1, 3000, 30), policy=policy), policy=node_policy
+    )
     assert shown(answer) == (node, share, fitting)
     assert (answer.unfit, answer.candidates) == (0, 2)
 
 
 SMALL = {"memory_mib": 8000, "model": "NVIDIA"}
-G4 = {"node1": [usage("device1", 1, 2000, 25, **SMALL), usage("device2", **SMALL)],
-      "node2": [usage("device3", **SMALL), usage("device4", 1, 6000, 75, **SMALL)]}
+G4 = {
+    "node1": [usage("device1", 1, 2000, 25, **SMALL), usage("device2", **SMALL)],
+    "node2": [usage("device3", **SMALL), usage("device4", 1, 6000, 75, **SMALL)],
+}
 
 
-@pytest.mark.parametrize("node_policy, policy, node, device", [
-    (BINPACK, "binpack", "node2", "device4"), (BINPACK, "spread", "node2", "device3"),
-    (SPREAD, "binpack", "node1", "device1"), (SPREAD, "spread", "node1", "device2"),
-])
+@pytest.mark.parametrize(
+    "node_policy, policy, node, device",
+    [
+        (BINPACK, "binpack", "node2", "device4"),
+        (BINPACK, "spread", "node2", "device3"),
+        (SPREAD, "binpack", "node1", "device1"),
+        (SPREAD, "spread", "node1", "device2"),
+    ],
+)
 def test_every_pair_of_policies_chooses_its_device(node_policy, policy, node, device):
-    answer = decided(cluster(**G4), pod_request(gpus(1, 1000, 20), policy=policy), policy=node_policy)
+    answer = decided(
+        cluster(**G4), pod_request(gpus(1, 1000, 20), policy=policy), policy=node_policy
+    )
     assert shown(answer)[:2] == (node, f"{device},NVIDIA,1000,20:;")
     assert sorted(answer.fitting) == [("node1", 3.0), ("node2", 8.0)]
 
 
 def test_a_refusal_says_why_each_node_does_not_fit():
-    table = cluster(n1=[usage("a", 10), usage("b", 1, 46000), usage("c", 1, 0, 90), usage("d", healthy=False)],
-                    n2=[usage("e")])
+    table = cluster(
+        n1=[usage("a", 10), usage("b", 1, 46000), usage("c", 1, 0, 90), usage("d", healthy=False)],
+        n2=[usage("e")],
+    )
     answer = decided(table, pod_request(gpus(2, 3000, 30)), ["n1", "n3", "n2"])
     assert isinstance(answer, Refusal)
     assert {name: str(unfit) for name, unfit in answer.unfit.items()} == {
         "n1": "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, 1/4 CardTimeSlicingExhausted",
-        "n2": "NodeInsufficientDevice"}
+        "n2": "NodeInsufficientDevice",
+    }
     assert answer.unknown == ("n3",)
 
 
-G17 = ('[{"id":"GPU-0","count":10,"devmem":8192,"devcore":100,"type":"NVIDIA-A100","numa":0,"health":true,"table":0,'
-       '"mode":"hami-core"}]')
+G17 = (
+    '[{"id":"GPU-0","count":10,"devmem":8192,"devcore":100,"type":"NVIDIA-A100","numa":0,"health":true,"table":0,'
+    '"mode":"hami-core"}]'
+)
 
 
-@pytest.mark.parametrize("annotations, memory, outcome", [
-    param({"hami.io/node-nvidia-register": G17}, 1024, "GPU-0,NVIDIA,1024,20:;", id="fits"),
-    param({"hami.io/node-nvidia-register": G17}, 16384, {"n1": "1/1 CardInsufficientMemory"}, id="too much"),
-    param({}, 1024, {}, id="not registered"),
-])
+@pytest.mark.parametrize(
+    "annotations, memory, outcome",
+    [
+        param({"hami.io/node-nvidia-register": G17}, 1024, "GPU-0,NVIDIA,1024,20:;", id="fits"),
+        param(
+            {"hami.io/node-nvidia-register": G17},
+            16384,
+            {"n1": "1/1 CardInsufficientMemory"},
+            id="too much",
+        ),
+        param({}, 1024, {}, id="not registered"),
+    ],
+)
 def test_a_device_of_a_register_annotation_is_chosen_or_refused(annotations, memory, outcome):
     table = Table()
     table.set_devices("n1", "NVIDIA", registered(NVIDIA, node("n1", annotations=annotations)) or ())
     answer = decided(table, pod_request(gpus(1, memory, 20)), ["n1"])
-    found = (render_shares(answer.placement) if isinstance(answer, Choice)
-             else {name: str(unfit) for name, unfit in answer.unfit.items()})
+    found = (
+        render_shares(answer.placement)
+        if isinstance(answer, Choice)
+        else {name: str(unfit) for name, unfit in answer.unfit.items()}
+    )
     assert found == outcome
 
 
@@ -103,7 +152,10 @@ def test_a_device_of_a_register_annotation_is_chosen_or_refused(annotations, mem
 def test_of_equally_good_nodes_the_first_by_name(policy, nodes):
     names = [f"n{number}" for number in range(nodes)]
     table = cluster(**{name: [usage(f"GPU-{name}")] for name in reversed(names)})
-    assert decided(table, pod_request(gpus()), random.Random(1).sample(names, nodes), policy).node == "n0"
+    assert (
+        decided(table, pod_request(gpus()), random.Random(1).sample(names, nodes), policy).node
+        == "n0"
+    )
 
 
 def test_only_the_nodes_offered_are_considered():
@@ -112,7 +164,9 @@ def test_only_the_nodes_offered_are_considered():
 
 @pytest.mark.parametrize("names, unknown", [([], ()), (["x", "y"], ("x", "y"))])
 def test_no_node_is_known(names, unknown):
-    assert decided(cluster(**G3), pod_request(gpus()), names) == Refusal(pod_request(gpus()), (), unknown)
+    assert decided(cluster(**G3), pod_request(gpus()), names) == Refusal(
+        pod_request(gpus()), (), unknown
+    )
 
 
 def test_a_node_that_is_filled_is_not_taken_again():
@@ -122,7 +176,11 @@ def test_a_node_that_is_filled_is_not_taken_again():
     while isinstance(answer := decide(verdicts, asked, ["n1", "n2"], BINPACK), Choice):
         nodes.append(answer.node)
         (share,) = answer.placement[0]
-        table.book(booking(f"p{len(nodes)}", answer.node, charge(share.uuid, 1, share.memory_mib, share.cores)))
+        table.book(
+            booking(
+                f"p{len(nodes)}", answer.node, charge(share.uuid, 1, share.memory_mib, share.cores)
+            )
+        )
     assert sorted(nodes) == ["n1", "n2"]
 
 
@@ -138,15 +196,23 @@ def test_a_node_that_returns_with_other_devices_is_asked_anew():
 def exhaustive(table, asked, names, policy, preferences=()):
     """The result of evaluating all nodes."""
     found = {name: place_pod(table.usages(name), asked) for name in names if name in table.nodes}
-    scores = {name: node_score([usage for own in table.usages(name).values() for usage in own]) for name in found}
+    scores = {
+        name: node_score([usage for own in table.usages(name).values() for usage in own])
+        for name in found
+    }
     fitting = [name for name in found if not isinstance(found[name], Unfit)]
     if not fitting:
         return found, {name for name in names if name not in table.nodes}
     sign = -1 if policy is BINPACK else 1
     preferred = dict(zip(fitting, weights(preferences, fitting, table.labels)))
     best = sorted(fitting, key=lambda name: (-preferred[name], sign * scores[name], name))
-    return Choice(best[0], found[best[0]], tuple((name, scores[name]) for name in reversed(best)),
-                  len(names) - len(fitting), len(names))
+    return Choice(
+        best[0],
+        found[best[0]],
+        tuple((name, scores[name]) for name in reversed(best)),
+        len(names) - len(fitting),
+        len(names),
+    )
 
 
 def check_same(answer, expected, wanted=1):
@@ -156,8 +222,9 @@ def check_same(answer, expected, wanted=1):
     elif answer.candidates <= 16:
         assert answer == expected
     else:
-        assert ((answer.node, answer.placement) == (expected.node, expected.placement)
-                and answer.unfit <= expected.unfit and answer.fitting in (expected.fitting, expected.fitting[-wanted:]))
+        assert (answer.node, answer.placement) == (expected.node, expected.placement)
+        assert answer.unfit <= expected.unfit
+        assert answer.fitting in (expected.fitting, expected.fitting[-wanted:])
 
 
 @given(rng=randoms(use_true_random=True))
@@ -173,8 +240,11 @@ def test_what_is_remembered_and_skipped_never_changes_the_answer(rng):
         asked, policy = rng.choice(requests), rng.choice((BINPACK, SPREAD))
         names = rng.sample([*mirror.names, "unknown"], rng.randint(1, len(mirror.names) + 1))
         preferences, wanted = some_preferences(rng), rng.choice((1, 20))
-        check_same(decide(verdicts, asked, names, policy, preferences=preferences, wanted=wanted),
-                   exhaustive(mirror.fresh(), asked, names, policy, preferences), wanted)
+        check_same(
+            decide(verdicts, asked, names, policy, preferences=preferences, wanted=wanted),
+            exhaustive(mirror.fresh(), asked, names, policy, preferences),
+            wanted,
+        )
 
 
 @given(rng=randoms(use_true_random=True))
@@ -186,12 +256,19 @@ def test_columns_exclude_only_nodes_that_do_not_fit(rng):
     table, asked = mirror.table, some_pod_request(rng, rng.choice((1, 4)))
     table.refresh()
     rows = numpy.array(sorted(table.names), dtype=numpy.intp)
-    for device_columns, of in ((table.columns(rows), range(len(rows))), (table.all_columns(), rows)):
+    for device_columns, of in (
+        (table.columns(rows), range(len(rows))),
+        (table.all_columns(), rows),
+    ):
         possible = numpy.ones(device_columns.nodes, dtype=bool)
         for request in asked.distinct_requests:
-            possible &= columns.may_serve(device_columns, request, asked.fit_context(request.vendor))
+            possible &= columns.may_serve(
+                device_columns, request, asked.fit_context(request.vendor)
+            )
         for place, row in zip(of, rows):
-            assert possible[place] or isinstance(place_pod(table.usages(table.names[row]), asked), Unfit)
+            assert possible[place] or isinstance(
+                place_pod(table.usages(table.names[row]), asked), Unfit
+            )
 
 
 @pytest.mark.parametrize("by_claims, chosen", [(True, "claims"), (False, "plugin")])
@@ -208,11 +285,19 @@ def test_a_pod_gets_devices_of_its_door(by_claims, chosen):
 
 
 def test_columns_exclude_nodes_that_cannot_fit():
-    table = cluster(full=[usage("a", 10)], small=[usage("b", memory_mib=10)], busy=[usage("c", 1, 0, 90)],
-                    sick=[usage("d", healthy=False)],
-                    other=[usage("e", model="NVIDIA L4")], good=[usage("f")], lone=[usage("g"), usage("h", 10)])
+    table = cluster(
+        full=[usage("a", 10)],
+        small=[usage("b", memory_mib=10)],
+        busy=[usage("c", 1, 0, 90)],
+        sick=[usage("d", healthy=False)],
+        other=[usage("e", model="NVIDIA L4")],
+        good=[usage("f")],
+        lone=[usage("g"), usage("h", 10)],
+    )
     table.refresh()
-    rows = numpy.array([table.rows[name] for name in ("full", "small", "busy", "sick", "other", "good", "lone")])
+    rows = numpy.array(
+        [table.rows[name] for name in ("full", "small", "busy", "sick", "other", "good", "lone")]
+    )
     asked = pod_request(gpus(1, 1000, 20), annotations={"nvidia.com/use-gputype": "A40"})
     assert list(may_serve(table, asked, rows)) == [False] * 5 + [True] * 2
     assert list(may_serve(table, pod_request(gpus(2, 1000)), rows)) == [False] * 7
@@ -228,49 +313,105 @@ def test_the_closest_nodes_lack_the_least(rng):
     """The order is that of the devices as they are described: the columns only find it sooner."""
     mirror = Mirror.filled(rng, 6)
     asked, verdicts = some_pod_request(rng, 1), Verdicts(mirror.table)
-    verdicts.closest(verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names)))  # fills what is remembered
+    verdicts.closest(
+        verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names))
+    )  # fills what is remembered
     for _ in range(3):
         mirror.change(rng)
     refusal = verdicts.refuse(asked, mirror.names, verdicts.rows(mirror.names))
-    assert verdicts.closest(refusal) == verdicts.closest(refusal) == Verdicts(mirror.fresh()).closest(refusal)
+    assert (
+        verdicts.closest(refusal)
+        == verdicts.closest(refusal)
+        == Verdicts(mirror.fresh()).closest(refusal)
+    )
     distances = []
     for refused in verdicts.closest(refusal):
-        distances.append(nearest_sum((device.distance for device in refused.devices), refused.request.count))
+        distances.append(
+            nearest_sum((device.distance for device in refused.devices), refused.request.count)
+        )
     assert distances == sorted(distances)
 
 
 def sized(*devices):
     """Devices of these sizes in MiB, with what is used of each."""
-    return [usage(f"g{index}", 1, used, index=index, memory_mib=size) for index, (size, used) in enumerate(devices)]
+    return [
+        usage(f"g{index}", 1, used, index=index, memory_mib=size)
+        for index, (size, used) in enumerate(devices)
+    ]
 
 
 # the nodes of each row are in the order in which they are near, and their names are not
-@pytest.mark.parametrize("asked, nodes", [
-    param(pod_request(gpus(1, 120_000, 0)), {
-        "c": sized((81_920, 0)), "b": sized((35_360, 0)), "a": sized((20_000, 0))}, id="more than a device has"),
-    param(pod_request(gpus(1, 80_000, 0)), {
-        "c": sized((81_920, 81_920)), "b": sized((81_920, 100_000)), "a": sized((40_000, 60_000))},
-        id="devices of which more is booked than they have"),
-    param(pod_request(gpus(1, 60_000, 0)), {
-        "b": sized((81_920, 30_000)), "a": sized((20_000, 8_000))}, id="half of the small one is not half as much"),
-    param(pod_request(gpus(2, 10_000, 0)), {
-        "c": sized((20_000, 0), (20_000, 19_000)), "b": sized((20_000, 16_000), (20_000, 16_000)),
-        "a": sized((20_000, 20_000), (20_000, 20_000))}, id="several devices together"),
-    param(pod_request(gpus(1, 20_000, 0)), {
-        "b": sized((20_000, 1)), "a": [usage("g", 10)]}, id="a slot is all of a slot"),
-    param(pod_request(gpus(1, 20_000, 0)), {
-        "b": sized((20_000, 1)), "a": [usage("g", 1, 0, 100)]}, id="a device without free cores"),
-    param(pod_request(gpus(1, 10_000, 50)), {
-        "c": [usage("g", 1, 0, 60)], "b": [usage("g", 1, 40_000)], "a": [usage("g", 1, 40_000, 60)]},
-        id="parts of what is requested, whatever the unit"),
-    param(pod_request(gpus(1, 10_000, 0)), {
-        "b": sized((10_000, 900_000)), "a": [usage("g", healthy=False)]}, id="amounts before other rules"),
-    param(pod_request(gpus(2, 10_000, 0)), {
-        "c": sized((10_000, 5_000), (10_000, 5_000)), "b": [usage("g"), usage("h", index=1, healthy=False)],
-        "a": [usage("g")]}, id="the same of several devices"),
-    param(pod_request(gpus(1, 40_000, 0), annotations={"nvidia.com/use-gpuuuid": "wanted"}), {
-        "b": [usage("wanted", 1, 30_000)], "a": [usage("other", 1, 10_000)]}, id="a device that is named"),
-])
+@pytest.mark.parametrize(
+    "asked, nodes",
+    [
+        param(
+            pod_request(gpus(1, 120_000, 0)),
+            {"c": sized((81_920, 0)), "b": sized((35_360, 0)), "a": sized((20_000, 0))},
+            id="more than a device has",
+        ),
+        param(
+            pod_request(gpus(1, 80_000, 0)),
+            {
+                "c": sized((81_920, 81_920)),
+                "b": sized((81_920, 100_000)),
+                "a": sized((40_000, 60_000)),
+            },
+            id="devices of which more is booked than they have",
+        ),
+        param(
+            pod_request(gpus(1, 60_000, 0)),
+            {"b": sized((81_920, 30_000)), "a": sized((20_000, 8_000))},
+            id="half of the small one is not half as much",
+        ),
+        param(
+            pod_request(gpus(2, 10_000, 0)),
+            {
+                "c": sized((20_000, 0), (20_000, 19_000)),
+                "b": sized((20_000, 16_000), (20_000, 16_000)),
+                "a": sized((20_000, 20_000), (20_000, 20_000)),
+            },
+            id="several devices together",
+        ),
+        param(
+            pod_request(gpus(1, 20_000, 0)),
+            {"b": sized((20_000, 1)), "a": [usage("g", 10)]},
+            id="a slot is all of a slot",
+        ),
+        param(
+            pod_request(gpus(1, 20_000, 0)),
+            {"b": sized((20_000, 1)), "a": [usage("g", 1, 0, 100)]},
+            id="a device without free cores",
+        ),
+        param(
+            pod_request(gpus(1, 10_000, 50)),
+            {
+                "c": [usage("g", 1, 0, 60)],
+                "b": [usage("g", 1, 40_000)],
+                "a": [usage("g", 1, 40_000, 60)],
+            },
+            id="parts of what is requested, whatever the unit",
+        ),
+        param(
+            pod_request(gpus(1, 10_000, 0)),
+            {"b": sized((10_000, 900_000)), "a": [usage("g", healthy=False)]},
+            id="amounts before other rules",
+        ),
+        param(
+            pod_request(gpus(2, 10_000, 0)),
+            {
+                "c": sized((10_000, 5_000), (10_000, 5_000)),
+                "b": [usage("g"), usage("h", index=1, healthy=False)],
+                "a": [usage("g")],
+            },
+            id="the same of several devices",
+        ),
+        param(
+            pod_request(gpus(1, 40_000, 0), annotations={"nvidia.com/use-gpuuuid": "wanted"}),
+            {"b": [usage("wanted", 1, 30_000)], "a": [usage("other", 1, 10_000)]},
+            id="a device that is named",
+        ),
+    ],
+)
 def test_the_order_of_the_nearest_nodes(asked, nodes):
     table = cluster(**nodes)
     verdicts = Verdicts(table)
@@ -281,8 +422,10 @@ def test_the_order_of_the_nearest_nodes(asked, nodes):
 
 def test_a_device_that_is_named_is_found_among_many_nodes():
     """Columns do not tell uuids, so they do not know which nodes are near."""
-    table = cluster(**{f"n{number:03}": [usage(f"g{number}", 1, 100)] for number in range(200)},
-                    z=[usage("wanted", 1, 30_000)])
+    table = cluster(
+        **{f"n{number:03}": [usage(f"g{number}", 1, 100)] for number in range(200)},
+        z=[usage("wanted", 1, 30_000)],
+    )
     verdicts = Verdicts(table)
     asked = pod_request(gpus(1, 40_000, 0), annotations={"nvidia.com/use-gpuuuid": "wanted"})
     refusal = decide(verdicts, asked, sorted(table.nodes), BINPACK)
@@ -298,8 +441,12 @@ def test_equally_near_nodes_are_in_the_order_of_their_names():
 
 def test_a_thousand_refused_nodes_are_explained_without_looking_at_each():
     """The reasons are those that an exact evaluation gives."""
-    table = cluster(**{f"n{number}": [usage("a", number % 3, 10 * number), usage("b", healthy=number % 5 > 0)]
-                       for number in range(1000)})
+    table = cluster(
+        **{
+            f"n{number}": [usage("a", number % 3, 10 * number), usage("b", healthy=number % 5 > 0)]
+            for number in range(1000)
+        }
+    )
     asked = pod_request(gpus(2, 46068))
     verdicts = Verdicts(table)
     refusal = decide(verdicts, asked, sorted(table.nodes), BINPACK)
@@ -318,7 +465,9 @@ def test_a_quota_that_is_no_part_of_the_request_has_the_same_effect(rng):
     verdicts, quota = Verdicts(mirror.table), check_quota(asked, budgets, mirror.table.sizes())
     rows = verdicts.rows(mirror.names)
     choice = verdicts.choose(asked, rows, NodeOrder(BINPACK), quota)
-    exact = {name: place_pod(mirror.table.usages(name), asked, budgets) for name in mirror.table.nodes}
+    exact = {
+        name: place_pod(mirror.table.usages(name), asked, budgets) for name in mirror.table.nodes
+    }
     fitting = {name for name, verdict in exact.items() if not isinstance(verdict, Unfit)}
     if choice is None:
         assert not fitting
@@ -326,7 +475,8 @@ def test_a_quota_that_is_no_part_of_the_request_has_the_same_effect(rng):
         assert set(refusal.unfit) == set(mirror.table.nodes)
     else:
         charges = peak_charges(asked.kinds, choice.placement)
-        assert choice.node in fitting and budgets["NVIDIA"].covers(*total_charge(charges))
+        assert choice.node in fitting
+        assert budgets["NVIDIA"].covers(*total_charge(charges))
 
 
 def test_a_pod_that_its_quota_refuses_again_and_again_asks_no_node():
@@ -335,7 +485,9 @@ def test_a_pod_that_its_quota_refuses_again_and_again_asks_no_node():
     for left in range(100):
         quota = check_quota(asked, {"NVIDIA": Budget(left)}, table.sizes())
         assert verdicts.choose(asked, verdicts.rows(names), NodeOrder(BINPACK), quota) is None
-        assert {str(unfit) for unfit in verdicts.refuse(asked, names, verdicts.rows(names), quota).unfit.values()} == {
-            "1/1 ResourceQuotaNotFit"}
+        assert {
+            str(unfit)
+            for unfit in verdicts.refuse(asked, names, verdicts.rows(names), quota).unfit.values()
+        } == {"1/1 ResourceQuotaNotFit"}
     assert not any(row.usages for row in table.nodes.values()), "no node was evaluated"
     assert verdicts._of.cache_info().misses == 1

@@ -46,9 +46,13 @@ class Asked:
 
     def check(self):
         """The row holds, and admitting a second time changes nothing more."""
-        limits, requests, admission = admitted(self.vendor, self.limits, self.requests, self.annotations)
+        limits, requests, admission = admitted(
+            self.vendor, self.limits, self.requests, self.annotations
+        )
         assert (limits, requests) == (self.limits | self.added, self.requests | self.requested)
-        assert {entry["name"]: entry["value"] for entry in admission.container.get("env", [])} == self.env
+        assert {
+            entry["name"]: entry["value"] for entry in admission.container.get("env", [])
+        } == self.env
         assert (admission.annotations, admission.pod_spec) == (self.annotated, self.pod_spec)
         again = admitted(self.vendor, limits, requests, self.annotations | self.annotated)
         assert again[:2] == (limits, requests), "admission is not at rest"
@@ -91,12 +95,15 @@ class Fits:
         """The row holds."""
         pod = self.pod()
         found = place_pod({self.vendor.key: self.usages}, self.pod_request(pod), self.budgets)
-        assert (str(found) if isinstance(found, Unfit) else render_shares(found)) == self.outcome or (
-            not isinstance(found, Unfit) and self.vendor.annotations.writes_model)
+        assert (
+            str(found) if isinstance(found, Unfit) else render_shares(found)
+        ) == self.outcome or (not isinstance(found, Unfit) and self.vendor.annotations.writes_model)
         if not isinstance(found, Unfit):
             devices = {usage.device.uuid: usage.device for usage in self.usages}
-            texts = render_vendor_annotations(self.vendor, AnnotationContext(
-                pod=pod, node=self.node, shares=found, devices=devices, now=NOW))
+            texts = render_vendor_annotations(
+                self.vendor,
+                AnnotationContext(pod=pod, node=self.node, shares=found, devices=devices, now=NOW),
+            )
             assert texts.pop(self.vendor.annotations.allocated) == self.outcome
             if self.request is None:
                 most = most_shares(Catalog([self.vendor]), pod.containers)
@@ -114,8 +121,14 @@ class Fits:
         for position, (limits, kind) in enumerate(zip(given, kinds)):
             after, requests, admission = admitted(self.vendor, limits, {}, annotations)
             annotations |= admission.annotations
-            containers.append(Container(name=f"c{position}", kind=kind, limits=after, requests=requests))
-        return Pod(ref=PodRef("default", "pod1", "uid-1"), annotations=annotations, containers=tuple(containers))
+            containers.append(
+                Container(name=f"c{position}", kind=kind, limits=after, requests=requests)
+            )
+        return Pod(
+            ref=PodRef("default", "pod1", "uid-1"),
+            annotations=annotations,
+            containers=tuple(containers),
+        )
 
     def pod_request(self, pod) -> PodRequest:
         """The pod's request, with devices in the given order."""
@@ -152,9 +165,19 @@ def admit(vendor, wire, annotations=(), **pod_spec):
     assert draft.changed() == convert_pod(after)
     (container,) = after["spec"]["containers"]
     return Outcome(
-        container, draft.requests_devices,
-        {name: value for name, value in after["spec"].items() if name != "containers" and spec.get(name) != value},
-        {key: text for key, text in after["metadata"]["annotations"].items() if dict(annotations).get(key) != text})
+        container,
+        draft.requests_devices,
+        {
+            name: value
+            for name, value in after["spec"].items()
+            if name != "containers" and spec.get(name) != value
+        },
+        {
+            key: text
+            for key, text in after["metadata"]["annotations"].items()
+            if dict(annotations).get(key) != text
+        },
+    )
 
 
 def admitted(vendor, limits, requests=(), annotations=()):

@@ -35,19 +35,31 @@ def test_memory_is_multiplied_by_the_factor(factor, memory_mib):
 
 
 def context(*containers, annotations=None, devices=()):
-    return AnnotationContext(pod=pod(annotations=annotations or {}), node="n", shares=containers,
-                             devices={usage.device.uuid: usage.device for usage in devices}, now=NOW)
+    return AnnotationContext(
+        pod=pod(annotations=annotations or {}),
+        node="n",
+        shares=containers,
+        devices={usage.device.uuid: usage.device for usage in devices},
+        now=NOW,
+    )
 
 
-@pytest.mark.parametrize("annotations, text", [
-    param(HARD, '[{"UUID":"device-0","temp":"vir08","memory":8738,"core":1}]', id="in hard split"),
-    param(SOFT, '[{"UUID":"device-0","memory":8738,"core":1}]', id="in soft split"),
-])
+@pytest.mark.parametrize(
+    "annotations, text",
+    [
+        param(
+            HARD, '[{"UUID":"device-0","temp":"vir08","memory":8738,"core":1}]', id="in hard split"
+        ),
+        param(SOFT, '[{"UUID":"device-0","memory":8738,"core":1}]', id="in soft split"),
+    ],
+)
 def test_what_the_device_plugin_reads(annotations, text):
     (chip,) = (chip for chip in CHART.ascends if chip.common_word == A910.key)
     config = msgspec.structs.replace(chip, common_word="Ascend")
     vendor = vendors(replace(CHART, ascends=(config,)), ascend=True)["Ascend"]
-    texts = render_vendor_annotations(vendor, context((share("device-0", 8738, 1, "Ascend"),), annotations=annotations))
+    texts = render_vendor_annotations(
+        vendor, context((share("device-0", 8738, 1, "Ascend"),), annotations=annotations)
+    )
     assert texts["hami.io/Ascend-devices-allocated"] == "device-0,Ascend,8738,1:;"
     assert (texts["huawei.com/Ascend"], texts["predicate-time"]) == (text, "1787313600")
 
@@ -57,16 +69,24 @@ def test_what_the_device_plugin_reads_has_the_chips_of_all_containers_in_order()
     texts = render_vendor_annotations(P310, context((b,), (), (a,)))
     assert texts[P310.annotations.allocated] == render_shares(((b,), (), (a,)))
     assert texts["huawei.com/Ascend310P"] == (
-        '[{"UUID":"b","memory":21527},{"UUID":"a","temp":"vir01","memory":3072}]')
+        '[{"UUID":"b","memory":21527},{"UUID":"a","temp":"vir01","memory":3072}]'
+    )
 
 
 REGISTERED = '[{"id":"d","count":4,"devmem":65536,"devcore":20,"type":"Ascend910B3","health":true,"custominfo":%s}]'
 
 
-@pytest.mark.parametrize("default, said, soft", [
-    (False, None, False), (True, None, True), (False, "true", True), (True, "false", False), (True, "True", False),
-    (True, "", False),
-])
+@pytest.mark.parametrize(
+    "default, said, soft",
+    [
+        (False, None, False),
+        (True, None, True),
+        (False, "true", True),
+        (True, "false", False),
+        (True, "True", False),
+        (True, "", False),
+    ],
+)
 def test_a_node_has_the_soft_split_if_it_says_so_or_else_by_default(default, said, soft):
     annotations = {B910.annotations.register: REGISTERED % '{"NetworkID":3}'}
     annotations |= {} if said is None else {"hami-vnpu-core": said}
@@ -83,31 +103,48 @@ def test_a_node_without_chips():
 
 def env_after(overwriting, limits):
     """The environment of a container with *limits*, where the chips *overwriting* have overwriteEnv."""
-    config = replace(CHART, ascends=tuple(
-        msgspec.structs.replace(one, overwrite_env=one.common_word in overwriting) for one in CHART.ascends))
+    config = replace(
+        CHART,
+        ascends=tuple(
+            msgspec.structs.replace(one, overwrite_env=one.common_word in overwriting)
+            for one in CHART.ascends
+        ),
+    )
     catalog = vendors(config, ascend=True)
     draft = PodDraft({"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}})
     admit_pod(catalog, draft)
     return draft.render()["spec"]["containers"][0].get("env", [])
 
 
-@pytest.mark.parametrize("overwriting, limits, env", [
-    param([], {}, [], id="not configured"),
-    param(["Ascend910B3"], {}, HIDDEN, id="no chip is asked for"),
-    param(["Ascend910B3"], {"nvidia.com/gpu": "1"}, HIDDEN, id="another vendor's device"),
-    param(["Ascend910B3"], npu(B910, None, 5), HIDDEN, id="memory alone is no chip"),
-    param(["Ascend910B3"], npu(B910, 1), [], id="this chip"),
-    param(["Ascend910B3"], npu(P310, 1), [], id="another chip of Ascend"),
-    param(["Ascend310P", "Ascend910B3", "Ascend910C"], {}, HIDDEN, id="once, however many chips have the switch"),
-    param(["Ascend310P", "Ascend910B3"], npu(B910, 1), [], id="another chip has the switch, too"),
-])
+@pytest.mark.parametrize(
+    "overwriting, limits, env",
+    [
+        param([], {}, [], id="not configured"),
+        param(["Ascend910B3"], {}, HIDDEN, id="no chip is asked for"),
+        param(["Ascend910B3"], {"nvidia.com/gpu": "1"}, HIDDEN, id="another vendor's device"),
+        param(["Ascend910B3"], npu(B910, None, 5), HIDDEN, id="memory alone is no chip"),
+        param(["Ascend910B3"], npu(B910, 1), [], id="this chip"),
+        param(["Ascend910B3"], npu(P310, 1), [], id="another chip of Ascend"),
+        param(
+            ["Ascend310P", "Ascend910B3", "Ascend910C"],
+            {},
+            HIDDEN,
+            id="once, however many chips have the switch",
+        ),
+        param(
+            ["Ascend310P", "Ascend910B3"], npu(B910, 1), [], id="another chip has the switch, too"
+        ),
+    ],
+)
 def test_chips_are_hidden_from_containers_without_any(overwriting, limits, env):
     assert env_after(overwriting, limits) == env
 
 
 def test_one_vendor_looks_after_containers_that_ask_for_no_chip():
-    config = replace(CHART, ascends=tuple(
-        msgspec.structs.replace(one, overwrite_env=True) for one in CHART.ascends))
+    config = replace(
+        CHART,
+        ascends=tuple(msgspec.structs.replace(one, overwrite_env=True) for one in CHART.ascends),
+    )
     assert len(vendors(config, ascend=True).admitting_all) == 1
     assert vendors(CHART, ascend=True).admitting_all == ()
 
@@ -116,23 +153,33 @@ def held(*uuids):
     return tuple(share(uuid, 65536, 0, B910.key) for uuid in uuids)
 
 
-@pytest.mark.parametrize("usages, placement, score", [
-    param(chips(1, 1, 2), (held("d0", "d1"),), 10, id="one network"),
-    param(chips(1, 1, 2), (held("d1", "d2"),), 5, id="two networks"),
-    param(chips(1, 1, 2), (held("d0", "d1", "d2"), (), held("d2")), 10 * 2 / 3 + 10, id="containers add up"),
-    param(chips(1, None), (held("d0"), held("d1")), 0, id="a chip without network"),
-    param(chips(1, "x"), (held("d1"),), 0, id="a network that is no number"),
-    param(chips(1, True), (held("d1"),), 0, id="a network that is a truth"),
-    param(chips(1), ((),), 0, id="no chip"),
-])
+@pytest.mark.parametrize(
+    "usages, placement, score",
+    [
+        param(chips(1, 1, 2), (held("d0", "d1"),), 10, id="one network"),
+        param(chips(1, 1, 2), (held("d1", "d2"),), 5, id="two networks"),
+        param(
+            chips(1, 1, 2),
+            (held("d0", "d1", "d2"), (), held("d2")),
+            10 * 2 / 3 + 10,
+            id="containers add up",
+        ),
+        param(chips(1, None), (held("d0"), held("d1")), 0, id="a chip without network"),
+        param(chips(1, "x"), (held("d1"),), 0, id="a network that is no number"),
+        param(chips(1, True), (held("d1"),), 0, id="a network that is a truth"),
+        param(chips(1), ((),), 0, id="no chip"),
+    ],
+)
 def test_node_score_is_higher_where_chips_share_a_network(usages, placement, score):
     assert B910.decision.node_score(usages, placement, NodePolicy.BINPACK) == pytest.approx(score)
 
 
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_higher_is_better_whatever_the_policy(policy):
-    near, far = (B910.decision.node_score(chips(1, 1, 2), (held(*uuids),), policy)
-                 for uuids in (("d0", "d1"), ("d1", "d2")))
+    near, far = (
+        B910.decision.node_score(chips(1, 1, 2), (held(*uuids),), policy)
+        for uuids in (("d0", "d1"), ("d1", "d2"))
+    )
     assert near > far
 
 
@@ -142,19 +189,29 @@ def test_chips_without_networks_have_no_score():
 
 def test_only_the_switch_adds_chips():
     assert [vendor.key for vendor in vendors(CHART) if vendor.key.startswith("Ascend")] == []
-    assert [vendor.key for vendor in vendors(CHART, ascend=True) if vendor.key.startswith("Ascend")] == sorted(
-        one.common_word for one in CHART.ascends)
+    assert [
+        vendor.key for vendor in vendors(CHART, ascend=True) if vendor.key.startswith("Ascend")
+    ] == sorted(one.common_word for one in CHART.ascends)
 
 
 def test_chips_whose_name_begins_alike_are_kept_apart():
     text = REGISTERED.replace("Ascend910B3", "Ascend910B4-1") % "{}"
     there = node("n", annotations={"hami.io/node-register-Ascend910B4-1": text})
-    found = [vendor.key for vendor in vendors(CHART, ascend=True) if vendor.decision.inventory(vendor, there)]
+    found = [
+        vendor.key
+        for vendor in vendors(CHART, ascend=True)
+        if vendor.decision.inventory(vendor, there)
+    ]
     assert found == ["Ascend910B4-1"]
 
 
-PODS = st.lists(st.tuples(st.sampled_from([1, 1, 2]), st.integers(1, 65536), st.integers(0, 120), st.booleans()),
-                min_size=1, max_size=12)
+PODS = st.lists(
+    st.tuples(
+        st.sampled_from([1, 1, 2]), st.integers(1, 65536), st.integers(0, 120), st.booleans()
+    ),
+    min_size=1,
+    max_size=12,
+)
 
 
 @given(pods=PODS, word=st.sampled_from(["Ascend310P", "Ascend910A", "Ascend910B3", "Ascend910C"]))
@@ -167,12 +224,19 @@ def test_chips_are_never_over_whichever_way_pods_divide_them(pods, word):
     for count, memory, core, soft in pods:
         annotations = SOFT if soft else HARD
         try:
-            limits, _, _ = admitted(vendor, npu(vendor, count, memory, core if soft else None), {}, annotations)
+            limits, _, _ = admitted(
+                vendor, npu(vendor, count, memory, core if soft else None), {}, annotations
+            )
         except MalformedInput:
             continue
-        found = place_pod({word: held}, pod_request(container(limits), annotations=annotations, vendors=[vendor]))
+        found = place_pod(
+            {word: held}, pod_request(container(limits), annotations=annotations, vendors=[vendor])
+        )
         if not isinstance(found, Unfit):
             held = charge_shares(held, found[0])
             assert not any(usage.is_overcommitted for usage in held)
             assert soft or {share.memory_mib for share in found[0]} <= sizes
-            assert word != "Ascend910C" or sorted(share.uuid for share in found[0]) in (["d0", "d1"], ["d2", "d3"])
+            assert word != "Ascend910C" or sorted(share.uuid for share in found[0]) in (
+                ["d0", "d1"],
+                ["d2", "d3"],
+            )

@@ -23,21 +23,40 @@ LABEL = "node.kubernetes.io/instance-type"
 def instance(name="n", kind="inf2.48xlarge", **amounts):
     """A node with these capacities, by the last part of their names."""
     capacity = {f"aws.amazon.com/{part}": str(amount) for part, amount in amounts.items()}
-    return Node(name=name, labels={LABEL: kind} if kind else {}, capacity=capacity, allocatable=capacity)
+    return Node(
+        name=name, labels={LABEL: kind} if kind else {}, capacity=capacity, allocatable=capacity
+    )
 
 
-@pytest.mark.parametrize("amounts, each", [
-    (dict(neuron=2, neuroncore=4), 2), (dict(neuron=2, neuroncore=8), 4), (dict(neuron=2, neuroncore=2), 1),
-    (dict(neuron=2, neuroncore=62), 31),
-])
+@pytest.mark.parametrize(
+    "amounts, each",
+    [
+        (dict(neuron=2, neuroncore=4), 2),
+        (dict(neuron=2, neuroncore=8), 4),
+        (dict(neuron=2, neuroncore=2), 1),
+        (dict(neuron=2, neuroncore=62), 31),
+    ],
+)
 def test_devices_share_the_cores_of_their_node(amounts, each):
     assert NEURON.decision.inventory(NEURON, instance(**amounts)) == tuple(
-        Device(uuid=f"n-AWSNeuron-{i}", vendor="AWSNeuron", model="AWSNeuron", slots=each, memory_mib=0,
-               cores=2 ** each - 1, index=i, info={"instance_type": "inf2.48xlarge"}) for i in range(2))
+        Device(
+            uuid=f"n-AWSNeuron-{i}",
+            vendor="AWSNeuron",
+            model="AWSNeuron",
+            slots=each,
+            memory_mib=0,
+            cores=2**each - 1,
+            index=i,
+            info={"instance_type": "inf2.48xlarge"},
+        )
+        for i in range(2)
+    )
 
 
 def test_a_device_is_one_core_where_cores_have_no_name():
-    vendor = vendors(DeviceConfig(nvidia=None, names={"AWSNeuron": Names(count=COUNT)}))["AWSNeuron"]
+    vendor = vendors(DeviceConfig(nvidia=None, names={"AWSNeuron": Names(count=COUNT)}))[
+        "AWSNeuron"
+    ]
     (found,) = vendor.decision.inventory(vendor, instance(neuron=1))
     assert (found.slots, found.cores) == (1, 1)
 
@@ -47,23 +66,40 @@ def test_a_node_without_devices(amounts):
     assert NEURON.decision.inventory(NEURON, instance(**amounts)) is None
 
 
-@pytest.mark.parametrize("node, problem", [
-    param(instance(kind="", neuron=1, neuroncore=2), f"label {LABEL}: missing", id="no label"),
-    param(instance(neuron=1), "expected 1 to 31 cores for each", id="no cores"),
-    param(instance(neuroncore=2), "expected 1 to 31 cores for each of the 0 devices", id="cores alone"),
-    param(instance(neuron=3, neuroncore=4), "expected 1 to 31 cores for each", id="cores that cannot be shared out"),
-    param(instance(neuron=1, neuroncore=32), "expected 1 to 31 cores for each", id="more cores than a mask has"),
-    param(instance(neuron=-1, neuroncore=2), "expected no negative amount", id="negative"),
-    param(instance(neuron="x", neuroncore=2), f"capacity of {COUNT}", id="no number"),
-    param(instance(neuron=2000, neuroncore=4000), "at most 256 devices", id="absurd"),
-])
+@pytest.mark.parametrize(
+    "node, problem",
+    [
+        param(instance(kind="", neuron=1, neuroncore=2), f"label {LABEL}: missing", id="no label"),
+        param(instance(neuron=1), "expected 1 to 31 cores for each", id="no cores"),
+        param(
+            instance(neuroncore=2),
+            "expected 1 to 31 cores for each of the 0 devices",
+            id="cores alone",
+        ),
+        param(
+            instance(neuron=3, neuroncore=4),
+            "expected 1 to 31 cores for each",
+            id="cores that cannot be shared out",
+        ),
+        param(
+            instance(neuron=1, neuroncore=32),
+            "expected 1 to 31 cores for each",
+            id="more cores than a mask has",
+        ),
+        param(instance(neuron=-1, neuroncore=2), "expected no negative amount", id="negative"),
+        param(instance(neuron="x", neuroncore=2), f"capacity of {COUNT}", id="no number"),
+        param(instance(neuron=2000, neuroncore=4000), "at most 256 devices", id="absurd"),
+    ],
+)
 def test_nodes_that_cannot_be_read(node, problem):
     with pytest.raises(MalformedInput, match=problem):
         NEURON.decision.inventory(NEURON, node)
 
 
 def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
-    cache = cache_of(instance("bad", kind="", neuron=1, neuroncore=2), instance("good", neuron=1, neuroncore=2))
+    cache = cache_of(
+        instance("bad", kind="", neuron=1, neuroncore=2), instance("good", neuron=1, neuroncore=2)
+    )
     assert list(device_usage(cache)) == ["good"]
     assert LABEL in cache.nodes.problems()["bad", "AWSNeuron"]
 
@@ -76,22 +112,48 @@ def read(text, *containers):
 CORE, DEVICE = container({CORES: "1"}), container({COUNT: "1"})
 
 
-@pytest.mark.parametrize("text, containers, expected", [
-    param("d,AWSNeuron,0,1:;", [CORE], [[(1, (Partition(0),))]], id="the first core"),
-    param("d,AWSNeuron,0,2:;", [CORE], [[(2, (Partition(1),))]], id="the second core"),
-    param("d,AWSNeuron,0,12:;", [CORE], [[(12, (Partition(2, 2),))]], id="two neighbors"),
-    param("d,AWSNeuron,0,5:;", [CORE], [[(5, (Partition(0), Partition(2)))]], id="two that are not"),
-    param("d,AWSNeuron,0,0:;", [CORE], [[(0, ())]], id="no core, as upstream may write"),
-    param("d,AWSNeuron,0,3:;", [DEVICE], [[(3, (ALL,))]], id="a device, of which upstream names two cores"),
-    param(";d,AWSNeuron,0,3:;", [CORE, DEVICE], [[], [(3, (ALL,))]], id="of the second container"),
-    param("d,AWSNeuron,0,3:;", [CORE, DEVICE], [[(3, (Partition(0, 2),))]], id="nobody knows whose"),
-])
+@pytest.mark.parametrize(
+    "text, containers, expected",
+    [
+        param("d,AWSNeuron,0,1:;", [CORE], [[(1, (Partition(0),))]], id="the first core"),
+        param("d,AWSNeuron,0,2:;", [CORE], [[(2, (Partition(1),))]], id="the second core"),
+        param("d,AWSNeuron,0,12:;", [CORE], [[(12, (Partition(2, 2),))]], id="two neighbors"),
+        param(
+            "d,AWSNeuron,0,5:;",
+            [CORE],
+            [[(5, (Partition(0), Partition(2)))]],
+            id="two that are not",
+        ),
+        param("d,AWSNeuron,0,0:;", [CORE], [[(0, ())]], id="no core, as upstream may write"),
+        param(
+            "d,AWSNeuron,0,3:;",
+            [DEVICE],
+            [[(3, (ALL,))]],
+            id="a device, of which upstream names two cores",
+        ),
+        param(
+            ";d,AWSNeuron,0,3:;", [CORE, DEVICE], [[], [(3, (ALL,))]], id="of the second container"
+        ),
+        param(
+            "d,AWSNeuron,0,3:;",
+            [CORE, DEVICE],
+            [[(3, (Partition(0, 2),))]],
+            id="nobody knows whose",
+        ),
+    ],
+)
 def test_cores_are_read_back_from_the_mask(text, containers, expected):
     assert read(text, *containers) == expected
 
 
-ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 2}, {CORES: 1}, {CORES: 2}, {CORES: 4}]), min_size=1,
-                          max_size=2), max_size=12)
+ASKED = st.lists(
+    st.lists(
+        st.sampled_from([{COUNT: 1}, {COUNT: 2}, {CORES: 1}, {CORES: 2}, {CORES: 4}]),
+        min_size=1,
+        max_size=2,
+    ),
+    max_size=12,
+)
 
 
 @given(asked=ASKED, each=st.sampled_from([1, 2, 4, 8]), gone=st.sets(st.integers(0, 11)))
@@ -105,17 +167,22 @@ def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
         if number in gone and number in bound:
             cache.pods.remove(bound.pop(number))
         for usage in device_usage(cache).get("n", ()):
-            held = [core for partition in usage.partitions
-                    for core in range(partition.start, min(partition.start + partition.size, each))]
+            held = [
+                core
+                for partition in usage.partitions
+                for core in range(partition.start, min(partition.start + partition.size, each))
+            ]
             assert len(held) == len(set(held)), "a core was given twice"
             assert usage.slots_used <= usage.device.slots
     again = cache_of(node)
     for found in bound.values():
         again.pods.upsert(found)
     assert [sorted(usage.partitions) for usage in device_usage(again)["n"]] == [
-        sorted(usage.partitions) for usage in device_usage(cache)["n"]]
+        sorted(usage.partitions) for usage in device_usage(cache)["n"]
+    ]
     assert [usage.slots_used for usage in device_usage(again)["n"]] == [
-        usage.slots_used for usage in device_usage(cache)["n"]]
+        usage.slots_used for usage in device_usage(cache)["n"]
+    ]
 
 
 def test_a_count_among_requests_alone_is_of_devices():
@@ -129,13 +196,21 @@ def test_a_count_among_requests_alone_is_of_devices():
 
 def test_the_cores_of_a_device_are_those_of_its_own_node():
     """Upstream uses the number of the first node that it has seen."""
-    cache = cache_of(instance("two", neuron=1, neuroncore=2), instance("four", kind="inf1", neuron=1, neuroncore=4))
+    cache = cache_of(
+        instance("two", neuron=1, neuroncore=2),
+        instance("four", kind="inf1", neuron=1, neuroncore=4),
+    )
     found = {}
     for name in ("two", "four"):
         asked = pod(container({COUNT: "1"}), name=name)
         cache.assume(asked, [name])
-        found[name] = cache.reservations.get(asked.ref.uid).annotations[NEURON.annotations.allocated]
-    assert found == {"two": "two-AWSNeuron-0,AWSNeuron,0,3:;", "four": "four-AWSNeuron-0,AWSNeuron,0,15:;"}
+        found[name] = cache.reservations.get(asked.ref.uid).annotations[
+            NEURON.annotations.allocated
+        ]
+    assert found == {
+        "two": "two-AWSNeuron-0,AWSNeuron,0,3:;",
+        "four": "four-AWSNeuron-0,AWSNeuron,0,15:;",
+    }
 
 
 def test_what_a_request_needs_is_the_cores_of_the_device_at_most():

@@ -12,9 +12,22 @@ from tests.vendors.chart import CHART
 
 WIRE = {
     "metadata": {"name": "p", "annotations": {"team": "a"}},
-    "spec": {"schedulerName": "ours", "runtimeClassName": "kata", "initContainers": [{"name": "i"}], "containers": [
-        {"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
-         "resources": {"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "1"}}}]}}
+    "spec": {
+        "schedulerName": "ours",
+        "runtimeClassName": "kata",
+        "initContainers": [{"name": "i"}],
+        "containers": [
+            {
+                "name": "c",
+                "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+                "resources": {
+                    "limits": {"nvidia.com/gpu": "1"},
+                    "requests": {"nvidia.com/gpu": "1"},
+                },
+            }
+        ],
+    },
+}
 
 
 def changed(change):
@@ -27,15 +40,27 @@ def changed(change):
     return after
 
 
-@pytest.mark.parametrize("change", [
-    lambda pod, container: None,
-    lambda pod, container: pod.set_annotation("team", "a"),
-    lambda pod, container: pod.set_scheduler("ours"),
-    lambda pod, container: pod.set_runtime_class("nvidia"),
-    lambda pod, container: pod.set_runtime_class(""),
-    lambda pod, container: container.set_amount("nvidia.com/gpu", 1),
-    lambda pod, container: container.set_env("B", "2"),
-], ids=["nothing", "annotation", "scheduler", "the pod's own runtime class", "no runtime class", "amount", "variable"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pod, container: None,
+        lambda pod, container: pod.set_annotation("team", "a"),
+        lambda pod, container: pod.set_scheduler("ours"),
+        lambda pod, container: pod.set_runtime_class("nvidia"),
+        lambda pod, container: pod.set_runtime_class(""),
+        lambda pod, container: container.set_amount("nvidia.com/gpu", 1),
+        lambda pod, container: container.set_env("B", "2"),
+    ],
+    ids=[
+        "nothing",
+        "annotation",
+        "scheduler",
+        "the pod's own runtime class",
+        "no runtime class",
+        "amount",
+        "variable",
+    ],
+)
 def test_setting_what_is_there_changes_nothing(change):
     assert changed(change) is WIRE
 
@@ -46,14 +71,26 @@ def test_only_the_parts_that_change_are_copied():
     assert after["spec"]["initContainers"] is WIRE["spec"]["initContainers"]
     (container,) = after["spec"]["containers"]
     assert container["env"] is WIRE["spec"]["containers"][0]["env"]
-    assert container["resources"] == {"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"},
-                                      "requests": {"nvidia.com/gpu": "1"}}
+    assert container["resources"] == {
+        "limits": {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"},
+        "requests": {"nvidia.com/gpu": "1"},
+    }
 
 
-@pytest.mark.parametrize("change, fields", [
-    (lambda pod: pod.set_annotation("k", "v"), {"metadata": {"name": "p", "annotations": {"team": "a", "k": "v"}}}),
-    (lambda pod: pod.set_scheduler("other"), {"spec": WIRE["spec"] | {"schedulerName": "other"}}),
-], ids=["annotation", "scheduler"])
+@pytest.mark.parametrize(
+    "change, fields",
+    [
+        (
+            lambda pod: pod.set_annotation("k", "v"),
+            {"metadata": {"name": "p", "annotations": {"team": "a", "k": "v"}}},
+        ),
+        (
+            lambda pod: pod.set_scheduler("other"),
+            {"spec": WIRE["spec"] | {"schedulerName": "other"}},
+        ),
+    ],
+    ids=["annotation", "scheduler"],
+)
 def test_fields_of_the_pod(change, fields):
     assert changed(lambda pod, container: change(pod)) == WIRE | fields
 
@@ -61,19 +98,28 @@ def test_fields_of_the_pod(change, fields):
 def test_an_amount_that_is_requested_too_stays_equal_in_both():
     after = changed(lambda pod, container: container.set_amount("nvidia.com/gpu", 2))
     assert after["spec"]["containers"][0]["resources"] == {
-        "limits": {"nvidia.com/gpu": "2"}, "requests": {"nvidia.com/gpu": "2"}}
+        "limits": {"nvidia.com/gpu": "2"},
+        "requests": {"nvidia.com/gpu": "2"},
+    }
 
 
 def test_vendors_see_the_changes_of_each_other():
     draft = PodDraft(WIRE)
-    ours, theirs = (draft.containers[-1].seen_with(vendor.resources) for vendor in (NVIDIA, CHART["DCU"]))
+    ours, theirs = (
+        draft.containers[-1].seen_with(vendor.resources) for vendor in (NVIDIA, CHART["DCU"])
+    )
     ours.set_limit("nvidia.com/gpumem", 5)
     ours.set_env("N", "1")
     theirs.set_env("A", "3")
-    assert ours.given == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "5"} and theirs.given == {}
-    assert theirs.limits == ours.limits and set(theirs.env) == {"N", "A"}
+    assert ours.given == {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "5"}
+    assert theirs.given == {}
+    assert theirs.limits == ours.limits
+    assert set(theirs.env) == {"N", "A"}
     assert draft.render()["spec"]["containers"][0]["env"] == [
-        {"name": "B", "value": "2"}, {"name": "N", "value": "1"}, {"name": "A", "value": "3"}]
+        {"name": "B", "value": "2"},
+        {"name": "N", "value": "1"},
+        {"name": "A", "value": "3"},
+    ]
 
 
 @pytest.mark.parametrize("env", ["A=1", {"A": "1"}, ["A=1"], 3], ids=str)

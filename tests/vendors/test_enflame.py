@@ -17,9 +17,13 @@ PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}
 
 def sliced(*capacities, profiles=None, name="n"):
     """A node whose devices have these capacities."""
-    document = {"devices": [{"index": str(i), "minor": str(i + 7), "capacity": capacity}
-                            for i, capacity in enumerate(capacities)],
-                "profiles": PROFILES if profiles is None else profiles}
+    document = {
+        "devices": [
+            {"index": str(i), "minor": str(i + 7), "capacity": capacity}
+            for i, capacity in enumerate(capacities)
+        ],
+        "profiles": PROFILES if profiles is None else profiles,
+    }
     return Node(name=name, annotations={"enflame.com/gcu-drs-capacity": json.dumps(document)})
 
 
@@ -42,7 +46,9 @@ def test_a_node_without_the_annotation():
 
 
 def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
-    with pytest.raises(MalformedInput, match="enflame.com/gcu-drs-capacity: devices.0.: expected a capacity"):
+    with pytest.raises(
+        MalformedInput, match="enflame.com/gcu-drs-capacity: devices.0.: expected a capacity"
+    ):
         DRS.decision.inventory(DRS, sliced(0))
     cache = cache_of(sliced(0, name="bad"), sliced(6))
     assert list(device_usage(cache)) == ["n"]
@@ -51,7 +57,9 @@ def test_a_node_that_cannot_be_read_offers_nothing_and_says_why():
 
 def test_six_sixths_go_on_a_device_and_a_seventh_waits():
     cache = cache_of(sliced(6))
-    assert [place_pod(cache, f"p{i}", *asking({COUNT: "1"})) is not None for i in range(7)] == [True] * 6 + [False]
+    assert [place_pod(cache, f"p{i}", *asking({COUNT: "1"})) is not None for i in range(7)] == [
+        True
+    ] * 6 + [False]
 
 
 def test_slices_are_known_after_a_restart():
@@ -64,8 +72,14 @@ def test_slices_are_known_after_a_restart():
     assert place_pod(after, "c", *asking({COUNT: "1"})) is None
 
 
-ASKED = st.lists(st.lists(st.sampled_from([{COUNT: 1}, {COUNT: 3}, {COUNT: 6}, {MEMORY: 7}, {CORES: 20}]), min_size=1,
-                          max_size=2), max_size=16)
+ASKED = st.lists(
+    st.lists(
+        st.sampled_from([{COUNT: 1}, {COUNT: 3}, {COUNT: 6}, {MEMORY: 7}, {CORES: 20}]),
+        min_size=1,
+        max_size=2,
+    ),
+    max_size=16,
+)
 
 
 @given(asked=ASKED, gone=st.sets(st.integers(0, 15)), capacity=st.integers(1, 6))
@@ -76,15 +90,23 @@ def test_no_more_slices_are_given_than_there_are_and_all_are_read_back(asked, go
         name = f"p{number}"
         if (found := place_pod(cache, name, *asking(*limits))) is not None:
             given = json.loads(found.annotations["assigned-containers"])
-            uuids = [text.split(",")[0] for text in found.annotations[DRS.annotations.allocated].split(";")[:-1]]
-            slices[name] = list(zip(uuids, (one["request"] for _, one in sorted(given.items())), strict=True))
+            uuids = [
+                text.split(",")[0]
+                for text in found.annotations[DRS.annotations.allocated].split(";")[:-1]
+            ]
+            slices[name] = list(
+                zip(uuids, (one["request"] for _, one in sorted(given.items())), strict=True)
+            )
             bound[name] = found
         if number in gone and name in bound:
             cache.pods.remove(bound.pop(name))
             del slices[name]
     for usage in device_usage(cache)["n"]:
-        taken = sum(count for held in slices.values() for uuid, count in held if uuid == usage.device.uuid)
-        assert taken <= capacity and not usage.is_overcommitted
+        taken = sum(
+            count for held in slices.values() for uuid, count in held if uuid == usage.device.uuid
+        )
+        assert taken <= capacity
+        assert not usage.is_overcommitted
     again = cache_of(sliced(capacity, capacity))
     for one in bound.values():
         again.pods.upsert(one)

@@ -43,6 +43,7 @@ def install(tmp_path, monkeypatch):
             (folder / f"{name}.py").write_text(text)
         monkeypatch.syspath_prepend(str(folder))
         return folder
+
     yield install
     for name in set(sys.modules) - before:
         del sys.modules[name]
@@ -65,7 +66,11 @@ def test_without_packages_there_are_none():
 
 
 def test_the_example_is_short():
-    lines = [line for line in (EXAMPLE / "acme_hami.py").read_text().splitlines() if line and '"""' not in line]
+    lines = [
+        line
+        for line in (EXAMPLE / "acme_hami.py").read_text().splitlines()
+        if line and '"""' not in line
+    ]
     assert len(lines) < 30
 
 
@@ -74,11 +79,19 @@ def test_a_pod_is_scheduled_on_the_example_s_cards(example):
     cache = Store(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
     acme = cache.vendors["Acme"]
     cards = tuple(gpu(f"ACME-{i}", model="Acme One", index=i, memory_mib=8000) for i in range(2))
-    cache.nodes.upsert(Node(name="n1", annotations={acme.annotations.register: render_devices_json(cards)},
-                            allocatable={acme.resources.count: "20"}))
+    cache.nodes.upsert(
+        Node(
+            name="n1",
+            annotations={acme.annotations.register: render_devices_json(cards)},
+            allocatable={acme.resources.count: "20"},
+        )
+    )
     asked = pod(container({"acme.example/card": 1, "acme.example/card-memory": 6000}))
     assert cache.assume(asked, ["n1"]).node == "n1"
-    assert cache.reservations.get(asked.ref.uid).annotations[acme.annotations.allocated] == "ACME-1,Acme,6000,0:;"
+    assert (
+        cache.reservations.get(asked.ref.uid).annotations[acme.annotations.allocated]
+        == "ACME-1,Acme,6000,0:;"
+    )
     assert cache.reservations.get(asked.ref.uid).lock_keys == ("hami.io/mutex.lock",)
 
 
@@ -87,17 +100,22 @@ def test_its_section_is_read(example, tmp_path):
     config.write_text("acme: {resourceCountName: acme.example/chip}")
     result = command("vendors", f"--device-config-file={config}")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "acme.example/chip" in result.stdout and "hami.io/acme-devices-allocated" in result.stdout
+    assert "acme.example/chip" in result.stdout
+    assert "hami.io/acme-devices-allocated" in result.stdout
 
 
-def test_the_manifests_are_generated_by_the_command_and_the_configuration_of_the_page(example, tmp_path, monkeypatch):
+def test_the_manifests_are_generated_by_the_command_and_the_configuration_of_the_page(
+    example, tmp_path, monkeypatch
+):
     page = (ROOT / "docs" / "add-a-vendor.md").read_text()
     (config,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (words,) = re.findall(r"^python -m tools\.policies (.*)$", page, re.MULTILINE)
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
     (tmp_path / "device-config.yaml").write_text(config)
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(policies, [*words.split(), "manifests/base"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        policies, [*words.split(), "manifests/base"], catch_exceptions=False
+    )
     assert (result.exit_code, result.stderr) == (0, "")
     for name in ("policies", "webhook", "scheduler-config"):
         assert "acme.example/card" in (tmp_path / "manifests" / "base" / f"{name}.yaml").read_text()
@@ -108,8 +126,10 @@ def test_a_bad_section_ends_the_start(example, tmp_path):
     config.write_text("acme: {resourceCountName: 3}")
     result = command("scheduler", f"--device-config-file={config}")
     assert (result.exit_code, result.stderr) == (
-        1, "error: hami.vendors: acme = acme_hami:cards: section acme: resourceCountName: expected a resource name: "
-        "'3'\n")
+        1,
+        "error: hami.vendors: acme = acme_hami:cards: section acme: resourceCountName: expected a resource name: "
+        "'3'\n",
+    )
 
 
 VENDOR = """
@@ -128,28 +148,98 @@ def changed(**fields):
 
 FORBIDDEN = "expected a key that users may not write, such as hami.io/acme-devices-allocated"
 BROKEN = [  # the module, what it stands for, what is wrong
-    param("import nowhere", "made", "cannot be loaded: ModuleNotFoundError: No module named 'nowhere'", id="import"),
+    param(
+        "import nowhere",
+        "made",
+        "cannot be loaded: ModuleNotFoundError: No module named 'nowhere'",
+        id="import",
+    ),
     param("x = (", "made", "cannot be loaded: SyntaxError: '(' was never closed", id="syntax"),
-    param("", "made", "cannot be loaded: AttributeError: module 'broken' has no attribute 'made'", id="no such name"),
-    param("made = 3", "made", "cannot be loaded: TypeError: 'int' object is not callable", id="not callable"),
-    param("def made(section): 1 / 0", "made", "cannot be loaded: ZeroDivisionError: division by zero", id="raises"),
-    param("def made(section): return None", "made", "cannot be loaded: TypeError: 'NoneType' object is not iterable",
-          id="returns nothing"),
-    param("def made(section): return ['Acme']", "made", "expected a Vendor or several, not 'Acme'", id="returns text"),
-    param("from hami.vendors.spec import Vendor\ndef made(section): return Vendor(key='Acme', count='a/b', lock='')",
-          "made", "cannot be loaded: TypeError: the record Vendor has changed: count is now resources.count, lock is "
-          "now annotations.lock", id="fields of the former record"),
-    param("def made(section):\n    yield 1 / 0", "made", "cannot be loaded: ZeroDivisionError", id="raises later"),
-    param(changed(key="a,b"), "made", "vendor a,b: key 'a,b': expected letters, digits, - _ and . only", id="key"),
-    param(changed(key=None), "made", "vendor None: key None: expected letters", id="key of another type"),
-    param(changed(count=""), "made", "vendor Acme: count '': expected a resource name", id="no count"),
-    param(changed(memory="my memory"), "made", "resources 'my memory': expected resource names", id="no resource name"),
-    param(changed(allocated=""), "made", f"vendor Acme: allocated '': {FORBIDDEN}", id="no annotation"),
-    param(changed(allocated="acme.example/allocated"), "made", FORBIDDEN, id="an annotation that users may write"),
-    param(changed(count="nvidia.com/gpu"), "made", "vendor NVIDIA: expected a name of its own, this one is Acme's: "
-          "'nvidia.com/gpu'", id="another's resource"),
-    param(changed(key="NVIDIA"), "made", "vendor: expected a key that no other vendor has: 'NVIDIA'",
-          id="another's key"),
+    param(
+        "",
+        "made",
+        "cannot be loaded: AttributeError: module 'broken' has no attribute 'made'",
+        id="no such name",
+    ),
+    param(
+        "made = 3",
+        "made",
+        "cannot be loaded: TypeError: 'int' object is not callable",
+        id="not callable",
+    ),
+    param(
+        "def made(section): 1 / 0",
+        "made",
+        "cannot be loaded: ZeroDivisionError: division by zero",
+        id="raises",
+    ),
+    param(
+        "def made(section): return None",
+        "made",
+        "cannot be loaded: TypeError: 'NoneType' object is not iterable",
+        id="returns nothing",
+    ),
+    param(
+        "def made(section): return ['Acme']",
+        "made",
+        "expected a Vendor or several, not 'Acme'",
+        id="returns text",
+    ),
+    param(
+        "from hami.vendors.spec import Vendor\ndef made(section): return Vendor(key='Acme', count='a/b', lock='')",
+        "made",
+        "cannot be loaded: TypeError: the record Vendor has changed: count is now resources.count, lock is "
+        "now annotations.lock",
+        id="fields of the former record",
+    ),
+    param(
+        "def made(section):\n    yield 1 / 0",
+        "made",
+        "cannot be loaded: ZeroDivisionError",
+        id="raises later",
+    ),
+    param(
+        changed(key="a,b"),
+        "made",
+        "vendor a,b: key 'a,b': expected letters, digits, - _ and . only",
+        id="key",
+    ),
+    param(
+        changed(key=None),
+        "made",
+        "vendor None: key None: expected letters",
+        id="key of another type",
+    ),
+    param(
+        changed(count=""), "made", "vendor Acme: count '': expected a resource name", id="no count"
+    ),
+    param(
+        changed(memory="my memory"),
+        "made",
+        "resources 'my memory': expected resource names",
+        id="no resource name",
+    ),
+    param(
+        changed(allocated=""), "made", f"vendor Acme: allocated '': {FORBIDDEN}", id="no annotation"
+    ),
+    param(
+        changed(allocated="acme.example/allocated"),
+        "made",
+        FORBIDDEN,
+        id="an annotation that users may write",
+    ),
+    param(
+        changed(count="nvidia.com/gpu"),
+        "made",
+        "vendor NVIDIA: expected a name of its own, this one is Acme's: 'nvidia.com/gpu'",
+        id="another's resource",
+    ),
+    param(
+        changed(key="NVIDIA"),
+        "made",
+        "vendor: expected a key that no other vendor has: 'NVIDIA'",
+        id="another's key",
+    ),
 ]
 
 
@@ -165,11 +255,14 @@ def test_what_is_wrong_with_a_package_ends_the_start_in_one_line(install, code, 
         catalog(chart_config())
 
 
-STUMBLES = VENDOR + """
+STUMBLES = (
+    VENDOR
+    + """
 def made(section):
     return make(section, register="hami.io/node-acme-register", inventory=lambda vendor, node: 1 / 0,
                 read_shares=lambda vendor, pod, containers: containers[99])
 """
+)
 
 
 def test_a_package_that_stumbles_over_a_node_or_a_pod_hides_nobody_else_s(install):
@@ -178,26 +271,49 @@ def test_a_package_that_stumbles_over_a_node_or_a_pod_hides_nobody_else_s(instal
     cache = Store(catalog(chart_config()), Policies(), clock=clock, now=clock.now)
     cache.nodes.upsert(node("n1", gpu(), annotations={"hami.io/node-acme-register": "x"}))
     requested = container({"acme.example/card": 1, NVIDIA.resources.count: 1})
-    cache.pods.upsert(pod(requested, node_name="n1", annotations={
-        "hami.io/vgpu-node": "n1", "hami.io/acme-devices-allocated": "ACME-0,Acme,1,1:;",
-        NVIDIA.annotations.allocated: "GPU-0,NVIDIA,100,10:;"}))
+    cache.pods.upsert(
+        pod(
+            requested,
+            node_name="n1",
+            annotations={
+                "hami.io/vgpu-node": "n1",
+                "hami.io/acme-devices-allocated": "ACME-0,Acme,1,1:;",
+                NVIDIA.annotations.allocated: "GPU-0,NVIDIA,100,10:;",
+            },
+        )
+    )
     assert cache.nodes.problems() == {
-        ("n1", "Acme"): "node n1: vendor Acme cannot read it: 'ZeroDivisionError: division by zero'"}
+        ("n1", "Acme"): "node n1: vendor Acme cannot read it: 'ZeroDivisionError: division by zero'"
+    }
     assert len(cache.pods.unreadable()) == 1
     assert [usage.memory_used_mib for usage in device_usage(cache)["n1"]] == [100]
 
 
 def test_a_package_may_have_several_vendors_or_none(install):
-    code = f"{VENDOR}\ndef two(section): return [make(section), make(section, key='B', count='b.b/b', " \
-           "allocated='hami.io/b-devices-allocated')]\ndef none(section): return ()"
+    code = (
+        f"{VENDOR}\ndef two(section): return [make(section), make(section, key='B', count='b.b/b', "
+        "allocated='hami.io/b-devices-allocated')]\ndef none(section): return ()"
+    )
     install("more", {"two": "more:two", "none": "more:none"}, more=code)
     assert {"Acme", "B"} <= {vendor.key for vendor in catalog(chart_config())}
 
 
-@pytest.mark.parametrize("first, second, problem", [
-    ("nvidia", None, "hami.vendors: nvidia = one:make: expected a name that is not a section of HAMi's own"),
-    ("acme", "acme", "hami.vendors: acme = two:make: expected another name than that of one:make"),
-], ids=["a section of ours", "another's section"])
+@pytest.mark.parametrize(
+    "first, second, problem",
+    [
+        (
+            "nvidia",
+            None,
+            "hami.vendors: nvidia = one:make: expected a name that is not a section of HAMi's own",
+        ),
+        (
+            "acme",
+            "acme",
+            "hami.vendors: acme = two:make: expected another name than that of one:make",
+        ),
+    ],
+    ids=["a section of ours", "another's section"],
+)
 def test_a_section_has_one_reader(install, first, second, problem):
     install("one", {first: "one:make"}, one=VENDOR)
     if second:

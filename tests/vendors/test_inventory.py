@@ -27,13 +27,22 @@ def test_cordoned_devices():
 
 
 def test_pair_scores():
-    scored = node("n1", *TWO, annotations={"hami.io/node-nvidia-score": '[{"uuid":"dev-1","score":{"dev-0":50}}]'})
+    scored = node(
+        "n1",
+        *TWO,
+        annotations={"hami.io/node-nvidia-score": '[{"uuid":"dev-1","score":{"dev-0":50}}]'},
+    )
     assert [device.pair_scores for device in registered(NVIDIA, scored)] == [{}, {"dev-0": 50}]
 
 
-@pytest.mark.parametrize("annotations, labels, by_claims", [
-    ({"hami.io/door": "dra"}, {}, True), ({"hami.io/door": "plugin"}, {}, False), ({}, {"hami.io/door": "dra"}, False),
-])
+@pytest.mark.parametrize(
+    "annotations, labels, by_claims",
+    [
+        ({"hami.io/door": "dra"}, {}, True),
+        ({"hami.io/door": "plugin"}, {}, False),
+        ({}, {"hami.io/door": "dra"}, False),
+    ],
+)
 def test_devices_that_pods_get_by_claims(annotations, labels, by_claims):
     (device,) = read_inventory(NVIDIA, node("n1", gpu(), annotations=annotations, labels=labels))
     assert device.by_claims is by_claims
@@ -47,7 +56,9 @@ def test_only_the_vendor_with_that_door_is_given_by_claims():
 
 @pytest.mark.parametrize("labels, by_claims", [({}, False), ({"hami.io/door": "dra"}, True)])
 def test_a_node_of_a_group_has_the_door_of_its_label(labels, by_claims):
-    made = with_template(ONLY_NVIDIA, Node(name="new", labels={NODE_TEMPLATE: "2x46068.10.100.A40"} | labels))
+    made = with_template(
+        ONLY_NVIDIA, Node(name="new", labels={NODE_TEMPLATE: "2x46068.10.100.A40"} | labels)
+    )
     assert [device.by_claims for device in read_inventory(NVIDIA, made)] == [by_claims] * 2
     assert ("hami.io/lock-free" in made.annotations) is by_claims
 
@@ -60,9 +71,14 @@ def test_a_device_without_uuid_does_not_count():
     assert registered(NVIDIA, node("n1", gpu(""), TWO[1])) == TWO[1:]
 
 
-@pytest.mark.parametrize("text, problem", [
-    ("[]", "no gpu found on node"), (":", "no gpu found on node"), ("[null]", "expected a mapping"),
-])
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("[]", "no gpu found on node"),
+        (":", "no gpu found on node"),
+        ("[null]", "expected a mapping"),
+    ],
+)
 def test_unreadable(text, problem):
     with pytest.raises(MalformedInput, match=problem):
         registered(NVIDIA, node("n1", annotations={NVIDIA.annotations.register: text}))
@@ -89,8 +105,12 @@ def test_a_node_registers_256_devices_at_most(form):
 @pytest.mark.parametrize("key", [NVIDIA.annotations.register, PAIR_SCORES, "hami.io/device-cordon"])
 def test_a_text_that_is_too_long_is_not_read(key):
     asked = []
-    vendor = replace(NVIDIA, decision=replace(
-        NVIDIA.decision, inventory=lambda vendor, node: asked.append(node.name) or TWO))
+    vendor = replace(
+        NVIDIA,
+        decision=replace(
+            NVIDIA.decision, inventory=lambda vendor, node: asked.append(node.name) or TWO
+        ),
+    )
     assert read_inventory(vendor, node("n1", annotations={key: "x" * MAX_TEXT})) == TWO
     with pytest.raises(MalformedInput, match=f"{key}: 131073 characters, expected at most 131072"):
         read_inventory(vendor, node("n2", annotations={key: "x" * (MAX_TEXT + 1)}))
@@ -98,6 +118,11 @@ def test_a_text_that_is_too_long_is_not_read(key):
 
 
 def test_the_function_of_a_vendor_of_third_parties_returns_256_devices_at_most():
-    vendor = replace(NVIDIA, decision=replace(NVIDIA.decision, inventory=lambda vendor, node: (gpu(),) * 257))
-    with pytest.raises(MalformedInput, match="node n1: 257 devices, expected at most 256 devices on a node: 'NVIDIA'"):
+    vendor = replace(
+        NVIDIA, decision=replace(NVIDIA.decision, inventory=lambda vendor, node: (gpu(),) * 257)
+    )
+    with pytest.raises(
+        MalformedInput,
+        match="node n1: 257 devices, expected at most 256 devices on a node: 'NVIDIA'",
+    ):
         read_inventory(vendor, node("n1"))

@@ -16,19 +16,22 @@ def held(*indexes):
     return tuple(share(f"n-kunlun-{index}", 98304, 100, "kunlun") for index in indexes)
 
 
-@pytest.mark.parametrize("used, placement, score", [
-    param(range(4), (held(*range(8)),), 3000, id="one wing, all cards in use"),
-    param((), (held(0, 1, 2, 3),), 2000, id="a whole wing of an idle server"),
-    param((), (held(*range(8)),), 3000, id="an idle server"),
-    param((), (held(0),), 0, id="a single card of an idle server"),
-    param((), (held(0, 1),), 1000, id="a part of a wing of an idle server"),
-    param((0, 1), (held(2, 3),), 3000, id="the rest of a wing, beside cards in use"),
-    param((0, 1), (held(4, 5),), 2000, id="a part of the other wing"),
-    param((0, 1), (held(4),), 1000, id="a single card in the other wing"),
-    param((0, 4), (held(1, 5),), 3000, id="two single cards get company"),
-    param((0, 1, 2), (held(3),), 3000, id="the last of a wing"),
-    param((0, 1), (held(2), (), held(3)), 3000, id="all containers of a pod together"),
-])
+@pytest.mark.parametrize(
+    "used, placement, score",
+    [
+        param(range(4), (held(*range(8)),), 3000, id="one wing, all cards in use"),
+        param((), (held(0, 1, 2, 3),), 2000, id="a whole wing of an idle server"),
+        param((), (held(*range(8)),), 3000, id="an idle server"),
+        param((), (held(0),), 0, id="a single card of an idle server"),
+        param((), (held(0, 1),), 1000, id="a part of a wing of an idle server"),
+        param((0, 1), (held(2, 3),), 3000, id="the rest of a wing, beside cards in use"),
+        param((0, 1), (held(4, 5),), 2000, id="a part of the other wing"),
+        param((0, 1), (held(4),), 1000, id="a single card in the other wing"),
+        param((0, 4), (held(1, 5),), 3000, id="two single cards get company"),
+        param((0, 1, 2), (held(3),), 3000, id="the last of a wing"),
+        param((0, 1), (held(2), (), held(3)), 3000, id="all containers of a pod together"),
+    ],
+)
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_node_score_is_higher_the_less_wings_are_cut_up(used, placement, score, policy):
     assert CARDS.decision.node_score(cards(*used), placement, policy) == score
@@ -42,11 +45,15 @@ def test_slices_have_no_score():
     assert SLICES.decision.node_score is None
 
 
-@pytest.mark.parametrize("count, numas", [(8, [0] * 4 + [1] * 4), (3, [0, 1, 1]), (1, [1]), (2, [0, 1])])
+@pytest.mark.parametrize(
+    "count, numas", [(8, [0] * 4 + [1] * 4), (3, [0, 1, 1]), (1, [1]), (2, [0, 1])]
+)
 def test_cards_are_counted(count, numas):
     devices = CARDS.decision.inventory(CARDS, node("n", capacity={"kunlunxin.com/xpu": str(count)}))
     assert [device.numa for device in devices] == numas
-    assert [(d.uuid, d.index) for d in devices] == [(f"n-kunlun-{index}", index) for index in range(count)]
+    assert [(d.uuid, d.index) for d in devices] == [
+        (f"n-kunlun-{index}", index) for index in range(count)
+    ]
     assert {(d.slots, d.memory_mib, d.cores) for d in devices} == {(100, 98304, 100)}
 
 

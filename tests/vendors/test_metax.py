@@ -36,17 +36,20 @@ def cards(count):
     return tuple(Share(f"n-metax-{index}", "Metax-GPU", 65536, 100) for index in range(count))
 
 
-@pytest.mark.parametrize("annotations, count, policy, score", [
-    param({LOSSES: TABLE}, 2, BINPACK, 1800, id="binpack"),
-    # upstream writes 2000 - 100 = 1900, for under spread the lowest of its scores wins; here the highest does
-    param({SCORES: TABLE}, 1, SPREAD, 2000 - 1900, id="spread"),
-    param({}, 1, BINPACK, 0, id="no table"),
-    param({}, 1, SPREAD, 0, id="no table is not the best"),
-    param({SCORES: TABLE}, 1, BINPACK, 0, id="binpack goes by losses"),
-    param({LOSSES: TABLE}, 1, SPREAD, 0, id="spread goes by scores"),
-    param({LOSSES: TABLE}, 3, BINPACK, 0, id="a number of cards that the table does not have"),
-    param({LOSSES: "lots"}, 1, BINPACK, 0, id="a table that is none"),
-])
+@pytest.mark.parametrize(
+    "annotations, count, policy, score",
+    [
+        param({LOSSES: TABLE}, 2, BINPACK, 1800, id="binpack"),
+        # upstream writes 2000 - 100 = 1900, for under spread the lowest of its scores wins; here the highest does
+        param({SCORES: TABLE}, 1, SPREAD, 2000 - 1900, id="spread"),
+        param({}, 1, BINPACK, 0, id="no table"),
+        param({}, 1, SPREAD, 0, id="no table is not the best"),
+        param({SCORES: TABLE}, 1, BINPACK, 0, id="binpack goes by losses"),
+        param({LOSSES: TABLE}, 1, SPREAD, 0, id="spread goes by scores"),
+        param({LOSSES: TABLE}, 3, BINPACK, 0, id="a number of cards that the table does not have"),
+        param({LOSSES: "lots"}, 1, BINPACK, 0, id="a table that is none"),
+    ],
+)
 def test_score_of_whole_cards(annotations, count, policy, score):
     assert GPU.decision.node_score(gpus(annotations), (cards(count),), policy) == score
 
@@ -59,15 +62,20 @@ def chosen(policy, **nodes):
     """The node that a pod with two whole cards gets; *nodes* by name with their annotations."""
     index = Table()
     for name, annotations in nodes.items():
-        index.set_devices(name, "Metax-GPU", tuple(usage.device for usage in on_node(
-            GPU, name, annotations=annotations, count=8)))
+        index.set_devices(
+            name,
+            "Metax-GPU",
+            tuple(usage.device for usage in on_node(GPU, name, annotations=annotations, count=8)),
+        )
     asked = pod_request(container(given(GPU, 2)), vendors=(GPU,))
     answer = decide(Verdicts(index), asked, [*nodes], policy)
     assert isinstance(answer, Choice)
     return answer.node
 
 
-@pytest.mark.parametrize("policy, key, best", [(BINPACK, LOSSES, "b-low"), (SPREAD, SCORES, "c-high")])
+@pytest.mark.parametrize(
+    "policy, key, best", [(BINPACK, LOSSES, "b-low"), (SPREAD, SCORES, "c-high")]
+)
 def test_the_best_linked_node_wins_under_either_policy(policy, key, best):
     nodes = {"a-none": {}, "b-low": {key: '{"2": 10}'}, "c-high": {key: '{"2": 500}'}}
     assert chosen(policy, **nodes) == best
@@ -76,13 +84,25 @@ def test_the_best_linked_node_wins_under_either_policy(policy, key, best):
 def test_scores_that_change_are_seen():
     cache = cache_of()
     for version, table in enumerate(('{"1": 1}', '{"1": 2}', "{"), start=1):
-        cache.nodes.upsert(Node(name="n", resource_version=str(version), annotations={SCORES: table},
-                                capacity={GPU.resources.count: "1"}))
+        cache.nodes.upsert(
+            Node(
+                name="n",
+                resource_version=str(version),
+                annotations={SCORES: table},
+                capacity={GPU.resources.count: "1"},
+            )
+        )
         (usage,) = cache.view().usages("n")["Metax-GPU"]
         assert usage.device.info == ({SCORES: {1: version}} if version < 3 else {})
 
 
-CARD = {"uuid": "GPU-0", "totalDevCount": 16, "totalCompute": 100, "totalVRam": 65536, "healthy": True}
+CARD = {
+    "uuid": "GPU-0",
+    "totalDevCount": 16,
+    "totalCompute": 100,
+    "totalVRam": 65536,
+    "healthy": True,
+}
 
 
 def reported(*cards):
@@ -91,18 +111,31 @@ def reported(*cards):
 
 def test_cards_that_are_reported():
     (one,) = reported({**CARD, "qosPolicy": "fixed-share", "linkZone": 3, "numa": 1})
-    assert (one.device.slots, one.device.memory_mib, one.device.cores, one.device.numa) == (16, 65536, 100, 1)
+    assert (one.device.slots, one.device.memory_mib, one.device.cores, one.device.numa) == (
+        16,
+        65536,
+        100,
+        1,
+    )
     assert one.device.info == {"qos": "fixed-share", "model": "", "link_zone": 3}
 
 
 def test_a_card_that_is_named_twice_counts_once():
     found = reported(CARD, {**CARD, "uuid": "GPU-1"}, {**CARD, "totalVRam": 1})
-    assert [(usage.device.uuid, usage.device.memory_mib) for usage in found] == [("GPU-0", 65536), ("GPU-1", 65536)]
+    assert [(usage.device.uuid, usage.device.memory_mib) for usage in found] == [
+        ("GPU-0", 65536),
+        ("GPU-1", 65536),
+    ]
 
 
-@pytest.mark.parametrize("text, problem", [
-    ("[]", "no sdevice found on node"), ("{}", "expected a list of cards"), ('[{"totalVRam":1}]', "uuid"),
-])
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("[]", "no sdevice found on node"),
+        ("{}", "expected a list of cards"),
+        ('[{"totalVRam":1}]', "uuid"),
+    ],
+)
 def test_reports_that_cannot_be_used(text, problem):
     with pytest.raises(MalformedInput, match=problem):
         SGPU.decision.inventory(SGPU, Node(name="n", annotations={SGPU.annotations.register: text}))
@@ -115,10 +148,14 @@ def test_no_report_is_no_inventory():
 def taken(cores=60, annotations=None, aware=False, uuids=("a",)):
     """Shares of a pod, as ``make_share`` returns them."""
     vendor = aware_vendor(aware)
-    asked = pod_request(container(given(SGPU, 1, 4, cores)), annotations=annotations, vendors=(vendor,))
+    asked = pod_request(
+        container(given(SGPU, 1, 4, cores)), annotations=annotations, vendors=(vendor,)
+    )
     (request,) = asked.containers[0].requests
     context = asked.fit_context("Metax-SGPU")
-    return tuple(vendor.decision.make_share(Candidate(sgpu(uuid), request, context)) for uuid in uuids)
+    return tuple(
+        vendor.decision.make_share(Candidate(sgpu(uuid), request, context)) for uuid in uuids
+    )
 
 
 def aware_vendor(aware):
@@ -128,61 +165,107 @@ def aware_vendor(aware):
 ZONE = [sgpu(uuid, zone=1) for uuid in "abcd"]
 
 
-@pytest.mark.parametrize("usages, shares, score", [
-    param(ZONE, taken(100, aware=True), -30, id="one of four"),
-    param(ZONE, taken(100, aware=True, uuids="ab"), 60, id="two of four"),
-    param(ZONE, taken(100, {AWARE: "true"}), -30, id="the pod wants it"),
-    param(ZONE, taken(100, {AWARE: "false"}, aware=True), 0, id="the pod does not want it"),
-    param(ZONE, taken(100, {AWARE: "maybe"}, aware=True), -30, id="the pod does not say"),
-    param(ZONE, taken(100), 0, id="nobody wants it"),
-    param(ZONE, taken(50, aware=True), 0, id="parts of cards"),
-    param([sgpu("a"), sgpu("b")], taken(100, aware=True, uuids="ab"), 0, id="cards without links"),
-    param([sgpu("a", zone=1), sgpu("b", zone=2)], taken(100, aware=True, uuids="ab"), 0, id="two zones"),
-    param([*ZONE[:2], sgpu("c", 1, zone=1)], taken(100, aware=True, uuids="ab"), 100, id="cards in use do not count"),
-    param([sgpu("a", 2, 0, 0, ONLINES)], taken(annotations=ONLINE), -40, id="two online"),
-    param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -200, id="two offline"),
-    param([sgpu("a", 4, 0, 0, ONLINES + OFFLINES)], taken(annotations=ONLINE), -44, id="two of each"),
-    param([sgpu("a", 2, 0, 0, ONLINES), sgpu("b", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -40,
-          id="other cards do not matter"),
-    param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=OFFLINE), 0, id="offline pods do not mind"),
-])
+@pytest.mark.parametrize(
+    "usages, shares, score",
+    [
+        param(ZONE, taken(100, aware=True), -30, id="one of four"),
+        param(ZONE, taken(100, aware=True, uuids="ab"), 60, id="two of four"),
+        param(ZONE, taken(100, {AWARE: "true"}), -30, id="the pod wants it"),
+        param(ZONE, taken(100, {AWARE: "false"}, aware=True), 0, id="the pod does not want it"),
+        param(ZONE, taken(100, {AWARE: "maybe"}, aware=True), -30, id="the pod does not say"),
+        param(ZONE, taken(100), 0, id="nobody wants it"),
+        param(ZONE, taken(50, aware=True), 0, id="parts of cards"),
+        param(
+            [sgpu("a"), sgpu("b")], taken(100, aware=True, uuids="ab"), 0, id="cards without links"
+        ),
+        param(
+            [sgpu("a", zone=1), sgpu("b", zone=2)],
+            taken(100, aware=True, uuids="ab"),
+            0,
+            id="two zones",
+        ),
+        param(
+            [*ZONE[:2], sgpu("c", 1, zone=1)],
+            taken(100, aware=True, uuids="ab"),
+            100,
+            id="cards in use do not count",
+        ),
+        param([sgpu("a", 2, 0, 0, ONLINES)], taken(annotations=ONLINE), -40, id="two online"),
+        param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -200, id="two offline"),
+        param(
+            [sgpu("a", 4, 0, 0, ONLINES + OFFLINES)],
+            taken(annotations=ONLINE),
+            -44,
+            id="two of each",
+        ),
+        param(
+            [sgpu("a", 2, 0, 0, ONLINES), sgpu("b", 2, 0, 0, OFFLINES)],
+            taken(annotations=ONLINE),
+            -40,
+            id="other cards do not matter",
+        ),
+        param(
+            [sgpu("a", 2, 0, 0, OFFLINES)],
+            taken(annotations=OFFLINE),
+            0,
+            id="offline pods do not mind",
+        ),
+    ],
+)
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_score_of_sgpus_goes_before_usage(usages, shares, score, policy):
     assert SGPU.decision.node_score(usages, (shares,), policy) == 10_000 * score
 
 
-@pytest.mark.parametrize("annotations, tag", [
-    param({}, "best-effort", id="bypassing the webhook"),
-    param({QOS: "fixed-share"}, "fixed-share", id="quality"),
-    param({CLASS: "offline", QOS: "burst-share"}, "offline burst-share", id="offline"),
-    param({CLASS: "online", QOS: "burst-share"}, "online", id="online pods have no quality"),
-    param({AWARE: "1"}, "best-effort linked", id="linked"),
-    param({CLASS: "any", QOS: "any"}, "", id="words that are none"),
-])
+@pytest.mark.parametrize(
+    "annotations, tag",
+    [
+        param({}, "best-effort", id="bypassing the webhook"),
+        param({QOS: "fixed-share"}, "fixed-share", id="quality"),
+        param({CLASS: "offline", QOS: "burst-share"}, "offline burst-share", id="offline"),
+        param({CLASS: "online", QOS: "burst-share"}, "online", id="online pods have no quality"),
+        param({AWARE: "1"}, "best-effort linked", id="linked"),
+        param({CLASS: "any", QOS: "any"}, "", id="words that are none"),
+    ],
+)
 def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
     shares = taken(annotations=annotations)
     assert {share.co_tenants for share in shares} == {(tag,)}
-    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),
-              annotations=annotations | {SGPU.annotations.allocated: "a,Metax-SGPU,4096,60:;"})
+    pod = Pod(
+        ref=PodRef("default", "pod1", "uid-1"),
+        containers=(container(S1),),
+        annotations=annotations | {SGPU.annotations.allocated: "a,Metax-SGPU,4096,60:;"},
+    )
     booking, problems = booking_of(pod, "n", Catalog([SGPU]), lambda node: {})
     ((key, (charge,)),) = booking.charges
     assert (key, charge.co_tenants, problems) == ("Metax-SGPU", (tag,), ())
 
 
-@pytest.mark.parametrize("annotations, cores, fits", [(ONLINE, 0, True), (OFFLINE, 59, False), (OFFLINE, 60, True)])
+@pytest.mark.parametrize(
+    "annotations, cores, fits", [(ONLINE, 0, True), (OFFLINE, 59, False), (OFFLINE, 60, True)]
+)
 def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
     cache = cache_of()
-    cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="u", limits={SGPU.resources.cores: cores}))
-    asked = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(given(SGPU, 1, 4, 60)),),
-                annotations=annotations)
+    cache.quotas.upsert(
+        QuotaLimits(namespace="default", name="q", uid="u", limits={SGPU.resources.cores: cores})
+    )
+    asked = Pod(
+        ref=PodRef("default", "pod1", "uid-1"),
+        containers=(container(given(SGPU, 1, 4, 60)),),
+        annotations=annotations,
+    )
     assert cache.quota_allows("default", asked) is fits
 
 
 def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
     index = Table()
     index.set_devices("n", "Metax-SGPU", (sgpu("a").device,))
-    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1), container(S1)),
-              annotations=OFFLINE | {SGPU.annotations.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"})
+    pod = Pod(
+        ref=PodRef("default", "pod1", "uid-1"),
+        containers=(container(S1), container(S1)),
+        annotations=OFFLINE
+        | {SGPU.annotations.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"},
+    )
     index.book(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
     (usage,) = index.usages("n")["Metax-SGPU"]
     assert (usage.co_tenants, usage.slots_used) == (("offline best-effort",), 2)
@@ -192,8 +275,11 @@ def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
     index = Table()
     index.set_devices("n", "Metax-SGPU", (sgpu("a", qos="best-effort").device,))
     burst = pod_request(container(S1), annotations={QOS: "burst-share"}, vendors=(SGPU,))
-    pod = Pod(ref=PodRef("default", "pod1", "uid-1"), containers=(container(S1),),
-              annotations={QOS: "fixed-share", SGPU.annotations.allocated: "a,Metax-SGPU,1,1:;"})
+    pod = Pod(
+        ref=PodRef("default", "pod1", "uid-1"),
+        containers=(container(S1),),
+        annotations={QOS: "fixed-share", SGPU.annotations.allocated: "a,Metax-SGPU,1,1:;"},
+    )
     index.book(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
     refused = decide(Verdicts(index), burst, ["n"], BINPACK)
     assert str(refused.unfit["n"]) == "1/1 CardQosPolicyMismatch"
@@ -204,12 +290,20 @@ def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
 def test_scores_of_nodes_that_have_not_changed_are_not_computed_again():
     """Whole cards are scored on all nodes that fit, so each filter would cost as much as there are nodes."""
     computed = []
-    vendor = replace(GPU, decision=replace(GPU.decision, node_score=lambda usages, placement, policy: (
-        computed.append(1) or float(len(usages)))))
+    vendor = replace(
+        GPU,
+        decision=replace(
+            GPU.decision,
+            node_score=lambda usages, placement, policy: computed.append(1) or float(len(usages)),
+        ),
+    )
     table = Table()
     for number in range(50):
-        table.set_devices(f"n{number}", "Metax-GPU", tuple(usage.device for usage in on_node(
-            GPU, f"n{number}", annotations={}, count=8)))
+        table.set_devices(
+            f"n{number}",
+            "Metax-GPU",
+            tuple(usage.device for usage in on_node(GPU, f"n{number}", annotations={}, count=8)),
+        )
     verdicts, asked = Verdicts(table), pod_request(container(given(GPU, 2)), vendors=(vendor,))
     for _ in range(3):
         assert decide(verdicts, asked, list(table.nodes), BINPACK).node == "n0"

@@ -14,25 +14,66 @@ from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from hami.vendors import mig
 from hami.vendors.spec import Candidate
-from tests.builders import APP, INIT, NVIDIA, ONLY_NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod
+from tests.builders import (
+    APP,
+    INIT,
+    NVIDIA,
+    ONLY_NVIDIA,
+    SIDECAR,
+    device_usage,
+    gpu,
+    gpus,
+    node,
+    pod,
+)
 from tests.vendors.placing import cache_of, place_pod
 
 PLACES = "hami.io/vgpu-mig-allocations"
 PROFILES = (  # those of an A100 with 40 GB
-    MigProfile(name="1g.5gb", memory_mib=4864, cores=14, slices=1,
-               placements=tuple(Partition(i, 1) for i in range(7))),
-    MigProfile(name="2g.10gb", memory_mib=9984, cores=28, slices=2,
-               placements=tuple(Partition(i, 2) for i in (0, 2, 4))),
-    MigProfile(name="3g.20gb", memory_mib=19968, cores=42, slices=3, placements=(Partition(0, 4), Partition(4, 4))),
+    MigProfile(
+        name="1g.5gb",
+        memory_mib=4864,
+        cores=14,
+        slices=1,
+        placements=tuple(Partition(i, 1) for i in range(7)),
+    ),
+    MigProfile(
+        name="2g.10gb",
+        memory_mib=9984,
+        cores=28,
+        slices=2,
+        placements=tuple(Partition(i, 2) for i in (0, 2, 4)),
+    ),
+    MigProfile(
+        name="3g.20gb",
+        memory_mib=19968,
+        cores=42,
+        slices=3,
+        placements=(Partition(0, 4), Partition(4, 4)),
+    ),
     MigProfile(name="4g.20gb", memory_mib=19968, cores=57, slices=4, placements=(Partition(0, 4),)),
-    MigProfile(name="7g.40gb", memory_mib=40192, cores=100, slices=7, placements=(Partition(0, 8),)),
+    MigProfile(
+        name="7g.40gb", memory_mib=40192, cores=100, slices=7, placements=(Partition(0, 8),)
+    ),
 )
-ALLOWED = {(profile.name, place.start, place.size) for profile in PROFILES for place in profile.placements}
+ALLOWED = {
+    (profile.name, place.start, place.size) for profile in PROFILES for place in profile.placements
+}
 
 
 def card(uuid="GPU-m", index=0, **fields):
-    return gpu(uuid, **{"index": index, "memory_mib": 40960, "slots": 7, "mode": "mig", "mig_profiles": PROFILES,
-                        "model": "NVIDIA A100"} | fields)
+    return gpu(
+        uuid,
+        **{
+            "index": index,
+            "memory_mib": 40960,
+            "slots": 7,
+            "mode": "mig",
+            "mig_profiles": PROFILES,
+            "model": "NVIDIA A100",
+        }
+        | fields,
+    )
 
 
 CARDS = node("n1", card("GPU-m"), card("GPU-n", 1), gpu("GPU-o", index=2))
@@ -43,27 +84,54 @@ def usage_of(cache, uuid="GPU-m"):
 
 
 def entry(container=0, device=0, start=0, gpu="GPU-m", profile="2g.10gb", size=2, **more):
-    return {"containerIndex": container, "deviceIndex": device, "gpuUUID": gpu, "profile": profile,
-            "placement": {"start": start, "size": size}} | more
+    return {
+        "containerIndex": container,
+        "deviceIndex": device,
+        "gpuUUID": gpu,
+        "profile": profile,
+        "placement": {"start": start, "size": size},
+    } | more
 
 
 def bound(allocated, *entries, containers=None, places=None):
     """A bound pod with this allocation and these placements."""
     text = json.dumps(list(entries)) if places is None else places
-    return pod(*(containers or [gpus(memory=8000)]), node_name="n1", annotations={
-        "hami.io/vgpu-node": "n1", NVIDIA.annotations.allocated: allocated, **({} if text == "" else {PLACES: text})})
+    return pod(
+        *(containers or [gpus(memory=8000)]),
+        node_name="n1",
+        annotations={
+            "hami.io/vgpu-node": "n1",
+            NVIDIA.annotations.allocated: allocated,
+            **({} if text == "" else {PLACES: text}),
+        },
+    )
 
 
 ONE = "GPU-m,NVIDIA,9984,28:;"
 
 
 def test_places_are_read_back():
-    found = bound("GPU-m,NVIDIA,9984,28:GPU-o,NVIDIA,100,10:;;GPU-m,NVIDIA,4864,14:;",
-                  entry(start=2), entry(container=2, profile="1g.5gb", start=6, size=1, migUUID="MIG-7",
-                                        gpuInstanceID=9, computeInstanceID=0))
-    shares = mig.read_shares(NVIDIA, found, parse_shares("", found.annotations[NVIDIA.annotations.allocated]))
+    found = bound(
+        "GPU-m,NVIDIA,9984,28:GPU-o,NVIDIA,100,10:;;GPU-m,NVIDIA,4864,14:;",
+        entry(start=2),
+        entry(
+            container=2,
+            profile="1g.5gb",
+            start=6,
+            size=1,
+            migUUID="MIG-7",
+            gpuInstanceID=9,
+            computeInstanceID=0,
+        ),
+    )
+    shares = mig.read_shares(
+        NVIDIA, found, parse_shares("", found.annotations[NVIDIA.annotations.allocated])
+    )
     assert [[share.partitions for share in mine] for mine in shares] == [
-        [(Partition(2, 2, "2g.10gb"),), ()], [], [(Partition(6, 1, "1g.5gb", ("MIG-7", "9", "0")),)]]
+        [(Partition(2, 2, "2g.10gb"),), ()],
+        [],
+        [(Partition(6, 1, "1g.5gb", ("MIG-7", "9", "0")),)],
+    ]
 
 
 def test_shares_of_cards_that_are_not_cut_need_no_places():
@@ -74,8 +142,15 @@ def test_shares_of_cards_that_are_not_cut_need_no_places():
 
 BROKEN = [  # allocated, places, cards that count as taken whole
     param(ONE, [entry(), entry(device=1, start=2)], "m", id="a place without a share"),
-    param(ONE, [entry(), entry(device=1, start=2, gpu="GPU-n")], "mn", id="a place without a share, on another card"),
-    param("GPU-m,NVIDIA,9984,28:GPU-m,NVIDIA,9984,28:;", [entry()], "m", id="a share without a place"),
+    param(
+        ONE,
+        [entry(), entry(device=1, start=2, gpu="GPU-n")],
+        "mn",
+        id="a place without a share, on another card",
+    ),
+    param(
+        "GPU-m,NVIDIA,9984,28:GPU-m,NVIDIA,9984,28:;", [entry()], "m", id="a share without a place"
+    ),
     param(ONE, [entry(gpu="GPU-n")], "mn", id="the place is on another card"),
     param(ONE, [entry(container=1)], "m", id="the place is another container's"),
     param(ONE, [entry(migUUID="MIG-7")], "m", id="half an identity"),
@@ -83,8 +158,15 @@ BROKEN = [  # allocated, places, cards that count as taken whole
     param(ONE, "not JSON", "m", id="no JSON"),
     param("GPU-m,NVIDIA,9984:;", [entry()], "m", id="the allocation itself"),
     param("GPU-m[1-0],NVIDIA,9728,15:;", "", "m", id="an instance of v2.5 to v2.9"),
-    param(";GPU-n[0-6],NVIDIA,4864,0:GPU-m[12-3],NVIDIA,9728,0:;", "", "mn", id="instances of v2.5 to v2.9"),
-    param("GPU-m[1-0],NVIDIA,9728,15:;", [entry()], "m", id="an instance of v2.5 to v2.9 with a place"),
+    param(
+        ";GPU-n[0-6],NVIDIA,4864,0:GPU-m[12-3],NVIDIA,9728,0:;",
+        "",
+        "mn",
+        id="instances of v2.5 to v2.9",
+    ),
+    param(
+        "GPU-m[1-0],NVIDIA,9728,15:;", [entry()], "m", id="an instance of v2.5 to v2.9 with a place"
+    ),
 ]
 
 
@@ -96,8 +178,9 @@ def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, take
     assert cache.pods.unreadable() == [broken.ref]
     for name in "mno":
         usage = usage_of(cache, f"GPU-{name}")
-        assert (usage.slots_used, usage.memory_free_mib) == ((usage.device.slots, 0) if name in taken
-                                                             else (0, usage.device.memory_mib))
+        assert (usage.slots_used, usage.memory_free_mib) == (
+            (usage.device.slots, 0) if name in taken else (0, usage.device.memory_mib)
+        )
     moves = pod_moves(cache.pods.get(broken.ref.uid), ONLY_NVIDIA, Settings(), 0)
     assert [move.reason for move in moves if move.reason] == ["AllocationUnreadable"]
 
@@ -136,19 +219,28 @@ def test_a_bound_pod_is_read_again_when_its_instance_has_been_made():
     before = place_pod(cache, "a", gpus(memory=8000))
     (place,) = json.loads(before.annotations[PLACES])
     made = place | {"migUUID": "MIG-7", "gpuInstanceID": 3, "computeInstanceID": 0}
-    cache.pods.upsert(pod(gpus(memory=8000), name="a", node_name="n1",
-                          annotations=before.annotations | {PLACES: json.dumps([made])}))
+    cache.pods.upsert(
+        pod(
+            gpus(memory=8000),
+            name="a",
+            node_name="n1",
+            annotations=before.annotations | {PLACES: json.dumps([made])},
+        )
+    )
     (partition,) = usage_of(cache, place["gpuUUID"]).partitions
     assert partition.instance == ("MIG-7", "3", "0")
 
 
-@pytest.mark.parametrize("kinds", [(INIT, APP), (INIT, INIT), (SIDECAR, APP), (INIT, SIDECAR, APP), (INIT, APP, APP)],
-                         ids=lambda kinds: "-".join(kind.value for kind in kinds))
+@pytest.mark.parametrize(
+    "kinds",
+    [(INIT, APP), (INIT, INIT), (SIDECAR, APP), (INIT, SIDECAR, APP), (INIT, APP, APP)],
+    ids=lambda kinds: "-".join(kind.value for kind in kinds),
+)
 def test_containers_of_a_pod_never_share_a_place(kinds):
     cache = cache_of(node("n1", card()))
     found = place_pod(cache, "a", *(gpus(memory=8000, kind=kind) for kind in kinds))
     starts = [one["placement"]["start"] for one in json.loads(found.annotations[PLACES])]
-    assert sorted(starts) == [0, 2, 4][:len(kinds)]
+    assert sorted(starts) == [0, 2, 4][: len(kinds)]
     usage = usage_of(cache)
     assert len(usage.partitions) == len(kinds) == usage.slots_used
 
@@ -157,13 +249,21 @@ def test_places_of_init_containers_are_free_when_those_are_done():
     cache = cache_of(node("n1", card()))
     containers = gpus(memory=8000, kind=INIT), gpus(memory=8000)
     found = place_pod(cache, "a", *containers)
-    cache.pods.upsert(pod(*containers, name="a", node_name="n1", init_done=True, annotations=found.annotations))
+    cache.pods.upsert(
+        pod(*containers, name="a", node_name="n1", init_done=True, annotations=found.annotations)
+    )
     assert len(usage_of(cache).partitions) == 1
 
 
 SIZES = st.sampled_from([1, 4864, 5000, 9984, 10000, 19968, 30000, None])
-PODS = st.lists(st.lists(st.tuples(SIZES, st.sampled_from([INIT, SIDECAR, APP]), st.integers(1, 2)), min_size=1,
-                         max_size=3), max_size=14)
+PODS = st.lists(
+    st.lists(
+        st.tuples(SIZES, st.sampled_from([INIT, SIDECAR, APP]), st.integers(1, 2)),
+        min_size=1,
+        max_size=3,
+    ),
+    max_size=14,
+)
 
 
 @given(asked=PODS, gone=st.sets(st.integers(0, 13)))
@@ -172,7 +272,9 @@ def test_no_place_is_given_twice_nor_one_that_the_profile_does_not_have(asked, g
     cache, alive = cache_of(listed), {}
     for number, containers in enumerate(asked):
         name = f"p{number}"
-        found = place_pod(cache, name, *(gpus(count, memory, kind=kind) for memory, kind, count in containers))
+        found = place_pod(
+            cache, name, *(gpus(count, memory, kind=kind) for memory, kind, count in containers)
+        )
         if found is not None:
             alive[name] = found
         if number in gone and name in alive:
@@ -180,7 +282,9 @@ def test_no_place_is_given_twice_nor_one_that_the_profile_does_not_have(asked, g
         for usage in device_usage(cache)["n1"]:
             assert not usage.is_overcommitted
             assert len(usage.partitions) == usage.slots_used
-            assert {(partition.name, partition.start, partition.size) for partition in usage.partitions} <= ALLOWED
+            assert {
+                (partition.name, partition.start, partition.size) for partition in usage.partitions
+            } <= ALLOWED
     assert readable(device_usage(cache)["n1"]) == readable(read_anew(listed, alive)["n1"])
 
 
@@ -194,9 +298,16 @@ def read_anew(listed, alive):
 
 def readable(usages):
     """*usages* without the order in which pods were seen."""
-    return [DeviceUsage(usage.device, usage.slots_used, usage.memory_used_mib, usage.cores_used,
-                        tuple(sorted(usage.partitions)))
-            for usage in usages]
+    return [
+        DeviceUsage(
+            usage.device,
+            usage.slots_used,
+            usage.memory_used_mib,
+            usage.cores_used,
+            tuple(sorted(usage.partitions)),
+        )
+        for usage in usages
+    ]
 
 
 def test_an_unreadable_text_raises():

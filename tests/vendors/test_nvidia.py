@@ -22,27 +22,62 @@ def env_of(admission):
     return {entry["name"]: entry["value"] for entry in admission.container.get("env", [])}
 
 
-@pytest.mark.parametrize("vendor, limits, env", [
-    param(NVIDIA, ONE, {}, id="none by default"),
-    param(NVIDIA, ONE | {"nvidia.com/priority": "1"}, {"CUDA_TASK_PRIORITY": "1"}, id="priority"),
-    param(NVIDIA, {"nvidia.com/priority": "0"}, {"CUDA_TASK_PRIORITY": "0"}, id="priority without a card"),
-    param(nvidia(gpu_core_policy="force"), ONE, {"GPU_CORE_UTILIZATION_POLICY": "force"}, id="core policy"),
-    param(nvidia(gpu_core_policy="disable"), {}, {"GPU_CORE_UTILIZATION_POLICY": "disable"}, id="on every container"),
-    param(nvidia(overwrite_env=True), {}, {"NVIDIA_VISIBLE_DEVICES": "none"}, id="no card to be seen"),
-    param(nvidia(overwrite_env=True), ONE, {}, id="its own card to be seen"),
-    param(nvidia(overwrite_env=True), {"nvidia.com/gpumem": "1"}, {}, id="a card by default"),
-    param(nvidia(overwrite_env=True), {"nvidia.com/gpu": "0"}, {"NVIDIA_VISIBLE_DEVICES": "none"}, id="zero cards"),
-    param(STRICT, {}, {"NVIDIA_VISIBLE_DEVICES": "none"}, id="strict mode"),
-    param(STRICT, ONE, {}, id="strict mode with a card"),
-])
+@pytest.mark.parametrize(
+    "vendor, limits, env",
+    [
+        param(NVIDIA, ONE, {}, id="none by default"),
+        param(
+            NVIDIA, ONE | {"nvidia.com/priority": "1"}, {"CUDA_TASK_PRIORITY": "1"}, id="priority"
+        ),
+        param(
+            NVIDIA,
+            {"nvidia.com/priority": "0"},
+            {"CUDA_TASK_PRIORITY": "0"},
+            id="priority without a card",
+        ),
+        param(
+            nvidia(gpu_core_policy="force"),
+            ONE,
+            {"GPU_CORE_UTILIZATION_POLICY": "force"},
+            id="core policy",
+        ),
+        param(
+            nvidia(gpu_core_policy="disable"),
+            {},
+            {"GPU_CORE_UTILIZATION_POLICY": "disable"},
+            id="on every container",
+        ),
+        param(
+            nvidia(overwrite_env=True),
+            {},
+            {"NVIDIA_VISIBLE_DEVICES": "none"},
+            id="no card to be seen",
+        ),
+        param(nvidia(overwrite_env=True), ONE, {}, id="its own card to be seen"),
+        param(nvidia(overwrite_env=True), {"nvidia.com/gpumem": "1"}, {}, id="a card by default"),
+        param(
+            nvidia(overwrite_env=True),
+            {"nvidia.com/gpu": "0"},
+            {"NVIDIA_VISIBLE_DEVICES": "none"},
+            id="zero cards",
+        ),
+        param(STRICT, {}, {"NVIDIA_VISIBLE_DEVICES": "none"}, id="strict mode"),
+        param(STRICT, ONE, {}, id="strict mode with a card"),
+    ],
+)
 def test_environment(vendor, limits, env):
     assert env_of(admit(vendor, limits)) == env
 
 
 def test_an_entry_of_the_same_name_is_replaced():
-    env = [{"name": "CUDA_TASK_PRIORITY", "value": "7"}, {"name": "A", "valueFrom": {"fieldRef": {}}}]
+    env = [
+        {"name": "CUDA_TASK_PRIORITY", "value": "7"},
+        {"name": "A", "valueFrom": {"fieldRef": {}}},
+    ]
     assert admit(NVIDIA, {"nvidia.com/priority": "1"}, env=env).container["env"] == [
-        env[1], {"name": "CUDA_TASK_PRIORITY", "value": "1"}]
+        env[1],
+        {"name": "CUDA_TASK_PRIORITY", "value": "1"},
+    ]
 
 
 def test_entries_with_odd_names_stay():
@@ -56,20 +91,32 @@ def test_an_environment_that_is_none(env):
         admit(NVIDIA, {"nvidia.com/priority": "1"}, env=env)
 
 
-@pytest.mark.parametrize("vendor, limits, pod_spec, expected", [
-    (nvidia(runtime_class_name="nvidia"), ONE, {}, {"runtimeClassName": "nvidia"}),
-    (nvidia(runtime_class_name="nvidia"), ONE, {"runtimeClassName": "kata"}, {}),
-    (nvidia(runtime_class_name="nvidia"), {}, {}, {}),
-    (NVIDIA, ONE, {}, {}),
-], ids=["set", "the pod's own stays", "no card", "none configured"])
+@pytest.mark.parametrize(
+    "vendor, limits, pod_spec, expected",
+    [
+        (nvidia(runtime_class_name="nvidia"), ONE, {}, {"runtimeClassName": "nvidia"}),
+        (nvidia(runtime_class_name="nvidia"), ONE, {"runtimeClassName": "kata"}, {}),
+        (nvidia(runtime_class_name="nvidia"), {}, {}, {}),
+        (NVIDIA, ONE, {}, {}),
+    ],
+    ids=["set", "the pod's own stays", "no card", "none configured"],
+)
 def test_runtime_class(vendor, limits, pod_spec, expected):
     assert admit(vendor, limits, pod_spec).pod_spec == expected
 
 
-@pytest.mark.parametrize("limits, found", [
-    (None, False), ({}, False), (ONE, True), ({"nvidia.com/gpumem": "1"}, True), ({"nvidia.com/gpu": "0"}, True),
-    ({"nvidia.com/priority": "1"}, False), ({"cpu": "1"}, False),
-])
+@pytest.mark.parametrize(
+    "limits, found",
+    [
+        (None, False),
+        ({}, False),
+        (ONE, True),
+        ({"nvidia.com/gpumem": "1"}, True),
+        ({"nvidia.com/gpu": "0"}, True),
+        ({"nvidia.com/priority": "1"}, False),
+        ({"cpu": "1"}, False),
+    ],
+)
 def test_found(limits, found):
     assert admit(NVIDIA, limits).requests_devices is found
 
@@ -78,12 +125,20 @@ def test_found(limits, found):
 def test_percentages_out_of_range(percent, shown):
     with pytest.raises(MalformedInput) as caught:
         admit(NVIDIA, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": percent})
-    assert str(caught.value) == (f"invalid nvidia.com/gpumem-percentage value {shown} in container c: "
-                                 "must be an integer between 0 and 100")
+    assert str(caught.value) == (
+        f"invalid nvidia.com/gpumem-percentage value {shown} in container c: "
+        "must be an integer between 0 and 100"
+    )
 
 
 @pytest.mark.parametrize("resource", ["gpu", "gpumem", "gpumem-percentage", "gpucores", "priority"])
-@given(text=st.text(max_size=9) | st.integers().map(str) | st.none() | st.integers() | st.floats(allow_nan=False))
+@given(
+    text=st.text(max_size=9)
+    | st.integers().map(str)
+    | st.none()
+    | st.integers()
+    | st.floats(allow_nan=False)
+)
 def test_any_amount_is_admitted_or_malformed(resource, text):
     try:
         admit(NVIDIA, {"nvidia.com/gpu": "1", f"nvidia.com/{resource}": text})
@@ -91,30 +146,54 @@ def test_any_amount_is_admitted_or_malformed(resource, text):
         assert resource in str(error)
 
 
-@pytest.mark.parametrize("vendor, all_of_them", [
-    (NVIDIA, False), (nvidia(overwrite_env=True), True), (nvidia(gpu_core_policy="force"), True), (STRICT, True),
-], ids=["default", "environment overwritten", "core policy", "strict"])
+@pytest.mark.parametrize(
+    "vendor, all_of_them",
+    [
+        (NVIDIA, False),
+        (nvidia(overwrite_env=True), True),
+        (nvidia(gpu_core_policy="force"), True),
+        (STRICT, True),
+    ],
+    ids=["default", "environment overwritten", "core policy", "strict"],
+)
 def test_which_settings_concern_containers_without_devices(vendor, all_of_them):
     assert vendor.admission.admits_all is all_of_them
 
 
-@pytest.mark.parametrize("entry, refused", [
-    param({"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "80g"}, True, id="memory"),
-    param({"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "80g"}, True, id="memory of a device"),
-    param({"name": "CUDA_DEVICE_SM_LIMIT", "value": "100"}, True, id="cores"),
-    param({"name": "CUDA_DEVICE_SM_LIMIT_7", "value": "100"}, True, id="cores of a device"),
-    param({"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/tmp/x"}, True, id="shared region"),
-    param({"name": "CUDA_OVERSUBSCRIBE", "value": "true"}, True, id="oversubscription"),
-    param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, True, id="all devices"),
-    param({"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {}}}, True, id="devices from elsewhere"),
-    param({"name": "NVIDIA_VISIBLE_DEVICES"}, True, id="devices without a value"),
-    param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}, False, id="no devices"),
-    param({"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}, False, id="another variable of the driver"),
-    param({"name": "CUDA_DEVICE_SM_LIMITER", "value": "1"}, False, id="a name that begins alike"),
-    param({"name": "CUDA_DISABLE_CONTROL", "value": "true"}, False, id="without the limiter"),
-    param({"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}, False, id="core policy"),
-    param({"name": "LD_PRELOAD", "value": "libjemalloc.so"}, False, id="preload"),
-])
+@pytest.mark.parametrize(
+    "entry, refused",
+    [
+        param({"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "80g"}, True, id="memory"),
+        param(
+            {"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "80g"}, True, id="memory of a device"
+        ),
+        param({"name": "CUDA_DEVICE_SM_LIMIT", "value": "100"}, True, id="cores"),
+        param({"name": "CUDA_DEVICE_SM_LIMIT_7", "value": "100"}, True, id="cores of a device"),
+        param(
+            {"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/tmp/x"}, True, id="shared region"
+        ),
+        param({"name": "CUDA_OVERSUBSCRIBE", "value": "true"}, True, id="oversubscription"),
+        param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, True, id="all devices"),
+        param(
+            {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {}}},
+            True,
+            id="devices from elsewhere",
+        ),
+        param({"name": "NVIDIA_VISIBLE_DEVICES"}, True, id="devices without a value"),
+        param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}, False, id="no devices"),
+        param(
+            {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"},
+            False,
+            id="another variable of the driver",
+        ),
+        param(
+            {"name": "CUDA_DEVICE_SM_LIMITER", "value": "1"}, False, id="a name that begins alike"
+        ),
+        param({"name": "CUDA_DISABLE_CONTROL", "value": "true"}, False, id="without the limiter"),
+        param({"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}, False, id="core policy"),
+        param({"name": "LD_PRELOAD", "value": "libjemalloc.so"}, False, id="preload"),
+    ],
+)
 def test_variables_that_would_lift_limits_are_refused_on_containers_with_a_card(entry, refused):
     env = [{"name": "A", "value": "1"}, entry]
     assert admit(NVIDIA, None, env=env).container["env"] == env
@@ -123,8 +202,10 @@ def test_variables_that_would_lift_limits_are_refused_on_containers_with_a_card(
         return
     with pytest.raises(MalformedInput) as caught:
         admit(NVIDIA, ONE, env=env)
-    assert str(caught.value) == (f"container c sets {entry['name']}, which is reserved for the device plugin: request "
-                                 "memory and cores as resources, such as nvidia.com/gpumem")
+    assert str(caught.value) == (
+        f"container c sets {entry['name']}, which is reserved for the device plugin: request "
+        "memory and cores as resources, such as nvidia.com/gpumem"
+    )
 
 
 def env(name, value):
@@ -132,58 +213,117 @@ def env(name, value):
 
 
 def mounted(path):
-    return {"volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "v", "mountPath": path}]}
+    return {
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "v", "mountPath": path}]
+    }
 
 
 FROM_ELSEWHERE = {"env": [{"name": "CUDA_DISABLE_CONTROL", "valueFrom": {"configMapKeyRef": {}}}]}
 LIFTS, HIDES = "it can lift the limits of devices", "it can hide files of the limiter"
 
 
-@pytest.mark.parametrize("fields, field, why", [
-    param({"envFrom": [{"configMapRef": {"name": "m"}}]}, "envFrom", "it can set variables of the limiter", id="from"),
-    param(env("CUDA_DISABLE_CONTROL", "true"), "env CUDA_DISABLE_CONTROL=true", LIFTS, id="without the limiter"),
-    param(FROM_ELSEWHERE, "env CUDA_DISABLE_CONTROL", LIFTS, id="value from elsewhere"),
-    param(env("CUDA_REDIRECT", "/x.so"), "env CUDA_REDIRECT=/x.so", LIFTS, id="another library"),
-    param(env("GPU_CORE_UTILIZATION_POLICY", "disable"), "env GPU_CORE_UTILIZATION_POLICY=disable", LIFTS, id="cores"),
-    param(env("LD_PRELOAD", "/x.so"), "env LD_PRELOAD=/x.so", LIFTS, id="preload"),
-    param(env("LD_AUDIT", "x" * 1000), f"env LD_AUDIT={'x' * 100}", LIFTS, id="long value"),
-    *(param(mounted(path), f"volumeMounts[1].mountPath={path}", HIDES, id=path) for path in (
-        "/etc/ld.so.preload", "/etc", "/etc/", "/", "/usr/local/vgpu", "/usr/local/vgpu/libvgpu.so", "/usr/local",
-        "/usr", "/tmp/vgpulock", "//etc//ld.so.preload", "/data/../etc/./ld.so.preload", "etc/ld.so.preload")),
-])
+@pytest.mark.parametrize(
+    "fields, field, why",
+    [
+        param(
+            {"envFrom": [{"configMapRef": {"name": "m"}}]},
+            "envFrom",
+            "it can set variables of the limiter",
+            id="from",
+        ),
+        param(
+            env("CUDA_DISABLE_CONTROL", "true"),
+            "env CUDA_DISABLE_CONTROL=true",
+            LIFTS,
+            id="without the limiter",
+        ),
+        param(FROM_ELSEWHERE, "env CUDA_DISABLE_CONTROL", LIFTS, id="value from elsewhere"),
+        param(
+            env("CUDA_REDIRECT", "/x.so"), "env CUDA_REDIRECT=/x.so", LIFTS, id="another library"
+        ),
+        param(
+            env("GPU_CORE_UTILIZATION_POLICY", "disable"),
+            "env GPU_CORE_UTILIZATION_POLICY=disable",
+            LIFTS,
+            id="cores",
+        ),
+        param(env("LD_PRELOAD", "/x.so"), "env LD_PRELOAD=/x.so", LIFTS, id="preload"),
+        param(env("LD_AUDIT", "x" * 1000), f"env LD_AUDIT={'x' * 100}", LIFTS, id="long value"),
+        *(
+            param(mounted(path), f"volumeMounts[1].mountPath={path}", HIDES, id=path)
+            for path in (
+                "/etc/ld.so.preload",
+                "/etc",
+                "/etc/",
+                "/",
+                "/usr/local/vgpu",
+                "/usr/local/vgpu/libvgpu.so",
+                "/usr/local",
+                "/usr",
+                "/tmp/vgpulock",
+                "//etc//ld.so.preload",
+                "/data/../etc/./ld.so.preload",
+                "etc/ld.so.preload",
+            )
+        ),
+    ],
+)
 def test_strict_mode_refuses_what_could_lift_limits_of_a_container_with_a_card(fields, field, why):
     admit(NVIDIA, ONE, **fields)
     admit(STRICT, {"nvidia.com/priority": "1"}, **fields)
     with pytest.raises(MalformedInput) as caught:
         admit(STRICT, ONE, **fields)
-    assert str(caught.value).startswith(f"container c: {field} is not permitted in strict mode: {why}")
+    assert str(caught.value).startswith(
+        f"container c: {field} is not permitted in strict mode: {why}"
+    )
 
 
-@pytest.mark.parametrize("fields", [
-    env("LD_LIBRARY_PATH", "/x"), env("NVIDIA_DRIVER_CAPABILITIES", "all"), env("NVIDIA_VISIBLE_DEVICES", "void"),
-    {"env": None, "envFrom": [], "volumeMounts": None}, mounted("/tmp"), mounted("/usr/local/vgpus"),
-    mounted("/usr/lib"), mounted("/etc/ld.so.preload.d"), mounted("/data/etc")], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        env("LD_LIBRARY_PATH", "/x"),
+        env("NVIDIA_DRIVER_CAPABILITIES", "all"),
+        env("NVIDIA_VISIBLE_DEVICES", "void"),
+        {"env": None, "envFrom": [], "volumeMounts": None},
+        mounted("/tmp"),
+        mounted("/usr/local/vgpus"),
+        mounted("/usr/lib"),
+        mounted("/etc/ld.so.preload.d"),
+        mounted("/data/etc"),
+    ],
+    ids=str,
+)
 def test_strict_mode_leaves_the_rest_alone(fields):
     admit(STRICT, ONE, **fields)
 
 
-@pytest.mark.parametrize("entry", [{"value": "all"}, {"value": "GPU-1"}, {}, {"valueFrom": {}}], ids=str)
+@pytest.mark.parametrize(
+    "entry", [{"value": "all"}, {"value": "GPU-1"}, {}, {"valueFrom": {}}], ids=str
+)
 @pytest.mark.parametrize("limits", [None, {"nvidia.com/priority": "1"}, {"cpu": "1"}], ids=str)
 def test_strict_mode_refuses_visible_devices_without_a_request(limits, entry):
     fields = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES"} | entry]}
     admit(NVIDIA, limits, **fields)
-    with pytest.raises(MalformedInput, match="^container c: env NVIDIA_VISIBLE_DEVICES(=.*)? is not permitted in "
-                                             "strict mode: request devices as nvidia.com/gpu$"):
+    with pytest.raises(
+        MalformedInput,
+        match="^container c: env NVIDIA_VISIBLE_DEVICES(=.*)? is not permitted in "
+        "strict mode: request devices as nvidia.com/gpu$",
+    ):
         admit(STRICT, limits, **fields)
 
 
-@pytest.mark.parametrize("name", ["NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"])
+@pytest.mark.parametrize(
+    "name", ["NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"]
+)
 @pytest.mark.parametrize("limits", [None, ONE], ids=str)
 def test_strict_mode_refuses_access_to_devices_of_others(name, limits):
     admit(NVIDIA, limits, **env(name, "all"))
     for value in ("", "none", "void"):
         admit(STRICT, limits, **env(name, value))
-    with pytest.raises(MalformedInput, match=f"env {name}=all is not permitted in strict mode: it can give access to"):
+    with pytest.raises(
+        MalformedInput,
+        match=f"env {name}=all is not permitted in strict mode: it can give access to",
+    ):
         admit(STRICT, limits, **env(name, "all"))
 
 
@@ -192,4 +332,6 @@ def test_strict_mode_accepts_what_admission_has_written():
     vendor = nvidia(strict=True, gpu_core_policy="force")
     before = admit(vendor, ONE | {"nvidia.com/priority": "1"}).container
     assert env_of(rows.admit(vendor, before)) == {
-        "CUDA_TASK_PRIORITY": "1", "GPU_CORE_UTILIZATION_POLICY": "force"}
+        "CUDA_TASK_PRIORITY": "1",
+        "GPU_CORE_UTILIZATION_POLICY": "force",
+    }

@@ -16,31 +16,59 @@ from tests.vendors.placing import cache_of
 from tests.vendors.rows import admit
 
 AMD, BIREN, DCU, GCU, MLU, MT, V150 = (
-    CHART[key] for key in ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150"))
+    CHART[key] for key in ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150")
+)
 
 
-@pytest.mark.parametrize("vendor, limits, requests, expected", [
-    param(MT, given(MT, 1), {}, asked(MT, 1, 0, 100, 0), id="one device without more"),
-    param(AMD, given(AMD, None, 16384, 25), {}, None, id="no device count"),
-    param(AMD, given(AMD, 1, None, 0), {}, asked(AMD, 1, 0, 100, 0), id="no percentage of cores"),
-    param(V150, given(V150, 2), {}, asked(V150, 2, 0, 100, 0), id="several of Iluvatar's cards"),
-])
+@pytest.mark.parametrize(
+    "vendor, limits, requests, expected",
+    [
+        param(MT, given(MT, 1), {}, asked(MT, 1, 0, 100, 0), id="one device without more"),
+        param(AMD, given(AMD, None, 16384, 25), {}, None, id="no device count"),
+        param(
+            AMD, given(AMD, 1, None, 0), {}, asked(AMD, 1, 0, 100, 0), id="no percentage of cores"
+        ),
+        param(
+            V150, given(V150, 2), {}, asked(V150, 2, 0, 100, 0), id="several of Iluvatar's cards"
+        ),
+    ],
+)
 def test_pods_that_came_past_admission(vendor, limits, requests, expected):
     assert device_request(vendor, container(limits, requests=requests)) == expected
 
 
 def described(usages):
-    return [(usage.device.uuid, usage.device.slots, usage.device.memory_mib, usage.device.cores) for usage in usages]
+    return [
+        (usage.device.uuid, usage.device.slots, usage.device.memory_mib, usage.device.cores)
+        for usage in usages
+    ]
 
 
-@pytest.mark.parametrize("vendor, capacity, first, count", [
-    param(MLU, dict(memory=400, cores=400), ("n-cambricon-mlu-0", 100, 25600, 100), 4, id="MLU"),
-    param(MLU, dict(memory=400, cores=350), ("n-cambricon-mlu-0", 100, 29257, 100), 4, id="MLU part of a card"),
-    param(MT, dict(memory=768, cores=128), ("n-mthreads-0", 100, 49152, 16), 8, id="Mthreads"),
-    param(MT, dict(memory=1, cores=1), ("n-mthreads-0", 100, 8192, 16), 1, id="capacity of one core"),
-    param(GCU, dict(count=2), ("n-GCU-0", 1, 100, 100), 2, id="GCU"),
-    param(CHART["Metax-GPU"], dict(count=8), ("n-metax-0", 1, 65536, 100), 8, id="MetaX"),
-])
+@pytest.mark.parametrize(
+    "vendor, capacity, first, count",
+    [
+        param(
+            MLU, dict(memory=400, cores=400), ("n-cambricon-mlu-0", 100, 25600, 100), 4, id="MLU"
+        ),
+        param(
+            MLU,
+            dict(memory=400, cores=350),
+            ("n-cambricon-mlu-0", 100, 29257, 100),
+            4,
+            id="MLU part of a card",
+        ),
+        param(MT, dict(memory=768, cores=128), ("n-mthreads-0", 100, 49152, 16), 8, id="Mthreads"),
+        param(
+            MT,
+            dict(memory=1, cores=1),
+            ("n-mthreads-0", 100, 8192, 16),
+            1,
+            id="capacity of one core",
+        ),
+        param(GCU, dict(count=2), ("n-GCU-0", 1, 100, 100), 2, id="GCU"),
+        param(CHART["Metax-GPU"], dict(count=8), ("n-metax-0", 1, 65536, 100), 8, id="MetaX"),
+    ],
+)
 def test_cards_by_capacity(vendor, capacity, first, count):
     usages = on_node(vendor, **capacity)
     assert described(usages)[0] == first
@@ -48,15 +76,22 @@ def test_cards_by_capacity(vendor, capacity, first, count):
     assert len({usage.device.uuid for usage in usages}) == count
 
 
-@pytest.mark.parametrize("vendor, capacity, problem", [
-    param(MLU, dict(count=4), f"device not found {MLU.resources.cores}", id="count alone"),
-    param(MLU, dict(memory=400), f"device not found {MLU.resources.cores}", id="memory alone"),
-    param(MLU, dict(memory=400, cores=0), f"device not found {MLU.resources.cores}", id="no cores"),
-    param(MT, dict(cores=128), f"device not found {MT.resources.memory}", id="cores alone"),
-    param(MT, dict(memory=768, cores=-16), "expected no negative amount", id="negative"),
-    param(MT, dict(memory="lots", cores=16), f"capacity of {MT.resources.memory}", id="no amount"),
-    param(GCU, dict(count=100000), "expected at most 256 devices", id="absurd"),
-])
+@pytest.mark.parametrize(
+    "vendor, capacity, problem",
+    [
+        param(MLU, dict(count=4), f"device not found {MLU.resources.cores}", id="count alone"),
+        param(MLU, dict(memory=400), f"device not found {MLU.resources.cores}", id="memory alone"),
+        param(
+            MLU, dict(memory=400, cores=0), f"device not found {MLU.resources.cores}", id="no cores"
+        ),
+        param(MT, dict(cores=128), f"device not found {MT.resources.memory}", id="cores alone"),
+        param(MT, dict(memory=768, cores=-16), "expected no negative amount", id="negative"),
+        param(
+            MT, dict(memory="lots", cores=16), f"capacity of {MT.resources.memory}", id="no amount"
+        ),
+        param(GCU, dict(count=100000), "expected at most 256 devices", id="absurd"),
+    ],
+)
 def test_capacity_that_cannot_be_used(vendor, capacity, problem):
     with pytest.raises(MalformedInput, match=problem):
         on_node(vendor, **capacity)
@@ -68,10 +103,18 @@ def test_a_node_without_such_a_capacity_has_no_inventory(vendor):
 
 
 def test_biren_counts_all_cores_of_its_cards():
-    (usage,) = on_node(BIREN, annotations={
-        BIREN.annotations.register: '[{"id":"c0","count":1,"devmem":32768,"type":"Biren166","health":true,'
-                                    '"custominfo":{"zone":1}}]'})
-    assert (usage.device.cores, usage.device.model, usage.device.info) == (100, "Biren166", {"zone": 1})
+    (usage,) = on_node(
+        BIREN,
+        annotations={
+            BIREN.annotations.register: '[{"id":"c0","count":1,"devmem":32768,"type":"Biren166","health":true,'
+            '"custominfo":{"zone":1}}]'
+        },
+    )
+    assert (usage.device.cores, usage.device.model, usage.device.info) == (
+        100,
+        "Biren166",
+        {"zone": 1},
+    )
 
 
 def test_hygon_without_any_card():
@@ -79,14 +122,31 @@ def test_hygon_without_any_card():
         on_node(DCU, annotations={DCU.annotations.register: ":"})
 
 
-@pytest.mark.parametrize("vendor, limits, left", [
-    param(MLU, {MLU.resources.memory: 50, MLU.resources.cores: 100}, (12800, 100), id="MLU in units of 256 MiB"),
-    param(MT, {MT.resources.memory: 96}, (49152, None), id="Mthreads in units of 512 MiB"),
-    param(DCU, {DCU.resources.memory: 2000}, (2000, None), id="Hygon"),
-    param(CHART["Metax-SGPU"], {CHART["Metax-SGPU"].resources.memory: 4}, (4096, None), id="sGPU in GiB"),
-    param(AMD, {AMD.resources.memory: 100, AMD.resources.cores: 50}, (100, None),
-          id="AMD compute units are no percentage"),
-])
+@pytest.mark.parametrize(
+    "vendor, limits, left",
+    [
+        param(
+            MLU,
+            {MLU.resources.memory: 50, MLU.resources.cores: 100},
+            (12800, 100),
+            id="MLU in units of 256 MiB",
+        ),
+        param(MT, {MT.resources.memory: 96}, (49152, None), id="Mthreads in units of 512 MiB"),
+        param(DCU, {DCU.resources.memory: 2000}, (2000, None), id="Hygon"),
+        param(
+            CHART["Metax-SGPU"],
+            {CHART["Metax-SGPU"].resources.memory: 4},
+            (4096, None),
+            id="sGPU in GiB",
+        ),
+        param(
+            AMD,
+            {AMD.resources.memory: 100, AMD.resources.cores: 50},
+            (100, None),
+            id="AMD compute units are no percentage",
+        ),
+    ],
+)
 def test_quotas(vendor, limits, left):
     quota = QuotaLimits(namespace="default", name="quota", uid="uid", limits=limits)
     found = remaining_budget(vendor, [quota], {})
@@ -97,30 +157,48 @@ def test_quotas(vendor, limits, left):
 def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
     """Iluvatar's admission sets the total of all cards: 200 for two, which is 100 on each."""
     cache = cache_of(Node(name="n"))
-    cache.quotas.upsert(QuotaLimits(namespace="default", name="q", uid="uid", limits={V150.resources.cores: limit}))
+    cache.quotas.upsert(
+        QuotaLimits(namespace="default", name="q", uid="uid", limits={V150.resources.cores: limit})
+    )
     assert cache.quota_allows("default", pod(container(given(V150, 2, None, 200)))) is covered
 
 
-@pytest.mark.parametrize("wire, env", [
-    param({"name": "c"}, [{"name": "SOL_CONTINER_NAME", "value": "c"}], id="set"),
-    param({"name": "c", "env": [{"name": "SOL_CONTINER_NAME", "value": "mine"}]},
-          [{"name": "SOL_CONTINER_NAME", "value": "mine"}], id="the container's own stays"),
-    param({}, None, id="no name"),
-])
+@pytest.mark.parametrize(
+    "wire, env",
+    [
+        param({"name": "c"}, [{"name": "SOL_CONTINER_NAME", "value": "c"}], id="set"),
+        param(
+            {"name": "c", "env": [{"name": "SOL_CONTINER_NAME", "value": "mine"}]},
+            [{"name": "SOL_CONTINER_NAME", "value": "mine"}],
+            id="the container's own stays",
+        ),
+        param({}, None, id="no name"),
+    ],
+)
 def test_iluvatar_containers_know_their_name(wire, env):
     asking = wire | {"resources": {"limits": given(V150, 1)}}
     assert admit(V150, asking).container.get("env") == env
 
 
-CAPABLE = {MLU.resources.count: "4", MLU.resources.cores: "400", MLU.resources.memory: "400", AMD.resources.count: "1"}
+CAPABLE = {
+    MLU.resources.count: "4",
+    MLU.resources.cores: "400",
+    MLU.resources.memory: "400",
+    AMD.resources.count: "1",
+}
 REGISTERED = {
-    DCU.annotations.register: "DCU-a,30,32752,100,DCU-K100_AI,0,true:", DCU.annotations.handshake: "Reported",
+    DCU.annotations.register: "DCU-a,30,32752,100,DCU-K100_AI,0,true:",
+    DCU.annotations.handshake: "Reported",
     AMD.annotations.register: '[{"id":"amd-0","count":10,"devmem":196608,"devcore":304,"type":"AMD MI300X",'
-                              '"health":true}]'}
+    '"health":true}]',
+}
 
 
-@pytest.mark.parametrize("vendor, lock", [(DCU, NODE_LOCK), (AMD, NODE_LOCK), (MLU, "cambricon.com/dsmlu.lock")],
-                         ids=["Hygon", "AMD", "MLU"])
+@pytest.mark.parametrize(
+    "vendor, lock",
+    [(DCU, NODE_LOCK), (AMD, NODE_LOCK), (MLU, "cambricon.com/dsmlu.lock")],
+    ids=["Hygon", "AMD", "MLU"],
+)
 @pytest.mark.parametrize("kind", [INIT, APP], ids=["init", "app"])
 def test_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, lock, kind):
     cache = cache_of(Node(name="n", annotations=REGISTERED, capacity=CAPABLE, allocatable=CAPABLE))
@@ -129,9 +207,14 @@ def test_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, 
     assert cache.reservations.get(asking.ref.uid).lock_keys == (lock,)
 
 
-@pytest.mark.parametrize("capacity, offered", [(CAPABLE, True), ({AMD.resources.count: "0"}, False), ({}, False)],
-                         ids=["some", "none", "not said"])
+@pytest.mark.parametrize(
+    "capacity, offered",
+    [(CAPABLE, True), ({AMD.resources.count: "0"}, False), ({}, False)],
+    ids=["some", "none", "not said"],
+)
 def test_amd_cards_count_while_the_kubelet_has_any(capacity, offered):
-    cache = cache_of(Node(name="n", annotations=REGISTERED, capacity=capacity, allocatable=capacity))
+    cache = cache_of(
+        Node(name="n", annotations=REGISTERED, capacity=capacity, allocatable=capacity)
+    )
     asking = pod(container(given(AMD, 1)))
     assert isinstance(cache.assume(asking, ["n"]), Choice) is offered

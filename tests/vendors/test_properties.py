@@ -40,42 +40,91 @@ class Plain:
     asked_cores: tuple = (None,)
 
 
-SHARED = Plain("health uuid slots mutex memory cores alone full", memory_mib=(1024, 2048, 2560),
-               asked_memory=(None, 0, 1, 2, 4), asked_cores=(None, 0, 10, 50, 100, 120))
+SHARED = Plain(
+    "health uuid slots mutex memory cores alone full",
+    memory_mib=(1024, 2048, 2560),
+    asked_memory=(None, 0, 1, 2, 4),
+    asked_cores=(None, 0, 10, 50, 100, 120),
+)
 MIB = replace(SHARED, must=f"{SHARED.must} type", asked_memory=(None, 0, 300, 500, 1024))
 PLAIN = {
     "DCU": MIB,
     "BI-V150": SHARED,
     "MLU": SHARED,
-    "AMD": replace(MIB, must="health type uuid slots mutex memory units", cores=(0, 64, 304),
-                   asked_cores=(None, 1, 10, 50, 100)),
-    "Mthreads": replace(SHARED, must="health uuid slots mutex memory cores full", memory_mib=(8192, 49152), cores=(16,),
-                        asked_memory=(None, 2, 4, 16, 96), asked_cores=(None, 0, 1, 4, 16)),
+    "AMD": replace(
+        MIB,
+        must="health type uuid slots mutex memory units",
+        cores=(0, 64, 304),
+        asked_cores=(None, 1, 10, 50, 100),
+    ),
+    "Mthreads": replace(
+        SHARED,
+        must="health uuid slots mutex memory cores full",
+        memory_mib=(8192, 49152),
+        cores=(16,),
+        asked_memory=(None, 2, 4, 16, 96),
+        asked_cores=(None, 0, 1, 4, 16),
+    ),
     "Biren": Plain("health uuid slots mutex", memory_mib=(2048,)),
     "Vastai": Plain("health uuid slots mutex", memory_mib=(2048,)),
     "GCU": Plain("health unused", slots=(1,), memory_mib=(100,)),
-    "Metax-GPU": Plain("health slots mutex memory cores alone full", slots=(1,), memory_mib=(65536,)),
+    "Metax-GPU": Plain(
+        "health slots mutex memory cores alone full", slots=(1,), memory_mib=(65536,)
+    ),
 }
-SGPU = Plain("", memory_mib=(2048, 4096), asked_memory=(None, "512Mi", 1, 2, 4), asked_cores=(None, 0, 10, 50, 100))
-UUIDS = {"hygon.com": "gpuuuid", "cambricon.com": "gpuuuid", "amd.com": "gpu-uuid", "mthreads.ai": "gpuuuid",
-         "birentech.com": "gpuuuid", "vastaitech.com": "gpuuuid"}
-USE = tuple(f"{domain}/use-{word}" for domain, word in UUIDS.items()) + ("hami.io/use-BI-V150-uuid",)
-NOUSE = tuple(f"{domain}/nouse-{word}" for domain, word in UUIDS.items()) + ("hami.io/no-use-BI-V150-uuid",)
-TYPE, NOTYPE = ("hygon.com/use-dcutype", "amd.com/use-gputype"), ("hygon.com/nouse-dcutype", "amd.com/nouse-gputype")
+SGPU = Plain(
+    "",
+    memory_mib=(2048, 4096),
+    asked_memory=(None, "512Mi", 1, 2, 4),
+    asked_cores=(None, 0, 10, 50, 100),
+)
+UUIDS = {
+    "hygon.com": "gpuuuid",
+    "cambricon.com": "gpuuuid",
+    "amd.com": "gpu-uuid",
+    "mthreads.ai": "gpuuuid",
+    "birentech.com": "gpuuuid",
+    "vastaitech.com": "gpuuuid",
+}
+USE = tuple(f"{domain}/use-{word}" for domain, word in UUIDS.items()) + (
+    "hami.io/use-BI-V150-uuid",
+)
+NOUSE = tuple(f"{domain}/nouse-{word}" for domain, word in UUIDS.items()) + (
+    "hami.io/no-use-BI-V150-uuid",
+)
+TYPE, NOTYPE = (
+    ("hygon.com/use-dcutype", "amd.com/use-gputype"),
+    ("hygon.com/nouse-dcutype", "amd.com/nouse-gputype"),
+)
 
 
 def some_devices(rng, key, plain, most=5):
-    return tuple(Device(uuid=f"c{place}", vendor=key, model=rng.choice(("K100", "K500")), index=place,
-                        slots=rng.choice(plain.slots), memory_mib=rng.choice(plain.memory_mib),
-                        cores=rng.choice(plain.cores), numa=rng.randrange(2), healthy=rng.random() < 0.9)
-                 for place in range(rng.randint(1, most)))
+    return tuple(
+        Device(
+            uuid=f"c{place}",
+            vendor=key,
+            model=rng.choice(("K100", "K500")),
+            index=place,
+            slots=rng.choice(plain.slots),
+            memory_mib=rng.choice(plain.memory_mib),
+            cores=rng.choice(plain.cores),
+            numa=rng.randrange(2),
+            healthy=rng.random() < 0.9,
+        )
+        for place in range(rng.randint(1, most))
+    )
 
 
 def some_view(rng, device):
     """The device with some usage, sometimes all of it or more."""
     used = rng.choice((0, 0, 0, 1, device.slots))
     parts = (0, 0, 0, 0.1, 0.5, 1, 1.1)
-    return DeviceUsage(device, used, int(device.memory_mib * rng.choice(parts)), int(device.cores * rng.choice(parts)))
+    return DeviceUsage(
+        device,
+        used,
+        int(device.memory_mib * rng.choice(parts)),
+        int(device.cores * rng.choice(parts)),
+    )
 
 
 def some_annotations(rng):
@@ -88,11 +137,25 @@ def some_annotations(rng):
 
 def some_pod(rng, vendor, plain, kinds, annotations):
     """A pod that has passed admission, or ``None`` if it is refused there."""
-    limits = [limits_of(vendor, rng.choice((1, 1, 2, 3)), rng.choice(plain.asked_memory), rng.choice(plain.asked_cores))
-              for _ in kinds]
+    limits = [
+        limits_of(
+            vendor,
+            rng.choice((1, 1, 2, 3)),
+            rng.choice(plain.asked_memory),
+            rng.choice(plain.asked_cores),
+        )
+        for _ in kinds
+    ]
     limits = [{name: amount for name, amount in one.items() if name} for one in limits]
     try:
-        return Fits(vendor=vendor, usages=[], outcome="", limits=limits, kinds=kinds, annotations=annotations).pod()
+        return Fits(
+            vendor=vendor,
+            usages=[],
+            outcome="",
+            limits=limits,
+            kinds=kinds,
+            annotations=annotations,
+        ).pod()
     except MalformedInput:
         return None
 
@@ -109,23 +172,36 @@ def test_cards_are_found_exactly_if_some_choice_of_them_serves(key, rng):
     assume(asked is not None)
     (request,) = asked.containers[0].requests
     found = fit(request, asked.fit_context(key, usages))
-    exists = any(all(serves(usage, request, plain.must.split(), annotations, policy) for usage in choice)
-                 for choice in itertools.combinations(usages, request.count))
+    exists = any(
+        all(serves(usage, request, plain.must.split(), annotations, policy) for usage in choice)
+        for choice in itertools.combinations(usages, request.count)
+    )
     assert exists == (not isinstance(found, Unfit))
     if exists:
         chosen = [usage for usage in usages if usage.device.uuid in {share.uuid for share in found}]
         assert len(chosen) == len(found) == request.count
-        assert all(serves(usage, request, plain.must.split(), annotations, policy) for usage in chosen)
+        assert all(
+            serves(usage, request, plain.must.split(), annotations, policy) for usage in chosen
+        )
 
 
 def serves(usage, request, must, annotations, policy):
     """Reports whether *request* may have a part of the card."""
     device, cores = usage.device, min(request.cores, 100)
     memory = request.memory_mib or device.memory_mib * (request.memory_percent or 0) // 100
-    free_mib, free_cores = device.memory_mib - usage.memory_used_mib, device.cores - usage.cores_used
-    units = max(device.cores * cores // 100, 1) if cores else device.cores * (memory >= device.memory_mib)
-    wants, shuns = ({key: value for key, value in annotations.items() if key in keys}
-                    for keys in ((*USE, *TYPE), (*NOUSE, *NOTYPE)))
+    free_mib, free_cores = (
+        device.memory_mib - usage.memory_used_mib,
+        device.cores - usage.cores_used,
+    )
+    units = (
+        max(device.cores * cores // 100, 1)
+        if cores
+        else device.cores * (memory >= device.memory_mib)
+    )
+    wants, shuns = (
+        {key: value for key, value in annotations.items() if key in keys}
+        for keys in ((*USE, *TYPE), (*NOUSE, *NOTYPE))
+    )
     passes = {
         "health": device.healthy,
         "type": (not wants.keys() & set(TYPE) or device.model == "K100")
@@ -166,18 +242,33 @@ def walk(key, rng):
         annotations = some_annotations(rng) | some_classes(rng)
         kinds = tuple(rng.choices((APP, INIT, SIDECAR), (4, 1, 1), k=rng.choice((1, 1, 2, 3))))
         pod = some_pod(rng, vendor, plain, kinds, annotations)
-        if pod is None or (asked := make_pod_request(pod, Catalog([vendor]), rng.choice(POLICIES))) is None:
+        if (
+            pod is None
+            or (asked := make_pod_request(pod, Catalog([vendor]), rng.choice(POLICIES))) is None
+        ):
             continue
         index.unbook(f"uid-{number - rng.randint(3, 9)}")
         found = place_pod(index.usages("n"), asked)
         if not isinstance(found, Unfit):
-            index.book(bound(replace(pod, ref=replace(pod.ref, uid=f"uid-{number}")), vendor, asked, found, index))
+            index.book(
+                bound(
+                    replace(pod, ref=replace(pod.ref, uid=f"uid-{number}")),
+                    vendor,
+                    asked,
+                    found,
+                    index,
+                )
+            )
             yield index
 
 
 def some_classes(rng):
     """The application class and the quality of an sGPU pod."""
-    classes = {"metax-tech.com/sgpu-app-class": rng.choice(("online", "offline"))} if rng.random() < 0.5 else {}
+    classes = (
+        {"metax-tech.com/sgpu-app-class": rng.choice(("online", "offline"))}
+        if rng.random() < 0.5
+        else {}
+    )
     quality = rng.choice(("best-effort", "fixed-share", "burst-share"))
     return classes | ({"metax-tech.com/sgpu-qos-policy": quality} if rng.random() < 0.7 else {})
 
@@ -198,5 +289,10 @@ def is_overcommitted(usage):
     device, words = usage.device, [set(tag.split()) for tag in usage.co_tenants]
     of_class = {bool(one & {"online", "offline"}) for one in words}
     qualities = {word for one in words for word in one} - {"online", "offline"}
-    return (usage.slots_used > device.slots or usage.memory_used_mib > device.memory_mib
-            or usage.cores_used > device.cores or len(of_class) > 1 or len(qualities) > 1)
+    return (
+        usage.slots_used > device.slots
+        or usage.memory_used_mib > device.memory_mib
+        or usage.cores_used > device.cores
+        or len(of_class) > 1
+        or len(qualities) > 1
+    )

@@ -14,23 +14,36 @@ GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem
 
 
 def draft(limits):
-    (draft,) = PodDraft({"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}}).containers
+    (draft,) = PodDraft(
+        {"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}}
+    ).containers
     return draft.seen_with(NVIDIA.resources)
 
 
-@pytest.mark.parametrize("limits, requests, expected", [
-    param({GPU: 1, MEMORY: 5}, {MEMORY: 7}, request(1, 5), id="the limit wins"),
-    param({}, {GPU: 2, MEMORY: 7}, request(2, 7), id="requests alone"),
-    param({GPU: 1}, {MEMORY: 7}, request(1, 7), id="some of each"),
-    param({MEMORY: 7}, {}, None, id="no count"),
-])
+@pytest.mark.parametrize(
+    "limits, requests, expected",
+    [
+        param({GPU: 1, MEMORY: 5}, {MEMORY: 7}, request(1, 5), id="the limit wins"),
+        param({}, {GPU: 2, MEMORY: 7}, request(2, 7), id="requests alone"),
+        param({GPU: 1}, {MEMORY: 7}, request(1, 7), id="some of each"),
+        param({MEMORY: 7}, {}, None, id="no count"),
+    ],
+)
 def test_limits_then_requests(limits, requests, expected):
     assert device_request(NVIDIA, container(limits, requests=requests)) == expected
 
 
-@pytest.mark.parametrize("percent, expected", [
-    ("100", 100), ("1", 1), ("120", 100), ("0", 100), ("-5", 100), ("2147483647", 100),
-])
+@pytest.mark.parametrize(
+    "percent, expected",
+    [
+        ("100", 100),
+        ("1", 1),
+        ("120", 100),
+        ("0", 100),
+        ("-5", 100),
+        ("2147483647", 100),
+    ],
+)
 def test_a_percentage_is_clamped(percent, expected):
     assert device_request(NVIDIA, container({GPU: 1, PERCENT: percent})) == request(1, 0, expected)
 
@@ -46,7 +59,8 @@ def test_what_makes_a_request_void_is_objected_to(text):
     with pytest.raises(MalformedInput) as caught:
         check_amounts(draft({GPU: "1", MEMORY: text}))
     assert str(caught.value) == (
-        f"invalid nvidia.com/gpumem value {text} in container c: must be an integer between 0 and 2147483647")
+        f"invalid nvidia.com/gpumem value {text} in container c: must be an integer between 0 and 2147483647"
+    )
 
 
 def test_what_can_be_used_is_not_objected_to():
@@ -55,18 +69,30 @@ def test_what_can_be_used_is_not_objected_to():
 
 def test_resources_of_others_are_not_kept():
     """A tenant who requests thousands of them could otherwise fill the memory."""
-    first, second = (container({GPU: 1, name: 1}, requests={name: 1}) for name in ("example.com/a", "example.com/b"))
+    first, second = (
+        container({GPU: 1, name: 1}, requests={name: 1})
+        for name in ("example.com/a", "example.com/b")
+    )
     assert device_requests(ONLY_NVIDIA, first) is device_requests(ONLY_NVIDIA, second)
     assert device_requests(ONLY_NVIDIA, first) == (request(1, 0, 100),)
 
 
-@pytest.mark.parametrize("containers, shares", [
-    param([container({GPU: "0" * 100 + "3"})], {"NVIDIA": 3}, id="a long amount"),
-    param([container({GPU: 1, MEMORY: 5}, name=f"c{number}") for number in range(1000)], {"NVIDIA": 1000},
-          id="many containers"),
-    param([container({GPU: "x" * 100_000}), container({}, requests={GPU: "y" * 100_000})], {},
-          id="long texts that are no amounts"),
-])
+@pytest.mark.parametrize(
+    "containers, shares",
+    [
+        param([container({GPU: "0" * 100 + "3"})], {"NVIDIA": 3}, id="a long amount"),
+        param(
+            [container({GPU: 1, MEMORY: 5}, name=f"c{number}") for number in range(1000)],
+            {"NVIDIA": 1000},
+            id="many containers",
+        ),
+        param(
+            [container({GPU: "x" * 100_000}), container({}, requests={GPU: "y" * 100_000})],
+            {},
+            id="long texts that are no amounts",
+        ),
+    ],
+)
 def test_large_requests_are_not_kept(containers, shares):
     """The API server writes short amounts, but anybody may send a review to the webhook."""
     caches = (module._requests, module._most_shares)

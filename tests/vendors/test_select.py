@@ -11,9 +11,19 @@ from hami.vendors.select import grouped, on_wings, positions_of, whole_pairs
 from tests.builders import usage, usages
 
 WINGS = [{0, 1, 2, 3}, {4, 5, 6, 7}]
-PAIRS = {(a, b) for wing in WINGS for a, b in combinations(sorted(wing), 2)} | {(0, 4), (1, 5), (2, 6), (3, 7)}
+PAIRS = {(a, b) for wing in WINGS for a, b in combinations(sorted(wing), 2)} | {
+    (0, 4),
+    (1, 5),
+    (2, 6),
+    (3, 7),
+}
 FOURS = [*WINGS, {0, 1, 4, 5}, {2, 3, 6, 7}, {0, 2, 4, 6}, {1, 3, 5, 7}, {0, 3, 4, 7}, {1, 2, 5, 6}]
-LEGAL = {1: [{place} for place in range(8)], 2: [set(pair) for pair in PAIRS], 4: FOURS, 8: [set(range(8))]}
+LEGAL = {
+    1: [{place} for place in range(8)],
+    2: [set(pair) for pair in PAIRS],
+    4: FOURS,
+    8: [set(range(8))],
+}
 EVERY = usages(*(f"c{index}" for index in range(8)))
 
 
@@ -26,8 +36,14 @@ def test_wings_give_a_linked_set_whenever_there_is_one(count):
     for mask in range(256):
         free = {place for place in range(8) if mask >> place & 1}
         found = indexes(on_wings([EVERY[place] for place in free], count, EVERY))
-        assert set(found) <= free and len(found) in (0, count) and len(set(found)) == len(found)
-        assert set(found) in LEGAL[count] if found else not any(legal <= free for legal in LEGAL[count]), free
+        assert set(found) <= free
+        assert len(found) in (0, count)
+        assert len(set(found)) == len(found)
+        assert (
+            set(found) in LEGAL[count]
+            if found
+            else not any(legal <= free for legal in LEGAL[count])
+        ), free
 
 
 def wings_in_the_words_of_the_reference(free, count):
@@ -54,7 +70,11 @@ def test_wings_are_those_of_the_reference(count):
         assert indexes(on_wings([EVERY[place] for place in free], count, EVERY)) == expected, free
 
 
-@given(order=st.permutations(range(8)), free=st.sets(st.integers(0, 7)), count=st.sampled_from([1, 2, 3, 4, 5, 8]))
+@given(
+    order=st.permutations(range(8)),
+    free=st.sets(st.integers(0, 7)),
+    count=st.sampled_from([1, 2, 3, 4, 5, 8]),
+)
 def test_wings_do_not_depend_on_the_order_of_trying(order, free, count):
     shuffled = [EVERY[place] for place in order]
     tried = [usage for usage in shuffled if usage.device.index in free]
@@ -63,12 +83,21 @@ def test_wings_do_not_depend_on_the_order_of_trying(order, free, count):
     assert count in LEGAL or not found
 
 
-@pytest.mark.parametrize("free, count, found", [
-    ((0, 1, 2, 3, 4, 6, 7), 1, (4,)), ((0, 1, 4), 1, (4,)), ((0, 1, 4, 5, 6), 1, (4,)), ((0, 1, 4, 5), 1, (0,)),
-    ((0, 1, 4, 5, 6), 2, (0, 1)), ((0, 1, 2, 4, 5, 6, 7), 2, (0, 1)), ((0, 1, 2, 3, 5, 6, 7), 2, (5, 6)),
-    ((1, 2, 3, 4, 5, 6, 7), 4, (4, 5, 6, 7)), ((1, 2, 3, 5, 6, 7), 4, (2, 3, 6, 7)),
-    ((0, 1, 2, 5, 6, 7), 4, (1, 2, 5, 6)),
-])
+@pytest.mark.parametrize(
+    "free, count, found",
+    [
+        ((0, 1, 2, 3, 4, 6, 7), 1, (4,)),
+        ((0, 1, 4), 1, (4,)),
+        ((0, 1, 4, 5, 6), 1, (4,)),
+        ((0, 1, 4, 5), 1, (0,)),
+        ((0, 1, 4, 5, 6), 2, (0, 1)),
+        ((0, 1, 2, 4, 5, 6, 7), 2, (0, 1)),
+        ((0, 1, 2, 3, 5, 6, 7), 2, (5, 6)),
+        ((1, 2, 3, 4, 5, 6, 7), 4, (4, 5, 6, 7)),
+        ((1, 2, 3, 5, 6, 7), 4, (2, 3, 6, 7)),
+        ((0, 1, 2, 5, 6, 7), 4, (1, 2, 5, 6)),
+    ],
+)
 def test_wings_spare_what_is_whole(free, count, found):
     assert indexes(on_wings([EVERY[place] for place in free], count, EVERY)) == list(found)
 
@@ -78,10 +107,16 @@ def test_a_card_that_is_not_registered_leaves_the_others_in_their_places():
     assert indexes(on_wings([listed[2], listed[3]], 2, listed)) == [], "2 and 4 are not linked"
 
 
-@pytest.mark.parametrize("listed, places", [
-    (usages("a", "b"), {"a": 0, "b": 1}), ([usage("a", index=5), usage("b", index=2)], {"a": 5, "b": 2}),
-    ([usage("a"), usage("b"), usage("c")], {"a": 0, "b": 1, "c": 2}), ([], {}),
-], ids=["in order", "by index", "no indexes", "none"])
+@pytest.mark.parametrize(
+    "listed, places",
+    [
+        (usages("a", "b"), {"a": 0, "b": 1}),
+        ([usage("a", index=5), usage("b", index=2)], {"a": 5, "b": 2}),
+        ([usage("a"), usage("b"), usage("c")], {"a": 0, "b": 1, "c": 2}),
+        ([], {}),
+    ],
+    ids=["in order", "by index", "no indexes", "none"],
+)
 def test_places(listed, places):
     assert positions_of(listed) == places
 
@@ -100,7 +135,9 @@ def test_groups_have_the_size_asked_for_and_are_few(names, data):
     taken = Counter(name_of(one) for one in found)
     assert max((number for name, number in taken.items() if name is not None), default=0) >= largest
     known = count - taken[None]
-    assert known == min(count, sum(sizes)) or count in (1, len(names)), "a device without a group before one with"
+    assert known == min(count, sum(sizes)) or count in (1, len(names)), (
+        "a device without a group before one with"
+    )
 
 
 @given(names=GROUPED, count=st.integers(1, 12))
@@ -113,13 +150,19 @@ def name_of(one):
     return one.device.info["name"]
 
 
-@given(free=st.sets(st.integers(0, 15)), order=st.randoms(use_true_random=False), count=st.integers(1, 16))
+@given(
+    free=st.sets(st.integers(0, 15)),
+    order=st.randoms(use_true_random=False),
+    count=st.integers(1, 16),
+)
 def test_pairs_are_whole_and_lowest_first(free, order, count):
     tried = [usage(f"d{index}", index=index) for index in sorted(free)]
     order.shuffle(tried)
     found = indexes(whole_pairs(tried, count))
     there = [place for place in range(8) if {2 * place, 2 * place + 1} <= free]
-    assert sorted(found) == sorted(index for place in there[:count // 2] for index in (2 * place, 2 * place + 1))
+    assert sorted(found) == sorted(
+        index for place in there[: count // 2] for index in (2 * place, 2 * place + 1)
+    )
     assert len(found) == min(count // 2, len(there)) * 2
 
 

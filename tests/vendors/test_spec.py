@@ -11,10 +11,16 @@ DECISION = Decision(inventory=lambda vendor, node: None)
 PLAIN = Vendor(key="X", resources=Resources(count="x.io/card"), decision=DECISION)
 
 
-@pytest.mark.parametrize("container, found", [
-    ({}, False), ({"resources": None}, False), ({"resources": {"limits": None}}, False),
-    ({"resources": {"limits": {"x.io/card": "1"}}}, True), ({"resources": {"requests": {"x.io/card": "1"}}}, True),
-])
+@pytest.mark.parametrize(
+    "container, found",
+    [
+        ({}, False),
+        ({"resources": None}, False),
+        ({"resources": {"limits": None}}, False),
+        ({"resources": {"limits": {"x.io/card": "1"}}}, True),
+        ({"resources": {"requests": {"x.io/card": "1"}}}, True),
+    ],
+)
 def test_common_admission_changes_nothing(container, found):
     admission = admit(PLAIN, container)
     assert admission.container is container
@@ -25,34 +31,53 @@ def test_resources_that_have_no_name_are_left_out():
     assert PLAIN.resources.names == ("x.io/card",)
 
 
-@pytest.mark.parametrize("asked, need", [
-    (request(1, 3000), 3000), (request(1, 0, 50), 23034), (request(1, 0, 33), 15202), (request(1, 3000, 50), 3000),
-    (request(1, 0, 100), 46068), (request(1), 0),
-])
+@pytest.mark.parametrize(
+    "asked, need",
+    [
+        (request(1, 3000), 3000),
+        (request(1, 0, 50), 23034),
+        (request(1, 0, 33), 15202),
+        (request(1, 3000, 50), 3000),
+        (request(1, 0, 100), 46068),
+        (request(1), 0),
+    ],
+)
 def test_memory_on_a_device(asked, need):
     assert asked.memory_on(gpu()) == need
 
 
 def test_amounts_that_cannot_be_used_are_refused_by_all():
-    with pytest.raises(MalformedInput, match="invalid x.io/card value 1.5 in container c: must be an integer"):
+    with pytest.raises(
+        MalformedInput, match="invalid x.io/card value 1.5 in container c: must be an integer"
+    ):
         admit(PLAIN, {"name": "c", "resources": {"limits": {"x.io/card": "1.5"}}})
 
 
-CARDS = Vendor(key="Y", resources=Resources(count="y.io/card", memory="y.io/memory"), decision=DECISION)
+CARDS = Vendor(
+    key="Y", resources=Resources(count="y.io/card", memory="y.io/memory"), decision=DECISION
+)
 
 
 def test_a_catalog_finds_vendors_by_key_and_by_resource():
     catalog = Catalog([CARDS, PLAIN])
-    assert list(catalog) == [PLAIN, CARDS] and len(catalog) == 2
+    assert list(catalog) == [PLAIN, CARDS]
+    assert len(catalog) == 2
     assert catalog["Y"] is CARDS
-    assert catalog.requested_by({"y.io/memory": "1"}, {"cpu": "1", "x.io/card": "2"}) == (PLAIN, CARDS)
+    assert catalog.requested_by({"y.io/memory": "1"}, {"cpu": "1", "x.io/card": "2"}) == (
+        PLAIN,
+        CARDS,
+    )
     assert catalog.requested_by({"cpu": "1"}) == ()
 
 
-@pytest.mark.parametrize("key, count, says", [
-    ("X", "z.io/card", "vendor: expected a key that no other vendor has: 'X'"),
-    ("Z", "x.io/card", "vendor Z: expected a name of its own, this one is X's: 'x.io/card'"),
-], ids=["one key", "one resource"])
+@pytest.mark.parametrize(
+    "key, count, says",
+    [
+        ("X", "z.io/card", "vendor: expected a key that no other vendor has: 'X'"),
+        ("Z", "x.io/card", "vendor Z: expected a name of its own, this one is X's: 'x.io/card'"),
+    ],
+    ids=["one key", "one resource"],
+)
 def test_two_vendors_may_not_share(key, count, says):
     with pytest.raises(MalformedInput) as caught:
         Catalog([PLAIN, Vendor(key=key, resources=Resources(count=count), decision=DECISION)])

@@ -15,15 +15,23 @@ def held(*uuids):
 FOUR = dies("1", "1", "2", "3")
 
 
-@pytest.mark.parametrize("usages, placement, score", [
-    param(FOUR, (held("d1", "d0"),), 1, id="a free die beside a used one"),
-    param(FOUR, (held("d1", "d2"),), 0.5, id="two cards"),
-    param(FOUR, (held("d0"), (), held("d2", "d3")), 1.5, id="containers add up"),
-    param([*FOUR, die("e", None)], (held("d0"), held("e")), 0, id="a die without a card"),
-    param([usage("d0", info={"AIC": "1"})], (held("d0"),), 0, id="no die"),
-    param([usage("d0", info={"AIC": "1", "DeviceStrategy": "full"})], (held("d0"),), 0, id="another strategy"),
-    param([die("d0", 1)], (held("d0"),), 0, id="a card that is no text"),
-])
+@pytest.mark.parametrize(
+    "usages, placement, score",
+    [
+        param(FOUR, (held("d1", "d0"),), 1, id="a free die beside a used one"),
+        param(FOUR, (held("d1", "d2"),), 0.5, id="two cards"),
+        param(FOUR, (held("d0"), (), held("d2", "d3")), 1.5, id="containers add up"),
+        param([*FOUR, die("e", None)], (held("d0"), held("e")), 0, id="a die without a card"),
+        param([usage("d0", info={"AIC": "1"})], (held("d0"),), 0, id="no die"),
+        param(
+            [usage("d0", info={"AIC": "1", "DeviceStrategy": "full"})],
+            (held("d0"),),
+            0,
+            id="another strategy",
+        ),
+        param([die("d0", 1)], (held("d0"),), 0, id="a card that is no text"),
+    ],
+)
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_node_score_is_higher_where_dies_share_a_card(usages, placement, score, policy):
     assert VASTAI.decision.node_score(usages, placement, policy) == score
@@ -31,5 +39,7 @@ def test_node_score_is_higher_where_dies_share_a_card(usages, placement, score, 
 
 def test_devices_count_100_cores_whatever_is_registered():
     text = '[{"id":"d0","count":1,"devmem":16384,"type":"Vastai","health":true,"custominfo":{"AIC":"7"}}]'
-    (device,) = VASTAI.decision.inventory(VASTAI, node("n", annotations={"hami.io/node-va-register": text}))
+    (device,) = VASTAI.decision.inventory(
+        VASTAI, node("n", annotations={"hami.io/node-va-register": text})
+    )
     assert (device.cores, device.info, device.vendor) == (100, {"AIC": "7"}, "Vastai")

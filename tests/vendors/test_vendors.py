@@ -26,8 +26,19 @@ from tests.vendors import (
 from tests.vendors.rows import admitted
 
 TABLES = (
-    rows_amd, rows_ascend, rows_aws, rows_cambricon, rows_enflame, rows_hygon, rows_iluvatar, rows_kunlun,
-    rows_metax, rows_mthreads, rows_nvidia, rows_vastai, rows_whole,
+    rows_amd,
+    rows_ascend,
+    rows_aws,
+    rows_cambricon,
+    rows_enflame,
+    rows_hygon,
+    rows_iluvatar,
+    rows_kunlun,
+    rows_metax,
+    rows_mthreads,
+    rows_nvidia,
+    rows_vastai,
+    rows_whole,
 )
 
 

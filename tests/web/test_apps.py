@@ -42,8 +42,11 @@ def certificate(tmp_path_factory):
     authority, folder = Authority("ours"), tmp_path_factory.mktemp("tls")
     for name, data in zip(("tls.crt", "tls.key"), authority.issue("server"), strict=True):
         (folder / name).write_bytes(data)
-    return str(folder / "tls.crt"), str(folder / "tls.key"), ssl.create_default_context(
-        cadata=authority.pem().decode())
+    return (
+        str(folder / "tls.crt"),
+        str(folder / "tls.key"),
+        ssl.create_default_context(cadata=authority.pem().decode()),
+    )
 
 
 def ask(server, path="/", method="GET", context=None):

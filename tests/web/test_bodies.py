@@ -73,7 +73,9 @@ def review(size):
 
 def head(size, chunked=False):
     framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
-    lines = f"POST /webhook HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+    lines = (
+        f"POST /webhook HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n{framing}\r\n\r\n"
+    )
     return lines.encode() + (f"{size:x}\r\n".encode() if chunked else b"")
 
 
@@ -175,7 +177,9 @@ class Failing(Reader):
         raise KeyError("bug")
 
 
-@pytest.mark.parametrize("budget", [ByteBudget(1000), TurnBudget(1, 0, 0.0)], ids=["bytes", "turns"])
+@pytest.mark.parametrize(
+    "budget", [ByteBudget(1000), TurnBudget(1, 0, 0.0)], ids=["bytes", "turns"]
+)
 def test_a_failing_application_gives_back_what_it_took(budget):
     application = within(Failing(), budget)
     for _ in range(3):
@@ -215,7 +219,9 @@ def test_others_wait_before_they_are_read():
     with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
         answers = [pool.submit(post, body) for body in bodies]
         for number in range(len(bodies)):
-            eventually(lambda: len(opened) == min(number + 2, len(bodies)), "as many are read as may be")
+            eventually(
+                lambda: len(opened) == min(number + 2, len(bodies)), "as many are read as may be"
+            )
             opened[number].goes_on.set()
         for answer in answers:
             answer.result(30)

@@ -25,10 +25,17 @@ def serve():
     """Starts exporters on loopback and stops them after the test."""
     started = []
 
-    def start(families=lambda: [Family("hami_gauge", "Ours", ("hami_gauge 1", 'hami_gauge{zone="vGPU"} 2'))], **given):
+    def start(
+        families=lambda: [
+            Family("hami_gauge", "Ours", ("hami_gauge 1", 'hami_gauge{zone="vGPU"} 2'))
+        ],
+        **given,
+    ):
         registry = CollectorRegistry()
         Counter("hami_scheduler_things", "Theirs", registry=registry).inc()
-        exporter = Exporter(registry, ("127.0.0.1", 0), families, pause=lambda seconds: None, **given)
+        exporter = Exporter(
+            registry, ("127.0.0.1", 0), families, pause=lambda seconds: None, **given
+        )
         exporter.start()
         started.append(exporter)
         return exporter
@@ -42,7 +49,9 @@ def ask(exporter, method="GET", path="/metrics", body=None, **headers):
     """Status, headers and body of the response."""
     connection = http.client.HTTPConnection(*exporter.address, timeout=30)
     try:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, body, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read()
     finally:
@@ -62,7 +71,9 @@ def connect(exporter):
 
 def read_all(connection):
     parts = []
-    with contextlib.suppress(ConnectionResetError):  # the server closed it before reading everything
+    with contextlib.suppress(
+        ConnectionResetError
+    ):  # the server closed it before reading everything
         while part := connection.recv(1 << 20):
             parts.append(part)
     return b"".join(parts)
@@ -77,15 +88,23 @@ def test_page_has_the_gauges_first_and_then_the_registry(serve):
     assert [sample.value for sample in found[0].samples] == [1, 2]
 
 
-@pytest.mark.parametrize(("accept", "content_type"), [
-    ("", "text/plain; version=0.0.4; charset=utf-8"),
-    ("text/html", "text/plain; version=0.0.4; charset=utf-8"),
-    ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text; version=1.0.0"),
-    ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
-     "application/openmetrics-text; version=1.0.0"),
-    ("application/openmetrics-text;version=x.y", ""),
-    ("text/plain;version=abc", ""),
-])
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/html", "text/plain; version=0.0.4; charset=utf-8"),
+        (
+            "application/openmetrics-text; version=1.0.0",
+            "application/openmetrics-text; version=1.0.0",
+        ),
+        (
+            "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+            "application/openmetrics-text; version=1.0.0",
+        ),
+        ("application/openmetrics-text;version=x.y", ""),
+        ("text/plain;version=abc", ""),
+    ],
+)
 def test_the_format_follows_the_accept_header(serve, accept, content_type):
     status, headers, body = ask(serve(), Accept=accept)
     assert status == 200
@@ -96,30 +115,49 @@ def test_the_format_follows_the_accept_header(serve, accept, content_type):
 
 @pytest.mark.parametrize("accepted", ["gzip", "deflate, gzip;q=0.8"])
 def test_the_page_is_compressed_if_the_client_accepts_it(serve, accepted):
-    exporter = serve(lambda: [Family("f", "Long", (f"f{{n=\"{i}\"}} 1" for i in range(5000)))])
+    exporter = serve(lambda: [Family("f", "Long", (f'f{{n="{i}"}} 1' for i in range(5000)))])
     status, headers, body = ask(exporter, Accept_Encoding=accepted)
     assert (status, headers["Content-Encoding"]) == (200, "gzip")
     text = gzip.decompress(body)
-    assert text.splitlines()[:5000 + 2][-1] == b'f{n="4999"} 1'
+    assert text.splitlines()[: 5000 + 2][-1] == b'f{n="4999"} 1'
     assert len(body) < len(text) / 4
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [
-    ("GET", "/", 404), ("GET", "/metrics/", 404), ("GET", "/metricsx", 404), ("GET", "/healthz", 404),
-    ("POST", "/other", 404), ("GET", "/metrics?name=x", 200),
-    ("POST", "/metrics", 405), ("HEAD", "/metrics", 405), ("OPTIONS", "/metrics", 405), ("BREW", "/metrics", 405),
-])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/metrics/", 404),
+        ("GET", "/metricsx", 404),
+        ("GET", "/healthz", 404),
+        ("POST", "/other", 404),
+        ("GET", "/metrics?name=x", 200),
+        ("POST", "/metrics", 405),
+        ("HEAD", "/metrics", 405),
+        ("OPTIONS", "/metrics", 405),
+        ("BREW", "/metrics", 405),
+    ],
+)
 def test_only_get_of_metrics_is_served(serve, method, path, status):
-    found, headers, body = ask(serve(), method, path, body=b"x" * 1000 if method == "POST" else None)
+    found, headers, body = ask(
+        serve(), method, path, body=b"x" * 1000 if method == "POST" else None
+    )
     assert found == status
     assert headers.get("Allow") == ("GET" if status == 405 else None)
     assert (body == b"") is (method == "HEAD")
 
 
-@pytest.mark.parametrize("text", [
-    b"GARBAGE\r\n\r\n", b"GET /metrics HTTP/x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
-    b"GET /" + b"x" * 65_540 + b" HTTP/1.1\r\n\r\n", b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
-], ids=["one word", "version", "TLS", "long line", "many headers"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET /metrics HTTP/x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+        b"GET /" + b"x" * 65_540 + b" HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+    ],
+    ids=["one word", "version", "TLS", "long line", "many headers"],
+)
 def test_a_malformed_request_is_refused_and_the_next_is_served(serve, text):
     exporter = serve()
     answer = send(exporter, text)
@@ -219,12 +257,18 @@ def test_clients_that_do_not_read_block_neither_scrapes_nor_their_threads(serve)
             client = stack.enter_context(connect(exporter))
             client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             assert client.recv(1)
-        while ask_or_none(exporter) is None:  # connections that are ending still occupy their places for a moment
+        while (
+            ask_or_none(exporter) is None
+        ):  # connections that are ending still occupy their places for a moment
             pass
 
 
 def test_a_client_with_a_request_is_ended_after_those_without(serve):
-    exporter, goes_on, has_begun = serve(lambda: [Family("f", "Slow", slow())]), threading.Event(), threading.Event()
+    exporter, goes_on, has_begun = (
+        serve(lambda: [Family("f", "Slow", slow())]),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def slow():
         has_begun.set()
@@ -276,12 +320,15 @@ def test_hosts_to_listen_on(host):
         exporter.stop()
 
 
-@pytest.mark.parametrize(("bind", "problem"), [
-    (("203.0.113.1", 9395), "203.0.113.1:9395: Cannot assign requested address"),
-    (("127.0.0.1", 70_000), "127.0.0.1:70000: expected a port from 0 to 65535"),
-    (("127.0.0.1", -1), "127.0.0.1:-1: expected a port from 0 to 65535"),
-    (("2001:db8::1", 70_000), r"\[2001:db8::1\]:70000: expected a port"),
-])
+@pytest.mark.parametrize(
+    ("bind", "problem"),
+    [
+        (("203.0.113.1", 9395), "203.0.113.1:9395: Cannot assign requested address"),
+        (("127.0.0.1", 70_000), "127.0.0.1:70000: expected a port from 0 to 65535"),
+        (("127.0.0.1", -1), "127.0.0.1:-1: expected a port from 0 to 65535"),
+        (("2001:db8::1", 70_000), r"\[2001:db8::1\]:70000: expected a port"),
+    ],
+)
 def test_an_unusable_address_is_named_with_its_flag(bind, problem):
     with pytest.raises(HamiError, match=f"^--metrics-bind-address: cannot listen on {problem}"):
         Exporter(CollectorRegistry(), bind).start()

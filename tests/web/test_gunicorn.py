@@ -18,18 +18,26 @@ def test_at_most_three_undocumented_names_are_used():
 
 
 def test_one_module_imports_gunicorn_and_only_what_is_documented_or_listed():
-    imported = {(path.relative_to(HAMI).as_posix(), f"{node.module}.{alias.name}")
-                for path in HAMI.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gunicorn")
-                for alias in node.names}
-    assert imported == {("web/server.py", "gunicorn.app.base.BaseApplication"),
-                        ("web/server.py", "gunicorn.workers.gthread")}
+    imported = {
+        (path.relative_to(HAMI).as_posix(), f"{node.module}.{alias.name}")
+        for path in HAMI.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gunicorn")
+        for alias in node.names
+    }
+    assert imported == {
+        ("web/server.py", "gunicorn.app.base.BaseApplication"),
+        ("web/server.py", "gunicorn.workers.gthread"),
+    }
     assert "import gunicorn" not in "".join(path.read_text() for path in HAMI.rglob("*.py"))
 
 
 def test_what_our_worker_overrides_is_documented_or_listed():
-    overridden = {name for name, member in vars(server._Worker).items()
-                  if callable(member) and hasattr(gthread.ThreadWorker, name)}
+    overridden = {
+        name
+        for name, member in vars(server._Worker).items()
+        if callable(member) and hasattr(gthread.ThreadWorker, name)
+    }
     listed = {name.rpartition(".")[2] for name in server.UNDOCUMENTED}
     assert overridden - DOCUMENTED - listed == set()
 
@@ -40,7 +48,8 @@ def test_the_names_mean_what_we_believe():
     assert list(inspect.signature(handle).parameters) == ["self", "conn"]
     assert "DEFAULT_WORKER_DATA_TIMEOUT" in handle.__code__.co_names
     assert gthread.DEFAULT_WORKER_DATA_TIMEOUT > 0
-    assert "sock" in inspect.signature(gthread.TConn).parameters and "sock" in handle.__code__.co_names
+    assert "sock" in inspect.signature(gthread.TConn).parameters
+    assert "sock" in handle.__code__.co_names
     assert list(inspect.signature(base.Worker).parameters)[:4] == ["age", "ppid", "sockets", "app"]
     assert callable(base.Worker.notify)
     assert "Override this method" in inspect.getdoc(gthread.ThreadWorker.get_thread_pool)

@@ -95,8 +95,12 @@ class Server:
     """One running server; ``log`` holds its lines."""
 
     def __init__(self, program=PROGRAM, **options):
-        self.process = subprocess.Popen([sys.executable, "-c", program, json.dumps(options)], stderr=subprocess.PIPE,
-                                        text=True, start_new_session=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, json.dumps(options)],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         self.log = []
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read)
@@ -114,7 +118,9 @@ class Server:
     def wait_for(self, pattern, count=1):
         """The last of the first *count* log lines that match *pattern*."""
         with self._news:
-            assert self._news.wait_for(lambda: len(self.lines(pattern)) >= count or "END" in self.log, 10), self.log
+            assert self._news.wait_for(
+                lambda: len(self.lines(pattern)) >= count or "END" in self.log, 10
+            ), self.log
             assert len(self.lines(pattern)) >= count, self.log
             return self.lines(pattern)[count - 1]
 
@@ -155,8 +161,11 @@ class Server:
 
 def fetch(port, path, body=None, timeout=10, context=None):
     """Status and body of one request on a connection of its own."""
-    conn = (http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=context) if context
-            else http.client.HTTPConnection("127.0.0.1", port, timeout=timeout))
+    conn = (
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout, context=context)
+        if context
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    )
     with contextlib.closing(conn):
         conn.request("POST" if body is not None else "GET", path, body)
         answer = conn.getresponse()
@@ -167,10 +176,12 @@ def fetch(port, path, body=None, timeout=10, context=None):
 def start():
     """Starts servers that end with the test."""
     with contextlib.ExitStack() as stack:
+
         def start(**options):
             server = Server(**{"threads": 4, "grace": 2, **options})
             stack.callback(server.close)
             return server
+
         yield start
 
 
@@ -199,6 +210,7 @@ def in_background(function, *args):
     def answer():
         thread.join(10)
         return answers[0]
+
     return answer
 
 
@@ -224,7 +236,9 @@ def test_requests_are_answered_on_one_connection(shared):
 def test_clients_that_ask_again_and_again_leave_room_for_one_more(start):
     server = start(threads=2)
     for _ in range(20):
-        clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=10) for _ in range(3)]
+        clients = [
+            http.client.HTTPConnection("127.0.0.1", server.port, timeout=10) for _ in range(3)
+        ]
         for client in clients * 3:
             client.request("GET", "/hello")
             assert client.getresponse().read() == b"/hello"
@@ -233,10 +247,14 @@ def test_clients_that_ask_again_and_again_leave_room_for_one_more(start):
 
 
 def test_two_requests_sent_at_once_are_both_answered(shared):
-    first, second = b"GET /1 HTTP/1.1\r\nHost: x\r\n", b"GET /2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    first, second = (
+        b"GET /1 HTTP/1.1\r\nHost: x\r\n",
+        b"GET /2 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n",
+    )
     with shared.connect(first + b"\r\n" + second + b"\r\n") as client:
         answers = read_to_end(client)
-    assert answers.count(b"200 OK") == 2 and answers.endswith(b"/2")
+    assert answers.count(b"200 OK") == 2
+    assert answers.endswith(b"/2")
 
 
 def test_the_app_lives_in_a_worker(shared):
@@ -251,13 +269,17 @@ def test_bodies_arrive_whole(shared, size):
 
 
 def test_a_chunked_body_arrives_whole(shared):
-    with shared.connect(b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-                        b"3\r\nabc\r\n") as client:
+    with shared.connect(
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        b"3\r\nabc\r\n"
+    ) as client:
         client.sendall(b"2\r\nde\r\n0\r\n\r\n")
         assert read_to_end(client).endswith(b"\r\n\r\nabcde")
 
 
-@pytest.mark.parametrize("headers", [b"X: y\r\n" * 33, b"X: " + b"y" * 4096 + b"\r\n"], ids=["many", "long"])
+@pytest.mark.parametrize(
+    "headers", [b"X: y\r\n" * 33, b"X: " + b"y" * 4096 + b"\r\n"], ids=["many", "long"]
+)
 def test_many_or_long_headers_are_refused(shared, headers):
     """A client that never completes them occupies memory."""
     with shared.connect(b"GET /hello HTTP/1.1\r\n" + headers + b"\r\n") as client:
@@ -266,19 +288,25 @@ def test_many_or_long_headers_are_refused(shared, headers):
 
 
 def test_the_caller_cannot_change_path_or_scheme_by_header(shared):
-    with shared.connect(b"GET /about HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /x\r\nPATH_INFO: /boom\r\n"
-                        b"X-Forwarded-Proto: https\r\nConnection: close\r\n\r\n") as client:
+    with shared.connect(
+        b"GET /about HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /x\r\nPATH_INFO: /boom\r\n"
+        b"X-Forwarded-Proto: https\r\nConnection: close\r\n\r\n"
+    ) as client:
         assert b'"scheme": "http"' in read_to_end(client)
 
 
-@pytest.mark.parametrize("sent, status", [
-    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
-    (b"GET / HTTP/9.9\r\n\r\n", b"400"),
-    (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", b"414"),
-    (b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 101 + b"\r\n", b"431"),
-    (b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", b"400"),
-    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
-], ids=["TLS", "version", "long line", "many fields", "length", "h2"])
+@pytest.mark.parametrize(
+    "sent, status",
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
+        (b"GET / HTTP/9.9\r\n\r\n", b"400"),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 101 + b"\r\n", b"431"),
+        (b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
+    ],
+    ids=["TLS", "version", "long line", "many fields", "length", "h2"],
+)
 def test_garbage_is_answered_and_closed(shared, sent, status):
     assert read_to_end(shared.connect(sent)).split(b" ")[1] == status
 
@@ -288,26 +316,41 @@ def test_garbage_is_one_line_in_the_log(start):
     read_to_end(server.connect(b"garbage\r\n\r\n"))
     line = json.loads(server.wait_for("Invalid request"))
     assert (line["level"], line["logger"]) == ("warning", "gunicorn.error")
-    assert line["message"] == "Invalid request from ip=127.0.0.1: Invalid HTTP request line: 'garbage'"
+    assert (
+        line["message"] == "Invalid request from ip=127.0.0.1: Invalid HTTP request line: 'garbage'"
+    )
     assert len(server.log) == 2
 
 
 def test_a_bug_in_the_app_is_one_line_and_a_500(shared):
     assert shared.get("/boom")[0] == 500
-    assert "KeyError: 'bug'" in json.loads(shared.wait_for("Error handling request GET /boom"))["exception"]
+    assert (
+        "KeyError: 'bug'"
+        in json.loads(shared.wait_for("Error handling request GET /boom"))["exception"]
+    )
     assert shared.get()[0] == 200
 
 
 # slow and broken clients
 
 
-@pytest.mark.parametrize("sent, answer", [
-    (b"GET /hello HT", b""),
-    (b"GET /hello HTTP/1.1\r\nHost:", b""),
-    (b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 400 Bad Request"),
-    (b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", b"HTTP/1.1 400 Bad Request"),
-    (b"POST /hello HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 200 OK"),
-], ids=["line", "head", "body", "chunk", "body that nobody reads"])
+@pytest.mark.parametrize(
+    "sent, answer",
+    [
+        (b"GET /hello HT", b""),
+        (b"GET /hello HTTP/1.1\r\nHost:", b""),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
+            b"HTTP/1.1 400 Bad Request",
+        ),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+            b"HTTP/1.1 400 Bad Request",
+        ),
+        (b"POST /hello HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 200 OK"),
+    ],
+    ids=["line", "head", "body", "chunk", "body that nobody reads"],
+)
 def test_a_client_that_stops_is_closed_in_time(short_deadline, sent, answer):
     assert read_to_end(short_deadline.connect(sent)).partition(b"\r\n")[0] == answer
 
@@ -324,10 +367,17 @@ def test_a_head_that_trickles_in_is_closed_in_time(short_deadline):
             pytest.fail("never closed")
 
 
-@pytest.mark.parametrize("sent", [
-    b"", b"GET /hello HT", b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
-    b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", b"garbage\r\n\r\n",
-], ids=["nothing", "line", "body", "answered and not closed", "garbage"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /hello HT",
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
+        b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        b"garbage\r\n\r\n",
+    ],
+    ids=["nothing", "line", "body", "answered and not closed", "garbage"],
+)
 def test_many_such_clients_do_not_keep_another_waiting(start, sent):
     server = start(threads=8, read_seconds=1)
     with contextlib.ExitStack() as stack:
@@ -357,9 +407,13 @@ def test_a_request_that_waits_for_a_thread_is_not_silence(start):
     server = start(threads=2)
     body = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nConnection: close\r\n\r\n"
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(server.connect(body)) for _ in range(2)]  # both threads wait for them
+        slow = [
+            stack.enter_context(server.connect(body)) for _ in range(2)
+        ]  # both threads wait for them
         time.sleep(0.3)
-        waiting = [in_background(server.get) for _ in range(2)]  # now there are as many as there may be
+        waiting = [
+            in_background(server.get) for _ in range(2)
+        ]  # now there are as many as there may be
         time.sleep(SILENT_S + 1.3)  # a turn of the event loop takes up to 1 s
         for client in slow:
             client.sendall(b"ok")
@@ -377,11 +431,18 @@ def test_waiting_requests_are_not_cut_for_others(start):
     assert [answer() for answer in waiting] == [(200, "released")] * 3
 
 
-@pytest.mark.parametrize("sent, rest", [
-    (b"", b"GET /hello HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
-    (b"GET /hello HTT", b"P/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
-    (b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\nConnection: close\r\n\r\n/he", b"llo"),
-], ids=["nothing", "half a line", "half a body"])
+@pytest.mark.parametrize(
+    "sent, rest",
+    [
+        (b"", b"GET /hello HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
+        (b"GET /hello HTT", b"P/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
+        (
+            b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\nConnection: close\r\n\r\n/he",
+            b"llo",
+        ),
+    ],
+    ids=["nothing", "half a line", "half a body"],
+)
 def test_a_client_that_pauses_within_a_request_is_not_cut_for_others(start, sent, rest):
     server = start(threads=4)
     waiting = [in_background(server.get, "/wait") for _ in range(3)]
@@ -401,11 +462,15 @@ def test_a_client_that_pauses_within_a_request_is_not_cut_for_others(start, sent
 
 def right(port, source="127.0.0.1", context=None):
     """The right that the server gives to a client with the address *source*, and headers that claim more."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0)) as client:
+    with socket.create_connection(
+        ("127.0.0.1", port), timeout=10, source_address=(source, 0)
+    ) as client:
         if context is not None:
             client = context.wrap_socket(client, server_hostname="127.0.0.1")
-        client.sendall(b"GET /about HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 127.0.0.1\r\nHami.Right: extender\r\n"
-                       b"Hami-Right: extender\r\nConnection: close\r\n\r\n")
+        client.sendall(
+            b"GET /about HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 127.0.0.1\r\nHami.Right: extender\r\n"
+            b"Hami-Right: extender\r\nConnection: close\r\n\r\n"
+        )
         return json.loads(read_to_end(client).partition(b"\r\n\r\n")[2])["right"]
 
 
@@ -414,13 +479,19 @@ def test_an_address_on_loopback_gives_a_right_and_no_other_does(start, files, so
     """127.0.0.6 is the address of a proxy in the same pod, through which anybody may come."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         plain = free.getsockname()[1]
-    server, context = start(host="", tls=files, plain=plain), ssl.create_default_context(cafile=files[0])
+    server, context = (
+        start(host="", tls=files, plain=plain),
+        ssl.create_default_context(cafile=files[0]),
+    )
     assert right(server.port, source, context) == "none"
     assert right(plain, source) == "extender"
 
 
 def test_a_certificate_of_our_ca_gives_a_right_on_every_address(start, files):
-    server, context = start(host="", tls=[*files, files[0]]), ssl.create_default_context(cafile=files[0])
+    server, context = (
+        start(host="", tls=[*files, files[0]]),
+        ssl.create_default_context(cafile=files[0]),
+    )
     assert right(server.port, context=context) == "none"
     context.load_cert_chain(*files)
     assert right(server.port, context=context) == "extender"
@@ -435,16 +506,19 @@ def test_untrusted_requests_are_worked_on_one_at_a_time(start):
         first = in_background(server.get, "/wait")
         eventually(lambda: not is_answered(server, 0.1), "the first is worked on")
         second = in_background(server.get)
-        assert fetch(plain, "/hello") == (200, "/hello") and not is_answered(server, 0.1)
+        assert fetch(plain, "/hello") == (200, "/hello")
+        assert not is_answered(server, 0.1)
         assert fetch(plain, "/release") == (200, "/release")
-        assert first() == (200, "released") and second() == (200, "/hello")
+        assert first() == (200, "released")
+        assert second() == (200, "/hello")
 
 
 def test_an_untrusted_request_that_waits_for_something_else_keeps_nobody_waiting(start):
     server = start(host="", threads=16)
     waiting = [in_background(server.get, "/pause") for _ in range(2)]
     busy(server, 2)
-    assert server.get("/hello") == (200, "/hello") and server.get("/release") == (200, "/release")
+    assert server.get("/hello") == (200, "/hello")
+    assert server.get("/release") == (200, "/release")
     assert [answer() for answer in waiting] == [(200, "released")] * 2
 
 
@@ -467,15 +541,24 @@ def test_other_clients_take_no_thread_from_those_of_an_address_on_loopback(start
     server = start(host="", plain=plain, threads=4)
     waiting = [in_background(server.get, "/wait") for _ in range(4)]
     eventually(lambda: not is_answered(server, 0.1), "the threads are taken")
-    assert fetch(plain, "/hello") == (200, "/hello") and fetch(plain, "/release") == (200, "/release")
+    assert fetch(plain, "/hello") == (200, "/hello")
+    assert fetch(plain, "/release") == (
+        200,
+        "/release",
+    )
     assert [answer() for answer in waiting] == [(200, "released")] * 4
 
 
 def test_an_untrusted_request_that_fails_ends_its_turn(start):
     server = start(host="")
-    for request in (b"GET /boom HTTP/1.1\r\nHost: a\r\n\r\n", b"nonsense\r\n\r\n", b"\r\n", b"GET /hello HT",
-                    b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf",
-                    b"POST /hello HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf"):
+    for request in (
+        b"GET /boom HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"nonsense\r\n\r\n",
+        b"\r\n",
+        b"GET /hello HT",
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf",
+        b"POST /hello HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf",
+    ):
         client = server.connect(request)
         client.shutdown(socket.SHUT_WR)
         read_to_end(client)
@@ -519,8 +602,12 @@ def is_listening(port):
 
 
 def busy_over(about, count):
-    eventually(lambda: json.loads(about()[1])["threads"] >= count + 2,  # the main thread and the one that answers
-               f"{count} requests have arrived")
+    eventually(
+        lambda: (
+            json.loads(about()[1])["threads"] >= count + 2
+        ),  # the main thread and the one that answers
+        f"{count} requests have arrived",
+    )
 
 
 def test_ctrl_c_in_a_terminal_lets_requests_finish_too(start):
@@ -545,7 +632,9 @@ def test_no_listening_socket_is_left_while_requests_finish(start):
 
 def test_a_request_that_will_not_end_is_cut_after_the_grace(start):
     server = start(grace=1)
-    stubborn = in_background(lambda: pytest.raises((OSError, http.client.HTTPException), server.get, "/stubborn"))
+    stubborn = in_background(
+        lambda: pytest.raises((OSError, http.client.HTTPException), server.get, "/stubborn")
+    )
     busy(server, 1)
     server.signal()
     assert server.end() == 0
@@ -586,15 +675,19 @@ def worker_of(pid):
 # starting
 
 
-@pytest.mark.parametrize("fail, problem", [
-    ("cluster", {"error": "ClusterError: no such thing"}), ("bug", {"exception": "KeyError: 'bug'"}),
-])
+@pytest.mark.parametrize(
+    "fail, problem",
+    [
+        ("cluster", {"error": "ClusterError: no such thing"}),
+        ("bug", {"exception": "KeyError: 'bug'"}),
+    ],
+)
 def test_an_app_that_cannot_be_made_ends_it(start, fail, problem):
     server = start(fail=fail)
     assert server.end() == 3
     line = server.log[0]
     assert json.loads(line)["message"] == "Exception in worker process"
-    (field, text), = problem.items()
+    ((field, text),) = problem.items()
     assert json.loads(line)[field].strip().endswith(text)
 
 
@@ -620,7 +713,14 @@ def test_a_worker_without_parent_ends(start):
 def test_gunicorn_s_other_signals_change_nothing(start):
     server = start()
     server.wait_for("serving")
-    for number in (signal.SIGHUP, signal.SIGTTIN, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGTTOU):
+    for number in (
+        signal.SIGHUP,
+        signal.SIGTTIN,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGWINCH,
+        signal.SIGTTOU,
+    ):
         server.signal(number)
     assert server.get()[0] == 200
     server.signal()
@@ -628,7 +728,9 @@ def test_gunicorn_s_other_signals_change_nothing(start):
     assert len(server.lines("message")) == 3
 
 
-@pytest.mark.parametrize("bind", [("192.0.2.1", 0), ("127.0.0.1", 70_000), ("no.such.host.invalid", 80)])
+@pytest.mark.parametrize(
+    "bind", [("192.0.2.1", 0), ("127.0.0.1", 70_000), ("no.such.host.invalid", 80)]
+)
 def test_an_address_that_cannot_be_had_is_named(bind):
     with pytest.raises(HamiError, match=rf"cannot listen on {bind[0]}:{bind[1]}: \S"):
         serve(lambda: None, bind=bind, threads=1)
@@ -649,15 +751,28 @@ def self_signed(folder):
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hami")])
     start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     certificate = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(start - datetime.timedelta(days=3650)).not_valid_after(start + datetime.timedelta(days=36500))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256()))
+        .not_valid_before(start - datetime.timedelta(days=3650))
+        .not_valid_after(start + datetime.timedelta(days=36500))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
     cert_file, key_file = folder / "tls.crt", folder / "tls.key"
     cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
     return str(cert_file), str(key_file)
 
 
@@ -714,32 +829,45 @@ def test_a_renewed_certificate_is_served_while_open_connections_go_on(secured, f
         assert conn.getresponse().read() == b"/after"
 
 
-@pytest.mark.parametrize("sent", [
-    b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05abcde",
-], ids=["nothing", "half a hello", "plain HTTP", "garbage"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x00\x05abcde",
+    ],
+    ids=["nothing", "half a hello", "plain HTTP", "garbage"],
+)
 def test_a_client_without_a_handshake_is_closed_in_time_and_stops_nobody(start, files, sent):
     # half of the threads wait 5 s for them, the others 1 s, and so long for the one that greets
-    server, context = start(tls=files, threads=12, read_seconds=5), ssl.create_default_context(cafile=files[0])
+    server, context = (
+        start(tls=files, threads=12, read_seconds=5),
+        ssl.create_default_context(cafile=files[0]),
+    )
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(server.connect(sent)) for _ in range(12)]
         assert server.get(context=context) == (200, "/hello")
         for client in clients if sent else ():
             with contextlib.suppress(ConnectionResetError):
                 read_to_end(client)
-    assert not server.lines("Traceback|\"level\":\"error\"")
+    assert not server.lines('Traceback|"level":"error"')
 
 
 def test_a_client_that_ends_before_a_handshake_is_no_error(start, files):
     """So does a probe of the port. The server asks who a client is where some are trusted, and others take turns."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         plain = free.getsockname()[1]
-    server, context = start(host="", tls=[*files, files[0]], plain=plain), ssl.create_default_context(cafile=files[0])
+    server, context = (
+        start(host="", tls=[*files, files[0]], plain=plain),
+        ssl.create_default_context(cafile=files[0]),
+    )
     for _ in range(12):
         with server.connect(b"") as client:
             client.shutdown(socket.SHUT_WR)
             read_to_end(client)
     assert server.get(context=context) == (200, "/hello")
-    assert not server.lines("Traceback|\"level\":\"error\"")
+    assert not server.lines('Traceback|"level":"error"')
 
 
 def test_a_client_that_refuses_our_certificate_is_one_line(secured):

@@ -28,31 +28,60 @@ class Authority:
     def __init__(self, name, parent=None):
         self.key = ec.generate_private_key(ec.SECP256R1())
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.certificate = (parent or self)._sign(self.name, self.key, x509.BasicConstraints(True, None), x509.KeyUsage(
-            digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
-            data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False),
-            x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()))
+        self.certificate = (parent or self)._sign(
+            self.name,
+            self.key,
+            x509.BasicConstraints(True, None),
+            x509.KeyUsage(
+                digital_signature=True,
+                key_cert_sign=True,
+                crl_sign=True,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()),
+        )
 
     def _sign(self, subject, key, *extensions):
-        builder = (x509.CertificateBuilder().subject_name(subject).issuer_name(self.name).public_key(key.public_key())
-                   .serial_number(x509.random_serial_number())
-                   .not_valid_before(TODAY - datetime.timedelta(days=3650))
-                   .not_valid_after(TODAY + datetime.timedelta(days=36500)))
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self.name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(TODAY - datetime.timedelta(days=3650))
+            .not_valid_after(TODAY + datetime.timedelta(days=36500))
+        )
         for extension in extensions:
-            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+            builder = builder.add_extension(
+                extension, critical=isinstance(extension, x509.BasicConstraints)
+            )
         return builder.sign(self.key, hashes.SHA256())
 
     def issue(self, name):
         """PEM of a new certificate and of its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(
-            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), key,
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
+            key,
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()))  # Python 3.13 asks for it
-        return (certificate.public_bytes(serialization.Encoding.PEM),
-                key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
-                                  serialization.NoEncryption()))
+            x509.ExtendedKeyUsage(
+                [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+            ),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
+        )  # Python 3.13 asks for it
+        return (
+            certificate.public_bytes(serialization.Encoding.PEM),
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ),
+        )
 
     def pem(self):
         return self.certificate.public_bytes(serialization.Encoding.PEM)
@@ -140,7 +169,9 @@ def test_one_context_serves_all_connections_while_the_files_stand(pair):
     assert tls() is tls()
 
 
-def test_a_renewed_pair_is_served_to_the_next_connection_and_open_ones_go_on(pair, authority, caplog):
+def test_a_renewed_pair_is_served_to_the_next_connection_and_open_ones_go_on(
+    pair, authority, caplog
+):
     caplog.set_level(logging.INFO)
     tls = TlsContext(str(pair.cert), str(pair.key))
     server, client = connect(tls(), trusting(authority))
@@ -152,7 +183,9 @@ def test_a_renewed_pair_is_served_to_the_next_connection_and_open_ones_go_on(pai
     assert [record.message for record in caplog.records] == ["TLS files read again"]
 
 
-def test_a_pair_that_does_not_match_leaves_the_last_good_one_and_is_logged_once(pair, authority, caplog):
+def test_a_pair_that_does_not_match_leaves_the_last_good_one_and_is_logged_once(
+    pair, authority, caplog
+):
     clock = Clock()
     tls = TlsContext(str(pair.cert), str(pair.key), clock=clock)
     cert, key = authority.issue("second")
@@ -186,15 +219,27 @@ def test_a_file_that_vanished_leaves_the_last_good_pair(pair, authority, caplog)
     assert f"--key_file {pair.key}: No such file or directory" in caplog.records[0].problem
 
 
-@pytest.mark.parametrize("break_it, problem", [
-    (lambda pair, ca: pair.cert.unlink(), "--cert_file {cert}: No such file or directory"),
-    (lambda pair, ca: pair.key.unlink(), "--key_file {key}: No such file or directory"),
-    (lambda pair, ca: ca.unlink(), "--client-ca-file {ca}: No such file or directory"),
-    (lambda pair, ca: ca.write_bytes(b""), "--client-ca-file {ca}: no CA certificates"),
-    (lambda pair, ca: pair.replace(cert=b"nonsense"), "--cert_file {cert} and --key_file {key}: no certificate"),
-    (lambda pair, ca: pair.replace(key=pair.cert.read_bytes()), "--cert_file {cert} and --key_file {key}: no cert"),
-], ids=["no certificate", "no key", "no CA", "empty CA", "nonsense", "no key inside"])
-def test_files_that_cannot_be_used_at_the_start_are_named(pair, authority, tmp_path, break_it, problem):
+@pytest.mark.parametrize(
+    "break_it, problem",
+    [
+        (lambda pair, ca: pair.cert.unlink(), "--cert_file {cert}: No such file or directory"),
+        (lambda pair, ca: pair.key.unlink(), "--key_file {key}: No such file or directory"),
+        (lambda pair, ca: ca.unlink(), "--client-ca-file {ca}: No such file or directory"),
+        (lambda pair, ca: ca.write_bytes(b""), "--client-ca-file {ca}: no CA certificates"),
+        (
+            lambda pair, ca: pair.replace(cert=b"nonsense"),
+            "--cert_file {cert} and --key_file {key}: no certificate",
+        ),
+        (
+            lambda pair, ca: pair.replace(key=pair.cert.read_bytes()),
+            "--cert_file {cert} and --key_file {key}: no cert",
+        ),
+    ],
+    ids=["no certificate", "no key", "no CA", "empty CA", "nonsense", "no key inside"],
+)
+def test_files_that_cannot_be_used_at_the_start_are_named(
+    pair, authority, tmp_path, break_it, problem
+):
     ca = tmp_path / "ca.crt"
     ca.write_bytes(authority.pem())
     break_it(pair, ca)
@@ -205,8 +250,13 @@ def test_files_that_cannot_be_used_at_the_start_are_named(pair, authority, tmp_p
 
 def test_an_encrypted_key_is_refused_without_asking(pair):
     key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
-    pair.replace(key=key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
-                                       serialization.BestAvailableEncryption(b"secret")))
+    pair.replace(
+        key=key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
     with pytest.raises(HamiError, match="no certificate with its key"):
         TlsContext(str(pair.cert), str(pair.key))
 
@@ -234,7 +284,9 @@ def client_certificate(folder, authority, *intermediates):
     client_pair = Pair(folder, authority)
     client_pair.cert, client_pair.key = folder / "client.crt", folder / "client.key"
     client_pair.write("kube-scheduler")
-    client_pair.cert.write_bytes(client_pair.cert.read_bytes() + b"".join(other.pem() for other in intermediates))
+    client_pair.cert.write_bytes(
+        client_pair.cert.read_bytes() + b"".join(other.pem() for other in intermediates)
+    )
     return str(client_pair.cert), str(client_pair.key)
 
 
@@ -246,9 +298,13 @@ def right(server):
 def authorities(authority):
     """CAs by name. A *sub* CA is below the one after it; *double* has the name of the extenders' CA."""
     extenders, simulators = Authority("extenders"), Authority("simulators")
-    return {"extenders": extenders, "simulators": simulators,
-            "sub extenders": Authority("sub", extenders), "sub simulators": Authority("sub", simulators),
-            "double": Authority("extenders", simulators)}
+    return {
+        "extenders": extenders,
+        "simulators": simulators,
+        "sub extenders": Authority("sub", extenders),
+        "sub simulators": Authority("sub", simulators),
+        "double": Authority("extenders", simulators),
+    }
 
 
 def right_with(pair, authority, folder, client_files, *, extenders=(), simulators=()):
@@ -267,25 +323,50 @@ def right_with(pair, authority, folder, client_files, *, extenders=(), simulator
 E, S = ["extenders"], ["simulators"]
 
 
-@pytest.mark.parametrize(("signed_by", "sent", "extenders", "simulators", "expected"), [
-    ("extenders", [], E, [], ClientRight.EXTENDER),
-    ("simulators", [], [], S, ClientRight.SIMULATE),
-    ("extenders", [], E, S, ClientRight.EXTENDER),
-    ("simulators", [], E, S, ClientRight.SIMULATE),
-    ("sub extenders", ["sub extenders"], E, S, ClientRight.EXTENDER),
-    ("sub simulators", ["sub simulators"], E, S, ClientRight.SIMULATE),
-    ("double", ["double"], E, S, ClientRight.SIMULATE),
-    ("sub extenders", [], E, ["sub extenders"], ClientRight.SIMULATE),
-    ("extenders", [], E, ["sub extenders"], ClientRight.EXTENDER),
-    ("sub simulators", [], ["sub simulators"], S, ClientRight.SIMULATE),
-], ids=["extender alone", "simulator alone", "extender", "simulator", "below the extenders' CA",
-        "below the simulators' CA", "a CA below that takes the name of the other", "the simulators' CA is below",
-        "beside a simulators' CA below", "the extenders' CA is below"])
-def test_a_certificate_opens_what_its_ca_is_for(pair, authority, authorities, tmp_path, signed_by, sent, extenders,
-                                                simulators, expected):
-    files = client_certificate(tmp_path, authorities[signed_by], *(authorities[name] for name in sent))
-    assert right_with(pair, authority, tmp_path, files, extenders=[authorities[name] for name in extenders],
-                      simulators=[authorities[name] for name in simulators]) is expected
+@pytest.mark.parametrize(
+    ("signed_by", "sent", "extenders", "simulators", "expected"),
+    [
+        ("extenders", [], E, [], ClientRight.EXTENDER),
+        ("simulators", [], [], S, ClientRight.SIMULATE),
+        ("extenders", [], E, S, ClientRight.EXTENDER),
+        ("simulators", [], E, S, ClientRight.SIMULATE),
+        ("sub extenders", ["sub extenders"], E, S, ClientRight.EXTENDER),
+        ("sub simulators", ["sub simulators"], E, S, ClientRight.SIMULATE),
+        ("double", ["double"], E, S, ClientRight.SIMULATE),
+        ("sub extenders", [], E, ["sub extenders"], ClientRight.SIMULATE),
+        ("extenders", [], E, ["sub extenders"], ClientRight.EXTENDER),
+        ("sub simulators", [], ["sub simulators"], S, ClientRight.SIMULATE),
+    ],
+    ids=[
+        "extender alone",
+        "simulator alone",
+        "extender",
+        "simulator",
+        "below the extenders' CA",
+        "below the simulators' CA",
+        "a CA below that takes the name of the other",
+        "the simulators' CA is below",
+        "beside a simulators' CA below",
+        "the extenders' CA is below",
+    ],
+)
+def test_a_certificate_opens_what_its_ca_is_for(
+    pair, authority, authorities, tmp_path, signed_by, sent, extenders, simulators, expected
+):
+    files = client_certificate(
+        tmp_path, authorities[signed_by], *(authorities[name] for name in sent)
+    )
+    assert (
+        right_with(
+            pair,
+            authority,
+            tmp_path,
+            files,
+            extenders=[authorities[name] for name in extenders],
+            simulators=[authorities[name] for name in simulators],
+        )
+        is expected
+    )
 
 
 def resumed(server_context, client_context):
@@ -296,7 +377,9 @@ def resumed(server_context, client_context):
         accepted = []
         thread = threading.Thread(target=lambda: accepted.append(accept(server_context, ours)))
         thread.start()
-        with client_context.wrap_socket(theirs, server_hostname="127.0.0.1", session=session) as client:
+        with client_context.wrap_socket(
+            theirs, server_hostname="127.0.0.1", session=session
+        ) as client:
             client.recv(1)
             session = client.session
             thread.join()
@@ -313,9 +396,13 @@ def accept(context, connection):
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize(("signed_by", "expected"), [
-    ("extenders", ClientRight.EXTENDER), ("simulators", ClientRight.SIMULATE)])
-def test_a_resumed_session_keeps_its_right(pair, authority, authorities, tmp_path, version, signed_by, expected):
+@pytest.mark.parametrize(
+    ("signed_by", "expected"),
+    [("extenders", ClientRight.EXTENDER), ("simulators", ClientRight.SIMULATE)],
+)
+def test_a_resumed_session_keeps_its_right(
+    pair, authority, authorities, tmp_path, version, signed_by, expected
+):
     """The chain of certificates is not known any more then."""
     files = []
     for name in (*E, *S):
@@ -330,20 +417,34 @@ def test_no_ca_is_for_both(pair, authority, authorities, tmp_path):
     files = client_certificate(tmp_path, authorities["extenders"])
     both = [authorities["simulators"], authorities["extenders"]]
     with pytest.raises(HamiError, match="--simulate-client-ca-file .*has a CA of --client-ca-file"):
-        right_with(pair, authority, tmp_path, files, extenders=[authorities["extenders"]], simulators=both)
+        right_with(
+            pair, authority, tmp_path, files, extenders=[authorities["extenders"]], simulators=both
+        )
 
 
 @pytest.mark.parametrize("right", [E, S])
-def test_a_client_that_sends_many_certificates_is_ended(pair, authority, authorities, tmp_path, right):
+def test_a_client_that_sends_many_certificates_is_ended(
+    pair, authority, authorities, tmp_path, right
+):
     """OpenSSL would keep ten times their size as long as the connection is open."""
-    files = client_certificate(tmp_path, authorities[right[0]], *(Authority(f"filler {n}") for n in range(25)))
+    files = client_certificate(
+        tmp_path, authorities[right[0]], *(Authority(f"filler {n}") for n in range(25))
+    )
     with pytest.raises(ConnectionResetError, match="larger than 8192 bytes"):
-        right_with(pair, authority, tmp_path, files, extenders=[authorities["extenders"]],
-                   simulators=[authorities["simulators"]])
+        right_with(
+            pair,
+            authority,
+            tmp_path,
+            files,
+            extenders=[authorities["extenders"]],
+            simulators=[authorities["simulators"]],
+        )
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_caller_with_a_certificate_of_our_ca_has_its_right(with_client_ca, authority, tmp_path, version):
+def test_a_caller_with_a_certificate_of_our_ca_has_its_right(
+    with_client_ca, authority, tmp_path, version
+):
     client_context = trusting(authority, maximum_version=version)
     client_context.load_cert_chain(*client_certificate(tmp_path, authority))
     server, client = connect(with_client_ca(), client_context)
