@@ -120,9 +120,14 @@ def main(since: str | None) -> None:
     }
     chosen = affected(with_importers(changed, texts("hami/**/*.py")), tests)
     python, programs = [sys.executable, "-m"], Path(sys.executable).parent
-    checks = [[*python, "ruff", "check", *code]] if code else []
+    checks = []
+    if code:
+        checks.append([*python, "ruff", "check", *code])
+        checks.append([*python, "ruff", "format", "--check", *code])
     if any(path.startswith("hami/") for path in code):
-        checks += [[str(programs / "lint-imports"), "--no-logo"], [*python, "mypy"]]
+        checks.append([str(programs / "lint-imports"), "--no-logo"])
+        checks.append([*python, "mypy"])
+        checks.append([*python, "tools.gates"])
     if any(path.startswith(".github/") for path in changed):
         checks.append(
             [str(programs / "zizmor"), "--offline", "--strict-collection", "--quiet", ".github"]
