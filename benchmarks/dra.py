@@ -46,7 +46,7 @@ __all__ = ["dra_rows"]
 
 Object = dict[str, Any]
 GROUP = "dra"
-DOORS = ("plugin", "dra")
+ALLOCATION_MODES = ("device-plugin", "dra")
 NO_DEVICES = Case(
     "without devices", 200, 300, extender=False, asks=Asks.NOTHING, client=CLIENT_LIFTED
 )
@@ -230,23 +230,27 @@ def real_node_rows(run: Run, rounds: int) -> Iterator[Row]:
         certificates = Certificates(cluster.folder / "tls")
         scheduler = Scheduler(cluster, certificates, install(cluster, certificates)).start()
         claims.class_and_rights(cluster.kube)
-        alone: dict[str, list[Object]] = {door: [] for door in DOORS}
-        crowds: dict[str, list[Object]] = {door: [] for door in DOORS}
+        alone: dict[str, list[Object]] = {
+            allocation_mode: [] for allocation_mode in ALLOCATION_MODES
+        }
+        crowds: dict[str, list[Object]] = {
+            allocation_mode: [] for allocation_mode in ALLOCATION_MODES
+        }
         writes: list[float] = []
         for _ in range(rounds):
-            for door in DOORS:
-                with opened(run, node, scheduler, door) as stage:
+            for allocation_mode in ALLOCATION_MODES:
+                with opened(run, node, scheduler, allocation_mode) as stage:
                     turns, crowd = (
                         stage.play(*([name] for name in NAMES[:IN_TURN])),
                         stage.play(NAMES),
                     )
                     run.say(
-                        f"{door}: {sorted(turns['batch_seconds'])[IN_TURN // 2]:.2f} s a pod, "
+                        f"{allocation_mode}: {sorted(turns['batch_seconds'])[IN_TURN // 2]:.2f} s a pod, "
                         f"{realnode.PODS} at once {crowd['seconds']:.2f} s"
                     )
-                    alone[door].append(turns)
-                    crowds[door].append(crowd)
-                    if door == "dra":
+                    alone[allocation_mode].append(turns)
+                    crowds[allocation_mode].append(crowd)
+                    if allocation_mode == "dra":
                         writes.append(stage.writes_at_rest())
         scheduler.close()
     yield from pods_rows(alone, crowds)
@@ -260,8 +264,12 @@ def real_node_rows(run: Run, rounds: int) -> Iterator[Row]:
 
 
 def pods_rows(alone: dict[str, list[Object]], crowds: dict[str, list[Object]]) -> Iterator[Row]:
-    """Yields the rows of what `Door.play` has returned, by door: pods one after the other, and pods at once."""
-    one, other = (latency(alone[door], "batch_seconds") for door in ("dra", "plugin"))
+    """Yields the rows of what `AllocationMode.play` has returned, by allocation mode: pods one after
+    the other, and pods at once."""
+    one, other = (
+        latency(alone[allocation_mode], "batch_seconds")
+        for allocation_mode in ("dra", "device-plugin")
+    )
     yield Row(
         group=GROUP,
         what=f"a pod with a claim, created → running, {one.count} pods one after the other",
@@ -272,14 +280,15 @@ def pods_rows(alone: dict[str, list[Object]], crowds: dict[str, list[Object]]) -
         compared=ratio(one.p50, other.p50, f"the device plugin's, start-time mode ({other})"),
     )
     ours, theirs = (
-        sum(crowd["seconds"] for crowd in crowds[door]) / len(crowds[door])
-        for door in ("dra", "plugin")
+        sum(crowd["seconds"] for crowd in crowds[allocation_mode]) / len(crowds[allocation_mode])
+        for allocation_mode in ("dra", "device-plugin")
     )
     wrong = sum(crowd["wrong"] for crowd in crowds["dra"])
     prepare = latency(crowds["dra"], "allocate_seconds")
     runs = {
-        door: ", ".join(f"{crowd['seconds']:.1f}" for crowd in crowds[door]) + " s"
-        for door in DOORS
+        allocation_mode: ", ".join(f"{crowd['seconds']:.1f}" for crowd in crowds[allocation_mode])
+        + " s"
+        for allocation_mode in ALLOCATION_MODES
     }
     yield Row(
         group=GROUP,
@@ -304,7 +313,7 @@ def latency(outcomes: list[Object], name: str) -> Latency:
     return Latency.of([1e6 * seconds for outcome in outcomes for seconds in outcome[name]])
 
 
-class Door(realnode.Stage):
+class AllocationMode(realnode.Stage):
     """A real node whose cards are offered by the device plugin. Each pod asks for another amount of memory."""
 
     def asking(self, sandbox: Sandbox, name: str) -> Object:
@@ -336,7 +345,7 @@ class Door(realnode.Stage):
         return written() - before
 
 
-class ClaimDoor(Door):
+class ClaimAllocationMode(AllocationMode):
     """A real node whose cards are allocated by claims."""
 
     def asking(self, sandbox: Sandbox, name: str) -> Object:
@@ -361,17 +370,23 @@ def memory_of(name: str) -> int:
 
 
 @contextlib.contextmanager
-def opened(run: Run, node: RealNode, scheduler: Scheduler, door: str) -> Iterator[Door]:
-    """Yields the node with this door, after a first pod."""
-    plugin = DevicePlugin(node, name=f"door-{door}", door=door)
-    plugin.insert(*cards(realnode.CARDS * (claims.SLOTS_PER_POD if door == "dra" else 1)))
+def opened(
+    run: Run, node: RealNode, scheduler: Scheduler, allocation_mode: str
+) -> Iterator[AllocationMode]:
+    """Yields the node with this allocation mode, after a first pod."""
+    plugin = DevicePlugin(node, name=f"mode-{allocation_mode}", allocation_mode=allocation_mode)
+    plugin.insert(
+        *cards(realnode.CARDS * (claims.SLOTS_PER_POD if allocation_mode == "dra" else 1))
+    )
     plugin.install_limiter(b"no library: nothing is limited here\n")
     plugin.start()
-    if door == "dra":
+    if allocation_mode == "dra":
         claims.wait_published(plugin)
     else:
         plugin.wait_offered(realnode.PODS)
-    stage = (ClaimDoor if door == "dra" else Door)(run, node, scheduler, plugin)
+    stage = (ClaimAllocationMode if allocation_mode == "dra" else AllocationMode)(
+        run, node, scheduler, plugin
+    )
     stage.play(NAMES[:1])
     yield stage
     plugin.stop()

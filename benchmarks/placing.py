@@ -57,7 +57,7 @@ GROUPS = ("e2e", "large", "settings", "burst", "queue", "unplaceable", "refused"
 NAMESPACE = "bench"
 CROWD, OTHERS = "crowd", "others"
 """The namespaces of pods that no node fits, and of pods without devices that hold the nodes."""
-DOOR = "hami.io/door"
+ALLOCATION_MODE = "hami.io/allocation-mode"
 HOLD = 2  # of them on each node
 ALLOCATOR_DELAY = 0.02
 DELETING = 4  # pods at once
@@ -433,7 +433,7 @@ class Stage:
             }
             for name in self.names:
                 texts = {key: text if case.lock_free else None for key, text in LOCK_FREE.items()}
-                texts[DOOR] = "dra" if case.allocates_claims else None
+                texts[ALLOCATION_MODE] = "dra" if case.allocates_claims else None
                 self.kube.merge_patch("Node", name, {"metadata": {"annotations": texts}})
             if case.extender:
                 flags = {}
@@ -590,7 +590,7 @@ def pod_of(case: Case) -> Object:
     if case.extender:
         del pod["spec"]["schedulerName"]
         if case.allocates_claims:
-            pod["metadata"]["labels"] |= {DOOR: "dra"}
+            pod["metadata"]["labels"] |= {ALLOCATION_MODE: "dra"}
         if case.asks == Asks.CLAIM:
             del pod["spec"]["containers"][0]["resources"]
             return claiming(pod, Asks.CLAIM)

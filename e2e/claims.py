@@ -191,7 +191,7 @@ def call_webhooks(kube: Kube, certificates: Certificates, port: int) -> None:
 
 def wait_called(kube: Kube) -> None:
     """Waits until the API server calls the webhooks for claims. It applies a new configuration with a delay."""
-    probe = pod("probe", gpu=1, gpumem=1, labels={"hami.io/door": "dra"})
+    probe = pod("probe", gpu=1, gpumem=1, labels={"hami.io/allocation-mode": "dra"})
 
     def is_called() -> bool:
         with contextlib.suppress(ApiError):

@@ -1,8 +1,8 @@
-"""A demonstration of both doors to GPUs: two pods ask for the same part of one, the second with a claim (Dynamic
-Resource Allocation), and are stopped at the same limits.
+"""A demonstration of both allocation modes: two pods ask for the same part of a GPU, the second with a claim
+(Dynamic Resource Allocation), and are stopped at the same limits.
 
-``python -m e2e.demo --dra``. There are two real kubelets, one for each door. What is fake and what is real: as in
-`e2e.demo_realnode`.
+``python -m e2e.demo --dra``. There are two real kubelets, one for each allocation mode. What is fake and what is
+real: as in `e2e.demo_realnode`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.libvgpu.builds import Builds
 __all__ = ["run"]
 
 Object = dict[str, Any]
-DOORS = ("plugin", "dra")
+ALLOCATION_MODES = ("device-plugin", "dra")
 MEMORY_MIB, CORES = 3000, 30
 TIMEOUT_SECONDS = 150  # the kubelet tries a claim again after a minute
 
@@ -46,8 +46,10 @@ def run(console: Console, *, keep: bool) -> int:
     ):
         steps.say("two real nodes: kubelet, containerd")
         nodes = {
-            door: stack.enter_context(RealNode.joined(cluster, name=f"door-{door}", say=steps.say))
-            for door in DOORS
+            allocation_mode: stack.enter_context(
+                RealNode.joined(cluster, name=f"mode-{allocation_mode}", say=steps.say)
+            )
+            for allocation_mode in ALLOCATION_MODES
         }
         steps.say("hami scheduler, hami device-plugin")
         certificates = Certificates(cluster.folder / "tls")
@@ -77,16 +79,20 @@ def run(console: Console, *, keep: bool) -> int:
 
 
 def with_gpus(nodes: dict[str, RealNode]) -> dict[str, FakeGpus]:
-    """Gives each node a GPU and a device plugin, whose door is the label of the node."""
+    """Gives each node a GPU and a device plugin, whose allocation mode is the label of the node."""
     gpus = {}
     builds = Builds()
-    for card, (door, node) in zip(CARDS, nodes.items(), strict=True):
-        node.kube.merge_patch("Node", node.name, {"metadata": {"labels": {"hami.io/door": door}}})
-        plugin = DevicePlugin(node, door="auto")
-        gpus[door] = FakeGpus(node, builds)
-        gpus[door].insert(plugin, card)
+    for card, (allocation_mode, node) in zip(CARDS, nodes.items(), strict=True):
+        node.kube.merge_patch(
+            "Node",
+            node.name,
+            {"metadata": {"labels": {"hami.io/allocation-mode": allocation_mode}}},
+        )
+        plugin = DevicePlugin(node, allocation_mode="auto")
+        gpus[allocation_mode] = FakeGpus(node, builds)
+        gpus[allocation_mode].insert(plugin, card)
         plugin.start()
-        if door == "dra":
+        if allocation_mode == "dra":
             wait_published(plugin)
         else:
             plugin.wait_offered(SLOTS)
@@ -96,8 +102,10 @@ def with_gpus(nodes: dict[str, RealNode]) -> dict[str, FakeGpus]:
 def show(console: Console, sandbox: Sandbox, gpus: dict[str, FakeGpus]) -> list[int]:
     """Prints the output of both containers, and what their programs could allocate. Returns the memory in MiB that each
     sees."""
-    for door, fake in gpus.items():
-        console.print(f"node [bold]{fake.node.name}[/] has the label hami.io/door={door}")
+    for allocation_mode, fake in gpus.items():
+        console.print(
+            f"node [bold]{fake.node.name}[/] has the label hami.io/allocation-mode={allocation_mode}"
+        )
     table = output_table()
     seen = [
         add_output(
@@ -105,7 +113,7 @@ def show(console: Console, sandbox: Sandbox, gpus: dict[str, FakeGpus]) -> list[
             "by-plugin",
             {"nvidia.com/gpu": 1, "nvidia.com/gpumem": MEMORY_MIB, "nvidia.com/gpucores": CORES},
             sandbox,
-            gpus["plugin"],
+            gpus["device-plugin"],
         ),
         add_output(
             table,

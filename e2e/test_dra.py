@@ -616,7 +616,7 @@ def test_the_commands_show_instances_that_claims_hold(
         15,
         [f"{sandbox.namespace}/q"],
     ]
-    assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(
+    assert {"OverCommitted", "CardGone", "TwoAllocationModes"}.isdisjoint(
         item["rule"] for item in said("audit")["items"]
     )
 
@@ -761,7 +761,7 @@ def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sand
         3000,
         [f"{sandbox.namespace}/b"],
     )
-    assert {"OverCommitted", "CardGone", "TwoDoors"}.isdisjoint(
+    assert {"OverCommitted", "CardGone", "TwoAllocationModes"}.isdisjoint(
         item["rule"] for item in said("audit")["items"]
     )
 

@@ -49,8 +49,8 @@ from hami.model import Device, Selector
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
-DOOR = "hami.io/door"
-MANAGED = {**LOCK_FREE, DOOR: "dra"}
+ALLOCATION_MODE = "hami.io/allocation-mode"
+MANAGED = {**LOCK_FREE, ALLOCATION_MODE: "dra"}
 VGPU_MODE = "nvidia.com/vgpu-mode"
 GPU_POLICY, NODE_POLICY = "hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy"
 OWN = re.compile(r"hami-[0-9a-f]{32}")
@@ -128,7 +128,9 @@ def judge() -> Iterator[Oracle]:
 def sandbox(cluster: LocalCluster, replica: Scheduler) -> Iterator[Sandbox]:
     """A namespace whose pods need claims."""
     replica.run_with()
-    with Sandbox.opened(cluster.kube, labels={DOOR: "dra"}, keeps_namespace=True) as opened:
+    with Sandbox.opened(
+        cluster.kube, labels={ALLOCATION_MODE: "dra"}, keeps_namespace=True
+    ) as opened:
         yield opened
 
 
@@ -337,7 +339,7 @@ def test_a_pod_with_the_label_comes_to_one_webhook(cluster: LocalCluster, sandbo
     made, calls = called(sandbox.namespace, pod("p", gpu=1, gpumem=3000))
     assert made["spec"]["schedulerName"] == CLAIMS_PROFILE
     assert calls == {"namespaces.dra.hami.io": 1}
-    labels = {"metadata": {"name": "p", "labels": {DOOR: "dra"}}}
+    labels = {"metadata": {"name": "p", "labels": {ALLOCATION_MODE: "dra"}}}
     made, calls = called("default", pod("p", gpu=1, gpumem=3000) | labels)
     assert made["spec"]["schedulerName"] == CLAIMS_PROFILE
     assert calls == {"pods.dra.hami.io": 1}
@@ -429,7 +431,7 @@ def test_the_author_of_a_pod_is_warned_that_no_claim_is_made(
     spec = spec_of(main=share(1000))
     spec["devices"]["config"] = [{"opaque": {"driver": DRIVER, "parameters": {"kind": "x"}}}]
     sandbox.kube.create(template("configured", spec), sandbox.namespace)
-    user = claiming(pod("user", labels={DOOR: "dra-preferred"}), "configured")
+    user = claiming(pod("user", labels={ALLOCATION_MODE: "dra-preferred"}), "configured")
     ended = subprocess.run(
         [
             str(cluster.binaries["kubectl"]),
@@ -448,7 +450,8 @@ def test_the_author_of_a_pod_is_warned_that_no_claim_is_made(
         check=True,
     )
     assert (
-        f"Warning: {DOOR}=dra-preferred: no claim is made for the pod's devices: " in ended.stderr
+        f"Warning: {ALLOCATION_MODE}=dra-preferred: no claim is made for the pod's devices: "
+        in ended.stderr
     )
     assert "spec.resourceClaims gpu: config" in ended.stderr
 
@@ -528,7 +531,7 @@ def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox: San
     sandbox.create(pod("waits", gpu=1, gpumem=1000, annotations={GPU_POLICY: "mutex"}))
     name = claim_name(sandbox.pod("waits"))
     wait_claims(sandbox, lambda claims: name in claims, "the claim of the pod that waits")
-    thief = pod("thief", labels={DOOR: "plugin"}, scheduler="default-scheduler")
+    thief = pod("thief", labels={ALLOCATION_MODE: "device-plugin"}, scheduler="default-scheduler")
     thief["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
     thief["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": name}]
     sandbox.create(thief)
@@ -619,14 +622,16 @@ def test_a_quota_refuses_with_its_reason(sandbox: Sandbox) -> None:
     refusal(sandbox, "more", "ResourceQuotaNotFit")
 
 
-# -- doors
+# -- allocation modes
 
 
-def test_no_pod_passes_through_the_other_door(cluster: LocalCluster, sandbox: Sandbox) -> None:
+def test_no_pod_passes_in_the_other_allocation_mode(
+    cluster: LocalCluster, sandbox: Sandbox
+) -> None:
     manage(sandbox, claims=gpus(1))
     sandbox.add_gpu_node("plugin", gpu(), annotations=LOCK_FREE)
     assert place(sandbox, "claim") == {"claims/0"}
-    plain = {DOOR: "plugin"}
+    plain = {ALLOCATION_MODE: "device-plugin"}
     sandbox.create(pod("device", gpu=1, gpumem=1000, labels=plain))
     wait_bound(sandbox, "device")
     assert sandbox.cards("device") == {"plugin/0"}
@@ -636,9 +641,9 @@ def test_no_pod_passes_through_the_other_door(cluster: LocalCluster, sandbox: Sa
         pod("device-waits", gpu=1, gpumem=81_000, labels=plain),
     )
     for name, other in (("claim-waits", "plugin"), ("device-waits", "claims")):
-        refusal(sandbox, name, "CardOtherDoor")
+        refusal(sandbox, name, "CardOtherAllocationMode")
         text = explained(cluster, sandbox, name)
-        assert re.search(rf"{sandbox.namespace}-{other}\b.*CardOtherDoor", text), text
+        assert re.search(rf"{sandbox.namespace}-{other}\b.*CardOtherAllocationMode", text), text
         assert "CardInsufficientMemory" in text
 
 
@@ -668,7 +673,10 @@ def test_claims_of_users_never_get_such_cards(sandbox: Sandbox) -> None:
     manage(sandbox, n0=gpus(1))
     sandbox.kube.create(template("c", spec_of(main=share(1000))), sandbox.namespace)
     plain = pod(
-        "user", scheduler="default-scheduler", containers=[container()], labels={DOOR: "plugin"}
+        "user",
+        scheduler="default-scheduler",
+        containers=[container()],
+        labels={ALLOCATION_MODE: "device-plugin"},
     )
     sandbox.create(claiming(plain, "c"))
     sandbox.event("user", "FailedScheduling", "cannot allocate all claims", timeout=TIMEOUT_S)

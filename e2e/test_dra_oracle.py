@@ -14,7 +14,7 @@ import pytest
 
 from e2e.oracle import Oracle, oracle
 from hami.codec.claims import AllocatedClaim, parse_claim
-from hami.codec.keys import CORDON, DOOR, GPU_POLICY, NUMA_BIND
+from hami.codec.keys import ALLOCATION_MODE, CORDON, GPU_POLICY, NUMA_BIND
 from hami.codec.own_claims import booked_claim, parse_stored_claim, render_allocation, render_claim
 from hami.codec.slices import DRIVER, device_name, mig_devices, pool_name, render_slices
 from hami.dra.guard import PreparedPlacement, PreparedRequest, PreparedShare, excess
@@ -265,7 +265,7 @@ def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(
     store = Store(ONLY_NVIDIA, Policies(), clock=clock, now=clock.now)
     for name, own in cards.items():
         cordoned = ",".join(card.uuid for card in own if card.cordoned)
-        store.nodes.upsert(node(name, *own, annotations={DOOR: "dra", CORDON: cordoned}))
+        store.nodes.upsert(node(name, *own, annotations={ALLOCATION_MODE: "dra", CORDON: cordoned}))
     claims: dict[str, dict[str, Object]] = {name: {} for name in NODES}
     for number in range(PODS):
         asked = some_pod(rng, f"p{number}")
@@ -306,7 +306,7 @@ def test_the_claim_of_a_pod_that_waited_asks_for_what_it_gets(judge: Oracle, see
                 name,
                 *own,
                 annotations={
-                    DOOR: "dra",
+                    ALLOCATION_MODE: "dra",
                     CORDON: ",".join(card.uuid for card in own if card.cordoned),
                 },
             )

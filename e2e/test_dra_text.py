@@ -39,7 +39,7 @@ from tests.devices.cards import A100_PROFILES
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
-DOOR = "hami.io/door"
+ALLOCATION_MODE = "hami.io/allocation-mode"
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 
 
@@ -100,14 +100,14 @@ def opened(cluster: LocalCluster, **labels: str) -> Iterator[Sandbox]:
 @pytest.fixture
 def required(cluster: LocalCluster, scheduler: Scheduler) -> Iterator[Sandbox]:
     """A namespace whose pods need claims."""
-    with opened(cluster, **{DOOR: "dra"}) as sandbox:
+    with opened(cluster, **{ALLOCATION_MODE: "dra"}) as sandbox:
         yield sandbox
 
 
 @pytest.fixture
 def preferred(cluster: LocalCluster, scheduler: Scheduler) -> Iterator[Sandbox]:
     """A namespace whose pods get claims where these can say what they request."""
-    with opened(cluster, **{DOOR: "dra-preferred"}) as sandbox:
+    with opened(cluster, **{ALLOCATION_MODE: "dra-preferred"}) as sandbox:
         yield sandbox
 
 
@@ -254,16 +254,18 @@ def test_a_label_of_the_pod_is_enough_and_takes_precedence(
     plain: Sandbox, preferred: Sandbox
 ) -> None:
     publish(plain)
-    plain.create(pod("p", gpu=1, gpumem=3000, labels={DOOR: "dra"}))
+    plain.create(pod("p", gpu=1, gpumem=3000, labels={ALLOCATION_MODE: "dra"}))
     assert plain.bound(1, timeout=TIMEOUT_S) == {"p": "claims"}
     assert "expected dra, dra-preferred, plugin" in refusal(
-        plain, pod("q", gpu=1, labels={DOOR: "DRA"})
+        plain, pod("q", gpu=1, labels={ALLOCATION_MODE: "DRA"})
     )
-    made = preferred.kube.dry_run(pod("r", gpu=1, labels={DOOR: "plugin"}), preferred.namespace)
+    made = preferred.kube.dry_run(
+        pod("r", gpu=1, labels={ALLOCATION_MODE: "device-plugin"}), preferred.namespace
+    )
     assert made["spec"]["schedulerName"] == "hami-scheduler"
     assert "resourceClaims" not in made["spec"]
     assert "requires a claim" in refusal(
-        preferred, pod("s", gpu=1, annotations=TOPOLOGY, labels={DOOR: "dra"})
+        preferred, pod("s", gpu=1, annotations=TOPOLOGY, labels={ALLOCATION_MODE: "dra"})
     )
 
 

@@ -29,7 +29,7 @@ from e2e.realnode import RealNode, missing
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler
 from e2e.shown import seen, shower, showing
-from hami.codec.keys import DOOR, LOCK_FREE, MANAGED_TAINT
+from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE, MANAGED_TAINT
 from hami.codec.slices import DRIVER, device_name, pool_name
 
 pytestmark = [pytest.mark.since(*FIRST), pytest.mark.timeout(300)]
@@ -72,7 +72,9 @@ def real_node(cluster: LocalCluster) -> Iterator[RealNode]:
 @pytest.fixture
 def sandbox(cluster: LocalCluster, replica: Scheduler) -> Iterator[Sandbox]:
     """A namespace whose pods need claims."""
-    with Sandbox.opened(cluster.kube, labels={DOOR: "dra"}, keeps_namespace=True) as opened:
+    with Sandbox.opened(
+        cluster.kube, labels={ALLOCATION_MODE: "dra"}, keeps_namespace=True
+    ) as opened:
         yield opened
 
 
@@ -84,7 +86,7 @@ def audited() -> None:
 @pytest.fixture
 def driver(sandbox: Sandbox, real: RealNode) -> Iterator[DevicePlugin]:
     """The device plugin of a managed node with two cards, which HAMi's scheduler gives out."""
-    made = DevicePlugin(real, door="dra", claim_allocator="hami")
+    made = DevicePlugin(real, allocation_mode="dra", claim_allocator="hami")
     made.insert(FIRST_CARD, SECOND_CARD)
     made.install_limiter(b"the limiter\n")
     try:
@@ -190,7 +192,7 @@ def test_a_managed_node_is_registered_and_its_slices_are_for_nobody_else(
     node = sandbox.kube.get("Node", real.name)
     assert FIRST_CARD.uuid in node["metadata"]["annotations"][REGISTER]
     assert (
-        node["metadata"]["annotations"][DOOR],
+        node["metadata"]["annotations"][ALLOCATION_MODE],
         node["status"]["allocatable"].get(RESOURCE, "0"),
     ) == ("dra", "0")
     own = eventually(
@@ -252,7 +254,7 @@ def test_the_allocator_cannot_change_while_pods_have_claims(
     real.wait_node(
         lambda node: (
             REGISTER not in node["metadata"]["annotations"]
-            and DOOR not in node["metadata"]["annotations"]
+            and ALLOCATION_MODE not in node["metadata"]["annotations"]
         ),
         what="is not registered",
     )

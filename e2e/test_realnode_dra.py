@@ -27,7 +27,7 @@ from e2e.realnode import RealNode
 from e2e.restarts import kill_container, restarted, views
 from e2e.sandbox import Sandbox
 from e2e.shown import seen, shower, showing
-from hami.codec.keys import DOOR
+from hami.codec.keys import ALLOCATION_MODE
 from hami.codec.slices import DRIVER, device_name, pool_name
 from hami.model import Selector
 from tests.libvgpu.builds import Builds, Unavailable
@@ -50,9 +50,9 @@ def component(local: LocalCluster) -> Iterator[None]:
 
 @pytest.fixture
 def driver(component: None, sandbox: Sandbox, real: RealNode) -> Iterator[DevicePlugin]:
-    """The device plugin with two cards and the door ``dra``; the kubelet calls it, and kube-scheduler
+    """The device plugin with two cards and the allocation mode ``dra``; the kubelet calls it, and kube-scheduler
     knows its cards."""
-    made = DevicePlugin(real, door="dra")
+    made = DevicePlugin(real, allocation_mode="dra")
     made.insert(FIRST, SECOND)
     made.install_limiter(b"the limiter\n")
     try:
@@ -169,7 +169,7 @@ def test_containers_share_a_request_and_a_container_has_several(
     emptied(sandbox, real)
 
 
-def test_the_node_has_no_devices_for_the_other_door(
+def test_the_node_has_no_devices_for_the_other_allocation_mode(
     sandbox: Sandbox, real: RealNode, driver: DevicePlugin
 ) -> None:
     node = real.node()
@@ -239,7 +239,7 @@ def test_a_driver_takes_over_what_another_one_has_prepared(
 ) -> None:
     create(sandbox, "before", 1000)
     running(sandbox, "before")
-    successor = DevicePlugin(real, name="successor", door="dra")
+    successor = DevicePlugin(real, name="successor", allocation_mode="dra")
     successor.cards = driver.cards
     try:
         started(successor)
@@ -380,7 +380,7 @@ def test_instances_are_made_for_claims_and_go_with_them(
         )
     finally:
         monitor.close()
-    successor = DevicePlugin(real, name="successor", door="dra")
+    successor = DevicePlugin(real, name="successor", allocation_mode="dra")
     successor.cards = driver.cards
     try:
         started(successor, operating_mode="mig")
@@ -570,31 +570,31 @@ def test_a_device_that_becomes_unhealthy(
     assert seen(sandbox, real, "b").limit[0] == SECOND.uuid
 
 
-# ---- the door of a node
+# ---- the allocation mode of a node
 
 
-def test_the_door_cannot_change_while_pods_have_devices(
+def test_the_allocation_mode_cannot_change_while_pods_have_devices(
     sandbox: Sandbox, real: RealNode, driver: DevicePlugin
 ) -> None:
     def closed(other: str, holder: str) -> None:
         """The plugin does not start, and says why."""
         eventually(
-            lambda: "the door of the node cannot be" in state(driver)[1],
+            lambda: "the allocation mode of the node cannot be" in state(driver)[1],
             lambda: str(state(driver)),
             timeout=30,
         )
         status, reason = state(driver)
         assert status == 503
-        assert f"devices through the door {other}, such as {holder}" in reason
+        assert f"devices in the allocation mode {other}, such as {holder}" in reason
 
     create(sandbox, "a", 1000)
     running(sandbox, "a")
     driver.stop()
-    driver.start(door="plugin")
+    driver.start(allocation_mode="device-plugin")
     closed("dra", f"{sandbox.namespace}/a")
     sandbox.kube.wait(
         "Event",
-        lambda events: "DoorClosed" in {item["reason"] for item in events.values()},
+        lambda events: "AllocationModeConflict" in {item["reason"] for item in events.values()},
         "default",
         what="an event of the node",
         fieldSelector=f"involvedObject.name={real.name}",
@@ -603,24 +603,26 @@ def test_the_door_cannot_change_while_pods_have_devices(
     driver.stop()
     started(driver)
     emptied(sandbox, real)
-    real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {DOOR: "plugin"}}})
+    real.kube.merge_patch(
+        "Node", real.name, {"metadata": {"labels": {ALLOCATION_MODE: "device-plugin"}}}
+    )
     driver.stop()
-    driver.start(door="auto").wait_offered(2 * SLOTS)
+    driver.start(allocation_mode="auto").wait_offered(2 * SLOTS)
     place(sandbox, real, shower(HOOK, "b", gpu=1, gpumem=1000), [Part(FIRST.uuid, 1000)])
     running(sandbox, "b")
-    real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {DOOR: "dra"}}})
+    real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {ALLOCATION_MODE: "dra"}}})
     driver.stop()
-    driver.start(door="auto")
+    driver.start(allocation_mode="auto")
     closed("plugin", f"{sandbox.namespace}/b")
     sandbox.delete("b")
     eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}", timeout=60)
-    real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {DOOR: None}}})
+    real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {ALLOCATION_MODE: None}}})
 
 
-def test_the_cards_of_a_node_have_different_doors(
+def test_the_cards_of_a_node_have_different_allocation_modes(
     sandbox: Sandbox, real: RealNode, driver: DevicePlugin
 ) -> None:
-    """Each pod gets its limits through its door, and no card changes it while a pod uses it."""
+    """Each pod gets its limits in its allocation mode, and no card changes it while a pod uses it."""
 
     def divided(*uuids: str) -> DevicePlugin:
         """Starts the plugin so that these cards are for claims."""
@@ -628,7 +630,7 @@ def test_the_cards_of_a_node_have_different_doors(
         entry = {"name": real.name, "claimdevices": {"uuid": uuids}}
         file = real.folder / "node-config.json"
         file.write_text(json.dumps({"nodeconfig": [entry]}))
-        return driver.start(door="plugin", node_config_file=str(file))
+        return driver.start(allocation_mode="device-plugin", node_config_file=str(file))
 
     divided(SECOND.uuid).wait_offered(SLOTS)
     eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}", timeout=30)
@@ -659,7 +661,7 @@ def test_the_cards_of_a_node_have_different_doors(
     divided(FIRST.uuid, SECOND.uuid)
     eventually(
         lambda: (
-            f"{FIRST.uuid} cannot change its door yet: pod {sandbox.namespace}/by-plugin"
+            f"{FIRST.uuid} cannot change its allocation mode yet: pod {sandbox.namespace}/by-plugin"
             in state(driver)[1]
         ),
         lambda: str(state(driver)),
@@ -669,7 +671,7 @@ def test_the_cards_of_a_node_have_different_doors(
     divided(FIRST.uuid)
     eventually(
         lambda: (
-            f"{SECOND.uuid} cannot change its door yet: claim {sandbox.namespace}/by-claim"
+            f"{SECOND.uuid} cannot change its allocation mode yet: claim {sandbox.namespace}/by-claim"
             in state(driver)[1]
         ),
         lambda: str(state(driver)),

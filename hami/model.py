@@ -34,7 +34,7 @@ class Reason(enum.StrEnum):
     SGPU_UNHEALTHY = "CardUnhealthy"  # MetaX has a reason of its own
     QOS = "CardQosPolicyMismatch"
     APP_CLASS = "CardAppClassMismatch"
-    DOOR = "CardOtherDoor"
+    ALLOCATION_MODE = "CardOtherAllocationMode"
 
 
 class ContainerKind(enum.Enum):

@@ -445,9 +445,9 @@ def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
         ]
         for webhook in webhooks
     } == {
-        f"{kind}.{door}.hami.io": [[*names, *more, "^hami-[0-9a-f]{20}$"]]
+        f"{kind}.{allocation_mode}.hami.io": [[*names, *more, "^hami-[0-9a-f]{20}$"]]
         for kind, more in (("pods", ["hami.io/claim"]), ("namespaces", []))
-        for door in ("dra", "dra-preferred")
+        for allocation_mode in ("dra", "dra-preferred")
     }
 
 

@@ -20,10 +20,10 @@ from hami.cli.client import show_note
 from hami.cli.group import Command
 from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
 from hami.codec.keys import (
+    ALLOCATION_MODE,
     ALLOCATION_PATTERN,
-    CLAIM_DOORS,
+    CLAIM_ALLOCATION_MODES,
     CLAIM_RESOURCE,
-    DOOR,
     NODE_LOCK,
     NODE_SCHEDULER,
     PREEMPTIBLE,
@@ -139,7 +139,7 @@ def node_keys(catalog: Catalog) -> list[str]:
         keys |= {
             vendor.annotations.register,
             vendor.annotations.handshake,
-            vendor.annotations.door,
+            vendor.annotations.allocation_mode,
             vendor.annotations.lock,
         } - {""}
     return sorted(key for key in keys if not key.startswith(NODE_PREFIX))
@@ -191,7 +191,7 @@ def render_match_conditions(catalog: Catalog) -> str:
   # without that component, no node offers what it requests
   - name: without-claim-by-label
     expression: >-
-      !(object.metadata.?labels[?'{DOOR}'].orValue('') in [{", ".join(f"'{door}'" for door in CLAIM_DOORS)}]
+      !(object.metadata.?labels[?'{ALLOCATION_MODE}'].orValue('') in {list(CLAIM_ALLOCATION_MODES)}
         && [object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
           all.size() <= {MAX_CONTAINERS} && all.exists(c, '{CLAIM_RESOURCE}' in c.?resources.limits.orValue({{}}))))
 """

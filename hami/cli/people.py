@@ -436,7 +436,7 @@ def replay_command(*, style: Style, file: str) -> Answer:
 def read_files(files: tuple[Any, ...]) -> tuple[list[PodSource], Documents]:
     """Returns what makes pods in *files*, and their claims, templates and classes. Says which other objects, and which
     labels, are left out. Raises: HamiError."""
-    from hami.codec.keys import CLAIM_DOORS, DOOR
+    from hami.codec.keys import ALLOCATION_MODE, CLAIM_ALLOCATION_MODES
     from hami.inspect.manifests import read_manifests
     from hami.inspect.read_claims import claim_documents
 
@@ -454,9 +454,11 @@ def read_files(files: tuple[Any, ...]) -> tuple[list[PodSource], Documents]:
     if claiming := [
         title
         for title, own in labels.items()
-        if isinstance(own, dict) and own.get(DOOR) in CLAIM_DOORS
+        if isinstance(own, dict) and own.get(ALLOCATION_MODE) in CLAIM_ALLOCATION_MODES
     ]:
-        show_note(f"the label {DOOR} is not simulated, so it is ignored: {', '.join(claiming)}")
+        show_note(
+            f"the label {ALLOCATION_MODE} is not simulated, so it is ignored: {', '.join(claiming)}"
+        )
     return sources, documents
 
 

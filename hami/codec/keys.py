@@ -34,12 +34,11 @@ CORDON = "hami.io/device-cordon"
 SHARD = "hami.io/shard"  # a label of nodes and namespaces: whose pods and nodes belong to the scheduler of that name
 CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has published in the status of the node
 
-DOOR = "hami.io/door"  # a label of nodes (plugin, dra), and of namespaces and pods (dra, dra-preferred); on a node also
-# an annotation: its registered devices are given by claims (dra)
-CLAIM_DOORS = REQUIRED, PREFERRED = (
-    "dra",
-    "dra-preferred",
-)  # of DOOR on namespaces and pods that get claims
+# a label of nodes (device-plugin, dra), and of namespaces and pods (dra, dra-preferred); on a node also an annotation:
+# its registered devices are given by claims (dra)
+ALLOCATION_MODE = "hami.io/allocation-mode"
+# of ALLOCATION_MODE on namespaces and pods that get claims
+CLAIM_ALLOCATION_MODES = REQUIRED, PREFERRED = ("dra", "dra-preferred")
 CORDONED_TAINT = "hami.io/cordoned"  # of a card in a ResourceSlice
 UNHEALTHY_TAINT = "hami.io/unhealthy"  # likewise
 MANAGED_TAINT = "hami.io/managed"  # likewise: HAMi's scheduler allocates its claims

@@ -17,9 +17,10 @@ class PluginConfig:
     *list_strategies*: ``envvar``, ``volume-mounts``, ``cdi-annotations``, ``cdi-cri``. *dev_root*: prefix of host
     device nodes. *aligned*: honor the kubelet's choice of cards (``enablegetpreferredallocation``). *log_level*:
     ``LIBCUDA_LOG_LEVEL``, empty for none. *register_format*: ``json`` or ``csv``. *publish_capacity*: what the
-    status of the node shows, ``off``, ``totals`` or ``requests``. *door*: ``plugin`` or ``dra``; ``auto`` only before
-    the node was read. *claim_allocator*: who allocates claims at the door ``dra``, ``kube-scheduler`` or ``hami``.
-    *claimed_uuids*, *claimed_indexes*: the cards at the door ``dra`` of a node where others are at the door ``plugin``.
+    status of the node shows, ``off``, ``totals`` or ``requests``. *allocation_mode*: ``device-plugin`` or ``dra``;
+    ``auto`` only before the node was read. *claim_allocator*: who allocates claims in the mode ``dra``,
+    ``kube-scheduler`` or ``hami``. *claimed_uuids*, *claimed_indexes*: the cards in the mode ``dra`` of a node where
+    the others are in the mode ``device-plugin``.
     """
 
     node: str
@@ -46,7 +47,7 @@ class PluginConfig:
     topology_score: bool = False
     register_format: str = "json"
     publish_capacity: str = "totals"
-    door: str = "plugin"
+    allocation_mode: str = "device-plugin"
     claim_allocator: str = "kube-scheduler"
     kubelet_socket: str = "/var/lib/kubelet/device-plugins/kubelet.sock"
     socket_name: str = ""
@@ -54,10 +55,10 @@ class PluginConfig:
 
     @property
     def is_divided(self) -> bool:
-        """Whether the doors of the node have different cards."""
+        """Whether the allocation modes of the node have different cards."""
         return bool(self.claimed_uuids or self.claimed_indexes)
 
     @property
     def is_managed(self) -> bool:
         """Whether HAMi's scheduler allocates the claims for the devices, so the node registers them with it."""
-        return self.door == "dra" and self.claim_allocator == "hami"
+        return self.allocation_mode == "dra" and self.claim_allocator == "hami"

@@ -11,7 +11,7 @@ from datetime import datetime
 
 import msgspec
 
-from hami.codec.keys import DOOR, LOCK_FREE, NODE_RESIZES
+from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE, NODE_RESIZES
 from hami.codec.mig import most_instances
 from hami.codec.register import render_devices_brief, render_devices_json
 from hami.codec.slices import is_claimable
@@ -77,17 +77,18 @@ def devices(snapshot: InventorySnapshot, config: PluginConfig) -> tuple[Device, 
 def node_annotations(
     snapshot: InventorySnapshot, config: PluginConfig, vendor: Vendor
 ) -> dict[str, str | None]:
-    """Returns the node's annotations; None for those to be removed. With the door ``dra``, it has devices for HAMi's
+    """Returns the node's annotations; None for those to be removed.
+    With the allocation mode ``dra``, it has devices for HAMi's
     scheduler only if that allocates its claims; then those that a claim can name."""
     offered = (
         devices(snapshot, config)
-        if config.door != DRA
+        if config.allocation_mode != DRA
         else (tuple(filter(is_claimable, devices(snapshot, config))) if config.is_managed else ())
     )
     return {
         vendor.annotations.register: render_devices(offered, config) if offered else None,
         PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and offered else None,
-        DOOR: DRA if config.is_managed and offered else None,
+        ALLOCATION_MODE: DRA if config.is_managed and offered else None,
         NODE_RESIZES: "true" if offered and resizes(config) else None,
     }
 
@@ -101,7 +102,7 @@ def render_devices(registered: tuple[Device, ...], config: PluginConfig) -> str:
 def resizes(config: PluginConfig) -> bool:
     """Reports whether the device plugin changes the limits of running containers. MIG instances and claims have sizes
     that cannot change."""
-    return config.operating_mode != MIG and config.door != DRA
+    return config.operating_mode != MIG and config.allocation_mode != DRA
 
 
 def annotation_changes(

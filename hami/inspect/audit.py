@@ -11,7 +11,7 @@ import msgspec
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim
-from hami.codec.keys import ASSIGNED_NODE, DOOR, GPU_ALLOCATED, RESIZE_APPLIED, RESIZED
+from hami.codec.keys import ALLOCATION_MODE, ASSIGNED_NODE, GPU_ALLOCATED, RESIZE_APPLIED, RESIZED
 from hami.codec.own_claims import differing_containers
 from hami.codec.resize import parse_applied, shares_in, wanted_text
 from hami.codec.slices import device_name, mig_devices, pool_name
@@ -145,7 +145,7 @@ def _missing_devices(cluster: InspectedCluster) -> Iterator[Finding]:
         )
 
 
-def _doors(cluster: InspectedCluster) -> Iterator[Finding]:
+def _allocation_modes(cluster: InspectedCluster) -> Iterator[Finding]:
     """Yields devices that two allocators give out, and claims on devices that are gone."""
     for name, usages in cluster.claimed.view.nodes.items():
         registered = {
@@ -155,10 +155,10 @@ def _doors(cluster: InspectedCluster) -> Iterator[Finding]:
             usage for own in usages.values() for usage in own if usage.device.uuid in registered
         ):
             yield Finding(
-                "TwoDoors",
+                "TwoAllocationModes",
                 f"card {usage.device.index} ({usage.device.uuid}) of node {name}",
                 "HAMi's scheduler gives it out by an annotation, and kube-scheduler by a ResourceSlice",
-                f"check the label {DOOR} and the device plugins of the node: only one may run there",
+                f"check the label {ALLOCATION_MODE} and the device plugins of the node: only one may run there",
             )
     known = cluster.claimed.devices.keys() | {
         (pool_name(name), claimable)
@@ -473,7 +473,7 @@ _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
     _overcommitted,
     _unreadable,
     _missing_devices,
-    _doors,
+    _allocation_modes,
     _own_claims,
     _locks,
     _reservations,

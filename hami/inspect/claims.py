@@ -9,7 +9,7 @@ from typing import Any
 from hami.codec.claim_amounts import MAX_RESULTS, VENDOR
 from hami.codec.claims import AllocatedClaim
 from hami.codec.device_requests import DeviceClaim, DeviceRequest, DeviceSubRequest
-from hami.codec.keys import DOOR, REQUIRED
+from hami.codec.keys import ALLOCATION_MODE, REQUIRED
 from hami.codec.slices import DRIVER, MIG_CLASS, SHARE, device_name, pool_name
 from hami.dra.written_claims import plain_pod
 from hami.errors import MalformedInput
@@ -279,7 +279,7 @@ def _translation_note(cluster: InspectedCluster, claims: PodClaims) -> str:
             "HAMi's scheduler makes claims in place of those of templates, with a deviceClassName of "
             f"{DRIVER} or {MIG_CLASS}."
         )
-    return f"A pod with the label {DOOR}={REQUIRED} gets a claim of HAMi's scheduler in place of these."
+    return f"A pod with the label {ALLOCATION_MODE}={REQUIRED} gets a claim of HAMi's scheduler in place of these."
 
 
 def _allocation_notes(pod: Pod, claim: PodClaim) -> Iterator[str]:

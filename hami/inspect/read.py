@@ -15,9 +15,9 @@ from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.device_requests import classes_by_resource, parse_class_resource
 from hami.codec.documents import decode
 from hami.codec.keys import (
+    ALLOCATION_MODE,
     CORDON,
     CORES_LIMIT,
-    DOOR,
     LOCK_FREE,
     NODE_LOCK,
     NODE_RESIZES,
@@ -65,7 +65,7 @@ CONFIG_KEY = "device-config.yaml"
 FAILED = "FailedScheduling"
 MAX_EVENTS = 3  # that are shown of a pod
 MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
-_NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES, DOOR, NODE_RESIZES})
+_NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES, ALLOCATION_MODE, NODE_RESIZES})
 _POD_KEYS = frozenset({RESIZE, CORES_LIMIT})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _GROUPS = {
@@ -208,7 +208,7 @@ class Reader:
             "nodes", {}, lambda raw: trim.node(parse_node(raw)), lambda node: node.name, unreadable
         )
         slices, claims = self._claimed_devices(
-            any(DOOR in node.labels for node in nodes), unreadable
+            any(ALLOCATION_MODE in node.labels for node in nodes), unreadable
         )
         holders = {ref.uid for claim in claims for ref in claim.pods}
         pods = self._list(

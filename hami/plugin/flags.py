@@ -23,8 +23,8 @@ from hami.runtime.options import (
 NODE_CONFIG_FILE = "/config/config.json"
 OPERATING_MODES = ("hami-core", "mig")
 ALLOCATE_MODES = AUTO, START, ADMISSION = ("auto", "start", "admission")
-PLUGIN = "plugin"
-NODE_DOORS = (AUTO, PLUGIN, DRA)
+DEVICE_PLUGIN = "device-plugin"
+NODE_ALLOCATION_MODES = (AUTO, DEVICE_PLUGIN, DRA)
 CAPACITY_MODES = OFF, TOTALS, REQUESTS = ("off", "totals", "requests")
 LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
@@ -278,17 +278,17 @@ PATHS = (
 )
 REGISTRATION = (
     Flag(
-        "--door",
-        choice("door", *NODE_DOORS),
-        "Through which door pods get the devices of this node: plugin (HAMi's "
+        "--allocation-mode",
+        choice("allocation_mode", *NODE_ALLOCATION_MODES),
+        "In which allocation mode pods get the devices of this node: device-plugin (HAMi's "
         "scheduler and the kubelet's device plugins), dra (claims of Dynamic Resource Allocation, which needs "
-        "Kubernetes 1.36), or auto: as the node's label hami.io/door says, without it plugin.",
-        environment=("DOOR",),
+        "Kubernetes 1.36), or auto: as the node's label hami.io/allocation-mode says, without it device-plugin.",
+        environment=("ALLOCATION_MODE",),
     ),
     Flag(
         "--claim-allocator",
         choice("allocator", KUBE_SCHEDULER, HAMI),
-        "Who allocates the claims at the door dra: "
+        "Who allocates the claims in the allocation mode dra: "
         "kube-scheduler, or hami (HAMi's scheduler, with --dra=allocate). With hami the node also registers its "
         "devices with that scheduler, and a taint keeps kube-scheduler from giving them out.",
         environment=("CLAIM_ALLOCATOR",),

@@ -42,18 +42,18 @@ from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host, host_errors
 from hami.node.library import install_library
 from hami.node.pods import NodePods
-from hami.plugin.allocate_mode import is_start_time, start_time_config
+from hami.plugin.allocation_mode import (
+    CLAIM_DEVICES,
+    CardAllocationModes,
+    claimed_part,
+    why_closed,
+    why_undivided,
+    with_allocation_mode,
+)
+from hami.plugin.allocation_time import is_start_time, start_time_config
 from hami.plugin.allocator import Allocator, other_allocation_keys
 from hami.plugin.card_reader import CardReader
 from hami.plugin.deferred_writes import CALLS_S, DeferredWrites
-from hami.plugin.door import (
-    CLAIM_DEVICES,
-    CardDoors,
-    claimed_part,
-    open_door,
-    why_closed,
-    why_undivided,
-)
 from hami.plugin.kubelet_registration import KubeletRegistration
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar, withdrawn_unless_read
@@ -105,7 +105,8 @@ class DevicePluginProgram:
         resources: DynamicResources | None = None,
         library: DriverLibrary | None = None,
     ) -> None:
-        """*cluster*: ``None`` for the cluster of the environment. *resources*: of the same cluster, for the door
+        """*cluster*: ``None`` for the cluster of the environment.
+        *resources*: of the same cluster, for the allocation mode
         ``dra``. *library*: that of this process, which an earlier program may have opened. Raises: HamiError, also if
         the driver is missing."""
         catalog = vendors(settings.devices)
@@ -115,7 +116,7 @@ class DevicePluginProgram:
             api = Api.connect(timeout=settings.kube_timeout or 10.0, pool=8)
             cluster, self._node_pods = Cluster(api), NodePods(api, settings.node, self._on_pod)
             resources = DynamicResources(api, settings.node)
-        settings = self._settings = open_door(settings, cluster)
+        settings = self._settings = with_allocation_mode(settings, cluster)
         self._events = EventRecorder(cluster, COMPONENT)
         self._library = library or DriverLibrary()
         self._withdrawn_unless_read = partial(
@@ -127,7 +128,7 @@ class DevicePluginProgram:
             )
         self._has_found_driver = threading.Event()
         self._reported = OncePerKey()  # why the state of the cards is unknown, by cause
-        offered = CardDoors(settings).offered
+        offered = CardAllocationModes(settings).offered
         self._inventory = self._claimed = DeviceInventory(
             partial(offered, config=settings, ignore_mig_cards=settings.mig_strategy != "none")
         )
@@ -137,7 +138,7 @@ class DevicePluginProgram:
         self._inventories = {
             self._inventory,
             self._claimed,
-        }  # one, unless each door has cards of its own
+        }  # one, unless each allocation mode has cards of its own
         source = self._source
         self._cdi = _cdi_specs(settings) if source is not None else None
         on_instances = (
@@ -161,7 +162,7 @@ class DevicePluginProgram:
                 self._inventory.cards,
                 publish=on_instances,
                 claimed=PreparedRequests(claim_specs).instances,
-                exclusive=claim_specs.exclusive if settings.door == DRA else nullcontext,
+                exclusive=claim_specs.exclusive if settings.allocation_mode == DRA else nullcontext,
             )
         self._contexts = ContextSizes(
             Path(settings.hook_path) / "vgpu", settings.driver_root_in_container
@@ -202,7 +203,7 @@ class DevicePluginProgram:
         self._why_closed = partial(self._read_why_closed, cluster, claim_specs, vendor)
         self._is_start_time = (
             source is not None
-            and settings.door != DRA
+            and settings.allocation_mode != DRA
             and is_start_time(settings, cluster, self._start_time.is_recorded(), os.environ)
         )
         if self._is_start_time or self._dra is not None or self._cdi is not None:
@@ -266,7 +267,7 @@ class DevicePluginProgram:
             )
         self._registrations: list[KubeletRegistration] = []
         self._card_registration = None
-        if settings.kubelet_socket and settings.door != DRA:
+        if settings.kubelet_socket and settings.allocation_mode != DRA:
             self._card_registration = KubeletRegistration(
                 settings,
                 self._card_server,
@@ -297,7 +298,7 @@ class DevicePluginProgram:
             extra={
                 "node": settings.node,
                 "mode": settings.operating_mode,
-                "door": settings.door,
+                "allocation_mode": settings.allocation_mode,
                 "cards": [card.uuid for card in self._inventory.cards()],
                 "claimed": [card.uuid for card in self._claimed.cards()]
                 if self._dra is not None
@@ -309,7 +310,7 @@ class DevicePluginProgram:
                 "device configuration",
                 extra={"note": f"{CLAIM_DEVICES} names no device of the node"},
             )
-        self._check_door()
+        self._check_allocation_mode()
         if not settings.mock_devices and settings.operating_mode != MIG:
             self._start_task(
                 PeriodicTask("contexts", self._measure_contexts, CLEANUP_S, limit_s=CALLS_S)
@@ -399,13 +400,13 @@ class DevicePluginProgram:
         self._events.stop()
         self._events.join(JOIN_S)
 
-    def _check_door(self) -> None:
-        """Raises: HamiError if pods still use the cards through another door, or claims of another allocator."""
+    def _check_allocation_mode(self) -> None:
+        """Raises: HamiError if pods still use the cards in another allocation mode, or claims of another allocator."""
         if self._dra is not None:
-            self._registrar.close_other_doors()  # nobody may place pods here through them any more
+            self._registrar.remove_other_allocation_modes()  # nobody may place pods here through them any more
         if reason := self._why_closed():
             self._events.start()
-            self._events.record(self._settings.node, "Warning", "DoorClosed", reason)
+            self._events.record(self._settings.node, "Warning", "AllocationModeConflict", reason)
             self._events.drain(DRAIN_S)
             self._events.stop()
             raise HamiError(reason)

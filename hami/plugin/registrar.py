@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 
-from hami.codec.keys import DOOR, NODE_RESIZES
+from hami.codec.keys import ALLOCATION_MODE, NODE_RESIZES
 from hami.codec.register import parse_devices
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
@@ -130,19 +130,22 @@ class NodeRegistrar(Task):
         """Reports whether the node's annotations have been right once, after at most so many seconds."""
         return self._has_registered.wait(seconds)
 
-    def close_other_doors(self) -> None:
-        """Removes what the node offers through another door than that of the configuration, or through this one to
+    def remove_other_allocation_modes(self) -> None:
+        """Removes what the node offers in another allocation mode than that of the configuration, or
+        through this one to
         another allocator. Raises: ClusterError."""
         if not self._config.is_managed:
             self.register()
-        elif self._read_node().annotations.get(DOOR) != DRA:
+        elif self._read_node().annotations.get(ALLOCATION_MODE) != DRA:
             self.leave(unregister=True)
 
     def leave(self, *, unregister: bool) -> None:
         """Removes the annotations that this plugin alone may promise, in one attempt, since it ends: its successor may
         need node locks. *unregister*: the node no longer offers cards, either."""
         name = self._config.node
-        keys = (self._vendor.annotations.register, PAIR_SCORES, DOOR) if unregister else ()
+        keys = (
+            (self._vendor.annotations.register, PAIR_SCORES, ALLOCATION_MODE) if unregister else ()
+        )
         changes: dict[str, str | None] = dict.fromkeys(keys)
         try:
             node = self._cluster.node(name)

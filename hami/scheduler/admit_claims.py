@@ -1,4 +1,5 @@
-"""Admission of pods that are to get their cards by claims: those with the label ``hami.io/door``, or in a namespace
+"""Admission of pods that are to get their cards by claims: those with the label
+``hami.io/allocation-mode``, or in a namespace
 that has it. The API server evaluates the labels of namespaces, and calls a path for each of the two values."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from hami.codec.admission import Review
 from hami.codec.claims import Inexpressible
-from hami.codec.keys import CLAIM_DOORS, DOOR, PREFERRED, is_scheduler_owned
+from hami.codec.keys import ALLOCATION_MODE, CLAIM_ALLOCATION_MODES, PREFERRED, is_scheduler_owned
 from hami.dra.own_claim import make_claim_name
 from hami.dra.translate import Translation, has_claim, translate
 from hami.dra.written_claims import plain_pod
@@ -21,7 +22,9 @@ from hami.scheduler.settings import Settings
 from hami.state.store import Store
 from hami.vendors.draft import PodDraft
 
-PLUGIN = "plugin"  # a value of the label that leaves a pod as it is, whatever its namespace says
+DEVICE_PLUGIN = (
+    "device-plugin"  # a value of the label that leaves a pod as it is, whatever its namespace says
+)
 _SHOWN = 100  # characters of a value in a message
 
 
@@ -39,11 +42,12 @@ class ClaimAdmitter:
         self._admitter = admitter
         self._translate = translate
 
-    def admit(self, review: Review, door: str) -> Admitted | Denied:
-        """Decides about the pod in *review*. *door*: the label of its namespace; that of the pod takes precedence.
+    def admit(self, review: Review, allocation_mode: str) -> Admitted | Denied:
+        """Decides about the pod in *review*.
+        *allocation_mode*: the label of its namespace; that of the pod takes precedence.
 
         A pod that requests no devices is admitted as any other. So is one that asks for what no claim can say, with a
-        warning, unless *door* requires a claim: then it is denied.
+        warning, unless *allocation_mode* requires a claim: then it is denied.
         """
         try:
             translated = self._translate(review)
@@ -52,17 +56,20 @@ class ClaimAdmitter:
         except ClusterError as error:
             return Denied(f"the claims of the pod are not known: {error}", 503)
         labels = ((review.pod or {}).get("metadata") or {}).get("labels") or {}
-        value = labels.get(DOOR, door)
-        if translated is None or value == PLUGIN:
+        value = labels.get(ALLOCATION_MODE, allocation_mode)
+        if translated is None or value == DEVICE_PLUGIN:
             return self._admitter.admit(review)
-        if value not in CLAIM_DOORS:
+        if value not in CLAIM_ALLOCATION_MODES:
             return Denied(
-                f"label {DOOR}={value[:_SHOWN]}: expected {', '.join((*CLAIM_DOORS, PLUGIN))}"
+                f"label {ALLOCATION_MODE}={value[:_SHOWN]}: expected "
+                f"{', '.join((*CLAIM_ALLOCATION_MODES, DEVICE_PLUGIN))}"
             )
         if isinstance(translated, Mapping):
             # with the label, whoever has set it: so the other webhook knows that the pod has been here
             meta = translated["metadata"]
-            return Admitted({**translated, "metadata": {**meta, "labels": {**labels, DOOR: value}}})
+            return Admitted(
+                {**translated, "metadata": {**meta, "labels": {**labels, ALLOCATION_MODE: value}}}
+            )
         if value == PREFERRED:
             answer = self._admitter.admit(review)
             return (
@@ -70,11 +77,12 @@ class ClaimAdmitter:
                 if isinstance(answer, Denied)
                 else replace(
                     answer,
-                    warning=f"{DOOR}={value}: no claim is made for the pod's devices: {translated.reason}",
+                    warning=f"{ALLOCATION_MODE}={value}: no claim is made for the pod's devices: {translated.reason}",
                 )
             )
         return Denied(
-            f"{DOOR}={value} requires a claim for the pod's devices, and none can be made: {translated.reason}"
+            f"{ALLOCATION_MODE}={value} requires a claim for the pod's devices, and none "
+            f"can be made: {translated.reason}"
         )
 
 

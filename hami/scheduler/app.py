@@ -27,7 +27,7 @@ from werkzeug.wsgi import get_content_length, get_input_stream
 from hami import __version__
 from hami.codec import admission, extender
 from hami.codec.admission import Review
-from hami.codec.keys import CLAIM_DOORS
+from hami.codec.keys import CLAIM_ALLOCATION_MODES
 from hami.errors import HamiError, MalformedInput, NodeLocked
 from hami.model import Node, Pod
 from hami.quantity import MIB
@@ -122,12 +122,10 @@ def create_app(
     _add_health(app, is_started, unready_reason, hung_reason)
     app.register_error_handler(Exception, _answer_error)
     most_binds = max(1, threads - RESERVED_THREADS, threads // 2)
-    app.wsgi_app = _Verbs(
+    answers = {**_webhooks(verbs, observe), **_extender(verbs, is_started, observe, most_binds)}
+    app.wsgi_app = _Verbs(  # type: ignore[method-assign]
         app.wsgi_app,
-        {  # type: ignore[method-assign]
-            **_webhooks(verbs, observe),
-            **_extender(verbs, is_started, observe, most_binds),
-        },
+        answers,
     )
     return app
 
@@ -160,8 +158,10 @@ def _webhooks(verbs: Verbs, observe: Observe) -> dict[str, Answer]:
     ways: dict[str, Admit] = {"/webhook": lambda review: verbs.admitter.admit(review)}
     if verbs.claim_admitter is not None:
         ways |= {
-            f"/webhook/{door}": partial(verbs.claim_admitter.admit, door=door)
-            for door in CLAIM_DOORS
+            f"/webhook/{allocation_mode}": partial(
+                verbs.claim_admitter.admit, allocation_mode=allocation_mode
+            )
+            for allocation_mode in CLAIM_ALLOCATION_MODES
         }
     return {path: partial(_webhook, admit, observe) for path, admit in ways.items()}
 

@@ -300,8 +300,8 @@ def _is_full(columns: DeviceColumns, request: Request, context: FitContext) -> A
 _ColumnRule = Callable[[DeviceColumns, Request, FitContext], "Array | bool | None"]
 
 _COLUMN_RULES: dict[Rule, tuple[Reason, _ColumnRule]] = {
-    Rule.DOOR: (
-        Reason.DOOR,
+    Rule.ALLOCATION_MODE: (
+        Reason.ALLOCATION_MODE,
         lambda columns, request, context: columns.facts[_BY_CLAIMS] != context.by_claims,
     ),
     Rule.HEALTH: (Reason.UNHEALTHY, lambda columns, request, context: columns.facts[_HEALTHY] == 0),

@@ -274,8 +274,8 @@ def _is_another(candidate: Candidate) -> bool:
 _Fails = Callable[[Candidate], bool]
 
 _RULES: dict[Rule, tuple[Reason, _Fails]] = {
-    Rule.DOOR: (
-        Reason.DOOR,
+    Rule.ALLOCATION_MODE: (
+        Reason.ALLOCATION_MODE,
         lambda candidate: candidate.usage.device.by_claims is not candidate.context.by_claims,
     ),
     Rule.HEALTH: (Reason.UNHEALTHY, lambda candidate: not candidate.device.healthy),

@@ -33,8 +33,12 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
     texts = (
         node.annotations.get(key, node.labels.get(key)) for key in vendor.annotations.node_keys
     )
-    door = (node.annotations.get(vendor.annotations.door),) if vendor.annotations.door else ()
-    return (register, *door, *texts, *capacity)
+    allocation_mode = (
+        (node.annotations.get(vendor.annotations.allocation_mode),)
+        if vendor.annotations.allocation_mode
+        else ()
+    )
+    return (register, *allocation_mode, *texts, *capacity)
 
 
 def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:

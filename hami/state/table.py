@@ -289,8 +289,10 @@ class Table:
                 if not device.is_partitioned
             }
             self._shared_sizes = {
-                door: frozenset(size for of_door, size in shared if of_door == door)
-                for door in (False, True)
+                allocation_mode: frozenset(
+                    size for of_mode, size in shared if of_mode == allocation_mode
+                )
+                for allocation_mode in (False, True)
             }
         return self._shared_sizes[by_claims]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hami.codec.device_config import AscendChip, DeviceConfig, Names, NvidiaConfig
-from hami.codec.keys import CORDON, DOOR, GPU_ALLOCATED, MIG_ALLOCATIONS
+from hami.codec.keys import ALLOCATION_MODE, CORDON, GPU_ALLOCATED, MIG_ALLOCATIONS
 from hami.codec.metax import parse_cards
 from hami.vendors import (
     admission,
@@ -122,7 +122,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             to_allocate="hami.io/vgpu-devices-to-allocate",
             allocated=GPU_ALLOCATED,
             node_keys=(CORDON, inventory.PAIR_SCORES),
-            door=DOOR,
+            allocation_mode=ALLOCATION_MODE,
             extra_keys=(MIG_ALLOCATIONS,),
             selectors=SelectorKeys(
                 use_types="nvidia.com/use-gputype",
@@ -145,7 +145,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         decision=Decision(
             inventory=inventory.registered,
             rules=(
-                Rule.DOOR,
+                Rule.ALLOCATION_MODE,
                 Rule.HEALTH,
                 PartitionRule(mig.unaccounted),
                 Rule.CORDON,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from hami.codec.keys import CORDON, DOOR, LOCK_FREE
+from hami.codec.keys import ALLOCATION_MODE, CORDON, LOCK_FREE
 from hami.codec.node_template import NODE_TEMPLATE, VENDOR, parse_node_template
 from hami.codec.policies import parse_list
 from hami.codec.register import check_number, parse_devices, parse_pair_scores, render_devices_json
@@ -15,7 +15,7 @@ from hami.quantity import INT32_MAX, rounded_up
 from hami.vendors.spec import Inventory, Rule, Vendor, read_with
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
-CLAIMS = "dra"  # the door of a node whose registered devices HAMi's scheduler gives out by claims
+CLAIMS = "dra"  # the allocation mode of a node whose registered devices HAMi's scheduler gives out by claims
 # Characters of each annotation and label that an inventory is read from. 256 devices take 47,000, 64 devices with the
 # MIG profiles of an A100 80,000, and the link scores of 32 devices 50,000. Kubernetes permits 256 KiB for all together.
 MAX_TEXT = 128 * 1024
@@ -79,7 +79,10 @@ def registered(
 
 def gives_by_claims(vendor: Vendor, node: Node) -> bool:
     """Reports whether pods get *vendor*'s devices on *node* by claims that HAMi's scheduler makes."""
-    return bool(vendor.annotations.door) and node.annotations.get(vendor.annotations.door) == CLAIMS
+    return (
+        bool(vendor.annotations.allocation_mode)
+        and node.annotations.get(vendor.annotations.allocation_mode) == CLAIMS
+    )
 
 
 def with_template(vendors: Iterable[Vendor], node: Node) -> Node:
@@ -93,7 +96,11 @@ def with_template(vendors: Iterable[Vendor], node: Node) -> Node:
         devices = parse_node_template(text)
     except MalformedInput:
         return node
-    claims = {DOOR: CLAIMS, LOCK_FREE: VENDOR} if node.labels.get(DOOR) == CLAIMS else {}
+    claims = (
+        {ALLOCATION_MODE: CLAIMS, LOCK_FREE: VENDOR}
+        if node.labels.get(ALLOCATION_MODE) == CLAIMS
+        else {}
+    )
     return replace(
         node, annotations={**node.annotations, register: render_devices_json(devices), **claims}
     )

@@ -63,7 +63,7 @@ MAX_SELECTED = 1024  # items of a list of types or UUIDs; each device is compare
 class Rule(enum.StrEnum):  # its hash is that of a string, which is remembered
     """A check that a device must pass. Vendors list theirs in the order in which users see the reasons."""
 
-    DOOR = "door"
+    ALLOCATION_MODE = "allocation_mode"
     HEALTH = "health"
     CORDON = "cordon"
     TYPE = "type"
@@ -255,9 +255,7 @@ class Annotations:
     node_keys: tuple[
         str, ...
     ] = ()  # other annotations and labels of nodes that the inventory reads
-    door: str = (
-        ""  # of nodes: the door through which pods get the registered devices, `dra` for claims
-    )
+    allocation_mode: str = ""  # of nodes: how pods get the registered devices, `dra` for claims
     pod_keys: tuple[str, ...] = ()  # annotations of pods that the functions read
     extra_keys: tuple[str, ...] = ()  # annotations of pods that *annotate* may write
     selectors: SelectorKeys = SelectorKeys()  # annotations of pods that select devices

@@ -42,31 +42,36 @@ def register(*found, unhealthy=(), **fields):
 def test_with_claims_a_node_has_no_devices_for_hami_s_scheduler():
     current = snapshot(*cards("GPU-a", "GPU-b"))
     assert set(
-        node_annotations(current, config(door="dra", topology_score=True), NVIDIA).values()
+        node_annotations(
+            current, config(allocation_mode="dra", topology_score=True), NVIDIA
+        ).values()
     ) == {None}
 
 
 def test_a_node_whose_claims_hami_allocates_registers_what_claims_can_name():
     current, managed = (
         snapshot(*cards("GPU-a", "GPU-b_c")),
-        {"door": "dra", "claim_allocator": "hami"},
+        {"allocation_mode": "dra", "claim_allocator": "hami"},
     )
     found = node_annotations(current, config(topology_score=True, **managed), NVIDIA)
     assert [
         device.uuid for device in parse_devices("k", found[NVIDIA.annotations.register], "NVIDIA")
     ] == ["GPU-a"]
-    assert (found["hami.io/door"], found[PAIR_SCORES] is None) == ("dra", False)
+    assert (found["hami.io/allocation-mode"], found[PAIR_SCORES] is None) == ("dra", False)
     assert set(node_annotations(snapshot(), config(**managed), NVIDIA).values()) == {None}
-    assert node_annotations(current, config(claim_allocator="hami"), NVIDIA)["hami.io/door"] is None
+    assert (
+        node_annotations(current, config(claim_allocator="hami"), NVIDIA)["hami.io/allocation-mode"]
+        is None
+    )
 
 
 def test_a_node_in_mig_mode_whose_claims_hami_allocates_registers_its_cards():
     current = snapshot(card("GPU-a", mig=True, profiles=A100_PROFILES))
     found = node_annotations(
-        current, config(door="dra", claim_allocator="hami", operating_mode="mig"), NVIDIA
+        current, config(allocation_mode="dra", claim_allocator="hami", operating_mode="mig"), NVIDIA
     )
     (device,) = parse_devices("k", found[NVIDIA.annotations.register], "NVIDIA")
-    assert (device.mode, device.mig_profiles, found["hami.io/door"]) == (
+    assert (device.mode, device.mig_profiles, found["hami.io/allocation-mode"]) == (
         "mig",
         A100_PROFILES,
         "dra",
@@ -156,7 +161,7 @@ def test_a_node_without_cards_has_no_annotations():
     assert node_annotations(snapshot(), config(topology_score=True), NVIDIA) == {
         NVIDIA.annotations.register: None,
         PAIR_SCORES: None,
-        "hami.io/door": None,
+        "hami.io/allocation-mode": None,
         NODE_RESIZES: None,
     }
 
@@ -166,8 +171,8 @@ def test_a_node_without_cards_has_no_annotations():
     [
         ({}, True),
         ({"operating_mode": "mig"}, False),
-        ({"door": "dra"}, False),
-        ({"door": "dra", "claim_allocator": "hami"}, False),
+        ({"allocation_mode": "dra"}, False),
+        ({"allocation_mode": "dra", "claim_allocator": "hami"}, False),
     ],
 )
 def test_only_a_node_whose_limits_are_files_resizes(settings, offers):

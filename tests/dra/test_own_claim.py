@@ -398,7 +398,7 @@ def use(container, *requests):
                 {"nvidia.com/gpu": "1"}
             ),
             "container sidecar requests nvidia.com/gpu beside its claim",
-            id="amounts of both doors",
+            id="amounts of both allocation modes",
         ),
         param(
             lambda wire, by_name: use(by_name["a"], {"request": "sidecar"}),

@@ -56,7 +56,7 @@ def test_the_cards_are_published_once(stage):
 
 
 def test_of_a_node_whose_claims_hami_allocates_each_card_has_a_taint():
-    stage = Stage(door="dra", claim_allocator="hami")
+    stage = Stage(allocation_mode="dra", claim_allocator="hami")
     assert [stage.publish() for _ in range(2)] == [[NAME], []]
     assert [device["taints"] for device in stage.spec["devices"]] == [
         [{"key": "hami.io/managed", "effect": "NoSchedule"}]
@@ -64,7 +64,7 @@ def test_of_a_node_whose_claims_hami_allocates_each_card_has_a_taint():
 
 
 def test_of_a_node_in_mig_mode_instances_and_their_counters_are_published():
-    stage = Stage(door="dra", operating_mode="mig")
+    stage = Stage(allocation_mode="dra", operating_mode="mig")
     stage.inventory.update(cards("GPU-a", "GPU-b", mig=True, profiles=(SMALL, HALF)))
     names = [f"{number}-gpu.hami.io-{NODE}" for number in range(2)]
     assert [stage.publish() for _ in range(3)] == [names, [], []]

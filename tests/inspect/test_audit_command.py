@@ -207,7 +207,7 @@ def claim(device="gpu-a", node="n"):
     "nodes, claims, rule",
     [
         ([node("n")], [claim()], None),
-        ([node("n", GPU)], [], ("TwoDoors", "card 0 (a) of node n")),
+        ([node("n", GPU)], [], ("TwoAllocationModes", "card 0 (a) of node n")),
         ([node("n")], [claim("gpu-b")], ("CardGone", "claim default/c")),
         ([node("n")], [claim(node="m")], ("CardGone", "claim default/c")),
     ],
@@ -221,7 +221,7 @@ def test_claims_and_slices_are_compared(nodes, claims, rule):
     )
 
 
-MANAGED = node("n", GPU, annotations={"hami.io/door": "dra"})
+MANAGED = node("n", GPU, annotations={"hami.io/allocation-mode": "dra"})
 SINCE = {"bind_time": LATE}
 
 
@@ -281,7 +281,9 @@ def test_claims_of_hami_s_scheduler_are_compared_with_their_pods(pods, claims, r
 
 
 DIVIDED = node(
-    "n", gpu("a", mode="mig", mig_profiles=A100_PROFILES), annotations={"hami.io/door": "dra"}
+    "n",
+    gpu("a", mode="mig", mig_profiles=A100_PROFILES),
+    annotations={"hami.io/allocation-mode": "dra"},
 )
 PLACES = render_mig_allocations(
     [MigAllocation(container=0, device=0, gpu="a", partition=Partition(4, 4, "3g.40gb"))]

@@ -55,7 +55,7 @@ class ClaimApi(FakeApi):
 
 
 def node(name, **spec):
-    return {"metadata": {"name": name, "labels": {"hami.io/door": "dra"}}, "spec": spec}
+    return {"metadata": {"name": name, "labels": {"hami.io/allocation-mode": "dra"}}, "spec": spec}
 
 
 def template(
@@ -345,7 +345,7 @@ def test_what_is_wrong_with_a_claim_is_told(change, said):
         (
             template(memory="1Gi"),
             pod(),
-            "A pod with the label hami.io/door=dra gets a claim of HAMi's scheduler",
+            "A pod with the label hami.io/allocation-mode=dra gets a claim of HAMi's scheduler",
         ),
         (
             template("made", "ResourceClaim", memory="1Gi"),
@@ -353,7 +353,7 @@ def test_what_is_wrong_with_a_claim_is_told(change, said):
                 **pod(),
                 "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "made"}]},
             },
-            "A pod with the label hami.io/door=dra gets a claim",
+            "A pod with the label hami.io/allocation-mode=dra gets a claim",
         ),
         (
             template(share="30"),

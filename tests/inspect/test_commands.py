@@ -140,9 +140,9 @@ def test_simulate_with_preemption(tmp_path):
 @pytest.mark.parametrize(
     "labels, said",
     [
-        ({"hami.io/door": "dra"}, True),
-        ({"hami.io/door": "dra-preferred"}, True),
-        ({"hami.io/door": "plugin"}, False),
+        ({"hami.io/allocation-mode": "dra"}, True),
+        ({"hami.io/allocation-mode": "dra-preferred"}, True),
+        ({"hami.io/allocation-mode": "device-plugin"}, False),
         ([], False),
         (None, False),
     ],
@@ -154,7 +154,8 @@ def test_that_the_label_of_claims_is_not_simulated_is_said(tmp_path, command, la
     path.write_text(json.dumps(web))
     result = hami(command, "-f", str(path))
     assert (
-        "the label hami.io/door is not simulated, so it is ignored: pod/web" in result.stderr
+        "the label hami.io/allocation-mode is not simulated, so it is ignored: pod/web"
+        in result.stderr
     ) is said
 
 

@@ -99,13 +99,13 @@ def test_a_pod_that_waits_for_a_claim():
         "  c asks for 1 × NVIDIA with 100 MiB, 10 cores",
         "",
         "It fits none of 2 nodes with devices:",
-        "  2 nodes  CardOtherDoor",
+        "  2 nodes  CardOtherAllocationMode",
         "",
         "Nearest first:",
-        "  n1  2/2 CardOtherDoor (container c)",
-        "    card 0  9000/16000 MiB, 70/100 cores, 8/10 slots free; NVIDIA T4 (CardOtherDoor)",
-        "    card 1  7000/16000 MiB, 100/100 cores, 9/10 slots free; NVIDIA T4 (CardOtherDoor)",
-        "  n2  1/1 CardOtherDoor (container c)",
+        "  n1  2/2 CardOtherAllocationMode (container c)",
+        "    card 0  9000/16000 MiB, 70/100 cores, 8/10 slots free; NVIDIA T4 (CardOtherAllocationMode)",
+        "    card 1  7000/16000 MiB, 100/100 cores, 9/10 slots free; NVIDIA T4 (CardOtherAllocationMode)",
+        "  n2  1/1 CardOtherAllocationMode (container c)",
     ]
 
 
@@ -218,7 +218,7 @@ def test_a_pod_whose_claim_holds_devices():
 
 
 def test_what_a_claim_of_hami_s_scheduler_holds_is_told_once():
-    made = node("d", gpu("GPU-a"), annotations={"hami.io/door": "dra"})
+    made = node("d", gpu("GPU-a"), annotations={"hami.io/allocation-mode": "dra"})
     holder = replace(held("p", "d", ("GPU-a", 3000, 10)), claim="hami-1")
     part = ClaimedDevice(
         pool="hami/d", device="gpu-a", memory_mib=3000, cores=10, share_milli=10_000

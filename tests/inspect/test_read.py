@@ -116,7 +116,7 @@ def test_a_claim_that_cannot_be_read_is_reported():
     [
         ({}, []),
         (
-            {"hami.io/door": "dra"},
+            {"hami.io/allocation-mode": "dra"},
             [
                 "you may not list resourceslices in the whole cluster: ask for the verb "
                 "list on resourceslices there; devices "

@@ -91,7 +91,7 @@ def test_a_pod_with_a_claim_goes_where_claims_are_given():
         )
     ).outcomes
     assert outcome.requests[0].requests == ("1 × NVIDIA with 9000 MiB, 0 cores",)
-    assert (outcome.placed, outcome.stopped) == (0, "2 nodes CardOtherDoor")
+    assert (outcome.placed, outcome.stopped) == (0, "2 nodes CardOtherAllocationMode")
 
 
 def test_where_each_pod_would_go():

@@ -392,7 +392,7 @@ def test_who_gives_out_devices_is_no_secret():
     managed = node(
         "n",
         gpu("a", **T4),
-        annotations={"hami.io/door": "dra", "hami.io/lock-free": "NVIDIA"},
+        annotations={"hami.io/allocation-mode": "dra", "hami.io/lock-free": "NVIDIA"},
         allocatable={},
     )
     hidden = anonymize(

@@ -98,7 +98,10 @@ def test_what_claims_hold_is_shown_as_what_annotations_say():
 
 def test_a_node_whose_claims_hami_allocates_is_shown_once():
     managed = node("d", gpu(**GPU))
-    managed["metadata"]["annotations"] |= {"hami.io/door": "dra", "hami.io/lock-free": "NVIDIA"}
+    managed["metadata"]["annotations"] |= {
+        "hami.io/allocation-mode": "dra",
+        "hami.io/lock-free": "NVIDIA",
+    }
     slices = render_slices("d", [cards.gpu("GPU-d-0", memory_mib=10_000, by_claims=True)])
     api = FakeApi(
         [managed],

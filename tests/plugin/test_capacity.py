@@ -7,7 +7,7 @@ import pytest
 from pytest import param
 
 from hami.codec.device_config import chart_config
-from hami.codec.keys import CAPACITY, CLAIM_RESOURCE, CORDON, DOOR
+from hami.codec.keys import ALLOCATION_MODE, CAPACITY, CLAIM_RESOURCE, CORDON
 from hami.errors import ClusterError
 from hami.model import Node
 from hami.plugin.capacity import publish_capacity
@@ -196,12 +196,14 @@ def test_of_devices_that_are_given_out_by_claims_slots_are_counted(pods, slots):
         )
         for number in range(pods)
     ]
-    assert published(*CARDS, mode="requests", pods=claimed, annotations={DOOR: "dra"}) == {
+    assert published(
+        *CARDS, mode="requests", pods=claimed, annotations={ALLOCATION_MODE: "dra"}
+    ) == {
         CLAIM_RESOURCE: str(slots),
         TOTAL_MEMORY: "4000",
         TOTAL_CORES: "250",
     }
-    cordoned = {DOOR: "dra", CORDON: "GPU-a,GPU-b"}
+    cordoned = {ALLOCATION_MODE: "dra", CORDON: "GPU-a,GPU-b"}
     assert published(*CARDS, mode="requests", pods=claimed, annotations=cordoned) == {
         CLAIM_RESOURCE: str(pods),
         TOTAL_MEMORY: "0",

@@ -20,7 +20,7 @@ import pytest
 from pytest import param
 
 from e2e.eventually import eventually
-from hami.codec.keys import DOOR, LOCK_FREE
+from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE
 from hami.devices.nvml_library import DriverLibrary
 from hami.dra.registration_pb2 import RegistrationStatus
 from hami.errors import ClusterError, HamiError
@@ -114,7 +114,8 @@ def test_cards_reach_the_kubelet_and_the_node(run, kubelet, cluster, directory):
 
 @pytest.fixture
 def claiming(settings, cluster, directory):
-    """Makes programs with the door for claims, and ends them; returns the claims and slices of the cluster, too."""
+    """Makes programs with the allocation mode for claims, and ends them; returns the claims and slices
+    of the cluster, too."""
     for folder in ("device-plugins", "plugins_registry", "hook/vgpu"):
         (directory / folder).mkdir(parents=True)
     resources, started = FakeResources(), []
@@ -123,7 +124,7 @@ def claiming(settings, cluster, directory):
         program = DevicePluginProgram(
             settings(
                 **given,
-                door="dra",
+                allocation_mode="dra",
                 cdi_root=str(directory / "cdi"),
                 kubelet_socket=str(directory / "device-plugins" / "kubelet.sock"),
             ),
@@ -169,14 +170,15 @@ def test_with_claims_the_cards_reach_kube_scheduler_once_the_kubelet_calls(
     assert program.hung_reason() == ""
 
 
-def test_with_claims_pods_of_the_other_door_are_waited_for(claiming, cluster):
+def test_with_claims_pods_of_the_other_allocation_mode_are_waited_for(claiming, cluster):
     cluster.put_pod(replace(ONE, phase="Running"))
     make, _ = claiming
     with pytest.raises(
-        HamiError, match="cannot be dra yet: 1 pods have devices through the door plugin"
+        HamiError,
+        match="cannot be dra yet: 1 pods have devices in the allocation mode device-plugin",
     ):
         make()
-    assert [event["reason"] for event in cluster.events.values()] == ["DoorClosed"]
+    assert [event["reason"] for event in cluster.events.values()] == ["AllocationModeConflict"]
     cluster.delete_pod("default", "p")
     make()
 
@@ -205,14 +207,14 @@ def divided(claiming, settings, cluster, directory):
         program.stop(last=True)
 
 
-def test_each_card_of_a_node_is_at_one_door(divided, claiming, cluster, directory):
+def test_each_card_of_a_node_has_one_allocation_mode(divided, claiming, cluster, directory):
     found = Kubelet(directory / "device-plugins")
     program = divided()
     assert found.registered.get(timeout=20).resource_name == "nvidia.com/gpu"
     found.listen()
     assert set(found.next_list()) == {"GPU-a-0", "GPU-a-1"}
     register_driver(directory)
-    eventually(lambda: program.unready_reason() == "", "both doors are open")
+    eventually(lambda: program.unready_reason() == "", "both allocation modes are open")
     (item,) = claiming[1].documents.values()
     assert [device["name"] for device in item["spec"]["devices"]] == ["gpu-b"]
     register = cluster.nodes["n1"].annotations[REGISTER]
@@ -222,13 +224,13 @@ def test_each_card_of_a_node_is_at_one_door(divided, claiming, cluster, director
     found.stop()
 
 
-def test_cards_that_pods_use_do_not_change_their_door(divided, cluster):
+def test_cards_that_pods_use_do_not_change_their_allocation_mode(divided, cluster):
     cluster.put_pod(placed(asking(), shares=[[share("GPU-a")]], phase="Running"))
     with pytest.raises(
-        HamiError, match="device GPU-a cannot change its door yet: pod default/p has it"
+        HamiError, match="device GPU-a cannot change its allocation mode yet: pod default/p has it"
     ):
         divided(("GPU-a",))
-    assert [event["reason"] for event in cluster.events.values()] == ["DoorClosed"]
+    assert [event["reason"] for event in cluster.events.values()] == ["AllocationModeConflict"]
     assert "GPU-a" not in cluster.nodes["n1"].annotations[REGISTER]
     divided(("GPU-b",))
 
@@ -247,14 +249,15 @@ def test_claims_that_hami_allocates_are_for_nodes_that_it_knows(claiming, cluste
     cluster.put_pod(ONE)
     make, resources = claiming
     with pytest.raises(
-        HamiError, match="cannot be dra yet: 1 pods have devices through the door plugin"
+        HamiError,
+        match="cannot be dra yet: 1 pods have devices in the allocation mode device-plugin",
     ):
         make(claim_allocator="hami")
     assert cluster.nodes["n1"].annotations == {}
     cluster.put_pod(replace(ONE, claim="hami-1"))  # it waits for the driver, with a lock
     cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
     program = make(claim_allocator="hami")
-    eventually(lambda: DOOR in cluster.nodes["n1"].annotations, "it registers")
+    eventually(lambda: ALLOCATION_MODE in cluster.nodes["n1"].annotations, "it registers")
     assert LOCK_FREE not in cluster.nodes["n1"].annotations
     eventually(lambda: any((directory / "plugins_registry").iterdir()), "it serves")
     register_driver(directory)

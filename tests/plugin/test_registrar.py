@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from pytest import param
 
-from hami.codec.keys import CAPACITY, DOOR, LOCK_FREE, NODE_RESIZES
+from hami.codec.keys import ALLOCATION_MODE, CAPACITY, LOCK_FREE, NODE_RESIZES
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node
@@ -253,23 +253,23 @@ def test_a_registration_with_the_kubelet_restores_what_pods_need_at_once(mode, r
 # ---- nodes whose claims HAMi's scheduler allocates
 
 REGISTER = NVIDIA.annotations.register
-MANAGED = {"door": "dra", "claim_allocator": "hami"}
+MANAGED = {"allocation_mode": "dra", "claim_allocator": "hami"}
 
 
 @pytest.mark.parametrize(
     "fields, is_registered",
     [
         param({}, True, id="device plugin"),
-        param({"door": "dra"}, False, id="kube-scheduler"),
+        param({"allocation_mode": "dra"}, False, id="kube-scheduler"),
     ],
 )
-def test_the_door_changes_in_the_patch_of_the_devices(fields, is_registered):
+def test_the_allocation_mode_changes_in_the_patch_of_the_devices(fields, is_registered):
     scene = Scene(**fields)
-    scene.cluster.annotate_node("n1", {REGISTER: "[]", DOOR: "dra"})
+    scene.cluster.annotate_node("n1", {REGISTER: "[]", ALLOCATION_MODE: "dra"})
     scene.round()
     *_, call = scene.cluster.calls_of("annotate_node")
-    assert call.annotations.keys() >= {REGISTER, DOOR}
-    assert DOOR not in scene.annotations
+    assert call.annotations.keys() >= {REGISTER, ALLOCATION_MODE}
+    assert ALLOCATION_MODE not in scene.annotations
     assert (REGISTER in scene.annotations) is is_registered
 
 
@@ -278,7 +278,7 @@ def test_a_managed_node_registers_once_and_is_lock_free_when_the_kubelet_calls()
     scene = Scene(is_lock_free=lambda: bool(calls), **MANAGED)
     for _ in range(2):
         scene.round()
-    assert (scene.annotations[DOOR], LOCK_FREE in scene.annotations, scene.writes) == (
+    assert (scene.annotations[ALLOCATION_MODE], LOCK_FREE in scene.annotations, scene.writes) == (
         "dra",
         False,
         1,
@@ -298,20 +298,20 @@ def test_a_managed_node_registers_once_and_is_lock_free_when_the_kubelet_calls()
             id="of the device plugin",
         ),
         param(
-            {REGISTER: "[]", LOCK_FREE: "NVIDIA", DOOR: "dra"},
-            {REGISTER: "[]", LOCK_FREE: "NVIDIA", DOOR: "dra"},
+            {REGISTER: "[]", LOCK_FREE: "NVIDIA", ALLOCATION_MODE: "dra"},
+            {REGISTER: "[]", LOCK_FREE: "NVIDIA", ALLOCATION_MODE: "dra"},
             id="its own",
         ),
     ],
 )
-def test_what_another_door_offers_is_removed_first(before, after):
+def test_what_another_allocation_mode_offers_is_removed_first(before, after):
     scene = Scene(is_lock_free=lambda: False, **MANAGED)
     scene.cluster.annotate_node("n1", before)
-    scene.registrar.close_other_doors()
+    scene.registrar.remove_other_allocation_modes()
     assert scene.annotations == after
 
 
-def test_a_managed_node_that_unregisters_has_no_door():
+def test_a_managed_node_that_unregisters_has_no_allocation_mode():
     scene = Scene(is_lock_free=lambda: True, **MANAGED)
     scene.round()
     scene.registrar.leave(unregister=True)

@@ -26,7 +26,7 @@ def wire(
     gpumem=3000,
     *,
     gpucores=None,
-    door=None,
+    allocation_mode=None,
     annotations=None,
     spec=(),
     labels=None,
@@ -39,7 +39,8 @@ def wire(
         "metadata": {
             "name": "p",
             "annotations": annotations or {},
-            "labels": (labels or {}) | ({"hami.io/door": door} if door else {}),
+            "labels": (labels or {})
+            | ({"hami.io/allocation-mode": allocation_mode} if allocation_mode else {}),
         },
         "spec": {
             "schedulerName": "default-scheduler",
@@ -76,8 +77,8 @@ def review(pod):
     return Review("u", "team", pod, "v1", "AdmissionReview")
 
 
-def admit(pod, door="dra", *quotas, **options):
-    return admitters(*quotas, **options)[1].admit(review(pod), door)
+def admit(pod, allocation_mode="dra", *quotas, **options):
+    return admitters(*quotas, **options)[1].admit(review(pod), allocation_mode)
 
 
 def by_the_extender(pod, *quotas, **options):
@@ -87,16 +88,16 @@ def by_the_extender(pod, *quotas, **options):
 def warned(answer, containing):
     """The answer without its warning, which the pod's author sees."""
     assert answer.warning.startswith(
-        "hami.io/door=dra-preferred: no claim is made for the pod's devices: "
+        "hami.io/allocation-mode=dra-preferred: no claim is made for the pod's devices: "
     )
     assert containing in answer.warning
     return replace(answer, warning="")
 
 
-@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "volcano", "hami-scheduler"])
-def test_the_scheduler_stays_who_it_is(door, scheduler):
-    answer = admit(wire(spec={"schedulerName": scheduler}), door)
+def test_the_scheduler_stays_who_it_is(allocation_mode, scheduler):
+    answer = admit(wire(spec={"schedulerName": scheduler}), allocation_mode)
     assert isinstance(answer, Admitted)
     assert has_claim(answer.pod)
     assert answer.pod["spec"]["schedulerName"] == scheduler
@@ -109,7 +110,7 @@ def test_what_no_claim_says_is_denied_where_one_is_required():
     answer = admit(wire(annotations=TOPOLOGY))
     assert isinstance(answer, Denied)
     assert answer.code == 403
-    assert answer.message.startswith("hami.io/door=dra requires a claim")
+    assert answer.message.startswith("hami.io/allocation-mode=dra requires a claim")
     assert "annotation hami.io/gpu-scheduler-policy=topology-aware" in answer.message
 
 
@@ -125,24 +126,29 @@ def test_what_no_claim_says_stays_with_the_extender_where_one_is_preferred():
     [
         ("dra", "dra-preferred", "extender"),
         ("dra-preferred", "dra", "denied"),
-        ("dra", "plugin", "extender"),
+        ("dra", "device-plugin", "extender"),
         ("dra", None, "denied"),
         ("dra-preferred", None, "extender"),
     ],
 )
 def test_the_label_of_a_pod_takes_precedence(of_namespace, of_pod, outcome):
-    answer = admit(wire(annotations=TOPOLOGY, door=of_pod), of_namespace)
+    answer = admit(wire(annotations=TOPOLOGY, allocation_mode=of_pod), of_namespace)
     assert isinstance(answer, Denied) == (outcome == "denied")
 
 
 def test_a_pod_may_leave_the_claims_of_its_namespace():
-    assert admit(wire(door="plugin")) == by_the_extender(wire(door="plugin"))
+    assert admit(wire(allocation_mode="device-plugin")) == by_the_extender(
+        wire(allocation_mode="device-plugin")
+    )
 
 
 def test_an_unknown_label_is_denied():
-    answer = admit(wire(door="DRA"))
+    answer = admit(wire(allocation_mode="DRA"))
     assert isinstance(answer, Denied)
-    assert answer.message == "label hami.io/door=DRA: expected dra, dra-preferred, plugin"
+    assert (
+        answer.message
+        == "label hami.io/allocation-mode=DRA: expected dra, dra-preferred, device-plugin"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,9 +163,9 @@ def test_an_unknown_label_is_denied():
         wire(spec={"initContainers": [{"name": f"i{number}"} for number in range(200)]}),
     ],
 )
-@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
-def test_other_pods_are_judged_as_everywhere(pod, door):
-    answer = admit(pod, door)
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
+def test_other_pods_are_judged_as_everywhere(pod, allocation_mode):
+    answer = admit(pod, allocation_mode)
     plain = by_the_extender(pod)
     assert answer == plain or (isinstance(answer, Denied) and isinstance(plain, Denied))
 
@@ -174,10 +180,10 @@ def test_other_pods_are_judged_as_everywhere(pod, door):
         wire(gpu="0.5"),
     ],
 )
-@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
-def test_what_is_denied_everywhere_is_denied_here(pod, door):
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
+def test_what_is_denied_everywhere_is_denied_here(pod, allocation_mode):
     assert isinstance(by_the_extender(pod), Denied)
-    assert isinstance(admit(pod, door), Denied)
+    assert isinstance(admit(pod, allocation_mode), Denied)
 
 
 def test_percent_depends_on_the_cards_that_claims_can_get():
@@ -266,7 +272,7 @@ def test_each_value_of_the_label_has_a_path():
     )
     assert {operation["path"]: operation["op"] for operation in patch} == {
         f"/metadata/annotations/{CLAIM_REQUEST.replace('/', '~1')}": "add",
-        "/metadata/labels/hami.io~1door": "add",
+        "/metadata/labels/hami.io~1allocation-mode": "add",
         "/spec/resourceClaims": "add",
         "/spec/containers/0/resources/limits": "remove",
         "/spec/containers/0/resources/claims": "add",

@@ -44,8 +44,8 @@ def admitters(*quotas, settings=ALLOCATING, catalog=None, template=no_template, 
     )
 
 
-def admit(pod, door="dra", **options):
-    return admitters(**options)[1].admit(review(pod), door)
+def admit(pod, allocation_mode="dra", **options):
+    return admitters(**options)[1].admit(review(pod), allocation_mode)
 
 
 def by_the_extender(pod, **options):
@@ -58,13 +58,13 @@ def claimed_by(pod, **options):
     return answer.pod
 
 
-@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
 @pytest.mark.parametrize("scheduler", ["default-scheduler", "hami-scheduler", CLAIMS])
-def test_the_profile_for_claims_places_the_pod(door, scheduler):
-    claimed = claimed_by(wire(spec={"schedulerName": scheduler}), door=door)
+def test_the_profile_for_claims_places_the_pod(allocation_mode, scheduler):
+    claimed = claimed_by(wire(spec={"schedulerName": scheduler}), allocation_mode=allocation_mode)
     assert claimed["spec"]["schedulerName"] == CLAIMS
     assert convert_pod(claimed).claim == NAME
-    assert claimed["metadata"]["labels"]["hami.io/door"] == door
+    assert claimed["metadata"]["labels"]["hami.io/allocation-mode"] == allocation_mode
     assert claimed["spec"]["containers"][0]["resources"] == {
         "limits": {CLAIM_RESOURCE: "1"},
         "requests": {CLAIM_RESOURCE: "1"},
@@ -116,7 +116,7 @@ OTHER = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
 def test_what_no_claim_says(pod, reason):
     denied = admit(pod)
     assert isinstance(denied, Denied)
-    assert denied.message.startswith("hami.io/door=dra requires a claim")
+    assert denied.message.startswith("hami.io/allocation-mode=dra requires a claim")
     assert reason in denied.message
     assert warned(admit(pod, "dra-preferred"), reason) == by_the_extender(pod)
 
@@ -127,12 +127,12 @@ def test_other_vendors_in_the_pod():
     assert "container d: amd.com/gpu=1" in admit(pod, catalog=vendors(chart_config())).message
 
 
-@pytest.mark.parametrize("label", ["plugin", "DRA"])
+@pytest.mark.parametrize("label", ["device-plugin", "DRA"])
 def test_other_labels(label):
-    answer = admit(wire(door=label))
+    answer = admit(wire(allocation_mode=label))
     assert (
-        answer == by_the_extender(wire(door=label))
-        if label == "plugin"
+        answer == by_the_extender(wire(allocation_mode=label))
+        if label == "device-plugin"
         else "expected dra" in answer.message
     )
 
@@ -140,7 +140,7 @@ def test_other_labels(label):
 LIFTED = [{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"}]
 
 
-@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
 @pytest.mark.parametrize(
     "pod, config",
     [
@@ -156,8 +156,8 @@ LIFTED = [{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"}]
         (wire(env=[{"name": "LD_PRELOAD", "value": "x"}]), {"strict": True}),
     ],
 )
-def test_what_holds_for_every_pod_holds_here(pod, config, door):
-    assert admit(pod, door, **config) == by_the_extender(pod, **config)
+def test_what_holds_for_every_pod_holds_here(pod, config, allocation_mode):
+    assert admit(pod, allocation_mode, **config) == by_the_extender(pod, **config)
 
 
 def test_what_admission_adds_stays():
@@ -243,15 +243,15 @@ def slices(namespace, name):
     return SLICE if (namespace, name) == ("team", "slice") else None
 
 
-@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
 @pytest.mark.parametrize(
     "config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}]
 )
-def test_a_template_is_said_as_amounts(door, config):
-    claimed = claimed_by(of_template(), door=door, template=slices, **config)
+def test_a_template_is_said_as_amounts(allocation_mode, config):
+    claimed = claimed_by(of_template(), allocation_mode=allocation_mode, template=slices, **config)
     same = claimed_by(
         wire(gpucores=30, annotations={"nvidia.com/vgpu-mode": "hami-core,mps"}),
-        door=door,
+        allocation_mode=allocation_mode,
         **config,
     )
     assert claimed == same
@@ -296,7 +296,7 @@ def test_init_containers_that_share_a_request_keep_it():
 def test_templates_of_which_no_claim_is_made(pod, reason):
     denied = admit(pod, template=slices)
     assert isinstance(denied, Denied)
-    assert denied.message.startswith("hami.io/door=dra requires a claim")
+    assert denied.message.startswith("hami.io/allocation-mode=dra requires a claim")
     assert reason in denied.message
     assert warned(admit(pod, "dra-preferred", template=slices), reason) == by_the_extender(pod)
 
@@ -313,14 +313,14 @@ def test_quotas_hold_for_templates(memory, is_admitted):
     assert is_admitted or all("exceeding resource quota" in answer.message for answer in answers)
 
 
-@pytest.mark.parametrize("door", ["dra", "dra-preferred"])
-def test_while_templates_cannot_be_read_no_pod_is_admitted(door):
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
+def test_while_templates_cannot_be_read_no_pod_is_admitted(allocation_mode):
     def unreachable(namespace, name):
         raise ClusterError("the API server is away")
 
-    denied = admit(of_template(), door, template=unreachable)
+    denied = admit(of_template(), allocation_mode, template=unreachable)
     assert denied == Denied("the claims of the pod are not known: the API server is away", 503)
-    assert isinstance(admit(wire(), door, template=unreachable), Admitted)
+    assert isinstance(admit(wire(), allocation_mode, template=unreachable), Admitted)
 
 
 # Pods that have a claim already

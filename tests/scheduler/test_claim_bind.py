@@ -6,7 +6,7 @@ import pytest
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import parse_claim
-from hami.codec.keys import DOOR, LOCK_FREE
+from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE
 from hami.codec.own_claims import booked_requests
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.runtime.settings import ALLOCATE
@@ -24,10 +24,14 @@ CARDS = {f"GPU-{name}": gpu(f"GPU-{name}", by_claims=True) for name in "ab"}
 WRITES = ["create_claim", "write_claim_status", "bind"]
 
 
-def ready(settings=SETTINGS, asked=ASKED, door="dra", cards=CARDS):
+def ready(settings=SETTINGS, asked=ASKED, allocation_mode="dra", cards=CARDS):
     """A replica that has filtered a pod, by default one with a claim."""
     scheduler = replica(
-        node("n1", *cards.values(), annotations={LOCK_FREE: "NVIDIA", DOOR: door}),
+        node(
+            "n1",
+            *cards.values(),
+            annotations={LOCK_FREE: "NVIDIA", ALLOCATION_MODE: allocation_mode},
+        ),
         pods=[asked],
         settings=settings,
     )
@@ -69,7 +73,7 @@ def test_a_claim_costs_two_writes_before_the_binding():
 
 def test_a_pod_without_a_claim_costs_nothing_more():
     asked = pod(gpus(1, memory=3000), phase="Pending")
-    scheduler = ready(asked=asked, door="")
+    scheduler = ready(asked=asked, allocation_mode="")
     bind(scheduler, asked)
     assert not set(methods(scheduler)) & {"create_claim", "stored_claim", "write_claim_status"}
     assert scheduler.fake.claims == {}

@@ -12,7 +12,7 @@ import pytest
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import parse_claim
-from hami.codec.keys import DOOR
+from hami.codec.keys import ALLOCATION_MODE
 from hami.codec.own_claims import booked_requests
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
@@ -43,7 +43,7 @@ class ClaimStorm(Storm):
 
     client = ClaimClient
     settings = Settings(dra=ALLOCATE)
-    of_nodes = {DOOR: "dra"}
+    of_nodes = {ALLOCATION_MODE: "dra"}
 
     def __init__(self, seed):
         self.judged = {}

@@ -518,7 +518,7 @@ def test_slices_lose_nothing(count):
 
 
 def test_what_claims_hold_is_shown_once_and_as_what_annotations_say():
-    """Also where each door of a node has cards of its own."""
+    """Also where each allocation mode of a node has cards of its own."""
     cache, claims = small_cache(), ClaimCache()
     part = ClaimedDevice(
         pool="hami/dra-0", device="gpu-c", memory_mib=1024, cores=5, share_milli=10_000

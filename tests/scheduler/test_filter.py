@@ -102,10 +102,10 @@ def test_a_pod_with_a_claim_fits_no_device_that_the_kubelet_gives():
     scheduler = two_nodes()
     found = scheduler.node_filter.filter(pod(gpus(1, memory=3000), claim="hami-0"), ["n1", "n2"])
     assert found.names is None
-    assert found.unresolvable == dict.fromkeys(("n1", "n2"), "2/2 CardOtherDoor")
-    assert scheduler.events[0] == ("FilteringFailed", "2 nodes CardOtherDoor(n1,n2)")
+    assert found.unresolvable == dict.fromkeys(("n1", "n2"), "2/2 CardOtherAllocationMode")
+    assert scheduler.events[0] == ("FilteringFailed", "2 nodes CardOtherAllocationMode(n1,n2)")
     assert (
-        "GPU-a0 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardOtherDoor)"
+        "GPU-a0 46068/46068 MiB, 100/100 cores, 10/10 slots free (CardOtherAllocationMode)"
         in scheduler.events[1][1]
     )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hami.codec.keys import DOOR, GPU_POLICY, LOCK_FREE
+from hami.codec.keys import ALLOCATION_MODE, GPU_POLICY, LOCK_FREE
 from hami.dra.own_claim import waiting_claim
 from hami.errors import ClusterError, Conflict
 from hami.runtime.settings import ALLOCATE
@@ -27,7 +27,9 @@ class Waiting:
 
     def __init__(self, *pods, cards=(SMALL, LARGE), annotations=None):
         on = node(
-            "n1", *cards, annotations={LOCK_FREE: "NVIDIA", DOOR: "dra"} | (annotations or {})
+            "n1",
+            *cards,
+            annotations={LOCK_FREE: "NVIDIA", ALLOCATION_MODE: "dra"} | (annotations or {}),
         )
         self.replica = replica(on, pods=pods, settings=Settings(dra=ALLOCATE))
         self.fake, self.clock = self.replica.fake, self.replica.clock

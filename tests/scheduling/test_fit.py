@@ -32,7 +32,13 @@ def outcome(usages, asked, **options):
 
 ASKED = request(1, 3000, cores=30)
 RULES = [  # a device that breaks several rules: the reason is that of the first
-    param(usage(healthy=False, by_claims=True), ASKED, {}, Reason.DOOR, id="given by claims"),
+    param(
+        usage(healthy=False, by_claims=True),
+        ASKED,
+        {},
+        Reason.ALLOCATION_MODE,
+        id="given by claims",
+    ),
     param(usage(healthy=False, cordoned=True), ASKED, {}, Reason.UNHEALTHY, id="unhealthy"),
     param(
         usage(cordoned=True, mode="mig"),
@@ -152,10 +158,10 @@ def test_rules_in_the_order_users_see(device, asked, annotations, reason):
 
 @pytest.mark.parametrize("by_claims", [True, False])
 @pytest.mark.parametrize("claims", [True, False])
-def test_a_device_has_one_door(by_claims, claims):
+def test_a_device_has_one_allocation_mode(by_claims, claims):
     device, asked = usage(by_claims=by_claims), replace(pod_request(MODEST), by_claims=claims)
     reason = objection(Candidate(device, ASKED, asked.fit_context("NVIDIA", [device])))
-    assert reason is (None if by_claims is claims else Reason.DOOR)
+    assert reason is (None if by_claims is claims else Reason.ALLOCATION_MODE)
 
 
 @pytest.mark.parametrize(

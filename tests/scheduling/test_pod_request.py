@@ -117,7 +117,7 @@ def claiming(*containers, **fields):
     return pod(*containers, claim="hami-0", **fields)
 
 
-def test_a_pod_with_a_claim_asks_at_another_door():
+def test_a_pod_with_a_claim_asks_in_another_allocation_mode():
     plain, claimed = (
         make_pod_request(make(gpus(1, 1000)), ONLY_NVIDIA, "spread") for make in (pod, claiming)
     )

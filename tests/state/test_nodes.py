@@ -71,14 +71,17 @@ def test_a_withdrawn_inventory_has_no_devices():
     assert names(cache) == []
 
 
-def managed(version, door="dra", lock_free=True, **fields):
-    """A node whose kubelet offers devices of a device plugin only without this door."""
-    annotations = {"hami.io/door": door, "hami.io/lock-free": "NVIDIA" if lock_free else ""}
+def managed(version, allocation_mode="dra", lock_free=True, **fields):
+    """A node whose kubelet offers devices of a device plugin only without this allocation mode."""
+    annotations = {
+        "hami.io/allocation-mode": allocation_mode,
+        "hami.io/lock-free": "NVIDIA" if lock_free else "",
+    }
     return node(
         "n1",
         gpu("GPU-0"),
         annotations={key: text for key, text in annotations.items() if text},
-        allocatable={NVIDIA.resources.count: "0" if door else "10"},
+        allocatable={NVIDIA.resources.count: "0" if allocation_mode else "10"},
         resource_version=version,
         **fields,
     )
@@ -90,10 +93,14 @@ def by_claims(cache):
     }
 
 
-def test_a_change_of_the_door_alone_is_seen():
-    cache, label = SmallStore(), {"hami.io/door": "dra"}
-    for version, door, found in (("5", "dra", {True}), ("6", "", {False}), ("7", "dra", {True})):
-        cache.nodes.upsert(managed(version, door, labels=label))
+def test_a_change_of_the_allocation_mode_alone_is_seen():
+    cache, label = SmallStore(), {"hami.io/allocation-mode": "dra"}
+    for version, allocation_mode, found in (
+        ("5", "dra", {True}),
+        ("6", "", {False}),
+        ("7", "dra", {True}),
+    ):
+        cache.nodes.upsert(managed(version, allocation_mode, labels=label))
         assert by_claims(cache) == found
 
 

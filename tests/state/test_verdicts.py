@@ -272,8 +272,8 @@ def test_columns_exclude_only_nodes_that_do_not_fit(rng):
 
 
 @pytest.mark.parametrize("by_claims, chosen", [(True, "claims"), (False, "plugin")])
-def test_a_pod_gets_devices_of_its_door(by_claims, chosen):
-    """Also when both kinds of pods ask for the same, and when a node changes its door."""
+def test_a_pod_gets_devices_of_its_allocation_mode(by_claims, chosen):
+    """Also when both kinds of pods ask for the same, and when a node changes its allocation mode."""
     table = cluster(claims=[usage("a", by_claims=True)], plugin=[usage("b")])
     verdicts, asked = Verdicts(table), pod_request(gpus(1, 1000))
     decide(verdicts, replace(asked, by_claims=not by_claims), ["claims", "plugin"], BINPACK)
@@ -281,7 +281,7 @@ def test_a_pod_gets_devices_of_its_door(by_claims, chosen):
     assert decide(verdicts, asked, ["claims", "plugin"], BINPACK).node == chosen
     table.set_devices(chosen, "NVIDIA", (gpu("c", by_claims=not by_claims),))
     refusal = decide(verdicts, asked, ["claims", "plugin"], BINPACK)
-    assert refusal.texts == dict.fromkeys(("claims", "plugin"), "1/1 CardOtherDoor")
+    assert refusal.texts == dict.fromkeys(("claims", "plugin"), "1/1 CardOtherAllocationMode")
 
 
 def test_columns_exclude_nodes_that_cannot_fit():

@@ -210,7 +210,7 @@ def test_nvidia_resources():
 
 def test_nvidia_rules_in_the_order_of_the_reference():
     assert NVIDIA.decision.rules == (
-        Rule.DOOR,
+        Rule.ALLOCATION_MODE,
         Rule.HEALTH,
         PartitionRule(mig.unaccounted),
         Rule.CORDON,

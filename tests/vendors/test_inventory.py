@@ -38,9 +38,9 @@ def test_pair_scores():
 @pytest.mark.parametrize(
     "annotations, labels, by_claims",
     [
-        ({"hami.io/door": "dra"}, {}, True),
-        ({"hami.io/door": "plugin"}, {}, False),
-        ({}, {"hami.io/door": "dra"}, False),
+        ({"hami.io/allocation-mode": "dra"}, {}, True),
+        ({"hami.io/allocation-mode": "device-plugin"}, {}, False),
+        ({}, {"hami.io/allocation-mode": "dra"}, False),
     ],
 )
 def test_devices_that_pods_get_by_claims(annotations, labels, by_claims):
@@ -48,14 +48,18 @@ def test_devices_that_pods_get_by_claims(annotations, labels, by_claims):
     assert device.by_claims is by_claims
 
 
-def test_only_the_vendor_with_that_door_is_given_by_claims():
-    other = replace(NVIDIA, annotations=replace(NVIDIA.annotations, door=""))
-    (device,) = read_inventory(other, node("n1", gpu(), annotations={"hami.io/door": "dra"}))
+def test_only_the_vendor_with_that_allocation_mode_is_given_by_claims():
+    other = replace(NVIDIA, annotations=replace(NVIDIA.annotations, allocation_mode=""))
+    (device,) = read_inventory(
+        other, node("n1", gpu(), annotations={"hami.io/allocation-mode": "dra"})
+    )
     assert not device.by_claims
 
 
-@pytest.mark.parametrize("labels, by_claims", [({}, False), ({"hami.io/door": "dra"}, True)])
-def test_a_node_of_a_group_has_the_door_of_its_label(labels, by_claims):
+@pytest.mark.parametrize(
+    "labels, by_claims", [({}, False), ({"hami.io/allocation-mode": "dra"}, True)]
+)
+def test_a_node_of_a_group_has_the_allocation_mode_of_its_label(labels, by_claims):
     made = with_template(
         ONLY_NVIDIA, Node(name="new", labels={NODE_TEMPLATE: "2x46068.10.100.A40"} | labels)
     )

@@ -1,4 +1,4 @@
-"""The door of a node: the device plugin, or Dynamic Resource Allocation."""
+"""The allocation mode of a node: the device plugin, or Dynamic Resource Allocation."""
 
 from dataclasses import replace
 
@@ -8,7 +8,13 @@ from pytest import param
 from hami.dra.guard import PreparedRequest, PreparedShare
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
-from hami.plugin.door import CardDoors, claimed_part, open_door, why_closed, why_undivided
+from hami.plugin.allocation_mode import (
+    CardAllocationModes,
+    claimed_part,
+    why_closed,
+    why_undivided,
+    with_allocation_mode,
+)
 from hami.plugin.settings import PluginSettings
 from tests.builders import NVIDIA
 from tests.builders import pod as make_pod
@@ -19,13 +25,17 @@ from tests.plugin.stage import A, B, C, asking, placed, share
 
 @pytest.fixture
 def opened(tmp_path):
-    """Returns the settings with the door of a node with this label."""
+    """Returns the settings with the allocation mode of a node with this label."""
 
-    def opened(door="auto", label=None, *, nodes=True, **given):
-        labels = {"hami.io/door": label} if label is not None else {}
+    def opened(allocation_mode="auto", label=None, *, nodes=True, **given):
+        labels = {"hami.io/allocation-mode": label} if label is not None else {}
         cluster = FakeCluster(nodes=[Node(name="n1", labels=labels)] if nodes else [])
-        return open_door(
-            PluginSettings(node="n1", door=door, **{"cdi_root": str(tmp_path / "cdi")} | given),
+        return with_allocation_mode(
+            PluginSettings(
+                node="n1",
+                allocation_mode=allocation_mode,
+                **{"cdi_root": str(tmp_path / "cdi")} | given,
+            ),
             cluster,
             {},
         )
@@ -34,28 +44,31 @@ def opened(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "door, label, found",
+    "allocation_mode, label, found",
     [
-        param("auto", None, "plugin", id="no label"),
-        param("auto", "plugin", "plugin", id="label plugin"),
+        param("auto", None, "device-plugin", id="no label"),
+        param("auto", "device-plugin", "device-plugin", id="label plugin"),
         param("auto", "dra", "dra", id="label dra"),
-        param("plugin", "dra", "plugin", id="the flag before the label"),
-        param("dra", "plugin", "dra", id="likewise"),
+        param("device-plugin", "dra", "device-plugin", id="the flag before the label"),
+        param("dra", "device-plugin", "dra", id="likewise"),
         param("dra", None, "dra", id="flag"),
     ],
 )
-def test_flag_and_label_decide(opened, door, label, found):
-    assert opened(door, label).door == found
+def test_flag_and_label_decide(opened, allocation_mode, label, found):
+    assert opened(allocation_mode, label).allocation_mode == found
 
 
 def test_by_default_nothing_changes_and_nobody_is_asked():
     settings, cluster = PluginSettings(node="n1"), FakeCluster()
-    assert open_door(settings, cluster) == settings
+    assert with_allocation_mode(settings, cluster) == settings
     assert cluster.calls == []
 
 
 def test_with_claims_the_node_publishes_no_capacity(opened):
-    assert (opened("dra").publish_capacity, opened("plugin").publish_capacity) == ("off", "totals")
+    assert (opened("dra").publish_capacity, opened("device-plugin").publish_capacity) == (
+        "off",
+        "totals",
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,10 +76,10 @@ def test_with_claims_the_node_publishes_no_capacity(opened):
     [
         param(
             {"label": "both"},
-            "label hami.io/door=both of node n1: expected plugin or dra",
+            "label hami.io/allocation-mode=both of node n1: expected device-plugin or dra",
             id="unknown label",
         ),
-        param({"label": "auto"}, "expected plugin or dra", id="no door"),
+        param({"label": "auto"}, "expected device-plugin or dra", id="no allocation mode"),
         param({"nodes": False}, "no node n1", id="no node"),
         param(
             {"label": "dra", "mig_strategy": "mixed"},
@@ -92,20 +105,25 @@ def test_with_claims_the_node_publishes_no_capacity(opened):
         ),
     ],
 )
-def test_a_door_that_cannot_be_opened(opened, given, why):
+def test_an_allocation_mode_that_a_node_cannot_have(opened, given, why):
     with pytest.raises(HamiError, match=why):
         opened(**given)
 
 
-def test_the_cards_of_a_node_may_have_different_doors(opened):
+def test_the_cards_of_a_node_may_have_different_allocation_modes(opened):
     settings = opened(claimed_uuids=("GPU-b",), claimed_indexes=(3,))
     part = claimed_part(settings)
-    assert (settings.door, settings.publish_capacity, settings.is_divided) == (
-        "plugin",
+    assert (settings.allocation_mode, settings.publish_capacity, settings.is_divided) == (
+        "device-plugin",
         "totals",
         True,
     )
-    assert (part.door, part.publish_capacity, part.claimed_uuids, part.claimed_indexes) == (
+    assert (
+        part.allocation_mode,
+        part.publish_capacity,
+        part.claimed_uuids,
+        part.claimed_indexes,
+    ) == (
         "dra",
         "off",
         ("GPU-b",),
@@ -114,42 +132,48 @@ def test_the_cards_of_a_node_may_have_different_doors(opened):
 
 
 @pytest.mark.parametrize(
-    "one, door",
+    "one, allocation_mode",
     [
         (card("GPU-a"), "dra"),
         (card("GPU-c", index=3), "dra"),
-        (card("GPU-b"), "plugin"),
-        (card("GPU-b", problem="lost"), "plugin"),
+        (card("GPU-b"), "device-plugin"),
+        (card("GPU-b", problem="lost"), "device-plugin"),
     ],
 )
-def test_a_card_is_at_one_door_and_stays_there(one, door):
+def test_a_card_has_one_allocation_mode_and_stays_there(one, allocation_mode):
     given = {"claimed_uuids": ("GPU-a",), "claimed_indexes": (3,)}
-    doors = CardDoors(config(**given))
+    allocation_modes = CardAllocationModes(config(**given))
     for index in (one.index, 3, 5):
         moved = replace(one, index=index)
         assert {
-            way: doors.offered(moved, config(door=way, **given)) for way in ("plugin", "dra")
-        } == {"plugin": None, "dra": None, door: moved}
+            way: allocation_modes.offered(moved, config(allocation_mode=way, **given))
+            for way in ("device-plugin", "dra")
+        } == {"device-plugin": None, "dra": None, allocation_mode: moved}
 
 
-def test_without_a_division_all_cards_are_at_the_door_of_the_node():
-    for door in ("plugin", "dra"):
-        assert CardDoors(config(door=door)).offered(card(), config(door=door)) == card()
-    assert CardDoors(config()).offered(card(), config(filtered_indexes=(0,))) is None
+def test_without_a_division_all_cards_have_the_allocation_mode_of_the_node():
+    for allocation_mode in ("device-plugin", "dra"):
+        assert (
+            CardAllocationModes(config(allocation_mode=allocation_mode)).offered(
+                card(), config(allocation_mode=allocation_mode)
+            )
+            == card()
+        )
+    assert CardAllocationModes(config()).offered(card(), config(filtered_indexes=(0,))) is None
 
 
-def test_at_the_door_for_claims_all_cards_are_for_claims(opened):
+def test_in_the_mode_for_claims_all_cards_are_for_claims(opened):
     settings = opened("dra", claimed_uuids=("GPU-b",))
     assert claimed_part(settings) is settings
     assert not settings.is_divided
     assert claimed_part(opened()) is None
 
 
-def test_a_node_that_cannot_be_read_has_no_door_yet(tmp_path):
+def test_a_node_that_cannot_be_read_has_no_allocation_mode_yet(tmp_path):
     cluster = FakeCluster()
     cluster.fail("node", ClusterError("connection refused"))
     with pytest.raises(ClusterError):
-        open_door(PluginSettings(node="n1", door="auto"), cluster)
+        with_allocation_mode(PluginSettings(node="n1", allocation_mode="auto"), cluster)
 
 
 BY_PLUGIN = placed(asking(), shares=[[share(A)]], name="p", bind_phase="success", phase="Running")
@@ -157,20 +181,20 @@ BY_CLAIM = make_pod(name="q", node_name="n1", phase="Running")
 BY_OURS = replace(BY_PLUGIN, ref=replace(BY_PLUGIN.ref, name="r", uid="uid-r"), claim="hami-r")
 
 
-MANAGED = config(door="dra", claim_allocator="hami")
+MANAGED = config(allocation_mode="dra", claim_allocator="hami")
 
 
 @pytest.mark.parametrize(
-    "door, pods, why",
+    "allocation_mode, pods, why",
     [
-        param("plugin", [], "", id="empty node"),
+        param("device-plugin", [], "", id="empty node"),
         param("dra", [], "", id="likewise for claims"),
-        param("plugin", [BY_PLUGIN], "", id="its own"),
+        param("device-plugin", [BY_PLUGIN], "", id="its own"),
         param("dra", [BY_CLAIM], "", id="its own claims"),
         param(
-            "plugin",
+            "device-plugin",
             [BY_OURS],
-            "1 pods have devices through the door dra, such as default/r",
+            "1 pods have devices in the allocation mode dra, such as default/r",
             id="claims of ours",
         ),
         param(
@@ -184,7 +208,7 @@ MANAGED = config(door="dra", claim_allocator="hami")
         param(
             MANAGED,
             [BY_OURS, BY_PLUGIN],
-            "the door of the node cannot be dra yet: 1 pods have devices through the door "
+            "the allocation mode of the node cannot be dra yet: 1 pods have devices in the allocation mode "
             "plugin, such as default/p",
             id="managed: of the plugin",
         ),
@@ -199,21 +223,24 @@ MANAGED = config(door="dra", claim_allocator="hami")
         param(
             "dra",
             [BY_PLUGIN, BY_CLAIM],
-            "1 pods have devices through the door plugin, such as default/p",
+            "1 pods have devices in the allocation mode device-plugin, such as default/p",
             id="other",
         ),
         param(
-            "plugin",
+            "device-plugin",
             [BY_PLUGIN, BY_CLAIM],
-            "1 pods have devices through the door dra, such as default/q",
+            "1 pods have devices in the allocation mode dra, such as default/q",
             id="claims",
         ),
         param("dra", [replace(BY_PLUGIN, phase="Succeeded")], "", id="ended"),
     ],
 )
-def test_the_door_is_closed_while_pods_have_devices_through_the_other(door, pods, why):
+def test_the_allocation_mode_stays_while_pods_have_devices_in_the_other(allocation_mode, pods, why):
     found = why_closed(
-        door if door is MANAGED else config(door=door), pods, {BY_CLAIM.ref.uid}, NVIDIA
+        allocation_mode if allocation_mode is MANAGED else config(allocation_mode=allocation_mode),
+        pods,
+        {BY_CLAIM.ref.uid},
+        NVIDIA,
     )
     assert why in found
     assert bool(why) == bool(found)
@@ -234,12 +261,12 @@ def prepared(uuid):
 @pytest.mark.parametrize(
     "pods, claims, why",
     [
-        param([BY_PLUGIN], [prepared(B)], "", id="each at its door"),
+        param([BY_PLUGIN], [prepared(B)], "", id="each in its allocation mode"),
         param([], [], "", id="empty node"),
         param(
             [placed(asking(), shares=[[share(C), share(B)]], name="p", phase="Running")],
             [],
-            f"device {B} cannot change its door yet: pod default/p has it through the door "
+            f"device {B} cannot change its allocation mode yet: pod default/p has it in the allocation mode "
             f"plugin; put claimdevices back",
             id="a pod has it",
         ),
@@ -248,18 +275,18 @@ def prepared(uuid):
         param(
             [placed(asking(), text=f"{B},NVIDIA,much:;")],
             [],
-            f"device {B} cannot change its door yet: pod default/p",
+            f"device {B} cannot change its allocation mode yet: pod default/p",
             id="unreadable, but named",
         ),
         param(
             [BY_PLUGIN],
             [prepared(B), prepared(A)],
-            f"device {A} cannot change its door yet: claim team/c has it through the door dra",
+            f"device {A} cannot change its allocation mode yet: claim team/c has it in the allocation mode dra",
             id="a claim has it",
         ),
     ],
 )
-def test_a_card_does_not_change_its_door_while_it_is_used(pods, claims, why):
+def test_a_card_does_not_change_its_allocation_mode_while_it_is_used(pods, claims, why):
     found = why_undivided(pods, claims, {B}, NVIDIA)
     assert why in found
     assert bool(why) == bool(found)

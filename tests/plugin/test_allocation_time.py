@@ -8,7 +8,7 @@ from pytest import param
 from hami.devices.config import PluginConfig
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
-from hami.plugin.allocate_mode import is_start_time, start_time_config, why_not_start
+from hami.plugin.allocation_time import is_start_time, start_time_config, why_not_start
 from hami.plugin.settings import PluginSettings
 from tests.fake_cluster import FakeCluster
 
