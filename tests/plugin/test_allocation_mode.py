@@ -209,7 +209,7 @@ MANAGED = config(allocation_mode="dra", claim_allocator="hami")
             MANAGED,
             [BY_OURS, BY_PLUGIN],
             "the allocation mode of the node cannot be dra yet: 1 pods have devices in the allocation mode "
-            "plugin, such as default/p",
+            "device-plugin, such as default/p",
             id="managed: of the plugin",
         ),
         param(
@@ -267,7 +267,7 @@ def prepared(uuid):
             [placed(asking(), shares=[[share(C), share(B)]], name="p", phase="Running")],
             [],
             f"device {B} cannot change its allocation mode yet: pod default/p has it in the allocation mode "
-            f"plugin; put claimdevices back",
+            f"device-plugin; put claimdevices back",
             id="a pod has it",
         ),
         param([placed(asking(), shares=[[share(B)]], phase="Failed")], [], "", id="ended"),
