@@ -138,9 +138,8 @@ def priorities(folder: Path) -> dict[str, Any]:
     from hami.monitor.settings import read_monitor_settings
     from hami.runtime.options import Address
     from tests.monitor.region_bytes import UUIDS, region_bytes
-    from tests.monitor.stage import uid_of
-    from tests.monitor.test_program import wire
-    from tests.node.test_pods import Server
+    from tests.monitor.stage import uid_of, wire
+    from tests.node.pod_server import Server
 
     regions = {}
     for name, priority in (("high", 0), ("low", 1)):
@@ -208,7 +207,7 @@ def _put(region: Path, value: int) -> None:
 
 def mutated(folder: Path) -> dict[str, Any]:
     """Reads regions with random changes; returns how many ended in an exception."""
-    from tests.monitor.test_regions import mutate_and_parse
+    from tests.monitor.region_mutations import mutate_and_parse
 
     begun, exceptions, batch = time.monotonic(), 0, 1000
     for seed in range(MUTATED // batch):

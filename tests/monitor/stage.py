@@ -11,7 +11,7 @@ from hami.monitor.processes import HostProcesses
 from hami.monitor.region_files import RegionFiles
 from tests.builders import NVIDIA, ONLY_NVIDIA, container, pod, share
 from tests.devices.fake_nvml import GIB, FakeNvml, Gpu, Process
-from tests.monitor.region_bytes import region_bytes
+from tests.monitor.region_bytes import UUIDS, region_bytes
 
 NOW = 1_700_000_000.0
 CARD, OTHER = "GPU-0", "GPU-1"
@@ -131,3 +131,22 @@ class Stage:
     def usage(self):
         """The devices of containers after a round, by pod."""
         return {one.container.pod.name: one.devices[0] for one in self.run().containers}
+
+
+def wire(name, version=1):
+    """A pod with a share of the card, as the API server writes it."""
+    allocated = render_shares(((share(UUIDS[0], 1024, 30),),))
+    return {
+        "metadata": {
+            "namespace": "default",
+            "name": name,
+            "uid": uid_of(name),
+            "resourceVersion": str(version),
+            "annotations": {NVIDIA.annotations.allocated: allocated},
+        },
+        "spec": {
+            "nodeName": "n1",
+            "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+        },
+        "status": {"phase": "Running"},
+    }

@@ -15,38 +15,17 @@ from click.testing import CliRunner
 
 from hami.cli import main
 from hami.cli.monitor import MONITOR_FLAGS
-from hami.codec.allocation import render_shares
 from hami.errors import HamiError
 from hami.monitor.processes import HostProcesses
 from hami.monitor.program import MonitorProgram, print_once, serve
 from hami.monitor.settings import MonitorSettings, above_vgpu, read_monitor_settings
 from hami.runtime.options import Address
-from tests.builders import NVIDIA, share
 from tests.monitor.region_bytes import UUIDS, Process, region_bytes
-from tests.monitor.stage import uid_of
-from tests.node.test_pods import Server
+from tests.monitor.stage import uid_of, wire
+from tests.node.pod_server import Server
 
 TIMEOUT_S = 20.0
 CARD = UUIDS[0]
-
-
-def wire(name, version=1):
-    """A pod with a share of the card, as the API server writes it."""
-    allocated = render_shares(((share(CARD, 1024, 30),),))
-    return {
-        "metadata": {
-            "namespace": "default",
-            "name": name,
-            "uid": uid_of(name),
-            "resourceVersion": str(version),
-            "annotations": {NVIDIA.annotations.allocated: allocated},
-        },
-        "spec": {
-            "nodeName": "n1",
-            "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
-        },
-        "status": {"phase": "Running"},
-    }
 
 
 @pytest.fixture

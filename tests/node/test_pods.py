@@ -1,6 +1,5 @@
 """The pods of a node, as a watch reports them."""
 
-import json
 import queue
 import threading
 import time
@@ -8,6 +7,7 @@ import time
 import pytest
 
 from hami.node.pods import NodePods
+from tests.node.pod_server import Server
 
 TIMEOUT_S = 20.0
 
@@ -29,50 +29,6 @@ def wire(name, version, **spec):
         }
         | spec,
     }
-
-
-class Server:
-    """An API server with one watch. ``pages``: the answers to lists, in order; ``requests``: their queries."""
-
-    def __init__(self, *pages):
-        self.pages = list(pages)
-        self.requests = []
-        self.events = queue.SimpleQueue()
-
-    def request(self, method, path, *, query=None):
-        self.requests.append((path, query))
-        items, version, *more = self.pages.pop(0)
-        return json.dumps(
-            {
-                "metadata": {"resourceVersion": str(version), "continue": more[0] if more else ""},
-                "items": items,
-            }
-        ).encode()
-
-    def stream(self, path, query, *, read_timeout):
-        return Watch(self.events)
-
-    def report(self, kind, pod):
-        self.events.put(json.dumps({"type": kind, "object": pod}).encode())
-
-
-class Watch:
-    """The lines of the events."""
-
-    def __init__(self, events):
-        self._events = events
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def __iter__(self):
-        return iter(self._events.get, None)
-
-    def close(self):
-        self._events.put(None)
 
 
 @pytest.fixture
