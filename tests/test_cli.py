@@ -67,8 +67,6 @@ def test_without_flags_the_defaults_hold():
         (["--scheduler-name=mine"], "scheduler_name", "mine"),
         (["--scheduler-name", "--http_bind"], "scheduler_name", "--http_bind"),
         (["--scheduler-name="], "scheduler_name", ""),
-        (["--other-shards=a,b"], "other_shards", ("a", "b")),
-        (["--other-shards="], "other_shards", ()),
         (["--node-scheduler-policy=spread"], "node_scheduler_policy", "spread"),
         (
             ["--gpu-scheduler-policy=topology-aware,mutex"],

@@ -224,7 +224,6 @@ class Replica:
             policies or Policies(),
             clock=clock,
             now=clock.now,
-            scheduler=settings.scheduler_name if settings.node_selector else "",
         )
         self.locks = NodeLocks(
             self.cluster,

@@ -49,22 +49,6 @@ RULES: dict[str, dict[str, object]] = {
     "scheduler.service.monitorPort": PORT,
     "devicePlugin.service.httpPort": PORT,
     "scheduler.replicas": {"minimum": 1},
-    "scheduler.shards": {
-        "items": {
-            "type": "object",
-            "required": ["name"],
-            "additionalProperties": False,
-            "properties": {
-                "name": {
-                    "type": "string",
-                    "pattern": "^[a-z]([a-z0-9-]*[a-z0-9])?$",
-                    "maxLength": 20,
-                },
-                "replicas": {"type": "integer", "minimum": 1},
-                "resources": {"type": "object"},
-            },
-        }
-    },
     "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": {"enum": ["binpack", "spread"]},
     "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": {"pattern": DEVICE_POLICY},
     "scheduler.admissionWebhook.failurePolicy": {"enum": ["Ignore", "Fail"]},

@@ -25,7 +25,6 @@ from hami.codec.keys import (
     CLAIM_ALLOCATION_MODES,
     CLAIM_RESOURCE,
     NODE_LOCK,
-    NODE_SCHEDULER,
     PREEMPTIBLE,
     RESIZE,
     ROOM,
@@ -134,7 +133,7 @@ def pod_keys(catalog: Catalog) -> list[str]:
 
 def node_keys(catalog: Catalog) -> list[str]:
     """Returns the annotations of nodes that users may not write, without those that have ``NODE_PREFIX``."""
-    keys = {NODE_LOCK, NODE_SCHEDULER, ROOM, LOCK_FREE, PAIR_SCORES}
+    keys = {NODE_LOCK, ROOM, LOCK_FREE, PAIR_SCORES}
     for vendor in catalog:
         keys |= {
             vendor.annotations.register,

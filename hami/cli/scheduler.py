@@ -124,13 +124,6 @@ SCHEDULING = (
         "--scheduler-name", STRING, "The spec.schedulerName set on pods, and the source of events."
     ),
     Flag(
-        "--other-shards",
-        Value("names", lambda text: tuple(filter(None, text.split(",")))),
-        "Names of HAMi's other "
-        "schedulers in this cluster, separated by commas, each with nodes of its own (--node-label-selector). A pod "
-        "that names one of them is admitted as if it named none.",
-    ),
-    Flag(
         "--node-scheduler-policy",
         choice("policy", *NODE_POLICIES),
         "Default policy that selects nodes: binpack (the fullest that fits) or spread.",

@@ -29,9 +29,7 @@ CORES_LIMIT = "nvidia.com/gpucores-limit"  # on a pod: percent of a GPU that a c
 NODE_LOCK = "hami.io/mutex.lock"
 LOCK_FREE = "hami.io/lock-free"  # on a node: the vendors whose device plugins need no node lock
 ROOM = "hami.io/room-for-waiting-pods"
-NODE_SCHEDULER = "hami.io/scheduler"  # on a node: which of several schedulers has it, and the time while it rests
 CORDON = "hami.io/device-cordon"
-SHARD = "hami.io/shard"  # a label of nodes and namespaces: whose pods and nodes belong to the scheduler of that name
 CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has published in the status of the node
 
 # a label of nodes (device-plugin, dra), and of namespaces and pods (dra, dra-preferred); on a node also an annotation:

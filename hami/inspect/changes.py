@@ -56,7 +56,7 @@ def find_changes(
     cluster are tried.
     """
     search = _Search(inspected, view, pod, nearest[:MAX_NODES])
-    here = _Cluster(view, inspected.offered(pod.scheduler_name))
+    here = _Cluster(view, inspected.offered)
     quotas = _quotas_of(pod, view)
     if (changes := search.changes(here)) or not quotas:
         return changes
@@ -183,9 +183,8 @@ class _Search:
         yield self._ended(here)
 
     def _uncordoned_nodes(self, here: _Cluster) -> Iterator[_Cluster]:
-        for name in self._inspected.in_shard(self._pod.scheduler_name):
-            if self._inspected.nodes[name].unschedulable:
-                yield here.but(f"node {name} is uncordoned (kubectl uncordon {name})", names=[name])
+        for name in sorted(self._inspected.cordoned):
+            yield here.but(f"node {name} is uncordoned (kubectl uncordon {name})", names=[name])
 
     def _uncordoned_and_ended(self, here: _Cluster) -> _Groups:
         """Yields the pods of cordoned nodes that end where the node is uncordoned, too."""
@@ -199,7 +198,9 @@ class _Search:
     def _uncordoned_devices(self, here: _Cluster) -> Iterator[_Cluster]:
         for name in self._nearest:
             node = self._inspected.nodes[name]
-            uuids = parse_list(node.annotations.get(CORDON)) or ()
+            uuids = parse_list(node.annotations.get(CORDON))
+            if uuids is None:
+                continue
             for uuid in uuids:
                 rest = ",".join(other for other in uuids if other != uuid)
                 changed = replace(node, annotations={**node.annotations, CORDON: rest})
@@ -213,10 +214,9 @@ class _Search:
         namespace = self._pod.ref.namespace
         for uid, quota in _quotas_of(self._pod, here.view).items():
             for resource, limit in sorted(quota.limits.items()):
-                raised = replace(
-                    quota,
-                    limits={name: own for name, own in quota.limits.items() if name != resource},
-                )
+                limits = dict(quota.limits)
+                del limits[resource]
+                raised = replace(quota, limits=limits)
                 yield here.but(
                     f"the quota {quota.name} allows more of limits.{resource} than {limit}",
                     here.view.what_if(

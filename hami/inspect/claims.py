@@ -132,7 +132,7 @@ def judge(
     }
     return {
         name: allocate(nodes[name], claims.waiting)
-        for name in cluster.offered(pod.scheduler_name)
+        for name in cluster.offered
         if name in nodes and homes <= {pool_name(name)}
     }
 
@@ -152,7 +152,6 @@ def explain_claims(
     fits = next(
         (name for name, result in results.items() if isinstance(result, ClaimPlacement)), ""
     )
-    own = set(cluster.in_shard(pod.scheduler_name))
     return WaitingReport(
         namespace=pod.ref.namespace,
         name=pod.ref.name,
@@ -164,13 +163,10 @@ def explain_claims(
         is_certain=bool(fits) and claims.is_read,
         reasons={reason: tuple(sorted(names)) for reason, names in reasons.items()},
         nodes=tuple(shortage(name, refusal) for name, refusal in refusals),
-        cordoned=tuple(
-            sorted(name for name in own & nodes.keys() if cluster.nodes[name].unschedulable)
-        ),
+        cordoned=tuple(sorted(cluster.cordoned & nodes.keys())),
         without_devices=0,
         events=tuple(events),
         suggestions=(),
-        other_shards=len(nodes.keys() - own),
         claim_notes=tuple(_notes(cluster, pod, claims, undecided)),
     )
 

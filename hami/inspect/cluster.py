@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 
 from hami.codec.claims import AllocatedClaim
 from hami.codec.device_config import chart_config, parse_device_config
-from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, SHARD, WEIGHTS
+from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.objects import parse_resource_version
 from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
@@ -104,7 +104,6 @@ class InspectedCluster:
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
-        self._offered: dict[str, list[str]] = {}  # by scheduler
 
     def usages_on(self, node: str) -> list[DeviceUsage]:
         """Returns the devices of *node* and their usage, by vendor."""
@@ -166,31 +165,15 @@ class InspectedCluster:
             for pod in self.pods_with(booking)
         ]
 
-    def offered(self, scheduler: str) -> list[str]:
-        """Returns the names of the nodes that kube-scheduler may offer to a pod that names *scheduler*: those of its
-        shard that are not cordoned, sorted."""
-        if scheduler not in self._offered:
-            self._offered[scheduler] = [
-                name for name in self.in_shard(scheduler) if not self.nodes[name].unschedulable
-            ]
-        return self._offered[scheduler]
-
-    def in_shard(self, scheduler: str) -> list[str]:
-        """Returns the names of the nodes in the shard of *scheduler*, sorted."""
-        own = self.shard_of(scheduler)
-        return sorted(name for name, node in self.nodes.items() if node.labels.get(SHARD) == own)
-
-    def shard_of(self, scheduler: str) -> str | None:
-        """Returns the shard, of those that nodes have, with whose name that of *scheduler* ends."""
-        name = scheduler.removesuffix("-claims")
-        return max(
-            (shard for shard in self.shards if name.endswith(f"-{shard}")), key=len, default=None
-        )
+    @cached_property
+    def cordoned(self) -> frozenset[str]:
+        """The names of the nodes that kube-scheduler does not offer."""
+        return frozenset(name for name, node in self.nodes.items() if node.unschedulable)
 
     @cached_property
-    def shards(self) -> frozenset[str]:
-        """The shards of the nodes."""
-        return frozenset(node.labels[SHARD] for node in self.record.nodes if node.labels.get(SHARD))
+    def offered(self) -> list[str]:
+        """The names of the nodes that kube-scheduler may offer, sorted."""
+        return sorted(self.nodes.keys() - self.cordoned)
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         """Returns the latest pod of that name; ``None`` if the record has none."""

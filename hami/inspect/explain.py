@@ -12,7 +12,7 @@ import msgspec
 
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.gangs import pod_group_of
-from hami.codec.keys import RESIZE, SHARD
+from hami.codec.keys import RESIZE
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
@@ -76,8 +76,7 @@ class WaitingReport(_Record, frozen=True):
     """A pod that waits. *fits*: the node that it would get now. *nodes*: those that do not fit, nearest first.
 
     *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
-    *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be. *other_shards*: the
-    number of nodes with devices that belong to other schedulers.
+    *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be.
     *claim_notes*: of a pod whose claims kube-scheduler allocates, what is to be known about them; ``None`` for others.
     *is_certain*: nothing that was left out could make it not fit.
     """
@@ -97,7 +96,6 @@ class WaitingReport(_Record, frozen=True):
     suggestions: tuple[Suggestion, ...]
     gang: GangReport | None = None
     preemption: PreemptionReport | None = None
-    other_shards: int = 0
     claim_notes: tuple[str, ...] | None = None
     is_certain: bool = True
 
@@ -184,7 +182,7 @@ def _waiting(
     view = cluster.view.what_if(
         without=[pod.ref.uid]
     )  # another scheduler's reservation for it is not in its way
-    offered, own = cluster.offered(pod.scheduler_name), set(cluster.in_shard(pod.scheduler_name))
+    offered = cluster.offered
     choice = view.choose(pod, offered)
     refusal = view.refuse(pod, offered) if choice is None else None
     nodes = view.closest(refusal) if refusal is not None else []
@@ -209,19 +207,12 @@ def _waiting(
         if refusal is not None
         else {},
         nodes=tuple(node_shortage(pod, node) for node in nodes),
-        cordoned=tuple(
-            sorted(
-                name
-                for name in own
-                if cluster.nodes[name].unschedulable and name in cluster.view.nodes
-            )
-        ),
+        cordoned=tuple(sorted(cluster.cordoned & cluster.view.nodes.keys())),
         without_devices=len(refusal.unknown) if refusal is not None else 0,
         events=tuple(events),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
         gang=gang,
         preemption=preemption_of(cluster, view, pod, budgets, pod_groups) if is_short else None,
-        other_shards=len(cluster.view.nodes.keys() - own),
     )
 
 
@@ -314,8 +305,6 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
         yield f"  {counted(len(names), 'node')}  {reason}"
     if report.cordoned:
         yield f"  {counted(len(report.cordoned), 'node')}  cordoned, not asked"
-    if report.other_shards:
-        yield f"  {counted(report.other_shards, 'node')}  of other schedulers, not asked (label {SHARD})"
     shown = report.nodes if wide else report.nodes[:SHOWN_NODES]
     if shown:
         yield ""

@@ -101,7 +101,7 @@ def _count_fitting(cluster: InspectedCluster, pods: Sequence[Pod]) -> int:
     view = cluster.view.what_if(without=[pod.ref.uid for pod in pods])
     refused, fitting = set[object](), 0
     for pod in pods:
-        names = [pod.nominated_node] if pod.nominated_node else cluster.offered(pod.scheduler_name)
+        names = [pod.nominated_node] if pod.nominated_node else cluster.offered
         question = (
             make_pod_request(pod, cluster.vendors, view.facts.policies.device),
             pod.scope,

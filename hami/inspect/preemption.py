@@ -79,9 +79,7 @@ def preemption_of(
     if not (pods := pods_together(pod, waiting, len(members) - len(waiting), required)):
         return None
     together = len(pods) if pod.group else 0
-    plans = [
-        plan for _, plan in plan_together(view, pods, cluster.offered(pod.scheduler_name), rules)
-    ]
+    plans = [plan for _, plan in plan_together(view, pods, cluster.offered, rules)]
     uids = [uid for plan in plans for uid in plan.uids]
     ending = [uid for plan in plans for uid in plan.awaited]
     evicted, awaited = pod_names(cluster, uids), pod_names(cluster, ending)

@@ -254,7 +254,7 @@ def count_capacity(
     capacities: list[NodeCapacity] = []
     numbers = itertools.count()
     view = cluster.view
-    for name in cluster.offered(pod.scheduler_name):
+    for name in cluster.offered:
         count = 0
         while count < MAX_COUNTED:
             another = replace(
@@ -276,7 +276,7 @@ def _claim_capacity(
         raise HamiError(f"{source.title}: {problem}")
     capacities: list[NodeCapacity] = []
     nodes = claim_nodes(cluster)
-    for name in cluster.offered(pod.scheduler_name):
+    for name in cluster.offered:
         count, devices = 0, nodes.get(name, ())
         while count < MAX_COUNTED and isinstance(
             placement := allocate(devices, claims.waiting), ClaimPlacement
@@ -375,7 +375,7 @@ class _Placer:
         for count, pod in enumerate(pods):
             if isinstance(pod, str):
                 return Outcome(title, wanted, count, pod)
-            answer, self.view = self.view.assume(pod, self._cluster.offered(pod.scheduler_name))
+            answer, self.view = self.view.assume(pod, self._cluster.offered)
             preempts: tuple[str, ...] = ()
             if isinstance(answer, Refusal) and (evicted := self._preempt(pod)) is not None:
                 answer, preempts = evicted
@@ -458,7 +458,7 @@ class _Placer:
         if that makes no room for it."""
         if self._rules is None or not pod.preempts:
             return None
-        names = self._cluster.offered(pod.scheduler_name)
+        names = self._cluster.offered
         if (plan := plan_preemption(self.view, pod, names, self._rules)) is None:
             return None
         left = self.view.what_if(without=(*plan.uids, *plan.awaited))

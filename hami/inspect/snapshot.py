@@ -26,7 +26,6 @@ from hami.codec.keys import (
     RESIZE_STATUS,
     RESIZE_TARGET,
     RESIZED,
-    SHARD,
 )
 from hami.codec.resize import (
     AppliedSizes,
@@ -150,7 +149,7 @@ def anonymize(record: ClusterRecord) -> ClusterRecord:
     devices.
 
     The order of names stays, so decisions stay the same, but for preferred nodes. Labels are left out unless a vendor
-    reads them on nodes or they name a shard, and so are preferences for them, and the words of kube-scheduler. In
+    reads them on nodes, and so are preferences for them, and the words of kube-scheduler. In
     annotations only numbers, known words and parts of device models stay: any other word may be a name. Comments of
     the device configuration are left out, the installation, and what is allocated by claims.
     """
@@ -189,7 +188,6 @@ class _Anonymizer:
                 ),
             ),
         )
-        self._shards = _numbered("shard", self._cluster.shards)
         self._schedulers = _numbered(
             "scheduler",
             (
@@ -290,25 +288,18 @@ class _Anonymizer:
                 for key, text in node.annotations.items()
             },
             labels={
-                key: self._node_label(key, text)
+                key: self._node_label(text)
                 for key, text in node.labels.items()
-                if key in self._node_labels or key == SHARD
+                if key in self._node_labels
             },
             runtime_version=_start(_RUNTIME, node.runtime_version),
             kubelet_version=_start(_VERSION, node.kubelet_version),
         )
 
-    def _node_label(self, key: str, text: str) -> str:
-        if key == SHARD:
-            return self._shards.get(text, "")
-        return text if _INSTANCE_TYPE.fullmatch(text) else self._text(text)
-
-    def _scheduler(self, name: str) -> str:
-        """Returns the other name of a scheduler, which still ends with that of its shard."""
-        other, shard = self._schedulers.get(name, name), self._cluster.shard_of(name)
-        if shard is None:
-            return other
-        return f"{other}-{self._shards[shard]}" + ("-claims" if name.endswith("-claims") else "")
+    def _node_label(self, text: str) -> str:
+        if _INSTANCE_TYPE.fullmatch(text):
+            return text
+        return self._text(text)
 
     def _pod(self, pod: Pod) -> Pod:
         ref = PodRef(
@@ -342,7 +333,7 @@ class _Anonymizer:
             claim_problem="redacted" if pod.claim_problem else "",
             preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
             evicted_with=self._together(pod.evicted_with),
-            scheduler_name=self._scheduler(pod.scheduler_name),
+            scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
             annotations={
                 key: self._annotation(pod, key, text) for key, text in pod.annotations.items()
             },

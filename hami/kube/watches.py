@@ -74,10 +74,6 @@ class Watches:
         """Reports whether the cache has been filled. Waits for that at most *timeout* seconds for each resource."""
         return all(reflector.synced.wait(timeout) for reflector in self.tasks)
 
-    def knows_nodes_for(self) -> float:
-        """Returns for how many seconds what is known of the nodes is not stale; less than 0 if it is."""
-        return STALE_S - self.tasks[0].age()
-
     def is_watching_pods(self) -> bool:
         """Reports whether the changes of pods are known at once."""
         return self._pods.is_connected

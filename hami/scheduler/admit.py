@@ -205,8 +205,8 @@ class Admitter:
         )
 
     def _is_of_another_scheduler(self, name: str) -> bool:
-        if not name or self._settings.is_own_scheduler(name) or name in self._settings.other_shards:
-            return False  # a pod belongs to the shard of its namespace, whatever it says itself
+        if not name or self._settings.is_own_scheduler(name):
+            return False
         return name != "default-scheduler" or not self._settings.force_overwrite_default_scheduler
 
 

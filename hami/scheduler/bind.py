@@ -17,7 +17,6 @@ from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.kube.retry import attempts_within, brief_retry
-from hami.kube.watches import STALE_S
 from hami.model import PodRef
 from hami.scheduler.binding_writer import BindingWriter
 from hami.scheduler.leadership import Leadership
@@ -29,9 +28,6 @@ log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 25.0  # for the node locks: below the 30 s that kube-scheduler waits
 BINDING_TIMEOUT_S = 10.0  # for all attempts of a Binding, or less if the leadership ends before
-REST_S = STALE_S + LOCK_TIMEOUT_S + BINDING_TIMEOUT_S
-"""For so long a scheduler that has lost a node may still bind pods to it: until it must have seen that, and the binds
-that had begun have ended."""
 DRAIN_POLL_S = 0.02
 
 

@@ -11,14 +11,12 @@ from hami.state.view import Policies
 from hami.vendors.entry_points import catalog
 
 
-def cluster_cache(settings: ClusterSettings, scheduler: str = "") -> Store:
-    """Returns the cache that *settings* describe, still empty. *scheduler*: as of the store. Raises: HamiError for a
-    faulty vendor."""
+def cluster_cache(settings: ClusterSettings) -> Store:
+    """Returns the cache that *settings* describe, still empty. Raises: HamiError for a faulty vendor."""
     return Store(
         catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar),
         Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
         clock=time.monotonic,
         now=utc_now,
         foreign_reservations=settings.foreign_reservations,
-        scheduler=scheduler,
     )

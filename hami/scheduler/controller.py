@@ -7,16 +7,15 @@ import logging
 from collections.abc import Callable, Iterator
 from datetime import datetime
 
-from hami.codec.keys import ASSIGNED_NODE, NODE_SCHEDULER, ROOM
+from hami.codec.keys import ASSIGNED_NODE, ROOM
 from hami.codec.states import render_request
-from hami.codec.times import render_micro_time, render_time
+from hami.codec.times import render_micro_time
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import Pod, PodRef
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
-from hami.scheduler.bind import REST_S
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.reconcile import Move, pod_moves
@@ -91,7 +90,6 @@ class Controller(Task):
             self._locks.forget_unused,
         )
         for duty in (
-            self._claim_nodes,
             self._remind_kube_scheduler,
             self._request_reports,
             self._reconcile_pods,
@@ -164,21 +162,6 @@ class Controller(Task):
             answer = self._cluster.annotate_node(node, {ROOM: render_micro_time(self._now())})
             self._locks.watched.upsert_unwatched(answer)
             log.info("kube-scheduler reminded of a pending pod", extra={"node": node})
-
-    def _claim_nodes(self) -> None:
-        """Writes on nodes that they belong to this scheduler, where several share them out. One that another has had is
-        claimed with the time, and not used before it has rested."""
-        for node, rests, version in self.each(
-            self._cache.nodes.claims_due(REST_S)[:HANDSHAKES_PER_ROUND]
-        ):
-            with _one_may_fail("claim_node"):
-                owner = self._settings.scheduler_name + (
-                    f" {render_time(self._now())}" if rests else ""
-                )
-                self._locks.watched.upsert(
-                    self._cluster.annotate_node(node, {NODE_SCHEDULER: owner}, str(version))
-                )
-                log.info("node claimed", extra={"node": node, "owner": owner})
 
     def _request_reports(self) -> None:
         """Asks device plugins to report."""

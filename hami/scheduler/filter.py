@@ -5,15 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hami.codec.times import parse_time
 from hami.errors import MalformedInput, NodeLocked
 from hami.kube.events import EventRecorder
 from hami.model import Device, Node, Pod, PodRef
-from hami.scheduler.bind import REST_S
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.node_order import TO_CHOOSE_FROM, has_no_policy, kube_chooses
@@ -95,24 +92,22 @@ class NodeFilter:
             "pod filtered",
             extra={"pod": pod.ref, "node": answer.node, "candidates": answer.candidates},
         )
-        names = (
-            [name for name, _ in reversed(answer.fitting)][:TO_CHOOSE_FROM]
-            if kube_chooses(pod)
-            else []
-        )
-        return Filtered(names or [answer.node], {}, answer.node)
+        if not kube_chooses(pod) or not answer.fitting:
+            return Filtered([answer.node], {}, answer.node)
+        names = [name for name, _ in reversed(answer.fitting)]
+        return Filtered(names[:TO_CHOOSE_FROM], {}, answer.node)
 
     def prioritize(self, pod: Pod, names: Sequence[str]) -> dict[str, int]:
         """Returns the scores of the nodes *names* for *pod*, from 0 to MAX_PRIORITY: by the node policy, unless only
         kube-scheduler's own scores count."""
-        scores = (
-            self._cache.node_scores(pod, names)
-            if names and not has_no_policy(pod)
-            else [0.0] * len(names)
-        )
-        low, high = min(scores, default=0.0), max(scores, default=0.0)
+        if not names or has_no_policy(pod):
+            return dict.fromkeys(names, 0)
+        scores = self._cache.node_scores(pod, names)
+        low, high = min(scores), max(scores)
+        if low == high:
+            return dict.fromkeys(names, 0)
         return {
-            name: round(MAX_PRIORITY * (score - low) / (high - low)) if high > low else 0
+            name: round(MAX_PRIORITY * (score - low) / (high - low))
             for name, score in zip(names, scores)
         }
 
@@ -149,11 +144,7 @@ class NodeFilter:
         return Filtered([name for name in names if name not in failed], failed)
 
     def _failed(self, refusal: Refusal) -> dict[str, str]:
-        resting = {
-            name: _rest_text(owner)
-            for name, owner in self._cache.nodes.resting(refusal.unknown).items()
-        }
-        return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED) | resting
+        return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED)
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
         for reason in {reason for unfit, _ in refusal.groups for reason, _ in unfit.reasons}:
@@ -184,15 +175,6 @@ def _check_ref(ref: PodRef) -> None:
             raise MalformedInput(
                 field_name, text, "expected a name, of small letters, digits, - and ."
             )
-
-
-def _rest_text(owner: str) -> str:
-    """Returns why a node is not used that *owner* has: its text in the annotation."""
-    name, _, since = owner.partition(" ")
-    if (began := parse_time(since)) == 0:
-        return f"node has belonged to scheduler {name}, and is claimed first"
-    until = time.strftime("%H:%M:%S", time.gmtime(began + REST_S))
-    return f"node rests until {until} UTC, since the scheduler that has had it may still bind pods to it"
 
 
 def _success(choice: Choice) -> str:

@@ -22,10 +22,7 @@ REQUEST_S = 2.0  # between requests for the leadership, of a verb that waits for
 
 
 class Leadership(Task):
-    """An election whose terms count from when *catch_up* has succeeded. *clock* is the election's.
-
-    *knows_until*: until when what this replica knows of the nodes may be relied on, where others may get them.
-    """
+    """An election whose terms count from when *catch_up* has succeeded. *clock* is the election's."""
 
     def __init__(
         self,
@@ -33,13 +30,11 @@ class Leadership(Task):
         catch_up: Callable[[], None],
         *,
         clock: Callable[[], float],
-        knows_until: Callable[[], float] = lambda: math.inf,
     ) -> None:
         super().__init__("leadership", limit_s=CATCH_UP_S)
         self._election = election
         self._catch_up = catch_up
         self._clock = clock
-        self._knows_until = knows_until
         self._since = math.inf
         self._caught_up = 0  # the election's term for which that is done
 
@@ -76,7 +71,7 @@ class Leadership(Task):
         """Returns the time on the clock until which this replica certainly leads; a past time if it does not."""
         if self._caught_up != self._election.term:
             return 0.0
-        return min(self._election.leads_until(), self._knows_until())
+        return self._election.leads_until()
 
     def leads(self) -> bool:
         """Reports whether this replica leads now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from functools import partial
 from wsgiref.types import WSGIApplication
@@ -79,17 +78,13 @@ class SchedulerProgram:
 
         # Store, leadership and watches
         self._lock_states = LockStates(self._metrics.lock_wait)
-        self._cache = cluster_cache(
-            settings, settings.scheduler_name if settings.node_selector else ""
-        )
+        self._cache = cluster_cache(settings)
         self._elector = (
             AlwaysLeader()
             if not settings.leader_elect
             else Election(self._cluster, _candidate(settings, self._cache))
         )
-        self._leadership = Leadership(
-            self._elector, self._catch_up, clock=clock, knows_until=self._knows_nodes_until
-        )
+        self._leadership = Leadership(self._elector, self._catch_up, clock=clock)
         self._resizer = Resizer(
             self._cluster, self._cache, self._events, self._leadership, self._metrics, clock=clock
         )
@@ -245,14 +240,6 @@ class SchedulerProgram:
         for ref in self._cache.assume_nominated():
             log.info("devices reserved again for a pod that is being bound", extra={"pod": ref})
         self._preemptor.take_over()
-
-    def _knows_nodes_until(self) -> float:
-        """Returns until when what is known of the nodes may be relied on: other schedulers may get them."""
-        return (
-            time.monotonic() + self._watches.knows_nodes_for()
-            if self._settings.node_selector
-            else math.inf
-        )
 
     def _metric_sources(self) -> MetricSources:
         cache = self._cache

@@ -100,7 +100,6 @@ def _unbound_moves(
     elif (
         record.requests_devices
         and settings.force_overwrite_default_scheduler
-        and settings.reports_unadmitted
         and scheduler in ("", "default-scheduler")
     ):
         yield Move(

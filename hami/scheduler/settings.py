@@ -37,7 +37,6 @@ class Settings(ClusterSettings):
     in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
     *self_signed_previous_secret*: a Secret whose certificate is served first; empty for none.
     *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *kube_qps*: 0 for no limit.
-    *other_shards*: the names of HAMi's other schedulers in the cluster, which have nodes of their own.
     *pod_name*: empty if unknown. *dra_template_ttl*: how long a claim template stays that no pod uses.
     Raises: HamiError if they contradict each other.
     """
@@ -59,7 +58,6 @@ class Settings(ClusterSettings):
     self_signed_ca_lifetime: float = 3650 * DAY_S
 
     scheduler_name: str = "hami-scheduler"
-    other_shards: tuple[str, ...] = ()
     force_overwrite_default_scheduler: bool = True
     node_lock_timeout: float = 300.0
     preemption: str = "on"
@@ -110,11 +108,6 @@ class Settings(ClusterSettings):
     def is_own_scheduler(self, name: str) -> bool:
         """Reports whether pods whose ``schedulerName`` is *name* are placed by this scheduler."""
         return name in (self.scheduler_name, self.claims_scheduler_name)
-
-    @property
-    def reports_unadmitted(self) -> bool:
-        """Whether this scheduler, of all shards, reports pods that no webhook has seen. They name none of them."""
-        return all(self.scheduler_name < name for name in self.other_shards)
 
     @property
     def log_verbosity(self) -> int:

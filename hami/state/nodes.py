@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from hami.codec.keys import LOCK_FREE, NODE_LOCK, NODE_SCHEDULER
+from hami.codec.keys import LOCK_FREE, NODE_LOCK
 from hami.codec.objects import parse_resource_version
 from hami.codec.states import parse_lock_free
 from hami.model import Device, Node
@@ -28,7 +28,6 @@ from hami.vendors.inventory import gives_by_claims
 from hami.vendors.spec import Vendor
 
 TOMBSTONES = 1_000  # deleted nodes that are remembered
-LONGEST_OWNER = 300  # characters: the name of a scheduler, and a time
 
 Texts = Mapping[str, str]
 
@@ -65,7 +64,6 @@ class NodeRecord:
     may have bound pods to the node; ``None`` if it has not since its pods were last read. *unschedulable*: cordoned.
     *seen_at*: when it was last in a list or event, on the monotonic clock.
     *excess*: why none of the node's devices counts; ``None`` while all vendors together have no more than MAX_DEVICES.
-    *owner*: the text that says which scheduler has the node. *owner_since*: when it was first seen, on that clock.
     """
 
     name: str
@@ -80,8 +78,6 @@ class NodeRecord:
     unschedulable: bool = False
     inventories: dict[str, _Inventory] = field(default_factory=dict)
     excess: str | None = None
-    owner: str = ""
-    owner_since: float = 0.0
 
     def problem_of(self, inventory: _Inventory) -> str | None:
         """Returns why the devices of one of *inventories* cannot be used; ``None`` if they can."""
@@ -96,7 +92,7 @@ class NodeCache:
     """Nodes by name.
 
     *lock* is the store's: it guards the records, *table* and *bookings*, and is never held across I/O. Changes return
-    the names of the nodes whose locks have changed: binds may wait for these. *scheduler*: as of the store.
+    the names of the nodes whose locks have changed: binds may wait for these.
     """
 
     def __init__(
@@ -108,14 +104,12 @@ class NodeCache:
         *,
         clock: Callable[[], float],
         now: Callable[[], datetime],
-        scheduler: str = "",
     ) -> None:
         self._vendors = tuple(vendors)
         self._by_key = {vendor.key: vendor for vendor in self._vendors}
         self._lock = lock
         self._table = table
         self._bookings = bookings
-        self._scheduler = scheduler
         self._lock_keys = tuple(
             sorted({NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors)} - {""})
         )
@@ -176,7 +170,6 @@ class NodeCache:
             if facts != record.facts:
                 self.changes += 1
                 record.facts = facts
-                self._follow_owner(record, node.annotations.get(NODE_SCHEDULER, "")[:LONGEST_OWNER])
                 self._table.set_labels(node.name, node.labels)
                 for vendor in self._vendors:
                     if (reading := readings.get(vendor.key) or _reading(vendor, node)) is not None:
@@ -340,33 +333,6 @@ class NodeCache:
                 ):
                     record.foreign = None
 
-    def claims_due(self, rest_s: float) -> list[tuple[str, bool, int]]:
-        """Returns the nodes with devices that this scheduler has to claim; whether they have to rest then, as another
-        has had them; and their versions. Among them are those that have rested for *rest_s* seconds since this process
-        saw the claim."""
-        if not self._scheduler:
-            return []
-        with self._lock:
-            return [
-                (record.name, bool(record.owner) and not self._is_claimed(record), record.version)
-                for record in self._records.values()
-                if record.inventories
-                and record.owner != self._scheduler
-                and (not self._is_claimed(record) or self._clock() - record.owner_since >= rest_s)
-            ]
-
-    def resting(self, names: Iterable[str]) -> dict[str, str]:
-        """Returns those of the nodes *names* that are not used since another scheduler may still place pods on them,
-        with the text that says which scheduler has each, and since when this one waits."""
-        if not self._scheduler:
-            return {}
-        with self._lock:
-            return {
-                name: record.owner
-                for name in names
-                if (record := self._records.get(name)) is not None and self._rests(record)
-            }
-
     def reports_due(self) -> list[tuple[str, Vendor]]:
         """Returns nodes and vendors whose device plugin should be asked to report."""
         with self._lock:
@@ -434,29 +400,9 @@ class NodeCache:
             liveness
         )
 
-    def _follow_owner(self, record: NodeRecord, owner: str) -> None:
-        if owner != record.owner:
-            if self._rests(
-                record
-            ):  # the pods that the other scheduler has bound last are read once more
-                record.foreign = ForeignMark(self._clock())
-            record.owner, record.owner_since = owner, self._clock()
-
-    def _rests(self, record: NodeRecord) -> bool:
-        """Reports whether the node names another scheduler, or this one with the time since when it waits."""
-        return bool(self._scheduler) and record.owner not in ("", self._scheduler)
-
-    def _is_claimed(self, record: NodeRecord) -> bool:
-        return record.owner.partition(" ")[0] == self._scheduler
-
     def _offer(self, record: NodeRecord, vendor: Vendor, inventory: _Inventory) -> None:
-        offered = (
-            record.excess is None
-            and not self._rests(record)
-            and (
-                not vendor.annotations.handshake
-                or is_schedulable(inventory.liveness, self._clock())
-            )
+        offered = record.excess is None and (
+            not vendor.annotations.handshake or is_schedulable(inventory.liveness, self._clock())
         )
         if self._table.set_devices(record.name, vendor.key, inventory.devices if offered else ()):
             self._bookings.reread(record.name)

@@ -54,8 +54,7 @@ PENDING_REQUESTS = 5  # different requests of pending pods that are tried at onc
 class Store:
     """Nodes, pods, quotas and reservations. *clock* is monotonic, *now* is the time of day in UTC.
 
-    *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time. *scheduler*: the
-    name under which nodes are claimed, where several schedulers share them out; empty where none are.
+    *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Store:
         clock: Callable[[], float],
         now: Callable[[], datetime],
         foreign_reservations: bool = False,
-        scheduler: str = "",
     ) -> None:
         self.vendors = vendors
         self.policies = policies
@@ -81,9 +79,7 @@ class Store:
         self._holds = Holds(self._table)
         self._ended_holds: list[tuple[Hold, HoldEnd]] = []
         bookings = self._bookings = PodBookings(vendors, self._table)
-        self.nodes = NodeCache(
-            vendors, self._lock, self._table, bookings, clock=clock, now=now, scheduler=scheduler
-        )
+        self.nodes = NodeCache(vendors, self._lock, self._table, bookings, clock=clock, now=now)
         self.reservations = Reservations(self._table, self._lock, self.nodes, clock=clock, now=now)
         self.pods = PodCache(
             vendors,

@@ -22,9 +22,9 @@ def changes_of(cluster):
     """Returns the changes for the pod that waits in *cluster*; ``None`` if it fits."""
     inspected = InspectedCluster(cluster)
     waiting, view = inspected.pod_named("default", PENDING), inspected.view
-    if view.choose(waiting, inspected.offered(waiting.scheduler_name)) is not None:
+    if view.choose(waiting, inspected.offered) is not None:
         return None
-    refusal = view.refuse(waiting, inspected.offered(waiting.scheduler_name))
+    refusal = view.refuse(waiting, inspected.offered)
     return find_changes(inspected, view, waiting, [node.node for node in view.closest(refusal)])
 
 

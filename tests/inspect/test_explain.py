@@ -10,7 +10,7 @@ from hypothesis.strategies import randoms
 from pytest import param
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
-from hami.codec.keys import CORES_LIMIT, PREEMPTING, RESIZE, RESIZE_STATUS, RESIZED, SHARD
+from hami.codec.keys import CORES_LIMIT, PREEMPTING, RESIZE, RESIZE_STATUS, RESIZED
 from hami.codec.resize import ResizeState, ResizeStatus, render_status
 from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
@@ -552,33 +552,3 @@ def test_victims_of_namespaces_that_are_not_seen_are_counted():
 
 def test_a_pod_that_fits_preempts_nobody():
     assert explained(replace(urgent(), containers=(gpus(1, 100, 0),)), *LOW) == []
-
-
-SHARDED = [
-    node("n1", gpu("a", **T4)),
-    node("n2", gpu("b", **A100), labels={SHARD: "b"}),
-    node("n3", gpu("c", **A100), labels={SHARD: "b-b"}, unschedulable=True),
-]
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "fits", "others"),
-    [
-        ("hami-scheduler", "", 2),
-        ("hami-scheduler-claims", "", 2),
-        ("default-scheduler", "", 2),
-        ("hami-scheduler-b", "n2", 2),
-        ("hami-scheduler-b-claims", "n2", 2),
-        ("hami-scheduler-b-b", "", 2),
-    ],
-)
-def test_the_nodes_of_other_schedulers_are_not_asked(scheduler, fits, others):
-    waits = report(
-        pods=[replace(waiting(gpus(1, 40_000, 10)), scheduler_name=scheduler)], nodes=SHARDED
-    )
-    assert (waits.fits, waits.other_shards) == (fits, others)
-    texts = [text for change in waits.suggestions for text in change.changes]
-    assert {change.node for change in waits.suggestions} <= {"n1", "n3"}
-    assert any("n3 is uncordoned" in text for text in texts) == (scheduler == "hami-scheduler-b-b")
-    said = "  2 nodes  of other schedulers, not asked (label hami.io/shard)"
-    assert (said in lines(waits)) == (not fits)

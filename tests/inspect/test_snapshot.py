@@ -16,7 +16,6 @@ from hami.codec.keys import (
     RESIZE_STATUS,
     RESIZE_TARGET,
     RESIZED,
-    SHARD,
 )
 from hami.codec.resize import (
     AppliedSizes,
@@ -361,31 +360,6 @@ def test_a_device_that_is_named_after_its_node_keeps_that():
     assert (
         "node-1-AWSNeuron-0,NVIDIA" in hidden.pods[0].annotations["hami.io/vgpu-devices-allocated"]
     )
-
-
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        "hami-scheduler",
-        "hami-scheduler-team",
-        "hami-scheduler-team-claims",
-        "mine-big-team",
-        "other",
-    ],
-)
-def test_whose_nodes_they_are_is_the_same_in_an_anonymous_snapshot(scheduler):
-    nodes = [
-        node("n1", gpu("a", **T4)),
-        node("n2", gpu("b", **T4), labels={SHARD: "team"}),
-        node("n3", gpu("c", **T4), labels={SHARD: "big-team"}),
-    ]
-    cluster = InspectedCluster(record(nodes, [pod(gpus(1, 100, 0), scheduler_name=scheduler)]))
-    hidden = InspectedCluster(anonymize(cluster.record))
-    (waits,) = hidden.record.pods
-    assert hidden.in_shard(waits.scheduler_name) == [
-        name.replace("n", "node-") for name in cluster.in_shard(scheduler)
-    ]
-    assert "team" not in repr(hidden.record)
 
 
 def test_who_gives_out_devices_is_no_secret():

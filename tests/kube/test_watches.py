@@ -1,7 +1,5 @@
 """The watches of a whole cluster."""
 
-import math
-
 import pytest
 
 from hami.errors import ClusterError
@@ -83,13 +81,6 @@ def test_after_a_restore_of_etcd_earlier_versions_and_deleted_objects_are_taken(
     assert kind == "quotas" or find(cache) is None
     sink.upsert(make("30"), cache.time.seconds)
     assert find(cache) is not None
-
-
-def test_nodes_are_not_known_before_they_have_been_read():
-    assert (
-        Watches(None, nodes=None, pods=None, quotas=None, node_selector="").knows_nodes_for()
-        == -math.inf
-    )
 
 
 @pytest.mark.parametrize("kind", ["nodes", "pods"])

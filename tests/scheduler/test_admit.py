@@ -46,7 +46,7 @@ PRIVILEGED = {"securityContext": {"privileged": True}}
 NAMES = {f"example.com/{n}": 1 for n in range(20_000)}
 
 
-def admitter(*, force=True, name=SCHEDULER, quotas=(), others=(), **config):
+def admitter(*, force=True, name=SCHEDULER, quotas=(), **config):
     """The admission of an empty cluster."""
     clock, fake = Clock(), WatchedCluster()
     replica = Replica(fake, clock, vendors=vendors(DeviceConfig(nvidia=NvidiaConfig(**config))))
@@ -54,7 +54,7 @@ def admitter(*, force=True, name=SCHEDULER, quotas=(), others=(), **config):
         replica.cache.quotas.upsert(one)
     return Admitter(
         replica.cache,
-        Settings(scheduler_name=name, force_overwrite_default_scheduler=force, other_shards=others),
+        Settings(scheduler_name=name, force_overwrite_default_scheduler=force),
     )
 
 
@@ -130,15 +130,6 @@ def test_denied_pods_and_the_reason(thing, options, code, message):
     assert isinstance(answer, Denied)
     assert answer.code == code
     assert message in answer.message
-
-
-def test_a_pod_that_names_another_shard_is_admitted_as_one_of_its_own():
-    thing = raw(asking(ONE), scheduler="hami-scheduler-b")
-    answer = admit(thing, others=("hami-scheduler-b",))
-    assert answer == admit(raw(asking(ONE)))
-    assert answer.pod["spec"]["schedulerName"] == SCHEDULER
-    privileged = raw(asking(ONE, **PRIVILEGED), scheduler="hami-scheduler-b")
-    assert isinstance(admit(privileged, others=("hami-scheduler-b",)), Denied)
 
 
 @pytest.mark.parametrize(

@@ -211,17 +211,3 @@ def test_a_verb_tells_the_leader_too_that_it_is_needed(role):
     before = role.election.needed
     assert role.acting.wait_until_leading(1.0)
     assert role.election.needed == before + 1
-
-
-def test_a_leader_does_not_act_while_what_it_knows_of_the_nodes_is_stale():
-    clock, election, until = Clock(), Election(), [0.0]
-    acting = Leadership(election, lambda: None, clock=clock, knows_until=lambda: until[0])
-    election.tell(math.inf)
-    acting.step()
-    assert not acting.leads()
-    assert acting.leads_until() == 0.0
-    until[0] = clock() + 5
-    assert acting.leads()
-    assert acting.leads_until() == clock() + 5
-    clock.seconds += 5
-    assert not acting.leads()

@@ -79,15 +79,6 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
         (SLIPPED | {"scheduler_name": "volcano"}, {}, []),
         (SLIPPED | {"most_shares": {}}, {}, []),
         (SLIPPED, {"force_overwrite_default_scheduler": False}, []),
-        (SLIPPED, {"other_shards": ("hami-scheduler-b", "hami-scheduler-c")}, ["NotAdmitted"]),
-        (
-            SLIPPED,
-            {
-                "scheduler_name": "hami-scheduler-b",
-                "other_shards": ("hami-scheduler", "hami-scheduler-c"),
-            },
-            [],
-        ),
         (SLIPPED | {"node": "n1"}, {}, []),
     ],
     ids=[
@@ -121,8 +112,6 @@ SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
         "not admitted, of another scheduler",
         "requests no device",
         "no overwriting",
-        "not admitted, first of three shards",
-        "not admitted, second of three shards",
         "not admitted, but bound",
     ],
 )

@@ -39,7 +39,6 @@
 {{- if gt (len .name) 40 -}}
 {{- fail (printf "the name %q has more than 40 characters: set a shorter fullnameOverride" .name) -}}
 {{- end -}}
-{{- include "hami.checkShards" . -}}
 {{- if and (lookup "v1" "Namespace" "" "kube-system") (ne .namespace .root.Release.Namespace) (not (lookup "v1" "Namespace" "" .namespace)) -}}
 {{- fail (printf "namespaceOverride names the namespace %q, which does not exist: create it, or leave namespaceOverride out" .namespace) -}}
 {{- end -}}
@@ -55,29 +54,6 @@
 {{- range $paths -}}
 {{- if and (index . 1) (not (has (index . 1) (list (index . 2) "/usr/local/vgpu" "/usr/local/vgpu/containers"))) -}}
 {{- fail (printf "%s is %s, but global.gpuHookPath puts this directory at %s: set it to that, or change global.gpuHookPath" (index . 0) (index . 1) (index . 2)) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{/* hami.checkShards: what cannot be said of several schedulers. */}}
-{{- define "hami.checkShards" -}}
-{{- $ctx := . -}}
-{{- $v := .v -}}
-{{- $w := $v.scheduler.admissionWebhook -}}
-{{- $names := list -}}
-{{- range $v.scheduler.shards -}}
-{{- if has .name $names -}}{{- fail (printf "scheduler.shards has the name %s twice" .name) -}}{{- end -}}
-{{- $names = append $names .name -}}
-{{- if hasSuffix (printf "-%s" .name) $v.schedulerName -}}
-{{- fail (printf "scheduler.shards has the name %s, with which schedulerName ends: take another one" .name) -}}
-{{- end -}}
-{{- if gt (add (len .name) (len $ctx.name)) 45 -}}
-{{- fail (printf "the name %q of a shard and %q have more than 45 characters: set a shorter name, or fullnameOverride" .name $ctx.name) -}}
-{{- end -}}
-{{- end -}}
-{{- range $name, $wrong := dict "admission.mode=policy" (eq $v.admission.mode "policy") "dra.translate" $v.dra.translate "dra.allocate" $v.dra.allocate "takeOver" .takeOver "scheduler.admissionWebhook.enabled=false" (not $w.enabled) "scheduler.admissionWebhook.customURL" $w.customURL.enabled "scheduler.admissionWebhook.manageNamespaceSelector=false" (not $w.manageNamespaceSelector) -}}
-{{- if and $names $wrong -}}
-{{- fail (printf "scheduler.shards and %s contradict each other: the webhook of each scheduler gives pods its name by their namespace. Leave out one of them" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -174,11 +174,6 @@
 {{- $_ := set $config.leaderElection "leaderElect" .v.scheduler.leaderElect -}}
 {{- range $config.profiles -}}
 {{- $_ := set . "schedulerName" (replace "hami-scheduler" $ctx.v.schedulerName .schedulerName) -}}
-{{- if or $ctx.shard $ctx.v.scheduler.shards -}}
-{{- $terms := list (dict "matchExpressions" (list (include "hami.ofShard" (list $ctx "DoesNotExist") | fromJson))) -}}
-{{- $affinity := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
-{{- $_ := set . "pluginConfig" (list (dict "name" "NodeAffinity" "args" (dict "addedAffinity" $affinity))) -}}
-{{- end -}}
 {{- end -}}
 {{- if semverCompare "<1.33-0" .root.Capabilities.KubeVersion.Version -}}{{- $_ := unset $config "podMaxBackoffSeconds" -}}{{- end -}}
 {{- $extender := first $config.extenders -}}

@@ -5,12 +5,6 @@
 {{- $v := .v -}}
 {{- include "hami.devices" $ctx -}}
 {{- $_ := set $ctx "objects" dict -}}
-{{- if not .shard -}}
-{{- /* the names of all schedulers; none if there is only one */ -}}
-{{- $shards := list -}}
-{{- range $v.scheduler.shards -}}{{- $shards = append $shards (printf "%s-%s" $v.schedulerName .name) -}}{{- end -}}
-{{- $_ := set $ctx "shards" (ternary (prepend $shards $v.schedulerName) $shards (not (empty $shards))) -}}
-{{- end -}}
 {{- $base := .root.Files.Get "manifests/base/kustomization.yaml" | fromYaml -}}
 {{- range $base.resources -}}{{- include "hami.load" (list $ctx (printf "base/%s" .)) -}}{{- end -}}
 {{- if eq .certificates "self-signed" -}}
@@ -58,53 +52,6 @@
 {{- include "hami.webhook" $ctx -}}
 {{- include "hami.rights" $ctx -}}
 {{- include "hami.node" $ctx -}}
-{{- range $v.scheduler.shards -}}{{- include "hami.shard" (list $ctx .) -}}{{- end -}}
-{{- end -}}
-
-{{/* hami.shard: adds the scheduler of a shard: that of another release, whose name begins with the shard's, without what a
-cluster has once. Its labels name another instance, so that no selector of the first matches its pods. Argument: ctx, shard. */}}
-{{- define "hami.shard" -}}
-{{- $first := index . 0 -}}
-{{- $shard := index . 1 -}}
-{{- $ctx := omit $first "objects" -}}
-{{- $v := deepCopy $first.v -}}
-{{- $_ := set $ctx "v" $v -}}
-{{- $_ := set $ctx "shard" $shard.name -}}
-{{- $_ := set $ctx "name" (printf "%s-%s" $shard.name $first.name) -}}
-{{- $_ := set $ctx "labels" (merge (dict "app.kubernetes.io/instance" (printf "%s-%s" $first.root.Release.Name $shard.name)) $first.labels) -}}
-{{- range list $v.prometheus $v.dashboard $v.dra $v.devicePlugin -}}{{- $_ := set . "enabled" false -}}{{- end -}}
-{{- $_ := set $ctx "monitor" false -}}
-{{- $_ := set $v "schedulerName" (printf "%s-%s" $v.schedulerName $shard.name) -}}
-{{- $s := $v.scheduler -}}
-{{- $_ := set $s "shards" list -}}
-{{- $_ := set $s "replicas" ($shard.replicas | default $s.replicas) -}}
-{{- $_ := set $s.extender "resources" ($shard.resources | default $s.extender.resources) -}}
-{{- /* ports of the nodes are those of the first */ -}}
-{{- $_ := set $s "service" (merge (dict "type" "ClusterIP" "schedulerPort" nil "httpTargetPort" nil) $s.service) -}}
-{{- include "hami.objects" $ctx -}}
-{{- $own := printf "^%s-(scheduler.*|webhook|kube-scheduler|ca|self-signed)$" $ctx.name -}}
-{{- range $key, $object := $ctx.objects -}}
-{{- if and (regexMatch $own $object.metadata.name) (ne $key (printf "ConfigMap/%s-scheduler-device" $ctx.name)) -}}
-{{- $_ := set $first.objects $key $object -}}
-{{- end -}}
-{{- end -}}
-{{- range (get $ctx.objects (printf "Deployment/%s-scheduler" $ctx.name)).spec.template.spec.volumes -}}
-{{- if eq .name "device-config" -}}{{- $_ := set .configMap "name" (printf "%s-scheduler-device" $first.name) -}}{{- end -}}
-{{- end -}}
-{{- end -}}
-
-{{/* hami.ofShard: a requirement on the label of nodes or namespaces. Argument: ctx, operator of the first scheduler. */}}
-{{- define "hami.ofShard" -}}
-{{- $ctx := index . 0 -}}
-{{- if $ctx.shard -}}
-{{- toJson (dict "key" "hami.io/shard" "operator" "In" "values" (list $ctx.shard)) -}}
-{{- else if eq (index . 1) "NotIn" -}}
-{{- $names := list -}}
-{{- range $ctx.v.scheduler.shards -}}{{- $names = append $names .name -}}{{- end -}}
-{{- toJson (dict "key" "hami.io/shard" "operator" "NotIn" "values" $names) -}}
-{{- else -}}
-{{- toJson (dict "key" "hami.io/shard" "operator" "DoesNotExist") -}}
-{{- end -}}
 {{- end -}}
 
 {{/* hami.dra: a resource of the extender cannot also stand for claims: the webhook hands its pods to our scheduler. */}}
@@ -214,8 +161,7 @@ cluster has once. Its labels name another instance, so that no selector of the f
 {{- with uniq $secrets -}}{{- $_ := set $pod "imagePullSecrets" . -}}{{- end -}}
 {{- end -}}
 
-{{/* hami.decisionFlags: the flags that decide about pods, which scheduler and dashboard share. Argument: ctx, container,
-more terms of the selector of nodes. */}}
+{{/* hami.decisionFlags: the flags that decide about pods, which scheduler and dashboard share. Argument: ctx, container. */}}
 {{- define "hami.decisionFlags" -}}
 {{- $ctx := index . 0 -}}
 {{- $container := index . 1 -}}
@@ -230,7 +176,6 @@ more terms of the selector of nodes. */}}
 {{- if $ctx.v.global.managedNodeSelectorEnable -}}{{- $selector = merge $selector ($ctx.v.global.managedNodeSelector | default dict) -}}{{- end -}}
 {{- $terms := list -}}
 {{- range $key, $value := $selector -}}{{- $terms = append $terms (printf "%s=%v" $key $value) -}}{{- end -}}
-{{- $terms = concat $terms (index . 2) -}}
 {{- if $terms -}}{{- $flags = append $flags (list "node-label-selector" (join "," $terms)) -}}{{- end -}}
 {{- range $flags -}}{{- include "hami.flag" (list $container (index . 0) (index . 1)) -}}{{- end -}}
 {{- end -}}
@@ -243,7 +188,7 @@ more terms of the selector of nodes. */}}
 {{- $container := first $template.spec.containers -}}
 {{- $image := $ctx.v.scheduler.extender.image -}}
 {{- include "hami.container" (list $ctx $template.spec $container (include "hami.image" (list $ctx $image "hami")) $image dict) -}}
-{{- include "hami.decisionFlags" (list $ctx $container list) -}}
+{{- include "hami.decisionFlags" (list $ctx $container) -}}
 {{- end -}}
 {{- end -}}
 
@@ -268,10 +213,7 @@ more terms of the selector of nodes. */}}
   (list "force-overwrite-default-scheduler" $s.forceOverwriteDefaultScheduler)
   (list "leader-elect" $s.leaderElect) (list "leader-elect-resource-name" .v.schedulerName)
 -}}
-{{- $nodes := list -}}
-{{- if .shard -}}{{- $nodes = list (printf "hami.io/shard=%s" .shard) -}}{{- else if $s.shards -}}{{- $nodes = list "!hami.io/shard" -}}{{- end -}}
-{{- include "hami.decisionFlags" (list . $extender $nodes) -}}
-{{- with without .shards .v.schedulerName -}}{{- $flags = append $flags (list "other-shards" (join "," .)) -}}{{- end -}}
+{{- include "hami.decisionFlags" (list . $extender) -}}
 {{- if .v.legacyMetrics -}}{{- $flags = append $flags (list "legacy-metrics" true) -}}{{- end -}}
 {{- if eq .preemption "strict" -}}{{- $flags = append $flags (list "preemption" "strict") -}}{{- end -}}
 {{- with $s.preemption.minRuntime -}}{{- $flags = append $flags (list "preemption-min-runtime" .) -}}{{- end -}}
@@ -358,9 +300,6 @@ more terms of the selector of nodes. */}}
 {{- include "hami.selector" (list .namespaceSelector $w.namespaceSelector) -}}
 {{- if $w.whitelistNamespaces -}}
 {{- $_ := set .namespaceSelector "matchExpressions" (append .namespaceSelector.matchExpressions (dict "key" "kubernetes.io/metadata.name" "operator" "NotIn" "values" $w.whitelistNamespaces)) -}}
-{{- end -}}
-{{- if or $ctx.shard $ctx.v.scheduler.shards -}}
-{{- $_ := set .namespaceSelector "matchExpressions" (append .namespaceSelector.matchExpressions (include "hami.ofShard" (list $ctx "NotIn") | fromJson)) -}}
 {{- end -}}
 {{- if not (or $w.manageNamespaceSelector $claims) -}}{{- $_ := unset . "namespaceSelector" -}}{{- end -}}
 {{- if hasKey . "reinvocationPolicy" -}}{{- $_ := set . "reinvocationPolicy" $w.reinvocationPolicy -}}{{- end -}}
