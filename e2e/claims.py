@@ -21,16 +21,15 @@ from e2e.pods import pod
 from e2e.realnode import RealNode
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
-from hami.codec.claims import render_claim_spec
+from hami.codec.claim_spec import render_claim_spec
 from hami.codec.slices import DRIVER
-from hami.model import DevicePolicy, Request, Selector
+from hami.model import Request, Selector
 
 __all__ = [
     "ALLOCATE",
     "FIRST",
     "SLOTS_PER_POD",
     "TIMEOUT_S",
-    "TRANSLATE",
     "call_webhooks",
     "claiming",
     "class_and_rights",
@@ -52,7 +51,6 @@ __all__ = [
 
 Object = dict[str, Any]
 COMPONENT = MANIFESTS.parent / "components" / "dra"
-TRANSLATE = MANIFESTS.parent / "components" / "dra-translate"
 ALLOCATE = MANIFESTS.parent / "components" / "dra-allocate"
 TIMEOUT_S = 90  # of a wait on a busy machine, such as until another replica leads
 CDI = "/run/cdi"
@@ -122,9 +120,7 @@ def share(memory_mib: int, cores: int = 0) -> Request:
 
 def spec_of(selector: Selector = Selector(), /, **requests: Request) -> Object:
     """Returns the specification of a claim with a request for each container, as of a pod with *selector*."""
-    spec = render_claim_spec(requests, selector, DevicePolicy(()), ())
-    assert isinstance(spec, dict), spec
-    return spec
+    return render_claim_spec(requests, selector)
 
 
 def template(name: str, spec: Object) -> Object:
@@ -179,7 +175,7 @@ def wait_published(plugin: DevicePlugin) -> None:
 def call_webhooks(kube: Kube, certificates: Certificates, port: int) -> None:
     """Applies the webhooks for claims with the address of a process on this machine."""
     base = yaml.safe_load((MANIFESTS / "webhook.yaml").read_text())
-    patches = yaml.safe_load((TRANSLATE / "webhooks" / "kustomization.yaml").read_text())["patches"]
+    patches = yaml.safe_load((ALLOCATE / "webhooks" / "kustomization.yaml").read_text())["patches"]
     (operations,) = (
         patch["patch"]
         for patch in patches

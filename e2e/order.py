@@ -34,7 +34,6 @@ LONGEST = (
     "test_gangs.py",
     "test_upgrade.py",
     "test_lifecycle.py",
-    "test_dra_text.py",
 )
 """Files that take more than a minute on two cores, the longest first."""
 

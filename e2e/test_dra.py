@@ -20,13 +20,11 @@ from e2e.kube import ApiError, Kube, path_of
 from e2e.people import DEVICE_CONFIG, hami
 from e2e.pods import container, pod
 from e2e.sandbox import Sandbox
-from hami.codec.claim_templates import ClaimRequest, claim_spec
+from hami.codec.claim_spec import Inexpressible, render_claim_spec
 from hami.codec.claims import (
     AllocatedClaim,
     CorePolicy,
-    Inexpressible,
     parse_claim,
-    render_claim_spec,
 )
 from hami.codec.slices import (
     DRIVER,
@@ -38,7 +36,7 @@ from hami.codec.slices import (
     render_slices,
 )
 from hami.errors import MalformedInput
-from hami.model import Device, DevicePolicy, Request, Selector
+from hami.model import Device, Request, Selector
 from hami.quantity import MIB, parse_quantity
 from tests.devices.cards import A100_PROFILES
 
@@ -50,7 +48,7 @@ EXAMPLES = re.findall(
 )
 SYSTEM, PLUGIN = "kube-system", "hami-device-plugin"
 A100, T4 = "NVIDIA A100-SXM4-80GB", "NVIDIA-Tesla T4"
-ANY_CARD, POLICY = Selector(), DevicePolicy(())
+ANY_CARD = Selector()
 WAITS = "cannot allocate all claims"
 PRIORITY = "CUDA_TASK_PRIORITY"
 
@@ -212,8 +210,8 @@ def create(
     name: str,
     requests: Mapping[str, Request] | Request,
     selector: Selector = ANY_CARD,
-    policy: DevicePolicy = POLICY,
     *,
+    numa_bind: bool = False,
     config: list[Object] | None = None,
 ) -> None:
     """Creates a pod with a container for each request, and the template of its claim."""
@@ -224,8 +222,7 @@ def create(
         if (part := parse_slice(json.dumps(item).encode())) is not None
     ]
     sizes = {card.memory_mib for part in published for card in part.devices}
-    spec = render_claim_spec(requests, selector, policy, sizes)
-    assert isinstance(spec, dict), spec
+    spec = render_claim_spec(requests, selector, sizes, numa_bind=numa_bind)
     if config:
         spec["devices"]["config"] = config
     sandbox.kube.create(template(name, spec), sandbox.namespace)
@@ -419,9 +416,8 @@ def test_the_cards_of_a_container_differ_and_may_be_bound_to_one_numa_node(
     publish(sandbox, n0=[card(index, numa=index // 2) for index in range(4)])
     assert place(sandbox, "alone", ask(cores=100)) == ["n0/0"]
     assert place(sandbox, "two", ask(2, memory_mib=2000)) == ["n0/1", "n0/2"]
-    near = DevicePolicy((), numa_bind=True)
-    assert place(sandbox, "near", ask(2), ANY_CARD, near) == ["n0/2", "n0/3"]
-    create(sandbox, "waits", ask(3), ANY_CARD, near)
+    assert place(sandbox, "near", ask(2), numa_bind=True) == ["n0/2", "n0/3"]
+    create(sandbox, "waits", ask(3), numa_bind=True)
     wait_refused(sandbox, "waits")
 
 
@@ -627,28 +623,16 @@ def test_the_largest_claims_that_admission_makes_are_taken(sandbox: Sandbox) -> 
     selector = Selector(
         **dict(zip(("use_types", "nouse_types", "use_uuids", "nouse_uuids"), lists, strict=True))
     )
-    half, near = ask(memory_percent=50, cores=5), DevicePolicy((), numa_bind=True)
+    half = ask(memory_percent=50, cores=5)
     made = 0
     for sizes, selected in ((8, selector), (1, selector), (8, ANY_CARD)):
-
-        def claim(
-            count: int, sizes: int = sizes, selected: Selector = selected
-        ) -> Object | Inexpressible:
-            requests = {f"{number:02}{'c' * 61}": half for number in range(count)}
-            return claim_spec(
-                ClaimRequest(
-                    requests=requests,
-                    selector=selected,
-                    numa_bind=True,
-                    card_sizes=frozenset(1000 * size for size in range(1, sizes + 1)),
-                ),
-                near,
-            )
-
-        largest = max(count for count in range(1, 33) if isinstance(claim(count), dict))
-        spec = claim(largest)
-        assert isinstance(spec, dict)
-        assert isinstance(claim(largest + 1), Inexpressible)
+        spec = None
+        with pytest.raises(Inexpressible):
+            for count in range(1, 34):
+                requests = {f"{number:02}{'c' * 61}": half for number in range(count)}
+                sizes_mib = [1000 * size for size in range(1, sizes + 1)]
+                spec = render_claim_spec(requests, selected, sizes_mib, numa_bind=True)
+        assert spec is not None
         sandbox.kube.create(template(f"t{made}", spec), sandbox.namespace)
         sandbox.kube.create(
             {
@@ -686,8 +670,7 @@ def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
             ("low", [parameters(priority=3, corePolicy="force")]),
             ("wishes", [parameters(priority=0)]),
         ):
-            spec = render_claim_spec({"main": ask()}, ANY_CARD, POLICY, ())
-            assert isinstance(spec, dict)
+            spec = render_claim_spec({"main": ask()})
             spec["devices"]["requests"][0]["exactly"]["deviceClassName"] = sandbox.namespace
             spec["devices"]["config"] = config
             sandbox.kube.create(
@@ -1156,8 +1139,7 @@ def test_kubernetes_own_controller_of_claims_is_one_account(
 def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox: Sandbox) -> None:
     """The claim is created by kube-controller-manager, from a template."""
     publish(sandbox, n0=[card(cordoned=True)])
-    spec = render_claim_spec({"main": ask()}, ANY_CARD, POLICY, ())
-    assert isinstance(spec, dict)
+    spec = render_claim_spec({"main": ask()})
     spec["devices"]["requests"][0]["exactly"]["tolerations"] = [
         {"key": "hami.io/cordoned", "operator": "Exists"}
     ]
@@ -1175,7 +1157,7 @@ def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox: 
 def test_a_claim_is_for_one_pod_at_a_time(sandbox: Sandbox) -> None:
     """The node would not be asked about a second one. It is bound once the first has ended."""
     publish(sandbox, n0=[card()])
-    spec = render_claim_spec({"main": ask()}, ANY_CARD, POLICY, ())
+    spec = render_claim_spec({"main": ask()})
     sandbox.kube.create(
         {**template("shared", {}), "kind": "ResourceClaim", "spec": spec}, sandbox.namespace
     )

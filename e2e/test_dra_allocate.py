@@ -364,6 +364,18 @@ def webhook_calls(cluster: LocalCluster) -> Counter[str]:
     return calls
 
 
+def test_while_no_webhook_answers_pods_that_require_a_claim_are_not_created(
+    cluster: LocalCluster, sandbox: Sandbox, replica: Scheduler
+) -> None:
+    with Sandbox.opened(cluster.kube, labels={ALLOCATION_MODE: "dra-preferred"}) as preferred:
+        replica.stop()
+        with pytest.raises(ApiError, match="failed calling webhook"):
+            sandbox.create(pod("p", gpu=1, gpumem=1000))
+        sandbox.create(pod("q"))
+        made = cluster.kube.dry_run(pod("r", gpu=1), preferred.namespace)
+        assert "resourceClaims" not in made["spec"]
+
+
 def test_what_pods_get_by_claims(sandbox: Sandbox) -> None:
     """Percent, whole cards, several containers, those of the beginning, several cards."""
     manage(sandbox, n0=gpus(4))

@@ -108,11 +108,6 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
     "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
     "dashboard": ("overlays/self-signed", ["dashboard"], {"dashboard": {"enabled": True}}),
     "dra": ("overlays/self-signed", ["dra"], {"dra": {"enabled": True}}),
-    "dra-translate": (
-        "overlays/self-signed",
-        ["dra", "dra-translate"],
-        {"dra": {"enabled": True, "translate": True}},
-    ),
     "dra-allocate": (
         "overlays/self-signed",
         ["dra", "dra-allocate"],
@@ -306,8 +301,8 @@ WRONG: dict[str, tuple[Object, str]] = {
         "strict needs admission",
     ),
     "policies of admission and claims": (
-        {"admission": {"mode": "policy"}, "dra": {"enabled": True, "translate": True}},
-        "dra.translate needs admission.mode=webhook",
+        {"admission": {"mode": "policy"}, "dra": {"enabled": True, "allocate": True}},
+        "dra.allocate needs admission.mode=webhook",
     ),
     "policies of admission alone": (
         {"admission": {"mode": "policy"}, "policies": {"enabled": False}},
@@ -336,15 +331,7 @@ WRONG: dict[str, tuple[Object, str]] = {
         {"dra": {"extendedResource": "example.com/gpu"}},
         "belongs to dra.enabled: set it to",
     ),
-    "translation without dra": (
-        {"dra": {"translate": True}},
-        "dra.translate belongs to dra.enabled",
-    ),
     "allocation without dra": ({"dra": {"allocate": True}}, "dra.allocate belongs to dra.enabled"),
-    "two ways": (
-        {"dra": {"enabled": True, "allocate": True, "translate": True}},
-        "set one of them",
-    ),
     "resource of the plugin": (
         {"dra": {"enabled": True, "extendedResource": "nvidia.com/gpu"}},
         "is nvidia.com/gpu, a resource of the device plugin, .* name another one",
@@ -504,7 +491,6 @@ def test_policies_of_admission_follow_the_values(helm: Helm) -> None:
     [
         {},
         {"admission": {"mode": "policy"}},
-        {"dra": {"enabled": True, "translate": True}},
         {"dra": {"enabled": True, "allocate": True}},
     ],
     ids=str,

@@ -387,10 +387,8 @@ def test_instances_are_made_for_claims_and_go_with_them(
         driver.kill()
         restarted(sandbox, "a", kill_container(sandbox, real, "a"))
         assert real.output(sandbox.pod("a")).count(env["a"]["NVIDIA_VISIBLE_DEVICES"]) >= 2
-        translated = claims.spec_of(
-            Selector(mode="mig"), main=share(20_000)
-        )  # as of a pod that keeps its text
-        sandbox.create(claiming(sandbox, shower(HOOK, "c"), translated))
+        large = claims.spec_of(Selector(mode="mig"), main=share(20_000))
+        sandbox.create(claiming(sandbox, shower(HOOK, "c"), large))
         sandbox.delete("b")
         running(sandbox, "c")
         (found,) = [

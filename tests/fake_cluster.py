@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from urllib3.exceptions import ConnectTimeoutError
 
-from hami.codec.claim_templates import ClaimTemplate
 from hami.codec.own_claims import StoredClaim, parse_stored_claim
 from hami.codec.pods import parse_preempted
 from hami.codec.times import render_time
@@ -59,7 +58,6 @@ class FakeCluster:
         self.webhooks: dict[str, WebhookConfiguration] = {}
         self.budgets: list[DisruptionBudget] = []
         self.pod_groups: dict[tuple[str, str], PodGroup] = {}
-        self.claim_templates: dict[tuple[str, str], ClaimTemplate] = {}
         self.written_templates: dict[
             tuple[str, str], dict[str, Any]
         ] = {}  # those of users, as JSON
@@ -333,24 +331,6 @@ class FakeCluster:
         return self._do(
             "pod_group", lambda: self.pod_groups.get((ref.namespace, ref.name)), ref=ref
         )
-
-    def create_claim_template(self, namespace: str, template: Mapping[str, Any]) -> None:
-        def effect():
-            key = namespace, template["metadata"]["name"]
-            if key in self.claim_templates:
-                raise Conflict(f"template {key} exists", 409)
-            self.claim_templates[key] = ClaimTemplate(*key, uid=f"template-{self._next_version()}")
-
-        self._do("create_claim_template", effect, namespace=namespace, template=template)
-
-    def delete_claim_template(self, template: ClaimTemplate) -> None:
-        def effect():
-            key = template.namespace, template.name
-            if _present(self.claim_templates.get(key), f"template {key}").uid != template.uid:
-                raise Conflict(f"template {key} is another one now", 409)
-            del self.claim_templates[key]
-
-        self._do("delete_claim_template", effect, template=template)
 
     # ---- the methods of ClaimWriter, with the rules of the API server about status
 

@@ -33,7 +33,6 @@ from tests.builders import gpu
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
 DRA = ROOT / "manifests" / "components" / "dra"
-TRANSLATE = ROOT / "manifests" / "components" / "dra-translate"
 ALLOCATE = ROOT / "manifests" / "components" / "dra-allocate"
 DASHBOARD = ROOT / "manifests" / "components" / "dashboard"
 CONTAINERS = {
@@ -230,7 +229,7 @@ def test_the_policies_protect_the_keys_of_the_scheduler_and_none_of_users():
     assert CORDON not in names_in(nodes)
 
 
-@pytest.mark.parametrize("folder", [BASE, DRA, TRANSLATE, ALLOCATE], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [BASE, DRA, ALLOCATE], ids=lambda folder: folder.name)
 def test_every_policy_denies_when_it_fails_and_is_bound(folder):
     items = list(yaml.safe_load_all((folder / "policies.yaml").read_text()))
     policies = {
@@ -259,7 +258,7 @@ def test_every_policy_denies_when_it_fails_and_is_bound(folder):
 
 
 def test_rights_that_policies_ask_for_are_granted_by_a_role():
-    folders = [BASE, DRA, TRANSLATE, ALLOCATE]
+    folders = [BASE, DRA, ALLOCATE]
     asked = set()
     for expression in (
         text for folder in folders for text in expressions("policies.yaml", folder).values()
@@ -389,16 +388,10 @@ def test_what_other_pods_reach_may_only_delete_pods_and_create_only_bindings_eve
     }
 
 
-def test_the_scheduler_gets_rights_about_claims_only_with_the_component():
-    found, of_kubernetes = rights(
-        "hami-scheduler-extender", "components/dra-translate", "components/dra"
-    )
+def test_the_scheduler_sees_claims_only_with_the_component():
+    found, of_kubernetes = rights("hami-scheduler-extender", "components/dra")
     assert (found, of_kubernetes) == (
         {
-            ("resource.k8s.io", "resourceclaimtemplates", "", verb)
-            for verb in ("list", "watch", "create", "delete")
-        }
-        | {
             ("resource.k8s.io", resource, "", verb)
             for resource in ("resourceslices", "resourceclaims")
             for verb in ("list", "watch")
@@ -425,8 +418,8 @@ def test_the_scheduler_may_write_claims_only_where_it_allocates_them():
 
 def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
     """Those of labels on pods also see pods that have a claim already, which the other webhook leaves to them. All see
-    pods that name templates of claims, except for those of the scheduler."""
-    folder = ROOT / "manifests" / "components" / "dra-translate" / "webhooks"
+    pods that name templates of claims."""
+    folder = ROOT / "manifests" / "components" / "dra-allocate" / "webhooks"
     component = yaml.safe_load((folder / "kustomization.yaml").read_text())
     (text,) = (
         patch["patch"]
@@ -445,7 +438,7 @@ def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
         ]
         for webhook in webhooks
     } == {
-        f"{kind}.{allocation_mode}.hami.io": [[*names, *more, "^hami-[0-9a-f]{20}$"]]
+        f"{kind}.{allocation_mode}.hami.io": [[*names, *more]]
         for kind, more in (("pods", ["hami.io/claim"]), ("namespaces", []))
         for allocation_mode in ("dra", "dra-preferred")
     }

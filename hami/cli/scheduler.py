@@ -169,11 +169,8 @@ SCHEDULING = (
         "--dra",
         choice("mode", *DRA),
         "What to do about GPUs that pods get by claims (Dynamic Resource Allocation, "
-        "from Kubernetes 1.36 on): show them; optional: also give claims to pods that a label of theirs or of their "
-        "namespace selects; allocate: give such pods claims that this scheduler allocates; or off.",
-    ),
-    Flag(
-        "--dra-template-ttl", DURATION, "How long a ResourceClaimTemplate stays that no pod uses."
+        "from Kubernetes 1.36 on): show them; allocate: give pods that a label of theirs or of their namespace "
+        "selects claims that this scheduler allocates; or off.",
     ),
     Flag(
         "--node-lock-timeout",

@@ -27,6 +27,8 @@ VENDOR = "NVIDIA"
 """The vendor whose devices claims give."""
 MAX_RESULTS = 32
 """Requests of a claim, devices of an allocation, and containers with amounts."""
+WHOLE = 100
+"""Percent: all memory or cores of a card."""
 MAX_EXPRESSION = 10_240
 """Bytes of a selector that the API server accepts."""
 TOO_MANY = f"a claim has at most {MAX_RESULTS} GPUs"
@@ -84,9 +86,10 @@ def with_amounts(containers: Sequence[Container], text: str | None) -> tuple[Con
         raise MalformedInput(
             CLAIM_AMOUNTS, min(unknown), "expected the name of a container of the pod"
         )
-    return tuple(
-        replace(container, limits={**container.limits, **amounts[container.name]})
-        if container.name in amounts
-        else container
-        for container in containers
-    )
+    result = []
+    for container in containers:
+        if container.name in amounts:
+            limits = {**container.limits, **amounts[container.name]}
+            container = replace(container, limits=limits)
+        result.append(container)
+    return tuple(result)

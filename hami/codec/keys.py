@@ -42,10 +42,6 @@ UNHEALTHY_TAINT = "hami.io/unhealthy"  # likewise
 MANAGED_TAINT = "hami.io/managed"  # likewise: HAMi's scheduler allocates its claims
 CLAIM_AMOUNTS = "hami.io/claim-amounts"  # on a pod: the resources of its containers that admission has made a claim
 CLAIM_RESOURCE = "hami.io/claim"  # requested by pods with such a claim, so that kube-scheduler calls the extender
-CLAIM_REQUEST = (
-    "hami.io/claim-request"  # on a pod: what it asks for by the claim that admission has given it
-)
-CLAIM_TEMPLATE = "hami.io/claim-template"  # a label of templates that the scheduler has made
 
 NODE_POLICY = "hami.io/node-scheduler-policy"
 KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose the node

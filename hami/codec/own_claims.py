@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from hami.codec.claims import WHOLE, AllocatedClaim, ClaimedDevice, ClaimedRequest, parse_claim
+from hami.codec.claim_amounts import WHOLE
+from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest, parse_claim
 from hami.codec.documents import decode
 from hami.codec.keys import MANAGED_TAINT
 from hami.codec.objects import Metadata

@@ -19,25 +19,22 @@ from hami.codec.claim_amounts import (
     parse_claim_amounts,
     render_claim_amounts,
 )
-from hami.codec.claim_templates import ClaimRequest, claim_spec
-from hami.codec.claims import Inexpressible, needs_card_sizes
+from hami.codec.claim_spec import Inexpressible, needs_card_sizes, render_claim_spec
 from hami.codec.documents import entries
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE
 from hami.codec.own_claims import render_waiting_claim
 from hami.codec.pods import convert_pod
-from hami.dra.translate import (
+from hami.dra.pod_claims import (
     NO_OTHERS,
     claims_of,
-    memory_size,
-    share_requests,
-    too_long_annotations,
     with_claim,
     with_containers,
     without_resources,
 )
+from hami.dra.shared_requests import SharedRequests, memory_size, share_requests
 from hami.errors import MalformedInput, PodRefused
-from hami.model import ContainerKind, Pod, Request
-from hami.scheduling.pod_request import make_pod_request
+from hami.model import Container, ContainerKind, Pod, Request
+from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.vendors.claims import too_many_devices, unclaimable
 from hami.vendors.request import device_request
 from hami.vendors.spec import Catalog, Vendor
@@ -67,71 +64,68 @@ def give_claim(
     name: str,
     scheduler: str,
     users: Mapping[str, str] | None = None,
-) -> Mapping[str, Any] | Inexpressible | None:
-    """Returns the admitted pod *wire* with the claim *name* for the GPUs that it requests, or why there is none; None
-    if it requests none.
+) -> Mapping[str, Any] | None:
+    """Returns the admitted pod *wire* with the claim *name* for the GPUs that it requests; None if it requests none.
 
     *device_policy*: the default if the pod's annotation does not set one. *scheduler*: the name by which pods with
     claims are placed; empty to leave that of the pod. *users*: the request that each container uses, if it is given.
-    Raises: MalformedInput.
+    Raises: Inexpressible if no claim can give it these; MalformedInput.
     """
     pod = convert_pod(wire)
     request = make_pod_request(pod, vendors, device_policy)
-    if request is None or all(shared.vendor.key != VENDOR for shared in request.vendor_requests):
+    if request is None:
+        return None
+    if all(shared.vendor.key != VENDOR for shared in request.vendor_requests):
         return None
     if claims_of(wire):
-        return Inexpressible(f"spec.resourceClaims: {NO_OTHERS}")
-    if (reason := next(unclaimable(pod, vendors), None)) is not None:
-        return Inexpressible(reason)
-    shared = share_requests(pod, request)
-    if isinstance(shared, Inexpressible):
-        return shared
+        raise Inexpressible(f"spec.resourceClaims: {NO_OTHERS}")
+    shared = _shared_requests(pod, request, vendors)
     users = users or shared.users
-    if reason := too_many_devices(shared.requests.values(), vendors):
-        return Inexpressible(reason)
-    amounts = {
-        container.name: _amounts(pod, vendors[VENDOR], container.name, users)
-        for container in pod.containers
-        if users.get(container.name) == container.name
-    }
+    amounts: dict[str, dict[str, str]] = {}
+    for container in pod.containers:
+        if users.get(container.name) == container.name:
+            amounts[container.name] = _amounts(pod, vendors[VENDOR], container.name, users)
     try:
         text = render_claim_amounts(amounts)
     except MalformedInput as error:
-        return Inexpressible(str(error))
-    names = frozenset(vendors[VENDOR].resources.names)
-    claiming = with_claim(wire, names, users, {CLAIM_AMOUNTS: text}, resourceClaimName=name)
-    if reason := too_long_annotations(claiming):
-        return Inexpressible(reason)
+        raise Inexpressible(str(error)) from None
+    claiming = with_claim(wire, name, vendors[VENDOR].resources.names, users, {CLAIM_AMOUNTS: text})
     return _marked(claiming, next(iter(amounts)), scheduler)
+
+
+def _shared_requests(pod: Pod, request: PodRequest, vendors: Catalog) -> SharedRequests:
+    """Returns the requests of the claim of *pod*. Raises: Inexpressible if no claim can give it these."""
+    for reason in unclaimable(pod, vendors):
+        raise Inexpressible(reason)
+    shared = share_requests(pod, request)
+    reason = too_many_devices(shared.requests.values(), vendors)
+    if reason:
+        raise Inexpressible(reason)
+    return shared
 
 
 def waiting_claim(
     pod: Pod, vendors: Catalog, device_policy: str, card_sizes: Callable[[], Collection[int]]
-) -> dict[str, Any] | Inexpressible:
-    """Returns the claim of *pod*, which has one and waits, or why it gets none yet.
+) -> dict[str, Any]:
+    """Returns the claim of *pod*, which has one and waits.
 
     What a claim cannot say of a policy is left out: the scheduler decides, and not by the claim. *card_sizes* returns
-    the different amounts of memory (MiB) of the devices that pods get by claims. Raises: MalformedInput.
+    the different amounts of memory (MiB) of the devices that pods get by claims.
+    Raises: Inexpressible if it gets none yet; MalformedInput.
     """
     request = make_pod_request(pod, vendors, device_policy)
     if request is None:
-        return Inexpressible("the pod requests no devices")
-    requests = {
-        container.name: part.requests[0]
-        for container, part in zip(pod.containers, request.containers, strict=True)
-        if part.requests
-    }
+        raise Inexpressible("the pod requests no devices")
+    requests: dict[str, Request] = {}
+    for container, part in zip(pod.containers, request.containers, strict=True):
+        if part.requests:
+            requests[container.name] = part.requests[0]
     selector = request.vendor_request(VENDOR).selector
-    sizes = card_sizes() if needs_card_sizes(requests.values(), selector) else ()
-    spec = claim_spec(
-        ClaimRequest(
-            requests=requests,
-            selector=selector,
-            numa_bind=request.policy.numa_bind,
-            card_sizes=frozenset(sizes),
-        )
-    )
-    return spec if isinstance(spec, Inexpressible) else render_waiting_claim(pod, spec["devices"])
+    sizes = frozenset[int]()
+    if needs_card_sizes(requests.values(), selector):
+        sizes = frozenset(card_sizes())
+    spec = render_claim_spec(requests, selector, sizes, numa_bind=request.policy.numa_bind)
+    return render_waiting_claim(pod, spec["devices"])
 
 
 def take_claim(wire: Mapping[str, Any], pod: Pod, vendors: Catalog) -> ClaimedPod:
@@ -144,44 +138,50 @@ def take_claim(wire: Mapping[str, Any], pod: Pod, vendors: Catalog) -> ClaimedPo
         raise PodRefused(pod.claim_problem)
     amounts = parse_claim_amounts(pod.annotations[CLAIM_AMOUNTS])
     names = {name for vendor in vendors if vendor.key == VENDOR for name in vendor.resources.names}
-    if foreign := {name for of_container in amounts.values() for name in of_container} - names:
-        raise MalformedInput(CLAIM_AMOUNTS, min(foreign), f"expected a resource of {VENDOR} GPUs")
+    used = {name for of_container in amounts.values() for name in of_container}
+    if used - names:
+        raise MalformedInput(
+            CLAIM_AMOUNTS, min(used - names), f"expected a resource of {VENDOR} GPUs"
+        )
     users = _users(wire, pod, amounts)
 
-    def restored(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    def plain(container: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = str(container.get("name") or "")
         resources = without_resources(container, _MARK)
-        named = {name for part in ("limits", "requests") for name in resources.get(part, ())}
-        if beside := sorted(named & names):
-            raise PodRefused(
-                f"container {container.get('name')} requests {beside[0]} beside its claim"
-            )
-        if (used := users.get(container.get("name") or "")) is not None:
-            resources["limits"] = {**resources.get("limits", {}), **amounts[used]}
+        named = {*resources.get("limits", ()), *resources.get("requests", ())}
+        beside = sorted(named & names)
+        if beside:
+            raise PodRefused(f"container {name} requests {beside[0]} beside its claim")
+        if name in users:
+            resources["limits"] = {**resources.get("limits", {}), **amounts[users[name]]}
             del resources["claims"]
-        return (
-            {**container, "resources": resources}
-            if resources or "resources" in container
-            else container
-        )
+        if not resources and "resources" not in container:
+            return container
+        return {**container, "resources": resources}
 
-    meta, plain = wire["metadata"], with_containers(wire, restored)
-    annotations = {key: text for key, text in meta["annotations"].items() if key != CLAIM_AMOUNTS}
-    spec = {key: value for key, value in plain["spec"].items() if key != "resourceClaims"}
-    if others := [entry for entry in claims_of(wire) if entry.get("name") != CLAIM]:
+    changed = with_containers(wire, plain)
+    meta, spec = dict(wire["metadata"]), changed["spec"]
+    meta["annotations"] = {
+        key: text for key, text in meta["annotations"].items() if key != CLAIM_AMOUNTS
+    }
+    others = [entry for entry in claims_of(wire) if entry.get("name") != CLAIM]
+    spec.pop("resourceClaims", None)
+    if others:
         spec["resourceClaims"] = others
-    return ClaimedPod(
-        {**plain, "metadata": {**meta, "annotations": annotations}, "spec": spec}, pod.claim, users
-    )
+    return ClaimedPod({**changed, "metadata": meta}, pod.claim, users)
 
 
 def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str]:
     """Returns the request of the claim that each container uses. Raises: PodRefused for one that it must not use."""
-    spec, users = wire["spec"], dict[str, str]()
     kinds = {container.name: container.kind for container in pod.containers}
-    shared = (
-        ContainerKind.APP if ContainerKind.APP in map(kinds.get, amounts) else ContainerKind.INIT
-    )
-    sharing = {ContainerKind.INIT: shared, ContainerKind.APP: ContainerKind.APP}
+    has_app = any(kinds.get(name) is ContainerKind.APP for name in amounts)
+    # whose requests a container without an own one may use
+    sharing = {
+        ContainerKind.INIT: ContainerKind.APP if has_app else ContainerKind.INIT,
+        ContainerKind.APP: ContainerKind.APP,
+    }
+    spec = wire["spec"]
+    users: dict[str, str] = {}
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         name = container.get("name") or ""
         used = [
@@ -189,21 +189,23 @@ def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str
             for entry in entries((container.get("resources") or {}).get("claims"))
             if entry.get("name") == CLAIM
         ]
-        if not used and name not in amounts:
+        if name in amounts:
+            if used != [name]:
+                raise _misused(pod, name, used, "its own request")
+        elif not used:
             continue
-        own = used == [name] and name in amounts
-        if not own and (
-            name in amounts
-            or len(used) != 1
-            or used[0] not in amounts
-            or kinds[used[0]] is not sharing.get(kinds[name])
-        ):
-            raise PodRefused(
-                f"container {name} uses {', '.join(used) or 'nothing'} of the claim {pod.claim}, expected "
-                f"{'its own request' if name in amounts else 'none of its requests'}"
-            )
+        elif len(used) > 1 or used[0] not in amounts:
+            raise _misused(pod, name, used, "none of its requests")
+        elif kinds[used[0]] is not sharing.get(kinds[name]):
+            raise _misused(pod, name, used, "none of its requests")
         users[name] = used[0]
     return users
+
+
+def _misused(pod: Pod, container: str, used: Collection[str], expected: str) -> PodRefused:
+    return PodRefused(
+        f"container {container} uses {', '.join(used) or 'nothing'} of the claim {pod.claim}, expected {expected}"
+    )
 
 
 def _amounts(pod: Pod, vendor: Vendor, name: str, users: Mapping[str, str]) -> dict[str, str]:
@@ -212,27 +214,36 @@ def _amounts(pod: Pod, vendor: Vendor, name: str, users: Mapping[str, str]) -> d
     Raises: PodRefused if it requests no GPU.
     """
     resources = vendor.resources
-    asking = [
-        (resources.amounts(container.limits, container.requests), request)
-        for container in sorted(pod.containers, key=lambda container: container.name != name)
-        if users.get(container.name) == name
-        and (request := device_request(vendor, container)) is not None
-    ]
+    asking: list[tuple[Mapping[str, str], Request]] = []
+    for container in sorted(pod.containers, key=lambda container: container.name != name):
+        request = _request(vendor, container, users, name)
+        if request is not None:
+            asking.append((resources.amounts(container.limits, container.requests), request))
     if not asking:
         raise PodRefused(f"container {name} requests no GPU by its claim")
     amounts: dict[str, str] = {}
-    for of_size, size in (
+    for names, size in (
         ((resources.count,), _count),
         ((resources.memory, resources.memory_percent), memory_size),
         ((resources.cores,), _cores),
     ):
-        given, _ = max(asking, key=lambda part: size(part[1]))
-        amounts |= {resource: given[resource] for resource in of_size if resource in given}
-    if (
-        len(asking) > 1 and resources.cores
-    ):  # else admission would give all cores to a request for whole GPUs
+        largest, _ = max(asking, key=lambda part: size(part[1]))
+        for resource in names:
+            if resource in largest:
+                amounts[resource] = largest[resource]
+    # else admission would give all cores to a request for whole GPUs
+    if len(asking) > 1 and resources.cores:
         amounts.setdefault(resources.cores, str(max(request.cores for _, request in asking)))
     return amounts
+
+
+def _request(
+    vendor: Vendor, container: Container, users: Mapping[str, str], name: str
+) -> Request | None:
+    """Returns what *container* requests by the request *name* of the claim; None if it does not use that one."""
+    if users.get(container.name) != name:
+        return None
+    return device_request(vendor, container)
 
 
 def _count(request: Request) -> int:
@@ -249,16 +260,12 @@ def _marked(wire: Mapping[str, Any], name: str, scheduler: str) -> Mapping[str, 
     def mark(container: Mapping[str, Any]) -> Mapping[str, Any]:
         if container.get("name") != name:
             return container
-        resources = container["resources"]
-        return {
-            **container,
-            "resources": {
-                **resources,
-                **{part: {**resources.get(part, {}), **_MARK} for part in ("limits", "requests")},
-            },
-        }
+        resources = dict(container["resources"])
+        for part in ("limits", "requests"):
+            resources[part] = {**resources.get(part, {}), **_MARK}
+        return {**container, "resources": resources}
 
     marked = with_containers(wire, mark)
-    return (
-        {**marked, "spec": {**marked["spec"], "schedulerName": scheduler}} if scheduler else marked
-    )
+    if scheduler:
+        marked["spec"]["schedulerName"] = scheduler
+    return marked

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.device_requests import UsedClaims, used_claims
-from hami.codec.keys import CLAIM_REQUEST, GPU_ALLOCATED
+from hami.codec.keys import GPU_ALLOCATED
 from hami.codec.mig import MigAllocation
 from hami.codec.own_claims import booked_requests, differing_containers
 from hami.codec.slices import device_name, mig_devices, pool_name
@@ -302,10 +302,9 @@ class ClaimPreparer:
         container sets itself."""
         request, record = joint[0]  # all have the same parameters
         variables = dict(self._grants.variables(pod.ref, container))
-        if pod.claim != record.claim and CLAIM_REQUEST not in pod.annotations:
-            variables.pop(
-                VISIBLE_VARIABLE, None
-            )  # strict mode hides what no resource requests, so it is no wish
+        if pod.claim != record.claim:
+            # strict mode hides what no resource requests, so it is no wish
+            variables.pop(VISIBLE_VARIABLE, None)
         chosen = {
             name: str(value)
             for name, value in (

@@ -1,5 +1,4 @@
-"""The watches for pods that get their cards by claims: slices, claims and templates, beside pods, which are watched
-anyway."""
+"""The watches of what pods get by claims that others allocate: slices and claims."""
 
 from __future__ import annotations
 
@@ -11,15 +10,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from hami.codec.claim_templates import ClaimTemplate, parse_template
 from hami.codec.claims import AllocatedClaim, parse_claim
-from hami.codec.keys import CLAIM_TEMPLATE
 from hami.codec.slices import API, DRIVER, PublishedSlice, parse_slice
-from hami.dra.templates import ClaimTemplates
 from hami.kube.api import Api
 from hami.kube.pages import parse_meta
-from hami.kube.reflector import Reflector, Sink, WatchedResource
-from hami.model import Pod
+from hami.kube.reflector import Reflector, WatchedResource
 from hami.state.claims import ClaimCache
 
 T = TypeVar("T")
@@ -54,44 +49,6 @@ class _Sink(Generic[T]):
     def prune(self, seen: set[str], started: float) -> None:
         """Takes that only the objects *seen* exist."""
         self._keep_only(seen)
-
-
-class PodsWithClaims:
-    """A sink of pods that passes them on to another one, and to the templates of their claims."""
-
-    def __init__(self, pods: Sink[Pod], templates: ClaimTemplates) -> None:
-        self._pods = pods
-        self._templates = templates
-
-    def upsert(self, pod: Pod, as_of: float = -math.inf) -> None:
-        """Takes *pod*, which exists."""
-        self._pods.upsert(pod, as_of)
-        self._templates.pod_seen(pod)
-
-    def remove(self, pod: Pod) -> None:
-        """Takes that *pod* was deleted."""
-        self._pods.remove(pod)
-        self._templates.pod_gone(pod.ref.uid)
-
-    def prune(self, seen: set[str], started: float) -> None:
-        """Takes that only the pods *seen* exist."""
-        self._pods.prune(seen, started)
-        self._templates.keep_only_pods(seen)
-
-
-def watch_templates(api: Api, templates: ClaimTemplates) -> Reflector[ClaimTemplate]:
-    """Returns the watch of our templates."""
-    return Reflector(
-        api,
-        WatchedResource(
-            name="resourceclaimtemplates",
-            path=f"{API}/resourceclaimtemplates",
-            parse=parse_template,
-            key=lambda template: template.uid,
-            query={"labelSelector": CLAIM_TEMPLATE},
-        ),
-        templates,
-    )
 
 
 def watch_devices(

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hami.codec.claim_amounts import VENDOR
-from hami.codec.claim_templates import MAX_TEXT
-from hami.codec.claims import WHOLE, part_of
+from hami.codec.claim_amounts import VENDOR, WHOLE
+from hami.codec.claim_spec import part_of
 from hami.codec.device_requests import (
     DeviceClaim,
     DeviceConstraint,
@@ -27,7 +26,7 @@ from hami.codec.keys import NUMA_BIND
 from hami.codec.pods import convert_pod
 from hami.codec.selectors import parse_selectors, parse_size
 from hami.codec.slices import DRIVER, MIG_CLASS, NUMA_NODE, SHARE
-from hami.dra.translate import NO_OTHERS, claims_of, with_containers
+from hami.dra.pod_claims import NO_OTHERS, claims_of, with_containers
 from hami.errors import PodRefused
 from hami.model import ContainerKind, Selector
 from hami.vendors.resources import Resources
@@ -35,6 +34,7 @@ from hami.vendors.spec import Catalog, SelectorKeys
 
 ReadTemplate = Callable[[str], "Mapping[str, Any] | None"]
 """Returns a ResourceClaimTemplate of the pod's namespace by its name; ``None`` if there is none."""
+MAX_SELECTORS = 24_576  # characters: four lists of 64 types or UUIDs, each as long as it may be
 MAX_TEMPLATES = 4  # of a pod: each is read, and may have 1.5 MB
 _MIG, _SHARED = "mig", "hami-core,mps"  # texts that contain the modes of the devices
 _SHOWN = 100  # characters of a value in a reason
@@ -257,9 +257,9 @@ def _selector(requests: Sequence[_Written]) -> Selector:
             first.sub.selectors,
         ):
             raise PodRefused(f"{other.place}: it selects other devices than {first.place}")
-    if (length := sum(map(len, first.sub.selectors))) > MAX_TEXT:
+    if (length := sum(map(len, first.sub.selectors))) > MAX_SELECTORS:
         raise PodRefused(
-            f"{first.place}: selectors: {length} characters, expected at most {MAX_TEXT}"
+            f"{first.place}: selectors: {length} characters, expected at most {MAX_SELECTORS}"
         )
     selector = parse_selectors(first.sub.selectors)
     if selector is None:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from hami.codec.documents import convert, decode, places_in
-from hami.codec.objects import RESOURCE_GROUP, parse_disruption_budget, parse_node
+from hami.codec.objects import parse_disruption_budget, parse_node
 from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
 from hami.codec.times import render_time
 from hami.codec.trust import (
@@ -35,9 +35,6 @@ from hami.kube.pages import parse_page
 from hami.kube.retry import brief_retry
 from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef, PodRef
 
-if TYPE_CHECKING:
-    from hami.codec.claim_templates import ClaimTemplate
-
 T = TypeVar("T")
 
 Edits = Mapping[str, str | None]
@@ -50,7 +47,6 @@ _GROUPS = {  # of resources that are not in the core group
     "leases": "/apis/coordination.k8s.io/v1",
     "poddisruptionbudgets": "/apis/policy/v1",
     _WEBHOOKS: "/apis/admissionregistration.k8s.io/v1",
-    "resourceclaimtemplates": f"/apis/{RESOURCE_GROUP}",
 }
 
 
@@ -136,7 +132,9 @@ class Cluster:
 
         Raises: NotFound; Conflict if another pod has that name now, or this one has changed since *resource_version*.
         """
-        meta = {"uid": ref.uid, "annotations": annotations} | ({"labels": labels} if labels else {})
+        meta = {"uid": ref.uid, "annotations": annotations}
+        if labels:
+            meta["labels"] = labels
         if resource_version:
             meta["resourceVersion"] = resource_version
         with _same_pod(ref):
@@ -260,18 +258,6 @@ class Cluster:
     def pod_group(self, ref: PodGroupRef) -> PodGroup | None:
         """Returns what a PodGroup says of its pods; ``None`` if *ref* names none. Raises also: MalformedInput."""
         return read_pod_group(lambda resource, path: self._read("GET", path), ref)
-
-    def create_claim_template(self, namespace: str, template: Mapping[str, Any]) -> None:
-        """Creates a ResourceClaimTemplate. Raises: Conflict if its name exists, NotFound if the namespace does not."""
-        self._write("POST", _path("resourceclaimtemplates", namespace), body=_json(template))
-
-    def delete_claim_template(self, template: ClaimTemplate) -> None:
-        """Deletes exactly this ResourceClaimTemplate. Raises: NotFound; Conflict if another one has that name now."""
-        self._write(
-            "DELETE",
-            _path("resourceclaimtemplates", template.namespace, template.name),
-            body=_json(_deletion(template.uid)),
-        )
 
     def create_event(self, namespace: str, event: Mapping[str, Any]) -> None:
         """Creates a core/v1 Event. Raises: Conflict if its name exists, NotFound if the namespace does not."""
@@ -407,8 +393,13 @@ def _json(value: Mapping[str, Any]) -> bytes:
 def _path(resource: str, namespace: str | None, name: str | None = None) -> str:
     """Returns the path of a collection, or of an object in it. *namespace*: ``None`` for cluster-wide resources."""
     group = _GROUPS.get(resource, "/api/v1")
-    within = "" if namespace is None else f"/namespaces/{_segment(namespace)}"
-    return f"{group}{within}/{resource}" + ("" if name is None else f"/{_segment(name)}")
+    path = group
+    if namespace is not None:
+        path += f"/namespaces/{_segment(namespace)}"
+    path += f"/{resource}"
+    if name is not None:
+        path += f"/{_segment(name)}"
+    return path
 
 
 def _target(resource: str, record: LeaseRecord | SecretRecord) -> tuple[str, str, str]:

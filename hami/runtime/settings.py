@@ -18,12 +18,7 @@ from hami.codec.device_config import (
 from hami.errors import HamiError
 from hami.runtime.options import Groups, parse_named, read_text
 
-DRA = OFF, SHOW, OPTIONAL, ALLOCATE = (
-    "off",
-    "show",
-    "optional",
-    "allocate",
-)  # what is done about claims for devices
+DRA = OFF, SHOW, ALLOCATE = ("off", "show", "allocate")  # what is done about claims for devices
 REQUEST_TIMEOUT_S = 10.0  # of calls to the API server
 _SWITCHES = {
     "vnpus": "enable_ascend",

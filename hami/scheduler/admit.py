@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hami.codec.admission import Review
 from hami.codec.documents import entries
@@ -22,9 +22,6 @@ from hami.vendors.admission import admit_pod, confine_ephemeral, confine_pod
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import MAX_CONTAINERS
 from hami.vendors.spec import Vendor
-
-if TYPE_CHECKING:
-    from hami.codec.claims import Inexpressible
 
 MAX_RESOURCES = 128  # names in limits and requests of a container
 _FOREIGN = "pod already has different scheduler assigned"
@@ -79,44 +76,52 @@ class Admitter:
 
     def _admit_claimed(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about a pod that has been given a claim already, or says so: as about the pod without it."""
+        from hami.codec.claim_spec import Inexpressible
         from hami.dra.own_claim import take_claim
 
         claimed = take_claim(draft.wire, draft.decoded, self._cache.vendors)
-        given = self.admit_with_claim(claimed.plain, draft.namespace, claimed.name, claimed.users)
+        try:
+            given = self.admit_with_claim(
+                claimed.plain, draft.namespace, claimed.name, claimed.users
+            )
+        except Inexpressible as error:
+            return Denied(f"claim {claimed.name}: {error}")
+        if given is None:
+            return Denied(f"claim {claimed.name}: the pod requests no GPUs")
         if isinstance(given, Denied):
             return given
-        if isinstance(given, Mapping):
-            return Admitted(given)
-        return Denied(
-            f"claim {claimed.name}: {given.reason if given is not None else 'the pod requests no GPUs'}"
-        )
+        return Admitted(given)
 
     def admit_with_claim(
         self, plain: Mapping[str, Any], namespace: str, name: str, users: Mapping[str, str] | None
-    ) -> Mapping[str, Any] | Inexpressible | Denied | None:
+    ) -> Mapping[str, Any] | Denied | None:
         """Returns the new pod *plain* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`, if it is
         admitted. What containers share by their claim counts once. Raises: MalformedInput."""
         answer = self._admit_new(PodDraft(plain, namespace), counts=False)
         if isinstance(answer, Denied):
             return answer
         given = self.give_claim(answer, namespace, name, users)
-        if isinstance(given, Mapping) and not self._fits_quota(PodDraft(given, namespace)):
+        if given is not None and not self._fits_quota(PodDraft(given, namespace)):
             return _OVER_QUOTA
         return given
 
     def give_claim(
         self, answer: Admitted, namespace: str, name: str, users: Mapping[str, str] | None = None
-    ) -> Mapping[str, Any] | Inexpressible | None:
-        """Returns the admitted pod of *answer* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`."""
-        from hami.codec.claims import Inexpressible
+    ) -> Mapping[str, Any] | None:
+        """Returns the admitted pod of *answer* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`.
+
+        Raises: MalformedInput.
+        """
+        from hami.codec.claim_spec import Inexpressible
         from hami.dra.own_claim import give_claim
 
         if answer.message:
-            return Inexpressible(
+            raise Inexpressible(
                 f"its scheduler is not HAMi's, which makes the claim: {answer.message}"
             )
-        if evaded := self._evaded_quota(namespace, PodDraft(answer.pod).decoded):
-            return Inexpressible(evaded)
+        evaded = self._evaded_quota(namespace, PodDraft(answer.pod).decoded)
+        if evaded:
+            raise Inexpressible(evaded)
         return give_claim(
             answer.pod,
             self._cache.vendors,
@@ -143,7 +148,7 @@ class Admitter:
         Whether claims that users have written are for our devices is not known here: such a container sees none.
         *before*: the pod without it.
         """
-        from hami.dra.translate import has_claim
+        from hami.dra.pod_claims import has_claim
 
         vendors = self._cache.vendors if has_claim(draft.wire) else self._requested_vendors(draft)
         if any(vendor.admission.refuses_ephemeral for vendor in vendors):
@@ -172,7 +177,7 @@ class Admitter:
         is_foreign = self._is_of_another_scheduler(pod.scheduler_name)
         if is_foreign and not vendors.confining:
             return Admitted(draft.wire, _FOREIGN)
-        if (problem := beyond_bounds(pod)) is not None:
+        if (problem := _beyond_bounds(pod)) is not None:
             is_managed = vendors.admitting_all or any(self._requested_vendors(draft))
             return Denied(problem) if is_managed else Admitted(draft.wire)
         if is_foreign:
@@ -189,7 +194,9 @@ class Admitter:
                 if pod.node_name:
                     return Denied("pod has node assigned")
                 draft.set_scheduler(scheduler)
-        return Admitted(draft.render()) if not counts or self._fits_quota(draft) else _OVER_QUOTA
+        if counts and not self._fits_quota(draft):
+            return _OVER_QUOTA
+        return Admitted(draft.render())
 
     def _fits_quota(self, draft: PodDraft) -> bool:
         return not self._cache.quotas_of(draft.namespace) or self._cache.quota_allows(
@@ -210,7 +217,7 @@ class Admitter:
         return name != "default-scheduler" or not self._settings.force_overwrite_default_scheduler
 
 
-def beyond_bounds(pod: Pod) -> str | None:
+def _beyond_bounds(pod: Pod) -> str | None:
     """Returns a message for the pod's author if *pod* has too many containers or resources."""
     if len(pod.containers) > MAX_CONTAINERS:
         return f"pod has {len(pod.containers)} containers, expected at most {MAX_CONTAINERS}"

@@ -93,19 +93,12 @@ class SchedulerProgram:
             from hami.scheduler.claims import ClaimParts  # with what it needs, 50 ms and 2 MB
 
             claims = self._claims = ClaimParts(
-                api,
-                self._cluster,
-                self._cache,
-                self._events,
-                self._leadership.leads,
-                settings,
-                clock=clock,
+                api, self._cache, self._leadership.leads, settings, clock=clock
             )
-        pods = ResizablePods(self._cache.pods, self._resizer.observe)
         self._watches = Watches(
             api,
             nodes=WatchedNodes(self._cache.nodes, self._lock_states),
-            pods=claims.pods(pods) if claims else pods,
+            pods=ResizablePods(self._cache.pods, self._resizer.observe),
             quotas=self._cache.quotas,
             node_selector=settings.node_selector,
         )

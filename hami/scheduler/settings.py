@@ -37,7 +37,7 @@ class Settings(ClusterSettings):
     in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
     *self_signed_previous_secret*: a Secret whose certificate is served first; empty for none.
     *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *kube_qps*: 0 for no limit.
-    *pod_name*: empty if unknown. *dra_template_ttl*: how long a claim template stays that no pod uses.
+    *pod_name*: empty if unknown.
     Raises: HamiError if they contradict each other.
     """
 
@@ -62,7 +62,6 @@ class Settings(ClusterSettings):
     node_lock_timeout: float = 300.0
     preemption: str = "on"
     preemption_min_runtime: float = 0.0
-    dra_template_ttl: float = 3600.0
 
     leader_elect: bool = False
     leader_elect_resource_name: str = ""
@@ -93,8 +92,6 @@ class Settings(ClusterSettings):
             )
         if self.node_lock_timeout <= 0:
             raise HamiError("--node-lock-timeout: expected more than 0s")
-        if self.dra_template_ttl <= 0:
-            raise HamiError("--dra-template-ttl: expected more than 0s")
         if self.dra == ALLOCATE and not self.scheduler_name:
             raise HamiError(
                 f"--dra={ALLOCATE} without --scheduler-name: pods with claims need a scheduler"
@@ -103,7 +100,9 @@ class Settings(ClusterSettings):
     @property
     def claims_scheduler_name(self) -> str:
         """The name under which the scheduler places pods that get their devices by claims of its own."""
-        return f"{self.scheduler_name}-claims" if self.scheduler_name else ""
+        if not self.scheduler_name:
+            return ""
+        return f"{self.scheduler_name}-claims"
 
     def is_own_scheduler(self, name: str) -> bool:
         """Reports whether pods whose ``schedulerName`` is *name* are placed by this scheduler."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from hami.codec.claims import Inexpressible
+from hami.codec.claim_spec import Inexpressible
 from hami.dra.own_claim import waiting_claim
 from hami.errors import ClusterError, Conflict, MalformedInput
 from hami.kube.dynamic_resources import ClaimWriter
@@ -95,15 +95,12 @@ class WaitingClaims(Task):
             claim = waiting_claim(
                 pod, self._store.vendors, self._device_policy, self._store.claimable_sizes
             )
-            if isinstance(claim, Inexpressible):
-                log.info(
-                    "pod waits without a claim", extra={"pod": pod.ref, "reason": claim.reason}
-                )
-                return
             self._claims.create_claim(claim, timeout=_TIMEOUT_S)
             log.info("claim of a waiting pod made", extra={"pod": pod.ref, "claim": pod.claim})
         except Conflict:
             pass  # made before, by this replica or another one
+        except Inexpressible as error:
+            log.info("pod waits without a claim", extra={"pod": pod.ref, "reason": error})
         except MalformedInput as error:
             log.warning("pod waits without a claim", extra={"pod": pod.ref, "reason": error})
         except ClusterError as error:

@@ -13,9 +13,10 @@ _MIG_RESOURCE = "nvidia.com/mig-"
 
 def unclaimable(pod: Pod, vendors: Catalog) -> Iterator[str]:
     """Yields why no claim can give *pod* what it requests. Each reason names a field and its value."""
-    foreign = {
-        name for vendor in vendors if vendor.key != VENDOR for name in vendor.resources.names
-    }
+    foreign: set[str] = set()
+    for vendor in vendors:
+        if vendor.key != VENDOR:
+            foreign.update(vendor.resources.names)
     for container in pod.containers:
         amounts = {**container.requests, **container.limits}
         for name in sorted(amounts):
@@ -26,9 +27,7 @@ def unclaimable(pod: Pod, vendors: Catalog) -> Iterator[str]:
 def too_many_devices(requests: Iterable[Request], vendors: Catalog) -> str:
     """Returns why no claim has *requests*, which are satisfied at the same time; empty if one can have them."""
     count = sum(request.count for request in requests)
+    if count <= MAX_RESULTS:
+        return ""
     resource = vendors[VENDOR].resources.count
-    return (
-        f"{resource}={count} in all containers of the pod: {TOO_MANY}"
-        if count > MAX_RESULTS
-        else ""
-    )
+    return f"{resource}={count} in all containers of the pod: {TOO_MANY}"

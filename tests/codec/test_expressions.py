@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.codec.claims import render_claim_spec
+from hami.codec.claim_spec import render_claim_spec
 from hami.codec.expressions import MAX_EXPRESSION, attribute_of, parse_condition
-from hami.model import DevicePolicy, Selector
+from hami.model import Selector
 from hami.scheduling.fit import accepts_mode, accepts_model
 from tests.builders import gpu, request
 
@@ -109,9 +109,7 @@ SELECTORS = st.builds(
 )
 def test_what_admission_writes_means_what_the_annotations_mean(selector, model, uuid, percent):
     device = gpu(uuid, model=model, memory_mib=15360)
-    spec = render_claim_spec(
-        {"main": request(memory_percent=percent)}, selector, DevicePolicy(()), [15360]
-    )
+    spec = render_claim_spec({"main": request(memory_percent=percent)}, selector, [15360])
     (wire,) = spec["devices"]["requests"]
     part = wire.get("exactly") or wire["firstAvailable"][0]
     conditions = [

@@ -10,12 +10,13 @@ from hypothesis.strategies import randoms
 from pytest import param
 
 from hami.codec.claim_amounts import is_claim_name
-from hami.codec.claims import Inexpressible
+from hami.codec.claim_spec import Inexpressible
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE, GPU_POLICY
 from hami.codec.pods import convert_pod
 from hami.dra.own_claim import give_claim, make_claim_name, take_claim
-from hami.dra.translate import has_claim, share_requests
+from hami.dra.pod_claims import has_claim
+from hami.dra.shared_requests import share_requests
 from hami.errors import MalformedInput
 from hami.model import ContainerKind
 from hami.scheduling.pod_request import ContainerRequest, make_pod_request
@@ -23,7 +24,7 @@ from hami.vendors.admission import admit_pod
 from hami.vendors.catalog import vendors
 from hami.vendors.draft import PodDraft
 from tests.builders import ONLY_NVIDIA
-from tests.dra.test_translate import UUID, annotated, asking, init, limits, pod, sidecar
+from tests.dra.pods import UUID, annotated, asking, init, limits, pod, sidecar
 
 NAME, SCHEDULER = "hami-" + "0" * 32, "hami-scheduler-claims"
 MANY = ",".join(f"GPU-{number}" for number in range(100))
@@ -225,13 +226,16 @@ OTHER_CLAIM = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
             "container main and init containers",
         ),
         (pod(asking("A", gpu=1)), CLAIM_AMOUNTS),
+        (
+            annotated({"a": "x" * 262_100}),
+            "metadata.annotations: 2621.. bytes with that of the claim, and a pod has at most 262144",
+        ),
     ],
 )
 def test_pods_that_no_claim_serves(wire, reason):
     catalog = vendors(chart_config())
-    answer = give_claim(admitted(wire, catalog), catalog, "spread", NAME, SCHEDULER)
-    assert isinstance(answer, Inexpressible)
-    assert reason in answer.reason
+    with pytest.raises(Inexpressible, match=reason):
+        give_claim(admitted(wire, catalog), catalog, "spread", NAME, SCHEDULER)
 
 
 @pytest.mark.parametrize(
@@ -296,10 +300,11 @@ def test_the_decision_sees_the_same_pod(rng, unit, catalog):
         before = admitted(some_pod(rng, unit), catalog)
     except MalformedInput:
         assume(False)
-    after = give_claim(before, catalog, "spread", NAME, SCHEDULER)
     original = decided(before, catalog)
-    if isinstance(after, Inexpressible):  # a default for memory has another unit
-        assert "in MiB and in percent" in after.reason
+    try:
+        after = give_claim(before, catalog, "spread", NAME, SCHEDULER)
+    except Inexpressible as error:  # a default for memory has another unit
+        assert "in MiB and in percent" in str(error)
         assert catalog is not ONLY_NVIDIA
         return
     assume(after is not None)

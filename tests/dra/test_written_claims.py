@@ -9,16 +9,18 @@ import yaml
 from hypothesis import assume, given
 from hypothesis.strategies import randoms
 
-from hami.codec.claim_templates import render_template
+from hami.codec.claim_spec import render_claim_spec
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
+from hami.codec.pods import convert_pod
 from hami.dra.own_claim import give_claim
-from hami.dra.translate import Translation, translate
+from hami.dra.pod_claims import with_claim
+from hami.dra.shared_requests import share_requests
 from hami.dra.written_claims import plain_pod
 from hami.errors import MalformedInput
 from hami.vendors.catalog import vendors
 from tests.builders import ONLY_NVIDIA
+from tests.dra.pods import NOUSE_UUID, OF, SIZES, TYPE, UUID, asking, limits, pod
 from tests.dra.test_own_claim import NAME, SCHEDULER, admitted, decided, some_pod
-from tests.dra.test_translate import NOUSE_UUID, OF, SIZES, TYPE, UUID, asking, limits, pod
 
 MODE, NUMA, SHARED = (
     "nvidia.com/vgpu-mode",
@@ -485,23 +487,25 @@ def test_a_template_that_does_not_exist():
 @pytest.mark.parametrize("catalog", [ONLY_NVIDIA, IN_UNITS], ids=["plain", "with defaults"])
 @pytest.mark.parametrize("unit", ["gpumem", "gpumem_percentage"])
 @given(rng=randoms(use_true_random=True))
-def test_what_admission_says_in_a_claim_is_read_back(rng, unit, catalog):
-    """kube-scheduler's claim for a pod, said in the words of the pod, asks for what the pod did."""
+def test_what_a_claim_says_of_a_pod_is_read_back(rng, unit, catalog):
+    """A claim for what a pod requests, said in the words of the pod, requests what the pod did."""
     wire = some_pod(rng, unit)
     try:
-        claimed = translate(wire, catalog, "spread", SIZES)
-        assume(isinstance(claimed, Translation))
+        before = admitted(wire, catalog)
+        request = decided(before, catalog)
+        assume(request is not None)
+        shared = share_requests(convert_pod(before), request)
+        selector = request.vendor_request("NVIDIA").selector
+        spec = render_claim_spec(
+            shared.requests, selector, SIZES, numa_bind=request.policy.numa_bind
+        )
         wire["metadata"]["annotations"] |= SHARED
         expected = give_claim(admitted(wire, catalog), catalog, "spread", NAME, SCHEDULER)
     except MalformedInput:
         assume(False)
+    claiming = claiming_what(before, shared.users)
     try:
-        found = plain_pod(
-            claimed.pod,
-            {claimed.template: render_template(claimed.text)}.get,
-            catalog,
-            lambda: SIZES,
-        )
+        found = plain_pod(claiming, {"slice": {"spec": {"spec": spec}}}.get, catalog, lambda: SIZES)
     except (
         MalformedInput
     ) as error:  # an init container has the devices of a container after it, or of none
@@ -511,6 +515,13 @@ def test_what_admission_says_in_a_claim_is_read_back(rng, unit, catalog):
         admitted(found.wire, catalog), catalog, "spread", NAME, SCHEDULER, found.users
     )
     assert decided(given, catalog) == decided(expected, catalog)
+
+
+def claiming_what(wire, users):
+    """The pod whose containers use their requests of a claim in place of amounts."""
+    claiming = with_claim(wire, NAME, ONLY_NVIDIA["NVIDIA"].resources.names, users, {})
+    claiming["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimTemplateName": "slice"}]
+    return claiming
 
 
 def test_the_example_of_the_documentation():

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 import pytest
 from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutError
 
-from hami.codec.claim_templates import ClaimTemplate
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from hami.kube.cluster import Cluster, LeaseRecord
@@ -432,22 +431,6 @@ def test_a_status_of_another_pod_is_a_conflict(act):
     _, cluster = talk(ClusterError("metadata.uid: Invalid value", 422))
     with pytest.raises(Conflict):
         act(cluster)
-
-
-def test_a_claim_template_is_made_in_its_namespace_and_exactly_it_is_deleted():
-    api, cluster = talk(b"{}", b"{}")
-    path = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates"
-    cluster.create_claim_template("team", {"metadata": {"name": "hami-1"}})
-    cluster.delete_claim_template(ClaimTemplate("team", "hami-1", "uid-2"))
-    assert [call[:4] for call in api.calls] == [
-        ("POST", path, "application/json", {"metadata": {"name": "hami-1"}}),
-        (
-            "DELETE",
-            f"{path}/hami-1",
-            "application/json",
-            {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "uid-2"}},
-        ),
-    ]
 
 
 def test_a_pod_group_is_read_where_it_is():

@@ -1,23 +1,32 @@
-"""Admission of pods that are to get a claim: who gets one, who is denied, who stays with the extender."""
+"""Admission with --dra=allocate: pods that get claims of their own, pods that have one already, and who stays with the
+extender."""
 
 import base64
+import itertools
 import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from pytest import param
 
-from hami.codec.admission import Review
-from hami.codec.device_config import DeviceConfig, NvidiaConfig
-from hami.codec.keys import ASSIGNED_NODE, CLAIM_REQUEST
-from hami.codec.objects import parse_quota
-from hami.dra.translate import has_claim
+from hami.codec.admission import Review, render_allowed
+from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
+from hami.codec.keys import ASSIGNED_NODE, CLAIM_AMOUNTS, CLAIM_RESOURCE, CORES_LIMIT
+from hami.codec.pods import convert_pod
+from hami.errors import ClusterError, HamiError
+from hami.runtime.settings import ALLOCATE
 from hami.scheduler.admit import Admitted, Admitter, Denied
-from hami.scheduler.admit_claims import ClaimAdmitter, ClaimsOfTemplates
+from hami.scheduler.admit_claims import ClaimAdmitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
+from tests.builders import quota
+from tests.codec.fuzz import mutated
 from tests.world import Clock, Replica, WatchedCluster
 
+CLAIMS, NAME = "hami-scheduler-claims", "hami-" + f"{1:032x}"
+ALLOCATING = Settings(dra=ALLOCATE)
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 
 
@@ -50,39 +59,8 @@ def wire(
     }
 
 
-def quota(hard, scopes=()):
-    return parse_quota(
-        json.dumps(
-            {
-                "metadata": {"namespace": "team", "name": "budget", "uid": "q"},
-                "spec": {"hard": hard, "scopes": list(scopes)},
-            }
-        ).encode()
-    )
-
-
-def admitters(*quotas, settings=Settings(), sizes=(), **config):
-    replica = Replica(
-        WatchedCluster(), Clock(), vendors=vendors(DeviceConfig(nvidia=NvidiaConfig(**config)))
-    )
-    for item in quotas:
-        replica.cache.quotas.upsert(item)
-    plain = Admitter(replica.cache, settings)
-    return plain, ClaimAdmitter(
-        plain, ClaimsOfTemplates(replica.cache, settings, lambda: frozenset(sizes))
-    )
-
-
 def review(pod):
     return Review("u", "team", pod, "v1", "AdmissionReview")
-
-
-def admit(pod, allocation_mode="dra", *quotas, **options):
-    return admitters(*quotas, **options)[1].admit(review(pod), allocation_mode)
-
-
-def by_the_extender(pod, *quotas, **options):
-    return admitters(*quotas, **options)[0].admit(review(pod))
 
 
 def warned(answer, containing):
@@ -94,31 +72,103 @@ def warned(answer, containing):
     return replace(answer, warning="")
 
 
+def no_template(namespace, name):
+    return None
+
+
+def admitters(*quotas, settings=ALLOCATING, catalog=None, template=no_template, **config):
+    """The admission of every pod, and of those with the label."""
+    catalog = catalog or vendors(DeviceConfig(nvidia=NvidiaConfig(**config)))
+    replica, numbers = Replica(WatchedCluster(), Clock(), vendors=catalog), itertools.count(1)
+    for item in quotas:
+        replica.cache.quotas.upsert(item)
+    plain = Admitter(replica.cache, settings)
+    return plain, ClaimAdmitter(
+        plain, replica.cache, template, lambda: f"hami-{next(numbers):032x}"
+    )
+
+
+def admit(pod, allocation_mode="dra", **options):
+    return admitters(**options)[1].admit(review(pod), allocation_mode)
+
+
+def by_the_extender(pod, **options):
+    return admitters(**options)[0].admit(review(pod))
+
+
+def claimed_by(pod, **options):
+    answer = admit(pod, **options)
+    assert isinstance(answer, Admitted), answer
+    return answer.pod
+
+
 @pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
-@pytest.mark.parametrize("scheduler", ["default-scheduler", "volcano", "hami-scheduler"])
-def test_the_scheduler_stays_who_it_is(allocation_mode, scheduler):
-    answer = admit(wire(spec={"schedulerName": scheduler}), allocation_mode)
-    assert isinstance(answer, Admitted)
-    assert has_claim(answer.pod)
-    assert answer.pod["spec"]["schedulerName"] == scheduler
-    assert answer.pod["spec"]["containers"][0]["resources"] == {
-        "claims": [{"name": "hami", "request": "c"}]
+@pytest.mark.parametrize("scheduler", ["default-scheduler", "hami-scheduler", CLAIMS])
+def test_the_profile_for_claims_places_the_pod(allocation_mode, scheduler):
+    claimed = claimed_by(wire(spec={"schedulerName": scheduler}), allocation_mode=allocation_mode)
+    assert claimed["spec"]["schedulerName"] == CLAIMS
+    assert convert_pod(claimed).claim == NAME
+    assert claimed["metadata"]["labels"]["hami.io/allocation-mode"] == allocation_mode
+    assert claimed["spec"]["containers"][0]["resources"] == {
+        "limits": {CLAIM_RESOURCE: "1"},
+        "requests": {CLAIM_RESOURCE: "1"},
+        "claims": [{"name": "hami", "request": "c"}],
+    }
+    assert json.loads(claimed["metadata"]["annotations"][CLAIM_AMOUNTS]) == {
+        "c": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
     }
 
 
-def test_what_no_claim_says_is_denied_where_one_is_required():
-    answer = admit(wire(annotations=TOPOLOGY))
-    assert isinstance(answer, Denied)
-    assert answer.code == 403
-    assert answer.message.startswith("hami.io/allocation-mode=dra requires a claim")
-    assert "annotation hami.io/gpu-scheduler-policy=topology-aware" in answer.message
+def test_each_pod_has_a_claim_of_its_own():
+    claims = admitters()[1]
+    assert [convert_pod(claims.admit(review(wire()), "dra").pod).claim[-1] for _ in range(3)] == [
+        "1",
+        "2",
+        "3",
+    ]
 
 
-def test_what_no_claim_says_stays_with_the_extender_where_one_is_preferred():
-    pod = wire(annotations=TOPOLOGY)
-    answer = admit(pod, "dra-preferred")
-    assert warned(answer, "topology-aware") == by_the_extender(pod)
-    assert answer.pod["spec"]["schedulerName"] == "hami-scheduler"
+def test_the_scheduler_says_what_templates_cannot():
+    assert convert_pod(claimed_by(wire(annotations=TOPOLOGY))).claim == NAME
+
+
+COUNTED = replace(quota(namespace="team"), requests=frozenset({"nvidia.com/gpu"}))
+
+
+def test_a_quota_that_kubernetes_counts_is_not_evaded():
+    plain, claims = admitters(COUNTED)
+    reason = "ResourceQuota quota limits requests.nvidia.com/gpu, and Kubernetes counts no requests of pods with claims"
+    assert reason in claims.admit(review(wire()), "dra").message
+    assert convert_pod(claims.admit(review(wire()), "dra-preferred").pod).claim == ""
+    assert reason in plain.admit(review(claimed_by(wire()))).message
+    assert isinstance(
+        admitters(replace(COUNTED, namespace="other"))[1].admit(review(wire()), "dra"), Admitted
+    )
+
+
+OTHER = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
+
+
+@pytest.mark.parametrize(
+    "pod, reason",
+    [
+        (wire(spec=OTHER), "spec.resourceClaims"),
+        (wire(gpu=33), "at most 32 GPUs"),
+        (wire(spec={"schedulerName": "volcano"}), "its scheduler is not HAMi's"),
+    ],
+)
+def test_what_no_claim_says(pod, reason):
+    denied = admit(pod)
+    assert isinstance(denied, Denied)
+    assert denied.message.startswith("hami.io/allocation-mode=dra requires a claim")
+    assert reason in denied.message
+    assert warned(admit(pod, "dra-preferred"), reason) == by_the_extender(pod)
+
+
+def test_other_vendors_in_the_pod():
+    pod = wire()
+    pod["spec"]["containers"].append({"name": "d", "resources": {"limits": {"amd.com/gpu": "1"}}})
+    assert "container d: amd.com/gpu=1" in admit(pod, catalog=vendors(chart_config())).message
 
 
 @pytest.mark.parametrize(
@@ -132,112 +182,340 @@ def test_what_no_claim_says_stays_with_the_extender_where_one_is_preferred():
     ],
 )
 def test_the_label_of_a_pod_takes_precedence(of_namespace, of_pod, outcome):
-    answer = admit(wire(annotations=TOPOLOGY, allocation_mode=of_pod), of_namespace)
+    answer = admit(wire(spec=OTHER, allocation_mode=of_pod), of_namespace)
     assert isinstance(answer, Denied) == (outcome == "denied")
 
 
-def test_a_pod_may_leave_the_claims_of_its_namespace():
-    assert admit(wire(allocation_mode="device-plugin")) == by_the_extender(
-        wire(allocation_mode="device-plugin")
-    )
-
-
-def test_an_unknown_label_is_denied():
-    answer = admit(wire(allocation_mode="DRA"))
-    assert isinstance(answer, Denied)
+@pytest.mark.parametrize("label", ["device-plugin", "DRA"])
+def test_other_labels(label):
+    answer = admit(wire(allocation_mode=label))
     assert (
-        answer.message
-        == "label hami.io/allocation-mode=DRA: expected dra, dra-preferred, device-plugin"
+        answer == by_the_extender(wire(allocation_mode=label))
+        if label == "device-plugin"
+        else "expected dra" in answer.message
     )
 
 
+LIFTED = [{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"}]
+
+
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
 @pytest.mark.parametrize(
-    "pod",
+    "pod, config",
     [
-        {},
-        None,
-        {"spec": {"containers": "x"}},
-        {"metadata": {"labels": None}, "spec": {"containers": [{"name": "c"}]}},
-        wire(gpu=0),
-        wire(annotations={ASSIGNED_NODE: "n1"}),
-        wire(spec={"initContainers": [{"name": f"i{number}"} for number in range(200)]}),
+        ({}, {}),
+        (None, {}),
+        ({"spec": {"containers": "x"}}, {}),
+        (wire(gpu=0), {}),
+        (wire(annotations={ASSIGNED_NODE: "n1"}), {}),
+        (wire(gpumem="16Gi"), {}),
+        (wire(spec={"nodeName": "n1"}), {}),
+        (wire(securityContext={"privileged": True}), {}),
+        (wire(env=LIFTED), {}),
+        (wire(env=[{"name": "LD_PRELOAD", "value": "x"}]), {"strict": True}),
     ],
 )
-@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
-def test_other_pods_are_judged_as_everywhere(pod, allocation_mode):
-    answer = admit(pod, allocation_mode)
-    plain = by_the_extender(pod)
-    assert answer == plain or (isinstance(answer, Denied) and isinstance(plain, Denied))
+def test_what_holds_for_every_pod_holds_here(pod, config, allocation_mode):
+    assert admit(pod, allocation_mode, **config) == by_the_extender(pod, **config)
 
 
-@pytest.mark.parametrize(
-    "pod",
-    [
-        wire(gpumem="16Gi"),
-        wire(securityContext={"privileged": True}),
-        wire(spec={"nodeName": "n1"}),
-        wire(env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"}]),
-        wire(gpu="0.5"),
-    ],
-)
-@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
-def test_what_is_denied_everywhere_is_denied_here(pod, allocation_mode):
-    assert isinstance(by_the_extender(pod), Denied)
-    assert isinstance(admit(pod, allocation_mode), Denied)
-
-
-def test_percent_depends_on_the_cards_that_claims_can_get():
+def test_what_admission_adds_stays():
     pod = wire()
-    pod["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpumem-percentage": 50}
-    assert "there is no GPU yet" in admit(pod).message
-    assert has_claim(admit(pod, sizes=[81920]).pod)
+    pod["spec"]["containers"].append({"name": "log"})
+    containers = claimed_by(pod, strict=True, runtime_class_name="nvidia")["spec"]
+    assert containers["runtimeClassName"] == "nvidia"
+    assert containers["containers"][1]["env"] == [
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
+    ]
 
 
+@pytest.mark.parametrize("memory, is_admitted", [(3000, True), (2999, False)])
+def test_quotas_hold(memory, is_admitted):
+    plain, claims = admitters(quota("budget", "team", gpumem=memory))
+    assert isinstance(claims.admit(review(wire()), "dra"), Admitted) is is_admitted
+    claimed = claimed_by(wire())
+    assert isinstance(plain.admit(review(claimed)), Admitted) is is_admitted
+
+
+@pytest.mark.parametrize("decide", [admit, by_the_extender], ids=["own", "none"])
 @pytest.mark.parametrize(
-    ("hard", "scopes", "limited"),
+    "annotations, outcome",
     [
-        ({"limits.nvidia.com/gpumem": "10000"}, (), "nvidia.com/gpumem"),
-        ({"limits.nvidia.com/gpucores": "100"}, (), "nvidia.com/gpucores"),
-        ({"requests.nvidia.com/gpu": "4"}, (), "nvidia.com/gpu"),
-        ({"limits.nvidia.com/gpumem": "10000"}, ("Terminating",), None),
-        (
-            {
-                "requests.memory": "4Gi",
-                "pods": "3",
-                "limits.cpu": "1",
-                "requests.nic.example.com/port": "1",
-            },
-            (),
-            None,
+        param({}, "60", id="of the namespace"),
+        param({CORES_LIMIT: "80"}, "80", id="of the pod"),
+        param({CORES_LIMIT: "20"}, "expected 30 or more", id="less than is booked"),
+        param(
+            {CORES_LIMIT: "much"},
+            f"annotation {CORES_LIMIT}=much: expected a whole number",
+            id="unreadable",
         ),
     ],
 )
-def test_claims_do_not_evade_a_quota(hard, scopes, limited):
-    answer = admit(wire(), "dra", quota(hard, scopes))
-    assert isinstance(answer, Denied) == (limited is not None)
-    if limited:
-        assert f"ResourceQuota budget limits {limited}" in answer.message
-        assert warned(
-            admit(wire(), "dra-preferred", quota(hard, scopes)), limited
-        ) == by_the_extender(wire(), quota(hard, scopes))
+def test_the_most_cores_are_those_of_any_pod(decide, annotations, outcome):
+    answer = decide(wire(gpucores=30, annotations=annotations), gpucores_limits={"team": 60})
+    if isinstance(answer, Denied):
+        assert outcome in answer.message
+    else:
+        assert answer.pod["metadata"]["annotations"][CORES_LIMIT] == outcome
 
 
-def ephemeral(pod, **config):
-    plain, _ = admitters(**config)
-    return plain.admit(
-        Review("u", "team", pod, "v1", "AdmissionReview", subresource="ephemeralcontainers")
+def test_both_profiles_are_this_scheduler():
+    assert [
+        ALLOCATING.is_own_scheduler(name)
+        for name in ("hami-scheduler", CLAIMS, "default-scheduler", "")
+    ] == [True, True, False, False]
+    with pytest.raises(HamiError, match="--dra=allocate without --scheduler-name"):
+        Settings(dra=ALLOCATE, scheduler_name="")
+
+
+# Pods that name templates which users have written
+
+SLICE = {
+    "spec": {
+        "spec": {
+            "devices": {
+                "requests": [
+                    {
+                        "name": "main",
+                        "exactly": {
+                            "deviceClassName": "gpu.hami.io",
+                            "capacity": {"requests": {"memory": "3000Mi", "cores": "30"}},
+                        },
+                    }
+                ]
+            }
+        }
+    }
+}
+
+
+def of_template(name="slice", **fields):
+    pod = wire(**fields)
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": name}]
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    return pod
+
+
+def slices(namespace, name):
+    return SLICE if (namespace, name) == ("team", "slice") else None
+
+
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
+@pytest.mark.parametrize(
+    "config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}]
+)
+def test_a_template_is_said_as_amounts(allocation_mode, config):
+    claimed = claimed_by(of_template(), allocation_mode=allocation_mode, template=slices, **config)
+    same = claimed_by(
+        wire(gpucores=30, annotations={"nvidia.com/vgpu-mode": "hami-core,mps"}),
+        allocation_mode=allocation_mode,
+        **config,
     )
+    assert claimed == same
+    assert by_the_extender(claimed, template=slices, **config) == Admitted(claimed)
+
+
+def test_init_containers_that_share_a_request_keep_it():
+    pod = of_template(
+        spec={"initContainers": [{"name": "i", "resources": {"claims": [{"name": "gpu"}]}}]}
+    )
+    claimed = claimed_by(pod, template=slices)
+    assert [
+        one["resources"]["claims"]
+        for one in (*claimed["spec"]["initContainers"], *claimed["spec"]["containers"])
+    ] == [[{"name": "hami", "request": "c"}]] * 2
+    assert admit(claimed).pod == claimed == by_the_extender(claimed).pod
+
+
+@pytest.mark.parametrize(
+    "pod, reason",
+    [
+        param(of_template("gone"), "ResourceClaimTemplate gone does not exist", id="no template"),
+        param(
+            of_template(spec={"schedulerName": "volcano"}),
+            "its scheduler is not HAMi's",
+            id="another scheduler",
+        ),
+        param(
+            of_template(securityContext={"privileged": True}),
+            "container c is privileged",
+            id="privileged",
+        ),
+        param(of_template(env=LIFTED), "CUDA_DEVICE_MEMORY_LIMIT", id="a limit"),
+        param(of_template(spec={"nodeName": "n1"}), "pod has node assigned", id="a node"),
+        param(
+            of_template(annotations={"nvidia.com/vgpu-mode": "mig"}),
+            "annotation nvidia.com/vgpu-mode",
+            id="mode",
+        ),
+    ],
+)
+def test_templates_of_which_no_claim_is_made(pod, reason):
+    denied = admit(pod, template=slices)
+    assert isinstance(denied, Denied)
+    assert denied.message.startswith("hami.io/allocation-mode=dra requires a claim")
+    assert reason in denied.message
+    assert warned(admit(pod, "dra-preferred", template=slices), reason) == by_the_extender(pod)
+
+
+@pytest.mark.parametrize("memory, is_admitted", [(3000, True), (2999, False)])
+def test_quotas_hold_for_templates(memory, is_admitted):
+    """What containers share counts once."""
+    pod = of_template()
+    pod["spec"]["containers"].append({"name": "d", "resources": {"claims": [{"name": "gpu"}]}})
+    claimed = claimed_by(pod, template=slices)
+    plain, claims = admitters(quota("budget", "team", gpumem=memory), template=slices)
+    answers = claims.admit(review(pod), "dra"), plain.admit(review(claimed))
+    assert [isinstance(answer, Admitted) for answer in answers] == [is_admitted] * 2
+    assert is_admitted or all("exceeding resource quota" in answer.message for answer in answers)
+
+
+@pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
+def test_while_templates_cannot_be_read_no_pod_is_admitted(allocation_mode):
+    def unreachable(namespace, name):
+        raise ClusterError("the API server is away")
+
+    denied = admit(of_template(), allocation_mode, template=unreachable)
+    assert denied == Denied("the claims of the pod are not known: the API server is away", 503)
+    assert isinstance(admit(wire(), allocation_mode, template=unreachable), Admitted)
+
+
+# Pods that have a claim already
+
+WITH_INIT = wire(
+    spec={"initContainers": [{"name": "i", "resources": {"limits": {"nvidia.com/gpu": 2}}}]}
+)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"strict": True, "overwrite_env": True, "runtime_class_name": "nvidia"}]
+)
+@pytest.mark.parametrize("pod", [wire(), WITH_INIT])
+def test_admission_again_changes_nothing(pod, config):
+    claimed = claimed_by(pod, **config)
+    for answer in (
+        by_the_extender(claimed, **config),
+        admit(claimed, **config),
+        admit(claimed, "dra-preferred", **config),
+    ):
+        assert isinstance(answer, Admitted)
+        assert answer.pod == claimed
+        rendered = json.loads(render_allowed(review(claimed), answer.pod))
+        assert "patch" not in rendered["response"]
+
+
+def changed(change):
+    """A pod with a claim that its author has written: *change* changes its specification."""
+    claimed = json.loads(json.dumps(claimed_by(wire())))
+    change(claimed["spec"], claimed["spec"]["containers"][0])
+    return claimed
+
+
+@pytest.mark.parametrize(
+    "change, config, problem",
+    [
+        param(
+            lambda spec, container: container.update(securityContext={"privileged": True}),
+            {},
+            "is privileged",
+            id="privileged",
+        ),
+        param(
+            lambda spec, container: spec.update(nodeName="n1"),
+            {},
+            "pod has node assigned",
+            id="a node",
+        ),
+        param(
+            lambda spec, container: container.update(env=LIFTED),
+            {},
+            "CUDA_DEVICE_MEMORY_LIMIT",
+            id="a limit",
+        ),
+        param(
+            lambda spec, container: container.update(env=[{"name": "LD_PRELOAD", "value": "x"}]),
+            {"strict": True},
+            "LD_PRELOAD",
+            id="strict mode",
+        ),
+        param(
+            lambda spec, container: spec.update(schedulerName="volcano"),
+            {},
+            "its scheduler is not HAMi's",
+            id="another scheduler",
+        ),
+        param(
+            lambda spec, container: spec["resourceClaims"].append(
+                {"name": "nic", "resourceClaimName": "nic"}
+            ),
+            {},
+            "spec.resourceClaims",
+            id="another claim",
+        ),
+        param(
+            lambda spec, container: container["resources"].pop("claims"),
+            {},
+            "container c uses nothing",
+            id="no request",
+        ),
+        param(
+            lambda spec, container: container["resources"].update(claims=5),
+            {},
+            "container c uses nothing",
+            id="requests that are no list",
+        ),
+    ],
+)
+def test_a_pod_whose_author_wrote_the_claim_is_judged_like_any_other(change, config, problem):
+    pod = changed(change)
+    for answer in (by_the_extender(pod, **config), admit(pod, **config)):
+        assert isinstance(answer, Denied)
+        assert problem in answer.message
+
+
+def test_amounts_without_a_gpu():
+    resources = {"claims": [{"name": "hami", "request": "d"}]}
+    pod = changed(
+        lambda spec, container: spec["containers"].append({"name": "d", "resources": resources})
+    )
+    pod["metadata"]["annotations"][CLAIM_AMOUNTS] = json.dumps(
+        {"c": {"nvidia.com/gpu": "1"}, "d": {"nvidia.com/gpu": "0"}}
+    )
+    assert by_the_extender(pod).message == "container d requests no GPU by its claim"
+
+
+@settings(max_examples=200)
+@given(body=mutated(claimed_by(WITH_INIT)))
+def test_any_pod_with_a_claim_gets_an_answer(body):
+    pod = json.loads(body)
+    if isinstance(pod, dict):
+        assert isinstance(by_the_extender(pod, strict=True), Admitted | Denied)
+
+
+def test_a_pod_with_a_claim_leaves_no_other_scheduler():
+    pod = changed(lambda spec, container: spec.update(schedulerName="hami-scheduler"))
+    assert by_the_extender(pod).pod == claimed_by(wire())
+
+
+def test_amounts_that_cannot_be_read_are_denied():
+    pod = claimed_by(wire())
+    pod = {**pod, "metadata": {**pod["metadata"], "annotations": {CLAIM_AMOUNTS: "{}"}}}
+    answer = by_the_extender(pod)
+    assert isinstance(answer, Denied)
+    assert answer.message.startswith(CLAIM_AMOUNTS)
 
 
 def test_strict_mode_refuses_ephemeral_containers_of_pods_with_claims():
-    claiming = admit(wire(), strict=True).pod
-    assert isinstance(ephemeral(claiming, strict=True), Denied)
-    assert isinstance(ephemeral(claiming), Admitted)
-    other = {
-        **claiming,
-        "spec": {**claiming["spec"], "resourceClaims": [{"name": "nic", "resourceClaimName": "n"}]},
-    }
-    assert isinstance(ephemeral(other, strict=True), Admitted)  # it sees no devices: test_admit.py
+    def ephemeral(pod, **config):
+        return admitters(**config)[0].admit(
+            Review("u", "team", pod, "v1", "AdmissionReview", subresource="ephemeralcontainers")
+        )
+
+    claimed = claimed_by(wire())
+    broken = {**claimed, "metadata": {"name": "p"}}
+    assert isinstance(ephemeral(claimed, strict=True), Denied)
+    assert isinstance(ephemeral(broken, strict=True), Denied)
+    assert isinstance(ephemeral(claimed), Admitted)
 
 
 def post(client, path, pod):
@@ -257,24 +535,28 @@ def client(*, with_claims):
 
 def test_each_value_of_the_label_has_a_path():
     answers = {
-        path: post(client(with_claims=True), path, wire(annotations=TOPOLOGY)).json["response"]
+        path: post(client(with_claims=True), path, wire(spec=OTHER)).json["response"]
         for path in ("/webhook", "/webhook/dra", "/webhook/dra-preferred")
     }
     assert not answers["/webhook/dra"]["allowed"]
     (warning,) = answers["/webhook/dra-preferred"].pop("warnings")
     assert answers["/webhook"] == answers["/webhook/dra-preferred"]
     assert answers["/webhook"]["allowed"]
-    assert "topology-aware" in warning
+    assert "spec.resourceClaims" in warning
     patch = json.loads(
         base64.b64decode(
             post(client(with_claims=True), "/webhook/dra", wire()).json["response"]["patch"]
         )
     )
     assert {operation["path"]: operation["op"] for operation in patch} == {
-        f"/metadata/annotations/{CLAIM_REQUEST.replace('/', '~1')}": "add",
+        f"/metadata/annotations/{CLAIM_AMOUNTS.replace('/', '~1')}": "add",
         "/metadata/labels/hami.io~1allocation-mode": "add",
         "/spec/resourceClaims": "add",
-        "/spec/containers/0/resources/limits": "remove",
+        "/spec/schedulerName": "replace",
+        "/spec/containers/0/resources/limits/nvidia.com~1gpu": "remove",
+        "/spec/containers/0/resources/limits/nvidia.com~1gpumem": "remove",
+        "/spec/containers/0/resources/limits/hami.io~1claim": "add",
+        "/spec/containers/0/resources/requests": "add",
         "/spec/containers/0/resources/claims": "add",
     }
 

@@ -130,7 +130,6 @@ def test_a_device_configuration_that_cannot_be_used_is_named(tmp_path, content, 
             "--extender-bind-address=10.0.0.1:1: expected a loopback",
         ),
         ({"node_lock_timeout": 0.0}, "--node-lock-timeout"),
-        ({"dra_template_ttl": 0.0}, "--dra-template-ttl"),
         (
             {"self_signed_cert_dir": "d", "cert_file": "a"},
             "--self-signed-cert-dir with --cert_file",

@@ -65,14 +65,8 @@
 {{- if and $resource (not $v.dra.enabled) -}}
 {{- fail "dra.extendedResource belongs to dra.enabled: set it to true, or leave out the resource" -}}
 {{- end -}}
-{{- if and $v.dra.translate (not $v.dra.enabled) -}}
-{{- fail "dra.translate belongs to dra.enabled: set it to true, or leave out dra.translate" -}}
-{{- end -}}
 {{- if and $v.dra.allocate (not $v.dra.enabled) -}}
 {{- fail "dra.allocate belongs to dra.enabled: set it to true, or leave out dra.allocate" -}}
-{{- end -}}
-{{- if and $v.dra.allocate $v.dra.translate -}}
-{{- fail "dra.allocate and dra.translate are two ways to allocate the claims of pods: set one of them" -}}
 {{- end -}}
 {{- if $v.dra.enabled -}}
 {{- if or .takeOver (hasKey .root.Values "hami-dra") -}}

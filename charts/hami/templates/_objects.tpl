@@ -58,7 +58,6 @@
 {{- define "hami.dra" -}}
 {{- $resource := .v.dra.extendedResource -}}
 {{- include "hami.component" (list . "components/dra") -}}
-{{- if .v.dra.translate -}}{{- include "hami.component" (list . "components/dra-translate") -}}{{- end -}}
 {{- if .v.dra.allocate -}}{{- include "hami.component" (list . "components/dra-allocate") -}}{{- end -}}
 {{- if $resource -}}
 {{- if has $resource .resources -}}
@@ -325,7 +324,7 @@
 {{- if semverCompare "<1.36-0" .root.Capabilities.KubeVersion.Version -}}
 {{- fail (printf "admission.mode=policy needs Kubernetes 1.36 (MutatingAdmissionPolicy), and this is %s" .root.Capabilities.KubeVersion.Version) -}}
 {{- end -}}
-{{- range $name, $wrong := dict "strict" .strict "scheduler.overwriteEnv" .overwriteEnv "dra.translate" .v.dra.translate "dra.allocate" .v.dra.allocate -}}
+{{- range $name, $wrong := dict "strict" .strict "scheduler.overwriteEnv" .overwriteEnv "dra.allocate" .v.dra.allocate -}}
 {{- if $wrong -}}{{- fail (printf "%s needs admission.mode=webhook: the webhook must see all pods" $name) -}}{{- end -}}
 {{- end -}}
 {{- if not .v.policies.enabled -}}{{- fail "admission.mode=policy needs policies.enabled" -}}{{- end -}}
