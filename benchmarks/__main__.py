@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
+from benchmarks import beside
 from benchmarks.admission import creation_rows, webhook_rows
 from benchmarks.dashboard import dashboard_rows
 from benchmarks.dra import dra_rows
@@ -92,6 +94,20 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
         help="file for the results (default: benchmarks/results/)",
     )
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument(
+        "--beside",
+        type=beside.checkout,
+        metavar="CHECKOUT",
+        help="measure in turns with the groups of another checkout, by its .venv/bin/python; exit with 1 if a "
+        "figure is worse here, by more than 5 %% beyond its spread",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=number_from(2),
+        default=3,
+        metavar="N",
+        help="turns of each checkout with --beside (default: 3)",
+    )
     chosen = parser.parse_args(words)
     if unknown := set(chosen.groups) - set(ALL):
         parser.error(f"unknown groups {', '.join(sorted(unknown))}; valid: {', '.join(ALL)}")
@@ -160,45 +176,83 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(path: Path, rows: list[Row], begun: datetime, seconds: float) -> None:
+def write(path: Path, begun: datetime, seconds: float, results: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "began": begun.isoformat(timespec="seconds"),
         "seconds": round(seconds),
         "machine": machine(),
-        "rows": [row.as_json() for row in rows],
+        **results,
     }
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 
+class Report:
+    """Says how far the measuring is, and shows and writes the results."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._begun, self._clock = datetime.now(UTC), time.monotonic()
+        self._path = path or RESULTS / f"{self._begun:%Y%m%dT%H%M%SZ}.json"
+        self._console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+
+    @property
+    def title(self) -> str:
+        return f"{os.cpu_count()} CPUs shared by everything, {self._begun:%Y-%m-%d %H:%M} UTC"
+
+    def say(self, line: str) -> None:
+        seconds = time.monotonic() - self._clock
+        print(f"{seconds:6.1f} s  {line}", file=sys.stderr, flush=True)
+
+    def end(self, shown: Table, results: dict[str, Any]) -> None:
+        write(self._path, self._begun, time.monotonic() - self._clock, results)
+        self._console.print(shown)
+        self._console.print(f"figures: {self._path}")
+
+
 def main() -> int:
     chosen = options()
-    begun, clock = datetime.now(UTC), time.monotonic()
-    rows: list[Row] = []
-
-    def say(line: str) -> None:
-        print(f"{time.monotonic() - clock:6.1f} s  {line}", file=sys.stderr, flush=True)
-
+    report = Report(chosen.json)
     try:
-        with Run.begun(say) as run:
-            for row in measure(run, chosen):
-                rows.append(row)
-                say(f"  {row.what}: {row.measured}")
+        with Run.begun(report.say) as run:
+            if chosen.beside:
+                return main_beside(run, chosen, report)
+            return main_alone(run, chosen, report)
     except BinariesMissing as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def main_alone(run: Run, chosen: argparse.Namespace, report: Report) -> int:
+    rows: list[Row] = []
+    try:
+        for row in measure(run, chosen):
+            rows.append(row)
+            report.say(f"  {row.what}: {row.measured}")
     finally:
         if rows:
-            path = chosen.json or RESULTS / f"{begun:%Y%m%dT%H%M%SZ}.json"
-            write(path, rows, begun, time.monotonic() - clock)
-            console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
-            console.print(
-                table(
-                    rows, f"{os.cpu_count()} CPUs shared by everything, {begun:%Y-%m-%d %H:%M} UTC"
-                )
-            )
-            console.print(f"figures: {path}")
+            report.end(table(rows, report.title), {"rows": [row.as_json() for row in rows]})
     return 1 if chosen.check and any(row.met is False for row in rows) else 0
+
+
+def main_beside(run: Run, chosen: argparse.Namespace, report: Report) -> int:
+    other = chosen.beside
+    results = beside.Results()
+    try:
+        beside.compare(run, chosen, results)
+    finally:
+        if results.found:
+            report.end(
+                beside.table(results.found, other.name),
+                {"beside": str(other.folder), **results.as_json()},
+            )
+    for line in results.alone:
+        print(line)
+    for line in results.failed:
+        print(f"failed: {line}")
+    for row in results.worse:
+        times = f"{row.ratio:.2f} ± {row.spread:.2f} times {other.name}"
+        print(f"worse: {row.what}: {row.figure}: {times}")
+    return 1 if results.worse or results.failed else 0
 
 
 if __name__ == "__main__":
