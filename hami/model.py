@@ -6,6 +6,7 @@ This module contains no wire format and no scheduling rule.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -110,7 +111,9 @@ class Selector:
     @property
     def is_for_instances(self) -> bool:
         """Whether the pod gets MIG instances, not shares of cards."""
-        return "mig" in (mode := self.mode or "") and "hami-core" not in mode
+        if self.mode is None or "hami-core" in self.mode:
+            return False
+        return "mig" in self.mode
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -205,17 +208,12 @@ class DeviceUsage:
         Cores of partitioned devices are rounded up and do not count.
         """
         device = self.device
-        if any(
-            one.overlaps(other)
-            for index, one in enumerate(self.partitions)
-            for other in self.partitions[:index]
-        ):
+        for one, other in itertools.combinations(self.partitions, 2):
+            if one.overlaps(other):
+                return True
+        if self.slots_used > device.slots or self.memory_used_mib > device.memory_mib:
             return True
-        return (
-            self.slots_used > device.slots
-            or self.memory_used_mib > device.memory_mib
-            or (self.cores_used > device.cores and not device.is_partitioned)
-        )
+        return self.cores_used > device.cores and not device.is_partitioned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,9 +240,9 @@ class Request:
         """The memory in MiB that the request needs on *device*. MiB take precedence over a percentage (truncated)."""
         if self.memory_mib > 0:
             return self.memory_mib
-        return (
-            device.memory_mib * self.memory_percent // 100 if self.memory_percent is not None else 0
-        )
+        if self.memory_percent is None:
+            return 0
+        return device.memory_mib * self.memory_percent // 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +278,9 @@ class Budget:
 
     def covers(self, memory_mib: int, cores: int) -> bool:
         """Reports whether the amounts are within the budget."""
-        return (self.memory_mib is None or memory_mib <= self.memory_mib) and (
-            self.cores is None or cores <= self.cores
-        )
+        if self.memory_mib is not None and memory_mib > self.memory_mib:
+            return False
+        return self.cores is None or cores <= self.cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,14 +355,12 @@ class DisruptionBudget:
 
     def selects(self, namespace: str, labels: Mapping[str, str]) -> bool:
         """Reports whether it protects a pod of *namespace* with *labels*."""
-        return (
-            namespace == self.namespace
-            and self.selector is not None
-            and all(
-                selects(requirement.operator, requirement.values, labels.get(requirement.key))
-                for requirement in self.selector
-            )
-        )
+        if namespace != self.namespace or self.selector is None:
+            return False
+        for requirement in self.selector:
+            if not selects(requirement.operator, requirement.values, labels.get(requirement.key)):
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,56 +400,45 @@ class EvictedTogether:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """The fields of a pod that HAMi reads. *containers*: init containers first, then app containers.
-
-    *init_done*: every init container that is not a sidecar has terminated with exit code 0 (false if there is none).
-    *admitted*: the kubelet has admitted it, so its devices have been allocated. *nominated_node*: the node on which
-    kube-scheduler makes room for it, or which it has chosen. *scheduling_failure*: time and message of kube-scheduler's
-    last failure to place the pod, empty if there is none or it is bound. *group*: of pods that are placed together.
-    *scope*: selects its quotas. *preferences*: its preferred node affinity. *soft_constraints*: it has other wishes
-    that only kube-scheduler can judge: preferred affinity to pods, or a spread that may be violated.
-    *preempts*: pods of lower priority may be evicted for it. *preempted*: it is evicted for a pod of higher priority,
-    whose uid is *preemptor* unless kube-scheduler evicts it. *evicted_with*: the pods that are evicted together then.
-    *claim*: the name of the claim that the scheduler makes for it; empty if it gets its devices without one.
-    *claim_problem*: why it cannot be read what its containers request by that claim; empty if it can.
-    *controller*: the uid of the object that controls it. *is_node_agent*: it belongs to its node, which runs it by
-    itself or by a DaemonSet. *grace_s*: seconds that it may take to end. *started*: when the kubelet admitted it.
-    *deletion*: when it ends at the latest if it is being deleted, else empty. *deletion_grace_s*: how many seconds it
-    was given for that. *size*: the bytes of the JSON that it was read from, 0 if that is not known.
-    """
+    """The fields of a pod that HAMi reads."""
 
     ref: PodRef
     resource_version: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-    containers: tuple[Container, ...] = ()
+    containers: tuple[Container, ...] = ()  # init containers first, then app containers
     node_name: str = ""
     scheduler_name: str = ""
     phase: str = ""
-    init_done: bool = False
-    admitted: bool = False
+    init_done: bool = False  # every init container but sidecars has exited with 0; there is one
+    admitted: bool = False  # by the kubelet, so its devices have been allocated
     deleting: bool = False
     created: str = ""
     priority: int = 0
-    nominated_node: str = ""
-    scheduling_failure: str = ""
-    group: str = ""
-    scope: PodScope = PodScope()
-    preferences: tuple[NodePreference, ...] = ()
+    nominated_node: str = ""  # kube-scheduler makes room for it there, or has chosen the node
+    scheduling_failure: str = (
+        ""  # time and message of kube-scheduler's last one, unless it is bound
+    )
+    group: str = ""  # of pods that are placed together
+    scope: PodScope = PodScope()  # selects its quotas
+    preferences: tuple[NodePreference, ...] = ()  # its preferred node affinity
+    # Has other wishes that only kube-scheduler can judge: preferred pod affinity, or a spread that may be violated.
     soft_constraints: bool = False
-    preempts: bool = True
-    preempted: bool = False
-    preemptor: str = ""
-    evicted_with: EvictedTogether | None = None
-    claim: str = ""
-    claim_problem: str = ""
-    controller: str = ""
-    is_node_agent: bool = False
-    grace_s: int = 30
-    started: str = ""
-    deletion: str = ""
-    deletion_grace_s: int = 0
-    size: int = field(default=0, compare=False)
+    preempts: bool = True  # pods of lower priority may be evicted for it
+    preempted: bool = False  # it is evicted for a pod of higher priority
+    preemptor: str = ""  # the uid of that pod, unless kube-scheduler evicts
+    evicted_with: EvictedTogether | None = None  # the pods that are evicted together then
+    claim: str = ""  # the name of the claim that the scheduler makes for it
+    claim_problem: str = ""  # why what its containers request by that claim cannot be read
+    controller: str = ""  # the uid of the object that controls it
+    is_node_agent: bool = False  # its node runs it by itself, or by a DaemonSet
+    grace_s: int = 30  # seconds that it may take to end
+    started: str = ""  # when the kubelet admitted it
+    deletion: str = ""  # when it ends at the latest, if it is being deleted
+    deletion_grace_s: int = 0  # seconds that it was given for that
+    size: int = field(
+        default=0, compare=False
+    )  # bytes of the JSON that it was read from, 0 if unknown
 
     @property
     def is_terminated(self) -> bool:
@@ -463,11 +448,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """The fields of a node that HAMi reads. Quantities are in the API server's notation.
-
-    *runtime_version*: such as ``containerd://2.3.7``. *kubelet_version*: such as ``v1.36.3``. *unschedulable*: the
-    node is cordoned, so kube-scheduler does not offer it.
-    """
+    """The fields of a node that HAMi reads. Quantities are in the API server's notation."""
 
     name: str
     resource_version: str = ""
@@ -475,9 +456,9 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
-    runtime_version: str = ""
-    kubelet_version: str = ""
-    unschedulable: bool = False
+    runtime_version: str = ""  # such as containerd://2.3.7
+    kubelet_version: str = ""  # such as v1.36.3
+    unschedulable: bool = False  # cordoned: kube-scheduler does not offer it
     uid: str = ""
 
 

@@ -17,6 +17,8 @@ _SHAPE = re.compile(
     r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
     r"(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?"
 )
+_FRACTIONAL = re.compile(r"\.|.-|[num]$")
+"""What makes the form of a quantity that of a fraction: a decimal point, a negative exponent, or a small unit."""
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
@@ -27,9 +29,10 @@ def parse_integer(text: str, bits: int = 32) -> int | None:
     Source: Go's strconv.ParseInt, with which upstream reads the fields of annotations.
     """
     digits = text[1:] if text.startswith(("+", "-")) else text
-    if not (digits.isdecimal() and digits.isascii() and len(digits) <= LONGEST_INTEGER):
+    if len(digits) > LONGEST_INTEGER or not digits.isdecimal() or not digits.isascii():
         return None
-    return value if -(1 << bits - 1) <= (value := int(text)) < 1 << bits - 1 else None
+    value, limit = int(text), 1 << bits - 1
+    return value if -limit <= value < limit else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -46,13 +49,14 @@ def parse_quantity(text: str) -> Fraction:
             text,
             "expected a number with an optional suffix such as k, M, Mi, Gi, m or e3",
         )
-    suffix = found["suffix"] or ""
-    value = Fraction(found["number"].rstrip("."))
+    suffix = found["suffix"]
+    value = Fraction(found["sign"] + found["number"].rstrip("."))
+    if suffix is None:
+        return value
     if suffix in _BINARY:
-        value *= 1 << _BINARY[suffix]
-    elif suffix:
-        value *= Fraction(10) ** (_DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:]))
-    return -value if found["sign"] == "-" else value
+        return value * (1 << _BINARY[suffix])
+    exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
+    return value * Fraction(10) ** exponent
 
 
 def render_mib(mib: int) -> str:
@@ -81,15 +85,13 @@ def strict_integer(text: str) -> int | None:
     A quantity with a decimal point or a suffix below one is not an integer, not even ``1.0``.
     Source: Quantity.AsInt64, with which upstream reads requests.
     """
-    if (
-        text.isdecimal() and text.isascii() and len(text) < LONGEST
-    ):  # the common case; a Fraction costs ten times more
-        return int(text)
+    if text.isdecimal() and text.isascii() and len(text) < LONGEST:
+        return int(text)  # the common case; a Fraction costs ten times more
     try:
         value = parse_quantity(text)
     except MalformedInput:
         return None
-    if "." in text or text[-1:] in ("n", "u", "m") or "-" in text[1:] or value.denominator != 1:
+    if _FRACTIONAL.search(text) or value.denominator != 1:
         return None
     return value.numerator
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -71,69 +71,65 @@ def render_allowed(
     """Allows the pod, changed to *pod*; without a patch if it equals the pod received. *warning*: what ``kubectl``
     shows; the API server may cut it after 256 characters."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": True}
-    if (
-        pod is not None
-        and pod is not review.pod
-        and (operations := _difference(review.pod or {}, pod))
-    ):
-        response["patch"] = base64.b64encode(msgspec.json.encode(operations)).decode()
-        response["patchType"] = "JSONPatch"
+    if pod is not None:
+        operations = list(_difference(review.pod or {}, pod))
+        if operations:
+            response["patch"] = base64.b64encode(msgspec.json.encode(operations)).decode()
+            response["patchType"] = "JSONPatch"
     if message:
         response["status"] = {"code": 200, "message": message}
     if warning:
         response["warnings"] = [warning]
-    return _rendered(review.api_version, review.kind, response)
+    return _rendered(review, response)
+
+
+_REASONS = {
+    403: "Forbidden",
+    400: "BadRequest",
+    413: "RequestEntityTooLarge",
+    503: "ServiceUnavailable",
+}
 
 
 def render_denied(review: Review | None, code: int, message: str) -> bytes:
     """Denies the pod. *code*: the HTTP status shown to the user; the response itself is always 200."""
-    reason = {
-        403: "Forbidden",
-        400: "BadRequest",
-        413: "RequestEntityTooLarge",
-        503: "ServiceUnavailable",
-    }.get(code, "InternalError")
+    reason = _REASONS.get(code, "InternalError")
     response = {
         "uid": review.uid if review else "",
         "allowed": False,
         "status": {"status": "Failure", "message": message, "reason": reason, "code": code},
     }
-    return _rendered(
-        review.api_version if review else _V1[0], review.kind if review else _V1[1], response
-    )
+    return _rendered(review, response)
 
 
-def _rendered(api_version: str, kind: str, response: Mapping[str, Any]) -> bytes:
+def _rendered(review: Review | None, response: Mapping[str, Any]) -> bytes:
+    api_version, kind = (review.api_version, review.kind) if review else _V1
     return msgspec.json.encode({"apiVersion": api_version, "kind": kind, "response": response})
 
 
-def _difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
-    """RFC 6902 operations from *before* to *after*. Identical objects are skipped: most of a pod is shared, since a
-    changed pod is a copy of the changed parts only."""
+def _difference(before: Any, after: Any, path: str = "") -> Iterator[dict[str, Any]]:
+    """Yields RFC 6902 operations from *before* to *after*. Identical objects are skipped: most of a pod is shared,
+    since a changed pod is a copy of the changed parts only."""
     if before is after:
-        return []
-    if isinstance(before, dict) and isinstance(after, dict) and before.keys() <= after.keys():
-        operations = [
-            {"op": "add", "path": f"{path}/{_escaped(key)}", "value": after[key]}
-            for key in after
-            if key not in before
-        ]
-        for key in before:
-            if before[key] is not after[key]:
-                operations += _difference(before[key], after[key], f"{path}/{_escaped(key)}")
-        return operations
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return [
-            operation
-            for place, pair in enumerate(zip(before, after))
-            for operation in _difference(*pair, f"{path}/{place}")
-        ]
-    if isinstance(before, list) and len(before) > SHORT_LIST:
-        return [{"op": "replace", "path": path, "value": after}]
-    return [
-        operation | {key: path + operation[key] for key in ("path", "from") if key in operation}
-        for operation in jsonpatch.make_patch(before, after).patch
-    ]
+        return
+    match before, after:
+        case dict(), dict() if before.keys() <= after.keys():
+            for key in after:
+                if key not in before:
+                    yield {"op": "add", "path": f"{path}/{_escaped(key)}", "value": after[key]}
+            for key in before:
+                yield from _difference(before[key], after[key], f"{path}/{_escaped(key)}")
+        case list(), list() if len(before) == len(after):
+            for place, (item, other) in enumerate(zip(before, after)):
+                yield from _difference(item, other, f"{path}/{place}")
+        case list(), _ if len(before) > SHORT_LIST:
+            yield {"op": "replace", "path": path, "value": after}
+        case _:
+            for operation in jsonpatch.make_patch(before, after).patch:
+                for field in ("path", "from"):
+                    if field in operation:
+                        operation[field] = path + operation[field]
+                yield operation
 
 
 def _escaped(key: str) -> str:

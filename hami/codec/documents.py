@@ -31,6 +31,7 @@ _MAX_BITS = 4096  # far below the limit of sys.get_int_max_str_digits()
 # in messages of msgspec: the steps of a path such as `$.cards[0].memory`, and a field that is missing or unknown
 _STEP = re.compile(r"\.[^.[`]+|\[[0-9]+\]")
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*?)`(?: - at |$)")
+_NULL_FIELD = re.compile(r"got `null` - at `\$.*[^\]]`$")  # not of an item of a list, or of a map
 
 _KINDS: Mapping[Any, str] = MappingProxyType(
     {
@@ -143,11 +144,32 @@ def decode(
 ) -> T:
     """The value that *data* (JSON) describes. Raises: MalformedInput for *field*."""
     try:
-        return decoder.decode(data)
+        return decode_object(decoder, data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = data if isinstance(data, str) else bytes(data)[:200].decode(errors="replace")
         problem = f"expected {expected} ({error})" if expected else str(error)
         raise MalformedInput(field, text, problem) from error
+
+
+def decode_object(decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw) -> T:
+    """The value that *data* (JSON) describes. As in Kubernetes, a field that is null is absent: it gets its default.
+
+    Raises: msgspec.DecodeError, UnicodeDecodeError, RecursionError.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        if not _NULL_FIELD.search(str(error)):
+            raise
+    return decoder.decode(msgspec.json.encode(_without_nulls(msgspec.json.decode(data))))
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def convert(value: object, type: type[T], place: Callable[[str], str]) -> T:

@@ -6,7 +6,7 @@ Other fields are skipped without building objects, which makes watching large cl
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,104 +20,105 @@ LONGEST_VERSION = 18  # digits; annotations may hold any text, also longer than 
 Quantities = dict[str, str | int | float | None]
 
 
-class OwnerReference(msgspec.Struct, rename="camel", gc=False):
+class OwnerReference(msgspec.Struct, rename="camel", gc=False, frozen=True):
     """An owner of an object. *controller*: it controls it."""
 
-    kind: str | None = ""
-    uid: str | None = ""
-    controller: bool | None = False
+    kind: str = ""
+    uid: str = ""
+    controller: bool = False
 
 
 _NO_OWNER = OwnerReference()
 
 
-class Metadata(msgspec.Struct, rename="camel"):
+class Metadata(msgspec.Struct, rename="camel", frozen=True):
     """The metadata of any object."""
 
-    name: str | None = ""
-    namespace: str | None = ""
-    uid: str | None = ""
-    resource_version: str | None = ""
-    annotations: dict[str, str] | None = None
-    labels: dict[str, str] | None = None
-    creation_timestamp: str | None = ""
-    deletion_timestamp: str | None = None
-    deletion_grace_period_seconds: int | None = None
-    owner_references: list[OwnerReference] | None = None
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    creation_timestamp: str | None = ""  # null in objects of older clients
+    deletion_timestamp: str = ""
+    deletion_grace_period_seconds: int = 0
+    owner_references: tuple[OwnerReference, ...] = ()
 
     @property
     def controller(self) -> OwnerReference:
         """The owner that controls the object; an empty one if there is none."""
-        if not self.owner_references:
-            return _NO_OWNER
-        return next((owner for owner in self.owner_references if owner.controller), _NO_OWNER)
+        for owner in self.owner_references:
+            if owner.controller:
+                return owner
+        return _NO_OWNER
 
 
-class _NodeInfo(msgspec.Struct, rename="camel"):
-    container_runtime_version: str | None = ""
-    kubelet_version: str | None = ""
+class _NodeInfo(msgspec.Struct, rename="camel", frozen=True):
+    container_runtime_version: str = ""
+    kubelet_version: str = ""
 
 
-class _NodeStatus(msgspec.Struct, rename="camel"):
-    capacity: Quantities | None = None
-    allocatable: Quantities | None = None
-    node_info: _NodeInfo | None = None
+class _NodeStatus(msgspec.Struct, rename="camel", frozen=True):
+    capacity: Quantities = {}
+    allocatable: Quantities = {}
+    node_info: _NodeInfo = _NodeInfo()
 
 
-class _NodeSpec(msgspec.Struct):
-    unschedulable: bool | None = False
+class _NodeSpec(msgspec.Struct, frozen=True):
+    unschedulable: bool = False
 
 
 class _Node(msgspec.Struct):
-    metadata: Metadata | None = None
-    spec: _NodeSpec | None = None
-    status: _NodeStatus | None = None
+    metadata: Metadata = Metadata()
+    spec: _NodeSpec = _NodeSpec()
+    status: _NodeStatus = _NodeStatus()
 
 
-class _ScopeExpression(msgspec.Struct, rename="camel"):
-    scope_name: str | None = ""
-    operator: str | None = ""
-    values: list[str] | None = None
+class _ScopeExpression(msgspec.Struct, rename="camel", frozen=True):
+    scope_name: str = ""
+    operator: str = ""
+    values: tuple[str, ...] = ()
 
 
-class _ScopeSelector(msgspec.Struct, rename="camel"):
-    match_expressions: list[_ScopeExpression] | None = None
+class _ScopeSelector(msgspec.Struct, rename="camel", frozen=True):
+    match_expressions: tuple[_ScopeExpression, ...] = ()
 
 
-class _QuotaSpec(msgspec.Struct, rename="camel"):
-    hard: Quantities | None = None
-    scopes: list[str] | None = None
-    scope_selector: _ScopeSelector | None = None
+class _QuotaSpec(msgspec.Struct, rename="camel", frozen=True):
+    hard: Quantities = {}
+    scopes: tuple[str, ...] = ()
+    scope_selector: _ScopeSelector = _ScopeSelector()
 
 
 class _Quota(msgspec.Struct):
-    metadata: Metadata | None = None
-    spec: _QuotaSpec | None = None
+    metadata: Metadata = Metadata()
+    spec: _QuotaSpec = _QuotaSpec()
 
 
 class _LabelExpression(msgspec.Struct, gc=False):
-    key: str | None = ""
-    operator: str | None = ""
-    values: list[str] | None = None
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] = ()
 
 
 class _LabelSelector(msgspec.Struct, rename="camel", gc=False):
-    match_labels: dict[str, str] | None = None
-    match_expressions: list[_LabelExpression] | None = None
+    match_labels: dict[str, str] = {}
+    match_expressions: tuple[_LabelExpression, ...] = ()
 
 
-class _BudgetSpec(msgspec.Struct, gc=False):
+class _BudgetSpec(msgspec.Struct, gc=False, frozen=True):
     selector: _LabelSelector | None = None
 
 
-class _BudgetStatus(msgspec.Struct, rename="camel", gc=False):
-    disruptions_allowed: int | None = 0
+class _BudgetStatus(msgspec.Struct, rename="camel", gc=False, frozen=True):
+    disruptions_allowed: int = 0
 
 
 class _Budget(msgspec.Struct, gc=False):
-    metadata: Metadata | None = None
-    spec: _BudgetSpec | None = None
-    status: _BudgetStatus | None = None
+    metadata: Metadata = Metadata()
+    spec: _BudgetSpec = _BudgetSpec()
+    status: _BudgetStatus = _BudgetStatus()
 
 
 _NODE = msgspec.json.Decoder(_Node)
@@ -127,30 +128,28 @@ _QUOTA = msgspec.json.Decoder(_Quota)
 
 def parse_resource_version(resource_version: str) -> int:
     """A resource version as an integer that increases over time; 0 if *resource_version* is not a number."""
-    is_number = (
-        resource_version.isdecimal()
-        and resource_version.isascii()
-        and len(resource_version) <= LONGEST_VERSION
-    )
-    return int(resource_version) if is_number else 0
+    if len(resource_version) > LONGEST_VERSION:
+        return 0
+    if resource_version.isdecimal() and resource_version.isascii():
+        return int(resource_version)
+    return 0
 
 
 def parse_node(data: bytes | msgspec.Raw) -> Node:
     """The node in *data* (JSON). Raises: MalformedInput."""
     wire = decode("node", _NODE, data)
-    meta, status = wire.metadata or Metadata(), wire.status or _NodeStatus()
-    info = status.node_info or _NodeInfo()
+    meta, status = wire.metadata, wire.status
     return Node(
-        name=sys.intern(meta.name or ""),
-        resource_version=meta.resource_version or "",
-        annotations=meta.annotations or {},
-        labels=meta.labels or {},
+        name=sys.intern(meta.name),
+        resource_version=meta.resource_version,
+        annotations=meta.annotations,
+        labels=meta.labels,
         capacity=quantities(status.capacity),
         allocatable=quantities(status.allocatable),
-        runtime_version=sys.intern(info.container_runtime_version or ""),
-        kubelet_version=sys.intern(info.kubelet_version or ""),
-        uid=meta.uid or "",
-        unschedulable=bool(wire.spec and wire.spec.unschedulable),
+        runtime_version=sys.intern(status.node_info.container_runtime_version),
+        kubelet_version=sys.intern(status.node_info.kubelet_version),
+        uid=meta.uid,
+        unschedulable=wire.spec.unschedulable,
     )
 
 
@@ -160,74 +159,58 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
     Raises: MalformedInput.
     """
     wire = decode("resourcequota", _QUOTA, data)
-    meta, spec = wire.metadata or Metadata(), wire.spec or _QuotaSpec()
-    hard = quantities(spec.hard)
-    texts = {
-        name.removeprefix("limits."): text
-        for name, text in hard.items()
-        if name.startswith("limits.")
-    }
-    limits = {
-        name: value for name, text in texts.items() if (value := strict_integer(text)) is not None
-    }
+    limits: dict[str, int] = {}
+    binary, requests = set(), set()
+    for entry, text in quantities(wire.spec.hard).items():
+        kind, _, name = entry.partition(".")
+        value = strict_integer(text)
+        if kind == "limits" and value is not None:
+            limits[name] = value
+            if text.endswith("i"):
+                binary.add(name)
+        elif kind == "requests" and "/" in name:
+            requests.add(name)
+    meta = wire.metadata
     return QuotaLimits(
-        namespace=meta.namespace or "",
-        name=meta.name or "",
-        uid=meta.uid or "",
-        resource_version=meta.resource_version or "",
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        resource_version=meta.resource_version,
         limits=limits,
-        binary=frozenset(name for name in limits if texts[name].endswith("i")),
-        scopes=_scopes(spec),
-        requests=frozenset(
-            name.removeprefix("requests.")
-            for name in hard
-            if name.startswith("requests.") and "/" in name
-        ),
+        binary=frozenset(binary),
+        scopes=_scopes(wire.spec),
+        requests=frozenset(requests),
     )
 
 
 def parse_disruption_budget(data: bytes | msgspec.Raw) -> DisruptionBudget:
     """The PodDisruptionBudget (policy/v1) in *data* (JSON). Raises: MalformedInput."""
     wire = decode("poddisruptionbudget", _BUDGET, data)
-    meta, selector = wire.metadata or Metadata(), wire.spec.selector if wire.spec else None
+    selector = wire.spec.selector
     return DisruptionBudget(
-        namespace=meta.namespace or "",
-        name=meta.name or "",
-        allowed=(wire.status.disruptions_allowed or 0) if wire.status else 0,
-        selector=None
-        if selector is None
-        else (
-            *(
-                LabelRequirement(key, "In", (value,))
-                for key, value in (selector.match_labels or {}).items()
-            ),
-            *(
-                LabelRequirement(
-                    expression.key or "", expression.operator or "", tuple(expression.values or ())
-                )
-                for expression in selector.match_expressions or ()
-            ),
-        ),
+        namespace=wire.metadata.namespace,
+        name=wire.metadata.name,
+        allowed=wire.status.disruptions_allowed,
+        selector=None if selector is None else tuple(_requirements(selector)),
     )
+
+
+def _requirements(selector: _LabelSelector) -> Iterator[LabelRequirement]:
+    for key, value in selector.match_labels.items():
+        yield LabelRequirement(key, "In", (value,))
+    for expression in selector.match_expressions:
+        yield LabelRequirement(expression.key, expression.operator, expression.values)
 
 
 def _scopes(spec: _QuotaSpec) -> tuple[ScopeRequirement, ...]:
-    expressions = spec.scope_selector.match_expressions if spec.scope_selector else None
-    return (
-        *map(ScopeRequirement, spec.scopes or ()),
-        *(
-            ScopeRequirement(
-                expression.scope_name or "",
-                expression.operator or "",
-                tuple(expression.values or ()),
-            )
-            for expression in expressions or ()
-        ),
-    )
+    scopes = [ScopeRequirement(scope) for scope in spec.scopes]
+    for expression in spec.scope_selector.match_expressions:
+        scopes.append(
+            ScopeRequirement(expression.scope_name, expression.operator, expression.values)
+        )
+    return tuple(scopes)
 
 
-def quantities(wire: Mapping[str, Any] | None) -> dict[str, str]:
+def quantities(wire: Mapping[str, Any]) -> dict[str, str]:
     """Quantities as text. The API also accepts numbers and null."""
-    return {
-        sys.intern(name): str(value) for name, value in (wire or {}).items() if value is not None
-    }
+    return {sys.intern(name): str(value) for name, value in wire.items() if value is not None}

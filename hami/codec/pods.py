@@ -17,7 +17,7 @@ import msgspec
 from hami.codec.affinity import Affinity, is_cross_namespace, node_preferences, prefers_pods
 from hami.codec.claim_amounts import CLAIM, is_claim_name, with_amounts
 from hami.codec.device_requests import UsedClaims, used_claims
-from hami.codec.documents import decode
+from hami.codec.documents import decode, decode_object
 from hami.codec.keys import CLAIM_AMOUNTS, PREEMPTING
 from hami.codec.objects import Metadata, quantities
 from hami.codec.scopes import ResourceRequirements, is_best_effort, make_scope
@@ -39,65 +39,65 @@ _PREEMPTED_BY = re.compile(
 
 
 class _Variable(msgspec.Struct, gc=False):
-    name: str | None = ""
+    name: str = ""
     value: str | None = None
 
 
 class _Container(msgspec.Struct, rename="camel", gc=False):
-    name: str | None = ""
-    restart_policy: str | None = None
-    resources: ResourceRequirements | None = None
+    name: str = ""
+    restart_policy: str = ""
+    resources: ResourceRequirements = ResourceRequirements()
     env: msgspec.Raw = msgspec.Raw()
 
 
-class _SchedulingGroup(msgspec.Struct, rename="camel", gc=False):
-    pod_group_name: str | None = ""
+class _SchedulingGroup(msgspec.Struct, rename="camel", gc=False, frozen=True):
+    pod_group_name: str = ""
 
 
 class _SpreadConstraint(msgspec.Struct, rename="camel", gc=False):
-    when_unsatisfiable: str | None = ""
+    when_unsatisfiable: str = ""
 
 
 class _ResourceClaim(msgspec.Struct, rename="camel", gc=False):
-    name: str | None = ""
-    resource_claim_name: str | None = ""
+    name: str = ""
+    resource_claim_name: str = ""
 
 
-class _Spec(msgspec.Struct, rename="camel", gc=False):
-    init_containers: list[_Container] | None = None
-    containers: list[_Container] | None = None
-    node_name: str | None = ""
-    scheduler_name: str | None = ""
-    priority: int | None = 0
-    preemption_policy: str | None = None
-    termination_grace_period_seconds: int | None = None
-    scheduling_group: _SchedulingGroup | None = None
-    priority_class_name: str | None = ""
-    active_deadline_seconds: int | None = None
-    resources: ResourceRequirements | None = None
+class _Spec(msgspec.Struct, rename="camel", gc=False, frozen=True):
+    init_containers: tuple[_Container, ...] = ()
+    containers: tuple[_Container, ...] = ()
+    node_name: str = ""
+    scheduler_name: str = ""
+    priority: int = 0
+    preemption_policy: str = ""
+    termination_grace_period_seconds: int = DEFAULT_GRACE_S
+    scheduling_group: _SchedulingGroup = _SchedulingGroup()
+    priority_class_name: str = ""
+    active_deadline_seconds: int = -1
+    resources: ResourceRequirements = ResourceRequirements()
     affinity: Affinity | None = None
-    topology_spread_constraints: list[_SpreadConstraint] | None = None
-    resource_claims: list[msgspec.Raw] | None = None
+    topology_spread_constraints: tuple[_SpreadConstraint, ...] = ()
+    resource_claims: tuple[msgspec.Raw, ...] = ()
 
     @property
-    def all_containers(self) -> list[_Container]:
-        return [*(self.init_containers or ()), *(self.containers or ())]
+    def all_containers(self) -> tuple[_Container, ...]:
+        return self.init_containers + self.containers
 
 
 class _Terminated(msgspec.Struct, rename="camel", gc=False):
     exit_code: int = 0
-    container_id: str | None = msgspec.field(name="containerID", default=None)
+    container_id: str = msgspec.field(name="containerID", default="")
 
 
-class _State(msgspec.Struct, gc=False):
+class _State(msgspec.Struct, gc=False, frozen=True):
     terminated: _Terminated | None = None
 
 
 class _ContainerStatus(msgspec.Struct, rename="camel", gc=False):
-    name: str | None = ""
-    container_id: str | None = msgspec.field(name="containerID", default=None)
-    state: _State | None = None
-    last_state: _State | None = None
+    name: str = ""
+    container_id: str = msgspec.field(name="containerID", default="")
+    state: _State = _State()
+    last_state: _State = _State()
 
 
 class PodCondition(msgspec.Struct, rename="camel", frozen=True):
@@ -114,22 +114,22 @@ class _ExtendedClaim(msgspec.Struct, gc=False):
     """The claim that kube-scheduler has made for extended resources."""
 
 
-class _Status(msgspec.Struct, rename="camel", gc=False):
-    phase: str | None = ""
-    nominated_node_name: str | None = ""
-    qos_class: str | None = ""
-    start_time: str | None = None
-    pod_ip: str | None = msgspec.field(name="podIP", default="")
-    init_container_statuses: list[_ContainerStatus] | None = None
+class _Status(msgspec.Struct, rename="camel", gc=False, frozen=True):
+    phase: str = ""
+    nominated_node_name: str = ""
+    qos_class: str = ""
+    start_time: str = ""
+    pod_ip: str = msgspec.field(name="podIP", default="")
+    init_container_statuses: tuple[_ContainerStatus, ...] = ()
     extended_resource_claim_status: _ExtendedClaim | None = None
     container_statuses: msgspec.Raw = msgspec.Raw()
     conditions: msgspec.Raw = msgspec.Raw()
 
 
 class _Pod(msgspec.Struct, gc=False):
-    metadata: Metadata | None = None
-    spec: _Spec | None = None
-    status: _Status | None = None
+    metadata: Metadata = Metadata()
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
 
 
 _POD = msgspec.json.Decoder(_Pod)
@@ -137,7 +137,7 @@ _DOCUMENT = msgspec.json.Decoder(dict[str, Any])
 _VARIABLES = msgspec.json.Decoder(list[_Variable] | None)
 _STATUSES = msgspec.json.Decoder(list[_ContainerStatus] | None)
 _CONDITIONS = msgspec.json.Decoder(list[PodCondition] | None)
-_CLAIM = msgspec.json.Decoder(_ResourceClaim | None)
+_CLAIM = msgspec.json.Decoder(_ResourceClaim)
 _OWN_CLAIM = b'"hami-'  # only claims with this are read
 
 
@@ -184,13 +184,12 @@ def parse_pod(data: bytes | msgspec.Raw) -> Pod:
 def parse_node_pod(data: bytes | msgspec.Raw) -> NodePod:
     """The pod in *data* (JSON) with its variables and the runs of its containers. Raises: MalformedInput."""
     wire = decode("pod", _POD, data)
-    containers = wire.spec.all_containers if wire.spec else []
-    status, names_claims = wire.status or _Status(), bool(wire.spec and wire.spec.resource_claims)
+    names_claims = bool(wire.spec.resource_claims)
     return NodePod(
         _pod(wire),
-        {container.name or "": _environment(container) for container in containers},
-        _runs(status),
-        names_claims or status.extended_resource_claim_status is not None,
+        {container.name: _environment(container) for container in wire.spec.all_containers},
+        _runs(wire.status),
+        names_claims or wire.status.extended_resource_claim_status is not None,
         _used_claims(data) if names_claims else {},
     )
 
@@ -207,123 +206,102 @@ def _used_claims(data: bytes | msgspec.Raw) -> UsedClaims | None:
 
 def parse_observed_pod(data: bytes | msgspec.Raw) -> ObservedPod:
     """The address and the conditions of the pod in *data* (JSON). Raises: MalformedInput."""
-    status = decode("pod", _POD, data).status or _Status()
-    return ObservedPod(
-        status.pod_ip or "", tuple(_part("pod conditions", _CONDITIONS, status.conditions) or ())
-    )
+    status = decode("pod", _POD, data).status
+    return ObservedPod(status.pod_ip, tuple(_conditions(status)))
 
 
 def convert_pod(value: Mapping[str, Any]) -> Pod:
     """Returns the pod in *value*, which was decoded from JSON. Raises: MalformedInput as :func:`parse_pod`."""
     try:
-        return _pod(_POD.decode(msgspec.json.encode(value)))
+        return _pod(decode_object(_POD, msgspec.json.encode(value)))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise MalformedInput("pod", "", str(error), message=f"pod: {error}") from error
 
 
 def _pod(wire: _Pod, size: int = 0) -> Pod:
-    meta, spec, status = wire.metadata or Metadata(), wire.spec or _Spec(), wire.status or _Status()
-    inits = [
-        _container(
-            container,
-            ContainerKind.SIDECAR if container.restart_policy == "Always" else ContainerKind.INIT,
-        )
-        for container in spec.init_containers or ()
-    ]
-    containers = (
-        *inits,
-        *(_container(container, ContainerKind.APP) for container in spec.containers or ()),
-    )
-    claim_problem = ""
-    if claim := _own_claim(spec.resource_claims) if spec.resource_claims else "":
+    meta, spec, status = wire.metadata, wire.spec, wire.status
+    containers = _containers(spec)
+    claim, claim_problem = _own_claim(spec.resource_claims), ""
+    if claim:
         try:
-            containers = with_amounts(containers, (meta.annotations or {}).get(CLAIM_AMOUNTS))
+            containers = with_amounts(containers, meta.annotations.get(CLAIM_AMOUNTS))
         except MalformedInput as error:  # of this pod alone: it is refused, and others are read
             claim_problem = str(error)
-    deadline, affinity, controller = spec.active_deadline_seconds, spec.affinity, meta.controller
-    grace_s = spec.termination_grace_period_seconds
+    controller = meta.controller
     disruption = _preemption(status)
-    preemptor, evicted_with = parse_preempted(
-        (disruption.message or "") if disruption is not None else ""
-    )
+    preemptor, evicted_with = parse_preempted(disruption)
     return Pod(
-        ref=PodRef(sys.intern(meta.namespace or ""), meta.name or "", meta.uid or ""),
-        resource_version=meta.resource_version or "",
-        annotations=meta.annotations or {},
-        labels=meta.labels or {},
+        ref=PodRef(sys.intern(meta.namespace), meta.name, meta.uid),
+        resource_version=meta.resource_version,
+        annotations=meta.annotations,
+        labels=meta.labels,
         containers=containers,
-        node_name=sys.intern(spec.node_name or ""),
-        scheduler_name=sys.intern(spec.scheduler_name or ""),
-        phase=sys.intern(status.phase or ""),
-        init_done=bool(inits) and _init_done(inits, status.init_container_statuses or ()),
+        node_name=sys.intern(spec.node_name),
+        scheduler_name=sys.intern(spec.scheduler_name),
+        phase=sys.intern(status.phase),
+        init_done=_init_done(containers, status.init_container_statuses),
         admitted=bool(status.start_time),
-        deleting=meta.deletion_timestamp is not None,
+        deleting=bool(meta.deletion_timestamp),
         created=meta.creation_timestamp or "",
-        priority=spec.priority or 0,
-        nominated_node=status.nominated_node_name or "",
+        priority=spec.priority,
+        nominated_node=status.nominated_node_name,
         scheduling_failure="" if spec.node_name else _scheduling_failure(status),
-        group=(
-            spec.scheduling_group
-            and spec.scheduling_group.pod_group_name
-            or (meta.labels or {}).get(GROUP_LABEL, "")
-        ),
+        group=spec.scheduling_group.pod_group_name or meta.labels.get(GROUP_LABEL, ""),
         scope=make_scope(
-            spec.priority_class_name or "",
-            deadline is not None and deadline >= 0,
-            status.qos_class == "BestEffort" if status.qos_class else _is_best_effort(spec),
-            affinity is not None and is_cross_namespace(affinity),
+            spec.priority_class_name,
+            spec.active_deadline_seconds >= 0,
+            _is_best_effort(spec, status),
+            is_cross_namespace(spec.affinity),
         ),
-        preferences=() if affinity is None else node_preferences(affinity),
-        soft_constraints=(
-            (affinity is not None and prefers_pods(affinity))
-            or any(
-                constraint.when_unsatisfiable == "ScheduleAnyway"
-                for constraint in spec.topology_spread_constraints or ()
-            )
-        ),
+        preferences=node_preferences(spec.affinity),
+        soft_constraints=prefers_pods(spec.affinity) or _prefers_spread(spec),
         preempts=spec.preemption_policy != "Never",
         preempted=disruption is not None,
         preemptor=preemptor,
         evicted_with=evicted_with,
         claim=claim,
         claim_problem=claim_problem,
-        controller=sys.intern(controller.uid or ""),
+        controller=sys.intern(controller.uid),
         is_node_agent=controller.kind in ("DaemonSet", "Node"),
-        grace_s=DEFAULT_GRACE_S if grace_s is None else grace_s,
-        started=status.start_time or "",
-        deletion=meta.deletion_timestamp or "",
-        deletion_grace_s=meta.deletion_grace_period_seconds or 0,
+        grace_s=spec.termination_grace_period_seconds,
+        started=status.start_time,
+        deletion=meta.deletion_timestamp,
+        deletion_grace_s=meta.deletion_grace_period_seconds,
         size=size,
     )
+
+
+def _containers(spec: _Spec) -> tuple[Container, ...]:
+    containers = []
+    for wire in spec.init_containers:
+        is_sidecar = wire.restart_policy == "Always"
+        kind = ContainerKind.SIDECAR if is_sidecar else ContainerKind.INIT
+        containers.append(_container(wire, kind))
+    for wire in spec.containers:
+        containers.append(_container(wire, ContainerKind.APP))
+    return tuple(containers)
 
 
 def _own_claim(entries: Iterable[msgspec.Raw]) -> str:
     """Returns the name of the claim among *entries* that the scheduler makes; empty if there is none."""
     for entry in entries:
-        if (
-            _OWN_CLAIM in bytes(entry)
-            and (claim := _part("claims of a pod", _CLAIM, entry)) is not None
-        ):
-            if claim.name == CLAIM and is_claim_name(name := claim.resource_claim_name or ""):
-                return name
+        if _OWN_CLAIM not in bytes(entry):
+            continue
+        claim = decode("claims of a pod", _CLAIM, entry)
+        if claim.name == CLAIM and is_claim_name(claim.resource_claim_name):
+            return claim.resource_claim_name
     return ""
 
 
-def _preemption(status: _Status) -> PodCondition | None:
-    """Returns the condition of a pod that is evicted for one of higher priority."""
+def _preemption(status: _Status) -> str | None:
+    """Returns the message for a pod that is evicted for one of higher priority; ``None`` for others."""
     if _DISRUPTION not in bytes(status.conditions):  # conditions are read only where one may matter
         return None
-    conditions = _part("pod conditions", _CONDITIONS, status.conditions) or ()
-    return next(
-        (
-            condition
-            for condition in conditions
-            if condition.type == DISRUPTION_TARGET
-            and condition.status == "True"
-            and condition.reason == PREEMPTED
-        ),
-        None,
-    )
+    for condition in _conditions(status):
+        if (condition.type, condition.status) == (DISRUPTION_TARGET, "True"):
+            if condition.reason == PREEMPTED:
+                return condition.message or ""
+    return None
 
 
 def preempting_on(pod: Pod) -> str:
@@ -343,9 +321,9 @@ def render_preempted(uid: str, node: str, together: EvictedTogether | None = Non
     return message
 
 
-def parse_preempted(message: str) -> tuple[str, EvictedTogether | None]:
+def parse_preempted(message: str | None) -> tuple[str, EvictedTogether | None]:
     """The uid of the preemptor, empty if *message* is of another program, and the pods that are evicted together."""
-    match = _PREEMPTED_BY.fullmatch(message)
+    match = _PREEMPTED_BY.fullmatch(message or "")
     if match is None:
         return "", None
     together = EvictedTogether(int(match["count"]), match["last"]) if match["count"] else None
@@ -353,62 +331,74 @@ def parse_preempted(message: str) -> tuple[str, EvictedTogether | None]:
 
 
 def _scheduling_failure(status: _Status) -> str:
-    for condition in _part("pod conditions", _CONDITIONS, status.conditions) or ():
+    for condition in _conditions(status):
         if condition.type == "PodScheduled" and condition.status == "False":
             return f"{condition.last_transition_time} {condition.reason} {condition.message}"
     return ""
 
 
+def _conditions(status: _Status) -> list[PodCondition]:
+    return _parts("pod conditions", _CONDITIONS, status.conditions)
+
+
 def _container(wire: _Container, kind: ContainerKind) -> Container:
-    resources = wire.resources or ResourceRequirements()
     return Container(
-        name=wire.name or "",
+        name=wire.name,
         kind=kind,
-        limits=quantities(resources.limits),
-        requests=quantities(resources.requests),
+        limits=quantities(wire.resources.limits),
+        requests=quantities(wire.resources.requests),
     )
 
 
-def _is_best_effort(spec: _Spec) -> bool:
+def _is_best_effort(spec: _Spec, status: _Status) -> bool:
+    if status.qos_class:
+        return status.qos_class == "BestEffort"
     return is_best_effort(
         spec.resources, [container.resources for container in spec.all_containers]
     )
 
 
-def _init_done(inits: list[Container], statuses: Iterable[_ContainerStatus]) -> bool:
-    succeeded = {
-        status.name
-        for status in statuses
-        if status.state and status.state.terminated and status.state.terminated.exit_code == 0
-    }
-    plain = [container.name for container in inits if container.kind is ContainerKind.INIT]
-    return bool(plain) and all(name in succeeded for name in plain)
+def _prefers_spread(spec: _Spec) -> bool:
+    for constraint in spec.topology_spread_constraints:
+        if constraint.when_unsatisfiable == "ScheduleAnyway":
+            return True
+    return False
+
+
+def _init_done(containers: Iterable[Container], statuses: Iterable[_ContainerStatus]) -> bool:
+    if not statuses:
+        return False
+    succeeded = set()
+    for status in statuses:
+        if status.state.terminated is not None and status.state.terminated.exit_code == 0:
+            succeeded.add(status.name)
+    inits = [container.name for container in containers if container.kind is ContainerKind.INIT]
+    return bool(inits) and succeeded.issuperset(inits)
 
 
 def _environment(wire: _Container) -> dict[str, str]:
-    variables = _part("environment of a container", _VARIABLES, wire.env) or ()
-    return {
-        variable.name or "": variable.value for variable in variables if variable.value is not None
-    }
+    variables = _parts("environment of a container", _VARIABLES, wire.env)
+    return {variable.name: variable.value for variable in variables if variable.value is not None}
 
 
 def _runs(status: _Status) -> ContainerRuns:
     ids: dict[str, str] = {}
     ended = set()
-    statuses = _part("container statuses", _STATUSES, status.container_statuses) or ()
-    for container in (*(status.init_container_statuses or ()), *statuses):
-        runs = [
-            state.terminated
-            for state in (container.state, container.last_state)
-            if state and state.terminated
-        ]
-        for text in (container.container_id, *(run.container_id for run in runs)):
-            if text:
-                ids[text.rpartition("//")[2]] = container.name or ""
-        if container.state is not None and container.state.terminated is not None:
-            ended.add(container.name or "")
+    statuses = _parts("container statuses", _STATUSES, status.container_statuses)
+    for container in (*status.init_container_statuses, *statuses):
+        texts = [container.container_id]
+        for state in (container.state, container.last_state):
+            if state.terminated is not None:
+                texts.append(state.terminated.container_id)
+        for text in filter(None, texts):
+            ids[text.rpartition("//")[2]] = container.name
+        if container.state.terminated is not None:
+            ended.add(container.name)
     return ContainerRuns(ids, frozenset(ended))
 
 
-def _part(field: str, decoder: msgspec.json.Decoder[T | None], data: msgspec.Raw) -> T | None:
-    return decode(field, decoder, data) if bytes(data) else None
+def _parts(field: str, decoder: msgspec.json.Decoder[list[T] | None], data: msgspec.Raw) -> list[T]:
+    """Returns the list that is still text; empty if there is none, or null."""
+    if not bytes(data):
+        return []
+    return decode(field, decoder, data) or []

@@ -16,11 +16,11 @@ from hami.model import PodScope
 from hami.quantity import parse_quantity
 
 
-class ResourceRequirements(msgspec.Struct, gc=False):
+class ResourceRequirements(msgspec.Struct, gc=False, frozen=True):
     """The resources of a container or of a whole pod."""
 
-    limits: Quantities | None = None
-    requests: Quantities | None = None
+    limits: Quantities = {}
+    requests: Quantities = {}
 
 
 LONGEST_CLASS = (
@@ -39,27 +39,20 @@ def make_scope(
 
 
 def is_best_effort(
-    of_pod: ResourceRequirements | None, of_containers: Sequence[ResourceRequirements | None]
+    of_pod: ResourceRequirements, of_containers: Sequence[ResourceRequirements]
 ) -> bool:
     """Reports whether a pod has no request and no limit of CPU and memory. Resources of the pod as a whole go first."""
-    if of_pod is not None and any(
-        name in ("cpu", "memory") or name.startswith("hugepages-")
-        for amounts in (of_pod.requests, of_pod.limits)
-        for name in amounts or ()
-    ):
-        of_containers = (of_pod,)
-    return not any(
-        [_has_cpu_or_memory(resources) for resources in of_containers if resources is not None]
-    )
+    for name in (*of_pod.requests, *of_pod.limits):
+        if name in ("cpu", "memory") or name.startswith("hugepages-"):
+            return not _has_cpu_or_memory(of_pod)
+    return not any(map(_has_cpu_or_memory, of_containers))
 
 
 def _has_cpu_or_memory(resources: ResourceRequirements) -> bool:
-    return any(
-        _is_some(amounts.get(name))
-        for amounts in (resources.limits, resources.requests)
-        if amounts
-        for name in ("cpu", "memory")
-    )
+    for amounts in (resources.limits, resources.requests):
+        if _is_some(amounts.get("cpu")) or _is_some(amounts.get("memory")):
+            return True
+    return False
 
 
 def _is_some(amount: str | int | float | None) -> bool:
