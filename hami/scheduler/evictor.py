@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -119,7 +119,7 @@ class Evictor:
         Raises: EvictionStopped if the pod of *hold* does not wait for the others any more; EvictionPaused if the rest
         follows in the next step; ClusterError.
         """
-        evictions = [self._eviction(hold, unit) for unit in units]
+        evictions = [self._eviction(hold, unit, beat) for unit in units]
         for eviction in evictions:
             self._mark(eviction, hold, beat)
         for eviction in evictions:
@@ -155,26 +155,27 @@ class Evictor:
         elif self._clock() >= eviction.inherited_until and self._is_spared(eviction, beat):
             self._units.remove(eviction)
 
-    def _eviction(self, hold: Hold, unit: Sequence[PodRecord]) -> UnitEviction:
-        """Returns the eviction of *unit* for the pod of *hold*: the one that is under way, or a new one."""
+    def _eviction(
+        self, hold: Hold, unit: Sequence[PodRecord], beat: Callable[[], object]
+    ) -> UnitEviction:
+        """Returns the eviction of *unit* for the pod of *hold*: the one that is under way, or a new one.
+
+        Others of the same pods, for another pod or of a smaller unit, end first: the next leader takes a unit of which
+        some pods have another message for one that lacks pods. Raises: EvictionStopped, EvictionPaused, ClusterError.
+        """
         uid, refs = hold.ref.uid, {record.ref.uid: record.ref for record in unit}
-        eviction = next(
-            (
-                eviction
-                for eviction in self._units
-                if eviction.preemptor == uid and not eviction.refs.keys().isdisjoint(refs)
-            ),
-            None,
-        )
-        if eviction is None:
-            eviction = UnitEviction(uid, "", {})
-            self._units.append(eviction)
-        elif eviction.has_begun or refs.keys() <= eviction.refs.keys():
-            return eviction
-        refs |= eviction.refs
-        eviction.refs = dict(sorted(refs.items()))
-        together = EvictedTogether(len(refs), max(refs)) if len(refs) > 1 else None
-        eviction.message = render_preempted(uid, hold.node, together)
+        earlier = [other for other in self._units if not other.refs.keys().isdisjoint(refs)]
+        for other in earlier:
+            is_of_unit = other.has_begun or refs.keys() <= other.refs.keys()
+            if other.preemptor == uid and is_of_unit:
+                return other
+        for other in earlier:
+            self._end(other, beat)
+            if other in self._units:
+                raise EvictionPaused("an earlier eviction of some of these pods ends first")
+        message = render_preempted(uid, hold.node, _together(refs))
+        eviction = UnitEviction(uid, message, dict(sorted(refs.items())))
+        self._units.append(eviction)
         return eviction
 
     def _mark(self, eviction: UnitEviction, hold: Hold, beat: Callable[[], object]) -> None:
@@ -182,8 +183,7 @@ class Evictor:
         if eviction.has_begun:
             return
         for uid, ref in eviction.refs.items():
-            written, _ = eviction.marks.get(uid, ("", 0))
-            if written == eviction.message or _has_ended(self._cache.pods.get(uid)):
+            if uid in eviction.marks or _has_ended(self._cache.pods.get(uid)):
                 continue
             self._check_wanted(hold)
             self._spend(beat)
@@ -220,19 +220,23 @@ class Evictor:
             self._metrics.evicted(1)
 
     def _is_spared(self, eviction: UnitEviction, beat: Callable[[], object]) -> bool:
-        """Removes the condition from the pods of a unit. Reports whether none has it any more."""
-        for uid, (_, version) in list(eviction.marks.items()):
-            record = self._cache.pods.get(uid)
+        """Removes the condition from the pods of a unit. Reports whether none has it any more.
+
+        The last pod comes first, and none before those after it: the next leader, to whom a pod without the condition
+        is one that has been deleted, spares a unit whose last pod is there without it.
+        """
+        for uid in sorted(eviction.marks, reverse=True):
+            record, (_, version) = self._cache.pods.get(uid), eviction.marks[uid]
             if record is not None and not _has_ended(record):
                 if record.version < version:
-                    continue  # the watch is late
+                    return False  # the watch is late
                 if record.preempted and record.preemptor == eviction.preemptor:
                     self._check_leads()
                     self._spend(beat)
                     try:
                         self._cluster.clear_preempted(record.ref, str(record.version))
                     except Conflict:
-                        continue  # the watch shows what has changed
+                        return False  # the watch shows what has changed
                     except NotFound:
                         pass
                     log.info(
@@ -240,7 +244,7 @@ class Evictor:
                         extra={"pod": record.ref, "preemptor": eviction.preemptor},
                     )
             del eviction.marks[uid]
-        return not eviction.marks
+        return True
 
     def _check_wanted(self, hold: Hold) -> None:
         self._check_leads()
@@ -271,6 +275,12 @@ def _inherited(unit: MarkedUnit, until: float) -> UnitEviction:
         has_begun=unit.has_begun,
         inherited_until=until if unit.is_complete else -math.inf,
     )
+
+
+def _together(uids: Collection[str]) -> EvictedTogether | None:
+    if len(uids) == 1:
+        return None
+    return EvictedTogether(len(uids), max(uids))
 
 
 def _has_ended(record: PodRecord | None) -> bool:

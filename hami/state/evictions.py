@@ -42,8 +42,12 @@ def _unit(preemptor: str, last: str, records: list[PodRecord], find: FindRecord)
     together = in_order[0].evicted_with
     if together is not None and not _is_marked(find(last), preemptor):
         return MarkedUnit(preemptor, in_order, has_begun=False, is_complete=False)
-    is_any_gone = together is not None and len(in_order) < together.count
-    has_begun = is_any_gone or any(record.is_ending for record in in_order)
+    has_begun = any(record.is_ending for record in in_order)
+    if together is not None and not has_begun:
+        gone = together.count - len(in_order)
+        if in_order[-1].ref.uid != last:
+            gone -= 1  # it is deleted last: while others are there, it has ended by itself
+        has_begun = gone > 0
     return MarkedUnit(preemptor, in_order, has_begun=has_begun, is_complete=True)
 
 

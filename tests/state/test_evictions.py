@@ -61,6 +61,16 @@ def units(**states):
         pytest.param(DONE, MARKED, MARKED, [(True, True, ["b", "c"])], id="one has terminated"),
         pytest.param(GONE, GONE, MARKED, [(True, True, ["c"])], id="one is left"),
         pytest.param(
+            MARKED,
+            MARKED,
+            GONE,
+            [(False, True, ["a", "b"])],
+            id="the last one has ended by itself, since it is deleted last",
+        ),
+        pytest.param(
+            MARKED, MARKED, DONE, [(False, True, ["a", "b"])], id="the last one has terminated"
+        ),
+        pytest.param(
             GONE, MARKED, GONE, [(True, True, ["b"])], id="one is left, and the last one is gone"
         ),
         pytest.param(GONE, GONE, GONE, [], id="all are gone"),
