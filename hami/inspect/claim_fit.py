@@ -240,19 +240,26 @@ def _refusal(
 
 def _device_refusal(device: SharedDevice, sub: DeviceSubRequest) -> DeviceRefusal:
     usage, registered = device.usage, device.usage.device
-    least = least_share(registered.slots)
+    least, share = least_share(registered.slots), _share_of(device, sub)
+    free_share = _WHOLE_SHARE - device.share_milli
+    slots = -(-share // least)
+    if share <= _WHOLE_SHARE:
+        slots = min(slots, registered.slots)
     total = Amounts(registered.memory_mib, registered.cores, registered.slots)
     free = Amounts(
         usage.memory_free_mib,
         registered.cores - usage.cores_used,
-        min((_WHOLE_SHARE - device.share_milli) // least, registered.slots),
+        min(free_share // least, registered.slots),
     )
-    requested = Amounts(
-        _memory_of(device, sub),
-        sub.cores,
-        min(-(-_share_of(device, sub) // least), registered.slots),
+    return DeviceRefusal(
+        registered,
+        Amounts(_memory_of(device, sub), sub.cores, slots),
+        free,
+        total,
+        True,
+        objection(device, sub),
+        missing_slots=max(0, share - free_share) / share,
     )
-    return DeviceRefusal(registered, requested, free, total, True, objection(device, sub))
 
 
 def _charged(device: SharedDevice, sub: DeviceSubRequest) -> SharedDevice:

@@ -111,7 +111,8 @@ class DeviceRefusal:
     """A device, compared with a request.
 
     *requested*: what the request needs of this device. *free*: what is left of *total*; it may be negative. *reason*:
-    the first rule that the device fails; ``None`` if it could serve.
+    the first rule that the device fails; ``None`` if it could serve. *missing_slots*: the missing part of the slots,
+    where a request may be for a part of a slot; ``None`` if the amounts tell.
     """
 
     device: Device
@@ -120,6 +121,7 @@ class DeviceRefusal:
     total: Amounts
     has_memory: bool
     reason: Reason | None
+    missing_slots: float | None = None
 
     @property
     def short(self) -> Amounts:
@@ -135,10 +137,13 @@ class DeviceRefusal:
         if self.reason not in AMOUNTS:
             return EXCLUDED
         short, requested = self.short, self.requested
+        slots = self.missing_slots
+        if slots is None:
+            slots = _part(short.slots, requested.slots)
         missing = (
             _part(short.memory_mib, requested.memory_mib)
             + _part(short.cores, requested.cores)
-            + _part(short.slots, requested.slots)
+            + slots
         )
         return Distance(missing=missing or UNTOLD)
 

@@ -43,7 +43,6 @@ EVALUATE_ALL = (
 MAX_REQUESTS = 64  # requests whose verdicts are remembered
 FEW = 8  # nodes that are evaluated without columns first
 MAX_PREFERENCES = 64  # preferred node affinities whose weights are remembered
-ABOVE_SCORES = 1_000.0  # the least weight counts more than any difference of scores
 MAX_EXACT = (
     64  # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
 )
@@ -93,13 +92,10 @@ class Verdicts:
 
         chosen: tuple[str, Allocation] | None = None
         fitting: list[tuple[str, float]] = []
-        values = -order.sign * table.scores[candidates]
+        keys = [-order.sign * table.scores[candidates]]
         if order.preferences:
-            values = (
-                values
-                - ABOVE_SCORES * self._weights(order.preferences, table.label_changes)[candidates]
-            )
-        for place in _lowest_first([values], table.rank()[candidates]):
+            keys.insert(0, -self._weights(order.preferences, table.label_changes)[candidates])
+        for place in _lowest_first(keys, table.rank()[candidates]):
             row = int(candidates[place])
             if (placement := verdicts.placement(row, quota)) is None:
                 continue

@@ -15,7 +15,7 @@ from hami.inspect.claim_fit import (
     allocate,
     unread_selectors,
 )
-from hami.inspect.claims import nearest
+from hami.inspect.claims import nearest, shortage
 from tests.builders import usage
 
 NUMA = "resource.kubernetes.io/numaNode"
@@ -251,6 +251,49 @@ def test_a_node_that_serves_more_requests_is_nearer():
         ("b", second_lacks_much),
         ("a", first_lacks_little),
     ]
+
+
+# the nodes of each row are in the order in which they are near, and their names are not
+@pytest.mark.parametrize(
+    "wanted, nodes",
+    [
+        param(
+            claim(exactly(memory="140000Mi")),
+            {"b": card(0, 10_000), "a": card(0, 20_000)},
+            id="more memory than a device has",
+        ),
+        param(
+            claim(exactly(memory="1Mi", cores=250)),
+            {"b": card(0, 0, 10), "a": card(0, 0, 20)},
+            id="more cores than a device has",
+        ),
+        param(
+            claim(exactly(memory="1Mi", share=200)),
+            {"c": card(0), "b": card(0, share=50), "a": card(0, share=100)},
+            id="a larger share than a device has",
+        ),
+        param(
+            claim(exactly(memory="1Mi", share=15)),
+            {
+                "d": card(0, share=86),
+                "c": card(0, share=89),
+                "b": card(0, share=91),
+                "a": card(0, share=99),
+            },
+            id="parts of a slot",
+        ),
+    ],
+)
+def test_the_order_of_the_nearest_nodes(wanted, nodes):
+    results = {name: allocate([device], [wanted]) for name, device in sorted(nodes.items())}
+    assert [name for name, _ in nearest(results)] == list(nodes)
+
+
+def test_the_nearest_device_of_a_node_is_told_first():
+    refused = allocate(
+        [card(0, share=99), card(1, share=96)], [claim(exactly(memory="1Mi", share=5))]
+    )
+    assert [device.uuid for device in shortage("n", refused).cards] == ["GPU-1", "GPU-0"]
 
 
 def test_shares_that_are_no_whole_slots_are_counted_exactly():

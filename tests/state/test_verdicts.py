@@ -10,7 +10,7 @@ from hypothesis.strategies import randoms
 from pytest import param
 
 from hami.codec.allocation import render_shares
-from hami.model import Budget, NodePolicy
+from hami.model import Budget, NodePolicy, NodePreference, NodeRequirement
 from hami.scheduling import columns
 from hami.scheduling.fit import Unfit
 from hami.scheduling.node_order import NodeOrder, weights
@@ -338,6 +338,17 @@ def sized(*devices):
         usage(f"g{index}", 1, used, index=index, memory_mib=size)
         for index, (size, used) in enumerate(devices)
     ]
+
+
+@pytest.mark.parametrize("policy, fuller", [(BINPACK, "other"), (SPREAD, "preferred")])
+def test_a_preferred_node_comes_before_any_score(policy, fuller):
+    """A node of which far more is booked than it has is fuller than full."""
+    nodes = {"preferred": sized((40_000, 0)), "other": sized((40_000, 0))}
+    nodes[fuller] = sized((40_000, 0), (40, 20_000_000))
+    asked = pod_request(gpus(1, 1_000, 0))
+    wish = (NodePreference(1, (NodeRequirement("", "In", frozenset({"preferred"})),)),)
+    choice = decide(Verdicts(cluster(**nodes)), asked, sorted(nodes), policy, preferences=wish)
+    assert choice.node == "preferred"
 
 
 # the nodes of each row are in the order in which they are near, and their names are not
