@@ -16,10 +16,11 @@ MAX_ATTEMPTS = 2 * LIMIT  # pods whose attempts are remembered
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The last attempt to plan for a pod. *failures*: how many there were. *due*: when the next may be."""
+    """The last attempt to plan for a pod. *due*: when the next may be. *wait_s*: how long the pod waits if that fails,
+    too."""
 
-    failures: int
     due: float
+    wait_s: float
 
 
 class Attempts:
@@ -65,15 +66,13 @@ class Attempts:
     def fail(self, ref: PodRef, now: float) -> None:
         """Records that there is no plan for the pod: it waits, the longer the more often that happens."""
         attempt = self._attempts.get(ref.uid)
-        failures = 0 if attempt is None else attempt.failures
+        wait_s = FIRST_RETRY_S if attempt is None else attempt.wait_s
         self._failed_at[ref.namespace] = now
-        self._remember(
-            ref, _Attempt(failures + 1, now + min(FIRST_RETRY_S * 2.0**failures, MAX_RETRY_S))
-        )
+        self._remember(ref, _Attempt(now + wait_s, min(2 * wait_s, MAX_RETRY_S)))
 
     def put_off(self, ref: PodRef, until: float) -> None:
         """Records that nobody is evicted for the pod before *until*, since that has failed."""
-        self._remember(ref, _Attempt(1, until))
+        self._remember(ref, _Attempt(until, 2 * FIRST_RETRY_S))
 
     def _remember(self, ref: PodRef, attempt: _Attempt) -> None:
         self._attempts.pop(ref.uid, None)

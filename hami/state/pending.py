@@ -21,8 +21,8 @@ class PendingPod:
     """A refused pod.
 
     *nodes*: the nodes that kube-scheduler offered, ``None`` for all. *state*: the state of the cache in which the pod
-    last did not fit. *since*: when it was first refused. *due*: when it may be looked at again. *reminders*: how often
-    kube-scheduler was reminded of it.
+    last did not fit. *since*: when it was first refused. *due*: when it may be looked at again. *wait_s*: the seconds
+    between its last two reminders.
     """
 
     pod: Pod
@@ -30,7 +30,7 @@ class PendingPod:
     state: tuple[int, ...]
     since: float
     due: float
-    reminders: int = 0
+    wait_s: float = 1.0
 
 
 class PendingPods:
@@ -94,8 +94,8 @@ class PendingPods:
 
     def remind(self, pending: PendingPod, clock: float) -> None:
         """Records a reminder. The next one waits longer: something else may keep the pod from being scheduled."""
-        pending.reminders += 1
-        pending.due = clock + min(2.0**pending.reminders, REMINDER_LIMIT_S)
+        pending.wait_s = min(2 * pending.wait_s, REMINDER_LIMIT_S)
+        pending.due = clock + pending.wait_s
 
     def _forget_one(self, pods: Collection[PendingPod]) -> None:
         """Forgets one of *pods*: of those of the lowest priority, the one that was tried longest ago of the namespace

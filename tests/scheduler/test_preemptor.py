@@ -197,6 +197,20 @@ def test_the_pods_of_a_namespace_are_planned_for_in_turn(monkeypatch):
     assert world.ending() == {"low"}
 
 
+def test_a_pod_that_has_waited_for_hours_keeps_nobody_from_plans():
+    """How often there was no plan for it has no limit."""
+    world = World(cards=2)
+    world.run(wants("low", 100), wants("high", 9000))
+    world.create(wants("never", 1000, count=2))
+    world.refuse("never")
+    for _ in range(1100):
+        world.clock.seconds += MAX_RETRY_S
+        world.preempt()
+    assert len(world.leader.metrics.preemptions) == 1100
+    world.preempt_for(wants("p", 1000))
+    assert world.ending() == {"low"}
+
+
 def test_the_calls_come_in_the_order_in_which_the_next_leader_can_go_on():
     world = World(cards=2)
     world.run(wants("a", 100), wants("b", 100))

@@ -7,7 +7,7 @@ import pytest
 
 from hami.codec.keys import ROOM
 from hami.model import ContainerKind
-from hami.state.pending import LIMIT, NAMESPACE_LIMIT, PendingPods
+from hami.state.pending import LIMIT, NAMESPACE_LIMIT, REMINDER_LIMIT_S, PendingPods
 from hami.state.store import PENDING_REQUESTS
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.world import Clock, Replica, WatchedCluster
@@ -77,6 +77,18 @@ def test_a_raised_quota_makes_room(world, clock):
     refused(world, replica)
     replica.cache.quotas.upsert(quota(gpumem=SMALL))
     assert replica.cache.node_for_pending_pod() == "n1"
+
+
+def test_a_pod_that_is_reminded_of_for_days_is_reminded_of_every_minute():
+    pods, waiting = PendingPods(), pod(gpus())
+    pods.add(waiting, None, (0,), 0.0)
+    (pending,) = pods.all()
+    waits = []
+    for _ in range(2000):
+        pods.remind(pending, 100.0)
+        waits.append(pending.due - 100.0)
+    assert waits[:6] == [2, 4, 8, 16, 32, REMINDER_LIMIT_S]
+    assert set(waits[6:]) == {REMINDER_LIMIT_S}
 
 
 def test_reminders_of_one_pod_become_rarer(world, clock):
