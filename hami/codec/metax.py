@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hami.codec.documents import decode
-from hami.codec.register import Amount, check_number, count_items
+from hami.codec.register import Amount, Integer, check_number, count_items
 from hami.errors import MalformedInput
 from hami.model import Device, Share
 
@@ -22,10 +22,10 @@ class _MetaxCard(msgspec.Struct, rename="camel"):
     total_dev_count: Amount = 0
     total_compute: Amount = 0
     total_v_ram: Amount = msgspec.field(name="totalVRam", default=0)
-    numa: int = 0
+    numa: Integer = 0
     healthy: bool = False
     qos_policy: str = ""
-    link_zone: int = 0
+    link_zone: Integer = 0
 
 
 _CARDS = msgspec.json.Decoder(list[_MetaxCard])
@@ -76,7 +76,7 @@ def render_allocated(containers: tuple[tuple[Share, ...], ...]) -> str:
 def parse_topology(text: str | None) -> Mapping[int, int] | None:
     """A score for each number of devices, as in ``{"1": 100, "2": 200}``; ``None`` if *text* is not such a table."""
     try:
-        return msgspec.json.decode(text, type=dict[int, int]) if text is not None else None
+        return msgspec.json.decode(text, type=dict[int, Integer]) if text is not None else None
     except (msgspec.DecodeError, RecursionError):
         return None
 

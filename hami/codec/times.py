@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from hami.quantity import parse_integer
+
+LATEST = 1 << 36  # Unix seconds, in the year 4147; a datetime ends with the year 9999
+
 
 def render_time(at: datetime) -> str:
     """*at* as a Time, in whole seconds."""
@@ -21,3 +25,9 @@ def parse_time(text: str) -> int:
         return int(datetime.fromisoformat(text).timestamp()) if text else 0
     except (ValueError, OverflowError):
         return 0
+
+
+def parse_unix(text: str) -> int:
+    """Unix seconds as annotations have them; 0 if *text* is none, or none before LATEST."""
+    seconds = parse_integer(text, bits=64)
+    return seconds if seconds is not None and 0 < seconds < LATEST else 0

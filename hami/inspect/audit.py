@@ -34,7 +34,6 @@ SETTLE_S = 10.0  # in which a resize that is under way is carried out
 CLAIM_LATE_S = (
     60.0  # claims are listed before pods, perhaps by another clock than that of the Binding
 )
-_MAX_UNIX = 1 << 36  # seconds; later times are no dates
 
 
 class Finding(msgspec.Struct, rename="camel", frozen=True, order=True):
@@ -462,11 +461,9 @@ def _device_classes(cluster: InspectedCluster) -> Iterator[Finding]:
 
 def _age(cluster: InspectedCluster, unix: int) -> float:
     """Returns the seconds from *unix* to the record; 0 if *unix* is unknown."""
-    return (
-        (cluster.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds()
-        if 0 < unix < _MAX_UNIX
-        else 0.0
-    )
+    if not unix:
+        return 0.0
+    return (cluster.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds()
 
 
 _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (

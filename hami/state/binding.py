@@ -21,7 +21,7 @@ from hami.codec.keys import (
     is_allocation,
     is_label_value,
 )
-from hami.codec.objects import parse_resource_version
+from hami.codec.times import parse_unix
 from hami.model import Allocation, BindPhase, DeviceUsage, Pod
 from hami.scheduling.usage import shares_of
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
@@ -119,12 +119,12 @@ def expected_label(node: str) -> str | None:
 
 def assigned_at(pod: Pod) -> int:
     """Returns when *pod* was assigned in Unix seconds; 0 if its annotations do not say."""
-    return parse_resource_version(pod.annotations.get(ASSIGNED_TIME, ""))
+    return parse_unix(pod.annotations.get(ASSIGNED_TIME, ""))
 
 
 def bound_at(pod: Pod) -> int:
     """Returns when *pod*'s Binding was written in Unix seconds; 0 if its annotations do not say."""
-    return parse_resource_version(pod.annotations.get(BIND_TIME, ""))
+    return parse_unix(pod.annotations.get(BIND_TIME, ""))
 
 
 def is_allocating(pod: Pod, vendors: Catalog) -> bool:

@@ -143,6 +143,8 @@ def test_allocated(containers, text):
         ("[1]", None),
         ('{"x": 1}', None),
         ('{"1": "x"}', None),
+        ('{"1": 2147483648}', None),
+        (f'{{"1": 1{"0" * 400}}}', None),
         ("{" * 100_000, None),
     ],
 )

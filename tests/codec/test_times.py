@@ -3,7 +3,7 @@
 import pytest
 from pytest import param
 
-from hami.codec.times import parse_time
+from hami.codec.times import LATEST, parse_time, parse_unix
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,20 @@ from hami.codec.times import parse_time
 )
 def test_time(text, seconds):
     assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        param("1787306400", 1787306400, id="a time"),
+        param(str(LATEST - 1), LATEST - 1, id="the last one"),
+        param(str(LATEST), 0, id="later"),
+        param("9" * 18, 0, id="later than any datetime"),
+        param("9" * 5000, 0, id="more digits than Python reads"),
+        param("-1", 0, id="negative"),
+        param("", 0, id="none"),
+        param("soon", 0, id="no number"),
+    ],
+)
+def test_unix_seconds(text, seconds):
+    assert parse_unix(text) == seconds

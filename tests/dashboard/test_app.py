@@ -84,6 +84,16 @@ def test_cards_are_the_rows_of_top_with_the_parts_that_pods_hold(stage):
     ]
 
 
+@pytest.mark.parametrize("text", ["9" * 18, "9" * 5000, "soon"], ids=lambda text: text[:9])
+def test_a_time_of_no_calendar_is_not_shown(stage, text):
+    """Whoever may edit a pod may write any time of its bind."""
+    odd = bound("odd", "n1", (0, 1000, 5))
+    odd["metadata"]["annotations"]["hami.io/bind-time"] = text
+    stage.add(odd)
+    assert stage.json("/pods/default/odd")["boundAt"] == 0
+    assert "<dt>Bound</dt>" not in stage.ask("/pods/default/odd").text
+
+
 def test_a_reserved_part_is_marked(stage):
     waits = stage.cache.pods.waiting()[0]
     smaller = pending("soon", gpu=1, gpumem=3000)
