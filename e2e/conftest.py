@@ -21,13 +21,11 @@ from e2e.agent import NodeAgent
 from e2e.cluster import ExternalCluster, LocalCluster
 from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
 from e2e.fake_gpu import FakeGpus
-from e2e.flaky import FILE, FlakyTests
 from e2e.helm_chart import Helm
 from e2e.monitor import Monitor
 from e2e.order import longest_first
 from e2e.priorities import add_priorities, remove_priorities
 from e2e.realnode import RealNode, missing
-from e2e.reasons import parse_reasons
 from e2e.sandbox import Sandbox
 from e2e.scheduler import Certificates, Scheduler, install
 from tests.libvgpu.builds import Builds
@@ -42,7 +40,6 @@ Cluster = LocalCluster | ExternalCluster
 
 def pytest_configure(config: pytest.Config) -> None:
     interrupts.interrupt_pytest()
-    config.pluginmanager.register(FlakyTests(parse_reasons(FILE.read_text(), FILE.name)))
     config.pluginmanager.register(since)
     if os.environ.get("HAMI_E2E_STRICT"):
         config.pluginmanager.register(strict)
