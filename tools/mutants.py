@@ -202,23 +202,12 @@ def unit_test_folders() -> list[str]:
 
 def reach_of(root: Path) -> Reach:
     """Runs all tests in *root* and returns which lines they reach. Raises: ClickException if one fails."""
+    (root / "contexts.py").write_text(CONTEXTS)
     settings = root / "mutants.coveragerc"
-    settings.write_text(
-        "[run]\nsource = hami\ndynamic_context = test_function\ndata_file = mutants.coverage\n"
-    )
+    settings.write_text("[run]\nsource = hami\ndata_file = mutants.coverage\n")
+    command = [sys.executable, "-m", "coverage", "run", "--rcfile", settings, "-m", "pytest", "-q"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "coverage",
-            "run",
-            "--rcfile",
-            settings,
-            "-m",
-            "pytest",
-            "-q",
-            *unit_test_folders(),
-        ],
+        [*command, "-p", "contexts", *unit_test_folders()],
         cwd=root,
         env=environment(root),
         stdout=subprocess.PIPE,
@@ -229,6 +218,15 @@ def reach_of(root: Path) -> Reach:
     return read_reach(root)
 
 
+CONTEXTS = """
+import coverage
+
+def pytest_runtest_setup(item):
+    coverage.Coverage.current().switch_context(item.nodeid.partition("[")[0])
+"""
+"""A plugin of pytest: coverage alone does not know the tests of hypothesis."""
+
+
 def read_reach(root: Path) -> Reach:
     from coverage.numbits import numbits_to_nums  # only here: other tools do without this package
 
@@ -237,9 +235,7 @@ def read_reach(root: Path) -> Reach:
         "join context on context.id = context_id where context != ''"
     )
     reach: Reach = {}
-    for path, context, numbits in rows:
-        module, _, function = context.rpartition(".")
-        test = f"{module.replace('.', '/')}.py::{function}"
+    for path, test, numbits in rows:
         lines = reach.setdefault(str(Path(path).relative_to(root)), {})
         for line in numbits_to_nums(numbits):
             lines.setdefault(str(line), []).append(test)
