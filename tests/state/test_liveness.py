@@ -51,29 +51,17 @@ def seen_before(seconds):
 
 
 @pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
-def test_no_device_allocatable(handshake, seen, offered, needs_request):
-    liveness = PluginLiveness(PluginObservation(handshake, "[]", 0), seen_before(seen))
-    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (
-        offered,
-        needs_request,
-    )
+def test_the_handshake_says_whether_a_plugin_without_allocatable_devices_is_there(
+    handshake, seen, offered, needs_request
+):
+    def said(allocatable, withdrawn=False):
+        observation = PluginObservation(handshake, "[]", allocatable)
+        liveness = PluginLiveness(observation, seen_before(seen), withdrawn=withdrawn)
+        return is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)
 
-
-@pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
-def test_devices_allocatable_keep_it_alive(handshake, seen, offered, needs_request):
-    liveness = PluginLiveness(PluginObservation(handshake, "[]", 20), seen_before(seen))
-    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (
-        True,
-        needs_request,
-    )
-
-
-@pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
-def test_withdrawn_is_neither_offered_nor_asked(handshake, seen, offered, needs_request):
-    liveness = PluginLiveness(
-        PluginObservation(handshake, "[]", 0), seen_before(seen), withdrawn=True
-    )
-    assert (is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)) == (False, False)
+    assert said(0) == (offered, needs_request)
+    assert said(20) == (True, needs_request)
+    assert said(0, withdrawn=True) == (False, False)
 
 
 ASKED, LATER = "Requesting_2026-08-21 09:00:00", "Requesting_2026-08-21 09:30:00"
