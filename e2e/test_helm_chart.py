@@ -1,4 +1,4 @@
-"""The API server takes what the chart renders; tests/chart has the rest, which needs no cluster."""
+"""The API server takes what the chart renders; tests/rendered has the rest, which needs no cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import yaml
 
 from e2e.cluster import LocalCluster
 from e2e.helm_chart import Helm
-from tests.chart.examples import EXAMPLES, rendered_examples
+from tests.rendered.examples import EXAMPLES, rendered_examples
 
 
 def test_the_api_server_takes_the_objects_of_all_examples(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ import pytest
 import yaml
 
 from e2e.accounts import CLAIM_CONTROLLER
-from e2e.binaries import DEFAULT, find_one
+from e2e.binaries import DEFAULT
 from e2e.helm_chart import CA, CHART, ROOT, Helm, HelmError
 from hami import __version__
 from hami.cli import main
-from tests.chart.examples import (
+from tests.rendered.examples import (
     CONFIG,
     EVERYTHING,
     EXAMPLES,
@@ -25,6 +24,7 @@ from tests.chart.examples import (
     by_kind_and_name,
     rendered_examples,
 )
+from tests.rendered.kustomize import build
 from tests.trusted_names import patterns_that_permit
 from tools.chart import upstream_values, upstream_versions
 
@@ -87,10 +87,7 @@ def kustomized(folder: Path, overlay: str, components: list[str], **more: object
             }
         )
     )
-    done = subprocess.run(
-        [find_one("kubectl"), "kustomize", folder], capture_output=True, text=True, check=True
-    )
-    return list(yaml.safe_load_all(done.stdout))
+    return build(folder)
 
 
 SETTINGS: dict[str, tuple[str, list[str], Object]] = {
@@ -852,10 +849,7 @@ def test_the_dashboard_reaches_monitors_and_users_reach_the_dashboard(
             }
         )
     )
-    done = subprocess.run(
-        [find_one("kubectl"), "kustomize", tmp_path], capture_output=True, text=True, check=True
-    )
-    reached(list(yaml.safe_load_all(done.stdout)))
+    reached(build(tmp_path))
 
 
 def test_the_dashboard_of_the_chart_is_reached_during_a_take_over(helm: Helm) -> None:
