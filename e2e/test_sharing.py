@@ -36,20 +36,10 @@ def test_a_waiting_pod_gets_the_card_when_another_ends(sandbox):
 @pytest.mark.parametrize(
     ("limits", "holds"),
     [
-        pytest.param({"gpu": 1, "gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-in-mib"),
-        pytest.param(
-            {"gpu": 1, "percent": 33}, Share("gpu-0/0", 15_202, 0), id="percent-is-truncated"
-        ),
         pytest.param(
             {"gpu": 1, "gpumem": 3000, "gpucores": 30}, Share("gpu-0/0", 3000, 30), id="cores"
         ),
         pytest.param({"gpu": 1}, Share("gpu-0/0", 46_068, 100), id="a-bare-gpu-is-the-whole-card"),
-        pytest.param(
-            {"gpu": 1, "percent": 100},
-            Share("gpu-0/0", 46_068, 100),
-            id="all-of-the-memory-is-the-whole-card",
-        ),
-        pytest.param({"gpumem": 3000}, Share("gpu-0/0", 3000, 0), id="memory-alone-means-one-gpu"),
         pytest.param(
             {"gpucores": 40, "percent": 50},
             Share("gpu-0/0", 23_034, 40),
@@ -67,25 +57,12 @@ def test_a_pod_holds_what_it_asked_for(sandbox, limits, holds):
 @pytest.mark.parametrize(
     ("first", "second", "reason"),
     [
-        pytest.param({"gpumem": 60_000}, {"gpumem": 30_000}, "CardInsufficientMemory", id="memory"),
         pytest.param({"percent": 60}, {"percent": 41}, "CardInsufficientMemory", id="percent"),
-        pytest.param(
-            {"gpumem": 9, "gpucores": 60},
-            {"gpumem": 9, "gpucores": 41},
-            "CardInsufficientCore",
-            id="cores",
-        ),
         pytest.param(
             {"gpumem": 9},
             {"gpumem": 9, "gpucores": 100},
             "ExclusiveDeviceAllocateConflict",
             id="wants-it-alone",
-        ),
-        pytest.param(
-            {"gpumem": 9, "gpucores": 100},
-            {"gpumem": 9},
-            "CardComputeUnitsExhausted",
-            id="taken-whole",
         ),
     ],
 )
