@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks import beside
+from benchmarks.__main__ import main_beside
 from benchmarks.beside import Checkout, Comparison, comparisons, values_of
 
 param = pytest.param
@@ -161,3 +162,39 @@ def test_a_run_that_fails_is_told_and_the_next_one_goes_on(tmp_path, monkeypatch
         "resize --rounds 1: ended with 2 in here",
         "dra --rounds 1: ended with 2 in here",
     ]
+
+
+class Report:
+    """Where results are shown and written."""
+
+    def __init__(self):
+        self.written = []
+
+    def end(self, shown, results):
+        self.written.append(results)
+
+
+@pytest.mark.parametrize(
+    ("results", "status", "said"),
+    [
+        param(beside.Results(found=[comparison([1.0, 1.0], [1.0, 1.0])]), 0, "", id="equal"),
+        param(
+            beside.Results(found=[comparison([2.0, 2.0], [1.0, 1.0])]),
+            1,
+            "worse: w: p50_ms: 2.00 ± 0.00 times old\n",
+            id="worse",
+        ),
+        param(beside.Results(failed=["dra: ended"]), 1, "failed: dra: ended\n", id="failed"),
+        param(beside.Results(alone=["only here: x"]), 0, "only here: x\n", id="only here"),
+    ],
+)
+def test_what_is_worse_is_named_and_decides_the_exit_status(
+    tmp_path, monkeypatch, capsys, results, status, said
+):
+    monkeypatch.setattr(beside, "Results", lambda: results)
+    monkeypatch.setattr(beside, "compare", lambda run, chosen, results: None)
+    chosen = argparse.Namespace(beside=Checkout("old", tmp_path, tmp_path))
+    report = Report()
+    assert main_beside(None, chosen, report) == status
+    assert capsys.readouterr().out == said
+    assert len(report.written) == len(results.found)
