@@ -282,6 +282,13 @@ class Budget:
             return False
         return self.cores is None or cores <= self.cores
 
+    def without(self, memory_mib: int, cores: int) -> Budget:
+        """Returns what is left after the amounts."""
+        return Budget(
+            None if self.memory_mib is None else self.memory_mib - memory_mib,
+            None if self.cores is None else self.cores - cores,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PodRef:

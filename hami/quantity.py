@@ -12,7 +12,7 @@ MIB = 1 << 20
 INT32_MAX = 2**31 - 1
 
 LONGEST = 1000  # characters of a quantity; Python refuses to convert more than some thousand digits
-LONGEST_INTEGER = 19  # digits of one of 64 bits
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")  # as many digits as one of 64 bits
 _SHAPE = re.compile(
     r"(?P<sign>[+-]?)(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
     r"(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?"
@@ -28,11 +28,12 @@ def parse_integer(text: str, bits: int = 32) -> int | None:
 
     Source: Go's strconv.ParseInt, with which upstream reads the fields of annotations.
     """
-    digits = text[1:] if text.startswith(("+", "-")) else text
-    if len(digits) > LONGEST_INTEGER or not digits.isdecimal() or not digits.isascii():
+    if _INTEGER.fullmatch(text) is None:
         return None
     value, limit = int(text), 1 << bits - 1
-    return value if -limit <= value < limit else None
+    if not -limit <= value < limit:
+        return None
+    return value
 
 
 @functools.lru_cache(maxsize=4096)

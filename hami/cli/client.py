@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hami.inspect.manifests import PriorityClass
     from hami.inspect.read import Reader
     from hami.kube.pages import Writer
-    from hami.scheduling.preempt import PodGroups
+    from hami.scheduling.preemption import PodGroups
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 TIMEOUT_S = 30.0  # for each page

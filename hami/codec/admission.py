@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -112,24 +112,42 @@ def _difference(before: Any, after: Any, path: str = "") -> Iterator[dict[str, A
     since a changed pod is a copy of the changed parts only."""
     if before is after:
         return
-    match before, after:
-        case dict(), dict() if before.keys() <= after.keys():
-            for key in after:
-                if key not in before:
-                    yield {"op": "add", "path": f"{path}/{_escaped(key)}", "value": after[key]}
-            for key in before:
-                yield from _difference(before[key], after[key], f"{path}/{_escaped(key)}")
-        case list(), list() if len(before) == len(after):
-            for place, (item, other) in enumerate(zip(before, after)):
-                yield from _difference(item, other, f"{path}/{place}")
-        case list(), _ if len(before) > SHORT_LIST:
-            yield {"op": "replace", "path": path, "value": after}
-        case _:
-            for operation in jsonpatch.make_patch(before, after).patch:
-                for field in ("path", "from"):
-                    if field in operation:
-                        operation[field] = path + operation[field]
-                yield operation
+    if isinstance(before, dict) and isinstance(after, dict):
+        yield from _object_difference(before, after, path)
+    elif isinstance(before, list) and isinstance(after, list):
+        yield from _list_difference(before, after, path)
+    elif before != after or type(before) is not type(after):  # True equals 1
+        yield {"op": "replace", "path": path, "value": after}
+
+
+def _object_difference(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str
+) -> Iterator[dict[str, Any]]:
+    for key in before:
+        if key not in after:
+            yield {"op": "remove", "path": f"{path}/{_escaped(key)}"}
+    for key, value in after.items():
+        place = f"{path}/{_escaped(key)}"
+        if key in before:
+            yield from _difference(before[key], value, place)
+        else:
+            yield {"op": "add", "path": place, "value": value}
+
+
+def _list_difference(
+    before: Sequence[Any], after: Sequence[Any], path: str
+) -> Iterator[dict[str, Any]]:
+    if len(before) == len(after):
+        for place, (item, other) in enumerate(zip(before, after)):
+            yield from _difference(item, other, f"{path}/{place}")
+    elif len(before) > SHORT_LIST:
+        yield {"op": "replace", "path": path, "value": after}
+    else:
+        for operation in jsonpatch.make_patch(before, after).patch:
+            for field in ("path", "from"):
+                if field in operation:
+                    operation[field] = path + operation[field]
+            yield operation
 
 
 def _escaped(key: str) -> str:

@@ -47,18 +47,17 @@ def _shares(field: str, text: str) -> tuple[tuple[Share, ...], ...]:
     entries = text.split(";")
     if entries[-1] == "":
         entries.pop()
-    return tuple(
-        [
-            tuple(
-                [
-                    share
-                    for part in entry.split(":")
-                    if "," in part and (share := _share(field, part)).uuid
-                ]
-            )
-            for entry in entries
-        ]
-    )
+    return tuple([_container_shares(field, entry) for entry in entries])
+
+
+def _container_shares(field: str, entry: str) -> tuple[Share, ...]:
+    shares = []
+    for part in entry.split(":"):
+        if "," in part:
+            share = _share(field, part)
+            if share.uuid:
+                shares.append(share)
+    return tuple(shares)
 
 
 @functools.lru_cache(maxsize=RECENT)
@@ -73,12 +72,14 @@ def _recent_shares(field: str, text: str) -> tuple[tuple[Share, ...], ...] | Mal
 _cached_shares = functools.lru_cache(maxsize=4096)(_shares)
 
 
-def render_shares(containers: tuple[tuple[Share, ...], ...]) -> str:
+def render_shares(containers: Allocation) -> str:
     """The text that :func:`parse_shares` reads; a container without shares is the bare ``;``."""
-    return "".join(
-        "".join(f"{s.uuid},{s.type},{s.memory_mib},{s.cores}:" for s in shares) + ";"
-        for shares in containers
-    )
+    text = ""
+    for shares in containers:
+        for share in shares:
+            text += f"{share.uuid},{share.type},{share.memory_mib},{share.cores}:"
+        text += ";"
+    return text
 
 
 def container_positions(
@@ -94,11 +95,9 @@ def container_positions(
     requesting = [container.name for container in containers if requests(container)]
     if len(filled) == len(requesting):
         return dict(zip(requesting, filled))
-    return (
-        {containers[position].name: position for position in filled}
-        if len(allocation) == len(containers)
-        else {}
-    )
+    if len(allocation) == len(containers):
+        return {containers[position].name: position for position in filled}
+    return {}
 
 
 def _share(field: str, part: str) -> Share:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hami.codec.keys import WEIGHTS
 from hami.errors import MalformedInput
 from hami.model import DevicePolicy, NodePolicy, OrderKey, Weights
@@ -22,7 +24,10 @@ def parse_device_policy(text: str, *, numa_bind: bool = False) -> DevicePolicy:
     Source: HAMi v2.10, pkg/scheduler/policy/gpu_policy.go, Less.
     """
     tokens = tuple(dict.fromkeys(token.strip() for token in text.split(",")))
-    order = _chain(tokens, numa_bind) if text == "numa" or "," in text else _single(text, numa_bind)
+    if text == "numa" or "," in text:
+        order = _chain(tokens, numa_bind)
+    else:
+        order = _single(text, numa_bind)
     return DevicePolicy(
         order,
         mutex="mutex" in tokens,
@@ -63,30 +68,28 @@ def parse_list(text: str | None) -> tuple[str, ...] | None:
     """The items of a comma-separated list, trimmed and without empty ones; ``None`` for an absent or blank text."""
     if text is None or not text.strip():
         return None
-    return tuple(item for raw in text.split(",") if (item := raw.strip()))
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 def _single(policy: str, numa_bind: bool) -> tuple[OrderKey, ...]:
     if policy == "mutex":
         return (OrderKey.USED_DESCENDING, OrderKey.NUMA)
     if policy == "binpack":
-        return (
-            (OrderKey.NUMA_DESCENDING, OrderKey.SCORE)
-            if numa_bind
-            else (OrderKey.SCORE, OrderKey.NUMA)
-        )
-    return (
-        (OrderKey.NUMA, OrderKey.SCORE_DESCENDING)
-        if numa_bind
-        else (OrderKey.SCORE_DESCENDING, OrderKey.NUMA)
-    )
-
-
-def _chain(tokens: tuple[str, ...], numa_bind: bool) -> tuple[OrderKey, ...]:
-    words = [token for token in tokens if token in _CHAIN] or ["spread"]
+        if numa_bind:
+            return (OrderKey.NUMA_DESCENDING, OrderKey.SCORE)
+        return (OrderKey.SCORE, OrderKey.NUMA)
     if numa_bind:
-        words = ["numa", *(token for token in words if token != "numa")]
-    return (*(_CHAIN[word] for word in words), OrderKey.INDEX)
+        return (OrderKey.NUMA, OrderKey.SCORE_DESCENDING)
+    return (OrderKey.SCORE_DESCENDING, OrderKey.NUMA)
+
+
+def _chain(tokens: Sequence[str], numa_bind: bool) -> tuple[OrderKey, ...]:
+    keys = [_CHAIN[token] for token in tokens if token in _CHAIN]
+    if not keys:
+        keys = [OrderKey.SCORE_DESCENDING]
+    if numa_bind:
+        keys = list(dict.fromkeys((OrderKey.NUMA, *keys)))
+    return (*keys, OrderKey.INDEX)
 
 
 def _bad_weights(text: str, problem: str) -> MalformedInput:

@@ -22,7 +22,7 @@ from hami.inspect.resize_report import ResizeReport, resize_report
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod
-from hami.scheduling.preempt import PodGroups, no_pod_group
+from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
 from hami.state.binding import bound_at
 from hami.vendors.request import device_requests, requests_devices

@@ -12,7 +12,7 @@ from hami.inspect.cluster import InspectedCluster
 from hami.inspect.gang import gang_members
 from hami.inspect.tables import counted
 from hami.model import DisruptionBudget, Pod
-from hami.scheduling.preempt import PodGroups
+from hami.scheduling.preemption import PodGroups
 from hami.state.preemption import PreemptionRules, plan_together, pods_together
 from hami.state.view import View
 

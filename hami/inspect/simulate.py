@@ -43,7 +43,7 @@ from hami.inspect.manifests import PodSource, PriorityClass, with_priority
 from hami.inspect.preemption import pod_names
 from hami.inspect.tables import Column, Style, counted, printable, render_rows
 from hami.model import DisruptionBudget, Node, Pod, PodRef
-from hami.scheduling.preempt import PodGroups, no_pod_group
+from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal
 from hami.state.binding import assigned_at, bound_at
 from hami.state.preemption import PreemptionRules, plan_preemption

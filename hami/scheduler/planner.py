@@ -18,7 +18,7 @@ from hami.runtime.in_flight import InFlight
 from hami.runtime.once import OncePerKey
 from hami.runtime.shares import Shares
 from hami.scheduler.settings import Settings
-from hami.scheduling.preempt import PodGroups
+from hami.scheduling.preemption import PodGroups
 from hami.state.preemption import PreemptionRules
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from hami.scheduler.evictor import REFUSED_S, RETRY_S, EvictionPaused, EvictionS
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduler.planner import PreemptionPlanner
-from hami.scheduling.preempt import EvictionUnit, PreemptionPlan
+from hami.scheduling.preemption import EvictionUnit, PreemptionPlan
 from hami.state.evictions import PlanUnderWay
 from hami.state.holds import Hold, HoldEnd
 from hami.state.pending import PendingPod

@@ -257,7 +257,7 @@ class Resizer(Task):
         held, wanted = (
             shares_in(text) for text in (held_text(pod.annotations), wanted_text(pod.annotations))
         )
-        if (held, wanted) != (plan.booked, plan.wanted):
+        if (held, wanted) != (plan.booked, plan.target):
             return ResizeAnswer(
                 ResizeStatus(ResizeState.BOOKED, asked),
                 {**resized_annotations(plan), RESIZE_APPLIED: None},

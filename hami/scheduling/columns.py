@@ -126,22 +126,18 @@ def explain_nodes(
 
 def is_open(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     """Returns, for each node, whether its reasons may differ from those that an exact evaluation gives."""
-    rules = context.vendor.decision.rules
-    if (
-        context.policy.numa_bind
-        or context.vendor.decision.check_node is not None
-        or any(
-            _fails(columns, rule, request, context) is None
-            for rule in rules
-            if not isinstance(rule, PartitionRule)
-        )
-    ):
-        return numpy.ones(columns.nodes, dtype=bool)
+    decision = context.vendor.decision
+    all_open = numpy.ones(columns.nodes, dtype=bool)
+    if context.policy.numa_bind or decision.check_node is not None:
+        return all_open
+    by_parts = decision.allows_repeats is not None
+    for rule in decision.rules:
+        if isinstance(rule, PartitionRule):
+            by_parts = True
+        elif _fails(columns, rule, request, context) is None:
+            return all_open
     partitioned = numpy.zeros(columns.nodes, dtype=bool)
-    if (
-        any(isinstance(rule, PartitionRule) for rule in rules)
-        or context.vendor.decision.allows_repeats is not None
-    ):
+    if by_parts:
         partitioned[columns.owner[columns.of(context) & (columns.facts[_IN_PARTS] != 0)]] = True
     return partitioned
 
@@ -182,10 +178,10 @@ def _device_distances(columns: DeviceColumns, request: Request, context: FitCont
     device = numpy.where(
         _LACKS_AMOUNTS[codes], _missing(columns.facts, request, context), _OF_CODE[codes]
     )
-    if any(
-        isinstance(rule, PartitionRule) for rule in context.vendor.decision.rules
-    ):  # what they say is open
-        device[(codes == _SERVES) & (columns.facts[_IN_PARTS] != 0)] = _EXCLUDED
+    for rule in context.vendor.decision.rules:
+        if isinstance(rule, PartitionRule):  # what it says is open
+            device[(codes == _SERVES) & (columns.facts[_IN_PARTS] != 0)] = _EXCLUDED
+            break
     return device
 
 
@@ -225,19 +221,21 @@ def _told(
 ) -> Iterator[tuple[Reason, Array]]:
     """Yields the vendor's rules that columns tell, in their order, and which devices fail each."""
     for rule in context.vendor.decision.rules:
-        if (
-            isinstance(rule, Rule)
-            and (fails := _fails(columns, rule, request, context)) is not None
-        ):
-            if fails is not False:
-                yield _COLUMN_RULES[rule][0], numpy.asarray(fails)
+        if not isinstance(rule, Rule):
+            continue
+        fails = _fails(columns, rule, request, context)
+        if fails is None or fails is False:
+            continue
+        yield _COLUMN_RULES[rule][0], numpy.asarray(fails)
 
 
 def _fails(
     columns: DeviceColumns, rule: object, request: Request, context: FitContext
 ) -> Array | bool | None:
     """Returns which devices fail *rule*; False for none, ``None`` if columns do not tell."""
-    return _COLUMN_RULES[rule][1](columns, request, context) if isinstance(rule, Rule) else None
+    if not isinstance(rule, Rule):
+        return None
+    return _COLUMN_RULES[rule][1](columns, request, context)
 
 
 def _memory(facts: Array, request: Request) -> Array | int:
@@ -269,11 +267,10 @@ def _other_type(columns: DeviceColumns, request: Request, context: FitContext) -
 
 
 def _other_uuid(columns: DeviceColumns, request: Request, context: FitContext) -> bool | None:
-    return (
-        False
-        if (context.selector.use_uuids, context.selector.nouse_uuids) == (None, None)
-        else None
-    )
+    selector = context.selector
+    if selector.use_uuids is None and selector.nouse_uuids is None:
+        return False
+    return None
 
 
 def _over_quota(
@@ -281,7 +278,9 @@ def _over_quota(
 ) -> Array | bool | None:
     if context.budget.is_unlimited:
         return False
-    return None if context.budget.covers(0, 0) else numpy.ones(len(columns.owner), dtype=bool)
+    if context.budget.covers(0, 0):
+        return None
+    return numpy.ones(len(columns.owner), dtype=bool)
 
 
 def _lacks_cores(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
@@ -291,10 +290,11 @@ def _lacks_cores(columns: DeviceColumns, request: Request, context: FitContext) 
 
 
 def _is_full(columns: DeviceColumns, request: Request, context: FitContext) -> Array | bool:
-    facts = columns.facts
-    return request.cores == 0 and (
-        (facts[_CORES] != 0) & (facts[_CORES_USED] == facts[_CORES]) & (facts[_IN_PARTS] == 0)
-    )
+    if request.cores:
+        return False
+    cores = columns.facts[_CORES]
+    is_full = (cores != 0) & (columns.facts[_CORES_USED] == cores)
+    return numpy.asarray(is_full & (columns.facts[_IN_PARTS] == 0))
 
 
 _ColumnRule = Callable[[DeviceColumns, Request, FitContext], "Array | bool | None"]

@@ -58,18 +58,19 @@ class Unfit:
 
 def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
     """Returns the shares of the devices in ``context.usages`` that *request* gets, in the order of picking."""
-    usages, vendor = context.usages, context.vendor
-    check_node, allows_repeats = vendor.decision.check_node, vendor.decision.allows_repeats
-    if check_node is not None and (reason := check_node(request, context)) is not None:
-        return Unfit(((reason, 1),), len(usages))
-    if request.count > len(usages) and (
-        allows_repeats is None or not any(map(allows_repeats, usages))
-    ):
-        return Unfit.too_few_devices(len(usages))
+    usages, decision = context.usages, context.vendor.decision
+    if decision.check_node is not None:
+        reason = decision.check_node(request, context)
+        if reason is not None:
+            return Unfit(((reason, 1),), len(usages))
+    if request.count > len(usages):
+        allows_repeats = decision.allows_repeats
+        if allows_repeats is None or not any(map(allows_repeats, usages)):
+            return Unfit.too_few_devices(len(usages))
     scores = [device_score(usage, request, context.weights) for usage in usages]
     ordered = in_order_of_trying(usages, context.policy, scores)
-    if vendor.decision.select_devices is not None:
-        return _selected(vendor.decision.select_devices, ordered, request, context)
+    if decision.select_devices is not None:
+        return _selected(decision.select_devices, ordered, request, context)
     if context.policy.topology_aware:
         return _best_linked(ordered, request, context)
     return _first_that_fit(ordered, request, context)
@@ -82,26 +83,31 @@ def objection(candidate: Candidate) -> Reason | None:
             reason, fails = _RULES[rule]
             if fails(candidate):
                 return reason
-        elif isinstance(rule, PartitionRule):
-            if (candidate.device.is_partitioned or candidate.usage.partitions) and (
-                objected := rule.check(candidate)
-            ) is not None:
-                return objected
-        elif (objected := rule(candidate)) is not None:
+            continue
+        if not isinstance(rule, PartitionRule):
+            objected = rule(candidate)
+        elif candidate.device.is_partitioned or candidate.usage.partitions:
+            objected = rule.check(candidate)
+        else:
+            continue
+        if objected is not None:
             return objected
     return None
 
 
 def accepts_model(selector: Selector, model: str) -> bool:
     """Reports whether the type lists accept *model*. Their items are parts of its name, in any case."""
-    name = model.lower()
-    if selector.use_types is not None and not any(
-        item.lower() in name for item in selector.use_types
-    ):
+    if selector.use_types is not None and not _has_part(model, selector.use_types):
         return False
-    return selector.nouse_types is None or not any(
-        item.lower() in name for item in selector.nouse_types
-    )
+    return selector.nouse_types is None or not _has_part(model, selector.nouse_types)
+
+
+def _has_part(model: str, parts: Iterable[str]) -> bool:
+    name = model.lower()
+    for part in parts:
+        if part.lower() in name:
+            return True
+    return False
 
 
 def accepts_mode(selector: Selector, mode: str) -> bool:
@@ -158,7 +164,8 @@ def _selected(
     """Lets the vendor select among all devices that pass."""
     picks, reasons, eligible = list[Share](), Counter[Reason](), list[DeviceUsage]()
     for usage in ordered:
-        if (reason := objection(Candidate(usage, request, context))) is None:
+        reason = objection(Candidate(usage, request, context))
+        if reason is None:
             eligible.append(usage)
         else:
             reasons[reason] += 1
@@ -197,13 +204,14 @@ def _best_linked(
 
 def _links(group: Sequence[DeviceUsage]) -> NDArray[numpy.int64]:
     """Returns the link score of each pair in *group*; 0 for an unknown pair and for a device with itself."""
-    return numpy.array(
-        [
-            [a.device.pair_scores.get(b.device.uuid, 0) if a is not b else 0 for b in group]
-            for a in group
-        ],
-        dtype=numpy.int64,
-    )
+    uuids = [usage.device.uuid for usage in group]
+    rows = []
+    for usage in group:
+        scores = usage.device.pair_scores
+        rows.append([scores.get(uuid, 0) for uuid in uuids])
+    links = numpy.array(rows, dtype=numpy.int64)
+    numpy.fill_diagonal(links, 0)
+    return links
 
 
 def _share(candidate: Candidate) -> Share:
@@ -217,23 +225,22 @@ def _is_other_type(candidate: Candidate) -> bool:
 
 def _is_other_uuid(candidate: Candidate) -> bool:
     selector, uuid = candidate.context.selector, candidate.device.uuid
-    return (selector.use_uuids is not None and uuid not in selector.use_uuids) or uuid in (
-        selector.nouse_uuids or ()
-    )
+    if selector.use_uuids is not None and uuid not in selector.use_uuids:
+        return True
+    return selector.nouse_uuids is not None and uuid in selector.nouse_uuids
 
 
 def _exceeds_quota(candidate: Candidate) -> bool:
-    budget = candidate.context.budget
-    if budget.is_unlimited:
+    context = candidate.context
+    if context.budget.is_unlimited:
         return False
-    containers = [
-        *(shares for _, shares in candidate.context.placed_of_vendor),
-        (*candidate.picks, _share(candidate)),
-    ]
-    charges = peak_charges(
-        [*(kind for kind, _ in candidate.context.placed), candidate.context.kind], containers
-    )
-    return not budget.covers(*total_charge(charges))
+    kinds, containers = [], []
+    for kind, shares in context.placed_of_vendor:
+        kinds.append(kind)
+        containers.append(shares)
+    kinds.append(context.kind)
+    containers.append((*candidate.picks, _share(candidate)))
+    return not context.budget.covers(*total_charge(peak_charges(kinds, containers)))
 
 
 def _lacks_cores(candidate: Candidate) -> bool:
@@ -253,22 +260,21 @@ def _is_shared(candidate: Candidate) -> bool:
 def _is_full(candidate: Candidate) -> bool:
     """A request without cores cannot use a device whose cores are all taken."""
     device = candidate.device
-    is_full = (
-        device.cores != 0
-        and candidate.usage.cores_used == device.cores
-        and not device.is_partitioned
-    )
-    return is_full and candidate.request.cores == 0
+    if candidate.request.cores or not device.cores or device.is_partitioned:
+        return False
+    return candidate.usage.cores_used == device.cores
 
 
 def _is_another(candidate: Candidate) -> bool:
-    """All containers of a pod share one device, so a container with several devices excludes all others."""
-    return any(
-        share.uuid != candidate.device.uuid
-        for kind, shares in candidate.context.placed_of_vendor
-        for share in shares
-        if kind is not ContainerKind.INIT
-    )
+    """All containers of a pod that run together get one device, so a container with several devices excludes all
+    others."""
+    for kind, shares in candidate.context.placed_of_vendor:
+        if kind is ContainerKind.INIT:
+            continue
+        for share in shares:
+            if share.uuid != candidate.device.uuid:
+                return True
+    return False
 
 
 _Fails = Callable[[Candidate], bool]

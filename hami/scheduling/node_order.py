@@ -6,7 +6,8 @@ pkg/labels/selector.go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +45,18 @@ def node_order_of(pod: Pod, default: str) -> NodeOrder:
 
     It needs several nodes if kube-scheduler must choose, since only it can judge the pod's other wishes.
     """
-    policy = default if has_no_policy(pod) else pod.annotations.get(NODE_POLICY, default)
-    return NodeOrder(
-        parse_node_policy(policy), pod.preferences, TO_CHOOSE_FROM if kube_chooses(pod) else 1
-    )
+    policy = pod.annotations.get(NODE_POLICY, default)
+    if policy == KUBE_POLICY:
+        policy = default
+    wanted = TO_CHOOSE_FROM if kube_chooses(pod) else 1
+    return NodeOrder(parse_node_policy(policy), pod.preferences, wanted)
 
 
 def kube_chooses(pod: Pod) -> bool:
     """Reports whether kube-scheduler chooses *pod*'s node, among several that fit."""
-    return pod.soft_constraints or has_no_policy(pod)
+    if pod.soft_constraints:
+        return True
+    return has_no_policy(pod)
 
 
 def has_no_policy(pod: Pod) -> bool:
@@ -76,8 +80,10 @@ def weights(preferences: Sequence[NodePreference], names: Sequence[str], labels:
 
 def _mask(requirement: NodeRequirement, names: Sequence[str], labels: Labels) -> Array:
     """Judges each value once: few labels have as many values as there are nodes."""
-    key, nothing = requirement.key, dict[str, str]()
-    values = [labels.get(name, nothing).get(key) for name in names] if key else names
+    values: Sequence[str | None] = names
+    if requirement.key:
+        nothing = dict[str, str]()
+        values = [labels.get(name, nothing).get(requirement.key) for name in names]
     numbers: dict[str | None, int] = {}
     which = numpy.array(
         [numbers.setdefault(value, len(numbers)) for value in values], dtype=numpy.intp
@@ -88,12 +94,15 @@ def _mask(requirement: NodeRequirement, names: Sequence[str], labels: Labels) ->
 def matches(requirement: NodeRequirement, value: str | None) -> bool:
     """Reports whether a node whose label has *value* (``None``: it has none) meets *requirement*; none meets an invalid
     one."""
-    operator, values = requirement.operator, requirement.values
-    if operator not in ("Gt", "Lt"):
-        return selects(operator, values, value)
-    if value is None or len(values) != 1:
+    compare = _COMPARE.get(requirement.operator)
+    if compare is None:
+        return selects(requirement.operator, requirement.values, value)
+    if value is None or len(requirement.values) != 1:
         return False
-    number, limit = (parse_integer(text, 64) for text in (value, *values))
+    number, limit = parse_integer(value, 64), parse_integer(min(requirement.values), 64)
     if number is None or limit is None:
         return False
-    return number > limit if operator == "Gt" else number < limit
+    return compare(number, limit)
+
+
+_COMPARE: Mapping[str, Callable[[int, int], bool]] = {"Gt": operator.gt, "Lt": operator.lt}

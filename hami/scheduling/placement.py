@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hami.model import Allocation, Budget, ContainerKind, DeviceUsage, Request, Share
 from hami.scheduling.fit import Unfit, fit
-from hami.scheduling.pod_request import PodRequest
+from hami.scheduling.pod_request import ORDER_OF_PLACING, PodRequest
 from hami.scheduling.usage import charge_partitions, charge_shares
 from hami.vendors.spec import FitContext
 
@@ -55,7 +55,7 @@ def placing_steps(
     (``Share.partitions``) are not given to a second container.
     """
     placed: tuple[tuple[ContainerKind, tuple[Share, ...]], ...] = ()
-    for kind in (ContainerKind.SIDECAR, ContainerKind.INIT, ContainerKind.APP):
+    for kind in ORDER_OF_PLACING:
         charge = charge_partitions if kind is ContainerKind.INIT else charge_shares
         for position, container in enumerate(pod_request.containers):
             if container.kind is not kind:

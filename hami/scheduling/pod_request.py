@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hami.codec.claim_amounts import VENDOR
@@ -25,6 +25,8 @@ from hami.vendors.claims import too_many_devices, unclaimable
 from hami.vendors.request import MAX_CONTAINERS, device_requests
 from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
 
+ORDER_OF_PLACING = (ContainerKind.SIDECAR, ContainerKind.INIT, ContainerKind.APP)
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
@@ -32,6 +34,13 @@ class ContainerRequest:
 
     kind: ContainerKind
     requests: tuple[Request, ...] = ()
+
+    def request_to(self, vendor: str) -> Request | None:
+        """The request for devices of the vendor with the key *vendor*."""
+        for request in self.requests:
+            if request.vendor == vendor:
+                return request
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +93,10 @@ class PodRequest:
     @property
     def needs_devices_alone(self) -> bool:
         """Reports whether the pod shares no device, whatever amounts it asks for."""
-        return self.policy.mutex or any(
-            Rule.UNUSED in request.vendor.decision.rules for request in self.vendor_requests
-        )
+        for request in self.vendor_requests:
+            if Rule.UNUSED in request.vendor.decision.rules:
+                return True
+        return self.policy.mutex
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:
@@ -96,25 +106,17 @@ class PodRequest:
     @property
     def in_order_of_placing(self) -> tuple[Request, ...]:
         """The requests of all containers, without duplicates, in the order in which they are placed."""
-        kinds = (ContainerKind.SIDECAR, ContainerKind.INIT, ContainerKind.APP)
-        return tuple(
-            dict.fromkeys(
-                request
-                for kind in kinds
-                for container in self.containers
-                if container.kind is kind
-                for request in container.requests
-            )
-        )
+        requests: dict[Request, None] = {}
+        for kind in ORDER_OF_PLACING:
+            for container in self.containers:
+                if container.kind is kind:
+                    requests.update(dict.fromkeys(container.requests))
+        return tuple(requests)
 
     @property
     def distinct_requests(self) -> tuple[Request, ...]:
         """The requests of all containers, without duplicates."""
-        return tuple(
-            dict.fromkeys(
-                request for container in self.containers for request in container.requests
-            )
-        )
+        return tuple(dict.fromkeys(_requests(self.containers)))
 
 
 def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodRequest | None:
@@ -128,20 +130,19 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
         ContainerRequest(container.kind, device_requests(vendors, container))
         for container in pod.containers
     )
-    requested = {request.vendor for container in containers for request in container.requests}
+    requests = list(_requests(containers))
     if pod.claim:
-        _check_claim(pod, containers, vendors)
-    if not requested:
+        _check_claim(pod, requests, vendors)
+    if not requests:
         return None
     if len(containers) > MAX_CONTAINERS:
         raise MalformedInput("containers", len(containers), f"expected at most {MAX_CONTAINERS}")
     annotations = pod.annotations
+    keys = sorted({request.vendor for request in requests})
     weights = annotations.get(WEIGHTS)
     return PodRequest(
         containers=containers,
-        vendor_requests=tuple(
-            _vendor_request(vendors[key], annotations) for key in sorted(requested)
-        ),
+        vendor_requests=tuple(_vendor_request(vendors[key], annotations) for key in keys),
         policy=parse_device_policy(
             annotations.get(GPU_POLICY, device_policy),
             numa_bind=parse_bool(annotations.get(NUMA_BIND, "")) is True,
@@ -151,19 +152,27 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
     )
 
 
-def _check_claim(pod: Pod, containers: Sequence[ContainerRequest], vendors: Catalog) -> None:
-    """Raises: MalformedInput if no claim can give *pod* what its *containers* request."""
-    requests = [request for container in containers for request in container.requests]
-    problem = pod.claim_problem
-    if not problem and not any(request.vendor == VENDOR for request in requests):
-        problem = f"the pod has a claim, but requests no {VENDOR} GPU"
-    if (
-        problem := problem
-        or next(unclaimable(pod, vendors), "")
-        or too_many_devices(requests, vendors)
-    ):
+def _requests(containers: Iterable[ContainerRequest]) -> Iterator[Request]:
+    for container in containers:
+        yield from container.requests
+
+
+def _check_claim(pod: Pod, requests: Sequence[Request], vendors: Catalog) -> None:
+    """Raises: MalformedInput if no claim can give *pod* what its containers request."""
+    problem = _claim_problem(pod, requests, vendors)
+    if problem:
         text = pod.annotations.get(CLAIM_AMOUNTS, "")
         raise MalformedInput(CLAIM_AMOUNTS, text, problem, message=f"claim {pod.claim}: {problem}")
+
+
+def _claim_problem(pod: Pod, requests: Sequence[Request], vendors: Catalog) -> str:
+    if pod.claim_problem:
+        return pod.claim_problem
+    if VENDOR not in [request.vendor for request in requests]:
+        return f"the pod has a claim, but requests no {VENDOR} GPU"
+    for problem in unclaimable(pod, vendors):
+        return problem
+    return too_many_devices(requests, vendors)
 
 
 def _vendor_request(vendor: Vendor, annotations: Mapping[str, str]) -> VendorRequest:

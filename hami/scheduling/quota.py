@@ -7,6 +7,7 @@ bounds of that sum. Only where neither decides it is compared with the budget on
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from hami.model import Allocation, Budget, ContainerKind, Pod, PodScope, QuotaLimits, Request, Share
@@ -43,10 +44,11 @@ class QuotaCheck(NamedTuple):
 
     def covers(self, request: PodRequest, placement: Allocation) -> bool:
         """Reports whether the open budgets cover *placement*."""
-        return all(
-            budget.covers(*total_charge(peak_charges(request.kinds, shares_of(key, placement))))
-            for key, budget in self.open
-        )
+        for key, budget in self.open:
+            charges = peak_charges(request.kinds, shares_of(key, placement))
+            if not budget.covers(*total_charge(charges)):
+                return False
+        return True
 
 
 def check_quota(
@@ -54,13 +56,13 @@ def check_quota(
 ) -> QuotaCheck:
     """Compares *budgets* with the bounds of what *request* takes. *sizes*: of the devices of the cluster, by vendor."""
     decided, undecided = [], []
-    for vendor in (vendor_request.vendor for vendor_request in request.vendor_requests):
+    for vendor_request in request.vendor_requests:
+        vendor = vendor_request.vendor
         budget = budgets.get(vendor.key, Budget())
         if budget.is_unlimited or Rule.QUOTA not in vendor.decision.rules:
             continue
-        least, most = demand_bounds(
-            request, vendor, sizes.get(vendor.key, DeviceSizes(0, 0, False))
-        )
+        size = sizes.get(vendor.key, DeviceSizes(0, 0, False))
+        least, most = demand_bounds(request, vendor, size)
         if not budget.covers(*least):
             decided.append((vendor.key, EXHAUSTED))
         elif not budget.covers(*most):
@@ -73,25 +75,18 @@ def demand_bounds(
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Returns the least and the most MiB and percent that a pod takes of *vendor*'s devices: with the shares of all
     containers on one device that is as small as possible, and with each on its own."""
-    requests = [
-        next((request for request in container.requests if request.vendor == vendor.key), None)
-        for container in request.containers
-    ]
-    if (
-        vendor.decision.make_share is not None and sizes.in_parts
-    ):  # a part may be a whole device, and has its own cores
-        total = sum(request.count for request in requests if request is not None)
-        return least_demand(request.kinds, requests, cores=0), (sizes.most * total, WHOLE * total)
-    least, most = (
-        [_share(request, memory_mib, WHOLE) for request in requests]
-        for memory_mib in (sizes.least, sizes.most)
-    )
-    return (
-        total_charge(peak_charges(request.kinds, least)),
-        total_charge(
-            peak_charges([ContainerKind.APP], [[share for shares in most for share in shares]])
-        ),
-    )
+    requests = [container.request_to(vendor.key) for container in request.containers]
+    if vendor.decision.make_share is not None and sizes.in_parts:
+        # a part may be a whole device, and has its own cores
+        count = 0
+        for own in requests:
+            if own is not None:
+                count += own.count
+        return least_demand(request.kinds, requests, cores=0), (sizes.most * count, WHOLE * count)
+    least = [_share(own, sizes.least, WHOLE) for own in requests]
+    most = [_share(own, sizes.most, WHOLE) for own in requests]
+    alone = peak_charges([ContainerKind.APP], [list(chain.from_iterable(most))])
+    return total_charge(peak_charges(request.kinds, least)), total_charge(alone)
 
 
 def least_demand(
@@ -109,11 +104,8 @@ def _share(request: Request | None, device_mib: int, cores: int) -> tuple[Share,
     if request is None:
         return ()
     memory = request.memory_mib or device_mib * (request.memory_percent or 0) // WHOLE
-    return (
-        Share(
-            "", request.vendor, memory * request.count, min(request.cores, cores) * request.count
-        ),
-    )
+    cores = min(request.cores, cores)
+    return (Share("", request.vendor, memory * request.count, cores * request.count),)
 
 
 def counted_by_kubernetes(
@@ -122,8 +114,9 @@ def counted_by_kubernetes(
     """Returns a quota that limits what pods of *scope* request of a resource among *names*, and the resource; ``None``
     if there is none. Kubernetes counts the specifications of pods, and nothing else."""
     for quota in quotas:
-        if quota.matches(scope) and (limited := sorted(quota.requests.intersection(names))):
-            return quota.name, limited[0]
+        limited = quota.requests.intersection(names)
+        if limited and quota.matches(scope):
+            return quota.name, min(limited)
     return None
 
 
@@ -134,33 +127,35 @@ def without_scopes(quotas: Iterable[QuotaLimits]) -> list[QuotaLimits]:
 
 def lowest_limit(quotas: Iterable[QuotaLimits], resource: str) -> int | None:
     """Returns the lowest limit of *quotas* for *resource*; ``None`` if none sets one."""
-    return min(
-        (quota.limits[resource] for quota in quotas if resource and resource in quota.limits),
-        default=None,
-    )
+    limits = [quota.limits[resource] for quota in quotas if resource in quota.limits]
+    return min(limits, default=None)
 
 
-def allowed_budget(vendor: Vendor, quotas: Collection[QuotaLimits]) -> Budget:
-    """Returns the limits of *quotas* on *vendor*'s devices.
+def allowed_budget(vendor: Vendor, quotas: Iterable[QuotaLimits]) -> Budget:
+    """Returns the limits of *quotas* on *vendor*'s devices."""
+    return _lowest([_limits(vendor, quota) for quota in quotas])
 
-    A memory limit is in the vendor's unit, as in requests. Cores are limited only if allocations and requests have
-    the same unit.
-    """
+
+def _limits(vendor: Vendor, quota: QuotaLimits) -> Budget:
+    """Returns the limits of *quota*: memory in the vendor's unit, as in requests. Cores are limited only if allocations
+    and requests have the same unit."""
     resources = vendor.resources
-    memory = min(
-        (
-            resources.to_mib(
-                quota.limits[resources.memory], is_binary=resources.memory in quota.binary
-            )
-            for quota in quotas
-            if resources.memory and resources.memory in quota.limits
-        ),
-        default=None,
-    )
-    return Budget(
-        memory,
-        lowest_limit(quotas, resources.cores) if resources.core_unit.is_request_unit else None,
-    )
+    memory, cores = quota.limits.get(resources.memory), None
+    if memory is not None:
+        memory = resources.to_mib(memory, is_binary=resources.memory in quota.binary)
+    if resources.core_unit.is_request_unit:
+        cores = quota.limits.get(resources.cores)
+    return Budget(memory, cores)
+
+
+def _lowest(budgets: Iterable[Budget]) -> Budget:
+    memory, cores = [], []
+    for budget in budgets:
+        if budget.memory_mib is not None:
+            memory.append(budget.memory_mib)
+        if budget.cores is not None:
+            cores.append(budget.cores)
+    return Budget(min(memory, default=None), min(cores, default=None))
 
 
 def budgets_of(
@@ -173,46 +168,37 @@ def budgets_of(
 
     *used*: returns what the pods of the namespace take, by vendor.
     """
-    matching = [quota for quota in quotas.values() if quota.matches(scope)] if quotas else ()
-    return (
-        {vendor.key: remaining_budget(vendor, matching, used(vendor.key)) for vendor in vendors}
-        if matching
-        else {}
-    )
+    matching = [quota for quota in quotas.values() if quota.matches(scope)]
+    if not matching:
+        return {}
+    return {vendor.key: remaining_budget(vendor, matching, used(vendor.key)) for vendor in vendors}
 
 
-def remaining_budget(vendor: Vendor, quotas: Collection[QuotaLimits], used: ScopedUsage) -> Budget:
+def remaining_budget(vendor: Vendor, quotas: Iterable[QuotaLimits], used: ScopedUsage) -> Budget:
     """Returns what *quotas* leave for *vendor*'s devices: the least of what each leaves after the pods
     that it counts."""
-    left = [_budget_left(vendor, quota, used) for quota in quotas]
-    return Budget(
-        memory_mib=min(
-            (budget.memory_mib for budget in left if budget.memory_mib is not None), default=None
-        ),
-        cores=min((budget.cores for budget in left if budget.cores is not None), default=None),
-    )
-
-
-def _budget_left(vendor: Vendor, quota: QuotaLimits, used: ScopedUsage) -> Budget:
-    allowed = allowed_budget(vendor, [quota])
-    counted = [amounts for scope, amounts in used.items() if quota.matches(scope)]
-    return Budget(
-        memory_mib=None
-        if allowed.memory_mib is None
-        else allowed.memory_mib - sum(memory for memory, _ in counted),
-        cores=None if allowed.cores is None else allowed.cores - sum(cores for _, cores in counted),
-    )
+    budgets = []
+    for quota in quotas:
+        budget = _limits(vendor, quota)
+        for scope, amounts in used.items():
+            if quota.matches(scope):
+                budget = budget.without(*amounts)
+        budgets.append(budget)
+    return _lowest(budgets)
 
 
 def quota_allows(vendors: Iterable[Vendor], budgets: Budgets, pod: Pod) -> bool:
     """Reports whether *budgets* have room for the least that *pod* can take. A pod that requests nothing is allowed
     even where the quota is exceeded."""
+    if not budgets:
+        return True
     kinds = [container.kind for container in pod.containers]
-    for vendor in vendors if budgets else ():
-        cores = WHOLE if vendor.resources.takes_cores(pod.annotations.get) else 0
-        demand = least_demand(
-            kinds, [device_request(vendor, container) for container in pod.containers], cores
-        )
+    for vendor in vendors:
+        requests = [device_request(vendor, container) for container in pod.containers]
+        cores = 0
+        if vendor.resources.takes_cores(pod.annotations.get):
+            cores = WHOLE
+        demand = least_demand(kinds, requests, cores)
         if any(demand) and not budgets[vendor.key].covers(*demand):
             return False
     return True

@@ -15,7 +15,7 @@ from hami.scheduling.amounts import Amounts, total_amounts, used_amounts
 from hami.scheduling.fit import Unfit, objection
 from hami.scheduling.placement import NodeUsage, placing_steps
 from hami.scheduling.pod_request import PodRequest
-from hami.vendors.spec import Candidate, CoreUnit, Vendor
+from hami.vendors.spec import Candidate, CoreUnit, FitContext, Vendor
 
 MAX_NODES = 50  # nodes that one event names
 CLOSEST_NODES = 3  # nodes whose devices are described
@@ -86,7 +86,10 @@ class Refusal:
     @property
     def unfit(self) -> dict[str, Unfit]:
         """The reasons for each known node."""
-        return {name: unfit for unfit, names in self.groups for name in names}
+        by_node: dict[str, Unfit] = {}
+        for unfit, names in self.groups:
+            by_node.update(dict.fromkeys(names, unfit))
+        return by_node
 
     @property
     def texts(self) -> dict[str, str]:
@@ -151,12 +154,10 @@ class DeviceRefusal:
     def free_text(self) -> str:
         """The free part of the device's total: ``68/46068 MiB, 100/100 cores, 9/10 slots free``."""
         free, total = self.free, self.total
-        amounts = [(free.cores, total.cores, "cores"), (free.slots, total.slots, "slots")]
+        texts = [f"{max(free.cores, 0)}/{total.cores} cores"]
         if self.has_memory:
-            amounts.insert(0, (free.memory_mib, total.memory_mib, "MiB"))
-        return (
-            ", ".join(f"{max(left, 0)}/{whole} {unit}" for left, whole, unit in amounts) + " free"
-        )
+            texts.insert(0, f"{max(free.memory_mib, 0)}/{total.memory_mib} MiB")
+        return f"{', '.join(texts)}, {max(free.slots, 0)}/{total.slots} slots free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +187,7 @@ def explain_node(name: str, usages: NodeUsage, refusal: Refusal) -> NodeRefusal 
     """Returns why the pod of *refusal* does not fit the node *name* with *usages*; ``None`` if it fits by now."""
     for step in placing_steps(usages, refusal.pod_request, refusal.budgets):
         if isinstance(step.result, Unfit):
-            devices = tuple(
-                _device_refusal(Candidate(usage, step.request, step.context))
-                for usage in step.context.usages
-            )
+            devices = _device_refusals(step.request, step.context)
             return NodeRefusal(name, step.result, step.position, step.request, devices)
     return None
 
@@ -200,17 +198,18 @@ def distance_of(usages: NodeUsage, pod_request: PodRequest) -> Distance:
     total = SERVES
     for request in pod_request.distinct_requests:
         context = pod_request.fit_context(request.vendor, usages=usages.get(request.vendor, ()))
-        own = nearest_sum(
-            (
-                _device_refusal(Candidate(usage, request, context)).distance
-                for usage in context.usages
-            ),
-            request.count,
-        )
+        distances = [device.distance for device in _device_refusals(request, context)]
+        nearest = nearest_sum(distances, request.count)
         total = Distance(
-            total.absent + own.absent, total.excluded + own.excluded, total.missing + own.missing
+            total.absent + nearest.absent,
+            total.excluded + nearest.excluded,
+            total.missing + nearest.missing,
         )
     return total
+
+
+def _device_refusals(request: Request, context: FitContext) -> tuple[DeviceRefusal, ...]:
+    return tuple([_device_refusal(Candidate(usage, request, context)) for usage in context.usages])
 
 
 def _device_refusal(candidate: Candidate) -> DeviceRefusal:
@@ -235,45 +234,41 @@ def summarize(refusal: Refusal) -> list[str]:
     Nodes that have too few devices, free or not, are left out.
     Source: HAMi v2.10, pkg/scheduler/event.go.
     """
-    return [
-        f"{len(nodes)} nodes {reason}({','.join(heapq.nsmallest(MAX_NODES, nodes))}"
-        f"{',…' if len(nodes) > MAX_NODES else ''})"
-        for reason, nodes in sorted(refusal.nodes_by_reason.items())
-        if reason is not Reason.TOO_FEW_DEVICES
-    ]
+    sentences = []
+    for reason, nodes in sorted(refusal.nodes_by_reason.items()):
+        if reason is Reason.TOO_FEW_DEVICES:
+            continue
+        names = ",".join(heapq.nsmallest(MAX_NODES, nodes))
+        more = ",…" if len(nodes) > MAX_NODES else ""
+        sentences.append(f"{len(nodes)} nodes {reason}({names}{more})")
+    return sentences
 
 
 def describe(refusal: Refusal, closest: Iterable[NodeRefusal]) -> str:
     """Returns the pod's requests and, for the devices of the *closest* nodes, the free amounts and the failed rule."""
-    pod_request = refusal.pod_request
-    nodes = [
-        f"{node.node}: {', '.join(map(_device_text, node.closest_devices[:MAX_DEVICES])) or 'no such device'}"
-        for node in closest
-    ]
-    texts = [
-        request_text(request, pod_request.vendor_request(request.vendor).vendor)
-        for request in pod_request.distinct_requests
-    ]
-    return f"requests {'; '.join(texts)}. {'. '.join(nodes) or 'no node offers such devices'}"
+    requests, nodes = [], []
+    for request in refusal.pod_request.distinct_requests:
+        vendor = refusal.pod_request.vendor_request(request.vendor).vendor
+        requests.append(request_text(request, vendor))
+    for node in closest:
+        devices = ", ".join(map(_device_text, node.closest_devices[:MAX_DEVICES]))
+        nodes.append(f"{node.node}: {devices or 'no such device'}")
+    return f"requests {'; '.join(requests)}. {'. '.join(nodes) or 'no node offers such devices'}"
 
 
 def request_text(request: Request, vendor: Vendor) -> str:
     """Returns a request in words: ``1 × NVIDIA with 3000 MiB, 30 cores``."""
-    if request.slices or (request.memory_mib, request.memory_percent, request.cores) == (
-        0,
-        None,
-        0,
-    ):
-        return f"{request.count} × {request.vendor}" + f" with {request.slices} slices" * (
-            request.slices > 0
-        )
-    memory = (
-        f"{request.memory_mib} MiB, "
-        if request.memory_mib
-        else f"{request.memory_percent or 0} % memory, "
-    )
-    memory = memory if vendor.resources.has_memory else ""
-    return f"{request.count} × {request.vendor} with {memory}{request.cores} cores"
+    text = f"{request.count} × {request.vendor}"
+    if request.slices:
+        return f"{text} with {request.slices} slices"
+    if not request.memory_mib and request.memory_percent is None and not request.cores:
+        return text
+    memory = ""
+    if vendor.resources.has_memory:
+        memory = f"{request.memory_percent or 0} % memory, "
+        if request.memory_mib:
+            memory = f"{request.memory_mib} MiB, "
+    return f"{text} with {memory}{request.cores} cores"
 
 
 def _part(short: int, requested: int) -> float:
@@ -281,6 +276,5 @@ def _part(short: int, requested: int) -> float:
 
 
 def _device_text(refusal: DeviceRefusal) -> str:
-    return f"{refusal.device.uuid} {refusal.free_text}" + (
-        f" ({refusal.reason})" if refusal.reason else ""
-    )
+    text = f"{refusal.device.uuid} {refusal.free_text}"
+    return f"{text} ({refusal.reason})" if refusal.reason else text

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import msgspec
 
@@ -29,27 +30,24 @@ def charge_shares(
 ) -> tuple[DeviceUsage, ...]:
     """Returns *usages* with *shares* added, one slot for each share."""
     by_uuid = _by_uuid(shares)
-    return tuple(
-        _charged(usage, by_uuid[uuid]) if (uuid := usage.device.uuid) in by_uuid else usage
-        for usage in usages
-    )
+    charged = list(usages)
+    for index, usage in enumerate(usages):
+        if usage.device.uuid in by_uuid:
+            charged[index] = _charged(usage, by_uuid[usage.device.uuid])
+    return tuple(charged)
 
 
 def charge_partitions(
     usages: Sequence[DeviceUsage], shares: Iterable[Share]
 ) -> Sequence[DeviceUsage]:
     """Returns *usages* with only the partitions of *shares* added."""
-    held = [share for share in shares if share.partitions]
-    if not held:
-        return usages
-    return tuple(
-        replace(
-            usage,
-            partitions=usage.partitions
-            + _partitions(share for share in held if share.uuid == usage.device.uuid),
-        )
-        for usage in usages
-    )
+    by_uuid = _by_uuid(share for share in shares if share.partitions)
+    charged = list(usages)
+    for index, usage in enumerate(usages):
+        if usage.device.uuid in by_uuid:
+            partitions = usage.partitions + _partitions(by_uuid[usage.device.uuid])
+            charged[index] = replace(usage, partitions=partitions)
+    return charged
 
 
 def charged_by(usage: DeviceUsage, charge: Charge) -> DeviceUsage:
@@ -80,27 +78,31 @@ def peak_charges(
     """
     if len(kinds) != len(containers):
         kinds = [ContainerKind.APP] * len(containers)
-    held = [
-        (kind, shares)
-        for kind, shares in zip(kinds, containers)
-        if shares and not (init_done and kind is ContainerKind.INIT)
-    ]
-    together = [share for _, shares in held for share in shares]
-    if (
-        len(together) == 1 and not (share := together[0]).partitions and not share.co_tenants
-    ):  # as most pods
+    counted = []
+    together: list[Share] = []
+    for kind, shares in zip(kinds, containers):
+        if init_done and kind is ContainerKind.INIT:
+            continue
+        counted.append((kind, shares))
+        together += shares
+    if len(together) == 1 and not _has_details(together[0]):  # as most pods
+        share = together[0]
         return (Charge(share.uuid, 1, share.memory_mib, share.cores),)
-    # all run at the same time, unless init containers are among them
-    peaks = (
-        _by_device(together)
-        if all([kind is not ContainerKind.INIT for kind, _ in held])
-        else _peaks(held)
-    )
+    if ContainerKind.INIT in kinds:
+        return _charges(_peaks(counted), together)
+    return _charges(_by_device(together), together)  # all run at the same time
+
+
+def _charges(peaks: Mapping[str, _Amounts], shares: Sequence[Share]) -> tuple[Charge, ...]:
     charges = tuple([Charge(uuid, *peaks[uuid]) for uuid in sorted(peaks)])
-    if any([share.partitions or share.co_tenants for share in together]):
-        by_uuid = _by_uuid(together)
-        return tuple(_with_details(charge, by_uuid[charge.uuid]) for charge in charges)
-    return charges
+    if not any(map(_has_details, shares)):
+        return charges
+    by_uuid = _by_uuid(shares)
+    return tuple([_with_details(charge, by_uuid[charge.uuid]) for charge in charges])
+
+
+def _has_details(share: Share) -> bool:
+    return bool(share.partitions or share.co_tenants)
 
 
 def shares_of(vendor: str, placement: Allocation) -> Allocation:
@@ -125,27 +127,32 @@ def _by_uuid(shares: Iterable[Share]) -> dict[str, list[Share]]:
 
 
 def _charged(usage: DeviceUsage, shares: Sequence[Share]) -> DeviceUsage:
+    co_tenants = usage.co_tenants
+    for share in shares:
+        co_tenants += share.co_tenants
     return DeviceUsage(
         usage.device,
         usage.slots_used + len(shares),
         usage.memory_used_mib + sum(share.memory_mib for share in shares),
         usage.cores_used + sum(share.cores for share in shares),
         usage.partitions + _partitions(shares),
-        usage.co_tenants + tuple(co_tenant for share in shares for co_tenant in share.co_tenants),
+        co_tenants,
     )
 
 
 def _partitions(shares: Iterable[Share]) -> tuple[Partition, ...]:
-    return tuple(partition for share in shares for partition in share.partitions)
+    return tuple(chain.from_iterable(share.partitions for share in shares))
 
 
 def _with_details(charge: Charge, shares: Sequence[Share]) -> Charge:
     """Returns *charge* with the partitions and co-tenants of *shares*, without duplicates. Each partition is a slot."""
     partitions = tuple(sorted(set(_partitions(shares))))
-    co_tenants = tuple(sorted({co_tenant for share in shares for co_tenant in share.co_tenants}))
-    slots = max(charge.slots, len(partitions))
+    co_tenants = set(chain.from_iterable(share.co_tenants for share in shares))
     return msgspec.structs.replace(
-        charge, slots=slots, partitions=partitions, co_tenants=co_tenants
+        charge,
+        slots=max(charge.slots, len(partitions)),
+        partitions=partitions,
+        co_tenants=tuple(sorted(co_tenants)),
     )
 
 
@@ -160,12 +167,11 @@ def _peaks(containers: Iterable[tuple[ContainerKind, Sequence[Share]]]) -> dict[
             else:
                 running = sidecars if kind is ContainerKind.SIDECAR else apps
                 running[uuid] = _plus(running.get(uuid, _NONE), amounts)
-    return {
-        uuid: _plus(
-            sidecars.get(uuid, _NONE), _larger(inits.get(uuid, _NONE), apps.get(uuid, _NONE))
-        )
-        for uuid in inits.keys() | apps.keys() | sidecars.keys()
-    }
+    peaks = {}
+    for uuid in inits.keys() | apps.keys() | sidecars.keys():
+        in_turn = _larger(inits.get(uuid, _NONE), apps.get(uuid, _NONE))
+        peaks[uuid] = _plus(sidecars.get(uuid, _NONE), in_turn)
+    return peaks
 
 
 def _by_device(shares: Iterable[Share]) -> dict[str, _Amounts]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hami.codec.gangs import pod_group_ref
 from hami.model import DisruptionBudget, Pod, PodGroup
-from hami.scheduling.preempt import (
+from hami.scheduling.preemption import (
     EvictionUnit,
     PodGroups,
     PreemptionNode,

@@ -65,13 +65,10 @@ def resizable_devices(
         pod=pod,
         request=request,
         vendor=vendor,
-        held=held,
-        wanted=_target(pod, held) or held,
+        current=held,
+        target=_target(pod, held) or held,
         usages=without_charges(usages.get(vendor.key, ()), charges),
-        budget=Budget(
-            None if left.memory_mib is None else left.memory_mib + memory,
-            None if left.cores is None else left.cores + cores,
-        ),
+        budget=left.without(-memory, -cores),
         node_resizes=node is not None and node.annotations.get(NODE_RESIZES) == "true",
         evaded=counted_by_kubernetes(
             quotas,
@@ -83,11 +80,11 @@ def resizable_devices(
 
 def resized_annotations(plan: ResizePlan) -> dict[str, str | None]:
     """Returns the annotations of a pod that say what is booked for it and what it is to have."""
-    booked, wanted = render_shares(plan.booked), render_shares(plan.wanted)
+    booked, target = render_shares(plan.booked), render_shares(plan.target)
     return {
         RESIZED: booked,
         GPU_ALLOCATED: booked,
-        RESIZE_TARGET: wanted if wanted != booked else None,
+        RESIZE_TARGET: target if target != booked else None,
     }
 
 

@@ -23,7 +23,7 @@ from hami.model import Budget, NodePolicy, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.node_order import NodeOrder, node_order_of
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.pod_request import PodRequest, make_pod_request
-from hami.scheduling.preempt import PreemptionPlan
+from hami.scheduling.preemption import PreemptionPlan
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota, quota_allows
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.resize import ResizePlan, ResizeRefusal

@@ -36,11 +36,9 @@ def admit_pod(vendors: Catalog, pod: PodDraft) -> None:
     Raises: MalformedInput, PodRefused.
     """
     for container in pod.containers:
-        requested = vendors.requested_by(container.limits, container.requests)
-        for vendor in (
-            *requested,
-            *(other for other in vendors.admitting_all if other not in requested),
-        ):
+        admitting = dict.fromkeys(vendors.requested_by(container.limits, container.requests))
+        admitting.update(dict.fromkeys(vendors.admitting_all))
+        for vendor in admitting:
             admit = vendor.admission.admit or _COMMON
             if admit(container.seen_with(vendor.resources)):
                 pod.set_requests_devices()
@@ -62,22 +60,18 @@ def confine_ephemeral(
 
     Raises: MalformedInput, PodRefused.
     """
-    drafts = pod.ephemeral_containers(before)
-    for container in drafts:
-        _confine(vendors, container)
-    rendered = {draft.name: draft.render() for draft in drafts}
-    if all(rendered[draft.name] is draft.wire for draft in drafts):
+    rendered = {}
+    is_changed = False
+    for draft in pod.ephemeral_containers(before):
+        _confine(vendors, draft)
+        rendered[draft.name] = draft.render()
+        if rendered[draft.name] is not draft.wire:
+            is_changed = True
+    if not is_changed:
         return pod.wire
     spec = pod.wire["spec"]
-    return {
-        **pod.wire,
-        "spec": {
-            **spec,
-            "ephemeralContainers": [
-                rendered.get(str(wire.get("name")), wire) for wire in spec["ephemeralContainers"]
-            ],
-        },
-    }
+    containers = [rendered.get(str(wire.get("name")), wire) for wire in spec["ephemeralContainers"]]
+    return {**pod.wire, "spec": {**spec, "ephemeralContainers": containers}}
 
 
 def _confine(vendors: Catalog, container: ContainerDraft) -> None:
@@ -111,28 +105,29 @@ def check_amounts(draft: ContainerDraft) -> None:
     """Rejects amounts that are not integers, negative or too large. Raises: PodRefused."""
     resources = draft.resources
     for name, text in draft.given.items():
-        if resources.parse_amount(name, text) is None:
-            is_memory = name == resources.memory
-            highest = INT32_MAX // max(resources.memory_factor, 1) if is_memory else INT32_MAX
-            unit = (
-                ", or at least 1Mi with a unit such as Mi or Gi"
-                if is_memory and resources.memory_units
-                else ""
-            )
-            raise draft.invalid(name, text, f"must be an integer between 0 and {highest}{unit}")
+        if resources.parse_amount(name, text) is not None:
+            continue
+        highest, unit = INT32_MAX, ""
+        if name == resources.memory:
+            highest //= max(resources.memory_factor, 1)
+            if resources.memory_units:
+                unit = ", or at least 1Mi with a unit such as Mi or Gi"
+        raise draft.invalid(name, text, f"must be an integer between 0 and {highest}{unit}")
 
 
 def at_least_one(draft: ContainerDraft) -> None:
     """Rejects a count below one. Raises: PodRefused."""
     name = draft.resources.count
-    if (count := draft.rounded(name)) is not None and count < 1:
+    count = draft.rounded(name)
+    if count is not None and count < 1:
         raise PodRefused(f"{name} must be greater than 0")
 
 
 def percentage_of_cores(draft: ContainerDraft) -> None:
     """Rejects cores that are not a percentage from 1 to 100. Raises: PodRefused."""
     name = draft.resources.cores
-    if (text := draft.given.get(name)) is None:
+    text = draft.given.get(name)
+    if text is None:
         return
     cores = strict_integer(text)
     if cores is None or not 1 <= cores <= WHOLE:
@@ -141,7 +136,8 @@ def percentage_of_cores(draft: ContainerDraft) -> None:
 
 def all_cores_of_several(draft: ContainerDraft) -> None:
     """A container with several devices gets all their cores, whatever it requests."""
-    if (count := draft.rounded(draft.resources.count) or 0) > 1 and draft.resources.cores:
+    count = draft.rounded(draft.resources.count) or 0
+    if count > 1 and draft.resources.cores:
         draft.set_amount(draft.resources.cores, count * WHOLE)
 
 
@@ -156,12 +152,14 @@ def whole_sgpus(draft: ContainerDraft) -> None:
         for name, amount in ((names.cores, SGPU_CORES), (names.memory, SGPU_SIZES[-1])):
             if name:
                 draft.set_amount(name, count * amount)
-    if count == 1 and (size := draft.rounded(names.memory)) is not None and size not in SGPU_SIZES:
-        raise PodRefused(
-            f"sGPU memory request value is invalid, valid values are {list(SGPU_SIZES)}"
-        )
     if count > 1:
         draft.pod.set_annotation("mthreads.com/request-gpu-num", str(count))
+    elif count == 1:
+        size = draft.rounded(names.memory)
+        if size is not None and size not in SGPU_SIZES:
+            raise PodRefused(
+                f"sGPU memory request value is invalid, valid values are {list(SGPU_SIZES)}"
+            )
 
 
 def name_in_env(draft: ContainerDraft, *, variable: str) -> None:

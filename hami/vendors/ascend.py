@@ -39,22 +39,23 @@ def is_networked(chip: AscendChip) -> bool:
 
 def registered(vendor: Vendor, node: Node, *, soft: bool) -> tuple[Device, ...] | None:
     """Returns the registered devices. *soft*: the default for the node's support of the soft split."""
-    devices = inventory.registered(vendor, node)
     mode = node.annotations.get(NODE_MODE)
-    supported = soft if mode is None else mode == "true"
-    return devices and tuple(
-        replace(device, info={**device.info, NODE_MODE: supported}) for device in devices
-    )
+    if mode is not None:
+        soft = mode == "true"
+    devices = []
+    for device in inventory.registered(vendor, node) or ():
+        devices.append(replace(device, info={**device.info, NODE_MODE: soft}))
+    return tuple(devices) or None
 
 
 def check_node(request: Request, context: FitContext) -> Reason | None:
     """Rejects a node without the soft split if the pod requests it."""
-    return (
-        Reason.MODE
-        if _is_soft(context)
-        and not all(usage.device.info.get(NODE_MODE) for usage in context.usages)
-        else None
-    )
+    if not _is_soft(context):
+        return None
+    for usage in context.usages:
+        if not usage.device.info.get(NODE_MODE):
+            return Reason.MODE
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +72,16 @@ class ChipFunctions:
 
     def admit(self, draft: ContainerDraft) -> bool:
         """Admits a container. Raises: PodRefused."""
-        if is_requested := draft.resources.count in draft.given:
+        if draft.resources.count in draft.given:
             check_amounts(draft)
             self._request_whole_modules(draft)
             _cores_only_in_software(draft)
             self._round_memory(draft)
             draft.pod.set_runtime_class(self.chip.runtime_class)
-        elif self.hides and not any(
-            name in draft.limits or name in draft.requests for name in self.family
-        ):
+            return True
+        if self.hides and not {*draft.limits, *draft.requests}.intersection(self.family):
             draft.set_env(VISIBLE, "")
-        return is_requested
+        return False
 
     def no_room(self, candidate: Candidate) -> Reason | None:
         """Rejects a chip without enough free memory for the template."""
@@ -148,17 +148,21 @@ class ChipFunctions:
         name, factor = draft.resources.memory, max(draft.resources.memory_factor, 1)
         if not name:
             return
-        memory_mib = self.chip.memory_allocatable
-        if (amount := draft.rounded(name)) is not None:
+        memory_mib, amount = self.chip.memory_allocatable, draft.rounded(name)
+        if amount is not None:
             memory_mib = amount * factor
             if not _is_soft(draft.pod):
-                if (size := self._size(memory_mib)) is None:
-                    raise PodRefused(f"{name} {amount} is invalid")
-                if size.name and (draft.rounded(draft.resources.count) or 0) > 1:
-                    raise PodRefused("vNPU not supported for multiple devices")
-                memory_mib = size.memory_mib
+                memory_mib = self._template_mib(draft, amount, memory_mib)
         draft.set_limit(name, max(memory_mib // factor, 1))
         draft.set_request(name, max(memory_mib // factor, 1))
+
+    def _template_mib(self, draft: ContainerDraft, amount: int, memory_mib: int) -> int:
+        size = self._size(memory_mib)
+        if size is None:
+            raise PodRefused(f"{draft.resources.memory} {amount} is invalid")
+        if size.name and (draft.rounded(draft.resources.count) or 0) > 1:
+            raise PodRefused("vNPU not supported for multiple devices")
+        return size.memory_mib
 
     def _size(self, memory_mib: int) -> Template | None:
         """Returns the smallest template with *memory_mib*, or the whole chip, which has no name; ``None``
@@ -166,21 +170,16 @@ class ChipFunctions:
         for template in self.chip.templates:
             if memory_mib <= template.memory_mib:
                 return template
-        return (
-            Template("", self.chip.memory_allocatable)
-            if memory_mib <= self.chip.memory_capacity
-            else None
-        )
+        if memory_mib <= self.chip.memory_capacity:
+            return Template("", self.chip.memory_allocatable)
+        return None
 
     def _sized(self, request: Request, context: FitContext) -> Request:
         """Returns *request* with the memory of its template. More than a chip has is kept and fits nowhere."""
-        if (
-            _is_soft(context)
-            or request.memory_mib <= 0
-            or (size := self._size(request.memory_mib)) is None
-        ):
+        if _is_soft(context) or request.memory_mib <= 0:
             return request
-        return replace(request, memory_mib=size.memory_mib)
+        size = self._size(request.memory_mib)
+        return request if size is None else replace(request, memory_mib=size.memory_mib)
 
 
 def written_keys(word: str) -> tuple[str, str]:
@@ -205,4 +204,6 @@ def _is_soft(pod: FitContext | PodDraft) -> bool:
 
 def _network(usage: DeviceUsage) -> float | None:
     network = usage.device.info.get(NETWORK)
-    return network if isinstance(network, (int, float)) and not isinstance(network, bool) else None
+    if isinstance(network, bool) or not isinstance(network, (int, float)):
+        return None
+    return network

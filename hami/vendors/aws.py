@@ -53,17 +53,12 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     Raises: MalformedInput if the capacities contradict each other or the label is missing.
     """
     resources = vendor.resources
-    count = capacity_of(node, resources.count) or 0
-    cores = count if not resources.cores else capacity_of(node, resources.cores) or 0
+    count = cores = capacity_of(node, resources.count) or 0
+    if resources.cores:
+        cores = capacity_of(node, resources.cores) or 0
     if not count and not cores:
         return None
-    if not count or cores % count or not 1 <= cores // count <= MAX_CORES:
-        raise MalformedInput(
-            f"capacity of {resources.cores}",
-            cores,
-            f"expected 1 to {MAX_CORES} cores for each of "
-            f"the {count} devices that {resources.count} names",
-        )
+    each = _cores_of_each(resources, count, cores)
     kind = node.labels.get(INSTANCE_TYPE)
     if not kind:
         raise MalformedInput(
@@ -71,9 +66,20 @@ def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
             "",
             "missing, expected the instance type: it determines which devices are linked",
         )
-    each = cores // count
-    devices = counted("AWSNeuron", slots=each, memory_mib=0, cores=(1 << each) - 1)(vendor, node)
-    return tuple(replace(device, info={"instance_type": kind}) for device in devices or ())
+    make = counted("AWSNeuron", slots=each, memory_mib=0, cores=(1 << each) - 1)
+    devices = make(vendor, node) or ()
+    return tuple([replace(device, info={"instance_type": kind}) for device in devices])
+
+
+def _cores_of_each(resources: Resources, count: int, cores: int) -> int:
+    if count and cores % count == 0 and 1 <= cores // count <= MAX_CORES:
+        return cores // count
+    raise MalformedInput(
+        f"capacity of {resources.cores}",
+        cores,
+        f"expected 1 to {MAX_CORES} cores for each of "
+        f"the {count} devices that {resources.count} names",
+    )
 
 
 def admit(draft: ContainerDraft) -> bool:
@@ -87,7 +93,10 @@ def parse_request(vendor: str, resources: Resources, container: Container) -> Re
         parsed = _parse(resources, container.limits, container.requests)
     except PodRefused:
         return None
-    return Request(vendor=vendor, count=parsed[0], cores=parsed[1]) if parsed is not None else None
+    if parsed is None:
+        return None
+    count, cores = parsed
+    return Request(vendor=vendor, count=count, cores=cores)
 
 
 def too_few_cores(candidate: Candidate) -> Reason | None:
@@ -101,16 +110,18 @@ def select_devices(
     eligible: Sequence[DeviceUsage], request: Request, context: FitContext
 ) -> Sequence[DeviceUsage] | NoCombination:
     """Selects the first device, or several linked devices with consecutive indexes."""
-    device = eligible[0].device
-    count = -(-request.cores // _total(device)) if request.cores else request.count
+    device, count = eligible[0].device, request.count
+    if request.cores:
+        count = -(-request.cores // _total(device))
     if count == 1:
         return eligible[:1]
-    inferentia = "inf" in device.info["instance_type"].lower()
-    if not inferentia and count not in RUNS:
-        return NoCombination(Reason.NUMA)
-    return aligned_run(eligible, count, step=1 if inferentia else count) or NoCombination(
-        Reason.NUMA
-    )
+    if "inf" in device.info["instance_type"].lower():  # Inferentia
+        selected = aligned_run(eligible, count)
+    elif count in RUNS:
+        selected = aligned_run(eligible, count, step=count)
+    else:
+        selected = ()
+    return selected or NoCombination(Reason.NUMA)
 
 
 def make_share(candidate: Candidate) -> Share:
@@ -144,7 +155,9 @@ def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
         ALLOCATED: "false",
         PREDICATE_NODE: context.node,
     }
-    return texts | ({RESOURCE_TYPE: vendor.resources.cores} if of_cores else {})
+    if of_cores:
+        texts[RESOURCE_TYPE] = vendor.resources.cores
+    return texts
 
 
 def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
@@ -155,13 +168,14 @@ def read_shares(vendor: Vendor, pod: Pod, containers: Allocation) -> Allocation:
     whole = [_wants_devices(vendor, container) for container in pod.containers]
     if len(whole) != len(containers):
         whole = [False] * len(containers)
-    return tuple(
-        tuple(
-            replace(share, partitions=(_ALL,) if is_whole else _runs(share.cores))
-            for share in shares
-        )
-        for shares, is_whole in zip(containers, whole, strict=True)
-    )
+    completed = []
+    for shares, is_whole in zip(containers, whole):
+        completed.append(tuple([_with_partitions(share, is_whole) for share in shares]))
+    return tuple(completed)
+
+
+def _with_partitions(share: Share, is_whole: bool) -> Share:
+    return replace(share, partitions=(_ALL,) if is_whole else _runs(share.cores))
 
 
 def _parse(
@@ -180,7 +194,8 @@ def _parse(
 
 
 def _amount(name: str, text: str, limit: int) -> int:
-    if (value := strict_integer(text)) is None:
+    value = strict_integer(text)
+    if value is None:
         raise PodRefused(f"{name} must be an integer")
     if value < 1:
         raise PodRefused(f"{name} must be greater than 0")
@@ -200,12 +215,10 @@ def _total(device: Device) -> int:
 
 
 def _free(usage: DeviceUsage) -> list[int]:
-    held = {
-        core
-        for partition in usage.partitions
-        for core in range(partition.start, partition.start + partition.size)
-    }
-    return [core for core in range(_total(usage.device)) if core not in held]
+    free = set(range(_total(usage.device)))
+    for partition in usage.partitions:
+        free.difference_update(range(partition.start, partition.start + partition.size))
+    return sorted(free)
 
 
 def _consecutive(free: Sequence[int], count: int) -> Sequence[int]:

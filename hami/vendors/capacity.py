@@ -21,26 +21,29 @@ def capacity_names(resources: Resources) -> list[str]:
 
     Not the priority: it is no amount, so the sum of those of all pods says nothing, but the kubelet would enforce it.
     """
-    totals = [total_name(name) for name in (resources.memory, resources.cores) if name]
+    names = [total_name(name) for name in filter(None, (resources.memory, resources.cores))]
     requests = (resources.memory, resources.memory_percent, resources.cores, CLAIM_RESOURCE)
-    return [*totals, *filter(None, requests)]
+    return [*names, *filter(None, requests)]
 
 
 def offered_devices(devices: Iterable[Device]) -> list[Device]:
     """Returns the *devices* that are healthy and not cordoned."""
-    return [device for device in devices if device.healthy and not device.cordoned]
+    offered = []
+    for device in devices:
+        if device.healthy and not device.cordoned:
+            offered.append(device)
+    return offered
 
 
 def device_sums(resources: Resources, devices: Iterable[Device]) -> dict[str, int]:
     """Returns memory and cores of the `offered_devices`, by the resource and in the unit in which pods request them."""
-    offered = offered_devices(devices)
-    sums = {
-        resources.memory: sum(
-            device.memory_mib // max(resources.memory_factor, 1) for device in offered
-        ),
-        resources.cores: sum(device.cores for device in offered),
-    }
-    return {name: amount for name, amount in sums.items() if name}
+    memory = cores = 0
+    for device in offered_devices(devices):
+        memory += device.memory_mib // max(resources.memory_factor, 1)
+        cores += device.cores
+    sums = {resources.memory: memory, resources.cores: cores}
+    sums.pop("", None)
+    return sums
 
 
 def request_sums(resources: Resources, devices: Collection[Device]) -> dict[str, int]:
@@ -52,5 +55,7 @@ def request_sums(resources: Resources, devices: Collection[Device]) -> dict[str,
     offered = offered_devices(devices)
     if any(device.by_claims for device in devices):
         return {CLAIM_RESOURCE: sum(device.slots for device in offered)}
-    percent = {resources.memory_percent: WHOLE * len(offered)} if resources.memory_percent else {}
-    return device_sums(resources, offered) | percent
+    sums = device_sums(resources, offered)
+    if resources.memory_percent:
+        sums[resources.memory_percent] = WHOLE * len(offered)
+    return sums

@@ -43,18 +43,18 @@ def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fals
     *ascend*, *iluvatar*: include these chips, which upstream enables with flags.
     Raises: MalformedInput if two vendors claim one name.
     """
-    catalog = [_nvidia(config.nvidia)] if config.nvidia else []
-    catalog += [
-        _with_names(vendor, config.names[vendor.key])
-        for vendor in (*_WITHOUT_NAMES, _metax_sgpu(config.sgpu_topology_aware))
-        if vendor.key in config.names
-    ]
-    catalog += [_with_names(_ascend(chip, config), chip.names) for chip in config.ascends if ascend]
-    catalog += [
-        _with_names(_iluvatar(chip.common_word), chip.names)
-        for chip in config.iluvatars
-        if iluvatar
-    ]
+    catalog = []
+    if config.nvidia:
+        catalog.append(_nvidia(config.nvidia))
+    for vendor in (*_WITHOUT_NAMES, _metax_sgpu(config.sgpu_topology_aware)):
+        if vendor.key in config.names:
+            catalog.append(_with_names(vendor, config.names[vendor.key]))
+    if ascend:
+        for chip in config.ascends:
+            catalog.append(_with_names(_ascend(chip, config), chip.names))
+    if iluvatar:
+        for other in config.iluvatars:
+            catalog.append(_with_names(_iluvatar(other.common_word), other.names))
     return Catalog(vendor for vendor in catalog if vendor.resources.count)
 
 
@@ -167,9 +167,14 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
 
 def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
     word = chip.common_word
-    family = [other for other in config.ascends if other.names.count]
-    hides = next((other for other in family if other.overwrite_env), None) is chip
-    functions = ascend.ChipFunctions(chip, [other.names.count for other in family], hides)
+    family, hiding = [], []
+    for other in config.ascends:
+        if other.names.count:
+            family.append(other.names.count)
+            if other.overwrite_env:
+                hiding.append(other)
+    hides = chip in hiding[:1]
+    functions = ascend.ChipFunctions(chip, family, hides)
     return Vendor(
         key=word,
         annotations=Annotations(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from hami.errors import MalformedInput, PodRefused
 from hami.model import Container, Pod
 from hami.quantity import rounded_up
 from hami.vendors.resources import Resources
+
+_LISTS = ("initContainers", "containers")
 
 
 class PodDraft:
@@ -35,8 +38,7 @@ class PodDraft:
     @cached_property
     def containers(self) -> tuple[ContainerDraft, ...]:
         """The containers that are part of the pod from the beginning, init containers first."""
-        spec = self.wire.get("spec") or {}
-        wires = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+        wires = itertools.chain.from_iterable(map(self._wire_containers, _LISTS))
         return tuple(
             ContainerDraft(
                 pod=self,
@@ -50,14 +52,21 @@ class PodDraft:
 
     def ephemeral_containers(self, before: Collection[str]) -> list[ContainerDraft]:
         """Returns the ephemeral containers that are not among those of *before* (names), which never change."""
-        wires = (self.wire.get("spec") or {}).get("ephemeralContainers")
-        return [
-            ContainerDraft(
-                pod=self, wire=wire, decoded=Container(name=name), limits={}, requests={}
-            )
-            for wire in entries(wires)
-            if (name := str(wire.get("name"))) not in before
-        ]
+        drafts = []
+        for wire in entries(self._wire_spec.get("ephemeralContainers")):
+            container = Container(name=str(wire.get("name")))
+            if container.name not in before:
+                drafts.append(
+                    ContainerDraft(pod=self, wire=wire, decoded=container, limits={}, requests={})
+                )
+        return drafts
+
+    @property
+    def _wire_spec(self) -> Mapping[str, Any]:
+        return self.wire.get("spec") or {}
+
+    def _wire_containers(self, name: str) -> list[Mapping[str, Any]]:
+        return self._wire_spec.get(name) or []
 
     def annotation(self, key: str) -> str | None:
         """Returns the annotation *key*, including changes."""
@@ -75,7 +84,7 @@ class PodDraft:
 
     def set_runtime_class(self, name: str) -> None:
         """Sets the runtime class, if *name* is not empty and the pod has none."""
-        if name and not (self.wire.get("spec") or {}).get("runtimeClassName"):
+        if name and not self._wire_spec.get("runtimeClassName"):
             self._spec.setdefault("runtimeClassName", name)
 
     def set_requests_devices(self) -> None:
@@ -95,22 +104,21 @@ class PodDraft:
 
     def render(self) -> Mapping[str, Any]:
         """Returns the pod with the changes, for the API server; the same object if there are none."""
-        wire_spec, rendered = (
-            self.wire.get("spec") or {},
-            [draft.render() for draft in self.containers],
-        )
+        rendered = iter([draft.render() for draft in self.containers])
         spec, changed = dict(self._spec), dict[str, Any]()
-        for name in ("initContainers", "containers"):
-            before = wire_spec.get(name) or ()
-            after, rendered = rendered[: len(before)], rendered[len(before) :]
-            if any(map(operator.is_not, after, before)):
-                spec[name] = after
+        for name in _LISTS:
+            wires = self._wire_containers(name)
+            containers = list(itertools.islice(rendered, len(wires)))
+            if any(map(operator.is_not, containers, wires)):
+                spec[name] = containers
         if spec:
-            changed["spec"] = {**wire_spec, **spec}
+            changed["spec"] = {**self._wire_spec, **spec}
         if self._annotations:
             annotations = {**self.decoded.annotations, **self._annotations}
             changed["metadata"] = {**(self.wire.get("metadata") or {}), "annotations": annotations}
-        return {**self.wire, **changed} if changed else self.wire
+        if not changed:
+            return self.wire
+        return {**self.wire, **changed}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,7 +150,9 @@ class ContainerDraft:
     def is_privileged(self) -> bool:
         """Reports whether the container runs privileged and so sees all devices of its node."""
         context = self.wire.get("securityContext")
-        return isinstance(context, dict) and context.get("privileged") is True
+        if not isinstance(context, dict):
+            return False
+        return context.get("privileged") is True
 
     @property
     def given(self) -> dict[str, str]:
@@ -152,7 +162,9 @@ class ContainerDraft:
     def rounded(self, name: str) -> int | None:
         """Returns the amount of *name*, rounded up; ``None`` if it is not given. Raises: PodRefused."""
         text = self.given.get(name)
-        return None if text is None else self.parse(name, text)
+        if text is None:
+            return None
+        return self.parse(name, text)
 
     def parse(self, name: str, text: str) -> int:
         """Returns *text*, an amount of *name*, rounded up. Raises: PodRefused."""
@@ -187,11 +199,12 @@ class ContainerDraft:
     @property
     def variables(self) -> list[tuple[str, str | None]]:
         """The environment variables that the container sets itself, in order; ``None`` if not a literal."""
-        return [
-            (name, value if isinstance(value := entry.get("value"), str) else None)
-            for entry in self.entries("env")
-            if isinstance(name := entry.get("name"), str)
-        ]
+        variables = []
+        for entry in self.entries("env"):
+            name, value = entry.get("name"), entry.get("value")
+            if isinstance(name, str):
+                variables.append((name, value if isinstance(value, str) else None))
+        return variables
 
     def entries(self, field: str) -> list[Mapping[str, Any]]:
         """Returns a field of the container that is a list of mappings, such as ``env``. Raises: MalformedInput."""
@@ -203,22 +216,26 @@ class ContainerDraft:
     def render(self) -> Mapping[str, Any]:
         """Returns the container with the changes, for the API server; the same object if there are none."""
         changed: dict[str, Any] = {}
-        resources = self.wire.get("resources") or {}
+        resources = dict(self.wire.get("resources") or {})
         for part, before, after in (
             ("limits", self.decoded.limits, self.limits),
             ("requests", self.decoded.requests, self.requests),
         ):
-            if before != after:
-                added = {name: text for name, text in after.items() if before.get(name) != text}
-                resources = changed["resources"] = {
-                    **resources,
-                    part: {**(resources.get(part) or {}), **added},
-                }
+            added = {name: text for name, text in after.items() if before.get(name) != text}
+            if added:
+                resources[part] = {**(resources.get(part) or {}), **added}
+                changed["resources"] = resources
         if self.env:
-            kept = [
-                entry for entry in self.entries("env") if entry.get("name") not in list(self.env)
-            ]
-            env = [*kept, *({"name": name, "value": value} for name, value in self.env.items())]
+            env = self._rendered_env()
             if env != self.entries("env"):
                 changed["env"] = env
-        return {**self.wire, **changed} if changed else self.wire
+        if not changed:
+            return self.wire
+        return {**self.wire, **changed}
+
+    def _rendered_env(self) -> list[Mapping[str, Any]]:
+        names = list(self.env)
+        env = [entry for entry in self.entries("env") if entry.get("name") not in names]
+        for name, value in self.env.items():
+            env.append({"name": name, "value": value})
+        return env

@@ -27,11 +27,9 @@ WRITTEN = (ASSIGNED, ASSIGNED_TIME, INDEX, ID, MINOR, SIZE, CONTAINERS)
 def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     """Returns the devices in *vendor*'s register annotation. Raises: MalformedInput."""
     text = node.annotations.get(vendor.annotations.register)
-    return (
-        None
-        if text is None
-        else parse_drs_devices(vendor.annotations.register, text, vendor.key, node.name)
-    )
+    if text is None:
+        return None
+    return parse_drs_devices(vendor.annotations.register, text, vendor.key, node.name)
 
 
 def admit(draft: ContainerDraft) -> bool:
@@ -39,18 +37,7 @@ def admit(draft: ContainerDraft) -> bool:
 
     Raises: PodRefused for amounts that are zero, cannot be read, or exceed the cores of a device.
     """
-    resources = draft.resources
-    names = (
-        (resources.count,)
-        if resources.count in draft.given
-        else (resources.memory, resources.cores)
-    )
-    amounts = {name: value for name in names if (value := draft.rounded(name)) is not None}
-    for name, value in amounts.items():
-        if name == resources.cores and not 0 < value <= WHOLE:
-            raise PodRefused(f"{name} must be in range (0,100]")
-        if value <= 0:
-            raise PodRefused(f"{name} must be greater than 0")
+    amounts = _amounts(draft)
     check_amounts(draft)
     for name, value in amounts.items():
         if name not in draft.limits:
@@ -60,26 +47,42 @@ def admit(draft: ContainerDraft) -> bool:
     return bool(amounts)
 
 
+def _amounts(draft: ContainerDraft) -> dict[str, int]:
+    resources = draft.resources
+    names: tuple[str, ...] = (resources.memory, resources.cores)
+    if resources.count in draft.given:
+        names = (resources.count,)
+    amounts: dict[str, int] = {}
+    for name in names:
+        value = draft.rounded(name)
+        if value is None:
+            continue
+        if name == resources.cores and not 0 < value <= WHOLE:
+            raise PodRefused(f"{name} must be in range (0,100]")
+        if value <= 0:
+            raise PodRefused(f"{name} must be greater than 0")
+        amounts[name] = value
+    return amounts
+
+
 def parse_request(vendor: str, resources: Resources, container: Container) -> Request | None:
     """Returns a request for a number of slices, or for the least memory (GB or MiB, as written) and cores."""
     values = parse_amounts(resources, container)
-    slices, memory, cores = (
-        values.get(name, 0) for name in (resources.count, resources.memory, resources.cores)
-    )
+    slices = values.get(resources.count, 0)
     if slices:
         return Request(vendor=vendor, count=1, slices=slices)
-    return (
-        Request(vendor=vendor, count=1, memory_mib=memory, cores=cores) if memory or cores else None
-    )
+    memory, cores = values.get(resources.memory, 0), values.get(resources.cores, 0)
+    if memory or cores:
+        return Request(vendor=vendor, count=1, memory_mib=memory, cores=cores)
+    return None
 
 
 def check_node(request: Request, context: FitContext) -> Reason | None:
     """Rejects a node without a profile for *request*."""
-    return (
-        Reason.MODE
-        if all(_smallest_profile(request, usage.device) is None for usage in context.usages)
-        else None
-    )
+    for usage in context.usages:
+        if _smallest_profile(request, usage.device) is not None:
+            return None
+    return Reason.MODE
 
 
 def no_profile(candidate: Candidate) -> Reason | None:
@@ -94,11 +97,8 @@ def no_slice(candidate: Candidate) -> Reason | None:
 
 def no_memory(candidate: Candidate) -> Reason | None:
     """Rejects a device with less free memory than the profile has."""
-    return (
-        Reason.NO_MEMORY
-        if candidate.usage.memory_free_mib < make_share(candidate).memory_mib
-        else None
-    )
+    needed = make_share(candidate).memory_mib
+    return Reason.NO_MEMORY if candidate.usage.memory_free_mib < needed else None
 
 
 def too_few_slices(candidate: Candidate) -> Reason | None:
@@ -124,22 +124,24 @@ def make_share(candidate: Candidate) -> Share:
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     """Returns the annotations for the node agent: the first container's device and size, each container's profile."""
-    taken = [
-        (container.name, context.devices[share.uuid], profile)
-        for container, shares in zip(context.pod.containers, context.shares, strict=True)
-        for share in shares[:1]
-        if (profile := _profile_of(share, context.devices[share.uuid])) is not None
-    ]
     texts = {ASSIGNED: "false", ASSIGNED_TIME: context.nanoseconds}
-    if taken:
-        _, device, profile = taken[0]
-        texts |= {
-            INDEX: str(device.index),
-            ID: str(device.index),
-            MINOR: device.info["minor"],
-            SIZE: str(profile.slices),
-            CONTAINERS: render_drs_assignments({name: profile for name, _, profile in taken}),
-        }
+    profiles: dict[str, DrsProfile] = {}
+    for container, shares in zip(context.pod.containers, context.shares, strict=True):
+        for share in shares[:1]:
+            device = context.devices[share.uuid]
+            profile = _profile_of(share, device)
+            if profile is None:
+                continue
+            if not profiles:
+                texts |= {
+                    INDEX: str(device.index),
+                    ID: str(device.index),
+                    MINOR: device.info["minor"],
+                    SIZE: str(profile.slices),
+                }
+            profiles[container.name] = profile
+    if profiles:
+        texts[CONTAINERS] = render_drs_assignments(profiles)
     return texts
 
 
@@ -150,32 +152,25 @@ def _profiles(device: Device) -> tuple[DrsProfile, ...]:
 
 def _smallest_profile(request: Request, device: Device) -> DrsProfile | None:
     """Returns the smallest profile for *request*. Memory above twice the largest profile's GB is in MiB."""
-    profiles = _profiles(device)
-    if request.slices:
-        return next((profile for profile in profiles if profile.slices == request.slices), None)
-    to_mib = request.memory_mib > 2 * profiles[-1].memory_gb
-    memory_gb = -(-request.memory_mib // GIB) if to_mib else request.memory_mib
-    return next(
-        (
-            profile
-            for profile in profiles
-            if profile.memory_gb >= memory_gb and _percent(profile, device) >= request.cores
-        ),
-        None,
-    )
+    profiles, memory_gb = _profiles(device), request.memory_mib
+    if memory_gb > 2 * profiles[-1].memory_gb:
+        memory_gb = -(-request.memory_mib // GIB)
+    for profile in profiles:
+        if request.slices:
+            if profile.slices == request.slices:
+                return profile
+        elif profile.memory_gb >= memory_gb and _percent(profile, device) >= request.cores:
+            return profile
+    return None
 
 
 def _profile_of(share: Share, device: Device) -> DrsProfile | None:
     """Returns the profile of *share*."""
-    return next(
-        (
-            profile
-            for profile in _profiles(device)
-            if (profile.memory_gb * GIB, _percent(profile, device))
-            == (share.memory_mib, share.cores)
-        ),
-        None,
-    )
+    for profile in _profiles(device):
+        amounts = profile.memory_gb * GIB, _percent(profile, device)
+        if amounts == (share.memory_mib, share.cores):
+            return profile
+    return None
 
 
 def _percent(profile: DrsProfile, device: Device) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hami.codec.keys import ALLOCATION_MODE, CORDON, LOCK_FREE
 from hami.codec.node_template import NODE_TEMPLATE, VENDOR, parse_node_template
@@ -49,61 +50,62 @@ def registered(
     Raises: MalformedInput if the annotation cannot be read or has no device.
     """
     key = vendor.annotations.register
-    if (text := node.annotations.get(key)) is None:
+    text = node.annotations.get(key)
+    if text is None:
         return None
     parsed = parse(key, text, vendor.key)
     if not parsed:
         raise MalformedInput(key, text, f"no {noun} found on node")
-    first = {device.uuid: device for device in reversed(parsed)}
-    devices = tuple(first[uuid] for uuid in dict.fromkeys(device.uuid for device in parsed) if uuid)
+    devices: dict[str, Device] = {}
+    for device in parsed:
+        if device.uuid:
+            devices.setdefault(device.uuid, device)
+    for uuid, facts in _facts(vendor, node, devices).items():
+        if facts:
+            devices[uuid] = replace(devices[uuid], **facts)
+    return tuple(devices.values())
+
+
+def _facts(vendor: Vendor, node: Node, uuids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Returns the fields of devices that come from elsewhere than the register annotation, by uuid."""
+    common: dict[str, Any] = {}
     if vendor.decision.device_cores:
-        devices = tuple(replace(device, cores=vendor.decision.device_cores) for device in devices)
-    if Rule.CORDON in vendor.decision.rules and (
-        cordoned := parse_list(node.annotations.get(CORDON))
-    ):
-        devices = tuple(
-            replace(device, cordoned=True) if device.uuid in cordoned else device
-            for device in devices
-        )
-    if PAIR_SCORES in vendor.annotations.node_keys and (pairs := node.annotations.get(PAIR_SCORES)):
+        common["cores"] = vendor.decision.device_cores
+    if gives_by_claims(vendor, node):
+        common["by_claims"] = True
+    facts = {uuid: common.copy() for uuid in uuids}
+    pairs = node.annotations.get(PAIR_SCORES)
+    if pairs and PAIR_SCORES in vendor.annotations.node_keys:
         scores = parse_pair_scores(PAIR_SCORES, pairs)
-        devices = tuple(
-            replace(device, pair_scores=scores.get(device.uuid, {})) for device in devices
-        )
-    return (
-        tuple(replace(device, by_claims=True) for device in devices)
-        if gives_by_claims(vendor, node)
-        else devices
-    )
+        for uuid, own in facts.items():
+            own["pair_scores"] = scores.get(uuid, {})
+    if Rule.CORDON in vendor.decision.rules:
+        for uuid in facts.keys() & (parse_list(node.annotations.get(CORDON)) or ()):
+            facts[uuid]["cordoned"] = True
+    return facts
 
 
 def gives_by_claims(vendor: Vendor, node: Node) -> bool:
     """Reports whether pods get *vendor*'s devices on *node* by claims that HAMi's scheduler makes."""
-    return (
-        bool(vendor.annotations.allocation_mode)
-        and node.annotations.get(vendor.annotations.allocation_mode) == CLAIMS
-    )
+    key = vendor.annotations.allocation_mode
+    return bool(key) and node.annotations.get(key) == CLAIMS
 
 
 def with_template(vendors: Iterable[Vendor], node: Node) -> Node:
     """Returns *node* as it will be once its device plugin has registered the devices that its label tells; as it is if
     it has registered some, or the label cannot be read."""
     text = node.labels.get(NODE_TEMPLATE)
-    register = next((vendor.annotations.register for vendor in vendors if vendor.key == VENDOR), "")
+    register = {vendor.key: vendor.annotations.register for vendor in vendors}.get(VENDOR)
     if not text or not register or register in node.annotations:
         return node
     try:
         devices = parse_node_template(text)
     except MalformedInput:
         return node
-    claims = (
-        {ALLOCATION_MODE: CLAIMS, LOCK_FREE: VENDOR}
-        if node.labels.get(ALLOCATION_MODE) == CLAIMS
-        else {}
-    )
-    return replace(
-        node, annotations={**node.annotations, register: render_devices_json(devices), **claims}
-    )
+    annotations = {**node.annotations, register: render_devices_json(devices)}
+    if node.labels.get(ALLOCATION_MODE) == CLAIMS:
+        annotations |= {ALLOCATION_MODE: CLAIMS, LOCK_FREE: VENDOR}
+    return replace(node, annotations=annotations)
 
 
 def counted(
@@ -152,21 +154,18 @@ def divided(word: str, *, slots: int, cores: int) -> Inventory:
 
     def inventory(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
         resources = vendor.resources
-        have = capacity_of(node, resources.cores)
-        if not have:
-            if any(capacity_of(node, name) for name in (resources.count, resources.memory)):
-                raise MalformedInput(
-                    f"capacity of {resources.cores}", have, f"device not found {resources.cores}"
-                )
+        capacity = capacity_of(node, resources.cores)
+        if not capacity:
+            for name in (resources.count, resources.memory):
+                if capacity_of(node, name):
+                    raise _missing(resources.cores, capacity)
             return None
         memory = capacity_of(node, resources.memory) or 0
         if resources.memory and not memory:
-            raise MalformedInput(
-                f"capacity of {resources.memory}", memory, f"device not found {resources.memory}"
-            )
-        count = -(-have // cores)
-        check_number(f"capacity of {resources.cores}", have, count)
-        memory_mib = min(memory * resources.memory_factor * cores // have, INT32_MAX)
+            raise _missing(resources.memory, memory)
+        count = -(-capacity // cores)
+        check_number(f"capacity of {resources.cores}", capacity, count)
+        memory_mib = min(memory * resources.memory_factor * cores // capacity, INT32_MAX)
         return tuple(
             Device(
                 uuid=f"{node.name}-{word}-{index}",
@@ -181,6 +180,10 @@ def divided(word: str, *, slots: int, cores: int) -> Inventory:
         )
 
     return inventory
+
+
+def _missing(resource: str, capacity: int | None) -> MalformedInput:
+    return MalformedInput(f"capacity of {resource}", capacity, f"device not found {resource}")
 
 
 def capacity_of(node: Node, resource: str) -> int | None:

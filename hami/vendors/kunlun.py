@@ -33,10 +33,13 @@ _SLICES_MIB = (CARD_MIB // 4, CARD_MIB // 2, CARD_MIB)
 def registered(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     """Returns the registered cards, with at least as many slots as the smallest slices that fit on each."""
     devices = inventory.registered(vendor, node)
-    return devices and tuple(
-        replace(device, slots=max(device.slots, device.memory_mib // _SLICES_MIB[0]))
-        for device in devices
-    )
+    if devices is None:
+        return None
+    cards = []
+    for device in devices:
+        slices = device.memory_mib // _SLICES_MIB[0]
+        cards.append(replace(device, slots=max(device.slots, slices)))
+    return tuple(cards)
 
 
 def whole_card(candidate: Candidate) -> Share:
@@ -69,8 +72,9 @@ def choose_slices(
 def other_slices(candidate: Candidate) -> Reason | None:
     """Rejects a card with slices of another size: all slices of a card are equal."""
     usage = candidate.usage
-    is_same = usage.memory_used_mib == usage.slots_used * candidate.request.memory_mib
-    return None if is_same else Reason.CUSTOM_RULE
+    if usage.memory_used_mib != usage.slots_used * candidate.request.memory_mib:
+        return Reason.CUSTOM_RULE
+    return None
 
 
 def round_memory(draft: ContainerDraft) -> None:
@@ -87,22 +91,26 @@ def slice_request(vendor: str, resources: Resources, container: Container) -> Re
     request = common_request(vendor, resources, container)
     if request is None:
         return None
-    has_memory = resources.memory in resources.amounts(container.limits, container.requests)
-    memory = _slice_mib(request.memory_mib) if has_memory else CARD_MIB
-    return replace(
-        request,
-        memory_mib=memory,
-        memory_percent=None if has_memory else WHOLE,
-        cores=memory * 100 // CARD_MIB,
-    )
+    if resources.memory in resources.amounts(container.limits, container.requests):
+        memory = _slice_mib(request.memory_mib)
+        request = replace(request, memory_percent=None)
+    else:
+        memory = CARD_MIB
+        request = replace(request, memory_percent=WHOLE)
+    return replace(request, memory_mib=memory, cores=memory * 100 // CARD_MIB)
 
 
 def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
     """Returns 0 to 3000: how little the pod's cards and those in use fragment the wings."""
     positions = positions_of(usages)
-    used = {positions[usage.device.uuid] for usage in usages if usage.slots_used > 0}
-    taken = {positions[share.uuid] for shares in placement for share in shares}
-    return 1000.0 * max(0, min(3, 2 + _fragmentation(used) - _fragmentation(used | taken)))
+    used = set()
+    for usage in usages:
+        if usage.slots_used > 0:
+            used.add(positions[usage.device.uuid])
+    taken = used.copy()
+    for shares in placement:
+        taken.update(positions[share.uuid] for share in shares)
+    return 1000.0 * max(0, min(3, 2 + _fragmentation(used) - _fragmentation(taken)))
 
 
 def _fragmentation(positions: Collection[int]) -> int:
@@ -114,4 +122,7 @@ def _fragmentation(positions: Collection[int]) -> int:
 
 
 def _slice_mib(memory_mib: int) -> int:
-    return next((size for size in _SLICES_MIB if memory_mib <= size), CARD_MIB)
+    for size in _SLICES_MIB:
+        if memory_mib <= size:
+            return size
+    return CARD_MIB

@@ -9,8 +9,9 @@ Source: HAMi v2.10, pkg/device/metax.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hami.codec.metax import parse_topology, render_allocated
@@ -53,13 +54,15 @@ _counted = counted("metax", slots=1, memory_mib=65536, cores=WHOLE)
 
 def cards(vendor: Vendor, node: Node) -> tuple[Device, ...] | None:
     """Returns as many cards as the node's capacity, each with the node's link scores. Raises: MalformedInput."""
-    links = {
-        key: table
-        for key in (LOSSES, SCORES)
-        if (table := parse_topology(node.annotations.get(key)))
-    }
+    links = {}
+    for key in (LOSSES, SCORES):
+        table = parse_topology(node.annotations.get(key))
+        if table:
+            links[key] = table
     devices = _counted(vendor, node)
-    return tuple(replace(device, info=links) for device in devices) if devices is not None else None
+    if devices is None:
+        return None
+    return tuple(replace(device, info=links) for device in devices)
 
 
 def card_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
@@ -89,9 +92,11 @@ def class_and_quality(draft: ContainerDraft) -> None:
         _check_word(APP_CLASS, app_class, CLASSES)
         if draft.rounded(draft.resources.count) != 1:
             raise PodRefused("app-class pod must request single device")
-    if app_class != ONLINE and quality is None:
+    if app_class == ONLINE:
+        return
+    if quality is None:
         draft.pod.set_annotation(QOS, BEST_EFFORT)
-    elif app_class != ONLINE and quality is not None:
+    else:
         _check_word(QOS, quality, QUALITIES)
 
 
@@ -102,11 +107,15 @@ def unhealthy(candidate: Candidate) -> Reason | None:
 
 def other_class(candidate: Candidate) -> Reason | None:
     """Pods with and without a class do not share a card, and an offline pod does not join online pods."""
+    if candidate.usage.slots_used == 0:
+        return None
     online, offline = _classes(candidate.usage)
-    own = candidate.context.annotation(APP_CLASS)
-    is_same = (own in CLASSES) == (online + offline > 0) and not (online and own == OFFLINE)
-    fits = candidate.usage.slots_used == 0 or is_same
-    return None if fits else Reason.APP_CLASS
+    app_class = candidate.context.annotation(APP_CLASS)
+    if (app_class in CLASSES) != (online + offline > 0):
+        return Reason.APP_CLASS
+    if online and app_class == OFFLINE:
+        return Reason.APP_CLASS
+    return None
 
 
 def other_quality(candidate: Candidate) -> Reason | None:
@@ -114,29 +123,32 @@ def other_quality(candidate: Candidate) -> Reason | None:
 
     It may change while the card is unused, and does not matter for a pod that takes the whole card.
     """
-    is_online = candidate.context.annotation(APP_CLASS) == ONLINE
-    if candidate.usage.slots_used == 0 or candidate.request.cores == WHOLE or is_online:
+    usage, context = candidate.usage, candidate.context
+    if usage.slots_used == 0 or candidate.request.cores == WHOLE:
         return None
-    card = {word for word in _words(candidate.usage) if word in QUALITIES} or {
-        candidate.device.info.get("qos", "")
-    }
-    return None if card <= {"", candidate.context.annotation(QOS) or BEST_EFFORT} else Reason.QOS
+    if context.annotation(APP_CLASS) == ONLINE:
+        return None
+    qualities = set(QUALITIES).intersection(_words(usage.co_tenants))
+    if not qualities:
+        qualities.add(candidate.device.info.get("qos", ""))
+    if qualities <= {"", context.annotation(QOS) or BEST_EFFORT}:
+        return None
+    return Reason.QOS
 
 
 def too_few_cores(candidate: Candidate) -> Reason | None:
     """The common rules for cores, except for online pods. Requests above one card are not reduced to it."""
-    device, free = candidate.device, candidate.device.cores - candidate.usage.cores_used
+    total, requested = candidate.device.cores, candidate.request.cores
+    free = total - candidate.usage.cores_used
     if not candidate.context.vendor.resources.takes_cores(candidate.context.annotation):
         return None
-    if free < candidate.request.cores:
+    if free < requested:
         return Reason.NO_CORES
-    if device.cores == candidate.request.cores == WHOLE and candidate.usage.slots_used > 0:
+    if total == requested == WHOLE and candidate.usage.slots_used > 0:
         return Reason.NOT_ALONE
-    return (
-        Reason.NO_CORES_LEFT
-        if device.cores and free == 0 and candidate.request.cores == 0
-        else None
-    )
+    if total and free == 0 and requested == 0:
+        return Reason.NO_CORES_LEFT
+    return None
 
 
 def select_devices(
@@ -156,16 +168,14 @@ def make_share(candidate: Candidate, *, topology_aware: bool) -> Share:
 
     *topology_aware*: pods request linked cards unless their annotation says otherwise.
     """
-    context = candidate.context
-    cores = (
-        candidate.request.cores if context.vendor.resources.takes_cores(context.annotation) else 0
-    )
+    context, request = candidate.context, candidate.request
+    takes_cores = context.vendor.resources.takes_cores(context.annotation)
     return Share(
         candidate.device.uuid,
-        candidate.request.vendor,
+        request.vendor,
         candidate.memory_mib,
-        cores,
-        co_tenants=(_co_tenant(candidate.context.annotation, topology_aware),),
+        request.cores if takes_cores else 0,
+        co_tenants=(_co_tenant(context.annotation, topology_aware),),
     )
 
 
@@ -179,21 +189,25 @@ def read_shares(
 ) -> Allocation:
     """Adds the co-tenant attribute to the shares. *topology_aware*: as for `make_share`."""
     co_tenants = (_co_tenant(pod.annotations.get, topology_aware),)
-    return tuple(
-        tuple(replace(share, co_tenants=co_tenants) for share in shares) for shares in containers
-    )
+    completed = []
+    for shares in containers:
+        completed.append(tuple([replace(share, co_tenants=co_tenants) for share in shares]))
+    return tuple(completed)
 
 
 def score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
     """Returns how little an online pod disturbs others, or how well whole cards and the remaining ones are linked."""
-    shares = [share for shares in placement for share in shares]
-    whole = {share.uuid for share in shares if share.cores == WHOLE}
-    words = {
-        word for share in shares for co_tenant in share.co_tenants for word in co_tenant.split()
-    }
+    cards, whole, words = set(), set(), set[str]()
+    for share in itertools.chain.from_iterable(placement):
+        cards.add(share.uuid)
+        words.update(_words(share.co_tenants))
+        if share.cores == WHOLE:
+            whole.add(share.uuid)
     if ONLINE in words:
-        return WEIGHT * _online_score(usages, {share.uuid for share in shares})
-    return WEIGHT * _link_score(usages, whole) if whole and LINKED in words else 0.0
+        return WEIGHT * _online_score(usages, cards)
+    if whole and LINKED in words:
+        return WEIGHT * _link_score(usages, whole)
+    return 0.0
 
 
 def _check_word(key: str, word: str, words: Sequence[str]) -> None:
@@ -204,22 +218,24 @@ def _check_word(key: str, word: str, words: Sequence[str]) -> None:
 def _co_tenant(annotation: Callable[[str], str | None], topology_aware: bool) -> str:
     """Returns the co-tenant attribute of a pod, for other pods and for the node's score."""
     app_class, quality = annotation(APP_CLASS), annotation(QOS) or BEST_EFFORT
-    wanted = parse_bool(annotation(TOPOLOGY_AWARE) or "")
-    words = (
-        app_class if app_class in CLASSES else "",
-        quality if quality in QUALITIES and app_class != ONLINE else "",
-        LINKED if (topology_aware if wanted is None else wanted) else "",
-    )
-    return " ".join(filter(None, words))
+    is_linked = parse_bool(annotation(TOPOLOGY_AWARE) or "")
+    words = []
+    if app_class in CLASSES:
+        words.append(app_class)
+    if quality in QUALITIES and app_class != ONLINE:
+        words.append(quality)
+    if topology_aware if is_linked is None else is_linked:
+        words.append(LINKED)
+    return " ".join(words)
 
 
-def _words(usage: DeviceUsage) -> list[str]:
-    return [word for co_tenant in usage.co_tenants for word in co_tenant.split()]
+def _words(co_tenants: Iterable[str]) -> list[str]:
+    return " ".join(co_tenants).split()
 
 
 def _classes(usage: DeviceUsage) -> tuple[int, int]:
     """Returns the number of online and offline pods on the card."""
-    words = _words(usage)
+    words = _words(usage.co_tenants)
     return words.count(ONLINE), words.count(OFFLINE)
 
 
@@ -241,29 +257,40 @@ def _by_link_zones(eligible: Sequence[DeviceUsage], count: int) -> Sequence[Devi
     for usage in eligible:
         zones.setdefault(max(_zone(usage), 0), []).append(usage)
     alone = zones.pop(0, [])
-    ordered = [zones[zone] for zone in sorted(zones, key=lambda zone: (len(zones[zone]), zone))]
-    enough = next((zone for zone in ordered if len(zone) >= count), None)
-    return (
-        enough if enough is not None else [*(usage for zone in ordered for usage in zone), *alone]
-    )
+    ordered: list[DeviceUsage] = []
+    for _, usages in sorted(zones.items(), key=lambda item: (len(item[1]), item[0])):
+        if len(usages) >= count:
+            return usages
+        ordered += usages
+    return [*ordered, *alone]
 
 
-def _online_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:
-    counts = [_classes(usage) for usage in usages if usage.device.uuid in chosen]
-    return -sum(
-        20 * online + 2 * offline if online else 100 * offline for online, offline in counts
-    )
+def _online_score(usages: Sequence[DeviceUsage], cards: set[str]) -> int:
+    total = 0
+    for usage in usages:
+        if usage.device.uuid not in cards:
+            continue
+        online, offline = _classes(usage)
+        total -= 20 * online + 2 * offline if online else 100 * offline
+    return total
 
 
-def _link_score(usages: Sequence[DeviceUsage], chosen: set[str]) -> int:
+def _link_score(usages: Sequence[DeviceUsage], cards: set[str]) -> int:
     """Returns ten times the links that the pod gets, minus those that become unusable."""
-    free = [usage for usage in usages if usage.slots_used == 0]
-    got = _links([usage for usage in usages if usage.device.uuid in chosen])
-    left = _links([usage for usage in free if usage.device.uuid not in chosen])
-    return 10 * got - (_links(free) - got - left)
+    pods, free, left = [], [], []
+    for usage in usages:
+        is_taken = usage.device.uuid in cards
+        if is_taken:
+            pods.append(usage)
+        if usage.slots_used == 0:
+            free.append(usage)
+            if not is_taken:
+                left.append(usage)
+    links, remaining = _links(pods), _links(left)
+    return 10 * links - (_links(free) - links - remaining)
 
 
 def _links(usages: Sequence[DeviceUsage]) -> int:
     """Returns the score of all links between *usages*."""
-    sizes = Counter(zone for usage in usages if (zone := _zone(usage)) > 0)
+    sizes = Counter(filter(lambda zone: zone > 0, map(_zone, usages)))
     return sum(LINK * size * (size - 1) // 2 for size in sizes.values())

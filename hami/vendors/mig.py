@@ -5,7 +5,7 @@ Source: HAMi v2.10, pkg/device/nvidia (CustomFilterRule, AddResourceUsage), docs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from hami.codec.keys import GPU_ALLOCATED, MIG_ALLOCATIONS
@@ -31,22 +31,18 @@ def in_mig_mode(usage: DeviceUsage) -> bool:
 
 def unaccounted(candidate: Candidate) -> Reason | None:
     """Rejects a card with unknown usage: shares without a placement in MIG mode, or placements in another mode."""
-    if in_mig_mode(candidate.usage):
-        return (
-            Reason.UNHEALTHY
-            if len(candidate.usage.partitions) < candidate.usage.slots_used
-            else None
-        )
-    return Reason.UNHEALTHY if candidate.usage.partitions else None
+    usage = candidate.usage
+    is_unknown = bool(usage.partitions)
+    if in_mig_mode(usage):
+        is_unknown = len(usage.partitions) < usage.slots_used
+    return Reason.UNHEALTHY if is_unknown else None
 
 
 def no_placement(candidate: Candidate) -> Reason | None:
     """Rejects a card in MIG mode without a large enough profile that has a free placement."""
-    return (
-        Reason.MIG_TOPOLOGY
-        if in_mig_mode(candidate.usage) and _instance(candidate) is None
-        else None
-    )
+    if in_mig_mode(candidate.usage) and _instance(candidate) is None:
+        return Reason.MIG_TOPOLOGY
+    return None
 
 
 def make_share(candidate: Candidate) -> Share:
@@ -66,14 +62,18 @@ def make_share(candidate: Candidate) -> Share:
 
 def annotate(vendor: Vendor, context: AnnotationContext) -> Mapping[str, str]:
     """Returns the annotation with the placements of the pod's instances, if it has any."""
-    allocations = [
-        MigAllocation(
-            container=container, device=device, gpu=share.uuid, partition=share.partitions[0]
-        )
-        for container, shares in enumerate(context.shares)
-        for device, share in enumerate(shares)
-        if share.partitions
-    ]
+    allocations = []
+    for container, shares in enumerate(context.shares):
+        for device, share in enumerate(shares):
+            if share.partitions:
+                allocations.append(
+                    MigAllocation(
+                        container=container,
+                        device=device,
+                        gpu=share.uuid,
+                        partition=share.partitions[0],
+                    )
+                )
     return {MIG_ALLOCATIONS: render_mig_allocations(allocations)} if allocations else {}
 
 
@@ -93,33 +93,32 @@ def with_places(
 
     Raises: MalformedInput as `read_shares`.
     """
-    if cards_without_places(allocated := annotations.get(key, "")):
+    allocated, text = annotations.get(key, ""), annotations.get(MIG_ALLOCATIONS)
+    if cards_without_places(allocated):
         raise MalformedInput(
             key,
             allocated,
             "MIG instances are in the format of HAMi v2.5 to v2.9, without their placements",
         )
-    if (text := annotations.get(MIG_ALLOCATIONS)) is None:
+    if text is None:
         return containers
-    allocations = {
-        (placed.container, placed.device): placed
-        for placed in parse_mig_allocations(MIG_ALLOCATIONS, text)
-    }
-    cards = {each.gpu for each in allocations.values()}
-    completed = []
+    allocations = {}
+    for allocation in parse_mig_allocations(MIG_ALLOCATIONS, text):
+        allocations[allocation.container, allocation.device] = allocation
+    cards = {allocation.gpu for allocation in allocations.values()}
+    completed: list[list[Share]] = []
     for container, shares in enumerate(containers):
-        completed.append(list(shares))
+        completed.append([])
         for device, share in enumerate(shares):
-            allocation = allocations.pop((container, device), None)
-            if allocation is not None and allocation.gpu == share.uuid:
-                completed[container][device] = replace(share, partitions=(allocation.partition,))
-            elif allocation is not None or share.uuid in cards:
+            placed = _placed(share, allocations.pop((container, device), None), cards)
+            if placed is None:
                 raise MalformedInput(
                     MIG_ALLOCATIONS,
                     text,
                     f"expected a placement for share {device} of container "
                     f"{container} on card {share.uuid}",
                 )
+            completed[container].append(placed)
     if allocations:
         raise MalformedInput(
             MIG_ALLOCATIONS, text, f"expected no more placements than {key} has shares"
@@ -127,29 +126,28 @@ def with_places(
     return tuple(map(tuple, completed))
 
 
+def _placed(share: Share, allocation: MigAllocation | None, cards: Collection[str]) -> Share | None:
+    """Returns *share* with its placement, if it has one; ``None`` if they do not match."""
+    if allocation is None:
+        return None if share.uuid in cards else share
+    if allocation.gpu != share.uuid:
+        return None
+    return replace(share, partitions=(allocation.partition,))
+
+
 def _instance(candidate: Candidate) -> tuple[MigProfile, Partition] | None:
     """Returns the smallest profile for the request that has a free placement on the card, and that placement.
 
     The largest profile is the whole card, even if it has less memory than the card outside MIG mode.
     """
-    device, need = candidate.device, candidate.memory_mib
-    held = [
-        *candidate.usage.partitions,
-        *(
-            partition
-            for share in candidate.picks
-            if share.uuid == device.uuid
-            for partition in share.partitions
-        ),
-    ]
-    largest = max((profile.memory_mib for profile in device.mig_profiles), default=0)
-    if largest and not candidate.request.memory_mib:
-        need = min(need, largest)
-    return next(
-        (
-            (profile, partition)
-            for profile, partition in possible_instances(device.mig_profiles)
-            if profile.memory_mib >= need and not any(partition.overlaps(other) for other in held)
-        ),
-        None,
-    )
+    device, memory_mib = candidate.device, candidate.memory_mib
+    taken = candidate.usage.partitions
+    for share in candidate.picks:
+        if share.uuid == device.uuid:
+            taken += share.partitions
+    if device.mig_profiles and not candidate.request.memory_mib:
+        memory_mib = min(memory_mib, max(profile.memory_mib for profile in device.mig_profiles))
+    for profile, partition in possible_instances(device.mig_profiles):
+        if profile.memory_mib >= memory_mib and not any(map(partition.overlaps, taken)):
+            return profile, partition
+    return None

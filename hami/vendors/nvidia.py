@@ -15,12 +15,12 @@ from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE
 from hami.vendors.resources import Resources
 
-LIMIT_VARIABLES = (
-    "CUDA_DEVICE_MEMORY_LIMIT",
-    "CUDA_DEVICE_SM_LIMIT",
-)  # for all devices; with suffix _0, _1, … for one
+# for all devices; with suffix _0, _1, … for one
+LIMIT_VARIABLES = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")
 RESERVED_VARIABLES = frozenset({"CUDA_DEVICE_MEMORY_SHARED_CACHE", "CUDA_OVERSUBSCRIBE"})
 VISIBLE_VARIABLE, NOTHING_VISIBLE = "NVIDIA_VISIBLE_DEVICES", ("none", "void")
+_OF_PLUGIN = RESERVED_VARIABLES | {*LIMIT_VARIABLES, VISIBLE_VARIABLE}
+_LIMITS_OF_ONE = tuple(f"{name}_" for name in LIMIT_VARIABLES)
 _STRICT_VARIABLES = frozenset(
     {
         "CUDA_DISABLE_CONTROL",
@@ -30,7 +30,7 @@ _STRICT_VARIABLES = frozenset(
         "LD_PRELOAD",
     }
 )
-_LIMITER_PATHS = ("/etc/ld.so.preload", "/usr/local/vgpu", "/tmp/vgpulock")
+_LIMITER_PATHS = ("/etc/ld.so.preload/", "/usr/local/vgpu/", "/tmp/vgpulock/")
 _PATHS_ABOVE = frozenset(
     {"/", "/etc", "/usr", "/usr/local"}
 )  # not /tmp: programs need it, and its lock limits nothing
@@ -56,31 +56,35 @@ def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     if draft.given and resources.count not in draft.given and config.default_gpu_num > 0:
         draft.set_limit(resources.count, config.default_gpu_num)
     is_requested = resources.count in draft.given
-    if (
-        is_requested
-        and resources.cores
-        and resources.cores not in draft.given
-        and _wants_whole_devices(draft)
-    ):
-        draft.set_limit(resources.cores, WHOLE)
+    if is_requested:
+        _request_all_cores(draft)
     if draft.rounded(resources.count):
         _limit_cores(draft, config.gpucores_limits)
-
-    if resources.priority in draft.limits:
-        draft.set_env(
-            "CUDA_TASK_PRIORITY",
-            str(draft.parse(resources.priority, draft.limits[resources.priority])),
-        )
-    if config.gpu_core_policy not in ("", "default"):
-        draft.set_env("GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy)
+    _set_variables(draft, config)
     if is_requested:
         _check_variables(draft)
         draft.pod.set_runtime_class(config.runtime_class_name)
     if config.strict:
         _check_strictly(draft, is_requested)
-    if (config.overwrite_env or config.strict) and not draft.rounded(resources.count):
-        draft.set_env(VISIBLE_VARIABLE, "none")
     return is_requested
+
+
+def _request_all_cores(draft: ContainerDraft) -> None:
+    """Requests all cores of whole devices, unless the container requests cores itself."""
+    cores = draft.resources.cores
+    if cores and cores not in draft.given and _wants_whole_devices(draft):
+        draft.set_limit(cores, WHOLE)
+
+
+def _set_variables(draft: ContainerDraft, config: NvidiaConfig) -> None:
+    priority = draft.resources.priority
+    if priority in draft.limits:
+        draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(priority, draft.limits[priority])))
+    if config.gpu_core_policy not in ("", "default"):
+        draft.set_env("GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy)
+    if config.overwrite_env or config.strict:
+        if not draft.rounded(draft.resources.count):
+            draft.set_env(VISIBLE_VARIABLE, "none")
 
 
 def confine(draft: ContainerDraft) -> None:
@@ -120,15 +124,19 @@ def _check_percent(draft: ContainerDraft) -> None:
 def _limit_cores(draft: ContainerDraft, limits: Mapping[str, int]) -> None:
     """Checks the pod's limit of cores, or sets that of its namespace, which is never below what a
     container requests."""
-    resources, own = draft.resources, draft.pod.decoded.annotations.get(CORES_LIMIT)
+    resources, pod = draft.resources, draft.pod
     requested = draft.rounded(resources.cores)
     cores = min(resources.default_cores if requested is None else requested, WHOLE)
-    if own is None:
-        if (limit := limits.get(draft.pod.namespace)) is not None:
-            others = parse_cores_limit(draft.pod.annotation(CORES_LIMIT) or "") or 0
-            draft.pod.set_annotation(CORES_LIMIT, str(max(limit, cores, others)))
-        return
-    shown, percent = f"annotation {CORES_LIMIT}={own[:_SHOWN]}", parse_cores_limit(own)
+    text = pod.decoded.annotations.get(CORES_LIMIT)
+    if text is not None:
+        _check_cores_limit(draft, text, cores)
+    elif pod.namespace in limits:
+        others = parse_cores_limit(pod.annotation(CORES_LIMIT) or "") or 0
+        pod.set_annotation(CORES_LIMIT, str(max(limits[pod.namespace], cores, others)))
+
+
+def _check_cores_limit(draft: ContainerDraft, text: str, cores: int) -> None:
+    shown, percent = f"annotation {CORES_LIMIT}={text[:_SHOWN]}", parse_cores_limit(text)
     if percent is None:
         raise PodRefused(
             f"{shown}: expected a whole number from 1 to 100, the percentage of a GPU that a container "
@@ -137,7 +145,7 @@ def _limit_cores(draft: ContainerDraft, limits: Mapping[str, int]) -> None:
     if percent < cores:
         raise PodRefused(
             f"{shown}: expected {cores} or more, since container {draft.name} gets {cores} percent of "
-            f"each GPU ({resources.cores})"
+            f"each GPU ({draft.resources.cores})"
         )
 
 
@@ -150,11 +158,7 @@ def _check_variables(draft: ContainerDraft) -> None:
     for name, value in draft.variables:
         if name == VISIBLE_VARIABLE and value in NOTHING_VISIBLE:
             continue
-        if (
-            name == VISIBLE_VARIABLE
-            or name in RESERVED_VARIABLES
-            or any(name == limit or name.startswith(f"{limit}_") for limit in LIMIT_VARIABLES)
-        ):
+        if name in _OF_PLUGIN or name.startswith(_LIMITS_OF_ONE):
             raise PodRefused(
                 f"container {draft.name} sets {name}, which is reserved for the device plugin: request memory and "
                 f"cores as resources, such as {draft.resources.memory or draft.resources.count}"
@@ -166,16 +170,20 @@ def _check_strictly(draft: ContainerDraft, is_requested: bool) -> None:
 
     *is_requested*: the container requests devices.
     """
+    lifting = _STRICT_VARIABLES - draft.env.keys() if is_requested else ()
     for name, value in draft.variables:
         shown = f"env {name}={value[:_SHOWN]}" if value is not None else f"env {name}"
         if name == VISIBLE_VARIABLE and value not in NOTHING_VISIBLE:
             raise _refused(draft, shown, f"request devices as {draft.resources.count}")
         if name in _ACCESS_VARIABLES and value not in ("", *NOTHING_VISIBLE):
             raise _refused(draft, shown, "it can give access to devices of others")
-        if is_requested and name in _STRICT_VARIABLES and name not in draft.env:
+        if name in lifting:
             raise _refused(draft, shown, "it can lift the limits of devices")
-    if not is_requested:
-        return
+    if is_requested:
+        _check_sources(draft)
+
+
+def _check_sources(draft: ContainerDraft) -> None:
     if draft.entries("envFrom"):
         raise _refused(
             draft,
@@ -183,12 +191,10 @@ def _check_strictly(draft: ContainerDraft, is_requested: bool) -> None:
             "it can set variables of the limiter; name its variables under env instead",
         )
     for index, mount in enumerate(draft.entries("volumeMounts")):
-        given = str(mount.get("mountPath"))
-        path = "/" + posixpath.normpath("/" + given).lstrip("/")
-        if path in _PATHS_ABOVE or any(
-            f"{path}/".startswith(f"{hidden}/") for hidden in _LIMITER_PATHS
-        ):
-            field = f"volumeMounts[{index}].mountPath={given[:_SHOWN]}"
+        text = str(mount.get("mountPath"))
+        path = "/" + posixpath.normpath("/" + text).lstrip("/")
+        if path in _PATHS_ABOVE or f"{path}/".startswith(_LIMITER_PATHS):
+            field = f"volumeMounts[{index}].mountPath={text[:_SHOWN]}"
             raise _refused(draft, field, "it can hide files of the limiter")
 
 
@@ -197,6 +203,7 @@ def _refused(draft: ContainerDraft, field: str, reason: str) -> PodRefused:
 
 
 def _wants_whole_devices(draft: ContainerDraft) -> bool:
-    resources, given = draft.resources, draft.given
-    percent = given.get(resources.memory_percent)
-    return rounded_up(percent) == WHOLE if percent is not None else resources.memory not in given
+    resources, amounts = draft.resources, draft.given
+    if resources.memory_percent in amounts:
+        return rounded_up(amounts[resources.memory_percent]) == WHOLE
+    return resources.memory not in amounts

@@ -36,13 +36,15 @@ def most_shares(vendors: Catalog, containers: Sequence[Container]) -> Mapping[st
     of its own. Only these numbers follow from the specification alone: memory and cores of a share depend on the device
     and on the configuration at the time of the decision, and a share never takes more than its one device.
     """
-    amounts = tuple(
-        [own for container in containers if (own := _managed(vendors, container)) is not None]
-    )
+    amounts = []
+    for container in containers:
+        managed = _managed(vendors, container)
+        if managed is not None:
+            amounts.append(managed)
     if not amounts:
         return _NO_SHARES
     make = _most_shares if _is_cached(*amounts) else _most_shares.__wrapped__
-    return make(vendors, amounts)
+    return make(vendors, tuple(amounts))
 
 
 def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ...]:
@@ -52,7 +54,9 @@ def device_requests(vendors: Catalog, container: Container) -> tuple[Request, ..
     are cached.
     """
     amounts = _managed(vendors, container)
-    return () if amounts is None else _requests_of(vendors, amounts)
+    if amounts is None:
+        return ()
+    return _requests_of(vendors, amounts)
 
 
 def _managed(vendors: Catalog, container: Container) -> Amounts | None:
@@ -61,21 +65,19 @@ def _managed(vendors: Catalog, container: Container) -> Amounts | None:
     if managed.isdisjoint(limits) and managed.isdisjoint(requests):
         return None
     beside = _NO_QUANTITIES
-    if (
-        not requests.keys() <= limits.keys()
-    ):  # a limit comes before a request, and most requests have one
-        beside = frozenset(
-            [item for item in requests.items() if item[0] in managed and item[0] not in limits]
-        )
-    return frozenset([item for item in limits.items() if item[0] in managed]), beside
+    if not requests.keys() <= limits.keys():  # a limit comes first, and most requests have one
+        names = (managed & requests.keys()) - limits.keys()
+        beside = frozenset([(name, requests[name]) for name in names])
+    return frozenset([(name, limits[name]) for name in managed & limits.keys()]), beside
 
 
 def _is_cached(*amounts: Amounts) -> bool:
     """Reports whether what follows from *amounts* is remembered: they are few and short."""
-    quantities = [item for limits, requests in amounts for item in (*limits, *requests)]
-    return len(quantities) <= MAX_CACHED and all(
-        [len(text) <= LONGEST_CACHED for _, text in quantities]
-    )
+    texts: list[str] = []
+    for limits, requests in amounts:
+        texts += dict(limits).values()
+        texts += dict(requests).values()
+    return len(texts) <= MAX_CACHED and max(map(len, texts), default=0) <= LONGEST_CACHED
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
@@ -98,12 +100,12 @@ def _requests_of(vendors: Catalog, amounts: Amounts) -> tuple[Request, ...]:
 def _requests(vendors: Catalog, amounts: Amounts) -> tuple[Request, ...]:
     limits, requests = amounts
     container = Container(name="", limits=dict(limits), requests=dict(requests))
-    requested = vendors.requested_by(container.limits, container.requests)
-    return tuple(
-        request
-        for vendor in requested
-        if (request := device_request(vendor, container)) is not None
-    )
+    parsed = []
+    for vendor in vendors.requested_by(container.limits, container.requests):
+        request = device_request(vendor, container)
+        if request is not None:
+            parsed.append(request)
+    return tuple(parsed)
 
 
 def device_request(vendor: Vendor, container: Container) -> Request | None:
@@ -130,7 +132,8 @@ def common_request(vendor: str, resources: Resources, container: Container) -> R
         memory, cores = memory // count, cores // count
     percent = min(values.get(resources.memory_percent, 0), WHOLE)
     if memory == 0 and percent <= 0:
-        memory, percent = (resources.default_memory, 0) if resources.default_memory else (0, WHOLE)
+        memory = resources.default_memory
+        percent = 0 if memory else WHOLE
     return Request(
         vendor=vendor,
         count=count,
@@ -142,10 +145,10 @@ def common_request(vendor: str, resources: Resources, container: Container) -> R
 
 def parse_amounts(resources: Resources, container: Container) -> dict[str, int]:
     """Returns the container's amounts as numbers, memory in MiB; empty if any of them is invalid."""
-    given = resources.amounts(container.limits, container.requests)
-    values = {
-        name: value
-        for name, text in given.items()
-        if (value := resources.parse_amount(name, text)) is not None
-    }
-    return values if len(values) == len(given) else {}
+    values: dict[str, int] = {}
+    for name, text in resources.amounts(container.limits, container.requests).items():
+        value = resources.parse_amount(name, text)
+        if value is None:
+            return {}
+        values[name] = value
+    return values

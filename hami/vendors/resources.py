@@ -64,7 +64,7 @@ class Resources:
     def names(self) -> tuple[str, ...]:
         """All resource names that are not empty."""
         names = (self.count, self.memory, self.memory_percent, self.cores, self.priority)
-        return tuple(name for name in names if name)
+        return tuple(filter(None, names))
 
     @property
     def has_memory(self) -> bool:
@@ -74,17 +74,19 @@ class Resources:
     def takes_cores(self, annotation: Callable[[str], str | None]) -> bool:
         """Reports whether a pod takes the cores that it requests. *annotation* looks up its annotations by key."""
         key, value = self.no_cores_annotation
-        return not key or annotation(key) != value
+        if not key:
+            return True
+        return annotation(key) != value
 
     def amounts(self, limits: Mapping[str, str], requests: Mapping[str, str]) -> dict[str, str]:
         """Returns the amount of each resource except the priority: the limit, else the request."""
-        names = (self.count, self.memory, self.memory_percent, self.cores)
-        second = {} if self.limits_only else requests
-        return {
-            name: text
-            for name in names
-            if name and (text := limits.get(name, second.get(name))) is not None
-        }
+        amounts = {}
+        for name in filter(None, (self.count, self.memory, self.memory_percent, self.cores)):
+            if name in limits:
+                amounts[name] = limits[name]
+            elif name in requests and not self.limits_only:
+                amounts[name] = requests[name]
+        return amounts
 
     def parse_amount(self, name: str, text: str) -> int | None:
         """Returns an amount of the resource *name*, memory in MiB; ``None`` if it is invalid.
@@ -92,7 +94,9 @@ class Resources:
         A percentage is clamped later, so it may be any integer.
         """
         value = strict_integer(text)
-        if value is None or (value < 0 and name != self.memory_percent):
+        if value is None:
+            return None
+        if value < 0 and name != self.memory_percent:
             return None
         if name == self.memory and value:
             value = self.to_mib(value, is_binary=text.endswith("i"))
@@ -102,8 +106,6 @@ class Resources:
 
     def to_mib(self, memory: int, *, is_binary: bool) -> int:
         """Returns *memory* in MiB. *is_binary*: it has a binary suffix."""
-        return (
-            memory // MIB
-            if is_binary and self.memory_units
-            else memory * max(self.memory_factor, 1)
-        )
+        if is_binary and self.memory_units:
+            return memory // MIB
+        return memory * max(self.memory_factor, 1)

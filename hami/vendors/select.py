@@ -40,9 +40,14 @@ def grouped(
     alone: list[DeviceUsage] = []
     for usage in eligible:
         name = group(usage)
-        (alone if name is None else groups.setdefault(name, [])).append(usage)
-    largest_first: list[Name] = sorted(groups, key=lambda name: (-len(groups[name]), name))
-    return [*(usage for name in largest_first for usage in groups[name]), *alone][:count]
+        if name is None:
+            alone.append(usage)
+        else:
+            groups.setdefault(name, []).append(usage)
+    ordered: list[DeviceUsage] = []
+    for name in sorted(groups, key=lambda name: (-len(groups[name]), name)):
+        ordered += groups[name]
+    return [*ordered, *alone][:count]
 
 
 def concentration(
@@ -58,7 +63,8 @@ def concentration(
         names = [groups.get(share.uuid) for share in shares]
         if None in names:
             return 0.0
-        total += max(Counter(names).values()) / len(names) if names else 0.0
+        if names:
+            total += max(Counter(names).values()) / len(names)
     return total
 
 
@@ -70,12 +76,12 @@ def whole_pairs(eligible: Sequence[DeviceUsage], count: int) -> Sequence[DeviceU
     pairs: dict[int, list[DeviceUsage]] = {}
     for usage in eligible:
         pairs.setdefault(usage.device.index // 2, []).append(usage)
-    whole = [
-        pairs[number]
-        for number in sorted(pairs)
-        if sorted(usage.device.index for usage in pairs[number]) == [2 * number, 2 * number + 1]
-    ]
-    return [usage for pair in whole[: count // 2] for usage in pair]
+    whole: list[DeviceUsage] = []
+    for number in sorted(pairs):
+        indexes = sorted(usage.device.index for usage in pairs[number])
+        if indexes == [2 * number, 2 * number + 1]:
+            whole += pairs[number]
+    return whole[: count // 2 * 2]
 
 
 def on_wings(
@@ -102,10 +108,12 @@ def aligned_run(
     Source: HAMi v2.10, pkg/device/awsneuron/device.go, graphSelect.
     """
     by_index = {usage.device.index: usage for usage in eligible}
-    for start in sorted(by_index) if count <= len(by_index) else ():  # a count may be any number
-        run = [by_index[index] for index in range(start, start + count) if index in by_index]
-        if start % step == 0 and len(run) == count:
-            return run
+    if count > len(by_index):  # a count may be any number
+        return ()
+    for start in sorted(by_index):
+        indexes = range(start, start + count)
+        if start % step == 0 and by_index.keys() >= set(indexes):
+            return [by_index[index] for index in indexes]
     return ()
 
 
@@ -121,10 +129,13 @@ def _linked_positions(free: Sequence[int], count: int) -> Sequence[int]:
     if count == 2 * WING:
         return free if len(free) == count else ()
     left = [position for position in free if position < WING]
-    right = [position for position in free if position >= WING]
+    right = free[len(left) :]
     for size in _WING_SIZES.get(count, ()):
         for wing in (left, right):
             if len(wing) == size:
                 return wing[:count]
     # upstream compares the remaining devices too, but its result is always the first of these
-    return next((linked for linked in _ACROSS.get(count, ()) if set(linked) <= set(free)), ())
+    for linked in _ACROSS.get(count, ()):
+        if set(linked) <= set(free):
+            return linked
+    return ()

@@ -28,19 +28,22 @@ def compute_units(candidate: Candidate) -> Share:
     A request without cores gets all compute units with the whole memory, and none otherwise.
     Source: HAMi v2.10, pkg/device/amd/device.go, Fit; docs/develop/amd-vgpu.md.
     """
-    device, memory = candidate.device, candidate.memory_mib
+    device, memory, units = candidate.device, candidate.memory_mib, 0
     if candidate.request.cores:
         units = min(max(device.cores * candidate.request.cores // WHOLE, 1), device.cores)
-    else:
-        units = device.cores if memory >= device.memory_mib else 0
+    elif memory >= device.memory_mib:
+        units = device.cores
     return Share(device.uuid, candidate.request.vendor, memory, units)
 
 
 def too_few_units(candidate: Candidate) -> Reason | None:
     """Rejects a device that has too few free compute units, or none at all."""
     units = compute_units(candidate).cores
-    free = candidate.device.cores - candidate.usage.cores_used
-    return Reason.NO_CORES if free < units or (candidate.request.cores > 0 and units == 0) else None
+    if candidate.device.cores - candidate.usage.cores_used < units:
+        return Reason.NO_CORES
+    if units == 0 and candidate.request.cores > 0:
+        return Reason.NO_CORES
+    return None
 
 
 def held_key(annotations: Mapping[str, str], vendor: Vendor) -> str:
@@ -70,5 +73,8 @@ def read_allocation(pod: Pod, vendor: Vendor, limit: int) -> Allocation:
         containers = read_with(keys.read_shares, vendor, pod, containers)
     if sum(map(len, containers)) <= limit:
         return containers
-    numbers = iter(range(limit))
-    return tuple(tuple(share for share, _ in zip(shares, numbers)) for shares in containers)
+    limited = []
+    for shares in containers:
+        limited.append(shares[:limit])
+        limit -= len(limited[-1])
+    return tuple(limited)

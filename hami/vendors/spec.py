@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
@@ -94,19 +94,20 @@ class SelectorKeys:
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
         """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MAX_SELECTED."""
-        use = [
-            uuids for key in self.use_uuids if (uuids := _selected(annotations, key)) is not None
-        ]
-        nouse = [
-            uuids for key in self.nouse_uuids if (uuids := _selected(annotations, key)) is not None
-        ]
+        use_uuids: tuple[str, ...] | None = None
+        for uuids in _lists(annotations, self.use_uuids):
+            if use_uuids is None:
+                use_uuids = uuids
+            else:
+                use_uuids = tuple([uuid for uuid in use_uuids if uuid in uuids])
+        nouse_uuids: tuple[str, ...] | None = None
+        for uuids in _lists(annotations, self.nouse_uuids):
+            nouse_uuids = (nouse_uuids or ()) + uuids
         return Selector(
             use_types=_selected(annotations, self.use_types),
             nouse_types=_selected(annotations, self.nouse_types),
-            use_uuids=tuple(uuid for uuid in use[0] if all(uuid in uuids for uuids in use))
-            if use
-            else None,
-            nouse_uuids=tuple(itertools.chain(*nouse)) if nouse else None,
+            use_uuids=use_uuids,
+            nouse_uuids=nouse_uuids,
             mode=annotations.get(self.mode),
         )
 
@@ -114,7 +115,14 @@ class SelectorKeys:
     def names(self) -> tuple[str, ...]:
         """All keys that are not empty."""
         keys = (self.use_types, self.nouse_types, *self.use_uuids, *self.nouse_uuids, self.mode)
-        return tuple(key for key in keys if key)
+        return tuple(filter(None, keys))
+
+
+def _lists(annotations: Mapping[str, str], keys: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    for key in keys:
+        uuids = _selected(annotations, key)
+        if uuids is not None:
+            yield uuids
 
 
 def _selected(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
@@ -148,15 +156,17 @@ class FitContext:
 
     def annotation(self, key: str) -> str | None:
         """Returns the pod annotation *key*, which must be one of the vendor's *pod_keys*."""
-        return next((text for name, text in self.annotations if name == key), None)
+        return dict(self.annotations).get(key)
 
     @property
     def placed_of_vendor(self) -> tuple[tuple[ContainerKind, tuple[Share, ...]], ...]:
         """*placed* without the shares of other vendors."""
-        return tuple(
-            (kind, tuple(share for share in shares if share.type == self.vendor.key))
-            for kind, shares in self.placed
-        )
+        placed = []
+        for kind, shares in self.placed:
+            placed.append(
+                (kind, tuple([share for share in shares if share.type == self.vendor.key]))
+            )
+        return tuple(placed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +197,7 @@ class AnnotationContext:
     @property
     def last_indexes(self) -> str:
         """The indexes of the devices of the last container that has any: ``7,6``."""
-        shares = next(shares for shares in reversed(self.shares) if shares)
+        shares = list(filter(None, self.shares))[-1]
         return ",".join(str(self.devices[share.uuid].index) for share in shares)
 
     def first_profile(self, memory_factor: int) -> str:
@@ -195,7 +205,7 @@ class AnnotationContext:
 
         *memory_factor*: MiB for one unit of the memory.
         """
-        share = next(share for shares in self.shares for share in shares)
+        share = next(itertools.chain.from_iterable(self.shares))
         return f"{self.devices[share.uuid].index}_{share.cores}_{share.memory_mib // memory_factor}"
 
     @property
@@ -325,26 +335,8 @@ class Vendor:
     admission: AdmissionRules = AdmissionRules()
     decision: Decision
 
-    def __new__(cls, **fields: object) -> Vendor:
-        """Rejects the fields of the former flat record. Raises: TypeError with their present places."""
-        if moved := [f"{name} is now {_PLACES[name]}.{name}" for name in fields if name in _PLACES]:
-            raise TypeError(f"the record Vendor has changed: {', '.join(moved)}")
-        return object.__new__(cls)
-
     def __repr__(self) -> str:
         return f"Vendor({self.key!r})"
-
-
-_PLACES = {
-    part.name: place
-    for place, record in (
-        ("resources", Resources),
-        ("annotations", Annotations),
-        ("admission", AdmissionRules),
-        ("decision", Decision),
-    )
-    for part in fields(record)
-}
 
 
 def read_with(read: Callable[..., T], vendor: Vendor, source: Node | Pod, *rest: object) -> T:
@@ -357,7 +349,10 @@ def read_with(read: Callable[..., T], vendor: Vendor, source: Node | Pod, *rest:
     except MalformedInput:
         raise
     except Exception as error:  # third-party code may raise anything
-        where = f"node {source.name}" if isinstance(source, Node) else f"pod {source.ref}"
+        if isinstance(source, Node):
+            where = f"node {source.name}"
+        else:
+            where = f"pod {source.ref}"
         raise MalformedInput(
             where, f"{type(error).__name__}: {error}", f"vendor {vendor.key} cannot read it"
         ) from error
@@ -372,33 +367,19 @@ class Catalog:
     def __init__(self, vendors: Iterable[Vendor]) -> None:
         self._vendors = tuple(sorted(vendors, key=lambda vendor: vendor.key))
         self._by_key: dict[str, Vendor] = {}
-        self._by_resource = {
-            name: vendor for vendor in self._vendors for name in vendor.resources.names
-        }
-        self._by_allocated = {
-            key: vendor for vendor in self._vendors if (key := vendor.annotations.allocated)
-        }
+        self._by_resource: dict[str, Vendor] = {}
+        self._by_allocated: dict[str, Vendor] = {}
         owners: dict[str, Vendor] = {}
         for vendor in self._vendors:
             if vendor.key in self._by_key:
                 raise MalformedInput(
                     "vendor", vendor.key, "expected a key that no other vendor has"
                 )
+            _own_names(vendor, owners)
             self._by_key[vendor.key] = vendor
-            keys = vendor.annotations
-            for name in (
-                *vendor.resources.names,
-                keys.to_allocate,
-                keys.allocated,
-                keys.register,
-                keys.handshake,
-            ):
-                if name and owners.setdefault(name, vendor) is not vendor:
-                    raise MalformedInput(
-                        f"vendor {vendor.key}",
-                        name,
-                        f"expected a name of its own, this one is {owners[name].key}'s",
-                    )
+            self._by_resource.update(dict.fromkeys(vendor.resources.names, vendor))
+            if vendor.annotations.allocated:
+                self._by_allocated[vendor.annotations.allocated] = vendor
         self.resources = self._by_resource.keys()
         self.admitting_all = tuple(
             vendor for vendor in self._vendors if vendor.admission.admits_all
@@ -426,10 +407,23 @@ class Catalog:
         return _owners(self._by_allocated, annotations)
 
 
+def _own_names(vendor: Vendor, owners: dict[str, Vendor]) -> None:
+    """Adds the names of *vendor* to *owners*. Raises: MalformedInput if one is another vendor's."""
+    keys = vendor.annotations
+    names = (keys.to_allocate, keys.allocated, keys.register, keys.handshake)
+    for name in (*vendor.resources.names, *filter(None, names)):
+        if owners.setdefault(name, vendor) is not vendor:
+            raise MalformedInput(
+                f"vendor {vendor.key}",
+                name,
+                f"expected a name of its own, this one is {owners[name].key}'s",
+            )
+
+
 def _owners(vendors: Mapping[str, Vendor], names: Iterable[str]) -> tuple[Vendor, ...]:
     """Returns those of *vendors* that any of *names* belongs to, sorted by key."""
-    found = vendors.keys() & names
-    if len(found) == 1:  # as nearly always
-        return (vendors[found.pop()],)
-    by_key = {vendor.key: vendor for vendor in map(vendors.__getitem__, found)}
+    owned = vendors.keys() & names
+    if len(owned) == 1:  # as nearly always
+        return (vendors[owned.pop()],)
+    by_key = {vendors[name].key: vendors[name] for name in owned}
     return tuple([by_key[key] for key in sorted(by_key)])

@@ -16,26 +16,22 @@ from hami.vendors.spec import Candidate, FitContext
 
 def card_in_use(candidate: Candidate) -> Reason | None:
     """Rejects a die under ``mutex`` if another die of the same physical card is in use."""
-    context = candidate.context
-    if (
-        not context.policy.mutex
-        or not _in_die_mode(context.usages)
-        or (card := _card(candidate.usage)) is None
-    ):
+    context, card = candidate.context, _card(candidate.usage)
+    if card is None or not context.policy.mutex or not _in_die_mode(context.usages):
         return None
-    is_shared = any(other.slots_used > 0 and _card(other) == card for other in context.usages)
-    return Reason.NOT_ALONE if is_shared else None
+    for usage in context.usages:
+        if usage.slots_used > 0 and _card(usage) == card:
+            return Reason.NOT_ALONE
+    return None
 
 
 def select_devices(
     eligible: Sequence[DeviceUsage], request: Request, context: FitContext
 ) -> Sequence[DeviceUsage]:
     """Selects the first devices; in die mode, dies of few physical cards."""
-    return (
-        grouped(eligible, request.count, _card)
-        if _in_die_mode(context.usages)
-        else eligible[: request.count]
-    )
+    if _in_die_mode(context.usages):
+        return grouped(eligible, request.count, _card)
+    return eligible[: request.count]
 
 
 def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
@@ -52,9 +48,13 @@ def _is_die(usage: DeviceUsage) -> bool:
 
 
 def _card_of_die(usage: DeviceUsage) -> str | None:
-    return _card(usage) if _is_die(usage) else None
+    if not _is_die(usage):
+        return None
+    return _card(usage)
 
 
 def _card(usage: DeviceUsage) -> str | None:
     card = usage.device.info.get("AIC")
-    return card if isinstance(card, str) and card else None
+    if not isinstance(card, str):
+        return None
+    return card or None

@@ -32,8 +32,8 @@ def devices(*held, usages=None, containers=None, wanted=None, **fields):
             "pod": item,
             "request": pod_request(*own),
             "vendor": NVIDIA,
-            "held": held,
-            "wanted": wanted or held,
+            "current": held,
+            "target": wanted or held,
             "usages": usages or (card(), card(B)),
             "budget": Budget(),
             "node_resizes": True,
@@ -260,7 +260,7 @@ def test_what_never_fits_says_why(sizes, found, message):
 def test_less_of_a_device_that_is_not_offered_is_still_less():
     """As while the device plugin is away."""
     plan = plan_resize({"c0": Size(memory_mib=500)}, one(usages=(card(B),)))
-    assert [shares[0].memory_mib for shares in (*plan.booked, *plan.wanted)] == [2000, 500]
+    assert [shares[0].memory_mib for shares in (*plan.booked, *plan.target)] == [2000, 500]
 
 
 @pytest.mark.parametrize("padding", [(), ((),)], ids=["left out", "padded"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hami.model import Partition
-from hami.scheduling.preempt import EvictionUnit, PreemptionPlan
+from hami.scheduling.preemption import EvictionUnit, PreemptionPlan
 from hami.scheduling.usage import Charge
 from hami.state.holds import MAX_HOLDS, MAX_HOLDS_OF_NAMESPACE, Hold, HoldEnd, Holds
 from hami.state.preemption import MAX_GANG, PreemptionRules, plan_preemption

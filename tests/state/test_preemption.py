@@ -8,7 +8,7 @@ import pytest
 
 from hami.codec.times import render_time
 from hami.model import DisruptionBudget, LabelRequirement, MigProfile, Partition, PodGroup
-from hami.scheduling.preempt import PreemptionPlan
+from hami.scheduling.preemption import PreemptionPlan
 from hami.state.preemption import (
     MAX_BUDGETS,
     OVERDUE_S,

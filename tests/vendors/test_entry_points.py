@@ -186,13 +186,6 @@ BROKEN = [  # the module, what it stands for, what is wrong
         id="returns text",
     ),
     param(
-        "from hami.vendors.spec import Vendor\ndef made(section): return Vendor(key='Acme', count='a/b', lock='')",
-        "made",
-        "cannot be loaded: TypeError: the record Vendor has changed: count is now resources.count, lock is "
-        "now annotations.lock",
-        id="fields of the former record",
-    ),
-    param(
         "def made(section):\n    yield 1 / 0",
         "made",
         "cannot be loaded: ZeroDivisionError",

@@ -73,7 +73,7 @@ class PreemptionPlan:
     @property
     def uids(self) -> tuple[str, ...]:
         """The uids of the pods that are evicted."""
-        return tuple(uid for victim in self.victims for uid in victim.uids)
+        return tuple(itertools.chain.from_iterable(victim.uids for victim in self.victims))
 
     @property
     def cost(self) -> Cost:
@@ -82,7 +82,9 @@ class PreemptionPlan:
         the highest priority that were started latest."""
         if not self.victims:
             return (0, -PRIORITY_OFFSET, 0, 0, 0, 0, 0)
-        priorities = [priority for victim in self.victims for priority in victim.priorities]
+        priorities: list[int] = []
+        for victim in self.victims:
+            priorities += victim.priorities
         highest, count = max(priorities), len(priorities)
         latest = min(victim.started for victim in self.victims if victim.priority == highest)
         return (
@@ -119,6 +121,26 @@ class _Limits:
 NO_SURPLUS: Mapping[str, int] = MappingProxyType({})
 
 
+@dataclass(slots=True)
+class _Trials:
+    """Counts the questions that are asked of the decision. *before*: called before each of them."""
+
+    limit: int
+    before: Callable[[], object]
+    count: int = 0
+
+    def are_exhausted(self) -> bool:
+        return self.count >= self.limit
+
+    def counted(self, fits: Fits) -> Fits:
+        def fits_and_counts(ended: frozenset[str]) -> bool:
+            self.count += 1
+            self.before()
+            return fits(ended)
+
+        return fits_and_counts
+
+
 def best_plan(
     nodes: Iterable[PreemptionNode],
     allowed: Mapping[str, int],
@@ -137,37 +159,36 @@ def best_plan(
     it ends the search. *strict*: no plan may violate a PodDisruptionBudget. *before_trial*: called before each
     question.
     """
-    trials = 0
-
-    def counted(fits: Fits) -> Fits:
-        def fits_and_counts(ended: frozenset[str]) -> bool:
-            nonlocal trials
-            trials += 1
-            before_trial()
-            return fits(ended)
-
-        return fits_and_counts
-
-    cheapest, limits = (0, lowest, 0, lowest + PRIORITY_OFFSET, 1), _Limits(allowed, surplus)
+    trials = _Trials(max_trials, before_trial)
+    limits = _Limits(allowed, surplus)
+    cheapest = (0, lowest, 0, lowest + PRIORITY_OFFSET, 1)
     plans: list[tuple[PreemptionPlan, PreemptionNode]] = []
     for node in nodes:
-        if trials >= max_trials:
+        if trials.are_exhausted():
             break
-        node = replace(node, fits=counted(node.fits))
-        plan = plan_node(node, allowed, surplus)
-        if plan is not None and strict and plan.violations:
-            plan = _search(node, limits, (1,), lambda: trials >= max_trials)
-        if plan is not None:
-            plans.append((plan, node))
-            if plan.cost[:5] <= cheapest:
-                break
+        node = replace(node, fits=trials.counted(node.fits))
+        plan = _first_plan(node, limits, strict, trials)
+        if plan is None:
+            continue
+        plans.append((plan, node))
+        if plan.cost[:5] <= cheapest:
+            break
     if not plans:
         return None
     plans.sort(key=lambda item: (item[0].cost, item[0].node))
     best = plans[0][0]
     for _, node in plans:
-        best = _search(node, limits, best.cost, lambda: trials >= max_trials) or best
+        best = _search(node, limits, best.cost, trials) or best
     return best
+
+
+def _first_plan(
+    node: PreemptionNode, limits: _Limits, strict: bool, trials: _Trials
+) -> PreemptionPlan | None:
+    plan = plan_node(node, limits.allowed, limits.surplus)
+    if strict and plan is not None and plan.violations:
+        return _search(node, limits, (1,), trials)
+    return plan
 
 
 def plan_node(
@@ -182,16 +203,12 @@ def plan_node(
     candidates = sorted(node.candidates, key=_importance)
     if not node.fits(_uids(candidates)):
         return None
-    violating = {
-        candidate.uids
-        for candidate, violations in zip(candidates, _violations(candidates, allowed))
-        if violations
-    }
+    violations = dict(zip(candidates, _violations(candidates, allowed)))
     spare = _surplus_of(candidates, surplus)
 
     def rank(candidate: EvictionUnit) -> tuple[object, ...]:
         return (
-            candidate.uids not in violating,
+            not violations[candidate],
             -candidate.priority,
             candidate.uids in spare,
             candidate.importance,
@@ -209,18 +226,20 @@ def plan_node(
 
 
 def _search(
-    node: PreemptionNode, limits: _Limits, bound: tuple[int, ...], is_exhausted: Callable[[], bool]
+    node: PreemptionNode, limits: _Limits, bound: tuple[int, ...], trials: _Trials
 ) -> PreemptionPlan | None:
     """Returns the cheapest plan for *node* among all combinations if it costs less than *bound*, else ``None``."""
-    if len(node.candidates) > MAX_SEARCHED or is_exhausted():
+    if len(node.candidates) > MAX_SEARCHED or trials.are_exhausted():
         return None
-    plans = (
-        _plan(node, victims, limits)
-        for size in range(1, len(node.candidates) + 1)
-        for victims in itertools.combinations(node.candidates, size)
-    )
-    for plan in sorted((plan for plan in plans if plan.cost < bound), key=_cost):
-        if is_exhausted():
+    plans = []
+    for size in range(1, len(node.candidates) + 1):
+        for victims in itertools.combinations(node.candidates, size):
+            plan = _plan(node, victims, limits)
+            if plan.cost < bound:
+                plans.append(plan)
+    plans.sort(key=lambda plan: plan.cost)
+    for plan in plans:
+        if trials.are_exhausted():
             return None
         if node.fits(frozenset(plan.uids)):
             return plan
@@ -246,35 +265,29 @@ def _surplus_of(
 ) -> set[tuple[str, ...]]:
     """Returns those (uids) of *candidates*, which are sorted by importance, that their gangs do not need: the least
     important pods of each."""
-    if not surplus:
-        return set()
-    left, spare = dict(surplus), set[tuple[str, ...]]()
+    remaining, spare = dict(surplus), set[tuple[str, ...]]()
     for candidate in reversed(candidates):
-        if left.get(candidate.gang, 0) > 0:
-            left[candidate.gang] -= 1
+        if remaining.get(candidate.gang, 0) > 0:
+            remaining[candidate.gang] -= 1
             spare.add(candidate.uids)
     return spare
 
 
 def _violations(candidates: Iterable[EvictionUnit], allowed: Mapping[str, int]) -> list[int]:
     """Returns how many pods of each of *candidates*, evicted one after the other, are evicted against a budget."""
-    left, violations = dict(allowed), list[int]()
+    remaining, violations = Counter(allowed), list[int]()
     for candidate in candidates:
         violations.append(0)
         for budgets in candidate.budgets:
-            violations[-1] += any(left.get(budget, 0) <= 0 for budget in budgets)
-            for budget in budgets:
-                left[budget] = left.get(budget, 0) - 1
+            if any(remaining[budget] <= 0 for budget in budgets):
+                violations[-1] += 1
+            remaining.subtract(budgets)
     return violations
 
 
 def _uids(candidates: Iterable[EvictionUnit]) -> frozenset[str]:
-    return frozenset(uid for candidate in candidates for uid in candidate.uids)
+    return frozenset(itertools.chain.from_iterable(candidate.uids for candidate in candidates))
 
 
 def _importance(candidate: EvictionUnit) -> tuple[int, bool, int, int, tuple[str, ...]]:
     return candidate.importance
-
-
-def _cost(plan: PreemptionPlan) -> Cost:
-    return plan.cost

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hami.scheduling.preempt import (
+from hami.scheduling.preemption import (
     PRIORITY_OFFSET,
     EvictionUnit,
     PreemptionNode,
