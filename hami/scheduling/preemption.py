@@ -121,26 +121,6 @@ class _Limits:
 NO_SURPLUS: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(slots=True)
-class _Trials:
-    """Counts the questions that are asked of the decision. *before*: called before each of them."""
-
-    limit: int
-    before: Callable[[], object]
-    count: int = 0
-
-    def are_exhausted(self) -> bool:
-        return self.count >= self.limit
-
-    def counted(self, fits: Fits) -> Fits:
-        def fits_and_counts(ended: frozenset[str]) -> bool:
-            self.count += 1
-            self.before()
-            return fits(ended)
-
-        return fits_and_counts
-
-
 def best_plan(
     nodes: Iterable[PreemptionNode],
     allowed: Mapping[str, int],
@@ -159,15 +139,28 @@ def best_plan(
     it ends the search. *strict*: no plan may violate a PodDisruptionBudget. *before_trial*: called before each
     question.
     """
-    trials = _Trials(max_trials, before_trial)
+    trials = 0
+
+    def counted(fits: Fits) -> Fits:
+        def fits_and_counts(ended: frozenset[str]) -> bool:
+            nonlocal trials
+            trials += 1
+            before_trial()
+            return fits(ended)
+
+        return fits_and_counts
+
+    def is_exhausted() -> bool:
+        return trials >= max_trials
+
     limits = _Limits(allowed, surplus)
     cheapest = (0, lowest, 0, lowest + PRIORITY_OFFSET, 1)
     plans: list[tuple[PreemptionPlan, PreemptionNode]] = []
     for node in nodes:
-        if trials.are_exhausted():
+        if is_exhausted():
             break
-        node = replace(node, fits=trials.counted(node.fits))
-        plan = _first_plan(node, limits, strict, trials)
+        node = replace(node, fits=counted(node.fits))
+        plan = _first_plan(node, limits, strict, is_exhausted)
         if plan is None:
             continue
         plans.append((plan, node))
@@ -178,16 +171,16 @@ def best_plan(
     plans.sort(key=lambda item: (item[0].cost, item[0].node))
     best = plans[0][0]
     for _, node in plans:
-        best = _search(node, limits, best.cost, trials) or best
+        best = _search(node, limits, best.cost, is_exhausted) or best
     return best
 
 
 def _first_plan(
-    node: PreemptionNode, limits: _Limits, strict: bool, trials: _Trials
+    node: PreemptionNode, limits: _Limits, strict: bool, is_exhausted: Callable[[], bool]
 ) -> PreemptionPlan | None:
     plan = plan_node(node, limits.allowed, limits.surplus)
     if strict and plan is not None and plan.violations:
-        return _search(node, limits, (1,), trials)
+        return _search(node, limits, (1,), is_exhausted)
     return plan
 
 
@@ -226,10 +219,10 @@ def plan_node(
 
 
 def _search(
-    node: PreemptionNode, limits: _Limits, bound: tuple[int, ...], trials: _Trials
+    node: PreemptionNode, limits: _Limits, bound: tuple[int, ...], is_exhausted: Callable[[], bool]
 ) -> PreemptionPlan | None:
     """Returns the cheapest plan for *node* among all combinations if it costs less than *bound*, else ``None``."""
-    if len(node.candidates) > MAX_SEARCHED or trials.are_exhausted():
+    if len(node.candidates) > MAX_SEARCHED or is_exhausted():
         return None
     plans = []
     for size in range(1, len(node.candidates) + 1):
@@ -239,7 +232,7 @@ def _search(
                 plans.append(plan)
     plans.sort(key=lambda plan: plan.cost)
     for plan in plans:
-        if trials.are_exhausted():
+        if is_exhausted():
             return None
         if node.fits(frozenset(plan.uids)):
             return plan
