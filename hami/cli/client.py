@@ -19,7 +19,6 @@ from hami.runtime.options import read_text
 from hami.scheduler.settings import NODE_POLICIES
 
 if TYPE_CHECKING:
-    from hami.inspect.claims import PodClaims
     from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent
     from hami.inspect.manifests import PriorityClass
     from hami.inspect.read import Reader
@@ -108,12 +107,9 @@ class Client:
         """Returns what reads the PodGroups; those of a snapshot are not known."""
         return (lambda ref: None) if self.snapshot else self.reader().pod_group
 
-    def claims_of(self, ref: PodRef) -> PodClaims | None:
-        """Returns the claims that a pod names, with what they ask for; ``None`` if it names none, and for a snapshot,
-        which has none of them."""
-        from hami.inspect.read_claims import claims_of_pod
-
-        return None if self.snapshot else claims_of_pod(self.reader(), ref)
+    def claims_of(self, ref: PodRef) -> Sequence[str]:
+        """Returns what a pod names that kube-scheduler allocates to claims, in words; nothing for a snapshot."""
+        return () if self.snapshot else self.reader().claims_of(ref)
 
     def budgets(self) -> Sequence[DisruptionBudget]:
         """Returns the PodDisruptionBudgets; a snapshot has none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,8 @@ from hami.model import Pod, PodRef
 from hami.scheduler.settings import NODE_POLICIES, Settings
 
 if TYPE_CHECKING:
-    from hami.inspect.claims import PodClaims
     from hami.inspect.cluster import InspectedCluster
     from hami.inspect.manifests import PodSource
-    from hami.inspect.read import Reader
-    from hami.inspect.read_claims import Documents
     from hami.scheduler.admit import Admitted, Denied
     from hami.state.view import View
 
@@ -119,12 +116,10 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     For each node and card: what is short and by how much, nearest first; what kube-scheduler said; and the smallest
     changes with which the pod would fit, each tried with the scheduler's own decision; whom it would preempt. Needs the
     right to list nodes and pods of the cluster, and events of the namespace; for gangs, also the right to get podgroups
-    in their namespaces; for a pod with claims that kube-scheduler allocates, the right to get resourceclaims,
-    resourceclaimtemplates and deviceclasses, to list resourceclaims and resourceslices of the cluster, and to list
-    deviceclasses for a pod with a resource that stands for them; and to count with PodDisruptionBudgets, the right to
-    list them.
+    in their namespaces; and to count with PodDisruptionBudgets, the right to list them. Of a pod that waits for claims
+    which kube-scheduler allocates, it shows what kube-scheduler said.
     """
-    from hami.inspect.claims import explain_claims
+    from hami.inspect.claims import explain_claims, render_claims
     from hami.inspect.cluster import unknown_name
     from hami.inspect.explain import explain_pod, render_report
     from hami.inspect.preemption import is_possible
@@ -138,10 +133,13 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
             name,
             {other.ref.name for other in cluster.pods.values() if other.ref.namespace == namespace},
         )
+    claims = _waiting_claims(client, cluster, pod)
+    if claims:
+        events = client.events(cluster.record, pod.ref)
+        of_claims = explain_claims(cluster, pod, claims, events)
+        return Answer(document=of_claims, text=lambda: render_claims(of_claims))
     if pod.node_name:
         report = explain_pod(cluster, pod, ())
-    elif (claims := _waiting_claims(client, cluster, pod)) is not None:
-        report = explain_claims(cluster, pod, claims, client.events(cluster.record, pod.ref))
     else:
         budgets = client.budgets() if pod.preempts and is_possible(cluster.view, pod) else ()
         report = explain_pod(
@@ -154,16 +152,16 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     return Answer(document=report, text=lambda: render_report(report, wide=style.form == "wide"))
 
 
-def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> PodClaims | None:
-    """Returns the claims of *pod* that kube-scheduler allocates; ``None`` if it asks HAMi's scheduler, has ended, or
-    has none of our devices."""
-    from hami.inspect.claims import decide
+def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> Sequence[str]:
+    """Returns the claims for which *pod* waits and which kube-scheduler allocates, in words; none if it asks HAMi's
+    scheduler, or does not wait."""
     from hami.vendors.request import requests_devices
 
-    if pod.claim or pod.is_terminated or requests_devices(cluster.vendors, pod.containers):
-        return None
-    claims = client.claims_of(pod.ref)
-    return claims if decide(cluster, pod, claims) else None
+    if pod.claim or pod.node_name or pod.is_terminated:
+        return ()
+    if requests_devices(cluster.vendors, pod.containers):
+        return ()
+    return client.claims_of(pod.ref)
 
 
 @people_command("simulate")
@@ -228,33 +226,20 @@ def simulate_command(
     the cluster and are placed one after the other, in the order of the files. Exit status 1 if not all fit.
     """
     from hami.inspect.cluster import InspectedCluster
-    from hami.inspect.read_claims import claims_of_pod
     from hami.inspect.simulate import (
         Scenario,
         SimulatedPreemption,
         change_record,
-        claim_holders,
         render_simulation,
         simulate,
     )
 
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"), **changes)
-    sources, documents = read_files(files)
-    taken = client.read()
-    record, drained = change_record(taken, scenario)
-    reader, holders = None if client.snapshot else client.reader(), claim_holders(taken)
-    moved = [
-        (
-            pod,
-            claims_of_pod(reader, pod.ref)
-            if reader and (pod.ref.namespace, pod.ref.name) in holders
-            else None,
-        )
-        for pod in drained
-    ]
+    sources = read_files(files)
+    record, moved = change_record(client.read(), scenario)
     cluster = InspectedCluster(record)
     cluster.check_has_devices()
-    sources = with_claims(sources, documents, reader, cluster, scenario.namespace)
+    sources = with_claims(client, sources, cluster)
     preemption = (
         SimulatedPreemption(
             budgets=client.budgets(),
@@ -285,14 +270,13 @@ def capacity_command(
     from hami.inspect.simulate import Scenario, count_capacity, render_capacity
 
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"))
-    sources, documents = read_files(files)
+    sources = read_files(files)
     if len(sources) != 1:
         raise HamiError(
             f"expected one pod or workload, found {', '.join(source.title for source in sources)}"
         )
     cluster = client.cluster()
-    reader = None if client.snapshot else client.reader()
-    (source,) = with_claims(sources, documents, reader, cluster, scenario.namespace)
+    (source,) = with_claims(client, sources, cluster)
     nodes = count_capacity(cluster, source, scenario, make_admit(scheduler_name))
     return Answer(
         document={"pods": sum(node.pods for node in nodes), "nodes": nodes},
@@ -433,54 +417,46 @@ def replay_command(*, style: Style, file: str) -> Answer:
     )
 
 
-def read_files(files: tuple[Any, ...]) -> tuple[list[PodSource], Documents]:
-    """Returns what makes pods in *files*, and their claims, templates and classes. Says which other objects, and which
-    labels, are left out. Raises: HamiError."""
+def read_files(files: tuple[Any, ...]) -> list[PodSource]:
+    """Returns what makes pods in *files*. Says which other objects, and which labels, are left out.
+
+    Raises: HamiError.
+    """
     from hami.codec.keys import ALLOCATION_MODE, CLAIM_ALLOCATION_MODES
     from hami.inspect.manifests import read_manifests
-    from hami.inspect.read_claims import claim_documents
 
     sources: list[PodSource] = []
-    documents: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     for file in files:
-        text = read_file(file)
-        of_file, others = read_manifests(text, file.name)
-        of_claims = claim_documents(text, file.name)
+        of_file, others = read_manifests(read_file(file), file.name)
         sources += of_file
-        documents.update(of_claims.by_name)
-        if others := [title for title in others if title not in of_claims.titles]:
+        if others:
             show_note(f"{file.name}: left out, since they make no pods: {', '.join(others)}")
-    labels = {source.title: source.pod["metadata"].get("labels") for source in sources}
-    if claiming := [
-        title
-        for title, own in labels.items()
-        if isinstance(own, dict) and own.get(ALLOCATION_MODE) in CLAIM_ALLOCATION_MODES
-    ]:
+    claiming: list[str] = []
+    for source in sources:
+        labels = source.pod["metadata"].get("labels")
+        if isinstance(labels, dict) and labels.get(ALLOCATION_MODE) in CLAIM_ALLOCATION_MODES:
+            claiming.append(source.title)
+    if claiming:
         show_note(
             f"the label {ALLOCATION_MODE} is not simulated, so it is ignored: {', '.join(claiming)}"
         )
-    return sources, documents
+    return sources
 
 
 def with_claims(
-    sources: list[PodSource],
-    documents: Documents,
-    reader: Reader | None,
-    cluster: InspectedCluster,
-    namespace: str,
+    client: Client, sources: list[PodSource], cluster: InspectedCluster
 ) -> list[PodSource]:
-    """Returns *sources* with the claims of their pods: of *documents*, or else of *reader*. *namespace*: of those that
-    name none. Raises: HamiError."""
-    from hami.inspect.read_claims import claims_of_manifest, may_have_claims
+    """Returns *sources* with what their pods name that kube-scheduler allocates to claims. Raises: HamiError."""
+    from hami.codec.device_requests import claim_titles
 
+    reader = None if client.snapshot else client.reader()
+
+    def classes() -> Mapping[str, str]:
+        return {} if reader is None else reader.classes_by_resource()
+
+    managed = cluster.vendors.resources
     return [
-        replace(
-            source,
-            claims=claims_of_manifest(reader, documents, source.pod, source.namespace or namespace),
-        )
-        if may_have_claims(source.pod, cluster.vendors.resources)
-        else source
-        for source in sources
+        replace(source, claims=claim_titles(source.pod, classes, managed)) for source in sources
     ]
 
 

@@ -1,11 +1,10 @@
 """The devices that claims ask for, as users write them: the ``spec`` of a ResourceClaim or ResourceClaimTemplate, the
-claims that a pod names, and the selectors of DeviceClasses (resource.k8s.io/v1)."""
+claims that a pod names, and the resources for which DeviceClasses stand (resource.k8s.io/v1)."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -23,7 +22,6 @@ MAX_CLAIMS = 64  # of a pod
 ALL = "All"
 IMPLICIT_RESOURCE = "deviceclass.resource.kubernetes.io/"
 """What the resource begins with that each DeviceClass stands for, before its name."""
-_OF_INSTANCES = re.compile(r"""['"]mig['"]|\.(profile|parentUUID|parentMemoryMiB)\b""")
 _UNITS = {"memory": Fraction(MIB), "cores": Fraction(1), "share": Fraction(1, 1000)}
 
 _Quantity = Annotated[str, Meta(max_length=64, description="a quantity of at most 64 characters")]
@@ -35,25 +33,10 @@ UsedClaims = Mapping[str, Mapping[str, frozenset[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceToleration:
-    """A taint that a request tolerates; an empty *key* is all."""
-
-    key: str = ""
-    value: str | None = None
-    effect: str = ""
-
-    def tolerates(self, key: str) -> bool:
-        """Reports whether it tolerates the taint *key* of ours, which has no value and the effect NoSchedule."""
-        return (
-            self.key in ("", key) and self.value in (None, "") and self.effect in ("", "NoSchedule")
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSubRequest:
     """One way to serve a request. *name*: empty if there is only one. *count*: ``None`` for all devices that match.
 
-    *selectors*: expressions, also those of its class once they are known. *memory_mib*: ``None`` for all of the device.
+    *selectors*: expressions. *memory_mib*: ``None`` for all of the device.
     *share_milli*: of the 100 of a device, in thousandths; ``None`` for that of a slot. *unknown_capacities*: names that
     no device of ours has.
     """
@@ -66,7 +49,7 @@ class DeviceSubRequest:
     cores: int = 0
     share_milli: int | None = None
     unknown_capacities: tuple[str, ...] = ()
-    tolerations: tuple[DeviceToleration, ...] = ()
+    has_tolerations: bool = False
     is_admin: bool = False
 
     @property
@@ -75,11 +58,6 @@ class DeviceSubRequest:
         return self.device_class in (DRIVER, MIG_CLASS) or any(
             DRIVER in text for text in self.selectors
         )
-
-    @property
-    def is_instance(self) -> bool:
-        """Reports whether it may be about MIG instances: its class or a selector says so."""
-        return self.device_class == MIG_CLASS or any(map(_OF_INSTANCES.search, self.selectors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +71,6 @@ class DeviceRequest:
     def is_ours(self) -> bool:
         """Reports whether it may be served with devices of our driver."""
         return any(sub.is_ours for sub in self.subrequests)
-
-    @property
-    def is_instance(self) -> bool:
-        """Reports whether it may be served with a MIG instance."""
-        return any(sub.is_instance for sub in self.subrequests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +98,6 @@ class DeviceClaim:
     def is_ours(self) -> bool:
         """Reports whether a request may be served with devices of our driver."""
         return any(request.is_ours for request in self.requests)
-
-    def with_classes(self, selectors: Mapping[str, tuple[str, ...]]) -> DeviceClaim:
-        """Returns the claim with the *selectors* of classes, by name."""
-        return replace(
-            self,
-            requests=tuple(
-                replace(
-                    request,
-                    subrequests=tuple(
-                        replace(
-                            sub, selectors=(*selectors.get(sub.device_class, ()), *sub.selectors)
-                        )
-                        for sub in request.subrequests
-                    ),
-                )
-                for request in self.requests
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,22 +151,43 @@ def named_claims(pod: Mapping[str, Any]) -> UsedClaims:
     return used
 
 
-def extended_resources(pod: Mapping[str, Any]) -> tuple[tuple[str, str, int], ...]:
-    """Returns the resources with a domain that containers of *pod* (as JSON) are limited to: the container, the
-    resource and its amount, which is more than 0. Raises: MalformedInput."""
+def extended_resources(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the resources with a domain that containers of *pod* (as JSON) are limited to, each once, with an amount
+    of more than 0. Raises: MalformedInput."""
     spec = convert(pod, _PodWithClaims, places_in("pod")).spec
-    return tuple(
-        (container.name, resource, amount)
-        for container in (*(spec.init_containers or ()), *(spec.containers or ()))
-        for resource, text in ((container.resources or _Resources()).limits or {}).items()
-        if "/" in resource and (amount := strict_integer(str(text)) or 0) > 0
-    )
+    resources: dict[str, None] = {}
+    for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+        limits = (container.resources or _Resources()).limits or {}
+        for resource, text in limits.items():
+            if "/" in resource and (strict_integer(str(text)) or 0) > 0:
+                resources[resource] = None
+    return tuple(resources)
 
 
-def resource_claim(container: str, device_class: str, count: int) -> DeviceClaim:
-    """Returns the claim that kube-scheduler makes for *count* of a resource for which *device_class* stands."""
-    sub = DeviceSubRequest(device_class=device_class, count=count)
-    return DeviceClaim((DeviceRequest(container, (sub,)),))
+def claim_titles(
+    pod: Mapping[str, Any],
+    classes: Callable[[], Mapping[str, str]],
+    managed: Container[str] = (),
+) -> tuple[str, ...]:
+    """Returns the claims that *pod* (as JSON) names, and the resources of its limits that stand for claims, in words.
+
+    *classes* returns the names of DeviceClasses by the resource that each stands for. It is not called if there are
+    only *managed* resources. Raises: MalformedInput.
+    """
+    claims: list[str] = []
+    for source in claim_sources(pod):
+        if source.claim:
+            claims.append(f"ResourceClaim {source.claim}")
+        else:
+            claims.append(f"ResourceClaimTemplate {source.template}")
+    resources = [resource for resource in extended_resources(pod) if resource not in managed]
+    if not resources:
+        return tuple(claims)
+    by_resource = classes()
+    for resource in resources:
+        if resource in by_resource:
+            claims.append(f"resource {resource} of DeviceClass {by_resource[resource]}")
+    return tuple(claims)
 
 
 def classes_by_resource(classes: Iterable[tuple[str, str, str]]) -> dict[str, str]:
@@ -256,11 +232,6 @@ def parse_device_claim(document: Mapping[str, Any], place: str) -> DeviceClaim:
     )
 
 
-def parse_class_selectors(document: Mapping[str, Any], place: str) -> tuple[str, ...]:
-    """The selectors of the DeviceClass *document*. Raises: MalformedInput."""
-    return _expressions(convert(document, _Class, places_in(place)).spec.selectors)
-
-
 class _Cel(msgspec.Struct):
     expression: Annotated[str, Meta(max_length=MAX_EXPRESSION)] = ""
 
@@ -273,13 +244,6 @@ class _CapacityRequests(msgspec.Struct):
     requests: Annotated[dict[_Name, _Quantity], Meta(max_length=32)] | None = None
 
 
-class _TolerationEntry(msgspec.Struct):
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-
 class _SubRequestEntry(msgspec.Struct, rename="camel"):
     device_class_name: _Name
     name: _Name = ""
@@ -288,7 +252,7 @@ class _SubRequestEntry(msgspec.Struct, rename="camel"):
     count: Annotated[int, Meta(ge=0)] | None = None
     admin_access: bool | None = None
     capacity: _CapacityRequests | None = None
-    tolerations: Annotated[list[_TolerationEntry], Meta(max_length=16)] | None = None
+    tolerations: Annotated[list[Any], Meta(max_length=16)] | None = None
 
 
 class _RequestEntry(msgspec.Struct, rename="camel"):
@@ -315,7 +279,6 @@ class _ClaimSpec(msgspec.Struct):
 
 class _ClassSpec(msgspec.Struct, rename="camel"):
     extended_resource_name: _Name | None = None
-    selectors: Annotated[list[_SelectorEntry], Meta(max_length=32)] | None = None
 
 
 class _Class(msgspec.Struct):
@@ -388,14 +351,7 @@ def _subrequest(wire: _SubRequestEntry, place: str) -> DeviceSubRequest:
         cores=units.get("cores", 0),
         share_milli=share,
         unknown_capacities=tuple(sorted(amounts.keys() - known)),
-        tolerations=tuple(
-            DeviceToleration(
-                key=entry.key,
-                effect=entry.effect,
-                value=(None if entry.operator == "Exists" else entry.value),
-            )
-            for entry in wire.tolerations or ()
-        ),
+        has_tolerations=bool(wire.tolerations),
         is_admin=bool(wire.admin_access),
     )
 

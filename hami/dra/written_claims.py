@@ -197,7 +197,7 @@ def _objections(sub: DeviceSubRequest) -> Iterator[str]:
         yield "allocationMode=All: expected a count"
     if sub.is_admin:
         yield "adminAccess: it is not supported"
-    if sub.tolerations:
+    if sub.has_tolerations:
         yield "tolerations: the scheduler gives nobody a GPU that is cordoned or unhealthy"
     if sub.unknown_capacities:
         yield f"capacity {sub.unknown_capacities[0]}: no device of HAMi has it"

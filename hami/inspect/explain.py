@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
+from msgspec.structs import replace
 
+from hami.codec.claims import ClaimedDevice
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.gangs import pod_group_of
 from hami.codec.keys import RESIZE
@@ -23,8 +25,9 @@ from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.preemption import PodGroups, no_pod_group
-from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, request_text
+from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, Refusal, request_text
 from hami.state.binding import bound_at
+from hami.state.view import View
 from hami.vendors.request import device_requests, requests_devices
 from hami.vendors.shares import held_shares
 
@@ -77,8 +80,6 @@ class WaitingReport(_Record, frozen=True):
 
     *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
     *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be.
-    *claim_notes*: of a pod whose claims kube-scheduler allocates, what is to be known about them; ``None`` for others.
-    *is_certain*: nothing that was left out could make it not fit.
     """
 
     namespace: str
@@ -96,8 +97,6 @@ class WaitingReport(_Record, frozen=True):
     suggestions: tuple[Suggestion, ...]
     gang: GangReport | None = None
     preemption: PreemptionReport | None = None
-    claim_notes: tuple[str, ...] | None = None
-    is_certain: bool = True
 
 
 class HeldDevice(_Record, frozen=True):
@@ -140,30 +139,24 @@ def explain_pod(
 
     Raises: HamiError if it requests no devices or has finished.
     """
-    if (
-        not requests_devices(cluster.vendors, pod.containers)
-        and not pod.claim
-        and not cluster.claims_of(pod)
-    ):
+    has_claims = bool(pod.claim or cluster.claims_of(pod))
+    if not has_claims and not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(
             f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources"
         )
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    return (
-        _bound(cluster, pod)
-        if pod.node_name
-        else _waiting(cluster, pod, events, budgets, pod_groups)
-    )
+    if pod.node_name:
+        return _bound(cluster, pod)
+    return _waiting(cluster, pod, events, budgets, pod_groups)
 
 
 def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
     """Returns *report* as text. *wide*: with all nodes and cards."""
-    lines = (
-        _bound_lines(report)
-        if isinstance(report, BoundReport)
-        else _waiting_lines(report, wide=wide)
-    )
+    if isinstance(report, BoundReport):
+        lines = _bound_lines(report)
+    else:
+        lines = _waiting_lines(report, wide=wide)
     return "\n".join(printable(line) for line in lines)
 
 
@@ -177,23 +170,17 @@ def _waiting(
     budgets: Sequence[DisruptionBudget],
     pod_groups: PodGroups,
 ) -> WaitingReport:
-    group = pod_groups(pod_group_of(pod))
-    required = group.min_count if group is not None else None
-    view = cluster.view.what_if(
-        without=[pod.ref.uid]
-    )  # another scheduler's reservation for it is not in its way
+    # another scheduler's reservation for it is not in its way
+    view = cluster.view.what_if(without=[pod.ref.uid])
     offered = cluster.offered
+    group = pod_groups(pod_group_of(pod))
+    gang = gang_of(cluster, pod, None if group is None else group.min_count)
     choice = view.choose(pod, offered)
     refusal = view.refuse(pod, offered) if choice is None else None
-    nodes = view.closest(refusal) if refusal is not None else []
-    changes = (
-        find_changes(cluster, view, pod, [node.node for node in nodes])
-        if refusal is not None
-        else []
-    )
-    gang = gang_of(cluster, pod, required)
-    is_short = refusal is not None or (gang is not None and gang.lacking > 0)
-    return WaitingReport(
+    preemption = None
+    if refusal is not None or (gang is not None and gang.lacking > 0):
+        preemption = preemption_of(cluster, view, pod, budgets, pod_groups)
+    report = WaitingReport(
         namespace=pod.ref.namespace,
         name=pod.ref.name,
         age_s=age_of(pod.created, cluster.record.taken),
@@ -201,18 +188,35 @@ def _waiting(
         requests=requested_devices(cluster, pod),
         annotations=_selections(cluster, pod),
         fits=choice.node if choice is not None else "",
-        reasons={
-            str(reason): tuple(sorted(names)) for reason, names in refusal.nodes_by_reason.items()
-        }
-        if refusal is not None
-        else {},
-        nodes=tuple(node_shortage(pod, node) for node in nodes),
+        reasons={},
+        nodes=(),
         cordoned=tuple(sorted(cluster.cordoned & cluster.view.nodes.keys())),
-        without_devices=len(refusal.unknown) if refusal is not None else 0,
+        without_devices=0,
         events=tuple(events),
-        suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
+        suggestions=(),
         gang=gang,
-        preemption=preemption_of(cluster, view, pod, budgets, pod_groups) if is_short else None,
+        preemption=preemption,
+    )
+    if refusal is None:
+        return report
+    return _with_refusal(report, cluster, view, pod, refusal)
+
+
+def _with_refusal(
+    report: WaitingReport, cluster: InspectedCluster, view: View, pod: Pod, refusal: Refusal
+) -> WaitingReport:
+    """Returns *report* on *pod*, which no node of *view* fits, with the reasons and what would help."""
+    closest = view.closest(refusal)
+    changes = find_changes(cluster, view, pod, [node.node for node in closest])
+    reasons: dict[str, tuple[str, ...]] = {}
+    for reason, names in refusal.nodes_by_reason.items():
+        reasons[str(reason)] = tuple(sorted(names))
+    return replace(
+        report,
+        reasons=reasons,
+        nodes=tuple(node_shortage(pod, node) for node in closest),
+        without_devices=len(refusal.unknown),
+        suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
     )
 
 
@@ -243,14 +247,15 @@ def device_shortage(refusal: DeviceRefusal) -> DeviceShortage:
 
 def requested_devices(cluster: InspectedCluster, pod: Pod) -> tuple[RequestedDevices, ...]:
     """Returns what each container of *pod* asks for."""
-    return tuple(
-        RequestedDevices(
-            container.name,
-            tuple(request_text(request, cluster.vendors[request.vendor]) for request in requests),
-        )
-        for container in pod.containers
-        if (requests := device_requests(cluster.vendors, container))
-    )
+    requested: list[RequestedDevices] = []
+    for container in pod.containers:
+        texts = [
+            request_text(request, cluster.vendors[request.vendor])
+            for request in device_requests(cluster.vendors, container)
+        ]
+        if texts:
+            requested.append(RequestedDevices(container.name, tuple(texts)))
+    return tuple(requested)
 
 
 def _selections(cluster: InspectedCluster, pod: Pod) -> dict[str, str]:
@@ -260,14 +265,12 @@ def _selections(cluster: InspectedCluster, pod: Pod) -> dict[str, str]:
 
 
 def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
-    waits = (
-        f"has been waiting for {age_text(report.age_s)}" if report.age_s is not None else "waits"
-    )
-    yield f"pod {report.namespace}/{report.name} {waits} (scheduler {report.scheduler or 'default-scheduler'})"
+    yield waiting_line(report.namespace, report.name, report.age_s, report.scheduler)
     yield from request_lines(report.requests, report.annotations)
     yield ""
     if report.fits:
-        yield from _fitting_lines(report)
+        yield f"It fits: HAMi would place it on {report.fits} now."
+        yield "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
     else:
         yield from _refusal_lines(report, wide=wide)
     if report.gang is not None:
@@ -276,27 +279,18 @@ def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     if report.preemption is not None:
         yield ""
         yield from preemption_sentences(report.preemption)
-    for note in report.claim_notes or ():
-        yield from ("", note)
-    yield from _event_lines(report.events)
-    if not report.fits and report.claim_notes is None:
+    yield from event_lines(report.events)
+    if not report.fits:
         yield ""
         yield from _suggestion_lines(report)
 
 
-def _fitting_lines(report: WaitingReport) -> Iterator[str]:
-    if report.claim_notes is None:
-        yield f"It fits: HAMi would place it on {report.fits} now."
-    elif report.is_certain:
-        yield f"It fits: kube-scheduler can allocate its claims on {report.fits} now."
-    else:
-        yield f"It may fit {report.fits}: what is looked at here has room there."
-    yield "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
-    if report.claim_notes is not None and report.is_certain:
-        yield (
-            "While it allocated other claims, it may have missed the room there. It tries the pod again when a "
-            f"claim ends, when a label of {report.fits} changes, or after five minutes."
-        )
+def waiting_line(namespace: str, name: str, age_s: int | None, scheduler: str) -> str:
+    """Returns the line that says which pod waits, and for how long."""
+    waits = "waits"
+    if age_s is not None:
+        waits = f"has been waiting for {age_text(age_s)}"
+    return f"pod {namespace}/{name} {waits} (scheduler {scheduler or 'default-scheduler'})"
 
 
 def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
@@ -306,13 +300,13 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     if report.cordoned:
         yield f"  {counted(len(report.cordoned), 'node')}  cordoned, not asked"
     shown = report.nodes if wide else report.nodes[:SHOWN_NODES]
-    if shown:
-        yield ""
-        yield (
-            "Nearest first:"
-            if wide or len(shown) == len(report.nodes)
-            else (f"Nearest first, {len(shown)} of {len(report.nodes)} (-o wide shows all):")
-        )
+    if not shown:
+        return
+    yield ""
+    if len(shown) == len(report.nodes):
+        yield "Nearest first:"
+    else:
+        yield f"Nearest first, {len(shown)} of {len(report.nodes)} (-o wide shows all):"
     for node in shown:
         yield from node_lines(node, len(node.cards) if wide else SHOWN_DEVICES)
 
@@ -320,9 +314,8 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
 def node_lines(node: NodeShortage, count: int) -> Iterator[str]:
     """Yields *node* and its *count* nearest devices, each in a line, and the number of the others."""
     yield f"  {node.node}  {node.reasons} (container {node.container})"
-    yield from (
-        f"    card {device.index}  {device.free}{lacks(device)}" for device in node.cards[:count]
-    )
+    for device in node.cards[:count]:
+        yield f"    card {device.index}  {device.free}{lacks(device)}"
     if count < len(node.cards):
         yield f"    and {len(node.cards) - count} more"
 
@@ -331,16 +324,21 @@ def lacks(device: DeviceShortage) -> str:
     """Returns what *device* lacks, to be added to what is free of it."""
     if not device.reason:
         return "; would serve"
-    amounts = (
+    amounts = []
+    for short, unit in (
         (device.short_mib, "MiB"),
         (device.short_cores, "cores"),
         (device.short_slots, "slot"),
-    )
-    lacks = ", ".join(f"{short:,} {unit}" for short, unit in amounts if short)
-    return f"; lacks {lacks} ({device.reason})" if lacks else f"; {device.model} ({device.reason})"
+    ):
+        if short:
+            amounts.append(f"{short:,} {unit}")
+    if not amounts:
+        return f"; {device.model} ({device.reason})"
+    return f"; lacks {', '.join(amounts)} ({device.reason})"
 
 
-def _event_lines(events: Iterable[SchedulingEvent]) -> Iterator[str]:
+def event_lines(events: Iterable[SchedulingEvent]) -> Iterator[str]:
+    """Yields why a pod could not be scheduled, in the words of kube-scheduler."""
     for event in events:
         yield ""
         times = "once, at" if event.count == 1 else f"{event.count} times, last at"
@@ -370,14 +368,14 @@ def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
         phase=pod.phase,
         bound_s=max(0, int(cluster.record.taken.timestamp()) - since) if since else None,
         requests=requested_devices(cluster, pod),
-        cards=tuple(_held_devices(cluster, pod)),
+        cards=(*_held_by_annotations(cluster, pod), *_held_by_claims(cluster, pod)),
         problems=record.problems if record is not None else (),
         cores_limit=pod_cores_limit(pod.annotations),
         resize=resize_report(pod.annotations),
     )
 
 
-def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
+def _held_by_annotations(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
     indexes = {
         (usage.device.vendor, usage.device.uuid): usage.device.index
         for usage in cluster.usages_on(pod.node_name)
@@ -392,57 +390,64 @@ def _held_devices(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
             names = ["?"] * len(containers)
         for name, shares in zip(names, containers, strict=True):
             for share in shares:
-                others = {
-                    str(other.ref)
-                    for other, _ in cluster.holders(pod.node_name, vendor.key, share.uuid)
-                    if other is not None and other.ref != pod.ref
-                }
                 yield HeldDevice(
                     name,
                     indexes.get((vendor.key, share.uuid)),
                     share.uuid,
                     share.memory_mib,
                     share.cores,
-                    tuple(sorted(others)),
+                    _others_on(cluster, pod, vendor.key, share.uuid),
                 )
-    others_claims = (
-        claim for claim in cluster.claims_of(pod) if claim.name != pod.claim
-    )  # that is in the annotation
-    for request in (request for claim in others_claims for request in claim.requests):
-        for claimed in request.devices:
-            device = cluster.claimed.devices.get((claimed.pool, claimed.device))
-            holders = (
-                cluster.holders(pod.node_name, device.vendor, device.uuid)
-                if device is not None
-                else ()
-            )
-            others = {
-                str(other.ref) for other, _ in holders if other is not None and other.ref != pod.ref
-            }
-            instance = cluster.claimed.instances.get((claimed.pool, claimed.device))
-            amounts = instance.profile if instance is not None else claimed
-            yield HeldDevice(
-                request.name,
-                device.index if device is not None else None,
-                device.uuid if device is not None else claimed.device,
-                amounts.memory_mib,
-                amounts.cores,
-                tuple(sorted(others)),
-            )
+
+
+def _held_by_claims(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
+    """Yields what claims of kube-scheduler hold for *pod*. What its own claim holds is in its annotations."""
+    for claim in cluster.claims_of(pod):
+        if claim.name == pod.claim:
+            continue
+        for request in claim.requests:
+            for claimed in request.devices:
+                yield _held_by_claim(cluster, pod, request.name, claimed)
+
+
+def _held_by_claim(
+    cluster: InspectedCluster, pod: Pod, request: str, claimed: ClaimedDevice
+) -> HeldDevice:
+    place = (claimed.pool, claimed.device)
+    instance = cluster.claimed.instances.get(place)
+    amounts = claimed if instance is None else instance.profile
+    device = cluster.claimed.devices.get(place)
+    if device is None:
+        return HeldDevice(request, None, claimed.device, amounts.memory_mib, amounts.cores, ())
+    return HeldDevice(
+        request,
+        device.index,
+        device.uuid,
+        amounts.memory_mib,
+        amounts.cores,
+        _others_on(cluster, pod, device.vendor, device.uuid),
+    )
+
+
+def _others_on(cluster: InspectedCluster, pod: Pod, vendor: str, uuid: str) -> tuple[str, ...]:
+    """Returns the other pods on a device of the node of *pod*."""
+    others: set[str] = set()
+    for other, _ in cluster.holders(pod.node_name, vendor, uuid):
+        if other is not None and other.ref != pod.ref:
+            others.add(str(other.ref))
+    return tuple(sorted(others))
 
 
 def _bound_lines(report: BoundReport) -> Iterator[str]:
-    since = f", for {age_text(report.bound_s)}" if report.bound_s is not None else ""
+    since = ""
+    if report.bound_s is not None:
+        since = f", for {age_text(report.bound_s)}"
     yield f"pod {report.namespace}/{report.name} is bound to {report.node}{since} ({report.phase or 'no phase'})"
     yield from request_lines(report.requests)
     yield ""
     yield "It holds" if report.cards else "Its annotations name no devices."
     for device in report.cards:
-        place = f"card {device.index}" if device.index is not None else "a card that is gone"
-        yield (
-            f"  {device.container}: {device.memory_mib:,} MiB and {device.cores} cores of {place} ({device.uuid}), "
-            + (f"shared with {', '.join(device.pods)}" if device.pods else "alone on it")
-        )
+        yield f"  {device.container}: {_held_text(device)}"
     for problem in report.problems:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
     if report.cores_limit is not None:
@@ -451,6 +456,17 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
         yield from ("", f"Resize: {report.resize.sentence}")
         if report.resize.request:
             yield f"  {RESIZE}: {report.resize.request}"
+
+
+def _held_text(device: HeldDevice) -> str:
+    place, others = "a card that is gone", "alone on it"
+    if device.index is not None:
+        place = f"card {device.index}"
+    if device.pods:
+        others = f"shared with {', '.join(device.pods)}"
+    return (
+        f"{device.memory_mib:,} MiB and {device.cores} cores of {place} ({device.uuid}), {others}"
+    )
 
 
 def request_lines(

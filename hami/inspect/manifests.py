@@ -3,18 +3,15 @@ workloads of JobSet, LeaderWorkerSet, Ray, the Kubeflow trainers and Kueue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from hami.codec.documents import convert, parse_yaml_documents, places_in
 from hami.codec.pods import convert_pod
 from hami.errors import HamiError, MalformedInput
-
-if TYPE_CHECKING:
-    from hami.inspect.claims import PodClaims
 
 T = TypeVar("T")
 
@@ -161,7 +158,7 @@ class PodSource:
     """A workload of a manifest. *name*: such as ``deployment/web``. *count*: how many run at a time.
 
     *pod*: one of them as the API server gets it, without a name. *namespace*: empty if the manifest names none.
-    *claims*: those that *pod* names, once they have been read.
+    *claims*: what *pod* names that kube-scheduler allocates to claims, in words, once it has been read.
     """
 
     kind: str
@@ -169,7 +166,7 @@ class PodSource:
     namespace: str
     count: int
     pod: Mapping[str, Any]
-    claims: PodClaims | None = None
+    claims: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -230,57 +227,72 @@ def pod_source(document: Any, place: str) -> PodSource:
     return _source(manifest, "", template, count, place)
 
 
+_Groups = Iterator[tuple[str, _Template, int]]
+"""The groups of pods of a workload: name, template and number of pods."""
+
+
 def _grouped(document: Any, manifest: _Manifest, place: str) -> list[PodSource]:
     """Returns each group of pods of a workload that has several. Raises: MalformedInput."""
-    groups = list[tuple[str, _Template, int]]()
-    match manifest.kind:
-        case "JobSet":
-            for job in _spec_of(document, _JobSetSpec, place).replicated_jobs:
-                template, count = _running(job.template.spec)
-                groups.append((job.name, template, count * _or_one(job.replicas)))
-        case "LeaderWorkerSet":
-            lws = _spec_of(document, _LeaderWorkerSpec, place)
-            templates, replicas = lws.leader_worker_template, _or_one(lws.replicas)
-            groups = [
-                ("leader", templates.leader_template or templates.worker_template, replicas),
-                (
-                    "worker",
-                    templates.worker_template,
-                    replicas * max(0, _or_one(templates.size) - 1),
-                ),
-            ]
-        case "RayCluster" | "RayJob" | "RayService":
-            ray: _RaySpec | None
-            if manifest.kind == "RayCluster":
-                ray = _spec_of(document, _RaySpec, place)
-            else:
-                owner = _spec_of(document, _RayOwnerSpec, place)
-                ray = owner.ray_cluster_spec or owner.ray_cluster_config
-            if ray is not None:  # else the job runs in a cluster that exists
-                groups = [
-                    ("head", ray.head_group_spec.template, 1),
-                    *(
-                        (group.group_name, group.template, group.pods)
-                        for group in ray.worker_group_specs
-                    ),
-                ]
-        case "Workload":
-            sets = _spec_of(document, _KueueSpec, place).pod_sets
-            groups = [
-                (group.name or "main", group.template, _or_one(group.count)) for group in sets
-            ]
-        case _:
-            for key, specs in convert(document, _Spec, places_in(place)).spec.items():
-                if key.endswith("ReplicaSpecs"):
-                    roles = convert(specs, dict[str, _PodGroup], places_in(place, f"spec.{key}"))
-                    groups += [
-                        (role.lower(), group.template, group.pods) for role, group in roles.items()
-                    ]
-    return [
-        _source(manifest, group, template, count, place)
-        for group, template, count in groups
-        if count
-    ]
+    groups = _GROUPS.get(manifest.kind, _training_groups)
+    sources: list[PodSource] = []
+    for group, template, count in groups(document, place):
+        if count:
+            sources.append(_source(manifest, group, template, count, place))
+    return sources
+
+
+def _job_set_groups(document: Any, place: str) -> _Groups:
+    for job in _spec_of(document, _JobSetSpec, place).replicated_jobs:
+        template, count = _running(job.template.spec)
+        yield job.name, template, count * _or_one(job.replicas)
+
+
+def _leader_worker_groups(document: Any, place: str) -> _Groups:
+    spec = _spec_of(document, _LeaderWorkerSpec, place)
+    templates, replicas = spec.leader_worker_template, _or_one(spec.replicas)
+    yield "leader", templates.leader_template or templates.worker_template, replicas
+    yield "worker", templates.worker_template, replicas * max(0, _or_one(templates.size) - 1)
+
+
+def _ray_cluster_groups(document: Any, place: str) -> _Groups:
+    return _ray_groups(_spec_of(document, _RaySpec, place))
+
+
+def _ray_owner_groups(document: Any, place: str) -> _Groups:
+    spec = _spec_of(document, _RayOwnerSpec, place)
+    ray = spec.ray_cluster_spec or spec.ray_cluster_config
+    if ray is not None:  # else the job runs in a cluster that exists
+        yield from _ray_groups(ray)
+
+
+def _ray_groups(ray: _RaySpec) -> _Groups:
+    yield "head", ray.head_group_spec.template, 1
+    for group in ray.worker_group_specs:
+        yield group.group_name, group.template, group.pods
+
+
+def _kueue_groups(document: Any, place: str) -> _Groups:
+    for group in _spec_of(document, _KueueSpec, place).pod_sets:
+        yield group.name or "main", group.template, _or_one(group.count)
+
+
+def _training_groups(document: Any, place: str) -> _Groups:
+    for key, specs in convert(document, _Spec, places_in(place)).spec.items():
+        if key.endswith("ReplicaSpecs"):
+            roles = convert(specs, dict[str, _PodGroup], places_in(place, f"spec.{key}"))
+            for role, group in roles.items():
+                yield role.lower(), group.template, group.pods
+
+
+_GROUPS: dict[str, Callable[[Any, str], _Groups]] = {
+    "JobSet": _job_set_groups,
+    "LeaderWorkerSet": _leader_worker_groups,
+    "RayCluster": _ray_cluster_groups,
+    "RayJob": _ray_owner_groups,
+    "RayService": _ray_owner_groups,
+    "Workload": _kueue_groups,
+}
+"""The kinds whose groups are not in fields that end in ``ReplicaSpecs``."""
 
 
 def _spec_of(document: Any, type: type[T], place: str) -> T:
@@ -315,9 +327,9 @@ def _source(
 def _running(job: _WorkloadSpec) -> tuple[_Template, int]:
     """Returns the pod of a Job, and how many run at a time."""
     parallelism = _or_one(job.parallelism)
-    return job.template, parallelism if job.completions is None else min(
-        parallelism, job.completions
-    )
+    if job.completions is not None:
+        parallelism = min(parallelism, job.completions)
+    return job.template, parallelism
 
 
 def with_priority(pod: Mapping[str, Any], classes: Mapping[str, PriorityClass]) -> dict[str, Any]:

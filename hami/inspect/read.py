@@ -7,12 +7,11 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import msgspec
 
 from hami.codec.claims import AllocatedClaim, parse_claim
-from hami.codec.device_requests import classes_by_resource, parse_class_resource
+from hami.codec.device_requests import claim_titles, classes_by_resource, parse_class_resource
 from hami.codec.documents import decode
 from hami.codec.keys import (
     ALLOCATION_MODE,
@@ -274,17 +273,17 @@ class Reader:
         except NotFound:
             return None
 
-    def get_object(self, resource: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """Returns a pod, or an object of Dynamic Resource Allocation (*namespace* empty: of the cluster), as JSON;
-        ``None`` if there is none. Raises: HamiError."""
-        scope = f"/namespaces/{namespace}" if namespace else ""
-        path = (
-            f"{'/api/v1' if resource == 'pods' else API}{scope}/{resource}/{quote(name, safe='')}"
-        )
+    def claims_of(self, ref: PodRef) -> tuple[str, ...]:
+        """Returns what a pod names that kube-scheduler allocates to claims, in words; nothing if it is gone.
+
+        Raises: HamiError.
+        """
+        path = f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"
         try:
-            return decode(resource, _OBJECT, self._get(resource, path, namespace))
+            pod = decode("pod", _OBJECT, self._get("pods", path, ref.namespace))
         except NotFound:
-            return None
+            return ()
+        return claim_titles(pod, self.classes_by_resource)
 
     def classes_by_resource(self) -> dict[str, str]:
         """Returns the names of the DeviceClasses that stand for resources, by resource; none, with a note, if they may

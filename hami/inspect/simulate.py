@@ -15,21 +15,12 @@ from typing import Any
 
 import msgspec
 
+from hami.codec.claims import AllocatedClaim
 from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
 from hami.codec.policies import parse_list
 from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError, MalformedInput
-from hami.inspect.claim_fit import ClaimPlacement, ClaimUnfit, Undecided, allocate
-from hami.inspect.claims import (
-    PodClaims,
-    claim_nodes,
-    decide,
-    judge,
-    nearest,
-    requested_by,
-    shortage,
-    unread_notes,
-)
+from hami.inspect.claims import NOT_JUDGED
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
 from hami.inspect.explain import (
     NodeShortage,
@@ -99,8 +90,12 @@ class SimulatedPreemption:
     pod_groups: PodGroups = no_pod_group
 
 
-MovedPod = tuple[Pod, PodClaims | None]
-"""A pod of a drained node, and the claims that it names."""
+@dataclass(frozen=True, slots=True)
+class MovedPod:
+    """A pod of a drained node, as its controller would create it again. *has_claims*: some are reserved for it."""
+
+    pod: Pod
+    has_claims: bool = False
 
 
 class PlacedPod(msgspec.Struct, rename="camel", frozen=True):
@@ -148,7 +143,9 @@ class NodeCapacity(msgspec.Struct, rename="camel", frozen=True):
     pods: int
 
 
-def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRecord, list[Pod]]:
+def change_record(
+    record: ClusterRecord, scenario: Scenario
+) -> tuple[ClusterRecord, list[MovedPod]]:
     """Returns *record* as in *scenario*, and the pods of drained nodes, which are to be placed again.
 
     Raises: HamiError for a name that matches nothing.
@@ -160,28 +157,26 @@ def change_record(record: ClusterRecord, scenario: Scenario) -> tuple[ClusterRec
         if name not in nodes:
             raise unknown_name("node", name, nodes)
         nodes[name] = replace(nodes[name], unschedulable=True)
-    ended = {_pod_named(text, scenario.namespace, record.pods).ref.uid for text in scenario.ended}
-    moved = [
-        pod for pod in record.pods if pod.node_name in scenario.drained and pod.ref.uid not in ended
-    ]
-    gone = ended | {pod.ref.uid for pod in moved}
+    gone = {_pod_named(text, scenario.namespace, record.pods).ref.uid for text in scenario.ended}
+    holders = {ref.uid for claim in record.claims for ref in claim.pods}
+    moved: list[MovedPod] = []
+    for pod in record.pods:
+        if pod.node_name in scenario.drained and pod.ref.uid not in gone:
+            moved.append(MovedPod(unbound(pod), pod.ref.uid in holders))
+            gone.add(pod.ref.uid)
+    claims: list[AllocatedClaim] = []
+    for claim in record.claims:
+        uids = {ref.uid for ref in claim.pods}
+        if not uids or uids - gone:
+            claims.append(claim)
     changed = replace(
         record,
         nodes=tuple(nodes.values()),
         pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone),
         slices=(*record.slices, *_added_slices(record.slices, scenario.added)),
-        claims=tuple(
-            claim
-            for claim in record.claims
-            if not claim.pods or {ref.uid for ref in claim.pods} - gone
-        ),
+        claims=tuple(claims),
     )
-    return _cordoned(changed, scenario.cordoned), [unbound(pod) for pod in moved]
-
-
-def claim_holders(record: ClusterRecord) -> set[tuple[str, str]]:
-    """Returns the namespaces and names of the pods that claims are reserved for."""
-    return {(ref.namespace, ref.name) for claim in record.claims for ref in claim.pods}
+    return _cordoned(changed, scenario.cordoned), moved
 
 
 def simulate(
@@ -203,29 +198,18 @@ def simulate(
             replace(source, pod=with_priority(source.pod, preemption.classes)) for source in sources
         ]
     outcomes: list[Outcome] = []
-    for pod, claims in moved:
-        if claims is not None and decide(cluster, pod, claims):
-            outcomes.append(
-                placer.place_claims(f"pod/{pod.ref.name}", 1, [pod], claims.made_again())
-            )
-        elif requests_devices(cluster.vendors, pod.containers):
-            outcomes.append(placer.place(f"pod/{pod.ref.name}", 1, [pod]))
+    for item in moved:
+        title = f"pod/{item.pod.ref.name}"
+        if requests_devices(cluster.vendors, item.pod.containers):
+            outcomes.append(placer.place(title, 1, [item.pod]))
+        elif item.has_claims:
+            outcomes.append(Outcome(title, 1, 0, NOT_JUDGED))
     for number, source in enumerate(sources):
         wanted = source.count if scenario.replicas is None else scenario.replicas
-        if (claims := source.claims) is not None:
-            admitted = _admitted(placer.view, source, scenario, admit)
-            if not isinstance(admitted, str) and decide(cluster, admitted, claims):
-                outcomes.append(
-                    placer.place_claims(
-                        source.title,
-                        wanted,
-                        (
-                            _numbered(admitted, source, number, count, wanted)
-                            for count in range(wanted)
-                        ),
-                        claims,
-                    )
-                )
+        if source.claims:
+            pod = _admitted(placer.view, source, scenario, admit)
+            if _has_only_claims(cluster, pod):
+                outcomes.append(Outcome(source.title, wanted, 0, NOT_JUDGED))
                 continue
         pods = (
             _numbered(
@@ -235,6 +219,11 @@ def simulate(
         )
         outcomes.append(placer.place(source.title, wanted, pods))
     return SimulationReport(tuple(outcomes), tuple(placer.placed), preemption is not None)
+
+
+def _has_only_claims(cluster: InspectedCluster, pod: Pod | str) -> bool:
+    """Reports whether *pod*, which names claims, requests no devices beside them; not for the text of a denial."""
+    return isinstance(pod, Pod) and not requests_devices(cluster.vendors, pod.containers)
 
 
 def count_capacity(
@@ -247,8 +236,8 @@ def count_capacity(
     pod = _admitted(cluster.view, source, scenario, admit)
     if isinstance(pod, str):
         raise HamiError(f"{source.title}: {pod}")
-    if source.claims is not None and decide(cluster, pod, source.claims):
-        return _claim_capacity(cluster, pod, source, source.claims)
+    if source.claims and _has_only_claims(cluster, pod):
+        raise HamiError(f"{source.title}: {NOT_JUDGED}")
     if not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(f"{source.title} requests no devices that HAMi manages")
     capacities: list[NodeCapacity] = []
@@ -268,40 +257,6 @@ def count_capacity(
     return sorted(capacities, key=lambda capacity: (-capacity.pods, capacity.node))
 
 
-def _claim_capacity(
-    cluster: InspectedCluster, pod: Pod, source: PodSource, claims: PodClaims
-) -> list[NodeCapacity]:
-    """Returns how many pods with *claims* each node takes, most first. Raises: HamiError if that cannot be said."""
-    if problem := claim_problem(cluster, pod, claims, MAX_COUNTED):
-        raise HamiError(f"{source.title}: {problem}")
-    capacities: list[NodeCapacity] = []
-    nodes = claim_nodes(cluster)
-    for name in cluster.offered:
-        count, devices = 0, nodes.get(name, ())
-        while count < MAX_COUNTED and isinstance(
-            placement := allocate(devices, claims.waiting), ClaimPlacement
-        ):
-            devices, count = placement.devices, count + 1
-        if count:
-            capacities.append(NodeCapacity(name, count))
-    return sorted(capacities, key=lambda capacity: (-capacity.pods, capacity.node))
-
-
-def claim_problem(cluster: InspectedCluster, pod: Pod, claims: PodClaims, count: int) -> str:
-    """Returns why it cannot be said how many of *count* pods like *pod*, with *claims*, fit; empty if it can."""
-    if requests_devices(cluster.vendors, pod.containers):
-        return "pods that request devices beside claims are not simulated"
-    if claims.problems:
-        return claims.problems[0]
-    if shared := [claim.title for claim in claims.claims if not claim.has_template and count > 1]:
-        return f"{shared[0]} is one claim, which is for one pod at a time: use a template"
-    if allocated := [claim.title for claim in claims.claims if claim.allocated is not None]:
-        return f"{allocated[0]} is allocated already"
-    if not claims.is_read:
-        return next(unread_notes(claims), "its claims cannot be judged here")
-    return ""
-
-
 def render_simulation(report: SimulationReport, style: Style) -> str:
     """Returns *report* as text: the outcomes, then where each pod would go, then what was not looked at."""
     shown = [printable(line) for outcome in report.outcomes for line in _outcome_lines(outcome)]
@@ -318,6 +273,9 @@ def render_simulation(report: SimulationReport, style: Style) -> str:
 
 
 def _outcome_lines(outcome: Outcome) -> Iterator[str]:
+    if outcome.stopped == NOT_JUDGED:
+        yield f"{outcome.workload}: {NOT_JUDGED}"
+        return
     yield f"{outcome.workload}: {outcome.placed} of {outcome.wanted} fit"
     if not outcome.stopped:
         return
@@ -364,7 +322,6 @@ class _Placer:
             )
         )
         self.view = cluster.view
-        self._claim_nodes = claim_nodes(cluster)
         self._indexes = {
             (node, usage.device.vendor, usage.device.uuid): usage.device.index
             for node, usage in cluster.usages()
@@ -392,66 +349,6 @@ class _Placer:
                 devices = [str(self._indexes.get((node, *share), share[1])) for share in shares]
             self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(devices), preempts))
         return Outcome(title, wanted, wanted)
-
-    def place_claims(
-        self, title: str, wanted: int, pods: Iterable[Pod | str], claims: PodClaims
-    ) -> Outcome:
-        """Places the *pods* of a workload, each with *claims*, until one does not fit. Each gets the first node by
-        name: kube-scheduler compares nodes by other things."""
-        for count, pod in enumerate(pods):
-            problem = (
-                pod if isinstance(pod, str) else claim_problem(self._cluster, pod, claims, wanted)
-            )
-            if isinstance(pod, str) or problem:
-                return Outcome(title, wanted, count, problem)
-            results = judge(self._cluster, pod, claims, self._claim_nodes)
-            placement = next(
-                (
-                    (name, result)
-                    for name, result in results.items()
-                    if isinstance(result, ClaimPlacement)
-                ),
-                None,
-            )
-            if placement is None:
-                return self._refused_claims(title, wanted, count, claims, results)
-            name, result = placement
-            picked = dict.fromkeys(index for picks in result.picks for index in picks)
-            cards = tuple(str(result.devices[index].usage.device.index) for index in picked)
-            self._claim_nodes[name] = result.devices
-            self.placed.append(PlacedPod(title, pod.ref.name, name, cards))
-        return Outcome(title, wanted, wanted)
-
-    def _refused_claims(
-        self,
-        title: str,
-        wanted: int,
-        placed: int,
-        claims: PodClaims,
-        results: Mapping[str, ClaimPlacement | ClaimUnfit | Undecided],
-    ) -> Outcome:
-        refusals = nearest(results)
-        nodes: dict[str, int] = {}
-        for _, refusal in refusals:
-            for reason, _ in refusal.unfit.reasons:
-                nodes[str(reason)] = nodes.get(str(reason), 0) + 1
-        reasons = [
-            f"{counted(count, 'node')} {reason}"
-            for reason, count in sorted(nodes.items(), key=lambda item: (-item[1], item[0]))
-        ]
-        if undecided := len(results) - len(refusals):
-            reasons.append(
-                f"{counted(undecided, 'node')} with too many combinations of devices to try"
-            )
-        return Outcome(
-            title,
-            wanted,
-            placed,
-            ", ".join(reasons) or "no node has devices for claims",
-            tuple(requested_by(self._cluster, claims)),
-            len(refusals),
-            tuple(shortage(name, refusal) for name, refusal in refusals[:CLOSEST_NODES]),
-        )
 
     def _preempt(self, pod: Pod) -> tuple[Choice, tuple[str, ...]] | None:
         """Places *pod* after those that are evicted for it have ended. Returns what it gets, and these pods; ``None``

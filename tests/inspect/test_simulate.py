@@ -51,9 +51,7 @@ def run(*sources, nodes=NODES, pods=(HELD,), quotas=(), **scenario):
     chosen = Scenario(**scenario)
     changed, moved = change_record(record(nodes, pods, quotas), chosen)
     cluster = InspectedCluster(changed)
-    return simulate(
-        cluster, sources, [(pod, None) for pod in moved], chosen, make_admit("hami-scheduler")
-    )
+    return simulate(cluster, sources, moved, chosen, make_admit("hami-scheduler"))
 
 
 def placed(report):
