@@ -32,9 +32,8 @@ class PreparedPlacement(msgspec.Struct, frozen=True):
     @property
     def partition(self) -> Partition:
         """The place as the node agent knows it."""
-        return Partition(
-            self.start, self.size, self.profile, (self.instance,) if self.instance else ()
-        )
+        uuids = (self.instance,) if self.instance else ()
+        return Partition(self.start, self.size, self.profile, uuids)
 
 
 class PreparedShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -78,15 +77,12 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     def with_instances(self, uuids: Iterable[str] = itertools.repeat("")) -> PreparedRequest:
         """Returns the request with these UUIDs of its shares, all of which are MIG instances; by default as it is
         before they are made."""
-        return replace(
-            self,
-            shares=tuple(
-                share
-                if share.placement is None
-                else replace(share, placement=replace(share.placement, instance=uuid))
-                for share, uuid in zip(self.shares, uuids)
-            ),
-        )
+        shares: list[PreparedShare] = []
+        for share, uuid in zip(self.shares, uuids):
+            if share.placement is not None:
+                share = replace(share, placement=replace(share.placement, instance=uuid))
+            shares.append(share)
+        return replace(self, shares=tuple(shares))
 
 
 _REQUEST = msgspec.json.Decoder(PreparedRequest)
@@ -118,48 +114,46 @@ def parse_prepared(document: Document | None) -> PreparedRequest | None:
 
 
 def excess(
-    wanted: Sequence[PreparedRequest],
+    requests: Sequence[PreparedRequest],
     prepared: Iterable[PreparedRequest],
     devices: Mapping[str, Device],
 ) -> str:
-    """Returns why *wanted*, all requests of one claim, do not fit beside what is *prepared*; empty if they do. MIG
-    instances do not fit if they overlap.
+    """Returns why *requests*, all of one claim, do not fit beside what is *prepared*; empty if they do. MIG instances
+    do not fit if they overlap.
 
-    *devices*: by UUID; those of *wanted* are among them.
+    *devices*: by UUID; those of *requests* are among them.
     """
-    others = [request for request in prepared if request.uid not in {one.uid for one in wanted}]
-    for uuid in dict.fromkeys(share.uuid for request in wanted for share in request.shares):
+    uids = {request.uid for request in requests}
+    others = [request for request in prepared if request.uid not in uids]
+    uuids: dict[str, None] = {}
+    for request in requests:
+        uuids |= dict.fromkeys(share.uuid for share in request.shares)
+    for uuid in uuids:
         device = devices[uuid]
         for unit, field, limit in (
             ("MiB of memory", "memory_mib", device.memory_mib),
             ("% of the cores", "cores", device.cores),
             ("thousandths of its share", "share_milli", 1000 * SHARE),
         ):
-            mine, taken = _sum(wanted, uuid, field), _sum(others, uuid, field)
-            if mine and mine + taken > limit:
-                holders = sorted(
-                    {
-                        f"claim {other.namespace}/{other.claim}"
-                        for other in others
-                        if _sum([other], uuid, field)
-                    }
-                )
+            amount, taken = _sum(requests, uuid, field), _sum(others, uuid, field)
+            if amount and amount + taken > limit:
+                holders = ", ".join(_holders(others, uuid, field)) or "no other claim"
                 return (
-                    f"claim {wanted[0].namespace}/{wanted[0].claim} needs {mine} {unit} of {uuid}, which has "
-                    f"{limit}, of which {', '.join(holders) or 'no other claim'} has {taken}"
+                    f"{_title(requests[0])} needs {amount} {unit} of {uuid}, which has {limit}, "
+                    f"of which {holders} has {taken}"
                 )
-    return next(_overlaps(wanted, others), "")
+    return next(_overlaps(requests, others), "")
 
 
 def _overlaps(
-    wanted: Sequence[PreparedRequest], others: Sequence[PreparedRequest]
+    requests: Sequence[PreparedRequest], others: Sequence[PreparedRequest]
 ) -> Iterator[str]:
-    """Yields why MIG instances among *wanted* cannot be made: of each other, and of *others*."""
-    placed = [(request, share) for request in (*wanted, *others) for share in request.shares]
-    for index, (request, share) in enumerate(
-        placed[: sum(len(request.shares) for request in wanted)]
-    ):
-        for other, taken in (pair for pair in placed[index + 1 :] if pair[1].uuid == share.uuid):
+    """Yields why MIG instances among *requests* cannot be made: of each other, and of *others*."""
+    placed = [*_shares(requests), *_shares(others)]
+    for index, (request, share) in enumerate(_shares(requests)):
+        for other, taken in placed[index + 1 :]:
+            if taken.uuid != share.uuid:
+                continue
             if share.placement is None and taken.placement is None:
                 continue
             if share.placement is None or taken.placement is None:
@@ -169,19 +163,35 @@ def _overlaps(
                 )
             elif share.placement.partition.overlaps(taken.placement.partition):
                 yield (
-                    f"claim {request.namespace}/{request.claim} needs {_place(share.placement)} of {share.uuid}, "
-                    f"which overlaps {_place(taken.placement)} of claim {other.namespace}/{other.claim}"
+                    f"{_title(request)} needs {_place(share.placement)} of {share.uuid}, "
+                    f"which overlaps {_place(taken.placement)} of {_title(other)}"
                 )
+
+
+def _shares(
+    requests: Iterable[PreparedRequest],
+) -> Iterator[tuple[PreparedRequest, PreparedShare]]:
+    for request in requests:
+        for share in request.shares:
+            yield request, share
+
+
+def _title(request: PreparedRequest) -> str:
+    return f"claim {request.namespace}/{request.claim}"
 
 
 def _place(placement: PreparedPlacement) -> str:
     return f"{placement.profile} at memory slice {placement.start}"
 
 
+def _holders(requests: Iterable[PreparedRequest], uuid: str, field: str) -> list[str]:
+    """Returns the claims that have some of an amount of the card *uuid*, sorted."""
+    return sorted({_title(request) for request in requests if _sum([request], uuid, field)})
+
+
 def _sum(requests: Iterable[PreparedRequest], uuid: str, field: str) -> int:
-    return sum(
-        getattr(share, field)
-        for request in requests
-        for share in request.shares
-        if share.uuid == uuid
-    )
+    total = 0
+    for _, share in _shares(requests):
+        if share.uuid == uuid:
+            total += getattr(share, field)
+    return total

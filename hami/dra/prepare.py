@@ -35,7 +35,7 @@ from hami.dra.recipients import recipients
 from hami.errors import AllocationRefused, HostError, MalformedInput
 from hami.kube.cluster import Cluster
 from hami.kube.dynamic_resources import DynamicResources
-from hami.model import Device, Partition, Pod, Share
+from hami.model import Device, MigProfile, Partition, Pod, Share
 from hami.node import container_specs
 from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.grant import Grant, overridable_env
@@ -104,7 +104,8 @@ class ClaimPreparer:
             )
         if not claim.requests:
             raise AllocationRefused(f"claim {namespace}/{name} has no devices of this driver")
-        pod, snapshot = self._pod(claim), self._grants.inventory.snapshot()
+        pod = self._pod(claim)
+        snapshot = self._grants.inventory.snapshot()
         cards = {card.uuid: card for card in snapshot.cards}
         offered = {device.uuid: device for device in devices(snapshot, self._config)}
         claim = _as_booked(claim, pod, offered)
@@ -112,40 +113,31 @@ class ClaimPreparer:
         used = self._used_claims(pod)
         uses = {container: claims[name] for container, claims in used.items() if name in claims}
         containers = recipients(claim, pod, uses)
-        wanted = [
-            self._wanted(claim, request, pod, containers[request.name], places)
+        target = [
+            self._target(claim, request, pod, containers[request.name], places)
             for request in claim.requests
         ]
-        joint = _by_container(claim, wanted)
+        joint = _by_container(claim, target)
         claiming = {*uses, *joint} - {""}
         if self._config.nvidia.strict:
             self._check_strictly(pod, claiming)
         with self._specs.exclusive():
             prepared = self.prepared()
-            missing = {
-                record.container
-                for record in wanted
-                if record not in prepared
-                or (record.container and not self._host.has_limits(pod.ref.uid, record.container))
-            }
-            if missing and (
-                reason := _second_claim(claim, used, claiming, pod, prepared)
-                or excess(wanted, prepared, offered)
-            ):
-                raise AllocationRefused(reason)
+            missing = {record.container for record in target if self._is_missing(record, prepared)}
+            if missing:
+                reason = _second_claim(claim, used, claiming, pod, prepared)
+                reason = reason or excess(target, prepared, offered)
+                if reason:
+                    raise AllocationRefused(reason)
             for container in sorted(missing):
                 self._write(pod, container, joint[container], prepared, cards, offered)
-        return [
-            PreparedDevice(
-                request=request.name,
-                pool=device.pool,
-                device=device.device,
-                share_id=device.share_id,
-                cdi_device=container_specs.device_name(record.name, CLAIM) if place == 0 else "",
-            )
-            for request, record in zip(claim.requests, wanted)
-            for place, device in enumerate(request.devices)
-        ]
+        return _prepared_devices(claim, target)
+
+    def _is_missing(self, record: PreparedRequest, prepared: Collection[PreparedRequest]) -> bool:
+        """Reports whether what *record* says has to be written."""
+        if record not in prepared:
+            return True
+        return bool(record.container) and not self._host.has_limits(record.pod, record.container)
 
     def unprepare(self, uid: str) -> None:
         """Removes what was prepared for a claim, which may be gone, by whatever process. Raises: HostError."""
@@ -199,7 +191,7 @@ class ClaimPreparer:
             )
         return pod
 
-    def _wanted(
+    def _target(
         self,
         claim: AllocatedClaim,
         request: ClaimedRequest,
@@ -217,9 +209,8 @@ class ClaimPreparer:
                     f"{about}: device {device.pool}/{device.device} is not on this node"
                 )
         shares = tuple(_share(device, *places[device.device]) for device in request.devices)
-        if (request.priority, request.core_policy) != (None, None) and any(
-            share.placement for share in shares
-        ):
+        has_parameters = (request.priority, request.core_policy) != (None, None)
+        if has_parameters and any(share.placement for share in shares):
             raise AllocationRefused(
                 f"{about}: priority and corePolicy are for shares of GPUs, not for MIG instances"
             )
@@ -259,37 +250,48 @@ class ClaimPreparer:
         """Writes the directory of *container*, and a specification for each request that it uses, all of which say the
         same. Without a container, they only say that the devices are taken. *cards*, *offered*: by UUID."""
         records = [record for _, record in joint]
-        grant, own = Grant(), frozenset[str]()
+        grant, overridden = Grant(), frozenset[str]()
         if container and records[0].instances:
             records = [_with_instances(record, prepared) for record in records]
-            places = [place for record in records for place in record.instances]
-            grant, instances = self._grants.build_instances(places, cards)
-            uuids = iter([instance.uuid for instance in instances])
-            records = [
-                record.with_instances(itertools.islice(uuids, len(record.shares)))
-                for record in records
-            ]
-            profiles = {
-                (card, profile.name): profile
-                for card in offered
-                for profile in offered[card].mig_profiles
-            }
-            self._host.write_instances(
-                pod.ref.uid,
-                container,
-                (
-                    given_instance(instance, profiles[place.gpu, place.partition.name])
-                    for instance, place in zip(instances, places)
-                ),
-            )
+            grant, records = self._with_new_instances(pod, container, records, cards, offered)
         elif container:
-            grant, own = self._limited(pod, container, joint, cards)
+            grant, overridden = self._limited(pod, container, joint, cards)
         for record in records:
             self._specs.write_grant(
                 record.name,
                 replace(grant, env={**grant.env, **render_prepared(record)}),
-                without=own,
+                without=overridden,
             )
+
+    def _with_new_instances(
+        self,
+        pod: Pod,
+        container: str,
+        records: Sequence[PreparedRequest],
+        cards: Mapping[str, Card],
+        offered: Mapping[str, Device],
+    ) -> tuple[Grant, list[PreparedRequest]]:
+        """Makes the MIG instances of *records*, and writes the directory of *container*; returns its grant, and the
+        records with the UUIDs of these instances."""
+        places: list[MigAllocation] = []
+        for record in records:
+            places += record.instances
+        grant, instances = self._grants.build_instances(places, cards)
+        profiles: dict[tuple[str, str], MigProfile] = {}
+        for card, device in offered.items():
+            profiles |= {(card, profile.name): profile for profile in device.mig_profiles}
+        self._host.write_instances(
+            pod.ref.uid,
+            container,
+            (
+                given_instance(instance, profiles[place.gpu, place.partition.name])
+                for instance, place in zip(instances, places)
+            ),
+        )
+        uuids = iter([instance.uuid for instance in instances])
+        return grant, [
+            record.with_instances(itertools.islice(uuids, len(record.shares))) for record in records
+        ]
 
     def _limited(
         self,
@@ -305,41 +307,61 @@ class ClaimPreparer:
         if pod.claim != record.claim:
             # strict mode hides what no resource requests, so it is no wish
             variables.pop(VISIBLE_VARIABLE, None)
-        chosen = {
-            name: str(value)
-            for name, value in (
-                ("CUDA_TASK_PRIORITY", request.priority),
-                ("GPU_CORE_UTILIZATION_POLICY", request.core_policy),
-            )
-            if value is not None
-        }
-        parts = [
-            (cards[share.uuid], share)
-            for share in _sums(share for _, other in joint for share in other.shares)
-        ]
+        parameters = {}
+        if request.priority is not None:
+            parameters["CUDA_TASK_PRIORITY"] = str(request.priority)
+        if request.core_policy is not None:
+            parameters["GPU_CORE_UTILIZATION_POLICY"] = str(request.core_policy)
+        shares: list[PreparedShare] = []
+        for _, other in joint:
+            shares += other.shares
+        parts = [(cards[share.uuid], share) for share in _sums(shares)]
         # not forced to disk while others wait: a node that starts again has no specification, so all is written again
         grant, _ = self._grants.build(
-            pod, container, 0, parts, variables={**variables, **chosen}, durable=False
+            pod, container, 0, parts, variables={**variables, **parameters}, durable=False
         )
         # variables of a CDI device replace those of the container, which may choose these itself
         return grant, frozenset(overridable_env(self._config, len(parts)).keys() & variables.keys())
 
 
+def _prepared_devices(
+    claim: AllocatedClaim, records: Sequence[PreparedRequest]
+) -> list[PreparedDevice]:
+    """Returns the devices of *claim*, whose requests have these *records*."""
+    prepared: list[PreparedDevice] = []
+    for request, record in zip(claim.requests, records):
+        cdi_device = container_specs.device_name(record.name, CLAIM)
+        for device in request.devices:
+            prepared.append(
+                PreparedDevice(
+                    request=request.name,
+                    pool=device.pool,
+                    device=device.device,
+                    share_id=device.share_id,
+                    cdi_device=cdi_device,
+                )
+            )
+            cdi_device = ""  # one device has the specification of the request
+    return prepared
+
+
 def _by_container(
-    claim: AllocatedClaim, wanted: Iterable[PreparedRequest]
+    claim: AllocatedClaim, records: Iterable[PreparedRequest]
 ) -> dict[str, list[tuple[ClaimedRequest, PreparedRequest]]]:
-    """Returns the requests of *claim*, each with what is *wanted* for it, by container.
+    """Returns the requests of *claim*, each with its record of *records*, by container.
 
     Raises: AllocationRefused if one container cannot have all of its requests.
     """
     joint: dict[str, list[tuple[ClaimedRequest, PreparedRequest]]] = {}
-    for request, record in zip(claim.requests, wanted):
+    for request, record in zip(claim.requests, records):
         joint.setdefault(record.container, []).append((request, record))
     for container, pairs in joint.items():
+        if not container:
+            continue
         about = f"claim {claim.namespace}/{claim.name}: container {container} uses"
-        if container and len({bool(record.instances) for _, record in pairs}) > 1:
+        if len({bool(record.instances) for _, record in pairs}) > 1:
             raise AllocationRefused(f"{about} shares of GPUs and MIG instances")
-        if container and len({(request.priority, request.core_policy) for request, _ in pairs}) > 1:
+        if len({(request.priority, request.core_policy) for request, _ in pairs}) > 1:
             raise AllocationRefused(f"{about} requests with different parameters")
     return joint
 
@@ -348,13 +370,16 @@ def _sums(shares: Iterable[PreparedShare]) -> list[Share]:
     """Returns *shares* with those of one card added up. No cores: no limit."""
     sums: dict[str, Share] = {}
     for share in shares:
-        if (earlier := sums.get(share.uuid)) is None:
+        earlier = sums.get(share.uuid)
+        if earlier is None:
             sums[share.uuid] = Share(share.uuid, VENDOR, share.memory_mib, share.cores)
-        else:
-            cores = earlier.cores + share.cores if earlier.cores and share.cores else 0
-            sums[share.uuid] = replace(
-                earlier, memory_mib=earlier.memory_mib + share.memory_mib, cores=cores
-            )
+            continue
+        cores = 0
+        if earlier.cores and share.cores:
+            cores = earlier.cores + share.cores
+        sums[share.uuid] = replace(
+            earlier, memory_mib=earlier.memory_mib + share.memory_mib, cores=cores
+        )
     return list(sums.values())
 
 
@@ -368,15 +393,15 @@ def _second_claim(
     """Returns why the containers *claiming* of *pod* cannot have *claim*: one of them uses another claim that is
     prepared, whose specification says something else. *used*: what all containers use."""
     for other in prepared:
-        if other.pod == pod.ref.uid and other.uid != claim.uid:
-            if both := {
-                other.container,
-                *(name for name in used if other.claim in used[name]),
-            }.intersection(claiming):
-                return (
-                    f"container {min(both)} of pod {pod.ref.name} uses claims {other.claim} and {claim.name}: it "
-                    "can use several requests of one claim, but not several claims"
-                )
+        if other.pod != pod.ref.uid or other.uid == claim.uid:
+            continue
+        users = {name for name, claims in used.items() if other.claim in claims}
+        both = (users | {other.container}).intersection(claiming)
+        if both:
+            return (
+                f"container {min(both)} of pod {pod.ref.name} uses claims {other.claim} and {claim.name}: it "
+                "can use several requests of one claim, but not several claims"
+            )
     return ""
 
 

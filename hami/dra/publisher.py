@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,9 @@ from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)
+
+_Document = dict[str, Any]
+"""A slice as JSON."""
 
 INTERVAL_S = 30.0
 """Seconds between two comparisons while nothing changes: a cordon of the node is found by them."""
@@ -111,44 +114,49 @@ class SlicePublisher(Task):
         present = {item["metadata"]["name"]: item for item in self._resources.slices()}
         generations = {item["spec"]["pool"]["generation"] for item in present.values()}
         latest = max(generations, default=0)
-        wanted = render_slices(name, cards, generation=latest + 1, node_uid=node.uid)
+        target = render_slices(name, cards, generation=latest + 1, node_uid=node.uid)
+        if len(generations) > 1 or not self._is_up_to_date(present, target):
+            self._write(present, target)
+            count = sum(len(document["spec"].get("devices", ())) for document in target)
+            log.info(
+                "slices written",
+                extra={"node": name, "devices": count, "generation": latest + 1},
+            )
+        return snapshot
+
+    def _is_up_to_date(self, present: Mapping[str, _Document], target: Sequence[_Document]) -> bool:
+        """Reports whether the slices that are *present*, by name, say what *target* does.
+
+        Raises: HamiError if the API server would alter them again.
+        """
+        if len(present) != len(target):
+            return False
         differing = [
-            document
-            for document in wanted
+            present.get(document["metadata"]["name"])
+            for document in target
             if not is_published(present.get(document["metadata"]["name"], {}), document)
         ]
-        if (
-            len(present) == len(wanted)
-            and len(generations) <= 1
-            and all(
-                _version(present.get(document["metadata"]["name"])) in self._altered
-                for document in differing
+        if any(_version(document) not in self._altered for document in differing):
+            return False
+        if differing:  # another attempt would end the same
+            raise HamiError(
+                "the API server leaves out parts of the slices: Kubernetes 1.36 is needed, with the "
+                "feature gates DRAConsumableCapacity and DRAPartitionableDevices"
             )
-        ):
-            if differing:  # another attempt would end the same
-                raise HamiError(
-                    "the API server leaves out parts of the slices: Kubernetes 1.36 is needed, with the "
-                    "feature gates DRAConsumableCapacity and DRAPartitionableDevices"
-                )
-            return snapshot
+        return True
+
+    def _write(self, present: dict[str, _Document], target: Sequence[_Document]) -> None:
+        """Replaces the slices that are *present*, by name, by those of *target*."""
         self._altered.clear()
-        for document in wanted:
-            if (found := present.pop(document["metadata"]["name"], None)) is not None:
-                document["metadata"]["resourceVersion"] = _version(found)
+        for document in target:
+            current = present.pop(document["metadata"]["name"], None)
+            if current is not None:
+                document["metadata"]["resourceVersion"] = _version(current)
             stored = self._resources.write_slice(document)
             if not is_published(stored, document):
                 self._altered.add(_version(stored))
         for leftover in present:
             self._resources.delete_slice(leftover)
-        log.info(
-            "slices written",
-            extra={
-                "node": name,
-                "devices": sum(len(document["spec"].get("devices", ())) for document in wanted),
-                "generation": latest + 1,
-            },
-        )
-        return snapshot
 
     def wake(self) -> None:
         """Ends a wait, or the wait within a step."""

@@ -29,32 +29,53 @@ def recipients(
     Raises: AllocationRefused if there is no such container, or if containers share only some of their requests.
     """
     requests = [request.name for request in claim.requests]
-    users = {
-        container: frozenset(requests).intersection(used or requests)
-        for container, used in uses.items()
-    }
-    for request in () if uses else requests:
-        container = _container_of(request, claim, pod)
-        users[container] = users.get(container, frozenset()) | {request}
-    # first those that are named after a request of theirs, then those that do not end before others start
-    order = sorted(
-        (container for container in pod.containers if container.name in users),
-        key=lambda container: (
-            container.name not in users[container.name],
-            container.kind is ContainerKind.INIT,
-        ),
-    )
+    users = _users(requests, claim, pod, uses)
+    # the container that each set of requests is named after: the last one counts
+    owners: dict[frozenset[str], str] = {}
+    for container in reversed(_in_order(pod, users)):
+        owners[users[container]] = container
     found: dict[str, str] = {}
-    for used, name in {
-        users[container.name]: container.name for container in reversed(order)
-    }.items():
+    for used, name in owners.items():
         for request in sorted(used):
-            if (other := found.setdefault(request, name)) != name:
+            other = found.setdefault(request, name)
+            if other != name:
                 raise AllocationRefused(
                     f"containers {min(name, other)} and {max(name, other)} of pod {pod.ref.name} both use request "
                     f"{request} of claim {claim.namespace}/{claim.name}, so they must use the same requests of it"
                 )
     return {request: found.get(request, "") for request in requests}
+
+
+def _users(
+    requests: Collection[str],
+    claim: AllocatedClaim,
+    pod: Pod,
+    uses: Mapping[str, Collection[str]],
+) -> dict[str, frozenset[str]]:
+    """Returns the *requests* that each container uses, by container."""
+    users = {
+        container: frozenset(requests).intersection(used or requests)
+        for container, used in uses.items()
+    }
+    if uses:
+        return users
+    for request in requests:
+        container = _container_of(request, claim, pod)
+        users[container] = users.get(container, frozenset()) | {request}
+    return users
+
+
+def _in_order(pod: Pod, users: Mapping[str, frozenset[str]]) -> list[str]:
+    """Returns the containers of *users*: first those that are named after a request of theirs, then those that do not
+    end before others start."""
+    containers = [container for container in pod.containers if container.name in users]
+    containers.sort(
+        key=lambda container: (
+            container.name not in users[container.name],
+            container.kind is ContainerKind.INIT,
+        )
+    )
+    return [container.name for container in containers]
 
 
 def _container_of(request: str, claim: AllocatedClaim, pod: Pod) -> str:

@@ -28,7 +28,7 @@ from hami.codec.selectors import parse_selectors, parse_size
 from hami.codec.slices import DRIVER, MIG_CLASS, NUMA_NODE, SHARE
 from hami.dra.pod_claims import NO_OTHERS, claims_of, with_containers
 from hami.errors import PodRefused
-from hami.model import ContainerKind, Selector
+from hami.model import Container, ContainerKind, Selector
 from hami.vendors.resources import Resources
 from hami.vendors.spec import Catalog, SelectorKeys
 
@@ -38,7 +38,10 @@ MAX_SELECTORS = 24_576  # characters: four lists of 64 types or UUIDs, each as l
 MAX_TEMPLATES = 4  # of a pod: each is read, and may have 1.5 MB
 _MIG, _SHARED = "mig", "hami-core,mps"  # texts that contain the modes of the devices
 _SHOWN = 100  # characters of a value in a reason
-_UUID = "uuid", f"{DRIVER}/uuid"
+_UUID = {"uuid", f"{DRIVER}/uuid"}
+
+_Key = tuple[str, str]
+"""A request of a template: the name of the claim in the pod, and that of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,51 +83,42 @@ def plain_pod(
     claims = {name: _claim(template, read) for name, template in templates.items()}
     if not any(claim.is_ours for claim in claims.values()):
         return None
-    if others := [
-        str(entry.get("name")) for entry in claims_of(wire) if str(entry.get("name")) not in claims
-    ]:
-        raise PodRefused(f"spec.resourceClaims {others[0]}: {NO_OTHERS}")
-    if configured := [name for name, claim in claims.items() if claim.has_parameters]:
-        raise PodRefused(
-            f"spec.resourceClaims {configured[0]}: config: claims of the scheduler have no parameters"
-        )
-    requests = {
-        (name, request.name): _written(
-            f"spec.resourceClaims {name}: request {request.name}", request, card_sizes
-        )
-        for name, claim in claims.items()
-        for request in claim.requests
-    }
+    for entry in claims_of(wire):
+        if str(entry.get("name")) not in claims:
+            raise PodRefused(f"spec.resourceClaims {entry.get('name')}: {NO_OTHERS}")
+    requests: dict[_Key, _Written] = {}
+    for name, claim in claims.items():
+        if claim.has_parameters:
+            raise PodRefused(
+                f"spec.resourceClaims {name}: config: claims of the scheduler have no parameters"
+            )
+    for name, claim in claims.items():
+        for request in claim.requests:
+            place = f"spec.resourceClaims {name}: request {request.name}"
+            requests[name, request.name] = _written(place, request, card_sizes)
     resources, keys = vendors[VENDOR].resources, vendors[VENDOR].annotations.selectors
     annotations = dict(_annotations(requests, claims, keys))
     meta = wire.get("metadata") or {}
     own = meta.get("annotations") or {}
-    if other := next(
-        (key for key in annotations if own.get(key, annotations[key]) != annotations[key]), ""
-    ):
-        raise PodRefused(
-            f"annotation {other}={own[other][:_SHOWN]}: the pod's claim says {annotations[other][:_SHOWN]}"
-        )
+    for key, text in annotations.items():
+        if own.get(key, text) != text:
+            raise PodRefused(
+                f"annotation {key}={own[key][:_SHOWN]}: the pod's claim says {text[:_SHOWN]}"
+            )
     users, chosen = _users(wire, requests, frozenset(resources.names))
 
     def plain(container: Mapping[str, Any]) -> Mapping[str, Any]:
-        if (request := chosen.get(str(container.get("name")))) is None:
+        request = chosen.get(str(container.get("name")))
+        if request is None:
             return container
         given = {key: value for key, value in container["resources"].items() if key != "claims"}
-        return {
-            **container,
-            "resources": {
-                **given,
-                "limits": {**(given.get("limits") or {}), **_amounts(requests[request], resources)},
-            },
-        }
+        limits = {**(given.get("limits") or {}), **_amounts(requests[request], resources)}
+        return {**container, "resources": {**given, "limits": limits}}
 
     changed = with_containers(wire, plain)
-    spec = {key: value for key, value in changed["spec"].items() if key != "resourceClaims"}
-    return PlainPod(
-        {**changed, "spec": spec, "metadata": {**meta, "annotations": {**own, **annotations}}},
-        users,
-    )
+    del changed["spec"]["resourceClaims"]
+    annotations = {**own, **annotations}
+    return PlainPod({**changed, "metadata": {**meta, "annotations": annotations}}, users)
 
 
 def _claim(template: str, read: ReadTemplate) -> DeviceClaim:
@@ -151,43 +145,40 @@ def _percentage(
 ) -> tuple[DeviceSubRequest, int]:
     """Returns what *alternatives* say beside memory, which is the same percentage of each size of cards, and that
     percentage. Raises: PodRefused if they say something else."""
-    memory: dict[int, int] = {}
+    memory: dict[int, int] = {}  # by the size of cards
     beside: list[DeviceSubRequest] = []
     for sub in alternatives:
-        sizes = {text: size for text in sub.selectors if (size := parse_size(text)) is not None}
+        sizes: dict[str, int] = {}
+        for text in sub.selectors:
+            size = parse_size(text)
+            if size is not None:
+                sizes[text] = size
         if len(sizes) == 1 and sub.memory_mib is not None:
-            memory |= {size: sub.memory_mib for size in sizes.values()}
-        beside.append(
-            replace(
-                sub,
-                name="",
-                memory_mib=None,
-                selectors=tuple(text for text in sub.selectors if text not in sizes),
-            )
-        )
-    percent = next(
-        (
-            percent
-            for percent in range(1, WHOLE)
-            if all(part_of(size, percent) == given for size, given in memory.items())
-        ),
-        None,
-    )
-    if (
-        percent is None
-        or len(memory) < len(alternatives)
-        or any(sub != beside[0] for sub in beside)
-    ):
+            memory |= dict.fromkeys(sizes.values(), sub.memory_mib)
+        others = tuple(text for text in sub.selectors if text not in sizes)
+        beside.append(replace(sub, name="", memory_mib=None, selectors=others))
+    percent = _percent_of(memory)
+    is_complete = len(memory) == len(alternatives)
+    if percent is None or not is_complete or any(sub != beside[0] for sub in beside):
         raise PodRefused(
             f"{place}: firstAvailable: expected the same percentage of each memoryMiB, and nothing else "
             "in which the alternatives differ"
         )
-    if missing := sorted(set(card_sizes()) - memory.keys()):
+    missing = set(card_sizes()) - memory.keys()
+    if missing:
         raise PodRefused(
-            f"{place}: firstAvailable: there are GPUs of {missing[0]} MiB, for which it has no "
+            f"{place}: firstAvailable: there are GPUs of {min(missing)} MiB, for which it has no "
             "alternative"
         )
     return beside[0], percent
+
+
+def _percent_of(memory: Mapping[int, int]) -> int | None:
+    """Returns the percentage that *memory* is of each size of cards; ``None`` if there is none."""
+    for percent in range(1, WHOLE):
+        if all(part_of(size, percent) == amount for size, amount in memory.items()):
+            return percent
+    return None
 
 
 def _objections(sub: DeviceSubRequest) -> Iterator[str]:
@@ -203,21 +194,30 @@ def _objections(sub: DeviceSubRequest) -> Iterator[str]:
         yield f"capacity {sub.unknown_capacities[0]}: no device of HAMi has it"
     if sub.cores > WHOLE:
         yield f"capacity cores={sub.cores}: expected at most {WHOLE}"
-    if sub.share_milli is not None and (
-        sub.share_milli != SHARE * 1000 or sub.cores not in (0, WHOLE)
-    ):
+    if not _is_share_of_known_size(sub):
+        share = (sub.share_milli or 0) / 1000
         yield (
-            f"capacity share={sub.share_milli / 1000:g}, cores={sub.cores}: expected a share of {SHARE} for a GPU "
-            f"alone, with {WHOLE} cores or none"
+            f"capacity share={share:g}, cores={sub.cores}: expected a share of {SHARE} for a GPU alone, "
+            f"with {WHOLE} cores or none"
         )
-    if sub.device_class == MIG_CLASS and (
-        sub.memory_mib is None or sub.selectors or sub.cores or sub.share_milli
-    ):
+    if sub.device_class == MIG_CLASS and not _is_instance_by_memory(sub):
         yield "a MIG instance follows from its memory: expected that capacity, no other, and no selectors"
 
 
+def _is_share_of_known_size(sub: DeviceSubRequest) -> bool:
+    if sub.share_milli is None:
+        return True
+    return sub.share_milli == SHARE * 1000 and sub.cores in (0, WHOLE)
+
+
+def _is_instance_by_memory(sub: DeviceSubRequest) -> bool:
+    if sub.memory_mib is None:
+        return False
+    return not (sub.selectors or sub.cores or sub.share_milli)
+
+
 def _annotations(
-    requests: Mapping[tuple[str, str], _Written],
+    requests: Mapping[_Key, _Written],
     claims: Mapping[str, DeviceClaim],
     keys: SelectorKeys,
 ) -> Iterator[tuple[str, str]]:
@@ -232,20 +232,20 @@ def _annotations(
         if items is not None:
             yield key, ",".join(items)
     yield keys.mode, str(selector.mode)
-    bound = {
-        (name, request)
-        for name, claim in claims.items()
-        for constraint in claim.constraints
-        for request in _bound(f"spec.resourceClaims {name}", claim, constraint)
-    }
+    bound: set[_Key] = set()
+    for name, claim in claims.items():
+        for constraint in claim.constraints:
+            names = _bound(f"spec.resourceClaims {name}", claim, constraint)
+            bound.update((name, request) for request in names)
     several = {key for key, request in requests.items() if (request.sub.count or 1) > 1}
-    if bound and bound != several:
+    if not bound:
+        return
+    if bound != several:
         raise PodRefused(
             f"{requests[min(several - bound)].place}: expected matchAttribute {NUMA_NODE} for each "
             "request of several devices, or for none"
         )
-    if bound:
-        yield NUMA_BIND, "true"
+    yield NUMA_BIND, "true"
 
 
 def _selector(requests: Sequence[_Written]) -> Selector:
@@ -275,86 +275,92 @@ def _bound(place: str, claim: DeviceClaim, constraint: DeviceConstraint) -> list
     Raises: PodRefused for other constraints, such as one for an alternative of a request.
     """
     about = [request for request in claim.requests if constraint.applies_to(request.name, "")]
-    known = _UUID if constraint.is_distinct else (NUMA_NODE,)
-    if (
-        len(about) > 1
-        or constraint.attribute not in known
-        or any("/" in name for name in constraint.requests)
-    ):
-        kind = "distinctAttribute" if constraint.is_distinct else "matchAttribute"
+    kind, attributes = "matchAttribute", {NUMA_NODE}
+    if constraint.is_distinct:
+        kind, attributes = "distinctAttribute", _UUID
+    is_for_alternative = any("/" in name for name in constraint.requests)
+    if len(about) > 1 or constraint.attribute not in attributes or is_for_alternative:
         raise PodRefused(
             f"{place}: {kind} {constraint.attribute}: expected {NUMA_NODE} for one request"
         )
-    return [
-        request.name
-        for request in about
-        if not constraint.is_distinct and (request.subrequests[0].count or 1) > 1
-    ]
+    if constraint.is_distinct:
+        return []
+    return [request.name for request in about if (request.subrequests[0].count or 1) > 1]
 
 
 def _users(
-    wire: Mapping[str, Any],
-    requests: Mapping[tuple[str, str], _Written],
-    resources: frozenset[str],
-) -> tuple[dict[str, str] | None, dict[str, tuple[str, str]]]:
+    wire: Mapping[str, Any], requests: Mapping[_Key, _Written], resources: frozenset[str]
+) -> tuple[dict[str, str] | None, dict[str, _Key]]:
     """Returns the container whose request each one is to use, if some use those of others, and the request of its
     claims that each container uses. Raises: PodRefused."""
-    named, owners = named_claims(wire), dict[tuple[str, str], str]()
-    users, chosen = dict[str, str](), dict[str, tuple[str, str]]()
+    named = named_claims(wire)
+    owners: dict[_Key, Container] = {}
+    users: dict[str, str] = {}
+    chosen: dict[str, _Key] = {}
     containers = convert_pod(wire).containers
-    kinds = {container.name: container.kind for container in containers}
     for container in sorted(containers, key=lambda container: container.kind is ContainerKind.INIT):
-        about = f"container {container.name}"
-        if amounts := sorted(resources & {*container.limits, *container.requests}):
-            raise PodRefused(
-                f"{about}: {amounts[0]} beside a claim for GPUs, expected one of the two"
-            )
-        uses = named.get(container.name, {})
-        used = [
-            (name, request)
-            for name, request in requests
-            if name in uses and request in (uses[name] or (request,))
-        ]
-        if unknown := sorted(
-            {(name, request) for name in uses for request in uses[name]} - requests.keys()
-        ):
-            raise PodRefused(
-                f"{about} uses request {unknown[0][1]}, which claim {unknown[0][0]} does not have"
-            )
-        if not used:
+        request = _request_of(container, named.get(container.name, {}), requests, resources)
+        if request is None:
             continue
-        if len(used) > 1:
-            raise PodRefused(f"{about} uses {len(used)} requests of claims, expected one")
-        (request,) = used
-        owner = owners.get(request)
-        if owner is None and container.kind is not ContainerKind.INIT:
-            owner = owners[request] = container.name
-        elif owner is None:
+        _check_owner(container, owners.get(request), requests[request].place)
+        owner = owners.setdefault(request, container)
+        chosen[container.name], users[container.name] = request, owner.name
+    for key, written in requests.items():
+        if key not in owners:
+            raise PodRefused(f"{written.place}: no container uses it")
+    if len(users) == len(owners):
+        return None, chosen
+    return users, chosen
+
+
+def _request_of(
+    container: Container,
+    uses: Mapping[str, frozenset[str]],
+    requests: Mapping[_Key, _Written],
+    resources: frozenset[str],
+) -> _Key | None:
+    """Returns the request of claims that *container* uses; ``None`` if it uses none. *uses*: see `named_claims`.
+
+    Raises: PodRefused.
+    """
+    about = f"container {container.name}"
+    amounts = resources & {*container.limits, *container.requests}
+    if amounts:
+        raise PodRefused(
+            f"{about}: {min(amounts)} beside a claim for GPUs, expected one of the two"
+        )
+    named = {(name, request) for name in uses for request in uses[name]}
+    unknown = named - requests.keys()
+    if unknown:
+        name, request = min(unknown)
+        raise PodRefused(f"{about} uses request {request}, which claim {name} does not have")
+    used = [key for key in requests if key in named or uses.get(key[0]) == frozenset()]
+    if len(used) > 1:
+        raise PodRefused(f"{about} uses {len(used)} requests of claims, expected one")
+    return used[0] if used else None
+
+
+def _check_owner(container: Container, owner: Container | None, place: str) -> None:
+    """Raises PodRefused if *container* cannot use the request at *place*, which *owner* uses, too."""
+    if owner is None:
+        if container.kind is ContainerKind.INIT:
             raise PodRefused(
-                f"{about} uses {requests[request].place}, and no container after it does"
+                f"container {container.name} uses {place}, and no container after it does"
             )
-        elif ContainerKind.SIDECAR in (kinds[owner], container.kind):
-            raise PodRefused(
-                f"containers {owner} and {container.name} share {requests[request].place}, and one of "
-                "them is a sidecar"
-            )
-        chosen[container.name], users[container.name] = request, owner
-    if unused := [request.place for key, request in requests.items() if key not in owners]:
-        raise PodRefused(f"{unused[0]}: no container uses it")
-    return (users if len(users) > len(owners) else None), chosen
+    elif ContainerKind.SIDECAR in (owner.kind, container.kind):
+        raise PodRefused(
+            f"containers {owner.name} and {container.name} share {place}, and one of them is a sidecar"
+        )
 
 
 def _amounts(request: _Written, resources: Resources) -> dict[str, str]:
     """Returns what *request* asks for, as limits of a container."""
     sub = request.sub
-    memory = (
-        {resources.memory_percent: str(request.percent or WHOLE)}
-        if sub.memory_mib is None
-        else {resources.memory: str(-(-max(sub.memory_mib, 1) // resources.memory_factor))}
-    )
-    cores = (
-        {}
-        if sub.device_class == MIG_CLASS
-        else {resources.cores: str(WHOLE if sub.share_milli else sub.cores)}
-    )
-    return {resources.count: str(sub.count), **memory, **cores}
+    amounts = {resources.count: str(sub.count)}
+    if sub.memory_mib is None:
+        amounts[resources.memory_percent] = str(request.percent or WHOLE)
+    else:
+        amounts[resources.memory] = str(-(-max(sub.memory_mib, 1) // resources.memory_factor))
+    if sub.device_class != MIG_CLASS:
+        amounts[resources.cores] = str(WHOLE if sub.share_milli else sub.cores)
+    return amounts
