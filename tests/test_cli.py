@@ -1,6 +1,5 @@
 """The command line."""
 
-import dataclasses
 import json
 import logging
 import os
@@ -13,11 +12,17 @@ from click.testing import CliRunner
 
 from hami import __version__
 from hami.cli import main
+from hami.cli.dashboard import DASHBOARD_FLAGS
 from hami.cli.device_plugin import PLUGIN_FLAGS
+from hami.cli.monitor import MONITOR_FLAGS
 from hami.cli.scheduler import CONFIG_FLAGS, DEFAULTS, SCHEDULER_FLAGS
 from hami.cli.vendors import VENDORS_FLAGS
+from hami.codec.device_config import Key
+from hami.dashboard.settings import DashboardSettings
 from hami.errors import ClusterError
-from hami.runtime.options import Address
+from hami.monitor.settings import MonitorSettings
+from hami.plugin.settings import NvidiaFlags, PluginSettings
+from hami.runtime.options import Address, all_flags, flags_of
 
 ENVIRONMENT = {"POD_NAME": None, "POD_NAMESPACE": None, "HAMI_NODELOCK_EXPIRE": None}
 
@@ -108,7 +113,7 @@ def test_each_flag_sets_its_field(args, field, value):
     assert getattr(settings, field) == value
     assert [
         name
-        for name in DEFAULTS.__slots__
+        for name in vars(DEFAULTS)
         if getattr(settings, name) != getattr(DEFAULTS, name) and name not in (field, "debug")
     ] == []
 
@@ -336,9 +341,9 @@ def test_the_command_line_of_hami_2_3_is_understood():
 
 
 def test_every_flag_that_stands_in_for_a_key_has_a_key_of_its_own():
-    paths = [flag.config_key for flag in CONFIG_FLAGS]
-    assert all(paths)
-    assert {path for path in paths if paths.count(path) > 1} == {"enflame.resourceNameDRSGCU"}
+    keys = [flag.key for flag in CONFIG_FLAGS]
+    assert None not in keys
+    assert {key for key in keys if keys.count(key) > 1} == {Key("enflame", "resourceNameDRSGCU")}
 
 
 @pytest.mark.parametrize(
@@ -527,7 +532,7 @@ def test_verbosity_and_debug_set_the_log_level(args, level):
 def test_help_names_every_flag_with_its_default_and_unit():
     result = CliRunner().invoke(main, ["scheduler", "--help"], terminal_width=120)
     assert result.exit_code == 0
-    for title, flags in SCHEDULER_FLAGS:
+    for title, flags in SCHEDULER_FLAGS.items():
         assert f"{title}:" in result.output
         assert [flag.name for flag in flags if flag.name not in result.output] == []
     output = " ".join(result.output.split())
@@ -542,20 +547,29 @@ def test_help_names_every_flag_with_its_default_and_unit():
         assert text in output
 
 
-def test_no_two_flags_set_the_same_field():
-    names = [
-        flag.config_key and flag.name or flag.parameter
-        for _, flags in SCHEDULER_FLAGS
-        for flag in flags
-    ]
-    assert len(names) == len(set(names))
-    fields = {
-        flag.parameter
-        for title, flags in SCHEDULER_FLAGS
-        for flag in flags
-        if not flag.config_key and "without effect" not in title
-    }
-    assert fields <= {field.name for field in dataclasses.fields(DEFAULTS)}
+@pytest.mark.parametrize(
+    "record, sections",
+    [
+        (DEFAULTS, SCHEDULER_FLAGS),
+        (PluginSettings(node=""), PLUGIN_FLAGS),
+        (NvidiaFlags(), PLUGIN_FLAGS),
+        (MonitorSettings(), MONITOR_FLAGS),
+        (DashboardSettings(), DASHBOARD_FLAGS),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_field_with_a_flag_is_in_one_section_of_the_help(record, sections):
+    fields = [flag.field for flag in all_flags(sections) if flag.field]
+    assert len(fields) == len(set(fields))
+    assert {flag.field for flag in flags_of(record).values()} <= set(fields)
+
+
+@pytest.mark.parametrize(
+    "sections", [SCHEDULER_FLAGS, PLUGIN_FLAGS, MONITOR_FLAGS, DASHBOARD_FLAGS, VENDORS_FLAGS]
+)
+def test_no_two_flags_have_one_parameter(sections):
+    parameters = [flag.parameter for flag in all_flags(sections)]
+    assert len(parameters) == len(set(parameters))
 
 
 def listing(*args, **environ):
@@ -601,9 +615,7 @@ def test_vendors_names_what_is_wrong(args, code, problem):
 
 def test_help_of_vendors_names_every_flag():
     output = CliRunner().invoke(main, ["vendors", "--help"], terminal_width=120).output
-    assert [
-        flag.name for _, flags in VENDORS_FLAGS for flag in flags if flag.name not in output
-    ] == []
+    assert [flag.name for flag in all_flags(VENDORS_FLAGS) if flag.name not in output] == []
     assert "[default: text]" in output
 
 
@@ -633,9 +645,7 @@ def device_plugin(*args, **environ):
         served.append(settings)
         return 0
 
-    silent = {
-        name: None for _, flags in PLUGIN_FLAGS for flag in flags for name in flag.environment
-    }
+    silent = {name: None for flag in all_flags(PLUGIN_FLAGS) for name in flag.environment}
     result = CliRunner().invoke(
         main, ["device-plugin", *args], env=ENVIRONMENT | silent | environ, obj=serve
     )
@@ -739,7 +749,7 @@ def test_the_device_plugin_refuses_what_it_cannot_use_in_one_line(args, says):
 
 def test_help_of_the_device_plugin_names_every_flag_with_environment_and_default():
     output = CliRunner().invoke(main, ["device-plugin", "--help"], terminal_width=120).output
-    for title, flags in PLUGIN_FLAGS:
+    for title, flags in PLUGIN_FLAGS.items():
         assert f"{title}:" in output
         assert [flag.name for flag in flags if flag.name not in output] == []
     for text in (
@@ -749,11 +759,6 @@ def test_help_of_the_device_plugin_names_every_flag_with_environment_and_default
         "[NodeName, NODE_NAME]",
     ):
         assert text in " ".join(output.split()).replace("] [", "]  [")
-
-
-def test_no_two_flags_of_the_device_plugin_set_one_field():
-    fields = [flag.parameter for _, flags in PLUGIN_FLAGS for flag in flags]
-    assert len(fields) == len(set(fields))
 
 
 def test_a_command_ends_without_freeing_what_it_has_read():

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from hami.errors import MalformedInput
-from hami.plugin.flags import FLAGS
-from hami.plugin.settings import read_plugin_settings
+from hami.plugin.settings import FLAGS, read_plugin_settings
 from tools.configuration_reference import MEANINGS, NODE_KEYS, VARIABLES, documented_keys, render
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +31,7 @@ def test_every_variable_of_the_code_is_named():
         "HTTP_ACCEPT",
         "HTTP_ACCEPT_ENCODING",
     }
-    read |= {name for _, flags in FLAGS for flag in flags for name in flag.environment}
+    read |= {name for flag in FLAGS.values() for name in flag.environment}
     assert {name for name in read if f"`{name}`" not in text} == set()
     assert {name for name in VARIABLES if f'"{name}"' not in code} == set()
 

@@ -6,7 +6,6 @@ The explanations of the device configuration's keys are here, since only people 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, get_args, get_origin
@@ -15,17 +14,17 @@ import click
 import msgspec
 from msgspec.structs import FieldInfo
 
-from hami.cli import main
 from hami.cli.dashboard import DASHBOARD_FLAGS
 from hami.cli.device_plugin import PLUGIN_FLAGS
+from hami.cli.flags import default_text, meaning
 from hami.cli.monitor import MONITOR_FLAGS
 from hami.cli.scheduler import SCHEDULER_FLAGS
 from hami.codec.device_config import CHART, NVIDIA_LEFT_OUT, DeviceConfigFile
 from hami.codec.documents import describe
 from hami.devices.health import DISABLE, ENABLE
-from hami.plugin.flags import NODE_CONFIG_FILE
+from hami.plugin.settings import NODE_CONFIG_FILE
 from hami.quantity import INT32_MAX
-from hami.runtime.options import Groups
+from hami.runtime.options import Flag, Sections
 
 __all__ = ["MEANINGS", "VARIABLES", "documented_keys", "render"]
 
@@ -52,11 +51,6 @@ Most used:
 | let an autoscaler ask which nodes a pod fits | `--simulate-client-ca-file` of the scheduler |
 | keep the metric names of HAMi before v2.9 | `--legacy-metrics` of scheduler and monitor |
 """
-_HELP = re.compile(
-    r"(?P<text>.*?)(?:  \[(?P<environment>[A-Za-z_, ]+)\])?(?:  \[default: (?P<default>.*)\])?",
-    re.DOTALL,
-)
-
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
         "KUBECONFIG": "The cluster; without it, the one that the pod runs in. For all programs.",
@@ -138,15 +132,15 @@ def render() -> str:
             [
                 _HEAD,
                 "## `hami scheduler`\n",
-                *_flags("scheduler", SCHEDULER_FLAGS),
+                *_flags(SCHEDULER_FLAGS),
                 "## `hami device-plugin`\n",
                 "A flag overrides its environment variable, which overrides the device configuration; the node's entry "
                 "overrides all of\nthem. SIGHUP reloads everything.\n",
-                *_flags("device-plugin", PLUGIN_FLAGS),
+                *_flags(PLUGIN_FLAGS),
                 "## `hami monitor`\n",
-                *_flags("monitor", MONITOR_FLAGS),
+                *_flags(MONITOR_FLAGS),
                 "## `hami dashboard`\n",
-                *_flags("dashboard", DASHBOARD_FLAGS),
+                *_flags(DASHBOARD_FLAGS),
                 "## Environment\n",
                 "In addition to the variables of flags:\n",
                 *_table(
@@ -195,26 +189,19 @@ NODE_KEYS: Mapping[str, str] = MappingProxyType(
 """Explanations of the keys of a node's entry."""
 
 
-def _flags(command: str, groups: Groups) -> Iterator[str]:
-    options = {option.name: option for option in main.all()[command].params}
-    for title, flags in groups:
+def _flags(sections: Sections) -> Iterator[str]:
+    for title, flags in sections.items():
         yield f"### {title}\n"
-        yield from _table(
-            ("flag", "value", "default", "environment", "meaning"),
-            (_flag(options[flag.parameter.lower()]) for flag in flags),
-        )
+        yield from _table(("flag", "value", "default", "environment", "meaning"), map(_flag, flags))
 
 
-def _flag(option: click.Parameter) -> tuple[str, ...]:
-    assert isinstance(option, click.Option)
-    found = _HELP.fullmatch(option.help or "")
-    assert found is not None
+def _flag(flag: Flag) -> tuple[str, ...]:
     return (
-        ", ".join(map(_code, option.opts)),
-        str(option.type.name),
-        _code(found["default"] or ""),
-        ", ".join(map(_code, (found["environment"] or "").split(", "))),
-        found["text"] or "No effect.",
+        ", ".join(map(_code, (flag.name, *flag.also))),
+        flag.type.name,
+        _code(default_text(flag)),
+        ", ".join(map(_code, flag.environment)),
+        meaning(flag) or "No effect.",
     )
 
 

@@ -16,7 +16,7 @@ from hami.errors import HamiError
 from hami.inspect.tables import FORMS, Style, printable, render_document
 from hami.model import DisruptionBudget, Pod, PodRef
 from hami.runtime.options import read_text
-from hami.scheduler.settings import NODE_POLICIES
+from hami.runtime.settings import NODE_POLICIES
 
 if TYPE_CHECKING:
     from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent

@@ -6,33 +6,30 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, run_program
-from hami.cli.scheduler import CLUSTER, DEVICE_GROUPS, SCHEDULING, settings_of_command_line
-from hami.dashboard.settings import SERVING, DashboardSettings, read_dashboard_settings
-from hami.runtime.options import Flag, Groups
+from hami.cli.flags import OUTPUT, GroupedCommand, run_program
+from hami.cli.scheduler import DEVICE_SECTIONS, settings_of_command_line
+from hami.dashboard.settings import DashboardSettings, read_dashboard_settings
+from hami.runtime.options import Sections, flags_of, section
 
 if TYPE_CHECKING:
     from hami.state.store import Store
 
-DASHBOARD_DEFAULTS = DashboardSettings()
+_FLAGS = flags_of(DashboardSettings())
+DASHBOARD_FLAGS: Sections = {
+    "Serving": section(
+        _FLAGS, "--bind-address --cert_file --key_file --monitor-selector --monitor-port"
+    ),
+    "Scheduling (as the scheduler)": section(
+        _FLAGS,
+        "--node-scheduler-policy --gpu-scheduler-policy --foreign-reservations --node-label-selector --dra",
+    ),
+    "Cluster": section(_FLAGS, "--kube-timeout"),
+    **DEVICE_SECTIONS,
+    "Output": section(_FLAGS, OUTPUT),
+}
 
 
-def _shared(flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
-    return tuple(flag for flag in flags if hasattr(DASHBOARD_DEFAULTS, flag.parameter))
-
-
-DASHBOARD_FLAGS: Groups = (
-    ("Serving", SERVING),
-    ("Scheduling (as the scheduler)", _shared(SCHEDULING)),
-    ("Cluster", _shared(CLUSTER)),
-    *DEVICE_GROUPS,
-    ("Output", (VERBOSITY, LOG_FORMAT)),
-)
-
-
-@click.command(
-    name="dashboard", cls=GroupedCommand, groups=DASHBOARD_FLAGS, defaults=(DASHBOARD_DEFAULTS,)
-)
+@click.command(name="dashboard", cls=GroupedCommand, sections=DASHBOARD_FLAGS)
 @click.pass_context
 def dashboard_command(ctx: click.Context, /, **values: object) -> None:
     """Serve read-only pages: nodes with their cards and pods, pods that wait and what would help, quotas.

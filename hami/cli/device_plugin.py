@@ -8,21 +8,42 @@ from functools import partial
 
 import click
 
-from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, fields_given, run_program
-from hami.plugin.flags import FLAGS
-from hami.plugin.settings import PluginSettings, read_plugin_settings
-from hami.runtime.options import Groups
+from hami.cli.flags import OUTPUT, GroupedCommand, fields_given, run_program
+from hami.plugin.settings import FLAGS, PluginSettings, read_plugin_settings
+from hami.runtime.options import Sections, section
 
-PLUGIN_DEFAULTS = PluginSettings(node="")
-PLUGIN_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
+PLUGIN_FLAGS: Sections = {
+    "Node": section(
+        FLAGS,
+        "--node-name --config-file --node-config-file --mock-devices",
+    ),
+    "Sharing (flags override the device configuration, the node's entry overrides flags)": section(
+        FLAGS,
+        "--resource-name --device-split-count --device-memory-scaling "
+        "--device-cores-scaling --disable-core-limit --operating-mode --mig-strategy",
+    ),
+    "Containers": section(
+        FLAGS,
+        "--allocate --device-list-strategy --device-id-strategy --pass-device-specs "
+        "--gdrcopy-enabled --gds-enabled --mofed-enabled --imex-channel-ids "
+        "--imex-required --cdi-annotation-prefix --cdi-root --nvidia-cdi-hook-path",
+    ),
+    "Paths": section(
+        FLAGS,
+        "--hook-path --library-source --nvidia-driver-root --dev-root "
+        "--driver-root-ctr-path --kubelet-socket --socket-name",
+    ),
+    "Registration": section(
+        FLAGS,
+        "--allocation-mode --claim-allocator --register-format --publish-capacity "
+        "--topology-score --unregister-on-stop --device-discovery-strategy "
+        "--fail-on-init-error --health-bind-address --kube-timeout",
+    ),
+    "Output": section(FLAGS, OUTPUT),
+}
 
 
-@click.command(
-    name="device-plugin",
-    cls=GroupedCommand,
-    groups=PLUGIN_FLAGS,
-    defaults=(PLUGIN_DEFAULTS, PLUGIN_DEFAULTS.nvidia),
-)
+@click.command(name="device-plugin", cls=GroupedCommand, sections=PLUGIN_FLAGS)
 @click.pass_context
 def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
     """Offer this node's NVIDIA devices to its kubelet and to the scheduler, and allocate shares to containers.

@@ -6,52 +6,41 @@ booleans are Go's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 import click
-import durationpy
 from click.core import ParameterSource
 
+from hami.codec.durations import render_duration
 from hami.runtime import logs
-from hami.runtime.options import ADDRESS, BOOLEAN, COUNT, DURATION, Flag, Groups, Value, choice
+from hami.runtime.options import ADDRESS, BOOLEAN, DURATION, Flag, Sections, all_flags
 
 GO_FLAGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "max_content_width": 120}
-
-
-VERBOSITY = Flag(
-    "--v",
-    COUNT,
-    "Verbosity: 0 logs outcomes and warnings, 4 or more also debug messages.",
-    "verbosity",
-    also=("-v",),
-)
-LOG_FORMAT = Flag(
-    "--log-format",
-    choice("format", *logs.FORMATS),
-    "text (key=value) or json, one line for each message, on standard error.",
-)
+OUTPUT = "--v --log-format"
+"""The flags that every program has in its section Output."""
 
 
 def flags_given(
-    ctx: click.Context, groups: Groups, values: dict[str, object]
+    ctx: click.Context, sections: Sections, values: dict[str, object]
 ) -> Iterator[tuple[Flag, object]]:
     """The flags of the command line and their values; *values* are the parameters of the command."""
-    for flag in (flag for _, flags in groups for flag in flags):
-        if ctx.get_parameter_source(flag.parameter) is ParameterSource.COMMANDLINE:
-            value = values[flag.parameter]
-            if flag.repeated and isinstance(value, tuple):
-                value = tuple(dict.fromkeys(word for words in value for word in words))
-            yield flag, value
+    for flag in all_flags(sections):
+        if ctx.get_parameter_source(flag.parameter) is not ParameterSource.COMMANDLINE:
+            continue
+        value = values[flag.parameter]
+        if flag.repeated and isinstance(value, tuple):
+            value = tuple(dict.fromkeys(itertools.chain.from_iterable(value)))
+        yield flag, value
 
 
 def fields_given(
-    ctx: click.Context, groups: Groups, values: dict[str, object]
+    ctx: click.Context, sections: Sections, values: dict[str, object]
 ) -> dict[str, object]:
     """The values of the flags of the command line, by field."""
-    return {flag.parameter: value for flag, value in flags_given(ctx, groups, values)}
+    return {flag.parameter: value for flag, value in flags_given(ctx, sections, values)}
 
 
 def run_program(
@@ -64,48 +53,29 @@ def run_program(
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows its flags in groups. *defaults*: records that hold the default of each field.
+    """A command whose help shows its flags in sections."""
 
-    *moved*: flags that another command has now, and what to give instead.
-    """
-
-    def __init__(
-        self,
-        *,
-        groups: Groups,
-        defaults: Iterable[object],
-        moved: Mapping[str, str] = MappingProxyType({}),
-        **kwargs: Any,
-    ) -> None:
-        self._moved = moved
-        self._groups = [
-            (title, [_option(flag, defaults) for flag in flags]) for title, flags in groups
-        ]
-        kwargs["params"] = [option for _, options in self._groups for option in options]
+    def __init__(self, *, sections: Sections, **kwargs: Any) -> None:
+        self._sections = {
+            title: [_option(flag) for flag in flags] for title, flags in sections.items()
+        }
+        kwargs["params"] = list(itertools.chain.from_iterable(self._sections.values()))
         super().__init__(context_settings=GO_FLAGS, **kwargs)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuses flags that have moved, with the new place."""
-        for name in (arg.partition("=")[0].replace("_", "-") for arg in args):
-            if name in self._moved:
-                raise click.UsageError(
-                    f"{name} is no flag of {self.name} any more: use {self._moved[name]}", ctx
-                )
-        return super().parse_args(ctx, args)
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the groups, then --help."""
-        others = [option for option in (self.get_help_option(ctx),) if option is not None]
-        for title, options in [*self._groups, ("Other", others)]:
+        """Writes the sections, then --help."""
+        sections = dict(self._sections)
+        if help_option := self.get_help_option(ctx):
+            sections["Other"] = [help_option]
+        for title, options in sections.items():
+            records = (option.get_help_record(ctx) for option in options)
             with formatter.section(title):
-                formatter.write_dl(
-                    [record for option in options if (record := option.get_help_record(ctx))]
-                )
+                formatter.write_dl([record for record in records if record])
 
 
-def _option(flag: Flag, defaults: Iterable[object]) -> click.Option:
+def _option(flag: Flag) -> click.Option:
     """The option for click. A boolean needs no value."""
-    names, text = [flag.name, *flag.also, flag.parameter], _help(flag, defaults)
+    names, text = [flag.name, *flag.also, flag.parameter], _help(flag)
     if flag.type is BOOLEAN:
         return click.Option(
             names, type=flag.type, help=text, metavar="[BOOL]", is_flag=False, flag_value="true"
@@ -115,31 +85,36 @@ def _option(flag: Flag, defaults: Iterable[object]) -> click.Option:
     )
 
 
-def _help(flag: Flag, defaults: Iterable[object]) -> str:
-    if flag.config_key:
-        return " ".join(filter(None, (f"Sets {_described(flag.config_key)}.", flag.help)))
-    values = (
-        getattr(record, flag.parameter) for record in defaults if hasattr(record, flag.parameter)
-    )
-    default = _render(next(values, None), flag.type)
-    variables = f"  [{', '.join(flag.environment)}]" if flag.environment else ""
-    return f"{flag.help}{variables}" + (f"  [default: {default}]" if default else "")
+def _help(flag: Flag) -> str:
+    text = meaning(flag)
+    if flag.environment:
+        text += f"  [{', '.join(flag.environment)}]"
+    if default := default_text(flag):
+        text += f"  [default: {default}]"
+    return text
 
 
-def _described(path: str) -> str:
-    """The key at *path* of the device configuration, in words."""
-    mapping, _, key = path.rpartition(".")
-    section, bracket, word = mapping.rstrip("]").partition("[")
-    if word:
-        return f"{key} of {word} in {section}"
-    return f"{key} of the one entry of {section} that lacks it" if bracket else path
+def meaning(flag: Flag) -> str:
+    """The meaning of *flag* in words, without its default."""
+    sentences = []
+    if flag.key is not None:
+        sentences.append(f"Sets {flag.key}.")
+    if flag.help:
+        sentences.append(flag.help)
+    if flag.requires:
+        sentences.append(f"Requires {flag.requires}.")
+    return " ".join(sentences)
 
 
-def _render(value: object, type: Value) -> str:
+def default_text(flag: Flag) -> str:
+    """The default of *flag* as on the command line; empty if there is none."""
+    value = flag.default
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
-        return durationpy.to_str(timedelta(seconds=value)) if type is DURATION else f"{value:g}"
-    if isinstance(value, tuple) and type is not ADDRESS:
+        if flag.type is DURATION:
+            return render_duration(timedelta(seconds=value))
+        return f"{value:g}"
+    if isinstance(value, tuple) and flag.type is not ADDRESS:
         return ",".join(map(str, value))
     return "" if value is None else str(value)

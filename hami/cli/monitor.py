@@ -6,16 +6,22 @@ import os
 
 import click
 
-from hami.cli.flags import LOG_FORMAT, VERBOSITY, GroupedCommand, fields_given, run_program
-from hami.monitor.settings import FLAGS, MonitorSettings, read_monitor_settings
-from hami.runtime.options import Groups
+from hami.cli.flags import OUTPUT, GroupedCommand, fields_given, run_program
+from hami.monitor.settings import MonitorSettings, read_monitor_settings
+from hami.runtime.options import Sections, flags_of, section
 
-MONITOR_FLAGS: Groups = (*FLAGS, ("Output", (VERBOSITY, LOG_FORMAT)))
+_FLAGS = flags_of(MonitorSettings())
+MONITOR_FLAGS: Sections = {
+    "Node": section(
+        _FLAGS, "--node-name --config-file --hook-path --mock-devices --driver-root-ctr-path"
+    ),
+    "Rounds": section(_FLAGS, "--interval --feedback --limit-uncounted --once --output"),
+    "Serving": section(_FLAGS, "--metrics-bind-address --legacy-metrics --kube-timeout"),
+    "Output": section(_FLAGS, OUTPUT),
+}
 
 
-@click.command(
-    name="monitor", cls=GroupedCommand, groups=MONITOR_FLAGS, defaults=(MonitorSettings(),)
-)
+@click.command(name="monitor", cls=GroupedCommand, sections=MONITOR_FLAGS)
 @click.pass_context
 def monitor_command(ctx: click.Context, /, **values: object) -> None:
     """Show what containers really use of this node's NVIDIA devices, and give way to those of higher priority.
@@ -37,8 +43,6 @@ def run_monitor(settings: MonitorSettings) -> int:
         serve,
     )  # the parent process of the scheduler stays small
 
-    return (
-        print_once(settings, lambda text: click.echo(text, nl=False))
-        if settings.once
-        else serve(settings)
-    )
+    if settings.once:
+        return print_once(settings, lambda text: click.echo(text, nl=False))
+    return serve(settings)

@@ -14,7 +14,8 @@ from hami.cli.client import Answer, Client, people_command, read_snapshot, show_
 from hami.errors import HamiError
 from hami.inspect.tables import Style
 from hami.model import Pod, PodRef
-from hami.scheduler.settings import NODE_POLICIES, Settings
+from hami.runtime.settings import NODE_POLICIES
+from hami.scheduler.settings import Settings
 
 if TYPE_CHECKING:
     from hami.inspect.cluster import InspectedCluster

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import click
 
-from hami.cli.device_plugin import PLUGIN_DEFAULTS
 from hami.cli.flags import GroupedCommand
-from hami.runtime.options import FILE, Flag, Groups, whole_number
+from hami.plugin.settings import PluginSettings
+from hami.runtime.options import FILE, Flag, Sections, whole_number
 
-REGIONS_FLAGS: Groups = (
-    (
-        "Mount",
-        (
-            Flag("--hook-path", FILE, "The host's directory above vgpu, as of the device plugin."),
-            Flag(
-                "--size",
-                whole_number(16),
-                "Size in MiB: 2 for each container with shares of GPUs.  [default: 512]",
-            ),
+HOOK_PATH = PluginSettings.hook_path
+SIZE_MIB = 512
+REGIONS_FLAGS: Sections = {
+    "Mount": (
+        Flag(
+            "--hook-path",
+            "The host's directory above vgpu, as of the device plugin.",
+            FILE,
+            default=HOOK_PATH,
+        ),
+        Flag(
+            "--size",
+            "Size in MiB: 2 for each container with shares of GPUs.",
+            whole_number(16),
+            default=SIZE_MIB,
         ),
     ),
-)
+}
 
 
-@click.command(
-    name="mount-regions", cls=GroupedCommand, groups=REGIONS_FLAGS, defaults=(PLUGIN_DEFAULTS,)
-)
+@click.command(name="mount-regions", cls=GroupedCommand, sections=REGIONS_FLAGS)
 def mount_regions_command(hook_path: str | None, size: int | None) -> None:
     """Mount a file system in memory for the files that containers with shares of GPUs may write.
 
@@ -34,4 +37,4 @@ def mount_regions_command(hook_path: str | None, size: int | None) -> None:
     """
     from hami.node.region_mount import mount_regions
 
-    click.echo(mount_regions(hook_path or PLUGIN_DEFAULTS.hook_path, size or 512))
+    click.echo(mount_regions(hook_path or HOOK_PATH, size or SIZE_MIB))

@@ -6,56 +6,40 @@ import os
 
 import click
 
-from hami.cli.device_plugin import PLUGIN_DEFAULTS
 from hami.cli.flags import GroupedCommand, fields_given
 from hami.errors import HamiError, MalformedInput
-from hami.plugin.flags import NODE, SHARING
 from hami.plugin.node_template import KARPENTER, TEMPLATE_FORMS, render_template, template_node
-from hami.plugin.settings import read_plugin_settings
-from hami.runtime.options import STRING, Flag, Groups, choice, whole_number
+from hami.plugin.settings import FLAGS, read_plugin_settings
+from hami.runtime.options import Flag, Sections, choice, section, whole_number
 
-_SHARING = (
-    "--resource-name",
-    "--device-split-count",
-    "--device-memory-scaling",
-    "--device-cores-scaling",
-)
 NODE_GROUP = (
-    Flag(
-        "--model",
-        STRING,
-        "Model of the GPUs, as the driver names it: NVIDIA A100-SXM4-80GB. Required.",
-    ),
-    Flag("--count", whole_number(1), "GPUs of a node. Required."),
+    Flag("--model", "Model of the GPUs, as the driver names it: NVIDIA A100-SXM4-80GB. Required."),
+    Flag("--count", "GPUs of a node. Required.", whole_number(1)),
     Flag(
         "--memory",
-        whole_number(1),
         "Memory of a GPU in MiB, as the driver shows it: 81920. Required.",
+        whole_number(1),
     ),
-    Flag("--name", STRING, "Name of the node or NodeOverlay.  [default: template]"),
+    Flag("--name", "Name of the node or NodeOverlay.", default="template"),
     Flag(
         "--output",
+        "node: a Node with labels, annotations and capacity. cluster-autoscaler: tags of a node "
+        "group. karpenter: a NodeOverlay.",
         choice("form", *TEMPLATE_FORMS),
-        "node: a Node with labels, annotations and capacity. "
-        "cluster-autoscaler: tags of a node group. karpenter: a NodeOverlay.  [default: node]",
+        default=TEMPLATE_FORMS[0],
     ),
-    Flag("--instance-type", STRING, "The type of the nodes; required for karpenter."),
+    Flag("--instance-type", "The type of the nodes; required for karpenter."),
 )
-AS_PLUGIN: Groups = (
-    (
-        "As of the device plugin",
-        tuple(flag for flag in (*NODE, *SHARING) if flag.name in ("--config-file", *_SHARING)),
+AS_PLUGIN: Sections = {
+    "As of the device plugin": section(
+        FLAGS,
+        "--config-file --resource-name --device-split-count --device-memory-scaling --device-cores-scaling",
     ),
-)
-TEMPLATE_FLAGS: Groups = (("Node group", NODE_GROUP), *AS_PLUGIN)
+}
+TEMPLATE_FLAGS: Sections = {"Node group": NODE_GROUP, **AS_PLUGIN}
 
 
-@click.command(
-    name="render-template",
-    cls=GroupedCommand,
-    groups=TEMPLATE_FLAGS,
-    defaults=(PLUGIN_DEFAULTS, PLUGIN_DEFAULTS.nvidia),
-)
+@click.command(name="render-template", cls=GroupedCommand, sections=TEMPLATE_FLAGS)
 @click.pass_context
 def render_template_command(ctx: click.Context, /, **values: object) -> None:
     """Print (YAML) what the template of a node group with NVIDIA GPUs needs, so that an autoscaler counts them before
@@ -67,19 +51,15 @@ def render_template_command(ctx: click.Context, /, **values: object) -> None:
     """
     from hami.inspect.tables import render_document
 
-    form, instance_type = (
-        str(values["output"] or TEMPLATE_FORMS[0]),
-        str(values["instance_type"] or ""),
-    )
+    form = str(values["output"] or TEMPLATE_FORMS[0])
+    instance_type = str(values["instance_type"] or "")
     required = {flag.name: values[flag.parameter] for flag in NODE_GROUP[:3]}
     if form == KARPENTER:
         required["--instance-type"] = instance_type
     if missing := [name for name, value in required.items() if not value]:
         raise HamiError(f"{', '.join(missing)}: missing")
-    given = {
-        **fields_given(ctx, AS_PLUGIN, dict(values)),
-        "node": str(values["name"] or "template"),
-    }
+    given = fields_given(ctx, AS_PLUGIN, values)
+    given["node"] = values["name"] or "template"
     settings = read_plugin_settings(given, os.environ)
     model, count, memory = required["--model"], required["--count"], required["--memory"]
     assert isinstance(count, int), "the flags are numbers"

@@ -6,8 +6,8 @@ import click
 
 from hami.cli.client import show_note
 from hami.cli.flags import GroupedCommand
-from hami.cli.scheduler import DEFAULTS, DEVICE_GROUPS, settings_of_command_line
-from hami.runtime.options import Flag, Groups, choice
+from hami.cli.scheduler import DEVICE_SECTIONS, settings_of_command_line
+from hami.runtime.options import Flag, Sections, choice
 from hami.scheduler.settings import read_settings
 
 TABLE_FORMATS = (
@@ -15,22 +15,20 @@ TABLE_FORMATS = (
     "markdown",
     "json",
 )  # as in hami.inspect.vendors, which is imported when the command runs
-VENDORS_FLAGS: Groups = (
-    (
-        "Format",
-        (
-            Flag(
-                "--output",
-                choice("format", *TABLE_FORMATS),
-                f"{', '.join(TABLE_FORMATS)}.  [default: {TABLE_FORMATS[0]}]",
-            ),
+VENDORS_FLAGS: Sections = {
+    "Format": (
+        Flag(
+            "--output",
+            f"{', '.join(TABLE_FORMATS)}.",
+            choice("format", *TABLE_FORMATS),
+            default=TABLE_FORMATS[0],
         ),
     ),
-    *DEVICE_GROUPS,
-)
+    **DEVICE_SECTIONS,
+}
 
 
-@click.command(name="vendors", cls=GroupedCommand, groups=VENDORS_FLAGS, defaults=(DEFAULTS,))
+@click.command(name="vendors", cls=GroupedCommand, sections=VENDORS_FLAGS)
 @click.pass_context
 def vendors_command(ctx: click.Context, /, **values: object) -> None:
     """Print the devices that are scheduled: their names in pods and on nodes, units and defaults.
@@ -40,7 +38,7 @@ def vendors_command(ctx: click.Context, /, **values: object) -> None:
     """
     from hami.inspect.vendors import entries, render
 
-    settings = settings_of_command_line(ctx, DEVICE_GROUPS, values, read_settings)
+    settings = settings_of_command_line(ctx, DEVICE_SECTIONS, values, read_settings)
     for note in settings.devices.notes:
         show_note(note)
     rows = entries(

@@ -85,18 +85,33 @@ TemplateName = Annotated[
 ]
 
 
-class Flagged(NamedTuple):
-    """A value from the command line; *flag* is its name in errors."""
+class Key(NamedTuple):
+    """A key of the device configuration that a flag can set."""
+
+    section: str
+    """The path of a mapping such as ``hygon``, or of a list of chips such as ``vnpus.configs``."""
+
+    name: str
+    chip: str | None = None
+    """In a list, the ``commonWord`` of the chip; empty for the one chip that lacks the key."""
+
+    def __str__(self) -> str:
+        if self.chip is None:
+            return f"{self.section}.{self.name}"
+        if self.chip:
+            return f"{self.name} of {self.chip} in {self.section}"
+        return f"{self.name} of the one entry of {self.section} that lacks it"
+
+
+class FlagValue(NamedTuple):
+    """A value from the command line."""
 
     value: object
     flag: str
+    """The name of the flag, for errors."""
 
 
-Fallback = Mapping[str, Mapping[str, Flagged]]
-"""Values of flags: path of a mapping (``hygon``; ``iluvatars[]`` for the one entry without a value;
-``vnpus.configs[Ascend310P]`` for the entry with that common word) → key → value."""
-
-_NO_FLAGS: Fallback = MappingProxyType({})
+_NO_FLAGS: Mapping[Key, FlagValue] = MappingProxyType({})
 _CHIPS_WITH_FLAGS = (
     "Ascend310P",
 )  # has flags of its own, so the flags of Ascend chips in general exclude it
@@ -349,11 +364,15 @@ _CHART_CHIPS = tuple(chip["commonWord"] for chip in CHART["vnpus"]["configs"])
 
 
 def parse_device_config(
-    text: str, source: str, *, fallback: Fallback = _NO_FLAGS, known: Collection[str] = ()
+    text: str,
+    source: str,
+    *,
+    flags: Mapping[Key, FlagValue] = _NO_FLAGS,
+    known: Collection[str] = (),
 ) -> DeviceConfig:
     """The configuration in *text*; *source* is the file's name, for errors.
 
-    *fallback*: values of flags, which count where the file has no such key (or ``null``; ``""`` disables the
+    *flags*: values that count where the file has no such key (or ``null``; ``""`` disables the
     resource). A flag for a kind of chip goes to the entry that lacks the name; if several do, it is an error.
     *known*: sections that vendors of third parties read.
     Raises: MalformedInput, naming file and key, or flag.
@@ -363,19 +382,19 @@ def parse_device_config(
     if document is not None and not isinstance(document, dict):
         raise MalformedInput(source, document, "expected a mapping of vendors to their settings")
     try:
-        return _DocumentReader(source).read(document or {}, fallback, known)
+        return _DocumentReader(source).read(document or {}, flags, known)
     except RecursionError as error:
         raise MalformedInput(
             source, "", "not YAML that can be used: a value contains itself"
         ) from error
 
 
-def chart_config(fallback: Fallback = _NO_FLAGS) -> DeviceConfig:
+def chart_config(flags: Mapping[Key, FlagValue] = _NO_FLAGS) -> DeviceConfig:
     """The configuration without a file: the chart's, changed by flags.
 
     Raises: MalformedInput when a flag's name is that of another resource, or it could mean several chips.
     """
-    return _DocumentReader("the chart's configuration", flags_first=True).read(CHART, fallback, ())
+    return _DocumentReader("the chart's configuration", flags_first=True).read(CHART, flags, ())
 
 
 def parse_resource_name(text: str) -> str:
@@ -398,7 +417,10 @@ class _DocumentReader:
         self._notes: list[str] = []
 
     def read(
-        self, document: Mapping[Any, object], fallback: Fallback, known: Collection[str]
+        self,
+        document: Mapping[Any, object],
+        flags: Mapping[Key, FlagValue],
+        known: Collection[str],
     ) -> DeviceConfig:
         """The configuration in *document*, completed by flags. Raises: MalformedInput."""
         ours = DeviceConfigFile.__struct_fields__
@@ -418,7 +440,7 @@ class _DocumentReader:
         if isinstance(sections.get("vnpus"), list):
             self._chips_in_vnpus = True
             sections["vnpus"] = {"configs": sections["vnpus"]}
-        self._merge_flags(sections, fallback)
+        self._merge_flags(sections, flags)
         sections = _normalized(sections)
         self._complete(sections)
         self._notes += [
@@ -480,55 +502,51 @@ class _DocumentReader:
                 extra[name] = value
         return extra
 
-    def _merge_flags(self, sections: dict[str, Any], fallback: Fallback) -> None:
-        for path, flags in fallback.items():
-            name, bracket, word = path.rstrip("]").partition("[")
-            for key, flagged in flags.items():
-                if bracket:
-                    self._set_in_chip(name, word, _list_at(sections, name), key, flagged)
-                elif isinstance(section := sections.setdefault(name, {}), dict):
-                    self._set(name, section, key, flagged)
+    def _merge_flags(self, sections: dict[str, Any], flags: Mapping[Key, FlagValue]) -> None:
+        for key, flag in flags.items():
+            if key.chip is not None:
+                self._set_in_chip(_list_at(sections, key.section), key, flag)
+                continue
+            section = sections.setdefault(key.section, {})
+            if isinstance(section, dict):
+                self._set(key.section, section, key.name, flag)
 
-    def _set(self, path: str, section: dict[str, object], key: str, flagged: Flagged) -> None:
+    def _set(self, path: str, section: dict[str, object], key: str, flag: FlagValue) -> None:
         """Sets *key* to a flag's value, unless the document has one and goes first."""
         if self._flags_first or section.get(key) is None:
-            section[key] = flagged.value
-            self._origins[f"{path}.{key}"] = flagged.flag
-        elif section[key] != flagged.value:
-            shown = str(flagged.value).lower() if isinstance(flagged.value, bool) else flagged.value
-            self._notes.append(f"{self._place(f'{path}.{key}')}: overrides {flagged.flag} {shown}")
+            section[key] = flag.value
+            self._origins[f"{path}.{key}"] = flag.flag
+        elif section[key] != flag.value:
+            text = str(flag.value).lower() if isinstance(flag.value, bool) else flag.value
+            self._notes.append(f"{self._place(f'{path}.{key}')}: overrides {flag.flag} {text}")
 
-    def _set_in_chip(
-        self, path: str, word: str, entries: list[Any], key: str, flagged: Flagged
-    ) -> None:
-        """Sets *key* in the one chip that lacks it: the one called *word*, else any that has no flags of its own."""
-        words = {
-            index: entry.get("commonWord")
-            for index, entry in enumerate(entries)
-            if isinstance(entry, dict)
-        }
-        chips = [
-            index
-            for index, own in words.items()
-            if (own == word if word else own not in _CHIPS_WITH_FLAGS)
+    def _set_in_chip(self, entries: list[Any], key: Key, flag: FlagValue) -> None:
+        """Sets *key* in the one chip that lacks it: the one that it names, else any that has no flags of its own."""
+        chips: list[int] = []
+        for index, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                continue
+            word = entry.get("commonWord")
+            if word == key.chip or (not key.chip and word not in _CHIPS_WITH_FLAGS):
+                chips.append(index)
+        lacking = [
+            index for index in chips if self._flags_first or entries[index].get(key.name) is None
         ]
-        lacking = [index for index in chips if self._flags_first or entries[index].get(key) is None]
         if len(lacking) > 1:
-            meant = ", ".join(str(words[index]) for index in lacking)
+            words = ", ".join(str(entries[index].get("commonWord")) for index in lacking)
             raise MalformedInput(
-                flagged.flag,
-                flagged.value,
-                f"it could mean {meant}: expected {key} in the entries "
-                f"of {path} in --device-config-file instead",
+                flag.flag,
+                flag.value,
+                f"it could mean {words}: expected {key.name} in the entries "
+                f"of {key.section} in --device-config-file instead",
             )
         if lacking:
-            self._set(f"{path}[{lacking[0]}]", entries[lacking[0]], key, flagged)
-        else:
-            self._notes.append(
-                f"{flagged.flag} {flagged.value}: {self._source}: {path} "
-                + (f"has {key} for every chip" if chips else "has no such chip")
-                + ", skipped"
-            )
+            self._set(f"{key.section}[{lacking[0]}]", entries[lacking[0]], key.name, flag)
+            return
+        why = f"has {key.name} for every chip" if chips else "has no such chip"
+        self._notes.append(
+            f"{flag.flag} {flag.value}: {self._source}: {key.section} {why}, skipped"
+        )
 
     def _complete(self, sections: dict[str, Any]) -> None:
         """Fills in values that a left-out key takes from elsewhere."""

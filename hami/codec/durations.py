@@ -1,7 +1,7 @@
-"""Durations in Go's notation (``5m0s``, ``28s``, ``1h2m``), to ``timedelta``.
+"""Durations in Go's notation (``5m0s``, ``28s``, ``1h2m``), from and to ``timedelta``.
 
-A ``timedelta`` has microseconds: finer parts of the text are truncated. (durationpy accepts more than Go, such as days
-and ``1h x 2m``.)
+A ``timedelta`` has microseconds: finer parts of the text are truncated. (The library durationpy accepts more than Go,
+such as days and ``1h x 2m``.)
 """
 
 from __future__ import annotations
@@ -44,3 +44,14 @@ def parse_duration(text: str) -> timedelta:
         raise MalformedInput("duration", text, "expected at most 2562047h47m16s")
     whole = timedelta(microseconds=int(total / 1000))
     return -whole if text.startswith("-") else whole
+
+
+def render_duration(duration: timedelta) -> str:
+    """The text of *duration*, which is not negative, without units that are zero: ``5m``, ``900ms``."""
+    rest = duration // timedelta(microseconds=1)
+    text = ""
+    for unit in ("h", "m", "s", "ms", "us"):
+        count, rest = divmod(rest, _UNITS_NS[unit] // 1000)
+        if count:
+            text += f"{count}{unit}"
+    return text or "0"

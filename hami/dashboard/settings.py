@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from hami.codec.device_config import Fallback
 from hami.errors import HamiError
-from hami.runtime.options import ADDRESS, FILE, Address, Flag, Value, whole_number
+from hami.runtime.options import Address, File, Flag, Value, whole_number
 from hami.runtime.settings import ClusterSettings, check_key_pair, cluster_values
 
-SERVING = (
-    Flag(
-        "--bind-address",
-        ADDRESS,
-        "Address of the pages, /healthz and /readyz. A loopback address serves plain HTTP "
-        "to everyone who can reach it, for kubectl port-forward. Any other address serves HTTPS, to users whose "
-        "bearer tokens may list pods.",
-    ),
-    Flag(
-        "--cert_file",
-        FILE,
-        "Certificate (PEM) for HTTPS. Reloaded when it changes. Until it exists, a self-signed "
-        "certificate of this process is served.",
-    ),
-    Flag("--key_file", FILE, "Private key of the certificate (PEM)."),
-    Flag(
-        "--monitor-selector",
-        Value("selector", str),
-        "Label selector of the monitor's pods, in the namespace "
-        "POD_NAMESPACE. They are polled for the real use of the cards that are being viewed; empty: none is polled.",
-    ),
-    Flag("--monitor-port", whole_number(1), "Port of the monitor's /metrics, plain HTTP."),
-)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DashboardSettings(ClusterSettings):
-    """The settings of the dashboard. *cert_file*, *key_file*: empty for none. *monitor_selector*: empty to poll no
-    monitor. Raises: HamiError if they contradict each other."""
+    """The settings of the dashboard. Raises: HamiError if they contradict each other."""
 
-    bind_address: Address = Address("127.0.0.1", 8445)
-    cert_file: str = ""
-    key_file: str = ""
-    monitor_selector: str = "app.kubernetes.io/component=hami-monitor"
-    monitor_port: int = 9394
+    bind_address: Annotated[
+        Address,
+        Flag(
+            "--bind-address",
+            "Address of the pages, /healthz and /readyz. A loopback address serves plain HTTP to "
+            "everyone who can reach it, for kubectl port-forward. Any other address serves "
+            "HTTPS, to users whose bearer tokens may list pods.",
+        ),
+    ] = Address("127.0.0.1", 8445)
+    cert_file: Annotated[
+        File,
+        Flag(
+            "--cert_file",
+            "Certificate (PEM) for HTTPS. Reloaded when it changes. Until it exists, a "
+            "self-signed certificate of this process is served.",
+        ),
+    ] = ""
+    key_file: Annotated[File, Flag("--key_file", "Private key of the certificate (PEM).")] = ""
+    monitor_selector: Annotated[
+        str,
+        Value("selector", str),
+        Flag(
+            "--monitor-selector",
+            "Label selector of the monitor's pods, in the namespace POD_NAMESPACE. They are "
+            "polled for the real use of the cards that are being viewed; empty: none is polled.",
+        ),
+    ] = "app.kubernetes.io/component=hami-monitor"
+    monitor_port: Annotated[
+        int, whole_number(1), Flag("--monitor-port", "Port of the monitor's /metrics, plain HTTP.")
+    ] = 9394
 
     def __post_init__(self) -> None:
         check_key_pair(self.cert_file, self.key_file)
@@ -56,8 +56,8 @@ def read_dashboard_settings(
     given: Mapping[str, object],
     environ: Mapping[str, str],
     *,
-    fallback: Fallback,
+    config_flags: Sequence[tuple[Flag, object]],
     known: Collection[str],
 ) -> DashboardSettings:
     """Returns the settings of flags and environment, as :func:`hami.runtime.settings.cluster_values` reads them."""
-    return DashboardSettings(**cluster_values(given, environ, fallback, known))  # type: ignore[arg-type]
+    return DashboardSettings(**cluster_values(given, environ, config_flags, known))  # type: ignore[arg-type]

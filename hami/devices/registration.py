@@ -17,17 +17,14 @@ from hami.codec.register import render_devices_brief, render_devices_json
 from hami.codec.slices import is_claimable
 from hami.codec.states import parse_lock_free, render_lock_free
 from hami.devices.cards import Card
-from hami.devices.config import PluginConfig
+from hami.devices.config import DRA, PluginConfig
 from hami.devices.inventory import InventorySnapshot
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX
-from hami.vendors.inventory import CLAIMS, PAIR_SCORES
+from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.spec import Vendor
 
 MIG = "mig"
-DRA = CLAIMS
-HAMI, KUBE_SCHEDULER = "hami", "kube-scheduler"
-"""Who allocates the claims for the devices of a node."""
 VENDOR = "NVIDIA"
 """The vendor of this node's devices, in the catalog and in annotations."""
 _UNANSWERED = ("Requesting", "Deleted")

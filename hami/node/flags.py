@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from hami.runtime.options import COUNT, FILE, Flag
+from hami.runtime.options import Flag
 
 MOCK_DEVICES = Flag(
     "--mock-devices",
-    FILE,
     "Use the devices in this file (YAML) instead of the driver's.",
     environment=("MOCK_DEVICES",),
-)
-KUBE_TIMEOUT = Flag(
-    "--kube-timeout",
-    COUNT,
-    "Seconds until a request to the API server times out; 0 for the built-in timeout.",
 )
 
 
@@ -21,10 +15,8 @@ def driver_root(program: str) -> Flag:
     """Returns the flag for the path of the driver. *program*: this one, in the help."""
     return Flag(
         "--driver-root-ctr-path",
-        FILE,
-        "Path of the host's driver root in this container; / for a "
-        f"{program} that runs on the host.",
-        "driver_root_in_container",
+        f"Path of the host's driver root in this container; / for a {program} that runs on the "
+        "host.",
         also=("--container-driver-root",),
         environment=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
         keys=("containerDriverRoot",),

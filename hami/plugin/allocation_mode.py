@@ -12,14 +12,22 @@ from pathlib import Path
 
 from hami.codec.keys import ALLOCATION_MODE
 from hami.devices.cards import Card
-from hami.devices.config import PluginConfig
-from hami.devices.registration import DRA, HAMI, KUBE_SCHEDULER, MIG, offered_card
+from hami.devices.config import (
+    AUTO,
+    DEVICE_PLUGIN,
+    DRA,
+    HAMI,
+    KUBE_SCHEDULER,
+    NODE_ALLOCATION_MODES,
+    OFF,
+    PluginConfig,
+)
+from hami.devices.registration import MIG, offered_card
 from hami.dra.guard import PreparedRequest
 from hami.errors import HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Pod
 from hami.plugin.allocation_time import why_not_writable
-from hami.plugin.flags import AUTO, DEVICE_PLUGIN, NODE_ALLOCATION_MODES, OFF
 from hami.plugin.settings import PluginSettings
 from hami.vendors.spec import Vendor
 

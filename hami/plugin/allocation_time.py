@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from hami.devices.config import PluginConfig
+from hami.devices.config import AUTO, PluginConfig
 from hami.errors import ClusterError, HamiError
 from hami.kube.cluster import Cluster
 from hami.model import Node
-from hami.plugin.flags import ADMISSION, AUTO, START
-from hami.plugin.settings import PluginSettings
+from hami.plugin.settings import ADMISSION, START, PluginSettings
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hami.codec.keys import CAPACITY
 from hami.codec.policies import parse_list
+from hami.devices.config import OFF, REQUESTS
 from hami.errors import MalformedInput
 from hami.kube.cluster import Cluster
 from hami.model import Device, Node, Pod
-from hami.plugin.flags import OFF, REQUESTS
 from hami.quantity import INT32_MAX, rounded_up
 from hami.state.inventories import devices_on
 from hami.vendors.capacity import device_sums, offered_devices, request_sums, total_name

@@ -18,12 +18,13 @@ from pathlib import Path
 
 from hami.codec.keys import RESIZED
 from hami.devices.cards import Card, CardSource
+from hami.devices.config import DRA
 from hami.devices.context_size import ContextSizes
 from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import DriverLibrary
-from hami.devices.registration import DRA, MIG, VENDOR, resizes
+from hami.devices.registration import MIG, VENDOR, resizes
 from hami.dra.driver import DraDriver
 from hami.dra.prepare import ClaimPreparer, PreparedRequests
 from hami.errors import HamiError

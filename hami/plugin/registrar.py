@@ -13,10 +13,9 @@ from datetime import datetime
 
 from hami.codec.keys import ALLOCATION_MODE, NODE_RESIZES
 from hami.codec.register import parse_devices
-from hami.devices.config import PluginConfig
+from hami.devices.config import DRA, OFF, REQUESTS, PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.devices.registration import (
-    DRA,
     annotation_changes,
     lock_free_changes,
     node_annotations,
@@ -26,7 +25,6 @@ from hami.errors import ClusterError, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Node, Pod
 from hami.plugin.capacity import publish_capacity
-from hami.plugin.flags import OFF, REQUESTS
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import PeriodicTask, Task
 from hami.vendors.inventory import PAIR_SCORES

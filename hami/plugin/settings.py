@@ -18,61 +18,235 @@ from msgspec.structs import asdict
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.codec.documents import convert, parse_json, places_in
-from hami.devices.config import PluginConfig
+from hami.devices.config import AUTO, OPERATING_MODES, PluginConfig
 from hami.devices.health import XidRules, parse_xid_rules
 from hami.errors import HamiError, MalformedInput
-from hami.plugin.flags import AUTO, FLAGS, NODE_CONFIG_FILE, OPERATING_MODES, START
+from hami.node.flags import MOCK_DEVICES, driver_root
 from hami.quantity import INT32_MAX
-from hami.runtime.options import Address, parse_named, read_text
-from hami.runtime.settings import gather, load_device_config, require_node_name
+from hami.runtime.options import (
+    ADDRESS,
+    FACTOR,
+    Address,
+    File,
+    Flag,
+    Value,
+    choice,
+    flags_of,
+    parse_named,
+    read_text,
+    whole_number,
+)
+from hami.runtime.settings import (
+    KUBE_TIMEOUT,
+    LogSettings,
+    environment_values,
+    load_device_config,
+    require_node_name,
+)
 
 CDI_ROOT = "/var/run/cdi"
+NODE_CONFIG_FILE = "/config/config.json"
+START, ADMISSION = "start", "admission"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSettings(PluginConfig):
-    """All settings: those that decide about devices and allocations, and those of the process.
+def _parse_discovery(text: str) -> str:
+    """The strategy that discovers devices; all use NVML. Raises: MalformedInput."""
+    if text not in ("auto", "nvml"):
+        raise MalformedInput(
+            "discovery strategy",
+            text,
+            "expected auto or nvml: Tegra has no device memory to share; "
+            "use NVIDIA's device plugin for it",
+        )
+    return text
 
-    *allocate*: ``start``, ``admission`` or ``auto``.
-    *mock_devices*: a file that replaces the driver, empty for the driver. *driver_root_in_container*: path of the
-    host's driver root in this container. *fail_on_init_error*: fail without a driver; otherwise the node has no
-    devices. *discovery*: ``auto`` detects WSL, ``nvml`` does not. *mig_strategy*: other than ``none`` to offer existing
-    MIG instances. *library_source*: files to copy to the host, empty for none. *cdi_root*: directory of the CDI
-    specifications for a ``cdi`` strategy, empty when another program writes them. *cdi_hook*: the host's program that
-    they name as hook. *health_bind_address*: ``None`` to disable the page. *devices*: with the effective section
-    *nvidia*. *notes*: what was skipped, one sentence each.
-    """
 
+@dataclass(frozen=True, kw_only=True)
+class PluginSettings(PluginConfig, LogSettings):
+    """All settings: those that decide about devices and allocations, and those of the process."""
+
+    device_config_file: Annotated[
+        File,
+        Flag(
+            "--config-file",
+            "The device configuration (YAML), the same as the scheduler's; without it, the "
+            "chart's applies. Its section flags, which NVIDIA's plugin defines, is read, too.",
+            also=("--device-config-file",),
+            environment=("CONFIG_FILE",),
+        ),
+    ] = ""
+    node_config_file: Annotated[
+        File,
+        Flag(
+            "--node-config-file",
+            "Settings of single nodes (JSON): the entries with this node's name override "
+            f"everything else. Without the flag, {NODE_CONFIG_FILE} if it exists.",
+            environment=("NODE_CONFIG_FILE",),
+        ),
+    ] = ""
+    mock_devices: Annotated[File, MOCK_DEVICES] = ""
+    driver_root_in_container: Annotated[File, driver_root("plugin")] = "/driver-root"
+    discovery: Annotated[
+        str,
+        Value("strategy", _parse_discovery),
+        Flag(
+            "--device-discovery-strategy",
+            "auto or nvml; nvml does not detect WSL, which has one device node for all devices.",
+            environment=("DEVICE_DISCOVERY_STRATEGY",),
+            keys=("deviceDiscoveryStrategy",),
+        ),
+    ] = "auto"
+    fail_on_init_error: Annotated[
+        bool,
+        Flag(
+            "--fail-on-init-error",
+            "Without a driver, fail at startup and retry; otherwise the node has no devices "
+            "until there is one.",
+            environment=("FAIL_ON_INIT_ERROR",),
+            keys=("failOnInitError",),
+        ),
+    ] = True
+    mig_strategy: Annotated[
+        str,
+        choice("strategy", "none", "single", "mixed"),
+        Flag(
+            "--mig-strategy",
+            "none, single or mixed: offer existing MIG instances to all pods, under the "
+            "resource's name or as nvidia.com/mig-<profile>.",
+            environment=("MIG_STRATEGY",),
+            keys=("migStrategy",),
+        ),
+    ] = "none"
+    allocate: Annotated[
+        str,
+        choice("mode", AUTO, START, ADMISSION),
+        Flag(
+            "--allocate",
+            "When a container gets its devices: start (by a CDI specification that is written "
+            "when it starts, without a node lock), admission (when the kubelet admits the pod), "
+            "or auto: start if runtime and kubelet have CDI switched on and --cdi-root is "
+            "writable.",
+            environment=("ALLOCATE_MODE",),
+        ),
+    ] = AUTO
+    cdi_root: Annotated[
+        File,
+        Flag(
+            "--cdi-root",
+            "The host's directory for CDI specifications of containers and, with a cdi strategy, "
+            "of devices; empty if another program writes the latter: then containers get their "
+            "devices at admission.",
+            environment=("CDI_ROOT",),
+        ),
+    ] = CDI_ROOT
+    cdi_hook: Annotated[
+        File,
+        Flag(
+            "--nvidia-cdi-hook-path",
+            "The host's nvidia-ctk or nvidia-cdi-hook, which the specifications name as hook.",
+            also=("--nvidia-ctk-path",),
+            environment=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
+            keys=("nvidiaCTKPath", "nvidiaCDIHookPath"),
+        ),
+    ] = "/usr/bin/nvidia-ctk"
+    imex_required: Annotated[
+        bool,
+        Flag(
+            "--imex-required",
+            "Fail at startup if the host lacks those channels.",
+            environment=("IMEX_REQUIRED",),
+            keys=("required",),
+        ),
+    ] = False
+    library_source: Annotated[
+        File,
+        Flag(
+            "--library-source",
+            "Directory with the limiter's files, which are copied to the host at startup, once "
+            "they have the checksums in its file SHA256SUMS; running containers keep theirs. "
+            "Without it, they must be there already.",
+            environment=("LIBRARY_SOURCE",),
+        ),
+    ] = ""
+    health_bind_address: Annotated[
+        Address | None,
+        ADDRESS,
+        Flag(
+            "--health-bind-address",
+            "Address of /readyz and /healthz, plain HTTP. /readyz: 200 when the devices are "
+            "registered with the kubelet and can be given to containers, or there are none, else "
+            "503 and the reason. /healthz: 200, or 500 when a thread has died or hangs, the "
+            "plugin's own server no longer answers, or only a new process can use the driver. "
+            "Not served without the flag.",
+        ),
+    ] = None
+    kube_timeout: Annotated[int, KUBE_TIMEOUT] = 0
     devices: DeviceConfig = field(default_factory=chart_config)
-    allocate: str = AUTO
-    mock_devices: str = ""
-    driver_root_in_container: str = "/driver-root"
-    fail_on_init_error: bool = True
-    mig_strategy: str = "none"
-    discovery: str = "auto"
-    imex_required: bool = False
-    library_source: str = ""
-    cdi_root: str = CDI_ROOT
-    cdi_hook: str = "/usr/bin/nvidia-ctk"
     xids: XidRules = XidRules()
-    kube_timeout: int = 0
-    health_bind_address: Address | None = None
-    log_format: str = "text"
-    verbosity: int = 0
     notes: tuple[str, ...] = ()
 
 
-def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> PluginSettings:
-    """The settings of flags, environment and the files that they name. *given*: values of flags by field.
+_CHART = NvidiaConfig()
 
-    Fields are those of PluginSettings and NvidiaConfig, and ``device_config_file`` and ``node_config_file``.
+
+@dataclass(frozen=True, kw_only=True)
+class NvidiaFlags:
+    """Flags that set keys of the section ``nvidia``."""
+
+    device_split_count: Annotated[
+        int,
+        whole_number(1),
+        Flag(
+            "--device-split-count",
+            "Containers that may share a device.",
+            environment=("DEVICE_SPLIT_COUNT",),
+        ),
+    ] = _CHART.device_split_count
+    device_memory_scaling: Annotated[
+        float,
+        FACTOR,
+        Flag(
+            "--device-memory-scaling",
+            "Ratio of the memory that can be allocated to a device's memory; above 1, pods may "
+            "together be given more than it has: nothing moves to host memory, and a program "
+            "gets the driver's out-of-memory error when the device is full.",
+            environment=("DEVICE_MEMORY_SCALING",),
+        ),
+    ] = _CHART.device_memory_scaling
+    device_core_scaling: Annotated[
+        float,
+        FACTOR,
+        Flag(
+            "--device-cores-scaling",
+            "Ratio of the cores that can be allocated to a device's cores.",
+            environment=("DEVICE_CORES_SCALING",),
+        ),
+    ] = _CHART.device_core_scaling
+    disable_core_limit: Annotated[
+        bool,
+        Flag(
+            "--disable-core-limit",
+            "Do not limit the cores that containers use.",
+            environment=("DISABLE_CORE_LIMIT",),
+        ),
+    ] = _CHART.disable_core_limit
+
+
+FLAGS = flags_of(PluginSettings(node="")) | flags_of(NvidiaFlags())
+_TOPOLOGY_SCORE = "ENABLE_TOPOLOGY_SCORE"
+
+
+def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> PluginSettings:
+    """The settings of flags, environment and the files that they name. *given*: values of flags by field, those of
+    PluginSettings and NvidiaFlags.
+
     Raises: HamiError when a file cannot be read or a value cannot be used; names it.
     """
-    # as in upstream, only "true" enables ENABLE_TOPOLOGY_SCORE
-    overrides = gather(FLAGS, given, environ, {"topology_score": lambda text: text == "true"})
-    path = str(overrides.pop("device_config_file", ""))
+    if text := environ.get(_TOPOLOGY_SCORE):
+        environ = {**environ, _TOPOLOGY_SCORE: str(text == "true").lower()}  # as in upstream
+    overrides = {**environment_values(FLAGS.values(), environ), **given}
+    path = str(overrides.get("device_config_file", ""))
     devices = load_device_config("--config-file", path)
-    node_path = str(overrides.pop("node_config_file", ""))
     section = devices.nvidia or NvidiaConfig(resource_count_name="")
     values = {
         "resource": section.resource_count_name,
@@ -81,7 +255,7 @@ def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]
         **overrides,
     }
     require_node_name(values.get("node"))
-    of_node = _from_node_config(node_path, str(values["node"]))
+    of_node = _from_node_config(str(values.get("node_config_file", "")), str(values["node"]))
     values |= of_node
     values.setdefault("dev_root", values.get("driver_root", "/"))
     settings = _assembled(values, devices, environ)
@@ -92,12 +266,10 @@ def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]
 def _assembled(
     values: Mapping[str, object], devices: DeviceConfig, environ: Mapping[str, str]
 ) -> PluginSettings:
-    in_section = NvidiaConfig.__struct_fields__
-    rest: Any = {name: value for name, value in values.items() if name not in in_section}
+    rest: dict[str, Any] = dict(values)
+    section = {name: rest.pop(name) for name in NvidiaConfig.__struct_fields__ if name in rest}
     nvidia = msgspec.structs.replace(
-        devices.nvidia or NvidiaConfig(),
-        resource_count_name=rest["resource"],
-        **{name: value for name, value in values.items() if name in in_section},
+        devices.nvidia or NvidiaConfig(), resource_count_name=rest["resource"], **section
     )
     settings = PluginSettings(
         nvidia=nvidia,
@@ -120,18 +292,11 @@ def _check(settings: PluginSettings, mode_by_node: bool) -> None:
         raise HamiError(
             "the device configuration has no resourceCountName for nvidia, and --resource-name is missing"
         )
-    if settings.operating_mode == "mig" and not settings.nvidia.mig_profile_allowlist:
-        raise HamiError(
-            f"{'the node configuration' if mode_by_node else '--operating-mode'} says mig, but the device "
-            "configuration has no nvidia.migProfileAllowlist: no instance may be created"
-        )
+    if settings.operating_mode == "mig":
+        _check_mig(settings, "the node configuration" if mode_by_node else "--operating-mode")
     if settings.allocate == START and not settings.cdi_root:
         raise HamiError(
             "--allocate start: --cdi-root is empty, so there is no directory for CDI specifications"
-        )
-    if settings.operating_mode == "mig" and settings.register_format == "csv":
-        raise HamiError(
-            "--register-format csv: it has no field for the places of MIG instances, expected json"
         )
     for flag, path in (
         ("--hook-path", settings.hook_path),
@@ -143,24 +308,36 @@ def _check(settings: PluginSettings, mode_by_node: bool) -> None:
             raise MalformedInput(flag, path, "expected an absolute path")
 
 
+def _check_mig(settings: PluginSettings, source: str) -> None:
+    if not settings.nvidia.mig_profile_allowlist:
+        raise HamiError(
+            f"{source} says mig, but the device "
+            "configuration has no nvidia.migProfileAllowlist: no instance may be created"
+        )
+    if settings.register_format == "csv":
+        raise HamiError(
+            "--register-format csv: it has no field for the places of MIG instances, expected json"
+        )
+
+
 def _from_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
     """The values of the sections ``flags``, ``flags.plugin`` and ``imex``."""
     flags = devices.extra_sections.get("flags", {})
     plugin = flags.get("plugin") or {}
     if not isinstance(plugin, dict):
         raise MalformedInput(f"{path}: flags.plugin", plugin, "expected a mapping")
+    fields = [(key, flag) for flag in FLAGS.values() for key in flag.keys]
     values: dict[str, object] = {}
     for place, section in (
         ("flags", flags),
         ("flags", plugin),
         ("imex", devices.extra_sections.get("imex", {})),
     ):
-        for flag in (flag for _, group in FLAGS for flag in group):
-            for key in flag.keys:
-                if (value := section.get(key)) is not None:
-                    values[flag.parameter] = parse_named(
-                        _as_argument(value), flag.type.parse, f"{path}: {place}.{key}"
-                    )
+        for key, flag in fields:
+            value = section.get(key)
+            if value is not None:
+                text = _as_argument(value)
+                values[flag.field] = parse_named(text, flag.type.parse, f"{path}: {place}.{key}")
     return values
 
 
@@ -168,7 +345,9 @@ def _as_argument(value: object) -> str:
     """The value as on a command line."""
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value)
 
 
 Scaling = Annotated[float, Meta(ge=0, description="a number above 0")]
@@ -221,18 +400,11 @@ class _NodeEntry(
 
     def values(self) -> dict[str, object]:
         """The values that are given, by field of PluginSettings or NvidiaConfig."""
-        values = (
-            asdict(self)
-            | asdict(self.filtered)
-            | asdict(self.claimed)
-            | {"log_level": str(self.log_level)}
-        )
-        return {
-            name: value
-            for name, value in values.items()
-            if name not in ("name", "filtered", "claimed")
-            and (value is False or value not in (None, 0, ""))
-        }
+        entry = asdict(self) | asdict(self.filtered) | asdict(self.claimed)
+        entry["log_level"] = str(self.log_level)
+        for name in ("name", "filtered", "claimed"):
+            del entry[name]
+        return {name: value for name, value in entry.items() if value or value is False}
 
 
 class _NodeConfig(msgspec.Struct):
@@ -263,8 +435,8 @@ def _from_node_config(path: str, node: str) -> dict[str, object]:
 
 def _normalized(value: object) -> object:
     """*value* with keys in lower case and without nulls."""
-    if isinstance(value, dict):
-        return {
-            key.lower(): _normalized(inner) for key, inner in value.items() if inner is not None
-        }
-    return [_normalized(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_normalized(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    return {key.lower(): _normalized(inner) for key, inner in value.items() if inner is not None}

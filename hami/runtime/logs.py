@@ -15,7 +15,6 @@ from typing import TextIO
 from hami.errors import HamiError
 
 DEBUG_VERBOSITY = 4
-FORMATS = ("text", "json")
 
 _LIBRARIES = ("gunicorn", "kubernetes", "urllib3", "werkzeug")
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {
@@ -30,8 +29,8 @@ _QUOTED = frozenset(' "=\\')
 def configure(format: str = "text", verbosity: int = 0, stream: TextIO | None = None) -> None:
     """Sends the log of the process to *stream* (standard error), replacing any earlier configuration.
 
-    *format*: one of FORMATS. *verbosity*: klog's ``-v``; 4 or more adds debug messages, and tracebacks of expected
-    errors.
+    *format*: ``text`` or ``json``. *verbosity*: klog's ``-v``; 4 or more adds debug messages, and tracebacks of
+    expected errors.
     """
     debug = verbosity >= DEBUG_VERBOSITY
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
@@ -45,7 +44,7 @@ def configure(format: str = "text", verbosity: int = 0, stream: TextIO | None = 
 
 
 class LineFormatter(logging.Formatter):
-    """One line for each record, in one of FORMATS.
+    """One line for each record.
 
     ``text``: ``key=value``; values with blanks, quotes, ``=`` or unprintable characters are quoted as in JSON.
     ``json``: one object.

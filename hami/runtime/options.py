@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import click
 
+from hami.codec.device_config import Key
 from hami.codec.durations import parse_duration
 from hami.codec.register import parse_bool
 from hami.errors import HamiError, MalformedInput
@@ -154,37 +156,86 @@ RATE = _number("number", lambda value: value >= 0, "expected a number, 0 or more
 FACTOR = _number("factor", lambda value: value > 0, "expected a number above 0, such as 1.5")
 DURATION = Value("duration", parse_seconds)
 ADDRESS = Value("host:port", parse_address)
+_TYPES: Mapping[Any, Value] = {str: STRING, bool: BOOLEAN, int: COUNT, Address: ADDRESS}
+
+File = Annotated[str, FILE]
+Seconds = Annotated[float, DURATION]
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag: its name as upstream's, its type, its help, and the field of the settings that it sets.
+    """A flag, as the annotation of the field that it sets: ``retries: Annotated[int, Flag("--retries", "…")] = 3``.
 
-    The default is that of the field. Without *field*, it is the name with ``_`` for ``-``; a flag without such a field
-    is accepted without effect.
-
-    *config_key*: instead, the key of the device configuration that the flag replaces where the file has none: mapping,
-    dot, key, the mapping as in :data:`hami.codec.device_config.Fallback`. *also*: other names. *environment*: variables
-    that set the field, too. *keys*: keys that set it in the device configuration's sections ``flags``, ``flags.plugin``
-    and ``imex``, which NVIDIA's own plugin defines. *repeated*: the flag may be given several times, and its values are
-    concatenated.
+    Other flags stand alone: those that set a key of the device configuration, and those without effect.
     """
 
     name: str
-    type: Value
+    """The name, which is upstream's."""
+
     help: str = ""
-    field: str = ""
+
+    type: Value = STRING
+    """How its text is read. For the flag of a field, the annotation says it."""
+
     also: tuple[str, ...] = ()
-    config_key: str = ""
+    """Other names."""
+
     environment: tuple[str, ...] = ()
+    """Variables that set the field, too; the first one that is not empty counts."""
+
     keys: tuple[str, ...] = ()
+    """Keys that set the field in the sections ``flags``, ``flags.plugin`` and ``imex`` of the device configuration,
+    which NVIDIA's own plugin defines."""
+
     repeated: bool = False
+    """Whether it may be given several times: the values are concatenated."""
+
+    key: Key | None = None
+    """The key of the device configuration that it sets where the file has none."""
+
+    requires: str = ""
+    """The flag without which it is skipped."""
+
+    field: str = ""
+    default: object = None
 
     @property
     def parameter(self) -> str:
-        """The name of the command's parameter, and the field if there is one."""
-        return self.field or self.name.lstrip("-").replace("-", "_")
+        """The name of the command's parameter, which is the field if there is one."""
+        return self.field or parameter(self.name)
 
 
-Groups = tuple[tuple[str, tuple[Flag, ...]], ...]
-"""Titles and the flags below them, in the order of the help."""
+def parameter(name: str) -> str:
+    """Returns the name of the parameter for the flag *name*."""
+    return name.lstrip("-").replace("-", "_")
+
+
+def flags_of(record: object) -> dict[str, Flag]:
+    """Returns the flags of the fields of a dataclass by name. Their defaults are the values in *record*.
+
+    An annotation may say how the text is read: ``Annotated[float, RATE, Flag(…)]``.
+    """
+    flags: dict[str, Flag] = {}
+    for field, hint in get_type_hints(type(record), include_extras=True).items():
+        parsed = _TYPES.get(getattr(hint, "__origin__", None), STRING)
+        for note in getattr(hint, "__metadata__", ()):
+            if isinstance(note, Value):
+                parsed = note
+            elif isinstance(note, Flag):
+                default = getattr(record, field)
+                flags[note.name] = replace(note, type=parsed, field=field, default=default)
+    return flags
+
+
+Sections = Mapping[str, Sequence[Flag]]
+"""The flags of a command by the titles of its help, in the order of the help."""
+
+
+def section(flags: Mapping[str, Flag], names: str) -> tuple[Flag, ...]:
+    """Returns those of *flags* that *names* lists."""
+    return tuple(flags[name] for name in names.split())
+
+
+def all_flags(sections: Sections) -> list[Flag]:
+    """Returns the flags of all *sections*."""
+    return list(itertools.chain.from_iterable(sections.values()))

@@ -1,53 +1,144 @@
 """Settings that several programs have, and how they are read: flags over environment variables, the device
-configuration."""
+configuration.
+
+A setting is a field whose annotation has its flag. The flag has the help, which is also the field's documentation.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Annotated
 
 from hami.codec.device_config import (
     DeviceConfig,
-    Fallback,
-    Flagged,
+    FlagValue,
+    Key,
     chart_config,
     parse_device_config,
 )
-from hami.errors import HamiError
-from hami.runtime.options import Groups, parse_named, read_text
+from hami.errors import HamiError, MalformedInput
+from hami.runtime.options import (
+    File,
+    Flag,
+    Value,
+    choice,
+    parameter,
+    parse_named,
+    read_text,
+)
 
+NODE_POLICIES = ("binpack", "spread")
+DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 DRA = OFF, SHOW, ALLOCATE = ("off", "show", "allocate")  # what is done about claims for devices
 REQUEST_TIMEOUT_S = 10.0  # of calls to the API server
-_SWITCHES = {
-    "vnpus": "enable_ascend",
-    "iluvatars": "enable_iluvatar",
-}  # flags that enable a section
+
+KUBE_TIMEOUT = Flag(
+    "--kube-timeout",
+    "Seconds until a request to the API server times out; 0 for the built-in timeout.",
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSettings:
-    """The settings with which scheduler and dashboard see the same cluster.
+def parse_device_policy_flag(text: str) -> str:
+    """*text* when it is a device policy, or several separated by commas. Raises: MalformedInput."""
+    for word in text.split(","):
+        if word.strip() not in DEVICE_POLICIES:
+            raise MalformedInput(
+                "policy",
+                text,
+                f"expected {', '.join(DEVICE_POLICIES)}, or several separated by commas",
+            )
+    return text
 
-    *node_selector*: a label selector; empty for all nodes. *kube_timeout*: seconds, 0 for the built-in one. *dra*:
-    one of `DRA`. *devices*: without a file, the chart's.
-    """
 
-    node_scheduler_policy: str = "binpack"
-    gpu_scheduler_policy: str = "spread"
-    foreign_reservations: bool = False
-    node_selector: str = ""
-    kube_timeout: int = 0
-    dra: str = OFF
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """The log of a program."""
 
-    device_config_file: str = ""
+    verbosity: Annotated[
+        int,
+        Flag(
+            "--v",
+            "Verbosity: 0 logs outcomes and warnings, 4 or more also debug messages.",
+            also=("-v",),
+        ),
+    ] = 0
+    log_format: Annotated[
+        str,
+        choice("format", "text", "json"),
+        Flag(
+            "--log-format",
+            "text (key=value) or json, one line for each message, on standard error.",
+        ),
+    ] = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings(LogSettings):
+    """The settings with which scheduler and dashboard see the same cluster."""
+
+    node_scheduler_policy: Annotated[
+        str,
+        choice("policy", *NODE_POLICIES),
+        Flag(
+            "--node-scheduler-policy",
+            "Default policy that selects nodes: binpack (the fullest that fits) or spread.",
+        ),
+    ] = "binpack"
+    gpu_scheduler_policy: Annotated[
+        str,
+        Value("policy", parse_device_policy_flag),
+        Flag(
+            "--gpu-scheduler-policy",
+            f"Default policy that selects devices: {', '.join(DEVICE_POLICIES)}, or several "
+            "separated by commas.",
+        ),
+    ] = "spread"
+    foreign_reservations: Annotated[
+        bool,
+        Flag(
+            "--foreign-reservations",
+            "Count for 60s what another scheduler has written on a pod that is not bound yet. "
+            "For an upgrade from HAMi, whose scheduler does so. While it is set, everyone who "
+            "may write these annotations can claim devices.",
+        ),
+    ] = False
+    node_selector: Annotated[
+        str,
+        Value("selector", str),
+        Flag(
+            "--node-label-selector",
+            "Label selector of the nodes to use, such as gpu=on,zone!=b; empty for all. The API "
+            "server validates it after the start.",
+        ),
+    ] = ""
+    kube_timeout: Annotated[int, KUBE_TIMEOUT] = 0
+    dra: Annotated[
+        str,
+        choice("mode", *DRA),
+        Flag(
+            "--dra",
+            "What to do about GPUs that pods get by claims (Dynamic Resource Allocation, from "
+            "Kubernetes 1.36 on): show them; allocate: give pods that a label of theirs or of "
+            "their namespace selects claims that this scheduler allocates; or off.",
+        ),
+    ] = OFF
+
+    device_config_file: Annotated[
+        File,
+        Flag(
+            "--device-config-file",
+            "YAML file with resource names and defaults by vendor; without it, the chart's apply.",
+        ),
+    ] = ""
+    enable_ascend: Annotated[
+        bool, Flag("--enable-ascend", "Schedule Ascend devices, those in the file's vnpus.")
+    ] = False
+    enable_iluvatar: Annotated[
+        bool, Flag("--enable-iluvatar", "Schedule Iluvatar devices, those in the file's iluvatars.")
+    ] = False
     devices: DeviceConfig = field(default_factory=chart_config)
-    enable_ascend: bool = False
-    enable_iluvatar: bool = False
-
-    log_format: str = "text"
-    verbosity: int = 0
     pod_namespace: str = "kube-system"
 
     @property
@@ -59,83 +150,71 @@ class ClusterSettings:
 def cluster_values(
     given: Mapping[str, object],
     environ: Mapping[str, str],
-    fallback: Fallback,
+    config_flags: Sequence[tuple[Flag, object]],
     known: Collection[str],
 ) -> dict[str, object]:
     """Returns *given* (values of flags by field) with the namespace of the environment and the device configuration.
 
-    *fallback*: values of flags for the device configuration; those for disabled sections are skipped. *known*: its
-    sections that vendors of third parties read. Raises: HamiError.
+    *config_flags*: flags for the device configuration with their values; those for disabled sections are skipped.
+    *known*: its sections that vendors of third parties read. Raises: HamiError.
     """
-    enabled: dict[str, Mapping[str, Flagged]] = {}
+    flags: dict[Key, FlagValue] = {}
     notes = []
-    for place, flags in fallback.items():
-        switch = _SWITCHES.get(re.split(r"[.\[]", place)[0], "")
-        if switch and not given.get(switch):
-            notes += [
-                f"{flag}: requires --{switch.replace('_', '-')}, skipped"
-                for _, flag in flags.values()
-            ]
-        else:
-            enabled[place] = flags
-    config = load_device_config(
-        "--device-config-file",
-        str(given.get("device_config_file", "")),
-        fallback=enabled,
-        known=known,
-    )
-    namespace = {"pod_namespace": text} if (text := environ.get("POD_NAMESPACE")) else {}
-    return {**namespace, **given, "devices": replace(config, notes=(*config.notes, *notes))}
+    for flag, value in config_flags:
+        if flag.requires and not given.get(parameter(flag.requires)):
+            notes.append(f"{flag.name}: requires {flag.requires}, skipped")
+        elif flag.key is not None:
+            flags.setdefault(flag.key, FlagValue(value, flag.name))
+    file = str(given.get("device_config_file", ""))
+    config = load_device_config("--device-config-file", file, flags=flags, known=known)
+    values: dict[str, object] = {
+        **given,
+        "devices": replace(config, notes=(*config.notes, *notes)),
+    }
+    if namespace := environ.get("POD_NAMESPACE"):
+        values["pod_namespace"] = namespace
+    return values
 
 
 def check_key_pair(cert_file: str, key_file: str) -> None:
     """Raises HamiError if one of both files is missing."""
     if bool(cert_file) != bool(key_file):
-        given, missing = (
-            ("--cert_file", "--key_file") if cert_file else ("--key_file", "--cert_file")
-        )
-        raise HamiError(f"{given} without {missing}: give both for HTTPS, or none for plain HTTP")
+        flag, missing = "--cert_file", "--key_file"
+        if key_file:
+            flag, missing = missing, flag
+        raise HamiError(f"{flag} without {missing}: give both for HTTPS, or none for plain HTTP")
 
 
-def gather(
-    groups: Groups,
-    given: Mapping[str, object],
-    environ: Mapping[str, str],
-    parsers: Mapping[str, Callable[[str], object]] = MappingProxyType({}),
-) -> dict[str, object]:
-    """The values of flags (*given*) and, below them, of environment variables, by field. Empty variables count as
-    missing.
+def environment_values(flags: Iterable[Flag], environ: Mapping[str, str]) -> dict[str, object]:
+    """The values of the flags' environment variables by field. Empty variables count as missing.
 
-    *parsers*: for fields whose variable is read in another way than the flag. Raises: MalformedInput, which names the
-    variable.
+    Raises: MalformedInput, which names the variable.
     """
     values: dict[str, object] = {}
-    for flag in (flag for _, flags in groups for flag in flags):
-        if name := next((name for name in flag.environment if environ.get(name)), ""):
-            parse = parsers.get(flag.parameter, flag.type.parse)
-            values[flag.parameter] = parse_named(
-                environ[name], parse, f"environment variable {name}"
-            )
-    return {**values, **given}
+    for flag in flags:
+        for name in flag.environment:
+            if text := environ.get(name):
+                place = f"environment variable {name}"
+                values[flag.field] = parse_named(text, flag.type.parse, place)
+                break
+    return values
 
 
 def load_device_config(
     flag: str,
     path: str,
     *,
-    fallback: Fallback = MappingProxyType({}),
+    flags: Mapping[Key, FlagValue] = MappingProxyType({}),
     known: Collection[str] = ("flags", "imex"),
 ) -> DeviceConfig:
     """The device configuration at *path*, which *flag* names; without a path, the chart's.
 
-    *fallback*: values of flags, for keys that it lacks. *known*: sections that others read; the default ones are those
-    that NVIDIA's device plugin defines. Raises: HamiError.
+    *flags*: values for keys that it lacks. *known*: sections that others read; the default ones are those that NVIDIA's
+    device plugin defines. Raises: HamiError.
     """
-    return (
-        parse_device_config(read_text(flag, path), path, fallback=fallback, known=known)
-        if path
-        else chart_config(fallback)
-    )
+    if not path:
+        return chart_config(flags)
+    return parse_device_config(read_text(flag, path), path, flags=flags, known=known)
 
 
 def require_node_name(name: object) -> None:

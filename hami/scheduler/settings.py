@@ -1,112 +1,280 @@
-"""Settings of the scheduler program: flags, environment and device configuration as one frozen record.
-
-The defaults of all flags are here; the flags themselves are in :mod:`hami.cli.scheduler`.
-"""
+"""Settings of the scheduler program: flags, environment and device configuration as one frozen record."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from typing import Annotated
 
-from hami.codec.device_config import Fallback
 from hami.errors import HamiError, MalformedInput
 from hami.runtime.logs import DEBUG_VERBOSITY
-from hami.runtime.options import Address, parse_named, parse_seconds
+from hami.runtime.options import (
+    ADDRESS,
+    RATE,
+    Address,
+    File,
+    Flag,
+    Seconds,
+    choice,
+    parse_named,
+    parse_seconds,
+    whole_number,
+)
 from hami.runtime.settings import ALLOCATE, ClusterSettings, check_key_pair, cluster_values
 
 SELF_SIGNED_FILE = "tls.pem"
 """File in ``--self-signed-cert-dir`` that holds certificate and key, so that both are replaced at once."""
 
-NODE_POLICIES = ("binpack", "spread")
 PREEMPTION = ("on", "off", "strict")
-DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 
 DAY_S = 86_400.0
 MIN_LIFETIME_S = 20.0  # shorter ones would expire before the API server knows the CA
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(ClusterSettings):
-    """The settings of the scheduler. Times are in seconds.
+@dataclass(frozen=True, kw_only=True)
+class ServingSettings:
+    """Where the scheduler listens, and for whom."""
 
-    *cert_file*, *key_file*, *client_ca_file*, *simulate_client_ca_file*: empty for none; with the first two,
-    *http_bind* serves TLS.
-    *self_signed_cert_dir*: the directory of the self-signed certificate; empty to disable it. The certificate is stored
-    in the Secret *self_signed_cert_secret*, and its CA in the webhook configuration *self_signed_webhook*.
-    *self_signed_previous_secret*: a Secret whose certificate is served first; empty for none.
-    *extender_bind_address*: a second listener without TLS, on loopback; ``None`` for none. *kube_qps*: 0 for no limit.
-    *pod_name*: empty if unknown.
-    Raises: HamiError if they contradict each other.
-    """
+    http_bind: Annotated[
+        Address,
+        Flag(
+            "--http_bind",
+            "Address of /webhook, /filter, /simulate, /preempt, /bind and health; :PORT means "
+            "all addresses.",
+        ),
+    ] = Address("127.0.0.1", 8080)
+    extender_bind_address: Annotated[
+        Address | None,
+        ADDRESS,
+        Flag(
+            "--extender-bind-address",
+            "A second address, on loopback and plain HTTP, for the kube-scheduler on this "
+            "machine. Whoever reaches it may call /filter and /bind.",
+        ),
+    ] = None
+    metrics_bind_address: Annotated[
+        Address, Flag("--metrics-bind-address", "Address of /metrics, plain HTTP.")
+    ] = Address("", 9395)
+    cert_file: Annotated[
+        File,
+        Flag(
+            "--cert_file",
+            "Certificate (PEM); with --key_file, the address serves HTTPS. Reloaded when it changes.",
+        ),
+    ] = ""
+    key_file: Annotated[File, Flag("--key_file", "Private key of the certificate (PEM).")] = ""
+    client_ca_file: Annotated[
+        File,
+        Flag(
+            "--client-ca-file",
+            "CA (PEM) of the clients that may do at --http_bind all that kube-scheduler does: "
+            "call /filter, /preempt and /bind, and also /simulate. Without it, these are served "
+            "on loopback addresses only: see --extender-bind-address.",
+        ),
+    ] = ""
+    simulate_client_ca_file: Annotated[
+        File,
+        Flag(
+            "--simulate-client-ca-file",
+            "CA (PEM) of the clients that may call /simulate at --http_bind and no other verb, "
+            "such as an autoscaler.",
+        ),
+    ] = ""
+    threads: Annotated[
+        int,
+        whole_number(1),
+        Flag(
+            "--threads",
+            "Concurrent requests; threads are started as needed, so the limit on the pod's "
+            "processes must allow them. Each /bind that waits for its node occupies one. 64 "
+            "threads are reserved for other requests; further binds are rejected and retried.",
+        ),
+    ] = 1024
+    legacy_metrics: Annotated[
+        bool, Flag("--legacy-metrics", "Also serve the metric names of HAMi before v2.9.")
+    ] = False
 
-    http_bind: Address = Address("127.0.0.1", 8080)
-    extender_bind_address: Address | None = None
-    metrics_bind_address: Address = Address("", 9395)
-    cert_file: str = ""
-    key_file: str = ""
-    client_ca_file: str = ""
-    simulate_client_ca_file: str = ""
-    threads: int = 1024
-
-    self_signed_cert_dir: str = ""
-    self_signed_cert_secret: str = "hami-scheduler-self-signed"
-    self_signed_webhook: str = "hami-webhook"
-    self_signed_previous_secret: str = ""
-    self_signed_cert_lifetime: float = 90 * DAY_S
-    self_signed_ca_lifetime: float = 3650 * DAY_S
-
-    scheduler_name: str = "hami-scheduler"
-    force_overwrite_default_scheduler: bool = True
-    node_lock_timeout: float = 300.0
-    preemption: str = "on"
-    preemption_min_runtime: float = 0.0
-
-    leader_elect: bool = False
-    leader_elect_resource_name: str = ""
-    leader_elect_resource_namespace: str = ""
-    kube_qps: float = 0.0
-
-    debug: bool = False
-    legacy_metrics: bool = False
-
-    pod_name: str = ""
-
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises HamiError if the settings contradict each other."""
         check_key_pair(self.cert_file, self.key_file)
+        if not self.cert_file:
+            for flag, file in (
+                ("--client-ca-file", self.client_ca_file),
+                ("--simulate-client-ca-file", self.simulate_client_ca_file),
+            ):
+                if file:
+                    raise HamiError(f"{flag} without --cert_file and --key_file: it requires HTTPS")
+        address = self.extender_bind_address
+        if address is not None and not address.is_loopback:
+            raise HamiError(
+                f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfSignedSettings:
+    """The self-signed certificate. Lifetimes are in seconds."""
+
+    self_signed_cert_dir: Annotated[
+        File,
+        Flag(
+            "--self-signed-cert-dir",
+            "Serve HTTPS with a self-signed certificate instead of --cert_file and --key_file. "
+            "It is kept in this directory, which must be writable and private to this replica "
+            "(an emptyDir). CA and certificate are stored in a Secret and renewed without a "
+            "restart after two thirds of their lifetimes; the CA is written into the webhook "
+            "configuration.",
+        ),
+    ] = ""
+    self_signed_cert_secret: Annotated[
+        str,
+        Flag(
+            "--self-signed-cert-secret",
+            "Secret of that CA and certificate, in the namespace POD_NAMESPACE. Both are created "
+            "again if it is empty, or if it was deleted and the account may create it.",
+        ),
+    ] = "hami-scheduler-self-signed"
+    self_signed_webhook: Annotated[
+        str,
+        Flag(
+            "--self-signed-webhook",
+            "MutatingWebhookConfiguration whose caBundle is kept up to date; it also provides "
+            "the names in the certificate.",
+        ),
+    ] = "hami-webhook"
+    self_signed_previous_secret: Annotated[
+        str,
+        Flag(
+            "--self-signed-previous-secret",
+            "Secret of a program that this one replaces, such as HAMi's hami-scheduler-tls. Its "
+            "certificate is served until API servers trust the new CA, and its CA stays trusted "
+            "while the Secret exists, so that the program can come back. It is only read.",
+        ),
+    ] = ""
+    self_signed_cert_lifetime: Annotated[
+        Seconds, Flag("--self-signed-cert-lifetime", "Lifetime of a certificate.")
+    ] = 90 * DAY_S
+    self_signed_ca_lifetime: Annotated[
+        Seconds, Flag("--self-signed-ca-lifetime", "Lifetime of a CA.")
+    ] = 3650 * DAY_S
+
+    def check(self) -> None:
+        """Raises HamiError if the settings contradict each other."""
         if not MIN_LIFETIME_S <= self.self_signed_cert_lifetime <= self.self_signed_ca_lifetime:
             raise HamiError(
                 f"--self-signed-cert-lifetime: expected {MIN_LIFETIME_S:g}s or more, and no more than "
                 "--self-signed-ca-lifetime"
             )
-        for flag, file in (
-            ("--client-ca-file", self.client_ca_file),
-            ("--simulate-client-ca-file", self.simulate_client_ca_file),
-        ):
-            if file and not self.cert_file:
-                raise HamiError(f"{flag} without --cert_file and --key_file: it requires HTTPS")
-        if (address := self.extender_bind_address) is not None and not address.is_loopback:
-            raise HamiError(
-                f"--extender-bind-address={address}: expected a loopback address, since it serves plain HTTP"
-            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementSettings:
+    """Which pods the scheduler places, and how it locks their nodes. Times are in seconds."""
+
+    scheduler_name: Annotated[
+        str,
+        Flag("--scheduler-name", "The spec.schedulerName set on pods, and the source of events."),
+    ] = "hami-scheduler"
+    force_overwrite_default_scheduler: Annotated[
+        bool,
+        Flag(
+            "--force-overwrite-default-scheduler",
+            "Also schedule pods that name the default-scheduler.",
+        ),
+    ] = True
+    node_lock_timeout: Annotated[
+        Seconds,
+        Flag(
+            "--node-lock-timeout",
+            "How long a pod may hold a node's lock, such as 5m0s. Without the flag, the "
+            "environment variable HAMI_NODELOCK_EXPIRE applies.",
+        ),
+    ] = 300.0
+
+    def check(self) -> None:
+        """Raises HamiError for a value that cannot be used."""
         if self.node_lock_timeout <= 0:
             raise HamiError("--node-lock-timeout: expected more than 0s")
-        if self.dra == ALLOCATE and not self.scheduler_name:
-            raise HamiError(
-                f"--dra={ALLOCATE} without --scheduler-name: pods with claims need a scheduler"
-            )
 
     @property
     def claims_scheduler_name(self) -> str:
         """The name under which the scheduler places pods that get their devices by claims of its own."""
-        if not self.scheduler_name:
-            return ""
-        return f"{self.scheduler_name}-claims"
+        return f"{self.scheduler_name}-claims" if self.scheduler_name else ""
 
     def is_own_scheduler(self, name: str) -> bool:
         """Reports whether pods whose ``schedulerName`` is *name* are placed by this scheduler."""
         return name in (self.scheduler_name, self.claims_scheduler_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreemptionSettings:
+    """Which pods are evicted for those of higher priority. Times are in seconds."""
+
+    preemption: Annotated[
+        str,
+        choice("mode", *PREEMPTION),
+        Flag(
+            "--preemption",
+            "Whether pods with devices are evicted for pods of higher priority that no node "
+            "fits: on, as kube-scheduler does; strict, never against a PodDisruptionBudget; or "
+            "off.",
+        ),
+    ] = "on"
+    preemption_min_runtime: Annotated[
+        Seconds,
+        Flag(
+            "--preemption-min-runtime",
+            "How long a pod runs before it is evicted for one of higher priority.",
+        ),
+    ] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaderElectionSettings:
+    """The lease by which one of several replicas acts."""
+
+    leader_elect: Annotated[
+        bool, Flag("--leader-elect", "Act only while holding the lease; without it, act always.")
+    ] = False
+    leader_elect_resource_name: Annotated[
+        str, Flag("--leader-elect-resource-name", "Name of the lease.")
+    ] = ""
+    leader_elect_resource_namespace: Annotated[
+        str, Flag("--leader-elect-resource-namespace", "Namespace of the lease.")
+    ] = ""
+    pod_name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(
+    ServingSettings,
+    SelfSignedSettings,
+    PlacementSettings,
+    PreemptionSettings,
+    LeaderElectionSettings,
+    ClusterSettings,
+):
+    """The settings of the scheduler. Raises: HamiError if they contradict each other."""
+
+    kube_qps: Annotated[
+        float,
+        RATE,
+        Flag(
+            "--kube-qps",
+            "Events per second, at most 50; 0 for 50. Placing pods is never limited here.",
+        ),
+    ] = 0.0
+    debug: Annotated[bool, Flag("--debug", "The same as -v 4.")] = False
+
+    def __post_init__(self) -> None:
+        ServingSettings.check(self)
+        SelfSignedSettings.check(self)
+        PlacementSettings.check(self)
+        if self.dra == ALLOCATE and not self.scheduler_name:
+            raise HamiError(
+                f"--dra={ALLOCATE} without --scheduler-name: pods with claims need a scheduler"
+            )
 
     @property
     def log_verbosity(self) -> int:
@@ -118,34 +286,25 @@ def read_settings(
     given: Mapping[str, object],
     environ: Mapping[str, str],
     *,
-    fallback: Fallback = MappingProxyType({}),
+    config_flags: Sequence[tuple[Flag, object]] = (),
     known: Collection[str] = (),
 ) -> Settings:
     """The settings of flags and environment; reads the device configuration. *given*: values of flags by field.
 
-    *fallback*: values of flags for the device configuration. *known*: its sections that vendors of third parties read.
-    Raises: HamiError when a file cannot be read or settings contradict each other.
+    *config_flags*: flags for the device configuration with their values. *known*: its sections that vendors of third
+    parties read. Raises: HamiError when a file cannot be read or settings contradict each other.
     """
-    values = {
-        "pod_name": environ.get("POD_NAME", ""),
-        **cluster_values(given, environ, fallback, known),
-    }
-    if "node_lock_timeout" not in given and (text := environ.get("HAMI_NODELOCK_EXPIRE")):
+    values = cluster_values(given, environ, config_flags, known)
+    values["pod_name"] = environ.get("POD_NAME", "")
+    text = environ.get("HAMI_NODELOCK_EXPIRE")
+    if text and "node_lock_timeout" not in given:
         variable = "environment variable HAMI_NODELOCK_EXPIRE"
         values["node_lock_timeout"] = parse_named(text, parse_seconds, variable)
         if not values["node_lock_timeout"]:
             raise MalformedInput(variable, text, "expected more than 0s")
     if directory := str(values.get("self_signed_cert_dir", "")):
-        if given_file := next((flag for flag in ("cert_file", "key_file") if values.get(flag)), ""):
-            raise HamiError(f"--self-signed-cert-dir with --{given_file}: use one or the other")
-        values |= dict.fromkeys(("cert_file", "key_file"), str(Path(directory) / SELF_SIGNED_FILE))
+        for flag in ("cert_file", "key_file"):
+            if values.get(flag):
+                raise HamiError(f"--self-signed-cert-dir with --{flag}: use one or the other")
+            values[flag] = str(Path(directory) / SELF_SIGNED_FILE)
     return Settings(**values)  # type: ignore[arg-type]  # each flag's type made its value
-
-
-def parse_device_policy_flag(text: str) -> str:
-    """*text* when it is a device policy, or several separated by commas. Raises: MalformedInput."""
-    if not all(token.strip() in DEVICE_POLICIES for token in text.split(",")):
-        raise MalformedInput(
-            "policy", text, f"expected {', '.join(DEVICE_POLICIES)}, or several separated by commas"
-        )
-    return text

@@ -17,7 +17,8 @@ from hami.codec.device_config import (
     AscendChip,
     Chip,
     DeviceConfig,
-    Flagged,
+    FlagValue,
+    Key,
     MigAllowance,
     Names,
     NvidiaConfig,
@@ -60,11 +61,15 @@ def ascend(text="", word="Ascend910B4", **options):
 
 
 def flags(**values):
-    """Values of flags by path: ``flags(hygon={"resourceCountName": "a.b/c"})``. A flag is named after its key."""
-    return {
-        path: {key: Flagged(value, f"--{key}") for key, value in keys.items()}
-        for path, keys in values.items()
-    }
+    """Values of flags by section: ``flags(hygon={"resourceCountName": "a.b/c"})``, ``iluvatars[]`` for the chip that
+    lacks the key, ``vnpus.configs[WORD]`` for one chip. A flag is named after its key."""
+    given = {}
+    for path, keys in values.items():
+        section, bracket, word = path.partition("[")
+        for name, value in keys.items():
+            key = Key(section, name, word.removesuffix("]") if bracket else None)
+            given[key] = FlagValue(value, f"--{name}")
+    return given
 
 
 def test_the_manifest_is_what_holds_without_a_file():
@@ -729,15 +734,15 @@ BIREN = "biren: {resourceCountName: d.e/f}"  # a file that says nothing of what 
     ids=["no section", "no key", "null", "named", "no file"],
 )
 def test_a_flag_names_what_the_file_does_not(text, says):
-    fallback = flags(hygon={"resourceCountName": "flag.com/dcu"})
-    config = chart_config(fallback) if text is None else parse(text, fallback=fallback)
+    given = flags(hygon={"resourceCountName": "flag.com/dcu"})
+    config = chart_config(given) if text is None else parse(text, flags=given)
     assert config.names["DCU"].count == says
 
 
 def test_an_empty_name_in_the_file_is_a_name():
     config = parse(
         "hygon: {resourceCountName: ''}",
-        fallback=flags(hygon={"resourceCountName": "flag.com/dcu"}),
+        flags=flags(hygon={"resourceCountName": "flag.com/dcu"}),
     )
     assert "DCU" not in config.names
     assert config.notes == (
@@ -746,8 +751,8 @@ def test_an_empty_name_in_the_file_is_a_name():
 
 
 def test_a_flag_that_the_file_agrees_with_is_not_worth_a_note():
-    fallback = flags(hygon={"resourceCountName": "a.b/c"})
-    assert parse("hygon: {resourceCountName: a.b/c}", fallback=fallback).notes == ()
+    given = flags(hygon={"resourceCountName": "a.b/c"})
+    assert parse("hygon: {resourceCountName: a.b/c}", flags=given).notes == ()
 
 
 def test_an_empty_flag_takes_a_resource_of_the_chart_away():
@@ -756,15 +761,13 @@ def test_an_empty_flag_takes_a_resource_of_the_chart_away():
 
 
 def test_flags_alone_make_nvidia_s_section():
-    config = parse(
-        BIREN, fallback=flags(nvidia={"resourceCountName": "a.b/gpu", "defaultGPUNum": 1})
-    )
+    config = parse(BIREN, flags=flags(nvidia={"resourceCountName": "a.b/gpu", "defaultGPUNum": 1}))
     assert (config.nvidia.resource_count_name, config.nvidia.default_gpu_num) == ("a.b/gpu", 1)
     assert config.nvidia.resource_memory_name == ""
 
 
 @pytest.mark.parametrize(
-    "fallback, problem",
+    "given, problem",
     [
         (flags(hygon={"memoryFactor": 0}), "--memoryFactor: expected a whole number from 1"),
         (
@@ -777,9 +780,9 @@ def test_flags_alone_make_nvidia_s_section():
         ),
     ],
 )
-def test_an_error_names_the_flag(fallback, problem):
+def test_an_error_names_the_flag(given, problem):
     with pytest.raises(MalformedInput, match=problem):
-        chart_config(fallback)
+        chart_config(given)
 
 
 NAME = {"resourceName": "huawei.com/old"}
@@ -818,9 +821,7 @@ def chips(*pairs):
     ids=["the only one", "the one without", "not the 310P", "the 310P", "named 310P", "named"],
 )
 def test_a_flag_for_a_kind_of_chip_is_the_entry_s_that_lacks_it(file, given, names):
-    assert [
-        chip.names.count for chip in parse(chips(*file), fallback=flags(**given)).ascends
-    ] == names
+    assert [chip.names.count for chip in parse(chips(*file), flags=flags(**given)).ascends] == names
 
 
 @pytest.mark.parametrize(
@@ -834,14 +835,14 @@ def test_a_flag_for_a_kind_of_chip_is_the_entry_s_that_lacks_it(file, given, nam
 )
 def test_a_flag_that_no_chip_needs_is_noted(file, given, why):
     text = chips(*file) if file else BIREN
-    assert parse(text, fallback=flags(**given)).notes == (
+    assert parse(text, flags=flags(**given)).notes == (
         f"--resourceName huawei.com/old: device.yaml: vnpus.configs {why}, skipped",
     )
 
 
 def test_a_flag_that_could_mean_several_chips_is_an_error():
     with pytest.raises(MalformedInput) as caught:
-        parse(chips(("Ascend910A", None), ("Ascend910B3", None)), fallback=flags(**ANY))
+        parse(chips(("Ascend910A", None), ("Ascend910B3", None)), flags=flags(**ANY))
     assert str(caught.value) == (
         "--resourceName: it could mean Ascend910A, Ascend910B3: expected resourceName in the entries of vnpus.configs "
         "in --device-config-file instead: 'huawei.com/old'"

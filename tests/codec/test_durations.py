@@ -2,12 +2,11 @@
 
 from datetime import timedelta
 
-import durationpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.codec.durations import parse_duration
+from hami.codec.durations import parse_duration, render_duration
 from hami.errors import MalformedInput
 
 
@@ -68,7 +67,21 @@ def test_anything_else_is_refused_with_its_text(text):
     assert (caught.value.field, caught.value.text) == ("duration", text)
 
 
-@given(st.integers(min_value=0, max_value=40_000 * 86_400))
-def test_the_notation_of_the_help_is_read(seconds):
-    duration = timedelta(seconds=seconds)
-    assert parse_duration(durationpy.to_str(duration)) == duration
+@given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=40_000)))
+def test_the_notation_of_the_help_is_read(duration):
+    assert parse_duration(render_duration(duration)) == duration
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0, "0"),
+        (0.9, "900ms"),
+        (1.5, "1s500ms"),
+        (300, "5m"),
+        (5401, "1h30m1s"),
+        (90 * 86_400, "2160h"),
+    ],
+)
+def test_the_help_leaves_out_units_that_are_zero(seconds, text):
+    assert render_duration(timedelta(seconds=seconds)) == text

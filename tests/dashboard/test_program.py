@@ -19,11 +19,10 @@ from click.testing import CliRunner
 from e2e.eventually import eventually
 from hami.cli import main
 from hami.cli.dashboard import DASHBOARD_FLAGS
-from hami.cli.scheduler import MOVED
 from hami.dashboard.program import DashboardProgram
 from hami.dashboard.settings import DashboardSettings
 from hami.errors import ClusterError, HamiError
-from hami.runtime.options import Address
+from hami.runtime.options import Address, all_flags
 from hami.runtime.signals import run_until_signal
 from hami.scheduler.cluster_cache import cluster_cache
 from hami.scheduler.settings import Settings
@@ -327,18 +326,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(args, problem):
 
 def test_help_explains_every_flag():
     output = CliRunner().invoke(main, ["dashboard", "--help"], terminal_width=120).output
-    assert [
-        flag.name for _, flags in DASHBOARD_FLAGS for flag in flags if flag.name not in output
-    ] == []
+    assert [flag.name for flag in all_flags(DASHBOARD_FLAGS) if flag.name not in output] == []
     for text in ("[default: 127.0.0.1:8445]", "TokenReviews", "[default: binpack]"):
         assert text in " ".join(output.split())
-
-
-@pytest.mark.parametrize("flag", [*MOVED, "--dashboard_monitor_port"])
-def test_the_scheduler_names_the_new_place_of_flags_that_have_moved(flag):
-    for words in ([f"{flag}=1"], [flag, "1"]):
-        result = CliRunner().invoke(main, ["scheduler", *words], obj=pytest.fail)
-        assert result.exit_code == 2
-        assert (
-            f"use hami dashboard --{flag[12:].replace('_', '-')}" in result.output.splitlines()[-1]
-        )

@@ -19,7 +19,7 @@ from hami.errors import HamiError
 from hami.monitor.processes import HostProcesses
 from hami.monitor.program import MonitorProgram, print_once, serve
 from hami.monitor.settings import MonitorSettings, above_vgpu, read_monitor_settings
-from hami.runtime.options import Address
+from hami.runtime.options import Address, all_flags
 from tests.monitor.region_bytes import UUIDS, Process, region_bytes
 from tests.monitor.stage import uid_of, wire
 from tests.node.pod_server import Server
@@ -301,9 +301,7 @@ def monitor(*args, **environ):
         ran.append(settings)
         return 0
 
-    silent = {
-        name: None for _, flags in MONITOR_FLAGS for flag in flags for name in flag.environment
-    }
+    silent = {name: None for flag in all_flags(MONITOR_FLAGS) for name in flag.environment}
     result = CliRunner().invoke(main, ["monitor", *args], env=silent | environ, obj=run)
     return result, ran[0] if ran else None
 
@@ -357,9 +355,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(args, says):
 
 def test_help_names_every_flag_with_environment_and_default():
     output = CliRunner().invoke(main, ["monitor", "--help"], terminal_width=120).output
-    assert [
-        flag.name for _, flags in MONITOR_FLAGS for flag in flags if flag.name not in output
-    ] == []
+    assert [flag.name for flag in all_flags(MONITOR_FLAGS) if flag.name not in output] == []
     for text in (
         "[NODE_NAME, NodeName]",
         "[default: 900ms]",

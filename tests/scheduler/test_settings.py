@@ -2,10 +2,11 @@
 
 import pytest
 
-from hami.codec.device_config import Flagged, chart_config
+from hami.codec.device_config import Key, chart_config
 from hami.errors import HamiError, MalformedInput
-from hami.runtime.options import Address, parse_address, parse_boolean, parse_seconds
-from hami.scheduler.settings import Settings, parse_device_policy_flag, read_settings
+from hami.runtime.options import Address, Flag, Value, parse_address, parse_boolean, parse_seconds
+from hami.runtime.settings import parse_device_policy_flag
+from hami.scheduler.settings import Settings, read_settings
 
 
 def test_nothing_given_means_the_defaults():
@@ -59,15 +60,32 @@ def test_the_device_configuration_is_read(tmp_path):
     assert settings.devices.nvidia.resource_memory_name == ""
 
 
-FALLBACK = {
-    "hygon": {"resourceCountName": Flagged("a.b/dcu", "--dcu-name")},
-    "vnpus.configs[Ascend310P]": {"resourceName": Flagged("a.b/npu", "--ascend310p-name")},
-    "iluvatars[]": {"resourceCountName": Flagged("a.b/gpu", "--iluvatar-name")},
-}
+RESOURCE = Value("name", str)
+CONFIG_FLAGS = [
+    (Flag("--dcu-name", type=RESOURCE, key=Key("hygon", "resourceCountName")), "a.b/dcu"),
+    (
+        Flag(
+            "--ascend310p-name",
+            type=RESOURCE,
+            key=Key("vnpus.configs", "resourceName", "Ascend310P"),
+            requires="--enable-ascend",
+        ),
+        "a.b/npu",
+    ),
+    (
+        Flag(
+            "--iluvatar-name",
+            type=RESOURCE,
+            key=Key("iluvatars", "resourceCountName", ""),
+            requires="--enable-iluvatar",
+        ),
+        "a.b/gpu",
+    ),
+]
 
 
 def test_flags_stand_in_for_the_device_configuration():
-    devices = read_settings({"enable_ascend": True}, {}, fallback=FALLBACK).devices
+    devices = read_settings({"enable_ascend": True}, {}, config_flags=CONFIG_FLAGS).devices
     assert devices.names["DCU"].count == "a.b/dcu"
     assert {chip.common_word: chip.names.count for chip in devices.ascends}[
         "Ascend310P"
@@ -76,7 +94,7 @@ def test_flags_stand_in_for_the_device_configuration():
 
 
 def test_flags_that_name_what_is_switched_off_have_no_say():
-    devices = read_settings({"enable_ascend": False}, {}, fallback=FALLBACK).devices
+    devices = read_settings({"enable_ascend": False}, {}, config_flags=CONFIG_FLAGS).devices
     assert devices.ascends == chart_config().ascends
     assert devices.notes == (
         "--ascend310p-name: requires --enable-ascend, skipped",
@@ -86,7 +104,7 @@ def test_flags_that_name_what_is_switched_off_have_no_say():
 
 def test_what_is_switched_on_and_could_mean_several_chips_is_refused():
     with pytest.raises(MalformedInput, match="--iluvatar-name: it could mean MR-V100, MR-V50"):
-        read_settings({"enable_iluvatar": True}, {}, fallback=FALLBACK)
+        read_settings({"enable_iluvatar": True}, {}, config_flags=CONFIG_FLAGS)
 
 
 def test_sections_that_third_parties_read_are_known(tmp_path):
