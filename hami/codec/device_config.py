@@ -21,7 +21,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from hami.codec.documents import convert, parse_own_yaml, parse_yaml, struct_fields, unknown_keys
+from hami.codec.documents import (
+    convert,
+    known_part,
+    parse_own_yaml,
+    parse_yaml,
+    struct_fields,
+    unknown_keys,
+)
 from hami.errors import MalformedInput
 from hami.quantity import INT32_MAX
 
@@ -395,6 +402,19 @@ def chart_config(flags: Mapping[Key, FlagValue] = _NO_FLAGS) -> DeviceConfig:
     Raises: MalformedInput when a flag's name is that of another resource, or it could mean several chips.
     """
     return _DocumentReader("the chart's configuration", flags_first=True).read(CHART, flags, ())
+
+
+def known_sections(document: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
+    """Returns *document* without the sections that are neither HAMi's nor *known*, and without keys that HAMi's do not
+    have."""
+    ours = dict(document)
+    if isinstance(ours.get("vnpus"), list):
+        ours["vnpus"] = {"configs": ours["vnpus"]}
+    sections: dict[str, Any] = known_part(ours, DeviceConfigFile)
+    for name in known:
+        if name in document:
+            sections[name] = document[name]
+    return sections
 
 
 def parse_resource_name(text: str) -> str:

@@ -210,6 +210,24 @@ def unknown_keys(value: object, type: Any, path: str = "") -> Iterator[str]:
             yield from unknown_keys(part.value, part.type, part.path)
 
 
+def known_part(value: Any, type: Any) -> Any:
+    """Returns *value* without the keys that *type* does not have."""
+    type = _plain(type)
+    if isinstance(value, list):
+        arguments = get_args(type)
+        if arguments:
+            return [known_part(inner, arguments[0]) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if not _is_struct(type):
+        return value
+    part = {}
+    for field in struct_fields(type):
+        if field.encode_name in value:
+            part[field.encode_name] = known_part(value[field.encode_name], field.type)
+    return part
+
+
 def describe(type: Any) -> str:
     """The values that *type* accepts, in words."""
     if description := _description(type):

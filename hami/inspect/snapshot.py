@@ -7,18 +7,33 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from enum import Enum
+from functools import partial
 from gzip import GzipFile
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
+from hami.codec.device_config import known_sections
 from hami.codec.keys import (
+    ALLOCATION_MODE,
     ASSIGNED_NODE,
+    ASSIGNED_TIME,
+    BIND_PHASE,
+    BIND_TIME,
+    CORDON,
+    CORES_LIMIT,
+    LOCK_FREE,
+    MIG_ALLOCATIONS,
     NODE_LOCK,
+    NODE_RESIZES,
     PREEMPTIBLE,
     PREEMPTING,
     RESIZE,
@@ -39,12 +54,13 @@ from hami.codec.resize import (
     shares_in,
 )
 from hami.errors import HamiError, MalformedInput
-from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject
-from hami.inspect.installation import Installation
-from hami.model import EvictedTogether, Node, Pod, PodRef, QuotaLimits, ScopeRequirement, Share
+from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject, selection_keys
+from hami.model import Node, Pod, Share
 from hami.quantity import INT32_MAX
-from hami.state.view import Policies
+from hami.vendors.entry_points import sections
+from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.shares import held_shares
+from hami.vendors.spec import Catalog
 
 KIND = "HamiSnapshot"
 VERSION = 1
@@ -66,6 +82,7 @@ _WORDS = frozenset(
 """.split()
 )
 """Words of annotations that name nothing: keys and fixed values of what device plugins, HAMi and pods write."""
+REDACTED = "redacted"
 _WORD = re.compile(r'[^\s,:;{}\[\]"_]+')
 _NUMBER = re.compile(r"[-+\d.TZ%]+")
 _INSTANCE_TYPE = re.compile(r"[a-z]{1,5}\d[a-z]{0,3}\.(\d*x?large|metal)")
@@ -119,9 +136,8 @@ def parse_snapshot(data: bytes, source: str) -> ClusterRecord:
         record = _FILE.decode(text).record
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise HamiError(f"{source}: a damaged snapshot: {error}") from error
-    for (
-        pod
-    ) in record.pods:  # the API server bounds it, and the columns of devices hold no larger one
+    # the API server bounds it, and the columns of devices hold no larger one
+    for pod in record.pods:
         if abs(pod.priority) > INT32_MAX:
             raise HamiError(
                 f"{source}: a damaged snapshot: the priority of pod {pod.ref.namespace}/{pod.ref.name} is "
@@ -144,14 +160,116 @@ def _unpacked(data: bytes, source: str) -> bytes:
 # Anonymous snapshots
 
 
+class Kind(Enum):
+    """The meaning of a value that is no name. What has no kind is left out of an anonymous snapshot."""
+
+    KEPT = "kept"  # numbers, times, words of Kubernetes, and names of resources
+    TEXT = "text"  # only known words, numbers and names of devices stay
+    PROBLEM = "problem"  # whether there is one
+    LOCK = "lock"
+    INSTANCE_TYPE = "instance type"
+    RUNTIME_VERSION = "runtime version"
+    KUBELET_VERSION = "kubelet version"
+
+
+class Name(NamedTuple):
+    """The name of an object of the record; *word* begins its other name."""
+
+    word: str
+
+
+class Reference(NamedTuple):
+    """The name of an object that may have gone."""
+
+    word: str
+
+
+Fields = Mapping[str, "Kind | Name | Reference | Fields"]
+"""The fields of a record that are in an anonymous snapshot. Those of a tuple are the fields of each of its records."""
+
+_REF: Fields = {"namespace": Name("namespace"), "name": Name("pod"), "uid": Name("uid")}
+POD_FIELDS: Fields = {
+    "ref": _REF,
+    "node_name": Reference("node"),
+    "scheduler_name": Name("scheduler"),
+    "nominated_node": Reference("node"),
+    "group": Name("group"),
+    "scope": {
+        "priority_class": Name("priority-class"),
+        "has_deadline": Kind.KEPT,
+        "is_best_effort": Kind.KEPT,
+        "crosses_namespaces": Kind.KEPT,
+    },
+    "preemptor": Reference("uid"),
+    "evicted_with": {"count": Kind.KEPT, "last": Reference("uid")},
+    "claim": Name("claim"),
+    "claim_problem": Kind.PROBLEM,
+    "controller": Name("controller"),
+    **dict.fromkeys(
+        "resource_version phase init_done admitted deleting created priority soft_constraints preempts "
+        "preempted is_node_agent grace_s started deletion deletion_grace_s size".split(),
+        Kind.KEPT,
+    ),
+}
+_CONTAINER: Fields = {
+    "name": Kind.KEPT,  # it has its other name already
+    "kind": Kind.KEPT,
+    "limits": Kind.KEPT,
+    "requests": Kind.KEPT,
+}
+NODE_FIELDS: Fields = {
+    "name": Name("node"),
+    "resource_version": Kind.KEPT,
+    "capacity": Kind.KEPT,
+    "allocatable": Kind.KEPT,
+    "runtime_version": Kind.RUNTIME_VERSION,
+    "kubelet_version": Kind.KUBELET_VERSION,
+    "unschedulable": Kind.KEPT,
+}
+QUOTA_FIELDS: Fields = {
+    "namespace": Name("namespace"),
+    "name": Name("quota"),
+    "uid": Name("uid"),
+    "resource_version": Kind.KEPT,
+    "limits": Kind.KEPT,
+    "binary": Kind.KEPT,
+    "requests": Kind.KEPT,
+    "scopes": {"scope": Kind.KEPT, "operator": Kind.KEPT, "values": Name("priority-class")},
+}
+_POLICIES: Fields = {"node": Kind.TEXT, "device": Kind.TEXT}
+_POD_LABELS: Fields = {ASSIGNED_NODE: Reference("node"), PREEMPTIBLE: Kind.TEXT}
+
+
+def _node_annotations(vendors: Catalog) -> Fields:
+    keys = {LOCK_FREE, CORDON, PAIR_SCORES, ALLOCATION_MODE, NODE_RESIZES}
+    locks = {NODE_LOCK}
+    for vendor in vendors:
+        annotations = vendor.annotations
+        keys |= {annotations.register, annotations.handshake, *annotations.node_keys}
+        locks.add(annotations.lock)
+    return dict.fromkeys(keys, Kind.TEXT) | dict.fromkeys(locks, Kind.LOCK)
+
+
+def _pod_annotations(vendors: Catalog) -> Fields:
+    """All but those of a resize, which name containers."""
+    keys = {ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, RESIZED, RESIZE_TARGET}
+    keys |= {CORES_LIMIT, *selection_keys(vendors)}
+    for vendor in vendors:
+        annotations = vendor.annotations
+        keys |= {annotations.to_allocate, annotations.allocated, *annotations.extra_keys}
+    places = (ASSIGNED_NODE, PREEMPTING)
+    return dict.fromkeys(keys, Kind.TEXT) | dict.fromkeys(places, Reference("node"))
+
+
 def anonymize(record: ClusterRecord) -> ClusterRecord:
     """Returns *record* with other names: of nodes, pods, namespaces, containers, quotas, priority classes and
     devices.
 
-    The order of names stays, so decisions stay the same, but for preferred nodes. Labels are left out unless a vendor
-    reads them on nodes, and so are preferences for them, and the words of kube-scheduler. In
-    annotations only numbers, known words and parts of device models stay: any other word may be a name. Comments of
-    the device configuration are left out, the installation, and what is allocated by claims.
+    The order of names stays, so decisions stay the same, but for preferred nodes. Fields, annotations and labels
+    without a declared kind are left out: so are labels that no vendor reads on nodes, preferences for them, the words
+    of kube-scheduler, the installation, and what is allocated by claims. In annotations only numbers, known words and
+    parts of device models stay: any other word may be a name. Comments and unknown keys of the device configuration
+    are left out.
     """
     return _Anonymizer(record).record()
 
@@ -161,203 +279,97 @@ class _Anonymizer:
 
     def __init__(self, record: ClusterRecord) -> None:
         self._record = record
-        self._cluster = InspectedCluster(record)
-        self._vendors = self._cluster.vendors
-        self._nodes = _numbered("node", (node.name for node in record.nodes))
-        self._namespaces = _numbered(
-            "namespace",
-            (
-                *(pod.ref.namespace for pod in record.pods),
-                *(quota.namespace for quota in record.quotas),
-            ),
-        )
-        self._pods = _numbered("pod", (pod.ref.name for pod in record.pods))
-        self._quotas = _numbered("quota", (quota.name for quota in record.quotas))
-        self._uids = _numbered(
-            "uid", (*(pod.ref.uid for pod in record.pods), *(quota.uid for quota in record.quotas))
-        )
-        self._priority_classes = {"": ""} | _numbered(
-            "priority-class",
-            (
-                *(pod.scope.priority_class for pod in record.pods if pod.scope.priority_class),
-                *(
-                    name
-                    for quota in record.quotas
-                    for scope in quota.scopes
-                    for name in scope.values
-                ),
-            ),
-        )
-        self._schedulers = _numbered(
-            "scheduler",
-            (
-                pod.scheduler_name
-                for pod in record.pods
-                if pod.scheduler_name not in ("", *SCHEDULERS)
-            ),
-        )
-        self._claims = {"": ""} | _numbered(
-            "claim", (pod.claim for pod in record.pods if pod.claim)
-        )
-        self._groups = {"": ""} | _numbered(
-            "group", (pod.group for pod in record.pods if pod.group)
-        )
-        self._controllers = {"": ""} | _numbered(
-            "controller", (pod.controller for pod in record.pods if pod.controller)
-        )
-        self._uuids = self._device_names()
-        self._pattern = re.compile(
-            "|".join(
-                rf"(?<![\w-]){re.escape(uuid)}(?![\w-])"
-                for uuid in sorted(self._uuids, key=len, reverse=True)
-            )
-            or "(?!)"
-        )
-        self._models = " ".join(
-            sorted(
-                {
-                    text.lower()
-                    for _, usage in self._cluster.usages()
-                    for text in (
-                        usage.device.model,
-                        *(kind.name for kind in usage.device.mig_profiles),
-                    )
-                }
-            )
-        )
-        self._node_labels = {
-            key for vendor in self._vendors for key in vendor.annotations.node_keys
+        cluster = InspectedCluster(record)
+        self._names = _other_names(record)
+        self._text = _Texts(cluster, self._names["node"]).anonymous
+        self._node_annotations = _node_annotations(cluster.vendors)
+        self._pod_annotations = _pod_annotations(cluster.vendors)
+        self._node_labels: dict[str, Kind] = {}
+        for vendor in cluster.vendors:
+            self._node_labels |= dict.fromkeys(vendor.annotations.node_keys, Kind.INSTANCE_TYPE)
+        self._values: Mapping[Kind, Callable[[Any], object]] = {
+            Kind.KEPT: lambda value: value,
+            Kind.TEXT: self._text,
+            Kind.PROBLEM: lambda problem: REDACTED,
+            Kind.LOCK: self._lock,
+            Kind.INSTANCE_TYPE: self._instance_type,
+            Kind.RUNTIME_VERSION: partial(_start, _RUNTIME),
+            Kind.KUBELET_VERSION: partial(_start, _VERSION),
         }
-        self._words = _WORDS | {vendor.key.lower() for vendor in self._vendors}
-        self._locks = {NODE_LOCK, *(vendor.annotations.lock for vendor in self._vendors)}
 
     def record(self) -> ClusterRecord:
         """Returns the record with other names."""
         record = self._record
-        return replace(
-            record,
+        return ClusterRecord(
+            taken=record.taken,
             nodes=tuple(map(self._node, record.nodes)),
             pods=tuple(map(self._pod, record.pods)),
-            quotas=tuple(map(self._quota, record.quotas)),
-            events={},
-            installation=Installation(),
-            slices=(),
-            claims=(),
-            device_config=yaml.safe_dump(yaml.safe_load(record.device_config))
-            if record.device_config
-            else "",
-            policies=Policies(self._text(record.policies.node), self._text(record.policies.device)),
+            quotas=self._value(record.quotas, QUOTA_FIELDS),
+            device_config=self._device_config(record.device_config),
+            policies=self._value(record.policies, _POLICIES),
             unreadable=tuple(
                 UnreadableObject(problem.kind, "?", "left out") for problem in record.unreadable
             ),
         )
 
-    def _device_names(self) -> dict[str, str]:
-        """Returns the other name of each device. One that contains its node's name contains the node's other name."""
-        homes = {usage.device.uuid: name for name, usage in self._cluster.usages()}
-        homes |= {
-            share.uuid: pod.node_name
-            for pod in self._record.pods
-            for share in self._shares(pod)
-            if share.uuid not in homes
-        }
-        numbered = _numbered("device", homes)
-        words = "|".join((*COUNTED, *(re.escape(vendor.key) for vendor in self._vendors)))
-        endings = re.compile(rf"-({words})-\d+")
-        return {
-            uuid: f"{self._nodes[home]}{uuid.removeprefix(home)}"
-            if home in self._nodes and uuid.startswith(home) and endings.fullmatch(uuid, len(home))
-            else numbered[uuid]
-            for uuid, home in homes.items()
-        }
+    def _value(self, value: Any, kind: Kind | Name | Reference | Fields) -> Any:
+        """Returns the anonymous form of *value*. Empty values stay."""
+        if not value:
+            return value
+        if isinstance(value, tuple):
+            return tuple(self._value(item, kind) for item in value)
+        if isinstance(kind, Kind):
+            return self._values[kind](value)
+        if isinstance(kind, Name):
+            return self._names[kind.word][value]
+        if isinstance(kind, Reference):
+            return self._names[kind.word].get(value, f"{kind.word}-gone")
+        fields = {field: self._value(getattr(value, field), kind[field]) for field in kind}
+        return type(value)(**fields)
 
-    def _shares(self, pod: Pod) -> Iterator[Share]:
-        for vendor in self._vendors.allocated_in(pod.annotations):
-            with contextlib.suppress(MalformedInput):
-                for shares in held_shares(pod.annotations, vendor):
-                    yield from shares
-        for key in (RESIZED, RESIZE_TARGET):
-            yield from (share for shares in shares_in(pod.annotations.get(key)) for share in shares)
+    def _entries(self, entries: Mapping[str, str], kinds: Fields) -> dict[str, str]:
+        """Returns the annotations or labels that have a kind."""
+        return {key: self._value(text, kinds[key]) for key, text in entries.items() if key in kinds}
 
     def _node(self, node: Node) -> Node:
+        other: Node = self._value(node, NODE_FIELDS)
         return replace(
-            node,
-            name=self._nodes[node.name],
-            annotations={
-                key: self._lock(text) if key in self._locks else self._text(text)
-                for key, text in node.annotations.items()
-            },
-            labels={
-                key: self._node_label(text)
-                for key, text in node.labels.items()
-                if key in self._node_labels
-            },
-            runtime_version=_start(_RUNTIME, node.runtime_version),
-            kubelet_version=_start(_VERSION, node.kubelet_version),
+            other,
+            annotations=self._entries(node.annotations, self._node_annotations),
+            labels=self._entries(node.labels, self._node_labels),
         )
-
-    def _node_label(self, text: str) -> str:
-        if _INSTANCE_TYPE.fullmatch(text):
-            return text
-        return self._text(text)
 
     def _pod(self, pod: Pod) -> Pod:
-        ref = PodRef(
-            self._namespaces[pod.ref.namespace], self._pods[pod.ref.name], self._uids[pod.ref.uid]
-        )
-        containers = tuple(
+        containers = [
             replace(container, name=f"container-{number}")
             for number, container in enumerate(pod.containers, start=1)
-        )
-        labels = (
-            {ASSIGNED_NODE: self._place(pod.labels[ASSIGNED_NODE])}
-            if ASSIGNED_NODE in pod.labels
-            else {}
-        )
-        if pod.labels.get(PREEMPTIBLE) == "false":
-            labels[PREEMPTIBLE] = "false"
-        scope = replace(pod.scope, priority_class=self._priority_classes[pod.scope.priority_class])
+        ]
+        annotations = self._entries(pod.annotations, self._pod_annotations)
+        other: Pod = self._value(pod, POD_FIELDS)
         return replace(
-            pod,
-            ref=ref,
-            labels=labels,
-            containers=containers,
-            node_name=self._place(pod.node_name),
-            scope=scope,
-            group=self._groups[pod.group],
-            nominated_node=self._place(pod.nominated_node),
-            scheduling_failure="",
-            preferences=(),
-            controller=self._controllers[pod.controller],
-            claim=self._claims[pod.claim],
-            claim_problem="redacted" if pod.claim_problem else "",
-            preemptor=self._uids.get(pod.preemptor, "uid-gone") if pod.preemptor else "",
-            evicted_with=self._together(pod.evicted_with),
-            scheduler_name=self._schedulers.get(pod.scheduler_name, pod.scheduler_name),
-            annotations={
-                key: self._annotation(pod, key, text) for key, text in pod.annotations.items()
-            },
+            other,
+            containers=self._value(tuple(containers), _CONTAINER),
+            annotations=annotations | self._resize_annotations(pod),
+            labels=self._entries(pod.labels, _POD_LABELS),
         )
 
-    def _together(self, pods: EvictedTogether | None) -> EvictedTogether | None:
-        return None if pods is None else replace(pods, last=self._uids.get(pods.last, "uid-gone"))
-
-    def _annotation(self, pod: Pod, key: str, text: str) -> str:
-        if key in (ASSIGNED_NODE, PREEMPTING):
-            return self._place(text)
-        if key == RESIZE:
-            return self._resize(pod, text)
-        if key == RESIZE_STATUS and (status := parse_status(text)) is not None:
-            return render_status(
-                ResizeStatus(
-                    status.state, self._resize(pod, status.request), self._text(status.message)
-                )
-            )
-        if key == RESIZE_APPLIED and (applied := parse_applied(text)) is not None:
-            return render_applied(
-                AppliedSizes(self._text(applied.sizes), self._text(applied.problem))
-            )
-        return self._text(text)
+    def _resize_annotations(self, pod: Pod) -> dict[str, str]:
+        annotations: dict[str, str] = {}
+        for key in (RESIZE, RESIZE_STATUS, RESIZE_APPLIED):
+            text = pod.annotations.get(key)
+            if text is None:
+                continue
+            annotations[key] = self._text(text)
+            if key == RESIZE:
+                annotations[key] = self._resize(pod, text)
+            elif key == RESIZE_STATUS and (status := parse_status(text)) is not None:
+                request = self._resize(pod, status.request)
+                message = self._text(status.message)
+                annotations[key] = render_status(ResizeStatus(status.state, request, message))
+            elif key == RESIZE_APPLIED and (applied := parse_applied(text)) is not None:
+                sizes = AppliedSizes(self._text(applied.sizes), self._text(applied.problem))
+                annotations[key] = render_applied(sizes)
+        return annotations
 
     def _resize(self, pod: Pod, text: str) -> str:
         """Returns a request to resize *pod* with the other names of its containers."""
@@ -365,54 +377,123 @@ class _Anonymizer:
             sizes = parse_resize(text)
         except MalformedInput:
             return self._text(text)
-        known = [container.name for container in pod.containers]
-        names = [*known, *sorted(sizes.keys() - set(known))]
+        names = [container.name for container in pod.containers]
+        names += sorted(sizes.keys() - set(names))
         return render_resize(
             {f"container-{names.index(name) + 1}": size for name, size in sizes.items()}
         )
 
-    def _quota(self, quota: QuotaLimits) -> QuotaLimits:
-        return replace(
-            quota,
-            namespace=self._namespaces[quota.namespace],
-            name=self._quotas[quota.name],
-            uid=self._uids[quota.uid],
-            scopes=tuple(self._scope(scope) for scope in quota.scopes),
-        )
-
-    def _scope(self, scope: ScopeRequirement) -> ScopeRequirement:
-        return replace(scope, values=tuple(self._priority_classes[name] for name in scope.values))
-
-    def _place(self, node: str) -> str:
-        return self._nodes.get(node, "node-gone") if node else ""
-
-    def _text(self, text: str) -> str:
-        """Returns *text* with the other names of devices; of the rest, the words that name nothing."""
-        kept, end = [], 0
-        for match in self._pattern.finditer(text):
-            kept += [_WORD.sub(self._word, text[end : match.start()]), self._uuids[match[0]]]
-            end = match.end()
-        return "".join([*kept, _WORD.sub(self._word, text[end:])])
-
-    def _word(self, match: re.Match[str]) -> str:
-        word = match[0]
-        is_kept = (
-            _NUMBER.fullmatch(word) or word.lower() in self._words or word.lower() in self._models
-        )
-        return word if is_kept else "redacted"
-
     def _lock(self, text: str) -> str:
         """Returns the text of a node lock: the time, then namespace and name of the pod that holds it."""
         time, *holder = text.split(",")
-        if len(holder) != 2:
-            return self._text(time)
-        return ",".join(
-            (
-                self._text(time),
-                self._namespaces.get(holder[0], "namespace-gone"),
-                self._pods.get(holder[1], "pod-gone"),
-            )
-        )
+        words = [self._text(time)]
+        if len(holder) == 2:
+            words.append(self._value(holder[0], Reference("namespace")))
+            words.append(self._value(holder[1], Reference("pod")))
+        return ",".join(words)
+
+    def _instance_type(self, text: str) -> str:
+        return text if _INSTANCE_TYPE.fullmatch(text) else self._text(text)
+
+    def _device_config(self, text: str) -> str:
+        """Returns the keys of the device configuration that HAMi and installed vendors read."""
+        document = yaml.safe_load(text) if text else None
+        if not isinstance(document, dict):
+            return ""
+        document = known_sections(document, sections())
+        nvidia = document.get("nvidia")
+        if isinstance(nvidia, dict) and isinstance(nvidia.get("gpucoresLimits"), dict):
+            names = self._names["namespace"]
+            limits = nvidia["gpucoresLimits"].items()
+            nvidia["gpucoresLimits"] = {
+                names[name]: limit for name, limit in limits if name in names
+            }
+        return yaml.safe_dump(document)
+
+
+class _Texts:
+    """Reduces the texts of a cluster, whose nodes have the other names *nodes*."""
+
+    def __init__(self, cluster: InspectedCluster, nodes: Mapping[str, str]) -> None:
+        self._uuids = _device_names(cluster, nodes)
+        longest_first = sorted(self._uuids, key=len, reverse=True)
+        uuids = [rf"(?<![\w-]){re.escape(uuid)}(?![\w-])" for uuid in longest_first]
+        self._pattern = re.compile("|".join(uuids) or "(?!)")
+        models: set[str] = set()
+        for _, usage in cluster.usages():
+            models.add(usage.device.model.lower())
+            models.update(profile.name.lower() for profile in usage.device.mig_profiles)
+        self._models = " ".join(sorted(models))
+        self._words = _WORDS | {vendor.key.lower() for vendor in cluster.vendors}
+
+    def anonymous(self, text: str) -> str:
+        """Returns *text* with the other names of devices; of the rest, the words that name nothing."""
+        parts, end = [], 0
+        for match in self._pattern.finditer(text):
+            parts.append(_WORD.sub(self._word, text[end : match.start()]))
+            parts.append(self._uuids[match[0]])
+            end = match.end()
+        parts.append(_WORD.sub(self._word, text[end:]))
+        return "".join(parts)
+
+    def _word(self, match: re.Match[str]) -> str:
+        word = match[0].lower()
+        names_nothing = _NUMBER.fullmatch(match[0]) or word in self._words or word in self._models
+        return match[0] if names_nothing else REDACTED
+
+
+def _other_names(record: ClusterRecord) -> dict[str, dict[str, str]]:
+    """Returns the other names of objects by the words with which these begin."""
+    names = defaultdict[str, set[str]](set)
+    for value, fields in (
+        (record.nodes, NODE_FIELDS),
+        (record.pods, POD_FIELDS),
+        (record.quotas, QUOTA_FIELDS),
+    ):
+        for word, name in _names_in(value, fields):
+            names[word].add(name)
+    names["scheduler"] -= set(SCHEDULERS)
+    words = ("node", "pod", "namespace", *names)
+    other = {word: _numbered(word, names[word]) for word in words}
+    other["scheduler"] |= {name: name for name in SCHEDULERS}
+    return other
+
+
+def _names_in(value: Any, kind: Kind | Name | Reference | Fields) -> Iterator[tuple[str, str]]:
+    """The names in *value*, each with the word of its kind."""
+    if not value:
+        return
+    if isinstance(value, tuple) and not isinstance(kind, Kind):
+        for item in value:
+            yield from _names_in(item, kind)
+    elif isinstance(kind, Name):
+        yield kind.word, value
+    elif isinstance(kind, Mapping):
+        for field, inner in kind.items():
+            yield from _names_in(getattr(value, field), inner)
+
+
+def _device_names(cluster: InspectedCluster, nodes: Mapping[str, str]) -> dict[str, str]:
+    """Returns the other name of each device. One that contains its node's name contains the node's other name."""
+    homes = {usage.device.uuid: name for name, usage in cluster.usages()}
+    for pod in cluster.record.pods:
+        for share in _shares(pod, cluster.vendors):
+            homes.setdefault(share.uuid, pod.node_name)
+    other = _numbered("device", homes)
+    words = "|".join((*COUNTED, *(re.escape(vendor.key) for vendor in cluster.vendors)))
+    endings = re.compile(rf"-({words})-\d+")
+    for uuid, home in homes.items():
+        if home in nodes and uuid.startswith(home) and endings.fullmatch(uuid, len(home)):
+            other[uuid] = nodes[home] + uuid.removeprefix(home)
+    return other
+
+
+def _shares(pod: Pod, vendors: Catalog) -> Iterator[Share]:
+    for vendor in vendors.allocated_in(pod.annotations):
+        with contextlib.suppress(MalformedInput):
+            yield from itertools.chain.from_iterable(held_shares(pod.annotations, vendor))
+    for key in (RESIZED, RESIZE_TARGET):
+        yield from itertools.chain.from_iterable(shares_in(pod.annotations.get(key)))
 
 
 def _start(pattern: re.Pattern[str], text: str) -> str:

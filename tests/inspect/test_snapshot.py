@@ -1,10 +1,12 @@
 """Snapshots: files that answer as the cluster did, also with other names; decisions once more."""
 
+import dataclasses
 import gzip
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis.strategies import from_regex, randoms, sampled_from
 
@@ -34,9 +36,16 @@ from hami.inspect.cluster import InspectedCluster, SchedulingEvent, UnreadableOb
 from hami.inspect.explain import explain_pod
 from hami.inspect.resize_report import resize_report
 from hami.inspect.simulate import render_replay, replay
-from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
+from hami.inspect.snapshot import (
+    NODE_FIELDS,
+    POD_FIELDS,
+    QUOTA_FIELDS,
+    anonymize,
+    parse_snapshot,
+    render_snapshot,
+)
 from hami.inspect.tables import Style
-from hami.model import NodePreference, NodeRequirement, PodScope, ScopeRequirement
+from hami.model import NodePreference, NodeRequirement, Pod, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.inspect.records import PENDING, held, record, some_record
@@ -217,6 +226,67 @@ def test_an_anonymous_snapshot_contains_no_name():
         False,
         True,
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterPod(Pod):
+    """A pod of a later version, with a field of which the anonymizer knows nothing."""
+
+    owner: str = ""
+
+
+def test_a_field_without_a_kind_is_left_out():
+    plain = pod(gpus())
+    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+    (hidden,) = anonymize(record([], [LaterPod(**fields, owner="secretowner")])).pods
+    assert isinstance(hidden, LaterPod)
+    assert hidden.owner == ""
+
+
+@pytest.mark.parametrize("key", ["example.com/owner", "hami.io/new", "hami.io/vgpu-devices-new"])
+def test_an_annotation_without_a_kind_is_left_out(key):
+    holder = held("p", "n", ("a", 1, 1))
+    holder = replace(holder, annotations={**holder.annotations, key: "true"})
+    on = node("n", gpu("a", **T4), annotations={key: "true"})
+    hidden = anonymize(record([on], [holder]))
+    assert hidden.pods[0].annotations.keys() == holder.annotations.keys() - {key}
+    assert hidden.nodes[0].annotations.keys() == on.annotations.keys() - {key}
+
+
+def test_a_label_without_a_kind_is_left_out():
+    labels = {"example.com/owner": "true", "hami.io/preemptible": "false"}
+    hidden = anonymize(record([node("n", labels=labels)], [pod(gpus(), labels=labels)]))
+    assert hidden.pods[0].labels == {"hami.io/preemptible": "false"}
+    assert hidden.nodes[0].labels == {}
+
+
+def test_a_key_of_the_device_configuration_that_nobody_reads_is_left_out():
+    config = """
+nvidia: {resourceCountName: a.b/gpu, owner: secret, gpucoresLimits: {secretteam: 60, secretgone: 50}}
+vnpus:
+- {commonWord: Ascend, resourceName: a.b/npu, memoryAllocatable: 1, memoryCapacity: 1, templates: [], owner: secret}
+flags: {owner: secret}
+owner: secret
+"""
+    chip = {"commonWord": "Ascend", "resourceName": "a.b/npu", "templates": []}
+    chip |= {"memoryAllocatable": 1, "memoryCapacity": 1}
+    cluster = replace(record([], [pod(gpus(), namespace="secretteam")]), device_config=config)
+    assert yaml.safe_load(anonymize(cluster).device_config) == {
+        "nvidia": {"resourceCountName": "a.b/gpu", "gpucoresLimits": {"namespace-1": 60}},
+        "vnpus": {"configs": [chip]},
+    }
+
+
+def test_every_field_of_a_record_has_a_kind_or_is_known_to_be_left_out():
+    """A new field is a decision: whether it may name anything."""
+    for value, kinds, left_out in (
+        (pod(), POD_FIELDS, {"scheduling_failure", "preferences"}),
+        (node("n"), NODE_FIELDS, {"uid"}),
+        (quota(), QUOTA_FIELDS, set()),
+    ):
+        apart = {"annotations", "labels", "containers"}
+        fields = {field.name for field in dataclasses.fields(value)}
+        assert fields - kinds.keys() - apart == left_out
 
 
 def test_a_snapshot_without_scopes_can_be_read():
