@@ -60,11 +60,9 @@ class Client:
         collect_rarely(YOUNG_OBJECTS)
         if self.snapshot:
             return read_snapshot(self.snapshot)
-        text = (
-            read_text("--device-config-file", self.device_config_file)
-            if self.device_config_file
-            else None
-        )
+        text = None
+        if self.device_config_file:
+            text = read_text("--device-config-file", self.device_config_file)
         return self.reader().record(
             config_map=self._config_map(),
             device_config=text,
@@ -97,15 +95,21 @@ class Client:
 
     def find_pod(self, ref: PodRef) -> Pod | None:
         """Returns the pod of this namespace and name, also one without devices; ``None`` if there is none."""
-        return None if self.snapshot else self.reader().pod(ref)
+        if self.snapshot:
+            return None
+        return self.reader().pod(ref)
 
     def events(self, record: ClusterRecord, ref: PodRef) -> Sequence[SchedulingEvent]:
         """Returns why a pod of *record* could not be scheduled, in the words of kube-scheduler."""
-        return record.events.get(ref.uid, ()) if self.snapshot else self.reader().events(ref)
+        if self.snapshot:
+            return record.events.get(ref.uid, ())
+        return self.reader().events(ref)
 
     def pod_groups(self) -> PodGroups:
         """Returns what reads the PodGroups; those of a snapshot are not known."""
-        return (lambda ref: None) if self.snapshot else self.reader().pod_group
+        if self.snapshot:
+            return lambda ref: None
+        return self.reader().pod_group
 
     def claims_of(self, ref: PodRef) -> Sequence[str]:
         """Returns what a pod names that kube-scheduler allocates to claims, in words; nothing for a snapshot."""
@@ -113,11 +117,15 @@ class Client:
 
     def budgets(self) -> Sequence[DisruptionBudget]:
         """Returns the PodDisruptionBudgets; a snapshot has none."""
-        return () if self.snapshot else self.reader().budgets()
+        if self.snapshot:
+            return ()
+        return self.reader().budgets()
 
     def priority_classes(self) -> Mapping[str, PriorityClass]:
         """Returns the PriorityClasses by name; a snapshot has none."""
-        return {} if self.snapshot else self.reader().priority_classes()
+        if self.snapshot:
+            return {}
+        return self.reader().priority_classes()
 
     def single_namespace(self, reason: str) -> str:
         """Returns the chosen namespace. Raises: HamiError with *reason* if it is not a single one."""
@@ -250,38 +258,37 @@ def people_command(
         @functools.wraps(function)
         def run(ctx: click.Context, /, **values: Any) -> None:
             if of_cluster:
-                fields = {
-                    str(option.name): values.pop(str(option.name)) for option in CLIENT_OPTIONS
-                }
+                fields = {name: values.pop(name) for name in names}
                 values["client"] = Client(**fields, connect=ctx.obj or connect_api)
-            style = (
-                make_style(values.pop("form"), headers=not values.pop("no_headers"))
-                if has_forms
-                else Style()
-            )
-            answer = function(**values, **({"style": style} if has_forms else {}))
-            if answer is not None:
-                click.echo(
-                    render_document(answer.document, style.form)
-                    if style.is_document
-                    else answer.text()
-                )
-                ctx.exit(answer.status)
+            style = Style()
+            if has_forms:
+                style = make_style(values.pop("form"), headers=not values.pop("no_headers"))
+                values["style"] = style
+            answer = function(**values)
+            if answer is None:
+                return
+            if style.is_document:
+                click.echo(render_document(answer.document, style.form))
+            else:
+                click.echo(answer.text())
+            ctx.exit(answer.status)
 
         command = click.command(name=name, context_settings=CONTEXT_SETTINGS)(run)
-        command.params.extend(
-            [*(CLIENT_OPTIONS if of_cluster else ()), *(OUTPUT_OPTIONS if has_forms else ())]
-        )
+        if of_cluster:
+            command.params.extend(CLIENT_OPTIONS)
+        if has_forms:
+            command.params.extend(OUTPUT_OPTIONS)
         return command
+
+    names = [str(option.name) for option in CLIENT_OPTIONS]
 
     return declare
 
 
 def make_style(form: str, *, headers: bool) -> Style:
     """Returns the style of the output: with colors only on a terminal, and not if NO_COLOR is set."""
-    is_terminal = (
-        sys.stdout is not None and sys.stdout.isatty()
-    )  # there is none where it was closed
+    # there is no output where it was closed
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
     return Style(form, headers, color=is_terminal and not os.environ.get("NO_COLOR"))
 
 
@@ -293,6 +300,7 @@ def show_note(text: str) -> None:
 def show_progress(resource: str, count: int, total: int) -> None:
     """Shows on a terminal how much of a list has been read; the line disappears with the last page."""
     if sys.stderr.isatty():
-        is_last = count >= total
-        line = "" if is_last else f"reading {resource}: {count:,} of {total:,}"
+        line = ""
+        if count < total:
+            line = f"reading {resource}: {count:,} of {total:,}"
         click.echo(f"\r\x1b[K{line}", err=True, nl=False)

@@ -16,7 +16,7 @@ import click
 from hami.errors import HamiError
 from hami.inspect.tables import printable
 
-_SHORT_WITH_VALUE = re.compile(r"(-[A-Za-z])=(.+)", re.DOTALL)
+_SHORT_WITH_VALUE = re.compile(r"\A(-[A-Za-z])=(.+)\Z", re.DOTALL)
 
 
 PEOPLE = dict.fromkeys(
@@ -45,7 +45,9 @@ class Command(click.Command):
 def _reason_of(error: OSError) -> str:
     """Returns the file of *error*, if it names one, and the reason."""
     reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename is not None else reason
+    if error.filename is None:
+        return reason
+    return f"{error.filename}: {reason}"
 
 
 class Commands(Command, click.Group):
@@ -81,10 +83,8 @@ class Commands(Command, click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Accepts ``-n=NAME`` for ``-n NAME``, as kubectl does: for click the value would be ``=NAME``."""
-        matches = [(arg, _SHORT_WITH_VALUE.fullmatch(arg)) for arg in args]
-        return super().parse_args(
-            ctx, [match[1] + match[2] if match else arg for arg, match in matches]
-        )
+        args = [_SHORT_WITH_VALUE.sub(r"\1\2", arg) for arg in args]
+        return super().parse_args(ctx, args)
 
 
 def run(commands: Commands, name: str) -> NoReturn:

@@ -31,12 +31,13 @@ def completions(words: list[str]) -> list[str]:
     *args, incomplete = words or [""]
     shell = ShellComplete(kubectl_main, {}, "kubectl-hami", "_KUBECTL_HAMI_COMPLETE")
     items = shell.get_completions(args, incomplete)
-    lines = [
-        f"{item.value}\t{item.help}" if item.help else str(item.value)
-        for item in items
-        if item.type == "plain"
-    ]
-    return [*lines, WITH_FILES if any(item.type == "file" for item in items) else NO_FILES]
+    lines, directive = [], NO_FILES
+    for item in items:
+        if item.type == "file":
+            directive = WITH_FILES
+        elif item.type == "plain":
+            lines.append(f"{item.value}\t{item.help}" if item.help else str(item.value))
+    return [*lines, directive]
 
 
 def console_script() -> None:

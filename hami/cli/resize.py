@@ -109,7 +109,12 @@ def _try(client: Client, ref: PodRef, container: str, size: Size) -> bool:
 
 
 def _size_text(memory: str | None, cores: int | None) -> str:
-    return " and ".join(filter(None, (memory, f"{cores} cores" if cores is not None else None)))
+    words = []
+    if memory is not None:
+        words.append(memory)
+    if cores is not None:
+        words.append(f"{cores} cores")
+    return " and ".join(words)
 
 
 def _say(text: str) -> None:

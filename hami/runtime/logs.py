@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from types import NoneType
 from typing import TextIO
 
 from hami.errors import HamiError
@@ -57,11 +58,9 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""
+        created = datetime.fromtimestamp(record.created, UTC)
         values: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[
-                :-6
-            ]
-            + "Z",
+            "time": created.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -73,7 +72,10 @@ class LineFormatter(logging.Formatter):
 
     def _error_fields(self, record: logging.LogRecord) -> dict[str, object]:
         """The exception of *record*: its message if expected, the traceback if it is a bug or while debugging."""
-        if not record.exc_info or (error := record.exc_info[1]) is None:
+        if not record.exc_info:
+            return {}
+        error = record.exc_info[1]
+        if error is None:
             return {}
         if isinstance(error, HamiError | OSError) and not self._debug:
             return {"error": f"{type(error).__name__}: {error}"}
@@ -85,13 +87,14 @@ def _as_text(values: dict[str, object]) -> str:
 
 
 def _quoted(value: object) -> str:
-    if value is None or isinstance(value, bool | dict | list | tuple):
+    text = str(value)
+    if isinstance(value, bool | dict | list | tuple | NoneType):
         text = _json(value)
-    else:
-        text = str(value)
-    if text and text.isprintable() and _QUOTED.isdisjoint(text):
+    if not text.isprintable():
+        return json.dumps(text)
+    if text and _QUOTED.isdisjoint(text):
         return text
-    return json.dumps(text, ensure_ascii=not text.isprintable())
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _as_json(values: dict[str, object]) -> str:

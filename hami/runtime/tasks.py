@@ -153,5 +153,7 @@ class PeriodicTask(Task):
 
 def problems(tasks: Iterable[Task], now: float | None = None) -> str:
     """Returns which of *tasks* have died or hang; empty if none. *now*: by the monotonic clock."""
-    now = time.monotonic() if now is None else now
-    return "; ".join(problem for task in tasks if (problem := task.problem(now)))
+    if now is None:
+        now = time.monotonic()
+    found = [task.problem(now) for task in tasks]
+    return "; ".join(filter(None, found))

@@ -157,12 +157,8 @@ def _webhooks(verbs: Verbs, observe: Observe) -> dict[str, Answer]:
     """Returns the answers to the API server by their paths."""
     ways: dict[str, Admit] = {"/webhook": lambda review: verbs.admitter.admit(review)}
     if verbs.claim_admitter is not None:
-        ways |= {
-            f"/webhook/{allocation_mode}": partial(
-                verbs.claim_admitter.admit, allocation_mode=allocation_mode
-            )
-            for allocation_mode in CLAIM_ALLOCATION_MODES
-        }
+        for mode in CLAIM_ALLOCATION_MODES:
+            ways[f"/webhook/{mode}"] = partial(verbs.claim_admitter.admit, allocation_mode=mode)
     return {path: partial(_webhook, admit, observe) for path, admit in ways.items()}
 
 
@@ -172,16 +168,11 @@ def _webhook(admit: Admit, observe: Observe, environ: WSGIEnvironment) -> tuple[
 
     def act(body: bytes) -> tuple[bytes, str]:
         nonlocal review
-        given = environ.get("CONTENT_TYPE", "")
-        problem = (
-            f"contentType={given}, expected {JSON}"
-            if given != JSON
-            else ""
-            if body
-            else "request body is empty"
-        )
-        if problem:
-            raise MalformedInput("body", "", problem, message=problem)
+        content_type = environ.get("CONTENT_TYPE", "")
+        if content_type != JSON:
+            raise _unreadable(f"contentType={content_type}, expected {JSON}")
+        if not body:
+            raise _unreadable("request body is empty")
         review = admission.parse_review(body)
         return _admit(admit, review)
 
@@ -193,6 +184,10 @@ def _webhook(admit: Admit, observe: Observe, environ: WSGIEnvironment) -> tuple[
         observe,
         environ,
     )
+
+
+def _unreadable(problem: str) -> MalformedInput:
+    return MalformedInput("body", "", problem, message=problem)
 
 
 def _admit(admit: Admit, review: Review) -> tuple[bytes, str]:
@@ -210,34 +205,26 @@ def _extender(
 ) -> dict[str, Answer]:
     """Returns the answers to kube-scheduler by their paths. At most *most_binds* binds wait or write at a time."""
 
-    def counted(act: Act) -> Act:
-        """Returns *act*, counted as in flight: kube-scheduler places no other pod meanwhile."""
-
-        def act_and_count(body: bytes) -> tuple[bytes, str]:
-            with verbs.in_flight.request():
-                return act(body)
-
-        return act_and_count
-
-    slots = BindSlots(most_binds)
+    counted = partial(_counted, verbs.in_flight)
+    node_filter = verbs.node_filter
     ways: Mapping[str, tuple[int, Act, Refuse]] = {
         "filter": (
             FILTER_LIMIT,
-            counted(partial(_filter, verbs.node_filter, is_started)),
+            partial(counted, partial(_filter, node_filter, is_started)),
             _refuse_filter,
         ),
-        "prioritize": (FILTER_LIMIT, counted(partial(_prioritize, verbs.node_filter)), _abstain),
-        "simulate": (
+        "prioritize": (
             FILTER_LIMIT,
-            partial(_simulate, verbs.node_filter, is_started),
-            _refuse_filter,
+            partial(counted, partial(_prioritize, node_filter)),
+            _abstain,
         ),
-        "preempt": (PREEMPT_LIMIT, counted(partial(_preempt, verbs.preemption_filter)), _veto),
-        "bind": (
-            BIND_LIMIT,
-            partial(_bind, verbs.binder, slots),
-            lambda text, code: extender.render_bind(text),
+        "simulate": (FILTER_LIMIT, partial(_simulate, node_filter, is_started), _refuse_filter),
+        "preempt": (
+            PREEMPT_LIMIT,
+            partial(counted, partial(_preempt, verbs.preemption_filter)),
+            _veto,
         ),
+        "bind": (BIND_LIMIT, partial(_bind, verbs.binder, BindSlots(most_binds)), _refuse_bind),
     }
 
     def answer(name: str, environ: WSGIEnvironment) -> tuple[bytes, int]:
@@ -246,6 +233,12 @@ def _extender(
         return _verb(name, *ways[name], observe, environ)
 
     return {f"/{name}": partial(answer, name) for name in ways}
+
+
+def _counted(in_flight: InFlight, act: Act, body: bytes) -> tuple[bytes, str]:
+    """Answers while the request counts as in flight: kube-scheduler places no other pod meanwhile."""
+    with in_flight.request():
+        return act(body)
 
 
 def _add_reservations(app: flask.Flask, reservation: Callable[[str], Reservation | None]) -> None:
@@ -301,18 +294,18 @@ def _filter(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tupl
     answer = extender.render_filter(
         filtered.names, filtered.failed, unresolvable=filtered.unresolvable
     )
-    return answer, "refused" if filtered.failed or filtered.unresolvable else "ok"
+    if filtered.failed or filtered.unresolvable:
+        return answer, "refused"
+    return answer, "ok"
 
 
 def _prioritize(node_filter: NodeFilter, body: bytes) -> tuple[bytes, str]:
     """Scores the nodes that remain, if there are several."""
     args = extender.parse_filter(body)
-    names = (
-        [node.name for node in extender.parse_nodes(args.nodes)]
-        if args.nodes is not None
-        else args.names
-    )
-    return extender.render_priorities(node_filter.prioritize(args.pod, names or ())), "ok"
+    names: Sequence[str] = args.names or ()
+    if args.nodes is not None:
+        names = [node.name for node in extender.parse_nodes(args.nodes)]
+    return extender.render_priorities(node_filter.prioritize(args.pod, names)), "ok"
 
 
 def _simulate(node_filter: NodeFilter, is_started: IsStarted, body: bytes) -> tuple[bytes, str]:
@@ -336,7 +329,10 @@ def _simulate_on(
     names: list[str] = []
     filtered = node_filter.simulate(pod, _noting_names(extender.parse_nodes(nodes), names))
     fitting = [raw for name, raw in zip(names, nodes) if name not in filtered.failed]
-    return extender.render_simulation(fitting, filtered.failed), "ok" if fitting else "refused"
+    answer = extender.render_simulation(fitting, filtered.failed)
+    if not fitting:
+        return answer, "refused"
+    return answer, "ok"
 
 
 def _noting_names(nodes: Iterable[Node], names: list[str]) -> Iterator[Node]:
@@ -348,13 +344,13 @@ def _noting_names(nodes: Iterable[Node], names: list[str]) -> Iterator[Node]:
 def _preempt(preemption_filter: PreemptionFilter, body: bytes) -> tuple[bytes, str]:
     """Names the nodes where evictions would make room for the pod's devices, too, and whom to evict there."""
     args = extender.parse_preemption(body)
-    kept = preemption_filter.filter(
-        args.pod, {node: victims.uids for node, victims in args.victims.items()}
-    )
-    answer = extender.render_preemption(
-        {node: args.victims[node].with_uids(uids) for node, uids in kept.items()}
-    )
-    return answer, "ok" if kept or not args.victims else "refused"
+    proposals = {node: victims.uids for node, victims in args.victims.items()}
+    evictions = preemption_filter.filter(args.pod, proposals)
+    victims = {node: args.victims[node].with_uids(uids) for node, uids in evictions.items()}
+    answer = extender.render_preemption(victims)
+    if args.victims and not evictions:
+        return answer, "refused"
+    return answer, "ok"
 
 
 def _refuse_filter(text: str, code: int) -> bytes:
@@ -372,6 +368,11 @@ def _veto(text: str, code: int) -> bytes:
     """Returns the answer after which nobody is evicted. It cannot say why."""
     log.warning("preemption vetoed", extra={"reason": text[:LOGGED]})
     return extender.render_preemption({})
+
+
+def _refuse_bind(text: str, code: int) -> bytes:
+    """Returns the answer that says why the pod is not bound."""
+    return extender.render_bind(text)
 
 
 def _bind(binder: Binder, slots: BindSlots, body: bytes) -> tuple[bytes, str]:
@@ -393,13 +394,17 @@ def _add_health(
         """Reports ok once the caches have been filled, unless a thread has died or hangs."""
         if reason := hung_reason():
             return _text(reason, 500)
-        return _text("ok") if is_started(0) else _text("starting: caches are not filled yet", 503)
+        if not is_started(0):
+            return _text("starting: caches are not filled yet", 503)
+        return _text("ok")
 
     @app.get("/readyz")
     def readyz() -> flask.Response:
         """Reports ok while the caches are filled and fresh."""
         reason = unready_reason()
-        return _text("ok") if reason is None else _text(reason, 503)
+        if reason is not None:
+            return _text(reason, 503)
+        return _text("ok")
 
     @app.get("/version")
     def version() -> flask.Response:

@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -32,15 +32,96 @@ TlsContexts = Callable[[], ssl.SSLContext]
 _served: ContextVar[Connection | None] = ContextVar("served", default=None)  # by this thread
 
 
-def without_turn() -> AbstractContextManager[None]:
+@contextmanager
+def without_turn() -> Iterator[None]:
     """While this thread waits for something else than its client, or works for long, others have the turn that the
     thread has, if it has one: see :meth:`Connection.taking_turns`. That time does not count for what the client still
     has to send."""
     connection = _served.get()
-    return nullcontext() if connection is None else connection._without_turn()
+    if connection is None:
+        yield
+        return
+    with connection.turn.ended():
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            connection.deadlines.extend(time.monotonic() - begun)
 
 
-class Connection(io.RawIOBase):
+class Turn:
+    """The turn of a connection among all that share *lock*."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._is_taken = False
+
+    def take(self) -> None:
+        """Waits for the turn."""
+        self._is_taken = self._lock.acquire()
+
+    def end(self) -> None:
+        """Gives the turn to others, if the connection has it."""
+        if self._is_taken:
+            self._is_taken = False
+            self._lock.release()
+
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """Others have the turn meanwhile."""
+        was_taken = self._is_taken
+        self.end()
+        try:
+            yield
+        finally:
+            if was_taken:
+                self.take()
+
+
+class Deadlines:
+    """The deadlines of a connection for its requests and its answers, on the monotonic clock. *read_until*,
+    *write_until*: called at the beginning of a request and of an answer for its deadline."""
+
+    def __init__(self, read_until: Callable[[], float], write_until: Callable[[], float]) -> None:
+        self._begin = {False: read_until, True: write_until}
+        self._is_answer: bool | None = None
+        self._until = 0.0
+
+    def seconds_left(self, *, is_answer: bool) -> float:
+        """Returns the time that the client has for its request or its answer. Raises: TimeoutError if it has none."""
+        if self._is_answer is not is_answer:
+            self._is_answer = is_answer
+            self._until = self._begin[is_answer]()
+        seconds = self._until - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        return seconds
+
+    def extend(self, seconds: float) -> None:
+        """Gives the client more time."""
+        self._until += seconds
+
+
+class _Adapter(io.RawIOBase):
+    """The methods that gunicorn and socketserver call beside those of `Connection`, which has deadlines."""
+
+    def readable(self) -> bool:
+        return True
+
+    def makefile(self, mode: str, size: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def setblocking(self, flag: bool) -> None:
+        pass
+
+    def gettimeout(self) -> None:
+        pass
+
+    def settimeout(self, seconds: float | None) -> None:
+        pass
+
+
+class Connection(_Adapter):
     """The socket of a client, with deadlines; it is blocking, and other timeouts are ignored.
 
     The first `recv` makes the handshake of TLS. Clients that are too slow are errors of `recv` and `sendall`.
@@ -57,20 +138,19 @@ class Connection(io.RawIOBase):
         is_local: bool = False,
         turn: threading.Lock | None = None,
     ) -> None:
-        """*clients*: the open connections, oldest first. *read_until*, *write_until*: called at the beginning of a
-        request and of an answer for its deadline, on the monotonic clock. *is_local*: *client* came through an address
-        on loopback. *turn*: as :meth:`taking_turns` says."""
+        """*clients*: the open connections, oldest first. *read_until*, *write_until*: of its `Deadlines`. *is_local*:
+        *client* came through an address on loopback. *turn*: as :meth:`taking_turns` says; None if others never
+        wait."""
         super().__init__()
         self._socket = client
         self._clients = clients
-        self._deadlines = {False: read_until, True: write_until}
+        self.deadlines = Deadlines(read_until, write_until)
         self._tls = tls
+        self.scheme = "http" if tls is None else "https"
         self.is_local = is_local
-        self._turn = turn
-        self._takes_turns = self._has_turn = False
+        self.turn = Turn(turn or threading.Lock())
+        self._takes_turns = False
         self._right: ClientRight | None = None  # not known before the handshake
-        self._is_answer: bool | None = None
-        self._until = 0.0
         self.since = time.monotonic()
         self._has_received = False
         self.is_ending = False
@@ -95,12 +175,7 @@ class Connection(io.RawIOBase):
     def is_silent(self) -> bool:
         """Whether the client has sent nothing yet, in any thread. What waits for a thread to read it is something; the
         beginning of a handshake that a thread has read is not."""
-        return not self._has_received and not self._can_be_read(0)
-
-    @property
-    def scheme(self) -> str:
-        """The scheme of requests."""
-        return "http" if self._tls is None else "https"
+        return not self._has_received and not _can_be_read(self._socket, 0)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Returns at least one byte. Raises: OSError, also at the end: gunicorn takes a short body for a whole one."""
@@ -128,7 +203,7 @@ class Connection(io.RawIOBase):
         self._has_received = True
         is_limited = self.right is not ClientRight.EXTENDER
         if self._takes_turns and is_limited:
-            self._take_turn()
+            self.turn.take()
         return data
 
     def sendall(self, data: bytes) -> None:
@@ -149,38 +224,13 @@ class Connection(io.RawIOBase):
         finally:
             _served.reset(token)
             self._takes_turns = False
-            self._end_turn()
-
-    @contextmanager
-    def _without_turn(self) -> Iterator[None]:
-        had_turn = self._has_turn
-        self._end_turn()
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self._until += time.monotonic() - begun
-            if had_turn:
-                self._take_turn()
-
-    def _take_turn(self) -> None:
-        if self._turn is not None:
-            self._has_turn = self._turn.acquire()
-
-    def _end_turn(self) -> None:
-        if self._turn is not None and self._has_turn:
-            self._has_turn = False
-            self._turn.release()
+            self.turn.end()
 
     @contextmanager
     def _deadline(self, *, is_answer: bool) -> Iterator[None]:
-        self._end_turn()
-        if self._is_answer is not is_answer:
-            self._is_answer, self._until = is_answer, self._deadlines[is_answer]()
+        self.turn.end()
         try:
-            if (left := self._until - time.monotonic()) <= 0:
-                raise TimeoutError
-            self._socket.settimeout(left)
+            self._socket.settimeout(self.deadlines.seconds_left(is_answer=is_answer))
             yield
         except TimeoutError as error:
             self.is_ending = True
@@ -190,16 +240,7 @@ class Connection(io.RawIOBase):
         """Reports whether more arrives within *milliseconds*."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
-        return self._can_be_read(milliseconds)
-
-    def _can_be_read(self, milliseconds: int) -> bool:
-        poll = select.poll()
-        if (
-            descriptor := self._socket.fileno()
-        ) < 0:  # another thread has closed it, or begins a handshake
-            return True
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(milliseconds))
+        return _can_be_read(self._socket, milliseconds)
 
     def finish(self) -> None:
         """Closes it after the answer. A client that is still sending would miss an answer whose connection is closed
@@ -207,48 +248,53 @@ class Connection(io.RawIOBase):
         with suppress(OSError):
             if not self.is_ending:
                 self._socket.shutdown(socket.SHUT_WR)
-                until, left = time.monotonic() + LINGER_S, PIECE
-                while left > 0 and (seconds := until - time.monotonic()) > 0:
-                    self._socket.settimeout(seconds)
-                    data = self._socket.recv(4096)
-                    left -= len(data) or left
+                _drain(self._socket)
         self.close()
 
     def end(self) -> None:
         """Ends it, in any thread. Its own thread notices when it reads or writes."""
         self.is_ending = True
         with suppress(OSError):
-            socket.socket.shutdown(
-                self._socket, socket.SHUT_RDWR
-            )  # below TLS, whose state belongs to the thread
-
-    # the rest of what gunicorn and socketserver call
+            # below TLS, whose state belongs to the thread
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def fileno(self) -> int:
+        """Returns the descriptor of the socket."""
         return self._socket.fileno()
 
-    def readable(self) -> bool:
-        return True
-
-    def makefile(self, mode: str, size: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
-        return io.BufferedReader(self)
-
-    def setblocking(self, flag: bool) -> None:
-        pass
-
-    def gettimeout(self) -> None:
-        pass
-
-    def settimeout(self, seconds: float | None) -> None:
-        pass
-
     def shutdown(self, how: int) -> None:
+        """Ends one direction, or both."""
         self._socket.shutdown(how)
 
     def close(self) -> None:
+        """Closes it at once."""
         self._clients.pop(self, None)
         self._socket.close()
         super().close()
+
+
+def _can_be_read(client: socket.socket, milliseconds: int) -> bool:
+    descriptor = client.fileno()
+    if descriptor < 0:  # another thread has closed it, or begins a handshake
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(milliseconds))
+
+
+def _drain(client: socket.socket) -> None:
+    """Reads what the client still sends, for LINGER_S and one PIECE at most. Raises: OSError."""
+    until = time.monotonic() + LINGER_S
+    count = 0
+    while count < PIECE:
+        seconds = until - time.monotonic()
+        if seconds <= 0:
+            return
+        client.settimeout(seconds)
+        data = client.recv(4096)
+        if not data:
+            return
+        count += len(data)
 
 
 def listen(host: str, port: int, *, flag: str = "", backlog: int | None = None) -> socket.socket:
@@ -256,7 +302,9 @@ def listen(host: str, port: int, *, flag: str = "", backlog: int | None = None) 
 
     Raises: HamiError naming the address, and the *flag* that gives it.
     """
-    problem = f"{flag and flag + ': '}cannot listen on {Address(host, port)}"
+    problem = f"cannot listen on {Address(host, port)}"
+    if flag:
+        problem = f"{flag}: {problem}"
     if not 0 <= port <= 65_535:
         raise HamiError(f"{problem}: expected a port from 0 to 65535")
     try:
@@ -270,7 +318,7 @@ def listen(host: str, port: int, *, flag: str = "", backlog: int | None = None) 
         return socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         # getaddrinfo's numbers are its own and negative; of the others Python's text repeats the address
-        reason = (
-            os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-        )
+        reason: object = error.strerror or error
+        if error.errno is not None and error.errno > 0:
+            reason = os.strerror(error.errno)
         raise HamiError(f"{problem}: {reason}") from error

@@ -61,17 +61,13 @@ def gauge_families(
     *escape*: `escape_label` where texts of rows are not escaped yet. Every sample has upstream's label ``zone``.
     """
     for gauge in gauges:
-        yield Family(
-            gauge.name, gauge.help, _samples(gauge.name, gauge.labels, gauge.value, rows(), escape)
-        )
-        if legacy and gauge.old_name:
-            yield Family(
-                gauge.old_name,
-                f"Old name of {gauge.name}",
-                _samples(
-                    gauge.old_name, gauge.old_labels, gauge.old_value or gauge.value, rows(), escape
-                ),
-            )
+        samples = _samples(gauge.name, gauge.labels, gauge.value, rows(), escape)
+        yield Family(gauge.name, gauge.help, samples)
+        if not legacy or not gauge.old_name:
+            continue
+        value = gauge.old_value or gauge.value
+        samples = _samples(gauge.old_name, gauge.old_labels, value, rows(), escape)
+        yield Family(gauge.old_name, f"Old name of {gauge.name}", samples)
 
 
 def _samples(
@@ -81,22 +77,28 @@ def _samples(
     rows: Iterable[Row],
     escape: Callable[[str], str] | None,
 ) -> Iterator[str]:
-    pairs = [*(f'{label}="%s"' for label in sorted(labels)), f'zone="{ZONE}"']
+    names, attributes = zip(*sorted(labels.items()))
+    pairs = [*(f'{label}="%s"' for label in names), f'zone="{ZONE}"']
     template = f"{name}{{{','.join(pairs)}}} %s"
-    fields = attrgetter(*(labels[label] for label in sorted(labels)))
-    texts = fields if escape is None else lambda row: [escape(str(text)) for text in fields(row)]
+    fields = attrgetter(*attributes)
     for row in rows:
-        if (amount := value(row)) is not None:
-            yield template % (*texts(row), amount)
+        amount = value(row)
+        if amount is None:
+            continue
+        texts: Iterable[object] = fields(row)
+        if escape is not None:
+            texts = map(escape, map(str, texts))
+        yield template % (*texts, amount)
 
 
 def build_info(version: str = __version__, revision: str = "", build_date: str = "") -> Family:
     """Returns ``hami_build_info``: version and platform of this process. Upstream's ``go_version`` stays empty."""
+    machine = platform.machine()
     labels = {
         "build_date": build_date,
         "compiler": f"{platform.python_implementation()} {platform.python_version()}",
         "go_version": "",
-        "platform": f"{sys.platform}/{_MACHINES.get(machine := platform.machine(), machine)}",
+        "platform": f"{sys.platform}/{_MACHINES.get(machine, machine)}",
         "revision": revision,
         "version": version,
     }
@@ -115,4 +117,6 @@ def render(families: Iterable[Family]) -> Iterator[str]:
 
 def escape_label(text: str) -> str:
     """Returns *text* escaped for a quoted label value."""
-    return text.translate(_ESCAPES) if "\\" in text or '"' in text or "\n" in text else text
+    if "\\" in text or '"' in text or "\n" in text:
+        return text.translate(_ESCAPES)
+    return text

@@ -135,7 +135,9 @@ class Health:
 
 
 def _probe_page(reason: str, status: int) -> Page:
-    return Page((f"{reason or 'ok'}\n".encode(),), status=status if reason else 200)
+    if not reason:
+        return Page((b"ok\n",))
+    return Page((f"{reason}\n".encode(),), status=status)
 
 
 def _show(
@@ -143,13 +145,17 @@ def _show(
 ) -> Iterable[bytes]:
     """Answers with the page that *environ* asks for."""
     page = _page(name, pages.get(environ["PATH_INFO"]), environ)
-    headers = [("Content-Type", page.content_type)] + [("Allow", "GET")] * (page.status == 405)
+    headers = [("Content-Type", page.content_type)]
+    if page.status == 405:
+        headers.append(("Allow", "GET"))
     slices = page.slices
     if gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", "")):
         headers.append(("Content-Encoding", "gzip"))
         slices = _compressed(slices)
     start(f"{page.status} {HTTPStatus(page.status).phrase}", headers)
-    return slices if environ["REQUEST_METHOD"] != "HEAD" else ()
+    if environ["REQUEST_METHOD"] == "HEAD":
+        return ()
+    return slices
 
 
 def _page(name: str, make: Make | None, environ: WSGIEnvironment) -> Page:
@@ -210,8 +216,9 @@ class _Server(ThreadingTCPServer):
             "REMOTE_HOST": "",
             "CONTENT_LENGTH": "",
             "hami.server": name,
-            **({"HTTPS": "on"} if tls is not None else {}),
         }
+        if tls is not None:
+            self.base_environ["HTTPS"] = "on"
 
     def get_request(self) -> tuple[Any, Any]:
         """Accepts a connection. The handshake of TLS follows in the connection's thread, when it reads."""
@@ -241,15 +248,11 @@ class _Server(ThreadingTCPServer):
         super().process_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        lost = isinstance(sys.exception(), OSError)
-        log.log(
-            logging.DEBUG if lost else logging.ERROR,
-            "%s: %s",
-            self.name,
-            "client lost" if lost else "request failed",
-            exc_info=True,
-            extra={"client": client_address[0]},
-        )
+        level, problem = logging.ERROR, "request failed"
+        if isinstance(sys.exception(), OSError):
+            level, problem = logging.DEBUG, "client lost"
+        extra = {"client": client_address[0]}
+        log.log(level, "%s: %s", self.name, problem, exc_info=True, extra=extra)
 
 
 class _Exchange(SimpleHandler):
@@ -266,17 +269,17 @@ class _Exchange(SimpleHandler):
     def finish_response(self) -> None:
         """Sends the answer, in chunks if its length is not known."""
         self.headers["Connection"] = "close"
-        has_body = self.environ["REQUEST_METHOD"] != "HEAD" and not self.status.startswith(
-            ("204", "304")
-        )
-        if (
-            has_body
-            and "Content-Length" not in self.headers
-            and self.environ["SERVER_PROTOCOL"] > "HTTP/1.0"
-        ):
+        if self._has_body_of_unknown_length():
             self.headers["Transfer-Encoding"] = "chunked"
             self.result = _chunked(self.result)
         super().finish_response()
+
+    def _has_body_of_unknown_length(self) -> bool:
+        if self.environ["REQUEST_METHOD"] == "HEAD":
+            return False
+        if self.status.startswith(("204", "304")) or "Content-Length" in self.headers:
+            return False
+        return bool(self.environ["SERVER_PROTOCOL"] > "HTTP/1.0")
 
     def log_exception(self, exc_info: Any) -> None:
         log.error("%s: request failed", self.environ["hami.server"], exc_info=exc_info)

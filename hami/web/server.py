@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import takewhile
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -147,10 +146,8 @@ class _Application(BaseApplication):  # type: ignore[misc]
 
     def load(self) -> WSGIApplication:
         """Called in the worker, which has its handlers of signals by now."""
-        for number in STOP_SIGNALS:
-            signal.signal(
-                number, signal.getsignal(signal.SIGTERM)
-            )  # all of them let requests finish
+        for number in STOP_SIGNALS:  # all of them let requests finish
+            signal.signal(number, signal.getsignal(signal.SIGTERM))
         _mask(signal.SIG_UNBLOCK)
         app = self._make_app()
 
@@ -193,9 +190,9 @@ class _Threads(ThreadPoolExecutor):
 
     def submit(self, handle: Callable[[Any], object], conn: Any) -> Future[object]:  # type: ignore[override]
         """Handles a connection."""
-        return (
-            self._local.submit(handle, conn) if conn.sock.is_local else super().submit(handle, conn)
-        )
+        if conn.sock.is_local:
+            return self._local.submit(handle, conn)
+        return super().submit(handle, conn)
 
 
 class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
@@ -207,24 +204,23 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
     ) -> None:
         self._application = app
         self._clients: dict[Connection, None] = {}
-        turn = (
-            threading.Lock()
-        )  # of untrusted clients: the interpreter runs one thread at a time anyway
-        self._listeners = [
-            _Listener(
-                listener,
-                partial(
-                    Connection,
-                    clients=self._clients,
-                    tls=None if number else app.tls,
-                    read_until=self._read_until,
-                    write_until=lambda: time.monotonic() + ANSWER_S,
-                    turn=turn,
-                    is_local=Address(*listener.getsockname()[:2]).is_loopback,
-                ),
+        # of untrusted clients: the interpreter runs one thread at a time anyway
+        turn = threading.Lock()
+        self._listeners = []
+        tls = app.tls
+        for listener in sockets:
+            address = Address(*listener.getsockname()[:2])
+            connect = partial(
+                Connection,
+                clients=self._clients,
+                tls=tls,
+                read_until=self._read_until,
+                write_until=lambda: time.monotonic() + ANSWER_S,
+                turn=turn,
+                is_local=address.is_loopback,
             )
-            for number, listener in enumerate(sockets)
-        ]
+            self._listeners.append(_Listener(listener, connect))
+            tls = None  # of the second address
         self._handled = 0  # connections that threads have
         self._lock = threading.Lock()  # guards _handled
         self._stopper: threading.Thread | None = None
@@ -248,7 +244,10 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
         )
 
     def _read_until(self) -> float:
-        return time.monotonic() + self._application.read_seconds / (5 if self._is_busy() else 1)
+        seconds = self._application.read_seconds
+        if self._is_busy():
+            seconds /= 5
+        return time.monotonic() + seconds
 
     def _is_busy(self) -> bool:
         return bool(2 * self._handled > self.cfg.threads)
@@ -259,10 +258,15 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
         if not self.alive:
             self._begin_stop()
         if not self.alive or len(self._clients) >= self.cfg.worker_connections:
-            latest = time.monotonic() - SILENT_S
-            for client in takewhile(lambda client: client.since < latest, list(self._clients)):
-                if client.is_silent:
-                    client.end()
+            self._end_silent_clients()
+
+    def _end_silent_clients(self) -> None:
+        latest = time.monotonic() - SILENT_S
+        for client in list(self._clients):
+            if client.since >= latest:
+                return  # the next ones are younger
+            if client.is_silent:
+                client.end()
 
     def handle(self, conn: Any) -> object:
         """In a thread: serves a request, and those that follow soon. Returns whether the connection stays open."""
@@ -273,15 +277,18 @@ class _Worker(gthread.ThreadWorker):  # type: ignore[misc]
         while keep is True:
             with client.taking_turns():
                 keep = super().handle(conn)
-            if keep is True and not client.has_data(
-                KEEP_ALIVE_MS if self.alive and not self._is_busy() else 0
-            ):
+            if keep is True and not client.has_data(self._keep_alive_ms()):
                 break
         if not keep:
             client.finish()
         with self._lock:
             self._handled -= 1
         return keep
+
+    def _keep_alive_ms(self) -> int:
+        if not self.alive or self._is_busy():
+            return 0
+        return KEEP_ALIVE_MS
 
     def _begin_stop(self) -> threading.Thread:
         if self._stopper is None:
