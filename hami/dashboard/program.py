@@ -25,9 +25,10 @@ from hami.kube.reviews import Reviews
 from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import collect_rarely, set_switch_interval
+from hami.runtime.parts import Part
 from hami.runtime.settings import OFF
 from hami.runtime.signals import listen, run_until_signal
-from hami.runtime.tasks import PeriodicTask, Task, problems
+from hami.runtime.tasks import PeriodicTask
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
 from hami.web.connections import TlsContexts
@@ -92,30 +93,26 @@ class DashboardProgram:
         self._server = AppServer(
             "dashboard", settings.bind_address, self._app, flag="--bind-address", tls=tls
         )
-        self._tasks: list[Task] = [
-            PeriodicTask("rows", self._refresh, REFRESH_S),
-            *self._pollers,
-            *self._watches.tasks,
-            *(watch_devices(api, claims) if settings.dra != OFF else ()),
-        ]
+        self._work = Part(
+            PeriodicTask("rows", self._refresh, REFRESH_S), *self._pollers, *self._watches.tasks
+        )
+        if settings.dra != OFF:
+            self._work.tasks.extend(watch_devices(api, claims))
 
     def start(self) -> None:
         """Serves, and reads the cluster. Raises: HamiError if the address cannot be listened on."""
         set_switch_interval()
         collect_rarely()
         self._server.start()
-        for task in self._tasks:
-            task.start()
+        self._work.start()
         compile_templates(self._app)
         log.info("serving", extra={"bind": "%s:%s" % self.address})
 
     def stop(self) -> None:
         """Stops all parts."""
         self._server.stop()
-        for task in self._tasks:
-            task.stop()
-        for task in self._tasks:
-            task.join(JOIN_S)
+        self._work.stop()
+        self._work.join(JOIN_S)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -130,7 +127,7 @@ class DashboardProgram:
 
     def hung_reason(self) -> str:
         """Returns which threads have died or hang; empty if none."""
-        return problems(self._tasks)
+        return self._work.hung_reason()
 
     def _version(self) -> tuple[int, ...]:
         return (
@@ -160,11 +157,9 @@ def _tls(settings: DashboardSettings) -> TlsContexts | None:
     )
     assert made is not None  # there was no certificate
     own = context_of(made.data[CERTIFICATE] + made.data[KEY])
-    return (
-        TlsContext(settings.cert_file, settings.key_file, until_made=own)
-        if settings.cert_file
-        else lambda: own
-    )
+    if settings.cert_file:
+        return TlsContext(settings.cert_file, settings.key_file, until_made=own)
+    return lambda: own
 
 
 def serve(settings: DashboardSettings, store: Store) -> int:

@@ -15,10 +15,10 @@ from hami.node.container_specs import ContainerSpecs
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.node.pods import NodePods
-from hami.runtime.tasks import Task
+from hami.runtime.parts import Part, join_reasons
 
 
-class DraDriver:
+class DraDriver(Part):
     """Offers the cards of a node to kube-scheduler, and prepares claims for its kubelet."""
 
     def __init__(
@@ -33,7 +33,8 @@ class DraDriver:
         node_pods: NodePods | None = None,
     ) -> None:
         """*specs*: those of claims."""
-        inventory, folder = grants.inventory, Path(config.kubelet_socket).parent.parent / FOLDER
+        folder = Path(config.kubelet_socket).parent.parent / FOLDER
+        inventory = self._inventory = grants.inventory
         self.claims = ClaimPreparer(
             config, cluster, resources, grants, host, specs, node_pods=node_pods
         )
@@ -45,21 +46,18 @@ class DraDriver:
             kubelet=Path(config.kubelet_socket),
             on_registered=self._publisher.publish,
         )
-        self.tasks: tuple[Task, ...] = (
-            self._registration,
-            self._publisher,
-            resources.watch(self._publisher),
-        )
-        """What the driver does in the background, in the order in which it must begin."""
+        super().__init__(self._registration, self._publisher, resources.watch(self._publisher))
 
     def is_registered(self) -> bool:
         """Reports whether the kubelet can call the driver."""
         return not self._registration.unready_reason
 
     def unready_reason(self) -> str:
-        """Returns why pods do not get devices; empty if they do."""
+        """Returns why pods do not get devices; empty if they do, or if there are none."""
+        if not self._inventory.cards():
+            return ""
         return self._registration.unready_reason or self._publisher.unready_reason
 
     def hung_reason(self) -> str:
         """Returns why the process must be restarted; empty if it must not."""
-        return self._registration.hung_reason()
+        return join_reasons([super().hung_reason(), self._registration.hung_reason()])

@@ -25,8 +25,9 @@ from hami.monitor.settings import JSON, MonitorSettings, above_vgpu
 from hami.monitor.source import DriverSource, FixedSource, UsageSource
 from hami.monitor.table import render_json, render_table
 from hami.node.pods import NodePods
+from hami.runtime.parts import Part, join_reasons
 from hami.runtime.signals import listen, run_until_signal
-from hami.runtime.tasks import PeriodicTask, Task, problems
+from hami.runtime.tasks import PeriodicTask
 from hami.vendors.catalog import vendors
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
@@ -88,17 +89,15 @@ class MonitorProgram:
             self._families,
             pages={"/readyz": health.readyz, "/healthz": health.healthz},
         )
-        self._changed = (
-            threading.Event()
-        )  # set between a change of a pod and the round that it causes
+        self._changed = threading.Event()
+        """Set between a change of a pod and the round that it causes."""
         self._round_task = PeriodicTask("rounds", self._run, settings.interval)
-        self._tasks: tuple[Task, ...] = (self._pods.task, self._round_task)
+        self._work = Part(self._pods.task, self._round_task)
 
     def start(self) -> None:
         """Serves, and runs rounds. Raises: HamiError if the address cannot be listened on."""
         self._exporter.start()
-        for task in self._tasks:
-            task.start()
+        self._work.start()
         log.info(
             "serving",
             extra={
@@ -110,11 +109,9 @@ class MonitorProgram:
 
     def stop(self) -> None:
         """Stops all parts. Containers that wait go on."""
-        for task in self._tasks:
-            task.stop()
+        self._work.stop()
         self._exporter.stop()
-        for task in self._tasks:
-            task.join(JOIN_S)
+        self._work.join(JOIN_S)
         self._rounds.release()
 
     def run_once(self) -> NodeReport:
@@ -138,12 +135,14 @@ class MonitorProgram:
         """Returns why the pages cannot be believed; empty if they can."""
         if self._is_stale():
             return "no round has succeeded recently"
-        return "the pods of the node are not known yet" if self._report.containers is None else ""
+        if self._report.containers is None:
+            return "the pods of the node are not known yet"
+        return ""
 
     def hung_reason(self) -> str:
         """Returns which threads have died or hang, and why only a new process can use the driver; empty if nothing is
         wrong."""
-        return "; ".join(filter(None, (self._source.restart_reason(), problems(self._tasks))))
+        return join_reasons([self._source.restart_reason(), self._work.hung_reason()])
 
     def _is_stale(self) -> bool:
         return time.monotonic() - self._report.at > STALE_S + self._settings.interval
@@ -179,7 +178,9 @@ def serve(
 ) -> int:
     """Runs until a stop signal; returns the exit status: 1 if a thread has died. Raises: HamiError if the start
     fails."""
-    return run_until_signal(make(settings), listen() if signals is None else signals)
+    if signals is None:
+        signals = listen()
+    return run_until_signal(make(settings), signals)
 
 
 def print_once(
@@ -190,7 +191,8 @@ def print_once(
 ) -> int:
     """Runs one round, hands its result to *show*, and returns the exit status. Raises: HamiError."""
     report = make(settings).run_once()
-    show(render_json(report) if settings.output == JSON else render_table(report))
+    render = render_json if settings.output == JSON else render_table
+    show(render(report))
     return 0
 
 

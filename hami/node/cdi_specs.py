@@ -32,7 +32,26 @@ from hami.runtime.files import write_atomically
 log = logging.getLogger(__name__)
 
 
-class CdiSpecs:
+class NoCdiSpecs:
+    """The specifications of a node on which containers are given devices in other ways, or somebody else's: none is
+    written."""
+
+    def update_cards(self, cards: Sequence[Card]) -> None:
+        """Has nothing to write."""
+
+    def update_instances(self, instances: Sequence[Instance | MigDevice]) -> None:
+        """Has nothing to write."""
+
+    def classes(self) -> frozenset[str]:
+        """Returns all classes: who writes their specifications knows which of them have devices."""
+        return frozenset(CLASSES)
+
+    def edits(self, names: Iterable[str]) -> list[Document]:
+        """Returns no edits: a container is given the names."""
+        return []
+
+
+class CdiSpecs(NoCdiSpecs):
     """Writes the files of one node. Threads may share it."""
 
     def __init__(

@@ -32,44 +32,42 @@ _PARTIAL = re.compile(r"\d+c\.")  # a compute instance that is only a part of it
 
 def instances_by_resource(
     strategy: str, resource: str, cards: Sequence[Card], devices: Sequence[MigDevice]
-) -> Mapping[str, tuple[MigDevice, ...]]:
+) -> Mapping[str, Sequence[MigDevice]]:
     """Returns the instances by the resource that offers them.
 
     ``mixed``: ``nvidia.com/mig-<profile>``, with ``+`` replaced by a dot; parts of a GPU instance have no such name and
     are not offered. ``single``: all under *resource*, provided that they are alike and all cards are in MIG mode.
     Raises: HamiError if they are not.
     """
+    grouped: dict[str, list[MigDevice]] = {}
     if strategy == MIXED:
-        names = {
-            device.profile: f"{DOMAIN}/mig-{device.profile.replace('+', '.')}"
-            for device in devices
-            if not _PARTIAL.match(device.profile)
-        }
-        return {
-            name: tuple(device for device in devices if device.profile == profile)
-            for profile, name in names.items()
-        }
+        for device in devices:
+            if not _PARTIAL.match(device.profile):
+                name = f"{DOMAIN}/mig-{device.profile.replace('+', '.')}"
+                grouped.setdefault(name, []).append(device)
+    elif any(card.mig for card in cards):
+        _check_alike(cards, devices)
+        grouped[resource] = list(devices)
+    return grouped
+
+
+def _check_alike(cards: Sequence[Card], devices: Sequence[MigDevice]) -> None:
+    """Raises: HamiError unless all *cards* are in MIG mode, with *devices* of one profile."""
+    for card in cards:
+        if not card.mig and not card.problem:
+            raise HamiError(
+                f"--mig-strategy {SINGLE}: card {card.uuid} is not in MIG mode, while others are"
+            )
     partitioned = {device.gpu for device in devices}
-    if not any(card.mig for card in cards):
-        return {}
-    for problem, wrong in (
-        (
-            "is not in MIG mode, while others are",
-            [card.uuid for card in cards if not (card.mig or card.problem)],
-        ),
-        (
-            "has no MIG instances",
-            [card.uuid for card in cards if card.mig and card.uuid not in partitioned],
-        ),
-    ):
-        if wrong:
-            raise HamiError(f"--mig-strategy {SINGLE}: card {wrong[0]} {problem}")
-    if len(profiles := {device.profile for device in devices}) > 1:
+    for card in cards:
+        if card.mig and card.uuid not in partitioned:
+            raise HamiError(f"--mig-strategy {SINGLE}: card {card.uuid} has no MIG instances")
+    profiles = sorted({device.profile for device in devices})
+    if len(profiles) > 1:
         raise HamiError(
             f"--mig-strategy {SINGLE}: MIG instances have different profiles, "
-            f"{', '.join(sorted(profiles))}: use --mig-strategy {MIXED}"
+            f"{', '.join(profiles)}: use --mig-strategy {MIXED}"
         )
-    return {resource: tuple(devices)}
 
 
 class StaticMig:
@@ -83,13 +81,16 @@ class StaticMig:
         host: Host,
         *,
         on_instances: Callable[[Sequence[MigDevice]], None],
+        on_resource: Callable[[InstanceResource], None],
     ) -> None:
-        """*on_instances*: called with all instances before they are offered; may raise HamiError."""
+        """*on_instances*: called with all instances before they are offered. *on_resource*: called with a resource that
+        is offered for the first time. Both may raise HamiError."""
         self._config = config
         self._strategy = strategy
         self._source = source
         self._host = host
         self._on_instances = on_instances
+        self._on_resource = on_resource
         self._lock = (
             threading.Lock()
         )  # guards what follows; held while the driver is read and specifications written
@@ -98,11 +99,8 @@ class StaticMig:
         self._parents: dict[str, Card] = {}
         self._unhealthy: dict[str, str] = {}  # reasons, by card
 
-    def update_cards(self, cards: Sequence[Card]) -> list[InstanceResource]:
-        """Reads the instances of *cards*; returns the resources that are offered for the first time.
-
-        Raises: HamiError if the instances cannot be offered.
-        """
+    def update_cards(self, cards: Sequence[Card]) -> None:
+        """Reads the instances of *cards*. Raises: HamiError if they cannot be offered."""
         with self._lock:
             cards = [card for card in cards if not is_filtered(card, self._config)]
             devices, problems = self._read(cards)
@@ -110,26 +108,31 @@ class StaticMig:
             self._on_instances(devices)
             self._devices |= {device.uuid: device for device in devices}
             self._parents |= {card.uuid: card for card in cards}
-            added = [
-                InstanceResource(name, self._config, self._host, self._devices)
-                for name in grouped
-                if name not in self._resources
-            ]
-            self._resources |= {resource.resource: resource for resource in added}
+            added = []
+            for name in grouped:
+                if name not in self._resources:
+                    resource = InstanceResource(name, self._config, self._host, self._devices)
+                    self._resources[name] = resource
+                    added.append(resource)
             for name, resource in self._resources.items():
-                members = grouped.get(name, ())
-                resource.inventory.report_all(
-                    {device.uuid: self._unhealthy.get(device.gpu, "") for device in members}
-                )
-                resource.inventory.update(
-                    [
-                        _as_card(
-                            index, device, self._parents[device.gpu], problems.get(device.gpu, "")
-                        )
-                        for index, device in enumerate(members)
-                    ]
-                )
-            return added
+                self._offer(resource, grouped.get(name, ()), problems)
+        for resource in added:
+            self._on_resource(resource)
+
+    def _offer(
+        self,
+        resource: InstanceResource,
+        members: Sequence[MigDevice],
+        problems: Mapping[str, str],
+    ) -> None:
+        reasons: dict[str, str] = {}
+        cards: list[Card] = []
+        for index, device in enumerate(members):
+            reasons[device.uuid] = self._unhealthy.get(device.gpu, "")
+            problem = problems.get(device.gpu, "")
+            cards.append(_as_card(index, device, self._parents[device.gpu], problem))
+        resource.inventory.report_all(reasons)
+        resource.inventory.update(cards)
 
     def report(self, gpu: str, reason: str) -> None:
         """Marks the instances of a card (of all cards if *gpu* is empty) as unhealthy, or as healthy if *reason* is
@@ -162,15 +165,14 @@ class StaticMig:
         devices: list[MigDevice] = []
         problems: dict[str, str] = {}
         for card in cards:
-            if card.mig:
-                try:
-                    devices += self._source.devices(card.uuid)
-                    problems[card.uuid] = card.problem
-                except HamiError as error:
-                    devices += [
-                        device for device in self._devices.values() if device.gpu == card.uuid
-                    ]
-                    problems[card.uuid] = str(error)
+            if not card.mig:
+                continue
+            try:
+                devices += self._source.devices(card.uuid)
+                problems[card.uuid] = card.problem
+            except HamiError as error:
+                devices += [known for known in self._devices.values() if known.gpu == card.uuid]
+                problems[card.uuid] = str(error)
         return devices, problems
 
 
@@ -211,12 +213,10 @@ class InstanceResource:
         cards = {card.uuid: card for card in snapshot.cards}
         check_ids(device_ids, lambda device_id: device_id in cards)
         chosen = [card for name, card in cards.items() if name in device_ids]
-        if unhealthy := next(
-            (card.uuid for card in chosen if card.uuid in snapshot.unhealthy), None
-        ):
-            raise AllocationRefused(
-                f"MIG instance {unhealthy} is unhealthy: {snapshot.unhealthy[unhealthy]}"
-            )
+        for card in chosen:
+            if card.uuid in snapshot.unhealthy:
+                reason = snapshot.unhealthy[card.uuid]
+                raise AllocationRefused(f"MIG instance {card.uuid} is unhealthy: {reason}")
         devices = [self._devices[card.uuid] for card in chosen]
         return instances_grant(self._config, self._host, chosen, devices, str(uuid.uuid4()))
 

@@ -155,7 +155,7 @@ class Started:
 def test_a_thread_that_hangs_fails_the_liveness_probe(start, cluster):
     cluster.is_read.clear()
     program = start()
-    for task in program._tasks:
+    for task in program._work.tasks:
         task._limit_s = 0.1
     eventually(lambda: "hangs" in get(program, "/healthz")[1], "the probe fails")
     assert get(program, "/healthz")[0] == 500

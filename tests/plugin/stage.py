@@ -14,9 +14,9 @@ from hami.model import ContainerKind, Node, Share
 from hami.node.grant import HostFacts
 from hami.node.grant_builder import GrantBuilder
 from hami.plugin.allocator import Allocator, Clock
+from hami.plugin.cleanup import Cleanup, remove_directories
 from hami.plugin.container_match import AllocateCall
 from hami.plugin.deferred_writes import DeferredWrites
-from hami.plugin.program import clean_up_node, sweep_node
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import APP, NVIDIA, container
 from tests.builders import pod as make_pod
@@ -270,11 +270,15 @@ class Stage:
             node_pods=watch,
             clock=Clock(lambda: self.time, self.sleep),
         )
-        self.sweep = functools.partial(sweep_node, NODE, self.cluster, self.host, lambda: None)
+        remove = functools.partial(remove_directories, NODE, self.cluster, self.host)
+        self.sweep = Cleanup("sweep", NODE, 60.0, [remove]).step
 
     def clean_up(self):
         """Cleans up, and makes the deferred writes that follow."""
-        clean_up_node(NODE, self.mig, self.allocator)
+        steps = [self.allocator.release_stale_lock]
+        if self.mig is not None:
+            steps.append(self.mig.reconcile)
+        Cleanup("cleanup", NODE, 60.0, steps).step()
         self.deferred.flush()
 
     def remember(self, container, name="p"):

@@ -29,6 +29,8 @@ from hami.node.checkpoint import CHECKPOINT
 from hami.plugin import api_pb2 as api
 from hami.plugin.program import DevicePluginProgram, serve
 from hami.plugin.settings import read_plugin_settings
+from hami.plugin.static_mig import InstanceResource
+from hami.runtime.parts import Part
 from hami.runtime.signals import CHECK_S
 from hami.runtime.tasks import PeriodicTask, Task
 from hami.web.pages import Health
@@ -146,7 +148,9 @@ def register_driver(directory):
     (socket,) = (directory / "plugins_registry").iterdir()
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         channel.unary_unary("/pluginregistration.Registration/NotifyRegistrationStatus")(
-            RegistrationStatus(plugin_registered=True).SerializeToString(), timeout=20
+            RegistrationStatus(plugin_registered=True).SerializeToString(),
+            timeout=20,
+            wait_for_ready=True,  # the socket is there before its server listens
         )
 
 
@@ -402,6 +406,15 @@ def test_instances_replace_cards_that_are_partitioned_while_they_are_served(
     assert set(kubelet.next_list()) == {"MIG-1", "MIG-2", "MIG-3"}
 
 
+def test_instances_that_are_found_after_the_stop_are_not_served(run, kubelet):
+    program = run(cards=CUT, mig_strategy="mixed")
+    kubelet.registered.get(timeout=20)
+    program.stop(last=False)
+    serving = list(program._servers.tasks)
+    program._servers.serve_instances(InstanceResource("nvidia.com/mig-7g.80gb", None, None, {}))
+    assert program._servers.tasks == serving
+
+
 def test_health_in_the_file_reaches_the_kubelet(run, kubelet, directory):
     run()
     kubelet.registered.get(timeout=20)
@@ -531,7 +544,7 @@ def test_no_card_is_offered_while_the_node_cannot_write_what_containers_are_give
     path, aside = directory / folder, directory / "aside"
     path.rename(aside)
     path.touch()  # as a file, it is as good as read-only
-    program._reader.wake()
+    program._cards.reader.wake()
     assert set(kubelet.next_list().values()) == {"Unhealthy"}
     assert (
         f"containers cannot be given devices: Not a directory: {path}" in program.unready_reason()
@@ -539,7 +552,7 @@ def test_no_card_is_offered_while_the_node_cannot_write_what_containers_are_give
     eventually(lambda: registered_health(cdi_cluster) == [False, False], "the node says so")
     path.unlink()
     aside.rename(path)
-    program._reader.wake()
+    program._cards.reader.wake()
     assert set(kubelet.next_list().values()) == {"Healthy"}
 
 
@@ -547,7 +560,7 @@ def test_no_card_is_offered_while_the_node_cannot_write_what_containers_are_give
 def test_a_limiter_that_somebody_has_removed_is_installed_again(run, directory, file):
     program = run(library_source=limiter(directory))
     (directory / "hook/vgpu" / file).unlink()
-    assert program._reader.try_read()
+    assert program._cards.reader.try_read()
     assert (directory / "hook/vgpu" / file).exists()
 
 
@@ -601,11 +614,11 @@ def test_no_card_is_offered_while_the_driver_does_not_answer(
     assert set(kubelet.next_list().values()) == {"Healthy"}
     eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
     nvml.fail(function, status)
-    program._reader.wake()
+    program._cards.reader.wake()
     assert set(kubelet.next_list().values()) == {"Unhealthy"}
     eventually(lambda: registered_health(cluster) == [False, False], "the node says so")
     nvml.heal()
-    program._reader.wake()
+    program._cards.reader.wake()
     assert set(kubelet.next_list().values()) == {"Healthy"}
     eventually(lambda: registered_health(cluster) == [True, True], "the node is well again")
     eventually(lambda: program.unready_reason() == "", program.unready_reason)
@@ -616,7 +629,7 @@ def test_a_plugin_whose_driver_does_not_answer_is_not_ready(driven, nvml, kubele
     kubelet.registered.get(timeout=20)
     eventually(lambda: program.unready_reason() == "", program.unready_reason)
     nvml.fail("nvmlDeviceGetCount", MISMATCH)
-    program._reader.wake()
+    program._cards.reader.wake()
     eventually(
         lambda: (
             "the state of the devices is unknown: NVML cannot count" in program.unready_reason()
@@ -626,7 +639,7 @@ def test_a_plugin_whose_driver_does_not_answer_is_not_ready(driven, nvml, kubele
     eventually(
         lambda: (
             [(event["reason"], event["message"]) for event in cluster.events.values()]
-            == [("DevicesUnknown", program._inventory.snapshot().unknown)]
+            == [("DevicesUnknown", program._node.inventory.snapshot().unknown)]
         ),
         "an event says so, once",
     )
@@ -638,7 +651,7 @@ def test_a_driver_that_hangs_is_known_to_schedulers_before_the_plugin_is_restart
     program = driven()
     kubelet.registered.get(timeout=20)
     eventually(lambda: registered_health(cluster) == [True, True], "the node is registered")
-    monkeypatch.setattr("hami.plugin.program.SILENT_S", 0.1)
+    monkeypatch.setattr("hami.plugin.card_watch.SILENT_S", 0.1)
     goes_on, count = threading.Event(), nvml.nvmlDeviceGetCount
 
     def hang():
@@ -646,17 +659,19 @@ def test_a_driver_that_hangs_is_known_to_schedulers_before_the_plugin_is_restart
         return count()
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetCount", hang)
-    program._reader.wake()
+    program._cards.reader.wake()
     try:
-        eventually(lambda: program._reader.silence_s(time.monotonic()) > 0.1, "a read hangs")
-        program._check_silence()
+        eventually(lambda: program._cards.reader.silence_s(time.monotonic()) > 0.1, "a read hangs")
+        program._cards.check_silence()
         assert "the driver has not answered" in program.unready_reason()
         assert program.hung_reason() == ""
         eventually(lambda: registered_health(cluster) == [False, False], "the node says so")
     finally:
         goes_on.set()
-    eventually(lambda: program._reader.silence_s(time.monotonic()) == 0.0, "the driver answers")
-    program._check_silence()
+    eventually(
+        lambda: program._cards.reader.silence_s(time.monotonic()) == 0.0, "the driver answers"
+    )
+    program._cards.check_silence()
     eventually(lambda: registered_health(cluster) == [True, True], "the node is well again")
 
 
@@ -716,6 +731,7 @@ def serving(settings, cluster, nvml, monkeypatch):
     status."""
     monkeypatch.setattr("hami.plugin.program.CHECK_S", 0.01)
     monkeypatch.setattr("hami.plugin.program.RESTART_S", 0.05)
+    monkeypatch.setattr("hami.plugin.card_watch.MISSING_S", 0.05)
     monkeypatch.setattr("hami.plugin.card_reader.RETRY_S", 0.05)
     monkeypatch.setattr("hami.devices.health.EVENT_TIMEOUT_MS", 10)
     nvml.nvmlEventSetWait = lambda events, timeout_ms: nvml.wait_for_nothing(timeout_ms)
@@ -935,8 +951,9 @@ def test_a_driver_that_hangs_fails_the_liveness_probe_and_delays_no_container(
     kubelet.registered.get(timeout=20)
     cluster.put_pod(ONE)
     cluster.put_node(replace(cluster.nodes["n1"], annotations={LOCK: lock_of(ONE)}))
-    for task in program._tasks:
-        task._limit_s = 0.1
+    for part in program._parts:
+        for task in part.tasks:
+            task._limit_s = 0.1
     (directory / "cards.yaml").unlink()
     os.mkfifo(directory / "cards.yaml")  # nobody writes: to open it does not return
     eventually(lambda: "thread health hangs" in program.hung_reason(), program.hung_reason)
@@ -961,7 +978,8 @@ def test_a_thread_of_the_plugin_that_dies_is_reported(run, cluster):
     program = run()
     assert cluster.written.acquire(timeout=20)
     assert program.hung_reason() == ""
-    program._start_task(PeriodicTask("broken", sys.exit, 1.0))
+    program._parts.append(broken := Part(PeriodicTask("broken", sys.exit, 1.0)))
+    broken.start()
     eventually(program.hung_reason, "the thread has died", interval=0.001)
     assert program.hung_reason() == "thread broken died: SystemExit: "
 

@@ -43,18 +43,25 @@ class Driver:
 
 @pytest.fixture
 def static():
-    """Makes the instances of cards; returns them, their resources by name, and the notified instances."""
+    """Makes the instances of cards; returns them, their resources by name, which grow, and the notified instances."""
 
     def make(driver, *cards, strategy="mixed", **config):
-        notified = []
+        notified, resources = [], {}
+
+        def serve(resource):
+            assert resource.resource not in resources, "served once"
+            resources[resource.resource] = resource
+
         made = StaticMig(
             PluginConfig(node="n1", **config),
             strategy,
             driver,
             FakeHost(),
             on_instances=notified.append,
+            on_resource=serve,
         )
-        return made, {one.resource: one for one in made.update_cards(cards)}, notified
+        made.update_cards(cards)
+        return made, resources, notified
 
     return make
 
@@ -204,8 +211,9 @@ def test_deleted_instances_stay_as_unhealthy_and_new_profiles_are_offered(static
     driver = Driver(GPU_a=[device()])
     made, found, _ = static(driver, card())
     driver.on["GPU_a"] = [device("MIG-9", profile=LARGE)]
-    assert [one.resource for one in made.update_cards([card()])] == ["nvidia.com/mig-3g.40gb"]
-    assert made.update_cards([card()]) == []
+    made.update_cards([card()])
+    made.update_cards([card()])
+    assert list(found) == ["nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"]
     assert list(found["nvidia.com/mig-1g.10gb"].inventory.snapshot().unhealthy) == ["MIG-1"]
 
 
