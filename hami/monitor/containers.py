@@ -71,6 +71,11 @@ class MonitoredContainer:
         """Identifies the container on the node."""
         return self.pod.uid, self.name
 
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes by card."""
+        return {device.card: device.memory for device in self.devices}
+
 
 @dataclass(frozen=True, slots=True)
 class NodeContainers:

@@ -9,8 +9,9 @@ import logging
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from hami.codec.pods import NodePod
 from hami.devices.usage import CardUsage
@@ -146,40 +147,32 @@ class MonitorLoop:
     def run_once(self, pods: Sequence[NodePod] | None, now: float, clock: float) -> NodeReport:
         """Runs a round. *pods*: those of the node, ``None`` if not known yet. *now*: Unix seconds. *clock*: monotonic
         seconds."""
-        settled = self._settled_limits(pods or (), now)  # before the use is read
-        cards = self._source.read(now)
-        for card in cards or ():
-            for problem in card.problems:
-                self._note("driver", card.uuid, problem)
+        settled: dict[Key, int] = {}
+        if self._writes:  # before the use is read
+            settled = _settled_limits(self._files, pods, now)
+        cards = self._read_cards(now)
         if pods is None:
             return NodeReport(node=self._node, at=clock, cards=cards)
-        node_containers = find_containers(
-            pods,
-            self._catalog,
-            self._vendor,
-            {card.uuid: card.index for card in cards or ()},
-            self._files.limits,
-            self._files.instances,
-        )
-        for ref, problem in node_containers.problems.items():
-            self._note("allocation", str(ref), problem)
-        host = self._view(cards or (), node_containers)
-        self._forget(node_containers)
-        readings = {
-            container.key: self._read(container, clock) for container in node_containers.containers
-        }
-        verdicts = self._decide(node_containers.containers, readings, host, now, clock)
+        found = self._find_containers(pods, cards or ())
+        host = _view(self._processes, cards or (), found)
+        self._forget(found.containers)
+        readings = {container.key: self._read(container, clock) for container in found.containers}
+        verdicts = self._decide(found.containers, readings, host, now, clock)
         reports = []
-        for container in node_containers.containers:
+        for container in found.containers:
             reading, verdict = readings[container.key], verdicts[container.key]
             report = report_container(container, reading, host, now)
-            limited = replace(report, is_blocked=verdict.is_blocked, is_limited=verdict.is_limited)
-            reports.append(limited if self._writes else report)
             self._update(container, reading, verdict, host, now, clock)
             if container.key in settled:
-                self._write_use(report, settled[container.key])
-            if reading.is_held and self._writes:
-                self._end(container, pods)
+                key, limits_ns = container.key, settled[container.key]
+                self._try(key, partial(self._files.write_use, *key, limits_ns, known_use(report)))
+            if self._writes:
+                report = replace(
+                    report, is_blocked=verdict.is_blocked, is_limited=verdict.is_limited
+                )
+                if reading.is_held:
+                    self._end(container, pods)
+            reports.append(report)
         self._add_compute(reports, clock)
         return NodeReport(
             node=self._node,
@@ -194,39 +187,41 @@ class MonitorLoop:
         """Frees containers that wait, and lets compute limits count: what the device plugin begins with. Call it last:
         HAMi's library waits for ever for a monitor that is gone."""
         for key, (reading, region) in self._written.items():
-            try:
-                self._files.write(*key, reading, control_writes(region.layout, IDLE, 1))
-            except (OSError, HostError) as error:
-                self._note("write", key, str(error), is_of_tenant=True)
+            writes = control_writes(region.layout, IDLE, 1)
+            self._try(key, partial(self._files.write, *key, reading, writes), is_of_tenant=True)
 
-    def _view(self, cards: Sequence[CardUsage], node_containers: NodeContainers) -> HostView:
-        pids = {
-            pid
-            for card in cards
-            for unit in (card, *card.instances)
-            for pid in unit.processes or ()
-        }
-        processes = {
-            pid: process for pid in pids if (process := self._processes.find(pid)) is not None
-        }
-        return host_view(cards, processes, node_containers.by_id)
+    def _read_cards(self, now: float) -> Sequence[CardUsage] | None:
+        cards = self._source.read(now)
+        for card in cards or ():
+            for problem in card.problems:
+                self._note("driver", card.uuid, problem)
+        return cards
 
-    def _forget(self, node_containers: NodeContainers) -> None:
-        """Forgets containers that are gone."""
-        keys = {container.key for container in node_containers.containers}
-        self._memories = {key: memory for key, memory in self._memories.items() if key in keys}
-        self._written = {key: written for key, written in self._written.items() if key in keys}
-        self._tampered = Counter(
-            {(key, fault): count for (key, fault), count in self._tampered.items() if key in keys}
+    def _find_containers(
+        self, pods: Sequence[NodePod], cards: Sequence[CardUsage]
+    ) -> NodeContainers:
+        found = find_containers(
+            pods,
+            self._catalog,
+            self._vendor,
+            {card.uuid: card.index for card in cards},
+            self._files.limits,
+            self._files.instances,
         )
-        self._compute = defaultdict(
-            float,
-            {
-                (key, index): seconds
-                for (key, index), seconds in self._compute.items()
-                if key in keys
-            },
-        )
+        for ref, problem in found.problems.items():
+            self._note("allocation", str(ref), problem)
+        return found
+
+    def _forget(self, containers: Iterable[MonitoredContainer]) -> None:
+        """Forgets all but *containers*."""
+        keys = {container.key for container in containers}
+        for memory in (self._memories, self._written):
+            for key in memory.keys() - keys:
+                del memory[key]
+        for fault in [fault for fault in self._tampered if fault[0] not in keys]:
+            del self._tampered[fault]
+        for device in [device for device in self._compute if device[0] not in keys]:
+            del self._compute[device]
 
     def _add_compute(self, reports: Iterable[ContainerReport], clock: float) -> None:
         """Adds up the use of each device by each container since the last round, at its latest utilization."""
@@ -257,35 +252,28 @@ class MonitorLoop:
     ) -> Mapping[Key, Verdict]:
         candidates = []
         for container in containers:
-            reading, before = (
-                readings[container.key],
-                self._memories.get(container.key, _Memory(used_at=clock)),
+            reading = readings[container.key]
+            memory = self._memories.get(container.key, _Memory(used_at=clock))
+            if not denies_use(container, host):
+                memory = replace(memory, used_at=clock)
+            if not container.has_ended and _works(container, reading, memory, host, now, clock):
+                memory = replace(memory, active_at=clock)
+            self._memories[container.key] = memory
+            candidate = FeedbackCandidate(
+                key=container.key,
+                priority=container.priority,
+                cards=frozenset(device.uuid for device in container.devices),
+                is_active=not container.has_ended and clock - memory.active_at < HOLD_S,
             )
-            region = reading.region
-            used_at = before.used_at if denies_use(container, host) else clock
-            works = not container.has_ended and is_active(
-                recent_kernel=region.recent_kernel if region is not None else 0,
-                last_kernel_time=region.last_kernel_time if region is not None else 0,
-                host_sm=host_utilization(container, host),
-                idle_s=clock - used_at,
-                has_limiter=reading.throttled is not None,
-                now=now,
-            )
-            active_at = clock if works else before.active_at
-            self._memories[container.key] = replace(before, active_at=active_at, used_at=used_at)
-            candidates.append(
-                FeedbackCandidate(
-                    key=container.key,
-                    priority=container.priority,
-                    cards=frozenset(device.uuid for device in container.devices),
-                    is_active=not container.has_ended and clock - active_at < HOLD_S,
-                    shared_at=before.verdict.shared_at if before.verdict is not None else -math.inf,
-                    waiting_since=before.verdict.waiting_since
-                    if before.verdict is not None
-                    else math.inf,
-                    recent_kernel=region.recent_kernel if region is not None else 0,
+            if memory.verdict is not None:
+                candidate = replace(
+                    candidate,
+                    shared_at=memory.verdict.shared_at,
+                    waiting_since=memory.verdict.waiting_since,
                 )
-            )
+            if reading.region is not None:
+                candidate = replace(candidate, recent_kernel=reading.region.recent_kernel)
+            candidates.append(candidate)
         return decide(candidates, clock)
 
     def _update(
@@ -304,20 +292,18 @@ class MonitorLoop:
                 verdict=verdict, active_at=before.active_at, used_at=before.used_at
             )
             return
-        wrong = frozenset(_wrong(container, region, before, reading.inode))
-        if "limit" in wrong and self._was_resized(container, region, now):
+        wrong = _wrong(container, region, before, reading.inode)
+        if "limit" in wrong and _was_resized(self._files, container, region, now):
             wrong -= {"limit"}
         for fault in wrong - before.wrong:
             self._tampered[container.key, fault] += 1
         pids = host_pids(region, _host_processes(container, host))
         earlier = before.excess if before.inode == reading.inode else ()
         excess = (*earlier, excess_of(container, region, pids, host))[-EXCESS_ROUNDS:]
-        writes = _writes(container, reading, region, verdict, host, pids, clock)
-        if self._limits_uncounted and reading.throttled is not None:
-            writes += uncounted_writes(region, least_excess(excess))
-        is_written = (
-            self._writes and not container.has_ended and self._write(container, reading, writes)
-        )
+        is_written = False
+        if self._writes and not container.has_ended:
+            writes = _writes(container, reading, region, verdict, host, pids, clock)
+            is_written = self._write(container.key, reading, region, writes, least_excess(excess))
         self._memories[container.key] = _Memory(
             inode=reading.inode if is_written else 0,
             processes=_processes(region),
@@ -328,38 +314,16 @@ class MonitorLoop:
             wrong=wrong & {"limit", "priority"},
         )  # the others have been corrected
 
-    def _settled_limits(self, pods: Sequence[NodePod], now: float) -> dict[Key, int]:
-        """Returns the times of change of limits whose use decides about a booking, where all processes follow them."""
-        resizing = [item.pod for item in pods if is_resizing(item.pod)] if self._writes else []
-        keys = [(pod.ref.uid, container.name) for pod in resizing for container in pod.containers]
-        limits = {key: self._files.limits_text(*key) for key in keys}
-        return {
-            key: text.changed_ns
-            for key, text in limits.items()
-            if text is not None and not _is_new(text, now)
-        }
-
-    def _write_use(self, report: ContainerReport, limits_ns: int) -> None:
-        try:
-            self._files.write_use(*report.container.key, limits_ns, known_use(report))
-        except (OSError, HostError) as error:
-            self._note("write", report.container.key, str(error))
-
-    def _was_resized(self, container: MonitoredContainer, region: Region, now: float) -> bool:
-        """Reports whether the limits in a region differ from the sizes on the pod because of the device plugin: it
-        writes the file with the limits, which tenants cannot change, and the region after it."""
-        text = self._files.limits_text(*container.key)
-        if text is None:
-            return container.is_resizing
-        limits = parse_limits(text.text)
-        memory = (
-            {device.uuid: device.memory for device in limits.devices} if limits is not None else {}
-        )
-        return _is_new(text, now) or all(
-            entry is None or entry.memory_limit == memory.get(device.card)
-            for device in container.devices
-            for entry in (region_device(region, device),)
-        )
+    def _write(
+        self, key: Key, reading: RegionReading, region: Region, writes: list[Write], excess: Excess
+    ) -> bool:
+        if self._limits_uncounted and reading.throttled is not None:
+            writes = [*writes, *uncounted_writes(region, excess)]
+        write = partial(self._files.write, *key, reading, writes)
+        is_written = self._try(key, write, is_of_tenant=True)
+        if is_written:
+            self._written[key] = reading, region
+        return is_written
 
     def _end(self, container: MonitoredContainer, pods: Sequence[NodePod]) -> None:
         """Ends all containers of a pod, any of which may hold the file with which one of them fills the disk."""
@@ -376,16 +340,13 @@ class MonitorLoop:
             extra={"pod": container.pod, "container": container.name, "processes": killed},
         )
 
-    def _write(
-        self, container: MonitoredContainer, reading: RegionReading, writes: Collection[Write]
-    ) -> bool:
+    def _try(self, key: Key, write: Callable[[], None], *, is_of_tenant: bool = False) -> bool:
+        """Writes to a file of a container; reports whether that was possible."""
         try:
-            self._files.write(*container.key, reading, writes)
+            write()
         except (OSError, HostError) as error:
-            self._note("write", container.key, str(error), is_of_tenant=True)
+            self._note("write", key, str(error), is_of_tenant=is_of_tenant)
             return False
-        if reading.region is not None:
-            self._written[container.key] = reading, reading.region
         return True
 
     def _note(self, step: str, key: object, problem: str, *, is_of_tenant: bool = False) -> None:
@@ -397,6 +358,38 @@ class MonitorLoop:
             log.warning(
                 "round step failed", extra={"step": step, "subject": key, "reason": problem}
             )
+
+
+def _settled_limits(
+    files: RegionFiles, pods: Iterable[NodePod] | None, now: float
+) -> dict[Key, int]:
+    """Returns the times of change of limits whose use decides about a booking, where all processes follow them."""
+    settled: dict[Key, int] = {}
+    for item in pods or ():
+        if is_resizing(item.pod):
+            for container in item.pod.containers:
+                key = item.pod.ref.uid, container.name
+                text = files.limits_text(*key)
+                if text is not None and not _is_new(text, now):
+                    settled[key] = text.changed_ns
+    return settled
+
+
+def _was_resized(
+    files: RegionFiles, container: MonitoredContainer, region: Region, now: float
+) -> bool:
+    """Reports whether the limits in a region differ from the sizes on the pod because of the device plugin: it
+    writes the file with the limits, which tenants cannot change, and the region after it."""
+    text = files.limits_text(*container.key)
+    if text is None:
+        return container.is_resizing
+    if _is_new(text, now):
+        return True
+    limits = parse_limits(text.text)
+    memory: dict[str, int] = {}
+    if limits is not None:
+        memory = {device.uuid: device.memory for device in limits.devices}
+    return _have_limits(container, region, memory)
 
 
 def _is_new(limits: LimitsText, now: float) -> bool:
@@ -421,32 +414,73 @@ def _writes(
     return writes
 
 
+def _view(processes: HostProcesses, cards: Iterable[CardUsage], found: NodeContainers) -> HostView:
+    """Returns what the driver says, joined with *processes*."""
+    pids: set[int] = set()
+    for card in cards:
+        for unit in (card, *card.instances):
+            pids.update(unit.processes or ())
+    known: dict[int, HostProcess] = {}
+    for pid in pids:
+        process = processes.find(pid)
+        if process is not None:
+            known[pid] = process
+    return host_view(cards, known, found.by_id)
+
+
+def _works(
+    container: MonitoredContainer,
+    reading: RegionReading,
+    memory: _Memory,
+    host: HostView,
+    now: float,
+    clock: float,
+) -> bool:
+    region = reading.region
+    return is_active(
+        recent_kernel=region.recent_kernel if region is not None else 0,
+        last_kernel_time=region.last_kernel_time if region is not None else 0,
+        host_sm=host_utilization(container, host),
+        idle_s=clock - memory.used_at,
+        has_limiter=reading.throttled is not None,
+        now=now,
+    )
+
+
 def _host_processes(container: MonitoredContainer, host: HostView) -> list[HostProcess]:
-    return [
-        entry.process
-        for on_device in host.processes.get(container.key, {}).values()
-        for entry in on_device
-    ]
+    processes = []
+    for on_device in host.processes.get(container.key, {}).values():
+        processes += [entry.process for entry in on_device]
+    return processes
 
 
-def _wrong(container: MonitoredContainer, region: Region, before: _Memory, inode: int) -> list[str]:
+def _have_limits(container: MonitoredContainer, region: Region, memory: Mapping[str, int]) -> bool:
+    """Reports whether the devices in *region* have these limits, by card."""
+    for device in container.devices:
+        entry = region_device(region, device)
+        if entry is not None and entry.memory_limit != memory.get(device.card):
+            return False
+    return True
+
+
+def _wrong(
+    container: MonitoredContainer, region: Region, before: _Memory, inode: int
+) -> frozenset[str]:
     """Returns the words of TAMPERED that hold for a region. What the device plugin makes new, when a container starts
     again, is not the container's doing: none of its earlier processes is left."""
-    wrong = []
-    pairs = [(device, region_device(region, device)) for device in container.devices]
-    if any(
-        counted is not None and counted.memory_limit != device.memory for device, counted in pairs
-    ):
-        wrong.append("limit")
+    wrong = set()
+    if not _have_limits(container, region, container.memory):
+        wrong.add("limit")
     if region.priority != container.priority:
-        wrong.append("priority")
+        wrong.add("priority")
+    verdict = before.verdict
     continues = before.inode == inode and not before.processes.isdisjoint(_processes(region))
-    if continues and before.verdict is not None:
-        if before.verdict.is_blocked and region.recent_kernel > BLOCKED:
-            wrong.append("block")
-        if before.verdict.is_limited and region.switch == 0:
-            wrong.append("switch")
-    return wrong
+    if verdict is not None and continues:
+        if verdict.is_blocked and region.recent_kernel > BLOCKED:
+            wrong.add("block")
+        if verdict.is_limited and region.switch == 0:
+            wrong.add("switch")
+    return frozenset(wrong)
 
 
 def _processes(region: Region) -> frozenset[tuple[int, int]]:

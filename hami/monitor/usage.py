@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hami.devices.usage import CardUsage, ProcessUsage
 from hami.monitor.containers import AllocatedDevice, Key, MonitoredContainer
@@ -88,9 +88,8 @@ class DeviceUsageReport:
     @property
     def offset(self) -> int:
         """Bytes in use that are no context, module or buffer. Upstream has a label for it."""
-        return max(
-            self.used - sum(part or 0 for part in (self.context, self.module, self.buffer)), 0
-        )
+        parts = (self.context or 0) + (self.module or 0) + (self.buffer or 0)
+        return max(self.used - parts, 0)
 
     @property
     def is_over_limit(self) -> bool:
@@ -122,15 +121,18 @@ def host_view(
 ) -> HostView:
     """Returns what the driver says about *cards*. *host_processes*: those of them that are in containers. *by_id*: the
     containers that have devices. A process of another container counts for none."""
-    units = {unit.uuid: unit for card in cards for unit in (card, *card.instances)}
+    units: dict[str, CardUsage] = {}
+    for card in cards:
+        units[card.uuid] = card
+        units |= {instance.uuid: instance for instance in card.instances}
     processes: dict[Key, dict[str, list[CardProcess]]] = {}
     for uuid, unit in units.items():
         for pid, usage in (unit.processes or {}).items():
             process = host_processes.get(pid)
-            if process is not None and (key := by_id.get(process.container)) is not None:
-                processes.setdefault(key, {}).setdefault(uuid, []).append(
-                    CardProcess(process, usage)
-                )
+            key = by_id.get(process.container) if process is not None else None
+            if process is not None and key is not None:
+                on_unit = processes.setdefault(key, {}).setdefault(uuid, [])
+                on_unit.append(CardProcess(process, usage))
     return HostView(units=units, processes=processes)
 
 
@@ -138,50 +140,48 @@ def report_container(
     container: MonitoredContainer, reading: RegionReading, host: HostView, now: float
 ) -> ContainerReport:
     """Returns how a container uses its devices. *now*: Unix seconds."""
-    region = reading.region
     devices = tuple(
         _report_device(container, device, reading, host) for device in container.devices
     )
-    last = region.last_kernel_time if region is not None else 0
-    return ContainerReport(
-        container=container,
-        devices=devices,
-        reading=reading,
-        last_kernel_s=max(now - last, 0.0) if last and now - last < _LONGEST_S else None,
-    )
+    report = ContainerReport(container=container, devices=devices, reading=reading)
+    last = reading.region.last_kernel_time if reading.region is not None else 0
+    if last and now - last < _LONGEST_S:
+        return replace(report, last_kernel_s=max(now - last, 0.0))
+    return report
 
 
 def known_use(report: ContainerReport) -> dict[str, int]:
     """Returns the bytes that a container uses, by card, without those of which nobody says so."""
-    return {
-        usage.device.card: usage.used
-        for usage in report.devices
-        if usage.memory_source is not Source.NONE
-    }
+    known = [usage for usage in report.devices if usage.memory_source is not Source.NONE]
+    return {usage.device.card: usage.used for usage in known}
 
 
 def host_utilization(container: MonitoredContainer, host: HostView) -> int | None:
     """Returns the percent that a container uses of the device that it uses most, by the driver; ``None`` if unknown."""
-    utilization = [_host_sm(device.uuid, container.key, host) for device in container.devices]
-    return max((sm for sm in utilization if sm is not None), default=None)
+    known = []
+    for device in container.devices:
+        percent = _host_sm(device.uuid, container.key, host)
+        if percent is not None:
+            known.append(percent)
+    return max(known, default=None)
 
 
 def denies_use(container: MonitoredContainer, host: HostView) -> bool:
     """Reports whether the driver shows that a container uses none of its devices: it is known to which container each
     process there belongs, and how much it uses."""
-    return all(
-        _knows_all(device.uuid, host) and _host_sm(device.uuid, container.key, host) == 0
-        for device in container.devices
-    )
+    for device in container.devices:
+        if _host_sm(device.uuid, container.key, host) != 0 or not _knows_all(device.uuid, host):
+            return False
+    return True
 
 
 def region_device(region: Region | None, device: AllocatedDevice) -> RegionDevice | None:
     """Returns *device* as a region has it."""
-    return (
-        next((entry for entry in region.devices if entry.uuid == device.card), None)
-        if region is not None
-        else None
-    )
+    if region is not None:
+        for entry in region.devices:
+            if entry.uuid == device.card:
+                return entry
+    return None
 
 
 def host_pids(region: Region, processes: Iterable[HostProcess]) -> dict[int, int]:
@@ -199,21 +199,20 @@ def slot_utilization(
     """Returns the percent of each process in *region* on each of its devices, by slot; empty if the driver does not say
     so for all devices. *pids*: host PIDs by slot."""
     uuids = {device.card: device.uuid for device in container.devices}
-    units = [host.units.get(uuids.get(entry.uuid, "")) for entry in region.devices]
-    if not units or any(unit is None or not _knows_sm(unit) for unit in units):
+    by_device = []
+    for entry in region.devices:
+        unit = host.units.get(uuids.get(entry.uuid, ""))
+        if unit is None or not _knows_sm(unit):
+            return {}
+        processes = _processes(unit.uuid, container.key, host)
+        by_device.append({known.process.pid: known.usage.sm or 0 for known in processes})
+    if not by_device:
         return {}
-    by_device = [
-        {
-            entry.process.pid: entry.usage.sm or 0
-            for entry in _processes(unit.uuid, container.key, host)
-        }
-        for unit in units
-        if unit is not None
-    ]
-    return {
-        process.slot: [sm.get(pids.get(process.slot, 0), 0) for sm in by_device]
-        for process in region.processes
-    }
+    utilization: dict[int, list[int]] = {}
+    for process in region.processes:
+        pid = pids.get(process.slot, 0)
+        utilization[process.slot] = [percents.get(pid, 0) for percents in by_device]
+    return utilization
 
 
 def excess_of(
@@ -222,25 +221,27 @@ def excess_of(
     """Returns what the driver sees beyond what *region* counts; 0 where it does not say, or a process is not known to
     both. *pids*: host PIDs by slot."""
     uuids = {device.card: device.uuid for device in container.devices}
-    in_both = (
-        set(pids.values()) if all(process.slot in pids for process in region.processes) else set()
-    )
+    is_complete = pids.keys() >= {process.slot for process in region.processes}
+    in_both = set(pids.values()) if is_complete else set()
     amounts = []
     for device in region.devices:
-        processes = _processes(uuids.get(device.uuid, ""), container.key, host)
-        used = [entry.usage.memory for entry in processes]
-        complete = all(entry.process.pid in in_both for entry in processes)
-        total = sum(amount or 0 for amount in used) if complete and None not in used else 0
-        amounts.append(max(total - device.total, 0))
+        used = 0
+        for entry in _processes(uuids.get(device.uuid, ""), container.key, host):
+            if entry.process.pid not in in_both or entry.usage.memory is None:
+                used = 0
+                break
+            used += entry.usage.memory
+        amounts.append(max(used - device.total, 0))
     return tuple(amounts)
 
 
 def least_excess(rounds: tuple[Excess, ...]) -> Excess:
-    """Returns the least of the last rounds, by device; 0 until there are enough of them."""
-    return tuple(
-        min(of_device) if len(rounds) == EXCESS_ROUNDS else 0
-        for of_device in zip(*rounds, strict=True)
-    )
+    """Returns the least of the last rounds, by device; 0 until there are enough of them, or if a container has changed
+    how many devices its region has."""
+    last = rounds[-1]
+    if len(rounds) < EXCESS_ROUNDS or {len(excess) for excess in rounds} != {len(last)}:
+        return (0,) * len(last)
+    return tuple(min(of_device) for of_device in zip(*rounds, strict=True))
 
 
 def _report_device(
@@ -249,21 +250,17 @@ def _report_device(
     key = container.key
     unit = host.units.get(device.uuid) or host.units.get(device.card)
     limit = unit.memory if unit is not None and unit.memory else _LARGEST
-    counted = region_device(reading.region, device)
-    total = min(counted.total, limit) if counted is not None else None
-    sm = min(counted.sm, 100) if counted is not None else None
-    host_memory, host_sm = _host_memory(device.uuid, key, host), _host_sm(device.uuid, key, host)
-    sees_all = (
-        container.has_ended
-        or bool(_processes(device.uuid, key, host))
-        or _were_seen(reading.region)
-    )
+    entry = region_device(reading.region, device)
+    total = sm = None
+    if entry is not None:
+        total, sm = min(entry.total, limit), min(entry.sm, 100)
+    sees_all = container.has_ended or _were_seen(reading.region)
+    if _processes(device.uuid, key, host):
+        sees_all = True
+    host_memory = _host_memory(device.uuid, key, host)
     used, memory_source = _choose(host_memory, total, sees_all)
-    utilization, utilization_source = _choose(host_sm, sm, sees_all)
-    throttled = None
-    if reading.throttled is not None and counted is not None:
-        throttled = min(reading.throttled[counted.index] / _NANOSECONDS, _LONGEST_S)
-    return DeviceUsageReport(
+    utilization, utilization_source = _choose(_host_sm(device.uuid, key, host), sm, sees_all)
+    report = DeviceUsageReport(
         device=device,
         used=used,
         memory_source=memory_source,
@@ -271,10 +268,18 @@ def _report_device(
         utilization_source=utilization_source,
         host_memory=host_memory,
         counted=total,
+    )
+    if entry is None:
+        return report
+    throttled = None
+    if reading.throttled is not None:
+        throttled = min(reading.throttled[entry.index] / _NANOSECONDS, _LONGEST_S)
+    return replace(
+        report,
         throttled=throttled,
-        context=min(counted.context, limit) if counted is not None else None,
-        module=min(counted.module, limit) if counted is not None else None,
-        buffer=min(counted.buffer, limit) if counted is not None else None,
+        context=min(entry.context, limit),
+        module=min(entry.module, limit),
+        buffer=min(entry.buffer, limit),
     )
 
 
@@ -289,7 +294,9 @@ def _choose(of_host: int | None, of_region: int | None, sees_all: bool) -> tuple
     PIDs than those of the host, or none."""
     if of_host is not None and (sees_all or not of_region):
         return of_host, Source.HOST
-    return (of_region, Source.REGION) if of_region is not None else (0, Source.NONE)
+    if of_region is not None:
+        return of_region, Source.REGION
+    return 0, Source.NONE
 
 
 def _processes(uuid: str, key: Key, host: HostView) -> Sequence[CardProcess]:
@@ -300,9 +307,12 @@ def _host_memory(uuid: str, key: Key, host: HostView) -> int | None:
     unit = host.units.get(uuid)
     if unit is None or unit.processes is None:
         return None
-    amounts = [entry.usage.memory for entry in _processes(uuid, key, host)]
-    reported = [amount for amount in amounts if amount is not None]
-    return sum(reported) if len(reported) == len(amounts) else None
+    used = 0
+    for entry in _processes(uuid, key, host):
+        if entry.usage.memory is None:
+            return None
+        used += entry.usage.memory
+    return used
 
 
 def _host_sm(uuid: str, key: Key, host: HostView) -> int | None:
@@ -316,15 +326,16 @@ def _knows_all(uuid: str, host: HostView) -> bool:
     unit = host.units.get(uuid)
     if unit is None or unit.processes is None:
         return False
-    return unit.processes.keys() <= {
-        entry.process.pid for by_unit in host.processes.values() for entry in by_unit.get(uuid, ())
-    }
+    known: set[int] = set()
+    for by_unit in host.processes.values():
+        known.update(entry.process.pid for entry in by_unit.get(uuid, ()))
+    return unit.processes.keys() <= known
 
 
 def _knows_sm(unit: CardUsage) -> bool:
-    return unit.processes is not None and all(
-        usage.sm is not None for usage in unit.processes.values()
-    )
+    if unit.processes is None:
+        return False
+    return all(usage.sm is not None for usage in unit.processes.values())
 
 
 def _unique(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:

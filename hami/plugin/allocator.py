@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
 from hami.codec.states import parse_lock
@@ -37,12 +37,15 @@ from hami.plugin.container_match import (
     AllocateCall,
     ContainerMatch,
     NoMatch,
+    Outcome,
     PodRejection,
     cards_of,
     check_card_ids,
     find_container,
+    find_pod,
     is_done_with_lock,
     preferred_ids,
+    waits_on,
 )
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.vendors.spec import Catalog
@@ -74,7 +77,7 @@ class _Decision:
     """The outcome of a call. *lock*: the node lock, if it names the outcome's pod. *stale_lock*: a node lock that its
     pod no longer needs. *holder*: the pod that the node lock names, if the call is not for that pod."""
 
-    outcome: ContainerMatch | PodRejection | NoMatch
+    outcome: Outcome
     lock: str | None = None
     stale_lock: str | None = None
     holder: PodRef | None = None
@@ -97,15 +100,12 @@ class _CallProgress:
 
     def is_written(self, pods: Sequence[Pod]) -> bool:
         """Reports whether an earlier attempt has recorded the allocation, according to *pods*."""
-        match, annotations = self.match, self.annotations
-        return (
-            match is not None
-            and annotations is not None
-            and any(
-                pod.ref == match.pod.ref and annotations.items() <= pod.annotations.items()
-                for pod in pods
-            )
-        )
+        if self.match is None or self.annotations is None:
+            return False
+        for pod in pods:
+            if pod.ref == self.match.pod.ref:
+                return self.annotations.items() <= pod.annotations.items()
+        return False
 
 
 class Allocator:
@@ -127,19 +127,25 @@ class Allocator:
         self._config = config
         self._cluster = cluster
         self._vendor = vendors[VENDOR]
-        self._other_keys = other_allocation_keys(vendors)
+        other_keys = other_allocation_keys(vendors)
+        self._keys = (self._vendor.annotations.to_allocate, *other_keys)
+        self._call = AllocateCall(
+            node=config.node,
+            resource=config.resource,
+            ids=(),
+            vendor=self._vendor,
+            other_keys=other_keys,
+        )
+        """What all calls have in common."""
         self._host = host
         self._grants = grants
         self._deferred = deferred
         self._node_pods = node_pods
         self._clock = clock
-        self._lock = (
-            threading.Lock()
-        )  # held for a whole call, I/O included: the kubelet makes one at a time
-        self._lock_holder: tuple[str, str] = (
-            "",
-            "",
-        )  # a node lock, and the uid of its pod when it was first seen
+        self._lock = threading.Lock()
+        """Held for a whole call, I/O included: the kubelet makes one at a time."""
+        self._lock_holder: tuple[str, str] = "", ""
+        """A node lock, and the uid of its pod when it was first seen."""
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
         """Returns the grant of the requesting container.
@@ -181,19 +187,16 @@ class Allocator:
         """
         with self._lock:
             try:
-                call = self._call(tuple(available[:size]))
+                call = self._with_ids(available[:size])
                 if not 0 < size == call.count:
                     return ()
-                watched = (
-                    self._node_pods.pods()
-                    if self._node_pods is not None and not self._config.aligned
-                    else None
-                )
-                outcome = find_container(watched, None, call) if watched is not None else None
+                outcome: Outcome | None = None
+                if self._node_pods is not None and not self._config.aligned:
+                    outcome = find_container(self._node_pods.pods() or (), None, call)
                 if not isinstance(outcome, ContainerMatch):
-                    outcome = self._decide(
-                        self._node(), self._cluster.pods_on(call.node), call
-                    ).outcome
+                    node = self._node()
+                    pods = self._cluster.pods_on(call.node)
+                    outcome = self._decide(node, pods, call).outcome
             except HamiError as error:
                 log.info("no preferred devices", extra={"node": self._config.node, "error": error})
                 return ()
@@ -204,17 +207,20 @@ class Allocator:
     def release_stale_lock(self) -> None:
         """Releases the node lock if its pod is gone or no longer needs it. Raises: HamiError."""
         node = self._cluster.node(self._config.node)
-        lock = node.annotations.get(NODE_LOCK) if node is not None else None
-        if node is None or lock is None or (holder := parse_lock(lock).holder) is None:
+        if node is None or NODE_LOCK not in node.annotations:
+            return
+        lock = node.annotations[NODE_LOCK]
+        holder = parse_lock(lock).holder
+        if holder is None:
             return
         pod = self._cluster.pod(*holder)
-        if pod is None or self._is_done_with_lock(pod):
+        if pod is None or is_done_with_lock(pod, self._config.node, self._keys):
             log.info("stale node lock released", extra={"node": node.name, "pod": "/".join(holder)})
             with self._lock:  # not while the API server is read: calls of the kubelet wait for it
                 self._release(lock, node)
 
     def _attempt(self, ids: tuple[str, ...], progress: _CallProgress) -> Grant:
-        call = self._call(ids)
+        call = self._with_ids(ids)
         node = self._node()  # before the pods: the pod that it is locked for is bound afterwards
         if self._deferred.flush(lambda: progress.started + QUEUED_S - self._clock.now()):
             node = self._node()
@@ -225,10 +231,7 @@ class Allocator:
         decision = self._decide(node, pods, call)
         if decision.stale_lock is not None:
             self._release(decision.stale_lock, node)
-        outcome = decision.outcome
-        settled = progress.match.pod.ref if progress.match is not None else None
-        if settled is not None and (isinstance(outcome, NoMatch) or outcome.pod.ref != settled):
-            outcome = NoMatch(f"pod {settled} was changed or deleted during the call")
+        outcome = _kept(decision.outcome, progress.match)
         match outcome:
             case ContainerMatch():
                 progress.match, progress.lock = outcome, decision.lock
@@ -236,24 +239,24 @@ class Allocator:
             case PodRejection(pod=pod, reason=reason):
                 self._fail(pod, reason, node, decision.lock)
                 raise AllocationRefused(reason)
-            case NoMatch(reason=reason, is_transient=is_transient):
-                text = f"cannot determine the requesting container ({call.count} of {call.resource}): {reason}"
-                if is_transient and self._clock.now() - progress.started < AMBIGUOUS_S:
-                    raise _Ambiguous(text)
-                for subject in (call.node, decision.holder):
-                    if subject is not None:
-                        self._deferred.record_failure(subject, text)
-                raise AllocationRefused(text)
+            case NoMatch():
+                raise self._refusal(outcome, call, decision, progress)
 
-    def _call(self, ids: tuple[str, ...]) -> AllocateCall:
-        return AllocateCall(
-            node=self._config.node,
-            resource=self._config.resource,
-            ids=ids,
-            vendor=self._vendor,
-            other_keys=self._other_keys,
-            served=self._host.served(self._config.resource),
-        )
+    def _refusal(
+        self, outcome: NoMatch, call: AllocateCall, decision: _Decision, progress: _CallProgress
+    ) -> HamiError:
+        """Returns the error of *call*, after which it is tried again if that may help; else records an event."""
+        text = f"cannot determine the requesting container ({call.count} of {call.resource}): {outcome.reason}"
+        if outcome.is_transient and self._clock.now() - progress.started < AMBIGUOUS_S:
+            return _Ambiguous(text)
+        self._deferred.record_failure(call.node, text)
+        if decision.holder is not None:
+            self._deferred.record_failure(decision.holder, text)
+        return AllocationRefused(text)
+
+    def _with_ids(self, ids: Sequence[str]) -> AllocateCall:
+        served = self._host.served(self._config.resource)
+        return replace(self._call, ids=tuple(ids), served=served)
 
     def _node(self) -> Node:
         node = self._cluster.node(self._config.node)
@@ -264,31 +267,35 @@ class Allocator:
     def _decide(self, node: Node, pods: Sequence[Pod], call: AllocateCall) -> _Decision:
         """Returns the outcome of *call*, given the node and all its pods. Writes nothing."""
         lock = node.annotations.get(NODE_LOCK)
+        if lock is None:
+            return _Decision(find_container(pods, None, call))
         try:
-            holder = parse_lock(lock).holder if lock is not None else None
+            holder = parse_lock(lock).holder
         except MalformedInput as error:
             return _Decision(NoMatch(str(error)))
-        if lock is None or holder is None:
+        if holder is None:
             return _Decision(find_container(pods, None, call))
-        pod = next(
-            (pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None
-        ) or self._cluster.pod(*holder)
+        return self._decide_for(lock, holder, pods, call)
+
+    def _decide_for(
+        self, lock: str, holder: tuple[str, str], pods: Sequence[Pod], call: AllocateCall
+    ) -> _Decision:
+        """Returns the outcome of *call* while the node is locked. *holder*: the pod that *lock* names."""
+        pod = find_pod(pods, holder) or self._cluster.pod(*holder)
         if pod is None:  # the call may be for the deleted pod, so no other pod is served
-            return _Decision(
-                NoMatch(f"the node is locked for pod {'/'.join(holder)}, which is gone"),
-                stale_lock=lock,
-            )
+            name = "/".join(holder)
+            gone = NoMatch(f"the node is locked for pod {name}, which is gone")
+            return _Decision(gone, stale_lock=lock)
         if self._lock_holder[0] == lock and self._lock_holder[1] != pod.ref.uid:
             return _Decision(NoMatch(f"the node is locked for an earlier pod {pod.ref}"))
         self._lock_holder = lock, pod.ref.uid
         outcome = find_container(pods, holder, call)
         if not isinstance(outcome, NoMatch) and outcome.pod.ref == pod.ref:
             return _Decision(outcome, lock=lock)
-        is_here = pod.node_name == call.node and not pod.is_terminated
         return _Decision(
             outcome,
-            stale_lock=lock if self._is_done_with_lock(pod) else None,
-            holder=pod.ref if is_here else None,
+            stale_lock=lock if is_done_with_lock(pod, self._config.node, self._keys) else None,
+            holder=pod.ref if waits_on(pod, call.node) else None,
         )
 
     def _serve(
@@ -336,11 +343,6 @@ class Allocator:
         if lock is not None:
             self._release(lock, node)
 
-    def _is_done_with_lock(self, pod: Pod) -> bool:
-        return is_done_with_lock(
-            pod, self._config.node, (self._vendor.annotations.to_allocate, *self._other_keys)
-        )
-
     def _release(self, lock: str, node: Node) -> None:
         self._forget_holder(lock)
         self._deferred.release_lock(lock, node)
@@ -356,6 +358,13 @@ def other_allocation_keys(vendors: Catalog) -> tuple[str, ...]:
     """Returns the to-allocate annotations of the other vendors that share the node lock."""
     others = (vendor.annotations for vendor in vendors if vendor is not vendors[VENDOR])
     return tuple(keys.to_allocate for keys in others if keys.lock == NODE_LOCK and keys.to_allocate)
+
+
+def _kept(outcome: Outcome, earlier: ContainerMatch | None) -> Outcome:
+    """Returns *outcome*, unless an earlier attempt of the call has found a container of another pod."""
+    if earlier is None or (not isinstance(outcome, NoMatch) and outcome.pod.ref == earlier.pod.ref):
+        return outcome
+    return NoMatch(f"pod {earlier.pod.ref} was changed or deleted during the call")
 
 
 def _is_retriable(error: BaseException) -> bool:

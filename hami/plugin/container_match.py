@@ -97,14 +97,21 @@ class NoMatch:
     is_transient: bool = False
 
 
+Outcome = ContainerMatch | PodRejection | NoMatch
+
+
 def card_uuid(device_id: str, cards: Collection[str]) -> str:
     """Returns the UUID, one of *cards*, behind a device id of the kubelet; the id itself if there is none.
 
     Shape: ``<uuid>-<number>``, ``<uuid>::<number>`` (time slicing), or the UUID itself.
     """
     part, _, number = device_id.rpartition("-")
-    shapes = (device_id, device_id.partition("::")[0], part if number.isdecimal() else device_id)
-    return next((shape for shape in shapes if shape in cards), device_id)
+    if not number.isdecimal():
+        part = device_id
+    for shape in (device_id, device_id.partition("::")[0], part):
+        if shape in cards:
+            return shape
+    return device_id
 
 
 def check_card_ids(ids: Sequence[str], inventory: InventorySnapshot) -> None:
@@ -119,7 +126,8 @@ def check_ids(ids: Sequence[str], is_known: Callable[[str], bool]) -> None:
         raise AllocationRefused("the kubelet requested no devices")
     if len(set(ids)) < len(ids):
         raise AllocationRefused(f"the kubelet requested a device twice: {', '.join(sorted(ids))}")
-    if unknown := sorted(device_id for device_id in ids if not is_known(device_id)):
+    unknown = sorted(device_id for device_id in ids if not is_known(device_id))
+    if unknown:
         raise AllocationRefused(
             f"the kubelet requested devices that are not on this node: {', '.join(unknown)}"
         )
@@ -133,60 +141,67 @@ def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[Container
     A pod that was resized has the sizes that it is to have. Raises: MalformedInput if the annotations contradict each
     other or the pod's specification.
     """
-    wanted = wanted_text(pod.annotations) or ""
-    allocated = parse_shares(vendor.annotations.allocated, wanted)
-    remaining = parse_shares(
-        vendor.annotations.to_allocate, pod.annotations.get(vendor.annotations.to_allocate, "")
-    )
-    remaining += ((),) * (len(allocated) - len(remaining))
-    if any(
-        shares and (index >= len(allocated) or not _is_part(shares, allocated[index], pod))
-        for index, shares in enumerate(remaining)
-    ):
-        raise MalformedInput(
-            vendor.annotations.to_allocate,
-            pod.annotations.get(vendor.annotations.to_allocate),
-            f"expected a part of {vendor.annotations.allocated}",
-        )
-    requested = {
-        container.name: count
-        for container in pod.containers
-        if (count := _requested(container.limits.get(resource)))
-    }
+    text = wanted_text(pod.annotations) or ""
+    allocated = parse_shares(vendor.annotations.allocated, text)
+    remaining = _remaining_shares(pod, vendor, allocated)
+    requested = _requests(pod, resource)
     positions = container_positions(
         pod.containers, allocated, lambda container: container.name in requested
     )
-    found = {name: len(allocated[position]) for name, position in positions.items()}
-    if found != requested or (any(allocated) and not found):
+    counts = {name: len(allocated[position]) for name, position in positions.items()}
+    if counts != requested or (any(allocated) and not counts):
+        expected = ", ".join(f"{count} for {name}" for name, count in requested.items())
         raise MalformedInput(
             vendor.annotations.allocated,
-            wanted,
-            "expected as many shares as the containers request: "
-            + (", ".join(f"{count} for {name}" for name, count in requested.items()) or "none"),
+            text,
+            f"expected as many shares as the containers request: {expected or 'none'}",
         )
-    return tuple(
-        ContainerShares(
-            position=position,
-            name=container.name,
-            kind=container.kind,
-            shares=allocated[position],
-            outstanding=bool(remaining[position]),
-        )
-        for container in pod.containers
-        if (position := positions.get(container.name)) is not None
-    )
+    shares = []
+    for container in pod.containers:
+        position = positions.get(container.name)
+        if position is not None:
+            outstanding = bool(remaining[position])
+            shares.append(
+                ContainerShares(
+                    position=position,
+                    name=container.name,
+                    kind=container.kind,
+                    shares=allocated[position],
+                    outstanding=outstanding,
+                )
+            )
+    return tuple(shares)
 
 
-def _is_part(remaining: tuple[Share, ...], allocated: tuple[Share, ...], pod: Pod) -> bool:
-    """Reports whether a container is still to get what it was allocated. Of a resized pod, the sizes are others."""
+def _remaining_shares(
+    pod: Pod, vendor: Vendor, allocated: Sequence[tuple[Share, ...]]
+) -> Sequence[tuple[Share, ...]]:
+    """Returns the shares that were not handed out yet, for each entry of *allocated*. Raises: MalformedInput unless
+    they are a part of these."""
+    key = vendor.annotations.to_allocate
+    text = pod.annotations.get(key, "")
+    remaining = parse_shares(key, text)
+    remaining += ((),) * (len(allocated) - len(remaining))
+    for index, shares in enumerate(remaining):
+        if shares and not _is_part(shares, allocated[index : index + 1], pod):
+            expected = f"expected a part of {vendor.annotations.allocated}"
+            raise MalformedInput(key, text, expected)
+    return remaining
+
+
+def _is_part(
+    remaining: tuple[Share, ...], allocated: Sequence[tuple[Share, ...]], pod: Pod
+) -> bool:
+    """Reports whether *remaining* is the one entry in *allocated*. Of a resized pod, the sizes are others."""
     if not pod.annotations.get(RESIZED):
-        return remaining == allocated
-    return [share.uuid for share in remaining] == [share.uuid for share in allocated]
+        return [remaining] == [*allocated]
+    uuids = [[share.uuid for share in shares] for shares in allocated]
+    return uuids == [[share.uuid for share in remaining]]
 
 
 def find_container(
     pods: Sequence[Pod], holder: tuple[str, str] | None, call: AllocateCall
-) -> ContainerMatch | PodRejection | NoMatch:
+) -> Outcome:
     """Returns the container that *call* is for.
 
     *pods*: all pods bound to the node, listed after the call arrived. *holder*: namespace and name of the pod that the
@@ -194,36 +209,43 @@ def find_container(
     takes no lock for pods in which only init containers request devices, and a kubelet that has lost its checkpoint
     asks again for pods that were served long ago.
     """
-    candidates = [
-        (pod, name)
-        for pod in pods
-        if pod.node_name == call.node and not pod.is_terminated
-        for name in _candidates(pod, call)
-    ]
+    candidates = []
+    for pod in pods:
+        if waits_on(pod, call.node):
+            candidates += [(pod, name) for name in _candidates(pod, call)]
     if len(candidates) > 1:
         return NoMatch(_ambiguity([pod for pod, _ in candidates], call), is_transient=True)
     if candidates:
         return _match_candidate(*candidates[0], call)
-    locked = next((pod for pod in pods if (pod.ref.namespace, pod.ref.name) == holder), None)
-    return (
-        NoMatch("no pod on the node is waiting for that many")
-        if locked is None
-        else _match_holder(locked, call)
-    )
+    locked = find_pod(pods, holder)
+    if locked is None:
+        return NoMatch("no pod on the node is waiting for that many")
+    return _match_holder(locked, call)
+
+
+def find_pod(pods: Iterable[Pod], name: tuple[str, str] | None) -> Pod | None:
+    """Returns the pod with this namespace and name."""
+    for pod in pods:
+        if (pod.ref.namespace, pod.ref.name) == name:
+            return pod
+    return None
 
 
 def reason_not_allocated(pod: Pod, node: str, vendor: Vendor) -> str | None:
     """Returns why *pod* has no valid allocation on *node*, according to its annotations; ``None`` if it has one."""
     phase = pod.annotations.get(BIND_PHASE)
-    rules = (
-        (
-            f"it was not assigned to node {node} by HAMi's scheduler",
-            pod.annotations.get(ASSIGNED_NODE) != node,
-        ),
-        (f"its bind-phase is {phase}", phase not in _ALLOCATED_PHASES),
-        ("it has no allocation", not pod.annotations.get(vendor.annotations.allocated)),
-    )
-    return next((reason for reason, broken in rules if broken), None)
+    if pod.annotations.get(ASSIGNED_NODE) != node:
+        return f"it was not assigned to node {node} by HAMi's scheduler"
+    if phase not in _ALLOCATED_PHASES:
+        return f"its bind-phase is {phase}"
+    if not pod.annotations.get(vendor.annotations.allocated):
+        return "it has no allocation"
+    return None
+
+
+def waits_on(pod: Pod, node: str) -> bool:
+    """Reports whether the kubelet of *node* may still start containers of *pod*."""
+    return pod.node_name == node and not pod.is_terminated
 
 
 def has_outstanding(pod: Pod, key: str) -> bool:
@@ -238,11 +260,12 @@ def is_done_with_lock(pod: Pod, node: str, keys: Iterable[str]) -> bool:
     """Reports whether *pod* no longer needs the lock of *node* that names it. *keys*: all to-allocate annotations."""
     if pod.is_terminated or pod.node_name not in ("", node):
         return True
+    if not pod.node_name:
+        return False
     phase = pod.annotations.get(BIND_PHASE)
-    return bool(pod.node_name) and (
-        phase == BindPhase.FAILED
-        or (phase == BindPhase.SUCCESS and not any(has_outstanding(pod, key) for key in keys))
-    )
+    if phase == BindPhase.SUCCESS:
+        return not any(has_outstanding(pod, key) for key in keys)
+    return phase == BindPhase.FAILED
 
 
 def cards_of(
@@ -258,32 +281,46 @@ def cards_of(
     cannot even be read.
     Raises: AllocationRefused.
     """
-    limited = config.operating_mode != MIG
     by_uuid = {card.uuid: card for card in inventory.cards}
     shares, prefix = match.container.shares, f"container {match.container.name} was allocated"
     for share in shares:
         card = by_uuid.get(share.uuid)
         if card is None:
             raise AllocationRefused(f"{prefix} card {share.uuid}, which is not on this node")
-        if (
-            problem := card.problem
-            if match.pod.phase == "Running"
-            else inventory.unhealthy.get(card.uuid)
-        ):
+        problem = inventory.unhealthy.get(card.uuid)
+        if match.pod.phase == "Running":
+            problem = card.problem
+        if problem:
             raise AllocationRefused(f"{prefix} card {share.uuid}, which is unhealthy: {problem}")
-        if limited and share.memory_mib <= 0:
+    if config.operating_mode != MIG:
+        _check_limits(match, prefix)
+        if config.aligned and not match.inherits:
+            _check_aligned(match, call, by_uuid, prefix)
+    return tuple((by_uuid[share.uuid], share) for share in shares)
+
+
+def _check_limits(match: ContainerMatch, prefix: str) -> None:
+    """Raises: AllocationRefused if the limiter cannot enforce the shares."""
+    shares = match.container.shares
+    for share in shares:
+        if share.memory_mib <= 0:
             raise AllocationRefused(
                 f"{prefix} {share.memory_mib} MiB of card {share.uuid}, which means no limit"
             )
-    allocated = Counter(share.uuid for share in shares)
-    chosen = Counter(card_uuid(device_id, by_uuid) for device_id in call.ids)
-    if limited and len(allocated) < len(shares):
-        raise AllocationRefused(f"{prefix} one card twice: {', '.join(sorted(allocated))}")
-    if limited and config.aligned and allocated != chosen and not match.inherits:
+    cards = {share.uuid for share in shares}
+    if len(cards) < len(shares):
+        raise AllocationRefused(f"{prefix} one card twice: {', '.join(sorted(cards))}")
+
+
+def _check_aligned(
+    match: ContainerMatch, call: AllocateCall, cards: Collection[str], prefix: str
+) -> None:
+    allocated = Counter(share.uuid for share in match.container.shares)
+    chosen = Counter(card_uuid(device_id, cards) for device_id in call.ids)
+    if allocated != chosen:
         raise AllocationRefused(
             f"{prefix} {_counts(allocated)}, but the kubelet chose {_counts(chosen)}"
         )
-    return tuple((by_uuid[share.uuid], share) for share in shares)
 
 
 def preferred_ids(
@@ -294,29 +331,36 @@ def preferred_ids(
     pool = list(dict.fromkeys((*must_include, *available)))
     taken: list[str] = []
     for share in shares:
-        device_id = next(
-            (item for item in pool if card_uuid(item, {share.uuid}) == share.uuid), None
-        )
-        if device_id is None:
+        for device_id in pool:
+            if card_uuid(device_id, {share.uuid}) == share.uuid:
+                break
+        else:
             return ()
         pool.remove(device_id)
         taken.append(device_id)
     return tuple(taken) if set(must_include) <= set(taken) else ()
 
 
-def _requested(limit: str | None) -> int:
-    """Returns the number of devices that a limit requests; 0 if it is not a positive integer."""
-    return max(strict_integer(limit) or 0, 0) if limit is not None else 0
+def _requests(pod: Pod, resource: str) -> dict[str, int]:
+    """Returns the number of devices by the containers of *pod* that request *resource*; a limit that is not a positive
+    integer requests none."""
+    requests: dict[str, int] = {}
+    for container in pod.containers:
+        count = strict_integer(container.limits.get(resource, "0")) or 0
+        if count > 0:
+            requests[container.name] = count
+    return requests
 
 
 def _reason_not_waiting(pod: Pod, call: AllocateCall) -> str | None:
     """Returns why *call* cannot be for *pod*. One that was bound without a node lock has nothing to allocate."""
-    is_revoked = pod.annotations.get(
-        BIND_PHASE
-    ) == BindPhase.ALLOCATING and not pod.annotations.get(call.vendor.annotations.to_allocate)
-    return reason_not_allocated(pod, call.node, call.vendor) or (
-        "its allocation was revoked" if is_revoked else None
-    )
+    reason = reason_not_allocated(pod, call.node, call.vendor)
+    if reason is not None:
+        return reason
+    is_allocating = pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING
+    if is_allocating and not pod.annotations.get(call.vendor.annotations.to_allocate):
+        return "its allocation was revoked"
+    return None
 
 
 def _match_candidate(pod: Pod, name: str, call: AllocateCall) -> ContainerMatch | PodRejection:
@@ -339,57 +383,66 @@ def _match_holder(pod: Pod, call: AllocateCall) -> ContainerMatch | NoMatch:
     """
     prefix = f"pod {pod.ref} holds the node lock, but"
     if pod.node_name != call.node or pod.phase != "Pending":
-        return NoMatch(
-            f"{prefix} it is {pod.phase or 'in no phase'} on {pod.node_name or 'no node'}"
-        )
+        place = f"{pod.phase or 'in no phase'} on {pod.node_name or 'no node'}"
+        return NoMatch(f"{prefix} it is {place}")
     if reason := _reason_not_waiting(pod, call):
         return NoMatch(f"{prefix} {reason}")
     try:
         containers = container_shares(pod, call.resource, call.vendor)
     except MalformedInput as error:
         return NoMatch(str(error))
+    served = _only_served(containers, call)
+    if served is not None:
+        return _match(pod, containers, served, call)
+    for container in containers:
+        if _waits(pod, container, call):
+            size = len(container.shares)
+            return NoMatch(f"{prefix} its next container, {container.name}, gets {size}")
+    return NoMatch(f"{prefix} all its containers have their devices")
+
+
+def _only_served(
+    containers: Sequence[ContainerShares], call: AllocateCall
+) -> ContainerShares | None:
     fitting = [container for container in containers if len(container.shares) == call.count]
-    if call.served is None and len(fitting) == 1 and not fitting[0].outstanding:
-        return _match(pod, containers, fitting[0], call)
-    waiting = [
-        container
-        for container in containers
-        if (
-            not call.has_served(pod, container.name)
-            if call.served is not None
-            else container.outstanding
-        )
-    ]
-    if not waiting:
-        return NoMatch(f"{prefix} all its containers have their devices")
-    return NoMatch(f"{prefix} its next container, {waiting[0].name}, gets {len(waiting[0].shares)}")
+    if call.served is not None or len(fitting) != 1 or fitting[0].outstanding:
+        return None
+    return fitting[0]
+
+
+def _waits(pod: Pod, container: ContainerShares, call: AllocateCall) -> bool:
+    if call.served is None:
+        return container.outstanding
+    return not call.has_served(pod, container.name)
 
 
 def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
     """Returns the names of the containers of *pod*, which is on the node and not terminated, that the
     call may be for."""
-    requesting = [
-        (container.name, count)
-        for container in pod.containers
-        if (count := _requested(container.limits.get(call.resource)))
-    ]
+    requests = list(_requests(pod, call.resource).items())
     if call.served is not None:
-        requesting = [(name, count) for name, count in requesting if not call.has_served(pod, name)]
+        requests = [request for request in requests if not call.has_served(pod, request[0])]
         if pod.phase == "Pending":
-            requesting = requesting[:1]  # the kubelet admits containers in order
-        return tuple(name for name, count in requesting if count == call.count)
-    if pod.phase != "Pending":
+            requests = requests[:1]  # the kubelet admits containers in order
+    elif pod.phase == "Pending":
+        requests = _outstanding(pod, call, requests)[:1]
+    else:
         return ()
-    if pod.annotations.get(BIND_PHASE) in _ALLOCATED_PHASES:
-        try:
-            requesting = [
-                (container.name, len(container.shares))
-                for container in container_shares(pod, call.resource, call.vendor)
-                if container.outstanding
-            ]
-        except MalformedInput:
-            pass
-    return tuple(name for name, count in requesting[:1] if count == call.count)
+    return tuple(name for name, count in requests if count == call.count)
+
+
+def _outstanding(
+    pod: Pod, call: AllocateCall, requests: list[tuple[str, int]]
+) -> list[tuple[str, int]]:
+    """Returns the containers that have not been given their devices, by the annotations of *pod*; *requests* if these
+    do not say."""
+    if pod.annotations.get(BIND_PHASE) not in _ALLOCATED_PHASES:
+        return requests
+    try:
+        containers = container_shares(pod, call.resource, call.vendor)
+    except MalformedInput:
+        return requests
+    return [(entry.name, len(entry.shares)) for entry in containers if entry.outstanding]
 
 
 def _ambiguity(pods: Sequence[Pod], call: AllocateCall) -> str:
@@ -401,22 +454,17 @@ def _ambiguity(pods: Sequence[Pod], call: AllocateCall) -> str:
     """
     text = f"{len(pods)} containers match, of {_names(pods)}"
     lost = _names(pod for pod in pods if _is_missing_from_checkpoint(pod, call))
-    return (
-        f"{text}; the kubelet's checkpoint has lost {lost}: delete these pods, or drain the node"
-        if lost
-        else text
-    )
+    if not lost:
+        return text
+    return f"{text}; the kubelet's checkpoint has lost {lost}: delete these pods, or drain the node"
 
 
 def _is_missing_from_checkpoint(pod: Pod, call: AllocateCall) -> bool:
     """Reports whether *pod*, a candidate, already received its devices and runs."""
-    return (
-        call.served is not None
-        and pod.phase == "Running"
-        and bool(pod.annotations.get(call.vendor.annotations.to_allocate))
-        and pod.annotations.get(BIND_PHASE) == BindPhase.SUCCESS
-        and not has_outstanding(pod, call.vendor.annotations.to_allocate)
-    )
+    key = call.vendor.annotations.to_allocate
+    if call.served is None or pod.phase != "Running" or not pod.annotations.get(key):
+        return False
+    return pod.annotations.get(BIND_PHASE) == BindPhase.SUCCESS and not has_outstanding(pod, key)
 
 
 def _names(pods: Iterable[Pod]) -> str:
@@ -426,27 +474,35 @@ def _names(pods: Iterable[Pod]) -> str:
 def _match(
     pod: Pod, containers: Sequence[ContainerShares], container: ContainerShares, call: AllocateCall
 ) -> ContainerMatch:
-    rest = [
-        other
-        for other in containers
-        if other.outstanding and other is not container and not call.has_served(pod, other.name)
-    ]
+    rest = _rest(pod, containers, container, call)
     finished = not rest and not any(has_outstanding(pod, key) for key in call.other_keys)
-    inherits = container.kind is not ContainerKind.INIT and any(
-        other.kind is ContainerKind.INIT for other in containers
-    )
+    kinds = {other.kind for other in containers}
+    inherits = container.kind is not ContainerKind.INIT and ContainerKind.INIT in kinds
     annotations: dict[str, str] = {}
     if container.outstanding:
-        kept = {other.position: other.shares for other in rest}
-        entries = max([len(pod.containers), *(other.position + 1 for other in containers)])
-        annotations[call.vendor.annotations.to_allocate] = render_shares(
-            tuple(kept.get(at, ()) for at in range(entries))
-        )
+        last = max(other.position for other in containers)
+        length = max(len(pod.containers), last + 1)
+        annotations[call.vendor.annotations.to_allocate] = _render(rest, length)
     if finished and pod.annotations.get(BIND_PHASE) != BindPhase.SUCCESS:
         annotations[BIND_PHASE] = BindPhase.SUCCESS.value
     return ContainerMatch(
         pod=pod, container=container, annotations=annotations, finished=finished, inherits=inherits
     )
+
+
+def _rest(
+    pod: Pod, containers: Sequence[ContainerShares], container: ContainerShares, call: AllocateCall
+) -> dict[int, tuple[Share, ...]]:
+    """Returns the shares that the other containers are still to get, by their positions."""
+    rest = {}
+    for other in containers:
+        if other is not container and other.outstanding and not call.has_served(pod, other.name):
+            rest[other.position] = other.shares
+    return rest
+
+
+def _render(shares: Mapping[int, tuple[Share, ...]], length: int) -> str:
+    return render_shares(tuple(shares.get(position, ()) for position in range(length)))
 
 
 def _counts(cards: Counter[str]) -> str:

@@ -18,6 +18,7 @@ from hami.monitor.loop import LONGEST_ROUND_S
 from hami.monitor.usage import Source
 from hami.node.instances import GivenInstance, render_instances
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
+from hami.node.region_layout import CURRENT
 from tests.builders import container
 from tests.devices.fake_nvml import A100, GIB, MIB, Gpu, Process
 from tests.monitor.region_bytes import Process as Slot
@@ -628,6 +629,7 @@ def test_builders_name_pods_apart():
 # -- what only the driver sees
 
 FIRST_UNCOUNTED = 1856 + 8 + 40  # of the first slot and device
+DEVICE_COUNT = CURRENT.device_count
 
 
 def three_rounds(stage):
@@ -662,6 +664,16 @@ def test_the_least_of_three_rounds_is_added_to_what_a_container_counts(counting)
 def test_nothing_is_added_while_a_process_is_not_known_to_both(counting):
     counting.work("a", 4008, 300 * MIB, inner=9)  # without the limiter, or not yet in the region
     assert three_rounds(counting) == 0
+
+
+def test_a_container_that_changes_its_number_of_devices_ends_no_round(counting):
+    three_rounds(counting)
+    counting.put("a", DEVICE_COUNT, 2, "<Q")
+    counting.run()
+    assert counting.number("a", FIRST_UNCOUNTED, "<Q") == 0
+    counting.put("a", DEVICE_COUNT, 1, "<Q")
+    counting.run()
+    assert three_rounds(counting) == 100 * MIB
 
 
 def test_nothing_is_added_without_the_flag(stage):
