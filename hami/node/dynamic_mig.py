@@ -31,6 +31,7 @@ from hami.runtime.once import OncePerKey
 log = logging.getLogger(__name__)
 
 _ShareKey = tuple[str, int, int]  # UID of the pod, container, device
+_Place = tuple[str, int, int]  # card, start, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class _Held:
     """The instances held by live pods: *placements* (card, start, size) and entire *cards*. *unreadable*: the error
     of each pod with a malformed annotation."""
 
-    placements: set[tuple[str, int, int]] = field(default_factory=set)
+    placements: set[_Place] = field(default_factory=set)
     cards: set[str] = field(default_factory=set)
     unreadable: dict[str, str] = field(default_factory=dict)
 
@@ -116,13 +117,10 @@ class DynamicMig:
         allocations = parse_mig_allocations(
             MIG_ALLOCATIONS, pod.annotations.get(MIG_ALLOCATIONS, "[]")
         )
-        wanted = sorted(
-            (item for item in allocations if item.container == container),
-            key=lambda item: item.device,
-        )
-        if [(item.device, item.gpu) for item in wanted] != [
-            (index, share.uuid) for index, share in enumerate(shares)
-        ]:
+        wanted = [item for item in allocations if item.container == container]
+        wanted.sort(key=lambda item: item.device)
+        devices = [(item.device, item.gpu) for item in wanted]
+        if devices != list(enumerate(share.uuid for share in shares)):
             raise AllocationRefused(
                 f"{MIG_ALLOCATIONS} has {len(wanted)} instances for container {container}, which "
                 f"do not match its {len(shares)} shares"
@@ -133,8 +131,9 @@ class DynamicMig:
         text = render_mig_allocations(
             recorded.get(allocation, allocation) for allocation in allocations
         )
-        changed = text != pod.annotations.get(MIG_ALLOCATIONS)
-        return prepared, {MIG_ALLOCATIONS: text} if changed else {}
+        if text == pod.annotations.get(MIG_ALLOCATIONS):
+            return prepared, {}
+        return prepared, {MIG_ALLOCATIONS: text}
 
     def prepare_claimed(self, wanted: Sequence[MigAllocation]) -> list[Instance]:
         """Returns the instances of a claim, in this order. Creates the missing ones.
@@ -150,24 +149,15 @@ class DynamicMig:
         """*uid*: of the pod whose annotation has the placements; empty if they are those of a claim."""
         cards = list(dict.fromkeys(allocation.gpu for allocation in wanted))
         self._read(cards)
-        if blocked := [
-            item for item in wanted if self._usable(item) is None and self._obstacle(item)
-        ]:
-            self._reconcile(
-                cards,
-                {(uid, item.container, item.device) for item in blocked} if uid else (),
-                () if uid else set(map(_place, blocked)),
-            )
-            self._read(cards)
+        self._clear(cards, wanted, uid)
         mig_enabled = {card.uuid for card in self._cards() if card.mig}
         prepared: list[Instance] = []
         with ExitStack() as undo:
             for allocation in wanted:
                 instance = self._usable(allocation)
                 if instance is None:
-                    instance = self._create(
-                        allocation, enable_mig=allocation.gpu not in mig_enabled
-                    )
+                    enable_mig = allocation.gpu not in mig_enabled
+                    instance = self._create(allocation, enable_mig=enable_mig)
                     undo.callback(self._destroy, instance)
                     mig_enabled.add(allocation.gpu)
                 elif instance.busy and instance.uuid not in allocation.partition.instance[:1]:
@@ -181,34 +171,41 @@ class DynamicMig:
             undo.pop_all()
         return prepared
 
+    def _clear(self, cards: Sequence[str], wanted: Iterable[MigAllocation], uid: str) -> None:
+        """Destroys unused instances on *cards* if one of them is in the way. *uid*: as in `_prepare`."""
+        ignored: set[_ShareKey] = set()
+        places: set[_Place] = set()
+        for item in wanted:
+            if self._usable(item) is not None or self._obstacle(item) is None:
+                continue
+            if uid:
+                ignored.add((uid, item.container, item.device))
+            else:
+                places.add(_place(item))
+        if ignored or places:
+            self._reconcile(cards, ignored, places)
+            self._read(cards)
+
     def _usable(self, allocation: MigAllocation) -> Instance | None:
         """Returns the known instance for a share. The recorded instance is usable under any profile name."""
-        wanted = allocation.partition
-        return next(
-            (
-                other
-                for other in self._known[allocation.gpu]
-                if (other.start, other.size) == (wanted.start, wanted.size)
-                and other.uuid
-                and (other.profile == wanted.name or other.uuid in wanted.instance[:1])
-            ),
-            None,
-        )
+        target = allocation.partition
+        for other in self._known[allocation.gpu]:
+            if other.uuid and (other.start, other.size) == (target.start, target.size):
+                if other.profile == target.name or other.uuid in target.instance[:1]:
+                    return other
+        return None
 
     def _obstacle(self, allocation: MigAllocation) -> Instance | None:
         """Returns a known instance that overlaps the placement of a share."""
-        return next(
-            (
-                other
-                for other in self._known[allocation.gpu]
-                if allocation.partition.overlaps(Partition(other.start, other.size))
-            ),
-            None,
-        )
+        for other in self._known[allocation.gpu]:
+            if allocation.partition.overlaps(Partition(other.start, other.size)):
+                return other
+        return None
 
     def _create(self, allocation: MigAllocation, *, enable_mig: bool) -> Instance:
         profile, start = allocation.partition.name, allocation.partition.start
-        if other := self._obstacle(allocation):
+        other = self._obstacle(allocation)
+        if other is not None:
             name = other.uuid or f"{other.gpu_instance} (incomplete)"
             raise AllocationRefused(
                 f"MIG instance {name} ({other.profile}) is in the way of {profile} at {start} on "
@@ -228,12 +225,24 @@ class DynamicMig:
         self,
         cards: Sequence[str],
         ignored: Collection[_ShareKey] = (),
-        own: Collection[tuple[str, int, int]] = (),
+        own: Collection[_Place] = (),
     ) -> list[Instance]:
         """Destroys the instances on *cards* that nobody holds. The shares in *ignored* do not hold the instances that
         exist at their placements, nor do claims hold those at the places in *own*."""
         held = _held(self._list_pods(), cards, ignored)
-        held.placements.update(place for place in map(_place, self._claimed()) if place not in own)
+        held.placements.update({_place(item) for item in self._claimed()} - set(own))
+        self._report_unreadable(held)
+        destroyed = []
+        for instance in self._read_all(cards):
+            if not instance.busy and not held.covers(instance) and self._destroy(instance):
+                destroyed.append(instance)
+        try:
+            self._publish_known()
+        except HamiError as error:
+            log.warning("MIG instances not published", extra={"error": error})
+        return destroyed
+
+    def _report_unreadable(self, held: _Held) -> None:
         self._unreadable_pods.keep_only(held.unreadable.keys())
         for pod, error in held.unreadable.items():
             if self._unreadable_pods.is_new(pod, error):
@@ -241,17 +250,6 @@ class DynamicMig:
                     "MIG instances of a pod unreadable: nothing is destroyed on its cards",
                     extra={"pod": pod, "error": error},
                 )
-        unused = [
-            instance
-            for instance in self._read_all(cards)
-            if not instance.busy and not held.covers(instance)
-        ]
-        destroyed = [instance for instance in unused if self._destroy(instance)]
-        try:
-            self._publish_known()
-        except HamiError as error:
-            log.warning("MIG instances not published", extra={"error": error})
-        return destroyed
 
     def _all_cards(self) -> list[str]:
         return [card.uuid for card in self._cards()]
@@ -279,12 +277,10 @@ class DynamicMig:
         return instances
 
     def _publish_known(self) -> None:
-        self._publish(
-            sorted(
-                (instance for instances in self._known.values() for instance in instances),
-                key=lambda instance: (instance.gpu, instance.start),
-            )
-        )
+        known: list[Instance] = []
+        for instances in self._known.values():
+            known += instances
+        self._publish(sorted(known, key=lambda instance: (instance.gpu, instance.start)))
 
     def _destroy(self, instance: Instance) -> bool:
         try:
@@ -322,30 +318,27 @@ def _held(pods: Iterable[Pod], cards: Iterable[str], ignored: Collection[_ShareK
                 held.cards.update(allocated)
                 held.unreadable[str(pod.ref)] = str(error)
             continue
-        held.placements.update(
-            _place(item)
-            for item in allocations
-            if (pod.ref.uid, item.container, item.device) not in ignored
-        )
+        for item in allocations:
+            if (pod.ref.uid, item.container, item.device) not in ignored:
+                held.placements.add(_place(item))
     return held
 
 
-def _place(allocation: MigAllocation) -> tuple[str, int, int]:
+def _place(allocation: MigAllocation) -> _Place:
     return allocation.gpu, allocation.partition.start, allocation.partition.size
 
 
 def _allocated_cards(pod: Pod, cards: Iterable[str]) -> set[str]:
     """Returns the cards of which *pod* has shares; all of *cards* if its allocation cannot be read."""
+    used: set[str] = set()
     try:
-        return {
-            share.uuid
-            for key, text in pod.annotations.items()
-            if is_allocation(key) and key != MIG_ALLOCATIONS
-            for shares in parse_shares(key, text)
-            for share in shares
-        }
+        for key, text in pod.annotations.items():
+            if is_allocation(key) and key != MIG_ALLOCATIONS:
+                for shares in parse_shares(key, text):
+                    used.update(share.uuid for share in shares)
     except MalformedInput:
         return set(cards)
+    return used
 
 
 def _with_instance(allocation: MigAllocation, instance: Instance) -> MigAllocation:
