@@ -176,31 +176,29 @@ def _of_claims(
     instances: Callable[[str, str], Sequence[GivenInstance]],
 ) -> Iterator[MonitoredContainer]:
     pod, uses = node_pod.pod, node_pod.claims or {}
-    names = [
-        container.name
-        for container in pod.containers
-        if node_pod.has_claims and not pod.is_terminated
-    ]
-    given: dict[str, tuple[int, tuple[AllocatedDevice, ...]]] = {}
-    for name in names:
-        if (limit := limits(pod.ref.uid, name)) is not None:
-            given[name] = limit.priority, _limited(limit)
-        elif held := instances(pod.ref.uid, name):
-            given[name] = 1, _instances(held)
-    for name, (priority, devices) in given.items():
-        sharing = tuple(
-            other
-            for other in names
-            if other not in given and name in uses and uses.get(other) == uses[name]
+    if pod.is_terminated or not node_pod.has_claims:
+        return
+    limited: dict[str, MonitoredContainer] = {}
+    for container in pod.containers:
+        name = container.name
+        limit = limits(pod.ref.uid, name)
+        held = instances(pod.ref.uid, name) if limit is None else ()
+        if limit is not None:
+            devices, priority = _limited(limit), limit.priority
+        elif held:
+            devices, priority = _instances(held), 1
+        else:
+            continue
+        limited[name] = MonitoredContainer(
+            pod=pod.ref, name=name, devices=devices, priority=priority
         )
-        yield MonitoredContainer(
-            pod=pod.ref,
-            name=name,
-            priority=priority,
-            sharing=sharing,
-            has_ended={name, *sharing} <= node_pod.runs.ended,
-            devices=devices,
-        )
+    others = [entry.name for entry in pod.containers if entry.name not in limited]
+    for name, monitored in limited.items():
+        sharing: tuple[str, ...] = ()
+        if name in uses:
+            sharing = tuple(other for other in others if uses.get(other) == uses[name])
+        has_ended = {name, *sharing} <= node_pod.runs.ended
+        yield replace(monitored, sharing=sharing, has_ended=has_ended)
 
 
 def _limited(limit: ContainerLimits) -> tuple[AllocatedDevice, ...]:

@@ -107,18 +107,18 @@ def decide(candidates: Iterable[FeedbackCandidate], now: float) -> Mapping[Key, 
     verdicts: dict[Key, Verdict] = {}
     taken: set[str] = set()  # cards on which containers of higher levels work
     for _, level in sorted(levels.items()):
-        since = {
-            candidate.key: _waiting_since(candidate, now)
-            for candidate in level
-            if not taken.isdisjoint(candidate.cards)
-        }
-        waiting = {key for key, start in since.items() if now - start < MAX_WAIT_S}
-        working = [
-            candidate for candidate in level if candidate.is_active and candidate.key not in waiting
-        ]
         users: dict[str, int] = defaultdict(int)
-        for card in (card for candidate in working for card in candidate.cards):
-            users[card] += 1
+        since: dict[Key, float] = {}
+        waiting: set[Key] = set()
+        for candidate in level:
+            if not taken.isdisjoint(candidate.cards):
+                since[candidate.key] = _waiting_since(candidate, now)
+                if now - since[candidate.key] < MAX_WAIT_S:
+                    waiting.add(candidate.key)
+                    continue
+            if candidate.is_active:
+                for card in candidate.cards:
+                    users[card] += 1
         for candidate in level:
             verdicts[candidate.key] = _verdict(
                 candidate,

@@ -12,7 +12,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import msgspec
 
 from hami.errors import HostError
 from hami.node.cdi import VERSION, Document
-from hami.node.grant import Grant
+from hami.node.grant import Grant, Mount
 from hami.node.host import MIN_AGE_S, host_errors
 from hami.runtime.files import FileVersion, file_version, write_atomically
 
@@ -34,7 +34,6 @@ _NAMES = {
     CLAIM: re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}_[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"),
 }
 _DATA = ("noexec", "nosuid", "nodev")
-_PARTS = ("deviceNodes", "mounts", "hooks")
 
 
 def device_name(name: str, kind: str = KIND) -> str:
@@ -55,35 +54,20 @@ def render_grant(
 
     *edits*: container edits of other specifications, which cannot be named in this one; their variables win.
     """
-    parts: dict[str, list[Any]] = {
-        "deviceNodes": [
-            {
-                "path": node.container_path,
-                "hostPath": node.host_path,
-                "permissions": node.permissions,
-            }
-            for node in grant.devices
-        ],
-        "mounts": [
-            {
-                "hostPath": mount.host_path,
-                "containerPath": mount.container_path,
-                "options": [
-                    "ro" if mount.read_only else "rw",
-                    "rbind",
-                    "rprivate",
-                    *(_DATA if mount.is_data else ()),
-                ],
-            }
-            for mount in grant.mounts
-        ],
-        "hooks": [],
-    }
+    nodes = [
+        {
+            "path": node.container_path,
+            "hostPath": node.host_path,
+            "permissions": node.permissions,
+        }
+        for node in grant.devices
+    ]
+    mounts = [_render_mount(mount) for mount in grant.mounts]
+    parts: dict[str, list[Any]] = {"deviceNodes": nodes, "mounts": mounts, "hooks": []}
     env = dict(grant.env)
     for other in edits:
         env |= (variable.partition("=")[::2] for variable in other.get("env", ()))
-        for part in _PARTS:
-            parts[part] += (edit for edit in other.get(part, ()) if edit not in parts[part])
+        _merge(parts, other)
     edited = {"env": [f"{key}={value}" for key, value in env.items()], **parts}
     return {
         "cdiVersion": VERSION,
@@ -94,6 +78,22 @@ def render_grant(
                 "containerEdits": {part: values for part, values in edited.items() if values},
             }
         ],
+    }
+
+
+def _merge(parts: Mapping[str, list[Any]], edits: Document) -> None:
+    for part, present in parts.items():
+        present += (edit for edit in edits.get(part, ()) if edit not in present)
+
+
+def _render_mount(mount: Mount) -> dict[str, Any]:
+    options = ["ro" if mount.read_only else "rw", "rbind", "rprivate"]
+    if mount.is_data:
+        options += _DATA
+    return {
+        "hostPath": mount.host_path,
+        "containerPath": mount.container_path,
+        "options": options,
     }
 
 

@@ -52,52 +52,53 @@ _MAX_LINKS = 40  # the limit of the kernel
 
 def driver_files(root: Path) -> DriverFiles:
     """Returns the files of the driver below *root*. Raises: HostError if there is no driver."""
-    folders = list(
-        dict.fromkeys(
-            folder
-            for name in LIBRARY_FOLDERS
-            for subfolder in _SUBFOLDERS
-            if (folder := follow(root, f"/{name}/{subfolder}".rstrip("/"))) is not None
-        )
-    )
+    folders = _library_folders(root)
     version = _version(root, folders)
-    folders = [folder for folder in folders if any(_glob(root, folder, f"lib*.so.{version}"))]
-    libraries = [
-        path
-        for folder in folders
-        for subfolder in _LIBRARY_SUBFOLDERS
-        for path in _glob(
-            root, str(PurePosixPath(folder, subfolder)), f"*.so.{version}", _UNVERSIONED
-        )
-    ]
+    libraries: list[str] = []
+    for folder in folders:
+        if any(_glob(root, folder, f"lib*.so.{version}")):
+            for subfolder in _LIBRARY_SUBFOLDERS:
+                path = str(PurePosixPath(folder, subfolder))
+                libraries += _glob(root, path, f"*.so.{version}", _UNVERSIONED)
     devices = Path(dev_root(root), "dev")
+    programs = [*_first(root, _PROGRAM_FOLDERS, _PROGRAMS)]
+    programs += _first(root, _FIRMWARE_FOLDERS, _firmware(root, version))
     return DriverFiles(
         version=version,
         libraries=tuple(DriverFile(path, path) for path in dict.fromkeys(libraries)),
         links=tuple(_links(root, libraries)),
-        programs=(
-            *_first(root, _PROGRAM_FOLDERS, _PROGRAMS),
-            *_first(root, _FIRMWARE_FOLDERS, _firmware(root, version)),
-        ),
+        programs=tuple(programs),
         sockets=_existing(root, _SOCKETS),
-        nodes=tuple(
-            node for node in CONTROL_NODES if (devices / node.removeprefix("/dev/")).exists()
-        ),
-        extras={
-            name: Extra(
-                nodes=tuple(_nodes(devices, patterns)),
-                files=_existing(root, _EXTRA_FILES.get(name, ())),
-            )
-            for name, patterns in _EXTRA_NODES.items()
-        },
-        channels=tuple(
-            sorted(
-                int(match[1])
-                for path in devices.glob("nvidia-caps-imex-channels/*")
-                if (match := _CHANNEL.fullmatch(path.name))
-            )
-        ),
+        nodes=tuple(node for node in CONTROL_NODES if Path(f"{devices.parent}{node}").exists()),
+        extras={name: _extra(root, devices, name) for name in _EXTRA_NODES},
+        channels=_channels(devices),
     )
+
+
+def _library_folders(root: Path) -> list[str]:
+    folders: dict[str, None] = {}
+    for name in LIBRARY_FOLDERS:
+        for subfolder in _SUBFOLDERS:
+            folder = follow(root, f"/{name}/{subfolder}".rstrip("/"))
+            if folder is not None:
+                folders[folder] = None
+    return list(folders)
+
+
+def _extra(root: Path, devices: Path, name: str) -> Extra:
+    nodes: list[str] = []
+    for pattern in _EXTRA_NODES[name]:
+        nodes += [f"/dev/{path.relative_to(devices)}" for path in sorted(devices.glob(pattern))]
+    return Extra(nodes=tuple(nodes), files=_existing(root, _EXTRA_FILES.get(name, ())))
+
+
+def _channels(devices: Path) -> tuple[int, ...]:
+    channels = []
+    for path in devices.glob("nvidia-caps-imex-channels/*"):
+        match = _CHANNEL.fullmatch(path.name)
+        if match is not None:
+            channels.append(int(match[1]))
+    return tuple(sorted(channels))
 
 
 def dev_root(root: Path) -> Path:
@@ -143,7 +144,12 @@ def read_mig_minors(path: Path = MIG_MINORS) -> Mapping[str, int]:
         raise HostError(
             f"cannot find the device nodes of MIG instances: {path}: {error.strerror}"
         ) from error
-    return {match[1]: int(match[2]) for line in lines if (match := _MINOR.fullmatch(line.strip()))}
+    minors = {}
+    for line in lines:
+        match = _MINOR.fullmatch(line.strip())
+        if match is not None:
+            minors[match[1]] = int(match[2])
+    return minors
 
 
 def instance_nodes(
@@ -154,8 +160,9 @@ def instance_nodes(
     *gpu*: the card's minor number. Raises: HostError if the kernel does not know the instance.
     """
     names = f"gpu{gpu}/gi{gpu_instance}", f"gpu{gpu}/gi{gpu_instance}/ci{compute_instance}"
-    if missing := [name for name in names if name not in minors]:
-        raise HostError(f"{MIG_MINORS}: no {missing[0]}")
+    for name in names:
+        if name not in minors:
+            raise HostError(f"{MIG_MINORS}: no {name}")
     return tuple(f"/dev/nvidia-caps/nvidia-cap{minors[name]}" for name in names)
 
 
@@ -183,17 +190,19 @@ def _links(root: Path, libraries: Iterable[str]) -> Iterator[tuple[str, str]]:
     targets = set(libraries)
     for folder in sorted({str(PurePosixPath(path).parent) for path in targets}):
         for path in sorted(Path(f"{root}{folder}").iterdir()):
-            real = follow(root, f"{folder}/{path.name}") if path.is_symlink() else None
-            if real in targets and real is not None:
-                yield real.removeprefix(f"{folder}/"), f"{folder}/{path.name}"
+            if path.is_symlink():
+                real = follow(root, f"{folder}/{path.name}")
+                if real is not None and real in targets:
+                    yield real.removeprefix(f"{folder}/"), f"{folder}/{path.name}"
 
 
 def _existing(root: Path, names: Iterable[str]) -> tuple[DriverFile, ...]:
-    return tuple(
-        DriverFile(f"/{name}", real)
-        for name in names
-        if (real := follow(root, f"/{name}")) is not None
-    )
+    files = []
+    for name in names:
+        real = follow(root, f"/{name}")
+        if real is not None:
+            files.append(DriverFile(f"/{name}", real))
+    return tuple(files)
 
 
 def _first(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[DriverFile]:
@@ -203,15 +212,8 @@ def _first(root: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator
 
 
 def _firmware(root: Path, version: str) -> list[str]:
-    return sorted(
-        {
-            f"nvidia/{version}/{path.name}"
-            for folder in _FIRMWARE_FOLDERS
-            for path in (root / folder / "nvidia" / version).glob("gsp*.bin")
-        }
-    )
-
-
-def _nodes(devices: Path, patterns: Iterable[str]) -> Iterator[str]:
-    for pattern in patterns:
-        yield from (f"/dev/{path.relative_to(devices)}" for path in sorted(devices.glob(pattern)))
+    names: set[str] = set()
+    for folder in _FIRMWARE_FOLDERS:
+        for path in (root / folder / "nvidia" / version).glob("gsp*.bin"):
+            names.add(f"nvidia/{version}/{path.name}")
+    return sorted(names)

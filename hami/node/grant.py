@@ -6,7 +6,7 @@ Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hami.codec.register import parse_bool
@@ -104,52 +104,41 @@ def shares_grant(
         env.pop("NVIDIA_VISIBLE_DEVICES", None)  # the specification asks for the limits only
     for place, (_, share) in enumerate(parts):
         env[f"CUDA_DEVICE_MEMORY_LIMIT_{place}"] = f"{share.memory_mib}m"
+        if len(parts) > 1:
+            env[f"CUDA_DEVICE_SM_LIMIT_{place}"] = str(share.cores)
     env["CUDA_DEVICE_SM_LIMIT"] = str(parts[0][1].cores)
-    if len(parts) > 1:
-        env |= {
-            f"CUDA_DEVICE_SM_LIMIT_{place}": str(share.cores)
-            for place, (_, share) in enumerate(parts)
-        }
     env["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = f"{directory}/{token}{REGION_SUFFIX}"
     if config.nvidia.device_memory_scaling > 1:
         env["CUDA_OVERSUBSCRIBE"] = "true"
     env |= overridable_env(config, len(parts))
-    mounts = [  # the directory is root's; the container may write to what is data
-        Mount(container_path=f"{directory}/libvgpu.so", host_path=host.library, read_only=True),
-        Mount(container_path=f"{directory}/{LIMITS}", host_path=f"{own}/{LIMITS}", read_only=True),
-        *(
-            Mount(
-                container_path=f"{directory}/{token}{suffix}",
-                host_path=f"{own}/{token}{suffix}",
-                is_data=True,
-            )
-            for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX)
-        ),
-    ]
+    mounts = (*base.mounts, *_limiter_mounts(directory, host, own, token, variables))
+    return replace(base, env=env, mounts=mounts)
+
+
+def _limiter_mounts(
+    directory: str, host: HostFacts, own: str, token: str, variables: Mapping[str, str]
+) -> Iterator[Mount]:
+    """Yields what the limiter needs: the directory is root's; the container may write to what is data."""
+    yield _read_only(f"{directory}/libvgpu.so", host.library)
+    yield _read_only(f"{directory}/{LIMITS}", f"{own}/{LIMITS}")
+    for suffix in (REGION_SUFFIX, COMPUTE_SUFFIX):
+        yield _data(f"{directory}/{token}{suffix}", f"{own}/{token}{suffix}")
     if host.locks:
-        mounts.append(
-            Mount(container_path=LOCK_DIRECTORY, host_path=f"{own}/{LOCKS}", is_data=True)
-        )
-    if not parse_bool(
-        variables.get("CUDA_DISABLE_CONTROL", "")
-    ):  # the specification can disable the limiter
-        mounts.append(
-            Mount(
-                container_path="/etc/ld.so.preload",
-                host_path=f"{directory}/ld.so.preload",
-                read_only=True,
-            )
-        )
+        yield _data(LOCK_DIRECTORY, f"{own}/{LOCKS}")
+    if not parse_bool(variables.get("CUDA_DISABLE_CONTROL", "")):
+        # the specification can disable the limiter
+        yield _read_only("/etc/ld.so.preload", f"{directory}/ld.so.preload")
     if host.license:
-        mounts += [
-            Mount(container_path="/tmp/license", host_path=f"{directory}/license", read_only=True),
-            Mount(
-                container_path="/usr/bin/vgpuvalidator",
-                host_path=f"{directory}/vgpuvalidator",
-                read_only=True,
-            ),
-        ]
-    return replace(base, env=env, mounts=(*base.mounts, *mounts))
+        yield _read_only("/tmp/license", f"{directory}/license")
+        yield _read_only("/usr/bin/vgpuvalidator", f"{directory}/vgpuvalidator")
+
+
+def _read_only(path: str, source: str) -> Mount:
+    return Mount(container_path=path, host_path=source, read_only=True)
+
+
+def _data(path: str, source: str) -> Mount:
+    return Mount(container_path=path, host_path=source, is_data=True)
 
 
 def overridable_env(config: PluginConfig, count: int) -> dict[str, str]:
@@ -178,32 +167,39 @@ def visible_devices_grant(
     """
     strategies = set(config.list_strategies)
     ids = list(dict.fromkeys(ids))
-    cdi = _cdi_names(config, ids, host) if strategies & CDI else ()
-    annotations = (
-        {f"{config.cdi_prefix}nvidia-device-plugin_{token}": ",".join(cdi)}
-        if cdi and "cdi-annotations" in strategies
-        else {}
-    )
-    named = cdi if "cdi-cri" in strategies else ()
+    grant = _cdi_grant(config, ids, host, token)
     if strategies <= CDI:
-        return Grant(annotations=annotations, cdi_devices=named)
+        return grant
     env: dict[str, str] = {}
-    mounts: tuple[Mount, ...] = ()
+    mounts: list[Mount] = []
     if "envvar" in strategies:
         env["NVIDIA_VISIBLE_DEVICES"] = ",".join(ids)
         if config.imex_channels:
             env["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, config.imex_channels))
     if "volume-mounts" in strategies:
         env["NVIDIA_VISIBLE_DEVICES"] = LISTED
-        listed = [*ids, *(f"imex/{channel}" for channel in config.imex_channels)]
-        mounts = tuple(
-            Mount(container_path=f"{LISTED}/{name}", host_path="/dev/null") for name in listed
-        )
-    env |= {f"NVIDIA_{name.upper()}": "enabled" for name in wanted_extras(config)}
-    devices = _nodes(config, cards, host) if config.pass_device_specs else ()
-    return Grant(
-        env=env, mounts=mounts, devices=devices, annotations=annotations, cdi_devices=named
-    )
+        mounts = [_listed(name) for name in ids]
+        mounts += [_listed(f"imex/{channel}") for channel in config.imex_channels]
+    for name in wanted_extras(config):
+        env[f"NVIDIA_{name.upper()}"] = "enabled"
+    if config.pass_device_specs:
+        grant = replace(grant, devices=_nodes(config, cards, host))
+    return replace(grant, env=env, mounts=tuple(mounts))
+
+
+def _cdi_grant(config: PluginConfig, ids: Sequence[str], host: HostFacts, token: str) -> Grant:
+    grant = Grant()
+    names = _cdi_names(config, ids, host)
+    if names and "cdi-annotations" in config.list_strategies:
+        key = f"{config.cdi_prefix}nvidia-device-plugin_{token}"
+        grant = replace(grant, annotations={key: ",".join(names)})
+    if "cdi-cri" in config.list_strategies:
+        grant = replace(grant, cdi_devices=names)
+    return grant
+
+
+def _listed(name: str) -> Mount:
+    return Mount(container_path=f"{LISTED}/{name}", host_path="/dev/null")
 
 
 def _cdi_names(config: PluginConfig, ids: Sequence[str], host: HostFacts) -> tuple[str, ...]:

@@ -126,12 +126,13 @@ def render_limits(limits: ContainerLimits, region: str) -> str:
         lines.append(f"compute-by {limits.compute_by}")
     if limits.log_level is not None:
         lines.append(f"log-level {limits.log_level}")
-    lines += (
-        f"device {device.uuid} memory={device.memory} cores={device.cores}"
-        + (f" cores-most={device.cores_most}" if 0 < device.cores_most < 100 else "")
-        + (f" context={device.context}" if device.context else "")
-        for device in limits.devices
-    )
+    for device in limits.devices:
+        line = f"device {device.uuid} memory={device.memory} cores={device.cores}"
+        if 0 < device.cores_most < 100:
+            line += f" cores-most={device.cores_most}"
+        if device.context:
+            line += f" context={device.context}"
+        lines.append(line)
     return "\n".join(lines) + "\n"
 
 
@@ -155,9 +156,9 @@ def parse_limits(text: str) -> ContainerLimits | None:
                 )
     except (ValueError, LookupError):
         return None
-    return (
-        ContainerLimits(devices=tuple(devices), priority=priority) if first == FIRST_LINE else None
-    )
+    if first != FIRST_LINE:
+        return None
+    return ContainerLimits(devices=tuple(devices), priority=priority)
 
 
 def resized_text(text: str, sizes: Iterable[DeviceLimit]) -> str:
@@ -171,41 +172,29 @@ def resized_text(text: str, sizes: Iterable[DeviceLimit]) -> str:
 
     def resized(line: re.Match[str]) -> str:
         size = by_uuid.get(line["uuid"])
-        return (
-            line[0]
-            if size is None
-            else f"device {size.uuid}"
-            + "".join(f" {word}" for word in _resized_words(line["words"].split(), size))
-        )
+        if size is None:
+            return line[0]
+        return " ".join(["device", size.uuid, *_resized_words(line["words"].split(), size)])
 
     changed = _DEVICE_LINE.sub(resized, text)
-    return changed.rstrip("\n").ljust(len(text) - 1, "\n") + "\n" if changed != text else text
+    if changed == text:
+        return text
+    return changed.rstrip("\n").ljust(len(text) - 1, "\n") + "\n"
 
 
 def _resized_words(words: Sequence[str], size: DeviceLimit) -> list[str]:
-    amounts = {"memory": size.memory, "cores": size.cores}
-    resized = [
-        f"{key}={amounts[key]}" if (key := word.partition("=")[0]) in amounts else word
-        for word in words
-    ]
-    most = max(
-        (
-            parse_integer(word.partition("=")[2]) or 100
-            for word in words
-            if word.startswith("cores-most=")
-        ),
-        default=100,
-    )
-    if most < size.cores:
-        resized = [
-            f"cores-most={size.cores}" if word.startswith("cores-most=") else word
-            for word in resized
-        ]
-    return resized + [
-        f"{key}={amount}"
-        for key, amount in amounts.items()
-        if not any(word.startswith(f"{key}=") for word in words)
-    ]
+    missing = {"memory": size.memory, "cores": size.cores}
+    amounts = dict(missing)
+    resized = []
+    for word in words:
+        key, _, text = word.partition("=")
+        if key in amounts:
+            missing.pop(key, None)
+            word = f"{key}={amounts[key]}"
+        elif key == "cores-most" and (parse_integer(text) or 100) < size.cores:
+            word = f"{key}={size.cores}"
+        resized.append(word)
+    return resized + [f"{key}={amount}" for key, amount in missing.items()]
 
 
 def _parse_bytes(text: str) -> int:

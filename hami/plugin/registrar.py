@@ -141,17 +141,20 @@ class NodeRegistrar(Task):
         """Removes the annotations that this plugin alone may promise, in one attempt, since it ends: its successor may
         need node locks. *unregister*: the node no longer offers cards, either."""
         name = self._config.node
-        keys = (
-            (self._vendor.annotations.register, PAIR_SCORES, ALLOCATION_MODE) if unregister else ()
-        )
-        changes: dict[str, str | None] = dict.fromkeys(keys)
+        changes: dict[str, str | None] = {}
+        if unregister:
+            keys = self._vendor.annotations.register, PAIR_SCORES, ALLOCATION_MODE
+            changes = dict.fromkeys(keys)
+        shared: dict[str, str | None] = {}
+        version = ""
         try:
             node = self._cluster.node(name)
-            if node is not None and NODE_RESIZES in node.annotations:
-                changes[NODE_RESIZES] = None
-            shared = lock_free_changes(node, False) if node is not None else {}
+            if node is not None:
+                if NODE_RESIZES in node.annotations:
+                    changes[NODE_RESIZES] = None
+                shared = lock_free_changes(node, False)
+                version = node.resource_version if shared else ""
             if changes := {**changes, **shared}:
-                version = node.resource_version if node is not None and shared else ""
                 self._cluster.annotate_node(name, changes, version)
                 log.info(
                     "node annotations removed", extra={"node": name, "annotations": sorted(changes)}

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from hami.plugin.container_match import (
     has_outstanding,
     preferred_ids,
     reason_not_allocated,
+    waits_on,
 )
 from hami.vendors.spec import Vendor
 
@@ -85,11 +86,9 @@ class StartTimeAllocator:
         except AllocationRefused as error:
             log.warning("allocation failed", extra={"node": self._config.node, "error": error})
             raise
-        env = (
-            overridable_env(self._config, len(device_ids))
-            if self._config.operating_mode != MIG
-            else {}
-        )
+        env: dict[str, str] = {}
+        if self._config.operating_mode != MIG:
+            env = overridable_env(self._config, len(device_ids))
         return Grant(env=env, cdi_devices=(device_name(secrets.token_hex(8)),))
 
     def preferred(
@@ -138,11 +137,15 @@ class StartTimeAllocator:
     def sweep(self) -> None:
         """Removes the specifications that no container has any more. Raises: HostError."""
         names = self._specs.names()
-        if names and (entries := self._host.allocations()) is not None:
-            if removed := self._specs.sweep(
-                names, {name for entry in entries for name in _names_in(entry)}
-            ):
-                log.info("CDI specifications of containers removed", extra={"names": removed})
+        entries = self._host.allocations() if names else None
+        if entries is None:
+            return
+        present: set[str] = set()
+        for entry in entries:
+            present.update(_names_in(entry))
+        removed = self._specs.sweep(names, present)
+        if removed:
+            log.info("CDI specifications of containers removed", extra={"names": removed})
 
     def is_recorded(self) -> bool | None:
         """Reports whether the kubelet has containers of start-time mode; ``None`` if it has no containers at all, or
@@ -168,28 +171,32 @@ class StartTimeAllocator:
                 f"the kubelet's checkpoint names {len(entries)} containers with the devices "
                 f"{', '.join(sorted(ids))}, expected those of one pod"
             )
-        # the same name, the same text: a container that starts again keeps its counters, and its file is not written
-        wanted = [
-            (entry.container, name, str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
-            for entry in entries
-            for name in _names_in(entry)
-        ]
-        wanted += [
-            (entry.container, "", token) for entry in entries for token in self._lost_tokens(entry)
-        ]
+        wanted: list[tuple[str, str, str]] = []  # container, name and token
+        for entry in entries:
+            for name in _names_in(entry):
+                # the same name, the same text: a container that starts again keeps its counters, and its file is
+                # not written
+                token = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+                wanted.append((entry.container, name, token))
+        for entry in entries:
+            wanted += [(entry.container, "", token) for token in self._lost_tokens(entry)]
         if not wanted:
             return None, []
         pod = self._pod(entries[0].pod_uid)
         if reason := reason_not_allocated(pod, self._config.node, self._vendor):
             raise AllocationRefused(f"pod {pod.ref} cannot be served: {reason}")
+        return self._prepare_all(pod, wanted, ids)
+
+    def _prepare_all(
+        self, pod: Pod, wanted: Iterable[tuple[str, str, str]], ids: tuple[str, ...]
+    ) -> tuple[Pod, list[str]]:
+        """Prepares all that can be: an init container that has ended must not stop a later container."""
         written, errors = [], []
         for container, name, token in wanted:
             try:
                 pod = self._prepare(pod, container, name, token, ids)
                 written.append(container)
-            except (
-                AllocationRefused
-            ) as error:  # an init container that has ended must not stop a later container
+            except AllocationRefused as error:
                 errors.append(error)
         if not written:
             raise errors[0]
@@ -223,9 +230,9 @@ class StartTimeAllocator:
     def _lost_tokens(self, entry: CheckpointEntry) -> list[str]:
         """Returns the names of regions that are gone, as `_tokens_in`."""
         tokens = _tokens_in(entry)
-        return (
-            tokens if tokens and not self._host.has_limits(entry.pod_uid, entry.container) else []
-        )
+        if tokens and self._host.has_limits(entry.pod_uid, entry.container):
+            return []
+        return tokens
 
     def _call(
         self, ids: tuple[str, ...], served: frozenset[tuple[str, str]] | None = None
@@ -252,9 +259,8 @@ class StartTimeAllocator:
         if pod is None:
             pods = self._cluster.pods_on(self._config.node)
             pod = next((pod for pod in pods if pod.ref.uid == uid), None)
-        elif (
-            self._config.operating_mode == MIG
-        ):  # containers that start together record their instances on it
+        elif self._config.operating_mode == MIG:
+            # containers that start together record their instances on it
             latest = self._cluster.pod(pod.ref.namespace, pod.ref.name)
             pod = latest if latest is not None and latest.ref.uid == uid else None
         if pod is None:
@@ -266,12 +272,10 @@ class StartTimeAllocator:
 
 def needs_completion(pod: Pod, node: str, vendor: Vendor) -> bool:
     """Reports whether *pod* was bound by a scheduler that expects the device plugin to record the allocation."""
-    return (
-        pod.node_name == node
-        and not pod.is_terminated
-        and has_outstanding(pod, vendor.annotations.to_allocate)
-        and pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING
-    )
+    is_allocating = pod.annotations.get(BIND_PHASE) == BindPhase.ALLOCATING
+    if not is_allocating or not waits_on(pod, node):
+        return False
+    return has_outstanding(pod, vendor.annotations.to_allocate)
 
 
 def _names_in(entry: CheckpointEntry) -> list[str]:
