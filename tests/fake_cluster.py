@@ -18,7 +18,7 @@ from hami.codec.pods import parse_preempted
 from hami.codec.times import render_time
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
-from hami.kube.cluster import LeaseRecord
+from hami.kube.leases import LeaseRecord
 from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef, PodRef
 
 

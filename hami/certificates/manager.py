@@ -28,8 +28,8 @@ from hami.certificates.revision import (
 )
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
-from hami.kube.cluster import Cluster
 from hami.kube.retry import CONFLICT_WAIT, Backoff
+from hami.kube.trust import Trust
 from hami.runtime.files import write_atomically
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
@@ -64,7 +64,7 @@ class CertificateManager(Task):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Trust,
         leads: Callable[[], bool],
         settings: CertificateSettings,
         *,

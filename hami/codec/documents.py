@@ -67,7 +67,9 @@ def parse_own_yaml(text: str) -> Any:
 
 def entries(value: object) -> list[Mapping[str, Any]]:
     """The mappings in *value*, a list from JSON that nobody has checked."""
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    return [entry for entry in value if isinstance(entry, dict)]
 
 
 def parse_yaml_documents(text: str, source: str) -> list[Any]:
@@ -267,28 +269,39 @@ def _fault(value: Any, type: Any, message: str) -> tuple[str, object, str]:
     """
     path = ""
     for step in _STEP.findall(message.rpartition("`$")[2]):
-        path_of_part = f"{path}{step}".removeprefix(".")
-        part = next((part for part in _parts(value, type, path) if part.path == path_of_part), None)
+        parts = {part.path: part for part in _parts(value, type, path)}
+        part = parts.get(f"{path}{step}".removeprefix("."))
         if part is None:
             break
         path, value, type = part
     struct = _plain(type)
-    if _is_struct(struct) and (match := _FIELD.match(message)):
-        name, place = match[1], f"{path}.{match[1]}".removeprefix(".")
-        types = {field.encode_name: field.type for field in struct_fields(struct)}
-        if name in types:
-            return place, "", f"missing, expected {describe(types[name])}"
-        return place, value[name], f"expected one of {', '.join(sorted(types))}"
-    unquoted = " without quotes" if isinstance(value, str) and struct in (bool, int, float) else ""
+    match = _FIELD.match(message)
+    if match is not None and _is_struct(struct):
+        place = f"{path}.{match[1]}".removeprefix(".")
+        return place, *_field_fault(value, struct, match[1])
+    unquoted = ""
+    if isinstance(value, str) and struct in (bool, int, float):
+        unquoted = " without quotes"
     return path, value, f"expected {describe(type)}{unquoted}"
 
 
+def _field_fault(value: Any, struct: Any, name: str) -> tuple[object, str]:
+    """Value and problem of a field that is missing, or that *struct* does not have."""
+    types = {field.encode_name: field.type for field in struct_fields(struct)}
+    if name in types:
+        return "", f"missing, expected {describe(types[name])}"
+    return value[name], f"expected one of {', '.join(sorted(types))}"
+
+
 def _description(type: Any) -> str:
-    others = [alternative for alternative in get_args(type) if alternative is not NoneType]
-    if get_origin(type) in (Union, UnionType) and len(others) == 1:
-        return _description(others[0])
-    metas = get_args(type)[1:] if get_origin(type) is Annotated else ()
-    return next((meta.description for meta in metas if getattr(meta, "description", None)), "")
+    if get_origin(type) in (Union, UnionType):
+        others = [alternative for alternative in get_args(type) if alternative is not NoneType]
+        return _description(others[0]) if len(others) == 1 else ""
+    if get_origin(type) is Annotated:
+        for meta in get_args(type)[1:]:
+            if getattr(meta, "description", None):
+                return str(meta.description)
+    return ""
 
 
 @functools.cache

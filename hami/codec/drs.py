@@ -58,67 +58,79 @@ def parse_drs_devices(field: str, text: str, vendor: str, node: str) -> tuple[De
     if not document.devices:
         raise MalformedInput(field, text, "expected at least one device")
     check_number(field, text, len(document.devices))
-    profiles = [
-        profile
-        for name, number in document.profiles.items()
-        if (profile := _profile(name, str(number))) is not None
-    ]
+    profiles = _profiles(document)
     if not profiles:
         raise MalformedInput(field, text, "expected at least one profile such as 1g.6gb")
-    profiles.sort(
-        key=lambda profile: (profile.slices, profile.memory_gb, profile.number, profile.name)
-    )
     memory_gb = max(profile.memory_gb for profile in profiles) or profiles[-1].slices
-    devices = []
+    devices: dict[int, Device] = {}
     for place, entry in enumerate(document.devices):
-        slices, index = _number(entry.capacity), _number(entry.index)
-        if slices is None or slices < 1:
+        slices = _number(entry.capacity) or 0
+        if slices < 1:
             raise MalformedInput(
                 f"{field}: devices[{place}]",
                 entry.capacity,
                 "expected a capacity of at least one slice",
             )
-        index = index if index is not None and 0 <= index <= INT32_MAX else place
-        devices.append(
-            Device(
-                uuid=f"{node}-enflame-drs-{index}",
-                vendor=vendor,
-                model=vendor,
-                slots=min(slices, INT32_MAX),
-                memory_mib=memory_gb * GIB,
-                index=index,
-                mode="drs",
-                info={"minor": str(entry.minor) or str(index), "profiles": tuple(profiles)},
-            )
+        index = _index(entry, place)
+        devices[index] = Device(
+            uuid=f"{node}-enflame-drs-{index}",
+            vendor=vendor,
+            model=vendor,
+            slots=min(slices, INT32_MAX),
+            memory_mib=memory_gb * GIB,
+            index=index,
+            mode="drs",
+            info={"minor": str(entry.minor) or str(index), "profiles": profiles},
         )
-    if len({device.index for device in devices}) < len(devices):
+    if len(devices) < len(document.devices):
         raise MalformedInput(field, text, "expected a unique index for each device")
-    return tuple(devices)
+    return tuple(devices.values())
+
+
+def _profiles(document: _Document) -> tuple[DrsProfile, ...]:
+    """Returns the profiles that can be read, smallest first."""
+    profiles = []
+    for name, number in document.profiles.items():
+        profile = _profile(name.strip(), str(number))
+        if profile is not None:
+            profiles.append(profile)
+    profiles.sort(
+        key=lambda profile: (profile.slices, profile.memory_gb, profile.number, profile.name)
+    )
+    return tuple(profiles)
 
 
 def render_drs_assignments(profiles: Mapping[str, DrsProfile]) -> str:
     """The annotation with the profile of each container, by name, none of them allocated yet."""
-    return msgspec.json.encode(
-        {
-            name: {
-                "allocated": False,
-                "request": profile.slices,
-                "profileID": profile.number,
-                "profileName": profile.name,
-            }
-            for name, profile in sorted(profiles.items())
+    assignments = {}
+    for name, profile in sorted(profiles.items()):
+        assignments[name] = {
+            "allocated": False,
+            "request": profile.slices,
+            "profileID": profile.number,
+            "profileName": profile.name,
         }
-    ).decode()
+    return msgspec.json.encode(assignments).decode()
 
 
 def _profile(name: str, number: str) -> DrsProfile | None:
-    match = _PROFILE.fullmatch(name.strip())
-    if match is None or not 1 <= int(match[1]) <= _MAX_SLICES:
+    match = _PROFILE.fullmatch(name)
+    if match is None:
         return None
-    return DrsProfile(
-        name=name.strip(), number=number, slices=int(match[1]), memory_gb=int(match[2])
-    )
+    slices, memory_gb = map(int, match.groups())
+    if slices not in range(1, _MAX_SLICES + 1):
+        return None
+    return DrsProfile(name=name, number=number, slices=slices, memory_gb=memory_gb)
+
+
+def _index(entry: _Device, place: int) -> int:
+    index = _number(entry.index)
+    if index is None or not 0 <= index <= INT32_MAX:
+        return place
+    return index
 
 
 def _number(value: str | int) -> int | None:
-    return value if isinstance(value, int) else parse_integer(value.strip(), 64)
+    if isinstance(value, int):
+        return value
+    return parse_integer(value.strip(), 64)

@@ -34,11 +34,9 @@ class Victims(msgspec.Struct, frozen=True, gc=False):
 
     def with_uids(self, uids: Collection[str]) -> Victims:
         """Returns the victims *uids*, of which these may be a part."""
-        return (
-            self
-            if set(uids) == set(self.uids)
-            else Victims(tuple(map(Victim, uids)), self.violations)
-        )
+        if set(uids) == set(self.uids):
+            return self
+        return Victims(tuple(map(Victim, uids)), self.violations)
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -235,7 +233,8 @@ def _first_object(body: bytes) -> dict[str, msgspec.Raw]:
 
 def _following(error: msgspec.DecodeError) -> int:
     """Returns where what follows the first value begins, of which *error* complains. Raises: *error* if it does not."""
-    if (trailing := _TRAILING.search(str(error))) is None:
+    trailing = _TRAILING.search(str(error))
+    if trailing is None:
         raise error
     return int(trailing[1]) - 1
 

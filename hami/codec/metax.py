@@ -13,7 +13,7 @@ import msgspec
 from hami.codec.documents import decode
 from hami.codec.register import Amount, Integer, check_number, count_items
 from hami.errors import MalformedInput
-from hami.model import Device, Share
+from hami.model import Allocation, Device, Share
 
 
 class _MetaxCard(msgspec.Struct, rename="camel"):
@@ -41,46 +41,52 @@ def parse_cards(field: str, text: str, vendor: str) -> tuple[Device, ...]:
     """
     check_number(field, text, count_items(text))
     cards = decode(field, _CARDS, text, "a list of cards")
+    devices = []
     for place, card in enumerate(cards):
-        if card.healthy and not (card.total_dev_count and card.total_compute and card.total_v_ram):
+        if card.healthy and 0 in (card.total_dev_count, card.total_compute, card.total_v_ram):
             raise MalformedInput(
                 f"{field}[{place}]",
                 card.uuid,
                 "expected totalDevCount, totalCompute and totalVRam above 0 for a healthy card",
             )
-    return tuple(
-        Device(
-            uuid=card.uuid,
-            vendor=vendor,
-            model=vendor,
-            slots=card.total_dev_count,
-            mode="",
-            index=place,
-            memory_mib=card.total_v_ram,
-            cores=card.total_compute,
-            numa=card.numa,
-            healthy=card.healthy,
-            info={"qos": card.qos_policy, "model": card.model, "link_zone": card.link_zone},
+        devices.append(
+            Device(
+                uuid=card.uuid,
+                vendor=vendor,
+                model=vendor,
+                slots=card.total_dev_count,
+                mode="",
+                index=place,
+                memory_mib=card.total_v_ram,
+                cores=card.total_compute,
+                numa=card.numa,
+                healthy=card.healthy,
+                info={"qos": card.qos_policy, "model": card.model, "link_zone": card.link_zone},
+            )
         )
-        for place, card in enumerate(cards)
-    )
+    return tuple(devices)
 
 
-def render_allocated(containers: tuple[tuple[Share, ...], ...]) -> str:
+def render_allocated(containers: Allocation) -> str:
     """The shares of each container. Shape: ``[[{"uuid", "compute", "vRam"}]]`` without zeros."""
-    return msgspec.json.encode(
-        [[_allocated(share) for share in shares] for shares in containers]
-    ).decode()
+    allocated = [list(map(_allocated, shares)) for shares in containers]
+    return msgspec.json.encode(allocated).decode()
 
 
 def parse_topology(text: str | None) -> Mapping[int, int] | None:
     """A score for each number of devices, as in ``{"1": 100, "2": 200}``; ``None`` if *text* is not such a table."""
+    if text is None:
+        return None
     try:
-        return msgspec.json.decode(text, type=dict[int, Integer]) if text is not None else None
+        return msgspec.json.decode(text, type=dict[int, Integer])
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
 def _allocated(share: Share) -> dict[str, Any]:
-    amounts = {"compute": share.cores, "vRam": share.memory_mib}
-    return {"uuid": share.uuid, **{key: amount for key, amount in amounts.items() if amount}}
+    entry: dict[str, Any] = {"uuid": share.uuid}
+    if share.cores:
+        entry["compute"] = share.cores
+    if share.memory_mib:
+        entry["vRam"] = share.memory_mib
+    return entry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -68,9 +68,9 @@ def possible_instances(profiles: Iterable[MigProfile]) -> Iterator[tuple[MigProf
             yield profile, replace(placement, name=profile.name)
 
 
-def most_instances(profiles: Sequence[MigProfile]) -> int:
+def most_instances(profiles: Iterable[MigProfile]) -> int:
     """Returns the maximum number of instances on a card: the most that one profile allows without overlap."""
-    return max((_disjoint(profile) for profile in profiles), default=0)
+    return max(map(_disjoint, profiles), default=0)
 
 
 def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
@@ -88,23 +88,17 @@ def parse_mig_allocations(field: str, text: str) -> tuple[MigAllocation, ...]:
         key = entry.container_index, entry.device_index
         if key in allocations:
             raise MalformedInput(where, key, "expected one entry for each container and device")
-        instance = entry.mig_uuid or None, entry.gpu_instance_id, entry.compute_instance_id
-        if None in instance and any(part is not None for part in instance):
+        parts = (entry.mig_uuid or None, entry.gpu_instance_id, entry.compute_instance_id)
+        instance = tuple(str(part) for part in parts if part is not None)
+        if len(instance) not in (0, len(parts)):
             raise MalformedInput(
                 where,
                 msgspec.json.encode(entry).decode(),
                 "expected migUUID, gpuInstanceID and computeInstanceID, or none of them",
             )
+        place = Partition(entry.placement.start, entry.placement.size, entry.profile, instance)
         allocations[key] = MigAllocation(
-            container=key[0],
-            device=key[1],
-            gpu=entry.gpu_uuid,
-            partition=Partition(
-                entry.placement.start,
-                entry.placement.size,
-                entry.profile,
-                tuple(str(part) for part in instance if part is not None),
-            ),
+            container=key[0], device=key[1], gpu=entry.gpu_uuid, partition=place
         )
     return tuple(allocations.values())
 
@@ -115,7 +109,9 @@ def cards_without_places(text: str) -> frozenset[str]:
     Shape: ``uuid[template-position],type,memory,cores:``. The template is a list of instances in the configuration of
     that release, the position an index in it: the places of the instances are unknown.
     """
-    return frozenset(_NUMBERED.findall(text)) if "[" in text else frozenset()
+    if "[" not in text:
+        return frozenset()
+    return frozenset(_NUMBERED.findall(text))
 
 
 def render_mig_allocations(allocations: Iterable[MigAllocation]) -> str:

@@ -26,18 +26,22 @@ def parse_node_template(text: str) -> tuple[Device, ...]:
     Shape: ``‹count›x‹MiB›.‹slots›.‹cores›.‹model›``; memory, slots and cores are those of one device, and the model has
     ``_`` for each space. Raises: MalformedInput, also for more than MAX_DEVICES devices.
     """
-    found = _SHAPE.fullmatch(text)
-    count, memory_mib, slots, cores = (
-        map(parse_integer, found.groups()[:4]) if found is not None else [None] * 4
-    )
-    if found is None or count is None or memory_mib is None or slots is None or cores is None:
-        raise MalformedInput(NODE_TEMPLATE, text, "expected ‹count›x‹MiB›.‹slots›.‹cores›.‹model›")
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise _unreadable(text)
+    amounts = []
+    for digits in match.groups()[:4]:
+        amount = parse_integer(digits)
+        if amount is None:
+            raise _unreadable(text)
+        amounts.append(amount)
+    count, memory_mib, slots, cores = amounts
     check_number(NODE_TEMPLATE, text, count)
     return tuple(
         Device(
             uuid=f"GPU-template-{index}",
             vendor=VENDOR,
-            model=found[5].replace("_", " "),
+            model=match[5].replace("_", " "),
             slots=slots,
             memory_mib=memory_mib,
             cores=cores,
@@ -45,6 +49,10 @@ def parse_node_template(text: str) -> tuple[Device, ...]:
         )
         for index in range(count)
     )
+
+
+def _unreadable(text: str) -> MalformedInput:
+    return MalformedInput(NODE_TEMPLATE, text, "expected ‹count›x‹MiB›.‹slots›.‹cores›.‹model›")
 
 
 def render_node_template(device: Device, count: int) -> str:

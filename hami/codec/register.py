@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -28,12 +28,17 @@ _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 def parse_bool(text: str) -> bool | None:
     """Go's words for true and false; ``None`` for any other. Source: strconv.ParseBool."""
-    return True if text in _TRUE else False if text in _FALSE else None
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    return None
 
 
 def parse_devices(field: str, text: str, vendor: str) -> tuple[Device, ...]:
     """Devices in either encoding, which the first character identifies. Raises: MalformedInput."""
-    if (start := text.strip())[:1] in ("[", "{") or start == "null":
+    start = text.strip()
+    if start == "null" or start.startswith(("[", "{")):
         return parse_devices_json(field, text, vendor)
     return parse_devices_text(field, text, vendor)
 
@@ -51,29 +56,32 @@ def parse_devices_json(field: str, text: str, vendor: str) -> tuple[Device, ...]
         entries: tuple[_RegisteredDevice, ...] = _EXACT.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         entries = _tolerant(field, text)
-    return tuple(
-        Device(
-            uuid=sys.intern(entry.id),
-            vendor=vendor,
-            model=sys.intern(entry.type),
-            slots=entry.count,
-            memory_mib=entry.devmem,
-            cores=entry.devcore,
-            index=entry.index,
-            numa=entry.numa,
-            mode=sys.intern(entry.mode or DEFAULT_MODE),
-            healthy=entry.health,
-            mig_profiles=tuple(_mig_profile(profile) for profile in entry.mig_profiles),
-            info=entry.custominfo or NOTHING,
+    devices = []
+    for entry in entries:
+        devices.append(
+            Device(
+                uuid=sys.intern(entry.id),
+                vendor=vendor,
+                model=sys.intern(entry.type),
+                slots=entry.count,
+                memory_mib=entry.devmem,
+                cores=entry.devcore,
+                index=entry.index,
+                numa=entry.numa,
+                mode=sys.intern(entry.mode or DEFAULT_MODE),
+                healthy=entry.health,
+                mig_profiles=tuple(map(_mig_profile, entry.mig_profiles)),
+                info=entry.custominfo or NOTHING,
+            )
         )
-        for entry in entries
-    )
+    return tuple(devices)
 
 
-def render_devices_json(devices: tuple[Device, ...]) -> str:
+def render_devices_json(devices: Iterable[Device]) -> str:
     """The JSON form, keys in upstream's order, zero values left out."""
-    return msgspec.json.encode(
-        [
+    entries = []
+    for device in devices:
+        entries.append(
             _RegisteredDevice(
                 id=device.uuid,
                 index=device.index,
@@ -84,11 +92,10 @@ def render_devices_json(devices: tuple[Device, ...]) -> str:
                 numa=device.numa,
                 mode=device.mode,
                 health=device.healthy,
-                mig_profiles=tuple(_registered(profile) for profile in device.mig_profiles),
+                mig_profiles=tuple(map(_registered, device.mig_profiles)),
             )
-            for device in devices
-        ]
-    ).decode()
+        )
+    return msgspec.json.encode(entries).decode()
 
 
 def parse_devices_text(field: str, text: str, vendor: str) -> tuple[Device, ...]:
@@ -100,17 +107,18 @@ def parse_devices_text(field: str, text: str, vendor: str) -> tuple[Device, ...]
     """
     if ":" not in text:
         raise MalformedInput(field, text, "node annotation missing device separator")
-    segments = [segment for segment in text.split(":") if segment]
+    segments = list(filter(None, text.split(":")))
     check_number(field, text, len(segments))
-    return tuple(_text_device(field, segment, vendor) for segment in segments)
+    return tuple([_text_device(field, segment, vendor) for segment in segments])
 
 
-def render_devices_brief(devices: tuple[Device, ...]) -> str:
+def render_devices_brief(devices: Iterable[Device]) -> str:
     """The text form with seven fields per device, without index and mode, which HAMi v2.4 to v2.7 can read."""
-    return "".join(
-        f"{d.uuid},{d.slots},{d.memory_mib},{d.cores},{d.model},{d.numa},{str(d.healthy).lower()}:"
-        for d in devices
-    )
+    text = ""
+    for device in devices:
+        text += f"{device.uuid},{device.slots},{device.memory_mib},{device.cores},{device.model},{device.numa},"
+        text += f"{str(device.healthy).lower()}:"
+    return text
 
 
 def count_items(text: str) -> int:
@@ -131,10 +139,8 @@ def check_number(field: str, value: object, devices: int) -> None:
 
 def parse_pair_scores(field: str, text: str) -> Mapping[str, Mapping[str, int]]:
     """Link scores of device pairs. Shape: ``[{"uuid": id, "score": {other id: score}}]``. Raises: MalformedInput."""
-    return {
-        entry.uuid: entry.score
-        for entry in decode(field, _SCORES, text, "a list of uuid and score")
-    }
+    entries = decode(field, _SCORES, text, "a list of uuid and score")
+    return {entry.uuid: entry.score for entry in entries}
 
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -192,12 +198,12 @@ class _ExactDevice(_RegisteredDevice, forbid_unknown_fields=True):
 
 
 _EXACT = msgspec.json.Decoder(tuple[_ExactDevice, ...])
-_KEYS = {
-    key.lower(): key
-    for struct in (_RegisteredDevice, _RegisteredProfile, _RegisteredPlacement)
-    for key in struct.__struct_encode_fields__
-}
-_NESTED = (dict, list)
+_FIELDS = (
+    *_RegisteredDevice.__struct_encode_fields__,
+    *_RegisteredProfile.__struct_encode_fields__,
+    *_RegisteredPlacement.__struct_encode_fields__,
+)
+_KEYS = {key.lower(): key for key in _FIELDS}
 
 
 def _tolerant(field: str, text: str) -> tuple[_RegisteredDevice, ...]:
@@ -215,15 +221,16 @@ def _tolerant(field: str, text: str) -> tuple[_RegisteredDevice, ...]:
 
 def _canonical(value: Any) -> Any:
     """Returns *value* without nulls, its keys spelled as in the structs; ``custominfo`` is unchanged."""
-    if isinstance(value, dict):
-        return {
-            (name := _KEYS.get(key.lower(), key)): _canonical(inner)
-            if isinstance(inner, _NESTED) and name != "custominfo"
-            else inner
-            for key, inner in value.items()
-            if inner is not None
-        }
-    return [_canonical(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    members = {}
+    for key, member in value.items():
+        name = _KEYS.get(key.lower(), key)
+        if member is not None:
+            members[name] = member if name == "custominfo" else _canonical(member)
+    return members
 
 
 def _mig_profile(entry: _RegisteredProfile) -> MigProfile:
@@ -250,19 +257,18 @@ def _text_device(field: str, segment: str, vendor: str) -> Device:
     if "," not in segment:
         raise MalformedInput(field, segment, "malformed node annotation segment")
     parts = segment.split(",")
-    if len(parts) not in (7, 9):
+    if len(parts) == 7:
+        parts += ["0", DEFAULT_MODE]
+    if len(parts) != 9:
         raise MalformedInput(
             field, segment, f"unexpected field count {len(parts)} in node annotation"
         )
-    slots, memory, cores = (
-        _text_amount(field, name, text)
-        for name, text in zip(("count", "memory", "core"), parts[1:4])
-    )
+    slots = _text_amount(field, "count", parts[1])
+    memory = _text_amount(field, "memory", parts[2])
+    cores = _text_amount(field, "core", parts[3])
     healthy = parse_bool(parts[6])
     if healthy is None:
         raise MalformedInput(field, parts[6], "invalid health field")
-    numa = _text_int(field, "numa", parts[5])
-    index = _text_amount(field, "index", parts[7]) if len(parts) == 9 else 0
     return Device(
         uuid=parts[0],
         vendor=vendor,
@@ -270,10 +276,10 @@ def _text_device(field: str, segment: str, vendor: str) -> Device:
         slots=slots,
         memory_mib=memory,
         cores=cores,
-        numa=numa,
+        numa=_text_int(field, "numa", parts[5]),
         healthy=healthy,
-        index=index,
-        mode=parts[8] if len(parts) == 9 else DEFAULT_MODE,
+        index=_text_amount(field, "index", parts[7]),
+        mode=parts[8],
     )
 
 

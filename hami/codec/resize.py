@@ -133,19 +133,15 @@ def make_size(memory: str | None, cores: int | None, container: str) -> Size:
 
 def render_resize(sizes: Mapping[str, Size]) -> str:
     """The text that :func:`parse_resize` reads."""
-    return msgspec.json.encode(
-        {
-            container: _Size(
-                f"{size.memory_percent}%"
-                if size.memory_percent is not None
-                else f"{size.memory_mib}Mi"
-                if size.memory_mib is not None
-                else None,
-                size.cores,
-            )
-            for container, size in sizes.items()
-        }
-    ).decode()
+    wire = {}
+    for container, size in sizes.items():
+        memory = None
+        if size.memory_percent is not None:
+            memory = f"{size.memory_percent}%"
+        elif size.memory_mib is not None:
+            memory = f"{size.memory_mib}Mi"
+        wire[container] = _Size(memory, size.cores)
+    return msgspec.json.encode(wire).decode()
 
 
 def held_text(annotations: Mapping[str, str]) -> str | None:
@@ -170,17 +166,15 @@ def shares_in(text: str | None) -> Allocation:
 def excess(annotations: Mapping[str, str]) -> tuple[int, int]:
     """Returns what is still booked for a pod beyond what it is to have: MiB and cores of all its devices. Both are 0 if
     its annotations cannot be read."""
-    if not (target := annotations.get(RESIZE_TARGET)):  # as nearly always
-        return 0, 0
-    shares = [
-        pair
-        for pairs in zip(shares_in(held_text(annotations)), shares_in(target))
-        for pair in zip(*pairs)
-    ]
-    return (
-        sum(max(0, held.memory_mib - wanted.memory_mib) for held, wanted in shares),
-        sum(max(0, held.cores - wanted.cores) for held, wanted in shares),
-    )
+    memory_mib = cores = 0
+    text = annotations.get(RESIZE_TARGET)
+    if not text:  # as nearly always
+        return memory_mib, cores
+    for booked, target in zip(shares_in(held_text(annotations)), shares_in(text)):
+        for share, smaller in zip(booked, target):
+            memory_mib += max(0, share.memory_mib - smaller.memory_mib)
+            cores += max(0, share.cores - smaller.cores)
+    return memory_mib, cores
 
 
 def render_status(status: ResizeStatus) -> str:

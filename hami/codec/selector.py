@@ -23,18 +23,26 @@ def parse_selector(text: str) -> Matches:
 
     As in Kubernetes, ``!=`` and ``notin`` match labels without the key. Raises: MalformedInput.
     """
-    terms = [_parse_term(text, term.strip()) for term in _TERMS.split(text)] if text.strip() else []
+    terms = []
+    if text.strip():
+        for term in _TERMS.split(text):
+            terms.append(_parse_term(text, term.strip()))
     return lambda labels: all(matches(labels) for matches in terms)
 
 
 def _parse_term(text: str, term: str) -> Matches:
-    match = _EQUALITY.fullmatch(term) or _SET.fullmatch(term) or _EXISTENCE.fullmatch(term)
-    if match is None:
-        raise MalformedInput(
-            "label selector", text, f"cannot read {term!r}; expected a=b, a!=b, a in (b,c), a or !a"
-        )
+    for shape in (_EQUALITY, _SET, _EXISTENCE):
+        match = shape.fullmatch(term)
+        if match is not None:
+            return _matcher(match)
+    raise MalformedInput(
+        "label selector", text, f"cannot read {term!r}; expected a=b, a!=b, a in (b,c), a or !a"
+    )
+
+
+def _matcher(match: re.Match[str]) -> Matches:
     key, is_negated = match["key"], match["operator"] in ("!=", "notin", "!")
     if match.re is _EXISTENCE:
         return lambda labels: (key in labels) != is_negated
-    values = {value.strip() for value in match["values"].split(",")}
+    values = set(map(str.strip, match["values"].split(",")))
     return lambda labels: (labels.get(key) in values) != is_negated

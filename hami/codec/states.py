@@ -48,14 +48,17 @@ def parse_handshake(text: str | None) -> Handshake:
 
     Both date forms, that of v2.4 (``2024.11.19 03:10:32``) and the later one with dashes, are read as UTC.
     """
-    return _handshake(text and text[:HANDSHAKE_LIMIT])
+    if text is None:
+        return Handshake(HandshakeState.OTHER)
+    return _handshake(text[:HANDSHAKE_LIMIT])
 
 
 @functools.lru_cache(maxsize=4096)  # nodes are observed far more often than their handshakes change
-def _handshake(text: str | None) -> Handshake:
-    if text is None or _REQUESTING not in text:
-        reported = text is not None and text.startswith(_REPORTED)
-        return Handshake(HandshakeState.REPORTED if reported else HandshakeState.OTHER)
+def _handshake(text: str) -> Handshake:
+    if text.startswith(_REPORTED) and _REQUESTING not in text:
+        return Handshake(HandshakeState.REPORTED)
+    if _REQUESTING not in text:
+        return Handshake(HandshakeState.OTHER)
     _, _, date = text.partition("_")
     for layout in _LAYOUTS:
         try:
@@ -113,7 +116,9 @@ def parse_lock_free(text: str | None) -> frozenset[str]:
 
     Names are not checked: one that is no vendor's has no effect. A text of more than 4096 characters names none.
     """
-    return frozenset() if text is None or len(text) > LOCK_FREE_LIMIT else _lock_free(text)
+    if text is None or len(text) > LOCK_FREE_LIMIT:
+        return frozenset()
+    return _lock_free(text)
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hami.codec.documents import decode
+from hami.codec.documents import decode, decode_object
 from hami.errors import MalformedInput
 
 TLS = "kubernetes.io/tls"
@@ -52,7 +52,7 @@ class _TrustMeta(msgspec.Struct, rename="camel"):
 
 class _Secret(msgspec.Struct):
     metadata: _TrustMeta
-    data: dict[str, bytes] | None = None
+    data: dict[str, bytes] = {}
 
 
 class _Service(msgspec.Struct):
@@ -62,8 +62,8 @@ class _Service(msgspec.Struct):
 
 class _ClientConfig(msgspec.Struct, rename="camel"):
     service: _Service | None = None
-    url: str | None = None
-    ca_bundle: bytes | None = None
+    url: str = ""
+    ca_bundle: bytes = b""
 
 
 class _Webhook(msgspec.Struct, rename="camel"):
@@ -73,7 +73,7 @@ class _Webhook(msgspec.Struct, rename="camel"):
 
 class _Configuration(msgspec.Struct):
     metadata: _TrustMeta
-    webhooks: list[_Webhook] | None = None
+    webhooks: tuple[_Webhook, ...] = ()
 
 
 _SECRET = msgspec.json.Decoder(_Secret)
@@ -83,13 +83,13 @@ _CONFIGURATION = msgspec.json.Decoder(_Configuration)
 def parse_secret(data: bytes) -> SecretRecord:
     """The record of a v1 Secret. Raises: MalformedInput without its content."""
     try:
-        wire = _SECRET.decode(data)
+        wire = decode_object(_SECRET, data)
     except (msgspec.DecodeError, ValueError) as error:
         raise MalformedInput("secret", "", str(error)) from error
     return SecretRecord(
         namespace=wire.metadata.namespace,
         name=wire.metadata.name,
-        data=wire.data or {},
+        data=wire.data,
         resource_version=wire.metadata.resource_version,
     )
 
@@ -114,17 +114,15 @@ def parse_webhook_configuration(data: bytes) -> WebhookConfiguration:
     return WebhookConfiguration(
         name=wire.metadata.name,
         resource_version=wire.metadata.resource_version,
-        webhooks=tuple(_webhook(item.name, item.client_config) for item in wire.webhooks or ()),
+        webhooks=tuple([_webhook(item.name, item.client_config) for item in wire.webhooks]),
     )
 
 
 def _webhook(name: str, client: _ClientConfig) -> Webhook:
-    return Webhook(
-        name=name,
-        url=client.url or "",
-        bundle=client.ca_bundle or b"",
-        service=(client.service.namespace, client.service.name) if client.service else None,
-    )
+    service = None
+    if client.service is not None:
+        service = client.service.namespace, client.service.name
+    return Webhook(name=name, url=client.url, bundle=client.ca_bundle, service=service)
 
 
 def render_bundle(configuration: WebhookConfiguration, bundle: bytes) -> dict[str, Any]:

@@ -154,15 +154,17 @@ class Api:
         """
         seconds = self._timeout if timeout is None else timeout
         until = time.monotonic() + seconds
-        headers = self._headers()
+        headers, parts, url = self._headers(), None, f"{self._base}{path}"
         if body is not None:
             headers |= {"Content-Type": content_type, "Content-Length": str(len(body))}
-        url = f"{self._base}{path}?{urlencode(query)}" if query else f"{self._base}{path}"
+            parts = _in_time(body, until)
+        if query:
+            url += f"?{urlencode(query)}"
         try:
             response = self._pool.urlopen(
                 method,
                 url,
-                body=_in_time(body, until) if body is not None else None,
+                body=parts,
                 headers=headers,
                 retries=False,
                 redirect=False,
@@ -192,11 +194,11 @@ class Api:
             raise ClusterError(
                 f"credentials for the API server cannot be renewed: {error}"
             ) from error
-        return {
-            setting["key"]: setting["value"]
-            for setting in settings.values()
-            if setting["in"] == "header" and setting["value"]
-        }
+        headers = {}
+        for setting in settings.values():
+            if setting["in"] == "header" and setting["value"]:
+                headers[setting["key"]] = setting["value"]
+        return headers
 
 
 class Stream:
@@ -266,10 +268,11 @@ class Stream:
 
 def is_unsent(error: BaseException) -> bool:
     """Reports whether the call certainly had no effect: the connection failed, or the server answered 429."""
-    return isinstance(error, ClusterError) and (
-        error.status == 429
-        or isinstance(error.__cause__, (NewConnectionError, ConnectTimeoutError))
-    )
+    if not isinstance(error, ClusterError):
+        return False
+    if error.status == 429:
+        return True
+    return isinstance(error.__cause__, (NewConnectionError, ConnectTimeoutError))
 
 
 def is_disconnect(error: BaseException) -> bool:
@@ -309,12 +312,9 @@ def context_namespace(kubeconfig: str = "", context: str = "") -> str:
         return "default"
     try:
         contexts, current = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-        chosen = (
-            next((entry for entry in contexts if entry["name"] == context), None)
-            if context
-            else current
-        )
-        namespace = (chosen or {}).get("context", {}).get("namespace") or "default"
+        if context:
+            current = {entry["name"]: entry for entry in contexts}.get(context, {})
+        namespace = (current or {}).get("context", {}).get("namespace") or "default"
     except _UNUSABLE as error:
         raise _unconfigured(path, error) from error
     return str(namespace)
@@ -345,18 +345,20 @@ def _read_token(configuration: Configuration) -> None:
 
 def _path_of(kubeconfig: str) -> str:
     """Returns the configuration file to use; empty if there is none."""
+    path = kubeconfig or os.environ.get("KUBECONFIG")
+    if path:
+        return path
     home = Path("~/.kube/config").expanduser()
-    return kubeconfig or os.environ.get("KUBECONFIG") or (str(home) if home.exists() else "")
+    return str(home) if home.exists() else ""
 
 
 def _unconfigured(path: str, error: Exception) -> ClusterError:
-    if fault := find_fault(path):
+    fault = find_fault(path)
+    if fault:
         return ClusterError(f"no API server to talk to: {fault}")
-    where = (
-        f"kubeconfig {path}"
-        if path
-        else "KUBECONFIG is not set, ~/.kube/config is missing, and in-cluster"
-    )
+    where = f"kubeconfig {path}"
+    if not path:
+        where = "KUBECONFIG is not set, ~/.kube/config is missing, and in-cluster"
     return ClusterError(f"no API server to talk to: {where}: {error}")
 
 
@@ -372,14 +374,10 @@ def _refusal(call: str, response: urllib3.BaseHTTPResponse, body: bytes) -> Clus
     except (msgspec.DecodeError, UnicodeDecodeError):
         message = None
     text = message or body[:200].decode(errors="replace") or "no message"
-    pause = response.headers.get("Retry-After", "")  # the API server writes whole seconds
-    seconds = (
-        float(pause)
-        if pause.isascii() and pause.isdigit()
-        else DEFAULT_RETRY_AFTER_S
-        if status == 429
-        else 0.0
-    )
-    return _KINDS.get(status, ClusterError)(
-        f"{call}: {status}: {text}", status, min(seconds, MAX_RETRY_AFTER_S)
-    )
+    pause = response.headers.get("Retry-After", "")
+    seconds = 0.0
+    if pause.isascii() and pause.isdigit():  # the API server writes whole seconds
+        seconds = min(float(pause), MAX_RETRY_AFTER_S)
+    elif status == 429:
+        seconds = DEFAULT_RETRY_AFTER_S
+    return _KINDS.get(status, ClusterError)(f"{call}: {status}: {text}", status, seconds)

@@ -15,7 +15,7 @@ from hami.codec.own_claims import StoredClaim, parse_stored_claim
 from hami.codec.slices import API, DRIVER
 from hami.errors import NotFound
 from hami.kube.api import Api, is_unsent
-from hami.kube.cluster import is_read_retriable
+from hami.kube.calls import is_read_retriable
 from hami.kube.pages import ObjectMeta, parse_meta, read_pages
 from hami.kube.reflector import Reflector, Sink, WatchedResource
 from hami.kube.retry import brief_retry
@@ -44,11 +44,11 @@ class DynamicResources:
 
     def slices(self) -> list[dict[str, Any]]:
         """Returns the slices (JSON). Raises also: MalformedInput."""
-        return [
-            decode("resourceslice", _DOCUMENT, raw)
-            for page in read_pages(self._read, "resourceslices", _SLICES, self._query)
-            for raw in page.items or ()
-        ]
+        documents = []
+        for page in read_pages(self._read, "resourceslices", _SLICES, self._query):
+            for raw in page.items:
+                documents.append(decode("resourceslice", _DOCUMENT, raw))
+        return documents
 
     def write_slice(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Replaces the slice if its version is still that of *document*, or creates it if *document* has none. Returns
@@ -56,17 +56,12 @@ class DynamicResources:
 
         Raises: Conflict if it has changed or been created since, NotFound if it is gone; MalformedInput.
         """
-        meta = document["metadata"]
-        is_known = "resourceVersion" in meta
-        return decode(
-            "resourceslice",
-            _DOCUMENT,
-            self._write(
-                "PUT" if is_known else "POST",
-                f"{_SLICES}/{meta['name']}" if is_known else _SLICES,
-                body=msgspec.json.encode(document),
-            ),
-        )
+        meta, body = document["metadata"], msgspec.json.encode(document)
+        if "resourceVersion" in meta:
+            stored = self._write("PUT", f"{_SLICES}/{meta['name']}", body=body)
+        else:
+            stored = self._write("POST", _SLICES, body=body)
+        return decode("resourceslice", _DOCUMENT, stored)
 
     def delete_slice(self, name: str) -> None:
         """Deletes a slice. Raises: NotFound."""
@@ -147,4 +142,6 @@ class ClaimWriter:
 
 def _claim_path(namespace: str, name: str | None = None) -> str:
     claims = f"{API}/namespaces/{quote(namespace, safe='')}/resourceclaims"
-    return claims if name is None else f"{claims}/{quote(name, safe='')}"
+    if name is None:
+        return claims
+    return f"{claims}/{quote(name, safe='')}"

@@ -24,7 +24,9 @@ class EventKey:
     @property
     def namespace(self) -> str:
         """The namespace of the pod; empty for a node."""
-        return self.subject.namespace if isinstance(self.subject, PodRef) else ""
+        if isinstance(self.subject, str):
+            return ""
+        return self.subject.namespace
 
 
 @dataclass(slots=True)
@@ -118,7 +120,9 @@ class EventQueue:
     def get(self, key: EventKey) -> MergedEvent | None:
         """Returns the event with that key, if it waits."""
         queue = self._namespaces.get(key.namespace)
-        return None if queue is None else queue.of(key.type).get(key)
+        if queue is None:
+            return None
+        return queue.of(key.type).get(key)
 
     def add(self, event: MergedEvent) -> MergedEvent | None:
         """Adds *event* behind the others of its namespace. Returns the event that is dropped for it, which it may be

@@ -19,7 +19,7 @@ from datetime import datetime
 
 from hami.codec.times import render_micro_time
 from hami.errors import Conflict, NotFound
-from hami.kube.cluster import Cluster, LeaseRecord
+from hami.kube.leases import LeaseRecord, Leases
 from hami.runtime.clock import utc_now
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
@@ -72,7 +72,7 @@ class Election(Task):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Leases,
         candidate: Participant,
         *,
         times: LeaseTimes = LeaseTimes(),
@@ -164,19 +164,20 @@ class Election(Task):
         """Returns the seconds to the next step: at regular intervals, and when our term or another's lease ends."""
         now = self._clock()
         if self._leading:
-            return max(
-                0.0, min(max(_MIN_TIMEOUT_S, began + self._times.retry - now), self._until - now)
-            )
+            pause = max(_MIN_TIMEOUT_S, began + self._times.retry - now)
+            return max(0.0, min(pause, self._until - now))
         reads = _READS_REQUESTING if self._is_requesting(now) else _READS
         pause = max(_MIN_TIMEOUT_S, began + self._times.retry / reads - now)
-        return min(pause, self._free_at - now) if self._free_at > now else pause
+        if self._free_at > now:
+            pause = min(pause, self._free_at - now)
+        return pause
 
     def _timeout(self) -> float:
         """Returns the seconds for one request: less than a retry period, and not beyond our term."""
         limit = 0.75 * self._times.retry
-        return (
-            max(_MIN_TIMEOUT_S, min(limit, self._until - self._clock())) if self._leading else limit
-        )
+        if not self._leading:
+            return limit
+        return max(_MIN_TIMEOUT_S, min(limit, self._until - self._clock()))
 
     def _notify(self) -> None:
         """Tells others whether the leadership has begun or ended."""

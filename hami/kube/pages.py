@@ -58,7 +58,7 @@ class ListPage(msgspec.Struct):
     """One page of a list."""
 
     metadata: ListMeta
-    items: list[msgspec.Raw] | None = None
+    items: tuple[msgspec.Raw, ...] = ()
 
 
 _META = msgspec.json.Decoder(_Object)
@@ -89,7 +89,10 @@ class Writer(Requester, Protocol):
 
 def page_query(query: Mapping[str, str], token: str) -> dict[str, str]:
     """Returns the parameters of the request for the page *token*, empty for the first."""
-    return {**query, "limit": str(PAGE_SIZE)} | ({"continue": token} if token else {})
+    parameters = {**query, "limit": str(PAGE_SIZE)}
+    if token:
+        parameters["continue"] = token
+    return parameters
 
 
 def parse_page(name: str, data: bytes) -> ListPage:
@@ -167,9 +170,9 @@ def read_list(
         try:
             count = 0
             for page in read_pages(request, name, path, query):
-                for raw in page.items or ():
+                for raw in page.items:
                     parse(raw)
-                count += len(page.items or ())
+                count += len(page.items)
                 progress(count, count + (page.metadata.remaining or 0))
             return
         except Gone:

@@ -192,17 +192,23 @@ class Reflector(Task, Generic[T]):
             if not self._is_interrupted():
                 self._watch()
             return 0.0
+        except Gone as error:
+            self._version = ""
+            return self._back_off(error, logging.INFO)
         except (ClusterError, MalformedInput) as error:
-            is_lost = isinstance(error, ClusterError) and error.status is None
-            if isinstance(error, (Gone, MalformedInput)) or (is_lost and not self._resumes):
+            if self._needs_list_after(error):
                 self._version = ""
-            return self._back_off(
-                error, logging.INFO if isinstance(error, Gone) else logging.WARNING
-            )
+            return self._back_off(error, logging.WARNING)
         except Exception as error:  # the sink may have missed an object
             log.exception("reflector failed, lists again", extra={"resource": self.name})
             self._version = ""
             return self._back_off(error, logging.DEBUG)
+
+    def _needs_list_after(self, error: ClusterError | MalformedInput) -> bool:
+        """Reports whether an object cannot be read, or the connection was lost: etcd may have been restored then."""
+        if isinstance(error, MalformedInput):
+            return True
+        return error.status is None and not self._resumes
 
     def wake(self) -> None:
         """Ends a wait or the watch, and makes the callers of `relist` check again."""
@@ -273,7 +279,7 @@ class Reflector(Task, Generic[T]):
         ):
             self._last_contact = self._clock()
             version = page.metadata.resource_version
-            for raw in page.items or ():
+            for raw in page.items:
                 if self.is_stopping():
                     return
                 seen.add(self._delivery.listed(raw, started))
@@ -306,14 +312,31 @@ class Reflector(Task, Generic[T]):
             "resourceVersion": self._version,
             "timeoutSeconds": str(int(WATCH_S * random.uniform(1.0, 1.2))),
         }
-        opened = self._clock()
-        latest: msgspec.Raw | None = None  # the object of the last event, which has a later version
+        opened, has_events = self._clock(), False
         stream = self._api.stream(self._resource.path, query, read_timeout=SILENCE_S)
         with self._changed:
             self._stream = stream
         try:
-            if self._is_interrupted():
-                return
+            if not self._is_interrupted():
+                has_events = self._read_events(stream)
+        except ClusterError as error:
+            if error.status == 400:  # only the version varies, so the server rejects the version
+                raise Gone(str(error), error.status) from error
+            raise
+        finally:
+            self._is_connected = False
+            with self._changed:
+                self._stream = None
+        if self._is_interrupted():
+            return
+        self._last_contact = self._clock()
+        if not has_events and self._last_contact - opened < SHORT_S:
+            raise ClusterError("the watch ended at once, without an event")
+
+    def _read_events(self, stream: Stream) -> bool:
+        """Passes on the events of *stream*. Reports whether there was one."""
+        latest: msgspec.Raw | None = None  # the object of the last event, which has a later version
+        try:
             with stream:
                 self._is_connected = True
                 self._last_contact = self._clock()
@@ -326,20 +349,8 @@ class Reflector(Task, Generic[T]):
                         self._backoff.reset()
                     latest = event
                     if self._is_interrupted():
-                        return
-        except ClusterError as error:
-            if (
-                error.status == 400
-            ):  # only the version varies in this request, so the server rejects the version
-                raise Gone(str(error), error.status) from error
-            raise
+                        break
+            return latest is not None
         finally:
-            self._is_connected = False
             if latest is not None:
                 self._version = parse_meta(latest).resource_version or self._version
-            with self._changed:
-                self._stream = None
-        if not self._is_interrupted():
-            self._last_contact = self._clock()
-            if latest is None and self._last_contact - opened < SHORT_S:
-                raise ClusterError("the watch ended at once, without an event")

@@ -38,7 +38,8 @@ from hami.codec.resize import (
 )
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NotFound
 from hami.kube.api import is_unsent
-from hami.kube.cluster import Cluster, Edits
+from hami.kube.calls import Edits
+from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.kube.reflector import Sink
 from hami.model import Allocation, Pod

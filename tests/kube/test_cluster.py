@@ -10,7 +10,8 @@ from urllib3.exceptions import NewConnectionError, ProtocolError, ReadTimeoutErr
 
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
-from hami.kube.cluster import Cluster, LeaseRecord
+from hami.kube.cluster import Cluster
+from hami.kube.leases import LeaseRecord
 from hami.model import PodGroup, PodGroupRef, PodRef
 from tests.fake_cluster import FakeCluster
 

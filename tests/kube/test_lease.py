@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.errors import ClusterError, Conflict, MalformedInput
-from hami.kube.cluster import LeaseRecord
 from hami.kube.lease import (
     HANDOVER_KEY,
     IDLE_S,
@@ -20,6 +19,7 @@ from hami.kube.lease import (
     LeaseTimes,
     Participant,
 )
+from hami.kube.leases import LeaseRecord
 from tests.fake_cluster import FakeCluster, no_answer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)

@@ -10,7 +10,7 @@ from pytest import param
 from e2e.eventually import eventually
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
-from hami.kube.cluster import LeaseRecord
+from hami.kube.leases import LeaseRecord
 from hami.scheduler.lock_judgement import DELETED_S, FINISHED_S, RENEWED_S
 from hami.state.sighting import OBSERVED_S
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
