@@ -1,4 +1,4 @@
-"""What all calls to the API server share: attempts, paths, bodies."""
+"""Attempts, paths and bodies: the parts that all calls to the API server have in common."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Versioned(Protocol):
 
     @property
     def namespace(self) -> str:
-        """Its namespace."""
+        """The namespace."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name."""
 
     @property
     def resource_version(self) -> str:
