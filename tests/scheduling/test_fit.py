@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis.strategies import randoms
 from pytest import param
 
-from hami.model import Budget, Reason, Selector
-from hami.scheduling.fit import Unfit, accepts_model, fit, objection
+from hami.model import Budget, Reason
+from hami.scheduling.fit import Unfit, fit, objection
 from hami.scheduling.usage import charge_shares
 from hami.vendors.spec import Candidate, Decision, Resources, Rule, Vendor
 from tests.builders import container, gpus, pod_request, request, share, usage
@@ -63,6 +63,13 @@ RULES = [  # a device that breaks several rules: the reason is that of the first
     ),
     param(
         usage(), ASKED, {"nvidia.com/use-gputype": " , "}, Reason.TYPE_MISMATCH, id="no type wanted"
+    ),
+    param(
+        usage(),
+        ASKED,
+        {"nvidia.com/use-gputype": "A40", "nvidia.com/nouse-gputype": "nvidia"},
+        Reason.TYPE_MISMATCH,
+        id="type wanted and not wanted",
     ),
     param(
         usage(),
@@ -164,21 +171,6 @@ def test_a_device_has_one_allocation_mode(by_claims, claims):
     assert reason is (None if by_claims is claims else Reason.ALLOCATION_MODE)
 
 
-@pytest.mark.parametrize(
-    "selector, accepted",
-    [
-        (Selector(), True),
-        (Selector(use_types=("a40",)), True),
-        (Selector(use_types=()), False),
-        (Selector(nouse_types=("A40",)), False),
-        (Selector(nouse_types=()), True),
-        (Selector(use_types=("A40",), nouse_types=("nvidia",)), False),
-    ],
-)
-def test_model_lists(selector, accepted):
-    assert accepts_model(selector, "NVIDIA A40") is accepted
-
-
 FULL, MEMORY = usage("slots", 10), usage("memory", 1, 46000)
 CORES, SICK = usage("cores", 1, 0, 90), usage("sick", healthy=False)
 
@@ -238,14 +230,6 @@ def test_equal_devices_are_chosen_by_index_and_numa_node(policy, numa_bind, uuid
         )
         == uuids
     )
-
-
-def test_numa_bind_takes_devices_of_one_node():
-    usages = [usage("A", 5, numa=0), usage("B", 1, numa=0), usage("C", 3, numa=1)]
-    assert sorted(outcome(usages, request(2, 1), annotations={"nvidia.com/numa-bind": "1"})) == [
-        "A",
-        "B",
-    ]
 
 
 def test_numa_bind_is_nothing_to_vendors_without_that_rule():

@@ -48,9 +48,6 @@ def outcome(devices, *containers, budgets=NO_BUDGETS, **options):
             id="two devices",
         ),
         param(
-            ONE, [CPU, gpus(1, 1000, 30)], "spread", ";GPU-a0,NVIDIA,1000,30:;", id="second of two"
-        ),
-        param(
             ONE,
             [CPU, gpus(1, 1000, 30), CPU],
             "spread",
@@ -63,13 +60,6 @@ def outcome(devices, *containers, budgets=NO_BUDGETS, **options):
             "spread",
             ";GPU-A,NVIDIA,2500,25:;GPU-B,NVIDIA,2500,25:;",
             id="plain init container",
-        ),
-        param(
-            [usage("GPU-0", memory_mib=46068)],
-            [gpus(1, cores=30, percent=50)],
-            "spread",
-            "GPU-0,NVIDIA,23034,30:;",
-            id="half",
         ),
         param(
             [usage("GPU-0", memory_mib=46068)],

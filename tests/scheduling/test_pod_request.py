@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from hami.codec.device_config import chart_config
+from hami.codec.policies import parse_device_policy
 from hami.errors import MalformedInput
-from hami.model import DevicePolicy, NodePolicy, OrderKey, Selector, Weights
+from hami.model import NodePolicy, Selector, Weights
 from hami.scheduling.node_order import node_order_of
 from hami.scheduling.pod_request import make_pod_request
 from hami.vendors.catalog import vendors
@@ -61,34 +62,18 @@ def test_one_claim_a_vendor_with_selectors():
 
 
 @pytest.mark.parametrize(
-    "annotations, default, policy",
+    "annotations, policy, numa_bind",
     [
-        ({}, "spread", DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA))),
-        ({}, "binpack", DevicePolicy((OrderKey.SCORE, OrderKey.NUMA))),
-        (
-            {"hami.io/gpu-scheduler-policy": "mutex"},
-            "binpack",
-            DevicePolicy((OrderKey.USED_DESCENDING, OrderKey.NUMA), mutex=True),
-        ),
-        (
-            {"hami.io/gpu-scheduler-policy": ""},
-            "binpack",
-            DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA)),
-        ),
-        (
-            {"nvidia.com/numa-bind": "t"},
-            "spread",
-            DevicePolicy((OrderKey.NUMA, OrderKey.SCORE_DESCENDING), numa_bind=True),
-        ),
-        (
-            {"nvidia.com/numa-bind": "yes"},
-            "spread",
-            DevicePolicy((OrderKey.SCORE_DESCENDING, OrderKey.NUMA)),
-        ),
+        ({}, "binpack", False),
+        ({"hami.io/gpu-scheduler-policy": "mutex"}, "mutex", False),
+        ({"hami.io/gpu-scheduler-policy": ""}, "", False),
+        ({"nvidia.com/numa-bind": "t"}, "binpack", True),
+        ({"nvidia.com/numa-bind": "yes"}, "binpack", False),
     ],
 )
-def test_policy(annotations, default, policy):
-    assert pod_request(gpus(), annotations=annotations, policy=default).policy == policy
+def test_policy(annotations, policy, numa_bind):
+    asked = pod_request(gpus(), annotations=annotations, policy="binpack")
+    assert asked.policy == parse_device_policy(policy, numa_bind=numa_bind)
 
 
 def test_weights():
@@ -157,8 +142,6 @@ def test_a_claim_that_cannot_give_what_the_pod_asks_for(made, problem):
     "annotation, default, policy",
     [
         (None, "binpack", NodePolicy.BINPACK),
-        (None, "spread", NodePolicy.SPREAD),
-        ("spread", "binpack", NodePolicy.SPREAD),
         ("what", "spread", NodePolicy.BINPACK),
         ("", "spread", NodePolicy.BINPACK),
     ],

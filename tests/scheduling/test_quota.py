@@ -113,12 +113,6 @@ def test_budget(vendor, quotas, used, left):
     assert remaining_budget(vendor, quotas, {PodScope(): used}) == left
 
 
-def test_a_memory_factor_scales_the_quota():
-    left = remaining_budget(nvidia(memory_factor=1024), [quota(gpumem=4)], {PodScope(): (2048, 0)})
-    assert left.covers(2048, 0)
-    assert not left.covers(2049, 0)
-
-
 # scopes
 
 HIGH, LOW, PLAIN = PodScope(priority_class="high"), PodScope(priority_class="low"), PodScope()

@@ -34,14 +34,6 @@ def described(asked=ASK, nodes=NODES, vendor="NVIDIA"):
     )
 
 
-def test_nodes_by_reason():
-    assert refusal().nodes_by_reason == {
-        Reason.NO_MEMORY: ["node2", "node1"],
-        Reason.UNHEALTHY: ["node2"],
-        Reason.NO_SLOT: ["node3"],
-    }
-
-
 def test_a_sentence_for_each_reason():
     assert summarize(refusal()) == [
         "2 nodes CardInsufficientMemory(node1,node2)",

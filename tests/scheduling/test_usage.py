@@ -15,8 +15,7 @@ def holds(uuid, memory_mib, cores):
     return (share(uuid, memory_mib, cores),)
 
 
-G10 = ([INIT, APP], [holds("GPU0", 20000, 10), holds("GPU0", 10000, 5)])
-G10_SECOND = (
+TWO_CARDS = (
     [INIT, APP, APP],
     [holds(A, 8000, 20), holds(A, 3000, 10), (share(A, 4000, 10), share(B, 2000, 0))],
 )
@@ -30,18 +29,7 @@ SIDE = (
 @pytest.mark.parametrize(
     "pod, init_done, charges",
     [
-        param(G10, False, [charge("GPU0", 1, 20000, 10)], id="before init has ended"),
-        param(G10, True, [charge("GPU0", 1, 10000, 5)], id="after init"),
-        param(G10_SECOND, False, [charge(A, 2, 8000, 20), charge(B, 1, 2000, 0)], id="second"),
-        param(
-            G10_SECOND,
-            True,
-            [charge(A, 2, 7000, 20), charge(B, 1, 2000, 0)],
-            id="second after init",
-        ),
-        param(
-            G8, False, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)], id="plain init container"
-        ),
+        param(TWO_CARDS, False, [charge(A, 2, 8000, 20), charge(B, 1, 2000, 0)], id="two cards"),
         param(
             G8,
             True,
