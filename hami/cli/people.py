@@ -89,7 +89,9 @@ def top_command(
     """
     from hami.inspect.top import TopQuery, render_top
 
-    namespace = client.chosen_namespace() if kind == "pods" else client.namespace
+    namespace = client.namespace
+    if kind == "pods":
+        namespace = client.chosen_namespace()
     query = TopQuery(kind=kind, names=names, namespace=namespace, selector=selector, sort=sort)
     if watch and client.snapshot:
         raise HamiError("-w needs a cluster: a snapshot does not change")
@@ -241,20 +243,18 @@ def simulate_command(
     cluster = InspectedCluster(record)
     cluster.check_has_devices()
     sources = with_claims(client, sources, cluster)
-    preemption = (
-        SimulatedPreemption(
+    preemption = None
+    if with_preemption:
+        preemption = SimulatedPreemption(
             budgets=client.budgets(),
             classes=client.priority_classes(),
             pod_groups=client.pod_groups(),
         )
-        if with_preemption
-        else None
-    )
     report = simulate(cluster, sources, moved, scenario, make_admit(scheduler_name), preemption)
     return Answer(
         document=report,
         text=lambda: render_simulation(report, style),
-        status=0 if report.all_fit else 1,
+        status=int(not report.all_fit),
     )
 
 
@@ -395,9 +395,9 @@ def snapshot_command(*, client: Client, anonymize: bool) -> None:
     if not client.snapshot:
         reader = client.reader()
         record = replace(record, events=reader.all_events(), installation=reader.installation())
-    click.echo(
-        snapshot.render_snapshot(snapshot.anonymize(record) if anonymize else record), nl=False
-    )
+    if anonymize:
+        record = snapshot.anonymize(record)
+    click.echo(snapshot.render_snapshot(record), nl=False)
 
 
 @people_command("replay", of_cluster=False)
@@ -414,7 +414,7 @@ def replay_command(*, style: Style, file: str) -> Answer:
     return Answer(
         document={"items": decisions},
         text=lambda: render_replay(decisions, style),
-        status=0 if all(decision.is_same for decision in decisions) else 1,
+        status=int(not all(decision.is_same for decision in decisions)),
     )
 
 
@@ -498,7 +498,9 @@ def make_refuse(scheduler_name: str) -> Callable[[View, Mapping[str, Any], str],
 
     def refuse(view: View, pod: Mapping[str, Any], namespace: str) -> str:
         verdict = decide(view, pod, namespace)
-        return verdict.message if isinstance(verdict, Denied) else ""
+        if not isinstance(verdict, Denied):
+            return ""
+        return verdict.message
 
     return refuse
 

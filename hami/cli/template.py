@@ -56,7 +56,11 @@ def render_template_command(ctx: click.Context, /, **values: object) -> None:
     required = {flag.name: values[flag.parameter] for flag in NODE_GROUP[:3]}
     if form == KARPENTER:
         required["--instance-type"] = instance_type
-    if missing := [name for name, value in required.items() if not value]:
+    missing = []
+    for name, value in required.items():
+        if not value:
+            missing.append(name)
+    if missing:
         raise HamiError(f"{', '.join(missing)}: missing")
     given = fields_given(ctx, AS_PLUGIN, values)
     given["node"] = values["name"] or "template"

@@ -326,18 +326,15 @@ def _from_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
     plugin = flags.get("plugin") or {}
     if not isinstance(plugin, dict):
         raise MalformedInput(f"{path}: flags.plugin", plugin, "expected a mapping")
-    fields = [(key, flag) for flag in FLAGS.values() for key in flag.keys]
+    imex = devices.extra_sections.get("imex", {})
     values: dict[str, object] = {}
-    for place, section in (
-        ("flags", flags),
-        ("flags", plugin),
-        ("imex", devices.extra_sections.get("imex", {})),
-    ):
-        for key, flag in fields:
-            value = section.get(key)
-            if value is not None:
-                text = _as_argument(value)
-                values[flag.field] = parse_named(text, flag.type.parse, f"{path}: {place}.{key}")
+    for place, section in (("flags", flags), ("flags", plugin), ("imex", imex)):
+        for flag in FLAGS.values():
+            for key in flag.keys:
+                if section.get(key) is not None:
+                    text = _as_argument(section[key])
+                    place_of_key = f"{path}: {place}.{key}"
+                    values[flag.field] = parse_named(text, flag.type.parse, place_of_key)
     return values
 
 
