@@ -645,7 +645,7 @@ def device_plugin(*args, **environ):
         served.append(settings)
         return 0
 
-    silent = {name: None for flag in all_flags(PLUGIN_FLAGS) for name in flag.environment}
+    silent = {name: None for flag in all_flags(PLUGIN_FLAGS) for name in flag.environment.split()}
     result = CliRunner().invoke(
         main, ["device-plugin", *args], env=ENVIRONMENT | silent | environ, obj=serve
     )

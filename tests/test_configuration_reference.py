@@ -31,7 +31,7 @@ def test_every_variable_of_the_code_is_named():
         "HTTP_ACCEPT",
         "HTTP_ACCEPT_ENCODING",
     }
-    read |= {name for flag in FLAGS.values() for name in flag.environment}
+    read |= {name for flag in FLAGS.values() for name in flag.environment.split()}
     assert {name for name in read if f"`{name}`" not in text} == set()
     assert {name for name in VARIABLES if f'"{name}"' not in code} == set()
 

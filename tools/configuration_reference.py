@@ -197,10 +197,10 @@ def _flags(sections: Sections) -> Iterator[str]:
 
 def _flag(flag: Flag) -> tuple[str, ...]:
     return (
-        ", ".join(map(_code, (flag.name, *flag.also))),
+        ", ".join(map(_code, (flag.name, *flag.also.split()))),
         flag.type.name,
         _code(default_text(flag)),
-        ", ".join(map(_code, flag.environment)),
+        ", ".join(map(_code, flag.environment.split())),
         meaning(flag) or "No effect.",
     )
 

@@ -75,7 +75,7 @@ class GroupedCommand(click.Command):
 
 def _option(flag: Flag) -> click.Option:
     """The option for click. A boolean needs no value."""
-    names, text = [flag.name, *flag.also, flag.parameter], _help(flag)
+    names, text = [flag.name, *flag.also.split(), flag.parameter], _help(flag)
     if flag.type is BOOLEAN:
         return click.Option(
             names, type=flag.type, help=text, metavar="[BOOL]", is_flag=False, flag_value="true"
@@ -88,7 +88,7 @@ def _option(flag: Flag) -> click.Option:
 def _help(flag: Flag) -> str:
     text = meaning(flag)
     if flag.environment:
-        text += f"  [{', '.join(flag.environment)}]"
+        text += f"  [{', '.join(flag.environment.split())}]"
     if default := default_text(flag):
         text += f"  [default: {default}]"
     return text

@@ -70,16 +70,6 @@ NO_EFFECT = (
 )
 
 
-_KEYS = {
-    "name": "resourceCountName",
-    "memory": "resourceMemoryName",
-    "cores": "resourceCoreName",
-    "vcount": "resourceVCountName",
-    "vmemory": "resourceVMemoryName",
-    "vcore": "resourceVCoreName",
-}
-
-
 def _names(
     section: str,
     flags: Mapping[str, str],
@@ -91,11 +81,6 @@ def _names(
     """Flags that set resource names of a section: name of the flag → key."""
     for name, key in flags.items():
         yield Flag(name, help, _RESOURCE, key=Key(section, key, chip), requires=requires)
-
-
-def _usual_names(section: str, prefix: str, *amounts: str) -> Iterator[Flag]:
-    """Flags that set the names of the resources for *amounts*: ``--PREFIX-AMOUNT``."""
-    return _names(section, {f"--{prefix}-{amount}": _KEYS[amount] for amount in amounts})
 
 
 CONFIG_FLAGS = (
@@ -133,17 +118,53 @@ CONFIG_FLAGS = (
         BOOLEAN,
         key=Key("nvidia", "overwriteEnv"),
     ),
-    *_usual_names("cambricon", "cambricon-mlu", "name", "memory", "cores"),
-    *_usual_names("hygon", "dcu", "name", "memory", "cores"),
-    *_usual_names("metax", "metax", "name", "vcount", "vmemory", "vcore"),
+    *_names(
+        "cambricon",
+        {
+            "--cambricon-mlu-name": "resourceCountName",
+            "--cambricon-mlu-memory": "resourceMemoryName",
+            "--cambricon-mlu-cores": "resourceCoreName",
+        },
+    ),
+    *_names(
+        "hygon",
+        {
+            "--dcu-name": "resourceCountName",
+            "--dcu-memory": "resourceMemoryName",
+            "--dcu-cores": "resourceCoreName",
+        },
+    ),
+    *_names(
+        "metax",
+        {
+            "--metax-name": "resourceCountName",
+            "--metax-vcount": "resourceVCountName",
+            "--metax-vmemory": "resourceVMemoryName",
+            "--metax-vcore": "resourceVCoreName",
+        },
+    ),
     Flag(
         "--sgpu-topology-aware",
         "Choose whole sGPU devices by their links.",
         BOOLEAN,
         key=Key("metax", "sgpuTopologyAware"),
     ),
-    *_usual_names("mthreads", "mthreads", "name", "memory", "cores"),
-    *_usual_names("kunlun", "kunlun", "name", "vcount", "vmemory"),
+    *_names(
+        "mthreads",
+        {
+            "--mthreads-name": "resourceCountName",
+            "--mthreads-memory": "resourceMemoryName",
+            "--mthreads-cores": "resourceCoreName",
+        },
+    ),
+    *_names(
+        "kunlun",
+        {
+            "--kunlun-name": "resourceCountName",
+            "--kunlun-vcount": "resourceVCountName",
+            "--kunlun-vmemory": "resourceVMemoryName",
+        },
+    ),
     *_names(
         "enflame",
         {

@@ -79,8 +79,8 @@ class ContainerDevices:
             "--device-list-strategy",
             "How devices are passed to the container runtime: some of "
             f"{', '.join(LIST_STRATEGIES)}, separated by commas or in several flags.",
-            environment=("DEVICE_LIST_STRATEGY",),
-            keys=("deviceListStrategy",),
+            environment="DEVICE_LIST_STRATEGY",
+            keys="deviceListStrategy",
             repeated=True,
         ),
     ] = ("envvar",)
@@ -90,8 +90,8 @@ class ContainerDevices:
         Flag(
             "--device-id-strategy",
             "How the container runtime identifies devices: uuid or index.",
-            environment=("DEVICE_ID_STRATEGY",),
-            keys=("deviceIDStrategy",),
+            environment="DEVICE_ID_STRATEGY",
+            keys="deviceIDStrategy",
         ),
     ] = "uuid"
     pass_device_specs: Annotated[
@@ -99,8 +99,8 @@ class ContainerDevices:
         Flag(
             "--pass-device-specs",
             "Also pass device nodes.",
-            environment=("PASS_DEVICE_SPECS",),
-            keys=("passDeviceSpecs",),
+            environment="PASS_DEVICE_SPECS",
+            keys="passDeviceSpecs",
         ),
     ] = False
     gdrcopy: Annotated[
@@ -108,8 +108,8 @@ class ContainerDevices:
         Flag(
             "--gdrcopy-enabled",
             "Enable GDRCopy in containers.",
-            environment=("GDRCOPY_ENABLED",),
-            keys=("gdrcopyEnabled",),
+            environment="GDRCOPY_ENABLED",
+            keys="gdrcopyEnabled",
         ),
     ] = False
     gds: Annotated[
@@ -117,8 +117,8 @@ class ContainerDevices:
         Flag(
             "--gds-enabled",
             "Enable GPUDirect Storage in containers.",
-            environment=("GDS_ENABLED",),
-            keys=("gdsEnabled",),
+            environment="GDS_ENABLED",
+            keys="gdsEnabled",
         ),
     ] = False
     mofed: Annotated[
@@ -126,8 +126,8 @@ class ContainerDevices:
         Flag(
             "--mofed-enabled",
             "Enable Mellanox OFED in containers.",
-            environment=("MOFED_ENABLED",),
-            keys=("mofedEnabled",),
+            environment="MOFED_ENABLED",
+            keys="mofedEnabled",
         ),
     ] = False
     imex_channels: Annotated[
@@ -136,8 +136,8 @@ class ContainerDevices:
         Flag(
             "--imex-channel-ids",
             "IMEX channels for containers: none or 0.",
-            environment=("IMEX_CHANNEL_IDS",),
-            keys=("channelIDs",),
+            environment="IMEX_CHANNEL_IDS",
+            keys="channelIDs",
         ),
     ] = ()
     cdi_prefix: Annotated[
@@ -145,8 +145,8 @@ class ContainerDevices:
         Flag(
             "--cdi-annotation-prefix",
             "Prefix of the annotation of cdi-annotations.",
-            environment=("CDI_ANNOTATION_PREFIX",),
-            keys=("cdiAnnotationPrefix",),
+            environment="CDI_ANNOTATION_PREFIX",
+            keys="cdiAnnotationPrefix",
         ),
     ] = "cdi.k8s.io/"
     log_level: str = ""
@@ -155,7 +155,7 @@ class ContainerDevices:
         Flag(
             "--hook-path",
             "The host's directory above vgpu, which holds the limiter.",
-            environment=("HOOK_PATH",),
+            environment="HOOK_PATH",
         ),
     ] = "/usr/local"
     driver_root: Annotated[
@@ -163,8 +163,8 @@ class ContainerDevices:
         Flag(
             "--nvidia-driver-root",
             "Root of the host's driver installation.",
-            environment=("NVIDIA_DRIVER_ROOT",),
-            keys=("nvidiaDriverRoot",),
+            environment="NVIDIA_DRIVER_ROOT",
+            keys="nvidiaDriverRoot",
         ),
     ] = "/"
     dev_root: Annotated[
@@ -172,9 +172,9 @@ class ContainerDevices:
         Flag(
             "--dev-root",
             "Root of the driver's /dev on the host; without it, the driver root.",
-            also=("--nvidia-dev-root",),
-            environment=("NVIDIA_DEV_ROOT",),
-            keys=("nvidiaDevRoot",),
+            also="--nvidia-dev-root",
+            environment="NVIDIA_DEV_ROOT",
+            keys="nvidiaDevRoot",
         ),
     ] = "/"
 
@@ -189,7 +189,7 @@ class Registration:
             "--kubelet-socket",
             "The kubelet's socket; the plugin's own is beside it. Empty: devices are only "
             "registered with the node.",
-            environment=("KUBELET_SOCKET",),
+            environment="KUBELET_SOCKET",
         ),
     ] = "/var/lib/kubelet/device-plugins/kubelet.sock"
     socket_name: Annotated[
@@ -208,7 +208,7 @@ class Registration:
             "scheduler and the kubelet's device plugins), dra (claims of Dynamic Resource "
             "Allocation, which needs Kubernetes 1.36), or auto: as the node's label "
             "hami.io/allocation-mode says, without it device-plugin.",
-            environment=("ALLOCATION_MODE",),
+            environment="ALLOCATION_MODE",
         ),
     ] = "device-plugin"
     claim_allocator: Annotated[
@@ -219,7 +219,7 @@ class Registration:
             "Who allocates the claims in the allocation mode dra: kube-scheduler, or hami "
             "(HAMi's scheduler, with --dra=allocate). With hami the node also registers its "
             "devices with that scheduler, and a taint keeps kube-scheduler from giving them out.",
-            environment=("CLAIM_ALLOCATOR",),
+            environment="CLAIM_ALLOCATOR",
         ),
     ] = "kube-scheduler"
     register_format: Annotated[
@@ -247,7 +247,7 @@ class Registration:
         Flag(
             "--topology-score",
             "Register scores for pairs of devices by their links.",
-            environment=("ENABLE_TOPOLOGY_SCORE",),
+            environment="ENABLE_TOPOLOGY_SCORE",
         ),
     ] = False
     unregister_on_stop: Annotated[
@@ -264,7 +264,7 @@ class PluginConfig(SharedDevices, ContainerDevices, Registration):
     """Settings of one node. Names as in HAMi's device plugin v2.10."""
 
     node: Annotated[
-        str, Flag("--node-name", "The name of this node.", environment=("NodeName", "NODE_NAME"))
+        str, Flag("--node-name", "The name of this node.", environment="NodeName NODE_NAME")
     ]
 
     @property

@@ -38,7 +38,7 @@ class MonitorSettings(LogSettings):
     """The settings of the monitor. Times are in seconds."""
 
     node: Annotated[
-        str, Flag("--node-name", "The name of this node.", environment=("NODE_NAME", "NodeName"))
+        str, Flag("--node-name", "The name of this node.", environment="NODE_NAME NodeName")
     ] = ""
     device_config_file: Annotated[
         File,
@@ -46,8 +46,8 @@ class MonitorSettings(LogSettings):
             "--config-file",
             "The device configuration (YAML), the same as the scheduler's; without it, the "
             "chart's applies.",
-            also=("--device-config-file",),
-            environment=("CONFIG_FILE",),
+            also="--device-config-file",
+            environment="CONFIG_FILE",
         ),
     ] = ""
     hook_path: Annotated[
@@ -56,7 +56,7 @@ class MonitorSettings(LogSettings):
             "--hook-path",
             "The host's directory above vgpu, which holds the shared regions; vgpu itself, as in "
             "HAMi's monitor, will do.",
-            environment=("HOOK_PATH",),
+            environment="HOOK_PATH",
         ),
     ] = "/usr/local"
     mock_devices: Annotated[File, MOCK_DEVICES] = ""
@@ -94,7 +94,7 @@ class MonitorSettings(LogSettings):
     output: Annotated[
         str,
         choice("format", *OUTPUTS),
-        Flag("--output", "What --once prints: table or json.", also=("-o",)),
+        Flag("--output", "What --once prints: table or json.", also="-o"),
     ] = TABLE
     metrics_bind_address: Annotated[
         Address,

@@ -7,7 +7,7 @@ from hami.runtime.options import Flag
 MOCK_DEVICES = Flag(
     "--mock-devices",
     "Use the devices in this file (YAML) instead of the driver's.",
-    environment=("MOCK_DEVICES",),
+    environment="MOCK_DEVICES",
 )
 
 
@@ -17,7 +17,7 @@ def driver_root(program: str) -> Flag:
         "--driver-root-ctr-path",
         f"Path of the host's driver root in this container; / for a {program} that runs on the "
         "host.",
-        also=("--container-driver-root",),
-        environment=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
-        keys=("containerDriverRoot",),
+        also="--container-driver-root",
+        environment="DRIVER_ROOT_CTR_PATH CONTAINER_DRIVER_ROOT",
+        keys="containerDriverRoot",
     )

@@ -71,8 +71,8 @@ class PluginSettings(PluginConfig, LogSettings):
             "--config-file",
             "The device configuration (YAML), the same as the scheduler's; without it, the "
             "chart's applies. Its section flags, which NVIDIA's plugin defines, is read, too.",
-            also=("--device-config-file",),
-            environment=("CONFIG_FILE",),
+            also="--device-config-file",
+            environment="CONFIG_FILE",
         ),
     ] = ""
     node_config_file: Annotated[
@@ -81,7 +81,7 @@ class PluginSettings(PluginConfig, LogSettings):
             "--node-config-file",
             "Settings of single nodes (JSON): the entries with this node's name override "
             f"everything else. Without the flag, {NODE_CONFIG_FILE} if it exists.",
-            environment=("NODE_CONFIG_FILE",),
+            environment="NODE_CONFIG_FILE",
         ),
     ] = ""
     mock_devices: Annotated[File, MOCK_DEVICES] = ""
@@ -92,8 +92,8 @@ class PluginSettings(PluginConfig, LogSettings):
         Flag(
             "--device-discovery-strategy",
             "auto or nvml; nvml does not detect WSL, which has one device node for all devices.",
-            environment=("DEVICE_DISCOVERY_STRATEGY",),
-            keys=("deviceDiscoveryStrategy",),
+            environment="DEVICE_DISCOVERY_STRATEGY",
+            keys="deviceDiscoveryStrategy",
         ),
     ] = "auto"
     fail_on_init_error: Annotated[
@@ -102,8 +102,8 @@ class PluginSettings(PluginConfig, LogSettings):
             "--fail-on-init-error",
             "Without a driver, fail at startup and retry; otherwise the node has no devices "
             "until there is one.",
-            environment=("FAIL_ON_INIT_ERROR",),
-            keys=("failOnInitError",),
+            environment="FAIL_ON_INIT_ERROR",
+            keys="failOnInitError",
         ),
     ] = True
     mig_strategy: Annotated[
@@ -113,8 +113,8 @@ class PluginSettings(PluginConfig, LogSettings):
             "--mig-strategy",
             "none, single or mixed: offer existing MIG instances to all pods, under the "
             "resource's name or as nvidia.com/mig-<profile>.",
-            environment=("MIG_STRATEGY",),
-            keys=("migStrategy",),
+            environment="MIG_STRATEGY",
+            keys="migStrategy",
         ),
     ] = "none"
     allocate: Annotated[
@@ -126,7 +126,7 @@ class PluginSettings(PluginConfig, LogSettings):
             "when it starts, without a node lock), admission (when the kubelet admits the pod), "
             "or auto: start if runtime and kubelet have CDI switched on and --cdi-root is "
             "writable.",
-            environment=("ALLOCATE_MODE",),
+            environment="ALLOCATE_MODE",
         ),
     ] = AUTO
     cdi_root: Annotated[
@@ -136,7 +136,7 @@ class PluginSettings(PluginConfig, LogSettings):
             "The host's directory for CDI specifications of containers and, with a cdi strategy, "
             "of devices; empty if another program writes the latter: then containers get their "
             "devices at admission.",
-            environment=("CDI_ROOT",),
+            environment="CDI_ROOT",
         ),
     ] = CDI_ROOT
     cdi_hook: Annotated[
@@ -144,9 +144,9 @@ class PluginSettings(PluginConfig, LogSettings):
         Flag(
             "--nvidia-cdi-hook-path",
             "The host's nvidia-ctk or nvidia-cdi-hook, which the specifications name as hook.",
-            also=("--nvidia-ctk-path",),
-            environment=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
-            keys=("nvidiaCTKPath", "nvidiaCDIHookPath"),
+            also="--nvidia-ctk-path",
+            environment="NVIDIA_CDI_HOOK_PATH NVIDIA_CTK_PATH",
+            keys="nvidiaCTKPath nvidiaCDIHookPath",
         ),
     ] = "/usr/bin/nvidia-ctk"
     imex_required: Annotated[
@@ -154,8 +154,8 @@ class PluginSettings(PluginConfig, LogSettings):
         Flag(
             "--imex-required",
             "Fail at startup if the host lacks those channels.",
-            environment=("IMEX_REQUIRED",),
-            keys=("required",),
+            environment="IMEX_REQUIRED",
+            keys="required",
         ),
     ] = False
     library_source: Annotated[
@@ -165,7 +165,7 @@ class PluginSettings(PluginConfig, LogSettings):
             "Directory with the limiter's files, which are copied to the host at startup, once "
             "they have the checksums in its file SHA256SUMS; running containers keep theirs. "
             "Without it, they must be there already.",
-            environment=("LIBRARY_SOURCE",),
+            environment="LIBRARY_SOURCE",
         ),
     ] = ""
     health_bind_address: Annotated[
@@ -199,7 +199,7 @@ class NvidiaFlags:
         Flag(
             "--device-split-count",
             "Containers that may share a device.",
-            environment=("DEVICE_SPLIT_COUNT",),
+            environment="DEVICE_SPLIT_COUNT",
         ),
     ] = _CHART.device_split_count
     device_memory_scaling: Annotated[
@@ -210,7 +210,7 @@ class NvidiaFlags:
             "Ratio of the memory that can be allocated to a device's memory; above 1, pods may "
             "together be given more than it has: nothing moves to host memory, and a program "
             "gets the driver's out-of-memory error when the device is full.",
-            environment=("DEVICE_MEMORY_SCALING",),
+            environment="DEVICE_MEMORY_SCALING",
         ),
     ] = _CHART.device_memory_scaling
     device_core_scaling: Annotated[
@@ -219,7 +219,7 @@ class NvidiaFlags:
         Flag(
             "--device-cores-scaling",
             "Ratio of the cores that can be allocated to a device's cores.",
-            environment=("DEVICE_CORES_SCALING",),
+            environment="DEVICE_CORES_SCALING",
         ),
     ] = _CHART.device_core_scaling
     disable_core_limit: Annotated[
@@ -227,7 +227,7 @@ class NvidiaFlags:
         Flag(
             "--disable-core-limit",
             "Do not limit the cores that containers use.",
-            environment=("DISABLE_CORE_LIMIT",),
+            environment="DISABLE_CORE_LIMIT",
         ),
     ] = _CHART.disable_core_limit
 
@@ -330,7 +330,7 @@ def _from_flags(path: str, devices: DeviceConfig) -> dict[str, object]:
     values: dict[str, object] = {}
     for place, section in (("flags", flags), ("flags", plugin), ("imex", imex)):
         for flag in FLAGS.values():
-            for key in flag.keys:
+            for key in flag.keys.split():
                 if section.get(key) is not None:
                     text = _as_argument(section[key])
                     place_of_key = f"{path}: {place}.{key}"

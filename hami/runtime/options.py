@@ -177,13 +177,13 @@ class Flag:
     type: Value = STRING
     """How its text is read. For the flag of a field, the annotation says it."""
 
-    also: tuple[str, ...] = ()
-    """Other names."""
+    also: str = ""
+    """Other names, like variables and keys separated by blanks."""
 
-    environment: tuple[str, ...] = ()
+    environment: str = ""
     """Variables that set the field, too; the first one that is not empty counts."""
 
-    keys: tuple[str, ...] = ()
+    keys: str = ""
     """Keys that set the field in the sections ``flags``, ``flags.plugin`` and ``imex`` of the device configuration,
     which NVIDIA's own plugin defines."""
 

@@ -61,7 +61,7 @@ class LogSettings:
         Flag(
             "--v",
             "Verbosity: 0 logs outcomes and warnings, 4 or more also debug messages.",
-            also=("-v",),
+            also="-v",
         ),
     ] = 0
     log_format: Annotated[
@@ -192,7 +192,7 @@ def environment_values(flags: Iterable[Flag], environ: Mapping[str, str]) -> dic
     """
     values: dict[str, object] = {}
     for flag in flags:
-        for name in flag.environment:
+        for name in flag.environment.split():
             if text := environ.get(name):
                 place = f"environment variable {name}"
                 values[flag.field] = parse_named(text, flag.type.parse, place)

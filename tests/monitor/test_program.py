@@ -301,7 +301,7 @@ def monitor(*args, **environ):
         ran.append(settings)
         return 0
 
-    silent = {name: None for flag in all_flags(MONITOR_FLAGS) for name in flag.environment}
+    silent = {name: None for flag in all_flags(MONITOR_FLAGS) for name in flag.environment.split()}
     result = CliRunner().invoke(main, ["monitor", *args], env=silent | environ, obj=run)
     return result, ran[0] if ran else None
 
