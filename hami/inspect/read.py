@@ -15,12 +15,6 @@ from hami.codec.device_requests import claim_titles, classes_by_resource, parse_
 from hami.codec.documents import decode
 from hami.codec.keys import (
     ALLOCATION_MODE,
-    CORDON,
-    CORES_LIMIT,
-    LOCK_FREE,
-    NODE_LOCK,
-    NODE_RESIZES,
-    RESIZE,
     is_scheduler_owned,
 )
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
@@ -32,7 +26,6 @@ from hami.inspect.cluster import (
     SchedulingEvent,
     UnreadableObject,
     catalog_of,
-    selection_keys,
 )
 from hami.inspect.installation import (
     DEVICE_PLUGINS,
@@ -46,12 +39,12 @@ from hami.inspect.installation import (
     parse_warning_policy,
 )
 from hami.inspect.manifests import TEMPLATE_KINDS, PriorityClass
+from hami.inspect.snapshot import RESIZE_KEYS, node_annotations, pod_annotations
 from hami.kube.gangs import read_pod_group
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
 from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
 from hami.state.view import Policies
-from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
 
@@ -64,8 +57,6 @@ CONFIG_KEY = "device-config.yaml"
 FAILED = "FailedScheduling"
 MAX_EVENTS = 3  # that are shown of a pod
 MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
-_NODE_KEYS = frozenset({NODE_LOCK, LOCK_FREE, CORDON, PAIR_SCORES, ALLOCATION_MODE, NODE_RESIZES})
-_POD_KEYS = frozenset({RESIZE, CORES_LIMIT})
 _LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 _GROUPS = {
     "CronJob": "/apis/batch/v1",
@@ -129,50 +120,23 @@ class RecordFilter:
 
     def __init__(self, vendors: Catalog) -> None:
         self._vendors = vendors
-        annotations = [vendor.annotations for vendor in vendors]
-        self._node_keys = _NODE_KEYS | {
-            key
-            for keys in annotations
-            for key in (keys.register, keys.handshake, keys.lock, *keys.node_keys)
-        }
-        self._pod_keys = (
-            selection_keys(vendors)
-            | _POD_KEYS
-            | {
-                key
-                for keys in annotations
-                for key in (keys.to_allocate, keys.allocated, *keys.extra_keys)
-            }
-        )
+        self._node_keys = node_annotations(vendors)
+        self._pod_keys = pod_annotations(vendors).keys() | RESIZE_KEYS
 
     def node(self, node: Node) -> Node:
         """Returns *node* without foreign annotations."""
-        return replace(
-            node,
-            annotations={
-                key: text for key, text in node.annotations.items() if key in self._node_keys
-            },
-        )
+        keys = node.annotations.keys() & self._node_keys
+        return replace(node, annotations={key: node.annotations[key] for key in sorted(keys)})
 
     def pod(self, pod: Pod, holders: Collection[str] = ()) -> Pod | None:
         """Returns *pod* without foreign annotations; ``None`` if it neither requests nor carries devices, nor is one of
         *holders* (uids)."""
-        owned = [key for key in pod.annotations if is_scheduler_owned(key)]
-        if (
-            not owned
-            and pod.ref.uid not in holders
-            and not pod.claim
-            and not requests_devices(self._vendors, pod.containers)
-        ):
-            return None
-        return replace(
-            pod,
-            annotations={
-                key: text
-                for key, text in pod.annotations.items()
-                if key in self._pod_keys or key in owned
-            },
-        )
+        owned = set(filter(is_scheduler_owned, pod.annotations))
+        if not owned and not pod.claim and pod.ref.uid not in holders:
+            if not requests_devices(self._vendors, pod.containers):
+                return None
+        keys = (pod.annotations.keys() & self._pod_keys) | owned
+        return replace(pod, annotations={key: pod.annotations[key] for key in sorted(keys)})
 
 
 @dataclass(slots=True)

@@ -237,10 +237,12 @@ QUOTA_FIELDS: Fields = {
     "scopes": {"scope": Kind.KEPT, "operator": Kind.KEPT, "values": Name("priority-class")},
 }
 _POLICIES: Fields = {"node": Kind.TEXT, "device": Kind.TEXT}
+RESIZE_KEYS = (RESIZE, RESIZE_STATUS, RESIZE_APPLIED)
 _POD_LABELS: Fields = {ASSIGNED_NODE: Reference("node"), PREEMPTIBLE: Kind.TEXT}
 
 
-def _node_annotations(vendors: Catalog) -> Fields:
+def node_annotations(vendors: Catalog) -> Fields:
+    """Returns the annotations of nodes that a record has."""
     keys = {LOCK_FREE, CORDON, PAIR_SCORES, ALLOCATION_MODE, NODE_RESIZES}
     locks = {NODE_LOCK}
     for vendor in vendors:
@@ -250,8 +252,8 @@ def _node_annotations(vendors: Catalog) -> Fields:
     return dict.fromkeys(keys, Kind.TEXT) | dict.fromkeys(locks, Kind.LOCK)
 
 
-def _pod_annotations(vendors: Catalog) -> Fields:
-    """All but those of a resize, which name containers."""
+def pod_annotations(vendors: Catalog) -> Fields:
+    """Returns the annotations of pods that a record has, but those of a resize, which name containers."""
     keys = {ASSIGNED_TIME, BIND_PHASE, BIND_TIME, MIG_ALLOCATIONS, RESIZED, RESIZE_TARGET}
     keys |= {CORES_LIMIT, *selection_keys(vendors)}
     for vendor in vendors:
@@ -282,8 +284,8 @@ class _Anonymizer:
         cluster = InspectedCluster(record)
         self._names = _other_names(record)
         self._text = _Texts(cluster, self._names["node"]).anonymous
-        self._node_annotations = _node_annotations(cluster.vendors)
-        self._pod_annotations = _pod_annotations(cluster.vendors)
+        self._node_annotations = node_annotations(cluster.vendors)
+        self._pod_annotations = pod_annotations(cluster.vendors)
         self._node_labels: dict[str, Kind] = {}
         for vendor in cluster.vendors:
             self._node_labels |= dict.fromkeys(vendor.annotations.node_keys, Kind.INSTANCE_TYPE)
@@ -355,7 +357,7 @@ class _Anonymizer:
 
     def _resize_annotations(self, pod: Pod) -> dict[str, str]:
         annotations: dict[str, str] = {}
-        for key in (RESIZE, RESIZE_STATUS, RESIZE_APPLIED):
+        for key in RESIZE_KEYS:
             text = pod.annotations.get(key)
             if text is None:
                 continue
