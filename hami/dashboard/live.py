@@ -82,29 +82,19 @@ class LiveCluster:
     ) -> InspectedCluster:
         """Returns the cluster with the nodes *names*, the pods of *scope* that hold devices there, and *pods*."""
         view, claimed = self.view(), self._claimed
-        holders = (
-            booking
-            for name in names
-            for of in (view, claimed.view)
-            for booking in of.bookings_on(name)
-            if booking.namespace in scope
-        )
-        return self._cluster(view, claimed, names, holders, pods)
+        bookings: list[Booking] = []
+        for name in names:
+            for each in (view, claimed.view):
+                bookings += each.bookings_on(name)
+        shown = [booking for booking in bookings if booking.namespace in scope]
+        return self._cluster(view, claimed, names, shown, pods)
 
     def namespace(self, name: str) -> InspectedCluster:
         """Returns the pods of one namespace that hold devices, without nodes."""
         view, claimed = self.view(), self._claimed
-        return self._cluster(
-            view,
-            claimed,
-            (),
-            (
-                booking
-                for of in (view, claimed.view)
-                for booking in of.bookings.values()
-                if booking.namespace == name
-            ),
-        )
+        bookings = [*view.bookings.values(), *claimed.view.bookings.values()]
+        shown = [booking for booking in bookings if booking.namespace == name]
+        return self._cluster(view, claimed, (), shown)
 
     @staticmethod
     def pod_rows(cluster: InspectedCluster, pods: Sequence[Pod]) -> list[PodRow]:
@@ -112,7 +102,8 @@ class LiveCluster:
         annotations of bound pods."""
         rows = []
         for pod, row in zip(pods, pod_rows(cluster, pods)):
-            if (record := cluster.view.facts.pods.get(pod.ref.uid)) is not None:
+            record = cluster.view.facts.pods.get(pod.ref.uid)
+            if record is not None:
                 memory, cores = record.excess
                 row = msgspec.structs.replace(
                     row,
@@ -128,35 +119,21 @@ class LiveCluster:
         view: View,
         claimed: Claimed,
         names: Sequence[str],
-        holders: Iterable[Booking],
+        bookings: Iterable[Booking],
         pods: Iterable[Pod] = (),
     ) -> InspectedCluster:
         by_uid = {pod.ref.uid: pod for pod in pods}
-        for booking in holders:
-            if (claim := claimed.claims.get(booking.uid)) is not None:
-                by_uid |= {
-                    ref.uid: Pod(ref=ref, node_name=booking.node)
-                    for ref in claim.pods
-                    if ref.uid not in by_uid
-                }
-            elif booking.uid not in by_uid and (ref := view.ref(booking.uid)) is not None:
-                record = view.facts.pods.get(booking.uid)
-                by_uid[ref.uid] = (
-                    Pod(ref=ref, node_name=record.node, phase=record.phase, group=record.group)
-                    if record and record.node
-                    else Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node})
-                )
-        nodes = tuple(node for name in names if (node := self.store.nodes.get(name)) is not None)
-        return InspectedCluster(
-            ClusterRecord(
-                taken=self.now(),
-                nodes=nodes,
-                pods=tuple(by_uid.values()),
-                policies=view.facts.policies,
-            ),
-            view,
-            claimed,
+        for booking in bookings:
+            for pod in _holders(view, claimed, booking):
+                by_uid.setdefault(pod.ref.uid, pod)
+        nodes = [self.store.nodes.get(name) for name in names]
+        record = ClusterRecord(
+            taken=self.now(),
+            nodes=tuple(node for node in nodes if node is not None),
+            pods=tuple(by_uid.values()),
+            policies=view.facts.policies,
         )
+        return InspectedCluster(record, view, claimed)
 
     def node_rows(self) -> dict[str, NodeRow]:
         """Returns the row of each node with devices, or an inventory that cannot be read.
@@ -166,31 +143,28 @@ class LiveCluster:
         with self._lock:
             view = self.view()
             if view is not self._shown:
-                cordoned, unreadable = (
-                    self.store.nodes.cordoned(),
-                    {node for node, _ in view.facts.problems},
-                )
-                claimed = self._claimed.view.nodes
-                sources: dict[str, _Source] = {
-                    name: (
-                        view.nodes.get(name),
-                        claimed.get(name),
-                        name in cordoned,
-                        name in unreadable,
-                    )
-                    for name in {*unreadable, *claimed, *view.nodes}
-                }
+                sources = self._sources_of(view)
                 for name in self._sources.keys() - sources.keys():
                     self._rows.pop(name, None)
-                stale = [
-                    name
-                    for name, source in sources.items()
-                    if not _is_same(source, self._sources.get(name))
-                ]
+                stale: list[str] = []
+                for name, source in sources.items():
+                    if not _is_same(source, self._sources.get(name)):
+                        stale.append(name)
                 cluster = self.cluster(sorted(stale), EVERYTHING)
                 self._rows |= {row.name: row for row in node_rows(cluster, cluster.nodes.values())}
                 self._shown, self._sources = view, sources
             return self._rows.copy()
+
+    def _sources_of(self, view: View) -> dict[str, _Source]:
+        """Returns what the row of each node is made of."""
+        cordoned = self.store.nodes.cordoned()
+        unreadable = {node for node, _ in view.facts.problems}
+        claimed = self._claimed.view.nodes
+        sources: dict[str, _Source] = {}
+        for name in {*unreadable, *claimed, *view.nodes}:
+            usages = view.nodes.get(name), claimed.get(name)
+            sources[name] = (*usages, name in cordoned, name in unreadable)
+        return sources
 
     def devices(
         self, names: Sequence[str], scope: Scope, uses: Callable[[str], Uses | None]
@@ -198,23 +172,33 @@ class LiveCluster:
         """Returns the devices of the nodes *names*, by node. *uses*: returns what is in use of a node, if it is
         known."""
         cluster = self.cluster(names, scope)
-        return {
-            node.name: tuple(
-                _device_parts(cluster, row, uses(node.name) or {})
-                for row in device_rows(cluster, [node])
-            )
-            for node in cluster.nodes.values()
-        }
+        devices: dict[str, tuple[DeviceParts, ...]] = {}
+        for node in cluster.nodes.values():
+            used = uses(node.name) or {}
+            rows = device_rows(cluster, [node])
+            devices[node.name] = tuple(_device_parts(cluster, row, used) for row in rows)
+        return devices
+
+
+def _holders(view: View, claimed: Claimed, booking: Booking) -> list[Pod]:
+    """Returns the pods that hold *booking*, as far as a page shows them: the store keeps no more of bound pods."""
+    claim = claimed.claims.get(booking.uid)
+    if claim is not None:
+        return [Pod(ref=ref, node_name=booking.node) for ref in claim.pods]
+    ref = view.ref(booking.uid)
+    if ref is None:
+        return []
+    record = view.facts.pods.get(booking.uid)
+    if record is None or not record.node:
+        return [Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node})]
+    return [Pod(ref=ref, node_name=record.node, phase=record.phase, group=record.group)]
 
 
 def _is_same(source: _Source, earlier: _Source | None) -> bool:
     """Reports whether nothing has changed. Equal usage can be that of other pods."""
-    return (
-        earlier is not None
-        and source[0] is earlier[0]
-        and source[1] is earlier[1]
-        and source[2:] == earlier[2:]
-    )
+    if earlier is None or source[2:] != earlier[2:]:
+        return False
+    return source[0] is earlier[0] and source[1] is earlier[1]
 
 
 def _device_parts(cluster: InspectedCluster, row: DeviceRow, uses: Uses) -> DeviceParts:

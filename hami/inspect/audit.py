@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -19,14 +19,17 @@ from hami.codec.states import parse_lock
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
+from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.inspect.resize_report import REQUESTED, resize_report
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
 from hami.model import Pod, PodRef
+from hami.scheduling.usage import Charge
 from hami.state.binding import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.mig import with_places
 from hami.vendors.request import most_shares
+from hami.vendors.spec import Vendor
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
 SHOWN = 200  # characters of a request
@@ -110,7 +113,8 @@ def _missing_devices(cluster: InspectedCluster) -> Iterator[Finding]:
     without_plugin: Counter[tuple[str, str]] = Counter()
     unreadable = cluster.view.facts.problems  # which are findings of their own
     for booking in cluster.view.bookings.values():
-        if (pod := cluster.pods.get(booking.uid)) is None:
+        pod = cluster.pods.get(booking.uid)
+        if pod is None:
             continue
         if booking.node not in cluster.nodes:
             yield Finding(
@@ -123,18 +127,10 @@ def _missing_devices(cluster: InspectedCluster) -> Iterator[Finding]:
         offered = cluster.view.usages(booking.node)
         for vendor, charges in booking.charges:
             uuids = {usage.device.uuid for usage in offered.get(vendor, ())}
-            if charges and not uuids:
-                if (booking.node, vendor) not in unreadable:
-                    without_plugin[booking.node, vendor] += 1
-                continue
-            for charge in charges:
-                if charge.uuid not in uuids:
-                    yield Finding(
-                        "CardGone",
-                        f"pod {pod.ref}",
-                        f"it holds {charge.uuid}, which node {booking.node} does not offer",
-                        "check the device and the device plugin of the node, then recreate the pod",
-                    )
+            if uuids:
+                yield from _gone_cards(pod, booking.node, uuids, charges)
+            elif charges and (booking.node, vendor) not in unreadable:
+                without_plugin[booking.node, vendor] += 1
     for (node, vendor), count in without_plugin.items():
         yield Finding(
             "DevicePluginGone",
@@ -144,105 +140,122 @@ def _missing_devices(cluster: InspectedCluster) -> Iterator[Finding]:
         )
 
 
-def _allocation_modes(cluster: InspectedCluster) -> Iterator[Finding]:
-    """Yields devices that two allocators give out, and claims on devices that are gone."""
-    for name, usages in cluster.claimed.view.nodes.items():
-        registered = {
-            usage.device.uuid for own in cluster.view.usages(name).values() for usage in own
-        }
-        for usage in (
-            usage for own in usages.values() for usage in own if usage.device.uuid in registered
-        ):
+def _gone_cards(
+    pod: Pod, node: str, offered: Collection[str], charges: Iterable[Charge]
+) -> Iterator[Finding]:
+    for charge in charges:
+        if charge.uuid not in offered:
             yield Finding(
-                "TwoAllocationModes",
-                f"card {usage.device.index} ({usage.device.uuid}) of node {name}",
-                "HAMi's scheduler gives it out by an annotation, and kube-scheduler by a ResourceSlice",
-                f"check the label {ALLOCATION_MODE} and the device plugins of the node: only one may run there",
+                "CardGone",
+                f"pod {pod.ref}",
+                f"it holds {charge.uuid}, which node {node} does not offer",
+                "check the device and the device plugin of the node, then recreate the pod",
             )
-    known = cluster.claimed.devices.keys() | {
-        (pool_name(name), claimable)
-        for name, usage in cluster.usages()
-        if usage.device.by_claims
-        for claimable in (
-            device_name(usage.device.uuid),
-            *mig_devices(usage.device.uuid, usage.device.mig_profiles),
-        )
-    }
+
+
+def _two_allocation_modes(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields devices that two allocators give out."""
+    for name, usages in cluster.claimed.view.nodes.items():
+        registered: set[str] = set()
+        for of_vendor in cluster.view.usages(name).values():
+            registered.update(usage.device.uuid for usage in of_vendor)
+        for of_vendor in usages.values():
+            for usage in of_vendor:
+                if usage.device.uuid not in registered:
+                    continue
+                yield Finding(
+                    "TwoAllocationModes",
+                    f"card {usage.device.index} ({usage.device.uuid}) of node {name}",
+                    "HAMi's scheduler gives it out by an annotation, and kube-scheduler by a ResourceSlice",
+                    f"check the label {ALLOCATION_MODE} and the device plugins of the node: only one may run there",
+                )
+
+
+def _missing_claimed_devices(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields claims on devices that are gone."""
+    known = set(cluster.claimed.devices)
+    for name, usage in cluster.usages():
+        device = usage.device
+        if device.by_claims:
+            known.add((pool_name(name), device_name(device.uuid)))
+            instances = mig_devices(device.uuid, device.mig_profiles)
+            known.update((pool_name(name), instance) for instance in instances)
     for claim in cluster.record.claims:
-        gone = sorted(
-            {
-                device.device
-                for request in claim.requests
-                for device in request.devices
-                if (device.pool, device.device) not in known
-            }
-        )
+        gone: set[str] = set()
+        for request in claim.requests:
+            for claimed in request.devices:
+                if (claimed.pool, claimed.device) not in known:
+                    gone.add(claimed.device)
         if gone:
             yield Finding(
                 "CardGone",
                 f"claim {claim.namespace}/{claim.name}",
-                f"it holds {', '.join(gone)}, which no ResourceSlice offers",
+                f"it holds {', '.join(sorted(gone))}, which no ResourceSlice offers",
                 "check the device and the device plugin of its node, then recreate the pod",
             )
 
 
-def _own_claims(cluster: InspectedCluster) -> Iterator[Finding]:
-    """Yields claims of HAMi's scheduler that say something else than their pods, where claims could be read, and nodes
-    for which nobody makes them."""
+def _hami_claims(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields claims of HAMi's scheduler that say something else than their pods, where claims could be read."""
     allocated = {(claim.namespace, claim.name): claim for claim in cluster.record.claims}
     for pod in cluster.pods.values():
-        claim = allocated.get((pod.ref.namespace, pod.claim))
         if not pod.claim or pod.is_terminated:
             continue
-        if not pod.node_name:
-            if claim is not None and _age(cluster, parse_time(pod.created)) > LOCK_TIMEOUT_S:
+        claim = allocated.get((pod.ref.namespace, pod.claim))
+        if pod.node_name:
+            problem = _claim_problem(cluster, pod, claim)
+            if problem:
                 yield Finding(
-                    "ClaimWithoutBinding",
-                    f"claim {claim.namespace}/{claim.name}",
-                    f"it is allocated, but its pod {pod.ref.name} is not bound",
-                    "nothing: it reserves no devices, and goes with the pod",
+                    "ClaimDiffers",
+                    f"pod {pod.ref}",
+                    f"its claim {pod.claim} {problem}",
+                    "see who may write the status of claims: HAMi's scheduler counts, and the node gives, what "
+                    "the annotations say",
                 )
-        elif (
-            cluster.record.slices
-            and _age(cluster, bound_at(pod)) > CLAIM_LATE_S
-            and (problem := _claim_problem(pod, claim))
-        ):
+        elif claim is not None and _age(cluster, parse_time(pod.created)) > LOCK_TIMEOUT_S:
             yield Finding(
-                "ClaimDiffers",
-                f"pod {pod.ref}",
-                f"its claim {pod.claim} {problem}",
-                "see who may write the status of claims: HAMi's scheduler counts, and the node gives, what "
-                "the annotations say",
+                "ClaimWithoutBinding",
+                f"claim {claim.namespace}/{claim.name}",
+                f"it is allocated, but its pod {pod.ref.name} is not bound",
+                "nothing: it reserves no devices, and goes with the pod",
             )
+
+
+def _nobody_allocates(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields the scheduler that makes no claims, if nodes wait for some."""
     managed = sorted({name for name, usage in cluster.usages() if usage.device.by_claims})
     schedulers = [
         scheduler for scheduler in cluster.record.installation.schedulers if not scheduler.is_hamis
     ]
-    if managed and schedulers and not any(scheduler.allocates for scheduler in schedulers):
-        yield Finding(
-            "NobodyAllocates",
-            f"deployment {schedulers[0].name}",
-            f"it makes no claims, for which {counted(len(managed), 'node')} such as {managed[0]} wait",
-            "set --dra=allocate, or --claim-allocator=kube-scheduler of the device plugins",
-        )
+    if not managed or not schedulers:
+        return
+    if any(scheduler.allocates for scheduler in schedulers):
+        return
+    yield Finding(
+        "NobodyAllocates",
+        f"deployment {schedulers[0].name}",
+        f"it makes no claims, for which {counted(len(managed), 'node')} such as {managed[0]} wait",
+        "set --dra=allocate, or --claim-allocator=kube-scheduler of the device plugins",
+    )
 
 
-def _claim_problem(pod: Pod, claim: AllocatedClaim | None) -> str:
-    """Returns in what the claim of a bound pod differs from its annotations; empty if it does not."""
+def _claim_problem(cluster: InspectedCluster, pod: Pod, claim: AllocatedClaim | None) -> str:
+    """Returns in what the claim of a bound pod differs from its annotations; empty if it does not, or may be late."""
+    if not cluster.record.slices or _age(cluster, bound_at(pod)) <= CLAIM_LATE_S:
+        return ""
     if claim is None:
         return "has no devices"
     if pod.ref not in claim.pods:
         return "is not reserved for it"
     try:
-        booked = with_places(
-            pod.annotations, parse_shares(GPU_ALLOCATED, pod.annotations.get(GPU_ALLOCATED, ""))
-        )
+        shares = parse_shares(GPU_ALLOCATED, pod.annotations.get(GPU_ALLOCATED, ""))
+        booked = with_places(pod.annotations, shares)
     except MalformedInput:
         return ""  # a finding of its own
     differing = differing_containers(claim, pod, booked)
-    return (
-        f"and its annotations say different things of container {differing[0]}" if differing else ""
-    )
+    if not differing:
+        return ""
+    return f"and its annotations say different things of container {differing[0]}"
 
 
 def _locks(cluster: InspectedCluster) -> Iterator[Finding]:
@@ -292,19 +305,16 @@ def _allocations(cluster: InspectedCluster) -> Iterator[Finding]:
             continue
         limits = most_shares(cluster.vendors, pod.containers)
         booking = cluster.view.bookings.get(pod.ref.uid)
-        if limits and not record.problems and (booking is None or not booking.charges):
+        has_none = booking is None or not booking.charges
+        if limits and not record.problems and has_none:
             yield Finding(
                 "NoAllocation",
                 f"pod {pod.ref}",
                 f"it requests devices and is bound to {pod.node_name}, but has none",
                 "recreate the pod without nodeName, so that HAMi's scheduler places it",
             )
-        if extra := sorted(
-            vendor.key
-            for vendor in cluster.vendors.allocated_in(pod.annotations)
-            if vendor.key not in limits
-            and pod.annotations[vendor.annotations.allocated].strip(";:")
-        ):
+        extra = _unrequested(cluster, pod, limits)
+        if extra:
             yield Finding(
                 "ForeignAllocation",
                 f"pod {pod.ref}",
@@ -321,33 +331,32 @@ def _allocations(cluster: InspectedCluster) -> Iterator[Finding]:
             )
 
 
+def _unrequested(cluster: InspectedCluster, pod: Pod, requested: Container[str]) -> list[str]:
+    """Returns the vendors of which *pod* carries devices beside those that are *requested*, sorted."""
+    vendors: list[str] = []
+    for vendor in cluster.vendors.allocated_in(pod.annotations):
+        text = pod.annotations[vendor.annotations.allocated]
+        if vendor.key not in requested and text.strip(";:"):
+            vendors.append(vendor.key)
+    return sorted(vendors)
+
+
 def _resizes(cluster: InspectedCluster) -> Iterator[Finding]:
     """Yields resizes that the scheduler or the node of the pod has not carried out."""
     for pod in cluster.pods.values():
         if not pod.node_name or pod.is_terminated or pod.deleting:
             continue
-        subject, report = f"pod {pod.ref}", resize_report(pod.annotations)
+        report = resize_report(pod.annotations)
         if report is not None and report.state == REQUESTED:
             yield Finding(
                 "ResizeUnanswered",
-                subject,
+                f"pod {pod.ref}",
                 f"no scheduler has answered its request {report.request[:SHOWN]}",
                 "check that HAMi's scheduler has a leader, and that no older version leads",
             )
-        applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
-        wanted = wanted_text(pod.annotations)
-        if (
-            wanted is None
-            or (applied is None and RESIZED not in pod.annotations)
-            or (applied is not None and shares_in(applied.sizes) == shares_in(wanted))
-        ):
+        problem = _resize_problem(pod)
+        if not problem:
             continue
-        sizes = (
-            f"; its node enforces {applied.sizes}"
-            if applied is not None
-            else "; its node has not answered"
-        )
-        problem = f" and says: {applied.problem}" if applied is not None and applied.problem else ""
         if report is not None and (report.excess_mib or report.excess_cores):
             remedy = (
                 "nothing, if it still uses more: hami top pods shows what stays booked; otherwise check the "
@@ -355,7 +364,25 @@ def _resizes(cluster: InspectedCluster) -> Iterator[Finding]:
             )
         else:
             remedy = f"check the device plugin of node {pod.node_name}, and who may write {RESIZE_APPLIED}"
-        yield Finding("ResizeHangs", subject, f"it is to have {wanted}{sizes}{problem}", remedy)
+        yield Finding("ResizeHangs", f"pod {pod.ref}", problem, remedy)
+
+
+def _resize_problem(pod: Pod) -> str:
+    """Returns what the node of *pod* has not enforced yet; empty if it has."""
+    target = wanted_text(pod.annotations)
+    if target is None:
+        return ""
+    applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
+    if applied is None:
+        if RESIZED not in pod.annotations:
+            return ""
+        return f"it is to have {target}; its node has not answered"
+    if shares_in(applied.sizes) == shares_in(target):
+        return ""
+    problem = f"it is to have {target}; its node enforces {applied.sizes}"
+    if applied.problem:
+        problem += f" and says: {applied.problem}"
+    return problem
 
 
 def settle(
@@ -375,28 +402,11 @@ def _upgrade(cluster: InspectedCluster) -> Iterator[Finding]:
     state = cluster.record.installation
     policies = f"{', '.join(state.warning_policies)} only warn" if state.warning_policies else ""
     hamis = ", ".join(scheduler.name for scheduler in state.schedulers if scheduler.is_hamis)
-    unfinished = [
-        scheduler
-        for scheduler in state.schedulers
-        if not scheduler.is_hamis and (scheduler.counts_others or hamis)
-    ]
-    for scheduler in unfinished:
-        left = [
-            text
-            for text, is_left in (
-                (
-                    "it counts what other schedulers write on pods (--foreign-reservations)",
-                    scheduler.counts_others,
-                ),
-                (f"HAMi's scheduler {hamis} is installed beside it", hamis),
-                (
-                    f"{state.outdated_plugins} of {counted(state.plugins, 'device plugin')} are not replaced yet",
-                    state.outdated_plugins,
-                ),
-                (f"the policies {policies}", policies),
-            )
-            if is_left
-        ]
+    is_finished = True
+    for scheduler in state.schedulers:
+        if scheduler.is_hamis or not (scheduler.counts_others or hamis):
+            continue
+        is_finished = False
         if hamis:
             remedy = "helm uninstall the release of HAMi's chart, then take the flag from this one"
         elif state.outdated_plugins:
@@ -406,8 +416,9 @@ def _upgrade(cluster: InspectedCluster) -> Iterator[Finding]:
                 "run helm upgrade again, without takeOver=always; or take the flag from the overlay. Keep it "
                 "only for a scheduler of another vendor that writes on pods before it binds them"
             )
-        yield Finding("UpgradeUnfinished", f"deployment {scheduler.name}", "; ".join(left), remedy)
-    if policies and not unfinished:
+        problem = "; ".join(_unfinished(state, scheduler, hamis, policies))
+        yield Finding("UpgradeUnfinished", f"deployment {scheduler.name}", problem, remedy)
+    if policies and is_finished:
         yield Finding(
             "PoliciesWarn",
             "policies of HAMi",
@@ -416,47 +427,64 @@ def _upgrade(cluster: InspectedCluster) -> Iterator[Finding]:
         )
 
 
+def _unfinished(
+    state: Installation, scheduler: SchedulerDeployment, hamis: str, policies: str
+) -> Iterator[str]:
+    """Yields what is left of an upgrade of *scheduler*. *hamis*: the schedulers of HAMi."""
+    if scheduler.counts_others:
+        yield "it counts what other schedulers write on pods (--foreign-reservations)"
+    if hamis:
+        yield f"HAMi's scheduler {hamis} is installed beside it"
+    if state.outdated_plugins:
+        yield f"{state.outdated_plugins} of {counted(state.plugins, 'device plugin')} are not replaced yet"
+    if policies:
+        yield f"the policies {policies}"
+
+
 def _excess_bindings(cluster: InspectedCluster) -> Iterator[Finding]:
     """Yields the rights that kube-scheduler's account has kept from the time when it was that of the extender, too."""
     for binding in cluster.record.installation.excess_bindings:
         namespace, _, name = binding.name.rpartition("/")
-        command = f"kubectl delete {binding.kind}/{name} {binding.role}" + (
-            f" -n {namespace}" if namespace else ""
-        )
+        remedy = f"kubectl delete {binding.kind}/{name} {binding.role}"
+        if namespace:
+            remedy += f" -n {namespace}"
+        if binding.has_extender:
+            remedy = "run helm upgrade again, without takeOver=always"
         yield Finding(
             "LeftoverRights",
             f"{binding.kind} {binding.name}",
             f"it gives kube-scheduler's account {binding.account} "
             f"{binding.role}, which only the extender needs now that it has an account of its own",
-            "when the rollout of the scheduler has ended, "
-            + (
-                "run helm upgrade again, without takeOver=always"
-                if binding.has_extender
-                else command
-            ),
+            f"when the rollout of the scheduler has ended, {remedy}",
         )
 
 
 def _device_classes(cluster: InspectedCluster) -> Iterator[Finding]:
     """Yields DeviceClasses for which kube-scheduler, from Kubernetes 1.36 on, looks for resources that nodes lack."""
     for name, resource in sorted(cluster.record.installation.device_classes.items()):
-        for vendor in (vendor for vendor in cluster.vendors if resource in vendor.resources.names):
+        for vendor in cluster.vendors:
+            if resource not in vendor.resources.names:
+                continue
             others = [other for other in (vendor.resources.memory, vendor.resources.cores) if other]
-            lacking = [
-                node
-                for node in cluster.record.nodes
-                if vendor.key in cluster.view.usages(node.name)
-                and not all(other in node.allocatable for other in others)
-            ]
+            lacking = _nodes_without(cluster, vendor, others)
             if lacking:
                 yield Finding(
                     "DeviceClassTakesResource",
                     f"device class {name}",
                     f"it stands for {resource}, so from Kubernetes "
                     f"1.36 on, pods that also request {' or '.join(others)} do not get to "
-                    f"{counted(len(lacking), 'node')}, where kube-scheduler cannot fit these",
+                    f"{counted(lacking, 'node')}, where kube-scheduler cannot fit these",
                     "take extendedResourceName from the class, or set --publish-capacity=requests of the device plugin",
                 )
+
+
+def _nodes_without(cluster: InspectedCluster, vendor: Vendor, resources: Sequence[str]) -> int:
+    """Returns how many nodes with devices of *vendor* lack one of *resources*."""
+    count = 0
+    for node in cluster.record.nodes:
+        if vendor.key in cluster.view.usages(node.name):
+            count += not all(resource in node.allocatable for resource in resources)
+    return count
 
 
 def _age(cluster: InspectedCluster, unix: int) -> float:
@@ -470,8 +498,10 @@ _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
     _overcommitted,
     _unreadable,
     _missing_devices,
-    _allocation_modes,
-    _own_claims,
+    _two_allocation_modes,
+    _missing_claimed_devices,
+    _hami_claims,
+    _nobody_allocates,
     _locks,
     _reservations,
     _allocations,

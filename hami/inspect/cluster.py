@@ -19,7 +19,7 @@ from hami.codec.objects import parse_resource_version
 from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
 from hami.inspect.installation import Installation
-from hami.model import DeviceUsage, Node, Pod, QuotaLimits
+from hami.model import DeviceUsage, Node, Pod, PodRef, QuotaLimits
 from hami.scheduling.usage import Charge
 from hami.state.claims import ClaimCache, Claimed
 from hami.state.store import Store
@@ -97,30 +97,29 @@ class InspectedCluster:
         self, record: ClusterRecord, view: View | None = None, claimed: Claimed | None = None
     ) -> None:
         self.record = record
-        self.view = view if view is not None else store_of(record).view()
-        self.claimed = (
-            claimed if claimed is not None else claims_of(record).at_once(self.view.facts)
-        )
+        if view is None:
+            view = store_of(record).view()
+        if claimed is None:
+            claimed = claims_of(record).at_once(view.facts)
+        self.view = view
+        self.claimed = claimed
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
 
     def usages_on(self, node: str) -> list[DeviceUsage]:
         """Returns the devices of *node* and their usage, by vendor."""
-        return [
-            usage
-            for view in (self.view, self.claimed.view)
-            for _, usages in sorted(view.usages(node).items())
-            for usage in usages
-        ]
+        usages: list[DeviceUsage] = []
+        for view in (self.view, self.claimed.view):
+            for _, of_vendor in sorted(view.usages(node).items()):
+                usages += of_vendor
+        return usages
 
     def usages(self) -> Iterator[tuple[str, DeviceUsage]]:
         """Yields the usage of each device, with its node."""
-        return (
-            (name, usage)
-            for name in dict.fromkeys((*self.view.nodes, *self.claimed.view.nodes))
-            for usage in self.usages_on(name)
-        )
+        for name in dict.fromkeys((*self.view.nodes, *self.claimed.view.nodes)):
+            for usage in self.usages_on(name):
+                yield name, usage
 
     def bookings_on(self, node: str) -> list[Booking]:
         """Returns what pods and claims hold on *node*."""
@@ -128,11 +127,17 @@ class InspectedCluster:
 
     def bookings_of(self, pod: Pod) -> list[Booking]:
         """Returns what *pod* and its claims hold."""
-        own = (
-            self.view.bookings.get(pod.ref.uid),
-            *(self.claimed.view.bookings.get(claim.uid) for claim in self.claims_of(pod)),
-        )
-        return [booking for booking in own if booking is not None]
+        bookings = [self.view.bookings.get(pod.ref.uid)]
+        bookings += [self.claimed.view.bookings.get(claim.uid) for claim in self.claims_of(pod)]
+        return [booking for booking in bookings if booking is not None]
+
+    def charges_of(self, pod: Pod) -> list[tuple[str, Charge]]:
+        """Returns what *pod* and its claims hold of each device, with the vendor."""
+        charges: list[tuple[str, Charge]] = []
+        for booking in self.bookings_of(pod):
+            for vendor, of_vendor in booking.charges:
+                charges += [(vendor, charge) for charge in of_vendor]
+        return charges
 
     def claims_of(self, pod: Pod) -> Sequence[AllocatedClaim]:
         """Returns the claims that are reserved for *pod*."""
@@ -155,15 +160,24 @@ class InspectedCluster:
 
     def holders(self, node: str, vendor: str, uuid: str) -> list[tuple[Pod | None, Charge]]:
         """Returns the pods on a device with what they hold of it; ``None`` for a pod that the record does not have."""
-        return [
-            (pod, charge)
-            for booking in self.bookings_on(node)
-            for key, charges in booking.charges
-            if key == vendor
-            for charge in charges
-            if charge.uuid == uuid
-            for pod in self.pods_with(booking)
-        ]
+        holders: list[tuple[Pod | None, Charge]] = []
+        for booking in self.bookings_on(node):
+            for key, charges in booking.charges:
+                if key != vendor:
+                    continue
+                for charge in charges:
+                    if charge.uuid == uuid:
+                        holders += [(pod, charge) for pod in self.pods_with(booking)]
+        return holders
+
+    def pods_on(self, node: str) -> list[Pod]:
+        """Returns the pods that hold devices of *node*, each once, as far as the record has them."""
+        pods: dict[PodRef, Pod] = {}
+        for booking in self.bookings_on(node):
+            for pod in self.pods_with(booking):
+                if pod is not None:
+                    pods[pod.ref] = pod
+        return list(pods.values())
 
     @cached_property
     def cordoned(self) -> frozenset[str]:
@@ -197,19 +211,13 @@ class InspectedCluster:
 
 def selection_keys(vendors: Catalog) -> frozenset[str]:
     """Returns the annotations with which the author of a pod selects nodes and devices."""
-    return frozenset(
-        {NODE_POLICY, GPU_POLICY, WEIGHTS, NUMA_BIND}
-        | {
-            key
-            for vendor in vendors
-            for key in (
-                *vendor.annotations.selectors.names,
-                *vendor.annotations.pod_keys,
-                vendor.resources.no_cores_annotation[0],
-            )
-            if key
-        }
-    )
+    keys = {NODE_POLICY, GPU_POLICY, WEIGHTS, NUMA_BIND}
+    for vendor in vendors:
+        keys.update(vendor.annotations.selectors.names)
+        keys.update(vendor.annotations.pod_keys)
+        keys.add(vendor.resources.no_cores_annotation[0])
+    keys.discard("")
+    return frozenset(keys)
 
 
 def store_of(record: ClusterRecord) -> Store:
@@ -242,6 +250,8 @@ def claims_of(record: ClusterRecord) -> ClaimCache:
 
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> HamiError:
     """Returns the error for a name that matches nothing, with the nearest names."""
+    text = f"there is no {kind} {name}"
     nearest = difflib.get_close_matches(name, list(names), NEAREST_NAMES, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-    return HamiError(f"there is no {kind} {name}{hint}")
+    if nearest:
+        text += f"; did you mean {' or '.join(nearest)}?"
+    return HamiError(text)

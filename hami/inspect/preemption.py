@@ -54,14 +54,7 @@ def preemption_of(
     if not is_possible(view, pod):
         return None
     node = preempting_on(pod)
-    ending = [
-        record.ref.uid
-        for booking in view.bookings_on(node)
-        if booking.priority < pod.priority
-        and (record := view.facts.pods.get(booking.uid)) is not None
-        and (record.preempted or record.is_ending)
-        and record.preemptor in ("", pod.ref.uid)
-    ]
+    ending = _ending_for(view, pod, node)
     if ending:
         names = pod_names(cluster, ending)
         return PreemptionReport(
@@ -69,29 +62,53 @@ def preemption_of(
         )
     if not pod.preempts:
         return PreemptionReport(never=True)
+    pods = _planned_together(cluster, pod, pod_groups)
+    if not pods:
+        return None
     rules = PreemptionRules(
         now=cluster.record.taken.timestamp(), budgets=budgets, pod_groups=pod_groups
     )
-    group = pod_groups(pod_group_of(pod))
-    required = group.min_count if group is not None else None
-    members = gang_members(cluster, pod) if pod.group else [pod]
-    waiting = [member for member in members if not member.node_name]
-    if not (pods := pods_together(pod, waiting, len(members) - len(waiting), required)):
-        return None
-    together = len(pods) if pod.group else 0
     plans = [plan for _, plan in plan_together(view, pods, cluster.offered, rules)]
-    uids = [uid for plan in plans for uid in plan.uids]
-    ending = [uid for plan in plans for uid in plan.awaited]
-    evicted, awaited = pod_names(cluster, uids), pod_names(cluster, ending)
-    nodes = dict.fromkeys(plan.node for plan in plans if plan.uids or plan.awaited)
+    uids: list[str] = []
+    awaited_uids: list[str] = []
+    nodes: dict[str, None] = {}
+    for plan in plans:
+        uids += plan.uids
+        awaited_uids += plan.awaited
+        if plan.uids or plan.awaited:
+            nodes[plan.node] = None
+    evicted, awaited = pod_names(cluster, uids), pod_names(cluster, awaited_uids)
     return PreemptionReport(
         node=", ".join(nodes),
         evicted=evicted,
         awaited=awaited,
-        together=together,
+        together=len(pods) if pod.group else 0,
         violations=sum(plan.violations for plan in plans),
-        hidden=len(uids) + len(ending) - len(evicted) - len(awaited),
+        hidden=len(uids) + len(awaited_uids) - len(evicted) - len(awaited),
     )
+
+
+def _ending_for(view: View, pod: Pod, node: str) -> list[str]:
+    """Returns the uids of the pods of lower priority on *node* that are ending, for *pod* or for nobody."""
+    ending: list[str] = []
+    for booking in view.bookings_on(node):
+        record = view.facts.pods.get(booking.uid)
+        if record is None or booking.priority >= pod.priority:
+            continue
+        is_ending = record.preempted or record.is_ending
+        if is_ending and record.preemptor in ("", pod.ref.uid):
+            ending.append(record.ref.uid)
+    return ending
+
+
+def _planned_together(cluster: InspectedCluster, pod: Pod, pod_groups: PodGroups) -> Sequence[Pod]:
+    """Returns the pods for which room is made at the same time: *pod*, with those of its gang; none if it is not
+    planned for."""
+    group = pod_groups(pod_group_of(pod))
+    required = None if group is None else group.min_count
+    members = gang_members(cluster, pod) if pod.group else [pod]
+    waiting = [member for member in members if not member.node_name]
+    return pods_together(pod, waiting, len(members) - len(waiting), required)
 
 
 def is_possible(view: View, pod: Pod) -> bool:
@@ -109,34 +126,30 @@ def preemption_sentences(report: PreemptionReport) -> Iterator[str]:
     if report.never:
         yield "Pods of lower priority hold devices. None is evicted for it: its preemptionPolicy is Never."
     elif not report.node:
-        enough = "enough" + (
-            f" for the {report.together:,} pods of its gang that are placed together"
-            if report.together
-            else ""
-        )
+        enough = "enough"
+        if report.together:
+            enough += f" for the {report.together:,} pods of its gang that are placed together"
         yield f"Pods of lower priority hold devices, but to evict those that may be evicted would not be {enough}."
     elif report.for_it or (report.awaited and not report.evicted):
-        names, verb = (
-            _named(report.awaited, report.hidden),
-            _are(len(report.awaited) + report.hidden),
-        )
+        names = _named(report.awaited, report.hidden)
+        verb = _are(len(report.awaited) + report.hidden)
         why = "evicted for it" if report.for_it else "deleted"
         yield f"It waits for {names} on {report.node}, which {verb} being {why}."
     else:
-        count = len(report.evicted) + report.hidden
-        who = (
-            f"It and {counted(report.together - 1, 'pod')} of its gang"
-            if report.together > 1
-            else "It"
-        )
-        yield f"{who} would preempt {counted(count, 'pod')} on {report.node}: {_named(report.evicted, report.hidden)}."
+        who = "It"
+        if report.together > 1:
+            who = f"It and {counted(report.together - 1, 'pod')} of its gang"
+        pods = counted(len(report.evicted) + report.hidden, "pod")
+        names = _named(report.evicted, report.hidden)
+        yield f"{who} would preempt {pods} on {report.node}: {names}."
         if report.violations:
             yield f"{counted(report.violations, 'eviction')} would violate a PodDisruptionBudget."
 
 
 def _named(names: Sequence[str], hidden: int) -> str:
     shown = [*names[:SHOWN_PODS]]
-    if more := len(names) - len(shown):
+    more = len(names) - len(shown)
+    if more:
         shown.append(f"{more} more")
     if hidden:
         shown.append(f"{counted(hidden, 'pod')} of other namespaces")

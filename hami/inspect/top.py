@@ -124,9 +124,8 @@ def render_top(cluster: InspectedCluster, query: TopQuery, style: Style) -> str:
     matches = parse_selector(query.selector)
     match query.kind:
         case "cards":
-            return _render(
-                device_rows(cluster, _nodes(cluster, query, matches)), DEVICES, query, style
-            )
+            devices = device_rows(cluster, _nodes(cluster, query, matches))
+            return _render(devices, DEVICES, query, style)
         case "pods":
             return _render(pod_rows(cluster, _pods(cluster, query, matches)), PODS, query, style)
         case "namespaces":
@@ -138,7 +137,8 @@ def render_top(cluster: InspectedCluster, query: TopQuery, style: Style) -> str:
 def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) -> str:
     rows.sort(key=view.name)
     if query.sort != "name":
-        if (order := view.orders.get(query.sort)) is None:
+        order = view.orders.get(query.sort)
+        if order is None:
             raise HamiError(
                 f"{query.kind} cannot be sorted by {query.sort}; expected name, {', '.join(view.orders)}"
             )
@@ -155,29 +155,26 @@ def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) 
 def node_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[NodeRow]:
     """Returns a row for each of *nodes* that has devices, or an inventory that cannot be read."""
     problems = {name for name, _ in cluster.view.facts.problems}
-    return [
-        _node_row(cluster, node, node.name in problems)
-        for node in nodes
-        if cluster.usages_on(node.name) or node.name in problems
-    ]
+    rows: list[NodeRow] = []
+    for node in nodes:
+        usages, has_problem = cluster.usages_on(node.name), node.name in problems
+        if usages or has_problem:
+            rows.append(_node_row(cluster, node, usages, has_problem=has_problem))
+    return rows
 
 
-def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeRow:
-    usages = cluster.usages_on(node.name)
+def _node_row(
+    cluster: InspectedCluster, node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool
+) -> NodeRow:
     total, used = Amounts(), Amounts()
+    largest_free_mib = 0
     for usage in usages:
         vendor = cluster.vendors[usage.device.vendor]
-        total, used = (
-            total + total_amounts(usage.device, vendor),
-            used + used_amounts(usage, vendor),
-        )
-    holders = {
-        pod.ref: pod
-        for booking in cluster.bookings_on(node.name)
-        for pod in cluster.pods_with(booking)
-        if pod is not None
-    }
-    free = (usage.memory_free_mib for usage in usages if _is_usable(usage))
+        total += total_amounts(usage.device, vendor)
+        used += used_amounts(usage, vendor)
+        if _is_usable(usage):
+            largest_free_mib = max(largest_free_mib, usage.memory_free_mib)
+    pods = cluster.pods_on(node.name)
     return NodeRow(
         name=node.name,
         models=tuple(sorted({usage.device.model for usage in usages})),
@@ -188,27 +185,28 @@ def _node_row(cluster: InspectedCluster, node: Node, has_problem: bool) -> NodeR
         cores_used=used.cores,
         slots=total.slots,
         slots_used=used.slots,
-        largest_free_mib=max(free, default=0),
-        pods=len(holders),
-        reserved=sum([not pod.node_name for pod in holders.values()]),
+        largest_free_mib=largest_free_mib,
+        pods=len(pods),
+        reserved=sum([not pod.node_name for pod in pods]),
         state=_node_state(node, usages, has_problem=has_problem),
     )
 
 
 def device_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[DeviceRow]:
     """Returns a row for each device of *nodes*."""
-    return [
-        _device_row(cluster, node, usage)
-        for node in nodes
-        for usage in cluster.usages_on(node.name)
-    ]
+    rows: list[DeviceRow] = []
+    for node in nodes:
+        rows += [_device_row(cluster, node, usage) for usage in cluster.usages_on(node.name)]
+    return rows
 
 
 def _device_row(cluster: InspectedCluster, node: Node, usage: DeviceUsage) -> DeviceRow:
     device, vendor = usage.device, cluster.vendors[usage.device.vendor]
     total, used = total_amounts(device, vendor), used_amounts(usage, vendor)
     pods = [pod for pod, _ in cluster.holders(*_key(node.name, usage)) if pod is not None]
-    state = [*(["node cordoned"] if node.unschedulable else []), *_device_state(usage)]
+    state = _device_state(usage)
+    if node.unschedulable:
+        state.insert(0, "node cordoned")
     return DeviceRow(
         node=node.name,
         index=device.index,
@@ -230,46 +228,39 @@ def _device_row(cluster: InspectedCluster, node: Node, usage: DeviceUsage) -> De
 
 def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
     """Returns a row for each of *pods*."""
-    rows = []
-    for pod in pods:
-        bookings = cluster.bookings_of(pod)
-        charges = [
-            (vendor, charge)
-            for booking in bookings
-            for vendor, held in booking.charges
-            for charge in held
-        ]
-        node = bookings[0].node if bookings else pod.node_name
-        indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
-        requests = [
-            request_text(request, cluster.vendors[request.vendor])
-            for container in pod.containers
-            for request in device_requests(cluster.vendors, container)
-        ]
-        memory = sum(charge.memory_mib for _, charge in charges)
-        cores = sum(cores_of(cluster.vendors[vendor], charge.cores) for vendor, charge in charges)
-        excess_mib, excess_cores = excess(pod.annotations)
-        rows.append(
-            PodRow(
-                namespace=pod.ref.namespace,
-                name=pod.ref.name,
-                node=node,
-                cards=tuple(
-                    str(indexes.get((node, vendor, charge.uuid), charge.uuid))
-                    for vendor, charge in charges
-                ),
-                requests=tuple(requests),
-                memory_mib=memory,
-                memory_wanted_mib=max(0, memory - excess_mib),
-                cores=cores,
-                cores_wanted=max(0, cores - excess_cores),
-                cores_limit=pod_cores_limit(pod.annotations),
-                state=_pod_state(cluster, pod, is_holding=bool(charges)),
-                created=pod.created,
-                age_s=age_of(pod.created, cluster.record.taken),
-            )
-        )
-    return rows
+    return [_pod_row(cluster, pod) for pod in pods]
+
+
+def _pod_row(cluster: InspectedCluster, pod: Pod) -> PodRow:
+    bookings, charges = cluster.bookings_of(pod), cluster.charges_of(pod)
+    node = bookings[0].node if bookings else pod.node_name
+    indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
+    memory = cores = 0
+    cards: list[str] = []
+    for vendor, charge in charges:
+        memory += charge.memory_mib
+        cores += cores_of(cluster.vendors[vendor], charge.cores)
+        cards.append(str(indexes.get((node, vendor, charge.uuid), charge.uuid)))
+    requests: list[str] = []
+    for container in pod.containers:
+        for request in device_requests(cluster.vendors, container):
+            requests.append(request_text(request, cluster.vendors[request.vendor]))
+    excess_mib, excess_cores = excess(pod.annotations)
+    return PodRow(
+        namespace=pod.ref.namespace,
+        name=pod.ref.name,
+        node=node,
+        cards=tuple(cards),
+        requests=tuple(requests),
+        memory_mib=memory,
+        memory_wanted_mib=max(0, memory - excess_mib),
+        cores=cores,
+        cores_wanted=max(0, cores - excess_cores),
+        cores_limit=pod_cores_limit(pod.annotations),
+        state=_pod_state(cluster, pod, is_holding=bool(charges)),
+        created=pod.created,
+        age_s=age_of(pod.created, cluster.record.taken),
+    )
 
 
 def namespace_rows(
@@ -279,11 +270,9 @@ def namespace_rows(
 
     Limits are those of quotas for all pods. What claims hold is left out: quotas do not count it.
     """
-    pods = Counter(
-        (booking.namespace, key)
-        for booking in cluster.view.bookings.values()
-        for key, _ in booking.charges
-    )
+    pods: Counter[tuple[str, str]] = Counter()
+    for booking in cluster.view.bookings.values():
+        pods.update((booking.namespace, vendor) for vendor, _ in booking.charges)
     quotas, used, cores = cluster.view.facts.quotas, cluster.view.used, _cores_by_namespace(cluster)
     rows = []
     for namespace in {namespace for namespace, _ in pods} | quotas.keys():
@@ -350,22 +339,17 @@ def _pods(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[
     pods = [pod for pod in cluster.pods.values() if query.namespace in ("", pod.ref.namespace)]
     where = f" in namespace {query.namespace}" if query.namespace else ""
     _check_names(f"pod with devices{where}:", query.names, {pod.ref.name for pod in pods})
-    return [
-        pod
-        for pod in pods
-        if (not query.names or pod.ref.name in query.names) and matches(pod.labels)
-    ]
+    if query.names:
+        pods = [pod for pod in pods if pod.ref.name in query.names]
+    return [pod for pod in pods if matches(pod.labels)]
 
 
 def _namespaces(cluster: InspectedCluster, query: TopQuery) -> list[NamespaceRow]:
-    rows = namespace_rows(cluster, query.names or ([query.namespace] if query.namespace else None))
     if query.names:
-        _check_names(
-            "namespace that uses devices:",
-            query.names,
-            {row.name for row in namespace_rows(cluster)},
-        )
-    return rows
+        present = {row.name for row in namespace_rows(cluster)}
+        _check_names("namespace that uses devices:", query.names, present)
+        return namespace_rows(cluster, query.names)
+    return namespace_rows(cluster, [query.namespace] if query.namespace else None)
 
 
 def _check_names(kind: str, names: Iterable[str], present: Collection[str]) -> None:
@@ -379,9 +363,9 @@ def _key(node: str, usage: DeviceUsage) -> tuple[str, str, str]:
 
 
 def _is_usable(usage: DeviceUsage) -> bool:
-    return (
-        usage.device.healthy and not usage.device.cordoned and usage.slots_used < usage.device.slots
-    )
+    if not usage.device.healthy or usage.device.cordoned:
+        return False
+    return usage.slots_used < usage.device.slots
 
 
 _DEVICE_STATES = ("unhealthy", "cordoned", "over-committed")
@@ -394,11 +378,15 @@ def _device_state(usage: DeviceUsage) -> list[str]:
 
 def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool) -> tuple[str, ...]:
     words = ["cordoned"] if node.unschedulable else []
-    counts = Counter(word for usage in usages for word in _device_state(usage))
-    words += [
-        f"{counted(count, 'card')} {word}" for word in _DEVICE_STATES if (count := counts[word])
-    ]
-    return (*words, "inventory unreadable") if has_problem else tuple(words)
+    counts: Counter[str] = Counter()
+    for usage in usages:
+        counts.update(_device_state(usage))
+    for word in _DEVICE_STATES:
+        if counts[word]:
+            words.append(f"{counted(counts[word], 'card')} {word}")
+    if has_problem:
+        words.append("inventory unreadable")
+    return tuple(words)
 
 
 def _pod_state(cluster: InspectedCluster, pod: Pod, *, is_holding: bool) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from hami.codec.documents import convert, places_in
 from hami.codec.keys import is_scheduler_owned
-from hami.codec.pods import convert_pod, parse_node_pod
+from hami.codec.pods import NodePod, convert_pod, parse_node_pod
 from hami.errors import MalformedInput
 from hami.inspect.audit import Finding
 from hami.inspect.cluster import InspectedCluster
@@ -68,6 +68,11 @@ class _Status(msgspec.Struct):
     conditions: list[_Condition] | None = None
 
 
+def _is_end(condition: _Condition) -> bool:
+    """Reports whether a Job with *condition* has finished."""
+    return condition.type in ("Complete", "Failed") and condition.status == "True"
+
+
 class _Object(msgspec.Struct, rename="camel"):
     """An object, as far as it tells whether it makes pods of its own."""
 
@@ -86,29 +91,24 @@ class _Object(msgspec.Struct, rename="camel"):
     def has_ended(self) -> bool:
         """Reports whether it makes no more pods: it is being deleted, a pod or Job that has finished, or the ReplicaSet
         of an earlier revision."""
-        status, replicas = self.status or _Status(), (self.spec or _Spec()).replicas
-        if (
-            self.metadata.deletion_timestamp is not None
-            or self.kind == "ReplicaSet"
-            and replicas == 0
-            and self.owner
-        ):
+        if self.metadata.deletion_timestamp is not None:
             return True
-        return (
-            status.phase in _ENDED_PHASES
-            or self.kind == "Job"
-            and any(
-                condition.type in ("Complete", "Failed") and condition.status == "True"
-                for condition in status.conditions or ()
-            )
-        )
+        if self.kind == "ReplicaSet" and self.owner and (self.spec or _Spec()).replicas == 0:
+            return True
+        status = self.status or _Status()
+        if status.phase in _ENDED_PHASES:
+            return True
+        if self.kind != "Job":
+            return False
+        return any(map(_is_end, status.conditions or ()))
 
     @property
     def owner(self) -> _Owner | None:
         """The object whose controller has made it."""
-        return next(
-            (owner for owner in self.metadata.owner_references or () if owner.controller), None
-        )
+        for owner in self.metadata.owner_references or ():
+            if owner.controller:
+                return owner
+        return None
 
 
 @dataclass(slots=True)
@@ -135,13 +135,15 @@ class UpgradeCheck:
 
         def order(item: tuple[str, Any]) -> int:
             kind = item[1].get("kind") if isinstance(item[1], dict) else None
-            return TEMPLATE_KINDS.index(kind) if kind in TEMPLATE_KINDS else -1
+            if kind not in TEMPLATE_KINDS:
+                return -1
+            return TEMPLATE_KINDS.index(kind)
 
-        return {
-            str(document["kind"])
-            for place, document in sorted(documents, key=order)
-            if not self.add(document, place)
-        }
+        others: set[str] = set()
+        for place, document in sorted(documents, key=order):
+            if not self.add(document, place):
+                others.add(str(document["kind"]))
+        return others
 
     def add(self, document: Any, place: str) -> bool:
         """Returns whether *document* is of a kind that makes pods. *place*: its name in errors.
@@ -151,17 +153,20 @@ class UpgradeCheck:
         item = convert(document, _Object, places_in(place))
         if not item.has_template:
             return False
-        meta, owner = item.metadata, item.owner
+        owner = item.owner
         is_covered = owner is not None and owner.uid in self._uids  # by the owner's template
-        if meta.uid:
-            self._uids.add(meta.uid)
-        namespace = meta.namespace or self.namespace
-        if not is_covered and not item.has_ended and namespace not in self.ignored:
-            by = owner if owner is not None and owner.kind != "Node" else None
-            subject = f"{(by or item).kind.lower()} {namespace}/{by.name if by else meta.name or 'unnamed'}"
-            self._workloads.add(subject)
-            if (finding := self._finding(item, document, place, namespace, subject)) is not None:
-                self._findings.add(finding)
+        if item.metadata.uid:
+            self._uids.add(item.metadata.uid)
+        namespace = item.metadata.namespace or self.namespace
+        if is_covered or item.has_ended or namespace in self.ignored:
+            return True
+        subject = f"{item.kind.lower()} {namespace}/{item.metadata.name or 'unnamed'}"
+        if owner is not None and owner.kind != "Node":
+            subject = f"{owner.kind.lower()} {namespace}/{owner.name}"
+        self._workloads.add(subject)
+        finding = self._finding(item, document, place, namespace, subject)
+        if finding is not None:
+            self._findings.add(finding)
         return True
 
     @property
@@ -187,7 +192,8 @@ class UpgradeCheck:
             return Finding(
                 "UnreadableObject", subject, str(error), "repair it: its pods are not checked"
             )
-        if problem := self.refuse(self.cluster.view, pod, namespace):
+        problem = self.refuse(self.cluster.view, pod, namespace)
+        if problem:
             return Finding(
                 "Refused",
                 subject,
@@ -211,18 +217,7 @@ class UpgradeCheck:
 
     def _urgent(self, pod: Mapping[str, Any], subject: str) -> Finding | None:
         """Returns the finding on a pod that has priority 0 on its devices."""
-        item = parse_node_pod(msgspec.json.encode(pod))
-        names = {vendor.resources.priority for vendor in self.cluster.vendors}
-        containers, environments = item.pod.containers, item.environments.values()
-        if not any(
-            strict_integer(text) == 0
-            for container in containers
-            for name, text in container.limits.items()
-            if name in names
-        ) and not (
-            requests_devices(self.cluster.vendors, containers)
-            and any(task_priority(variables) == 0 for variables in environments)
-        ):
+        if not self._has_priority_0(parse_node_pod(msgspec.json.encode(pod))):
             return None
         return Finding(
             "PriorityNeedsRight",
@@ -232,6 +227,17 @@ class UpgradeCheck:
             "bind the role hami-priority-user to the ServiceAccount of its "
             "pods: docs/installation.md",
         )
+
+    def _has_priority_0(self, item: NodePod) -> bool:
+        """Reports whether a resource of the pod, or a variable, says so."""
+        names = {vendor.resources.priority for vendor in self.cluster.vendors}
+        for container in item.pod.containers:
+            for name, text in container.limits.items():
+                if name in names and strict_integer(text) == 0:
+                    return True
+        if not requests_devices(self.cluster.vendors, item.pod.containers):
+            return False
+        return any(task_priority(variables) == 0 for variables in item.environments.values())
 
 
 def as_created(pod: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -252,14 +258,15 @@ def render_upgrade(workloads: int, findings: Sequence[Finding]) -> str:
     lines = [f"{counted(workloads, 'workload')}: {count} to change before the upgrade"]
     groups: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
-        groups.setdefault((finding.rule, finding.problem, finding.remedy), []).append(
-            finding.subject
-        )
+        problem = (finding.rule, finding.problem, finding.remedy)
+        groups.setdefault(problem, []).append(finding.subject)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-    for (rule, problem, remedy), subjects in ordered[:SHOWN_PROBLEMS]:
-        more = len(subjects) - SHOWN_SUBJECTS
-        named = ", ".join(subjects[:SHOWN_SUBJECTS]) + (f" and {more:,} more" if more > 0 else "")
-        lines += ["", f"{rule}: {named}: {problem}", f"  → {remedy}"]
-    if others := sum(len(subjects) for _, subjects in ordered[SHOWN_PROBLEMS:]):
+    for (rule, text, remedy), subjects in ordered[:SHOWN_PROBLEMS]:
+        named = ", ".join(subjects[:SHOWN_SUBJECTS])
+        if len(subjects) > SHOWN_SUBJECTS:
+            named += f" and {len(subjects) - SHOWN_SUBJECTS:,} more"
+        lines += ["", f"{rule}: {named}: {text}", f"  → {remedy}"]
+    others = sum(len(subjects) for _, subjects in ordered[SHOWN_PROBLEMS:])
+    if others:
         lines += ["", f"and {others:,} more"]
     return "\n".join(map(printable, lines))
