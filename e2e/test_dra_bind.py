@@ -30,7 +30,9 @@ from hami.kube.cluster import Cluster
 from hami.kube.dynamic_resources import ClaimWriter
 from hami.model import Device, DeviceUsage, Share
 from hami.scheduler.claim_bind import ClaimBinder
-from hami.state.reservations import Reservation
+from hami.scheduling.refusal import Choice
+from hami.state.promises import Promise, Stage, Terms
+from hami.state.table import Booking
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)
@@ -125,8 +127,8 @@ def forged_is_refused(kube: Kube) -> bool:
 
 def reserved(
     sandbox: Sandbox, name: str, *shares: tuple[Share, ...], create: bool = True
-) -> Reservation:
-    """Returns the reservation of a pod with a container for each of *shares*."""
+) -> Promise:
+    """Returns the promise to a pod with a container for each of *shares*."""
     containers = [
         {
             **container(f"c{number}"),
@@ -138,15 +140,19 @@ def reserved(
     item["spec"]["resourceClaims"] = [{"name": "hami", "resourceClaimName": NAME}]
     if create:
         sandbox.create(item)
-    return Reservation(
-        pod=parse_pod(msgspec.json.encode(sandbox.pod(name))),
-        node=f"{sandbox.namespace}-n0",
-        placement=shares,
-        vendors=(),
-        usages={"NVIDIA": [DeviceUsage(card) for card in CARDS.values()]},
-        assumed=now(),
-        lock_free=frozenset(),
-        since=0.0,
+    placed = parse_pod(msgspec.json.encode(sandbox.pod(name)))
+    node = f"{sandbox.namespace}-n0"
+    return Promise(
+        pod=placed,
+        choice=Choice(node, shares, (), 0, 1),
+        booking=Booking(placed.ref.uid, sandbox.namespace, node, ()),
+        stage=Stage.WRITING,
+        terms=Terms(
+            vendors=(),
+            usages={"NVIDIA": [DeviceUsage(card) for card in CARDS.values()]},
+            assumed=now(),
+            lock_free=frozenset(),
+        ),
     )
 
 
@@ -154,14 +160,12 @@ def share(card: int = 0, memory_mib: int = 3000, cores: int = 10) -> Share:
     return Share(f"GPU-{card}", "NVIDIA", memory_mib, cores)
 
 
-def write(api: Api, reservation: Reservation) -> None:
-    ClaimBinder(ClaimWriter(api), now=now).write(reservation, lambda: 10.0)
+def write(api: Api, promise: Promise) -> None:
+    ClaimBinder(ClaimWriter(api), now=now).write(promise, lambda: 10.0)
 
 
-def booked(reservation: Reservation) -> AllocatedClaim:
-    return booked_claim(
-        reservation.pod, reservation.node, reservation.placement, CARDS, reservation.token
-    )
+def booked(promise: Promise) -> AllocatedClaim:
+    return booked_claim(promise.pod, promise.node, promise.choice.placement, CARDS, promise.token)
 
 
 def stored(sandbox: Sandbox) -> AllocatedClaim:

@@ -269,7 +269,7 @@ def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(
     claims: dict[str, dict[str, Object]] = {name: {} for name in NODES}
     for number in range(PODS):
         asked = some_pod(rng, f"p{number}")
-        choice = store.assume(asked, NODES)
+        choice = store.filtering.assume(asked, NODES)
         if not isinstance(choice, Choice):
             continue
         others = claims[choice.node]
@@ -284,7 +284,7 @@ def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(
         if rng.random() < 0.3:  # a pod ends
             ended = rng.choice(list(others))
             del others[ended]
-            store.reservations.forget(ended)
+            store.bindings.drop(store.bindings.get(ended))
     assert claims["divided"]
     assert claims["alike"] or claims["mixed"]
 
@@ -317,7 +317,7 @@ def test_the_claim_of_a_pod_that_waited_asks_for_what_it_gets(judge: Oracle, see
         asked = some_pod(rng, f"p{number}")
         waiting = waiting_claim(asked, ONLY_NVIDIA, "binpack", store.claimable_sizes)
         assert isinstance(waiting, dict), waiting
-        choice = store.assume(asked, names)
+        choice = store.filtering.assume(asked, names)
         if isinstance(choice, Choice):
             claim = allocated(asked, choice, cards[choice.node], waiting)
             if "constraints" not in waiting["spec"]["devices"]:

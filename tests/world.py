@@ -290,7 +290,7 @@ class Replica:
             self.node_filter,
             self.preemption_filter,
             self.binder,
-            self.cache.reservations.get,
+            self.cache.bindings.get,
             in_flight,
         )
         self.resizer = Resizer(

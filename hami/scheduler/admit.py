@@ -50,8 +50,8 @@ _OVER_QUOTA = Denied("exceeding resource quota")
 class Admitter:
     """The admission of pods."""
 
-    def __init__(self, cache: Store | View, settings: Settings) -> None:
-        self._cache = cache
+    def __init__(self, store: Store | View, settings: Settings) -> None:
+        self._store = store
         self._settings = settings
 
     def admit(self, review: Review) -> Admitted | Denied:
@@ -79,7 +79,7 @@ class Admitter:
         from hami.codec.claim_spec import Inexpressible
         from hami.dra.own_claim import take_claim
 
-        claimed = take_claim(draft.wire, draft.decoded, self._cache.vendors)
+        claimed = take_claim(draft.wire, draft.decoded, self._store.vendors)
         try:
             given = self.admit_with_claim(
                 claimed.plain, draft.namespace, claimed.name, claimed.users
@@ -124,7 +124,7 @@ class Admitter:
             raise Inexpressible(evaded)
         return give_claim(
             answer.pod,
-            self._cache.vendors,
+            self._store.vendors,
             self._settings.gpu_scheduler_policy,
             name,
             self._settings.claims_scheduler_name,
@@ -133,8 +133,8 @@ class Admitter:
 
     def _evaded_quota(self, namespace: str, pod: Pod) -> str:
         """Returns why *pod* would evade a ResourceQuota that Kubernetes counts; empty if it would not."""
-        names = {name for vendor in self._cache.vendors for name in vendor.resources.names}
-        quotas = self._cache.quotas_of(namespace or pod.ref.namespace)
+        names = {name for vendor in self._store.vendors for name in vendor.resources.names}
+        quotas = self._store.quotas_of(namespace or pod.ref.namespace)
         if (evaded := counted_by_kubernetes(quotas, pod.scope, names)) is None:
             return ""
         return (
@@ -150,22 +150,22 @@ class Admitter:
         """
         from hami.dra.pod_claims import has_claim
 
-        vendors = self._cache.vendors if has_claim(draft.wire) else self._requested_vendors(draft)
+        vendors = self._store.vendors if has_claim(draft.wire) else self._requested_vendors(draft)
         if any(vendor.admission.refuses_ephemeral for vendor in vendors):
             return Denied(
                 "ephemeralContainers are not permitted in strict mode on a pod that requests devices"
             )
-        if not self._cache.vendors.confining:
+        if not self._store.vendors.confining:
             return Admitted(draft.wire)
         earlier = {
             str(container.get("name"))
             for container in entries((before.get("spec") or {}).get("ephemeralContainers"))
         }
-        return Admitted(confine_ephemeral(self._cache.vendors, draft, earlier))
+        return Admitted(confine_ephemeral(self._store.vendors, draft, earlier))
 
     def _admit_new(self, draft: PodDraft, *, counts: bool = True) -> Admitted | Denied:
         """Decides about a new pod. *counts*: it counts for quotas as it is."""
-        pod, vendors = draft.decoded, self._cache.vendors
+        pod, vendors = draft.decoded, self._store.vendors
         if not any(container.kind is ContainerKind.APP for container in pod.containers):
             return Denied("pod has no containers")
         if forged := next(
@@ -199,7 +199,7 @@ class Admitter:
         return Admitted(draft.render())
 
     def _fits_quota(self, draft: PodDraft) -> bool:
-        return not self._cache.quotas_of(draft.namespace) or self._cache.quota_allows(
+        return not self._store.quotas_of(draft.namespace) or self._store.quota_allows(
             draft.namespace, draft.changed()
         )
 
@@ -208,7 +208,7 @@ class Admitter:
         return (
             vendor
             for container in draft.decoded.containers
-            for vendor in self._cache.vendors.requested_by(container.limits, container.requests)
+            for vendor in self._store.vendors.requested_by(container.limits, container.requests)
         )
 
     def _is_of_another_scheduler(self, name: str) -> bool:

@@ -37,7 +37,8 @@ from hami.scheduler.bind import Binder
 from hami.scheduler.bind_slots import BindSlots
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.preempt import PreemptionFilter
-from hami.state.reservations import Reservation
+from hami.state.binding import render_labels
+from hami.state.promises import Promise
 from hami.web.connections import without_turn
 from hami.web.rights import ClientRight, right_of
 
@@ -93,7 +94,7 @@ class Verbs:
     node_filter: NodeFilter
     preemption_filter: PreemptionFilter
     binder: Binder
-    reservation: Callable[[str], Reservation | None]
+    reservation: Callable[[str], Promise | None]
     in_flight: InFlight
     claim_admitter: ClaimAdmitter | None = None
 
@@ -241,7 +242,7 @@ def _counted(in_flight: InFlight, act: Act, body: bytes) -> tuple[bytes, str]:
         return act(body)
 
 
-def _add_reservations(app: flask.Flask, reservation: Callable[[str], Reservation | None]) -> None:
+def _add_reservations(app: flask.Flask, reservation: Callable[[str], Promise | None]) -> None:
     @app.get("/reservations/<uid>")
     def reserved(uid: str) -> flask.Response:
         """Shows what the pod's Binding will carry."""
@@ -251,7 +252,11 @@ def _add_reservations(app: flask.Flask, reservation: Callable[[str], Reservation
             return _json(b'{"error":"nothing is reserved for this uid"}', 404)
         return _json(
             msgspec.json.encode(
-                {"node": found.node, "annotations": found.annotations, "labels": found.labels}
+                {
+                    "node": found.node,
+                    "annotations": found.annotations,
+                    "labels": render_labels(found.node),
+                }
             )
         )
 

@@ -37,7 +37,7 @@ class Binder:
     def __init__(
         self,
         cluster: Cluster,
-        cache: Store,
+        store: Store,
         locks: NodeLocks,
         events: EventRecorder,
         leadership: Leadership,
@@ -48,7 +48,7 @@ class Binder:
     ) -> None:
         """*clock* is the leadership's. *sleep* waits between attempts."""
         self._cluster = cluster
-        self._cache = cache
+        self._store = store
         self._locks = locks
         self._events = events
         self._leadership = leadership
@@ -77,7 +77,7 @@ class Binder:
     def drain(self, timeout: float) -> bool:
         """Waits at most *timeout* seconds until no pod with devices is being bound. Reports whether none is."""
         deadline = time.monotonic() + timeout
-        while self._cache.reservations.are_binding():
+        while self._store.open_bindings.are_binding():
             if time.monotonic() >= deadline:
                 return False
             time.sleep(DRAIN_POLL_S)
@@ -85,40 +85,38 @@ class Binder:
 
     def _bind(self, ref: PodRef, node: str) -> None:
         deadline = self._clock() + self.lock_timeout_s
-        reservations = self._cache.reservations
-        reserved = reservations.get(ref.uid)
-        if reserved is None:
-            if self._cache.is_bound(ref.uid, node):
+        bindings = self._store.bindings
+        promise = bindings.get(ref.uid)
+        if promise is None:
+            if bindings.is_bound(ref.uid, node):
                 return  # a retry of a bind whose answer was lost
             if not self._requests_devices(ref):
                 self._retry_unsent(self._cluster.bind, ref, node, {}, {})
                 return
-        if (reserved is None or reserved.node != node) and self._leadership.leads():
-            self._cache.assume_on(ref, node)
-        reservation = reservations.start_binding(ref, node)
+        if (promise is None or promise.node != node) and self._leadership.leads():
+            self._store.filtering.assume_on(ref, node)
+        promise = bindings.start(ref, node)
         try:
             with self._locks.held(
                 node,
-                reservation.lock_keys,
+                promise.lock_keys,
                 ref,
                 deadline,
-                lambda: reservations.is_current(reservation),
+                lambda: bindings.is_current(promise),
             ):
-                self._retry_unsent(
-                    self._writer.write, reservation, self._clock() + BINDING_TIMEOUT_S
-                )
+                self._retry_unsent(self._writer.write, promise, self._clock() + BINDING_TIMEOUT_S)
         except (NotFound, Conflict):
-            reservations.drop(reservation)
+            bindings.drop(promise)
             raise
         except BaseException:
-            reservations.cancel_binding(reservation)
+            bindings.cancel(promise)
             raise
-        reservations.finish_binding(reservation)
+        bindings.finish(promise)
 
     def _requests_devices(self, ref: PodRef) -> bool:
-        if (record := self._cache.pods.get(ref.uid)) is not None:
+        if (record := self._store.pods.get(ref.uid)) is not None:
             return record.requests_devices
         pod = self._cluster.pod(ref.namespace, ref.name)
         if pod is None or (ref.uid and pod.ref.uid != ref.uid):
             raise NotFound(f'pod "{ref.name}" not found', 404)
-        return bool(pod.claim) or requests_devices(self._cache.vendors, pod.containers)
+        return bool(pod.claim) or requests_devices(self._store.vendors, pod.containers)

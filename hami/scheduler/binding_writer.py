@@ -12,8 +12,8 @@ from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.node_lock import KeepsLocks
-from hami.state.binding import carries_allocation
-from hami.state.reservations import Rejected, Reservation
+from hami.state.binding import carries_allocation, render_labels
+from hami.state.promises import Promise, Rejected
 from hami.state.store import Store
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class BindingWriter:
     def __init__(
         self,
         cluster: Cluster,
-        cache: Store,
+        store: Store,
         claims: ClaimBinder | None,
         leadership: Leadership,
         *,
@@ -46,49 +46,49 @@ class BindingWriter:
         """*claims*: None if pods get no claims of the scheduler. *is_watching*: reports whether the changes of pods are
         known at once. *clock* is the leadership's."""
         self._cluster = cluster
-        self._cache = cache
+        self._store = store
         self._claims = claims
         self._leadership = leadership
         self._is_watching = is_watching
         self._clock = clock
 
-    def write(self, reservation: Reservation, until: float) -> None:
+    def write(self, promise: Promise, until: float) -> None:
         """Writes the Binding in one attempt, after a last check of the cache, and not later than *until*."""
-        self._read_foreign_pods(reservation.node)
-        if self._cache.is_bound(reservation.ref.uid, reservation.node):
+        self._read_foreign_pods(promise.node)
+        if self._store.bindings.is_bound(promise.ref.uid, promise.node):
             return  # by an earlier attempt that had no answer
-        if reservation.pod.claim:
-            self._write_claim(reservation, until)
-        annotations = self._cache.reservations.prepare_binding(reservation)
+        if promise.pod.claim:
+            self._write_claim(promise, until)
+        annotations = self._store.bindings.prepare(promise)
         try:
             self._cluster.bind(
-                reservation.ref,
-                reservation.node,
+                promise.ref,
+                promise.node,
                 annotations,
-                reservation.labels,
+                render_labels(promise.node),
                 timeout=self._seconds_left(until),
             )
         except ClusterError as error:
             refused = error.status is not None and error.status < 500
             if is_unsent(error) or (refused and not isinstance(error, Conflict)):
                 raise
-            self._resolve(reservation, error, refused)
+            self._resolve(promise, error, refused)
 
-    def _write_claim(self, reservation: Reservation, until: float) -> None:
-        """Makes the claim of the pod say what is reserved. No later filter replaces the reservation meanwhile: two
+    def _write_claim(self, promise: Promise, until: float) -> None:
+        """Makes the claim of the pod say what is reserved. No later filter replaces the promise meanwhile: two
         attempts would write the claim in turn."""
         if self._claims is None:
             raise Rejected(
-                f"pod {reservation.ref} gets its devices by claim {reservation.pod.claim}, which this "
+                f"pod {promise.ref} gets its devices by claim {promise.pod.claim}, which this "
                 "scheduler does not make without --dra=allocate"
             )
-        self._cache.reservations.prepare_binding(reservation)
+        self._store.bindings.prepare(promise)
         try:
-            self._claims.write(reservation, lambda: self._seconds_left(until))
+            self._claims.write(promise, lambda: self._seconds_left(until))
         except (NotFound, Conflict) as error:
-            if reservation.outcome_unknown:  # an earlier Binding of it may still be written
+            if promise.outcome_unknown:  # an earlier Binding of it may still be written
                 raise _OutcomeUnknown(
-                    f"pod {reservation.ref}: no answer whether it was bound: {error}"
+                    f"pod {promise.ref}: no answer whether it was bound: {error}"
                 ) from error
             raise
 
@@ -107,41 +107,41 @@ class BindingWriter:
 
     def _read_foreign_pods(self, node: str) -> None:
         """Reads the pods that another process may have bound to *node*, and all while they are not watched."""
-        nodes = self._cache.nodes
+        nodes = self._store.nodes
         mark = nodes.foreign_mark(node)
         if mark is None and self._is_watching():
             return
         started = self._clock()
         for pod in self._cluster.pods_on(node):
-            self._cache.pods.upsert(pod, started)
+            self._store.pods.upsert(pod, started)
         nodes.clear_foreign(node, mark)
 
-    def _resolve(self, reservation: Reservation, error: ClusterError, refused: bool) -> None:
+    def _resolve(self, promise: Promise, error: ClusterError, refused: bool) -> None:
         """Looks up a Binding that conflicts with another one (*refused*) or had no answer. Returns if it was written.
 
         Raises: _OutcomeUnknown while it may still be written; Conflict or NotFound when it never will be.
         """
-        ref = reservation.ref
-        was_unknown = self._cache.reservations.mark_unknown(reservation)
+        ref = promise.ref
+        was_unknown = self._store.bindings.mark_unknown(promise)
         outcome_unknown = _OutcomeUnknown(f"pod {ref}: no answer whether it was bound: {error}")
         try:
             pod = self._cluster.pod(ref.namespace, ref.name)
         except HamiError as unread:
             log.warning(
                 "binding outcome unknown",
-                extra={"pod": ref, "node": reservation.node, "error": unread},
+                extra={"pod": ref, "node": promise.node, "error": unread},
             )
             raise outcome_unknown from error
         if pod is None or pod.ref.uid != ref.uid:
             raise NotFound(f'pod "{ref.name}" not found', 404) from error
-        self._cache.pods.upsert(pod)
+        self._store.pods.upsert(pod)
         if not pod.node_name:
             if refused and not was_unknown:
                 raise error
             raise outcome_unknown from error
-        if pod.node_name != reservation.node:
+        if pod.node_name != promise.node:
             raise Conflict(f"pod {ref} is already bound to node {pod.node_name}", 409) from error
-        if not carries_allocation(pod, reservation.annotations, self._cache.vendors):
+        if not carries_allocation(pod, promise.annotations, self._store.vendors):
             raise _BoundByAnother(
                 f"pod {ref} is already bound to node {pod.node_name} with other devices", 409
             ) from error

@@ -5,7 +5,7 @@ is not bound reserves nothing, and one that an attempt has left behind is writte
 it.
 
 A write may be carried out long after it was sent, but never over a later one: it names the version that it replaces. As
-each reservation names its shares anew, a claim that says what is wanted was written for the same reservation. Nothing
+each promise names its shares anew, a claim that says what is wanted was written for the same promise. Nothing
 that was sent before can change it. MIG instances have no such names, so a claim with them is always written.
 """
 
@@ -26,7 +26,7 @@ from hami.codec.own_claims import (
 from hami.errors import Conflict
 from hami.kube.dynamic_resources import ClaimWriter
 from hami.kube.retry import CONFLICT_S, brief_retry
-from hami.state.reservations import Reservation
+from hami.state.promises import Promise
 
 
 class _Foreign(Conflict):
@@ -48,8 +48,8 @@ class ClaimBinder:
         self._now = now
         self._retry_conflicts = brief_retry(_has_changed, sleep, first_s=CONFLICT_S)
 
-    def write(self, reservation: Reservation, seconds_left: Callable[[], float]) -> None:
-        """Makes the claim of the reservation's pod say what is reserved.
+    def write(self, promise: Promise, seconds_left: Callable[[], float]) -> None:
+        """Makes the claim of the promise's pod say what is reserved.
 
         *seconds_left*: returns how long a call may take, or raises if there is no time left.
         Raises: ClusterError, among others if the claim of that name belongs to somebody else; MalformedInput;
@@ -57,17 +57,17 @@ class ClaimBinder:
         """
         devices = {
             usage.device.uuid: usage.device
-            for usages in reservation.usages.values()
+            for usages in promise.filtered.usages.values()
             for usage in usages
         }
         claim = booked_claim(
-            reservation.pod, reservation.node, reservation.placement, devices, reservation.token
+            promise.pod, promise.node, promise.choice.placement, devices, promise.token
         )
         try:
             stored = self._claims.create_claim(render_claim(claim), timeout=seconds_left())
-            self._allocate(claim, stored, reservation.node, seconds_left)
+            self._allocate(claim, stored, promise.node, seconds_left)
         except Conflict:
-            self._retry_conflicts(self._write_again, claim, reservation.node, seconds_left)
+            self._retry_conflicts(self._write_again, claim, promise.node, seconds_left)
 
     def _write_again(
         self, claim: AllocatedClaim, node: str, seconds_left: Callable[[], float]

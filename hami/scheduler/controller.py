@@ -43,7 +43,7 @@ class Controller(Task):
     def __init__(
         self,
         cluster: Cluster,
-        cache: Store,
+        store: Store,
         locks: NodeLocks,
         events: EventRecorder,
         leadership: Leadership,
@@ -54,7 +54,7 @@ class Controller(Task):
     ) -> None:
         super().__init__("controller")
         self._cluster = cluster
-        self._cache = cache
+        self._store = store
         self._locks = locks
         self._events = events
         self._leadership = leadership
@@ -101,44 +101,42 @@ class Controller(Task):
                 yield duty
 
     def _expire(self) -> None:
-        for reservation in self._cache.expire():
-            log.warning(
-                "reservation expired", extra={"pod": reservation.ref, "node": reservation.node}
-            )
+        for promise in self._store.expire():
+            log.warning("reservation expired", extra={"pod": promise.ref, "node": promise.node})
 
     def _resolve_unknown_bindings(self) -> None:
-        for reservation in self.each(self._cache.reservations.unknown_bindings()):
+        for promise in self.each(self._store.open_bindings.unknown()):
             with _one_may_fail("resolve_unknown_binding"):
-                pod = self._cluster.pod(reservation.ref.namespace, reservation.ref.name)
+                pod = self._cluster.pod(promise.ref.namespace, promise.ref.name)
                 if pod is not None:
-                    self._cache.pods.upsert(pod)
-                if pod is None or pod.ref.uid != reservation.ref.uid or not pod.node_name:
-                    self._cache.reservations.clear_unknown(reservation)
+                    self._store.pods.upsert(pod)
+                if pod is None or pod.ref.uid != promise.ref.uid or not pod.node_name:
+                    self._store.open_bindings.clear_unknown(promise)
 
     def _read_unshown_pods(self) -> None:
         """Ends the reservations of pods that do not exist: whoever may call /filter can name any. Only the API server
         knows whether they do, since the watch may be late."""
-        for reservation in self.each(self._cache.reservations.overdue_unshown()[:READS_PER_ROUND]):
+        for promise in self.each(self._store.open_bindings.unshown()[:READS_PER_ROUND]):
             with _one_may_fail("read_unshown_pod"):
-                pod = self._cluster.pod(reservation.ref.namespace, reservation.ref.name)
-                if pod is not None and pod.ref.uid == reservation.ref.uid:
-                    self._cache.pods.upsert(pod)
+                pod = self._cluster.pod(promise.ref.namespace, promise.ref.name)
+                if pod is not None and pod.ref.uid == promise.ref.uid:
+                    self._store.pods.upsert(pod)
                 else:
-                    self._cache.pods.remove(reservation.pod)
+                    self._store.pods.remove(promise.pod)
                     log.warning(
                         "reservation ended, its pod does not exist",
                         extra={
-                            "pod": reservation.ref,
-                            "uid": reservation.ref.uid,
-                            "node": reservation.node,
+                            "pod": promise.ref,
+                            "uid": promise.ref.uid,
+                            "node": promise.node,
                         },
                     )
 
     def _report_edits(self) -> None:
         """Tells of edits of bound pods' allocations. Only the leader does, but every replica sees them."""
-        edited = self._cache.pods.take_edited()
+        edited = self._store.pods.take_edited()
         for ref in edited if self._leadership.leads() else ():
-            record = self._cache.pods.named(ref.namespace, ref.name)
+            record = self._store.pods.named(ref.namespace, ref.name)
             if record is None or self._is_of_another_scheduler(record):
                 continue
             log.warning("edit of an allocation refused", extra={"pod": ref})
@@ -155,7 +153,7 @@ class Controller(Task):
 
     def _remind_kube_scheduler(self) -> None:
         """Annotates a node that a pending pod fits by now: kube-scheduler retries pods when a node changes."""
-        node = self._cache.node_for_pending_pod()
+        node = self._store.filtering.node_for_pending_pod()
         if node is None:
             return
         with contextlib.suppress(NotFound):
@@ -165,8 +163,8 @@ class Controller(Task):
 
     def _request_reports(self) -> None:
         """Asks device plugins to report."""
-        for node, vendor in self.each(self._cache.nodes.reports_due()[:HANDSHAKES_PER_ROUND]):
-            if (current := self._cache.nodes.lock_of(node)) is None:
+        for node, vendor in self.each(self._store.nodes.reports_due()[:HANDSHAKES_PER_ROUND]):
+            if (current := self._store.nodes.lock_of(node)) is None:
                 continue
             with _one_may_fail("request_report"):
                 # only if the node is as the cache has it: the answer would hide a lock that was set and removed
@@ -176,22 +174,22 @@ class Controller(Task):
                 self._locks.watched.upsert(answer)
 
     def _reconcile_pods(self) -> None:
-        for record in self.each(self._cache.pods.unsettled()):
+        for record in self.each(self._store.pods.unsettled()):
             if self._is_of_another_scheduler(record):
                 continue
-            for move in pod_moves(record, self._cache.vendors, self._settings, self._clock()):
+            for move in pod_moves(record, self._store.vendors, self._settings, self._clock()):
                 with _one_may_fail("reconcile_pod"):
                     self._carry_out(move)
 
     def _is_of_another_scheduler(self, record: PodRecord) -> bool:
         """Reports whether the pod is on a node that this scheduler does not watch."""
-        return bool(record.node) and not self._cache.nodes.is_known(record.node)
+        return bool(record.node) and not self._store.nodes.is_known(record.node)
 
     def _carry_out(self, move: Move) -> None:
         if not move.annotations and not move.labels:
             self._warn(move.ref, move.reason, move.message)
             return
-        self._cache.pods.upsert(
+        self._store.pods.upsert(
             self._cluster.annotate_pod(
                 move.ref, move.annotations, move.labels, resource_version=move.version
             )
@@ -204,7 +202,7 @@ class Controller(Task):
 
     def _release_locks(self) -> None:
         """Releases locks whose holders no longer need them."""
-        for node, key, text in self.each(self._cache.nodes.locks()):
+        for node, key, text in self.each(self._store.nodes.locks()):
             with _one_may_fail("release_lock"):
                 if self._locks.release_unneeded(node, key):
                     log.warning(
@@ -212,7 +210,7 @@ class Controller(Task):
                     )
 
     def _report_problems(self) -> None:
-        for (node, vendor), problem in self._cache.nodes.problems().items():
+        for (node, vendor), problem in self._store.nodes.problems().items():
             self._warn(
                 node,
                 "InventoryUnreadable",

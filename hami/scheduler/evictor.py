@@ -23,8 +23,8 @@ from hami.model import EvictedTogether, PodRef
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.state.evictions import MarkedUnit
-from hami.state.holds import Hold
 from hami.state.pods import MAX_GRACE_S, PodRecord
+from hami.state.promises import Promise
 from hami.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Evictor:
     def __init__(
         self,
         cluster: Cluster,
-        cache: Store,
+        store: Store,
         events: EventRecorder,
         leadership: Leadership,
         metrics: Metrics,
@@ -79,7 +79,7 @@ class Evictor:
         now: Callable[[], datetime],
     ) -> None:
         self._cluster = cluster
-        self._cache = cache
+        self._store = store
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
@@ -93,11 +93,11 @@ class Evictor:
         """Goes on with what an earlier leader has begun. A new leader calls this before it evicts anybody."""
         until = self._clock() + INHERITED_S
         is_known = (
-            self._cache.nodes.is_known
+            self._store.nodes.is_known
         )  # else another scheduler has the node, and evicts them
         self._units = [
             _inherited(unit, until)
-            for unit in self._cache.marked_units()
+            for unit in self._store.evictions.marked_units()
             if unit.preemptor and any(is_known(record.node) for record in unit.records)
         ]
 
@@ -111,19 +111,19 @@ class Evictor:
         return self._writes_left <= 0
 
     def evict(
-        self, hold: Hold, units: Sequence[Sequence[PodRecord]], beat: Callable[[], object]
+        self, promise: Promise, units: Sequence[Sequence[PodRecord]], beat: Callable[[], object]
     ) -> int:
-        """Evicts the *units* of the victims of *hold*. Returns the number of pods that have been deleted for it. *beat*
-        is called before each write.
+        """Evicts the *units* of the victims of *promise*. Returns the number of pods that have been deleted for it.
+        *beat* is called before each write.
 
-        Raises: EvictionStopped if the pod of *hold* does not wait for the others any more; EvictionPaused if the rest
-        follows in the next step; ClusterError.
+        Raises: EvictionStopped if the pod of *promise* does not wait for the others any more; EvictionPaused if the
+        rest follows in the next step; ClusterError.
         """
-        evictions = [self._eviction(hold, unit, beat) for unit in units]
+        evictions = [self._eviction(promise, unit, beat) for unit in units]
         for eviction in evictions:
-            self._mark(eviction, hold, beat)
+            self._mark(eviction, promise, beat)
         for eviction in evictions:
-            self._delete(eviction, hold, beat)
+            self._delete(eviction, promise, beat)
         return sum(len(eviction.deleted) for eviction in evictions)
 
     def settle(self, beat: Callable[[], object]) -> None:
@@ -131,7 +131,7 @@ class Evictor:
         if self._clock() < self._settle_from:
             return
         for eviction in list(self._units):
-            if self._cache.are_being_evicted(eviction.refs):
+            if self._store.evictions.are_under_way(eviction.refs):
                 continue
             try:
                 self._end(eviction, beat)
@@ -148,7 +148,7 @@ class Evictor:
         """Finishes or spares a unit, as far as that is possible now. Raises: EvictionStopped, EvictionPaused,
         ClusterError."""
         if eviction.inherited_until > -math.inf and not eviction.has_begun:
-            eviction.has_begun = any(_has_ended(self._cache.pods.get(uid)) for uid in eviction.refs)
+            eviction.has_begun = any(_has_ended(self._store.pods.get(uid)) for uid in eviction.refs)
         if eviction.has_begun:
             self._delete_rest(eviction, beat)
             self._units.remove(eviction)
@@ -156,14 +156,14 @@ class Evictor:
             self._units.remove(eviction)
 
     def _eviction(
-        self, hold: Hold, unit: Sequence[PodRecord], beat: Callable[[], object]
+        self, promise: Promise, unit: Sequence[PodRecord], beat: Callable[[], object]
     ) -> UnitEviction:
-        """Returns the eviction of *unit* for the pod of *hold*: the one that is under way, or a new one.
+        """Returns the eviction of *unit* for the pod of *promise*: the one that is under way, or a new one.
 
         Others of the same pods, for another pod or of a smaller unit, end first: the next leader takes a unit of which
         some pods have another message for one that lacks pods. Raises: EvictionStopped, EvictionPaused, ClusterError.
         """
-        uid, refs = hold.ref.uid, {record.ref.uid: record.ref for record in unit}
+        uid, refs = promise.ref.uid, {record.ref.uid: record.ref for record in unit}
         earlier = [other for other in self._units if not other.refs.keys().isdisjoint(refs)]
         for other in earlier:
             is_of_unit = other.has_begun or refs.keys() <= other.refs.keys()
@@ -173,19 +173,19 @@ class Evictor:
             self._end(other, beat)
             if other in self._units:
                 raise EvictionPaused("an earlier eviction of some of these pods ends first")
-        message = render_preempted(uid, hold.node, _together(refs))
+        message = render_preempted(uid, promise.node, _together(refs))
         eviction = UnitEviction(uid, message, dict(sorted(refs.items())))
         self._units.append(eviction)
         return eviction
 
-    def _mark(self, eviction: UnitEviction, hold: Hold, beat: Callable[[], object]) -> None:
+    def _mark(self, eviction: UnitEviction, promise: Promise, beat: Callable[[], object]) -> None:
         """Writes the condition of all pods of a unit, unless one of them has been deleted: then all have it."""
         if eviction.has_begun:
             return
         for uid, ref in eviction.refs.items():
-            if uid in eviction.marks or _has_ended(self._cache.pods.get(uid)):
+            if uid in eviction.marks or _has_ended(self._store.pods.get(uid)):
                 continue
-            self._check_wanted(hold)
+            self._check_wanted(promise)
             self._spend(beat)
             try:
                 marked = self._cluster.mark_preempted(ref, eviction.message, self._now())
@@ -193,16 +193,16 @@ class Evictor:
                 continue  # it has ended by itself
             eviction.marks[uid] = eviction.message, parse_resource_version(marked.resource_version)
 
-    def _delete(self, eviction: UnitEviction, hold: Hold, beat: Callable[[], object]) -> None:
+    def _delete(self, eviction: UnitEviction, promise: Promise, beat: Callable[[], object]) -> None:
         """Deletes all pods of a unit. Whether that is wanted is asked before the first one only."""
         if not eviction.has_begun:
-            self._check_wanted(hold)
+            self._check_wanted(promise)
         self._delete_rest(eviction, beat)
 
     def _delete_rest(self, eviction: UnitEviction, beat: Callable[[], object]) -> None:
         """Deletes those pods of a unit that have not been deleted yet."""
         for uid, ref in eviction.refs.items():
-            record = self._cache.pods.get(uid)
+            record = self._store.pods.get(uid)
             if uid in eviction.deleted or record is None or _has_ended(record):
                 continue
             self._check_leads()
@@ -226,7 +226,7 @@ class Evictor:
         is one that has been deleted, spares a unit whose last pod is there without it.
         """
         for uid in sorted(eviction.marks, reverse=True):
-            record, (_, version) = self._cache.pods.get(uid), eviction.marks[uid]
+            record, (_, version) = self._store.pods.get(uid), eviction.marks[uid]
             if record is not None and not _has_ended(record):
                 if record.version < version:
                     return False  # the watch is late
@@ -246,10 +246,10 @@ class Evictor:
             del eviction.marks[uid]
         return True
 
-    def _check_wanted(self, hold: Hold) -> None:
+    def _check_wanted(self, promise: Promise) -> None:
         self._check_leads()
-        if not self._cache.still_evicts(hold):
-            raise EvictionStopped(f"pod {hold.ref} does not wait for others any more")
+        if not self._store.evictions.still_wanted(promise):
+            raise EvictionStopped(f"pod {promise.ref} does not wait for others any more")
 
     def _spend(self, beat: Callable[[], object]) -> None:
         if self.is_paused:

@@ -47,7 +47,7 @@ class NodeFilter:
 
     def __init__(
         self,
-        cache: Store,
+        store: Store,
         events: EventRecorder,
         leadership: Leadership,
         metrics: Metrics,
@@ -57,7 +57,7 @@ class NodeFilter:
     ) -> None:
         """*is_selected*: reports whether the node watch shows nodes with these labels. *on_preemptor*: called when a
         pod fits no node and pods of lower priority hold devices."""
-        self._cache = cache
+        self._store = store
         self._is_selected = is_selected
         self._on_preemptor = on_preemptor
         self._events = events
@@ -78,7 +78,7 @@ class NodeFilter:
         if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):
             raise NodeLocked("this replica of the scheduler does not lead yet")
         try:
-            answer = self._cache.assume(pod, names or ())
+            answer = self._store.filtering.assume(pod, names or ())
         except MalformedInput as error:
             text = f"calcScore failed {error} for pod {pod.ref.name}"
             self._events.record(pod.ref, "Warning", "FilteringFailed", text)
@@ -102,7 +102,7 @@ class NodeFilter:
         kube-scheduler's own scores count."""
         if not names or has_no_policy(pod):
             return dict.fromkeys(names, 0)
-        scores = self._cache.node_scores(pod, names)
+        scores = self._store.filtering.node_scores(pod, names)
         low, high = min(scores), max(scores)
         if low == high:
             return dict.fromkeys(names, 0)
@@ -123,7 +123,7 @@ class NodeFilter:
         devices: dict[str, Mapping[str, Sequence[Device]]] = {}
         count = 0
         with self._simulation:
-            known_names, view = set(self._cache.nodes.names()), self._cache.view()
+            known_names, view = set(self._store.nodes.names()), self._store.view()
             for node in nodes:
                 names.append(node.name)
                 if view.usages(node.name) or not self._is_selected(node.labels):
@@ -149,7 +149,7 @@ class NodeFilter:
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
         for reason in {reason for unfit, _ in refusal.groups for reason, _ in unfit.reasons}:
             self._metrics.refused(reason)
-        closest = self._cache.closest(refusal, CLOSEST_NODES)
+        closest = self._store.filtering.closest(refusal, CLOSEST_NODES)
         nodes = refusal.nodes + len(refusal.unknown)
         whole = f"no available node, {nodes} nodes do not meet; {describe(refusal, closest)}"
         for text in (*summarize(refusal), whole):

@@ -68,7 +68,7 @@ class NodeLocks:
     def __init__(
         self,
         cluster: Cluster,
-        cache: Store,
+        store: Store,
         states: LockStates,
         events: EventRecorder,
         allocation_timeout: float,
@@ -78,18 +78,18 @@ class NodeLocks:
         now: Callable[[], datetime],
     ) -> None:
         self._cluster = cluster
-        self._nodes = cache.nodes
-        self.watched = WatchedNodes(cache.nodes, states)
+        self._nodes = store.nodes
+        self.watched = WatchedNodes(store.nodes, states)
         """The nodes, for whoever changes them: binds that wait for a lock must learn of it."""
-        self._pods = cache.pods
+        self._pods = store.pods
         self._states = states
         self._events = events
         self._allocation_timeout = allocation_timeout
         self._leading_since = leading_since
         self._clock = clock
         self._now = now
-        self._revoked = failed_allocation(cache.vendors)
-        self._vendors = cache.vendors
+        self._revoked = failed_allocation(store.vendors)
+        self._vendors = store.vendors
 
     @contextlib.contextmanager
     def held(

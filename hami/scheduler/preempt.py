@@ -18,6 +18,7 @@ from hami.runtime.token_bucket import TokenBucket
 from hami.scheduler.filter import LEADERSHIP_TIMEOUT_S
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.planner import PreemptionPlanner
+from hami.state.plans import planned_uid
 from hami.state.preemption import plan_further
 from hami.state.store import Store
 from hami.state.view import View
@@ -40,14 +41,14 @@ class PreemptionFilter:
 
     def __init__(
         self,
-        cache: Store,
+        store: Store,
         leadership: Leadership,
         planner: PreemptionPlanner,
         *,
         clock: Callable[[], float],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._cache = cache
+        self._store = store
         self._leadership = leadership
         self._planner = planner
         self._clock = clock
@@ -74,7 +75,7 @@ class PreemptionFilter:
             LEADERSHIP_TIMEOUT_S
         ):  # there may have been no filter before
             raise NodeLocked("this replica of the scheduler does not lead yet")
-        if not requests_devices(self._cache.vendors, pod.containers):
+        if not requests_devices(self._store.vendors, pod.containers):
             return victims
         judged = dict(itertools.islice(self._there(victims), MAX_NODES))
         kept = self._fitting(pod, judged)
@@ -97,7 +98,7 @@ class PreemptionFilter:
         find these when it reads them in an answer, and then it gives up all nodes.
         """
         for node, uids in victims.items():
-            records = (self._cache.pods.get(uid) for uid in uids)
+            records = (self._store.pods.get(uid) for uid in uids)
             if all(record is None or record.node in ("", node) for record in records):
                 yield node, uids
 
@@ -105,12 +106,14 @@ class PreemptionFilter:
         self, pod: Pod, victims: Mapping[str, Collection[str]]
     ) -> dict[str, Collection[str]]:
         """Returns the nodes that *pod* fits without their victims. What is reserved for it counts as free."""
-        view = self._cache.view()
-        if (hold := self._cache.hold_of(pod.ref.uid)) is not None:
-            uids = victims.get(hold.node, ())
-            after = view.what_if(without={pod.ref.uid, hold.booking.uid, *hold.victims, *uids})
-            is_kept = hold.node in victims and after.choose(pod, [hold.node]) is not None
-            return {hold.node: uids} if is_kept else {}
+        view = self._store.view()
+        if (promise := self._store.preemptions.promise_for(pod.ref.uid)) is not None:
+            uids = victims.get(promise.node, ())
+            after = view.what_if(
+                without={pod.ref.uid, planned_uid(pod.ref.uid), *promise.victims, *uids}
+            )
+            is_kept = promise.node in victims and after.choose(pod, [promise.node]) is not None
+            return {promise.node: uids} if is_kept else {}
         if self._is_freed(pod, victims, view):
             return {}
         kept: dict[str, Collection[str]] = {
@@ -120,7 +123,10 @@ class PreemptionFilter:
         }
         others = [node for node in victims if node not in kept] if self._planner.is_enabled else []
         if nodes := view.may_preempt_on(pod, others)[:MAX_PLANNED]:
-            rules, planned = self._planner.rules(), self._cache.planned_victims(pod.priority)
+            rules, planned = (
+                self._planner.rules(),
+                self._store.preemptions.planned_victims(pod.priority),
+            )
             for node in nodes:
                 plan = plan_further(view, pod, node, victims[node], rules, planned=planned)
                 if plan is not None and plan.victims:
@@ -131,7 +137,7 @@ class PreemptionFilter:
         """Returns those of *victims* that hold or request devices: no others play a part here, or stay in memory."""
         known: dict[str, Collection[str]] = {}
         for node, uids in victims.items():
-            records = [self._cache.pods.get(uid) for uid in uids]
+            records = [self._store.pods.get(uid) for uid in uids]
             known[node] = [record.ref.uid for record in records if record is not None]
         return known
 

@@ -25,9 +25,9 @@ from hami.scheduler.metrics import Metrics
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduling.preemption import EvictionUnit, PreemptionPlan
 from hami.state.evictions import PlanUnderWay
-from hami.state.holds import Hold, HoldEnd
 from hami.state.pending import PendingPod
 from hami.state.preemption import Plans, PreemptionRules, plan_together, pods_together
+from hami.state.promises import Promise, PromiseEnd, Stage
 from hami.state.store import Store
 from hami.state.view import View
 
@@ -39,7 +39,7 @@ AVOIDED_S = (
 )
 PAUSES = 4.0  # each plan is followed by a pause so many times as long as it has used the processor
 
-_IN_VAIN = (HoldEnd.EXPIRED, HoldEnd.UNFIT)
+_IN_VAIN = (PromiseEnd.EXPIRED, PromiseEnd.UNFIT)
 
 
 class Preemptor(Task):
@@ -48,7 +48,7 @@ class Preemptor(Task):
     def __init__(
         self,
         cluster: Cluster,
-        cache: Store,
+        store: Store,
         events: EventRecorder,
         leadership: Leadership,
         planner: PreemptionPlanner,
@@ -59,18 +59,18 @@ class Preemptor(Task):
     ) -> None:
         super().__init__("preemptor")
         self._cluster = cluster
-        self._cache = cache
+        self._store = store
         self._events = events
         self._leadership = leadership
         self._planner = planner
         self._metrics = metrics
         self._clock = clock
-        self._evictor = Evictor(cluster, cache, events, leadership, metrics, clock=clock, now=now)
+        self._evictor = Evictor(cluster, store, events, leadership, metrics, clock=clock, now=now)
         self._is_new_term = False
         self._attempts = Attempts()
         self._plan_from = -math.inf
         self._clear_from = -math.inf
-        self._held_since: dict[str, float] = {}
+        self._promised_at: dict[str, float] = {}
         self._avoided: dict[tuple[str, str], float] = {}  # pods and nodes, until when
 
     def step(self) -> float:
@@ -80,42 +80,44 @@ class Preemptor(Task):
         if self._is_new_term:
             self._is_new_term = False
             self._evictor.take_over()
-        self._cache.holds()  # ends those that do not fit any more
+        self._store.preemptions.promised()  # ends those that do not fit any more
         self._report_ended()
         self._follow_plans()
         delay = self._plan()
         self._evictor.begin_step()
-        for hold in self.each(sorted(self._cache.holds(), key=lambda hold: len(hold.victims))):
-            is_due = self._attempts.is_due(hold.ref, self._clock())
-            if not hold.evicted and is_due and self._leadership.leads():
-                self._evict(hold)
+        for promise in self.each(
+            sorted(self._store.preemptions.promised(), key=lambda promise: len(promise.victims))
+        ):
+            is_due = self._attempts.is_due(promise.ref, self._clock())
+            if promise.stage is Stage.PLANNED and is_due and self._leadership.leads():
+                self._evict(promise)
         if self._leadership.leads():
             self._evictor.settle(self.beat)
         return 0.0 if self._evictor.is_paused else delay
 
     def take_over(self) -> None:
-        """Holds what an earlier leader frees, and nothing else. A new leader calls this before its first decision."""
+        """Promises what an earlier leader frees, and nothing else. A new leader calls this before it decides."""
         if self._planner.is_enabled:
-            self._cache.release_holds()  # of an earlier term
-            self._held_since.clear()
+            self._store.preemptions.release_all()  # of an earlier term
+            self._promised_at.clear()
             self._is_new_term = True  # its thread may still be in a call of the earlier term
-            for plan in self._cache.plans_under_way():
-                self._hold([(plan.pod, _plan_of(plan))])
+            for plan in self._store.preemptions.under_way():
+                self._promise([(plan.pod, _plan_of(plan))])
 
     def _follow_plans(self) -> None:
-        """Holds what kube-scheduler frees. Removes what is left of plans of our own that have been given up."""
-        for plan in self._cache.plans_under_way():
+        """Promises what kube-scheduler frees. Removes what is left of plans of our own that have been given up."""
+        for plan in self._store.preemptions.under_way():
             pod, node = plan.pod, plan.node
             if not plan.units:
                 self._clear(pod)
                 continue
             is_theirs = pod.nominated_node == node and plan.is_of_kube_scheduler
             if is_theirs and (pod.ref.uid, node) not in self._avoided:
-                self._hold([(pod, _plan_of(plan))])
+                self._promise([(pod, _plan_of(plan))])
 
     def _clear(self, pod: Pod) -> None:
-        """Removes the annotation of *pod*, which has no hold and for which nobody is evicted: others would be kept from
-        growing on that node. kube-scheduler clears a nomination by itself."""
+        """Removes the annotation of *pod*, which has no promise and for which nobody is evicted: others would be kept
+        from growing on that node. kube-scheduler clears a nomination by itself."""
         if PREEMPTING not in pod.annotations or self._clock() < self._clear_from:
             return
         try:
@@ -136,17 +138,17 @@ class Preemptor(Task):
         if (rest_s := self._plan_from - self._clock()) > 0:  # refusals wake the task at any time
             return rest_s
         delay, view = IDLE_S, None
-        for pending in self.each(self._attempts.in_order(self._cache.preemptors())):
+        for pending in self.each(self._attempts.in_order(self._store.preemptions.preemptors())):
             ref, clock, used = pending.pod.ref, self._clock(), self._planner.used()
             if (
                 self._planner.is_left_to_kube_scheduler(ref)
-                or self._cache.hold_of(ref.uid) is not None
+                or self._store.preemptions.promise_for(ref.uid) is not None
             ):
-                continue  # it may have got a hold with its gang
+                continue  # it may have got a promise with its gang
             if (wait_s := self._attempts.due(pending) - clock) > 0:
                 delay = min(delay, wait_s)
                 continue
-            view = view or self._cache.view()
+            view = view or self._store.view()
             if self._plan_for(pending, view):
                 self._attempts.succeed(ref)
                 view = None  # what is held now is taken
@@ -158,7 +160,7 @@ class Preemptor(Task):
         return delay
 
     def _plan_for(self, pending: PendingPod, view: View) -> bool:
-        """Plans for a pod, or for its whole gang, and holds what is freed. Reports whether it does."""
+        """Plans for a pod, or for its whole gang, and promises what is freed. Reports whether it does."""
         pod = pending.pod
         try:
             plans = self._plans(pending, view, self._planner.rules())
@@ -170,10 +172,10 @@ class Preemptor(Task):
         frees = any(
             plan.victims for _, plan in plans
         )  # else the pod only waits for pods that are being deleted
-        takes_over = not self._cache.planned_victims().isdisjoint(
+        takes_over = not self._store.preemptions.planned_victims().isdisjoint(
             uid for _, plan in plans for uid in plan.awaited
         )
-        found = (frees or takes_over) and self._hold(plans)
+        found = (frees or takes_over) and self._promise(plans)
         self._metrics.preemption("planned" if found else "none")
         return found
 
@@ -192,7 +194,7 @@ class Preemptor(Task):
             names,
             rules,
             before_trial=self._yield,
-            planned=self._cache.planned_victims(pending.pod.priority),
+            planned=self._store.preemptions.planned_victims(pending.pod.priority),
         )
 
     def _yield(self) -> None:
@@ -206,7 +208,7 @@ class Preemptor(Task):
         gang = pod.ref.namespace, pod.group
         waiting = [
             other
-            for other in self._cache.pods.waiting()
+            for other in self._store.pods.waiting()
             if (other.ref.namespace, other.group) == gang
         ]
         bound = sum(
@@ -217,89 +219,95 @@ class Preemptor(Task):
         )
         return pods_together(pod, waiting, bound, self._planner.gang_size(pod))
 
-    def _hold(self, plans: Plans) -> bool:
-        """Holds what *plans* free. Reports whether it does."""
-        holds = self._cache.hold(plans)
-        for hold in holds:
-            self._held_since[hold.ref.uid] = self._clock()
+    def _promise(self, plans: Plans) -> bool:
+        """Promises what *plans* free. Reports whether it does."""
+        promises = self._store.preemptions.promise(plans)
+        for promise in promises:
+            self._promised_at[promise.ref.uid] = self._clock()
             log.info(
                 "preemption planned",
-                extra={"pod": hold.ref, "node": hold.node, "victims": len(hold.victims)},
+                extra={"pod": promise.ref, "node": promise.node, "victims": len(promise.victims)},
             )
-        return bool(holds)
+        return bool(promises)
 
-    def _evict(self, hold: Hold) -> None:
-        """Evicts the victims of *hold*, or none of them if the pod fits by now or does not wait any more."""
-        units = self._cache.units_of(hold)
+    def _evict(self, promise: Promise) -> None:
+        """Evicts the victims of *promise*, or none of them if the pod fits by now or does not wait any more."""
+        units = self._store.evictions.units_of(promise)
         if not units:
-            self._cache.mark_evicted(hold)
+            self._store.evictions.mark_evicted(promise)
             return
         try:
-            self._nominate(hold)
-            evicted = self._evictor.evict(hold, units, self.beat)
+            self._nominate(promise)
+            evicted = self._evictor.evict(promise, units, self.beat)
         except (EvictionStopped, EvictionPaused):
             return
         except ClusterError as error:
-            self._failed(hold, error)
+            self._failed(promise, error)
             return
-        self._cache.mark_evicted(hold)
+        self._store.evictions.mark_evicted(promise)
         what = (
             f"{evicted} pod{'s' if evicted != 1 else ''} of lower priority evicted"
             if evicted
             else "pods of lower priority are being evicted"
         )
         self._events.record(
-            hold.ref,
+            promise.ref,
             "Warning",
             "Preempting",
-            (f"{what} on node {hold.node}: the devices that they leave are held for this pod"),
+            (f"{what} on node {promise.node}: the devices that they leave are held for this pod"),
         )
-        log.info("pods preempted", extra={"pod": hold.ref, "node": hold.node, "victims": evicted})
+        log.info(
+            "pods preempted", extra={"pod": promise.ref, "node": promise.node, "victims": evicted}
+        )
 
-    def _nominate(self, hold: Hold) -> None:
+    def _nominate(self, promise: Promise) -> None:
         """Shows the node to the next leader, kube-scheduler and autoscalers. Raises: ClusterError."""
         try:
             self._cluster.annotate_pod(
-                hold.ref, {PREEMPTING: hold.node}
+                promise.ref, {PREEMPTING: promise.node}
             )  # kube-scheduler may clear a nomination
-            if not hold.pod.group:  # kube-scheduler decides on the nodes of a gang as a whole
-                self._cluster.nominate(hold.ref, hold.node)
+            if not promise.pod.group:  # kube-scheduler decides on the nodes of a gang as a whole
+                self._cluster.nominate(promise.ref, promise.node)
         except ClusterError as error:
             if not isinstance(error, (NotFound, Conflict)) and error.status != 422:
                 raise
             log.info(
-                "preemption given up", extra={"pod": hold.ref, "node": hold.node, "error": error}
+                "preemption given up",
+                extra={"pod": promise.ref, "node": promise.node, "error": error},
             )
-            self._cache.release_hold(hold)  # it is bound or gone, as the watch shows soon
-            self._attempts.put_off(hold.ref, self._clock() + RETRY_S)
-            raise EvictionStopped(f"pod {hold.ref} waits no longer") from error
+            self._store.preemptions.release(promise)  # it is bound or gone, as the watch shows soon
+            self._attempts.put_off(promise.ref, self._clock() + RETRY_S)
+            raise EvictionStopped(f"pod {promise.ref} waits no longer") from error
 
-    def _failed(self, hold: Hold, error: ClusterError) -> None:
-        log.warning("preemption failed", extra={"pod": hold.ref, "node": hold.node, "error": error})
-        self._attempts.put_off(hold.ref, self._clock() + RETRY_S)
+    def _failed(self, promise: Promise, error: ClusterError) -> None:
+        log.warning(
+            "preemption failed", extra={"pod": promise.ref, "node": promise.node, "error": error}
+        )
+        self._attempts.put_off(promise.ref, self._clock() + RETRY_S)
         if error.status in (400, 403, 422):  # trying again at once does not help
             self._events.record(
-                hold.ref, "Warning", "PreemptionFailed", f"no pod can be evicted: {error}"
+                promise.ref, "Warning", "PreemptionFailed", f"no pod can be evicted: {error}"
             )
-            self._cache.release_hold(hold)
-            self._attempts.put_off(hold.ref, self._clock() + REFUSED_S)
+            self._store.preemptions.release(promise)
+            self._attempts.put_off(promise.ref, self._clock() + REFUSED_S)
 
     def _report_ended(self) -> None:
-        for hold, end in self._cache.ended_holds():
-            since = self._held_since.pop(hold.ref.uid, self._clock())
-            if end is HoldEnd.EXPIRED:
-                self._avoided[hold.ref.uid, hold.node] = self._clock() + AVOIDED_S
-            if end is HoldEnd.BOUND:
+        for promise, end in self._store.preemptions.ended():
+            since = self._promised_at.pop(promise.ref.uid, self._clock())
+            if end is PromiseEnd.EXPIRED:
+                self._avoided[promise.ref.uid, promise.node] = self._clock() + AVOIDED_S
+            if end is PromiseEnd.BOUND:
                 self._metrics.preemptor_bound(self._clock() - since)
-            elif end in _IN_VAIN and hold.evicted and hold.victims:
+            elif end in _IN_VAIN and promise.stage is not Stage.PLANNED and promise.victims:
                 self._metrics.preempted_in_vain()
                 log.warning(
                     "pods preempted in vain",
-                    extra={"pod": hold.ref, "node": hold.node, "reason": end.value},
+                    extra={"pod": promise.ref, "node": promise.node, "reason": end.value},
                 )
             else:
                 log.info(
-                    "hold ended", extra={"pod": hold.ref, "node": hold.node, "reason": end.value}
+                    "hold ended",
+                    extra={"pod": promise.ref, "node": promise.node, "reason": end.value},
                 )
 
 

@@ -78,35 +78,35 @@ class SchedulerProgram:
 
         # Store, leadership and watches
         self._lock_states = LockStates(self._metrics.lock_wait)
-        self._cache = cluster_cache(settings)
+        self._store = cluster_cache(settings)
         self._elector = (
             AlwaysLeader()
             if not settings.leader_elect
-            else Election(self._cluster, _candidate(settings, self._cache))
+            else Election(self._cluster, _candidate(settings, self._store))
         )
         self._leadership = Leadership(self._elector, self._catch_up, clock=clock)
         self._resizer = Resizer(
-            self._cluster, self._cache, self._events, self._leadership, self._metrics, clock=clock
+            self._cluster, self._store, self._events, self._leadership, self._metrics, clock=clock
         )
         claims = self._claims = None
         if settings.dra != OFF:
             from hami.scheduler.claims import ClaimParts  # with what it needs, 50 ms and 2 MB
 
             claims = self._claims = ClaimParts(
-                api, self._cache, self._leadership.leads, settings, clock=clock
+                api, self._store, self._leadership.leads, settings, clock=clock
             )
         self._watches = Watches(
             api,
-            nodes=WatchedNodes(self._cache.nodes, self._lock_states),
-            pods=ResizablePods(self._cache.pods, self._resizer.observe),
-            quotas=self._cache.quotas,
+            nodes=WatchedNodes(self._store.nodes, self._lock_states),
+            pods=ResizablePods(self._store.pods, self._resizer.observe),
+            quotas=self._store.quotas,
             node_selector=settings.node_selector,
         )
 
         # Verbs and controller
         locks = NodeLocks(
             self._cluster,
-            self._cache,
+            self._store,
             self._lock_states,
             self._events,
             settings.node_lock_timeout,
@@ -116,20 +116,20 @@ class SchedulerProgram:
         )
         writer = BindingWriter(
             self._cluster,
-            self._cache,
+            self._store,
             claims.binder if claims else None,
             self._leadership,
             is_watching=self._watches.is_watching_pods,
             clock=clock,
         )
         self._binder = Binder(
-            self._cluster, self._cache, locks, self._events, self._leadership, writer, clock=clock
+            self._cluster, self._store, locks, self._events, self._leadership, writer, clock=clock
         )
         in_flight = InFlight()
         planner = PreemptionPlanner(self._cluster, settings, in_flight, clock=clock, now=utc_now)
         self._preemptor = Preemptor(
             self._cluster,
-            self._cache,
+            self._store,
             self._events,
             self._leadership,
             planner,
@@ -137,26 +137,26 @@ class SchedulerProgram:
             clock=clock,
             now=utc_now,
         )
-        admitter = Admitter(self._cache, settings)
+        admitter = Admitter(self._store, settings)
         self._verbs = Verbs(
             admitter,
             NodeFilter(
-                self._cache,
+                self._store,
                 self._events,
                 self._leadership,
                 self._metrics,
                 is_selected=selection(settings.node_selector),
                 on_preemptor=self._preemptor.wake,
             ),
-            PreemptionFilter(self._cache, self._leadership, planner, clock=clock),
+            PreemptionFilter(self._store, self._leadership, planner, clock=clock),
             self._binder,
-            self._cache.reservations.get,
+            self._store.bindings.get,
             in_flight,
             claims.admitter(admitter) if claims else None,
         )
         self._controller = Controller(
             self._cluster,
-            self._cache,
+            self._store,
             locks,
             self._events,
             self._leadership,
@@ -230,25 +230,25 @@ class SchedulerProgram:
     def _catch_up(self) -> None:
         """Reads the cluster when this replica begins to lead. Raises: ClusterError."""
         self._watches.catch_up(relist=self._settings.leader_elect)
-        for ref in self._cache.assume_nominated():
+        for ref in self._store.filtering.assume_nominated():
             log.info("devices reserved again for a pod that is being bound", extra={"pod": ref})
         self._preemptor.take_over()
 
     def _metric_sources(self) -> MetricSources:
-        cache = self._cache
+        store = self._store
         return MetricSources(
-            reserved=cache.reservations.unbound,
+            reserved=store.open_bindings.unbound,
             waiting=self._lock_states.waiting,
             ages=self._watches.ages(),
             leads=self._elector.is_leader,
-            unreadable_inventories=cache.nodes.problems,
-            unreadable_pods=cache.pods.unreadable,
+            unreadable_inventories=store.nodes.problems,
+            unreadable_pods=store.pods.unreadable,
             events={
                 "dropped": lambda: self._events.dropped,
                 "written": lambda: self._events.written,
             },
             handshakes=lambda: self._controller.handshakes_requested,
-            edits_refused=lambda: cache.pods.edits_refused,
+            edits_refused=lambda: store.pods.edits_refused,
             foreign_reservations=self._settings.foreign_reservations,
             resizing=self._resizer.pending,
             certificate_expiry=self._certificates.expiry
@@ -261,12 +261,12 @@ class SchedulerProgram:
         it is filled, and Prometheus takes every value for one of now."""
         made = [build_info()]
         if self._watches.unready_reason() is None:
-            view = self._cache.view()
+            view = self._store.view()
             claimed = (
                 self._claims.cache.at_once(view.facts).view if self._claims is not None else None
             )
             made += families(
-                view, self._cache.vendors, legacy=self._settings.legacy_metrics, claimed=claimed
+                view, self._store.vendors, legacy=self._settings.legacy_metrics, claimed=claimed
             )
         return made
 
@@ -288,11 +288,11 @@ def selection(selector: str) -> Matches:
         return lambda labels: True
 
 
-def _candidate(settings: Settings, cache: Store) -> Participant:
+def _candidate(settings: Settings, store: Store) -> Participant:
     return Participant(
         namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
         lease=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
         identity=make_identity(settings.pod_name),
         has_ended=partial(has_ended, pod=settings.pod_name),
-        is_writing=cache.is_writing,
+        is_writing=store.is_writing,
     )

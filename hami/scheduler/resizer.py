@@ -48,7 +48,7 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.resize import ResizeRefusal, has_same_devices, larger
 from hami.scheduling.turns import in_turn
-from hami.state.reservations import ANSWER_S
+from hami.state.promises import ANSWER_S
 from hami.state.resizes import resized_annotations
 from hami.state.store import Store
 
@@ -101,7 +101,7 @@ class Resizer(Task):
     def __init__(
         self,
         cluster: Cluster,
-        cache: Store,
+        store: Store,
         events: EventRecorder,
         leadership: Leadership,
         metrics: Metrics,
@@ -110,7 +110,7 @@ class Resizer(Task):
     ) -> None:
         super().__init__("resizer")
         self._cluster = cluster
-        self._cache = cache
+        self._store = store
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
@@ -194,7 +194,7 @@ class Resizer(Task):
         """Returns pods that did not fit and may by now, or were not tried for long."""
         if clock < self._retry_from:
             return []
-        self._retry_from, state = clock + IDLE_S, self._cache.version()
+        self._retry_from, state = clock + IDLE_S, self._store.version()
         return list(
             itertools.islice(
                 _in_turn(
@@ -211,7 +211,7 @@ class Resizer(Task):
     def _look_at(self, waiting: _Waiting) -> None:
         """Answers a pod. It waits on if that needs more than one write. Raises: HamiError; then it is tried again."""
         uid = waiting.pod.ref.uid
-        record = self._cache.pods.get(uid)
+        record = self._store.pods.get(uid)
         if (
             record is None
             or record.terminated
@@ -221,12 +221,12 @@ class Resizer(Task):
         ):
             self._forget(waiting)
             return
-        if not self._cache.nodes.is_known(
+        if not self._store.nodes.is_known(
             record.node
         ):  # of another scheduler, which answers; or it becomes ours
             waiting.due = self._clock() + RETRY_S
             return
-        if waiting.written is not None and self._cache.is_growing(uid):
+        if waiting.written is not None and self._store.resizes.is_growing(uid):
             self._resolve(waiting)
             return
         waiting.written, waiting.unknown_since = None, math.inf
@@ -247,7 +247,7 @@ class Resizer(Task):
             return None
         asked = text[:MAX_TEXT]
         try:
-            plan = self._cache.begin_resize(pod, parse_resize(text))
+            plan = self._store.resizes.begin(pod, parse_resize(text))
         except MalformedInput as error:
             return ResizeAnswer(ResizeStatus(ResizeState.INFEASIBLE, asked, str(error)), {})
         if plan is None:
@@ -284,7 +284,7 @@ class Resizer(Task):
         is_recent = waiting.deferred is not None and self._clock() < waiting.since + RETRY_S
         if waiting.deferred is None or not is_recent:
             waiting.since = self._clock()
-        waiting.deferred = self._cache.version()
+        waiting.deferred = self._store.version()
         return None if is_known and (is_recent or before == status) else ResizeAnswer(status, {})
 
     def _write(self, waiting: _Waiting, answer: ResizeAnswer) -> None:
@@ -305,12 +305,12 @@ class Resizer(Task):
                 is_unsent(error) or (error.status is not None and error.status < 500) or left_s <= 0
             )
             if is_refused and not was_unknown:
-                self._cache.refuse_resize(pod)
+                self._store.resizes.refuse(pod)
                 waiting.written = None
             elif not was_unknown:
                 waiting.unknown_since = self._clock()
             raise
-        self._cache.pods.upsert(changed)
+        self._store.pods.upsert(changed)
         waiting.written, waiting.unknown_since = None, math.inf
         self._answered[pod.ref.uid] = self._clock() + PAUSE_S
         self._metrics.resize(state.value.lower())
@@ -329,9 +329,9 @@ class Resizer(Task):
     def _resolve(self, waiting: _Waiting) -> None:
         """Finds out whether a pod has grown. Raises: HamiError; then it is asked again."""
         self._read(waiting)
-        if waiting.written is not None and self._cache.is_growing(waiting.pod.ref.uid):
+        if waiting.written is not None and self._store.resizes.is_growing(waiting.pod.ref.uid):
             if self._clock() - waiting.unknown_since >= ANSWER_S:
-                self._cache.refuse_resize(waiting.pod)
+                self._store.resizes.refuse(waiting.pod)
             else:
                 self._write(waiting, waiting.written)
 
@@ -342,7 +342,7 @@ class Resizer(Task):
         if pod is None or pod.ref.uid != ref.uid:
             self._forget(waiting)
             raise NotFound(f"pod {ref} not found", 404)
-        self._cache.pods.upsert(pod)
+        self._store.pods.upsert(pod)
         waiting.pod = pod
 
     def _forget(self, waiting: _Waiting) -> None:

@@ -79,7 +79,7 @@ class WaitingClaims(Task):
             self._clock(),
             {pod.ref.uid: pod for pod in self._store.pods.waiting() if pod.claim},
         )
-        since = dict.fromkeys(self._store.refused(), now) | self._refused
+        since = dict.fromkeys(self._store.filtering.refused(), now) | self._refused
         self._refused = {uid: since[uid] for uid in waiting if uid in since}
         self._made &= waiting.keys()
         lacking = [

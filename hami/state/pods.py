@@ -38,7 +38,7 @@ from hami.state.binding import (
 )
 from hami.state.bookings import PodBookings
 from hami.state.nodes import NodeCache
-from hami.state.reservations import BindingStage, Reservations
+from hami.state.promises import Promises, Stage, is_bound_without_lock
 from hami.state.sighting import Sighting, Sightings
 from hami.vendors.request import most_shares
 from hami.vendors.shares import held_shares
@@ -155,7 +155,7 @@ class _Tombstone(NamedTuple):
 class PodCache:
     """Pods by uid.
 
-    *lock* is the store's: it guards the records, *bookings* and *reservations*, and is never held across I/O; only
+    *lock* is the store's: it guards the records, *bookings* and *promises*, and is never held across I/O; only
     single look-ups do without it.
     *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time, unless the pod
     has a reservation of this process.
@@ -166,7 +166,7 @@ class PodCache:
         vendors: Catalog,
         lock: threading.RLock,
         bookings: PodBookings,
-        reservations: Reservations,
+        promises: Promises,
         nodes: NodeCache,
         *,
         foreign_reservations: bool,
@@ -176,7 +176,7 @@ class PodCache:
         self._vendors = vendors
         self._lock = lock
         self._bookings = bookings
-        self._reservations = reservations
+        self._promises = promises
         self._nodes = nodes
         self._foreign_reservations = foreign_reservations
         self._clock = clock
@@ -222,7 +222,7 @@ class PodCache:
                     return
                 self._remove_record(uid)
                 record = None
-            self._reservations.mark_shown(uid)
+            self._promises.mark_shown(uid)
             limits = (
                 record.most_shares
                 if record is not None  # what a pod requests cannot be changed
@@ -270,11 +270,11 @@ class PodCache:
             for uid in [
                 uid
                 for uid in self._decided
-                if uid not in self._records and uid not in self._reservations
+                if uid not in self._records and self._promises.assumed(uid) is None
             ]:
                 del self._decided[uid]
             self._sightings.finish_list()
-            self._reservations.prune(seen, started)
+            self._promises.prune(seen, started)
             self._nodes.clear_foreign_before(started)
 
     def expire(self) -> None:
@@ -351,17 +351,11 @@ class PodCache:
         plugin that needs the lock could take it for the holder of the lock."""
         with self._lock:
             for booking in self._bookings.on_node(node):
-                reservation = self._reservations.find(booking.uid)
-                if (
-                    reservation is not None
-                    and reservation.stage is BindingStage.FINISHED
-                    and reservation.lock_free
-                    and not reservation.lock_keys
-                ):
+                promise = self._promises.get(booking.uid)
+                if promise is not None and is_bound_without_lock(promise):
                     return True
-                if (
-                    record := self._records.get(booking.uid)
-                ) is not None and record.awaits_allocation:
+                record = self._records.get(booking.uid)
+                if record is not None and record.awaits_allocation:
                     return True
             return False
 
@@ -454,9 +448,9 @@ class PodCache:
             self._unsettled[uid] = None
         if pod.node_name:
             self._decided.pop(uid, None)
-            self._reservations.confirm(uid)
+            self._promises.confirm(uid)
         else:
-            self._reservations.observe(pod)
+            self._promises.observe(pod)
 
     def _traits_of(self, pod: Pod) -> PodTraits:
         labels = tuple(sorted([item for item in pod.labels.items() if item[0] != ASSIGNED_NODE]))
@@ -479,7 +473,7 @@ class PodCache:
         uid = pod.ref.uid
         if pod.is_terminated:
             self._unbook(uid)
-            self._reservations.forget(uid)
+            self._promises.forget(uid)
             return ()
         if pod.node_name and limits:
             return self._book_bound(pod, limits, allocation)
@@ -513,18 +507,14 @@ class PodCache:
 
     def _as_written(self, pod: Pod) -> Pod:
         """Returns *pod* with the annotations of its Binding if this process has written it, else as it is."""
-        reservation = self._reservations.find(pod.ref.uid)
-        if (
-            reservation is None
-            or reservation.stage is not BindingStage.FINISHED
-            or reservation.node != pod.node_name
-        ):
+        promise = self._promises.assumed(pod.ref.uid)
+        if promise is None or promise.stage is not Stage.FINISHED or promise.node != pod.node_name:
             return pod
-        return replace(pod, annotations={**pod.annotations, RESIZED: "", **reservation.annotations})
+        return replace(pod, annotations={**pod.annotations, RESIZED: "", **promise.annotations})
 
     def _unbook(self, uid: str) -> None:
-        """Removes what the pod's annotations have booked, and their problems. A reservation's booking stays."""
-        if uid not in self._reservations:
+        """Removes what the pod's annotations have booked, and their problems. A promise's booking stays."""
+        if self._promises.assumed(uid) is None:
             self._bookings.unbook(uid)
         if self._bookings.forget(uid) and (record := self._records.get(uid)) is not None:
             self._records[uid] = msgspec.structs.replace(record, problems=())
@@ -534,7 +524,7 @@ class PodCache:
         uid = pod.ref.uid
         return (
             self._foreign_reservations
-            and uid not in self._reservations
+            and self._promises.assumed(uid) is None
             and uid not in self._decided
             and self._is_fresh(assigned_at(pod), assigned)
         )
@@ -543,7 +533,7 @@ class PodCache:
         return written > 0 and abs(assigned.claimed_age(written, self._clock())) < FOREIGN_TTL_S
 
     def _bury(self, uid: str, was_allocating: bool) -> None:
-        self._reservations.forget(uid)
+        self._promises.forget(uid)
         self._remove_record(uid)
         self._tombstones[uid] = _Tombstone(was_allocating, self._clock())
         if len(self._tombstones) > TOMBSTONES:

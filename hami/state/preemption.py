@@ -16,7 +16,7 @@ from hami.scheduling.preemption import (
     best_plan,
     no_pod_group,
 )
-from hami.state.holds import is_hold
+from hami.state.plans import is_planned
 from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.view import View
 
@@ -146,7 +146,7 @@ def plan_together(
         else:
             plan, view = found, view.what_if(without=(*found.uids, *found.awaited))
             choice = view.choose(pod, [plan.node])
-            if choice is None:  # holds of lower priority are in its way
+            if choice is None:  # plans of lower priority are in its way
                 return [(pod, plan)] if len(pods) == 1 else []
         planned.update(plan.uids)
         plans.append((pod, plan))
@@ -246,7 +246,7 @@ class _Eviction:
             if booking.priority >= self._pod.priority or booking.uid in self._planned:
                 continue
             record = self._view.facts.pods.get(booking.uid)
-            if is_hold(booking):
+            if is_planned(booking):
                 free.append(booking.uid)
             elif record is not None and self.is_room(record):
                 awaited.append(booking.uid)

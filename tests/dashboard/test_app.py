@@ -99,7 +99,7 @@ def test_a_reserved_part_is_marked(stage):
     smaller = pending("soon", gpu=1, gpumem=3000)
     stage.add(smaller)
     pod = next(other for other in stage.cache.pods.waiting() if other is not waits)
-    stage.cache.assume(pod, ["n1"])
+    stage.cache.filtering.assume(pod, ["n1"])
     parts = [
         part
         for card in stage.json("/nodes/n1")["cards"]

@@ -324,7 +324,7 @@ def test_the_event_names_the_same_nodes_as_the_explanation():
     ]
     pending = waiting(gpus(1, 5000))
     refusal = (store := store_of(record(nodes, pods))).assume(pending, sorted(store.nodes.names()))
-    event = describe(refusal, store.closest(refusal, CLOSEST_NODES))
+    event = describe(refusal, store.filtering.closest(refusal, CLOSEST_NODES))
     closest = [
         shortage.node
         for shortage in report(pods=[*pods, pending], nodes=nodes).nodes[:CLOSEST_NODES]

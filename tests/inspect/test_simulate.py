@@ -326,7 +326,7 @@ def test_a_simulation_agrees_with_the_scheduler(chance):
     store = store_of(cluster)
     for number, placed_pod in enumerate(report.pods):
         again = replace(template, ref=pod(name=placed_pod.pod, uid=f"u{number}").ref)
-        assert store.assume(again, inspected.offered).node == placed_pod.node
+        assert store.filtering.assume(again, inspected.offered).node == placed_pod.node
     assert len(report.pods) == report.outcomes[0].placed
 
 

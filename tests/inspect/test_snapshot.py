@@ -457,7 +457,7 @@ def placed_record(count=6):
     store, pods = store_of(record(nodes)), []
     for number in range(count):
         waiting = pod(gpus(1, 5000), name=f"p{number}")
-        choice = store.assume(waiting, sorted(store.nodes.names()))
+        choice = store.filtering.assume(waiting, sorted(store.nodes.names()))
         assert isinstance(choice, Choice)
         bound = held(waiting.ref.name, choice.node, (choice.placement[0][0].uuid, 5000, 0))
         annotations = bound.annotations | {"hami.io/vgpu-time": str(1000 + number)}

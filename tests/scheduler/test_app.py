@@ -214,7 +214,7 @@ def test_a_simulation_returns_the_whole_node(web):
         "Nodes": {"metadata": {}, "items": [large]},
         "FailedNodes": {"small": "1/1 CardInsufficientMemory"},
     }
-    assert web.replica.cache.reservations.unbound() == 0
+    assert web.replica.cache.open_bindings.unbound() == 0
 
 
 def test_nodes_are_scored(web):
@@ -241,7 +241,7 @@ def test_a_simulation_returns_all_nodes_that_fit(web, path):
         "Nodes": {"metadata": {}, "items": nodes[1:]},
         "FailedNodes": {"small": "1/1 CardInsufficientMemory"},
     }
-    assert web.replica.cache.reservations.unbound() == 0
+    assert web.replica.cache.open_bindings.unbound() == 0
     assert web.observed == [(path[1:], "ok")]
 
 
@@ -546,7 +546,7 @@ def test_untrusted_clients_may_not_use_the_extender(web, path):
     answer = method(path, data=json.dumps(BODIES.get(path, {})), environ_overrides=STRANGER)
     assert answer.status_code == 403
     assert "--extender-bind-address" in json.loads(answer.data)["Error"]
-    assert web.replica.cache.reservations.unbound() == 0
+    assert web.replica.cache.open_bindings.unbound() == 0
 
 
 VERBS = ("/filter", "/prioritize", "/simulate", "/preempt", "/bind", "/reservations/u")
@@ -566,7 +566,8 @@ def test_a_right_opens_what_it_is_for_and_nothing_else(web, right, paths):
         if answer.status_code != 403:
             answered.append(path)
     assert tuple(answered) == paths
-    assert (web.replica.cache.reservations.refs() == []) is (right is not ClientRight.EXTENDER)
+    reserved = web.replica.cache.view().facts.reserved
+    assert (reserved == {}) is (right is not ClientRight.EXTENDER)
 
 
 def test_a_simulation_reserves_nothing(web):
@@ -574,7 +575,7 @@ def test_a_simulation_reserves_nothing(web):
         "/simulate", BODIES["/simulate"], environ_overrides={RIGHT: ClientRight.SIMULATE}
     )
     assert [node["metadata"]["name"] for node in answer["Nodes"]["items"]] == ["new"]
-    assert web.replica.cache.reservations.unbound() == 0
+    assert web.replica.cache.open_bindings.unbound() == 0
 
 
 def test_a_header_does_not_make_a_client_trusted(web):

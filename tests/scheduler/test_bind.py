@@ -8,7 +8,7 @@ from hami.codec.keys import NODE_LOCK
 from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
-from hami.state.reservations import Rejected
+from hami.state.promises import Rejected
 from tests.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
 from tests.fake_cluster import never_sent, no_answer
 from tests.scheduler.replicas import cards, holding, replica
@@ -142,7 +142,7 @@ def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
     assert not any(p.annotations for p in scheduler.fake.pods.values())
     assert scheduler.events.reasons() == ["BindingFailed"]
     assert message in scheduler.events[0][1]
-    assert (scheduler.cache.reservations.get("uid-pod1") is not None) is kept
+    assert (scheduler.cache.bindings.get("uid-pod1") is not None) is kept
 
 
 def test_an_unknown_node_is_an_error_and_drops_the_reservation():
@@ -151,7 +151,7 @@ def test_an_unknown_node_is_an_error_and_drops_the_reservation():
     scheduler.watch()
     with pytest.raises(NotFound, match='node "n1" not found'):
         bind(scheduler)
-    assert scheduler.cache.reservations.get("uid-pod1") is None
+    assert scheduler.cache.bindings.get("uid-pod1") is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_bind_on_a_node_that_has_filled_up_keeps_nothing():
     assert scheduler.filter(ASKED, ["n1"]) == "n1"
     with pytest.raises(Rejected, match="does not fit node n2 any more: 1/1 CardInsufficientMemory"):
         bind(scheduler, ASKED, "n2")
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
     assert not scheduler.cache.view().bookings_on("n1")
     assert scheduler.filter(ASKED) == "n1"
 
@@ -205,12 +205,12 @@ def test_a_replica_that_does_not_lead_decides_nothing_at_a_bind():
     scheduler = replica(cards("n1", {}), pods=[ASKED], leads=False)
     with pytest.raises(Rejected, match="has no reservation"):
         bind(scheduler)
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
 
 
 def test_a_second_bind_while_the_first_waits_is_refused():
     scheduler = ready()
-    scheduler.cache.reservations.start_binding(ASKED.ref, "n1")
+    scheduler.cache.bindings.start(ASKED.ref, "n1")
     with pytest.raises(Rejected, match="already being bound"):
         bind(scheduler)
 
@@ -272,7 +272,7 @@ def test_a_binding_that_never_reaches_the_api_server_leaves_nothing_behind():
     with pytest.raises(ClusterError, match="connect timeout"):
         bind(scheduler)
     assert nothing_left(scheduler)
-    assert not scheduler.cache.reservations.are_binding()
+    assert not scheduler.cache.open_bindings.are_binding()
 
 
 def while_connecting(scheduler, happens):
@@ -341,7 +341,7 @@ def test_a_binding_that_was_written_without_an_answer_counts(error):
     scheduler.fake.fail("bind", error, after=True)
     bind(scheduler)
     assert scheduler.events.reasons() == ["BindingSucceed"]
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
     assert scheduler.fake.lock_of("n1")
 
 
@@ -352,7 +352,7 @@ def test_a_binding_without_an_answer_keeps_its_reservation_and_lock(error):
     with pytest.raises(ClusterError, match="no answer whether it was bound"):
         bind(scheduler)
     assert scheduler.fake.lock_of("n1")
-    assert scheduler.cache.reservations.get("uid-pod1")
+    assert scheduler.cache.bindings.get("uid-pod1")
     assert scheduler.schedule(ASKED) == "n1"
     assert scheduler.fake.bindings == 1
 
@@ -364,7 +364,7 @@ def test_a_binding_whose_outcome_is_unknown_keeps_its_reservation():
     with pytest.raises(ClusterError, match="no answer"):
         bind(scheduler)
     assert scheduler.schedule(ASKED) == "n1", "a conflict with our own earlier Binding is success"
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
     assert scheduler.fake.pods["default", "pod1"].node_name == "n1"
 
 
@@ -375,7 +375,7 @@ def test_a_conflict_whose_outcome_is_unknown_keeps_its_reservation():
     for _ in range(2):
         with pytest.raises(ClusterError, match="no answer"):
             scheduler.schedule(ASKED)
-    assert scheduler.cache.reservations.get("uid-pod1")
+    assert scheduler.cache.bindings.get("uid-pod1")
     assert scheduler.fake.lock_of("n1")
 
 
@@ -404,7 +404,7 @@ def test_a_pod_that_another_replica_bound_is_dropped_and_keeps_its_lock(where, l
     with pytest.raises(Conflict, match=f"already bound to node {where}"):
         bind(scheduler)
     assert bool(scheduler.fake.lock_of("n1")) is lock_stays
-    assert scheduler.cache.reservations.get("uid-pod1") is None
+    assert scheduler.cache.bindings.get("uid-pod1") is None
     assert scheduler.cache.view().usages("n1")["NVIDIA"][0].memory_used_mib == 0
 
 
@@ -494,7 +494,7 @@ def test_filtering_again_cancels_the_waiting_bind():
     with pytest.raises(Rejected, match="replaced or dropped"):
         bind(scheduler)
     assert nothing_left(scheduler)
-    assert scheduler.cache.reservations.unbound() == 1
+    assert scheduler.cache.open_bindings.unbound() == 1
 
 
 def test_a_binding_without_an_answer_may_still_arrive():
@@ -502,9 +502,9 @@ def test_a_binding_without_an_answer_may_still_arrive():
     scheduler.fake.fail("bind", no_answer())
     with pytest.raises(ClusterError):
         bind(scheduler)
-    assert scheduler.cache.reservations.are_binding(), "the leadership must not be handed over"
+    assert scheduler.cache.open_bindings.are_binding(), "the leadership must not be handed over"
     scheduler.schedule(ASKED)
-    assert not scheduler.cache.reservations.are_binding()
+    assert not scheduler.cache.open_bindings.are_binding()
 
 
 def test_drain_waits_for_binds_in_progress():

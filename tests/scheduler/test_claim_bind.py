@@ -11,7 +11,7 @@ from hami.codec.own_claims import booked_requests
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
-from hami.state.reservations import Rejected
+from hami.state.promises import Rejected
 from tests.builders import NVIDIA, gpu, gpus, node, pod
 from tests.devices.cards import A100_PROFILES
 from tests.fake_cluster import never_sent, no_answer
@@ -112,7 +112,7 @@ def test_a_claim_of_somebody_else_is_named_and_stays_as_it_is():
         "stored_claim",
     ]
     assert scheduler.events.reasons() == ["BindingFailed"]
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,16 @@ def test_an_attempt_that_died_is_completed(method, after):
     else:
         with pytest.raises(HamiError):
             bind(scheduler)
-        first = scheduler.cache.reservations.get("uid-pod1")
-        scheduler.cache.reservations.forget("uid-pod1")
+        first = scheduler.cache.bindings.get("uid-pod1")
+        scheduler.cache.bindings.drop(scheduler.cache.bindings.get("uid-pod1"))
         blocker = pod(
             gpus(1, cores=100),
             name="blocker",
             phase="Pending",
             claim="hami-b",
-            annotations={NVIDIA.annotations.selectors.use_uuids[0]: first.placement[0][0].uuid},
+            annotations={
+                NVIDIA.annotations.selectors.use_uuids[0]: first.choice.placement[0][0].uuid
+            },
         )
         scheduler.fake.put_pod(blocker)
         scheduler.schedule(blocker)
@@ -284,4 +286,4 @@ def test_a_binding_without_an_answer_keeps_its_devices_when_the_claim_cannot_be_
     with pytest.raises(ClusterError, match="no answer whether it was bound") as raised:
         bind(scheduler)
     assert not isinstance(raised.value, (NotFound, Conflict))
-    assert scheduler.cache.reservations.get("uid-pod1").outcome_unknown
+    assert scheduler.cache.bindings.get("uid-pod1").outcome_unknown

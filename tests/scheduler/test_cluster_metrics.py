@@ -81,7 +81,7 @@ def small_cache():
             },
         )
     )
-    cache.assume(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
+    cache.filtering.assume(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
     return cache
 
 
@@ -289,10 +289,10 @@ def test_reserved_devices_are_shown_with_their_pod():
     cache = small_cache()
     promised = pod(gpus(memory=4096), name="promised", namespace="team-b")
     before = page(cache.view())
-    reservation = cache.reservations.get(promised.ref.uid)
-    cache.reservations.start_binding(promised.ref, "gpu-0")
-    cache.reservations.prepare_binding(reservation)
-    cache.reservations.finish_binding(reservation)
+    reservation = cache.bindings.get(promised.ref.uid)
+    cache.bindings.start(promised.ref, "gpu-0")
+    cache.bindings.prepare(reservation)
+    cache.bindings.finish(reservation)
     assert page(cache.view()) == before
     cache.pods.upsert(
         pod(

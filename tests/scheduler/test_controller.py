@@ -7,7 +7,8 @@ import pytest
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict
 from hami.scheduler.settings import Settings
-from hami.state.reservations import RESERVATION_TTL_S, UNSHOWN_S, Rejected
+from hami.state.bindings import UNSHOWN_S
+from hami.state.promises import ASSUMED_TTL_S, Rejected
 from hami.state.sighting import OBSERVED_S
 from tests.builders import NVIDIA, device_usage, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
@@ -253,9 +254,9 @@ def test_a_pod_that_cannot_be_written_does_not_stop_the_others(error):
 def test_a_reservation_expires():
     made = world(pod(gpus()), leads=True)
     made.filter(pod(gpus()))
-    made.clock.seconds += RESERVATION_TTL_S
+    made.clock.seconds += ASSUMED_TTL_S
     made.controller.step()
-    assert made.cache.reservations.unbound() == 0
+    assert made.cache.open_bindings.unbound() == 0
 
 
 UNSHOWN = pod(gpus(1, memory=10, cores=0))
@@ -283,12 +284,12 @@ def test_the_api_server_is_asked_for_a_pod_that_the_watch_has_not_shown(exists, 
     ):
         made.clock.seconds += seconds
         made.controller.step()
-        assert (made.cache.reservations.unbound() == 1) is is_reserved
+        assert (made.cache.open_bindings.unbound() == 1) is is_reserved
     reads = [call for call in made.fake.calls if call.method == "pod"]
     assert len(reads) == 1
-    made.clock.seconds += RESERVATION_TTL_S
+    made.clock.seconds += ASSUMED_TTL_S
     made.controller.step()
-    assert made.cache.reservations.unbound() == 0
+    assert made.cache.open_bindings.unbound() == 0
 
 
 def test_a_pod_that_the_watch_has_shown_is_not_read():
@@ -298,7 +299,7 @@ def test_a_pod_that_the_watch_has_shown_is_not_read():
     made.watch()
     made.clock.seconds += UNSHOWN_S
     made.controller.step()
-    assert made.cache.reservations.unbound() == 1
+    assert made.cache.open_bindings.unbound() == 1
     assert [call for call in made.fake.calls if call.method == "pod"] == []
 
 
@@ -308,9 +309,9 @@ def test_without_an_answer_of_the_api_server_a_reservation_stays():
     made.clock.seconds += UNSHOWN_S
     made.fake.fail("pod", no_answer())
     made.controller.step()
-    assert made.cache.reservations.unbound() == 1
+    assert made.cache.open_bindings.unbound() == 1
     made.controller.step()
-    assert made.cache.reservations.unbound() == 0
+    assert made.cache.open_bindings.unbound() == 0
 
 
 def test_a_pod_that_does_not_exist_is_not_kept_by_filters():
@@ -320,7 +321,7 @@ def test_a_pod_that_does_not_exist_is_not_kept_by_filters():
         made.filter(UNSHOWN)
         made.clock.seconds += 4
     made.controller.step()
-    assert made.cache.reservations.unbound() == 0
+    assert made.cache.open_bindings.unbound() == 0
     with pytest.raises(Rejected, match="not found"):
         made.filter(UNSHOWN)
 
@@ -339,10 +340,10 @@ def test_an_unknown_outcome_is_resolved(became):
         made.fake.put_pod(replace(asked, ref=replace(asked.ref, uid="new")))
     made.leadership.leading = False  # every replica looks after its own
     made.controller.step()
-    assert made.cache.reservations.unbound() == 1
-    made.clock.seconds += RESERVATION_TTL_S
+    assert made.cache.open_bindings.unbound() == 1
+    made.clock.seconds += ASSUMED_TTL_S
     made.controller.step()
-    assert made.cache.reservations.unbound() == 0
+    assert made.cache.open_bindings.unbound() == 0
     assert device_usage(made.cache)["n1"][0].slots_used == (1 if became == "bound" else 0)
 
 

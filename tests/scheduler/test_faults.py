@@ -228,7 +228,7 @@ class Storm:
                 lease="scheduler",
                 identity=replica.identity,
                 has_ended=self.ended.__contains__,
-                is_writing=lambda: replica.cache.reservations.are_binding(),
+                is_writing=lambda: replica.cache.open_bindings.are_binding(),
             ),
             clock=self.clock,
             now=self.clock.now,
@@ -590,7 +590,7 @@ def test_faults_never_overcommit_lose_or_leak_devices(lock_free, seed):
     assert not any(storm.fake.lock_of(name) for name in storm.fake.nodes)
     for replica in storm.replicas:
         replica.relist()
-        assert replica.cache.reservations.unbound() == 0
+        assert replica.cache.open_bindings.unbound() == 0
         for name in storm.fake.nodes:
             seen = {
                 view.device.uuid: [view.slots_used, view.memory_used_mib, view.cores_used]

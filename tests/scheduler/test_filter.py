@@ -9,7 +9,7 @@ from hami.codec.node_template import NODE_TEMPLATE
 from hami.errors import MalformedInput, NodeLocked
 from hami.model import NodePreference, NodeRequirement
 from hami.scheduling.node_order import TO_CHOOSE_FROM
-from hami.state.reservations import Rejected
+from hami.state.promises import Rejected
 from hami.state.view import Policies
 from tests.builders import NVIDIA, content, gpu, gpus, node, pod, quota
 from tests.scheduler.replicas import cards, holding, replica
@@ -38,7 +38,7 @@ def test_filter_places_a_pod_by_the_policies(policies, chosen, device, scores):
     asked = pod(gpus(1, memory=3000, cores=30))
     found = scheduler.node_filter.filter(asked, ["n1", "n2"])
     assert (found.names, dict(found.failed), found.chosen) == ([chosen], {}, chosen)
-    reservation = scheduler.cache.reservations.get("uid-pod1")
+    reservation = scheduler.cache.bindings.get("uid-pod1")
     assert reservation.annotations[NVIDIA.annotations.allocated] == f"{device},NVIDIA,3000,30:;"
     assert scheduler.events == [
         ("FilteringSucceed", f"find fit node({chosen}), 0 nodes not fit, 2 nodes fit({scores})")
@@ -198,7 +198,7 @@ def test_a_replica_that_does_not_lead_filters_nothing():
     scheduler = replica(cards("n1", {}), leads=False)
     with pytest.raises(NodeLocked, match="does not lead yet"):
         scheduler.filter(pod(gpus()))
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
 
 
 def test_a_pod_without_uid_is_refused():
@@ -252,7 +252,7 @@ def test_the_node_chosen_by_kube_scheduler_may_be_full_by_then():
     scheduler.watch()
     with pytest.raises(Rejected, match="does not fit node n2 any more: 1/1 CardInsufficientMemory"):
         scheduler.binder.bind(asked.ref, "n2")
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_nodes_are_scored_by_the_policy(policy, scores):
     asked = pod(gpus(1, memory=3000), annotations={"hami.io/node-scheduler-policy": policy})
     assert scheduler.node_filter.prioritize(asked, ["n1", "n2", "x"]) == scores
     assert scheduler.node_filter.prioritize(asked, []) == {}
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
 
 
 SIMULATED = node("sim", gpu("GPU-0", memory_mib=8192, model="NVIDIA-A100"))
@@ -294,7 +294,7 @@ def test_a_simulation_leaves_no_trace(memory, nodes, chosen, failed):
     assert (found.names, found.failed) == ([chosen] if chosen else [], failed)
     assert scheduler.events == []
     assert scheduler.fake.calls == []
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
 
 
 TEMPLATE = replace(node("new"), labels={NODE_TEMPLATE: "2x46068.10.100.NVIDIA_A40"})

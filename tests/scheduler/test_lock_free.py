@@ -7,7 +7,7 @@ import pytest
 from hami.codec.keys import BIND_PHASE, LOCK_FREE, NODE_LOCK
 from hami.errors import ClusterError, HamiError, NodeLocked
 from hami.model import Device
-from hami.state.reservations import Rejected
+from hami.state.promises import Rejected
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from tests.builders import NVIDIA, container, gpu, gpus, node, pod
 from tests.fake_cluster import no_answer
@@ -86,7 +86,7 @@ def test_nothing_is_left_to_do_for_the_pod():
     made.schedule(ASKED)
     made.watch()
     assert made.cache.pods.unsettled() == []
-    assert made.cache.reservations.unbound() == 0
+    assert made.cache.open_bindings.unbound() == 0
     made.fake.calls.clear()
     made.clock.seconds += 1000
     made.controller.step()
@@ -97,7 +97,7 @@ def test_nothing_is_left_to_do_for_the_pod():
 def test_a_reservation_shows_what_the_binding_will_carry():
     made = world()
     made.filter(ASKED)
-    reservation = made.cache.reservations.get(ASKED.ref.uid)
+    reservation = made.cache.bindings.get(ASKED.ref.uid)
     assert reservation.lock_keys == ()
     assert reservation.annotations[BIND_PHASE] == "success"
     assert NVIDIA.annotations.to_allocate not in reservation.annotations
@@ -177,7 +177,7 @@ def test_a_change_between_filter_and_bind_is_refused_and_comes_out_right_when_fi
         made.binder.bind(ASKED.ref, "n1")
     assert made.fake.bindings == 0
     assert made.fake.lock_of("n1") is None
-    assert made.cache.reservations.unbound() == 0
+    assert made.cache.open_bindings.unbound() == 0
     made.schedule(ASKED)
     assert bound(made).annotations[BIND_PHASE] == ("success" if after else "allocating")
     assert bool(made.fake.lock_of("n1")) is not bool(after)
@@ -313,10 +313,10 @@ def test_a_binding_without_an_answer_keeps_its_reservation_without_a_lock():
     with pytest.raises(ClusterError, match="no answer"):
         made.binder.bind(ASKED.ref, "n1")
     assert made.fake.lock_of("n1") is None
-    assert made.cache.reservations.get(ASKED.ref.uid)
+    assert made.cache.bindings.get(ASKED.ref.uid)
     assert made.schedule(ASKED) == "n1"
     assert bound(made).node_name == "n1"
-    assert made.cache.reservations.unbound() == 0
+    assert made.cache.open_bindings.unbound() == 0
 
 
 def test_the_annotation_is_forgotten_with_its_node():

@@ -68,7 +68,7 @@ def test_nodes_remain_where_the_victims_make_room(victims, kept):
     assert (scheduler.cache.version(), content(scheduler.cache)) == before
     assert scheduler.fake.calls == []
     assert scheduler.events == []
-    assert scheduler.cache.reservations.unbound() == 0
+    assert scheduler.cache.open_bindings.unbound() == 0
 
 
 def test_all_nodes_remain_for_a_pod_without_devices():
@@ -82,7 +82,7 @@ def test_what_is_reserved_for_others_is_taken_and_what_is_reserved_for_the_pod_i
     assert list(scheduler.preemption_filter.filter(WHOLE, {"free": ["cpu-1"]})) == ["free"]
     other = pod(gpus(1, memory=10, cores=0), name="other")
     assert list(scheduler.preemption_filter.filter(other, {"free": ["cpu-1"]})) == []
-    assert scheduler.cache.reservations.get("u").node == "free"
+    assert scheduler.cache.bindings.get("u").node == "free"
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(46_000, ["full"]), (45_999, [])])
@@ -151,7 +151,7 @@ def test_nobody_else_is_evicted_while_the_watch_is_late():
     assert scheduler.preemption_filter.filter(nominated, others) == {}
     scheduler.watch()
     scheduler.clock.seconds += GRACE_S
-    assert scheduler.cache.node_for_pending_pod() == "n0"
+    assert scheduler.cache.filtering.node_for_pending_pod() == "n0"
     assert scheduler.filter(nominated, ["n0"]) == "n0"
 
 
@@ -258,7 +258,7 @@ def test_the_judgement_is_the_decision(seed):
     for name, uids in victims.items():
         later = crowded(seed)
         for uid in uids:
-            later.cache.reservations.forget(uid)
+            later.cache.bindings.drop(later.cache.bindings.get(uid))
         if later.filter(asked, [name]) is not None:
             expected.append(name)
     assert list(crowded(seed).preemption_filter.filter(asked, victims)) == expected

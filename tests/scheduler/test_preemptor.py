@@ -17,7 +17,7 @@ from hami.scheduler.planner import YIELD_S
 from hami.scheduler.preemptor import AVOIDED_S
 from hami.scheduler.settings import Settings
 from hami.state.pods import MAX_GRACE_S
-from hami.state.store import HOLD_S
+from hami.state.preemptions import PLAN_S
 from tests.builders import gpu, gpus, node, pod
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -332,7 +332,7 @@ def test_holds_of_an_earlier_term_end_when_the_next_one_begins():
     world.fake.put_pod(replace(world.find("p"), annotations={}, nominated_node=""))
     world.leader.watch()
     world.leader.preemptor.take_over()
-    assert world.leader.cache.holds() == []
+    assert world.leader.cache.preemptions.promised() == []
 
 
 def test_nobody_is_evicted_while_kube_scheduler_makes_room():
@@ -460,7 +460,7 @@ def test_a_node_whose_victim_does_not_end_is_avoided_for_a_while():
     world.run(wants("a", 100), wants("b", 200))
     world.preempt_for(wants("p", 1000))
     assert world.ending() == {"a"}
-    world.clock.seconds += HOLD_S + 31
+    world.clock.seconds += PLAN_S + 31
     world.leader.watch()
     world.refuse("p")
     world.preempt()
@@ -469,7 +469,7 @@ def test_a_node_whose_victim_does_not_end_is_avoided_for_a_while():
     assert world.leader.metrics.in_vain == 1
     world.end("b")
     assert world.schedule("p") is not None
-    assert AVOIDED_S > HOLD_S
+    assert AVOIDED_S > PLAN_S
 
 
 YEARS = 10 * 365 * 24 * 3600

@@ -32,7 +32,7 @@ from hami.codec.resize import (
 )
 from hami.errors import ClusterError, HamiError
 from hami.scheduler.resizer import PAUSE_S, RETRY_S
-from hami.state.reservations import ANSWER_S
+from hami.state.promises import ANSWER_S
 from tests.builders import INIT, content, gpu, gpus, node, pod, quota
 from tests.fake_cluster import no_answer
 from tests.world import Clock, Replica, WatchedCluster
@@ -248,10 +248,10 @@ def test_a_view_answers_as_the_scheduler_does(size):
     world.run("b", small())
     would, does = (
         cache.view().plan_resize(one, {"c": size}, node),
-        cache.begin_resize(one, {"c": size}),
+        cache.resizes.begin(one, {"c": size}),
     )
     assert would == does is not None
-    cache.refuse_resize(one)
+    cache.resizes.refuse(one)
     assert world.used() == (4000, 40)
 
 
@@ -582,13 +582,13 @@ def test_a_growth_is_not_planned_away():
     world = World()
     world.run("low", small(2000, 0), priority=1)
     one = world.run("a", small(2000, 0), priority=9)
-    world.leader.cache.begin_resize(one, {"c": Size(memory_mib=6000)})
+    world.leader.cache.resizes.begin(one, {"c": Size(memory_mib=6000)})
     world.fake.put_pod(pod(small(6000, 0), name="p", priority=9))
     world.leader.watch()
     assert world.leader.filter(world.find("p")) is None
     world.clock.seconds += 1
     world.leader.preemptor.step()
-    assert world.leader.cache.holds() == []
+    assert world.leader.cache.preemptions.promised() == []
     assert not world.find("low").deletion
 
 

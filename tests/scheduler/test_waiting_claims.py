@@ -118,7 +118,7 @@ def test_a_pod_gets_the_claim_that_it_has_waited_with():
     assert waiting.replica.filter(first) == "n1"
     waiting.refuse(asked).step(WAIT_S)
     before = dict(waiting.fake.claims)
-    waiting.replica.cache.reservations.forget(first.ref.uid)
+    waiting.replica.cache.bindings.drop(waiting.replica.cache.bindings.get(first.ref.uid))
     assert waiting.replica.filter(asked) == "n1"
     waiting.replica.binder.bind(asked.ref, "n1")
     ((key, claim),) = waiting.fake.claims.items()

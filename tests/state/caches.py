@@ -41,7 +41,7 @@ class SmallStore(Store):
             self.nodes.upsert(one)
 
     def place(self, asked, *names):
-        answer = self.assume(asked, names or ("n1",))
+        answer = self.filtering.assume(asked, names or ("n1",))
         return answer.node if isinstance(answer, Choice) else None
 
     def used(self, uuid="GPU-0", node="n1"):
@@ -54,8 +54,8 @@ class SmallStore(Store):
     def outcome_unknown(self, asked):
         """Starts a bind of *asked* that gets no answer."""
         self.place(asked)
-        reservation = self.reservations.start_binding(asked.ref, "n1")
-        self.reservations.prepare_binding(reservation)
-        self.reservations.mark_unknown(reservation)
-        self.reservations.cancel_binding(reservation)
+        reservation = self.bindings.start(asked.ref, "n1")
+        self.bindings.prepare(reservation)
+        self.bindings.mark_unknown(reservation)
+        self.bindings.cancel(reservation)
         return reservation

@@ -139,7 +139,7 @@ def test_a_kubelet_that_reports_too_many_devices_of_several_vendors(number, prob
     assert found.keys() == {("evil", key) for key in COUNTED}
     assert all(problem in text for text in found.values())
     asked = pod(gpus(1, memory=7000))
-    assert cache.assume(asked, ["evil", *(one.name for one in HONEST)]).node != "evil"
+    assert cache.filtering.assume(asked, ["evil", *(one.name for one in HONEST)]).node != "evil"
 
 
 def test_as_many_devices_as_a_node_may_have():

@@ -162,10 +162,10 @@ def test_an_unreadable_edit_books_nothing_that_registers_later():
 def bind(cache, asked, until="finished"):
     """Filters and binds *asked*, as far as *until*. Returns the pod as the API server has it then."""
     assert cache.place(asked) == "n1"
-    reservation = cache.reservations.start_binding(asked.ref, "n1")
-    annotations = cache.reservations.prepare_binding(reservation)
+    reservation = cache.bindings.start(asked.ref, "n1")
+    annotations = cache.bindings.prepare(reservation)
     if until == "finished":
-        cache.reservations.finish_binding(reservation)
+        cache.bindings.finish(reservation)
     return replace(
         asked,
         node_name="n1",
@@ -181,7 +181,7 @@ def test_our_own_binding_counts_even_if_it_was_edited_before_we_saw_it(text):
     edit(cache, bound, text)
     assert cache.used("GPU-1") == (1, 3000, 30)
     assert cache.free()
-    assert cache.reservations.unbound() == 0
+    assert cache.open_bindings.unbound() == 0
     assert cache.pods.edits_refused == 1
     assert cache.pods.get(bound.ref.uid).problems == ()
 
@@ -497,12 +497,12 @@ def test_a_thousand_random_edits_change_no_booking(rng):
             annotations={"metax-tech.com/sgpu-qos-policy": "fixed-share"},
         )
         cache.pods.upsert(asked)
-        choice = cache.assume(asked, ["n1", "n2"])
+        choice = cache.filtering.assume(asked, ["n1", "n2"])
         if not isinstance(choice, Choice):
             return replace(asked, node_name="n1") if choice is None else None
-        reservation = cache.reservations.start_binding(asked.ref, choice.node)
-        annotations = cache.reservations.prepare_binding(reservation)
-        cache.reservations.finish_binding(reservation)
+        reservation = cache.bindings.start(asked.ref, choice.node)
+        annotations = cache.bindings.prepare(reservation)
+        cache.bindings.finish(reservation)
         return replace(
             asked, node_name=choice.node, annotations={**asked.annotations, **annotations}
         )

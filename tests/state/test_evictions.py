@@ -34,7 +34,7 @@ def units(**states):
             cache.pods.upsert(item)
     return [
         (unit.has_begun, unit.is_complete, [record.ref.name for record in unit.records])
-        for unit in cache.marked_units()
+        for unit in cache.evictions.marked_units()
     ]
 
 
@@ -94,6 +94,6 @@ def test_pods_of_several_evictions_are_told_apart():
         cache.pods.upsert(state_of(name, MARKED, together, preemptor))
     found = {
         (unit.preemptor, "".join(record.ref.name for record in unit.records))
-        for unit in cache.marked_units()
+        for unit in cache.evictions.marked_units()
     }
     assert found == {("p", "ab"), ("p", "cd"), ("p", "e"), ("q", "f"), ("", "g")}

@@ -7,8 +7,8 @@ import pytest
 
 from hami.codec.keys import ROOM
 from hami.model import ContainerKind
+from hami.state.filtering import PENDING_REQUESTS
 from hami.state.pending import LIMIT, NAMESPACE_LIMIT, REMINDER_LIMIT_S, PendingPods
-from hami.state.store import PENDING_REQUESTS
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.world import Clock, Replica, WatchedCluster
 
@@ -47,7 +47,7 @@ def test_no_reminder_while_nothing_changes(world, clock):
     replica = Replica(world, clock)
     running(world, replica)
     refused(world, replica)
-    assert replica.cache.node_for_pending_pod() is None
+    assert replica.cache.filtering.node_for_pending_pod() is None
 
 
 def test_the_controller_reminds_when_the_watch_shows_room_after_a_refusal(world, clock):
@@ -68,7 +68,7 @@ def test_a_finished_init_container_makes_room(world, clock):
     refused(world, replica)
     world.put_pod(replace(first, init_done=True))
     replica.watch()
-    assert replica.cache.node_for_pending_pod() == "n1"
+    assert replica.cache.filtering.node_for_pending_pod() == "n1"
 
 
 def test_a_raised_quota_makes_room(world, clock):
@@ -76,7 +76,7 @@ def test_a_raised_quota_makes_room(world, clock):
     replica.cache.quotas.upsert(quota(gpumem=1000))
     refused(world, replica)
     replica.cache.quotas.upsert(quota(gpumem=SMALL))
-    assert replica.cache.node_for_pending_pod() == "n1"
+    assert replica.cache.filtering.node_for_pending_pod() == "n1"
 
 
 def test_a_pod_that_is_reminded_of_for_days_is_reminded_of_every_minute():
@@ -99,7 +99,7 @@ def test_reminders_of_one_pod_become_rarer(world, clock):
     replica.watch()
     reminded = []
     for _ in range(70):
-        reminded.append(replica.cache.node_for_pending_pod() is not None)
+        reminded.append(replica.cache.filtering.node_for_pending_pod() is not None)
         clock.seconds += 1
     assert [second for second, was_reminded in enumerate(reminded) if was_reminded] == [
         0,
@@ -125,7 +125,7 @@ def test_no_reminder_of_a_pod_that_waits_no_longer(world, clock, end):
     replica.watch()
     if end == "placed":
         replica.schedule(late)
-    assert replica.cache.node_for_pending_pod() is None
+    assert replica.cache.filtering.node_for_pending_pod() is None
 
 
 def test_only_nodes_that_kube_scheduler_offered_are_tried(world, clock):
@@ -138,7 +138,7 @@ def test_only_nodes_that_kube_scheduler_offered_are_tried(world, clock):
     clock.seconds += 1
     world.put_node(node("n2", gpu("GPU-0"), gpu("GPU-1")))
     replica.watch()
-    assert replica.cache.node_for_pending_pod() is None
+    assert replica.cache.filtering.node_for_pending_pod() is None
 
 
 def test_pods_that_never_fit_do_not_keep_others_from_their_reminder(world, clock):
@@ -160,9 +160,9 @@ def test_pods_that_never_fit_do_not_keep_others_from_their_reminder(world, clock
     replica.watch()
     for number in range(10):
         clock.seconds += 1
-        if replica.cache.node_for_pending_pod() == "n1":
+        if replica.cache.filtering.node_for_pending_pod() == "n1":
             return
-        replica.cache.assume(
+        replica.cache.filtering.assume(
             pod(gpus(memory=46_068, cores=100), name="blocker"), ["n2"]
         )  # a change
     pytest.fail("not reminded")
@@ -276,4 +276,4 @@ def test_a_namespace_with_very_many_pods_delays_no_reminder_of_others(world, clo
     refused(world, replica)
     world.delete_pod("default", "first")
     replica.watch()
-    assert replica.cache.node_for_pending_pod() == "n1"
+    assert replica.cache.filtering.node_for_pending_pod() == "n1"

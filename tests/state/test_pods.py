@@ -320,7 +320,7 @@ def test_a_foreign_reservation_ends_when_we_filter_the_pod():
     asked = assigned_elsewhere(cache, resource_version="1")
     cache.pods.upsert(asked)
     assert not cache.free()
-    assert cache.assume(asked, []).__class__.__name__ == "Refusal"
+    assert cache.filtering.assume(asked, []).__class__.__name__ == "Refusal"
     assert cache.free()
     cache.pods.upsert(assigned_elsewhere(cache, resource_version="2", phase="Pending"))
     assert cache.free(), "the status that kube-scheduler writes brings the old annotations along"
@@ -337,7 +337,7 @@ def test_an_unreadable_foreign_reservation_is_reported_only_while_it_counts(end)
         cache.time.seconds += FOREIGN_TTL_S
         cache.expire()
     else:
-        cache.assume(asked, [])
+        cache.filtering.assume(asked, [])
     assert cache.free()
     assert cache.pods.unreadable() == []
     assert cache.pods.get(asked.ref.uid).problems == ()
@@ -436,9 +436,9 @@ def test_a_pod_without_devices_is_not_recorded():
 def test_pods_whose_coming_and_going_a_list_swallowed_are_forgotten():
     cache = SmallStore()
     for number in range(5):
-        cache.assume(pod(gpus(9), name=f"p{number}"), ["n1"])
+        cache.filtering.assume(pod(gpus(9), name=f"p{number}"), ["n1"])
     cache.pods.upsert(pod(gpus(1), name="kept"))
-    cache.assume(pod(gpus(1), name="kept"), ["n1"])
+    cache.filtering.assume(pod(gpus(1), name="kept"), ["n1"])
     cache.pods.prune({"uid-kept"}, cache.time())
     assert list(cache.pods._decided) == ["uid-kept"]
 

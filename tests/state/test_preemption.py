@@ -284,7 +284,7 @@ def test_what_is_held_for_lower_priority_is_free_and_for_equal_priority_taken():
     cache = store(runs("v"), runs("w", "GPU-1", priority=20), nodes=(("n1", ("GPU-0", "GPU-1")),))
     other = waits("other", priority=50)
     cache.place(other)
-    (hold,) = cache.hold([(other, planned(cache, other))])
+    (hold,) = cache.preemptions.promise([(other, planned(cache, other))])
     cache.pods.remove(replace(runs("v"), resource_version="60"))
     assert victims(cache, waits(priority=50), planned=hold.victims) == ["w"]
     assert victims(cache, planned=hold.victims) == [], "what is held needs no eviction"
@@ -636,9 +636,9 @@ def test_a_part_of_an_ascend_chip():
 
     for name, memory in (("v", 32768), ("w", 16384)):
         placed = asks(name, 10, memory)
-        assert cache.assume(placed, ["n1"]).node == "n1"
-        annotations = cache.reservations.get(placed.ref.uid).annotations
-        cache.reservations.forget(placed.ref.uid)
+        assert cache.filtering.assume(placed, ["n1"]).node == "n1"
+        annotations = cache.bindings.get(placed.ref.uid).annotations
+        cache.bindings.drop(cache.bindings.get(placed.ref.uid))
         cache.pods.upsert(
             replace(placed, node_name="n1", resource_version="50", annotations=annotations)
         )
@@ -669,8 +669,8 @@ def test_a_mig_instance():
     )
     placed = []
     while cache.place(small := waits(f"v{len(placed)}", 4000, priority=10)) is not None:
-        annotations = cache.reservations.get(small.ref.uid).annotations
-        cache.reservations.forget(small.ref.uid)
+        annotations = cache.bindings.get(small.ref.uid).annotations
+        cache.bindings.drop(cache.bindings.get(small.ref.uid))
         cache.pods.upsert(
             replace(small, node_name="n1", resource_version="50", annotations=annotations)
         )
@@ -681,11 +681,11 @@ def test_a_mig_instance():
     starts = {
         uid: charge.partitions[0].start
         for uid in found.uids
-        for _, charges in cache.booking(uid).charges
+        for _, charges in cache.view().booking(uid).charges
         for charge in charges
     }
     assert set(starts.values()) in ({0, 1, 2, 3}, {4, 5, 6}), "those of one half of the card"
-    (hold,) = cache.hold([(large, found)])
+    (hold,) = cache.preemptions.promise([(large, found)])
     for uid in hold.victims:
         assert cache.place(large) is None
         assert cache.place(waits("x", 4000, priority=10)) is None

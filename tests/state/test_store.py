@@ -9,16 +9,15 @@ from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import NodePreference, NodeRequirement, Partition, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Refusal
-from hami.state.reservations import (
-    GROUP_TTL_S,
+from hami.state.binding import render_labels
+from hami.state.filtering import (
+    MAX_GROUPS,
     MAX_UNSHOWN,
     MAX_UNSHOWN_BYTES,
-    NOMINATED_TTL_S,
-    RESERVATION_TTL_S,
+    MAX_UNSHOWN_PENDING,
     YIELD_S,
-    Rejected,
 )
-from hami.state.store import MAX_GROUPS, MAX_UNSHOWN_PENDING
+from hami.state.promises import ASSUMED_TTL_S, GROUP_TTL_S, NOMINATED_TTL_S, Rejected
 from tests.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
 from tests.state.caches import BOUND, SmallStore, bound_to
 
@@ -31,7 +30,7 @@ ASKS = pod(gpus(2, memory=3000, cores=10))
 def test_a_reservation_holds_the_annotations_of_the_binding():
     cache = SmallStore()
     cache.place(pod(gpus(1, memory=3000, cores=30)))
-    reservation = cache.reservations.get("uid-pod1")
+    reservation = cache.bindings.get("uid-pod1")
     assert reservation.annotations == {
         "hami.io/vgpu-node": "n1",
         "hami.io/vgpu-time": str(cache.time.unix()),
@@ -39,12 +38,10 @@ def test_a_reservation_holds_the_annotations_of_the_binding():
         "hami.io/vgpu-devices-to-allocate": "GPU-1,NVIDIA,3000,30:;",
         "hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,3000,30:;",
     }
-    assert reservation.labels == {"hami.io/vgpu-node": "n1"}
+    assert render_labels(reservation.node) == {"hami.io/vgpu-node": "n1"}
     assert reservation.lock_keys
     cache.time.seconds += 24
-    binding = cache.reservations.prepare_binding(
-        cache.reservations.start_binding(reservation.ref, "n1")
-    )
+    binding = cache.bindings.prepare(cache.bindings.start(reservation.ref, "n1"))
     assert binding == {**reservation.annotations, "hami.io/bind-time": str(cache.time.unix())}
 
 
@@ -66,7 +63,7 @@ def test_an_earlier_allocation_is_overwritten_completely():
     cache = SmallStore()
     asked = pod(gpus(1, memory=3000, cores=30), annotations=earlier)
     cache.place(asked)
-    binding = cache.reservations.prepare_binding(cache.reservations.start_binding(asked.ref, "n1"))
+    binding = cache.bindings.prepare(cache.bindings.start(asked.ref, "n1"))
     assert binding["hami.io/vgpu-mig-allocations"] == "[]"
     assert binding["hami.io/dcu-devices-allocated"] == ""
     assert "team" not in binding
@@ -81,14 +78,14 @@ def test_an_earlier_allocation_is_overwritten_completely():
 def test_containers_without_devices_keep_their_position():
     cache = SmallStore()
     cache.place(pod(gpus(1, memory=10, cores=0, kind=INIT), gpus(0), gpus(1, memory=20, cores=0)))
-    allocated = cache.reservations.get("uid-pod1").annotations[NVIDIA.annotations.allocated]
+    allocated = cache.bindings.get("uid-pod1").annotations[NVIDIA.annotations.allocated]
     assert allocated == "GPU-1,NVIDIA,10,0:;;GPU-1,NVIDIA,20,0:;"
 
 
 def test_a_node_name_that_is_no_label_value_gives_no_label():
     cache = SmallStore(node("n" * 64, gpu()))
     assert cache.place(pod(gpus(1, memory=1)), "n" * 64) == "n" * 64
-    assert cache.reservations.get("uid-pod1").labels == {}
+    assert render_labels(cache.bindings.get("uid-pod1").node) == {}
 
 
 def test_other_filters_do_not_wait_while_preferences_are_weighed():
@@ -139,7 +136,7 @@ def test_concurrent_filters_never_reserve_the_same_devices():
 
 
 def test_a_pod_that_requests_no_device_gets_no_reservation():
-    assert SmallStore().assume(pod(gpus(0)), ["n1"]) is None
+    assert SmallStore().filtering.assume(pod(gpus(0)), ["n1"]) is None
 
 
 def test_filtering_again_replaces_the_reservation():
@@ -147,39 +144,39 @@ def test_filtering_again_replaces_the_reservation():
     for _ in range(3):
         assert cache.place(ASKS) == "n1"
     assert cache.used() == (1, 3000, 10)
-    assert cache.reservations.unbound() == 1
+    assert cache.open_bindings.unbound() == 1
 
 
 def test_filtering_again_cancels_a_waiting_bind():
     cache = SmallStore()
     cache.place(ASKS)
-    waiting = cache.reservations.start_binding(ASKS.ref, "n1")
+    waiting = cache.bindings.start(ASKS.ref, "n1")
     cache.place(ASKS)
-    assert not cache.reservations.is_current(waiting)
+    assert not cache.bindings.is_current(waiting)
     with pytest.raises(Rejected, match="replaced or dropped"):
-        cache.reservations.prepare_binding(waiting)
+        cache.bindings.prepare(waiting)
 
 
 def test_filtering_again_without_success_forgets_the_reservation():
     cache = SmallStore()
     cache.place(ASKS)
-    assert isinstance(cache.assume(pod(gpus(3)), ["n1"]), Refusal)
+    assert isinstance(cache.filtering.assume(pod(gpus(3)), ["n1"]), Refusal)
     assert cache.free()
-    assert cache.reservations.unbound() == 0
+    assert cache.open_bindings.unbound() == 0
 
 
 def test_filtering_again_with_a_malformed_pod_forgets_the_reservation():
     cache = SmallStore()
     cache.place(ASKS)
     with pytest.raises(MalformedInput):
-        cache.assume(pod(gpus(1), annotations={"hami.io/device-scoring-weights": "x"}), ["n1"])
+        cache.filtering.assume(
+            pod(gpus(1), annotations={"hami.io/device-scoring-weights": "x"}), ["n1"]
+        )
     assert cache.free()
-    assert cache.reservations.unbound() == 0
+    assert cache.open_bindings.unbound() == 0
 
 
-@pytest.mark.parametrize(
-    ("waited", "stands"), [(RESERVATION_TTL_S - 1, True), (RESERVATION_TTL_S, False)]
-)
+@pytest.mark.parametrize(("waited", "stands"), [(ASSUMED_TTL_S - 1, True), (ASSUMED_TTL_S, False)])
 def test_a_reservation_that_is_not_bound_expires(waited, stands):
     cache = SmallStore()
     cache.place(ASKS)
@@ -191,7 +188,7 @@ def test_a_reservation_that_is_not_bound_expires(waited, stands):
 @pytest.mark.parametrize(
     ("group", "nominated", "lifetime"),
     [
-        ("", "", RESERVATION_TTL_S),
+        ("", "", ASSUMED_TTL_S),
         ("gang", "", GROUP_TTL_S),
         ("gang", "n1", NOMINATED_TTL_S),
         ("", "n1", NOMINATED_TTL_S),
@@ -229,10 +226,10 @@ def test_a_new_leader_reserves_devices_for_pods_that_are_being_bound(waiting, as
     cache = SmallStore()
     asked = replace(ASKS, resource_version="5", **waiting)
     cache.pods.upsert(asked)
-    assert cache.assume_nominated() == [asked.ref] * assumed
+    assert cache.filtering.assume_nominated() == [asked.ref] * assumed
     assert cache.free() is not assumed
-    assert cache.assume_nominated() == []
-    assert cache.node_for_pending_pod() is None
+    assert cache.filtering.assume_nominated() == []
+    assert cache.filtering.node_for_pending_pod() is None
     cache.time.seconds += NOMINATED_TTL_S - 1
     assert cache.expire() == []
     cache.pods.upsert(replace(asked, nominated_node="", resource_version="6"))
@@ -245,7 +242,7 @@ def test_of_pods_that_are_being_bound_those_of_high_priority_come_first():
         cache.pods.upsert(
             pod(whole, name=name, priority=priority, nominated_node="n1", resource_version="5")
         )
-    assert [ref.name for ref in cache.assume_nominated()] == ["high"]
+    assert [ref.name for ref in cache.filtering.assume_nominated()] == ["high"]
 
 
 def member(name, group="gang", **fields):
@@ -284,9 +281,7 @@ def test_a_group_that_only_waits_yields_to_a_pod_that_fits(waited, changes, asks
         cache.pods.upsert(replace(one, **changes, resource_version="6"))
     cache.time.seconds += waited
     assert cache.place(asks) == node
-    assert [cache.reservations.get(one.ref.uid) is not None for one in members] == [
-        node is None
-    ] * 2
+    assert [cache.bindings.get(one.ref.uid) is not None for one in members] == [node is None] * 2
 
 
 def test_the_groups_of_one_namespace_hide_no_group_of_another():
@@ -325,9 +320,9 @@ def test_a_pod_is_reminded_when_a_group_only_waits():
     cache.place(member("a")), cache.place(member("b"))
     assert cache.place(single) is None
     cache.time.seconds += YIELD_S - 0.1
-    assert cache.node_for_pending_pod() is None
+    assert cache.filtering.node_for_pending_pod() is None
     cache.time.seconds += 0.1
-    assert cache.node_for_pending_pod() == "n1"
+    assert cache.filtering.node_for_pending_pod() == "n1"
     assert cache.free()
 
 
@@ -337,7 +332,7 @@ def test_a_pod_is_reminded_although_a_member_of_the_group_asks_for_the_same():
     assert cache.place(member("c")) is None
     assert cache.place(member("single", "")) is None
     cache.time.seconds += YIELD_S
-    assert cache.node_for_pending_pod() == "n1"
+    assert cache.filtering.node_for_pending_pod() == "n1"
 
 
 @pytest.mark.parametrize(
@@ -376,7 +371,7 @@ def test_a_reservation_ends_when_kube_scheduler_gives_up_the_pod(news, stands):
     cache.place(asked)
     for version, changes in enumerate(news, start=6):
         cache.pods.upsert(replace(asked, **changes, resource_version=str(version)))
-    assert (cache.reservations.get("uid-pod1") is not None) is stands
+    assert (cache.bindings.get("uid-pod1") is not None) is stands
     assert cache.free() is not stands
 
 
@@ -391,7 +386,7 @@ def test_what_the_pod_showed_before_its_filter_does_not_end_the_reservation():
 def test_a_failure_does_not_end_a_bind_that_has_begun():
     cache, asked = SmallStore(), replace(ASKS, resource_version="5")
     cache.place(asked)
-    cache.reservations.start_binding(asked.ref, "n1")
+    cache.bindings.start(asked.ref, "n1")
     cache.pods.upsert(replace(asked, scheduling_failure="now", resource_version="6"))
     assert not cache.free()
 
@@ -399,8 +394,8 @@ def test_a_failure_does_not_end_a_bind_that_has_begun():
 def test_a_reservation_does_not_expire_during_the_bind():
     cache = SmallStore()
     cache.place(ASKS)
-    cache.reservations.start_binding(ASKS.ref, "n1")
-    cache.time.seconds += 2 * RESERVATION_TTL_S
+    cache.bindings.start(ASKS.ref, "n1")
+    cache.time.seconds += 2 * ASSUMED_TTL_S
     assert cache.expire() == []
     assert not cache.free()
 
@@ -408,9 +403,9 @@ def test_a_reservation_does_not_expire_during_the_bind():
 def test_a_failed_bind_does_not_extend_the_reservation():
     cache = SmallStore()
     cache.place(ASKS)
-    cache.time.seconds += RESERVATION_TTL_S - 1
-    cache.reservations.cancel_binding(cache.reservations.start_binding(ASKS.ref, "n1"))
-    assert cache.reservations.get("uid-pod1") is not None
+    cache.time.seconds += ASSUMED_TTL_S - 1
+    cache.bindings.cancel(cache.bindings.start(ASKS.ref, "n1"))
+    assert cache.bindings.get("uid-pod1") is not None
     cache.time.seconds += 1
     assert len(cache.expire()) == 1
     assert cache.free()
@@ -419,8 +414,8 @@ def test_a_failed_bind_does_not_extend_the_reservation():
 def test_a_bind_that_cannot_succeed_forgets_the_reservation():
     cache = SmallStore()
     cache.place(ASKS)
-    cache.reservations.drop(cache.reservations.start_binding(ASKS.ref, "n1"))
-    assert cache.reservations.get("uid-pod1") is None
+    cache.bindings.drop(cache.bindings.start(ASKS.ref, "n1"))
+    assert cache.bindings.get("uid-pod1") is None
     assert cache.free()
 
 
@@ -430,23 +425,23 @@ def test_a_bind_that_cannot_succeed_forgets_the_reservation():
 def test_a_bind_needs_a_reservation_on_that_node():
     cache = SmallStore()
     with pytest.raises(Rejected, match="has no reservation"):
-        cache.reservations.start_binding(ASKS.ref, "n1")
+        cache.bindings.start(ASKS.ref, "n1")
     cache.place(ASKS)
     with pytest.raises(Rejected, match="is reserved on node n1, not on n2"):
-        cache.reservations.start_binding(ASKS.ref, "n2")
-    cache.reservations.start_binding(ASKS.ref, "n1")
+        cache.bindings.start(ASKS.ref, "n2")
+    cache.bindings.start(ASKS.ref, "n1")
     with pytest.raises(Rejected, match="already being bound"):
-        cache.reservations.start_binding(ASKS.ref, "n1")
+        cache.bindings.start(ASKS.ref, "n1")
 
 
 @pytest.mark.parametrize("stage", ["posting", "bound", "seen bound"])
 def test_a_pod_that_is_bound_or_being_bound_is_not_filtered(stage):
     cache = SmallStore()
     cache.place(ASKS)
-    reservation = cache.reservations.start_binding(ASKS.ref, "n1")
-    cache.reservations.prepare_binding(reservation)
+    reservation = cache.bindings.start(ASKS.ref, "n1")
+    cache.bindings.prepare(reservation)
     if stage != "posting":
-        cache.reservations.finish_binding(reservation)
+        cache.bindings.finish(reservation)
     if stage == "seen bound":
         cache.pods.upsert(
             bound_to(
@@ -481,7 +476,7 @@ def test_deleting_a_pod_forgets_its_reservation():
     cache.place(ASKS)
     cache.pods.remove(ASKS)
     assert cache.free()
-    assert cache.reservations.get("uid-pod1") is None
+    assert cache.bindings.get("uid-pod1") is None
 
 
 def devices(*found):
@@ -504,11 +499,11 @@ def devices(*found):
 def test_devices_are_checked_again_before_the_binding(change, problem):
     cache = SmallStore()
     cache.place(ASKS)
-    reservation = cache.reservations.start_binding(ASKS.ref, "n1")
+    reservation = cache.bindings.start(ASKS.ref, "n1")
     change(cache)
     with pytest.raises(Rejected, match=problem):
-        cache.reservations.prepare_binding(reservation)
-    assert cache.reservations.get("uid-pod1") is None
+        cache.bindings.prepare(reservation)
+    assert cache.bindings.get("uid-pod1") is None
 
 
 # Bindings with an unknown outcome
@@ -517,7 +512,7 @@ def test_devices_are_checked_again_before_the_binding(change, problem):
 def test_a_reservation_with_an_unknown_outcome_does_not_expire():
     cache = SmallStore()
     cache.outcome_unknown(ASKS)
-    cache.time.seconds += 10 * RESERVATION_TTL_S
+    cache.time.seconds += 10 * ASSUMED_TTL_S
     assert cache.expire() == []
     assert cache.used() == (1, 3000, 10)
 
@@ -528,7 +523,7 @@ def test_a_pod_with_an_unknown_outcome_gets_the_same_reservation_again():
     reservation = cache.outcome_unknown(asked)
     cache.nodes.upsert(node("n3", gpu("better", memory_mib=3000)))
     assert cache.place(asked, "n1", "n2", "n3") == "n1"
-    assert cache.reservations.is_current(reservation)
+    assert cache.bindings.is_current(reservation)
     with pytest.raises(Rejected, match="not known whether it was bound to n1"):
         cache.place(asked, "n2", "n3")
 
@@ -536,51 +531,51 @@ def test_a_pod_with_an_unknown_outcome_gets_the_same_reservation_again():
 def test_a_reservation_with_an_unknown_outcome_survives_a_failed_check():
     cache = SmallStore()
     cache.outcome_unknown(ASKS)
-    again = cache.reservations.start_binding(ASKS.ref, "n1")
+    again = cache.bindings.start(ASKS.ref, "n1")
     cache.pods.upsert(bound_to("other", "GPU-1,NVIDIA,6000,0:;"))
     with pytest.raises(Rejected):
-        cache.reservations.prepare_binding(again)
-    cache.reservations.cancel_binding(again)
-    assert cache.reservations.is_current(again)
+        cache.bindings.prepare(again)
+    cache.bindings.cancel(again)
+    assert cache.bindings.is_current(again)
 
 
 def test_an_unknown_outcome_is_resolved_when_the_binding_can_no_longer_arrive():
     cache = SmallStore()
     reservation = cache.outcome_unknown(ASKS)
-    assert cache.reservations.unknown_bindings() == []
-    cache.time.seconds += RESERVATION_TTL_S
-    assert cache.reservations.unknown_bindings() == [reservation]
-    cache.reservations.clear_unknown(reservation)
+    assert cache.open_bindings.unknown() == []
+    cache.time.seconds += ASSUMED_TTL_S
+    assert cache.open_bindings.unknown() == [reservation]
+    cache.open_bindings.clear_unknown(reservation)
     assert cache.free()
-    assert cache.reservations.unknown_bindings() == []
+    assert cache.open_bindings.unknown() == []
 
 
 def test_binds_that_fail_before_they_send_a_binding_do_not_postpone_the_look_at_the_earlier_one():
     cache = SmallStore()
     reservation = cache.outcome_unknown(ASKS)
     cache.nodes.upsert(node("n1", resource_version="9"))
-    cache.time.seconds += RESERVATION_TTL_S
-    cache.reservations.start_binding(ASKS.ref, "n1")
+    cache.time.seconds += ASSUMED_TTL_S
+    cache.bindings.start(ASKS.ref, "n1")
     with pytest.raises(Rejected, match="gone or unhealthy"):
-        cache.reservations.prepare_binding(reservation)
-    cache.reservations.cancel_binding(reservation)
-    assert cache.reservations.unknown_bindings() == [reservation]
+        cache.bindings.prepare(reservation)
+    cache.bindings.cancel(reservation)
+    assert cache.open_bindings.unknown() == [reservation]
 
 
 @pytest.mark.parametrize("stage", ["waiting", "failed again", "bound"])
 def test_a_repeated_binding_is_not_cleared_by_an_earlier_look(stage):
     cache = SmallStore()
     reservation = cache.outcome_unknown(ASKS)
-    cache.time.seconds += RESERVATION_TTL_S
-    assert cache.reservations.unknown_bindings() == [reservation]
-    cache.reservations.start_binding(ASKS.ref, "n1")
+    cache.time.seconds += ASSUMED_TTL_S
+    assert cache.open_bindings.unknown() == [reservation]
+    cache.bindings.start(ASKS.ref, "n1")
     if stage == "failed again":
-        cache.reservations.prepare_binding(reservation)
-        cache.reservations.cancel_binding(reservation)
+        cache.bindings.prepare(reservation)
+        cache.bindings.cancel(reservation)
     if stage == "bound":
-        cache.reservations.finish_binding(reservation)
-    cache.reservations.clear_unknown(reservation)
-    assert cache.reservations.is_current(reservation)
+        cache.bindings.finish(reservation)
+    cache.open_bindings.clear_unknown(reservation)
+    assert cache.bindings.is_current(reservation)
     assert not cache.free()
 
 
@@ -590,9 +585,9 @@ def test_the_watch_resolves_an_unknown_outcome():
     cache.pods.upsert(
         bound_to("pod1", "GPU-1,NVIDIA,3000,10:GPU-0,NVIDIA,3000,10:;", *ASKS.containers)
     )
-    cache.time.seconds += RESERVATION_TTL_S
-    assert cache.reservations.unknown_bindings() == []
-    assert cache.reservations.unbound() == 0
+    cache.time.seconds += ASSUMED_TTL_S
+    assert cache.open_bindings.unknown() == []
+    assert cache.open_bindings.unbound() == 0
     assert cache.used() == (1, 3000, 10)
 
 
@@ -603,7 +598,7 @@ def test_a_pod_bound_elsewhere_is_booked_there():
     cache = SmallStore(node("n1", gpu("GPU-0")), node("n2", gpu("GPU-2")))
     asked = pod(gpus(1, memory=3000, cores=0))
     cache.place(asked, "n1")
-    waiting = cache.reservations.start_binding(asked.ref, "n1")
+    waiting = cache.bindings.start(asked.ref, "n1")
     cache.pods.upsert(
         pod(
             gpus(),
@@ -614,13 +609,13 @@ def test_a_pod_bound_elsewhere_is_booked_there():
     )
     assert cache.free()
     assert cache.used("GPU-2", "n2") == (1, 100, 0)
-    assert not cache.reservations.is_current(waiting)
+    assert not cache.bindings.is_current(waiting)
 
 
 def test_a_bound_pod_that_is_missing_from_a_later_list_is_forgotten():
     cache = SmallStore()
     cache.place(ASKS)
-    cache.reservations.finish_binding(cache.reservations.start_binding(ASKS.ref, "n1"))
+    cache.bindings.finish(cache.bindings.start(ASKS.ref, "n1"))
     cache.pods.prune(set(), started=cache.time.seconds)
     assert not cache.free(), "the list was asked for before the Binding was written"
     cache.time.seconds += 1
@@ -665,8 +660,8 @@ def test_a_large_pod_that_the_watch_has_not_shown_is_not_kept_when_it_is_refused
     asked = pod(gpus(9), size=size)
     if is_shown:
         cache.pods.upsert(asked)
-    assert isinstance(cache.assume(asked, ["n1"]), Refusal)
-    assert cache.refused() == (["uid-pod1"] if is_pending else [])
+    assert isinstance(cache.filtering.assume(asked, ["n1"]), Refusal)
+    assert cache.filtering.refused() == (["uid-pod1"] if is_pending else [])
 
 
 def test_a_reservation_of_an_unseen_pod_survives_a_list():
@@ -802,5 +797,5 @@ def test_a_simulation_sees_more_nodes_and_reserves_nothing():
     asked = pod(gpus(1, memory=8000))
     assert view.choose(asked, ["m", "x"]).node == "m"
     assert view.refuse(asked, ["m", "x"]).unknown == ("x",)
-    assert cache.reservations.unbound() == 0
+    assert cache.open_bindings.unbound() == 0
     assert "m" not in device_usage(cache)

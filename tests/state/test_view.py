@@ -81,7 +81,7 @@ def test_a_view_with_changes_is_that_of_a_changed_cluster(seed):
     nodes, pods, quotas = some_cluster(rng)
     store = store_of(nodes, (), quotas)
     for one in pods:
-        store.assume(one, NAMES)
+        store.filtering.assume(one, NAMES)
     before = store.view()
     held = list(before.bookings.values())
     ended = [booking.uid for booking in held if rng.random() < 0.3]
@@ -131,7 +131,7 @@ def test_pods_that_are_assumed_one_after_the_other_go_where_the_store_puts_them(
     view = store.view()
     for one in pods:
         answer, view = view.assume(one, NAMES)
-        expected = store.assume(one, NAMES)
+        expected = store.filtering.assume(one, NAMES)
         assert isinstance(answer, Choice) == isinstance(expected, Choice)
         if isinstance(answer, Choice):
             assert (answer.node, answer.placement) == (expected.node, expected.placement)

@@ -20,11 +20,11 @@ def cache_of(*nodes):
 def place_pod(cache, name, *containers):
     """Places and binds a pod; ``None`` when it does not fit."""
     requested = pod(*containers, name=name)
-    answer = cache.assume(requested, [*device_usage(cache)])
+    answer = cache.filtering.assume(requested, [*device_usage(cache)])
     if not isinstance(answer, Choice):
         return None
-    reservation = cache.reservations.start_binding(requested.ref, answer.node)
-    cache.reservations.prepare_binding(reservation)
+    reservation = cache.bindings.start(requested.ref, answer.node)
+    cache.bindings.prepare(reservation)
     bound = pod(*containers, name=name, node_name=answer.node, annotations=reservation.annotations)
     cache.pods.upsert(bound)
     return bound

@@ -188,8 +188,8 @@ def test_no_core_is_given_twice_and_all_are_read_back(asked, each, gone):
 def test_a_count_among_requests_alone_is_of_devices():
     cache = cache_of(instance(neuron=2, neuroncore=4))
     asked = pod(container(requests={COUNT: "1"}))
-    cache.assume(asked, ["n"])
-    annotations = cache.reservations.get(asked.ref.uid).annotations
+    cache.filtering.assume(asked, ["n"])
+    annotations = cache.bindings.get(asked.ref.uid).annotations
     assert annotations["AWS_NEURON_IDS"] == "1"
     assert "NEURON_RESOURCE_TYPE" not in annotations
 
@@ -203,10 +203,8 @@ def test_the_cores_of_a_device_are_those_of_its_own_node():
     found = {}
     for name in ("two", "four"):
         asked = pod(container({COUNT: "1"}), name=name)
-        cache.assume(asked, [name])
-        found[name] = cache.reservations.get(asked.ref.uid).annotations[
-            NEURON.annotations.allocated
-        ]
+        cache.filtering.assume(asked, [name])
+        found[name] = cache.bindings.get(asked.ref.uid).annotations[NEURON.annotations.allocated]
     assert found == {
         "two": "two-AWSNeuron-0,AWSNeuron,0,3:;",
         "four": "four-AWSNeuron-0,AWSNeuron,0,15:;",

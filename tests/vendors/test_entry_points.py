@@ -87,12 +87,12 @@ def test_a_pod_is_scheduled_on_the_example_s_cards(example):
         )
     )
     asked = pod(container({"acme.example/card": 1, "acme.example/card-memory": 6000}))
-    assert cache.assume(asked, ["n1"]).node == "n1"
+    assert cache.filtering.assume(asked, ["n1"]).node == "n1"
     assert (
-        cache.reservations.get(asked.ref.uid).annotations[acme.annotations.allocated]
+        cache.bindings.get(asked.ref.uid).annotations[acme.annotations.allocated]
         == "ACME-1,Acme,6000,0:;"
     )
-    assert cache.reservations.get(asked.ref.uid).lock_keys == ("hami.io/mutex.lock",)
+    assert cache.bindings.get(asked.ref.uid).lock_keys == ("hami.io/mutex.lock",)
 
 
 def test_its_section_is_read(example, tmp_path):

@@ -203,8 +203,8 @@ REGISTERED = {
 def test_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, lock, kind):
     cache = cache_of(Node(name="n", annotations=REGISTERED, capacity=CAPABLE, allocatable=CAPABLE))
     asking = pod(container(given(vendor, 1), kind=kind), container({"cpu": "1"}))
-    assert isinstance(cache.assume(asking, ["n"]), Choice)
-    assert cache.reservations.get(asking.ref.uid).lock_keys == (lock,)
+    assert isinstance(cache.filtering.assume(asking, ["n"]), Choice)
+    assert cache.bindings.get(asking.ref.uid).lock_keys == (lock,)
 
 
 @pytest.mark.parametrize(
@@ -217,4 +217,4 @@ def test_amd_cards_count_while_the_kubelet_has_any(capacity, offered):
         Node(name="n", annotations=REGISTERED, capacity=capacity, allocatable=capacity)
     )
     asking = pod(container(given(AMD, 1)))
-    assert isinstance(cache.assume(asking, ["n"]), Choice) is offered
+    assert isinstance(cache.filtering.assume(asking, ["n"]), Choice) is offered

@@ -8,10 +8,10 @@ import pytest
 from hami.model import Partition
 from hami.scheduling.preemption import EvictionUnit, PreemptionPlan
 from hami.scheduling.usage import Charge
-from hami.state.holds import MAX_HOLDS, MAX_HOLDS_OF_NAMESPACE, Hold, HoldEnd, Holds
+from hami.state.plans import planned_bookings
 from hami.state.preemption import MAX_GANG, PreemptionRules, plan_preemption
-from hami.state.reservations import Rejected
-from hami.state.store import HOLD_S
+from hami.state.preemptions import MAX_PLANS, MAX_PLANS_OF_NAMESPACE, PLAN_S, has_room_for
+from hami.state.promises import PREFIX, Promise, PromiseEnd, Rejected, Stage
 from hami.state.table import Booking, Table
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.state.caches import SmallStore, bound_to
@@ -60,7 +60,7 @@ def plan(*victims, name="n1", awaited=()):
 def holding(cache, waiting, *victims):
     """The hold that is made for a pod that was refused."""
     assert cache.place(waiting) is None
-    (made,) = cache.hold([(waiting, plan(*victims))])
+    (made,) = cache.preemptions.promise([(waiting, plan(*victims))])
     return made
 
 
@@ -70,31 +70,29 @@ def end(cache, *names):
 
 
 def ends(cache):
-    return [(hold.ref.name, how) for hold, how in cache.ended_holds()]
+    return [(hold.ref.name, how) for hold, how in cache.preemptions.ended()]
 
 
 # how many
 
 
-def test_the_pods_of_one_namespace_have_a_share_of_all_holds():
-    holds = Holds(Table())
-    for number in range(MAX_HOLDS_OF_NAMESPACE):
-        add_hold(holds, wants(f"p{number}"))
-    assert not holds.has_room_for(wants("next").ref)
-    assert holds.has_room_for(wants("p0").ref), "its own hold is replaced"
-    assert holds.has_room_for(wants("next", namespace="other").ref)
-    for number in range(MAX_HOLDS - MAX_HOLDS_OF_NAMESPACE):
-        add_hold(holds, wants(f"q{number}", namespace="other"))
-    assert not holds.has_room_for(wants("next", namespace="third").ref)
-    assert MAX_HOLDS_OF_NAMESPACE >= MAX_GANG
+def test_the_pods_of_one_namespace_have_a_share_of_all_plans():
+    plans = [a_plan(wants(f"p{number}")) for number in range(MAX_PLANS_OF_NAMESPACE)]
+    assert not has_room_for(plans, wants("next"))
+    assert has_room_for(plans, wants("p0")), "its own plan is replaced"
+    assert has_room_for(plans, wants("next", namespace="other"))
+    for number in range(MAX_PLANS - MAX_PLANS_OF_NAMESPACE):
+        plans.append(a_plan(wants(f"q{number}", namespace="other")))
+    assert not has_room_for(plans, wants("next", namespace="third"))
+    assert MAX_PLANS_OF_NAMESPACE >= MAX_GANG
 
 
-def add_hold(holds, waiting):
-    """Adds a hold of nothing."""
-    booking = Booking(
-        uid=f"hold/{waiting.ref.uid}", node="n1", namespace=waiting.ref.namespace, charges=()
+def a_plan(waiting, *charges, units=()):
+    """A promise for whose pod others are evicted."""
+    booking = Booking(waiting.ref.uid, waiting.ref.namespace, "n1", charges)
+    return Promise(
+        pod=waiting, choice=None, booking=booking, stage=Stage.PLANNED, units=units, until=0.0
     )
-    holds.add(Hold(pod=waiting, choice=None, booking=booking, units=(), until=0.0))
 
 
 # what others see
@@ -163,7 +161,7 @@ def test_what_is_held_counts_for_the_quota_of_the_namespace(namespace):
     cache.quotas.upsert(quota(gpumem=MIB))
     if namespace == "default":
         assert cache.place(wants()) is None
-        cache.hold([(wants(), plan("v"))])
+        cache.preemptions.promise([(wants(), plan("v"))])
     else:
         cache.pods.upsert(on_card("w", 1, 1, namespace="other"))
         holding(cache, wants(), "v")
@@ -190,8 +188,8 @@ def test_a_hold_does_not_refuse_a_reservation_that_was_made_before():
     cache = store(on_card("v", 4000), cards=1)
     assert cache.place(wants("x", 4000, priority=0)) == "n1"
     holding(cache, wants(memory=4000), "v")
-    reservation = cache.reservations.start_binding(wants("x").ref, "n1")
-    assert cache.reservations.prepare_binding(reservation)
+    reservation = cache.bindings.start(wants("x").ref, "n1")
+    assert cache.bindings.prepare(reservation)
     assert cache.used("GPU-0")[1] == MIB
 
 
@@ -202,9 +200,7 @@ def test_a_smaller_device_refuses_no_reservation_because_of_a_hold():
     end(cache, "v")
     cache.nodes.upsert(node("n1", gpu("GPU-0", memory_mib=4000)))
     cache.view()
-    assert cache.reservations.prepare_binding(
-        cache.reservations.start_binding(wants("x").ref, "n1")
-    )
+    assert cache.bindings.prepare(cache.bindings.start(wants("x").ref, "n1"))
 
 
 def test_pods_alone_still_refuse_a_reservation():
@@ -212,7 +208,7 @@ def test_pods_alone_still_refuse_a_reservation():
     cache.place(wants("x", 4000, priority=0))
     cache.pods.upsert(on_card("foreign", 4000))
     with pytest.raises(Rejected, match="taken by another pod"):
-        cache.reservations.prepare_binding(cache.reservations.start_binding(wants("x").ref, "n1"))
+        cache.bindings.prepare(cache.bindings.start(wants("x").ref, "n1"))
 
 
 # priorities
@@ -223,7 +219,7 @@ def test_a_pod_of_higher_priority_takes_a_hold():
     holding(cache, wants(), "v")
     end(cache, "v")
     assert cache.place(wants("urgent", priority=101)) == "n1"
-    assert ends(cache) == [("p", HoldEnd.TAKEN)]
+    assert ends(cache) == [("p", PromiseEnd.TAKEN)]
     assert cache.used("GPU-0")[1] == MIB
     assert cache.place(wants()) is None
 
@@ -234,7 +230,7 @@ def test_of_two_holds_one_is_taken_and_the_other_stands():
     second = holding(cache, wants("q"), "w")
     end(cache, "v", "w")
     assert cache.place(wants("urgent", priority=101)) == "n1"
-    (left,) = cache.holds()
+    (left,) = cache.preemptions.promised()
     assert left in (first, second)
     assert len(ends(cache)) == 1
     assert cache.place(left.pod) == "n1"
@@ -247,8 +243,8 @@ def test_the_hold_of_lower_priority_is_taken_first():
     holding(cache, wants("q", priority=60), "w")
     end(cache, "v", "w")
     assert cache.place(wants("urgent", priority=101)) == "n1"
-    assert [hold.ref.name for hold in cache.holds()] == ["q"]
-    assert ends(cache) == [("p", HoldEnd.TAKEN)]
+    assert [hold.ref.name for hold in cache.preemptions.promised()] == ["q"]
+    assert ends(cache) == [("p", PromiseEnd.TAKEN)]
     assert cache.place(wants("q", priority=60)) == "n1"
 
 
@@ -266,8 +262,8 @@ def test_a_hold_that_was_planned_for_higher_priority_ends_that_of_lower_priority
     holding(cache, wants("p"), "v")
     urgent = wants("urgent", priority=200)
     assert cache.place(urgent) is None
-    assert len(cache.hold([(urgent, plan("v"))])) == 1
-    assert ends(cache) == [("p", HoldEnd.TAKEN)]
+    assert len(cache.preemptions.promise([(urgent, plan("v"))])) == 1
+    assert ends(cache) == [("p", PromiseEnd.TAKEN)]
     end(cache, "v")
     assert cache.place(wants("p")) is None
     assert cache.place(urgent) == "n1"
@@ -277,9 +273,9 @@ def test_two_pods_of_one_priority_hold_different_victims():
     cache = store(on_card("v"), on_card("w", card=1))
     holding(cache, wants("p"), "v")
     assert cache.place(wants("q")) is None
-    assert cache.hold([(wants("q"), plan("v"))]) == [], "it is held for the other"
-    assert len(cache.hold([(wants("q"), plan("w"))])) == 1
-    assert cache.planned_victims(0) == {"uid-v", "uid-w"}
+    assert cache.preemptions.promise([(wants("q"), plan("v"))]) == [], "it is held for the other"
+    assert len(cache.preemptions.promise([(wants("q"), plan("w"))])) == 1
+    assert cache.preemptions.planned_victims(0) == {"uid-v", "uid-w"}
 
 
 # how holds end
@@ -290,54 +286,56 @@ def test_two_pods_of_one_priority_hold_different_victims():
     [
         pytest.param(
             lambda cache: cache.pods.remove(replace(wants(), resource_version="9")),
-            HoldEnd.DELETED,
+            PromiseEnd.DELETED,
             id="deleted",
         ),
         pytest.param(
             lambda cache: cache.pods.upsert(replace(wants(), resource_version="9", phase="Failed")),
-            HoldEnd.DELETED,
+            PromiseEnd.DELETED,
             id="terminated",
         ),
         pytest.param(
             lambda cache: cache.pods.upsert(on_card("p", 1, 1, version="9")),
-            HoldEnd.BOUND,
+            PromiseEnd.BOUND,
             id="bound",
         ),
         pytest.param(
-            lambda cache: setattr(cache.time, "seconds", cache.time.seconds + 30 + HOLD_S),
-            HoldEnd.EXPIRED,
+            lambda cache: setattr(cache.time, "seconds", cache.time.seconds + 30 + PLAN_S),
+            PromiseEnd.EXPIRED,
             id="expired",
         ),
         pytest.param(
             lambda cache: cache.nodes.upsert(
                 node("n1", gpu("GPU-0", memory_mib=MIB, healthy=False))
             ),
-            HoldEnd.UNFIT,
+            PromiseEnd.UNFIT,
             id="sick device",
         ),
-        pytest.param(lambda cache: cache.nodes.upsert(node("n1")), HoldEnd.UNFIT, id="lost device"),
+        pytest.param(
+            lambda cache: cache.nodes.upsert(node("n1")), PromiseEnd.UNFIT, id="lost device"
+        ),
     ],
 )
 def test_a_hold_ends(change, expected):
     cache = store(on_card("v"), cards=1)
     cache.pods.upsert(wants(resource_version="8"))
     made = holding(cache, wants(resource_version="8"), "v")
-    assert cache.holds() == [made]
-    assert cache.hold_of("uid-p") is made
+    assert cache.preemptions.promised() == [made]
+    assert cache.preemptions.promise_for("uid-p") is made
     change(cache)
-    assert cache.holds() == []
+    assert cache.preemptions.promised() == []
     assert ends(cache) == [("p", expected)]
     assert ends(cache) == []
-    assert not any(uid.startswith("hold/") for uid in cache.view().bookings)
+    assert not any(uid.startswith(PREFIX) for uid in cache.view().bookings)
 
 
 def test_a_hold_stands_for_the_grace_period_of_its_victims_and_a_minute():
     cache = store(on_card("v", grace_s=300), cards=1)
     made = holding(cache, wants(), "v")
-    cache.time.seconds += 300 + HOLD_S - 1
-    assert cache.holds() == [made]
+    cache.time.seconds += 300 + PLAN_S - 1
+    assert cache.preemptions.promised() == [made]
     cache.time.seconds += 1
-    assert cache.holds() == []
+    assert cache.preemptions.promised() == []
 
 
 def test_a_hold_does_not_expire_while_its_pod_has_a_reservation():
@@ -345,8 +343,8 @@ def test_a_hold_does_not_expire_while_its_pod_has_a_reservation():
     made = holding(cache, wants(), "v")
     end(cache, "v")
     cache.place(wants())
-    cache.time.seconds += 30 + HOLD_S
-    assert cache.holds() == [made]
+    cache.time.seconds += 30 + PLAN_S
+    assert cache.preemptions.promised() == [made]
 
 
 def test_where_a_device_is_lost_another_one_is_held():
@@ -364,7 +362,7 @@ def test_where_a_device_is_lost_another_one_is_held():
             ),
         )
     )
-    assert cache.holds() == [made]
+    assert cache.preemptions.promised() == [made]
     assert cache.used(other)[1] == MIB
     assert cache.free(device.uuid)
     assert cache.place(wants("x", 1000, priority=0)) is None
@@ -374,19 +372,19 @@ def test_where_a_device_is_lost_another_one_is_held():
 def test_holds_are_released_without_a_report_when_the_leadership_ends():
     cache = store(on_card("v"), cards=1)
     holding(cache, wants(), "v")
-    cache.release_holds()
-    assert cache.holds() == []
+    cache.preemptions.release_all()
+    assert cache.preemptions.promised() == []
     assert ends(cache) == []
 
 
 def test_only_the_hold_that_stands_is_released():
     cache = store(on_card("v"), cards=1)
     earlier = holding(cache, wants(), "v")
-    cache.release_hold(earlier)
+    cache.preemptions.release(earlier)
     made = holding(cache, wants(), "v")
-    cache.release_hold(earlier)
-    assert cache.holds() == [made]
-    assert ends(cache) == [("p", HoldEnd.RELEASED)]
+    cache.preemptions.release(earlier)
+    assert cache.preemptions.promised() == [made]
+    assert ends(cache) == [("p", PromiseEnd.RELEASED)]
 
 
 # the reservation of its own pod
@@ -406,7 +404,7 @@ def test_what_was_reserved_is_held_again_if_the_bind_fails():
     holding(cache, wants(), "v")
     end(cache, "v")
     cache.place(wants())
-    cache.reservations.forget("uid-p")
+    cache.bindings.drop(cache.bindings.get("uid-p"))
     assert cache.place(wants("x", 1000, priority=0)) is None
     assert cache.place(wants()) == "n1"
 
@@ -419,13 +417,13 @@ def test_a_hold_follows_the_reservation_of_its_pod_to_another_node():
     cache.pods.upsert(on_card("v"))
     cache.pods.upsert(replace(on_card("w", card=1), node_name="n2"))
     assert cache.place(wants(), "n1", "n2") is None
-    (made,) = cache.hold([(wants(), plan("v"))])
+    (made,) = cache.preemptions.promise([(wants(), plan("v"))])
     end(cache, "w")
     assert cache.place(wants(), "n1", "n2") == "n2"
-    assert cache.units_of(made) == [], "nobody is evicted for it any more"
-    assert made.evicted, "nobody is evicted for it any more"
+    assert cache.evictions.units_of(made) == [], "nobody is evicted for it any more"
+    assert made.stage is not Stage.PLANNED, "nobody is evicted for it any more"
     assert not made.victims, "nobody is evicted for it any more"
-    cache.reservations.forget("uid-p")
+    cache.bindings.drop(cache.bindings.get("uid-p"))
     assert cache.place(wants("x", 1000, priority=0), "n1", "n2") is None
     assert made.node == "n2"
     assert cache.place(wants(), "n1", "n2") == "n2"
@@ -434,7 +432,7 @@ def test_a_hold_follows_the_reservation_of_its_pod_to_another_node():
 def test_a_pod_with_a_reservation_gets_no_hold():
     cache = store(on_card("v"))
     cache.place(wants())
-    assert cache.hold([(wants(), plan("v"))]) == []
+    assert cache.preemptions.promise([(wants(), plan("v"))]) == []
 
 
 # victims
@@ -443,15 +441,15 @@ def test_a_pod_with_a_reservation_gets_no_hold():
 def test_the_victims_of_a_hold_are_those_that_have_not_ended():
     cache = store(on_card("v", 4000), on_card("w", 4000), cards=1)
     made = holding(cache, wants(), "v", "w")
-    assert names(cache.units_of(made)) == [["v"], ["w"]]
-    assert cache.still_evicts(made)
+    assert names(cache.evictions.units_of(made)) == [["v"], ["w"]]
+    assert cache.evictions.still_wanted(made)
     end(cache, "w")
-    assert names(cache.units_of(made)) == [["v"]]
-    cache.mark_evicted(made)
-    assert made.evicted
+    assert names(cache.evictions.units_of(made)) == [["v"]]
+    cache.evictions.mark_evicted(made)
+    assert made.stage is not Stage.PLANNED
     cache.pods.remove(replace(wants(), resource_version="9"))
-    assert not cache.still_evicts(made)
-    assert cache.units_of(made) == []
+    assert not cache.evictions.still_wanted(made)
+    assert cache.evictions.units_of(made) == []
 
 
 def test_the_victims_of_a_hold_are_told_by_those_that_are_evicted_together():
@@ -461,14 +459,14 @@ def test_the_victims_of_a_hold_are_told_by_those_that_are_evicted_together():
     together = EvictionUnit(uids=("uid-c", "uid-a"), priorities=(0, 0))
     cache.place(wants(memory=6000))
     units = (together, EvictionUnit(uids=("uid-b",), priorities=(0,)))
-    (made,) = cache.hold([(wants(memory=6000), PreemptionPlan("n1", units))])
-    assert names(cache.units_of(made)) == [["a", "c"], ["b"]]
-    assert cache.are_being_evicted({"uid-c"})
-    assert not cache.are_being_evicted({"uid-d"})
+    (made,) = cache.preemptions.promise([(wants(memory=6000), PreemptionPlan("n1", units))])
+    assert names(cache.evictions.units_of(made)) == [["a", "c"], ["b"]]
+    assert cache.evictions.are_under_way({"uid-c"})
+    assert not cache.evictions.are_under_way({"uid-d"})
     end(cache, "c")
-    assert names(cache.units_of(made)) == [["a"], ["b"]]
-    cache.mark_evicted(made)
-    assert not cache.are_being_evicted({"uid-a"})
+    assert names(cache.evictions.units_of(made)) == [["a"], ["b"]]
+    cache.evictions.mark_evicted(made)
+    assert not cache.evictions.are_under_way({"uid-a"})
 
 
 def names(units):
@@ -479,8 +477,8 @@ def test_victims_are_spared_if_the_pod_fits_by_now():
     cache = store(on_card("v"), on_card("other", card=1))
     made = holding(cache, wants(), "v")
     end(cache, "other")
-    assert cache.units_of(made) == []
-    assert made.evicted
+    assert cache.evictions.units_of(made) == []
+    assert made.stage is not Stage.PLANNED
     assert not made.victims
     assert cache.used("GPU-0")[1] == cache.used("GPU-1")[1] == MIB, "what is free is held now"
     assert cache.place(wants("x", 1000, priority=0)) is None
@@ -492,7 +490,7 @@ def test_the_other_victims_are_spared_once_the_pod_is_placed():
     made = holding(cache, wants(), "v")
     end(cache, "w")
     assert cache.place(wants()) == "n1"
-    assert not cache.still_evicts(made)
+    assert not cache.evictions.still_wanted(made)
 
 
 @pytest.mark.parametrize(
@@ -519,8 +517,8 @@ def test_a_plan_that_cannot_be_carried_out_any_more_holds_nothing(change):
     cache = store(on_card("v"), cards=1)
     cache.place(wants())
     change(cache)
-    assert cache.hold([(wants(), plan("v"))]) == []
-    assert cache.holds() == []
+    assert cache.preemptions.promise([(wants(), plan("v"))]) == []
+    assert cache.preemptions.promised() == []
 
 
 # gangs
@@ -533,7 +531,7 @@ def member(name, memory=4000, **fields):
 def test_the_pods_of_a_gang_share_the_victims():
     """One victim makes room for two. A third pod gets nothing of it."""
     cache = store(on_card("v", 6000), cards=1)
-    first, second = cache.hold([(member("a"), plan("v")), (member("b"), plan())])
+    first, second = cache.preemptions.promise([(member("a"), plan("v")), (member("b"), plan())])
     assert cache.used("GPU-0")[1] == MIB, "what is free beside the victim is held, too"
     assert cache.place(wants("x", 2000, priority=0)) is None
     end(cache, "v")
@@ -545,16 +543,16 @@ def test_the_pods_of_a_gang_share_the_victims():
 
 def test_a_gang_is_held_as_a_whole_or_not_at_all():
     cache = store(on_card("v", 4000), on_card("other", 4000), cards=1)
-    assert cache.hold([(member("a"), plan("v")), (member("b"), plan())]) == []
-    assert cache.holds() == []
-    assert not any(uid.startswith("hold/") for uid in cache.view().bookings)
+    assert cache.preemptions.promise([(member("a"), plan("v")), (member("b"), plan())]) == []
+    assert cache.preemptions.promised() == []
+    assert not any(uid.startswith(PREFIX) for uid in cache.view().bookings)
 
 
 def test_a_gang_keeps_its_reservations_if_it_cannot_be_held():
     cache = store(on_card("other", 4000), cards=1)
     assert cache.place(member("a")) == "n1"
-    assert cache.hold([(member("a"), plan()), (member("b"), plan("gone"))]) == []
-    assert cache.reservations.get("uid-a") is not None
+    assert cache.preemptions.promise([(member("a"), plan()), (member("b"), plan("gone"))]) == []
+    assert cache.bindings.get("uid-a") is not None
     assert cache.used("GPU-0")[1] == MIB
 
 
@@ -562,8 +560,8 @@ def test_the_reservations_of_a_gang_that_waits_become_holds():
     cache = store(on_card("v", 4000), cards=1)
     assert cache.place(member("a")) == "n1"
     assert cache.place(member("b")) is None
-    assert len(cache.hold([(member("a"), plan()), (member("b"), plan("v"))])) == 2
-    assert cache.reservations.get("uid-a") is None
+    assert len(cache.preemptions.promise([(member("a"), plan()), (member("b"), plan("v"))])) == 2
+    assert cache.bindings.get("uid-a") is None
     assert cache.used("GPU-0")[1] == MIB
     end(cache, "v")
     assert [cache.place(member(name)) for name in "ba"] == ["n1", "n1"]
@@ -581,23 +579,22 @@ def test_the_part_of_a_partition_that_no_victim_has_is_held():
             "v", "default", "n1", (("NVIDIA", (Charge("GPU-0", 1, 5000, 0, (Partition(1, 1),)),)),)
         )
     )
-    need = Booking(
-        "hold/p",
-        "default",
-        "n1",
-        (("NVIDIA", (Charge("GPU-0", 1, 20_000, 0, (Partition(0, 4),)),)),),
-    )
-    holds = Holds(table)
-    holds.add(Hold(pod=wants(), choice=None, booking=need, units=(frozenset({"v"}),), until=0.0))
-    holds.settle(lambda uid: False)
+    need = ("NVIDIA", (Charge("GPU-0", 1, 20_000, 0, (Partition(0, 4),)),))
+    promise = a_plan(wants(), need, units=(frozenset({"v"}),))
+    book(table, promise)
     (usage,) = table.usages("n1")["NVIDIA"]
     held = sorted((part.start, part.size) for part in usage.partitions)
     assert held == [(0, 1), (1, 1), (2, 2)]
     assert not usage.is_overcommitted
     assert usage.memory_used_mib == 20_000
     table.unbook("v")
-    holds.settle(lambda uid: False)
+    book(table, promise)
     assert table.usages("n1")["NVIDIA"][0].partitions == (Partition(0, 4),)
+
+
+def book(table, promise):
+    (booking,) = planned_bookings([promise], table.bookings).values()
+    table.book(booking)
 
 
 # any order of events
@@ -658,17 +655,15 @@ class Days:
 
     def bind(self, placed):
         """Binds a pod that has a reservation: nobody may have taken its devices."""
-        reservations, node_name = (
-            self.cache.reservations,
-            self.cache.reservations.get(placed.ref.uid).node,
-        )
-        reservation = reservations.start_binding(placed.ref, node_name)
-        annotations = reservations.prepare_binding(reservation)
+        bindings = self.cache.bindings
+        node_name = bindings.get(placed.ref.uid).node
+        reservation = bindings.start(placed.ref, node_name)
+        annotations = bindings.prepare(reservation)
         if self.rng.random() < 0.1:  # the Binding fails, and the reservation ends
-            reservations.cancel_binding(reservation)
-            reservations.forget(placed.ref.uid)
+            bindings.cancel(reservation)
+            bindings.drop(reservation)
             return
-        reservations.finish_binding(reservation)
+        bindings.finish(reservation)
         bound = replace(
             placed,
             node_name=node_name,
@@ -689,10 +684,10 @@ class Days:
             new,
             self.names,
             PreemptionRules(now=0.0),
-            planned=self.cache.planned_victims(new.priority),
+            planned=self.cache.preemptions.planned_victims(new.priority),
         )
-        if found is not None and (made := self.cache.hold([(new, found)])):
-            self.cache.mark_evicted(made[0])
+        if found is not None and (made := self.cache.preemptions.promise([(new, found)])):
+            self.cache.evictions.mark_evicted(made[0])
             self.waiting[new.ref.uid] = new
             self.victims.update(found.uids)
 
@@ -760,7 +755,7 @@ def test_nobody_of_lower_or_equal_priority_comes_before_the_pod_that_others_ende
         days = Days(random.Random(seed))
         days.events((0, 10, 100))
         assert days.finish() == set(), seed
-        assert {end for _, end in days.cache.ended_holds()} <= {HoldEnd.BOUND}, seed
+        assert {end for _, end in days.cache.preemptions.ended()} <= {PromiseEnd.BOUND}, seed
 
 
 @pytest.mark.parametrize("first", range(0, 250, 50))
@@ -769,7 +764,7 @@ def test_only_a_pod_of_higher_priority_takes_what_is_held(first):
         days = Days(random.Random(seed))
         days.events((0, 100, 1000))
         left = days.finish()
-        ended = {hold.ref.uid: end for hold, end in days.cache.ended_holds()}
-        assert set(ended.values()) <= {HoldEnd.BOUND, HoldEnd.TAKEN}, seed
-        assert left == {uid for uid, end in ended.items() if end is HoldEnd.TAKEN} & left, seed
-        assert all(ended.get(uid) is HoldEnd.TAKEN for uid in left), seed
+        ended = {hold.ref.uid: end for hold, end in days.cache.preemptions.ended()}
+        assert set(ended.values()) <= {PromiseEnd.BOUND, PromiseEnd.TAKEN}, seed
+        assert left == {uid for uid, end in ended.items() if end is PromiseEnd.TAKEN} & left, seed
+        assert all(ended.get(uid) is PromiseEnd.TAKEN for uid in left), seed
