@@ -65,14 +65,7 @@ _STRANGER = extender.render_bind(
 )
 
 _EXTENDERS = frozenset({ClientRight.EXTENDER})
-_CALLERS = {
-    "filter": _EXTENDERS,
-    "prioritize": _EXTENDERS,
-    "preempt": _EXTENDERS,
-    "bind": _EXTENDERS,
-    "simulate": frozenset({ClientRight.EXTENDER, ClientRight.SIMULATE}),
-}
-"""The rights of which a client needs one, by verb."""
+_SIMULATORS = frozenset({ClientRight.EXTENDER, ClientRight.SIMULATE})
 
 Observe = Callable[[str, str, float], None]
 IsStarted = Callable[[float], bool]
@@ -124,14 +117,11 @@ def create_app(
     app.register_error_handler(Exception, _answer_error)
     most_binds = max(1, threads - RESERVED_THREADS, threads // 2)
     answers = {**_webhooks(verbs, observe), **_extender(verbs, is_started, observe, most_binds)}
-    app.wsgi_app = _Verbs(  # type: ignore[method-assign]
-        app.wsgi_app,
-        answers,
-    )
+    app.wsgi_app = _Posts(app.wsgi_app, answers)  # type: ignore[method-assign]
     return app
 
 
-class _Verbs:
+class _Posts:
     """A WSGI application that answers POST requests by their paths. *app* serves all other paths."""
 
     def __init__(self, app: WSGIApplication, answers: Mapping[str, Answer]) -> None:
@@ -177,7 +167,7 @@ def _webhook(admit: Admit, observe: Observe, environ: WSGIEnvironment) -> tuple[
         review = admission.parse_review(body)
         return _admit(admit, review)
 
-    return _verb(
+    return _answer(
         "webhook",
         WEBHOOK_LIMIT,
         act,
@@ -201,45 +191,48 @@ def _admit(admit: Admit, review: Review) -> tuple[bytes, str]:
     return admission.render_allowed(review, verdict.pod, verdict.message, verdict.warning), "ok"
 
 
+@dataclass(frozen=True, slots=True)
+class _Verb:
+    """A verb of kube-scheduler, for bodies of *limit* bytes at most."""
+
+    name: str
+    limit: int
+    act: Act
+    refuse: Refuse
+    callers: frozenset[ClientRight] = _EXTENDERS  # the rights of which a client needs one
+    is_in_flight: bool = True  # background work waits: kube-scheduler places no other pod meanwhile
+
+
 def _extender(
     verbs: Verbs, is_started: IsStarted, observe: Observe, most_binds: int
 ) -> dict[str, Answer]:
     """Returns the answers to kube-scheduler by their paths. At most *most_binds* binds wait or write at a time."""
-
-    counted = partial(_counted, verbs.in_flight)
     node_filter = verbs.node_filter
-    ways: Mapping[str, tuple[int, Act, Refuse]] = {
-        "filter": (
-            FILTER_LIMIT,
-            partial(counted, partial(_filter, node_filter, is_started)),
-            _refuse_filter,
-        ),
-        "prioritize": (
-            FILTER_LIMIT,
-            partial(counted, partial(_prioritize, node_filter)),
-            _abstain,
-        ),
-        "simulate": (FILTER_LIMIT, partial(_simulate, node_filter, is_started), _refuse_filter),
-        "preempt": (
-            PREEMPT_LIMIT,
-            partial(counted, partial(_preempt, verbs.preemption_filter)),
-            _veto,
-        ),
-        "bind": (BIND_LIMIT, partial(_bind, verbs.binder, BindSlots(most_binds)), _refuse_bind),
-    }
-
-    def answer(name: str, environ: WSGIEnvironment) -> tuple[bytes, int]:
-        if right_of(environ) not in _CALLERS[name]:
-            return _STRANGER, 403
-        return _verb(name, *ways[name], observe, environ)
-
-    return {f"/{name}": partial(answer, name) for name in ways}
+    simulate = partial(_simulate, node_filter, is_started)
+    bind = partial(_bind, verbs.binder, BindSlots(most_binds))
+    rows = (
+        _Verb("filter", FILTER_LIMIT, partial(_filter, node_filter, is_started), _refuse_filter),
+        _Verb("prioritize", FILTER_LIMIT, partial(_prioritize, node_filter), _abstain),
+        _Verb("preempt", PREEMPT_LIMIT, partial(_preempt, verbs.preemption_filter), _veto),
+        _Verb("simulate", FILTER_LIMIT, simulate, _refuse_filter, _SIMULATORS, is_in_flight=False),
+        _Verb("bind", BIND_LIMIT, bind, _refuse_bind, is_in_flight=False),
+    )
+    return {f"/{verb.name}": partial(_extend, verb, verbs.in_flight, observe) for verb in rows}
 
 
-def _counted(in_flight: InFlight, act: Act, body: bytes) -> tuple[bytes, str]:
-    """Answers while the request counts as in flight: kube-scheduler places no other pod meanwhile."""
-    with in_flight.request():
-        return act(body)
+def _extend(
+    verb: _Verb, in_flight: InFlight, observe: Observe, environ: WSGIEnvironment
+) -> tuple[bytes, int]:
+    if right_of(environ) not in verb.callers:
+        return _STRANGER, 403
+
+    def act(body: bytes) -> tuple[bytes, str]:
+        if not verb.is_in_flight:
+            return verb.act(body)
+        with in_flight.request():
+            return verb.act(body)
+
+    return _answer(verb.name, verb.limit, act, verb.refuse, observe, environ)
 
 
 def _add_reservations(app: flask.Flask, reservation: Callable[[str], Promise | None]) -> None:
@@ -261,7 +254,7 @@ def _add_reservations(app: flask.Flask, reservation: Callable[[str], Promise | N
         )
 
 
-def _verb(
+def _answer(
     name: str, limit: int, act: Act, refuse: Refuse, observe: Observe, environ: WSGIEnvironment
 ) -> tuple[bytes, int]:
     """Answers with what *act* makes of the body, or with *refuse* of an error's text and HTTP status.
