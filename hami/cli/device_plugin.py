@@ -8,7 +8,7 @@ from functools import partial
 
 import click
 
-from hami.cli.flags import OUTPUT, GroupedCommand, fields_given, run_program
+from hami.cli.flags import OUTPUT, GroupedCommand, command_line_values, run_program
 from hami.plugin.settings import FLAGS, PluginSettings, read_plugin_settings
 from hami.runtime.options import Sections, section
 
@@ -52,7 +52,7 @@ def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
     name are equivalent; a BOOL may be omitted (true). SIGHUP reloads everything. DP_DISABLE_HEALTHCHECKS and
     DP_ENABLE_HEALTHCHECKS list XIDs to ignore or to observe, separated by commas, or all.
     """
-    read = partial(read_plugin_settings, fields_given(ctx, PLUGIN_FLAGS, values), os.environ)
+    read = partial(read_plugin_settings, command_line_values(ctx, PLUGIN_FLAGS, values), os.environ)
     run_program(ctx, run_device_plugin, read(), read)
 
 

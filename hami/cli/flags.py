@@ -23,7 +23,7 @@ OUTPUT = "--v --log-format"
 """The flags that every program has in its section Output."""
 
 
-def flags_given(
+def command_line_flags(
     ctx: click.Context, sections: Sections, values: dict[str, object]
 ) -> Iterator[tuple[Flag, object]]:
     """The flags of the command line and their values; *values* are the parameters of the command."""
@@ -36,11 +36,11 @@ def flags_given(
         yield flag, value
 
 
-def fields_given(
+def command_line_values(
     ctx: click.Context, sections: Sections, values: dict[str, object]
 ) -> dict[str, object]:
     """The values of the flags of the command line, by field."""
-    return {flag.parameter: value for flag, value in flags_given(ctx, sections, values)}
+    return {flag.parameter: value for flag, value in command_line_flags(ctx, sections, values)}
 
 
 def run_program(

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from hami.cli.flags import OUTPUT, GroupedCommand, fields_given, run_program
+from hami.cli.flags import OUTPUT, GroupedCommand, command_line_values, run_program
 from hami.monitor.settings import MonitorSettings, read_monitor_settings
 from hami.runtime.options import Sections, flags_of, section
 
@@ -32,7 +32,7 @@ def monitor_command(ctx: click.Context, /, **values: object) -> None:
     run_program(
         ctx,
         run_monitor,
-        read_monitor_settings(fields_given(ctx, MONITOR_FLAGS, values), os.environ),
+        read_monitor_settings(command_line_values(ctx, MONITOR_FLAGS, values), os.environ),
     )
 
 

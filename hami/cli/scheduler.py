@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from hami.cli.flags import GroupedCommand, flags_given
+from hami.cli.flags import GroupedCommand, command_line_flags
 from hami.codec.device_config import Key, parse_resource_name
 from hami.runtime import logs
 from hami.runtime.options import (
@@ -247,14 +247,14 @@ def settings_of_command_line(
     """Returns the settings that *read* makes of command line and environment; *values*: the command's parameters."""
     from hami.vendors import entry_points
 
-    given: dict[str, object] = {}
+    flag_values: dict[str, object] = {}
     config_flags: list[tuple[Flag, object]] = []
-    for flag, value in flags_given(ctx, sections, values):
+    for flag, value in command_line_flags(ctx, sections, values):
         if flag.key is not None:
             config_flags.append((flag, value))
         elif flag.field:
-            given[flag.field] = value
-    return read(given, os.environ, config_flags=config_flags, known=entry_points.sections())
+            flag_values[flag.field] = value
+    return read(flag_values, os.environ, config_flags=config_flags, known=entry_points.sections())
 
 
 @click.command(name="scheduler", cls=GroupedCommand, sections=SCHEDULER_FLAGS)

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from hami.cli.flags import GroupedCommand, fields_given
+from hami.cli.flags import GroupedCommand, command_line_values
 from hami.errors import HamiError, MalformedInput
 from hami.plugin.node_template import KARPENTER, TEMPLATE_FORMS, render_template, template_node
 from hami.plugin.settings import FLAGS, read_plugin_settings
@@ -62,9 +62,9 @@ def render_template_command(ctx: click.Context, /, **values: object) -> None:
             missing.append(name)
     if missing:
         raise HamiError(f"{', '.join(missing)}: missing")
-    given = fields_given(ctx, AS_PLUGIN, values)
-    given["node"] = values["name"] or "template"
-    settings = read_plugin_settings(given, os.environ)
+    flag_values = command_line_values(ctx, AS_PLUGIN, values)
+    flag_values["node"] = values["name"] or "template"
+    settings = read_plugin_settings(flag_values, os.environ)
     model, count, memory = required["--model"], required["--count"], required["--memory"]
     assert isinstance(count, int), "the flags are numbers"
     assert isinstance(memory, int), "the flags are numbers"

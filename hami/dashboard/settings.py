@@ -53,11 +53,11 @@ class DashboardSettings(ClusterSettings):
 
 
 def read_dashboard_settings(
-    given: Mapping[str, object],
+    flag_values: Mapping[str, object],
     environ: Mapping[str, str],
     *,
     config_flags: Sequence[tuple[Flag, object]],
     known: Collection[str],
 ) -> DashboardSettings:
     """Returns the settings of flags and environment, as :func:`hami.runtime.settings.cluster_values` reads them."""
-    return DashboardSettings(**cluster_values(given, environ, config_flags, known))  # type: ignore[arg-type]
+    return DashboardSettings(**cluster_values(flag_values, environ, config_flags, known))  # type: ignore[arg-type]

@@ -113,14 +113,14 @@ class MonitorSettings(LogSettings):
 
 
 def read_monitor_settings(
-    given: Mapping[str, object], environ: Mapping[str, str]
+    flag_values: Mapping[str, object], environ: Mapping[str, str]
 ) -> MonitorSettings:
-    """The settings of flags, environment and the device configuration. *given*: values of flags by field.
+    """The settings of flags, environment and the device configuration. *flag_values*: values of flags by field.
 
     Raises: HamiError when the file cannot be read or a value cannot be used; names it.
     """
     flags = flags_of(MonitorSettings()).values()
-    values: dict[str, Any] = {**environment_values(flags, environ), **given}
+    values: dict[str, Any] = {**environment_values(flags, environ), **flag_values}
     devices = load_device_config("--config-file", str(values.get("device_config_file", "")))
     settings = MonitorSettings(devices=devices, **values)
     require_node_name(settings.node)

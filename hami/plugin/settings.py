@@ -236,15 +236,17 @@ FLAGS = flags_of(PluginSettings(node="")) | flags_of(NvidiaFlags())
 _TOPOLOGY_SCORE = "ENABLE_TOPOLOGY_SCORE"
 
 
-def read_plugin_settings(given: Mapping[str, object], environ: Mapping[str, str]) -> PluginSettings:
-    """The settings of flags, environment and the files that they name. *given*: values of flags by field, those of
-    PluginSettings and NvidiaFlags.
+def read_plugin_settings(
+    flag_values: Mapping[str, object], environ: Mapping[str, str]
+) -> PluginSettings:
+    """The settings of flags, environment and the files that they name. *flag_values*: by field of PluginSettings or
+    NvidiaFlags.
 
     Raises: HamiError when a file cannot be read or a value cannot be used; names it.
     """
     if text := environ.get(_TOPOLOGY_SCORE):
         environ = {**environ, _TOPOLOGY_SCORE: str(text == "true").lower()}  # as in upstream
-    overrides = {**environment_values(FLAGS.values(), environ), **given}
+    overrides = {**environment_values(FLAGS.values(), environ), **flag_values}
     path = str(overrides.get("device_config_file", ""))
     devices = load_device_config("--config-file", path)
     section = devices.nvidia or NvidiaConfig(resource_count_name="")

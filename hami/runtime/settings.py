@@ -148,12 +148,12 @@ class ClusterSettings(LogSettings):
 
 
 def cluster_values(
-    given: Mapping[str, object],
+    flag_values: Mapping[str, object],
     environ: Mapping[str, str],
     config_flags: Sequence[tuple[Flag, object]],
     known: Collection[str],
 ) -> dict[str, object]:
-    """Returns *given* (values of flags by field) with the namespace of the environment and the device configuration.
+    """Returns *flag_values*, which are by field, with the namespace of the environment and the device configuration.
 
     *config_flags*: flags for the device configuration with their values; those for disabled sections are skipped.
     *known*: its sections that vendors of third parties read. Raises: HamiError.
@@ -161,14 +161,14 @@ def cluster_values(
     flags: dict[Key, FlagValue] = {}
     notes = []
     for flag, value in config_flags:
-        if flag.requires and not given.get(parameter(flag.requires)):
+        if flag.requires and not flag_values.get(parameter(flag.requires)):
             notes.append(f"{flag.name}: requires {flag.requires}, skipped")
         elif flag.key is not None:
             flags.setdefault(flag.key, FlagValue(value, flag.name))
-    file = str(given.get("device_config_file", ""))
+    file = str(flag_values.get("device_config_file", ""))
     config = load_device_config("--device-config-file", file, flags=flags, known=known)
     values: dict[str, object] = {
-        **given,
+        **flag_values,
         "devices": replace(config, notes=(*config.notes, *notes)),
     }
     if namespace := environ.get("POD_NAMESPACE"):

@@ -155,5 +155,5 @@ def problems(tasks: Iterable[Task], now: float | None = None) -> str:
     """Returns which of *tasks* have died or hang; empty if none. *now*: by the monotonic clock."""
     if now is None:
         now = time.monotonic()
-    found = [task.problem(now) for task in tasks]
-    return "; ".join(filter(None, found))
+    reasons = [task.problem(now) for task in tasks]
+    return "; ".join(filter(None, reasons))

@@ -283,21 +283,21 @@ class Settings(
 
 
 def read_settings(
-    given: Mapping[str, object],
+    flag_values: Mapping[str, object],
     environ: Mapping[str, str],
     *,
     config_flags: Sequence[tuple[Flag, object]] = (),
     known: Collection[str] = (),
 ) -> Settings:
-    """The settings of flags and environment; reads the device configuration. *given*: values of flags by field.
+    """The settings of flags and environment; reads the device configuration. *flag_values*: values of flags by field.
 
     *config_flags*: flags for the device configuration with their values. *known*: its sections that vendors of third
     parties read. Raises: HamiError when a file cannot be read or settings contradict each other.
     """
-    values = cluster_values(given, environ, config_flags, known)
+    values = cluster_values(flag_values, environ, config_flags, known)
     values["pod_name"] = environ.get("POD_NAME", "")
     text = environ.get("HAMI_NODELOCK_EXPIRE")
-    if text and "node_lock_timeout" not in given:
+    if text and "node_lock_timeout" not in flag_values:
         variable = "environment variable HAMI_NODELOCK_EXPIRE"
         values["node_lock_timeout"] = parse_named(text, parse_seconds, variable)
         if not values["node_lock_timeout"]:
