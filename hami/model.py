@@ -423,9 +423,8 @@ class Pod:
     created: str = ""
     priority: int = 0
     nominated_node: str = ""  # kube-scheduler makes room for it there, or has chosen the node
-    scheduling_failure: str = (
-        ""  # time and message of kube-scheduler's last one, unless it is bound
-    )
+    # time and message of kube-scheduler's last one, unless it is bound
+    scheduling_failure: str = ""
     group: str = ""  # of pods that are placed together
     scope: PodScope = PodScope()  # selects its quotas
     preferences: tuple[NodePreference, ...] = ()  # its preferred node affinity

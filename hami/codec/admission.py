@@ -12,9 +12,8 @@ import msgspec
 
 from hami.codec.documents import convert, decode
 
-SHORT_LIST = (
-    32  # entries; jsonpatch takes quadratic time to find those that were removed, added or moved
-)
+# entries; jsonpatch takes quadratic time to find those that were removed, added or moved
+SHORT_LIST = 32
 _V1 = ("admission.k8s.io/v1", "AdmissionReview")
 
 

@@ -334,14 +334,12 @@ _DEFAULT_NAMES: Mapping[str, str] = MappingProxyType(
 
 def _section(name: str) -> tuple[str, Any, Any]:
     """A section as a field of the file: the names of its backends, and its other keys, as they are written."""
-    keys = dict.fromkeys(
-        key for backend in _BACKENDS if backend.section == name for key in backend[2:] if key
-    )
-    fields = [
-        *((key, ResourceName, _DEFAULT_NAMES.get(key, "")) for key in keys),
-        *_OTHER_KEYS.get(name, ()),
-    ]
-    section = msgspec.defstruct(name, fields, frozen=True)
+    fields: dict[str, tuple[str, Any, Any]] = {}
+    for backend in _BACKENDS:
+        if backend.section == name:
+            for key in filter(None, backend[2:]):
+                fields[key] = (key, ResourceName, _DEFAULT_NAMES.get(key, ""))
+    section = msgspec.defstruct(name, [*fields.values(), *_OTHER_KEYS.get(name, ())], frozen=True)
     return name, section, section()
 
 
@@ -428,12 +426,10 @@ class _DocumentReader:
     def __init__(self, source: str, *, flags_first: bool = False) -> None:
         self._source = source
         self._flags_first = flags_first
-        self._chips_in_vnpus = (
-            False  # the list of chips is the section itself, as in older releases
-        )
-        self._origins: dict[
-            str, str
-        ] = {}  # path of a value that comes from elsewhere → where it comes from
+        # the list of chips is the section itself, as in older releases
+        self._chips_in_vnpus = False
+        # by the path of a value that comes from elsewhere: where it comes from
+        self._origins: dict[str, str] = {}
         self._notes: list[str] = []
 
     def read(
@@ -444,13 +440,13 @@ class _DocumentReader:
     ) -> DeviceConfig:
         """The configuration in *document*, completed by flags. Raises: MalformedInput."""
         ours = DeviceConfigFile.__struct_fields__
-        sections: dict[str, Any] = {
-            name: copy.deepcopy(value) for name in ours if (value := document.get(name))
-        }
-        extra = self._extra_sections(
-            {name: value for name, value in document.items() if name not in ours}, known
-        )
-        if not sections and not extra.keys() & set(known):
+        sections: dict[str, Any] = {}
+        for name in ours:
+            if document.get(name):
+                sections[name] = copy.deepcopy(document[name])
+        others = {name: value for name, value in document.items() if name not in ours}
+        extra = self._extra_sections(others, known)
+        if not sections and extra.keys().isdisjoint(known):
             raise MalformedInput(
                 self._source,
                 ", ".join(map(str, document)),
@@ -463,40 +459,41 @@ class _DocumentReader:
         self._merge_flags(sections, flags)
         sections = _normalized(sections)
         self._complete(sections)
-        self._notes += [
-            f"{self._place(path)}: unknown key, skipped"
-            for path in unknown_keys(sections, DeviceConfigFile)
-        ]
+        for path in unknown_keys(sections, DeviceConfigFile):
+            self._notes.append(f"{self._place(path)}: unknown key, skipped")
         file = convert(sections, DeviceConfigFile, self._place)
-        self._check_unique(
-            "name",
-            ((path, name, self._origins.get(path, path)) for path, name in _resource_names(file)),
-        )
-        chips = {
-            f"{path}[{index}]": chip
-            for path, entries in (
-                ("iluvatars", file.iluvatars),
-                ("vnpus.configs", file.vnpus.configs),
-            )
-            for index, chip in enumerate(entries)
-        }
-        words = [(f"{path}.commonWord", chip.common_word, path) for path, chip in chips.items()]
-        self._check_unique("word", [*((key, key, key) for key in _KEYS), *words], same=str.casefold)
+        self._check_names(file)
         return DeviceConfig(
             nvidia=file.nvidia,
             names=self._names(file),
             iluvatars=file.iluvatars,
-            ascends=tuple(
-                self._checked(f"vnpus.configs[{index}]", entry, chip)
-                for index, (entry, chip) in enumerate(
-                    zip(_list_at(sections, "vnpus.configs"), file.vnpus.configs)
-                )
-            ),
+            ascends=self._ascends(_list_at(sections, "vnpus.configs"), file.vnpus.configs),
             hami_vnpu_core=file.vnpus.hamiVnpuCore,
             sgpu_topology_aware=file.metax.sgpuTopologyAware,
             extra_sections=extra,
             notes=tuple(self._notes),
         )
+
+    def _check_names(self, file: Any) -> None:
+        """Refuses one name for two resources, and one word for two kinds of devices."""
+        names = []
+        for path, name in _resource_names(file):
+            names.append((path, name, self._origins.get(path, path)))
+        self._check_unique("name", names)
+        words = [(key, key, key) for key in _KEYS]
+        for path, chips in (("iluvatars", file.iluvatars), ("vnpus.configs", file.vnpus.configs)):
+            for index, chip in enumerate(chips):
+                place = f"{path}[{index}]"
+                words.append((f"{place}.commonWord", chip.common_word, place))
+        self._check_unique("word", words, same=str.casefold)
+
+    def _ascends(
+        self, entries: Iterable[Collection[str]], chips: Iterable[AscendChip]
+    ) -> tuple[AscendChip, ...]:
+        checked = []
+        for index, (entry, chip) in enumerate(zip(entries, chips)):
+            checked.append(self._checked(f"vnpus.configs[{index}]", entry, chip))
+        return tuple(checked)
 
     def _place(self, path: str) -> str:
         """The name of the value at *path* in errors and notes: file and key, or the flag that it comes from."""
@@ -542,26 +539,22 @@ class _DocumentReader:
 
     def _set_in_chip(self, entries: list[Any], key: Key, flag: FlagValue) -> None:
         """Sets *key* in the one chip that lacks it: the one that it names, else any that has no flags of its own."""
-        chips: list[int] = []
+        chips, lacking = 0, {}
         for index, entry in enumerate(entries):
-            if not isinstance(entry, dict):
-                continue
-            word = entry.get("commonWord")
-            if word == key.chip or (not key.chip and word not in _CHIPS_WITH_FLAGS):
-                chips.append(index)
-        lacking = [
-            index for index in chips if self._flags_first or entries[index].get(key.name) is None
-        ]
+            if isinstance(entry, dict) and _is_meant(entry.get("commonWord"), key.chip):
+                chips += 1
+                if self._flags_first or entry.get(key.name) is None:
+                    lacking[f"{key.section}[{index}]"] = entry
         if len(lacking) > 1:
-            words = ", ".join(str(entries[index].get("commonWord")) for index in lacking)
+            words = ", ".join(str(entry.get("commonWord")) for entry in lacking.values())
             raise MalformedInput(
                 flag.flag,
                 flag.value,
                 f"it could mean {words}: expected {key.name} in the entries "
                 f"of {key.section} in --device-config-file instead",
             )
-        if lacking:
-            self._set(f"{key.section}[{lacking[0]}]", entries[lacking[0]], key.name, flag)
+        for path, entry in lacking.items():
+            self._set(path, entry, key.name, flag)
             return
         why = f"has {key.name} for every chip" if chips else "has no such chip"
         self._notes.append(
@@ -570,9 +563,10 @@ class _DocumentReader:
 
     def _complete(self, sections: dict[str, Any]) -> None:
         """Fills in values that a left-out key takes from elsewhere."""
-        if isinstance(nvidia := sections.get("nvidia"), dict):
+        nvidia, enflame = sections.get("nvidia"), sections.get("enflame")
+        if isinstance(nvidia, dict):
             sections["nvidia"] = {**NVIDIA_LEFT_OUT, **nvidia}
-        if not isinstance(enflame := sections.get("enflame"), dict):
+        if not isinstance(enflame, dict):
             return
         if "resourceNameVGCUPercentage" in enflame:
             self._notes.append(
@@ -669,25 +663,36 @@ class _DocumentReader:
         )
 
 
+def _is_meant(word: object, chip: str | None) -> bool:
+    """Reports whether a flag for *chip*, or for any without flags of its own, is for the one called *word*."""
+    if chip:
+        return word == chip
+    return word not in _CHIPS_WITH_FLAGS
+
+
 def _list_at(sections: Mapping[str, Any], path: str) -> list[Any]:
     """The list at *path*; an empty one where there is none."""
     value: Any = sections
     for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return []
+        value = value.get(name)
     return value if isinstance(value, list) else []
 
 
 def _normalized(value: Any) -> Any:
     """*value* without keys that are null or empty texts, and with integers for whole floats such as 2.0."""
-    if isinstance(value, dict):
-        return {
-            str(key): _normalized(inner)
-            for key, inner in value.items()
-            if inner is not None and inner != ""
-        }
     if isinstance(value, list):
-        return [_normalized(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+        return [_normalized(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, dict):
+        return value
+    members = {}
+    for key, member in value.items():
+        if member is not None and member != "":
+            members[str(key)] = _normalized(member)
+    return members
 
 
 def _resource_names(value: object, path: str = "") -> Iterator[tuple[str, str]]:

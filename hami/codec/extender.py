@@ -46,9 +46,8 @@ class Victims(msgspec.Struct, frozen=True, gc=False):
 
 # Decoded, a text may take forty times as much memory: these bounds hold before that.
 MAX_OBJECT = 4 * MIB  # bytes of a pod or node; the API server takes 3 MiB, and adds defaults
-MAX_VALUES = (
-    500_000  # of such an object, and node names, and victims; shorter texts have fewer anyway
-)
+# of such an object, and node names, and victims; shorter texts have fewer anyway
+MAX_VALUES = 500_000
 MAX_NODES = 5000  # whole nodes
 MAX_MEMBERS = 100  # of the arguments, and of a list of nodes
 MAX_ANNOTATIONS = 256 * 1024  # characters of a pod's annotations together, as in the API server

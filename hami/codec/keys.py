@@ -10,18 +10,15 @@ BIND_PHASE = "hami.io/bind-phase"
 BIND_TIME = "hami.io/bind-time"
 GPU_ALLOCATED = "hami.io/vgpu-devices-allocated"  # the allocation of a pod, of NVIDIA's
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
-PREEMPTING = (
-    "hami.io/preempting-on"  # on a pod that waits: the node on which others are evicted for it
-)
+# on a pod that waits: the node on which others are evicted for it
+PREEMPTING = "hami.io/preempting-on"
 
 RESIZE = "hami.io/resize"  # on a bound pod: the sizes that its owner wants its containers to have
 RESIZED = "hami.io/vgpu-devices-resized"  # what it holds since: GPU_ALLOCATED as a scheduler has changed it
-RESIZE_TARGET = (
-    "hami.io/vgpu-devices-target"  # what it is to have, while that is less than what it holds
-)
-RESIZE_APPLIED = (
-    "hami.io/resize-applied"  # by the device plugin of its node: the sizes that are enforced
-)
+# what it is to have, while that is less than what it holds
+RESIZE_TARGET = "hami.io/vgpu-devices-target"
+# by the device plugin of its node: the sizes that are enforced
+RESIZE_APPLIED = "hami.io/resize-applied"
 RESIZE_STATUS = "hami.io/resize-status"  # by the scheduler: what has become of RESIZE
 NODE_RESIZES = "hami.io/node-resizes"  # on a node, "true": its device plugin changes the limits of running containers
 CORES_LIMIT = "nvidia.com/gpucores-limit"  # on a pod: percent of a GPU that a container may use while nobody else does
@@ -48,9 +45,8 @@ KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose t
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
-PREEMPTIBLE = (
-    "hami.io/preemptible"  # a label; "false": the pod is never evicted for one of higher priority
-)
+# a label; "false": the pod is never evicted for one of higher priority
+PREEMPTIBLE = "hami.io/preemptible"
 
 SCHEDULERS_ALONE = frozenset({RESIZED, RESIZE_TARGET, RESIZE_STATUS})
 """Keys of pods that device plugins may not write, not even on their own node."""
@@ -63,9 +59,8 @@ SCHEDULER_OWNED = SCHEDULERS_ALONE | {
     PREEMPTING,
     RESIZE_APPLIED,
 }
-ALLOCATION_PATTERN = (
-    r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)"  # also in the policies: RE2
-)
+# also in the policies: RE2
+ALLOCATION_PATTERN = r"hami\.io/[^/]+-(devices-to-allocate|devices-allocated|allocated)"
 _ALLOCATION_KEY = re.compile(ALLOCATION_PATTERN)
 _ALLOCATIONS = frozenset({MIG_ALLOCATIONS, RESIZED, RESIZE_TARGET})
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")

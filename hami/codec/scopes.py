@@ -23,9 +23,8 @@ class ResourceRequirements(msgspec.Struct, gc=False, frozen=True):
     requests: Quantities = {}
 
 
-LONGEST_CLASS = (
-    253  # characters of the name of a priority class; the API server accepts no longer one
-)
+# characters of the name of a priority class; the API server accepts no longer one
+LONGEST_CLASS = 253
 
 _cached_scope = functools.lru_cache(maxsize=1024)(PodScope)
 

@@ -97,9 +97,8 @@ class Election(Task):
         self._settles_at = 0.0  # when the writes of the last leader have arrived
         self._leading = False  # as last told by `term`
         self._held: LeaseRecord | None = None  # the lease as last written, while this replica leads
-        self._seen: tuple[str, str, int] | None = (
-            None  # the last state of the lease, and when it was first seen
-        )
+        # the last state of the lease, and when it was first seen
+        self._seen: tuple[str, str, int] | None = None
         self._seen_since = 0.0
         self._free_at = math.inf  # when the observed lease expires
         self._unsure = False  # a write that would make this replica the leader had no answer

@@ -68,40 +68,20 @@ def _unbound_moves(
 ) -> Iterator[Move]:
     scheduler = record.scheduler_name
     if settings.is_own_scheduler(scheduler):
-        if (
-            record.assigned_node
-            and record.assigned.proven_age(record.assigned_at, clock) > 2 * FOREIGN_TTL_S
-        ):
-            keys = {
-                *SCHEDULER_OWNED - {PREEMPTING},
-                *(
-                    key
-                    for keys in (vendor.annotations for vendor in vendors)
-                    for key in (keys.to_allocate, keys.allocated)
-                    if key
-                ),
-                *(
-                    key
-                    for vendor in vendors
-                    if vendor.key in record.vendors
-                    for key in vendor.annotations.extra_keys
-                ),
-            }
+        age = record.assigned.proven_age(record.assigned_at, clock)
+        if record.assigned_node and age > 2 * FOREIGN_TTL_S:
             yield Move(
                 record.ref,
                 "AssignmentCleared",
-                (
-                    f"an earlier assignment to node {record.assigned_node} was never bound and has been removed"
-                ),
-                dict.fromkeys(sorted(keys)),
+                f"an earlier assignment to node {record.assigned_node} was never bound and has been removed",
+                dict.fromkeys(_assignment_keys(record, vendors)),
                 {ASSIGNED_NODE: None},
                 str(record.version),
             )
-    elif (
-        record.requests_devices
-        and settings.force_overwrite_default_scheduler
-        and scheduler in ("", "default-scheduler")
-    ):
+        return
+    if not record.requests_devices or not settings.force_overwrite_default_scheduler:
+        return
+    if scheduler in ("", "default-scheduler"):
         yield Move(
             record.ref,
             "NotAdmitted",
@@ -112,3 +92,14 @@ def _unbound_moves(
                 "if that does not help, check the webhook's configuration and the label hami.io/webhook"
             ),
         )
+
+
+def _assignment_keys(record: PodRecord, vendors: Catalog) -> list[str]:
+    """Returns the annotations that an assignment may have left, sorted."""
+    keys = set(SCHEDULER_OWNED - {PREEMPTING})
+    for vendor in vendors:
+        keys |= {vendor.annotations.to_allocate, vendor.annotations.allocated}
+        if vendor.key in record.vendors:
+            keys.update(vendor.annotations.extra_keys)
+    keys.discard("")
+    return sorted(keys)

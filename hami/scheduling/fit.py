@@ -24,9 +24,8 @@ from hami.vendors.spec import (
     SelectDevices,
 )
 
-MAX_LINKED = (
-    64  # devices whose links are compared: each pair is looked at, while other filters wait
-)
+# devices whose links are compared: each pair is looked at, while other filters wait
+MAX_LINKED = 64
 
 
 @dataclass(frozen=True, slots=True)

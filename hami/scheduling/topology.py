@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-MAX_COMBINATIONS = (
-    15_000  # beyond it not all combinations are compared; eight of sixteen devices have 12,870
-)
+# beyond it not all combinations are compared; eight of sixteen devices have 12,870
+MAX_COMBINATIONS = 15_000
 
 
 def best_linked(links: Array, count: int) -> tuple[int, ...]:

@@ -24,9 +24,8 @@ from hami.vendors.spec import AnnotationContext, Candidate, FitContext, NoCombin
 
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
-NODE_MODE = (
-    "hami-vnpu-core"  # node annotation and key of Device.info: the node supports the soft split
-)
+# node annotation and key of Device.info: the node supports the soft split
+NODE_MODE = "hami-vnpu-core"
 VISIBLE = "ASCEND_VISIBLE_DEVICES"
 NETWORK = "NetworkID"
 NETWORK_WEIGHT = 10

@@ -39,14 +39,12 @@ class Resources:
     memory_factor: int = 1  # MiB for one unit of *memory*
     memory_units: bool = False  # memory may have a binary suffix (``512Mi``), which takes the place of *memory_factor*
     core_unit: CoreUnit = CoreUnit.PERCENT
-    default_memory: int = (
-        0  # MiB of each device for a container that requests no memory; 0: the whole device
-    )
+    # MiB of each device for a container that requests no memory; 0: the whole device
+    default_memory: int = 0
     default_cores: int = 0  # cores of each device for a container that requests no cores
     amounts_are_totals: bool = False  # memory and cores are for all devices of a container together
-    defaults_to_all_cores: bool = (
-        False  # admission requests all cores when only a device count is given
-    )
+    # admission requests all cores when only a device count is given
+    defaults_to_all_cores: bool = False
     no_cores_annotation: tuple[str, str] = (
         "",
         "",

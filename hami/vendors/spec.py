@@ -258,9 +258,8 @@ class Annotations:
 
     register: str = ""  # of nodes: the devices, written by the device plugin
     handshake: str = ""  # of nodes: liveness of the device plugin; without it, registered devices are schedulable
-    to_allocate: str = (
-        ""  # of pods: the shares that the device plugin has not given to containers yet
-    )
+    # of pods: the shares that the device plugin has not given to containers yet
+    to_allocate: str = ""
     allocated: str = ""  # of pods: the shares
     node_keys: tuple[
         str, ...
@@ -270,9 +269,8 @@ class Annotations:
     extra_keys: tuple[str, ...] = ()  # annotations of pods that *annotate* may write
     selectors: SelectorKeys = SelectorKeys()  # annotations of pods that select devices
     lock: str = NODE_LOCK  # of nodes: the lock under which allocations on a node are serialized; empty for none
-    writes_model: bool = (
-        False  # the second field of a share is the device's model, not the vendor's key
-    )
+    # the second field of a share is the device's model, not the vendor's key
+    writes_model: bool = False
 
     # Returns the annotations beside the allocation.
     annotate: Callable[[Vendor, AnnotationContext], Mapping[str, str]] | None = None
@@ -291,9 +289,8 @@ class AdmissionRules:
     # Changes the draft of every container of a pod that another scheduler places, and raises as *admit*. Default: such
     # a pod is left alone.
     confine: Callable[[ContainerDraft], None] | None = None
-    refuses_ephemeral: bool = (
-        False  # a pod that requests the vendor's devices may not get ephemeral containers
-    )
+    # a pod that requests the vendor's devices may not get ephemeral containers
+    refuses_ephemeral: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,20 +299,17 @@ class Decision:
 
     # Returns the node's devices, ``None`` if it has none. Raises: MalformedInput.
     inventory: Inventory
-    device_cores: int = (
-        0  # cores of every device, whatever its node registers; 0 for the registered number
-    )
-    needs_capacity: bool = (
-        False  # devices are schedulable only while the node has capacity of the resource *count*
-    )
+    # cores of every device, whatever its node registers; 0 for the registered number
+    device_cores: int = 0
+    # devices are schedulable only while the node has capacity of the resource *count*
+    needs_capacity: bool = False
     # Returns the reason why no device of the node fits.
     check_node: Callable[[Request, FitContext], Reason | None] | None = None
     # The checks for each device, in the order in which users see reasons.
     rules: tuple[Rule | PartitionRule | CheckDevice, ...] = ()
     binds_numa: bool = False  # pods may bind the devices of a container to one NUMA node
-    allows_repeats: Callable[[DeviceUsage], bool] | None = (
-        None  # one container may take this device several times
-    )
+    # one container may take this device several times
+    allows_repeats: Callable[[DeviceUsage], bool] | None = None
     # Selects among the devices that pass (at least the requested number, in the order of trying). Default: the first.
     select_devices: SelectDevices | None = None
     # Returns the share of a device, given the container's earlier shares. Default: the requested amounts.
