@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,23 +67,30 @@ def registered(
     return tuple(devices.values())
 
 
-def _facts(vendor: Vendor, node: Node, uuids: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _facts(vendor: Vendor, node: Node, uuids: Collection[str]) -> dict[str, dict[str, Any]]:
     """Returns the fields of devices that come from elsewhere than the register annotation, by uuid."""
-    common: dict[str, Any] = {}
+    facts: dict[str, dict[str, Any]] = defaultdict(dict)
     if vendor.decision.device_cores:
-        common["cores"] = vendor.decision.device_cores
+        for uuid in uuids:
+            facts[uuid]["cores"] = vendor.decision.device_cores
     if gives_by_claims(vendor, node):
-        common["by_claims"] = True
-    facts = {uuid: common.copy() for uuid in uuids}
+        for uuid in uuids:
+            facts[uuid]["by_claims"] = True
     pairs = node.annotations.get(PAIR_SCORES)
     if pairs and PAIR_SCORES in vendor.annotations.node_keys:
         scores = parse_pair_scores(PAIR_SCORES, pairs)
-        for uuid, own in facts.items():
-            own["pair_scores"] = scores.get(uuid, {})
-    if Rule.CORDON in vendor.decision.rules:
-        for uuid in facts.keys() & (parse_list(node.annotations.get(CORDON)) or ()):
+        for uuid in uuids:
+            facts[uuid]["pair_scores"] = scores.get(uuid, {})
+    for uuid in _cordoned(vendor, node):
+        if uuid in uuids:
             facts[uuid]["cordoned"] = True
     return facts
+
+
+def _cordoned(vendor: Vendor, node: Node) -> tuple[str, ...]:
+    if Rule.CORDON not in vendor.decision.rules:
+        return ()
+    return parse_list(node.annotations.get(CORDON)) or ()
 
 
 def gives_by_claims(vendor: Vendor, node: Node) -> bool:
