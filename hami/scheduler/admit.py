@@ -133,9 +133,9 @@ class Admitter:
 
     def _evaded_quota(self, namespace: str, pod: Pod) -> str:
         """Returns why *pod* would evade a ResourceQuota that Kubernetes counts; empty if it would not."""
-        names = {name for vendor in self._store.vendors for name in vendor.resources.names}
         quotas = self._store.quotas_of(namespace or pod.ref.namespace)
-        if (evaded := counted_by_kubernetes(quotas, pod.scope, names)) is None:
+        evaded = counted_by_kubernetes(quotas, pod.scope, self._store.vendors.resources)
+        if evaded is None:
             return ""
         return (
             f"ResourceQuota {evaded[0]} limits requests.{evaded[1]}, and Kubernetes counts no requests of pods "
@@ -166,50 +166,51 @@ class Admitter:
     def _admit_new(self, draft: PodDraft, *, counts: bool = True) -> Admitted | Denied:
         """Decides about a new pod. *counts*: it counts for quotas as it is."""
         pod, vendors = draft.decoded, self._store.vendors
-        if not any(container.kind is ContainerKind.APP for container in pod.containers):
-            return Denied("pod has no containers")
-        if forged := next(
-            (key for key in (*pod.annotations, *pod.labels) if is_scheduler_owned(key)), None
-        ):
-            return Denied(
-                f"{forged} is written by the HAMi scheduler alone and may not be set on a new pod"
-            )
+        problem = _forbidden(pod)
+        if problem:
+            return Denied(problem)
         is_foreign = self._is_of_another_scheduler(pod.scheduler_name)
         if is_foreign and not vendors.confining:
             return Admitted(draft.wire, _FOREIGN)
-        if (problem := _beyond_bounds(pod)) is not None:
-            is_managed = vendors.admitting_all or any(self._requested_vendors(draft))
-            return Denied(problem) if is_managed else Admitted(draft.wire)
+        problem = _beyond_bounds(pod)
+        if problem:
+            return Denied(problem) if self._is_managed(draft) else Admitted(draft.wire)
         if is_foreign:
             confine_pod(vendors, draft)
             return Admitted(draft.render(), _FOREIGN)
         admit_pod(vendors, draft)
-        if draft.requests_devices:
-            privileged = [
-                container.name for container in draft.containers if container.is_privileged
-            ]
-            if privileged:
-                return Denied(f"container {privileged[0]} is privileged")
-            if scheduler := self._settings.scheduler_name:
-                if pod.node_name:
-                    return Denied("pod has node assigned")
-                draft.set_scheduler(scheduler)
+        problem = self._take_over(draft)
+        if problem:
+            return Denied(problem)
         if counts and not self._fits_quota(draft):
             return _OVER_QUOTA
         return Admitted(draft.render())
+
+    def _take_over(self, draft: PodDraft) -> str:
+        """Gives a pod with devices to HAMi's scheduler. Returns why it cannot be; empty if it can."""
+        if not draft.requests_devices:
+            return ""
+        for container in draft.containers:
+            if container.is_privileged:
+                return f"container {container.name} is privileged"
+        if self._settings.scheduler_name:
+            if draft.decoded.node_name:
+                return "pod has node assigned"
+            draft.set_scheduler(self._settings.scheduler_name)
+        return ""
 
     def _fits_quota(self, draft: PodDraft) -> bool:
         return not self._store.quotas_of(draft.namespace) or self._store.quota_allows(
             draft.namespace, draft.changed()
         )
 
+    def _is_managed(self, draft: PodDraft) -> bool:
+        return bool(self._store.vendors.admitting_all) or any(self._requested_vendors(draft))
+
     def _requested_vendors(self, draft: PodDraft) -> Iterator[Vendor]:
-        """Returns the vendors whose resources the containers name, for one container after the other."""
-        return (
-            vendor
-            for container in draft.decoded.containers
-            for vendor in self._store.vendors.requested_by(container.limits, container.requests)
-        )
+        """Yields the vendors whose resources the containers name, for one container after the other."""
+        for container in draft.decoded.containers:
+            yield from self._store.vendors.requested_by(container.limits, container.requests)
 
     def _is_of_another_scheduler(self, name: str) -> bool:
         if not name or self._settings.is_own_scheduler(name):
@@ -217,12 +218,22 @@ class Admitter:
         return name != "default-scheduler" or not self._settings.force_overwrite_default_scheduler
 
 
-def _beyond_bounds(pod: Pod) -> str | None:
-    """Returns a message for the pod's author if *pod* has too many containers or resources."""
+def _forbidden(pod: Pod) -> str:
+    """Returns a message for the author of a pod that is never admitted; empty for others."""
+    if ContainerKind.APP not in [container.kind for container in pod.containers]:
+        return "pod has no containers"
+    for key in (*pod.annotations, *pod.labels):
+        if is_scheduler_owned(key):
+            return f"{key} is written by the HAMi scheduler alone and may not be set on a new pod"
+    return ""
+
+
+def _beyond_bounds(pod: Pod) -> str:
+    """Returns a message for the author of a pod with too many containers or resources; empty for others."""
     if len(pod.containers) > MAX_CONTAINERS:
         return f"pod has {len(pod.containers)} containers, expected at most {MAX_CONTAINERS}"
     for container in pod.containers:
         names = len(container.limits.keys() | container.requests.keys())
         if names > MAX_RESOURCES:
             return f"container {container.name} names {names} resources, expected at most {MAX_RESOURCES}"
-    return None
+    return ""

@@ -7,6 +7,7 @@ import itertools
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -64,6 +65,17 @@ class LockState:
         first: T = noted[1]
         return first
 
+    def wake_first(self) -> None:
+        """Makes the bind that works on the lock look at it again."""
+        for waiter in self.queue[:1]:
+            waiter.news.set()
+
+    def forget_places(self, before: float) -> None:
+        """Forgets the places of pods whose bind gave up *before* that time or then."""
+        for uid, (_, at) in list(self.places.items()):
+            if at <= before:
+                del self.places[uid]
+
     def record_leftover(self, text: str) -> None:
         """Records that this process may have failed to release the lock *text*."""
         self.leftover = text
@@ -102,12 +114,10 @@ class LockStates:
             state = self._states.setdefault(lock.node, {}).setdefault(lock.key, LockState())
             number, _ = state.places.pop(uid, (0, 0.0))
             waiter = Waiter(number or next(self._numbers))
-            later = (
-                index
-                for index, other in enumerate(state.queue)
-                if index > 0 and other.number > waiter.number
-            )
-            state.queue.insert(next(later, len(state.queue)), waiter)
+            place = 1
+            while place < len(state.queue) and state.queue[place].number <= waiter.number:
+                place += 1
+            state.queue.insert(place, waiter)
         try:
             yield state, waiter
         finally:
@@ -138,60 +148,55 @@ class LockStates:
     def wake(self, nodes: Iterable[str]) -> None:
         """Makes the binds that work on the locks of *nodes* look at them again."""
         with self._mutex:
-            for state in (state for node in nodes for state in self._states.get(node, {}).values()):
-                for waiter in state.queue[:1]:
-                    waiter.news.set()
+            for node in nodes:
+                for state in self._states.get(node, {}).values():
+                    state.wake_first()
 
     def close(self) -> None:
         """Makes every bind that waits fail."""
         self.closed = True
         with self._mutex:
-            for waiter in (
-                waiter
-                for states in self._states.values()
-                for state in states.values()
-                for waiter in state.queue
-            ):
-                waiter.news.set()
+            for _, state in self._every():
+                for waiter in state.queue:
+                    waiter.news.set()
 
     def waiting(self) -> dict[str, int]:
         """Returns how many pods wait for each node."""
+        counts: Counter[str] = Counter()
         with self._mutex:
-            counts = {
-                node: sum(waiter.is_waiting for state in states.values() for waiter in state.queue)
-                for node, states in self._states.items()
-            }
-        return {node: count for node, count in counts.items() if count}
+            for lock, state in self._every():
+                counts[lock.node] += sum(waiter.is_waiting for waiter in state.queue)
+        return dict(+counts)
 
     def forget_unused(self, read: Callable[[LockId], tuple[str | None, int] | None]) -> None:
         """Forgets the states of locks that no pod holds or waits for. *read*: as :meth:`NodeCache.lock_of`."""
         now = self._clock()
         with self._mutex:
-            every = [
-                (LockId(node, key), state)
-                for node, states in self._states.items()
-                for key, state in states.items()
-            ]
+            every = list(self._every())
             for _, state in every:
-                state.places = {
-                    uid: place for uid, place in state.places.items() if now - place[1] < PLACE_S
-                }
+                state.forget_places(now - PLACE_S)
         for lock, state in every:
             current = read(lock)
-            is_over = current is None or (current[0] is None and not state.leftover)
+            if current is not None and (current[0] is not None or state.leftover):
+                continue
             with self._mutex:
-                if is_over and not state.queue and not state.places:
+                if not state.queue and not state.places:
                     del self._states[lock.node][lock.key]
                     if not self._states[lock.node]:
                         del self._states[lock.node]
+
+    def _every(self) -> Iterator[tuple[LockId, LockState]]:
+        """Yields all states. The mutex must be held."""
+        for node, states in self._states.items():
+            for key, state in states.items():
+                yield LockId(node, key), state
 
     def _leave(self, state: LockState, waiter: Waiter, uid: str) -> None:
         with self._mutex:
             state.queue.remove(waiter)
             if waiter.is_waiting:
                 state.places[uid] = waiter.number, self._clock()
-            for successor in state.queue[:1]:
-                successor.news.set()
+            state.wake_first()
 
 
 class WatchedNodes:
