@@ -295,22 +295,16 @@ class MockInstances:
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
         """Creates an instance. Raises: HamiError when the card is not in MIG mode, or the placement is occupied."""
         card = self._entry(gpu).card
-        profiles = {offer.name: offer for offer in self._source.allowed(card)}
-        if profile not in profiles:
-            raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(profiles) or 'none'}")
         wanted = Partition(start, size)
-        if wanted not in profiles[profile].placements:
-            raise HamiError(f"{gpu}: {profile} has no placement at {start}, size {size}")
+        self._check_placement(card, profile, wanted)
         with self._lock:
             state = self._load()
             if not card.mig and gpu not in state.enabled:
                 raise HamiError(f"{gpu}: not in MIG mode")
             existing = [instance for instance in state.instances if instance.gpu == gpu]
-            if any(
-                wanted.overlaps(Partition(instance.start, instance.size)) for instance in existing
-            ):
+            taken = [Partition(instance.start, instance.size) for instance in existing]
+            if any(map(wanted.overlaps, taken)):
                 raise HamiError(f"{gpu}: {profile} at {start}, size {size}: insufficient resources")
-            used_ids = {instance.gpu_instance for instance in existing}
             state.serial += 1
             created = Instance(
                 gpu=gpu,
@@ -318,14 +312,21 @@ class MockInstances:
                 start=start,
                 size=size,
                 uuid=f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, f'{gpu}/{state.serial}')}",
-                gpu_instance=next(
-                    number for number in range(1, INT32_MAX) if number not in used_ids
-                ),
+                gpu_instance=_free_number({instance.gpu_instance for instance in existing}),
                 compute_instance=0,
             )
             state.instances.append(created)
             self._save(state)
         return created
+
+    def _check_placement(self, card: Card, profile: str, wanted: Partition) -> None:
+        profiles = {offer.name: offer for offer in self._source.allowed(card)}
+        if profile not in profiles:
+            names = ", ".join(profiles) or "none"
+            raise HamiError(f"{card.uuid}: no profile {profile}, only {names}")
+        if wanted not in profiles[profile].placements:
+            place = f"{wanted.start}, size {wanted.size}"
+            raise HamiError(f"{card.uuid}: {profile} has no placement at {place}")
 
     def destroy(self, instance: Instance) -> None:
         """Destroys *instance*. Raises: HamiError when it does not exist or is in use."""
@@ -385,3 +386,7 @@ def _check_unique(source: str, field: str, values: Sequence[object]) -> None:
             raise MalformedInput(
                 f"{source}: cards[{position}].{field}", value, "expected a value of no other card"
             )
+
+
+def _free_number(used: set[int]) -> int:
+    return next(number for number in range(1, INT32_MAX) if number not in used)

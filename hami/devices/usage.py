@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from hami.devices.nvml_library import PartReader, card_handles, check_readers, decode, driver_error
@@ -142,21 +142,19 @@ class _Reader:
         *samples*: percent by process; ``None`` if unknown.
         """
         lists = [self._listed(name, handle) for name in _PROCESS_LISTS]
-        if all(listed is None for listed in lists):
+        known = [listed for listed in lists if listed is not None]
+        if not known:
             return None
         memory: dict[int, int | None] = {}
-        for process in islice(
-            (process for listed in lists for process in listed or ()), MAX_PROCESSES
-        ):
-            earlier = memory.get(process.pid)
-            used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
-            memory[process.pid] = max(
-                (amount for amount in (earlier, used) if amount is not None), default=None
-            )
-        return {
-            pid: ProcessUsage(used, None if samples is None else samples.get(pid, 0))
-            for pid, used in memory.items()
-        }
+        for process in islice(chain.from_iterable(known), MAX_PROCESSES):
+            used = memory.setdefault(process.pid)
+            if process.usedGpuMemory is not None:
+                memory[process.pid] = max(int(process.usedGpuMemory), used or 0)
+        processes = {}
+        for pid, used in memory.items():
+            percent = samples.get(pid, 0) if samples is not None else None
+            processes[pid] = ProcessUsage(used, percent)
+        return processes
 
     def _listed(self, name: str, handle: Any) -> list[Any] | None:
         def read() -> list[Any]:

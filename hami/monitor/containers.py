@@ -106,34 +106,31 @@ def find_containers(
     for node_pod in sorted(
         pods, key=lambda item: (item.pod.ref.namespace, item.pod.ref.name, item.pod.ref.uid)
     ):
+        pod = node_pod.pod
         try:
-            allocated = list(_of_pod(node_pod, vendors, vendor, card_indexes)) or list(
-                _of_claims(node_pod, limits, instances)
-            )
+            allocated = list(_of_pod(node_pod, vendors, vendor, card_indexes))
+            if not allocated and node_pod.has_claims and not pod.is_terminated:
+                allocated = list(_of_claims(node_pod, limits, instances))
         except MalformedInput as error:
-            problems[node_pod.pod.ref] = str(error)
+            problems[pod.ref] = str(error)
             continue
         containers += allocated
-        keys = {
-            name: container.key
-            for container in allocated
-            for name in (container.name, *container.sharing)
-        }
-        uid = plain_uid(node_pod.pod.ref.uid)
-        by_id |= {
-            ContainerId(uid, number): keys[name]
-            for number, name in node_pod.runs.ids.items()
-            if name in keys
-        }
+        keys: dict[str, Key] = {}
+        for container in allocated:
+            keys |= dict.fromkeys((container.name, *container.sharing), container.key)
+        uid = plain_uid(pod.ref.uid)
+        for number, name in node_pod.runs.ids.items():
+            if name in keys:
+                by_id[ContainerId(uid, number)] = keys[name]
     return NodeContainers(tuple(containers), by_id, problems)
 
 
 def is_resizing(pod: Pod) -> bool:
     """Reports whether *pod* was resized and the device plugin has not confirmed its present sizes yet."""
+    if not pod.annotations.get(RESIZED):
+        return False
     applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
-    return bool(pod.annotations.get(RESIZED)) and (
-        applied is None or applied.sizes != wanted_text(pod.annotations)
-    )
+    return applied is None or applied.sizes != wanted_text(pod.annotations)
 
 
 def _as_wanted(pod: Pod) -> Pod:
@@ -149,12 +146,9 @@ def _of_pod(
 ) -> Iterator[MonitoredContainer]:
     pod = node_pod.pod
     limit = most_shares(vendors, pod.containers).get(vendor.key, 0)
-    if (
-        pod.is_terminated
-        or pod.claim
-        or vendor.annotations.allocated not in pod.annotations
-        or not limit
-    ):
+    if pod.is_terminated or pod.claim or not limit:
+        return
+    if vendor.annotations.allocated not in pod.annotations:
         return
     allocation = read_allocation(_as_wanted(pod), vendor, limit)
     for name, position in container_positions(
@@ -176,29 +170,33 @@ def _of_claims(
     instances: Callable[[str, str], Sequence[GivenInstance]],
 ) -> Iterator[MonitoredContainer]:
     pod, uses = node_pod.pod, node_pod.claims or {}
-    if pod.is_terminated or not node_pod.has_claims:
-        return
     limited: dict[str, MonitoredContainer] = {}
     for container in pod.containers:
-        name = container.name
-        limit = limits(pod.ref.uid, name)
-        held = instances(pod.ref.uid, name) if limit is None else ()
-        if limit is not None:
-            devices, priority = _limited(limit), limit.priority
-        elif held:
-            devices, priority = _instances(held), 1
-        else:
-            continue
-        limited[name] = MonitoredContainer(
-            pod=pod.ref, name=name, devices=devices, priority=priority
-        )
+        monitored = _limited_container(pod.ref, container.name, limits, instances)
+        if monitored is not None:
+            limited[container.name] = monitored
     others = [entry.name for entry in pod.containers if entry.name not in limited]
     for name, monitored in limited.items():
-        sharing: tuple[str, ...] = ()
-        if name in uses:
-            sharing = tuple(other for other in others if uses.get(other) == uses[name])
+        use = uses.get(name)
+        sharing = [other for other in others if other in uses and uses[other] == use]
         has_ended = {name, *sharing} <= node_pod.runs.ended
-        yield replace(monitored, sharing=sharing, has_ended=has_ended)
+        yield replace(monitored, sharing=tuple(sharing), has_ended=has_ended)
+
+
+def _limited_container(
+    pod: PodRef,
+    name: str,
+    limits: Callable[[str, str], ContainerLimits | None],
+    instances: Callable[[str, str], Sequence[GivenInstance]],
+) -> MonitoredContainer | None:
+    limit = limits(pod.uid, name)
+    if limit is not None:
+        devices, priority = _limited(limit), limit.priority
+    else:
+        devices, priority = _instances(instances(pod.uid, name)), 1
+    if not devices:
+        return None
+    return MonitoredContainer(pod=pod, name=name, devices=devices, priority=priority)
 
 
 def _limited(limit: ContainerLimits) -> tuple[AllocatedDevice, ...]:

@@ -154,7 +154,7 @@ class DynamicMig:
         prepared: list[Instance] = []
         with ExitStack() as undo:
             for allocation in wanted:
-                instance = self._usable(allocation)
+                instance = _usable(self._known, allocation)
                 if instance is None:
                     enable_mig = allocation.gpu not in mig_enabled
                     instance = self._create(allocation, enable_mig=enable_mig)
@@ -176,7 +176,7 @@ class DynamicMig:
         ignored: set[_ShareKey] = set()
         places: set[_Place] = set()
         for item in wanted:
-            if self._usable(item) is not None or self._obstacle(item) is None:
+            if _usable(self._known, item) is not None or _obstacle(self._known, item) is None:
                 continue
             if uid:
                 ignored.add((uid, item.container, item.device))
@@ -186,25 +186,9 @@ class DynamicMig:
             self._reconcile(cards, ignored, places)
             self._read(cards)
 
-    def _usable(self, allocation: MigAllocation) -> Instance | None:
-        """Returns the known instance for a share. The recorded instance is usable under any profile name."""
-        target = allocation.partition
-        for other in self._known[allocation.gpu]:
-            if other.uuid and (other.start, other.size) == (target.start, target.size):
-                if other.profile == target.name or other.uuid in target.instance[:1]:
-                    return other
-        return None
-
-    def _obstacle(self, allocation: MigAllocation) -> Instance | None:
-        """Returns a known instance that overlaps the placement of a share."""
-        for other in self._known[allocation.gpu]:
-            if allocation.partition.overlaps(Partition(other.start, other.size)):
-                return other
-        return None
-
     def _create(self, allocation: MigAllocation, *, enable_mig: bool) -> Instance:
         profile, start = allocation.partition.name, allocation.partition.start
-        other = self._obstacle(allocation)
+        other = _obstacle(self._known, allocation)
         if other is not None:
             name = other.uuid or f"{other.gpu_instance} (incomplete)"
             raise AllocationRefused(
@@ -294,6 +278,26 @@ class DynamicMig:
         self._known[instance.gpu].remove(instance)
         log.info("MIG instance destroyed", extra={"card": instance.gpu, "instance": instance.uuid})
         return True
+
+
+def _usable(known: Mapping[str, Iterable[Instance]], allocation: MigAllocation) -> Instance | None:
+    """Returns the known instance for a share. The recorded instance is usable under any profile name."""
+    target = allocation.partition
+    for other in known[allocation.gpu]:
+        if other.uuid and (other.start, other.size) == (target.start, target.size):
+            if other.profile == target.name or other.uuid in target.instance[:1]:
+                return other
+    return None
+
+
+def _obstacle(
+    known: Mapping[str, Iterable[Instance]], allocation: MigAllocation
+) -> Instance | None:
+    """Returns a known instance that overlaps the placement of a share."""
+    for other in known[allocation.gpu]:
+        if allocation.partition.overlaps(Partition(other.start, other.size)):
+            return other
+    return None
 
 
 def _held(pods: Iterable[Pod], cards: Iterable[str], ignored: Collection[_ShareKey]) -> _Held:

@@ -129,39 +129,39 @@ def why_closed(
 
     *pods*: those of the node. *prepared*: uids of pods for which claims are prepared.
     """
-    wanted = _way(config.allocation_mode, config.claim_allocator)
+    target = _way(config.allocation_mode, config.claim_allocator)
     others: dict[str, list[str]] = {}
-    for pod in (pod for pod in pods if not pod.is_terminated):
-        if pod.claim or pod.ref.uid in prepared:
-            way = _way(DRA, HAMI if pod.claim else KUBE_SCHEDULER)
-        elif vendor.annotations.allocated in pod.annotations:
-            way = DEVICE_PLUGIN
-        else:
-            continue
-        if way != wanted:
+    for pod in pods:
+        way = "" if pod.is_terminated else _way_of(pod, prepared, vendor)
+        if way not in ("", target):
             others.setdefault(way, []).append(str(pod.ref))
     if not others:
         return ""
     way, names = min(others.items())
-    if DEVICE_PLUGIN in (way, wanted):
-        allocation_mode, other = (
-            (DEVICE_PLUGIN, DRA) if wanted == DEVICE_PLUGIN else (DRA, DEVICE_PLUGIN)
-        )
-        setting = (
-            f"{ALLOCATION_MODE}={other}, or {CLAIM_DEVICES},"
-            if other == DRA
-            else f"{ALLOCATION_MODE}={other}"
-        )
+    example = f"such as {min(names)}"
+    if DEVICE_PLUGIN not in (way, target):
         return (
-            f"the allocation mode of the node cannot be {allocation_mode} yet: {len(names)} "
-            f"pods have devices in the allocation mode {other}, "
-            f"such as {min(names)}; set the label {setting} and drain the node before you change it"
+            f"{config.claim_allocator} cannot allocate the claims of the node yet: {len(names)} pods have claims that "
+            f"{way} has allocated, {example}; set --claim-allocator={way} and drain the node before you "
+            "change it"
         )
+    mode, other, setting = DEVICE_PLUGIN, DRA, f"{ALLOCATION_MODE}={DRA}, or {CLAIM_DEVICES},"
+    if target != DEVICE_PLUGIN:
+        mode, other, setting = DRA, DEVICE_PLUGIN, f"{ALLOCATION_MODE}={DEVICE_PLUGIN}"
     return (
-        f"{config.claim_allocator} cannot allocate the claims of the node yet: {len(names)} pods have claims that "
-        f"{way} has allocated, such as {min(names)}; set --claim-allocator={way} and drain the node before you "
-        "change it"
+        f"the allocation mode of the node cannot be {mode} yet: {len(names)} "
+        f"pods have devices in the allocation mode {other}, "
+        f"{example}; set the label {setting} and drain the node before you change it"
     )
+
+
+def _way_of(pod: Pod, prepared: Collection[str], vendor: Vendor) -> str:
+    """Returns who has given devices to *pod*, as `_way`; empty if it has none."""
+    if pod.claim:
+        return HAMI
+    if pod.ref.uid in prepared:
+        return KUBE_SCHEDULER
+    return DEVICE_PLUGIN if vendor.annotations.allocated in pod.annotations else ""
 
 
 def why_undivided(
@@ -176,14 +176,17 @@ def why_undivided(
 
     *pods*: those of the node. *prepared*: what is prepared for claims. *claimed*: the UUIDs of the cards for claims.
     """
-    for pod in (pod for pod in pods if not pod.is_terminated):
+    for pod in pods:
+        if pod.is_terminated:
+            continue
+        # also if it cannot be read, as for the scheduler
         text = pod.annotations.get(vendor.annotations.allocated, "")
-        if used := sorted(
-            uuid for uuid in claimed if uuid in text
-        ):  # also if it cannot be read, as for the scheduler
+        used = sorted(uuid for uuid in claimed if uuid in text)
+        if used:
             return _still_used(used[0], f"pod {pod.ref}", DEVICE_PLUGIN)
     for request in prepared:
-        if used := sorted({share.uuid for share in request.shares}.difference(claimed)):
+        used = sorted({share.uuid for share in request.shares}.difference(claimed))
+        if used:
             return _still_used(used[0], f"claim {request.namespace}/{request.claim}", DRA)
     return ""
 

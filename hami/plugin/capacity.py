@@ -52,26 +52,30 @@ def _changes(
     node: Node, vendor: Vendor, mode: str, pods: Collection[Pod]
 ) -> tuple[dict[str, str | None], dict[str, str | None]]:
     """Returns the amounts and annotations of *node* that are to be written, if *pods* are bound to it."""
-    devices, _ = devices_on(vendor, node)
-    wanted: dict[str, int] = {}
-    if devices and mode != OFF:
-        sums = device_sums(vendor.resources, devices)
-        wanted = {total_name(name): amount for name, amount in sums.items()}
-        if mode == REQUESTS:
-            wanted |= with_bound(
-                request_sums(vendor.resources, devices), vendor, offered_devices(devices), pods
-            )
+    target = _amounts(node, vendor, mode, pods)
     earlier = set(parse_list(node.annotations.get(CAPACITY)) or ())
-    texts: dict[str, str | None] = dict.fromkeys(
-        sorted((earlier - wanted.keys()) & node.capacity.keys())
-    )
-    texts |= {
-        name: str(amount)
-        for name, amount in wanted.items()
-        if not all(_shows(status, name, amount) for status in (node.capacity, node.allocatable))
-    }
-    names = ",".join(sorted(wanted)) or None
-    return texts, {CAPACITY: names} if node.annotations.get(CAPACITY) != names else {}
+    gone = (earlier - target.keys()) & node.capacity.keys()
+    texts: dict[str, str | None] = dict.fromkeys(sorted(gone))
+    for name, amount in target.items():
+        if not _shows(node.capacity, name, amount) or not _shows(node.allocatable, name, amount):
+            texts[name] = str(amount)
+    names = ",".join(sorted(target)) or None
+    if node.annotations.get(CAPACITY) == names:
+        return texts, {}
+    return texts, {CAPACITY: names}
+
+
+def _amounts(node: Node, vendor: Vendor, mode: str, pods: Collection[Pod]) -> dict[str, int]:
+    """Returns the amounts that the status of *node* is to show, if *pods* are bound to it."""
+    devices, _ = devices_on(vendor, node)
+    if not devices or mode == OFF:
+        return {}
+    sums = device_sums(vendor.resources, devices)
+    amounts = {total_name(name): amount for name, amount in sums.items()}
+    if mode == REQUESTS:
+        requests = request_sums(vendor.resources, devices)
+        amounts |= with_bound(requests, vendor, offered_devices(devices), pods)
+    return amounts
 
 
 def with_bound(
@@ -79,40 +83,44 @@ def with_bound(
 ) -> dict[str, int]:
     """Returns *sums* with what the *pods* of the node request and no device that is *offered* is charged, and not below
     what they request together: otherwise the kubelet would fail the next pod."""
-    live, uuids = (
-        [pod for pod in pods if not pod.is_terminated],
-        {device.uuid for device in offered},
-    )
-    elsewhere = [pod for pod in live if not _holds_only(pod, vendor, uuids)]
-    memory, percent, cores = (
-        vendor.resources.memory,
-        vendor.resources.memory_percent,
-        vendor.resources.cores,
-    )
-    uncharged = {
-        percent: [pod for pod in live if pod in elsewhere or _requested(memory, [pod])]
-    }  # MiB take precedence
-    rounding = {
-        cores: sum(device.slots for device in offered if device.is_partitioned),  # seven of 15
-        percent: sum((WHOLE * device.slots - 1) // max(device.memory_mib, 1) for device in offered),
-    }  # to MiB
-    return {
-        name: max(
-            amount + rounding.get(name, 0) + _requested(name, uncharged.get(name, elsewhere)),
-            _requested(name, live),
-        )
-        for name, amount in sums.items()
-    }
+    memory, percent = vendor.resources.memory, vendor.resources.memory_percent
+    uuids = {device.uuid for device in offered}
+    live = [pod for pod in pods if not pod.is_terminated]
+    elsewhere = []
+    uncharged = []  # of those who request percent: MiB take precedence
+    for pod in live:
+        if not _holds_only(pod, vendor, uuids):
+            elsewhere.append(pod)
+            uncharged.append(pod)
+        elif _requested(memory, [pod]):
+            uncharged.append(pod)
+    rounding = _rounding(vendor, offered)
+    bound: dict[str, int] = {}
+    for name, amount in sums.items():
+        free = _requested(name, uncharged if name == percent else elsewhere)
+        bound[name] = max(amount + rounding.get(name, 0) + free, _requested(name, live))
+    return bound
+
+
+def _rounding(vendor: Vendor, offered: Sequence[Device]) -> dict[str | None, int]:
+    """Returns what rounding to MiB, or to sevenths of a card, may add to requests, by their names."""
+    cores, percent = vendor.resources.cores, vendor.resources.memory_percent
+    rounding: dict[str | None, int] = dict.fromkeys((cores, percent), 0)
+    for device in offered:
+        rounding[percent] += (WHOLE * device.slots - 1) // max(device.memory_mib, 1)
+        if device.is_partitioned:
+            rounding[cores] += device.slots  # seven of 15
+    return rounding
 
 
 def _requested(name: str, pods: Collection[Pod]) -> int:
     """Returns what *pods* request: no less than what the kubelet counts, which adds up only containers that run at the
     same time."""
-    return sum(
-        rounded_up(container.requests.get(name, "0"))
-        for pod in pods
-        for container in pod.containers
-    )
+    total = 0
+    for pod in pods:
+        for container in pod.containers:
+            total += rounded_up(container.requests.get(name, "0"))
+    return total
 
 
 def _holds_only(pod: Pod, vendor: Vendor, offered: Collection[str]) -> bool:
@@ -122,7 +130,10 @@ def _holds_only(pod: Pod, vendor: Vendor, offered: Collection[str]) -> bool:
         allocation = read_allocation(pod, vendor, INT32_MAX)
     except MalformedInput:
         return False
-    return all(share.uuid in offered for shares in allocation for share in shares)
+    for shares in allocation:
+        if any(share.uuid not in offered for share in shares):
+            return False
+    return True
 
 
 def _shows(status: Mapping[str, str], name: str, amount: int) -> bool:

@@ -432,23 +432,38 @@ def serve(
     set_switch_interval()
     health = health or Health()
     while True:
-        if (program := _start(settings, make, health)) is not None:
-            on_started()
-        fresh: PluginSettings | None = None
-        while fresh is None:
-            number = _next_signal(incoming, CHECK_S if program is not None else RESTART_S)
-            status = _exit_status(number, library)
-            if status is not None:
-                if program is not None:
-                    program.stop(last=True)
-                return status
-            if number == signal.SIGHUP:
-                fresh = _reload(read)
-            elif program is None or program.has_found_driver():
-                fresh = settings
+        program = _start(settings, make, health)
         if program is not None:
-            program.stop(last=False)
-        settings = fresh
+            on_started()
+        outcome = _wait(incoming, library, program, settings, read)
+        if program is not None:
+            program.stop(last=isinstance(outcome, int))
+        if isinstance(outcome, int):
+            return outcome
+        settings = outcome
+
+
+def _wait(
+    incoming: queue.SimpleQueue[int],
+    library: DriverLibrary,
+    program: DevicePluginProgram | None,
+    settings: PluginSettings,
+    read: Callable[[], PluginSettings],
+) -> PluginSettings | int:
+    """Waits until *program* has to be stopped; ``None`` if it has not started. Returns the settings for the next start,
+    or the exit status."""
+    seconds = CHECK_S if program is not None else RESTART_S
+    while True:
+        number = _next_signal(incoming, seconds)
+        status = _exit_status(number, library)
+        if status is not None:
+            return status
+        if number == signal.SIGHUP:
+            fresh = _reload(read)
+            if fresh is not None:
+                return fresh
+        elif program is None or program.has_found_driver():
+            return settings
 
 
 def _next_signal(incoming: queue.SimpleQueue[int], seconds: float) -> int | None:

@@ -27,7 +27,7 @@ from hami.kube.events import EventRecorder
 from hami.model import Device, Pod, Share
 from hami.node.host import Host
 from hami.node.limits import DeviceLimit, share_limit
-from hami.plugin.container_match import ContainerShares, container_shares
+from hami.plugin.container_match import ContainerShares, container_shares, waits_on
 from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import RETRY_S, Task
@@ -86,12 +86,10 @@ class SizeEnforcer(Task):
         self._events = events
         self._pods = pods
         self._clock = clock
-        self._waiting: dict[
-            str, tuple[str, float]
-        ] = {}  # by uid: what a pod is to have, and since when it waits
-        self._answers: dict[
-            str, tuple[str, str]
-        ] = {}  # by uid: version of the pod that was answered, and the answer
+        self._waiting: dict[str, tuple[str, float]] = {}
+        """By uid: what a pod is to have, and since when it waits."""
+        self._answers: dict[str, tuple[str, str]] = {}
+        """By uid: version of the pod that was answered, and the answer."""
         self._reported = OncePerKey()
 
     def step(self) -> float:
@@ -99,21 +97,18 @@ class SizeEnforcer(Task):
         pods = self._pods()
         if pods is None:
             return PENDING_S
-        present = [
-            pod for pod in pods if pod.node_name == self._config.node and not pod.is_terminated
-        ]
+        present = [pod for pod in pods if waits_on(pod, self._config.node)]
         resized = [pod for pod in present if pod.annotations.get(RESIZED) and not pod.claim]
-        self._keep_only({pod.ref.uid for pod in resized})
-        booked = _Booked(
-            devices(self._inventory.snapshot(), self._config),
-            chain.from_iterable(self._held(pod) for pod in present if resized),
-        )
+        self._keep_only(resized)
+        if not resized:
+            return CHECK_S
+        registered = devices(self._inventory.snapshot(), self._config)
+        booked = _Booked(registered, chain.from_iterable(map(self._held, present)))
         outcomes = [(pod, self._enforce(pod, booked)) for pod in self.each(resized)]
-        return min(
-            [CHECK_S, *(self._conclude(pod, outcome) for pod, outcome in self.each(outcomes))]
-        )
+        return min(self._conclude(pod, outcome) for pod, outcome in self.each(outcomes))
 
-    def _keep_only(self, uids: set[str]) -> None:
+    def _keep_only(self, pods: Iterable[Pod]) -> None:
+        uids = {pod.ref.uid for pod in pods}
         self._waiting = {uid: waiting for uid, waiting in self._waiting.items() if uid in uids}
         self._answers = {uid: answer for uid, answer in self._answers.items() if uid in uids}
         self._reported.keep_only(uids)
@@ -150,8 +145,10 @@ class SizeEnforcer(Task):
                     {}, waits_for=f"container {container.name}: {error}", is_news=True
                 )
             sizes |= outcome.sizes
-            problems += [outcome.problem] if outcome.problem else []
-            waits += [outcome] if outcome.waits_for else []
+            if outcome.problem:
+                problems.append(outcome.problem)
+            if outcome.waits_for:
+                waits.append(outcome)
         if waits:
             return max(waits, key=lambda outcome: outcome.is_news)
         return _Outcome(sizes, problem="; ".join(problems))
@@ -166,40 +163,36 @@ class SizeEnforcer(Task):
             return _Outcome({container.position: shares})
         most = pod_cores_limit(pod.annotations)
         limits = tuple(share_limit(share, most) for share in shares)
-        if over := booked.problem(_grown(present, limits)):
+        over = booked.problem(_grown(present, limits))
+        if over:
             if self._waited_s(pod) < OVERBOOKED_S:
                 return _Outcome({}, waits_for=over)
             return _Outcome({container.position: _with_limits(shares, present, most)}, problem=over)
         enforced = _with_limits(shares, self._host.resize_limits(uid, name, limits) or limits, most)
         memory = {share.uuid: share.memory_mib for share in held}
         shrunk = [share for share in enforced if share.memory_mib < memory.get(share.uuid, 0)]
-        if shrunk and (waits := self._wait_for_use(pod, name, shrunk)) is not None:
+        waits = self._wait_for_use(pod, name, shrunk)
+        if waits is not None:
             return waits
         return _Outcome({container.position: enforced}, problem=_problem(name, shares, enforced))
 
-    def _wait_for_use(self, pod: Pod, container: str, shrunk: Iterable[Share]) -> _Outcome | None:
+    def _wait_for_use(self, pod: Pod, container: str, shrunk: Sequence[Share]) -> _Outcome | None:
         """Returns why *shrunk* cannot be confirmed; ``None`` if the container uses no more. Raises: HostError."""
-        use = self._host.use(pod.ref.uid, container)
+        if not shrunk:
+            return None
+        use = self._host.use(pod.ref.uid, container) or {}
         for share in shrunk:
-            used = use.get(share.uuid) if use is not None else None
+            used = use.get(share.uuid)
             if used is None:
-                return _Outcome(
-                    {},
-                    is_news=self._waited_s(pod) >= SILENT_S,
-                    waits_for=(
-                        f"the monitor of the node has not said how much memory container {container} uses"
-                    ),
-                )
+                text = f"the monitor of the node has not said how much memory container {container} uses"
+                is_news = self._waited_s(pod) >= SILENT_S
+                return _Outcome({}, waits_for=text, is_news=is_news)
             if used > share.memory_mib * MIB:
-                return _Outcome(
-                    {},
-                    is_news=True,
-                    waits_for=(
-                        f"container {container} uses more of {share.uuid} than the "
-                        f"{share.memory_mib} MiB that it is to "
-                        f"have: it gets no more, and the rest stays booked until it uses less"
-                    ),
+                text = (
+                    f"container {container} uses more of {share.uuid} than the {share.memory_mib} MiB that it is to "
+                    "have: it gets no more, and the rest stays booked until it uses less"
                 )
+                return _Outcome({}, waits_for=text, is_news=True)
         return None
 
     def _waited_s(self, pod: Pod) -> float:
@@ -221,12 +214,15 @@ class SizeEnforcer(Task):
             self._waiting.pop(pod.ref.uid, None)
         applied = AppliedSizes(_text(pod, outcome.sizes), outcome.problem)
         answer = pod.resource_version, render_applied(applied)
-        if (
-            parse_applied(pod.annotations.get(RESIZE_APPLIED)) == applied
-            or self._answers.get(pod.ref.uid) == answer
-        ):
+        is_known = parse_applied(pod.annotations.get(RESIZE_APPLIED)) == applied
+        if is_known or self._answers.get(pod.ref.uid) == answer:
             return CHECK_S
-        try:  # about the pod as it was looked at: it may be to have something else by now, and the same again later
+        return self._answer(pod, applied, answer)
+
+    def _answer(self, pod: Pod, applied: AppliedSizes, answer: tuple[str, str]) -> float:
+        """Writes *applied*, about the pod as it was looked at: it may be to have something else by now, and the same
+        again later. Returns the seconds until it must be looked at again."""
+        try:
             self._cluster.annotate_pod(
                 pod.ref, {RESIZE_APPLIED: answer[1]}, resource_version=pod.resource_version
             )
@@ -280,13 +276,13 @@ class _Booked:
 
 def _grown(present: Iterable[DeviceLimit], limits: Iterable[DeviceLimit]) -> list[str]:
     """Returns the devices on which a container is to have more than *present*."""
-    before = {limit.uuid: limit for limit in present}
-    return [
-        limit.uuid
-        for limit in limits
-        if (old := before.get(limit.uuid)) is not None
-        and (limit.memory > old.memory or limit.cores > old.cores)
-    ]
+    earlier = {limit.uuid: limit for limit in present}
+    grown = []
+    for limit in limits:
+        old = earlier.get(limit.uuid, limit)
+        if limit.memory > old.memory or limit.cores > old.cores:
+            grown.append(limit.uuid)
+    return grown
 
 
 def _with_limits(
@@ -299,7 +295,9 @@ def _with_limits(
     for share in shares:
         own = share_limit(share, most)
         limit = by_uuid.get(share.uuid, own)
-        cores = share.cores if limit.cores == own.cores else limit.cores if limit.cores < 100 else 0
+        cores = limit.cores if limit.cores < 100 else 0
+        if limit.cores == own.cores:
+            cores = share.cores
         sized.append(replace(share, memory_mib=limit.memory // MIB, cores=cores))
     return tuple(sized)
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -171,21 +171,24 @@ class StartTimeAllocator:
                 f"the kubelet's checkpoint names {len(entries)} containers with the devices "
                 f"{', '.join(sorted(ids))}, expected those of one pod"
             )
-        wanted: list[tuple[str, str, str]] = []  # container, name and token
-        for entry in entries:
-            for name in _names_in(entry):
-                # the same name, the same text: a container that starts again keeps its counters, and its file is
-                # not written
-                token = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-                wanted.append((entry.container, name, token))
-        for entry in entries:
-            wanted += [(entry.container, "", token) for token in self._lost_tokens(entry)]
+        wanted = [*self._wanted(entries)]
         if not wanted:
             return None, []
         pod = self._pod(entries[0].pod_uid)
         if reason := reason_not_allocated(pod, self._config.node, self._vendor):
             raise AllocationRefused(f"pod {pod.ref} cannot be served: {reason}")
         return self._prepare_all(pod, wanted, ids)
+
+    def _wanted(self, entries: Sequence[CheckpointEntry]) -> Iterator[tuple[str, str, str]]:
+        """Yields container, name and token of what is to be written."""
+        for entry in entries:
+            for name in _names_in(entry):
+                # the same name, the same text: a container that starts again keeps its counters, and its file is
+                # not written
+                yield entry.container, name, str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+        for entry in entries:
+            for token in self._lost_tokens(entry):
+                yield entry.container, "", token
 
     def _prepare_all(
         self, pod: Pod, wanted: Iterable[tuple[str, str, str]], ids: tuple[str, ...]
