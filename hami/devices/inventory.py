@@ -52,12 +52,13 @@ class DeviceInventory:
     def update(self, cards: Sequence[Card]) -> None:
         """Stores the cards that a source lists now. Of two cards with one UUID, the first counts."""
         with self._changed:
-            offered = {
-                card.uuid: card
-                for listed in reversed(cards)
-                if not (listed.problem and listed.uuid in self._not_offered)
-                and (card := self._select(listed)) is not None
-            }
+            offered: dict[str, Card] = {}
+            for listed in reversed(cards):
+                if listed.problem and listed.uuid in self._not_offered:
+                    continue
+                card = self._select(listed)
+                if card is not None:
+                    offered[card.uuid] = card
             self._listed = frozenset(offered)
             self._not_offered = (self._not_offered | {card.uuid for card in cards}) - self._listed
             self._cards |= {uuid: self._keep_known(card) for uuid, card in offered.items()}
@@ -115,12 +116,9 @@ class DeviceInventory:
 
     def _keep_known(self, card: Card) -> Card:
         """Returns *card*; if it could not be read, its last known state with the problem."""
-        known_card = self._cards.get(card.uuid)
-        return (
-            replace(known_card, problem=card.problem)
-            if card.problem and known_card is not None
-            else card
-        )
+        if card.problem and card.uuid in self._cards:
+            return replace(self._cards[card.uuid], problem=card.problem)
+        return card
 
     def _publish(self) -> None:
         cards = tuple(sorted(self._cards.values(), key=lambda card: (card.index, card.uuid)))
@@ -136,8 +134,7 @@ class DeviceInventory:
             self._changed.notify_all()
 
     def _unhealthy_reason(self, card: Card) -> str:
-        return (
-            self._reported.get(card.uuid)
-            or card.problem
-            or ("" if card.uuid in self._listed else GONE)
-        )
+        reason = self._reported.get(card.uuid) or card.problem
+        if not reason and card.uuid not in self._listed:
+            return GONE
+        return reason

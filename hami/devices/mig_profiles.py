@@ -30,19 +30,28 @@ def allowed_names(
 
     A name selects the profile of that name, or else the first *offered* one with as many slices (``7g.``).
     """
-    allowed = next(
-        (entry.profiles for entry in allowlist if any(part in model for part in entry.models)), ()
-    )
     names: dict[str, str] = {}
-    for name in allowed:
-        match = (
-            name
-            if name in offered
-            else next((offer for offer in offered if _slices(offer) == _slices(name)), None)
-        )
+    for name in _allowed(model, allowlist):
+        match = _match(name, offered)
         if match is not None:
             names.setdefault(match, name)
     return names
+
+
+def _allowed(model: str, allowlist: Sequence[MigAllowance]) -> Sequence[str]:
+    for entry in allowlist:
+        if any(part in model for part in entry.models):
+            return entry.profiles
+    return ()
+
+
+def _match(name: str, offered: Sequence[str]) -> str | None:
+    if name in offered:
+        return name
+    for offer in offered:
+        if _slices(offer) == _slices(name):
+            return offer
+    return None
 
 
 def _slices(name: str) -> str:

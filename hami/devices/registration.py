@@ -39,19 +39,20 @@ def offered_card(
     card is offered as unhealthy. So is a card in MIG mode on a node that shares whole cards; with *ignore_mig_cards* it
     is not offered, whatever its problem.
     """
-    if is_filtered(card, config) or card.mig and ignore_mig_cards and config.operating_mode != MIG:
+    is_mig_node = config.operating_mode == MIG
+    if is_filtered(card, config):
+        return None
+    if card.mig and ignore_mig_cards and not is_mig_node:
         return None
     if card.problem:
         return card
-    if config.operating_mode == MIG:
+    if is_mig_node:
         return card if card.profiles else None
     if not _memory(card, config):
         return None
-    return (
-        replace(card, problem="in MIG mode, while this node shares whole cards")
-        if card.mig
-        else card
-    )
+    if card.mig:
+        return replace(card, problem="in MIG mode, while this node shares whole cards")
+    return card
 
 
 def is_filtered(card: Card, config: PluginConfig) -> bool:
@@ -77,17 +78,24 @@ def node_annotations(
     """Returns the node's annotations; None for those to be removed.
     With the allocation mode ``dra``, it has devices for HAMi's
     scheduler only if that allocates its claims; then those that a claim can name."""
-    offered = (
-        devices(snapshot, config)
-        if config.allocation_mode != DRA
-        else (tuple(filter(is_claimable, devices(snapshot, config))) if config.is_managed else ())
+    offered = devices(snapshot, config)
+    if config.is_managed:
+        offered = tuple(filter(is_claimable, offered))
+    elif config.allocation_mode == DRA:
+        offered = ()
+    annotations: dict[str, str | None] = dict.fromkeys(
+        (vendor.annotations.register, PAIR_SCORES, ALLOCATION_MODE, NODE_RESIZES)
     )
-    return {
-        vendor.annotations.register: render_devices(offered, config) if offered else None,
-        PAIR_SCORES: _scores(snapshot.cards) if config.topology_score and offered else None,
-        ALLOCATION_MODE: DRA if config.is_managed and offered else None,
-        NODE_RESIZES: "true" if offered and resizes(config) else None,
-    }
+    if not offered:
+        return annotations
+    annotations[vendor.annotations.register] = render_devices(offered, config)
+    if config.topology_score:
+        annotations[PAIR_SCORES] = _scores(snapshot.cards)
+    if config.is_managed:
+        annotations[ALLOCATION_MODE] = DRA
+    if resizes(config):
+        annotations[NODE_RESIZES] = "true"
+    return annotations
 
 
 def render_devices(registered: tuple[Device, ...], config: PluginConfig) -> str:
@@ -117,10 +125,9 @@ def annotation_changes(
     """
     changes = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
     handshake = vendor.annotations.handshake
-    if config.register_format == "csv" and node.annotations.get(handshake, "").startswith(
-        _UNANSWERED
-    ):
-        changes[handshake] = f"Reported {now:%Y-%m-%d %H:%M:%S}"
+    if config.register_format == "csv":
+        if node.annotations.get(handshake, "").startswith(_UNANSWERED):
+            changes[handshake] = f"Reported {now:%Y-%m-%d %H:%M:%S}"
     return changes
 
 
@@ -128,14 +135,15 @@ def lock_free_changes(node: Node, is_lock_free: bool) -> dict[str, str | None]:
     """Returns the change of the node's annotation after which it does or does not list this vendor; empty if it is
     right. Other vendors stay."""
     listed = parse_lock_free(node.annotations.get(LOCK_FREE))
-    wanted = listed | {VENDOR} if is_lock_free else listed - {VENDOR}
-    return {LOCK_FREE: render_lock_free(wanted) or None} if wanted != listed else {}
+    target = listed | {VENDOR} if is_lock_free else listed - {VENDOR}
+    if target == listed:
+        return {}
+    return {LOCK_FREE: render_lock_free(target) or None}
 
 
 def _device(card: Card, healthy: bool, config: PluginConfig) -> Device:
-    mig = config.operating_mode == MIG
     model = card.model if card.model.startswith(VENDOR) else f"{VENDOR}-{card.model}"
-    return Device(
+    device = Device(
         uuid=card.uuid,
         vendor=VENDOR,
         model=model,
@@ -143,31 +151,34 @@ def _device(card: Card, healthy: bool, config: PluginConfig) -> Device:
         numa=card.numa or 0,
         healthy=healthy,
         mode=config.operating_mode,
-        slots=most_instances(card.profiles) if mig else config.nvidia.device_split_count,
-        memory_mib=min(card.memory_mib if mig else _memory(card, config), INT32_MAX),
-        cores=100 if mig else int(config.nvidia.device_core_scaling * 100),
-        mig_profiles=card.profiles if mig else (),
+        slots=config.nvidia.device_split_count,
+        memory_mib=min(_memory(card, config), INT32_MAX),
+        cores=int(config.nvidia.device_core_scaling * 100),
+    )
+    if config.operating_mode != MIG:
+        return device
+    return replace(
+        device,
+        slots=most_instances(card.profiles),
+        memory_mib=min(card.memory_mib, INT32_MAX),
+        cores=100,
+        mig_profiles=card.profiles,
     )
 
 
 def _memory(card: Card, config: PluginConfig) -> int:
     """Returns the allocatable memory in MiB."""
     memory = card.memory_mib or config.nvidia.preconfigured_device_memory
-    return (
-        memory
-        if config.nvidia.device_memory_scaling == 1
-        else int(memory * config.nvidia.device_memory_scaling)
-    )
+    if config.nvidia.device_memory_scaling == 1:
+        return memory
+    return int(memory * config.nvidia.device_memory_scaling)
 
 
 def _scores(cards: Sequence[Card]) -> str:
-    uuids = [card.uuid for card in cards]
-    return msgspec.json.encode(
-        [
-            {
-                "uuid": card.uuid,
-                "score": {uuid: card.links.get(uuid, 0) for uuid in uuids if uuid != card.uuid},
-            }
-            for card in cards
-        ]
-    ).decode()
+    pairs = []
+    for card in cards:
+        others = [other.uuid for other in cards if other is not card]
+        pairs.append(
+            {"uuid": card.uuid, "score": {uuid: card.links.get(uuid, 0) for uuid in others}}
+        )
+    return msgspec.json.encode(pairs).decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -27,12 +27,15 @@ _HEADER = (
 
 def render_table(report: NodeReport) -> str:
     """Returns a line for each device of each container, below a header. Memory in MiB, compute in percent."""
-    rows = [_HEADER, *(_row(report.node, entry, usage) for entry, usage in _devices(report))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    return "".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() + "\n"
-        for row in rows
-    )
+    rows: list[Sequence[str]] = [_HEADER]
+    for entry, usage in _devices(report):
+        rows.append(_row(report.node, entry, usage))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths))
+        lines.append(f"{line.rstrip()}\n")
+    return "".join(lines)
 
 
 def render_json(report: NodeReport) -> str:
@@ -56,8 +59,10 @@ def render_json(report: NodeReport) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
-def _devices(report: NodeReport) -> Iterable[tuple[ContainerReport, DeviceUsageReport]]:
-    return ((entry, usage) for entry in report.containers or () for usage in entry.devices)
+def _devices(report: NodeReport) -> Iterator[tuple[ContainerReport, DeviceUsageReport]]:
+    for entry in report.containers or ():
+        for usage in entry.devices:
+            yield entry, usage
 
 
 def _row(node: str, report: ContainerReport, usage: DeviceUsageReport) -> Sequence[str]:
@@ -82,7 +87,9 @@ def _state(report: ContainerReport, usage: DeviceUsageReport) -> str:
         return "ended"
     if region is not None and region.recent_kernel < 0:
         return "blocked"
-    return "over limit" if usage.is_over_limit else "ok"
+    if usage.is_over_limit:
+        return "over limit"
+    return "ok"
 
 
 def _entry(report: ContainerReport, usage: DeviceUsageReport) -> dict[str, Any]:

@@ -86,64 +86,61 @@ def gpu_document(
     """
     if not devices:
         return None
-    everything = tuple(dict.fromkeys(node for nodes in devices.values() for node in nodes))
-    return _document(
-        GPU,
-        roots,
-        {**devices, ALL: everything},
-        {
-            "deviceNodes": [_node(roots, path) for path in driver.nodes],
-            "mounts": [
-                *(_mount(roots, file, _FILE) for file in (*driver.libraries, *driver.programs)),
-                *(_mount(roots, socket, _SOCKET) for socket in driver.sockets),
-            ],
-            "hooks": _hooks(roots.hook, driver),
-        },
-    )
+    everything: dict[str, None] = {}
+    for nodes in devices.values():
+        everything |= dict.fromkeys(nodes)
+    mounts = [_mount(roots, file, _FILE) for file in (*driver.libraries, *driver.programs)]
+    mounts += [_mount(roots, socket, _SOCKET) for socket in driver.sockets]
+    common: Document = {
+        "deviceNodes": [_node(roots, path) for path in driver.nodes],
+        "mounts": mounts,
+        "hooks": _hooks(roots.hook, driver),
+    }
+    return _document(GPU, roots, {**devices, ALL: tuple(everything)}, common)
 
 
 def extra_document(roots: Roots, driver: DriverFiles, name: str) -> Document | None:
     """Returns the specification of one of `EXTRAS` or of the IMEX channels; ``None`` without devices."""
     if name == IMEX:
-        devices = {
-            str(channel): (f"/dev/nvidia-caps-imex-channels/channel{channel}",)
-            for channel in driver.channels
-        }
-        return _document(IMEX, roots, devices, {}) if devices else None
-    extra = driver.extras.get(name, Extra())
-    if not extra.nodes:
+        devices: dict[str, Sequence[str]] = {}
+        for channel in driver.channels:
+            devices[str(channel)] = (f"/dev/nvidia-caps-imex-channels/channel{channel}",)
+        mounts: list[Document] = []
+    else:
+        extra = driver.extras.get(name, Extra())
+        devices = {ALL: extra.nodes} if extra.nodes else {}
+        mounts = [_mount(roots, file, _FILE) for file in extra.files]
+    if not devices:
         return None
-    return _document(
-        name,
-        roots,
-        {ALL: extra.nodes},
-        {"mounts": [_mount(roots, file, _FILE) for file in extra.files]},
-    )
+    return _document(name, roots, devices, {"mounts": mounts})
 
 
 def _document(
     kind: str, roots: Roots, devices: Mapping[str, Sequence[str]], common: Document
 ) -> Document:
     """Returns a specification. *common*: edits for containers with any of *devices*; empty parts are left out."""
+    entries = []
+    for name, paths in devices.items():
+        nodes = [_node(roots, path) for path in paths]
+        entries.append({"name": name, "containerEdits": {"deviceNodes": nodes}})
+    # otherwise NVIDIA's runtime would inject the devices a second time
+    edits: Document = {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+    for part, values in common.items():
+        if values:
+            edits[part] = values
     return {
         "cdiVersion": VERSION,
         "kind": f"{VENDOR}/{kind}",
-        "devices": [
-            {
-                "name": name,
-                "containerEdits": {"deviceNodes": [_node(roots, path) for path in paths]},
-            }
-            for name, paths in devices.items()
-        ],
-        # otherwise NVIDIA's runtime would inject the devices a second time
-        "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
-        | {key: value for key, value in common.items() if value},
+        "devices": entries,
+        "containerEdits": edits,
     }
 
 
 def _node(roots: Roots, path: str) -> Document:
     host = roots.dev.rstrip("/") + path
-    return {"path": path, **({"hostPath": host} if host != path else {}), "permissions": "rw"}
+    if host == path:
+        return {"path": path, "permissions": "rw"}
+    return {"path": path, "hostPath": host, "permissions": "rw"}
 
 
 def _mount(roots: Roots, file: DriverFile, options: Sequence[str]) -> Document:
@@ -156,30 +153,29 @@ def _mount(roots: Roots, file: DriverFile, options: Sequence[str]) -> Document:
 
 def _hooks(program: str, driver: DriverFiles) -> list[Document]:
     """Returns the hooks that create the links beside the libraries, then update the linker's cache."""
-    links = [
-        f"{target}::{path}"
-        for target, path in dict.fromkeys((*driver.links, *_aliases(driver.libraries)))
+    links = dict.fromkeys((*driver.links, *_aliases(driver.libraries)))
+    folders = dict.fromkeys(str(PurePosixPath(library.path).parent) for library in driver.libraries)
+    hooks = [
+        _hook(program, "create-symlinks", "--link", [f"{to}::{path}" for to, path in links]),
+        _hook(program, "update-ldcache", "--folder", folders),
     ]
-    folders = list(
-        dict.fromkeys(str(PurePosixPath(library.path).parent) for library in driver.libraries)
-    )
-    own = PurePosixPath(program).name
-    command = [own, "hook"] if own == "nvidia-ctk" else [own]
-    return [
-        {
-            "hookName": _STAGE,
-            "path": program,
-            "args": [*command, name, *(word for value in values for word in (option, value))],
-        }
-        for name, option, values in (
-            ("create-symlinks", "--link", links),
-            ("update-ldcache", "--folder", folders),
-        )
-        if values
-    ]
+    return [hook for hook in hooks if hook is not None]
+
+
+def _hook(program: str, name: str, option: str, values: Iterable[str]) -> Document | None:
+    words = []
+    for value in values:
+        words += [option, value]
+    if not words:
+        return None
+    command = [PurePosixPath(program).name]
+    if command == ["nvidia-ctk"]:
+        command.append("hook")
+    return {"hookName": _STAGE, "path": program, "args": [*command, name, *words]}
 
 
 def _aliases(libraries: Iterable[DriverFile]) -> Iterable[tuple[str, str]]:
-    for path in (PurePosixPath(library.path) for library in libraries):
+    for library in libraries:
+        path = PurePosixPath(library.path)
         if alias := _ALIASES.get(f"{path.name.partition('.so.')[0]}.so"):
             yield alias[0] or path.name, str(path.parent / alias[1])

@@ -55,11 +55,7 @@ def render_grant(
     *edits*: container edits of other specifications, which cannot be named in this one; their variables win.
     """
     nodes = [
-        {
-            "path": node.container_path,
-            "hostPath": node.host_path,
-            "permissions": node.permissions,
-        }
+        {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
         for node in grant.devices
     ]
     mounts = [_render_mount(mount) for mount in grant.mounts]

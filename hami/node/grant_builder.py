@@ -75,21 +75,20 @@ class GrantBuilder:
         is_kept, token = token is not None, token or self._token()
         if self._mig is not None:
             instances, annotations = self._mig.prepare(pod, position, [share for _, share in parts])
-            return instances_grant(
-                self._config, self._host, [card for card, _ in parts], instances, token
-            ), annotations
-        env = self.variables(pod.ref, container) if variables is None else variables
+            cards = [card for card, _ in parts]
+            return instances_grant(self._config, self._host, cards, instances, token), annotations
+        if variables is None:
+            variables = self.variables(pod.ref, container)
         limits = container_limits(
-            self._config, parts, env, self._context_bytes, self._cores_most(pod)
+            self._config, parts, variables, self._context_bytes, self._cores_most(pod)
         )
         facts = self._host.facts(limited=True)
-        own = self._host.prepare(pod.ref.uid, container, keep=is_kept)
+        own = str(self._host.prepare(pod.ref.uid, container, keep=is_kept))
         self._host.write_limits(
             pod.ref.uid, container, token, limits, keep=is_kept, durable=durable
         )
-        return shares_grant(
-            self._config, parts, facts, own=str(own), token=token, variables=env
-        ), {}
+        grant = shares_grant(self._config, parts, facts, own=own, token=token, variables=variables)
+        return grant, {}
 
     def build_instances(
         self, wanted: Sequence[MigAllocation], cards: Mapping[str, Card]
@@ -133,10 +132,11 @@ class GrantBuilder:
     def variables(self, ref: PodRef, container: str) -> Mapping[str, str]:
         """Returns the literal variables in the specification of a container. Raises: ClusterError."""
         # they never change, so a late watch may tell them
-        env = (
-            self._node_pods.environment(ref.uid, container) if self._node_pods is not None else None
-        )
-        return self._cluster.environment(ref, container) if env is None else env
+        if self._node_pods is not None:
+            env = self._node_pods.environment(ref.uid, container)
+            if env is not None:
+                return env
+        return self._cluster.environment(ref, container)
 
 
 def instances_grant(

@@ -97,15 +97,18 @@ class Host:
         missing = self.missing_limiter() if limited else None
         if missing is not None:
             raise HostError(f"{missing} is missing: the limiter is not installed on this node yet")
-        passed = instances if self._pass_nodes else ()
-        minors = read_mig_minors(self._minors) if passed else {}
+        nodes: list[str] = []
+        if instances and self._pass_nodes:
+            minors = read_mig_minors(self._minors)
+            for ids in instances:
+                nodes += instance_nodes(minors, *ids)
         return HostFacts(
             library=str(library),
             license=(self._root / "license").exists(),
             classes=self._classes(),
             locks=limited and not self._reads_limits(library),
             nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
-            instance_nodes=tuple(node for ids in passed for node in instance_nodes(minors, *ids)),
+            instance_nodes=tuple(nodes),
         )
 
     def missing_limiter(self) -> Path | None:
@@ -181,7 +184,9 @@ class Host:
             host_errors("cannot read the limits of a container"),
             self._of_container(uid, container) as directory,
         ):
-            return None if directory is None else present_limits(directory)
+            if directory is None:
+                return None
+            return present_limits(directory)
 
     def resize_limits(
         self, uid: str, container: str, sizes: Sequence[DeviceLimit]
@@ -196,11 +201,9 @@ class Host:
             host_errors("cannot change the limits of a container"),
             self._of_container(uid, container) as directory,
         ):
-            return (
-                None
-                if directory is None
-                else resize(directory, sizes, cores=self._follows_limits())
-            )
+            if directory is None:
+                return None
+            return resize(directory, sizes, cores=self._follows_limits())
 
     def use(self, uid: str, container: str) -> Mapping[str, int] | None:
         """Returns the bytes that a container uses, by device; ``None`` if the monitor has not said so since all its
@@ -209,12 +212,16 @@ class Host:
             host_errors("cannot read the use of a container"),
             self._of_container(uid, container) as directory,
         ):
-            return None if directory is None else read_use(directory)
+            if directory is None:
+                return None
+            return read_use(directory)
 
     def directories(self) -> frozenset[str]:
         """Returns the names of all container directories. Raises: HostError."""
         with host_errors("cannot list the directories of containers"):
-            return frozenset(os.listdir(self._containers) if self._containers.exists() else ())
+            if not self._containers.exists():
+                return frozenset()
+            return frozenset(os.listdir(self._containers))
 
     def sweep(
         self,
@@ -233,19 +240,19 @@ class Host:
         deadline = time.monotonic() + round_s
         removed = []
         self._reported.keep_only(directories)
-        orphans = [
-            name
-            for name in directories
-            if (match := _DIRECTORY.fullmatch(name)) is not None and match["uid"] not in live
-        ]
+        orphans = []
+        for name in directories:
+            match = _DIRECTORY.fullmatch(name)
+            if match is not None and match["uid"] not in live:
+                orphans.append(name)
         for name in random.sample(orphans, len(orphans)):
-            if (left := deadline - time.monotonic()) <= 0:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 break
             path = self._containers / name
             try:
-                if (
-                    self._now() - path.lstat().st_ctime > MIN_AGE_S
-                ):  # containers can set all other times
+                # containers can set all other times
+                if self._now() - path.lstat().st_ctime > MIN_AGE_S:
                     _remove(path, min(tree_s, left))
                     removed.append(name)
             except FileNotFoundError:
@@ -270,7 +277,8 @@ class Host:
         self._unshrinkable.keep_only(names)
         for name in names:
             try:
-                if (result := _shrink_files(self._containers / name)) is not False:
+                result = _shrink_files(self._containers / name)
+                if result is not False:
                     shrunk[name] = result is not None
             except (FileNotFoundError, NotADirectoryError):
                 continue
@@ -296,13 +304,10 @@ class Host:
                 extra={"error": error},
             )
             return None
-        return (
-            None
-            if entries is None
-            else frozenset(
-                (entry.pod_uid, entry.container) for entry in entries if entry.resource == resource
-            )
-        )
+        if entries is None:
+            return None
+        of_resource = [entry for entry in entries if entry.resource == resource]
+        return frozenset((entry.pod_uid, entry.container) for entry in of_resource)
 
     def allocations(self) -> list[CheckpointEntry] | None:
         """Returns all entries of the kubelet's checkpoint; ``None`` without one. Raises: HostError."""
@@ -365,11 +370,11 @@ def _shrink_files(path: Path) -> bool | None:
     """
     with opened_directory(path) as directory:
         names = list_names(directory)
-        results = [
-            shrink(directory, name, size)
-            for name in names
-            if LIMITS in names and (size := _SIZES.get(Path(name).suffix)) is not None
-        ]
+        results = []
+        for name in names:
+            size = _SIZES.get(Path(name).suffix)
+            if size is not None and LIMITS in names:
+                results.append(shrink(directory, name, size))
         for name in names:
             if name.endswith(HELD_SUFFIX):
                 remove_held(directory, name)

@@ -85,7 +85,8 @@ def resize(directory: int, sizes: Sequence[DeviceLimit], *, cores: bool) -> tupl
     limited = tuple(sizes) if cores else _with_cores(sizes, present)
     if {size.uuid for size in sizes} != {device.uuid for device in present}:
         raise HostError("the container has other devices")
-    if (text := resized_text(limits.text, limited)) != limits.text or not limits.whole:
+    text = resized_text(limits.text, limited)
+    if text != limits.text or not limits.whole:
         _rewrite(directory, text.encode())
     with contextlib.suppress(
         OSError, HostError
@@ -98,7 +99,9 @@ def present_limits(directory: int) -> tuple[DeviceLimit, ...]:
     """Returns the limits that a container has, without a limits file those in its region.
     Raises: OSError; HostError."""
     limits = read_limits(directory)
-    return _devices(limits) if limits is not None else _in_regions(directory)
+    if limits is None:
+        return _in_regions(directory)
+    return _devices(limits)
 
 
 def read_use(directory: int) -> Mapping[str, int] | None:
@@ -110,12 +113,11 @@ def read_use(directory: int) -> Mapping[str, int] | None:
             use = _USES.decode(os.pread(file, _MOST, 0))
     except (FileNotFoundError, msgspec.MsgspecError):
         return None
-    is_settled = limits is not None and about.st_ctime_ns - limits.changed_ns >= SETTLED_NS
-    return (
-        use.used
-        if is_settled and limits is not None and use.limits_ns == limits.changed_ns
-        else None
-    )
+    if limits is None or use.limits_ns != limits.changed_ns:
+        return None
+    if about.st_ctime_ns - limits.changed_ns < SETTLED_NS:
+        return None
+    return use.used
 
 
 def write_use(directory: int, limits_ns: int, used: Mapping[str, int]) -> None:
@@ -169,8 +171,11 @@ def _rewrite(directory: int, text: bytes) -> None:
 
 
 def _region_name(text: str) -> str:
-    paths = (line.partition(" ")[2] for line in text.splitlines() if line.startswith("region "))
-    return Path(next(paths, "")).name or "no region"
+    for line in text.splitlines():
+        word, _, path = line.partition(" ")
+        if word == "region":
+            return Path(path).name or "no region"
+    return "no region"
 
 
 def _region_names(directory: int) -> list[str]:

@@ -47,7 +47,9 @@ class NodePods:
     def pods(self) -> list[Pod] | None:
         """Returns the pods last reported; ``None`` before the first list is complete."""
         items = self.node_pods()
-        return None if items is None else [item.pod for item in items]
+        if items is None:
+            return None
+        return [item.pod for item in items]
 
     def node_pods(self) -> list[NodePod] | None:
         """Returns what was last reported of each pod; ``None`` before the first list is complete."""
@@ -64,17 +66,23 @@ class NodePods:
         """Returns the pod last reported; ``None`` if it is not known, even once the first list is complete."""
         self._reflector.synced.wait(SYNC_S)
         item = self._item(uid)
-        return None if item is None else item.pod
+        if item is None:
+            return None
+        return item.pod
 
     def environment(self, uid: str, container: str) -> Mapping[str, str] | None:
         """Returns the literal environment variables of a container; ``None`` if the pod is not known."""
         item = self._item(uid)
-        return None if item is None else item.environments.get(container, {})
+        if item is None:
+            return None
+        return item.environments.get(container, {})
 
     def claims(self, uid: str) -> UsedClaims | None:
         """Returns the claims that the containers of a pod use; ``None`` if it is not known, or they cannot be read."""
         item = self._item(uid)
-        return None if item is None else item.claims
+        if item is None:
+            return None
+        return item.claims
 
     def _item(self, uid: str) -> NodePod | None:
         with self._lock:
