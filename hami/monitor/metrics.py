@@ -52,12 +52,14 @@ def families(report: NodeReport, *, legacy: bool = False) -> list[Family]:
     """Returns all gauges of *report*, sorted by name; with *legacy* also those with upstream's old names."""
     containers = report.containers or ()
     cards = [_CardRow(report.node, f"NVIDIA-{card.model}", card) for card in report.cards or ()]
-    devices = [_DeviceRow(entry, usage) for entry in containers for usage in entry.devices]
-    instances = [
-        _InstanceRow(*row, *identity)
-        for row in devices
-        if len(identity := row.usage.device.identity) == 3
-    ]
+    devices: list[_DeviceRow] = []
+    instances: list[_InstanceRow] = []
+    for entry in containers:
+        for usage in entry.devices:
+            devices.append(_DeviceRow(entry, usage))
+            identity = usage.device.identity
+            if len(identity) == 3:
+                instances.append(_InstanceRow(entry, usage, *identity))
     gauges = [
         *gauge_families(_CARD_GAUGES, lambda: cards, legacy, escape=escape_label),
         *gauge_families(_DEVICE_GAUGES, lambda: devices, legacy, escape=escape_label),

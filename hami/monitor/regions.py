@@ -154,11 +154,11 @@ def usage_writes(
     places = {
         process.slot: layout.slots + layout.slot_size * process.slot for process in region.processes
     }
-    writes = [
-        (places[process.slot] + HOST_PID, _INT.pack(host_pids[process.slot]))
-        for process in region.processes
-        if host_pids.get(process.slot, process.host_pid) != process.host_pid
-    ]
+    writes = []
+    for process in region.processes:
+        pid = host_pids.get(process.slot, process.host_pid)
+        if pid != process.host_pid:
+            writes.append((places[process.slot] + HOST_PID, _INT.pack(pid)))
     if not sm:
         return writes
     idle = [0] * len(region.devices)
@@ -202,12 +202,11 @@ class _SlotTable:
         return sum(compress(self._column(offset), self._live))
 
     def processes(self) -> list[RegionProcess]:
-        size = self._layout.slot_size
-        return [
-            RegionProcess(slot, *_PIDS.unpack_from(self._slots, size * slot))
-            for slot, is_live in enumerate(self._live)
-            if is_live
-        ]
+        processes = []
+        for slot in compress(range(len(self._live)), self._live):
+            pids = _PIDS.unpack_from(self._slots, self._layout.slot_size * slot)
+            processes.append(RegionProcess(slot, *pids))
+        return processes
 
     def _column(self, offset: int) -> memoryview:
         return self._words[offset // _WORD :: self._layout.slot_size // _WORD]

@@ -186,11 +186,10 @@ def region_device(region: Region | None, device: AllocatedDevice) -> RegionDevic
 
 def host_pids(region: Region, processes: Iterable[HostProcess]) -> dict[int, int]:
     """Returns the host PIDs of processes in *region*, by slot. PIDs that two have, here or there, are left out."""
-    by_pid = _unique(
-        (process.inner_pid, process.pid) for process in set(processes) if process.inner_pid > 0
-    )
+    inner = [process for process in set(processes) if process.inner_pid > 0]
+    by_pid = _unique((process.inner_pid, process.pid) for process in inner)
     slots = _unique((process.pid, process.slot) for process in region.processes)
-    return {slots[pid]: host_pid for pid, host_pid in by_pid.items() if pid in slots}
+    return {slots[pid]: by_pid[pid] for pid in by_pid.keys() & slots.keys()}
 
 
 def slot_utilization(

@@ -31,9 +31,13 @@ class CheckpointEntry(msgspec.Struct, frozen=True):
     @property
     def ids(self) -> frozenset[str]:
         """The device ids. Kubelets before 1.20 do not group them by NUMA node."""
-        if isinstance(self.by_numa, dict):
-            return frozenset(device_id for ids in self.by_numa.values() for device_id in ids or ())
-        return frozenset(self.by_numa or ())
+        groups = self.by_numa or ()
+        if not isinstance(groups, dict):
+            return frozenset(groups)
+        ids: set[str] = set()
+        for of_node in groups.values():
+            ids.update(of_node or ())
+        return frozenset(ids)
 
 
 class _Data(msgspec.Struct):

@@ -128,23 +128,26 @@ def identify(size: int, head: bytes) -> tuple[RegionLayout, str] | None:
 
     *size*: that of the file. *head*: its first bytes.
     """
-    layout = next((candidate for candidate in LAYOUTS if candidate.matches(size)), None)
-    if layout is None or len(head) < _HEAD.size:
+    if len(head) < _HEAD.size:
         return None
     magic, major, minor = _HEAD.unpack_from(head)
-    if magic != MAGIC:
+    for layout in LAYOUTS:
+        if layout.matches(size) and magic == MAGIC:
+            break
+    else:
         return None
     if layout is LEGACY:
         return layout, "v0"
-    minors = (1, 2) if layout is CURRENT else (1,)
-    return (layout, f"{major}.{minor}") if major == MAJOR and minor in minors else None
+    if major != MAJOR or minor not in ((1, 2) if layout is CURRENT else (1,)):
+        return None
+    return layout, f"{major}.{minor}"
 
 
 def device_places(layout: RegionLayout, head: bytes) -> dict[str, int]:
     """Returns the places of the devices of a region, by their UUIDs. *head*: its bytes before the slots."""
     count = min(_COUNT.unpack_from(head, layout.device_count)[0], MAX_DEVICES)
-    texts = [
-        head[layout.uuids + UUID_SIZE * place :][:UUID_SIZE].split(b"\0")[0]
-        for place in range(count)
-    ]
-    return {text.decode(errors="replace"): place for place, text in enumerate(texts)}
+    places = {}
+    for place in range(count):
+        text = head[layout.uuids + UUID_SIZE * place :][:UUID_SIZE].split(b"\0")[0]
+        places[text.decode(errors="replace")] = place
+    return places
