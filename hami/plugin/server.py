@@ -208,24 +208,20 @@ class PluginServer:
     def _get_preferred_allocation(
         self, request: api.PreferredAllocationRequest, context: Any
     ) -> api.PreferredAllocationResponse:
-        return api.PreferredAllocationResponse(
-            container_responses=[
-                api.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(container))
-                for container in request.container_requests
-            ]
-        )
-
-    def _preferred(self, request: api.ContainerPreferredAllocationRequest) -> tuple[str, ...]:
-        """Returns the preferred ids; none instead of an error, which would fail the pod."""
-        try:
-            return self._allocator.preferred(
-                tuple(request.available_deviceIDs),
-                tuple(request.must_include_deviceIDs),
-                request.allocation_size,
-            )
-        except Exception:
-            log.exception("preferred allocation failed")
-        return ()
+        """Answers with the preferred ids; with none instead of an error, which would fail the pod."""
+        answer = api.PreferredAllocationResponse()
+        for container in request.container_requests:
+            ids: Sequence[str] = ()
+            try:
+                ids = self._allocator.preferred(
+                    tuple(container.available_deviceIDs),
+                    tuple(container.must_include_deviceIDs),
+                    container.allocation_size,
+                )
+            except Exception:
+                log.exception("preferred allocation failed")
+            answer.container_responses.add(deviceIDs=ids)
+        return answer
 
     def _allocate(self, request: api.AllocateRequest, context: Any) -> api.AllocateResponse:
         with _errors_to(context):
