@@ -63,7 +63,7 @@ class Access:
             raise PageError(
                 f"namespace: expected names of at most {MAX_NAMESPACES} namespaces", 400
             )
-        namespaces = frozenset([*requested, *([of_page] if of_page else [])])
+        namespaces = frozenset([*requested, of_page]) - {""}
         if self._reviewer is None:
             return Scope(namespaces if requested else None)
         viewer = self._identity(self._reviewer, authorization)
@@ -84,7 +84,9 @@ class Access:
         return Scope(namespaces)
 
     def _identity(self, reviewer: Reviews, authorization: str) -> Identity:
-        bearer = _BEARER.fullmatch(authorization) if len(authorization) <= TOKEN_LIMIT else None
+        bearer = None
+        if len(authorization) <= TOKEN_LIMIT:
+            bearer = _BEARER.fullmatch(authorization)
         if bearer is None:
             raise PageError(
                 "a bearer token of the cluster is needed, in the header Authorization", 401

@@ -97,7 +97,9 @@ def link(path: str, /, *names: str, **query: object) -> str:
     given = {name: str(value) for name, value in query.items() if value not in ("", None)}
     pairs = [*given.items(), *(("namespace", name) for name in _namespaces())]
     address = path + "".join(f"/{quote(name, safe='')}" for name in names)
-    return f"{address}?{urlencode(pairs)}" if pairs else address
+    if not pairs:
+        return address
+    return f"{address}?{urlencode(pairs)}"
 
 
 def _device_cells(app: flask.Flask) -> Callable[[DeviceParts], Markup]:
@@ -115,8 +117,10 @@ def _device_cells(app: flask.Flask) -> Callable[[DeviceParts], Markup]:
 
 def _namespaces() -> tuple[str, ...]:
     """Returns the namespaces that the viewer asks for, as one parameter each or separated by commas."""
-    given = flask.request.args.getlist("namespace")
-    return tuple(sorted({name.strip() for text in given for name in text.split(",")} - {""}))
+    names: set[str] = set()
+    for text in flask.request.args.getlist("namespace"):
+        names.update(name.strip() for name in text.split(","))
+    return tuple(sorted(names - {""}))
 
 
 def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
@@ -238,6 +242,10 @@ def _add_headers(response: flask.Response) -> flask.Response:
     return response
 
 
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
+"""Of errors, by their status."""
+
+
 def _answer_error(error: Exception) -> flask.Response:
     """Answers with a status and one line, never a traceback."""
     match error:
@@ -248,13 +256,9 @@ def _answer_error(error: Exception) -> flask.Response:
         case _:
             log.exception("dashboard: page failed", exc_info=error)
             status, text = 500, "internal error, see the log"
-    headers = {"Cache-Control": "no-store"}
+    headers = {"Cache-Control": "no-store", **_HEADERS.get(status, {})}
     if isinstance(error, HTTPException):
         headers |= {name: value for name, value in error.get_headers() if name == "Allow"}
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if status == 503:
-        headers["Retry-After"] = "2"
     if flask.request.args.get("format") == "json":
         return flask.make_response({"error": text}, status, headers)
     page = flask.render_template("error.html", status=status, text=text, version=__version__)

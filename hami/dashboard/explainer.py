@@ -83,29 +83,22 @@ def explainer(live: LiveCluster, *, clock: Callable[[], float]) -> Poller[Questi
 
 def _answer(live: LiveCluster, question: Question) -> Explanation:
     pod = question.pod
-    others = (
-        [
-            other
-            for other in live.store.pods.waiting()
-            if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)
-        ]
-        if pod.group
-        else []
-    )
+    pods = [pod]
+    if pod.group:
+        for other in live.store.pods.waiting():
+            if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group):
+                pods.append(other)
     try:
-        report = explain_pod(
-            live.cluster(live.store.nodes.names(), question.scope, [pod, *others]), pod, ()
-        )
+        cluster = live.cluster(live.store.nodes.names(), question.scope, pods)
+        report = explain_pod(cluster, pod, ())
     except HamiError as error:
         return Explanation(problem=str(error))
     except Exception:
         log.exception("a pod cannot be explained", extra={"pod": str(pod.ref)})
         return Explanation(problem="internal error, see the dashboard's log")
-    return (
-        _bounded(report)
-        if isinstance(report, WaitingReport)
-        else Explanation(problem="the pod is bound by now")
-    )
+    if not isinstance(report, WaitingReport):
+        return Explanation(problem="the pod is bound by now")
+    return _bounded(report)
 
 
 def _bounded(report: WaitingReport) -> Explanation:

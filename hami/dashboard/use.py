@@ -5,7 +5,7 @@ Only lines of known metrics are parsed, up to a number, and only names of pods a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -64,16 +64,31 @@ def parse_use(page: str, as_of: str) -> Uses:
 
 def total_use(uses: Collection[Use | None]) -> Use | None:
     """Returns the sum of the memory and the mean of the compute of *uses*; ``None`` unless all of them are known."""
-    measured = [use for use in uses if use is not None]
-    if not measured or len(measured) < len(uses):
+    if not uses:
         return None
-    memory = [use.memory_mib for use in measured if use.memory_mib is not None]
-    compute = [use.compute_percent for use in measured if use.compute_percent is not None]
-    return Use(
-        sum(memory) if len(memory) == len(uses) else None,
-        sum(compute) // len(uses) if len(compute) == len(uses) else None,
-        min(use.as_of for use in measured),
-    )
+    memory: list[int | None] = []
+    compute: list[int | None] = []
+    as_of: list[str] = []
+    for use in uses:
+        if use is None:
+            return None
+        memory.append(use.memory_mib)
+        compute.append(use.compute_percent)
+        as_of.append(use.as_of)
+    mean = _sum(compute)
+    if mean is not None:
+        mean //= len(uses)
+    return Use(_sum(memory), mean, min(as_of))
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    """Returns the sum of *amounts*; ``None`` unless all of them are known."""
+    total = 0
+    for amount in amounts:
+        if amount is None:
+            return None
+        total += amount
+    return total
 
 
 def _samples(page: str) -> Iterator[Sample]:
@@ -86,28 +101,32 @@ def _samples(page: str) -> Iterator[Sample]:
         count += 1
         if count > MAX_SAMPLES:
             return
-        try:
-            samples = [
-                sample
-                for family in text_string_to_metric_families(line)
-                for sample in family.samples
-            ]
-        except (ValueError, IndexError, OverflowError):
-            continue
-        # integers of any length pass the parser, and so do NaN and infinity
-        yield from (
-            sample for sample in samples if sample.name in METRICS and abs(sample.value) <= GREATEST
-        )
+        for sample in _samples_of(line):
+            # integers of any length pass the parser, and so do NaN and infinity
+            if sample.name in METRICS and abs(sample.value) <= GREATEST:
+                yield sample
+
+
+def _samples_of(line: str) -> list[Sample]:
+    """Returns the samples of *line*; none if it cannot be read."""
+    samples: list[Sample] = []
+    try:
+        for family in text_string_to_metric_families(line):
+            samples += family.samples
+    except (ValueError, IndexError, OverflowError):
+        return []
+    return samples
 
 
 def _uses(
     memory: Mapping[Labels, float], compute: Mapping[Labels, float], as_of: str
 ) -> dict[Labels, Use]:
-    return {
-        labels: Use(
-            min(MAX_MIB, round(memory[labels] / MIB)) if labels in memory else None,
-            min(100, round(compute[labels])) if labels in compute else None,
-            as_of,
-        )
-        for labels in memory.keys() | compute.keys()
-    }
+    uses: dict[Labels, Use] = {}
+    for labels in memory.keys() | compute.keys():
+        memory_mib = compute_percent = None
+        if labels in memory:
+            memory_mib = min(MAX_MIB, round(memory[labels] / MIB))
+        if labels in compute:
+            compute_percent = min(100, round(compute[labels]))
+        uses[labels] = Use(memory_mib, compute_percent, as_of)
+    return uses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +30,7 @@ from hami.inspect.top import (
     namespace_rows,
 )
 from hami.model import Pod, PodRef
+from hami.state.table import Booking
 
 T = TypeVar("T")
 
@@ -37,6 +39,7 @@ PENDING_A_PAGE = 25
 TEXT_LIMIT = 253  # characters of a filter: the longest name of Kubernetes
 NAMES_COMPARED = 500  # with an unknown name
 MAX_PAGES = 100_000
+_PAGE = re.compile("[0-9]{1,6}")
 
 STATES: Mapping[str, Callable[[NodeRow], bool]] = {
     "free": lambda row: row.largest_free_mib > 0,
@@ -217,25 +220,22 @@ class Views:
         store = self._live.store
         record = store.pods.named(namespace, name)
         if record is None or record.terminated or not record.requests_devices:
-            names = (
-                other.ref.name for other in store.pods.all() if other.ref.namespace == namespace
-            )
+            others = [other.ref for other in store.pods.all()]
+            names = [ref.name for ref in others if ref.namespace == namespace]
             raise _unknown(f"pod with devices in namespace {namespace}:", name, names)
-        waiting, booking = store.pods.waiting_pod(record.ref.uid), store.booking(record.ref.uid)
+        uid = record.ref.uid
+        booking, waiting = store.booking(uid), store.pods.waiting_pod(uid)
         cluster = self._live.cluster(
-            [booking.node] if booking else [], scope, [waiting] if waiting is not None else []
+            [] if booking is None else [booking.node], scope, [] if waiting is None else [waiting]
         )
-        pod = cluster.pods.get(record.ref.uid) or Pod(
-            ref=record.ref, node_name=record.node, phase=record.phase
-        )
-        held, waits, size = [], None, None
+        pod = cluster.pods.get(uid)
+        if pod is None:
+            pod = Pod(ref=record.ref, node_name=record.node, phase=record.phase)
+        cards: list[DevicePage] = []
+        waits, size = None, None
         if booking is not None:
+            cards = self._cards(booking, scope)
             size = self._size(record.ref)
-            uuids = {charge.uuid for _, charges in booking.charges for charge in charges}
-            devices = self._live.devices([booking.node], scope, self._uses).get(booking.node, ())
-            held = [
-                DevicePage(booking.node, device) for device in devices if device.row.uuid in uuids
-            ]
         elif waiting is not None:
             waits = msgspec.structs.replace(
                 self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref)
@@ -244,10 +244,19 @@ class Views:
             row=self._live.pod_rows(cluster, [pod])[0],
             bound_at=record.bound_at,
             problems=record.problems,
-            cards=tuple(held),
+            cards=tuple(cards),
             waits=waits,
             size=size,
         )
+
+    def _cards(self, booking: Booking, scope: Scope) -> list[DevicePage]:
+        """Returns the devices of which a pod holds parts by *booking*."""
+        node = booking.node
+        uuids: set[str] = set()
+        for _, charges in booking.charges:
+            uuids.update(charge.uuid for charge in charges)
+        devices = self._live.devices([node], scope, self._uses).get(node, ())
+        return [DevicePage(node, device) for device in devices if device.row.uuid in uuids]
 
     def namespaces(self, scope: Scope) -> NamespaceList:
         """Returns what the namespaces of *scope* hold."""
@@ -300,9 +309,7 @@ def node_query(given: Mapping[str, str]) -> NodeQuery:
 def page_of(given: Mapping[str, str]) -> int:
     """Returns the number of the page. Raises: PageError."""
     text = given.get("page", "1")
-    if not (
-        text.isascii() and text.isdigit() and 1 <= len(text) <= 6 and 1 <= int(text) <= MAX_PAGES
-    ):
+    if _PAGE.fullmatch(text) is None or not 1 <= int(text) <= MAX_PAGES:
         raise PageError("page: expected a number from 1", 400)
     return int(text)
 
@@ -322,11 +329,13 @@ def _text(given: Mapping[str, str], name: str) -> str:
 
 
 def _is_chosen(row: NodeRow, query: NodeQuery) -> bool:
-    return (
-        query.node.lower() in row.name.lower()
-        and (not query.model or any(query.model.lower() in model.lower() for model in row.models))
-        and (not query.state or STATES[query.state](row))
-    )
+    if query.node.lower() not in row.name.lower():
+        return False
+    if query.state and not STATES[query.state](row):
+        return False
+    if not query.model:
+        return True
+    return any(query.model.lower() in model.lower() for model in row.models)
 
 
 def _item(row: NodeRow, devices: Sequence[DeviceParts]) -> NodeItem:

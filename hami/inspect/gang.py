@@ -63,22 +63,19 @@ def gang_of(cluster: InspectedCluster, pod: Pod, required: int | None) -> GangRe
 
 def gang_members(cluster: InspectedCluster, pod: Pod) -> list[Pod]:
     """Returns the pods of the gang of *pod* that have not finished, *pod* among them."""
-    members = {
-        other.ref.uid: other
-        for other in (*cluster.record.pods, pod)
-        if (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)
-        and not other.is_terminated
-    }
+    members: dict[str, Pod] = {}
+    for other in (*cluster.record.pods, pod):
+        is_member = (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)
+        if is_member and not other.is_terminated:
+            members[other.ref.uid] = other
     return list(members.values())
 
 
 def gang_sentences(gang: GangReport) -> Iterator[str]:
     """Yields *gang* in words, for the command line and the page."""
-    needs = (
-        f"needs {counted(gang.required, 'pod')} together"
-        if gang.required is not None
-        else ("needs a number of pods together that could not be read")
-    )
+    needs = "needs a number of pods together that could not be read"
+    if gang.required is not None:
+        needs = f"needs {counted(gang.required, 'pod')} together"
     yield (
         f"It belongs to the gang {gang.name}, which {needs}. Of its pods with devices, {gang.bound:,} "
         f"{_verb(gang.bound)} bound, {gang.chosen:,} {'has' if gang.chosen == 1 else 'have'} a node that "
@@ -101,7 +98,9 @@ def _count_fitting(cluster: InspectedCluster, pods: Sequence[Pod]) -> int:
     view = cluster.view.what_if(without=[pod.ref.uid for pod in pods])
     refused, fitting = set[object](), 0
     for pod in pods:
-        names = [pod.nominated_node] if pod.nominated_node else cluster.offered
+        names = cluster.offered
+        if pod.nominated_node:
+            names = [pod.nominated_node]
         question = (
             make_pod_request(pod, cluster.vendors, view.facts.policies.device),
             pod.scope,

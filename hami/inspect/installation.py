@@ -174,12 +174,10 @@ def parse_scheduler(raw: msgspec.Raw) -> SchedulerDeployment | None:
     workload = decode("deployment", _WORKLOAD, raw)
     if workload.spec.replicas == 0:
         return None
-    words = [
-        word
-        for container in workload.containers
-        for part in (container.command, container.args)
-        for word in part or ()
-    ]
+    words: list[str] = []
+    for container in workload.containers:
+        words += container.command or ()
+        words += container.args or ()
     modes = [word.removeprefix(_DRA_FLAG) for word in words if word.startswith(_DRA_FLAG)]
     return SchedulerDeployment(
         name=workload.metadata.path,
@@ -209,10 +207,11 @@ def parse_warning_policy(raw: msgspec.Raw) -> str | None:
     Raises: MalformedInput.
     """
     spec = decode("policy binding", _POLICY_BINDING, raw).spec
-    is_warning = spec.policy_name.startswith(POLICY_PREFIX) and "Deny" not in (
-        spec.validation_actions or ()
-    )
-    return spec.policy_name if is_warning else None
+    if not spec.policy_name.startswith(POLICY_PREFIX):
+        return None
+    if "Deny" in (spec.validation_actions or ()):
+        return None
+    return spec.policy_name
 
 
 def parse_excess_binding(
@@ -236,11 +235,9 @@ def parse_excess_binding(
     }
     for scheduler in schedulers:
         account = scheduler.namespace, scheduler.account
-        if (
-            scheduler.extender
-            and account in subjects - in_use
-            and role.name in (scheduler.account, scheduler.extender)
-        ):
+        if not scheduler.extender or account not in subjects - in_use:
+            continue
+        if role.name in (scheduler.account, scheduler.extender):
             return ExcessBinding(
                 kind="rolebinding" if meta.namespace else "clusterrolebinding",
                 name=meta.path,

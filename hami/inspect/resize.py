@@ -55,20 +55,22 @@ def resizable(pod: Pod, container: str) -> str:
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
     shares = shares_by_container(pod, held_text(pod.annotations))
-    names = [
-        own.name
-        for own in pod.containers
-        if not shares.keys().isdisjoint((own.name, UNKNOWN)) and own.kind is not ContainerKind.INIT
-    ]
-    if container in names or (not container and len(names) == 1):
-        return container or names[0]
+    names: list[str] = []
+    for own in pod.containers:
+        has_shares = own.name in shares or UNKNOWN in shares
+        if has_shares and own.kind is not ContainerKind.INIT:
+            names.append(own.name)
     if not names:
         raise HamiError(f"pod {pod.ref} holds no GPUs that HAMi has allocated")
+    if container in names:
+        return container
     if container:
         raise unknown_name(f"container with GPUs in pod {pod.ref}:", container, names)
-    raise HamiError(
-        f"pod {pod.ref} has several containers with GPUs: name one of {', '.join(names)}"
-    )
+    if len(names) > 1:
+        raise HamiError(
+            f"pod {pod.ref} has several containers with GPUs: name one of {', '.join(names)}"
+        )
+    return names[0]
 
 
 def requested_sizes(pod: Pod, container: str, size: Size) -> dict[str, Size]:
@@ -141,7 +143,7 @@ def follow(
     Returns as well when the request is refused for good, after *timeout_s*, or when it is no longer this one.
     Raises: HamiError if the pod is gone.
     """
-    until, said = clock() + timeout_s, ""
+    until, last = clock() + timeout_s, ""
     while True:
         pod = read()
         if pod is None or pod.ref.uid != asked.ref.uid or pod.is_terminated:
@@ -149,22 +151,23 @@ def follow(
         if pod.annotations.get(RESIZE) != asked.annotations[RESIZE]:
             say("replaced: somebody asks for something else now")
             return False
+        interval = INTERVAL_S
         report = resize_report(pod.annotations)
-        if (
-            report is not None
-            and report.state != REQUESTED
-            and said != (said := _progress(pod, report, why))
-        ):
-            say(said)
-        if report is not None and report.state in (ResizeState.APPLIED, ResizeState.INFEASIBLE):
-            return report.state == ResizeState.APPLIED
+        if report is not None and report.state != REQUESTED:
+            text = _progress(pod, report, why)
+            if text != last:
+                say(text)
+            last = text
+            if report.state in (ResizeState.APPLIED, ResizeState.INFEASIBLE):
+                return report.state == ResizeState.APPLIED
+            if report.is_pending:
+                interval = PENDING_S
         if clock() >= until:
             say(
                 f"it does not hold after {timeout_s:g} s. The request stands: see hami explain pod {pod.ref.name} "
                 f"-n {pod.ref.namespace}"
             )
             return False
-        interval = PENDING_S if report is not None and report.is_pending else INTERVAL_S
         sleep(min(interval, max(0.0, until - clock())))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
@@ -41,19 +42,17 @@ class ResizeReport(msgspec.Struct, rename="camel", frozen=True, omit_defaults=Tr
     @property
     def sentence(self) -> str:
         """The state in words."""
-        excess = (
-            f"{self.excess_mib:,} MiB and {self.excess_cores} cores more than it is to have stay booked until it "
-            "uses no more"
-            if self.excess_mib or self.excess_cores
-            else ""
-        )
-        words = "pending" if self.is_pending else _WORDS[self.state]
-        return "; ".join(
-            filter(
-                None,
-                (words, self.message, excess, self.problem and f"its node says: {self.problem}"),
+        parts = ["pending" if self.is_pending else _WORDS[self.state]]
+        if self.message:
+            parts.append(self.message)
+        if self.excess_mib or self.excess_cores:
+            parts.append(
+                f"{self.excess_mib:,} MiB and {self.excess_cores} cores more than it is to have stay booked until it "
+                "uses no more"
             )
-        )
+        if self.problem:
+            parts.append(f"its node says: {self.problem}")
+        return "; ".join(parts)
 
 
 _WORDS = {
@@ -67,21 +66,22 @@ _WORDS = {
 
 def resize_report(annotations: Mapping[str, str]) -> ResizeReport | None:
     """Returns the state of the resize that the annotations of a pod tell of; ``None`` if there is none."""
-    request, status = (
-        annotations.get(RESIZE, "")[:MAX_TEXT],
-        parse_status(annotations.get(RESIZE_STATUS)),
-    )
+    request = annotations.get(RESIZE, "")[:MAX_TEXT]
     memory, cores = excess(annotations)
-    is_answered = status is not None and status.request == request
-    if not request and not is_answered and not memory and not cores:
+    state, message = ResizeState.BOOKED.value, ""
+    status = parse_status(annotations.get(RESIZE_STATUS))
+    if status is not None and status.request == request:
+        state, message = status.state, status.message
+    elif request:
+        state = REQUESTED
+    elif not memory and not cores:
         return None
     applied = parse_applied(annotations.get(RESIZE_APPLIED))
-    state = REQUESTED if request else ResizeState.BOOKED  # without an answer
     return ResizeReport(
-        state=status.state if status is not None and is_answered else state,
+        state=state,
         request=request,
-        message=status.message if status is not None and is_answered else "",
-        problem=applied.problem if applied is not None else "",
+        message=message,
+        problem="" if applied is None else applied.problem,
         excess_mib=memory,
         excess_cores=cores,
     )
@@ -94,14 +94,15 @@ def shares_by_container(pod: Pod, text: str | None) -> Mapping[str, Sequence[Sha
     positions = container_positions(
         pod.containers, allocation, partial(device_request, catalog_of("")["NVIDIA"])
     )
-    found = {name: allocation[position] for name, position in positions.items()}
-    return found if found or not any(allocation) else {UNKNOWN: sum(allocation, ())}
+    if not positions and any(allocation):
+        return {UNKNOWN: sum(allocation, ())}
+    return {name: allocation[position] for name, position in positions.items()}
 
 
 def size_lines(pod: Pod, text: str | None) -> Iterator[str]:
     """Yields what each container with GPUs has by *text*, an allocation."""
     for name, shares in shares_by_container(pod, text).items():
-        for share in dict.fromkeys((share.memory_mib, share.cores) for share in shares):
-            count = sum((other.memory_mib, other.cores) == share for other in shares)
+        sizes = Counter((share.memory_mib, share.cores) for share in shares)
+        for (memory_mib, cores), count in sizes.items():
             of = f" of each of {counted(count, 'GPU')}" if count > 1 else ""
-            yield f"{name} {share[0]:,} MiB and {share[1]} cores{of}"
+            yield f"{name} {memory_mib:,} MiB and {cores} cores{of}"

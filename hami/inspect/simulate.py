@@ -158,25 +158,37 @@ def change_record(
             raise unknown_name("node", name, nodes)
         nodes[name] = replace(nodes[name], unschedulable=True)
     gone = {_pod_named(text, scenario.namespace, record.pods).ref.uid for text in scenario.ended}
-    holders = {ref.uid for claim in record.claims for ref in claim.pods}
-    moved: list[MovedPod] = []
-    for pod in record.pods:
-        if pod.node_name in scenario.drained and pod.ref.uid not in gone:
-            moved.append(MovedPod(unbound(pod), pod.ref.uid in holders))
-            gone.add(pod.ref.uid)
-    claims: list[AllocatedClaim] = []
-    for claim in record.claims:
-        uids = {ref.uid for ref in claim.pods}
-        if not uids or uids - gone:
-            claims.append(claim)
+    moved = _moved(record, scenario.drained, gone)
+    gone.update(pod.ref.uid for pod in record.pods if pod.node_name in scenario.drained)
     changed = replace(
         record,
         nodes=tuple(nodes.values()),
         pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone),
         slices=(*record.slices, *_added_slices(record.slices, scenario.added)),
-        claims=tuple(claims),
+        claims=tuple(_claims_without(record, gone)),
     )
     return _cordoned(changed, scenario.cordoned), moved
+
+
+def _moved(
+    record: ClusterRecord, drained: Collection[str], gone: Collection[str]
+) -> list[MovedPod]:
+    """Returns the pods of the nodes *drained*, but those that are *gone* (uids)."""
+    holders: set[str] = set()
+    for claim in record.claims:
+        holders.update(ref.uid for ref in claim.pods)
+    moved: list[MovedPod] = []
+    for pod in record.pods:
+        if pod.node_name in drained and pod.ref.uid not in gone:
+            moved.append(MovedPod(unbound(pod), pod.ref.uid in holders))
+    return moved
+
+
+def _claims_without(record: ClusterRecord, gone: Collection[str]) -> Iterator[AllocatedClaim]:
+    """Yields the claims that stay when the pods *gone* (uids) have ended."""
+    for claim in record.claims:
+        if not claim.pods or any(ref.uid not in gone for ref in claim.pods):
+            yield claim
 
 
 def simulate(
@@ -205,19 +217,16 @@ def simulate(
         elif item.has_claims:
             outcomes.append(Outcome(title, 1, 0, NOT_JUDGED))
     for number, source in enumerate(sources):
-        wanted = source.count if scenario.replicas is None else scenario.replicas
-        if source.claims:
-            pod = _admitted(placer.view, source, scenario, admit)
-            if _has_only_claims(cluster, pod):
-                outcomes.append(Outcome(source.title, wanted, 0, NOT_JUDGED))
-                continue
-        pods = (
-            _numbered(
-                _admitted(placer.view, source, scenario, admit), source, number, count, wanted
-            )
-            for count in range(wanted)
-        )
-        outcomes.append(placer.place(source.title, wanted, pods))
+        count = source.count if scenario.replicas is None else scenario.replicas
+
+        def admitted(source: PodSource = source) -> Pod | str:
+            return _admitted(placer.view, source, scenario, admit)
+
+        if source.claims and _has_only_claims(cluster, admitted()):
+            outcomes.append(Outcome(source.title, count, 0, NOT_JUDGED))
+            continue
+        pods = (_numbered(admitted(), source, number, place, count) for place in range(count))
+        outcomes.append(placer.place(source.title, count, pods))
     return SimulationReport(tuple(outcomes), tuple(placer.placed), preemption is not None)
 
 
@@ -249,7 +258,8 @@ def count_capacity(
             another = replace(
                 pod, ref=PodRef(pod.ref.namespace, source.name, f"simulated-{next(numbers)}")
             )
-            if (choice := view.choose(another, [name])) is None:
+            choice = view.choose(another, [name])
+            if choice is None:
                 break
             view, count = view.placed(another, choice), count + 1
         if count:
@@ -259,17 +269,17 @@ def count_capacity(
 
 def render_simulation(report: SimulationReport, style: Style) -> str:
     """Returns *report* as text: the outcomes, then where each pod would go, then what was not looked at."""
-    shown = [printable(line) for outcome in report.outcomes for line in _outcome_lines(outcome)]
+    lines: list[str] = []
+    for outcome in report.outcomes:
+        lines += map(printable, _outcome_lines(outcome))
     if report.pods:
-        shown += ["", render_rows(report.pods, _PLACED_COLUMNS, style)]
+        lines += ["", render_rows(report.pods, _PLACED_COLUMNS, style)]
     for pod in report.pods:
         if pod.preempts:
-            shown.append(
-                printable(f"{pod.pod} would preempt {', '.join(pod.preempts)} on {pod.node}")
-            )
-    return "\n".join(
-        [*shown, "", WITH_PREEMPTION if report.with_preemption else WITHOUT_PREEMPTION]
-    )
+            names = ", ".join(pod.preempts)
+            lines.append(printable(f"{pod.pod} would preempt {names} on {pod.node}"))
+    notes = WITH_PREEMPTION if report.with_preemption else WITHOUT_PREEMPTION
+    return "\n".join([*lines, "", notes])
 
 
 def _outcome_lines(outcome: Outcome) -> Iterator[str]:
@@ -283,7 +293,8 @@ def _outcome_lines(outcome: Outcome) -> Iterator[str]:
     yield from request_lines(outcome.requests)
     for node in outcome.nodes:
         yield from node_lines(node, SHOWN_DEVICES)
-    if (others := outcome.unfit - len(outcome.nodes)) > 0:
+    others = outcome.unfit - len(outcome.nodes)
+    if others > 0:
         yield f"  and {others:,} more"
 
 
@@ -453,17 +464,14 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
         nodes[name] = replace(
             nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)}
         )
-    slices = tuple(
-        replace(
-            part,
-            devices=tuple(
-                replace(device, cordoned=device.cordoned or device.uuid in uuids)
-                for device in part.devices
-            ),
+    slices: list[PublishedSlice] = []
+    for part in record.slices:
+        devices = tuple(
+            replace(device, cordoned=device.cordoned or device.uuid in uuids)
+            for device in part.devices
         )
-        for part in record.slices
-    )
-    return replace(record, nodes=tuple(nodes.values()), slices=slices)
+        slices.append(replace(part, devices=devices))
+    return replace(record, nodes=tuple(nodes.values()), slices=tuple(slices))
 
 
 def unbound(pod: Pod) -> Pod:
@@ -504,28 +512,28 @@ class ReplayedDecision(msgspec.Struct, rename="camel", frozen=True):
 def replay(record: ClusterRecord) -> list[ReplayedDecision]:
     """Returns the decision on each bound pod that holds devices, in the order in which they were placed."""
     cluster = InspectedCluster(record)
-    held = cluster.view.bookings
-    bound = sorted(
-        (pod for pod in record.pods if pod.node_name and pod.ref.uid in held), key=_order
-    )
-    view, names = cluster.view.what_if(without=held), sorted(cluster.nodes)
-    decisions = []
-    for pod in bound:
-        booking = held[pod.ref.uid]
-        before = {charge.uuid for _, charges in booking.charges for charge in charges}
+    bookings = cluster.view.bookings
+    bound = [pod for pod in record.pods if pod.node_name and pod.ref.uid in bookings]
+    view, names = cluster.view.what_if(without=bookings), sorted(cluster.nodes)
+    decisions: list[ReplayedDecision] = []
+    for pod in sorted(bound, key=_order):
+        booking = bookings[pod.ref.uid]
+        cards: set[str] = set()
+        for _, charges in booking.charges:
+            cards.update(charge.uuid for charge in charges)
+        node, now_cards = "", set[str]()
         choice = view.choose(unbound(pod), names)
-        after = (
-            {share.uuid for shares in choice.placement for share in shares}
-            if choice is not None
-            else set()
-        )
+        if choice is not None:
+            node = choice.node
+            for shares in choice.placement:
+                now_cards.update(share.uuid for share in shares)
         decisions.append(
             ReplayedDecision(
                 pod=str(pod.ref),
                 node=pod.node_name,
-                now=choice.node if choice is not None else "",
-                cards=tuple(sorted(before)),
-                now_cards=tuple(sorted(after)),
+                now=node,
+                cards=tuple(sorted(cards)),
+                now_cards=tuple(sorted(now_cards)),
             )
         )
         view = view.what_if(with_=[booking])

@@ -52,10 +52,7 @@ def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -
         return render_document({"items": rows}, style.form)
     shown = [column for column in columns if not column.wide or style.form == "wide"]
     cells = [[printable(column.text(row)) or NONE for column in shown] for row in rows]
-    colors = [
-        [_color(column.share(row)) if column.share and style.color else None for column in shown]
-        for row in rows
-    ]
+    colors = [[_color_of(column, row, style) for column in shown] for row in rows]
     if style.headers:
         cells.insert(0, [column.title for column in shown])
         colors.insert(0, [None] * len(shown))
@@ -122,14 +119,18 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 def printable(text: str) -> str:
     """Returns *text* with a question mark for each character that could change the terminal."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(character if character.isprintable() else "?" for character in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def _color(share: float | None) -> str | None:
+def _color_of(column: Column[R], row: R, style: Style) -> str | None:
+    """Returns the color of a cell; ``None`` for that of the terminal."""
+    if column.share is None or not style.color:
+        return None
+    share = column.share(row)
     if share is None:
         return None
-    return "red" if share >= _FULL else "yellow" if share >= _HIGH else "green"
+    if share >= _FULL:
+        return "red"
+    return "yellow" if share >= _HIGH else "green"
