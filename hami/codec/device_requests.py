@@ -131,11 +131,12 @@ def claim_sources(pod: Mapping[str, Any]) -> tuple[ClaimSource, ...]:
 def used_claims(pod: Mapping[str, Any]) -> UsedClaims:
     """Returns the claims that the containers of *pod* (as JSON) use, of those that are made. Raises: MalformedInput."""
     names = {source.name: source.claim for source in claim_sources(pod) if source.claim}
-    used = {
-        container: {names[name]: requests for name, requests in claims.items() if name in names}
-        for container, claims in named_claims(pod).items()
-    }
-    return {container: claims for container, claims in used.items() if claims}
+    used: dict[str, dict[str, frozenset[str]]] = {}
+    for container, claims in named_claims(pod).items():
+        made = {names[name]: requests for name, requests in claims.items() if name in names}
+        if made:
+            used[container] = made
+    return used
 
 
 def named_claims(pod: Mapping[str, Any]) -> UsedClaims:
@@ -144,10 +145,13 @@ def named_claims(pod: Mapping[str, Any]) -> UsedClaims:
     spec = convert(pod, _PodWithClaims, places_in("pod")).spec
     used: dict[str, dict[str, frozenset[str]]] = {}
     for container in (*(spec.init_containers or ()), *(spec.containers or ())):
-        uses = (container.resources or _Resources()).claims or ()
-        for name in dict.fromkeys(use.name for use in uses):
-            requests = frozenset(use.request for use in uses if use.name == name)
-            used.setdefault(container.name, {})[name] = frozenset() if "" in requests else requests
+        requests: dict[str, set[str]] = {}
+        for use in (container.resources or _Resources()).claims or ():
+            requests.setdefault(use.name, set()).add(use.request)
+        for name, names in requests.items():
+            is_whole = "" in names
+            of_container = used.setdefault(container.name, {})
+            of_container[name] = frozenset() if is_whole else frozenset(names)
     return used
 
 

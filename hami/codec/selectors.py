@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -39,20 +38,18 @@ def parse_selectors(expressions: Iterable[str]) -> Selector | None:
     found: dict[str, tuple[str, ...]] = {}
     for expression in expressions:
         tokens = tokens_of(expression)
-        is_negated = tokens[:1] == [_NOT]
-        if is_negated:
-            tokens = (
-                tokens[2:-1]
-                if tokens[1:2] == [_OPEN] and tokens[-1] == _CLOSE
-                else _alone(tokens[1:])
-            )
-        if (items := _types_in(tokens)) is not None:
-            name = "nouse_types" if is_negated else "use_types"
-        elif (items := _uuids_in(tokens)) is not None:
-            name = "nouse_uuids" if is_negated else "use_uuids"
+        name = "use"
+        if tokens[:1] == [_NOT]:
+            name, tokens = "nouse", _negated(tokens)
+        items = _types_in(tokens)
+        if items is not None:
+            name += "_types"
         else:
+            items = _uuids_in(tokens)
+            name += "_uuids"
+        if items is None:
             return None
-        if name in found and not is_negated:
+        if name in found and name.startswith("use"):
             return None  # a list says that one of its items is met, not each
         found[name] = (*found.get(name, ()), *items)
     return Selector(
@@ -87,24 +84,32 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _alone(tokens: list[Token]) -> list[Token]:
-    """Returns *tokens* if a negation before them is about all of them; else none."""
-    return tokens if tokens[: len(_TYPE)] == _TYPE and _OR not in tokens else []
+def _negated(tokens: list[Token]) -> list[Token]:
+    """Returns the tokens that the negation at the beginning of *tokens* is about; none if that is not all of them."""
+    if tokens[1:2] == [_OPEN] and tokens[-1] == _CLOSE:
+        return tokens[2:-1]
+    if tokens[1 : 1 + len(_TYPE)] != _TYPE or _OR in tokens:
+        return []
+    return tokens[1:]
 
 
 def _types_in(tokens: Sequence[Token]) -> tuple[str, ...] | None:
     """Returns the parts of names one of which the card has, in lower case; ``None`` if *tokens* say something else."""
-    terms = [
-        list(term)
-        for is_or, term in itertools.groupby(tokens, lambda token: token == _OR)
-        if not is_or
-    ]
-    if len(terms) != tokens.count(_OR) + 1 or any(
-        len(term) != len(_TYPE) + 2 or term[:-2] != _TYPE or term[-1] != _CLOSE for term in terms
-    ):
+    terms: list[list[Token]] = [[]]
+    for token in tokens:
+        if token == _OR:
+            terms.append([])
+        else:
+            terms[-1].append(token)
+    literals: list[Token] = []
+    for term in terms:
+        if len(term) != len(_TYPE) + 2 or term[:-2] != _TYPE or term[-1] != _CLOSE:
+            return None
+        literals.append(term[-2])
+    types = _items(literals)
+    if types is None or any(type != type.lower() for type in types):
         return None
-    types = _items(term[-2] for term in terms)
-    return types if types is not None and all(type == type.lower() for type in types) else None
+    return types
 
 
 def _uuids_in(tokens: Sequence[Token]) -> tuple[str, ...] | None:

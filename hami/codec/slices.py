@@ -128,47 +128,41 @@ def render_slices(
     for device in sorted(devices, key=lambda device: (device.index, device.uuid)):
         if is_claimable(device):
             named.setdefault(device_name(device.uuid), device)
-    shared = [
-        _device(device, pci_bus_ids.get(device.uuid, ""))
-        for device in named.values()
-        if is_publishable(device)
-    ]
-    divided = [device for device in named.values() if not is_publishable(device)]
-    instances = [
-        instance
-        for device in divided
-        for instance in _instances(device, pci_bus_ids.get(device.uuid, ""))
-    ]
+    shared: list[dict[str, Any]] = []
+    counter_sets: list[dict[str, Any]] = []
+    instances: list[dict[str, Any]] = []
+    for device in named.values():
+        pci_bus_id = pci_bus_ids.get(device.uuid, "")
+        if is_publishable(device):
+            shared.append(_device(device, pci_bus_id))
+        else:
+            counter_sets.append(_counter_set(device))
+            instances += _instances(device, pci_bus_id)
     contents = [
         *_parts("devices", shared, MAX_DEVICES),
-        *_parts("sharedCounters", list(map(_counter_set, divided)), MAX_COUNTER_SETS),
+        *_parts("sharedCounters", counter_sets, MAX_COUNTER_SETS),
         *_parts("devices", instances, MAX_DEVICES),
     ]
-    owner = (
-        {
-            "ownerReferences": [
-                {
-                    "apiVersion": "v1",
-                    "kind": "Node",
-                    "name": node,
-                    "uid": node_uid,
-                    "controller": True,
-                }
-            ]
-        }
-        if node_uid
-        else {}
-    )
     pool = {"name": pool_name(node), "generation": generation, "resourceSliceCount": len(contents)}
-    return tuple(
-        {
-            "apiVersion": API_VERSION,
-            "kind": "ResourceSlice",
-            "metadata": {"name": f"{number}-{DRIVER}-{node}", **owner},
-            "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, **content},
-        }
-        for number, content in enumerate(contents)
-    )
+    slices: list[dict[str, Any]] = []
+    for number, content in enumerate(contents):
+        slices.append(
+            {
+                "apiVersion": API_VERSION,
+                "kind": "ResourceSlice",
+                "metadata": {"name": f"{number}-{DRIVER}-{node}", **_owner(node, node_uid)},
+                "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, **content},
+            }
+        )
+    return tuple(slices)
+
+
+def _owner(node: str, uid: str) -> dict[str, Any]:
+    """Returns the field of metadata that makes *node* the owner; none without its *uid*."""
+    if not uid:
+        return {}
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": True}
+    return {"ownerReferences": [owner]}
 
 
 def is_published(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -205,24 +199,15 @@ def parse_slice(data: bytes | msgspec.Raw) -> PublishedSlice | None:
     spec = decode("resourceslice", _SLICE, data).spec
     if spec.driver != DRIVER or spec.pool.name != pool_name(spec.node_name):
         return None
-    devices = {
-        f"resourceslice: spec.devices[{index}]": device
-        for index, device in enumerate(spec.devices or ())
-    }
-    return PublishedSlice(
-        spec.node_name,
-        spec.pool.generation,
-        tuple(
-            _published(place, device)
-            for place, device in devices.items()
-            if not is_instance(device.name)
-        ),
-        tuple(
-            _published_instance(place, device)
-            for place, device in devices.items()
-            if is_instance(device.name)
-        ),
-    )
+    devices: list[Device] = []
+    instances: list[PublishedInstance] = []
+    for index, device in enumerate(spec.devices or ()):
+        place = f"resourceslice: spec.devices[{index}]"
+        if is_instance(device.name):
+            instances.append(_published_instance(place, device))
+        else:
+            devices.append(_published(place, device))
+    return PublishedSlice(spec.node_name, spec.pool.generation, tuple(devices), tuple(instances))
 
 
 def divided_cards(instances: Iterable[PublishedInstance]) -> tuple[Device, ...]:
@@ -482,37 +467,37 @@ def published_text(text: str) -> str:
 
 
 def _capacity(value: str, *, default: str, least: str, most: str, step: str = "") -> dict[str, Any]:
-    limits = {"min": least, "max": most, **({"step": step} if step else {})}
+    limits = {"min": least, "max": most}
+    if step:
+        limits["step"] = step
     return {"value": value, "requestPolicy": {"default": default, "validRange": limits}}
 
 
 def _taints(device: Device) -> dict[str, Any]:
     """Returns the field of the taints, if there are any."""
-    keys = [
-        key
-        for key, applies in (
-            (CORDONED_TAINT, device.cordoned),
-            (UNHEALTHY_TAINT, not device.healthy),
-            (MANAGED_TAINT, device.by_claims),
-        )
-        if applies
-    ]
-    return {"taints": [{"key": key, "effect": "NoSchedule"} for key in keys]} if keys else {}
+    keys: list[str] = []
+    if device.cordoned:
+        keys.append(CORDONED_TAINT)
+    if not device.healthy:
+        keys.append(UNHEALTHY_TAINT)
+    if device.by_claims:
+        keys.append(MANAGED_TAINT)
+    if not keys:
+        return {}
+    return {"taints": [{"key": key, "effect": "NoSchedule"} for key in keys]}
 
 
 def _without_server_fields(slice: Mapping[str, Any]) -> dict[str, Any]:
     spec = slice.get("spec") or {}
-    devices = [
-        device
-        if "taints" not in device
-        else {
-            **device,
-            "taints": [
-                {key: value for key, value in taint.items() if key != "timeAdded"}
-                for taint in device["taints"]
-            ],
-        }
-        for device in spec.get("devices") or ()
-    ]
-    pool = {key: value for key, value in (spec.get("pool") or {}).items() if key != "generation"}
+    devices: list[Mapping[str, Any]] = []
+    for device in spec.get("devices") or ():
+        if "taints" in device:
+            taints = [_without(taint, "timeAdded") for taint in device["taints"]]
+            device = {**device, "taints": taints}
+        devices.append(device)
+    pool = _without(spec.get("pool") or {}, "generation")
     return {**spec, "pool": pool, "devices": devices}
+
+
+def _without(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != name}

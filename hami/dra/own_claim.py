@@ -137,12 +137,12 @@ def take_claim(wire: Mapping[str, Any], pod: Pod, vendors: Catalog) -> ClaimedPo
     if pod.claim_problem:
         raise PodRefused(pod.claim_problem)
     amounts = parse_claim_amounts(pod.annotations[CLAIM_AMOUNTS])
-    names = {name for vendor in vendors if vendor.key == VENDOR for name in vendor.resources.names}
-    used = {name for of_container in amounts.values() for name in of_container}
-    if used - names:
-        raise MalformedInput(
-            CLAIM_AMOUNTS, min(used - names), f"expected a resource of {VENDOR} GPUs"
-        )
+    names = _resource_names(vendors)
+    foreign: set[str] = set()
+    for of_container in amounts.values():
+        foreign.update(of_container.keys() - names)
+    if foreign:
+        raise MalformedInput(CLAIM_AMOUNTS, min(foreign), f"expected a resource of {VENDOR} GPUs")
     users = _users(wire, pod, amounts)
 
     def plain(container: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -171,6 +171,15 @@ def take_claim(wire: Mapping[str, Any], pod: Pod, vendors: Catalog) -> ClaimedPo
     return ClaimedPod({**changed, "metadata": meta}, pod.claim, users)
 
 
+def _resource_names(vendors: Catalog) -> set[str]:
+    """Returns the resources of the vendor whose devices claims give."""
+    names: set[str] = set()
+    for vendor in vendors:
+        if vendor.key == VENDOR:
+            names.update(vendor.resources.names)
+    return names
+
+
 def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str]:
     """Returns the request of the claim that each container uses. Raises: PodRefused for one that it must not use."""
     kinds = {container.name: container.kind for container in pod.containers}
@@ -184,11 +193,7 @@ def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str
     users: dict[str, str] = {}
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         name = container.get("name") or ""
-        used = [
-            str(entry.get("request"))
-            for entry in entries((container.get("resources") or {}).get("claims"))
-            if entry.get("name") == CLAIM
-        ]
+        used = _used(container)
         if name in amounts:
             if used != [name]:
                 raise _misused(pod, name, used, "its own request")
@@ -200,6 +205,15 @@ def _users(wire: Mapping[str, Any], pod: Pod, amounts: Amounts) -> dict[str, str
             raise _misused(pod, name, used, "none of its requests")
         users[name] = used[0]
     return users
+
+
+def _used(container: Mapping[str, Any]) -> list[str]:
+    """Returns the requests of the scheduler's claim that *container* uses."""
+    used: list[str] = []
+    for entry in entries((container.get("resources") or {}).get("claims")):
+        if entry.get("name") == CLAIM:
+            used.append(str(entry.get("request")))
+    return used
 
 
 def _misused(pod: Pod, container: str, used: Collection[str], expected: str) -> PodRefused:
