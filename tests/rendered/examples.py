@@ -7,7 +7,7 @@ from typing import Any
 from e2e.helm_chart import CA, ROOT, Helm
 from tools.chart import upstream_values
 
-__all__ = ["CONFIG", "EVERYTHING", "EXAMPLES", "STRICT", "by_kind_and_name", "rendered_examples"]
+__all__ = ["CONFIG", "EVERYTHING", "EXAMPLES", "STRICT", "RenderedExamples", "by_kind_and_name"]
 
 Object = dict[str, Any]
 CONFIG = (ROOT / "manifests" / "base" / "device-config.yaml").read_text()
@@ -151,6 +151,13 @@ def by_kind_and_name(items: list[Object]) -> dict[str, Object]:
     return {f"{item['kind']}/{item['metadata']['name']}": item for item in items}
 
 
-def rendered_examples(helm: Helm) -> dict[str, dict[str, Object]]:
-    """Returns the objects of each example by kind and name."""
-    return {name: by_kind_and_name(helm.template(values)) for name, values in EXAMPLES.items()}
+class RenderedExamples(dict[str, dict[str, Object]]):
+    """The objects of each example by kind and name, rendered when they are first asked for."""
+
+    def __init__(self, helm: Helm) -> None:
+        super().__init__()
+        self._helm = helm
+
+    def __missing__(self, name: str) -> dict[str, Object]:
+        self[name] = by_kind_and_name(self._helm.template(EXAMPLES[name]))
+        return self[name]

@@ -21,14 +21,14 @@ from tests.rendered.examples import (
     EVERYTHING,
     EXAMPLES,
     STRICT,
+    RenderedExamples,
     by_kind_and_name,
-    rendered_examples,
 )
 from tests.rendered.kustomize import build
 from tests.trusted_names import patterns_that_permit
 from tools.chart import upstream_values, upstream_versions
 
-pytestmark = pytest.mark.files
+pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
 Object = dict[str, Any]
 OF_HELM = {"helm.sh/chart", "app.kubernetes.io/version", "app.kubernetes.io/managed-by"}
 RENAMED = {"ClusterRoleBinding/hami-device-plugin-rights": "ClusterRoleBinding/hami-device-plugin"}
@@ -609,7 +609,7 @@ def test_a_certificate_without_its_ca_is_named_after_the_installation(
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Object]]:
-    return rendered_examples(Helm(tmp_path_factory.mktemp("examples")))
+    return RenderedExamples(Helm(tmp_path_factory.mktemp("examples")))
 
 
 @pytest.mark.parametrize("name", ["defaults", "chart of hami", "everything"])

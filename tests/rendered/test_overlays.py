@@ -19,7 +19,7 @@ from e2e.accounts import CLAIM_CONTROLLER
 from e2e.cluster import MANIFESTS
 from tests.rendered.kustomize import FOLDER, OVERLAYS, build, elsewhere, kustomize
 
-pytestmark = pytest.mark.files
+pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
 Object = dict[str, Any]
 PAGES = [FOLDER.parent / "README.md", FOLDER.parent / "docs" / "installation.md"]
 
