@@ -330,8 +330,11 @@ def run_tests(root: Path, tests: list[str], writer: int) -> None:
 
 def copied(root: Path, folder: Path) -> Path:
     """Copies what the tests need to *folder*."""
-    for name in ("hami", "tests", "e2e"):
-        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("hami", "tests", "testing", "e2e"):
+        if (root / name).is_dir():
+            shutil.copytree(
+                root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
     shutil.copy(root / "setup.cfg", folder)
     return folder
 

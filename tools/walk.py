@@ -103,7 +103,7 @@ def module_of(code: CodeType) -> str | None:
 def is_beside(code: CodeType) -> bool:
     """Reports whether a function belongs to the fakes or to the scene."""
     path = Path(code.co_filename)
-    return path.is_relative_to(ROOT / "tests") or path.is_relative_to(ROOT / "tools")
+    return any(path.is_relative_to(ROOT / folder) for folder in ("tests", "testing", "tools"))
 
 
 def is_import(frame: FrameType) -> bool:
