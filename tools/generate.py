@@ -15,7 +15,7 @@ from e2e import compatibility
 from hami.codec.device_config import chart_config
 from hami.inspect.vendors import entries, render
 from hami.vendors.entry_points import full_catalog
-from tools import admission, chart, configuration_reference, policies
+from tools import admission, chart, configuration_reference, policies, walk
 
 __all__ = ["generated_files"]
 
@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 DEVICE_CONFIG = ROOT / "hami" / "codec" / "device-config.yaml"
 ALERTS = ROOT / "monitoring" / "alerts.yaml"
 DEVICES = ROOT / "docs" / "vendors.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 TABLE, END = "<!-- begin: hami vendors --output=markdown -->\n", "<!-- end -->\n"
 RULES_HEAD = """\
 # Written by `python -m tools.generate` from monitoring/alerts.yaml: change that file.
@@ -55,6 +56,7 @@ def generated_files() -> dict[Path, str]:
         **chart.generated_files(),
         ROOT / "docs" / "configuration.md": configuration_reference.render(),
         DEVICES: render_devices(DEVICES.read_text()),
+        ARCHITECTURE: walk.rendered_page(ARCHITECTURE.read_text()),
         readme: compatibility.summarized(readme.read_text(), compatibility.DOCUMENT.read_text()),
     }
 
