@@ -247,7 +247,7 @@ def event_reasons():
                 if isinstance(node, ast.Call)
                 else ""
             )
-            if name in ("record", "_tell", "_warn", "Move"):
+            if name in ("record", "warn", "_tell", "_warn", "Move"):
                 words = [
                     constants.get(one.id)
                     if isinstance(one, ast.Name)
