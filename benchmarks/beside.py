@@ -298,21 +298,29 @@ class Results:
 
 def compare(run: Run, chosen: argparse.Namespace, results: Results) -> None:
     """Measures the groups of *chosen* in turns with the checkout ``chosen.beside``, and adds to *results*."""
-    here = Checkout("here", ROOT, Path(sys.executable))
     for words in units(chosen):
-        ours: list[list[Object]] = []
-        theirs: list[list[Object]] = []
-        try:
-            for _ in range(chosen.pairs):
-                ours.append(measured(run, here, words))
-                theirs.append(measured(run, chosen.beside, words))
-        except subprocess.CalledProcessError as error:
-            name = here.name if len(ours) == len(theirs) else chosen.beside.name
-            results.failed.append(f"{' '.join(words)}: ended with {error.returncode} in {name}")
-            continue
-        compared, alone = comparisons(ours, theirs)
-        results.found += compared
-        results.alone += alone
+        measure_in_turns(run, chosen, words, results)
+
+
+def measure_in_turns(
+    run: Run, chosen: argparse.Namespace, words: list[str], results: Results
+) -> None:
+    """Runs a group several times on each side. What two pairs of runs have shown counts, however the third ends."""
+    here = Checkout("here", ROOT, Path(sys.executable))
+    ours: list[list[Object]] = []
+    theirs: list[list[Object]] = []
+    try:
+        for _ in range(chosen.pairs):
+            ours.append(measured(run, here, words))
+            theirs.append(measured(run, chosen.beside, words))
+    except subprocess.CalledProcessError as error:
+        name = here.name if len(ours) == len(theirs) else chosen.beside.name
+        results.failed.append(f"{' '.join(words)}: ended with {error.returncode} in {name}")
+    finally:
+        if len(theirs) > 1:
+            compared, alone = comparisons(ours[: len(theirs)], theirs)
+            results.found += compared
+            results.alone += alone
 
 
 def table(found: Sequence[Comparison], other: str) -> Table:

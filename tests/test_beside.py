@@ -1,6 +1,7 @@
 """The judgement of benchmarks that two checkouts ran in turns."""
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -146,6 +147,32 @@ def test_both_checkouts_measure_in_turns_by_the_command_line_of_old_ones(tmp_pat
         ("there", words),
     ]
     assert [found.ours for found in results.found] == [(1.0, 1.0)]
+
+
+@pytest.mark.parametrize(("runs", "pairs"), [(5, 2), (4, 2), (3, 0), (0, 0)])
+@pytest.mark.parametrize("end", [KeyboardInterrupt, subprocess.CalledProcessError(2, "")])
+def test_complete_pairs_count_however_the_next_one_ends(tmp_path, monkeypatch, runs, pairs, end):
+    done = []
+
+    def run(command, **more):
+        if len(done) == runs:
+            raise end
+        done.append(command)
+        command[-1].write_text(json.dumps({"rows": [row("a", mib=1.0)]}))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    chosen = argparse.Namespace(
+        groups=["dra"],
+        nodes=[],
+        large=1,
+        rounds=1,
+        pairs=3,
+        beside=Checkout("there", tmp_path, sys.executable),
+    )
+    results = beside.Results()
+    with contextlib.suppress(KeyboardInterrupt):
+        beside.compare(argparse.Namespace(folder=tmp_path, say=str), chosen, results)
+    assert [len(found.ours) for found in results.found] == [pairs] * (pairs > 0)
 
 
 def test_a_run_that_fails_is_told_and_the_next_one_goes_on(tmp_path, monkeypatch):
