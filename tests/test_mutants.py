@@ -84,7 +84,7 @@ KILLER = """
 import sys
 from pathlib import Path
 from tools.mutants import killer
-print(killer(Path(sys.argv[1]), ["test_x.py"]))
+print(killer(Path(sys.argv[1]), ["test_x.py"], 60))
 """
 
 

@@ -34,8 +34,10 @@ __all__ = ["Mutant", "mutants_of", "sample", "reaching_tests"]
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("scheduling", "state")
-HUNG_S = 60
-"""Seconds for one test: all tests of both packages together take as long."""
+HUNG_S = 600
+"""Seconds for one test without a mutant, on a machine however busy."""
+HUNG = 10
+"""A test hangs if it takes so many times as long as without the mutant, and a minute more."""
 NEGATED: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
     ast.LtE: ast.Gt,
@@ -200,14 +202,17 @@ def unit_test_folders() -> list[str]:
     return [f"tests/{package}" for package in PACKAGES]
 
 
-def reach_of(root: Path) -> Reach:
-    """Runs all tests in *root* and returns which lines they reach. Raises: ClickException if one fails."""
+def reach_of(root: Path) -> tuple[Reach, dict[str, float]]:
+    """Runs all tests in *root*; returns which lines they reach, and how many seconds each takes at most.
+
+    Raises: ClickException if one fails.
+    """
     (root / "contexts.py").write_text(CONTEXTS)
     settings = root / "mutants.coveragerc"
     settings.write_text("[run]\nsource = hami\ndata_file = mutants.coverage\n")
     command = [sys.executable, "-m", "coverage", "run", "--rcfile", settings, "-m", "pytest", "-q"]
     done = subprocess.run(
-        [*command, "-p", "contexts", *unit_test_folders()],
+        [*command, f"--timeout={HUNG_S}", "-p", "contexts", *unit_test_folders()],
         cwd=root,
         env=environment(root),
         stdout=subprocess.PIPE,
@@ -215,14 +220,26 @@ def reach_of(root: Path) -> Reach:
     )
     if done.returncode != 0:
         raise click.ClickException(f"the tests fail without any change:\n{done.stdout}")
-    return read_reach(root)
+    return read_reach(root), json.loads((root / "seconds.json").read_text())
 
 
 CONTEXTS = """
+import json
+
 import coverage
+
+SECONDS = {}
 
 def pytest_runtest_setup(item):
     coverage.Coverage.current().switch_context(item.nodeid.partition("[")[0])
+
+def pytest_runtest_logreport(report):
+    test = report.nodeid.partition("[")[0]
+    SECONDS[test] = max(SECONDS.get(test, 0), report.duration)
+
+def pytest_sessionfinish():
+    with open("seconds.json", "w") as file:
+        json.dump(SECONDS, file)
 """
 """A plugin of pytest: coverage alone does not know the tests of hypothesis."""
 
@@ -260,6 +277,8 @@ class Results:
 
     digest: str
     reach: Reach = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By test: how long it takes at most."""
     killed_by: dict[str, str] = field(default_factory=dict)
     """By mutant: the first test that failed; empty if it survived."""
 
@@ -293,8 +312,10 @@ def environment(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def killer(root: Path, tests: list[str]) -> str:
+def killer(root: Path, tests: list[str], hung_s: float) -> str:
     """Returns the first of *tests* that fails in *root*, or how the run ended; empty if all pass.
+
+    A test that takes *hung_s* seconds has failed.
 
     A fork has imported pytest already, but nothing of the package.
     """
@@ -302,7 +323,7 @@ def killer(root: Path, tests: list[str]) -> str:
     child = os.fork()
     if child == 0:
         os.close(reader)
-        run_tests(root, tests, writer)
+        run_tests(root, tests, hung_s, writer)
     os.close(writer)
     with open(reader, encoding="utf-8") as pipe:
         said = pipe.read()
@@ -310,7 +331,7 @@ def killer(root: Path, tests: list[str]) -> str:
     return said if status == 0 else f"ended with status {os.waitstatus_to_exitcode(status)}"
 
 
-def run_tests(root: Path, tests: list[str], writer: int) -> None:
+def run_tests(root: Path, tests: list[str], hung_s: float, writer: int) -> None:
     """Runs *tests* in this process, writes which one has failed, and ends the process."""
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -320,7 +341,7 @@ def run_tests(root: Path, tests: list[str], writer: int) -> None:
     sys.dont_write_bytecode = True
     first = FirstFailure()
     status = pytest.main(
-        ["-x", "-q", "-p", "no:xdist", f"--timeout={HUNG_S}", "--timeout-method=signal", *tests],
+        ["-x", "-q", "-p", "no:xdist", f"--timeout={hung_s}", "--timeout-method=signal", *tests],
         plugins=[first],
     )
     said = "" if status == 0 else first.test or f"pytest ends with {int(status)}"
@@ -347,15 +368,17 @@ def digest_of(root: Path) -> str:
     return total.hexdigest()
 
 
-def judge(root: Path, mutant: Mutant, tests: list[str]) -> str:
-    """Returns the first of *tests* that fails for *mutant*; empty if it survives."""
+def judge(root: Path, mutant: Mutant, results: Results) -> str:
+    """Returns the first test that fails for *mutant*; empty if it survives."""
+    tests = reaching_tests(mutant, results.reach)
     if not tests:
         return ""
+    hung_s = 60 + HUNG * max(results.seconds[test] for test in tests)
     file = root / mutant.path
     source = file.read_bytes()
     file.write_bytes(mutant.applied(source))
     try:
-        return killer(root, tests)
+        return killer(root, tests, hung_s)
     finally:
         file.write_bytes(source)
 
@@ -392,14 +415,12 @@ def main(count: int, seed: int, minutes: float | None, file: Path | None) -> Non
     with tempfile.TemporaryDirectory(prefix="hami-mutants-") as folder:
         root = copied(ROOT, Path(folder).resolve())
         if not results.reach:
-            results.reach = reach_of(root)
+            results.reach, results.seconds = reach_of(root)
             results.write(file)
         for mutant in chosen:
             if str(mutant) in results.killed_by or time.monotonic() > end:
                 continue
-            results.killed_by[str(mutant)] = judge(
-                root, mutant, reaching_tests(mutant, results.reach)
-            )
+            results.killed_by[str(mutant)] = judge(root, mutant, results)
             results.write(file)
             click.echo(f"{mutant}: {results.killed_by[str(mutant)] or 'survived'}", err=True)
     for line in report(results, chosen):
