@@ -11,10 +11,10 @@ pytestmark = pytest.mark.files
 
 BOUNDS = {
     # scene: modules, climbs
-    "pod": (35, 0),
+    "pod": (37, 0),
     "watch-event": (19, 0),
-    "claim": (22, 0),
-    "resize": (37, 5),
+    "claim": (24, 0),
+    "resize": (39, 5),
 }
 """What holds today. Lower a bound when a way has become shorter."""
 
