@@ -53,7 +53,7 @@ class BindingWriter:
         self._clock = clock
 
     def write(self, promise: Promise, until: float) -> None:
-        """Writes the Binding in one attempt, after a last check of the cache, and not later than *until*."""
+        """Writes the Binding in one attempt, after a last check of the store, and not later than *until*."""
         self._read_foreign_pods(promise.node)
         if self._store.bindings.is_bound(promise.ref.uid, promise.node):
             return  # by an earlier attempt that had no answer

@@ -167,7 +167,7 @@ class Controller(Task):
             if (current := self._store.nodes.lock_of(node)) is None:
                 continue
             with _one_may_fail("request_report"):
-                # only if the node is as the cache has it: the answer would hide a lock that was set and removed
+                # only if the node is as the store has it: the answer would hide a lock that was set and removed
                 request = {vendor.annotations.handshake: render_request(self._now())}
                 answer = self._cluster.annotate_node(node, request, str(current[1]))
                 self.handshakes_requested += 1

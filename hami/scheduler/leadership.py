@@ -1,6 +1,6 @@
 """Leadership: a replica acts once it leads and has read the cluster afresh in its own term.
 
-A standby's cache may be stale, since another replica was writing: nothing is decided on it. A leader whose predecessor
+A standby's store may be stale, since another replica was writing: nothing is decided on it. A leader whose predecessor
 has not released the lease waits a moment first, until the last writes of that one have arrived.
 """
 

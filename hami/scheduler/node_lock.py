@@ -247,7 +247,7 @@ class NodeLocks:
         )
 
     def _judge(self, lock: LockId, text: str, state: LockState) -> Judgement:
-        """Judges the lock *text*: by the cache, and if it need not be kept, by what the API server says, since the
+        """Judges the lock *text*: by the store, and if it need not be kept, by what the API server says, since the
         watch may be late. Raises: ClusterError."""
         parsed: NodeLock | None
         try:

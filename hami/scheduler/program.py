@@ -27,8 +27,8 @@ from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
 from hami.scheduler.binding_writer import BindingWriter
 from hami.scheduler.budgets import RequestBudgets
-from hami.scheduler.cluster_cache import cluster_cache
 from hami.scheduler.cluster_metrics import families
+from hami.scheduler.cluster_store import cluster_store
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.leadership import Leadership
@@ -78,7 +78,7 @@ class SchedulerProgram:
 
         # Store, leadership and watches
         self._lock_states = LockStates(self._metrics.lock_wait)
-        self._store = cluster_cache(settings)
+        self._store = cluster_store(settings)
         self._elector = (
             AlwaysLeader()
             if not settings.leader_elect
@@ -257,7 +257,7 @@ class SchedulerProgram:
         )
 
     def _families(self) -> list[Family]:
-        """Returns the metrics of the cluster; none while the cache cannot be relied on: the cluster looks empty before
+        """Returns the metrics of the cluster; none while the store cannot be relied on: the cluster looks empty before
         it is filled, and Prometheus takes every value for one of now."""
         made = [build_info()]
         if self._watches.unready_reason() is None:

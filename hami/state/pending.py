@@ -20,7 +20,7 @@ REMINDER_LIMIT_S = 60.0  # at most this long between two reminders of one pod
 class PendingPod:
     """A refused pod.
 
-    *nodes*: the nodes that kube-scheduler offered, ``None`` for all. *state*: the state of the cache in which the pod
+    *nodes*: the nodes that kube-scheduler offered, ``None`` for all. *state*: the state of the store in which the pod
     last did not fit. *since*: when it was first refused. *due*: when it may be looked at again. *wait_s*: the seconds
     between its last two reminders.
     """
@@ -34,7 +34,7 @@ class PendingPod:
 
 
 class PendingPods:
-    """The pods that were refused last. The cache's lock guards them; callers hold that lock.
+    """The pods that were refused last. The lock of the store guards them; callers hold that lock.
 
     Namespaces have shares of the limit, and a pod never takes the place of one of higher priority: whoever creates very
     many pods that fit nowhere keeps nobody else from reminders and preemption.

@@ -12,7 +12,7 @@ from hami.model import QuotaLimits
 
 
 class QuotaCache:
-    """Quotas by namespace; all quotas of a namespace apply. *lock* is the cache's and guards them."""
+    """Quotas by namespace; all quotas of a namespace apply. *lock* is the store's and guards them."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock

@@ -24,7 +24,7 @@ from hami.dashboard.settings import DashboardSettings
 from hami.errors import ClusterError, HamiError
 from hami.runtime.options import Address, all_flags
 from hami.runtime.signals import run_until_signal
-from hami.scheduler.cluster_cache import cluster_cache
+from hami.scheduler.cluster_store import cluster_store
 from hami.scheduler.settings import Settings
 from tests.inspect.clusters import bound, node, pending
 from tests.web.test_tls import Authority
@@ -90,7 +90,7 @@ def start(cluster):
 
         def start(**given):
             settings = DashboardSettings(**{"bind_address": Address("127.0.0.1", 0)} | given)
-            program = DashboardProgram(settings, cluster_cache(Settings()), api=cluster)
+            program = DashboardProgram(settings, cluster_store(Settings()), api=cluster)
             program.start()
             stack.callback(program.stop)
             return program

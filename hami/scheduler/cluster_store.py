@@ -1,4 +1,4 @@
-"""The cache that the settings of the scheduler describe, which the dashboard also fills."""
+"""The store that the settings of the scheduler describe, which the dashboard also fills."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hami.state.view import Policies
 from hami.vendors.entry_points import catalog
 
 
-def cluster_cache(settings: ClusterSettings) -> Store:
-    """Returns the cache that *settings* describe, still empty. Raises: HamiError for a faulty vendor."""
+def cluster_store(settings: ClusterSettings) -> Store:
+    """Returns the store that *settings* describe, still empty. Raises: HamiError for a faulty vendor."""
     return Store(
         catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar),
         Policies(settings.node_scheduler_policy, settings.gpu_scheduler_policy),
