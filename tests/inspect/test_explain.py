@@ -323,7 +323,8 @@ def test_the_event_names_the_same_nodes_as_the_explanation():
         for number in range(200)
     ]
     pending = waiting(gpus(1, 5000))
-    refusal = (store := store_of(record(nodes, pods))).assume(pending, sorted(store.nodes.names()))
+    store = store_of(record(nodes, pods))
+    refusal = store.filtering.assume(pending, sorted(store.nodes.names()))
     event = describe(refusal, store.filtering.closest(refusal, CLOSEST_NODES))
     closest = [
         shortage.node
