@@ -73,11 +73,13 @@ def _managed(vendors: Catalog, container: Container) -> Amounts | None:
 
 def _is_cached(*amounts: Amounts) -> bool:
     """Reports whether what follows from *amounts* is remembered: they are few and short."""
-    texts: list[str] = []
-    for limits, requests in amounts:
-        texts += dict(limits).values()
-        texts += dict(requests).values()
-    return len(texts) <= MAX_CACHED and max(map(len, texts), default=0) <= LONGEST_CACHED
+    count = 0
+    for quantities in itertools.chain.from_iterable(amounts):
+        count += len(quantities)
+        for _, text in quantities:
+            if len(text) > LONGEST_CACHED:
+                return False
+    return count <= MAX_CACHED
 
 
 @functools.lru_cache(maxsize=CACHE_SIZE)
