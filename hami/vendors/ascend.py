@@ -24,6 +24,11 @@ from hami.vendors.spec import AnnotationContext, Candidate, FitContext, NoCombin
 
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
+HARD = "template"
+MODES = (SOFT, HARD)  # the words of MODE; a pod without it gets what its node offers
+ONE_OF_MODULE = "hami.io/ascend-one-of-module"
+"""The pod's containers that asked for a slice of one chip and get one of each chip of a module. Admission writes it, so
+that it gives the same answer to a pod that it has already changed."""
 # node annotation and key of Device.info: the node supports the soft split
 NODE_MODE = "hami-vnpu-core"
 VISIBLE = "ASCEND_VISIBLE_DEVICES"
@@ -48,12 +53,13 @@ def registered(vendor: Vendor, node: Node, *, soft: bool) -> tuple[Device, ...] 
 
 
 def check_node(request: Request, context: FitContext) -> Reason | None:
-    """Rejects a node without the soft split if the pod requests it."""
-    if not _is_soft(context):
-        return None
-    for usage in context.usages:
-        if not usage.device.info.get(NODE_MODE):
-            return Reason.MODE
+    """Rejects a node without the soft split if the pod requests it, and one with it for the hard split."""
+    mode = context.annotation(MODE)
+    supports_soft = [bool(usage.device.info.get(NODE_MODE)) for usage in context.usages]
+    if mode == SOFT and not all(supports_soft):
+        return Reason.MODE
+    if mode == HARD and any(supports_soft):
+        return Reason.MODE
     return None
 
 
@@ -73,8 +79,9 @@ class ChipFunctions:
         """Admits a container. Raises: PodRefused."""
         if draft.resources.count in draft.given:
             check_amounts(draft)
-            self._request_whole_modules(draft)
+            _check_mode(draft.pod)
             _cores_only_in_software(draft)
+            self._request_whole_modules(draft)
             self._round_memory(draft)
             draft.pod.set_runtime_class(self.chip.runtime_class)
             return True
@@ -156,11 +163,16 @@ class ChipFunctions:
         draft.set_request(name, max(memory_mib // factor, 1))
 
     def _template_mib(self, draft: ContainerDraft, amount: int, memory_mib: int) -> int:
+        """Returns the memory of the template. Only one chip may be divided; of a module, both chips are."""
         size = self._size(memory_mib)
         if size is None:
             raise PodRefused(f"{draft.resources.memory} {amount} is invalid")
-        if size.name and (draft.rounded(draft.resources.count) or 0) > 1:
+        if not size.name:
+            return size.memory_mib
+        if _written_count(draft) > 1 and not (self.chip.super_pod and _is_sliced(draft)):
             raise PodRefused("vNPU not supported for multiple devices")
+        if self.chip.super_pod:
+            _record_slice(draft)
         return size.memory_mib
 
     def _size(self, memory_mib: int) -> Template | None:
@@ -189,6 +201,34 @@ def written_keys(word: str) -> tuple[str, str]:
 def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
     """Returns how well the containers' chips are kept in one network, at most 10 for each container."""
     return NETWORK_WEIGHT * concentration(usages, placement, _network)
+
+
+def _check_mode(pod: PodDraft) -> None:
+    """Rejects a mode that does not exist; other spellings of a mode become that mode. Raises: PodRefused."""
+    text = pod.annotation(MODE)
+    if not text or not text.strip():
+        return
+    mode = text.strip().lower()
+    if mode not in MODES:
+        raise PodRefused(f"invalid {MODE} {text!r}: expected {' or '.join(MODES)}")
+    pod.set_annotation(MODE, mode)
+
+
+def _written_count(draft: ContainerDraft) -> int:
+    """Returns the number of chips with which the container came in."""
+    name, container = draft.resources.count, draft.decoded
+    text = draft.resources.amounts(container.limits, container.requests).get(name)
+    return 0 if text is None else draft.parse(name, text)
+
+
+def _is_sliced(draft: ContainerDraft) -> bool:
+    return f",{draft.name}," in f",{draft.pod.annotation(ONE_OF_MODULE)},"
+
+
+def _record_slice(draft: ContainerDraft) -> None:
+    if not _is_sliced(draft):
+        names = draft.pod.annotation(ONE_OF_MODULE)
+        draft.pod.set_annotation(ONE_OF_MODULE, f"{names},{draft.name}" if names else draft.name)
 
 
 def _cores_only_in_software(draft: ContainerDraft) -> None:

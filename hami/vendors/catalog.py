@@ -183,7 +183,7 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
             to_allocate=f"hami.io/{word}-devices-to-allocate",
             allocated=f"hami.io/{word}-devices-allocated",
             node_keys=(ascend.NODE_MODE,),
-            pod_keys=(ascend.MODE,),
+            pod_keys=(ascend.MODE, ascend.ONE_OF_MODULE),
             extra_keys=ascend.written_keys(word),
             selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
             annotate=functions.annotate,

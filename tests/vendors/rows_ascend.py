@@ -25,6 +25,7 @@ def ascend(word, *, soft=False, **chip):
 
 P310, A910, B910, C910 = map(ascend, ("Ascend310P", "Ascend910A", "Ascend910B3", "Ascend910C"))
 SOFT = {"huawei.com/vnpu-mode": "hami-core"}
+HARD = {"huawei.com/vnpu-mode": "template"}
 
 
 def npu(vendor, count=None, memory=None, core=None):
@@ -145,6 +146,52 @@ ASKS = [  # vendor, count, memory, what they become, the request
     ),
     parses(C910, 1, None, (2, 65536), request(2, 65536), id="Ascend chips come in pairs"),
     parses(C910, 4, 65536, (4, 65536), request(4, 65536), id="Ascend two modules"),
+    parses(
+        C910,
+        1,
+        16384,
+        (2, 16384),
+        request(2, 16384),
+        annotated={"hami.io/ascend-one-of-module": "c"},
+        id="Ascend a slice of one chip, of both chips of its module",
+    ),
+    parses(
+        C910,
+        1,
+        65536,
+        (2, 65536),
+        request(2, 65536),
+        id="Ascend all memory of a chip that becomes two",
+    ),
+    parses(
+        B910,
+        1,
+        15360,
+        (1, 15360),
+        request(1, 15360, cores=20),
+        core=20,
+        annotations={"huawei.com/vnpu-mode": " HAMi-core "},
+        annotated=SOFT,
+        id="Ascend soft split in other letters",
+    ),
+    parses(
+        B910,
+        1,
+        9000,
+        (1, 16384),
+        request(1, 16384),
+        annotations={"huawei.com/vnpu-mode": " "},
+        id="Ascend a blank mode is none",
+    ),
+    parses(
+        B910,
+        1,
+        9000,
+        (1, 16384),
+        request(1, 16384),
+        annotations=HARD,
+        id="Ascend hard split by its name",
+    ),
     parses(P310, 1, 3072, (1, 3072), request(1, 3072), id="Ascend exactly a template"),
     parses(P310, 1, 3073, (1, 6144), request(1, 6144), id="Ascend above a template"),
     parses(P310, 1, 12289, (1, 21527), request(1, 21527), id="Ascend above all templates"),
@@ -242,7 +289,31 @@ DENIED = [  # vendor, count, memory, why
         "huawei.com/Ascend910B3-memory 70000 is invalid",
         id="Ascend more memory than a chip has",
     ),
-    denied(C910, 1, 16384, SEVERAL, id="a slice of a chip that becomes two"),
+    denied(C910, 2, 16384, SEVERAL, id="Ascend a slice of each of two chips"),
+    denied(
+        C910,
+        2,
+        16384,
+        SEVERAL,
+        annotations={"hami.io/ascend-one-of-module": "cc,d"},
+        id="Ascend another container has a slice of a module",
+    ),
+    denied(
+        B910,
+        1,
+        9000,
+        "invalid huawei.com/vnpu-mode 'hami-cor': expected hami-core or template",
+        annotations={"huawei.com/vnpu-mode": "hami-cor"},
+        id="Ascend a mode that does not exist",
+    ),
+    denied(
+        P310,
+        1,
+        None,
+        "invalid huawei.com/vnpu-mode 'enpu': expected hami-core or template",
+        annotations={"huawei.com/vnpu-mode": "enpu"},
+        id="Ascend a mode of newer plugins",
+    ),
     denied(GIBI, 2, 16, SEVERAL, id="16 GiB are no whole chip"),
     denied(
         GIBI, 1, 65, "huawei.com/Ascend910B3-memory 65 is invalid", id="65 GiB are more than a chip"
@@ -268,8 +339,8 @@ DENIED = [  # vendor, count, memory, why
         None,
         "huawei.com/Ascend910B3-core is only supported in hami-core (soft split) mode",
         core=20,
-        annotations={"huawei.com/vnpu-mode": "other"},
-        id="Ascend cores in another mode",
+        annotations={"huawei.com/vnpu-mode": "template"},
+        id="Ascend cores in the other mode",
     ),
     denied(
         B910,
@@ -332,6 +403,18 @@ FITS = [  # vendor, its chips in the order given to the fit (tried from the end)
     gets(C910, chips(*[None] * 4, used={1}), 1, ("d3", "d2"), id="Ascend chips come in pairs"),
     fits(
         C910,
+        chips(*[None] * 4, used={1}),
+        npu(C910, 1, 16384),
+        "d3,Ascend910C,16384,0:d2,Ascend910C,16384,0:;",
+        written=takes(
+            C910,
+            {"UUID": "d3", "temp": "vir05_1c_16g", "memory": 16384},
+            {"UUID": "d2", "temp": "vir05_1c_16g", "memory": 16384},
+        ),
+        id="Ascend a slice of one chip, of both chips of its module",
+    ),
+    fits(
+        C910,
         DOZEN,
         npu(C910, 4),
         "2/4 AllocatedCardsInsufficientRequest, 3/4 CardTimeSlicingExhausted",
@@ -359,6 +442,23 @@ FITS = [  # vendor, its chips in the order given to the fit (tried from the end)
         "d,Ascend910B3,16384,0:;",
         written=takes(B910, {"UUID": "d", "temp": "vir05_1c_16g", "memory": 16384}),
         id="Ascend hard split on a node with soft split",
+    ),
+    fits(
+        B910,
+        [chip("d", soft=True)],
+        npu(B910, 1, 9000),
+        "1/1 ModeNotFit",
+        annotations=HARD,
+        id="Ascend only the hard split on a node with soft split",
+    ),
+    fits(
+        B910,
+        [chip("d")],
+        npu(B910, 1, 9000),
+        "d,Ascend910B3,16384,0:;",
+        annotations=HARD,
+        written=takes(B910, {"UUID": "d", "temp": "vir05_1c_16g", "memory": 16384}),
+        id="Ascend only the hard split",
     ),
     fits(
         B910,
