@@ -6,7 +6,9 @@ This module contains no wire format and no scheduling rule.
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -144,7 +146,19 @@ class MigProfile:
     slices: int
     placements: tuple[Partition, ...] = ()
 
+    @property
+    def nominal_mib(self) -> int:
+        """The memory that its name says, which is more than its instances have: 5120 of ``1g.5gb``; 0 for none."""
+        return _nominal_mib(self.name)
 
+
+@functools.lru_cache(maxsize=256)  # node agents write the names
+def _nominal_mib(name: str) -> int:
+    found = _NOMINAL_SIZE.search(name)
+    return int(found[1]) * 1024 if found else 0
+
+
+_NOMINAL_SIZE = re.compile(r"\.([0-9]{1,6})gb\b", re.ASCII)
 NOTHING: Mapping[str, Any] = MappingProxyType({})  # a dict for each of 160,000 devices takes 20 MiB
 
 
@@ -237,9 +251,19 @@ class Request:
         return min(self.cores, 100)
 
     def memory_on(self, device: Device) -> int:
-        """The memory in MiB that the request needs on *device*. MiB take precedence over a percentage (truncated)."""
+        """The memory in MiB that the request needs on *device*. MiB take precedence over a percentage (truncated).
+
+        The nominal size of a MIG profile of the device is a request for an instance of it, whatever memory that has.
+        """
         if self.memory_mib > 0:
-            return self.memory_mib
+            if not device.mig_profiles:
+                return self.memory_mib
+            nominal = [
+                profile.memory_mib
+                for profile in device.mig_profiles
+                if profile.nominal_mib == self.memory_mib
+            ]
+            return min([self.memory_mib, *nominal])
         if self.memory_percent is None:
             return 0
         return device.memory_mib * self.memory_percent // 100

@@ -179,10 +179,17 @@ def _exactly(request: Request, selectors: list[str], memory_mib: int) -> dict[st
 
 
 def _instances(request: Request, selectors: list[str]) -> dict[str, Any]:
-    """Returns a request for MIG instances. All memory is that of an instance of the whole card, though it has less."""
-    if request.memory_mib:
-        return _of_class(MIG_CLASS, request, selectors, {"memory": render_mib(request.memory_mib)})
+    """Returns a request for MIG instances. All memory is that of an instance of the whole card, though it has less.
+
+    The nominal size of a profile, such as 5 GiB of ``1g.5gb``, is a request for its instances, though they have less.
+    """
     memory, whole = f"{ATTRIBUTES}.memoryMiB", f"{ATTRIBUTES}.parentMemoryMiB"
+    if request.memory_mib and request.memory_mib % 1024:
+        return _of_class(MIG_CLASS, request, selectors, {"memory": render_mib(request.memory_mib)})
+    if request.memory_mib:
+        nominal = f'{ATTRIBUTES}.profile.contains(".{request.memory_mib // 1024}gb")'
+        condition = f"{memory} >= {request.memory_mib} || {nominal}"
+        return _of_class(MIG_CLASS, request, [condition, *selectors], {})
     percent = _percent(request)
     if percent is None:
         condition = f"{memory} * 2 > {whole}"

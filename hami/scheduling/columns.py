@@ -53,6 +53,7 @@ FIELDS = (
     _CORES,
     _CORES_USED,
 ) = range(len(FIELDS))
+_GIB = 1024  # MiB
 AMOUNTS_FROM = _SLOTS
 """The first of the columns with amounts: slots, memory and cores, each with its use."""
 
@@ -239,7 +240,7 @@ def _fails(
 
 
 def _memory(facts: Array, request: Request) -> Array | int:
-    """Returns what `Request.memory_on` returns for each device."""
+    """Returns what `Request.memory_on` returns for each device that has no MIG profiles."""
     if request.memory_mib > 0:
         return request.memory_mib
     return numpy.asarray(facts[_MEMORY] * (request.memory_percent or 0) // 100)
@@ -283,6 +284,16 @@ def _over_quota(
     return numpy.ones(len(columns.owner), dtype=bool)
 
 
+def _lacks_memory(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
+    """Returns which devices have too little memory. Of a partitioned one, a whole number of GiB may be the nominal size
+    of a profile whose instances have less."""
+    facts = columns.facts
+    short = facts[_MEMORY] - facts[_MEMORY_USED] < _memory(facts, request)
+    if request.memory_mib > 0 and request.memory_mib % _GIB == 0:
+        short = short & (facts[_IN_PARTS] == 0)
+    return numpy.asarray(short)
+
+
 def _lacks_cores(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     facts = columns.facts
     short = facts[_CORES] - facts[_CORES_USED] < request.device_cores
@@ -317,12 +328,7 @@ _COLUMN_RULES: dict[Rule, tuple[Reason, _ColumnRule]] = {
         lambda columns, request, context: context.policy.mutex and columns.facts[_SLOTS_USED] > 0,
     ),
     Rule.QUOTA: (Reason.QUOTA, _over_quota),
-    Rule.MEMORY: (
-        Reason.NO_MEMORY,
-        lambda columns, request, context: (
-            columns.facts[_MEMORY] - columns.facts[_MEMORY_USED] < _memory(columns.facts, request)
-        ),
-    ),
+    Rule.MEMORY: (Reason.NO_MEMORY, _lacks_memory),
     Rule.CORES: (Reason.NO_CORES, _lacks_cores),
     Rule.EXCLUSIVE: (
         Reason.NOT_ALONE,

@@ -141,6 +141,12 @@ def test_golden_examples(amounts, annotations, requests, constraints):
     [
         param({"gpu": 1}, {}, [f"{OF}.memoryMiB * 2 > {OF}.parentMemoryMiB"], id="the whole GPU"),
         param(
+            {"gpumem": 5120},
+            {},
+            [f'{OF}.memoryMiB >= 5120 || {OF}.profile.contains(".5gb")'],
+            id="the nominal size of a profile",
+        ),
+        param(
             {"gpumem_percentage": 50, "gpucores": 30},
             {},
             [f"{OF}.memoryMiB >= {OF}.parentMemoryMiB * 50 / 100"],

@@ -240,6 +240,32 @@ MIG = usage(
     ),
 )
 
+MIG_A100 = replace(  # as NVML reports it: a little less than 40 GiB
+    MIG,
+    device=replace(
+        MIG.device,
+        memory_mib=40536,
+        mig_profiles=(
+            *MIG.device.mig_profiles,
+            MigProfile(
+                name="4g.20gb",
+                memory_mib=19968,
+                cores=57,
+                slices=4,
+                placements=(Partition(0, 4),),
+            ),
+            MigProfile(
+                name="7g.40gb",
+                memory_mib=40192,
+                cores=100,
+                slices=7,
+                placements=(Partition(0, 8),),
+            ),
+        ),
+    ),
+)
+SIX_SEVENTHS = tuple(Partition(place) for place in range(6))
+
 
 def places(*instances):
     """The annotation with the placements of a container's instances."""
@@ -354,6 +380,51 @@ FITS = [  # vendor, its devices in the order given to the fit (tried from the en
         "GPU-m,NVIDIA,4864,15:;",
         written=places(("1g.5gb", 6, 1)),
         id="NVIDIA MIG small profiles go to the far end",
+    ),
+    *(
+        fits(
+            NVIDIA,
+            [MIG_A100],
+            nv(1, gpumem=memory),
+            {},
+            f"GPU-m,NVIDIA,{got}:;",
+            written=places(place),
+            id=f"NVIDIA MIG {memory} MiB of an A100 with 40 GB",
+        )
+        for memory, got, place in [
+            (4864, "4864,15", ("1g.5gb", 6, 1)),
+            (5119, "9984,29", ("2g.10gb", 0, 2)),
+            (5120, "4864,15", ("1g.5gb", 6, 1)),
+            (5121, "9984,29", ("2g.10gb", 0, 2)),
+            (10240, "9984,29", ("2g.10gb", 0, 2)),
+            (20480, "19968,43", ("3g.20gb", 4, 4)),
+            (20481, "40192,100", ("7g.40gb", 0, 8)),
+            (40960, "40192,100", ("7g.40gb", 0, 8)),
+        ]
+    ),
+    fits(
+        NVIDIA,
+        [
+            replace(
+                MIG_A100,
+                slots_used=4,
+                memory_used_mib=35000,
+                partitions=(*(Partition(place) for place in range(4, 7)), Partition(0, 4)),
+            )
+        ],
+        nv(1, gpumem=5120),
+        {},
+        "1/1 CardMigTopologyInfeasible",
+        id="NVIDIA MIG no place for the nominal size",
+    ),
+    fits(
+        NVIDIA,
+        [replace(MIG_A100, slots_used=6, memory_used_mib=35672, partitions=SIX_SEVENTHS)],
+        nv(1, gpumem=5120),
+        {},
+        "GPU-m,NVIDIA,4864,15:;",
+        written=places(("1g.5gb", 6, 1)),
+        id="NVIDIA MIG less memory is left than the nominal size says",
     ),
     fits(
         NVIDIA,
