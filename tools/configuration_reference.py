@@ -100,6 +100,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "resourceVCountName": "shared devices",
         "resourceVMemoryName": "memory of each shared device",
         "resourceVCoreName": "cores of each shared device",
+        "memoryPerCard": "the memory of each model of card in the cluster, in units of 512 MiB",
         "sgpuTopologyAware": "chooses whole sGPU devices by their links unless the pod overrides it",
         "resourceNameGCU": "whole devices",
         "resourceNameDRSGCU": "slices (DRS)",

@@ -135,6 +135,14 @@ CONFIG_FLAGS = (
         },
     ),
     *_names(
+        "hcu",
+        {
+            "--hcu-name": "resourceCountName",
+            "--hcu-memory": "resourceMemoryName",
+            "--hcu-cores": "resourceCoreName",
+        },
+    ),
+    *_names(
         "metax",
         {
             "--metax-name": "resourceCountName",

@@ -60,6 +60,15 @@ Count = Annotated[
 PositiveCount = Annotated[
     int, Meta(ge=1, le=INT32_MAX, description=f"a whole number from 1 to {INT32_MAX}")
 ]
+SGPU_CARD_SIZE = 96  # units of 512 MiB of Moore Threads' first card, the S4000
+CardSizes = Annotated[
+    tuple[Annotated[int, Meta(ge=1, le=INT32_MAX // 512)], ...],
+    Meta(
+        min_length=1,
+        max_length=16,
+        description="a list of the memory of each model of card, in units of 512 MiB, such as [96, 160]",
+    ),
+]
 Percent = Annotated[int, Meta(ge=0, le=100, description="a whole number from 0 to 100")]
 CoreLimits = Annotated[
     dict[
@@ -279,6 +288,7 @@ class DeviceConfig:
     ascends: tuple[AscendChip, ...] = ()
     hami_vnpu_core: bool = False
     sgpu_topology_aware: bool = False
+    sgpu_card_sizes: tuple[int, ...] = (SGPU_CARD_SIZE,)
     extra_sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
 
@@ -296,6 +306,7 @@ class _Backend(NamedTuple):
 _BACKENDS = (
     _Backend("MLU", "cambricon"),
     _Backend("DCU", "hygon"),
+    _Backend("HCU", "hcu"),
     _Backend("Metax-GPU", "metax", memory_key="", cores_key=""),
     _Backend(
         "Metax-SGPU", "metax", "resourceVCountName", "resourceVMemoryName", "resourceVCoreName"
@@ -320,6 +331,8 @@ _OTHER_KEYS: Mapping[str, list[tuple[str, Any, Any]]] = MappingProxyType(
             ("resourceNameVGCUPercentage", OlderName, ""),
         ],
         "hygon": [("memoryFactor", PositiveCount, 1)],
+        "hcu": [("memoryFactor", PositiveCount, 1)],
+        "mthreads": [("memoryPerCard", CardSizes, (SGPU_CARD_SIZE,))],
         "metax": [("sgpuTopologyAware", bool, False)],
     }
 )
@@ -456,6 +469,7 @@ class _DocumentReader:
         if isinstance(sections.get("vnpus"), list):
             self._chips_in_vnpus = True
             sections["vnpus"] = {"configs": sections["vnpus"]}
+        self._move_hcu(sections)
         self._merge_flags(sections, flags)
         sections = _normalized(sections)
         self._complete(sections)
@@ -470,6 +484,7 @@ class _DocumentReader:
             ascends=self._ascends(_list_at(sections, "vnpus.configs"), file.vnpus.configs),
             hami_vnpu_core=file.vnpus.hamiVnpuCore,
             sgpu_topology_aware=file.metax.sgpuTopologyAware,
+            sgpu_card_sizes=file.mthreads.memoryPerCard,
             extra_sections=extra,
             notes=tuple(self._notes),
         )
@@ -518,6 +533,18 @@ class _DocumentReader:
             if isinstance(name, str) and isinstance(value, dict) and value:
                 extra[name] = value
         return extra
+
+    def _move_hcu(self, sections: dict[str, Any]) -> None:
+        """Moves the names of HCUs out of the section `hygon`, where HAMi has them since its release v2.10."""
+        hygon = sections.get("hygon")
+        if "hcu" in sections or not isinstance(hygon, dict):
+            return
+        name = hygon.get("resourceCountName")
+        if not isinstance(name, str) or not name.rpartition("/")[2].startswith("hcu"):
+            return
+        sections["hcu"] = sections.pop("hygon")
+        for key in hygon:
+            self._origins[f"hcu.{key}"] = self._place(f"hygon.{key}")
 
     def _merge_flags(self, sections: dict[str, Any], flags: Mapping[Key, FlagValue]) -> None:
         for key, flag in flags.items():

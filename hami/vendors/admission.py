@@ -5,7 +5,7 @@ Steps check amounts, or set amounts that follow from others: in limits, and in r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from hami.errors import PodRefused
@@ -14,15 +14,6 @@ from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import Catalog
 
-SGPU_SIZES = (
-    2,
-    4,
-    8,
-    16,
-    32,
-    64,
-    96,
-)  # amounts of memory that a Moore Threads device can share; the last: a whole one
 SGPU_CORES = 16  # of a whole one
 
 Step = Callable[[ContainerDraft], None]
@@ -141,25 +132,42 @@ def all_cores_of_several(draft: ContainerDraft) -> None:
         draft.set_amount(draft.resources.cores, count * WHOLE)
 
 
-def whole_sgpus(draft: ContainerDraft) -> None:
+def sgpu_sizes(card_sizes: Iterable[int]) -> list[int]:
+    """Returns the amounts of memory of a part of a Moore Threads device, and of a whole one, for each model of card."""
+    sizes = set(card_sizes)
+    for card in card_sizes:
+        size = 2
+        while size < card:
+            sizes.add(size)
+            size *= 2
+    return sorted(sizes)
+
+
+def whole_sgpus(draft: ContainerDraft, *, card_sizes: Collection[int]) -> None:
     """A container with several Moore Threads devices, or without a memory request, gets whole devices.
 
-    The device plugin gets their number in an annotation of the pod.
-    Raises: PodRefused for a memory of a single device that is not one of SGPU_SIZES.
+    With cards of several sizes, it gets no amount of memory: its node decides. The device plugin gets the number of
+    devices in an annotation of the pod. *card_sizes*: the memory of the cluster's models of cards, in units of the
+    resource.
+    Raises: PodRefused for a memory of a single device that no card can share.
     """
     names, count = draft.resources, draft.rounded(draft.resources.count) or 0
     if count > 1 or names.memory not in draft.given:
-        for name, amount in ((names.cores, SGPU_CORES), (names.memory, SGPU_SIZES[-1])):
-            if name:
-                draft.set_amount(name, count * amount)
+        _request_whole_sgpus(draft, count, card_sizes)
     if count > 1:
         draft.pod.set_annotation("mthreads.com/request-gpu-num", str(count))
-    elif count == 1:
-        size = draft.rounded(names.memory)
-        if size is not None and size not in SGPU_SIZES:
-            raise PodRefused(
-                f"sGPU memory request value is invalid, valid values are {list(SGPU_SIZES)}"
-            )
+        return
+    size, sizes = draft.rounded(names.memory), sgpu_sizes(card_sizes)
+    if size is not None and size not in sizes:
+        raise PodRefused(f"sGPU memory request value is invalid, valid values are {sizes}")
+
+
+def _request_whole_sgpus(draft: ContainerDraft, count: int, card_sizes: Collection[int]) -> None:
+    names = draft.resources
+    if names.cores:
+        draft.set_amount(names.cores, count * SGPU_CORES)
+    if names.memory and len(set(card_sizes)) == 1:
+        draft.set_amount(names.memory, count * max(card_sizes))
 
 
 def name_in_env(draft: ContainerDraft, *, variable: str) -> None:

@@ -55,11 +55,11 @@ def registered(vendor: Vendor, node: Node, *, soft: bool) -> tuple[Device, ...] 
 def check_node(request: Request, context: FitContext) -> Reason | None:
     """Rejects a node without the soft split if the pod requests it, and one with it for the hard split."""
     mode = context.annotation(MODE)
-    supports_soft = [bool(usage.device.info.get(NODE_MODE)) for usage in context.usages]
-    if mode == SOFT and not all(supports_soft):
-        return Reason.MODE
-    if mode == HARD and any(supports_soft):
-        return Reason.MODE
+    if mode not in MODES:
+        return None
+    for usage in context.usages:
+        if bool(usage.device.info.get(NODE_MODE)) != (mode == SOFT):
+            return Reason.MODE
     return None
 
 
@@ -206,9 +206,9 @@ def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: Nod
 def _check_mode(pod: PodDraft) -> None:
     """Rejects a mode that does not exist; other spellings of a mode become that mode. Raises: PodRefused."""
     text = pod.annotation(MODE)
-    if not text or not text.strip():
+    mode = (text or "").strip().lower()
+    if not mode:
         return
-    mode = text.strip().lower()
     if mode not in MODES:
         raise PodRefused(f"invalid {MODE} {text!r}: expected {' or '.join(MODES)}")
     pod.set_annotation(MODE, mode)
@@ -217,8 +217,8 @@ def _check_mode(pod: PodDraft) -> None:
 def _written_count(draft: ContainerDraft) -> int:
     """Returns the number of chips with which the container came in."""
     name, container = draft.resources.count, draft.decoded
-    text = draft.resources.amounts(container.limits, container.requests).get(name)
-    return 0 if text is None else draft.parse(name, text)
+    text = draft.resources.amounts(container.limits, container.requests).get(name, "0")
+    return draft.parse(name, text)
 
 
 def _is_sliced(draft: ContainerDraft) -> bool:
@@ -226,9 +226,13 @@ def _is_sliced(draft: ContainerDraft) -> bool:
 
 
 def _record_slice(draft: ContainerDraft) -> None:
-    if not _is_sliced(draft):
-        names = draft.pod.annotation(ONE_OF_MODULE)
-        draft.pod.set_annotation(ONE_OF_MODULE, f"{names},{draft.name}" if names else draft.name)
+    if _is_sliced(draft):
+        return
+    names = draft.pod.annotation(ONE_OF_MODULE)
+    if names:
+        draft.pod.set_annotation(ONE_OF_MODULE, f"{names},{draft.name}")
+    else:
+        draft.pod.set_annotation(ONE_OF_MODULE, draft.name)
 
 
 def _cores_only_in_software(draft: ContainerDraft) -> None:

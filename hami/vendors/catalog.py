@@ -46,7 +46,8 @@ def vendors(config: DeviceConfig, *, ascend: bool = False, iluvatar: bool = Fals
     catalog = []
     if config.nvidia:
         catalog.append(_nvidia(config.nvidia))
-    for vendor in (*_WITHOUT_NAMES, _metax_sgpu(config.sgpu_topology_aware)):
+    configured = _metax_sgpu(config.sgpu_topology_aware), _moore_threads(config.sgpu_card_sizes)
+    for vendor in (*_WITHOUT_NAMES, *configured):
         if vendor.key in config.names:
             catalog.append(_with_names(vendor, config.names[vendor.key]))
     if ascend:
@@ -87,6 +88,7 @@ _CAMBRICON_TEXTS: _Texts = {
         vendor.resources.memory_factor
     ),
 }
+_CAMBRICON_MODEL = "Model"  # the label of nodes that Cambricon's device plugin writes
 _MOORE_THREADS_TEXTS: _Texts = {
     "mthreads.com/gpu-index": lambda vendor, context: context.last_indexes,
     "mthreads.com/predicate-node": lambda vendor, context: context.node,
@@ -271,6 +273,68 @@ def _metax_sgpu(topology_aware: bool) -> Vendor:
     )
 
 
+def _hygon(key: str) -> Vendor:
+    word = key.lower()
+    return Vendor(
+        key=key,
+        resources=Resources(default_cores=100),
+        annotations=Annotations(
+            register=f"hami.io/node-{word}-register",
+            handshake=f"hami.io/node-handshake-{word}",
+            to_allocate=f"hami.io/{word}-devices-to-allocate",
+            allocated=f"hami.io/{word}-devices-allocated",
+            selectors=SelectorKeys(
+                use_types=f"hygon.com/use-{word}type",
+                nouse_types=f"hygon.com/nouse-{word}type",
+                use_uuids=("hygon.com/use-gpuuuid",),
+                nouse_uuids=("hygon.com/nouse-gpuuuid",),
+            ),
+        ),
+        decision=Decision(inventory=inventory.registered, rules=(Rule.HEALTH, Rule.TYPE, *_SHARED)),
+    )
+
+
+def _moore_threads(card_sizes: tuple[int, ...]) -> Vendor:
+    return Vendor(
+        key="Mthreads",
+        resources=Resources(
+            memory_factor=512,
+            core_unit=CoreUnit.SIXTEENTHS,
+            amounts_are_totals=True,
+            defaults_to_all_cores=True,
+        ),
+        annotations=Annotations(
+            allocated="hami.io/mthreads-vgpu-devices-allocated",
+            extra_keys=tuple(_MOORE_THREADS_TEXTS),
+            lock="",
+            selectors=_uuids(
+                "mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"
+            ),  # .ai, unlike all other keys
+            annotate=functools.partial(_annotate, texts=_MOORE_THREADS_TEXTS),
+        ),
+        admission=AdmissionRules(
+            admit=admission.admit_with(
+                admission.at_least_one,
+                admission.check_amounts,
+                functools.partial(admission.whole_sgpus, card_sizes=card_sizes),
+            )
+        ),
+        decision=Decision(
+            inventory=inventory.divided("mthreads", slots=100, cores=16),
+            rules=(
+                Rule.HEALTH,
+                Rule.UUID,
+                Rule.SLOTS,
+                Rule.MUTEX,
+                Rule.MEMORY,
+                Rule.CORES,
+                Rule.FULL,
+                Rule.SAME_DEVICE,
+            ),
+        ),
+    )
+
+
 # The vendors of which only the resource names are configured. They have none here.
 _WITHOUT_NAMES = (
     Vendor(
@@ -348,23 +412,8 @@ _WITHOUT_NAMES = (
             make_share=shares.nothing_but_the_device,
         ),
     ),
-    Vendor(  # Hygon
-        key="DCU",
-        resources=Resources(default_cores=100),
-        annotations=Annotations(
-            register="hami.io/node-dcu-register",
-            handshake="hami.io/node-handshake-dcu",
-            to_allocate="hami.io/dcu-devices-to-allocate",
-            allocated="hami.io/dcu-devices-allocated",
-            selectors=SelectorKeys(
-                use_types="hygon.com/use-dcutype",
-                nouse_types="hygon.com/nouse-dcutype",
-                use_uuids=("hygon.com/use-gpuuuid",),
-                nouse_uuids=("hygon.com/nouse-gpuuuid",),
-            ),
-        ),
-        decision=Decision(inventory=inventory.registered, rules=(Rule.HEALTH, Rule.TYPE, *_SHARED)),
-    ),
+    _hygon("DCU"),
+    _hygon("HCU"),  # what Hygon calls the cards since HAMi v2.10, with another device plugin
     Vendor(  # Enflame in slices (DRS)
         key="Enflame",
         resources=Resources(
@@ -417,14 +466,23 @@ _WITHOUT_NAMES = (
             to_allocate="hami.io/cambricon-mlu-devices-to-allocate",
             allocated="hami.io/cambricon-mlu-devices-allocated",
             extra_keys=tuple(_CAMBRICON_TEXTS),
+            node_keys=(_CAMBRICON_MODEL,),
             lock="cambricon.com/dsmlu.lock",
-            selectors=_uuids("cambricon.com/use-gpuuuid", "cambricon.com/nouse-gpuuuid"),
+            selectors=SelectorKeys(
+                use_types="cambricon.com/use-mlutype",
+                nouse_types="cambricon.com/nouse-mlutype",
+                use_uuids=("cambricon.com/use-gpuuuid",),
+                nouse_uuids=("cambricon.com/nouse-gpuuuid",),
+            ),
             annotate=functools.partial(_annotate, texts=_CAMBRICON_TEXTS),
         ),
         decision=Decision(
-            inventory=inventory.divided("cambricon-mlu", slots=100, cores=100),
+            inventory=inventory.divided(
+                "cambricon-mlu", slots=100, cores=100, model_label=_CAMBRICON_MODEL
+            ),
             rules=(
                 Rule.HEALTH,
+                Rule.TYPE,
                 Rule.UUID,
                 Rule.SLOTS,
                 Rule.MUTEX,
@@ -448,42 +506,6 @@ _WITHOUT_NAMES = (
             # one slot for each card and one card for all containers: only one container of a pod gets one
             rules=(Rule.HEALTH, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES, Rule.SAME_DEVICE),
             node_score=metax.card_score,
-        ),
-    ),
-    Vendor(  # Moore Threads
-        key="Mthreads",
-        resources=Resources(
-            memory_factor=512,
-            core_unit=CoreUnit.SIXTEENTHS,
-            amounts_are_totals=True,
-            defaults_to_all_cores=True,
-        ),
-        annotations=Annotations(
-            allocated="hami.io/mthreads-vgpu-devices-allocated",
-            extra_keys=tuple(_MOORE_THREADS_TEXTS),
-            lock="",
-            selectors=_uuids(
-                "mthreads.ai/use-gpuuuid", "mthreads.ai/nouse-gpuuuid"
-            ),  # .ai, unlike all other keys
-            annotate=functools.partial(_annotate, texts=_MOORE_THREADS_TEXTS),
-        ),
-        admission=AdmissionRules(
-            admit=admission.admit_with(
-                admission.at_least_one, admission.check_amounts, admission.whole_sgpus
-            )
-        ),
-        decision=Decision(
-            inventory=inventory.divided("mthreads", slots=100, cores=16),
-            rules=(
-                Rule.HEALTH,
-                Rule.UUID,
-                Rule.SLOTS,
-                Rule.MUTEX,
-                Rule.MEMORY,
-                Rule.CORES,
-                Rule.FULL,
-                Rule.SAME_DEVICE,
-            ),
         ),
     ),
     Vendor(

@@ -152,11 +152,12 @@ def counted(
     return inventory
 
 
-def divided(word: str, *, slots: int, cores: int) -> Inventory:
+def divided(word: str, *, slots: int, cores: int, model_label: str = "") -> Inventory:
     """Returns an inventory of equal devices that share the node's capacity of the vendor's cores and memory.
 
-    *cores*: the cores of one device; a remainder counts as a device too. Memory is divided by the number of cores, in
-    units of the vendor's *memory_factor* MiB. Uuids are as with :func:`counted`.
+    *cores*: the cores of one device; a remainder counts as a device too. *model_label*: the label of nodes that has the
+    model of their devices. Memory is divided by the number of cores, in units of the vendor's *memory_factor* MiB.
+    Uuids are as with :func:`counted`.
     Raises (the returned function): MalformedInput if either capacity is missing or not an amount.
     """
 
@@ -178,7 +179,7 @@ def divided(word: str, *, slots: int, cores: int) -> Inventory:
             Device(
                 uuid=f"{node.name}-{word}-{index}",
                 vendor=vendor.key,
-                model=vendor.key,
+                model=_labelled_model(vendor, node, model_label),
                 slots=slots,
                 memory_mib=memory_mib,
                 cores=cores,
@@ -192,6 +193,12 @@ def divided(word: str, *, slots: int, cores: int) -> Inventory:
 
 def _missing(resource: str, capacity: int | None) -> MalformedInput:
     return MalformedInput(f"capacity of {resource}", capacity, f"device not found {resource}")
+
+
+def _labelled_model(vendor: Vendor, node: Node, label: str) -> str:
+    """Returns the model in the label, which contains the vendor's key; the key if there is none."""
+    model = node.labels.get(label, "").strip()
+    return model if vendor.key.lower() in model.lower() else vendor.key
 
 
 def capacity_of(node: Node, resource: str) -> int | None:

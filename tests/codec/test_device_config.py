@@ -112,6 +112,7 @@ def test_the_chart_has_every_backend():
         "DCU",
         "Enflame",
         "GCU",
+        "HCU",
         "MLU",
         "Metax-GPU",
         "Metax-SGPU",
@@ -140,6 +141,7 @@ def test_the_chart_has_every_backend():
             "cambricon.com/mlu.smlu.vcore",
         ),
         ("DCU", "hygon.com/dcunum", "hygon.com/dcumem", "hygon.com/dcucores"),
+        ("HCU", "hygon.com/hcunum", "hygon.com/hcumem", "hygon.com/hcucores"),
         ("AMD", "amd.com/gpu", "amd.com/gpumem", "amd.com/gpucores"),
         ("AWSNeuron", "aws.amazon.com/neuron", "", "aws.amazon.com/neuroncore"),
         ("Biren", "birentech.com/gpu", "", ""),
@@ -626,6 +628,26 @@ CHIP = "{commonWord: %s, memoryAllocatable: 1, memoryCapacity: 1, templates: []}
 @pytest.mark.parametrize(
     "text, field, problem",
     [
+        (
+            "mthreads: {memoryPerCard: []}",
+            "mthreads.memoryPerCard",
+            "expected a list of the memory",
+        ),
+        (
+            "mthreads: {memoryPerCard: 96}",
+            "mthreads.memoryPerCard",
+            "expected a list of the memory",
+        ),
+        (
+            "mthreads: {memoryPerCard: [0]}",
+            "mthreads.memoryPerCard",
+            "expected a list of the memory",
+        ),
+        (
+            "hygon: {resourceCountName: hygon.com/hcunum, memoryFactor: 0}",
+            "hygon.memoryFactor",
+            "expected a whole number from 1",
+        ),
         ("hygon: {memoryFactor: 0}", "hygon.memoryFactor", "expected a whole number from 1"),
         ("hygon: {resourceCountName: 5}", "hygon.resourceCountName", "expected a resource name"),
         (
@@ -867,3 +889,29 @@ def test_resource_names(text):
 def test_what_is_no_resource_name_is_refused(text):
     with pytest.raises(MalformedInput, match="expected a resource name such as"):
         parse_resource_name(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("hygon: {resourceCountName: hygon.com/dcunum}", {"DCU": "hygon.com/dcunum"}),
+        ("hygon: {resourceCountName: hygon.com/hcunum}", {"HCU": "hygon.com/hcunum"}),
+        ("hygon: {resourceCountName: a.b/hcus}", {"HCU": "a.b/hcus"}),
+        (
+            "hygon: {resourceCountName: a.b/hcus}\nhcu: {resourceCountName: hygon.com/hcunum}",
+            {"DCU": "a.b/hcus", "HCU": "hygon.com/hcunum"},
+        ),
+        ("hcu: {resourceCountName: a.b/c}", {"HCU": "a.b/c"}),
+    ],
+)
+def test_hygon_is_what_the_name_of_its_resource_says(text, names):
+    config = parse(text)
+    assert {key: config.names[key].count for key in config.names if key in ("DCU", "HCU")} == names
+    assert config.notes == ()
+
+
+def test_the_memory_of_moore_threads_cards():
+    assert chart_config().sgpu_card_sizes == (96,)
+    assert parse("mthreads: {resourceCountName: a.b/c}").sgpu_card_sizes == (96,)
+    config = parse("mthreads: {resourceCountName: a.b/c, memoryPerCard: [96, 160]}")
+    assert config.sgpu_card_sizes == (96, 160)

@@ -37,11 +37,12 @@ def card(vendor, uuid, slots_used=0, memory_used_mib=0, cores_used=0, co_tenants
     )
 
 
-def on_node(vendor, name="n", annotations=None, taken=None, **capacity):
+def on_node(vendor, name="n", annotations=None, taken=None, labels=None, **capacity):
     """The devices of *vendor* on a node; *taken*: slots, memory and cores by index."""
     node = Node(
         name=name,
         annotations=annotations or {},
+        labels=labels or {},
         capacity={
             getattr(vendor.resources, resource): str(amount)
             for resource, amount in capacity.items()

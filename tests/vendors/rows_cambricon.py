@@ -11,6 +11,14 @@ QUOTA = QuotaLimits(
 )
 
 
+def labelled(model):
+    """The device of a node whose label has this model."""
+    return on_node(MLU, "n1", memory=100, cores=100, labels={"Model": model})
+
+
+USE, NOUSE = "cambricon.com/use-mlutype", "cambricon.com/nouse-mlutype"
+
+
 def written(profile):
     return {"CAMBRICON_DSMLU_ASSIGNED": "false", "CAMBRICON_DSMLU_PROFILE": profile}
 
@@ -98,5 +106,30 @@ FITS = [
         C1,
         "1/1 CardInsufficientCore",
         id="MLU cores",
+    ),
+    *(
+        fits(
+            MLU,
+            labelled(model),
+            C1,
+            "n1-cambricon-mlu-0,MLU,5120,10:;" if is_placed else "1/1 CardTypeMismatch",
+            id=f"MLU model {model!r} with {annotations}",
+            written=written("0_10_20") if is_placed else None,
+            annotations=annotations,
+        )
+        for model, annotations, is_placed in [
+            ("MLU370-X8", {USE: "mlu370"}, True),
+            ("MLU370-X8", {USE: "MLU590, MLU370"}, True),
+            ("MLU370-X8", {USE: "MLU590"}, False),
+            ("MLU370-X8", {NOUSE: "MLU370"}, False),
+            ("MLU370-X8", {NOUSE: "MLU590"}, True),
+            ("MLU370-X8", {USE: "MLU", NOUSE: "X8"}, False),
+            ("MLU370-X8", {USE: " ", NOUSE: ""}, True),
+            (" mlu370-x8 ", {USE: "MLU370-X8"}, True),
+            ("PowerEdge", {USE: "PowerEdge"}, False),
+            ("PowerEdge", {USE: "MLU"}, True),
+            ("", {USE: "MLU370"}, False),
+            ("", {NOUSE: "MLU370"}, True),
+        ]
     ),
 ]

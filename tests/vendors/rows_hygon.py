@@ -19,6 +19,15 @@ SCALED = vendor("DCU", memory_factor=1024)
 REGISTERED = on_node(
     DCU, annotations={"hami.io/node-dcu-register": "DCU-a,30,32752,100,DCU-K100_AI,0,true:"}
 )
+HCU = CHART["HCU"]
+HCU_NODE = on_node(
+    HCU,
+    annotations={
+        "hami.io/node-hcu-register": "HCU-T6T829,4,65520,100,HCU-K100_AI,0,true,0,hami:"
+        "HCU-T6T830,4,65520,100,HCU-BW1000,1,true,1,hami:"
+    },
+)
+HCU_1 = given(HCU, 1, 2000, 60)
 
 
 def dcu(uuid, *taken, **fields):
@@ -46,6 +55,9 @@ ASKS = [
     ),
     parses(DCU, given(DCU, None, 2000, 60), None, id="Hygon no count"),
     parses(DCU, given(DCU, 0), None, id="Hygon no card"),
+    parses(HCU, HCU_1, asked(HCU, 1, 2000, None, 60), id="Hygon HCU memory and cores"),
+    parses(HCU, given(HCU, 2), asked(HCU, 2, 0, 100, 100), id="Hygon two HCUs are whole"),
+    parses(HCU, given(DCU, 1), None, id="Hygon a DCU is no HCU"),
 ]
 
 DENIED = [
@@ -79,6 +91,12 @@ DENIED = [
         given(DCU, 4000000000),
         f"invalid {DCU.resources.count} value 4000000000 in container c: {INT32}",
         id="Hygon too many cards",
+    ),
+    denied(
+        HCU,
+        given(HCU, 1, "16Gi"),
+        f"invalid hygon.com/hcumem value 16Gi in container c: {INT32}",
+        id="Hygon 16Gi of an HCU",
     ),
 ]
 
@@ -166,5 +184,30 @@ FITS = [
         [{"cpu": "1"}, H1],
         ";DCU-a,DCU,2000,60:;",
         id="Hygon a container without a request keeps its place",
+    ),
+    fits(HCU, HCU_NODE, HCU_1, "HCU-T6T830,HCU,2000,60:;", id="Hygon HCU memory and cores"),
+    fits(
+        HCU,
+        HCU_NODE,
+        HCU_1,
+        "HCU-T6T829,HCU,2000,60:;",
+        id="Hygon an HCU by part of its name",
+        annotations={"hygon.com/use-hcutype": "k100"},
+    ),
+    fits(
+        HCU,
+        HCU_NODE,
+        HCU_1,
+        "HCU-T6T829,HCU,2000,60:;",
+        id="Hygon not that HCU",
+        annotations={"hygon.com/nouse-hcutype": "BW1000", "hygon.com/use-dcutype": "none"},
+    ),
+    fits(
+        HCU,
+        HCU_NODE,
+        HCU_1,
+        "2/2 CardUuidMismatch",
+        id="Hygon uuid of an HCU",
+        annotations={"hygon.com/use-gpuuuid": "HCU-T6T831"},
     ),
 ]

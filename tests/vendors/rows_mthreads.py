@@ -1,9 +1,21 @@
 """Moore Threads' rows of the table. Memory and cores are written for all cards together."""
 
+from dataclasses import replace
+
+from hami.codec.device_config import chart_config
+from hami.vendors.catalog import vendors
 from tests.builders import APP, INIT
 from tests.vendors.chart import CHART, INT32, asked, denied, fits, given, on_node, parses
 
 MT = CHART["Mthreads"]
+
+
+def with_cards(*sizes):
+    """The vendor with these models of cards, in units of 512 MiB."""
+    return vendors(replace(chart_config(), sgpu_card_sizes=sizes))["Mthreads"]
+
+
+S5000, MIXED = with_cards(160), with_cards(96, 160)
 LEGAL = "sGPU memory request value is invalid, valid values are [2, 4, 8, 16, 32, 64, 96]"
 
 
@@ -39,6 +51,51 @@ ASKS = [
         annotated=COUNTED,
     ),
     parses(MT, given(MT, 1), asked(MT, 1, 49152, None, 16), id="Mthreads one card", added=ALL),
+    parses(
+        S5000,
+        given(MT, 1),
+        asked(MT, 1, 81920, None, 16),
+        id="Mthreads one S5000",
+        added=given(MT, None, 160, 16),
+    ),
+    parses(
+        S5000,
+        given(MT, 2),
+        asked(MT, 2, 81920, None, 16),
+        id="Mthreads two S5000",
+        added=given(MT, None, 320, 32),
+        annotated=COUNTED,
+    ),
+    parses(
+        S5000,
+        given(MT, 1, 128, 8),
+        asked(MT, 1, 65536, None, 8),
+        id="Mthreads a part that only an S5000 has",
+    ),
+    parses(
+        MIXED,
+        given(MT, 1),
+        asked(MT, 1, 0, 100, 16),
+        id="Mthreads a card of either model",
+        added=given(MT, None, None, 16),
+    ),
+    parses(
+        MIXED,
+        given(MT, 2),
+        asked(MT, 2, 0, 100, 16),
+        id="Mthreads two cards of either model",
+        added=given(MT, None, None, 32),
+        annotated=COUNTED,
+    ),
+    *(
+        parses(
+            MIXED,
+            given(MT, 1, size, 8),
+            asked(MT, 1, size * 512, None, 8),
+            id=f"Mthreads {size} of a card of either model",
+        )
+        for size in (2, 64, 96, 128, 160)
+    ),
     parses(
         MT,
         given(MT, 1, None, 8),
@@ -78,6 +135,21 @@ ASKS = [
 ]
 
 DENIED = [
+    denied(
+        S5000,
+        given(MT, 1, 96),
+        "sGPU memory request value is invalid, valid values are [2, 4, 8, 16, 32, 64, 128, 160]",
+        id="Mthreads memory of another card",
+        void=False,
+    ),
+    denied(
+        MIXED,
+        given(MT, 1, 192),
+        "sGPU memory request value is invalid, valid values are "
+        "[2, 4, 8, 16, 32, 64, 96, 128, 160]",
+        id="Mthreads memory of no card",
+        void=False,
+    ),
     denied(MT, given(MT, 1, 3), LEGAL, id="Mthreads memory that is no legal size", void=False),
     denied(MT, given(MT, 1, 0), LEGAL, id="Mthreads no memory", void=False),
     denied(MT, given(MT, 0), "mthreads.com/vgpu must be greater than 0", id="Mthreads zero cards"),
@@ -98,6 +170,22 @@ DENIED = [
 ]
 
 FITS = [
+    fits(
+        MIXED,
+        on_node(MIXED, cores=32, memory=320),
+        given(MT, 1),
+        shares((1, 81920, 16)),
+        id="Mthreads a card of either model is an S5000",
+        written=written(1),
+    ),
+    fits(
+        MIXED,
+        on_node(MIXED, cores=32, memory=192),
+        given(MT, 2),
+        shares((1, 49152, 16), (0, 49152, 16)),
+        id="Mthreads two cards of either model are S4000",
+        written=written(1, 0),
+    ),
     fits(
         MT, eight(), T1, shares((7, 16384, 8)), id="Mthreads memory and cores", written=written(7)
     ),

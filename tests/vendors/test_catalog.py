@@ -55,6 +55,13 @@ WIRE = [  # vendor, register, handshake, to-allocate, allocated
         "hami.io/dcu-devices-allocated",
     ),
     (
+        CHART["HCU"],
+        "hami.io/node-hcu-register",
+        "hami.io/node-handshake-hcu",
+        "hami.io/hcu-devices-to-allocate",
+        "hami.io/hcu-devices-allocated",
+    ),
+    (
         CHART["MR-V50"],
         "hami.io/node-MR-V50-register",
         "hami.io/node-handshake-MR-V50",
@@ -140,6 +147,7 @@ UUIDS = [  # vendor, keys of uuids that are wanted, keys of those that are not
     ("Vastai", ("vastaitech.com/use-gpuuuid",), ("vastaitech.com/nouse-gpuuuid",)),
     ("MLU", ("cambricon.com/use-gpuuuid",), ("cambricon.com/nouse-gpuuuid",)),
     ("DCU", ("hygon.com/use-gpuuuid",), ("hygon.com/nouse-gpuuuid",)),
+    ("HCU", ("hygon.com/use-gpuuuid",), ("hygon.com/nouse-gpuuuid",)),
     ("BI-V150", ("hami.io/use-BI-V150-uuid",), ("hami.io/no-use-BI-V150-uuid",)),
     ("AMD", ("amd.com/use-gpu-uuid",), ("amd.com/nouse-gpu-uuid",)),
     ("Biren", ("birentech.com/use-gpuuuid",), ("birentech.com/nouse-gpuuuid",)),
@@ -165,6 +173,7 @@ LOCKS = {
     "kunlun": "",
     "MLU": "cambricon.com/dsmlu.lock",
     "DCU": "hami.io/mutex.lock",
+    "HCU": "hami.io/mutex.lock",
     "BI-V150": "hami.io/mutex.lock",
     "AMD": "hami.io/mutex.lock",
     "Biren": "hami.io/mutex.lock",
@@ -178,7 +187,8 @@ LOCKS = {
 TYPES = {  # keys of models that are wanted, and of those that are not
     "DCU": ("hygon.com/use-dcutype", "hygon.com/nouse-dcutype"),
     "AMD": ("amd.com/use-gputype", "amd.com/nouse-gputype"),
-    "MLU": ("", ""),  # upstream names some that nothing reads
+    "HCU": ("hygon.com/use-hcutype", "hygon.com/nouse-hcutype"),
+    "MLU": ("cambricon.com/use-mlutype", "cambricon.com/nouse-mlutype"),
     "Biren": ("", ""),
     "Metax-SGPU": ("", ""),
 }
