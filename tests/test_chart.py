@@ -11,6 +11,7 @@ from tools.chart import (
     CHART,
     DOCUMENTS,
     EFFECTS,
+    OPEN,
     ROOT,
     leaves,
     number,
@@ -27,10 +28,23 @@ ROWS = upstream_rows()
 @pytest.mark.parametrize("name", ROWS)
 def test_a_value_of_hami_has_an_effect_and_a_reason(name):
     row = ROWS[name]
-    assert row.keys() <= {"effect", "text", "until", "defaults", "commented"}
+    assert row.keys() <= {"effect", "as", "text", "until", "defaults", "commented"}
     assert row["effect"] in EFFECTS
     assert row["effect"] == "same" or row["text"].endswith(".")
     assert all(number(version) <= number(row["until"]) for version in row["defaults"])
+
+
+def test_a_value_that_does_the_same_as_another_names_one_that_has_an_effect():
+    own = {name for name, _ in leaves(own_values())}
+    for name, row in ROWS.items():
+        if "as" in row:
+            assert row["effect"] == "same", name
+            assert row["as"] in own or ROWS[row["as"]]["effect"] == "same", name
+
+
+@pytest.mark.parametrize("name", [name for name, _ in leaves(own_values())])
+def test_a_value_of_ours_holds_no_value_of_hami(name):
+    assert not [other for other in ROWS if other.startswith(f"{name}.") and not OPEN.search(name)]
 
 
 def test_values_that_have_an_effect_have_a_default_or_an_earlier_name():
@@ -42,10 +56,13 @@ def test_values_that_have_an_effect_have_a_default_or_an_earlier_name():
             assert name.rpartition(".")[2] in templates, name
 
 
-@pytest.mark.parametrize(("version", "count"), [("v2.4.0", 90), ("v2.6.1", 120), ("v2.10.0", 190)])
+@pytest.mark.parametrize(
+    ("version", "count"), [("v2.4.0", 90), ("v2.6.1", 120), ("v2.10.0", 190), ("v2.11.0", 250)]
+)
 def test_a_version_of_hami_has_its_values(version, count):
     values = upstream_values(version)
-    assert values["resourceName"] == "nvidia.com/gpu"
+    newest = values.get("devices", {}).get("nvidia", {}).get("resourceCountName")
+    assert values.get("resourceName", newest) == "nvidia.com/gpu"
     assert len(list(leaves(values))) > count / 1.3
 
 

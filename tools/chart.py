@@ -24,7 +24,7 @@ UPSTREAM = Path(__file__).with_name("helm_values.yaml")
 TABLE = ROOT / "docs" / "helm-values.md"
 OPEN = re.compile(
     r"(^|\.)(labels|annotations|podAnnotations|resources|nodeSelector|nvidiaNodeSelector|nvidianodeSelector|matchLabels"
-    r"|nodeLabelSelector|managedNodeSelector|updateStrategy|extraEnvs|securityContext|hami-dra)$"
+    r"|nodeLabelSelector|managedNodeSelector|updateStrategy|strategy|extraEnvs|securityContext|hami-dra)$"
 )
 """Maps with keys that users choose, or that belong to Kubernetes."""
 EITHER = {
@@ -39,10 +39,22 @@ DEVICE_POLICY = (
 )
 PLAIN = r"^[A-Za-z0-9._/:@+=,\[\]-]*$"
 """Texts that mean nothing to YAML, to CEL, to templates, to a shell or to a program's flags."""
+PATH = r"^(/[A-Za-z0-9._/:@+=,\[\]-]*)?$"
+"""An absolute path of such characters."""
 DOCUMENTS = {"device-config.content", "devicePlugin.nodeConfiguration.config"}
 """Texts that the templates parse."""
+PATHS = (
+    "global.gpuHookPath",
+    "devicePlugin.gpuOperatorToolkitReady.hostPath",
+    "devicePlugin.libPath",
+    "devicePlugin.monitor.ctrPath",
+    "devicePlugin.nvidiaHookPath",
+    "devicePlugin.pluginPath",
+)
 PORT: dict[str, object] = {"minimum": 1, "maximum": 65535}
 RULES: dict[str, dict[str, object]] = {
+    **{name: {"pattern": PATH} for name in PATHS},
+    "devicePlugin.nvidiaDriverRoot": {"pattern": PATH.replace("(", "(auto|", 1)},
     "scheduler.service.httpPort": PORT,
     "scheduler.service.httpTargetPort": PORT,
     "scheduler.service.schedulerPort": PORT,
@@ -140,6 +152,7 @@ def render_keys() -> str:
             "text": row.get("text", ""),
             "checked": name in CHECKED,
             "defaults": list(row["defaults"].values()),
+            "as": row.get("as", ""),
         }
     flags = {holder: flag_names(command) for holder, command in PROGRAMS.items()}
     found = {
@@ -246,6 +259,11 @@ NULLS = {
     "gdsEnabled": ["boolean"],
     "mofedEnabled": ["boolean"],
     "matchLabels": ["object"],
+    "kubeQPS": ["number", "string"],
+    "kubeBurst": ["integer", "string"],
+    "kubeTimeout": ["integer", "string"],
+    "maxUnavailable": ["integer", "string"],
+    "libImage": ["string"],
 }
 """Types of values that are empty by default, by the last part of the name."""
 
@@ -282,7 +300,10 @@ def render_table() -> str:
     for name, row in rows.items():
         since = min(row["defaults"], key=number)
         span = since if since == row["until"] else f"{since} to {row['until']}"
-        lines.append(f"| `{name}` | {span} | {EFFECTS[row['effect']]} | {row.get('text', '')} |")
+        remark = row.get("text", "")
+        if "as" in row:
+            remark = f"As `{row['as']}`."
+        lines.append(f"| `{name}` | {span} | {EFFECTS[row['effect']]} | {remark} |")
     counts = {effect: sum(row["effect"] == effect for row in rows.values()) for effect in EFFECTS}
     return TABLE_HEAD.format(total=len(rows), **counts) + "\n".join(lines) + "\n"
 
@@ -293,7 +314,8 @@ TABLE_HEAD = """\
 <!-- Written by `python -m tools.chart` from tools/helm_values.yaml. -->
 
 What the [chart](../charts/hami/README.md) of this project does with each of the {total} values that HAMi's chart had
-from v2.4 to v2.10. {same} have the same effect, {different} a different one. {none} have no effect; the notes after an
+from v2.4 to v2.10, and of those of its development branch on 11 October 2026, here v2.11.0. {same} have the same
+effect, {different} a different one. {none} have no effect; the notes after an
 installation name those that you have changed. {refused} are refused unless they have HAMi's default, with a sentence
 that says what to do. Any other value is refused, with the names that are nearest to it.
 

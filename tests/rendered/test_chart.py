@@ -107,7 +107,7 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
         {"admission": {"mode": "policy"}},
     ),
     "prometheus": ("overlays/self-signed", ["prometheus"], {"prometheus": {"enabled": True}}),
-    "selinux": ("overlays/self-signed", ["selinux"], {"selinux": True}),
+    "selinux": ("overlays/self-signed", ["selinux"], {"selinux": {"enabled": True}}),
     "strict": ("overlays/self-signed", ["strict"], {"device-config": {"content": STRICT}}),
     "dashboard": ("overlays/self-signed", ["dashboard"], {"dashboard": {"enabled": True}}),
     "dra": ("overlays/self-signed", ["dra"], {"dra": {"enabled": True}}),
@@ -227,6 +227,43 @@ def test_all_names_follow_the_release(helm: Helm, release: str, name: str, mode:
 
 
 WRONG: dict[str, tuple[Object, str]] = {
+    "resource without a domain": (
+        {"resourceName": "gpu"},
+        'has "gpu", which is no name of a resource such as nvidia.com/gpu',
+    ),
+    "resource without a domain by its newer name": (
+        {"devices": {"hygon": {"resourceCountName": "hcu"}}},
+        'has "hcu", which is no name of a resource such as nvidia.com/gpu',
+    ),
+    "path that is not absolute": (
+        {"devicePlugin": {"nvidiaDriverRoot": "run/nvidia"}},
+        "/devicePlugin/nvidiaDriverRoot': 'run/nvidia' does not match pattern",
+    ),
+    "word that is no path": (
+        {"devicePlugin": {"pluginPath": "auto"}},
+        "/devicePlugin/pluginPath': 'auto' does not match pattern",
+    ),
+    "two names of one value": (
+        {"resourceName": "a.b/c", "devices": {"nvidia": {"resourceCountName": "a.b/d"}}},
+        "devices.nvidia.resourceCountName and resourceName are the same value, and both are set",
+    ),
+    "remote GPUs": (
+        {"devices": {"remotegpu": {"enabled": True}}},
+        "devices.remotegpu.enabled is true, which cannot be: There are no remote GPUs here",
+    ),
+    "mode of vNPUs": (
+        {"devices": {"ascend": {"hamiVnpuMode": "enpu"}}},
+        'devices.ascend.hamiVnpuMode is "enpu", which cannot be: For the soft split, set',
+    ),
+    "OpenShift": ({"platform": {"openshift": True}}, "platform.openshift is true, which cannot"),
+    "NUMA a second time": (
+        {"devicePlugin": {"numaRefit": {"enabled": True}}},
+        "devicePlugin.numaRefit.enabled is true, which cannot be",
+    ),
+    "misspelt newer value": (
+        {"devices": {"nvidia": {"resourceCoutName": "a.b/c"}}},
+        "nearest are devices.nvidia.resourceCountName,",
+    ),
     "type": ({"scheduler": {"replicas": "two"}}, r"at '/scheduler/replicas': got string, want"),
     "policy": (
         {"scheduler": {"defaultSchedulerPolicy": {"nodeSchedulerPolicy": "random"}}},
@@ -402,6 +439,46 @@ def test_a_release_of_hami_with_its_mock_device_plugin_keeps_its_gpus(
         assert "--mock-devices" not in rendered
 
 
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        (
+            {"devices": {"nvidia": {"resourceCountName": "a.b/c", "deviceSplitCount": 3}}},
+            {"resourceName": "a.b/c", "devicePlugin": {"deviceSplitCount": 3}},
+        ),
+        (
+            {"devices": {"hygon": {"resourceMemoryName": "a.b/c"}}},
+            {"hcuResourceMem": "a.b/c"},
+        ),
+        (
+            {"devices": {"nvidia": {"runtimeClassName": "nv", "createRuntimeClass": True}}},
+            {"devicePlugin": {"runtimeClassName": "nv", "createRuntimeClass": True}},
+        ),
+        (
+            {"devices": {"metax": {"sgpuTopologyAware": True}}},
+            {"metaxsGPUTopologyAware": "true"},
+        ),
+        ({"devicePlugin": {"nvidiaDriverRoot": "auto"}}, {}),
+        ({"scheduler": {"kubeQPS": 20, "networkPolicy": {"enabled": True}}}, {}),
+    ],
+)
+def test_newer_names_of_values_do_the_same(helm: Helm, newer: Object, older: Object) -> None:
+    assert helm.template(newer) == helm.template(older)
+    assert older == {} or helm.template(older) != helm.template()
+
+
+def test_the_memory_of_moore_threads_cards(helm: Helm) -> None:
+    rendered = str(helm.template({"devices": {"mthreads": {"memoryPerCard": [96, 160]}}}))
+    assert r"memoryPerCard:\n  - 96\n  - 160" in rendered
+
+
+def test_names_of_hcus_in_the_section_of_dcus(helm: Helm) -> None:
+    content = "nvidia: {resourceCountName: a.b/c}\nhygon: {resourceCountName: hygon.com/hcunum}"
+    rendered = str(helm.template({"device-config": {"content": content}}))
+    assert "'hygon.com/hcunum'" in rendered.replace("\\'", "'")
+    assert "hygon.com/dcunum" not in rendered
+
+
 def test_an_older_kubernetes_is_refused(helm: Helm) -> None:
     with pytest.raises(
         HelmError,
@@ -565,7 +642,10 @@ def test_the_defaults_of_a_version_of_hami_are_taken(helm: Helm, version: str) -
         port["port"]: port.get("nodePort")
         for port in items["Service/hami-scheduler"]["spec"]["ports"]
     }
-    assert ports == {443: 31998, 31993: 31993}
+    if version == "v2.11.0":  # its Service is for the cluster only
+        assert ports == {443: None, 31993: None}
+    else:
+        assert ports == {443: 31998, 31993: 31993}
     # as HAMi's Service, which returns with a rollback; its pods have had two names for the port
     webhook = items["Service/hami-scheduler"]["spec"]["ports"][0]
     assert (webhook["name"], webhook["targetPort"]) == ("http", 443)

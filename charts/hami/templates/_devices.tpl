@@ -13,6 +13,11 @@
 {{- if $given -}}
 {{- $text = $given -}}
 {{- $config = fromYaml $given -}}
+{{- /* HAMi has the names of HCUs in the section of DCUs, as hami.codec.device_config reads them */ -}}
+{{- $hygon := dig "hygon" "resourceCountName" "" $config -}}
+{{- if and (kindIs "string" $hygon) (not (hasKey $config "hcu")) (regexMatch "(^|/)hcu[^/]*$" $hygon) -}}
+{{- $_ := set $config "hcu" $config.hygon -}}{{- $_ := unset $config "hygon" -}}
+{{- end -}}
 {{- if or (not $config) (hasKey $config "Error") -}}
 {{- fail (printf "device-config.content is not a YAML map: %s" ($config.Error | default "it has no sections")) -}}
 {{- end -}}
@@ -52,7 +57,7 @@
 {{- range $section, $on := $switches -}}{{- if not $on -}}{{- $_ := unset $served $section -}}{{- end -}}{{- end -}}
 {{- $now := include "hami.resources" $served | fromJsonArray -}}
 {{- range $now -}}
-{{- if not (regexMatch `^([a-z0-9.-]+/)?[A-Za-z0-9._-]+$` (toString .)) -}}
+{{- if not (regexMatch `^[a-z0-9.-]+/[A-Za-z0-9._-]+$` (toString .)) -}}
 {{- fail (printf "the device configuration has %q, which is no name of a resource such as nvidia.com/gpu" (toString .)) -}}
 {{- end -}}
 {{- end -}}
@@ -107,6 +112,9 @@
   (list "mluResourceCores" "cambricon" "resourceCoreName")
   (list "dcuResourceName" "hygon" "resourceCountName") (list "dcuResourceMem" "hygon" "resourceMemoryName")
   (list "dcuResourceCores" "hygon" "resourceCoreName")
+  (list "hcuResourceName" "hcu" "resourceCountName") (list "hcuResourceMem" "hcu" "resourceMemoryName")
+  (list "hcuResourceCores" "hcu" "resourceCoreName") (list "devices.hygon.memoryFactor" "hcu" "memoryFactor")
+  (list "devices.nvidia.memoryFactor" "nvidia" "memoryFactor") (list "devices.mthreads.memoryPerCard" "mthreads" "memoryPerCard")
   (list "metaxResourceName" "metax" "resourceVCountName") (list "metaxResourceMem" "metax" "resourceVMemoryName")
   (list "metaxResourceCore" "metax" "resourceVCoreName") (list "metaxsGPUTopologyAware" "metax" "sgpuTopologyAware")
   (list "enflameResourceNameDRSGCU" "enflame" "resourceNameDRSGCU")

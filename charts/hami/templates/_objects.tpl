@@ -16,7 +16,7 @@
 {{- if .hamiLimiter -}}{{- include "hami.component" (list $ctx "components/hami-limiter") -}}{{- end -}}
 {{- if or $v.mig (ne $v.devicePlugin.migStrategy "none") -}}{{- include "hami.component" (list $ctx "components/mig") -}}{{- end -}}
 {{- if $v.limiter.regionMount -}}{{- include "hami.component" (list $ctx "components/region-mount") -}}{{- end -}}
-{{- if $v.selinux -}}{{- include "hami.component" (list $ctx "components/selinux") -}}{{- end -}}
+{{- if $v.selinux.enabled -}}{{- include "hami.component" (list $ctx "components/selinux") -}}{{- end -}}
 {{- if .strict -}}{{- include "hami.component" (list $ctx "components/strict") -}}{{- end -}}
 {{- if eq $v.admission.mode "policy" -}}{{- include "hami.component" (list $ctx "components/admission-policies") -}}{{- end -}}
 {{- if $v.prometheus.enabled -}}{{- include "hami.component" (list $ctx "components/prometheus") -}}{{- end -}}
@@ -405,6 +405,8 @@ until its pods are replaced, and evicts no pods. Only such a release has the bin
 {{- $ctx := . -}}
 {{- $v := .v -}}
 {{- $p := .v.devicePlugin -}}
+{{- $driverRoot := $p.nvidiaDriverRoot -}}
+{{- if has $driverRoot (list "auto" "") -}}{{- $driverRoot = index (dict) "" -}}{{- end -}}
 {{- $hook := printf "%s/vgpu" (trimSuffix "/" $v.global.gpuHookPath) -}}
 {{- $daemon := get .objects (printf "DaemonSet/%s-device-plugin" .name) -}}
 {{- if $daemon -}}
@@ -434,7 +436,7 @@ until its pods are replaced, and evicts no pods. Only such a release has the bin
 {{- $more := list -}}
 {{- range $p.extraArgs -}}{{- if ne . "-v=false" -}}{{- $more = append $more . -}}{{- end -}}{{- end -}}
 {{- $_ := set $container "command" (concat $container.command $more) -}}
-{{- range $name, $value := dict "PASS_DEVICE_SPECS" $p.passDeviceSpecsEnabled "GDRCOPY_ENABLED" $p.gdrcopyEnabled "GDS_ENABLED" $p.gdsEnabled "MOFED_ENABLED" $p.mofedEnabled "NVIDIA_DRIVER_ROOT" $p.nvidiaDriverRoot "NVIDIA_CDI_HOOK_PATH" $p.nvidiaHookPath "DEVICE_LIST_STRATEGY" ($p.deviceListStrategy | default nil) -}}
+{{- range $name, $value := dict "PASS_DEVICE_SPECS" $p.passDeviceSpecsEnabled "GDRCOPY_ENABLED" $p.gdrcopyEnabled "GDS_ENABLED" $p.gdsEnabled "MOFED_ENABLED" $p.mofedEnabled "NVIDIA_DRIVER_ROOT" $driverRoot "NVIDIA_CDI_HOOK_PATH" $p.nvidiaHookPath "DEVICE_LIST_STRATEGY" ($p.deviceListStrategy | default nil) -}}
 {{- if not (kindIs "invalid" $value) -}}{{- include "hami.env" (list $container (dict $name $value)) -}}{{- end -}}
 {{- end -}}
 {{- if contains "topology-aware" $v.scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy -}}{{- include "hami.env" (list $container (dict "ENABLE_TOPOLOGY_SCORE" "true")) -}}{{- end -}}
@@ -444,9 +446,9 @@ until its pods are replaced, and evicts no pods. Only such a release has the bin
 {{- if eq .name "plugins-registry" -}}{{- $_ := set .hostPath "path" (printf "%s/plugins_registry" (dir $p.pluginPath)) -}}{{- end -}}
 {{- if and (eq .name "node-config") $p.nodeConfiguration.externalConfigName -}}{{- $_ := set .configMap "name" $p.nodeConfiguration.externalConfigName -}}{{- end -}}
 {{- end -}}
-{{- if kindIs "string" $p.nvidiaDriverRoot -}}
+{{- if $driverRoot -}}
 {{- $_ := set $container "volumeMounts" (append $container.volumeMounts (dict "name" "driver-root" "mountPath" "/driver-root" "readOnly" true)) -}}
-{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "driver-root" "hostPath" (dict "path" $p.nvidiaDriverRoot "type" "Directory"))) -}}
+{{- $_ := set $pod "volumes" (append $pod.volumes (dict "name" "driver-root" "hostPath" (dict "path" $driverRoot "type" "Directory"))) -}}
 {{- end -}}
 {{- if $p.gpuOperatorToolkitReady.enabled -}}
 {{- $file := printf "%s/toolkit-ready" $p.gpuOperatorToolkitReady.hostPath -}}

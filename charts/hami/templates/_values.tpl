@@ -9,6 +9,7 @@ alone, without the defaults of this one. */}}
 {{- $v := deepCopy (omit $ctx.root.Values "hami-dra") -}}
 {{- $_ := set $ctx "v" $v -}}
 {{- include "hami.oldNames" $v -}}
+{{- include "hami.newNames" $ctx -}}
 {{- include "hami.fill" (list $v $ctx.keys.defaults) -}}
 {{- $_ := set $ctx "name" (include "hami.fullname" $ctx) -}}
 {{- $_ := set $ctx "namespace" (include "hami.namespace" $ctx) -}}
@@ -115,6 +116,41 @@ NetworkPolicies. Sets hamiLimiter, networkPolicies and policiesWarn in ctx. */}}
 {{- $_ := set $webhook "failurePolicy" .failurePolicy -}}
 {{- $_ := set $scheduler "admissionWebhook" $webhook -}}
 {{- end -}}
+{{- end -}}
+
+{{/* hami.newNames: sets values by the names that HAMi's chart has since v2.11. Sets nothing for null. Argument: ctx. */}}
+{{- define "hami.newNames" -}}
+{{- $ctx := . -}}
+{{- range $name, $row := .keys.upstream -}}
+{{- if $row.as -}}
+{{- $value := include "hami.valueOf" (list $ctx.v $name) | fromJson -}}
+{{- if not (kindIs "invalid" $value.value) -}}
+{{- $steps := splitList "." $row.as -}}
+{{- $before := include "hami.valueOf" (list $ctx.v $row.as) | fromJson -}}
+{{- $usual := include "hami.valueOf" (list $ctx.keys.defaults $row.as) | fromJson -}}
+{{- $alike := list (toJson $value.value) (toJson $usual.value) "null" -}}
+{{- range (get $ctx.keys.upstream $row.as).defaults -}}{{- $alike = append $alike (toJson .) -}}{{- end -}}
+{{- if not (has (toJson $before.value) $alike) -}}
+{{- fail (printf "%s and %s are the same value, and both are set: leave one out" $name $row.as) -}}
+{{- end -}}
+{{- $holder := $ctx.v -}}
+{{- range initial $steps -}}
+{{- if not (kindIs "map" (get $holder .)) -}}{{- $_ := set $holder . dict -}}{{- end -}}
+{{- $holder = get $holder . -}}
+{{- end -}}
+{{- $_ := set $holder (last $steps) $value.value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* hami.valueOf: a JSON map whose `value` is a value by its name; null if there is none. Argument: values, name. */}}
+{{- define "hami.valueOf" -}}
+{{- $value := index . 0 -}}
+{{- range splitList "." (index . 1) -}}
+{{- if kindIs "map" $value -}}{{- $value = index $value . -}}{{- end -}}
+{{- end -}}
+{{- toJson (dict "value" (ternary $value (index (dict) "") (not (kindIs "map" $value)))) -}}
 {{- end -}}
 
 {{/* hami.image: of this project, or the one that a value names. Argument: ctx, value, name of ours. */}}
