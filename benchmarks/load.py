@@ -8,6 +8,7 @@ process.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import resource
 import selectors
@@ -22,6 +23,9 @@ from typing import Any
 __all__ = ["job"]
 
 READ = SEND = 1 << 18
+UIDS = 64
+"""So many pods ask in turn. The scheduler keeps devices for few pods that its watch has not shown, and no watch shows
+those of a job; a pod that asks again gives up what it was given before."""
 
 
 def job(
@@ -41,7 +45,7 @@ def job(
 ) -> dict[str, Any]:
     """Returns the input of ``main``.
 
-    *body*: each request replaces *uid* by a new one, and *memory* by 3000, or with *vary* by a different amount.
+    *body*: each request replaces *uid* by the next of `UIDS`, and *memory* by 3000, or with *vary* by another amount.
     *expect*: text of a correct response. *ca*: a CA file enables TLS. The job ends after *requests* or *seconds*; the
     first *warm_up* requests do not count.
     """
@@ -81,13 +85,14 @@ class Requests:
         self._front: str = text[:cut]
         self._rest: bytes = text[cut:].encode()
         self._uid, self._vary = uid, asked["vary"]
+        self._uids = itertools.cycle([str(uuid.uuid4()) for _ in range(UIDS)])
         self._memory, self._sent = bool(memory), 0
 
     def next(self) -> bytes:
         self._sent += 1
         front = self._front
         if self._uid:
-            front = front.replace(self._uid, str(uuid.uuid4()))
+            front = front.replace(self._uid, next(self._uids))
         if self._memory:
             front = front.replace("@@@@", str(1000 + self._sent % 9000) if self._vary else "3000")
         return front.encode() + self._rest
