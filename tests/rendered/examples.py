@@ -17,7 +17,7 @@ EVERYTHING: Object = {
     "scheduler": {"certManager": {"enabled": True}},
     "limiter": {"hami": True, "regionMount": True},
     "mig": True,
-    "selinux": True,
+    "selinux": {"enabled": True},
     "device-config": {"content": STRICT},
     "prometheus": {"enabled": True},
 }

@@ -642,19 +642,19 @@ def test_the_defaults_of_a_version_of_hami_are_taken(helm: Helm, version: str) -
         port["port"]: port.get("nodePort")
         for port in items["Service/hami-scheduler"]["spec"]["ports"]
     }
-    if version == "v2.11.0":  # its Service is for the cluster only
+    if version == "v2.11.0":  # its Service is for the cluster only, and its port needs no privilege
+        port, sysctls = 9443, None
         assert ports == {443: None, 31993: None}
     else:
+        port, sysctls = 443, [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}]
         assert ports == {443: 31998, 31993: 31993}
     # as HAMi's Service, which returns with a rollback; its pods have had two names for the port
     webhook = items["Service/hami-scheduler"]["spec"]["ports"][0]
-    assert (webhook["name"], webhook["targetPort"]) == ("http", 443)
-    assert items["NetworkPolicy/hami-scheduler"]["spec"]["ingress"][0]["ports"] == [{"port": 443}]
-    assert pod["containers"][1]["ports"][0]["containerPort"] == 443
-    assert "--http_bind=:443" in pod["containers"][1]["command"]
-    assert pod["securityContext"]["sysctls"] == [
-        {"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}
-    ]
+    assert (webhook["name"], webhook["targetPort"]) == ("http", port)
+    assert items["NetworkPolicy/hami-scheduler"]["spec"]["ingress"][0]["ports"] == [{"port": port}]
+    assert pod["containers"][1]["ports"][0]["containerPort"] == port
+    assert f"--http_bind=:{port}" in pod["containers"][1]["command"]
+    assert pod["securityContext"].get("sysctls") == sysctls
 
 
 def test_values_without_effect_are_named_after_the_installation(helm: Helm) -> None:
