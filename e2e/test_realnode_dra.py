@@ -611,7 +611,7 @@ def test_the_allocation_mode_cannot_change_while_pods_have_devices(
     real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {ALLOCATION_MODE: "dra"}}})
     driver.stop()
     driver.start(allocation_mode="auto")
-    closed("plugin", f"{sandbox.namespace}/b")
+    closed("device-plugin", f"{sandbox.namespace}/b")
     sandbox.delete("b")
     eventually(lambda: state(driver)[0] == 200, lambda: f"ready: {state(driver)}", timeout=60)
     real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {ALLOCATION_MODE: None}}})
