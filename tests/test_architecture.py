@@ -141,6 +141,24 @@ def test_msgspec_reads_types_before_threads_need_them(path):
     assert all(text.startswith("dict[") for text in typed)
 
 
+def test_public_names_have_no_word_that_another_one_has_replaced():
+    glossary = (ROOT / "docs" / "architecture.md").read_text().partition("## Glossary")[2]
+    (sentence,) = re.findall(r"no public name [^.]*", glossary)
+    replaced = set(re.findall(r"`(\w+)`", sentence))
+    assert replaced >= {"door", "hold"}
+    found = []
+    for path in MODULES:
+        names = [path.stem]
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names.append(node.name)
+        for name in names:
+            words = {word.lower().removesuffix("s") for word in re.findall(r"[A-Z]?[a-z]+", name)}
+            if not name.startswith("_") and words & replaced:
+                found.append(f"{path}: {name}")
+    assert found == []
+
+
 def test_the_name_of_a_public_class_is_used_once():
     names = Counter(
         node.name
