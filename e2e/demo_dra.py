@@ -28,7 +28,8 @@ from tests.libvgpu.builds import Builds
 __all__ = ["run"]
 
 Object = dict[str, Any]
-ALLOCATION_MODES = ("device-plugin", "dra")
+NODES = {"device-plugin": "plugin", "dra": "claims"}
+"""Names of nodes by allocation mode. Sockets are in folders of these names, and a path of one has 104 bytes at most."""
 MEMORY_MIB, CORES = 3000, 30
 TIMEOUT_SECONDS = 150  # the kubelet tries a claim again after a minute
 
@@ -46,10 +47,8 @@ def run(console: Console, *, keep: bool) -> int:
     ):
         steps.say("two real nodes: kubelet, containerd")
         nodes = {
-            allocation_mode: stack.enter_context(
-                RealNode.joined(cluster, name=f"mode-{allocation_mode}", say=steps.say)
-            )
-            for allocation_mode in ALLOCATION_MODES
+            allocation_mode: stack.enter_context(RealNode.joined(cluster, name=name, say=steps.say))
+            for allocation_mode, name in NODES.items()
         }
         steps.say("hami scheduler, hami device-plugin")
         certificates = Certificates(cluster.folder / "tls")
