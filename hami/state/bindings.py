@@ -159,7 +159,9 @@ class OpenBindings:
     def clear_unknown(self, promise: Promise) -> None:
         """Ends a promise from :meth:`unknown` whose pod is not bound, unless it was tried again."""
         with self._state.lock:
-            if promise in self.unknown():
+            if self._state.promises.get(promise.ref.uid) is not promise:
+                return
+            if promise.outcome_unknown and promise.is_overdue(self._state.clock()):
                 self._state.promises.forget(promise.ref.uid)
 
     def expire(self) -> list[Promise]:

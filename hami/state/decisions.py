@@ -131,8 +131,9 @@ class Decisions:
             self._state.table.unbook(planned_uid(plan.ref.uid))
         return bool(lower)
 
-    def settle(self) -> None:
-        """Books all plans that stand as their victims are now, and ends others."""
+    def settle(self, lifted: str = "") -> None:
+        """Books all plans that stand as their victims are now, except for that of the pod *lifted* (uid), and ends
+        others."""
         table, promises = self._state.table, self._state.promises
         if not promises.plans():
             return
@@ -140,7 +141,10 @@ class Decisions:
             how = self._end_of(plan)
             if how is not None:
                 self.end(plan, how)
-        plans = [plan for plan in promises.plans() if not plan.is_assumed]
+        plans: list[Promise] = []
+        for plan in promises.plans():
+            if not plan.is_assumed and plan.ref.uid != lifted:
+                plans.append(plan)
         bookings = planned_bookings(plans, table.bookings)
         for plan in plans:
             uid = planned_uid(plan.ref.uid)

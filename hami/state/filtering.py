@@ -187,7 +187,7 @@ class Filtering:
         if choice is not None:
             self._promise(pod, request, choice, unshown_since)
             return choice
-        decisions.settle()
+        decisions.settle(lifted=pod.ref.uid)
         if unshown_since is None or pod.size <= MAX_UNSHOWN_PENDING:
             is_everywhere = len({*rows.tolist(), -1}) > len(self._state.table.rows)
             offered = None if is_everywhere else names

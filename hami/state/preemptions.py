@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from hami.codec.pods import preempting_on
 from hami.model import Pod
@@ -62,7 +61,7 @@ class Preemptions:
             for pod, _ in plans:
                 assumed = promises.assumed(pod.ref.uid)
                 if pod.group and assumed is not None and not assumed.is_wanted:
-                    dropped.append(replace(assumed))
+                    dropped.append(assumed)
                     promises.forget(pod.ref.uid)
             made = self._make_all(plans)
             if not made:
@@ -202,7 +201,7 @@ class Evictions:
         """Returns the victims of *plan* that have not ended, by those that are evicted together; none if its pod fits
         without their end, and then they are spared."""
         with self._state.lock:
-            if self._state.promises.plan_for(plan.ref.uid) is not plan:
+            if self._state.promises.plan_for(plan.ref.uid) is not plan or plan.is_assumed:
                 return []
             units = [self._alive(unit) for unit in sorted(plan.units, key=sorted)]
             records = itertools.chain.from_iterable(units)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from hami.codec.objects import parse_resource_version
@@ -80,8 +80,8 @@ class Terms:
 class Promise:
     """Devices of a node that *pod* gets, as *choice* says. Only the package ``hami.state`` changes it, under the lock.
 
-    A bind may keep it in its hands, so one with which a bind has begun is replaced rather than used for another
-    decision.
+    A plan becomes what a filter has answered with, and keeps these devices then: whoever is handed the promise reads
+    it without the lock, so another decision is another promise.
     """
 
     pod: Pod
@@ -266,14 +266,13 @@ class Promises:
         self._promises[promise.ref.uid] = self._plans[promise.ref.uid] = promise
 
     def assume(self, promise: Promise) -> None:
-        """Adds *promise*, which a filter answers with, and books it. If there is a plan for its pod, that is kept."""
+        """Adds *promise*, which a filter answers with, and books it, in place of an earlier one. If there is a plan for
+        its pod, that is kept."""
         uid = promise.ref.uid
+        self.confirm(uid)
         plan = self._plans.get(uid)
         if plan is not None:
-            plan.mark_evicted(are_spared=plan.stage is Stage.PLANNED)
-            for name in ("pod", "choice", "booking", "stage", "terms", "since", "unshown_since"):
-                setattr(plan, name, getattr(promise, name))
-            plan.checked = -1
+            _answer_with(plan, promise)
             promise = plan
         self._promises[uid] = promise
         if promise.unshown_since is not None:
@@ -292,14 +291,18 @@ class Promises:
         promise = self.assumed(uid)
         if promise is None:
             return False
-        if promise.until is None:
+        if uid not in self._plans:
             del self._promises[uid]
             return True
-        if promise.stage in BINDS:
-            promise = self._promises[uid] = self._plans[uid] = replace(promise)
-        promise.stage = Stage.EVICTING
-        promise.outcome_unknown = promise.nominated = False
-        promise.terms = promise.unshown_since = promise._annotations = promise._token = None
+        plan = Promise(
+            pod=promise.pod,
+            choice=promise.choice,
+            booking=promise.booking,
+            stage=Stage.EVICTING,
+            units=promise.units,
+            until=promise.until,
+        )
+        self.plan(plan)
         return True
 
     def remove(self, promise: Promise) -> None:
@@ -307,9 +310,7 @@ class Promises:
         uid = promise.ref.uid
         self._plans.pop(uid, None)
         self._table.unbook(PREFIX + uid)
-        if promise.is_assumed:
-            promise.until = None
-        else:
+        if not promise.is_assumed:
             self._promises.pop(uid, None)
 
     def prune(self, seen: set[str], started: float) -> None:
@@ -347,3 +348,15 @@ class Promises:
     def unshown(self) -> list[Promise]:
         """Returns those of pods that the watch has not shown: it is late, or they do not exist. The oldest is first."""
         return list(self._unshown.values())
+
+
+def _answer_with(plan: Promise, decision: Promise) -> None:
+    """Makes *plan* what a filter has answered with. Its victims are spared, unless they have been deleted."""
+    if plan.stage is Stage.PLANNED:
+        plan.units = ()
+    plan.change(decision.choice, decision.booking)
+    plan.pod = decision.pod
+    plan.terms = decision.terms
+    plan.since = decision.since
+    plan.unshown_since = decision.unshown_since
+    plan.stage = decision.stage  # last, since look-ups without the lock rely on the rest

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hami.model import Partition
+from hami.model import Partition, Reason
 from hami.scheduling.preemption import EvictionUnit, PreemptionPlan
 from hami.scheduling.usage import Charge
 from hami.state.plans import planned_bookings
@@ -13,10 +13,11 @@ from hami.state.preemption import MAX_GANG, PreemptionRules, plan_preemption
 from hami.state.preemptions import MAX_PLANS, MAX_PLANS_OF_NAMESPACE, PLAN_S, has_room_for
 from hami.state.promises import PREFIX, Promise, PromiseEnd, Rejected, Stage
 from hami.state.table import Booking, Table
-from tests.builders import gpu, gpus, node, pod, quota
+from tests.builders import NVIDIA, gpu, gpus, node, pod, quota
 from tests.state.caches import SmallStore, bound_to
 
 MIB = 8000  # of each card
+ALLOCATED = NVIDIA.annotations.allocated
 
 
 def on_card(name, memory=MIB, card=0, priority=0, version="50", **fields):
@@ -429,6 +430,54 @@ def test_a_hold_follows_the_reservation_of_its_pod_to_another_node():
     assert cache.place(wants(), "n1", "n2") == "n2"
 
 
+def test_a_look_at_the_victims_changes_no_reservation():
+    """An eviction may begin while kube-scheduler places the pod, and a device may fail in between."""
+    cache = store(on_card("v"), on_card("w", card=1))
+    made = holding(cache, wants(), "v")
+    end(cache, "w")
+    assert cache.place(wants()) == "n1"
+    end(cache, "v")
+    cards = [gpu(f"GPU-{index}", memory_mib=MIB, index=index) for index in range(2)]
+    cache.nodes.upsert(node("n1", cards[0], replace(cards[1], healthy=False)))
+    assert cache.evictions.units_of(made) == []
+    reservation = cache.bindings.start(wants().ref, "n1")
+    assert reservation.booking == cache.booking("uid-p")
+    with pytest.raises(Rejected, match="device GPU-1 on node n1 is gone or unhealthy"):
+        cache.bindings.prepare(reservation)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["held", "reserved"])
+def test_a_reservation_in_somebodys_hands_stays_as_it_is_when_it_becomes_a_hold(again):
+    """It is read without the lock: the annotations of one decision are never those of another."""
+    cache = store(on_card("v"), on_card("w", card=1))
+    holding(cache, wants(), "v")
+    end(cache, "v")
+    cache.place(wants())
+    earlier = cache.bindings.get("uid-p")
+    cache.bindings.drop(earlier)
+    if again:
+        end(cache, "w")
+        cards = [gpu(f"GPU-{index}", memory_mib=MIB, index=index) for index in range(2)]
+        cache.nodes.upsert(node("n1", replace(cards[0], healthy=False), cards[1]))
+        cache.place(wants())
+        current = cache.bindings.get("uid-p")
+        assert "GPU-1" in current.annotations[ALLOCATED]
+        assert current.token != earlier.token
+    assert not cache.bindings.is_current(earlier)
+    assert "GPU-0" in earlier.annotations[ALLOCATED]
+
+
+def test_what_is_held_for_a_pod_is_no_reason_to_refuse_it():
+    """It has a quota for one device, and waits for a victim in another namespace."""
+    cache = store(on_card("v", namespace="other"), cards=1)
+    cache.quotas.upsert(quota(gpumem=MIB))
+    earlier = cache.filtering.assume(wants(), ["n1"])
+    holding(cache, wants(), "v")
+    answer = cache.filtering.assume(wants(), ["n1"])
+    assert answer.unfit == earlier.unfit
+    assert answer.unfit["n1"].reasons == ((Reason.NO_MEMORY, 1),)
+
+
 def test_a_pod_with_a_reservation_gets_no_hold():
     cache = store(on_card("v"))
     cache.place(wants())
@@ -554,6 +603,19 @@ def test_a_gang_keeps_its_reservations_if_it_cannot_be_held():
     assert cache.preemptions.promise([(member("a"), plan()), (member("b"), plan("gone"))]) == []
     assert cache.bindings.get("uid-a") is not None
     assert cache.used("GPU-0")[1] == MIB
+
+
+def test_a_reservation_that_a_gang_keeps_leaves_nothing_when_it_ends():
+    cache = store(on_card("v"), cards=1)
+    gang = member("a", MIB)
+    holding(cache, gang, "v")
+    end(cache, "v")
+    assert cache.place(gang) == "n1"
+    assert cache.preemptions.promise([(gang, plan()), (member("b"), plan("gone"))]) == []
+    cache.bindings.drop(cache.bindings.get("uid-a"))
+    assert cache.place(wants("x", priority=0)) == "n1"
+    assert cache.place(gang) is None
+    assert [pending.pod.ref.name for pending in cache.preemptions.preemptors()] == ["a"]
 
 
 def test_the_reservations_of_a_gang_that_waits_become_holds():
