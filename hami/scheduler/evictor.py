@@ -50,15 +50,15 @@ class UnitEviction:
     """The eviction of pods that end together. Only :class:`Evictor` changes it.
 
     *preemptor*: the uid of the pod for which they end. *message*: of their conditions. *refs*: the pods by uid, in the
-    order in which they are written. *marks*: the messages that have been written, and since which versions of the pods,
-    by uid. *deleted*: the uids of those that have been deleted. *has_begun*: one of them has been, or may have been.
+    order in which they are written. *marks*: the versions of the pods since which they have the condition, by uid.
+    *deleted*: the uids of those that have been deleted. *has_begun*: one of them has been, or may have been.
     *inherited_until*: an earlier leader may have sent a deletion that arrives until then, by the clock.
     """
 
     preemptor: str
     message: str
     refs: dict[str, PodRef]
-    marks: dict[str, tuple[str, int]] = field(default_factory=dict)
+    marks: dict[str, int] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     has_begun: bool = False
     inherited_until: float = -math.inf
@@ -191,7 +191,7 @@ class Evictor:
                 marked = self._cluster.mark_preempted(ref, eviction.message, self._now())
             except (NotFound, Conflict):
                 continue  # it has ended by itself
-            eviction.marks[uid] = eviction.message, parse_resource_version(marked.resource_version)
+            eviction.marks[uid] = parse_resource_version(marked.resource_version)
 
     def _delete(self, eviction: UnitEviction, promise: Promise, beat: Callable[[], object]) -> None:
         """Deletes all pods of a unit. Whether that is wanted is asked before the first one only."""
@@ -226,9 +226,9 @@ class Evictor:
         is one that has been deleted, spares a unit whose last pod is there without it.
         """
         for uid in sorted(eviction.marks, reverse=True):
-            record, (_, version) = self._store.pods.get(uid), eviction.marks[uid]
+            record = self._store.pods.get(uid)
             if record is not None and not _has_ended(record):
-                if record.version < version:
+                if record.version < eviction.marks[uid]:
                     return False  # the watch is late
                 if record.preempted and record.preemptor == eviction.preemptor:
                     self._check_leads()
@@ -264,14 +264,11 @@ class Evictor:
 
 def _inherited(unit: MarkedUnit, until: float) -> UnitEviction:
     """Returns the eviction of *unit* that an earlier leader has begun. *until*: when its deletions have arrived."""
-    message = f"Preempted by pod {unit.preemptor}"
-    refs = {record.ref.uid: record.ref for record in unit.records}
-    marks = {record.ref.uid: (message, record.version) for record in unit.records}
     return UnitEviction(
         unit.preemptor,
-        message,
-        refs,
-        marks,
+        f"Preempted by pod {unit.preemptor}",
+        refs={record.ref.uid: record.ref for record in unit.records},
+        marks={record.ref.uid: record.version for record in unit.records},
         has_begun=unit.has_begun,
         inherited_until=until if unit.is_complete else -math.inf,
     )
