@@ -87,11 +87,12 @@ class ResizeRefusal:
 
 def plan_resize(sizes: Mapping[str, Size], devices: ResizableDevices) -> ResizePlan | ResizeRefusal:
     """Returns what follows from the *sizes* that the containers of a pod are to have on each of their devices."""
-    for problem in _why_never(sizes, devices):
+    positions = devices.positions
+    for problem in _why_never(sizes, positions, devices):
         return ResizeRefusal(ResizeState.INFEASIBLE, problem)
-    for problem in _why_not_yet(sizes, devices):
+    for problem in _why_not_yet(sizes, positions, devices):
         return ResizeRefusal(ResizeState.DEFERRED, problem)
-    target = _with_sizes(sizes, devices)
+    target = _with_sizes(sizes, positions, devices)
     booked = larger(devices.current, target)
     if booked != devices.current and devices.evaded is not None:
         name, resource = devices.evaded
@@ -100,7 +101,7 @@ def plan_resize(sizes: Mapping[str, Size], devices: ResizableDevices) -> ResizeP
             f"ResourceQuota {name} limits requests.{resource}, and Kubernetes counts only the specification of the "
             f"pod, which stays as it is: HAMi counts limits.{resource} instead",
         )
-    for container, position in devices.positions.items():
+    for container, position in positions.items():
         if booked[position] == devices.current[position]:
             continue
         objected = _objection(container, position, booked, devices)
@@ -109,10 +110,12 @@ def plan_resize(sizes: Mapping[str, Size], devices: ResizableDevices) -> ResizeP
     return ResizePlan(booked, target)
 
 
-def _with_sizes(sizes: Mapping[str, Size], devices: ResizableDevices) -> Allocation:
+def _with_sizes(
+    sizes: Mapping[str, Size], positions: Mapping[str, int], devices: ResizableDevices
+) -> Allocation:
     by_uuid, target = devices.usage_by_uuid, list(devices.target)
     for name, size in sizes.items():
-        position = devices.positions[name]
+        position = positions[name]
         target[position] = tuple(
             [_sized(share, size, by_uuid.get(share.uuid)) for share in target[position]]
         )
@@ -168,22 +171,25 @@ def _less(usage: DeviceUsage, charge: Charge) -> DeviceUsage:
     )
 
 
-def _why_never(sizes: Mapping[str, Size], devices: ResizableDevices) -> Iterator[str]:
+def _why_never(
+    sizes: Mapping[str, Size], positions: Mapping[str, int], devices: ResizableDevices
+) -> Iterator[str]:
     if devices.pod.claim:
         yield "the pod has its GPUs by a claim, and claims cannot be changed"
-    yield from _unsuitable_containers(sizes, devices)
+    yield from _unsuitable_containers(sizes, positions, devices)
     limit = pod_cores_limit(devices.pod.annotations)
     usages = devices.usage_by_uuid
     for name, size in sizes.items():
-        for share in devices.current[devices.positions[name]]:
+        for share in devices.current[positions[name]]:
             yield from _beyond(name, size, share, usages.get(share.uuid))
         if size.cores is not None and limit is not None and size.cores > limit:
             yield f"cores {size.cores} of container {name}: the pod's annotation {CORES_LIMIT} is {limit}"
 
 
-def _unsuitable_containers(sizes: Mapping[str, Size], devices: ResizableDevices) -> Iterator[str]:
+def _unsuitable_containers(
+    sizes: Mapping[str, Size], positions: Mapping[str, int], devices: ResizableDevices
+) -> Iterator[str]:
     kinds = {container.name: container.kind for container in devices.pod.containers}
-    positions = devices.positions
     for name in sizes:
         if name not in kinds:
             yield f"the pod has no container {name}"
@@ -212,16 +218,19 @@ def _beyond_device(name: str, memory_mib: int, cores: int, device: Device) -> It
         yield f"memory {memory_mib} MiB of container {name}: {device.uuid} has {device.memory_mib} MiB"
 
 
-def _why_not_yet(sizes: Mapping[str, Size], devices: ResizableDevices) -> Iterator[str]:
+def _why_not_yet(
+    sizes: Mapping[str, Size], positions: Mapping[str, int], devices: ResizableDevices
+) -> Iterator[str]:
     if devices.pod.phase != "Running":
         yield "the pod has not started yet"
     if not devices.node_resizes:  # as for some seconds while it is replaced
         yield f"the device plugin of node {devices.pod.node_name} does not change the limits of running containers now"
+    usages = devices.usage_by_uuid
     for name, size in sizes.items():
         if size.memory_percent is None:
             continue
-        for share in devices.current[devices.positions[name]]:
-            if share.uuid not in devices.usage_by_uuid:
+        for share in devices.current[positions[name]]:
+            if share.uuid not in usages:
                 yield _not_offered(share.uuid, name, devices)
 
 
