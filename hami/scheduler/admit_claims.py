@@ -4,7 +4,7 @@ a path for each of the two values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from hami.dra.pod_claims import has_claim
 from hami.dra.written_claims import plain_pod
 from hami.errors import ClusterError, MalformedInput
 from hami.scheduler.admit import Admitted, Admitter, Denied
-from hami.state.store import Store
+from hami.vendors.spec import Catalog
 
 DEVICE_PLUGIN = (
     "device-plugin"  # a value of the label that leaves a pod as it is, whatever its namespace says
@@ -36,13 +36,15 @@ class ClaimAdmitter:
     def __init__(
         self,
         admitter: Admitter,
-        store: Store,
+        vendors: Catalog,
+        card_sizes: Callable[[], Collection[int]],
         template: Template,
         make_name: Callable[[], str] = make_claim_name,
     ) -> None:
-        """*make_name* returns the name of the next claim."""
+        """*card_sizes* returns those of the cards that claims can get, *make_name* the name of the next claim."""
         self._admitter = admitter
-        self._store = store
+        self._vendors = vendors
+        self._card_sizes = card_sizes
         self._template = template
         self._make_name = make_name
 
@@ -88,8 +90,8 @@ class ClaimAdmitter:
         plain = plain_pod(
             review.pod or {},
             partial(self._template, review.namespace),
-            self._store.vendors,
-            self._store.claimable_sizes,
+            self._vendors,
+            self._card_sizes,
         )
         name = self._make_name()
         if plain is None:

@@ -58,7 +58,8 @@ class ClaimParts:
         ``None`` if none do."""
         if self.binder is None:
             return None
-        return ClaimAdmitter(admitter, self._store, self._template)
+        store = self._store
+        return ClaimAdmitter(admitter, store.vendors, store.claimable_sizes, self._template)
 
     def _template(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Returns a template while other requests are worked on. Raises: ClusterError; MalformedInput."""

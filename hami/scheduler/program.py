@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from wsgiref.types import WSGIApplication
 
@@ -40,7 +41,6 @@ from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemptor import Preemptor
 from hami.scheduler.resizer import ResizablePods, Resizer
 from hami.scheduler.settings import Settings
-from hami.state.store import Store
 from hami.web.bodies import BodyBudgets
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
@@ -82,7 +82,7 @@ class SchedulerProgram:
         self._elector = (
             AlwaysLeader()
             if not settings.leader_elect
-            else Election(self._cluster, _candidate(settings, self._store))
+            else Election(self._cluster, _candidate(settings, self._store.is_writing))
         )
         self._leadership = Leadership(self._elector, self._catch_up, clock=clock)
         self._resizer = Resizer(
@@ -288,11 +288,11 @@ def selection(selector: str) -> Matches:
         return lambda labels: True
 
 
-def _candidate(settings: Settings, store: Store) -> Participant:
+def _candidate(settings: Settings, is_writing: Callable[[], bool]) -> Participant:
     return Participant(
         namespace=settings.leader_elect_resource_namespace or settings.pod_namespace,
         lease=f"{settings.leader_elect_resource_name or 'hami-scheduler'}-extender",
         identity=make_identity(settings.pod_name),
         has_ended=partial(has_ended, pod=settings.pod_name),
-        is_writing=store.is_writing,
+        is_writing=is_writing,
     )

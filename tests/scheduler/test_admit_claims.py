@@ -83,8 +83,9 @@ def admitters(*quotas, settings=ALLOCATING, catalog=None, template=no_template, 
     for item in quotas:
         replica.cache.quotas.upsert(item)
     plain = Admitter(replica.cache, settings)
+    sizes = replica.cache.claimable_sizes
     return plain, ClaimAdmitter(
-        plain, replica.cache, template, lambda: f"hami-{next(numbers):032x}"
+        plain, catalog, sizes, template, lambda: f"hami-{next(numbers):032x}"
     )
 
 
