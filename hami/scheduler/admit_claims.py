@@ -19,9 +19,8 @@ from hami.errors import ClusterError, MalformedInput
 from hami.scheduler.admit import Admitted, Admitter, Denied
 from hami.vendors.spec import Catalog
 
-DEVICE_PLUGIN = (
-    "device-plugin"  # a value of the label that leaves a pod as it is, whatever its namespace says
-)
+# a value of the label that leaves a pod as it is, whatever its namespace says
+DEVICE_PLUGIN = "device-plugin"
 _SHOWN = 100  # characters of a value in a message
 
 

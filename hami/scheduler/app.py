@@ -52,9 +52,8 @@ FILTER_LIMIT = 64 * MIB  # a simulation sends whole nodes
 PREEMPT_LIMIT = 16 * MIB  # 1,000 nodes with 300 victims each
 BIND_LIMIT = MIB
 PIECE = 65_536  # bytes that are read at a time
-RESERVED_THREADS = (
-    64  # threads that binds leave to other requests; half of the threads if there are few
-)
+# threads that binds leave to other requests; half of the threads if there are few
+RESERVED_THREADS = 64
 LOGGED = 1000  # characters of a reason, which may quote the pod
 START_TIMEOUT_S = 5.0  # a filter waits for this long until the caches are filled
 JSON = "application/json"

@@ -17,9 +17,8 @@ BIND_BYTES = 16 * MIB
 
 LARGE = 4 * MIB
 """Bytes of a filter that has whole nodes, like a simulation: 20,000 names of nodes take a third of that."""
-SIMULATIONS = (
-    2  # whose bodies are read, or whose answers are sent, at once; each may have 64 MiB, twice
-)
+# whose bodies are read, or whose answers are sent, at once; each may have 64 MiB, twice
+SIMULATIONS = 2
 WAITING_SIMULATIONS = 32
 SIMULATION_WAIT_S = 300.0  # clients have timeouts of their own
 

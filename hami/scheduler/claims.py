@@ -20,9 +20,8 @@ from hami.state.claims import ClaimCache
 from hami.state.store import Store
 from hami.web.connections import without_turn
 
-_TEMPLATE_S = (
-    2.0  # of the ten that the API server waits for the webhook; a pod names four templates at most
-)
+# of the ten that the API server waits for the webhook; a pod names four templates at most
+_TEMPLATE_S = 2.0
 
 
 class ClaimParts:

@@ -32,9 +32,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0  # until it is tried again to finish what has been begun
 REFUSED_S = 60.0  # the same, after the API server has refused it
 MAX_WRITES = 200  # of one step: a gang may have very many pods, and others wait for their plans
-INHERITED_S = (
-    15.0  # after which a deletion that an earlier leader has sent is carried out, or never will be
-)
+# after which a deletion that an earlier leader has sent is carried out, or never will be
+INHERITED_S = 15.0
 
 
 class EvictionStopped(HamiError):
@@ -92,9 +91,8 @@ class Evictor:
     def take_over(self) -> None:
         """Goes on with what an earlier leader has begun. A new leader calls this before it evicts anybody."""
         until = self._clock() + INHERITED_S
-        is_known = (
-            self._store.nodes.is_known
-        )  # else another scheduler has the node, and evicts them
+        # else another scheduler has the node, and evicts them
+        is_known = self._store.nodes.is_known
         self._units = [
             _inherited(unit, until)
             for unit in self._store.evictions.marked_units()

@@ -63,9 +63,8 @@ class NodeFilter:
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
-        self._simulation = (
-            threading.Lock()
-        )  # one at a time: more would only take the interpreter from filters
+        # one at a time: more would only take the interpreter from filters
+        self._simulation = threading.Lock()
 
     def filter(self, pod: Pod, names: Sequence[str] | None) -> Filtered:
         """Chooses one of the nodes *names* and reserves devices there; all nodes remain if *pod* requests none.

@@ -26,9 +26,8 @@ from hami.vendors.request import requests_devices
 
 log = logging.getLogger(__name__)
 
-MAX_NODES = (
-    1000  # nodes that are judged; kube-scheduler stops looking at 100 or a tenth of the cluster
-)
+# nodes that are judged; kube-scheduler stops looking at 100 or a tenth of the cluster
+MAX_NODES = 1000
 MAX_PLANNED = 50  # nodes on which further victims are looked for
 CATCH_UP_S = 0.1  # kube-scheduler may see the end of a pod this long before our watch does
 CATCH_UP_PERIOD_S = 1.0  # for one wait, since kube-scheduler places no pods meanwhile

@@ -34,9 +34,8 @@ from hami.state.view import View
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0  # between looks at what waits, unless a filter has refused a pod
-AVOIDED_S = (
-    300.0  # for which a pod does not wait for room on a node where a victim did not end in time
-)
+# for which a pod does not wait for room on a node where a victim did not end in time
+AVOIDED_S = 300.0
 PAUSES = 4.0  # each plan is followed by a pause so many times as long as it has used the processor
 
 _IN_VAIN = (PromiseEnd.EXPIRED, PromiseEnd.UNFIT)

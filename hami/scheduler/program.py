@@ -47,12 +47,10 @@ from hami.web.exposition import Family, build_info
 
 log = logging.getLogger(__name__)
 
-EVENTS_PER_SECOND = (
-    50.0  # at most, or --kube-qps if that is less: events never compete with placing pods
-)
-NORMAL_EVENTS_PER_SECOND = (
-    10.0  # of them; two per pod cost the control plane as much as its Binding
-)
+# at most, or --kube-qps if that is less: events never compete with placing pods
+EVENTS_PER_SECOND = 50.0
+# of them; two per pod cost the control plane as much as its Binding
+NORMAL_EVENTS_PER_SECOND = 10.0
 DRAIN_TIMEOUT_S = 5.0  # for Bindings in progress at the end
 JOIN_TIMEOUT_S = 1.0  # for each thread at the end
 

@@ -50,9 +50,8 @@ class WaitingClaims(Task):
         self._refused: dict[
             str, float
         ] = {}  # by uid, when a pod that waits was first seen among those refused
-        self._made: set[str] = (
-            set()
-        )  # the uids of those of them that have their claim, or never get it
+        # the uids of those of them that have their claim, or never get it
+        self._made: set[str] = set()
 
     def step(self) -> float:
         """Makes the claims that are missing. Returns the seconds until the next look."""
@@ -65,9 +64,8 @@ class WaitingClaims(Task):
                 log.warning(
                     "claims of waiting pods not written yet, will retry", extra={"error": error}
                 )
-                self._refused[pod.ref.uid] = (
-                    self._clock()
-                )  # after the others, if only this one fails
+                # after the others, if only this one fails
+                self._refused[pod.ref.uid] = self._clock()
                 break
             self._made.add(pod.ref.uid)
         return PERIOD_S

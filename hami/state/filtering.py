@@ -23,9 +23,8 @@ from hami.vendors.request import requests_devices
 MAX_GROUPS = 4  # waiting groups whose promises a pod may get at once
 MAX_UNSHOWN = 500  # promises for pods that the watch has not shown; clients may name any uid
 MAX_UNSHOWN_BYTES = 8 * MIB  # of their JSON; in memory it may take many times as much
-MAX_UNSHOWN_PENDING = (
-    32_768  # bytes of a pending pod that the watch has not shown: there may be no such pod
-)
+# bytes of a pending pod that the watch has not shown: there may be no such pod
+MAX_UNSHOWN_PENDING = 32_768
 PENDING_REQUESTS = 5  # different requests of pending pods that are tried at once
 YIELD_S = 2.0  # after which the promises of a group that only waits may go to a pod that fits without them
 

@@ -116,9 +116,8 @@ class NodeCache:
         self._clock = clock
         self._now = now
         self._records: dict[str, NodeRecord] = {}
-        self._tombstones: OrderedDict[str, tuple[int, float]] = (
-            OrderedDict()
-        )  # of deleted nodes: version, and when
+        # of deleted nodes: version, and when
+        self._tombstones: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._sightings = Sightings(clock, now)
         self.changes = 0
         """How often nodes have changed, but for their locks."""

@@ -44,9 +44,8 @@ from hami.vendors.request import most_shares
 from hami.vendors.shares import held_shares
 from hami.vendors.spec import Catalog
 
-FOREIGN_TTL_S = (
-    60.0  # annotations of another scheduler on an unbound pod count as a reservation for this long
-)
+# annotations of another scheduler on an unbound pod count as a reservation for this long
+FOREIGN_TTL_S = 60.0
 TOMBSTONES = 10_000  # deleted pods that are remembered
 DECIDED = 10_000  # waiting pods that this process has filtered, and of which it remembers that
 WORKLOADS = 4096  # whose pods share their traits

@@ -21,9 +21,8 @@ from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.view import View
 
 MAX_GANG = 256  # pods of a gang that are planned for
-MAX_BUDGETS = (
-    256  # PodDisruptionBudgets of a namespace that count: each is compared with each of its pods
-)
+# PodDisruptionBudgets of a namespace that count: each is compared with each of its pods
+MAX_BUDGETS = 256
 MAX_TRIALS = 400  # decisions that a plan may take: some 100 ms
 SOON_S = 60  # within which a pod that is being deleted must end, so that nobody is evicted instead
 OVERDUE_S = 60  # a pod that has not ended so long after its grace period may never end
@@ -79,9 +78,8 @@ def plan_preemption(
         return plan
     patient = search(within_s)
     if plan is None:
-        is_better = (
-            patient is not None and not patient.victims
-        )  # nobody is evicted to wait for others for so long
+        # nobody is evicted to wait for others for so long
+        is_better = patient is not None and not patient.victims
     else:
         is_better = patient is not None and patient.cost < plan.cost
     return patient if is_better else plan

@@ -27,9 +27,8 @@ PREFIX = "planned/"  # of the uid of a booking; no uid of a pod has a slash
 ASSUMED_TTL_S = 900.0  # kube-scheduler shows when it gives up a pod; this is for when it does not
 NOMINATED_TTL_S = 600.0  # after kube-scheduler has said that it binds the pod to the node: a volume may take minutes
 GROUP_TTL_S = 10.0  # of a pod of a group, without such a sign: where the group does not fit, no condition changes
-ANSWER_S = (
-    60.0  # after which a Binding that was sent without an answer is written, or never will be
-)
+# after which a Binding that was sent without an answer is written, or never will be
+ANSWER_S = 60.0
 
 
 class Rejected(HamiError):

@@ -37,15 +37,13 @@ Array = NDArray[Any]
 
 # the state of a node; a node with a state up to FITS is a candidate
 UNKNOWN, POSSIBLE, FITS, UNFIT, EXCLUDED = range(5)
-EVALUATE_ALL = (
-    16  # evaluate all candidates up to this number, so that the event can name each with its score
-)
+# evaluate all candidates up to this number, so that the event can name each with its score
+EVALUATE_ALL = 16
 MAX_REQUESTS = 64  # requests whose verdicts are remembered
 FEW = 8  # nodes that are evaluated without columns first
 MAX_PREFERENCES = 64  # preferred node affinities whose weights are remembered
-MAX_EXACT = (
-    64  # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
-)
+# excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
+MAX_EXACT = 64
 MAX_EXPLAINED = 8  # refused nodes whose explanations are remembered for a request: those that are named are three
 MAX_EXPLAINED_DEVICES = 16  # of such a node
 EXCLUDED_BITS = 16  # of the number of devices that rules exclude, over all requests of a pod
