@@ -163,15 +163,28 @@ def decode_object(decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.
     except msgspec.ValidationError as error:
         if not _NULL_FIELD.search(str(error)):
             raise
-    return decoder.decode(msgspec.json.encode(_without_nulls(msgspec.json.decode(data))))
+    document = _without_null_fields(msgspec.json.decode(data), decoder.type)
+    return decoder.decode(msgspec.json.encode(document))
 
 
-def _without_nulls(value: object) -> object:
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return value
+def _without_null_fields(value: Any, type: Any) -> Any:
+    """Returns *value* without those fields of Structs that are null. A null in a list or in a map stays."""
+    type = _plain(type)
+    arguments = get_args(type)
+    if isinstance(value, list) and arguments:
+        return [_without_null_fields(item, arguments[0]) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if get_origin(type) is dict:
+        return {key: _without_null_fields(item, arguments[1]) for key, item in value.items()}
+    if not _is_struct(type):
+        return value
+    types = {field.encode_name: field.type for field in struct_fields(type)}
+    members = {}
+    for key, member in value.items():
+        if member is not None or key not in types:
+            members[key] = _without_null_fields(member, types.get(key))
+    return members
 
 
 def convert(value: object, type: type[T], place: Callable[[str], str]) -> T:

@@ -235,7 +235,9 @@ def test_pod():
         '{"metadata":null,"spec":null,"status":null}',
         '{"metadata":{},"spec":{},"status":{}}',
         '{"metadata":{"name":null,"annotations":null},"spec":{"containers":null}}',
+        '{"metadata":{"name":null},"x":%s}' % ("[" * 900 + "]" * 900),
     ],
+    ids=["nothing", "null", "empty", "fields null", "deep in a field that is not read"],
 )
 def test_missing_parts_are_empty(text):
     assert parse_pod(text.encode()) == Pod(
@@ -397,6 +399,13 @@ def test_a_limit_that_is_no_quantity_hides_no_other():
             "pod",
             "$.metadata.annotations",
             id="annotation null",
+        ),
+        param(
+            parse_pod,
+            '{"metadata":{"name":null,"annotations":{"a":null}}}',
+            "pod",
+            "$.metadata.annotations",
+            id="annotation null beside a field that is null",
         ),
         param(
             parse_pod,
