@@ -145,8 +145,9 @@ def _instance(candidate: Candidate) -> tuple[MigProfile, Partition] | None:
     for share in candidate.picks:
         if share.uuid == device.uuid:
             taken += share.partitions
-    if device.mig_profiles and not candidate.request.memory_mib:
-        memory_mib = min(memory_mib, max(profile.memory_mib for profile in device.mig_profiles))
+    largest = max((profile.memory_mib for profile in device.mig_profiles), default=0)
+    if largest and not candidate.request.memory_mib:
+        memory_mib = min(memory_mib, largest)
     for profile, partition in possible_instances(device.mig_profiles):
         if profile.memory_mib >= memory_mib and not any(map(partition.overlaps, taken)):
             return profile, partition

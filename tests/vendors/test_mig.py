@@ -1,6 +1,7 @@
 """MIG beyond the table: places that are read back, what happens when they cannot be, and that none is given twice."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -212,6 +213,12 @@ def test_the_largest_profile_is_the_whole_card():
     found = place_pod(cache, "whole", gpus())
     assert found.annotations[NVIDIA.annotations.allocated] == "GPU-m,NVIDIA,40192,100:;"
     assert place_pod(cache, "next", gpus(memory=1)) is None
+
+
+def test_profiles_without_memory_are_no_whole_card():
+    profiles = tuple(replace(profile, memory_mib=0) for profile in PROFILES)
+    cache = cache_of(node("n1", card(mig_profiles=profiles)))
+    assert place_pod(cache, "whole", gpus()) is None
 
 
 def test_a_bound_pod_is_read_again_when_its_instance_has_been_made():
