@@ -403,7 +403,10 @@ class _NodeEntry(
         entry["log_level"] = str(self.log_level)
         for name in ("name", "filtered", "claimed"):
             del entry[name]
-        return {name: value for name, value in entry.items() if value or value is False}
+        absent = (None, 0, "")
+        return {
+            name: value for name, value in entry.items() if value is False or value not in absent
+        }
 
 
 class _NodeConfig(msgspec.Struct):

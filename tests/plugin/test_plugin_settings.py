@@ -225,6 +225,15 @@ def test_the_node_s_entry_overrides_flags(files):
     )
 
 
+def test_an_empty_list_of_a_later_entry_overrides_that_of_an_earlier_one(files):
+    entries = [
+        {"name": "n1", "filterdevices": {"uuid": ["GPU-a"], "index": [1]}},
+        {"name": "n1", "filterdevices": {"uuid": []}},
+    ]
+    settings = read(files(SECTION, entries))
+    assert (settings.filtered_uuids, settings.filtered_indexes) == ((), (1,))
+
+
 def test_entries_of_the_node_are_applied_in_their_order_and_others_not_at_all(files):
     entries = [
         {"name": "n1", "devicesplitcount": 5, "devicememoryscaling": 2},
