@@ -455,8 +455,8 @@ def _other_names(record: ClusterRecord) -> dict[str, dict[str, str]]:
         for word, name in _names_in(value, fields):
             names[word].add(name)
     names["scheduler"] -= set(SCHEDULERS)
-    words = ("node", "pod", "namespace", *names)
-    other = {word: _numbered(word, names[word]) for word in words}
+    referenced = ("node", "pod", "namespace", "uid")
+    other = {word: _numbered(word, names[word]) for word in (*referenced, *names)}
     other["scheduler"] |= {name: name for name in SCHEDULERS}
     return other
 

@@ -45,7 +45,7 @@ from hami.inspect.snapshot import (
     render_snapshot,
 )
 from hami.inspect.tables import Style
-from hami.model import NodePreference, NodeRequirement, Pod, PodScope, ScopeRequirement
+from hami.model import NodePreference, NodeRequirement, Pod, PodRef, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from tests.builders import gpu, gpus, node, pod, quota
 from tests.inspect.records import PENDING, held, record, some_record
@@ -287,6 +287,12 @@ def test_every_field_of_a_record_has_a_kind_or_is_known_to_be_left_out():
         apart = {"annotations", "labels", "containers"}
         fields = {field.name for field in dataclasses.fields(value)}
         assert fields - kinds.keys() - apart == left_out
+
+
+def test_a_pod_without_uid_can_be_anonymous():
+    preempted = replace(pod(), ref=PodRef("ns", "p", ""), preemptor="secret")
+    (hidden,) = anonymize(record([], [preempted])).pods
+    assert hidden.preemptor == "uid-gone"
 
 
 def test_a_snapshot_without_scopes_can_be_read():
