@@ -191,12 +191,12 @@ def _limited_container(
 ) -> MonitoredContainer | None:
     limit = limits(pod.uid, name)
     if limit is not None:
-        devices, priority = _limited(limit), limit.priority
-    else:
-        devices, priority = _instances(instances(pod.uid, name)), 1
+        devices = _limited(limit)
+        return MonitoredContainer(pod=pod, name=name, devices=devices, priority=limit.priority)
+    devices = _instances(instances(pod.uid, name))
     if not devices:
         return None
-    return MonitoredContainer(pod=pod, name=name, devices=devices, priority=priority)
+    return MonitoredContainer(pod=pod, name=name, devices=devices)
 
 
 def _limited(limit: ContainerLimits) -> tuple[AllocatedDevice, ...]:

@@ -117,6 +117,16 @@ def test_a_pod_whose_claim_hami_made_has_what_its_limits_say(stage):
     assert [device.card for device in report.container.devices] == [OTHER]
 
 
+def test_limits_without_a_device_are_those_of_a_container(stage):
+    pod = node_pod("a")
+    stage.pods = [replace(pod, has_claims=True, pod=replace(pod.pod, annotations={}))]
+    (stage.directory("a") / "limits").write_text(
+        render_limits(ContainerLimits(devices=(), priority=0), "/x")
+    )
+    (report,) = stage.run().containers
+    assert (report.container.devices, report.container.priority) == ((), 0)
+
+
 @pytest.mark.parametrize("content", [None, b"no limits", bytes([0xFF])])
 def test_a_pod_with_claims_of_other_drivers_has_none(stage, content):
     pod = node_pod("a")
