@@ -281,6 +281,7 @@ def cards_of(
     cannot even be read.
     Raises: AllocationRefused.
     """
+    is_limited = config.operating_mode != MIG
     by_uuid = {card.uuid: card for card in inventory.cards}
     shares, prefix = match.container.shares, f"container {match.container.name} was allocated"
     for share in shares:
@@ -292,21 +293,23 @@ def cards_of(
             problem = card.problem
         if problem:
             raise AllocationRefused(f"{prefix} card {share.uuid}, which is unhealthy: {problem}")
-    if config.operating_mode != MIG:
-        _check_limits(match, prefix)
-        if config.aligned and not match.inherits:
+        if is_limited:
+            _check_limit(share, prefix)
+    if is_limited:
+        _check_once(shares, prefix)
+        if config.aligned:
             _check_aligned(match, call, by_uuid, prefix)
     return tuple((by_uuid[share.uuid], share) for share in shares)
 
 
-def _check_limits(match: ContainerMatch, prefix: str) -> None:
-    """Raises: AllocationRefused if the limiter cannot enforce the shares."""
-    shares = match.container.shares
-    for share in shares:
-        if share.memory_mib <= 0:
-            raise AllocationRefused(
-                f"{prefix} {share.memory_mib} MiB of card {share.uuid}, which means no limit"
-            )
+def _check_limit(share: Share, prefix: str) -> None:
+    if share.memory_mib <= 0:
+        raise AllocationRefused(
+            f"{prefix} {share.memory_mib} MiB of card {share.uuid}, which means no limit"
+        )
+
+
+def _check_once(shares: Sequence[Share], prefix: str) -> None:
     cards = {share.uuid for share in shares}
     if len(cards) < len(shares):
         raise AllocationRefused(f"{prefix} one card twice: {', '.join(sorted(cards))}")
@@ -317,7 +320,7 @@ def _check_aligned(
 ) -> None:
     allocated = Counter(share.uuid for share in match.container.shares)
     chosen = Counter(card_uuid(device_id, cards) for device_id in call.ids)
-    if allocated != chosen:
+    if allocated != chosen and not match.inherits:
         raise AllocationRefused(
             f"{prefix} {_counts(allocated)}, but the kubelet chose {_counts(chosen)}"
         )

@@ -667,6 +667,13 @@ def handed(found, request_, **modes):
             f"container c was allocated card {uuid(9)}, which is not on this node",
             id="unknown card",
         ),
+        param(
+            served(share(A, 0), share(uuid(9))),
+            (A, B),
+            {},
+            f"container c was allocated 0 MiB of card {A}, which means no limit",
+            id="no memory, then an unknown card",
+        ),
     ],
 )
 def test_cards(found, asked, modes, outcome):
