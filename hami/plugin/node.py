@@ -69,16 +69,15 @@ class PluginNode:
             self.claimed = DeviceInventory(partial(offered, config=claim_settings))
         self.inventories = {self.inventory, self.claimed}
         self.cdi_folder = Path(settings.cdi_root or CDI_ROOT)
-        self.folders = {Path(settings.hook_path) / "vgpu"}
-        """Where the plugin writes what containers are given."""
+        self._hook_folder = Path(settings.hook_path) / "vgpu"
+        self.spec_folders: set[Path] = set()
+        """Where the plugin writes CDI specifications; empty if it writes none."""
         self.cdi = NoCdiSpecs()
         if source is not None and settings.cdi_root and CDI & set(settings.list_strategies):
             self.cdi = _cdi_specs(settings)
-            self.folders.add(self.cdi_folder)
+            self.spec_folders.add(self.cdi_folder)
         self.host = Host(settings, classes=self.cdi.classes)
-        self._contexts = ContextSizes(
-            Path(settings.hook_path) / "vgpu", settings.driver_root_in_container
-        )
+        self._contexts = ContextSizes(self._hook_folder, settings.driver_root_in_container)
 
     def specs(self, kind: str = KIND) -> ContainerSpecs:
         """Returns the specifications of single containers, or of claims."""
@@ -111,7 +110,7 @@ class PluginNode:
 
         Raises: HostError: no container can start on a node that cannot write what it is given.
         """
-        for folder in self.folders:
+        for folder in (self._hook_folder, *self.spec_folders):
             with host_errors("containers cannot be given devices"):
                 check_writable(folder)
         if self.host.missing_limiter() is not None:

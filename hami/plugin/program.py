@@ -126,7 +126,7 @@ class DevicePluginProgram:
         self._is_start_time = _is_start_time(node, self._start_time)
         is_lock_free = None  # the node needs a lock, unless the kubelet names the pod of a call
         if self._is_start_time:
-            node.folders.add(node.cdi_folder)
+            node.spec_folders.add(node.cdi_folder)
             is_lock_free = self._servers.are_cards_registered
         elif claims is not None and settings.is_managed:
             is_lock_free = claims.is_registered
@@ -360,7 +360,7 @@ def _claim_driver(
     if settings is None:
         return None
     assert resources is not None, "the cluster was given without them"
-    node.folders.add(node.cdi_folder)
+    node.spec_folders.add(node.cdi_folder)
     config = start_time_config(settings)
     return DraDriver(
         config,

@@ -556,6 +556,20 @@ def test_no_card_is_offered_while_the_node_cannot_write_what_containers_are_give
     assert set(kubelet.next_list().values()) == {"Healthy"}
 
 
+@pytest.mark.parametrize("name", ["a", "b", "c", "d", "e", "f"])
+def test_of_two_folders_that_cannot_be_written_the_limiter_s_is_named(
+    settings, cluster, directory, name
+):
+    (directory / "hook").mkdir()
+    for folder in ("hook/vgpu", name):
+        (directory / folder).touch()  # as a file, it is as good as read-only
+    program = DevicePluginProgram(
+        settings(allocate="start", cdi_root=str(directory / name)), cluster=cluster
+    )
+    with pytest.raises(HamiError, match="Not a directory: .*/hook/vgpu$"):
+        program.start()
+
+
 @pytest.mark.parametrize("file", ["libvgpu.so", "ld.so.preload"])
 def test_a_limiter_that_somebody_has_removed_is_installed_again(run, directory, file):
     program = run(library_source=limiter(directory))
