@@ -75,9 +75,8 @@ def devices(snapshot: InventorySnapshot, config: PluginConfig) -> tuple[Device, 
 def node_annotations(
     snapshot: InventorySnapshot, config: PluginConfig, vendor: Vendor
 ) -> dict[str, str | None]:
-    """Returns the node's annotations; None for those to be removed.
-    With the allocation mode ``dra``, it has devices for HAMi's
-    scheduler only if that allocates its claims; then those that a claim can name."""
+    """Returns the node's annotations; None for those to be removed. In the allocation mode ``dra``, it has devices for
+    HAMi's scheduler only if that allocates its claims; then those that a claim can name."""
     offered = devices(snapshot, config)
     if config.is_managed:
         offered = tuple(filter(is_claimable, offered))

@@ -32,8 +32,8 @@ from hami.plugin.settings import PluginSettings
 from hami.vendors.spec import Vendor
 
 CLAIM_DEVICES = "claimdevices"
-"""The key of the node configuration with the cards for claims of a node where the others are in
-the allocation mode `device-plugin`."""
+"""The key of the node configuration with the cards for claims, of a node where the others are in the allocation mode
+``device-plugin``."""
 
 
 def with_allocation_mode(
@@ -75,16 +75,14 @@ def with_allocation_mode(
 
 def claimed_part(settings: PluginSettings) -> PluginSettings | None:
     """Returns the settings for the cards in the allocation mode ``dra``, of the node whose *settings*
-    `with_allocation_mode` has returned;
-    ``None`` if there are none."""
+    `with_allocation_mode` has returned; ``None`` if there are none."""
     if settings.allocation_mode == DEVICE_PLUGIN and settings.is_divided:
         return replace(settings, allocation_mode=DRA, publish_capacity=OFF)
     return settings if settings.allocation_mode == DRA else None
 
 
 class CardAllocationModes:
-    """The allocation mode of each card of a node.
-    A card keeps its allocation mode while the process lives, even if its index changes:
+    """The allocation mode of each card of a node. A card keeps it while the process lives, even if its index changes:
     containers may use it."""
 
     def __init__(self, config: PluginConfig) -> None:
@@ -123,9 +121,8 @@ def _check_claims(settings: PluginSettings, environ: Mapping[str, str], mounts: 
 def why_closed(
     config: PluginConfig, pods: Iterable[Pod], prepared: Collection[str], vendor: Vendor
 ) -> str:
-    """Returns why the node cannot have the allocation mode of *config*, or its allocator, yet: pods
-    still use its cards through
-    another one. Empty if none does.
+    """Returns why the node cannot have the allocation mode of *config*, or its allocator, yet: pods still use its cards
+    through another one. Empty if none does.
 
     *pods*: those of the node. *prepared*: uids of pods for which claims are prepared.
     """
@@ -170,9 +167,8 @@ def why_undivided(
     claimed: Collection[str],
     vendor: Vendor,
 ) -> str:
-    """Returns why the allocation modes of a node cannot have these cards yet: a pod still uses one of
-    them in the other allocation mode.
-    Empty if none does.
+    """Returns why the allocation modes of a node cannot have these cards yet: a pod still uses one of them in the other
+    mode. Empty if none does.
 
     *pods*: those of the node. *prepared*: what is prepared for claims. *claimed*: the UUIDs of the cards for claims.
     """

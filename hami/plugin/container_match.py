@@ -420,8 +420,7 @@ def _waits(pod: Pod, container: ContainerShares, call: AllocateCall) -> bool:
 
 
 def _candidates(pod: Pod, call: AllocateCall) -> tuple[str, ...]:
-    """Returns the names of the containers of *pod*, which is on the node and not terminated, that the
-    call may be for."""
+    """Returns the names of those containers that the call may be for. *pod*: on the node and not terminated."""
     requests = list(_requests(pod, call.resource).items())
     if call.served is not None:
         requests = [request for request in requests if not call.has_served(pod, request[0])]

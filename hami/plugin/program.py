@@ -226,7 +226,7 @@ class DevicePluginProgram:
     def _check_allocation_mode(self) -> None:
         """Raises: HamiError if pods still use the cards in another allocation mode, or claims of another allocator."""
         if self._claim_settings is not None:
-            self._registrar.remove_other_allocation_modes()  # nobody may place pods here through them any more
+            self._registrar.remove_other_allocation_modes()  # nobody may place pods here in them any more
         if reason := self._why_closed():
             self._events.start()
             self._node.warn("AllocationModeConflict", reason)
@@ -287,9 +287,8 @@ class DevicePluginProgram:
         try:
             self._start_time.pre_start(device_ids)
         finally:
-            for (
-                listener
-            ) in self._start_listeners:  # the pod may have been resized since it was read
+            # the pod may have been resized since it was read
+            for listener in self._start_listeners:
                 listener()
 
     def _may_serve_cards(self, seconds: float) -> bool:

@@ -129,8 +129,7 @@ class NodeRegistrar(Task):
         return self._has_registered.wait(seconds)
 
     def remove_other_allocation_modes(self) -> None:
-        """Removes what the node offers in another allocation mode than that of the configuration, or
-        through this one to
+        """Removes what the node offers in another allocation mode than that of the configuration, or in this one to
         another allocator. Raises: ClusterError."""
         if not self._config.is_managed:
             self.register()
