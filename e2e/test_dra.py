@@ -278,6 +278,14 @@ def wait_refused(sandbox: Sandbox, name: str) -> None:
     assert not sandbox.pod(name)["spec"].get("nodeName")
 
 
+def said(cluster: LocalCluster, sandbox: Sandbox, *words: str) -> Any:
+    """Returns what a command for people prints as JSON; it says nothing else."""
+    options = "-n", sandbox.namespace, "-o", "json", "--device-config-file", DEVICE_CONFIG
+    answer = hami(cluster.kubeconfig, *words, *options)
+    assert not answer.errors
+    return answer.document
+
+
 # -- slices
 
 
@@ -587,24 +595,12 @@ def test_the_commands_show_instances_that_claims_hold(
     assert taken(sandbox, "p", instance("1g.10gb"))
     assert taken(sandbox, "q", instance("3g.40gb"))
 
-    def said(*words: str) -> Any:
-        return hami(
-            cluster.kubeconfig,
-            *words,
-            "-n",
-            sandbox.namespace,
-            "-o",
-            "json",
-            "--device-config-file",
-            DEVICE_CONFIG,
-        ).document
-
     node = sandbox.node("n0")["metadata"]["name"]
-    (row,) = (row for row in said("top", "cards")["items"] if row["node"] == node)
+    (row,) = (row for row in said(cluster, sandbox, "top", "cards")["items"] if row["node"] == node)
     assert [
         row[key] for key in ("mode", "memoryMib", "memoryUsedMib", "slots", "slotsUsed", "pods")
     ] == ["mig", 81_920, 9728 + 40_192, 7, 2, [f"{sandbox.namespace}/{name}" for name in "pq"]]
-    (held,) = said("explain", "pod", "p")["cards"]
+    (held,) = said(cluster, sandbox, "explain", "pod", "p")["cards"]
     assert [held[key] for key in ("container", "index", "uuid", "memoryMib", "cores", "pods")] == [
         "main",
         0,
@@ -614,7 +610,7 @@ def test_the_commands_show_instances_that_claims_hold(
         [f"{sandbox.namespace}/q"],
     ]
     assert {"OverCommitted", "CardGone", "TwoAllocationModes"}.isdisjoint(
-        item["rule"] for item in said("audit")["items"]
+        item["rule"] for item in said(cluster, sandbox, "audit")["items"]
     )
 
 
@@ -715,22 +711,12 @@ def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sand
     for name, asked in (("a", ask(memory_mib=3000, cores=30)), ("b", ask(memory_mib=2000))):
         assert place(sandbox, name, asked) == ["n0/0"]
 
-    def said(*words: str) -> Any:
-        answer = hami(
-            cluster.kubeconfig,
-            *words,
-            "-n",
-            sandbox.namespace,
-            "-o",
-            "json",
-            "--device-config-file",
-            DEVICE_CONFIG,
-        )
-        assert not answer.errors
-        return answer.document
-
     node = sandbox.node("n0")["metadata"]["name"]
-    rows = {row["uuid"]: row for row in said("top", "cards")["items"] if row["node"] == node}
+    rows = {
+        row["uuid"]: row
+        for row in said(cluster, sandbox, "top", "cards")["items"]
+        if row["node"] == node
+    }
     assert [rows["GPU-0"][key] for key in ("memoryUsedMib", "coresUsed", "slotsUsed", "pods")] == [
         5000,
         30,
@@ -738,7 +724,7 @@ def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sand
         [f"{sandbox.namespace}/{name}" for name in "ab"],
     ]
     assert rows["GPU-1"]["memoryUsedMib"] == 0
-    (held,) = said("explain", "pod", "a")["cards"]
+    (held,) = said(cluster, sandbox, "explain", "pod", "a")["cards"]
     assert (held["container"], held["uuid"], held["memoryMib"], held["pods"]) == (
         "main",
         "GPU-0",
@@ -746,7 +732,7 @@ def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sand
         [f"{sandbox.namespace}/b"],
     )
     assert {"OverCommitted", "CardGone", "TwoAllocationModes"}.isdisjoint(
-        item["rule"] for item in said("audit")["items"]
+        item["rule"] for item in said(cluster, sandbox, "audit")["items"]
     )
 
 

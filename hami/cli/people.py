@@ -226,7 +226,8 @@ def simulate_command(
     """Show how many pods of manifests would fit, where each would go, and why the next would not.
 
     Nothing is written. Pods, Deployments, ReplicaSets, StatefulSets, Jobs and CronJobs pass the same admission as in
-    the cluster and are placed one after the other, in the order of the files. Exit status 1 if not all fit.
+    the cluster and are placed one after the other, in the order of the files. Exit status 1 if not all fit,
+    or if some are not judged: pods with claims that kube-scheduler allocates.
     """
     from hami.inspect.cluster import InspectedCluster
     from hami.inspect.simulate import (

@@ -1,5 +1,5 @@
-"""The devices that claims ask for, as users write them: the ``spec`` of a ResourceClaim or ResourceClaimTemplate, the
-claims that a pod names, and the resources for which DeviceClasses stand (resource.k8s.io/v1)."""
+"""The devices that claims ask for, as users write them: the ``spec`` of a ResourceClaimTemplate, the claims that a pod
+names, and the resources for which DeviceClasses stand (resource.k8s.io/v1)."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class DeviceConstraint:
     attribute: str
     is_distinct: bool = False
 
-    def applies_to(self, request: str, sub: str) -> bool:
-        """Reports whether it is about the request, or its subrequest."""
-        return not self.requests or request in self.requests or f"{request}/{sub}" in self.requests
+    def applies_to(self, request: str) -> bool:
+        """Reports whether it is about the request."""
+        return not self.requests or request in self.requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +218,10 @@ def parse_class_resource(raw: msgspec.Raw) -> tuple[str, str, str]:
 
 
 def parse_device_claim(document: Mapping[str, Any], place: str) -> DeviceClaim:
-    """The claim in the ResourceClaim or ResourceClaimTemplate *document*; *place*: for errors.
-    Raises: MalformedInput."""
+    """The claim in the ResourceClaimTemplate *document*; *place*: for errors. Raises: MalformedInput."""
     spec = document.get("spec")
-    is_template = document.get("kind") == "ResourceClaimTemplate"
-    if is_template:
-        spec = spec.get("spec") if isinstance(spec, dict) else None
-    below = places_in(place, "spec.spec" if is_template else "spec")
-    devices = convert(spec or {}, _ClaimSpec, below).devices
+    spec = spec.get("spec") if isinstance(spec, dict) else None
+    devices = convert(spec or {}, _ClaimSpec, places_in(place, "spec.spec")).devices
     return DeviceClaim(
         tuple(
             _request(request, f"{place}: request {request.name}")

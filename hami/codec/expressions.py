@@ -10,7 +10,6 @@ from hami.codec.claim_amounts import MAX_EXPRESSION
 Token = tuple[str, str]
 """The kind of a token (``text``, ``number``, ``word``, ``sign``), and how it is written."""
 
-LONGEST_NUMBER = 18  # digits
 _TOKEN = re.compile(
     r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*"|\'[^\'\\]*\')|(?P<number>-?[0-9]+)'
     r"|(?P<word>[A-Za-z_][A-Za-z0-9_]*)|(?P<sign>&&|\|\||[=!<>]=|[!<>().,\[\]]))"

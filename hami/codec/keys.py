@@ -33,7 +33,8 @@ CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has publi
 # its registered devices are given by claims (dra)
 ALLOCATION_MODE = "hami.io/allocation-mode"
 # of ALLOCATION_MODE on namespaces and pods that get claims
-CLAIM_ALLOCATION_MODES = REQUIRED, PREFERRED = ("dra", "dra-preferred")
+PREFERRED = "dra-preferred"
+CLAIM_ALLOCATION_MODES = ("dra", PREFERRED)
 CORDONED_TAINT = "hami.io/cordoned"  # of a card in a ResourceSlice
 UNHEALTHY_TAINT = "hami.io/unhealthy"  # likewise
 MANAGED_TAINT = "hami.io/managed"  # likewise: HAMi's scheduler allocates its claims

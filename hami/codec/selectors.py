@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
-from hami.codec.expressions import LONGEST_NUMBER, Token, text_of, tokens_of
+from hami.codec.expressions import Token, text_of, tokens_of
 from hami.codec.slices import DRIVER
 from hami.model import Selector
 
@@ -14,6 +14,7 @@ _UUID = tokens_of(f"{ATTRIBUTES}.uuid")
 _TYPE = tokens_of(f"{ATTRIBUTES}.productName.lowerAscii().contains(")
 _SIZE = tokens_of(f"{ATTRIBUTES}.memoryMiB ==")
 _LONGEST_SIZE = 200  # characters: a longer condition says something else
+_LONGEST_NUMBER = 18  # digits
 _OR, _NOT, _OPEN, _CLOSE, _COMMA = (("sign", text) for text in ("||", "!", "(", ")", ","))
 
 
@@ -70,7 +71,7 @@ def parse_size(expression: str) -> int | None:
     tokens = tokens_of(expression) if len(expression) < _LONGEST_SIZE else []
     if tokens[:-1] != _SIZE or tokens[-1][0] != "number":
         return None
-    return int(tokens[-1][1]) if len(tokens[-1][1]) <= LONGEST_NUMBER else None
+    return int(tokens[-1][1]) if len(tokens[-1][1]) <= _LONGEST_NUMBER else None
 
 
 def _any_type(types: Iterable[str]) -> str:

@@ -224,7 +224,8 @@ class Views:
             names = [ref.name for ref in others if ref.namespace == namespace]
             raise _unknown(f"pod with devices in namespace {namespace}:", name, names)
         uid = record.ref.uid
-        booking, waiting = store.booking(uid), store.pods.waiting_pod(uid)
+        waiting = store.pods.waiting_pod(uid)
+        booking = store.booking(uid)  # read last: a pod that is bound in between has its cards
         cluster = self._live.cluster(
             [] if booking is None else [booking.node], scope, [] if waiting is None else [waiting]
         )

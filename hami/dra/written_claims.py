@@ -125,7 +125,7 @@ def _claim(template: str, read: ReadTemplate) -> DeviceClaim:
     document, title = read(template), f"ResourceClaimTemplate {template}"
     if document is None:
         raise PodRefused(f"{title} does not exist")
-    return parse_device_claim({**document, "kind": "ResourceClaimTemplate"}, title)
+    return parse_device_claim(document, title)
 
 
 def _written(
@@ -274,7 +274,7 @@ def _bound(place: str, claim: DeviceClaim, constraint: DeviceConstraint) -> list
 
     Raises: PodRefused for other constraints, such as one for an alternative of a request.
     """
-    about = [request for request in claim.requests if constraint.applies_to(request.name, "")]
+    about = [request for request in claim.requests if constraint.applies_to(request.name)]
     kind, attributes = "matchAttribute", {NUMA_NODE}
     if constraint.is_distinct:
         kind, attributes = "distinctAttribute", _UUID

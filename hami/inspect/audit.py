@@ -16,7 +16,7 @@ from hami.codec.own_claims import differing_containers
 from hami.codec.resize import parse_applied, shares_in, wanted_text
 from hami.codec.slices import device_name, mig_devices, pool_name
 from hami.codec.states import parse_lock
-from hami.codec.times import parse_time
+from hami.codec.times import LATEST, parse_time
 from hami.errors import MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from hami.inspect.installation import Installation, SchedulerDeployment
@@ -488,8 +488,8 @@ def _nodes_without(cluster: InspectedCluster, vendor: Vendor, resources: Sequenc
 
 
 def _age(cluster: InspectedCluster, unix: int) -> float:
-    """Returns the seconds from *unix* to the record; 0 if *unix* is unknown."""
-    if not unix:
+    """Returns the seconds from *unix* to the record; 0 if *unix* is unknown, or no time that a datetime can have."""
+    if not 0 < unix < LATEST:
         return 0.0
     return (cluster.record.taken - datetime.fromtimestamp(unix, UTC)).total_seconds()
 

@@ -15,10 +15,8 @@ from typing import Any
 
 import msgspec
 
-from hami.codec.claims import AllocatedClaim
 from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
 from hami.codec.policies import parse_list
-from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.claims import NOT_JUDGED
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
@@ -148,6 +146,7 @@ def change_record(
 ) -> tuple[ClusterRecord, list[MovedPod]]:
     """Returns *record* as in *scenario*, and the pods of drained nodes, which are to be placed again.
 
+    Its slices and claims stay: nothing is decided by them.
     Raises: HamiError for a name that matches nothing.
     """
     nodes = {node.name: node for node in record.nodes}
@@ -164,8 +163,6 @@ def change_record(
         record,
         nodes=tuple(nodes.values()),
         pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone),
-        slices=(*record.slices, *_added_slices(record.slices, scenario.added)),
-        claims=tuple(_claims_without(record, gone)),
     )
     return _cordoned(changed, scenario.cordoned), moved
 
@@ -182,13 +179,6 @@ def _moved(
         if pod.node_name in drained and pod.ref.uid not in gone:
             moved.append(MovedPod(unbound(pod), pod.ref.uid in holders))
     return moved
-
-
-def _claims_without(record: ClusterRecord, gone: Collection[str]) -> Iterator[AllocatedClaim]:
-    """Yields the claims that stay when the pods *gone* (uids) have ended."""
-    for claim in record.claims:
-        if not claim.pods or any(ref.uid not in gone for ref in claim.pods):
-            yield claim
 
 
 def simulate(
@@ -323,15 +313,13 @@ class _Placer:
     def __init__(self, cluster: InspectedCluster, preemption: SimulatedPreemption | None) -> None:
         self.placed: list[PlacedPod] = []
         self._cluster = cluster
-        self._rules = (
-            None
-            if preemption is None
-            else PreemptionRules(
+        self._rules: PreemptionRules | None = None
+        if preemption is not None:
+            self._rules = PreemptionRules(
                 now=cluster.record.taken.timestamp(),
                 budgets=preemption.budgets,
                 pod_groups=preemption.pod_groups,
             )
-        )
         self.view = cluster.view
         self._indexes = {
             (node, usage.device.vendor, usage.device.uuid): usage.device.index
@@ -426,18 +414,6 @@ def _added(text: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
         )
 
 
-def _added_slices(
-    slices: Sequence[PublishedSlice], added: Sequence[str]
-) -> Iterator[PublishedSlice]:
-    """Yields the slices of the nodes that *added* adds, whose texts have been read. Their cards are not cordoned."""
-    for match in filter(None, map(_ADDED.fullmatch, added)):
-        for part in slices:
-            if part.node == match["node"]:
-                devices = tuple(replace(device, cordoned=False) for device in part.devices)
-                for number in range(1, int(match["count"]) + 1):
-                    yield replace(part, node=f"{part.node}-added-{number}", devices=devices)
-
-
 def _pod_named(text: str, namespace: str, pods: Sequence[Pod]) -> Pod:
     """Returns the pod that *text* names. Raises: HamiError if there is none."""
     name = text if "/" in text else f"{namespace}/{text}"
@@ -464,14 +440,7 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
         nodes[name] = replace(
             nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)}
         )
-    slices: list[PublishedSlice] = []
-    for part in record.slices:
-        devices = tuple(
-            replace(device, cordoned=device.cordoned or device.uuid in uuids)
-            for device in part.devices
-        )
-        slices.append(replace(part, devices=devices))
-    return replace(record, nodes=tuple(nodes.values()), slices=tuple(slices))
+    return replace(record, nodes=tuple(nodes.values()))
 
 
 def unbound(pod: Pod) -> Pod:

@@ -72,11 +72,6 @@ class ClaimCache:
                 instances,
             )
 
-    def card_sizes(self) -> frozenset[int]:
-        """Returns the different amounts of memory (MiB) that devices have which claims share."""
-        with self._lock:
-            return self._table.shared_sizes(by_claims=False)
-
     def version(self) -> int:
         """Returns a number that increases with every change of devices or their usage."""
         with self._lock:

@@ -101,7 +101,7 @@ class Store:
     def claimable_sizes(self) -> frozenset[int]:
         """Returns the different amounts of memory (MiB) of the devices that pods get by claims and share."""
         with self._state.lock:
-            return self._state.table.shared_sizes(by_claims=True)
+            return self._state.table.claimable_sizes()
 
     def quotas_of(self, namespace: str) -> Collection[QuotaLimits]:
         """Returns the quotas of *namespace*."""

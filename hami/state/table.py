@@ -121,7 +121,7 @@ class Table:
         self._end = 0  # of the columns in use
         self._vendors, self._models, self._modes = _Numbers(1), _Numbers(), _Numbers()
         self._sizes: dict[str, DeviceSizes] | None = None
-        self._shared_sizes: dict[bool, frozenset[int]] | None = None
+        self._claimable_sizes: frozenset[int] | None = None
         self._used: dict[
             str, dict[tuple[str, str], tuple[int, int, int]]
         ] = {}  # by node, then by vendor and uuid
@@ -277,24 +277,18 @@ class Table:
             self._sizes = made
         return self._sizes
 
-    def shared_sizes(self, *, by_claims: bool) -> frozenset[int]:
-        """Returns the different amounts of memory (MiB) of the devices that pods share. *by_claims*: of those that
-        HAMi's scheduler gives to pods by claims; otherwise of the others."""
-        if self._shared_sizes is None:
-            shared = {
-                (device.by_claims, device.memory_mib)
-                for entry in self.nodes.values()
-                for devices in entry.devices.values()
-                for device in devices
-                if not device.is_partitioned
-            }
-            self._shared_sizes = {
-                allocation_mode: frozenset(
-                    size for of_mode, size in shared if of_mode == allocation_mode
-                )
-                for allocation_mode in (False, True)
-            }
-        return self._shared_sizes[by_claims]
+    def claimable_sizes(self) -> frozenset[int]:
+        """Returns the different amounts of memory (MiB) of the devices of which pods get shares by claims of HAMi's
+        scheduler."""
+        if self._claimable_sizes is None:
+            sizes: set[int] = set()
+            for entry in self.nodes.values():
+                for devices in entry.devices.values():
+                    for device in devices:
+                        if device.by_claims and not device.is_partitioned:
+                            sizes.add(device.memory_mib)
+            self._claimable_sizes = frozenset(sizes)
+        return self._claimable_sizes
 
     def rank(self) -> Array:
         """Returns, for each row, the position of its node in the order of names."""
@@ -344,7 +338,7 @@ class Table:
 
     def _number(self, devices: Sequence[Device], replaced: Sequence[Device]) -> None:
         """Gives numbers to the texts of *devices*, which take the place of *known*."""
-        self._sizes = self._shared_sizes = None
+        self._sizes = self._claimable_sizes = None
         for numbers, attribute in (
             (self._vendors, "vendor"),
             (self._models, "model"),

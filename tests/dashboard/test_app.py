@@ -218,6 +218,25 @@ def test_a_bound_pod_shows_its_cards_and_with_whom(stage):
     assert [part["pod"] for part in page["cards"][0]["card"]["segments"]] == ["a", "b", "secret"]
 
 
+def test_a_pod_that_is_bound_while_its_page_is_made_has_its_cards(stage, monkeypatch):
+    """Between two reads of the store: it waits no more, and so it holds cards."""
+    pods, store = stage.cache.pods, stage.cache
+
+    def then_bound(read):
+        def wrapped(uid):
+            answer = read(uid)
+            stage.add(bound("waits", "n1", (1, 9000, 0), (0, 500, 0), gpu=2))
+            return answer
+
+        return wrapped
+
+    monkeypatch.setattr(pods, "waiting_pod", then_bound(pods.waiting_pod))
+    monkeypatch.setattr(store, "booking", then_bound(store.booking))
+    page = stage.json("/pods/default/waits")
+    assert page["waits"] is None
+    assert [card["card"]["row"]["index"] for card in page["cards"]] == [0, 1]
+
+
 def test_a_namespace_shows_its_quota(stage):
     (row,) = stage.json("/namespaces/default")["items"]
     assert (row["memoryUsedMib"], row["memoryLimitMib"]) == (9000, 90_000)

@@ -267,6 +267,18 @@ def of_own(memory_mib=1, pods=None):
             None,
             id="just created",
         ),
+        param(
+            [replace(own(""), annotations={}, created="9999-12-31T23:59:59-23:59")],
+            [of_own()],
+            None,
+            id="a time after the last year",
+        ),
+        param(
+            [replace(own(""), annotations={}, created="0001-01-01T00:00:00Z")],
+            [of_own()],
+            None,
+            id="no time",
+        ),
         param([], [of_own()], None, id="pod gone"),
     ],
 )

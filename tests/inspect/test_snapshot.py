@@ -135,6 +135,14 @@ def test_an_anonymous_snapshot_answers_the_same(rng):
     )
 
 
+def test_a_snapshot_whose_pods_have_no_uids_may_be_anonymous():
+    """A file may have been edited."""
+    plain = pod(gpus())
+    unnamed = replace(plain, ref=replace(plain.ref, uid=""), preemptor="gone")
+    (hidden,) = anonymize(record([], [unnamed])).pods
+    assert (hidden.ref.uid, hidden.preemptor) == ("", "uid-gone")
+
+
 def test_an_anonymous_snapshot_contains_no_name():
     """Neither of objects nor of devices, wherever they stand: in annotations, locks, labels or lists."""
     secrets = [

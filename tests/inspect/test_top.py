@@ -115,6 +115,12 @@ def test_a_node_whose_claims_hami_allocates_is_shown_once():
     assert (pod["name"], pod["cards"], pod["memoryMib"]) == ("a", ["0"], 3000)
 
 
+def test_a_card_that_is_overcommitted_has_nothing_free():
+    of = cluster([node("n1", gpu(**GPU))], [bound("a", "n1", (0, 9000, 50), (0, 2000, 10))])
+    (row,) = items("nodes", of)
+    assert (row["memoryUsedMib"], row["largestFreeMib"]) == (11_000, 0)
+
+
 def test_a_row_for_each_card():
     rows = {(row["node"], row["index"]): row for row in items("cards")}
     assert (

@@ -117,7 +117,6 @@ def test_claims_hold_mig_instances_at_their_places():
     assert usage.is_overcommitted
     assert set(usage.partitions) == {Partition(1, 1, "1g.5gb"), Partition(0, 4, "3g.20gb")}
     assert {name for _, name in found.devices} == {"gpu-0", *(one.name for one in INSTANCES)}
-    assert seen(slices=(PublishedSlice("n", 1, (), INSTANCES),)).card_sizes() == frozenset()
 
 
 def test_requests_of_one_claim_add_up():
@@ -225,16 +224,20 @@ def test_what_hami_allocates_is_in_the_table_of_the_store_only():
     assert (found.devices, found.view.usages("n"), found.view.bookings) == ({}, {}, {})
 
 
-def test_the_sizes_of_cards_are_those_of_all_slices():
+def test_the_cards_are_those_of_all_slices():
     slices = [
         PublishedSlice(node, 1, tuple(gpu(f"GPU-{node}-{size}", memory_mib=size) for size in sizes))
         for node, sizes in (("a", [81920]), ("b", [81920, 15360]), ("c", [46068]))
     ]
     cache = seen(slices=slices)
-    assert cache.card_sizes() == {81920, 15360, 46068}
+
+    def sizes():
+        return {device.memory_mib for device in content(cache).devices.values()}
+
+    assert sizes() == {81920, 15360, 46068}
     cache.set_slice("1", None)
     cache.keep_slices({"0"})
-    assert cache.card_sizes() == {81920}
+    assert sizes() == {81920}
 
 
 def test_what_a_list_does_not_show_is_gone():

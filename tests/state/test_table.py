@@ -83,7 +83,7 @@ def test_inventories_that_are_news(devices, news):
     assert not Table().set_devices("n1", "NVIDIA", ())
 
 
-def test_sizes_that_pods_share_are_those_of_the_devices_there_are():
+def test_sizes_of_shares_by_claims_are_those_of_the_devices_there_are():
     table = Table()
     in_parts = gpu("c", memory_mib=3000, by_claims=True, mode="mig", mig_profiles=A100_PROFILES)
     table.set_devices(
@@ -91,19 +91,13 @@ def test_sizes_that_pods_share_are_those_of_the_devices_there_are():
         "NVIDIA",
         (gpu("a", memory_mib=1000), gpu("b", memory_mib=2000, by_claims=True), in_parts),
     )
-    assert [table.shared_sizes(by_claims=by_claims) for by_claims in (False, True)] == [
-        {1000},
-        {2000},
-    ]
+    assert table.claimable_sizes() == {2000}
     table.set_devices("n2", "NVIDIA", (gpu("d", memory_mib=4000, by_claims=True),))
-    assert table.shared_sizes(by_claims=True) == {2000, 4000}
+    assert table.claimable_sizes() == {2000, 4000}
     table.remove_node("n2")
-    assert table.shared_sizes(by_claims=True) == {2000}
+    assert table.claimable_sizes() == {2000}
     table.set_devices("n1", "NVIDIA", (gpu("a", memory_mib=1000),))
-    assert [table.shared_sizes(by_claims=by_claims) for by_claims in (False, True)] == [
-        {1000},
-        set(),
-    ]
+    assert table.claimable_sizes() == set()
 
 
 def test_versions_rise_with_every_change_of_a_node_and_only_then():
