@@ -177,14 +177,19 @@ def _without_null_fields(value: Any, type: Any) -> Any:
         return value
     if get_origin(type) is dict:
         return {key: _without_null_fields(item, arguments[1]) for key, item in value.items()}
-    if not _is_struct(type):
-        return value
+    if _is_struct(type):
+        return _fields_given(value, type)
+    return value
+
+
+def _fields_given(value: dict[str, Any], type: Any) -> dict[str, Any]:
+    """Returns the members of *value* that are no fields of the Struct *type*, or not null."""
     types = {field.encode_name: field.type for field in struct_fields(type)}
-    members = {}
+    given = {}
     for key, member in value.items():
         if member is not None or key not in types:
-            members[key] = _without_null_fields(member, types.get(key))
-    return members
+            given[key] = _without_null_fields(member, types.get(key))
+    return given
 
 
 def convert(value: object, type: type[T], place: Callable[[str], str]) -> T:
