@@ -32,9 +32,9 @@ from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
 from benchmarks.resize import resize_rows
 from benchmarks.rows import Row, table
-from e2e import interrupts
-from e2e.arguments import file_to_write, number_from
-from e2e.binaries import BinariesMissing
+from testing import interrupts
+from testing.arguments import file_to_write, number_from
+from testing.binaries import BinariesMissing
 
 ALL = (
     "filter",

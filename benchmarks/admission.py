@@ -18,12 +18,12 @@ from benchmarks import fleet
 from benchmarks.processes import Cpu, Run, disturbed
 from benchmarks.replica import Replica, stub_api
 from benchmarks.rows import Latency, Row, ratio, remarks
-from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube, path_of
-from e2e.nodes import fake_node, gpus
-from e2e.pods import pod
-from e2e.scheduler import Certificates, Scheduler, install, webhook_configuration
+from testing.cluster import MANIFESTS, LocalCluster
+from testing.eventually import eventually
+from testing.kube import ApiError, Kube, path_of
+from testing.nodes import fake_node, gpus
+from testing.pods import pod
+from testing.scheduler import Certificates, Scheduler, install, webhook_configuration
 
 __all__ = ["NOTHING", "POLICIES", "WEBHOOK", "creation_rows", "switch_to", "webhook_rows"]
 

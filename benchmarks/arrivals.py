@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from kubernetes import config as kubernetes_config
 
-from e2e.kube import Kube, path_of
+from testing.kube import Kube, path_of
 
 __all__ = ["job"]
 

@@ -16,9 +16,9 @@ from benchmarks import fleet
 from benchmarks.processes import Cpu, Run
 from benchmarks.replica import PLACED, Replica, stub_api
 from benchmarks.rows import Latency, Row
-from e2e.dashboard import dashboard
-from e2e.eventually import eventually
-from e2e.processes import free_port
+from testing.dashboard import dashboard
+from testing.eventually import eventually
+from testing.processes import free_port
 
 __all__ = ["dashboard_rows"]
 

@@ -31,16 +31,16 @@ from benchmarks.placing import (
 )
 from benchmarks.processes import Run
 from benchmarks.rows import Latency, Row, ratio, remarks
-from e2e import claims
-from e2e.cluster import LocalCluster
-from e2e.device_plugin import HOOK, DevicePlugin, cards
-from e2e.eventually import eventually
-from e2e.realnode import RealNode
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install
-from e2e.shown import seen, shower
 from hami.codec.slices import render_slices
 from hami.model import Device
+from testing import claims
+from testing.cluster import LocalCluster
+from testing.device_plugin import HOOK, DevicePlugin, cards
+from testing.eventually import eventually
+from testing.realnode import RealNode
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler, install
+from testing.shown import seen, shower
 
 __all__ = ["dra_rows"]
 

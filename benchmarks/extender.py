@@ -15,8 +15,8 @@ from benchmarks import fleet
 from benchmarks.processes import Cpu, Memory, Run, disturbed, memory
 from benchmarks.replica import PLACED, REFUSED, Replica, stub_api
 from benchmarks.rows import Latency, Row, ratio, remarks
-from e2e.cluster import LocalCluster
-from e2e.kube import Kube, path_of
+from testing.cluster import LocalCluster
+from testing.kube import Kube, path_of
 
 __all__ = ["SIZES", "filter_rows"]
 

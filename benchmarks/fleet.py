@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from e2e.nodes import Gpu, fake_node, gpus, registered
+from testing.nodes import Gpu, fake_node, gpus, registered
 
 __all__ = [
     "GPUS",

@@ -16,10 +16,10 @@ from benchmarks import fleet
 from benchmarks.processes import Run, memory
 from benchmarks.replica import PLACED, REFUSED, Replica, stub_api
 from benchmarks.rows import Latency, Row, ratio, remarks
-from e2e.eventually import eventually
-from e2e.nodes import REGISTER, gpus, register_text, registered
 from hami.codec.keys import GPU_ALLOCATED, NODE_RESIZES, RESIZE, RESIZE_STATUS
 from hami.codec.resize import ResizeState, Size, render_resize
+from testing.eventually import eventually
+from testing.nodes import REGISTER, gpus, register_text, registered
 
 __all__ = ["hostile_rows"]
 

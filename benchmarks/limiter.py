@@ -17,9 +17,9 @@ from pathlib import Path
 
 from benchmarks.processes import Run
 from benchmarks.rows import Row, ratio
-from tests.libvgpu.builds import Builds, Unavailable
-from tests.libvgpu.rig import MIB, Client, Rig, rig
-from tests.libvgpu.shares import SETTLE_S, Tenant, deciding, measured_shares, sampled
+from testing.limiter.builds import Builds, Unavailable
+from testing.limiter.rig import MIB, Client, Rig, rig
+from testing.limiter.shares import SETTLE_S, Tenant, deciding, measured_shares, sampled
 
 __all__ = ["limiter_rows"]
 

@@ -90,9 +90,9 @@ def rounds(folder: Path) -> dict[str, Any]:
     import hami.monitor.program  # noqa: F401  all modules that the program loads count
     from hami.monitor.metrics import families
     from hami.web.exposition import render
-    from tests.devices.fake_nvml import GIB, Gpu
-    from tests.monitor.region_bytes import Process
-    from tests.monitor.stage import Stage, node_pod
+    from testing.fake_nvml import GIB, Gpu
+    from testing.monitor_stage import Stage, node_pod
+    from testing.region_bytes import Process
 
     names = [f"pod-{number:03d}" for number in range(CONTAINERS)]
     stage = Stage(folder, *(Gpu(f"GPU-{number}", memory=80 * GIB) for number in range(CARDS)))
@@ -137,9 +137,9 @@ def priorities(folder: Path) -> dict[str, Any]:
     from hami.monitor.program import MonitorProgram
     from hami.monitor.settings import read_monitor_settings
     from hami.runtime.options import Address
-    from tests.monitor.region_bytes import UUIDS, region_bytes
-    from tests.monitor.stage import uid_of, wire
-    from tests.node.pod_server import Server
+    from testing.monitor_stage import uid_of, wire
+    from testing.pod_server import Server
+    from testing.region_bytes import UUIDS, region_bytes
 
     regions = {}
     for name, priority in (("high", 0), ("low", 1)):
@@ -207,7 +207,7 @@ def _put(region: Path, value: int) -> None:
 
 def mutated(folder: Path) -> dict[str, Any]:
     """Reads regions with random changes; returns how many ended in an exception."""
-    from tests.monitor.region_mutations import mutate_and_parse
+    from testing.region_mutations import mutate_and_parse
 
     begun, exceptions, batch = time.monotonic(), 0, 1000
     for seed in range(MUTATED // batch):

@@ -26,14 +26,14 @@ from benchmarks import arrivals, cycles, fleet
 from benchmarks.admission import POLICIES, WEBHOOK, switch_to
 from benchmarks.processes import Cpu, Run, disturbed
 from benchmarks.rows import Latency, Row, ratio, remarks
-from e2e.claims import ALLOCATE, call_webhooks, claiming
-from e2e.cluster import MANIFESTS, LocalCluster, scheduler_config
-from e2e.eventually import eventually
-from e2e.nodes import LOCK_FREE, fake_node, gpus
-from e2e.pods import pod as any_pod
-from e2e.priorities import add_priorities, of_priority
-from e2e.processes import Program, free_port
-from e2e.scheduler import Certificates, Scheduler, install
+from testing.claims import ALLOCATE, call_webhooks, claiming
+from testing.cluster import MANIFESTS, LocalCluster, scheduler_config
+from testing.eventually import eventually
+from testing.nodes import LOCK_FREE, fake_node, gpus
+from testing.pods import pod as any_pod
+from testing.priorities import add_priorities, of_priority
+from testing.processes import Program, free_port
+from testing.scheduler import Certificates, Scheduler, install
 
 __all__ = [
     "CLIENT_LIFTED",
@@ -453,7 +453,7 @@ class Stage:
                             [
                                 sys.executable,
                                 "-m",
-                                "e2e.agent",
+                                "testing.agent",
                                 "--kubeconfig",
                                 str(self.cluster.kubeconfig),
                                 "--delay",

@@ -15,19 +15,19 @@ from benchmarks.hostile import Filters, other_clients, repeated
 from benchmarks.processes import Run
 from benchmarks.replica import REFUSED, Replica, stub_api
 from benchmarks.rows import Row, ratio, remarks
-from e2e.cluster import LocalCluster
-from e2e.eventually import eventually
-from e2e.nodes import LOCK_FREE, gpus
-from e2e.pods import pod
-from e2e.priorities import add_priorities, of_priority
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install, wait_for_webhook
 from hami.state.preemption import PreemptionRules, plan_preemption
 from hami.state.store import Store
 from hami.state.view import Policies, View
-from tests import builders
-from tests.scheduler.replicas import holding
-from tests.world import Clock
+from testing import builders
+from testing.cluster import LocalCluster
+from testing.eventually import eventually
+from testing.nodes import LOCK_FREE, gpus
+from testing.pods import pod
+from testing.priorities import add_priorities, of_priority
+from testing.replicas import holding
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler, install, wait_for_webhook
+from testing.world import Clock
 
 __all__ = ["preemption_rows"]
 

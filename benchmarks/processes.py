@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e import reaper
+from testing import reaper
 
 __all__ = [
     "Cpu",

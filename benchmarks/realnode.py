@@ -19,13 +19,13 @@ import grpc
 
 from benchmarks.processes import Cpu, Run, disturbed
 from benchmarks.rows import Latency, Row, remarks
-from e2e.cluster import LocalCluster
-from e2e.device_plugin import DevicePlugin, cards
-from e2e.pods import pod
-from e2e.realnode import RealNode, missing
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install
 from hami.plugin import api_pb2 as api
+from testing.cluster import LocalCluster
+from testing.device_plugin import DevicePlugin, cards
+from testing.pods import pod
+from testing.realnode import RealNode, missing
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler, install
 
 __all__ = ["CARDS", "PODS", "Stage", "missing", "realnode_rows"]
 

@@ -17,10 +17,10 @@ import yaml
 
 from benchmarks import fleet, load
 from benchmarks.processes import Run
-from e2e.cluster import MANIFESTS
-from e2e.eventually import eventually
-from e2e.processes import Program, free_port
-from e2e.scheduler import Certificates
+from testing.cluster import MANIFESTS
+from testing.eventually import eventually
+from testing.processes import Program, free_port
+from testing.scheduler import Certificates
 
 __all__ = ["PLACED", "REFUSED", "Replica", "stub_api"]
 

@@ -14,15 +14,15 @@ from functools import partial
 from benchmarks.processes import Cpu, Run, disturbed
 from benchmarks.realnode import missing
 from benchmarks.rows import Latency, Row, remarks
-from e2e.cluster import LocalCluster
-from e2e.device_plugin import HOOK, SLOTS, DevicePlugin, cards
-from e2e.monitor import Monitor
-from e2e.nodes import gpus
-from e2e.pods import pod
-from e2e.realnode import RealNode
-from e2e.resizes import RESIZABLE, answered, resize
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install
+from testing.cluster import LocalCluster
+from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
+from testing.monitor import Monitor
+from testing.nodes import gpus
+from testing.pods import pod
+from testing.realnode import RealNode
+from testing.resizes import RESIZABLE, answered, resize
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler, install
 
 __all__ = ["resize_rows"]
 

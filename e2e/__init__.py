@@ -1,5 +1,4 @@
 """End-to-end tests: real etcd, kube-apiserver and kube-scheduler, fake nodes, and the processes of HAMi.
 
-Nothing in ``hami/`` imports from here. The tests, the demo and the benchmarks share the harness (``cluster``,
-``scheduler``, ``nodes``, ``agent``, ``audit``, ``kube``, ``binaries``).
+The demo (``demo``) and the program for a real GPU (``gpu``) are beside them, the harness is in ``testing/``.
 """

@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from e2e import audit, binaries, interrupts, kind, needs, reaper, since, strict
-from e2e.agent import NodeAgent
-from e2e.cluster import ExternalCluster, LocalCluster
-from e2e.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
-from e2e.fake_gpu import FakeGpus
-from e2e.helm_chart import Helm
-from e2e.monitor import Monitor
-from e2e.order import longest_first
-from e2e.priorities import add_priorities, remove_priorities
-from e2e.realnode import RealNode, missing
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install
-from tests.libvgpu.builds import Builds
+from testing import audit, binaries, interrupts, kind, needs, reaper, since, strict
+from testing.agent import NodeAgent
+from testing.cluster import ExternalCluster, LocalCluster
+from testing.device_plugin import RESOURCE, SLOTS, DevicePlugin, cards
+from testing.fake_gpu import FakeGpus
+from testing.helm_chart import Helm
+from testing.limiter.builds import Builds
+from testing.monitor import Monitor
+from testing.order import longest_first
+from testing.priorities import add_priorities, remove_priorities
+from testing.realnode import RealNode, missing
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler, install
 
 TIMEOUT_SECONDS = (
     300 if os.environ.get("HAMI_E2E_KIND") else 180

@@ -29,24 +29,25 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from e2e import audit, browser, demo_dra, demo_realnode, interrupts, measured
-from e2e.agent import NodeAgent
-from e2e.arguments import file_to_write
-from e2e.binaries import BinariesMissing
-from e2e.cluster import LocalCluster
-from e2e.dashboard import dashboard
-from e2e.eventually import eventually
-from e2e.farewell import say_farewell
-from e2e.joined_node import NodeUnavailable
-from e2e.nodes import gpus
-from e2e.people import DEVICE_CONFIG, ask
-from e2e.pods import container, init, pod, sidecar
-from e2e.priorities import add_priorities, of_priority
-from e2e.processes import free_port
-from e2e.progress import Steps, shown
-from e2e.sandbox import Sandbox, served
-from e2e.scheduler import Certificates, Scheduler, install
-from tests.libvgpu.builds import Unavailable
+from e2e import demo_dra, demo_realnode
+from testing import audit, browser, interrupts, measured
+from testing.agent import NodeAgent
+from testing.arguments import file_to_write
+from testing.binaries import BinariesMissing
+from testing.cluster import LocalCluster
+from testing.dashboard import dashboard
+from testing.eventually import eventually
+from testing.farewell import say_farewell
+from testing.joined_node import NodeUnavailable
+from testing.limiter.builds import Unavailable
+from testing.nodes import gpus
+from testing.people import DEVICE_CONFIG, ask
+from testing.pods import container, init, pod, sidecar
+from testing.priorities import add_priorities, of_priority
+from testing.processes import free_port
+from testing.progress import Steps, shown
+from testing.sandbox import Sandbox, served
+from testing.scheduler import Certificates, Scheduler, install
 
 __all__ = ["main"]
 

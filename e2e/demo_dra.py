@@ -12,18 +12,26 @@ from typing import Any
 
 from rich.console import Console
 
-from e2e import interrupts, realnode
-from e2e.claims import claiming, class_and_rights, missing, share, spec_of, template, wait_published
-from e2e.cluster import LocalCluster
 from e2e.demo_realnode import add_output, farewell, greedy, output_table
-from e2e.device_plugin import SLOTS, DevicePlugin
-from e2e.fake_gpu import CARDS, FakeGpus, client_pod
-from e2e.people import ask
-from e2e.progress import shown
-from e2e.realnode import RealNode
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install
-from tests.libvgpu.builds import Builds
+from testing import interrupts, realnode
+from testing.claims import (
+    claiming,
+    class_and_rights,
+    missing,
+    share,
+    spec_of,
+    template,
+    wait_published,
+)
+from testing.cluster import LocalCluster
+from testing.device_plugin import SLOTS, DevicePlugin
+from testing.fake_gpu import CARDS, FakeGpus, client_pod
+from testing.limiter.builds import Builds
+from testing.people import ask
+from testing.progress import shown
+from testing.realnode import RealNode
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler, install
 
 __all__ = ["run"]
 

@@ -15,21 +15,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from e2e import audit, interrupts
-from e2e.allocating import AllocatingContainer
-from e2e.cluster import LocalCluster
-from e2e.device_plugin import RESOURCE, DevicePlugin
-from e2e.eventually import eventually
-from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
-from e2e.farewell import say_farewell
-from e2e.monitor import Monitor
-from e2e.progress import shown
-from e2e.realnode import RealNode, missing
-from e2e.resizes import answered, applied, resize
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install
-from tests.libvgpu.builds import Builds
-from tests.libvgpu.rig import MIB
+from testing import audit, interrupts
+from testing.allocating import AllocatingContainer
+from testing.cluster import LocalCluster
+from testing.device_plugin import RESOURCE, DevicePlugin
+from testing.eventually import eventually
+from testing.fake_gpu import CARDS, FakeGpus, client, client_pod
+from testing.farewell import say_farewell
+from testing.limiter.builds import Builds
+from testing.limiter.rig import MIB
+from testing.monitor import Monitor
+from testing.progress import shown
+from testing.realnode import RealNode, missing
+from testing.resizes import answered, applied, resize
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler, install
 
 __all__ = ["add_output", "farewell", "greedy", "output_table", "run"]
 

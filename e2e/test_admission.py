@@ -2,13 +2,13 @@
 
 import pytest
 
-from e2e.accounts import may
-from e2e.cluster import MANIFESTS, SCHEDULER
-from e2e.kube import ApiError
-from e2e.nodes import LOCK_FREE, gpu
-from e2e.pods import container, pod
-from e2e.sandbox import Sandbox
-from e2e.scheduler import EXTENDER, NAMESPACE
+from testing.accounts import may
+from testing.cluster import MANIFESTS, SCHEDULER
+from testing.kube import ApiError
+from testing.nodes import LOCK_FREE, gpu
+from testing.pods import container, pod
+from testing.sandbox import Sandbox
+from testing.scheduler import EXTENDER, NAMESPACE
 
 RESERVED = [
     "hami.io/vgpu-node",

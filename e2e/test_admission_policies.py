@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.cluster import MANIFESTS
-from e2e.eventually import eventually
-from e2e.gpu_operator import RUNTIME_CLASS
-from e2e.kube import ApiError, Kube
-from e2e.pods import RESOURCES, container, pod
-from e2e.sandbox import Sandbox, named
-from e2e.scheduler import Certificates, Scheduler, webhook_configuration
 from hami.codec.device_config import parse_device_config
 from hami.vendors.entry_points import full_catalog
+from testing.cluster import MANIFESTS
+from testing.eventually import eventually
+from testing.gpu_operator import RUNTIME_CLASS
+from testing.kube import ApiError, Kube
+from testing.pods import RESOURCES, container, pod
+from testing.sandbox import Sandbox, named
+from testing.scheduler import Certificates, Scheduler, webhook_configuration
 from tools.admission import FOLDER, generated_files
 
 pytestmark = pytest.mark.since(1, 36)

@@ -16,17 +16,17 @@ import pytest
 import urllib3
 import yaml
 
-from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.eventually import eventually
-from e2e.nodes import gpus
-from e2e.people import hami
-from e2e.pods import pod
-from e2e.processes import group_members
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler
 from hami.inspect.snapshot import parse_snapshot
 from hami.model import Pod
 from hami.quantity import MIB, parse_quantity
+from testing.cluster import MANIFESTS, LocalCluster
+from testing.eventually import eventually
+from testing.nodes import gpus
+from testing.people import hami
+from testing.pods import pod
+from testing.processes import group_members
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler
 
 Object = dict[str, Any]
 GROUP = ("--model", "NVIDIA A100-SXM4-80GB", "--count", "8", "--memory", "81920")

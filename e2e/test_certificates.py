@@ -16,14 +16,14 @@ import pytest
 import yaml
 from cryptography import x509
 
-from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube
-from e2e.pods import pod
-from e2e.processes import free_port
-from e2e.rights import calls, granted, refused, unused
-from e2e.sandbox import Sandbox
-from e2e.scheduler import (
+from testing.cluster import MANIFESTS, LocalCluster
+from testing.eventually import eventually
+from testing.kube import ApiError, Kube
+from testing.pods import pod
+from testing.processes import free_port
+from testing.rights import calls, granted, refused, unused
+from testing.sandbox import Sandbox
+from testing.scheduler import (
     EXTENDER,
     NAMESPACE,
     Certificates,

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import urllib3
 
-from e2e.browser import SCHEMES, WIDTHS, Visit, browser, missing
-from e2e.cluster import LocalCluster
-from e2e.dashboard import COMPONENT, dashboard
-from e2e.eventually import eventually
-from e2e.kube import Kube, write_kubeconfig
-from e2e.measured import MonitorProcess, announced, own_address, served
-from e2e.nodes import gpu, gpus
-from e2e.pods import pod
-from e2e.processes import free_port
-from e2e.sandbox import LABEL, Sandbox
-from e2e.scheduler import NAMESPACE, Certificates, Scheduler
+from testing.browser import SCHEMES, WIDTHS, Visit, browser, missing
+from testing.cluster import LocalCluster
+from testing.dashboard import COMPONENT, dashboard
+from testing.eventually import eventually
+from testing.kube import Kube, write_kubeconfig
+from testing.measured import MonitorProcess, announced, own_address, served
+from testing.nodes import gpu, gpus
+from testing.pods import pod
+from testing.processes import free_port
+from testing.sandbox import LABEL, Sandbox
+from testing.scheduler import NAMESPACE, Certificates, Scheduler
 
 Object = dict[str, Any]
 PICTURES = Path(os.environ.get("HAMI_E2E_PICTURES", "benchmarks/results/pictures"))

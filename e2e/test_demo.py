@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e import reaper
-from e2e.eventually import eventually
-from e2e.farewell import BEGIN
-from e2e.realnode import missing
+from testing import reaper
+from testing.eventually import eventually
+from testing.farewell import BEGIN
+from testing.realnode import missing
 
 ROOT = Path(__file__).parents[1]
 STEP = re.compile(r" *\d+ s  (.*)")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from e2e.nodes import LOCK_FREE, gpu
-from e2e.pods import pod
+from testing.nodes import LOCK_FREE, gpu
+from testing.pods import pod
 
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 NAME = "gpu.nvidia.com"

@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-from e2e import vendor_nodes
-from e2e.eventually import eventually
-from e2e.kube import ApiError
-from e2e.nodes import LOCK_FREE, gpu, mig_gpu
-from e2e.pods import pod
-from e2e.priorities import of_priority
-from e2e.sandbox import LABEL, Sandbox
-from e2e.scheduler import kill_leader, redirect_webhook, second_replica
 from hami.codec.pods import GROUP_LABEL
 from hami.scheduler.planner import BUDGETS_S
 from hami.state.pods import MAX_GRACE_S
+from testing import vendor_nodes
+from testing.eventually import eventually
+from testing.kube import ApiError
+from testing.nodes import LOCK_FREE, gpu, mig_gpu
+from testing.pods import pod
+from testing.priorities import of_priority
+from testing.sandbox import LABEL, Sandbox
+from testing.scheduler import kill_leader, redirect_webhook, second_replica
 
 KEPT = "hami-e2e/kept"
 ENDS_LATE = "hami-e2e/ends-late"  # in kwok.yaml

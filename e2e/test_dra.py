@@ -12,14 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.accounts import CLAIM_CONTROLLER, account, binding, may, wait_permitted
-from e2e.claims import FIRST, claiming, component, missing, template
-from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube, path_of
-from e2e.people import DEVICE_CONFIG, hami
-from e2e.pods import container, pod
-from e2e.sandbox import Sandbox
 from hami.codec.claim_spec import Inexpressible, render_claim_spec
 from hami.codec.claims import (
     AllocatedClaim,
@@ -39,7 +31,15 @@ from hami.errors import MalformedInput
 from hami.inspect.claims import NOT_JUDGED
 from hami.model import Device, Request, Selector
 from hami.quantity import MIB, parse_quantity
-from tests.devices.cards import A100_PROFILES
+from testing.accounts import CLAIM_CONTROLLER, account, binding, may, wait_permitted
+from testing.cards import A100_PROFILES
+from testing.claims import FIRST, claiming, component, missing, template
+from testing.cluster import MANIFESTS, LocalCluster
+from testing.eventually import eventually
+from testing.kube import ApiError, Kube, path_of
+from testing.people import DEVICE_CONFIG, hami
+from testing.pods import container, pod
+from testing.sandbox import Sandbox
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)

@@ -19,8 +19,12 @@ import pytest
 import urllib3
 import yaml
 
-from e2e import audit, binaries
-from e2e.claims import (
+from hami import model
+from hami.codec.claims import AllocatedClaim, parse_claim
+from hami.codec.slices import DRIVER, is_instance, pool_name, render_slices
+from hami.model import Device, Selector
+from testing import audit, binaries
+from testing.claims import (
     ALLOCATE,
     FIRST,
     TIMEOUT_S,
@@ -32,20 +36,16 @@ from e2e.claims import (
     spec_of,
     template,
 )
-from e2e.cluster import LocalCluster
-from e2e.eventually import eventually
-from e2e.kube import ApiError, path_of, write_impersonation
-from e2e.nodes import LOCK_FREE, Gpu, MigProfile, gpu, gpus, mig_gpu, registered
-from e2e.oracle import Oracle, oracle
-from e2e.people import DEVICE_CONFIG, hami
-from e2e.pods import container, init, pod, sidecar
-from e2e.priorities import add_priorities, of_priority
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler
-from hami import model
-from hami.codec.claims import AllocatedClaim, parse_claim
-from hami.codec.slices import DRIVER, is_instance, pool_name, render_slices
-from hami.model import Device, Selector
+from testing.cluster import LocalCluster
+from testing.eventually import eventually
+from testing.kube import ApiError, path_of, write_impersonation
+from testing.nodes import LOCK_FREE, Gpu, MigProfile, gpu, gpus, mig_gpu, registered
+from testing.oracle import Oracle, oracle
+from testing.people import DEVICE_CONFIG, hami
+from testing.pods import container, init, pod, sidecar
+from testing.priorities import add_priorities, of_priority
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)

@@ -13,13 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from e2e.claims import COMPONENT, FIRST, component, missing
-from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube
-from e2e.pods import container, pod
-from e2e.sandbox import Sandbox
-from e2e.scheduler import account_kubeconfig
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.own_claims import booked_claim, render_allocation, render_claim
 from hami.codec.pods import parse_pod
@@ -33,6 +26,13 @@ from hami.scheduler.claim_bind import ClaimBinder
 from hami.scheduling.refusal import Choice
 from hami.state.promises import Promise, Stage, Terms
 from hami.state.table import Booking
+from testing.claims import COMPONENT, FIRST, component, missing
+from testing.cluster import MANIFESTS, LocalCluster
+from testing.eventually import eventually
+from testing.kube import ApiError, Kube
+from testing.pods import container, pod
+from testing.sandbox import Sandbox
+from testing.scheduler import account_kubeconfig
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)

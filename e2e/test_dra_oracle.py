@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from e2e.oracle import Oracle, oracle
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.keys import ALLOCATION_MODE, CORDON, GPU_POLICY, NUMA_BIND
 from hami.codec.own_claims import booked_claim, parse_stored_claim, render_allocation, render_claim
@@ -23,9 +22,10 @@ from hami.model import Device, Pod, Share
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
-from tests.builders import ONLY_NVIDIA, container, gpu, node, pod
-from tests.devices.cards import A100_PROFILES
-from tests.world import NOON, Clock
+from testing.builders import ONLY_NVIDIA, container, gpu, node, pod
+from testing.cards import A100_PROFILES
+from testing.oracle import Oracle, oracle
+from testing.world import NOON, Clock
 
 Object = dict[str, Any]
 CASES = 60

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from e2e.accounts import account, permitted, wait_permitted
-from e2e.claims import FIRST, component, missing
-from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube, path_of
-from e2e.pods import pod
-from e2e.sandbox import Sandbox
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE, MANAGED_TAINT
 from hami.codec.slices import DRIVER
+from testing.accounts import account, permitted, wait_permitted
+from testing.claims import FIRST, component, missing
+from testing.cluster import MANIFESTS, LocalCluster
+from testing.eventually import eventually
+from testing.kube import ApiError, Kube, path_of
+from testing.pods import pod
+from testing.sandbox import Sandbox
 
 Object = dict[str, Any]
 pytestmark = pytest.mark.since(*FIRST)

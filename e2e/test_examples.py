@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.accounts import permit_priority
-from e2e.eventually import WaitTimeout
-from e2e.nodes import gpus, mig_gpu
-from e2e.quickstart import DOCS, script
+from testing.accounts import permit_priority
+from testing.eventually import WaitTimeout
+from testing.nodes import gpus, mig_gpu
+from testing.quickstart import DOCS, script
 
 FOLDER = Path(__file__).parent.parent / "examples"
 CARDS = gpus(2, memory_mib=40_960, model="NVIDIA A100-SXM4-40GB")

@@ -5,9 +5,9 @@ import threading
 import pytest
 import urllib3
 
-from e2e.nodes import LOCK_FREE, gpus
-from e2e.pods import pod
-from e2e.scheduler import kill_leader, lease_holder, redirect_webhook, second_replica
+from testing.nodes import LOCK_FREE, gpus
+from testing.pods import pod
+from testing.scheduler import kill_leader, lease_holder, redirect_webhook, second_replica
 
 PODS = 200
 

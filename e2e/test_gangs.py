@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e import audit, binaries
-from e2e.cluster import LocalCluster
-from e2e.eventually import eventually
-from e2e.nodes import LOCK_FREE, fake_node, gpus
-from e2e.people import DEVICE_CONFIG, hami
-from e2e.pods import pod
-from e2e.priorities import add_priorities, class_name, of_priority
-from e2e.scheduler import (
+from hami.codec.pods import render_preempted
+from hami.codec.times import render_time
+from hami.model import EvictedTogether
+from testing import audit, binaries
+from testing.cluster import LocalCluster
+from testing.eventually import eventually
+from testing.nodes import LOCK_FREE, fake_node, gpus
+from testing.people import DEVICE_CONFIG, hami
+from testing.pods import pod
+from testing.priorities import add_priorities, class_name, of_priority
+from testing.scheduler import (
     Certificates,
     Scheduler,
     install,
@@ -23,9 +26,6 @@ from e2e.scheduler import (
     second_replica,
     wait_for_webhook,
 )
-from hami.codec.pods import render_preempted
-from hami.codec.times import render_time
-from hami.model import EvictedTogether
 
 GROUPS = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
 COMPOSITES = "/apis/scheduling.k8s.io/v1alpha3/namespaces/default/compositepodgroups"

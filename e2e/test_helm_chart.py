@@ -6,9 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from e2e.cluster import LocalCluster
-from e2e.helm_chart import Helm
-from tests.rendered.examples import EXAMPLES, RenderedExamples
+from testing.cluster import LocalCluster
+from testing.helm_chart import Helm
+from testing.helm_examples import EXAMPLES, RenderedExamples
 
 
 def test_the_api_server_takes_the_objects_of_all_examples(

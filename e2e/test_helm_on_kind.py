@@ -13,13 +13,22 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster import SCHEDULER
-from e2e.eventually import eventually
-from e2e.helm_chart import Helm
-from e2e.kind import KindCluster, Worker
-from e2e.pods import pod
-from e2e.scheduler import Certificates
-from e2e.takeover import ALLOCATED, NAMESPACE, SECRET, THEIRS, TakeOver, is_running, remains, remove
+from testing.cluster import SCHEDULER
+from testing.eventually import eventually
+from testing.helm_chart import Helm
+from testing.kind import KindCluster, Worker
+from testing.pods import pod
+from testing.scheduler import Certificates
+from testing.takeover import (
+    ALLOCATED,
+    NAMESPACE,
+    SECRET,
+    THEIRS,
+    TakeOver,
+    is_running,
+    remains,
+    remove,
+)
 
 pytestmark = [pytest.mark.kind, pytest.mark.installation, pytest.mark.timeout(600)]
 Object = dict[str, Any]

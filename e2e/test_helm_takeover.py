@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.accounts import may
-from e2e.cluster import SCHEDULER, LocalCluster
-from e2e.eventually import eventually
-from e2e.helm_chart import CA, CHART, Helm, HelmError
-from e2e.kube import ApiError, Kube
-from e2e.nodes import fake_node, gpu
-from e2e.people import DEVICE_CONFIG, hami
-from e2e.pods import pod
-from e2e.scheduler import EXTENDER, Certificates, Scheduler, account_token
-from e2e.takeover import ALLOCATED, NAMESPACE, SECRET, TakeOver, is_running, remains
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
+from testing.accounts import may
+from testing.cluster import SCHEDULER, LocalCluster
+from testing.eventually import eventually
+from testing.helm_chart import CA, CHART, Helm, HelmError
+from testing.kube import ApiError, Kube
+from testing.nodes import fake_node, gpu
+from testing.people import DEVICE_CONFIG, hami
+from testing.pods import pod
+from testing.scheduler import EXTENDER, Certificates, Scheduler, account_token
+from testing.takeover import ALLOCATED, NAMESPACE, SECRET, TakeOver, is_running, remains
 
 Object = dict[str, Any]
 OPERATIONS = (CHART.parents[1] / "docs" / "operations.md").read_text()

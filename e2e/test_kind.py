@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from e2e import audit
-from e2e.agent import NodeAgent
-from e2e.cluster import SCHEDULER
-from e2e.kind import NAMESPACE, KindCluster, Worker
-from e2e.kube import ApiError, Kube, path_of
-from e2e.nodes import REGISTER, gpu, gpus
-from e2e.pods import pod
-from e2e.sandbox import Sandbox
-from e2e.scheduler import EXTENDER, lease_holder
-from e2e.shown import limits, seen, shower
+from testing import audit
+from testing.agent import NodeAgent
+from testing.cluster import SCHEDULER
+from testing.kind import NAMESPACE, KindCluster, Worker
+from testing.kube import ApiError, Kube, path_of
+from testing.nodes import REGISTER, gpu, gpus
+from testing.pods import pod
+from testing.sandbox import Sandbox
+from testing.scheduler import EXTENDER, lease_holder
+from testing.shown import limits, seen, shower
 
 pytestmark = [pytest.mark.kind, pytest.mark.installation, pytest.mark.timeout(600)]
 Object = dict[str, Any]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from e2e.agent import Mishap
-from e2e.nodes import REGISTER, gpu, gpus, registered
-from e2e.pods import job, pod
+from testing.agent import Mishap
+from testing.nodes import REGISTER, gpu, gpus, registered
+from testing.pods import job, pod
 
 LOCK = "hami.io/mutex.lock"
 HANDSHAKE = "hami.io/node-handshake"

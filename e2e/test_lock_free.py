@@ -2,9 +2,9 @@
 
 import pytest
 
-from e2e.nodes import LOCK_FREE, gpu, gpus
-from e2e.pods import pod
-from e2e.vendors import MUTEX, PHASE
+from testing.nodes import LOCK_FREE, gpu, gpus
+from testing.pods import pod
+from testing.vendors import MUTEX, PHASE
 
 TO_ALLOCATE, ALLOCATED = "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devices-allocated"
 SMALL = {"gpu": 1, "gpumem": 1000}

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.accounts import may
-from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.eventually import eventually
-from e2e.pods import pod
-from e2e.sandbox import Sandbox
-from tests.rendered.kustomize import FOLDER, OVERLAYS, build, elsewhere
+from testing.accounts import may
+from testing.cluster import MANIFESTS, LocalCluster
+from testing.eventually import eventually
+from testing.kustomize import FOLDER, OVERLAYS, build, elsewhere
+from testing.pods import pod
+from testing.sandbox import Sandbox
 
 Object = dict[str, Any]
 SINCE = {"dra": (1, 34), "admission-policies": (1, 36)}

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
-from e2e.accounts import account, permitted
-from e2e.kube import write_kubeconfig
-from e2e.nodes import gpus
-from e2e.people import DEVICE_CONFIG, hami
-from e2e.pods import container, job, pod
-from e2e.processes import free_port
 from hami.codec.keys import NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZED
 from hami.codec.resize import AppliedSizes, render_applied
+from testing.accounts import account, permitted
+from testing.kube import write_kubeconfig
+from testing.nodes import gpus
+from testing.people import DEVICE_CONFIG, hami
+from testing.pods import container, job, pod
+from testing.processes import free_port
 
 PLUGIN = f"""\
 #!{sys.executable}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from e2e.nodes import gpu, gpus
-from e2e.pods import pod
+from testing.nodes import gpu, gpus
+from testing.pods import pod
 
 NODE_POLICY = "hami.io/node-scheduler-policy"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from e2e.eventually import eventually
-from e2e.nodes import gpu
-from e2e.pods import pod
-from e2e.priorities import of_priority
-from e2e.scheduler import kill_leader, second_replica
+from testing.eventually import eventually
+from testing.nodes import gpu
+from testing.pods import pod
+from testing.priorities import of_priority
+from testing.scheduler import kill_leader, second_replica
 
 WATCHED_S = 20
 pytestmark = pytest.mark.usefixtures("priorities")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from e2e.eventually import eventually
-from e2e.pods import container, pod
-from e2e.realnode import RealNode, missing
-from e2e.reaper import control_groups, processes_of
-from e2e.sandbox import Sandbox
+from testing.eventually import eventually
+from testing.pods import container, pod
+from testing.realnode import RealNode, missing
+from testing.reaper import control_groups, processes_of
+from testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
@@ -62,7 +62,10 @@ def test_containers_outlive_the_kubelet(sandbox: Sandbox, real: RealNode) -> Non
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_nothing_outlives_the_run(number: signal.Signals) -> None:
     run = subprocess.Popen(
-        [sys.executable, "-m", "e2e.realnode"], stdout=subprocess.PIPE, text=True, env=os.environ
+        [sys.executable, "-m", "testing.realnode"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ,
     )
     with run:
         assert run.stdout is not None

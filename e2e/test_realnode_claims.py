@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.claims import (
+from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE, MANAGED_TAINT
+from hami.codec.slices import DRIVER, device_name, pool_name
+from testing.claims import (
     ALLOCATE,
     FIRST,
     emptied,
@@ -20,17 +22,15 @@ from e2e.claims import (
     serving,
     specifications,
 )
-from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.device_plugin import HOOK, RESOURCE, DevicePlugin, cards
-from e2e.eventually import eventually
-from e2e.nodes import REGISTER
-from e2e.pods import pod
-from e2e.realnode import RealNode, missing
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler
-from e2e.shown import seen, shower, showing
-from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE, MANAGED_TAINT
-from hami.codec.slices import DRIVER, device_name, pool_name
+from testing.cluster import MANIFESTS, LocalCluster
+from testing.device_plugin import HOOK, RESOURCE, DevicePlugin, cards
+from testing.eventually import eventually
+from testing.nodes import REGISTER
+from testing.pods import pod
+from testing.realnode import RealNode, missing
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler
+from testing.shown import seen, shower, showing
 
 pytestmark = [pytest.mark.since(*FIRST), pytest.mark.timeout(300)]
 Object = dict[str, Any]

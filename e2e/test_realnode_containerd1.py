@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster import LocalCluster
-from e2e.device_plugin import HOOK, SLOTS, DevicePlugin, cards
-from e2e.joined_node import NodeUnavailable
-from e2e.realnode import RealNode, Runtime, missing
-from e2e.regions import find_limits_again, mounted
-from e2e.sandbox import Sandbox
-from e2e.shown import limits, shower
+from testing.cluster import LocalCluster
+from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
+from testing.joined_node import NodeUnavailable
+from testing.realnode import RealNode, Runtime, missing
+from testing.regions import find_limits_again, mounted
+from testing.sandbox import Sandbox
+from testing.shown import limits, shower
 
 pytestmark = pytest.mark.kind
 

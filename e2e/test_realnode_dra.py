@@ -11,27 +11,27 @@ import pytest
 import urllib3
 import yaml
 
-from e2e import claims
-from e2e.claims import emptied, in_mig_mode, instances, running, share, specifications
-from e2e.cluster import MANIFESTS, LocalCluster
-from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
-from e2e.eventually import eventually
-from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod
-from e2e.kube import Kube
-from e2e.monitor import Monitor
-from e2e.nodes import REGISTER
-from e2e.people import DEVICE_CONFIG, hami
-from e2e.placing import Part, place
-from e2e.pods import pod
-from e2e.realnode import RealNode
-from e2e.restarts import kill_container, restarted, views
-from e2e.sandbox import Sandbox
-from e2e.shown import seen, shower, showing
 from hami.codec.keys import ALLOCATION_MODE
 from hami.codec.slices import DRIVER, device_name, pool_name
 from hami.model import Selector
-from tests.libvgpu.builds import Builds, Unavailable
-from tests.libvgpu.rig import MIB
+from testing import claims
+from testing.claims import emptied, in_mig_mode, instances, running, share, specifications
+from testing.cluster import MANIFESTS, LocalCluster
+from testing.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
+from testing.eventually import eventually
+from testing.fake_gpu import CARDS, FakeGpus, client, client_pod
+from testing.kube import Kube
+from testing.limiter.builds import Builds, Unavailable
+from testing.limiter.rig import MIB
+from testing.monitor import Monitor
+from testing.nodes import REGISTER
+from testing.people import DEVICE_CONFIG, hami
+from testing.placing import Part, place
+from testing.pods import pod
+from testing.realnode import RealNode
+from testing.restarts import kill_container, restarted, views
+from testing.sandbox import Sandbox
+from testing.shown import seen, shower, showing
 
 pytestmark = [pytest.mark.kind, pytest.mark.since(1, 36)]
 Object = dict[str, Any]

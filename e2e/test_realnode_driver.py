@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin
-from e2e.eventually import eventually
-from e2e.monitor import Monitor
-from e2e.nodes import REGISTER
-from e2e.realnode import NodeProgram, RealNode
-from e2e.sandbox import Sandbox
-from e2e.shown import seen, shower
-from tests.devices.driver_root import DriverRoot, compile_nvml
+from testing.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin
+from testing.driver_root import DriverRoot, compile_nvml
+from testing.eventually import eventually
+from testing.monitor import Monitor
+from testing.nodes import REGISTER
+from testing.realnode import NodeProgram, RealNode
+from testing.sandbox import Sandbox
+from testing.shown import seen, shower
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400)]
 Object = dict[str, Any]

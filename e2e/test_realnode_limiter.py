@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from e2e.device_plugin import HOOK, DevicePlugin
-from e2e.eventually import eventually
-from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod, offered_gpu
-from e2e.placing import Part, place
-from e2e.realnode import RealNode
-from e2e.sandbox import Sandbox
 from hami.node.region_layout import COMPUTE_SIZE, REGION_SIZE
-from tests.libvgpu.builds import Builds
-from tests.libvgpu.rig import MIB
-from tests.libvgpu.shares import SETTLE_S, measured_shares, sampled
+from testing.device_plugin import HOOK, DevicePlugin
+from testing.eventually import eventually
+from testing.fake_gpu import CARDS, FakeGpus, client, client_pod, offered_gpu
+from testing.limiter.builds import Builds
+from testing.limiter.rig import MIB
+from testing.limiter.shares import SETTLE_S, measured_shares, sampled
+from testing.placing import Part, place
+from testing.realnode import RealNode
+from testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.kind
 MODES = ("start", "admission")

@@ -14,15 +14,15 @@ import pytest
 import urllib3
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e.accounts import permit_priority
-from e2e.device_plugin import DevicePlugin
-from e2e.eventually import eventually
-from e2e.fake_gpu import CARDS, CLIENT, FakeGpus, client, client_pod, offered_gpu, typed
-from e2e.monitor import Monitor
-from e2e.realnode import RealNode
-from e2e.sandbox import Sandbox
-from tests.libvgpu.builds import Builds
-from tests.libvgpu.rig import MIB
+from testing.accounts import permit_priority
+from testing.device_plugin import DevicePlugin
+from testing.eventually import eventually
+from testing.fake_gpu import CARDS, CLIENT, FakeGpus, client, client_pod, offered_gpu, typed
+from testing.limiter.builds import Builds
+from testing.limiter.rig import MIB
+from testing.monitor import Monitor
+from testing.realnode import RealNode
+from testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]

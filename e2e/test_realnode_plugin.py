@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from e2e.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
-from e2e.helm_chart import Helm
-from e2e.nodes import REGISTER
-from e2e.placing import bind
-from e2e.pods import init, pod
-from e2e.realnode import RealNode
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Scheduler
-from e2e.shown import limits, script, seen, shower, showing
+from testing.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
+from testing.helm_chart import Helm
+from testing.nodes import REGISTER
+from testing.placing import bind
+from testing.pods import init, pod
+from testing.realnode import RealNode
+from testing.sandbox import Sandbox
+from testing.scheduler import Scheduler
+from testing.shown import limits, script, seen, shower, showing
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]

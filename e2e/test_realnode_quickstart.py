@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e import audit, gpu_operator
-from e2e.cluster import LocalCluster
-from e2e.device_plugin import SLOTS, DevicePlugin, cards
-from e2e.helm_chart import ROOT, Helm
-from e2e.quickstart import DOCS, commands
-from e2e.realnode import IMAGE, RealNode, missing
-from e2e.scheduler import Certificates, Scheduler, install
+from testing import audit, gpu_operator
+from testing.cluster import LocalCluster
+from testing.device_plugin import SLOTS, DevicePlugin, cards
+from testing.helm_chart import ROOT, Helm
+from testing.quickstart import DOCS, commands
+from testing.realnode import IMAGE, RealNode, missing
+from testing.scheduler import Certificates, Scheduler, install
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.device_plugin import HOOK, SLOTS, DevicePlugin, cards
-from e2e.eventually import eventually
-from e2e.realnode import RealNode
-from e2e.regions import FOLDER, find_limits_again, mounted, run_in
-from e2e.sandbox import Sandbox
-from e2e.shown import shower
 from hami.node.region_layout import COMPUTE_SIZE, REGION_SIZE
+from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
+from testing.eventually import eventually
+from testing.realnode import RealNode
+from testing.regions import FOLDER, find_limits_again, mounted, run_in
+from testing.sandbox import Sandbox
+from testing.shown import shower
 
 pytestmark = pytest.mark.kind
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.allocating import AllocatingContainer
-from e2e.device_plugin import DevicePlugin
-from e2e.eventually import eventually
-from e2e.fake_gpu import CARDS, FakeGpus, client, client_pod, offered_gpu
-from e2e.monitor import Monitor
-from e2e.realnode import RealNode
-from e2e.resizes import RESIZED, TARGET, answered, applied, booked, disagreements, resize
-from e2e.restarts import restarted
-from e2e.sandbox import Sandbox
-from tests.libvgpu.builds import Builds
-from tests.libvgpu.rig import MIB
-from tests.libvgpu.shares import Tenant, measured_shares
+from testing.allocating import AllocatingContainer
+from testing.device_plugin import DevicePlugin
+from testing.eventually import eventually
+from testing.fake_gpu import CARDS, FakeGpus, client, client_pod, offered_gpu
+from testing.limiter.builds import Builds
+from testing.limiter.rig import MIB
+from testing.limiter.shares import Tenant, measured_shares
+from testing.monitor import Monitor
+from testing.realnode import RealNode
+from testing.resizes import RESIZED, TARGET, answered, applied, booked, disagreements, resize
+from testing.restarts import restarted
+from testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.kind
 

@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from e2e.cluster import LocalCluster
-from e2e.device_plugin import DevicePlugin, cards
-from e2e.eventually import WaitTimeout, eventually
-from e2e.placing import LOCK, Part, place_as_upstream
-from e2e.pods import container, pod
-from e2e.realnode import RealNode
-from e2e.rights import Call, Right, calls, granted, refused, shipped, unused
-from e2e.sandbox import Sandbox
+from testing.cluster import LocalCluster
+from testing.device_plugin import DevicePlugin, cards
+from testing.eventually import WaitTimeout, eventually
+from testing.placing import LOCK, Part, place_as_upstream
+from testing.pods import container, pod
+from testing.realnode import RealNode
+from testing.rights import Call, Right, calls, granted, refused, shipped, unused
+from testing.sandbox import Sandbox
 
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 

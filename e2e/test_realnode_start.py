@@ -16,15 +16,24 @@ from typing import Any
 
 import pytest
 
-from e2e.device_plugin import HOOK, SLOTS, DevicePlugin, cards
-from e2e.eventually import eventually
-from e2e.placing import ALLOCATED, LOCK, LOCK_FREE, PHASE, REMAINING, Part, place, place_as_upstream
-from e2e.pods import init, pod, sidecar
-from e2e.realnode import RealNode
-from e2e.restarts import held, holding, kill_container, release, restarted, views
-from e2e.sandbox import Sandbox
-from e2e.shown import limits, script, seen, shower, showing
 from hami.codec.keys import ASSIGNED_NODE
+from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
+from testing.eventually import eventually
+from testing.placing import (
+    ALLOCATED,
+    LOCK,
+    LOCK_FREE,
+    PHASE,
+    REMAINING,
+    Part,
+    place,
+    place_as_upstream,
+)
+from testing.pods import init, pod, sidecar
+from testing.realnode import RealNode
+from testing.restarts import held, holding, kill_container, release, restarted, views
+from testing.sandbox import Sandbox
+from testing.shown import limits, script, seen, shower, showing
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]

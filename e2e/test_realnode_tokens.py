@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.cluster import MANIFESTS, SCHEDULER
-from e2e.kube import Kube
-from e2e.pods import container, pod
-from e2e.realnode import RealNode
-from e2e.sandbox import Sandbox
-from e2e.scheduler import EXTENDER
+from testing.cluster import MANIFESTS, SCHEDULER
+from testing.kube import Kube
+from testing.pods import container, pod
+from testing.realnode import RealNode
+from testing.sandbox import Sandbox
+from testing.scheduler import EXTENDER
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e import audit
-from e2e.cluster import LocalCluster
-from e2e.device_plugin import HOOK, SLOTS, DevicePlugin, cards
-from e2e.realnode import RealNode
-from e2e.restarts import held, holding, kill_container, release, restarted, views
-from e2e.revision import THIS, Revision, missing, unpack
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, install, redirect_webhook
-from e2e.shown import limits, shower
+from testing import audit
+from testing.cluster import LocalCluster
+from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
+from testing.realnode import RealNode
+from testing.restarts import held, holding, kill_container, release, restarted, views
+from testing.revision import THIS, Revision, missing, unpack
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler, install, redirect_webhook
+from testing.shown import limits, shower
 
 pytestmark = pytest.mark.kind
 

@@ -1,6 +1,6 @@
 """Pods are resized while they run: a growth is booked before it is enforced, a shrink given back after it.
 
-The nodes are fake: `e2e.agent` answers for their device plugins.
+The nodes are fake: `testing.agent` answers for their device plugins.
 """
 
 import json
@@ -10,12 +10,12 @@ import threading
 import pytest
 import urllib3
 
-from e2e.accounts import account, wait_permitted
-from e2e.card_watch import CardWatch
-from e2e.eventually import eventually
-from e2e.nodes import LOCK_FREE, gpu, gpus
-from e2e.pods import container, init, pod
-from e2e.resizes import (
+from testing.accounts import account, wait_permitted
+from testing.card_watch import CardWatch
+from testing.eventually import eventually
+from testing.nodes import LOCK_FREE, gpu, gpus
+from testing.pods import container, init, pod
+from testing.resizes import (
     APPLIED,
     RESIZABLE,
     RESIZE,
@@ -28,8 +28,8 @@ from e2e.resizes import (
     disagreements,
     resize,
 )
-from e2e.sandbox import ALLOCATED, Sandbox, Share
-from e2e.scheduler import redirect_webhook, second_replica
+from testing.sandbox import ALLOCATED, Sandbox, Share
+from testing.scheduler import redirect_webhook, second_replica
 
 CARD = 80_000
 

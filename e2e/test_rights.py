@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster import SCHEDULER, LocalCluster
-from e2e.eventually import eventually
-from e2e.pods import pod
-from e2e.priorities import of_priority
-from e2e.rights import Right, calls, granted, refused, shipped, unused
-from e2e.sandbox import Sandbox
-from e2e.scheduler import (
+from hami.codec.pods import GROUP_LABEL
+from testing.cluster import SCHEDULER, LocalCluster
+from testing.eventually import eventually
+from testing.pods import pod
+from testing.priorities import of_priority
+from testing.rights import Right, calls, granted, refused, shipped, unused
+from testing.sandbox import Sandbox
+from testing.scheduler import (
     EXTENDER,
     NAMESPACE,
     Certificates,
@@ -27,7 +28,6 @@ from e2e.scheduler import (
     redirect_webhook,
     second_replica,
 )
-from hami.codec.pods import GROUP_LABEL
 
 LOCK = "hami.io/mutex.lock"
 OF_PARENTS = Right("scheduling.k8s.io", "compositepodgroups", "get")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from e2e.nodes import gpu, gpus
-from e2e.pods import container, init, pod, sidecar
-from e2e.sandbox import Share
+from testing.nodes import gpu, gpus
+from testing.pods import container, init, pod, sidecar
+from testing.sandbox import Share
 
 
 @pytest.mark.installation

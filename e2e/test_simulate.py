@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from e2e import audit
-from e2e.eventually import eventually
-from e2e.kube import ApiError
-from e2e.nodes import LOCK_FREE, gpu, mig_gpu
-from e2e.people import DEVICE_CONFIG, hami
-from e2e.pods import container, init, pod, sidecar
-from e2e.sandbox import ALLOCATED, Sandbox
+from testing import audit
+from testing.eventually import eventually
+from testing.kube import ApiError
+from testing.nodes import LOCK_FREE, gpu, mig_gpu
+from testing.people import DEVICE_CONFIG, hami
+from testing.pods import container, init, pod, sidecar
+from testing.sandbox import ALLOCATED, Sandbox
 
 WORLDS = 200
 QUOTAS = 5

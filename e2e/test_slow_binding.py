@@ -7,10 +7,10 @@ import time
 import pytest
 import urllib3
 
-from e2e.eventually import eventually
-from e2e.nodes import LOCK_FREE, gpu
-from e2e.pods import pod
-from e2e.scheduler import kill_leader, second_replica
+from testing.eventually import eventually
+from testing.nodes import LOCK_FREE, gpu
+from testing.pods import pod
+from testing.scheduler import kill_leader, second_replica
 
 WHOLE = {"gpu": 1, "gpucores": 100}
 SIZE = {"storage": "1Gi"}

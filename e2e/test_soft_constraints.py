@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from e2e import audit
-from e2e.kube import path_of
-from e2e.nodes import LOCK_FREE, gpus
-from e2e.pods import pod
+from testing import audit
+from testing.kube import path_of
+from testing.nodes import LOCK_FREE, gpus
+from testing.pods import pod
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 KUBE = {"hami.io/node-scheduler-policy": "kube"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.accounts import (
+from testing.accounts import (
     account,
     binding,
     permit_priority,
@@ -22,14 +22,14 @@ from e2e.accounts import (
     permitted,
     wait_permitted,
 )
-from e2e.cluster import MANIFESTS
-from e2e.eventually import eventually
-from e2e.kube import ApiError, Kube, path_of
-from e2e.nodes import REGISTER, gpus
-from e2e.pods import container, init, pod
-from e2e.sandbox import ALLOCATED, Sandbox, served
-from e2e.scheduler import Certificates, Scheduler, account_token, redirect_webhook
-from e2e.vendors import MUTEX, PHASE, VENDORS
+from testing.cluster import MANIFESTS
+from testing.eventually import eventually
+from testing.kube import ApiError, Kube, path_of
+from testing.nodes import REGISTER, gpus
+from testing.pods import container, init, pod
+from testing.sandbox import ALLOCATED, Sandbox, served
+from testing.scheduler import Certificates, Scheduler, account_token, redirect_webhook
+from testing.vendors import MUTEX, PHASE, VENDORS
 
 Object = dict[str, Any]
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"

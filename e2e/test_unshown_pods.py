@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster import LocalCluster
-from e2e.eventually import eventually
-from e2e.late_watch import LateWatch
-from e2e.nodes import gpus
-from e2e.pods import pod
-from e2e.processes import free_port
-from e2e.sandbox import Sandbox
-from e2e.scheduler import Certificates, Scheduler, account_kubeconfig
+from testing.cluster import LocalCluster
+from testing.eventually import eventually
+from testing.late_watch import LateWatch
+from testing.nodes import gpus
+from testing.pods import pod
+from testing.processes import free_port
+from testing.sandbox import Sandbox
+from testing.scheduler import Certificates, Scheduler, account_kubeconfig
 
 Object = dict[str, Any]
 PHANTOMS = 60

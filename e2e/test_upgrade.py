@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from e2e import audit
-from e2e.agent import NodeAgent
-from e2e.cluster import LocalCluster
-from e2e.eventually import eventually
-from e2e.kube import Kube
-from e2e.nodes import LOCK_FREE, gpus, mig_gpu
-from e2e.pods import container, init, pod
-from e2e.processes import free_port
-from e2e.revision import THIS, Revision, missing, unpack
-from e2e.sandbox import Sandbox
-from e2e.scheduler import (
+from testing import audit
+from testing.agent import NodeAgent
+from testing.cluster import LocalCluster
+from testing.eventually import eventually
+from testing.kube import Kube
+from testing.nodes import LOCK_FREE, gpus, mig_gpu
+from testing.pods import container, init, pod
+from testing.processes import free_port
+from testing.revision import THIS, Revision, missing, unpack
+from testing.sandbox import Sandbox
+from testing.scheduler import (
     Certificates,
     Scheduler,
     install,

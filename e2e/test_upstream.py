@@ -1,6 +1,6 @@
 """HAMi's own scheduler judges what ours writes, and ours reads what HAMi's writes.
 
-Needs HAMi's program, which no workflow can fetch: ``e2e.upstream``.
+Needs HAMi's program, which no workflow can fetch: ``testing.upstream``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 import pytest
 from kubernetes.utils.quantity import parse_quantity
 
-from e2e.eventually import eventually
-from e2e.nodes import gpu, gpus
-from e2e.pods import RESOURCES, container, init, pod, sidecar
-from e2e.resizes import RESIZABLE, applied
-from e2e.sandbox import ALLOCATED
 from e2e.test_admission_policies import generated_pod
-from e2e.upstream import FOREIGN, UpstreamScheduler, admitted, holds, missing, review
 from hami.codec.allocation import parse_shares
+from testing.eventually import eventually
+from testing.nodes import gpu, gpus
+from testing.pods import RESOURCES, container, init, pod, sidecar
+from testing.resizes import RESIZABLE, applied
+from testing.sandbox import ALLOCATED
+from testing.upstream import FOREIGN, UpstreamScheduler, admitted, holds, missing, review
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 CARD = 80_000

@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from e2e import vendor_nodes as nodes
-from e2e.eventually import eventually
-from e2e.kube import ApiError
-from e2e.nodes import gpu, mig_gpu
-from e2e.pods import container, pod
-from e2e.vendor_nodes import card
-from e2e.vendors import MLU_LOCK, MUTEX, vendor_of
+from testing import vendor_nodes as nodes
+from testing.eventually import eventually
+from testing.kube import ApiError
+from testing.nodes import gpu, mig_gpu
+from testing.pods import container, pod
+from testing.vendor_nodes import card
+from testing.vendors import MLU_LOCK, MUTEX, vendor_of
 
 MIG = {"nvidia.com/vgpu-mode": "mig"}
 PLACES = "hami.io/vgpu-mig-allocations"

@@ -6,7 +6,7 @@ import logging
 import pytest
 from hypothesis import HealthCheck, settings
 
-from e2e import interrupts
+from testing import interrupts
 
 SOME = {
     "deadline": None,

@@ -1,13 +1,13 @@
-"""The simulated device plugins of ``e2e.agent``."""
+"""The simulated device plugins of ``testing.agent``."""
 
 import json
 import threading
 
 import pytest
 
-from e2e.agent import APPLIED, RESIZED, TARGET, NodeAgent
-from e2e.eventually import eventually
-from e2e.vendors import PHASE, VENDORS
+from testing.agent import APPLIED, RESIZED, TARGET, NodeAgent
+from testing.eventually import eventually
+from testing.vendors import PHASE, VENDORS
 
 POD = {
     "metadata": {

@@ -104,6 +104,11 @@ def package_of(path):
     return path.relative_to("hami").parts[0].removesuffix(".py")
 
 
+BESIDE = ("tests", "testing", "e2e", "benchmarks", "tools")
+SHARED = {"hami", "testing", "tools"}
+"""What each of those may import beside itself."""
+
+
 @functools.cache
 def tree_of(path):
     return ast.parse((ROOT / path).read_text())
@@ -124,6 +129,18 @@ def imports(path):
 def test_pure_packages_import_their_own_libraries_only(path):
     tops = {name.partition(".")[0] for name in imports(path)} - {"hami"}
     assert tops - sys.stdlib_module_names <= LIBRARIES[package_of(path)]
+
+
+@pytest.mark.parametrize("folder", BESIDE)
+def test_unit_tests_end_to_end_tests_and_benchmarks_share_testing_only(folder):
+    """None of them imports another one. A program of another one is called by its name, as a person calls it."""
+    found = {
+        f"{path}: {name}"
+        for path in sorted(path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py"))
+        for name in imports(path)
+        if name.partition(".")[0] in {"hami", *BESIDE} - SHARED - {folder}
+    }
+    assert found == set()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
@@ -370,7 +387,7 @@ def test_importing_starts_no_thread_and_opens_no_connection():
 
 FOLDERS = [
     ROOT / folder
-    for folder in ("hami", "tests", "e2e", "benchmarks", "examples", "manifests", ".ci")
+    for folder in ("hami", "tests", "testing", "e2e", "benchmarks", "examples", "manifests", ".ci")
 ]
 FILES = sorted(
     path

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from e2e import vendor_nodes as nodes
-from e2e.audit import violations
-from e2e.nodes import gpu, mig_gpu
-from e2e.pods import container, pod
-from e2e.vendor_nodes import card, vendor_node
-from e2e.vendors import MLU_LOCK, MUTEX, vendor_of
+from testing import vendor_nodes as nodes
+from testing.audit import violations
+from testing.nodes import gpu, mig_gpu
+from testing.pods import container, pod
+from testing.vendor_nodes import card, vendor_node
+from testing.vendors import MLU_LOCK, MUTEX, vendor_of
 
 CORES, NEURON = "aws.amazon.com/neuroncore", "aws.amazon.com/neuron"
 QUALITY, APP_CLASS = "metax-tech.com/sgpu-qos-policy", "metax-tech.com/sgpu-app-class"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.binaries import (
+from testing.binaries import (
     BUILD_VARIABLE,
     CONFORMANCE,
     DEFAULT,

@@ -1,8 +1,8 @@
 """The watch of cards finds a card that gives out more than it has, at the event at which it does."""
 
-from e2e.card_watch import CardWatch
-from e2e.nodes import fake_node, gpu
-from e2e.sandbox import ALLOCATED
+from testing.card_watch import CardWatch
+from testing.nodes import fake_node, gpu
+from testing.sandbox import ALLOCATED
 
 NODE, CARD = "n", "GPU-n-0"
 

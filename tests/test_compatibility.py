@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from e2e import compatibility
-from e2e.binaries import minors
-from e2e.compatibility import (
+from testing import compatibility
+from testing.binaries import minors
+from testing.compatibility import (
     DOCUMENT,
     KIND,
     README,
@@ -45,7 +45,7 @@ def test_torn_down(audited): pass
 def test_twice(audited): assert False
 """
 EMPTY = f"""text
-<!-- table: written by `python -m e2e.compatibility`, not by hand; sha256 {compatibility.digest("")} -->
+<!-- table: written by `python -m testing.compatibility`, not by hand; sha256 {compatibility.digest("")} -->
 <!-- end of table -->
 more
 """
@@ -264,7 +264,7 @@ def blank(folder):
     """Returns a README without numbers."""
     readme = folder / "README.md"
     readme.write_text(
-        "<!-- Kubernetes: written by `python -m e2e.compatibility` -->\n<!-- end of table -->\nThe end.\n"
+        "<!-- Kubernetes: written by `python -m testing.compatibility` -->\n<!-- end of table -->\nThe end.\n"
     )
     return readme
 

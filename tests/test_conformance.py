@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from e2e.binaries import CONFORMANCE, MINOR_VARIABLE
-from e2e.conformance import selection
-from e2e.conformance.__main__ import main
-from e2e.conformance.output import Printer, file_name, summary
-from e2e.conformance.run import Run
-from e2e.conformance.selection import GROUPS, ListOutdated, chosen, listed, shortcomings, stale
-from e2e.conformance.slices import SliceWatch
-from e2e.conformance.suite import Interrupted, Result, State, parse_names, parse_report
-from e2e.eventually import WaitTimeout
-from e2e.sandbox import ALLOCATED
+from testing.binaries import CONFORMANCE, MINOR_VARIABLE
+from testing.conformance import selection
+from testing.conformance.__main__ import main
+from testing.conformance.output import Printer, file_name, summary
+from testing.conformance.run import Run
+from testing.conformance.selection import GROUPS, ListOutdated, chosen, listed, shortcomings, stale
+from testing.conformance.slices import SliceWatch
+from testing.conformance.suite import Interrupted, Result, State, parse_names, parse_report
+from testing.eventually import WaitTimeout
+from testing.sandbox import ALLOCATED
 
 PREDICATES = "[sig-scheduling] SchedulerPredicates"
 PORTS, TAINTS = (

@@ -40,7 +40,7 @@ DOCS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 CODE = [ast.parse(path.read_text()) for path in sorted((ROOT / "hami").rglob("*.py"))]
 TESTS = "".join(
     path.read_text()
-    for folder in ("tests", "e2e")
+    for folder in ("tests", "e2e", "benchmarks")
     for path in sorted((ROOT / folder).rglob("test_*.py"))
 )
 SETUP = configparser.ConfigParser()
@@ -79,7 +79,8 @@ def test_named_files_and_tests_exist(path):
         name
         for name in named
         if re.fullmatch(
-            r"(?:tests|e2e|hami|monitoring|dashboards|manifests|docs|benchmarks)/[\w./-]+", name
+            r"(?:tests|testing|e2e|hami|monitoring|dashboards|manifests|docs|benchmarks)/[\w./-]+",
+            name,
         )
     ]
     files += [
@@ -379,7 +380,7 @@ def test_pages_for_users_name_no_tests_and_no_sources(path):
     text = read(path)
     assert (
         re.findall(
-            r"\btest_\w+|\b(?:tests|e2e|benchmarks)/[\w/.-]+|\bhami/\w+/[\w/]+\.py|\blibvgpu/\w+",
+            r"\btest_\w+|\b(?:tests|testing|e2e|benchmarks)/[\w/.-]+|\bhami/\w+/[\w/]+\.py|\blibvgpu/\w+",
             text,
         )
         == []
@@ -467,7 +468,9 @@ def test_named_variables_exist(path):
         for span in spans(read(path))
         if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+(?:‹i›|\*)?", span)
     }
-    theirs = "".join(file.read_text() for file in sorted((ROOT / "e2e").glob("*.py")))
+    theirs = "".join(
+        file.read_text() for folder in ("testing", "e2e") for file in (ROOT / folder).glob("*.py")
+    )
     assert [name for name in named if name.rstrip("‹i›*") not in messages() + theirs] == []
 
 
@@ -663,6 +666,7 @@ FOLDERS = (
     "monitoring",
     "hami",
     "libvgpu",
+    "testing",
     "e2e",
     "benchmarks",
     "tests",

@@ -17,8 +17,8 @@ from hami.monitor.source import REOPEN_S, DriverSource
 from hami.plugin.program import DevicePluginProgram, serve
 from hami.plugin.settings import read_plugin_settings
 from hami.runtime.signals import STOP_SIGNALS
-from tests.devices.driver_root import DriverRoot, compile_nvml
-from tests.fake_cluster import FakeCluster
+from testing.driver_root import DriverRoot, compile_nvml
+from testing.fake_cluster import FakeCluster
 from tests.plugin.kubelet import Kubelet
 
 OLD, NEW = "570.1", "580.2"

@@ -16,7 +16,7 @@ from hami.scheduler.settings import Settings
 from hami.scheduling.pod_request import make_pod_request
 from hami.state.store import Store
 from hami.state.view import Policies
-from tests.builders import gpu, node
+from testing.builders import gpu, node
 from tests.inspect.records import record
 from tests.vendors.chart import CHART
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from e2e.farewell import BEGIN, say_farewell
+from testing.farewell import BEGIN, say_farewell
 
 
 @pytest.fixture

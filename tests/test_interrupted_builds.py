@@ -11,10 +11,10 @@ import sys
 import pytest
 from pytest import param
 
-from e2e.binaries import BUILD_VARIABLE, DEFAULT, MINOR_VARIABLE
-from e2e.eventually import eventually
-from e2e.processes import is_alive
-from e2e.quickstart import ROOT
+from testing.binaries import BUILD_VARIABLE, DEFAULT, MINOR_VARIABLE
+from testing.eventually import eventually
+from testing.processes import is_alive
+from testing.quickstart import ROOT
 
 GO = """#!/bin/sh
 [ "$1" != env ] || {{ echo go{version}; exit; }}
@@ -102,10 +102,10 @@ def scene(tmp_path):
         ),
         param(DEMO, [signal.SIGTERM, signal.SIGTERM], id="demo twice"),
         param(DEMO, [signal.SIGINT, signal.SIGHUP], id="demo by another one"),
-        param(("e2e.binaries",), [signal.SIGTERM], id="binaries"),
-        param(("e2e.realnode",), [signal.SIGTERM], id="real node"),
+        param(("testing.binaries",), [signal.SIGTERM], id="binaries"),
+        param(("testing.realnode",), [signal.SIGTERM], id="real node"),
         param(("benchmarks", "admission"), [signal.SIGTERM], id="benchmarks"),
-        param(("e2e.compatibility",), [signal.SIGTERM], id="compatibility"),
+        param(("testing.compatibility",), [signal.SIGTERM], id="compatibility"),
     ],
 )
 def test_a_signal_ends_a_program_that_builds(scene, words, signals):

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from e2e.eventually import eventually
-from e2e.quickstart import ROOT
+from testing.eventually import eventually
+from testing.quickstart import ROOT
 
 PROGRAM = """
 import sys, time
-from e2e import interrupts
+from testing import interrupts
 
 interrupts.HUNG_S = {hung_s}
 
@@ -154,7 +154,7 @@ def test_a_program_ends_with_a_tox_that_was_terminated(tmp_path, variables, ends
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_fixtures_of_pytest_clean_up_after_a_signal(tmp_path, number):
     (tmp_path / "conftest.py").write_text(
-        "from e2e import interrupts\ndef pytest_configure():\n    interrupts.interrupt_pytest()\n"
+        "from testing import interrupts\ndef pytest_configure():\n    interrupts.interrupt_pytest()\n"
     )
     (tmp_path / "test_it.py").write_text(
         "import pathlib, pytest, time\n@pytest.fixture\ndef made():\n    yield\n    pathlib.Path('clean').touch()\n"

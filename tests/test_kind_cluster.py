@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.binaries import BUILD_VARIABLE
-from e2e.eventually import eventually
-from e2e.kind_cluster.docker import RUNC, Docker, KindUnavailable, call
-from e2e.kind_cluster.images import COREDNS, HERE, KIND, KUBERNETES, ON_NODES, debian_mirrors
-from e2e.processes import is_alive
-from e2e.quickstart import ROOT
+from testing.binaries import BUILD_VARIABLE
+from testing.eventually import eventually
+from testing.kind_cluster.docker import RUNC, Docker, KindUnavailable, call
+from testing.kind_cluster.images import COREDNS, HERE, KIND, KUBERNETES, ON_NODES, debian_mirrors
+from testing.processes import is_alive
+from testing.quickstart import ROOT
 
 ALL = 0x1FFFFFFFFFF
 HELD = ["CAP_CHOWN", "CAP_SYS_RESOURCE"]
@@ -181,7 +181,7 @@ def dockerd(folder):
 def when_debian_is_made(machine, folder):
     """Returns a start of the cluster that makes the image of Debian."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "e2e.kind_cluster", "up"],
+        [sys.executable, "-m", "testing.kind_cluster", "up"],
         cwd=ROOT,
         env=machine,
         text=True,

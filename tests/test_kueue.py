@@ -20,7 +20,7 @@ from hami.inspect.manifests import read_manifests
 from hami.model import Pod
 from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import total_charge
-from tests.builders import gpu, node
+from testing.builders import gpu, node
 from tests.inspect.records import held, record
 
 FOLDER = Path(__file__).parent.parent / "examples"

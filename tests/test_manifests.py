@@ -28,7 +28,7 @@ from hami.codec.slices import DRIVER, pool_name, render_slices
 from hami.model import MigProfile, Partition
 from hami.node.library import install_library
 from hami.vendors.catalog import vendors
-from tests.builders import gpu
+from testing.builders import gpu
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"

@@ -20,9 +20,9 @@ from hami.monitor.metrics import families as monitor_families
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.web.exposition import build_info, render
-from tests.builders import ONLY_NVIDIA, booking, charge, gpu, node
-from tests.monitor.region_bytes import Process
-from tests.monitor.stage import CARD, OTHER, Stage, node_pod
+from testing.builders import ONLY_NVIDIA, booking, charge, gpu, node
+from testing.monitor_stage import CARD, OTHER, Stage, node_pod
+from testing.region_bytes import Process
 from tests.scheduler.test_cluster_metrics import small_cache
 
 ROOT = Path(__file__).parent.parent

@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from e2e.order import LONGEST, longest_first
+from testing.order import LONGEST, longest_first
 
 FOLDER = Path(__file__).parent.parent / "e2e"
 

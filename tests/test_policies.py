@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hami.codec.device_config import chart_config, parse_device_config
 from hami.codec.keys import CORES_LIMIT, RESIZE, SCHEDULERS_ALONE
 from hami.vendors.entry_points import full_catalog
-from tests.cel import parse
+from testing.cel import parse
 from tools import admission
 from tools.policies import (
     BASE,

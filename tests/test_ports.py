@@ -4,12 +4,12 @@ import random
 import subprocess
 import sys
 
-from e2e import processes
-from e2e.processes import free_port
+from testing import processes
+from testing.processes import free_port
 
 ASK = (
     "import random, sys; random.sample = lambda ports, count: [int(port) for port in sys.argv[1:]]; "
-    "from e2e.processes import free_port; print(free_port())"
+    "from testing.processes import free_port; print(free_port())"
 )
 
 

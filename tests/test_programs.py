@@ -31,51 +31,53 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "words", "said"),
     [
-        param("e2e.quickstart", [], "the following arguments are required: PAGE", id="quickstart"),
         param(
-            "e2e.quickstart",
+            "testing.quickstart", [], "the following arguments are required: PAGE", id="quickstart"
+        ),
+        param(
+            "testing.quickstart",
             ["none"],
             "PAGE: none: No such file or directory",
             id="quickstart of no file",
         ),
         param(
-            "e2e.quickstart",
+            "testing.quickstart",
             ["folder"],
             "PAGE: folder: Is a directory",
             id="quickstart of a folder",
         ),
         param(
-            "e2e.quickstart",
+            "testing.quickstart",
             ["binary"],
             "PAGE: binary: not UTF-8 text: invalid start byte",
             id="quickstart of no text",
         ),
         param(
-            "e2e.quickstart",
+            "testing.quickstart",
             ["text"],
             "text: there is no block of commands",
             id="quickstart without commands",
         ),
         param(
-            "e2e.agent",
+            "testing.agent",
             ["--kubeconfig=none"],
             "no API server to talk to: kubeconfig none: ",
             id="agent without a file",
         ),
         param(
-            "e2e.agent",
+            "testing.agent",
             ["--kubeconfig=number"],
             "kubeconfig number: expected a mapping: ",
             id="agent of no mapping",
         ),
         param(
-            "e2e.compatibility",
+            "testing.compatibility",
             ["--reports=text"],
             "--reports: text: File exists",
             id="reports into a file",
         ),
         param(
-            "e2e.compatibility",
+            "testing.compatibility",
             ["--minors=9.9"],
             "--minors: there is no 9.9; there are ",
             id="unknown minor",
@@ -137,9 +139,9 @@ def test_an_argument_that_cannot_be_used_is_named(folder, monkeypatch, capsys, m
 
 def test_a_cache_that_cannot_be_written_is_named(folder, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "text"))
-    monkeypatch.setattr(sys, "argv", ["e2e.binaries"])
+    monkeypatch.setattr(sys, "argv", ["testing.binaries"])
     monkeypatch.setenv("PATH", str(folder))
-    assert importlib.import_module("e2e.binaries").main() == 1
+    assert importlib.import_module("testing.binaries").main() == 1
     assert re.search(r"/text/.*: Not a directory$", capsys.readouterr().err)
 
 

@@ -6,9 +6,9 @@ import re
 import pytest
 from rich.console import Console
 
-from e2e import progress
-from e2e.eventually import eventually
-from e2e.progress import shown
+from testing import progress
+from testing.eventually import eventually
+from testing.progress import shown
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from collections import namedtuple
 import pytest
 import yaml
 
-from e2e.eventually import eventually
-from e2e.processes import is_alive
-from e2e.quickstart import DOCS, ROOT, carry_out, commands
 from hami.cli import main
 from hami.inspect.manifests import read_manifests
+from testing.eventually import eventually
+from testing.processes import is_alive
+from testing.quickstart import DOCS, ROOT, carry_out, commands
 
 pytestmark = pytest.mark.files
 PAGES = {
@@ -143,9 +143,9 @@ SECTIONS = ("Try it", "Run the tests")
 def test_the_workflow_types_the_commands_of_the_readme():
     nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yaml").read_text())
     runs = [step.get("run", "") for step in nightly["jobs"]["newcomer"]["steps"]]
-    typed = [run for run in runs if "e2e.quickstart README.md" in run]
+    typed = [run for run in runs if "testing.quickstart README.md" in run]
     assert typed == [
-        f"time python3 -m e2e.quickstart README.md '{heading}'" for heading in SECTIONS
+        f"time python3 -m testing.quickstart README.md '{heading}'" for heading in SECTIONS
     ]
     words = [
         word
@@ -300,7 +300,7 @@ def test_a_page_that_is_ended_while_it_is_typed_is_undone(tmp_path, number):
     (tmp_path / "page.md").write_text(PAGE.replace("pid", str(tmp_path / "pid")))
     (tmp_path / "kind").write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/log\n')
     (tmp_path / "kind").chmod(0o755)
-    command = [sys.executable, "-m", "e2e.quickstart", str(tmp_path / "page.md")]
+    command = [sys.executable, "-m", "testing.quickstart", str(tmp_path / "page.md")]
     process = subprocess.Popen(
         command,
         cwd=ROOT,

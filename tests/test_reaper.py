@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from e2e import reaper
-from e2e.eventually import eventually
-from e2e.processes import is_alive
+from testing import reaper
+from testing.eventually import eventually
+from testing.processes import is_alive
 
 OWNER = """
 import subprocess, sys, time
 from pathlib import Path
-from e2e import reaper
+from testing import reaper
 with reaper.claimed(Path(sys.argv[1]), "run-") as folder, reaper.marked(folder):
     inner = "import subprocess; subprocess.run(['sleep', '1000'])"
     subprocess.Popen([sys.executable, "-c", inner], start_new_session=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.reasons import parse_reasons
+from testing.reasons import parse_reasons
 
 
 def test_an_entry_is_a_test_and_a_reason():

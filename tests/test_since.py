@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.binaries import MINOR_VARIABLE
+from testing.binaries import MINOR_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,9 +39,9 @@ def test_a_test_is_left_out_before_its_version_and_skips_nothing(tmp_path, minor
             "-m",
             "pytest",
             "-p",
-            "e2e.since",
+            "testing.since",
             "-p",
-            "e2e.strict",
+            "testing.strict",
             "-p",
             "no:cacheprovider",
             "-q",

@@ -28,7 +28,7 @@ def test_a_skip_is_a_failure_with_its_reason(tmp_path):
             "-m",
             "pytest",
             "-p",
-            "e2e.strict",
+            "testing.strict",
             "-p",
             "no:cacheprovider",
             "-q",

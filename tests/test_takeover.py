@@ -1,8 +1,8 @@
-"""What ``e2e.takeover`` observes."""
+"""What ``testing.takeover`` observes."""
 
 import pytest
 
-from e2e.takeover import TakeOver
+from testing.takeover import TakeOver
 
 
 class Kube:

@@ -8,8 +8,8 @@ import yaml
 
 from hami.codec.device_config import chart_config
 from hami.vendors.entry_points import full_catalog
-from tests.cel import CelError, parse
-from tests.trusted_names import patterns_that_permit
+from testing.cel import CelError, parse
+from testing.trusted_names import patterns_that_permit
 from tools.policies import DEVICE_PLUGIN, EXTENDER, SCHEDULER, render_policies
 
 param = pytest.param

@@ -10,11 +10,11 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from e2e.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
-from e2e.browser import PROGRAM
-from e2e.needs import NEEDS
-from e2e.revision import earlier_commit
 from hami import __version__
+from testing.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
+from testing.browser import PROGRAM
+from testing.needs import NEEDS
+from testing.revision import earlier_commit
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / ".github" / "workflows" / "ci.yaml").read_text()
@@ -121,7 +121,7 @@ def test_ci_run_calls_the_command_of_the_readme_and_prepares_nothing_that_it_wou
     assert len(commands) == 2
     assert re.match(r'"\$tox" -qq run --workdir \S+ -e kind ', commands[0])
     assert re.match(r'"\$tox" -qq run --result-json \S+ +#', commands[1])
-    assert "e2e.binaries" not in ours
+    assert "testing.binaries" not in ours
     environments = set(re.findall(r" run .*-e ([a-z-]+)", ours))
     assert environments == {"kind", "libvgpu-big"}
     assert environments.isdisjoint(LISTED)
@@ -136,7 +136,7 @@ def test_the_commands_of_the_readme_run_without_caches_every_night():
         for number, run in enumerate(runs)
         if 'HOME=$RUNNER_TEMP/home" >>"$GITHUB_ENV"' in run
     ]
-    typed = [number for number, run in enumerate(runs) if "e2e.quickstart README.md" in run]
+    typed = [number for number, run in enumerate(runs) if "testing.quickstart README.md" in run]
     assert (len(homes), len(typed)) == (1, 2)
     assert homes[0] < typed[0]
     assert not any("cache" in step.get("uses", "") for step in NIGHTLY_JOBS["newcomer"]["steps"])
@@ -145,9 +145,9 @@ def test_the_commands_of_the_readme_run_without_caches_every_night():
 @pytest.mark.parametrize(
     ("environment", "command"),
     [
-        ("e2e", "python -m e2e.binaries --tests\npython -m tests.libvgpu.builds --driver"),
-        ("e2e-previous", "python -m e2e.binaries"),
-        ("libvgpu", "python -m tests.libvgpu.builds"),
+        ("e2e", "python -m testing.binaries --tests\npython -m testing.limiter.builds --driver"),
+        ("e2e-previous", "python -m testing.binaries"),
+        ("libvgpu", "python -m testing.limiter.builds"),
     ],
 )
 def test_programs_are_built_before_pytest_begins(environment, command):
@@ -161,8 +161,8 @@ def test_end_to_end_has_a_browser():
 
 def test_each_unit_test_runs_once_in_tox_and_on_each_python_in_the_workflow():
     """With the marks of `project`, every test is in one of the two environments."""
-    assert '{posargs:-m "not files and not slow" tests}' in TOX["testenv"]["commands"]
-    assert '{posargs:-m "files or slow" tests}' in TOX["testenv:project"]["commands"]
+    assert '{posargs:-m "not files and not slow" tests benchmarks}' in TOX["testenv"]["commands"]
+    assert '{posargs:-m "files or slow" tests benchmarks}' in TOX["testenv:project"]["commands"]
     assert "tox run -e ${{ matrix.environment }},project" in RUNS
 
 
@@ -495,14 +495,14 @@ def test_the_quickstart_on_kind_is_carried_out_every_night():
     (installs,) = [run for run in runs if "sigs.k8s.io/kind@" in run]
     (version,) = re.findall(r"sigs\.k8s\.io/kind@(v[\d.]+) ", installs)
     assert f"{{env:KIND_VERSION:{version}}}" in TOX["testenv:kind"]["set_env"]
-    assert runs.index(installs) < runs.index("python -m e2e.quickstart docs/quickstart.md")
+    assert runs.index(installs) < runs.index("python -m testing.quickstart docs/quickstart.md")
 
 
 def test_the_tests_of_kubernetes_run_every_night_with_and_without_hami():
     job = NIGHTLY_JOBS["conformance"]
     assert job["strategy"]["matrix"] == {"options": ["", "--without-hami"]}
     assert job["steps"][-1]["run"] == "tox -qq run -e conformance -- ${{ matrix.options }}"
-    assert TOX["testenv:conformance"]["commands"] == "python -m e2e.conformance {posargs}"
+    assert TOX["testenv:conformance"]["commands"] == "python -m testing.conformance {posargs}"
 
 
 def test_each_commit_of_main_has_a_run_that_ends():

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import click
 
-from e2e import compatibility
 from hami.codec.device_config import chart_config
 from hami.inspect.vendors import entries, render
 from hami.vendors.entry_points import full_catalog
+from testing import compatibility
 from tools import admission, chart, configuration_reference, policies, walk
 
 __all__ = ["generated_files"]

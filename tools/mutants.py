@@ -351,7 +351,7 @@ def run_tests(root: Path, tests: list[str], hung_s: float, writer: int) -> None:
 
 def copied(root: Path, folder: Path) -> Path:
     """Copies what the tests need to *folder*."""
-    for name in ("hami", "tests", "testing", "e2e"):
+    for name in ("hami", "tests", "testing"):
         if (root / name).is_dir():
             shutil.copytree(
                 root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from e2e import interrupts
+from testing import interrupts
 
 __all__ = ["affected"]
 
@@ -115,7 +115,7 @@ def main(since: str | None) -> None:
     code = [path for path in changed if path.endswith(".py")]
     tests = {
         path: text
-        for path, text in texts("tests/**/test_*.py").items()
+        for path, text in (texts("tests/**/test_*.py") | texts("benchmarks/test_*.py")).items()
         if not path.startswith("tests/libvgpu/")
     }
     chosen = affected(with_importers(changed, texts("hami/**/*.py")), tests)

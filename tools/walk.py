@@ -31,8 +31,8 @@ from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE, NODE_RESIZES, RESIZE
 from hami.codec.resize import Size, render_resize
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
-from tests.builders import gpu, gpus, node, pod
-from tests.world import Clock, Replica, WatchedCluster
+from testing.builders import gpu, gpus, node, pod
+from testing.world import Clock, Replica, WatchedCluster
 
 __all__ = ["SCENES", "Walk", "follow", "layers", "render", "walks"]
 

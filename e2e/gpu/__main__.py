@@ -22,13 +22,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from e2e import interrupts
-from e2e.arguments import folder_to_write
 from e2e.gpu import compute, holds, interplay
 from e2e.gpu.builds import FOLDER, pack
 from e2e.gpu.card import Card, Skipped, Way
-from tests.libvgpu.builds import ROOT, Unavailable
-from tests.libvgpu.wheels import WheelMissing
+from testing import interrupts
+from testing.arguments import folder_to_write
+from testing.limiter.builds import ROOT, Unavailable
+from testing.limiter.wheels import WheelMissing
 
 __all__ = ["STEPS", "Step"]
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.libvgpu.builds import ROOT, Builds, Unavailable
+from testing.limiter.builds import ROOT, Builds, Unavailable
 
 __all__ = ["FOLDER", "Packed", "pack"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.gpu.builds import Packed
-from tests.libvgpu.rig import MIB, Client, Rig, uuid_of
+from testing.limiter.rig import MIB, Client, Rig, uuid_of
 
 __all__ = ["LIMIT", "Card", "Skipped", "Way"]
 

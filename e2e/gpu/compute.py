@@ -150,7 +150,7 @@ def tenants(card: Card, way: Way = Way.LIMITED, monitored: bool = False) -> Resu
                 for client in clients:
                     client.send(f"load {load} {card.seconds(12) * 1000:.0f}")
                 if card.is_fake:
-                    from tests.libvgpu.shares import (
+                    from testing.limiter.shares import (
                         Tenant,
                         measured_shares,
                     )  # needs what HAMi needs

@@ -18,8 +18,8 @@ from typing import Any
 
 from e2e.gpu import programs
 from e2e.gpu.card import LIMIT, Card, Skipped, Way
-from tests.libvgpu.builds import ROOT, SOURCE
-from tests.libvgpu.rig import MIB
+from testing.limiter.builds import ROOT, SOURCE
+from testing.limiter.rig import MIB
 
 __all__ = [
     "capture_matrix",

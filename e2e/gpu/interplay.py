@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from e2e.gpu.card import LIMIT, Card, Skipped, Way
-from tests.libvgpu.rig import MIB
+from testing.limiter.rig import MIB
 
 __all__ = ["captures", "churn", "deep_binding", "no_nvml", "own_pids", "starts", "tools"]
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from e2e.gpu.card import Card, Container, Skipped
-from tests.libvgpu.layout import Region
+from testing.limiter.layout import Region
 
 __all__ = ["LAZY", "OTHERS", "TORCH", "Nvml", "counted_and_seen", "sampled"]
 

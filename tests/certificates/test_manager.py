@@ -16,7 +16,7 @@ from hami.certificates.manager import CONFLICTS, RETRY_S, CertificateManager, Ce
 from hami.certificates.revision import CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, Lifetimes
 from hami.codec.trust import SecretRecord, Webhook, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
-from tests.fake_cluster import FakeCluster, no_answer
+from testing.fake_cluster import FakeCluster, no_answer
 
 START = datetime(2026, 8, 21, 12, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -18,7 +18,7 @@ from hami.codec.allocation import (
 )
 from hami.errors import MalformedInput
 from hami.model import Share
-from tests.builders import INIT, gpus, share
+from testing.builders import INIT, gpus, share
 
 amounts = st.integers(0, 2**31 - 1)
 words = st.text(st.characters(codec="utf-8", exclude_characters=",:;"))

@@ -16,7 +16,7 @@ from hami.codec.claims import (
 )
 from hami.errors import MalformedInput
 from hami.model import PodRef, Selector
-from tests.builders import request
+from testing.builders import request
 from tests.codec.fuzz import bodies, replaced
 
 RESULT = {

@@ -5,7 +5,7 @@ from pytest import param
 
 from hami.codec.node_template import parse_node_template, render_node_template
 from hami.errors import MalformedInput
-from tests.builders import gpu
+from testing.builders import gpu
 
 
 @pytest.mark.parametrize(

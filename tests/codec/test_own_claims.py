@@ -28,8 +28,8 @@ from hami.dra.guard import PreparedRequest, PreparedShare, excess
 from hami.errors import MalformedInput
 from hami.model import Partition
 from hami.quantity import INT32_MAX, parse_quantity
-from tests.builders import container, gpu, pod, share
-from tests.devices.cards import A100_PROFILES
+from testing.builders import container, gpu, pod, share
+from testing.cards import A100_PROFILES
 
 NOW = datetime(2026, 8, 21, 12, tzinfo=UTC)
 TOKEN = uuid.UUID(int=7)

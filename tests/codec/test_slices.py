@@ -21,8 +21,8 @@ from hami.codec.slices import (
 from hami.errors import MalformedInput
 from hami.model import Partition
 from hami.quantity import parse_quantity
-from tests.builders import gpu
-from tests.devices.cards import A100_PLACEMENTS, A100_PROFILES
+from testing.builders import gpu
+from testing.cards import A100_PLACEMENTS, A100_PROFILES
 
 UUID = "GPU-5A1C0D1E-0000-4000-8000-000000000001"
 A100 = gpu(UUID, model="NVIDIA A100-SXM4-80GB", memory_mib=81920, numa=1)

@@ -4,8 +4,8 @@ import pytest
 
 from hami.dashboard.access import ACCEPTED_S, MAX_NAMESPACES, REFUSED_S, Access, Scope
 from hami.dashboard.errors import PageError
+from testing.world import Clock
 from tests.dashboard.stage import Rights
-from tests.world import Clock
 
 USERS = {"t-admin": "admin", "t-dev": "dev", "t-none": "none"}
 MAY = {"admin": {""}, "dev": {"a", "b"}}

@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from e2e.nodes import gpu
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.objects import parse_node
 from hami.codec.slices import PublishedSlice
 from hami.dashboard.views import NODES_A_PAGE
 from hami.model import PodRef
-from tests import builders
+from testing import builders
+from testing.nodes import gpu
 from tests.dashboard.stage import Rights, Stage
 from tests.inspect.clusters import bound, node, pending, quota
 

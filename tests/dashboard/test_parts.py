@@ -17,11 +17,11 @@ from hami.dashboard.views import paged
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.explain import explain_pod
 from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
-from tests.builders import content
+from testing.builders import content
+from testing.world import Clock
 from tests.dashboard.stage import NOW, Stage
 from tests.inspect.clusters import bound, node, pending
 from tests.inspect.records import some_record
-from tests.world import Clock
 
 
 class Maker:

@@ -16,7 +16,6 @@ import urllib3
 import yaml
 from click.testing import CliRunner
 
-from e2e.eventually import eventually
 from hami.cli import main
 from hami.cli.dashboard import DASHBOARD_FLAGS
 from hami.dashboard.program import DashboardProgram
@@ -26,6 +25,7 @@ from hami.runtime.options import Address, all_flags
 from hami.runtime.signals import run_until_signal
 from hami.scheduler.cluster_store import cluster_store
 from hami.scheduler.settings import Settings
+from testing.eventually import eventually
 from tests.inspect.clusters import bound, node, pending
 from tests.web.test_tls import Authority
 

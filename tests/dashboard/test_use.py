@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from hypothesis.strategies import randoms
 
-from e2e.nodes import gpu
 from hami.codec.keys import CORES_LIMIT, RESIZE, RESIZE_STATUS, RESIZE_TARGET, RESIZED
 from hami.dashboard.caches import FAILED_S, Poller, PollLimits
 from hami.dashboard.monitors import USE_LIMITS, Monitors, NoMonitor, is_host, read_page, use_poller
@@ -24,13 +23,14 @@ from hami.inspect.resize_report import ResizeReport
 from hami.model import PodRef
 from hami.monitor.metrics import families
 from hami.web.exposition import render
+from testing.fake_nvml import GIB, MIB
+from testing.monitor_stage import CARD, OTHER, Stage, node_pod
+from testing.nodes import gpu
+from testing.region_bytes import Process as Slot
+from testing.world import Clock
 from tests.dashboard.stage import Rights
 from tests.dashboard.stage import Stage as DashboardStage
-from tests.devices.fake_nvml import GIB, MIB
 from tests.inspect.clusters import bound, node, pending
-from tests.monitor.region_bytes import Process as Slot
-from tests.monitor.stage import CARD, OTHER, Stage, node_pod
-from tests.world import Clock
 
 AT = "2026-08-21T12:30:00Z"
 CARD_LABELS = (

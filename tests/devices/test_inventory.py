@@ -3,7 +3,7 @@
 import threading
 
 from hami.devices.inventory import GONE, DeviceInventory
-from tests.devices.cards import card, cards
+from testing.cards import card, cards
 
 
 def inventory_of(*uuids):

@@ -6,7 +6,7 @@ from hami.codec.device_config import MigAllowance
 from hami.codec.mig import most_instances
 from hami.devices.mig_profiles import allowed_profiles
 from hami.model import MigProfile, Partition
-from tests.devices.cards import ALLOWLIST, HALF, SMALL, WHOLE
+from testing.cards import ALLOWLIST, HALF, SMALL, WHOLE
 
 LARGE_SMALL = MigProfile(
     name="1g.20gb",

@@ -7,7 +7,7 @@ import pytest
 from hami.devices.cards import MigDevice
 from hami.devices.mock import MockCards, parse_mock_cards
 from hami.errors import HamiError, MalformedInput
-from tests.devices.cards import ALLOWLIST, Stop
+from testing.cards import ALLOWLIST, Stop
 
 TWO = """\
 cards:

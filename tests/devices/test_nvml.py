@@ -9,8 +9,8 @@ from hami.devices.health import XidRules
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import LIBRARY, library_path
 from hami.errors import HamiError
-from tests.devices.cards import ALLOWLIST, Stop
-from tests.devices.fake_nvml import A100, GIB, FakeNvml, Gpu
+from testing.cards import ALLOWLIST, Stop
+from testing.fake_nvml import A100, GIB, FakeNvml, Gpu
 
 LOST, TIMEOUT, UNKNOWN = (
     pynvml.NVML_ERROR_GPU_IS_LOST,

@@ -22,9 +22,9 @@ from hami.devices.nvml_library import open_nvml
 from hami.devices.registration import node_annotations, offered_card
 from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
-from tests.builders import NVIDIA
-from tests.devices.cards import Stop
-from tests.devices.driver_root import FOLDER, compile_nvml
+from testing.builders import NVIDIA
+from testing.cards import Stop
+from testing.driver_root import FOLDER, compile_nvml
 
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "2g.20gb")),)
 GPU_IS_LOST = 15

@@ -8,7 +8,7 @@ from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import LIBRARY, RESTART_S, DriverLibrary
 from hami.devices.usage import NvmlUsage
 from hami.errors import DriverError
-from tests.devices.fake_nvml import FakeNvml, Gpu
+from testing.fake_nvml import FakeNvml, Gpu
 
 UNINITIALIZED, NOT_LOADED = pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED
 MISMATCH, LOST = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_GPU_IS_LOST

@@ -6,8 +6,8 @@ import pytest
 from hami.devices.cards import MigDevice
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
 from hami.errors import HamiError
-from tests.devices.cards import ALLOWLIST
-from tests.devices.fake_nvml import A100, GIB, FakeNvml, Gpu
+from testing.cards import ALLOWLIST
+from testing.fake_nvml import A100, GIB, FakeNvml, Gpu
 
 UNKNOWN, OLD = pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
 

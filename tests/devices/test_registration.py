@@ -17,8 +17,8 @@ from hami.devices.registration import (
 )
 from hami.model import Node
 from hami.vendors.inventory import PAIR_SCORES
-from tests.builders import NVIDIA
-from tests.devices.cards import A100_PROFILES, HALF, SMALL, card, cards, config
+from testing.builders import NVIDIA
+from testing.cards import A100_PROFILES, HALF, SMALL, card, cards, config
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -5,7 +5,7 @@ import pytest
 
 from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
-from tests.devices.fake_nvml import A100, GIB, MIB, FakeNvml, Gpu, Process
+from testing.fake_nvml import A100, GIB, MIB, FakeNvml, Gpu, Process
 
 LOST, UNKNOWN, NOT_SUPPORTED = (
     pynvml.NVML_ERROR_GPU_IS_LOST,

@@ -16,9 +16,9 @@ from hami.node.dynamic_mig import DynamicMig
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.runtime.tasks import PeriodicTask
-from tests.builders import container, pod
-from tests.devices.cards import cards, config
-from tests.fake_cluster import FakeCluster
+from testing.builders import container, pod
+from testing.cards import cards, config
+from testing.fake_cluster import FakeCluster
 
 NODE = "n1"
 A, B = "GPU-AAAA", "GPU-bbbb"

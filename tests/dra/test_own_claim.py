@@ -23,7 +23,7 @@ from hami.scheduling.pod_request import ContainerRequest, make_pod_request
 from hami.vendors.admission import admit_pod
 from hami.vendors.catalog import vendors
 from hami.vendors.draft import PodDraft
-from tests.builders import ONLY_NVIDIA
+from testing.builders import ONLY_NVIDIA
 from tests.dra.pods import UUID, annotated, asking, init, limits, pod, sidecar
 
 NAME, SCHEDULER = "hami-" + "0" * 32, "hami-scheduler-claims"

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from pytest import param
 
-from e2e.eventually import eventually
 from hami.codec.keys import CORDON
 from hami.devices.inventory import DeviceInventory
 from hami.dra.publisher import SlicePublisher
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.model import Node
-from tests.devices.cards import HALF, SMALL, cards, config
+from testing.cards import HALF, SMALL, cards, config
+from testing.eventually import eventually
+from testing.fake_cluster import FakeCluster
 from tests.dra.stage import NODE, FakeResources
-from tests.fake_cluster import FakeCluster
 
 NAME = f"0-gpu.hami.io-{NODE}"
 

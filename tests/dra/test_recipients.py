@@ -10,7 +10,7 @@ from hami.codec.device_requests import used_claims
 from hami.dra.recipients import recipients
 from hami.errors import AllocationRefused
 from hami.model import ContainerKind
-from tests.builders import container, pod
+from testing.builders import container, pod
 
 POD = pod(
     container(name="init", kind=ContainerKind.INIT),

@@ -11,7 +11,6 @@ import grpc
 import pytest
 from pytest import param
 
-from e2e.eventually import eventually
 from hami.devices.inventory import DeviceInventory
 from hami.dra import dra_pb2 as dra
 from hami.dra import health_pb2 as health
@@ -20,7 +19,8 @@ from hami.dra.prepare import PreparedDevice
 from hami.dra.server import FORGOTTEN_S, PROBE_S, DraRegistration, DraServer
 from hami.errors import AllocationRefused
 from hami.runtime.tasks import HUNG_S
-from tests.devices.cards import HALF, cards
+from testing.cards import HALF, cards
+from testing.eventually import eventually
 
 PLUGIN = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 TIMEOUT_S = 20  # no test waits that long unless it fails

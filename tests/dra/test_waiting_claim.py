@@ -12,7 +12,7 @@ from hami.codec.claim_spec import Inexpressible
 from hami.codec.pods import convert_pod
 from hami.dra.own_claim import give_claim, waiting_claim
 from hami.errors import MalformedInput
-from tests.builders import ONLY_NVIDIA
+from testing.builders import ONLY_NVIDIA
 from tests.dra.pods import (
     MIG,
     NODES,

@@ -18,7 +18,7 @@ from hami.dra.shared_requests import share_requests
 from hami.dra.written_claims import plain_pod
 from hami.errors import MalformedInput
 from hami.vendors.catalog import vendors
-from tests.builders import ONLY_NVIDIA
+from testing.builders import ONLY_NVIDIA
 from tests.dra.pods import NOUSE_UUID, OF, SIZES, TYPE, UUID, asking, limits, pod
 from tests.dra.test_own_claim import NAME, SCHEDULER, admitted, decided, some_pod
 

@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass, field
 
-from e2e.nodes import fake_node, gpu
-from e2e.pods import pod
 from hami.errors import ClusterError, Conflict, Gone, NotFound
+from testing.nodes import fake_node, gpu
+from testing.pods import pod
 
 CREATED = "2026-08-21T12:00:00Z"
 
@@ -18,7 +18,7 @@ def node(name, *cards, unschedulable=False, **fields):
 
 
 def pending(name, namespace="default", **resources):
-    """Returns a pod that waits; *resources* as in :func:`e2e.pods.pod`."""
+    """Returns a pod that waits; *resources* as in :func:`testing.pods.pod`."""
     made = pod(name, **resources)
     made["metadata"] |= {
         "namespace": namespace,

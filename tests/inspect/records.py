@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
-from tests.builders import APP, INIT, SIDECAR, gpu, gpus, node, pod, quota
+from testing.builders import APP, INIT, SIDECAR, gpu, gpus, node, pod, quota
 from tests.scheduling.seeds import some_scope, some_scopes
 
 NOON = datetime(2026, 8, 21, 12, tzinfo=UTC)

@@ -14,8 +14,8 @@ from hami.inspect.audit import SETTLE_S, audit, render_audit, settle
 from hami.inspect.cluster import InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.model import Node, Partition
-from tests.builders import container, gpu, gpus, node, pod
-from tests.devices.cards import A100_PROFILES
+from testing.builders import container, gpu, gpus, node, pod
+from testing.cards import A100_PROFILES
 from tests.inspect.records import NOON, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}

@@ -10,7 +10,7 @@ from hypothesis.strategies import randoms
 from hami.inspect.changes import MAX_ENDED, find_changes
 from hami.inspect.cluster import InspectedCluster
 from hami.model import PodScope, ScopeRequirement
-from tests.builders import gpu, gpus, node, pod, quota
+from testing.builders import gpu, gpus, node, pod, quota
 from tests.inspect.records import PENDING, held, record, some_record
 
 A100 = {"model": "NVIDIA A100", "memory_mib": 80_000}

@@ -5,11 +5,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from e2e.nodes import fake_node
-from e2e.nodes import gpu as card
 from hami.cli import main
 from hami.codec.slices import render_slices
-from tests.builders import gpu
+from testing.builders import gpu
+from testing.nodes import fake_node
+from testing.nodes import gpu as card
 from tests.inspect.clusters import FakeApi, claimed, refused
 
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"

@@ -5,10 +5,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from e2e.pods import pod
 from hami.cli import main
 from hami.cli.group import PEOPLE
 from hami.cli.kubectl import completions, kubectl_main
+from testing.pods import pod
 from tests.inspect.clusters import FakeApi, bound, node, pending, refused
 
 

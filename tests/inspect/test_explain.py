@@ -19,7 +19,7 @@ from hami.inspect.explain import BoundReport, explain_pod, render_report
 from hami.inspect.preemption import preemption_sentences
 from hami.model import DisruptionBudget, Node, PodGroup, PodRef
 from hami.scheduling.refusal import CLOSEST_NODES, describe
-from tests.builders import INIT, gpu, gpus, node, pod
+from testing.builders import INIT, gpu, gpus, node, pod
 from tests.inspect.records import PENDING, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}

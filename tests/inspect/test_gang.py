@@ -12,7 +12,7 @@ from hami.inspect.explain import explain_pod, render_report
 from hami.inspect.gang import MAX_TRIED, gang_of, gang_sentences
 from hami.inspect.read import Reader
 from hami.model import PodGroup
-from tests.builders import gpu, gpus, node, pod
+from testing.builders import gpu, gpus, node, pod
 from tests.inspect.records import held, record
 
 CARDS = node("n1", gpu("a", index=0), gpu("b", index=1))

@@ -15,7 +15,7 @@ from hami.codec.slices import render_slices
 from hami.errors import ClusterError, HamiError
 from hami.inspect.read import Reader
 from hami.model import PodRef
-from tests.builders import gpu
+from testing.builders import gpu
 from tests.inspect.clusters import FakeApi, bound, claimed, node, pending, quota, refused
 
 NODES, PODS, QUOTAS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/resourcequotas"

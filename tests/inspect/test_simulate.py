@@ -25,7 +25,7 @@ from hami.inspect.simulate import (
 )
 from hami.inspect.tables import Style
 from hami.model import DisruptionBudget, LabelRequirement
-from tests.builders import gpu, node, pod, quota
+from testing.builders import gpu, node, pod, quota
 from tests.inspect.records import held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
-from e2e.nodes import gpu
 from hami.cli.people import TOP_KINDS as KINDS
 from hami.codec.keys import CORES_LIMIT, RESIZE_TARGET, RESIZED
 from hami.codec.slices import render_slices
@@ -15,7 +14,8 @@ from hami.inspect.cluster import InspectedCluster
 from hami.inspect.read import Reader
 from hami.inspect.tables import Style
 from hami.inspect.top import TopQuery, age_of, age_text, render_top
-from tests import builders as cards
+from testing import builders as cards
+from testing.nodes import gpu
 from tests.inspect.clusters import FakeApi, bound, claimed, node, pending, quota
 
 GPU = {"memory_mib": 10_000, "model": "A100"}

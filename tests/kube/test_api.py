@@ -16,7 +16,7 @@ from urllib3.connection import HTTPConnection
 from hami.errors import ClusterError, Conflict, Gone, NotFound
 from hami.kube.api import MERGE_PATCH, Api, is_disconnect, is_unsent
 from hami.kube.reflector import Reflector, WatchedResource
-from tests.kube.scripted_source import bookmark, event, obj, page
+from testing.scripted_source import bookmark, event, obj, page
 
 RESET = object()
 """In a body: close the connection here, within the chunked answer."""

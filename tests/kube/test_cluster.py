@@ -13,7 +13,7 @@ from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from hami.kube.cluster import Cluster
 from hami.kube.leases import LeaseRecord
 from hami.model import PodGroup, PodGroupRef, PodRef
-from tests.fake_cluster import FakeCluster
+from testing.fake_cluster import FakeCluster
 
 REF = PodRef("team", "train", "uid-1")
 POD_PATH = "/api/v1/namespaces/team/pods/train"

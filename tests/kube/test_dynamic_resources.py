@@ -4,7 +4,7 @@ import pytest
 
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.dynamic_resources import ClaimWriter, DynamicResources
-from tests.fake_cluster import FakeCluster
+from testing.fake_cluster import FakeCluster
 from tests.kube.test_cluster import BROKEN, LATE, REFUSED, ScriptedApi, calls
 
 GROUP = "/apis/resource.k8s.io/v1"

@@ -10,7 +10,7 @@ import pytest
 from hami.errors import ClusterError, NotFound
 from hami.kube.events import ATTEMPTS, EventLimits, EventRecorder
 from hami.model import PodRef
-from tests.fake_cluster import FakeCluster, no_answer
+from testing.fake_cluster import FakeCluster, no_answer
 
 POD = PodRef("team", "train", "uid-1")
 START = datetime(2026, 1, 2, 3, 4, 5, 999_999, UTC)

@@ -20,7 +20,7 @@ from hami.kube.lease import (
     Participant,
 )
 from hami.kube.leases import LeaseRecord
-from tests.fake_cluster import FakeCluster, no_answer
+from testing.fake_cluster import FakeCluster, no_answer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
 STAMP = "2026-01-02T03:04:05.000678Z"

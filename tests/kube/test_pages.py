@@ -7,7 +7,7 @@ import pytest
 
 from hami.errors import ClusterError
 from hami.kube.pages import read_pages
-from tests.kube.scripted_source import obj, page
+from testing.scripted_source import obj, page
 
 
 def body(*objects, token=""):

@@ -13,7 +13,7 @@ from hypothesis.strategies import randoms
 
 from hami.errors import ClusterError, Gone, MalformedInput
 from hami.kube.reflector import Reflector, WatchedResource
-from tests.kube.scripted_source import (
+from testing.scripted_source import (
     HANG,
     RecordingSink,
     ScriptedSource,

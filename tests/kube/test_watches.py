@@ -5,7 +5,7 @@ import pytest
 from hami.errors import ClusterError
 from hami.kube.watches import Watches
 from hami.model import QuotaLimits
-from tests.builders import gpus, node, pod
+from testing.builders import gpus, node, pod
 from tests.state.caches import SmallStore
 
 

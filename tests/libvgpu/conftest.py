@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from e2e.binaries import BUILD_VARIABLE
-from tests.libvgpu import rig as rigs
-from tests.libvgpu.builds import SANITIZERS, Builds, Unavailable
-from tests.libvgpu.wheels import WheelMissing, fetch
+from testing.binaries import BUILD_VARIABLE
+from testing.limiter import rig as rigs
+from testing.limiter.builds import SANITIZERS, Builds, Unavailable
+from testing.limiter.wheels import WheelMissing, fetch
 
 collect_ignore_glob = [] if rigs.supported() else ["*"]
 
@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop():
-    """Forbids builds while tests run, as in the end-to-end tests: see tests/libvgpu/builds.py."""
+    """Forbids builds while tests run, as in the end-to-end tests: see testing/limiter/builds.py."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(BUILD_VARIABLE, "never")
         return (yield)

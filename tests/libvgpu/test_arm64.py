@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.libvgpu.builds import Unavailable, arm64
-from tests.libvgpu.rig import MIB, Rig
+from testing.limiter.builds import Unavailable, arm64
+from testing.limiter.rig import MIB, Rig
 
 EMULATOR = "qemu-aarch64"
 SYSTEM = Path("/usr/aarch64-linux-gnu")

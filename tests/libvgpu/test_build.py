@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from hami.node.limits import FIRST_LINE
-from tests.libvgpu.builds import SANITIZERS, SOURCE, TARGETS, Unavailable, make_release
-from tests.libvgpu.rig import MIB, Rig
+from testing.limiter.builds import SANITIZERS, SOURCE, TARGETS, Unavailable, make_release
+from testing.limiter.rig import MIB, Rig
 
 sys.path.insert(0, str(SOURCE / "abi"))
 sys.path.insert(0, str(SOURCE / "gen"))

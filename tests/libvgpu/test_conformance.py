@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.libvgpu.rig import MIB
+from testing.limiter.rig import MIB
 
 LIMIT = 2048 * MIB
 

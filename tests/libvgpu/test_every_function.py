@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.libvgpu.builds import SOURCE
+from testing.limiter.builds import SOURCE
 
 sys.path.insert(0, str(SOURCE / "abi"))
 sys.path.insert(0, str(SOURCE / "gen"))

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.libvgpu.rig import MIB
+from testing.limiter.rig import MIB
 
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 REFUSED, LOST = 900, 901  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, …_INVALIDATED

@@ -16,8 +16,8 @@ import time
 
 import pytest
 
-from tests.libvgpu.layout import Region
-from tests.libvgpu.rig import MIB
+from testing.limiter.layout import Region
+from testing.limiter.rig import MIB
 from tests.libvgpu.test_sharing import Ipc, Physical, Pooled, allocate, free
 
 PROBE = """

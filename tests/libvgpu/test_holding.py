@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.libvgpu import holders
-from tests.libvgpu.rig import MIB
+from testing.limiter import holders
+from testing.limiter.rig import MIB
 
 LIMIT = 2048 * MIB
 PROGRAM = Path(holders.__file__).read_text()

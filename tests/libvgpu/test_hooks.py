@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.libvgpu.builds import SOURCE
-from tests.libvgpu.rig import MIB
+from testing.limiter.builds import SOURCE
+from testing.limiter.rig import MIB
 
 HOOKED = {
     line.split()[0]

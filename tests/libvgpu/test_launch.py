@@ -9,9 +9,16 @@ import time
 
 import pytest
 
-from tests.libvgpu import rig as rigs
-from tests.libvgpu.rig import MIB
-from tests.libvgpu.shares import SETTLE_S, Tenant, deciding, measured_shares, sampled, wrong_shares
+from testing.limiter import rig as rigs
+from testing.limiter.rig import MIB
+from testing.limiter.shares import (
+    SETTLE_S,
+    Tenant,
+    deciding,
+    measured_shares,
+    sampled,
+    wrong_shares,
+)
 
 LIMIT = {"memory": 2048 * MIB}
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tests.libvgpu.layout import make_region
-from tests.libvgpu.rig import MIB, uuid_of
+from testing.limiter.layout import make_region
+from testing.limiter.rig import MIB, uuid_of
 
 LIMIT = 2048 * MIB
 WAYS = ("symbol", "dlsym", "procaddr")

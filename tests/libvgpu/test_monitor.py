@@ -8,7 +8,7 @@ import pytest
 
 from hami.monitor.region_files import RegionFiles, RegionState
 from hami.monitor.regions import control_writes, uncounted_writes, usage_writes
-from tests.libvgpu.rig import MIB, uuid_of
+from testing.limiter.rig import MIB, uuid_of
 from tests.libvgpu.test_plugin_files import Container
 
 KEY = ("uid", "main")

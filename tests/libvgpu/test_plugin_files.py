@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.eventually import eventually
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.context_size import measure_context
@@ -18,8 +17,9 @@ from hami.model import Share
 from hami.node.grant import shares_grant
 from hami.node.host import Host
 from hami.node.limits import container_limits, parse_limits, share_limit
-from tests.libvgpu.layout import Region
-from tests.libvgpu.rig import MIB, Client, Rig, uuid_of
+from testing.eventually import eventually
+from testing.limiter.layout import Region
+from testing.limiter.rig import MIB, Client, Rig, uuid_of
 
 TOKEN = "0f0e"
 

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from tests.libvgpu import rig as rigs
-from tests.libvgpu.rig import MIB
+from testing.limiter import rig as rigs
+from testing.limiter.rig import MIB
 
 LISTS = [
     f"nvmlDeviceGet{kind}RunningProcesses{version}"

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from e2e.eventually import eventually
-from tests.libvgpu.builds import SANITIZERS
-from tests.libvgpu.layout import make_region
-from tests.libvgpu.rig import MIB, uuid_of
+from testing.eventually import eventually
+from testing.limiter.builds import SANITIZERS
+from testing.limiter.layout import make_region
+from testing.limiter.rig import MIB, uuid_of
 
 LIMIT = 2048 * MIB
 INIT_POINTS = (10, 11, 12, 13, 14, 24, 25, 26, 27, 28)

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.libvgpu.layout import FILE_SIZE, MAGIC, make_region
-from tests.libvgpu.rig import MIB, uuid_of
+from testing.limiter.layout import FILE_SIZE, MAGIC, make_region
+from testing.limiter.rig import MIB, uuid_of
 
 LIMIT = 2048 * MIB
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.libvgpu.builds import SOURCE
+from testing.limiter.builds import SOURCE
 
 HOOKED = {
     line.split()[0]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.libvgpu import rig as rigs
-from tests.libvgpu.rig import MIB
+from testing.limiter import rig as rigs
+from testing.limiter.rig import MIB
 from tests.libvgpu.test_sharing import (
     Fabric,
     Ipc,

@@ -10,8 +10,8 @@ import uuid
 
 import pytest
 
-from tests.libvgpu import rig as rigs
-from tests.libvgpu.rig import MIB
+from testing.limiter import rig as rigs
+from testing.limiter.rig import MIB
 
 LIMIT, SIZE, STEP = 2048 * MIB, 512 * MIB, 2 * MIB
 WAYS = ("symbol", "dlsym", "procaddr")

@@ -19,10 +19,10 @@ from hami.monitor.usage import Source
 from hami.node.instances import GivenInstance, render_instances
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.region_layout import CURRENT
-from tests.builders import container
-from tests.devices.fake_nvml import A100, GIB, MIB, Gpu, Process
-from tests.monitor.region_bytes import Process as Slot
-from tests.monitor.stage import CARD, OTHER, Stage, id_of, node_pod, uid_of
+from testing.builders import container
+from testing.fake_nvml import A100, GIB, MIB, Gpu, Process
+from testing.monitor_stage import CARD, OTHER, Stage, id_of, node_pod, uid_of
+from testing.region_bytes import Process as Slot
 
 
 @pytest.fixture

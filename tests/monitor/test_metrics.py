@@ -8,9 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hami.monitor.metrics import MonitorMetrics, families
 from hami.web.exposition import build_info, render
-from tests.devices.fake_nvml import GIB, MIB
-from tests.monitor.region_bytes import Process as Slot
-from tests.monitor.stage import CARD, Stage, node_pod
+from testing.fake_nvml import GIB, MIB
+from testing.monitor_stage import CARD, Stage, node_pod
+from testing.region_bytes import Process as Slot
 
 DEVICE = {
     "namespace": "default",

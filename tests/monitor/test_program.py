@@ -20,9 +20,9 @@ from hami.monitor.processes import HostProcesses
 from hami.monitor.program import MonitorProgram, print_once, serve
 from hami.monitor.settings import MonitorSettings, above_vgpu, read_monitor_settings
 from hami.runtime.options import Address, all_flags
-from tests.monitor.region_bytes import UUIDS, Process, region_bytes
-from tests.monitor.stage import uid_of, wire
-from tests.node.pod_server import Server
+from testing.monitor_stage import uid_of, wire
+from testing.pod_server import Server
+from testing.region_bytes import UUIDS, Process, region_bytes
 
 TIMEOUT_S = 20.0
 CARD = UUIDS[0]

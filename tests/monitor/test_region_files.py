@@ -10,7 +10,7 @@ import pytest
 from hami.monitor.region_files import RegionFiles, RegionState
 from hami.monitor.regions import control_writes
 from hami.node.tenant_files import MAX_ENTRIES
-from tests.monitor.region_bytes import Process, region_bytes
+from testing.region_bytes import Process, region_bytes
 
 UID, NAME = "8f1c2a44-0000-4000-8000-000000000001", "main"
 

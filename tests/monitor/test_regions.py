@@ -16,9 +16,9 @@ from hami.monitor.regions import (
 )
 from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.node.region_layout import CURRENT, LAYOUTS, LEGACY, SHIFTED, identify
-from tests.builders import region_of
-from tests.monitor.region_bytes import GIB, SHAPES, UUIDS, Process, region_bytes
-from tests.monitor.region_mutations import TWO, mutate_and_parse
+from testing.builders import region_of
+from testing.region_bytes import GIB, SHAPES, UUIDS, Process, region_bytes
+from testing.region_mutations import TWO, mutate_and_parse
 
 
 def parse(data):

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.eventually import eventually
 from hami.codec.allocation import render_shares
 from hami.codec.keys import RESIZE_APPLIED, RESIZE_TARGET, RESIZED
 from hami.codec.resize import AppliedSizes, render_applied
@@ -14,10 +13,11 @@ from hami.monitor.containers import find_containers
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.live_limits import SETTLED_NS, read_use, resize
 from hami.node.tenant_files import opened_directory
-from tests.builders import NVIDIA, ONLY_NVIDIA, container, share
-from tests.devices.fake_nvml import GIB, MIB
-from tests.monitor.region_bytes import Process as Slot
-from tests.monitor.stage import CARD, Stage, node_pod
+from testing.builders import NVIDIA, ONLY_NVIDIA, container, share
+from testing.eventually import eventually
+from testing.fake_nvml import GIB, MIB
+from testing.monitor_stage import CARD, Stage, node_pod
+from testing.region_bytes import Process as Slot
 
 HELD, TARGET = (render_shares(((share(CARD, memory_mib, 30),),)) for memory_mib in (1024, 512))
 

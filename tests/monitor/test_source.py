@@ -7,7 +7,7 @@ from hami.devices.cards import Card
 from hami.devices.nvml_library import RESTART_S, DriverLibrary
 from hami.errors import HamiError
 from hami.monitor.source import REOPEN_S, DriverSource, FixedSource
-from tests.devices.fake_nvml import FakeNvml, Gpu
+from testing.fake_nvml import FakeNvml, Gpu
 
 
 class Driver(FakeNvml):

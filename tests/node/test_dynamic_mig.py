@@ -11,7 +11,7 @@ from hami.devices.cards import Instance
 from hami.errors import AllocationRefused, Conflict, HamiError, HostError
 from hami.model import MigProfile, Partition
 from hami.node.dynamic_mig import DynamicMig
-from tests.fake_cluster import FakeCluster
+from testing.fake_cluster import FakeCluster
 from tests.plugin.stage import (
     AWAY,
     CARDS,

@@ -13,14 +13,14 @@ import tracemalloc
 import pytest
 from pytest import param
 
-from e2e.eventually import eventually
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.host import CHECKPOINT, MIN_AGE_S, Host
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.region_layout import REGION_SIZE, SHIFTED
 from hami.node.tenant_files import MAX_ENTRIES, is_held, list_names
-from tests.builders import region_of
+from testing.builders import region_of
+from testing.eventually import eventually
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pytest import param
 
 from hami.errors import HostError
 from hami.node.library import CHECKSUMS, install_library
-from tests.builders import write_checksums
+from testing.builders import write_checksums
 
 
 def tree(path):

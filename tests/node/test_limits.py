@@ -16,9 +16,9 @@ from hami.node.limits import (
     render_limits,
     resized_text,
 )
-from tests.builders import region_of
-from tests.devices.cards import config
-from tests.libvgpu.layout import FILE_SIZE, Region, make_region
+from testing.builders import region_of
+from testing.cards import config
+from testing.limiter.layout import FILE_SIZE, Region, make_region
 from tests.plugin.stage import CARDS, NODE, A, B, share
 
 CONFIG = PluginConfig(node=NODE)

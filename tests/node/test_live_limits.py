@@ -12,7 +12,7 @@ from hami.node.host import Host
 from hami.node.limits import ContainerLimits, DeviceLimit, parse_limits
 from hami.node.live_limits import BEING_WRITTEN, SETTLED_NS, write_use
 from hami.node.tenant_files import opened_directory
-from tests.libvgpu.layout import Region
+from testing.limiter.layout import Region
 from tests.node.test_host import LEASE_S, leasing
 from tests.plugin.stage import A, B
 

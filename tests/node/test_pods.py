@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hami.node.pods import NodePods
-from tests.node.pod_server import Server
+from testing.pod_server import Server
 
 TIMEOUT_S = 20.0
 

@@ -18,10 +18,10 @@ from hami.plugin.cleanup import Cleanup, remove_directories
 from hami.plugin.container_match import AllocateCall
 from hami.plugin.deferred_writes import DeferredWrites
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
-from tests.builders import APP, NVIDIA, container
-from tests.builders import pod as make_pod
-from tests.devices.cards import config as plugin_config
-from tests.fake_cluster import FakeCluster
+from testing.builders import APP, NVIDIA, container
+from testing.builders import pod as make_pod
+from testing.cards import config as plugin_config
+from testing.fake_cluster import FakeCluster
 
 NODE = "n1"
 GPU = NVIDIA.resources.count

@@ -16,10 +16,10 @@ from hami.plugin.allocation_mode import (
     with_allocation_mode,
 )
 from hami.plugin.settings import PluginSettings
-from tests.builders import NVIDIA
-from tests.builders import pod as make_pod
-from tests.devices.cards import card, config
-from tests.fake_cluster import FakeCluster
+from testing.builders import NVIDIA
+from testing.builders import pod as make_pod
+from testing.cards import card, config
+from testing.fake_cluster import FakeCluster
 from tests.plugin.stage import A, B, C, asking, placed, share
 
 

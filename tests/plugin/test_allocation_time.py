@@ -10,7 +10,7 @@ from hami.errors import ClusterError, HamiError
 from hami.model import Node
 from hami.plugin.allocation_time import is_start_time, start_time_config, why_not_start
 from hami.plugin.settings import PluginSettings
-from tests.fake_cluster import FakeCluster
+from testing.fake_cluster import FakeCluster
 
 NODE = Node(name="n1", runtime_version="containerd://2.3.7", kubelet_version="v1.36.3")
 HOST = "22 1 8:1 / / rw - ext4 /dev/a rw\n"

@@ -13,8 +13,8 @@ from hami.codec.allocation import render_shares
 from hami.codec.keys import CORES_LIMIT, RESIZE_TARGET, RESIZED
 from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, HostError, NotFound
 from hami.node.limits import ContainerLimits, DeviceLimit
-from tests.builders import pod as make_pod
-from tests.fake_cluster import no_answer
+from testing.builders import pod as make_pod
+from testing.fake_cluster import no_answer
 from tests.plugin.stage import (
     AWAY,
     CARDS,

@@ -15,8 +15,8 @@ from hami.state.inventories import devices_on
 from hami.vendors.capacity import capacity_names, total_name
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.request import requests_devices
-from tests.builders import NVIDIA, container, gpu, node, nvidia, pod
-from tests.fake_cluster import FakeCluster
+from testing.builders import NVIDIA, container, gpu, node, nvidia, pod
+from testing.fake_cluster import FakeCluster
 from tests.vendors.placing import cache_of, place_pod
 from tools.policies import render_managed_resources, render_match_conditions
 

@@ -8,7 +8,7 @@ from pytest import param
 from hami.devices.inventory import DeviceInventory
 from hami.errors import DriverError, HostError
 from hami.plugin.card_reader import INTERVAL_S, READ, RETRY_S, CardReader
-from tests.devices.cards import cards
+from testing.cards import cards
 
 
 class Scene:

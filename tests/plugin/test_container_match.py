@@ -18,8 +18,8 @@ from hami.plugin.container_match import (
     is_done_with_lock,
     preferred_ids,
 )
-from tests.builders import NVIDIA
-from tests.builders import pod as make_pod
+from testing.builders import NVIDIA
+from testing.builders import pod as make_pod
 from tests.plugin.stage import (
     ALLOCATED,
     CARDS,

@@ -13,9 +13,9 @@ from hami.devices.inventory import DeviceInventory
 from hami.model import Node
 from hami.plugin.registrar import NodeRegistrar
 from hami.vendors.inventory import read_inventory
-from tests.builders import NVIDIA
-from tests.devices.cards import cards, config
-from tests.fake_cluster import FakeCluster
+from testing.builders import NVIDIA
+from testing.cards import cards, config
+from testing.fake_cluster import FakeCluster
 
 GROUP = ("--model=NVIDIA A100-SXM4-80GB", "--count=2", "--memory=81920")
 SUMS = {

@@ -19,7 +19,6 @@ import pynvml
 import pytest
 from pytest import param
 
-from e2e.eventually import eventually
 from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE
 from hami.devices.nvml_library import DriverLibrary
 from hami.dra.registration_pb2 import RegistrationStatus
@@ -34,10 +33,11 @@ from hami.runtime.parts import Part
 from hami.runtime.signals import CHECK_S
 from hami.runtime.tasks import PeriodicTask, Task
 from hami.web.pages import Health
-from tests.builders import write_checksums
-from tests.devices.fake_nvml import FakeNvml, Gpu
+from testing.builders import write_checksums
+from testing.eventually import eventually
+from testing.fake_cluster import FakeCluster
+from testing.fake_nvml import FakeNvml, Gpu
 from tests.dra.stage import FakeResources
-from tests.fake_cluster import FakeCluster
 from tests.plugin.kubelet import Kubelet, calling
 from tests.plugin.stage import LOCK, PHASE, TO_ALLOCATE, A, asking, lock_of, placed, share
 

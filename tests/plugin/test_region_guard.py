@@ -12,8 +12,8 @@ from hami.node.host import Host
 from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.node.region_layout import REGION_SIZE
 from hami.plugin.region_guard import RegionGuard
-from tests.builders import pod as make_pod
-from tests.fake_cluster import FakeCluster
+from testing.builders import pod as make_pod
+from testing.fake_cluster import FakeCluster
 from tests.plugin.stage import Events
 
 LIMITS = ContainerLimits(devices=(DeviceLimit("GPU-1", 1 << 30, 30),))

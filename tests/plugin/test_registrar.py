@@ -13,9 +13,9 @@ from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node
 from hami.plugin.registrar import NodeRegistrar
 from hami.vendors.inventory import PAIR_SCORES
-from tests.builders import NVIDIA
-from tests.devices.cards import cards, config
-from tests.fake_cluster import FakeCluster
+from testing.builders import NVIDIA
+from testing.cards import cards, config
+from testing.fake_cluster import FakeCluster
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

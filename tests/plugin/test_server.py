@@ -8,13 +8,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from e2e.eventually import eventually
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, HamiError
 from hami.node.grant import DeviceNode, Grant, Mount
 from hami.plugin.server import _STARTS, PluginServer, register, socket_path
 from hami.runtime.files import file_version
-from tests.devices.cards import cards, config
+from testing.cards import cards, config
+from testing.eventually import eventually
 from tests.plugin.kubelet import Kubelet, calling
 
 GRANT = Grant(

@@ -20,7 +20,7 @@ from hami.node.host import MIN_AGE_S
 from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.plugin import api_pb2 as api
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
-from tests.builders import NVIDIA
+from testing.builders import NVIDIA
 from tests.node.test_dynamic_mig import CUT, KEY, Driver, cut, mig_of, partition
 from tests.plugin.stage import (
     ALLOCATED,

@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from e2e import binaries
-from e2e.helm_chart import Helm
+from testing import binaries
+from testing.helm_chart import Helm
 
 
 @pytest.fixture(scope="session", autouse=True)
 def programs():
-    """Skips the tests where Helm and kubectl have not been built: `python -m e2e.binaries --chart` does it once."""
+    """Skips the tests where Helm and kubectl have not been built: `python -m testing.binaries --chart` does it once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(binaries.BUILD_VARIABLE, "never")
         try:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.accounts import CLAIM_CONTROLLER
-from e2e.binaries import DEFAULT
-from e2e.helm_chart import CA, CHART, ROOT, Helm, HelmError
 from hami import __version__
 from hami.cli import main
-from tests.rendered.examples import (
+from testing.accounts import CLAIM_CONTROLLER
+from testing.binaries import DEFAULT
+from testing.helm_chart import CA, CHART, ROOT, Helm, HelmError
+from testing.helm_examples import (
     CONFIG,
     EVERYTHING,
     EXAMPLES,
@@ -24,8 +24,8 @@ from tests.rendered.examples import (
     RenderedExamples,
     by_kind_and_name,
 )
-from tests.rendered.kustomize import build
-from tests.trusted_names import patterns_that_permit
+from testing.kustomize import build
+from testing.trusted_names import patterns_that_permit
 from tools.chart import upstream_values, upstream_versions
 
 pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]

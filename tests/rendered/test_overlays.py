@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from e2e.accounts import CLAIM_CONTROLLER
-from e2e.cluster import MANIFESTS
-from tests.rendered.kustomize import FOLDER, OVERLAYS, build, elsewhere, kustomize
+from testing.accounts import CLAIM_CONTROLLER
+from testing.cluster import MANIFESTS
+from testing.kustomize import FOLDER, OVERLAYS, build, elsewhere, kustomize
 
 pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
 Object = dict[str, Any]

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from e2e.eventually import eventually
 from hami.errors import ClusterError
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.runtime.tasks import HUNG_S, RETRY_S, PeriodicTask, Task, problems
+from testing.eventually import eventually
 
 
 class Scripted(Task):

@@ -14,8 +14,8 @@ from hami.scheduler.admit import MAX_RESOURCES, Admitted, Admitter, Denied
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from hami.vendors.request import MAX_CONTAINERS
-from tests.builders import NVIDIA, quota
-from tests.world import Clock, Replica, WatchedCluster
+from testing.builders import NVIDIA, quota
+from testing.world import Clock, Replica, WatchedCluster
 
 SCHEDULER = "hami-scheduler"
 

@@ -21,9 +21,9 @@ from hami.scheduler.admit_claims import ClaimAdmitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
-from tests.builders import quota
+from testing.builders import quota
+from testing.world import Clock, Replica, WatchedCluster
 from tests.codec.fuzz import mutated
-from tests.world import Clock, Replica, WatchedCluster
 
 CLAIMS, NAME = "hami-scheduler-claims", "hami-" + f"{1:032x}"
 ALLOCATING = Settings(dra=ALLOCATE)

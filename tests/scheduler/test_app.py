@@ -18,8 +18,8 @@ from hami.scheduler import app as module
 from hami.scheduler.app import create_app
 from hami.web.bodies import BodyBudgets, ByteBudget
 from hami.web.rights import RIGHT, ClientRight
-from tests.builders import NVIDIA, gpu, gpus, node, pod
-from tests.world import Clock, Replica, WatchedCluster
+from testing.builders import NVIDIA, gpu, gpus, node, pod
+from testing.world import Clock, Replica, WatchedCluster
 
 STRANGER = {
     "REMOTE_ADDR": "127.0.0.6",

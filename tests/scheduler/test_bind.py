@@ -9,9 +9,9 @@ from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from hami.state.promises import Rejected
-from tests.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
-from tests.fake_cluster import never_sent, no_answer
-from tests.scheduler.replicas import cards, holding, replica
+from testing.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
+from testing.fake_cluster import never_sent, no_answer
+from testing.replicas import cards, holding, replica
 from tests.state.caches import read_pods
 
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending")

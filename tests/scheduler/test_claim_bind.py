@@ -12,10 +12,10 @@ from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
 from hami.state.promises import Rejected
-from tests.builders import NVIDIA, gpu, gpus, node, pod
-from tests.devices.cards import A100_PROFILES
-from tests.fake_cluster import never_sent, no_answer
-from tests.scheduler.replicas import replica, without_names
+from testing.builders import NVIDIA, gpu, gpus, node, pod
+from testing.cards import A100_PROFILES
+from testing.fake_cluster import never_sent, no_answer
+from testing.replicas import replica, without_names
 
 NAME = "hami-" + "a" * 32
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending", claim=NAME)

@@ -16,8 +16,8 @@ from hami.codec.keys import ALLOCATION_MODE
 from hami.codec.own_claims import booked_requests
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
-from tests.builders import NVIDIA, gpu, gpus
-from tests.scheduler.replicas import without_names
+from testing.builders import NVIDIA, gpu, gpus
+from testing.replicas import without_names
 from tests.scheduler.test_faults import STEPS, Client, Storm
 
 PLACEMENTS, STORMS = 700, 15  # of a storm; 10,500 Bindings

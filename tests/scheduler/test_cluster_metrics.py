@@ -21,7 +21,18 @@ from hami.state.table import Booking
 from hami.state.view import Policies
 from hami.vendors.spec import Catalog
 from hami.web.exposition import SLICE, Family, build_info, render
-from tests.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota, usage
+from testing.builders import (
+    NVIDIA,
+    ONLY_NVIDIA,
+    booking,
+    charge,
+    gpu,
+    gpus,
+    node,
+    pod,
+    quota,
+    usage,
+)
 from tests.vendors.chart import CHART
 
 GIB = 1 << 30

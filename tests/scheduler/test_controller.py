@@ -10,9 +10,9 @@ from hami.scheduler.settings import Settings
 from hami.state.bindings import UNSHOWN_S
 from hami.state.promises import ASSUMED_TTL_S, Rejected
 from hami.state.sighting import OBSERVED_S
-from tests.builders import NVIDIA, device_usage, gpu, gpus, node, pod
-from tests.fake_cluster import no_answer
-from tests.world import Clock, Replica, WatchedCluster
+from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod
+from testing.fake_cluster import no_answer
+from testing.world import Clock, Replica, WatchedCluster
 
 HELD = "GPU-0,NVIDIA,10,0:;"
 

@@ -23,9 +23,9 @@ from hami.kube.lease import Election, Participant
 from hami.scheduler.leadership import Leadership
 from hami.state.sighting import OBSERVED_S
 from hami.state.view import Policies
-from tests.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
-from tests.fake_cluster import never_sent, no_answer
-from tests.world import SETTINGS, Clock, Replica, WatchedCluster
+from testing.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
+from testing.fake_cluster import never_sent, no_answer
+from testing.world import SETTINGS, Clock, Replica, WatchedCluster
 
 PLACEMENTS, STORMS = 700, 5  # of a storm; storms for each of LOCK_FREE_NODES: 10,500 Bindings
 LOCK_FREE_NODES = ("", "some", "all")  # "some" change now and then

@@ -11,9 +11,9 @@ from hami.model import NodePreference, NodeRequirement
 from hami.scheduling.node_order import TO_CHOOSE_FROM
 from hami.state.promises import Rejected
 from hami.state.view import Policies
-from tests.builders import NVIDIA, content, gpu, gpus, node, pod, quota
-from tests.scheduler.replicas import cards, holding, replica
-from tests.world import SETTINGS
+from testing.builders import NVIDIA, content, gpu, gpus, node, pod, quota
+from testing.replicas import cards, holding, replica
+from testing.world import SETTINGS
 
 
 def two_nodes(**policies):

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from e2e.eventually import eventually
 from hami.errors import ClusterError
 from hami.scheduler.leadership import Leadership
-from tests.world import Clock
+from testing.eventually import eventually
+from testing.world import Clock
 
 
 class Election:

@@ -9,11 +9,11 @@ from hami.errors import ClusterError, HamiError, NodeLocked
 from hami.model import Device
 from hami.state.promises import Rejected
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
-from tests.builders import NVIDIA, container, gpu, gpus, node, pod
-from tests.fake_cluster import no_answer
-from tests.scheduler.replicas import holding
+from testing.builders import NVIDIA, container, gpu, gpus, node, pod
+from testing.fake_cluster import no_answer
+from testing.replicas import holding
+from testing.world import Clock, Replica, WatchedCluster
 from tests.state.caches import read_pods
-from tests.world import Clock, Replica, WatchedCluster
 
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending", scheduler_name="hami-scheduler")
 LOCK = "2026-08-21T12:00:00Z,default,another"

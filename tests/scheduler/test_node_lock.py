@@ -7,16 +7,16 @@ from datetime import timedelta
 import pytest
 from pytest import param
 
-from e2e.eventually import eventually
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
 from hami.kube.leases import LeaseRecord
 from hami.scheduler.lock_judgement import DELETED_S, FINISHED_S, RENEWED_S
 from hami.state.sighting import OBSERVED_S
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
-from tests.builders import NVIDIA, container, gpu, gpus, node, pod
-from tests.fake_cluster import no_answer
-from tests.world import Clock, Replica, WatchedCluster
+from testing.builders import NVIDIA, container, gpu, gpus, node, pod
+from testing.eventually import eventually
+from testing.fake_cluster import no_answer
+from testing.world import Clock, Replica, WatchedCluster
 
 NOW = "2026-08-21T12:00:00Z"
 OLD = "2026-08-21T11:54:59Z"  # 301 s before

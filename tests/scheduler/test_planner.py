@@ -11,9 +11,9 @@ from hami.scheduler.planner import (
     PreemptionPlanner,
 )
 from hami.scheduler.settings import Settings
-from tests.builders import pod
-from tests.fake_cluster import FakeCluster
-from tests.world import Clock
+from testing.builders import pod
+from testing.fake_cluster import FakeCluster
+from testing.world import Clock
 
 
 def planner_of(cluster, clock):

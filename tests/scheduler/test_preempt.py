@@ -18,8 +18,8 @@ from hami.scheduler.preempt import (
     RARE_S,
 )
 from hami.state.pending import GRACE_S
-from tests.builders import content, gpu, gpus, node, pod, quota
-from tests.scheduler.replicas import cards, holding, replica
+from testing.builders import content, gpu, gpus, node, pod, quota
+from testing.replicas import cards, holding, replica
 
 WHOLE = pod(gpus(1, memory=46_068, cores=100), uid="u")
 

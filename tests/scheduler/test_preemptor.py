@@ -18,8 +18,8 @@ from hami.scheduler.preemptor import AVOIDED_S
 from hami.scheduler.settings import Settings
 from hami.state.pods import MAX_GRACE_S
 from hami.state.preemptions import PLAN_S
-from tests.builders import gpu, gpus, node, pod
-from tests.world import Clock, Replica, WatchedCluster
+from testing.builders import gpu, gpus, node, pod
+from testing.world import Clock, Replica, WatchedCluster
 
 CARD = 8000
 

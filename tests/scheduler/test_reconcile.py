@@ -8,7 +8,7 @@ from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from hami.state.pods import PodRecord
 from hami.state.sighting import OBSERVED_S, Sighting
-from tests.builders import NVIDIA, ONLY_NVIDIA, pod
+from testing.builders import NVIDIA, ONLY_NVIDIA, pod
 from tests.vendors.chart import CHART
 
 NOW = 10_000.0

@@ -33,9 +33,9 @@ from hami.codec.resize import (
 from hami.errors import ClusterError, HamiError
 from hami.scheduler.resizer import PAUSE_S, RETRY_S
 from hami.state.promises import ANSWER_S
-from tests.builders import INIT, content, gpu, gpus, node, pod, quota
-from tests.fake_cluster import no_answer
-from tests.world import Clock, Replica, WatchedCluster
+from testing.builders import INIT, content, gpu, gpus, node, pod, quota
+from testing.fake_cluster import no_answer
+from testing.world import Clock, Replica, WatchedCluster
 
 CARD = 8000
 

@@ -12,9 +12,9 @@ from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
 from hami.scheduler.waiting_claims import BATCH, WAIT_S, WaitingClaims
 from hami.state.pending import NAMESPACE_LIMIT
-from tests.builders import ONLY_NVIDIA, gpu, gpus, node, pod
-from tests.fake_cluster import no_answer
-from tests.scheduler.replicas import replica
+from testing.builders import ONLY_NVIDIA, gpu, gpus, node, pod
+from testing.fake_cluster import no_answer
+from testing.replicas import replica
 
 SMALL, LARGE = (
     gpu(f"GPU-{size}", index=index, memory_mib=size, by_claims=True)

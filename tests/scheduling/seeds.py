@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hami.model import Budget, NodePreference, NodeRequirement, PodScope, ScopeRequirement
-from tests.builders import APP, INIT, SIDECAR, container, gpus, pod_request, usage
+from testing.builders import APP, INIT, SIDECAR, container, gpus, pod_request, usage
 
 CPU = container({"cpu": "1"})
 MODELS = ("NVIDIA A40", "NVIDIA A100", "NVIDIA L4")

@@ -10,7 +10,7 @@ from pytest import param
 from hami.codec.policies import parse_device_policy
 from hami.model import Weights
 from hami.scheduling.order import device_score, in_order_of_trying
-from tests.builders import request, usage
+from testing.builders import request, usage
 from tests.scheduling.precision import f32
 
 G3 = request(1, 3000, cores=30)

@@ -10,7 +10,7 @@ from hami.model import Budget, DeviceUsage
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import NO_BUDGETS, place_pod
 from hami.scheduling.usage import peak_charges, total_charge
-from tests.builders import INIT, SIDECAR, container, gpus, pod_request, usage, usages
+from testing.builders import INIT, SIDECAR, container, gpus, pod_request, usage, usages
 from tests.scheduling.seeds import some_budget, some_pod_request, some_usages
 
 CPU = container({"cpu": "1"})

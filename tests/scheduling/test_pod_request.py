@@ -12,7 +12,7 @@ from hami.model import NodePolicy, Selector, Weights
 from hami.scheduling.node_order import node_order_of
 from hami.scheduling.pod_request import make_pod_request
 from hami.vendors.catalog import vendors
-from tests.builders import (
+from testing.builders import (
     APP,
     INIT,
     ONLY_NVIDIA,

@@ -7,7 +7,7 @@ from pytest import param
 
 from hami.model import Budget, PodScope, ScopeRequirement
 from hami.scheduling.quota import budgets_of, lowest_limit, remaining_budget
-from tests.builders import NVIDIA, nvidia, quota
+from testing.builders import NVIDIA, nvidia, quota
 
 IN_GIB = replace(
     NVIDIA, resources=replace(NVIDIA.resources, memory_factor=1024, memory_units=True)

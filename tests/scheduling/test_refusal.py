@@ -8,7 +8,7 @@ from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.refusal import Refusal, describe, distance_of, explain_node, summarize
 from hami.vendors.catalog import vendors
-from tests.builders import container, gpus, pod_request, usage
+from testing.builders import container, gpus, pod_request, usage
 
 NODES = dict(
     node2=[usage("a", 1, 46000), usage("b", healthy=False)],

@@ -9,7 +9,18 @@ from hami.codec.keys import CORES_LIMIT
 from hami.codec.resize import ResizeState, Size
 from hami.model import Budget
 from hami.scheduling.resize import ResizableDevices, ResizePlan, plan_resize, without_charges
-from tests.builders import INIT, NVIDIA, SIDECAR, charge, gpu, gpus, pod, pod_request, share, usage
+from testing.builders import (
+    INIT,
+    NVIDIA,
+    SIDECAR,
+    charge,
+    gpu,
+    gpus,
+    pod,
+    pod_request,
+    share,
+    usage,
+)
 
 CARD = 8000
 A, B = "GPU-0", "GPU-1"

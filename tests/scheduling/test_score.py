@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.scheduling.score import node_score
-from tests.builders import usage
+from testing.builders import usage
 from tests.scheduling.precision import f32
 
 HALF = usage("half", 5, 4000, 50, memory_mib=8000)

@@ -6,7 +6,7 @@ import pytest
 from pytest import param
 
 from hami.scheduling.usage import charge_shares, peak_charges, total_charge
-from tests.builders import APP, INIT, SIDECAR, charge, share, usage
+from testing.builders import APP, INIT, SIDECAR, charge, share, usage
 
 A, B = "GPU-A", "GPU-B"
 

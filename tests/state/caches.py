@@ -4,8 +4,8 @@ from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
-from tests.builders import NVIDIA, ONLY_NVIDIA, device_usage, gpu, gpus, node, pod
-from tests.world import Clock
+from testing.builders import NVIDIA, ONLY_NVIDIA, device_usage, gpu, gpus, node, pod
+from testing.world import Clock
 
 BOUND = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "success"}
 

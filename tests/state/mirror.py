@@ -1,7 +1,7 @@
 """A table under random changes, beside a plain record of what it was told."""
 
 from hami.state.table import Table
-from tests.builders import booking, charge, gpu
+from testing.builders import booking, charge, gpu
 from tests.scheduling.seeds import some_device, some_scope
 
 VENDORS = ("NVIDIA", "NVIDIA", "DCU")

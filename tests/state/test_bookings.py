@@ -3,7 +3,7 @@
 import pytest
 from pytest import param
 
-from tests.builders import (
+from testing.builders import (
     APP,
     INIT,
     NVIDIA,

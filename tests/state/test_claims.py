@@ -10,7 +10,7 @@ from hami.codec.slices import PublishedInstance, PublishedSlice, device_name, mi
 from hami.model import MigProfile, Partition
 from hami.state.claims import ClaimCache, latest_devices
 from hami.state.view import Facts, Policies
-from tests.builders import NVIDIA, gpu
+from testing.builders import NVIDIA, gpu
 
 CARD = gpu("GPU-0", slots=4, memory_mib=10_000)
 PROFILES = (

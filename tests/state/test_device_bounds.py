@@ -15,10 +15,10 @@ from hami.state.store import Store
 from hami.state.table import Table
 from hami.state.view import Policies
 from hami.vendors.inventory import PAIR_SCORES
-from tests.builders import NVIDIA, gpu, gpus, node, pod
+from testing.builders import NVIDIA, gpu, gpus, node, pod
+from testing.world import Clock
 from tests.state.caches import SmallStore, bound_to
 from tests.vendors.chart import CHART
-from tests.world import Clock
 
 COUNTED = {
     "GCU": 1,

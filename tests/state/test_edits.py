@@ -14,7 +14,7 @@ from hami.model import PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
-from tests.builders import (
+from testing.builders import (
     APP,
     INIT,
     NVIDIA,
@@ -27,11 +27,11 @@ from tests.builders import (
     pod,
     quota,
 )
+from testing.world import Clock
 from tests.state.caches import SmallStore, bound_to
 from tests.state.edits import edited
 from tests.vendors.chart import CHART
 from tests.vendors.test_mig import card, entry
-from tests.world import Clock
 
 ALLOCATION = "GPU-0,NVIDIA,3000,30:;"
 TWO = gpus(2)

@@ -11,9 +11,9 @@ from hami.state.pods import DECIDED, FOREIGN_TTL_S
 from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
-from tests.builders import APP, INIT, NVIDIA, SIDECAR, container, gpu, gpus, node, pod
+from testing.builders import APP, INIT, NVIDIA, SIDECAR, container, gpu, gpus, node, pod
+from testing.world import Clock
 from tests.state.caches import BOUND, SmallStore, bound_to
-from tests.world import Clock
 
 ALLOCATION = "GPU-0,NVIDIA,3000,30:;"
 CONTAINERS = (gpus(1, memory=3000, cores=30),)

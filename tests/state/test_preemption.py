@@ -20,10 +20,10 @@ from hami.state.preemption import (
 from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Catalog
-from tests.builders import NVIDIA, container, gpu, gpus, node, pod, quota
+from testing.builders import NVIDIA, container, gpu, gpus, node, pod, quota
+from testing.world import NOON, Clock
 from tests.state.caches import SmallStore
 from tests.vendors.rows_ascend import B910, npu
-from tests.world import NOON, Clock
 
 NOW = int(NOON.timestamp())
 RULES = PreemptionRules(now=NOW)

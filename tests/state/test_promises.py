@@ -13,7 +13,7 @@ from hami.state.preemption import MAX_GANG, PreemptionRules, plan_preemption
 from hami.state.preemptions import MAX_PLANS, MAX_PLANS_OF_NAMESPACE, PLAN_S, has_room_for
 from hami.state.promises import PREFIX, Promise, PromiseEnd, Rejected, Stage
 from hami.state.table import Booking, Table
-from tests.builders import NVIDIA, gpu, gpus, node, pod, quota
+from testing.builders import NVIDIA, gpu, gpus, node, pod, quota
 from tests.state.caches import SmallStore, bound_to
 
 MIB = 8000  # of each card

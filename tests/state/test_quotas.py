@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.builders import quota
+from testing.builders import quota
 from tests.state.caches import SmallStore
 
 

@@ -11,8 +11,8 @@ from hami.model import PodScope
 from hami.scheduling.columns import FIELDS
 from hami.scheduling.score import node_score
 from hami.state.table import Table
-from tests.builders import booking, charge, gpu, usage
-from tests.devices.cards import A100_PROFILES
+from testing.builders import booking, charge, gpu, usage
+from testing.cards import A100_PROFILES
 from tests.state.mirror import Mirror
 
 NAMES = [f"n{number}" for number in range(6)]

@@ -22,7 +22,7 @@ from hami.scheduling.usage import peak_charges, total_charge
 from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.vendors.inventory import registered
-from tests.builders import NVIDIA, booking, charge, cluster, gpu, gpus, node, pod_request, usage
+from testing.builders import NVIDIA, booking, charge, cluster, gpu, gpus, node, pod_request, usage
 from tests.scheduling.seeds import some_budget, some_pod_request, some_preferences
 from tests.state.decisions import decide
 from tests.state.mirror import Mirror

@@ -9,9 +9,9 @@ from hypothesis.strategies import integers
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import MAX_OVERLAY, Policies
-from tests.builders import ONLY_NVIDIA, content, gpu, gpus, node, pod, quota
+from testing.builders import ONLY_NVIDIA, content, gpu, gpus, node, pod, quota
+from testing.world import Clock
 from tests.scheduling.seeds import some_preferences, some_scope, some_scopes
-from tests.world import Clock
 
 NAMES = [f"n{number}" for number in range(5)]
 

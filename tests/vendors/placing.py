@@ -3,9 +3,9 @@
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
-from tests.builders import device_usage, pod
+from testing.builders import device_usage, pod
+from testing.world import Clock
 from tests.vendors.chart import CHART
-from tests.world import Clock
 
 
 def cache_of(*nodes):

@@ -19,7 +19,7 @@ from hami.vendors.admission import admit_pod
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request, most_shares
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
-from tests.builders import APP, container
+from testing.builders import APP, container
 
 NOW = datetime(2026, 8, 21, 12, 0, 0, tzinfo=UTC)  # Unix time 1787313600
 

@@ -5,7 +5,7 @@ from pytest import param
 from hami.codec.device_config import chart_config
 from hami.model import Device, DeviceUsage, Partition, Request
 from hami.vendors.catalog import vendors
-from tests.builders import INIT
+from testing.builders import INIT
 from tests.vendors.rows import Asked, Denied, Fits
 
 NEURON = vendors(chart_config())["AWSNeuron"]

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.builders import APP, INIT
+from testing.builders import APP, INIT
 from tests.vendors.chart import CHART, MUTEX, asked, card, denied, fits, given, on_node, parses
 
 GPU, SGPU = CHART["Metax-GPU"], CHART["Metax-SGPU"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pytest import param
 
 from hami.model import MigProfile, Partition
-from tests.builders import NVIDIA, nvidia, request, usage
+from testing.builders import NVIDIA, nvidia, request, usage
 from tests.vendors.rows import Asked, Denied, Fits
 
 

@@ -4,7 +4,7 @@ from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
-from tests.builders import request, usage
+from testing.builders import request, usage
 from tests.vendors.rows import Asked, Denied, Fits
 
 VASTAI = vendors(chart_config())["Vastai"]

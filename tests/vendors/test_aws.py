@@ -12,7 +12,7 @@ from hami.model import Device, Node, Partition, Reason
 from hami.vendors import aws
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Candidate
-from tests.builders import container, device_usage, pod
+from testing.builders import container, device_usage, pod
 from tests.vendors.placing import cache_of, place_pod
 from tests.vendors.rows_aws import CORES, COUNT, NEURON, device
 

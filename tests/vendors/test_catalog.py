@@ -6,7 +6,7 @@ from hami.codec.device_config import DeviceConfig, chart_config
 from hami.vendors import mig
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import PartitionRule, Rule, SelectorKeys
-from tests.builders import NVIDIA, nvidia
+from testing.builders import NVIDIA, nvidia
 
 CHART = vendors(chart_config(), ascend=True, iluvatar=True)
 WIRE = [  # vendor, register, handshake, to-allocate, allocated

@@ -7,7 +7,7 @@ import pytest
 from hami.codec.pods import convert_pod
 from hami.errors import MalformedInput
 from hami.vendors.draft import PodDraft
-from tests.builders import NVIDIA
+from testing.builders import NVIDIA
 from tests.vendors.chart import CHART
 
 WIRE = {

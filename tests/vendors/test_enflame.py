@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hami.errors import MalformedInput
 from hami.model import Node
-from tests.builders import container, device_usage
+from testing.builders import container, device_usage
 from tests.vendors.placing import cache_of, place_pod
 from tests.vendors.rows_enflame import CORES, COUNT, DRS, MEMORY, device
 

@@ -18,8 +18,8 @@ from hami.model import Node
 from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.entry_points import GROUP, catalog, full_catalog, sections
-from tests.builders import NVIDIA, container, device_usage, gpu, node, pod
-from tests.world import Clock
+from testing.builders import NVIDIA, container, device_usage, gpu, node, pod
+from testing.world import Clock
 from tools.policies import main as policies
 
 ROOT = Path(__file__).parents[2]

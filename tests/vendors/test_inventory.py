@@ -8,7 +8,7 @@ from hami.codec.node_template import NODE_TEMPLATE
 from hami.errors import MalformedInput
 from hami.model import Node
 from hami.vendors.inventory import MAX_TEXT, PAIR_SCORES, read_inventory, registered, with_template
-from tests.builders import NVIDIA, ONLY_NVIDIA, gpu, node
+from testing.builders import NVIDIA, ONLY_NVIDIA, gpu, node
 
 TWO = gpu("dev-0"), gpu("dev-1", index=1)
 

@@ -8,7 +8,7 @@ from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares
 from hami.vendors.request import device_request
-from tests.builders import container, node, pod_request, request, share
+from testing.builders import container, node, pod_request, request, share
 from tests.vendors.rows_kunlun import CARDS, SLICES, cards, vxpu
 
 

@@ -14,7 +14,7 @@ from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Candidate, Catalog
-from tests.builders import booking_of, container, pod_request
+from testing.builders import booking_of, container, pod_request
 from tests.state.decisions import decide
 from tests.vendors.chart import CHART, given, on_node
 from tests.vendors.placing import cache_of

@@ -15,7 +15,7 @@ from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from hami.vendors import mig
 from hami.vendors.spec import Candidate
-from tests.builders import (
+from testing.builders import (
     APP,
     INIT,
     NVIDIA,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.errors import MalformedInput
-from tests.builders import NVIDIA, nvidia
+from testing.builders import NVIDIA, nvidia
 from tests.vendors import rows
 
 ONE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}

@@ -10,7 +10,7 @@ from hami.model import Node, QuotaLimits
 from hami.scheduling.quota import remaining_budget
 from hami.scheduling.refusal import Choice
 from hami.vendors.request import device_request
-from tests.builders import APP, INIT, container, pod
+from testing.builders import APP, INIT, container, pod
 from tests.vendors.chart import CHART, asked, given, on_node
 from tests.vendors.placing import cache_of
 from tests.vendors.rows import admit

@@ -20,7 +20,7 @@ from hami.scheduling.usage import peak_charges
 from hami.state.binding import render_vendor_annotations
 from hami.state.table import Table
 from hami.vendors.spec import AnnotationContext, Catalog
-from tests.builders import APP, INIT, SIDECAR, booking_of
+from testing.builders import APP, INIT, SIDECAR, booking_of
 from tests.vendors.chart import CHART
 from tests.vendors.chart import given as limits_of
 from tests.vendors.rows import NOW, Fits

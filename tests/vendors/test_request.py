@@ -8,7 +8,7 @@ from hami.vendors import request as module
 from hami.vendors.admission import check_amounts
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request, device_requests, most_shares
-from tests.builders import NVIDIA, ONLY_NVIDIA, container, nvidia, request
+from testing.builders import NVIDIA, ONLY_NVIDIA, container, nvidia, request
 
 GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hami.vendors.select import grouped, on_wings, positions_of, whole_pairs
-from tests.builders import usage, usages
+from testing.builders import usage, usages
 
 WINGS = [{0, 1, 2, 3}, {4, 5, 6, 7}]
 PAIRS = {(a, b) for wing in WINGS for a, b in combinations(sorted(wing), 2)} | {

@@ -4,7 +4,7 @@ import pytest
 
 from hami.errors import MalformedInput
 from hami.vendors.spec import Catalog, Decision, Resources, Vendor
-from tests.builders import gpu, request
+from testing.builders import gpu, request
 from tests.vendors.rows import admit
 
 DECISION = Decision(inventory=lambda vendor, node: None)

@@ -4,7 +4,7 @@ import pytest
 from pytest import param
 
 from hami.model import NodePolicy
-from tests.builders import node, share, usage
+from testing.builders import node, share, usage
 from tests.vendors.rows_vastai import VASTAI, die, dies
 
 

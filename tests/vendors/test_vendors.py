@@ -7,7 +7,7 @@ import pytest
 
 from hami.errors import MalformedInput
 from hami.vendors.request import device_request
-from tests.builders import container
+from testing.builders import container
 from tests.vendors import (
     rows_amd,
     rows_ascend,

@@ -12,8 +12,8 @@ import pytest
 from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.test import create_environ
 
-from e2e.eventually import eventually
 from hami.web.bodies import FREE, BodyBudgets, ByteBudget, TurnBudget
+from testing.eventually import eventually
 from tests.web.test_server import Server
 
 MIB = 1 << 20

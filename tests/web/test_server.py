@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from e2e.eventually import eventually
 from hami.errors import HamiError
 from hami.web.server import SILENT_S, serve
+from testing.eventually import eventually
 
 PROGRAM = textwrap.dedent("""
     import json, os, sys, threading, time

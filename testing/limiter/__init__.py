@@ -1,0 +1,1 @@
+"""Builds the limiter, and runs clients of it on a fake driver."""
