@@ -15,8 +15,8 @@ from benchmarks.hostile import Filters, other_clients, repeated
 from benchmarks.processes import Run
 from benchmarks.replica import REFUSED, Replica, stub_api
 from benchmarks.rows import Row, ratio, remarks
-from hami.state.preemption import PreemptionRules, plan_preemption
 from hami.state.store import Store
+from hami.state.victims import PreemptionRules, plan_preemption
 from hami.state.view import Policies, View
 from testing import builders
 from testing.cluster import LocalCluster

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 from hami.codec.claims import AllocatedClaim, parse_claim
-from hami.codec.own_claims import booked_claim, render_allocation, render_claim
+from hami.codec.hami_claims import booked_claim, render_allocation, render_claim
 from hami.codec.pods import parse_pod
 from hami.codec.slices import device_name
 from hami.errors import ClusterError, Conflict
 from hami.kube.api import Api
+from hami.kube.claims import ClaimWriter
 from hami.kube.cluster import Cluster
-from hami.kube.dynamic_resources import ClaimWriter
 from hami.model import Device, DeviceUsage, Share
 from hami.scheduler.claim_bind import ClaimBinder
 from hami.scheduling.refusal import Choice

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from hami.codec.claims import AllocatedClaim, parse_claim
+from hami.codec.hami_claims import booked_claim, parse_stored_claim, render_allocation, render_claim
 from hami.codec.keys import ALLOCATION_MODE, CORDON, GPU_POLICY, NUMA_BIND
-from hami.codec.own_claims import booked_claim, parse_stored_claim, render_allocation, render_claim
 from hami.codec.slices import DRIVER, device_name, mig_devices, pool_name, render_slices
 from hami.dra.guard import PreparedPlacement, PreparedRequest, PreparedShare, excess
-from hami.dra.own_claim import waiting_claim
+from hami.dra.hami_claims import waiting_claim
 from hami.model import Device, Pod, Share
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store

@@ -41,7 +41,7 @@ __all__ = ["Card", "Hold", "Inventory", "audit", "inventory", "parse", "violatio
 Object = dict[str, Any]
 TIMEOUT_S = 20.0
 """The scheduler keeps the lock of a pod that was deleted between its Binding and Allocate for ten seconds, since the
-kubelet may still call (DELETED_S in hami/scheduler/node_lock.py). The rest is for a slow machine."""
+kubelet may still call (DELETED_S in hami/scheduler/locks.py). The rest is for a slow machine."""
 ASSIGNED = "hami.io/vgpu-node"
 AMOUNTS = "hami.io/claim-amounts"
 PLACES = "hami.io/vgpu-mig-allocations"

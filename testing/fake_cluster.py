@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from urllib3.exceptions import ConnectTimeoutError
 
-from hami.codec.own_claims import StoredClaim, parse_stored_claim
+from hami.codec.hami_claims import StoredClaim, parse_stored_claim
 from hami.codec.pods import parse_preempted
 from hami.codec.times import render_time
 from hami.codec.trust import SecretRecord, WebhookConfiguration

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import BIND_PHASE, NODE_LOCK
-from hami.codec.selector import parse_selector
+from hami.codec.label_selector import parse_selector
 from hami.runtime.in_flight import InFlight
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.admit import Admitter
@@ -20,14 +20,14 @@ from hami.scheduler.claim_bind import ClaimBinder
 from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.lock_states import LockStates
-from hami.scheduler.node_lock import NodeLocks
+from hami.scheduler.locks import NodeLocks
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
-from hami.scheduler.preemptor import Preemptor
-from hami.scheduler.resizer import ResizablePods, Resizer
+from hami.scheduler.preemption import Preemptor
+from hami.scheduler.resize import ResizablePods, Resizer
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
-from hami.state.binding import awaits_allocation
+from hami.state.binding_annotations import awaits_allocation
 from hami.state.store import Store
 from hami.state.view import Policies
 from testing.builders import NVIDIA, ONLY_NVIDIA

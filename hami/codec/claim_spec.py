@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from hami.codec.claim_amounts import MAX_EXPRESSION, MAX_RESULTS, TOO_MANY, VENDOR, WHOLE
-from hami.codec.selectors import ATTRIBUTES, render_selectors, render_size
+from hami.codec.device_selectors import ATTRIBUTES, render_selectors, render_size
 from hami.codec.slices import DRIVER, MIG_CLASS, NUMA_NODE, SHARE
 from hami.errors import PodRefused
 from hami.model import Request, Selector

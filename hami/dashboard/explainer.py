@@ -18,7 +18,7 @@ from hami.dashboard.caches import Poller, PollLimits
 from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
 from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
-from hami.inspect.gang import GangReport
+from hami.inspect.gangs import GangReport
 from hami.inspect.preemption import PreemptionReport
 from hami.model import Pod
 

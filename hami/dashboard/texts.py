@@ -10,7 +10,7 @@ from typing import Any
 from hami.codec.times import render_time
 from hami.dashboard.use import Use
 from hami.inspect.explain import lacks
-from hami.inspect.gang import gang_sentences
+from hami.inspect.gangs import gang_sentences
 from hami.inspect.preemption import preemption_sentences
 from hami.inspect.top import age_text
 

@@ -9,8 +9,8 @@ from hami.devices.config import PluginConfig
 from hami.dra.prepare import ClaimPreparer
 from hami.dra.publisher import SlicePublisher
 from hami.dra.server import FOLDER, DraRegistration, DraServer
+from hami.kube.claims import DynamicResources
 from hami.kube.cluster import Cluster
-from hami.kube.dynamic_resources import DynamicResources
 from hami.node.container_specs import ContainerSpecs
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host

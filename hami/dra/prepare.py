@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.device_requests import UsedClaims, used_claims
+from hami.codec.hami_claims import booked_requests, differing_containers
 from hami.codec.keys import GPU_ALLOCATED
 from hami.codec.mig import MigAllocation
-from hami.codec.own_claims import booked_requests, differing_containers
 from hami.codec.slices import device_name, mig_devices, pool_name
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
@@ -33,8 +33,8 @@ from hami.dra.guard import (
 )
 from hami.dra.recipients import recipients
 from hami.errors import AllocationRefused, HostError, MalformedInput
+from hami.kube.claims import DynamicResources
 from hami.kube.cluster import Cluster
-from hami.kube.dynamic_resources import DynamicResources
 from hami.model import Device, MigProfile, Partition, Pod, Share
 from hami.node import container_specs
 from hami.node.container_specs import CLAIM, ContainerSpecs

@@ -19,8 +19,8 @@ from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory, InventorySnapshot
 from hami.devices.registration import devices
 from hami.errors import HamiError, NotFound
+from hami.kube.claims import DynamicResources
 from hami.kube.cluster import Cluster
-from hami.kube.dynamic_resources import DynamicResources
 from hami.kube.pages import ObjectMeta
 from hami.kube.retry import WATCH_WAIT, Backoff
 from hami.runtime.once import OncePerKey

@@ -11,8 +11,8 @@ import msgspec
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim
+from hami.codec.hami_claims import differing_containers
 from hami.codec.keys import ALLOCATION_MODE, ASSIGNED_NODE, GPU_ALLOCATED, RESIZE_APPLIED, RESIZED
-from hami.codec.own_claims import differing_containers
 from hami.codec.resize import parse_applied, shares_in, wanted_text
 from hami.codec.slices import device_name, mig_devices, pool_name
 from hami.codec.states import parse_lock
@@ -25,7 +25,7 @@ from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
 from hami.model import Pod, PodRef
 from hami.scheduling.usage import Charge
-from hami.state.binding import assigned_at, bound_at
+from hami.state.binding_annotations import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.mig import with_places
 from hami.vendors.request import most_shares

@@ -18,7 +18,7 @@ from hami.codec.keys import RESIZE
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
-from hami.inspect.gang import GangReport, gang_of, gang_sentences
+from hami.inspect.gangs import GangReport, gang_of, gang_sentences
 from hami.inspect.preemption import PreemptionReport, preemption_of, preemption_sentences
 from hami.inspect.resize_report import ResizeReport, resize_report
 from hami.inspect.tables import counted, printable
@@ -26,7 +26,7 @@ from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, Refusal, request_text
-from hami.state.binding import bound_at
+from hami.state.binding_annotations import bound_at
 from hami.state.view import View
 from hami.vendors.request import device_requests, requests_devices
 from hami.vendors.shares import held_shares

@@ -9,11 +9,11 @@ import msgspec
 from hami.codec.gangs import pod_group_of
 from hami.codec.pods import preempting_on
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.gang import gang_members
+from hami.inspect.gangs import gang_members
 from hami.inspect.tables import counted
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.preemption import PodGroups
-from hami.state.preemption import PreemptionRules, plan_together, pods_together
+from hami.state.victims import PreemptionRules, plan_together, pods_together
 from hami.state.view import View
 
 SHOWN_PODS = 8  # that a sentence names

@@ -32,7 +32,7 @@ from hami.kube.api import MERGE_PATCH
 from hami.kube.pages import Writer
 from hami.model import ContainerKind, Pod, PodRef
 from hami.scheduling.resize import ResizeRefusal
-from hami.state.resizes import as_resized, resized_annotations
+from hami.state.resize_facts import as_resized, resized_annotations
 
 INTERVAL_S, PENDING_S = 0.5, 2.0
 """Seconds between two looks at a pod; the latter while it uses more than it is to have."""

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from hami.codec.core_limits import pod_cores_limit
+from hami.codec.label_selector import Matches, parse_selector
 from hami.codec.resize import excess
-from hami.codec.selector import Matches, parse_selector
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, unknown_name
 from hami.inspect.tables import Column, Style, counted, meter_column, render_rows

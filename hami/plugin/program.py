@@ -21,8 +21,8 @@ from hami.dra.driver import DraDriver
 from hami.dra.prepare import PreparedRequests
 from hami.errors import HamiError
 from hami.kube.api import Api
+from hami.kube.claims import DynamicResources
 from hami.kube.cluster import Cluster
-from hami.kube.dynamic_resources import DynamicResources
 from hami.kube.events import EventRecorder
 from hami.model import Pod
 from hami.node.container_specs import CLAIM, ContainerSpecs
@@ -44,7 +44,7 @@ from hami.plugin.kubelet_servers import KubeletServers
 from hami.plugin.node import PluginNode, card_source
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar, withdrawn_unless_read
-from hami.plugin.resizer import SizeEnforcer
+from hami.plugin.resize import SizeEnforcer
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import PluginSettings
 from hami.plugin.start_time import StartTimeAllocator, needs_completion

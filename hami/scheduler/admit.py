@@ -77,7 +77,7 @@ class Admitter:
     def _admit_claimed(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about a pod that has been given a claim already, or says so: as about the pod without it."""
         from hami.codec.claim_spec import Inexpressible
-        from hami.dra.own_claim import take_claim
+        from hami.dra.hami_claims import take_claim
 
         claimed = take_claim(draft.wire, draft.decoded, self._store.vendors)
         try:
@@ -95,7 +95,7 @@ class Admitter:
     def admit_with_claim(
         self, plain: Mapping[str, Any], namespace: str, name: str, users: Mapping[str, str] | None
     ) -> Mapping[str, Any] | Denied | None:
-        """Returns the new pod *plain* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`, if it is
+        """Returns the new pod *plain* with the claim *name*, as :func:`hami.dra.hami_claims.give_claim`, if it is
         admitted. What containers share by their claim counts once. Raises: MalformedInput."""
         answer = self._admit_new(PodDraft(plain, namespace), counts=False)
         if isinstance(answer, Denied):
@@ -108,12 +108,12 @@ class Admitter:
     def give_claim(
         self, answer: Admitted, namespace: str, name: str, users: Mapping[str, str] | None = None
     ) -> Mapping[str, Any] | None:
-        """Returns the admitted pod of *answer* with the claim *name*, as :func:`hami.dra.own_claim.give_claim`.
+        """Returns the admitted pod of *answer* with the claim *name*, as :func:`hami.dra.hami_claims.give_claim`.
 
         Raises: MalformedInput.
         """
         from hami.codec.claim_spec import Inexpressible
-        from hami.dra.own_claim import give_claim
+        from hami.dra.hami_claims import give_claim
 
         if answer.message:
             raise Inexpressible(

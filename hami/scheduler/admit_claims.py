@@ -12,9 +12,9 @@ from typing import Any
 from hami.codec.admission import Review
 from hami.codec.claim_spec import Inexpressible
 from hami.codec.keys import ALLOCATION_MODE, CLAIM_ALLOCATION_MODES, PREFERRED
-from hami.dra.own_claim import make_claim_name
+from hami.dra.hami_claims import make_claim_name
 from hami.dra.pod_claims import has_claim
-from hami.dra.written_claims import plain_pod
+from hami.dra.user_claims import plain_pod
 from hami.errors import ClusterError, MalformedInput
 from hami.scheduler.admit import Admitted, Admitter, Denied
 from hami.vendors.spec import Catalog

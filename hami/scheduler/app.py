@@ -37,7 +37,7 @@ from hami.scheduler.bind import Binder
 from hami.scheduler.bind_slots import BindSlots
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.preempt import PreemptionFilter
-from hami.state.binding import render_labels
+from hami.state.binding_annotations import render_labels
 from hami.state.promises import Promise
 from hami.web.connections import without_turn
 from hami.web.rights import ClientRight, right_of

@@ -20,7 +20,7 @@ from hami.kube.retry import attempts_within, brief_retry
 from hami.model import PodRef
 from hami.scheduler.binding_writer import BindingWriter
 from hami.scheduler.leadership import Leadership
-from hami.scheduler.node_lock import NodeLocks
+from hami.scheduler.locks import NodeLocks
 from hami.state.store import Store
 from hami.vendors.request import requests_devices
 

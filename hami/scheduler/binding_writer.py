@@ -11,8 +11,8 @@ from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
 from hami.scheduler.leadership import Leadership
-from hami.scheduler.node_lock import KeepsLocks
-from hami.state.binding import carries_allocation, render_labels
+from hami.scheduler.locks import KeepsLocks
+from hami.state.binding_annotations import carries_allocation, render_labels
 from hami.state.promises import Promise, Rejected
 from hami.state.store import Store
 

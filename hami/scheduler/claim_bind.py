@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from hami.codec.claims import AllocatedClaim
-from hami.codec.own_claims import (
+from hami.codec.hami_claims import (
     StoredClaim,
     booked_claim,
     render_allocation,
@@ -24,7 +24,7 @@ from hami.codec.own_claims import (
     render_deallocation,
 )
 from hami.errors import Conflict
-from hami.kube.dynamic_resources import ClaimWriter
+from hami.kube.claims import ClaimWriter
 from hami.kube.retry import CONFLICT_S, brief_retry
 from hami.state.promises import Promise
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hami.dra.watches import watch_devices
 from hami.kube.api import Api
-from hami.kube.dynamic_resources import ClaimWriter
+from hami.kube.claims import ClaimWriter
 from hami.runtime.clock import utc_now
 from hami.runtime.settings import ALLOCATE
 from hami.runtime.tasks import Task

@@ -17,7 +17,7 @@ from hami.model import Pod, PodRef
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
 from hami.scheduler.leadership import Leadership
-from hami.scheduler.node_lock import NodeLocks
+from hami.scheduler.locks import NodeLocks
 from hami.scheduler.reconcile import Move, pod_moves
 from hami.scheduler.settings import Settings
 from hami.state.pods import PodRecord

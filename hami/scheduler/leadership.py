@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from hami.errors import ClusterError
-from hami.kube.lease import Elector
+from hami.kube.election import Elector
 from hami.runtime.tasks import Task
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Whether a node lock may be taken over, decided from facts alone. `node_lock` reads them and acts on the result."""
+"""Whether a node lock may be taken over, decided from facts alone. `locks` reads them and acts on the result."""
 
 from __future__ import annotations
 

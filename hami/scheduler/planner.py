@@ -19,7 +19,7 @@ from hami.runtime.once import OncePerKey
 from hami.runtime.shares import Shares
 from hami.scheduler.settings import Settings
 from hami.scheduling.preemption import PodGroups
-from hami.state.preemption import PreemptionRules
+from hami.state.victims import PreemptionRules
 
 log = logging.getLogger(__name__)
 

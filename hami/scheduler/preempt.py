@@ -19,8 +19,8 @@ from hami.scheduler.filter import LEADERSHIP_TIMEOUT_S
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.planner import PreemptionPlanner
 from hami.state.plans import planned_uid
-from hami.state.preemption import plan_further
 from hami.state.store import Store
+from hami.state.victims import plan_further
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 

@@ -10,13 +10,13 @@ from wsgiref.types import WSGIApplication
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from hami.codec.selector import Matches, parse_selector
+from hami.codec.label_selector import Matches, parse_selector
 from hami.errors import MalformedInput
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
+from hami.kube.election import AlwaysLeader, Election, Participant
 from hami.kube.events import EventLimits, EventRecorder
 from hami.kube.identity import has_ended, make_identity
-from hami.kube.lease import AlwaysLeader, Election, Participant
 from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
 from hami.runtime.in_flight import InFlight
@@ -34,12 +34,12 @@ from hami.scheduler.controller import Controller
 from hami.scheduler.filter import NodeFilter
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.lock_states import LockStates, WatchedNodes
+from hami.scheduler.locks import NodeLocks
 from hami.scheduler.metrics import Metrics, MetricSources
-from hami.scheduler.node_lock import NodeLocks
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
-from hami.scheduler.preemptor import Preemptor
-from hami.scheduler.resizer import ResizablePods, Resizer
+from hami.scheduler.preemption import Preemptor
+from hami.scheduler.resize import ResizablePods, Resizer
 from hami.scheduler.settings import Settings
 from hami.web.bodies import BodyBudgets
 from hami.web.exporter import Exporter

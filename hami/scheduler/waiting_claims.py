@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable
 
 from hami.codec.claim_spec import Inexpressible
-from hami.dra.own_claim import waiting_claim
+from hami.dra.hami_claims import waiting_claim
 from hami.errors import ClusterError, Conflict, MalformedInput
-from hami.kube.dynamic_resources import ClaimWriter
+from hami.kube.claims import ClaimWriter
 from hami.model import Pod
 from hami.runtime.tasks import Task
 from hami.scheduling.turns import in_turn

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 
 from hami.model import PodRef, Share
-from hami.state.binding import add_bind_time
+from hami.state.binding_annotations import add_bind_time
 from hami.state.decisions import State
 from hami.state.plans import is_planned, usage_by_device
 from hami.state.promises import Promise, Rejected, Stage

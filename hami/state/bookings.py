@@ -17,7 +17,7 @@ from hami.errors import MalformedInput
 from hami.model import ContainerKind, DeviceUsage, Pod, PodRef
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge, peak_charges
-from hami.state.binding import assigned_node
+from hami.state.binding_annotations import assigned_node
 from hami.state.table import Booking, Table
 from hami.vendors.mig import in_mig_mode
 from hami.vendors.request import most_shares

@@ -29,7 +29,7 @@ from hami.codec.resize import excess
 from hami.codec.times import parse_time
 from hami.errors import MalformedInput
 from hami.model import EvictedTogether, Pod, PodRef
-from hami.state.binding import (
+from hami.state.binding_annotations import (
     assigned_at,
     awaits_allocation,
     bound_at,

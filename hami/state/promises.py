@@ -19,7 +19,7 @@ from hami.errors import HamiError
 from hami.model import Pod, PodRef
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.refusal import Choice
-from hami.state.binding import render_annotations
+from hami.state.binding_annotations import render_annotations
 from hami.state.table import Booking, Table
 from hami.vendors.spec import Vendor
 

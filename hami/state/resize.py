@@ -11,7 +11,7 @@ from hami.model import Pod
 from hami.scheduling.resize import ResizePlan, ResizeRefusal
 from hami.state.decisions import Decisions, State
 from hami.state.preemptions import plans_under_way
-from hami.state.resizes import as_resized, is_current, resized_annotations
+from hami.state.resize_facts import as_resized, is_current, resized_annotations
 
 
 class Resizes:

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from pytest import param
+from tests.dra.test_hami_claims import NAME, SCHEDULER, admitted
 
 from hami.codec.claim_spec import Inexpressible
 from hami.codec.pods import convert_pod
-from hami.dra.own_claim import give_claim, waiting_claim
+from hami.dra.hami_claims import give_claim, waiting_claim
 from hami.errors import MalformedInput
 from testing.builders import ONLY_NVIDIA
 from tests.dra.pods import (
@@ -27,7 +28,6 @@ from tests.dra.pods import (
     asking,
     pod,
 )
-from tests.dra.test_own_claim import NAME, SCHEDULER, admitted
 
 TOLERATIONS = [{"key": "hami.io/managed", "operator": "Exists", "effect": "NoSchedule"}]
 

@@ -6,8 +6,8 @@ import pytest
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import parse_claim
+from hami.codec.hami_claims import booked_requests
 from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE
-from hami.codec.own_claims import booked_requests
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings

@@ -19,7 +19,7 @@ from hypothesis.strategies import integers
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, LOCK_FREE
 from hami.errors import ClusterError, HamiError
-from hami.kube.lease import Election, Participant
+from hami.kube.election import Election, Participant
 from hami.scheduler.leadership import Leadership
 from hami.state.sighting import OBSERVED_S
 from hami.state.view import Policies
@@ -43,7 +43,7 @@ FAULTS = (
 
 # A hung API server carries out a Binding so many seconds after another replica has taken the lease of one that expired.
 ON_THE_WAY = 1.5
-SETTLED = 0.5  # the same with lock-free nodes: the next leader waits until it has arrived (hami.kube.lease.SETTLE_S)
+SETTLED = 0.5  # the same with lock-free nodes: the next leader waits until it has arrived (hami.kube.election.SETTLE_S)
 
 
 class Killed(BaseException):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hami.codec.keys import ALLOCATION_MODE, GPU_POLICY, LOCK_FREE
-from hami.dra.own_claim import waiting_claim
+from hami.dra.hami_claims import waiting_claim
 from hami.errors import ClusterError, Conflict
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings

@@ -9,10 +9,10 @@ from hami.model import Partition, Reason
 from hami.scheduling.preemption import EvictionUnit, PreemptionPlan
 from hami.scheduling.usage import Charge
 from hami.state.plans import planned_bookings
-from hami.state.preemption import MAX_GANG, PreemptionRules, plan_preemption
 from hami.state.preemptions import MAX_PLANS, MAX_PLANS_OF_NAMESPACE, PLAN_S, has_room_for
 from hami.state.promises import PREFIX, Promise, PromiseEnd, Rejected, Stage
 from hami.state.table import Booking, Table
+from hami.state.victims import MAX_GANG, PreemptionRules, plan_preemption
 from testing.builders import NVIDIA, gpu, gpus, node, pod, quota
 from tests.state.caches import SmallStore, bound_to
 

@@ -9,7 +9,7 @@ from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import NodePreference, NodeRequirement, Partition, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Refusal
-from hami.state.binding import render_labels
+from hami.state.binding_annotations import render_labels
 from hami.state.filtering import (
     MAX_GROUPS,
     MAX_UNSHOWN,

@@ -14,7 +14,7 @@ from hami.model import Container, ContainerKind, Pod, PodRef, Request
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import ContainerRequest, PodRequest, make_pod_request
-from hami.state.binding import render_vendor_annotations
+from hami.state.binding_annotations import render_vendor_annotations
 from hami.vendors.admission import admit_pod
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request, most_shares

@@ -14,7 +14,7 @@ from hami.model import NodePolicy
 from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares
-from hami.state.binding import render_vendor_annotations
+from hami.state.binding_annotations import render_vendor_annotations
 from hami.vendors.admission import admit_pod
 from hami.vendors.catalog import vendors
 from hami.vendors.draft import PodDraft

@@ -17,7 +17,7 @@ from hami.scheduling.fit import Unfit, fit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.usage import peak_charges
-from hami.state.binding import render_vendor_annotations
+from hami.state.binding_annotations import render_vendor_annotations
 from hami.state.table import Table
 from hami.vendors.spec import AnnotationContext, Catalog
 from testing.builders import APP, INIT, SIDECAR, booking_of

@@ -38,7 +38,7 @@ from hami.scheduler.lock_judgement import (
     judge,
 )
 from hami.scheduler.lock_states import LockId, LockState, LockStates, Waiter, WatchedNodes
-from hami.state.binding import failed_allocation
+from hami.state.binding_annotations import failed_allocation
 from hami.state.pods import PodRecord
 from hami.state.store import Store
 

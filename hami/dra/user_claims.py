@@ -22,9 +22,9 @@ from hami.codec.device_requests import (
     named_claims,
     parse_device_claim,
 )
+from hami.codec.device_selectors import parse_selectors, parse_size
 from hami.codec.keys import NUMA_BIND
 from hami.codec.pods import convert_pod
-from hami.codec.selectors import parse_selectors, parse_size
 from hami.codec.slices import DRIVER, MIG_CLASS, NUMA_NODE, SHARE
 from hami.dra.pod_claims import NO_OTHERS, claims_of, with_containers
 from hami.errors import PodRefused

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hami.codec.claim_amounts import MAX_EXPRESSION
-from hami.codec.selectors import ATTRIBUTES, parse_selectors, render_selectors
+from hami.codec.device_selectors import ATTRIBUTES, parse_selectors, render_selectors
 from hami.model import Selector
 
 UUID, MODEL = f"{ATTRIBUTES}.uuid", f"{ATTRIBUTES}.productName.lowerAscii()"

@@ -11,7 +11,7 @@ import msgspec
 
 from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.documents import decode
-from hami.codec.own_claims import StoredClaim, parse_stored_claim
+from hami.codec.hami_claims import StoredClaim, parse_stored_claim
 from hami.codec.slices import API, DRIVER
 from hami.errors import NotFound
 from hami.kube.api import Api, is_unsent

@@ -9,7 +9,7 @@ from hami.codec.gangs import pod_group_of
 from hami.errors import ClusterError, NotFound
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.explain import explain_pod, render_report
-from hami.inspect.gang import MAX_TRIED, gang_of, gang_sentences
+from hami.inspect.gangs import MAX_TRIED, gang_of, gang_sentences
 from hami.inspect.read import Reader
 from hami.model import PodGroup
 from testing.builders import gpu, gpus, node, pod

@@ -8,19 +8,19 @@ import pytest
 import yaml
 from hypothesis import assume, given
 from hypothesis.strategies import randoms
+from tests.dra.test_hami_claims import NAME, SCHEDULER, admitted, decided, some_pod
 
 from hami.codec.claim_spec import render_claim_spec
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
 from hami.codec.pods import convert_pod
-from hami.dra.own_claim import give_claim
+from hami.dra.hami_claims import give_claim
 from hami.dra.pod_claims import with_claim
 from hami.dra.shared_requests import share_requests
-from hami.dra.written_claims import plain_pod
+from hami.dra.user_claims import plain_pod
 from hami.errors import MalformedInput
 from hami.vendors.catalog import vendors
 from testing.builders import ONLY_NVIDIA
 from tests.dra.pods import NOUSE_UUID, OF, SIZES, TYPE, UUID, asking, limits, pod
-from tests.dra.test_own_claim import NAME, SCHEDULER, admitted, decided, some_pod
 
 MODE, NUMA, SHARED = (
     "nvidia.com/vgpu-mode",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hami.codec.selector import parse_selector
+from hami.codec.label_selector import parse_selector
 from hami.errors import MalformedInput
 
 LABELS = {"app": "web", "example.com/tier": "a1", "empty": ""}

@@ -14,7 +14,7 @@ from hami.codec.claim_spec import Inexpressible
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE, GPU_POLICY
 from hami.codec.pods import convert_pod
-from hami.dra.own_claim import give_claim, make_claim_name, take_claim
+from hami.dra.hami_claims import give_claim, make_claim_name, take_claim
 from hami.dra.pod_claims import has_claim
 from hami.dra.shared_requests import share_requests
 from hami.errors import MalformedInput

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.codec.claims import ClaimedDevice, parse_claim
-from hami.codec.own_claims import (
+from hami.codec.hami_claims import (
     StoredClaim,
     booked_claim,
     booked_requests,

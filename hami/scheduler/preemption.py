@@ -26,9 +26,9 @@ from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduling.preemption import EvictionUnit, PreemptionPlan
 from hami.state.evictions import PlanUnderWay
 from hami.state.pending import PendingPod
-from hami.state.preemption import Plans, PreemptionRules, plan_together, pods_together
 from hami.state.promises import Promise, PromiseEnd, Stage
 from hami.state.store import Store
+from hami.state.victims import Plans, PreemptionRules, plan_together, pods_together
 from hami.state.view import View
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from hami.model import DisruptionBudget, LabelRequirement, PodGroup
 from hami.scheduler.attempts import MAX_RETRY_S, WAIT_S
 from hami.scheduler.evictor import INHERITED_S, MAX_WRITES, REFUSED_S, RETRY_S
 from hami.scheduler.planner import YIELD_S
-from hami.scheduler.preemptor import AVOIDED_S
+from hami.scheduler.preemption import AVOIDED_S
 from hami.scheduler.settings import Settings
 from hami.state.pods import MAX_GRACE_S
 from hami.state.preemptions import PLAN_S

@@ -14,7 +14,7 @@ from hami.node.host import Host
 from hami.node.limits import ContainerLimits, parse_limits, share_limit
 from hami.node.live_limits import SETTLED_NS, read_limits, write_use
 from hami.node.tenant_files import opened_directory
-from hami.plugin.resizer import CHECK_S, OVERBOOKED_S, PENDING_S, SILENT_S, SizeEnforcer
+from hami.plugin.resize import CHECK_S, OVERBOOKED_S, PENDING_S, SILENT_S, SizeEnforcer
 from testing.cards import config
 from testing.fake_cluster import FakeCluster
 from tests.plugin.stage import BOTH, CARDS, INIT, NODE, A, B, Events, asking, placed, share

@@ -21,8 +21,8 @@ from hami.codec.claim_amounts import (
 )
 from hami.codec.claim_spec import Inexpressible, needs_card_sizes, render_claim_spec
 from hami.codec.documents import entries
+from hami.codec.hami_claims import render_waiting_claim
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE
-from hami.codec.own_claims import render_waiting_claim
 from hami.codec.pods import convert_pod
 from hami.dra.pod_claims import (
     NO_OTHERS,

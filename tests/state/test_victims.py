@@ -9,7 +9,8 @@ import pytest
 from hami.codec.times import render_time
 from hami.model import DisruptionBudget, LabelRequirement, MigProfile, Partition, PodGroup
 from hami.scheduling.preemption import PreemptionPlan
-from hami.state.preemption import (
+from hami.state.store import Store
+from hami.state.victims import (
     MAX_BUDGETS,
     OVERDUE_S,
     SOON_S,
@@ -17,7 +18,6 @@ from hami.state.preemption import (
     plan_further,
     plan_preemption,
 )
-from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Catalog
 from testing.builders import NVIDIA, container, gpu, gpus, node, pod, quota

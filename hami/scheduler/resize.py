@@ -49,7 +49,7 @@ from hami.scheduler.metrics import Metrics
 from hami.scheduling.resize import ResizeRefusal, has_same_devices, larger
 from hami.scheduling.turns import in_turn
 from hami.state.promises import ANSWER_S
-from hami.state.resizes import resized_annotations
+from hami.state.resize_facts import resized_annotations
 from hami.state.store import Store
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 import pytest
 
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
-from hami.kube.dynamic_resources import ClaimWriter, DynamicResources
+from hami.kube.claims import ClaimWriter, DynamicResources
 from testing.fake_cluster import FakeCluster
 from tests.kube.test_cluster import BROKEN, LATE, REFUSED, ScriptedApi, calls
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
 from hami.errors import ClusterError, Conflict, MalformedInput
-from hami.kube.lease import (
+from hami.kube.election import (
     HANDOVER_KEY,
     IDLE_S,
     SETTLE_S,
