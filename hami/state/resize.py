@@ -10,7 +10,7 @@ from hami.errors import MalformedInput
 from hami.model import Pod
 from hami.scheduling.resize import ResizePlan, ResizeRefusal
 from hami.state.decisions import Decisions, State
-from hami.state.preemptions import plans_under_way
+from hami.state.preemption import plans_under_way
 from hami.state.resize_facts import as_resized, is_current, resized_annotations
 
 

@@ -13,14 +13,14 @@ from datetime import datetime
 
 from hami.model import Pod, QuotaLimits
 from hami.scheduling.quota import quota_allows
-from hami.state.bindings import Bindings, OpenBindings
+from hami.state.binding import Bindings, OpenBindings
 from hami.state.bookings import PodBookings
 from hami.state.decisions import Decisions, State
 from hami.state.filtering import Filtering
 from hami.state.nodes import NodeCache
 from hami.state.plans import planned_uid
 from hami.state.pods import PodCache
-from hami.state.preemptions import Evictions, Preemptions
+from hami.state.preemption import Evictions, Preemptions
 from hami.state.promises import Promise, Promises
 from hami.state.quotas import QuotaCache
 from hami.state.resize import Resizes

@@ -7,7 +7,7 @@ import pytest
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict
 from hami.scheduler.settings import Settings
-from hami.state.bindings import UNSHOWN_S
+from hami.state.binding import UNSHOWN_S
 from hami.state.promises import ASSUMED_TTL_S, Rejected
 from hami.state.sighting import OBSERVED_S
 from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod

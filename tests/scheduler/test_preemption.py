@@ -17,7 +17,7 @@ from hami.scheduler.planner import YIELD_S
 from hami.scheduler.preemption import AVOIDED_S
 from hami.scheduler.settings import Settings
 from hami.state.pods import MAX_GRACE_S
-from hami.state.preemptions import PLAN_S
+from hami.state.preemption import PLAN_S
 from testing.builders import gpu, gpus, node, pod
 from testing.world import Clock, Replica, WatchedCluster
 
