@@ -24,10 +24,9 @@ from testing.eventually import eventually
 from testing.nodes import LOCK_FREE, gpus
 from testing.pods import pod
 from testing.priorities import add_priorities, of_priority
-from testing.replicas import holding
+from testing.replicas import Clock, holding
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler, install, wait_for_webhook
-from testing.world import Clock
 
 __all__ = ["preemption_rows"]
 

@@ -25,7 +25,7 @@ from hami.state.view import Policies
 from testing.builders import ONLY_NVIDIA, container, gpu, node, pod
 from testing.cards import A100_PROFILES
 from testing.oracle import Oracle, oracle
-from testing.world import NOON, Clock
+from testing.replicas import NOON, Clock
 
 Object = dict[str, Any]
 CASES = 60

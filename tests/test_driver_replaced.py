@@ -19,7 +19,7 @@ from hami.plugin.settings import read_plugin_settings
 from hami.runtime.signals import STOP_SIGNALS
 from testing.driver_root import DriverRoot, compile_nvml
 from testing.fake_cluster import FakeCluster
-from tests.plugin.kubelet import Kubelet
+from testing.fake_kubelet import Kubelet
 
 OLD, NEW = "570.1", "580.2"
 REGISTER = "hami.io/node-nvidia-register"

@@ -17,8 +17,8 @@ from hami.scheduling.pod_request import make_pod_request
 from hami.state.store import Store
 from hami.state.view import Policies
 from testing.builders import gpu, node
-from tests.inspect.records import record
-from tests.vendors.chart import CHART
+from testing.records import record
+from testing.vendor_chart import CHART
 
 pytestmark = pytest.mark.files
 FOLDER = Path(__file__).parent.parent / "examples"

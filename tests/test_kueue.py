@@ -21,7 +21,7 @@ from hami.model import Pod
 from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import total_charge
 from testing.builders import gpu, node
-from tests.inspect.records import held, record
+from testing.records import held, record
 
 FOLDER = Path(__file__).parent.parent / "examples"
 SETTINGS = yaml.safe_load((FOLDER / "kueue-configuration.yaml").read_text())["resources"]

@@ -9,8 +9,8 @@ import yaml
 from hami.codec.pods import convert_pod
 from hami.inspect.manifests import read_manifests
 from hami.scheduling.pod_request import make_pod_request
+from testing.vendor_chart import CHART
 from tests.test_examples import STORE, admitted
-from tests.vendors.chart import CHART
 
 pytestmark = pytest.mark.files
 DOCS = Path(__file__).parent.parent / "docs"

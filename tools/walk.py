@@ -32,7 +32,7 @@ from hami.codec.resize import Size, render_resize
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
 from testing.builders import gpu, gpus, node, pod
-from testing.world import Clock, Replica, WatchedCluster
+from testing.replicas import Clock, Replica, WatchedCluster
 
 __all__ = ["SCENES", "Walk", "follow", "layers", "render", "walks"]
 

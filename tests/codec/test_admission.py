@@ -12,7 +12,7 @@ from pytest import param
 
 from hami.codec.admission import Review, parse_review, render_allowed, render_denied
 from hami.errors import MalformedInput
-from tests.codec.fuzz import bodies, paths, replaced, values
+from testing.fuzz import bodies, paths, replaced, values
 
 POD = {
     "metadata": {"name": "p", "annotations": {"a/b~c": "1"}},

@@ -17,7 +17,7 @@ from hami.codec.claims import (
 from hami.errors import MalformedInput
 from hami.model import PodRef, Selector
 from testing.builders import request
-from tests.codec.fuzz import bodies, replaced
+from testing.fuzz import bodies, replaced
 
 RESULT = {
     "request": "main",

@@ -10,7 +10,7 @@ from pytest import param
 from hami.codec.drs import DrsProfile, parse_drs_devices, render_drs_assignments
 from hami.errors import MalformedInput
 from hami.model import Device
-from tests.codec.fuzz import damaged, mutated
+from testing.fuzz import damaged, mutated
 
 PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}
 

@@ -24,7 +24,7 @@ from hami.codec.extender import (
 )
 from hami.errors import MalformedInput
 from hami.model import PodRef
-from tests.codec.fuzz import bodies
+from testing.fuzz import bodies
 
 POD = {
     "metadata": {

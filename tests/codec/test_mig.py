@@ -15,7 +15,7 @@ from hami.codec.mig import (
 )
 from hami.errors import MalformedInput
 from hami.model import Partition
-from tests.codec.fuzz import damaged, mutated
+from testing.fuzz import damaged, mutated
 
 ENTRY = {
     "containerIndex": 0,

@@ -32,7 +32,7 @@ from hami.model import (
     QuotaLimits,
     ScopeRequirement,
 )
-from tests.codec.fuzz import bodies
+from testing.fuzz import bodies
 
 WIRE_POD = {
     "apiVersion": "v1",

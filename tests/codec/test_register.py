@@ -17,7 +17,7 @@ from hami.codec.register import (
 from hami.errors import MalformedInput
 from hami.model import Device, MigProfile, Partition
 from testing.builders import gpu
-from tests.codec.fuzz import mutated
+from testing.fuzz import mutated
 
 A40S = (gpu("GPU-a0"), gpu("GPU-a1", index=1, numa=1))
 A40_JSON = (

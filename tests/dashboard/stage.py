@@ -21,7 +21,7 @@ from hami.kube.reviews import Identity
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
 from hami.state.view import Policies
-from testing.world import Clock
+from testing.replicas import Clock
 
 NOW = datetime(2026, 8, 21, 12, 30, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ import pytest
 
 from hami.dashboard.access import ACCEPTED_S, MAX_NAMESPACES, REFUSED_S, Access, Scope
 from hami.dashboard.errors import PageError
-from testing.world import Clock
+from testing.replicas import Clock
 from tests.dashboard.stage import Rights
 
 USERS = {"t-admin": "admin", "t-dev": "dev", "t-none": "none"}

@@ -13,9 +13,9 @@ from hami.codec.slices import PublishedSlice
 from hami.dashboard.views import NODES_A_PAGE
 from hami.model import PodRef
 from testing import builders
+from testing.fake_api import bound, node, pending, quota
 from testing.nodes import gpu
 from tests.dashboard.stage import Rights, Stage
-from tests.inspect.clusters import bound, node, pending, quota
 
 GPU = {"memory_mib": 10_000, "model": "A100"}
 NODES = [

@@ -18,10 +18,10 @@ from hami.inspect.cluster import InspectedCluster
 from hami.inspect.explain import explain_pod
 from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
 from testing.builders import content
-from testing.world import Clock
+from testing.fake_api import bound, node, pending
+from testing.records import some_record
+from testing.replicas import Clock
 from tests.dashboard.stage import NOW, Stage
-from tests.inspect.clusters import bound, node, pending
-from tests.inspect.records import some_record
 
 
 class Maker:

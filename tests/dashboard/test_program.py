@@ -26,7 +26,7 @@ from hami.runtime.signals import run_until_signal
 from hami.scheduler.cluster_store import cluster_store
 from hami.scheduler.settings import Settings
 from testing.eventually import eventually
-from tests.inspect.clusters import bound, node, pending
+from testing.fake_api import bound, node, pending
 from tests.web.test_tls import Authority
 
 TIMEOUT_S = 20.0

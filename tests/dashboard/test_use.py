@@ -23,14 +23,14 @@ from hami.inspect.resize_report import ResizeReport
 from hami.model import PodRef
 from hami.monitor.metrics import families
 from hami.web.exposition import render
+from testing.fake_api import bound, node, pending
 from testing.fake_nvml import GIB, MIB
 from testing.monitor_stage import CARD, OTHER, Stage, node_pod
 from testing.nodes import gpu
 from testing.region_bytes import Process as Slot
-from testing.world import Clock
+from testing.replicas import Clock
 from tests.dashboard.stage import Rights
 from tests.dashboard.stage import Stage as DashboardStage
-from tests.inspect.clusters import bound, node, pending
 
 AT = "2026-08-21T12:30:00Z"
 CARD_LABELS = (

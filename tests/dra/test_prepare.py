@@ -12,7 +12,7 @@ from hami.dra.guard import excess
 from hami.errors import ClusterError, HamiError, HostError, MalformedInput
 from hami.node.container_specs import ContainerSpecs
 from hami.node.host import MIN_AGE_S
-from tests.dra.stage import A, B, ClaimStage, result
+from testing.claim_stage import A, B, ClaimStage, result
 
 
 @pytest.fixture

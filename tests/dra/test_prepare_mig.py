@@ -16,7 +16,7 @@ from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.instances import read_instances
 from hami.node.tenant_files import opened_directory
 from testing.cards import cards
-from tests.dra.stage import A, B, ClaimStage, result
+from testing.claim_stage import A, B, ClaimStage, result
 from tests.node.test_dynamic_mig import Driver
 from tests.node.test_dynamic_mig import instance as existing
 

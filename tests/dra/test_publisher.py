@@ -12,9 +12,9 @@ from hami.dra.publisher import SlicePublisher
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.model import Node
 from testing.cards import HALF, SMALL, cards, config
+from testing.claim_stage import NODE, FakeResources
 from testing.eventually import eventually
 from testing.fake_cluster import FakeCluster
-from tests.dra.stage import NODE, FakeResources
 
 NAME = f"0-gpu.hami.io-{NODE}"
 

@@ -8,7 +8,6 @@ import pytest
 import yaml
 from hypothesis import assume, given
 from hypothesis.strategies import randoms
-from tests.dra.test_hami_claims import NAME, SCHEDULER, admitted, decided, some_pod
 
 from hami.codec.claim_spec import render_claim_spec
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
@@ -21,6 +20,7 @@ from hami.errors import MalformedInput
 from hami.vendors.catalog import vendors
 from testing.builders import ONLY_NVIDIA
 from tests.dra.pods import NOUSE_UUID, OF, SIZES, TYPE, UUID, asking, limits, pod
+from tests.dra.test_hami_claims import NAME, SCHEDULER, admitted, decided, some_pod
 
 MODE, NUMA, SHARED = (
     "nvidia.com/vgpu-mode",

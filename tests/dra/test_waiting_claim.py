@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from pytest import param
-from tests.dra.test_hami_claims import NAME, SCHEDULER, admitted
 
 from hami.codec.claim_spec import Inexpressible
 from hami.codec.pods import convert_pod
@@ -28,6 +27,7 @@ from tests.dra.pods import (
     asking,
     pod,
 )
+from tests.dra.test_hami_claims import NAME, SCHEDULER, admitted
 
 TOLERATIONS = [{"key": "hami.io/managed", "operator": "Exists", "effect": "NoSchedule"}]
 

@@ -16,7 +16,7 @@ from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.model import Node, Partition
 from testing.builders import container, gpu, gpus, node, pod
 from testing.cards import A100_PROFILES
-from tests.inspect.records import NOON, held, record, some_record
+from testing.records import NOON, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 GPU = gpu("a", **T4)

@@ -11,7 +11,7 @@ from hami.inspect.changes import MAX_ENDED, find_changes
 from hami.inspect.cluster import InspectedCluster
 from hami.model import PodScope, ScopeRequirement
 from testing.builders import gpu, gpus, node, pod, quota
-from tests.inspect.records import PENDING, held, record, some_record
+from testing.records import PENDING, held, record, some_record
 
 A100 = {"model": "NVIDIA A100", "memory_mib": 80_000}
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from hami.cli import main
 from hami.codec.slices import render_slices
 from testing.builders import gpu
+from testing.fake_api import FakeApi, claimed, refused
 from testing.nodes import fake_node
 from testing.nodes import gpu as card
-from tests.inspect.clusters import FakeApi, claimed, refused
 
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 FAILED = {

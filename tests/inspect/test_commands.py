@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from hami.cli import main
 from hami.cli.group import PEOPLE
 from hami.cli.kubectl import completions, kubectl_main
+from testing.fake_api import FakeApi, bound, node, pending, refused
 from testing.pods import pod
-from tests.inspect.clusters import FakeApi, bound, node, pending, refused
 
 
 def api():

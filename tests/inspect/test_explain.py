@@ -20,7 +20,7 @@ from hami.inspect.preemption import preemption_sentences
 from hami.model import DisruptionBudget, Node, PodGroup, PodRef
 from hami.scheduling.refusal import CLOSEST_NODES, describe
 from testing.builders import INIT, gpu, gpus, node, pod
-from tests.inspect.records import PENDING, held, record, some_record
+from testing.records import PENDING, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 A100 = {"model": "NVIDIA A100", "memory_mib": 80_000}

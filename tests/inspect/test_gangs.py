@@ -13,7 +13,7 @@ from hami.inspect.gangs import MAX_TRIED, gang_of, gang_sentences
 from hami.inspect.read import Reader
 from hami.model import PodGroup
 from testing.builders import gpu, gpus, node, pod
-from tests.inspect.records import held, record
+from testing.records import held, record
 
 CARDS = node("n1", gpu("a", index=0), gpu("b", index=1))
 NATIVE = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups/ring"

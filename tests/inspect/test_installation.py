@@ -22,8 +22,8 @@ from hami.inspect.installation import (
 )
 from hami.inspect.read import Reader
 from hami.inspect.snapshot import parse_snapshot, render_snapshot
-from tests.inspect.clusters import FakeApi, node, refused
-from tests.inspect.records import record
+from testing.fake_api import FakeApi, node, refused
+from testing.records import record
 from tests.inspect.test_commands import hami
 
 OURS = SchedulerDeployment(name="a/ours")

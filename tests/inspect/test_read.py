@@ -16,7 +16,7 @@ from hami.errors import ClusterError, HamiError
 from hami.inspect.read import Reader
 from hami.model import PodRef
 from testing.builders import gpu
-from tests.inspect.clusters import FakeApi, bound, claimed, node, pending, quota, refused
+from testing.fake_api import FakeApi, bound, claimed, node, pending, quota, refused
 
 NODES, PODS, QUOTAS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/resourcequotas"
 CONFIG = "/api/v1/namespaces/kube-system/configmaps/hami-scheduler-device"

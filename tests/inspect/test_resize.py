@@ -31,7 +31,7 @@ from hami.inspect.resize import follow, requested_sizes, resizable
 from hami.inspect.resize_report import ResizeReport, excess, resize_report, size_lines
 from hami.model import Container
 from testing.builders import INIT, gpus, pod
-from tests.inspect.clusters import FakeApi, bound, node, pending, quota, refused
+from testing.fake_api import FakeApi, bound, node, pending, quota, refused
 
 SMALL, LARGE = "GPU-a,NVIDIA,3072,20:;", "GPU-a,NVIDIA,8192,40:;"
 TEXT = '{"main":{"memory":"8Gi","cores":40}}'

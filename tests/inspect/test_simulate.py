@@ -26,7 +26,7 @@ from hami.inspect.simulate import (
 from hami.inspect.tables import Style
 from hami.model import DisruptionBudget, LabelRequirement
 from testing.builders import gpu, node, pod, quota
-from tests.inspect.records import held, record, some_record
+from testing.records import held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 NODES = [node("n1", gpu("a", index=0, **T4), gpu("b", index=1, **T4)), node("n2", gpu("c", **T4))]

@@ -48,7 +48,7 @@ from hami.inspect.tables import Style
 from hami.model import NodePreference, NodeRequirement, Pod, PodRef, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from testing.builders import gpu, gpus, node, pod, quota
-from tests.inspect.records import PENDING, held, record, some_record
+from testing.records import PENDING, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
 EVENT = SchedulingEvent("s", "FailedScheduling", "0/1 nodes", 1, "now")

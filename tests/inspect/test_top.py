@@ -15,8 +15,8 @@ from hami.inspect.read import Reader
 from hami.inspect.tables import Style
 from hami.inspect.top import TopQuery, age_of, age_text, render_top
 from testing import builders as cards
+from testing.fake_api import FakeApi, bound, claimed, node, pending, quota
 from testing.nodes import gpu
-from tests.inspect.clusters import FakeApi, bound, claimed, node, pending, quota
 
 GPU = {"memory_mib": 10_000, "model": "A100"}
 NODES = [

@@ -10,8 +10,8 @@ from hami.inspect.audit import Finding
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.read import Reader
 from hami.inspect.upgrade import UpgradeCheck, render_upgrade
-from tests.inspect.clusters import FakeApi, bound, node, pending, refused
-from tests.inspect.records import record
+from testing.fake_api import FakeApi, bound, node, pending, refused
+from testing.records import record
 from tests.inspect.test_commands import hami
 
 GPU = {"nvidia.com/gpu": "1"}

@@ -6,7 +6,7 @@ from hami.errors import ClusterError
 from hami.kube.watches import Watches
 from hami.model import QuotaLimits
 from testing.builders import gpus, node, pod
-from tests.state.caches import SmallStore
+from testing.stores import SmallStore
 
 
 class OneList:

@@ -12,7 +12,7 @@ from hami.errors import AllocationRefused, Conflict, HamiError, HostError
 from hami.model import MigProfile, Partition
 from hami.node.dynamic_mig import DynamicMig
 from testing.fake_cluster import FakeCluster
-from tests.plugin.stage import (
+from testing.plugin_stage import (
     AWAY,
     CARDS,
     NODE,

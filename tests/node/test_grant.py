@@ -8,7 +8,7 @@ from pytest import param
 from hami.devices.config import PluginConfig
 from hami.node.grant import DeviceNode, Grant, HostFacts, Mount, shares_grant, visible_devices_grant
 from testing.cards import config
-from tests.plugin.stage import CARDS, NODE, A, B, share
+from testing.plugin_stage import CARDS, NODE, A, B, share
 
 CONFIG = PluginConfig(node=NODE)
 HOST = HostFacts(

@@ -19,7 +19,7 @@ from hami.node.limits import (
 from testing.builders import region_of
 from testing.cards import config
 from testing.limiter.layout import FILE_SIZE, Region, make_region
-from tests.plugin.stage import CARDS, NODE, A, B, share
+from testing.plugin_stage import CARDS, NODE, A, B, share
 
 CONFIG = PluginConfig(node=NODE)
 GIB = 1 << 30

@@ -13,8 +13,8 @@ from hami.node.limits import ContainerLimits, DeviceLimit, parse_limits
 from hami.node.live_limits import BEING_WRITTEN, SETTLED_NS, write_use
 from hami.node.tenant_files import opened_directory
 from testing.limiter.layout import Region
+from testing.plugin_stage import A, B
 from tests.node.test_host import LEASE_S, leasing
-from tests.plugin.stage import A, B
 
 GIB = 1 << 30
 LIMITS = ContainerLimits(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugin.kubelet import Kubelet
+from testing.fake_kubelet import Kubelet
 
 
 @pytest.fixture

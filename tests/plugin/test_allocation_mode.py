@@ -20,7 +20,7 @@ from testing.builders import NVIDIA
 from testing.builders import pod as make_pod
 from testing.cards import card, config
 from testing.fake_cluster import FakeCluster
-from tests.plugin.stage import A, B, C, asking, placed, share
+from testing.plugin_stage import A, B, C, asking, placed, share
 
 
 @pytest.fixture

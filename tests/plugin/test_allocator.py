@@ -15,7 +15,7 @@ from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, Ho
 from hami.node.limits import ContainerLimits, DeviceLimit
 from testing.builders import pod as make_pod
 from testing.fake_cluster import no_answer
-from tests.plugin.stage import (
+from testing.plugin_stage import (
     AWAY,
     CARDS,
     FPGA,

@@ -17,7 +17,7 @@ from hami.vendors.entry_points import full_catalog
 from hami.vendors.request import requests_devices
 from testing.builders import NVIDIA, container, gpu, node, nvidia, pod
 from testing.fake_cluster import FakeCluster
-from tests.vendors.placing import cache_of, place_pod
+from testing.vendor_placing import cache_of, place_pod
 from tools.policies import render_managed_resources, render_match_conditions
 
 GPU, MEMORY, PERCENT, CORES = (

@@ -20,7 +20,7 @@ from hami.plugin.container_match import (
 )
 from testing.builders import NVIDIA
 from testing.builders import pod as make_pod
-from tests.plugin.stage import (
+from testing.plugin_stage import (
     ALLOCATED,
     CARDS,
     FPGA,

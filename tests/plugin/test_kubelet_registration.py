@@ -19,7 +19,7 @@ from hami.plugin.server import PluginServer, register
 from hami.runtime.files import file_version
 from hami.runtime.tasks import HUNG_S
 from testing.cards import cards, config
-from tests.plugin.kubelet import SLOW_S, TIMEOUT_S, Kubelet, calling
+from testing.fake_kubelet import SLOW_S, TIMEOUT_S, Kubelet, calling
 
 ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
 

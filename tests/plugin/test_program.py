@@ -34,12 +34,12 @@ from hami.runtime.signals import CHECK_S
 from hami.runtime.tasks import PeriodicTask, Task
 from hami.web.pages import Health
 from testing.builders import write_checksums
+from testing.claim_stage import FakeResources
 from testing.eventually import eventually
 from testing.fake_cluster import FakeCluster
+from testing.fake_kubelet import Kubelet, calling
 from testing.fake_nvml import FakeNvml, Gpu
-from tests.dra.stage import FakeResources
-from tests.plugin.kubelet import Kubelet, calling
-from tests.plugin.stage import LOCK, PHASE, TO_ALLOCATE, A, asking, lock_of, placed, share
+from testing.plugin_stage import LOCK, PHASE, TO_ALLOCATE, A, asking, lock_of, placed, share
 
 CARDS = "cards: [{uuid: GPU-a, memory: 81920}, {uuid: GPU-b, memory: 81920}]"
 REGISTER = "hami.io/node-nvidia-register"

@@ -14,7 +14,7 @@ from hami.node.region_layout import REGION_SIZE
 from hami.plugin.region_guard import RegionGuard
 from testing.builders import pod as make_pod
 from testing.fake_cluster import FakeCluster
-from tests.plugin.stage import Events
+from testing.plugin_stage import Events
 
 LIMITS = ContainerLimits(devices=(DeviceLimit("GPU-1", 1 << 30, 30),))
 MESSAGE = "container c has enlarged its shared region, which was truncated"

@@ -17,7 +17,7 @@ from hami.node.tenant_files import opened_directory
 from hami.plugin.resize import CHECK_S, OVERBOOKED_S, PENDING_S, SILENT_S, SizeEnforcer
 from testing.cards import config
 from testing.fake_cluster import FakeCluster
-from tests.plugin.stage import BOTH, CARDS, INIT, NODE, A, B, Events, asking, placed, share
+from testing.plugin_stage import BOTH, CARDS, INIT, NODE, A, B, Events, asking, placed, share
 
 MIB = 1 << 20
 SMALL, OLD, LARGE = [[share(A, 500, 20)]], [[share(A, 1000, 30)]], [[share(A, 2000, 40)]]

@@ -15,7 +15,7 @@ from hami.plugin.server import _STARTS, PluginServer, register, socket_path
 from hami.runtime.files import file_version
 from testing.cards import cards, config
 from testing.eventually import eventually
-from tests.plugin.kubelet import Kubelet, calling
+from testing.fake_kubelet import Kubelet, calling
 
 GRANT = Grant(
     env={"NVIDIA_VISIBLE_DEVICES": "GPU-a"},

@@ -21,8 +21,7 @@ from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.plugin import api_pb2 as api
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from testing.builders import NVIDIA
-from tests.node.test_dynamic_mig import CUT, KEY, Driver, cut, mig_of, partition
-from tests.plugin.stage import (
+from testing.plugin_stage import (
     ALLOCATED,
     CARDS,
     FPGA,
@@ -43,6 +42,7 @@ from tests.plugin.stage import (
     placed,
     share,
 )
+from tests.node.test_dynamic_mig import CUT, KEY, Driver, cut, mig_of, partition
 
 
 def bound(*containers, **fields):

@@ -7,7 +7,7 @@ from hami.devices.config import PluginConfig
 from hami.errors import AllocationRefused, HamiError
 from hami.node.grant import DeviceNode, Grant
 from hami.plugin.static_mig import StaticMig, instances_by_resource
-from tests.plugin.stage import FakeHost
+from testing.plugin_stage import FakeHost
 
 GPU, SMALL, ENGINES, LARGE = "nvidia.com/gpu", "1g.10gb", "1g.10gb+me", "3g.40gb"
 

@@ -15,7 +15,7 @@ from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from hami.vendors.request import MAX_CONTAINERS
 from testing.builders import NVIDIA, quota
-from testing.world import Clock, Replica, WatchedCluster
+from testing.replicas import Clock, Replica, WatchedCluster
 
 SCHEDULER = "hami-scheduler"
 

@@ -22,8 +22,8 @@ from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from testing.builders import quota
-from testing.world import Clock, Replica, WatchedCluster
-from tests.codec.fuzz import mutated
+from testing.fuzz import mutated
+from testing.replicas import Clock, Replica, WatchedCluster
 
 CLAIMS, NAME = "hami-scheduler-claims", "hami-" + f"{1:032x}"
 ALLOCATING = Settings(dra=ALLOCATE)

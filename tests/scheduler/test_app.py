@@ -19,7 +19,7 @@ from hami.scheduler.app import create_app
 from hami.web.bodies import BodyBudgets, ByteBudget
 from hami.web.rights import RIGHT, ClientRight
 from testing.builders import NVIDIA, gpu, gpus, node, pod
-from testing.world import Clock, Replica, WatchedCluster
+from testing.replicas import Clock, Replica, WatchedCluster
 
 STRANGER = {
     "REMOTE_ADDR": "127.0.0.6",

@@ -12,7 +12,7 @@ from hami.state.promises import Rejected
 from testing.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
 from testing.fake_cluster import never_sent, no_answer
 from testing.replicas import cards, holding, replica
-from tests.state.caches import read_pods
+from testing.stores import read_pods
 
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending")
 

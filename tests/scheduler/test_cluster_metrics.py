@@ -33,7 +33,7 @@ from testing.builders import (
     quota,
     usage,
 )
-from tests.vendors.chart import CHART
+from testing.vendor_chart import CHART
 
 GIB = 1 << 30
 

@@ -12,7 +12,7 @@ from hami.state.promises import ASSUMED_TTL_S, Rejected
 from hami.state.sighting import OBSERVED_S
 from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod
 from testing.fake_cluster import no_answer
-from testing.world import Clock, Replica, WatchedCluster
+from testing.replicas import Clock, Replica, WatchedCluster
 
 HELD = "GPU-0,NVIDIA,10,0:;"
 

@@ -25,7 +25,7 @@ from hami.state.sighting import OBSERVED_S
 from hami.state.view import Policies
 from testing.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
 from testing.fake_cluster import never_sent, no_answer
-from testing.world import SETTINGS, Clock, Replica, WatchedCluster
+from testing.replicas import SETTINGS, Clock, Replica, WatchedCluster
 
 PLACEMENTS, STORMS = 700, 5  # of a storm; storms for each of LOCK_FREE_NODES: 10,500 Bindings
 LOCK_FREE_NODES = ("", "some", "all")  # "some" change now and then

@@ -12,8 +12,7 @@ from hami.scheduling.node_order import TO_CHOOSE_FROM
 from hami.state.promises import Rejected
 from hami.state.view import Policies
 from testing.builders import NVIDIA, content, gpu, gpus, node, pod, quota
-from testing.replicas import cards, holding, replica
-from testing.world import SETTINGS
+from testing.replicas import SETTINGS, cards, holding, replica
 
 
 def two_nodes(**policies):

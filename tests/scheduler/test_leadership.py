@@ -8,7 +8,7 @@ import pytest
 from hami.errors import ClusterError
 from hami.scheduler.leadership import Leadership
 from testing.eventually import eventually
-from testing.world import Clock
+from testing.replicas import Clock
 
 
 class Election:

@@ -11,9 +11,8 @@ from hami.state.promises import Rejected
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from testing.builders import NVIDIA, container, gpu, gpus, node, pod
 from testing.fake_cluster import no_answer
-from testing.replicas import holding
-from testing.world import Clock, Replica, WatchedCluster
-from tests.state.caches import read_pods
+from testing.replicas import Clock, Replica, WatchedCluster, holding
+from testing.stores import read_pods
 
 ASKED = pod(gpus(1, memory=3000, cores=30), phase="Pending", scheduler_name="hami-scheduler")
 LOCK = "2026-08-21T12:00:00Z,default,another"

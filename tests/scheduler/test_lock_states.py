@@ -3,7 +3,7 @@
 import contextlib
 
 from hami.scheduler.lock_states import PLACE_S, LockId, LockStates
-from testing.world import Clock
+from testing.replicas import Clock
 
 LOCK = LockId("n1", "key")
 

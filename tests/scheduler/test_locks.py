@@ -16,7 +16,7 @@ from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from testing.builders import NVIDIA, container, gpu, gpus, node, pod
 from testing.eventually import eventually
 from testing.fake_cluster import no_answer
-from testing.world import Clock, Replica, WatchedCluster
+from testing.replicas import Clock, Replica, WatchedCluster
 
 NOW = "2026-08-21T12:00:00Z"
 OLD = "2026-08-21T11:54:59Z"  # 301 s before

@@ -13,7 +13,7 @@ from hami.scheduler.planner import (
 from hami.scheduler.settings import Settings
 from testing.builders import pod
 from testing.fake_cluster import FakeCluster
-from testing.world import Clock
+from testing.replicas import Clock
 
 
 def planner_of(cluster, clock):

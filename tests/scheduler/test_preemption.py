@@ -19,7 +19,7 @@ from hami.scheduler.settings import Settings
 from hami.state.pods import MAX_GRACE_S
 from hami.state.preemption import PLAN_S
 from testing.builders import gpu, gpus, node, pod
-from testing.world import Clock, Replica, WatchedCluster
+from testing.replicas import Clock, Replica, WatchedCluster
 
 CARD = 8000
 

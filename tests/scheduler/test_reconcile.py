@@ -9,7 +9,7 @@ from hami.scheduler.settings import Settings
 from hami.state.pods import PodRecord
 from hami.state.sighting import OBSERVED_S, Sighting
 from testing.builders import NVIDIA, ONLY_NVIDIA, pod
-from tests.vendors.chart import CHART
+from testing.vendor_chart import CHART
 
 NOW = 10_000.0
 SETTINGS = Settings()

@@ -35,7 +35,7 @@ from hami.scheduler.resize import PAUSE_S, RETRY_S
 from hami.state.promises import ANSWER_S
 from testing.builders import INIT, content, gpu, gpus, node, pod, quota
 from testing.fake_cluster import no_answer
-from testing.world import Clock, Replica, WatchedCluster
+from testing.replicas import Clock, Replica, WatchedCluster
 
 CARD = 8000
 

@@ -13,7 +13,7 @@ from hami.scheduling.fit import Unfit, fit, objection
 from hami.scheduling.usage import charge_shares
 from hami.vendors.spec import Candidate, Decision, Resources, Rule, Vendor
 from testing.builders import container, gpus, pod_request, request, share, usage
-from tests.scheduling.seeds import some_budget, some_pod_request, some_usages
+from testing.seeds import some_budget, some_pod_request, some_usages
 
 MODEST = gpus(1, 3000, 30)
 

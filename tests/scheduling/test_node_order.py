@@ -9,7 +9,7 @@ from hypothesis.strategies import integers
 from hami.model import NodePolicy, NodePreference, NodeRequirement
 from hami.scheduling.node_order import TO_CHOOSE_FROM, kube_chooses, matches, node_order_of, weights
 from testing.builders import gpus, pod
-from tests.scheduling.seeds import some_preferences
+from testing.seeds import some_preferences
 
 
 @pytest.mark.parametrize(

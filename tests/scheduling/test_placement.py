@@ -11,7 +11,7 @@ from hami.scheduling.fit import Unfit
 from hami.scheduling.placement import NO_BUDGETS, place_pod
 from hami.scheduling.usage import peak_charges, total_charge
 from testing.builders import INIT, SIDECAR, container, gpus, pod_request, usage, usages
-from tests.scheduling.seeds import some_budget, some_pod_request, some_usages
+from testing.seeds import some_budget, some_pod_request, some_usages
 
 CPU = container({"cpu": "1"})
 PAIR = usages("GPU-0", "GPU-1")

@@ -4,7 +4,7 @@ import random
 import re
 
 from hami.codec.keys import ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, MIG_ALLOCATIONS
-from tests.vendors.chart import CHART
+from testing.vendor_chart import CHART
 
 KEYS = sorted(
     {ASSIGNED_NODE, ASSIGNED_TIME, BIND_PHASE, MIG_ALLOCATIONS}

@@ -2,7 +2,7 @@
 
 from hami.state.table import Table
 from testing.builders import booking, charge, gpu
-from tests.scheduling.seeds import some_device, some_scope
+from testing.seeds import some_device, some_scope
 
 VENDORS = ("NVIDIA", "NVIDIA", "DCU")
 

@@ -16,9 +16,9 @@ from hami.state.table import Table
 from hami.state.view import Policies
 from hami.vendors.inventory import PAIR_SCORES
 from testing.builders import NVIDIA, gpu, gpus, node, pod
-from testing.world import Clock
-from tests.state.caches import SmallStore, bound_to
-from tests.vendors.chart import CHART
+from testing.replicas import Clock
+from testing.stores import SmallStore, bound_to
+from testing.vendor_chart import CHART
 
 COUNTED = {
     "GCU": 1,

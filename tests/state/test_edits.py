@@ -27,10 +27,10 @@ from testing.builders import (
     pod,
     quota,
 )
-from testing.world import Clock
-from tests.state.caches import SmallStore, bound_to
+from testing.replicas import Clock
+from testing.stores import SmallStore, bound_to
+from testing.vendor_chart import CHART
 from tests.state.edits import edited
-from tests.vendors.chart import CHART
 from tests.vendors.test_mig import card, entry
 
 ALLOCATION = "GPU-0,NVIDIA,3000,30:;"

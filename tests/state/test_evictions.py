@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hami.model import EvictedTogether
-from tests.state.caches import SmallStore, bound_to
+from testing.stores import SmallStore, bound_to
 
 TOGETHER = EvictedTogether(3, "uid-c")
 GONE, PLAIN, MARKED, ENDING, DONE = "gone", "plain", "marked", "ending", "done"

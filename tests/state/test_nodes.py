@@ -8,7 +8,7 @@ from hami.codec.keys import NODE_LOCK
 from hami.codec.states import render_request
 from hami.state.nodes import NodeCache
 from testing.builders import NVIDIA, device_usage, gpu, node
-from tests.state.caches import SmallStore, bound_to, read_pods
+from testing.stores import SmallStore, bound_to, read_pods
 
 LOCK = "2026-08-21T12:00:00Z,default,a"
 

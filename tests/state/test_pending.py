@@ -10,7 +10,7 @@ from hami.model import ContainerKind
 from hami.state.filtering import PENDING_REQUESTS
 from hami.state.pending import LIMIT, NAMESPACE_LIMIT, REMINDER_LIMIT_S, PendingPods
 from testing.builders import gpu, gpus, node, pod, quota
-from testing.world import Clock, Replica, WatchedCluster
+from testing.replicas import Clock, Replica, WatchedCluster
 
 SMALL = 40_000
 

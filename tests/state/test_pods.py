@@ -12,8 +12,8 @@ from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from testing.builders import APP, INIT, NVIDIA, SIDECAR, container, gpu, gpus, node, pod
-from testing.world import Clock
-from tests.state.caches import BOUND, SmallStore, bound_to
+from testing.replicas import Clock
+from testing.stores import BOUND, SmallStore, bound_to
 
 ALLOCATION = "GPU-0,NVIDIA,3000,30:;"
 CONTAINERS = (gpus(1, memory=3000, cores=30),)

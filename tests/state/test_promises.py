@@ -14,7 +14,7 @@ from hami.state.promises import PREFIX, Promise, PromiseEnd, Rejected, Stage
 from hami.state.table import Booking, Table
 from hami.state.victims import MAX_GANG, PreemptionRules, plan_preemption
 from testing.builders import NVIDIA, gpu, gpus, node, pod, quota
-from tests.state.caches import SmallStore, bound_to
+from testing.stores import SmallStore, bound_to
 
 MIB = 8000  # of each card
 ALLOCATED = NVIDIA.annotations.allocated

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from testing.builders import quota
-from tests.state.caches import SmallStore
+from testing.stores import SmallStore
 
 
 @pytest.fixture

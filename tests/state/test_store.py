@@ -19,7 +19,7 @@ from hami.state.filtering import (
 )
 from hami.state.promises import ASSUMED_TTL_S, GROUP_TTL_S, NOMINATED_TTL_S, Rejected
 from testing.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
-from tests.state.caches import BOUND, SmallStore, bound_to
+from testing.stores import BOUND, SmallStore, bound_to
 
 ASKS = pod(gpus(2, memory=3000, cores=10))
 

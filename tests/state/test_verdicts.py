@@ -23,8 +23,8 @@ from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.vendors.inventory import registered
 from testing.builders import NVIDIA, booking, charge, cluster, gpu, gpus, node, pod_request, usage
-from tests.scheduling.seeds import some_budget, some_pod_request, some_preferences
-from tests.state.decisions import decide
+from testing.seeds import some_budget, some_pod_request, some_preferences
+from testing.stores import decide
 from tests.state.mirror import Mirror
 
 BINPACK, SPREAD = NodePolicy.BINPACK, NodePolicy.SPREAD

@@ -21,8 +21,8 @@ from hami.state.victims import (
 from hami.state.view import Policies
 from hami.vendors.spec import Catalog
 from testing.builders import NVIDIA, container, gpu, gpus, node, pod, quota
-from testing.world import NOON, Clock
-from tests.state.caches import SmallStore
+from testing.replicas import NOON, Clock
+from testing.stores import SmallStore
 from tests.vendors.rows_ascend import B910, npu
 
 NOW = int(NOON.timestamp())

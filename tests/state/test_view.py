@@ -10,8 +10,8 @@ from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import MAX_OVERLAY, Policies
 from testing.builders import ONLY_NVIDIA, content, gpu, gpus, node, pod, quota
-from testing.world import Clock
-from tests.scheduling.seeds import some_preferences, some_scope, some_scopes
+from testing.replicas import Clock
+from testing.seeds import some_preferences, some_scope, some_scopes
 
 NAMES = [f"n{number}" for number in range(5)]
 

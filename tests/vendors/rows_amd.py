@@ -1,6 +1,6 @@
 """AMD's rows of the table. Cores are requested in percent and allocated in compute units."""
 
-from tests.vendors.chart import CHART, MUTEX, asked, card, denied, fits, given, parses
+from testing.vendor_chart import CHART, MUTEX, asked, card, denied, fits, given, parses
 
 AMD = CHART["AMD"]
 MODEL = "AMD Instinct MI300X VF"

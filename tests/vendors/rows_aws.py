@@ -6,7 +6,7 @@ from hami.codec.device_config import chart_config
 from hami.model import Device, DeviceUsage, Partition, Request
 from hami.vendors.catalog import vendors
 from testing.builders import INIT
-from tests.vendors.rows import Asked, Denied, Fits
+from testing.vendor_rows import Asked, Denied, Fits
 
 NEURON = vendors(chart_config())["AWSNeuron"]
 COUNT, CORES = "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"

@@ -2,7 +2,7 @@
 
 from hami.model import QuotaLimits
 from hami.scheduling.quota import remaining_budget
-from tests.vendors.chart import CHART, asked, card, denied, fits, given, on_node, parses
+from testing.vendor_chart import CHART, asked, card, denied, fits, given, on_node, parses
 
 MLU = CHART["MLU"]
 FOUR = on_node(MLU, "n1", memory=400, cores=400)

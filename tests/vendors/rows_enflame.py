@@ -6,7 +6,7 @@ from hami.codec.device_config import chart_config
 from hami.codec.drs import DrsProfile
 from hami.model import Budget, Device, DeviceUsage, Request
 from hami.vendors.catalog import vendors
-from tests.vendors.rows import Asked, Denied, Fits
+from testing.vendor_rows import Asked, Denied, Fits
 
 DRS = vendors(chart_config())["Enflame"]
 COUNT, MEMORY, CORES = "enflame.com/drs-gcu", "enflame.com/gcu-memory", "enflame.com/gcu-core"

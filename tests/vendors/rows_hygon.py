@@ -1,6 +1,6 @@
 """Hygon's rows of the table."""
 
-from tests.vendors.chart import (
+from testing.vendor_chart import (
     CHART,
     INT32,
     MUTEX,

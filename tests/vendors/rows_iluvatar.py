@@ -1,6 +1,6 @@
 """Iluvatar's rows of the table; all chips are alike."""
 
-from tests.vendors.chart import CHART, MUTEX, asked, card, denied, fits, given, parses
+from testing.vendor_chart import CHART, MUTEX, asked, card, denied, fits, given, parses
 
 V150, V100 = CHART["BI-V150"], CHART["MR-V100"]
 NAMED = {"SOL_CONTINER_NAME": "c"}

@@ -7,7 +7,7 @@ from pytest import param
 from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
 from testing.builders import request, usage
-from tests.vendors.rows import Asked, Denied, Fits
+from testing.vendor_rows import Asked, Denied, Fits
 
 CARDS, SLICES = (vendors(chart_config())[key] for key in ("kunlun", "XPU"))
 MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}

@@ -3,7 +3,7 @@
 import json
 
 from testing.builders import APP, INIT
-from tests.vendors.chart import CHART, MUTEX, asked, card, denied, fits, given, on_node, parses
+from testing.vendor_chart import CHART, MUTEX, asked, card, denied, fits, given, on_node, parses
 
 GPU, SGPU = CHART["Metax-GPU"], CHART["Metax-SGPU"]
 CLASS, QOS = "metax-tech.com/sgpu-app-class", "metax-tech.com/sgpu-qos-policy"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
 from testing.builders import APP, INIT
-from tests.vendors.chart import CHART, INT32, asked, denied, fits, given, on_node, parses
+from testing.vendor_chart import CHART, INT32, asked, denied, fits, given, on_node, parses
 
 MT = CHART["Mthreads"]
 

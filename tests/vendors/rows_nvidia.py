@@ -7,7 +7,7 @@ from pytest import param
 
 from hami.model import MigProfile, Partition
 from testing.builders import NVIDIA, nvidia, request, usage
-from tests.vendors.rows import Asked, Denied, Fits
+from testing.vendor_rows import Asked, Denied, Fits
 
 
 def nv(count=None, **amounts):

@@ -1,6 +1,6 @@
 """Rows of the table for whole cards that are counted only: Biren and Enflame."""
 
-from tests.vendors.chart import (
+from testing.vendor_chart import (
     CHART,
     INT32,
     MUTEX,

@@ -21,7 +21,7 @@ from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request
 from hami.vendors.spec import AnnotationContext
 from testing.builders import container, node, pod, pod_request, share
-from tests.vendors.rows import NOW, admitted
+from testing.vendor_rows import NOW, admitted
 from tests.vendors.rows_ascend import A910, B910, CHART, P310, SOFT, ascend, chips, npu
 
 ALL = vendors(CHART, ascend=True)

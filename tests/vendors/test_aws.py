@@ -13,7 +13,7 @@ from hami.vendors import aws
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Candidate
 from testing.builders import container, device_usage, pod
-from tests.vendors.placing import cache_of, place_pod
+from testing.vendor_placing import cache_of, place_pod
 from tests.vendors.rows_aws import CORES, COUNT, NEURON, device
 
 ALL = Partition(0, 31)

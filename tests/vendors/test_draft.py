@@ -8,7 +8,7 @@ from hami.codec.pods import convert_pod
 from hami.errors import MalformedInput
 from hami.vendors.draft import PodDraft
 from testing.builders import NVIDIA
-from tests.vendors.chart import CHART
+from testing.vendor_chart import CHART
 
 WIRE = {
     "metadata": {"name": "p", "annotations": {"team": "a"}},

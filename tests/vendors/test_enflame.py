@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hami.errors import MalformedInput
 from hami.model import Node
 from testing.builders import container, device_usage
-from tests.vendors.placing import cache_of, place_pod
+from testing.vendor_placing import cache_of, place_pod
 from tests.vendors.rows_enflame import CORES, COUNT, DRS, MEMORY, device
 
 PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}

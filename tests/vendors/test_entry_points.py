@@ -19,7 +19,7 @@ from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.entry_points import GROUP, catalog, full_catalog, sections
 from testing.builders import NVIDIA, container, device_usage, gpu, node, pod
-from testing.world import Clock
+from testing.replicas import Clock
 from tools.policies import main as policies
 
 ROOT = Path(__file__).parents[2]

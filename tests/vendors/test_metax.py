@@ -15,9 +15,9 @@ from hami.state.verdicts import Verdicts
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Candidate, Catalog
 from testing.builders import booking_of, container, pod_request
-from tests.state.decisions import decide
-from tests.vendors.chart import CHART, given, on_node
-from tests.vendors.placing import cache_of
+from testing.stores import decide
+from testing.vendor_chart import CHART, given, on_node
+from testing.vendor_placing import cache_of
 from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu
 
 GPU, SGPU = CHART["Metax-GPU"], CHART["Metax-SGPU"]

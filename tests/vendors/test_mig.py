@@ -27,7 +27,7 @@ from testing.builders import (
     node,
     pod,
 )
-from tests.vendors.placing import cache_of, place_pod
+from testing.vendor_placing import cache_of, place_pod
 
 PLACES = "hami.io/vgpu-mig-allocations"
 PROFILES = (  # those of an A100 with 40 GB

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from pytest import param
 
 from hami.errors import MalformedInput
+from testing import vendor_rows as rows
 from testing.builders import NVIDIA, nvidia
-from tests.vendors import rows
 
 ONE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}
 STRICT = nvidia(strict=True)

@@ -21,9 +21,9 @@ from hami.state.binding_annotations import render_vendor_annotations
 from hami.state.table import Table
 from hami.vendors.spec import AnnotationContext, Catalog
 from testing.builders import APP, INIT, SIDECAR, booking_of
-from tests.vendors.chart import CHART
-from tests.vendors.chart import given as limits_of
-from tests.vendors.rows import NOW, Fits
+from testing.vendor_chart import CHART
+from testing.vendor_chart import given as limits_of
+from testing.vendor_rows import NOW, Fits
 
 POLICIES = ("spread", "binpack", "mutex", "topology-aware", "numa,binpack")
 

@@ -5,7 +5,7 @@ import pytest
 from hami.errors import MalformedInput
 from hami.vendors.spec import Catalog, Decision, Resources, Vendor
 from testing.builders import gpu, request
-from tests.vendors.rows import admit
+from testing.vendor_rows import admit
 
 DECISION = Decision(inventory=lambda vendor, node: None)
 PLAIN = Vendor(key="X", resources=Resources(count="x.io/card"), decision=DECISION)

@@ -8,6 +8,7 @@ import pytest
 from hami.errors import MalformedInput
 from hami.vendors.request import device_request
 from testing.builders import container
+from testing.vendor_rows import admitted
 from tests.vendors import (
     rows_amd,
     rows_ascend,
@@ -23,7 +24,6 @@ from tests.vendors import (
     rows_vastai,
     rows_whole,
 )
-from tests.vendors.rows import admitted
 
 TABLES = (
     rows_amd,

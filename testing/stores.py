@@ -1,11 +1,13 @@
-"""A store with one node of two devices."""
+"""A store with one node of two devices; and a decision as tests want it."""
 
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE
+from hami.model import NodePolicy
+from hami.scheduling.node_order import NodeOrder
 from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
 from testing.builders import NVIDIA, ONLY_NVIDIA, device_usage, gpu, gpus, node, pod
-from testing.world import Clock
+from testing.replicas import Clock
 
 BOUND = {ASSIGNED_NODE: "n1", "hami.io/vgpu-time": "1", BIND_PHASE: "success"}
 
@@ -59,3 +61,11 @@ class SmallStore(Store):
         self.bindings.mark_unknown(reservation)
         self.bindings.cancel(reservation)
         return reservation
+
+
+def decide(verdicts, asked, names, policy=NodePolicy.BINPACK, **order):
+    """The best of the nodes *names* that fits, or why none fits."""
+    rows = verdicts.rows(names)
+    return verdicts.choose(asked, rows, NodeOrder(policy, **order)) or verdicts.refuse(
+        asked, names, rows
+    )

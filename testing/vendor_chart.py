@@ -7,7 +7,7 @@ from pytest import param
 from hami.codec.device_config import Names, chart_config
 from hami.model import Device, DeviceUsage, Node, Request
 from hami.vendors.catalog import vendors
-from tests.vendors.rows import Asked, Denied, Fits
+from testing.vendor_rows import Asked, Denied, Fits
 
 CHART = vendors(chart_config(), ascend=True, iluvatar=True)
 INT32 = "must be an integer between 0 and 2147483647"

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from testing.builders import APP, INIT, SIDECAR, gpu, gpus, node, pod, quota
-from tests.scheduling.seeds import some_scope, some_scopes
+from testing.seeds import some_scope, some_scopes
 
 NOON = datetime(2026, 8, 21, 12, tzinfo=UTC)
 MODELS = {"NVIDIA A100": 80_000, "NVIDIA T4": 16_000, "NVIDIA A40": 46_000}

@@ -4,8 +4,8 @@ from hami.scheduling.refusal import Choice
 from hami.state.store import Store
 from hami.state.view import Policies
 from testing.builders import device_usage, pod
-from testing.world import Clock
-from tests.vendors.chart import CHART
+from testing.replicas import Clock
+from testing.vendor_chart import CHART
 
 
 def cache_of(*nodes):
