@@ -87,7 +87,7 @@ class Demo:
             self._process.send_signal(number)
         status = self._process.wait(60)
         self._reading.join(10)
-        eventually(lambda: not self.left(), lambda: str(self.left()), timeout=20)
+        eventually(lambda: not self.left(), lambda: str(self.left()))
         return status
 
     def processes(self) -> list[int]:

@@ -171,7 +171,6 @@ def test_the_gang_of_the_examples_is_placed(kube):
     eventually(
         lambda: len(bound(kube)) == job["spec"]["parallelism"],
         "the pods of the Job are bound",
-        timeout=20,
     )
     assert {
         item["spec"]["schedulingGroup"]["podGroupName"] for item in kube.list("Pod", "default")
@@ -219,7 +218,6 @@ def test_two_gangs_that_do_not_fit_together_take_turns(kube):
         first = eventually(
             lambda: next((gang for gang in gangs if gang <= bound(kube)), None),
             "a gang is placed",
-            timeout=20,
         )
         assert bound(kube) == first
         remove(kube, *first)

@@ -75,7 +75,8 @@ def holders(kube: Any) -> set[str]:
 class Arrivals:
     """Creates numbered pods on fake nodes until the end of the context."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, cluster: KindCluster, sandbox: Sandbox) -> None:
+        self._cluster = cluster
         self._sandbox = sandbox
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._create, name="arrivals", daemon=True)
@@ -108,8 +109,12 @@ class Arrivals:
             item["metadata"]["name"]: item
             for item in self._sandbox.kube.list("Pod", self._sandbox.namespace)
         }
-        missed = [name for name in self.names if pods[name]["spec"]["schedulerName"] != SCHEDULER]
-        assert missed == []
+        missed = {
+            name: pods[name]["metadata"]["creationTimestamp"]
+            for name in self.names
+            if pods[name]["spec"]["schedulerName"] != SCHEDULER
+        }
+        assert not missed, f"{missed}\n{self._cluster.webhook_failures()}"
         started = self._sandbox.kube.wait(
             "Pod",
             lambda found: all(found[name]["spec"].get("nodeName") for name in self.names),
@@ -121,9 +126,9 @@ class Arrivals:
 
 
 @contextlib.contextmanager
-def arriving(sandbox: Sandbox) -> Iterator[None]:
+def arriving(cluster: KindCluster, sandbox: Sandbox) -> Iterator[None]:
     """Creates pods in the background; all of them must be placed in the end."""
-    with Arrivals(sandbox) as arrivals:
+    with Arrivals(cluster, sandbox) as arrivals:
         yield
     arrivals.all_placed()
 
@@ -197,7 +202,7 @@ def test_rollout_under_load(
 ) -> None:
     sandbox.create(show("a", gpu=1, gpumem=1000), show("b", gpu=2, gpumem=2000))
     before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
-    with arriving(sandbox):
+    with arriving(on_kind, sandbox):
         on_kind.restart(workload)
         worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
         sandbox.create(show("c", gpu=1, gpumem=3000))
@@ -211,7 +216,7 @@ def test_upgrade_in_place(on_kind: KindCluster, sandbox: Sandbox, worker: Worker
     before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
     on_kind.tag_images("next")
     try:
-        with arriving(sandbox):
+        with arriving(on_kind, sandbox):
             on_kind.install("next")
             worker.wait_allocatable(RESOURCE, CARDS * SLOTS, timeout=120)
             sandbox.create(show("c", gpu=1, gpumem=79_920))

@@ -174,7 +174,6 @@ def test_a_container_cannot_fill_the_disk_through_its_files(
     eventually(
         is_small,
         lambda: f"files have their sizes again: {[file.stat() for file in files]}",
-        timeout=10,
     )
     assert gpu.run(status["containerID"], "info", f"alloc plain 0 {1000 * MIB + 1}") == [
         [0],

@@ -72,10 +72,13 @@ def test_metrics_are_what_two_pods_on_one_card_have_allocated(
     for name in used:
         assert gpu.answers(sandbox.pod(name), 3)[-1] == [0]
     wanted = {name: float(mib * MIB) for name, mib in used.items()}
+
+    def used_now() -> dict[str, float]:
+        return monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace)
+
     eventually(
-        lambda: monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace) == wanted,
-        monitor.log,
-        timeout=10,
+        lambda: used_now() == wanted,
+        lambda: f"{used_now()}: {monitor.log()}",
     )
     assert monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace) == {
         name: float(mib * MIB) for name, mib in limits.items()
@@ -98,7 +101,7 @@ def test_metrics_are_what_two_pods_on_one_card_have_allocated(
     for name in used:
         sandbox.delete(name)
     eventually(
-        lambda: monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace) == {},
+        lambda: used_now() == {},
         monitor.log,
         timeout=60,
     )

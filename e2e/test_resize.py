@@ -264,7 +264,7 @@ def test_a_thousand_edits_delay_nobody_else(card):
         editing = threading.Thread(target=edit)
         editing.start()
         for memory in (3000, 2000, 4000):
-            applied(other, "quiet", of(memory), timeout=20)
+            applied(other, "quiet", of(memory))
         editing.join()
     assert ended.is_set()
     answered(card, "noisy", card.pod("noisy")["metadata"]["annotations"][RESIZE], "Applied")

@@ -1603,7 +1603,6 @@ def test_thousands_of_random_edits_of_a_running_cluster(
             "Pod",
             lambda pods: served(pods["other"]),
             sandbox.namespace,
-            timeout=5,
             what="another pod is placed",
             fieldSelector="metadata.name=other",
         )

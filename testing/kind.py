@@ -292,6 +292,16 @@ class KindCluster(ExternalCluster):
             said.append(f"--- kubectl {' '.join(part)}\n{shown}")
         return "\n".join(said)
 
+    def webhook_failures(self) -> str:
+        """Returns why the API server could not call webhooks, by its log."""
+        lines: list[str] = []
+        for item in self.kube.list("Pod", NAMESPACE, labelSelector="component=kube-apiserver"):
+            said = self.kubectl("logs", "--namespace", NAMESPACE, item["metadata"]["name"])
+            lines += (
+                line for line in said.splitlines() if "failed calling webhook" in line.lower()
+            )
+        return "\n".join(lines[-20:])
+
     def tag_images(self, tag: str) -> None:
         """Gives the images another tag on all nodes, as a release to upgrade to."""
         for repository in IMAGES:
