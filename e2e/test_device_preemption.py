@@ -9,7 +9,7 @@ import pytest
 
 from hami.codec.pods import GROUP_LABEL
 from hami.scheduler.planner import BUDGETS_S
-from hami.state.pods import MAX_GRACE_S
+from hami.state.read_pod import MAX_GRACE_S
 from testing import vendor_nodes
 from testing.eventually import eventually
 from testing.kube import ApiError

@@ -1,8 +1,10 @@
 """Records with defaults, so that a test names only what matters. By default a device is an idle A40."""
 
 import hashlib
+from dataclasses import replace
 
 from hami.codec.device_config import DeviceConfig, NvidiaConfig
+from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.register import render_devices_json
 from hami.model import (
     Container,
@@ -21,7 +23,8 @@ from hami.node.limits import region_parts
 from hami.node.region_layout import REGION_SIZE
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.usage import Charge
-from hami.state.bookings import read_booking
+from hami.state.counting import complete
+from hami.state.read_pod import read_bookings
 from hami.state.table import Booking, Table
 from hami.vendors.catalog import vendors
 from hami.vendors.request import most_shares
@@ -85,7 +88,9 @@ def gpus(count=1, memory=None, cores=None, percent=None, kind=APP):
 
 def booking_of(pod, node, vendors, usages):
     """The booking that the pod's annotations say, and the problems with them."""
-    return read_booking(pod, node, vendors, most_shares(vendors, pod.containers), usages)
+    assigned = replace(pod, annotations={ASSIGNED_NODE: node, **pod.annotations})
+    reading = read_bookings(assigned, vendors, most_shares(vendors, pod.containers))
+    return complete(reading, usages)[pod.init_done], reading.problems
 
 
 def pod(*containers, name="pod1", namespace="default", uid=None, **fields):

@@ -26,8 +26,8 @@ def bound_to(name, text, *containers, version="50", **fields):
 
 def read_pods(cache, node):
     """Records that the pods of *node* have been read. Reports whether it was foreign."""
-    mark = cache.nodes.foreign_mark(node)
-    cache.nodes.clear_foreign(node, mark)
+    mark = cache.foreign_nodes.mark_of(node)
+    cache.foreign_nodes.clear(node, mark)
     return mark is not None
 
 

@@ -220,7 +220,7 @@ class Views:
         store = self._live.store
         record = store.pods.named(namespace, name)
         if record is None or record.terminated or not record.requests_devices:
-            others = [other.ref for other in store.pods.all()]
+            others = [other.ref for other in store.pods.by_uid().values()]
             names = [ref.name for ref in others if ref.namespace == namespace]
             raise _unknown(f"pod with devices in namespace {namespace}:", name, names)
         uid = record.ref.uid

@@ -107,14 +107,14 @@ class BindingWriter:
 
     def _read_foreign_pods(self, node: str) -> None:
         """Reads the pods that another process may have bound to *node*, and all while they are not watched."""
-        nodes = self._store.nodes
-        mark = nodes.foreign_mark(node)
+        foreign_nodes = self._store.foreign_nodes
+        mark = foreign_nodes.mark_of(node)
         if mark is None and self._is_watching():
             return
         started = self._clock()
         for pod in self._cluster.pods_on(node):
             self._store.pods.upsert(pod, started)
-        nodes.clear_foreign(node, mark)
+        foreign_nodes.clear(node, mark)
 
     def _resolve(self, promise: Promise, error: ClusterError, refused: bool) -> None:
         """Looks up a Binding that conflicts with another one (*refused*) or had no answer. Returns if it was written.

@@ -20,7 +20,7 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.locks import NodeLocks
 from hami.scheduler.reconcile import Move, pod_moves
 from hami.scheduler.settings import Settings
-from hami.state.pods import PodRecord
+from hami.state.read_pod import PodRecord
 from hami.state.store import Store
 
 log = logging.getLogger(__name__)

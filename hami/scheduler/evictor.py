@@ -23,8 +23,8 @@ from hami.model import EvictedTogether, PodRef
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.state.evictions import MarkedUnit
-from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.promises import Promise
+from hami.state.read_pod import MAX_GRACE_S, PodRecord
 from hami.state.store import Store
 
 log = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from hami.scheduler.lock_judgement import (
 )
 from hami.scheduler.lock_states import LockId, LockState, LockStates, Waiter, WatchedNodes
 from hami.state.binding_annotations import failed_allocation
-from hami.state.pods import PodRecord
+from hami.state.read_pod import PodRecord
 from hami.state.store import Store
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from hami.codec.keys import ASSIGNED_NODE, PREEMPTING, SCHEDULER_OWNED
 from hami.model import PodRef
 from hami.scheduler.settings import Settings
 from hami.state.binding_annotations import expected_label, failed_allocation
-from hami.state.pods import FOREIGN_TTL_S, PodRecord
+from hami.state.pods import FOREIGN_TTL_S
+from hami.state.read_pod import PodRecord
 from hami.vendors.spec import Catalog
 
 

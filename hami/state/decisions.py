@@ -16,7 +16,6 @@ from hami.model import Budget, Pod, PodScope
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota
 from hami.scheduling.refusal import Choice
-from hami.state.bookings import PodBookings
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPods
 from hami.state.plans import alone, is_free, planned_bookings, planned_uid
@@ -42,7 +41,6 @@ class State:
     lock: threading.RLock
     table: Table
     verdicts: Verdicts
-    bookings: PodBookings
     nodes: NodeCache
     pods: PodCache
     quotas: QuotaCache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hami.model import Pod
-from hami.state.pods import PodRecord
+from hami.state.read_pod import PodRecord
 
 FindRecord = Callable[[str], PodRecord | None]
 """Returns the record of the pod with this uid."""

@@ -12,8 +12,8 @@ from hami.state.decisions import Decisions, State
 from hami.state.evictions import MarkedUnit, PlanUnderWay, marked_units
 from hami.state.filtering import by_priority
 from hami.state.pending import PendingPod
-from hami.state.pods import MAX_GRACE_S, PodRecord
 from hami.state.promises import Promise, PromiseEnd, Stage
+from hami.state.read_pod import MAX_GRACE_S, PodRecord
 
 PLAN_S = 120.0  # after the last victim should have ended; kube-scheduler may try the pod again a minute later
 MAX_PLANS = 512

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
+import msgspec
+
 from hami.codec.resize import ResizeState, Size, held_text, shares_in
 from hami.errors import MalformedInput
 from hami.model import Pod
 from hami.scheduling.resize import ResizePlan, ResizeRefusal
+from hami.state.counting import complete
 from hami.state.decisions import Decisions, State
 from hami.state.preemption import plans_under_way
+from hami.state.read_pod import read_bookings
 from hami.state.resize_facts import as_resized, is_current, resized_annotations
 
 
@@ -20,6 +24,7 @@ class Resizes:
     def __init__(self, state: State, decisions: Decisions) -> None:
         self._state = state
         self._decisions = decisions
+        self._growing: set[str] = set()  # those that may be growing still
 
     def begin(self, pod: Pod, sizes: Mapping[str, Size]) -> ResizePlan | ResizeRefusal | None:
         """Returns what follows from the *sizes* that the containers of *pod* are to have. What it grows by is booked.
@@ -33,7 +38,7 @@ class Resizes:
             record = state.pods.get(pod.ref.uid)
             if record is None or not is_current(pod, record):
                 return None
-            if state.bookings.growing(pod.ref.uid):
+            if record.growth is not None:
                 return None
             node = state.nodes.get(pod.node_name)
             plan = self._decisions.view_for(pod).plan_resize(pod, sizes, node)
@@ -48,18 +53,31 @@ class Resizes:
                         f"pods of node {pod.node_name} are evicted for one that waits, which gets its devices first"
                     ),
                 )
-            state.bookings.grow(as_resized(pod, resized_annotations(plan)), record.most_shares)
+            resized = as_resized(pod, resized_annotations(plan))
+            reading = read_bookings(resized, state.vendors, record.most_shares)
+            growth = complete(reading, state.table.usages)
+            state.pods.put(msgspec.structs.replace(record, growth=growth))
+            self._growing.add(pod.ref.uid)
             return plan
 
     def refuse(self, pod: Pod) -> None:
         """Records that *pod*, which was about to grow, certainly has not been changed."""
+        pods = self._state.pods
         with self._state.lock:
-            self._state.bookings.shrink_back(pod, is_refused=True)
+            record = pods.get(pod.ref.uid)
+            if record is not None and record.growth is not None:
+                pods.put(msgspec.structs.replace(record, growth=None))
 
-    def is_growing(self, uid: str | None = None) -> bool:
-        """Reports whether more is booked for the pod than it is known to carry, or for any pod."""
+    def is_growing(self, uid: str) -> bool:
+        """Reports whether more is booked for the pod than it is known to carry."""
+        record = self._state.pods.get(uid)
+        return record is not None and record.growth is not None
+
+    def are_growing(self) -> bool:
+        """Reports whether any pod is growing."""
         with self._state.lock:
-            return self._state.bookings.growing(uid)
+            self._growing = set(filter(self.is_growing, self._growing))
+            return bool(self._growing)
 
     def _is_being_freed(self, node: str) -> bool:
         """Reports whether kube-scheduler evicts pods on *node* for one that is to get what they leave, or has done so:

@@ -16,7 +16,7 @@ from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import counted_by_kubernetes
 from hami.scheduling.resize import ResizableDevices, ResizePlan, has_same_devices, without_charges
 from hami.scheduling.usage import Charge, peak_charges, total_charge
-from hami.state.pods import PodRecord
+from hami.state.read_pod import PodRecord
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog
 

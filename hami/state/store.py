@@ -14,9 +14,9 @@ from datetime import datetime
 from hami.model import Pod, QuotaLimits
 from hami.scheduling.quota import quota_allows
 from hami.state.binding import Bindings, OpenBindings
-from hami.state.bookings import PodBookings
 from hami.state.decisions import Decisions, State
 from hami.state.filtering import Filtering
+from hami.state.foreign_nodes import ForeignNodes
 from hami.state.nodes import NodeCache
 from hami.state.plans import planned_uid
 from hami.state.pods import PodCache
@@ -49,19 +49,21 @@ class Store:
         self.policies = policies
         lock = threading.RLock()
         table = Table()
-        bookings = PodBookings(vendors, table)
         promises = Promises(table, clock)
         self.quotas = QuotaCache(lock)
-        self.nodes = NodeCache(vendors, lock, table, bookings, clock=clock, now=now)
+        self.foreign_nodes = ForeignNodes(lock, clock)
         self.pods = PodCache(
             vendors,
             lock,
-            bookings,
+            table,
             promises,
-            self.nodes,
+            self.foreign_nodes,
             foreign_reservations=foreign_reservations,
             clock=clock,
             now=now,
+        )
+        self.nodes = NodeCache(
+            vendors, lock, table, self.pods, self.foreign_nodes, clock=clock, now=now
         )
         self._state = State(
             vendors=vendors,
@@ -71,7 +73,6 @@ class Store:
             lock=lock,
             table=table,
             verdicts=Verdicts(table),
-            bookings=bookings,
             nodes=self.nodes,
             pods=self.pods,
             quotas=self.quotas,
@@ -96,7 +97,7 @@ class Store:
     def is_writing(self) -> bool:
         """Reports whether a Binding or a larger allocation may still be written."""
         with self._state.lock:
-            return self.open_bindings.are_binding() or self.resizes.is_growing()
+            return self.open_bindings.are_binding() or self.resizes.are_growing()
 
     def claimable_sizes(self) -> frozenset[int]:
         """Returns the different amounts of memory (MiB) of the devices that pods get by claims and share."""

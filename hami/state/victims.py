@@ -17,7 +17,7 @@ from hami.scheduling.preemption import (
     no_pod_group,
 )
 from hami.state.plans import is_planned
-from hami.state.pods import MAX_GRACE_S, PodRecord
+from hami.state.read_pod import MAX_GRACE_S, PodRecord
 from hami.state.view import View
 
 MAX_GANG = 256  # pods of a gang that are planned for

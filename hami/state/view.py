@@ -22,7 +22,7 @@ from hami.scheduling.resize import ResizePlan, ResizeRefusal, plan_resize
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import charged_by, peak_charges, shares_of, total_charge
 from hami.state.inventories import devices_of
-from hami.state.pods import PodRecord
+from hami.state.read_pod import PodRecord
 from hami.state.resize_facts import resizable_devices
 from hami.state.table import Booking, Table
 from hami.state.verdicts import Verdicts, vendor_score

@@ -265,7 +265,7 @@ def test_pods_that_another_process_may_have_bound_are_read_before_the_binding():
     made = world()
     made.filter(ASKED)
     made.fake.put_pod(holding("other", "n1", "GPU-0,NVIDIA,45000,0:;"))
-    made.cache.nodes.mark_foreign("n1")
+    made.cache.foreign_nodes.mark("n1")
     with pytest.raises(Rejected, match="taken by another pod meanwhile"):
         made.binder.bind(ASKED.ref, "n1")
     assert made.fake.bindings == 0
@@ -274,19 +274,19 @@ def test_pods_that_another_process_may_have_bound_are_read_before_the_binding():
 def test_a_mark_that_comes_while_the_pods_are_read_stays():
     made = world()
     made.filter(ASKED)
-    made.cache.nodes.mark_foreign("n1")
+    made.cache.foreign_nodes.mark("n1")
     made.fake.on_call = lambda call: (
-        call.method == "pods_on" and made.cache.nodes.mark_foreign("n1")
+        call.method == "pods_on" and made.cache.foreign_nodes.mark("n1")
     )
     made.binder.bind(ASKED.ref, "n1")
-    assert made.cache.nodes.foreign_mark("n1")
+    assert made.cache.foreign_nodes.mark_of("n1")
 
 
 def test_a_bind_does_not_rely_on_pods_that_another_bind_still_reads():
     second = replace(ASKED, ref=pod(name="second").ref)
     made = world(lock_free(), ASKED, second)
     made.filter(ASKED), made.filter(second)
-    made.cache.nodes.mark_foreign("n1")
+    made.cache.foreign_nodes.mark("n1")
     made.fake.put_pod(holding("other", "n1", "GPU-0,NVIDIA,45000,0:;"))
     outcomes = []
 

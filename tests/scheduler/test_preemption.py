@@ -16,8 +16,8 @@ from hami.scheduler.evictor import INHERITED_S, MAX_WRITES, REFUSED_S, RETRY_S
 from hami.scheduler.planner import YIELD_S
 from hami.scheduler.preemption import AVOIDED_S
 from hami.scheduler.settings import Settings
-from hami.state.pods import MAX_GRACE_S
 from hami.state.preemption import PLAN_S
+from hami.state.read_pod import MAX_GRACE_S
 from testing.builders import gpu, gpus, node, pod
 from testing.replicas import Clock, Replica, WatchedCluster
 

@@ -6,7 +6,7 @@ import pytest
 
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
-from hami.state.pods import PodRecord
+from hami.state.read_pod import PodRecord
 from hami.state.sighting import OBSERVED_S, Sighting
 from testing.builders import NVIDIA, ONLY_NVIDIA, pod
 from testing.vendor_chart import CHART

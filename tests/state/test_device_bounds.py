@@ -9,8 +9,10 @@ from pytest import param
 from hami.codec.register import MAX_DEVICES, render_devices_json
 from hami.model import Device, Node
 from hami.scheduler.cluster_metrics import families
-from hami.state.bookings import PodBookings
+from hami.state.foreign_nodes import ForeignNodes
 from hami.state.nodes import NodeCache
+from hami.state.pods import PodRecords
+from hami.state.promises import Promises
 from hami.state.store import Store
 from hami.state.table import Table
 from hami.state.view import Policies
@@ -106,8 +108,15 @@ def devices(number):
 )
 def test_a_node_at_the_limit_of_the_api_server_leaves_the_columns_narrow(evil, problem):
     table, clock = Table(), Clock()
+    lock = threading.RLock()
     nodes = NodeCache(
-        CHART, threading.RLock(), table, PodBookings(CHART, table), clock=clock, now=clock.now
+        CHART,
+        lock,
+        table,
+        PodRecords(table, Promises(table, clock)),
+        ForeignNodes(lock, clock),
+        clock=clock,
+        now=clock.now,
     )
     texts = {
         NVIDIA.annotations.register if key == "register" else key: text

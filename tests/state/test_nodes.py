@@ -246,12 +246,12 @@ def test_a_list_of_nodes_makes_them_foreign():
 
 def test_a_later_list_of_pods_clears_unlocked_nodes():
     cache = SmallStore(node("n1", gpu()), node("n2", gpu(), annotations={NODE_LOCK: LOCK}))
-    cache.nodes.clear_foreign_before(cache.time() + 1)
+    cache.foreign_nodes.clear_before(cache.time() + 1)
     assert not read_pods(cache, "n1")
     assert read_pods(cache, "n2"), "the pod that holds its lock may be bound any moment"
 
 
 def test_an_earlier_list_of_pods_does_not_clear_a_foreign_node():
     cache = SmallStore()
-    cache.nodes.clear_foreign_before(cache.time())
+    cache.foreign_nodes.clear_before(cache.time())
     assert read_pods(cache, "n1")

@@ -424,13 +424,13 @@ def test_only_pods_of_vendors_with_hamis_lock_are_allocating(lock, settled):
             annotations=ALLOCATING | {vendor.annotations.allocated: "x0,X,0,0:;"},
         )
     )
-    assert [record.allocating for record in cache.pods.all()] == [not settled]
+    assert [record.allocating for record in cache.pods.by_uid().values()] == [not settled]
 
 
 def test_a_pod_without_devices_is_not_recorded():
     cache = SmallStore()
     cache.pods.upsert(pod(gpus(0)))
-    assert cache.pods.all() == []
+    assert cache.pods.by_uid() == {}
 
 
 def test_pods_whose_coming_and_going_a_list_swallowed_are_forgotten():
