@@ -1,4 +1,4 @@
-"""The parts of the scheduler for pods that get their cards by claims. With ``--dra=off`` there are none of them."""
+"""The part of the scheduler for pods that get their cards by claims. With ``--dra=off`` there is none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hami.dra.watches import watch_devices
 from hami.kube.api import Api
 from hami.kube.claims import ClaimWriter
 from hami.runtime.clock import utc_now
+from hami.runtime.parts import Part
 from hami.runtime.settings import ALLOCATE
-from hami.runtime.tasks import Task
 from hami.scheduler.admit import Admitter
 from hami.scheduler.admit_claims import ClaimAdmitter
 from hami.scheduler.claim_bind import ClaimBinder
@@ -24,7 +24,7 @@ from hami.web.connections import without_turn
 _TEMPLATE_S = 2.0
 
 
-class ClaimParts:
+class Claims(Part):
     """The watches of slices and claims; if this scheduler allocates all claims, their admission and binding instead:
     then pods say what they hold, and those that wait get claims."""
 
@@ -37,20 +37,19 @@ class ClaimParts:
         *,
         clock: Callable[[], float],
     ) -> None:
+        super().__init__()
         self._store = store
         self._claims = ClaimWriter(api)
         self.cache = ClaimCache()
         """What claims hold that others allocate."""
-        self.tasks: tuple[Task, ...]
         self.binder = None
         """Writes claims of pods before they are bound; ``None`` if HAMi allocates no claims."""
         if settings.dra != ALLOCATE:
-            self.tasks = watch_devices(api, self.cache)
+            self.tasks.extend(watch_devices(api, self.cache))
             return
         self.binder = ClaimBinder(self._claims, now=utc_now)
-        self.tasks = (
-            WaitingClaims(store, self._claims, leads, settings.gpu_scheduler_policy, clock=clock),
-        )
+        policy = settings.gpu_scheduler_policy
+        self.tasks.append(WaitingClaims(store, self._claims, leads, policy, clock=clock))
 
     def admitter(self, admitter: Admitter) -> ClaimAdmitter | None:
         """Returns the admission of pods that are to get claims; *admitter* is that of the others.

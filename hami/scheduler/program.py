@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 from wsgiref.types import WSGIApplication
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -21,8 +22,8 @@ from hami.kube.watches import Watches
 from hami.runtime.clock import utc_now
 from hami.runtime.in_flight import InFlight
 from hami.runtime.interpreter import FILLING_OBJECTS, FreezeGc, collect_rarely, set_switch_interval
+from hami.runtime.parts import Part, hung_reasons, unready_reasons
 from hami.runtime.settings import OFF
-from hami.runtime.tasks import Task, problems
 from hami.scheduler.admit import Admitter
 from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.bind import Binder
@@ -41,9 +42,14 @@ from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemption import Preemptor
 from hami.scheduler.resize import ResizablePods, Resizer
 from hami.scheduler.settings import Settings
+from hami.state.store import Store
 from hami.web.bodies import BodyBudgets
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family, build_info
+
+if TYPE_CHECKING:
+    from hami.scheduler.claims import Claims
+    from hami.scheduler.self_signed import SelfSigned
 
 log = logging.getLogger(__name__)
 
@@ -77,22 +83,15 @@ class SchedulerProgram:
         # Store, leadership and watches
         self._lock_states = LockStates(self._metrics.lock_wait)
         self._store = cluster_store(settings)
-        self._elector = (
-            AlwaysLeader()
-            if not settings.leader_elect
-            else Election(self._cluster, _candidate(settings, self._store.is_writing))
-        )
+        election = None
+        if settings.leader_elect:
+            election = Election(self._cluster, _candidate(settings, self._store.is_writing))
+        self._elector = election or AlwaysLeader()
         self._leadership = Leadership(self._elector, self._catch_up, clock=clock)
         self._resizer = Resizer(
             self._cluster, self._store, self._events, self._leadership, self._metrics, clock=clock
         )
-        claims = self._claims = None
-        if settings.dra != OFF:
-            from hami.scheduler.claims import ClaimParts  # with what it needs, 50 ms and 2 MB
-
-            claims = self._claims = ClaimParts(
-                api, self._store, self._leadership.leads, settings, clock=clock
-            )
+        claims = self._claims = _claims(settings, api, self._store, self._leadership)
         self._watches = Watches(
             api,
             nodes=WatchedNodes(self._store.nodes, self._lock_states),
@@ -163,32 +162,21 @@ class SchedulerProgram:
             now=utc_now,
         )
 
-        # Certificates and exporter
-        self._certificates = None
-        if settings.self_signed_cert_dir:
-            from hami.scheduler.self_signed import (
-                certificate_manager,
-            )  # its libraries take 80 ms and 10 MB
-
-            self._certificates = certificate_manager(
-                settings, self._cluster, self._leadership.leads, now=utc_now
-            )
-        registry.register(self._metric_sources())
+        # Certificate and exporter
+        certificate = _certificate(settings, self._cluster, self._leadership)
+        registry.register(self._metric_sources(certificate))
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
-        # In the order in which they are stopped: the election releases its lease when nothing is written any more.
-        tasks = (
-            FreezeGc(self._watches.is_synced),
-            self._controller,
-            self._preemptor,
-            self._resizer,
-            self._certificates,
-            *(claims.tasks if claims else ()),
-            self._leadership,
-            *self._watches.tasks,
-            self._elector,
-            self._events,
-        )
-        self._tasks = [task for task in tasks if isinstance(task, Task)]
+        parts = [
+            Part(FreezeGc(self._watches.is_synced)),
+            Part(self._controller, self._preemptor, self._resizer),
+            certificate,
+            claims,
+            Part(self._leadership),
+            Part(*self._watches.tasks),
+            Part(election) if election else None,  # releases its lease once nothing is written
+            _Events(self._events),
+        ]
+        self._parts = list(filter(None, parts))
 
     def app(self) -> WSGIApplication:
         """Returns the WSGI application."""
@@ -198,7 +186,7 @@ class SchedulerProgram:
             self._unready_reason,
             self._metrics.observe,
             threads=self._settings.threads,
-            hung_reason=lambda: problems(self._tasks),
+            hung_reason=lambda: hung_reasons(self._parts),
         )
         return BodyBudgets(app, RequestBudgets())
 
@@ -206,24 +194,22 @@ class SchedulerProgram:
         """Starts everything that runs beside the requests, once there is a certificate. Raises: HamiError."""
         set_switch_interval()
         collect_rarely(FILLING_OBJECTS)
-        if self._certificates is not None:
-            self._certificates.prepare(time.sleep)
+        for part in self._parts:
+            part.prepare()
         self._exporter.start()
-        for task in self._tasks:
-            task.start()
+        for part in self._parts:
+            part.start()
 
     def stop(self) -> None:
         """Stops. Waiting binds fail and Bindings that are being written finish before the leadership is released."""
         self._lock_states.close()
         if not self._binder.drain(DRAIN_TIMEOUT_S):
             log.warning("stopping while a Binding is being written")
-        for task in self._tasks:
-            if task is self._events:
-                self._events.drain(JOIN_TIMEOUT_S)
-            task.stop()
+        for part in self._parts:
+            part.stop()
         self._exporter.stop()
-        for task in self._tasks:
-            task.join(JOIN_TIMEOUT_S)
+        for part in self._parts:
+            part.join(JOIN_TIMEOUT_S)
 
     def _catch_up(self) -> None:
         """Reads the cluster when this replica begins to lead. Raises: ClusterError."""
@@ -232,7 +218,7 @@ class SchedulerProgram:
             log.info("devices reserved again for a pod that is being bound", extra={"pod": ref})
         self._preemptor.take_over()
 
-    def _metric_sources(self) -> MetricSources:
+    def _metric_sources(self, certificate: SelfSigned | None) -> MetricSources:
         store = self._store
         return MetricSources(
             reserved=store.open_bindings.unbound,
@@ -249,31 +235,37 @@ class SchedulerProgram:
             edits_refused=lambda: store.pods.edits_refused,
             foreign_reservations=self._settings.foreign_reservations,
             resizing=self._resizer.pending,
-            certificate_expiry=self._certificates.expiry
-            if self._certificates is not None
-            else lambda: None,
+            certificate_expiry=certificate.expiry if certificate else lambda: None,
         )
 
     def _families(self) -> list[Family]:
         """Returns the metrics of the cluster; none while the store cannot be relied on: the cluster looks empty before
         it is filled, and Prometheus takes every value for one of now."""
-        made = [build_info()]
-        if self._watches.unready_reason() is None:
-            view = self._store.view()
-            claimed = (
-                self._claims.cache.at_once(view.facts).view if self._claims is not None else None
-            )
-            made += families(
-                view, self._store.vendors, legacy=self._settings.legacy_metrics, claimed=claimed
-            )
-        return made
+        if self._watches.unready_reason() is not None:
+            return [build_info()]
+        view = self._store.view()
+        claimed = self._claims.cache.at_once(view.facts).view if self._claims else None
+        legacy = self._settings.legacy_metrics
+        return [
+            build_info(),
+            *families(view, self._store.vendors, legacy=legacy, claimed=claimed),
+        ]
 
     def _unready_reason(self) -> str | None:
-        if (reason := self._watches.unready_reason()) is not None:
-            return reason
-        if self._certificates is not None and not self._certificates.is_trusted:
-            return f"the API server does not trust the certificate of {self._settings.self_signed_webhook} yet"
-        return None
+        return self._watches.unready_reason() or unready_reasons(self._parts) or None
+
+
+class _Events(Part):
+    """The events. Those of the parts before are written, or nearly all of them."""
+
+    def __init__(self, events: EventRecorder) -> None:
+        super().__init__(events)
+        self._events = events
+
+    def stop(self) -> None:
+        """Waits a moment for what is to be written."""
+        self._events.drain(JOIN_TIMEOUT_S)
+        super().stop()
 
 
 def selection(selector: str) -> Matches:
@@ -294,3 +286,19 @@ def _candidate(settings: Settings, is_writing: Callable[[], bool]) -> Participan
         has_ended=partial(has_ended, pod=settings.pod_name),
         is_writing=is_writing,
     )
+
+
+def _claims(settings: Settings, api: Api, store: Store, leadership: Leadership) -> Claims | None:
+    if settings.dra == OFF:
+        return None
+    from hami.scheduler.claims import Claims  # with what it needs, 50 ms and 2 MB
+
+    return Claims(api, store, leadership.leads, settings, clock=time.monotonic)
+
+
+def _certificate(settings: Settings, cluster: Cluster, leadership: Leadership) -> SelfSigned | None:
+    if not settings.self_signed_cert_dir:
+        return None
+    from hami.scheduler.self_signed import SelfSigned  # its libraries take 80 ms and 10 MB
+
+    return SelfSigned(settings, cluster, leadership.leads, now=utc_now)

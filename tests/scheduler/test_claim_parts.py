@@ -3,7 +3,7 @@
 import pytest
 
 from hami.runtime.settings import ALLOCATE, SHOW
-from hami.scheduler.claims import ClaimParts
+from hami.scheduler.claims import Claims
 from hami.scheduler.settings import Settings
 
 DEVICES = {"resourceslices", "resourceclaims"}
@@ -14,5 +14,5 @@ DEVICES = {"resourceslices", "resourceclaims"}
     [(SHOW, DEVICES), (ALLOCATE, set())],
 )
 def test_a_scheduler_that_allocates_all_claims_watches_none(dra, watched):
-    parts = ClaimParts(None, None, lambda: True, Settings(dra=dra), clock=lambda: 0.0)
+    parts = Claims(None, None, lambda: True, Settings(dra=dra), clock=lambda: 0.0)
     assert {task.name for task in parts.tasks} & DEVICES == watched

@@ -5,6 +5,7 @@ import math
 import pytest
 import yaml
 
+from hami.runtime.settings import ALLOCATE
 from hami.scheduler.program import SchedulerProgram, selection
 from hami.scheduler.settings import Settings
 
@@ -26,8 +27,7 @@ def test_the_nodes_of_a_simulation_are_selected_as_those_of_the_watch(
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
-    """A scheduler that has not been started."""
+def kubeconfig(tmp_path, monkeypatch):
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -36,11 +36,12 @@ def program(tmp_path, monkeypatch):
     }
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    return SchedulerProgram(Settings())
 
 
-def test_the_cluster_has_metrics_only_while_the_cache_can_be_relied_on(program, monkeypatch):
+@pytest.mark.usefixtures("kubeconfig")
+def test_the_cluster_has_metrics_only_while_the_cache_can_be_relied_on(monkeypatch):
     """What was read earlier would pass for what is there now."""
+    program = SchedulerProgram(Settings())
 
     def names():
         return {family.name for family in program._families()}
@@ -53,3 +54,29 @@ def test_the_cluster_has_metrics_only_while_the_cache_can_be_relied_on(program, 
     assert names() > bare
     monkeypatch.setattr("hami.kube.watches.STALE_S", -1.0)
     assert names() == bare
+
+
+@pytest.mark.usefixtures("kubeconfig")
+def test_the_lease_is_given_back_after_all_writes_and_events_are_written_last(tmp_path):
+    settings = Settings(
+        leader_elect=True,
+        dra=ALLOCATE,
+        self_signed_cert_dir=str(tmp_path),
+        cert_file="tls.pem",
+        key_file="tls.pem",
+    )
+    program = SchedulerProgram(settings)
+    assert [task.name for part in program._parts for task in part.tasks] == [
+        "gc",
+        "controller",
+        "preemptor",
+        "resizer",
+        "certificates",
+        "waiting-claims",
+        "leadership",
+        "nodes",
+        "pods",
+        "resourcequotas",
+        "election",
+        "events",
+    ]
