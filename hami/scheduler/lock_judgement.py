@@ -1,9 +1,8 @@
-"""Whether a node lock may be taken over, decided from facts alone. `locks` reads them and acts on the result."""
+"""Whether a node lock may be taken over, decided from facts alone. `lock_holders` reads them, `locks` acts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hami.model import BindPhase, PodRef
@@ -60,6 +59,11 @@ class LockFacts:
     is_leftover: bool = False
     is_readable: bool = True
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the holder has not been allocated its devices in time."""
+        return self.age_s > self.allocation_timeout_s
+
 
 @dataclass(frozen=True, slots=True)
 class NoHolder:
@@ -97,36 +101,46 @@ Holder = NoHolder | GoneHolder | PodHolder
 
 
 def judge(lock: LockFacts, holder: Holder) -> Judgement:
-    """Returns what may be done with *lock*: the first row that applies, or else `Keep`."""
+    """Returns what may be done with *lock*: in each function below, the first line that applies."""
     if lock.is_leftover or not lock.is_readable:
         return Replace()
-    return next((judgement for applies, judgement in _rows(lock, holder) if applies), Keep())
-
-
-def _rows(lock: LockFacts, holder: Holder) -> Iterable[tuple[bool, Judgement]]:
-    is_late = lock.age_s > lock.allocation_timeout_s
     match holder:
         case NoHolder(is_awaited):
-            return (
-                (is_late, Replace()),
-                # its writer was killed before it bound its pod, and will send no Binding
-                (lock.inherited_for_s > INHERITED_S and not is_awaited, Replace()),
-            )
-        case GoneHolder(gone_for_s, was_allocating, renewed_for_s):
-            return (
-                (was_allocating is False, Replace()),
-                (was_allocating is None and is_late, Replace()),
-                (gone_for_s > DELETED_S and renewed_for_s > RENEWED_S, Replace()),
-                (gone_for_s > lock.allocation_timeout_s, Replace()),
-            )
-        case PodHolder(node=node):
-            has_finished = bool(node) and holder.bind_phase in (BindPhase.SUCCESS, BindPhase.FAILED)
-            is_overdue = (
-                is_late if node else lock.age_s > UNBOUND_S or lock.inherited_for_s > INHERITED_S
-            )
-            return (
-                (holder.is_terminated or node not in ("", lock.node), Replace()),
-                (has_finished, Replace() if lock.seen_for_s > FINISHED_S else Keep()),
-                (is_overdue and not node and not holder.has_devices, Replace()),
-                (is_overdue, Revoke(holder.ref, holder.version)),
-            )
+            return _without_holder(lock, is_awaited)
+        case GoneHolder():
+            return _with_gone(lock, holder)
+        case PodHolder():
+            return _with_pod(lock, holder)
+
+
+def _without_holder(lock: LockFacts, is_awaited: bool) -> Judgement:
+    if lock.is_late:
+        return Replace()
+    # its writer was killed before it bound its pod, and will send no Binding
+    if lock.inherited_for_s > INHERITED_S and not is_awaited:
+        return Replace()
+    return Keep()
+
+
+def _with_gone(lock: LockFacts, holder: GoneHolder) -> Judgement:
+    if holder.was_allocating is False:
+        return Replace()
+    if holder.was_allocating is None and lock.is_late:
+        return Replace()
+    if holder.gone_for_s > DELETED_S and holder.renewed_for_s > RENEWED_S:
+        return Replace()
+    if holder.gone_for_s > lock.allocation_timeout_s:
+        return Replace()
+    return Keep()
+
+
+def _with_pod(lock: LockFacts, holder: PodHolder) -> Judgement:
+    if holder.is_terminated or holder.node not in ("", lock.node):
+        return Replace()
+    if not holder.node:
+        if lock.age_s <= UNBOUND_S and lock.inherited_for_s <= INHERITED_S:
+            return Keep()
+        return Revoke(holder.ref, holder.version) if holder.has_devices else Replace()
+    if holder.bind_phase in (BindPhase.SUCCESS, BindPhase.FAILED):
+        return Replace() if lock.seen_for_s > FINISHED_S else Keep()
+    return Revoke(holder.ref, holder.version) if lock.is_late else Keep()

@@ -14,44 +14,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
-import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime
 
-from hami.codec.keys import BIND_PHASE, NODE_LOCK
-from hami.codec.states import NodeLock, names_pod, parse_lock, render_lock
-from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NodeLocked, NotFound
+from hami.codec.keys import NODE_LOCK
+from hami.codec.states import render_lock
+from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import PodRef
-from hami.scheduler.lock_judgement import (
-    GoneHolder,
-    Judgement,
-    Keep,
-    LockFacts,
-    NoHolder,
-    PodHolder,
-    Replace,
-    Revoke,
-    judge,
-)
+from hami.scheduler.lock_holders import LockHolders
+from hami.scheduler.lock_judgement import Replace, Revoke
 from hami.scheduler.lock_states import LockId, LockState, LockStates, Waiter, WatchedNodes
 from hami.state.binding_annotations import failed_allocation
-from hami.state.read_pod import PodRecord
 from hami.state.store import Store
 
 log = logging.getLogger(__name__)
 
 RECHECK_S = 1.0  # a bind that works on a lock looks at its holder this often
-NODE_LEASES = "kube-node-lease"  # the namespace of the Leases that kubelets renew
 ATTEMPTS = 5  # conflicts in a row, each followed by a fresh look at the node
-
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # names that a namespace or a pod can have
-
-VENDOR_ALLOCATION_S = 120.0
-"""Seconds after which a vendor's own lock may be taken over. Source: HAMi v2.10, cambricon/device.go."""
 
 
 class KeepsLocks(HamiError):
@@ -84,12 +65,10 @@ class NodeLocks:
         self._pods = store.pods
         self._states = states
         self._events = events
-        self._allocation_timeout = allocation_timeout
-        self._leading_since = leading_since
         self._clock = clock
         self._now = now
         self._revoked = failed_allocation(store.vendors)
-        self._vendors = store.vendors
+        self._holders = LockHolders(cluster, store, allocation_timeout, leading_since, clock)
 
     @contextlib.contextmanager
     def held(
@@ -118,7 +97,8 @@ class NodeLocks:
             text, version = self._nodes.lock_of(*lock) or (None, 0)
             if state is None or text is None:
                 return False  # a bind in the queue takes the lock over or leaves it as it is
-            if is_free := self._carry_out(lock, self._judge(lock, text, state)):
+            is_free = self._may_replace(lock, text, state)
+            if is_free:
                 self._remove(lock, version)
             return is_free
 
@@ -161,9 +141,8 @@ class NodeLocks:
                 raise NodeLocked(
                     f"pod {ref} was filtered again or deleted while it waited for node {lock.node}"
                 )
-            if (
-                releasable := self._try(lock, state, ref, is_first=state.queue[0] is waiter)
-            ) is not None:
+            releasable = self._try(lock, state, ref, is_first=state.queue[0] is waiter)
+            if releasable is not None:
                 return releasable
             wait = min(deadline - self._clock(), RECHECK_S)
             if wait <= 0:
@@ -188,15 +167,13 @@ class NodeLocks:
         """
         for _ in range(ATTEMPTS):
             text, version = self._nodes.lock_of(*lock) or self._read(lock)
-            again = text is not None and names_pod(text, ref) and not self._is_orphaned(text, state)
-            may_take = again or (
-                is_first and (text is None or self._carry_out(lock, self._judge(lock, text, state)))
-            )
-            if not may_take or self._comes_later(lock):
+            again = self._holders.is_held_by(ref, text, state)
+            if not again and not (is_first and self._may_replace(lock, text, state)):
                 return None
-            ours = render_lock(
-                self._now(), *((ref.namespace, ref.name) if lock.key == NODE_LOCK else ())
-            )
+            if self._comes_later(lock):
+                return None
+            pod = (ref.namespace, ref.name) if lock.key == NODE_LOCK else ()
+            ours = render_lock(self._now(), *pod)
             releasable = "" if again else ours
             self._nodes.expect_lock(lock.node, ours, lock.key)
             try:
@@ -234,9 +211,11 @@ class NodeLocks:
 
     def _read(self, lock: LockId) -> tuple[str | None, int]:
         """Reads the node from the API server. Returns as :meth:`NodeCache.lock_of`. Raises: ClusterError."""
-        if (node := self._cluster.node(lock.node)) is not None:
+        node = self._cluster.node(lock.node)
+        if node is not None:
             self.watched.upsert_unwatched(node)
-            if (current := self._nodes.lock_of(*lock)) is not None:
+            current = self._nodes.lock_of(*lock)
+            if current is not None:
                 return current
         raise NotFound(f'node "{lock.node}" not found', 404)
 
@@ -246,130 +225,14 @@ class NodeLocks:
             self._cluster.annotate_node(lock.node, {lock.key: None}, str(version))
         )
 
-    def _judge(self, lock: LockId, text: str, state: LockState) -> Judgement:
-        """Judges the lock *text*: by the store, and if it need not be kept, by what the API server says, since the
-        watch may be late. Raises: ClusterError."""
-        parsed: NodeLock | None
-        try:
-            parsed = parse_lock(text)
-            if parsed.holder is not None and not all(map(_NAME.fullmatch, parsed.holder)):
-                raise MalformedInput(lock.key, text, "names no pod")
-        except MalformedInput as error:
-            log.warning(
-                "node lock unreadable, taking it over", extra={"node": lock.node, "error": error}
-            )
-            parsed = None
-        facts = self._facts(lock, text, state, parsed)
-        if parsed is None or facts.is_leftover:
-            return judge(facts, NoHolder(is_awaited=False))
-        if self._is_orphaned(text, state):
-            return self._judge_gone(facts, text, state, self._pods.was_allocating(state.written[1]))
-        if parsed.holder is None:
-            judgement = judge(facts, NoHolder(is_awaited=lock.key == NODE_LOCK))
-            return (
-                judgement
-                if isinstance(judgement, Keep)
-                else judge(facts, NoHolder(self._is_awaited(lock)))
-            )
-        record = self._pods.named(*parsed.holder)
-        if record is not None and isinstance(
-            judgement := judge(facts, _recorded_holder(record)), Keep
-        ):
-            return judgement
-        pod = self._cluster.pod(*parsed.holder)
-        if pod is None:
-            return self._judge_gone(facts, text, state)
-        self._pods.upsert(pod)
-        return judge(
-            facts,
-            PodHolder(
-                ref=pod.ref,
-                version=pod.resource_version,
-                node=pod.node_name,
-                bind_phase=pod.annotations.get(BIND_PHASE, ""),
-                is_terminated=pod.is_terminated,
-                has_devices=any(key in pod.annotations for key in self._revoked),
-            ),
-        )
-
-    def _facts(
-        self, lock: LockId, text: str, state: LockState, parsed: NodeLock | None
-    ) -> LockFacts:
-        """Returns the facts about the lock, and notes that it has been seen."""
-        clock, leading_since, sighting = (
-            self._clock(),
-            self._leading_since(),
-            self._nodes.lock_sighting(*lock, text),
-        )
-        seen_for_s = clock - state.note_first("seen", text, clock)
-        # otherwise a Binding of this process, also one from an earlier term, may still be on its way
-        is_inherited = sighting.at <= leading_since and text != state.written[0]
-        return LockFacts(
-            node=lock.node,
-            age_s=sighting.proven_age(parsed.at.timestamp(), clock) if parsed is not None else 0.0,
-            seen_for_s=seen_for_s,
-            inherited_for_s=min(seen_for_s, clock - leading_since) if is_inherited else 0.0,
-            allocation_timeout_s=self._allocation_timeout
-            if lock.key == NODE_LOCK
-            else VENDOR_ALLOCATION_S,
-            is_leftover=text == state.leftover,
-            is_readable=parsed is not None,
-        )
-
-    def _judge_gone(
-        self, facts: LockFacts, text: str, state: LockState, was_allocating: bool | None = None
-    ) -> Judgement:
-        """Judges the lock *text* of a deleted holder, and notes when the deletion was found, and when the kubelet was
-        seen to have renewed its Lease since. Raises: ClusterError."""
-        clock = self._clock()
-        holder = GoneHolder(
-            clock - state.note_first("holder gone", text, clock), was_allocating, renewed_for_s=0.0
-        )
-        if not isinstance(judgement := judge(facts, holder), Keep):
-            return judgement
-        renewal = self._renewal(facts.node)
-        if renewal is None:
-            return judge(facts, replace(holder, renewed_for_s=math.inf))
-        if renewal == state.note_first("renewal", text, renewal):
-            return judgement
-        return judge(
-            facts, replace(holder, renewed_for_s=clock - state.note_first("renewed", text, clock))
-        )
-
-    def _renewal(self, node: str) -> str | None:
-        """Returns when the kubelet of *node* last renewed its Lease; ``None`` without one, or if it may not be read.
-        Raises: ClusterError."""
-        try:
-            lease = self._cluster.lease(NODE_LEASES, node)
-        except ClusterError as error:
-            if error.status == 403:  # the role of an earlier version, or of HAMi's chart
-                return None
-            raise
-        return lease.renew_time if lease is not None else None
-
-    def _is_orphaned(self, text: str, state: LockState) -> bool:
-        """Reports whether this process wrote *text* for a pod that is deleted. A later pod of its name does not hold
-        the lock."""
-        written, uid = state.written
-        return written == text and self._pods.is_deleted(uid)
-
-    def _is_awaited(self, lock: LockId) -> bool:
-        """Reports whether a pod on the node waits for the agent of the lock's vendor. Raises: ClusterError."""
-        allocated = [
-            vendor.annotations.allocated
-            for vendor in self._vendors
-            if vendor.annotations.lock == lock.key
-        ]
-        return any(
-            pod.phase == "Pending" and any(key in pod.annotations for key in allocated)
-            for pod in self._cluster.pods_on(lock.node)
-        )
-
-    def _carry_out(self, lock: LockId, judgement: Judgement) -> bool:
-        """Revokes the holder if that is the *judgement*. Reports whether the lock may be replaced now.
+    def _may_replace(self, lock: LockId, text: str | None, state: LockState) -> bool:
+        """Reports whether the lock may be replaced now, once its holder has been revoked if need be.
 
         It may not if the holder has changed since it was read. Raises: ClusterError.
         """
+        if text is None:
+            return True
+        judgement = self._holders.judge(lock, text, state)
         if not isinstance(judgement, Revoke):
             return isinstance(judgement, Replace)
         pod = judgement.pod
@@ -390,13 +253,3 @@ class NodeLocks:
             f"the device plugin of node {lock.node} did not allocate the devices in time",
         )
         return True
-
-
-def _recorded_holder(record: PodRecord) -> PodHolder:
-    return PodHolder(
-        ref=record.ref,
-        version=str(record.version),
-        node=record.node,
-        bind_phase=record.bind_phase,
-        is_terminated=record.terminated,
-    )

@@ -9,9 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from hami.codec.allocation import render_shares
@@ -26,19 +24,18 @@ from hami.codec.keys import (
 from hami.codec.objects import parse_resource_version
 from hami.codec.resize import (
     MAX_TEXT,
+    AppliedSizes,
     ResizeState,
     ResizeStatus,
     held_text,
     parse_applied,
     parse_resize,
     parse_status,
-    render_status,
     shares_in,
     wanted_text,
 )
 from hami.errors import ClusterError, Conflict, HamiError, MalformedInput, NotFound
 from hami.kube.api import is_unsent
-from hami.kube.calls import Edits
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.kube.reflector import Sink
@@ -46,17 +43,25 @@ from hami.model import Allocation, Pod
 from hami.runtime.tasks import Task
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
-from hami.scheduling.resize import ResizeRefusal, has_same_devices, larger
-from hami.scheduling.turns import in_turn
+from hami.scheduler.resize_queue import (
+    RETRY_S,
+    PendingResize,
+    ResizeAnswer,
+    ResizeEvent,
+    ResizeQueue,
+    ResizeStage,
+    is_open,
+    needs_answer,
+)
+from hami.scheduling.resize import ResizePlan, ResizeRefusal, has_same_devices, larger
 from hami.state.promises import ANSWER_S
-from hami.state.resize_facts import resized_annotations
+from hami.state.resize_facts import keeps_devices, resized_annotations
 from hami.state.store import Store
 
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0  # between looks at pods that wait, unless the watch shows a change
 PAUSE_S = 1.0  # between two answers to one pod
-RETRY_S = 10.0  # until it is tried again what did not fit, if nothing has changed
 WRITE_S = 5.0  # for one write
 BATCH = 20  # pods of a step: then those that have come meanwhile get their turn
 RETRIES = 50  # pods that did not fit and are tried again in a second
@@ -67,32 +72,6 @@ _EVENTS: Mapping[ResizeState, tuple[Literal["Normal", "Warning"], str]] = {
     ResizeState.DEFERRED: ("Warning", "ResizePending"),
     ResizeState.INFEASIBLE: ("Warning", "ResizeRefused"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeAnswer:
-    """The write that a pod needs. *edits*: of its annotations, beside *status*."""
-
-    status: ResizeStatus
-    edits: Edits
-
-    @property
-    def annotations(self) -> Edits:
-        """All edits of annotations."""
-        return {**self.edits, RESIZE_STATUS: render_status(self.status)}
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A pod that may need an answer. *due*: when it is looked at next, at the earliest. *deferred*: the state of the
-    store in which it did not fit. *written*: the last write, and when its outcome was first unknown."""
-
-    pod: Pod
-    due: float
-    since: float
-    deferred: tuple[int, ...] | None = None
-    written: ResizeAnswer | None = None
-    unknown_since: float = math.inf
 
 
 class Resizer(Task):
@@ -115,238 +94,167 @@ class Resizer(Task):
         self._leadership = leadership
         self._metrics = metrics
         self._clock = clock
-        self._lock = threading.Lock()  # guards the pods that were seen
-        self._seen: dict[str, Pod] = {}
-        self._waiting: dict[str, _Waiting] = {}
-        self._answered: dict[
-            str, float
-        ] = {}  # until when pods that have had an answer get no other
+        self._queue = ResizeQueue()
         self._retry_from = -math.inf
 
     def observe(self, pod: Pod) -> None:
         """Takes note of *pod* as the watch shows it, if it may need an answer."""
-        annotations, uid = pod.annotations, pod.ref.uid
-        if RESIZE not in annotations and RESIZED not in annotations and uid not in self._waiting:
-            return
-        if needs_answer(annotations) or uid in self._waiting:
-            with self._lock:
-                self._seen[uid] = pod
+        if self._queue.observe(pod):
             self.wake()
 
     def pending(self) -> int:
         """Returns how many pods wait for an answer, or for room."""
-        return len(self._waiting)
+        return len(self._queue)
 
     def step(self) -> float:
         """Answers the pods that are due. Returns the seconds until the next step."""
-        self._take_seen()
+        queue, clock = self._queue, self._clock()
+        queue.take_seen(clock)
         if not self._leadership.leads():
             return IDLE_S
-        clock = self._clock()
-        self._answered = {uid: until for uid, until in self._answered.items() if until > clock}
-        due = [
-            waiting
-            for waiting in self._waiting.values()
-            if waiting.deferred is None and waiting.due <= clock
-        ]
-        for waiting in self.each([*itertools.islice(_in_turn(due), BATCH), *self._to_retry(clock)]):
+        due = queue.due(clock)
+        batch = due[:BATCH]
+        if clock >= self._retry_from:
+            self._retry_from = clock + IDLE_S
+            batch += queue.deferred(clock, self._store.version())[:RETRIES]
+        for resize in self.each(batch):
             if not self._leadership.leads():
                 break
-            try:
-                self._look_at(waiting)
-            except Conflict:
-                pass  # it has changed meanwhile
-            except HamiError as error:
-                self._metrics.resize("failed")
-                log.warning("resize failed", extra={"pod": waiting.pod.ref, "error": error})
-            waiting.due = max(waiting.due, self._clock() + PAUSE_S)
+            self._try(resize)
         if len(due) > BATCH:
             return 0.0
-        return max(
-            0.0,
-            min(
-                (
-                    waiting.due - self._clock()
-                    for waiting in self._waiting.values()
-                    if waiting.deferred is None
-                ),
-                default=IDLE_S,
-            ),
-        )
+        return max(0.0, min(IDLE_S, queue.next_due() - self._clock()))
 
-    def _take_seen(self) -> None:
-        with self._lock:
-            seen, self._seen = self._seen, {}
-        for uid, pod in seen.items():
-            clock, waiting = self._clock(), self._waiting.get(uid)
-            if waiting is None:
-                self._waiting[uid] = _Waiting(pod, self._answered.get(uid, clock), clock)
-            elif parse_resource_version(pod.resource_version) > parse_resource_version(
-                waiting.pod.resource_version
-            ):
-                if _question(pod) != _question(waiting.pod):
-                    waiting.deferred = None
-                waiting.pod = pod
-                if waiting.written is None and not needs_answer(pod.annotations):
-                    self._forget(waiting)
+    def _try(self, resize: PendingResize) -> None:
+        try:
+            self._look_at(resize)
+        except Conflict:
+            pass  # it has changed meanwhile
+        except HamiError as error:
+            self._metrics.resize("failed")
+            log.warning("resize failed", extra={"pod": resize.pod.ref, "error": error})
+        resize.postpone(self._clock() + PAUSE_S)
 
-    def _to_retry(self, clock: float) -> list[_Waiting]:
-        """Returns pods that did not fit and may by now, or were not tried for long."""
-        if clock < self._retry_from:
-            return []
-        self._retry_from, state = clock + IDLE_S, self._store.version()
-        return list(
-            itertools.islice(
-                _in_turn(
-                    waiting
-                    for waiting in self._waiting.values()
-                    if waiting.deferred is not None
-                    and waiting.due <= clock
-                    and (waiting.deferred != state or clock >= waiting.since + RETRY_S)
-                ),
-                RETRIES,
-            )
-        )
-
-    def _look_at(self, waiting: _Waiting) -> None:
+    def _look_at(self, resize: PendingResize) -> None:
         """Answers a pod. It waits on if that needs more than one write. Raises: HamiError; then it is tried again."""
-        uid = waiting.pod.ref.uid
+        uid = resize.pod.ref.uid
         record = self._store.pods.get(uid)
-        if (
-            record is None
-            or record.terminated
-            or record.ends_by
-            or record.preempted
-            or not record.node
-        ):
-            self._forget(waiting)
+        if record is None or not keeps_devices(record):
+            self._queue.forget(resize)
             return
-        if not self._store.nodes.is_known(
-            record.node
-        ):  # of another scheduler, which answers; or it becomes ours
-            waiting.due = self._clock() + RETRY_S
+        if not self._store.nodes.is_known(record.node):
+            # the node is another scheduler's, which answers; or it becomes ours
+            resize.postpone(self._clock() + RETRY_S)
             return
-        if waiting.written is not None and self._store.resizes.is_growing(uid):
-            self._resolve(waiting)
+        if resize.stage is ResizeStage.UNKNOWN and self._store.resizes.is_growing(uid):
+            self._resolve(resize)
             return
-        waiting.written, waiting.unknown_since = None, math.inf
-        if record.version != parse_resource_version(waiting.pod.resource_version):
-            self._read(waiting)
-        if (answer := self._answer_to(waiting)) is not None:
-            self._write(waiting, answer)
-        elif waiting.deferred is None:
-            self._forget(waiting)
+        resize.on(ResizeEvent.SETTLED, self._clock())
+        if record.version != parse_resource_version(resize.pod.resource_version):
+            self._read(resize)
+        answer = self._answer_to(resize)
+        if answer is not None:
+            self._write(resize, answer)
+        elif resize.stage is ResizeStage.ASKED:
+            self._queue.forget(resize)
 
-    def _answer_to(self, waiting: _Waiting) -> ResizeAnswer | None:
+    def _answer_to(self, resize: PendingResize) -> ResizeAnswer | None:
         """Returns the answer that a pod needs now; ``None`` for none. Raises: Conflict if it has changed."""
-        pod = waiting.pod
-        if (answer := confirmation(pod)) is not None:
+        pod = resize.pod
+        answer = confirmation(pod)
+        if answer is not None:
             return answer
-        status, text = parse_status(pod.annotations.get(RESIZE_STATUS)), pod.annotations.get(RESIZE)
+        text = pod.annotations.get(RESIZE)
+        status = parse_status(pod.annotations.get(RESIZE_STATUS))
         if text is None or not is_open(status, text):
             return None
-        asked = text[:MAX_TEXT]
+        request = text[:MAX_TEXT]
         try:
             plan = self._store.resizes.begin(pod, parse_resize(text))
         except MalformedInput as error:
-            return ResizeAnswer(ResizeStatus(ResizeState.INFEASIBLE, asked, str(error)), {})
+            return ResizeAnswer(ResizeStatus(ResizeState.INFEASIBLE, request, str(error)), {})
         if plan is None:
             raise Conflict(f"pod {pod.ref} has changed")
         if isinstance(plan, ResizeRefusal):
-            return self._refusal(waiting, status, ResizeStatus(plan.state, asked, plan.message))
-        waiting.deferred = None
-        held, wanted = (
-            shares_in(text) for text in (held_text(pod.annotations), wanted_text(pod.annotations))
-        )
-        if (held, wanted) != (plan.booked, plan.target):
-            return ResizeAnswer(
-                ResizeStatus(ResizeState.BOOKED, asked),
-                {**resized_annotations(plan), RESIZE_APPLIED: None},
-            )
-        applied = parse_applied(pod.annotations.get(RESIZE_APPLIED))
-        holds = not pod.annotations.get(RESIZED) or (
-            applied is not None and _amounts(shares_in(applied.sizes)) == _amounts(wanted)
-        )
-        return ResizeAnswer(
-            ResizeStatus(ResizeState.APPLIED if holds else ResizeState.BOOKED, asked), {}
-        )
+            return self._refusal(resize, status, ResizeStatus(plan.state, request, plan.message))
+        resize.on(ResizeEvent.FITS, self._clock())
+        return _booked(pod, plan, request)
 
     def _refusal(
-        self, waiting: _Waiting, before: ResizeStatus | None, status: ResizeStatus
+        self, resize: PendingResize, previous: ResizeStatus | None, status: ResizeStatus
     ) -> ResizeAnswer | None:
         """Returns the answer that a pod does not get its sizes; ``None`` if it has had one a moment ago."""
         if status.state is not ResizeState.DEFERRED:
             return ResizeAnswer(status, {})
-        is_known = before is not None and (before.state, before.request) == (
-            status.state,
-            status.request,
-        )
-        is_recent = waiting.deferred is not None and self._clock() < waiting.since + RETRY_S
-        if waiting.deferred is None or not is_recent:
-            waiting.since = self._clock()
-        waiting.deferred = self._store.version()
-        return None if is_known and (is_recent or before == status) else ResizeAnswer(status, {})
+        is_recent = resize.defer(self._clock(), self._store.version())
+        if previous == status or (is_recent and _is_same(previous, status)):
+            return None
+        return ResizeAnswer(status, {})
 
-    def _write(self, waiting: _Waiting, answer: ResizeAnswer) -> None:
+    def _write(self, resize: PendingResize, answer: ResizeAnswer) -> None:
         """Writes *answer* while this replica leads. Raises: HamiError."""
-        pod, state = waiting.pod, answer.status.state
-        was_unknown, waiting.written = waiting.unknown_since < math.inf, answer
+        pod, status = resize.pod, answer.status
         try:
-            if (left_s := self._leadership.leads_until() - self._clock()) <= 0:
-                raise Conflict("this replica of the scheduler no longer leads")
-            changed = self._cluster.annotate_pod(
-                pod.ref,
-                answer.annotations,
-                resource_version=pod.resource_version,
-                timeout=min(left_s, WRITE_S),
-            )
+            changed = self._annotate(pod, answer)
         except ClusterError as error:
-            is_refused = (
-                is_unsent(error) or (error.status is not None and error.status < 500) or left_s <= 0
-            )
-            if is_refused and not was_unknown:
-                self._store.resizes.refuse(pod)
-                waiting.written = None
-            elif not was_unknown:
-                waiting.unknown_since = self._clock()
+            self._observe_failure(resize, answer, error)
             raise
         self._store.pods.upsert(changed)
-        waiting.written, waiting.unknown_since = None, math.inf
-        self._answered[pod.ref.uid] = self._clock() + PAUSE_S
-        self._metrics.resize(state.value.lower())
-        waiting.pod = changed
+        resize.on(ResizeEvent.SETTLED, self._clock())
+        resize.update(changed)
+        self._queue.postpone(resize, self._clock() + PAUSE_S)
+        self._metrics.resize(status.state.value.lower())
         log.info(
             "resize answered",
-            extra={"pod": pod.ref, "state": state.value, "detail": answer.status.message},
+            extra={"pod": pod.ref, "state": status.state.value, "detail": status.message},
         )
-        before = parse_status(pod.annotations.get(RESIZE_STATUS))
-        if before is None or (before.state, before.request) != (state, answer.status.request):
-            type, reason = _EVENTS[state]
-            self._events.record(pod.ref, type, reason, answer.status.message or _text_of(changed))
-        if state is not ResizeState.DEFERRED and not needs_answer(changed.annotations):
-            self._forget(waiting)
+        if not _is_same(parse_status(pod.annotations.get(RESIZE_STATUS)), status):
+            type, reason = _EVENTS[status.state]
+            self._events.record(pod.ref, type, reason, status.message or _text_of(changed))
+        if status.state is not ResizeState.DEFERRED and not needs_answer(changed.annotations):
+            self._queue.forget(resize)
 
-    def _resolve(self, waiting: _Waiting) -> None:
+    def _annotate(self, pod: Pod, answer: ResizeAnswer) -> Pod:
+        left_s = self._leadership.leads_until() - self._clock()
+        if left_s <= 0:
+            raise Conflict("this replica of the scheduler no longer leads")
+        return self._cluster.annotate_pod(
+            pod.ref,
+            answer.annotations,
+            resource_version=pod.resource_version,
+            timeout=min(left_s, WRITE_S),
+        )
+
+    def _observe_failure(
+        self, resize: PendingResize, answer: ResizeAnswer, error: ClusterError
+    ) -> None:
+        """Gives back what the pod was to grow by if it certainly has not; an earlier write may still arrive."""
+        if resize.stage is ResizeStage.UNKNOWN:
+            return
+        if _is_refused(error):
+            self._store.resizes.refuse(resize.pod)
+        elif self._store.resizes.is_growing(resize.pod.ref.uid):
+            resize.await_outcome(answer, self._clock())
+
+    def _resolve(self, resize: PendingResize) -> None:
         """Finds out whether a pod has grown. Raises: HamiError; then it is asked again."""
-        self._read(waiting)
-        if waiting.written is not None and self._store.resizes.is_growing(waiting.pod.ref.uid):
-            if self._clock() - waiting.unknown_since >= ANSWER_S:
-                self._store.resizes.refuse(waiting.pod)
-            else:
-                self._write(waiting, waiting.written)
+        self._read(resize)
+        if not self._store.resizes.is_growing(resize.pod.ref.uid):
+            return
+        if self._clock() - resize.since >= ANSWER_S:
+            self._store.resizes.refuse(resize.pod)
+        elif resize.unanswered is not None:
+            self._write(resize, resize.unanswered)
 
-    def _read(self, waiting: _Waiting) -> None:
+    def _read(self, resize: PendingResize) -> None:
         """Reads a pod. Raises: HamiError."""
-        ref = waiting.pod.ref
+        ref = resize.pod.ref
         pod = self._cluster.pod(ref.namespace, ref.name)
         if pod is None or pod.ref.uid != ref.uid:
-            self._forget(waiting)
+            self._queue.forget(resize)
             raise NotFound(f"pod {ref} not found", 404)
         self._store.pods.upsert(pod)
-        waiting.pod = pod
-
-    def _forget(self, waiting: _Waiting) -> None:
-        self._waiting.pop(waiting.pod.ref.uid, None)
+        resize.update(pod)
 
 
 class ResizablePods:
@@ -364,24 +272,6 @@ class ResizablePods:
         self._observe(pod)
 
 
-def is_open(status: ResizeStatus | None, text: str) -> bool:
-    """Reports whether what an owner asks for in *text* has no answer yet, or only that it does not fit now."""
-    return (
-        status is None or status.request != text[:MAX_TEXT] or status.state is ResizeState.DEFERRED
-    )
-
-
-def needs_answer(annotations: Mapping[str, str]) -> bool:
-    """Reports whether a pod with *annotations* may need an answer of the scheduler."""
-    status, text = parse_status(annotations.get(RESIZE_STATUS)), annotations.get(RESIZE)
-    if text is not None and is_open(status, text):
-        return True
-    return RESIZE_APPLIED in annotations and (
-        bool(annotations.get(RESIZE_TARGET))
-        or (status is not None and status.state is ResizeState.BOOKED)
-    )
-
-
 def confirmation(pod: Pod) -> ResizeAnswer | None:
     """Returns what follows from the answer of the device plugin; ``None`` if nothing does.
 
@@ -389,24 +279,17 @@ def confirmation(pod: Pod) -> ResizeAnswer | None:
     once more: an answer that comes late is about other sizes.
     """
     annotations = pod.annotations
-    status = parse_status(annotations.get(RESIZE_STATUS)) or ResizeStatus(ResizeState.BOOKED)
-    applied, target = parse_applied(annotations.get(RESIZE_APPLIED)), annotations.get(RESIZE_TARGET)
-    held, wanted = shares_in(held_text(annotations)), shares_in(wanted_text(annotations))
-    if applied is None or not held or not wanted or not annotations.get(RESIZED):
+    applied = parse_applied(annotations.get(RESIZE_APPLIED))
+    current, target = _current_and_target(annotations)
+    if applied is None or not all((annotations.get(RESIZED), current, target)):
         return None
     sizes = shares_in(applied.sizes)
-    if not sizes or not has_same_devices(sizes, held) or larger(held, sizes) != held:
+    if not has_same_devices(sizes, current) or larger(current, sizes) != current:
         return None
-    is_booked = status.state is ResizeState.BOOKED
-    if _amounts(sizes) == _amounts(wanted) and (target or is_booked):
-        if is_booked:
-            state = ResizeState.INFEASIBLE if applied.problem else ResizeState.APPLIED
-            status = ResizeStatus(state, status.request, applied.problem)
-        text = wanted_text(annotations)
-        return ResizeAnswer(
-            status, {RESIZED: text, GPU_ALLOCATED: text, RESIZE_TARGET: None} if target else {}
-        )
-    if applied.problem and is_booked:
+    status = parse_status(annotations.get(RESIZE_STATUS)) or ResizeStatus(ResizeState.BOOKED)
+    if _amounts(sizes) == _amounts(target):
+        return _confirmed(annotations, applied, status)
+    if applied.problem and status.state is ResizeState.BOOKED:
         return ResizeAnswer(
             ResizeStatus(ResizeState.INFEASIBLE, status.request, applied.problem),
             {RESIZE_TARGET: render_shares(sizes), RESIZE_APPLIED: None},
@@ -414,28 +297,67 @@ def confirmation(pod: Pod) -> ResizeAnswer | None:
     return None
 
 
+def _confirmed(
+    annotations: Mapping[str, str], applied: AppliedSizes, status: ResizeStatus
+) -> ResizeAnswer | None:
+    """Returns the answer if the sizes that the pod is to have are enforced; ``None`` if it has had it."""
+    target = annotations.get(RESIZE_TARGET)
+    if status.state is ResizeState.BOOKED:
+        state = ResizeState.INFEASIBLE if applied.problem else ResizeState.APPLIED
+        status = ResizeStatus(state, status.request, applied.problem)
+    elif not target:
+        return None
+    if not target:
+        return ResizeAnswer(status, {})
+    return ResizeAnswer(status, {RESIZED: target, GPU_ALLOCATED: target, RESIZE_TARGET: None})
+
+
+def _booked(pod: Pod, plan: ResizePlan, request: str) -> ResizeAnswer:
+    """Returns the answer that what the pod asks for is booked, or enforced already."""
+    current, target = _current_and_target(pod.annotations)
+    if (current, target) != (plan.booked, plan.target):
+        edits = {**resized_annotations(plan), RESIZE_APPLIED: None}
+        return ResizeAnswer(ResizeStatus(ResizeState.BOOKED, request), edits)
+    state = ResizeState.BOOKED
+    if _is_enforced(pod.annotations, target):
+        state = ResizeState.APPLIED
+    return ResizeAnswer(ResizeStatus(state, request), {})
+
+
+def _is_enforced(annotations: Mapping[str, str], target: Allocation) -> bool:
+    if not annotations.get(RESIZED):
+        return True  # the pod has never had other sizes
+    applied = parse_applied(annotations.get(RESIZE_APPLIED))
+    return applied is not None and _amounts(shares_in(applied.sizes)) == _amounts(target)
+
+
+def _current_and_target(annotations: Mapping[str, str]) -> tuple[Allocation, Allocation]:
+    """Returns what a pod holds and what it is to have."""
+    return shares_in(held_text(annotations)), shares_in(wanted_text(annotations))
+
+
+def _is_refused(error: ClusterError) -> bool:
+    """Reports whether a write has certainly not been made."""
+    if is_unsent(error) or isinstance(error, Conflict):
+        return True
+    return error.status is not None and error.status < 500
+
+
+def _is_same(status: ResizeStatus | None, other: ResizeStatus) -> bool:
+    """Reports whether both are of the same state for the same request, whatever their messages."""
+    return status is not None and (status.state, status.request) == (other.state, other.request)
+
+
 def _amounts(allocation: Allocation) -> list[list[tuple[str, int, int]]]:
-    return [
-        [(share.uuid, share.memory_mib, share.cores) for share in shares] for shares in allocation
-    ]
-
-
-def _question(pod: Pod) -> tuple[str | None, ...]:
-    """Returns the facts about *pod* on which its answer depends."""
-    return pod.phase, *map(pod.annotations.get, (RESIZE, RESIZED, RESIZE_TARGET, RESIZE_APPLIED))
+    containers = []
+    for shares in allocation:
+        containers.append([(share.uuid, share.memory_mib, share.cores) for share in shares])
+    return containers
 
 
 def _text_of(pod: Pod) -> str:
     """Returns the sizes that *pod* is to have: ``GPU-0: 8192 MiB, 40 percent``."""
+    target = itertools.chain.from_iterable(shares_in(wanted_text(pod.annotations)))
     return "; ".join(
-        f"{share.uuid}: {share.memory_mib} MiB, {share.cores} percent"
-        for shares in shares_in(wanted_text(pod.annotations))
-        for share in shares
-    )
-
-
-def _in_turn(due: Iterable[_Waiting]) -> Iterable[_Waiting]:
-    """Returns pods of all namespaces in turn, of each those first that have waited for longest."""
-    return in_turn(
-        sorted(due, key=lambda waiting: waiting.due), lambda waiting: waiting.pod.ref.namespace
+        f"{share.uuid}: {share.memory_mib} MiB, {share.cores} percent" for share in target
     )

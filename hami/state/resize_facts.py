@@ -21,14 +21,14 @@ from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog
 
 
-def is_current(pod: Pod, record: PodRecord | None) -> bool:
-    """Reports whether *record* is that of this version of *pod*, which holds devices and goes on to do so."""
-    return (
-        record is not None
-        and record.version == parse_resource_version(pod.resource_version)
-        and bool(record.node)
-        and not (record.terminated or record.ends_by or record.preempted)
-    )
+def keeps_devices(record: PodRecord) -> bool:
+    """Reports whether a pod is bound and goes on to hold its devices."""
+    return bool(record.node) and not (record.terminated or record.ends_by or record.preempted)
+
+
+def is_current(pod: Pod, record: PodRecord) -> bool:
+    """Reports whether *record* is that of this version of *pod*, which goes on to hold its devices."""
+    return record.version == parse_resource_version(pod.resource_version) and keeps_devices(record)
 
 
 def resizable_devices(

@@ -31,7 +31,8 @@ from hami.codec.resize import (
     wanted_text,
 )
 from hami.errors import ClusterError, HamiError
-from hami.scheduler.resize import PAUSE_S, RETRY_S
+from hami.scheduler.resize import PAUSE_S
+from hami.scheduler.resize_queue import RETRY_S
 from hami.state.promises import ANSWER_S
 from testing.builders import INIT, content, gpu, gpus, node, pod, quota
 from testing.fake_cluster import no_answer
