@@ -69,29 +69,27 @@ class NvmlInstances:
         """Returns the instances of a card, sorted by placement; none if it is not in MIG mode. Raises: HamiError when
         they cannot be read, because unknown placements must not count as free."""
         with self._errors(gpu), self._lock:
-            handle = self._handle(gpu)
-            instances = list(self._instances(gpu, handle)) if self._is_enabled(handle) else []
+            card = self._card(gpu)
+            instances = list(self._instances(gpu, card)) if card.is_enabled() else []
         return sorted(instances, key=lambda instance: instance.start)
 
     def devices(self, gpu: str) -> Sequence[MigDevice]:
         """Returns the MIG devices of a card in MIG mode, sorted by instance. Raises: HamiError."""
         with self._errors(gpu), self._lock:
-            handle = self._handle(gpu)
-            names = self._profile_names(handle, self._profile_infos(handle))
-            devices = [self._device(gpu, handle, mig, names) for mig in self._mig_handles(handle)]
+            card = self._card(gpu)
+            names = card.profile_names(card.profile_infos())
+            devices = [card.device(gpu, mig, names) for mig in card.mig_handles()]
         return sorted(devices, key=lambda device: (device.gpu_instance, device.compute_instance))
 
     def create(self, gpu: str, profile: str, start: int, size: int) -> Instance:
         """Creates an instance at that placement. Leaves nothing behind when a step fails. Raises: HamiError."""
         nvml = self._nvml
         with self._errors(gpu):
-            handle = self._handle(gpu)
-            offered = offered_profiles(nvml, handle)
+            card = self._card(gpu)
+            offered = offered_profiles(nvml, card.handle)
             numbers = {offer.name: number for number, offer in reversed(offered.items())}
-            names = {
-                name: driver_name
-                for driver_name, name in self._allowed(handle, reversed(numbers)).items()
-            }
+            allowed = card.allowed(reversed(numbers), self._allowlist)
+            names = {name: driver_name for driver_name, name in allowed.items()}
         if profile not in names:
             raise HamiError(f"{gpu}: no profile {profile}, only {', '.join(names) or 'none'}")
         number = numbers[names[profile]]
@@ -100,7 +98,7 @@ class NvmlInstances:
         context = f"{gpu}: {profile} at {start}"
         with self._errors(context), self._lock, ExitStack() as undo:
             created = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
-                handle, number, ctypes.byref(placement)
+                card.handle, number, ctypes.byref(placement)
             )
             undo.callback(self._destroy_quietly, nvml.nvmlGpuInstanceDestroy, created)
             gpu_instance = nvml.nvmlGpuInstanceGetInfo(created).id
@@ -110,14 +108,7 @@ class NvmlInstances:
             compute = nvml.nvmlGpuInstanceCreateComputeInstance(created, info.id)
             undo.callback(self._destroy_quietly, nvml.nvmlComputeInstanceDestroy, compute)
             compute_instance = nvml.nvmlComputeInstanceGetInfo(compute).id
-            uuid = next(
-                (
-                    self._uuid(mig)
-                    for mig in self._mig_handles(handle)
-                    if self._instance_ids(mig) == (gpu_instance, compute_instance)
-                ),
-                None,
-            )
+            uuid = card.uuid_of(gpu_instance, compute_instance)
             if uuid is None:
                 raise HamiError(f"{context}: created, but it has no UUID")
             undo.pop_all()
@@ -136,8 +127,9 @@ class NvmlInstances:
         nvml, gpu = self._nvml, instance.gpu
         context = f"{gpu}: {instance.uuid or f'GPU instance {instance.gpu_instance}'}"
         with self._errors(context), self._lock:
-            outer = nvml.nvmlDeviceGetGpuInstanceById(self._handle(gpu), instance.gpu_instance)
-            for inner in self._compute_instances(outer):
+            card = self._card(gpu)
+            outer = nvml.nvmlDeviceGetGpuInstanceById(card.handle, instance.gpu_instance)
+            for inner in card.compute_instances(outer):
                 nvml.nvmlComputeInstanceDestroy(inner)
             nvml.nvmlGpuInstanceDestroy(outer)
 
@@ -145,11 +137,11 @@ class NvmlInstances:
         """Enables MIG mode. Raises: HamiError, also when the card must be reset first."""
         nvml = self._nvml
         with self._errors(gpu):
-            handle = self._handle(gpu)
-            if self._is_enabled(handle):
+            card = self._card(gpu)
+            if card.is_enabled():
                 return
-            nvml.nvmlDeviceSetMigMode(handle, nvml.NVML_DEVICE_MIG_ENABLE)
-            current, pending = nvml.nvmlDeviceGetMigMode(handle)
+            nvml.nvmlDeviceSetMigMode(card.handle, nvml.NVML_DEVICE_MIG_ENABLE)
+            current, pending = nvml.nvmlDeviceGetMigMode(card.handle)
         if current != nvml.NVML_DEVICE_MIG_ENABLE:
             raise HamiError(
                 f"{gpu}: MIG mode is {'pending: the card must be reset' if pending else 'off'}"
@@ -163,48 +155,37 @@ class NvmlInstances:
         except self._nvml.NVMLError as error:
             raise HamiError(f"{context}: {error}") from error
 
-    def _handle(self, gpu: str) -> Any:
-        """Returns the handle of a card. Searching a UUID, NVML queries other cards too and may fail at a lost one."""
+    def _card(self, gpu: str) -> _MigCard:
+        """Returns a card. Searching a UUID, NVML queries other cards too and may fail at a lost one."""
         nvml = self._nvml
         try:
-            return nvml.nvmlDeviceGetHandleByUUID(gpu)
+            return _MigCard(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu))
         except nvml.NVMLError:
             for _, uuid, handle in card_handles(nvml, self._skipped)[0]:
                 if uuid == gpu:
-                    return handle
+                    return _MigCard(nvml, handle)
             raise
 
-    def _is_enabled(self, handle: Any) -> bool:
-        try:
-            current: int = self._nvml.nvmlDeviceGetMigMode(handle)[0]
-        except self._nvml.NVMLError as error:
-            if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
-                return False
-            raise
-        return current == int(self._nvml.NVML_DEVICE_MIG_ENABLE)
-
-    def _instances(self, gpu: str, handle: Any) -> Iterator[Instance]:
+    def _instances(self, gpu: str, card: _MigCard) -> Iterator[Instance]:
         nvml = self._nvml
-        infos = list(self._profile_infos(handle))
-        names = self._profile_names(handle, infos)
-        allowed = self._allowed(handle, filter(_PLAIN.fullmatch, names.values()))
-        migs = [(*self._instance_ids(mig), mig) for mig in self._mig_handles(handle)]
+        infos = list(card.profile_infos())
+        names = card.profile_names(infos)
+        allowed = card.allowed(filter(_PLAIN.fullmatch, names.values()), self._allowlist)
+        migs = [(card.instance_ids(mig), mig) for mig in card.mig_handles()]
         for info in infos:
             for outer in _read_array(
                 nvml.c_nvmlGpuInstance_t,
                 info.instanceCount,
-                partial(nvml.nvmlDeviceGetGpuInstances, handle, info.id),
+                partial(nvml.nvmlDeviceGetGpuInstances, card.handle, info.id),
             ):
                 placed = nvml.nvmlGpuInstanceGetInfo(outer)
-                parts = [
-                    (number, mig) for gpu_instance, number, mig in migs if gpu_instance == placed.id
-                ]
-                number, mig = parts[0] if parts else (0, None)
-                busy = (
-                    any(self._is_busy(device) for _, device in parts)
-                    if parts
-                    else bool(self._compute_instances(outer))
-                )
+                parts = [(ids[1], mig) for ids, mig in migs if ids[0] == placed.id]
+                number, uuid = 0, ""
+                if parts:
+                    number, uuid = parts[0][0], card.uuid(parts[0][1])
+                    busy = any(card.is_busy(mig) for _, mig in parts)
+                else:
+                    busy = bool(card.compute_instances(outer))
                 yield Instance(
                     gpu=gpu,
                     profile=allowed.get(names[info.id], names[info.id]),
@@ -212,15 +193,39 @@ class NvmlInstances:
                     size=placed.placement.size,
                     gpu_instance=placed.id,
                     compute_instance=number,
-                    uuid=self._uuid(mig) if parts else "",
+                    uuid=uuid,
                     busy=busy,
                 )
 
-    def _device(self, gpu: str, handle: Any, mig: Any, names: Mapping[int, str]) -> MigDevice:
+    def _destroy_quietly(self, destroy: Callable[[Any], Any], created: Any) -> None:
+        """Undoes a creation. The error that made it necessary is the one to raise."""
+        with suppress(self._nvml.NVMLError):
+            destroy(created)
+
+
+class _MigCard:
+    """The instances of one card, as NVML tells them. Raises errors of NVML."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self.handle = handle
+
+    def is_enabled(self) -> bool:
+        """Reports whether the card is in MIG mode."""
+        try:
+            current: int = self._nvml.nvmlDeviceGetMigMode(self.handle)[0]
+        except self._nvml.NVMLError as error:
+            if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+                return False
+            raise
+        return current == int(self._nvml.NVML_DEVICE_MIG_ENABLE)
+
+    def device(self, gpu: str, mig: Any, names: Mapping[int, str]) -> MigDevice:
+        """Returns a MIG device. *names*: of profiles, by their numbers."""
         nvml = self._nvml
-        gpu_instance, compute_instance = self._instance_ids(mig)
+        gpu_instance, compute_instance = self.instance_ids(mig)
         profile_id = nvml.nvmlGpuInstanceGetInfo(
-            nvml.nvmlDeviceGetGpuInstanceById(handle, gpu_instance)
+            nvml.nvmlDeviceGetGpuInstanceById(self.handle, gpu_instance)
         ).profileId
         attributes = nvml.nvmlDeviceGetAttributes(mig)
         name = names.get(profile_id) or f"profile {profile_id}"
@@ -228,18 +233,19 @@ class NvmlInstances:
             name = f"{attributes.computeInstanceSliceCount}c.{name}"
         return MigDevice(
             gpu=gpu,
-            uuid=self._uuid(mig),
+            uuid=self.uuid(mig),
             profile=name,
             memory_mib=attributes.memorySizeMB,
             gpu_instance=gpu_instance,
             compute_instance=compute_instance,
         )
 
-    def _profile_infos(self, handle: Any) -> Iterator[Any]:
+    def profile_infos(self) -> Iterator[Any]:
+        """Yields NVML's information about each profile of the card."""
         nvml = self._nvml
         for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
             try:
-                yield _profile_info(nvml, handle, number)
+                yield _profile_info(nvml, self.handle, number)
             except nvml.NVMLError as error:
                 if error.value not in (
                     nvml.NVML_ERROR_NOT_SUPPORTED,
@@ -247,34 +253,44 @@ class NvmlInstances:
                 ):
                     raise
 
-    def _profile_names(self, handle: Any, infos: Iterable[Any]) -> dict[int, str]:
-        return {info.id: _profile_name(self._nvml, handle, info) for info in infos}
+    def profile_names(self, infos: Iterable[Any]) -> dict[int, str]:
+        """Returns the names of profiles, by their numbers."""
+        return {info.id: _profile_name(self._nvml, self.handle, info) for info in infos}
 
-    def _allowed(self, handle: Any, names: Iterable[str]) -> Mapping[str, str]:
+    def allowed(self, names: Iterable[str], allowlist: Sequence[MigAllowance]) -> Mapping[str, str]:
         """Returns the device configuration's names of the allowed profiles among *names*, by the driver's name."""
         return allowed_names(
-            decode(self._nvml.nvmlDeviceGetName(handle)), list(names), self._allowlist
+            decode(self._nvml.nvmlDeviceGetName(self.handle)), list(names), allowlist
         )
 
-    def _mig_handles(self, handle: Any) -> Iterator[Any]:
+    def mig_handles(self) -> Iterator[Any]:
         """Yields the handles of a card's MIG devices. Their indexes may have gaps."""
         nvml = self._nvml
-        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(self.handle)):
             try:
-                yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+                yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, index)
             except nvml.NVMLError as error:
                 if error.value not in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT):
                     raise
 
-    def _instance_ids(self, mig: Any) -> tuple[int, int]:
-        return self._nvml.nvmlDeviceGetGpuInstanceId(
-            mig
-        ), self._nvml.nvmlDeviceGetComputeInstanceId(mig)
+    def instance_ids(self, mig: Any) -> tuple[int, int]:
+        """Returns the ids of the GPU instance and the compute instance of a MIG device."""
+        nvml = self._nvml
+        gpu_instance: int = nvml.nvmlDeviceGetGpuInstanceId(mig)
+        return gpu_instance, nvml.nvmlDeviceGetComputeInstanceId(mig)
 
-    def _uuid(self, mig: Any) -> str:
+    def uuid(self, mig: Any) -> str:
+        """Returns the UUID of a MIG device."""
         return decode(self._nvml.nvmlDeviceGetUUID(mig))
 
-    def _compute_instances(self, outer: Any) -> list[Any]:
+    def uuid_of(self, gpu_instance: int, compute_instance: int) -> str | None:
+        """Returns the UUID of the MIG device with these ids; ``None`` if there is none."""
+        for mig in self.mig_handles():
+            if self.instance_ids(mig) == (gpu_instance, compute_instance):
+                return self.uuid(mig)
+        return None
+
+    def compute_instances(self, outer: Any) -> list[Any]:
         """Returns the compute instances in a GPU instance, of all profiles."""
         nvml = self._nvml
         instances: list[Any] = []
@@ -292,7 +308,7 @@ class NvmlInstances:
             )
         return instances
 
-    def _is_busy(self, mig: Any) -> bool:
+    def is_busy(self, mig: Any) -> bool:
         """Reports whether processes run in the instance. It counts as busy if that cannot be read."""
         nvml = self._nvml
         try:
@@ -302,11 +318,6 @@ class NvmlInstances:
             )
         except nvml.NVMLError:
             return True
-
-    def _destroy_quietly(self, destroy: Callable[[Any], Any], created: Any) -> None:
-        """Undoes a creation. The error that made it necessary is the one to raise."""
-        with suppress(self._nvml.NVMLError):
-            destroy(created)
 
 
 def _read_array(type: Any, capacity: int, read: Callable[[Any, Any], Any]) -> list[Any]:

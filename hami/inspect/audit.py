@@ -20,7 +20,7 @@ from hami.codec.times import LATEST, parse_time
 from hami.errors import MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from hami.inspect.installation import Installation, SchedulerDeployment
-from hami.inspect.resize_report import REQUESTED, resize_report
+from hami.inspect.resize_report import REQUESTED, ResizeReport, resize_report
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
 from hami.model import Pod, PodRef
@@ -300,35 +300,39 @@ def _reservations(cluster: InspectedCluster) -> Iterator[Finding]:
 
 def _allocations(cluster: InspectedCluster) -> Iterator[Finding]:
     for pod in cluster.pods.values():
-        record = cluster.view.facts.pods.get(pod.ref.uid)
-        if record is None or not pod.node_name or pod.is_terminated:
-            continue
-        limits = most_shares(cluster.vendors, pod.containers)
-        booking = cluster.view.bookings.get(pod.ref.uid)
-        has_none = booking is None or not booking.charges
-        if limits and not record.problems and has_none:
-            yield Finding(
-                "NoAllocation",
-                f"pod {pod.ref}",
-                f"it requests devices and is bound to {pod.node_name}, but has none",
-                "recreate the pod without nodeName, so that HAMi's scheduler places it",
-            )
-        extra = _unrequested(cluster, pod, limits)
-        if extra:
-            yield Finding(
-                "ForeignAllocation",
-                f"pod {pod.ref}",
-                f"it carries devices of {', '.join(extra)}, which its "
-                "specification does not request",
-                "nothing: they are not counted; see who writes annotations",
-            )
-        if record.allocating and _age(cluster, bound_at(pod)) > LOCK_TIMEOUT_S:
-            yield Finding(
-                "StuckAllocation",
-                f"pod {pod.ref}",
-                f"the device plugin of node {pod.node_name} has not allocated its devices",
-                "check the device plugin of the node, then recreate the pod",
-            )
+        if pod.node_name and not pod.is_terminated:
+            yield from _allocation(cluster, pod)
+
+
+def _allocation(cluster: InspectedCluster, pod: Pod) -> Iterator[Finding]:
+    record = cluster.view.facts.pods.get(pod.ref.uid)
+    if record is None:
+        return
+    limits = most_shares(cluster.vendors, pod.containers)
+    booking = cluster.view.bookings.get(pod.ref.uid)
+    has_none = booking is None or not booking.charges
+    if limits and not record.problems and has_none:
+        yield Finding(
+            "NoAllocation",
+            f"pod {pod.ref}",
+            f"it requests devices and is bound to {pod.node_name}, but has none",
+            "recreate the pod without nodeName, so that HAMi's scheduler places it",
+        )
+    extra = _unrequested(cluster, pod, limits)
+    if extra:
+        yield Finding(
+            "ForeignAllocation",
+            f"pod {pod.ref}",
+            f"it carries devices of {', '.join(extra)}, which its specification does not request",
+            "nothing: they are not counted; see who writes annotations",
+        )
+    if record.allocating and _age(cluster, bound_at(pod)) > LOCK_TIMEOUT_S:
+        yield Finding(
+            "StuckAllocation",
+            f"pod {pod.ref}",
+            f"the device plugin of node {pod.node_name} has not allocated its devices",
+            "check the device plugin of the node, then recreate the pod",
+        )
 
 
 def _unrequested(cluster: InspectedCluster, pod: Pod, requested: Container[str]) -> list[str]:
@@ -355,16 +359,18 @@ def _resizes(cluster: InspectedCluster) -> Iterator[Finding]:
                 "check that HAMi's scheduler has a leader, and that no older version leads",
             )
         problem = _resize_problem(pod)
-        if not problem:
-            continue
-        if report is not None and (report.excess_mib or report.excess_cores):
-            remedy = (
-                "nothing, if it still uses more: hami top pods shows what stays booked; otherwise check the "
-                f"device plugin and the monitor of node {pod.node_name}"
-            )
-        else:
-            remedy = f"check the device plugin of node {pod.node_name}, and who may write {RESIZE_APPLIED}"
-        yield Finding("ResizeHangs", f"pod {pod.ref}", problem, remedy)
+        if problem:
+            remedy = _resize_remedy(pod.node_name, report)
+            yield Finding("ResizeHangs", f"pod {pod.ref}", problem, remedy)
+
+
+def _resize_remedy(node: str, report: ResizeReport | None) -> str:
+    if report is not None and (report.excess_mib or report.excess_cores):
+        return (
+            "nothing, if it still uses more: hami top pods shows what stays booked; otherwise check the "
+            f"device plugin and the monitor of node {node}"
+        )
+    return f"check the device plugin of node {node}, and who may write {RESIZE_APPLIED}"
 
 
 def _resize_problem(pod: Pod) -> str:
@@ -402,29 +408,34 @@ def _upgrade(cluster: InspectedCluster) -> Iterator[Finding]:
     state = cluster.record.installation
     policies = f"{', '.join(state.warning_policies)} only warn" if state.warning_policies else ""
     hamis = ", ".join(scheduler.name for scheduler in state.schedulers if scheduler.is_hamis)
-    is_finished = True
+    remedy = _upgrade_remedy(state, hamis)
+    unfinished = 0
     for scheduler in state.schedulers:
         if scheduler.is_hamis or not (scheduler.counts_others or hamis):
             continue
-        is_finished = False
-        if hamis:
-            remedy = "helm uninstall the release of HAMi's chart, then take the flag from this one"
-        elif state.outdated_plugins:
-            remedy = "when all device plugins are replaced, run helm upgrade again, without takeOver=always"
-        else:
-            remedy = (
-                "run helm upgrade again, without takeOver=always; or take the flag from the overlay. Keep it "
-                "only for a scheduler of another vendor that writes on pods before it binds them"
-            )
+        unfinished += 1
         problem = "; ".join(_unfinished(state, scheduler, hamis, policies))
         yield Finding("UpgradeUnfinished", f"deployment {scheduler.name}", problem, remedy)
-    if policies and is_finished:
+    if policies and not unfinished:
         yield Finding(
             "PoliciesWarn",
             "policies of HAMi",
             f"{policies}: what they would refuse is allowed",
             "set policies.mode=deny when nobody needs a role any more",
         )
+
+
+def _upgrade_remedy(state: Installation, hamis: str) -> str:
+    if hamis:
+        return "helm uninstall the release of HAMi's chart, then take the flag from this one"
+    if state.outdated_plugins:
+        return (
+            "when all device plugins are replaced, run helm upgrade again, without takeOver=always"
+        )
+    return (
+        "run helm upgrade again, without takeOver=always; or take the flag from the overlay. Keep it "
+        "only for a scheduler of another vendor that writes on pods before it binds them"
+    )
 
 
 def _unfinished(

@@ -58,18 +58,18 @@ def find_changes(
     search = _Search(inspected, view, pod, nearest[:MAX_NODES])
     here = _Cluster(view, inspected.offered)
     quotas = _quotas_of(pod, view)
-    if (changes := search.changes(here)) or not quotas:
+    changes = search.changes(here)
+    if changes or not quotas:
         return changes
     names = ", ".join(quota.name for quota in quotas.values())
     lifted = here.but(
         f"the namespace has no quota of devices (now {names})",
         view.what_if(quotas={pod.ref.namespace: {}}),
     )
-    return (
-        [lifted.change(pod, choice.node)]
-        if (choice := lifted.fits(pod)) is not None
-        else search.changes(lifted)
-    )
+    choice = lifted.fits(pod)
+    if choice is None:
+        return search.changes(lifted)
+    return [lifted.change(pod, choice.node)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +108,11 @@ class _Search:
         self._pod = pod
         self._nearest = nearest
         self._relaxations = _relaxations(inspected, pod)
-        self._bookings = sorted(
-            (
-                booking
-                for booking in view.bookings.values()
-                if booking.uid != pod.ref.uid and booking.uid in inspected.pods
-            ),
-            key=partial(_size, inspected.vendors),
-        )
+        others: list[Booking] = []
+        for booking in view.bookings.values():
+            if booking.uid != pod.ref.uid and booking.uid in inspected.pods:
+                others.append(booking)
+        self._bookings = sorted(others, key=partial(_size, inspected.vendors))
 
     def changes(self, here: _Cluster) -> list[Change]:
         """Returns the changes of the pod alone and those of the cluster *here* alone; else of both."""
@@ -124,9 +121,7 @@ class _Search:
     def _alone(self, here: _Cluster) -> Iterator[Change]:
         """Yields the changes of the cluster alone."""
         for groups in self._kinds(here):
-            enough = (
-                answer for group in groups if (answer := _first(group, self._pod)) is not None
-            )
+            enough = filter(None, (_first(group, self._pod) for group in groups))
             for cluster, choice in itertools.islice(enough, MAX_OF_A_KIND):
                 yield cluster.change(self._pod, choice.node)
 
@@ -136,24 +131,27 @@ class _Search:
         loosest = _applied([relaxation.loosest for relaxation in self._relaxations], self._pod)
         for groups in (*self._kinds(here), self._uncordoned_and_ended(here)):
             answer = next(filter(None, (_first(group, loosest) for group in groups)), None)
-            if answer is not None:
-                cluster, _ = answer
-                choice = cluster.fits(self._pod)
-                yield from (
-                    [cluster.change(self._pod, choice.node)]
-                    if choice is not None
-                    else self._loosened(cluster)[:1]
-                )
+            if answer is None:
+                continue
+            cluster, _ = answer
+            choice = cluster.fits(self._pod)
+            if choice is None:
+                yield from self._loosened(cluster)[:1]
+            else:
+                yield cluster.change(self._pod, choice.node)
 
     def _loosened(self, cluster: _Cluster) -> list[Change]:
         """Returns changes of the pod, in *cluster*: all that need the smallest number of kinds."""
         kinds = len(self._relaxations)
-        for size in (*range(1, min(MAX_KINDS, kinds) + 1), *([kinds] if kinds > MAX_KINDS else [])):
-            changes = [
-                change
-                for chosen in itertools.combinations(self._relaxations, size)
-                if (change := self._tightened(chosen, cluster)) is not None
-            ]
+        sizes = [*range(1, min(MAX_KINDS, kinds) + 1)]
+        if kinds > MAX_KINDS:
+            sizes.append(kinds)
+        for size in sizes:
+            changes: list[Change] = []
+            for chosen in itertools.combinations(self._relaxations, size):
+                change = self._tightened(chosen, cluster)
+                if change is not None:
+                    changes.append(change)
             if changes:
                 return changes
         return []
@@ -168,11 +166,9 @@ class _Search:
             steps[place] = relaxation.tighten(partial(_is_enough, others, cluster))
         changed = _applied(steps, self._pod)
         choice = cluster.fits(changed)
-        return (
-            cluster.change(changed, choice.node, tuple(step.text for step in steps))
-            if choice
-            else None
-        )
+        if choice is None:
+            return None
+        return cluster.change(changed, choice.node, tuple(step.text for step in steps))
 
     # Changes of the cluster
 
@@ -228,15 +224,13 @@ class _Search:
         """Yields the pods that end, smallest first: those that a quota of the pod counts, too, then those of each of
         the nearest nodes."""
         quotas = _quotas_of(self._pod, here.view).values()
-        counted = (
-            booking
-            for booking in self._bookings
-            if booking.namespace == self._pod.ref.namespace
-            and any(quota.matches(booking.scope) for quota in quotas)
-        )
-        yield (
-            self._end(booking, here, here.names) for booking in itertools.islice(counted, MAX_ENDED)
-        )
+        counted: list[Booking] = []
+        for booking in self._bookings:
+            if booking.namespace != self._pod.ref.namespace:
+                continue
+            if any(quota.matches(booking.scope) for quota in quotas):
+                counted.append(booking)
+        yield (self._end(booking, here, here.names) for booking in counted[:MAX_ENDED])
         for name in self._nearest:
             yield (
                 self._end(booking, here, [name])
@@ -261,18 +255,20 @@ def _quotas_of(pod: Pod, view: View) -> dict[str, QuotaLimits]:
 
 def _first(group: Iterable[_Cluster], pod: Pod) -> tuple[_Cluster, Choice] | None:
     """Returns the first of *group* in which *pod* fits, and where; ``None`` if there is none."""
-    return next(
-        ((cluster, choice) for cluster in group if (choice := cluster.fits(pod)) is not None), None
-    )
+    for cluster in group:
+        choice = cluster.fits(pod)
+        if choice is not None:
+            return cluster, choice
+    return None
 
 
 def _size(vendors: Catalog, booking: Booking) -> tuple[int, int, str]:
-    charges = [(vendors[key], charge) for key, own in booking.charges for charge in own]
-    return (
-        sum(charge.memory_mib for _, charge in charges),
-        sum(cores_of(vendor, charge.cores) for vendor, charge in charges),
-        booking.uid,
-    )
+    memory_mib = cores = 0
+    for key, charges in booking.charges:
+        for charge in charges:
+            memory_mib += charge.memory_mib
+            cores += cores_of(vendors[key], charge.cores)
+    return memory_mib, cores, booking.uid
 
 
 def _is_enough(pod: Pod, cluster: _Cluster, step: _Step) -> bool:
@@ -314,7 +310,11 @@ class _Relaxation:
             return self.step(
                 bisect_left(degrees, True, key=lambda degree: is_enough(self.step(degree)))
             )
-        return next((step for step in map(self.step, degrees) if is_enough(step)), self.loosest)
+        for degree in degrees:
+            step = self.step(degree)
+            if is_enough(step):
+                return step
+        return self.loosest
 
 
 # Kinds of changes of a pod
@@ -324,21 +324,14 @@ def _relaxations(inspected: InspectedCluster, pod: Pod) -> list[_Relaxation]:
     """Returns the kinds of changes that *pod* permits."""
     relaxations, steps = list[_Relaxation](), list[_Step]()
     for vendor in inspected.vendors:
-        requests = [
-            request
-            for container in pod.containers
-            if (request := device_request(vendor, container)) is not None
-        ]
-        if requests:
-            devices = [
-                usage.device
-                for usages in inspected.view.nodes.values()
-                for usage in usages.get(vendor.key, ())
-            ]
-            relaxations += [
-                *_amounts(vendor, requests, devices),
-                *_selections(vendor, pod, devices),
-            ]
+        requests = list(filter(None, (device_request(vendor, item) for item in pod.containers)))
+        if not requests:
+            continue
+        devices: list[Device] = []
+        for usages in inspected.view.nodes.values():
+            devices += [usage.device for usage in usages.get(vendor.key, ())]
+        relaxations += _amounts(vendor, requests, devices)
+        relaxations += _selections(vendor, pod, devices)
     if "mutex" in pod.annotations.get(GPU_POLICY, inspected.record.policies.device):
         steps.append(_annotate("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
     if parse_bool(pod.annotations.get(NUMA_BIND, "")) is True:
@@ -352,13 +345,11 @@ def _amounts(
     """Yields the amounts of *requests* that can be lower."""
     factor = max(vendor.resources.memory_factor, 1)
     largest = max((device.memory_mib for device in devices), default=0)
-    memory = max(
-        request.memory_mib or largest * (request.memory_percent or 0) // WHOLE
-        for request in requests
-    )
-    cores, count = (
-        max(getattr(request, name) for request in requests) for name in ("cores", "count")
-    )
+    memory = cores = count = 0
+    for request in requests:
+        percent = request.memory_percent or 0
+        memory = max(memory, request.memory_mib or largest * percent // WHOLE)
+        cores, count = max(cores, request.cores), max(count, request.count)
     if vendor.resources.memory and memory > factor:
         yield _lowered(
             vendor,
@@ -392,35 +383,29 @@ def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator
         ("UUID", (*keys.use_uuids, *keys.nouse_uuids)),
         ("mode", (keys.mode,)),
     ):
-        if given := [key for key in chosen if key and key in pod.annotations]:
-            loosest = _annotate(
-                f"its devices may be of any {name} (annotation {', '.join(given)})",
-                dict.fromkeys(given),
-            )
-            models = (
-                sorted({device.model for device in devices})
-                if name == "type" and keys.use_types
-                else []
-            )
-            steps = [
-                _annotate(
-                    f"it asks for the type {model} (annotation {keys.use_types})",
-                    dict.fromkeys(given) | {keys.use_types: model},
-                )
-                for model in models
-            ]
-            yield _Relaxation([*steps, loosest].__getitem__, len(steps) + 1)
+        present = [key for key in chosen if key and key in pod.annotations]
+        if not present:
+            continue
+        removed: dict[str, str | None] = dict.fromkeys(present)
+        steps: list[_Step] = []
+        if name == "type" and keys.use_types:
+            for model in sorted({device.model for device in devices}):
+                text = f"it asks for the type {model} (annotation {keys.use_types})"
+                steps.append(_annotate(text, {**removed, keys.use_types: model}))
+        text = f"its devices may be of any {name} (annotation {', '.join(present)})"
+        steps.append(_annotate(text, removed))
+        yield _Relaxation(steps.__getitem__, len(steps))
 
 
 def _annotate(text: str, annotations: Mapping[str, str | None]) -> _Step:
     """Returns the change to these annotations; ``None`` removes one."""
 
     def apply(pod: Pod) -> Pod:
-        changed = {
-            key: value
-            for key, value in {**pod.annotations, **annotations}.items()
-            if value is not None
-        }
+        changed = dict(pod.annotations)
+        for key, value in annotations.items():
+            changed.pop(key, None)
+            if value is not None:
+                changed[key] = value
         return replace(pod, annotations=changed)
 
     return _Step(text, apply)
@@ -455,7 +440,8 @@ def _with_memory(request: Request, memory_mib: int) -> Request:
 def _limited(
     vendor: Vendor, container: Container, lower: Callable[[Request, int], Request], value: int
 ) -> Container:
-    if (request := device_request(vendor, container)) is None:
+    request = device_request(vendor, container)
+    if request is None:
         return container
     before, after = _amounts_of(vendor, request), _amounts_of(vendor, lower(request, value))
     changes = {name: amount for name, amount in after.items() if amount != before[name]}

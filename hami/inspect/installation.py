@@ -132,15 +132,10 @@ class _Workload(msgspec.Struct):
     @property
     def extender(self) -> str:
         """The account whose token is in a Secret of its own: both have one name, but for ``-token``."""
-        volumes = self.spec.template.spec.volumes or ()
-        return next(
-            (
-                "".join(volume.secret.secret_name.rsplit("-token", 1))
-                for volume in volumes
-                if volume.name == _TOKEN_VOLUME and volume.secret is not None
-            ),
-            "",
-        )
+        for volume in self.spec.template.spec.volumes or ():
+            if volume.name == _TOKEN_VOLUME and volume.secret is not None:
+                return "".join(volume.secret.secret_name.rsplit("-token", 1))
+        return ""
 
 
 class _BindingSpec(msgspec.Struct, rename="camel"):
@@ -223,19 +218,17 @@ def parse_excess_binding(
     """
     binding = decode("role binding", _ROLE_BINDING, raw)
     role, meta = binding.role_ref, binding.metadata
-    subjects = {
-        (subject.namespace, subject.name)
-        for subject in binding.subjects or ()
-        if subject.kind == "ServiceAccount"
-    }
-    in_use = {
-        (scheduler.namespace, scheduler.account)
-        for scheduler in schedulers
-        if not scheduler.extender
-    }
+    accounts: set[tuple[str, str]] = set()
+    for subject in binding.subjects or ():
+        if subject.kind == "ServiceAccount":
+            accounts.add((subject.namespace, subject.name))
+    in_use: set[tuple[str, str]] = set()
+    for scheduler in schedulers:
+        if not scheduler.extender:
+            in_use.add((scheduler.namespace, scheduler.account))
     for scheduler in schedulers:
         account = scheduler.namespace, scheduler.account
-        if not scheduler.extender or account not in subjects - in_use:
+        if not scheduler.extender or account not in accounts - in_use:
             continue
         if role.name in (scheduler.account, scheduler.extender):
             return ExcessBinding(
@@ -243,7 +236,7 @@ def parse_excess_binding(
                 name=meta.path,
                 role=f"{role.kind.lower()}/{role.name}",
                 account="/".join(account),
-                has_extender=(scheduler.namespace, scheduler.extender) in subjects,
+                has_extender=(scheduler.namespace, scheduler.extender) in accounts,
             )
     return None
 

@@ -57,9 +57,8 @@ def preemption_of(
     ending = _ending_for(view, pod, node)
     if ending:
         names = pod_names(cluster, ending)
-        return PreemptionReport(
-            node=node, awaited=names, for_it=True, hidden=len(ending) - len(names)
-        )
+        hidden = len(ending) - len(names)
+        return PreemptionReport(node=node, awaited=names, for_it=True, hidden=hidden)
     if not pod.preempts:
         return PreemptionReport(never=True)
     pods = _planned_together(cluster, pod, pod_groups)
@@ -68,13 +67,14 @@ def preemption_of(
     rules = PreemptionRules(
         now=cluster.record.taken.timestamp(), budgets=budgets, pod_groups=pod_groups
     )
-    plans = [plan for _, plan in plan_together(view, pods, cluster.offered, rules)]
     uids: list[str] = []
     awaited_uids: list[str] = []
     nodes: dict[str, None] = {}
-    for plan in plans:
+    violations = 0
+    for _, plan in plan_together(view, pods, cluster.offered, rules):
         uids += plan.uids
         awaited_uids += plan.awaited
+        violations += plan.violations
         if plan.uids or plan.awaited:
             nodes[plan.node] = None
     evicted, awaited = pod_names(cluster, uids), pod_names(cluster, awaited_uids)
@@ -83,7 +83,7 @@ def preemption_of(
         evicted=evicted,
         awaited=awaited,
         together=len(pods) if pod.group else 0,
-        violations=sum(plan.violations for plan in plans),
+        violations=violations,
         hidden=len(uids) + len(awaited_uids) - len(evicted) - len(awaited),
     )
 

@@ -54,12 +54,7 @@ def resizable(pod: Pod, container: str) -> str:
         )
     if pod.is_terminated:
         raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
-    shares = shares_by_container(pod, held_text(pod.annotations))
-    names: list[str] = []
-    for own in pod.containers:
-        has_shares = own.name in shares or UNKNOWN in shares
-        if has_shares and own.kind is not ContainerKind.INIT:
-            names.append(own.name)
+    names = _resizable_names(pod)
     if not names:
         raise HamiError(f"pod {pod.ref} holds no GPUs that HAMi has allocated")
     if container in names:
@@ -71,6 +66,14 @@ def resizable(pod: Pod, container: str) -> str:
             f"pod {pod.ref} has several containers with GPUs: name one of {', '.join(names)}"
         )
     return names[0]
+
+
+def _resizable_names(pod: Pod) -> list[str]:
+    shares = shares_by_container(pod, held_text(pod.annotations))
+    names = [item.name for item in pod.containers if item.kind is not ContainerKind.INIT]
+    if UNKNOWN in shares:
+        return names
+    return [name for name in names if name in shares]
 
 
 def requested_sizes(pod: Pod, container: str, size: Size) -> dict[str, Size]:
@@ -151,29 +154,35 @@ def follow(
         if pod.annotations.get(RESIZE) != asked.annotations[RESIZE]:
             say("replaced: somebody asks for something else now")
             return False
-        interval = INTERVAL_S
         report = resize_report(pod.annotations)
-        if report is not None and report.state != REQUESTED:
-            text = _progress(pod, report, why)
-            if text != last:
-                say(text)
+        text = _progress(pod, report, why)
+        if text not in ("", last):
+            say(text)
             last = text
-            if report.state in (ResizeState.APPLIED, ResizeState.INFEASIBLE):
-                return report.state == ResizeState.APPLIED
-            if report.is_pending:
-                interval = PENDING_S
+        state = None if report is None else report.state
+        if state in (ResizeState.APPLIED, ResizeState.INFEASIBLE):
+            return state == ResizeState.APPLIED
         if clock() >= until:
             say(
                 f"it does not hold after {timeout_s:g} s. The request stands: see hami explain pod {pod.ref.name} "
                 f"-n {pod.ref.namespace}"
             )
             return False
-        sleep(min(interval, max(0.0, until - clock())))
+        sleep(min(_interval_s(report), max(0.0, until - clock())))
+
+
+def _interval_s(report: ResizeReport | None) -> float:
+    if report is None or not report.is_pending:
+        return INTERVAL_S
+    return PENDING_S
 
 
 def _progress(
-    pod: Pod, report: ResizeReport, why: Callable[[PodRef], Sequence[SchedulingEvent]]
+    pod: Pod, report: ResizeReport | None, why: Callable[[PodRef], Sequence[SchedulingEvent]]
 ) -> str:
+    """Returns the state in words; empty before the scheduler has answered."""
+    if report is None or report.state == REQUESTED:
+        return ""
     if report.state not in (ResizeState.BOOKED, ResizeState.APPLIED):
         return report.sentence
     reasons = [event.message for event in why(pod.ref)][-1:] if report.is_pending else []

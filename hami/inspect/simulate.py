@@ -158,12 +158,11 @@ def change_record(
         nodes[name] = replace(nodes[name], unschedulable=True)
     gone = {_pod_named(text, scenario.namespace, record.pods).ref.uid for text in scenario.ended}
     moved = _moved(record, scenario.drained, gone)
-    gone.update(pod.ref.uid for pod in record.pods if pod.node_name in scenario.drained)
-    changed = replace(
-        record,
-        nodes=tuple(nodes.values()),
-        pods=tuple(pod for pod in record.pods if pod.ref.uid not in gone),
-    )
+    pods: list[Pod] = []
+    for pod in record.pods:
+        if pod.ref.uid not in gone and pod.node_name not in scenario.drained:
+            pods.append(pod)
+    changed = replace(record, nodes=tuple(nodes.values()), pods=tuple(pods))
     return _cordoned(changed, scenario.cordoned), moved
 
 
@@ -207,16 +206,15 @@ def simulate(
         elif item.has_claims:
             outcomes.append(Outcome(title, 1, 0, NOT_JUDGED))
     for number, source in enumerate(sources):
-        count = source.count if scenario.replicas is None else scenario.replicas
-
-        def admitted(source: PodSource = source) -> Pod | str:
-            return _admitted(placer.view, source, scenario, admit)
-
-        if source.claims and _has_only_claims(cluster, admitted()):
-            outcomes.append(Outcome(source.title, count, 0, NOT_JUDGED))
-            continue
-        pods = (_numbered(admitted(), source, number, place, count) for place in range(count))
-        outcomes.append(placer.place(source.title, count, pods))
+        if scenario.replicas is not None:
+            source = replace(source, count=scenario.replicas)
+        if source.claims:
+            first = _admitted(placer.view, source, scenario, admit)
+            if _has_only_claims(cluster, first):
+                outcomes.append(Outcome(source.title, source.count, 0, NOT_JUDGED))
+                continue
+        pods = _numbered(placer, source, number, scenario, admit)
+        outcomes.append(placer.place(source.title, source.count, pods))
     return SimulationReport(tuple(outcomes), tuple(placer.placed), preemption is not None)
 
 
@@ -333,19 +331,17 @@ class _Placer:
                 return Outcome(title, wanted, count, pod)
             answer, self.view = self.view.assume(pod, self._cluster.offered)
             preempts: tuple[str, ...] = ()
-            if isinstance(answer, Refusal) and (evicted := self._preempt(pod)) is not None:
+            evicted = self._preempt(pod) if isinstance(answer, Refusal) else None
+            if evicted is not None:
                 answer, preempts = evicted
             if isinstance(answer, Refusal):
                 return self._refused(title, wanted, count, pod, answer)
             node, devices = "", list[str]()
             if answer is not None:
                 node = answer.node
-                shares = {
-                    (share.type, share.uuid): None
-                    for shares in answer.placement
-                    for share in shares
-                }
-                devices = [str(self._indexes.get((node, *share), share[1])) for share in shares]
+                shares = itertools.chain.from_iterable(answer.placement)
+                names = dict.fromkeys((share.type, share.uuid) for share in shares)
+                devices = [str(self._indexes.get((node, *name), name[1])) for name in names]
             self.placed.append(PlacedPod(title, pod.ref.name, node, tuple(devices), preempts))
         return Outcome(title, wanted, wanted)
 
@@ -355,10 +351,12 @@ class _Placer:
         if self._rules is None or not pod.preempts:
             return None
         names = self._cluster.offered
-        if (plan := plan_preemption(self.view, pod, names, self._rules)) is None:
+        plan = plan_preemption(self.view, pod, names, self._rules)
+        if plan is None:
             return None
         left = self.view.what_if(without=(*plan.uids, *plan.awaited))
-        if (choice := left.choose(pod, [plan.node])) is None:
+        choice = left.choose(pod, [plan.node])
+        if choice is None:
             return None
         self.view = left.placed(pod, choice)
         return choice, pod_names(self._cluster, plan.uids)
@@ -380,12 +378,18 @@ class _Placer:
         )
 
 
-def _numbered(pod: Pod | str, source: PodSource, number: int, count: int, wanted: int) -> Pod | str:
-    """Returns *pod* with the name that the pod *count* of *source* gets, or why it is denied."""
-    if isinstance(pod, str):
-        return pod
-    name = source.name if wanted == 1 else f"{source.name}-{count}"
-    return replace(pod, ref=PodRef(pod.ref.namespace, name, f"simulated-{number}-{count}"))
+def _numbered(
+    placer: _Placer, source: PodSource, number: int, scenario: Scenario, admit: Admit
+) -> Iterator[Pod | str]:
+    """Yields the pods of *source*, the one with this *number*, each admitted beside those placed before it; or why it
+    is denied."""
+    for place in range(source.count):
+        pod = _admitted(placer.view, source, scenario, admit)
+        if not isinstance(pod, str):
+            name = source.name if source.count == 1 else f"{source.name}-{place}"
+            ref = PodRef(pod.ref.namespace, name, f"simulated-{number}-{place}")
+            pod = replace(pod, ref=ref)
+        yield pod
 
 
 def _admitted(view: View, source: PodSource, scenario: Scenario, admit: Admit) -> Pod | str:
@@ -405,7 +409,8 @@ def _added(text: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
         raise MalformedInput(
             "--add-node", text, f"expected like=NODE:COUNT with a count up to {MAX_ADDED}"
         )
-    if (like := nodes.get(match["node"])) is None:
+    like = nodes.get(match["node"])
+    if like is None:
         raise unknown_name("node", match["node"], nodes)
     annotations = {key: value for key, value in like.annotations.items() if key != CORDON}
     for number in range(1, int(match["count"]) + 1):
@@ -417,10 +422,10 @@ def _added(text: str, nodes: Mapping[str, Node]) -> Iterator[Node]:
 def _pod_named(text: str, namespace: str, pods: Sequence[Pod]) -> Pod:
     """Returns the pod that *text* names. Raises: HamiError if there is none."""
     name = text if "/" in text else f"{namespace}/{text}"
-    pod = next((pod for pod in pods if str(pod.ref) == name), None)
-    if pod is None:
-        raise unknown_name("pod with devices", name, (str(pod.ref) for pod in pods))
-    return pod
+    by_name = {str(pod.ref): pod for pod in pods}
+    if name not in by_name:
+        raise unknown_name("pod with devices", name, by_name)
+    return by_name[name]
 
 
 def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:

@@ -51,12 +51,19 @@ def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -
     if style.is_document:
         return render_document({"items": rows}, style.form)
     shown = [column for column in columns if not column.wide or style.form == "wide"]
-    cells = [[printable(column.text(row)) or NONE for column in shown] for row in rows]
-    colors = [[_color_of(column, row, style) for column in shown] for row in rows]
+    cells: list[list[str]] = []
+    colors: list[list[str | None]] = []
     if style.headers:
-        cells.insert(0, [column.title for column in shown])
-        colors.insert(0, [None] * len(shown))
+        cells.append([column.title for column in shown])
+        colors.append([None] * len(shown))
+    for row in rows:
+        cells.append([_cell(column, row) for column in shown])
+        colors.append([_color_of(column, row, style) for column in shown])
     return _aligned(cells, colors)
+
+
+def _cell(column: Column[R], row: R) -> str:
+    return printable(column.text(row)) or NONE
 
 
 def render_document(document: object, form: str) -> str:

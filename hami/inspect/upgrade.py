@@ -102,6 +102,13 @@ class _Object(msgspec.Struct, rename="camel"):
             return False
         return any(map(_is_end, status.conditions or ()))
 
+    def subject(self, namespace: str) -> str:
+        """Returns the name of the workload: the object, or what has made it."""
+        owner = self.owner
+        if owner is not None and owner.kind != "Node":
+            return f"{owner.kind.lower()} {namespace}/{owner.name}"
+        return f"{self.kind.lower()} {namespace}/{self.metadata.name or 'unnamed'}"
+
     @property
     def owner(self) -> _Owner | None:
         """The object whose controller has made it."""
@@ -160,9 +167,7 @@ class UpgradeCheck:
         namespace = item.metadata.namespace or self.namespace
         if is_covered or item.has_ended or namespace in self.ignored:
             return True
-        subject = f"{item.kind.lower()} {namespace}/{item.metadata.name or 'unnamed'}"
-        if owner is not None and owner.kind != "Node":
-            subject = f"{owner.kind.lower()} {namespace}/{owner.name}"
+        subject = item.subject(namespace)
         self._workloads.add(subject)
         finding = self._finding(item, document, place, namespace, subject)
         if finding is not None:

@@ -59,6 +59,39 @@ _ANY_USER = 0o777
 _OWNER, _READABLE = 0o700, 0o755
 
 
+class _Limiter:
+    """The limiter's library of the node, which is this project's in this *version*, or HAMi's."""
+
+    def __init__(self, root: Path, version: str) -> None:
+        self._versioned = root / f"{LIBRARY}.{version}"
+        self._plain = root / LIBRARY
+        self._reads_by_version: dict[FileVersion, bool] = {}
+
+    @property
+    def path(self) -> Path:
+        """The newest library, which may be missing."""
+        return self._versioned if self._versioned.exists() else self._plain
+
+    def follows_limits(self) -> bool:
+        """Reports whether the library reads limits again while a container runs. Raises: HostError."""
+        library = self.path
+        return not library.exists() or self.reads_limits(library)
+
+    def reads_limits(self, library: Path) -> bool:
+        """Reports whether a library is a limiter of this project, which needs no directory for locks.
+
+        Each version is read once: a container in which it is mounted can hold a lease on it. Raises: HostError.
+        """
+        with host_errors("cannot read the limiter"):
+            version = version_of(library.stat())
+            if version not in self._reads_by_version:
+                with open(
+                    os.open(library, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
+                ) as file:
+                    self._reads_by_version = {version: FIRST_LINE.encode() in file.read()}
+        return self._reads_by_version[version]
+
+
 class Host:
     """The files of the node under one configuration."""
 
@@ -75,14 +108,13 @@ class Host:
         *now*: returns Unix seconds by the clock of the file system."""
         self._root = Path(config.hook_path) / "vgpu"
         self._containers = self._root / CONTAINERS
-        self._library = self._root / f"{LIBRARY}.{version}"
+        self._limiter = _Limiter(self._root, version)
         self._checkpoint = Path(config.kubelet_socket).parent / CHECKPOINT
         self._dev_root = config.dev_root.rstrip("/")
         self._pass_nodes = config.pass_device_specs
         self._classes = classes
         self._minors = minors
         self._now = now
-        self._reads_by_version: dict[FileVersion, bool] = {}
         self._reported = OncePerKey()
         self._unshrinkable = OncePerKey()
 
@@ -93,7 +125,7 @@ class Host:
         instance that is allocated. Raises: HostError if a file of the limiter is missing (the container would not
         start or, worse, start without limits), or the device nodes of an instance.
         """
-        library = self._newest_library()
+        library = self._limiter.path
         missing = self.missing_limiter() if limited else None
         if missing is not None:
             raise HostError(f"{missing} is missing: the limiter is not installed on this node yet")
@@ -106,14 +138,14 @@ class Host:
             library=str(library),
             license=(self._root / "license").exists(),
             classes=self._classes(),
-            locks=limited and not self._reads_limits(library),
+            locks=limited and not self._limiter.reads_limits(library),
             nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
             instance_nodes=tuple(nodes),
         )
 
     def missing_limiter(self) -> Path | None:
         """Returns the first file of the limiter that is missing; ``None`` if it is installed."""
-        for path in (self._newest_library(), self._root / PRELOAD):
+        for path in (self._limiter.path, self._root / PRELOAD):
             if not path.is_file():
                 return path
         return None
@@ -182,7 +214,7 @@ class Host:
         """Returns the limits that a container has; ``None`` if it was not prepared yet. Raises: HostError."""
         with (
             host_errors("cannot read the limits of a container"),
-            self._of_container(uid, container) as directory,
+            _of_container(self._containers / directory_name(uid, container)) as directory,
         ):
             if directory is None:
                 return None
@@ -199,18 +231,18 @@ class Host:
         """
         with (
             host_errors("cannot change the limits of a container"),
-            self._of_container(uid, container) as directory,
+            _of_container(self._containers / directory_name(uid, container)) as directory,
         ):
             if directory is None:
                 return None
-            return resize(directory, sizes, cores=self._follows_limits())
+            return resize(directory, sizes, cores=self._limiter.follows_limits())
 
     def use(self, uid: str, container: str) -> Mapping[str, int] | None:
         """Returns the bytes that a container uses, by device; ``None`` if the monitor has not said so since all its
         processes follow its limits. Raises: HostError."""
         with (
             host_errors("cannot read the use of a container"),
-            self._of_container(uid, container) as directory,
+            _of_container(self._containers / directory_name(uid, container)) as directory,
         ):
             if directory is None:
                 return None
@@ -313,38 +345,15 @@ class Host:
         """Returns all entries of the kubelet's checkpoint; ``None`` without one. Raises: HostError."""
         return read_checkpoint(self._checkpoint)
 
-    @contextlib.contextmanager
-    def _of_container(self, uid: str, container: str) -> Iterator[int | None]:
-        """Opens the directory of a container, if there is one. Raises: OSError; HostError."""
-        with contextlib.ExitStack() as stack:
-            directory = None
-            with contextlib.suppress(FileNotFoundError):
-                directory = stack.enter_context(
-                    opened_directory(self._containers / directory_name(uid, container))
-                )
-            yield directory
 
-    def _follows_limits(self) -> bool:
-        """Reports whether the library of this node reads limits again. Raises: HostError."""
-        library = self._newest_library()
-        return not library.exists() or self._reads_limits(library)
-
-    def _newest_library(self) -> Path:
-        return self._library if self._library.exists() else self._root / LIBRARY
-
-    def _reads_limits(self, library: Path) -> bool:
-        """Reports whether a library is a limiter of this project, which needs no directory for locks.
-
-        Each version is read once: a container in which it is mounted can hold a lease on it. Raises: HostError.
-        """
-        with host_errors("cannot read the limiter"):
-            version = version_of(library.stat())
-            if version not in self._reads_by_version:
-                with open(
-                    os.open(library, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
-                ) as file:
-                    self._reads_by_version = {version: FIRST_LINE.encode() in file.read()}
-        return self._reads_by_version[version]
+@contextlib.contextmanager
+def _of_container(path: Path) -> Iterator[int | None]:
+    """Opens the directory of a container, if there is one. Raises: OSError; HostError."""
+    with contextlib.ExitStack() as stack:
+        directory = None
+        with contextlib.suppress(FileNotFoundError):
+            directory = stack.enter_context(opened_directory(path))
+        yield directory
 
 
 def directory_name(uid: str, container: str) -> str:

@@ -211,27 +211,26 @@ def _ratio(part: int, whole: int | None) -> float | None:
 
 def _quotas(view: View, vendors: Catalog) -> Iterator[_QuotaRow]:
     """Yields resources with a limit or usage, also in namespaces without a ResourceQuota."""
-    for namespace in sorted(view.facts.quotas.keys() | {namespace for namespace, _ in view.used}):
+    names: set[str] = set()
+    for vendor in vendors:
+        names.update((vendor.resources.memory, vendor.resources.cores))
+    resources = sorted(filter(None, names))
+    namespaces = {namespace for namespace, _ in view.used}
+    for namespace in sorted(namespaces.union(view.facts.quotas)):
         quotas = without_scopes(view.facts.quotas.get(namespace, {}).values())
         used, allowed = _used(view, namespace, vendors), _allowed(quotas, vendors)
-        for resource in sorted(
-            {
-                name
-                for resources in (vendor.resources for vendor in vendors)
-                for name in (resources.memory, resources.cores)
-                if name
-            }
-        ):
+        for resource in resources:
             limit = lowest_limit(quotas, resource)
-            if limit is not None or resource in used:
-                yield _QuotaRow(
-                    escape_label(namespace),
-                    escape_label(resource),
-                    used[resource],
-                    limit,
-                    limit or 0,
-                    allowed.get(resource),
-                )
+            if limit is None and resource not in used:
+                continue
+            yield _QuotaRow(
+                escape_label(namespace),
+                escape_label(resource),
+                used[resource],
+                limit,
+                limit or 0,
+                allowed.get(resource),
+            )
 
 
 def _used(view: View, namespace: str, vendors: Catalog) -> Counter[str]:
@@ -246,16 +245,16 @@ def _used(view: View, namespace: str, vendors: Catalog) -> Counter[str]:
 
 def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int]:
     """Returns the enforced limits of *quotas* by resource name, in MiB or percent."""
-    allowances = [(vendor, allowed_budget(vendor, quotas)) for vendor in vendors] if quotas else []
-    return {
-        resource: amount
-        for vendor, budget in allowances
-        for resource, amount in (
-            (vendor.resources.memory, budget.memory_mib),
-            (vendor.resources.cores, budget.cores),
-        )
-        if amount is not None
-    }
+    allowed: dict[str, int] = {}
+    if not quotas:
+        return allowed
+    for vendor in vendors:
+        budget = allowed_budget(vendor, quotas)
+        if budget.memory_mib is not None:
+            allowed[vendor.resources.memory] = budget.memory_mib
+        if budget.cores is not None:
+            allowed[vendor.resources.cores] = budget.cores
+    return allowed
 
 
 _DEVICE = {

@@ -137,7 +137,7 @@ class Controller(Task):
         edited = self._store.pods.take_edited()
         for ref in edited if self._leadership.leads() else ():
             record = self._store.pods.named(ref.namespace, ref.name)
-            if record is None or self._is_of_another_scheduler(record):
+            if record is None or _is_of_another_scheduler(record, self._store):
                 continue
             log.warning("edit of an allocation refused", extra={"pod": ref})
             self._events.record(
@@ -164,7 +164,8 @@ class Controller(Task):
     def _request_reports(self) -> None:
         """Asks device plugins to report."""
         for node, vendor in self.each(self._store.nodes.reports_due()[:HANDSHAKES_PER_ROUND]):
-            if (current := self._store.nodes.lock_of(node)) is None:
+            current = self._store.nodes.lock_of(node)
+            if current is None:
                 continue
             with _one_may_fail("request_report"):
                 # only if the node is as the store has it: the answer would hide a lock that was set and removed
@@ -175,15 +176,11 @@ class Controller(Task):
 
     def _reconcile_pods(self) -> None:
         for record in self.each(self._store.pods.unsettled()):
-            if self._is_of_another_scheduler(record):
+            if _is_of_another_scheduler(record, self._store):
                 continue
             for move in pod_moves(record, self._store.vendors, self._settings, self._clock()):
                 with _one_may_fail("reconcile_pod"):
                     self._carry_out(move)
-
-    def _is_of_another_scheduler(self, record: PodRecord) -> bool:
-        """Reports whether the pod is on a node that this scheduler does not watch."""
-        return bool(record.node) and not self._store.nodes.is_known(record.node)
 
     def _carry_out(self, move: Move) -> None:
         if not move.annotations and not move.labels:
@@ -237,6 +234,11 @@ class Controller(Task):
                 extra={"about": about, "reason": reason, "detail": message},
             )
             self._events.record(about, "Warning", reason, message)
+
+
+def _is_of_another_scheduler(record: PodRecord, store: Store) -> bool:
+    """Reports whether the pod is on a node that this scheduler does not watch."""
+    return bool(record.node) and not store.nodes.is_known(record.node)
 
 
 @contextlib.contextmanager

@@ -168,12 +168,10 @@ class NodeLocks:
         for _ in range(ATTEMPTS):
             text, version = self._nodes.lock_of(*lock) or self._read(lock)
             again = self._holders.is_held_by(ref, text, state)
-            if not again and not (is_first and self._may_replace(lock, text, state)):
+            may_take = again or (is_first and self._may_replace(lock, text, state))
+            if not may_take or self._comes_later(lock):
                 return None
-            if self._comes_later(lock):
-                return None
-            pod = (ref.namespace, ref.name) if lock.key == NODE_LOCK else ()
-            ours = render_lock(self._now(), *pod)
+            ours = self._text_for(lock, ref)
             releasable = "" if again else ours
             self._nodes.expect_lock(lock.node, ours, lock.key)
             try:
@@ -190,6 +188,12 @@ class NodeLocks:
             self.watched.upsert_answer(answer)
             return releasable
         return None
+
+    def _text_for(self, lock: LockId, ref: PodRef) -> str:
+        """Returns the text of a lock of *ref*; that of a vendor's own key names no pod."""
+        if lock.key != NODE_LOCK:
+            return render_lock(self._now())
+        return render_lock(self._now(), ref.namespace, ref.name)
 
     def _comes_later(self, lock: LockId) -> bool:
         """Reports whether pods that were bound before the device plugin needed the lock get their devices first."""

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from hami.errors import NodeLocked
 from hami.model import Pod
@@ -70,9 +70,8 @@ class PreemptionFilter:
         late.
         Raises: HamiError; then nobody may be evicted.
         """
-        if not self._leadership.wait_until_leading(
-            LEADERSHIP_TIMEOUT_S
-        ):  # there may have been no filter before
+        # there may have been no filter before
+        if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):
             raise NodeLocked("this replica of the scheduler does not lead yet")
         if not requests_devices(self._store.vendors, pod.containers):
             return victims
@@ -104,33 +103,45 @@ class PreemptionFilter:
     def _fitting(
         self, pod: Pod, victims: Mapping[str, Collection[str]]
     ) -> dict[str, Collection[str]]:
-        """Returns the nodes that *pod* fits without their victims. What is reserved for it counts as free."""
+        """Returns the nodes that *pod* fits without their victims."""
         view = self._store.view()
-        if (promise := self._store.preemptions.promise_for(pod.ref.uid)) is not None:
+        promise = self._store.preemptions.promise_for(pod.ref.uid)
+        if promise is not None:
             uids = victims.get(promise.node, ())
-            after = view.what_if(
-                without={pod.ref.uid, planned_uid(pod.ref.uid), *promise.victims, *uids}
-            )
-            is_kept = promise.node in victims and after.choose(pod, [promise.node]) is not None
-            return {promise.node: uids} if is_kept else {}
+            ended = {planned_uid(pod.ref.uid), *promise.victims, *uids}
+            if promise.node in victims and _fits_without(ended, view, pod, promise.node):
+                return {promise.node: uids}
+            return {}
         if self._is_freed(pod, victims, view):
             return {}
-        kept: dict[str, Collection[str]] = {
-            node: uids
-            for node, uids in victims.items()
-            if view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None
-        }
-        others = [node for node in victims if node not in kept] if self._planner.is_enabled else []
-        if nodes := view.may_preempt_on(pod, others)[:MAX_PLANNED]:
-            rules, planned = (
-                self._planner.rules(),
-                self._store.preemptions.planned_victims(pod.priority),
-            )
-            for node in nodes:
-                plan = plan_further(view, pod, node, victims[node], rules, planned=planned)
-                if plan is not None and plan.victims:
-                    kept[node] = tuple(dict.fromkeys((*victims[node], *plan.uids)))
+        kept: dict[str, Collection[str]] = {}
+        for node, uids in victims.items():
+            if _fits_without(uids, view, pod, node):
+                kept[node] = uids
+        if self._planner.is_enabled:
+            kept |= self._with_further(pod, victims, kept, view)
         return {node: kept[node] for node in victims if node in kept}
+
+    def _with_further(
+        self,
+        pod: Pod,
+        victims: Mapping[str, Collection[str]],
+        kept: Collection[str],
+        view: View,
+    ) -> dict[str, Collection[str]]:
+        """Returns nodes beside those *kept* that *pod* fits without further victims."""
+        others = [node for node in victims if node not in kept]
+        nodes = view.may_preempt_on(pod, others)[:MAX_PLANNED]
+        further: dict[str, Collection[str]] = {}
+        if not nodes:
+            return further
+        rules = self._planner.rules()
+        planned = self._store.preemptions.planned_victims(pod.priority)
+        for node in nodes:
+            plan = plan_further(view, pod, node, victims[node], rules, planned=planned)
+            if plan is not None and plan.victims:
+                further[node] = tuple(dict.fromkeys((*victims[node], *plan.uids)))
+        return further
 
     def _known(self, victims: Mapping[str, Collection[str]]) -> Mapping[str, Collection[str]]:
         """Returns those of *victims* that hold or request devices: no others play a part here, or stay in memory."""
@@ -150,7 +161,7 @@ class PreemptionFilter:
         node, offers = pod.nominated_node, self._planner.offers(pod.ref) or {}
         if node not in offers or node in victims:
             return False
-        return view.what_if(without={pod.ref.uid, *offers[node]}).choose(pod, [node]) is not None
+        return _fits_without(offers[node], view, pod, node)
 
     def _may_wait(self, namespace: str) -> bool:
         """Reports whether a veto for a pod of *namespace* may wait until the watch has caught up.
@@ -172,3 +183,8 @@ class PreemptionFilter:
                 return False
             self._waited_at[namespace] = now
             return True
+
+
+def _fits_without(uids: Iterable[str], view: View, pod: Pod, node: str) -> bool:
+    """Reports whether *pod* fits *node* once these pods have ended. What is reserved for it counts as free."""
+    return view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None
