@@ -8,7 +8,7 @@ from testing import binaries
 from testing.helm_chart import Helm
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def programs():
     """Skips the tests where Helm and kubectl have not been built: `python -m testing.binaries --chart` does it once."""
     with pytest.MonkeyPatch.context() as patch:
