@@ -24,7 +24,7 @@ from hami.scheduler.locks import NodeLocks
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemption import Preemptor
-from hami.scheduler.resize import ResizablePods, Resizer
+from hami.scheduler.resize import Resizer
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
 from hami.state.binding_annotations import awaits_allocation
@@ -295,7 +295,7 @@ class Replica:
         self.resizer = Resizer(
             self.cluster, self.cache, self.events, self.leadership, self.metrics, clock=clock
         )
-        self.pods = ResizablePods(self.cache.pods, self.resizer.observe)
+        self.pods = self.resizer.watched(self.cache.pods)
         self.controller = Controller(
             self.cluster,
             self.cache,

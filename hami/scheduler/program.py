@@ -40,7 +40,7 @@ from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemption import Preemptor
-from hami.scheduler.resize import ResizablePods, Resizer
+from hami.scheduler.resize import Resizer
 from hami.scheduler.settings import Settings
 from hami.state.store import Store
 from hami.web.bodies import BodyBudgets
@@ -95,7 +95,7 @@ class SchedulerProgram:
         self._watches = Watches(
             api,
             nodes=WatchedNodes(self._store.nodes, self._lock_states),
-            pods=ResizablePods(self._store.pods, self._resizer.observe),
+            pods=self._resizer.watched(self._store.pods),
             quotas=self._store.quotas,
             node_selector=settings.node_selector,
         )

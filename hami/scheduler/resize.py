@@ -46,6 +46,7 @@ from hami.scheduler.metrics import Metrics
 from hami.scheduler.resize_queue import (
     RETRY_S,
     PendingResize,
+    ResizablePods,
     ResizeAnswer,
     ResizeEvent,
     ResizeQueue,
@@ -94,13 +95,12 @@ class Resizer(Task):
         self._leadership = leadership
         self._metrics = metrics
         self._clock = clock
-        self._queue = ResizeQueue()
+        self._queue = ResizeQueue(self.wake)
         self._retry_from = -math.inf
 
-    def observe(self, pod: Pod) -> None:
-        """Takes note of *pod* as the watch shows it, if it may need an answer."""
-        if self._queue.observe(pod):
-            self.wake()
+    def watched(self, sink: Sink[Pod]) -> ResizablePods:
+        """Returns a sink for the watch of pods that passes them on to *sink*."""
+        return ResizablePods(sink, self._queue)
 
     def pending(self) -> int:
         """Returns how many pods wait for an answer, or for room."""
@@ -116,7 +116,7 @@ class Resizer(Task):
         batch = due[:BATCH]
         if clock >= self._retry_from:
             self._retry_from = clock + IDLE_S
-            batch += queue.deferred(clock, self._store.version())[:RETRIES]
+            batch += queue.deferred(clock, self._store.version)[:RETRIES]
         for resize in self.each(batch):
             if not self._leadership.leads():
                 break
@@ -255,21 +255,6 @@ class Resizer(Task):
             raise NotFound(f"pod {ref} not found", 404)
         self._store.pods.upsert(pod)
         resize.update(pod)
-
-
-class ResizablePods:
-    """A sink for the watch of pods that passes them on to *sink*, and then to *observe*."""
-
-    def __init__(self, sink: Sink[Pod], observe: Callable[[Pod], None]) -> None:
-        self._sink = sink
-        self._observe = observe
-        self.remove = sink.remove
-        self.prune = sink.prune
-
-    def upsert(self, pod: Pod, as_of: float = -math.inf) -> None:
-        """Passes on *pod*."""
-        self._sink.upsert(pod, as_of)
-        self._observe(pod)
 
 
 def confirmation(pod: Pod) -> ResizeAnswer | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -13,6 +13,7 @@ from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS, RESIZE_TARGET
 from hami.codec.objects import parse_resource_version
 from hami.codec.resize import MAX_TEXT, ResizeState, ResizeStatus, parse_status, render_status
 from hami.kube.calls import Edits
+from hami.kube.reflector import Sink
 from hami.model import Pod
 from hami.scheduling.turns import in_turn
 
@@ -93,7 +94,7 @@ class PendingResize:
 
     def may_fit(self, clock: float, version: tuple[int, ...]) -> bool:
         """Reports whether it is to be tried again, after it did not fit."""
-        if self.stage is not ResizeStage.DEFERRED or self.due > clock:
+        if self.due > clock:
             return False
         return self.tried_at != version or clock >= self.since + RETRY_S
 
@@ -107,9 +108,11 @@ class PendingResize:
 
 
 class ResizeQueue:
-    """The resizes that wait, by pod. The watch may call `observe` while another thread does the rest."""
+    """The resizes that wait, by pod. The watch may call `observe` while another thread does the rest, which *wake*
+    wakes."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
         self._lock = threading.Lock()  # guards the pods that were seen
         self._seen: dict[str, Pod] = {}
         self._resizes: dict[str, PendingResize] = {}
@@ -119,17 +122,17 @@ class ResizeQueue:
     def __len__(self) -> int:
         return len(self._resizes)
 
-    def observe(self, pod: Pod) -> bool:
-        """Takes note of *pod* as the watch shows it. Reports whether it may need an answer."""
+    def observe(self, pod: Pod) -> None:
+        """Takes note of *pod* as the watch shows it, if it may need an answer."""
         annotations, uid = pod.annotations, pod.ref.uid
         if uid not in self._resizes:
             if RESIZE not in annotations and RESIZED not in annotations:
-                return False
+                return
             if not needs_answer(annotations):
-                return False
+                return
         with self._lock:
             self._seen[uid] = pod
-        return True
+        self._wake()
 
     def take_seen(self, clock: float) -> None:
         """Takes in what the watch has shown."""
@@ -160,10 +163,14 @@ class ResizeQueue:
         """Returns when the first that was not deferred is due; infinity if there is none."""
         return min((resize.due for resize in self._not_deferred()), default=math.inf)
 
-    def deferred(self, clock: float, version: tuple[int, ...]) -> list[PendingResize]:
-        """Returns what did not fit and may by now, in this *version* of the store, or was not tried for long."""
-        resizes = self._resizes.values()
-        return _in_turn(resize for resize in resizes if resize.may_fit(clock, version))
+    def deferred(self, clock: float, version: Callable[[], tuple[int, ...]]) -> list[PendingResize]:
+        """Returns what did not fit and may by now, since the *version* of the store is another one, or was not tried
+        for long."""
+        waiting = [item for item in self._resizes.values() if item.stage is ResizeStage.DEFERRED]
+        if not waiting:
+            return []
+        current = version()
+        return _in_turn(resize for resize in waiting if resize.may_fit(clock, current))
 
     def postpone(self, resize: PendingResize, until: float) -> None:
         """Makes *resize* due at *until* at the earliest, also if it is forgotten and seen again meanwhile."""
@@ -177,6 +184,21 @@ class ResizeQueue:
         for resize in self._resizes.values():
             if resize.stage is not ResizeStage.DEFERRED:
                 yield resize
+
+
+class ResizablePods:
+    """A sink for the watch of pods that passes them on to *sink*, and then to *queue*."""
+
+    def __init__(self, sink: Sink[Pod], queue: ResizeQueue) -> None:
+        self._sink = sink
+        self._queue = queue
+        self.remove = sink.remove
+        self.prune = sink.prune
+
+    def upsert(self, pod: Pod, as_of: float = -math.inf) -> None:
+        """Passes on *pod*."""
+        self._sink.upsert(pod, as_of)
+        self._queue.observe(pod)
 
 
 def is_open(status: ResizeStatus | None, text: str) -> bool:
