@@ -19,6 +19,7 @@ from hami.vendors.admission import admit_pod
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request, most_shares
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
+from hami.vendors.vocabulary import Vocabulary
 from testing.builders import APP, container
 
 NOW = datetime(2026, 8, 21, 12, 0, 0, tzinfo=UTC)  # Unix time 1787313600
@@ -158,7 +159,7 @@ def admit(vendor, wire, annotations=(), **pod_spec):
     spec = {**pod_spec, "containers": [wire]}
     thing = {"metadata": {"annotations": dict(annotations)}, "spec": spec}
     before, draft = copy.deepcopy(thing), PodDraft(thing)
-    admit_pod(Catalog([vendor]), draft)
+    admit_pod(Vocabulary(Catalog([vendor])), draft)
     after = draft.render()
     assert thing == before, "the pod that came in was changed"
     assert (after is thing) == (after == thing)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hami.codec.policies import NODE_POLICIES
 from hami.errors import HamiError
 from hami.inspect.tables import FORMS, Style, printable, render_document
 from hami.model import DisruptionBudget, Pod, PodRef
 from hami.runtime.options import read_text
-from hami.runtime.settings import NODE_POLICIES
 
 if TYPE_CHECKING:
     from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hami.cli.client import Answer, Client, people_command, read_snapshot, show_note
+from hami.codec.policies import NODE_POLICIES
 from hami.errors import HamiError
 from hami.inspect.tables import Style
 from hami.model import Pod, PodRef
-from hami.runtime.settings import NODE_POLICIES
 from hami.scheduler.settings import Settings
 
 if TYPE_CHECKING:
@@ -341,9 +341,10 @@ def audit_command(
 
 def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str) -> Answer:
     """Answers from *files*, else from the cluster: all of it, unless -n is given."""
+    from hami.codec.keys import IGNORE, WEBHOOK
     from hami.inspect.cluster import ClusterRecord, InspectedCluster
     from hami.inspect.manifests import read_documents
-    from hami.inspect.upgrade import IGNORE, WEBHOOK_LABEL, UpgradeCheck, render_upgrade
+    from hami.inspect.upgrade import UpgradeCheck, render_upgrade
     from hami.runtime.clock import utc_now
 
     if client.snapshot and not files:
@@ -364,7 +365,7 @@ def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str)
     else:
         reader = client.reader()
         check = UpgradeCheck(
-            cluster, refuse, ignored=reader.labeled_namespaces(f"{WEBHOOK_LABEL}={IGNORE}")
+            cluster, refuse, ignored=reader.labeled_namespaces(f"{WEBHOOK}={IGNORE}")
         )
         reader.workloads("" if client.all_namespaces else client.namespace, check.add)
     findings, count = check.findings, check.workloads

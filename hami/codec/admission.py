@@ -86,6 +86,7 @@ _REASONS = {
     403: "Forbidden",
     400: "BadRequest",
     413: "RequestEntityTooLarge",
+    422: "Invalid",
     503: "ServiceUnavailable",
 }
 

@@ -46,6 +46,11 @@ KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose t
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
+# whether containers that request no devices see none: of the pod, and of containers by name (JSON)
+OVERWRITE_ENV = "hami.io/overwrite-env"
+OVERWRITE_ENV_CONTAINERS = "hami.io/overwrite-env-containers"
+WEBHOOK = "hami.io/webhook"  # a label of pods and namespaces that the webhook does not see
+IGNORE = "ignore"  # the value of WEBHOOK
 # a label; "false": the pod is never evicted for one of higher priority
 PREEMPTIBLE = "hami.io/preemptible"
 

@@ -9,6 +9,8 @@ from hami.errors import MalformedInput
 from hami.model import DevicePolicy, NodePolicy, OrderKey, Weights
 from hami.quantity import parse_integer
 
+NODE_POLICIES = ("binpack", "spread")
+DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 _CHAIN = {"binpack": OrderKey.SCORE, "spread": OrderKey.SCORE_DESCENDING, "numa": OrderKey.NUMA}
 
 

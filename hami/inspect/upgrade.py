@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hami.codec.documents import convert, places_in
-from hami.codec.keys import is_scheduler_owned
+from hami.codec.keys import IGNORE, WEBHOOK, is_scheduler_owned
 from hami.codec.pods import NodePod, convert_pod, parse_node_pod
 from hami.errors import MalformedInput
 from hami.inspect.audit import Finding
@@ -25,10 +25,6 @@ from hami.quantity import strict_integer
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 
-WEBHOOK_LABEL, IGNORE = (
-    "hami.io/webhook",
-    "ignore",
-)  # of pods and namespaces that the webhook does not see
 SHOWN_SUBJECTS = 3  # with the same problem
 SHOWN_PROBLEMS = 50
 _OWN_GROUPS = ("v1", "apps/v1", "batch/v1")  # whose TEMPLATE_KINDS are meant
@@ -191,7 +187,7 @@ class UpgradeCheck:
             pod = pod_source(document, place).pod
             if item.kind == "Pod" and item.metadata.uid:
                 pod = as_created(pod)
-            if (pod["metadata"].get("labels") or {}).get(WEBHOOK_LABEL) == IGNORE:
+            if (pod["metadata"].get("labels") or {}).get(WEBHOOK) == IGNORE:
                 return self._unseen(pod, subject)
         except MalformedInput as error:
             return Finding(
@@ -214,7 +210,7 @@ class UpgradeCheck:
         return Finding(
             "WebhookIgnored",
             subject,
-            f"it requests devices, with the label {WEBHOOK_LABEL}={IGNORE}: the "
+            f"it requests devices, with the label {WEBHOOK}={IGNORE}: the "
             "policy hami-placement refuses it",
             "label its namespace instead, or bind the role "
             "hami-webhook-skipper to the account that creates its pods",

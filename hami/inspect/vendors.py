@@ -10,20 +10,12 @@ from types import MappingProxyType
 from hami.codec.device_config import DeviceConfig
 from hami.inspect.tables import Column, Style, render_document, render_rows
 from hami.vendors.entry_points import full_catalog
-from hami.vendors.spec import CoreUnit, Vendor
+from hami.vendors.spec import Vendor
 
 CHIP = "‹chip›"  # the name of a vendor in a shared row
 _NAME = re.compile(
     r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*"
 )  # names and flags, shown as code in Markdown
-_CORES: Mapping[CoreUnit, str] = MappingProxyType(
-    {
-        CoreUnit.PERCENT: "% of a device",
-        CoreUnit.SIXTEENTHS: "1/16 of a device",
-        CoreUnit.COMPUTE_UNITS: "% of a device, as compute units",
-        CoreUnit.MASK: "cores",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +29,12 @@ class Entry:
     @property
     def memory_unit(self) -> str:
         """The unit of memory in requests; empty without a memory resource."""
-        resources = self.vendor.resources
-        if not resources.memory or resources.memory_description:
-            return resources.memory_description if resources.memory else ""
-        unit = "MiB" if resources.memory_factor <= 1 else f"{resources.memory_factor} MiB"
-        return f"{unit}, or as written (512Mi)" if resources.memory_units else unit
+        return self.vendor.resources.memory_unit
 
     @property
     def cores_unit(self) -> str:
         """The unit of cores in requests; empty without a core resource."""
-        resources = self.vendor.resources
-        return resources.cores_description or _CORES[resources.core_unit] if resources.cores else ""
+        return self.vendor.resources.cores_unit
 
     @property
     def default(self) -> str:

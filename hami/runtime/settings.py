@@ -18,6 +18,7 @@ from hami.codec.device_config import (
     chart_config,
     parse_device_config,
 )
+from hami.codec.policies import DEVICE_POLICIES, NODE_POLICIES
 from hami.errors import HamiError, MalformedInput
 from hami.runtime.options import (
     File,
@@ -29,8 +30,6 @@ from hami.runtime.options import (
     read_text,
 )
 
-NODE_POLICIES = ("binpack", "spread")
-DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 DRA = OFF, SHOW, ALLOCATE = ("off", "show", "allocate")  # what is done about claims for devices
 REQUEST_TIMEOUT_S = 10.0  # of calls to the API server
 

@@ -22,6 +22,7 @@ from hami.vendors.admission import admit_pod, confine_ephemeral, confine_pod
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import MAX_CONTAINERS
 from hami.vendors.spec import Vendor
+from hami.vendors.vocabulary import Vocabulary
 
 MAX_RESOURCES = 128  # names in limits and requests of a container
 _FOREIGN = "pod already has different scheduler assigned"
@@ -53,6 +54,7 @@ class Admitter:
     def __init__(self, store: Store | View, settings: Settings) -> None:
         self._store = store
         self._settings = settings
+        self._vocabulary = Vocabulary(store.vendors)
 
     def admit(self, review: Review) -> Admitted | Denied:
         """Decides about the pod in *review*.
@@ -72,7 +74,7 @@ class Admitter:
                 return self._admit_claimed(draft)
             return self._admit_new(draft)
         except MalformedInput as error:
-            return Denied(str(error), 500)
+            return Denied(str(error), 422)
 
     def _admit_claimed(self, draft: PodDraft) -> Admitted | Denied:
         """Decides about a pod that has been given a claim already, or says so: as about the pod without it."""
@@ -178,7 +180,7 @@ class Admitter:
         if is_foreign:
             confine_pod(vendors, draft)
             return Admitted(draft.render(), _FOREIGN)
-        admit_pod(vendors, draft)
+        admit_pod(self._vocabulary, draft)
         problem = self._take_over(draft)
         if problem:
             return Denied(problem)

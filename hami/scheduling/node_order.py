@@ -18,6 +18,7 @@ from hami.codec.keys import KUBE_POLICY, NODE_POLICY
 from hami.codec.policies import parse_node_policy
 from hami.model import NodePolicy, NodePreference, NodeRequirement, Pod, selects
 from hami.quantity import parse_integer
+from hami.vendors.vocabulary import NODE_POLICY_WORDS, word_or
 
 Array = NDArray[Any]
 Labels = Mapping[str, Mapping[str, str]]
@@ -45,7 +46,7 @@ def node_order_of(pod: Pod, default: str) -> NodeOrder:
 
     It needs several nodes if kube-scheduler must choose, since only it can judge the pod's other wishes.
     """
-    policy = pod.annotations.get(NODE_POLICY, default)
+    policy = _policy_of(pod, default)
     if policy == KUBE_POLICY:
         policy = default
     wanted = TO_CHOOSE_FROM if kube_chooses(pod) else 1
@@ -61,7 +62,11 @@ def kube_chooses(pod: Pod) -> bool:
 
 def has_no_policy(pod: Pod) -> bool:
     """Reports whether only kube-scheduler's own scores count for the choice of *pod*'s node."""
-    return pod.annotations.get(NODE_POLICY) == KUBE_POLICY
+    return _policy_of(pod, "") == KUBE_POLICY
+
+
+def _policy_of(pod: Pod, default: str) -> str:
+    return word_or(NODE_POLICY_WORDS, pod.annotations.get(NODE_POLICY), default)
 
 
 def weights(preferences: Sequence[NodePreference], names: Sequence[str], labels: Labels) -> Array:

@@ -24,6 +24,7 @@ from hami.model import (
 from hami.vendors.claims import too_many_devices, unclaimable
 from hami.vendors.request import MAX_CONTAINERS, device_requests
 from hami.vendors.spec import Catalog, FitContext, Rule, Vendor
+from hami.vendors.vocabulary import DEVICE_POLICY_WORDS, word_or
 
 ORDER_OF_PLACING = (ContainerKind.SIDECAR, ContainerKind.INIT, ContainerKind.APP)
 
@@ -139,15 +140,15 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
         raise MalformedInput("containers", len(containers), f"expected at most {MAX_CONTAINERS}")
     annotations = pod.annotations
     keys = sorted({request.vendor for request in requests})
-    weights = annotations.get(WEIGHTS)
+    weights = annotations.get(WEIGHTS, "")
     return PodRequest(
         containers=containers,
         vendor_requests=tuple(_vendor_request(vendors[key], annotations) for key in keys),
         policy=parse_device_policy(
-            annotations.get(GPU_POLICY, device_policy),
-            numa_bind=parse_bool(annotations.get(NUMA_BIND, "")) is True,
+            word_or(DEVICE_POLICY_WORDS, annotations.get(GPU_POLICY), device_policy),
+            numa_bind=parse_bool(annotations.get(NUMA_BIND, "").strip().lower()) is True,
         ),
-        weights=Weights() if weights is None else parse_weights(weights),
+        weights=parse_weights(weights.lower()) if weights.strip() else Weights(),
         by_claims=bool(pod.claim),
     )
 
@@ -176,7 +177,10 @@ def _claim_problem(pod: Pod, requests: Sequence[Request], vendors: Catalog) -> s
 
 
 def _vendor_request(vendor: Vendor, annotations: Mapping[str, str]) -> VendorRequest:
-    selected = tuple(
-        (key, annotations[key]) for key in vendor.annotations.pod_keys if key in annotations
-    )
-    return VendorRequest(vendor, vendor.annotations.selectors.select(annotations), selected)
+    selected = []
+    for key in vendor.annotations.pod_keys:
+        text = annotations.get(key, "")
+        if text.strip():
+            selected.append((key, text))
+    selector = vendor.annotations.selectors.select(annotations)
+    return VendorRequest(vendor, selector, tuple(selected))

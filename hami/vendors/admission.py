@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from hami.errors import PodRefused
-from hami.quantity import INT32_MAX, strict_integer
+from hami.errors import MalformedInput, PodRefused
+from hami.quantity import INT32_MAX, MIB, parse_quantity, rounded_up, strict_integer
 from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.request import WHOLE
+from hami.vendors.resources import Resources
 from hami.vendors.spec import Catalog
+from hami.vendors.vocabulary import Misspelt, Vocabulary
 
 SGPU_CORES = 16  # of a whole one
 
@@ -20,12 +22,15 @@ Step = Callable[[ContainerDraft], None]
 Admit = Callable[[ContainerDraft], bool]
 
 
-def admit_pod(vendors: Catalog, pod: PodDraft) -> None:
+def admit_pod(vocabulary: Vocabulary, pod: PodDraft) -> None:
     """Admits each container of *pod* with its vendors' own functions, or else the common one.
 
-    Its vendors are those whose resources it names, and those that admit all containers.
+    Its vendors are those whose resources it names, and those that admit all containers. Their functions find the
+    annotations of a pod that requests devices as the vendors' programs expect them.
     Raises: MalformedInput, PodRefused.
     """
+    read_annotations(vocabulary, pod)
+    vendors = vocabulary.catalog
     for container in pod.containers:
         admitting = dict.fromkeys(vendors.requested_by(container.limits, container.requests))
         admitting.update(dict.fromkeys(vendors.admitting_all))
@@ -33,6 +38,33 @@ def admit_pod(vendors: Catalog, pod: PodDraft) -> None:
             admit = vendor.admission.admit or _COMMON
             if admit(container.seen_with(vendor.resources)):
                 pod.set_requests_devices()
+
+
+def read_annotations(vocabulary: Vocabulary, pod: PodDraft) -> None:
+    """Writes the words in the annotations of a pod that requests devices as *vocabulary* has them.
+
+    Raises: PodRefused for a text that has not the form of its annotation.
+    """
+    annotations = pod.decoded.annotations
+    if not annotations:
+        return
+    requested = requested_keys(vocabulary.catalog, pod)
+    if not requested:
+        return
+    for key, result in vocabulary.read(annotations, requested):
+        if isinstance(result, Misspelt):
+            raise PodRefused(str(result))
+        pod.set_annotation(key, result)
+
+
+def requested_keys(vendors: Catalog, pod: PodDraft) -> list[str]:
+    """Returns the keys of the vendors of which a container of *pod* requests an amount that is not 0, sorted."""
+    requested = set()
+    for container in pod.containers:
+        for vendor in vendors.requested_by(container.limits, container.requests):
+            if vendor.resources.amounts(container.limits, container.requests):
+                requested.add(vendor.key)
+    return sorted(requested)
 
 
 def confine_pod(vendors: Catalog, pod: PodDraft) -> None:
@@ -98,12 +130,49 @@ def check_amounts(draft: ContainerDraft) -> None:
     for name, text in draft.given.items():
         if resources.parse_amount(name, text) is not None:
             continue
-        highest, unit = INT32_MAX, ""
+        highest = INT32_MAX
         if name == resources.memory:
             highest //= max(resources.memory_factor, 1)
-            if resources.memory_units:
-                unit = ", or at least 1Mi with a unit such as Mi or Gi"
-        raise draft.invalid(name, text, f"must be an integer between 0 and {highest}{unit}")
+        problem = f"must be an integer between 0 and {highest}{_in_unit(resources, name, text)}"
+        raise draft.invalid(name, text, problem)
+
+
+def _in_unit(resources: Resources, name: str, text: str) -> str:
+    """Returns what to write in place of *text*, an invalid amount of *name*, for the end of a message."""
+    if name == resources.count:
+        return _part_of_one(resources, text)
+    if name != resources.memory:
+        return ""
+    if resources.memory_units:
+        return ", or at least 1Mi with a unit such as Mi or Gi"
+    unit, _, _ = resources.memory_unit.partition(",")
+    if resources.memory_factor > 1 and not resources.memory_description:
+        unit = f"units of {unit}"
+    mib = _mib_written(text)
+    if not mib:
+        return f", in {unit}, without a unit"
+    return f", in {unit}, without a unit: {-(-mib // max(resources.memory_factor, 1))}"
+
+
+def _part_of_one(resources: Resources, text: str) -> str:
+    try:
+        is_part = 0 < parse_quantity(text) < 1
+    except MalformedInput:
+        is_part = False
+    amount = resources.memory or resources.cores
+    if not is_part or not amount:
+        return ""
+    return f"; for a part of a device, request 1 and an amount of {amount}"
+
+
+def _mib_written(text: str) -> int:
+    """Returns the MiB of *text*, an amount with a unit of bytes, rounded up; 0 if it has none."""
+    if not text.endswith(("i", "M", "G", "T", "P", "E")):
+        return 0
+    try:
+        return -(-rounded_up(text) // MIB)
+    except MalformedInput:
+        return 0
 
 
 def at_least_one(draft: ContainerDraft) -> None:

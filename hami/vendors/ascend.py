@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hami.codec.device_config import AscendChip, Template
+from hami.codec.forms import Words
 from hami.errors import PodRefused
 from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
 from hami.vendors import inventory
@@ -21,11 +22,13 @@ from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
 from hami.vendors.spec import AnnotationContext, Candidate, FitContext, NoCombination, Vendor
+from hami.vendors.terms import Term
 
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
 HARD = "template"
-MODES = (SOFT, HARD)  # the words of MODE; a pod without it gets what its node offers
+MODES = (SOFT, HARD)  # a pod without one gets what its node offers
+MODE_TERM = Term(MODE, Words(MODES), "how chips are divided")
 ONE_OF_MODULE = "hami.io/ascend-one-of-module"
 """The pod's containers that asked for a slice of one chip and get one of each chip of a module. Admission writes it, so
 that it gives the same answer to a pod that it has already changed."""
@@ -79,7 +82,6 @@ class ChipFunctions:
         """Admits a container. Raises: PodRefused."""
         if draft.resources.count in draft.given:
             check_amounts(draft)
-            _check_mode(draft.pod)
             _cores_only_in_software(draft)
             self._request_whole_modules(draft)
             self._round_memory(draft)
@@ -201,17 +203,6 @@ def written_keys(word: str) -> tuple[str, str]:
 def node_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePolicy) -> float:
     """Returns how well the containers' chips are kept in one network, at most 10 for each container."""
     return NETWORK_WEIGHT * concentration(usages, placement, _network)
-
-
-def _check_mode(pod: PodDraft) -> None:
-    """Rejects a mode that does not exist; other spellings of a mode become that mode. Raises: PodRefused."""
-    text = pod.annotation(MODE)
-    mode = (text or "").strip().lower()
-    if not mode:
-        return
-    if mode not in MODES:
-        raise PodRefused(f"invalid {MODE} {text!r}: expected {' or '.join(MODES)}")
-    pod.set_annotation(MODE, mode)
 
 
 def _written_count(draft: ContainerDraft) -> int:

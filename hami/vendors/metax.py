@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from hami.codec.forms import BOOLEAN, Words
 from hami.codec.metax import parse_topology, render_allocated
 from hami.codec.register import parse_bool
 from hami.errors import PodRefused
@@ -32,6 +33,7 @@ from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import counted
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import AnnotationContext, Candidate, FitContext, Vendor
+from hami.vendors.terms import Term
 
 LOSSES, SCORES = "metax-tech.com/gpu.topology.losses", "metax-tech.com/gpu.topology.scores"
 CARDS = "metax-tech.com/node-gpu-devices"
@@ -41,6 +43,11 @@ TOPOLOGY_AWARE = "metax-tech.com/sgpu-topology-aware"
 
 ONLINE, OFFLINE = CLASSES = ("online", "offline")
 BEST_EFFORT, *_ = QUALITIES = ("best-effort", "fixed-share", "burst-share")
+TERMS = (
+    Term(APP_CLASS, Words(CLASSES), "whether offline pods of the card pause while the pod works"),
+    Term(QOS, Words(QUALITIES), "how the cores of the card are shared"),
+    Term(TOPOLOGY_AWARE, BOOLEAN, "linked cards"),
+)
 LINKED = "linked"  # co-tenant word of a pod that requests linked cards
 
 HIGHEST = 2000  # score of whole cards before the losses are subtracted
@@ -83,21 +90,15 @@ def card_score(usages: Sequence[DeviceUsage], placement: Allocation, policy: Nod
 
 
 def class_and_quality(draft: ContainerDraft) -> None:
-    """Rejects unknown classes and qualities, and several cards for a pod with a class. The default is best effort.
+    """Rejects several cards for a pod with a class. The default quality of service is best effort.
 
     Raises: PodRefused.
     """
-    app_class, quality = draft.pod.annotation(APP_CLASS), draft.pod.annotation(QOS)
-    if app_class is not None:
-        _check_word(APP_CLASS, app_class, CLASSES)
-        if draft.rounded(draft.resources.count) != 1:
-            raise PodRefused("app-class pod must request single device")
-    if app_class == ONLINE:
-        return
-    if quality is None:
+    app_class = _word(draft.pod.annotation(APP_CLASS))
+    if app_class is not None and draft.rounded(draft.resources.count) != 1:
+        raise PodRefused("app-class pod must request single device")
+    if app_class != ONLINE and _word(draft.pod.annotation(QOS)) is None:
         draft.pod.set_annotation(QOS, BEST_EFFORT)
-    else:
-        _check_word(QOS, quality, QUALITIES)
 
 
 def unhealthy(candidate: Candidate) -> Reason | None:
@@ -210,14 +211,16 @@ def score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePoli
     return 0.0
 
 
-def _check_word(key: str, word: str, words: Sequence[str]) -> None:
-    if word not in words:
-        raise PodRefused(f"{key} must be set one of [{', '.join(words)}]")
+def _word(text: str | None) -> str | None:
+    """Returns *text*; ``None`` if it is blank."""
+    if text is None or not text.strip():
+        return None
+    return text
 
 
 def _co_tenant(annotation: Callable[[str], str | None], topology_aware: bool) -> str:
     """Returns the co-tenant attribute of a pod, for other pods and for the node's score."""
-    app_class, quality = annotation(APP_CLASS), annotation(QOS) or BEST_EFFORT
+    app_class, quality = annotation(APP_CLASS), _word(annotation(QOS)) or BEST_EFFORT
     is_linked = parse_bool(annotation(TOPOLOGY_AWARE) or "")
     words = []
     if app_class in CLASSES:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from hami.codec.core_limits import parse_cores_limit
 from hami.codec.device_config import NvidiaConfig
+from hami.codec.forms import Number
 from hami.codec.keys import CORES_LIMIT
 from hami.errors import PodRefused
 from hami.quantity import rounded_up
@@ -14,6 +15,7 @@ from hami.vendors.admission import check_amounts
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE
 from hami.vendors.resources import Resources
+from hami.vendors.terms import Term
 
 # for all devices; with suffix _0, _1, … for one
 LIMIT_VARIABLES = ("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT")
@@ -38,6 +40,11 @@ _ACCESS_VARIABLES = frozenset(
     {"NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"}
 )
 """Variables by which NVIDIA's runtime gives access to memory of other nodes, and to MIG devices."""
+CORES_LIMIT_TERM = Term(
+    CORES_LIMIT,
+    Number(1, WHOLE, "percentage of a GPU that a container may use while no other does"),
+    "percent of a GPU that a container may use while no other does",
+)
 _SHOWN = 100  # characters of a value in a message
 
 
@@ -127,8 +134,8 @@ def _limit_cores(draft: ContainerDraft, limits: Mapping[str, int]) -> None:
     resources, pod = draft.resources, draft.pod
     requested = draft.rounded(resources.cores)
     cores = min(resources.default_cores if requested is None else requested, WHOLE)
-    text = pod.decoded.annotations.get(CORES_LIMIT)
-    if text is not None:
+    text = pod.decoded.annotations.get(CORES_LIMIT, "")
+    if text.strip():
         _check_cores_limit(draft, text, cores)
     elif pod.namespace in limits:
         others = parse_cores_limit(pod.annotation(CORES_LIMIT) or "") or 0
@@ -136,16 +143,11 @@ def _limit_cores(draft: ContainerDraft, limits: Mapping[str, int]) -> None:
 
 
 def _check_cores_limit(draft: ContainerDraft, text: str, cores: int) -> None:
-    shown, percent = f"annotation {CORES_LIMIT}={text[:_SHOWN]}", parse_cores_limit(text)
-    if percent is None:
+    percent = parse_cores_limit(text)
+    if percent is not None and percent < cores:
         raise PodRefused(
-            f"{shown}: expected a whole number from 1 to 100, the percentage of a GPU that a container "
-            "may use while no other does"
-        )
-    if percent < cores:
-        raise PodRefused(
-            f"{shown}: expected {cores} or more, since container {draft.name} gets {cores} percent of "
-            f"each GPU ({draft.resources.cores})"
+            f"annotation {CORES_LIMIT}={text}: expected {cores} or more, since container {draft.name} gets "
+            f"{cores} percent of each GPU ({draft.resources.cores})"
         )
 
 

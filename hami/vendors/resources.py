@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hami.model import Container, Request
 from hami.quantity import INT32_MAX, MIB, strict_integer
@@ -24,6 +25,16 @@ class CoreUnit(enum.Enum):
     def is_request_unit(self) -> bool:
         """Reports whether allocations have the unit of requests, so that a ResourceQuota can limit them."""
         return self in (CoreUnit.PERCENT, CoreUnit.SIXTEENTHS)
+
+
+_CORES: Mapping[CoreUnit, str] = MappingProxyType(
+    {
+        CoreUnit.PERCENT: "% of a device",
+        CoreUnit.SIXTEENTHS: "1/16 of a device",
+        CoreUnit.COMPUTE_UNITS: "% of a device, as compute units",
+        CoreUnit.MASK: "cores",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +75,38 @@ class Resources:
         names = (self.count, self.memory, self.memory_percent, self.cores, self.priority)
         return tuple(filter(None, names))
 
+    def role_of(self, name: str) -> str:
+        """Returns the field that has the resource *name*: ``count``, ``memory``, …"""
+        for role in ("count", "memory", "memory_percent", "cores", "priority"):
+            if getattr(self, role) == name:
+                return role
+        raise KeyError(name)
+
+    def unit_of(self, name: str) -> str:
+        """Returns the unit of the resource *name*, for users."""
+        if name == self.memory:
+            return self.memory_unit
+        if name == self.memory_percent:
+            return "% of a device"
+        if name == self.cores:
+            return self.cores_unit
+        return "a whole number"
+
+    @property
+    def memory_unit(self) -> str:
+        """The unit of memory in requests; empty without a memory resource."""
+        if not self.memory or self.memory_description:
+            return self.memory_description if self.memory else ""
+        unit = "MiB" if self.memory_factor <= 1 else f"{self.memory_factor} MiB"
+        return f"{unit}, or as written (512Mi)" if self.memory_units else unit
+
+    @property
+    def cores_unit(self) -> str:
+        """The unit of cores in requests; empty without a core resource."""
+        if not self.cores:
+            return ""
+        return self.cores_description or _CORES[self.core_unit]
+
     @property
     def has_memory(self) -> bool:
         """Reports whether pods can request memory."""
@@ -77,14 +120,18 @@ class Resources:
         return annotation(key) != value
 
     def amounts(self, limits: Mapping[str, str], requests: Mapping[str, str]) -> dict[str, str]:
-        """Returns the amount of each resource except the priority: the limit, else the request."""
-        amounts = {}
+        """Returns the amount of each resource except the priority: the limit, else the request. Nothing if all of them
+        are 0: that is no request."""
+        amounts: dict[str, str] = {}
         for name in filter(None, (self.count, self.memory, self.memory_percent, self.cores)):
             if name in limits:
                 amounts[name] = limits[name]
             elif name in requests and not self.limits_only:
                 amounts[name] = requests[name]
-        return amounts
+        for text in amounts.values():
+            if strict_integer(text) != 0:
+                return amounts
+        return {}
 
     def parse_amount(self, name: str, text: str) -> int | None:
         """Returns an amount of the resource *name*, memory in MiB; ``None`` if it is invalid.

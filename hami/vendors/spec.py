@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
+from hami.codec.forms import MAX_NAMES
 from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
@@ -35,6 +36,7 @@ from hami.model import (
 )
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.resources import CoreUnit, Resources
+from hami.vendors.terms import Term
 
 __all__ = [
     "AdmissionRules",
@@ -52,12 +54,11 @@ __all__ = [
     "Rule",
     "SelectDevices",
     "SelectorKeys",
+    "Term",
     "Vendor",
 ]
 
 T = TypeVar("T")
-
-MAX_SELECTED = 1024  # items of a list of types or UUIDs; each device is compared with all of them
 
 
 class Rule(enum.StrEnum):  # its hash is that of a string, which is remembered
@@ -91,9 +92,10 @@ class SelectorKeys:
     use_uuids: tuple[str, ...] = ()
     nouse_uuids: tuple[str, ...] = ()
     mode: str = ""
+    modes: tuple[str, ...] = ()  # the words of *mode*
 
     def select(self, annotations: Mapping[str, str]) -> Selector:
-        """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MAX_SELECTED."""
+        """Returns the selection in *annotations*. Raises: MalformedInput for a list of more than MAX_NAMES."""
         use_uuids: tuple[str, ...] | None = None
         for uuids in _lists(annotations, self.use_uuids):
             if use_uuids is None:
@@ -108,7 +110,7 @@ class SelectorKeys:
             nouse_types=_selected(annotations, self.nouse_types),
             use_uuids=use_uuids,
             nouse_uuids=nouse_uuids,
-            mode=annotations.get(self.mode),
+            mode=_written(annotations.get(self.mode)),
         )
 
     @property
@@ -125,11 +127,18 @@ def _lists(annotations: Mapping[str, str], keys: Iterable[str]) -> Iterator[tupl
             yield uuids
 
 
+def _written(text: str | None) -> str | None:
+    """Returns *text* in small letters; ``None`` if it is blank."""
+    if text is None or not text.strip():
+        return None
+    return text.lower()
+
+
 def _selected(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
     """Returns the list in the annotation *key*; ``None`` for none."""
     text = annotations.get(key)
-    if text is not None and text.count(",") >= MAX_SELECTED:
-        raise MalformedInput(key, text, f"expected at most {MAX_SELECTED} items")
+    if text is not None and text.count(",") >= MAX_NAMES:
+        raise MalformedInput(key, text, f"expected at most {MAX_NAMES} items")
     return parse_list(text)
 
 
@@ -266,6 +275,8 @@ class Annotations:
     ] = ()  # other annotations and labels of nodes that the inventory reads
     allocation_mode: str = ""  # of nodes: how pods get the registered devices, `dra` for claims
     pod_keys: tuple[str, ...] = ()  # annotations of pods that the functions read
+    # the form of those of them that users write; admission refuses other texts
+    pod_terms: tuple[Term, ...] = ()
     extra_keys: tuple[str, ...] = ()  # annotations of pods that *annotate* may write
     selectors: SelectorKeys = SelectorKeys()  # annotations of pods that select devices
     lock: str = NODE_LOCK  # of nodes: the lock under which allocations on a node are serialized; empty for none

@@ -23,6 +23,7 @@ from hami.scheduling.pod_request import ContainerRequest, make_pod_request
 from hami.vendors.admission import admit_pod
 from hami.vendors.catalog import vendors
 from hami.vendors.draft import PodDraft
+from hami.vendors.vocabulary import Vocabulary
 from testing.builders import ONLY_NVIDIA
 from tests.dra.pods import UUID, annotated, asking, init, limits, pod, sidecar
 
@@ -32,7 +33,7 @@ MANY = ",".join(f"GPU-{number}" for number in range(100))
 
 def admitted(wire, catalog=ONLY_NVIDIA):
     draft = PodDraft(wire)
-    admit_pod(catalog, draft)
+    admit_pod(Vocabulary(catalog), draft)
     return draft.render()
 
 

@@ -66,7 +66,12 @@ def test_one_claim_a_vendor_with_selectors():
     [
         ({}, "binpack", False),
         ({"hami.io/gpu-scheduler-policy": "mutex"}, "mutex", False),
-        ({"hami.io/gpu-scheduler-policy": ""}, "", False),
+        ({"hami.io/gpu-scheduler-policy": ""}, "binpack", False),
+        ({"hami.io/gpu-scheduler-policy": " "}, "binpack", False),
+        ({"hami.io/gpu-scheduler-policy": "sprad"}, "binpack", False),
+        ({"hami.io/gpu-scheduler-policy": "Spread"}, "spread", False),
+        ({"hami.io/gpu-scheduler-policy": "Spread, numa"}, "spread,numa", False),
+        ({"nvidia.com/numa-bind": "TRUE "}, "binpack", True),
         ({"nvidia.com/numa-bind": "t"}, "binpack", True),
         ({"nvidia.com/numa-bind": "yes"}, "binpack", False),
     ],
@@ -142,8 +147,10 @@ def test_a_claim_that_cannot_give_what_the_pod_asks_for(made, problem):
     "annotation, default, policy",
     [
         (None, "binpack", NodePolicy.BINPACK),
-        ("what", "spread", NodePolicy.BINPACK),
-        ("", "spread", NodePolicy.BINPACK),
+        ("what", "spread", NodePolicy.SPREAD),
+        ("", "spread", NodePolicy.SPREAD),
+        ("Spread", "binpack", NodePolicy.SPREAD),
+        ("KUBE", "spread", NodePolicy.SPREAD),
     ],
 )
 def test_node_policy(annotation, default, policy):

@@ -55,12 +55,12 @@ DENIED = [
     denied(AMD, given(AMD, 1, None, 101), PERCENT, id="AMD 101 %", void=False),
     denied(AMD, given(AMD, 1, None, "12.5"), PERCENT, id="AMD 12.5 %"),
     denied(AMD, given(AMD, 1, None, "many"), PERCENT, id="AMD many cores"),
-    denied(AMD, given(AMD, None, None, 0), PERCENT, id="AMD no cores, alone", void=False),
+    denied(AMD, given(AMD, 1, None, 0), PERCENT, id="AMD no cores", void=False),
     denied(
         AMD,
         given(AMD, 1, "16Gi"),
         f"invalid {AMD.resources.memory} value 16Gi in container c: must be an integer "
-        "between 0 and 2147483647",
+        "between 0 and 2147483647, in MiB, without a unit: 16384",
         id="AMD 16Gi",
     ),
 ]

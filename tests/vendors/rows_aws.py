@@ -99,8 +99,7 @@ ASKS = [
 
 DENIED = [
     denied({CORES: "3"}, f"{CORES} must be 1 or a multiple of 2, got 3", id="Neuron three cores"),
-    denied({CORES: "0"}, f"{CORES} must be greater than 0", id="Neuron no core"),
-    denied({COUNT: "0"}, f"{COUNT} must be greater than 0", id="Neuron no device"),
+    denied({COUNT: "0", CORES: "2"}, f"{COUNT} must be greater than 0", id="Neuron no device"),
     denied({COUNT: "-1"}, f"{COUNT} must be greater than 0", id="Neuron -1 devices"),
     denied({COUNT: "1.5"}, f"{COUNT} must be an integer", id="Neuron 1.5 devices"),
     denied({CORES: "500m"}, f"{CORES} must be an integer", id="Neuron half a core"),

@@ -41,7 +41,7 @@ DENIED = [
         MLU,
         given(MLU, 1, "4Gi"),
         f"invalid {MLU.resources.memory} value 4Gi in container c: must be an integer "
-        "between 0 and 8388607",
+        "between 0 and 8388607, in units of 256 MiB, without a unit: 16",
         id="MLU 4Gi",
     ),
 ]

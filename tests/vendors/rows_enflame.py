@@ -123,10 +123,19 @@ ASKS = [
 ]
 
 DENIED = [
-    denied({COUNT: "0"}, f"{COUNT} must be greater than 0", id="DRS no slice"),
     denied({COUNT: "-3"}, f"{COUNT} must be greater than 0", id="DRS -3 slices"),
-    denied({MEMORY: "0"}, f"{MEMORY} must be greater than 0", id="DRS no memory"),
-    denied({CORES: "0"}, f"{CORES} must be in range (0,100]", id="DRS no cores"),
+    denied(
+        {MEMORY: "8", CORES: "0"},
+        f"{CORES} must be in range (0,100]",
+        void=False,
+        id="DRS no cores",
+    ),
+    denied(
+        {MEMORY: "0", CORES: "5"},
+        f"{MEMORY} must be greater than 0",
+        void=False,
+        id="DRS no memory",
+    ),
     denied(
         {CORES: "101"},
         f"{CORES} must be in range (0,100]",
@@ -144,7 +153,7 @@ DENIED = [
     ),
     denied(
         {MEMORY: "16Gi"},
-        f"invalid {MEMORY} value 16Gi in container c: {INT32}",
+        f"invalid {MEMORY} value 16Gi in container c: {INT32}, in GB or MiB, without a unit: 16384",
         id="DRS memory in bytes",
     ),
     denied(

@@ -65,13 +65,13 @@ DENIED = [
         SCALED,
         given(DCU, 1, 3000000),
         f"invalid {DCU.resources.memory} value 3000000 in container c: "
-        "must be an integer between 0 and 2097151",
+        "must be an integer between 0 and 2097151, in units of 1024 MiB, without a unit",
         id="too much after scaling",
     ),
     denied(
         DCU,
         given(DCU, 1, "16Gi"),
-        f"invalid {DCU.resources.memory} value 16Gi in container c: {INT32}",
+        f"invalid {DCU.resources.memory} value 16Gi in container c: {INT32}, in MiB, without a unit: 16384",
         id="16Gi",
     ),
     denied(
@@ -83,7 +83,7 @@ DENIED = [
     denied(
         DCU,
         given(DCU, 1, "1.5"),
-        f"invalid {DCU.resources.memory} value 1.5 in container c: {INT32}",
+        f"invalid {DCU.resources.memory} value 1.5 in container c: {INT32}, in MiB, without a unit",
         id="Hygon memory that cannot be read is no whole card",
     ),
     denied(
@@ -95,7 +95,7 @@ DENIED = [
     denied(
         HCU,
         given(HCU, 1, "16Gi"),
-        f"invalid hygon.com/hcumem value 16Gi in container c: {INT32}",
+        f"invalid hygon.com/hcumem value 16Gi in container c: {INT32}, in MiB, without a unit: 16384",
         id="Hygon 16Gi of an HCU",
     ),
 ]

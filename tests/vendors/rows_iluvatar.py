@@ -55,14 +55,14 @@ DENIED = [
         V150,
         given(V150, 1, 8388608),
         f"invalid {V150.resources.memory} value 8388608 in container c: must be an "
-        "integer between 0 and 8388607",
+        "integer between 0 and 8388607, in units of 256 MiB, without a unit",
         id="Iluvatar too much memory",
     ),
     denied(
         V150,
         given(V150, 1, "16Gi"),
         f"invalid {V150.resources.memory} value 16Gi in container c: must be an "
-        "integer between 0 and 8388607",
+        "integer between 0 and 8388607, in units of 256 MiB, without a unit: 64",
         id="Iluvatar 16Gi",
     ),
 ]

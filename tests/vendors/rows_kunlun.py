@@ -163,7 +163,7 @@ DENIED = [
         Denied(
             vendor=SLICES,
             limits=vxpu(1, "1.5"),
-            why=f"invalid kunlunxin.com/vxpu-memory value 1.5 in container c: {INT32}",
+            why=f"invalid kunlunxin.com/vxpu-memory value 1.5 in container c: {INT32}, in MiB, without a unit",
         ),
         id="vXPU memory that cannot be read",
     ),

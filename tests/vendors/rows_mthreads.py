@@ -152,13 +152,12 @@ DENIED = [
     ),
     denied(MT, given(MT, 1, 3), LEGAL, id="Mthreads memory that is no legal size", void=False),
     denied(MT, given(MT, 1, 0), LEGAL, id="Mthreads no memory", void=False),
-    denied(MT, given(MT, 0), "mthreads.com/vgpu must be greater than 0", id="Mthreads zero cards"),
     denied(MT, given(MT, -1), "mthreads.com/vgpu must be greater than 0", id="Mthreads -1 cards"),
     denied(
         MT,
         given(MT, 1, "1.5"),
         f"invalid {MT.resources.memory} value 1.5 in container c: must be an integer "
-        "between 0 and 4194303",
+        "between 0 and 4194303, in units of 512 MiB, without a unit",
         id="Mthreads memory that is no integer",
     ),
     denied(

@@ -148,25 +148,25 @@ DENIED = [  # vendor, limits, reason; such a pod requests nothing if it exists n
     denied(
         NVIDIA,
         nv(1, gpumem="16Gi"),
-        f"invalid nvidia.com/gpumem value 16Gi in container c: {INT32}",
+        f"invalid nvidia.com/gpumem value 16Gi in container c: {INT32}, in MiB, without a unit: 16384",
         id="NVIDIA memory that is no integer",
     ),
     denied(
         NVIDIA,
         nv(1, gpumem="-1"),
-        f"invalid nvidia.com/gpumem value -1 in container c: {INT32}",
+        f"invalid nvidia.com/gpumem value -1 in container c: {INT32}, in MiB, without a unit",
         id="NVIDIA -1 MiB",
     ),
     denied(
         NVIDIA,
         nv(1, gpumem="1.5"),
-        f"invalid nvidia.com/gpumem value 1.5 in container c: {INT32}",
+        f"invalid nvidia.com/gpumem value 1.5 in container c: {INT32}, in MiB, without a unit",
         id="NVIDIA 1.5 MiB",
     ),
     denied(
         NVIDIA,
         nv(1, gpumem="lots"),
-        f"invalid nvidia.com/gpumem value lots in container c: {INT32}",
+        f"invalid nvidia.com/gpumem value lots in container c: {INT32}, in MiB, without a unit",
         id="NVIDIA lots",
     ),
     denied(
@@ -190,7 +190,8 @@ DENIED = [  # vendor, limits, reason; such a pod requests nothing if it exists n
     denied(
         nvidia(memory_factor=512),
         nv(1, gpumem=4194304),
-        "invalid nvidia.com/gpumem value 4194304 in container c: must be an integer between 0 and 4194303",
+        "invalid nvidia.com/gpumem value 4194304 in container c: must be an integer between 0 and 4194303, "
+        "in units of 512 MiB, without a unit",
         id="NVIDIA too much after scaling",
     ),
 ]

@@ -20,6 +20,7 @@ from hami.vendors.catalog import vendors
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request
 from hami.vendors.spec import AnnotationContext
+from hami.vendors.vocabulary import Vocabulary
 from testing.builders import container, node, pod, pod_request, share
 from testing.vendor_rows import NOW, admitted
 from tests.vendors.rows_ascend import A910, B910, CHART, P310, SOFT, ascend, chips, npu
@@ -112,7 +113,7 @@ def env_after(overwriting, limits):
     )
     catalog = vendors(config, ascend=True)
     draft = PodDraft({"spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]}})
-    admit_pod(catalog, draft)
+    admit_pod(Vocabulary(catalog), draft)
     return draft.render()["spec"]["containers"][0].get("env", [])
 
 

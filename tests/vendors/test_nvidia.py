@@ -112,7 +112,7 @@ def test_runtime_class(vendor, limits, pod_spec, expected):
         ({}, False),
         (ONE, True),
         ({"nvidia.com/gpumem": "1"}, True),
-        ({"nvidia.com/gpu": "0"}, True),
+        ({"nvidia.com/gpu": "0"}, False),
         ({"nvidia.com/priority": "1"}, False),
         ({"cpu": "1"}, False),
     ],

@@ -59,7 +59,8 @@ def test_what_makes_a_request_void_is_objected_to(text):
     with pytest.raises(MalformedInput) as caught:
         check_amounts(draft({GPU: "1", MEMORY: text}))
     assert str(caught.value) == (
-        f"invalid nvidia.com/gpumem value {text} in container c: must be an integer between 0 and 2147483647"
+        f"invalid nvidia.com/gpumem value {text} in container c: must be an integer between 0 and "
+        "2147483647, in MiB, without a unit"
     )
 
 
