@@ -78,6 +78,47 @@ VARIABLES = (
     "A",
 )
 LIMITS = ("100", "100", "60", "3", "1", "0", "101", "", "60 ", "060", "+60", "6e1", "all")
+WORDS = {
+    "hami.io/node-scheduler-policy": (
+        "spread",
+        "Spread",
+        "KUBE ",
+        "binpak",
+        "spread,binpack",
+        "",
+        "x" * 300,
+    ),
+    "hami.io/gpu-scheduler-policy": (
+        "numa",
+        "BinPack, Numa,",
+        "mutex,binpak",
+        " , ",
+        "",
+        "topology-aware",
+    ),
+    "hami.io/device-scoring-weights": (
+        "slot=1,core=1,memory=3",
+        "Slot=1, core = 1,memory=0",
+        "slot=0,core=0,memory=0",
+        "slot=1,slot=1,memory=3",
+        "slot=1,core=1",
+        "slot=-1,core=1,memory=1",
+        "",
+    ),
+    "nvidia.com/numa-bind": ("true", "TRUE", "1", "yes", "", " false"),
+    "nvidia.com/vgpu-mode": ("mig", "MIG", "hami-core,mig", "vgpu", ""),
+    "nvidia.com/use-gputype": (
+        "A100",
+        "A100,V100",
+        '["A100"]',
+        ",",
+        "",
+        "Tesla V100-PCIE-32GB",
+        "a;b",
+    ),
+    "nvidia.com/nouse-gpuuuid": ("GPU-a", "GPU-a,\nGPU-b\n", "GPU-a\nGPU-b", "'GPU-a'", " "),
+    "hami.io/overwrite-env": ("true", "False", "off", ""),
+}
 SCHEDULERS = (
     None,
     None,
@@ -102,7 +143,7 @@ def generated_pod(number: int) -> Object:
         if "priority" in amounts:
             amounts["priority"] = chance.choice(("1", "1", "2", "1e2"))  # others need a right
         made = container(name, privileged=chance.random() < 0.03, **amounts)
-        if chance.random() < 0.1:
+        if chance.random() < 0.1:  # a request without a limit becomes one beside limits
             made.setdefault("resources", {})["requests"] = {
                 RESOURCES[name]: chance.choice(AMOUNTS[:6])
                 for name in chance.sample(sorted(RESOURCES), 2)
@@ -130,6 +171,9 @@ def generated_pod(number: int) -> Object:
         made["spec"]["runtimeClassName"] = "nvidia"
     if chance.random() < 0.15:
         made["metadata"]["annotations"]["nvidia.com/gpucores-limit"] = chance.choice(LIMITS)
+    for key, texts in WORDS.items():
+        if chance.random() < 0.08:
+            made["metadata"]["annotations"][key] = chance.choice(texts)
     if chance.random() < 0.03:
         made["metadata"]["labels"]["hami.io/webhook"] = "ignore"
     if chance.random() < 0.02:

@@ -294,23 +294,27 @@ class Budget:
 
     memory_mib: int | None = None
     cores: int | None = None
+    devices: int | None = None
 
     @property
     def is_unlimited(self) -> bool:
         """Reports whether there is no limit."""
-        return self.memory_mib is None and self.cores is None
+        return self == Budget()
 
-    def covers(self, memory_mib: int, cores: int) -> bool:
+    def covers(self, memory_mib: int, cores: int, devices: int = 0) -> bool:
         """Reports whether the amounts are within the budget."""
         if self.memory_mib is not None and memory_mib > self.memory_mib:
             return False
+        if self.devices is not None and devices > self.devices:
+            return False
         return self.cores is None or cores <= self.cores
 
-    def without(self, memory_mib: int, cores: int) -> Budget:
+    def without(self, memory_mib: int, cores: int, devices: int = 0) -> Budget:
         """Returns what is left after the amounts."""
         return Budget(
             None if self.memory_mib is None else self.memory_mib - memory_mib,
             None if self.cores is None else self.cores - cores,
+            None if self.devices is None else self.devices - devices,
         )
 
 
@@ -324,6 +328,11 @@ class PodRef:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRef(PodRef):
+    """The identity of a ResourceQuota, for events about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,7 +550,8 @@ class QuotaLimits:
     """The ``limits.…`` entries of one ResourceQuota, keyed by resource name without that prefix.
 
     *binary*: resources whose limit has a binary suffix (``4Gi``). *requests*: names of its ``requests.…`` entries,
-    which Kubernetes itself counts. *scopes*: the quota limits and counts only the pods that match all of them.
+    which Kubernetes itself counts. *entries*: all that have a resource with a domain, as written.
+    *scopes*: the quota limits and counts only the pods that match all of them.
     """
 
     namespace: str
@@ -551,6 +561,7 @@ class QuotaLimits:
     limits: Mapping[str, int] = field(default_factory=dict)
     binary: frozenset[str] = frozenset()
     requests: frozenset[str] = frozenset()
+    entries: tuple[tuple[str, str], ...] = ()
     scopes: tuple[ScopeRequirement, ...] = ()
 
     def matches(self, pod: PodScope) -> bool:

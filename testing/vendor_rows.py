@@ -29,7 +29,8 @@ NOW = datetime(2026, 8, 21, 12, 0, 0, tzinfo=UTC)  # Unix time 1787313600
 class Asked:
     """A container with these *limits* (and *requests*) after admission, and the resulting request.
 
-    *added*: limits that are new or changed; *requested*: the same for requests; *env*: variables that it has
+    *added*: limits that are new or changed, beside those that were requests only;
+    *requested*: the same for requests; *env*: variables that it has
     afterwards; *annotations*: the pod's, before; *annotated*: what is new or changed of them; *pod_spec*: fields set in
     the spec.
     """
@@ -50,7 +51,10 @@ class Asked:
         limits, requests, admission = admitted(
             self.vendor, self.limits, self.requests, self.annotations
         )
-        assert (limits, requests) == (self.limits | self.added, self.requests | self.requested)
+        resources = self.vendor.resources
+        given = resources.amounts(self.limits, self.requests)  # a request becomes the limit
+        assert limits == given | self.limits | self.added
+        assert requests == self.requests | self.requested
         assert {
             entry["name"]: entry["value"] for entry in admission.container.get("env", [])
         } == self.env

@@ -23,6 +23,7 @@ from hami.inspect.vendors import entries
 from hami.model import Reason
 from hami.plugin.settings import read_plugin_settings
 from hami.vendors.catalog import vendors
+from hami.vendors.vocabulary import counted_names
 from tests.test_monitoring import GROUPS, SCRAPED
 from tools.site import copy_pages, nav_pages
 
@@ -582,13 +583,13 @@ def test_the_protocol_names_the_annotations_for_agents_of_vendors(vendor):
 
 
 def test_shown_quotas_are_enforced():
-    """HAMi enforces memory and cores, Kubernetes the rest."""
+    """HAMi enforces devices, memory and cores, Kubernetes the rest."""
     blocks = [body for _, body in FENCE.findall(read(ROOT / "docs" / "usage.md"))]
     (quota,) = [yaml.safe_load(body) for body in blocks if "ResourceQuota" in body]
     counted = {
         f"limits.{name}"
         for entry in entries(chart_config())
-        for name in (entry.vendor.resources.memory, entry.vendor.resources.cores)
+        for name in counted_names(entry.vendor.resources)
     }
     assert all(name in counted or name.startswith("requests.") for name in quota["spec"]["hard"])
 

@@ -9,8 +9,9 @@ import yaml
 from click.testing import CliRunner
 
 from hami.codec.device_config import chart_config, parse_device_config
-from hami.codec.keys import CORES_LIMIT, RESIZE, SCHEDULERS_ALONE
+from hami.codec.keys import CORES_LIMIT, NUMA_BIND, RESIZE, SCHEDULERS_ALONE
 from hami.vendors.entry_points import full_catalog
+from hami.vendors.vocabulary import Vocabulary
 from testing.cel import parse
 from tools import admission
 from tools.policies import (
@@ -324,5 +325,6 @@ def test_a_resource_that_is_left_out_is_in_no_policy_of_admission():
         admission.FOLDER / "policies.yaml"
     ]
     names = set(re.findall(r"'([a-z.]*nvidia\.com/[a-z-]+)'", text))
-    assert names == {"nvidia.com/gpu", CORES_LIMIT}
+    annotations = Vocabulary(full_catalog(config)).forms_of("NVIDIA").keys()
+    assert names == {"nvidia.com/gpu", CORES_LIMIT, NUMA_BIND, *annotations}
     assert not re.search(r"'' in |\['']|Key\(''", text)

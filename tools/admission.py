@@ -6,11 +6,21 @@ away from the webhook. A test compares what both make of thousands of pods.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
 from hami.codec.device_config import NvidiaConfig
-from hami.codec.keys import CORES_LIMIT
+from hami.codec.forms import (
+    LONGEST_WORD,
+    MAX_NAMES,
+    NOT_IN_NAMES,
+    Form,
+    NameList,
+    Weighted,
+    Words,
+)
+from hami.codec.keys import CORES_LIMIT, OVERWRITE_ENV, OVERWRITE_ENV_CONTAINERS
 from hami.quantity import INT32_MAX
 from hami.scheduler.admit import MAX_RESOURCES
 from hami.vendors.nvidia import (
@@ -21,7 +31,9 @@ from hami.vendors.nvidia import (
 )
 from hami.vendors.request import MAX_CONTAINERS, WHOLE
 from hami.vendors.spec import Catalog
-from tools.policies import BASE, GENERATED, OWN_PLUGIN, indented, requests_of
+from hami.vendors.terms import Author, Place, Term
+from hami.vendors.vocabulary import Vocabulary
+from tools.policies import BASE, GENERATED, OWN_PLUGIN, indented, listed_names, requests_of
 
 FOLDER = BASE.parent / "components" / "admission-policies"
 TEMPLATE = Path(__file__).with_name("admission.template.yaml")
@@ -50,9 +62,10 @@ def generated_files(
   - name: managed-resource-of-others
     expression: >-
       {indented(requests_of(others), 6)}
+      || ['{OVERWRITE_ENV}', '{OVERWRITE_ENV_CONTAINERS}'].exists(k, k in object.metadata.?annotations.orValue({{}}))
 """
     return {
-        folder / "policies.yaml": _Expressions(config).render(),
+        folder / "policies.yaml": _Expressions(config, Vocabulary(catalog)).render(),
         folder / "webhook.yaml": webhook,
     }
 
@@ -76,8 +89,9 @@ def obstacle(config: NvidiaConfig | None) -> str:
 class _Expressions:
     """The expressions about a container *c*, with the names of resources in *config*."""
 
-    def __init__(self, config: NvidiaConfig) -> None:
+    def __init__(self, config: NvidiaConfig, vocabulary: Vocabulary) -> None:
         self._config = config
+        self._vocabulary = vocabulary
         self._count, self._cores = config.resource_count_name, config.resource_core_name
         self._memory, self._percent = (
             config.resource_memory_name,
@@ -109,10 +123,16 @@ class _Expressions:
                 self._cores_of(f"({all_containers})", self._lacks_count, self._lacks_cores), 6
             ),
             cores=indented(self._cores_of("variables.all", "false", "false"), 6),
+            asks=indented(f"({all_containers}).exists(c,\n  {indented(self._asks, 2)})", 6),
+            asks_of_all=indented(f"variables.all.exists(c,\n  {indented(self._asks, 2)})", 6),
+            word_patches=indented(_word_patches(self._terms), 8),
+            terms_are_read="\n".join(map(_validation, self._terms)),
             most_containers=MAX_CONTAINERS,
             most_resources=MAX_RESOURCES,
             largest=INT32_MAX,
             memory=self._memory or self._count,
+            memory_unit=_unit(config.memory_factor),
+            four_gib=-(-4096 // max(config.memory_factor, 1)),
             memory_percent=self._percent or "percentage",
             is_ours=indented(
                 f"object.spec.?schedulerName.orValue('') in [{schedulers}]\n"
@@ -123,7 +143,10 @@ class _Expressions:
             requests_devices=indented(
                 f"({all_containers}).exists(c,\n  {indented(self._requests, 2)})", 6
             ),
-            requesting=f"variables.all.filter(c, {self._has(self._count)})",
+            requesting=indented(
+                f"variables.all.filter(c, {self._has(self._count)}\n  && {indented(self._asks, 2)})",
+                6,
+            ),
             patches=indented("\n".join(self._patches(field) for field in _FIELDS), 8),
             percent_is_valid=indented(
                 self._of_all(
@@ -156,12 +179,40 @@ class _Expressions:
         return f"quantity(string(c.resources.requests['{name}']))"
 
     @property
+    def _asks(self) -> str:
+        """The container names an amount that is not 0, which the API server writes in this way."""
+        listed = ", ".join(f"'{name}'" for name in self._given)
+        return (
+            f"{_AMOUNTS}.exists(r, r in [\n  {listed}] && string(c.resources.requests[r]) != '0')"
+        )
+
+    @property
     def _lacks_count(self) -> str:
-        return f"variables.defaultGPUNum > 0 && !({self._has(self._count)}) && {self._names_any(self._given)}"
+        return f"variables.defaultGPUNum > 0 && !({self._has(self._count)}) && {self._asks}"
 
     @property
     def _requests(self) -> str:
-        return f"{self._has(self._count)} || (variables.defaultGPUNum > 0 && {self._names_any(self._given)})"
+        return f"({self._has(self._count)} || variables.defaultGPUNum > 0) && {self._asks}"
+
+    @property
+    def _lacks_limits(self) -> str:
+        """The container has requests of some of the resources without limits."""
+        listed = ", ".join(f"'{name}'" for name in self._given)
+        return (
+            f"{_AMOUNTS}.exists(r, r in [\n  {listed}] && !(r in c.?resources.limits.orValue({{}})))\n"
+            f"&& {self._asks}"
+        )
+
+    @property
+    def _terms(self) -> list[Term]:
+        """The annotations that the API server checks: the others need the webhook, or have a check of their own."""
+        terms = []
+        for term in self._vocabulary.terms:
+            if term.place is not Place.POD_ANNOTATION or term.author is not Author.USER:
+                continue
+            if term.vendor in ("", OWN_PLUGIN) and isinstance(term.form, _CHECKED):
+                terms.append(term)
+        return terms
 
     @property
     def _lacks_cores(self) -> str:
@@ -184,6 +235,17 @@ class _Expressions:
         )
         set_env = [f"({condition})" for condition, _, _ in self._variables]
         lists = [
+            (
+                f"!has(c.resources.limits) && {self._lacks_limits}",
+                f"JSONPatch{{op: 'add', path: {path}'/resources/limits', value: {{}}}}",
+            ),
+            (
+                self._lacks_limits,
+                f"{_AMOUNTS}.filter(r, r in [{', '.join(repr(name) for name in self._given)}]\n"
+                "    && !(r in c.?resources.limits.orValue({})))\n"
+                f"  .map(r, JSONPatch{{op: 'add', path: {path}'/resources/limits/' + jsonpatch.escapeKey(r),\n"
+                "    value: string(c.resources.requests[r])})",
+            ),
             (
                 self._lacks_count,
                 f"JSONPatch{{op: 'add', path: {count},\n  value: string(variables.defaultGPUNum)}}",
@@ -222,7 +284,7 @@ class _Expressions:
         return "\n".join(
             f"+ object.spec.?{field}.orValue([]).transformList(i, c,\n"
             f"  {indented(condition, 2)},\n  {indented(patches, 2)})"
-            + (".flatten()" if "'remove'" in patches else "")
+            + (".flatten()" if ".map(r" in patches or "'remove'" in patches else "")
             for condition, patches in lists
         )
 
@@ -270,6 +332,72 @@ class _Expressions:
         return f"q.isInteger(){least} && q.asInteger() <= {INT32_MAX}{factor}"
 
 
+def _unit(factor: int) -> str:
+    return "MiB" if factor <= 1 else f"units of {factor} MiB"
+
+
+def _word_patches(terms: Sequence[Term]) -> str:
+    """Returns the patches that write words of annotations as programs expect them."""
+    lists, words, lowered = [], [], []
+    for term in terms:
+        if isinstance(term.form, Weighted):
+            lowered.append(term.key)
+        elif isinstance(term.form, Words):
+            (lists if term.form.is_list else words).append(term.key)
+    patches = []
+    for keys, canonical in (
+        (words, "text.trim().lowerAscii()"),
+        (lists, f"{_LISTED}.join(',')"),
+        (lowered, "text.lowerAscii()"),
+    ):
+        patches.append(
+            f"+ (variables.asks ? [\n  {indented(listed_names(keys), 2)}]\n"
+            "  .filter(k, k in variables.annotations && variables.annotations[k].trim() != ''\n"
+            f"    && variables.annotations[k].size() <= {LONGEST_WORD})\n"
+            f"  .map(k, [variables.annotations[k]].map(text, {canonical})\n"
+            "    .filter(text, text != variables.annotations[k])\n"
+            "    .map(text, JSONPatch{op: 'replace',\n"
+            "      path: '/metadata/annotations/' + jsonpatch.escapeKey(k), value: text})).flatten() : [])"
+        )
+    return "\n".join(patches)
+
+
+def _validation(term: Term) -> str:
+    """Returns the validation of the annotation *term*."""
+    return f"""\
+  - reason: Invalid
+    expression: >-
+      !variables.asks || [variables.annotations[?'{term.key}'].orValue('')].all(text, text.trim() == ''
+        || ({indented(_is_read(term.form), 8)}))
+    message: >-
+      annotation {term.key}: expected {term.form.expected}"""
+
+
+def _is_read(form: Form) -> str:
+    """Returns the expression for: *text* has this form."""
+    if isinstance(form, Words):
+        words = ", ".join(f"'{word}'" for word in form.all)
+        is_short = f"text.size() <= {LONGEST_WORD}"
+        if form.is_list:
+            return f"{is_short} && [{_LISTED}].all(words,\n  words.size() > 0 && words.all(w, w in [{words}]))"
+        return f"{is_short} && text.trim().lowerAscii() in [{words}]"
+    if isinstance(form, Weighted):
+        return _WEIGHTED
+    return (
+        f"[text.split(',')].all(items, items.size() <= {MAX_NAMES} && items.exists(i, i.trim() != '')\n"
+        f'  && !items.exists(i, i.trim().matches("{_CEL_NOT_IN_NAMES}")))'
+    )
+
+
+_CEL_NOT_IN_NAMES = "[" + NOT_IN_NAMES.replace("\\", "\\\\").replace('"', '\\"') + "]"
+_WEIGHT = r"^(slot|core|memory)\\s*=\\s*[+]?[0-9]{1,18}$"
+_WEIGHTED = f"""\
+text.size() <= {LONGEST_WORD} && [text.split(',')].all(items, items.size() == 3
+  && items.all(i, i.trim().lowerAscii().matches('{_WEIGHT}'))
+  && ['slot', 'core', 'memory'].all(name, items.exists(i, i.trim().lowerAscii().startsWith(name)))
+  && text.matches('[1-9]'))"""
+
+
 def _rounded_to(amount: str, value: int) -> str:
     """Returns the expression for: the quantity *amount* is *value* when it is rounded up."""
     return f"{amount}.compareTo(quantity('{value - 1}')) > 0 && {amount}.compareTo(quantity('{value}')) <= 0"
@@ -277,7 +405,9 @@ def _rounded_to(amount: str, value: int) -> str:
 
 _LIMITS_CORES = f"""\
 variables.cores.size() > 0 && request.namespace in variables.gpucoresLimits
-          && !('{CORES_LIMIT}' in object.metadata.?annotations.orValue({{}}))"""
+          && variables.annotations[?'{CORES_LIMIT}'].orValue('').trim() == ''"""
+_CHECKED = (Words, NameList, Weighted)
+_LISTED = "text.split(',').map(w, w.trim().lowerAscii()).filter(w, w != '')"
 _FREE = f"""\
 variables.requesting.all(c, c.?env.orValue([]).all(e,
   !(e.name == '{VISIBLE_VARIABLE}' && !(e.?value.orValue('') in {list(NOTHING_VISIBLE)}))

@@ -25,6 +25,8 @@ from hami.codec.keys import (
     CLAIM_ALLOCATION_MODES,
     CLAIM_RESOURCE,
     NODE_LOCK,
+    OVERWRITE_ENV,
+    OVERWRITE_ENV_CONTAINERS,
     PREEMPTIBLE,
     RESIZE,
     ROOM,
@@ -157,7 +159,7 @@ def render_policies(catalog: Catalog) -> str:
         only_hami_and_capacity=indented(_confined(_HAMI, status=_only_amounts(catalog)), 6),
         only_pod_keys=indented(_confined(f"{_HAMI}\n|| {_owned_pod_key(catalog)}", labels=True), 6),
         only_node_keys=indented(_confined(f"{_HAMI}\n|| {_owned_node_key(catalog)}"), 6),
-        not_of_plugins=indented(_names(sorted({*SCHEDULERS_ALONE, RESIZE})), 10),
+        not_of_plugins=indented(listed_names(sorted({*SCHEDULERS_ALONE, RESIZE})), 10),
         pod_key=indented(_owned_pod_key(catalog), 8),
         node_key=indented(_owned_node_key(catalog), 8),
         requests_devices=indented(_requests_devices(catalog), 6),
@@ -183,6 +185,7 @@ def render_match_conditions(catalog: Catalog) -> str:
   - name: managed-resource-or-reserved-key
     expression: >-
       {indented(_requests_devices(catalog), 6)}
+      || ['{OVERWRITE_ENV}', '{OVERWRITE_ENV_CONTAINERS}'].exists(k, k in object.metadata.?annotations.orValue({{}}))
       || [object.metadata.?annotations.orValue({{}}), object.metadata.?labels.orValue({{}})].exists(keys,
         keys.size() <= {MAX_KEYS} && keys.exists(k,
           {indented(_owned_pod_key(catalog), 10)}))
@@ -235,7 +238,7 @@ def render_claim_webhooks(component: str, catalog: Catalog) -> str:
 
     def listed(found: re.Match[str]) -> str:
         names = [*own, CLAIM_RESOURCE] if f"'{CLAIM_RESOURCE}'" in found[0] else own
-        return CLAIM_INDENT + indented(_names(names), len(CLAIM_INDENT))
+        return CLAIM_INDENT + indented(listed_names(names), len(CLAIM_INDENT))
 
     return _LISTED.sub(listed, component)
 
@@ -286,19 +289,20 @@ def _only_amounts(catalog: Catalog) -> str:
   pair[0].?status.orValue({{}}).all(f, pair[0].status[?f] == pair[1].?status[?f]
     || (f in ['capacity', 'allocatable'] && pair[0].status[f].all(k,
       k in [
-        {indented(_names(names), 8)}]
+        {indented(listed_names(names), 8)}]
       || pair[0].status[f][?k] == pair[1].?status[?f][?k]))))"""
 
 
 def _owned_pod_key(catalog: Catalog) -> str:
     """Returns the CEL expression for: *k* is a key of pods that users may not write."""
     # the pattern alone would cost most of what the API server permits for an expression if the other keys were long
-    return f"k in [\n  {indented(_names(pod_keys(catalog)), 2)}]\n|| ({_HAMI} && k.matches(r'^{ALLOCATION_PATTERN}$'))"
+    names = indented(listed_names(pod_keys(catalog)), 2)
+    return f"k in [\n  {names}]\n|| ({_HAMI} && k.matches(r'^{ALLOCATION_PATTERN}$'))"
 
 
 def _owned_node_key(catalog: Catalog) -> str:
     """Returns the CEL expression for: *k* is an annotation of nodes that users may not write."""
-    return f"k.startsWith('{NODE_PREFIX}') || k in [\n  {indented(_names(node_keys(catalog)), 2)}]"
+    return f"k.startsWith('{NODE_PREFIX}') || k in [\n  {indented(listed_names(node_keys(catalog)), 2)}]"
 
 
 def _requests_devices(catalog: Catalog, pod: str = "object") -> str:
@@ -310,7 +314,7 @@ def _requests_devices(catalog: Catalog, pod: str = "object") -> str:
 def requests_of(resources: Iterable[str], pod: str = "object") -> str:
     """Returns the CEL expression for: a container of *pod* names one of *resources*, or that of pods which get their
     devices by claims of the scheduler."""
-    names = _names((*resources, CLAIM_RESOURCE))
+    names = listed_names((*resources, CLAIM_RESOURCE))
     return f"""\
 [{pod}.spec.containers + {pod}.spec.?initContainers.orValue([])].exists(all,
   all.size() > {MAX_CONTAINERS} || all.exists(c,
@@ -319,7 +323,7 @@ def requests_of(resources: Iterable[str], pod: str = "object") -> str:
         {indented(names, 8)}]))))"""
 
 
-def _names(names: Iterable[str]) -> str:
+def listed_names(names: Iterable[str]) -> str:
     """Returns *names* as the items of a list in CEL, in lines."""
     return "\n".join(
         textwrap.wrap(", ".join(f"'{name}'" for name in names), WIDTH, break_on_hyphens=False)

@@ -16,6 +16,7 @@ from hami.model import DisruptionBudget, LabelRequirement, Node, QuotaLimits, Sc
 from hami.quantity import strict_integer
 
 RESOURCE_GROUP = "resource.k8s.io/v1"  # of slices and claims
+LONGEST_AMOUNT = 64  # characters of an entry of a quota that is remembered as it is written
 LONGEST_VERSION = 18  # digits; annotations may hold any text, also longer than int() accepts
 Quantities = dict[str, str | int | float | None]
 
@@ -161,8 +162,11 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
     wire = decode("resourcequota", _QUOTA, data)
     limits: dict[str, int] = {}
     binary, requests = set(), set()
+    entries: list[tuple[str, str]] = []
     for entry, text in quantities(wire.spec.hard).items():
         kind, _, name = entry.partition(".")
+        if "/" in entry and len(text) <= LONGEST_AMOUNT:
+            entries.append((entry, text))
         value = strict_integer(text)
         if kind == "limits" and value is not None:
             limits[name] = value
@@ -180,6 +184,7 @@ def parse_quota(data: bytes | msgspec.Raw) -> QuotaLimits:
         binary=frozenset(binary),
         scopes=_scopes(wire.spec),
         requests=frozenset(requests),
+        entries=tuple(entries),
     )
 
 

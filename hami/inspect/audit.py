@@ -28,6 +28,7 @@ from hami.scheduling.usage import Charge
 from hami.state.binding_annotations import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.mig import with_places
+from hami.vendors.quota_entries import QuotaEntries
 from hami.vendors.request import most_shares
 from hami.vendors.spec import Vendor
 
@@ -498,6 +499,19 @@ def _nodes_without(cluster: InspectedCluster, vendor: Vendor, resources: Sequenc
     return count
 
 
+def _uncounted_quotas(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields entries of ResourceQuotas that look like limits of devices, and that nobody counts."""
+    entries = QuotaEntries(cluster.vendors)
+    for quota in cluster.record.quotas:
+        for found in entries.uncounted(quota):
+            yield Finding(
+                "QuotaEntryNotCounted",
+                f"quota {quota.namespace}/{quota.name}",
+                f"{found.entry}: {found.problem}",
+                found.remedy,
+            )
+
+
 def _age(cluster: InspectedCluster, unix: int) -> float:
     """Returns the seconds from *unix* to the record; 0 if *unix* is unknown, or no time that a datetime can have."""
     if not 0 < unix < LATEST:
@@ -520,4 +534,5 @@ _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
     _upgrade,
     _excess_bindings,
     _device_classes,
+    _uncounted_quotas,
 )

@@ -234,6 +234,7 @@ QUOTA_FIELDS: Fields = {
     "limits": Kind.KEPT,
     "binary": Kind.KEPT,
     "requests": Kind.KEPT,
+    "entries": Kind.KEPT,
     "scopes": {"scope": Kind.KEPT, "operator": Kind.KEPT, "values": Name("priority-class")},
 }
 _POLICIES: Fields = {"node": Kind.TEXT, "device": Kind.TEXT}

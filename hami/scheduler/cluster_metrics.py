@@ -238,7 +238,8 @@ def _used(view: View, namespace: str, vendors: Catalog) -> Counter[str]:
     used: Counter[str] = Counter()
     for vendor in vendors:
         amounts = view.used.get((namespace, vendor.key), ())
-        for resource, amount in zip((vendor.resources.memory, vendor.resources.cores), amounts):
+        names = (vendor.resources.memory, vendor.resources.cores, vendor.resources.count)
+        for resource, amount in zip(names, amounts):
             used[resource] += amount
     return used
 
@@ -254,6 +255,8 @@ def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int
             allowed[vendor.resources.memory] = budget.memory_mib
         if budget.cores is not None:
             allowed[vendor.resources.cores] = budget.cores
+        if budget.devices is not None:
+            allowed[vendor.resources.count] = budget.devices
     return allowed
 
 

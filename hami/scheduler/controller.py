@@ -17,6 +17,7 @@ from hami.model import Pod, PodRef
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
 from hami.scheduler.leadership import Leadership
+from hami.scheduler.quota_reports import QuotaReports
 from hami.scheduler.locks import NodeLocks
 from hami.scheduler.reconcile import Move, pod_moves
 from hami.scheduler.settings import Settings
@@ -63,6 +64,7 @@ class Controller(Task):
         self._now = now
         self._reported = OncePerKey(REPORTED_LIMIT)
         self._round = 0
+        self._quota_reports = QuotaReports(store, events)
         self.handshakes_requested = 0
 
     def step(self) -> float:
@@ -95,6 +97,7 @@ class Controller(Task):
             self._reconcile_pods,
             self._release_locks,
             self._report_problems,
+            self._quota_reports.report,
             self._label_replicas,
         ):
             if self._leadership.leads():

@@ -13,14 +13,15 @@ from typing import NamedTuple
 from hami.model import Allocation, Budget, ContainerKind, Pod, PodScope, QuotaLimits, Request, Share
 from hami.scheduling.placement import Budgets
 from hami.scheduling.pod_request import PodRequest
-from hami.scheduling.usage import peak_charges, shares_of, total_charge
+from hami.scheduling.usage import Total, peak_charges, shares_of, total_charge
 from hami.vendors.request import WHOLE, device_request
+from hami.vendors.resources import CoreUnit
 from hami.vendors.spec import Rule, Vendor
 
-ScopedUsage = Mapping[PodScope, tuple[int, int]]
-"""MiB and percent that the pods of a namespace take of one vendor's devices, by the properties that select quotas."""
+ScopedUsage = Mapping[PodScope, Total]
+"""What the pods of a namespace take of one vendor's devices, by the properties that select quotas."""
 
-EXHAUSTED = Budget(-1, -1)
+EXHAUSTED = Budget(-1, -1, -1)
 """A budget that covers nothing."""
 
 
@@ -70,33 +71,66 @@ def check_quota(
     return QuotaCheck(tuple(decided), tuple(undecided))
 
 
-def demand_bounds(
-    request: PodRequest, vendor: Vendor, sizes: DeviceSizes
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Returns the least and the most MiB and percent that a pod takes of *vendor*'s devices: with the shares of all
+def demand_bounds(request: PodRequest, vendor: Vendor, sizes: DeviceSizes) -> tuple[Total, Total]:
+    """Returns the least and the most that a pod takes of *vendor*'s devices: with the shares of all
     containers on one device that is as small as possible, and with each on its own."""
     requests = [container.request_to(vendor.key) for container in request.containers]
-    if vendor.decision.make_share is not None and sizes.in_parts:
+    most_devices = sum([most_devices_of(vendor, own) for own in requests])
+    if _rounds(vendor, sizes):
         # a part may be a whole device, and has its own cores
         count = 0
         for own in requests:
             if own is not None:
                 count += own.count
-        return least_demand(request.kinds, requests, cores=0), (sizes.most * count, WHOLE * count)
-    least = [_share(own, sizes.least, WHOLE) for own in requests]
+        least = least_demand(request.kinds, requests, cores=0)
+        return least, Total(sizes.most * count, WHOLE * count, most_devices)
+    shares = [_share(own, sizes.least, WHOLE) for own in requests]
     most = [_share(own, sizes.most, WHOLE) for own in requests]
-    alone = peak_charges([ContainerKind.APP], [list(chain.from_iterable(most))])
-    return total_charge(peak_charges(request.kinds, least)), total_charge(alone)
+    alone = total_charge(peak_charges([ContainerKind.APP], [list(chain.from_iterable(most))]))
+    least = total_charge(peak_charges(request.kinds, shares))
+    least_devices = devices_demanded(request.kinds, requests)
+    return least._replace(devices=least_devices), alone._replace(devices=most_devices)
+
+
+def _rounds(vendor: Vendor, sizes: DeviceSizes) -> bool:
+    """Reports whether a share may be larger than its request: a part of a device, or a profile."""
+    if vendor.decision.make_share is None:
+        return False
+    return sizes.in_parts or vendor.decision.allows_repeats is None
+
+
+def devices_demanded(kinds: Sequence[ContainerKind], requests: Sequence[Request | None]) -> int:
+    """Returns how many devices containers with *requests* hold at one time, if they share as many as they can."""
+    always = together = largest = 0
+    for kind, request in zip(kinds, requests):
+        count = 0 if request is None else request.count
+        if kind is ContainerKind.SIDECAR:
+            always += count
+        elif kind is ContainerKind.INIT:
+            largest = max(largest, count)
+        else:
+            together += count
+    return always + max(largest, together)
+
+
+def most_devices_of(vendor: Vendor, request: Request | None) -> int:
+    """Returns the most shares of devices that a container with *request* holds: each core may be on its own."""
+    if request is None:
+        return 0
+    if vendor.resources.core_unit is CoreUnit.MASK:
+        return max(request.count, request.cores)
+    return request.count
 
 
 def least_demand(
     kinds: Sequence[ContainerKind], requests: Sequence[Request | None], cores: int
-) -> tuple[int, int]:
-    """Returns the least MiB and percent that containers with *requests* can take, percentages of memory as nothing.
+) -> Total:
+    """Returns the least that containers with *requests* can take, percentages of memory as nothing.
 
     *cores*: the most that one share takes.
     """
-    return total_charge(peak_charges(kinds, [_share(request, 0, cores) for request in requests]))
+    total = total_charge(peak_charges(kinds, [_share(request, 0, cores) for request in requests]))
+    return total._replace(devices=devices_demanded(kinds, requests))
 
 
 def _share(request: Request | None, device_mib: int, cores: int) -> tuple[Share, ...]:
@@ -137,25 +171,27 @@ def allowed_budget(vendor: Vendor, quotas: Iterable[QuotaLimits]) -> Budget:
 
 
 def _limits(vendor: Vendor, quota: QuotaLimits) -> Budget:
-    """Returns the limits of *quota*: memory in the vendor's unit, as in requests. Cores are limited only if allocations
-    and requests have the same unit."""
+    """Returns the limits of *quota*: devices, and memory in the vendor's unit, as in requests. Cores are limited only
+    if allocations and requests have the same unit."""
     resources = vendor.resources
     memory, cores = quota.limits.get(resources.memory), None
     if memory is not None:
-        memory = resources.to_mib(memory, is_binary=resources.memory in quota.binary)
+        memory = resources.quota_mib(memory, is_binary=resources.memory in quota.binary)
     if resources.core_unit.is_request_unit:
         cores = quota.limits.get(resources.cores)
-    return Budget(memory, cores)
+    return Budget(memory, cores, quota.limits.get(resources.count))
 
 
 def _lowest(budgets: Iterable[Budget]) -> Budget:
-    memory, cores = [], []
+    memory, cores, devices = [], [], []
     for budget in budgets:
         if budget.memory_mib is not None:
             memory.append(budget.memory_mib)
         if budget.cores is not None:
             cores.append(budget.cores)
-    return Budget(min(memory, default=None), min(cores, default=None))
+        if budget.devices is not None:
+            devices.append(budget.devices)
+    return Budget(min(memory, default=None), min(cores, default=None), min(devices, default=None))
 
 
 def budgets_of(

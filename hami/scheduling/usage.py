@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
@@ -110,13 +111,30 @@ def shares_of(vendor: str, placement: Allocation) -> Allocation:
     return tuple(tuple([share for share in shares if share.type == vendor]) for shares in placement)
 
 
-def total_charge(charges: Iterable[Charge]) -> tuple[int, int]:
-    """Returns memory in MiB and cores in percent over all devices: the amounts that a quota counts."""
-    memory = cores = 0
+class Total(NamedTuple):
+    """Amounts of several devices: what a quota counts. *devices*: how many shares of devices they are."""
+
+    memory_mib: int = 0
+    cores: int = 0
+    devices: int = 0
+
+    def plus(self, other: Total, sign: int = 1) -> Total:
+        """Returns the sum with *other*, or the difference (*sign* -1)."""
+        return Total(
+            self.memory_mib + sign * other.memory_mib,
+            self.cores + sign * other.cores,
+            self.devices + sign * other.devices,
+        )
+
+
+def total_charge(charges: Iterable[Charge]) -> Total:
+    """Returns memory in MiB, cores in percent and shares over all devices: the amounts that a quota counts."""
+    memory = cores = devices = 0
     for charge in charges:
         memory += charge.memory_mib
         cores += charge.cores
-    return memory, cores
+        devices += charge.slots
+    return Total(memory, cores, devices)
 
 
 def _by_uuid(shares: Iterable[Share]) -> dict[str, list[Share]]:

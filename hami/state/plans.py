@@ -141,10 +141,12 @@ def _quota_beyond(
         total_charge(beyond),
         total_charge(of_victims),
     )
-    memory, cores = (max(0, need - booked_now - theirs) for need, booked_now, theirs in amounts)
-    if not memory and not cores:
+    memory, cores, devices = (
+        max(0, need - booked_now - theirs) for need, booked_now, theirs in amounts
+    )
+    if not memory and not cores and not devices:
         return []
-    return [Charge("", 0, memory, cores)]
+    return [Charge("", devices, memory, cores)]
 
 
 def _beyond(

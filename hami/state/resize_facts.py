@@ -59,7 +59,7 @@ def resizable_devices(
             allocated,
             "the pod holds something else: its annotations have been edited",
         )
-    memory, cores = total_charge(charges)
+    memory, cores, devices = total_charge(charges)
     left = budgets.get(vendor.key, Budget())
     return ResizableDevices(
         pod=pod,
@@ -68,7 +68,7 @@ def resizable_devices(
         current=held,
         target=_target(pod, held) or held,
         usages=without_charges(usages.get(vendor.key, ()), charges),
-        budget=left.without(-memory, -cores),
+        budget=left.without(-memory, -cores, -devices),
         node_resizes=node is not None and node.annotations.get(NODE_RESIZES) == "true",
         evaded=counted_by_kubernetes(
             quotas,

@@ -20,7 +20,7 @@ from hami.scheduling.columns import AMOUNTS_FROM, FIELDS, DeviceColumns
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.quota import DeviceSizes, ScopedUsage
 from hami.scheduling.score import score_of_sums
-from hami.scheduling.usage import Charge, total_charge
+from hami.scheduling.usage import Charge, Total, total_charge
 
 Array = NDArray[Any]
 Key = TypeVar("Key")
@@ -254,11 +254,11 @@ class Table:
         return tuple(self._on_node.get(node, {}).values())
 
     def namespace_usage(self, namespace: str, vendor: str) -> ScopedUsage:
-        """Returns the MiB and percent of *vendor*'s devices that the pods of *namespace* take, without zeros."""
+        """Returns what the pods of *namespace* take of *vendor*'s devices, without zeros."""
         return self._namespaces.get((namespace, vendor), {})
 
     def usage_by_namespace(self) -> Mapping[tuple[str, str], ScopedUsage]:
-        """Returns MiB and percent by namespace and vendor, without zeros."""
+        """Returns what pods take, by namespace and vendor, without zeros."""
         return self._namespaces
 
     def sizes(self) -> Mapping[str, DeviceSizes]:
@@ -362,10 +362,9 @@ class Table:
                 )
                 if used[vendor, charge.uuid] == _NOTHING:
                     del used[vendor, charge.uuid]
-            more_memory, more_cores = total_charge(charges)
             scoped = dict(self.namespace_usage(booking.namespace, vendor))
-            memory, cores = scoped.get(booking.scope, (0, 0))
-            _put(scoped, booking.scope, (memory + sign * more_memory, cores + sign * more_cores))
+            before = scoped.get(booking.scope, Total())
+            _put(scoped, booking.scope, before.plus(total_charge(charges), sign))
             _put(self._namespaces, (booking.namespace, vendor), scoped)
         _put(self._used, booking.node, used)
         on_node = dict(self._on_node.get(booking.node, {}))
@@ -480,8 +479,8 @@ def _grown(array: Array, length: int) -> Array:
 
 
 def _put(mapping: dict[Key, Value], key: Key, value: Value) -> None:
-    """Sets an item, or removes it if the value is empty or (0, 0)."""
-    if value and value != (0, 0):
+    """Sets an item, or removes it if the value is empty or a total of nothing."""
+    if value and value != Total():
         mapping[key] = value
     else:
         mapping.pop(key, None)

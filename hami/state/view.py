@@ -20,7 +20,7 @@ from hami.scheduling.quota import QuotaCheck, ScopedUsage, budgets_of, check_quo
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.resize import ResizePlan, ResizeRefusal, plan_resize
 from hami.scheduling.score import node_score
-from hami.scheduling.usage import charged_by, peak_charges, shares_of, total_charge
+from hami.scheduling.usage import Total, charged_by, peak_charges, shares_of, total_charge
 from hami.state.inventories import devices_of
 from hami.state.read_pod import PodRecord
 from hami.state.resize_facts import resizable_devices
@@ -152,15 +152,14 @@ class View:
         ]
 
     @cached_property
-    def used(self) -> Mapping[tuple[str, str], tuple[int, int]]:
-        """MiB and percent taken, by namespace and vendor, without zeros."""
-        return {
-            key: (
-                sum(memory for memory, _ in scoped.values()),
-                sum(cores for _, cores in scoped.values()),
-            )
-            for key, scoped in self._merged._table.usage_by_namespace().items()
-        }
+    def used(self) -> Mapping[tuple[str, str], Total]:
+        """What pods take, by namespace and vendor, without zeros."""
+        used: dict[tuple[str, str], Total] = {}
+        for key, scoped in self._merged._table.usage_by_namespace().items():
+            used[key] = Total()
+            for total in scoped.values():
+                used[key] = used[key].plus(total)
+        return used
 
     def usages(self, node: str) -> NodeUsage:
         """Returns the devices of *node* and their usage, by vendor; empty if it has none."""
@@ -389,9 +388,8 @@ class View:
         for uid, booking in self._rebooked.items():
             for sign, held in ((-1, self._table.bookings.get(uid)), (1, booking)):
                 if held is not None and held.namespace == namespace:
-                    more_memory, more_cores = total_charge(dict(held.charges).get(vendor, ()))
-                    memory, cores = used.get(held.scope, (0, 0))
-                    used[held.scope] = memory + sign * more_memory, cores + sign * more_cores
+                    more = total_charge(dict(held.charges).get(vendor, ()))
+                    used[held.scope] = used.get(held.scope, Total()).plus(more, sign)
         return used
 
     def _better(

@@ -35,9 +35,18 @@ def admit_pod(vocabulary: Vocabulary, pod: PodDraft) -> None:
         admitting = dict.fromkeys(vendors.requested_by(container.limits, container.requests))
         admitting.update(dict.fromkeys(vendors.admitting_all))
         for vendor in admitting:
+            draft = container.seen_with(vendor.resources)
+            _limit_requests(draft)
             admit = vendor.admission.admit or _COMMON
-            if admit(container.seen_with(vendor.resources)):
+            if admit(draft):
                 pod.set_requests_devices()
+
+
+def _limit_requests(draft: ContainerDraft) -> None:
+    """Makes requests limits, where there are none: Kubernetes refuses a request of such a resource without a limit."""
+    for name, text in draft.given.items():
+        if name not in draft.limits:
+            draft.limits[name] = text
 
 
 def read_annotations(vocabulary: Vocabulary, pod: PodDraft) -> None:

@@ -75,7 +75,7 @@ def _with_names(vendor: Vendor, names: Names) -> Vendor:
 
 
 _CORES = (Rule.CORES, Rule.EXCLUSIVE, Rule.FULL)
-_SHARED = (Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES)
+_SHARED = (Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, Rule.MEMORY, *_CORES)
 _KUNLUN_SELECTORS = SelectorKeys(
     use_uuids=("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid"),
     nouse_uuids=("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid"),
@@ -203,6 +203,7 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
                 Rule.UUID,
                 Rule.SLOTS,
                 Rule.MUTEX,
+                Rule.QUOTA,
                 Rule.MEMORY,
                 functions.no_room,
                 *_CORES,
@@ -267,6 +268,7 @@ def _metax_sgpu(topology_aware: bool) -> Vendor:
                 Rule.UUID,
                 Rule.SLOTS,
                 Rule.MUTEX,
+                Rule.QUOTA,
                 Rule.MEMORY,
                 metax.too_few_cores,
             ),
@@ -330,6 +332,7 @@ def _moore_threads(card_sizes: tuple[int, ...]) -> Vendor:
                 Rule.UUID,
                 Rule.SLOTS,
                 Rule.MUTEX,
+                Rule.QUOTA,
                 Rule.MEMORY,
                 Rule.CORES,
                 Rule.FULL,
@@ -370,6 +373,7 @@ _WITHOUT_NAMES = (
                 Rule.UUID,
                 Rule.SLOTS,
                 Rule.MUTEX,
+                Rule.QUOTA,
                 Rule.MEMORY,
                 shares.too_few_units,
             ),
@@ -395,7 +399,7 @@ _WITHOUT_NAMES = (
         admission=AdmissionRules(admit=aws.admit),
         decision=Decision(
             inventory=aws.inventory,
-            rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, aws.too_few_cores),
+            rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, aws.too_few_cores),
             select_devices=aws.select_devices,
             make_share=aws.make_share,
         ),
@@ -412,7 +416,7 @@ _WITHOUT_NAMES = (
         decision=Decision(
             inventory=inventory.registered,
             device_cores=100,
-            rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX),
+            rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA),
             make_share=shares.nothing_but_the_device,
         ),
     ),
@@ -422,6 +426,7 @@ _WITHOUT_NAMES = (
         key="Enflame",
         resources=Resources(
             memory_description="GB or MiB",
+            most_gib=enflame.MOST_GB,
             default_description="no minimum",
             parse_request=enflame.parse_request,
         ),
@@ -460,7 +465,7 @@ _WITHOUT_NAMES = (
         ),
         decision=Decision(
             inventory=inventory.counted("GCU", slots=1, memory_mib=100, cores=100),
-            rules=(Rule.HEALTH, Rule.UNUSED),
+            rules=(Rule.HEALTH, Rule.UNUSED, Rule.QUOTA),
         ),
     ),
     Vendor(  # Cambricon
@@ -508,7 +513,15 @@ _WITHOUT_NAMES = (
         decision=Decision(
             inventory=metax.cards,
             # one slot for each card and one card for all containers: only one container of a pod gets one
-            rules=(Rule.HEALTH, Rule.SLOTS, Rule.MUTEX, Rule.MEMORY, *_CORES, Rule.SAME_DEVICE),
+            rules=(
+                Rule.HEALTH,
+                Rule.SLOTS,
+                Rule.MUTEX,
+                Rule.QUOTA,
+                Rule.MEMORY,
+                *_CORES,
+                Rule.SAME_DEVICE,
+            ),
             node_score=metax.card_score,
         ),
     ),
@@ -524,7 +537,7 @@ _WITHOUT_NAMES = (
         decision=Decision(
             inventory=inventory.registered,
             device_cores=100,
-            rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, vastai.card_in_use),
+            rules=(Rule.HEALTH, Rule.UUID, Rule.SLOTS, Rule.MUTEX, Rule.QUOTA, vastai.card_in_use),
             select_devices=vastai.select_devices,
             make_share=shares.nothing_but_the_device,
             node_score=vastai.node_score,
@@ -554,6 +567,7 @@ _WITHOUT_NAMES = (
                 kunlun.other_slices,
                 Rule.CORES,
                 Rule.MUTEX,
+                Rule.QUOTA,
             ),
             select_devices=kunlun.choose_slices,
         ),
@@ -575,7 +589,7 @@ _WITHOUT_NAMES = (
                 cores=100,
                 numa=lambda index, count: int(index >= count // 2),
             ),
-            rules=(Rule.HEALTH, Rule.UUID),
+            rules=(Rule.HEALTH, Rule.UUID, Rule.QUOTA),
             select_devices=kunlun.choose_cards,
             make_share=kunlun.whole_card,
             node_score=kunlun.node_score,

@@ -21,6 +21,9 @@ from hami.vendors.spec import AnnotationContext, Candidate, FitContext, Vendor
 ASSIGNED, ASSIGNED_TIME = "enflame.com/gcu-assigned", "enflame.com/gcu-assigned-time"
 INDEX, ID, MINOR = (f"enflame.com/gcu-assigned-{word}" for word in ("index", "id", "minor"))
 SIZE, CONTAINERS = "enflame.com/gcu-request-size", "assigned-containers"
+MOST_GB = 4096
+"""In a ResourceQuota, more than so many GB are MiB: as many MiB are less than the smallest profile has, and as many GB
+more than 80 devices have."""
 WRITTEN = (ASSIGNED, ASSIGNED_TIME, INDEX, ID, MINOR, SIZE, CONTAINERS)
 
 

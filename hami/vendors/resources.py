@@ -10,6 +10,8 @@ from types import MappingProxyType
 from hami.model import Container, Request
 from hami.quantity import INT32_MAX, MIB, strict_integer
 
+GIB = 1024  # MiB
+
 
 class CoreUnit(enum.Enum):
     """The unit of cores in requests and, if different, on devices and in allocations."""
@@ -49,6 +51,8 @@ class Resources:
     limits_only: bool = False  # only limits count, requests do not
     memory_factor: int = 1  # MiB for one unit of *memory*
     memory_units: bool = False  # memory may have a binary suffix (``512Mi``), which takes the place of *memory_factor*
+    # an amount of memory up to this is in GiB, also in a ResourceQuota; 0: none is
+    most_gib: int = 0
     core_unit: CoreUnit = CoreUnit.PERCENT
     # MiB of each device for a container that requests no memory; 0: the whole device
     default_memory: int = 0
@@ -148,6 +152,12 @@ class Resources:
             if value == 0:
                 return None  # rounded down to 0, which would mean the whole device
         return value if value <= INT32_MAX else None
+
+    def quota_mib(self, memory: int, *, is_binary: bool) -> int:
+        """Returns the MiB of *memory* in a ResourceQuota. *is_binary*: it has a binary suffix."""
+        if memory <= self.most_gib:
+            return memory * GIB
+        return self.to_mib(memory, is_binary=is_binary)
 
     def to_mib(self, memory: int, *, is_binary: bool) -> int:
         """Returns *memory* in MiB. *is_binary*: it has a binary suffix."""

@@ -322,6 +322,11 @@ def test_quota_keeps_integer_limits_and_which_devices_kubernetes_counts():
             uid="u",
             limits={"nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 0},
             requests=frozenset({"nvidia.com/gpu"}),
+            entries=(
+                ("limits.nvidia.com/gpumem", "4k"),
+                ("limits.nvidia.com/gpucores", "0"),
+                ("requests.nvidia.com/gpu", "4"),
+            ),
         )
     )
 

@@ -14,7 +14,7 @@ from hami.inspect.audit import SETTLE_S, audit, render_audit, settle
 from hami.inspect.cluster import InspectedCluster, UnreadableObject
 from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.model import Node, Partition
-from testing.builders import container, gpu, gpus, node, pod
+from testing.builders import container, gpu, gpus, node, pod, quota
 from testing.cards import A100_PROFILES
 from testing.records import NOON, held, record, some_record
 
@@ -392,4 +392,17 @@ def test_the_text_says_what_to_do():
         "",
         "CardGone: pod default/p: it holds b?, which node n does not offer",
         "  → check the device and the device plugin of the node, then recreate the pod",
+    ]
+
+
+def test_an_entry_of_a_quota_that_nobody_counts():
+    entries = (("limits.nvidia.com/gpumem", "40Gi"), ("limits.nvidia.com/gpu", "4"))
+    found = audit(InspectedCluster(record([], quotas=[replace(quota(), entries=entries)])))
+    assert [(one.rule, one.subject, one.problem, one.remedy) for one in found] == [
+        (
+            "QuotaEntryNotCounted",
+            "quota default/quota",
+            "limits.nvidia.com/gpumem: 40Gi is more than all devices have",
+            "write a number in MiB",
+        )
     ]

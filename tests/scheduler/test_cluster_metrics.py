@@ -458,9 +458,10 @@ def limits(amounts, name="q", binary=(), scopes=()):
     "vendor", [vendor for vendor in CHART if vendor.resources.memory], ids=lambda vendor: vendor.key
 )
 def test_memory_limits_are_in_the_vendors_unit(vendor):
-    assert ratios(
-        vendor, (3 * vendor.resources.memory_factor, 0), limits({vendor.resources.memory: 4})
-    ) == {vendor.resources.memory: 0.75}
+    unit = vendor.resources.quota_mib(1, is_binary=False)
+    assert ratios(vendor, (3 * unit, 0), limits({vendor.resources.memory: 4})) == {
+        vendor.resources.memory: 0.75
+    }
 
 
 @pytest.mark.parametrize(

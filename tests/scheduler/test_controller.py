@@ -6,11 +6,12 @@ import pytest
 
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict
+from hami.model import QuotaRef
 from hami.scheduler.settings import Settings
 from hami.state.binding import UNSHOWN_S
 from hami.state.promises import ASSUMED_TTL_S, Rejected
 from hami.state.sighting import OBSERVED_S
-from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod
+from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod, quota
 from testing.fake_cluster import no_answer
 from testing.replicas import Clock, Replica, WatchedCluster
 
@@ -224,6 +225,21 @@ def test_a_pod_that_was_not_admitted_is_reported_once():
     for _ in range(3):
         made.controller.step()
     assert made.events.reasons() == ["NotAdmitted"]
+
+
+def test_an_entry_of_a_quota_that_nobody_counts_is_reported_once():
+    made = world()
+    entries = (("limits.nvidia.com/gpumemory", "4000"), ("limits.nvidia.com/gpumem", "4000"))
+    made.cache.quotas.upsert(replace(quota(gpumem=4000), entries=entries))
+    for _ in range(3):
+        made.controller.step()
+    assert made.events == [
+        (
+            "QuotaEntryNotCounted",
+            "limits.nvidia.com/gpumemory: nobody counts this resource; write limits.nvidia.com/gpumem",
+        )
+    ]
+    assert made.events.subjects == [QuotaRef("default", "quota", "uid-quota")]
 
 
 def test_an_unreadable_allocation_is_reported_once():

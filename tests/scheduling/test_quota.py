@@ -27,6 +27,11 @@ def test_covers(memory_mib, cores, covered):
     assert Budget(4000, 200).covers(memory_mib, cores) is covered
 
 
+@pytest.mark.parametrize("devices, covered", [(0, True), (2, True), (3, False)])
+def test_covers_devices(devices, covered):
+    assert Budget(devices=2).covers(10**9, 10**6, devices) is covered
+
+
 def test_no_limit_covers_everything():
     assert Budget().covers(10**12, 10**6)
     assert Budget(memory_mib=5).covers(5, 10**6)

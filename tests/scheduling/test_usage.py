@@ -86,8 +86,8 @@ def test_peak_charges(pod, init_done, charges):
 
 
 def test_total():
-    assert total_charge([charge(A, 3, 8000, 30), charge(B, 1, 2000, 5)]) == (10000, 35)
-    assert total_charge([]) == (0, 0)
+    assert total_charge([charge(A, 3, 8000, 30), charge(B, 1, 2000, 5)]) == (10000, 35, 4)
+    assert total_charge([]) == (0, 0, 0)
 
 
 def test_charge_shares():

@@ -170,7 +170,7 @@ def test_what_is_held_counts_for_the_quota_of_the_namespace(namespace):
     cache.pods.remove(on_card("v", version="99", namespace=namespace))
     assert cache.place(wants("x", 1000, priority=0)) is None
     assert cache.place(wants()) == "n1"
-    assert cache.view().used["default", "NVIDIA"] == (MIB, 0)
+    assert cache.view().used["default", "NVIDIA"] == (MIB, 0, 1)
 
 
 def test_a_quota_that_is_lowered_counts_for_a_pod_that_holds_devices():

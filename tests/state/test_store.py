@@ -700,6 +700,16 @@ def test_filtering_again_does_not_count_the_pod_twice():
     assert cache.place(pod(gpus(1, memory=1, cores=0), name="other")) is None
 
 
+def test_a_quota_counts_devices():
+    cache = SmallStore()
+    cache.quotas.upsert(quota(gpu=2))
+    assert cache.place(pod(gpus(1, memory=10), name="a"))
+    assert not cache.quota_allows("default", pod(gpus(2), name="b"))
+    assert cache.place(pod(gpus(2, memory=10), name="b")) is None
+    assert cache.place(pod(gpus(1, memory=10), name="b"))
+    assert cache.place(pod(gpus(1, memory=10), name="c")) is None
+
+
 def test_a_quota_counts_init_containers_as_the_reservation_does():
     cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=6000))
@@ -737,7 +747,7 @@ def test_a_quota_adds_sidecars_to_all_other_containers():
 def test_a_deleted_pod_returns_its_quota():
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
-    assert cache.view().used == {("default", "NVIDIA"): (500, 5)}
+    assert cache.view().used == {("default", "NVIDIA"): (500, 5, 1)}
     cache.pods.remove(bound_to("a", ""))
     assert cache.view().used == {}
 

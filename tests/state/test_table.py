@@ -32,7 +32,7 @@ def test_a_later_booking_of_a_pod_replaces_the_earlier():
     table.book(booking("p", "n1", charge("a", 1, 300, 10)))
     table.book(booking("p", "n2", charge("a", 1, 500, 20)))
     assert table.usages("n1") == {"NVIDIA": (usage("a"),)}
-    assert table.namespace_usage("default", "NVIDIA") == {PodScope(): (500, 20)}
+    assert table.namespace_usage("default", "NVIDIA") == {PodScope(): (500, 20, 1)}
 
 
 def test_bookings_wait_for_their_node():
@@ -168,13 +168,17 @@ def test_usage_is_the_sum_of_the_bookings_of_a_namespace_by_scope(rng, changes):
         for vendor, charges in held.charges:
             for one in charges:
                 sums[held.namespace, vendor, held.scope].update(
-                    memory=one.memory_mib, cores=one.cores
+                    memory=one.memory_mib, cores=one.cores, devices=one.slots
                 )
     assert {
         (namespace, vendor, scope): amounts
         for (namespace, vendor), scoped in mirror.table.usage_by_namespace().items()
         for scope, amounts in scoped.items()
-    } == {key: (total["memory"], total["cores"]) for key, total in sums.items() if total.total()}
+    } == {
+        key: (total["memory"], total["cores"], total["devices"])
+        for key, total in sums.items()
+        if total.total()
+    }
 
 
 @given(rng=randoms(use_true_random=True))

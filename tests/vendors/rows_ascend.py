@@ -261,7 +261,7 @@ ASKS = [  # vendor, count, memory, what they become, the request
             vendor=B910,
             limits={},
             requests=npu(B910, 1, 9000),
-            added=npu(B910, None, 16384),
+            added=npu(B910, 1, 16384),
             requested=npu(B910, None, 16384),
             request=request(1, 16384, vendor="Ascend910B3"),
         ),

@@ -150,9 +150,11 @@ ASKS = [
             vendor=SLICES,
             limits=vxpu(1),
             requests=vxpu(None, 30000),
+            added=vxpu(None, 49152),
+            requested=vxpu(None, 49152),
             request=request(1, 49152, None, 50, "XPU"),
         ),
-        id="vXPU memory in requests is rounded later",
+        id="vXPU memory in requests is rounded, too",
     ),
     param(Asked(vendor=SLICES, limits=vxpu(None, 24576), request=None), id="vXPU memory alone"),
 ]

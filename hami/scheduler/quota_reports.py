@@ -1,0 +1,40 @@
+"""Events on ResourceQuotas whose entries nobody counts."""
+
+from __future__ import annotations
+
+import logging
+
+from hami.kube.events import EventRecorder
+from hami.model import QuotaRef
+from hami.runtime.once import OncePerKey
+from hami.state.store import Store
+from hami.vendors.quota_entries import QuotaEntries
+
+log = logging.getLogger(__name__)
+
+REPORTED_LIMIT = 10_000  # entries that are remembered as reported
+
+
+class QuotaReports:
+    """The reports on the quotas in a store."""
+
+    def __init__(self, store: Store, events: EventRecorder) -> None:
+        self._quotas = store.quotas
+        self._events = events
+        self._entries = QuotaEntries(store.vendors)
+        self._reported = OncePerKey(REPORTED_LIMIT)
+        self._changes = 0  # of the quotas, up to which entries were reported
+
+    def report(self) -> None:
+        """Records an event for each entry that nobody counts, once, if quotas have changed."""
+        changes = self._quotas.changes
+        if changes == self._changes:
+            return
+        for quota in self._quotas.all():
+            for entry in self._entries.uncounted(quota):
+                if not self._reported.is_new((quota.uid, str(entry))):
+                    continue
+                about = QuotaRef(quota.namespace, quota.name, quota.uid)
+                log.warning("quota not counted", extra={"quota": about, "entry": entry.entry})
+                self._events.record(about, "Warning", "QuotaEntryNotCounted", str(entry))
+        self._changes = changes
