@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
+from hami.codec.admission import MIRROR
 from hami.codec.device_config import NvidiaConfig
 from hami.codec.forms import (
     LONGEST_WORD,
@@ -140,6 +141,7 @@ class _Expressions:
                 f"  {indented(self._names_any([*self._given, self._priority]), 2)})",
                 6,
             ),
+            is_mirror=_MIRROR,
             requests_devices=indented(
                 f"({all_containers}).exists(c,\n  {indented(self._requests, 2)})", 6
             ),
@@ -406,6 +408,10 @@ def _rounded_to(amount: str, value: int) -> str:
 _LIMITS_CORES = f"""\
 variables.cores.size() > 0 && request.namespace in variables.gpucoresLimits
           && variables.annotations[?'{CORES_LIMIT}'].orValue('').trim() == ''"""
+_MIRROR = (
+    "('system:nodes' in request.userInfo.groups "
+    f"&& '{MIRROR}' in object.metadata.?annotations.orValue({{}}))"
+)
 _CHECKED = (Words, NameList, Weighted)
 _LISTED = "text.split(',').map(w, w.trim().lowerAscii()).filter(w, w != '')"
 _FREE = f"""\

@@ -14,13 +14,15 @@ from hami.codec.documents import convert, decode
 
 # entries; jsonpatch takes quadratic time to find those that were removed, added or moved
 SHORT_LIST = 32
+MIRROR = "kubernetes.io/config.mirror"
 _V1 = ("admission.k8s.io/v1", "AdmissionReview")
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
     """A request of the API server. *pod*: the object as received, ``None`` if there is none. *subresource*: the part
-    of the pod that is written, empty for the pod itself. *before*: the pod before an update, ``None`` for a new one."""
+    of the pod that is written, empty for the pod itself. *before*: the pod before an update, ``None`` for a new one.
+    *groups*: those of who writes it."""
 
     uid: str
     namespace: str
@@ -29,10 +31,29 @@ class Review:
     kind: str
     subresource: str = ""
     before: Mapping[str, Any] | None = None
+    groups: tuple[str, ...] = ()
+
+    @property
+    def is_mirror(self) -> bool:
+        """Reports whether a kubelet writes the pod for one that it runs from a file of its node."""
+        if "system:nodes" not in self.groups or self.pod is None:
+            return False
+        meta = self.pod.get("metadata")
+        if not isinstance(meta, dict):
+            return False
+        annotations = meta.get("annotations")
+        if not isinstance(annotations, dict):
+            return False
+        return MIRROR in annotations
+
+
+class _User(msgspec.Struct):
+    groups: tuple[str, ...] | None = None
 
 
 class _Request(msgspec.Struct):
     uid: str | None = None
+    user: _User | None = msgspec.field(name="userInfo", default=None)
     subresource: str | None = msgspec.field(name="subResource", default=None)
     namespace: str | None = None
     object: Annotated[dict[str, Any] | None, msgspec.Meta(description="a Pod")] = None
@@ -61,6 +82,7 @@ def parse_review(body: bytes) -> Review:
         kind=wire.kind or _V1[1],
         subresource=wire.request.subresource or "",
         before=wire.request.before,
+        groups=(wire.request.user or _User()).groups or (),
     )
 
 

@@ -11,8 +11,18 @@ import msgspec
 
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim
+from hami.codec.forms import nearest
 from hami.codec.hami_claims import differing_containers
-from hami.codec.keys import ALLOCATION_MODE, ASSIGNED_NODE, GPU_ALLOCATED, RESIZE_APPLIED, RESIZED
+from hami.codec.keys import (
+    ALLOCATION_MODE,
+    ASSIGNED_NODE,
+    CORDON,
+    GPU_ALLOCATED,
+    RESIZE_APPLIED,
+    RESIZED,
+    WEBHOOK,
+)
+from hami.codec.policies import parse_list
 from hami.codec.resize import parse_applied, shares_in, wanted_text
 from hami.codec.slices import device_name, mig_devices, pool_name
 from hami.codec.states import parse_lock
@@ -26,6 +36,7 @@ from hami.inspect.top import age_text
 from hami.model import Pod, PodRef
 from hami.scheduling.usage import Charge
 from hami.state.binding_annotations import assigned_at, bound_at
+from hami.state.inventories import devices_of
 from hami.state.pods import FOREIGN_TTL_S
 from hami.vendors.mig import with_places
 from hami.vendors.quota_entries import QuotaEntries
@@ -300,12 +311,15 @@ def _reservations(cluster: InspectedCluster) -> Iterator[Finding]:
 
 
 def _allocations(cluster: InspectedCluster) -> Iterator[Finding]:
+    own = _own_schedulers(cluster)
     for pod in cluster.pods.values():
         if pod.node_name and not pod.is_terminated:
-            yield from _allocation(cluster, pod)
+            yield from _allocation(cluster, pod, own)
 
 
-def _allocation(cluster: InspectedCluster, pod: Pod) -> Iterator[Finding]:
+def _allocation(
+    cluster: InspectedCluster, pod: Pod, own: Container[str]
+) -> Iterator[Finding]:
     record = cluster.view.facts.pods.get(pod.ref.uid)
     if record is None:
         return
@@ -317,7 +331,7 @@ def _allocation(cluster: InspectedCluster, pod: Pod) -> Iterator[Finding]:
             "NoAllocation",
             f"pod {pod.ref}",
             f"it requests devices and is bound to {pod.node_name}, but has none",
-            "recreate the pod without nodeName, so that HAMi's scheduler places it",
+            _placing_remedy(pod, own),
         )
     extra = _unrequested(cluster, pod, limits)
     if extra:
@@ -334,6 +348,28 @@ def _allocation(cluster: InspectedCluster, pod: Pod) -> Iterator[Finding]:
             f"the device plugin of node {pod.node_name} has not allocated its devices",
             "check the device plugin of the node, then recreate the pod",
         )
+
+
+def _own_schedulers(cluster: InspectedCluster) -> set[str]:
+    """Returns the names under which HAMi's schedulers place pods: the usual ones, and those of pods with devices."""
+    names = {"hami-scheduler", "hami-scheduler-claims"}
+    for booking in cluster.view.bookings.values():
+        pod = cluster.pods.get(booking.uid)
+        if pod is not None and booking.charges:
+            names.add(pod.scheduler_name)
+    return names
+
+
+def _placing_remedy(pod: Pod, own: Container[str]) -> str:
+    """Returns how *pod*, which is bound without its devices, gets to HAMi's scheduler. *own*: the names of that."""
+    if pod.scheduler_name in own:
+        return "recreate the pod without nodeName, so that HAMi's scheduler places it"
+    if pod.scheduler_name in ("", "default-scheduler"):
+        return (
+            "recreate the pod: it has not passed HAMi's webhook; check the webhook's configuration and the label "
+            f"{WEBHOOK}"
+        )
+    return f"recreate the pod without schedulerName: {pod.scheduler_name} places it and gives it no devices"
 
 
 def _unrequested(cluster: InspectedCluster, pod: Pod, requested: Container[str]) -> list[str]:
@@ -512,6 +548,24 @@ def _uncounted_quotas(cluster: InspectedCluster) -> Iterator[Finding]:
             )
 
 
+def _cordons(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields names in cordons of nodes that are none of their devices."""
+    for node in cluster.record.nodes:
+        uuids = parse_list(node.annotations.get(CORDON))
+        if not uuids:
+            continue
+        known: list[str] = []
+        for devices in devices_of(cluster.vendors, node).values():
+            known += [device.uuid for device in devices]
+        for uuid in uuids:
+            if uuid in known:
+                continue
+            near = nearest(uuid, known)
+            remedy = f"write {near}" if near else "see hami top cards for the UUIDs of its devices"
+            problem = f"{CORDON} names {uuid}, which is none of its devices"
+            yield Finding("CordonMatchesNothing", f"node {node.name}", problem, remedy)
+
+
 def _age(cluster: InspectedCluster, unix: int) -> float:
     """Returns the seconds from *unix* to the record; 0 if *unix* is unknown, or no time that a datetime can have."""
     if not 0 < unix < LATEST:
@@ -535,4 +589,5 @@ _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
     _excess_bindings,
     _device_classes,
     _uncounted_quotas,
+    _cordons,
 )

@@ -38,7 +38,6 @@ from hami.state.binding_annotations import assigned_at, bound_at
 from hami.state.victims import PreemptionRules, plan_preemption
 from hami.state.view import View
 from hami.vendors.request import requests_devices
-from hami.vendors.spec import Rule
 
 SHOWN_DEVICES = 3  # of each of the nearest nodes
 MAX_ADDED = 10_000  # nodes
@@ -433,15 +432,16 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
     if not uuids:
         return record
     cluster = InspectedCluster(record)
-    places = {usage.device.uuid: (name, usage.device.vendor) for name, usage in cluster.usages()}
+    places = {usage.device.uuid: name for name, usage in cluster.usages()}
     nodes = dict(cluster.nodes)
     for uuid in uuids:
         if uuid not in places:
             raise unknown_name("card", uuid, places)
-        name, vendor = places[uuid]
-        if Rule.CORDON not in cluster.vendors[vendor].decision.rules:
-            raise HamiError(f"card {uuid}: devices of {vendor} cannot be cordoned one by one")
-        cordoned = [*(parse_list(nodes[name].annotations.get(CORDON)) or ()), uuid]
+        name = places[uuid]
+        cordoned = [uuid]
+        before = parse_list(nodes[name].annotations.get(CORDON))
+        if before is not None:
+            cordoned = [*before, uuid]
         nodes[name] = replace(
             nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)}
         )

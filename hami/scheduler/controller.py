@@ -17,8 +17,8 @@ from hami.model import Pod, PodRef
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
 from hami.scheduler.leadership import Leadership
-from hami.scheduler.quota_reports import QuotaReports
 from hami.scheduler.locks import NodeLocks
+from hami.scheduler.quota_reports import QuotaReports
 from hami.scheduler.reconcile import Move, pod_moves
 from hami.scheduler.settings import Settings
 from hami.state.read_pod import PodRecord

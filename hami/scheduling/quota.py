@@ -16,7 +16,7 @@ from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.usage import Total, peak_charges, shares_of, total_charge
 from hami.vendors.request import WHOLE, device_request
 from hami.vendors.resources import CoreUnit
-from hami.vendors.spec import Rule, Vendor
+from hami.vendors.spec import Vendor
 
 ScopedUsage = Mapping[PodScope, Total]
 """What the pods of a namespace take of one vendor's devices, by the properties that select quotas."""
@@ -60,7 +60,7 @@ def check_quota(
     for vendor_request in request.vendor_requests:
         vendor = vendor_request.vendor
         budget = budgets.get(vendor.key, Budget())
-        if budget.is_unlimited or Rule.QUOTA not in vendor.decision.rules:
+        if budget.is_unlimited:
             continue
         size = sizes.get(vendor.key, DeviceSizes(0, 0, False))
         least, most = demand_bounds(request, vendor, size)

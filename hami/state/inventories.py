@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from hami.codec.keys import CORDON
 from hami.codec.register import MAX_DEVICES
 from hami.errors import MalformedInput
 from hami.model import Device, Node
@@ -38,7 +39,7 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
         if vendor.annotations.allocation_mode
         else ()
     )
-    return (register, *allocation_mode, *texts, *capacity)
+    return (register, node.annotations.get(CORDON), *allocation_mode, *texts, *capacity)
 
 
 def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:

@@ -34,6 +34,8 @@ def admit_pod(vocabulary: Vocabulary, pod: PodDraft) -> None:
     for container in pod.containers:
         admitting = dict.fromkeys(vendors.requested_by(container.limits, container.requests))
         admitting.update(dict.fromkeys(vendors.admitting_all))
+        if pod.says_who_sees_devices:
+            admitting.update(dict.fromkeys(vendors.hiding))
         for vendor in admitting:
             draft = container.seen_with(vendor.resources)
             _limit_requests(draft)

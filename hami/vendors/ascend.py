@@ -70,13 +70,14 @@ def check_node(request: Request, context: FitContext) -> Reason | None:
 class ChipFunctions:
     """The functions that depend on the kind of chip.
 
-    *family*: the count resources of all Ascend chips. *hides*: containers that request none of them see no chips; one
-    chip's functions do that for all.
+    *family*: the count resources of all Ascend chips. *hides*: these functions keep chips from containers that request
+    none of them, as one chip's functions do for all. *by_default*: if a pod does not say whether to.
     """
 
     chip: AscendChip
     family: Collection[str]
     hides: bool
+    by_default: bool
 
     def admit(self, draft: ContainerDraft) -> bool:
         """Admits a container. Raises: PodRefused."""
@@ -88,7 +89,8 @@ class ChipFunctions:
             draft.pod.set_runtime_class(self.chip.runtime_class)
             return True
         if self.hides and not {*draft.limits, *draft.requests}.intersection(self.family):
-            draft.set_env(VISIBLE, "")
+            if draft.pod.hides_devices(draft.name, self.by_default):
+                draft.set_env(VISIBLE, "")
         return False
 
     def no_room(self, candidate: Candidate) -> Reason | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hami.codec.device_config import AscendChip, DeviceConfig, Names, NvidiaConfig
-from hami.codec.keys import ALLOCATION_MODE, CORDON, GPU_ALLOCATED, MIG_ALLOCATIONS
+from hami.codec.keys import ALLOCATION_MODE, GPU_ALLOCATED, MIG_ALLOCATIONS
 from hami.codec.metax import parse_cards
 from hami.vendors import (
     admission,
@@ -123,7 +123,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             handshake="hami.io/node-handshake",
             to_allocate="hami.io/vgpu-devices-to-allocate",
             allocated=GPU_ALLOCATED,
-            node_keys=(CORDON, inventory.PAIR_SCORES),
+            node_keys=(inventory.PAIR_SCORES,),
             allocation_mode=ALLOCATION_MODE,
             extra_keys=(MIG_ALLOCATIONS,),
             selectors=SelectorKeys(
@@ -143,6 +143,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             admits_all=config.overwrite_env
             or config.strict
             or config.gpu_core_policy not in ("", "default"),
+            hides_devices=True,
             confine=nvidia.confine if config.strict else None,
             refuses_ephemeral=config.strict,
         ),
@@ -171,14 +172,18 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
 
 def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
     word = chip.common_word
-    family, hiding = [], []
+    family = []
+    hiding: AscendChip | None = None  # one does it for all
+    by_default = False
     for other in config.ascends:
         if other.names.count:
             family.append(other.names.count)
+            if hiding is None:
+                hiding = other
             if other.overwrite_env:
-                hiding.append(other)
-    hides = chip in hiding[:1]
-    functions = ascend.ChipFunctions(chip, family, hides)
+                by_default = True
+    hides = chip == hiding
+    functions = ascend.ChipFunctions(chip, family, hides, by_default)
     return Vendor(
         key=word,
         annotations=Annotations(
@@ -193,7 +198,9 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
             selectors=_uuids(f"hami.io/use-{word}-uuid", f"hami.io/no-use-{word}-uuid"),
             annotate=functions.annotate,
         ),
-        admission=AdmissionRules(admit=functions.admit, admits_all=hides),
+        admission=AdmissionRules(
+            admit=functions.admit, admits_all=hides and by_default, hides_devices=hides
+        ),
         decision=Decision(
             inventory=functools.partial(ascend.registered, soft=config.hami_vnpu_core),
             device_cores=100,

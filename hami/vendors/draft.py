@@ -10,7 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from hami.codec.documents import entries
+from hami.codec.forms import Switches
+from hami.codec.keys import OVERWRITE_ENV, OVERWRITE_ENV_CONTAINERS
 from hami.codec.pods import convert_pod
+from hami.codec.register import parse_bool
 from hami.errors import MalformedInput, PodRefused
 from hami.model import Container, Pod
 from hami.quantity import rounded_up
@@ -71,6 +74,32 @@ class PodDraft:
     def annotation(self, key: str) -> str | None:
         """Returns the annotation *key*, including changes."""
         return self._annotations.get(key, self.decoded.annotations.get(key))
+
+    def hides_devices(self, container: str, default: bool) -> bool:
+        """Reports whether *container* (its name) is to see no devices if it requests none.
+
+        *default*: if neither the container's entry nor the pod says so, in a text that can be read.
+        """
+        boolean = parse_bool(self._switches.get(container, "").strip().lower())
+        if boolean is None:
+            text = self.decoded.annotations.get(OVERWRITE_ENV, "")
+            boolean = parse_bool(text.strip().lower())
+        if boolean is None:
+            return default
+        return boolean
+
+    @property
+    def says_who_sees_devices(self) -> bool:
+        """Reports whether the pod says whether containers that request no devices see some."""
+        keys = {OVERWRITE_ENV, OVERWRITE_ENV_CONTAINERS}
+        return not keys.isdisjoint(self.decoded.annotations)
+
+    @cached_property
+    def _switches(self) -> Mapping[str, str]:
+        text = self.decoded.annotations.get(OVERWRITE_ENV_CONTAINERS, "")
+        if not text.strip():
+            return {}
+        return Switches.parse(text) or {}
 
     def set_annotation(self, key: str, value: str) -> None:
         """Sets an annotation."""

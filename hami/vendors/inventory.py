@@ -14,7 +14,7 @@ from hami.codec.register import check_number, parse_devices, parse_pair_scores, 
 from hami.errors import MalformedInput
 from hami.model import Device, Node
 from hami.quantity import INT32_MAX, rounded_up
-from hami.vendors.spec import Inventory, Rule, Vendor, read_with
+from hami.vendors.spec import Inventory, Vendor, read_with
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
 CLAIMS = "dra"  # the allocation mode of a node whose registered devices HAMi's scheduler gives out by claims
@@ -28,12 +28,24 @@ def read_inventory(vendor: Vendor, node: Node) -> tuple[Device, ...]:
 
     Raises: MalformedInput if they cannot be read or are too many, or if a text is too long; it is not parsed then.
     """
-    for key in (vendor.annotations.register, *vendor.annotations.node_keys):
+    for key in (vendor.annotations.register, CORDON, *vendor.annotations.node_keys):
         if len(text := node.annotations.get(key, node.labels.get(key, ""))) > MAX_TEXT:
             raise MalformedInput(key, text, f"{len(text)} characters, expected at most {MAX_TEXT}")
     devices = read_with(vendor.decision.inventory, vendor, node) or ()
     check_number(f"node {node.name}", vendor.key, len(devices))
-    return devices
+    return with_cordons(devices, node)
+
+
+def with_cordons(devices: tuple[Device, ...], node: Node) -> tuple[Device, ...]:
+    """Returns *devices* of *node*, of which operators exclude some with the annotation ``hami.io/device-cordon``."""
+    uuids = parse_list(node.annotations.get(CORDON))
+    if not uuids:
+        return devices
+    cordoned = set(uuids)
+    made = []
+    for device in devices:
+        made.append(replace(device, cordoned=True) if device.uuid in cordoned else device)
+    return tuple(made)
 
 
 def registered(
@@ -45,7 +57,6 @@ def registered(
 ) -> tuple[Device, ...] | None:
     """Returns the devices in *vendor*'s register annotation, in its order; the first of several with the same uuid.
 
-    Operators exclude devices with the node annotation ``hami.io/device-cordon``, if the vendor has the cordon rule.
     The node says whether pods get them by claims.
     *parse*: decodes the annotation, given its key, its text and the vendor's key. *noun*: a device, in the error.
     Raises: MalformedInput if the annotation cannot be read or has no device.
@@ -81,16 +92,7 @@ def _facts(vendor: Vendor, node: Node, uuids: Collection[str]) -> dict[str, dict
         scores = parse_pair_scores(PAIR_SCORES, pairs)
         for uuid in uuids:
             facts[uuid]["pair_scores"] = scores.get(uuid, {})
-    for uuid in _cordoned(vendor, node):
-        if uuid in uuids:
-            facts[uuid]["cordoned"] = True
     return facts
-
-
-def _cordoned(vendor: Vendor, node: Node) -> tuple[str, ...]:
-    if Rule.CORDON not in vendor.decision.rules:
-        return ()
-    return parse_list(node.annotations.get(CORDON)) or ()
 
 
 def gives_by_claims(vendor: Vendor, node: Node) -> bool:

@@ -89,7 +89,7 @@ def _set_variables(draft: ContainerDraft, config: NvidiaConfig) -> None:
         draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(priority, draft.limits[priority])))
     if config.gpu_core_policy not in ("", "default"):
         draft.set_env("GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy)
-    if config.overwrite_env or config.strict:
+    if config.strict or draft.pod.hides_devices(draft.name, config.overwrite_env):
         if not draft.rounded(draft.resources.count):
             draft.set_env(VISIBLE_VARIABLE, "none")
 

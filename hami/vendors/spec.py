@@ -80,6 +80,10 @@ class Rule(enum.StrEnum):  # its hash is that of a string, which is remembered
     SAME_DEVICE = "same device"
 
 
+ALWAYS = (Rule.CORDON, Rule.QUOTA)
+"""What operators say holds for the devices of every vendor."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectorKeys:
     """The keys of pod annotations that select devices; empty where a vendor has none.
@@ -297,6 +301,8 @@ class AdmissionRules:
     # :mod:`hami.vendors.admission`.
     admit: Callable[[ContainerDraft], bool] | None = None
     admits_all: bool = False  # *admit* is also called for containers without the vendor's resources
+    # it is also called for those of pods that say whether such containers see devices
+    hides_devices: bool = False
     # Changes the draft of every container of a pod that another scheduler places, and raises as *admit*. Default: such
     # a pod is left alone.
     confine: Callable[[ContainerDraft], None] | None = None
@@ -316,7 +322,7 @@ class Decision:
     needs_capacity: bool = False
     # Returns the reason why no device of the node fits.
     check_node: Callable[[Request, FitContext], Reason | None] | None = None
-    # The checks for each device, in the order in which users see reasons.
+    # The checks for each device, in the order in which users see reasons. Those of ALWAYS are added where they lack.
     rules: tuple[Rule | PartitionRule | CheckDevice, ...] = ()
     binds_numa: bool = False  # pods may bind the devices of a container to one NUMA node
     # one container may take this device several times
@@ -328,6 +334,19 @@ class Decision:
     # Returns the score of a placement on a node, given its devices before. It is added to the node's score; higher is
     # better.
     node_score: Callable[[Sequence[DeviceUsage], Allocation, NodePolicy], float] | None = None
+
+    def __post_init__(self) -> None:
+        lacking = []
+        for rule in ALWAYS:
+            if rule not in self.rules:
+                lacking.append(rule)
+        if not lacking:
+            return
+        place = 0
+        if Rule.HEALTH in self.rules:
+            place = self.rules.index(Rule.HEALTH) + 1
+        rules = (*self.rules[:place], *lacking, *self.rules[place:])
+        object.__setattr__(self, "rules", rules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -389,6 +408,11 @@ class Catalog:
         self.admitting_all = tuple(
             vendor for vendor in self._vendors if vendor.admission.admits_all
         )
+        hiding = []
+        for vendor in self._vendors:
+            if vendor.admission.hides_devices:
+                hiding.append(vendor)
+        self.hiding = tuple(hiding)
         self.confining = tuple(
             vendor for vendor in self._vendors if vendor.admission.confine is not None
         )

@@ -406,3 +406,38 @@ def test_an_entry_of_a_quota_that_nobody_counts():
             "write a number in MiB",
         )
     ]
+
+
+def test_a_cordon_that_matches_no_device():
+    on = node("n", gpu("GPU-1234"), annotations={"hami.io/device-cordon": "GPU-1234,GPU-1243,zz"})
+    found = audit(InspectedCluster(record([on])))
+    assert [(one.rule, one.subject, one.problem, one.remedy) for one in found] == [
+        (
+            "CordonMatchesNothing",
+            "node n",
+            "hami.io/device-cordon names GPU-1243, which is none of its devices",
+            "write GPU-1234",
+        ),
+        (
+            "CordonMatchesNothing",
+            "node n",
+            "hami.io/device-cordon names zz, which is none of its devices",
+            "see hami top cards for the UUIDs of its devices",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    "scheduler, remedy",
+    [
+        ("hami-scheduler", "without nodeName"),
+        ("default-scheduler", "it has not passed HAMi's webhook"),
+        ("", "it has not passed HAMi's webhook"),
+        ("volcano", "without schedulerName: volcano places it"),
+    ],
+)
+def test_advice_for_a_pod_without_its_devices_fits_the_cause(scheduler, remedy):
+    bare = pod(gpus(), node_name="n", phase="Running", scheduler_name=scheduler)
+    (found,) = audit(InspectedCluster(record([node("n", GPU)], [bare])))
+    assert found.rule == "NoAllocation"
+    assert remedy in found.remedy

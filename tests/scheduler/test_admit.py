@@ -605,3 +605,54 @@ def test_the_time_of_admission_is_linear(make):
         json.dumps({"request": {"object": make(size)}}).encode() for size in (500, 2000)
     )
     assert calls(handle, large) < 5 * calls(handle, small)
+
+
+OVERWRITE, BY_CONTAINER = "hami.io/overwrite-env", "hami.io/overwrite-env-containers"
+BLIND = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]
+
+
+@pytest.mark.parametrize(
+    "annotations, config, hidden",
+    [
+        ({}, {}, False),
+        ({}, {"overwrite_env": True}, True),
+        ({OVERWRITE: "true"}, {}, True),
+        ({OVERWRITE: "True "}, {}, True),
+        ({OVERWRITE: "false"}, {"overwrite_env": True}, False),
+        ({OVERWRITE: "false"}, {"strict": True}, True),
+        ({OVERWRITE: ""}, {"overwrite_env": True}, True),
+        ({OVERWRITE: "what"}, {"overwrite_env": True}, True),
+        ({BY_CONTAINER: '{"c": "true"}'}, {}, True),
+        ({BY_CONTAINER: '{"other": "true"}'}, {}, False),
+        ({BY_CONTAINER: '{"c": "false"}', OVERWRITE: "true"}, {}, False),
+        ({BY_CONTAINER: '{"c": "what"}', OVERWRITE: "true"}, {}, True),
+        ({BY_CONTAINER: "c", OVERWRITE: "true"}, {}, True),
+    ],
+    ids=str,
+)
+def test_who_sees_devices_by_annotations(annotations, config, hidden):
+    answer = admit(raw(asking(), meta={"annotations": annotations}), **config)
+    (container,) = answer.pod["spec"]["containers"]
+    assert container.get("env", []) == (BLIND if hidden else [])
+
+
+def test_switches_of_a_pod_with_devices_must_be_readable():
+    answer = admit(raw(asking(ONE), meta={"annotations": {BY_CONTAINER: "c"}}))
+    assert isinstance(answer, Denied)
+    assert answer.code == 422
+
+
+@pytest.mark.parametrize(
+    "groups, is_admitted", [(["system:nodes"], True), (["system:authenticated"], False)]
+)
+def test_a_mirror_pod_passes_if_a_kubelet_writes_it(groups, is_admitted):
+    mirror = raw(
+        asking(ONE),
+        spec={"nodeName": "n1"},
+        meta={"annotations": {"kubernetes.io/config.mirror": "x"}},
+    )
+    request = {"uid": "u", "object": mirror, "userInfo": {"groups": groups}}
+    answer = admitter().admit(parse_review(json.dumps({"request": request}).encode()))
+    assert isinstance(answer, Admitted) is is_admitted
+    if is_admitted:
+        assert answer.pod == mirror

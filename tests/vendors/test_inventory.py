@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from hami.codec.device_config import chart_config
 from hami.codec.node_template import NODE_TEMPLATE
 from hami.errors import MalformedInput
 from hami.model import Node
+from hami.vendors.entry_points import full_catalog
 from hami.vendors.inventory import MAX_TEXT, PAIR_SCORES, read_inventory, registered, with_template
+from hami.vendors.spec import Rule
 from testing.builders import NVIDIA, ONLY_NVIDIA, gpu, node
 
+CATALOG = full_catalog(chart_config())
 TWO = gpu("dev-0"), gpu("dev-1", index=1)
 
 
@@ -23,7 +27,7 @@ def test_no_annotation_is_no_inventory():
 
 def test_cordoned_devices():
     listed = node("n1", *TWO, annotations={"hami.io/device-cordon": " dev-1 ,,dev-9"})
-    assert [device.cordoned for device in registered(NVIDIA, listed)] == [False, True]
+    assert [device.cordoned for device in read_inventory(NVIDIA, listed)] == [False, True]
 
 
 def test_pair_scores():
@@ -130,3 +134,14 @@ def test_the_function_of_a_vendor_of_third_parties_returns_256_devices_at_most()
         match="node n1: 257 devices, expected at most 256 devices on a node: 'NVIDIA'",
     ):
         read_inventory(vendor, node("n1"))
+
+
+@pytest.mark.parametrize("vendor", list(CATALOG), ids=lambda vendor: vendor.key)
+def test_devices_of_every_vendor_are_cordoned(vendor):
+    """However the devices are found: those that a node registers, and those that follow from its capacity."""
+    decision = replace(vendor.decision, inventory=lambda vendor, node: TWO)
+    cordon = node("n", annotations={"hami.io/device-cordon": "dev-1, dev-9"})
+    devices = read_inventory(replace(vendor, decision=decision), cordon)
+    assert [device.cordoned for device in devices] == [False, True]
+    assert Rule.CORDON in vendor.decision.rules
+    assert Rule.QUOTA in vendor.decision.rules
