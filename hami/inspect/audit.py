@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -33,15 +34,15 @@ from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.inspect.resize_report import REQUESTED, ResizeReport, resize_report
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
-from hami.model import Pod, PodRef
+from hami.model import Node, Pod, PodRef
 from hami.scheduling.usage import Charge
 from hami.state.binding_annotations import assigned_at, bound_at
-from hami.state.inventories import devices_of
 from hami.state.pods import FOREIGN_TTL_S
+from hami.vendors.inventory import read_inventory
 from hami.vendors.mig import with_places
 from hami.vendors.quota_entries import QuotaEntries
 from hami.vendors.request import most_shares
-from hami.vendors.spec import Vendor
+from hami.vendors.spec import Catalog, Vendor
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
 SHOWN = 200  # characters of a request
@@ -317,9 +318,7 @@ def _allocations(cluster: InspectedCluster) -> Iterator[Finding]:
             yield from _allocation(cluster, pod, own)
 
 
-def _allocation(
-    cluster: InspectedCluster, pod: Pod, own: Container[str]
-) -> Iterator[Finding]:
+def _allocation(cluster: InspectedCluster, pod: Pod, own: Container[str]) -> Iterator[Finding]:
     record = cluster.view.facts.pods.get(pod.ref.uid)
     if record is None:
         return
@@ -554,9 +553,7 @@ def _cordons(cluster: InspectedCluster) -> Iterator[Finding]:
         uuids = parse_list(node.annotations.get(CORDON))
         if not uuids:
             continue
-        known: list[str] = []
-        for devices in devices_of(cluster.vendors, node).values():
-            known += [device.uuid for device in devices]
+        known = _uuids_on(node, cluster.vendors)
         for uuid in uuids:
             if uuid in known:
                 continue
@@ -564,6 +561,15 @@ def _cordons(cluster: InspectedCluster) -> Iterator[Finding]:
             remedy = f"write {near}" if near else "see hami top cards for the UUIDs of its devices"
             problem = f"{CORDON} names {uuid}, which is none of its devices"
             yield Finding("CordonMatchesNothing", f"node {node.name}", problem, remedy)
+
+
+def _uuids_on(node: Node, vendors: Catalog) -> list[str]:
+    """Returns the UUIDs of all devices that *node* shows. Inventories that cannot be read are findings of their own."""
+    uuids: list[str] = []
+    for vendor in vendors:
+        with suppress(MalformedInput):
+            uuids += [device.uuid for device in read_inventory(vendor, node)]
+    return uuids
 
 
 def _age(cluster: InspectedCluster, unix: int) -> float:

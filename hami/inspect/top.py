@@ -20,7 +20,7 @@ from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
 from hami.scheduling.quota import allowed_budget, without_scopes
 from hami.scheduling.refusal import request_text
-from hami.scheduling.usage import Total
+from hami.scheduling.usage import TotalCharge
 from hami.vendors.request import device_requests
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -281,7 +281,7 @@ def namespace_rows(
             continue
         for vendor in cluster.vendors:
             limit = allowed_budget(vendor, without_scopes(quotas.get(namespace, {}).values()))
-            memory = used.get((namespace, vendor.key), Total()).memory_mib
+            memory = used.get((namespace, vendor.key), TotalCharge()).memory_mib
             if (namespace, vendor.key) in pods or limit != Budget():
                 rows.append(
                     NamespaceRow(

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from hami.model import Allocation, Budget, ContainerKind, Pod, PodScope, QuotaLimits, Request, Share
 from hami.scheduling.placement import Budgets
 from hami.scheduling.pod_request import PodRequest
-from hami.scheduling.usage import Total, peak_charges, shares_of, total_charge
+from hami.scheduling.usage import TotalCharge, peak_charges, shares_of, total_charge
 from hami.vendors.request import WHOLE, device_request
 from hami.vendors.resources import CoreUnit
 from hami.vendors.spec import Vendor
 
-ScopedUsage = Mapping[PodScope, Total]
+ScopedUsage = Mapping[PodScope, TotalCharge]
 """What the pods of a namespace take of one vendor's devices, by the properties that select quotas."""
 
 EXHAUSTED = Budget(-1, -1, -1)
@@ -71,7 +71,9 @@ def check_quota(
     return QuotaCheck(tuple(decided), tuple(undecided))
 
 
-def demand_bounds(request: PodRequest, vendor: Vendor, sizes: DeviceSizes) -> tuple[Total, Total]:
+def demand_bounds(
+    request: PodRequest, vendor: Vendor, sizes: DeviceSizes
+) -> tuple[TotalCharge, TotalCharge]:
     """Returns the least and the most that a pod takes of *vendor*'s devices: with the shares of all
     containers on one device that is as small as possible, and with each on its own."""
     requests = [container.request_to(vendor.key) for container in request.containers]
@@ -83,7 +85,7 @@ def demand_bounds(request: PodRequest, vendor: Vendor, sizes: DeviceSizes) -> tu
             if own is not None:
                 count += own.count
         least = least_demand(request.kinds, requests, cores=0)
-        return least, Total(sizes.most * count, WHOLE * count, most_devices)
+        return least, TotalCharge(sizes.most * count, WHOLE * count, most_devices)
     shares = [_share(own, sizes.least, WHOLE) for own in requests]
     most = [_share(own, sizes.most, WHOLE) for own in requests]
     alone = total_charge(peak_charges([ContainerKind.APP], [list(chain.from_iterable(most))]))
@@ -124,7 +126,7 @@ def most_devices_of(vendor: Vendor, request: Request | None) -> int:
 
 def least_demand(
     kinds: Sequence[ContainerKind], requests: Sequence[Request | None], cores: int
-) -> Total:
+) -> TotalCharge:
     """Returns the least that containers with *requests* can take, percentages of memory as nothing.
 
     *cores*: the most that one share takes.

@@ -111,30 +111,30 @@ def shares_of(vendor: str, placement: Allocation) -> Allocation:
     return tuple(tuple([share for share in shares if share.type == vendor]) for shares in placement)
 
 
-class Total(NamedTuple):
+class TotalCharge(NamedTuple):
     """Amounts of several devices: what a quota counts. *devices*: how many shares of devices they are."""
 
     memory_mib: int = 0
     cores: int = 0
     devices: int = 0
 
-    def plus(self, other: Total, sign: int = 1) -> Total:
+    def plus(self, other: TotalCharge, sign: int = 1) -> TotalCharge:
         """Returns the sum with *other*, or the difference (*sign* -1)."""
-        return Total(
+        return TotalCharge(
             self.memory_mib + sign * other.memory_mib,
             self.cores + sign * other.cores,
             self.devices + sign * other.devices,
         )
 
 
-def total_charge(charges: Iterable[Charge]) -> Total:
+def total_charge(charges: Iterable[Charge]) -> TotalCharge:
     """Returns memory in MiB, cores in percent and shares over all devices: the amounts that a quota counts."""
     memory = cores = devices = 0
     for charge in charges:
         memory += charge.memory_mib
         cores += charge.cores
         devices += charge.slots
-    return Total(memory, cores, devices)
+    return TotalCharge(memory, cores, devices)
 
 
 def _by_uuid(shares: Iterable[Share]) -> dict[str, list[Share]]:

@@ -20,7 +20,7 @@ from hami.scheduling.columns import AMOUNTS_FROM, FIELDS, DeviceColumns
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.quota import DeviceSizes, ScopedUsage
 from hami.scheduling.score import score_of_sums
-from hami.scheduling.usage import Charge, Total, total_charge
+from hami.scheduling.usage import Charge, TotalCharge, total_charge
 
 Array = NDArray[Any]
 Key = TypeVar("Key")
@@ -363,7 +363,7 @@ class Table:
                 if used[vendor, charge.uuid] == _NOTHING:
                     del used[vendor, charge.uuid]
             scoped = dict(self.namespace_usage(booking.namespace, vendor))
-            before = scoped.get(booking.scope, Total())
+            before = scoped.get(booking.scope, TotalCharge())
             _put(scoped, booking.scope, before.plus(total_charge(charges), sign))
             _put(self._namespaces, (booking.namespace, vendor), scoped)
         _put(self._used, booking.node, used)
@@ -480,7 +480,7 @@ def _grown(array: Array, length: int) -> Array:
 
 def _put(mapping: dict[Key, Value], key: Key, value: Value) -> None:
     """Sets an item, or removes it if the value is empty or a total of nothing."""
-    if value and value != Total():
+    if value and value != TotalCharge():
         mapping[key] = value
     else:
         mapping.pop(key, None)

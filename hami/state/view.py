@@ -20,7 +20,7 @@ from hami.scheduling.quota import QuotaCheck, ScopedUsage, budgets_of, check_quo
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.resize import ResizePlan, ResizeRefusal, plan_resize
 from hami.scheduling.score import node_score
-from hami.scheduling.usage import Total, charged_by, peak_charges, shares_of, total_charge
+from hami.scheduling.usage import TotalCharge, charged_by, peak_charges, shares_of, total_charge
 from hami.state.inventories import devices_of
 from hami.state.read_pod import PodRecord
 from hami.state.resize_facts import resizable_devices
@@ -152,11 +152,11 @@ class View:
         ]
 
     @cached_property
-    def used(self) -> Mapping[tuple[str, str], Total]:
-        """What pods take, by namespace and vendor, without zeros."""
-        used: dict[tuple[str, str], Total] = {}
+    def used(self) -> Mapping[tuple[str, str], TotalCharge]:
+        """The amounts that pods take, by namespace and vendor, without zeros."""
+        used: dict[tuple[str, str], TotalCharge] = {}
         for key, scoped in self._merged._table.usage_by_namespace().items():
-            used[key] = Total()
+            used[key] = TotalCharge()
             for total in scoped.values():
                 used[key] = used[key].plus(total)
         return used
@@ -389,7 +389,7 @@ class View:
             for sign, held in ((-1, self._table.bookings.get(uid)), (1, booking)):
                 if held is not None and held.namespace == namespace:
                     more = total_charge(dict(held.charges).get(vendor, ()))
-                    used[held.scope] = used.get(held.scope, Total()).plus(more, sign)
+                    used[held.scope] = used.get(held.scope, TotalCharge()).plus(more, sign)
         return used
 
     def _better(

@@ -18,13 +18,19 @@ PLAIN = Vendor(key="X", resources=Resources(count="x.io/card"), decision=DECISIO
         ({"resources": None}, False),
         ({"resources": {"limits": None}}, False),
         ({"resources": {"limits": {"x.io/card": "1"}}}, True),
-        ({"resources": {"requests": {"x.io/card": "1"}}}, True),
     ],
 )
 def test_common_admission_changes_nothing(container, found):
     admission = admit(PLAIN, container)
     assert admission.container is container
     assert (admission.requests_devices, admission.pod_spec) == (found, {})
+
+
+def test_a_request_without_a_limit_becomes_the_limit():
+    card = {"x.io/card": "1"}
+    admission = admit(PLAIN, {"resources": {"requests": card}})
+    assert admission.container["resources"] == {"requests": card, "limits": card}
+    assert admission.requests_devices
 
 
 def test_resources_that_have_no_name_are_left_out():
