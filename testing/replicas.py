@@ -27,7 +27,7 @@ from hami.scheduler.preemption import Preemptor
 from hami.scheduler.resize import Resizer
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
-from hami.state.binding_annotations import awaits_allocation
+from hami.state.read_pod import awaits_allocation
 from hami.state.store import Store
 from hami.state.view import Policies
 from testing.builders import NVIDIA, ONLY_NVIDIA, gpu, gpus, node, pod

@@ -36,8 +36,8 @@ from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_text
 from hami.model import Node, Pod, PodRef
 from hami.scheduling.usage import Charge
-from hami.state.binding_annotations import assigned_at, bound_at
 from hami.state.pods import FOREIGN_TTL_S
+from hami.state.read_pod import assigned_at, bound_at
 from hami.vendors.inventory import read_inventory
 from hami.vendors.mig import with_places
 from hami.vendors.quota_entries import QuotaEntries

@@ -26,7 +26,7 @@ from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, Refusal, request_text
-from hami.state.binding_annotations import bound_at
+from hami.state.read_pod import bound_at
 from hami.state.view import View
 from hami.vendors.request import device_requests, requests_devices
 from hami.vendors.shares import held_shares

@@ -34,7 +34,7 @@ from hami.inspect.tables import Column, Style, counted, printable, render_rows
 from hami.model import DisruptionBudget, Node, Pod, PodRef
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal
-from hami.state.binding_annotations import assigned_at, bound_at
+from hami.state.read_pod import assigned_at, bound_at
 from hami.state.victims import PreemptionRules, plan_preemption
 from hami.state.view import View
 from hami.vendors.request import requests_devices

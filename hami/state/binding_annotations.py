@@ -1,4 +1,4 @@
-"""The annotations and the label that a Binding carries: made here, and read back from pods here.
+"""The annotations and the label that a Binding carries; `read_pod` reads them back.
 
 The API server merges them into the pod in the write that sets its node, so a pod is bound if and only if it carries
 its allocation. The time of the bind is added when the Binding is written: the device plugin's deadline counts from it.
@@ -17,11 +17,9 @@ from hami.codec.keys import (
     BIND_PHASE,
     BIND_TIME,
     MIG_ALLOCATIONS,
-    NODE_LOCK,
     is_allocation,
     is_label_value,
 )
-from hami.codec.times import parse_unix
 from hami.model import Allocation, BindPhase, DeviceUsage, Pod
 from hami.scheduling.usage import shares_of
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
@@ -107,56 +105,9 @@ def carries_allocation(pod: Pod, annotations: Mapping[str, str], vendors: Catalo
     return all(pod.annotations.get(key) == text for key, text in annotations.items() if key in keys)
 
 
-def assigned_node(pod: Pod) -> str:
-    """Returns the node that *pod* is bound to or, before that, the node that its annotations name."""
-    return pod.node_name or pod.annotations.get(ASSIGNED_NODE, "")
-
-
 def expected_label(node: str) -> str | None:
     """Returns the value of the label of a pod on *node*; ``None`` if it must have no such label."""
     return render_labels(node).get(ASSIGNED_NODE)
-
-
-def assigned_at(pod: Pod) -> int:
-    """Returns when *pod* was assigned in Unix seconds; 0 if its annotations do not say."""
-    return parse_unix(pod.annotations.get(ASSIGNED_TIME, ""))
-
-
-def bound_at(pod: Pod) -> int:
-    """Returns when *pod*'s Binding was written in Unix seconds; 0 if its annotations do not say."""
-    return parse_unix(pod.annotations.get(BIND_TIME, ""))
-
-
-def is_allocating(pod: Pod, vendors: Catalog) -> bool:
-    """Reports whether a device plugin still has to allocate *pod*'s devices.
-
-    Only device plugins that know HAMi's node lock report when they are done. Those that need no lock report nothing;
-    their vendors have no text to allocate.
-    """
-    annotations = pod.annotations
-    return annotations.get(BIND_PHASE) == BindPhase.ALLOCATING and any(
-        keys.lock == NODE_LOCK
-        and keys.allocated in annotations
-        and (not keys.to_allocate or bool(annotations.get(keys.to_allocate)))
-        for keys in (vendor.annotations for vendor in vendors)
-    )
-
-
-def awaits_allocation(pod: Pod, vendors: Catalog) -> bool:
-    """Reports whether *pod* is bound without a lock, and its kubelet has not had its devices allocated yet."""
-    annotations = pod.annotations
-    return (
-        bool(pod.node_name)
-        and not pod.admitted
-        and not pod.is_terminated
-        and annotations.get(BIND_PHASE) == BindPhase.SUCCESS
-        and any(
-            keys.lock == NODE_LOCK
-            and bool(keys.to_allocate)
-            and keys.to_allocate not in annotations
-            for keys in (vendor.annotations for vendor in vendors.allocated_in(annotations))
-        )
-    )
 
 
 def _unix(now: datetime) -> str:

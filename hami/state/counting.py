@@ -1,4 +1,4 @@
-"""What counts of a pod: which of its annotations, its promise and its resize its booking follows.
+"""The booking that counts of a pod: which of its annotations, its promise and its resize its booking follows.
 
 Decided from facts alone; `pods` keeps them, and books the result. A pod holds what was written on its Binding,
 until it ends. Later edits of its annotations add details at most, or say what a resize has left of the same devices.

@@ -11,8 +11,7 @@ from datetime import datetime
 from hami.codec.keys import NODE_LOCK
 from hami.codec.objects import parse_resource_version
 from hami.model import Node
-from hami.state.foreign_nodes import ForeignNodes
-from hami.state.pods import PodRecords
+from hami.state.pods import ForeignNodes, PodRecords
 from hami.state.read_node import Inventory, NodeReader, NodeRecord, offers
 from hami.state.sighting import Sighting, Sightings
 from hami.state.table import Table

@@ -11,22 +11,24 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from hami.codec.core_limits import pod_cores_limit
-from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, PREEMPTIBLE, RESIZED, is_scheduler_owned
+from hami.codec.keys import (
+    ASSIGNED_NODE,
+    ASSIGNED_TIME,
+    BIND_PHASE,
+    BIND_TIME,
+    NODE_LOCK,
+    PREEMPTIBLE,
+    RESIZED,
+    is_scheduler_owned,
+)
 from hami.codec.objects import parse_resource_version
 from hami.codec.pods import DEFAULT_GRACE_S
 from hami.codec.resize import excess
-from hami.codec.times import parse_time
+from hami.codec.times import parse_time, parse_unix
 from hami.errors import MalformedInput
-from hami.model import Allocation, ContainerKind, EvictedTogether, Pod, PodRef, PodScope
+from hami.model import Allocation, BindPhase, ContainerKind, EvictedTogether, Pod, PodRef, PodScope
 from hami.scheduling.usage import Charge, peak_charges
-from hami.state.binding_annotations import (
-    assigned_at,
-    assigned_node,
-    awaits_allocation,
-    bound_at,
-    expected_label,
-    is_allocating,
-)
+from hami.state.binding_annotations import expected_label
 from hami.state.sighting import Sighting, Sightings
 from hami.state.table import Booking
 from hami.vendors.request import most_shares
@@ -41,7 +43,7 @@ Bookings = tuple[Booking, Booking]
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False):
-    """What annotations of a pod say that it takes of a node.
+    """The devices of a node that annotations of a pod say it takes.
 
     If those of a vendor cannot be read or contradict each other, its charges are empty in *bookings*, and `complete`
     puts devices in their place: those that the annotations mention.
@@ -375,6 +377,53 @@ def in_scope(bookings: Bookings, scope: PodScope) -> Bookings:
         return bookings
     before, after = bookings
     return msgspec.structs.replace(before, scope=scope), msgspec.structs.replace(after, scope=scope)
+
+
+def assigned_node(pod: Pod) -> str:
+    """Returns the node that *pod* is bound to or, before that, the node that its annotations name."""
+    return pod.node_name or pod.annotations.get(ASSIGNED_NODE, "")
+
+
+def assigned_at(pod: Pod) -> int:
+    """Returns when *pod* was assigned in Unix seconds; 0 if its annotations do not say."""
+    return parse_unix(pod.annotations.get(ASSIGNED_TIME, ""))
+
+
+def bound_at(pod: Pod) -> int:
+    """Returns when *pod*'s Binding was written in Unix seconds; 0 if its annotations do not say."""
+    return parse_unix(pod.annotations.get(BIND_TIME, ""))
+
+
+def is_allocating(pod: Pod, vendors: Catalog) -> bool:
+    """Reports whether a device plugin still has to allocate *pod*'s devices.
+
+    Only device plugins that know HAMi's node lock report when they are done. Those that need no lock report nothing;
+    their vendors have no text to allocate.
+    """
+    annotations = pod.annotations
+    if annotations.get(BIND_PHASE) != BindPhase.ALLOCATING:
+        return False
+    for vendor in vendors.allocated_in(annotations):
+        keys = vendor.annotations
+        if keys.lock != NODE_LOCK:
+            continue
+        if not keys.to_allocate or annotations.get(keys.to_allocate):
+            return True
+    return False
+
+
+def awaits_allocation(pod: Pod, vendors: Catalog) -> bool:
+    """Reports whether *pod* is bound without a lock, and its kubelet has not had its devices allocated yet."""
+    annotations = pod.annotations
+    if not pod.node_name or pod.admitted or pod.is_terminated:
+        return False
+    if annotations.get(BIND_PHASE) != BindPhase.SUCCESS:
+        return False
+    for vendor in vendors.allocated_in(annotations):
+        keys = vendor.annotations
+        if keys.lock == NODE_LOCK and keys.to_allocate and keys.to_allocate not in annotations:
+            return True
+    return False
 
 
 def allocation_keys(vendors: Catalog) -> frozenset[str]:

@@ -16,10 +16,9 @@ from hami.scheduling.quota import quota_allows
 from hami.state.binding import Bindings, OpenBindings
 from hami.state.decisions import Decisions, State
 from hami.state.filtering import Filtering
-from hami.state.foreign_nodes import ForeignNodes
 from hami.state.nodes import NodeCache
 from hami.state.plans import planned_uid
-from hami.state.pods import PodCache
+from hami.state.pods import ForeignNodes, PodCache
 from hami.state.preemption import Evictions, Preemptions
 from hami.state.promises import Promise, Promises
 from hami.state.quotas import QuotaCache

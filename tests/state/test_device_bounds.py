@@ -9,9 +9,8 @@ from pytest import param
 from hami.codec.register import MAX_DEVICES, render_devices_json
 from hami.model import Device, Node
 from hami.scheduler.cluster_metrics import families
-from hami.state.foreign_nodes import ForeignNodes
 from hami.state.nodes import NodeCache
-from hami.state.pods import PodRecords
+from hami.state.pods import ForeignNodes, PodRecords
 from hami.state.promises import Promises
 from hami.state.store import Store
 from hami.state.table import Table
