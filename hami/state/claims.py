@@ -7,7 +7,7 @@ allocates are not in it: they are in the table of the store, with the pods that 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice
@@ -53,24 +53,24 @@ class ClaimCache:
         self._devices: dict[tuple[str, str], Device] = {}
         self._instances: dict[str, dict[tuple[str, str], PublishedInstance]] = {}  # by pool
         self._claims: dict[str, AllocatedClaim] = {}
-        self._on: dict[
-            str, dict[str, AllocatedClaim]
-        ] = {}  # the claims that hold devices of each pool
+        # the claims that hold devices of each pool
+        self._on: dict[str, dict[str, AllocatedClaim]] = {}
 
     def at_once(self, facts: Facts) -> Claimed:
         """Returns the content. *facts*: of the store beside it."""
         with self._lock:
-            holders = {uid: claim.pods[0] for uid, claim in self._claims.items() if claim.pods}
-            instances = {
-                name: instance for own in self._instances.values() for name, instance in own.items()
-            }
-            devices = self._devices | {name: instance.card for name, instance in instances.items()}
-            return Claimed(
-                View(self._table.copy(), replace(facts, pods={}, reserved=holders)),
-                devices,
-                self._claims.copy(),
-                instances,
-            )
+            instances: dict[tuple[str, str], PublishedInstance] = {}
+            for of_pool in self._instances.values():
+                instances.update(of_pool)
+            devices = self._devices.copy()
+            for name, instance in instances.items():
+                devices[name] = instance.card
+            holders = {}
+            for uid, claim in self._claims.items():
+                if claim.pods:
+                    holders[uid] = claim.pods[0]
+            view = View(self._table.copy(), replace(facts, pods={}, reserved=holders))
+            return Claimed(view, devices, self._claims.copy(), instances)
 
     def version(self) -> int:
         """Returns a number that increases with every change of devices or their usage."""
@@ -81,106 +81,110 @@ class ClaimCache:
     def set_slice(self, uid: str, published: PublishedSlice | None) -> None:
         """Takes a slice as it is now; ``None``: it is gone, or not one of ours."""
         with self._lock:
-            if (earlier := self._slices.pop(uid, None)) is not None:
+            earlier = self._slices.pop(uid, None)
+            nodes: dict[str, None] = {}
+            if earlier is not None:
                 del self._parts[earlier.node][uid]
+                nodes[earlier.node] = None
             if published is not None:
                 self._slices[uid] = published
                 self._parts.setdefault(published.node, {})[uid] = published
-            for node in dict.fromkeys(
-                part.node for part in (earlier, published) if part is not None
-            ):
-                parts = latest_slices(self._parts[node].values())
-                instances = [
-                    instance
-                    for part in parts
-                    for instance in part.instances
-                    if not instance.card.by_claims
-                ]
-                cards = (*latest_devices(parts), *divided_cards(instances))
-                self._instances[pool_name(node)] = {
-                    (pool_name(node), each.name): each for each in instances
-                }
-                self._offer(node, tuple(device for device in cards if not device.by_claims))
+                nodes[published.node] = None
+            for node in nodes:
+                self._set_node(node)
 
     def set_claim(self, uid: str, claim: AllocatedClaim | None) -> None:
         """Takes a claim as it is now; ``None``: it is gone. One without devices of ours is not kept."""
         with self._lock:
-            if (earlier := self._claims.pop(uid, None)) is not None:
+            earlier = self._claims.pop(uid, None)
+            if earlier is not None:
                 for pool in _pools(earlier):
                     del self._on[pool][uid]
                     if not self._on[pool]:
                         del self._on[pool]
                 self._table.unbook(uid)
-            if claim is not None and claim.requests:
-                self._claims[uid] = claim
-                for pool in _pools(claim):
-                    self._on.setdefault(pool, {})[uid] = claim
-                self._book(claim)
+            if claim is None or not claim.requests:
+                return
+            self._claims[uid] = claim
+            for pool in _pools(claim):
+                self._on.setdefault(pool, {})[uid] = claim
+            self._book(claim)
 
     def keep_slices(self, uids: set[str]) -> None:
         """Forgets slices that are not in *uids*."""
-        for uid in [uid for uid in list(self._slices) if uid not in uids]:
+        for uid in self._slices.keys() - uids:
             self.set_slice(uid, None)
 
     def keep_claims(self, uids: set[str]) -> None:
         """Forgets claims that are not in *uids*."""
-        for uid in [uid for uid in list(self._claims) if uid not in uids]:
+        for uid in self._claims.keys() - uids:
             self.set_claim(uid, None)
 
-    def _offer(self, node: str, devices: tuple[Device, ...]) -> None:
-        pool, table = pool_name(node), self._table
-        earlier = table.nodes[node].devices if node in table.nodes else {}
-        for vendor in dict.fromkeys((*earlier, *(device.vendor for device in devices))):
-            table.set_devices(
-                node, vendor, tuple(device for device in devices if device.vendor == vendor)
-            )
-        for device in (device for own in earlier.values() for device in own):
-            self._devices.pop((pool, device_name(device.uuid)), None)
-        self._devices |= {(pool, device_name(device.uuid)): device for device in devices}
+    def _set_node(self, node: str) -> None:
+        """Takes the slices of *node* as they are now, and books the claims on it again."""
+        pool = pool_name(node)
+        parts = latest_slices(self._parts[node].values())
+        instances: list[PublishedInstance] = []
+        for part in parts:
+            instances += [each for each in part.instances if not each.card.by_claims]
+        devices = []
+        for device in (*latest_devices(parts), *divided_cards(instances)):
+            if not device.by_claims:
+                devices.append(device)
+        self._instances[pool] = {(pool, each.name): each for each in instances}
+        self._set_devices(node, pool, devices)
         if not self._parts[node]:
             del self._parts[node]
             del self._instances[pool]
         for claim in self._on.get(pool, {}).values():
             self._book(claim)
 
+    def _set_devices(self, node: str, pool: str, devices: Sequence[Device]) -> None:
+        by_vendor: dict[str, list[Device]] = {}
+        entry = self._table.nodes.get(node)
+        if entry is not None:
+            for vendor, earlier in entry.devices.items():
+                by_vendor[vendor] = []
+                for device in earlier:
+                    self._devices.pop((pool, device_name(device.uuid)), None)
+        for device in devices:
+            by_vendor.setdefault(device.vendor, []).append(device)
+            self._devices[pool, device_name(device.uuid)] = device
+        for vendor, of_vendor in by_vendor.items():
+            self._table.set_devices(node, vendor, tuple(of_vendor))
+
     def _book(self, claim: AllocatedClaim) -> None:
         """Books what *claim* holds of devices that are published; all are on one node."""
         charges: dict[str, dict[str, Charge]] = {}
         node = ""
-        for claimed in (
-            device for request in claim.requests if not request.admin for device in request.devices
-        ):
-            instance = self._instances.get(claimed.pool, {}).get((claimed.pool, claimed.device))
-            device = (
-                instance.card
-                if instance is not None
-                else self._devices.get((claimed.pool, claimed.device))
-            )
-            if device is not None and (not node or claimed.pool == pool_name(node)):
-                node = claimed.pool.removeprefix(pool_name(""))
-                own = charges.setdefault(device.vendor, {})
-                charge = own.get(device.uuid, Charge(device.uuid, 0, 0, 0))
-                own[device.uuid] = (
-                    _more(charge, claimed, device)
-                    if instance is None
-                    else _with_instance(charge, instance.profile)
-                )
-        if charges:
-            self._table.book(
-                Booking(
-                    claim.uid,
-                    claim.namespace,
-                    node,
-                    tuple((vendor, tuple(own.values())) for vendor, own in charges.items()),
-                )
-            )
-        else:
+        for claimed in _devices_of(claim):
+            name = claimed.pool, claimed.device
+            instance = self._instances.get(claimed.pool, {}).get(name)
+            device = self._devices.get(name) if instance is None else instance.card
+            if device is None:
+                continue
+            if node and claimed.pool != pool_name(node):
+                continue
+            node = claimed.pool.removeprefix(pool_name(""))
+            of_vendor = charges.setdefault(device.vendor, {})
+            charge = of_vendor.get(device.uuid, Charge(device.uuid, 0, 0, 0))
+            if instance is None:
+                of_vendor[device.uuid] = _more(charge, claimed, device)
+            else:
+                of_vendor[device.uuid] = _with_instance(charge, instance.profile)
+        if not charges:
             self._table.unbook(claim.uid)
+            return
+        by_vendor = [(vendor, tuple(each.values())) for vendor, each in charges.items()]
+        self._table.book(Booking(claim.uid, claim.namespace, node, tuple(by_vendor)))
 
 
 def latest_devices(slices: Iterable[PublishedSlice]) -> tuple[Device, ...]:
     """Returns the devices in *slices* of one node, without those of earlier generations."""
-    devices = {device.uuid: device for part in latest_slices(slices) for device in part.devices}
+    devices: dict[str, Device] = {}
+    for part in latest_slices(slices):
+        for device in part.devices:
+            devices[device.uuid] = device
     return tuple(sorted(devices.values(), key=lambda device: (device.index, device.uuid)))
 
 
@@ -204,7 +208,18 @@ def _with_instance(charge: Charge, profile: MigProfile) -> Charge:
 
 
 def _pools(claim: AllocatedClaim) -> dict[str, None]:
-    return dict.fromkeys(device.pool for request in claim.requests for device in request.devices)
+    pools: dict[str, None] = {}
+    for request in claim.requests:
+        for device in request.devices:
+            pools[device.pool] = None
+    return pools
+
+
+def _devices_of(claim: AllocatedClaim) -> Iterator[ClaimedDevice]:
+    """Yields the devices that *claim* holds, without those for administrators."""
+    for request in claim.requests:
+        if not request.admin:
+            yield from request.devices
 
 
 def _more(charge: Charge, claimed: ClaimedDevice, device: Device) -> Charge:

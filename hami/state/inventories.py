@@ -24,22 +24,18 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
     register = node.annotations.get(key) if key else None
     if key and register is None:
         return None
-    capacity: Sources = ()
+    sources = [register, node.annotations.get(CORDON)]
+    if vendor.annotations.allocation_mode:
+        sources.append(node.annotations.get(vendor.annotations.allocation_mode))
+    for name in vendor.annotations.node_keys:
+        sources.append(node.annotations.get(name, node.labels.get(name)))
     if not key or vendor.decision.needs_capacity:
-        capacity = tuple(
-            node.capacity.get(name) for name in (resources.count, resources.memory, resources.cores)
-        )
-    if not key and not any(capacity):
-        return None
-    texts = (
-        node.annotations.get(key, node.labels.get(key)) for key in vendor.annotations.node_keys
-    )
-    allocation_mode = (
-        (node.annotations.get(vendor.annotations.allocation_mode),)
-        if vendor.annotations.allocation_mode
-        else ()
-    )
-    return (register, node.annotations.get(CORDON), *allocation_mode, *texts, *capacity)
+        names = (resources.count, resources.memory, resources.cores)
+        capacity = [node.capacity.get(name) for name in names]
+        if not key and not any(capacity):
+            return None
+        sources += capacity
+    return tuple(sources)
 
 
 def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:

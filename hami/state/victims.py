@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from hami.codec.gangs import pod_group_ref
 from hami.model import DisruptionBudget, Pod, PodGroup
@@ -74,15 +75,16 @@ def plan_preemption(
     if plan is not None and not plan.victims:
         return plan
     within_s = MAX_GRACE_S if plan is None else _grace_s(view, plan)
-    if not any(rules.now + SOON_S < record.ends_by <= rules.now + within_s for record in ending):
+    earliest, latest = rules.now + SOON_S, rules.now + within_s
+    if not any(earliest < record.ends_by <= latest for record in ending):
         return plan
     patient = search(within_s)
+    if patient is None:
+        return plan
     if plan is None:
         # nobody is evicted to wait for others for so long
-        is_better = patient is not None and not patient.victims
-    else:
-        is_better = patient is not None and patient.cost < plan.cost
-    return patient if is_better else plan
+        return None if patient.victims else patient
+    return patient if patient.cost < plan.cost else plan
 
 
 def _best_plan(
@@ -239,24 +241,28 @@ class _Eviction:
     def node(self, name: str, *, only_there: bool = False) -> PreemptionNode | None:
         """Returns the node with its candidates; ``None`` if it has none, and no pod on it ends anyway. *only_there*:
         none of which a pod is on another node."""
-        free, awaited, units = list[str](), list[str](), dict[tuple[str, ...], EvictionUnit]()
+        free: list[str] = []
+        awaited: list[str] = []
+        units: dict[tuple[str, ...], EvictionUnit] = {}
         for booking in self._view.bookings_on(name):
             if booking.priority >= self._pod.priority or booking.uid in self._planned:
                 continue
             record = self._view.facts.pods.get(booking.uid)
             if is_planned(booking):
                 free.append(booking.uid)
-            elif record is not None and self.is_room(record):
+            elif record is None:
+                continue
+            elif self.is_room(record):
                 awaited.append(booking.uid)
-            elif record is not None:
-                members = self._evictable(record)
-                if members and not (only_there and any(member.node != name for member in members)):
+            else:
+                members = self._evictable(record, name if only_there else None)
+                if members:
                     unit = self._unit(record, members)
                     units[unit.uids] = unit
         if not units and not awaited:
             return None
         free += awaited
-        uids = {*free, *(uid for unit in units.values() for uid in unit.uids)}
+        uids = {*free, *chain.from_iterable(units)}
         fits = self._view.fits_without(self._pod, name, uids)
         return PreemptionNode(
             name, tuple(units.values()), lambda ended: fits({*free, *ended}), tuple(awaited)
@@ -271,14 +277,18 @@ class _Eviction:
         its owner, so who waits for it without a limit may wait for ever."""
         return record.is_ending and self._rules.now - OVERDUE_S < record.ends_by <= self._room_until
 
-    def _evictable(self, record: PodRecord) -> Sequence[PodRecord]:
+    def _evictable(self, record: PodRecord, node: str | None) -> Sequence[PodRecord]:
         """Returns the pods that are evicted together with the pod, itself among them; none if one of these may not be
-        evicted."""
+        evicted, or is not on *node*, if that is given."""
         if not self._may_be_evicted(record):
             return ()
         members = self._gangs.evicted_with(record)
-        may_be_evicted = all(map(self._may_be_evicted, members)) and not self._is_young(members)
-        return members if may_be_evicted else ()
+        for member in members:
+            if node is not None and member.node != node:
+                return ()
+            if not self._may_be_evicted(member):
+                return ()
+        return () if self._is_young(members) else members
 
     def _unit(self, record: PodRecord, members: Sequence[PodRecord]) -> EvictionUnit:
         gang = f"{record.ref.namespace}/{record.group}" if record.group else ""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from types import MappingProxyType
 
 from hami.codec.resize import Size
-from hami.model import Budget, Device, Node, Pod, PodRef, PodScope, QuotaLimits
+from hami.model import Allocation, Budget, Device, Node, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.fit import Unfit
 from hami.scheduling.node_order import NodeOrder, node_order_of, weights
 from hami.scheduling.placement import NodeUsage, place_pod
@@ -127,12 +128,12 @@ class View:
     @cached_property
     def bookings(self) -> Mapping[str, Booking]:
         """The bookings of pods, by uid."""
-        changed = {uid: booking for uid, booking in self._rebooked.items() if booking is not None}
-        return {
-            uid: booking
-            for uid, booking in self._table.bookings.items()
-            if uid not in self._rebooked
-        } | changed
+        bookings = dict(self._table.bookings)
+        for uid, booking in self._rebooked.items():
+            bookings.pop(uid, None)
+            if booking is not None:
+                bookings[uid] = booking
+        return bookings
 
     def booking(self, uid: str) -> Booking | None:
         """Returns what the pod holds."""
@@ -140,16 +141,14 @@ class View:
 
     def bookings_on(self, node: str) -> list[Booking]:
         """Returns what pods hold on *node*."""
-        kept = [
-            booking
-            for booking in self._table.bookings_on(node)
-            if booking.uid not in self._rebooked
-        ]
-        return kept + [
-            booking
-            for booking in self._rebooked.values()
-            if booking is not None and booking.node == node
-        ]
+        found = []
+        for booking in self._table.bookings_on(node):
+            if booking.uid not in self._rebooked:
+                found.append(booking)
+        for changed in self._rebooked.values():
+            if changed is not None and changed.node == node:
+                found.append(changed)
+        return found
 
     @cached_property
     def used(self) -> Mapping[tuple[str, str], TotalCharge]:
@@ -307,39 +306,24 @@ class View:
 
         Device plugins of *nodes* count as alive, and inventories that cannot be read as empty.
         """
-        rebooked = dict(self._rebooked)
+        rebooked: dict[str, Booking | None] = dict.fromkeys(without)
+        rebooked.update({booking.uid: booking for booking in with_})
         affected: dict[str, Mapping[str, Sequence[Device]]] = {}
-        for uid, booking in (
-            *((uid, None) for uid in without),
-            *((booking.uid, booking) for booking in with_),
-        ):
-            for held in (
-                rebooked[uid] if uid in rebooked else self._table.bookings.get(uid),
-                booking,
-            ):
+        for uid, booking in rebooked.items():
+            for held in (self.booking(uid), booking):
                 if held is not None and held.node not in affected:
-                    affected[held.node] = {
-                        vendor: [usage.device for usage in usages]
-                        for vendor, usages in self.usages(held.node).items()
-                    }
-            rebooked[uid] = booking
+                    affected[held.node] = _devices_of(self.usages(held.node))
         labels = dict(self._labels)
         for node in nodes:
             labels[node.name] = node.labels
             affected[node.name] = devices_of(self.vendors, node)
         affected.update(devices)
-        overlay = dict(self._overlay)
+        facts = self.facts
+        if quotas is not None:
+            facts = replace(facts, quotas={**facts.quotas, **quotas})
+        rebooked = {**self._rebooked, **rebooked}
         changed = View(self._table, self.facts, rebooked=rebooked)
-        for name, of_node in affected.items():
-            table = Table()
-            for booking in changed.bookings_on(name):
-                table.book(booking)
-            overlay[name] = table.usages_of(name, of_node)
-        facts = (
-            self.facts
-            if quotas is None
-            else replace(self.facts, quotas={**self.facts.quotas, **quotas})
-        )
+        overlay = {**self._overlay, **_usages_in(changed, affected)}
         view = View(
             self._table,
             facts,
@@ -348,7 +332,9 @@ class View:
             labels=labels,
             rebooked=rebooked,
         )
-        return view._merged if len(overlay) > MAX_OVERLAY or len(rebooked) > MAX_REBOOKED else view
+        if len(overlay) > MAX_OVERLAY or len(rebooked) > MAX_REBOOKED:
+            return view._merged
+        return view
 
     @cached_property
     def _merged(self) -> View:
@@ -402,16 +388,22 @@ class View:
     ) -> Choice | None:
         """Returns *choice*, or a better one among the *changed* nodes."""
         budgets = dict((*quota.decided, *quota.open))
-        fitting = {name: score for name, score in choice.fitting} if choice is not None else {}
-        placements = {choice.node: choice.placement} if choice is not None else {}
+        candidates = len(changed)
+        fitting: dict[str, float] = {}
+        placements: dict[str, Allocation] = {}
+        if choice is not None:
+            candidates += choice.candidates
+            fitting.update(choice.fitting)
+            placements[choice.node] = choice.placement
         for name in changed:
             usages = self._overlay[name]
             placement = place_pod(usages, request, budgets)
-            if not isinstance(placement, Unfit):
-                placements[name] = placement
-                fitting[name] = node_score([usage for own in usages.values() for usage in own]) + (
-                    order.sign * vendor_score(request, usages, placement, order.policy)
-                )
+            if isinstance(placement, Unfit):
+                continue
+            placements[name] = placement
+            score = node_score(list(chain.from_iterable(usages.values())))
+            by_vendors = vendor_score(request, usages, placement, order.policy)
+            fitting[name] = score + order.sign * by_vendors
         if not placements:
             return None
         labels = {
@@ -422,7 +414,22 @@ class View:
             fitting.items(), key=lambda item: (-preferred[item[0]], -order.sign * item[1], item[0])
         )
         node = next(name for name, _ in ordered if name in placements)
-        candidates = len(changed) + (choice.candidates if choice is not None else 0)
-        return Choice(
-            node, placements[node], tuple(reversed(ordered)), candidates - len(ordered), candidates
-        )
+        unfit = candidates - len(ordered)
+        return Choice(node, placements[node], tuple(reversed(ordered)), unfit, candidates)
+
+
+def _devices_of(usages: NodeUsage) -> dict[str, list[Device]]:
+    return {vendor: [usage.device for usage in each] for vendor, each in usages.items()}
+
+
+def _usages_in(
+    view: View, devices: Mapping[str, Mapping[str, Sequence[Device]]]
+) -> dict[str, NodeUsage]:
+    """Returns the usage of nodes that have these *devices*, with the bookings of *view*."""
+    usages = {}
+    for name, of_node in devices.items():
+        table = Table()
+        for booking in view.bookings_on(name):
+            table.book(booking)
+        usages[name] = table.usages_of(name, of_node)
+    return usages
