@@ -292,8 +292,9 @@ class PodCache(PodRecords):
         """Ends reservations of other schedulers that were not bound in time."""
         with self._lock:
             for record in self.unsettled():
-                if not record.node and not _is_fresh(record, self._clock()):
-                    self._end_assignment(record)
+                if not record.is_assigned_elsewhere or _is_fresh(record, self._clock()):
+                    continue
+                self.put(_without_assignment(record))
 
     def take_over(self, uid: str) -> None:
         """Ignores from now on what another scheduler wrote on the pod, since this process filters it."""
@@ -303,8 +304,8 @@ class PodCache(PodRecords):
             if len(self._decided) > DECIDED:
                 self._decided.popitem(last=False)
             record = self.get(uid)
-            if record is not None and not record.node:
-                self._end_assignment(record)
+            if record is not None and record.is_assigned_elsewhere:
+                self.put(_without_assignment(record))
 
     def is_deleted(self, uid: str) -> bool:
         """Reports whether the pod is known to be deleted."""
@@ -338,7 +339,7 @@ class PodCache(PodRecords):
     def _take(self, pod: Pod, entry: PodEntry) -> None:
         """Keeps *entry*, which has been read from *pod*."""
         record, uid = entry.record, entry.record.ref.uid
-        if entry.assignment is not None and (record.node or self._is_assigned_elsewhere(record)):
+        if entry.assignment is not None and (record.node or self._may_count(record)):
             record = self.believe(record, entry.assignment)
         if entry.edit is not None:
             record = self._edit(record, entry.edit, is_resize=entry.is_resize)
@@ -364,17 +365,12 @@ class PodCache(PodRecords):
         self._edited[record.ref] = None
         return record
 
-    def _is_assigned_elsewhere(self, record: PodRecord) -> bool:
+    def _may_count(self, record: PodRecord) -> bool:
         """Reports whether another scheduler has recently assigned devices to the pod, and we have not filtered it."""
         uid = record.ref.uid
         if uid in self._decided or self._promises.assumed(uid) is not None:
             return False
         return _is_fresh(record, self._clock())
-
-    def _end_assignment(self, record: PodRecord) -> None:
-        """Records that what another scheduler has assigned to the pod does not count any more."""
-        if record.allocated is not None:
-            self.put(msgspec.structs.replace(record, allocated=None, problems=()))
 
     def _bury(self, uid: str, was_allocating: bool) -> None:
         self._promises.forget(uid)
@@ -394,6 +390,11 @@ def _binding_of(pod: Pod, promises: Promises) -> Mapping[str, str] | None:
     if promise is None or promise.stage is not Stage.FINISHED or promise.node != pod.node_name:
         return None
     return promise.annotations
+
+
+def _without_assignment(record: PodRecord) -> PodRecord:
+    """Returns *record* of a pod of which it does not count any more what another scheduler has assigned to it."""
+    return msgspec.structs.replace(record, allocated=None, problems=())
 
 
 def _is_fresh(record: PodRecord, clock: float) -> bool:
