@@ -155,14 +155,12 @@ class NodeCache(NodeRecords):
             if record.version < version and seen_at >= as_of:
                 return []
             self._records[node.name] = record
-            self._note_locks(record, earlier)
             if earlier is None or earlier.unschedulable != record.unschedulable:
                 self.changes += 1
             if earlier is None or earlier.facts is not record.facts:
                 self.changes += 1
                 self._set_devices(record, earlier)
-            before = {} if earlier is None else earlier.locks
-            return [node.name] if before != record.locks else []
+            return self._note_locks(record, earlier)
 
     def upsert_answer(self, node: Node) -> list[str]:
         """Stores *node*, the answer to a request. Only the watch restores a node that it has removed, since the label
@@ -216,10 +214,13 @@ class NodeCache(NodeRecords):
             return self._tombstones.get(name, (0, 0.0))
         return record.version, record.seen_at
 
-    def _note_locks(self, record: NodeRecord, earlier: NodeRecord | None) -> None:
-        """Records whether another process may have bound pods to a node: it is new, or somebody else has locked it."""
+    def _note_locks(self, record: NodeRecord, earlier: NodeRecord | None) -> list[str]:
+        """Records whether another process may have bound pods to a node: it is new, or somebody else has locked it.
+        Returns its name if its locks have changed."""
         name = record.name
         before = {} if earlier is None else earlier.locks
+        if earlier is not None and before == record.locks:
+            return []
         own = self._own_locks.get(name, {})
         is_foreign = earlier is None
         for key, text in record.locks.items():
@@ -228,6 +229,7 @@ class NodeCache(NodeRecords):
         if is_foreign:
             self._foreign.mark(name)
         self._foreign.set_locked(name, bool(record.locks))
+        return [name] if before != record.locks else []
 
     def _set_devices(self, record: NodeRecord, earlier: NodeRecord | None) -> None:
         self._table.set_labels(record.name, record.facts[1])

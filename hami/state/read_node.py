@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+
+import msgspec
 
 from hami.codec.keys import LOCK_FREE, NODE_LOCK
 from hami.codec.objects import parse_resource_version
@@ -25,8 +26,7 @@ from hami.vendors.spec import Vendor
 Texts = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(msgspec.Struct, frozen=True):
     """A node's devices of one vendor."""
 
     sources: Sources
@@ -39,8 +39,7 @@ class Inventory:
     """The device plugin should be asked to report."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The facts about a node that the scheduler remembers."""
 
     name: str
@@ -57,8 +56,8 @@ class NodeRecord:
     """All that inventories are read from, so that an unrelated change costs little."""
     unschedulable: bool
     """It is cordoned."""
-    inventories: Mapping[str, Inventory] = field(default_factory=dict)
-    excess: str | None = None
+    inventories: Mapping[str, Inventory]
+    excess: str | None
     """Why none of its devices counts; ``None`` while all vendors together have no more than MAX_DEVICES."""
 
     def problem_of(self, inventory: Inventory) -> str | None:
