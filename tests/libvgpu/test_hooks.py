@@ -1,10 +1,8 @@
 """Every function that is hooked, of each release and variant, is called and charges what it should."""
 
-from pathlib import Path
-
 import pytest
 
-from testing.limiter.builds import SOURCE
+from testing.limiter.builds import ROOT, SOURCE
 from testing.limiter.rig import MIB
 
 HOOKED = {
@@ -12,7 +10,7 @@ HOOKED = {
     for line in (SOURCE / "hooks.txt").read_text().splitlines()
     if line and not line.startswith("#") and line.split()[1] not in ("call", "nvmlcall")
 }
-PROGRAM = Path(__file__).with_name("hooked.py")
+PROGRAM = ROOT / "testing" / "limiter" / "hooked.py"
 OF_NVML = {name for name in HOOKED if name.startswith("nvml")}
 
 
