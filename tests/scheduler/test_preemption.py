@@ -107,10 +107,14 @@ class World:
         self.leader.preemptor.step()
         self.leader.watch()
 
-    def preempt_for(self, item):
-        """Creates *item*, which fits nowhere, and lets the preemptor see that."""
+    def create_refused(self, item):
+        """Creates *item*, which fits nowhere."""
         self.create(item)
         self.refuse(item.ref.name)
+
+    def preempt_for(self, item):
+        """Creates *item*, which fits nowhere, and lets the preemptor see that."""
+        self.create_refused(item)
         self.preempt()
 
     def end(self, *names):
@@ -138,8 +142,7 @@ def test_a_pod_gets_what_the_least_important_pod_leaves():
     assert world.find("low").preempted
     assert "Preempted" in world.leader.events.reasons()
     assert "Preempting" in world.leader.events.reasons()
-    world.create(wants("thief", 400))
-    world.refuse("thief")
+    world.create_refused(wants("thief", 400))
     world.end("low")
     world.refuse("thief")
     assert world.schedule("p") is not None
@@ -174,8 +177,7 @@ def test_pods_without_a_plan_keep_no_other_namespace_from_its_plans(monkeypatch,
     for number in range(60):
         world.create(wants(f"never-{number}", priority, count=2, namespace="other"))
         assert world.leader.filter(world.fake.pods["other", f"never-{number}"]) is None
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     for _ in range(10):
         world.preempt()
     assert world.ending() == {"low"}
@@ -190,8 +192,7 @@ def test_the_pods_of_a_namespace_are_planned_for_in_turn(monkeypatch):
     for number in range(60):
         world.create(wants(f"never-{number}", 1000, count=2))
         world.refuse(f"never-{number}")
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     for _ in range(400):
         world.preempt()
     assert world.ending() == {"low"}
@@ -201,8 +202,7 @@ def test_a_pod_that_has_waited_for_hours_keeps_nobody_from_plans():
     """How often there was no plan for it has no limit."""
     world = World(cards=2)
     world.run(wants("low", 100), wants("high", 9000))
-    world.create(wants("never", 1000, count=2))
-    world.refuse("never")
+    world.create_refused(wants("never", 1000, count=2))
     for _ in range(1100):
         world.clock.seconds += MAX_RETRY_S
         world.preempt()
@@ -214,8 +214,7 @@ def test_a_pod_that_has_waited_for_hours_keeps_nobody_from_plans():
 def test_the_calls_come_in_the_order_in_which_the_next_leader_can_go_on():
     world = World(cards=2)
     world.run(wants("a", 100), wants("b", 100))
-    world.create(wants("p", 1000, count=2))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000, count=2))
     before = len(world.fake.calls)
     world.preempt()
     writes = [
@@ -272,8 +271,7 @@ def test_budgets_that_cannot_be_read_forbid_everything_in_strict_mode_only():
     for mode, victims in (("strict", set()), ("on", {"low"})):
         world = World(settings=Settings(preemption=mode))
         world.run(wants("low", 100))
-        world.create(wants("p", 1000))
-        world.refuse("p")
+        world.create_refused(wants("p", 1000))
         world.fake.fail("disruption_budgets", ClusterError("forbidden", 403), times=9)
         world.preempt()
         assert world.ending() == victims
@@ -283,8 +281,7 @@ def test_a_pod_of_higher_priority_takes_what_is_freed_and_the_other_gets_a_new_p
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 200))
     world.preempt_for(wants("p", 1000))
-    world.create(wants("q", 5000))
-    world.refuse("q")
+    world.create_refused(wants("q", 5000))
     world.preempt()
     assert world.ending() == {"a"}
     world.refuse("p")
@@ -302,8 +299,7 @@ def test_a_pod_of_higher_priority_takes_what_is_freed_and_the_other_gets_a_new_p
 def test_a_pod_that_is_gone_is_not_planned_for_at_once_again():
     world = World()
     world.run(wants("low", 100))
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     world.fake.fail("annotate_pod", NotFound("gone", 404), times=9)
     for _ in range(3):
         world.preempt()
@@ -320,8 +316,7 @@ def test_what_a_new_leader_has_taken_over_stays_until_its_term_begins():
     world.leader.preemptor.step()
     world.leader.leadership.leading = True
     world.end("low")
-    world.create(wants("thief", 100))
-    world.refuse("thief")
+    world.create_refused(wants("thief", 100))
     assert world.schedule("p") == "n0"
 
 
@@ -338,8 +333,7 @@ def test_holds_of_an_earlier_term_end_when_the_next_one_begins():
 def test_nobody_is_evicted_while_kube_scheduler_makes_room():
     world = World(nodes=2)
     world.run(wants("a", 100), wants("b", 100))
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     answer = world.leader.preemption_filter.filter(world.find("p"), {"n0": ["cpu"], "n1": []})
     holders = {item.node_name: item.ref.uid for item in world.fake.pods.values() if item.node_name}
     assert {name: set(uids) for name, uids in answer.items()} == {
@@ -353,16 +347,14 @@ def test_nobody_is_evicted_while_kube_scheduler_makes_room():
 def test_what_kube_scheduler_frees_is_held_too():
     world = World()
     world.run(wants("low", 100))
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     world.leader.preemption_filter.filter(world.find("p"), {"n0": ["cpu"]})
     world.fake.put_pod(replace(world.find("low"), preempted=True))
     world.fake.put_pod(replace(world.find("p"), nominated_node="n0"))
     world.leader.watch()
     world.preempt()
     world.end("low")
-    world.create(wants("thief", 100))
-    world.refuse("thief")
+    world.create_refused(wants("thief", 100))
     assert world.schedule("p") == "n0"
 
 
@@ -389,8 +381,7 @@ def test_a_gang_is_planned_for_as_a_whole():
     world.preempt()
     assert world.ending() == {"a", "b"}
     world.end("a")
-    world.create(wants("thief", 100))
-    world.refuse("thief")
+    world.create_refused(wants("thief", 100))
     world.end("b")
     world.refuse("thief")
     assert None not in (world.schedule("p"), world.schedule("q"))
@@ -569,8 +560,7 @@ def test_a_refused_eviction_is_not_tried_again_at_once():
 def test_a_call_that_fails_is_tried_again(method):
     world = World()
     world.run(wants("low", 100))
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     world.fake.fail(method, ClusterError("no answer"))
     for _ in range(3):
         world.preempt()  # each filter that refuses a pod may wake the task
@@ -585,8 +575,7 @@ def test_a_call_that_fails_is_tried_again(method):
 def test_a_victim_that_has_ended_by_itself_is_no_failure():
     world = World(cards=2)
     world.run(wants("a", 100), wants("b", 100))
-    world.create(wants("p", 1000, count=2))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000, count=2))
     world.fake.fail("evict", NotFound("gone", 404))
     world.preempt()
     assert len(world.ending()) == 1
@@ -595,8 +584,7 @@ def test_a_victim_that_has_ended_by_itself_is_no_failure():
 def test_the_rest_is_spared_when_the_preemptor_is_deleted_between_the_evictions():
     world = World(cards=2)
     world.run(wants("a", 100), wants("b", 100))
-    world.create(wants("p", 1000, count=2))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000, count=2))
 
     def delete(call):
         if call.method == "evict" and ("default", "p") in world.fake.pods:
@@ -611,8 +599,7 @@ def test_the_rest_is_spared_when_the_preemptor_is_deleted_between_the_evictions(
 def test_a_card_that_is_free_by_then_spares_everybody():
     world = World()
     world.run(wants("high", 5000, memory=4000), wants("low", 100, memory=4000))
-    world.create(wants("p", 1000, memory=4000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000, memory=4000))
 
     def end_another(call):
         if call.method == "disruption_budgets" and world.find("high"):
@@ -621,8 +608,7 @@ def test_a_card_that_is_free_by_then_spares_everybody():
     world.fake.on_call = end_another
     world.preempt()
     assert world.ending() == set()
-    world.create(wants("thief", 100, memory=4000))
-    world.refuse("thief")
+    world.create_refused(wants("thief", 100, memory=4000))
     assert world.schedule("p") == "n0"
 
 
@@ -686,8 +672,7 @@ def delete_preemptor(world):
 def test_a_gang_of_which_one_pod_is_deleted_ends_although_the_preemptor_waits_no_longer(count, act):
     """It is bound as soon as the first of them has ended."""
     world = gang_world(grace_s=0)
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     after(world, "evict", count, lambda: act(world))
     world.preempt()
     assert running(world) <= {"p"}
@@ -698,8 +683,7 @@ def test_a_gang_of_which_one_pod_is_deleted_ends_although_the_preemptor_waits_no
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_gang_of_which_no_pod_is_deleted_is_spared_when_the_preemptor_waits_no_longer(count):
     world = gang_world()
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     after(world, "mark_preempted", count, lambda: delete_preemptor(world))
     world.preempt()
     settle(world)
@@ -716,8 +700,7 @@ def test_of_several_units_those_that_are_not_needed_any_more_are_spared():
         wants("c", 100),
         wants("d", 100),
     )
-    world.create(wants("p", 1000, count=4))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000, count=4))
     after(world, "evict", 1, lambda: delete_preemptor(world))
     world.preempt()
     settle(world)
@@ -737,8 +720,7 @@ def test_of_several_units_those_that_are_not_needed_any_more_are_spared():
 )
 def test_a_deletion_that_fails_is_tried_again_until_the_whole_gang_has_ended(error):
     world = gang_world(grace_s=0)
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     after(world, "evict", 2, lambda: world.fake.fail("evict", error))
     world.preempt()
     assert len(running(world)) == (0 if error.status == 403 else 2), (
@@ -753,8 +735,7 @@ def test_a_deletion_that_fails_is_tried_again_until_the_whole_gang_has_ended(err
 
 def test_a_gang_whose_first_deletion_is_refused_is_spared():
     world = gang_world()
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     world.fake.fail("evict", ClusterError("forbidden", 403))
     world.preempt()
     settle(world)
@@ -765,8 +746,7 @@ def test_a_gang_whose_first_deletion_is_refused_is_spared():
 def test_a_gang_whose_first_deletion_has_no_answer_is_evicted():
     """It may have been carried out."""
     world = gang_world()
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     world.fake.fail("evict", ClusterError("no answer"), after=True)
     world.preempt()
     delete_preemptor(world)
@@ -777,8 +757,7 @@ def test_a_gang_whose_first_deletion_has_no_answer_is_evicted():
 def test_a_condition_of_another_is_not_removed():
     """The pod has changed since; kube-scheduler evicts it by now."""
     world = gang_world()
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
 
     def change():
         world.fake.put_pod(replace(world.find("b"), preemptor="", evicted_with=None))
@@ -819,8 +798,7 @@ KILLS = [
 @pytest.mark.parametrize(("method", "count"), KILLS)
 def test_the_next_leader_evicts_the_whole_gang_for_a_pod_that_waits(method, count, grace_s, spread):
     world = gang_world(spread=spread, grace_s=grace_s)
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     kill_after(world, method, count)
     world.next_leader()
     for _ in range(5):
@@ -839,8 +817,7 @@ def test_the_next_leader_evicts_the_whole_gang_for_a_pod_that_waits(method, coun
 @pytest.mark.parametrize(("method", "count"), KILLS)
 def test_the_next_leader_finishes_what_is_begun_and_spares_the_rest(method, count, grace_s, spread):
     world = gang_world(spread=spread, grace_s=grace_s)
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     kill_after(world, method, count)
     world.fake.delete_pod("default", "p")
     world.next_leader()
@@ -858,8 +835,7 @@ def test_the_next_leader_finishes_what_is_begun_and_spares_the_rest(method, coun
 def test_the_next_leader_spares_a_gang_of_which_some_have_been_spared(spread, count):
     """A pod without the condition has not been deleted."""
     world = gang_world(spread=spread)
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     after(world, "mark_preempted", 3, lambda: delete_preemptor(world))
     world.preempt()
     kill_after(world, "clear_preempted", count)
@@ -876,8 +852,7 @@ def test_the_next_leader_spares_a_gang_that_has_grown_while_it_was_marked(count)
     """The pods that are still marked as the smaller gang do not look as if one of them were gone."""
     world = World(cards=5)
     world.run(*(wants(name, 100, group="gang") for name in GANG))
-    world.create(wants("p", 1000, count=5))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000, count=5))
     world.fake.fail("evict", ClusterError("forbidden", 403))
     world.fake.fail("clear_preempted", ClusterError("busy", 429), times=9)
     world.preempt()
@@ -898,16 +873,14 @@ def test_the_next_leader_spares_a_gang_that_has_grown_while_it_was_marked(count)
 def test_the_next_leader_spares_a_gang_that_was_marked_for_one_pod_and_then_for_another(count):
     """The pods that are still marked for the first one do not look as if one of them were gone."""
     world = gang_world()
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     world.fake.fail("evict", ClusterError("forbidden", 403))
     world.fake.fail("clear_preempted", ClusterError("busy", 429), times=9)
     world.preempt()
     delete_preemptor(world)
     assert marked(world) == set(GANG)
     world.fake.heal()
-    world.create(wants("q", 1000))
-    world.refuse("q")
+    world.create_refused(wants("q", 1000))
     kill_after(world, "mark_preempted", count)
     world.end("q")
     world.next_leader()
@@ -919,8 +892,7 @@ def test_the_next_leader_spares_a_gang_that_was_marked_for_one_pod_and_then_for_
 
 def test_a_deletion_of_the_earlier_leader_that_arrives_late_is_followed_by_the_others():
     world = gang_world()
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     kill_after(world, "evict", 0)
     world.fake.delete_pod("default", "p")
     world.next_leader()
@@ -963,8 +935,7 @@ def test_a_gang_of_very_many_pods_delays_no_other_preemption():
 
 def test_a_leader_that_loses_its_term_between_two_deletions_leaves_the_rest_to_the_next_one():
     world = gang_world()
-    world.create(wants("p", 1000))
-    world.refuse("p")
+    world.create_refused(wants("p", 1000))
     earlier = world.leader
     after(world, "evict", 2, lambda: setattr(earlier.leadership, "leading", False))
     world.preempt()
