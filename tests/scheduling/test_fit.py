@@ -12,7 +12,7 @@ from hami.model import Budget, Reason
 from hami.scheduling.fit import Unfit, fit, objection
 from hami.scheduling.usage import charge_shares
 from hami.vendors.spec import Candidate, Decision, Resources, Rule, Vendor
-from testing.builders import container, gpus, pod_request, request, share, usage
+from testing.builders import container, gpus, pod_request, request, usage
 from testing.seeds import some_budget, some_pod_request, some_usages
 
 MODEST = gpus(1, 3000, 30)
@@ -193,18 +193,6 @@ CORES, SICK = usage("cores", 1, 0, 90), usage("sick", healthy=False)
         ),
         param([usage("a"), usage("b")], request(3, 1), "NodeInsufficientDevice", id="too few"),
         param([], ASKED, "NodeInsufficientDevice", id="none"),
-        param(
-            [usage("a", 1, 3000), usage("b", 1, 3000)],
-            request(1, 0, 100, 100),
-            "2/2 CardInsufficientMemory",
-            id="whole",
-        ),
-        param(
-            [usage("a", cores_used=100)],
-            request(1, 3000),
-            "1/1 CardComputeUnitsExhausted",
-            id="no cores",
-        ),
     ],
 )
 def test_reasons(usages, asked, text):
@@ -367,12 +355,6 @@ def test_quota(asked, left, text):
 def test_quota_counts_all_devices_that_topology_takes(left, uuids):
     usages = links(ab=100, ac=200, bc=150)
     assert outcome(usages, request(2, 2000), budget=Budget(left), annotations=TOPOLOGY) == uuids
-
-
-def test_quota_counts_containers_placed_before():
-    first = ((gpus().kind, (share("GPU-9", 3000, 0),)),)
-    asked = pod_request(MODEST).fit_context("NVIDIA", placed=first, budget=Budget(5000))
-    assert objection(Candidate(usage(), ASKED, asked)) is Reason.QUOTA
 
 
 @given(rng=randoms(use_true_random=True))

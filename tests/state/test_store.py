@@ -18,7 +18,7 @@ from hami.state.filtering import (
     YIELD_S,
 )
 from hami.state.promises import ASSUMED_TTL_S, GROUP_TTL_S, NOMINATED_TTL_S, Rejected
-from testing.builders import INIT, NVIDIA, SIDECAR, device_usage, gpu, gpus, node, pod, quota
+from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod, quota
 from testing.stores import BOUND, SmallStore, bound_to
 
 ASKS = pod(gpus(2, memory=3000, cores=10))
@@ -73,13 +73,6 @@ def test_an_earlier_allocation_is_overwritten_completely():
     )
     assert cache.pods.unreadable() == []
     assert cache.used("GPU-1") == (1, 3000, 30)
-
-
-def test_containers_without_devices_keep_their_position():
-    cache = SmallStore()
-    cache.place(pod(gpus(1, memory=10, cores=0, kind=INIT), gpus(0), gpus(1, memory=20, cores=0)))
-    allocated = cache.bindings.get("uid-pod1").annotations[NVIDIA.annotations.allocated]
-    assert allocated == "GPU-1,NVIDIA,10,0:;;GPU-1,NVIDIA,20,0:;"
 
 
 def test_a_node_name_that_is_no_label_value_gives_no_label():
@@ -682,16 +675,6 @@ def test_a_reservation_survives_the_first_sight_of_its_pod():
 # quotas
 
 
-def test_the_lowest_of_several_quotas_applies():
-    cache = SmallStore()
-    for name, limit in (("a", 5000), ("b", 2000)):
-        cache.quotas.upsert(quota(name, gpumem=limit))
-    assert cache.place(pod(gpus(1, memory=2001, cores=0))) is None
-    cache.quotas.remove(quota("b"))
-    assert cache.place(pod(gpus(1, memory=5000, cores=0))) == "n1"
-    assert cache.place(pod(gpus(1, memory=5001, cores=0))) is None
-
-
 def test_filtering_again_does_not_count_the_pod_twice():
     cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=3000, gpucores=30))
@@ -708,40 +691,6 @@ def test_a_quota_counts_devices():
     assert cache.place(pod(gpus(2, memory=10), name="b")) is None
     assert cache.place(pod(gpus(1, memory=10), name="b"))
     assert cache.place(pod(gpus(1, memory=10), name="c")) is None
-
-
-def test_a_quota_counts_init_containers_as_the_reservation_does():
-    cache = SmallStore()
-    cache.quotas.upsert(quota(gpumem=6000))
-    assert (
-        cache.place(
-            pod(
-                gpus(1, memory=6000, cores=0, kind=INIT),
-                gpus(1, memory=3000, cores=0),
-                gpus(1, memory=3000, cores=0),
-            )
-        )
-        == "n1"
-    )
-    assert (
-        cache.place(
-            pod(
-                gpus(1, memory=3001, cores=0, kind=INIT),
-                gpus(1, memory=3001, cores=0),
-                gpus(1, memory=3000, cores=0),
-            )
-        )
-        is None
-    )
-
-
-def test_a_quota_adds_sidecars_to_all_other_containers():
-    cache = SmallStore()
-    cache.quotas.upsert(quota(gpumem=6000))
-    assert (
-        cache.place(pod(gpus(1, memory=3000, cores=0, kind=SIDECAR), gpus(1, memory=3001, cores=0)))
-        is None
-    )
 
 
 def test_a_deleted_pod_returns_its_quota():

@@ -19,10 +19,8 @@ from hami.scheduling.quota import check_quota
 from hami.scheduling.refusal import Choice, Refusal, nearest_sum
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import peak_charges, total_charge
-from hami.state.table import Table
 from hami.state.verdicts import Verdicts
-from hami.vendors.inventory import registered
-from testing.builders import NVIDIA, booking, charge, cluster, gpu, gpus, node, pod_request, usage
+from testing.builders import booking, charge, cluster, gpu, gpus, pod_request, usage
 from testing.seeds import some_budget, some_pod_request, some_preferences
 from testing.stores import decide
 from tests.state.mirror import Mirror
@@ -56,14 +54,6 @@ G3 = {
             "GPU-b1,NVIDIA,3000,30:;",
             "n1:0.00,n2:2.33",
             id="devices spread",
-        ),
-        param(
-            BINPACK,
-            "binpack",
-            "n2",
-            "GPU-b0,NVIDIA,3000,30:;",
-            "n1:0.00,n2:2.33",
-            id="devices binpack",
         ),
         param(
             SPREAD, "spread", "n1", "GPU-a1,NVIDIA,3000,30:;", "n2:2.33,n1:0.00", id="nodes spread"
@@ -114,37 +104,6 @@ def test_a_refusal_says_why_each_node_does_not_fit():
         "n2": "NodeInsufficientDevice",
     }
     assert answer.unknown == ("n3",)
-
-
-G17 = (
-    '[{"id":"GPU-0","count":10,"devmem":8192,"devcore":100,"type":"NVIDIA-A100","numa":0,"health":true,"table":0,'
-    '"mode":"hami-core"}]'
-)
-
-
-@pytest.mark.parametrize(
-    "annotations, memory, outcome",
-    [
-        param({"hami.io/node-nvidia-register": G17}, 1024, "GPU-0,NVIDIA,1024,20:;", id="fits"),
-        param(
-            {"hami.io/node-nvidia-register": G17},
-            16384,
-            {"n1": "1/1 CardInsufficientMemory"},
-            id="too much",
-        ),
-        param({}, 1024, {}, id="not registered"),
-    ],
-)
-def test_a_device_of_a_register_annotation_is_chosen_or_refused(annotations, memory, outcome):
-    table = Table()
-    table.set_devices("n1", "NVIDIA", registered(NVIDIA, node("n1", annotations=annotations)) or ())
-    answer = decided(table, pod_request(gpus(1, memory, 20)), ["n1"])
-    found = (
-        render_shares(answer.placement)
-        if isinstance(answer, Choice)
-        else {name: str(unfit) for name, unfit in answer.unfit.items()}
-    )
-    assert found == outcome
 
 
 @pytest.mark.parametrize("policy", [BINPACK, SPREAD])
