@@ -321,6 +321,7 @@ def audit_command(
     """
     from hami.inspect.audit import audit, render_audit, settle
     from hami.inspect.cluster import InspectedCluster
+    from hami.inspect.read_installation import InstallationReader
 
     if before_upgrade:
         return _before_upgrade(client, files, scheduler_name)
@@ -329,7 +330,8 @@ def audit_command(
     record = client.read()
     if not client.snapshot:
         reader = client.reader()
-        record = settle(replace(record, installation=reader.installation()), reader.pod, time.sleep)
+        installation = InstallationReader(reader).installation()
+        record = settle(replace(record, installation=installation), reader.pod, time.sleep)
     cluster = InspectedCluster(record)
     findings = audit(cluster)
     return Answer(
@@ -344,6 +346,7 @@ def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str)
     from hami.codec.keys import IGNORE, WEBHOOK
     from hami.inspect.cluster import ClusterRecord, InspectedCluster
     from hami.inspect.manifests import read_documents
+    from hami.inspect.read_installation import InstallationReader
     from hami.inspect.upgrade import UpgradeCheck, render_upgrade
     from hami.runtime.clock import utc_now
 
@@ -363,7 +366,7 @@ def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str)
                     f"{file.name}: left out, since they make no pods: {', '.join(sorted(others))}"
                 )
     else:
-        reader = client.reader()
+        reader = InstallationReader(client.reader())
         check = UpgradeCheck(
             cluster, refuse, ignored=reader.labeled_namespaces(f"{WEBHOOK}={IGNORE}")
         )
@@ -390,13 +393,15 @@ def snapshot_command(*, client: Client, anonymize: bool) -> None:
     scheduled; no environment variables and no secrets. Every other command answers from it with --snapshot FILE.
     """
     from hami.inspect import snapshot
+    from hami.inspect.read_installation import InstallationReader
 
     if sys.stdout.isatty():
         raise HamiError("a snapshot is not for terminals: hami snapshot > FILE")
     record = client.read()
     if not client.snapshot:
         reader = client.reader()
-        record = replace(record, events=reader.all_events(), installation=reader.installation())
+        installation = InstallationReader(reader).installation()
+        record = replace(record, events=reader.all_events(), installation=installation)
     if anonymize:
         record = snapshot.anonymize(record)
     click.echo(snapshot.render_snapshot(record), nl=False)

@@ -27,18 +27,7 @@ from hami.inspect.cluster import (
     UnreadableObject,
     catalog_of,
 )
-from hami.inspect.installation import (
-    DEVICE_PLUGINS,
-    SCHEDULERS,
-    ExcessBinding,
-    Installation,
-    parse_device_class,
-    parse_excess_binding,
-    parse_plugins,
-    parse_scheduler,
-    parse_warning_policy,
-)
-from hami.inspect.manifests import TEMPLATE_KINDS, PriorityClass
+from hami.inspect.manifests import PriorityClass
 from hami.inspect.snapshot import RESIZE_KEYS, node_annotations, pod_annotations
 from hami.kube.gangs import read_pod_group
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
@@ -56,15 +45,8 @@ Progress = Callable[[str, int, int], None]
 CONFIG_KEY = "device-config.yaml"
 FAILED = "FailedScheduling"
 MAX_EVENTS = 3  # that are shown of a pod
-MAX_OBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
-_LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
-_GROUPS = {
-    "CronJob": "/apis/batch/v1",
-    "Job": "/apis/batch/v1",
-    "ReplicationController": "/api/v1",
-    "Pod": "/api/v1",
-}
-_APPS = "/apis/apps/v1"  # that of the other TEMPLATE_KINDS
+MAXOBJECTS = 500_000  # of one resource; a list that does not end must not fill the memory
+LIVE_PODS = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
 
 
 class _ConfigMap(msgspec.Struct):
@@ -112,7 +94,7 @@ class _PodEvent(msgspec.Struct, rename="camel"):
 _PRIORITY_CLASS = msgspec.json.Decoder(PriorityClass)
 _EVENT = msgspec.json.Decoder(_PodEvent)
 _CONFIG_MAP = msgspec.json.Decoder(_ConfigMap)
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
+OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class RecordFilter:
@@ -176,7 +158,7 @@ class Reader:
         holders = {ref.uid for claim in claims for ref in claim.pods}
         pods = self._list(
             "pods",
-            _LIVE_PODS,
+            LIVE_PODS,
             lambda raw: trim.pod(parse_pod(raw), holders),
             lambda pod: pod.ref.uid,
             unreadable,
@@ -244,7 +226,7 @@ class Reader:
         """
         path = f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"
         try:
-            pod = decode("pod", _OBJECT, self._get("pods", path, ref.namespace))
+            pod = decode("pod", OBJECT, self._get("pods", path, ref.namespace))
         except NotFound:
             return ()
         return claim_titles(pod, self.classes_by_resource)
@@ -252,11 +234,8 @@ class Reader:
     def classes_by_resource(self) -> dict[str, str]:
         """Returns the names of the DeviceClasses that stand for resources, by resource; none, with a note, if they may
         not be listed. They are listed once."""
-        if self._classes is None:
-            self._classes = classes_by_resource(self._device_classes())
-        return self._classes
-
-    def _device_classes(self) -> list[tuple[str, str, str]]:
+        if self._classes is not None:
+            return self._classes
         classes: list[tuple[str, str, str]] = []
 
         def take(raw: msgspec.Raw) -> None:
@@ -264,12 +243,14 @@ class Reader:
                 classes.append(parse_class_resource(raw))
 
         try:
-            self._each("deviceclasses", f"{API}/deviceclasses", {}, take)
+            self.each("deviceclasses", f"{API}/deviceclasses", {}, take)
         except NotFound:  # an API server without this resource
-            return []
+            classes = []
         except MissingRight as error:
             self.note(f"{error}; resources that stand for claims are not known")
-        return classes
+            classes = []
+        self._classes = classes_by_resource(classes)
+        return self._classes
 
     def pod_group(self, ref: PodGroupRef) -> PodGroup | None:
         """Returns what a PodGroup says of its pods; ``None`` if *ref* names none, or, with a note, if it may not be
@@ -295,7 +276,7 @@ class Reader:
             budgets[budget.key] = budget
 
         try:
-            self._each("poddisruptionbudgets", "/apis/policy/v1/poddisruptionbudgets", {}, take)
+            self.each("poddisruptionbudgets", "/apis/policy/v1/poddisruptionbudgets", {}, take)
         except HamiError as error:
             self.note(f"{error}; PodDisruptionBudgets are left out of account")
             return ()
@@ -309,7 +290,7 @@ class Reader:
             classes[parse_meta(raw).name] = decode("priorityclass", _PRIORITY_CLASS, raw)
 
         try:
-            self._each("priorityclasses", "/apis/scheduling.k8s.io/v1/priorityclasses", {}, take)
+            self.each("priorityclasses", "/apis/scheduling.k8s.io/v1/priorityclasses", {}, take)
         except HamiError as error:
             self.note(f"{error}; pods whose manifest has no priority count with priority 0")
             return {}
@@ -347,107 +328,10 @@ class Reader:
         wanted = {"reason": reason, **fields}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items() if value)
         try:
-            self._each("events", path, {"fieldSelector": selector}, take, scope=scope)
+            self.each("events", path, {"fieldSelector": selector}, take, scope=scope)
         except HamiError as error:
             self.note(str(error))
         return events
-
-    def installation(self) -> Installation:
-        """Returns how HAMi is installed; what may not be listed counts as absent, with a note."""
-        schedulers = self._few("deployments", _APPS, SCHEDULERS, parse_scheduler)
-        plugins = self._few("daemonsets", _APPS, DEVICE_PLUGINS, parse_plugins)
-        policies = self._few(
-            "validatingadmissionpolicybindings",
-            "/apis/admissionregistration.k8s.io/v1",
-            "",
-            parse_warning_policy,
-        )
-        classes = self._few("deviceclasses", API, "", parse_device_class)
-        excess: list[ExcessBinding] = []
-        if any(scheduler.extender for scheduler in schedulers):
-            for resource in ("clusterrolebindings", "rolebindings"):
-                excess += self._few(
-                    resource,
-                    "/apis/rbac.authorization.k8s.io/v1",
-                    "",
-                    partial(parse_excess_binding, schedulers=schedulers),
-                )
-        return Installation(
-            device_classes=dict(classes),
-            schedulers=tuple(schedulers),
-            plugins=sum(nodes for nodes, _ in plugins),
-            outdated_plugins=sum(outdated for _, outdated in plugins),
-            warning_policies=tuple(sorted(set(policies))),
-            excess_bindings=tuple(excess),
-        )
-
-    def _few(
-        self, resource: str, group: str, label: str, parse: Callable[[msgspec.Raw], T | None]
-    ) -> list[T]:
-        """Returns the objects with *label* for which *parse* returns something."""
-        parsed: dict[str, T | None] = {}
-
-        def take(raw: msgspec.Raw) -> None:
-            with contextlib.suppress(MalformedInput):
-                parsed[parse_meta(raw).path] = parse(raw)
-
-        try:
-            self._each(
-                resource, f"{group}/{resource}", {"labelSelector": label} if label else {}, take
-            )
-        except NotFound:  # an API server without this resource
-            return []
-        except MissingRight as error:
-            self.note(f"{error}; findings about the installation may be missing")
-        return [value for value in parsed.values() if value is not None]
-
-    def workloads(self, namespace: str, take: Callable[[Any, str], object]) -> None:
-        """Passes all objects that make pods to *take*, owners before what they own, each with its name for errors.
-
-        *namespace*: theirs, empty for all. A list that starts again passes an object twice. Kinds that may not be
-        listed are left out with a note.
-        Raises: HamiError if none may be listed.
-        """
-        scope = f"namespace {namespace}" if namespace else "the whole cluster"
-        infix = f"/namespaces/{namespace}" if namespace else ""
-        missing: list[MissingRight] = []
-        for kind in TEMPLATE_KINDS:
-            resource = f"{kind.lower()}s"
-
-            def pass_on(raw: msgspec.Raw, kind: str = kind) -> None:
-                document = decode(kind, _OBJECT, raw)
-                take(document | {"kind": kind}, f"{kind.lower()} {parse_meta(raw).path}")
-
-            try:
-                self._each(
-                    resource,
-                    f"{_GROUPS.get(kind, _APPS)}{infix}/{resource}",
-                    _LIVE_PODS if kind == "Pod" else {},
-                    pass_on,
-                    scope=scope,
-                    progress=self.progress,
-                )
-            except MissingRight as error:
-                missing.append(error)
-        if len(missing) == len(TEMPLATE_KINDS):
-            raise missing[-1]
-        for refusal in missing:
-            self.note(f"{refusal}; they are left out")
-
-    def labeled_namespaces(self, label: str) -> frozenset[str]:
-        """Returns the names of the namespaces with *label* (``key=value``); none, with a note, if they may not be
-        listed."""
-        names: set[str] = set()
-        try:
-            self._each(
-                "namespaces",
-                "/api/v1/namespaces",
-                {"labelSelector": label},
-                lambda raw: names.add(parse_meta(raw).name),
-            )
-        except MissingRight as error:
-            self.note(f"{error}; those with the label {label} are not left out")
-        return frozenset(names)
 
     def device_config(self, namespace: str, name: str) -> str:
         """Returns the text of the device configuration in a ConfigMap, empty for the chart's, with a note.
@@ -490,8 +374,8 @@ class Reader:
         def take(raw: msgspec.Raw) -> None:
             nonlocal count
             count += 1
-            if count > MAX_OBJECTS:
-                raise HamiError(f"the cluster has more than {MAX_OBJECTS:,} {resource}")
+            if count > MAXOBJECTS:
+                raise HamiError(f"the cluster has more than {MAXOBJECTS:,} {resource}")
             try:
                 if (parsed := parse(raw)) is not None:
                     objects[key(parsed)] = parsed
@@ -500,10 +384,10 @@ class Reader:
                     UnreadableObject(resource.removesuffix("s"), parse_meta(raw).path, str(error))
                 )
 
-        self._each(resource, f"{group}/{resource}", query, take, progress=self.progress)
+        self.each(resource, f"{group}/{resource}", query, take, progress=self.progress)
         return tuple(objects.values())
 
-    def _each(
+    def each(
         self,
         resource: str,
         path: str,

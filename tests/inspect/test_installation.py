@@ -21,6 +21,7 @@ from hami.inspect.installation import (
     parse_warning_policy,
 )
 from hami.inspect.read import Reader
+from hami.inspect.read_installation import InstallationReader
 from hami.inspect.snapshot import parse_snapshot, render_snapshot
 from testing.fake_api import FakeApi, node, refused
 from testing.records import record
@@ -432,7 +433,8 @@ def test_other_commands_do_not_read_it():
 def test_a_missing_right_is_a_note(path, said):
     notes = []
     of = FakeApi(errors={path: refused()})
-    assert Reader(of.request, note=notes.append).installation() == Installation()
+    reader = InstallationReader(Reader(of.request, note=notes.append))
+    assert reader.installation() == Installation()
     assert [note.partition(":")[0] for note in notes] == said
 
 
@@ -441,7 +443,8 @@ def test_an_api_server_without_policies():
         def request(self, method, path, *, query=None):
             return super().request(method, "/no" if path == POLICIES else path, query=query)
 
-    assert Reader(Older().request, note=pytest.fail).installation() == Installation()
+    reader = InstallationReader(Reader(Older().request, note=pytest.fail))
+    assert reader.installation() == Installation()
 
 
 def test_a_snapshot_of_an_earlier_version_has_none():

@@ -9,6 +9,7 @@ from hami.errors import HamiError, MalformedInput
 from hami.inspect.audit import Finding
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.read import Reader
+from hami.inspect.read_installation import InstallationReader
 from hami.inspect.upgrade import UpgradeCheck, render_upgrade
 from testing.fake_api import FakeApi, bound, node, pending, refused
 from testing.records import record
@@ -373,7 +374,7 @@ def test_no_right_at_all_is_an_error():
         raise refused()
 
     with pytest.raises(HamiError, match="you may not list pods in namespace team"):
-        Reader(refuse).workloads("team", lambda document, place: None)
+        InstallationReader(Reader(refuse)).workloads("team", lambda document, place: None)
 
 
 def test_offline(tmp_path):
