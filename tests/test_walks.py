@@ -14,7 +14,7 @@ BOUNDS = {
     "pod": (37, 0),
     "watch-event": (19, 0),
     "claim": (24, 0),
-    "resize": (39, 1),
+    "resize": (39, 0),
 }
 """What holds today. Lower a bound when a way has become shorter."""
 

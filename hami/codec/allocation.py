@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hami.errors import MalformedInput
 from hami.model import Allocation, Container, Share
@@ -83,16 +83,15 @@ def render_shares(containers: Allocation) -> str:
 
 
 def container_positions(
-    containers: Sequence[Container], allocation: Allocation, requests: Callable[[Container], object]
+    containers: Sequence[Container], allocation: Allocation, requesting: Sequence[str]
 ) -> Mapping[str, int]:
     """The position in *allocation* of the shares of each of *containers* that has some, by name.
 
-    They belong, in order, to the containers for which *requests* is true: HAMi v2.10 leaves out containers without
+    They belong, in order, to the containers *requesting* devices, by name: HAMi v2.10 leaves out containers without
     devices, and versions up to v2.8 init containers. If there are not as many, each container has the entry in its
     place; if there is not one for each, none can be told.
     """
     filled = [position for position, shares in enumerate(allocation) if shares]
-    requesting = [container.name for container in containers if requests(container)]
     if len(filled) == len(requesting):
         return dict(zip(requesting, filled))
     if len(allocation) == len(containers):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import msgspec
 
@@ -14,7 +13,7 @@ from hami.codec.resize import MAX_TEXT, ResizeState, excess, parse_applied, pars
 from hami.inspect.cluster import catalog_of
 from hami.inspect.tables import counted
 from hami.model import Pod, Share
-from hami.vendors.request import device_request
+from hami.vendors.request import requesting
 
 UNKNOWN = "?"
 """The name of all containers, if it cannot be told which of them have GPUs."""
@@ -91,9 +90,8 @@ def shares_by_container(pod: Pod, text: str | None) -> Mapping[str, Sequence[Sha
     """Returns the shares of each container with GPUs by *text*, an allocation. If it cannot be told which are whose,
     all are those of UNKNOWN."""
     allocation = shares_in(text)
-    positions = container_positions(
-        pod.containers, allocation, partial(device_request, catalog_of("")["NVIDIA"])
-    )
+    names = requesting(catalog_of("")["NVIDIA"], pod.containers)
+    positions = container_positions(pod.containers, allocation, names)
     if not positions and any(allocation):
         return {UNKNOWN: sum(allocation, ())}
     return {name: allocation[position] for name, position in positions.items()}

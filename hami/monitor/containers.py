@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from hami.codec.allocation import container_positions
 from hami.codec.keys import GPU_ALLOCATED, RESIZE_APPLIED, RESIZED
@@ -20,7 +19,7 @@ from hami.monitor.processes import ContainerId, plain_uid
 from hami.node.instances import GivenInstance
 from hami.node.limits import ContainerLimits, task_priority
 from hami.quantity import MIB
-from hami.vendors.request import device_request, most_shares
+from hami.vendors.request import most_shares, requesting
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog, Vendor
 
@@ -151,9 +150,8 @@ def _of_pod(
     if vendor.annotations.allocated not in pod.annotations:
         return
     allocation = read_allocation(_as_wanted(pod), vendor, limit)
-    for name, position in container_positions(
-        pod.containers, allocation, partial(device_request, vendor)
-    ).items():
+    names = requesting(vendor, pod.containers)
+    for name, position in container_positions(pod.containers, allocation, names).items():
         yield MonitoredContainer(
             pod=pod.ref,
             name=name,

@@ -145,9 +145,7 @@ def container_shares(pod: Pod, resource: str, vendor: Vendor) -> tuple[Container
     allocated = parse_shares(vendor.annotations.allocated, text)
     remaining = _remaining_shares(pod, vendor, allocated)
     requested = _requests(pod, resource)
-    positions = container_positions(
-        pod.containers, allocated, lambda container: container.name in requested
-    )
+    positions = container_positions(pod.containers, allocated, list(requested))
     counts = {name: len(allocated[position]) for name, position in positions.items()}
     if counts != requested or (any(allocated) and not counts):
         expected = ", ".join(f"{count} for {name}" for name, count in requested.items())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from hami.codec.allocation import container_positions
 from hami.codec.core_limits import pod_cores_limit
@@ -28,7 +27,7 @@ from hami.scheduling.fit import objection
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.usage import Charge, TotalCharge, peak_charges, total_charge
 from hami.vendors.mig import in_mig_mode
-from hami.vendors.request import WHOLE, device_request
+from hami.vendors.request import WHOLE, requesting
 from hami.vendors.spec import Candidate, Vendor
 
 
@@ -50,9 +49,8 @@ class ResizableDevices:
     @property
     def positions(self) -> Mapping[str, int]:
         """The position in *current* of each container that has shares."""
-        return container_positions(
-            self.pod.containers, self.current, partial(device_request, self.vendor)
-        )
+        containers = self.pod.containers
+        return container_positions(containers, self.current, requesting(self.vendor, containers))
 
     @property
     def kinds(self) -> tuple[ContainerKind, ...]:

@@ -117,6 +117,11 @@ def device_request(vendor: Vendor, container: Container) -> Request | None:
     )
 
 
+def requesting(vendor: Vendor, containers: Sequence[Container]) -> list[str]:
+    """Returns the names of those of *containers* that request devices of *vendor*."""
+    return [item.name for item in containers if device_request(vendor, item) is not None]
+
+
 def common_request(vendor: str, resources: Resources, container: Container) -> Request | None:
     """Returns the request as most vendors parse it; ``None`` if there is none.
 
