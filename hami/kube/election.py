@@ -64,6 +64,74 @@ class Participant:
     is_writing: Callable[[], bool] = lambda: False
 
 
+class _Candidacy:
+    """The lease as a candidate sees it, and since when it requests the leadership."""
+
+    def __init__(
+        self,
+        cluster: Leases,
+        candidate: Participant,
+        times: LeaseTimes,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._candidate = candidate
+        self._times = times
+        self._clock = clock
+        # the last state of the lease, and when it was first seen
+        self._seen: tuple[str, str, int] | None = None
+        self._seen_since = 0.0
+        self._requested_at = -math.inf  # when the leadership was needed here
+
+    def read(self, timeout_s: float) -> LeaseRecord | None:
+        """Returns the lease as it is now; ``None`` if there is none."""
+        candidate = self._candidate
+        return self._cluster.lease(candidate.namespace, candidate.lease, timeout=timeout_s)
+
+    def observe(self, seen: LeaseRecord | None) -> None:
+        """Notes since when the lease is in this state. A new holder ends our request: it may serve the same need."""
+        state = ("", "", -1) if seen is None else (seen.holder, seen.renew_time, seen.transitions)
+        if state == self._seen:
+            return
+        if self._seen is not None and state[0] not in ("", self._seen[0]):
+            self.end_request()
+        self._seen, self._seen_since = state, self._clock()
+
+    def free_at(self, seen: LeaseRecord) -> float:
+        """Returns when this replica may take the lease if it does not change. A candidate that has requested it may do
+        so earlier than the others."""
+        seconds = 0.0
+        if seen.holder and not self._candidate.has_ended(seen.holder):
+            seconds = seen.duration_s or math.ceil(self._times.duration)
+        if seen.annotations.get(HANDOVER_KEY) not in (None, self._candidate.identity):
+            seconds += 2 * self._times.retry
+        return self._seen_since + seconds
+
+    def request(self, now: float) -> bool:
+        """Requests the leadership. Reports whether that is new, or long ago."""
+        if now - self._requested_at < self._times.retry:
+            return False
+        self._requested_at = now
+        return True
+
+    def is_requesting(self, now: float) -> bool:
+        """Reports whether the leadership has been requested recently and not been received."""
+        return now - self._requested_at < 3 * self._times.retry
+
+    def end_request(self) -> None:
+        """Requests the leadership no more."""
+        self._requested_at = -math.inf
+
+    def delay(self, began: float, now: float, free_at: float) -> float:
+        """Returns the seconds from *now* to the next step after one that *began* then: at regular intervals, and when
+        the lease of another replica ends."""
+        reads = _READS_REQUESTING if self.is_requesting(now) else _READS
+        pause = max(_MIN_TIMEOUT_S, began + self._times.retry / reads - now)
+        if free_at > now:
+            pause = min(pause, free_at - now)
+        return pause
+
+
 class Election(Task):
     """Takes part in an election until `stop`, then releases the lease if it is held.
 
@@ -97,12 +165,9 @@ class Election(Task):
         self._settles_at = 0.0  # when the writes of the last leader have arrived
         self._leading = False  # as last told by `term`
         self._held: LeaseRecord | None = None  # the lease as last written, while this replica leads
-        # the last state of the lease, and when it was first seen
-        self._seen: tuple[str, str, int] | None = None
-        self._seen_since = 0.0
+        self._candidacy = _Candidacy(cluster, candidate, times, clock)
         self._free_at = math.inf  # when the observed lease expires
         self._unsure = False  # a write that would make this replica the leader had no answer
-        self._requested_at = -math.inf  # when a candidate needed the leadership
         self._needed_at = -math.inf  # when it was needed last
         self._reported = OncePerKey()
 
@@ -124,8 +189,7 @@ class Election(Task):
         A leader keeps it for some time then; a candidate requests it from the leader, which may refuse.
         """
         self._needed_at = now = self._clock()
-        if now >= self._until and now - self._requested_at >= self._times.retry:
-            self._requested_at = now
+        if now >= self._until and self._candidacy.request(now):
             self.wake()
 
     def step(self) -> float:
@@ -135,12 +199,16 @@ class Election(Task):
             if self._held is not None:
                 self._renew_held(self._held)
             else:
-                self._run_for(self._read())
+                self._run_for(self._candidacy.read(self._timeout()))
             self._reported.clear("error")
         except Exception as error:  # the term may end at any error
-            self._report(error)
+            _report(error, self._candidate.lease, self._reported)
         self._notify()
-        return self._delay(began)
+        now = self._clock()
+        if not self._leading:
+            return self._candidacy.delay(began, now, self._free_at)
+        pause = max(_MIN_TIMEOUT_S, began + self._times.retry - now)
+        return max(0.0, min(pause, self._until - now))
 
     def finish(self) -> None:
         """Releases the lease if this replica holds it or may hold it, so that a successor need not wait."""
@@ -150,26 +218,9 @@ class Election(Task):
         if not holds:
             return
         try:
-            self._free(self._read())
+            self._free(self._candidacy.read(self._timeout()))
         except Exception as error:  # the thread ends, and the lease will expire
-            self._report(error)
-
-    def _read(self) -> LeaseRecord | None:
-        return self._cluster.lease(
-            self._candidate.namespace, self._candidate.lease, timeout=self._timeout()
-        )
-
-    def _delay(self, began: float) -> float:
-        """Returns the seconds to the next step: at regular intervals, and when our term or another's lease ends."""
-        now = self._clock()
-        if self._leading:
-            pause = max(_MIN_TIMEOUT_S, began + self._times.retry - now)
-            return max(0.0, min(pause, self._until - now))
-        reads = _READS_REQUESTING if self._is_requesting(now) else _READS
-        pause = max(_MIN_TIMEOUT_S, began + self._times.retry / reads - now)
-        if self._free_at > now:
-            pause = min(pause, self._free_at - now)
-        return pause
+            _report(error, self._candidate.lease, self._reported)
 
     def _timeout(self) -> float:
         """Returns the seconds for one request: less than a retry period, and not beyond our term."""
@@ -202,10 +253,10 @@ class Election(Task):
         except NotFound:
             self._lose("the lease has been deleted")
         except Conflict:
-            seen = self._read()
+            seen = self._candidacy.read(self._timeout())
             if seen is None or seen.holder != self._identity:
                 self._lose("another replica holds the lease")
-                self._observe(seen)
+                self._candidacy.observe(seen)
             elif not self._hands_over(seen):
                 self._held = seen
                 self._write(seen)
@@ -221,22 +272,25 @@ class Election(Task):
         try:
             self._free(held)
         except Conflict:  # another candidate has requested it, or an answer was lost
-            self._free(self._read())
+            self._free(self._candidacy.read(self._timeout()))
         return True
 
     def _run_for(self, seen: LeaseRecord | None) -> None:
         """Takes the lease if it is free, or requests it if that is wanted. Raises: Conflict if another candidate was
         faster."""
-        self._observe(seen)
+        candidacy = self._candidacy
+        candidacy.observe(seen)
         if seen is None:
             self._write(
                 LeaseRecord(namespace=self._candidate.namespace, name=self._candidate.lease)
             )
-        elif seen.holder == self._identity:
-            self._write(
-                seen
-            )  # our own write, whose answer was lost or late: the identity is unique
-        elif self._clock() >= (free_at := self._seen_since + self._remaining(seen)):
+            return
+        if seen.holder == self._identity:
+            # our own write, whose answer was lost or late: the identity is unique
+            self._write(seen)
+            return
+        free_at = candidacy.free_at(seen)
+        if self._clock() >= free_at:
             self._write(
                 replace(
                     seen,
@@ -246,39 +300,17 @@ class Election(Task):
                 )
             )
             self._settles_at = self._clock() + (SETTLE_S if seen.holder else 0.0)
-        elif (
-            self._is_requesting(self._clock())
-            and seen.annotations.get(HANDOVER_KEY) != self._identity
-        ):
+            return
+        is_requested = seen.annotations.get(HANDOVER_KEY) == self._identity
+        if is_requested or not candidacy.is_requesting(self._clock()):
+            self._free_at = free_at
+        else:
             request = replace(seen, annotations={HANDOVER_KEY: self._identity})
             self._cluster.write_lease(request, timeout=self._timeout())
             log.info(
                 "requested the leadership",
                 extra={"lease": self._candidate.lease, "holder": seen.holder},
             )
-        else:
-            self._free_at = free_at
-
-    def _remaining(self, seen: LeaseRecord) -> float:
-        """Returns the seconds without a change after which this replica may take the lease. A candidate that has
-        requested it may do so earlier than the others."""
-        free = not seen.holder or self._candidate.has_ended(seen.holder)
-        seconds = 0 if free else seen.duration_s or self._duration_s
-        reserved = seen.annotations.get(HANDOVER_KEY, self._identity) != self._identity
-        return seconds + (2 * self._times.retry if reserved else 0)
-
-    def _is_requesting(self, now: float) -> bool:
-        """Reports whether the leadership has been requested recently and not been received."""
-        return not self._leading and now - self._requested_at < 3 * self._times.retry
-
-    def _observe(self, seen: LeaseRecord | None) -> None:
-        """Notes since when the lease is in this state. A new holder ends our request: it may serve the same need."""
-        state = ("", "", -1) if seen is None else (seen.holder, seen.renew_time, seen.transitions)
-        if state == self._seen:
-            return
-        if self._seen is not None and state[0] not in ("", self._seen[0]):
-            self._requested_at = -math.inf
-        self._seen, self._seen_since = state, self._clock()
 
     def _write(self, lease: LeaseRecord) -> None:
         """Writes the lease with this replica as its holder. The term counts from before the write."""
@@ -298,7 +330,7 @@ class Election(Task):
             raise
         self._unsure = False
         self._until = sent + self._times.renew
-        self._requested_at = -math.inf
+        self._candidacy.end_request()
 
     def _lose(self, reason: str) -> None:
         log.info(
@@ -323,21 +355,22 @@ class Election(Task):
             freed = replace(
                 held, holder="", duration_s=1, renew_time=render_micro_time(self._now())
             )
-            self._observe(self._cluster.write_lease(freed, timeout=self._timeout()))
+            self._candidacy.observe(self._cluster.write_lease(freed, timeout=self._timeout()))
             log.info(
                 "lease released", extra={"lease": self._candidate.lease, "identity": self._identity}
             )
 
-    def _report(self, error: Exception) -> None:
-        """Logs each kind of error once. Their texts differ, because they contain the timeout."""
-        kind = type(error).__name__, getattr(error, "status", None), type(error.__cause__).__name__
-        if self._reported.is_new("error", kind):
-            level = logging.INFO if isinstance(error, Conflict) else logging.WARNING
-            log.log(
-                level,
-                "leader election failed, will retry",
-                extra={"lease": self._candidate.lease, "error": str(error)},
-            )
+
+def _report(error: Exception, lease: str, reported: OncePerKey) -> None:
+    """Logs each kind of error once. Their texts differ, because they contain the timeout."""
+    kind = type(error).__name__, getattr(error, "status", None), type(error.__cause__).__name__
+    if reported.is_new("error", kind):
+        level = logging.INFO if isinstance(error, Conflict) else logging.WARNING
+        log.log(
+            level,
+            "leader election failed, will retry",
+            extra={"lease": lease, "error": str(error)},
+        )
 
 
 class AlwaysLeader:
