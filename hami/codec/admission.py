@@ -87,10 +87,13 @@ def parse_review(body: bytes) -> Review:
 
 
 def render_allowed(
-    review: Review, pod: Mapping[str, Any] | None, message: str = "", warning: str = ""
+    review: Review,
+    pod: Mapping[str, Any] | None,
+    message: str = "",
+    warnings: Sequence[str] = (),
 ) -> bytes:
-    """Allows the pod, changed to *pod*; without a patch if it equals the pod received. *warning*: what ``kubectl``
-    shows; the API server may cut it after 256 characters."""
+    """Allows the pod, changed to *pod*; without a patch if it equals the pod received. *warnings*: what ``kubectl``
+    shows; the API server may cut each after 256 characters."""
     response: dict[str, Any] = {"uid": review.uid, "allowed": True}
     if pod is not None:
         operations = list(_difference(review.pod or {}, pod))
@@ -99,8 +102,8 @@ def render_allowed(
             response["patchType"] = "JSONPatch"
     if message:
         response["status"] = {"code": 200, "message": message}
-    if warning:
-        response["warnings"] = [warning]
+    if warnings:
+        response["warnings"] = list(warnings)
     return _rendered(review, response)
 
 

@@ -20,9 +20,10 @@ from hami.state.store import Store
 from hami.state.view import View
 from hami.vendors.admission import admit_pod, confine_ephemeral, confine_pod
 from hami.vendors.draft import PodDraft
-from hami.vendors.request import MAX_CONTAINERS
+from hami.vendors.request import MAX_CONTAINERS, requests_devices
 from hami.vendors.spec import Vendor
 from hami.vendors.vocabulary import Vocabulary
+from hami.vendors.wishes import Wishes, foreign_scheduler
 
 MAX_RESOURCES = 128  # names in limits and requests of a container
 _FOREIGN = "pod already has different scheduler assigned"
@@ -30,11 +31,11 @@ _FOREIGN = "pod already has different scheduler assigned"
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The pod is allowed, as *pod* (the same object if it is unchanged). *warning*: for its author."""
+    """The pod is allowed, as *pod* (the same object if it is unchanged). *warnings*: for its author."""
 
     pod: Mapping[str, Any]
     message: str = ""
-    warning: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Admitter:
         self._store = store
         self._settings = settings
         self._vocabulary = Vocabulary(store.vendors)
+        self._wishes = Wishes(self._vocabulary)
 
     def admit(self, review: Review) -> Admitted | Denied:
         """Decides about the pod in *review*.
@@ -175,20 +177,37 @@ class Admitter:
             return Denied(problem)
         is_foreign = self._is_of_another_scheduler(pod.scheduler_name)
         if is_foreign and not vendors.confining:
-            return Admitted(draft.wire, _FOREIGN)
+            return Admitted(draft.wire, _FOREIGN, self._foreign_warnings(pod))
         problem = _beyond_bounds(pod)
         if problem:
             return Denied(problem) if self._is_managed(draft) else Admitted(draft.wire)
         if is_foreign:
             confine_pod(vendors, draft)
-            return Admitted(draft.render(), _FOREIGN)
+            return Admitted(draft.render(), _FOREIGN, self._foreign_warnings(pod))
         admit_pod(self._vocabulary, draft)
         problem = self._take_over(draft)
         if problem:
             return Denied(problem)
         if counts and not self._fits_quota(draft):
             return _OVER_QUOTA
-        return Admitted(draft.render())
+        return Admitted(draft.render(), warnings=self._warnings(draft.changed()))
+
+    def _warnings(self, pod: Pod) -> tuple[str, ...]:
+        """Returns the warnings about *pod*; none in a view, which does not know what nodes offer."""
+        store = self._store
+        if isinstance(store, View):
+            return ()
+        offered = [name for name in self._wishes.unmanaged(pod) if store.offers(name)]
+        return tuple(self._wishes.warnings(pod, offered, store.device_sizes()))
+
+    def _foreign_warnings(self, pod: Pod) -> tuple[str, ...]:
+        """Returns the warning about a pod that requests devices from another scheduler."""
+        if not requests_devices(self._store.vendors, pod.containers):
+            return ()
+        own = self._settings.scheduler_name
+        if not own:
+            return ()
+        return (foreign_scheduler(pod.scheduler_name, own),)
 
     def _take_over(self, draft: PodDraft) -> str:
         """Gives a pod with devices to HAMi's scheduler. Returns why it cannot be; empty if it can."""

@@ -110,4 +110,4 @@ class ClaimAdmitter:
         if isinstance(answer, Denied):
             return answer
         warning = f"{ALLOCATION_MODE}={value}: no claim is made for the pod's devices: {problem}"
-        return replace(answer, warning=warning)
+        return replace(answer, warnings=(warning, *answer.warnings))

@@ -187,7 +187,7 @@ def _admit(admit: Admit, review: Review) -> tuple[bytes, str]:
             "pod denied", extra={"namespace": review.namespace, "reason": verdict.message[:LOGGED]}
         )
         return admission.render_denied(review, verdict.code, verdict.message), "refused"
-    return admission.render_allowed(review, verdict.pod, verdict.message, verdict.warning), "ok"
+    return admission.render_allowed(review, verdict.pod, verdict.message, verdict.warnings), "ok"
 
 
 @dataclass(frozen=True, slots=True)

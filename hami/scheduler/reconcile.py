@@ -12,6 +12,7 @@ from hami.state.binding_annotations import expected_label, failed_allocation
 from hami.state.pods import FOREIGN_TTL_S
 from hami.state.read_pod import PodRecord
 from hami.vendors.spec import Catalog
+from hami.vendors.wishes import foreign_scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +83,19 @@ def _unbound_moves(
         return
     if not record.requests_devices or not settings.force_overwrite_default_scheduler:
         return
-    if scheduler in ("", "default-scheduler"):
-        yield Move(
-            record.ref,
-            "NotAdmitted",
-            (
-                f"the pod requests devices, but it has not passed HAMi's webhook: its schedulerName is "
-                f"{scheduler or 'empty'} instead of {settings.scheduler_name}, so it will "
-                f"get no devices. Create it again; "
-                "if that does not help, check the webhook's configuration and the label hami.io/webhook"
-            ),
-        )
+    if scheduler not in ("", "default-scheduler"):
+        yield Move(record.ref, "WishIgnored", foreign_scheduler(scheduler, settings.scheduler_name))
+        return
+    yield Move(
+        record.ref,
+        "NotAdmitted",
+        (
+            f"the pod requests devices, but it has not passed HAMi's webhook: its schedulerName is "
+            f"{scheduler or 'empty'} instead of {settings.scheduler_name}, so it will "
+            f"get no devices. Create it again; "
+            "if that does not help, check the webhook's configuration and the label hami.io/webhook"
+        ),
+    )
 
 
 def _assignment_keys(record: PodRecord, vendors: Catalog) -> list[str]:

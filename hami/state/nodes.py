@@ -53,6 +53,14 @@ class NodeRecords:
         """Reports whether there is such a node, and the label selector does not exclude it."""
         return name in self._records
 
+    def offer(self, resource: str) -> bool:
+        """Reports whether any node has capacity of *resource*."""
+        for record in self._all():
+            _, _, capacity, _ = record.facts
+            if resource in capacity:
+                return True
+        return False
+
     def names(self) -> list[str]:
         """Returns the names of all nodes."""
         return list(self._records)

@@ -8,11 +8,11 @@ handed the part of the store that it needs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 
 from hami.model import Pod, QuotaLimits
-from hami.scheduling.quota import quota_allows
+from hami.scheduling.quota import DeviceSizes, quota_allows
 from hami.state.binding import Bindings, OpenBindings
 from hami.state.decisions import Decisions, State
 from hami.state.filtering import Filtering
@@ -102,6 +102,16 @@ class Store:
         """Returns the different amounts of memory (MiB) of the devices that pods get by claims and share."""
         with self._state.lock:
             return self._state.table.claimable_sizes()
+
+    def device_sizes(self) -> Mapping[str, DeviceSizes]:
+        """Returns the sizes of the devices of all nodes, by vendor."""
+        with self._state.lock:
+            return self._state.table.sizes()
+
+    def offers(self, resource: str) -> bool:
+        """Reports whether a node has capacity of *resource*."""
+        with self._state.lock:
+            return self.nodes.offer(resource)
 
     def quotas_of(self, namespace: str) -> Collection[QuotaLimits]:
         """Returns the quotas of *namespace*."""

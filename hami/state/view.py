@@ -17,7 +17,13 @@ from hami.scheduling.fit import Unfit
 from hami.scheduling.node_order import NodeOrder, node_order_of, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest, make_pod_request
-from hami.scheduling.quota import QuotaCheck, ScopedUsage, budgets_of, check_quota, quota_allows
+from hami.scheduling.quota import (
+    QuotaCheck,
+    ScopedUsage,
+    budgets_of,
+    check_quota,
+    quota_allows,
+)
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.resize import ResizePlan, ResizeRefusal, plan_resize
 from hami.scheduling.score import node_score

@@ -263,7 +263,7 @@ def test_allowed_with_a_message():
 
 
 def test_allowed_with_a_warning():
-    assert json.loads(render_allowed(review(), None, warning="no claim"))["response"] == {
+    assert json.loads(render_allowed(review(), None, warnings=["no claim"]))["response"] == {
         "uid": "r1",
         "allowed": True,
         "warnings": ["no claim"],

@@ -656,3 +656,18 @@ def test_a_mirror_pod_passes_if_a_kubelet_writes_it(groups, is_admitted):
     assert isinstance(answer, Admitted) is is_admitted
     if is_admitted:
         assert answer.pod == mirror
+
+
+def test_an_author_is_warned_of_a_wish_without_effect():
+    meta = {"annotations": {"nvidia.com/gpumem": "4000"}}
+    (warning,) = admit(raw(asking(ONE), meta=meta)).warnings
+    assert warning.startswith("annotation nvidia.com/gpumem is no request of devices")
+
+
+def test_an_author_is_warned_of_the_name_of_another_scheduler():
+    answer = admit(raw(asking(ONE), scheduler="jupyterhub-user-scheduler"))
+    assert answer.warnings == (
+        "schedulerName jupyterhub-user-scheduler is not HAMi's: the pod gets no devices from HAMi; leave it out, "
+        "or write hami-scheduler",
+    )
+    assert admit(raw(asking(), scheduler="jupyterhub-user-scheduler")).warnings == ()

@@ -65,10 +65,10 @@ def review(pod):
 
 def warned(answer, containing):
     """The answer without its warning, which the pod's author sees."""
-    assert answer.warning.startswith(
+    assert answer.warnings[0].startswith(
         "hami.io/allocation-mode=dra-preferred: no claim is made for the pod's devices: "
     )
-    assert containing in answer.warning
+    assert containing in answer.warnings[0]
     return replace(answer, warning="")
 
 

@@ -1,0 +1,199 @@
+"""What looks like a wish for devices and is none, or cannot come true: warnings for the author of a pod.
+
+A warning never refuses a pod: what it is about may become true, such as when a group of nodes grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Protocol
+
+from hami.codec.forms import nearest
+from hami.codec.keys import is_scheduler_owned
+from hami.model import Container, Pod
+from hami.quantity import MIB
+from hami.vendors.request import WHOLE, device_request
+from hami.vendors.resources import CoreUnit, Resources
+from hami.vendors.spec import Vendor
+from hami.vendors.terms import Place
+from hami.vendors.vocabulary import Vocabulary
+
+__all__ = ["Wishes", "foreign_scheduler"]
+
+OWN_DOMAIN = "hami.io"
+MOST = 8  # warnings for a pod
+SHOWN = 100  # characters of a name
+MAX_KEYS = 256  # annotations of a pod that are looked at
+_ADMISSION_KEYS = ("hami.io/ascend-one-of-module", "hami.io/claim-amounts", "hami.io/claim")
+_OTHER_PLUGINS = ("nvidia.com/mig-", "nvidia.com/pgpu", "nvidia.com/gpu.shared")
+"""Starts of names that other device plugins offer."""
+
+
+class Sizes(Protocol):
+    """The sizes of a vendor's devices in the cluster."""
+
+    @property
+    def most(self) -> int:
+        """The memory of the largest in MiB."""
+
+
+class Wishes:
+    """The warnings about pods, by the words of *vocabulary*."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vendors = vocabulary.catalog
+        self._resources = set(self._vendors.resources)
+        self._domains = {name.partition("/")[0] for name in self._resources}
+        keys = set(_ADMISSION_KEYS)
+        for term in vocabulary.terms:
+            if term.place in (Place.POD_ANNOTATION, Place.POD_LABEL):
+                keys.add(term.key)
+        self._keys = sorted(keys)
+
+    def unmanaged(self, pod: Pod) -> set[str]:
+        """Returns the resources of *pod* in the domains of vendors that HAMi does not manage."""
+        found = set()
+        for container in pod.containers:
+            for name in (container.limits.keys() | container.requests.keys()) - self._resources:
+                if name.partition("/")[0] in self._domains:
+                    found.add(name)
+        return found
+
+    def warnings(
+        self,
+        pod: Pod,
+        offered: Collection[str],
+        sizes: Mapping[str, Sizes],
+    ) -> list[str]:
+        """Returns at most MOST warnings about *pod*.
+
+        *offered*: those of its `unmanaged` resources that a node offers. *sizes*: of the devices of the cluster, by
+        vendor.
+        """
+        found: list[str] = []
+        for warning in self._all(pod, offered, sizes):
+            found.append(warning)
+            if len(found) == MOST:
+                break
+        return found
+
+    def _all(
+        self,
+        pod: Pod,
+        offered: Collection[str],
+        sizes: Mapping[str, Sizes],
+    ) -> Iterator[str]:
+        for key in list(pod.annotations)[:MAX_KEYS]:
+            yield from self._about_key(key)
+        for container in pod.containers:
+            names = container.limits.keys() | container.requests.keys()
+            yield from self._about_names(container, sorted(names - self._resources), offered)
+            if self._resources.isdisjoint(names):
+                continue
+            for vendor in self._vendors.requested_by(names):
+                yield from _about_amounts(vendor, container, sizes)
+
+    def _about_key(self, key: str) -> Iterator[str]:
+        """Yields the warning about an annotation that means nothing."""
+        if key in self._resources:
+            yield (
+                f"annotation {key} is no request of devices: write {key} under resources.limits of a "
+                "container"
+            )
+        elif key not in self._keys and not is_scheduler_owned(key):
+            yield from self._about_unknown_key(key)
+
+    def _about_unknown_key(self, key: str) -> Iterator[str]:
+        domain = key.partition("/")[0]
+        if domain != OWN_DOMAIN and domain not in self._domains:
+            return
+        near = nearest(key, [known for known in self._keys if known.startswith(f"{domain}/")])
+        if near and _is_near(key, near):
+            yield f"annotation {key[:SHOWN]} has no effect: did you mean {near}?"
+        elif domain == OWN_DOMAIN:
+            yield f"annotation {key[:SHOWN]} has no effect: HAMi knows none of that name"
+
+    def _about_names(
+        self, container: Container, names: Iterable[str], offered: Collection[str]
+    ) -> Iterator[str]:
+        """Yields warnings about resources of vendors that nobody manages."""
+        for name in names:
+            domain = name.partition("/")[0]
+            if domain not in self._domains or name.startswith(_OTHER_PLUGINS):
+                continue
+            known = [other for other in self._resources if other.startswith(f"{domain}/")]
+            near = nearest(name, sorted(known))
+            if not near or name in offered:
+                continue
+            yield (
+                f"container {container.name}: nobody manages {name[:SHOWN]}, and no node offers it: "
+                f"did you mean {near}?"
+            )
+
+
+def foreign_scheduler(name: str, own: str) -> str:
+    """Returns the warning about a pod that requests devices from the scheduler *name*. *own*: the name of HAMi's."""
+    return (
+        f"schedulerName {name[:SHOWN]} is not HAMi's: the pod gets no devices from HAMi; leave it out, "
+        f"or write {own}"
+    )
+
+
+def _is_near(key: str, near: str) -> bool:
+    """Reports whether *near* is probably meant: most of the names after the domain are equal."""
+    _, _, name = key.partition("/")
+    _, _, other = near.partition("/")
+    return nearest(name, [other]) == other
+
+
+def _about_amounts(
+    vendor: Vendor, container: Container, sizes: Mapping[str, Sizes]
+) -> Iterator[str]:
+    """Yields warnings about amounts of *container* that get it no device."""
+    resources = vendor.resources
+    amounts = resources.amounts(container.limits, container.requests)
+    if not amounts:
+        return
+    request = device_request(vendor, container)
+    if request is None:
+        if resources.count and resources.count not in amounts:
+            yield (
+                f"container {container.name} requests {', '.join(amounts)} without {resources.count}, so it gets no "
+                f"device: request {resources.count}: 1, too"
+            )
+        return
+    yield from _too_many_cores(resources, container, amounts.get(resources.cores, ""))
+    size = sizes.get(vendor.key)
+    if size is not None and resources.memory in amounts:
+        yield from _too_much_memory(resources, container, amounts[resources.memory], size.most)
+
+
+def _too_many_cores(resources: Resources, container: Container, text: str) -> Iterator[str]:
+    if resources.core_unit is not CoreUnit.PERCENT or resources.amounts_are_totals or not text:
+        return
+    cores = resources.parse_amount(resources.cores, text)
+    if cores is not None and cores > WHOLE:
+        yield (
+            f"container {container.name} requests {text} of {resources.cores}: no device has more than {WHOLE} "
+            "percent"
+        )
+
+
+def _too_much_memory(
+    resources: Resources, container: Container, text: str, most_mib: int
+) -> Iterator[str]:
+    """Yields the warning about *text*, an amount of memory. *most_mib*: what the largest device has."""
+    memory = resources.parse_amount(resources.memory, text)
+    if memory is None or memory <= most_mib:
+        return
+    if resources.amounts_are_totals or resources.most_gib:  # not of one device, or in another unit
+        return
+    unit = max(resources.memory_factor, 1)
+    warning = (
+        f"container {container.name} requests {text} of {resources.memory}: no device of the cluster has more than "
+        f"{most_mib // unit}"
+    )
+    if text.endswith("i") and not resources.memory_units:
+        mib = memory // unit // MIB
+        warning += f"; it is in {resources.memory_unit}, without a unit: {max(mib // unit, 1)}"
+    yield warning
