@@ -69,7 +69,7 @@ def warned(answer, containing):
         "hami.io/allocation-mode=dra-preferred: no claim is made for the pod's devices: "
     )
     assert containing in answer.warnings[0]
-    return replace(answer, warning="")
+    return replace(answer, warnings=answer.warnings[1:])
 
 
 def no_template(namespace, name):
