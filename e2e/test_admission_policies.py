@@ -117,7 +117,7 @@ WORDS = {
         "a;b",
     ),
     "nvidia.com/nouse-gpuuuid": ("GPU-a", "GPU-a,\nGPU-b\n", "GPU-a\nGPU-b", "'GPU-a'", " "),
-    "hami.io/overwrite-env": ("true", "False", "off", ""),
+    "hami.io/overwrite-env": ("false", "False", "off", ""),  # with true, the webhook is called
 }
 SCHEDULERS = (
     None,

@@ -357,7 +357,7 @@ def _word_patches(terms: Sequence[Term]) -> str:
             "  .filter(k, k in variables.annotations && variables.annotations[k].trim() != ''\n"
             f"    && variables.annotations[k].size() <= {LONGEST_WORD})\n"
             f"  .map(k, [variables.annotations[k]].map(text, {canonical})\n"
-            "    .filter(text, text != variables.annotations[k])\n"
+            "    .filter(text, text != '' && text != variables.annotations[k])\n"
             "    .map(text, JSONPatch{op: 'replace',\n"
             "      path: '/metadata/annotations/' + jsonpatch.escapeKey(k), value: text})).flatten() : [])"
         )
