@@ -117,7 +117,6 @@ WORDS = {
         "a;b",
     ),
     "nvidia.com/nouse-gpuuuid": ("GPU-a", "GPU-a,\nGPU-b\n", "GPU-a\nGPU-b", "'GPU-a'", " "),
-    "hami.io/overwrite-env": ("false", "False", "off", ""),  # with true, the webhook is called
 }
 SCHEDULERS = (
     None,

@@ -19,12 +19,14 @@ from hami.cli.device_plugin import PLUGIN_FLAGS
 from hami.cli.flags import default_text, meaning
 from hami.cli.monitor import MONITOR_FLAGS
 from hami.cli.scheduler import SCHEDULER_FLAGS
-from hami.codec.device_config import CHART, NVIDIA_LEFT_OUT, DeviceConfigFile
+from hami.codec.device_config import CHART, NVIDIA_LEFT_OUT, DeviceConfigFile, chart_config
 from hami.codec.documents import describe
 from hami.devices.health import DISABLE, ENABLE
+from hami.inspect.vendors import CHIP, entries, words
 from hami.plugin.settings import NODE_CONFIG_FILE
 from hami.quantity import INT32_MAX
 from hami.runtime.options import Flag, Sections
+from hami.vendors.terms import Place
 
 __all__ = ["MEANINGS", "VARIABLES", "documented_keys", "render"]
 
@@ -164,10 +166,34 @@ def render() -> str:
                 *_table(
                     ("key", "meaning"), ((_code(key), text) for key, text in NODE_KEYS.items())
                 ),
+                "## Words\n",
+                "What people write in annotations, labels and ResourceQuotas. A pod that requests devices is "
+                "refused if an annotation\nhas another text than the table says; letter case does not matter, "
+                "and an empty text is the same as none. `‹chip›` is\nthe name of a chip of Ascend or Iluvatar, "
+                "whose quotas have the same entries as those of others. `hami vendors` prints\nthis table for "
+                "your device configuration.\n",
+                *_table(("key", "is", "written by", "text", "meaning"), _words()),
             ]
         ).rstrip()
         + "\n"
     )
+
+
+def _words() -> Iterator[tuple[str, ...]]:
+    """Yields the rows of the terms that people write beside the resources, those of chips once."""
+    listed = entries(chart_config())
+    chips = {entry.vendor.key for entry in listed if entry.switch}
+    shown = set()
+    for term in words(listed):
+        key = term.key
+        if term.vendor in chips:
+            if term.place is Place.QUOTA:
+                continue
+            key = key.replace(term.vendor, CHIP)
+        row = (_code(key), term.place.value, term.author.value, term.form.expected, term.meaning)
+        if row not in shown:
+            shown.add(row)
+            yield row
 
 
 NODE_KEYS: Mapping[str, str] = MappingProxyType(

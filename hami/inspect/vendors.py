@@ -10,7 +10,9 @@ from types import MappingProxyType
 from hami.codec.device_config import DeviceConfig
 from hami.inspect.tables import Column, Style, render_document, render_rows
 from hami.vendors.entry_points import full_catalog
-from hami.vendors.spec import Vendor
+from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.terms import Author, Place, Term
+from hami.vendors.vocabulary import Vocabulary
 
 CHIP = "‹chip›"  # the name of a vendor in a shared row
 _NAME = re.compile(
@@ -111,10 +113,32 @@ _TABLES: Mapping[str, tuple[Column[Entry], ...]] = MappingProxyType(
 )
 
 
+_WORDS: tuple[Column[Term], ...] = (
+    Column("key", lambda term: term.key),
+    Column("is", lambda term: term.place.value),
+    Column("for", lambda term: term.vendor),
+    Column("written by", lambda term: term.author.value),
+    Column("text", lambda term: term.form.expected),
+    Column("meaning", lambda term: term.meaning),
+)
+
+
+def words(entries: Iterable[Entry]) -> list[Term]:
+    """Returns the terms that people write beside the resources: for pods with devices of *entries*, and for all."""
+    vocabulary = Vocabulary(Catalog(entry.vendor for entry in entries))
+    found = []
+    for term in vocabulary.terms:
+        if term.place is not Place.RESOURCE and term.author is not Author.HAMI:
+            found.append(term)
+    return found
+
+
 def _text(entries: Sequence[Entry]) -> str:
-    return "\n\n".join(
-        f"{title}\n\n{render_rows(entries, columns, Style())}" for title, columns in _TABLES.items()
-    )
+    parts = []
+    for title, columns in _TABLES.items():
+        parts.append(f"{title}\n\n{render_rows(entries, columns, Style())}")
+    parts.append(f"Words\n\n{render_rows(words(entries), _WORDS, Style())}")
+    return "\n\n".join(parts)
 
 
 def _markdown(entries: Sequence[Entry]) -> str:
@@ -137,10 +161,11 @@ def _piped(columns: Sequence[Column[Entry]], entries: Sequence[Entry]) -> str:
 
 
 def _json(entries: Sequence[Entry]) -> str:
-    return render_document(list(map(_object, entries)), "json")
+    terms = words(entries)
+    return render_document([_object(entry, terms) for entry in entries], "json")
 
 
-def _object(entry: Entry) -> dict[str, object]:
+def _object(entry: Entry, terms: Iterable[Term]) -> dict[str, object]:
     vendor, resources, keys = entry.vendor, entry.vendor.resources, entry.vendor.annotations
     return {
         "backend": vendor.key,
@@ -163,8 +188,19 @@ def _object(entry: Entry) -> dict[str, object]:
             "node": list(keys.node_keys),
             "pod": list(keys.pod_keys),
         },
+        "words": [_word(term) for term in terms if term.vendor in ("", vendor.key)],
         "switch": entry.switch,
         "on": entry.is_on,
+    }
+
+
+def _word(term: Term) -> dict[str, str]:
+    return {
+        "key": term.key,
+        "is": term.place.value,
+        "writtenBy": term.author.value,
+        "text": term.form.expected,
+        "meaning": term.meaning,
     }
 
 

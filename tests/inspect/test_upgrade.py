@@ -97,6 +97,14 @@ def found(*documents, **options):
         (template(container(securityContext={"privileged": True})), "container c is privileged"),
         (template(container({"nvidia.com/gpu": "1.5"})), "invalid nvidia.com/gpu value 1.5"),
         (template(container({}), initContainers=[visible()]), RESERVED),
+        (
+            template(container(), annotations={"hami.io/gpu-scheduler-policy": "binpak"}),
+            "annotation hami.io/gpu-scheduler-policy=binpak: expected binpack, spread",
+        ),
+        (
+            template(container(), annotations={"nvidia.com/use-gpuuuid": '["GPU-a"]'}),
+            "annotation nvidia.com/use-gpuuuid=",
+        ),
     ],
     ids=[
         "variable",
@@ -108,6 +116,8 @@ def found(*documents, **options):
         "privileged",
         "amount",
         "init container",
+        "a word",
+        "a list",
     ],
 )
 @pytest.mark.parametrize(

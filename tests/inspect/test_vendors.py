@@ -1,6 +1,7 @@
 """The catalog as a table."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,17 @@ def test_names_are_those_of_the_record():
         "--enable-x",
         is_on=False,
     )
-    assert json.loads(render([entry], "json")) == [
+    (shown,) = json.loads(render([entry], "json"))
+    keys = [word["key"] for word in shown.pop("words")]
+    assert [key for key in keys if not key.startswith(("hami.io/", "nvidia.com/"))] == [
+        "limits.acme.com/card",
+        "limits.a/m",
+        "limits.a/c",
+        "u",
+        "v",
+        "w",
+    ]
+    assert [shown] == [
         {
             "backend": "Acme",
             "resources": {
@@ -192,12 +203,26 @@ def test_markdown_shows_names_and_flags_as_code_and_units_as_words():
     )
 
 
+def test_words_are_those_of_the_vocabulary():
+    text = render([Entry(vendor(annotations=Annotations(selectors=SelectorKeys(use_types="u"))))])
+    words = text.partition("Words")[2]
+    assert "binpack, spread or kube" in words
+    assert re.search(r"^u +annotation of a pod +Acme", words, re.MULTILINE)
+
+
 def test_json_has_every_field():
     made = vendor(
         memory="a/m", annotations=Annotations(register="r", selectors=SelectorKeys(use_types="u"))
     )
     entry = Entry(made, "--enable-a", is_on=False)
-    assert json.loads(render([entry], "json")) == [
+    (shown,) = json.loads(render([entry], "json"))
+    keys = [word["key"] for word in shown.pop("words")]
+    assert [key for key in keys if not key.startswith(("hami.io/", "nvidia.com/"))] == [
+        "limits.acme.com/card",
+        "limits.a/m",
+        "u",
+    ]
+    assert [shown] == [
         {
             "backend": "Acme",
             "resources": {

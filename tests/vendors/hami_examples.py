@@ -437,7 +437,7 @@ EXAMPLES = (
             },
         ),
         shares=(((23552, 100),),),
-        differs="its author is warned that nobody manages the names with mlu370, so the card is whole, as HAMi gives it",
+        differs="its author is warned that nobody manages the names with mlu370; the card is whole, as in HAMi",
     ),
     Example(
         file="mthreads/default_use",
@@ -516,7 +516,7 @@ EXAMPLES = (
         containers=({"nvidia.com/gpu": "1"},),
         shares=(((40960, 100),),),
         annotations={
-            "nvidia.com/use-gpuuuid": "GPU-03f69c50-207a-2038-9b45-23cac89cb67d,GPU-03f69c50-207a-2038-9b45-23cac89cb67e"
+            "nvidia.com/use-gpuuuid": ",".join(UUIDS),
         },
     ),
     Example(
