@@ -186,6 +186,7 @@ def render_match_conditions(catalog: Catalog) -> str:
     expression: >-
       {indented(_requests_devices(catalog), 6)}
       || ['{OVERWRITE_ENV}', '{OVERWRITE_ENV_CONTAINERS}'].exists(k, k in object.metadata.?annotations.orValue({{}}))
+      || {indented(_looks_like_request(catalog), 6)}
       || [object.metadata.?annotations.orValue({{}}), object.metadata.?labels.orValue({{}})].exists(keys,
         keys.size() <= {MAX_KEYS} && keys.exists(k,
           {indented(_owned_pod_key(catalog), 10)}))
@@ -197,6 +198,20 @@ def render_match_conditions(catalog: Catalog) -> str:
         && [object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
           all.size() <= {MAX_CONTAINERS} && all.exists(c, '{CLAIM_RESOURCE}' in c.?resources.limits.orValue({{}}))))
 """
+
+
+def _looks_like_request(catalog: Catalog) -> str:
+    """Returns the CEL expression for: a container names a resource in the domain of a vendor, or an annotation is named
+    like a resource. The author of such a pod is warned."""
+    names = [name for vendor in catalog for name in vendor.resources.names]
+    domains = sorted({name.partition("/")[0] for name in names})
+    return f"""\
+[object.spec.containers].exists(all, all.size() <= {MAX_CONTAINERS} && all.exists(c,
+  [c.?resources.limits.orValue({{}})].exists(amounts, amounts.size() <= {MAX_AMOUNTS}
+    && amounts.exists(r, r.split('/')[0] in [
+      {indented(listed_names(domains), 6)}]))))
+|| [object.metadata.?annotations.orValue({{}})].exists(keys, keys.size() <= {MAX_KEYS} && keys.exists(k, k in [
+  {indented(listed_names(names), 2)}]))"""
 
 
 def render_managed_resources(catalog: Catalog) -> str:
