@@ -108,7 +108,10 @@ class NodeFilter:
         of the webhook, and a policy of the API server knows no cluster."""
         if not self._warned.is_new(pod.ref.uid):
             return
-        offered = [name for name in self._wishes.unmanaged(pod) if self._store.offers(name)]
+        offered = []
+        for name in self._wishes.unmanaged(pod):
+            if self._store.offers(name):
+                offered.append(name)
         for text in self._wishes.warnings(pod, offered, self._store.device_sizes()):
             self._events.record(pod.ref, "Warning", "WishIgnored", text)
 
@@ -144,10 +147,8 @@ class NodeFilter:
                 if view.usages(node.name) or not self._is_selected(node.labels):
                     continue
                 made = with_template(view.vendors, node)
-                if (
-                    made is node and node.name in known_names
-                ):  # it has not registered its devices yet
-                    continue
+                if made is node and node.name in known_names:
+                    continue  # it has not registered its devices yet
                 devices[node.name] = devices_of(view.vendors, made)
                 count += sum(map(len, devices[node.name].values()))
                 if count > MAX_SIMULATED_DEVICES:
@@ -162,7 +163,10 @@ class NodeFilter:
         return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED)
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
-        for reason in {reason for unfit, _ in refusal.groups for reason, _ in unfit.reasons}:
+        reasons: set[str] = set()
+        for unfit, _ in refusal.groups:
+            reasons.update(dict(unfit.reasons))
+        for reason in reasons:
             self._metrics.refused(reason)
         closest = self._store.filtering.closest(refusal, CLOSEST_NODES)
         nodes = refusal.nodes + len(refusal.unknown)
