@@ -32,22 +32,25 @@ def marked_units(preempted: Iterable[PodRecord], find: FindRecord) -> list[Marke
     """Returns the units to which the pods *preempted*, which carry the condition, belong."""
     by_unit = defaultdict[tuple[str, str], list[PodRecord]](list)
     for record in preempted:
-        last = record.evicted_with.last if record.evicted_with is not None else record.ref.uid
+        last = record.ref.uid
+        if record.evicted_with is not None:
+            last = record.evicted_with.last
         by_unit[record.preemptor, last].append(record)
-    return [_unit(preemptor, last, records, find) for (preemptor, last), records in by_unit.items()]
+    return [_unit(*key, records, find) for key, records in by_unit.items()]
 
 
 def _unit(preemptor: str, last: str, records: list[PodRecord], find: FindRecord) -> MarkedUnit:
     in_order = tuple(sorted(records, key=lambda record: record.ref.uid))
     together = in_order[0].evicted_with
-    if together is not None and not _is_marked(find(last), preemptor):
-        return MarkedUnit(preemptor, in_order, has_begun=False, is_complete=False)
     has_begun = any(record.is_ending for record in in_order)
-    if together is not None and not has_begun:
+    if together is not None:
+        if not _is_marked(find(last), preemptor):
+            return MarkedUnit(preemptor, in_order, has_begun=False, is_complete=False)
         gone = together.count - len(in_order)
         if in_order[-1].ref.uid != last:
             gone -= 1  # it is deleted last: while others are there, it has ended by itself
-        has_begun = gone > 0
+        if gone > 0:
+            has_begun = True
     return MarkedUnit(preemptor, in_order, has_begun=has_begun, is_complete=True)
 
 
@@ -69,4 +72,7 @@ class PlanUnderWay:
     @property
     def is_of_kube_scheduler(self) -> bool:
         """Reports whether kube-scheduler evicts them."""
-        return not any(record.preemptor for unit in self.units for record in unit)
+        for unit in self.units:
+            if any(record.preemptor for record in unit):
+                return False
+        return True

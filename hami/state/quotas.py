@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 
 from hami.codec.objects import parse_resource_version
 from hami.model import QuotaLimits
@@ -24,22 +25,20 @@ class QuotaCache:
         version = parse_resource_version(quota.resource_version)
         with self._lock:
             earlier = self._quotas.get(quota.namespace, {}).get(quota.uid)
-            if (
-                earlier is None
-                or as_of > -math.inf
-                or version >= parse_resource_version(earlier.resource_version)
-            ):
-                self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
-                self.changes += (
-                    earlier is None
-                    or replace(earlier, resource_version=quota.resource_version) != quota
-                )
+            if earlier is None:
+                self.changes += 1
+            elif as_of == -math.inf and version < parse_resource_version(earlier.resource_version):
+                return
+            elif replace(earlier, resource_version=quota.resource_version) != quota:
+                self.changes += 1
+            self._quotas.setdefault(quota.namespace, {})[quota.uid] = quota
 
     def remove(self, quota: QuotaLimits) -> None:
         """Removes *quota*, which has been deleted."""
         with self._lock:
             quotas = self._quotas.get(quota.namespace, {})
-            self.changes += quotas.pop(quota.uid, None) is not None
+            if quotas.pop(quota.uid, None) is not None:
+                self.changes += 1
             if not quotas:
                 self._quotas.pop(quota.namespace, None)
 
@@ -65,4 +64,4 @@ class QuotaCache:
     def all(self) -> list[QuotaLimits]:
         """Returns every quota."""
         with self._lock:
-            return [quota for quotas in self._quotas.values() for quota in quotas.values()]
+            return list(chain.from_iterable(map(dict.values, self._quotas.values())))

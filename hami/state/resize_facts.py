@@ -23,12 +23,16 @@ from hami.vendors.spec import Catalog
 
 def keeps_devices(record: PodRecord) -> bool:
     """Reports whether a pod is bound and goes on to hold its devices."""
-    return bool(record.node) and not (record.terminated or record.ends_by or record.preempted)
+    if record.ends_by or record.preempted:
+        return False
+    return record.is_running
 
 
 def is_current(pod: Pod, record: PodRecord) -> bool:
     """Reports whether *record* is that of this version of *pod*, which goes on to hold its devices."""
-    return record.version == parse_resource_version(pod.resource_version) and keeps_devices(record)
+    if record.version != parse_resource_version(pod.resource_version):
+        return False
+    return keeps_devices(record)
 
 
 def resizable_devices(
@@ -48,7 +52,9 @@ def resizable_devices(
     """
     allocated = pod.annotations.get(GPU_ALLOCATED, "")
     vendor = next(iter(vendors.allocated_in((GPU_ALLOCATED,))), None)
-    charges = tuple(booked.get(vendor.key, ())) if vendor is not None else ()
+    charges: tuple[Charge, ...] = ()
+    if vendor is not None:
+        charges = tuple(booked.get(vendor.key, ()))
     if vendor is None or request is None or not charges or not allocated:
         raise MalformedInput(GPU_ALLOCATED, allocated, "the pod holds no GPUs")
     held = read_allocation(pod, vendor, INT32_MAX)
@@ -90,14 +96,13 @@ def resized_annotations(plan: ResizePlan) -> dict[str, str | None]:
 
 def as_resized(pod: Pod, annotations: Mapping[str, str | None]) -> Pod:
     """Returns *pod* as it will be with these *annotations*."""
-    return replace(
-        pod,
-        annotations={
-            key: text
-            for key, text in {**pod.annotations, **annotations}.items()
-            if text is not None
-        },
-    )
+    resized = dict(pod.annotations)
+    for key, text in annotations.items():
+        if text is not None:
+            resized[key] = text
+        else:
+            resized.pop(key, None)
+    return replace(pod, annotations=resized)
 
 
 def _target(pod: Pod, held: Allocation) -> Allocation | None:
