@@ -292,9 +292,10 @@ class PodCache(PodRecords):
         """Ends reservations of other schedulers that were not bound in time."""
         with self._lock:
             for record in self.unsettled():
-                if not record.is_assigned_elsewhere or _is_fresh(record, self._clock()):
+                if record.node or record.allocated is None:
                     continue
-                self.put(_without_assignment(record))
+                if not _is_fresh(record, self._clock()):
+                    self.put(_without_assignment(record))
 
     def take_over(self, uid: str) -> None:
         """Ignores from now on what another scheduler wrote on the pod, since this process filters it."""
@@ -304,7 +305,9 @@ class PodCache(PodRecords):
             if len(self._decided) > DECIDED:
                 self._decided.popitem(last=False)
             record = self.get(uid)
-            if record is not None and record.is_assigned_elsewhere:
+            if record is None or record.node:
+                return
+            if record.allocated is not None:
                 self.put(_without_assignment(record))
 
     def is_deleted(self, uid: str) -> bool:

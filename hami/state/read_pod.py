@@ -145,11 +145,6 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
         return bool(self.node) and not self.terminated
 
     @property
-    def is_assigned_elsewhere(self) -> bool:
-        """Reports whether it is not bound, and what another scheduler has assigned to it counts."""
-        return not self.node and self.allocated is not None
-
-    @property
     def requests_devices(self) -> bool:
         """Reports whether the pod requests devices."""
         return bool(self.most_shares)
