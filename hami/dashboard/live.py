@@ -12,8 +12,8 @@ from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
 from hami.dashboard.use import Use, Uses
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
-from hami.inspect.top import DeviceRow, NodeRow, PodRow, device_rows, node_rows, pod_rows
-from hami.model import Pod
+from hami.inspect.top import DeviceRow, NodeRow, device_rows, node_rows
+from hami.model import Node, Pod
 from hami.scheduling.amounts import cores_of
 from hami.state.claims import ClaimCache, Claimed
 from hami.state.store import Store
@@ -96,24 +96,6 @@ class LiveCluster:
         shown = [booking for booking in bookings if booking.namespace == name]
         return self._cluster(view, claimed, (), shown)
 
-    @staticmethod
-    def pod_rows(cluster: InspectedCluster, pods: Sequence[Pod]) -> list[PodRow]:
-        """Returns a row for each of *pods*. What their annotations say of sizes is from the store, which keeps no
-        annotations of bound pods."""
-        rows = []
-        for pod, row in zip(pods, pod_rows(cluster, pods)):
-            record = cluster.view.facts.pods.get(pod.ref.uid)
-            if record is not None:
-                memory, cores = record.excess
-                row = msgspec.structs.replace(
-                    row,
-                    cores_limit=record.cores_limit,
-                    memory_wanted_mib=max(0, row.memory_mib - memory),
-                    cores_wanted=max(0, row.cores - cores),
-                )
-            rows.append(row)
-        return rows
-
     def _cluster(
         self,
         view: View,
@@ -126,10 +108,14 @@ class LiveCluster:
         for booking in bookings:
             for pod in _holders(view, claimed, booking):
                 by_uid.setdefault(pod.ref.uid, pod)
-        nodes = [self.store.nodes.get(name) for name in names]
+        nodes: list[Node] = []
+        for name in names:
+            node = self.store.nodes.get(name)
+            if node is not None:
+                nodes.append(node)
         record = ClusterRecord(
             taken=self.now(),
-            nodes=tuple(node for node in nodes if node is not None),
+            nodes=tuple(nodes),
             pods=tuple(by_uid.values()),
             policies=view.facts.policies,
         )

@@ -28,6 +28,7 @@ from hami.inspect.top import (
     PodRow,
     age_of,
     namespace_rows,
+    pod_rows,
 )
 from hami.model import Pod, PodRef
 from hami.state.table import Booking
@@ -203,11 +204,10 @@ class Views:
     def pending(self, scope: Scope, page: int) -> WaitingList:
         """Returns a page of the pods that wait."""
         store = self._live.store
-        pods = [
-            pod
-            for pod in store.pods.waiting()
-            if pod.ref.namespace in scope and store.booking(pod.ref.uid) is None
-        ]
+        pods: list[Pod] = []
+        for pod in store.pods.waiting():
+            if pod.ref.namespace in scope and store.booking(pod.ref.uid) is None:
+                pods.append(pod)
         pods.sort(key=lambda pod: (pod.created, pod.ref.namespace, pod.ref.name))
         shown, page, pages = paged(pods, page, PENDING_A_PAGE)
         cluster = self._live.cluster([], scope)
@@ -226,9 +226,8 @@ class Views:
         uid = record.ref.uid
         waiting = store.pods.waiting_pod(uid)
         booking = store.booking(uid)  # read last: a pod that is bound in between has its cards
-        cluster = self._live.cluster(
-            [] if booking is None else [booking.node], scope, [] if waiting is None else [waiting]
-        )
+        nodes = [] if booking is None else [booking.node]
+        cluster = self._live.cluster(nodes, scope, filter(None, [waiting]))
         pod = cluster.pods.get(uid)
         if pod is None:
             pod = Pod(ref=record.ref, node_name=record.node, phase=record.phase)
@@ -242,7 +241,7 @@ class Views:
                 self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref)
             )
         return PodPage(
-            row=self._live.pod_rows(cluster, [pod])[0],
+            row=pod_rows(cluster, [pod])[0],
             bound_at=record.bound_at,
             problems=record.problems,
             cards=tuple(cards),
@@ -274,7 +273,7 @@ class Views:
                 f"no pod in a namespace {name} holds devices, and it has no quota of them", 404
             )
         shown, page, pages = paged(pods, page, PODS_A_PAGE)
-        rows = sorted(self._live.pod_rows(cluster, shown), key=PODS.name)
+        rows = sorted(pod_rows(cluster, shown), key=PODS.name)
         return NamespacePage(name, tuple(items), tuple(rows), len(pods), page, pages)
 
     def _waiting(self, cluster: InspectedCluster, pod: Pod, scope: Scope) -> Waiting:

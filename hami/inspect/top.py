@@ -246,7 +246,7 @@ def _pod_row(cluster: InspectedCluster, pod: Pod) -> PodRow:
     for container in pod.containers:
         for request in device_requests(cluster.vendors, container):
             requests.append(request_text(request, cluster.vendors[request.vendor]))
-    excess_mib, excess_cores = excess(pod.annotations)
+    (excess_mib, excess_cores), cores_limit = _resize_of(cluster, pod)
     return PodRow(
         namespace=pod.ref.namespace,
         name=pod.ref.name,
@@ -257,11 +257,20 @@ def _pod_row(cluster: InspectedCluster, pod: Pod) -> PodRow:
         memory_wanted_mib=max(0, memory - excess_mib),
         cores=cores,
         cores_wanted=max(0, cores - excess_cores),
-        cores_limit=pod_cores_limit(pod.annotations),
+        cores_limit=cores_limit,
         state=_pod_state(cluster, pod, is_holding=bool(charges)),
         created=pod.created,
         age_s=age_of(pod.created, cluster.record.taken),
     )
+
+
+def _resize_of(cluster: InspectedCluster, pod: Pod) -> tuple[tuple[int, int], int | None]:
+    """Returns what is booked for *pod* beyond what it is to have, and its limit of cores. A dashboard has no
+    annotations."""
+    record = cluster.view.facts.pods.get(pod.ref.uid)
+    if record is not None:
+        return record.excess, record.cores_limit
+    return excess(pod.annotations), pod_cores_limit(pod.annotations)
 
 
 def namespace_rows(
