@@ -82,7 +82,6 @@ class NodeFilter:
         _check_ref(pod.ref)
         if not self._leadership.wait_until_leading(LEADERSHIP_TIMEOUT_S):
             raise NodeLocked("this replica of the scheduler does not lead yet")
-        self._warn(pod)
         try:
             answer = self._store.filtering.assume(pod, names or ())
         except MalformedInput as error:
@@ -104,14 +103,14 @@ class NodeFilter:
         return Filtered(names[:TO_CHOOSE_FROM], {}, answer.node)
 
     def _warn(self, pod: Pod) -> None:
-        """Records what looks like a wish of *pod* and is none, once: who creates pods by a controller sees no warning
-        of the webhook, and a policy of the API server knows no cluster."""
+        """Records what looks like a wish of *pod*, which waits, and is none, once: who creates pods by a controller
+        sees no warning of the webhook, and a policy of the API server knows no cluster."""
         if not self._warned.is_new(pod.ref.uid):
             return
-        offered = []
+        offered = set()
         for name in self._wishes.unmanaged(pod):
             if self._store.offers(name):
-                offered.append(name)
+                offered.add(name)
         for text in self._wishes.warnings(pod, offered, self._store.device_sizes()):
             self._events.record(pod.ref, "Warning", "WishIgnored", text)
 
@@ -163,6 +162,7 @@ class NodeFilter:
         return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED)
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
+        self._warn(pod)
         reasons: set[str] = set()
         for unfit, _ in refusal.groups:
             reasons.update(dict(unfit.reasons))
