@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,12 +32,20 @@ from hami.errors import MalformedInput
 from hami.inspect.claims import NOT_JUDGED
 from hami.model import Device, Request, Selector
 from hami.quantity import MIB, parse_quantity
-from testing.accounts import CLAIM_CONTROLLER, account, binding, may, wait_permitted
+from testing.accounts import (
+    CLAIM_CONTROLLER,
+    account,
+    binding,
+    is_refused,
+    may,
+    refusal,
+    wait_permitted,
+)
 from testing.cards import A100_PROFILES
 from testing.claims import FIRST, claiming, component, missing, template
 from testing.cluster import MANIFESTS, LocalCluster
 from testing.eventually import eventually
-from testing.kube import ApiError, Kube, path_of
+from testing.kube import Kube, path_of
 from testing.people import DEVICE_CONFIG, hami
 from testing.pods import container, pod
 from testing.sandbox import Sandbox
@@ -114,17 +123,8 @@ def wait_enforced(kube: Kube) -> None:
         ("editor", "system:authenticated", waits),
     ):
         client = kube.impersonating(user, group)
-        eventually(lambda client=client, item=item: is_refused(client, item), "the policy applies")
+        eventually(partial(is_refused, client.dry_run, item, "default"), "the policy applies")
         client.close()
-
-
-def is_refused(client: Kube, item: Object) -> bool:
-    """Reports whether a policy refuses *item*, which is not created."""
-    try:
-        client.dry_run(item, "default")
-    except ApiError as error:
-        return "ValidatingAdmissionPolicy" in error.message
-    return False
 
 
 @pytest.fixture
@@ -875,15 +875,6 @@ def test_the_documented_claims_are_allocated(sandbox: Sandbox) -> None:
 # -- policies
 
 
-def refused(write: Callable[[], object]) -> str:
-    """Returns the message of the policy that refuses *write*."""
-    with pytest.raises(ApiError) as error:
-        write()
-    assert error.value.status == 403, error.value
-    assert "ValidatingAdmissionPolicy" in error.value.message, error.value
-    return error.value.message
-
-
 @pytest.fixture
 def device_plugin(sandbox: Sandbox) -> Iterator[Kube]:
     """A client with the token of the device plugin on node n0."""
@@ -909,17 +900,17 @@ def test_a_device_plugin_writes_the_slices_of_its_own_node_only(
 ) -> None:
     own, other = (sandbox.node(name)["metadata"]["name"] for name in ("n0", "n1"))
     (mine,), (foreign,) = render_slices(own, [card()]), render_slices(other, [card()])
-    assert "ResourceSlices" in refused(lambda: device_plugin.create(foreign))
+    assert "ResourceSlices" in refusal(device_plugin.create, foreign)
     for changed in ({"driver": "gpu.nvidia.com"}, {"pool": {**mine["spec"]["pool"], "name": own}}):
         spec = {**mine["spec"], **changed}
-        refused(lambda spec=spec: device_plugin.create({**mine, "spec": spec}))
+        refusal(device_plugin.create, {**mine, "spec": spec})
     made = device_plugin.create(mine)
     path = path_of("ResourceSlice", None, made["metadata"]["name"])
     device_plugin.call(
         "PUT", path, made | {"spec": render_slices(own, [card(), card(1)], generation=2)[0]["spec"]}
     )
     kept = sandbox.kube.create(foreign)["metadata"]["name"]
-    refused(lambda: device_plugin.delete("ResourceSlice", kept))
+    refusal(device_plugin.delete, "ResourceSlice", kept)
     assert {item["metadata"]["name"] for item in device_plugin.list("ResourceSlice")} >= {
         made["metadata"]["name"],
         kept,
@@ -979,9 +970,7 @@ def test_tenants_tolerate_no_taints_of_cards(
             if allowed:
                 tenant.create(item, sandbox.namespace)
             else:
-                assert "devicetaints" in refused(
-                    lambda item=item: tenant.create(item, sandbox.namespace)
-                )
+                assert "devicetaints" in refusal(tenant.create, item, sandbox.namespace)
             sandbox.kube.delete(item["kind"], name, sandbox.namespace)
             sandbox.kube.create(item, sandbox.namespace)  # an administrator may
     tenant.close()
@@ -1038,7 +1027,7 @@ def test_kubernetes_own_controller_of_claims_is_one_account(
     if allowed:
         client.create(claim, sandbox.namespace)
     else:
-        assert "devicetaints" in refused(lambda: client.create(claim, sandbox.namespace))
+        assert "devicetaints" in refusal(client.create, claim, sandbox.namespace)
     client.close()
 
 
@@ -1090,7 +1079,7 @@ def urgent(value: str = "0", **spec: Any) -> Object:
 def test_priority_over_others_on_a_card_needs_a_right(sandbox: Sandbox, value: str) -> None:
     """It is the variable that counts on the node."""
     claims = [{"name": "hami", "resourceClaimTemplateName": "none-yet"}]
-    assert "priorities" in refused(lambda: sandbox.create(urgent(value, resourceClaims=claims)))
+    assert "priorities" in refusal(sandbox.create, urgent(value, resourceClaims=claims))
     sandbox.create(urgent("1", resourceClaims=claims))
 
 
@@ -1113,7 +1102,7 @@ def test_whatever_a_pod_requests_priority_over_others_needs_a_right(
     requesting["resources"] = {"limits": {resource: "1"}}
     for entry in ({"value": "0"}, {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}):
         requesting["env"] = [{"name": PRIORITY, **entry}]
-        assert "priorities" in refused(lambda: sandbox.create(made))
+        assert "priorities" in refusal(sandbox.create, made)
     requesting["env"] = [{"name": PRIORITY, "value": "1"}]
     sandbox.create(made)
 
@@ -1132,7 +1121,7 @@ def test_an_ephemeral_container_has_no_priority_over_others_without_a_right(
             content_type="application/strategic-merge-patch+json",
         )
 
-    assert "priorities" in refused(lambda: debug("a", "0"))
+    assert "priorities" in refusal(debug, "a", "0")
     debug("b", "1")
 
 
@@ -1151,7 +1140,7 @@ def test_a_kubelet_creates_a_mirror_pod_of_any_priority(sandbox: Sandbox) -> Non
             "controller": True,
         }
     ]
-    assert "priorities" in refused(lambda: sandbox.create(made))
+    assert "priorities" in refusal(sandbox.create, made)
     kubelet = sandbox.kube.impersonating(f"system:node:{node['name']}", "system:nodes")
     kubelet.create(made, sandbox.namespace)
     kubelet.close()

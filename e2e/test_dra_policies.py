@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE, MANAGED_TAINT
 from hami.codec.slices import DRIVER
-from testing.accounts import account, permitted, wait_permitted
+from testing.accounts import account, is_refused, permitted, wait_permitted
 from testing.claims import FIRST, component, missing
 from testing.cluster import MANIFESTS, LocalCluster
 from testing.eventually import eventually
-from testing.kube import ApiError, Kube, path_of
+from testing.kube import Kube, path_of
 from testing.pods import pod
 from testing.sandbox import Sandbox
 
@@ -77,9 +78,7 @@ def owner(sandbox: Sandbox) -> Object:
     ):
         path = path_of(kind, sandbox.namespace, name)
         eventually(
-            lambda method=method, path=path, item=item: is_refused(
-                lambda: sandbox.kube.call(method, path, item, query={"dryRun": "All"})
-            ),
+            partial(is_refused, sandbox.kube.call, method, path, item, query={"dryRun": "All"}),
             f"the policy of {kind} applies",
         )
     return owner
@@ -90,7 +89,7 @@ def tenant(sandbox: Sandbox, owner: Object) -> Iterator[Kube]:
     client = account(sandbox, "tenant", "edit")
     wait_permitted(sandbox, client, "create", "resourceclaims", "resource.k8s.io")
     eventually(
-        lambda: is_refused(lambda: client.dry_run(claim(owner, "other"), sandbox.namespace)),
+        partial(is_refused, client.dry_run, claim(owner, "other"), sandbox.namespace),
         "the policy of tolerations applies",
     )
     yield client
@@ -195,14 +194,6 @@ def put_status(client: Kube, item: Object) -> Object:
     )
 
 
-def is_refused(write: Callable[[], object]) -> bool:
-    try:
-        write()
-    except ApiError as error:
-        return error.status == 403 and "ValidatingAdmissionPolicy" in error.message
-    return False
-
-
 def test_the_scheduler_writes_the_claim_of_a_pod(
     sandbox: Sandbox, owner: Object, extender: Kube
 ) -> None:
@@ -255,7 +246,7 @@ def test_the_scheduler_writes_the_claim_of_a_pod_with_alternatives(
 def test_the_scheduler_writes_no_other_alternatives(
     sandbox: Sandbox, owner: Object, extender: Kube, change: Object
 ) -> None:
-    assert is_refused(lambda: extender.create(alternatives(owner, **change), sandbox.namespace))
+    assert is_refused(extender.create, alternatives(owner, **change), sandbox.namespace)
 
 
 def test_nobody_else_allocates_such_a_claim(
@@ -264,7 +255,7 @@ def test_nobody_else_allocates_such_a_claim(
     """It waits for its pod; kube-scheduler would allocate it for any pod that names it."""
     made = extender.create(claim(owner), sandbox.namespace)
     for client in (kube_scheduler, namesake):
-        assert is_refused(lambda client=client: put_status(client, allocated(made)))
+        assert is_refused(put_status, client, allocated(made))
     done = put_status(extender, allocated(made))
     data = [{"driver": DRIVER, "pool": "hami/n", "device": "gpu-0"}]
     done = put_status(
@@ -289,20 +280,20 @@ def test_nobody_else_allocates_such_a_claim(
 def test_the_scheduler_writes_no_other_claims(
     sandbox: Sandbox, owner: Object, extender: Kube, change: Object
 ) -> None:
-    assert is_refused(lambda: extender.create(claim(owner, **change), sandbox.namespace))
+    assert is_refused(extender.create, claim(owner, **change), sandbox.namespace)
 
 
 def test_the_scheduler_gives_claims_of_others_nothing(
     sandbox: Sandbox, owner: Object, extender: Kube
 ) -> None:
     others = sandbox.kube.create(claim(owner, "other"), sandbox.namespace)
-    assert is_refused(lambda: put_status(extender, allocated(others)))
+    assert is_refused(put_status, extender, allocated(others))
     own = extender.create(claim(owner), sandbox.namespace)
     for result in ({"driver": "gpu.nvidia.com"}, {"pool": "n"}):
-        assert is_refused(lambda result=result: put_status(extender, allocated(own, **result)))
+        assert is_refused(put_status, extender, allocated(own, **result))
     stolen = allocated(own)
     stolen["status"]["reservedFor"][0]["uid"] = "another"
-    assert is_refused(lambda: put_status(extender, stolen))
+    assert is_refused(put_status, extender, stolen)
 
 
 def test_nobody_else_creates_a_claim_of_such_a_name(
@@ -312,10 +303,10 @@ def test_nobody_else_creates_a_claim_of_such_a_name(
     plain = claim(owner)
     del plain["spec"]["devices"]["requests"][0]["exactly"]["tolerations"]
     for client in (tenant, namesake, kube_scheduler):
-        assert is_refused(lambda client=client: client.create(plain, sandbox.namespace))
+        assert is_refused(client.create, plain, sandbox.namespace)
     tenant.create({**plain, "metadata": {"name": "hami-mine"}}, sandbox.namespace)
     assert is_refused(
-        lambda: tenant.create(claim(owner, "other"), sandbox.namespace)
+        tenant.create, claim(owner, "other"), sandbox.namespace
     )  # tolerates the taint
 
 
@@ -324,7 +315,7 @@ def test_an_administrator_repairs_a_claim_of_the_scheduler_but_gives_it_nothing_
     owner: Object,
 ) -> None:
     made = sandbox.kube.create(claim(owner), sandbox.namespace)
-    assert is_refused(lambda: put_status(sandbox.kube, allocated(made, driver="gpu.nvidia.com")))
+    assert is_refused(put_status, sandbox.kube, allocated(made, driver="gpu.nvidia.com"))
     assert put_status(sandbox.kube, allocated(made))["status"]["allocation"]
 
 
@@ -334,15 +325,11 @@ def test_what_a_pod_requests_by_its_claim_never_changes(
 ) -> None:
     for client in (sandbox.kube,) if subresource else (tenant, sandbox.kube):
         for text in ('{"main":{"nvidia.com/gpu":"2"}}', None):
-            assert is_refused(
-                lambda client=client, text=text: annotate(
-                    client, owner, CLAIM_AMOUNTS, text, subresource
-                )
-            )
+            assert is_refused(annotate, client, owner, CLAIM_AMOUNTS, text, subresource)
     annotate(tenant, owner, "example.com/note", "x")
     sandbox.create(pod("plain"))
     plain = sandbox.kube.get("Pod", "plain", sandbox.namespace)
-    assert is_refused(lambda: annotate(tenant, plain, CLAIM_AMOUNTS, AMOUNTS))
+    assert is_refused(annotate, tenant, plain, CLAIM_AMOUNTS, AMOUNTS)
 
 
 def test_a_binding_changes_nothing_of_it(sandbox: Sandbox, owner: Object) -> None:
@@ -353,14 +340,12 @@ def test_a_binding_changes_nothing_of_it(sandbox: Sandbox, owner: Object) -> Non
         "metadata": {"name": "owner", "annotations": {CLAIM_AMOUNTS: "{}"}},
     }
     path = path_of("Pod", sandbox.namespace, "owner") + "/binding"
-    assert is_refused(lambda: sandbox.kube.call("POST", path, binding))
+    assert is_refused(sandbox.kube.call, "POST", path, binding)
 
 
 def test_a_pod_with_the_mark_of_such_claims_names_no_node(
     sandbox: Sandbox, owner: Object, tenant: Kube
 ) -> None:
     """It is placed by a scheduler, as any pod that requests devices."""
-    assert is_refused(
-        lambda: tenant.create(pod_with_mark("direct", nodeName="n"), sandbox.namespace)
-    )
+    assert is_refused(tenant.create, pod_with_mark("direct", nodeName="n"), sandbox.namespace)
     tenant.create(pod_with_mark("placed", schedulerName="nobody"), sandbox.namespace)

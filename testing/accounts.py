@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from testing.eventually import eventually
-from testing.kube import Kube
+from testing.kube import ApiError, Kube
 from testing.sandbox import Sandbox
 
 __all__ = [
     "CLAIM_CONTROLLER",
     "account",
     "binding",
+    "is_refused",
     "may",
     "permit_priority",
     "permit_refusal",
     "permitted",
+    "policies_in",
+    "refusal",
+    "refused",
     "wait_permitted",
 ]
 
@@ -25,6 +30,7 @@ Object = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
 CLAIM_CONTROLLER = "system:serviceaccount:kube-system:resource-claim-controller"
 """The account of Kubernetes that creates claims from templates, wherever HAMi is."""
+POLICY = re.compile(r"ValidatingAdmissionPolicy '([\w-]+)'")
 
 
 def account(sandbox: Sandbox, name: str, *roles: str) -> Kube:
@@ -140,3 +146,33 @@ def permitted(
     client.close()
     sandbox.kube.delete("ClusterRoleBinding", role)
     sandbox.kube.delete("ClusterRole", role)
+
+
+def policies_in(error: ApiError) -> list[str]:
+    """Returns the names of the policies that have refused a call."""
+    return POLICY.findall(error.message) if error.status == 403 else []
+
+
+def is_refused(write: Callable[..., object], *arguments: Any, **options: Any) -> bool:
+    """Reports whether a policy refuses *write*; any other error is no refusal."""
+    try:
+        write(*arguments, **options)
+    except ApiError as error:
+        return policies_in(error) != []
+    return False
+
+
+def refusal(write: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """Returns the message of the policy that refuses *write*. Raises: ApiError after another error."""
+    try:
+        write(*arguments, **options)
+    except ApiError as error:
+        if not policies_in(error):
+            raise
+        return error.message
+    raise AssertionError("no policy has refused it")
+
+
+def refused(write: Callable[..., object], *arguments: Any, **options: Any) -> str:
+    """Returns the name of the first policy that refuses *write*. Raises: as `refusal`."""
+    return POLICY.findall(refusal(write, *arguments, **options))[0]
