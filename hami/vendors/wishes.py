@@ -1,4 +1,4 @@
-"""What looks like a wish for devices and is none, or cannot come true: warnings for the author of a pod.
+"""Warnings for the author of a pod: what looks like a wish for devices and is none, or cannot come true.
 
 A warning never refuses a pod: what it is about may become true, such as when a group of nodes grows.
 """
