@@ -141,7 +141,8 @@ def charged(spec):
     ((vendor, charges),) = view.bookings[pod.ref.uid].charges
     assert vendor == "NVIDIA"
     assert view.used["default", vendor] == total_charge(charges)
-    return total_charge(charges)
+    total = total_charge(charges)
+    return total.memory_mib, total.cores
 
 
 # Pods

@@ -201,17 +201,17 @@ def render_match_conditions(catalog: Catalog) -> str:
 
 
 def _looks_like_request(catalog: Catalog) -> str:
-    """Returns the CEL expression for: a container names a resource in the domain of a vendor, or an annotation is named
-    like a resource. The author of such a pod is warned."""
-    names = [name for vendor in catalog for name in vendor.resources.names]
-    domains = sorted({name.partition("/")[0] for name in names})
+    """Returns the CEL expression for: a container names a resource in the domain of a vendor, or the pod an annotation.
+    The author of such a pod may be warned."""
+    domains = sorted({name.partition("/")[0] for name in catalog.resources})
     return f"""\
 [object.spec.containers].exists(all, all.size() <= {MAX_CONTAINERS} && all.exists(c,
   [c.?resources.limits.orValue({{}})].exists(amounts, amounts.size() <= {MAX_AMOUNTS}
     && amounts.exists(r, r.split('/')[0] in [
       {indented(listed_names(domains), 6)}]))))
-|| [object.metadata.?annotations.orValue({{}})].exists(keys, keys.size() <= {MAX_KEYS} && keys.exists(k, k in [
-  {indented(listed_names(names), 2)}]))"""
+|| [object.metadata.?annotations.orValue({{}})].exists(keys, keys.size() <= {MAX_KEYS}
+  && keys.exists(k, k.split('/')[0] in [
+    {indented(listed_names(domains), 4)}]))"""
 
 
 def render_managed_resources(catalog: Catalog) -> str:

@@ -66,7 +66,10 @@ def has_no_policy(pod: Pod) -> bool:
 
 
 def _policy_of(pod: Pod, default: str) -> str:
-    return word_or(NODE_POLICY_WORDS, pod.annotations.get(NODE_POLICY), default)
+    text = pod.annotations.get(NODE_POLICY)
+    if text is None:  # as nearly always
+        return default
+    return word_or(NODE_POLICY_WORDS, text, default)
 
 
 def weights(preferences: Sequence[NodePreference], names: Sequence[str], labels: Labels) -> Array:

@@ -145,12 +145,19 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
         containers=containers,
         vendor_requests=tuple(_vendor_request(vendors[key], annotations) for key in keys),
         policy=parse_device_policy(
-            word_or(DEVICE_POLICY_WORDS, annotations.get(GPU_POLICY), device_policy),
+            _policy_of(annotations, device_policy),
             numa_bind=parse_bool(annotations.get(NUMA_BIND, "").strip().lower()) is True,
         ),
         weights=parse_weights(weights.lower()) if weights.strip() else Weights(),
         by_claims=bool(pod.claim),
     )
+
+
+def _policy_of(annotations: Mapping[str, str], default: str) -> str:
+    text = annotations.get(GPU_POLICY)
+    if text is None:  # as nearly always
+        return default
+    return word_or(DEVICE_POLICY_WORDS, text, default)
 
 
 def _requests(containers: Iterable[ContainerRequest]) -> Iterator[Request]:

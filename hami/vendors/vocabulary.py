@@ -147,11 +147,11 @@ class Vocabulary:
                     yield key, result
 
 
-def word_or(form: Words, text: str | None, default: str) -> str:
-    """Returns the words of *text* as *form* reads them; *default* if it is absent, blank or a mistake, which admission
-    has not seen then."""
-    if text is None or text in form.words:
-        return default if text is None else text
+def word_or(form: Words, text: str, default: str) -> str:
+    """Returns the words of *text* as *form* reads them; *default* if it is blank, or a mistake, which admission has not
+    seen then."""
+    if text in form.words:
+        return text
     if not text.strip():
         return default
     words = form.read(text)
