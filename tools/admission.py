@@ -34,7 +34,7 @@ from hami.vendors.request import MAX_CONTAINERS, WHOLE
 from hami.vendors.spec import Catalog
 from hami.vendors.terms import Author, Place, Term
 from hami.vendors.vocabulary import Vocabulary
-from tools.policies import BASE, GENERATED, OWN_PLUGIN, indented, listed_names, requests_of
+from tools.cel import BASE, GENERATED, OWN_PLUGIN, indented, listed_names, requests_of
 
 FOLDER = BASE.parent / "components" / "admission-policies"
 TEMPLATE = Path(__file__).with_name("admission.template.yaml")
