@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from testing.hami_values import upstream_values
 from testing.helm_chart import CA, ROOT, Helm
-from tools.chart import upstream_values
 
 __all__ = ["CONFIG", "EVERYTHING", "EXAMPLES", "STRICT", "RenderedExamples", "by_kind_and_name"]
 

@@ -23,10 +23,10 @@ import yaml
 
 from testing.cluster import MANIFESTS, SCHEDULER
 from testing.eventually import eventually
+from testing.hami_values import upstream_values
 from testing.helm_chart import CHART, Helm
 from testing.kube import ApiError, Kube, path_of, summary
 from testing.scheduler import Certificates, is_admitted
-from tools.chart import upstream_values
 
 __all__ = ["ALLOCATED", "NAMESPACE", "SECRET", "TakeOver", "remains", "remove"]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hami import __version__
+from testing.hami_values import number, upstream_rows, upstream_values
 from tools.chart import (
     CHART,
     DOCUMENTS,
@@ -14,10 +15,7 @@ from tools.chart import (
     OPEN,
     ROOT,
     leaves,
-    number,
     own_values,
-    upstream_rows,
-    upstream_values,
 )
 
 pytestmark = pytest.mark.files

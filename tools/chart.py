@@ -1,7 +1,7 @@
 """Parts of the chart that follow from its values and from those of HAMi's chart.
 
 ``python -m tools.chart`` writes ``values.schema.json``, ``files/keys.json`` and ``README.md`` in ``charts/hami``, and
-``docs/helm-values.md``, from ``charts/hami/values.yaml`` and ``tools/helm_values.yaml``. ``python -m tools.generate``
+``docs/helm-values.md``, from ``charts/hami/values.yaml`` and ``testing/hami_values.yaml``. ``python -m tools.generate``
 writes all generated files. The templates of the chart read the manifests themselves.
 """
 
@@ -17,10 +17,10 @@ import click
 import yaml
 
 from hami.cli import main as programs
+from testing.hami_values import number, upstream_rows
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "hami"
-UPSTREAM = Path(__file__).with_name("helm_values.yaml")
 TABLE = ROOT / "docs" / "helm-values.md"
 OPEN = re.compile(
     r"(^|\.)(labels|annotations|podAnnotations|resources|nodeSelector|nvidiaNodeSelector|nvidianodeSelector|matchLabels"
@@ -91,12 +91,6 @@ def own_values() -> Values:
     return values
 
 
-def upstream_rows() -> dict[str, Values]:
-    """Returns what is known of each key of HAMi's chart."""
-    rows: dict[str, Values] = yaml.safe_load(UPSTREAM.read_text())
-    return rows
-
-
 def leaves(values: Values, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yields the name and the value of everything in *values* that is no map with fixed keys."""
     for key, value in values.items():
@@ -105,33 +99,6 @@ def leaves(values: Values, prefix: str = "") -> Iterator[tuple[str, object]]:
             yield from leaves(value, f"{name}.")
         else:
             yield name, value
-
-
-def upstream_values(version: str) -> Values:
-    """Returns values.yaml of HAMi's chart *version*, such as ``v2.8.0``."""
-    found: Values = {}
-    for name, row in upstream_rows().items():
-        since = [known for known in row["defaults"] if number(known) <= number(version)]
-        if since and number(version) <= number(row["until"]) and not row.get("commented"):
-            place = found
-            *path, last = name.split(".")
-            for step in path:
-                place = place.setdefault(step, {})
-            place[last] = row["defaults"][max(since, key=number)]
-    return found
-
-
-def upstream_versions() -> list[str]:
-    """Returns all versions in which a value came, changed or went."""
-    found = {
-        version for row in upstream_rows().values() for version in (*row["defaults"], row["until"])
-    }
-    return sorted(found, key=number)
-
-
-def number(version: str) -> list[int]:
-    """Returns ``[2, 10, 0]`` for ``v2.10.0``."""
-    return [int(part) for part in version.removeprefix("v").split(".")]
 
 
 def groups(names: list[str]) -> list[str]:
@@ -311,7 +278,7 @@ def render_table() -> str:
 TABLE_HEAD = """\
 # Values of HAMi's chart
 
-<!-- Written by `python -m tools.chart` from tools/helm_values.yaml. -->
+<!-- Written by `python -m tools.chart` from testing/hami_values.yaml. -->
 
 What the [chart](../charts/hami/README.md) of this project does with each of the {total} values that HAMi's chart had
 from v2.4 to v2.10, and of those of its development branch on 11 October 2026, here v2.11.0. {same} have the same

@@ -15,6 +15,7 @@ from hami import __version__
 from hami.cli import main
 from testing.accounts import CLAIM_CONTROLLER
 from testing.binaries import DEFAULT
+from testing.hami_values import upstream_values, upstream_versions
 from testing.helm_chart import CA, CHART, ROOT, Helm, HelmError
 from testing.helm_examples import (
     CONFIG,
@@ -26,7 +27,6 @@ from testing.helm_examples import (
 )
 from testing.kustomize import build
 from testing.trusted_names import patterns_that_permit
-from tools.chart import upstream_values, upstream_versions
 
 pytestmark = [pytest.mark.files, pytest.mark.timeout(180)]
 Object = dict[str, Any]
