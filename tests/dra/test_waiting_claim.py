@@ -210,7 +210,6 @@ MANY = ",".join(f"GPU-{number}" for number in range(65))
     ("wire", "reason"),
     [
         (annotated({UUID: MANY}), "at most 64 types or UUIDs"),
-        (annotated({UUID: ","}), "empty list"),
         (annotated({TYPE: "x" * 65}), "64 characters"),
         (
             annotated({TYPE: ",".join("\N{GRINNING FACE}" * 60 for _ in range(64))}),
@@ -221,6 +220,13 @@ MANY = ",".join(f"GPU-{number}" for number in range(65))
 def test_lists_that_no_claim_says(wire, reason):
     with pytest.raises(Inexpressible, match=reason):
         devices(wire)
+
+
+def test_an_empty_list_of_a_pod_that_admission_has_not_seen():
+    wire = annotated({UUID: ","})
+    claimed = give_claim(wire, ONLY_NVIDIA, "spread", NAME, SCHEDULER)
+    with pytest.raises(Inexpressible, match="empty list"):
+        waiting_claim(convert_pod(claimed), ONLY_NVIDIA, "spread", lambda: SIZES)
 
 
 LONG = {TYPE: ",".join(f"{number:02}{'x' * 60}" for number in range(64))}

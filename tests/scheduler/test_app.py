@@ -403,6 +403,10 @@ def test_an_unchanged_pod_gets_no_patch(web):
         "uid": "u",
         "allowed": True,
         "status": {"code": 200, "message": "pod already has different scheduler assigned"},
+        "warnings": [
+            "schedulerName volcano is not HAMi's: the pod gets no devices from HAMi; leave it out, or write "
+            "hami-scheduler"
+        ],
     }
 
 
