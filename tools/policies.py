@@ -43,7 +43,6 @@ from tools import admission
 from tools.cel import (
     BASE,
     GENERATED,
-    MAX_AMOUNTS,
     MAX_CONTAINERS,
     OWN_PLUGIN,
     indented,
@@ -188,7 +187,6 @@ def render_match_conditions(catalog: Catalog) -> str:
     expression: >-
       {indented(_requests_devices(catalog), 6)}
       || ['{OVERWRITE_ENV}', '{OVERWRITE_ENV_CONTAINERS}'].exists(k, k in object.metadata.?annotations.orValue({{}}))
-      || {indented(_looks_like_request(catalog), 6)}
       || [object.metadata.?annotations.orValue({{}}), object.metadata.?labels.orValue({{}})].exists(keys,
         keys.size() <= {MAX_KEYS} && keys.exists(k,
           {indented(_owned_pod_key(catalog), 10)}))
@@ -200,20 +198,6 @@ def render_match_conditions(catalog: Catalog) -> str:
         && [object.spec.containers + object.spec.?initContainers.orValue([])].exists(all,
           all.size() <= {MAX_CONTAINERS} && all.exists(c, '{CLAIM_RESOURCE}' in c.?resources.limits.orValue({{}}))))
 """
-
-
-def _looks_like_request(catalog: Catalog) -> str:
-    """Returns the CEL expression for: a container names a resource in the domain of a vendor, or the pod an annotation.
-    The author of such a pod may be warned."""
-    domains = sorted({name.partition("/")[0] for name in catalog.resources})
-    return f"""\
-[object.spec.containers].exists(all, all.size() <= {MAX_CONTAINERS} && all.exists(c,
-  [c.?resources.limits.orValue({{}})].exists(amounts, amounts.size() <= {MAX_AMOUNTS}
-    && amounts.exists(r, r.split('/')[0] in [
-      {indented(listed_names(domains), 6)}]))))
-|| [object.metadata.?annotations.orValue({{}})].exists(keys, keys.size() <= {MAX_KEYS}
-  && keys.exists(k, k.split('/')[0] in [
-    {indented(listed_names(domains), 4)}]))"""
 
 
 def render_managed_resources(catalog: Catalog) -> str:
