@@ -2,6 +2,7 @@
 
 import pytest
 
+from testing.kube import ApiError
 from testing.nodes import gpu, gpus
 from testing.pods import pod
 
@@ -147,11 +148,22 @@ def test_weights_decide_between_cards(sandbox):
         assert sandbox.cards(name) == {card}
 
 
-def test_malformed_weights_are_quoted_in_the_event(sandbox):
+def test_malformed_weights_are_refused_and_quoted_in_the_event_of_a_pod_past_the_webhook(sandbox):
     sandbox.add_gpu_node("n0")
+    weights = {"hami.io/device-scoring-weights": "slot=1,core=1"}
+    with pytest.raises(
+        ApiError, match="slot=1,core=1: expected weights such as slot=1,core=1,memory=3"
+    ):
+        sandbox.create(pod("refused", gpu=1, gpumem=1000, annotations=weights))
+    past_the_webhook = {"hami.io/webhook": "ignore"}
     sandbox.create(
         pod(
-            "p", gpu=1, gpumem=1000, annotations={"hami.io/device-scoring-weights": "slot=1,core=1"}
+            "p",
+            gpu=1,
+            gpumem=1000,
+            annotations=weights,
+            labels=past_the_webhook,
+            scheduler="hami-scheduler",
         )
     )
     assert "expected slot, core, and memory weights" in sandbox.refusal(
