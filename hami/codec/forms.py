@@ -30,6 +30,7 @@ __all__ = [
     "Words",
     "enumerated",
     "nearest",
+    "written",
 ]
 
 MAX_NAMES = 1024  # of a list of types or UUIDs; each device is compared with all of them
@@ -225,6 +226,13 @@ class FreeText:
     def read(self, text: str) -> str | Mistake:
         """Returns *text*."""
         return text
+
+
+def written(text: str | None) -> str | None:
+    """Returns *text*; ``None`` if it is blank, which is the same as absent."""
+    if text is None or not text.strip():
+        return None
+    return text
 
 
 def enumerated(words: Sequence[str]) -> str:

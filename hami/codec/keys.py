@@ -46,6 +46,8 @@ KUBE_POLICY = "kube"  # a value of NODE_POLICY: kube-scheduler's scores choose t
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
+HAMI_SCHEDULERS = ("hami-scheduler", "hami-scheduler-claims")  # in manifests and charts
+DEFAULT_SCHEDULER = "default-scheduler"
 # whether containers that request no devices see none: of the pod, and of containers by name (JSON)
 OVERWRITE_ENV = "hami.io/overwrite-env"
 OVERWRITE_ENV_CONTAINERS = "hami.io/overwrite-env-containers"

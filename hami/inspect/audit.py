@@ -18,7 +18,9 @@ from hami.codec.keys import (
     ALLOCATION_MODE,
     ASSIGNED_NODE,
     CORDON,
+    DEFAULT_SCHEDULER,
     GPU_ALLOCATED,
+    HAMI_SCHEDULERS,
     RESIZE_APPLIED,
     RESIZED,
     WEBHOOK,
@@ -351,7 +353,7 @@ def _allocation(cluster: InspectedCluster, pod: Pod, own: Container[str]) -> Ite
 
 def _own_schedulers(cluster: InspectedCluster) -> set[str]:
     """Returns the names under which HAMi's schedulers place pods: the usual ones, and those of pods with devices."""
-    names = {"hami-scheduler", "hami-scheduler-claims"}
+    names = set(HAMI_SCHEDULERS)
     for booking in cluster.view.bookings.values():
         pod = cluster.pods.get(booking.uid)
         if pod is not None and booking.charges:
@@ -363,7 +365,7 @@ def _placing_remedy(pod: Pod, own: Container[str]) -> str:
     """Returns how *pod*, which is bound without its devices, gets to HAMi's scheduler. *own*: the names of that."""
     if pod.scheduler_name in own:
         return "recreate the pod without nodeName, so that HAMi's scheduler places it"
-    if pod.scheduler_name in ("", "default-scheduler"):
+    if pod.scheduler_name in ("", DEFAULT_SCHEDULER):
         return (
             "recreate the pod: it has not passed HAMi's webhook; check the webhook's configuration and the label "
             f"{WEBHOOK}"

@@ -15,11 +15,11 @@ from functools import partial
 
 from hami.codec.keys import CORDON, GPU_POLICY, NUMA_BIND
 from hami.codec.policies import parse_list
-from hami.codec.register import parse_bool
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.tables import counted
 from hami.model import Container, Device, Pod, QuotaLimits, Request
 from hami.scheduling.amounts import cores_of
+from hami.scheduling.pod_request import is_numa_bound
 from hami.scheduling.refusal import Choice
 from hami.state.table import Booking
 from hami.state.view import View
@@ -334,7 +334,7 @@ def _relaxations(inspected: InspectedCluster, pod: Pod) -> list[_Relaxation]:
         relaxations += _selections(vendor, pod, devices)
     if "mutex" in pod.annotations.get(GPU_POLICY, inspected.record.policies.device):
         steps.append(_annotate("its devices may be shared with other pods", {GPU_POLICY: "spread"}))
-    if parse_bool(pod.annotations.get(NUMA_BIND, "")) is True:
+    if is_numa_bound(pod.annotations):
         steps.append(_annotate("its devices may be on several NUMA nodes", {NUMA_BIND: None}))
     return [*relaxations, *(_Relaxation([step].__getitem__) for step in steps)]
 

@@ -30,6 +30,8 @@ from hami.codec.keys import (
     BIND_TIME,
     CORDON,
     CORES_LIMIT,
+    DEFAULT_SCHEDULER,
+    HAMI_SCHEDULERS,
     LOCK_FREE,
     MIG_ALLOCATIONS,
     NODE_LOCK,
@@ -65,11 +67,7 @@ from hami.vendors.spec import Catalog
 KIND = "HamiSnapshot"
 VERSION = 1
 MAX_BYTES = 256 << 20  # of a file when it is unpacked
-SCHEDULERS = (
-    "hami-scheduler",
-    "hami-scheduler-claims",
-    "default-scheduler",
-)  # names that an anonymous snapshot keeps
+SCHEDULERS = (*HAMI_SCHEDULERS, DEFAULT_SCHEDULER)  # names that an anonymous snapshot keeps
 COUNTED = ("GCU", "cambricon-mlu", "kunlun", "mthreads")
 """Words in the names of devices that are only counted, beside the keys of vendors."""
 _WORDS = frozenset(

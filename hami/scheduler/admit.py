@@ -11,7 +11,7 @@ from typing import Any
 
 from hami.codec.admission import Review
 from hami.codec.documents import entries
-from hami.codec.keys import is_scheduler_owned
+from hami.codec.keys import DEFAULT_SCHEDULER, is_scheduler_owned
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod
 from hami.scheduler.settings import Settings
@@ -197,8 +197,7 @@ class Admitter:
         store = self._store
         if isinstance(store, View):
             return ()
-        offered = [name for name in self._wishes.unmanaged(pod) if store.offers(name)]
-        return tuple(self._wishes.warnings(pod, offered, store.device_sizes()))
+        return tuple(self._wishes.warnings(pod, store.offers, store.device_sizes()))
 
     def _foreign_warnings(self, pod: Pod) -> tuple[str, ...]:
         """Returns the warning about a pod that requests devices from another scheduler."""
@@ -238,7 +237,7 @@ class Admitter:
     def _is_of_another_scheduler(self, name: str) -> bool:
         if not name or self._settings.is_own_scheduler(name):
             return False
-        return name != "default-scheduler" or not self._settings.force_overwrite_default_scheduler
+        return name != DEFAULT_SCHEDULER or not self._settings.force_overwrite_default_scheduler
 
 
 def _forbidden(pod: Pod) -> str:

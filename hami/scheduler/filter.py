@@ -107,11 +107,8 @@ class NodeFilter:
         sees no warning of the webhook, and a policy of the API server knows no cluster."""
         if not self._warned.is_new(pod.ref.uid):
             return
-        offered = set()
-        for name in self._wishes.unmanaged(pod):
-            if self._store.offers(name):
-                offered.add(name)
-        for text in self._wishes.warnings(pod, offered, self._store.device_sizes()):
+        store = self._store
+        for text in self._wishes.warnings(pod, store.offers, store.device_sizes()):
             self._events.record(pod.ref, "Warning", "WishIgnored", text)
 
     def prioritize(self, pod: Pod, names: Sequence[str]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hami.codec.keys import ASSIGNED_NODE, PREEMPTING, SCHEDULER_OWNED
+from hami.codec.keys import ASSIGNED_NODE, DEFAULT_SCHEDULER, PREEMPTING, SCHEDULER_OWNED
 from hami.model import PodRef
 from hami.scheduler.settings import Settings
 from hami.state.binding_annotations import expected_label, failed_allocation
@@ -83,7 +83,7 @@ def _unbound_moves(
         return
     if not record.requests_devices or not settings.force_overwrite_default_scheduler:
         return
-    if scheduler not in ("", "default-scheduler"):
+    if scheduler not in ("", DEFAULT_SCHEDULER):
         yield Move(record.ref, "WishIgnored", foreign_scheduler(scheduler, settings.scheduler_name))
         return
     yield Move(

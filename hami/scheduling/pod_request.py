@@ -146,11 +146,16 @@ def make_pod_request(pod: Pod, vendors: Catalog, device_policy: str) -> PodReque
         vendor_requests=tuple(_vendor_request(vendors[key], annotations) for key in keys),
         policy=parse_device_policy(
             _policy_of(annotations, device_policy),
-            numa_bind=parse_bool(annotations.get(NUMA_BIND, "").strip().lower()) is True,
+            numa_bind=is_numa_bound(annotations),
         ),
         weights=parse_weights(weights.lower()) if weights.strip() else Weights(),
         by_claims=bool(pod.claim),
     )
+
+
+def is_numa_bound(annotations: Mapping[str, str]) -> bool:
+    """Reports whether all devices of a container are to be on one NUMA node, by the *annotations* of its pod."""
+    return parse_bool(annotations.get(NUMA_BIND, "").strip().lower()) is True
 
 
 def _policy_of(annotations: Mapping[str, str], default: str) -> str:

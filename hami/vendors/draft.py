@@ -80,13 +80,15 @@ class PodDraft:
 
         *default*: if neither the container's entry nor the pod says so, in a text that can be read.
         """
-        boolean = parse_bool(self._switches.get(container, "").strip().lower())
-        if boolean is None:
-            text = self.decoded.annotations.get(OVERWRITE_ENV, "")
+        own, of_pod = (
+            self._switches.get(container, ""),
+            self.decoded.annotations.get(OVERWRITE_ENV, ""),
+        )
+        for text in (own, of_pod):
             boolean = parse_bool(text.strip().lower())
-        if boolean is None:
-            return default
-        return boolean
+            if boolean is not None:
+                return boolean
+        return default
 
     @property
     def says_who_sees_devices(self) -> bool:

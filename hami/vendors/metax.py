@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from hami.codec.forms import BOOLEAN, Words
+from hami.codec.forms import BOOLEAN, Words, written
 from hami.codec.metax import parse_topology, render_allocated
 from hami.codec.register import parse_bool
 from hami.errors import PodRefused
@@ -94,10 +94,10 @@ def class_and_quality(draft: ContainerDraft) -> None:
 
     Raises: PodRefused.
     """
-    app_class = _word(draft.pod.annotation(APP_CLASS))
+    app_class = written(draft.pod.annotation(APP_CLASS))
     if app_class is not None and draft.rounded(draft.resources.count) != 1:
         raise PodRefused("app-class pod must request single device")
-    if app_class != ONLINE and _word(draft.pod.annotation(QOS)) is None:
+    if app_class != ONLINE and written(draft.pod.annotation(QOS)) is None:
         draft.pod.set_annotation(QOS, BEST_EFFORT)
 
 
@@ -211,16 +211,9 @@ def score(usages: Sequence[DeviceUsage], placement: Allocation, policy: NodePoli
     return 0.0
 
 
-def _word(text: str | None) -> str | None:
-    """Returns *text*; ``None`` if it is blank."""
-    if text is None or not text.strip():
-        return None
-    return text
-
-
 def _co_tenant(annotation: Callable[[str], str | None], topology_aware: bool) -> str:
     """Returns the co-tenant attribute of a pod, for other pods and for the node's score."""
-    app_class, quality = annotation(APP_CLASS), _word(annotation(QOS)) or BEST_EFFORT
+    app_class, quality = annotation(APP_CLASS), written(annotation(QOS)) or BEST_EFFORT
     is_linked = parse_bool(annotation(TOPOLOGY_AWARE) or "")
     words = []
     if app_class in CLASSES:

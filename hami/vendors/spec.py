@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, TypeVar
 
-from hami.codec.forms import MAX_NAMES
+from hami.codec.forms import MAX_NAMES, written
 from hami.codec.keys import NODE_LOCK
 from hami.codec.policies import parse_list
 from hami.errors import MalformedInput
@@ -114,7 +114,7 @@ class SelectorKeys:
             nouse_types=_selected(annotations, self.nouse_types),
             use_uuids=use_uuids,
             nouse_uuids=nouse_uuids,
-            mode=_written(annotations.get(self.mode)),
+            mode=_mode(annotations.get(self.mode)),
         )
 
     @property
@@ -131,11 +131,12 @@ def _lists(annotations: Mapping[str, str], keys: Iterable[str]) -> Iterator[tupl
             yield uuids
 
 
-def _written(text: str | None) -> str | None:
-    """Returns *text* in small letters; ``None`` if it is blank."""
-    if text is None or not text.strip():
+def _mode(text: str | None) -> str | None:
+    """Returns *text* in small letters; ``None`` if it is absent, as nearly always, or blank."""
+    if text is None:
         return None
-    return text.lower()
+    mode = written(text)
+    return None if mode is None else mode.lower()
 
 
 def _selected(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:

@@ -5,7 +5,7 @@ A warning never refuses a pod: what it is about may become true, such as when a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from hami.codec.forms import nearest
@@ -50,28 +50,18 @@ class Wishes:
                 keys.add(term.key)
         self._keys = sorted(keys)
 
-    def unmanaged(self, pod: Pod) -> set[str]:
-        """Returns the resources of *pod* in the domains of vendors that HAMi does not manage."""
-        found = set()
-        for container in pod.containers:
-            for name in (container.limits.keys() | container.requests.keys()) - self._resources:
-                if name.partition("/")[0] in self._domains:
-                    found.add(name)
-        return found
-
     def warnings(
         self,
         pod: Pod,
-        offered: Collection[str],
+        offers: Callable[[str], bool],
         sizes: Mapping[str, Sizes],
     ) -> list[str]:
         """Returns at most MOST warnings about *pod*.
 
-        *offered*: those of its `unmanaged` resources that a node offers. *sizes*: of the devices of the cluster, by
-        vendor.
+        *offers*: reports whether a node offers a resource. *sizes*: of the devices of the cluster, by vendor.
         """
         found: list[str] = []
-        for warning in self._all(pod, offered, sizes):
+        for warning in self._all(pod, offers, sizes):
             found.append(warning)
             if len(found) == MOST:
                 break
@@ -80,14 +70,14 @@ class Wishes:
     def _all(
         self,
         pod: Pod,
-        offered: Collection[str],
+        offers: Callable[[str], bool],
         sizes: Mapping[str, Sizes],
     ) -> Iterator[str]:
         for key in list(pod.annotations)[:MAX_KEYS]:
             yield from self._about_key(key)
         for container in pod.containers:
             names = container.limits.keys() | container.requests.keys()
-            yield from self._about_names(container, sorted(names - self._resources), offered)
+            yield from self._about_names(container, sorted(names - self._resources), offers)
             if self._resources.isdisjoint(names):
                 continue
             for vendor in self._vendors.requested_by(names):
@@ -114,7 +104,7 @@ class Wishes:
             yield f"annotation {key[:SHOWN]} has no effect: HAMi knows none of that name"
 
     def _about_names(
-        self, container: Container, names: Iterable[str], offered: Collection[str]
+        self, container: Container, names: Iterable[str], offers: Callable[[str], bool]
     ) -> Iterator[str]:
         """Yields warnings about resources of vendors that nobody manages."""
         for name in names:
@@ -123,7 +113,7 @@ class Wishes:
                 continue
             known = [other for other in self._resources if other.startswith(f"{domain}/")]
             near = nearest(name, sorted(known))
-            if not near or name in offered:
+            if not near or offers(name):
                 continue
             yield (
                 f"container {container.name}: nobody manages {name[:SHOWN]}, and no node offers it: "

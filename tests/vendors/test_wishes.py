@@ -17,7 +17,7 @@ SIZES = {"NVIDIA": DeviceSizes(40_000, 80_000, False)}
 def warnings(*containers, offered=(), sizes=None, **annotations):
     """The warnings about a pod in a cluster whose largest GPU has 80,000 MiB."""
     made = pod(*containers, annotations=annotations)
-    return WISHES.warnings(made, offered, SIZES if sizes is None else sizes)
+    return WISHES.warnings(made, offered.__contains__, SIZES if sizes is None else sizes)
 
 
 @pytest.mark.parametrize(
