@@ -2,6 +2,7 @@
 
 import configparser
 import re
+import subprocess
 from fnmatch import fnmatch
 from itertools import dropwhile
 from pathlib import Path
@@ -125,6 +126,25 @@ def test_ci_run_calls_the_command_of_the_readme_and_prepares_nothing_that_it_wou
     environments = set(re.findall(r" run .*-e ([a-z-]+)", ours))
     assert environments == {"kind", "libvgpu-big"}
     assert environments.isdisjoint(LISTED)
+
+
+def test_a_check_that_has_just_been_started_has_an_output_to_follow(tmp_path):
+    """Its process opens the file when it is scheduled, which is late on a busy machine."""
+    start = re.search(
+        r"^start\(\) \{.*?^\}", (ROOT / ".ci" / "run").read_text(), re.M | re.S
+    ).group()
+    script = f"""
+        set -euo pipefail
+        declare -A beside=()
+        scratch={tmp_path}
+        {start}
+        for number in {{1..20}}; do
+            start "$number" true
+            [ -e "$scratch/$number.output" ]
+        done
+        wait
+    """
+    subprocess.run(["bash", "-c", script], check=True)
 
 
 def test_the_commands_of_the_readme_run_without_caches_every_night():
