@@ -24,8 +24,8 @@ from hami.kube.cluster import Cluster
 from hami.model import Device, DeviceUsage, Share
 from hami.scheduler.claim_bind import ClaimBinder
 from hami.scheduling.refusal import Choice
+from hami.state.bookings import Booking
 from hami.state.promises import Promise, Stage, Terms
-from hami.state.table import Booking
 from testing.claims import COMPONENT, FIRST, component, missing
 from testing.cluster import MANIFESTS, LocalCluster
 from testing.eventually import eventually

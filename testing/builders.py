@@ -23,9 +23,10 @@ from hami.node.limits import region_parts
 from hami.node.region_layout import REGION_SIZE
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.usage import Charge
+from hami.state.bookings import Booking
 from hami.state.counting import complete
 from hami.state.read_pod import read_bookings
-from hami.state.table import Booking, Table
+from hami.state.table import Table
 from hami.vendors.catalog import vendors
 from hami.vendors.request import most_shares
 from hami.vendors.spec import Catalog
@@ -178,7 +179,7 @@ def cluster(**nodes):
     index = Table()
     for name, usages in nodes.items():
         index.set_devices(name, "NVIDIA", tuple(usage.device for usage in usages))
-        index.book(
+        index.bookings.put(
             booking(
                 f"others-{name}",
                 name,

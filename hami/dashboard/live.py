@@ -15,9 +15,9 @@ from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from hami.inspect.top import DeviceRow, NodeRow, device_rows, node_rows
 from hami.model import Node, Pod
 from hami.scheduling.amounts import cores_of
+from hami.state.bookings import Booking
 from hami.state.claims import ClaimCache, Claimed
 from hami.state.store import Store
-from hami.state.table import Booking
 from hami.state.view import View
 
 EVERYTHING = Scope()

@@ -31,7 +31,7 @@ from hami.inspect.top import (
     pod_rows,
 )
 from hami.model import Pod, PodRef
-from hami.state.table import Booking
+from hami.state.bookings import Booking
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from hami.model import Container, Device, Pod, QuotaLimits, Request
 from hami.scheduling.amounts import cores_of
 from hami.scheduling.pod_request import is_numa_bound
 from hami.scheduling.refusal import Choice
-from hami.state.table import Booking
+from hami.state.bookings import Booking
 from hami.state.view import View
 from hami.vendors.request import WHOLE, device_request
 from hami.vendors.spec import Catalog, Vendor

@@ -21,9 +21,9 @@ from hami.errors import HamiError
 from hami.inspect.installation import Installation
 from hami.model import DeviceUsage, Node, Pod, PodRef, QuotaLimits
 from hami.scheduling.usage import Charge
+from hami.state.bookings import Booking
 from hami.state.claims import ClaimCache, Claimed
 from hami.state.store import Store
-from hami.state.table import Booking
 from hami.state.view import Policies, View
 from hami.vendors.entry_points import full_catalog, sections
 from hami.vendors.spec import Catalog

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hami.model import Device, DeviceUsage, Partition, QuotaLimits
 from hami.quantity import MIB
 from hami.scheduling.quota import allowed_budget, lowest_limit, without_scopes
-from hami.state.table import Booking
+from hami.state.bookings import Booking
 from hami.state.view import View
 from hami.vendors.spec import Catalog, CoreUnit
 from hami.web.exposition import Family, Gauge, escape_label, gauge_families

@@ -7,7 +7,7 @@ pkg/labels/selector.go.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ Labels = Mapping[str, Mapping[str, str]]
 """The labels of nodes by their names."""
 
 TO_CHOOSE_FROM = 32  # nodes that kube-scheduler gets to choose from, if it chooses
+_FEW = 8  # nodes that are found before all are sorted
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,24 @@ def weights(preferences: Sequence[NodePreference], names: Sequence[str], labels:
             is_met &= masks[requirement]
         total[is_met] += preference.weight
     return total
+
+
+def lowest_first(keys: Sequence[Array], ranks: Array) -> Iterator[int]:
+    """Yields positions, lowest first by the first of *keys*, then by the next ones, then by *ranks*. The first few are
+    found without sorting all."""
+    left = numpy.ones(len(ranks), dtype=bool)
+    for _ in range(min(_FEW, len(ranks))):
+        lowest = left
+        for values in keys:
+            lowest = lowest & (values == values[lowest].min())
+        ties = numpy.flatnonzero(lowest)
+        position = ties[ranks[ties].argmin()]
+        left[position] = False
+        yield int(position)
+    rest = numpy.flatnonzero(left)
+    yield from rest[
+        numpy.lexsort((ranks[rest], *(values[rest] for values in reversed(keys))))
+    ].tolist()
 
 
 def _mask(requirement: NodeRequirement, names: Sequence[str], labels: Labels) -> Array:

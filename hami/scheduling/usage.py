@@ -137,6 +137,17 @@ def total_charge(charges: Iterable[Charge]) -> TotalCharge:
     return TotalCharge(memory, cores, devices)
 
 
+def usage_by_device(
+    usages: Mapping[str, Sequence[DeviceUsage]],
+) -> dict[tuple[str, str], DeviceUsage]:
+    """Returns the *usages* of a node by vendor and uuid."""
+    by_device: dict[tuple[str, str], DeviceUsage] = {}
+    for vendor, of_vendor in usages.items():
+        for usage in of_vendor:
+            by_device[vendor, usage.device.uuid] = usage
+    return by_device
+
+
 def _by_uuid(shares: Iterable[Share]) -> dict[str, list[Share]]:
     by_uuid: dict[str, list[Share]] = {}
     for share in shares:

@@ -6,11 +6,12 @@ import itertools
 from collections.abc import Mapping
 
 from hami.model import PodRef, Share
+from hami.scheduling.usage import usage_by_device
 from hami.state.binding_annotations import add_bind_time
+from hami.state.bookings import Bookings
 from hami.state.decisions import State
-from hami.state.plans import is_planned, usage_by_device
+from hami.state.plans import is_planned
 from hami.state.promises import Promise, Rejected, Stage
-from hami.state.table import Table
 
 UNSHOWN_S = 10.0  # after which the API server is asked for a pod that the watch has not shown
 
@@ -118,15 +119,11 @@ class Bindings:
     def _is_overcommitted(self, node: str, share: Share) -> bool:
         """Reports whether pods alone overcommit the device of *share*. What is only planned for others does not
         count."""
-        table = Table()
-        for booking in self._state.table.bookings_on(node):
+        table, bookings = self._state.table, Bookings()
+        for booking in table.bookings.on(node):
             if not is_planned(booking):
-                table.book(booking)
-        devices = {
-            vendor: [usage.device for usage in of_vendor]
-            for vendor, of_vendor in self._state.table.usages(node).items()
-        }
-        for usage in table.usages_of(node, devices)[share.type]:
+                bookings.put(booking)
+        for usage in bookings.usages_of(node, table.nodes[node].devices)[share.type]:
             if usage.device.uuid == share.uuid and usage.is_overcommitted:
                 return True
         return False

@@ -21,7 +21,8 @@ from hami.codec.slices import (
 )
 from hami.model import Device, MigProfile
 from hami.scheduling.usage import Charge
-from hami.state.table import Booking, Table
+from hami.state.bookings import Booking
+from hami.state.table import Table
 from hami.state.view import Facts, View
 
 NamedDevices = Mapping[tuple[str, str], Device]
@@ -102,7 +103,7 @@ class ClaimCache:
                     del self._on[pool][uid]
                     if not self._on[pool]:
                         del self._on[pool]
-                self._table.unbook(uid)
+                self._table.bookings.pop(uid)
             if claim is None or not claim.requests:
                 return
             self._claims[uid] = claim
@@ -173,10 +174,10 @@ class ClaimCache:
             else:
                 of_vendor[device.uuid] = _with_instance(charge, instance.profile)
         if not charges:
-            self._table.unbook(claim.uid)
+            self._table.bookings.pop(claim.uid)
             return
         by_vendor = [(vendor, tuple(each.values())) for vendor, each in charges.items()]
-        self._table.book(Booking(claim.uid, claim.namespace, node, tuple(by_vendor)))
+        self._table.bookings.put(Booking(claim.uid, claim.namespace, node, tuple(by_vendor)))
 
 
 def latest_devices(slices: Iterable[PublishedSlice]) -> tuple[Device, ...]:

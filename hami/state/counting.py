@@ -14,9 +14,9 @@ import msgspec
 from hami.model import DeviceUsage
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.usage import Charge
+from hami.state.bookings import Booking
 from hami.state.promises import Promise
-from hami.state.read_pod import Bookings, PodRecord, Reading
-from hami.state.table import Booking
+from hami.state.read_pod import BookingPair, PodRecord, Reading
 from hami.vendors.mig import in_mig_mode
 
 Usages = Callable[[str], NodeUsage]
@@ -42,7 +42,7 @@ def what_counts(pod: PodRecord, promise: Promise | None) -> Booking | None:
     return None
 
 
-def complete(reading: Reading, usages: Usages) -> Bookings:
+def complete(reading: Reading, usages: Usages) -> BookingPair:
     """Returns the bookings of *reading*. Of vendors whose annotations cannot be read, every device that these mention
     counts as fully used: an idle device is better than one allocated twice."""
     if not reading.problems:
@@ -72,7 +72,9 @@ def _mentioned(texts: Sequence[str], usages: Sequence[DeviceUsage]) -> tuple[Cha
     return tuple(sorted(charges, key=lambda charge: charge.uuid))
 
 
-def follows(annotations: Bookings, allocated: Bookings, usages: Usages, *, is_resize: bool) -> bool:
+def follows(
+    annotations: BookingPair, allocated: BookingPair, usages: Usages, *, is_resize: bool
+) -> bool:
     """Reports whether edited *annotations* of a bound pod, which has what is *allocated*, are believed.
 
     *is_resize*: they have been edited by a scheduler, and can be read.

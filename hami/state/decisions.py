@@ -16,13 +16,14 @@ from hami.model import Budget, Pod, PodScope
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota
 from hami.scheduling.refusal import Choice
+from hami.state.bookings import Booking
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPods
 from hami.state.plans import alone, is_free, planned_bookings, planned_uid
 from hami.state.pods import PodCache
 from hami.state.promises import Promise, PromiseEnd, Promises, Stage
 from hami.state.quotas import QuotaCache
-from hami.state.table import Booking, Table
+from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.state.view import Facts, Policies, View, booking_of
 from hami.vendors.spec import Catalog
@@ -79,7 +80,7 @@ class Decisions:
             self._state.vendors,
             self._state.quotas.of(namespace),
             scope,
-            partial(self._state.table.namespace_usage, namespace),
+            partial(self._state.table.bookings.in_namespace, namespace),
         )
 
     def check_quota(self, pod: Pod, request: PodRequest) -> QuotaCheck:
@@ -115,7 +116,7 @@ class Decisions:
             yield
             return
         self.settle()
-        self._state.table.unbook(planned_uid(pod.ref.uid))
+        self._state.table.bookings.pop(planned_uid(pod.ref.uid))
         try:
             yield
         finally:
@@ -126,7 +127,7 @@ class Decisions:
         anything is."""
         lower = _below(self._state.promises.plans(), pod.priority)
         for plan in lower:
-            self._state.table.unbook(planned_uid(plan.ref.uid))
+            self._state.table.bookings.pop(planned_uid(plan.ref.uid))
         return bool(lower)
 
     def settle(self, lifted: str = "") -> None:
@@ -143,13 +144,13 @@ class Decisions:
         for plan in promises.plans():
             if not plan.is_assumed and plan.ref.uid != lifted:
                 plans.append(plan)
-        bookings = planned_bookings(plans, table.bookings)
+        bookings = planned_bookings(plans, table.bookings.by_uid)
         for plan in plans:
             uid = planned_uid(plan.ref.uid)
             if uid in bookings:
-                table.book(bookings[uid])
+                table.bookings.put(bookings[uid])
             else:
-                table.unbook(uid)
+                table.bookings.pop(uid)
 
     def end(self, plan: Promise, how: PromiseEnd) -> None:
         """Ends *plan*, which is reported."""
@@ -200,7 +201,7 @@ class Decisions:
                 continue
             if plan.pod.priority >= pod.priority:
                 others.append(plan)
-        planned = planned_bookings(others, self._state.table.bookings, ended)
+        planned = planned_bookings(others, self._state.table.bookings.by_uid, ended)
         uids = [planned_uid(plan.ref.uid) for plan in on_node]
         return self.view_for(pod).what_if(
             without={uid, planned_uid(uid), *ended, *uids}, with_=planned.values()

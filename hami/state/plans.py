@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import msgspec
 
-from hami.model import DeviceUsage, Partition
+from hami.model import Partition
 from hami.scheduling.placement import NodeUsage
-from hami.scheduling.usage import Charge, charged_by, total_charge
+from hami.scheduling.usage import Charge, charged_by, total_charge, usage_by_device
+from hami.state.bookings import Booking
 from hami.state.promises import PREFIX, Promise
-from hami.state.table import Booking
 
-Bookings = Mapping[str, Booking]
+BookingsByUid = Mapping[str, Booking]
 """What pods hold, by uid."""
 
 
@@ -47,15 +47,6 @@ def alone(booking: Booking, usages: NodeUsage) -> Booking:
     return msgspec.structs.replace(booking, charges=tuple(made))
 
 
-def usage_by_device(usages: NodeUsage) -> dict[tuple[str, str], DeviceUsage]:
-    """Returns *usages* by vendor and uuid."""
-    by_device: dict[tuple[str, str], DeviceUsage] = {}
-    for vendor, of_vendor in usages.items():
-        for usage in of_vendor:
-            by_device[vendor, usage.device.uuid] = usage
-    return by_device
-
-
 def is_free(booking: Booking, usages: NodeUsage) -> bool:
     """Reports whether *usages* of its node have room for *booking*, on devices that new pods may use."""
     found = usage_by_device(usages)
@@ -70,7 +61,7 @@ def is_free(booking: Booking, usages: NodeUsage) -> bool:
 
 
 def planned_bookings(
-    plans: Iterable[Promise], booked: Bookings, ended: Collection[str] = ()
+    plans: Iterable[Promise], booked: BookingsByUid, ended: Collection[str] = ()
 ) -> dict[str, Booking]:
     """Returns by uid what *plans* take beyond what their victims still have, if the pods *ended* have ended.
 
@@ -94,14 +85,14 @@ def planned_bookings(
     return bookings
 
 
-def _held_by(plan: Promise, booked: Bookings, ended: Collection[str]) -> list[str]:
+def _held_by(plan: Promise, booked: BookingsByUid, ended: Collection[str]) -> list[str]:
     """Returns the victims of *plan* that still hold devices, sorted."""
     return sorted(booked.keys() & plan.victims.difference(ended))
 
 
 def _charges_beyond(
     plan: Promise,
-    booked: Bookings,
+    booked: BookingsByUid,
     remaining: dict[tuple[str, str, str], Charge],
     ended: Collection[str],
 ) -> list[tuple[str, tuple[Charge, ...]]]:
@@ -125,7 +116,7 @@ def _quota_beyond(
     plan: Promise,
     vendor: str,
     beyond: Iterable[Charge],
-    booked: Bookings,
+    booked: BookingsByUid,
     ended: Collection[str],
 ) -> list[Charge]:
     """Returns a charge of no device for what *plan* takes of its namespace's quotas, unless it has it *beyond* its

@@ -146,7 +146,7 @@ class PodRecords:
     def awaits_allocation(self, node: str) -> bool:
         """Reports whether a pod that was bound to *node* without a lock still has to be allocated its devices. A device
         plugin that needs the lock could take it for the holder of the lock."""
-        for booking in self._table.bookings_on(node):
+        for booking in self._table.bookings.on(node):
             promise = self._promises.get(booking.uid)
             if promise is not None and is_bound_without_lock(promise):
                 return True
@@ -187,7 +187,7 @@ class PodRecords:
         if self._uids.get((record.ref.namespace, record.ref.name)) == uid:
             del self._uids[record.ref.namespace, record.ref.name]
         if self._promises.assumed(uid) is None:
-            self._table.unbook(uid)
+            self._table.bookings.pop(uid)
 
     def believe(self, record: PodRecord, assignment: Reading) -> PodRecord:
         """Returns *record* of a pod that has what its *assignment* says. What of it cannot be read is read again when
@@ -212,9 +212,9 @@ class PodRecords:
         uid = record.ref.uid
         booking = what_counts(record, self._promises.assumed(uid))
         if booking is not None and booking.charges:
-            self._table.book(booking)
+            self._table.bookings.put(booking)
         else:
-            self._table.unbook(uid)
+            self._table.bookings.pop(uid)
 
 
 class PodCache(PodRecords):

@@ -1,19 +1,17 @@
-"""The part of the store for preemption: plans, and the evictions that carry them out."""
+"""The part of the store for preemption: plans."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
 
-from hami.codec.pods import preempting_on
 from hami.model import Pod
 from hami.scheduling.preemption import PreemptionPlan
 from hami.state.decisions import Decisions, State
-from hami.state.evictions import MarkedUnit, PlanUnderWay, marked_units
-from hami.state.filtering import by_priority
+from hami.state.evictions import PlanUnderWay, plans_under_way
 from hami.state.pending import PendingPod
 from hami.state.promises import Promise, PromiseEnd, Stage
-from hami.state.read_pod import MAX_GRACE_S, PodRecord
+from hami.state.read_pod import MAX_GRACE_S
 
 PLAN_S = 120.0  # after the last victim should have ended; kube-scheduler may try the pod again a minute later
 MAX_PLANS = 512
@@ -190,80 +188,6 @@ class Preemptions:
         return grace_s
 
 
-class Evictions:
-    """Carries out plans."""
-
-    def __init__(self, state: State, decisions: Decisions) -> None:
-        self._state = state
-        self._decisions = decisions
-
-    def units_of(self, plan: Promise) -> list[tuple[PodRecord, ...]]:
-        """Returns the victims of *plan* that have not ended, by those that are evicted together; none if its pod fits
-        without their end, and then they are spared."""
-        with self._state.lock:
-            if self._state.promises.plan_for(plan.ref.uid) is not plan or plan.is_assumed:
-                return []
-            units = [self._alive(unit) for unit in sorted(plan.units, key=sorted)]
-            records = itertools.chain.from_iterable(units)
-            has_begun = any(record.preempted or record.is_ending for record in records)
-            if not has_begun and self._decisions.renew(plan, ()):
-                plan.mark_evicted(are_spared=True)
-                self._decisions.settle()
-                return []
-            return [unit for unit in units if unit]
-
-    def still_wanted(self, plan: Promise) -> bool:
-        """Reports whether *plan* stands and its pod waits, so that the rest of its victims may be evicted."""
-        with self._state.lock:
-            self._decisions.settle()
-            return self._state.promises.get(plan.ref.uid) is plan and not plan.is_assumed
-
-    def are_under_way(self, uids: Collection[str]) -> bool:
-        """Reports whether one of the pods is a victim of a plan whose victims have not all been deleted."""
-        with self._state.lock:
-            self._decisions.settle()
-            for plan in self._state.promises.plans():
-                if plan.stage is Stage.PLANNED and not plan.victims.isdisjoint(uids):
-                    return True
-            return False
-
-    def mark_evicted(self, plan: Promise) -> None:
-        """Records that the victims of *plan* have been deleted."""
-        with self._state.lock:
-            plan.mark_evicted()
-
-    def marked_units(self) -> list[MarkedUnit]:
-        """Returns the pods that carry the condition of an eviction, by those that are evicted together."""
-        with self._state.lock:
-            return marked_units(self._state.pods.preempted(), self._state.pods.get)
-
-    def _alive(self, uids: Collection[str]) -> tuple[PodRecord, ...]:
-        alive: list[PodRecord] = []
-        for uid in sorted(uids):
-            record = self._state.pods.get(uid)
-            if record is not None and not record.terminated:
-                alive.append(record)
-        return tuple(alive)
-
-
-def plans_under_way(state: State) -> list[PlanUnderWay]:
-    """Returns the plans for pods without a promise for which others are evicted, with those victims that have not
-    ended, highest priority first. Pods that are evicted together count once all of them are marked."""
-    taken = frozenset[str]().union(*(plan.victims for plan in state.promises.plans()))
-    units: list[MarkedUnit] = []
-    for unit in marked_units(state.pods.preempted(), state.pods.get):
-        uids = [record.ref.uid for record in unit.records]
-        if unit.is_complete and taken.isdisjoint(uids):
-            units.append(unit)
-    found: list[PlanUnderWay] = []
-    for pod in sorted(filter(preempting_on, state.pods.waiting()), key=by_priority):
-        if state.promises.get(pod.ref.uid) is None:
-            node = preempting_on(pod)
-            own = tuple(unit.records for unit in units if _is_for(unit, pod, node))
-            found.append(PlanUnderWay(pod, node, own))
-    return found
-
-
 def has_room_for(plans: Sequence[Promise], pod: Pod) -> bool:
     """Reports whether there may be a plan for *pod* beside those of *plans* that are for others."""
     others = [plan.ref.namespace for plan in plans if plan.ref.uid != pod.ref.uid]
@@ -280,12 +204,3 @@ def _units_of(plan: PreemptionPlan) -> Units:
     evicted = [frozenset(victim.uids) for victim in plan.victims]
     awaited = [frozenset({uid}) for uid in plan.awaited]
     return (*evicted, *awaited)
-
-
-def _is_for(unit: MarkedUnit, pod: Pod, node: str) -> bool:
-    """Reports whether *unit* is evicted for *pod*, which waits for room on *node*."""
-    if any(record.priority >= pod.priority for record in unit.records):
-        return False
-    if unit.preemptor:
-        return unit.preemptor == pod.ref.uid
-    return all(record.node == node for record in unit.records)

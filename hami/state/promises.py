@@ -20,7 +20,7 @@ from hami.model import Pod, PodRef
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.refusal import Choice
 from hami.state.binding_annotations import render_annotations
-from hami.state.table import Booking, Table
+from hami.state.bookings import Booking, Bookings
 from hami.vendors.spec import Vendor
 
 PREFIX = "planned/"  # of the uid of a booking; no uid of a pod has a slash
@@ -227,13 +227,13 @@ def is_bound_without_lock(promise: Promise) -> bool:
 
 
 class Promises:
-    """Promises by pod uid, booked in *table*. Not thread-safe: its owner holds a lock; only single look-ups do without.
+    """Promises by pod uid, booked in *bookings*. Its owner holds a lock; only single look-ups do without.
 
     What is planned is booked elsewhere, since that depends on what the victims still have.
     """
 
-    def __init__(self, table: Table, clock: Callable[[], float]) -> None:
-        self._table = table
+    def __init__(self, bookings: Bookings, clock: Callable[[], float]) -> None:
+        self._bookings = bookings
         self._clock = clock
         self._promises: dict[str, Promise] = {}
         self._plans: dict[str, Promise] = {}  # those for whose pods others are evicted
@@ -276,12 +276,12 @@ class Promises:
         self._promises[uid] = promise
         if promise.unshown_since is not None:
             self._unshown[uid] = promise
-        self._table.book(promise.booking)
+        self._bookings.put(promise.booking)
 
     def forget(self, uid: str) -> None:
         """Ends what is assumed for the pod, with its booking. A plan for it stands further."""
         if self.confirm(uid):
-            self._table.unbook(uid)
+            self._bookings.pop(uid)
 
     def confirm(self, uid: str) -> bool:
         """Ends what is assumed for a pod that the watch shows bound: the booking is the pod's from now on. Reports
@@ -308,7 +308,7 @@ class Promises:
         """Ends the plan that *promise* is. What is assumed stays."""
         uid = promise.ref.uid
         self._plans.pop(uid, None)
-        self._table.unbook(PREFIX + uid)
+        self._bookings.pop(PREFIX + uid)
         if not promise.is_assumed:
             self._promises.pop(uid, None)
 

@@ -29,8 +29,8 @@ from hami.errors import MalformedInput
 from hami.model import Allocation, BindPhase, ContainerKind, EvictedTogether, Pod, PodRef, PodScope
 from hami.scheduling.usage import Charge, peak_charges
 from hami.state.binding_annotations import expected_label
+from hami.state.bookings import Booking
 from hami.state.sighting import Sighting, Sightings
-from hami.state.table import Booking
 from hami.vendors.request import most_shares
 from hami.vendors.shares import read_allocation
 from hami.vendors.spec import Catalog
@@ -38,7 +38,7 @@ from hami.vendors.spec import Catalog
 MAX_GRACE_S = 3600  # that preemption leaves a pod to end, and waits for one that is being deleted
 WORKLOADS = 4096  # whose pods share their traits
 
-Bookings = tuple[Booking, Booking]
+BookingPair = tuple[Booking, Booking]
 """The booking of a pod until its init containers have finished, and the one after; most have two equal ones."""
 
 
@@ -49,7 +49,7 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
     puts devices in their place: those that the annotations mention.
     """
 
-    bookings: Bookings
+    bookings: BookingPair
     problems: tuple[str, ...] = ()
     """Why annotations cannot be read."""
     texts: tuple[str, ...] = ()
@@ -108,9 +108,9 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     """A hash of the annotations from which the devices of a bound pod are read."""
     resized: int = 0
     """A hash of what the last resize of a bound pod has left it, 0 if there was none."""
-    allocated: Bookings | None = None
+    allocated: BookingPair | None = None
     """What it has of its node by its annotations, as far as these are believed; ``None`` if that does not count."""
-    growth: Bookings | None = None
+    growth: BookingPair | None = None
     """What it may have instead: a resize writes that, and no later version of the pod has shown the outcome."""
     awaits_allocation: bool = False
     """It is bound without a lock, and its devices have not been allocated yet."""
@@ -342,7 +342,7 @@ def read_bookings(pod: Pod, vendors: Catalog, limits: Mapping[str, int]) -> Read
     return Reading(_bookings(pod, allocations), tuple(problems), texts)
 
 
-def _bookings(pod: Pod, allocations: Sequence[tuple[str, Allocation | None]]) -> Bookings:
+def _bookings(pod: Pod, allocations: Sequence[tuple[str, Allocation | None]]) -> BookingPair:
     kinds = [container.kind for container in pod.containers]
     before = _booking(pod, kinds, allocations, init_done=False)
     if ContainerKind.INIT not in kinds:
@@ -371,7 +371,7 @@ def _booking(
     )
 
 
-def in_scope(bookings: Bookings, scope: PodScope) -> Bookings:
+def in_scope(bookings: BookingPair, scope: PodScope) -> BookingPair:
     """Returns *bookings* of a pod that the quotas of *scope* select."""
     if bookings[0].scope == scope:
         return bookings

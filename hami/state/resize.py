@@ -13,7 +13,7 @@ from hami.model import Pod
 from hami.scheduling.resize import ResizePlan, ResizeRefusal
 from hami.state.counting import complete
 from hami.state.decisions import Decisions, State
-from hami.state.preemption import plans_under_way
+from hami.state.evictions import plans_under_way
 from hami.state.read_pod import read_bookings
 from hami.state.resize_facts import as_resized, is_current, resized_annotations
 

@@ -14,16 +14,18 @@ from datetime import datetime
 from hami.model import Pod, QuotaLimits
 from hami.scheduling.quota import DeviceSizes, quota_allows
 from hami.state.binding import Bindings, OpenBindings
+from hami.state.bookings import Booking
 from hami.state.decisions import Decisions, State
+from hami.state.evictions import Evictions
 from hami.state.filtering import Filtering
 from hami.state.nodes import NodeCache
 from hami.state.plans import planned_uid
 from hami.state.pods import ForeignNodes, PodCache
-from hami.state.preemption import Evictions, Preemptions
+from hami.state.preemption import Preemptions
 from hami.state.promises import Promise, Promises
 from hami.state.quotas import QuotaCache
 from hami.state.resize import Resizes
-from hami.state.table import Booking, Table
+from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.state.view import Facts, Policies, View
 from hami.vendors.spec import Catalog
@@ -48,7 +50,7 @@ class Store:
         self.policies = policies
         lock = threading.RLock()
         table = Table()
-        promises = Promises(table, clock)
+        promises = Promises(table.bookings, clock)
         self.quotas = QuotaCache(lock)
         self.foreign_nodes = ForeignNodes(lock, clock)
         self.pods = PodCache(
@@ -163,4 +165,4 @@ class Store:
     def booking(self, uid: str) -> Booking | None:
         """Returns what the pod holds."""
         with self._state.lock:
-            return self._state.table.bookings.get(uid)
+            return self._state.table.bookings.by_uid.get(uid)

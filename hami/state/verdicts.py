@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -18,20 +18,14 @@ from numpy.typing import NDArray
 from hami.model import Allocation, NodePolicy, NodePreference, Pod
 from hami.scheduling import columns
 from hami.scheduling.fit import Unfit
-from hami.scheduling.node_order import NodeOrder, weights
+from hami.scheduling.node_order import NodeOrder, lowest_first, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import QuotaCheck
-from hami.scheduling.refusal import (
-    Choice,
-    Distance,
-    NodeRefusal,
-    Refusal,
-    distance_of,
-    explain_node,
-)
+from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.usage import shares_of
-from hami.state.table import Table
+from hami.state.closest import ClosestNodes
+from hami.state.table import Table, grown
 
 Array = NDArray[Any]
 
@@ -44,9 +38,6 @@ FEW = 8  # nodes that are evaluated without columns first
 MAX_PREFERENCES = 64  # preferred node affinities whose weights are remembered
 # excluded nodes that are evaluated for their reasons, if columns do not tell them exactly
 MAX_EXACT = 64
-MAX_EXPLAINED = 8  # refused nodes whose explanations are remembered for a request: those that are named are three
-MAX_EXPLAINED_DEVICES = 16  # of such a node
-EXCLUDED_BITS = 16  # of the number of devices that rules exclude, over all requests of a pod
 NO_QUOTA = QuotaCheck()
 
 
@@ -56,6 +47,7 @@ class Verdicts:
     def __init__(self, table: Table, max_requests: int = MAX_REQUESTS) -> None:
         self._table = table
         self._of = functools.lru_cache(max_requests)(functools.partial(_RequestVerdicts, table))
+        self._closest = functools.lru_cache(max_requests)(functools.partial(ClosestNodes, table))
         self._weights = functools.lru_cache(MAX_PREFERENCES)(functools.partial(_weights, table))
 
     def rows(self, names: Sequence[str]) -> Array:
@@ -93,13 +85,15 @@ class Verdicts:
         keys = [-order.sign * table.scores[candidates]]
         if order.preferences:
             keys.insert(0, -self._weights(order.preferences, table.label_changes)[candidates])
-        for place in _lowest_first(keys, table.rank()[candidates]):
+        for place in lowest_first(keys, table.rank()[candidates]):
             row = int(candidates[place])
-            if (placement := verdicts.placement(row, quota)) is None:
+            placement = verdicts.placement(row, quota)
+            if placement is None:
                 continue
             name = table.names[row]
             fitting.append((name, float(table.scores[row])))
-            chosen = chosen or (name, placement)
+            if chosen is None:
+                chosen = name, placement
             if not evaluate_all and len(fitting) == order.wanted:
                 break
         if chosen is None:
@@ -145,13 +139,18 @@ class Verdicts:
         """Returns the refused nodes that are closest to serving, at most *count*, nearest first, as they are now."""
         table = self._table
         table.refresh()
-        rows = self.rows([name for _, group in refusal.groups for name in group])
+        names: list[str] = []
+        for _, group in refusal.groups:
+            names += group
+        rows = self.rows(names)
         rows = rows[rows >= 0]
-        verdicts = self._of(refusal.pod_request, ())
-        explained = map(
-            lambda row: verdicts.explained(row, refusal), verdicts.nearest_first(rows, count)
-        )
-        return [node for node in explained if node is not None]
+        nodes = self._closest(refusal.pod_request)
+        closest: list[NodeRefusal] = []
+        for row in nodes.nearest_first(rows, count):
+            node = nodes.explain(row, refusal)
+            if node is not None:
+                closest.append(node)
+        return closest
 
 
 class _RequestVerdicts:
@@ -165,17 +164,8 @@ class _RequestVerdicts:
         self._budgets = dict(budgets)
         self._state = numpy.zeros(0, dtype=numpy.int8)
         self._version = numpy.zeros(0, dtype=numpy.int64)
-        self._reason = numpy.zeros(
-            0, dtype=numpy.int32
-        )  # of nodes that do not fit: the position in _unfits, from 1
-        # how far a node is, as Distance: devices that are absent in the high bits, and excluded in the low ones
-        self._devices_missing = numpy.zeros(0, dtype=numpy.int64)
-        self._amounts_missing = numpy.zeros(0)
-        self._is_open = numpy.zeros(0, dtype=bool)  # columns do not tell all reasons on the node
-        self._distance_version = numpy.zeros(0, dtype=numpy.int64)
-        self._explained: dict[
-            int, tuple[int, NodeRefusal | None]
-        ] = {}  # with the version of the node
+        # of nodes that do not fit: the position in _unfits, from 1
+        self._reason = numpy.zeros(0, dtype=numpy.int32)
         self._placements: dict[int, Allocation] = {}
         self._unfits: list[Unfit] = []
         self._numbers: dict[Unfit, int] = {}
@@ -200,9 +190,10 @@ class _RequestVerdicts:
     def placement(self, row: int, quota: QuotaCheck) -> Allocation | None:
         """Returns the shares that the pod gets on the node of *row*; ``None`` if it does not fit."""
         verdict = self._verdict(row)
-        if isinstance(verdict, Unfit) or not quota.open or quota.covers(self._request, verdict):
-            return None if isinstance(verdict, Unfit) else verdict
-        verdict = self._within(row, quota)
+        if isinstance(verdict, Unfit):
+            return None
+        if quota.open and not quota.covers(self._request, verdict):
+            verdict = self._within(row, quota)
         return None if isinstance(verdict, Unfit) else verdict
 
     def choose_by_vendor_scores(
@@ -215,9 +206,7 @@ class _RequestVerdicts:
             self._verdict(row)
         fits = self._state[rows] == FITS
         if quota.open:
-            fits = numpy.array(
-                [self.placement(row, quota) is not None for row in rows.tolist()], dtype=bool
-            )
+            fits[:] = [self.placement(row, quota) is not None for row in rows.tolist()]
         rows, preferred = rows[fits], preferred[fits]
         if not len(rows):
             return None
@@ -226,11 +215,12 @@ class _RequestVerdicts:
         best = int(rows[places[0]])
         placement = self.placement(best, quota)
         assert placement is not None, "a node with a score fits"
-        fitting = tuple(
-            (table.names[int(rows[place])], float(scores[place]))
-            for place in reversed(places[: max(EVALUATE_ALL, order.wanted)].tolist())
+        fitting: list[tuple[str, float]] = []
+        for place in places[: max(EVALUATE_ALL, order.wanted)].tolist():
+            fitting.append((table.names[int(rows[place])], float(scores[place])))
+        return Choice(
+            table.names[best], placement, tuple(reversed(fitting)), names - len(rows), names
         )
-        return Choice(table.names[best], placement, fitting, names - len(rows), names)
 
     def reasons(self, rows: Array, quota: QuotaCheck) -> tuple[tuple[Unfit, tuple[str, ...]], ...]:
         """Returns the results for those of *rows* that do not fit, each with the names of its nodes."""
@@ -243,99 +233,24 @@ class _RequestVerdicts:
         numbers[self._state[rows] == FITS] = 0
         if quota.open:
             for place in numpy.flatnonzero(numbers == 0).tolist():
-                if isinstance(verdict := self._within(int(rows[place]), quota), Unfit):
+                verdict = self._within(int(rows[place]), quota)
+                if isinstance(verdict, Unfit):
                     numbers[place] = self._number(verdict)
-        order = numpy.argsort(
-            numbers, kind="stable"
-        )  # positions in *rows*, those of one result beside each other
-        groups = numpy.split(order, numpy.flatnonzero(numpy.diff(numbers[order])) + 1)
-        return tuple(
-            (
-                self._unfits[numbers[places[0]] - 1],
-                tuple(map(self._table.names.__getitem__, rows[places].tolist())),
-            )
-            for places in sorted(groups, key=lambda places: places[:1].tolist())
-            if numbers[places].any()
-        )
+        return self._groups(rows, numbers)
 
-    def explained(self, row: int, refusal: Refusal) -> NodeRefusal | None:
-        """Returns why the pod of *refusal* does not fit the node of *row*; ``None`` if it fits by now."""
-        version = int(self._table.versions[row])
-        before, node = self._explained.get(row, (-1, None))
-        if before == version and not refusal.budgets:
-            return node
-        name = self._table.names[row]
-        node = explain_node(name, self._table.usages(name), refusal)
-        if not refusal.budgets and (node is None or len(node.devices) <= MAX_EXPLAINED_DEVICES):
-            if len(self._explained) == MAX_EXPLAINED:
-                self._explained.clear()
-            self._explained[row] = version, node
-        return node
-
-    def nearest_first(self, rows: Array, count: int | None) -> list[int]:
-        """Returns the *count* of *rows* that are nearest to serving the request, nearest first; equal ones by name."""
-        self._find_distances(rows)
-        ranks, is_open = self._table.rank()[rows], self._is_open[rows]
-        places = _lowest_first((self._devices_missing[rows], self._amounts_missing[rows]), ranks)
-        if not is_open.any():
-            return [int(rows[place]) for place in itertools.islice(places, count)]
-        # the order that columns give says which nodes are looked at; those that it may be wrong about are evaluated
-        looked_at = set(itertools.islice(places, None if count is None else max(count, MAX_EXACT)))
-        if count is not None:
-            looked_at.update(self._places_with_selected_devices(rows))
-        found = [
-            (self._distance_of(int(rows[place])), int(ranks[place]), int(rows[place]))
-            for place in looked_at
-        ]
-        return [row for *_, row in sorted(found)[:count]]
-
-    def _distance_of(self, row: int) -> Distance:
-        if self._is_open[row]:
-            return distance_of(self._table.usages(self._table.names[row]), self._request)
-        absent, excluded = divmod(int(self._devices_missing[row]), 1 << EXCLUDED_BITS)
-        return Distance(absent, excluded, float(self._amounts_missing[row]))
-
-    def _places_with_selected_devices(self, rows: Array) -> Iterator[int]:
-        """Yields the positions of those of *rows* that have a device which the request names: there are few."""
-        selected = {
-            of_vendor.vendor.key: frozenset(of_vendor.selector.use_uuids)
-            for of_vendor in self._request.vendor_requests
-            if of_vendor.selector.use_uuids
-        }
-        for place, row in enumerate(rows.tolist() if selected else ()):
-            devices = self._table.nodes[self._table.names[row]].devices
-            if any(
-                device.uuid in uuids
-                for vendor, uuids in selected.items()
-                for device in devices.get(vendor, ())
-            ):
-                yield place
-
-    def _find_distances(self, rows: Array) -> None:
-        """Finds how far each of *rows* is from serving the request, as far as columns tell."""
-        versions = self._table.versions
-        _resize(
-            len(versions),
-            self._devices_missing,
-            self._amounts_missing,
-            self._is_open,
-            self._distance_version,
-        )
-        changed = rows[self._distance_version[rows] != versions[rows]]
-        if not len(changed):
-            return
-        device_columns, at = self._columns(changed)
-        devices, amounts, is_open = (
-            numpy.zeros(device_columns.nodes, dtype=kind) for kind in (int, float, bool)
-        )
-        for request in self._request.distinct_requests:
-            context = self._request.fit_context(request.vendor)
-            absent, excluded, missing = columns.distances(device_columns, request, context)
-            devices += (absent.astype(int) << EXCLUDED_BITS) + excluded
-            amounts += missing
-            is_open |= columns.is_open(device_columns, request, context)
-        self._devices_missing[changed], self._amounts_missing[changed] = devices[at], amounts[at]
-        self._is_open[changed], self._distance_version[changed] = is_open[at], versions[changed]
+    def _groups(self, rows: Array, numbers: Array) -> tuple[tuple[Unfit, tuple[str, ...]], ...]:
+        """Returns the results with these *numbers* (0 for none), each with the names of its nodes, those of *rows*."""
+        # positions in *rows*, those of one result beside each other
+        order = numpy.argsort(numbers, kind="stable")
+        alike = numpy.split(order, numpy.flatnonzero(numpy.diff(numbers[order])) + 1)
+        groups = []
+        for places in sorted(alike, key=lambda places: places[:1].tolist()):
+            if not numbers[places].any():
+                continue
+            unfit = self._unfits[numbers[places[0]] - 1]
+            names = map(self._table.names.__getitem__, rows[places].tolist())
+            groups.append((unfit, tuple(names)))
+        return tuple(groups)
 
     def _explain_excluded(self, rows: Array) -> None:
         """Finds the reasons for *rows*, which columns exclude: the first request that each cannot serve."""
@@ -346,7 +261,7 @@ class _RequestVerdicts:
             context = self._request.fit_context(
                 request.vendor, budget=self._budgets.get(request.vendor)
             )
-            device_columns, at = self._columns(left)
+            device_columns, at = self._table.columns.covering(left)
             excluded = ~columns.may_serve(device_columns, request, context)[at]
             unfits, which = columns.explain_nodes(device_columns, request, context)
             numbers = numpy.fromiter(
@@ -354,21 +269,22 @@ class _RequestVerdicts:
             )
             self._reason[left[excluded]] = numbers[which[at][excluded]]
             # what containers that are placed before take is no part of the columns
-            inexact = left[
-                excluded & ((place > 0) | columns.is_open(device_columns, request, context)[at])
-            ]
-            for row in inexact.tolist() if len(inexact) <= MAX_EXACT else ():
-                self._verdict(row)
+            inexact = excluded
+            if place == 0:
+                inexact = excluded & columns.is_open(device_columns, request, context)[at]
+            if numpy.count_nonzero(inexact) <= MAX_EXACT:
+                for row in left[inexact].tolist():
+                    self._verdict(row)
             left = left[~excluded]
 
     def may_serve_idle(self, rows: Array) -> Array:
         """Returns a mask over *rows* that is false only for nodes that certainly cannot fit, even without pods."""
-        device_columns, at = self._columns(rows)
+        device_columns, at = self._table.columns.covering(rows)
         return self._may_serve_from(columns.idle(device_columns), at)
 
     def _may_serve(self, rows: Array) -> Array:
         """Returns a mask over *rows* that is false only for nodes that certainly cannot fit."""
-        return self._may_serve_from(*self._columns(rows))
+        return self._may_serve_from(*self._table.columns.covering(rows))
 
     def _may_serve_from(self, device_columns: columns.DeviceColumns, at: Array | slice) -> Array:
         possible = numpy.ones(device_columns.nodes, dtype=bool)
@@ -379,29 +295,25 @@ class _RequestVerdicts:
             possible &= columns.may_serve(device_columns, request, context)
         return numpy.asarray(possible[at])
 
-    def _columns(self, rows: Array) -> tuple[columns.DeviceColumns, Array | slice]:
-        """Returns columns that contain the devices of *rows*, and which of the owners are the nodes of *rows*."""
-        if 2 * len(rows) > len(self._table.versions):
-            return self._table.all_columns(), rows
-        return self._table.columns(rows), slice(None)
-
     def _states(self, rows: Array) -> Array:
         """Returns the state of each of *rows*; UNKNOWN for nodes that have changed since."""
         versions = self._table.versions
-        _resize(
-            len(versions), self._state, self._version, self._reason, *self._vendor_score.values()
-        )
+        if len(self._state) != len(versions):
+            self._state = grown(self._state, len(versions))
+            self._version = grown(self._version, len(versions))
+            self._reason = grown(self._reason, len(versions))
+            for policy, scores in self._vendor_score.items():
+                self._vendor_score[policy] = grown(scores, len(versions))
         return numpy.where(self._version[rows] == versions[rows], self._state[rows], UNKNOWN)
 
     def _verdict(self, row: int) -> Allocation | Unfit:
         """Returns the exact verdict on the node of *row*."""
         version = self._table.versions[row]
-        if self._version[row] == version and self._state[row] in (FITS, UNFIT):
-            return (
-                self._placements[row]
-                if self._state[row] == FITS
-                else self._unfits[int(self._reason[row]) - 1]
-            )
+        if self._version[row] == version:
+            if self._state[row] == FITS:
+                return self._placements[row]
+            if self._state[row] == UNFIT:
+                return self._unfits[int(self._reason[row]) - 1]
         usages = self._table.usages(self._table.names[row])
         verdict = place_pod(usages, self._request, self._budgets)
         self._version[row] = version
@@ -424,7 +336,8 @@ class _RequestVerdicts:
 
     def _number(self, unfit: Unfit) -> int:
         """Returns the number of *unfit*, from 1; equal values have one."""
-        if (number := self._numbers.get(unfit)) is None:
+        number = self._numbers.get(unfit)
+        if number is None:
             self._unfits.append(unfit)
             number = self._numbers[unfit] = len(self._unfits)
         return number
@@ -434,42 +347,16 @@ def vendor_score(
     request: PodRequest, usages: NodeUsage, placement: Allocation, policy: NodePolicy
 ) -> float:
     """Returns the vendors' score of *placement* on a node with *usages*. Higher is better under both policies."""
-    scorers = (
-        (vendor.key, vendor.decision.node_score)
-        for vendor in (vendor_request.vendor for vendor_request in request.vendor_requests)
-    )
-    return sum(
-        score(usages.get(key, ()), shares_of(key, placement), policy)
-        for key, score in scorers
-        if score is not None
-    )
+    total = 0.0
+    for vendor_request in request.vendor_requests:
+        vendor = vendor_request.vendor
+        score = vendor.decision.node_score
+        if score is not None:
+            total += score(usages.get(vendor.key, ()), shares_of(vendor.key, placement), policy)
+    return total
 
 
 def _weights(table: Table, preferences: tuple[NodePreference, ...], label_changes: int) -> Array:
     """Returns the weight of *preferences* for each row, after so many *label_changes* of the table."""
     names = [table.names.get(row, "") for row in range(len(table.versions))]
     return weights(preferences, names, table.labels)
-
-
-def _lowest_first(keys: Sequence[Array], ranks: Array) -> Iterator[int]:
-    """Yields positions, lowest first by the first of *keys*, then by the next ones, then by *ranks*. The first few are
-    found without sorting all."""
-    left = numpy.ones(len(ranks), dtype=bool)
-    for _ in range(min(FEW, len(ranks))):
-        lowest = left
-        for values in keys:
-            lowest = lowest & (values == values[lowest].min())
-        ties = numpy.flatnonzero(lowest)
-        position = ties[ranks[ties].argmin()]
-        left[position] = False
-        yield int(position)
-    rest = numpy.flatnonzero(left)
-    yield from rest[
-        numpy.lexsort((ranks[rest], *(values[rest] for values in reversed(keys))))
-    ].tolist()
-
-
-def _resize(length: int, *arrays: Array) -> None:
-    for array in arrays:
-        if len(array) != length:
-            array.resize((length,), refcheck=False)

@@ -28,10 +28,11 @@ from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.resize import ResizePlan, ResizeRefusal, plan_resize
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import TotalCharge, charged_by, peak_charges, shares_of, total_charge
+from hami.state.bookings import Booking, Bookings
 from hami.state.inventories import devices_of
 from hami.state.read_pod import PodRecord
 from hami.state.resize_facts import resizable_devices
-from hami.state.table import Booking, Table
+from hami.state.table import Table
 from hami.state.verdicts import Verdicts, vendor_score
 from hami.vendors.spec import Catalog
 
@@ -134,7 +135,7 @@ class View:
     @cached_property
     def bookings(self) -> Mapping[str, Booking]:
         """The bookings of pods, by uid."""
-        bookings = dict(self._table.bookings)
+        bookings = dict(self._table.bookings.by_uid)
         for uid, booking in self._rebooked.items():
             bookings.pop(uid, None)
             if booking is not None:
@@ -143,12 +144,14 @@ class View:
 
     def booking(self, uid: str) -> Booking | None:
         """Returns what the pod holds."""
-        return self._rebooked[uid] if uid in self._rebooked else self._table.bookings.get(uid)
+        return (
+            self._rebooked[uid] if uid in self._rebooked else self._table.bookings.by_uid.get(uid)
+        )
 
     def bookings_on(self, node: str) -> list[Booking]:
         """Returns what pods hold on *node*."""
         found = []
-        for booking in self._table.bookings_on(node):
+        for booking in self._table.bookings.on(node):
             if booking.uid not in self._rebooked:
                 found.append(booking)
         for changed in self._rebooked.values():
@@ -160,7 +163,7 @@ class View:
     def used(self) -> Mapping[tuple[str, str], TotalCharge]:
         """The amounts that pods take, by namespace and vendor, without zeros."""
         used: dict[tuple[str, str], TotalCharge] = {}
-        for key, scoped in self._merged._table.usage_by_namespace().items():
+        for key, scoped in self._merged._table.bookings.by_namespace().items():
             used[key] = TotalCharge()
             for total in scoped.values():
                 used[key] = used[key].plus(total)
@@ -350,9 +353,9 @@ class View:
         table = self._table.copy()
         for uid, booking in self._rebooked.items():
             if booking is not None:
-                table.book(booking)
+                table.bookings.put(booking)
             else:
-                table.unbook(uid)
+                table.bookings.pop(uid)
         for name, usages in self._overlay.items():
             devices = table.nodes[name].devices if name in table.nodes else {}
             for vendor in dict.fromkeys((*devices, *usages)):
@@ -376,9 +379,9 @@ class View:
         )
 
     def _used(self, namespace: str, vendor: str) -> ScopedUsage:
-        used = dict(self._table.namespace_usage(namespace, vendor))
+        used = dict(self._table.bookings.in_namespace(namespace, vendor))
         for uid, booking in self._rebooked.items():
-            for sign, held in ((-1, self._table.bookings.get(uid)), (1, booking)):
+            for sign, held in ((-1, self._table.bookings.by_uid.get(uid)), (1, booking)):
                 if held is not None and held.namespace == namespace:
                     more = total_charge(dict(held.charges).get(vendor, ()))
                     used[held.scope] = used.get(held.scope, TotalCharge()).plus(more, sign)
@@ -434,8 +437,8 @@ def _usages_in(
     """Returns the usage of nodes that have these *devices*, with the bookings of *view*."""
     usages = {}
     for name, of_node in devices.items():
-        table = Table()
+        bookings = Bookings()
         for booking in view.bookings_on(name):
-            table.book(booking)
-        usages[name] = table.usages_of(name, of_node)
+            bookings.put(booking)
+        usages[name] = bookings.usages_of(name, of_node)
     return usages

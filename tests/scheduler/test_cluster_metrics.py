@@ -15,9 +15,9 @@ from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.slices import PublishedSlice
 from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits, ScopeRequirement
 from hami.scheduler.cluster_metrics import families
+from hami.state.bookings import Booking
 from hami.state.claims import ClaimCache
 from hami.state.store import Store
-from hami.state.table import Booking
 from hami.state.view import Policies
 from hami.vendors.spec import Catalog
 from hami.web.exposition import SLICE, Family, build_info, render

@@ -34,7 +34,7 @@ class Mirror:
         for node, labels in self.labels.items():
             table.set_labels(node, labels)
         for held in self.bookings.values():
-            table.book(held)
+            table.bookings.put(held)
         table.refresh()
         return table
 
@@ -48,7 +48,7 @@ class Mirror:
             case 10:
                 self.set_labels(rng, rng.choice(self.names))
             case 4 | 5:
-                self.table.unbook(uid := rng.choice(self.uids))
+                self.table.bookings.pop(uid := rng.choice(self.uids))
                 self.bookings.pop(uid, None)
             case _:
                 self.book(rng, rng.choice(self.uids), rng.choice(self.names))
@@ -87,5 +87,5 @@ class Mirror:
             for _ in range(rng.randrange(3))
         )
         held = booking(uid, node, *charges, namespace=rng.choice(("a", "b")), scope=some_scope(rng))
-        self.table.book(held)
+        self.table.bookings.put(held)
         self.bookings[uid] = held

@@ -112,7 +112,7 @@ def test_a_node_at_the_limit_of_the_api_server_leaves_the_columns_narrow(evil, p
         CHART,
         lock,
         table,
-        PodRecords(table, Promises(table, clock)),
+        PodRecords(table, Promises(table.bookings, clock)),
         ForeignNodes(lock, clock),
         clock=clock,
         now=clock.now,
@@ -124,7 +124,7 @@ def test_a_node_at_the_limit_of_the_api_server_leaves_the_columns_narrow(evil, p
     for one in [*HONEST[:150], Node(name="evil", annotations=texts), *HONEST[150:]]:
         nodes.upsert(one)
     table.refresh()
-    assert (len(table.nodes), table.all_columns().facts.shape[1]) == (300, 300)
+    assert (len(table.nodes), table.columns.all().facts.shape[1]) == (300, 300)
     assert list(nodes.problems()) == [("evil", "NVIDIA")]
     assert problem in nodes.problems()["evil", "NVIDIA"]
 

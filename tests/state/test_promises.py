@@ -8,10 +8,11 @@ import pytest
 from hami.model import Partition, Reason
 from hami.scheduling.preemption import EvictionUnit, PreemptionPlan
 from hami.scheduling.usage import Charge
+from hami.state.bookings import Booking
 from hami.state.plans import planned_bookings
 from hami.state.preemption import MAX_PLANS, MAX_PLANS_OF_NAMESPACE, PLAN_S, has_room_for
 from hami.state.promises import PREFIX, Promise, PromiseEnd, Rejected, Stage
-from hami.state.table import Booking, Table
+from hami.state.table import Table
 from hami.state.victims import MAX_GANG, PreemptionRules, plan_preemption
 from testing.builders import NVIDIA, gpu, gpus, node, pod, quota
 from testing.stores import SmallStore, bound_to
@@ -636,7 +637,7 @@ def test_the_reservations_of_a_gang_that_waits_become_holds():
 def test_the_part_of_a_partition_that_no_victim_has_is_held():
     table = Table()
     table.set_devices("n1", "NVIDIA", (gpu("GPU-0", memory_mib=40_000),))
-    table.book(
+    table.bookings.put(
         Booking(
             "v", "default", "n1", (("NVIDIA", (Charge("GPU-0", 1, 5000, 0, (Partition(1, 1),)),)),)
         )
@@ -649,14 +650,14 @@ def test_the_part_of_a_partition_that_no_victim_has_is_held():
     assert held == [(0, 1), (1, 1), (2, 2)]
     assert not usage.is_overcommitted
     assert usage.memory_used_mib == 20_000
-    table.unbook("v")
+    table.bookings.pop("v")
     book(table, promise)
     assert table.usages("n1")["NVIDIA"][0].partitions == (Partition(0, 4),)
 
 
 def book(table, promise):
-    (booking,) = planned_bookings([promise], table.bookings).values()
-    table.book(booking)
+    (booking,) = planned_bookings([promise], table.bookings.by_uid).values()
+    table.bookings.put(booking)
 
 
 # any order of events

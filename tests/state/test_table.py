@@ -21,7 +21,7 @@ NAMES = [f"n{number}" for number in range(6)]
 def test_devices_with_what_is_taken_of_them():
     table = Table()
     table.set_devices("n1", "NVIDIA", (gpu("a"), gpu("b")))
-    table.book(booking("p", "n1", charge("b", 2, 300, 10), charge("gone", 1, 1, 1)))
+    table.bookings.put(booking("p", "n1", charge("b", 2, 300, 10), charge("gone", 1, 1, 1)))
     assert table.usages("n1") == {"NVIDIA": (usage("a"), usage("b", 2, 300, 10))}
     assert table.usages("unknown") == {}
 
@@ -29,15 +29,15 @@ def test_devices_with_what_is_taken_of_them():
 def test_a_later_booking_of_a_pod_replaces_the_earlier():
     table = Table()
     table.set_devices("n1", "NVIDIA", (gpu("a"),))
-    table.book(booking("p", "n1", charge("a", 1, 300, 10)))
-    table.book(booking("p", "n2", charge("a", 1, 500, 20)))
+    table.bookings.put(booking("p", "n1", charge("a", 1, 300, 10)))
+    table.bookings.put(booking("p", "n2", charge("a", 1, 500, 20)))
     assert table.usages("n1") == {"NVIDIA": (usage("a"),)}
-    assert table.namespace_usage("default", "NVIDIA") == {PodScope(): (500, 20, 1)}
+    assert table.bookings.in_namespace("default", "NVIDIA") == {PodScope(): (500, 20, 1)}
 
 
 def test_bookings_wait_for_their_node():
     table = Table()
-    table.book(booking("p", "n1", charge("a", 1, 300, 10)))
+    table.bookings.put(booking("p", "n1", charge("a", 1, 300, 10)))
     table.set_devices("n1", "NVIDIA", (gpu("a"),))
     table.remove_node("n1")
     table.set_devices("n1", "NVIDIA", (gpu("a"),))
@@ -48,29 +48,29 @@ def test_nothing_is_kept_of_what_is_gone():
     table = Table()
     for number in range(3):
         table.set_devices(f"n{number}", "NVIDIA", (gpu("a"),))
-        table.book(
+        table.bookings.put(
             booking(f"p{number}", f"n{number}", charge("a", 1, 300, 10), charge("b", 0, 0, 0))
         )
     for number in range(3):
-        table.unbook(f"p{number}")
+        table.bookings.pop(f"p{number}")
         table.remove_node(f"n{number}")
     assert not any(
         (
             table.nodes,
             table.rows,
             table.names,
-            table.bookings,
-            table.usage_by_namespace(),
-            table._used,
+            table.bookings.by_uid,
+            table.bookings.by_namespace(),
+            table.bookings._sums,
         )
     )
 
 
 def test_unbook_gives_back_what_there_was():
     table, held = Table(), booking("p", "n1", charge("a", 1, 300, 10))
-    table.book(held)
-    assert (table.unbook("p"), table.unbook("p")) == (held, None)
-    assert table.usage_by_namespace() == {}
+    table.bookings.put(held)
+    assert (table.bookings.pop("p"), table.bookings.pop("p")) == (held, None)
+    assert table.bookings.by_namespace() == {}
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_versions_rise_with_every_change_of_a_node_and_only_then():
     for change in (
         lambda: table.set_devices("n1", "NVIDIA", (gpu("a"),)),
         lambda: table.set_devices("n2", "NVIDIA", (gpu("b"),)),
-        lambda: table.book(booking("p", "n1", charge("a"))),
+        lambda: table.bookings.put(booking("p", "n1", charge("a"))),
         lambda: table.set_devices("n1", "NVIDIA", (gpu("a"),)),
-        lambda: table.book(booking("p", "n1", charge("a"))),
-        lambda: table.unbook("p"),
+        lambda: table.bookings.put(booking("p", "n1", charge("a"))),
+        lambda: table.bookings.pop("p"),
     ):
         change()
         table.refresh()
@@ -121,9 +121,11 @@ def test_amounts_beyond_all_bounds_can_be_counted():
     table = Table()
     table.set_devices("n1", "NVIDIA", (gpu("a", slots=2**31 - 1, memory_mib=2**31 - 1),))
     for number in range(12):
-        table.book(booking(f"p{number}", "n1", charge("a", 2**31 - 1, 2**31 - 1, 2**31 - 1)))
+        table.bookings.put(
+            booking(f"p{number}", "n1", charge("a", 2**31 - 1, 2**31 - 1, 2**31 - 1))
+        )
     assert table.usages("n1")["NVIDIA"][0].is_overcommitted
-    assert table.all_columns().facts[FIELDS.index("cores_used"), 0] == 12 * (2**31 - 1)
+    assert table.columns.all().facts[FIELDS.index("cores_used"), 0] == 12 * (2**31 - 1)
 
 
 @given(rng=randoms(use_true_random=True), changes=integers(1, 60))
@@ -138,9 +140,9 @@ def test_a_table_that_is_kept_current_equals_one_that_is_made_at_once(rng, chang
     assert {name: table.usages(name) for name in NAMES} == {
         name: fresh.usages(name) for name in NAMES
     }
-    assert (table.bookings, table.usage_by_namespace()) == (
-        fresh.bookings,
-        fresh.usage_by_namespace(),
+    assert (table.bookings.by_uid, table.bookings.by_namespace()) == (
+        fresh.bookings.by_uid,
+        fresh.bookings.by_namespace(),
     )
     assert set(table.nodes) == set(table.rows) == set(fresh.nodes)
     assert {name: row for row, name in table.names.items()} == table.rows
@@ -152,8 +154,8 @@ def test_a_table_that_is_kept_current_equals_one_that_is_made_at_once(rng, chang
             [usage for own in table.usages(name).values() for usage in own]
         )
         assert facts(table, row) == facts(fresh, fresh.rows[name])
-    assert (table._models.by_text.keys(), table.sizes()) == (
-        fresh._models.by_text.keys(),
+    assert (table.columns._models.by_text.keys(), table.sizes()) == (
+        fresh.columns._models.by_text.keys(),
         fresh.sizes(),
     )
 
@@ -172,7 +174,7 @@ def test_usage_is_the_sum_of_the_bookings_of_a_namespace_by_scope(rng, changes):
                 )
     assert {
         (namespace, vendor, scope): amounts
-        for (namespace, vendor), scoped in mirror.table.usage_by_namespace().items()
+        for (namespace, vendor), scoped in mirror.table.bookings.by_namespace().items()
         for scope, amounts in scoped.items()
     } == {
         key: (total["memory"], total["cores"], total["devices"])
@@ -193,9 +195,9 @@ def test_what_changes_in_a_table_does_not_change_in_its_copy(rng):
     assert {name: copy.usages(name) for name in NAMES} == {
         name: fresh.usages(name) for name in NAMES
     }
-    assert (copy.bookings, copy.usage_by_namespace()) == (
-        fresh.bookings,
-        fresh.usage_by_namespace(),
+    assert (copy.bookings.by_uid, copy.bookings.by_namespace()) == (
+        fresh.bookings.by_uid,
+        fresh.bookings.by_namespace(),
     )
     assert {name: facts(copy, row) for name, row in copy.rows.items()} == {
         name: facts(fresh, row) for name, row in fresh.rows.items()
@@ -208,7 +210,7 @@ def test_a_node_with_many_devices_makes_no_room_for_as_many_on_other_nodes():
         table.set_devices(f"n{number}", "NVIDIA", (gpu("a"),))
     table.set_devices("wide", "NVIDIA", tuple(gpu(f"GPU-{number}") for number in range(256)))
     table.refresh()
-    assert table.all_columns().facts.shape[1] == 500 + 256
+    assert table.columns.all().facts.shape[1] == 500 + 256
 
 
 def test_models_that_no_device_has_any_more_are_forgotten():
@@ -216,12 +218,12 @@ def test_models_that_no_device_has_any_more_are_forgotten():
     for number in range(1000):
         table.set_devices("n1", "NVIDIA", (gpu("a", model=f"model {number}"),))
         table.refresh()
-    assert list(table.all_columns().models) == ["model 999"]
+    assert list(table.columns.all().models) == ["model 999"]
 
 
 def facts(table, row):
     """The columns of one node, with names in place of numbers."""
-    columns = table.columns(numpy.array([row]))
+    columns = table.columns.of(numpy.array([row]))
     names = [
         {number: text for text, number in numbers.items()}
         for numbers in (columns.vendors, columns.models, columns.modes)

@@ -135,7 +135,7 @@ def test_a_node_that_is_filled_is_not_taken_again():
     while isinstance(answer := decide(verdicts, asked, ["n1", "n2"], BINPACK), Choice):
         nodes.append(answer.node)
         (share,) = answer.placement[0]
-        table.book(
+        table.bookings.put(
             booking(
                 f"p{len(nodes)}", answer.node, charge(share.uuid, 1, share.memory_mib, share.cores)
             )
@@ -216,8 +216,8 @@ def test_columns_exclude_only_nodes_that_do_not_fit(rng):
     table.refresh()
     rows = numpy.array(sorted(table.names), dtype=numpy.intp)
     for device_columns, of in (
-        (table.columns(rows), range(len(rows))),
-        (table.all_columns(), rows),
+        (table.columns.of(rows), range(len(rows))),
+        (table.columns.all(), rows),
     ):
         possible = numpy.ones(device_columns.nodes, dtype=bool)
         for request in asked.distinct_requests:
@@ -264,7 +264,7 @@ def test_columns_exclude_nodes_that_cannot_fit():
 
 def may_serve(table, asked, rows):
     (request,) = asked.distinct_requests
-    return columns.may_serve(table.columns(rows), request, asked.fit_context("NVIDIA"))
+    return columns.may_serve(table.columns.of(rows), request, asked.fit_context("NVIDIA"))
 
 
 @given(rng=randoms(use_true_random=True))

@@ -71,7 +71,7 @@ def store_of(nodes, bookings, quotas):
     for one in quotas:
         store.quotas.upsert(one)
     for booking in bookings:
-        store._state.table.book(booking)
+        store._state.table.bookings.put(booking)
     return store
 
 

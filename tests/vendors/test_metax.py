@@ -266,7 +266,7 @@ def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():
         annotations=OFFLINE
         | {SGPU.annotations.allocated: "a,Metax-SGPU,4096,40:;a,Metax-SGPU,4096,40:;"},
     )
-    index.book(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
+    index.bookings.put(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
     (usage,) = index.usages("n")["Metax-SGPU"]
     assert (usage.co_tenants, usage.slots_used) == (("offline best-effort",), 2)
 
@@ -280,10 +280,10 @@ def test_quality_is_that_of_the_first_pod_until_the_card_is_free():
         containers=(container(S1),),
         annotations={QOS: "fixed-share", SGPU.annotations.allocated: "a,Metax-SGPU,1,1:;"},
     )
-    index.book(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
+    index.bookings.put(booking_of(pod, "n", Catalog([SGPU]), index.usages)[0])
     refused = decide(Verdicts(index), burst, ["n"], BINPACK)
     assert str(refused.unfit["n"]) == "1/1 CardQosPolicyMismatch"
-    index.unbook("uid-1")
+    index.bookings.pop("uid-1")
     assert isinstance(decide(Verdicts(index), burst, ["n"], BINPACK), Choice)
 
 

@@ -247,10 +247,10 @@ def walk(key, rng):
             or (asked := make_pod_request(pod, Catalog([vendor]), rng.choice(POLICIES))) is None
         ):
             continue
-        index.unbook(f"uid-{number - rng.randint(3, 9)}")
+        index.bookings.pop(f"uid-{number - rng.randint(3, 9)}")
         found = place_pod(index.usages("n"), asked)
         if not isinstance(found, Unfit):
-            index.book(
+            index.bookings.put(
                 bound(
                     replace(pod, ref=replace(pod.ref, uid=f"uid-{number}")),
                     vendor,
