@@ -22,6 +22,7 @@ from hami.node.library import CHECKSUMS
 from hami.node.limits import region_parts
 from hami.node.region_layout import REGION_SIZE
 from hami.scheduling.pod_request import PodRequest, make_pod_request
+from hami.scheduling.quota import quota_allows
 from hami.scheduling.usage import Charge
 from hami.state.bookings import Booking
 from hami.state.counting import complete
@@ -172,6 +173,11 @@ def content(cache):
     """Devices, bookings and quotas of *cache*, to be compared."""
     view = cache.view()
     return view.nodes, view.bookings, view.used, view.facts.quotas
+
+
+def within_quota(admissions, namespace, pod):
+    """Whether the quotas of *namespace* have room for *pod*. *admissions*: of a store, or a view."""
+    return quota_allows(admissions.vendors, admissions.budgets(namespace, pod.scope), pod)
 
 
 def cluster(**nodes):

@@ -285,7 +285,7 @@ class Replica:
             now=clock.now,
         )
         self.verbs = Verbs(
-            Admitter(self.cache, settings),
+            Admitter(self.cache.admissions, settings),
             self.node_filter,
             self.preemption_filter,
             self.binder,

@@ -68,6 +68,7 @@ READERS = [
     if path.parts[1] in ("inspect", "dashboard") or str(path) == "hami/scheduler/cluster_metrics.py"
 ]
 READ = {  # of hami.state: views and records, and functions of a pod
+    "hami.state.dry_run",
     "hami.state.view.View",
     "hami.state.view.Policies",
     "hami.state.bookings.Booking",
@@ -80,6 +81,7 @@ READ = {  # of hami.state: views and records, and functions of a pod
     "hami.state.victims.PreemptionRules",
     "hami.state.claims.Claimed",
     "hami.state.resize_facts.as_resized",
+    "hami.state.resize_facts.plan_resize_in",
     "hami.state.resize_facts.resized_annotations",
 }
 STORES = {  # readers that fill a store, or take the views of one

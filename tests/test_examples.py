@@ -52,7 +52,7 @@ def comment(path):
 
 
 def admitted(pod):
-    answer = Admitter(STORE, Settings(scheduler_name=SCHEDULER)).admit(
+    answer = Admitter(STORE.admissions, Settings(scheduler_name=SCHEDULER)).admit(
         Review(
             "u",
             "team-a",

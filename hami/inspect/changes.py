@@ -21,6 +21,7 @@ from hami.model import Container, Device, Pod, QuotaLimits, Request
 from hami.scheduling.amounts import cores_of
 from hami.scheduling.pod_request import is_numa_bound
 from hami.scheduling.refusal import Choice
+from hami.state import dry_run
 from hami.state.bookings import Booking
 from hami.state.view import View
 from hami.vendors.request import WHOLE, device_request
@@ -87,7 +88,7 @@ class _Cluster:
 
     def fits(self, pod: Pod) -> Choice | None:
         """Returns the decision about *pod*."""
-        return self.view.choose(pod, self.names)
+        return dry_run.choose(self.view, pod, self.names)
 
     def change(self, pod: Pod, node: str, texts: tuple[str, ...] = ()) -> Change:
         """Returns the change that makes this cluster, beside those of the pod in *texts*."""

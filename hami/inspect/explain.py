@@ -26,6 +26,7 @@ from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, Refusal, request_text
+from hami.state import dry_run
 from hami.state.read_pod import bound_at
 from hami.state.view import View
 from hami.vendors.request import device_requests, requests_devices
@@ -175,8 +176,8 @@ def _waiting(
     offered = cluster.offered
     group = pod_groups(pod_group_of(pod))
     gang = gang_of(cluster, pod, None if group is None else group.min_count)
-    choice = view.choose(pod, offered)
-    refusal = view.refuse(pod, offered) if choice is None else None
+    choice = dry_run.choose(view, pod, offered)
+    refusal = dry_run.refuse(view, pod, offered) if choice is None else None
     preemption = None
     if refusal is not None or (gang is not None and gang.lacking > 0):
         preemption = preemption_of(cluster, view, pod, budgets, pod_groups)
@@ -206,7 +207,7 @@ def _with_refusal(
     report: WaitingReport, cluster: InspectedCluster, view: View, pod: Pod, refusal: Refusal
 ) -> WaitingReport:
     """Returns *report* on *pod*, which no node of *view* fits, with the reasons and what would help."""
-    closest = view.closest(refusal)
+    closest = dry_run.closest(view, refusal)
     changes = find_changes(cluster, view, pod, [node.node for node in closest])
     reasons: dict[str, tuple[str, ...]] = {}
     for reason, names in refusal.nodes_by_reason.items():

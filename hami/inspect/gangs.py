@@ -11,6 +11,7 @@ from hami.inspect.tables import counted
 from hami.model import Pod
 from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.refusal import Refusal
+from hami.state import dry_run
 
 MAX_TRIED = 256  # pods of a gang
 
@@ -108,7 +109,7 @@ def _count_fitting(cluster: InspectedCluster, pods: Sequence[Pod]) -> int:
         )
         if question in refused:
             continue
-        answer, view = view.assume(pod, names)
+        answer, view = dry_run.assume(view, pod, names)
         if isinstance(answer, Refusal):
             refused.add(question)
         else:

@@ -32,7 +32,7 @@ from hami.kube.api import MERGE_PATCH
 from hami.kube.pages import Writer
 from hami.model import ContainerKind, Pod, PodRef
 from hami.scheduling.resize import ResizeRefusal
-from hami.state.resize_facts import as_resized, resized_annotations
+from hami.state.resize_facts import as_resized, plan_resize_in, resized_annotations
 
 INTERVAL_S, PENDING_S = 0.5, 2.0
 """Seconds between two looks at a pod; the latter while it uses more than it is to have."""
@@ -196,7 +196,7 @@ def _progress(
 def try_resize(cluster: InspectedCluster, pod: Pod, sizes: Mapping[str, Size]) -> tuple[bool, str]:
     """Returns whether the *sizes* would be booked for *pod*, and the answer in words."""
     try:
-        plan = cluster.view.plan_resize(pod, sizes, cluster.nodes.get(pod.node_name))
+        plan = plan_resize_in(cluster.view, pod, sizes, cluster.nodes.get(pod.node_name))
     except MalformedInput as error:
         plan = ResizeRefusal(ResizeState.INFEASIBLE, str(error))
     if isinstance(plan, ResizeRefusal):

@@ -34,6 +34,7 @@ from hami.inspect.tables import Column, Style, counted, printable, render_rows
 from hami.model import DisruptionBudget, Node, Pod, PodRef
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal
+from hami.state import dry_run
 from hami.state.read_pod import assigned_at, bound_at
 from hami.state.victims import PreemptionRules, plan_preemption
 from hami.state.view import View
@@ -245,10 +246,10 @@ def count_capacity(
             another = replace(
                 pod, ref=PodRef(pod.ref.namespace, source.name, f"simulated-{next(numbers)}")
             )
-            choice = view.choose(another, [name])
+            choice = dry_run.choose(view, another, [name])
             if choice is None:
                 break
-            view, count = view.placed(another, choice), count + 1
+            view, count = dry_run.placed(view, another, choice), count + 1
         if count:
             capacities.append(NodeCapacity(name, count))
     return sorted(capacities, key=lambda capacity: (-capacity.pods, capacity.node))
@@ -328,7 +329,7 @@ class _Placer:
         for count, pod in enumerate(pods):
             if isinstance(pod, str):
                 return Outcome(title, wanted, count, pod)
-            answer, self.view = self.view.assume(pod, self._cluster.offered)
+            answer, self.view = dry_run.assume(self.view, pod, self._cluster.offered)
             preempts: tuple[str, ...] = ()
             evicted = self._preempt(pod) if isinstance(answer, Refusal) else None
             if evicted is not None:
@@ -354,10 +355,10 @@ class _Placer:
         if plan is None:
             return None
         left = self.view.what_if(without=(*plan.uids, *plan.awaited))
-        choice = left.choose(pod, [plan.node])
+        choice = dry_run.choose(left, pod, [plan.node])
         if choice is None:
             return None
-        self.view = left.placed(pod, choice)
+        self.view = dry_run.placed(left, pod, choice)
         return choice, pod_names(self._cluster, plan.uids)
 
     def _refused(self, title: str, wanted: int, placed: int, pod: Pod, refusal: Refusal) -> Outcome:
@@ -365,7 +366,7 @@ class _Placer:
             refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0])
         )
         stopped = ", ".join(f"{counted(len(names), 'node')} {reason}" for reason, names in by_count)
-        closest = self.view.closest(refusal, CLOSEST_NODES)
+        closest = dry_run.closest(self.view, refusal, CLOSEST_NODES)
         return Outcome(
             title,
             wanted,
@@ -496,7 +497,7 @@ def replay(record: ClusterRecord) -> list[ReplayedDecision]:
         for _, charges in booking.charges:
             cards.update(charge.uuid for charge in charges)
         node, now_cards = "", set[str]()
-        choice = view.choose(unbound(pod), names)
+        choice = dry_run.choose(view, unbound(pod), names)
         if choice is not None:
             node = choice.node
             for shares in choice.placement:

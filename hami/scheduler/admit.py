@@ -15,8 +15,8 @@ from hami.codec.keys import DEFAULT_SCHEDULER, is_scheduler_owned
 from hami.errors import MalformedInput
 from hami.model import ContainerKind, Pod
 from hami.scheduler.settings import Settings
-from hami.scheduling.quota import counted_by_kubernetes
-from hami.state.store import Store
+from hami.scheduling.quota import counted_by_kubernetes, quota_allows
+from hami.state.admission import Admissions
 from hami.state.view import View
 from hami.vendors.admission import admit_pod, confine_ephemeral, confine_pod
 from hami.vendors.draft import PodDraft
@@ -52,10 +52,10 @@ _OVER_QUOTA = Denied("exceeding resource quota")
 class Admitter:
     """The admission of pods."""
 
-    def __init__(self, store: Store | View, settings: Settings) -> None:
-        self._store = store
+    def __init__(self, admissions: Admissions | View, settings: Settings) -> None:
+        self._admissions = admissions
         self._settings = settings
-        self._vocabulary = Vocabulary(store.vendors)
+        self._vocabulary = Vocabulary(admissions.vendors)
         self._wishes = Wishes(self._vocabulary)
 
     def admit(self, review: Review) -> Admitted | Denied:
@@ -85,7 +85,7 @@ class Admitter:
         from hami.codec.claim_spec import Inexpressible
         from hami.dra.hami_claims import take_claim
 
-        claimed = take_claim(draft.wire, draft.decoded, self._store.vendors)
+        claimed = take_claim(draft.wire, draft.decoded, self._admissions.vendors)
         try:
             given = self.admit_with_claim(
                 claimed.plain, draft.namespace, claimed.name, claimed.users
@@ -130,7 +130,7 @@ class Admitter:
             raise Inexpressible(evaded)
         return give_claim(
             answer.pod,
-            self._store.vendors,
+            self._admissions.vendors,
             self._settings.gpu_scheduler_policy,
             name,
             self._settings.claims_scheduler_name,
@@ -139,8 +139,8 @@ class Admitter:
 
     def _evaded_quota(self, namespace: str, pod: Pod) -> str:
         """Returns why *pod* would evade a ResourceQuota that Kubernetes counts; empty if it would not."""
-        quotas = self._store.quotas_of(namespace or pod.ref.namespace)
-        evaded = counted_by_kubernetes(quotas, pod.scope, self._store.vendors.resources)
+        quotas = self._admissions.quotas_of(namespace or pod.ref.namespace)
+        evaded = counted_by_kubernetes(quotas, pod.scope, self._admissions.vendors.resources)
         if evaded is None:
             return ""
         return (
@@ -156,22 +156,24 @@ class Admitter:
         """
         from hami.dra.pod_claims import has_claim
 
-        vendors = self._store.vendors if has_claim(draft.wire) else self._requested_vendors(draft)
+        vendors = (
+            self._admissions.vendors if has_claim(draft.wire) else self._requested_vendors(draft)
+        )
         if any(vendor.admission.refuses_ephemeral for vendor in vendors):
             return Denied(
                 "ephemeralContainers are not permitted in strict mode on a pod that requests devices"
             )
-        if not self._store.vendors.confining:
+        if not self._admissions.vendors.confining:
             return Admitted(draft.wire)
         earlier = {
             str(container.get("name"))
             for container in entries((before.get("spec") or {}).get("ephemeralContainers"))
         }
-        return Admitted(confine_ephemeral(self._store.vendors, draft, earlier))
+        return Admitted(confine_ephemeral(self._admissions.vendors, draft, earlier))
 
     def _admit_new(self, draft: PodDraft, *, counts: bool = True) -> Admitted | Denied:
         """Decides about a new pod. *counts*: it counts for quotas as it is."""
-        pod, vendors = draft.decoded, self._store.vendors
+        pod, vendors = draft.decoded, self._admissions.vendors
         problem = _forbidden(pod)
         if problem:
             return Denied(problem)
@@ -194,14 +196,14 @@ class Admitter:
 
     def _warnings(self, pod: Pod) -> tuple[str, ...]:
         """Returns the warnings about *pod*; none in a view, which does not know what nodes offer."""
-        store = self._store
-        if isinstance(store, View):
+        admissions = self._admissions
+        if isinstance(admissions, View):
             return ()
-        return tuple(self._wishes.warnings(pod, store.offers, store.device_sizes()))
+        return tuple(self._wishes.warnings(pod, admissions.offers, admissions.device_sizes()))
 
     def _foreign_warnings(self, pod: Pod) -> tuple[str, ...]:
         """Returns the warning about a pod that requests devices from another scheduler."""
-        if not requests_devices(self._store.vendors, pod.containers):
+        if not requests_devices(self._admissions.vendors, pod.containers):
             return ()
         own = self._settings.scheduler_name
         if not own:
@@ -222,17 +224,19 @@ class Admitter:
         return ""
 
     def _fits_quota(self, draft: PodDraft) -> bool:
-        return not self._store.quotas_of(draft.namespace) or self._store.quota_allows(
-            draft.namespace, draft.changed()
-        )
+        if not self._admissions.quotas_of(draft.namespace):
+            return True
+        pod = draft.changed()
+        budgets = self._admissions.budgets(draft.namespace, pod.scope)
+        return quota_allows(self._admissions.vendors, budgets, pod)
 
     def _is_managed(self, draft: PodDraft) -> bool:
-        return bool(self._store.vendors.admitting_all) or any(self._requested_vendors(draft))
+        return bool(self._admissions.vendors.admitting_all) or any(self._requested_vendors(draft))
 
     def _requested_vendors(self, draft: PodDraft) -> Iterator[Vendor]:
         """Yields the vendors whose resources the containers name, for one container after the other."""
         for container in draft.decoded.containers:
-            yield from self._store.vendors.requested_by(container.limits, container.requests)
+            yield from self._admissions.vendors.requested_by(container.limits, container.requests)
 
     def _is_of_another_scheduler(self, name: str) -> bool:
         if not name or self._settings.is_own_scheduler(name):

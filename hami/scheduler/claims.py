@@ -57,7 +57,9 @@ class Claims(Part):
         if self.binder is None:
             return None
         store = self._store
-        return ClaimAdmitter(admitter, store.vendors, store.claimable_sizes, self._template)
+        return ClaimAdmitter(
+            admitter, store.vendors, store.admissions.claimable_sizes, self._template
+        )
 
     def _template(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Returns a template while other requests are worked on. Raises: ClusterError; MalformedInput."""

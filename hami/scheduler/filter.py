@@ -16,6 +16,7 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.node_order import TO_CHOOSE_FROM, has_no_policy, kube_chooses
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe, summarize
+from hami.state import dry_run
 from hami.state.inventories import devices_of
 from hami.state.store import Store
 from hami.vendors.inventory import with_template
@@ -107,8 +108,8 @@ class NodeFilter:
         sees no warning of the webhook, and a policy of the API server knows no cluster."""
         if not self._warned.is_new(pod.ref.uid):
             return
-        store = self._store
-        for text in self._wishes.warnings(pod, store.offers, store.device_sizes()):
+        admissions = self._store.admissions
+        for text in self._wishes.warnings(pod, admissions.offers, admissions.device_sizes()):
             self._events.record(pod.ref, "Warning", "WishIgnored", text)
 
     def prioritize(self, pod: Pod, names: Sequence[str]) -> dict[str, int]:
@@ -151,7 +152,8 @@ class NodeFilter:
                     raise MalformedInput(
                         "Nodes", count, f"expected at most {MAX_SIMULATED_DEVICES} devices"
                     )
-            refusal = view.what_if(without=[pod.ref.uid], devices=devices).refuse(pod, names)
+            view = view.what_if(without=[pod.ref.uid], devices=devices)
+            refusal = dry_run.refuse(view, pod, names)
         failed = self._failed(refusal) if refusal is not None else {}
         return Filtered([name for name in names if name not in failed], failed)
 

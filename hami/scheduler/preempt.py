@@ -18,6 +18,7 @@ from hami.runtime.token_bucket import TokenBucket
 from hami.scheduler.filter import LEADERSHIP_TIMEOUT_S
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.planner import PreemptionPlanner
+from hami.state import dry_run
 from hami.state.plans import planned_uid
 from hami.state.store import Store
 from hami.state.victims import plan_further
@@ -131,7 +132,7 @@ class PreemptionFilter:
     ) -> dict[str, Collection[str]]:
         """Returns nodes beside those *kept* that *pod* fits without further victims."""
         others = [node for node in victims if node not in kept]
-        nodes = view.may_preempt_on(pod, others)[:MAX_PLANNED]
+        nodes = dry_run.may_preempt_on(view, pod, others)[:MAX_PLANNED]
         further: dict[str, Collection[str]] = {}
         if not nodes:
             return further
@@ -187,4 +188,5 @@ class PreemptionFilter:
 
 def _fits_without(uids: Iterable[str], view: View, pod: Pod, node: str) -> bool:
     """Reports whether *pod* fits *node* once these pods have ended. What is reserved for it counts as free."""
-    return view.what_if(without={pod.ref.uid, *uids}).choose(pod, [node]) is not None
+    view = view.what_if(without={pod.ref.uid, *uids})
+    return dry_run.choose(view, pod, [node]) is not None

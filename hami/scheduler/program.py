@@ -134,7 +134,7 @@ class SchedulerProgram:
             clock=clock,
             now=utc_now,
         )
-        admitter = Admitter(self._store, settings)
+        admitter = Admitter(self._store.admissions, settings)
         self._verbs = Verbs(
             admitter,
             NodeFilter(

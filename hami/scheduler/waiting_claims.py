@@ -91,7 +91,10 @@ class WaitingClaims(Task):
         """Creates the claim of *pod*, unless there is one. Raises: ClusterError that may have a temporary cause."""
         try:
             claim = waiting_claim(
-                pod, self._store.vendors, self._device_policy, self._store.claimable_sizes
+                pod,
+                self._store.vendors,
+                self._device_policy,
+                self._store.admissions.claimable_sizes,
             )
             self._claims.create_claim(claim, timeout=_TIMEOUT_S)
             log.info("claim of a waiting pod made", extra={"pod": pod.ref, "claim": pod.claim})

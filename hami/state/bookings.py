@@ -12,10 +12,12 @@ from typing import TypeVar
 
 import msgspec
 
-from hami.model import Device, DeviceUsage, PodScope
+from hami.model import Device, DeviceUsage, Pod, PodScope
 from hami.scheduling.placement import NodeUsage
+from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import ScopedUsage
-from hami.scheduling.usage import Charge, TotalCharge, total_charge
+from hami.scheduling.refusal import Choice
+from hami.scheduling.usage import Charge, TotalCharge, peak_charges, shares_of, total_charge
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -37,6 +39,22 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     charges: tuple[tuple[str, tuple[Charge, ...]], ...]
     priority: int = 0
     scope: PodScope = PodScope()
+
+
+def booking_of(pod: Pod, request: PodRequest, choice: Choice) -> Booking:
+    """Returns what *pod* holds on the node of *choice*."""
+    vendors = [vendor_request.vendor.key for vendor_request in request.vendor_requests]
+    return Booking(
+        pod.ref.uid,
+        pod.ref.namespace,
+        choice.node,
+        tuple(
+            (vendor, peak_charges(request.kinds, shares_of(vendor, choice.placement)))
+            for vendor in vendors
+        ),
+        pod.priority,
+        pod.scope,
+    )
 
 
 class Bookings:

@@ -16,7 +16,8 @@ from hami.model import Budget, Pod, PodScope
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota
 from hami.scheduling.refusal import Choice
-from hami.state.bookings import Booking
+from hami.state import dry_run
+from hami.state.bookings import Booking, booking_of
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPods
 from hami.state.plans import alone, is_free, planned_bookings, planned_uid
@@ -25,7 +26,7 @@ from hami.state.promises import Promise, PromiseEnd, Promises, Stage
 from hami.state.quotas import QuotaCache
 from hami.state.table import Table
 from hami.state.verdicts import Verdicts
-from hami.state.view import Facts, Policies, View, booking_of
+from hami.state.view import Facts, Policies, View
 from hami.vendors.spec import Catalog
 
 
@@ -173,7 +174,7 @@ class Decisions:
         view = self.view_without(plan.pod, plan.node, ended)
         if is_free(plan.booking, view.usages(plan.node)):
             return True
-        choice = view.choose(plan.pod, [plan.node])
+        choice = dry_run.choose(view, plan.pod, [plan.node])
         if choice is None:
             return False
         plan.change(choice, self.planned_booking(plan.pod, choice, view))

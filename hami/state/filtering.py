@@ -14,10 +14,11 @@ from hami.scheduling.node_order import NodeOrder, node_order_of
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.turns import in_turn
+from hami.state import dry_run
+from hami.state.bookings import booking_of
 from hami.state.decisions import Decisions, State
 from hami.state.pending import PendingPod
 from hami.state.promises import Promise, Promises, Rejected, Stage, Terms
-from hami.state.view import booking_of
 from hami.vendors.request import requests_devices
 
 MAX_GROUPS = 4  # waiting groups whose promises a pod may get at once
@@ -264,7 +265,7 @@ class Filtering:
         for group in itertools.islice(in_turn(helpful, _namespace_of), MAX_GROUPS):
             nodes = {promise.node for promise in groups[group]} & offered
             uids = [promise.ref.uid for promise in groups[group]]
-            if now.what_if(without=uids).choose(pod, sorted(nodes)) is not None:
+            if dry_run.choose(now.what_if(without=uids), pod, sorted(nodes)) is not None:
                 for uid in uids:
                     self._state.promises.forget(uid)
                 return True

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from hami.model import Pod
 from hami.scheduling.preemption import PreemptionPlan
+from hami.state import dry_run
 from hami.state.decisions import Decisions, State
 from hami.state.evictions import PlanUnderWay, plans_under_way
 from hami.state.pending import PendingPod
@@ -162,7 +163,7 @@ class Preemptions:
             return None
         leaving = frozenset[str]().union(*units)
         view = decisions.view_without(pod, plan.node, leaving)
-        choice = view.choose(pod, [plan.node])
+        choice = dry_run.choose(view, pod, [plan.node])
         if choice is None:
             return None
         return Promise(

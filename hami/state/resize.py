@@ -11,11 +11,12 @@ from hami.codec.resize import ResizeState, Size, held_text, shares_in
 from hami.errors import MalformedInput
 from hami.model import Pod
 from hami.scheduling.resize import ResizePlan, ResizeRefusal
+from hami.state import dry_run
 from hami.state.counting import complete
 from hami.state.decisions import Decisions, State
 from hami.state.evictions import plans_under_way
 from hami.state.read_pod import read_bookings
-from hami.state.resize_facts import as_resized, is_current, resized_annotations
+from hami.state.resize_facts import as_resized, is_current, plan_resize_in, resized_annotations
 
 
 class Resizes:
@@ -41,7 +42,7 @@ class Resizes:
             if record.growth is not None:
                 return None
             node = state.nodes.get(pod.node_name)
-            plan = self._decisions.view_for(pod).plan_resize(pod, sizes, node)
+            plan = plan_resize_in(self._decisions.view_for(pod), pod, sizes, node)
             if isinstance(plan, ResizeRefusal):
                 return plan
             if plan.booked == shares_in(held_text(pod.annotations)):
@@ -88,6 +89,7 @@ class Resizes:
             if plan.units:
                 return True
             with contextlib.suppress(MalformedInput):  # its next filter says why
-                if self._decisions.view_for(plan.pod).choose(plan.pod, [node]) is not None:
+                view = self._decisions.view_for(plan.pod)
+                if dry_run.choose(view, plan.pod, [node]) is not None:
                     return True
         return False

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hami.codec.allocation import parse_shares, render_shares
 from hami.codec.keys import GPU_ALLOCATED, NODE_RESIZES, RESIZE_TARGET, RESIZED
 from hami.codec.objects import parse_resource_version
+from hami.codec.resize import Size
 from hami.errors import MalformedInput
-from hami.model import Allocation, Budget, Node, Pod, QuotaLimits
+from hami.model import Allocation, Budget, Node, Pod
 from hami.quantity import INT32_MAX
-from hami.scheduling.placement import NodeUsage
-from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import counted_by_kubernetes
-from hami.scheduling.resize import ResizableDevices, ResizePlan, has_same_devices, without_charges
-from hami.scheduling.usage import Charge, peak_charges, total_charge
+from hami.scheduling.resize import (
+    ResizableDevices,
+    ResizePlan,
+    ResizeRefusal,
+    has_same_devices,
+    plan_resize,
+    without_charges,
+)
+from hami.scheduling.usage import peak_charges, total_charge
 from hami.state.read_pod import PodRecord
+from hami.state.view import View
 from hami.vendors.shares import read_allocation
-from hami.vendors.spec import Catalog
 
 
 def keeps_devices(record: PodRecord) -> bool:
@@ -35,49 +42,49 @@ def is_current(pod: Pod, record: PodRecord) -> bool:
     return keeps_devices(record)
 
 
-def resizable_devices(
-    pod: Pod,
-    request: PodRequest | None,
-    vendors: Catalog,
-    node: Node | None,
-    usages: NodeUsage,
-    booked: Mapping[str, Sequence[Charge]],
-    budgets: Mapping[str, Budget],
-    quotas: Iterable[QuotaLimits],
-) -> ResizableDevices:
-    """Returns what a resize of *pod* depends on. *booked*: what it holds of the *usages* of its *node*, by vendor.
-    *budgets*: what the *quotas* of its namespace leave beside it.
+def plan_resize_in(
+    view: View, pod: Pod, sizes: Mapping[str, Size], node: Node | None
+) -> ResizePlan | ResizeRefusal:
+    """Returns what would follow from the *sizes* that the containers of *pod*, which is on *node*, are to have.
 
-    Raises: MalformedInput if it has no allocation that can be resized.
+    Raises: MalformedInput if the pod has no allocation that can be resized.
     """
+    return plan_resize(sizes, _resizable_devices(view, pod, node))
+
+
+def _resizable_devices(view: View, pod: Pod, node: Node | None) -> ResizableDevices:
+    """Returns what a resize of *pod* depends on. Raises: MalformedInput if nothing that it holds can be resized."""
+    request = view.request_of(pod)
     allocated = pod.annotations.get(GPU_ALLOCATED, "")
-    vendor = next(iter(vendors.allocated_in((GPU_ALLOCATED,))), None)
-    charges: tuple[Charge, ...] = ()
-    if vendor is not None:
-        charges = tuple(booked.get(vendor.key, ()))
-    if vendor is None or request is None or not charges or not allocated:
-        raise MalformedInput(GPU_ALLOCATED, allocated, "the pod holds no GPUs")
-    held = read_allocation(pod, vendor, INT32_MAX)
+    vendor = next(iter(view.vendors.allocated_in((GPU_ALLOCATED,))), None)
+    booking = view.booking(pod.ref.uid)
+    without_gpus = MalformedInput(GPU_ALLOCATED, allocated, "the pod holds no GPUs")
+    if vendor is None or request is None or booking is None:
+        raise without_gpus
+    charges = dict(booking.charges).get(vendor.key, ())
+    if not charges or not allocated:
+        raise without_gpus
+    current = read_allocation(pod, vendor, INT32_MAX)
     kinds = [container.kind for container in pod.containers]
-    if peak_charges(kinds, held, init_done=pod.init_done) != charges:
+    if peak_charges(kinds, current, init_done=pod.init_done) != charges:
         raise MalformedInput(
             GPU_ALLOCATED,
             allocated,
             "the pod holds something else: its annotations have been edited",
         )
     memory, cores, devices = total_charge(charges)
-    left = budgets.get(vendor.key, Budget())
+    budget = view.budgets(pod.ref.namespace, pod.scope).get(vendor.key, Budget())
     return ResizableDevices(
         pod=pod,
         request=request,
         vendor=vendor,
-        current=held,
-        target=_target(pod, held) or held,
-        usages=without_charges(usages.get(vendor.key, ()), charges),
-        budget=left.without(-memory, -cores, -devices),
+        current=current,
+        target=_target(pod, current),
+        usages=without_charges(view.usages(pod.node_name).get(vendor.key, ()), charges),
+        budget=budget.without(-memory, -cores, -devices),
         node_resizes=node is not None and node.annotations.get(NODE_RESIZES) == "true",
         evaded=counted_by_kubernetes(
-            quotas,
+            view.quotas_of(pod.ref.namespace),
             pod.scope,
             {vendor.resources.memory, vendor.resources.memory_percent, vendor.resources.cores},
         ),
@@ -105,10 +112,10 @@ def as_resized(pod: Pod, annotations: Mapping[str, str | None]) -> Pod:
     return replace(pod, annotations=resized)
 
 
-def _target(pod: Pod, held: Allocation) -> Allocation | None:
-    """Returns what *pod* is to have of the devices that it *held*, if its annotations say so."""
-    try:
+def _target(pod: Pod, current: Allocation) -> Allocation:
+    """Returns what *pod* is to have of its *current* devices; what it has unless its annotations say otherwise."""
+    with contextlib.suppress(MalformedInput):
         target = parse_shares(RESIZE_TARGET, pod.annotations.get(RESIZE_TARGET, ""))
-    except MalformedInput:
-        return None
-    return target if has_same_devices(target, held) else None
+        if has_same_devices(target, current):
+            return target
+    return current

@@ -8,11 +8,10 @@ handed the part of the store that it needs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from datetime import datetime
 
-from hami.model import Pod, QuotaLimits
-from hami.scheduling.quota import DeviceSizes, quota_allows
+from hami.state.admission import Admissions
 from hami.state.binding import Bindings, OpenBindings
 from hami.state.bookings import Booking
 from hami.state.decisions import Decisions, State
@@ -80,6 +79,7 @@ class Store:
             promises=promises,
         )
         self._decisions = Decisions(self._state)
+        self.admissions = Admissions(self._state, self._decisions)
         self.filtering = Filtering(self._state, self._decisions)
         self.bindings = Bindings(self._state)
         self.open_bindings = OpenBindings(self._state)
@@ -99,35 +99,6 @@ class Store:
         """Reports whether a Binding or a larger allocation may still be written."""
         with self._state.lock:
             return self.open_bindings.are_binding() or self.resizes.are_growing()
-
-    def claimable_sizes(self) -> frozenset[int]:
-        """Returns the different amounts of memory (MiB) of the devices that pods get by claims and share."""
-        with self._state.lock:
-            return self._state.table.claimable_sizes()
-
-    def device_sizes(self) -> Mapping[str, DeviceSizes]:
-        """Returns the sizes of the devices of all nodes, by vendor."""
-        with self._state.lock:
-            return self._state.table.sizes()
-
-    def offers(self, resource: str) -> bool:
-        """Reports whether a node has capacity of *resource*."""
-        with self._state.lock:
-            return self.nodes.offer(resource)
-
-    def quotas_of(self, namespace: str) -> Collection[QuotaLimits]:
-        """Returns the quotas of *namespace*."""
-        with self._state.lock:
-            return tuple(self.quotas.of(namespace).values())
-
-    def quota_allows(self, namespace: str, pod: Pod) -> bool:
-        """Reports whether the quotas of *namespace* have room for *pod*, as far as is known before devices are chosen.
-
-        A pod that requests nothing is allowed even where the quota is exceeded.
-        """
-        with self._state.lock:
-            budgets = self._decisions.budgets(namespace, pod.scope)
-        return quota_allows(self.vendors, budgets, pod)
 
     def view(self) -> View:
         """Returns the content of the store. The lock is held only while references are copied."""

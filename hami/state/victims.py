@@ -17,6 +17,7 @@ from hami.scheduling.preemption import (
     best_plan,
     no_pod_group,
 )
+from hami.state import dry_run
 from hami.state.plans import is_planned
 from hami.state.read_pod import MAX_GRACE_S, PodRecord
 from hami.state.view import View
@@ -64,7 +65,7 @@ def plan_preemption(
     Raises: MalformedInput for an unreadable annotation.
     """
     view = view.what_if(without=[pod.ref.uid])
-    names = view.may_preempt_on(pod, names)
+    names = dry_run.may_preempt_on(view, pod, names)
     ending = [record for record in view.facts.pods.values() if record.is_ending]
 
     def search(within_s: float) -> PreemptionPlan | None:
@@ -135,7 +136,8 @@ def plan_together(
     plans, planned = Plans(), set(planned)
     view = view.what_if(without=[pod.ref.uid for pod in pods])
     for pod in pods:
-        if (choice := view.choose(pod, names)) is not None:
+        choice = dry_run.choose(view, pod, names)
+        if choice is not None:
             plan = PreemptionPlan(choice.node, ())
         elif (
             found := plan_preemption(
@@ -145,12 +147,12 @@ def plan_together(
             return []
         else:
             plan, view = found, view.what_if(without=(*found.uids, *found.awaited))
-            choice = view.choose(pod, [plan.node])
+            choice = dry_run.choose(view, pod, [plan.node])
             if choice is None:  # plans of lower priority are in its way
                 return [(pod, plan)] if len(pods) == 1 else []
         planned.update(plan.uids)
         plans.append((pod, plan))
-        view = view.placed(pod, choice)
+        view = dry_run.placed(view, pod, choice)
     return plans
 
 
@@ -189,7 +191,7 @@ def plan_further(
     """
     view = view.what_if(without={pod.ref.uid, *ended})
     eviction = _Eviction(view, pod, rules, planned)
-    if view.choose(pod, [node]) is not None:
+    if dry_run.choose(view, pod, [node]) is not None:
         return PreemptionPlan(node, ())
     if (of_node := eviction.node(node, only_there=True)) is None:
         return None
@@ -263,7 +265,7 @@ class _Eviction:
             return None
         free += awaited
         uids = {*free, *chain.from_iterable(units)}
-        fits = self._view.fits_without(self._pod, name, uids)
+        fits = dry_run.fits_without(self._view, self._pod, name, uids)
         return PreemptionNode(
             name, tuple(units.values()), lambda ended: fits({*free, *ended}), tuple(awaited)
         )

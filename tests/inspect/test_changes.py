@@ -10,6 +10,7 @@ from hypothesis.strategies import randoms
 from hami.inspect.changes import MAX_ENDED, find_changes
 from hami.inspect.cluster import InspectedCluster
 from hami.model import PodScope, ScopeRequirement
+from hami.state import dry_run
 from testing.builders import gpu, gpus, node, pod, quota
 from testing.records import PENDING, held, record, some_record
 
@@ -22,10 +23,12 @@ def changes_of(cluster):
     """Returns the changes for the pod that waits in *cluster*; ``None`` if it fits."""
     inspected = InspectedCluster(cluster)
     waiting, view = inspected.pod_named("default", PENDING), inspected.view
-    if view.choose(waiting, inspected.offered) is not None:
+    if dry_run.choose(view, waiting, inspected.offered) is not None:
         return None
-    refusal = view.refuse(waiting, inspected.offered)
-    return find_changes(inspected, view, waiting, [node.node for node in view.closest(refusal)])
+    refusal = dry_run.refuse(view, waiting, inspected.offered)
+    return find_changes(
+        inspected, view, waiting, [node.node for node in dry_run.closest(view, refusal)]
+    )
 
 
 def texts(cluster):
@@ -211,7 +214,7 @@ def test_a_waiting_pod_fits_after_the_change(rng):
     changes = changes_of(some_record(rng))
     assume(changes)
     for change in changes:
-        assert change.view.choose(change.pod, [change.node]) is not None
+        assert dry_run.choose(change.view, change.pod, [change.node]) is not None
 
 
 @pytest.mark.slow

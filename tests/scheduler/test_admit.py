@@ -53,7 +53,7 @@ def admitter(*, force=True, name=SCHEDULER, quotas=(), **config):
     for one in quotas:
         replica.cache.quotas.upsert(one)
     return Admitter(
-        replica.cache,
+        replica.cache.admissions,
         Settings(scheduler_name=name, force_overwrite_default_scheduler=force),
     )
 

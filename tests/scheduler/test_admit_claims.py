@@ -82,8 +82,8 @@ def admitters(*quotas, settings=ALLOCATING, catalog=None, template=no_template, 
     replica, numbers = Replica(WatchedCluster(), Clock(), vendors=catalog), itertools.count(1)
     for item in quotas:
         replica.cache.quotas.upsert(item)
-    plain = Admitter(replica.cache, settings)
-    sizes = replica.cache.claimable_sizes
+    plain = Admitter(replica.cache.admissions, settings)
+    sizes = replica.cache.admissions.claimable_sizes
     return plain, ClaimAdmitter(
         plain, catalog, sizes, template, lambda: f"hami-{next(numbers):032x}"
     )

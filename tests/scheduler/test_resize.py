@@ -34,6 +34,7 @@ from hami.errors import ClusterError, HamiError
 from hami.scheduler.resize import PAUSE_S
 from hami.scheduler.resize_queue import RETRY_S
 from hami.state.promises import ANSWER_S
+from hami.state.resize_facts import plan_resize_in
 from testing.builders import INIT, content, gpu, gpus, node, pod, quota
 from testing.fake_cluster import no_answer
 from testing.replicas import Clock, Replica, WatchedCluster
@@ -248,7 +249,7 @@ def test_a_view_answers_as_the_scheduler_does(size):
     one, node, cache = world.run("a", small()), world.fake.nodes["n0"], world.leader.cache
     world.run("b", small())
     would, does = (
-        cache.view().plan_resize(one, {"c": size}, node),
+        plan_resize_in(cache.view(), one, {"c": size}, node),
         cache.resizes.begin(one, {"c": size}),
     )
     assert would == does is not None

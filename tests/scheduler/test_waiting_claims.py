@@ -206,7 +206,10 @@ def test_a_claim_that_is_made_during_the_binding_is_that_of_the_pod(method):
             with contextlib.suppress(Conflict):
                 waiting.fake.create_claim(
                     waiting_claim(
-                        asked, ONLY_NVIDIA, "spread", waiting.replica.cache.claimable_sizes
+                        asked,
+                        ONLY_NVIDIA,
+                        "spread",
+                        waiting.replica.cache.admissions.claimable_sizes,
                     ),
                     timeout=1,
                 )

@@ -26,6 +26,7 @@ from testing.builders import (
     node,
     pod,
     quota,
+    within_quota,
 )
 from testing.replicas import Clock
 from testing.stores import SmallStore, bound_to
@@ -131,13 +132,13 @@ def test_quotas_follow_a_deadline_that_is_set_later(first):
     )
     asked = pod(gpus(1, memory=1, cores=0), name="next")
     cache.pods.upsert(bound)
-    assert not cache.quota_allows("default", asked)
+    assert not within_quota(cache.admissions, "default", asked)
     before = cache.view().used
     cache.pods.upsert(replace(bound, resource_version="51", scope=PodScope(has_deadline=True)))
-    assert cache.quota_allows("default", asked)
+    assert within_quota(cache.admissions, "default", asked)
     assert cache.view().used == before
     cache.pods.upsert(replace(bound, resource_version="52", init_done=first is INIT))
-    assert cache.quota_allows("default", asked) is (first is INIT)
+    assert within_quota(cache.admissions, "default", asked) is (first is INIT)
 
 
 def test_an_allocation_that_comes_after_the_binding_is_not_booked():

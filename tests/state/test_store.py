@@ -9,6 +9,7 @@ from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.errors import MalformedInput
 from hami.model import NodePreference, NodeRequirement, Partition, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Refusal
+from hami.state import dry_run
 from hami.state.binding_annotations import render_labels
 from hami.state.filtering import (
     MAX_GROUPS,
@@ -18,7 +19,7 @@ from hami.state.filtering import (
     YIELD_S,
 )
 from hami.state.promises import ASSUMED_TTL_S, GROUP_TTL_S, NOMINATED_TTL_S, Rejected
-from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod, quota
+from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod, quota, within_quota
 from testing.stores import BOUND, SmallStore, bound_to
 
 ASKS = pod(gpus(2, memory=3000, cores=10))
@@ -687,7 +688,7 @@ def test_a_quota_counts_devices():
     cache = SmallStore()
     cache.quotas.upsert(quota(gpu=2))
     assert cache.place(pod(gpus(1, memory=10), name="a"))
-    assert not cache.quota_allows("default", pod(gpus(2), name="b"))
+    assert not within_quota(cache.admissions, "default", pod(gpus(2), name="b"))
     assert cache.place(pod(gpus(2, memory=10), name="b")) is None
     assert cache.place(pod(gpus(1, memory=10), name="b"))
     assert cache.place(pod(gpus(1, memory=10), name="c")) is None
@@ -705,16 +706,16 @@ def test_a_deleted_pod_returns_its_quota():
 def test_admission_checks_the_quota_before_devices_are_known(memory, fits):
     cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=2000))
-    assert cache.quota_allows("default", pod(gpus(1, memory=memory))) is fits
-    assert cache.quota_allows("other", pod(gpus(1, memory=memory)))
+    assert within_quota(cache.admissions, "default", pod(gpus(1, memory=memory))) is fits
+    assert within_quota(cache.admissions, "other", pod(gpus(1, memory=memory)))
 
 
 def test_a_pod_that_requests_no_device_needs_no_quota():
     cache = SmallStore()
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,500,5:;"))
     cache.quotas.upsert(quota(gpumem=100))
-    assert cache.quota_allows("default", pod(gpus(0)))
-    assert not cache.quota_allows("default", pod(gpus(1, memory=1)))
+    assert within_quota(cache.admissions, "default", pod(gpus(0)))
+    assert not within_quota(cache.admissions, "default", pod(gpus(1, memory=1)))
 
 
 HIGH = PodScope(priority_class="high")
@@ -727,8 +728,8 @@ OF_HIGH, OF_OTHERS = (
 def test_a_quota_with_scopes_limits_only_the_pods_in_them():
     cache = SmallStore()
     cache.quotas.upsert(OF_HIGH)
-    assert cache.quota_allows("default", pod(gpus(1, memory=3001)))
-    assert not cache.quota_allows("default", pod(gpus(1, memory=3001), scope=HIGH))
+    assert within_quota(cache.admissions, "default", pod(gpus(1, memory=3001)))
+    assert not within_quota(cache.admissions, "default", pod(gpus(1, memory=3001), scope=HIGH))
     assert cache.place(pod(gpus(1, memory=3001, cores=0), scope=HIGH)) is None
     assert cache.place(pod(gpus(1, memory=3001, cores=0))) == "n1"
 
@@ -739,11 +740,11 @@ def test_a_quota_counts_only_the_pods_in_its_scopes():
     cache.quotas.upsert(OF_OTHERS)
     assert cache.place(pod(gpus(1, memory=900, cores=0), name="plain")) == "n1"
     assert cache.place(pod(gpus(1, memory=2900, cores=0), name="high", scope=HIGH)) == "n1"
-    for view in (cache, cache.view()):
-        assert view.quota_allows("default", pod(gpus(1, memory=100)))
-        assert not view.quota_allows("default", pod(gpus(1, memory=101)))
-        assert view.quota_allows("default", pod(gpus(1, memory=100), scope=HIGH))
-        assert not view.quota_allows("default", pod(gpus(1, memory=101), scope=HIGH))
+    for view in (cache.admissions, cache.view()):
+        assert within_quota(view, "default", pod(gpus(1, memory=100)))
+        assert not within_quota(view, "default", pod(gpus(1, memory=101)))
+        assert within_quota(view, "default", pod(gpus(1, memory=100), scope=HIGH))
+        assert not within_quota(view, "default", pod(gpus(1, memory=101), scope=HIGH))
 
 
 # simulation
@@ -754,7 +755,7 @@ def test_a_simulation_sees_more_nodes_and_reserves_nothing():
     cache.pods.upsert(bound_to("a", "GPU-0,NVIDIA,8000,100:;"))
     view = cache.view().what_if(nodes=[node("m", gpu("GPU-0", memory_mib=8000)), node("x")])
     asked = pod(gpus(1, memory=8000))
-    assert view.choose(asked, ["m", "x"]).node == "m"
-    assert view.refuse(asked, ["m", "x"]).unknown == ("x",)
+    assert dry_run.choose(view, asked, ["m", "x"]).node == "m"
+    assert dry_run.refuse(view, asked, ["m", "x"]).unknown == ("x",)
     assert cache.open_bindings.unbound() == 0
     assert "m" not in device_usage(cache)

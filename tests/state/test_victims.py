@@ -9,6 +9,7 @@ import pytest
 from hami.codec.times import render_time
 from hami.model import DisruptionBudget, LabelRequirement, MigProfile, Partition, PodGroup
 from hami.scheduling.preemption import PreemptionPlan
+from hami.state import dry_run
 from hami.state.store import Store
 from hami.state.victims import (
     MAX_BUDGETS,
@@ -720,12 +721,19 @@ def test_a_plan_is_just_enough(first):
                     )
         waiting = waits(memory=rng.choice((2000, 5000, MIB)), count=rng.choice((1, 1, 2)))
         view, names = cache.view(), [name for name, _ in nodes]
-        if view.choose(waiting, names) is not None or (found := planned(cache, waiting)) is None:
+        if (
+            dry_run.choose(view, waiting, names) is not None
+            or (found := planned(cache, waiting)) is None
+        ):
             continue
-        assert view.what_if(without=found.uids).choose(waiting, [found.node]) is not None, seed
+        assert (
+            dry_run.choose(view.what_if(without=found.uids), waiting, [found.node]) is not None
+        ), seed
         assert all(priority < 100 for victim in found.victims for priority in victim.priorities), (
             seed
         )
         for spared in found.uids:
             without = set(found.uids) - {spared}
-            assert view.what_if(without=without).choose(waiting, [found.node]) is None, seed
+            assert dry_run.choose(view.what_if(without=without), waiting, [found.node]) is None, (
+                seed
+            )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis.strategies import integers
 
 from hami.scheduling.refusal import Choice
+from hami.state import dry_run
 from hami.state.store import Store
 from hami.state.view import MAX_OVERLAY, Policies
 from testing.builders import ONLY_NVIDIA, content, gpu, gpus, node, pod, quota
@@ -107,14 +108,20 @@ def test_a_view_with_changes_is_that_of_a_changed_cluster(seed):
             some_pod(rng, f"new{number}"),
             rng.sample([*NAMES, "more", "unknown"], rng.randint(1, 7)),
         )
-        choice, expected = view.choose(asked, names), changed.view().choose(asked, names)
+        choice, expected = (
+            dry_run.choose(view, asked, names),
+            dry_run.choose(changed.view(), asked, names),
+        )
         assert (choice and (choice.node, choice.placement)) == (
             expected and (expected.node, expected.placement)
         )
         if choice is None:
-            refusal, other = view.refuse(asked, names), changed.view().refuse(asked, names)
+            refusal, other = (
+                dry_run.refuse(view, asked, names),
+                dry_run.refuse(changed.view(), asked, names),
+            )
             assert (refusal.unfit, refusal.unknown) == (other.unfit, other.unknown)
-            assert view.closest(refusal) == changed.view().closest(other)
+            assert dry_run.closest(view, refusal) == dry_run.closest(changed.view(), other)
     assert content(store)[:3] == (before.nodes, before.bookings, before.used)
 
 
@@ -130,7 +137,7 @@ def test_pods_that_are_assumed_one_after_the_other_go_where_the_store_puts_them(
     store = store_of(nodes, (), quotas)
     view = store.view()
     for one in pods:
-        answer, view = view.assume(one, NAMES)
+        answer, view = dry_run.assume(view, one, NAMES)
         expected = store.filtering.assume(one, NAMES)
         assert isinstance(answer, Choice) == isinstance(expected, Choice)
         if isinstance(answer, Choice):
@@ -145,8 +152,10 @@ def test_a_view_that_differs_in_many_nodes_makes_a_table_of_its_own():
     ).view()
     placed = set()
     for number in range(len(names)):
-        answer, view = view.assume(pod(gpus(1, memory=10), name=f"p{number}"), names)
+        answer, view = dry_run.assume(view, pod(gpus(1, memory=10), name=f"p{number}"), names)
         placed.add(answer.node)
-        assert len(view._overlay) <= MAX_OVERLAY
+        assert len(view.overlay) <= MAX_OVERLAY
     assert placed == set(names)
-    assert not isinstance(view.assume(pod(gpus(1, memory=10), name="late"), names)[0], Choice)
+    assert not isinstance(
+        dry_run.assume(view, pod(gpus(1, memory=10), name="late"), names)[0], Choice
+    )

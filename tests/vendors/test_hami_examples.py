@@ -7,6 +7,7 @@ import pytest
 from hami.codec.objects import parse_node
 from hami.codec.pods import convert_pod
 from hami.inspect.cluster import InspectedCluster
+from hami.state import dry_run
 from hami.vendors.admission import admit_pod
 from hami.vendors.draft import PodDraft
 from hami.vendors.vocabulary import Vocabulary
@@ -38,7 +39,7 @@ def test_each_example_gets_its_devices(cluster, example):
     draft = PodDraft(pod_of(example))
     admit_pod(Vocabulary(cluster.vendors), draft)
     assert draft.requests_devices
-    choice = cluster.view.choose(convert_pod(draft.render()), [example.node])
+    choice = dry_run.choose(cluster.view, convert_pod(draft.render()), [example.node])
     shares = [
         tuple((share.memory_mib, share.cores) for share in container)
         for container in choice.placement

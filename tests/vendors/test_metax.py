@@ -14,7 +14,7 @@ from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Candidate, Catalog
-from testing.builders import booking_of, container, pod_request
+from testing.builders import booking_of, container, pod_request, within_quota
 from testing.stores import decide
 from testing.vendor_chart import CHART, given, on_node
 from testing.vendor_placing import cache_of
@@ -254,7 +254,7 @@ def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
         containers=(container(given(SGPU, 1, 4, 60)),),
         annotations=annotations,
     )
-    assert cache.quota_allows("default", asked) is fits
+    assert within_quota(cache.admissions, "default", asked) is fits
 
 
 def test_a_pod_counts_once_however_many_of_its_containers_share_a_card():

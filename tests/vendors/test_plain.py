@@ -10,7 +10,7 @@ from hami.model import Node, QuotaLimits
 from hami.scheduling.quota import remaining_budget
 from hami.scheduling.refusal import Choice
 from hami.vendors.request import device_request
-from testing.builders import APP, INIT, container, pod
+from testing.builders import APP, INIT, container, pod, within_quota
 from testing.vendor_chart import CHART, asked, given, on_node
 from testing.vendor_placing import cache_of
 from testing.vendor_rows import admit
@@ -160,7 +160,10 @@ def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
     cache.quotas.upsert(
         QuotaLimits(namespace="default", name="q", uid="uid", limits={V150.resources.cores: limit})
     )
-    assert cache.quota_allows("default", pod(container(given(V150, 2, None, 200)))) is covered
+    assert (
+        within_quota(cache.admissions, "default", pod(container(given(V150, 2, None, 200))))
+        is covered
+    )
 
 
 @pytest.mark.parametrize(
