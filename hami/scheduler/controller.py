@@ -64,7 +64,7 @@ class Controller(Task):
         self._now = now
         self._reported = OncePerKey(REPORTED_LIMIT)
         self._round = 0
-        self._quota_reports = QuotaReports(store, events)
+        self._quota_reports = QuotaReports(store.quotas, store.vendors, events)
         self.handshakes_requested = 0
 
     def step(self) -> float:

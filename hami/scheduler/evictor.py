@@ -22,10 +22,10 @@ from hami.kube.events import EventRecorder
 from hami.model import EvictedTogether, PodRef
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
-from hami.state.evictions import MarkedUnit
+from hami.state.evictions import Evictions, MarkedUnit
+from hami.state.pods import PodRecords
 from hami.state.promises import Promise
 from hami.state.read_pod import MAX_GRACE_S, PodRecord
-from hami.state.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,8 @@ class Evictor:
     def __init__(
         self,
         cluster: Cluster,
-        store: Store,
+        evictions: Evictions,
+        pods: PodRecords,
         events: EventRecorder,
         leadership: Leadership,
         metrics: Metrics,
@@ -78,7 +79,8 @@ class Evictor:
         now: Callable[[], datetime],
     ) -> None:
         self._cluster = cluster
-        self._store = store
+        self._evictions = evictions
+        self._pods = pods
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
@@ -91,13 +93,7 @@ class Evictor:
     def take_over(self) -> None:
         """Goes on with what an earlier leader has begun. A new leader calls this before it evicts anybody."""
         until = self._clock() + INHERITED_S
-        # else another scheduler has the node, and evicts them
-        is_known = self._store.nodes.is_known
-        self._units = [
-            _inherited(unit, until)
-            for unit in self._store.evictions.marked_units()
-            if unit.preemptor and any(is_known(record.node) for record in unit.records)
-        ]
+        self._units = [_inherited(unit, until) for unit in self._evictions.inherited_units()]
 
     def begin_step(self) -> None:
         """Allows as many writes as a step may have."""
@@ -129,7 +125,7 @@ class Evictor:
         if self._clock() < self._settle_from:
             return
         for eviction in list(self._units):
-            if self._store.evictions.are_under_way(eviction.refs):
+            if self._evictions.are_under_way(eviction.refs):
                 continue
             try:
                 self._end(eviction, beat)
@@ -146,7 +142,7 @@ class Evictor:
         """Finishes or spares a unit, as far as that is possible now. Raises: EvictionStopped, EvictionPaused,
         ClusterError."""
         if eviction.inherited_until > -math.inf and not eviction.has_begun:
-            eviction.has_begun = any(_has_ended(self._store.pods.get(uid)) for uid in eviction.refs)
+            eviction.has_begun = any(_has_ended(self._pods.get(uid)) for uid in eviction.refs)
         if eviction.has_begun:
             self._delete_rest(eviction, beat)
             self._units.remove(eviction)
@@ -181,7 +177,7 @@ class Evictor:
         if eviction.has_begun:
             return
         for uid, ref in eviction.refs.items():
-            if uid in eviction.marks or _has_ended(self._store.pods.get(uid)):
+            if uid in eviction.marks or _has_ended(self._pods.get(uid)):
                 continue
             self._check_wanted(promise)
             self._spend(beat)
@@ -200,7 +196,7 @@ class Evictor:
     def _delete_rest(self, eviction: UnitEviction, beat: Callable[[], object]) -> None:
         """Deletes those pods of a unit that have not been deleted yet."""
         for uid, ref in eviction.refs.items():
-            record = self._store.pods.get(uid)
+            record = self._pods.get(uid)
             if uid in eviction.deleted or record is None or _has_ended(record):
                 continue
             self._check_leads()
@@ -224,7 +220,7 @@ class Evictor:
         is one that has been deleted, spares a unit whose last pod is there without it.
         """
         for uid in sorted(eviction.marks, reverse=True):
-            record = self._store.pods.get(uid)
+            record = self._pods.get(uid)
             if record is not None and not _has_ended(record):
                 if record.version < eviction.marks[uid]:
                     return False  # the watch is late
@@ -246,7 +242,7 @@ class Evictor:
 
     def _check_wanted(self, promise: Promise) -> None:
         self._check_leads()
-        if not self._store.evictions.still_wanted(promise):
+        if not self._evictions.still_wanted(promise):
             raise EvictionStopped(f"pod {promise.ref} does not wait for others any more")
 
     def _spend(self, beat: Callable[[], object]) -> None:

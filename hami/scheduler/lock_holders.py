@@ -24,7 +24,9 @@ from hami.scheduler.lock_judgement import (
 )
 from hami.scheduler.lock_states import LockId, LockState
 from hami.state.binding_annotations import failed_allocation
-from hami.state.store import Store
+from hami.state.nodes import NodeCache
+from hami.state.pods import PodCache
+from hami.vendors.spec import Catalog
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +43,18 @@ class LockHolders:
     def __init__(
         self,
         cluster: Cluster,
-        store: Store,
+        nodes: NodeCache,
+        pods: PodCache,
+        vendors: Catalog,
         allocation_timeout: float,
         leading_since: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
         self._cluster = cluster
-        self._nodes = store.nodes
-        self._pods = store.pods
-        self._vendors = store.vendors
-        self._to_allocate = failed_allocation(store.vendors)
+        self._nodes = nodes
+        self._pods = pods
+        self._vendors = vendors
+        self._to_allocate = failed_allocation(vendors)
         self._allocation_timeout = allocation_timeout
         self._leading_since = leading_since
         self._clock = clock

@@ -68,7 +68,15 @@ class NodeLocks:
         self._clock = clock
         self._now = now
         self._revoked = failed_allocation(store.vendors)
-        self._holders = LockHolders(cluster, store, allocation_timeout, leading_since, clock)
+        self._holders = LockHolders(
+            cluster,
+            store.nodes,
+            store.pods,
+            store.vendors,
+            allocation_timeout,
+            leading_since,
+            clock,
+        )
 
     @contextlib.contextmanager
     def held(

@@ -64,7 +64,16 @@ class Preemptor(Task):
         self._planner = planner
         self._metrics = metrics
         self._clock = clock
-        self._evictor = Evictor(cluster, store, events, leadership, metrics, clock=clock, now=now)
+        self._evictor = Evictor(
+            cluster,
+            store.evictions,
+            store.pods,
+            events,
+            leadership,
+            metrics,
+            clock=clock,
+            now=now,
+        )
         self._is_new_term = False
         self._attempts = Attempts()
         self._plan_from = -math.inf

@@ -7,8 +7,9 @@ import logging
 from hami.kube.events import EventRecorder
 from hami.model import QuotaRef
 from hami.runtime.once import OncePerKey
-from hami.state.store import Store
+from hami.state.quotas import QuotaCache
 from hami.vendors.quota_entries import QuotaEntries
+from hami.vendors.spec import Catalog
 
 log = logging.getLogger(__name__)
 
@@ -16,12 +17,12 @@ REPORTED_LIMIT = 10_000  # entries that are remembered as reported
 
 
 class QuotaReports:
-    """The reports on the quotas in a store."""
+    """The reports on *quotas*."""
 
-    def __init__(self, store: Store, events: EventRecorder) -> None:
-        self._quotas = store.quotas
+    def __init__(self, quotas: QuotaCache, vendors: Catalog, events: EventRecorder) -> None:
+        self._quotas = quotas
         self._events = events
-        self._entries = QuotaEntries(store.vendors)
+        self._entries = QuotaEntries(vendors)
         self._reported = OncePerKey(REPORTED_LIMIT)
         self._changes = 0  # of the quotas, up to which entries were reported
 

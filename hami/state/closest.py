@@ -27,8 +27,8 @@ EXCLUDED_BITS = 16  # of the number of devices that rules exclude, over all requ
 
 
 class ClosestNodes:
-    """How far the nodes of *table* are from serving *request*, remembered until they change. Budgets are no part of
-    it."""
+    """The distances of the nodes of *table* from serving *request*, without budgets. They are remembered until the
+    nodes change."""
 
     def __init__(self, table: Table, request: PodRequest) -> None:
         self._table = table

@@ -126,10 +126,16 @@ class Evictions:
         with self._state.lock:
             plan.mark_evicted()
 
-    def marked_units(self) -> list[MarkedUnit]:
-        """Returns the pods that carry the condition of an eviction, by those that are evicted together."""
+    def inherited_units(self) -> list[MarkedUnit]:
+        """Returns the pods that carry the condition of an eviction by the preemptor of another term, by those that are
+        evicted together. Where no node of theirs is known, another scheduler has these, and evicts them."""
+        units: list[MarkedUnit] = []
         with self._state.lock:
-            return marked_units(self._state.pods.preempted(), self._state.pods.get)
+            is_known = self._state.nodes.is_known
+            for unit in marked_units(self._state.pods.preempted(), self._state.pods.get):
+                if unit.preemptor and any(is_known(record.node) for record in unit.records):
+                    units.append(unit)
+        return units
 
     def _alive(self, uids: Collection[str]) -> tuple[PodRecord, ...]:
         alive: list[PodRecord] = []

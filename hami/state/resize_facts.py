@@ -22,7 +22,7 @@ from hami.scheduling.resize import (
     plan_resize,
     without_charges,
 )
-from hami.scheduling.usage import peak_charges, total_charge
+from hami.scheduling.usage import Charge, peak_charges, total_charge
 from hami.state.read_pod import PodRecord
 from hami.state.view import View
 from hami.vendors.shares import read_allocation
@@ -58,12 +58,11 @@ def _resizable_devices(view: View, pod: Pod, node: Node | None) -> ResizableDevi
     allocated = pod.annotations.get(GPU_ALLOCATED, "")
     vendor = next(iter(view.vendors.allocated_in((GPU_ALLOCATED,))), None)
     booking = view.booking(pod.ref.uid)
-    without_gpus = MalformedInput(GPU_ALLOCATED, allocated, "the pod holds no GPUs")
-    if vendor is None or request is None or booking is None:
-        raise without_gpus
-    charges = dict(booking.charges).get(vendor.key, ())
-    if not charges or not allocated:
-        raise without_gpus
+    charges: tuple[Charge, ...] = ()
+    if vendor is not None and booking is not None:
+        charges = dict(booking.charges).get(vendor.key, ())
+    if vendor is None or request is None or not charges or not allocated:
+        raise MalformedInput(GPU_ALLOCATED, allocated, "the pod holds no GPUs")
     current = read_allocation(pod, vendor, INT32_MAX)
     kinds = [container.kind for container in pod.containers]
     if peak_charges(kinds, current, init_done=pod.init_done) != charges:
@@ -94,11 +93,14 @@ def _resizable_devices(view: View, pod: Pod, node: Node | None) -> ResizableDevi
 def resized_annotations(plan: ResizePlan) -> dict[str, str | None]:
     """Returns the annotations of a pod that say what is booked for it and what it is to have."""
     booked, target = render_shares(plan.booked), render_shares(plan.target)
-    return {
+    annotations: dict[str, str | None] = {
         RESIZED: booked,
         GPU_ALLOCATED: booked,
-        RESIZE_TARGET: target if target != booked else None,
+        RESIZE_TARGET: None,
     }
+    if target != booked:
+        annotations[RESIZE_TARGET] = target
+    return annotations
 
 
 def as_resized(pod: Pod, annotations: Mapping[str, str | None]) -> Pod:

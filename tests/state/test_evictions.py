@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hami.model import EvictedTogether
+from hami.state.evictions import marked_units
 from testing.stores import SmallStore, bound_to
 
 TOGETHER = EvictedTogether(3, "uid-c")
@@ -34,7 +35,7 @@ def units(**states):
             cache.pods.upsert(item)
     return [
         (unit.has_begun, unit.is_complete, [record.ref.name for record in unit.records])
-        for unit in cache.evictions.marked_units()
+        for unit in marked_units(cache.pods.preempted(), cache.pods.get)
     ]
 
 
@@ -94,6 +95,6 @@ def test_pods_of_several_evictions_are_told_apart():
         cache.pods.upsert(state_of(name, MARKED, together, preemptor))
     found = {
         (unit.preemptor, "".join(record.ref.name for record in unit.records))
-        for unit in cache.evictions.marked_units()
+        for unit in marked_units(cache.pods.preempted(), cache.pods.get)
     }
     assert found == {("p", "ab"), ("p", "cd"), ("p", "e"), ("q", "f"), ("", "g")}
