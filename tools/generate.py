@@ -15,7 +15,7 @@ from hami.codec.device_config import chart_config
 from hami.inspect.vendors import entries, render
 from hami.vendors.entry_points import full_catalog
 from testing import compatibility
-from tools import admission, chart, configuration_reference, policies, walk
+from tools import admission, card_figures, chart, configuration_reference, policies, walk
 
 __all__ = ["generated_files"]
 
@@ -57,6 +57,9 @@ def generated_files() -> dict[Path, str]:
         ROOT / "docs" / "configuration.md": configuration_reference.render(),
         DEVICES: render_devices(DEVICES.read_text()),
         ARCHITECTURE: walk.rendered_page(ARCHITECTURE.read_text()),
+        card_figures.PAGE: card_figures.render_page(
+            card_figures.PAGE.read_text(), card_figures.Results()
+        ),
         readme: compatibility.summarized(readme.read_text(), compatibility.DOCUMENT.read_text()),
     }
 

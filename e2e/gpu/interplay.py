@@ -45,7 +45,8 @@ def captures(card: Card) -> Result:
 
 
 def deep_binding(card: Card) -> Result:
-    """A library that is loaded with RTLD_DEEPBIND finds the driver first: known to escape."""
+    """A program that loads the driver with RTLD_DEEPBIND and asks it with dlsym: the error beyond the limit. That
+    is not what a library does that is linked with the driver."""
     path = str(card.builds.driver / "libcuda.so.1") if card.is_fake else "libcuda.so.1"
     code = (
         "import ctypes, os, sys\n"

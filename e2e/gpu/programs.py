@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from e2e.gpu.card import Card, Container, Skipped
+from e2e.gpu.card import LIMIT, Card, Container, Skipped
 from testing.limiter.layout import Region
 
 __all__ = ["LAZY", "OTHERS", "TORCH", "Nvml", "counted_and_seen", "sampled"]
@@ -35,8 +35,9 @@ TORCH = {
     + _BEGIN,
     "FFT": _BEGIN + "y = torch.fft.fft2(x)\n",
     "out of memory": _BEGIN
-    + "try:\n    y = torch.empty(1 << 40, dtype=torch.uint8, device='cuda')\n"
-    "except torch.OutOfMemoryError:\n    pass\n",
+    + f"try:\n    y = torch.empty({LIMIT + (1 << 30)}, dtype=torch.uint8, device='cuda')\n"
+    "except torch.OutOfMemoryError:\n    pass\n"
+    "else:\n    raise SystemExit('more than the limit was given')\n",
 }
 _WAIT = "\nprint('ready', flush=True)\nimport sys; sys.stdin.read()\n"
 
