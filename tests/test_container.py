@@ -213,7 +213,8 @@ def test_only_the_device_plugin_image_has_its_packages():
 def test_the_limiter_is_the_release_build_for_the_architecture_of_the_image():
     assert "release" in of("build-limiter", "RUN")[-1]
     assert 'TARGETS="$(uname -m)"' in of("build-limiter", "RUN")[-1]
-    assert f"cd /limiter && sha256sum {LIBRARY} >{CHECKSUMS}" in of("build-limiter", "RUN")[-1]
+    files = f"{LIBRARY} hami-memory-wall"
+    assert f"cd /limiter && sha256sum {files} >{CHECKSUMS}" in of("build-limiter", "RUN")[-1]
     assert "--from=build-limiter /limiter /limiter" in of("device-plugin", "COPY")
     assert ignored("libvgpu/build")
     assert ignored("libvgpu/tests")

@@ -39,6 +39,8 @@ PAGES = (
 )
 DOCS = [*(ROOT / page for page in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 CODE = [ast.parse(path.read_text()) for path in sorted((ROOT / "hami").rglob("*.py"))]
+WALL = re.findall(r'"([^"\n]+)"', (ROOT / "libvgpu" / "wall" / "memory_wall.c").read_text())
+"""Texts of hami-memory-wall."""
 TESTS = "".join(
     path.read_text()
     for folder in ("tests", "e2e", "benchmarks")
@@ -162,6 +164,7 @@ def flags_of(command):
 
 
 FLAGS = set().union(*map(flags_of, main.all().values()), {"--version"})
+FLAGS |= {text for text in WALL if re.fullmatch("--[a-z-]+", text)}
 
 
 @of_each
@@ -434,7 +437,7 @@ OF_OTHERS = {"No such option", "failed calling webhook"}
 @cache
 def messages():
     """Returns all texts in the code, one a line, with … for values."""
-    told = list(literals())
+    told = [*literals(), *WALL]
     for node in (
         node for tree in CODE for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
     ):

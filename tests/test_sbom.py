@@ -51,6 +51,7 @@ def system(tmp_path):
     (tmp_path / "os-release").write_text(OS_RELEASE)
     (tmp_path / "limiter").mkdir()
     (tmp_path / "limiter" / "libvgpu.so").write_text("library")
+    (tmp_path / "limiter" / "hami-memory-wall").write_text("program")
     (tmp_path / "libvgpu" / "src").mkdir(parents=True)
     (tmp_path / "libvgpu" / "Makefile").write_text("all:")
     (tmp_path / "libvgpu" / "src" / "a.c").write_text("int a;")
@@ -126,7 +127,13 @@ def test_the_required_fields_of_the_schema_are_there(made):
     assert all(refs)
     assert len(set(refs)) == len(refs)
     for one in (root, *components):
-        assert one["type"] in ("container", "library", "operating-system", "file")
+        assert one["type"] in (
+            "application",
+            "container",
+            "library",
+            "operating-system",
+            "file",
+        )
         assert one["name"]
         assert one.get("scope", EXCLUDED) == EXCLUDED
         assert one.keys() <= {
@@ -177,7 +184,8 @@ def test_packages_of_the_distribution_are_those_that_are_installed(system):
 
 
 def test_the_limiter_has_its_checksum_and_names_what_it_was_built_from(system, made):
-    assert limiter(system / "limiter")["hashes"] == sha256("library")
+    files = [(one["type"], one["hashes"]) for one in limiter(system / "limiter")]
+    assert files == [("library", sha256("library")), ("application", sha256("program"))]
     inputs = list(build_inputs(system / "libvgpu", system / "built"))
     assert [(one["name"], one.get("version"), one.get("hashes")) for one in inputs] == [
         ("libvgpu/Makefile", None, sha256("all:")),
@@ -185,13 +193,15 @@ def test_the_limiter_has_its_checksum_and_names_what_it_was_built_from(system, m
         ("ziglang", "0.17.1", None),
     ]
     assert {one["scope"] for one in inputs} == {EXCLUDED}
-    (image, library) = json.loads(made)["dependencies"]
-    assert library == {
-        "ref": f"file:{system}/limiter/libvgpu.so",
-        "dependsOn": [one["bom-ref"] for one in inputs[2:] + inputs[:2]],
-    }
-    assert library["ref"] in image["dependsOn"]
-    assert not set(library["dependsOn"]) & set(image["dependsOn"])
+    image, *built = json.loads(made)["dependencies"]
+    parts = [one["bom-ref"] for one in inputs[2:] + inputs[:2]]
+    folder = f"file:{system}/limiter"
+    assert built == [
+        {"ref": f"{folder}/hami-memory-wall", "dependsOn": parts},
+        {"ref": f"{folder}/libvgpu.so", "dependsOn": parts},
+    ]
+    assert {one["ref"] for one in built} <= set(image["dependsOn"])
+    assert not set(parts) & set(image["dependsOn"])
 
 
 @pytest.mark.parametrize(

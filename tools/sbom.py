@@ -24,7 +24,8 @@ import click
 Component = dict[str, Any]
 EXCLUDED = "excluded"
 """The scope of what an image was built from, and does not contain."""
-LIMITER = "libvgpu.so"
+LIMITER = ("libvgpu.so", "hami-memory-wall")
+"""What the image has of the limiter."""
 _MAX_LICENSE = 64  # characters; a longer one is the text of the license
 _HEADERS = HeaderParser()
 
@@ -71,12 +72,12 @@ def debian_packages(status: Path, os_release: Path) -> Iterator[Component]:
         )
 
 
-def limiter(folder: Path) -> Component:
-    """Returns the limiter's library in *folder*, with its checksum."""
-    library = folder / LIMITER
-    return _component(
-        "library", LIMITER, version("hami"), f"file:{library}", hashes=_hashes(library)
-    )
+def limiter(folder: Path) -> Iterator[Component]:
+    """Yields the limiter's library and program in *folder*, with their checksums."""
+    for name in LIMITER:
+        path = folder / name
+        kind = "library" if path.suffix else "application"
+        yield _component(kind, name, version("hami"), f"file:{path}", hashes=_hashes(path))
 
 
 def build_inputs(sources: Path, built_with: Path) -> Iterator[Component]:
@@ -97,9 +98,8 @@ def render(image: str, components: Iterable[Component]) -> str:
     refs = [one["bom-ref"] for one in found if one.get("scope") != EXCLUDED]
     inputs = [one["bom-ref"] for one in found if one.get("scope") == EXCLUDED]
     links = [{"ref": image, "dependsOn": refs}]
-    links += [
-        {"ref": ref, "dependsOn": inputs} for ref in refs if ref.endswith(f"/{LIMITER}") and inputs
-    ]
+    built = tuple(f"/{name}" for name in LIMITER)
+    links += [{"ref": ref, "dependsOn": inputs} for ref in refs if ref.endswith(built) and inputs]
     content = {
         "version": 1,
         "metadata": {"component": _component("container", image, version("hami"), image)},
@@ -206,7 +206,7 @@ FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.option(
     "--check", type=FILE, help="Compare this bill with what is installed, instead of printing one."
 )
-@click.option("--limiter", "folder", type=FOLDER, help="The directory with the limiter's library.")
+@click.option("--limiter", "folder", type=FOLDER, help="The directory with the limiter's files.")
 @click.option("--sources", type=FOLDER, help="The sources from which it was built.")
 @click.option(
     "--built-with", type=FOLDER, help="The metadata of the Python packages with which it was built."
@@ -251,7 +251,7 @@ def _print_or_check(
     """Prints the bill of materials of *name*, or the differences of that in *check*, which it returns."""
     installed = [*python_packages(), *debian_packages(dpkg_status, os_release)]
     if folder is not None:
-        installed.append(limiter(folder))
+        installed += limiter(folder)
     if check is None:
         excluded = [] if inputs is None else build_inputs(*inputs)
         click.echo(render(str(name), [*installed, *excluded]), nl=False)

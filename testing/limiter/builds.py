@@ -106,6 +106,10 @@ class Builds:
         """libvgpu.so, of one of `VARIANTS`. Raises: Unavailable."""
         return self._made(variant, lambda folder: make_library(folder, variant)) / "libvgpu.so"
 
+    def wall(self, variant: str = "plain") -> Path:
+        """hami-memory-wall, of one of `VARIANTS`. Raises: Unavailable."""
+        return self.library(variant).with_name("hami-memory-wall")
+
     @property
     def client(self) -> Path:
         """The C program that does what it is told. Raises: Unavailable."""
@@ -149,8 +153,38 @@ class Builds:
 
         return self._made("reader.so", compile_it)
 
+    @property
+    def static(self) -> Path:
+        """A static program with the fake driver in it. Raises: Unavailable."""
+
+        def compile_it(target: Path) -> None:
+            flags = [
+                "-std=gnu11",
+                "-static",
+                "-O2",
+                "-w",
+                "-D_GNU_SOURCE",
+                "-I",
+                SOURCE / "tests" / "fake",
+            ]
+            main = SOURCE / "tests" / "clients" / "static.c"
+            sources = self._driver_sources(self.driver)
+            self._compile(*flags, "-I", self.headers, "-o", target, main, *sources, "-lpthread")
+
+        return self._made("static", compile_it, *CUDA_HEADERS)
+
+    @property
+    def old_nvml(self) -> Path:
+        """An NVML from before release 615. Raises: Unavailable."""
+
+        def compile_it(target: Path) -> None:
+            main = SOURCE / "tests" / "clients" / "old_nvml.c"
+            self._compile("-shared", "-fPIC", "-Wall", "-o", target, main)
+
+        return self._made("old-nvml.so", compile_it)
+
     def release(self) -> dict[str, Path]:
-        """Libraries of the release by architecture, stripped. Raises: Unavailable."""
+        """Libraries of the release by architecture, stripped; hami-memory-wall is beside each. Raises: Unavailable."""
         made = self._made("release", make_release, "zig")
         return {target: made / target / "libvgpu.so" for target in TARGETS}
 
@@ -223,21 +257,24 @@ class Builds:
             "-I",
             fake,
         ]
-        common += ["-Wl,-Bsymbolic", "-lpthread", "-ldl", fake / "machine.c", fake / "card.c"]
-        cuda = [
-            fake / "fakecuda.c",
-            fake / "oldcuda.c",
-            folder / "cuda" / "stubs.c",
-            folder / "cuda" / "table.c",
-        ]
+        machine = [fake / "machine.c", fake / "card.c", fake / "groups.c"]
+        common += ["-Wl,-Bsymbolic", "-lpthread", "-ldl"]
+        cuda = self._driver_sources(folder)
         soname = "-Wl,-soname,libcuda.so.1"
         self._compile(*common, "-I", self.headers, soname, "-o", folder / "libcuda.so.1", *cuda)
-        nvml_sources = [fake / "fakenvml.c", folder / "nvml" / "stubs.c"]
+        nvml_sources = [*machine, fake / "fakenvml.c", folder / "nvml" / "stubs.c"]
         soname = "-Wl,-soname,libnvidia-ml.so.1"
         self._compile(
             *common, "-I", nvml, soname, "-o", folder / "libnvidia-ml.so.1", *nvml_sources
         )
         (folder / "libcuda.so").symlink_to("libcuda.so.1")
+
+    def _driver_sources(self, folder: Path) -> list[Path]:
+        """Returns the sources of the fake libcuda.so.1. *folder*: with those that are generated."""
+        fake = SOURCE / "tests" / "fake"
+        names = ("machine.c", "card.c", "groups.c", "fakecuda.c", "oldcuda.c")
+        generated = ("stubs.c", "table.c")
+        return [*(fake / name for name in names), *(folder / "cuda" / name for name in generated)]
 
     def _compile_client(self, folder: Path) -> None:
         folder.mkdir()
@@ -362,6 +399,8 @@ def everything(only_driver: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     for name in SANITIZED:
         yield f"{name}, asan", functools.partial(builds.program, name, "asan")
     yield "reader", lambda: builds.reader
+    yield "static program", lambda: builds.static
+    yield "old NVML", lambda: builds.old_nvml
     yield "release", builds.release
     yield "client and fake driver for arm64", lambda: arm64().client
     for name in PINS:

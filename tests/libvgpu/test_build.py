@@ -75,10 +75,12 @@ def test_release_runs_on_glibc_of_2012_and_is_small(release, target):
     assert release[target].stat().st_size < 130_000
 
 
+@pytest.mark.parametrize("name", ["libvgpu.so", "hami-memory-wall"])
 @pytest.mark.parametrize("target, machine", [("x86_64", "X86-64"), ("aarch64", "AArch64")])
-def test_release_is_made_for_its_machine_and_hardened(release, target, machine):
+def test_release_is_made_for_its_machine_and_hardened(release, target, machine, name):
+    path = release[target].with_name(name)
     text = subprocess.run(
-        ["readelf", "--wide", "--file-header", "--program-headers", "--dynamic", release[target]],
+        ["readelf", "--wide", "--file-header", "--program-headers", "--dynamic", path],
         capture_output=True,
         text=True,
         check=True,
@@ -88,9 +90,11 @@ def test_release_is_made_for_its_machine_and_hardened(release, target, machine):
     assert "GNU_RELRO" in text
     assert "BIND_NOW" in text
     assert "TEXTREL" not in text
-    assert (
-        FIRST_LINE.encode() in release[target].read_bytes()
-    )  # by which the device plugin knows it
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_device_plugin_knows_the_release(release, target):
+    assert FIRST_LINE.encode() in release[target].read_bytes()
 
 
 def test_all_architectures_have_the_same_functions(release):
@@ -108,8 +112,9 @@ def test_release_is_the_same_in_every_build(release, tmp_path):
         source=tmp_path / "elsewhere",
         ZIG_GLOBAL_CACHE_DIR=str(tmp_path / "cache"),
     )
-    again = tmp_path / "built" / TARGETS[0] / "libvgpu.so"
-    assert again.read_bytes() == release[TARGETS[0]].read_bytes()
+    for name in ("libvgpu.so", "hami-memory-wall"):
+        again = tmp_path / "built" / TARGETS[0] / name
+        assert again.read_bytes() == release[TARGETS[0]].with_name(name).read_bytes()
 
 
 def test_release_holds_its_limits(builds, release, tmp_path):

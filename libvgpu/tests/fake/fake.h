@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 enum { FAKE_DEVICES = 16, FAKE_PROCESSES = 4096, FAKE_SHARES = 1024, FAKE_HOLDERS = 16 };
+enum { FAKE_GROUPS = 64, FAKE_PATH = 256 };
 enum { FAKE_RUNNERS = 128, FAKE_QUEUE = 2048, FAKE_SLICES = 4096 };
 
 struct fake_process {
@@ -56,6 +57,13 @@ struct fake_card {
     struct fake_runner runner[FAKE_RUNNERS];
 };
 
+/* Limits of a control group. */
+struct fake_group {
+    char path[FAKE_PATH]; /* its directory; empty for none */
+    uint64_t inode;
+    uint64_t soft[FAKE_DEVICES], hard[FAKE_DEVICES];
+};
+
 struct fake_machine {
     _Atomic int ready;
     int32_t processes;
@@ -68,6 +76,8 @@ struct fake_machine {
     int32_t serials; /* of shares and pools */
     struct fake_card card[FAKE_DEVICES];
     pthread_mutex_t lock, clock; /* robust; their size is that of the architecture */
+    struct fake_group group[FAKE_GROUPS];
+    char cgroup[FAKE_PROCESSES][FAKE_PATH]; /* of each process, its control group */
 };
 
 struct fake_row {
@@ -109,5 +119,14 @@ bool fake_hold(int share, int holder);
 void fake_leave(int share, int holder);
 uint64_t fake_space(void);
 void fake_uuid(int device, char *text); /* 41 bytes */
+
+/* Control groups; the caller locks. */
+bool fake_wall_is(const char *name);
+bool fake_group_has_files(const char *path);
+struct fake_group *fake_find_group(const char *path); /* NULL for one without limits */
+struct fake_group *fake_make_group(const char *path); /* NULL for one that does not exist */
+uint64_t fake_group_used(const char *path, int card);
+uint64_t fake_group_left(int place, int card, uint64_t *total);
+void fake_join_group(int place);
 
 #endif

@@ -451,6 +451,7 @@ static struct fake_process *process(void)
         self->start = start_time();
         self->space = fake_space();
         self->pid = initialized_by;
+        fake_join_group(i);
         return self;
     }
     abort();
@@ -471,7 +472,13 @@ static bool occupy(int device, int64_t bytes)
     struct fake_process *own = process();
     if (bytes > 0 && machine->used[at] + bytes > machine->peak[at] && machine->used[at] + bytes > settings.judge)
         fake_prune();
-    if (bytes > 0 && machine->used[at] + bytes > total()) {
+    uint64_t most;
+    uint64_t left = bytes > 0 ? fake_group_left((int)(own - machine->process), at, &most) : UINT64_MAX;
+    if (left < (uint64_t)bytes && bytes > 0) {
+        fake_prune();
+        left = fake_group_left((int)(own - machine->process), at, &most);
+    }
+    if (bytes > 0 && (machine->used[at] + bytes > total() || left < (uint64_t)bytes)) {
         good = false;
     } else {
         own->used[at] += bytes;
@@ -999,6 +1006,10 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     fake_lock();
     *total_bytes = (size_t)total();
     *free_bytes = *total_bytes - (size_t)fake_machine()->used[card(current()->device)];
+    uint64_t most;
+    uint64_t left = fake_group_left((int)(process() - fake_machine()->process), card(current()->device), &most);
+    *free_bytes = left < *free_bytes ? left : *free_bytes;
+    *total_bytes = most < *total_bytes ? most : *total_bytes;
     fake_unlock();
     return CUDA_SUCCESS;
 }

@@ -10,6 +10,8 @@
 #include <nvml.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static int number(nvmlDevice_t device)
 {
@@ -261,4 +263,63 @@ nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
 {
     snprintf(name, length, "process %u", pid);
     return NVML_SUCCESS;
+}
+
+/* -- limits of memory by control group, of release 615 */
+
+static bool is_beyond(unsigned long long limit)
+{
+    return limit != NVML_DEVICE_MEMORY_LIMIT_MAX && limit > (unsigned long long)fake_number("FAKE_CUDA_TOTAL_MIB", 16384) << 20;
+}
+
+static bool is_unsupported(void)
+{
+    return fake_wall_is("off") || fake_number("FAKE_NVML_MIG", 0);
+}
+
+nvmlReturn_t nvmlDeviceSetMemoryLimits_v1(nvmlDevice_t device, nvmlSetMemoryLimits_v1_t *limits)
+{
+    int card = number(device);
+    struct stat about;
+    if (!limits->nameSpace)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (fake_number("FAKE_NVML_UID", (long)geteuid()) != 0)
+        return NVML_ERROR_NO_PERMISSION;
+    if (is_unsupported())
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (stat(limits->nameSpace, &about) != 0)
+        return NVML_ERROR_OPERATING_SYSTEM;
+    if (limits->softLimit > limits->hardLimit || is_beyond(limits->softLimit) || is_beyond(limits->hardLimit))
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (fake_wall_is("dmem") && !fake_group_has_files(limits->nameSpace))
+        return NVML_ERROR_NOT_FOUND;
+    fake_lock();
+    struct fake_group *group = fake_make_group(limits->nameSpace);
+    group->soft[card] = limits->softLimit;
+    group->hard[card] = limits->hardLimit;
+    fake_unlock();
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryLimits_v1(nvmlDevice_t device, nvmlGetMemoryLimits_v1_t *limits)
+{
+    int card = number(device);
+    struct stat about;
+    if (is_unsupported())
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (stat(limits->nameSpace, &about) != 0)
+        return NVML_ERROR_OPERATING_SYSTEM;
+    nvmlReturn_t result = NVML_SUCCESS;
+    fake_lock();
+    fake_prune();
+    const struct fake_group *group = fake_find_group(limits->nameSpace);
+    if (!group || (group->hard[card] == NVML_DEVICE_MEMORY_LIMIT_MAX && !group->soft[card])) {
+        result = fake_wall_is("misc") ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_NOT_FOUND;
+    } else {
+        limits->softLimit = group->soft[card];
+        limits->hardLimit = group->hard[card];
+        limits->currentUsed = fake_group_used(limits->nameSpace, card);
+    }
+    fake_unlock();
+    return result;
 }
