@@ -59,8 +59,16 @@ def test_the_worst_program_is_told():
     assert "The worst of 10 programs is `cudaMallocAsync`: 550 of 712 MiB" in PAGE.read_text()
 
 
+def test_the_results_of_a_stranger_are_a_row_of_the_table_of_cards(tmp_path):
+    folder = shutil.copytree(FOLDER, tmp_path / "gpu")
+    card = "Driver Version : 615.71\nCUDA Version : 13.4\n    Product Name : NVIDIA L4\n"
+    (folder / "l4-e.json").write_text(json.dumps([{"step": "a1", "card": card}]))
+    (folder / "l4-none.json").write_text("[]")
+    assert "| NVIDIA L4 | 615.71 | 13.4 | `l4-e.json` |" in BLOCKS["cards"](Results(folder))
+
+
 def test_a_page_without_a_mark_is_refused():
-    with pytest.raises(ValueError, match="no mark for the figures 'duration'"):
+    with pytest.raises(ValueError, match="no mark for the figures 'cards'"):
         render_page("# The limiter\n", Results())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,6 +56,13 @@ class Results:
     def rows(self, file: str, name: str) -> dict[Any, list[Any]]:
         """Returns the rows of a step by their first cell, each without it."""
         return {row[0]: row[1:] for row in self.step(file, name)["rows"]}
+
+    def cards(self) -> Iterator[tuple[str, Step]]:
+        """Yields each file that says what its figures belong to, with the step that does."""
+        for path in sorted(self._folder.glob("*.json")):
+            steps = json.loads(path.read_text())
+            if isinstance(steps, list) and steps and steps[0]["step"] == "a1":
+                yield path.name, steps[0]
 
     def minutes(self) -> float:
         """Returns how long all steps took."""
@@ -442,6 +449,23 @@ def render_tenants(results: Results) -> str:
     return table(columns, rows)
 
 
+def render_cards(results: Results) -> str:
+    rows = []
+    for file, step in results.cards():
+        parts = [
+            _named(step["card"], name)
+            for name in ("Product Name", "Driver Version", "CUDA Version")
+        ]
+        rows.append([*parts, f"`{file}`"])
+    return table(("card", "driver", "CUDA", "results"), rows)
+
+
+def _named(text: str, name: str) -> str:
+    """Returns what `nvidia-smi -q` tells under a name; empty if it does not."""
+    found = re.search(rf"^ *{name} *: (.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
 def render_duration(results: Results) -> str:
     return (
         f"It has run on one, an H200 with driver 580, for {results.minutes():.0f} minutes in all.\n"
@@ -478,6 +502,7 @@ def _both(row: Sequence[Any]) -> str:
 
 
 BLOCKS: Mapping[str, Callable[[Results], str]] = {
+    "cards": render_cards,
     "duration": render_duration,
     "assumptions": render_assumptions,
     "questions": render_questions,

@@ -26,6 +26,7 @@ def pack(folder: Path = FOLDER, hami_core: Path | None = None) -> list[str]:
     builds = Builds()
     shutil.copy(builds.release()[os.uname().machine], folder / "libvgpu.so")
     shutil.copy(builds.client, folder / "client")
+    shutil.copy(builds.deep, folder / "deep.so")
     sources = shutil.ignore_patterns("*.c", "cuda", "nvml")
     shutil.copytree(builds.driver, folder / "driver", symlinks=True, ignore=sources)
     if hami_core is not None:
@@ -61,6 +62,10 @@ class Packed(Builds):
 
     def library(self, variant: str = "plain") -> Path:  # type: ignore[override]
         return self.folder / "libvgpu.so"
+
+    @property
+    def deep(self) -> Path:  # type: ignore[override]
+        return self.folder / "deep.so"
 
     @property
     def hami_core(self) -> Path | None:

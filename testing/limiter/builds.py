@@ -174,6 +174,17 @@ class Builds:
         return self._made("static", compile_it, *CUDA_HEADERS)
 
     @property
+    def deep(self) -> Path:
+        """A library that is linked with the driver. Raises: Unavailable."""
+
+        def compile_it(target: Path) -> None:
+            main = SOURCE / "tests" / "clients" / "deep.c"
+            flags = ["-shared", "-fPIC", "-O2", "-Wall", "-I", self.headers, "-L", self.driver]
+            self._compile(*flags, "-o", target, main, "-lcuda")
+
+        return self._made("deep.so", compile_it, *CUDA_HEADERS)
+
+    @property
     def old_nvml(self) -> Path:
         """An NVML from before release 615. Raises: Unavailable."""
 
@@ -401,6 +412,7 @@ def everything(only_driver: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "reader", lambda: builds.reader
     yield "static program", lambda: builds.static
     yield "old NVML", lambda: builds.old_nvml
+    yield "linked library", lambda: builds.deep
     yield "release", builds.release
     yield "client and fake driver for arm64", lambda: arm64().client
     for name in PINS:
