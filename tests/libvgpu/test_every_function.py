@@ -50,6 +50,35 @@ def test_each_function_of_nvml_is_hooked_or_has_its_reason(wheel):
     )
 
 
+WORK = (
+    "cuMemcpy",
+    "cuMemset",
+    "cuFabricCpyBatchAsync",
+    "cuMemBatchDecompressAsync",
+    "cuMemPrefetch",
+    "cuMemDiscardAndPrefetchBatchAsync",
+    "cuStreamBatchMemOp",
+    "cuStreamWaitValue",
+    "cuStreamWriteValue",
+)
+"""Beginnings of the names of functions that let a card work without a launch."""
+PAGE = (SOURCE.parent / "docs" / "limiter.md").read_text()
+
+
+@pytest.mark.parametrize("prefix", WORK)
+def test_work_that_is_not_limited_is_told(prefix):
+    """No such function is hooked; the page that says so names them."""
+    assert names_of(prefix)
+    assert not [name for name in hooked_names(is_nvml=False) if name.startswith(prefix)]
+    _, _, section = PAGE.partition("### Work that is not limited\n")
+    assert f"`{prefix}…`" in section.partition("\n### ")[0]
+
+
+def test_the_number_of_copies_and_fills_is_told():
+    count = len(names_of("cuMemcpy") | names_of("cuMemset"))
+    assert f"fills: {count} symbols" in PAGE
+
+
 def test_new_name_and_a_name_that_is_gone_are_told():
     assert sort({"cuA", "cuB"}, {"cuA"}, {"cuC"}) == (["cuB"], ["cuC"])
 
