@@ -45,6 +45,8 @@ from hami.vendors.mig import with_places
 from hami.vendors.quota_entries import QuotaEntries
 from hami.vendors.request import most_shares
 from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.vocabulary import Vocabulary
+from hami.vendors.wishes import Wishes
 
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
 SHOWN = 200  # characters of a request
@@ -565,6 +567,15 @@ def _cordons(cluster: InspectedCluster) -> Iterator[Finding]:
             yield Finding("CordonMatchesNothing", f"node {node.name}", problem, remedy)
 
 
+def _words_on_nodes(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields annotations and labels of nodes that mean something on pods alone."""
+    wishes = Wishes(Vocabulary(cluster.vendors))
+    for node in cluster.record.nodes:
+        for key, kind in wishes.misplaced_on_node(node.annotations, node.labels):
+            problem = f"{kind} {key} of a node has no effect"
+            yield Finding("WishIgnored", f"node {node.name}", problem, "write it on pods")
+
+
 def _uuids_on(node: Node, vendors: Catalog) -> list[str]:
     """Returns the UUIDs of all devices that *node* shows. Inventories that cannot be read are findings of their own."""
     uuids: list[str] = []
@@ -598,4 +609,5 @@ _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
     _device_classes,
     _uncounted_quotas,
     _cordons,
+    _words_on_nodes,
 )

@@ -21,6 +21,7 @@ from hami.scheduler.locks import NodeLocks
 from hami.scheduler.quota_reports import QuotaReports
 from hami.scheduler.reconcile import Move, pod_moves
 from hami.scheduler.settings import Settings
+from hami.scheduler.wish_reports import WishReports
 from hami.state.read_pod import PodRecord
 from hami.state.store import Store
 
@@ -65,6 +66,7 @@ class Controller(Task):
         self._reported = OncePerKey(REPORTED_LIMIT)
         self._round = 0
         self._quota_reports = QuotaReports(store.quotas, store.vendors, events)
+        self._wish_reports = WishReports(store, events, leadership, settings)
         self.handshakes_requested = 0
 
     def step(self) -> float:
@@ -89,6 +91,7 @@ class Controller(Task):
             self._resolve_unknown_bindings,
             self._read_unshown_pods,
             self._report_edits,
+            self._wish_reports.report_pods,
             self._locks.forget_unused,
         )
         for duty in (
@@ -98,6 +101,7 @@ class Controller(Task):
             self._release_locks,
             self._report_problems,
             self._quota_reports.report,
+            self._wish_reports.report_nodes,
             self._label_replicas,
         ):
             if self._leadership.leads():

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from hami.errors import MalformedInput, NodeLocked
 from hami.kube.events import EventRecorder
 from hami.model import Device, Node, Pod, PodRef
-from hami.runtime.once import OncePerKey
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.node_order import TO_CHOOSE_FROM, has_no_policy, kube_chooses
@@ -20,8 +19,6 @@ from hami.state import dry_run
 from hami.state.inventories import devices_of
 from hami.state.store import Store
 from hami.vendors.inventory import with_template
-from hami.vendors.vocabulary import Vocabulary
-from hami.vendors.wishes import Wishes
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +26,6 @@ LEADERSHIP_TIMEOUT_S = 5.0  # a filter waits for this long until this replica le
 UNREGISTERED = "node unregistered"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_PRIORITY = 10  # MaxExtenderPriority of kube-scheduler
-WARNED_LIMIT = 10_000  # pods of which is remembered that they were warned
 MAX_SIMULATED_DEVICES = 100_000  # of nodes that are not known: some seconds of processor time
 
 
@@ -68,8 +64,6 @@ class NodeFilter:
         self._events = events
         self._leadership = leadership
         self._metrics = metrics
-        self._wishes = Wishes(Vocabulary(store.vendors))
-        self._warned = OncePerKey(WARNED_LIMIT)
         # one at a time: more would only take the interpreter from filters
         self._simulation = threading.Lock()
 
@@ -102,15 +96,6 @@ class NodeFilter:
             return Filtered([answer.node], {}, answer.node)
         names = [name for name, _ in reversed(answer.fitting)]
         return Filtered(names[:TO_CHOOSE_FROM], {}, answer.node)
-
-    def _warn(self, pod: Pod) -> None:
-        """Records what looks like a wish of *pod*, which waits, and is none, once: who creates pods by a controller
-        sees no warning of the webhook, and a policy of the API server knows no cluster."""
-        if not self._warned.is_new(pod.ref.uid):
-            return
-        admissions = self._store.admissions
-        for text in self._wishes.warnings(pod, admissions.offers, admissions.device_sizes()):
-            self._events.record(pod.ref, "Warning", "WishIgnored", text)
 
     def prioritize(self, pod: Pod, names: Sequence[str]) -> dict[str, int]:
         """Returns the scores of the nodes *names* for *pod*, from 0 to MAX_PRIORITY: by the node policy, unless only
@@ -161,7 +146,6 @@ class NodeFilter:
         return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED)
 
     def _refused(self, pod: Pod, refusal: Refusal) -> Filtered:
-        self._warn(pod)
         reasons: set[str] = set()
         for unfit, _ in refusal.groups:
             reasons.update(dict(unfit.reasons))

@@ -12,7 +12,6 @@ from hami.state.binding_annotations import expected_label, failed_allocation
 from hami.state.pods import FOREIGN_TTL_S
 from hami.state.read_pod import PodRecord
 from hami.vendors.spec import Catalog
-from hami.vendors.wishes import foreign_scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,6 @@ def _unbound_moves(
     if not record.requests_devices or not settings.force_overwrite_default_scheduler:
         return
     if scheduler not in ("", DEFAULT_SCHEDULER):
-        yield Move(record.ref, "WishIgnored", foreign_scheduler(scheduler, settings.scheduler_name))
         return
     yield Move(
         record.ref,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 
 from hami.codec.keys import NODE_LOCK
@@ -68,6 +68,12 @@ class NodeRecords:
     def cordoned(self) -> frozenset[str]:
         """Returns the names of the nodes that kube-scheduler does not offer."""
         return frozenset([record.name for record in self._all() if record.unschedulable])
+
+    def texts(self) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, str]]]:
+        """Yields name, annotations (but for locks) and labels of every node."""
+        for record in self._all():
+            annotations, labels, _, _ = record.facts
+            yield record.name, annotations, labels
 
     def lock_of(self, node: str, key: str = NODE_LOCK) -> tuple[str | None, int] | None:
         """Returns the text of *node*'s lock *key* and the node's version; ``None`` if the node is unknown."""

@@ -11,7 +11,7 @@ from typing import Any
 from hami.errors import MalformedInput, PodRefused
 from hami.quantity import INT32_MAX, MIB, parse_quantity, rounded_up, strict_integer
 from hami.vendors.draft import ContainerDraft, PodDraft
-from hami.vendors.request import WHOLE
+from hami.vendors.request import WHOLE, requested_keys
 from hami.vendors.resources import Resources
 from hami.vendors.spec import Catalog
 from hami.vendors.vocabulary import Misspelt, Vocabulary
@@ -26,22 +26,34 @@ def admit_pod(vocabulary: Vocabulary, pod: PodDraft) -> None:
     """Admits each container of *pod* with its vendors' own functions, or else the common one.
 
     Its vendors are those whose resources it names, and those that admit all containers. Their functions find the
-    annotations of a pod that requests devices as the vendors' programs expect them.
+    annotations of a pod that requests devices as the vendors' programs expect them. A pod that names no resource of a
+    vendor, and may come by for a warning only, is not changed, unless it or the configuration hides devices from it.
     Raises: MalformedInput, PodRefused.
     """
     read_annotations(vocabulary, pod)
     vendors = vocabulary.catalog
+    of_all = dict.fromkeys(vendors.admitting_all)
+    if pod.says_who_sees_devices:
+        of_all.update(dict.fromkeys(vendors.hiding))
+    if vendors.admitting_beside and names_devices(vendors, pod):
+        of_all.update(dict.fromkeys(vendors.admitting_beside))
     for container in pod.containers:
         admitting = dict.fromkeys(vendors.requested_by(container.limits, container.requests))
-        admitting.update(dict.fromkeys(vendors.admitting_all))
-        if pod.says_who_sees_devices:
-            admitting.update(dict.fromkeys(vendors.hiding))
+        admitting.update(of_all)
         for vendor in admitting:
             draft = container.seen_with(vendor.resources)
             _limit_requests(draft)
             admit = vendor.admission.admit or _COMMON
             if admit(draft):
                 pod.set_requests_devices()
+
+
+def names_devices(vendors: Catalog, pod: PodDraft) -> bool:
+    """Reports whether a container of *pod* names a resource of a vendor."""
+    for container in pod.decoded.containers:
+        if vendors.requested_by(container.limits, container.requests):
+            return True
+    return False
 
 
 def _limit_requests(draft: ContainerDraft) -> None:
@@ -59,23 +71,13 @@ def read_annotations(vocabulary: Vocabulary, pod: PodDraft) -> None:
     annotations = pod.decoded.annotations
     if not annotations:
         return
-    requested = requested_keys(vocabulary.catalog, pod)
+    requested = requested_keys(vocabulary.catalog, pod.decoded.containers)
     if not requested:
         return
     for key, result in vocabulary.read(annotations, requested):
         if isinstance(result, Misspelt):
             raise PodRefused(str(result))
         pod.set_annotation(key, result)
-
-
-def requested_keys(vendors: Catalog, pod: PodDraft) -> list[str]:
-    """Returns the keys of the vendors of which a container of *pod* requests an amount that is not 0, sorted."""
-    requested = set()
-    for container in pod.containers:
-        for vendor in vendors.requested_by(container.limits, container.requests):
-            if vendor.resources.amounts(container.limits, container.requests):
-                requested.add(vendor.key)
-    return sorted(requested)
 
 
 def confine_pod(vendors: Catalog, pod: PodDraft) -> None:

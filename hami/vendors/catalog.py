@@ -140,9 +140,8 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
         ),
         admission=AdmissionRules(
             admit=functools.partial(nvidia.admit, config=config),
-            admits_all=config.overwrite_env
-            or config.strict
-            or config.gpu_core_policy not in ("", "default"),
+            admits_all=config.overwrite_env or config.strict,
+            admits_beside=config.gpu_core_policy not in ("", "default"),
             hides_devices=True,
             confine=nvidia.confine if config.strict else None,
             refuses_ephemeral=config.strict,

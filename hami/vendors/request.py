@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from hami.model import Container, Request
@@ -115,6 +115,16 @@ def device_request(vendor: Vendor, container: Container) -> Request | None:
     return (vendor.resources.parse_request or common_request)(
         vendor.key, vendor.resources, container
     )
+
+
+def requested_keys(vendors: Catalog, containers: Iterable[Container]) -> list[str]:
+    """Returns the keys of the vendors of which one of *containers* requests an amount that is not 0, sorted."""
+    requested = set()
+    for container in containers:
+        for vendor in vendors.requested_by(container.limits, container.requests):
+            if vendor.resources.amounts(container.limits, container.requests):
+                requested.add(vendor.key)
+    return sorted(requested)
 
 
 def requesting(vendor: Vendor, containers: Sequence[Container]) -> list[str]:

@@ -302,6 +302,8 @@ class AdmissionRules:
     # :mod:`hami.vendors.admission`.
     admit: Callable[[ContainerDraft], bool] | None = None
     admits_all: bool = False  # *admit* is also called for containers without the vendor's resources
+    # the same in pods that name a resource of any vendor
+    admits_beside: bool = False
     # it is also called for those of pods that say whether such containers see devices
     hides_devices: bool = False
     # Changes the draft of every container of a pod that another scheduler places, and raises as *admit*. Default: such
@@ -406,17 +408,10 @@ class Catalog:
             if vendor.annotations.allocated:
                 self._by_allocated[vendor.annotations.allocated] = vendor
         self.resources = self._by_resource.keys()
-        self.admitting_all = tuple(
-            vendor for vendor in self._vendors if vendor.admission.admits_all
-        )
-        hiding = []
-        for vendor in self._vendors:
-            if vendor.admission.hides_devices:
-                hiding.append(vendor)
-        self.hiding = tuple(hiding)
-        self.confining = tuple(
-            vendor for vendor in self._vendors if vendor.admission.confine is not None
-        )
+        self.admitting_all = _with_rule(self._vendors, "admits_all")
+        self.admitting_beside = _with_rule(self._vendors, "admits_beside")
+        self.hiding = _with_rule(self._vendors, "hides_devices")
+        self.confining = _with_rule(self._vendors, "confine")
 
     def __iter__(self) -> Iterator[Vendor]:
         return iter(self._vendors)
@@ -435,6 +430,15 @@ class Catalog:
     def allocated_in(self, annotations: Iterable[str]) -> tuple[Vendor, ...]:
         """Returns the vendors whose allocation is among *annotations* (keys), sorted by key."""
         return _owners(self._by_allocated, annotations)
+
+
+def _with_rule(vendors: Iterable[Vendor], name: str) -> tuple[Vendor, ...]:
+    """Returns those of *vendors* whose rule *name* of admission is set."""
+    found = []
+    for vendor in vendors:
+        if getattr(vendor.admission, name):
+            found.append(vendor)
+    return tuple(found)
 
 
 def _own_names(vendor: Vendor, owners: dict[str, Vendor]) -> None:

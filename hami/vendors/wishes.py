@@ -5,6 +5,7 @@ A warning never refuses a pod: what it is about may become true, such as when a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -14,18 +15,28 @@ from hami.model import Container, Pod
 from hami.quantity import MIB
 from hami.vendors.request import WHOLE, device_request
 from hami.vendors.resources import CoreUnit, Resources
-from hami.vendors.spec import Vendor
-from hami.vendors.terms import Place
+from hami.vendors.spec import Catalog, Vendor
+from hami.vendors.terms import Author, Place
 from hami.vendors.vocabulary import Vocabulary
 
-__all__ = ["Wishes", "foreign_scheduler"]
+__all__ = [
+    "OTHER_PLUGINS",
+    "OWN_DOMAIN",
+    "WRITE_AS_LABEL",
+    "WRITE_ON_NODES",
+    "Wishes",
+    "foreign_scheduler",
+    "pod_words",
+    "vendor_domains",
+]
 
 OWN_DOMAIN = "hami.io"
+WRITE_AS_LABEL, WRITE_ON_NODES = "write it as a label", "write it on nodes"
 MOST = 8  # warnings for a pod
 SHOWN = 100  # characters of a name
 MAX_KEYS = 256  # annotations of a pod that are looked at
 _ADMISSION_KEYS = ("hami.io/ascend-one-of-module", "hami.io/claim-amounts", "hami.io/claim")
-_OTHER_PLUGINS = ("nvidia.com/mig-", "nvidia.com/pgpu", "nvidia.com/gpu.shared")
+OTHER_PLUGINS = ("nvidia.com/mig-", "nvidia.com/pgpu", "nvidia.com/gpu.shared")
 """Starts of names that other device plugins offer."""
 
 
@@ -38,17 +49,28 @@ class Sizes(Protocol):
 
 
 class Wishes:
-    """The warnings about pods, by the words of *vocabulary*."""
+    """The warnings about pods and nodes, by the words of *vocabulary*."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vendors = vocabulary.catalog
         self._resources = set(self._vendors.resources)
-        self._domains = {name.partition("/")[0] for name in self._resources}
-        keys = set(_ADMISSION_KEYS)
-        for term in vocabulary.terms:
-            if term.place in (Place.POD_ANNOTATION, Place.POD_LABEL):
-                keys.add(term.key)
-        self._keys = sorted(keys)
+        self._domains = vendor_domains(self._vendors)
+        self._keys = sorted(pod_words(vocabulary))
+        self.known = frozenset(self._keys) | _programs_words(vocabulary)
+        """The annotations and labels of pods that mean something."""
+        annotations = _written_on(vocabulary, Place.POD_ANNOTATION)
+        labels = _written_on(vocabulary, Place.POD_LABEL)
+        node_labels = _written_on(vocabulary, Place.NODE_LABEL)
+        node_annotations = _written_on(vocabulary, Place.NODE_ANNOTATION)
+        for vendor in self._vendors:
+            node_labels.update(vendor.annotations.node_keys)
+        self.annotations = annotations - labels
+        """The annotations of pods that people write, and that are no labels."""
+        self._of_pods = (annotations | labels) - node_labels - node_annotations
+        self.misplaced = dict.fromkeys(labels - annotations, WRITE_AS_LABEL)
+        """What to do about annotations of pods that mean something elsewhere."""
+        for key in node_annotations - annotations - labels:
+            self.misplaced[key] = WRITE_ON_NODES
 
     def warnings(
         self,
@@ -60,12 +82,15 @@ class Wishes:
 
         *offers*: reports whether a node offers a resource. *sizes*: of the devices of the cluster, by vendor.
         """
-        found: list[str] = []
-        for warning in self._all(pod, offers, sizes):
-            found.append(warning)
-            if len(found) == MOST:
-                break
-        return found
+        return list(itertools.islice(self._all(pod, offers, sizes), MOST))
+
+    def misplaced_on_node(
+        self, annotations: Mapping[str, str], labels: Mapping[str, str]
+    ) -> Iterator[tuple[str, str]]:
+        """Yields the keys that are written on a node and mean something on pods alone, with what they are there."""
+        for kind, texts in (("annotation", annotations), ("label", labels)):
+            for key in sorted(self._of_pods & texts.keys()):
+                yield key, kind
 
     def _all(
         self,
@@ -73,8 +98,10 @@ class Wishes:
         offers: Callable[[str], bool],
         sizes: Mapping[str, Sizes],
     ) -> Iterator[str]:
-        for key in list(pod.annotations)[:MAX_KEYS]:
-            yield from self._about_key(key)
+        for key in itertools.islice(pod.annotations, MAX_KEYS):
+            yield from self._about_annotation(key)
+        for key in itertools.islice(pod.labels, MAX_KEYS):
+            yield from self._about_label(key)
         for container in pod.containers:
             names = container.limits.keys() | container.requests.keys()
             yield from self._about_names(container, sorted(names - self._resources), offers)
@@ -83,15 +110,21 @@ class Wishes:
             for vendor in self._vendors.requested_by(names):
                 yield from _about_amounts(vendor, container, sizes)
 
-    def _about_key(self, key: str) -> Iterator[str]:
+    def _about_annotation(self, key: str) -> Iterator[str]:
         """Yields the warning about an annotation that means nothing."""
         if key in self._resources:
-            yield (
-                f"annotation {key} is no request of devices: write {key} under resources.limits of a "
-                "container"
-            )
-        elif key not in self._keys and not is_scheduler_owned(key):
+            yield f"annotation {key} {_no_request(key)}"
+        elif key in self.misplaced:
+            yield f"annotation {key} has no effect: {self.misplaced[key]}"
+        elif key not in self.known and not is_scheduler_owned(key):
             yield from self._about_unknown_key(key)
+
+    def _about_label(self, key: str) -> Iterator[str]:
+        """Yields the warning about a label that means something in another place only."""
+        if key in self._resources:
+            yield f"label {key} {_no_request(key)}"
+        elif key in self.annotations:
+            yield f"label {key} has no effect: write it as an annotation"
 
     def _about_unknown_key(self, key: str) -> Iterator[str]:
         domain = key.partition("/")[0]
@@ -109,7 +142,7 @@ class Wishes:
         """Yields warnings about resources of vendors that nobody manages."""
         for name in names:
             domain = name.partition("/")[0]
-            if domain not in self._domains or name.startswith(_OTHER_PLUGINS):
+            if domain not in self._domains or name.startswith(OTHER_PLUGINS):
                 continue
             known = [other for other in self._resources if other.startswith(f"{domain}/")]
             near = nearest(name, sorted(known))
@@ -121,12 +154,45 @@ class Wishes:
             )
 
 
+def vendor_domains(vendors: Catalog) -> set[str]:
+    """Returns the domains of the resources of *vendors*."""
+    return {name.partition("/")[0] for name in vendors.resources}
+
+
+def pod_words(vocabulary: Vocabulary) -> set[str]:
+    """Returns the annotations and labels of pods that people write."""
+    written = _written_on(vocabulary, Place.POD_ANNOTATION)
+    return written | _written_on(vocabulary, Place.POD_LABEL)
+
+
 def foreign_scheduler(name: str, own: str) -> str:
     """Returns the warning about a pod that requests devices from the scheduler *name*. *own*: the name of HAMi's."""
     return (
         f"schedulerName {name[:SHOWN]} is not HAMi's: the pod gets no devices from HAMi; leave it out, "
         f"or write {own}"
     )
+
+
+def _written_on(vocabulary: Vocabulary, place: Place) -> set[str]:
+    """Returns what people write in *place*."""
+    keys = set()
+    for term in vocabulary.terms:
+        if term.place is place and term.author is not Author.HAMI:
+            keys.add(term.key)
+    return keys
+
+
+def _programs_words(vocabulary: Vocabulary) -> set[str]:
+    """Returns the annotations of pods that programs write."""
+    words = set(_ADMISSION_KEYS)
+    for term in vocabulary.terms:
+        if term.place is Place.POD_ANNOTATION and term.author is Author.HAMI:
+            words.add(term.key)
+    return words
+
+
+def _no_request(resource: str) -> str:
+    return f"is no request of devices: write {resource} under resources.limits of a container"
 
 
 def _is_near(key: str, near: str) -> bool:

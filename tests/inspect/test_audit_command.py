@@ -427,6 +427,19 @@ def test_a_cordon_that_matches_no_device():
     ]
 
 
+def test_a_policy_that_is_written_on_a_node():
+    on = node("n", GPU, annotations={"hami.io/gpu-scheduler-policy": "spread"})
+    found = audit(InspectedCluster(record([on])))
+    assert [(one.rule, one.subject, one.problem, one.remedy) for one in found] == [
+        (
+            "WishIgnored",
+            "node n",
+            "annotation hami.io/gpu-scheduler-policy of a node has no effect",
+            "write it on pods",
+        )
+    ]
+
+
 @pytest.mark.parametrize(
     "scheduler, remedy",
     [

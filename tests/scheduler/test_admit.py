@@ -475,9 +475,38 @@ def test_a_pod_beyond_a_bound_without_devices_is_admitted(thing):
     assert answer.pod is thing
 
 
-@pytest.mark.parametrize("config", [{"overwrite_env": True}, {"gpu_core_policy": "force"}], ids=str)
-def test_no_pod_exceeds_a_bound_where_all_containers_are_changed(config):
-    assert isinstance(admit(raw(*[asking()] * (MAX_CONTAINERS + 1)), **config), Denied)
+@pytest.mark.parametrize(
+    "config, first",
+    [({"overwrite_env": True}, asking()), ({"gpu_core_policy": "force"}, asking(ONE))],
+    ids=str,
+)
+def test_no_pod_exceeds_a_bound_where_all_containers_are_changed(config, first):
+    assert isinstance(admit(raw(first, *[asking()] * MAX_CONTAINERS), **config), Denied)
+
+
+LOOKS_LIKE_A_WISH = {
+    "an annotation named like a resource": {"nvidia.com/gpumem": "4Gi"},
+    "an unknown annotation": {"hami.io/gpu-schedular-policy": "binpack"},
+    "a known annotation": {"hami.io/gpu-scheduler-policy": "Binpak"},
+}
+
+
+@pytest.mark.parametrize("annotations", LOOKS_LIKE_A_WISH.values(), ids=LOOKS_LIKE_A_WISH)
+@pytest.mark.parametrize("config", [{}, {"gpu_core_policy": "force"}], ids=str)
+def test_a_pod_that_requests_no_devices_is_never_changed(annotations, config):
+    made = raw(asking(), asking({"nvidia.com/gpumemory": 4}), meta={"annotations": annotations})
+    answer = admit(made, **config)
+    assert answer.pod is made
+    assert "container c: nobody manages nvidia.com/gpumemory" in answer.warnings[-1]
+
+
+@pytest.mark.parametrize("config", [{}, {"gpu_core_policy": "force"}], ids=str)
+def test_who_requests_no_devices_is_warned_of_what_looks_like_a_wish(config):
+    made = raw(asking(), meta={"annotations": {"nvidia.com/gpumem": "4Gi"}})
+    assert admit(made, **config).warnings == (
+        "annotation nvidia.com/gpumem is no request of devices: write nvidia.com/gpumem under resources.limits of a "
+        "container",
+    )
 
 
 def test_a_pod_at_the_bounds_is_admitted():

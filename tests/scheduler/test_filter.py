@@ -421,14 +421,3 @@ def test_fifty_templates_change_nothing():
         scheduler.cache.version(),
         scheduler.cache.nodes.names(),
     ) == before
-
-
-def test_a_pod_that_waits_is_told_once_of_a_wish_that_cannot_come_true():
-    scheduler = replica(cards("n1", {}))
-    waiting = pod(gpus(1, memory=10**6))
-    for _ in range(3):
-        scheduler.node_filter.filter(waiting, ["n1"])
-    wishes = [message for reason, message in scheduler.events if reason == "WishIgnored"]
-    assert wishes == [
-        "container c requests 1000000 of nvidia.com/gpumem: no device of the cluster has more than 46068"
-    ]

@@ -43,9 +43,12 @@ def env_of(admission):
         ),
         param(
             nvidia(gpu_core_policy="disable"),
-            {},
-            {"GPU_CORE_UTILIZATION_POLICY": "disable"},
-            id="on every container",
+            {"nvidia.com/priority": "1"},
+            {"CUDA_TASK_PRIORITY": "1", "GPU_CORE_UTILIZATION_POLICY": "disable"},
+            id="core policy for a container without a card",
+        ),
+        param(
+            nvidia(gpu_core_policy="disable"), {}, {}, id="nothing in a pod that names no resource"
         ),
         param(
             nvidia(overwrite_env=True),
@@ -147,17 +150,18 @@ def test_any_amount_is_admitted_or_malformed(resource, text):
 
 
 @pytest.mark.parametrize(
-    "vendor, all_of_them",
+    "vendor, all_of_them, beside",
     [
-        (NVIDIA, False),
-        (nvidia(overwrite_env=True), True),
-        (nvidia(gpu_core_policy="force"), True),
-        (STRICT, True),
+        (NVIDIA, False, False),
+        (nvidia(overwrite_env=True), True, False),
+        (nvidia(gpu_core_policy="force"), False, True),
+        (STRICT, True, False),
     ],
     ids=["default", "environment overwritten", "core policy", "strict"],
 )
-def test_which_settings_concern_containers_without_devices(vendor, all_of_them):
+def test_which_settings_concern_containers_without_devices(vendor, all_of_them, beside):
     assert vendor.admission.admits_all is all_of_them
+    assert vendor.admission.admits_beside is beside
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,57 @@ def warnings(*containers, offered=(), sizes=None, **annotations):
             "nvidia.com/use-gputypes",
             "annotation nvidia.com/use-gputypes has no effect: did you mean nvidia.com/use-gputype?",
         ),
+        ("hami.io/webhook", "annotation hami.io/webhook has no effect: write it as a label"),
+        (
+            "hami.io/device-cordon",
+            "annotation hami.io/device-cordon has no effect: write it on nodes",
+        ),
         ("hami.io/xyz", "annotation hami.io/xyz has no effect: HAMi knows none of that name"),
     ],
 )
 def test_annotations_that_mean_nothing(key, warning):
     assert warnings(gpus(), **{key: "4000"}) == [warning]
+
+
+@pytest.mark.parametrize(
+    "key, warnings",
+    [
+        (
+            "nvidia.com/gpumem",
+            [
+                "label nvidia.com/gpumem is no request of devices: write nvidia.com/gpumem under resources.limits of "
+                "a container"
+            ],
+        ),
+        (
+            "hami.io/gpu-scheduler-policy",
+            ["label hami.io/gpu-scheduler-policy has no effect: write it as an annotation"],
+        ),
+        ("hami.io/webhook", []),
+        ("hami.io/team", []),
+        ("app", []),
+    ],
+)
+def test_labels_that_mean_something_elsewhere(key, warnings):
+    made = pod(gpus(), labels={key: "x"})
+    assert WISHES.warnings(made, ().__contains__, SIZES) == warnings
+
+
+POLICIES = ("hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy")
+
+
+@pytest.mark.parametrize(
+    "annotations, labels, found",
+    [
+        ({POLICIES[0]: "spread"}, {}, [(POLICIES[0], "annotation")]),
+        ({}, {POLICIES[1]: "spread"}, [(POLICIES[1], "label")]),
+        ({"hami.io/device-cordon": "a"}, {"hami.io/allocation-mode": "dra"}, []),
+        ({"huawei.com/Ascend310P": "x", "hami.io/node-nvidia-register": "[]"}, {"gpu": "on"}, []),
+    ],
+    ids=["annotation", "label", "words for nodes", "words of programs"],
+)
+def test_words_for_pods_on_a_node(annotations, labels, found):
+    assert list(WISHES.misplaced_on_node(annotations, labels)) == found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""Events on pods and nodes about wishes that nobody fulfils, in rounds of the controller."""
+
+import pytest
+
+from hami.scheduler.settings import Settings
+from hami.scheduler.wish_reports import NODES_EVERY, PER_ROUND, REASON
+from testing.builders import container, gpu, gpus, node, pod
+from testing.replicas import SETTINGS, Clock, Replica, WatchedCluster
+
+POLICY = "hami.io/gpu-scheduler-policy"
+MUCH = gpus(memory=10**6)
+TOO_MUCH = "container c requests 1000000 of nvidia.com/gpumem: no device of the cluster has more than 46068"
+OURS = SETTINGS.scheduler_name
+
+
+def world(*pods, **options):
+    """A replica that has watched a cluster with one node."""
+    return Replica(WatchedCluster(pods=pods, nodes=[node("n1", gpu("GPU-0"))]), Clock(), **options)
+
+
+def create(made, item, node_name=""):
+    """Creates a pod, which is bound before the next round if *node_name* is not empty."""
+    made.fake.put_pod(item)
+    made.watch()
+    if node_name:
+        made.fake.bind(item.ref, node_name, {}, {})
+        made.watch()
+
+
+def wishes(made):
+    return [message for reason, message in made.events if reason == REASON]
+
+
+def rounds(made, count=3):
+    for _ in range(count):
+        made.controller.step()
+
+
+@pytest.mark.parametrize("node_name", ["", "n1"], ids=["waits", "placed"])
+@pytest.mark.parametrize(
+    "item, found",
+    [
+        (pod(MUCH, scheduler_name=OURS), [TOO_MUCH]),
+        (
+            pod(gpus(), scheduler_name=OURS, annotations={POLICY: "binpak"}),
+            [
+                f"annotation {POLICY}=binpak: expected binpack, spread, numa, mutex or topology-aware, or several of "
+                "them separated by commas; did you mean binpack?"
+            ],
+        ),
+        (
+            pod(gpus(), scheduler_name="volcano"),
+            [
+                "schedulerName volcano is not HAMi's: the pod gets no devices from HAMi; leave it out, or write "
+                "hami-scheduler"
+            ],
+        ),
+        (
+            pod(
+                container({"nvidia.com/gpu": 1, "nvidia.com/gpumemory": 1}),
+                scheduler_name="default-scheduler",
+            ),
+            [
+                "container c: nobody manages nvidia.com/gpumemory, and no node offers it: did you mean "
+                "nvidia.com/gpumem?"
+            ],
+        ),
+        (pod(gpus(), scheduler_name=OURS, annotations={POLICY: "Spread"}), []),
+        (pod(container({"cpu": 1}), annotations={"hami.io/x": ""}), []),
+        (pod(container({"nvidia.com/gpu": 0}), scheduler_name="volcano"), []),
+    ],
+    ids=[
+        "too much",
+        "unknown word past the webhook",
+        "another scheduler",
+        "default scheduler",
+        "letter case",
+        "no devices",
+        "none of them",
+    ],
+)
+def test_a_pod_is_told_once_of_what_is_ignored(item, found, node_name):
+    made = world()
+    create(made, item, node_name)
+    rounds(made)
+    assert wishes(made) == found
+
+
+def test_only_the_leader_tells():
+    made = world(leads=False)
+    create(made, pod(MUCH))
+    rounds(made)
+    assert wishes(made) == []
+
+
+def test_a_new_leader_tells_the_pods_that_wait():
+    made = world(pod(MUCH, name="waits"), leads=False)
+    rounds(made)
+    made.leadership.leading = True
+    made.leadership.began = made.clock()
+    rounds(made)
+    assert wishes(made) == [TOO_MUCH]
+
+
+def test_many_pods_take_several_rounds():
+    made = world()
+    for number in range(PER_ROUND + 1):
+        create(made, pod(MUCH, name=f"p{number}"))
+    made.controller.step()
+    assert len(wishes(made)) == PER_ROUND
+    made.controller.step()
+    assert len(wishes(made)) == PER_ROUND + 1
+
+
+def test_without_a_name_of_ours_no_scheduler_is_another():
+    made = world(settings=Settings(scheduler_name=""))
+    create(made, pod(gpus(), scheduler_name="volcano"))
+    rounds(made)
+    assert wishes(made) == []
+
+
+def test_a_word_for_pods_on_a_node_is_reported_once():
+    made = world()
+    made.fake.put_node(node("n2", gpu("GPU-1"), annotations={POLICY: "spread"}))
+    made.watch()
+    rounds(made, 2 * NODES_EVERY)
+    assert wishes(made) == [f"annotation {POLICY} of a node has no effect: write it on pods"]
+    assert "n2" in made.events.subjects
