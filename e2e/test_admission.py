@@ -22,6 +22,11 @@ RESERVED = [
 ]
 
 
+def limited(resource):
+    """Returns the resources of a container that requests one of *resource*."""
+    return {"resources": {"limits": {resource: "1"}}}
+
+
 def refusal(sandbox, item):
     with pytest.raises(ApiError) as error:
         sandbox.create(item)
@@ -93,6 +98,79 @@ def test_users_own_annotations_are_fine(sandbox):
     wishes = {"hami.io/gpu-scheduler-policy": "binpack", "nvidia.com/use-gputype": "A100"}
     sandbox.create(pod("p", gpu=1, annotations=wishes))
     assert sandbox.started() == {"p": "n0"}
+
+
+LOOKS_LIKE_A_WISH = [
+    pytest.param(
+        pod("p", annotations={"nvidia.com/gpumem": "4Gi"}),
+        "annotation nvidia.com/gpumem is no request of devices",
+        id="annotation-named-like-a-resource",
+    ),
+    pytest.param(
+        pod("p", labels={"nvidia.com/gpu": "1"}),
+        "label nvidia.com/gpu is no request of devices",
+        id="label-named-like-a-resource",
+    ),
+    pytest.param(
+        pod("p", annotations={"hami.io/gpu-schedular-policy": "binpack"}),
+        "did you mean hami.io/gpu-scheduler-policy?",
+        id="unknown-annotation",
+    ),
+    pytest.param(
+        pod("p", containers=[{**container(), **limited("nvidia.com/gpumemory")}]),
+        "nobody manages nvidia.com/gpumemory",
+        id="unknown-resource",
+    ),
+]
+
+
+@pytest.mark.parametrize("item, warning", LOOKS_LIKE_A_WISH)
+def test_who_requests_no_device_is_warned_and_gets_the_pod_as_it_is(sandbox, item, warning):
+    assert [warning in text for text in sandbox.kube.warnings(item, sandbox.namespace)] == [True]
+    spec = sandbox.kube.dry_run(item, sandbox.namespace)["spec"]
+    assert spec["schedulerName"] == "default-scheduler"
+    assert "env" not in spec["containers"][0]
+
+
+def test_a_pod_without_such_words_has_no_warning(sandbox):
+    plain = pod("p", annotations={"example.com/gpumem": "1"}, labels={"app": "gpu"})
+    assert sandbox.kube.warnings(plain, sandbox.namespace) == []
+
+
+def test_a_pod_that_is_placed_is_told_of_a_wish_that_was_ignored(sandbox):
+    sandbox.add_gpu_node("n0")
+    sandbox.create(pod("p", gpu=1, annotations={"hami.io/gpu-schedular-policy": "binpack"}))
+    assert sandbox.started() == {"p": "n0"}
+    sandbox.event("p", "WishIgnored", "did you mean hami.io/gpu-scheduler-policy?")
+
+
+def test_a_pod_of_another_scheduler_is_told_that_it_gets_no_devices(sandbox):
+    sandbox.create(pod("p", gpu=1, scheduler="volcano"))
+    sandbox.event("p", "WishIgnored", "schedulerName volcano is not HAMi's")
+
+
+def test_a_policy_on_a_node_is_reported(sandbox):
+    sandbox.add_gpu_node("n0", annotations={"hami.io/gpu-scheduler-policy": "spread"})
+    message = sandbox.node_event("n0", "WishIgnored", timeout=40)
+    assert message == (
+        "annotation hami.io/gpu-scheduler-policy of a node has no effect: write it on pods"
+    )
+
+
+def test_an_entry_of_a_quota_that_nobody_counts_is_reported(sandbox):
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "q"},
+        "spec": {"hard": {"limits.nvidia.com/gpumemory": "4000"}},
+    }
+    sandbox.kube.create(quota, sandbox.namespace)
+    sandbox.event("q", "QuotaEntryNotCounted", "write limits.nvidia.com/gpumem")
+
+
+def test_an_amount_of_0_is_no_request(sandbox):
+    sandbox.create(pod("p", gpu=0, node_name="n0"))
+    assert sandbox.pod("p")["spec"]["schedulerName"] == "default-scheduler"
 
 
 def test_a_privileged_pod_without_gpu_is_admitted_unchanged(sandbox):

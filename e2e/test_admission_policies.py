@@ -278,6 +278,84 @@ def grant_edit(kube: Kube, namespace: str) -> None:
     )
 
 
+NO_REQUEST = (
+    "is no request of devices: write nvidia.com/gpumem under resources.limits of a container"
+)
+WARNINGS = [
+    pytest.param(
+        pod("p", annotations={"nvidia.com/gpumem": "4Gi"}),
+        f"annotation nvidia.com/gpumem {NO_REQUEST}",
+        id="annotation-named-like-a-resource",
+    ),
+    pytest.param(
+        pod("p", labels={"nvidia.com/gpumem": "4000"}),
+        f"label nvidia.com/gpumem {NO_REQUEST}",
+        id="label-named-like-a-resource",
+    ),
+    pytest.param(
+        pod("p", annotations={"hami.io/wish": "x"}, gpu=1),
+        "annotation hami.io/wish has no effect: HAMi knows none of that name",
+        id="unknown-annotation",
+    ),
+    pytest.param(
+        pod("p", annotations={"hami.io/webhook": "ignore"}, gpu=1),
+        "annotation hami.io/webhook has no effect: write it as a label",
+        id="label-as-annotation",
+    ),
+    pytest.param(
+        pod("p", annotations={"hami.io/device-cordon": "GPU-1"}),
+        "annotation hami.io/device-cordon has no effect: write it on nodes",
+        id="word-of-nodes",
+    ),
+    pytest.param(
+        pod("p", labels={"hami.io/gpu-scheduler-policy": "spread"}, gpu=1),
+        "label hami.io/gpu-scheduler-policy has no effect: write it as an annotation",
+        id="annotation-as-label",
+    ),
+    pytest.param(
+        pod("p", gpu=1, scheduler="volcano"),
+        "schedulerName volcano is not HAMi's: the pod gets no devices from HAMi; leave it out, or write hami-scheduler",
+        id="another-scheduler",
+    ),
+    pytest.param(pod("p", gpu=1, gpumem=4000, gpucores=100), None, id="a-request"),
+    pytest.param(pod("p", annotations={"app": "x"}), None, id="nothing"),
+]
+UNITS = [
+    pytest.param(pod("p", gpu=1, gpumem="1Gi"), "nvidia.com/gpumem with a unit", id="memory"),
+    pytest.param(
+        pod("p", gpu=1, gpumem=1, gpucores=101), "more than 100 of nvidia.com/gpucores", id="cores"
+    ),
+]
+
+
+@pytest.mark.parametrize("settings", ["shipped"], indirect=True)
+@pytest.mark.parametrize("item, warning", WARNINGS)
+def test_policies_warn_of_the_same_as_the_webhook(
+    sandbox: Sandbox, user: Kube, mutated: str, item: Object, warning: str | None
+) -> None:
+    def shown(namespace: str) -> list[str]:
+        return [
+            text.rpartition("hami-nvidia-wishes': ")[2] for text in user.warnings(item, namespace)
+        ]
+
+    assert shown(sandbox.namespace) == ([] if warning is None else [warning])
+    eventually(
+        lambda: shown(mutated) == shown(sandbox.namespace),
+        lambda: f"the policy warns: {shown(mutated)}",
+    )
+
+
+@pytest.mark.parametrize("settings", ["shipped"], indirect=True)
+@pytest.mark.parametrize("item, warning", UNITS)
+def test_policies_warn_of_amounts_that_no_device_has(
+    user: Kube, mutated: str, item: Object, warning: str
+) -> None:
+    eventually(
+        lambda: [warning in text for text in user.warnings(item, mutated)] == [True],
+        lambda: f"the policy warns: {user.warnings(item, mutated)}",
+    )
+
+
 def test_policies_make_the_same_of_each_pod_as_the_webhook(
     sandbox: Sandbox, user: Kube, mutated: str
 ) -> None:

@@ -186,16 +186,27 @@ class Kube:
         timeout: float = 30,
     ) -> Object:
         """Sends one request. Raises: ApiError; urllib3's HTTPError without a response."""
+        answer = self._send(method, path, body, query, content_type, timeout)
+        return decoded(answer.status, answer.data)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Object | bytes | None,
+        query: Mapping[str, object] | None,
+        content_type: str,
+        timeout: float,
+    ) -> urllib3.BaseHTTPResponse:
         url = self.server + path + (f"?{urlencode(query)}" if query else "")
         data = json.dumps(body).encode() if isinstance(body, dict) else body
-        answer = self._pool.request(
+        return self._pool.request(
             method,
             url,
             body=data,
             timeout=timeout,
             headers={**self._headers, "Content-Type": content_type},
         )
-        return decoded(answer.status, answer.data)
 
     def pass_on(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
@@ -239,6 +250,14 @@ class Kube:
         """Returns *item* as it would be created."""
         namespace = item["metadata"].get("namespace", namespace)
         return self.call("POST", path_of(item["kind"], namespace), item, query={"dryRun": "All"})
+
+    def warnings(self, item: Object, namespace: str | None = None) -> list[str]:
+        """Returns the warnings that kubectl would show if *item* was created. Raises: ApiError."""
+        namespace = item["metadata"].get("namespace", namespace)
+        path = path_of(item["kind"], namespace)
+        answer = self._send("POST", path, item, {"dryRun": "All"}, "application/json", 30)
+        decoded(answer.status, answer.data)
+        return [parse_warning(header) for header in answer.headers.getlist("Warning")]
 
     def apply(self, item: Object, namespace: str | None = None) -> Object:
         """Applies *item* server-side, taking over fields of other managers."""
@@ -453,6 +472,12 @@ def write_impersonation(source: Path, user: str, target: Path) -> Path:
     target.touch(mode=0o600)
     target.write_text(yaml.safe_dump(config))
     return target
+
+
+def parse_warning(header: str) -> str:
+    """Returns the text of a header such as ``299 - "text"``."""
+    _, _, quoted = header.split(" ", 2)
+    return quoted[1:-1].replace('\\"', '"').replace("\\\\", "\\")
 
 
 def decoded(status: int, data: bytes) -> Object:

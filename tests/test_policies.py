@@ -12,6 +12,7 @@ from hami.codec.device_config import chart_config, parse_device_config
 from hami.codec.keys import CORES_LIMIT, NUMA_BIND, RESIZE, SCHEDULERS_ALONE
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.vocabulary import Vocabulary
+from hami.vendors.wishes import OTHER_PLUGINS
 from testing.cel import parse
 from tools import admission
 from tools.policies import (
@@ -324,7 +325,9 @@ def test_a_resource_that_is_left_out_is_in_no_policy_of_admission():
     text = admission.generated_files(full_catalog(config), config.nvidia)[
         admission.FOLDER / "policies.yaml"
     ]
-    names = set(re.findall(r"'([a-z.]*nvidia\.com/[a-z-]+)'", text))
+    name = r"[a-z.]*nvidia\.com/[a-z-]+"
+    names = set(re.findall(f"'({name})'", text))
     annotations = Vocabulary(full_catalog(config)).forms_of("NVIDIA").keys()
-    assert names == {"nvidia.com/gpu", CORES_LIMIT, NUMA_BIND, *annotations}
+    others = {start for start in OTHER_PLUGINS if re.fullmatch(name, start)}
+    assert names == {"nvidia.com/gpu", CORES_LIMIT, NUMA_BIND, *annotations, *others}
     assert not re.search(r"'' in |\['']|Key\(''", text)

@@ -21,7 +21,14 @@ from hami.codec.forms import (
     Weighted,
     Words,
 )
-from hami.codec.keys import CORES_LIMIT, OVERWRITE_ENV, OVERWRITE_ENV_CONTAINERS
+from hami.codec.keys import (
+    ALLOCATION_PATTERN,
+    CORES_LIMIT,
+    OVERWRITE_ENV,
+    OVERWRITE_ENV_CONTAINERS,
+    SCHEDULER_OWNED,
+    is_allocation,
+)
 from hami.quantity import INT32_MAX
 from hami.scheduler.admit import MAX_RESOURCES
 from hami.vendors.nvidia import (
@@ -34,7 +41,22 @@ from hami.vendors.request import MAX_CONTAINERS, WHOLE
 from hami.vendors.spec import Catalog
 from hami.vendors.terms import Author, Place, Term
 from hami.vendors.vocabulary import Vocabulary
-from tools.cel import BASE, GENERATED, OWN_PLUGIN, indented, listed_names, requests_of
+from hami.vendors.wishes import (
+    OWN_DOMAIN,
+    WRITE_AS_LABEL,
+    WRITE_ON_NODES,
+    Wishes,
+)
+from tools.cel import (
+    BASE,
+    GENERATED,
+    MAX_KEYS,
+    OWN_PLUGIN,
+    indented,
+    listed_names,
+    looks_like_request,
+    names_any,
+)
 
 FOLDER = BASE.parent / "components" / "admission-policies"
 TEMPLATE = Path(__file__).with_name("admission.template.yaml")
@@ -62,7 +84,7 @@ def generated_files(
   value:
   - name: managed-resource-of-others
     expression: >-
-      {indented(requests_of(others), 6)}
+      {indented(names_any(others), 6)}
       || ['{OVERWRITE_ENV}', '{OVERWRITE_ENV_CONTAINERS}'].exists(k, k in object.metadata.?annotations.orValue({{}}))
 """
     return {
@@ -161,7 +183,44 @@ class _Expressions:
                 "\n&& ".join(self._of_all(name, self._is_amount(name)) for name in self._given), 6
             ),
             variables_are_free=indented(_FREE, 6),
+            **self._about_wishes(schedulers),
         )
+
+    def _about_wishes(self, schedulers: str) -> dict[str, object]:
+        """Returns what the policy of the warnings consists of. *schedulers*: the items of a list."""
+        vocabulary = self._vocabulary
+        wishes = Wishes(vocabulary)
+        advice: dict[str, list[str]] = {WRITE_AS_LABEL: [], WRITE_ON_NODES: []}
+        for key, text in wishes.misplaced.items():
+            advice[text].append(key)
+        words = wishes.known | set(wishes.misplaced) | SCHEDULER_OWNED
+        own_words = [
+            word
+            for word in sorted(words)
+            if word.startswith(f"{OWN_DOMAIN}/") and not is_allocation(word)
+        ]
+        names = [*self._given, self._priority]
+        all_containers = "object.spec.containers + object.spec.?initContainers.orValue([])"
+        return {
+            "names_any": f"({all_containers}).exists(c,\n        {indented(self._names_any(names), 8)})",
+            "looks_like_request": indented(looks_like_request(vocabulary), 6),
+            "most_keys": MAX_KEYS,
+            "resources": indented(listed_names(sorted(vocabulary.catalog.resources)), 8),
+            "own_domain": OWN_DOMAIN,
+            "own_words": indented(listed_names(own_words), 8),
+            "allocation_pattern": ALLOCATION_PATTERN,
+            "label_words": listed_names(sorted(advice[WRITE_AS_LABEL])),
+            "node_words": listed_names(sorted(advice[WRITE_ON_NODES])),
+            "annotation_words": indented(listed_names(sorted(wishes.annotations)), 8),
+            "asks_of_one": indented(self._asks, 8),
+            "schedulers": schedulers,
+            "has_count": self._has(self._count),
+            "count": self._count,
+            "has_memory": self._has(self._memory),
+            "has_cores": self._has(self._cores),
+            "cores_amount": self._amount(self._cores),
+            "whole": WHOLE,
+        }
 
     @property
     def _given(self) -> list[str]:

@@ -39,14 +39,18 @@ from hami.vendors.capacity import capacity_names
 from hami.vendors.entry_points import full_catalog, sections
 from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.spec import Catalog
+from hami.vendors.vocabulary import Vocabulary
 from tools import admission
 from tools.cel import (
     BASE,
     GENERATED,
     MAX_CONTAINERS,
+    MAX_KEYS,
     OWN_PLUGIN,
     indented,
     listed_names,
+    looks_like_request,
+    names_any,
     requests_of,
 )
 
@@ -59,9 +63,6 @@ NODE_PREFIX = "hami.io/node-"
 """Annotations of nodes with this prefix register devices, or answer for them."""
 NATIVE = ("MLU", "Mthreads")
 """Vendors whose nodes offer memory and cores as resources: kube-scheduler and the kubelet account for them."""
-MAX_KEYS = 500
-"""Annotations, or labels, of an object whose keys are checked. The time of a loop in CEL is quadratic in its length,
-and users may write as many keys as fit into 256 KiB."""
 MAX_VARIABLES = 500
 """The same for variables of a container; with more, it counts as one of high priority."""
 CLAIM_INDENT = 20 * " "
@@ -185,8 +186,9 @@ def render_match_conditions(catalog: Catalog) -> str:
   matchConditions:
   - name: managed-resource-or-reserved-key
     expression: >-
-      {indented(_requests_devices(catalog), 6)}
+      {indented(names_any(_resources(catalog)), 6)}
       || ['{OVERWRITE_ENV}', '{OVERWRITE_ENV_CONTAINERS}'].exists(k, k in object.metadata.?annotations.orValue({{}}))
+      || {indented(looks_like_request(Vocabulary(catalog)), 6)}
       || [object.metadata.?annotations.orValue({{}}), object.metadata.?labels.orValue({{}})].exists(keys,
         keys.size() <= {MAX_KEYS} && keys.exists(k,
           {indented(_owned_pod_key(catalog), 10)}))
@@ -307,9 +309,13 @@ def _owned_node_key(catalog: Catalog) -> str:
 
 
 def _requests_devices(catalog: Catalog, pod: str = "object") -> str:
-    """Returns the CEL expression for: a container of *pod* names a resource of the catalog, or that of pods which get
-    their devices by claims of the scheduler."""
-    return requests_of((name for vendor in catalog for name in vendor.resources.names), pod)
+    """Returns the CEL expression for: a container of *pod* requests an amount that is not 0 of a resource of the
+    catalog, or that of pods which get their devices by claims of the scheduler."""
+    return requests_of(_resources(catalog), pod)
+
+
+def _resources(catalog: Catalog) -> list[str]:
+    return [name for vendor in catalog for name in vendor.resources.names]
 
 
 def _with_end(path: Path, end: str) -> str:

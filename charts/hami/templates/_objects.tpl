@@ -309,7 +309,7 @@
 {{- end -}}
 {{- if eq .v.admission.mode "policy" -}}{{- include "hami.admission" $ctx -}}{{- end -}}
 {{- range $key, $object := .objects -}}
-{{- if and (eq $object.kind "ValidatingAdmissionPolicy") (ne $object.metadata.name (printf "%s-nvidia-requests" $ctx.name)) -}}
+{{- if and (eq $object.kind "ValidatingAdmissionPolicy") (not (hasPrefix (printf "%s-nvidia-" $ctx.name) $object.metadata.name)) -}}
 {{- range concat $object.spec.matchConditions $object.spec.validations -}}{{- $_ := set . "expression" (include "hami.expression" (list $ctx .expression)) -}}{{- end -}}
 {{- range $object.spec.validations -}}{{- $_ := set . "message" (include "hami.expression" (list $ctx .message) | replace "hami-priority-user" (printf "%s-priority-user" $ctx.name) | replace "hami-preemption-refuser" (printf "%s-preemption-refuser" $ctx.name)) -}}{{- end -}}
 {{- end -}}
@@ -336,7 +336,7 @@
 {{- $limits := list -}}
 {{- range $namespace, $limit := $nvidia.gpucoresLimits -}}{{- $limits = append $limits (printf "%s: %v" (squote $namespace) $limit) -}}{{- end -}}
 {{- $_ := set $given "gpucoresLimits" (printf "{%s}" (join ", " $limits)) -}}
-{{- range $key := list "MutatingAdmissionPolicy/%s-nvidia-defaults" "ValidatingAdmissionPolicy/%s-nvidia-requests" -}}
+{{- range $key := list "MutatingAdmissionPolicy/%s-nvidia-defaults" "ValidatingAdmissionPolicy/%s-nvidia-requests" "ValidatingAdmissionPolicy/%s-nvidia-wishes" -}}
 {{- with get $ctx.objects (printf $key $ctx.name) -}}
 {{- $spec := .spec -}}
 {{- $mutations := list -}}
