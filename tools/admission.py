@@ -216,9 +216,10 @@ class _Expressions:
             "schedulers": schedulers,
             "has_count": self._has(self._count),
             "count": self._count,
-            "has_memory": self._has(self._memory),
-            "has_cores": self._has(self._cores),
-            "cores_amount": self._amount(self._cores),
+            "memory_has_no_unit": self._memory_has_no_unit,
+            "cores_are_of_one": indented(
+                self._of_all(self._cores, f"q.compareTo(quantity('{WHOLE}')) <= 0"), 6
+            ),
             "whole": WHOLE,
         }
 
@@ -382,6 +383,13 @@ class _Expressions:
         if not name:
             return "true"
         return f"variables.all.all(c, !({self._has(name)})\n  || [{self._amount(name)}].all(q, {condition}))"
+
+    @property
+    def _memory_has_no_unit(self) -> str:
+        if not self._memory:
+            return "true"
+        text = f"string(c.resources.requests['{self._memory}'])"
+        return f"variables.all.all(c, !({self._has(self._memory)}) || !{text}.matches('[MGTPE]i$'))"
 
     def _is_amount(self, name: str) -> str:
         least = "" if name == self._percent else " && q.asInteger() >= 0"
