@@ -18,7 +18,7 @@ from hami.scheduler.settings import Settings
 from hami.scheduling.quota import counted_by_kubernetes, quota_allows
 from hami.state.admission import Admissions
 from hami.state.view import View
-from hami.vendors.admission import admit_pod, confine_ephemeral, confine_pod
+from hami.vendors.admission import admit_ephemeral, admit_pod, confine_pod
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import MAX_CONTAINERS, requests_devices
 from hami.vendors.spec import Vendor
@@ -163,13 +163,11 @@ class Admitter:
             return Denied(
                 "ephemeralContainers are not permitted in strict mode on a pod that requests devices"
             )
-        if not self._admissions.vendors.confining:
-            return Admitted(draft.wire)
         earlier = {
             str(container.get("name"))
             for container in entries((before.get("spec") or {}).get("ephemeralContainers"))
         }
-        return Admitted(confine_ephemeral(self._admissions.vendors, draft, earlier))
+        return Admitted(admit_ephemeral(self._admissions.vendors, draft, earlier))
 
     def _admit_new(self, draft: PodDraft, *, counts: bool = True) -> Admitted | Denied:
         """Decides about a new pod. *counts*: it counts for quotas as it is."""

@@ -86,20 +86,25 @@ def confine_pod(vendors: Catalog, pod: PodDraft) -> None:
     Raises: MalformedInput, PodRefused.
     """
     for container in pod.containers:
-        _confine(vendors, container)
+        for vendor in vendors.confining:
+            if vendor.admission.confine is not None:
+                vendor.admission.confine(container.seen_with(vendor.resources))
 
 
-def confine_ephemeral(
-    vendors: Catalog, pod: PodDraft, before: Collection[str]
-) -> Mapping[str, Any]:
-    """Returns *pod* with each ephemeral container admitted as :func:`confine_pod` does, but those of *before* (names).
+def admit_ephemeral(vendors: Catalog, pod: PodDraft, before: Collection[str]) -> Mapping[str, Any]:
+    """Returns *pod* with each ephemeral container admitted by the functions that vendors have for that, but those of
+    *before* (names).
 
     Raises: MalformedInput, PodRefused.
     """
     rendered = {}
     is_changed = False
+    requested = requested_keys(vendors, pod.decoded.containers)
     for draft in pod.ephemeral_containers(before):
-        _confine(vendors, draft)
+        for vendor in vendors.admitting_ephemeral:
+            if vendor.admission.admit_ephemeral is not None:
+                seen = draft.seen_with(vendor.resources)
+                vendor.admission.admit_ephemeral(seen, vendor.key in requested)
         rendered[draft.name] = draft.render()
         if rendered[draft.name] is not draft.wire:
             is_changed = True
@@ -108,12 +113,6 @@ def confine_ephemeral(
     spec = pod.wire["spec"]
     containers = [rendered.get(str(wire.get("name")), wire) for wire in spec["ephemeralContainers"]]
     return {**pod.wire, "spec": {**spec, "ephemeralContainers": containers}}
-
-
-def _confine(vendors: Catalog, container: ContainerDraft) -> None:
-    for vendor in vendors.confining:
-        if vendor.admission.confine is not None:
-            vendor.admission.confine(container.seen_with(vendor.resources))
 
 
 def admit_with(*steps: Step, default_count: int = 0) -> Admit:

@@ -89,9 +89,16 @@ class ChipFunctions:
             draft.pod.set_runtime_class(self.chip.runtime_class)
             return True
         if self.hides and not {*draft.limits, *draft.requests}.intersection(self.family):
-            if draft.pod.hides_devices(draft.name, self.by_default):
-                draft.set_env(VISIBLE, "")
+            self._hide_devices(draft)
         return False
+
+    def admit_ephemeral(self, draft: ContainerDraft, is_requested: bool) -> None:
+        """Keeps chips from an ephemeral container, as from others that request none."""
+        self._hide_devices(draft)
+
+    def _hide_devices(self, draft: ContainerDraft) -> None:
+        if draft.pod.hides_devices(draft.name, self.by_default):
+            draft.set_env(VISIBLE, "")
 
     def no_room(self, candidate: Candidate) -> Reason | None:
         """Rejects a chip without enough free memory for the template."""

@@ -144,6 +144,7 @@ def _nvidia(config: NvidiaConfig) -> Vendor:
             admits_beside=config.gpu_core_policy not in ("", "default"),
             hides_devices=True,
             confine=nvidia.confine if config.strict else None,
+            admit_ephemeral=functools.partial(nvidia.admit_ephemeral, config=config),
             refuses_ephemeral=config.strict,
         ),
         decision=Decision(
@@ -198,7 +199,10 @@ def _ascend(chip: AscendChip, config: DeviceConfig) -> Vendor:
             annotate=functions.annotate,
         ),
         admission=AdmissionRules(
-            admit=functions.admit, admits_all=hides and by_default, hides_devices=hides
+            admit=functions.admit,
+            admits_all=hides and by_default,
+            hides_devices=hides,
+            admit_ephemeral=functions.admit_ephemeral if hides else None,
         ),
         decision=Decision(
             inventory=functools.partial(ascend.registered, soft=config.hami_vnpu_core),

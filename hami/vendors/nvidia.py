@@ -89,9 +89,28 @@ def _set_variables(draft: ContainerDraft, config: NvidiaConfig) -> None:
         draft.set_env("CUDA_TASK_PRIORITY", str(draft.parse(priority, draft.limits[priority])))
     if config.gpu_core_policy not in ("", "default"):
         draft.set_env("GPU_CORE_UTILIZATION_POLICY", config.gpu_core_policy)
-    if config.strict or draft.pod.hides_devices(draft.name, config.overwrite_env):
-        if not draft.rounded(draft.resources.count):
-            draft.set_env(VISIBLE_VARIABLE, "none")
+    if _hides_devices(draft, config) and not draft.rounded(draft.resources.count):
+        draft.set_env(VISIBLE_VARIABLE, "none")
+
+
+def _hides_devices(draft: ContainerDraft, config: NvidiaConfig) -> bool:
+    """Reports whether the container is to see no devices if it requests none."""
+    return config.strict or draft.pod.hides_devices(draft.name, config.overwrite_env)
+
+
+def admit_ephemeral(draft: ContainerDraft, is_requested: bool, *, config: NvidiaConfig) -> None:
+    """Admits an ephemeral container, which cannot request devices. *is_requested*: its pod does.
+
+    In such a pod, it may not set what is reserved for the device plugin: nothing limits it.
+    Raises: PodRefused.
+    """
+    if config.strict:
+        confine(draft)
+        return
+    if is_requested:
+        _check_variables(draft)
+    if _hides_devices(draft, config):
+        draft.set_env(VISIBLE_VARIABLE, "none")
 
 
 def confine(draft: ContainerDraft) -> None:

@@ -309,6 +309,9 @@ class AdmissionRules:
     # Changes the draft of every container of a pod that another scheduler places, and raises as *admit*. Default: such
     # a pod is left alone.
     confine: Callable[[ContainerDraft], None] | None = None
+    # Changes the draft of an ephemeral container, and raises as *admit*; given whether the pod requests the vendor's
+    # devices. Default: such a container is left alone.
+    admit_ephemeral: Callable[[ContainerDraft, bool], None] | None = None
     # a pod that requests the vendor's devices may not get ephemeral containers
     refuses_ephemeral: bool = False
 
@@ -412,6 +415,7 @@ class Catalog:
         self.admitting_beside = _with_rule(self._vendors, "admits_beside")
         self.hiding = _with_rule(self._vendors, "hides_devices")
         self.confining = _with_rule(self._vendors, "confine")
+        self.admitting_ephemeral = _with_rule(self._vendors, "admit_ephemeral")
 
     def __iter__(self) -> Iterator[Vendor]:
         return iter(self._vendors)

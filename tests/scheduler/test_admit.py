@@ -267,12 +267,12 @@ def test_scheduler_owned_keys_cannot_be_forged(where, key, scheduler):
     assert key in answer.message
 
 
-def ephemeral(*containers, **options):
+def ephemeral(*containers, env=(), annotations=None, **options):
     """The verdict about a placed pod that gets an ephemeral container; the pod if it is changed."""
-    spec = {"ephemeralContainers": [{"name": "debug", "image": "x"}], "nodeName": "n1"}
-    thing = raw(
-        *containers, scheduler=SCHEDULER, spec=spec, meta={"annotations": {ASSIGNED_NODE: "n1"}}
-    )
+    debug = {"name": "debug", "image": "x"} | ({"env": list(env)} if env else {})
+    spec = {"ephemeralContainers": [debug], "nodeName": "n1"}
+    notes = {ASSIGNED_NODE: "n1"} | (annotations or {})
+    thing = raw(*containers, scheduler=SCHEDULER, spec=spec, meta={"annotations": notes})
     review = Review("u", "default", thing, "v1", "AdmissionReview", "ephemeralcontainers")
     verdict = admitter(**options).admit(review)
     return verdict.message if isinstance(verdict, Denied) else verdict.pod is thing or verdict.pod
@@ -286,6 +286,53 @@ def test_a_pod_with_devices_gets_no_ephemeral_container_in_strict_mode():
 
 
 HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
+
+
+@pytest.mark.parametrize(
+    "name, value, is_refused",
+    [
+        ("NVIDIA_VISIBLE_DEVICES", "all", True),
+        ("NVIDIA_VISIBLE_DEVICES", "none", False),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "80g", True),
+        ("CUDA_DEVICE_SM_LIMIT_1", "100", True),
+        ("CUDA_OVERSUBSCRIBE", "true", True),
+        ("LD_PRELOAD", "x.so", False),
+    ],
+)
+def test_an_ephemeral_container_sets_nothing_that_is_reserved_in_a_pod_with_devices(
+    name, value, is_refused
+):
+    env = [{"name": name, "value": value}]
+    verdict = ephemeral(asking(ONE), env=env)
+    if is_refused:
+        assert verdict.startswith(f"container debug sets {name}, which is reserved")
+    else:
+        assert verdict is True
+    assert ephemeral(asking(), env=env) is True
+    assert ephemeral(asking({"nvidia.com/gpu": 0}), env=env) is True
+
+
+@pytest.mark.parametrize(
+    "annotations, config, is_hidden",
+    [
+        ({}, {"overwrite_env": True}, True),
+        ({}, {}, False),
+        ({"hami.io/overwrite-env": "true"}, {}, True),
+        ({"hami.io/overwrite-env": "false"}, {"overwrite_env": True}, False),
+        ({"hami.io/overwrite-env-containers": '{"debug": "true"}'}, {}, True),
+        ({"hami.io/overwrite-env-containers": '{"c": "true"}'}, {}, False),
+    ],
+)
+@pytest.mark.parametrize("limits", [None, ONE], ids=str)
+def test_an_ephemeral_container_sees_no_devices_where_others_without_a_request_see_none(
+    annotations, config, is_hidden, limits
+):
+    verdict = ephemeral(asking(limits), annotations=annotations, **config)
+    if is_hidden:
+        (made,) = verdict["spec"]["ephemeralContainers"]
+        assert made["env"] == [HIDDEN]
+    else:
+        assert verdict is True
 
 
 def debugged(*containers, before=()):
