@@ -20,13 +20,12 @@ from hami.codec.keys import (
     is_allocation,
     is_label_value,
 )
-from hami.model import Allocation, BindPhase, DeviceUsage, Pod
+from hami.model import Allocation, BindPhase, DeviceUsage, Pod, Share
 from hami.scheduling.usage import shares_of
 from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 
-EMPTY = {
-    MIG_ALLOCATIONS: "[]"
-}  # texts of allocations that allocate nothing; the empty text elsewhere
+# texts of allocations that allocate nothing; the empty text elsewhere
+EMPTY = {MIG_ALLOCATIONS: "[]"}
 
 
 def render_annotations(
@@ -61,23 +60,30 @@ def render_annotations(
         )
         if vendor.key in lock_free:
             annotations.pop(vendor.annotations.to_allocate, None)
-    earlier = (key for key in pod.annotations if key not in annotations and is_allocation(key))
-    return annotations | {key: EMPTY.get(key, "") for key in earlier}
+    for key in pod.annotations:
+        if key not in annotations and is_allocation(key):
+            annotations[key] = EMPTY.get(key, "")
+    return annotations
 
 
 def render_vendor_annotations(vendor: Vendor, context: AnnotationContext) -> dict[str, str]:
     """Returns the pod annotations for *vendor*: the allocation, and whatever else its node agent reads."""
-    shares, annotate = context.shares, vendor.annotations.annotate
-    if vendor.annotations.writes_model:
-        shares = tuple(
-            tuple(replace(share, type=context.devices[share.uuid].model) for share in container)
-            for container in shares
-        )
+    keys, shares = vendor.annotations, context.shares
+    if keys.writes_model:
+        shares = tuple([_with_models(container, context) for container in shares])
     text = render_shares(shares)
-    annotations = {
-        key: text for key in (vendor.annotations.to_allocate, vendor.annotations.allocated) if key
-    }
-    return annotations | dict(annotate(vendor, context) if annotate is not None else {})
+    annotations: dict[str, str] = {}
+    for key in (keys.to_allocate, keys.allocated):
+        if key:
+            annotations[key] = text
+    if keys.annotate is not None:
+        annotations.update(keys.annotate(vendor, context))
+    return annotations
+
+
+def _with_models(shares: Sequence[Share], context: AnnotationContext) -> tuple[Share, ...]:
+    """Returns *shares* with the models of their devices in place of their types."""
+    return tuple([replace(share, type=context.devices[share.uuid].model) for share in shares])
 
 
 def render_labels(node: str) -> dict[str, str]:
@@ -87,8 +93,11 @@ def render_labels(node: str) -> dict[str, str]:
 
 def failed_allocation(vendors: Catalog) -> dict[str, str | None]:
     """Returns the annotations of a pod whose allocation has failed: no device plugin can hand out its devices."""
-    cleared = {key: "" for vendor in vendors if (key := vendor.annotations.to_allocate)}
-    return {**cleared, BIND_PHASE: BindPhase.FAILED.value}
+    annotations: dict[str, str | None] = {BIND_PHASE: BindPhase.FAILED.value}
+    for vendor in vendors:
+        if vendor.annotations.to_allocate:
+            annotations[vendor.annotations.to_allocate] = ""
+    return annotations
 
 
 def add_bind_time(annotations: Mapping[str, str], now: datetime) -> dict[str, str]:
@@ -101,8 +110,13 @@ def carries_allocation(pod: Pod, annotations: Mapping[str, str], vendors: Catalo
 
     Annotations that a device plugin changes after the Binding are not compared.
     """
-    keys = {ASSIGNED_NODE, ASSIGNED_TIME, *(vendor.annotations.allocated for vendor in vendors)}
-    return all(pod.annotations.get(key) == text for key, text in annotations.items() if key in keys)
+    keys = {ASSIGNED_NODE, ASSIGNED_TIME}
+    for vendor in vendors:
+        keys.add(vendor.annotations.allocated)
+    for key, text in annotations.items():
+        if key in keys and pod.annotations.get(key) != text:
+            return False
+    return True
 
 
 def expected_label(node: str) -> str | None:

@@ -20,31 +20,32 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
 
     Returns ``None`` when the node shows nothing of the vendor.
     """
-    key, resources = vendor.annotations.register, vendor.resources
-    register = node.annotations.get(key) if key else None
-    if key and register is None:
-        return None
+    key = vendor.annotations.register
+    register = None
+    if key:
+        register = node.annotations.get(key)
+        if register is None:
+            return None
     sources = [register, node.annotations.get(CORDON)]
     if vendor.annotations.allocation_mode:
         sources.append(node.annotations.get(vendor.annotations.allocation_mode))
     for name in vendor.annotations.node_keys:
         sources.append(node.annotations.get(name, node.labels.get(name)))
-    if not key or vendor.decision.needs_capacity:
-        names = (resources.count, resources.memory, resources.cores)
-        capacity = [node.capacity.get(name) for name in names]
-        if not key and not any(capacity):
-            return None
-        sources += capacity
-    return tuple(sources)
+    if key and not vendor.decision.needs_capacity:
+        return tuple(sources)
+    resources = vendor.resources
+    names = (resources.count, resources.memory, resources.cores)
+    capacity = [node.capacity.get(name) for name in names]
+    if not key and not any(capacity):
+        return None
+    return (*sources, *capacity)
 
 
 def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
     """Returns *vendor*'s devices on *node*, and why they cannot be read."""
-    if (
-        vendor.decision.needs_capacity
-        and device_count(node.capacity.get(vendor.resources.count)) == 0
-    ):
-        return (), None
+    if vendor.decision.needs_capacity:
+        if device_count(node.capacity.get(vendor.resources.count)) == 0:
+            return (), None
     try:
         return read_inventory(vendor, node), None
     except MalformedInput as error:
@@ -53,10 +54,14 @@ def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | No
 
 def devices_of(vendors: Iterable[Vendor], node: Node) -> dict[str, tuple[Device, ...]]:
     """Returns the devices that *node* offers, by vendor. Inventories that cannot be read count as empty."""
-    devices = {vendor.key: devices_on(vendor, node)[0] for vendor in vendors}
-    if excess_of({key: len(own) for key, own in devices.items()}) is not None:
-        return {}
-    return {key: own for key, own in devices.items() if own}
+    devices: dict[str, tuple[Device, ...]] = {}
+    counts: dict[str, int] = {}
+    for vendor in vendors:
+        of_vendor, _ = devices_on(vendor, node)
+        if of_vendor:
+            devices[vendor.key] = of_vendor
+            counts[vendor.key] = len(of_vendor)
+    return devices if excess_of(counts) is None else {}
 
 
 def excess_of(devices: Mapping[str, int]) -> str | None:
@@ -64,12 +69,13 @@ def excess_of(devices: Mapping[str, int]) -> str | None:
 
     No vendor comes first, so none can hide another's.
     """
-    counts = {key: count for key, count in sorted(devices.items()) if count}
-    if sum(counts.values()) <= MAX_DEVICES:
+    total = sum(devices.values())
+    if total <= MAX_DEVICES:
         return None
+    counts = ", ".join([f"{count} {key}" for key, count in sorted(devices.items()) if count])
     return (
-        f"{sum(counts.values())} devices ({', '.join(f'{count} {key}' for key, count in counts.items())}), "
-        f"expected at most {MAX_DEVICES} devices of all vendors on a node: none of them is used"
+        f"{total} devices ({counts}), expected at most {MAX_DEVICES} devices of all vendors on a node: "
+        "none of them is used"
     )
 
 

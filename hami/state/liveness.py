@@ -49,16 +49,16 @@ def observe(
     if earlier is None:
         return PluginLiveness(observation, Sighting(clock, now.timestamp()))
     before = earlier.observation
-    changed = earlier.changed if observation.handshake == before.handshake else Sighting(clock)
-    answered = (
-        observation.handshake != before.handshake
-        and parse_handshake(observation.handshake).state is HandshakeState.REPORTED
-    )
-    if observation.allocatable > 0 or answered or observation.register != before.register:
+    changed = earlier.changed
+    is_alive = observation.allocatable > 0 or observation.register != before.register
+    if observation.handshake != before.handshake:
+        changed = Sighting(clock)
+        if parse_handshake(observation.handshake).state is HandshakeState.REPORTED:
+            is_alive = True
+    if is_alive:
         return PluginLiveness(observation, changed)
-    return PluginLiveness(
-        observation, changed, withdrawn=earlier.withdrawn or before.allocatable > 0
-    )
+    withdrawn = earlier.withdrawn or before.allocatable > 0
+    return PluginLiveness(observation, changed, withdrawn=withdrawn)
 
 
 def is_schedulable(liveness: PluginLiveness, clock: float) -> bool:

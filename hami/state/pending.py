@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -51,9 +50,8 @@ class PendingPods:
         pods = self._namespaces.setdefault(pod.ref.namespace, OrderedDict())
         earlier = pods.get(pod.ref.uid)
         since = clock if earlier is None else earlier.since
-        pods[pod.ref.uid] = PendingPod(
-            pod, None if nodes is None else tuple(nodes), state, since, clock + GRACE_S
-        )
+        offered = None if nodes is None else tuple(nodes)
+        pods[pod.ref.uid] = PendingPod(pod, offered, state, since, clock + GRACE_S)
         if earlier is not None:
             return
         self._count += 1
@@ -66,7 +64,9 @@ class PendingPods:
         """Forgets *pod*, which waits no longer."""
         namespace = pod.ref.namespace
         pods = self._namespaces.get(namespace)
-        if pods is None or pods.pop(pod.ref.uid, None) is None:
+        if pods is None:
+            return
+        if pods.pop(pod.ref.uid, None) is None:
             return
         self._count -= 1
         if not pods:
@@ -75,14 +75,18 @@ class PendingPods:
     def due(self, state: tuple[int, ...], clock: float) -> list[PendingPod]:
         """Returns the pods that have not been looked at in *state* and may be looked at now, of all
         namespaces in turn."""
-        due = [pending for pending in self.all() if pending.state != state and clock >= pending.due]
+        due: list[PendingPod] = []
+        for pending in self.all():
+            if pending.state != state and clock >= pending.due:
+                due.append(pending)
         return list(in_turn(due, _namespace))
 
     def all(self) -> list[PendingPod]:
         """Returns all pods."""
-        return list(
-            itertools.chain.from_iterable(pods.values() for pods in self._namespaces.values())
-        )
+        pending: list[PendingPod] = []
+        for pods in self._namespaces.values():
+            pending += pods.values()
+        return pending
 
     def mark_tried(self, pending: PendingPod, state: tuple[int, ...]) -> None:
         """Records that the pod does not fit in *state*. The others of its namespace are tried before it from now on,
@@ -103,7 +107,10 @@ class PendingPods:
         lowest = min(pending.pod.priority for pending in pods)
         candidates = [pending for pending in pods if pending.pod.priority == lowest]
         ((namespace, _),) = Counter(map(_namespace, candidates)).most_common(1)
-        self.remove(next(pending.pod for pending in candidates if _namespace(pending) == namespace))
+        for pending in candidates:
+            if _namespace(pending) == namespace:
+                self.remove(pending.pod)
+                return
 
 
 def _namespace(pending: PendingPod) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -18,6 +18,7 @@ from hami.scheduling.preemption import (
     no_pod_group,
 )
 from hami.state import dry_run
+from hami.state.bookings import Booking
 from hami.state.plans import is_planned
 from hami.state.read_pod import MAX_GRACE_S, PodRecord
 from hami.state.view import View
@@ -79,7 +80,13 @@ def plan_preemption(
     earliest, latest = rules.now + SOON_S, rules.now + within_s
     if not any(earliest < record.ends_by <= latest for record in ending):
         return plan
-    patient = search(within_s)
+    return _better_of(plan, search(within_s))
+
+
+def _better_of(
+    plan: PreemptionPlan | None, patient: PreemptionPlan | None
+) -> PreemptionPlan | None:
+    """Returns *plan* or *patient*, which waits longer for pods that end anyway."""
     if patient is None:
         return plan
     if plan is None:
@@ -98,12 +105,10 @@ def _best_plan(
     pods that are being deleted."""
     lowest = eviction.lowest_priority(names[0]) if names else 0
     becoming_free = {record.node for record in ending if eviction.is_room(record)}
-    candidates = sorted(
-        names, key=lambda name: name not in becoming_free
-    )  # a plan without victims ends the search
-    nodes = (node for name in candidates if (node := eviction.node(name)) is not None)
+    # a plan without victims ends the search
+    candidates = sorted(names, key=lambda name: name not in becoming_free)
     return best_plan(
-        nodes,
+        filter(None, map(eviction.node, candidates)),
         eviction.allowed,
         surplus=eviction.surplus,
         max_trials=MAX_TRIALS,
@@ -139,13 +144,12 @@ def plan_together(
         choice = dry_run.choose(view, pod, names)
         if choice is not None:
             plan = PreemptionPlan(choice.node, ())
-        elif (
-            found := plan_preemption(
+        else:
+            found = plan_preemption(
                 view, pod, names, rules, planned=planned, before_trial=before_trial
             )
-        ) is None:
-            return []
-        else:
+            if found is None:
+                return []
             plan, view = found, view.what_if(without=(*found.uids, *found.awaited))
             choice = dry_run.choose(view, pod, [plan.node])
             if choice is None:  # plans of lower priority are in its way
@@ -168,11 +172,13 @@ def pods_together(pod: Pod, waiting: Sequence[Pod], bound: int, size: int | None
     in_order = sorted(waiting, key=lambda other: (other.created, other.ref.name))
     if size is None:
         return in_order[:MAX_GANG]
-    if (needed := size - bound) <= 0:
+    needed = size - bound
+    if needed <= 0:
         return [pod]
     members = in_order[:needed]
-    is_whole = len(members) == needed <= MAX_GANG
-    return members if is_whole and any(member.ref.uid == pod.ref.uid for member in members) else []
+    if needed > MAX_GANG or len(members) < needed:
+        return []
+    return members if pod.ref.uid in [member.ref.uid for member in members] else []
 
 
 def plan_further(
@@ -193,7 +199,8 @@ def plan_further(
     eviction = _Eviction(view, pod, rules, planned)
     if dry_run.choose(view, pod, [node]) is not None:
         return PreemptionPlan(node, ())
-    if (of_node := eviction.node(node, only_there=True)) is None:
+    of_node = eviction.node(node, only_there=True)
+    if of_node is None:
         return None
     return best_plan(
         [of_node],
@@ -236,9 +243,18 @@ class _Eviction:
                 of_namespace.append(budget)
         self.allowed = {budget.key: budget.allowed for budget in rules.budgets}
         for uid in planned:  # the API server does not count them yet
-            if (record := view.facts.pods.get(uid)) is not None and not record.ends_by:
+            record = view.facts.pods.get(uid)
+            if record is not None and not record.ends_by:
                 for key in self._budgets_of(record):
                     self.allowed[key] -= 1
+
+    def _lower_on(self, name: str) -> Iterator[Booking]:
+        """Yields the bookings of lower priority on a node, without those of the victims of other plans."""
+        for booking in self._view.bookings_on(name):
+            if booking.priority >= self._pod.priority:
+                continue
+            if booking.uid not in self._planned:
+                yield booking
 
     def node(self, name: str, *, only_there: bool = False) -> PreemptionNode | None:
         """Returns the node with its candidates; ``None`` if it has none, and no pod on it ends anyway. *only_there*:
@@ -246,15 +262,14 @@ class _Eviction:
         free: list[str] = []
         awaited: list[str] = []
         units: dict[tuple[str, ...], EvictionUnit] = {}
-        for booking in self._view.bookings_on(name):
-            if booking.priority >= self._pod.priority or booking.uid in self._planned:
-                continue
-            record = self._view.facts.pods.get(booking.uid)
+        for booking in self._lower_on(name):
             if is_planned(booking):
                 free.append(booking.uid)
-            elif record is None:
                 continue
-            elif self.is_room(record):
+            record = self._view.facts.pods.get(booking.uid)
+            if record is None:
+                continue
+            if self.is_room(record):
                 awaited.append(booking.uid)
             else:
                 members = self._evictable(record, name if only_there else None)
@@ -308,17 +323,14 @@ class _Eviction:
         )
 
     def _may_be_evicted(self, record: PodRecord) -> bool:
-        pod, traits = self._pod, record.traits
-        has_same_owner = bool(traits.controller) and traits.controller == pod.controller
-        return (
-            bool(record.node)
-            and not record.terminated
-            and not record.is_ending
-            and record.priority < pod.priority
-            and not traits.is_protected
-            and not has_same_owner
-            and record.ref.uid not in self._planned
-        )
+        if not record.node or record.terminated or record.is_ending:
+            return False
+        if record.priority >= self._pod.priority or record.ref.uid in self._planned:
+            return False
+        traits = record.traits
+        if traits.controller and traits.controller == self._pod.controller:
+            return False
+        return not traits.is_protected
 
     def _is_young(self, members: Sequence[PodRecord]) -> bool:
         """Reports whether *members*, which are evicted together, have run for too short a time. They are as old as the
@@ -328,12 +340,13 @@ class _Eviction:
         return now - started < self._rules.min_runtime_s
 
     def _budgets_of(self, record: PodRecord) -> tuple[str, ...]:
-        if (budgets := self._budgets.get(record.ref.namespace)) is None:
-            return ()
-        labels = dict(record.traits.labels)
-        return tuple(
-            budget.key for budget in budgets if budget.selects(record.ref.namespace, labels)
-        )
+        namespace, keys = record.ref.namespace, []
+        if namespace in self._budgets:
+            labels = dict(record.traits.labels)
+            for budget in self._budgets[namespace]:
+                if budget.selects(namespace, labels):
+                    keys.append(budget.key)
+        return tuple(keys)
 
 
 class _Gangs:
@@ -390,6 +403,8 @@ class _Gangs:
         if self._by_namespace is None:
             self._by_namespace = defaultdict(lambda: defaultdict(list))
             for member in self._view.facts.pods.values():
-                if member.group and member.node and not member.terminated and not member.is_ending:
+                if not member.group or not member.node:
+                    continue
+                if not member.terminated and not member.is_ending:
                     self._by_namespace[member.ref.namespace][member.group].append(member)
         return self._by_namespace[namespace]
