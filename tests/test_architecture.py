@@ -288,6 +288,13 @@ def test_readers_get_views_only(path):
     assert {name for name in imports(path) if name.startswith("hami.state")} - allowed == set()
 
 
+@pytest.mark.parametrize("path", READERS, ids=str)
+def test_readers_leave_the_table_of_a_view_alone(path):
+    """It is public for `dry_run`; a booking in it would change all views that share it."""
+    names = {node.attr for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute)}
+    assert names & {"table", "verdicts", "merged", "overlay"} == set()
+
+
 def constructors(path):
     """The ``__init__`` of each class."""
     for found in ast.walk(tree_of(path)):
