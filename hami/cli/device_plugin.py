@@ -24,7 +24,7 @@ PLUGIN_FLAGS: Sections = {
     ),
     "Containers": section(
         FLAGS,
-        "--allocate --device-list-strategy --device-id-strategy --pass-device-specs "
+        "--allocate --memory-by --device-list-strategy --device-id-strategy --pass-device-specs "
         "--gdrcopy-enabled --gds-enabled --mofed-enabled --imex-channel-ids "
         "--imex-required --cdi-annotation-prefix --cdi-root --nvidia-cdi-hook-path",
     ),

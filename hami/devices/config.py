@@ -21,6 +21,8 @@ DEVICE_PLUGIN, DRA = "device-plugin", CLAIMS
 NODE_ALLOCATION_MODES = (AUTO, DEVICE_PLUGIN, DRA)
 HAMI, KUBE_SCHEDULER = "hami", "kube-scheduler"
 """Who allocates the claims for the devices of a node."""
+MEMORY_WAYS = LIMITER, BOTH, MEMORY_BY_DRIVER = ("limiter", "both", "driver")
+"""What limits memory: the limiter, and the driver where it can, or in any case."""
 CAPACITY_MODES = OFF, TOTALS, REQUESTS = ("off", "totals", "requests")
 LIST_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
@@ -177,6 +179,18 @@ class ContainerDevices:
             keys="nvidiaDevRoot",
         ),
     ] = "/"
+    memory_by: Annotated[
+        str,
+        choice("way", *MEMORY_WAYS),
+        Flag(
+            "--memory-by",
+            "What limits device memory: limiter; both (the limiter, and NVIDIA's driver 615 or "
+            "later where it can, by control group); or driver (as both, but a container does not "
+            "start where the driver cannot). The last two need containers that get their devices "
+            "when they start, do not change the size of running pods, and no card has been asked yet.",
+            environment="MEMORY_BY",
+        ),
+    ] = LIMITER
 
 
 @dataclass(frozen=True, kw_only=True)

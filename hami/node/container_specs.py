@@ -21,7 +21,7 @@ import msgspec
 
 from hami.errors import HostError
 from hami.node.cdi import VERSION, Document
-from hami.node.grant import Grant, Mount
+from hami.node.grant import Grant, Hook, Mount
 from hami.node.host import MIN_AGE_S, host_errors
 from hami.runtime.files import FileVersion, file_version, write_atomically
 
@@ -60,6 +60,8 @@ def render_grant(
     ]
     mounts = [_render_mount(mount) for mount in grant.mounts]
     parts: dict[str, list[Any]] = {"deviceNodes": nodes, "mounts": mounts, "hooks": []}
+    for hook in grant.hooks:
+        parts["hooks"].append(_render_hook(hook))
     env = dict(grant.env)
     for other in edits:
         env |= (variable.partition("=")[::2] for variable in other.get("env", ()))
@@ -90,6 +92,15 @@ def _render_mount(mount: Mount) -> dict[str, Any]:
         "hostPath": mount.host_path,
         "containerPath": mount.container_path,
         "options": options,
+    }
+
+
+def _render_hook(hook: Hook) -> dict[str, Any]:
+    return {
+        "hookName": "createRuntime",  # the control group exists, the program does not run yet
+        "path": hook.path,
+        "args": list(hook.args),
+        "timeout": hook.timeout_s,
     }
 
 

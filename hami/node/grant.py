@@ -53,14 +53,26 @@ class DeviceNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """A program of the host that runs before that of the container, with the state of the container. Only a CDI
+    specification can name it. *args*: begin with the name of the program."""
+
+    path: str
+    args: tuple[str, ...]
+    timeout_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Everything that one container gets, as the kubelet passes it to the container runtime."""
+    """Everything that one container gets, as the kubelet passes it to the container runtime. *hooks*: only for a
+    container that gets its devices when it starts."""
 
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[DeviceNode, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
     cdi_devices: tuple[str, ...] = ()
+    hooks: tuple[Hook, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

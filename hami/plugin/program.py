@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from hami.codec.keys import RESIZED
-from hami.devices.config import DRA
+from hami.devices.config import BOTH, DRA, MEMORY_BY_DRIVER
 from hami.devices.nvml_library import DriverLibrary
 from hami.devices.registration import MIG, VENDOR, resizes
 from hami.dra.driver import DraDriver
@@ -27,6 +27,7 @@ from hami.kube.events import EventRecorder
 from hami.model import Pod
 from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.dynamic_mig import DynamicMig
+from hami.node.memory_wall import MemoryWall
 from hami.node.pods import NodePods
 from hami.plugin.allocation_mode import (
     CLAIM_DEVICES,
@@ -337,15 +338,31 @@ def _start_time_allocator(node: PluginNode, mig: DynamicMig | None) -> StartTime
         node.host,
         node.grants(config, node.inventory, mig),
         node.specs(),
+        MemoryWall(config, Path(node.settings.driver_root_in_container)),
         node_pods=node.node_pods,
     )
 
 
 def _is_start_time(node: PluginNode, start_time: StartTimeAllocator) -> bool:
     """Reports whether containers get their devices when they start. Raises: HamiError."""
-    if node.source is None or node.settings.allocation_mode == DRA:
-        return False
-    return is_start_time(node.settings, node.cluster, start_time.is_recorded(), os.environ)
+    settings = node.settings
+    is_chosen = False
+    if node.source is not None and settings.allocation_mode != DRA:
+        is_chosen = is_start_time(settings, node.cluster, start_time.is_recorded(), os.environ)
+    if node.source is not None and settings.kubelet_socket and not is_chosen:
+        _check_memory_by(settings)
+    return is_chosen
+
+
+def _check_memory_by(settings: PluginSettings) -> None:
+    """Raises: HamiError if the driver has to limit memory, on a node where nothing can tell it to."""
+    reason = (
+        f"--memory-by {settings.memory_by}: containers do not get their devices when they start"
+    )
+    if settings.memory_by == MEMORY_BY_DRIVER:
+        raise HamiError(reason)
+    if settings.memory_by == BOTH:
+        log.warning("the driver does not limit memory", extra={"reason": reason})
 
 
 def _claim_driver(

@@ -30,6 +30,7 @@ from hami.node.container_specs import ContainerSpecs, device_name, spec_names
 from hami.node.grant import Grant, overridable_env
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
+from hami.node.memory_wall import MemoryWall
 from hami.node.pods import NodePods
 from hami.node.region_layout import REGION_SUFFIX
 from hami.plugin import api_pb2 as api
@@ -61,6 +62,7 @@ class StartTimeAllocator:
         host: Host,
         grants: GrantBuilder,
         specs: ContainerSpecs,
+        memory_wall: MemoryWall,
         *,
         node_pods: NodePods | None = None,
     ) -> None:
@@ -70,6 +72,7 @@ class StartTimeAllocator:
         self._host = host
         self._grants = grants
         self._specs = specs
+        self._memory_wall = memory_wall
         self._node_pods = node_pods
         self._retry_conflicts = brief_retry(
             lambda error: isinstance(error, Conflict), lambda seconds: None
@@ -227,6 +230,8 @@ class StartTimeAllocator:
             )
         if not name:
             return pod
+        if self._config.operating_mode != MIG:
+            grant = self._memory_wall.with_hook(grant, parts)
         self._specs.write_grant(name, grant, without=overridable_env(self._config, len(ids)))
         return pod
 

@@ -173,6 +173,8 @@ def test_a_node_without_cards_has_no_annotations():
         ({"operating_mode": "mig"}, False),
         ({"allocation_mode": "dra"}, False),
         ({"allocation_mode": "dra", "claim_allocator": "hami"}, False),
+        ({"memory_by": "both"}, False),
+        ({"memory_by": "driver"}, False),
     ],
 )
 def test_only_a_node_whose_limits_are_files_resizes(settings, offers):

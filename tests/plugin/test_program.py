@@ -494,6 +494,10 @@ def test_without_a_kubelet_socket_only_the_node_is_registered(run, cluster, dire
         ),
         ({"library_source": "/nowhere"}, "cannot install the limiter"),
         (
+            {"allocate": "admission", "memory_by": "driver"},
+            "--memory-by driver: containers do not get their devices when they start",
+        ),
+        (
             {"list_strategies": ("cdi-cri",), "driver_root_in_container": "/nowhere"},
             "/nowhere: no libcuda.so",
         ),
@@ -507,6 +511,13 @@ def test_without_a_kubelet_socket_only_the_node_is_registered(run, cluster, dire
 def test_an_impossible_start_fails_with_the_reason(settings, cluster, given, says):
     with pytest.raises(HamiError, match=says):
         DevicePluginProgram(settings(**given), cluster=cluster).start()
+
+
+def test_both_without_start_time_mode_leaves_memory_to_the_limiter_and_says_so(
+    settings, cluster, caplog
+):
+    DevicePluginProgram(settings(allocate="admission", memory_by="both"), cluster=cluster)
+    assert "the driver does not limit memory" in [record.message for record in caplog.records]
 
 
 def test_without_a_driver_the_start_fails_or_the_node_has_no_cards(settings, cluster, monkeypatch):

@@ -18,6 +18,7 @@ from hami.node.container_specs import ContainerSpecs, device_name, spec_names
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S
 from hami.node.limits import ContainerLimits, DeviceLimit
+from hami.node.memory_wall import MemoryWall
 from hami.plugin import api_pb2 as api
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from testing.builders import NVIDIA
@@ -94,7 +95,14 @@ class StartStage(Stage):
             self.config, self.cluster, self.inventory, self.host, self.mig, node_pods=self.watch
         )
         self.allocator = StartTimeAllocator(
-            self.config, self.cluster, NVIDIA, self.host, grants, self.specs, node_pods=self.watch
+            self.config,
+            self.cluster,
+            NVIDIA,
+            self.host,
+            grants,
+            self.specs,
+            MemoryWall(self.config, self.folder / "driver"),
+            node_pods=self.watch,
         )
 
     def admit(self, container, *device_ids, name="p", resource=GPU):
@@ -142,6 +150,28 @@ def refusal(stage, *device_ids):
     with pytest.raises(AllocationRefused) as caught:
         stage.allocator.pre_start(device_ids)
     return str(caught.value)
+
+
+# ---- the driver's own limit of memory
+
+
+def test_a_specification_has_the_hook_of_the_memory_wall(stage, tmp_path):
+    (tmp_path / "vgpu").mkdir()
+    (tmp_path / "vgpu" / "hami-memory-wall").write_text("program")
+    one = stage(ONE, memory_by="both", hook_path=str(tmp_path))
+    name = one.admit("c", *ids(A))
+    one.allocator.pre_start(ids(A))
+    (hook,) = one.edits(name)["hooks"]
+    assert hook["hookName"] == "createRuntime"
+    assert hook["args"][-2:] == ["--limit", f"{A}={3000 << 20}"]
+
+
+def test_a_start_is_refused_where_the_driver_has_to_limit_and_cannot_be_told(stage, tmp_path):
+    one = stage(ONE, memory_by="driver", hook_path=str(tmp_path))
+    name = one.admit("c", *ids(A))
+    with pytest.raises(HostError, match="hami-memory-wall is missing"):
+        one.allocator.pre_start(ids(A))
+    assert one.specs.read(name) is None
 
 
 # ---- Allocate
