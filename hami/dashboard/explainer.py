@@ -17,9 +17,10 @@ from hami.dashboard.access import Scope
 from hami.dashboard.caches import Poller, PollLimits
 from hami.dashboard.live import LiveCluster
 from hami.errors import HamiError
-from hami.inspect.explain import NodeShortage, Suggestion, WaitingReport, explain_pod
+from hami.inspect.explain import Suggestion, WaitingReport, explain_pod
 from hami.inspect.gangs import GangReport
 from hami.inspect.preemption import PreemptionReport
+from hami.inspect.refusals import NodeShortage
 from hami.model import Pod
 
 log = logging.getLogger(__name__)

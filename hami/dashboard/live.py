@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import msgspec
 
-from hami.codec.keys import ASSIGNED_NODE
 from hami.dashboard.access import Scope
 from hami.dashboard.use import Use, Uses
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from hami.inspect.top import DeviceRow, NodeRow, device_rows, node_rows
 from hami.model import Node, Pod
 from hami.scheduling.amounts import cores_of
-from hami.state.bookings import Booking
-from hami.state.claims import ClaimCache, Claimed
+from hami.state.claims import ClaimCache
 from hami.state.store import Store
 from hami.state.view import View
 
@@ -78,48 +76,19 @@ class LiveCluster:
         return *self.store.version(), self._claims.version()
 
     def cluster(
-        self, names: Sequence[str], scope: Scope, pods: Iterable[Pod] = ()
+        self, names: Sequence[str], scope: Scope, pods: Sequence[Pod] = ()
     ) -> InspectedCluster:
-        """Returns the cluster with the nodes *names*, the pods of *scope* that hold devices there, and *pods*."""
-        view, claimed = self.view(), self._claimed
-        bookings: list[Booking] = []
-        for name in names:
-            for each in (view, claimed.view):
-                bookings += each.bookings_on(name)
-        shown = [booking for booking in bookings if booking.namespace in scope]
-        return self._cluster(view, claimed, names, shown, pods)
-
-    def namespace(self, name: str) -> InspectedCluster:
-        """Returns the pods of one namespace that hold devices, without nodes."""
-        view, claimed = self.view(), self._claimed
-        bookings = [*view.bookings.values(), *claimed.view.bookings.values()]
-        shown = [booking for booking in bookings if booking.namespace == name]
-        return self._cluster(view, claimed, (), shown)
-
-    def _cluster(
-        self,
-        view: View,
-        claimed: Claimed,
-        names: Sequence[str],
-        bookings: Iterable[Booking],
-        pods: Iterable[Pod] = (),
-    ) -> InspectedCluster:
-        by_uid = {pod.ref.uid: pod for pod in pods}
-        for booking in bookings:
-            for pod in _holders(view, claimed, booking):
-                by_uid.setdefault(pod.ref.uid, pod)
+        """Returns the cluster with the nodes *names* and the waiting *pods*. Pods of *scope* have names."""
+        view = self.view()
         nodes: list[Node] = []
         for name in names:
             node = self.store.nodes.get(name)
             if node is not None:
                 nodes.append(node)
         record = ClusterRecord(
-            taken=self.now(),
-            nodes=tuple(nodes),
-            pods=tuple(by_uid.values()),
-            policies=view.facts.policies,
+            taken=self.now(), nodes=tuple(nodes), pods=tuple(pods), policies=view.facts.policies
         )
-        return InspectedCluster(record, view, claimed)
+        return InspectedCluster(record, view, self._claimed, scope)
 
     def node_rows(self) -> dict[str, NodeRow]:
         """Returns the row of each node with devices, or an inventory that cannot be read.
@@ -164,20 +133,6 @@ class LiveCluster:
             rows = device_rows(cluster, [node])
             devices[node.name] = tuple(_device_parts(cluster, row, used) for row in rows)
         return devices
-
-
-def _holders(view: View, claimed: Claimed, booking: Booking) -> list[Pod]:
-    """Returns the pods that hold *booking*, as far as a page shows them: the store keeps no more of bound pods."""
-    claim = claimed.claims.get(booking.uid)
-    if claim is not None:
-        return [Pod(ref=ref, node_name=booking.node) for ref in claim.pods]
-    ref = view.ref(booking.uid)
-    if ref is None:
-        return []
-    record = view.facts.pods.get(booking.uid)
-    if record is None or not record.node:
-        return [Pod(ref=ref, annotations={ASSIGNED_NODE: booking.node})]
-    return [Pod(ref=ref, node_name=record.node, phase=record.phase, group=record.group)]
 
 
 def _is_same(source: _Source, earlier: _Source | None) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 
 from hami.codec.times import render_time
 from hami.dashboard.use import Use
-from hami.inspect.explain import lacks
 from hami.inspect.gangs import gang_sentences
 from hami.inspect.preemption import preemption_sentences
+from hami.inspect.refusals import lacks
 from hami.inspect.top import age_text
 
 HUES = 6  # colors of namespaces in the style sheet

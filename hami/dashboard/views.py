@@ -17,8 +17,8 @@ from hami.dashboard.live import DeviceParts, LiveCluster
 from hami.dashboard.pod_size import PodSize
 from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.use import Use, Uses, total_use
-from hami.inspect.cluster import InspectedCluster, unknown_name
-from hami.inspect.explain import RequestedDevices, requested_devices
+from hami.inspect.cluster import Holder, InspectedCluster, unknown_name
+from hami.inspect.refusals import RequestedDevices, requested_devices
 from hami.inspect.top import (
     NAMESPACES,
     NODES,
@@ -226,11 +226,8 @@ class Views:
         uid = record.ref.uid
         waiting = store.pods.waiting_pod(uid)
         booking = store.booking(uid)  # read last: a pod that is bound in between has its cards
-        nodes = [] if booking is None else [booking.node]
-        cluster = self._live.cluster(nodes, scope, filter(None, [waiting]))
-        pod = cluster.pods.get(uid)
-        if pod is None:
-            pod = Pod(ref=record.ref, node_name=record.node, phase=record.phase)
+        cluster = self._live.cluster((), scope, [] if waiting is None else [waiting])
+        holder = Holder(record.ref, record.node, record.phase)
         cards: list[DevicePage] = []
         waits, size = None, None
         if booking is not None:
@@ -241,7 +238,7 @@ class Views:
                 self._waiting(cluster, waiting, scope), condition=self._condition(waiting.ref)
             )
         return PodPage(
-            row=pod_rows(cluster, [pod])[0],
+            row=pod_rows(cluster, [holder])[0],
             bound_at=record.bound_at,
             problems=record.problems,
             cards=tuple(cards),
@@ -265,9 +262,14 @@ class Views:
 
     def namespace(self, name: str, page: int) -> NamespacePage:
         """Returns one namespace. Raises: PageError."""
-        cluster = self._live.namespace(name)
+        cluster = self._live.cluster((), Scope(frozenset([name])))
         items = sorted(namespace_rows(cluster, [name]), key=NAMESPACES.name)
-        pods = sorted(cluster.pods.values(), key=lambda pod: pod.ref.name)
+        bookings: list[Booking] = []
+        for booking in cluster.bookings():
+            if booking.namespace == name:
+                bookings.append(booking)
+        pods = cluster.pods_with(bookings)
+        pods.sort(key=lambda pod: pod.ref.name)
         if not items and not pods:
             raise PageError(
                 f"no pod in a namespace {name} holds devices, and it has no quota of them", 404

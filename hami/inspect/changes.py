@@ -111,7 +111,7 @@ class _Search:
         self._relaxations = _relaxations(inspected, pod)
         others: list[Booking] = []
         for booking in view.bookings.values():
-            if booking.uid != pod.ref.uid and booking.uid in inspected.pods:
+            if booking.uid != pod.ref.uid and inspected.ref(booking.uid) is not None:
                 others.append(booking)
         self._bookings = sorted(others, key=partial(_size, inspected.vendors))
 
@@ -241,7 +241,7 @@ class _Search:
 
     def _end(self, booking: Booking, cluster: _Cluster, names: Sequence[str]) -> _Cluster:
         return cluster.but(
-            f"pod {self._inspected.pods[booking.uid].ref} ends",
+            f"pod {self._inspected.ref(booking.uid)} ends",
             cluster.view.what_if(without=[booking.uid]),
             names,
         )

@@ -7,7 +7,7 @@ secrets. It is seen by the scheduler's own store, so that every answer comes fro
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -87,14 +87,29 @@ def catalog_of(device_config: str) -> Catalog:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A pod that holds devices, as far as everybody knows it who shows them. *node_name*: to which it is bound; empty
+    before."""
+
+    ref: PodRef
+    node_name: str
+    phase: str = ""
+
+
 class InspectedCluster:
     """The cluster of *record*, as the scheduler would see it then. *view*, *claimed*: if they are known already.
 
     *view* is what the scheduler decides from, *claimed* what is allocated by claims: usage is that of both.
+    *namespaces*: those of which pods have names that are not in the record.
     """
 
     def __init__(
-        self, record: ClusterRecord, view: View | None = None, claimed: Claimed | None = None
+        self,
+        record: ClusterRecord,
+        view: View | None = None,
+        claimed: Claimed | None = None,
+        namespaces: Container[str] = (),
     ) -> None:
         self.record = record
         if view is None:
@@ -106,14 +121,25 @@ class InspectedCluster:
         self.vendors = self.view.vendors
         self.nodes: Mapping[str, Node] = {node.name: node for node in record.nodes}
         self.pods: Mapping[str, Pod] = {pod.ref.uid: pod for pod in record.pods}
+        self._views = (view, claimed.view)
+        self._namespaces = namespaces
+
+    # Devices and what is held of them, whoever allocates them
 
     def usages_on(self, node: str) -> list[DeviceUsage]:
         """Returns the devices of *node* and their usage, by vendor."""
         usages: list[DeviceUsage] = []
-        for view in (self.view, self.claimed.view):
+        for view in self._views:
             for _, of_vendor in sorted(view.usages(node).items()):
                 usages += of_vendor
         return usages
+
+    def bookings(self, node: str = "") -> list[Booking]:
+        """Returns what pods and claims hold on *node*; on all nodes if that is empty."""
+        bookings: list[Booking] = []
+        for view in self._views:
+            bookings += view.bookings_on(node) if node else view.bookings.values()
+        return bookings
 
     def usages(self) -> Iterator[tuple[str, DeviceUsage]]:
         """Yields the usage of each device, with its node."""
@@ -121,63 +147,71 @@ class InspectedCluster:
             for usage in self.usages_on(name):
                 yield name, usage
 
-    def bookings_on(self, node: str) -> list[Booking]:
-        """Returns what pods and claims hold on *node*."""
-        return [*self.view.bookings_on(node), *self.claimed.view.bookings_on(node)]
-
-    def bookings_of(self, pod: Pod) -> list[Booking]:
-        """Returns what *pod* and its claims hold."""
-        bookings = [self.view.bookings.get(pod.ref.uid)]
-        bookings += [self.claimed.view.bookings.get(claim.uid) for claim in self.claims_of(pod)]
+    def bookings_of(self, ref: PodRef) -> list[Booking]:
+        """Returns what the pod and its claims hold."""
+        bookings = [self.view.booking(ref.uid)]
+        for claim in self.claims_by_pod.get(ref.uid, ()):
+            bookings.append(self.claimed.view.booking(claim.uid))
         return [booking for booking in bookings if booking is not None]
 
-    def charges_of(self, pod: Pod) -> list[tuple[str, Charge]]:
-        """Returns what *pod* and its claims hold of each device, with the vendor."""
-        charges: list[tuple[str, Charge]] = []
-        for booking in self.bookings_of(pod):
-            for vendor, of_vendor in booking.charges:
-                charges += [(vendor, charge) for charge in of_vendor]
-        return charges
-
-    def claims_of(self, pod: Pod) -> Sequence[AllocatedClaim]:
-        """Returns the claims that are reserved for *pod*."""
-        return self._claims_of_pods.get(pod.ref.uid, ())
-
     @cached_property
-    def _claims_of_pods(self) -> Mapping[str, list[AllocatedClaim]]:
-        """The claims by the uid of each of their pods."""
+    def claims_by_pod(self) -> Mapping[str, Sequence[AllocatedClaim]]:
+        """The claims by the uid of each pod that they are reserved for."""
         claims: dict[str, list[AllocatedClaim]] = {}
         for claim in self.claimed.claims.values():
             for ref in claim.pods:
                 claims.setdefault(ref.uid, []).append(claim)
         return claims
 
-    def pods_with(self, booking: Booking) -> list[Pod | None]:
-        """Returns the pods that hold *booking*; ``None`` for one that the record does not have."""
-        claim = self.claimed.claims.get(booking.uid)
-        uids = [ref.uid for ref in claim.pods] if claim is not None else [booking.uid]
-        return [self.pods.get(uid) for uid in uids or [""]]
+    # Who holds them
 
-    def holders(self, node: str, vendor: str, uuid: str) -> list[tuple[Pod | None, Charge]]:
-        """Returns the pods on a device with what they hold of it; ``None`` for a pod that the record does not have."""
-        holders: list[tuple[Pod | None, Charge]] = []
-        for booking in self.bookings_on(node):
+    def ref(self, uid: str) -> PodRef | None:
+        """Returns the pod with that *uid*; ``None`` if it is unknown, or has no name here."""
+        pod = self.pods.get(uid)
+        if pod is not None:
+            return pod.ref
+        ref = self.view.ref(uid)
+        return ref if ref is not None and ref.namespace in self._namespaces else None
+
+    def holders(self, node: str, vendor: str, uuid: str) -> list[tuple[Holder | None, Charge]]:
+        """Returns the pods on a device with what they hold of it; ``None`` for a pod without a name here."""
+        holders: list[tuple[Holder | None, Charge]] = []
+        for booking in self.bookings(node):
             for key, charges in booking.charges:
                 if key != vendor:
                     continue
                 for charge in charges:
                     if charge.uuid == uuid:
-                        holders += [(pod, charge) for pod in self.pods_with(booking)]
+                        holders += [(pod, charge) for pod in self._pods_with(booking)]
         return holders
 
-    def pods_on(self, node: str) -> list[Pod]:
-        """Returns the pods that hold devices of *node*, each once, as far as the record has them."""
-        pods: dict[PodRef, Pod] = {}
-        for booking in self.bookings_on(node):
-            for pod in self.pods_with(booking):
+    def pods_with(self, bookings: Iterable[Booking]) -> list[Holder]:
+        """Returns the pods that hold *bookings*, each once, as far as they have names here."""
+        pods: dict[PodRef, Holder] = {}
+        for booking in bookings:
+            for pod in self._pods_with(booking):
                 if pod is not None:
-                    pods[pod.ref] = pod
+                    pods.setdefault(pod.ref, pod)
         return list(pods.values())
+
+    def _pods_with(self, booking: Booking) -> list[Holder | None]:
+        claim = self.claimed.claims.get(booking.uid)
+        if claim is not None:
+            return [self._holder(ref, booking.node) for ref in claim.pods] or [None]
+        ref = self.view.ref(booking.uid)
+        return [None if ref is None else self._holder(ref, "")]
+
+    def _holder(self, ref: PodRef, node: str) -> Holder | None:
+        """*node*: to which the pod is bound if the store does not know it: one with nothing but claims."""
+        pod = self.pods.get(ref.uid)
+        if pod is not None:
+            return Holder(pod.ref, pod.node_name, pod.phase)
+        if ref.namespace not in self._namespaces:
+            return None
+        record = self.view.facts.pods.get(ref.uid)
+        if record is None:
+            return Holder(ref, node)
+        return Holder(ref, record.node, record.phase)
 
     @cached_property
     def cordoned(self) -> frozenset[str]:
@@ -202,7 +236,7 @@ class InspectedCluster:
 
     def check_has_devices(self) -> None:
         """Raises: HamiError if no node offers devices."""
-        if not self.view.nodes and not self.claimed.view.nodes:
+        if not any(view.nodes for view in self._views):
             raise HamiError(
                 "no node has registered devices: is HAMi's device plugin running, and is this the right "
                 "context?"

@@ -6,9 +6,7 @@ The reports are records, which JSON and YAML show as they are; the text is made 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
-import msgspec
 from msgspec.structs import replace
 
 from hami.codec.claims import ClaimedDevice
@@ -20,63 +18,40 @@ from hami.inspect.changes import KINDS, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
 from hami.inspect.gangs import GangReport, gang_of, gang_sentences
 from hami.inspect.preemption import PreemptionReport, preemption_of, preemption_sentences
+from hami.inspect.refusals import (
+    NodeShortage,
+    ReportPart,
+    RequestedDevices,
+    by_frequency,
+    nearest_nodes,
+    node_lines,
+    request_lines,
+    requested_devices,
+)
 from hami.inspect.resize_report import ResizeReport, resize_report
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.preemption import PodGroups, no_pod_group
-from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, Refusal, request_text
+from hami.scheduling.refusal import Refusal
 from hami.state import dry_run
 from hami.state.read_pod import bound_at
 from hami.state.view import View
-from hami.vendors.request import device_requests, requests_devices
+from hami.vendors.request import requests_devices
 from hami.vendors.shares import held_shares
 
 SHOWN_NODES = 5  # nearest nodes of a text that is not wide
 SHOWN_DEVICES = 4  # of each of them
 
 
-class _Record(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
-    """A part of a report. Memory is in MiB."""
-
-
-class RequestedDevices(_Record, frozen=True):
-    """A request of one container, in words."""
-
-    container: str
-    requests: tuple[str, ...]
-
-
-class DeviceShortage(_Record, frozen=True):
-    """A device: its free and its missing amounts. *reason*: the first rule that it fails, empty if it would serve."""
-
-    index: int
-    uuid: str
-    model: str
-    free: str
-    short_mib: int = 0
-    short_cores: int = 0
-    short_slots: int = 0
-    reason: str = ""
-
-
-class NodeShortage(_Record, frozen=True):
-    """A node that does not fit. *container*: the first that does not fit. *cards*: nearest first."""
-
-    node: str
-    reasons: str
-    container: str
-    cards: tuple[DeviceShortage, ...]
-
-
-class Suggestion(_Record, frozen=True):
+class Suggestion(ReportPart, frozen=True):
     """Changes with which the pod would fit *node*."""
 
     changes: tuple[str, ...]
     node: str
 
 
-class WaitingReport(_Record, frozen=True):
+class WaitingReport(ReportPart, frozen=True):
     """A pod that waits. *fits*: the node that it would get now. *nodes*: those that do not fit, nearest first.
 
     *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
@@ -100,7 +75,7 @@ class WaitingReport(_Record, frozen=True):
     preemption: PreemptionReport | None = None
 
 
-class HeldDevice(_Record, frozen=True):
+class HeldDevice(ReportPart, frozen=True):
     """A part of a device that a container holds. *pods*: the others on it. *index*: ``None`` if it is gone."""
 
     container: str
@@ -111,7 +86,7 @@ class HeldDevice(_Record, frozen=True):
     pods: tuple[str, ...]
 
 
-class BoundReport(_Record, frozen=True):
+class BoundReport(ReportPart, frozen=True):
     """A pod that is bound. *bound_s*: the seconds since; ``None`` if it is not known. *cores_limit*: percent of a GPU
     that a container may use while no other does; ``None`` if the pod does not say. *resize*: its last one."""
 
@@ -140,7 +115,7 @@ def explain_pod(
 
     Raises: HamiError if it requests no devices or has finished.
     """
-    has_claims = bool(pod.claim or cluster.claims_of(pod))
+    has_claims = bool(pod.claim or pod.ref.uid in cluster.claims_by_pod)
     if not has_claims and not requests_devices(cluster.vendors, pod.containers):
         raise HamiError(
             f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources"
@@ -207,56 +182,18 @@ def _with_refusal(
     report: WaitingReport, cluster: InspectedCluster, view: View, pod: Pod, refusal: Refusal
 ) -> WaitingReport:
     """Returns *report* on *pod*, which no node of *view* fits, with the reasons and what would help."""
-    closest = dry_run.closest(view, refusal)
-    changes = find_changes(cluster, view, pod, [node.node for node in closest])
+    nodes = nearest_nodes(view, pod, refusal)
+    changes = find_changes(cluster, view, pod, [node.node for node in nodes])
     reasons: dict[str, tuple[str, ...]] = {}
     for reason, names in refusal.nodes_by_reason.items():
         reasons[str(reason)] = tuple(sorted(names))
     return replace(
         report,
         reasons=reasons,
-        nodes=tuple(node_shortage(pod, node) for node in closest),
+        nodes=nodes,
         without_devices=len(refusal.unknown),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
     )
-
-
-def node_shortage(pod: Pod, refusal: NodeRefusal) -> NodeShortage:
-    """Returns why *pod* does not fit a node, nearest device first."""
-    return NodeShortage(
-        refusal.node,
-        str(refusal.unfit),
-        pod.containers[refusal.container].name,
-        tuple(map(device_shortage, refusal.closest_devices)),
-    )
-
-
-def device_shortage(refusal: DeviceRefusal) -> DeviceShortage:
-    """Returns what a device lacks for a request."""
-    device, short = refusal.device, refusal.short
-    return DeviceShortage(
-        index=device.index,
-        uuid=device.uuid,
-        model=device.model,
-        free=refusal.free_text,
-        short_mib=short.memory_mib,
-        short_cores=short.cores,
-        short_slots=short.slots,
-        reason=str(refusal.reason or ""),
-    )
-
-
-def requested_devices(cluster: InspectedCluster, pod: Pod) -> tuple[RequestedDevices, ...]:
-    """Returns what each container of *pod* asks for."""
-    requested: list[RequestedDevices] = []
-    for container in pod.containers:
-        texts = [
-            request_text(request, cluster.vendors[request.vendor])
-            for request in device_requests(cluster.vendors, container)
-        ]
-        if texts:
-            requested.append(RequestedDevices(container.name, tuple(texts)))
-    return tuple(requested)
 
 
 def _selections(cluster: InspectedCluster, pod: Pod) -> dict[str, str]:
@@ -296,8 +233,8 @@ def waiting_line(namespace: str, name: str, age_s: int | None, scheduler: str) -
 
 def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     yield f"It fits none of {counted(len(report.nodes), 'node')} with devices:"
-    for reason, names in sorted(report.reasons.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield f"  {counted(len(names), 'node')}  {reason}"
+    for nodes, reason in by_frequency(report.reasons):
+        yield f"  {nodes}  {reason}"
     if report.cordoned:
         yield f"  {counted(len(report.cordoned), 'node')}  cordoned, not asked"
     shown = report.nodes if wide else report.nodes[:SHOWN_NODES]
@@ -310,32 +247,6 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
         yield f"Nearest first, {len(shown)} of {len(report.nodes)} (-o wide shows all):"
     for node in shown:
         yield from node_lines(node, len(node.cards) if wide else SHOWN_DEVICES)
-
-
-def node_lines(node: NodeShortage, count: int) -> Iterator[str]:
-    """Yields *node* and its *count* nearest devices, each in a line, and the number of the others."""
-    yield f"  {node.node}  {node.reasons} (container {node.container})"
-    for device in node.cards[:count]:
-        yield f"    card {device.index}  {device.free}{lacks(device)}"
-    if count < len(node.cards):
-        yield f"    and {len(node.cards) - count} more"
-
-
-def lacks(device: DeviceShortage) -> str:
-    """Returns what *device* lacks, to be added to what is free of it."""
-    if not device.reason:
-        return "; would serve"
-    amounts = []
-    for short, unit in (
-        (device.short_mib, "MiB"),
-        (device.short_cores, "cores"),
-        (device.short_slots, "slot"),
-    ):
-        if short:
-            amounts.append(f"{short:,} {unit}")
-    if not amounts:
-        return f"; {device.model} ({device.reason})"
-    return f"; lacks {', '.join(amounts)} ({device.reason})"
 
 
 def event_lines(events: Iterable[SchedulingEvent]) -> Iterator[str]:
@@ -403,7 +314,7 @@ def _held_by_annotations(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDe
 
 def _held_by_claims(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
     """Yields what claims of kube-scheduler hold for *pod*. What its own claim holds is in its annotations."""
-    for claim in cluster.claims_of(pod):
+    for claim in cluster.claims_by_pod.get(pod.ref.uid, ()):
         if claim.name == pod.claim:
             continue
         for request in claim.requests:
@@ -468,13 +379,3 @@ def _held_text(device: HeldDevice) -> str:
     return (
         f"{device.memory_mib:,} MiB and {device.cores} cores of {place} ({device.uuid}), {others}"
     )
-
-
-def request_lines(
-    containers: Sequence[RequestedDevices], annotations: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[str]:
-    """Yields what each container requests, then *annotations*, each in a line."""
-    for container in containers:
-        yield f"  {container.container} asks for {'; '.join(container.requests)}"
-    for key, text in annotations.items():
-        yield f"  {key}: {text}"

@@ -42,13 +42,12 @@ def gang_of(cluster: InspectedCluster, pod: Pod, required: int | None) -> GangRe
     """
     if not pod.group:
         return None
-    members = gang_members(cluster, pod)
-    unbound = [other for other in members if not other.node_name]
+    unbound, bound = gang_members(cluster, pod)
     chosen = sum(bool(other.nominated_node) for other in unbound)
     tried = sorted(
         unbound, key=lambda other: (not other.nominated_node, other.created, other.ref.name)
     )[:MAX_TRIED]
-    bound, fitting = len(members) - len(unbound), _count_fitting(cluster, tried)
+    fitting = _count_fitting(cluster, tried)
     needed = len(tried) if required is None else min(len(tried), max(0, required - bound))
     return GangReport(
         name=pod.group,
@@ -62,14 +61,25 @@ def gang_of(cluster: InspectedCluster, pod: Pod, required: int | None) -> GangRe
     )
 
 
-def gang_members(cluster: InspectedCluster, pod: Pod) -> list[Pod]:
-    """Returns the pods of the gang of *pod* that have not finished, *pod* among them."""
-    members: dict[str, Pod] = {}
+def gang_members(cluster: InspectedCluster, pod: Pod) -> tuple[list[Pod], int]:
+    """Returns the pods of the gang of *pod* that are not bound, *pod* among them, and how many are; without those that
+    have finished."""
+    gang = pod.ref.namespace, pod.group
+    unbound: dict[str, Pod] = {}
+    bound: set[str] = set()
     for other in (*cluster.record.pods, pod):
-        is_member = (other.ref.namespace, other.group) == (pod.ref.namespace, pod.group)
-        if is_member and not other.is_terminated:
-            members[other.ref.uid] = other
-    return list(members.values())
+        if (other.ref.namespace, other.group) != gang or other.is_terminated:
+            continue
+        if other.node_name:
+            bound.add(other.ref.uid)
+        else:
+            unbound[other.ref.uid] = other
+    for (
+        record
+    ) in cluster.view.facts.pods.values():  # a dashboard's record lacks pods that are bound
+        if record.is_running and (record.ref.namespace, record.group) == gang:
+            bound.add(record.ref.uid)
+    return list(unbound.values()), len(bound)
 
 
 def gang_sentences(gang: GangReport) -> Iterator[str]:

@@ -106,9 +106,10 @@ def _planned_together(cluster: InspectedCluster, pod: Pod, pod_groups: PodGroups
     planned for."""
     group = pod_groups(pod_group_of(pod))
     required = None if group is None else group.min_count
-    members = gang_members(cluster, pod) if pod.group else [pod]
-    waiting = [member for member in members if not member.node_name]
-    return pods_together(pod, waiting, len(members) - len(waiting), required)
+    waiting, bound = [pod], 0
+    if pod.group:
+        waiting, bound = gang_members(cluster, pod)
+    return pods_together(pod, waiting, bound, required)
 
 
 def is_possible(view: View, pod: Pod) -> bool:
@@ -117,8 +118,8 @@ def is_possible(view: View, pod: Pod) -> bool:
 
 
 def pod_names(cluster: InspectedCluster, uids: Iterable[str]) -> tuple[str, ...]:
-    """Returns namespace and name of those of the pods that the record has, sorted."""
-    return tuple(sorted(str(cluster.pods[uid].ref) for uid in uids if uid in cluster.pods))
+    """Returns namespace and name of those of the pods that have names here, sorted."""
+    return tuple(sorted(str(ref) for ref in map(cluster.ref, uids) if ref is not None))
 
 
 def preemption_sentences(report: PreemptionReport) -> Iterator[str]:

@@ -20,16 +20,17 @@ from hami.codec.policies import parse_list
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.claims import NOT_JUDGED
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
-from hami.inspect.explain import (
+from hami.inspect.manifests import PodSource, PriorityClass, with_priority
+from hami.inspect.preemption import pod_names
+from hami.inspect.refusals import (
     NodeShortage,
     RequestedDevices,
+    by_frequency,
+    nearest_nodes,
     node_lines,
-    node_shortage,
     request_lines,
     requested_devices,
 )
-from hami.inspect.manifests import PodSource, PriorityClass, with_priority
-from hami.inspect.preemption import pod_names
 from hami.inspect.tables import Column, Style, counted, printable, render_rows
 from hami.model import DisruptionBudget, Node, Pod, PodRef
 from hami.scheduling.preemption import PodGroups, no_pod_group
@@ -362,11 +363,7 @@ class _Placer:
         return choice, pod_names(self._cluster, plan.uids)
 
     def _refused(self, title: str, wanted: int, placed: int, pod: Pod, refusal: Refusal) -> Outcome:
-        by_count = sorted(
-            refusal.nodes_by_reason.items(), key=lambda item: (-len(item[1]), item[0])
-        )
-        stopped = ", ".join(f"{counted(len(names), 'node')} {reason}" for reason, names in by_count)
-        closest = dry_run.closest(self.view, refusal, CLOSEST_NODES)
+        stopped = ", ".join(map(" ".join, by_frequency(refusal.nodes_by_reason)))
         return Outcome(
             title,
             wanted,
@@ -374,7 +371,7 @@ class _Placer:
             stopped or "no node has devices",
             requested_devices(self._cluster, pod),
             refusal.nodes,
-            tuple(node_shortage(pod, node) for node in closest),
+            nearest_nodes(self.view, pod, refusal, CLOSEST_NODES),
         )
 
 

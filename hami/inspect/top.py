@@ -14,14 +14,13 @@ from hami.codec.core_limits import pod_cores_limit
 from hami.codec.label_selector import Matches, parse_selector
 from hami.codec.resize import excess
 from hami.errors import HamiError
-from hami.inspect.cluster import InspectedCluster, unknown_name
+from hami.inspect.cluster import Holder, InspectedCluster, unknown_name
+from hami.inspect.refusals import requested_devices
 from hami.inspect.tables import Column, Style, counted, meter_column, render_rows
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
 from hami.scheduling.quota import allowed_budget, without_scopes
-from hami.scheduling.refusal import request_text
 from hami.scheduling.usage import TotalCharge
-from hami.vendors.request import device_requests
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -175,7 +174,7 @@ def _node_row(
         used += used_amounts(usage, vendor)
         if _is_usable(usage):
             largest_free_mib = max(largest_free_mib, usage.memory_free_mib)
-    pods = cluster.pods_on(node.name)
+    pods = cluster.pods_with(cluster.bookings(node.name))
     return NodeRow(
         name=node.name,
         models=tuple(sorted({usage.device.model for usage in usages})),
@@ -227,29 +226,32 @@ def _device_row(cluster: InspectedCluster, node: Node, usage: DeviceUsage) -> De
     )
 
 
-def pod_rows(cluster: InspectedCluster, pods: Iterable[Pod]) -> list[PodRow]:
-    """Returns a row for each of *pods*."""
+def pod_rows(cluster: InspectedCluster, pods: Iterable[Holder]) -> list[PodRow]:
+    """Returns a row for each of *pods*. What only its object says is left out of those that the record lacks."""
     return [_pod_row(cluster, pod) for pod in pods]
 
 
-def _pod_row(cluster: InspectedCluster, pod: Pod) -> PodRow:
-    bookings, charges = cluster.bookings_of(pod), cluster.charges_of(pod)
-    node = bookings[0].node if bookings else pod.node_name
+def _pod_row(cluster: InspectedCluster, holder: Holder) -> PodRow:
+    bookings = cluster.bookings_of(holder.ref)
+    node = bookings[0].node if bookings else holder.node_name
     indexes = {_key(node, usage): usage.device.index for usage in cluster.usages_on(node)}
     memory = cores = 0
     cards: list[str] = []
-    for vendor, charge in charges:
-        memory += charge.memory_mib
-        cores += cores_of(cluster.vendors[vendor], charge.cores)
-        cards.append(str(indexes.get((node, vendor, charge.uuid), charge.uuid)))
+    for booking in bookings:
+        for vendor, charges in booking.charges:
+            for charge in charges:
+                memory += charge.memory_mib
+                cores += cores_of(cluster.vendors[vendor], charge.cores)
+                cards.append(str(indexes.get((node, vendor, charge.uuid), charge.uuid)))
+    pod = cluster.pods.get(holder.ref.uid)
     requests: list[str] = []
-    for container in pod.containers:
-        for request in device_requests(cluster.vendors, container):
-            requests.append(request_text(request, cluster.vendors[request.vendor]))
-    (excess_mib, excess_cores), cores_limit = _resize_of(cluster, pod)
+    for container in requested_devices(cluster, pod):
+        requests += container.requests
+    (excess_mib, excess_cores), cores_limit = _resize_of(cluster, holder.ref.uid, pod)
+    created = "" if pod is None else pod.created
     return PodRow(
-        namespace=pod.ref.namespace,
-        name=pod.ref.name,
+        namespace=holder.ref.namespace,
+        name=holder.ref.name,
         node=node,
         cards=tuple(cards),
         requests=tuple(requests),
@@ -258,18 +260,21 @@ def _pod_row(cluster: InspectedCluster, pod: Pod) -> PodRow:
         cores=cores,
         cores_wanted=max(0, cores - excess_cores),
         cores_limit=cores_limit,
-        state=_pod_state(cluster, pod, is_holding=bool(charges)),
-        created=pod.created,
-        age_s=age_of(pod.created, cluster.record.taken),
+        state=_pod_state(cluster, holder, pod, is_holding=bool(cards)),
+        created=created,
+        age_s=age_of(created, cluster.record.taken),
     )
 
 
-def _resize_of(cluster: InspectedCluster, pod: Pod) -> tuple[tuple[int, int], int | None]:
-    """Returns what is booked for *pod* beyond what it is to have, and its limit of cores. A dashboard has no
-    annotations."""
-    record = cluster.view.facts.pods.get(pod.ref.uid)
+def _resize_of(
+    cluster: InspectedCluster, uid: str, pod: Pod | None
+) -> tuple[tuple[int, int], int | None]:
+    """Returns what is booked for a pod beyond what it is to have, and its limit of cores."""
+    record = cluster.view.facts.pods.get(uid)
     if record is not None:
         return record.excess, record.cores_limit
+    if pod is None:
+        return (0, 0), None
     return excess(pod.annotations), pod_cores_limit(pod.annotations)
 
 
@@ -345,13 +350,13 @@ def _nodes(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list
     return [cluster.nodes[name] for name in chosen if matches(cluster.nodes[name].labels)]
 
 
-def _pods(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[Pod]:
+def _pods(cluster: InspectedCluster, query: TopQuery, matches: Matches) -> list[Holder]:
     pods = [pod for pod in cluster.pods.values() if query.namespace in ("", pod.ref.namespace)]
     where = f" in namespace {query.namespace}" if query.namespace else ""
     _check_names(f"pod with devices{where}:", query.names, {pod.ref.name for pod in pods})
     if query.names:
         pods = [pod for pod in pods if pod.ref.name in query.names]
-    return [pod for pod in pods if matches(pod.labels)]
+    return [Holder(pod.ref, pod.node_name, pod.phase) for pod in pods if matches(pod.labels)]
 
 
 def _namespaces(cluster: InspectedCluster, query: TopQuery) -> list[NamespaceRow]:
@@ -399,14 +404,16 @@ def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool)
     return tuple(words)
 
 
-def _pod_state(cluster: InspectedCluster, pod: Pod, *, is_holding: bool) -> str:
-    record = cluster.view.facts.pods.get(pod.ref.uid)
+def _pod_state(
+    cluster: InspectedCluster, holder: Holder, pod: Pod | None, *, is_holding: bool
+) -> str:
+    record = cluster.view.facts.pods.get(holder.ref.uid)
     if record is not None and record.problems:
         return "Unreadable"
-    if pod.deleting:
+    if pod is not None and pod.deleting:
         return "Terminating"
-    if pod.node_name:
-        return pod.phase or "Bound"
+    if holder.node_name:
+        return holder.phase or "Bound"
     return "Reserved" if is_holding else "Pending"
 
 

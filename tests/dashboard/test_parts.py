@@ -164,14 +164,14 @@ def test_the_namespaces_are_those_of_hami_top(rng):
         == expected
     )
     for name in {row.name for row in expected}:
-        own = stage.live.namespace(name)
+        own = stage.live.cluster((), Scope(frozenset([name])))
         assert sorted(namespace_rows(own, [name]), key=NAMESPACES.name) == [
             row for row in expected if row.name == name
         ]
-        holders = [inspected.pods[uid] for uid in own.pods]
+        holders = own.pods_with(each for each in own.bookings() if each.namespace == name)
         shown = [
             (row.name, row.node, row.cards, row.memory_mib, row.cores)
-            for row in pod_rows(own, own.pods.values())
+            for row in pod_rows(own, holders)
         ]
         assert shown == [
             (row.name, row.node, row.cards, row.memory_mib, row.cores)
