@@ -40,6 +40,33 @@ class Reason(enum.StrEnum):
     ALLOCATION_MODE = "CardOtherAllocationMode"
 
 
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """The reasons why a container does not fit a node, each with the number of *devices* that it excludes."""
+
+    reasons: tuple[tuple[Reason, int], ...]
+    devices: int
+
+    @classmethod
+    def of(cls, reasons: Mapping[Reason, int], fitting: int, devices: int) -> Unfit:
+        """Returns the result if only *fitting* of *devices* fit, and *reasons* exclude the others."""
+        counts = {**reasons, Reason.TOO_FEW_FITTING: fitting} if fitting else reasons
+        return cls(tuple(sorted(counts.items())), devices)
+
+    @classmethod
+    def too_few_devices(cls, devices: int) -> Unfit:
+        """Returns the result if a node has fewer devices than are requested, free or not."""
+        return cls(((Reason.TOO_FEW_DEVICES, devices),), devices)
+
+    def __str__(self) -> str:
+        """The text for users: ``1/4 CardInsufficientMemory, 3/4 CardNotHealth``, sorted as text."""
+        if self.reasons and self.reasons[0][0] is Reason.TOO_FEW_DEVICES:
+            return Reason.TOO_FEW_DEVICES
+        return ", ".join(
+            sorted(f"{count}/{self.devices} {reason}" for reason, count in self.reasons)
+        )
+
+
 class ContainerKind(enum.Enum):
     """The role of a container in its pod. A sidecar is an init container with restartPolicy Always."""
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from hami.codec.allocation import render_shares
 from hami.codec.pods import convert_pod
-from hami.model import Container, ContainerKind, Pod, PodRef, Request
-from hami.scheduling.fit import Unfit
+from hami.model import Container, ContainerKind, Pod, PodRef, Request, Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import ContainerRequest, PodRequest, make_pod_request
 from hami.state.binding_annotations import render_vendor_annotations

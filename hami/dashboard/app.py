@@ -26,6 +26,7 @@ from hami.dashboard.caches import Rendering, Renderings
 from hami.dashboard.errors import PageError
 from hami.dashboard.live import DeviceParts
 from hami.dashboard.views import Views, node_query, page_of
+from hami.inspect.refusals import AWAITS_SCHEDULER
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,9 @@ def create_dashboard(dashboard: Dashboard) -> flask.Flask:
     app = _Pages(__name__, static_url_path=f"/static/{__version__}")
     app.config["SEND_FILE_MAX_AGE_DEFAULT"] = STATIC_SECONDS
     app.jinja_env.filters.update(texts.FILTERS)
-    app.jinja_env.globals.update(link=link, kept_card_cell=_device_cells(app))
+    app.jinja_env.globals.update(
+        link=link, kept_card_cell=_device_cells(app), awaits_scheduler=AWAITS_SCHEDULER
+    )
     app.before_request(partial(_check_request, dashboard))
     app.after_request(_add_headers)
     app.register_error_handler(Exception, _answer_error)

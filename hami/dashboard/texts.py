@@ -12,6 +12,7 @@ from hami.dashboard.use import Use
 from hami.inspect.gangs import gang_sentences
 from hami.inspect.preemption import preemption_sentences
 from hami.inspect.refusals import lacks
+from hami.inspect.tables import are, counted
 from hami.inspect.top import age_text
 
 HUES = 6  # colors of namespaces in the style sheet
@@ -62,6 +63,8 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "width": width,
     "hue": hue,
     "number": number,
+    "counted": counted,
+    "are": are,
     "mib": mib,
     "age": age_text,
     "timestamp": timestamp,

@@ -19,6 +19,7 @@ from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_ke
 from hami.inspect.gangs import GangReport, gang_of, gang_sentences
 from hami.inspect.preemption import PreemptionReport, preemption_of, preemption_sentences
 from hami.inspect.refusals import (
+    AWAITS_SCHEDULER,
     NodeShortage,
     ReportPart,
     RequestedDevices,
@@ -155,7 +156,7 @@ def _waiting(
     refusal = dry_run.refuse(view, pod, offered) if choice is None else None
     preemption = None
     if refusal is not None or (gang is not None and gang.lacking > 0):
-        preemption = preemption_of(cluster, view, pod, budgets, pod_groups)
+        preemption = preemption_of(cluster, view, pod, gang, budgets, pod_groups)
     report = WaitingReport(
         namespace=pod.ref.namespace,
         name=pod.ref.name,
@@ -208,7 +209,7 @@ def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     yield ""
     if report.fits:
         yield f"It fits: HAMi would place it on {report.fits} now."
-        yield "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
+        yield AWAITS_SCHEDULER
     else:
         yield from _refusal_lines(report, wide=wide)
     if report.gang is not None:
@@ -329,16 +330,12 @@ def _held_by_claim(
     instance = cluster.claimed.instances.get(place)
     amounts = claimed if instance is None else instance.profile
     device = cluster.claimed.devices.get(place)
-    if device is None:
-        return HeldDevice(request, None, claimed.device, amounts.memory_mib, amounts.cores, ())
-    return HeldDevice(
-        request,
-        device.index,
-        device.uuid,
-        amounts.memory_mib,
-        amounts.cores,
-        _others_on(cluster, pod, device.vendor, device.uuid),
-    )
+    index, uuid = None, claimed.device
+    others: tuple[str, ...] = ()
+    if device is not None:
+        index, uuid = device.index, device.uuid
+        others = _others_on(cluster, pod, device.vendor, uuid)
+    return HeldDevice(request, index, uuid, amounts.memory_mib, amounts.cores, others)
 
 
 def _others_on(cluster: InspectedCluster, pod: Pod, vendor: str, uuid: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.tables import counted
+from hami.inspect.tables import are, counted
 from hami.model import Pod
 from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.refusal import Refusal
@@ -89,18 +89,14 @@ def gang_sentences(gang: GangReport) -> Iterator[str]:
         needs = f"needs {counted(gang.required, 'pod')} together"
     yield (
         f"It belongs to the gang {gang.name}, which {needs}. Of its pods with devices, {gang.bound:,} "
-        f"{_verb(gang.bound)} bound, {gang.chosen:,} {'has' if gang.chosen == 1 else 'have'} a node that "
+        f"{are(gang.bound)} bound, {gang.chosen:,} {'has' if gang.chosen == 1 else 'have'} a node that "
         f"kube-scheduler has chosen, and {gang.waiting:,} {'waits' if gang.waiting == 1 else 'wait'}."
     )
-    placed = f"HAMi would place {gang.fitting:,} of the {gang.tried:,} that {_verb(gang.tried)} not bound now"
+    placed = f"HAMi would place {gang.fitting:,} of the {gang.tried:,} that {are(gang.tried)} not bound now"
     if gang.lacking:
         yield f"{placed}: the gang lacks devices for {counted(gang.lacking, 'pod')}."
     else:
         yield f"{placed}: it lacks no devices."
-
-
-def _verb(count: int) -> str:
-    return "is" if count == 1 else "are"
 
 
 def _count_fitting(cluster: InspectedCluster, pods: Sequence[Pod]) -> int:

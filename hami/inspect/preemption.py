@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from hami.codec.gangs import pod_group_of
 from hami.codec.pods import preempting_on
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.gangs import gang_members
-from hami.inspect.tables import counted
+from hami.inspect.gangs import GangReport, gang_members
+from hami.inspect.tables import are, counted
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.preemption import PodGroups
 from hami.state.victims import PreemptionRules, plan_together, pods_together
@@ -42,6 +41,7 @@ def preemption_of(
     cluster: InspectedCluster,
     view: View,
     pod: Pod,
+    gang: GangReport | None,
     budgets: Sequence[DisruptionBudget],
     pod_groups: PodGroups,
 ) -> PreemptionReport | None:
@@ -61,7 +61,7 @@ def preemption_of(
         return PreemptionReport(node=node, awaited=names, for_it=True, hidden=hidden)
     if not pod.preempts:
         return PreemptionReport(never=True)
-    pods = _planned_together(cluster, pod, pod_groups)
+    pods = _planned_together(cluster, pod, gang)
     if not pods:
         return None
     rules = PreemptionRules(
@@ -101,15 +101,15 @@ def _ending_for(view: View, pod: Pod, node: str) -> list[str]:
     return ending
 
 
-def _planned_together(cluster: InspectedCluster, pod: Pod, pod_groups: PodGroups) -> Sequence[Pod]:
-    """Returns the pods for which room is made at the same time: *pod*, with those of its gang; none if it is not
+def _planned_together(
+    cluster: InspectedCluster, pod: Pod, gang: GangReport | None
+) -> Sequence[Pod]:
+    """Returns the pods for which room is made at the same time: *pod*, with those of its *gang*; none if it is not
     planned for."""
-    group = pod_groups(pod_group_of(pod))
-    required = None if group is None else group.min_count
-    waiting, bound = [pod], 0
-    if pod.group:
-        waiting, bound = gang_members(cluster, pod)
-    return pods_together(pod, waiting, bound, required)
+    if gang is None:
+        return [pod]
+    waiting, bound = gang_members(cluster, pod)
+    return pods_together(pod, waiting, bound, gang.required)
 
 
 def is_possible(view: View, pod: Pod) -> bool:
@@ -133,7 +133,7 @@ def preemption_sentences(report: PreemptionReport) -> Iterator[str]:
         yield f"Pods of lower priority hold devices, but to evict those that may be evicted would not be {enough}."
     elif report.for_it or (report.awaited and not report.evicted):
         names = _named(report.awaited, report.hidden)
-        verb = _are(len(report.awaited) + report.hidden)
+        verb = are(len(report.awaited) + report.hidden)
         why = "evicted for it" if report.for_it else "deleted"
         yield f"It waits for {names} on {report.node}, which {verb} being {why}."
     else:
@@ -155,7 +155,3 @@ def _named(names: Sequence[str], hidden: int) -> str:
     if hidden:
         shown.append(f"{counted(hidden, 'pod')} of other namespaces")
     return ", ".join(shown)
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

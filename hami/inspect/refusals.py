@@ -20,6 +20,11 @@ from hami.vendors.request import device_requests
 
 R = TypeVar("R", bound=str)
 
+AWAITS_SCHEDULER = (
+    "It waits for kube-scheduler, which also looks at CPU, memory, taints, affinity and volumes."
+)
+"""The sentence about a pod that fits."""
+
 
 class ReportPart(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
     """A part of a report. Memory is in MiB."""

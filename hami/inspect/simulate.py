@@ -296,12 +296,12 @@ def render_capacity(source: PodSource, capacities: Sequence[NodeCapacity], style
 
 
 _PLACED_COLUMNS: tuple[Column[PlacedPod], ...] = (
-    Column("POD", lambda row: row.pod),
+    Column("POD", "pod"),
     Column("NODE", lambda row: row.node or "any"),
     Column("CARDS", lambda row: ",".join(row.cards)),
 )
 _CAPACITY_COLUMNS: tuple[Column[NodeCapacity], ...] = (
-    Column("NODE", lambda row: row.node),
+    Column("NODE", "node"),
     Column("PODS", lambda row: f"{row.pods:,}"),
 )
 
@@ -436,13 +436,9 @@ def _cordoned(record: ClusterRecord, uuids: Collection[str]) -> ClusterRecord:
         if uuid not in places:
             raise unknown_name("card", uuid, places)
         name = places[uuid]
-        cordoned = [uuid]
-        before = parse_list(nodes[name].annotations.get(CORDON))
-        if before is not None:
-            cordoned = [*before, uuid]
-        nodes[name] = replace(
-            nodes[name], annotations={**nodes[name].annotations, CORDON: ",".join(cordoned)}
-        )
+        annotations = nodes[name].annotations
+        cordoned = [*(parse_list(annotations.get(CORDON)) or ()), uuid]
+        nodes[name] = replace(nodes[name], annotations={**annotations, CORDON: ",".join(cordoned)})
     return replace(record, nodes=tuple(nodes.values()))
 
 
@@ -524,8 +520,8 @@ def _order(pod: Pod) -> tuple[int, str, str]:
 
 
 _REPLAY_COLUMNS: tuple[Column[ReplayedDecision], ...] = (
-    Column("POD", lambda row: row.pod),
-    Column("NODE", lambda row: row.node),
+    Column("POD", "pod"),
+    Column("NODE", "node"),
     Column("NOW", lambda row: row.now or "none fits"),
     Column("CARDS", lambda row: ",".join(row.cards)),
     Column("CARDS NOW", lambda row: ",".join(row.now_cards)),

@@ -24,12 +24,22 @@ FORMS = ("table", "wide", "json", "yaml")
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """*text* returns the cell of a row. *wide*: only in wide tables. *share*: the share that colors the cell."""
+    """*text* returns the cell of a row, or names the field that it shows. *wide*: only in wide tables. *share*: the
+    share that colors the cell."""
 
     title: str
-    text: Callable[[R], str]
+    text: Callable[[R], str] | str
     wide: bool = False
     share: Callable[[R], float | None] | None = None
+
+    def cell(self, row: R) -> str:
+        """Returns the text of the cell, empty if there is nothing to show."""
+        if not isinstance(self.text, str):
+            return self.text(row)
+        value = attrgetter(self.text)(row)
+        if value is None:
+            return ""
+        return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,7 @@ def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -
 
 
 def _cell(column: Column[R], row: R) -> str:
-    return printable(column.text(row)) or NONE
+    return printable(column.cell(row)) or NONE
 
 
 def render_document(document: object, form: str) -> str:
@@ -122,6 +132,11 @@ def meter_column(title: str, used: str, total: str) -> Column[Any]:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Returns a number with its noun: ``1 node``, ``2,000 nodes``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def are(number: int) -> str:
+    """Returns the verb for a number of things."""
+    return "is" if number == 1 else "are"
 
 
 def printable(text: str) -> str:

@@ -18,9 +18,9 @@ from hami.inspect.cluster import Holder, InspectedCluster, unknown_name
 from hami.inspect.refusals import requested_devices
 from hami.inspect.tables import Column, Style, counted, meter_column, render_rows
 from hami.model import Budget, DeviceUsage, Node, Pod
-from hami.scheduling.amounts import Amounts, cores_of, total_amounts, used_amounts
+from hami.scheduling.amounts import cores_of, total_amounts, used_amounts
 from hami.scheduling.quota import allowed_budget, without_scopes
-from hami.scheduling.usage import TotalCharge
+from hami.scheduling.usage import Amounts
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -170,8 +170,8 @@ def _node_row(
     largest_free_mib = 0
     for usage in usages:
         vendor = cluster.vendors[usage.device.vendor]
-        total += total_amounts(usage.device, vendor)
-        used += used_amounts(usage, vendor)
+        total = total.plus(total_amounts(usage.device, vendor))
+        used = used.plus(used_amounts(usage, vendor))
         if _is_usable(usage):
             largest_free_mib = max(largest_free_mib, usage.memory_free_mib)
     pods = cluster.pods_with(cluster.bookings(node.name))
@@ -285,42 +285,44 @@ def namespace_rows(
 
     Limits are those of quotas for all pods. What claims hold is left out: quotas do not count it.
     """
-    pods: Counter[tuple[str, str]] = Counter()
-    for booking in cluster.view.bookings.values():
-        pods.update((booking.namespace, vendor) for vendor, _ in booking.charges)
-    quotas, used, cores = cluster.view.facts.quotas, cluster.view.used, _cores_by_namespace(cluster)
-    rows = []
+    pods, memory, cores = _held_by_namespace(cluster)
+    quotas = cluster.view.facts.quotas
+    rows: list[NamespaceRow] = []
     for namespace in {namespace for namespace, _ in pods} | quotas.keys():
         if namespaces is not None and namespace not in namespaces:
             continue
         for vendor in cluster.vendors:
             limit = allowed_budget(vendor, without_scopes(quotas.get(namespace, {}).values()))
-            memory = used.get((namespace, vendor.key), TotalCharge()).memory_mib
-            if (namespace, vendor.key) in pods or limit != Budget():
-                rows.append(
-                    NamespaceRow(
-                        name=namespace,
-                        vendor=vendor.key,
-                        pods=pods[namespace, vendor.key],
-                        memory_used_mib=memory,
-                        cores_used=cores[namespace, vendor.key],
-                        memory_limit_mib=limit.memory_mib,
-                        cores_limit=limit.cores,
-                    )
+            place = namespace, vendor.key
+            if place not in pods and limit == Budget():
+                continue
+            rows.append(
+                NamespaceRow(
+                    name=namespace,
+                    vendor=vendor.key,
+                    pods=pods[place],
+                    memory_used_mib=memory[place],
+                    cores_used=cores[place],
+                    memory_limit_mib=limit.memory_mib,
+                    cores_limit=limit.cores,
                 )
+            )
     return rows
 
 
-def _cores_by_namespace(cluster: InspectedCluster) -> Counter[tuple[str, str]]:
-    """Returns the cores that pods hold, by namespace and vendor. A sum of masks would say nothing."""
-    cores: Counter[tuple[str, str]] = Counter()
+def _held_by_namespace(cluster: InspectedCluster) -> list[Counter[tuple[str, str]]]:
+    """Returns the pods that hold devices, their memory and their cores, by namespace and vendor."""
+    pods, memory, cores = counters = [Counter[tuple[str, str]]() for _ in range(3)]
     for booking in cluster.view.bookings.values():
         for key, charges in booking.charges:
-            vendor = cluster.vendors[key]
-            cores[booking.namespace, key] += sum(
-                [cores_of(vendor, charge.cores) for charge in charges]
-            )
-    return cores
+            place = booking.namespace, key
+            pods[place] += 1
+            for charge in charges:
+                memory[place] += charge.memory_mib
+                cores[place] += cores_of(
+                    cluster.vendors[key], charge.cores
+                )  # a sum of masks says nothing
+    return counters
 
 
 def age_of(created: str, taken: datetime) -> int | None:
@@ -429,9 +431,9 @@ def _change(held: int, wanted: int) -> str:
 
 
 NODE_COLUMNS: tuple[Column[NodeRow], ...] = (
-    Column("NODE", lambda row: row.name),
-    Column("MODEL", lambda row: ", ".join(row.models)),
-    Column("CARDS", lambda row: str(row.cards)),
+    Column("NODE", "name"),
+    Column("MODEL", "models"),
+    Column("CARDS", "cards"),
     meter_column("MEMORY", "memory_used_mib", "memory_mib"),
     meter_column("CORES", "cores_used", "cores"),
     Column("MIB USED", lambda row: f"{row.memory_used_mib:,}/{row.memory_mib:,}", wide=True),
@@ -443,23 +445,23 @@ NODE_COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("STATE", lambda row: ", ".join(row.state) or "ok"),
 )
 DEVICE_COLUMNS: tuple[Column[DeviceRow], ...] = (
-    Column("NODE", lambda row: row.node),
-    Column("CARD", lambda row: str(row.index)),
-    Column("UUID", lambda row: row.uuid, wide=True),
-    Column("MODEL", lambda row: row.model),
+    Column("NODE", "node"),
+    Column("CARD", "index"),
+    Column("UUID", "uuid", wide=True),
+    Column("MODEL", "model"),
     meter_column("MEMORY", "memory_used_mib", "memory_mib"),
     meter_column("CORES", "cores_used", "cores"),
     Column("FREE MIB", lambda row: _number(max(0, row.memory_mib - row.memory_used_mib))),
     Column("SLOTS", lambda row: f"{row.slots_used}/{row.slots}"),
-    Column("MODE", lambda row: row.mode, wide=True),
+    Column("MODE", "mode", wide=True),
     Column("STATE", lambda row: ", ".join(row.state) or "ok"),
-    Column("PODS", lambda row: ", ".join(row.pods)),
+    Column("PODS", "pods"),
 )
 POD_COLUMNS: tuple[Column[PodRow], ...] = (
-    Column("NAMESPACE", lambda row: row.namespace),
-    Column("NAME", lambda row: row.name),
-    Column("STATE", lambda row: row.state),
-    Column("NODE", lambda row: row.node),
+    Column("NAMESPACE", "namespace"),
+    Column("NAME", "name"),
+    Column("STATE", "state"),
+    Column("NODE", "node"),
     Column("CARDS", lambda row: ",".join(row.cards)),
     Column("MIB", lambda row: _change(row.memory_mib, row.memory_wanted_mib) if row.cards else ""),
     Column("CORES", lambda row: _change(row.cores, row.cores_wanted) if row.cards else ""),
@@ -468,12 +470,12 @@ POD_COLUMNS: tuple[Column[PodRow], ...] = (
     Column("REQUESTS", lambda row: "; ".join(row.requests), wide=True),
 )
 NAMESPACE_COLUMNS: tuple[Column[NamespaceRow], ...] = (
-    Column("NAMESPACE", lambda row: row.name),
-    Column("DEVICES", lambda row: row.vendor),
-    Column("PODS", lambda row: str(row.pods)),
+    Column("NAMESPACE", "name"),
+    Column("DEVICES", "vendor"),
+    Column("PODS", "pods"),
     Column("MIB", lambda row: _number(row.memory_used_mib)),
     meter_column("OF QUOTA", "memory_used_mib", "memory_limit_mib"),
-    Column("CORES", lambda row: str(row.cores_used)),
+    Column("CORES", "cores_used"),
     meter_column("OF QUOTA", "cores_used", "cores_limit"),
     Column("QUOTA MIB", lambda row: _number(row.memory_limit_mib), wide=True),
     Column("QUOTA CORES", lambda row: _number(row.cores_limit), wide=True),

@@ -70,8 +70,8 @@ def entries(
 _TABLES: Mapping[str, tuple[Column[Entry], ...]] = MappingProxyType(
     {
         "Resources": (
-            Column("backend", lambda entry: entry.vendor.key),
-            Column("devices", lambda entry: entry.vendor.resources.count),
+            Column("backend", "vendor.key"),
+            Column("devices", "vendor.resources.count"),
             Column(
                 "memory",
                 lambda entry: ", ".join(
@@ -86,9 +86,9 @@ _TABLES: Mapping[str, tuple[Column[Entry], ...]] = MappingProxyType(
                     entry.memory_unit + (", %" if entry.vendor.resources.memory_percent else "")
                 ),
             ),
-            Column("cores", lambda entry: entry.vendor.resources.cores),
-            Column("in", lambda entry: entry.cores_unit),
-            Column("default", lambda entry: entry.default),
+            Column("cores", "vendor.resources.cores"),
+            Column("in", "cores_unit"),
+            Column("default", "default"),
             Column(
                 "switch",
                 lambda entry: (
@@ -97,29 +97,27 @@ _TABLES: Mapping[str, tuple[Column[Entry], ...]] = MappingProxyType(
             ),
         ),
         "Annotations": (
-            Column("backend", lambda entry: entry.vendor.key),
-            Column("node: devices", lambda entry: entry.vendor.annotations.register),
-            Column("node: handshake", lambda entry: entry.vendor.annotations.handshake),
-            Column("node: lock", lambda entry: entry.vendor.annotations.lock),
-            Column("pod: to allocate", lambda entry: entry.vendor.annotations.to_allocate),
-            Column("pod: allocated", lambda entry: entry.vendor.annotations.allocated),
-            Column(
-                "pod: selectors", lambda entry: ", ".join(entry.vendor.annotations.selectors.names)
-            ),
-            Column("node: also read", lambda entry: ", ".join(entry.vendor.annotations.node_keys)),
-            Column("pod: also read", lambda entry: ", ".join(entry.vendor.annotations.pod_keys)),
+            Column("backend", "vendor.key"),
+            Column("node: devices", "vendor.annotations.register"),
+            Column("node: handshake", "vendor.annotations.handshake"),
+            Column("node: lock", "vendor.annotations.lock"),
+            Column("pod: to allocate", "vendor.annotations.to_allocate"),
+            Column("pod: allocated", "vendor.annotations.allocated"),
+            Column("pod: selectors", "vendor.annotations.selectors.names"),
+            Column("node: also read", "vendor.annotations.node_keys"),
+            Column("pod: also read", "vendor.annotations.pod_keys"),
         ),
     }
 )
 
 
 _WORDS: tuple[Column[Term], ...] = (
-    Column("key", lambda term: term.key),
-    Column("is", lambda term: term.place.value),
-    Column("for", lambda term: term.vendor),
-    Column("written by", lambda term: term.author.value),
-    Column("text", lambda term: term.form.expected),
-    Column("meaning", lambda term: term.meaning),
+    Column("key", "key"),
+    Column("is", "place.value"),
+    Column("for", "vendor"),
+    Column("written by", "author.value"),
+    Column("text", "form.expected"),
+    Column("meaning", "meaning"),
 )
 
 
@@ -149,7 +147,7 @@ def _markdown(entries: Sequence[Entry]) -> str:
 def _piped(columns: Sequence[Column[Entry]], entries: Sequence[Entry]) -> str:
     rows: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for entry in entries:
-        cells = tuple(column.text(entry) for column in columns)
+        cells = tuple(column.cell(entry) for column in columns)
         rows.setdefault(tuple(cell.replace(cells[0], CHIP) for cell in cells[1:]), []).append(cells)
     lines = [[column.title for column in columns], ["---"] * len(columns)]
     for shared, same in rows.items():

@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from hami.model import Device, DeviceUsage
+from hami.scheduling.usage import Amounts
 from hami.vendors.spec import CoreUnit, Vendor
-
-
-class Amounts(msgspec.Struct, frozen=True, gc=False):
-    """Memory in MiB, cores and slots."""
-
-    memory_mib: int = 0
-    cores: int = 0
-    slots: int = 0
-
-    def __add__(self, other: Amounts) -> Amounts:
-        return Amounts(
-            self.memory_mib + other.memory_mib, self.cores + other.cores, self.slots + other.slots
-        )
-
-    def __sub__(self, other: Amounts) -> Amounts:
-        return Amounts(
-            self.memory_mib - other.memory_mib, self.cores - other.cores, self.slots - other.slots
-        )
 
 
 def total_amounts(device: Device, vendor: Vendor) -> Amounts:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import Reason, Request
-from hami.scheduling.fit import Unfit, accepts_mode, accepts_model
+from hami.model import Reason, Request, Unfit
+from hami.scheduling.fit import accepts_mode, accepts_model
 from hami.scheduling.refusal import AMOUNTS, UNTOLD
 from hami.vendors.request import WHOLE
 from hami.vendors.spec import CoreUnit, FitContext, PartitionRule, Rule

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import ContainerKind, DeviceUsage, Reason, Request, Selector, Share
+from hami.model import ContainerKind, DeviceUsage, Reason, Request, Selector, Share, Unfit
 from hami.scheduling.order import device_score, in_order_of_trying
 from hami.scheduling.topology import best_linked
 from hami.scheduling.usage import peak_charges, total_charge
@@ -18,7 +17,6 @@ from hami.vendors.shares import common_share
 from hami.vendors.spec import (
     Candidate,
     FitContext,
-    NoCombination,
     PartitionRule,
     Rule,
     SelectDevices,
@@ -26,33 +24,6 @@ from hami.vendors.spec import (
 
 # devices whose links are compared: each pair is looked at, while other filters wait
 MAX_LINKED = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Unfit:
-    """The reasons why a container does not fit a node, each with the number of *devices* that it excludes."""
-
-    reasons: tuple[tuple[Reason, int], ...]
-    devices: int
-
-    @classmethod
-    def of(cls, reasons: Mapping[Reason, int], fitting: int, devices: int) -> Unfit:
-        """Returns the result if only *fitting* of *devices* fit, and *reasons* exclude the others."""
-        counts = {**reasons, Reason.TOO_FEW_FITTING: fitting} if fitting else reasons
-        return cls(tuple(sorted(counts.items())), devices)
-
-    @classmethod
-    def too_few_devices(cls, devices: int) -> Unfit:
-        """Returns the result if a node has fewer devices than are requested, free or not."""
-        return cls(((Reason.TOO_FEW_DEVICES, devices),), devices)
-
-    def __str__(self) -> str:
-        """The text for users: ``1/4 CardInsufficientMemory, 3/4 CardNotHealth``, sorted as text."""
-        if self.reasons and self.reasons[0][0] is Reason.TOO_FEW_DEVICES:
-            return Reason.TOO_FEW_DEVICES
-        return ", ".join(
-            sorted(f"{count}/{self.devices} {reason}" for reason, count in self.reasons)
-        )
 
 
 def fit(request: Request, context: FitContext) -> tuple[Share, ...] | Unfit:
@@ -171,9 +142,8 @@ def _selected(
     if len(eligible) < request.count:
         return Unfit.of(reasons, len(eligible), len(ordered))
     selected = select_devices(eligible, request, context)
-    if isinstance(selected, NoCombination):
-        reasons[selected.reason] = selected.count
-        return Unfit.of(reasons, 0, len(ordered) if selected.devices is None else selected.devices)
+    if isinstance(selected, Unfit):
+        return Unfit.of({**reasons, **dict(selected.reasons)}, 0, selected.devices)
     for usage in selected:
         candidate = Candidate(usage, request, context, picks)
         if _exceeds_quota(candidate):

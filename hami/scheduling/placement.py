@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hami.model import Allocation, Budget, ContainerKind, DeviceUsage, Request, Share
-from hami.scheduling.fit import Unfit, fit
+from hami.model import Allocation, Budget, ContainerKind, DeviceUsage, Request, Share, Unfit
+from hami.scheduling.fit import fit
 from hami.scheduling.pod_request import ORDER_OF_PLACING, PodRequest
 from hami.scheduling.usage import charge_partitions, charge_shares
 from hami.vendors.spec import FitContext

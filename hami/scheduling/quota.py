@@ -13,12 +13,12 @@ from typing import NamedTuple
 from hami.model import Allocation, Budget, ContainerKind, Pod, PodScope, QuotaLimits, Request, Share
 from hami.scheduling.placement import Budgets
 from hami.scheduling.pod_request import PodRequest
-from hami.scheduling.usage import TotalCharge, peak_charges, shares_of, total_charge
+from hami.scheduling.usage import Amounts, peak_charges, shares_of, total_charge
 from hami.vendors.request import WHOLE, device_request
 from hami.vendors.resources import CoreUnit
 from hami.vendors.spec import Vendor
 
-ScopedUsage = Mapping[PodScope, TotalCharge]
+ScopedUsage = Mapping[PodScope, Amounts]
 """What the pods of a namespace take of one vendor's devices, by the properties that select quotas."""
 
 EXHAUSTED = Budget(-1, -1, -1)
@@ -73,7 +73,7 @@ def check_quota(
 
 def demand_bounds(
     request: PodRequest, vendor: Vendor, sizes: DeviceSizes
-) -> tuple[TotalCharge, TotalCharge]:
+) -> tuple[Amounts, Amounts]:
     """Returns the least and the most that a pod takes of *vendor*'s devices: with the shares of all
     containers on one device that is as small as possible, and with each on its own."""
     requests = [container.request_to(vendor.key) for container in request.containers]
@@ -85,13 +85,13 @@ def demand_bounds(
             if own is not None:
                 count += own.count
         least = least_demand(request.kinds, requests, cores=0)
-        return least, TotalCharge(sizes.most * count, WHOLE * count, most_devices)
+        return least, Amounts(sizes.most * count, WHOLE * count, most_devices)
     shares = [_share(own, sizes.least, WHOLE) for own in requests]
     most = [_share(own, sizes.most, WHOLE) for own in requests]
     alone = total_charge(peak_charges([ContainerKind.APP], [list(chain.from_iterable(most))]))
     least = total_charge(peak_charges(request.kinds, shares))
     least_devices = devices_demanded(request.kinds, requests)
-    return least._replace(devices=least_devices), alone._replace(devices=most_devices)
+    return least._replace(slots=least_devices), alone._replace(slots=most_devices)
 
 
 def _rounds(vendor: Vendor, sizes: DeviceSizes) -> bool:
@@ -126,13 +126,13 @@ def most_devices_of(vendor: Vendor, request: Request | None) -> int:
 
 def least_demand(
     kinds: Sequence[ContainerKind], requests: Sequence[Request | None], cores: int
-) -> TotalCharge:
+) -> Amounts:
     """Returns the least that containers with *requests* can take, percentages of memory as nothing.
 
     *cores*: the most that one share takes.
     """
     total = total_charge(peak_charges(kinds, [_share(request, 0, cores) for request in requests]))
-    return total._replace(devices=devices_demanded(kinds, requests))
+    return total._replace(slots=devices_demanded(kinds, requests))
 
 
 def _share(request: Request | None, device_mib: int, cores: int) -> tuple[Share, ...]:

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hami.model import Allocation, Budget, Device, Reason, Request
-from hami.scheduling.amounts import Amounts, total_amounts, used_amounts
-from hami.scheduling.fit import Unfit, objection
+from hami.model import Allocation, Budget, Device, Reason, Request, Unfit
+from hami.scheduling.amounts import total_amounts, used_amounts
+from hami.scheduling.fit import objection
 from hami.scheduling.placement import NodeUsage, placing_steps
 from hami.scheduling.pod_request import PodRequest
+from hami.scheduling.usage import Amounts
 from hami.vendors.spec import Candidate, CoreUnit, FitContext, Vendor
 
 MAX_NODES = 50  # nodes that one event names
@@ -114,8 +115,7 @@ class DeviceRefusal:
     """A device, compared with a request.
 
     *requested*: what the request needs of this device. *free*: what is left of *total*; it may be negative. *reason*:
-    the first rule that the device fails; ``None`` if it could serve. *missing_slots*: the missing part of the slots,
-    where a request may be for a part of a slot; ``None`` if the amounts tell.
+    the first rule that the device fails; ``None`` if it could serve.
     """
 
     device: Device
@@ -124,13 +124,12 @@ class DeviceRefusal:
     total: Amounts
     has_memory: bool
     reason: Reason | None
-    missing_slots: float | None = None
 
     @property
     def short(self) -> Amounts:
         """The missing part of each amount."""
-        short = self.requested - self.free
-        return Amounts(max(0, short.memory_mib), max(0, short.cores), max(0, short.slots))
+        short = self.requested.plus(self.free, -1)
+        return Amounts(*[max(0, amount) for amount in short])
 
     @property
     def distance(self) -> Distance:
@@ -139,15 +138,9 @@ class DeviceRefusal:
             return SERVES
         if self.reason not in AMOUNTS:
             return EXCLUDED
-        short, requested = self.short, self.requested
-        slots = self.missing_slots
-        if slots is None:
-            slots = _part(short.slots, requested.slots)
-        missing = (
-            _part(short.memory_mib, requested.memory_mib)
-            + _part(short.cores, requested.cores)
-            + slots
-        )
+        missing = 0.0
+        for short, requested in zip(self.short, self.requested):
+            missing += short / max(requested, 1)
         return Distance(missing=missing or UNTOLD)
 
     @property
@@ -221,7 +214,7 @@ def _device_refusal(candidate: Candidate) -> DeviceRefusal:
     return DeviceRefusal(
         device,
         Amounts(candidate.memory_mib, cores, 1),
-        total - used_amounts(candidate.usage, vendor),
+        total.plus(used_amounts(candidate.usage, vendor), -1),
         total,
         vendor.resources.has_memory or bool(device.memory_mib),
         objection(candidate),
@@ -269,10 +262,6 @@ def request_text(request: Request, vendor: Vendor) -> str:
         if request.memory_mib:
             memory = f"{request.memory_mib} MiB, "
     return f"{text} with {memory}{request.cores} cores"
-
-
-def _part(short: int, requested: int) -> float:
-    return short / max(requested, 1)
 
 
 def _device_text(refusal: DeviceRefusal) -> str:

@@ -25,7 +25,7 @@ from hami.model import (
 )
 from hami.scheduling.fit import objection
 from hami.scheduling.pod_request import PodRequest
-from hami.scheduling.usage import Charge, TotalCharge, peak_charges, total_charge
+from hami.scheduling.usage import Amounts, Charge, peak_charges, total_charge
 from hami.vendors.mig import in_mig_mode
 from hami.vendors.request import WHOLE, requesting
 from hami.vendors.spec import Candidate, Vendor
@@ -307,7 +307,7 @@ def _beside(usage: DeviceUsage, peak: Charge, share: Share) -> DeviceUsage:
     )
 
 
-def _left(budget: Budget, total: TotalCharge, shares: Sequence[Share]) -> Budget:
+def _left(budget: Budget, total: Amounts, shares: Sequence[Share]) -> Budget:
     """Returns what *budget* leaves each of *shares*, which are part of the *total* of their pod."""
     memory, cores, _ = total
     for share in shares:

@@ -111,30 +111,30 @@ def shares_of(vendor: str, placement: Allocation) -> Allocation:
     return tuple(tuple([share for share in shares if share.type == vendor]) for shares in placement)
 
 
-class TotalCharge(NamedTuple):
-    """Amounts of several devices: what a quota counts. *devices*: how many shares of devices they are."""
+class Amounts(NamedTuple):
+    """Memory in MiB, cores and slots: of a device, or of several as a quota counts them."""
 
     memory_mib: int = 0
     cores: int = 0
-    devices: int = 0
+    slots: int = 0
 
-    def plus(self, other: TotalCharge, sign: int = 1) -> TotalCharge:
+    def plus(self, other: Amounts, sign: int = 1) -> Amounts:
         """Returns the sum with *other*, or the difference (*sign* -1)."""
-        return TotalCharge(
+        return Amounts(
             self.memory_mib + sign * other.memory_mib,
             self.cores + sign * other.cores,
-            self.devices + sign * other.devices,
+            self.slots + sign * other.slots,
         )
 
 
-def total_charge(charges: Iterable[Charge]) -> TotalCharge:
-    """Returns memory in MiB, cores in percent and shares over all devices: the amounts that a quota counts."""
-    memory = cores = devices = 0
+def total_charge(charges: Iterable[Charge]) -> Amounts:
+    """Returns memory in MiB, cores in percent and slots over all devices: the amounts that a quota counts."""
+    memory = cores = slots = 0
     for charge in charges:
         memory += charge.memory_mib
         cores += charge.cores
-        devices += charge.slots
-    return TotalCharge(memory, cores, devices)
+        slots += charge.slots
+    return Amounts(memory, cores, slots)
 
 
 def usage_by_device(

@@ -17,7 +17,7 @@ from hami.scheduling.placement import NodeUsage
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import ScopedUsage
 from hami.scheduling.refusal import Choice
-from hami.scheduling.usage import Charge, TotalCharge, peak_charges, shares_of, total_charge
+from hami.scheduling.usage import Amounts, Charge, peak_charges, shares_of, total_charge
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -147,9 +147,9 @@ class Bookings:
                 )
                 _put(sums, (vendor, charge.uuid), total, NOTHING)
             scoped = dict(self.in_namespace(booking.namespace, vendor))
-            before = scoped.get(booking.scope, TotalCharge())
+            before = scoped.get(booking.scope, Amounts())
             after = before.plus(total_charge(charges), sign)
-            _put(scoped, booking.scope, after, TotalCharge())
+            _put(scoped, booking.scope, after, Amounts())
             _put(self._namespaces, (booking.namespace, vendor), scoped, {})
         _put(self._sums, node, sums, {})
         on_node = dict(self._on_node.get(node, {}))

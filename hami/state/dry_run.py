@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
-from hami.model import Allocation, Pod
-from hami.scheduling.fit import Unfit
+from hami.model import Allocation, Pod, Unfit
 from hami.scheduling.node_order import NodeOrder, node_order_of, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest

@@ -15,9 +15,8 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import Allocation, NodePolicy, NodePreference, Pod
+from hami.model import Allocation, NodePolicy, NodePreference, Pod, Unfit
 from hami.scheduling import columns
-from hami.scheduling.fit import Unfit
 from hami.scheduling.node_order import NodeOrder, lowest_first, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest

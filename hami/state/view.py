@@ -15,7 +15,7 @@ from hami.model import Budget, Device, Node, Pod, PodRef, PodScope, QuotaLimits
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import ScopedUsage, budgets_of
-from hami.scheduling.usage import TotalCharge, total_charge
+from hami.scheduling.usage import Amounts, total_charge
 from hami.state.bookings import Booking, Bookings
 from hami.state.inventories import devices_of
 from hami.state.read_pod import PodRecord
@@ -123,11 +123,11 @@ class View:
         return found
 
     @cached_property
-    def used(self) -> Mapping[tuple[str, str], TotalCharge]:
+    def used(self) -> Mapping[tuple[str, str], Amounts]:
         """The amounts that pods take, by namespace and vendor, without zeros."""
-        used: dict[tuple[str, str], TotalCharge] = {}
+        used: dict[tuple[str, str], Amounts] = {}
         for key, scoped in self.merged.table.bookings.by_namespace().items():
-            used[key] = TotalCharge()
+            used[key] = Amounts()
             for total in scoped.values():
                 used[key] = used[key].plus(total)
         return used
@@ -230,7 +230,7 @@ class View:
             for sign, holding in ((-1, self.table.bookings.by_uid.get(uid)), (1, booking)):
                 if holding is not None and holding.namespace == namespace:
                     more = total_charge(dict(holding.charges).get(vendor, ()))
-                    used[holding.scope] = used.get(holding.scope, TotalCharge()).plus(more, sign)
+                    used[holding.scope] = used.get(holding.scope, Amounts()).plus(more, sign)
         return used
 
 

@@ -15,13 +15,23 @@ from dataclasses import dataclass, replace
 from hami.codec.device_config import AscendChip, Template
 from hami.codec.forms import Words
 from hami.errors import PodRefused
-from hami.model import Allocation, Device, DeviceUsage, Node, NodePolicy, Reason, Request, Share
+from hami.model import (
+    Allocation,
+    Device,
+    DeviceUsage,
+    Node,
+    NodePolicy,
+    Reason,
+    Request,
+    Share,
+    Unfit,
+)
 from hami.vendors import inventory
 from hami.vendors.admission import check_amounts
 from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.select import concentration, grouped, whole_pairs
 from hami.vendors.shares import common_share
-from hami.vendors.spec import AnnotationContext, Candidate, FitContext, NoCombination, Vendor
+from hami.vendors.spec import AnnotationContext, Candidate, FitContext, Vendor
 from hami.vendors.terms import Term
 
 MODE = "huawei.com/vnpu-mode"
@@ -113,7 +123,7 @@ class ChipFunctions:
 
     def select_devices(
         self, eligible: Sequence[DeviceUsage], request: Request, context: FitContext
-    ) -> Sequence[DeviceUsage] | NoCombination:
+    ) -> Sequence[DeviceUsage] | Unfit:
         """Selects whole modules of two for chips that come in pairs.
 
         Otherwise it selects chips of few networks, if each chip of the node is in one, or the first chips.
@@ -121,7 +131,7 @@ class ChipFunctions:
         if self.chip.super_pod and request.count > 1:
             pairs = whole_pairs(eligible, request.count)
             if len(pairs) < request.count:
-                return NoCombination(Reason.TOO_FEW_FITTING, len(pairs), request.count)
+                return Unfit(((Reason.TOO_FEW_FITTING, len(pairs)),), request.count)
             return pairs
         if is_networked(self.chip) and all(
             NETWORK in usage.device.info for usage in context.usages

@@ -23,13 +23,14 @@ from hami.model import (
     Reason,
     Request,
     Share,
+    Unfit,
 )
 from hami.quantity import INT32_MAX, strict_integer
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.inventory import capacity_of, counted
 from hami.vendors.resources import Resources
 from hami.vendors.select import aligned_run
-from hami.vendors.spec import AnnotationContext, Candidate, FitContext, NoCombination, Vendor
+from hami.vendors.spec import AnnotationContext, Candidate, FitContext, Vendor
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"  # label
 IDS, ALLOC_TIME, ALLOCATED = "AWS_NEURON_IDS", "NEURON_ALLOC_TIME", "NEURON_ALLOCATED"
@@ -108,7 +109,7 @@ def too_few_cores(candidate: Candidate) -> Reason | None:
 
 def select_devices(
     eligible: Sequence[DeviceUsage], request: Request, context: FitContext
-) -> Sequence[DeviceUsage] | NoCombination:
+) -> Sequence[DeviceUsage] | Unfit:
     """Selects the first device, or several linked devices with consecutive indexes."""
     device, count = eligible[0].device, request.count
     if request.cores:
@@ -121,7 +122,7 @@ def select_devices(
         selected = aligned_run(eligible, count, step=count)
     else:
         selected = ()
-    return selected or NoCombination(Reason.NUMA)
+    return selected or Unfit.of({Reason.NUMA: 1}, 0, len(context.usages))
 
 
 def make_share(candidate: Candidate) -> Share:

@@ -18,13 +18,14 @@ from hami.model import (
     Reason,
     Request,
     Share,
+    Unfit,
 )
 from hami.vendors import inventory
 from hami.vendors.draft import ContainerDraft
 from hami.vendors.request import WHOLE, common_request
 from hami.vendors.resources import Resources
 from hami.vendors.select import WING, on_wings, positions_of
-from hami.vendors.spec import Candidate, FitContext, NoCombination, Vendor
+from hami.vendors.spec import Candidate, FitContext, Vendor
 
 CARD_MIB = 98304
 _SLICES_MIB = (CARD_MIB // 4, CARD_MIB // 2, CARD_MIB)
@@ -54,7 +55,7 @@ def whole_card(candidate: Candidate) -> Share:
 
 def choose_cards(
     eligible: Sequence[DeviceUsage], request: Request, context: FitContext
-) -> Sequence[DeviceUsage] | NoCombination:
+) -> Sequence[DeviceUsage] | Unfit:
     """Selects linked, unused cards.
 
     There is no rule for unused cards: as upstream, users see the NUMA reason beside the reasons of other cards.
@@ -64,9 +65,11 @@ def choose_cards(
 
 def choose_slices(
     eligible: Sequence[DeviceUsage], request: Request, context: FitContext
-) -> Sequence[DeviceUsage] | NoCombination:
+) -> Sequence[DeviceUsage] | Unfit:
     """Selects linked cards, for a slice of each."""
-    return on_wings(eligible, request.count, context.usages) or NoCombination(Reason.NUMA)
+    return on_wings(eligible, request.count, context.usages) or Unfit.of(
+        {Reason.NUMA: 1}, 0, len(context.usages)
+    )
 
 
 def other_slices(candidate: Candidate) -> Reason | None:

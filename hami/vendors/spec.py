@@ -32,6 +32,7 @@ from hami.model import (
     Request,
     Selector,
     Share,
+    Unfit,
     Weights,
 )
 from hami.vendors.draft import ContainerDraft
@@ -49,7 +50,6 @@ __all__ = [
     "Decision",
     "FitContext",
     "Inventory",
-    "NoCombination",
     "Resources",
     "Rule",
     "SelectDevices",
@@ -183,18 +183,6 @@ class FitContext:
         return tuple(placed)
 
 
-@dataclass(frozen=True, slots=True)
-class NoCombination:
-    """Enough devices pass, but no combination of them is possible.
-
-    *reason* is reported for *count* of *devices* (default: all devices of the node).
-    """
-
-    reason: Reason
-    count: int = 1
-    devices: int | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotationContext:
     """The parameters for rendering a pod's annotations.
@@ -262,7 +250,7 @@ class PartitionRule:
 Inventory = Callable[["Vendor", Node], "tuple[Device, ...] | None"]
 CheckDevice = Callable[[Candidate], "Reason | None"]
 SelectDevices = Callable[
-    [Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | NoCombination"
+    [Sequence[DeviceUsage], Request, FitContext], "Sequence[DeviceUsage] | Unfit"
 ]
 
 

@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis.strategies import randoms
 from pytest import param
 
-from hami.model import Budget, Reason
-from hami.scheduling.fit import Unfit, fit, objection
+from hami.model import Budget, Reason, Unfit
+from hami.scheduling.fit import fit, objection
 from hami.scheduling.usage import charge_shares
 from hami.vendors.spec import Candidate, Decision, Resources, Rule, Vendor
 from testing.builders import container, gpus, pod_request, request, usage

@@ -6,8 +6,7 @@ from hypothesis.strategies import randoms
 from pytest import param
 
 from hami.codec.allocation import render_shares
-from hami.model import Budget, DeviceUsage
-from hami.scheduling.fit import Unfit
+from hami.model import Budget, DeviceUsage, Unfit
 from hami.scheduling.placement import NO_BUDGETS, place_pod
 from hami.scheduling.usage import peak_charges, total_charge
 from testing.builders import INIT, SIDECAR, container, gpus, pod_request, usage, usages

@@ -3,8 +3,7 @@
 import pytest
 
 from hami.codec.device_config import chart_config
-from hami.model import DeviceUsage, Node, Partition, Reason
-from hami.scheduling.fit import Unfit
+from hami.model import DeviceUsage, Node, Partition, Reason, Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.refusal import Refusal, describe, distance_of, explain_node, summarize
 from hami.vendors.catalog import vendors

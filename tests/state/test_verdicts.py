@@ -10,9 +10,8 @@ from hypothesis.strategies import randoms
 from pytest import param
 
 from hami.codec.allocation import render_shares
-from hami.model import Budget, NodePolicy, NodePreference, NodeRequirement
+from hami.model import Budget, NodePolicy, NodePreference, NodeRequirement, Unfit
 from hami.scheduling import columns
-from hami.scheduling.fit import Unfit
 from hami.scheduling.node_order import NodeOrder, weights
 from hami.scheduling.placement import place_pod
 from hami.scheduling.quota import check_quota

@@ -10,8 +10,7 @@ from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.errors import MalformedInput
-from hami.model import NodePolicy
-from hami.scheduling.fit import Unfit
+from hami.model import NodePolicy, Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares
 from hami.state.binding_annotations import render_vendor_annotations

@@ -3,8 +3,7 @@
 import pytest
 from pytest import param
 
-from hami.model import DeviceUsage, NodePolicy
-from hami.scheduling.fit import Unfit
+from hami.model import DeviceUsage, NodePolicy, Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares
 from hami.vendors.request import device_request

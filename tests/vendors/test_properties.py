@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis.strategies import randoms
 
 from hami.errors import MalformedInput
-from hami.model import Device, DeviceUsage
-from hami.scheduling.fit import Unfit, fit
+from hami.model import Device, DeviceUsage, Unfit
+from hami.scheduling.fit import fit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.usage import peak_charges
