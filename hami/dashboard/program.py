@@ -15,14 +15,21 @@ from hami.dashboard.caches import Poller, Renderings
 from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import Monitors, use_poller
-from hami.dashboard.pod_size import read_size, size_poller
-from hami.dashboard.scheduling_condition import condition_poller, read_condition
 from hami.dashboard.settings import DashboardSettings
+from hami.dashboard.viewed_pods import (
+    CONDITION_LIMITS,
+    SIZE_LIMITS,
+    PodSize,
+    SchedulingCondition,
+    read_condition,
+    read_size,
+)
 from hami.dashboard.views import Views
 from hami.dra.watches import watch_devices
 from hami.kube.api import Api
 from hami.kube.reviews import Reviews
 from hami.kube.watches import Watches
+from hami.model import PodRef
 from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import collect_rarely, set_switch_interval
 from hami.runtime.parts import Part
@@ -66,12 +73,15 @@ class DashboardProgram:
         monitors = Monitors(
             api, settings.pod_namespace, settings.monitor_selector, settings.monitor_port
         )
-        self._pollers: list[Poller[Any, Any]] = [
-            answers := explainer(self._live, clock=clock),
-            uses := use_poller(monitors.page, clock=clock, now=utc_now),
-            conditions := condition_poller(partial(read_condition, api), clock=clock),
-            sizes := size_poller(partial(read_size, api), clock=clock),
-        ]
+        answers = explainer(self._live, clock=clock)
+        uses = use_poller(monitors.page, clock=clock, now=utc_now)
+        conditions: Poller[PodRef, SchedulingCondition] = Poller(
+            "scheduling conditions", partial(read_condition, api), CONDITION_LIMITS, clock=clock
+        )
+        sizes: Poller[PodRef, PodSize] = Poller(
+            "sizes of pods", partial(read_size, api), SIZE_LIMITS, clock=clock
+        )
+        self._pollers: list[Poller[Any, Any]] = [answers, uses, conditions, sizes]
         tls = _tls(settings)
         self._app = create_dashboard(
             Dashboard(

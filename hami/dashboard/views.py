@@ -14,9 +14,8 @@ from hami.dashboard.access import Scope
 from hami.dashboard.errors import PageError
 from hami.dashboard.explainer import Explanation, Question
 from hami.dashboard.live import DeviceParts, LiveCluster
-from hami.dashboard.pod_size import PodSize
-from hami.dashboard.scheduling_condition import SchedulingCondition
 from hami.dashboard.use import Use, Uses, total_use
+from hami.dashboard.viewed_pods import PodSize, SchedulingCondition
 from hami.inspect.cluster import Holder, InspectedCluster, unknown_name
 from hami.inspect.refusals import RequestedDevices, requested_devices
 from hami.inspect.top import (

@@ -8,12 +8,16 @@ from hami.codec.objects import parse_node, parse_quota
 from hami.codec.pods import parse_pod
 from hami.dashboard.access import Access
 from hami.dashboard.app import Dashboard, create_dashboard
-from hami.dashboard.caches import Renderings
+from hami.dashboard.caches import Poller, Renderings
 from hami.dashboard.explainer import explainer
 from hami.dashboard.live import LiveCluster
 from hami.dashboard.monitors import NoMonitor, use_poller
-from hami.dashboard.pod_size import PodSize, size_poller
-from hami.dashboard.scheduling_condition import SchedulingCondition, condition_poller
+from hami.dashboard.viewed_pods import (
+    CONDITION_LIMITS,
+    SIZE_LIMITS,
+    PodSize,
+    SchedulingCondition,
+)
 from hami.dashboard.views import Views
 from hami.errors import ClusterError
 from hami.inspect.cluster import catalog_of
@@ -68,8 +72,10 @@ class Stage:
         self.explainer = explainer(self.live, clock=self.clock)
         self.rendered, self.hung = 0, ""
         self.uses = use_poller(self._page, clock=self.clock, now=lambda: NOW)
-        self.conditions_polled = condition_poller(self._condition, clock=self.clock)
-        self.sizes_polled = size_poller(self._size, clock=self.clock)
+        self.conditions_polled = Poller(
+            "conditions", self._condition, CONDITION_LIMITS, clock=self.clock
+        )
+        self.sizes_polled = Poller("sizes", self._size, SIZE_LIMITS, clock=self.clock)
         views = Views(
             self.live,
             explain=self.explainer.view,

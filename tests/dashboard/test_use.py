@@ -15,9 +15,14 @@ from hypothesis.strategies import randoms
 from hami.codec.keys import CORES_LIMIT, RESIZE, RESIZE_STATUS, RESIZE_TARGET, RESIZED
 from hami.dashboard.caches import FAILED_S, Poller, PollLimits
 from hami.dashboard.monitors import USE_LIMITS, Monitors, NoMonitor, is_host, read_page, use_poller
-from hami.dashboard.pod_size import PodSize, read_size
-from hami.dashboard.scheduling_condition import MESSAGE_LIMIT, SchedulingCondition, read_condition
 from hami.dashboard.use import LINE_LIMIT, MAX_MIB, MAX_SAMPLES, Use, parse_use, total_use
+from hami.dashboard.viewed_pods import (
+    MESSAGE_LIMIT,
+    PodSize,
+    SchedulingCondition,
+    read_condition,
+    read_size,
+)
 from hami.errors import ClusterError, MalformedInput
 from hami.inspect.resize_report import ResizeReport
 from hami.model import PodRef
