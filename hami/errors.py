@@ -60,8 +60,9 @@ class NodeLocked(HamiError):
     """Another pod holds the node lock; retry later."""
 
 
-class AllocationRefused(HamiError):
-    """The device plugin rejects an Allocate call; the text gives the reason."""
+class Rejected(HamiError):
+    """A call about a pod cannot be carried out now: of kube-scheduler a filter or bind, of the kubelet an Allocate. The
+    text gives the reason."""
 
 
 class HostError(HamiError):

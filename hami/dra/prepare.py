@@ -32,7 +32,7 @@ from hami.dra.guard import (
     render_prepared,
 )
 from hami.dra.recipients import recipients
-from hami.errors import AllocationRefused, HostError, MalformedInput
+from hami.errors import HostError, MalformedInput, Rejected
 from hami.kube.claims import DynamicResources
 from hami.kube.cluster import Cluster
 from hami.model import Device, MigProfile, Partition, Pod, Share
@@ -95,15 +95,15 @@ class ClaimPreparer:
 
         In strict mode, nothing is prepared for a pod that could lift its limits: the webhook does not know whose the
         devices of a claim are.
-        Raises: AllocationRefused with the reason; MalformedInput; HostError; ClusterError.
+        Raises: Rejected with the reason; MalformedInput; HostError; ClusterError.
         """
         claim = self._resources.claim(namespace, name)
         if claim is None or claim.uid != uid:
-            raise AllocationRefused(
+            raise Rejected(
                 f"claim {namespace}/{name} {'does not exist' if claim is None else 'is another'}"
             )
         if not claim.requests:
-            raise AllocationRefused(f"claim {namespace}/{name} has no devices of this driver")
+            raise Rejected(f"claim {namespace}/{name} has no devices of this driver")
         pod = self._pod(claim)
         snapshot = self._grants.inventory.snapshot()
         cards = {card.uuid: card for card in snapshot.cards}
@@ -128,7 +128,7 @@ class ClaimPreparer:
                 reason = _second_claim(claim, used, claiming, pod, prepared)
                 reason = reason or excess(target, prepared, offered)
                 if reason:
-                    raise AllocationRefused(reason)
+                    raise Rejected(reason)
             for container in sorted(missing):
                 self._write(pod, container, joint[container], prepared, cards, offered)
         return _prepared_devices(claim, target)
@@ -177,7 +177,7 @@ class ClaimPreparer:
     def _pod(self, claim: AllocatedClaim) -> Pod:
         """Returns the pod for which a claim is reserved."""
         if len(claim.pods) != 1:
-            raise AllocationRefused(
+            raise Rejected(
                 f"claim {claim.namespace}/{claim.name} is reserved for {len(claim.pods)} pods, "
                 "expected one: with a template, each pod gets a claim of its own"
             )
@@ -186,7 +186,7 @@ class ClaimPreparer:
         if pod is None:
             pod = self._cluster.pod(ref.namespace, ref.name)
         if pod is None or pod.ref.uid != ref.uid or pod.node_name != self._config.node:
-            raise AllocationRefused(
+            raise Rejected(
                 f"pod {ref}, for which claim {claim.name} is reserved, is not on this node"
             )
         return pod
@@ -202,16 +202,14 @@ class ClaimPreparer:
         """Returns what a request of the claim needs, for *container*. *places*: see `_places`."""
         about = f"request {request.name} of claim {claim.namespace}/{claim.name}"
         if request.admin:
-            raise AllocationRefused(f"{about}: adminAccess is not supported")
+            raise Rejected(f"{about}: adminAccess is not supported")
         for device in request.devices:
             if device.pool != pool_name(self._config.node) or device.device not in places:
-                raise AllocationRefused(
-                    f"{about}: device {device.pool}/{device.device} is not on this node"
-                )
+                raise Rejected(f"{about}: device {device.pool}/{device.device} is not on this node")
         shares = tuple(_share(device, *places[device.device]) for device in request.devices)
         has_parameters = (request.priority, request.core_policy) != (None, None)
         if has_parameters and any(share.placement for share in shares):
-            raise AllocationRefused(
+            raise Rejected(
                 f"{about}: priority and corePolicy are for shares of GPUs, not for MIG instances"
             )
         return PreparedRequest(
@@ -350,7 +348,7 @@ def _by_container(
 ) -> dict[str, list[tuple[ClaimedRequest, PreparedRequest]]]:
     """Returns the requests of *claim*, each with its record of *records*, by container.
 
-    Raises: AllocationRefused if one container cannot have all of its requests.
+    Raises: Rejected if one container cannot have all of its requests.
     """
     joint: dict[str, list[tuple[ClaimedRequest, PreparedRequest]]] = {}
     for request, record in zip(claim.requests, records):
@@ -360,9 +358,9 @@ def _by_container(
             continue
         about = f"claim {claim.namespace}/{claim.name}: container {container} uses"
         if len({bool(record.instances) for _, record in pairs}) > 1:
-            raise AllocationRefused(f"{about} shares of GPUs and MIG instances")
+            raise Rejected(f"{about} shares of GPUs and MIG instances")
         if len({(request.priority, request.core_policy) for request, _ in pairs}) > 1:
-            raise AllocationRefused(f"{about} requests with different parameters")
+            raise Rejected(f"{about} requests with different parameters")
     return joint
 
 

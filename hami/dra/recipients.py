@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from hami.codec.claims import AllocatedClaim
-from hami.errors import AllocationRefused
+from hami.errors import Rejected
 from hami.model import ContainerKind, Pod
 
 _OF_EXTENDED_RESOURCE = re.compile(r"container-([0-9]{1,4})-request-[0-9]{1,4}")
@@ -26,7 +26,7 @@ def recipients(
     *uses*: the requests of the claim that each container of *pod* uses, as in
     :data:`hami.codec.device_requests.UsedClaims`. It is empty for a claim that the pod does not name: its requests have
     the name, or the number, of their container.
-    Raises: AllocationRefused if there is no such container, or if containers share only some of their requests.
+    Raises: Rejected if there is no such container, or if containers share only some of their requests.
     """
     requests = [request.name for request in claim.requests]
     users = _users(requests, claim, pod, uses)
@@ -39,7 +39,7 @@ def recipients(
         for request in sorted(used):
             other = found.setdefault(request, name)
             if other != name:
-                raise AllocationRefused(
+                raise Rejected(
                     f"containers {min(name, other)} and {max(name, other)} of pod {pod.ref.name} both use request "
                     f"{request} of claim {claim.namespace}/{claim.name}, so they must use the same requests of it"
                 )
@@ -88,7 +88,7 @@ def _container_of(request: str, claim: AllocatedClaim, pod: Pod) -> str:
         return request
     match = _OF_EXTENDED_RESOURCE.fullmatch(request)
     if match is None or int(match[1]) >= len(names):
-        raise AllocationRefused(
+        raise Rejected(
             f"request {request} of claim {claim.namespace}/{claim.name}: no container of pod "
             f"{pod.ref.name} uses it"
         )

@@ -24,7 +24,7 @@ from hami.codec.mig import (
     render_mig_allocations,
 )
 from hami.devices.cards import Card, Instance, Instances
-from hami.errors import AllocationRefused, HamiError, MalformedInput
+from hami.errors import HamiError, MalformedInput, Rejected
 from hami.model import Partition, Pod, Share
 from hami.runtime.once import OncePerKey
 
@@ -111,7 +111,7 @@ class DynamicMig:
         """Returns the instances of a container (by its position in the annotation), in the order of its shares, and
         annotations of the pod that record them. Creates the missing ones.
 
-        Raises: AllocationRefused when the annotation does not match the shares, or a placement is occupied; HamiError
+        Raises: Rejected when the annotation does not match the shares, or a placement is occupied; HamiError
         of the driver. Instances that this call created are destroyed then.
         """
         allocations = parse_mig_allocations(
@@ -121,7 +121,7 @@ class DynamicMig:
         wanted.sort(key=lambda item: item.device)
         devices = [(item.device, item.gpu) for item in wanted]
         if devices != list(enumerate(share.uuid for share in shares)):
-            raise AllocationRefused(
+            raise Rejected(
                 f"{MIG_ALLOCATIONS} has {len(wanted)} instances for container {container}, which "
                 f"do not match its {len(shares)} shares"
             )
@@ -161,7 +161,7 @@ class DynamicMig:
                     undo.callback(self._destroy, instance)
                     mig_enabled.add(allocation.gpu)
                 elif instance.busy and instance.uuid not in allocation.partition.instance[:1]:
-                    raise AllocationRefused(
+                    raise Rejected(
                         f"MIG instance {instance.uuid} of card {allocation.gpu} is in use by "
                         "processes of no known pod"
                     )
@@ -191,7 +191,7 @@ class DynamicMig:
         other = _obstacle(self._known, allocation)
         if other is not None:
             name = other.uuid or f"{other.gpu_instance} (incomplete)"
-            raise AllocationRefused(
+            raise Rejected(
                 f"MIG instance {name} ({other.profile}) is in the way of {profile} at {start} on "
                 f"card {allocation.gpu}"
             )

@@ -12,7 +12,7 @@ from hami.codec.mig import MigAllocation
 from hami.devices.cards import Card, Instance, MigDevice
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
-from hami.errors import AllocationRefused, HamiError
+from hami.errors import HamiError, Rejected
 from hami.kube.cluster import Cluster
 from hami.model import Pod, PodRef, Share
 from hami.node.dynamic_mig import DynamicMig
@@ -69,7 +69,7 @@ class GrantBuilder:
         *position*: of the container in the annotations. *parts*: its shares with their cards. *token*: of a container
         that may have run before, whose directory is kept; a new one by default. *variables*: those by which its limits
         are chosen, by default those in its specification. *durable*: as in `Host.write_limits`.
-        Creates its MIG instances, or the directory of its processes. Raises: AllocationRefused; HostError; ClusterError
+        Creates its MIG instances, or the directory of its processes. Raises: Rejected; HostError; ClusterError
         if the API server does not answer; HamiError of the driver.
         """
         is_kept, token = token is not None, token or self._token()
@@ -95,11 +95,11 @@ class GrantBuilder:
     ) -> tuple[Grant, list[Instance]]:
         """Returns the grant of a container that gets the instances of a claim, and the instances.
 
-        They are made as by `DynamicMig.prepare_claimed`. *cards*: by UUID. Raises: AllocationRefused, also on a node
+        They are made as by `DynamicMig.prepare_claimed`. *cards*: by UUID. Raises: Rejected, also on a node
         without MIG; HostError; HamiError of the driver.
         """
         if self._mig is None:
-            raise AllocationRefused("this node makes no MIG instances: its mode is not mig")
+            raise Rejected("this node makes no MIG instances: its mode is not mig")
         instances = self._mig.prepare_claimed(wanted)
         grant = instances_grant(
             self._config, self._host, [cards[item.gpu] for item in wanted], instances, self._token()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
-from hami.errors import AllocationRefused
+from hami.errors import Rejected
 from hami.model import Share
 from hami.node import region_layout
 from hami.node.region_layout import CURRENT, MAGIC, MAJOR, MAX_DEVICES, MINOR, UUID_SIZE
@@ -67,10 +67,10 @@ def container_limits(
     which may choose what is not enforced on them, and what the webhook sets. *context_bytes*: what a context takes on a
     card; 0 if unknown. *cores_most*: as in :func:`core_limits`.
 
-    Raises: AllocationRefused if it has more devices than the region.
+    Raises: Rejected if it has more devices than the region.
     """
     if len(parts) > MAX_DEVICES:
-        raise AllocationRefused(
+        raise Rejected(
             f"the limiter supports {MAX_DEVICES} devices in a container, not {len(parts)}"
         )
     in_order = sorted(parts, key=lambda part: part[0].index)

@@ -19,12 +19,12 @@ from hami.codec.states import parse_lock
 from hami.devices.config import PluginConfig
 from hami.devices.registration import VENDOR
 from hami.errors import (
-    AllocationRefused,
     ClusterError,
     Conflict,
     HamiError,
     MalformedInput,
     NotFound,
+    Rejected,
 )
 from hami.kube.cluster import Cluster
 from hami.kube.retry import CONFLICT_S, brief_retry
@@ -68,7 +68,7 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
-class _Ambiguous(AllocationRefused):
+class _Ambiguous(Rejected):
     """Several containers match, which may change soon."""
 
 
@@ -150,7 +150,7 @@ class Allocator:
     def allocate(self, device_ids: Sequence[str]) -> Grant:
         """Returns the grant of the requesting container.
 
-        Raises: AllocationRefused with the reason; HostError; ClusterError if requests keep failing until the deadline.
+        Raises: Rejected with the reason; HostError; ClusterError if requests keep failing until the deadline.
         """
         with self._lock:
             progress = _CallProgress(self._clock.now())
@@ -238,7 +238,7 @@ class Allocator:
                 return self._serve(outcome, call, node, progress)
             case PodRejection(pod=pod, reason=reason):
                 self._fail(pod, reason, node, decision.lock)
-                raise AllocationRefused(reason)
+                raise Rejected(reason)
             case NoMatch():
                 raise self._refusal(outcome, call, decision, progress)
 
@@ -252,7 +252,7 @@ class Allocator:
         self._deferred.record_failure(call.node, text)
         if decision.holder is not None:
             self._deferred.record_failure(decision.holder, text)
-        return AllocationRefused(text)
+        return Rejected(text)
 
     def _with_ids(self, ids: Sequence[str]) -> AllocateCall:
         served = self._host.served(self._config.resource)
@@ -261,7 +261,7 @@ class Allocator:
     def _node(self) -> Node:
         node = self._cluster.node(self._config.node)
         if node is None:
-            raise AllocationRefused(f"node {self._config.node} is not known to the API server")
+            raise Rejected(f"node {self._config.node} is not known to the API server")
         return node
 
     def _decide(self, node: Node, pods: Sequence[Pod], call: AllocateCall) -> _Decision:

@@ -19,7 +19,7 @@ from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
 from hami.devices.registration import MIG
-from hami.errors import AllocationRefused, MalformedInput
+from hami.errors import MalformedInput, Rejected
 from hami.model import BindPhase, ContainerKind, Pod, Share
 from hami.quantity import strict_integer
 from hami.vendors.spec import Vendor
@@ -115,20 +115,20 @@ def card_uuid(device_id: str, cards: Collection[str]) -> str:
 
 
 def check_card_ids(ids: Sequence[str], inventory: InventorySnapshot) -> None:
-    """Raises AllocationRefused unless *ids* are different ids of cards of this node."""
+    """Raises Rejected unless *ids* are different ids of cards of this node."""
     uuids = {card.uuid for card in inventory.cards}
     check_ids(ids, lambda device_id: card_uuid(device_id, uuids) in uuids)
 
 
 def check_ids(ids: Sequence[str], is_known: Callable[[str], bool]) -> None:
-    """Raises AllocationRefused unless *ids* are different device ids of this node, of which *is_known* is true."""
+    """Raises Rejected unless *ids* are different device ids of this node, of which *is_known* is true."""
     if not ids:
-        raise AllocationRefused("the kubelet requested no devices")
+        raise Rejected("the kubelet requested no devices")
     if len(set(ids)) < len(ids):
-        raise AllocationRefused(f"the kubelet requested a device twice: {', '.join(sorted(ids))}")
+        raise Rejected(f"the kubelet requested a device twice: {', '.join(sorted(ids))}")
     unknown = sorted(device_id for device_id in ids if not is_known(device_id))
     if unknown:
-        raise AllocationRefused(
+        raise Rejected(
             f"the kubelet requested devices that are not on this node: {', '.join(unknown)}"
         )
 
@@ -277,7 +277,7 @@ def cards_of(
     exempt.
     A running pod keeps a card that became unhealthy, as it would if the kubelet did not ask again, unless the card
     cannot even be read.
-    Raises: AllocationRefused.
+    Raises: Rejected.
     """
     is_limited = config.operating_mode != MIG
     by_uuid = {card.uuid: card for card in inventory.cards}
@@ -285,12 +285,12 @@ def cards_of(
     for share in shares:
         card = by_uuid.get(share.uuid)
         if card is None:
-            raise AllocationRefused(f"{prefix} card {share.uuid}, which is not on this node")
+            raise Rejected(f"{prefix} card {share.uuid}, which is not on this node")
         problem = inventory.unhealthy.get(card.uuid)
         if match.pod.phase == "Running":
             problem = card.problem
         if problem:
-            raise AllocationRefused(f"{prefix} card {share.uuid}, which is unhealthy: {problem}")
+            raise Rejected(f"{prefix} card {share.uuid}, which is unhealthy: {problem}")
         if is_limited:
             _check_limit(share, prefix)
     if is_limited:
@@ -302,7 +302,7 @@ def cards_of(
 
 def _check_limit(share: Share, prefix: str) -> None:
     if share.memory_mib <= 0:
-        raise AllocationRefused(
+        raise Rejected(
             f"{prefix} {share.memory_mib} MiB of card {share.uuid}, which means no limit"
         )
 
@@ -310,7 +310,7 @@ def _check_limit(share: Share, prefix: str) -> None:
 def _check_once(shares: Sequence[Share], prefix: str) -> None:
     cards = {share.uuid for share in shares}
     if len(cards) < len(shares):
-        raise AllocationRefused(f"{prefix} one card twice: {', '.join(sorted(cards))}")
+        raise Rejected(f"{prefix} one card twice: {', '.join(sorted(cards))}")
 
 
 def _check_aligned(
@@ -319,9 +319,7 @@ def _check_aligned(
     allocated = Counter(share.uuid for share in match.container.shares)
     chosen = Counter(card_uuid(device_id, cards) for device_id in call.ids)
     if allocated != chosen and not match.inherits:
-        raise AllocationRefused(
-            f"{prefix} {_counts(allocated)}, but the kubelet chose {_counts(chosen)}"
-        )
+        raise Rejected(f"{prefix} {_counts(allocated)}, but the kubelet chose {_counts(chosen)}")
 
 
 def preferred_ids(

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from hami.codec.keys import BIND_PHASE
 from hami.devices.config import PluginConfig
 from hami.devices.registration import MIG
-from hami.errors import AllocationRefused, Conflict, HamiError
+from hami.errors import Conflict, HamiError, Rejected
 from hami.kube.cluster import Cluster
 from hami.kube.retry import brief_retry
 from hami.model import BindPhase, Pod
@@ -82,11 +82,11 @@ class StartTimeAllocator:
         """Returns a grant of nothing but a new CDI device, whose specification `pre_start` writes, and variables.
 
         Variables of a CDI device replace those in the specification of the container; these do not.
-        Raises: AllocationRefused.
+        Raises: Rejected.
         """
         try:
             check_card_ids(device_ids, self._grants.inventory.snapshot())
-        except AllocationRefused as error:
+        except Rejected as error:
             log.warning("allocation failed", extra={"node": self._config.node, "error": error})
             raise
         env: dict[str, str] = {}
@@ -115,7 +115,7 @@ class StartTimeAllocator:
 
         For containers that Allocate has served, does nothing unless their files are gone: a runtime would make
         directories in their place, so they are written again.
-        Raises: AllocationRefused with the reason; HostError; ClusterError; HamiError of the driver.
+        Raises: Rejected with the reason; HostError; ClusterError; HamiError of the driver.
         """
         started = time.monotonic()
         try:
@@ -170,7 +170,7 @@ class StartTimeAllocator:
     def _pre_start(self, ids: tuple[str, ...]) -> tuple[Pod | None, list[str]]:
         entries = [entry for entry in self._entries() if entry.ids == set(ids)]
         if len({entry.pod_uid for entry in entries}) != 1:
-            raise AllocationRefused(
+            raise Rejected(
                 f"the kubelet's checkpoint names {len(entries)} containers with the devices "
                 f"{', '.join(sorted(ids))}, expected those of one pod"
             )
@@ -179,7 +179,7 @@ class StartTimeAllocator:
             return None, []
         pod = self._pod(entries[0].pod_uid)
         if reason := reason_not_allocated(pod, self._config.node, self._vendor):
-            raise AllocationRefused(f"pod {pod.ref} cannot be served: {reason}")
+            raise Rejected(f"pod {pod.ref} cannot be served: {reason}")
         return self._prepare_all(pod, wanted, ids)
 
     def _wanted(self, entries: Sequence[CheckpointEntry]) -> Iterator[tuple[str, str, str]]:
@@ -202,7 +202,7 @@ class StartTimeAllocator:
             try:
                 pod = self._prepare(pod, container, name, token, ids)
                 written.append(container)
-            except AllocationRefused as error:
+            except Rejected as error:
                 errors.append(error)
         if not written:
             raise errors[0]
@@ -215,7 +215,7 @@ class StartTimeAllocator:
         shares = container_shares(pod, self._config.resource, self._vendor)
         allocated = next((entry for entry in shares if entry.name == container), None)
         if allocated is None or len(allocated.shares) != len(ids):
-            raise AllocationRefused(
+            raise Rejected(
                 f"pod {pod.ref} was allocated {len(allocated.shares) if allocated else 0} devices for container "
                 f"{container}, but the kubelet chose {len(ids)}"
             )
@@ -256,9 +256,7 @@ class StartTimeAllocator:
     def _entries(self) -> list[CheckpointEntry]:
         entries = self._host.allocations()
         if entries is None:
-            raise AllocationRefused(
-                "the kubelet has no checkpoint of devices: check --kubelet-socket"
-            )
+            raise Rejected("the kubelet has no checkpoint of devices: check --kubelet-socket")
         return [entry for entry in entries if entry.resource == self._config.resource]
 
     def _pod(self, uid: str) -> Pod:
@@ -272,9 +270,7 @@ class StartTimeAllocator:
             latest = self._cluster.pod(pod.ref.namespace, pod.ref.name)
             pod = latest if latest is not None and latest.ref.uid == uid else None
         if pod is None:
-            raise AllocationRefused(
-                f"the API server knows no pod {uid} on this node: it was deleted"
-            )
+            raise Rejected(f"the API server knows no pod {uid} on this node: it was deleted")
         return pod
 
 

@@ -17,7 +17,7 @@ from hami.devices.cards import Card, Instances, MigDevice
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import DeviceInventory
 from hami.devices.registration import is_filtered
-from hami.errors import AllocationRefused, HamiError
+from hami.errors import HamiError, Rejected
 from hami.node.grant import Grant
 from hami.node.grant_builder import instances_grant
 from hami.node.host import Host
@@ -190,7 +190,7 @@ class InstanceResource:
         self._devices = devices
 
     def allocate(self, device_ids: Sequence[str]) -> Grant:
-        """Returns the grant of exactly these instances. Raises: AllocationRefused with the reason; HostError."""
+        """Returns the grant of exactly these instances. Raises: Rejected with the reason; HostError."""
         try:
             grant = self._grant(device_ids)
         except HamiError as error:
@@ -216,7 +216,7 @@ class InstanceResource:
         for card in chosen:
             if card.uuid in snapshot.unhealthy:
                 reason = snapshot.unhealthy[card.uuid]
-                raise AllocationRefused(f"MIG instance {card.uuid} is unhealthy: {reason}")
+                raise Rejected(f"MIG instance {card.uuid} is unhealthy: {reason}")
         devices = [self._devices[card.uuid] for card in chosen]
         return instances_grant(self._config, self._host, chosen, devices, str(uuid.uuid4()))
 

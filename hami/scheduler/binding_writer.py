@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
+from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound, Rejected
 from hami.kube.api import is_unsent
 from hami.kube.cluster import Cluster
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.locks import KeepsLocks
 from hami.state.binding_annotations import carries_allocation, render_labels
-from hami.state.promises import Promise, Rejected
+from hami.state.promises import Promise
 from hami.state.store import Store
 
 if TYPE_CHECKING:

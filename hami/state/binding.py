@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
+from hami.errors import Rejected
 from hami.model import PodRef, Share
 from hami.scheduling.usage import usage_by_device
 from hami.state.binding_annotations import add_bind_time
 from hami.state.bookings import Bookings
 from hami.state.decisions import State
 from hami.state.plans import is_planned
-from hami.state.promises import Promise, Rejected, Stage
+from hami.state.promises import Promise, Stage
 
 UNSHOWN_S = 10.0  # after which the API server is asked for a pod that the watch has not shown
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hami.errors import MalformedInput
+from hami.errors import MalformedInput, Rejected
 from hami.model import NodePolicy, Pod, PodRef
 from hami.quantity import MIB
 from hami.scheduling.node_order import NodeOrder, node_order_of
@@ -18,7 +18,7 @@ from hami.state import dry_run
 from hami.state.bookings import booking_of
 from hami.state.decisions import Decisions, State
 from hami.state.pending import PendingPod
-from hami.state.promises import Promise, Promises, Rejected, Stage, Terms
+from hami.state.promises import Promise, Promises, Stage, Terms
 from hami.vendors.request import requests_devices
 
 MAX_GROUPS = 4  # waiting groups whose promises a pod may get at once

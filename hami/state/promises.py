@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hami.codec.objects import parse_resource_version
-from hami.errors import HamiError
 from hami.model import Pod, PodRef
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.refusal import Choice
@@ -29,10 +28,6 @@ NOMINATED_TTL_S = 600.0  # after kube-scheduler has said that it binds the pod t
 GROUP_TTL_S = 10.0  # of a pod of a group, without such a sign: where the group does not fit, no condition changes
 # after which a Binding that was sent without an answer is written, or never will be
 ANSWER_S = 60.0
-
-
-class Rejected(HamiError):
-    """The verb cannot be carried out for this pod now; the text says why."""
 
 
 class Stage(enum.Enum):

@@ -10,7 +10,7 @@ from pytest import param
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.codec.slices import device_name, mig_devices
-from hami.errors import AllocationRefused, ClusterError, HamiError, HostError, MalformedInput
+from hami.errors import ClusterError, HamiError, HostError, MalformedInput, Rejected
 from hami.model import MigProfile, Partition
 from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.instances import read_instances
@@ -193,7 +193,7 @@ def test_an_instance_of_an_administrator_is_used_unless_processes_use_it(node):
     node.driver.instances = [existing(A, 0, "1g.10gb"), existing(A, 1, "1g.10gb", busy=True)]
     node.claims.prepare(*node.put("p", placed()))
     assert node.visible("claim-p") == [node.driver.uuids[0]]
-    with pytest.raises(AllocationRefused, match="in use by processes"):
+    with pytest.raises(Rejected, match="in use by processes"):
         node.claims.prepare(*node.put("q", placed(start=1)))
 
 
@@ -345,7 +345,7 @@ def test_an_instance_of_a_claim_that_has_become_unusable_is_replaced(node):
 def test_instances_that_overlap_are_refused_with_both_claims(node):
     node.claims.prepare(*node.put("p", placed(start=2)))
     with pytest.raises(
-        AllocationRefused,
+        Rejected,
         match=(
             f"claim default/q-hami needs 3g.40gb at memory slice 0 of {A}, which overlaps 1g.10gb at memory slice 2 of "
             "claim default/p-hami"
@@ -359,7 +359,7 @@ def test_instances_that_overlap_are_refused_with_both_claims(node):
 
 def test_two_claims_with_one_instance_are_refused(node):
     node.claims.prepare(*node.put("p", placed()))
-    with pytest.raises(AllocationRefused, match="overlaps"):
+    with pytest.raises(Rejected, match="overlaps"):
         node.claims.prepare(*node.put("q", placed()))
 
 
@@ -383,7 +383,7 @@ def test_two_claims_with_one_instance_are_refused(node):
     ],
 )
 def test_claims_that_cannot_be_prepared(node, results, why):
-    with pytest.raises(AllocationRefused, match=why):
+    with pytest.raises(Rejected, match=why):
         node.claims.prepare(*node.put("p", *results, containers=("main", "side")))
     assert node.made() == []
     assert not node.specs.names()
@@ -397,7 +397,7 @@ def test_a_share_of_an_earlier_mode_keeps_the_card(node, tmp_path):
     node.specs.write(name, shared.specs.read(name))
     assert node.claims.prepared() == [record]
     with pytest.raises(
-        AllocationRefused,
+        Rejected,
         match="default/q-hami and default/p-hami need GPU-AAAA, one of them a MIG",
     ):
         node.claims.prepare(*node.put("q", placed()))
@@ -418,14 +418,14 @@ def test_how_a_share_is_enforced_cannot_be_said_of_an_instance(node):
         },
     }
     with pytest.raises(
-        AllocationRefused, match="priority and corePolicy are for shares of GPUs, not for MIG"
+        Rejected, match="priority and corePolicy are for shares of GPUs, not for MIG"
     ):
         node.claims.prepare(*node.put("p", placed(), setting=setting))
 
 
 def test_a_node_that_shares_its_cards_has_no_instances(tmp_path):
     stage = ClaimStage(tmp_path)
-    with pytest.raises(AllocationRefused, match="gpu-aaaa-mig-1g-10gb-0 is not on this node"):
+    with pytest.raises(Rejected, match="gpu-aaaa-mig-1g-10gb-0 is not on this node"):
         stage.claims.prepare(*stage.put("p", placed()))
     with pytest.raises(MalformedInput, match="consumedCapacity.memory"):
         stage.claims.prepare(*stage.put("q", {**result(), "consumedCapacity": {}}))

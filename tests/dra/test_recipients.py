@@ -8,7 +8,7 @@ from pytest import param
 from hami.codec.claims import AllocatedClaim, ClaimedRequest
 from hami.codec.device_requests import used_claims
 from hami.dra.recipients import recipients
-from hami.errors import AllocationRefused
+from hami.errors import Rejected
 from hami.model import ContainerKind
 from testing.builders import container, pod
 
@@ -91,7 +91,7 @@ def test_each_request_has_a_directory(uses, found):
     ],
 )
 def test_what_no_specifications_can_say_is_refused(uses, requests, why):
-    with pytest.raises(AllocationRefused, match=why):
+    with pytest.raises(Rejected, match=why):
         recipients(claim(*requests), POD, uses)
 
 
@@ -111,7 +111,7 @@ def test_the_requests_of_a_container_say_the_same(uses):
     if not uses:
         return
     if overlap:
-        with pytest.raises(AllocationRefused):
+        with pytest.raises(Rejected):
             recipients(claim(*"abcd"), POD, uses)
         return
     found = recipients(claim(*"abcd"), POD, uses)

@@ -17,7 +17,7 @@ from hami.dra import health_pb2 as health
 from hami.dra import registration_pb2 as registration
 from hami.dra.prepare import PreparedDevice
 from hami.dra.server import FORGOTTEN_S, PROBE_S, DraRegistration, DraServer
-from hami.errors import AllocationRefused
+from hami.errors import Rejected
 from hami.runtime.tasks import HUNG_S
 from testing.cards import HALF, cards
 from testing.eventually import eventually
@@ -177,7 +177,7 @@ def test_prepared_devices(caller, claims):
 @pytest.mark.parametrize(
     "error, message",
     [
-        param(AllocationRefused("the reason"), "the reason", id="refused"),
+        param(Rejected("the reason"), "the reason", id="refused"),
         param(ZeroDivisionError("secret"), "internal error of the driver: see its log", id="fault"),
     ],
 )

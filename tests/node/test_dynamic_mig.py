@@ -8,7 +8,7 @@ from pytest import param
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.devices.cards import Instance
-from hami.errors import AllocationRefused, Conflict, HamiError, HostError
+from hami.errors import Conflict, HamiError, HostError, Rejected
 from hami.model import MigProfile, Partition
 from hami.node.dynamic_mig import DynamicMig
 from testing.fake_cluster import FakeCluster
@@ -209,7 +209,7 @@ def test_no_instance_is_made_when_another_container_matches_that_a_late_watch_ha
     stage = stage_of(driver, mine)
     stage.cluster.put_pod(cut(partition(0), name="other"))
     stage.watch.lag = lambda: 1
-    with pytest.raises(AllocationRefused, match="2 containers match"):
+    with pytest.raises(Rejected, match="2 containers match"):
         stage.allocator.allocate(ids(A))
     assert (stage.pod().annotations, driver.uuids) == (mine.annotations, [])
     stage.cluster.delete_pod("default", "other")
@@ -263,9 +263,7 @@ def test_a_used_instance_in_the_way_is_kept(other, busy):
     driver = Driver(instance(start=0, profile="2g.10gb", size=2, busy=busy))
     stage = stage_of(driver, cut(partition(1)), *other)
     stage.remember("c0", "other")
-    with pytest.raises(
-        AllocationRefused, match=r"\(2g.10gb\) is in the way of 1g.5gb at 1 on card"
-    ):
+    with pytest.raises(Rejected, match=r"\(2g.10gb\) is in the way of 1g.5gb at 1 on card"):
         stage.allocator.allocate(ids(A))
     assert driver.uuids == [instance().uuid]
 
@@ -320,7 +318,7 @@ def test_an_unsuitable_instance_that_may_be_in_use_is_kept(there, others, says):
     driver = Driver(there)
     stage = stage_of(driver, cut(partition()), *others)
     stage.remember("c0", "other")
-    with pytest.raises(AllocationRefused, match=says):
+    with pytest.raises(Rejected, match=says):
         stage.allocator.allocate(ids(A))
     assert driver.instances == [there]
 
@@ -342,7 +340,7 @@ def test_an_instance_in_use_at_the_placement(recorded):
     if recorded:
         assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": there.uuid}
     else:
-        with pytest.raises(AllocationRefused, match="in use by processes of no known pod"):
+        with pytest.raises(Rejected, match="in use by processes of no known pod"):
             stage.allocator.allocate(ids(A))
 
 

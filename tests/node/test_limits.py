@@ -6,7 +6,7 @@ import pytest
 from pytest import param
 
 from hami.devices.config import PluginConfig
-from hami.errors import AllocationRefused
+from hami.errors import Rejected
 from hami.node.limits import (
     ContainerLimits,
     DeviceLimit,
@@ -100,7 +100,7 @@ def test_settings_of_node_and_pod(settings, env, found):
 def test_more_devices_than_the_region_has_are_refused():
     cards = [replace(CARDS[0], uuid=f"GPU-{number}", index=number) for number in range(17)]
     assert len(limits_of([(card, share(card.uuid)) for card in cards[:16]]).devices) == 16
-    with pytest.raises(AllocationRefused, match="supports 16 devices in a container, not 17"):
+    with pytest.raises(Rejected, match="supports 16 devices in a container, not 17"):
         limits_of([(card, share(card.uuid)) for card in cards])
 
 

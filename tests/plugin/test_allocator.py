@@ -11,7 +11,7 @@ from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.codec.keys import CORES_LIMIT, RESIZE_TARGET, RESIZED
-from hami.errors import AllocationRefused, ClusterError, Conflict, HamiError, HostError, NotFound
+from hami.errors import ClusterError, Conflict, HamiError, HostError, NotFound, Rejected
 from hami.node.limits import ContainerLimits, DeviceLimit
 from testing.builders import pod as make_pod
 from testing.fake_cluster import no_answer
@@ -53,7 +53,7 @@ def stage_of(pod, watched=True, **config):
 
 
 def refused(stage, *uuids):
-    with pytest.raises(AllocationRefused) as caught:
+    with pytest.raises(Rejected) as caught:
         stage.allocator.allocate(ids(*(uuids or (A,))))
     return str(caught.value)
 
@@ -169,7 +169,7 @@ def test_the_limit_of_cores_of_the_pod_is_handed_over_if_it_can_be_read(text, mo
 )
 def test_invalid_calls_change_nothing(asked, why):
     stage = stage_of(ONE)
-    with pytest.raises(AllocationRefused) as caught:
+    with pytest.raises(Rejected) as caught:
         stage.allocator.allocate(asked)
     assert (str(caught.value), stage.cluster.calls, stage.node_lock) == (why, [], lock_of(ONE))
 
@@ -338,7 +338,7 @@ def test_a_revoked_pod_that_starts_late_does_not_get_the_next_pod_s_devices(reco
     following = placed(asking(), shares=[[share(B, 5)]], name="q")
     stage = Stage(REVOKED, following, lock=lock_of(following))
     kubelet = Kubelet(stage, record=record)
-    with pytest.raises(AllocationRefused, match="2 containers match, of default/p, default/q"):
+    with pytest.raises(Rejected, match="2 containers match, of default/p, default/q"):
         kubelet.admit(REVOKED)
     assert limits(kubelet.admit(following)["c"]) == [(B, "5m")]
 

@@ -6,7 +6,7 @@ from pytest import param
 from hami.codec.keys import RESIZE_TARGET, RESIZED
 from hami.devices.config import PluginConfig
 from hami.devices.inventory import InventorySnapshot
-from hami.errors import AllocationRefused, MalformedInput
+from hami.errors import MalformedInput, Rejected
 from hami.plugin.container_match import (
     ContainerMatch,
     NoMatch,
@@ -603,7 +603,7 @@ def handed(found, request_, **modes):
                 found, request_, InventorySnapshot(cards=CARDS), PluginConfig(node=NODE, **modes)
             )
         ]
-    except AllocationRefused as error:
+    except Rejected as error:
         return str(error)
 
 

@@ -10,7 +10,7 @@ from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.codec.keys import RESIZE_TARGET, RESIZED
-from hami.errors import AllocationRefused, ClusterError, Conflict, HostError
+from hami.errors import ClusterError, Conflict, HostError, Rejected
 from hami.node.cdi import Roots
 from hami.node.cdi_specs import CdiSpecs
 from hami.node.checkpoint import CheckpointEntry
@@ -147,7 +147,7 @@ def stage(tmp_path):
 
 
 def refusal(stage, *device_ids):
-    with pytest.raises(AllocationRefused) as caught:
+    with pytest.raises(Rejected) as caught:
         stage.allocator.pre_start(device_ids)
     return str(caught.value)
 
@@ -197,7 +197,7 @@ def test_allocate_answers_with_a_new_name_and_no_call(stage):
     ],
 )
 def test_ids_are_checked(stage, asked, why):
-    with pytest.raises(AllocationRefused, match=why):
+    with pytest.raises(Rejected, match=why):
         stage(ONE).allocator.allocate(asked)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hami.devices.cards import Card, MigDevice
 from hami.devices.config import PluginConfig
-from hami.errors import AllocationRefused, HamiError
+from hami.errors import HamiError, Rejected
 from hami.node.grant import DeviceNode, Grant
 from hami.plugin.static_mig import StaticMig, instances_by_resource
 from testing.plugin_stage import FakeHost
@@ -159,7 +159,7 @@ def test_exactly_the_requested_instances_are_allocated(static):
 )
 def test_invalid_ids_are_refused(static, ids, says):
     _, found, _ = static(Driver(GPU_a=[device()]), card())
-    with pytest.raises(AllocationRefused, match=says):
+    with pytest.raises(Rejected, match=says):
         found["nvidia.com/mig-1g.10gb"].allocate(ids)
 
 
@@ -169,7 +169,7 @@ def test_instances_of_an_unhealthy_card_are_unhealthy(static):
     resource = found["nvidia.com/mig-1g.10gb"]
     made.report("GPU-b", "XID 79")
     assert resource.inventory.snapshot().unhealthy == {"MIG-2": "XID 79"}
-    with pytest.raises(AllocationRefused, match="MIG-2 is unhealthy: XID 79"):
+    with pytest.raises(Rejected, match="MIG-2 is unhealthy: XID 79"):
         resource.allocate(["MIG-2"])
     driver.on["GPU_b"].append(device("MIG-3", gpu="GPU-b"))
     made.update_cards([card(), card("GPU-b", index=1)])

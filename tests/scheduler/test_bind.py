@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hami.codec.keys import NODE_LOCK
-from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound
+from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound, Rejected
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
-from hami.state.promises import Rejected
 from testing.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
 from testing.fake_cluster import never_sent, no_answer
 from testing.replicas import cards, holding, replica

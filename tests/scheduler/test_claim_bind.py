@@ -8,10 +8,9 @@ from hami.codec.allocation import parse_shares
 from hami.codec.claims import parse_claim
 from hami.codec.hami_claims import booked_requests
 from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE
-from hami.errors import ClusterError, Conflict, HamiError, NotFound
+from hami.errors import ClusterError, Conflict, HamiError, NotFound, Rejected
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
-from hami.state.promises import Rejected
 from testing.builders import NVIDIA, gpu, gpus, node, pod
 from testing.cards import A100_PROFILES
 from testing.fake_cluster import never_sent, no_answer

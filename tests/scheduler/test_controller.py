@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
-from hami.errors import ClusterError, Conflict
+from hami.errors import ClusterError, Conflict, Rejected
 from hami.model import QuotaRef
 from hami.scheduler.settings import Settings
 from hami.state.binding import UNSHOWN_S
-from hami.state.promises import ASSUMED_TTL_S, Rejected
+from hami.state.promises import ASSUMED_TTL_S
 from hami.state.sighting import OBSERVED_S
 from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod, quota
 from testing.fake_cluster import no_answer

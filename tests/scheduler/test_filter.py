@@ -6,10 +6,9 @@ import pytest
 
 from hami.codec.keys import ASSIGNED_NODE
 from hami.codec.node_template import NODE_TEMPLATE
-from hami.errors import MalformedInput, NodeLocked
+from hami.errors import MalformedInput, NodeLocked, Rejected
 from hami.model import NodePreference, NodeRequirement
 from hami.scheduling.node_order import TO_CHOOSE_FROM
-from hami.state.promises import Rejected
 from hami.state.view import Policies
 from testing.builders import NVIDIA, content, gpu, gpus, node, pod, quota
 from testing.replicas import SETTINGS, cards, holding, replica

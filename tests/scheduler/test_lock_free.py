@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hami.codec.keys import BIND_PHASE, LOCK_FREE, NODE_LOCK
-from hami.errors import ClusterError, HamiError, NodeLocked
+from hami.errors import ClusterError, HamiError, NodeLocked, Rejected
 from hami.model import Device
-from hami.state.promises import Rejected
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from testing.builders import NVIDIA, container, gpu, gpus, node, pod
 from testing.fake_cluster import no_answer

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from hami.errors import Rejected
 from hami.model import Partition, Reason
 from hami.scheduling.preemption import EvictionUnit, PreemptionPlan
 from hami.scheduling.usage import Charge
 from hami.state.bookings import Booking
 from hami.state.plans import planned_bookings
 from hami.state.preemption import MAX_PLANS, MAX_PLANS_OF_NAMESPACE, PLAN_S, has_room_for
-from hami.state.promises import PREFIX, Promise, PromiseEnd, Rejected, Stage
+from hami.state.promises import PREFIX, Promise, PromiseEnd, Stage
 from hami.state.table import Table
 from hami.state.victims import MAX_GANG, PreemptionRules, plan_preemption
 from testing.builders import NVIDIA, gpu, gpus, node, pod, quota

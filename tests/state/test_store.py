@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
-from hami.errors import MalformedInput
+from hami.errors import MalformedInput, Rejected
 from hami.model import NodePreference, NodeRequirement, Partition, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Refusal
 from hami.state import dry_run
@@ -18,7 +18,7 @@ from hami.state.filtering import (
     MAX_UNSHOWN_PENDING,
     YIELD_S,
 )
-from hami.state.promises import ASSUMED_TTL_S, GROUP_TTL_S, NOMINATED_TTL_S, Rejected
+from hami.state.promises import ASSUMED_TTL_S, GROUP_TTL_S, NOMINATED_TTL_S
 from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod, quota, within_quota
 from testing.stores import BOUND, SmallStore, bound_to
 
