@@ -21,6 +21,7 @@ from hami.inspect.explain import Suggestion, WaitingReport, explain_pod
 from hami.inspect.gangs import GangReport
 from hami.inspect.preemption import PreemptionReport
 from hami.inspect.refusals import NodeShortage
+from hami.inspect.tables import OutputRecord
 from hami.model import Pod
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ SHOWN_NODES = 20  # nearest nodes of an answer
 SHOWN_DEVICES = 8  # of each of them
 
 
-class Explanation(msgspec.Struct, rename="camel", frozen=True):
+class Explanation(OutputRecord, frozen=True):
     """Why a pod waits. *fits*: the node that it would get now. *reasons*: each with the number of nodes.
 
     *unfit*: the number of nodes that it does not fit; the nearest of them are *nodes*. *suggestions*: what would help.

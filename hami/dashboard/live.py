@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-import msgspec
-
 from hami.dashboard.access import Scope
 from hami.dashboard.use import Use, Uses
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
+from hami.inspect.tables import OutputRecord
 from hami.inspect.top import DeviceRow, NodeRow, device_rows, node_rows
 from hami.model import Node, Pod
 from hami.scheduling.amounts import cores_of
@@ -25,7 +24,7 @@ _Source = tuple[object, object, bool, bool]
 cannot be read: its row is made of these. A view shares the usage of unchanged nodes with the view before."""
 
 
-class Segment(msgspec.Struct, rename="camel", frozen=True):
+class Segment(OutputRecord, frozen=True):
     """The part of a device that one pod holds. *pod*: ``None`` where the viewer may not know it.
 
     *is_reserved*: it is not bound yet. *use*: what the pod really uses of the device; ``None``: unknown.
@@ -39,7 +38,7 @@ class Segment(msgspec.Struct, rename="camel", frozen=True):
     use: Use | None = None
 
 
-class DeviceParts(msgspec.Struct, rename="camel", frozen=True):
+class DeviceParts(OutputRecord, frozen=True):
     """A device with the parts that pods hold of it, largest first. *use*: what is really in use; ``None``: unknown."""
 
     row: DeviceRow

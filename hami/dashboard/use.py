@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from hami.inspect.tables import OutputRecord
 from hami.quantity import MIB
 
 CARD_MEMORY, CARD_COMPUTE = "hami_host_gpu_memory_used_bytes", "hami_host_gpu_utilization_ratio"
@@ -34,7 +34,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
 _BEGINNINGS = tuple(f"{name}{{" for name in METRICS)
 
 
-class Use(msgspec.Struct, rename="camel", frozen=True):
+class Use(OutputRecord, frozen=True):
     """The use of a card, or of a part of it: memory in MiB, compute in percent of a card.
 
     ``None``: the monitor does not say. *as_of*: when the monitor said so, in the API server's format.

@@ -11,7 +11,7 @@ import msgspec
 from hami.codec.pods import parse_observed_pod, parse_pod
 from hami.dashboard.caches import PollLimits
 from hami.inspect.resize_report import ResizeReport, resize_report
-from hami.inspect.tables import printable
+from hami.inspect.tables import OutputRecord, printable
 from hami.kube.api import Api
 from hami.model import PodRef
 
@@ -20,7 +20,7 @@ CONDITION_LIMITS = PollLimits(interval=10.0, shown=60.0, viewed=90.0, values=256
 SIZE_LIMITS = PollLimits(interval=5.0, shown=60.0, viewed=90.0, values=256)
 
 
-class SchedulingCondition(msgspec.Struct, rename="camel", frozen=True):
+class SchedulingCondition(OutputRecord, frozen=True):
     """Why kube-scheduler does not place a pod. *since*: in the API server's format. All are empty without a reason."""
 
     reason: str = ""
@@ -28,7 +28,7 @@ class SchedulingCondition(msgspec.Struct, rename="camel", frozen=True):
     since: str = ""
 
 
-class PodSize(msgspec.Struct, rename="camel", frozen=True):
+class PodSize(OutputRecord, frozen=True):
     """The last resize of a bound pod, beside the sizes that it holds and is to have."""
 
     resize: ResizeReport | None = None

@@ -18,6 +18,7 @@ from hami.dashboard.use import Use, Uses, total_use
 from hami.dashboard.viewed_pods import PodSize, SchedulingCondition
 from hami.inspect.cluster import Holder, InspectedCluster, unknown_name
 from hami.inspect.refusals import RequestedDevices, requested_devices
+from hami.inspect.tables import OutputRecord
 from hami.inspect.top import (
     NAMESPACES,
     NODES,
@@ -63,7 +64,7 @@ class NodeQuery:
     page: int = 1
 
 
-class Total(msgspec.Struct, rename="camel", frozen=True):
+class Total(OutputRecord, frozen=True):
     """Sums over the nodes that were chosen."""
 
     nodes: int
@@ -74,7 +75,7 @@ class Total(msgspec.Struct, rename="camel", frozen=True):
     pods: int
 
 
-class NodeItem(msgspec.Struct, rename="camel", frozen=True):
+class NodeItem(OutputRecord, frozen=True):
     """A node with its cards. *use*: of all of them; ``None`` unless that of each is known."""
 
     node: NodeRow
@@ -82,7 +83,7 @@ class NodeItem(msgspec.Struct, rename="camel", frozen=True):
     use: Use | None
 
 
-class NodeList(msgspec.Struct, rename="camel", frozen=True):
+class NodeList(OutputRecord, frozen=True):
     """A page of nodes."""
 
     total: Total
@@ -91,7 +92,7 @@ class NodeList(msgspec.Struct, rename="camel", frozen=True):
     pages: int
 
 
-class Waiting(msgspec.Struct, rename="camel", frozen=True):
+class Waiting(OutputRecord, frozen=True):
     """A pod that waits. *explanation*: ``None`` while it is being computed.
 
     *condition*: why kube-scheduler does not place it; ``None`` where that is not known, and in
@@ -108,7 +109,7 @@ class Waiting(msgspec.Struct, rename="camel", frozen=True):
     condition: SchedulingCondition | None = None
 
 
-class WaitingList(msgspec.Struct, rename="camel", frozen=True):
+class WaitingList(OutputRecord, frozen=True):
     """A page of pods that wait, oldest first."""
 
     items: tuple[Waiting, ...]
@@ -117,14 +118,14 @@ class WaitingList(msgspec.Struct, rename="camel", frozen=True):
     pages: int
 
 
-class DevicePage(msgspec.Struct, rename="camel", frozen=True):
+class DevicePage(OutputRecord, frozen=True):
     """One device, with everything that is held of it."""
 
     node: str
     card: DeviceParts
 
 
-class PodPage(msgspec.Struct, rename="camel", frozen=True):
+class PodPage(OutputRecord, frozen=True):
     """A pod that holds devices, or *waits*. *problems*: why its allocation cannot be read. *size*: ``None`` while it is
     being read, and of a pod that waits."""
 
@@ -136,13 +137,13 @@ class PodPage(msgspec.Struct, rename="camel", frozen=True):
     size: PodSize | None
 
 
-class NamespaceList(msgspec.Struct, rename="camel", frozen=True):
+class NamespaceList(OutputRecord, frozen=True):
     """The devices that each namespace holds, and its quotas."""
 
     items: tuple[NamespaceRow, ...]
 
 
-class NamespacePage(msgspec.Struct, rename="camel", frozen=True):
+class NamespacePage(OutputRecord, frozen=True):
     """A namespace and the pods that hold devices in it."""
 
     name: str

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import msgspec
-
 from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim
 from hami.codec.forms import nearest
@@ -34,7 +32,7 @@ from hami.errors import MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster
 from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.inspect.resize_report import REQUESTED, ResizeReport, resize_report
-from hami.inspect.tables import counted, printable
+from hami.inspect.tables import OutputRecord, counted, printable
 from hami.inspect.top import age_text
 from hami.model import Node, Pod, PodRef
 from hami.scheduling.usage import Charge
@@ -56,7 +54,7 @@ CLAIM_LATE_S = (
 )
 
 
-class Finding(msgspec.Struct, rename="camel", frozen=True, order=True):
+class Finding(OutputRecord, frozen=True, order=True):
     """One inconsistency. *rule*: its kind, for scripts. *subject*: such as ``node n1``. *remedy*: what to do."""
 
     rule: str
@@ -67,7 +65,10 @@ class Finding(msgspec.Struct, rename="camel", frozen=True, order=True):
 
 def audit(cluster: InspectedCluster) -> list[Finding]:
     """Returns every inconsistency, sorted by rule and subject."""
-    return sorted(finding for check in _CHECKS for finding in check(cluster))
+    findings: list[Finding] = []
+    for check in _CHECKS:
+        findings += check(cluster)
+    return sorted(findings)
 
 
 def render_audit(cluster: InspectedCluster, findings: Sequence[Finding]) -> str:

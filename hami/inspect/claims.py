@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent
 from hami.inspect.explain import event_lines, waiting_line
-from hami.inspect.tables import counted, printable
+from hami.inspect.tables import OutputRecord, counted, printable
 from hami.inspect.top import age_of
 from hami.model import Pod
 
 NOT_JUDGED = "kube-scheduler allocates its claims, and they are not judged here"
 
 
-class ClaimingReport(msgspec.Struct, rename="camel", frozen=True):
+class ClaimingReport(OutputRecord, frozen=True):
     """A pod that waits for claims. *claims*: what it names. *managed*: the nodes whose devices HAMi's scheduler
     allocates, and kube-scheduler gives to no claim."""
 

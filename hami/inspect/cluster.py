@@ -272,6 +272,14 @@ def store_of(record: ClusterRecord) -> Store:
     return store
 
 
+def holders_of(claims: Iterable[AllocatedClaim]) -> set[str]:
+    """Returns the uids of the pods for which *claims* are reserved."""
+    uids: set[str] = set()
+    for claim in claims:
+        uids.update(ref.uid for ref in claim.pods)
+    return uids
+
+
 def claims_of(record: ClusterRecord) -> ClaimCache:
     """Returns a cache that has seen the slices and claims of *record*."""
     cache = ClaimCache()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.tables import are, counted
+from hami.inspect.tables import OutputRecord, are, counted
 from hami.model import Pod
 from hami.scheduling.pod_request import make_pod_request
 from hami.scheduling.refusal import Refusal
@@ -16,7 +14,7 @@ from hami.state import dry_run
 MAX_TRIED = 256  # pods of a gang
 
 
-class GangReport(msgspec.Struct, rename="camel", frozen=True):
+class GangReport(OutputRecord, frozen=True):
     """The gang of a waiting pod, as far as its pods request devices.
 
     *required*: how many pods are placed together or not at all; ``None`` if that cannot be read. *bound*, *chosen*,

@@ -218,10 +218,7 @@ def parse_excess_binding(
     """
     binding = decode("role binding", _ROLE_BINDING, raw)
     role, meta = binding.role_ref, binding.metadata
-    accounts: set[tuple[str, str]] = set()
-    for subject in binding.subjects or ():
-        if subject.kind == "ServiceAccount":
-            accounts.add((subject.namespace, subject.name))
+    accounts = _service_accounts(binding)
     in_use: set[tuple[str, str]] = set()
     for scheduler in schedulers:
         if not scheduler.extender:
@@ -239,6 +236,15 @@ def parse_excess_binding(
                 has_extender=(scheduler.namespace, scheduler.extender) in accounts,
             )
     return None
+
+
+def _service_accounts(binding: _RoleBinding) -> set[tuple[str, str]]:
+    """Returns namespace and name of each account to which *binding* gives its role."""
+    accounts: set[tuple[str, str]] = set()
+    for subject in binding.subjects or ():
+        if subject.kind == "ServiceAccount":
+            accounts.add((subject.namespace, subject.name))
+    return accounts
 
 
 def parse_device_class(raw: msgspec.Raw) -> tuple[str, str] | None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import msgspec
-
 from hami.codec.pods import preempting_on
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.gangs import GangReport, gang_members
-from hami.inspect.tables import are, counted
+from hami.inspect.tables import OutputRecord, are, counted
 from hami.model import DisruptionBudget, Pod
 from hami.scheduling.preemption import PodGroups
 from hami.state.victims import PreemptionRules, plan_together, pods_together
@@ -18,7 +16,7 @@ from hami.state.view import View
 SHOWN_PODS = 8  # that a sentence names
 
 
-class PreemptionReport(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
+class PreemptionReport(OutputRecord, frozen=True, omit_defaults=True):
     """The pods that are evicted for a waiting pod, or would be.
 
     *node*: where room is made, empty if nowhere. *evicted*: pods that would be evicted. *awaited*: pods that are ending

@@ -26,6 +26,7 @@ from hami.inspect.cluster import (
     SchedulingEvent,
     UnreadableObject,
     catalog_of,
+    holders_of,
 )
 from hami.inspect.manifests import PriorityClass
 from hami.inspect.snapshot import RESIZE_KEYS, node_annotations, pod_annotations
@@ -155,7 +156,7 @@ class Reader:
         slices, claims = self._claimed_devices(
             any(ALLOCATION_MODE in node.labels for node in nodes), unreadable
         )
-        holders = {ref.uid for claim in claims for ref in claim.pods}
+        holders = holders_of(claims)
         pods = self._list(
             "pods",
             LIVE_PODS,

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
-import msgspec
-
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.tables import counted
+from hami.inspect.tables import OutputRecord, counted
 from hami.model import Pod
 from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, Refusal, request_text
 from hami.state import dry_run
@@ -26,7 +24,7 @@ AWAITS_SCHEDULER = (
 """The sentence about a pod that fits."""
 
 
-class ReportPart(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
+class ReportPart(OutputRecord, frozen=True, omit_defaults=True):
     """A part of a report. Memory is in MiB."""
 
 

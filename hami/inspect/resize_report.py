@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
-
 from hami.codec.allocation import container_positions
 from hami.codec.keys import RESIZE, RESIZE_APPLIED, RESIZE_STATUS
 from hami.codec.resize import MAX_TEXT, ResizeState, excess, parse_applied, parse_status, shares_in
 from hami.inspect.cluster import catalog_of
-from hami.inspect.tables import counted
+from hami.inspect.tables import OutputRecord, counted
 from hami.model import Pod, Share
 from hami.vendors.request import requesting
 
@@ -21,7 +19,7 @@ REQUESTED = "Requested"
 """The state of a resize that the scheduler has not answered yet; the others are those of ResizeState."""
 
 
-class ResizeReport(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
+class ResizeReport(OutputRecord, frozen=True, omit_defaults=True):
     """The state of the resize of a pod. *request*: its text. *state*: ``Requested`` or one of ResizeState. *message*:
     of the scheduler. *problem*: of the device plugin. *excess_mib*, *excess_cores*: what is still booked beyond what
     the pod is to have, of all its devices."""

@@ -13,13 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
 from hami.codec.keys import CORDON, NODE_POLICY, is_scheduler_owned
 from hami.codec.policies import parse_list
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.claims import NOT_JUDGED
-from hami.inspect.cluster import ClusterRecord, InspectedCluster, unknown_name
+from hami.inspect.cluster import ClusterRecord, InspectedCluster, holders_of, unknown_name
 from hami.inspect.manifests import PodSource, PriorityClass, with_priority
 from hami.inspect.preemption import pod_names
 from hami.inspect.refusals import (
@@ -31,7 +29,7 @@ from hami.inspect.refusals import (
     request_lines,
     requested_devices,
 )
-from hami.inspect.tables import Column, Style, counted, printable, render_rows
+from hami.inspect.tables import Column, OutputRecord, Style, counted, printable, render_rows
 from hami.model import DisruptionBudget, Node, Pod, PodRef
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal
@@ -97,7 +95,7 @@ class MovedPod:
     has_claims: bool = False
 
 
-class PlacedPod(msgspec.Struct, rename="camel", frozen=True):
+class PlacedPod(OutputRecord, frozen=True):
     """A pod that would be placed. *cards*: by index. *preempts*: the pods that are evicted for it."""
 
     workload: str
@@ -107,7 +105,7 @@ class PlacedPod(msgspec.Struct, rename="camel", frozen=True):
     preempts: tuple[str, ...] = ()
 
 
-class Outcome(msgspec.Struct, rename="camel", frozen=True):
+class Outcome(OutputRecord, frozen=True):
     """The fate of one workload. *stopped*: why the next pod is not placed, empty if all are.
 
     *requests*: those of the next pod. *unfit*: the number of nodes that it does not fit. *nodes*: the nearest of them.
@@ -122,7 +120,7 @@ class Outcome(msgspec.Struct, rename="camel", frozen=True):
     nodes: tuple[NodeShortage, ...] = ()
 
 
-class SimulationReport(msgspec.Struct, rename="camel", frozen=True):
+class SimulationReport(OutputRecord, frozen=True):
     """The outcomes, and where each pod would go."""
 
     outcomes: tuple[Outcome, ...]
@@ -135,7 +133,7 @@ class SimulationReport(msgspec.Struct, rename="camel", frozen=True):
         return all(outcome.placed == outcome.wanted for outcome in self.outcomes)
 
 
-class NodeCapacity(msgspec.Struct, rename="camel", frozen=True):
+class NodeCapacity(OutputRecord, frozen=True):
     """The number of further pods of one kind that a node takes."""
 
     node: str
@@ -171,9 +169,7 @@ def _moved(
     record: ClusterRecord, drained: Collection[str], gone: Collection[str]
 ) -> list[MovedPod]:
     """Returns the pods of the nodes *drained*, but those that are *gone* (uids)."""
-    holders: set[str] = set()
-    for claim in record.claims:
-        holders.update(ref.uid for ref in claim.pods)
+    holders = holders_of(record.claims)
     moved: list[MovedPod] = []
     for pod in record.pods:
         if pod.node_name in drained and pod.ref.uid not in gone:
@@ -462,7 +458,7 @@ def unbound(pod: Pod) -> Pod:
 # Replay
 
 
-class ReplayedDecision(msgspec.Struct, rename="camel", frozen=True):
+class ReplayedDecision(OutputRecord, frozen=True):
     """One decision. *cards*, *now_cards*: UUIDs, sorted. *now*: empty if no node fits."""
 
     pod: str

@@ -22,6 +22,10 @@ _FULL, _HIGH = 0.95, 0.6  # shares from which a meter is red, or yellow
 FORMS = ("table", "wide", "json", "yaml")
 
 
+class OutputRecord(msgspec.Struct, rename="camel", frozen=True):
+    """A record that JSON and YAML show: its fields have the names of Kubernetes' style there. Memory is in MiB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
     """*text* returns the cell of a row, or names the field that it shows. *wide*: only in wide tables. *share*: the

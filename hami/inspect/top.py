@@ -8,28 +8,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
-import msgspec
-
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.label_selector import Matches, parse_selector
 from hami.codec.resize import excess
 from hami.errors import HamiError
 from hami.inspect.cluster import Holder, InspectedCluster, unknown_name
 from hami.inspect.refusals import requested_devices
-from hami.inspect.tables import Column, Style, counted, meter_column, render_rows
+from hami.inspect.tables import Column, OutputRecord, Style, counted, meter_column, render_rows
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import cores_of, total_amounts, used_amounts
 from hami.scheduling.quota import allowed_budget, without_scopes
 from hami.scheduling.usage import Amounts
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R", bound=OutputRecord)
 
 
-class _Row(msgspec.Struct, rename="camel", frozen=True):
-    """A row; in JSON and YAML its fields have the names of Kubernetes' style. Memory is in MiB."""
-
-
-class NodeRow(_Row, frozen=True):
+class NodeRow(OutputRecord, frozen=True):
     """A node with devices. *pods*: that hold parts of them; *reserved*: of these, not bound yet."""
 
     name: str
@@ -47,7 +41,7 @@ class NodeRow(_Row, frozen=True):
     state: tuple[str, ...]
 
 
-class DeviceRow(_Row, frozen=True):
+class DeviceRow(OutputRecord, frozen=True):
     """One device of a node."""
 
     node: str
@@ -67,7 +61,7 @@ class DeviceRow(_Row, frozen=True):
     state: tuple[str, ...]
 
 
-class PodRow(_Row, frozen=True):
+class PodRow(OutputRecord, frozen=True):
     """A pod that holds or requests devices. *cards*: those that it holds, as ``vendor index``. *memory_wanted_mib*,
     *cores_wanted*: what it is to have; less than it holds while a resize waits until it uses no more. *cores_limit*:
     percent of a GPU that a container may use while no other does; ``None`` if the pod does not say."""
@@ -87,7 +81,7 @@ class PodRow(_Row, frozen=True):
     age_s: int | None
 
 
-class NamespaceRow(_Row, frozen=True):
+class NamespaceRow(OutputRecord, frozen=True):
     """The share that the pods of a namespace hold of one vendor's devices, and its quota (``None``: no limit)."""
 
     name: str
