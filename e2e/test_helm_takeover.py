@@ -29,7 +29,7 @@ from testing.scheduler import EXTENDER, Certificates, Scheduler, account_token
 from testing.takeover import ALLOCATED, NAMESPACE, SECRET, TakeOver, is_running, remains
 
 Object = dict[str, Any]
-OPERATIONS = (CHART.parents[1] / "docs" / "operations.md").read_text()
+MAINTENANCE = (CHART.parents[1] / "docs" / "maintenance.md").read_text()
 NODES = ("n0", "n1")
 OURS = ("hami", CHART, "--namespace", NAMESPACE)
 
@@ -291,7 +291,7 @@ def test_the_token_of_the_extender_is_replaced_as_documented(
     """With its account: a new Secret of an account gets the token of the earlier one, which would be valid again."""
     kube = cluster.kube
     (command,) = re.findall(
-        r"^kubectl (-n kube-system delete secret/.*)$", OPERATIONS, re.MULTILINE
+        r"^kubectl (-n kube-system delete secret/.*)$", MAINTENANCE, re.MULTILINE
     )
     stolen = kube.with_token(account_token(kube, NAMESPACE))
     eventually(lambda: status(stolen) == 200, "the API server has loaded the role")

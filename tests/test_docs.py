@@ -319,8 +319,8 @@ def test_names_are_events_reasons_alerts_or_classes(path):
 
 
 @pytest.mark.parametrize("words", [EVENTS, REASONS], ids=["events", "reasons"])
-def test_operations_describes_each(words):
-    assert words - set(spans(read(ROOT / "docs" / "operations.md"))) == set()
+def test_each_is_described(words):
+    assert words - set(spans(read(ROOT / "docs" / "events.md"))) == set()
 
 
 def test_alerts_has_a_heading_for_each():
@@ -505,7 +505,7 @@ def test_named_metrics_are_served(path):
 
 def test_the_table_of_metrics_is_complete():
     rows = re.findall(
-        r"^\| `(hami_\w+)` \|([^|]*)\|", read(ROOT / "docs" / "operations.md"), re.MULTILINE
+        r"^\| `(hami_\w+)` \|([^|]*)\|", read(ROOT / "docs" / "metrics.md"), re.MULTILINE
     )
     assert {name: set(labels.replace(",", " ").split()) for name, labels in rows} == served()
 
@@ -624,7 +624,7 @@ def test_a_program_takes_what_a_page_shows_it(tmp_path, body):
 
 
 def test_the_shown_configuration_is_valid(tmp_path):
-    blocks = FENCE.findall(read(ROOT / "docs" / "usage.md"))
+    blocks = FENCE.findall(read(ROOT / "docs" / "mig.md"))
     (tmp_path / "config.json").write_text(next(body for kind, body in blocks if kind == "json"))
     settings = read_plugin_settings(
         {

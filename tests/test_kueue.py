@@ -1,5 +1,5 @@
 """What Kueue counts for pods with devices, by the settings of the examples, and what HAMi charges: where
-docs/operations.md says that both agree, they do for generated pods, and elsewhere they differ within its bounds.
+docs/queues.md says that both agree, they do for generated pods, and elsewhere they differ within its bounds.
 
 The model of Kueue is made after its source, v0.16 to v0.19: pkg/workload/resources.go, UseLimitsAsMissingRequestsInPod;
 pkg/workload/workload.go, totalRequestsFromPodSets; k8s.io/component-helpers, resource/helpers.go, PodRequests.

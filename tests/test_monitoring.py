@@ -2,28 +2,13 @@
 
 import json
 import re
-import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from msgspec import structs
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hami.codec.keys import MIG_ALLOCATIONS
-from hami.codec.mig import MigAllocation, render_mig_allocations
-from hami.model import Partition
-from hami.monitor.metrics import MonitorMetrics
-from hami.monitor.metrics import families as monitor_families
-from hami.scheduler.cluster_metrics import families
-from hami.scheduler.metrics import Metrics, MetricSources
-from hami.web.exposition import build_info, render
-from testing.builders import ONLY_NVIDIA, booking, charge, gpu, node
-from testing.monitor_stage import CARD, OTHER, Stage, node_pod
-from testing.region_bytes import Process
-from tests.scheduler.test_cluster_metrics import small_cache
+from testing.metric_pages import monitor_page, scheduler_page
 
 ROOT = Path(__file__).parent.parent
 GROUPS = yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
@@ -49,61 +34,11 @@ GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
 
 def scraped():
     """Returns each sample name on a metrics page with its labels."""
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    Metrics(registry)
-    registry.register(
-        MetricSources(
-            reserved=lambda: 1,
-            waiting=lambda: {"gpu-0": 1},
-            ages={"pods": lambda: 1.0},
-            leads=lambda: True,
-            unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"},
-            unreadable_pods=list,
-            events={"written": lambda: 1, "dropped": lambda: 0},
-            handshakes=lambda: 1,
-            edits_refused=lambda: 1,
-            certificate_expiry=lambda: 1.0,
-        )
-    )
-    part = structs.replace(
-        charge("GPU-m"), partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),)
-    )
-    view = (
-        small_cache()
-        .view()
-        .what_if(
-            nodes=[node("gpu-1", gpu("GPU-m", mode="mig"))],
-            with_=[booking("uid-part", "gpu-1", part)],
-        )
-    )
-    ours = "".join(render([build_info(), *families(view, ONLY_NVIDIA)]))
-    pages = ours + generate_latest(registry).decode() + monitored()
     return {
         sample.name: set(sample.labels)
-        for family in text_string_to_metric_families(pages)
+        for family in text_string_to_metric_families(scheduler_page() + monitor_page())
         for sample in family.samples
     }
-
-
-def monitored():
-    """Returns the page of a monitor on a node where every series exists."""
-    with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder))
-        place = Partition(0, 1, "1g.10gb", ("MIG-1", "1", "0"))
-        instance = MigAllocation(container=0, device=0, gpu=OTHER, partition=place)
-        cut = node_pod("cut", OTHER)
-        annotations = {**cut.pod.annotations, MIG_ALLOCATIONS: render_mig_allocations([instance])}
-        stage.pods = [
-            node_pod("a", CARD),
-            replace(cut, pod=replace(cut.pod, annotations=annotations)),
-        ]
-        stage.region("a", processes=[Process(used={0: 4096})], last_kernel=int(stage.now))
-        stage.work("a", 4007, 8192, 5)
-        report = stage.run()
-        registry = CollectorRegistry()
-        MonitorMetrics(registry, lambda: report, stage.rounds.errors)
-        return "".join(render(monitor_families(report))) + generate_latest(registry).decode()
 
 
 SCRAPED = scraped()

@@ -279,7 +279,7 @@ def test_unknown_keys_of_a_device_configuration_are_named(copied, tmp_path):
 
 
 def test_a_scheduler_of_another_name_has_the_profile_for_claims():
-    """As docs/operations.md says for HAMi's own name."""
+    """As docs/migrate.md says for HAMi's own name."""
     text = (BASE / "scheduler-config.yaml").read_text()
     config = text.replace("schedulerName: hami-scheduler", "schedulerName: other")
     profiles = yaml.safe_load(render_claims_config(config))["profiles"]

@@ -15,7 +15,16 @@ from hami.codec.device_config import chart_config
 from hami.inspect.vendors import entries, render
 from hami.vendors.entry_points import full_catalog
 from testing import compatibility
-from tools import admission, card_figures, chart, configuration_reference, policies, walk
+from tools import (
+    admission,
+    card_figures,
+    chart,
+    configuration_reference,
+    events_reference,
+    metrics_reference,
+    policies,
+    walk,
+)
 
 __all__ = ["generated_files"]
 
@@ -24,6 +33,8 @@ DEVICE_CONFIG = ROOT / "hami" / "codec" / "device-config.yaml"
 ALERTS = ROOT / "monitoring" / "alerts.yaml"
 DEVICES = ROOT / "docs" / "vendors.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+METRICS = ROOT / "docs" / "metrics.md"
+EVENTS = ROOT / "docs" / "events.md"
 TABLE, END = "<!-- begin: hami vendors --output=markdown -->\n", "<!-- end -->\n"
 RULES_HEAD = """\
 # Written by `python -m tools.generate` from monitoring/alerts.yaml: change that file.
@@ -60,6 +71,8 @@ def generated_files() -> dict[Path, str]:
         card_figures.PAGE: card_figures.render_page(
             card_figures.PAGE.read_text(), card_figures.Results()
         ),
+        EVENTS: events_reference.rendered_page(EVENTS.read_text()),
+        METRICS: metrics_reference.rendered_page(METRICS.read_text()),
         readme: compatibility.summarized(readme.read_text(), compatibility.DOCUMENT.read_text()),
     }
 

@@ -1,7 +1,7 @@
 """The monitor's metrics page: names and labels of HAMi's monitor, and what it does not have.
 
 Every series comes from the last round. No text of a region is on the page, and no number that was not clamped.
-Source: HAMi v2.10, cmd/vGPUmonitor/metrics.go; `docs/operations.md` says which series are our own.
+Source: HAMi v2.10, cmd/vGPUmonitor/metrics.go; `docs/metrics.md` lists all series.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 import textwrap
 from dataclasses import replace
-from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +16,6 @@ from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits, ScopeRequire
 from hami.scheduler.cluster_metrics import families
 from hami.state.bookings import Booking
 from hami.state.claims import ClaimCache
-from hami.state.store import Store
-from hami.state.view import Policies
 from hami.vendors.spec import Catalog
 from hami.web.exposition import SLICE, Family, build_info, render
 from testing.builders import (
@@ -33,6 +30,7 @@ from testing.builders import (
     quota,
     usage,
 )
+from testing.metric_pages import small_cache
 from testing.vendor_chart import CHART
 
 GIB = 1 << 30
@@ -65,35 +63,6 @@ def samples(text, name):
         if family.name == name
         for sample in family.samples
     ]
-
-
-def small_cache():
-    """One node with two devices. One pod holds half of the first, another has a reservation on the second."""
-    cache = Store(
-        ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC)
-    )
-    cache.quotas.upsert(quota(namespace="team-a", gpumem=40000))
-    cache.nodes.upsert(
-        node(
-            "gpu-0",
-            gpu("GPU-a", memory_mib=16384, index=0),
-            gpu("GPU-b", memory_mib=16384, index=1),
-        )
-    )
-    cache.pods.upsert(
-        pod(
-            gpus(memory=8192, cores=30),
-            name="running",
-            namespace="team-a",
-            node_name="gpu-0",
-            annotations={
-                "hami.io/vgpu-node": "gpu-0",
-                NVIDIA.annotations.allocated: "GPU-a,NVIDIA,8192,30:;",
-            },
-        )
-    )
-    cache.filtering.assume(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
-    return cache
 
 
 def test_the_page_of_a_small_cluster():

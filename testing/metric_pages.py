@@ -1,0 +1,110 @@
+"""Metrics pages on which every series exists, of a scheduler and of a monitor: for tests and for the reference."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import structs
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+from hami.codec.keys import MIG_ALLOCATIONS
+from hami.codec.mig import MigAllocation, render_mig_allocations
+from hami.model import Partition
+from hami.monitor.metrics import MonitorMetrics
+from hami.monitor.metrics import families as monitor_families
+from hami.scheduler.cluster_metrics import families
+from hami.scheduler.metrics import Metrics, MetricSources
+from hami.state.store import Store
+from hami.state.view import Policies
+from hami.web.exposition import build_info, render
+from testing.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota
+from testing.monitor_stage import CARD, OTHER, Stage, node_pod
+from testing.region_bytes import Process
+
+__all__ = ["monitor_page", "scheduler_page", "small_cache"]
+
+
+def small_cache() -> Store:
+    """One node with two devices. One pod holds half of the first, another has a reservation on the second."""
+    cache = Store(
+        ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC)
+    )
+    cache.quotas.upsert(quota(namespace="team-a", gpumem=40000))
+    cache.nodes.upsert(
+        node(
+            "gpu-0",
+            gpu("GPU-a", memory_mib=16384, index=0),
+            gpu("GPU-b", memory_mib=16384, index=1),
+        )
+    )
+    cache.pods.upsert(
+        pod(
+            gpus(memory=8192, cores=30),
+            name="running",
+            namespace="team-a",
+            node_name="gpu-0",
+            annotations={
+                "hami.io/vgpu-node": "gpu-0",
+                NVIDIA.annotations.allocated: "GPU-a,NVIDIA,8192,30:;",
+            },
+        )
+    )
+    cache.filtering.assume(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
+    return cache
+
+
+def scheduler_page() -> str:
+    """Returns the page of a scheduler."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    Metrics(registry)
+    registry.register(
+        MetricSources(
+            reserved=lambda: 1,
+            waiting=lambda: {"gpu-0": 1},
+            ages={"pods": lambda: 1.0},
+            leads=lambda: True,
+            unreadable_inventories=lambda: {("gpu-0", "NVIDIA"): "why"},
+            unreadable_pods=list,
+            events={"written": lambda: 1, "dropped": lambda: 0},
+            handshakes=lambda: 1,
+            edits_refused=lambda: 1,
+            certificate_expiry=lambda: 1.0,
+        )
+    )
+    part = structs.replace(
+        charge("GPU-m"), partitions=(Partition(0, 2, "2g.10gb", ("MIG-7", "3", "0")),)
+    )
+    view = (
+        small_cache()
+        .view()
+        .what_if(
+            nodes=[node("gpu-1", gpu("GPU-m", mode="mig"))],
+            with_=[booking("uid-part", "gpu-1", part)],
+        )
+    )
+    ours = "".join(render([build_info(), *families(view, ONLY_NVIDIA)]))
+    return ours + generate_latest(registry).decode()
+
+
+def monitor_page() -> str:
+    """Returns the page of a monitor on a node where every series exists."""
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Stage(Path(folder))
+        place = Partition(0, 1, "1g.10gb", ("MIG-1", "1", "0"))
+        instance = MigAllocation(container=0, device=0, gpu=OTHER, partition=place)
+        cut = node_pod("cut", OTHER)
+        annotations = {**cut.pod.annotations, MIG_ALLOCATIONS: render_mig_allocations([instance])}
+        stage.pods = [
+            node_pod("a", CARD),
+            replace(cut, pod=replace(cut.pod, annotations=annotations)),
+        ]
+        stage.region("a", processes=[Process(used={0: 4096})], last_kernel=int(stage.now))
+        stage.work("a", 4007, 8192, 5)
+        report = stage.run()
+        registry = CollectorRegistry()
+        MonitorMetrics(registry, lambda: report, stage.rounds.errors)
+        return "".join(render(monitor_families(report))) + generate_latest(registry).decode()

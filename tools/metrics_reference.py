@@ -1,0 +1,79 @@
+"""The table of all metrics in ``docs/metrics.md``: names, labels and the help text that the programs serve.
+
+``python -m tools.generate`` writes it. Notes that are too long for a help text are here, since only people need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from testing.metric_pages import monitor_page, scheduler_page
+
+__all__ = ["NOTES", "rendered_page", "rows"]
+
+BEGIN, END = "<!-- begin: python -m tools.metrics_reference -->\n", "<!-- end -->\n"
+UNNAMED = {"zone", "le"}
+"""Labels that the page explains, and those of the format."""
+NOTES: Mapping[str, str] = MappingProxyType(
+    {
+        "hami_container_compute_seconds_total": "since the monitor started",
+        "hami_container_core_limit_ratio": "0 for no limit",
+        "hami_container_device_memory_bytes": "the same as `hami_vgpu_memory_used_bytes`",
+        "hami_container_device_utilization_ratio": "in the last second",
+        "hami_container_last_kernel_elapsed_seconds": "absent before the first",
+        "hami_container_memory_host_bytes": "absent where the driver does not report it",
+        "hami_container_throttled_seconds_total": "only with this project's limiter",
+        "hami_monitor_errors_total": "*what*: `allocation`, `driver`, `region`, `write`",
+        "hami_resource_quota_limit": "the lowest of the quotas without scopes, in the unit in which it is written",
+        "hami_resource_quota_used": "in MiB or percent; *limit* is that of `hami_resource_quota_limit`, 0 without one",
+        "hami_resource_quota_used_ratio": "absent if the limit is 0 or not enforced (cores of AMD and AWS Neuron)",
+        "hami_scheduler_certificate_expiry_timestamp_seconds": "absent with other certificates than self-signed ones",
+        "hami_scheduler_foreign_reservations_enabled": "as in a [migration](migrate.md) before its last step",
+        "hami_scheduler_preemption_attempts_total": "*result*: `planned`, `none`",
+        "hami_scheduler_preemptions_in_vain_total": "should stay 0",
+        "hami_scheduler_refusals_total": "see [reasons](events.md#reasons)",
+        "hami_scheduler_request_duration_seconds": "*verb*: `webhook`, `filter`, `simulate`, `preempt`, `bind`; "
+        "*outcome*: `ok`, `refused` (preempt: no pod may be evicted), `error`",
+        "hami_scheduler_resizes_total": "*outcome*: `booked`, `applied`, `deferred`, `infeasible`, `failed` (writes)",
+        "hami_vgpu_core_allocated_ratio": "*container_index* is always 0: the containers of a pod are summed",
+        "hami_vgpu_memory_allocated_bytes": "*container_index* is always 0: the containers of a pod are summed",
+        "hami_vgpu_region_info": "*limiter*: `libvgpu` (ours) or `hami`; *state*: `ok`, `absent`, `uninitialized`, "
+        "`unknown`, `unreadable`",
+        "hami_vgpu_tampered_total": "*what*: `block`, `limit`, `priority`, `switch`; `disk`: the containers of the pod "
+        "were ended, since a file with which it filled the disk could not be truncated",
+    }
+)
+"""What a help text does not say, by metric."""
+
+
+def rendered_page(page: str) -> str:
+    """Returns *page* with the tables of all metrics."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    tables = "".join(
+        f"\nServed by the {program}:\n\n| metric | labels | meaning |\n|---|---|---|\n{''.join(rows(text))}"
+        for program, text in (("scheduler", scheduler_page()), ("monitor", monitor_page()))
+    )
+    return f"{before}{begin}{tables}\n{end}{after}"
+
+
+def rows(page: str) -> Iterator[str]:
+    """Yields a row for each metric of HAMi on a metrics *page*, sorted by name; a histogram has one."""
+    metrics = {name_of(metric): metric for metric in text_string_to_metric_families(page)}
+    for name, metric in sorted(metrics.items()):
+        if not name.startswith("hami_") or name.endswith("_created"):
+            continue
+        labels: set[str] = set().union(*(sample.labels for sample in metric.samples))
+        meaning = metric.documentation
+        if name in NOTES:
+            meaning = f"{meaning}; {NOTES[name]}"
+        yield f"| `{name}` | {', '.join(sorted(labels - UNNAMED))} | {meaning} |\n"
+
+
+def name_of(metric: Metric) -> str:
+    """Returns the name of the series of *metric*."""
+    return f"{metric.name}_total" if metric.type == "counter" else metric.name
