@@ -16,11 +16,12 @@ from tools.words import BOUNDS, READERS, Words, complaints, count, measure, shru
         ("1. a\n\n    ```console\n    kubectl get pods\n    ```\n\n2. b", Words(4, 0)),
         ("see [the page](page.md#a-long-anchor) now", Words(4, 0)),
         ("a <!-- not read --> b", Words(2, 0)),
+        ("<!-- a note -->\nrun python -m x <!-- end of it -->", Words(4, 0)),
         ("a\n<!-- begin: python -m tools.x -->\nb c\n<!-- end -->\nd", Words(2, 2)),
         ("a\n<!-- table: written by `python -m x`, not by hand -->\nb\n<!-- end of table -->", Words(1, 1)),
         ("<!-- begin: hami vendors --output=markdown -->\nb\n<!-- end -->\nd", Words(1, 1)),
     ],
-    ids=["prose", "table", "block", "block in a list", "link", "comment", "part", "table of a run", "devices"],
+    ids=["prose", "table", "block", "block in a list", "link", "comment", "a command between comments", "part", "table of a run", "devices"],
 )  # fmt: skip
 def test_words_are_counted_without_code_and_apart_from_what_programs_write(text, words):
     assert count(text) == words

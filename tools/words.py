@@ -20,8 +20,9 @@ __all__ = ["READERS", "Words", "complaints", "count", "measure", "shrunk", "sums
 
 ROOT = Path(__file__).parents[1]
 BOUNDS = Path(__file__).with_name("words.json")
-GENERATED_PART = re.compile(r"^<!-- .*?`?python -m .*?-->\n.*?^<!-- end.*?-->", re.M | re.S)
-TABLE_OF_DEVICES = re.compile(r"^<!-- begin: hami vendors.*?-->\n.*?^<!-- end -->", re.M | re.S)
+GENERATED_PART = re.compile(
+    r"^<!-- [^\n]*(?:python -m|hami vendors)[^\n]*-->\n.*?^<!-- end[^\n]*-->", re.M | re.S
+)
 BLOCK = re.compile(r"^ *```.*?^ *```$", re.M | re.S)
 COMMENT = re.compile(r"<!--.*?-->", re.S)
 TARGET = re.compile(r"\]\([^)]*\)")
@@ -85,11 +86,8 @@ class Words:
 
 def count(text: str) -> Words:
     """Returns the words of a page without its code blocks."""
-    generated = 0
-    for part in (GENERATED_PART, TABLE_OF_DEVICES):
-        generated += sum(words_of(found) for found in part.findall(text))
-        text = part.sub("", text)
-    return Words(words_of(text), generated)
+    generated = sum(words_of(part) for part in GENERATED_PART.findall(text))
+    return Words(words_of(GENERATED_PART.sub("", text)), generated)
 
 
 def words_of(text: str) -> int:
