@@ -18,11 +18,25 @@ from tools.words import BOUNDS, READERS, Words, complaints, count, measure, shru
         ("a <!-- not read --> b", Words(2, 0)),
         ("<!-- a note -->\nrun python -m x <!-- end of it -->", Words(4, 0)),
         ("a\n<!-- begin: python -m tools.x -->\nb c\n<!-- end -->\nd", Words(2, 2)),
-        ("a\n<!-- table: written by `python -m x`, not by hand -->\nb\n<!-- end of table -->", Words(1, 1)),
+        (
+            "a\n<!-- table: written by `python -m x`, not by hand -->\nb\n<!-- end of table -->",
+            Words(1, 1),
+        ),
         ("<!-- begin: hami vendors --output=markdown -->\nb\n<!-- end -->\nd", Words(1, 1)),
     ],
-    ids=["prose", "table", "block", "block in a list", "link", "comment", "a command between comments", "part", "table of a run", "devices"],
-)  # fmt: skip
+    ids=[
+        "prose",
+        "table",
+        "block",
+        "block in a list",
+        "link",
+        "comment",
+        "a command between comments",
+        "part",
+        "table of a run",
+        "devices",
+    ],
+)
 def test_words_are_counted_without_code_and_apart_from_what_programs_write(text, words):
     assert count(text) == words
 
