@@ -357,6 +357,23 @@ def test_no_attribute_of_another_object_is_assigned(path):
     assert set(foreign_assignments(path)) <= REASSIGNED.get(str(path), set())
 
 
+MAKERS = {
+    "Pod": {"hami/codec/pods.py"},
+    # as the store remembers it, and one that does not exist yet
+    "Node": {"hami/codec/objects.py", "hami/state/nodes.py", "hami/plugin/node_template.py"},
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_no_object_of_the_cluster_is_made_up_to_please_a_function(name):
+    makers: set[str] = set()
+    for path in MODULES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == name:
+                makers.add(str(path))
+    assert makers == MAKERS[name]
+
+
 IMPORT_ALL = """
 import importlib, json, sys, threading
 seen = set()
