@@ -15,6 +15,7 @@ from testing.vendors import MLU_LOCK, MUTEX, vendor_of
 
 MIG = {"nvidia.com/vgpu-mode": "mig"}
 PLACES = "hami.io/vgpu-mig-allocations"
+CORDON = "hami.io/device-cordon"
 SOFT = {"huawei.com/vnpu-mode": "hami-core"}
 OF_ALL_VENDORS = {
     "hami.io/vgpu-node",
@@ -281,6 +282,20 @@ def test_dcus_are_read_from_the_text_form(sandbox):
     assert given(sandbox, "h1", "DCU") == "DCU-b,DCU,2000,60:;"
     sandbox.create(pod("h3", annotations={"hygon.com/nouse-dcutype": "K100"}, **share))
     waits(sandbox, "h3", "2/2 CardTypeMismatch")
+
+
+def test_a_cordoned_dcu_gets_no_new_pods(sandbox):
+    dcus = nodes.hygon(card("DCU-a", 32_752, slots=30), card("DCU-b", 32_752, slots=30))
+    sandbox.add_node("n", dcus, annotations={CORDON: "DCU-b"})
+    share = {"hygon.com/dcunum": 1, "hygon.com/dcucores": 10, "hygon.com/dcumem": 2000}
+    start(sandbox, pod("one", **share), pod("two", **share))
+    for name in ("one", "two"):
+        assert given(sandbox, name, "DCU").startswith("DCU-a,")
+    sandbox.create(pod("both", **share | {"hygon.com/dcunum": 2}))
+    waits(sandbox, "both", "1/2 CardCordoned")
+    sandbox.annotate_node("n", {CORDON: None})
+    sandbox.delete("one")
+    assert sandbox.started()["both"] == "n"
 
 
 # -- MetaX

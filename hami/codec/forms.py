@@ -94,6 +94,8 @@ class Words:
 
     def read(self, text: str) -> str | Mistake:
         """Returns the words of *text* in their own letter case, without blanks."""
+        if text in self.words:
+            return text
         if len(text) > LONGEST_WORD:
             return Mistake(self.expected)
         items = [text]

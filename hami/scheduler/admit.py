@@ -190,14 +190,17 @@ class Admitter:
             return Denied(problem)
         if counts and not self._fits_quota(draft):
             return _OVER_QUOTA
-        return Admitted(draft.render(), warnings=self._warnings(draft.changed()))
+        return Admitted(draft.render(), warnings=self._warnings(draft))
 
-    def _warnings(self, pod: Pod) -> tuple[str, ...]:
-        """Returns the warnings about *pod*; none in a view, which does not know what nodes offer."""
+    def _warnings(self, draft: PodDraft) -> tuple[str, ...]:
+        """Returns the warnings about a pod; none in a view, which does not know what nodes offer."""
         admissions = self._admissions
         if isinstance(admissions, View):
             return ()
-        return tuple(self._wishes.warnings(pod, admissions.offers, admissions.device_sizes()))
+        found = self._wishes.warnings(
+            draft.decoded, admissions.offers, admissions.device_sizes(), draft.containers
+        )
+        return tuple(found)
 
     def _foreign_warnings(self, pod: Pod) -> tuple[str, ...]:
         """Returns the warning about a pod that requests devices from another scheduler."""

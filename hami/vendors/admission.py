@@ -58,6 +58,8 @@ def names_devices(vendors: Catalog, pod: PodDraft) -> bool:
 
 def _limit_requests(draft: ContainerDraft) -> None:
     """Makes requests limits, where there are none: Kubernetes refuses a request of such a resource without a limit."""
+    if draft.requests.keys() <= draft.limits.keys():
+        return
     for name, text in draft.given.items():
         if name not in draft.limits:
             draft.limits[name] = text
@@ -69,7 +71,7 @@ def read_annotations(vocabulary: Vocabulary, pod: PodDraft) -> None:
     Raises: PodRefused for a text that has not the form of its annotation.
     """
     annotations = pod.decoded.annotations
-    if not annotations:
+    if vocabulary.forms.isdisjoint(annotations):
         return
     requested = requested_keys(vocabulary.catalog, pod.decoded.containers)
     if not requested:

@@ -80,6 +80,8 @@ class PodDraft:
 
         *default*: if neither the container's entry nor the pod says so, in a text that can be read.
         """
+        if not self.says_who_sees_devices:
+            return default
         own, of_pod = (
             self._switches.get(container, ""),
             self.decoded.annotations.get(OVERWRITE_ENV, ""),
@@ -93,8 +95,8 @@ class PodDraft:
     @property
     def says_who_sees_devices(self) -> bool:
         """Reports whether the pod says whether containers that request no devices see some."""
-        keys = {OVERWRITE_ENV, OVERWRITE_ENV_CONTAINERS}
-        return not keys.isdisjoint(self.decoded.annotations)
+        annotations = self.decoded.annotations
+        return OVERWRITE_ENV in annotations or OVERWRITE_ENV_CONTAINERS in annotations
 
     @cached_property
     def _switches(self) -> Mapping[str, str]:
@@ -192,6 +194,8 @@ class ContainerDraft:
 
     def rounded(self, name: str) -> int | None:
         """Returns the amount of *name*, rounded up; ``None`` if it is not given. Raises: PodRefused."""
+        if name not in self.limits and name not in self.requests:
+            return None
         text = self.given.get(name)
         if text is None:
             return None

@@ -60,9 +60,11 @@ def admit(draft: ContainerDraft, *, config: NvidiaConfig) -> bool:
     resources = draft.resources
     _check_percent(draft)
     check_amounts(draft)
-    if draft.given and resources.count not in draft.given and config.default_gpu_num > 0:
+    given = draft.given
+    is_requested = resources.count in given
+    if given and not is_requested and config.default_gpu_num > 0:
         draft.set_limit(resources.count, config.default_gpu_num)
-    is_requested = resources.count in draft.given
+        is_requested = True
     if is_requested:
         _request_all_cores(draft)
     if draft.rounded(resources.count):

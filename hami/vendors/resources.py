@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hami.model import Container, Request
@@ -73,6 +73,13 @@ class Resources:
     # Returns the request of a container, given the vendor's key. Default: :func:`hami.vendors.request.common_request`.
     parse_request: Callable[[str, Resources, Container], Request | None] | None = None
 
+    # the names that `amounts` looks for
+    _asking: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        asking = (self.count, self.memory, self.memory_percent, self.cores)
+        object.__setattr__(self, "_asking", tuple(filter(None, asking)))
+
     @property
     def names(self) -> tuple[str, ...]:
         """All resource names that are not empty."""
@@ -127,15 +134,19 @@ class Resources:
         """Returns the amount of each resource except the priority: the limit, else the request. Nothing if all of them
         are 0: that is no request."""
         amounts: dict[str, str] = {}
-        for name in filter(None, (self.count, self.memory, self.memory_percent, self.cores)):
+        is_request = False
+        for name in self._asking:
             if name in limits:
-                amounts[name] = limits[name]
+                text = limits[name]
             elif name in requests and not self.limits_only:
-                amounts[name] = requests[name]
-        for text in amounts.values():
-            if strict_integer(text) != 0:
-                return amounts
-        return {}
+                text = requests[name]
+            else:
+                continue
+            amounts[name] = text
+            # nearly every amount begins with a digit that says enough
+            if text[:1] > "0" or strict_integer(text) != 0:
+                is_request = True
+        return amounts if is_request else {}
 
     def parse_amount(self, name: str, text: str) -> int | None:
         """Returns an amount of the resource *name*, memory in MiB; ``None`` if it is invalid.

@@ -121,6 +121,8 @@ class Vocabulary:
         for term in terms:
             if term.place is Place.POD_ANNOTATION and term.author is Author.USER:
                 self._forms.setdefault(term.vendor, {})[term.key] = term.form
+        self.forms = frozenset().union(*self._forms.values())
+        """The annotations that have a form, for pods of any vendor."""
 
     def forms_of(self, vendor: str) -> Mapping[str, Form]:
         """Returns the forms of the annotations that users write for pods with devices of *vendor*, beside those of all;

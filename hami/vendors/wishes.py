@@ -48,13 +48,32 @@ class Sizes(Protocol):
         """The memory of the largest in MiB."""
 
 
+class Requesting(Protocol):
+    """A container with amounts."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def limits(self) -> Mapping[str, str]:
+        """Amounts by resource."""
+
+    @property
+    def requests(self) -> Mapping[str, str]:
+        """Amounts by resource."""
+
+
 class Wishes:
     """The warnings about pods and nodes, by the words of *vocabulary*."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vendors = vocabulary.catalog
-        self._resources = set(self._vendors.resources)
+        self._vendor_of = {
+            name: vendor for vendor in self._vendors for name in vendor.resources.names
+        }
         self._domains = vendor_domains(self._vendors)
+        self._key_domains = self._domains | {OWN_DOMAIN}
         self._keys = sorted(pod_words(vocabulary))
         self.known = frozenset(self._keys) | _programs_words(vocabulary)
         """The annotations and labels of pods that mean something."""
@@ -77,12 +96,15 @@ class Wishes:
         pod: Pod,
         offers: Callable[[str], bool],
         sizes: Mapping[str, Sizes],
+        containers: Iterable[Requesting] | None = None,
     ) -> list[str]:
         """Returns at most MOST warnings about *pod*.
 
         *offers*: reports whether a node offers a resource. *sizes*: of the devices of the cluster, by vendor.
+        *containers*: those of the pod, if admission has changed them.
         """
-        return list(itertools.islice(self._all(pod, offers, sizes), MOST))
+        found = self._all(pod, offers, sizes, pod.containers if containers is None else containers)
+        return list(itertools.islice(found, MOST))
 
     def misplaced_on_node(
         self, annotations: Mapping[str, str], labels: Mapping[str, str]
@@ -97,22 +119,27 @@ class Wishes:
         pod: Pod,
         offers: Callable[[str], bool],
         sizes: Mapping[str, Sizes],
+        containers: Iterable[Requesting],
     ) -> Iterator[str]:
+        # most keys and names are of none of these domains
         for key in itertools.islice(pod.annotations, MAX_KEYS):
-            yield from self._about_annotation(key)
+            if key.partition("/")[0] in self._key_domains:
+                yield from self._about_annotation(key)
         for key in itertools.islice(pod.labels, MAX_KEYS):
-            yield from self._about_label(key)
-        for container in pod.containers:
+            if key.partition("/")[0] in self._key_domains:
+                yield from self._about_label(key)
+        for container in containers:
             names = container.limits.keys() | container.requests.keys()
-            yield from self._about_names(container, sorted(names - self._resources), offers)
-            if self._resources.isdisjoint(names):
-                continue
-            for vendor in self._vendors.requested_by(names):
+            managed = names & self._vendor_of.keys()
+            unmanaged = [n for n in names - managed if n.partition("/")[0] in self._domains]
+            for name in sorted(unmanaged):
+                yield from self._about_name(container, name, offers)
+            for vendor in {self._vendor_of[name]: None for name in sorted(managed)}:
                 yield from _about_amounts(vendor, container, sizes)
 
     def _about_annotation(self, key: str) -> Iterator[str]:
         """Yields the warning about an annotation that means nothing."""
-        if key in self._resources:
+        if key in self._vendor_of:
             yield f"annotation {key} {_no_request(key)}"
         elif key in self.misplaced:
             yield f"annotation {key} has no effect: {self.misplaced[key]}"
@@ -121,33 +148,29 @@ class Wishes:
 
     def _about_label(self, key: str) -> Iterator[str]:
         """Yields the warning about a label that means something in another place only."""
-        if key in self._resources:
+        if key in self._vendor_of:
             yield f"label {key} {_no_request(key)}"
         elif key in self.annotations:
             yield f"label {key} has no effect: write it as an annotation"
 
     def _about_unknown_key(self, key: str) -> Iterator[str]:
         domain = key.partition("/")[0]
-        if domain != OWN_DOMAIN and domain not in self._domains:
-            return
         near = nearest(key, [known for known in self._keys if known.startswith(f"{domain}/")])
         if near and _is_near(key, near):
             yield f"annotation {key[:SHOWN]} has no effect: did you mean {near}?"
         elif domain == OWN_DOMAIN:
             yield f"annotation {key[:SHOWN]} has no effect: HAMi knows none of that name"
 
-    def _about_names(
-        self, container: Container, names: Iterable[str], offers: Callable[[str], bool]
+    def _about_name(
+        self, container: Requesting, name: str, offers: Callable[[str], bool]
     ) -> Iterator[str]:
-        """Yields warnings about resources of vendors that nobody manages."""
-        for name in names:
-            domain = name.partition("/")[0]
-            if domain not in self._domains or name.startswith(OTHER_PLUGINS):
-                continue
-            known = [other for other in self._resources if other.startswith(f"{domain}/")]
-            near = nearest(name, sorted(known))
-            if not near or offers(name):
-                continue
+        """Yields the warning about a resource of a vendor that nobody manages."""
+        if name.startswith(OTHER_PLUGINS):
+            return
+        domain = name.partition("/")[0]
+        known = [other for other in self._vendor_of if other.startswith(f"{domain}/")]
+        near = nearest(name, sorted(known))
+        if near and not offers(name):
             yield (
                 f"container {container.name}: nobody manages {name[:SHOWN]}, and no node offers it: "
                 f"did you mean {near}?"
@@ -202,48 +225,57 @@ def _is_near(key: str, near: str) -> bool:
     return nearest(name, [other]) == other
 
 
-def _about_amounts(
-    vendor: Vendor, container: Container, sizes: Mapping[str, Sizes]
-) -> Iterator[str]:
-    """Yields warnings about amounts of *container* that get it no device."""
+def _about_amounts(vendor: Vendor, container: Requesting, sizes: Mapping[str, Sizes]) -> list[str]:
+    """Returns warnings about amounts of *container* that get it no device."""
     resources = vendor.resources
     amounts = resources.amounts(container.limits, container.requests)
     if not amounts:
-        return
-    request = device_request(vendor, container)
-    if request is None:
-        if resources.count and resources.count not in amounts:
-            yield (
-                f"container {container.name} requests {', '.join(amounts)} without {resources.count}, so it gets no "
-                f"device: request {resources.count}: 1, too"
-            )
-        return
-    yield from _too_many_cores(resources, container, amounts.get(resources.cores, ""))
+        return []
+    if resources.count not in amounts and _gets_no_device(vendor, container):
+        warning = (
+            f"container {container.name} requests {', '.join(amounts)} without {resources.count}, so it gets no "
+            f"device: request {resources.count}: 1, too"
+        )
+        return [warning]
+    found = []
+    if resources.cores in amounts:
+        found += _too_many_cores(resources, container, amounts[resources.cores])
     size = sizes.get(vendor.key)
     if size is not None and resources.memory in amounts:
-        yield from _too_much_memory(resources, container, amounts[resources.memory], size.most)
+        found += _too_much_memory(resources, container, amounts[resources.memory], size.most)
+    return found
 
 
-def _too_many_cores(resources: Resources, container: Container, text: str) -> Iterator[str]:
-    if resources.core_unit is not CoreUnit.PERCENT or resources.amounts_are_totals or not text:
-        return
+def _gets_no_device(vendor: Vendor, container: Requesting) -> bool:
+    """Reports whether *container*, which requests no count of *vendor*'s devices, gets none."""
+    if not vendor.resources.count:
+        return False
+    given = Container(name=container.name, limits=container.limits, requests=container.requests)
+    return device_request(vendor, given) is None
+
+
+def _too_many_cores(resources: Resources, container: Requesting, text: str) -> list[str]:
+    if resources.core_unit is not CoreUnit.PERCENT or resources.amounts_are_totals:
+        return []
     cores = resources.parse_amount(resources.cores, text)
-    if cores is not None and cores > WHOLE:
-        yield (
-            f"container {container.name} requests {text} of {resources.cores}: no device has more than {WHOLE} "
-            "percent"
-        )
+    if cores is None or cores <= WHOLE:
+        return []
+    warning = (
+        f"container {container.name} requests {text} of {resources.cores}: no device has more than {WHOLE} "
+        "percent"
+    )
+    return [warning]
 
 
 def _too_much_memory(
-    resources: Resources, container: Container, text: str, most_mib: int
-) -> Iterator[str]:
-    """Yields the warning about *text*, an amount of memory. *most_mib*: what the largest device has."""
+    resources: Resources, container: Requesting, text: str, most_mib: int
+) -> list[str]:
+    """Returns the warning about *text*, an amount of memory. *most_mib*: what the largest device has."""
     memory = resources.parse_amount(resources.memory, text)
     if memory is None or memory <= most_mib:
-        return
+        return []
     if resources.amounts_are_totals or resources.most_gib:  # not of one device, or in another unit
-        return
+        return []
     unit = max(resources.memory_factor, 1)
     warning = (
         f"container {container.name} requests {text} of {resources.memory}: no device of the cluster has more than "
@@ -252,4 +284,4 @@ def _too_much_memory(
     if text.endswith("i") and not resources.memory_units:
         mib = memory // unit // MIB
         warning += f"; it is in {resources.memory_unit}, without a unit: {max(mib // unit, 1)}"
-    yield warning
+    return [warning]
