@@ -69,9 +69,9 @@ class Wishes:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vendors = vocabulary.catalog
-        self._vendor_of = {
-            name: vendor for vendor in self._vendors for name in vendor.resources.names
-        }
+        self._vendor_of: dict[str, Vendor] = {}
+        for vendor in self._vendors:
+            self._vendor_of.update(dict.fromkeys(vendor.resources.names, vendor))
         self._domains = vendor_domains(self._vendors)
         self._key_domains = self._domains | {OWN_DOMAIN}
         self._keys = sorted(pod_words(vocabulary))
@@ -129,13 +129,21 @@ class Wishes:
             if key.partition("/")[0] in self._key_domains:
                 yield from self._about_label(key)
         for container in containers:
-            names = container.limits.keys() | container.requests.keys()
-            managed = names & self._vendor_of.keys()
-            unmanaged = [n for n in names - managed if n.partition("/")[0] in self._domains]
-            for name in sorted(unmanaged):
-                yield from self._about_name(container, name, offers)
-            for vendor in {self._vendor_of[name]: None for name in sorted(managed)}:
-                yield from _about_amounts(vendor, container, sizes)
+            yield from self._about_container(container, offers, sizes)
+
+    def _about_container(
+        self,
+        container: Requesting,
+        offers: Callable[[str], bool],
+        sizes: Mapping[str, Sizes],
+    ) -> Iterator[str]:
+        names = container.limits.keys() | container.requests.keys()
+        managed = names & self._vendor_of.keys()
+        unmanaged = [n for n in names - managed if n.partition("/")[0] in self._domains]
+        for name in sorted(unmanaged):
+            yield from self._about_name(container, name, offers)
+        for vendor in dict.fromkeys(self._vendor_of[name] for name in sorted(managed)):
+            yield from _about_amounts(vendor, container, sizes)
 
     def _about_annotation(self, key: str) -> Iterator[str]:
         """Yields the warning about an annotation that means nothing."""
