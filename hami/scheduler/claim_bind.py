@@ -26,6 +26,7 @@ from hami.codec.hami_claims import (
 from hami.errors import Conflict
 from hami.kube.claims import ClaimWriter
 from hami.kube.retry import CONFLICT_S, brief_retry
+from hami.model import Device
 from hami.state.promises import Promise
 
 
@@ -55,11 +56,10 @@ class ClaimBinder:
         Raises: ClusterError, among others if the claim of that name belongs to somebody else; MalformedInput;
         NodeLocked of *seconds_left*.
         """
-        devices = {
-            usage.device.uuid: usage.device
-            for usages in promise.filtered.usages.values()
-            for usage in usages
-        }
+        devices: dict[str, Device] = {}
+        for usages in promise.filtered.usages.values():
+            for usage in usages:
+                devices[usage.device.uuid] = usage.device
         claim = booked_claim(
             promise.pod, promise.node, promise.choice.placement, devices, promise.token
         )
@@ -73,9 +73,9 @@ class ClaimBinder:
         self, claim: AllocatedClaim, node: str, seconds_left: Callable[[], float]
     ) -> None:
         """Writes a claim that may exist. Raises: Conflict if it changes meanwhile, or belongs to somebody else."""
-        stored = self._claims.stored_claim(
-            claim.namespace, claim.name, timeout=seconds_left()
-        ) or self._claims.create_claim(render_claim(claim), timeout=seconds_left())
+        stored = self._claims.stored_claim(claim.namespace, claim.name, timeout=seconds_left())
+        if stored is None:
+            stored = self._claims.create_claim(render_claim(claim), timeout=seconds_left())
         (pod,) = claim.pods
         if pod.uid not in stored.owners:
             raise _Foreign(
@@ -83,12 +83,7 @@ class ClaimBinder:
                 "delete one of the two",
                 409,
             )
-        found = stored.claim
-        if (
-            found is not None
-            and (found.requests, found.pods) == (claim.requests, claim.pods)
-            and all(device.share_id for request in claim.requests for device in request.devices)
-        ):
+        if _is_as_booked(stored, claim):
             return
         if stored.is_allocated:
             stored = self._claims.write_claim_status(
@@ -106,6 +101,19 @@ class ClaimBinder:
         self._claims.write_claim_status(
             render_allocation(claim, stored, node, self._now()), timeout=seconds_left()
         )
+
+
+def _is_as_booked(stored: StoredClaim, claim: AllocatedClaim) -> bool:
+    """Reports whether *stored* was written for the promise of *claim*. With MIG instances, nothing tells that."""
+    current = stored.claim
+    if current is None:
+        return False
+    if (current.requests, current.pods) != (claim.requests, claim.pods):
+        return False
+    for request in claim.requests:
+        if not all(device.share_id for device in request.devices):
+            return False
+    return True
 
 
 def _has_changed(error: BaseException) -> bool:

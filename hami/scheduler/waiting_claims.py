@@ -73,18 +73,15 @@ class WaitingClaims(Task):
     def _lacking(self) -> list[Pod]:
         """Returns the pods that have waited for long enough without a claim, of all namespaces in turn, of each in the
         order in which they came."""
-        now, waiting = (
-            self._clock(),
-            {pod.ref.uid: pod for pod in self._store.pods.waiting() if pod.claim},
-        )
+        now = self._clock()
+        waiting = {pod.ref.uid: pod for pod in self._store.pods.waiting() if pod.claim}
         since = dict.fromkeys(self._store.filtering.refused(), now) | self._refused
         self._refused = {uid: since[uid] for uid in waiting if uid in since}
         self._made &= waiting.keys()
-        lacking = [
-            waiting[uid]
-            for uid, at in self._refused.items()
-            if at + WAIT_S <= now and uid not in self._made
-        ]
+        lacking: list[Pod] = []
+        for uid, at in self._refused.items():
+            if at + WAIT_S <= now and uid not in self._made:
+                lacking.append(waiting[uid])
         return list(in_turn(lacking, lambda pod: pod.ref.namespace))
 
     def _make(self, pod: Pod) -> None:
