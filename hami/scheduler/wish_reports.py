@@ -21,9 +21,8 @@ from hami.vendors.wishes import MOST, Wishes, foreign_scheduler
 log = logging.getLogger(__name__)
 
 REASON = "WishIgnored"
-PER_ROUND = (
-    500  # pods that are looked at, so that a controller that creates many delays no other duty
-)
+# pods that are looked at, so that a controller that creates many delays no other duty
+PER_ROUND = 500
 LIMIT = 10_000  # pods and words on nodes of which is remembered that they were reported
 NODES_EVERY = 15  # rounds between looks at the nodes
 
