@@ -289,9 +289,8 @@ def switch_to(mode: str, kube: Kube, scheduler: Scheduler) -> None:
                     raise
         else:
             kube.apply(item)
-    refused = (
-        [] if mode == NOTHING else [pod("probe", gpu=1, node_name="nowhere", scheduler="foo")]
-    )  # by a policy
+    # by a policy
+    refused = [] if mode == NOTHING else [pod("probe", gpu=1, node_name="nowhere", scheduler="foo")]
     wanted = "default-scheduler" if mode == NOTHING else "hami-scheduler"
     eventually(
         lambda: (

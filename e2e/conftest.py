@@ -30,9 +30,8 @@ from testing.realnode import RealNode, missing
 from testing.sandbox import Sandbox
 from testing.scheduler import Certificates, Scheduler, install
 
-TIMEOUT_SECONDS = (
-    300 if os.environ.get("HAMI_E2E_KIND") else 180
-)  # the first test on kind includes the installation
+# the first test on kind includes the installation
+TIMEOUT_SECONDS = 300 if os.environ.get("HAMI_E2E_KIND") else 180
 REPLICA = pytest.StashKey[Scheduler]()
 KIND = pytest.StashKey[kind.KindCluster]()
 Cluster = LocalCluster | ExternalCluster

@@ -626,9 +626,8 @@ def row(outfit, limits, vendor, allocation, id, **more):
 def test_golden_examples(sandbox, outfit, limits, vendor, allocation, more):
     sandbox.add_node("n", outfit)
     start(sandbox, pod("a", **limits))
-    waiting = (
-        re.sub("[^;]", "", allocation) if vendor.lock == MUTEX else allocation
-    )  # the agent has emptied it
+    # the agent has emptied it
+    waiting = re.sub("[^;]", "", allocation) if vendor.lock == MUTEX else allocation
     keys = {vendor.allocated: allocation} | (
         {vendor.to_allocate: waiting} if vendor.to_allocate else {}
     )

@@ -25,9 +25,8 @@ SERVER_PORTS = (20_000, 30_000)
 KILLED_S = 40.0
 """Seconds until a killed process has ended: it ends no write that a busy disk has begun."""
 MAX_CLAIMS = 256
-_claims: deque[int] = (
-    deque()
-)  # sockets with abstract names, of which each can be bound once on this machine
+# sockets with abstract names, of which each can be bound once on this machine
+_claims: deque[int] = deque()
 
 
 def free_port() -> int:

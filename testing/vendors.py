@@ -312,9 +312,8 @@ def json_card(vendor: Vendor, node: str, card: Object) -> Card:
         else card.get("devcore", 0)
     )
     slots, memory = card.get("count", 0), card.get("devmem", 0)
-    slots = (
-        max(slots, memory // QUARTER) if vendor.key == "XPU" else slots
-    )  # the registered count is ignored
+    # the registered count is ignored
+    slots = max(slots, memory // QUARTER) if vendor.key == "XPU" else slots
     return Card(
         node,
         card["id"],

@@ -128,9 +128,8 @@ class FlagValue(NamedTuple):
 
 
 _NO_FLAGS: Mapping[Key, FlagValue] = MappingProxyType({})
-_CHIPS_WITH_FLAGS = (
-    "Ascend310P",
-)  # has flags of its own, so the flags of Ascend chips in general exclude it
+# has flags of its own, so the flags of Ascend chips in general exclude it
+_CHIPS_WITH_FLAGS = ("Ascend310P",)
 
 
 class MigAllowance(msgspec.Struct, frozen=True):

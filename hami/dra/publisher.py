@@ -54,9 +54,8 @@ class SlicePublisher(Task):
         self._changed = threading.Event()  # set when somebody has changed a slice
         self._backoff = Backoff(WATCH_WAIT)
         self._reported = OncePerKey()
-        self._altered: set[str] = (
-            set()
-        )  # versions of slices that the API server did not store as they were written
+        # versions of slices that the API server did not store as they were written
+        self._altered: set[str] = set()
         self.unready_reason = "the devices are not published yet"
         """Why kube-scheduler does not know the devices; empty if it does."""
 

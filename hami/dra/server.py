@@ -238,15 +238,12 @@ class DraRegistration(Task):
         self._kubelet = kubelet
         self._on_registered = on_registered
         self._server: DraServer | None = None
-        self._lock = (
-            threading.Lock()
-        )  # guards what follows, and unready_reason while the kubelet starts
-        self._registered_by: FileVersion | None = (
-            None  # the socket of the kubelet at the last registration
-        )
-        self._forgotten_at: float | None = (
-            None  # when another kubelet was seen that has not registered the driver
-        )
+        # guards what follows, and unready_reason while the kubelet starts
+        self._lock = threading.Lock()
+        # the socket of the kubelet at the last registration
+        self._registered_by: FileVersion | None = None
+        # when another kubelet was seen that has not registered the driver
+        self._forgotten_at: float | None = None
         self._probed_at = self._answered_at = 0.0
         self._completed_calls = 0
         self._reported = OncePerKey()

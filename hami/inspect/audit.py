@@ -49,9 +49,8 @@ from hami.vendors.wishes import Wishes
 LOCK_TIMEOUT_S = 300.0  # as the scheduler's --node-lock-timeout
 SHOWN = 200  # characters of a request
 SETTLE_S = 10.0  # in which a resize that is under way is carried out
-CLAIM_LATE_S = (
-    60.0  # claims are listed before pods, perhaps by another clock than that of the Binding
-)
+# claims are listed before pods, perhaps by another clock than that of the Binding
+CLAIM_LATE_S = 60.0
 
 
 class Finding(OutputRecord, frozen=True, order=True):

@@ -41,9 +41,8 @@ from hami.vendors.request import requests_devices
 
 SHOWN_DEVICES = 3  # of each of the nearest nodes
 MAX_ADDED = 10_000  # nodes
-MAX_COUNTED = (
-    100_000  # pods of capacity on a node: a node may register devices with any number of slots
-)
+# pods of capacity on a node: a node may register devices with any number of slots
+MAX_COUNTED = 100_000
 NOT_LOOKED_AT = (
     "Not looked at, since kube-scheduler decides it: CPU, memory, taints, required affinity and affinity "
     "to pods, topology spread, volumes{}. Preferred node affinity counts. Pods that wait in "

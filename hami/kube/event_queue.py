@@ -104,9 +104,8 @@ class EventQueue:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._namespaces: OrderedDict[str, _NamespaceQueue] = (
-            OrderedDict()
-        )  # those next in turn first
+        # those next in turn first
+        self._namespaces: OrderedDict[str, _NamespaceQueue] = OrderedDict()
         self._count = 0
 
     def __len__(self) -> int:

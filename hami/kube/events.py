@@ -77,9 +77,8 @@ class EventRecorder(Task):
         """The number of events that were dropped. A merged event counts as often as it occurred."""
         self.written = 0
         """The number of events that were written, counted like `dropped`."""
-        self._changed = (
-            threading.Condition()
-        )  # guards `dropped` and the next three; not held across I/O
+        # guards `dropped` and the next three; not held across I/O
+        self._changed = threading.Condition()
         self._waiting = EventQueue(limits.capacity)
         self._is_writing = False
         self._recent = Shares[EventKey, MergedEvent](limits.capacity)  # as last written

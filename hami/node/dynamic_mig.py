@@ -72,9 +72,8 @@ class DynamicMig:
         self._publish = publish
         self._claimed = claimed
         self._exclusive = exclusive
-        self._lock = (
-            threading.Lock()
-        )  # guards _known; held during calls of the driver and the API server
+        # guards _known; held during calls of the driver and the API server
+        self._lock = threading.Lock()
         self._known: dict[str, list[Instance]] = {}  # by card, as last read
         self._unreadable_cards = OncePerKey()
         self._unreadable_pods = OncePerKey()

@@ -38,9 +38,8 @@ class CardReader(Task):
         self._read_cards = read_cards
         self._inventory = inventory
         self._report_unknown = report_unknown
-        self._lock = (
-            threading.Lock()
-        )  # one read of the cards at a time, driver and file I/O included
+        # one read of the cards at a time, driver and file I/O included
+        self._lock = threading.Lock()
         self._reported = OncePerKey()
 
     def step(self) -> float:

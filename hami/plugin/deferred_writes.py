@@ -51,9 +51,8 @@ class DeferredWrites(Task):
         self._retry_conflicts = brief_retry(
             lambda error: isinstance(error, Conflict), sleep, first_s=CONFLICT_S
         )
-        self._flush_lock = (
-            threading.Lock()
-        )  # one flush at a time, I/O included, so that no write is made twice
+        # one flush at a time, I/O included, so that no write is made twice
+        self._flush_lock = threading.Lock()
         self._lock = threading.Lock()  # guards _writes; never held across I/O
         self._writes: dict[
             PodRef | str, Callable[[], None]

@@ -167,9 +167,8 @@ class KubeletRegistration(Task):
                     socket=self._path,
                 )
             case Step.REGISTER:
-                self._disconnected = (
-                    False  # the connection may be lost again before the kubelet answers
-                )
+                # the connection may be lost again before the kubelet answers
+                self._disconnected = False
                 server = self._server
                 assert server is not None, "next_step registers only a plugin that serves"
                 self._offered = True

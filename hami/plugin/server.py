@@ -37,9 +37,8 @@ _SERVICE = f"{VERSION}.DevicePlugin"
 _REGISTER = f"/{VERSION}.Registration/Register"
 _OPTIONS = f"/{_SERVICE}/GetDevicePluginOptions"
 _STARTS = 128  # PreStartContainer calls at a time; a kubelet runs 110 pods by default
-_THREADS = (
-    _STARTS + 32
-)  # those that are left serve streams, other calls and the probe of this plugin
+# those that are left serve streams, other calls and the probe of this plugin
+_THREADS = _STARTS + 32
 _REGISTER_TIMEOUT_S = 5.0
 
 

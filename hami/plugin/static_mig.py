@@ -91,9 +91,8 @@ class StaticMig:
         self._host = host
         self._on_instances = on_instances
         self._on_resource = on_resource
-        self._lock = (
-            threading.Lock()
-        )  # guards what follows; held while the driver is read and specifications written
+        # guards what follows; held while the driver is read and specifications written
+        self._lock = threading.Lock()
         self._devices: dict[str, MigDevice] = {}
         self._resources: dict[str, InstanceResource] = {}
         self._parents: dict[str, Card] = {}

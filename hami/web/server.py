@@ -40,9 +40,8 @@ UNDOCUMENTED = (
 # more than most requests
 KEEP_ALIVE_MS = 50
 ANSWER_S = 60.0  # for which a client may take its answer
-SILENT_S = (
-    1.0  # for which a client may send nothing while there is no room for others, or at the stop
-)
+# for which a client may send nothing while there is no room for others, or at the stop
+SILENT_S = 1.0
 BOOT_FAILED = 3  # the exit status of a worker that is not started again
 
 # gunicorn has no type information: its classes are Any to mypy, hence the ignored base classes below

@@ -152,9 +152,8 @@ class Docker:
         except (OSError, ValueError):
             if not self._is_ours:
                 return
-            pid = (
-                self._started.pid if self._started is not None else 0
-            )  # it has not written its file yet
+            # it has not written its file yet
+            pid = self._started.pid if self._started is not None else 0
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
