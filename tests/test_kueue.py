@@ -20,6 +20,7 @@ from hami.inspect.manifests import read_manifests
 from hami.model import Pod
 from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import total_charge
+from hami.state import dry_run
 from testing.builders import gpu, node
 from testing.records import held, record
 
@@ -135,7 +136,7 @@ def charged(spec):
     }
     pod = ADMIT(VIEW, wire, "default")
     assert isinstance(pod, Pod), pod
-    answer, view = VIEW.assume(pod, ["n"])
+    answer, view = dry_run.assume(VIEW, pod, ["n"])
     if not isinstance(answer, Choice):
         return None
     ((vendor, charges),) = view.bookings[pod.ref.uid].charges

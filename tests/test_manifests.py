@@ -74,9 +74,10 @@ def expressions(file, folder=BASE):
     return found
 
 
-def names_in(expression):
-    """Returns the names in the longest list of an expression, its duplicates included."""
-    lists = re.findall(r" in \[(.*?)\]", expression, re.DOTALL)
+def names_in(expression, of=""):
+    """Returns the names in the longest list of an expression, its duplicates included. *of*: the variable that is
+    looked for in it."""
+    lists = re.findall(rf"{of} in \[(.*?)\]", expression, re.DOTALL)
     return re.findall(r"'([^']+)'", max(lists, key=len))
 
 
@@ -90,7 +91,7 @@ def names_in(expression):
 )
 def test_the_conditions_name_every_resource(place):
     file, *name = place
-    names = names_in(expressions(file)[tuple(name)])
+    names = names_in(expressions(file)[tuple(name)], of="r")
     assert set(names) == RESOURCES | {CLAIM_RESOURCE}
     assert len(names) == len(set(names))
 
