@@ -11,10 +11,16 @@ from testing.eventually import eventually
 from testing.quickstart import ROOT
 
 PROGRAM = """
-import sys, time
+import os, signal, sys, threading, time
 from testing import interrupts
 
 interrupts.HUNG_S = {hung_s}
+
+def interrupt_once_waiting():
+    main = threading.main_thread().ident
+    while sys._current_frames()[main].f_code.co_filename != threading.__file__:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
 
 def main():
     try:
@@ -93,8 +99,9 @@ def test_without_a_signal_an_error_is_one():
 
 
 def test_a_program_that_waits_for_its_signal_ends_well():
-    process = started(work="interrupts.wait()", cleans="pass")
-    process.send_signal(signal.SIGINT)
+    """Before it waits, a signal ends it as any other."""
+    interrupt = "threading.Thread(target=interrupt_once_waiting).start()"
+    process = started(work=f"{interrupt}; interrupts.wait()", cleans="pass")
     assert process.communicate(timeout=20) == ("cleans up\nis clean\n", "")
     assert process.returncode == 3
 
