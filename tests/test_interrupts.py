@@ -11,15 +11,18 @@ from testing.eventually import eventually
 from testing.quickstart import ROOT
 
 PROGRAM = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading, time, traceback
 from testing import interrupts
 
 interrupts.HUNG_S = {hung_s}
 
 def interrupt_once_waiting():
     main = threading.main_thread().ident
-    while sys._current_frames()[main].f_code.co_filename != threading.__file__:
+    files = calls = ()
+    while interrupts.wait.__code__ not in calls or files[0] != threading.__file__:
         time.sleep(0.01)
+        calls = [frame.f_code for frame, _ in traceback.walk_stack(sys._current_frames()[main])]
+        files = [call.co_filename for call in calls]
     os.kill(os.getpid(), signal.SIGINT)
 
 def main():
