@@ -315,7 +315,7 @@ def test_the_claim_of_a_pod_that_waited_asks_for_what_it_gets(judge: Oracle, see
     judged = 0
     for number in range(PODS):
         asked = some_pod(rng, f"p{number}")
-        waiting = waiting_claim(asked, ONLY_NVIDIA, "binpack", store.claimable_sizes)
+        waiting = waiting_claim(asked, ONLY_NVIDIA, "binpack", store.admissions.claimable_sizes)
         assert isinstance(waiting, dict), waiting
         choice = store.filtering.assume(asked, names)
         if isinstance(choice, Choice):
