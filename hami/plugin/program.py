@@ -125,6 +125,7 @@ class DevicePluginProgram:
         self._start_time = _start_time_allocator(node, mig)
         claims = _claim_driver(node, claim_specs, mig, resources)
         self._is_start_time = _is_start_time(node, self._start_time)
+        _check_memory_by(node, has_start_time=self._is_start_time)
         is_lock_free = None  # the node needs a lock, unless the kubelet names the pod of a call
         if self._is_start_time:
             node.spec_folders.add(node.cdi_folder)
@@ -345,20 +346,23 @@ def _start_time_allocator(node: PluginNode, mig: DynamicMig | None) -> StartTime
 
 def _is_start_time(node: PluginNode, start_time: StartTimeAllocator) -> bool:
     """Reports whether containers get their devices when they start. Raises: HamiError."""
+    if node.source is None or node.settings.allocation_mode == DRA:
+        return False
+    return is_start_time(node.settings, node.cluster, start_time.is_recorded(), os.environ)
+
+
+def _check_memory_by(node: PluginNode, *, has_start_time: bool) -> None:
+    """Raises: HamiError if the driver has to limit memory, and does not for some containers of the node."""
     settings = node.settings
-    is_chosen = False
-    if node.source is not None and settings.allocation_mode != DRA:
-        is_chosen = is_start_time(settings, node.cluster, start_time.is_recorded(), os.environ)
-    if node.source is not None and settings.kubelet_socket and not is_chosen:
-        _check_memory_by(settings)
-    return is_chosen
-
-
-def _check_memory_by(settings: PluginSettings) -> None:
-    """Raises: HamiError if the driver has to limit memory, on a node where nothing can tell it to."""
-    reason = (
-        f"--memory-by {settings.memory_by}: containers do not get their devices when they start"
-    )
+    if node.source is None or not settings.kubelet_socket:
+        return
+    if not has_start_time:
+        obstacle = "containers do not get their devices when they start"
+    elif claimed_part(settings) is not None:
+        obstacle = "containers with claims get no limit of the driver"
+    else:
+        return
+    reason = f"--memory-by {settings.memory_by}: {obstacle}"
     if settings.memory_by == MEMORY_BY_DRIVER:
         raise HamiError(reason)
     if settings.memory_by == BOTH:

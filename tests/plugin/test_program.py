@@ -193,10 +193,10 @@ def divided(claiming, settings, cluster, directory):
     _, resources = claiming
     socket, started = directory / "device-plugins" / "kubelet.sock", []
 
-    def divided(claimed=("GPU-b",)):
+    def divided(claimed=("GPU-b",), **given):
         program = DevicePluginProgram(
             replace(
-                settings(cdi_root=str(directory / "cdi"), kubelet_socket=str(socket)),
+                settings(cdi_root=str(directory / "cdi"), kubelet_socket=str(socket), **given),
                 claimed_uuids=claimed,
             ),
             cluster=cluster,
@@ -244,6 +244,18 @@ def test_cards_for_claims_that_the_node_does_not_have_are_logged(divided, caplog
     assert "claimdevices names no device of the node" in str(
         [vars(record) for record in caplog.records]
     )
+
+
+def test_the_driver_cannot_limit_the_containers_of_claims(divided):
+    with pytest.raises(HamiError, match="--memory-by driver: containers with claims get no limit"):
+        divided(allocate="start", memory_by="driver")
+
+
+def test_both_beside_cards_for_claims_says_what_the_driver_does_not_limit(divided, caplog):
+    divided(allocate="start", memory_by="both")
+    assert [record.reason for record in caplog.records if "limit memory" in record.message] == [
+        "--memory-by both: containers with claims get no limit of the driver"
+    ]
 
 
 def test_claims_that_hami_allocates_are_for_nodes_that_it_knows(claiming, cluster, directory):
