@@ -1,5 +1,4 @@
-"""The figures in docs/limiter.md that a GPU has given: made from the files in "
-"``benchmarks/results/gpu``.
+"""The figures in docs/limiter.md that a GPU has given: made from the files in ``benchmarks/results/gpu``.
 
 ``python -m tools.generate`` writes them between the marks of the page; ``python -m tools.card_figures`` prints them.
 Each row names the file and the step that it comes from, and says what that step has not asked.
@@ -25,8 +24,7 @@ FOLDER = ROOT / "benchmarks" / "results" / "gpu"
 MIB = 1 << 20
 END = "<!-- end -->\n"
 OLDER = ("h200-2.json", "h200-3.json")
-"""Of a library that did not count contexts of the CUDA runtime, and charged what two events tell "
-"of nothing."""
+"""Of a library that did not count contexts of the CUDA runtime, and charged what two events tell of nothing."""
 NO_PROGRAMS = ("context", "module", "1 GiB")
 """Rows of step a6 that are single calls."""
 
@@ -41,8 +39,7 @@ class Results:
         self._sources: list[str] = []
 
     def sources(self) -> str:
-        """Returns the files and steps that have been read since the last question, as the page "
-        "cites them."""
+        """Returns the files and steps that have been read since the last question, as the page cites them."""
         cited = "; ".join(dict.fromkeys(self._sources))
         self._sources.clear()
         return cited
@@ -80,8 +77,7 @@ class Results:
         return int(found[1])
 
     def sample_gaps(self) -> list[int]:
-        """Returns the milliseconds between two new samples of NVML, in all runs of "
-        "h200-nvml.json."""
+        """Returns the milliseconds between two new samples of NVML, in all runs of h200-nvml.json."""
         gaps: list[int] = []
         for run in json.loads((self._folder / "h200-nvml.json").read_text()).values():
             times = sorted({sample[0] for sample in run["new_samples_ms_pid_percent"]})
@@ -121,14 +117,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def tensors(results: Results) -> int:
-    """Returns the bytes of the program with PyTorch itself: counted before contexts of the CUDA "
-    "runtime were."""
+    """Returns the bytes of the program with PyTorch itself: counted before contexts of the CUDA runtime were."""
     return int(results.rows("h200-2.json", "a6")["torch"][0])
 
 
 def torch_context(results: Results) -> tuple[int, int]:
-    """Returns what is counted for the context of a program with PyTorch, and what it takes with "
-    "PyTorch's code."""
+    """Returns what is counted for the context of a program with PyTorch, and what it takes with PyTorch's code."""
     counted, seen = results.rows("h200-4.json", "a6")["torch"]
     return counted - tensors(results), seen - tensors(results)
 
