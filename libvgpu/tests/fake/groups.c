@@ -1,7 +1,8 @@
 /* Limits of device memory by control group, as the driver has them since release 615.
  *
- * FAKE_NVML_WALL=dmem (default): limits need the file dmem.max in the group, and hold for the whole subtree. misc: the nearest limited group counts; limits do not nest. off: not
- * supported. FAKE_CGROUP is the directory of the group that a process is in.
+ * FAKE_NVML_WALL=dmem (default): limits need the file dmem.max in the group, and hold for the whole subtree. misc: the
+ * nearest limited group counts; limits do not nest. off: not supported. FAKE_CGROUP is the directory of the group that a
+ * process is in.
  */
 #include "fake.h"
 
@@ -109,7 +110,6 @@ uint64_t fake_group_left(int place, int card, uint64_t *total)
     *total = UINT64_MAX;
     if (!path[0])
         return left;
-    forget_removed();
     do {
         const struct fake_group *group = fake_find_group(path);
         if (!group || group->hard[card] == UINT64_MAX)
