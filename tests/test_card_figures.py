@@ -68,7 +68,9 @@ def test_the_results_of_a_stranger_are_a_row_of_the_table_of_cards(tmp_path):
 
 
 def test_a_page_without_a_mark_is_refused():
-    with pytest.raises(ValueError, match="no mark for the figures 'cards'"):
+    with pytest.raises(
+        ValueError, match="no part <!-- begin: python -m tools.card_figures cards -->"
+    ):
         render_page("# The limiter\n", Results())
 
 

@@ -16,13 +16,14 @@ from typing import Any
 
 import click
 
+from tools.marked import marked
+
 __all__ = ["BLOCKS", "Results", "render_page"]
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "limiter.md"
 FOLDER = ROOT / "benchmarks" / "results" / "gpu"
 MIB = 1 << 20
-END = "<!-- end -->\n"
 OLDER = ("h200-2.json", "h200-3.json")
 """Of a library that did not count contexts of the CUDA runtime, and charged what two events tell of nothing."""
 NO_PROGRAMS = ("context", "module", "1 GiB")
@@ -509,13 +510,7 @@ BLOCKS: Mapping[str, Callable[[Results], str]] = {
 def render_page(page: str, results: Results) -> str:
     """Returns *page* with the figures between its marks. Raises: ValueError if it lacks a mark."""
     for name, render in BLOCKS.items():
-        before, begin, rest = page.partition(
-            f"<!-- begin: python -m tools.card_figures {name} -->\n"
-        )
-        _, end, after = rest.partition(END)
-        if not end:
-            raise ValueError(f"docs/limiter.md has no mark for the figures {name!r}")
-        page = f"{before}{begin}{render(results)}{end}{after}"
+        page = marked(page, f"python -m tools.card_figures {name}", render(results))
     return page
 
 

@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from hami.model import Reason
 from hami.scheduler.filter import UNREGISTERED
+from tools.marked import marked
 
 __all__ = ["EVENTS", "REASONS", "rendered_page"]
 
-BEGIN, END = "<!-- begin: python -m tools.events_reference {} -->\n", "<!-- end -->\n"
 EVENTS: Mapping[str, str] = MappingProxyType(
     {
         "FilteringFailed": (
@@ -137,9 +137,8 @@ def rendered_page(page: str) -> str:
 def replaced(page: str, name: str, table: tuple[str, ...]) -> str:
     """Returns *page* with *table*, the heading of its first column and its rows, between the marks of *name*."""
     head, *body = table
-    before, begin, rest = page.partition(BEGIN.format(name))
-    _, end, after = rest.partition(END)
-    return f"{before}{begin}\n| {head} | meaning |\n|---|---|\n{''.join(body)}\n{end}{after}"
+    text = f"\n| {head} | meaning |\n|---|---|\n{''.join(body)}\n"
+    return marked(page, f"python -m tools.events_reference {name}", text)
 
 
 def rows(meanings: Iterable[tuple[tuple[str, ...], str]]) -> Iterator[str]:

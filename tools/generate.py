@@ -25,6 +25,7 @@ from tools import (
     policies,
     walk,
 )
+from tools.marked import marked
 
 __all__ = ["generated_files"]
 
@@ -35,7 +36,6 @@ DEVICES = ROOT / "docs" / "vendors.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 METRICS = ROOT / "docs" / "metrics.md"
 EVENTS = ROOT / "docs" / "events.md"
-TABLE, END = "<!-- begin: hami vendors --output=markdown -->\n", "<!-- end -->\n"
 RULES_HEAD = """\
 # Written by `python -m tools.generate` from monitoring/alerts.yaml: change that file.
 apiVersion: monitoring.coreos.com/v1
@@ -85,9 +85,8 @@ def render_rules() -> str:
 
 def render_devices(page: str) -> str:
     """Returns *page* with the table that ``hami vendors`` prints."""
-    before, begin, rest = page.partition(TABLE)
-    _, end, after = rest.partition(END)
-    return f"{before}{begin}{render(entries(chart_config()), 'markdown')}\n{end}{after}"
+    table = render(entries(chart_config()), "markdown")
+    return marked(page, "hami vendors --output=markdown", f"{table}\n")
 
 
 @click.command(help="Write all generated files that are outdated.")

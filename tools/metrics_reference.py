@@ -12,10 +12,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from testing.metric_pages import monitor_page, scheduler_page
+from tools.marked import marked
 
 __all__ = ["NOTES", "rendered_page", "rows"]
 
-BEGIN, END = "<!-- begin: python -m tools.metrics_reference -->\n", "<!-- end -->\n"
 UNNAMED = {"zone", "le"}
 """Labels that the page explains, and those of the format."""
 NOTES: Mapping[str, str] = MappingProxyType(
@@ -52,13 +52,11 @@ NOTES: Mapping[str, str] = MappingProxyType(
 
 def rendered_page(page: str) -> str:
     """Returns *page* with the tables of all metrics."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
     tables = "".join(
         f"\nServed by the {program}:\n\n| metric | labels | meaning |\n|---|---|---|\n{''.join(rows(text))}"
         for program, text in (("scheduler", scheduler_page()), ("monitor", monitor_page()))
     )
-    return f"{before}{begin}{tables}\n{end}{after}"
+    return marked(page, "python -m tools.metrics_reference", f"{tables}\n")
 
 
 def rows(page: str) -> Iterator[str]:

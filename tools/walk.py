@@ -33,13 +33,13 @@ from hami.runtime.settings import ALLOCATE
 from hami.scheduler.settings import Settings
 from testing.builders import gpu, gpus, node, pod
 from testing.replicas import Clock, Replica, WatchedCluster
+from tools.marked import marked
 
 __all__ = ["SCENES", "Walk", "follow", "layers", "render", "walks"]
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hami"
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-BEGIN, END = "<!-- begin: python -m tools.walk -->\n", "<!-- end -->\n"
 
 Act = Callable[[], object]
 
@@ -268,10 +268,8 @@ def render(name: str, walk: Walk) -> str:
 
 def rendered_page(page: str) -> str:
     """Returns the page of documentation *page* with the ways of all scenes."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
     ways = "\n".join(render(name, walk) for name, walk in walks(SCENES))
-    return f"{before}{begin}{ways}{end}{after}"
+    return marked(page, "python -m tools.walk", ways)
 
 
 @click.command(help="Follow the calls of scenes through the packages; all scenes if none is named.")
