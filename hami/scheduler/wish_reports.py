@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from collections.abc import Iterator
 
 from hami.codec.keys import DEFAULT_SCHEDULER
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 REASON = "WishIgnored"
 # pods that are looked at, so that a controller that creates many delays no other duty
 PER_ROUND = 500
+ARRIVED = 10_000  # pods that no round has looked at yet; of more, the latest
 LIMIT = 10_000  # pods and words on nodes of which is remembered that they were reported
 NODES_EVERY = 15  # rounds between looks at the nodes
 
@@ -40,13 +42,16 @@ class WishReports:
         self._vocabulary = Vocabulary(store.vendors)
         self._wishes = Wishes(self._vocabulary)
         self._reported = OncePerKey(LIMIT)
+        # shared with the watch: each call of a deque is atomic
+        self._arrived = deque[Pod](maxlen=ARRIVED)
+        store.pods.arrivals.append(self._arrived)
         self._term = -1.0  # when the latest term of this replica began
         self._round = 0
 
     def report_pods(self) -> None:
         """Records the ignored wishes of pods that have come, each pod once. A new leader also looks at all that wait,
         since they may have come while nobody led. Other replicas only forget them."""
-        arrived = self._store.pods.arrived
+        arrived = self._arrived
         if not self._leadership.leads():
             arrived.clear()
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -28,7 +28,6 @@ from hami.vendors.spec import Catalog
 # annotations of another scheduler on an unbound pod count as a reservation for this long
 FOREIGN_TTL_S = 60.0
 TOMBSTONES = 10_000  # deleted pods that are remembered
-ARRIVED = 10_000  # pods that have come and that no one has taken yet
 DECIDED = 10_000  # waiting pods that this process has filtered, and of which it remembers that
 
 
@@ -108,8 +107,9 @@ class PodRecords:
         # those that are evicted for others and have not ended
         self._preempted: dict[str, PodRecord] = {}
         self._unreadable: dict[str, Reading] = {}  # what cannot be read completely, and counts
-        self.arrived: deque[Pod] = deque(maxlen=ARRIVED)
-        """Pods that have come to request devices, bound since then or not. Who looks at them takes them away."""
+        self.arrivals: list[deque[Pod]] = []
+        """Queues to which each pod that comes to request devices is added. Who looks at these pods, bound since then or
+        not, brings a queue with a bound; a process in which nobody does keeps no pods that are gone."""
         self.changes = 0
         """How often a pod has come, gone, or changed in what is shown of it."""
 
@@ -170,7 +170,7 @@ class PodRecords:
         if namesake is None or namesake.version <= record.version:
             self._uids[ref.namespace, ref.name] = uid
         if waiting is not None:
-            _await(waiting, self._waiting, self.arrived)
+            _await(waiting, self._waiting, self.arrivals)
         elif record.node or record.terminated:
             self._waiting.pop(uid, None)
         if record.allocated is None:
@@ -409,10 +409,11 @@ def _is_fresh(record: PodRecord, clock: float) -> bool:
     return record.assigned_at > 0 and abs(age_s) < FOREIGN_TTL_S
 
 
-def _await(pod: Pod, waiting: MutableMapping[str, Pod], arrived: deque[Pod]) -> None:
-    """Adds *pod* to those that are waiting, and to those that have arrived if it was not waiting before."""
+def _await(pod: Pod, waiting: MutableMapping[str, Pod], arrivals: Iterable[deque[Pod]]) -> None:
+    """Adds *pod* to those that are waiting, and to the queues of *arrivals* if it was not waiting before."""
     if pod.ref.uid not in waiting:
-        arrived.append(pod)
+        for queue in arrivals:
+            queue.append(pod)
     waiting[pod.ref.uid] = pod
 
 

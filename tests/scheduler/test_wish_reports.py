@@ -3,7 +3,7 @@
 import pytest
 
 from hami.scheduler.settings import Settings
-from hami.scheduler.wish_reports import NODES_EVERY, PER_ROUND, REASON
+from hami.scheduler.wish_reports import ARRIVED, NODES_EVERY, PER_ROUND, REASON
 from testing.builders import container, gpu, gpus, node, pod
 from testing.replicas import SETTINGS, Clock, Replica, WatchedCluster
 
@@ -110,6 +110,16 @@ def test_many_pods_take_several_rounds():
     assert len(wishes(made)) == PER_ROUND
     made.controller.step()
     assert len(wishes(made)) == PER_ROUND + 1
+
+
+def test_the_pods_that_no_round_has_looked_at_are_bounded():
+    made = world(leads=False)
+    (arrived,) = made.cache.pods.arrivals
+    for number in range(ARRIVED + 1):
+        made.cache.pods.upsert(pod(gpus(), name=f"p{number}"))
+    assert len(arrived) == ARRIVED
+    made.controller.step()
+    assert not arrived
 
 
 def test_without_a_name_of_ours_no_scheduler_is_another():

@@ -1,5 +1,6 @@
 """Pods as the watch delivers them: late, twice, out of order, unreadable, forged, assigned by another scheduler."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -412,6 +413,16 @@ def test_a_pod_without_devices_is_not_recorded():
     cache = SmallStore()
     cache.pods.upsert(pod(gpus(0)))
     assert cache.pods.by_uid() == {}
+
+
+def test_a_pod_that_is_gone_is_not_kept_where_nobody_looks_at_those_that_come():
+    """As in the dashboard: tenants choose how large the annotations of their pods are."""
+    cache, waiting = SmallStore(), pod(gpus(1))
+    references = sys.getrefcount(waiting)
+    cache.pods.upsert(waiting)
+    assert sys.getrefcount(waiting) > references
+    cache.pods.remove(waiting)
+    assert sys.getrefcount(waiting) == references
 
 
 def test_pods_whose_coming_and_going_a_list_swallowed_are_forgotten():
