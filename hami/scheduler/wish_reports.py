@@ -81,9 +81,11 @@ class WishReports:
             self._events.record(pod.ref, "Warning", REASON, text)
 
     def _ignored(self, pod: Pod) -> Iterator[str]:
-        """Yields the ignored wishes of *pod*."""
+        """Yields the ignored wishes of *pod*. As in admission, a pod of another scheduler gets that warning alone: it
+        may be meant for other nodes, and admission has not bounded it."""
         if self._is_foreign(pod.scheduler_name):
             yield foreign_scheduler(pod.scheduler_name, self._settings.scheduler_name)
+            return
         vendors = requested_keys(self._vocabulary.catalog, pod.containers)
         for _, word in self._vocabulary.read(pod.annotations, vendors):
             if isinstance(word, Misspelt):

@@ -49,7 +49,7 @@ def rounds(made, count=3):
             ],
         ),
         (
-            pod(gpus(), scheduler_name="volcano"),
+            pod(MUCH, scheduler_name="volcano", annotations={POLICY: "binpak"}),
             [
                 "schedulerName volcano is not HAMi's: the pod gets no devices from HAMi; leave it out, or write "
                 "hami-scheduler"
