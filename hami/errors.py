@@ -61,8 +61,8 @@ class NodeLocked(HamiError):
 
 
 class Rejected(HamiError):
-    """A call about a pod cannot be carried out now: of kube-scheduler a filter or bind, of the kubelet an Allocate. The
-    text gives the reason."""
+    """A call about a pod cannot be carried out now: a filter or bind of kube-scheduler, or an Allocate of the kubelet.
+    The text gives the reason."""
 
 
 class HostError(HamiError):

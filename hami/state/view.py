@@ -1,7 +1,7 @@
 """The content of the store at one moment, or of a cluster that differs a little.
 
-Metrics, inspection, dashboard and preemption read views only, and nothing changes a view. What would be decided in it,
-says `dry_run`.
+Metrics, inspection, dashboard and preemption read views only, and nothing changes a view. `dry_run` says what would be
+decided in it.
 """
 
 from __future__ import annotations
