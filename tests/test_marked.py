@@ -1,4 +1,4 @@
-"""A part of a page is replaced between its marks; a page without them is an error, not a page with the part at its end."""
+"""A part of a page is replaced between its marks. A page without them is an error: the part is not added at its end."""
 
 import pytest
 

@@ -25,7 +25,7 @@ REASON = "WishIgnored"
 # pods that are looked at, so that a controller that creates many delays no other duty
 PER_ROUND = 500
 ARRIVED = 10_000  # pods that no round has looked at yet; of more, the latest
-LIMIT = 10_000  # pods and words on nodes of which is remembered that they were reported
+LIMIT = 10_000  # pods, and nodes, of which is remembered what was reported
 NODES_EVERY = 15  # rounds between looks at the nodes
 
 
@@ -42,6 +42,7 @@ class WishReports:
         self._vocabulary = Vocabulary(store.vendors)
         self._wishes = Wishes(self._vocabulary)
         self._reported = OncePerKey(LIMIT)
+        self._on_nodes = OncePerKey(LIMIT)
         # shared with the watch: each call of a deque is atomic
         self._arrived = deque[Pod](maxlen=ARRIVED)
         store.pods.arrivals.append(self._arrived)
@@ -62,16 +63,18 @@ class WishReports:
             self._report_pod(arrived.popleft())
 
     def report_nodes(self) -> None:
-        """Records the words for pods that are written on nodes, each once."""
+        """Records the words for pods that are written on nodes, those of a node once."""
         self._round += 1
         if self._round % NODES_EVERY != 1:
             return
         for node, *texts in self._store.nodes.texts():
-            for key, kind in self._wishes.misplaced_on_node(*texts):
-                if self._reported.is_new((node, key, kind)):
-                    text = f"{kind} {key} of a node has no effect: write it on pods"
-                    log.warning("wish ignored", extra={"node": node, "detail": text})
-                    self._events.record(node, "Warning", REASON, text)
+            words = tuple(self._wishes.misplaced_on_node(*texts))
+            if not words or not self._on_nodes.is_new(node, words):
+                continue
+            for key, kind in words:
+                text = f"{kind} {key} of a node has no effect: write it on pods"
+                log.warning("wish ignored", extra={"node": node, "detail": text})
+                self._events.record(node, "Warning", REASON, text)
 
     def _report_pod(self, pod: Pod) -> None:
         if not self._reported.is_new(pod.ref.uid):

@@ -3,7 +3,7 @@
 import pytest
 
 from hami.scheduler.settings import Settings
-from hami.scheduler.wish_reports import ARRIVED, NODES_EVERY, PER_ROUND, REASON
+from hami.scheduler.wish_reports import ARRIVED, LIMIT, NODES_EVERY, PER_ROUND, REASON
 from testing.builders import container, gpu, gpus, node, pod
 from testing.replicas import SETTINGS, Clock, Replica, WatchedCluster
 
@@ -136,3 +136,16 @@ def test_a_word_for_pods_on_a_node_is_reported_once():
     rounds(made, 2 * NODES_EVERY)
     assert wishes(made) == [f"annotation {POLICY} of a node has no effect: write it on pods"]
     assert "n2" in made.events.subjects
+
+
+def test_words_on_many_nodes_are_reported_once_each():
+    """There may be more words than pods and nodes are remembered."""
+    made = world()
+    for number in range(LIMIT // 2):
+        words = {POLICY: "spread", "nvidia.com/use-gputype": "A40", "nvidia.com/numa-bind": "true"}
+        made.fake.put_node(node(f"m{number}", annotations=words))
+    made.watch()
+    rounds(made, NODES_EVERY)
+    reported = len(wishes(made))
+    rounds(made, NODES_EVERY)
+    assert len(wishes(made)) == reported == 3 * LIMIT // 2
