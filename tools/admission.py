@@ -41,12 +41,7 @@ from hami.vendors.request import MAX_CONTAINERS, WHOLE
 from hami.vendors.spec import Catalog
 from hami.vendors.terms import Author, Place, Term
 from hami.vendors.vocabulary import Vocabulary
-from hami.vendors.wishes import (
-    OWN_DOMAIN,
-    WRITE_AS_LABEL,
-    WRITE_ON_NODES,
-    Wishes,
-)
+from hami.vendors.wishes import OWN_DOMAIN, WRITE_AS_LABEL, WRITE_ON_NODES, Wishes
 from tools.cel import (
     BASE,
     GENERATED,

@@ -39,9 +39,8 @@ def dashboard_command(ctx: click.Context, /, **values: object) -> None:
     Give it the scheduler's policies and device configuration: they decide what would help. - and _ in a flag's name are
     equivalent; a BOOL may be omitted (true). POD_NAMESPACE is the namespace of the monitors.
     """
-    from hami.scheduler.cluster_store import (
-        cluster_store,
-    )  # the parent process of the scheduler stays small
+    # the parent process of the scheduler stays small
+    from hami.scheduler.cluster_store import cluster_store
 
     settings = settings_of_command_line(ctx, DASHBOARD_FLAGS, values, read_dashboard_settings)
     run_program(ctx, run_dashboard, settings, cluster_store(settings))

@@ -38,10 +38,8 @@ def monitor_command(ctx: click.Context, /, **values: object) -> None:
 
 def run_monitor(settings: MonitorSettings) -> int:
     """Serves until a stop signal arrives, or prints one round. Returns the exit status."""
-    from hami.monitor.program import (
-        print_once,
-        serve,
-    )  # the parent process of the scheduler stays small
+    # the parent process of the scheduler stays small
+    from hami.monitor.program import print_once, serve
 
     if settings.once:
         return print_once(settings, lambda text: click.echo(text, nl=False))

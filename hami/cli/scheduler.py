@@ -305,9 +305,8 @@ def run_scheduler(settings: Settings) -> int:
     programs: list[SchedulerProgram] = []
 
     def make_app() -> WSGIApplication:
-        from hami.scheduler.program import (
-            SchedulerProgram,
-        )  # in the worker: its parent process stays small
+        # in the worker: its parent process stays small
+        from hami.scheduler.program import SchedulerProgram
 
         program = SchedulerProgram(settings)
         programs.append(program)

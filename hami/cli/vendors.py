@@ -10,11 +10,8 @@ from hami.cli.scheduler import DEVICE_SECTIONS, settings_of_command_line
 from hami.runtime.options import Flag, Sections, choice
 from hami.scheduler.settings import read_settings
 
-TABLE_FORMATS = (
-    "text",
-    "markdown",
-    "json",
-)  # as in hami.inspect.vendors, which is imported when the command runs
+# as in hami.inspect.vendors, which is imported when the command runs
+TABLE_FORMATS = ("text", "markdown", "json")
 VENDORS_FLAGS: Sections = {
     "Format": (
         Flag(

@@ -43,9 +43,8 @@ HEADERS: Mapping[str, str] = {
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
 MAX_CELLS = 4096  # cells of devices, of some 1 KiB each: 20 pages
-ARGUMENTS = frozenset(
-    {"node", "model", "state", "sort", "page"}
-)  # of queries; namespaces come from `_namespaces`
+# of queries; namespaces come from `_namespaces`
+ARGUMENTS = frozenset({"node", "model", "state", "sort", "page"})
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
 Make = Callable[[Scope], Any]

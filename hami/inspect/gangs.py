@@ -72,9 +72,8 @@ def gang_members(cluster: InspectedCluster, pod: Pod) -> tuple[list[Pod], int]:
             bound.add(other.ref.uid)
         else:
             unbound[other.ref.uid] = other
-    for (
-        record
-    ) in cluster.view.facts.pods.values():  # a dashboard's record lacks pods that are bound
+    # a dashboard's record lacks pods that are bound
+    for record in cluster.view.facts.pods.values():
         if record.is_running and (record.ref.namespace, record.group) == gang:
             bound.add(record.ref.uid)
     return list(unbound.values()), len(bound)

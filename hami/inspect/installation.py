@@ -22,9 +22,8 @@ POLICY_PREFIX = "hami-"
 _FLAG = "--foreign-reservations"
 _DRA_FLAG = "--dra="
 _TOKEN_VOLUME = "extender-token"
-_HAMIS = frozenset(
-    {"vgpu-scheduler-extender", "vgpu-monitor"}
-)  # containers that only HAMi's chart has
+# containers that only HAMi's chart has
+_HAMIS = frozenset({"vgpu-scheduler-extender", "vgpu-monitor"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,9 @@ from hami.scheduling.usage import Amounts
 
 R = TypeVar("R", bound=OutputRecord)
 
+_Counts = Counter[tuple[str, str]]
+"""By namespace and vendor."""
+
 
 class NodeRow(OutputRecord, frozen=True):
     """A node with devices. *pods*: that hold parts of them; *reserved*: of these, not bound yet."""
@@ -304,19 +307,18 @@ def namespace_rows(
     return rows
 
 
-def _held_by_namespace(cluster: InspectedCluster) -> list[Counter[tuple[str, str]]]:
-    """Returns the pods that hold devices, their memory and their cores, by namespace and vendor."""
-    pods, memory, cores = counters = [Counter[tuple[str, str]]() for _ in range(3)]
+def _held_by_namespace(cluster: InspectedCluster) -> tuple[_Counts, _Counts, _Counts]:
+    """Returns the number of pods that hold devices, and the memory and the cores that they hold."""
+    pods, memory, cores = _Counts(), _Counts(), _Counts()
     for booking in cluster.view.bookings.values():
         for key, charges in booking.charges:
             place = booking.namespace, key
             pods[place] += 1
             for charge in charges:
                 memory[place] += charge.memory_mib
-                cores[place] += cores_of(
-                    cluster.vendors[key], charge.cores
-                )  # a sum of masks says nothing
-    return counters
+                # a sum of masks says nothing
+                cores[place] += cores_of(cluster.vendors[key], charge.cores)
+    return pods, memory, cores
 
 
 def age_of(created: str, taken: datetime) -> int | None:

@@ -15,9 +15,8 @@ from hami.vendors.terms import Author, Place, Term
 from hami.vendors.vocabulary import Vocabulary
 
 CHIP = "‹chip›"  # the name of a vendor in a shared row
-_NAME = re.compile(
-    r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*"
-)  # names and flags, shown as code in Markdown
+# names and flags, shown as code in Markdown
+_NAME = re.compile(r"--[-a-z]+|[-\w.]+/[-\w.‹›]*[a-zA-Z›][-\w.‹›]*")
 
 
 @dataclass(frozen=True, slots=True)

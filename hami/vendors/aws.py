@@ -38,12 +38,8 @@ PREDICATE_NODE, RESOURCE_TYPE = "aws.amazon.com/predicate-node", "NEURON_RESOURC
 WRITTEN = (IDS, ALLOC_TIME, ALLOCATED, PREDICATE_NODE, RESOURCE_TYPE)
 MAX_CORES = 31  # of a device: the mask is a signed 32-bit integer on the wire
 PAIR = 2  # a larger number of cores must be a multiple of it, as upstream requires
-RUNS = (
-    1,
-    4,
-    8,
-    16,
-)  # numbers of linked devices on Trainium; a run starts at a multiple of its length
+# numbers of linked devices on Trainium; a run starts at a multiple of its length
+RUNS = (1, 4, 8, 16)
 _ALL = Partition(0, MAX_CORES)  # a whole device with any number of cores
 
 

@@ -82,10 +82,8 @@ class PodDraft:
         """
         if not self.says_who_sees_devices:
             return default
-        own, of_pod = (
-            self._switches.get(container, ""),
-            self.decoded.annotations.get(OVERWRITE_ENV, ""),
-        )
+        own = self._switches.get(container, "")
+        of_pod = self.decoded.annotations.get(OVERWRITE_ENV, "")
         for text in (own, of_pod):
             boolean = parse_bool(text.strip().lower())
             if boolean is not None:
@@ -194,6 +192,7 @@ class ContainerDraft:
 
     def rounded(self, name: str) -> int | None:
         """Returns the amount of *name*, rounded up; ``None`` if it is not given. Raises: PodRefused."""
+        # most containers do not name it, and `given` costs more
         if name not in self.limits and name not in self.requests:
             return None
         text = self.given.get(name)

@@ -33,9 +33,8 @@ _STRICT_VARIABLES = frozenset(
     }
 )
 _LIMITER_PATHS = ("/etc/ld.so.preload/", "/usr/local/vgpu/", "/tmp/vgpulock/")
-_PATHS_ABOVE = frozenset(
-    {"/", "/etc", "/usr", "/usr/local"}
-)  # not /tmp: programs need it, and its lock limits nothing
+# not /tmp: programs need it, and its lock limits nothing
+_PATHS_ABOVE = frozenset({"/", "/etc", "/usr", "/usr/local"})
 _ACCESS_VARIABLES = frozenset(
     {"NVIDIA_IMEX_CHANNELS", "NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES"}
 )

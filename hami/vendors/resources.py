@@ -60,10 +60,8 @@ class Resources:
     amounts_are_totals: bool = False  # memory and cores are for all devices of a container together
     # admission requests all cores when only a device count is given
     defaults_to_all_cores: bool = False
-    no_cores_annotation: tuple[str, str] = (
-        "",
-        "",
-    )  # key and value: pods that have it take no cores; empty: all do
+    # key and value: pods that have it take no cores; empty: all do
+    no_cores_annotation: tuple[str, str] = ("", "")
 
     # Descriptions for users, in ``hami vendors``; empty where they follow from the other fields.
     memory_description: str = ""  # the unit of memory
