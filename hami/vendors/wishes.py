@@ -35,6 +35,7 @@ WRITE_AS_LABEL, WRITE_ON_NODES = "write it as a label", "write it on nodes"
 MOST = 8  # warnings for a pod
 SHOWN = 100  # characters of a name
 MAX_KEYS = 256  # annotations of a pod that are looked at
+MAX_NAMES = 256  # resources of a pod that nobody manages and that are looked at
 _ADMISSION_KEYS = ("hami.io/ascend-one-of-module", "hami.io/claim-amounts", "hami.io/claim")
 OTHER_PLUGINS = ("nvidia.com/mig-", "nvidia.com/pgpu", "nvidia.com/gpu.shared")
 """Starts of names that other device plugins offer."""
@@ -85,7 +86,8 @@ class Wishes:
             node_labels.update(vendor.annotations.node_keys)
         self.annotations = annotations - labels
         """The annotations of pods that people write, and that are no labels."""
-        self._of_pods = (annotations | labels) - node_labels - node_annotations
+        self.of_pods = (annotations | labels) - node_labels - node_annotations
+        """The annotations and labels that mean nothing on nodes."""
         self.misplaced = dict.fromkeys(labels - annotations, WRITE_AS_LABEL)
         """What to do about annotations of pods that mean something elsewhere."""
         for key in node_annotations - annotations - labels:
@@ -111,7 +113,7 @@ class Wishes:
     ) -> Iterator[tuple[str, str]]:
         """Yields the keys that are written on a node and mean something on pods alone, with what they are there."""
         for kind, texts in (("annotation", annotations), ("label", labels)):
-            for key in sorted(self._of_pods & texts.keys()):
+            for key in sorted(self.of_pods & texts.keys()):
                 yield key, kind
 
     def _all(
@@ -128,22 +130,24 @@ class Wishes:
         for key in itertools.islice(pod.labels, MAX_KEYS):
             if key.partition("/")[0] in self._key_domains:
                 yield from self._about_label(key)
-        for container in containers:
-            yield from self._about_container(container, offers, sizes)
+        yield from self._about_containers(containers, offers, sizes)
 
-    def _about_container(
+    def _about_containers(
         self,
-        container: Requesting,
+        containers: Iterable[Requesting],
         offers: Callable[[str], bool],
         sizes: Mapping[str, Sizes],
     ) -> Iterator[str]:
-        names = container.limits.keys() | container.requests.keys()
-        managed = names & self._vendor_of.keys()
-        unmanaged = [n for n in names - managed if n.partition("/")[0] in self._domains]
-        for name in sorted(unmanaged):
-            yield from self._about_name(container, name, offers)
-        for vendor in dict.fromkeys(self._vendor_of[name] for name in sorted(managed)):
-            yield from _about_amounts(vendor, container, sizes)
+        names_left = MAX_NAMES
+        for container in containers:
+            names = container.limits.keys() | container.requests.keys()
+            managed = names & self._vendor_of.keys()
+            unmanaged = [n for n in names - managed if n.partition("/")[0] in self._domains]
+            for name in sorted(unmanaged)[:names_left]:
+                names_left -= 1
+                yield from self._about_name(container, name, offers)
+            for vendor in dict.fromkeys(self._vendor_of[name] for name in sorted(managed)):
+                yield from _about_amounts(vendor, container, sizes)
 
     def _about_annotation(self, key: str) -> Iterator[str]:
         """Yields the warning about an annotation that means nothing."""
@@ -239,7 +243,8 @@ def _about_amounts(vendor: Vendor, container: Requesting, sizes: Mapping[str, Si
     amounts = resources.amounts(container.limits, container.requests)
     if not amounts:
         return []
-    if resources.count not in amounts and _gets_no_device(vendor, container):
+    lacks_count = bool(resources.count) and resources.count not in amounts
+    if lacks_count and not _gets_devices(vendor, container):
         warning = (
             f"container {container.name} requests {', '.join(amounts)} without {resources.count}, so it gets no "
             f"device: request {resources.count}: 1, too"
@@ -251,15 +256,15 @@ def _about_amounts(vendor: Vendor, container: Requesting, sizes: Mapping[str, Si
     size = sizes.get(vendor.key)
     if size is not None and resources.memory in amounts:
         found += _too_much_memory(resources, container, amounts[resources.memory], size.most)
+    # asked last, since nearly no container has such amounts: one with a count of 0 gets no device of any size
+    if found and not _gets_devices(vendor, container):
+        return []
     return found
 
 
-def _gets_no_device(vendor: Vendor, container: Requesting) -> bool:
-    """Reports whether *container*, which requests no count of *vendor*'s devices, gets none."""
-    if not vendor.resources.count:
-        return False
+def _gets_devices(vendor: Vendor, container: Requesting) -> bool:
     given = Container(name=container.name, limits=container.limits, requests=container.requests)
-    return device_request(vendor, given) is None
+    return device_request(vendor, given) is not None
 
 
 def _too_many_cores(resources: Resources, container: Requesting, text: str) -> list[str]:

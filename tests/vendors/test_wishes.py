@@ -7,7 +7,7 @@ from hami.codec.device_config import chart_config
 from hami.scheduling.quota import DeviceSizes
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.vocabulary import Vocabulary
-from hami.vendors.wishes import MOST, Wishes
+from hami.vendors.wishes import MAX_NAMES, MOST, Wishes
 from testing.builders import container, gpus, pod
 
 WISHES = Wishes(Vocabulary(full_catalog(chart_config())))
@@ -147,6 +147,7 @@ def test_amounts_that_get_no_device(limits, warning):
         {"nvidia.com/gpu": 1, "nvidia.com/mig-1g.5gb": 1},
         {"nvidia.com/gpu": 1, "rdma/hca": 1},
         {"nvidia.com/gpu": 0, "nvidia.com/gpumem": 0},
+        {"nvidia.com/gpu": 0, "nvidia.com/gpumem": 80_001, "nvidia.com/gpucores": 150},
         {"cpu": 1},
     ],
     ids=str,
@@ -158,6 +159,12 @@ def test_wishes_that_can_come_true(limits):
 def test_a_resource_that_a_node_offers_has_another_manager():
     limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumemory": 4000}
     assert warnings(container(limits), offered={"nvidia.com/gpumemory"}) == []
+
+
+@pytest.mark.parametrize("others, count", [(MAX_NAMES - 1, 1), (MAX_NAMES, 0)])
+def test_so_many_resources_of_a_pod_are_looked_at(others, count):
+    first = container({f"nvidia.com/{'z' * 40}{n}": 1 for n in range(others)})
+    assert len(warnings(first, container({"nvidia.com/gpumemory": 1}))) == count
 
 
 def test_nothing_is_known_of_a_cluster_without_devices():
