@@ -34,7 +34,7 @@ class GangReport(OutputRecord, frozen=True):
 
 
 def gang_of(cluster: InspectedCluster, pod: Pod, required: int | None) -> GangReport | None:
-    """Returns the gang of *pod*, from the pods in the record of *cluster*; ``None`` if it belongs to none.
+    """Returns the gang of *pod*, from the pods of *cluster*; ``None`` if it belongs to none.
 
     Raises: MalformedInput for an unreadable annotation of *pod*.
     """
@@ -76,7 +76,7 @@ def gang_members(cluster: InspectedCluster, pod: Pod) -> tuple[list[Pod], int]:
     for record in cluster.view.facts.pods.values():
         if record.is_running and (record.ref.namespace, record.group) == gang:
             bound.add(record.ref.uid)
-    return list(unbound.values()), len(bound)
+    return list(unbound.values()), len(bound - unbound.keys())
 
 
 def gang_sentences(gang: GangReport) -> Iterator[str]:

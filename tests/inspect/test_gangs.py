@@ -66,6 +66,17 @@ def test_bound_pods_and_those_with_a_node_count():
     )
 
 
+def test_a_pod_that_is_bound_meanwhile_counts_once():
+    """A dashboard reads the pods that wait before it looks at the store."""
+    later = held("ring-1", "n1", ("a", 46_068, 100), group="ring")
+    cluster = InspectedCluster(
+        record([CARDS], [member(1), member(2)]),
+        InspectedCluster(record([CARDS], [later, member(2)])).view,
+    )
+    report = gang_of(cluster, member(2), 2)
+    assert (report.bound, report.waiting) == (0, 2)
+
+
 def test_a_gang_that_needs_fewer_than_it_has_lacks_only_those():
     assert gang(*(member(number) for number in range(4)), required=3).lacking == 1
     assert gang(*(member(number) for number in range(4)), required=2).lacking == 0
