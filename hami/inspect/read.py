@@ -37,6 +37,8 @@ from hami.runtime.clock import utc_now
 from hami.state.view import Policies
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
+from hami.vendors.vocabulary import Vocabulary
+from hami.vendors.wishes import Wishes
 
 T = TypeVar("T")
 
@@ -103,7 +105,8 @@ class RecordFilter:
 
     def __init__(self, vendors: Catalog) -> None:
         self._vendors = vendors
-        self._node_keys = node_annotations(vendors)
+        # the words that mean nothing on nodes, for the audit
+        self._node_keys = node_annotations(vendors).keys() | Wishes(Vocabulary(vendors)).of_pods
         self._pod_keys = pod_annotations(vendors).keys() | RESIZE_KEYS
 
     def node(self, node: Node) -> Node:

@@ -4,6 +4,7 @@ import pytest
 
 from hami.codec.keys import (
     CORES_LIMIT,
+    GPU_POLICY,
     NODE_RESIZES,
     RESIZE,
     RESIZE_APPLIED,
@@ -47,12 +48,13 @@ def test_only_pods_with_devices_are_kept_and_only_what_is_read_of_them():
         for key in (RESIZE, RESIZED, RESIZE_TARGET, RESIZE_APPLIED, RESIZE_STATUS, CORES_LIMIT)
     }
     holder["metadata"]["annotations"] |= {"secret.example.com/token": "x"} | resize
-    record, _, _ = read(
-        FakeApi([node("n", annotations={NODE_RESIZES: "true"})], [holder, pending("web")])
-    )
+    words = {NODE_RESIZES: "true", GPU_POLICY: "spread", "example.com/x": "x"}
+    record, _, _ = read(FakeApi([node("n", annotations=words)], [holder, pending("web")]))
     (kept,) = record.pods
     assert resize.items() <= kept.annotations.items()
     assert record.nodes[0].annotations[NODE_RESIZES] == "true"
+    assert record.nodes[0].annotations[GPU_POLICY] == "spread"
+    assert "example.com/x" not in record.nodes[0].annotations
     assert kept.ref.name == "a"
     assert "secret.example.com/token" not in kept.annotations
     assert kept.annotations["hami.io/vgpu-devices-allocated"] == "GPU-n-0,NVIDIA,100,10:;"
