@@ -22,11 +22,6 @@ RESERVED = [
 ]
 
 
-def limited(resource):
-    """Returns the resources of a container that requests one of *resource*."""
-    return {"resources": {"limits": {resource: "1"}}}
-
-
 def refusal(sandbox, item):
     with pytest.raises(ApiError) as error:
         sandbox.create(item)
@@ -117,7 +112,7 @@ LOOKS_LIKE_A_WISH = [
         id="unknown-annotation",
     ),
     pytest.param(
-        pod("p", containers=[{**container(), **limited("nvidia.com/gpumemory")}]),
+        pod("p", **{"nvidia.com/gpumemory": 1}),
         "nobody manages nvidia.com/gpumemory",
         id="unknown-resource",
     ),
