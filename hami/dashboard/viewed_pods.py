@@ -50,15 +50,19 @@ def read_condition(api: Api, ref: PodRef) -> SchedulingCondition:
 def read_size(api: Api, ref: PodRef) -> PodSize:
     """Returns the last resize of the pod *ref*. Raises: ClusterError, MalformedInput."""
     pod = parse_pod(_read(api, ref))
+    if pod.ref.uid != ref.uid:
+        return PodSize()
     report = resize_report(pod.annotations)
     if report is None:
         return PodSize()
-    if pod.ref.uid != ref.uid:
-        return PodSize()
-    texts: dict[str, str] = {}
-    for name in ("request", "message", "problem"):
-        texts[name] = printable(getattr(report, name))
-    return PodSize(msgspec.structs.replace(report, **texts))
+    return PodSize(
+        msgspec.structs.replace(
+            report,
+            request=printable(report.request),
+            message=printable(report.message),
+            problem=printable(report.problem),
+        )
+    )
 
 
 def _read(api: Api, ref: PodRef) -> bytes:

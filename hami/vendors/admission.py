@@ -35,7 +35,7 @@ def admit_pod(vocabulary: Vocabulary, pod: PodDraft) -> None:
     of_all = dict.fromkeys(vendors.admitting_all)
     if pod.says_who_sees_devices:
         of_all.update(dict.fromkeys(vendors.hiding))
-    if vendors.admitting_beside and names_devices(vendors, pod):
+    if vendors.admitting_beside and _names_devices(vendors, pod):
         of_all.update(dict.fromkeys(vendors.admitting_beside))
     for container in pod.containers:
         admitting = dict.fromkeys(vendors.requested_by(container.limits, container.requests))
@@ -48,7 +48,7 @@ def admit_pod(vocabulary: Vocabulary, pod: PodDraft) -> None:
                 pod.set_requests_devices()
 
 
-def names_devices(vendors: Catalog, pod: PodDraft) -> bool:
+def _names_devices(vendors: Catalog, pod: PodDraft) -> bool:
     """Reports whether a container of *pod* names a resource of a vendor."""
     for container in pod.decoded.containers:
         if vendors.requested_by(container.limits, container.requests):
