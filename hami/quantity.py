@@ -97,8 +97,12 @@ def strict_integer(text: str) -> int | None:
     return value.numerator
 
 
-def rounded_up(text: str) -> int:
-    """Returns the value, rounded away from zero. Source: Quantity.Value, as used by upstream's admission."""
-    value = parse_quantity(text)
+@functools.lru_cache(maxsize=4096)
+def rounded_up(text: str, unit: str = "") -> int:
+    """Returns the value in *unit* (``m``, ``Mi``; empty for ones), rounded away from zero.
+
+    Source: Quantity.Value, as used by upstream's admission, and Quantity.MilliValue.
+    """
+    value = parse_quantity(text) / parse_quantity(f"1{unit}")
     whole = -(-abs(value.numerator) // value.denominator)
     return whole if value >= 0 else -whole

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Annotated, Any
 
 import msgspec
@@ -16,13 +15,13 @@ from hami.codec.documents import convert, decode, places_in
 from hami.codec.objects import Metadata
 from hami.codec.slices import DRIVER, MIG_CLASS
 from hami.errors import MalformedInput
-from hami.quantity import MIB, parse_quantity, strict_integer
+from hami.quantity import rounded_up, strict_integer
 
 MAX_CLAIMS = 64  # of a pod
 ALL = "All"
 IMPLICIT_RESOURCE = "deviceclass.resource.kubernetes.io/"
 """What the resource begins with that each DeviceClass stands for, before its name."""
-_UNITS = {"memory": Fraction(MIB), "cores": Fraction(1), "share": Fraction(1, 1000)}
+_UNITS = {"memory": "Mi", "cores": "", "share": "m"}
 
 _Quantity = Annotated[str, Meta(max_length=64, description="a quantity of at most 64 characters")]
 _Name = Annotated[str, Meta(max_length=253, description="a name")]
@@ -356,13 +355,12 @@ def _subrequest(wire: _SubRequestEntry, place: str) -> DeviceSubRequest:
     )
 
 
-def _units(field: str, text: str, unit: Fraction) -> int:
+def _units(field: str, text: str, unit: str) -> int:
     """Returns a quantity in *unit*, rounded up, as kube-scheduler rounds to the steps of our slices."""
     try:
-        value = parse_quantity(text) / unit
+        return rounded_up(text, unit)
     except MalformedInput as error:
         raise MalformedInput(field, text, error.problem) from None
-    return -(-value.numerator // value.denominator)
 
 
 def _expressions(selectors: list[_SelectorEntry] | None) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from hami.codec.keys import (
 )
 from hami.errors import MalformedInput
 from hami.model import Allocation
-from hami.quantity import INT32_MAX, MIB, parse_quantity
+from hami.quantity import INT32_MAX, rounded_up
 
 T = TypeVar("T")
 
@@ -123,9 +123,9 @@ def make_size(memory: str | None, cores: int | None, container: str) -> Size:
     if memory.isdecimal():
         raise MalformedInput(RESIZE, memory, f"expected a unit: {memory}Mi for MiB")
     with contextlib.suppress(MalformedInput):
-        mib = -(-parse_quantity(memory) // MIB)
+        mib = rounded_up(memory, "Mi")
         if 0 < mib <= INT32_MAX:
-            return Size(memory_mib=int(mib), cores=cores)
+            return Size(memory_mib=mib, cores=cores)
     raise MalformedInput(
         RESIZE, memory, "expected a positive quantity such as 8Gi, or a percentage such as 40%"
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from hami.errors import MalformedInput, PodRefused
-from hami.quantity import INT32_MAX, MIB, parse_quantity, rounded_up, strict_integer
+from hami.quantity import INT32_MAX, parse_quantity, rounded_up, strict_integer
 from hami.vendors.draft import ContainerDraft, PodDraft
 from hami.vendors.request import WHOLE, requested_keys
 from hami.vendors.resources import Resources
@@ -184,7 +184,7 @@ def _mib_written(text: str) -> int:
     if not text.endswith(("i", "M", "G", "T", "P", "E")):
         return 0
     try:
-        return -(-rounded_up(text) // MIB)
+        return rounded_up(text, "Mi")
     except MalformedInput:
         return 0
 
