@@ -32,6 +32,8 @@ from benchmarks.processes import Run, loop_seconds, objects_seconds
 from benchmarks.realnode import realnode_rows
 from benchmarks.resize import resize_rows
 from benchmarks.rows import Row, table
+from benchmarks.trace import SEEDS, trace_rows
+from benchmarks.traces import LISTS
 from testing import interrupts
 from testing.arguments import file_to_write, number_from
 from testing.binaries import BinariesMissing
@@ -49,6 +51,7 @@ ALL = (
     "limiter",
     "inspect",
     "monitor",
+    "trace",
 )
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 160
@@ -79,6 +82,22 @@ def options(words: list[str] | None = None) -> argparse.Namespace:
         default=LARGE.nodes,
         metavar="N",
         help="nodes of the group large, with two pods for each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lists",
+        nargs="+",
+        choices=LISTS,
+        default=["cpu0", "default", "multigpu50"],
+        metavar="LIST",
+        help=f"lists of pods for trace: {', '.join(LISTS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=list(SEEDS),
+        metavar="N",
+        help="seeds for trace (default: %(default)s)",
     )
     parser.add_argument(
         "--rounds",
@@ -142,6 +161,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from dashboard_rows(run)
     if "monitor" in chosen.groups:
         yield from monitor_rows(run)
+    if "trace" in chosen.groups:
+        yield from trace_rows(run, chosen.lists, chosen.seeds)
 
 
 def yardstick_rows() -> Iterator[Row]:
