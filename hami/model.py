@@ -88,6 +88,7 @@ class NodePolicy(enum.Enum):
 
     BINPACK = "binpack"
     SPREAD = "spread"
+    LEAST_WASTE = "least-waste"
 
 
 class OrderKey(enum.Enum):
@@ -502,6 +503,9 @@ class Pod:
     started: str = ""  # when the kubelet admitted it
     deletion: str = ""  # when it ends at the latest, if it is being deleted
     deletion_grace_s: int = 0  # seconds that it was given for that
+    # what it requests as a whole, and what it takes beside its containers
+    requests: Mapping[str, str] = field(default_factory=dict)
+    overhead: Mapping[str, str] = field(default_factory=dict)
     size: int = field(
         default=0, compare=False
     )  # bytes of the JSON that it was read from, 0 if unknown

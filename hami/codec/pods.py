@@ -19,7 +19,7 @@ from hami.codec.claim_amounts import CLAIM, is_claim_name, with_amounts
 from hami.codec.device_requests import UsedClaims, used_claims
 from hami.codec.documents import decode, decode_object
 from hami.codec.keys import CLAIM_AMOUNTS, PREEMPTING
-from hami.codec.objects import Metadata, quantities
+from hami.codec.objects import Metadata, Quantities, quantities
 from hami.codec.scopes import ResourceRequirements, is_best_effort, make_scope
 from hami.errors import MalformedInput
 from hami.model import Container, ContainerKind, EvictedTogether, Pod, PodRef
@@ -75,6 +75,7 @@ class _Spec(msgspec.Struct, rename="camel", gc=False, frozen=True):
     priority_class_name: str = ""
     active_deadline_seconds: int = -1
     resources: ResourceRequirements = ResourceRequirements()
+    overhead: Quantities = {}
     affinity: Affinity | None = None
     topology_spread_constraints: tuple[_SpreadConstraint, ...] = ()
     resource_claims: tuple[msgspec.Raw, ...] = ()
@@ -139,6 +140,7 @@ _STATUSES = msgspec.json.Decoder(list[_ContainerStatus] | None)
 _CONDITIONS = msgspec.json.Decoder(list[PodCondition] | None)
 _CLAIM = msgspec.json.Decoder(_ResourceClaim)
 _OWN_CLAIM = b'"hami-'  # only claims with this are read
+_NOTHING: Mapping[str, str] = {}  # of most pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +269,16 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         started=status.start_time,
         deletion=meta.deletion_timestamp,
         deletion_grace_s=meta.deletion_grace_period_seconds,
+        requests=_of_pod(spec.resources.requests),
+        overhead=_of_pod(spec.overhead),
         size=size,
     )
+
+
+def _of_pod(wire: Quantities) -> Mapping[str, str]:
+    if not wire:  # as nearly always
+        return _NOTHING
+    return quantities(wire)
 
 
 def _containers(spec: _Spec) -> tuple[Container, ...]:

@@ -9,14 +9,14 @@ from hami.errors import MalformedInput
 from hami.model import DevicePolicy, NodePolicy, OrderKey, Weights
 from hami.quantity import parse_integer
 
-NODE_POLICIES = ("binpack", "spread")
+NODE_POLICIES = tuple(policy.value for policy in NodePolicy)
 DEVICE_POLICIES = ("binpack", "spread", "numa", "mutex", "topology-aware")
 _CHAIN = {"binpack": OrderKey.SCORE, "spread": OrderKey.SCORE_DESCENDING, "numa": OrderKey.NUMA}
 
 
 def parse_node_policy(text: str) -> NodePolicy:
-    """SPREAD for ``spread``, else BINPACK."""
-    return NodePolicy.SPREAD if text == "spread" else NodePolicy.BINPACK
+    """The node policy *text*; BINPACK for an unknown word."""
+    return NodePolicy(text) if text in NODE_POLICIES else NodePolicy.BINPACK
 
 
 def parse_device_policy(text: str, *, numa_bind: bool = False) -> DevicePolicy:

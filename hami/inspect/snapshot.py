@@ -205,7 +205,7 @@ POD_FIELDS: Fields = {
     "controller": Name("controller"),
     **dict.fromkeys(
         "resource_version phase init_done admitted deleting created priority soft_constraints preempts "
-        "preempted is_node_agent grace_s started deletion deletion_grace_s size".split(),
+        "preempted is_node_agent grace_s started deletion deletion_grace_s requests overhead size".split(),
         Kind.KEPT,
     ),
 }

@@ -39,22 +39,22 @@ FIELDS = (
 """The columns. *vendor*, *model*, *mode* are numbers that the owner of the columns gives out; vendor 0 is no device.
 *in_parts*: the device is partitioned, or pods hold partitions of it."""
 (
-    _VENDOR,
-    _MODEL,
-    _MODE,
-    _BY_CLAIMS,
-    _HEALTHY,
-    _CORDONED,
-    _IN_PARTS,
-    _SLOTS,
-    _SLOTS_USED,
-    _MEMORY,
-    _MEMORY_USED,
-    _CORES,
-    _CORES_USED,
+    VENDOR,
+    MODEL,
+    MODE,
+    BY_CLAIMS,
+    HEALTHY,
+    CORDONED,
+    IN_PARTS,
+    SLOTS,
+    SLOTS_USED,
+    MEMORY,
+    MEMORY_USED,
+    CORES,
+    CORES_USED,
 ) = range(len(FIELDS))
 _GIB = 1024  # MiB
-AMOUNTS_FROM = _SLOTS
+AMOUNTS_FROM = SLOTS
 """The first of the columns with amounts: slots, memory and cores, each with its use."""
 
 _REASONS = tuple(Reason)
@@ -85,25 +85,32 @@ class DeviceColumns:
 
     def of(self, context: FitContext) -> Array:
         """Returns a mask of the devices of the context's vendor."""
-        return numpy.asarray(self.facts[_VENDOR] == self.vendors.get(context.vendor.key, -1))
+        return numpy.asarray(self.facts[VENDOR] == self.vendors.get(context.vendor.key, -1))
 
 
 def may_serve(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     """Returns, for each node, whether it may have enough devices for *request*. False is certain."""
     passes = columns.of(context)
-    for _, fails in _told(columns, request, context):
+    for _, fails in failing(columns, request, context):
         passes &= ~fails
     enough = numpy.bincount(columns.owner[passes], minlength=columns.nodes) >= request.count
     if context.vendor.decision.allows_repeats is not None:
-        repeating = passes & (columns.facts[_IN_PARTS] != 0)
+        repeating = passes & (columns.facts[IN_PARTS] != 0)
         enough[columns.owner[repeating]] = True
     return numpy.asarray(enough)
+
+
+def firsts(owner: Array) -> Array:
+    """Returns the first position of each run of equal owners."""
+    begins = numpy.ones(len(owner), dtype=bool)
+    numpy.not_equal(owner[1:], owner[:-1], out=begins[1:])
+    return numpy.flatnonzero(begins)
 
 
 def idle(columns: DeviceColumns) -> DeviceColumns:
     """Returns the columns of the same devices without pods."""
     facts = columns.facts.copy()
-    facts[[_SLOTS_USED, _MEMORY_USED, _CORES_USED]] = 0
+    facts[[SLOTS_USED, MEMORY_USED, CORES_USED]] = 0
     return replace(columns, facts=facts)
 
 
@@ -139,7 +146,7 @@ def is_open(columns: DeviceColumns, request: Request, context: FitContext) -> Ar
             return all_open
     partitioned = numpy.zeros(columns.nodes, dtype=bool)
     if by_parts:
-        partitioned[columns.owner[columns.of(context) & (columns.facts[_IN_PARTS] != 0)]] = True
+        partitioned[columns.owner[columns.of(context) & (columns.facts[IN_PARTS] != 0)]] = True
     return partitioned
 
 
@@ -181,22 +188,22 @@ def _device_distances(columns: DeviceColumns, request: Request, context: FitCont
     )
     for rule in context.vendor.decision.rules:
         if isinstance(rule, PartitionRule):  # what it says is open
-            device[(codes == _SERVES) & (columns.facts[_IN_PARTS] != 0)] = _EXCLUDED
+            device[(codes == _SERVES) & (columns.facts[IN_PARTS] != 0)] = _EXCLUDED
             break
     return device
 
 
 def _missing(facts: Array, request: Request, context: FitContext) -> Array:
     """Returns the parts of the requested amounts that each device lacks, added up; UNTOLD if that is nothing."""
-    memory = _memory(facts, request)
-    missing = _part(memory - facts[_MEMORY] + facts[_MEMORY_USED], memory)
+    memory = memory_on(facts, request)
+    missing = _part(memory - facts[MEMORY] + facts[MEMORY_USED], memory)
     if (
         context.vendor.resources.core_unit is not CoreUnit.MASK
     ):  # what is free is no difference of masks
         missing += _part(
-            request.device_cores - facts[_CORES] + facts[_CORES_USED], request.device_cores
+            request.device_cores - facts[CORES] + facts[CORES_USED], request.device_cores
         )
-    missing += numpy.maximum(1 - facts[_SLOTS] + facts[_SLOTS_USED], 0)
+    missing += numpy.maximum(1 - facts[SLOTS] + facts[SLOTS_USED], 0)
     missing[missing == 0] = UNTOLD
     return missing
 
@@ -204,7 +211,7 @@ def _missing(facts: Array, request: Request, context: FitContext) -> Array:
 def _first_reasons(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     """Returns the code of the first rule that each device fails."""
     codes = numpy.where(columns.of(context), _SERVES, _OTHER)
-    for reason, fails in _told(columns, request, context):
+    for reason, fails in failing(columns, request, context):
         codes[(codes == _SERVES) & fails] = _CODE[reason]
     return codes
 
@@ -217,7 +224,7 @@ def _unfit(counts: Array, request: Request, context: FitContext) -> Unfit:
     return Unfit.of(reasons, serving, devices)
 
 
-def _told(
+def failing(
     columns: DeviceColumns, request: Request, context: FitContext
 ) -> Iterator[tuple[Reason, Array]]:
     """Yields the vendor's rules that columns tell, in their order, and which devices fail each."""
@@ -239,11 +246,11 @@ def _fails(
     return _COLUMN_RULES[rule][1](columns, request, context)
 
 
-def _memory(facts: Array, request: Request) -> Array | int:
+def memory_on(facts: Array, request: Request) -> Array | int:
     """Returns what `Request.memory_on` returns for each device that has no MIG profiles."""
     if request.memory_mib > 0:
         return request.memory_mib
-    return numpy.asarray(facts[_MEMORY] * (request.memory_percent or 0) // 100)
+    return numpy.asarray(facts[MEMORY] * (request.memory_percent or 0) // 100)
 
 
 def _part(short: Array, requested: Array | int) -> Array:
@@ -260,10 +267,10 @@ def _other_type(columns: DeviceColumns, request: Request, context: FitContext) -
     fails: Array | bool = False
     if (selector.use_types, selector.nouse_types) != (None, None):
         accepted = _numbers_accepted(columns.models, lambda model: accepts_model(selector, model))
-        fails = numpy.isin(columns.facts[_MODEL], accepted, invert=True)
+        fails = numpy.isin(columns.facts[MODEL], accepted, invert=True)
     if selector.mode is not None:
         accepted = _numbers_accepted(columns.modes, lambda mode: accepts_mode(selector, mode))
-        fails = numpy.asarray(fails | numpy.isin(columns.facts[_MODE], accepted, invert=True))
+        fails = numpy.asarray(fails | numpy.isin(columns.facts[MODE], accepted, invert=True))
     return fails
 
 
@@ -288,24 +295,24 @@ def _lacks_memory(columns: DeviceColumns, request: Request, context: FitContext)
     """Returns which devices have too little memory. Of a partitioned one, a whole number of GiB may be the nominal size
     of a profile whose instances have less."""
     facts = columns.facts
-    short = facts[_MEMORY] - facts[_MEMORY_USED] < _memory(facts, request)
+    short = facts[MEMORY] - facts[MEMORY_USED] < memory_on(facts, request)
     if request.memory_mib > 0 and request.memory_mib % _GIB == 0:
-        short = short & (facts[_IN_PARTS] == 0)
+        short = short & (facts[IN_PARTS] == 0)
     return numpy.asarray(short)
 
 
 def _lacks_cores(columns: DeviceColumns, request: Request, context: FitContext) -> Array:
     facts = columns.facts
-    short = facts[_CORES] - facts[_CORES_USED] < request.device_cores
-    return numpy.asarray(short & (facts[_IN_PARTS] == 0))
+    short = facts[CORES] - facts[CORES_USED] < request.device_cores
+    return numpy.asarray(short & (facts[IN_PARTS] == 0))
 
 
 def _is_full(columns: DeviceColumns, request: Request, context: FitContext) -> Array | bool:
     if request.cores:
         return False
-    cores = columns.facts[_CORES]
-    is_full = (cores != 0) & (columns.facts[_CORES_USED] == cores)
-    return numpy.asarray(is_full & (columns.facts[_IN_PARTS] == 0))
+    cores = columns.facts[CORES]
+    is_full = (cores != 0) & (columns.facts[CORES_USED] == cores)
+    return numpy.asarray(is_full & (columns.facts[IN_PARTS] == 0))
 
 
 _ColumnRule = Callable[[DeviceColumns, Request, FitContext], "Array | bool | None"]
@@ -313,19 +320,19 @@ _ColumnRule = Callable[[DeviceColumns, Request, FitContext], "Array | bool | Non
 _COLUMN_RULES: dict[Rule, tuple[Reason, _ColumnRule]] = {
     Rule.ALLOCATION_MODE: (
         Reason.ALLOCATION_MODE,
-        lambda columns, request, context: columns.facts[_BY_CLAIMS] != context.by_claims,
+        lambda columns, request, context: columns.facts[BY_CLAIMS] != context.by_claims,
     ),
-    Rule.HEALTH: (Reason.UNHEALTHY, lambda columns, request, context: columns.facts[_HEALTHY] == 0),
-    Rule.CORDON: (Reason.CORDONED, lambda columns, request, context: columns.facts[_CORDONED] != 0),
+    Rule.HEALTH: (Reason.UNHEALTHY, lambda columns, request, context: columns.facts[HEALTHY] == 0),
+    Rule.CORDON: (Reason.CORDONED, lambda columns, request, context: columns.facts[CORDONED] != 0),
     Rule.TYPE: (Reason.TYPE_MISMATCH, _other_type),
     Rule.UUID: (Reason.UUID_MISMATCH, _other_uuid),
     Rule.SLOTS: (
         Reason.NO_SLOT,
-        lambda columns, request, context: columns.facts[_SLOTS_USED] >= columns.facts[_SLOTS],
+        lambda columns, request, context: columns.facts[SLOTS_USED] >= columns.facts[SLOTS],
     ),
     Rule.MUTEX: (
         Reason.NOT_ALONE,
-        lambda columns, request, context: context.policy.mutex and columns.facts[_SLOTS_USED] > 0,
+        lambda columns, request, context: context.policy.mutex and columns.facts[SLOTS_USED] > 0,
     ),
     Rule.QUOTA: (Reason.QUOTA, _over_quota),
     Rule.MEMORY: (Reason.NO_MEMORY, _lacks_memory),
@@ -334,13 +341,13 @@ _COLUMN_RULES: dict[Rule, tuple[Reason, _ColumnRule]] = {
         Reason.NOT_ALONE,
         lambda columns, request, context: (
             request.cores >= WHOLE
-            and ((columns.facts[_CORES] == WHOLE) & (columns.facts[_SLOTS_USED] > 0))
+            and ((columns.facts[CORES] == WHOLE) & (columns.facts[SLOTS_USED] > 0))
         ),
     ),
     Rule.FULL: (Reason.NO_CORES_LEFT, _is_full),
     Rule.UNUSED: (
         Reason.NOT_ALONE,
-        lambda columns, request, context: columns.facts[_SLOTS_USED] > 0,
+        lambda columns, request, context: columns.facts[SLOTS_USED] > 0,
     ),
     Rule.SAME_DEVICE: (Reason.CUSTOM_RULE, lambda columns, request, context: False),
 }

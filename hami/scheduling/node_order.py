@@ -18,6 +18,7 @@ from hami.codec.keys import KUBE_POLICY, NODE_POLICY
 from hami.codec.policies import parse_node_policy
 from hami.model import NodePolicy, NodePreference, NodeRequirement, Pod, selects
 from hami.quantity import parse_integer
+from hami.scheduling.node_resources import NOTHING, NodeResources, requested
 from hami.vendors.vocabulary import NODE_POLICY_WORDS, word_or
 
 Array = NDArray[Any]
@@ -30,16 +31,18 @@ _FEW = 8  # nodes that are found before all are sorted
 
 @dataclass(frozen=True, slots=True)
 class NodeOrder:
-    """An order of the nodes that a pod fits: by *preferences*, then by *policy*. *wanted*: how many are needed."""
+    """An order of the nodes that a pod fits: by *preferences*, then by *policy*. *wanted*: how many are needed.
+    *resources*: what the pod requests of its node, where the policy asks."""
 
     policy: NodePolicy
     preferences: tuple[NodePreference, ...] = ()
     wanted: int = 1
+    resources: NodeResources = NOTHING
 
     @property
     def sign(self) -> float:
         """1 if full nodes come first, -1 if empty ones do."""
-        return 1.0 if self.policy is NodePolicy.BINPACK else -1.0
+        return -1.0 if self.policy is NodePolicy.SPREAD else 1.0
 
 
 def node_order_of(pod: Pod, default: str) -> NodeOrder:
@@ -47,11 +50,15 @@ def node_order_of(pod: Pod, default: str) -> NodeOrder:
 
     It needs several nodes if kube-scheduler must choose, since only it can judge the pod's other wishes.
     """
-    policy = _policy_of(pod, default)
-    if policy == KUBE_POLICY:
-        policy = default
+    word = _policy_of(pod, default)
+    if word == KUBE_POLICY:
+        word = default
+    policy = parse_node_policy(word)
     wanted = TO_CHOOSE_FROM if kube_chooses(pod) else 1
-    return NodeOrder(parse_node_policy(policy), pod.preferences, wanted)
+    resources = NOTHING
+    if policy is NodePolicy.LEAST_WASTE:
+        resources = requested(pod)
+    return NodeOrder(policy, pod.preferences, wanted, resources)
 
 
 def kube_chooses(pod: Pod) -> bool:

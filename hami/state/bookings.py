@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from hami.model import Device, DeviceUsage, Pod, PodScope
+from hami.scheduling.node_resources import NodeResources, requested
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import ScopedUsage
@@ -31,7 +32,8 @@ NOTHING = (0, 0, 0)
 # Of bookings, charges and records of pods there is one for each pod: structs are made in a fraction of the time that
 # data classes take, and the garbage collector need not look at them, since they are in no cycle.
 class Booking(msgspec.Struct, frozen=True, gc=False):
-    """The charges of one pod on one node, by vendor. *priority*: the pod's. *scope*: selects its quotas."""
+    """The charges of one pod on one node, by vendor. *priority*: the pod's. *scope*: selects its quotas. *resources*:
+    what it requests of the node itself."""
 
     uid: str
     namespace: str
@@ -39,6 +41,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     charges: tuple[tuple[str, tuple[Charge, ...]], ...]
     priority: int = 0
     scope: PodScope = PodScope()
+    resources: NodeResources = NodeResources()
 
 
 def booking_of(pod: Pod, request: PodRequest, choice: Choice) -> Booking:
@@ -54,6 +57,7 @@ def booking_of(pod: Pod, request: PodRequest, choice: Choice) -> Booking:
         ),
         pod.priority,
         pod.scope,
+        requested(pod),
     )
 
 

@@ -18,6 +18,7 @@ from hami.scheduling.quota import QuotaCheck, budgets_of, check_quota
 from hami.scheduling.refusal import Choice
 from hami.state import dry_run
 from hami.state.bookings import Booking, booking_of
+from hami.state.learning import Learning
 from hami.state.nodes import NodeCache
 from hami.state.pending import PendingPods
 from hami.state.plans import alone, is_free, planned_bookings, planned_uid
@@ -47,6 +48,7 @@ class State:
     pods: PodCache
     quotas: QuotaCache
     promises: Promises
+    learning: Learning
     pending: PendingPods = field(default_factory=PendingPods)
     ended_plans: list[tuple[Promise, PromiseEnd]] = field(default_factory=list)
     """Those that have ended since they were last asked for, and how."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
-from hami.model import Allocation, Pod, Unfit
+from hami.model import Allocation, NodePolicy, Pod, Unfit
 from hami.scheduling.node_order import NodeOrder, node_order_of, weights
+from hami.scheduling.node_resources import amounts
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import QuotaCheck, check_quota
@@ -18,6 +19,7 @@ from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.score import node_score
 from hami.scheduling.usage import charged_by
 from hami.state.bookings import Booking, booking_of
+from hami.state.table import Table
 from hami.state.verdicts import vendor_score
 from hami.state.view import View
 
@@ -131,6 +133,26 @@ def _check_quota(view: View, pod: Pod, request: PodRequest) -> QuotaCheck:
     return check_quota(request, budgets, view.table.sizes())
 
 
+def _losses(
+    view: View, names: Sequence[str], request: PodRequest, order: NodeOrder
+) -> dict[str, float]:
+    """Returns what a pod that makes *request* would cost on the nodes *names*, where the policy of *order* asks."""
+    if order.policy is not NodePolicy.LEAST_WASTE:
+        return {}
+    changed = Table()
+    for name in names:
+        if name not in view.overlay:
+            continue
+        for vendor, usages in view.overlay[name].items():
+            changed.set_devices(name, vendor, tuple(usage.device for usage in usages))
+        for booking in view.bookings_on(name):
+            changed.bookings.put(booking)
+        node = view.replaced.get(name)
+        left = view.table.left.get(name) if node is None else amounts(node.allocatable)
+        changed.set_left(name, left)
+    return view.verdicts.losses(names, request, order, changed)
+
+
 def _better(
     view: View,
     choice: Choice | None,
@@ -159,12 +181,17 @@ def _better(
         fitting[name] = score + order.sign * by_vendors
     if not placements:
         return None
-    labels = {}
-    for name in fitting:
-        labels[name] = view.labels.get(name, view.table.labels.get(name, {}))
+    labels = {name: view.labels_of(name) for name in fitting}
     preferred = dict(zip(fitting, weights(order.preferences, list(fitting), labels).tolist()))
+    losses = _losses(view, list(fitting), request, order)
     ordered = sorted(
-        fitting.items(), key=lambda item: (-preferred[item[0]], -order.sign * item[1], item[0])
+        fitting.items(),
+        key=lambda item: (
+            -preferred[item[0]],
+            losses.get(item[0], 0.0),
+            -order.sign * item[1],
+            item[0],
+        ),
     )
     node = next(name for name, _ in ordered if name in placements)
     unfit = candidates - len(ordered)

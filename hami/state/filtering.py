@@ -112,7 +112,8 @@ class Filtering:
         with self._state.lock:
             verdicts = self._state.verdicts
             order = node_order_of(pod, self._state.policies.node)
-            return verdicts.scores(verdicts.rows(names), order)
+            request = self._decisions.request_of(pod)
+            return verdicts.scores(request, verdicts.rows(names), order)
 
     def closest(self, refusal: Refusal, count: int) -> list[NodeRefusal]:
         """Returns the *count* refused nodes that are closest to serving, nearest first, as they are now."""
@@ -171,6 +172,7 @@ class Filtering:
     ) -> Choice | Refusal:
         """Chooses and promises as `assume` does, while what is planned for *pod* is free."""
         verdicts, decisions = self._state.verdicts, self._decisions
+        self._state.learning.begin()
         rows = verdicts.rows(names)
         order = node_order_of(pod, self._state.policies.node)
 
@@ -216,6 +218,7 @@ class Filtering:
                 unshown_since=unshown_since,
             )
         )
+        state.learning.placed(pod, request)
         state.pending.remove(pod)
         self._decisions.end_lower_plans(pod, choice.node)
 

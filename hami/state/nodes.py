@@ -11,6 +11,7 @@ from datetime import datetime
 from hami.codec.keys import NODE_LOCK
 from hami.codec.objects import parse_resource_version
 from hami.model import Node
+from hami.scheduling.node_resources import amounts
 from hami.state.pods import ForeignNodes, PodRecords
 from hami.state.read_node import Inventory, NodeReader, NodeRecord, offers
 from hami.state.sighting import Sighting, Sightings
@@ -247,6 +248,7 @@ class NodeCache(NodeRecords):
 
     def _set_devices(self, record: NodeRecord, earlier: NodeRecord | None) -> None:
         self._table.set_labels(record.name, record.facts[1])
+        self._pods.loads.set_allocatable(record.name, amounts(record.facts[3]))
         for key in () if earlier is None else earlier.inventories:
             if key not in record.inventories and self._table.set_devices(record.name, key, ()):
                 self._pods.reread(record.name)
@@ -266,6 +268,7 @@ class NodeCache(NodeRecords):
             self.changes += 1
             self._table.remove_node(name)
             self._table.set_labels(name, None)
+            self._pods.loads.set_allocatable(name, None)
             self._foreign.remove(name)
             self._own_locks.pop(name, None)
         return gone

@@ -19,6 +19,7 @@ import msgspec
 from hami.codec.objects import parse_resource_version
 from hami.model import Pod, PodRef
 from hami.state.counting import complete, follows, what_counts
+from hami.state.node_loads import NodeLoads
 from hami.state.promises import Promises, Stage, is_bound_without_lock
 from hami.state.read_pod import PodEntry, PodReader, PodRecord, Reading, in_scope, is_allocating
 from hami.state.sighting import Sightings
@@ -110,8 +111,12 @@ class PodRecords:
         self.arrivals: list[deque[Pod]] = []
         """Queues to which each pod that comes to request devices is added. Who looks at these pods, bound since then or
         not, brings a queue with a bound; a process in which nobody does keeps no pods that are gone."""
+        self.loads = NodeLoads(table)
+        """Of the pods without devices."""
         self.changes = 0
         """How often a pod has come, gone, or changed in what is shown of it."""
+        self.ended = 0
+        """The number of pods that have been bound and run no longer."""
 
     def get(self, uid: str) -> PodRecord | None:
         """Returns the record of the pod."""
@@ -166,6 +171,7 @@ class PodRecords:
         self._records[uid] = record
         if earlier is None or _shown(earlier) != _shown(record):
             self.changes += 1
+        self.ended += _has_ended(earlier, record)
         namesake = self.named(ref.namespace, ref.name)
         if namesake is None or namesake.version <= record.version:
             self._uids[ref.namespace, ref.name] = uid
@@ -185,6 +191,7 @@ class PodRecords:
         if record is None:
             return
         self.changes += 1
+        self.ended += record.is_running
         for index in (self._waiting, self._unsettled, self._preempted, self._unreadable):
             index.pop(uid, None)
         if self._uids.get((record.ref.namespace, record.ref.name)) == uid:
@@ -269,12 +276,14 @@ class PodCache(PodRecords):
                 entry = self._reader.read(pod, self.get(uid), _binding_of(pod, self._promises))
             if entry is None:
                 self._forget(uid)
+                self.loads.put(pod)
             else:
                 self._take(pod, entry)
 
     def remove(self, pod: Pod) -> None:
         """Removes *pod*, which has been deleted; a late version of it is ignored."""
         with self._lock:
+            self.loads.remove(pod)
             self._bury(pod.ref.uid, bool(pod.node_name) and is_allocating(pod, self._vendors))
 
     def prune(self, seen: set[str], started: float) -> None:
@@ -288,6 +297,7 @@ class PodCache(PodRecords):
                 if self.get(uid) is None and self._promises.assumed(uid) is None:
                     del self._decided[uid]
             self._sightings.finish_list()
+            self.loads.prune(seen)
             self._promises.prune(seen, started)
             self._foreign_nodes.clear_before(started)
 
@@ -422,6 +432,10 @@ def _index(index: MutableMapping[str, PodRecord], record: PodRecord, *, applies:
         index[record.ref.uid] = record
     else:
         index.pop(record.ref.uid, None)
+
+
+def _has_ended(earlier: PodRecord | None, record: PodRecord) -> bool:
+    return earlier is not None and earlier.is_running and not record.is_running
 
 
 def _shown(record: PodRecord) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ from hami.state.evictions import PlanUnderWay, plans_under_way
 from hami.state.pending import PendingPod
 from hami.state.promises import Promise, PromiseEnd, Stage
 from hami.state.read_pod import MAX_GRACE_S
+from hami.state.table import NO_POD, Table
 
 PLAN_S = 120.0  # after the last victim should have ended; kube-scheduler may try the pod again a minute later
 MAX_PLANS = 512
@@ -34,7 +35,7 @@ class Preemptions:
         first."""
         with self._state.lock:
             self._decisions.settle()
-            lowest = self._state.table.lowest_priority()
+            lowest = _lowest_priority(self._state.table)
             found: list[PendingPod] = []
             for pending in self._state.pending.all():
                 pod = pending.pod
@@ -205,3 +206,9 @@ def _units_of(plan: PreemptionPlan) -> Units:
     evicted = [frozenset(victim.uids) for victim in plan.victims]
     awaited = [frozenset({uid}) for uid in plan.awaited]
     return (*evicted, *awaited)
+
+
+def _lowest_priority(table: Table) -> int:
+    """Returns the lowest priority of all pods that hold devices; above all priorities if there is none."""
+    table.refresh()
+    return int(table.priorities[list(table.rows.values())].min(initial=NO_POD))

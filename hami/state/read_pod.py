@@ -27,6 +27,7 @@ from hami.codec.resize import excess
 from hami.codec.times import parse_time, parse_unix
 from hami.errors import MalformedInput
 from hami.model import Allocation, BindPhase, ContainerKind, EvictedTogether, Pod, PodRef, PodScope
+from hami.scheduling.node_resources import requested
 from hami.scheduling.usage import Charge, peak_charges
 from hami.state.binding_annotations import expected_label
 from hami.state.bookings import Booking
@@ -367,7 +368,13 @@ def _booking(
             charges.append((vendor, taken))
     ref = pod.ref
     return Booking(
-        ref.uid, ref.namespace, assigned_node(pod), tuple(charges), pod.priority, pod.scope
+        ref.uid,
+        ref.namespace,
+        assigned_node(pod),
+        tuple(charges),
+        pod.priority,
+        pod.scope,
+        requested(pod),
     )
 
 

@@ -17,6 +17,7 @@ from hami.state.bookings import Booking
 from hami.state.decisions import Decisions, State
 from hami.state.evictions import Evictions
 from hami.state.filtering import Filtering
+from hami.state.learning import Learning
 from hami.state.nodes import NodeCache
 from hami.state.plans import planned_uid
 from hami.state.pods import ForeignNodes, PodCache
@@ -24,6 +25,7 @@ from hami.state.preemption import Preemptions
 from hami.state.promises import Promise, Promises
 from hami.state.quotas import QuotaCache
 from hami.state.resize import Resizes
+from hami.state.rooms import Rooms
 from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.state.view import Facts, Policies, View
@@ -49,6 +51,7 @@ class Store:
         self.policies = policies
         lock = threading.RLock()
         table = Table()
+        rooms = Rooms(table)
         promises = Promises(table.bookings, clock)
         self.quotas = QuotaCache(lock)
         self.foreign_nodes = ForeignNodes(lock, clock)
@@ -72,11 +75,12 @@ class Store:
             now=now,
             lock=lock,
             table=table,
-            verdicts=Verdicts(table),
+            verdicts=Verdicts(table, rooms),
             nodes=self.nodes,
             pods=self.pods,
             quotas=self.quotas,
             promises=promises,
+            learning=Learning(vendors, table, self.pods, rooms),
         )
         self._decisions = Decisions(self._state)
         self.admissions = Admissions(self._state, self._decisions)
@@ -118,6 +122,7 @@ class Store:
                     quotas=self.quotas.by_namespace(),
                     problems=self.nodes.problems(),
                     locks=self.nodes.locks(),
+                    usual=state.learning.usual(),
                 ),
             )
 

@@ -15,7 +15,8 @@ import numpy
 from numpy.typing import NDArray
 
 from hami.model import Device
-from hami.scheduling.columns import AMOUNTS_FROM, FIELDS, DeviceColumns
+from hami.scheduling.columns import AMOUNTS_FROM, FIELDS, DeviceColumns, firsts
+from hami.scheduling.node_resources import NodeResources
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.quota import DeviceSizes
 from hami.scheduling.score import score_of_sums
@@ -157,6 +158,10 @@ class NodeColumns:
             self._facts[:, : self._end], self._owners[: self._end], len(self._starts)
         )
 
+    def numbers(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Returns the numbers of vendors and models."""
+        return self._vendors.by_text, self._models.by_text
+
     def covering(self, rows: Array) -> tuple[DeviceColumns, Array | slice]:
         """Returns columns that contain the devices of *rows*, and which of the owners are the nodes of *rows*."""
         if 2 * len(rows) > len(self._starts):
@@ -198,8 +203,8 @@ class NodeColumns:
         self._facts = numpy.zeros((len(FIELDS), capacity), dtype=numpy.int64)
         self._owners = numpy.zeros(capacity, dtype=numpy.intp)
         self._facts[:, : self._end], self._owners[: self._end] = facts, owners
-        firsts = numpy.flatnonzero(numpy.diff(owners, prepend=-1))
-        self._starts[owners[firsts]] = firsts
+        begins = firsts(owners)
+        self._starts[owners[begins]] = begins
 
 
 class Table:
@@ -219,6 +224,10 @@ class Table:
         self.names: dict[int, str] = {}
         self.labels: dict[str, Mapping[str, str]] = {}
         self.label_changes = 0
+        self.left: dict[str, NodeResources] = {}
+        """CPU and memory that nodes have for pods with devices."""
+        self.changed_left: dict[str, None] = {}
+        """Nodes of which that has changed; who follows them removes them."""
         self.versions = numpy.zeros(0, dtype=numpy.int64)
         self.scores = numpy.zeros(0, dtype=numpy.float32)
         self.priorities = numpy.zeros(0, dtype=numpy.int64)
@@ -238,6 +247,15 @@ class Table:
             else:
                 self.labels[node] = labels
             self.label_changes += 1
+
+    def set_left(self, node: str, resources: NodeResources | None) -> None:
+        """Sets the CPU and memory that *node* has for pods with devices; ``None``: it is gone. No verdict depends on
+        them."""
+        if resources is None:
+            self.left.pop(node, None)
+        else:
+            self.left[node] = resources
+            self.changed_left[node] = None
 
     def set_devices(self, node: str, vendor: str, devices: tuple[Device, ...]) -> bool:
         """Sets the devices of *vendor* on *node* (none: removes the vendor). Returns whether this is a change."""
@@ -304,12 +322,6 @@ class Table:
         """Returns the version of *node*; -1 if it has no devices."""
         self.refresh()
         return int(self.versions[self.rows[node]]) if node in self.rows else -1
-
-    def lowest_priority(self) -> int:
-        """Returns the lowest priority of all pods that hold devices; above all priorities if there is none."""
-        self.refresh()
-        rows = numpy.fromiter(self.rows.values(), dtype=numpy.intp, count=len(self.rows))
-        return int(self.priorities[rows].min(initial=NO_POD))
 
     def sizes(self) -> Mapping[str, DeviceSizes]:
         """Returns the sizes of the devices of all nodes, by vendor."""
@@ -396,8 +408,8 @@ def _copied(part: Any) -> Any:
     return made
 
 
-def grown(array: Array, length: int) -> Array:
-    """Returns *array* with zeros up to *length*."""
-    made = numpy.zeros(length, dtype=array.dtype)
+def grown(array: Array, length: int, fill: int = 0) -> Array:
+    """Returns *array* with *length* rows, the new ones full of *fill*."""
+    made = numpy.full((length, *array.shape[1:]), fill, dtype=array.dtype)
     made[: len(array)] = array
     return made

@@ -24,6 +24,7 @@ from hami.scheduling.quota import QuotaCheck
 from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.usage import shares_of
 from hami.state.closest import ClosestNodes
+from hami.state.rooms import Rooms
 from hami.state.table import Table, grown
 
 Array = NDArray[Any]
@@ -43,8 +44,11 @@ NO_QUOTA = QuotaCheck()
 class Verdicts:
     """Verdicts on the nodes of *table*, for the most recent requests."""
 
-    def __init__(self, table: Table, max_requests: int = MAX_REQUESTS) -> None:
+    def __init__(
+        self, table: Table, rooms: Rooms | None = None, max_requests: int = MAX_REQUESTS
+    ) -> None:
         self._table = table
+        self._rooms = rooms
         self._of = functools.lru_cache(max_requests)(functools.partial(_RequestVerdicts, table))
         self._closest = functools.lru_cache(max_requests)(functools.partial(ClosestNodes, table))
         self._weights = functools.lru_cache(MAX_PREFERENCES)(functools.partial(_weights, table))
@@ -67,7 +71,8 @@ class Verdicts:
     ) -> Choice | None:
         """Returns the first by *order* of the nodes of *rows* that fit *request*; ``None`` if none fits.
 
-        Binpack prefers the fullest node, spread the emptiest. Among equals it is the first by name.
+        Binpack prefers the fullest node, spread the emptiest, and least-waste the one whose room the usual pods need
+        least; among equals of these the fullest. Among equals it is the first by name.
         """
         table, offered = self._table, len(rows)
         table.refresh()
@@ -81,9 +86,7 @@ class Verdicts:
 
         chosen: tuple[str, Allocation] | None = None
         fitting: list[tuple[str, float]] = []
-        keys = [-order.sign * table.scores[candidates]]
-        if order.preferences:
-            keys.insert(0, -self._weights(order.preferences, table.label_changes)[candidates])
+        keys = self._keys(request, candidates, order)
         for place in lowest_first(keys, table.rank()[candidates]):
             row = int(candidates[place])
             placement = verdicts.placement(row, quota)
@@ -100,13 +103,50 @@ class Verdicts:
         unfit = offered - (len(fitting) if evaluate_all else len(candidates))
         return Choice(*chosen, tuple(reversed(fitting)), unfit, offered)
 
-    def scores(self, rows: Array, order: NodeOrder) -> list[float]:
-        """Returns the scores of *rows*, higher is better by the policy of *order*; 0 for nodes without devices."""
+    def losses(
+        self, names: Sequence[str], request: PodRequest, order: NodeOrder, changed: Table
+    ) -> dict[str, float]:
+        """Returns what a pod that makes *request* would cost on the nodes *names*, of which *changed* has those that
+        differ from the table here; empty if nothing is known about that."""
+        losses: dict[str, float] = {}
+        if self._rooms is None:
+            return losses
+        changed.refresh()
+        others = Rooms(changed, self._rooms.usual())
+        for rooms, table in ((self._rooms, self._table), (others, changed)):
+            here = [name for name in names if (name in changed.rows) is (rooms is others)]
+            rows = numpy.array([table.rows[name] for name in here], dtype=numpy.intp)
+            found = self._rooms.losses_beside(rooms, request, order.resources, rows)
+            if found is not None:
+                losses.update(zip(here, found.tolist()))
+        return losses
+
+    def scores(self, request: PodRequest | None, rows: Array, order: NodeOrder) -> list[float]:
+        """Returns the scores of *rows* for *request*, higher is better by the policy of *order*; 0 for nodes without
+        devices."""
         self._table.refresh()
-        scores: list[float] = numpy.where(
-            rows >= 0, order.sign * self._table.scores[rows], 0.0
-        ).tolist()
-        return scores
+        scores = order.sign * self._table.scores[rows]
+        losses = self._losses(request, rows, order)
+        if losses is not None:
+            scores = -losses
+        better: list[float] = numpy.where(rows >= 0, scores, 0.0).tolist()
+        return better
+
+    def _keys(self, request: PodRequest, rows: Array, order: NodeOrder) -> list[Array]:
+        """Returns the numbers by which *rows* are ordered: lowest first, then those of the next ones."""
+        keys = [-order.sign * self._table.scores[rows]]
+        losses = self._losses(request, rows, order)
+        if losses is not None:
+            keys.insert(0, losses)
+        if order.preferences:
+            keys.insert(0, -self._weights(order.preferences, self._table.label_changes)[rows])
+        return keys
+
+    def _losses(self, request: PodRequest | None, rows: Array, order: NodeOrder) -> Array | None:
+        """Returns what *request* costs on each of *rows*, if the policy of *order* asks, and that is known."""
+        if request is None or self._rooms is None or order.policy is not NodePolicy.LEAST_WASTE:
+            return None
+        return self._rooms.losses(request, order.resources, rows)
 
     def refuse(
         self, request: PodRequest, names: Sequence[str], rows: Array, quota: QuotaCheck = NO_QUOTA

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 
 from hami.model import Budget, Device, Node, Pod, PodRef, PodScope, QuotaLimits
+from hami.scheduling.node_resources import amounts
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import ScopedUsage, budgets_of
@@ -19,6 +20,7 @@ from hami.scheduling.usage import Amounts, total_charge
 from hami.state.bookings import Booking, Bookings
 from hami.state.inventories import devices_of
 from hami.state.read_pod import PodRecord
+from hami.state.rooms import Rooms, Usual
 from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.vendors.spec import Catalog
@@ -48,6 +50,7 @@ class Facts:
 
     *pods*: records by uid. *reserved*: the pods that have reservations, by uid. *quotas*: those that limit devices.
     *problems*: why inventories cannot be read, by node and vendor. *locks*: node, annotation, text of each node lock.
+    *usual*: the pods that usually come.
     """
 
     vendors: Catalog
@@ -57,13 +60,14 @@ class Facts:
     quotas: NamespaceQuotas = field(default_factory=dict)
     problems: Mapping[tuple[str, str], str] = field(default_factory=dict)
     locks: Sequence[tuple[str, str, str]] = ()
+    usual: Usual = Usual()
 
 
 class View:
     """The store at one moment.
 
     *table* belongs to the view with its *verdicts*, and is never changed; views that `what_if` makes share both.
-    *overlay*: nodes that differ from the table. *labels*: of nodes that may differ from it. *rebooked*: what pods
+    *overlay*: nodes that differ from the table. *replaced*: nodes as they are instead. *rebooked*: what pods
     (uids) hold instead, ``None`` for nothing.
     """
 
@@ -74,15 +78,15 @@ class View:
         *,
         verdicts: Verdicts | None = None,
         overlay: Mapping[str, NodeUsage] | None = None,
-        labels: Mapping[str, Mapping[str, str]] | None = None,
+        replaced: Mapping[str, Node] | None = None,
         rebooked: Mapping[str, Booking | None] | None = None,
     ) -> None:
         self.facts = facts
         self.vendors = facts.vendors
         self.table = table
-        self.verdicts = verdicts or Verdicts(table)
+        self.verdicts = verdicts or Verdicts(table, Rooms(table, facts.usual))
         self.overlay: Mapping[str, NodeUsage] = overlay or {}
-        self.labels: Mapping[str, Mapping[str, str]] = labels or {}
+        self.replaced: Mapping[str, Node] = replaced or {}
         self._rebooked: Mapping[str, Booking | None] = rebooked or {}
 
     @cached_property
@@ -137,6 +141,12 @@ class View:
         usages = self.overlay.get(node)
         return self.table.usages(node) if usages is None else usages
 
+    def labels_of(self, node: str) -> Mapping[str, str]:
+        """Returns the labels of *node*."""
+        if node in self.replaced:
+            return self.replaced[node].labels
+        return self.table.labels.get(node, {})
+
     def ref(self, uid: str) -> PodRef | None:
         """Returns the pod that holds a booking."""
         record = self.facts.pods.get(uid)
@@ -178,9 +188,9 @@ class View:
         for booking in with_:
             changes[booking.uid] = booking
         affected = _devices_beside(self, changes)
-        labels = dict(self.labels)
+        replaced = dict(self.replaced)
         for node in nodes:
-            labels[node.name] = node.labels
+            replaced[node.name] = node
             affected[node.name] = devices_of(self.vendors, node)
         affected.update(devices)
         facts = self.facts
@@ -194,7 +204,7 @@ class View:
             facts,
             verdicts=self.verdicts,
             overlay=overlay,
-            labels=labels,
+            replaced=replaced,
             rebooked=rebooked,
         )
         if len(overlay) > MAX_OVERLAY or len(rebooked) > MAX_REBOOKED:
@@ -220,8 +230,9 @@ class View:
             devices.update(_devices_of(usages))
             for vendor, of_vendor in devices.items():
                 table.set_devices(name, vendor, tuple(of_vendor))
-        for name, labels in self.labels.items():
-            table.set_labels(name, labels)
+        for name, node in self.replaced.items():
+            table.set_labels(name, node.labels)
+            table.set_left(name, amounts(node.allocatable))
         return View(table, self.facts)
 
     def _used(self, namespace: str, vendor: str) -> ScopedUsage:

@@ -56,7 +56,7 @@ def test_a_blank_text_is_absent(key, text):
         (
             "hami.io/node-scheduler-policy",
             "spraed",
-            "expected binpack, spread or kube; did you mean spread?",
+            "expected binpack, spread, least-waste or kube; did you mean spread?",
         ),
         (
             "hami.io/gpu-scheduler-policy",

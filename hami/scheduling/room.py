@@ -1,0 +1,301 @@
+"""The room that nodes have for the usual pods, and what a placement takes of it.
+
+The room of a node for a pod is how many more of its kind the node would take if only such pods came, by its devices and
+its CPU. A placement is good if it takes little room from the pods that find little elsewhere: each kind is weighed by
+how often it comes, over a power of the room that the cluster has for it.
+
+Where no pods end, what is kept is never used, and what counts is how much is given out: then the power is 1, which is
+proportional fairness. Where as many pods end as come, devices become free again, and what counts is how long pods wait
+for that. The time until the next of a kind finds a place is one over its room, so with a power of 2 all wait least
+together, and with more of it those count more who wait longest: rare room, such as whole nodes, is kept for those who
+need it. Between both, the power follows the turnover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from hami.model import DevicePolicy, OrderKey, Request, Weights
+from hami.scheduling import columns
+from hami.scheduling.columns import DeviceColumns
+from hami.scheduling.pod_request import PodRequest
+from hami.scheduling.usual_pods import UsualPod, running_requests
+from hami.vendors.request import WHOLE
+
+Array = NDArray[Any]
+
+f32 = numpy.float32
+UNLIMITED = f32(1e6)  # pods, for an amount of which they request nothing
+HIGHEST_POWER = 3.0
+"""The power of the room in the weights where as many pods end as come."""
+SLACK = 1.0, 5.0
+"""Pods that are added to the room of the cluster, where no pods end, and where as many end as come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UsualPods:
+    """The usual pods, an item for each in every array. *share*: of all pods; the sum is 1.
+
+    *per_core*, *per_mib*: how many of them one percent of cores and one MiB are enough for. *milli_cpu*: 1 at least.
+    *without_cpu*: UNLIMITED for those that request no CPU, else 0. *most*: on one device. *offer*: the devices that
+    they use, as `_offer` numbers vendors and allocation modes. *accepts* has a row for each model, *beside* one for
+    each number of `_beside`.
+    """
+
+    count: Array
+    per_core: Array
+    per_mib: Array
+    memory_percent: Array
+    milli_cpu: Array
+    without_cpu: Array
+    most: Array
+    share: Array
+    offer: Array
+    accepts: Array
+    beside: Array
+
+    @classmethod
+    def of(
+        cls,
+        pods: Mapping[UsualPod, float],
+        vendors: Mapping[str, int],
+        models: Mapping[str, int],
+    ) -> UsualPods:
+        """Returns *pods* with how often they come. *vendors*, *models*: the numbers in the columns."""
+        kinds = list(pods)
+        accepts = numpy.zeros((max(models.values(), default=-1) + 1, len(kinds)), dtype=bool)
+        for place, kind in enumerate(kinds):
+            for model, number in models.items():
+                accepts[number, place] = kind.accepts(model)
+
+        def column(name: str) -> Array:
+            return numpy.array([getattr(kind, name) for kind in kinds], dtype=f32)
+
+        alone, whole = column("alone") > 0, column("cores") >= WHOLE
+        vendor = numpy.array([vendors.get(kind.vendor, -1) for kind in kinds], dtype=numpy.int64)
+        return cls(
+            count=column("count"),
+            per_core=_inverse(column("cores")),
+            per_mib=_inverse(column("memory_mib")),
+            memory_percent=column("memory_percent"),
+            milli_cpu=numpy.maximum(column("milli_cpu"), 1),
+            without_cpu=numpy.where(column("milli_cpu") > 0, f32(0), UNLIMITED),
+            most=numpy.where(alone, f32(1), UNLIMITED),
+            share=_shares(pods.values()),
+            offer=_offer(vendor, column("by_claims") > 0),
+            accepts=accepts,
+            beside=numpy.array([numpy.ones(len(kinds), dtype=bool), ~alone, ~(alone | whole)]),
+        )
+
+    def with_shares(self, often: Iterable[float]) -> UsualPods:
+        """Returns the same pods that come so *often*."""
+        return replace(self, share=_shares(often))
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def weights(self, total: Array, turnover: float) -> Array:
+        """Returns the value of a place for each kind if the cluster has room for *total* of each; their sum is 1.
+
+        *turnover*: how many pods end for one that comes, at most 1.
+        """
+        never, always = SLACK
+        slack = never + (always - never) * turnover
+        power = 1.0 + (HIGHEST_POWER - 1.0) * turnover
+        worth = self.share / (total + slack) ** power
+        return numpy.asarray(worth / max(worth.sum(), 1e-300), dtype=f32)
+
+
+def _shares(often: Iterable[float]) -> Array:
+    share = numpy.array(list(often), dtype=float)
+    return numpy.asarray(share / max(share.sum(), 1e-300))
+
+
+def _inverse(amounts: Array) -> Array:
+    """Returns how many pods one unit is enough for."""
+    return numpy.where(amounts > 0, 1 / numpy.maximum(amounts, 1), UNLIMITED).astype(f32)
+
+
+def _offer(vendor: Array, by_claims: Array) -> Array:
+    """Returns a number for the vendor and the allocation mode of devices."""
+    return numpy.asarray(2 * vendor + by_claims)
+
+
+def _beside(facts: Array) -> Array:
+    """Returns for each device whether pods use it: 0, 1, or 2 if those that request WHOLE cores need it alone, too."""
+    in_use = facts[columns.SLOTS_USED] > 0
+    return numpy.asarray(numpy.where(facts[columns.CORES] == WHOLE, 2, 1) * in_use)
+
+
+def device_room(facts: Array, pods: UsualPods) -> Array:
+    """Returns how many pods of each kind (columns) with one device each device (rows) would take. *facts*: columns as
+    in DeviceColumns. A partitioned device takes none: columns do not tell what room it has."""
+    cores = facts[columns.CORES]
+    free_cores = cores - facts[columns.CORES_USED]
+    # a device that has no cores left serves nobody, not even those who request none
+    free_cores[(cores > 0) & (free_cores == 0)] = -1
+    room = _pods_in(free_cores, pods.per_core)
+    free_memory = facts[columns.MEMORY] - facts[columns.MEMORY_USED]
+    numpy.minimum(room, _pods_in(free_memory, _per_mib(facts, pods)), out=room)
+    slots = facts[columns.SLOTS] - facts[columns.SLOTS_USED]
+    is_well = (facts[columns.HEALTHY] != 0) & (facts[columns.CORDONED] == 0)
+    slots *= is_well & (facts[columns.IN_PARTS] == 0)
+    numpy.minimum(room, slots.astype(f32)[:, None], out=room)
+    numpy.minimum(room, pods.most, out=room)
+    numpy.maximum(room, 0, out=room)
+    served = _offer(facts[columns.VENDOR], facts[columns.BY_CLAIMS])[:, None] == pods.offer
+    served &= pods.beside[_beside(facts)]
+    if len(pods.accepts):
+        served &= pods.accepts[facts[columns.MODEL]]
+    room *= served
+    return room
+
+
+def _per_mib(facts: Array, pods: UsualPods) -> Array:
+    """Returns how many pods of each kind one MiB of each device is enough for; one row for devices of one size."""
+    sizes = facts[columns.MEMORY]
+    if (sizes == sizes[:1]).all():
+        sizes = sizes[:1]
+    percent = numpy.floor(sizes.astype(f32)[:, None] * pods.memory_percent / 100)
+    return numpy.where(pods.memory_percent > 0, _inverse(percent), pods.per_mib)
+
+
+def _pods_in(free: Array, per_unit: Array) -> Array:
+    """Returns for how many pods what is *free* of each device is enough."""
+    room = _rounded(free)[:, None] * per_unit
+    return numpy.asarray(numpy.floor(room, out=room))
+
+
+def _rounded(free: Array) -> Array:
+    """Returns amounts, which are integers: a fraction more is not enough for another pod, and makes up for what the
+    inverse of its request has been rounded."""
+    return free.astype(f32) + f32(0.25)
+
+
+def node_room(devices: Array, milli_cpu: Array, pods: UsualPods) -> Array:
+    """Returns how many pods of each kind (columns) nodes (rows) would take. *devices*: the sums of `device_room` over
+    their devices. *milli_cpu*: their free CPU."""
+    several = (pods.count > 1).astype(f32)
+    by_devices = devices / pods.count
+    by_devices = numpy.where(
+        by_devices < 1, several * _partial(by_devices), numpy.floor(by_devices)
+    )
+    by_cpu = numpy.maximum(milli_cpu, f32(0))[:, None] / pods.milli_cpu + pods.without_cpu
+    by_cpu = numpy.where(by_cpu < 1, several * _partial(by_cpu), by_cpu)
+    return numpy.asarray(numpy.minimum(by_devices, by_cpu, out=by_devices))
+
+
+def _partial(room: Array) -> Array:
+    """Returns what partial room counts: its fourth power. A node that is nearly free for a pod with several devices is
+    worth more than one with crumbs."""
+    part = numpy.minimum(room, 1)
+    part *= part
+    part *= part
+    return part
+
+
+def sums_by_node(devices: Array, owner: Array) -> tuple[Array, Array]:
+    """Returns the nodes of *devices* (rows), which are side by side for each node, and their sums."""
+    firsts = columns.firsts(owner)
+    return owner[firsts], numpy.add.reduceat(devices, firsts, axis=0)
+
+
+def room_taken(
+    devices: DeviceColumns,
+    request: PodRequest,
+    kind: UsualPod,
+    before: Array,
+    room: Array,
+    milli_cpu: Array,
+    pods: UsualPods,
+) -> Array:
+    """Returns how much of the room for each of *pods* (columns) a pod that makes *request* takes of each node (rows).
+
+    *kind*: that pod. *devices*: of these nodes. *before*: the sums of `device_room` over them. *room*: their
+    `node_room`. *milli_cpu*: their free CPU.
+    """
+    facts = devices.facts.copy()
+    for step in running_requests(request):
+        _take(replace(devices, facts=facts), step, request)
+    taken = numpy.flatnonzero(facts[columns.SLOTS_USED] != devices.facts[columns.SLOTS_USED])
+    both = numpy.concatenate((devices.facts[:, taken], facts[:, taken]), axis=1)
+    of_devices = device_room(both, pods)
+    less = of_devices[: len(taken)] - of_devices[len(taken) :]
+    nodes, sums = sums_by_node(less, devices.owner[taken])
+    after = before.copy()
+    after[nodes] -= sums
+    return numpy.asarray(room - node_room(after, milli_cpu - kind.milli_cpu, pods))
+
+
+def _take(devices: DeviceColumns, step: Request, request: PodRequest) -> None:
+    """Adds what *step* gets on each node to the *devices*."""
+    context = request.fit_context(step.vendor)
+    facts = devices.facts
+    passes = devices.of(context)
+    for _, fails in columns.failing(devices, step, context):
+        passes &= ~fails
+    taken = _first(devices, passes, step, request)
+    memory = columns.memory_on(facts[:, taken], step)
+    facts[columns.SLOTS_USED, taken] += 1
+    facts[columns.CORES_USED, taken] += step.device_cores
+    facts[columns.MEMORY_USED, taken] += memory
+
+
+def _first(devices: DeviceColumns, passes: Array, step: Request, request: PodRequest) -> Array:
+    """Returns the positions of the devices that *step* gets on each node, of those that pass: the first by the device
+    policy. NUMA nodes and links are no part of it."""
+    chosen = numpy.flatnonzero(passes)
+    owner = devices.owner[chosen]
+    sign = _sign(request.policy)
+    values = numpy.zeros(len(chosen), dtype=f32)
+    if sign:
+        values = sign * _fullness(devices.facts[:, chosen], step, request.weights)
+    if step.count == 1 and len(chosen):
+        return numpy.asarray(chosen[_best(values, owner)])
+    # of equal devices, the one that was registered last comes first
+    order = numpy.lexsort((-chosen, -values, owner))
+    owner = owner[order]
+    place = numpy.arange(len(order)) - numpy.searchsorted(owner, owner)
+    return numpy.asarray(chosen[order[place < step.count]])
+
+
+def _best(values: Array, owner: Array) -> Array:
+    """Returns the position of the greatest of *values* of each owner, and of equal ones the last."""
+    firsts = columns.firsts(owner)
+    lengths = numpy.diff(numpy.append(firsts, len(owner)))
+    greatest = numpy.flatnonzero(
+        values == numpy.repeat(numpy.maximum.reduceat(values, firsts), lengths)
+    )
+    lasts = numpy.append(columns.firsts(owner[greatest])[1:], len(greatest)) - 1
+    return numpy.asarray(greatest[lasts])
+
+
+def _sign(policy: DevicePolicy) -> int:
+    """Returns 1 if *policy* prefers full devices, -1 if it prefers empty ones, and 0 if it does not look at that."""
+    for key in policy.order:
+        if key is OrderKey.SCORE:
+            return 1
+        if key is OrderKey.SCORE_DESCENDING:
+            return -1
+    return 0
+
+
+def _fullness(facts: Array, request: Request, weights: Weights) -> Array:
+    """Returns the score of each device, as `hami.scheduling.order.device_score`."""
+    memory: Array | int = request.memory_mib
+    if request.memory_percent:
+        memory = facts[columns.MEMORY] * request.memory_percent // 100
+    parts = (
+        (weights.slot, facts[columns.SLOTS_USED] + 1, facts[columns.SLOTS]),
+        (weights.core, facts[columns.CORES_USED] + request.cores, facts[columns.CORES]),
+        (weights.memory, facts[columns.MEMORY_USED] + memory, facts[columns.MEMORY]),
+    )
+    score = numpy.zeros(facts.shape[1], dtype=f32)
+    for weight, used, amount in parts:
+        score += f32(weight) * (used.astype(f32) / numpy.maximum(amount, 1).astype(f32))
+    return score

@@ -1,0 +1,68 @@
+"""Learns the usual pods from what is given out."""
+
+from __future__ import annotations
+
+from hami.model import Pod
+from hami.scheduling.node_resources import requested
+from hami.scheduling.pod_request import PodRequest
+from hami.scheduling.usual_pods import UsualPod, has_room, usual_pod
+from hami.state.bookings import Booking
+from hami.state.pods import PodRecords
+from hami.state.rooms import Rooms, Usual
+from hami.state.table import Table
+from hami.state.workload import Workload
+from hami.vendors.spec import Catalog
+
+
+class Learning:
+    """Tells *rooms* the usual pods. The bookings that are there at first are what is known then."""
+
+    def __init__(self, vendors: Catalog, table: Table, pods: PodRecords, rooms: Rooms) -> None:
+        self._vendors = vendors
+        self._table = table
+        self._pods = pods
+        self._rooms = rooms
+        self._workload: Workload | None = None
+        self._ended = 0
+
+    def begin(self) -> None:
+        """Counts the pods that have devices, unless that has been done."""
+        if self._workload is not None:
+            return
+        self._workload = Workload()
+        self._ended = self._pods.ended
+        for booking in self._table.bookings.by_uid.values():
+            kind = self._kind_of(booking)
+            if kind is not None:
+                self._workload.add_running(booking.namespace, kind)
+        self._rooms.follow(self._workload)
+
+    def usual(self) -> Usual:
+        """Returns the usual pods as they are known now."""
+        return self._rooms.usual()
+
+    def placed(self, pod: Pod, request: PodRequest) -> None:
+        """Counts *pod*, which is given devices."""
+        kind = usual_pod(request, requested(pod))
+        workload = self._workload
+        if kind is None or workload is None:
+            return
+        workload.end(self._pods.ended - self._ended)
+        self._ended = self._pods.ended
+        workload.add(pod.ref.uid, pod.ref.namespace, kind)
+        self._rooms.follow(workload)
+
+    def _kind_of(self, booking: Booking) -> UsualPod | None:
+        """Returns the kind of a pod by what it holds; ``None`` if room says nothing about it."""
+        if len(booking.charges) != 1:
+            return None
+        ((key, charges),) = booking.charges
+        if not charges or not has_room(self._vendors[key]):
+            return None
+        return UsualPod(
+            vendor=key,
+            count=sum(charge.slots for charge in charges),
+            cores=max(charge.cores for charge in charges),
+            memory_mib=max(charge.memory_mib for charge in charges),
+            milli_cpu=booking.resources.milli_cpu,
+        )

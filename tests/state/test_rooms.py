@@ -1,0 +1,191 @@
+"""The room of nodes: what is remembered is what is computed anew, and nobody is refused for want of CPU."""
+
+import random
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers
+
+from hami.model import NodePolicy
+from hami.scheduling.fit import Unfit
+from hami.scheduling.node_order import NodeOrder
+from hami.scheduling.node_resources import NodeResources
+from hami.scheduling.placement import place_pod
+from hami.scheduling.usual_pods import UsualPod
+from hami.state.node_loads import NodeLoads
+from hami.state.rooms import Rooms
+from hami.state.verdicts import Verdicts
+from testing.builders import (
+    booking,
+    charge,
+    cluster,
+    container,
+    gpu,
+    gpus,
+    pod,
+    pod_request,
+    usages,
+)
+from testing.seeds import some_pod_request
+from tests.state.mirror import Mirror
+
+LEAST_WASTE, BINPACK = NodePolicy.LEAST_WASTE, NodePolicy.BINPACK
+KINDS = {
+    UsualPod("NVIDIA", 1, 50, 500, milli_cpu=500): 5.0,
+    UsualPod("NVIDIA", 2, 100, milli_cpu=2000): 2.0,
+    UsualPod("NVIDIA", 1, 0, 100): 1.0,
+    UsualPod("NVIDIA", 4, 10, memory_percent=50, milli_cpu=1): 1.0,
+}
+
+
+def a_pod_without_devices(uid, node, cpu, **fields):
+    return pod(container(requests={"cpu": cpu}), name=uid, uid=uid, node_name=node, **fields)
+
+
+class Cluster(Mirror):
+    """A table under random changes, with the CPU of its nodes and pods without devices."""
+
+    def __init__(self, names, pods=12):
+        super().__init__(names, pods)
+        self.loads = NodeLoads(self.table)
+        self.cpu = {}
+        self.others = {}
+        self.rooms = Rooms(self.table)
+        self.rooms.learn(KINDS)
+
+    def change(self, rng):
+        name, uid = rng.choice(self.names), f"other-{rng.randrange(9)}"
+        match rng.randrange(4):
+            case 0:
+                self.cpu[name] = NodeResources(rng.randrange(9000), 1000)
+                self.loads.set_allocatable(name, self.cpu[name])
+            case 1 if uid in self.others:
+                self.loads.remove(self.others.pop(uid))
+            case 2 if uid not in self.others and name in self.cpu:
+                self.others[uid] = a_pod_without_devices(uid, name, f"{rng.randrange(3000)}m")
+                self.loads.put(self.others[uid])
+            case _:
+                super().change(rng)
+
+    def fresh_rooms(self):
+        """Rooms that were told only the outcome, and their table."""
+        table = self.fresh()
+        loads = NodeLoads(table)
+        for name, resources in self.cpu.items():
+            loads.set_allocatable(name, resources)
+        for other in self.others.values():
+            loads.put(other)
+        rooms = Rooms(table)
+        rooms.learn(KINDS)
+        return rooms, table
+
+    def rows(self, table):
+        names = sorted(self.table.rows)
+        return numpy.array([table.rows[name] for name in names], dtype=numpy.intp)
+
+
+@given(seed=integers(0, 2**32))
+def test_what_is_remembered_is_what_is_computed_anew(seed):
+    rng = random.Random(seed)
+    nodes = Cluster([f"n{number}" for number in range(6)])
+    request = some_pod_request(rng, containers=2)
+    resources = NodeResources(rng.randrange(2000))
+    for _ in range(8):
+        for _ in range(rng.randrange(1, 6)):
+            nodes.change(rng)
+        nodes.table.refresh()
+        fresh, table = nodes.fresh_rooms()
+        kept, anew = nodes.rows(nodes.table), nodes.rows(table)
+        losses = nodes.rooms.losses(request, resources, kept)
+        assert losses.tolist() == pytest.approx(
+            fresh.losses(request, resources, anew).tolist(), abs=1
+        )
+        assert nodes.rooms.room[kept].tolist() == fresh.room[anew].tolist()
+        assert nodes.rooms.total.tolist() == pytest.approx(fresh.total.tolist(), abs=1e-6)
+        assert (losses >= 0).all()
+
+
+@given(seed=integers(0, 2**32))
+def test_the_chosen_node_fits_and_none_that_fits_costs_less(seed):
+    rng = random.Random(seed)
+    nodes = Cluster([f"n{number}" for number in range(rng.randrange(1, 9))])
+    for _ in range(rng.randrange(40)):
+        nodes.change(rng)
+    table, request = nodes.table, some_pod_request(rng, containers=1)
+    resources = NodeResources(rng.randrange(2000))
+    offered = rng.sample(nodes.names, rng.randint(1, len(nodes.names)))
+    order = NodeOrder(LEAST_WASTE, resources=resources)
+    verdicts = Verdicts(table, nodes.rooms)
+    choice = verdicts.choose(request, verdicts.rows(offered), order)
+    plain = Verdicts(table).choose(request, verdicts.rows(offered), NodeOrder(BINPACK))
+    assert (choice is None) == (plain is None)  # CPU and room never decide whether a pod fits
+    if choice is None:
+        return
+    fitting = []
+    for name in offered:
+        if name in table.rows and not isinstance(place_pod(table.usages(name), request), Unfit):
+            fitting.append(name)
+    assert choice.node in fitting
+    losses = nodes.rooms.losses(request, resources, verdicts.rows(fitting))
+    if losses is not None:
+        assert losses[fitting.index(choice.node)] == losses.min()
+
+
+def test_without_usual_pods_nodes_are_chosen_as_by_binpack():
+    table = cluster(n1=usages("GPU-0"), n2=usages("GPU-1"))
+    table.bookings.put(booking("p", "n2", charge("GPU-1", 1, 1000, 10)))
+    verdicts = Verdicts(table, Rooms(table))
+    choice = verdicts.choose(
+        pod_request(gpus(1, 1000, 10)), verdicts.rows(["n1", "n2"]), NodeOrder(LEAST_WASTE)
+    )
+    assert choice.node == "n2"
+
+
+def rooms_of(kinds, cpu="8", **nodes):
+    table = cluster(**nodes)
+    loads = NodeLoads(table)
+    for name in nodes:
+        loads.set_allocatable(name, NodeResources(int(cpu) * 1000))
+    rooms = Rooms(table)
+    rooms.learn(kinds)
+    return table, loads, rooms
+
+
+def chosen(table, rooms, request, cpu=1000):
+    verdicts = Verdicts(table, rooms)
+    order = NodeOrder(LEAST_WASTE, resources=NodeResources(cpu))
+    return verdicts.choose(request, verdicts.rows(sorted(table.rows)), order).node
+
+
+def test_whole_nodes_are_kept_for_pods_that_need_them():
+    """Binpack takes the fuller node by its share of used devices; here that would break the only whole one."""
+    whole = UsualPod("NVIDIA", 2, 100)
+    table, _, rooms = rooms_of(
+        {whole: 1.0, UsualPod("NVIDIA", 1, 50): 9.0},
+        n1=usages("a", "b"),
+        n2=usages("c", "d", "e"),
+    )
+    table.bookings.put(booking("p", "n2", charge("c", 1, 20000, 50)))
+    assert chosen(table, rooms, pod_request(gpus(1, 20000, 50))) == "n2"
+
+
+def test_devices_are_used_where_cpu_is_short_anyway():
+    """On n1 two devices have no CPU for another usual pod: a pod that needs none wastes less there."""
+    table, loads, rooms = rooms_of(
+        {UsualPod("NVIDIA", 1, 100, milli_cpu=4000): 1.0}, n1=usages("a", "b"), n2=usages("c", "d")
+    )
+    loads.put(a_pod_without_devices("other", "n1", "7"))
+    assert chosen(table, rooms, pod_request(gpus(1, 1000, 100)), cpu=500) == "n1"
+    loads.remove(a_pod_without_devices("other", "n1", "7"))
+    loads.put(a_pod_without_devices("other", "n2", "7"))
+    assert chosen(table, rooms, pod_request(gpus(1, 1000, 100)), cpu=500) == "n2"
+
+
+def test_another_model_in_the_columns_begins_anew():
+    table, _, rooms = rooms_of({UsualPod("NVIDIA", 1, 100): 1.0}, n1=usages("a"))
+    rooms.refresh()
+    assert rooms.total.tolist() == [1.0]
+    table.set_devices("n2", "NVIDIA", (gpu("b", model="NVIDIA L4"),))
+    rooms.refresh()
+    assert rooms.total.tolist() == [2.0]
