@@ -17,6 +17,7 @@ import click
 import yaml
 
 from hami.cli import main as programs
+from hami.codec.policies import NODE_POLICIES
 from testing.hami_values import number, upstream_rows
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +62,7 @@ RULES: dict[str, dict[str, object]] = {
     "scheduler.service.monitorPort": PORT,
     "devicePlugin.service.httpPort": PORT,
     "scheduler.replicas": {"minimum": 1},
-    "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": {"enum": ["binpack", "spread"]},
+    "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": {"enum": [*NODE_POLICIES]},
     "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": {"pattern": DEVICE_POLICY},
     "scheduler.admissionWebhook.failurePolicy": {"enum": ["Ignore", "Fail"]},
     "scheduler.admissionWebhook.reinvocationPolicy": {"enum": ["Never", "IfNeeded"]},

@@ -82,7 +82,8 @@ class ClusterSettings(LogSettings):
         choice("policy", *NODE_POLICIES),
         Flag(
             "--node-scheduler-policy",
-            "Default policy that selects nodes: binpack (the fullest that fits) or spread.",
+            "Default policy that selects nodes: binpack (the fullest that fits), spread (the "
+            "emptiest), or least-waste (where the usual pods lose least room).",
         ),
     ] = "binpack"
     gpu_scheduler_policy: Annotated[

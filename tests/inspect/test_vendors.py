@@ -206,7 +206,7 @@ def test_markdown_shows_names_and_flags_as_code_and_units_as_words():
 def test_words_are_those_of_the_vocabulary():
     text = render([Entry(vendor(annotations=Annotations(selectors=SelectorKeys(use_types="u"))))])
     words = text.partition("Words")[2]
-    assert "binpack, spread or kube" in words
+    assert "binpack, spread, least-waste or kube" in words
     assert re.search(r"^u +annotation of a pod +Acme", words, re.MULTILINE)
 
 

@@ -267,7 +267,7 @@ WRONG: dict[str, tuple[Object, str]] = {
     "type": ({"scheduler": {"replicas": "two"}}, r"at '/scheduler/replicas': got string, want"),
     "policy": (
         {"scheduler": {"defaultSchedulerPolicy": {"nodeSchedulerPolicy": "random"}}},
-        r"nodeSchedulerPolicy': value must be one of 'binpack', 'spread'",
+        r"nodeSchedulerPolicy': value must be one of 'binpack', 'spread', 'least-waste'",
     ),
     "unknown": (
         {"scheduler": {"replica": 2}},
