@@ -1,17 +1,12 @@
-"""The vendors of the chart's configuration, their devices and rows of the table about them."""
+"""The vendors of the chart's configuration, and their devices."""
 
 from dataclasses import replace
 
-from pytest import param
-
 from hami.codec.device_config import Names, chart_config
-from hami.model import Device, DeviceUsage, Node, Request
+from hami.model import Device, DeviceUsage, Node
 from hami.vendors.catalog import vendors
-from testing.vendor_rows import Asked, Denied, Fits
 
 CHART = vendors(chart_config(), ascend=True, iluvatar=True)
-INT32 = "must be an integer between 0 and 2147483647"
-MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
 
 
 def vendor(key, **names):
@@ -52,35 +47,3 @@ def on_node(vendor, name="n", annotations=None, taken=None, labels=None, **capac
         DeviceUsage(device, *(taken or {}).get(device.index, ()))
         for device in vendor.decision.inventory(vendor, node)
     ]
-
-
-def given(vendor, count=None, memory=None, cores=None):
-    """Limits in the vendor's resources."""
-    resources = vendor.resources
-    amounts = {resources.count: count, resources.memory: memory, resources.cores: cores}
-    return {name: str(amount) for name, amount in amounts.items() if amount is not None}
-
-
-def asked(vendor, count=1, memory_mib=0, memory_percent=None, cores=0):
-    """The resulting request."""
-    return Request(
-        vendor=vendor.key,
-        count=count,
-        memory_mib=memory_mib,
-        memory_percent=memory_percent,
-        cores=cores,
-    )
-
-
-def parses(vendor, limits, request, id, **fields):
-    return param(Asked(vendor=vendor, limits=limits, request=request, **fields), id=id)
-
-
-def denied(vendor, limits, why, id, **fields):
-    return param(Denied(vendor=vendor, limits=limits, why=why, **fields), id=id)
-
-
-def fits(vendor, usages, limits, outcome, id, **fields):
-    return param(
-        Fits(vendor=vendor, usages=usages, limits=limits, outcome=outcome, **fields), id=id
-    )

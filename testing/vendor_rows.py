@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from pytest import param
+
 from hami.codec.allocation import render_shares
 from hami.codec.pods import convert_pod
 from hami.model import Container, ContainerKind, Pod, PodRef, Request, Unfit
@@ -21,6 +23,8 @@ from hami.vendors.spec import AnnotationContext, Catalog, Vendor
 from hami.vendors.vocabulary import Vocabulary
 from testing.builders import APP, container
 
+INT32 = "must be an integer between 0 and 2147483647"
+MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
 NOW = datetime(2026, 8, 21, 12, 0, 0, tzinfo=UTC)  # Unix time 1787313600
 
 
@@ -146,6 +150,53 @@ class Fits:
             found = make_pod_request(pod, catalog, "spread")
             assert found is not None, "no container requests a device"
         return replace(found, policy=replace(found.policy, order=()))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Makes rows about one vendor, with names that begin with *title*; *fields* are those of the row."""
+
+    title: str
+    vendor: Vendor
+
+    def asks(self, name, limits, request, **fields):
+        return self._row(Asked, name, limits=limits, request=request, **fields)
+
+    def denied(self, name, limits, why, **fields):
+        return self._row(Denied, name, limits=limits, why=why, **fields)
+
+    def fits(self, name, usages, limits, outcome, written=None, **fields):
+        given = {"usages": usages, "limits": limits, "outcome": outcome, "written": written or {}}
+        return self._row(Fits, name, **given, **fields)
+
+    def _row(self, kind, name, **fields):
+        return param(kind(**{"vendor": self.vendor} | fields), id=f"{self.title} {name}")
+
+    def limits(self, count=None, memory=None, cores=None):
+        """Limits in the vendor's resources."""
+        return given(self.vendor, count, memory, cores)
+
+    def request(self, count=1, memory_mib=0, memory_percent=None, cores=0):
+        """The resulting request."""
+        return asked(self.vendor, count, memory_mib, memory_percent, cores)
+
+
+def given(vendor, count=None, memory=None, cores=None):
+    """Limits in the vendor's resources."""
+    resources = vendor.resources
+    amounts = {resources.count: count, resources.memory: memory, resources.cores: cores}
+    return {name: str(amount) for name, amount in amounts.items() if amount is not None}
+
+
+def asked(vendor, count=1, memory_mib=0, memory_percent=None, cores=0):
+    """The resulting request."""
+    return Request(
+        vendor=vendor.key,
+        count=count,
+        memory_mib=memory_mib,
+        memory_percent=memory_percent,
+        cores=cores,
+    )
 
 
 class Outcome(NamedTuple):

@@ -4,38 +4,60 @@ import json
 from dataclasses import replace
 
 import msgspec
-from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
 from testing.builders import request, usage
-from testing.vendor_rows import Asked, Denied, Fits
+from testing.vendor_rows import Rows
 
 CHART = chart_config()
 
 
 def ascend(word, *, soft=False, **chip):
-    """The vendor of that common word, with *chip* (fields of AscendChip) changed for that chip."""
+    """Rows of the vendor of that common word, with *chip* (fields of AscendChip) changed for that chip."""
     chips = tuple(
         msgspec.structs.replace(one, **chip) if one.common_word == word else one
         for one in CHART.ascends
     )
-    return vendors(replace(CHART, ascends=chips, hami_vnpu_core=soft), ascend=True)[word]
+    config = replace(CHART, ascends=chips, hami_vnpu_core=soft)
+    return Chip("Ascend", vendors(config, ascend=True)[word])
 
 
-P310, A910, B910, C910 = map(ascend, ("Ascend310P", "Ascend910A", "Ascend910B3", "Ascend910C"))
+class Chip(Rows):
+    """Rows of one chip of Ascend."""
+
+    def becomes(self, name, count, memory, becomes, request, core=None, **fields):
+        """*becomes*: count and memory after admission."""
+        return self.asks(
+            name,
+            self.limits(count, memory, core),
+            replace(request, vendor=self.vendor.key),
+            added=self.limits(*becomes),
+            requested=self.limits(None, becomes[1]),
+            **fields,
+        )
+
+    def refuses(self, name, count, memory, why, core=None, void=False, **fields):
+        limits = self.limits(count, memory, core)
+        return self.denied(name, limits, why, void=void, **fields)
+
+    def gets(self, name, usages, count, uuids, memory=65536, **fields):
+        """A row of whole chips that fit."""
+        outcome = "".join(f"{uuid},{self.vendor.key},{memory},0:" for uuid in uuids) + ";"
+        written = self.takes(*({"UUID": uuid, "memory": memory} for uuid in uuids))
+        return self.fits(name, usages, self.limits(count), outcome, written, **fields)
+
+    def takes(self, *entries):
+        """The annotations beside the allocation."""
+        return {
+            "predicate-time": "1787313600",
+            f"huawei.com/{self.vendor.key}": json.dumps(entries, separators=(",", ":")),
+        }
+
+
+p310, b910, c910 = map(ascend, ("Ascend310P", "Ascend910B3", "Ascend910C"))
 SOFT = {"huawei.com/vnpu-mode": "hami-core"}
 HARD = {"huawei.com/vnpu-mode": "template"}
-
-
-def npu(vendor, count=None, memory=None, core=None):
-    """Amounts in a chip's resources."""
-    amounts = {"": count, "-memory": memory, "-core": core}
-    return {
-        vendor.resources.count + name: str(value)
-        for name, value in amounts.items()
-        if value is not None
-    }
 
 
 def chip(
@@ -61,110 +83,29 @@ def chips(*networks, used=(), **fields):
     ]
 
 
-def takes(vendor, *entries):
-    """The annotations beside the allocation."""
-    return {
-        "predicate-time": "1787313600",
-        f"huawei.com/{vendor.key}": json.dumps(entries, separators=(",", ":")),
-    }
+tenfold = ascend("Ascend310P", memory_factor=10)
+gibi = ascend("Ascend910B3", memory_factor=1024)
+no_pod = ascend("Ascend910C", super_pod=False)
 
-
-def whole(vendor, *uuids, memory=65536):
-    """The allocation and the annotations of whole chips."""
-    return (
-        "".join(f"{uuid},{vendor.key},{memory},0:" for uuid in uuids) + ";",
-        takes(vendor, *({"UUID": uuid, "memory": memory} for uuid in uuids)),
-    )
-
-
-def parses(vendor, count, memory, becomes, request, id, core=None, annotations=None, **fields):
-    return param(
-        Asked(
-            vendor=vendor,
-            limits=npu(vendor, count, memory, core),
-            added=npu(vendor, *becomes),
-            requested=npu(vendor, None, becomes[1]),
-            request=replace(request, vendor=vendor.key),
-            annotations=annotations or {},
-            **fields,
-        ),
-        id=id,
-    )
-
-
-def denied(vendor, count, memory, why, id, core=None, annotations=None, void=False):
-    return param(
-        Denied(
-            vendor=vendor,
-            limits=npu(vendor, count, memory, core),
-            why=why,
-            void=void,
-            annotations=annotations or {},
-        ),
-        id=id,
-    )
-
-
-def fits(vendor, usages, limits, outcome, id, written=None, annotations=None):
-    return param(
-        Fits(
-            vendor=vendor,
-            usages=usages,
-            limits=limits,
-            outcome=outcome,
-            written=written or {},
-            annotations=annotations or {},
-        ),
-        id=id,
-    )
-
-
-def gets(vendor, usages, count, uuids, id, memory=65536, annotations=None):
-    """A row of whole chips that fit."""
-    outcome, written = whole(vendor, *uuids, memory=memory)
-    return fits(vendor, usages, npu(vendor, count), outcome, id, written, annotations)
-
-
-TENFOLD = ascend("Ascend310P", memory_factor=10)
-GIBI = ascend("Ascend910B3", memory_factor=1024)
-NO_POD = ascend("Ascend910C", super_pod=False)
-
-ASKS = [  # vendor, count, memory, what they become, the request
-    parses(
-        P310, 1, 2000, (1, 3072), request(1, 3072), id="Ascend memory is rounded up to a template"
+ASKS = [  # count, memory, what they become, the request
+    p310.becomes("memory is rounded up to a template", 1, 2000, (1, 3072), request(1, 3072)),
+    b910.becomes("a whole chip", 1, None, (1, 65536), request(1, 65536)),
+    b910.becomes(
+        "soft split", 1, 15360, (1, 15360), request(1, 15360, cores=20), core=20, annotations=SOFT
     ),
-    parses(B910, 1, None, (1, 65536), request(1, 65536), id="Ascend a whole chip"),
-    parses(
-        B910,
-        1,
-        15360,
-        (1, 15360),
-        request(1, 15360, cores=20),
-        core=20,
-        annotations=SOFT,
-        id="Ascend soft split",
-    ),
-    parses(C910, 1, None, (2, 65536), request(2, 65536), id="Ascend chips come in pairs"),
-    parses(C910, 4, 65536, (4, 65536), request(4, 65536), id="Ascend two modules"),
-    parses(
-        C910,
+    c910.becomes("chips come in pairs", 1, None, (2, 65536), request(2, 65536)),
+    c910.becomes("two modules", 4, 65536, (4, 65536), request(4, 65536)),
+    c910.becomes(
+        "a slice of one chip, of both chips of its module",
         1,
         16384,
         (2, 16384),
         request(2, 16384),
         annotated={"hami.io/ascend-one-of-module": "c"},
-        id="Ascend a slice of one chip, of both chips of its module",
     ),
-    parses(
-        C910,
-        1,
-        65536,
-        (2, 65536),
-        request(2, 65536),
-        id="Ascend all memory of a chip that becomes two",
-    ),
-    parses(
-        B910,
+    c910.becomes("all memory of a chip that becomes two", 1, 65536, (2, 65536), request(2, 65536)),
+    b910.becomes(
+        "soft split in other letters",
         1,
         15360,
         (1, 15360),
@@ -172,374 +113,283 @@ ASKS = [  # vendor, count, memory, what they become, the request
         core=20,
         annotations={"huawei.com/vnpu-mode": " HAMi-core "},
         annotated=SOFT,
-        id="Ascend soft split in other letters",
     ),
-    parses(
-        B910,
+    b910.becomes(
+        "a blank mode is none",
         1,
         9000,
         (1, 16384),
         request(1, 16384),
         annotations={"huawei.com/vnpu-mode": " "},
-        id="Ascend a blank mode is none",
     ),
-    parses(
-        B910,
-        1,
-        9000,
-        (1, 16384),
-        request(1, 16384),
-        annotations=HARD,
-        id="Ascend hard split by its name",
+    b910.becomes(
+        "hard split by its name", 1, 9000, (1, 16384), request(1, 16384), annotations=HARD
     ),
-    parses(P310, 1, 3072, (1, 3072), request(1, 3072), id="Ascend exactly a template"),
-    parses(P310, 1, 3073, (1, 6144), request(1, 6144), id="Ascend above a template"),
-    parses(P310, 1, 12289, (1, 21527), request(1, 21527), id="Ascend above all templates"),
-    parses(P310, 1, 24576, (1, 21527), request(1, 21527), id="Ascend as much as the chip has"),
-    parses(P310, 1, 0, (1, 3072), request(1, 3072), id="Ascend no memory"),
-    parses(B910, 2, None, (2, 65536), request(2, 65536), id="Ascend two whole chips"),
-    parses(B910, 2, 40000, (2, 65536), request(2, 65536), id="Ascend two chips that become whole"),
-    parses(
-        B910, 2, 1000, (2, 1000), request(2, 1000), annotations=SOFT, id="Ascend soft, two parts"
+    p310.becomes("exactly a template", 1, 3072, (1, 3072), request(1, 3072)),
+    p310.becomes("above a template", 1, 3073, (1, 6144), request(1, 6144)),
+    p310.becomes("above all templates", 1, 12289, (1, 21527), request(1, 21527)),
+    p310.becomes("as much as the chip has", 1, 24576, (1, 21527), request(1, 21527)),
+    p310.becomes("no memory", 1, 0, (1, 3072), request(1, 3072)),
+    b910.becomes("two whole chips", 2, None, (2, 65536), request(2, 65536)),
+    b910.becomes("two chips that become whole", 2, 40000, (2, 65536), request(2, 65536)),
+    b910.becomes("soft, two parts", 2, 1000, (2, 1000), request(2, 1000), annotations=SOFT),
+    b910.becomes("soft, a whole chip", 1, None, (1, 65536), request(1, 65536), annotations=SOFT),
+    b910.becomes("no cores in hard split", 1, None, (1, 65536), request(1, 65536), core=0),
+    tenfold.becomes(
+        "307 tens of MiB are less than the template of 3072", 1, 307, (1, 307), request(1, 3070)
     ),
-    parses(
-        B910,
-        1,
-        None,
-        (1, 65536),
-        request(1, 65536),
-        annotations=SOFT,
-        id="Ascend soft, a whole chip",
+    tenfold.becomes("308 tens of MiB need the next template", 1, 308, (1, 614), request(1, 6140)),
+    gibi.becomes("9 GiB need the template of 16", 1, 9, (1, 16), request(1, 16384)),
+    gibi.becomes("64 GiB are a whole chip", 2, 64, (2, 64), request(2, 65536)),
+    gibi.becomes("9 GiB of a soft split", 1, 9, (1, 9), request(1, 9216), annotations=SOFT),
+    no_pod.becomes(
+        "an odd number where chips do not come in pairs", 3, None, (3, 65536), request(3, 65536)
     ),
-    parses(
-        B910, 1, None, (1, 65536), request(1, 65536), core=0, id="Ascend no cores in hard split"
-    ),
-    parses(
-        TENFOLD,
-        1,
-        307,
-        (1, 307),
-        request(1, 3070),
-        id="307 tens of MiB are less than the template of 3072",
-    ),
-    parses(
-        TENFOLD, 1, 308, (1, 614), request(1, 6140), id="308 tens of MiB need the next template"
-    ),
-    parses(GIBI, 1, 9, (1, 16), request(1, 16384), id="9 GiB need the template of 16"),
-    parses(GIBI, 2, 64, (2, 64), request(2, 65536), id="64 GiB are a whole chip"),
-    parses(GIBI, 1, 9, (1, 9), request(1, 9216), annotations=SOFT, id="9 GiB of a soft split"),
-    parses(
-        NO_POD,
-        3,
-        None,
-        (3, 65536),
-        request(3, 65536),
-        id="an odd number where chips do not come in pairs",
-    ),
-    parses(
-        ascend("Ascend910B3", runtime_class="ascend"),
+    ascend("Ascend910B3", runtime_class="ascend").becomes(
+        "runtime class",
         1,
         None,
         (1, 65536),
         request(1, 65536),
         pod_spec={"runtimeClassName": "ascend"},
-        id="Ascend runtime class",
     ),
-    param(
-        Asked(
-            vendor=C910,
-            limits=npu(C910, 1),
-            requests=npu(C910, 1),
-            added=npu(C910, 2, 65536),
-            requested=npu(C910, 2, 65536),
-            request=request(2, 65536, vendor="Ascend910C"),
-        ),
-        id="Ascend the request of a module, too",
+    c910.asks(
+        "the request of a module, too",
+        c910.limits(1),
+        c910.request(2, 65536),
+        requests=c910.limits(1),
+        added=c910.limits(2, 65536),
+        requested=c910.limits(2, 65536),
     ),
-    param(
-        Asked(
-            vendor=B910,
-            limits={},
-            requests=npu(B910, 1, 9000),
-            added=npu(B910, 1, 16384),
-            requested=npu(B910, None, 16384),
-            request=request(1, 16384, vendor="Ascend910B3"),
-        ),
-        id="Ascend requests alone",
+    b910.asks(
+        "requests alone",
+        {},
+        b910.request(1, 16384),
+        requests=b910.limits(1, 9000),
+        added=b910.limits(1, 16384),
+        requested=b910.limits(None, 16384),
     ),
-    param(
-        Asked(
-            vendor=ascend("Ascend910B3", resource_memory_name="", resource_core_name=""),
-            limits={"huawei.com/Ascend910B3": "1"},
-            request=request(1, 0, 100, vendor="Ascend910B3"),
-        ),
-        id="Ascend without a name for memory",
+    ascend("Ascend910B3", resource_memory_name="", resource_core_name="").asks(
+        "without a name for memory",
+        {"huawei.com/Ascend910B3": "1"},
+        b910.request(1, 0, 100),
     ),
-    param(Asked(vendor=B910, limits={"cpu": "1"}, request=None), id="Ascend nothing"),
-    param(Asked(vendor=B910, limits=npu(B910, None, 5), request=None), id="Ascend memory alone"),
+    b910.asks("nothing", {"cpu": "1"}, None),
+    b910.asks("memory alone", b910.limits(None, 5), None),
 ]
 
 SEVERAL = "vNPU not supported for multiple devices"
-DENIED = [  # vendor, count, memory, why
-    denied(B910, 2, 16384, SEVERAL, id="Ascend a part of several chips"),
-    denied(
-        B910,
-        1,
-        70000,
-        "huawei.com/Ascend910B3-memory 70000 is invalid",
-        id="Ascend more memory than a chip has",
+DENIED = [  # count, memory, why
+    b910.refuses("a part of several chips", 2, 16384, SEVERAL),
+    b910.refuses(
+        "more memory than a chip has", 1, 70000, "huawei.com/Ascend910B3-memory 70000 is invalid"
     ),
-    denied(C910, 2, 16384, SEVERAL, id="Ascend a slice of each of two chips"),
-    denied(
-        C910,
+    c910.refuses("a slice of each of two chips", 2, 16384, SEVERAL),
+    c910.refuses(
+        "another container has a slice of a module",
         2,
         16384,
         SEVERAL,
         annotations={"hami.io/ascend-one-of-module": "cc,d"},
-        id="Ascend another container has a slice of a module",
     ),
-    denied(
-        B910,
+    b910.refuses(
+        "a mode that does not exist",
         1,
         9000,
         "annotation huawei.com/vnpu-mode=hami-cor: expected hami-core or template; did you mean hami-core?",
         annotations={"huawei.com/vnpu-mode": "hami-cor"},
-        id="Ascend a mode that does not exist",
     ),
-    denied(
-        P310,
+    p310.refuses(
+        "a mode of newer plugins",
         1,
         None,
         "annotation huawei.com/vnpu-mode=enpu: expected hami-core or template",
         annotations={"huawei.com/vnpu-mode": "enpu"},
-        id="Ascend a mode of newer plugins",
     ),
-    denied(GIBI, 2, 16, SEVERAL, id="16 GiB are no whole chip"),
-    denied(
-        GIBI, 1, 65, "huawei.com/Ascend910B3-memory 65 is invalid", id="65 GiB are more than a chip"
+    gibi.refuses("16 GiB are no whole chip", 2, 16, SEVERAL),
+    gibi.refuses(
+        "65 GiB are more than a chip", 1, 65, "huawei.com/Ascend910B3-memory 65 is invalid"
     ),
-    denied(
-        C910,
-        3,
-        None,
-        "Ascend910C device request must be 1 or 2*n, got 3",
-        id="Ascend a module and a half",
+    c910.refuses(
+        "a module and a half", 3, None, "Ascend910C device request must be 1 or 2*n, got 3"
     ),
-    denied(
-        B910,
+    b910.refuses(
+        "cores in hard split",
         1,
         None,
         "huawei.com/Ascend910B3-core is only supported in hami-core (soft split) mode",
         core=20,
-        id="Ascend cores in hard split",
     ),
-    denied(
-        B910,
+    b910.refuses(
+        "cores in the other mode",
         1,
         None,
         "huawei.com/Ascend910B3-core is only supported in hami-core (soft split) mode",
         core=20,
         annotations={"huawei.com/vnpu-mode": "template"},
-        id="Ascend cores in the other mode",
     ),
-    denied(
-        B910,
+    b910.refuses(
+        "memory that cannot be read",
         1,
         "16.5",
         "invalid huawei.com/Ascend910B3-memory value 16.5 in container c: must be an integer "
         "between 0 and 2147483647, in MiB, without a unit",
         void=True,
-        id="Ascend memory that cannot be read",
     ),
-    denied(
-        B910,
+    b910.refuses(
+        "-1 chips",
         "-1",
         None,
         "invalid huawei.com/Ascend910B3 value -1 in container c: must be an integer between 0 and "
         "2147483647",
         void=True,
-        id="Ascend -1 chips",
     ),
-    denied(
-        GIBI,
+    gibi.refuses(
+        "too much after scaling",
         1,
         2097152,
         "invalid huawei.com/Ascend910B3-memory value 2097152 in container c: must be an integer "
         "between 0 and 2097151, in units of 1024 MiB, without a unit",
         void=True,
-        id="Ascend too much after scaling",
     ),
 ]
 
 HALF = [chip("d", 1, 32768, 0), chip("e")]
 DOZEN = chips(*[None] * 8, used={3, 5, 7})
-FITS = [  # vendor, its chips in the order given to the fit (tried from the end), limits, the outcome
-    fits(
-        P310,
+FITS = [  # chips in the order given to the fit (tried from the end), limits, the outcome
+    p310.fits(
+        "memory is rounded up to a template",
         [chip("dev-0", memory_mib=21527)],
-        npu(P310, 1, 2000),
+        p310.limits(1, 2000),
         "dev-0,Ascend310P,3072,0:;",
-        written=takes(P310, {"UUID": "dev-0", "temp": "vir01", "memory": 3072}),
-        id="Ascend memory is rounded up to a template",
+        p310.takes({"UUID": "dev-0", "temp": "vir01", "memory": 3072}),
     ),
-    gets(B910, [chip("d")], 1, "d", id="Ascend a whole chip"),
-    fits(
-        B910,
+    b910.gets("a whole chip", [chip("d")], 1, "d"),
+    b910.fits(
+        "soft split",
         [chip("d", soft=True)],
-        npu(B910, 1, 15360, 20),
+        b910.limits(1, 15360, 20),
         "d,Ascend910B3,15360,20:;",
+        b910.takes({"UUID": "d", "memory": 15360, "core": 20}),
         annotations=SOFT,
-        written=takes(B910, {"UUID": "d", "memory": 15360, "core": 20}),
-        id="Ascend soft split",
     ),
-    fits(
-        B910,
+    b910.fits(
+        "node without support",
         [chip("d")],
-        npu(B910, 1, 15360, 20),
+        b910.limits(1, 15360, 20),
         "1/1 ModeNotFit",
         annotations=SOFT,
-        id="node without support",
     ),
-    gets(C910, chips(*[None] * 4, used={1}), 1, ("d3", "d2"), id="Ascend chips come in pairs"),
-    fits(
-        C910,
+    c910.gets("chips come in pairs", chips(*[None] * 4, used={1}), 1, ("d3", "d2")),
+    c910.fits(
+        "a slice of one chip, of both chips of its module",
         chips(*[None] * 4, used={1}),
-        npu(C910, 1, 16384),
+        c910.limits(1, 16384),
         "d3,Ascend910C,16384,0:d2,Ascend910C,16384,0:;",
-        written=takes(
-            C910,
+        c910.takes(
             {"UUID": "d3", "temp": "vir05_1c_16g", "memory": 16384},
             {"UUID": "d2", "temp": "vir05_1c_16g", "memory": 16384},
         ),
-        id="Ascend a slice of one chip, of both chips of its module",
     ),
-    fits(
-        C910,
+    c910.fits(
+        "too few pairs",
         DOZEN,
-        npu(C910, 4),
+        c910.limits(4),
         "2/4 AllocatedCardsInsufficientRequest, 3/4 CardTimeSlicingExhausted",
-        id="Ascend too few pairs",
     ),
-    fits(
-        C910,
+    c910.fits(
+        "half a pair is free",
         chips(None, None, None, used={1}),
-        npu(C910, 2),
+        c910.limits(2),
         "0/2 AllocatedCardsInsufficientRequest, 1/2 CardTimeSlicingExhausted",
-        id="Ascend half a pair is free",
     ),
-    gets(
-        C910,
-        chips(*[None] * 8, used={1}),
-        4,
-        ("d3", "d2", "d5", "d4"),
-        id="Ascend the lowest modules",
-    ),
-    gets(NO_POD, DOZEN, 3, ("d6", "d4", "d2"), id="chips that do not come in pairs"),
-    fits(
-        B910,
+    c910.gets("the lowest modules", chips(*[None] * 8, used={1}), 4, ("d3", "d2", "d5", "d4")),
+    no_pod.gets("chips that do not come in pairs", DOZEN, 3, ("d6", "d4", "d2")),
+    b910.fits(
+        "hard split on a node with soft split",
         [chip("d", soft=True)],
-        npu(B910, 1, 9000),
+        b910.limits(1, 9000),
         "d,Ascend910B3,16384,0:;",
-        written=takes(B910, {"UUID": "d", "temp": "vir05_1c_16g", "memory": 16384}),
-        id="Ascend hard split on a node with soft split",
+        b910.takes({"UUID": "d", "temp": "vir05_1c_16g", "memory": 16384}),
     ),
-    fits(
-        B910,
+    b910.fits(
+        "only the hard split on a node with soft split",
         [chip("d", soft=True)],
-        npu(B910, 1, 9000),
+        b910.limits(1, 9000),
         "1/1 ModeNotFit",
         annotations=HARD,
-        id="Ascend only the hard split on a node with soft split",
     ),
-    fits(
-        B910,
+    b910.fits(
+        "only the hard split",
         [chip("d")],
-        npu(B910, 1, 9000),
+        b910.limits(1, 9000),
         "d,Ascend910B3,16384,0:;",
+        b910.takes({"UUID": "d", "temp": "vir05_1c_16g", "memory": 16384}),
         annotations=HARD,
-        written=takes(B910, {"UUID": "d", "temp": "vir05_1c_16g", "memory": 16384}),
-        id="Ascend only the hard split",
     ),
-    fits(
-        B910,
+    b910.fits(
+        "soft, too few cores left",
         [chip("d", 1, 1000, 90, soft=True)],
-        npu(B910, 1, 1000, 20),
+        b910.limits(1, 1000, 20),
         "1/1 CardInsufficientCore",
         annotations=SOFT,
-        id="Ascend soft, too few cores left",
     ),
-    fits(
-        B910,
+    b910.fits(
+        "soft pods hold all cores",
         [chip("d", 1, 1000, 100, soft=True)],
-        npu(B910, 1, 1000),
+        b910.limits(1, 1000),
         "1/1 CardComputeUnitsExhausted",
-        id="Ascend soft pods hold all cores",
     ),
-    fits(
-        B910,
+    b910.fits(
+        "one chip is divided",
         HALF,
-        npu(B910, 2),
+        b910.limits(2),
         "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
-        id="Ascend one chip is divided",
     ),
-    fits(
-        TENFOLD,
+    tenfold.fits(
+        "room for 3070 MiB, but not for the template",
         [chip("d", 1, 18457, 0, memory_mib=21527)],
-        npu(TENFOLD, 1, 307),
+        tenfold.limits(1, 307),
         "1/1 CardInsufficientMemory",
-        id="room for 3070 MiB, but not for the template",
     ),
-    fits(
-        TENFOLD,
+    tenfold.fits(
+        "the template is what is taken",
         [chip("d", 1, 18455, 0, memory_mib=21527)],
-        npu(TENFOLD, 1, 307),
+        tenfold.limits(1, 307),
         "d,Ascend310P,3072,0:;",
-        written=takes(P310, {"UUID": "d", "temp": "vir01", "memory": 3072}),
-        id="the template is what is taken",
+        p310.takes({"UUID": "d", "temp": "vir01", "memory": 3072}),
     ),
-    gets(
-        B910,
+    b910.gets(
+        "the uuid",
         [chip("a"), chip("b")],
         1,
         "a",
         annotations={"hami.io/use-Ascend910B3-uuid": "a"},
-        id="Ascend the uuid",
     ),
-    fits(
-        B910,
+    b910.fits(
+        "not that uuid",
         [chip("a"), chip("b")],
-        npu(B910, 2),
+        b910.limits(2),
         "1/2 AllocatedCardsInsufficientRequest, 1/2 CardUuidMismatch",
         annotations={"hami.io/no-use-Ascend910B3-uuid": "b"},
-        id="Ascend not that uuid",
     ),
-    fits(
-        B910,
+    b910.fits(
+        "soft, no chip at all",
         [],
-        npu(B910, 1, 15360),
+        b910.limits(1, 15360),
         "NodeInsufficientDevice",
         annotations=SOFT,
-        id="Ascend soft, no chip at all",
     ),
-    gets(B910, chips(1, 2, 2, 1, 2), 3, ("d4", "d2", "d1"), id="Ascend the largest network"),
-    gets(B910, chips(1, 2, 1, 2), 2, ("d2", "d0"), id="Ascend of equal networks the lowest"),
-    gets(
-        B910,
-        chips(1, 2, 2, 1, 2),
-        4,
-        ("d4", "d2", "d1", "d3"),
-        id="Ascend the largest network and one more",
+    b910.gets("the largest network", chips(1, 2, 2, 1, 2), 3, ("d4", "d2", "d1")),
+    b910.gets("of equal networks the lowest", chips(1, 2, 1, 2), 2, ("d2", "d0")),
+    b910.gets(
+        "the largest network and one more", chips(1, 2, 2, 1, 2), 4, ("d4", "d2", "d1", "d3")
     ),
-    gets(B910, chips(1, 2, 1), 3, ("d2", "d1", "d0"), id="Ascend all there are"),
-    gets(B910, chips(1, 1, 2), 1, ("d2",), id="Ascend one of any network"),
-    gets(B910, chips(1, 1, 2, None), 2, ("d3", "d2"), id="Ascend a chip without network"),
-    gets(B910, chips("x", 1, "x", "x"), 2, ("d1", "d3"), id="networks that are no numbers"),
-    gets(
-        P310,
-        chips(1, 1, 2, 1, memory_mib=21527),
-        2,
-        ("d3", "d2"),
-        memory=21527,
-        id="Ascend 310P knows no networks",
+    b910.gets("all there are", chips(1, 2, 1), 3, ("d2", "d1", "d0")),
+    b910.gets("one of any network", chips(1, 1, 2), 1, ("d2",)),
+    b910.gets("a chip without network", chips(1, 1, 2, None), 2, ("d3", "d2")),
+    b910.gets("networks that are no numbers", chips("x", 1, "x", "x"), 2, ("d1", "d3")),
+    p310.gets(
+        "310P knows no networks", chips(1, 1, 2, 1, memory_mib=21527), 2, ("d3", "d2"), memory=21527
     ),
 ]

@@ -1,17 +1,15 @@
 """AWS Neuron's rows of the table."""
 
-from pytest import param
-
 from hami.codec.device_config import chart_config
 from hami.model import Device, DeviceUsage, Partition, Request
 from hami.vendors.catalog import vendors
 from testing.builders import INIT
-from testing.vendor_rows import Asked, Denied, Fits
+from testing.vendor_rows import MUTEX, Rows
 
 NEURON = vendors(chart_config())["AWSNeuron"]
+neuron = Rows("Neuron", NEURON)
 COUNT, CORES = "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"
 ALL = Partition(0, 31)
-MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
 
 
 def asked(count=1, cores=0):
@@ -54,261 +52,211 @@ def ids(*numbers, cores=False, **more):
     return found | ({"NEURON_RESOURCE_TYPE": CORES} if cores else {}) | more
 
 
-def fits(usages, limits, outcome, id, written=None, annotations=None, **fields):
-    return param(
-        Fits(
-            vendor=NEURON,
-            usages=usages,
-            limits=limits,
-            outcome=outcome,
-            written=written or {},
-            annotations=annotations or {},
-            **fields,
-        ),
-        id=id,
-    )
-
-
-def parses(limits, request, id, requests=None):
-    return param(
-        Asked(vendor=NEURON, limits=limits, requests=requests or {}, request=request), id=id
-    )
-
-
-def denied(limits, why, id, requests=None):
-    return param(Denied(vendor=NEURON, limits=limits, requests=requests or {}, why=why), id=id)
-
-
 ASKS = [
-    parses({CORES: "1"}, asked(cores=1), id="Neuron one core"),
-    parses({COUNT: "4"}, asked(4), id="Neuron four devices in a row"),
-    parses({CORES: "2"}, asked(cores=2), id="Neuron two cores, of which one is taken"),
-    parses({CORES: "4"}, asked(cores=4), id="Neuron cores of more than a device"),
-    parses({COUNT: "2", CORES: "3"}, asked(2), id="Neuron beside a count cores do not matter"),
-    parses({}, asked(2), requests={COUNT: "2"}, id="Neuron a count among requests alone"),
-    parses(
-        {CORES: "2"},
-        asked(3),
-        requests={COUNT: "3"},
-        id="Neuron a count among requests goes before cores",
+    neuron.asks("one core", {CORES: "1"}, asked(cores=1)),
+    neuron.asks("four devices in a row", {COUNT: "4"}, asked(4)),
+    neuron.asks("two cores, of which one is taken", {CORES: "2"}, asked(cores=2)),
+    neuron.asks("cores of more than a device", {CORES: "4"}, asked(cores=4)),
+    neuron.asks("beside a count cores do not matter", {COUNT: "2", CORES: "3"}, asked(2)),
+    neuron.asks("a count among requests alone", {}, asked(2), requests={COUNT: "2"}),
+    neuron.asks(
+        "a count among requests goes before cores", {CORES: "2"}, asked(3), requests={COUNT: "3"}
     ),
-    parses({COUNT: "2k"}, asked(2000), id="Neuron 2k"),
-    parses({CORES: "4294967294"}, asked(cores=4294967294), id="Neuron the most cores"),
-    parses({"cpu": "1"}, None, id="Neuron nothing"),
+    neuron.asks("2k", {COUNT: "2k"}, asked(2000)),
+    neuron.asks("the most cores", {CORES: "4294967294"}, asked(cores=4294967294)),
+    neuron.asks("nothing", {"cpu": "1"}, None),
 ]
 
 DENIED = [
-    denied({CORES: "3"}, f"{CORES} must be 1 or a multiple of 2, got 3", id="Neuron three cores"),
-    denied({COUNT: "0", CORES: "2"}, f"{COUNT} must be greater than 0", id="Neuron no device"),
-    denied({COUNT: "-1"}, f"{COUNT} must be greater than 0", id="Neuron -1 devices"),
-    denied({COUNT: "1.5"}, f"{COUNT} must be an integer", id="Neuron 1.5 devices"),
-    denied({CORES: "500m"}, f"{CORES} must be an integer", id="Neuron half a core"),
-    denied({COUNT: "all"}, f"{COUNT} must be an integer", id="Neuron all devices"),
-    denied(
-        {COUNT: "2147483648"}, f"{COUNT} must not exceed 2147483647", id="Neuron too many devices"
-    ),
-    denied(
-        {CORES: "4294967296"}, f"{CORES} must not exceed 4294967294", id="Neuron too many cores"
-    ),
-    denied(
+    neuron.denied("three cores", {CORES: "3"}, f"{CORES} must be 1 or a multiple of 2, got 3"),
+    neuron.denied("no device", {COUNT: "0", CORES: "2"}, f"{COUNT} must be greater than 0"),
+    neuron.denied("-1 devices", {COUNT: "-1"}, f"{COUNT} must be greater than 0"),
+    neuron.denied("1.5 devices", {COUNT: "1.5"}, f"{COUNT} must be an integer"),
+    neuron.denied("half a core", {CORES: "500m"}, f"{CORES} must be an integer"),
+    neuron.denied("all devices", {COUNT: "all"}, f"{COUNT} must be an integer"),
+    neuron.denied("too many devices", {COUNT: "2147483648"}, f"{COUNT} must not exceed 2147483647"),
+    neuron.denied("too many cores", {CORES: "4294967296"}, f"{CORES} must not exceed 4294967294"),
+    neuron.denied(
+        "5 cores in requests",
         {},
         f"{CORES} must be 1 or a multiple of 2, got 5",
         requests={CORES: "5"},
-        id="Neuron 5 cores in requests",
     ),
 ]
 
 FOUR_CORES = dict(each=4, kind="inf1.6xlarge")
 FITS = [
-    fits([device()], {CORES: 1}, shares((0, 1)), written=ids(0, cores=True), id="Neuron one core"),
-    fits(
-        [device(0, Partition(0))],
-        {CORES: 1},
-        shares((0, 2)),
-        written=ids(1, cores=True),
-        id="Neuron the second core",
+    neuron.fits("one core", [device()], {CORES: 1}, shares((0, 1)), ids(0, cores=True)),
+    neuron.fits(
+        "the second core", [device(0, Partition(0))], {CORES: 1}, shares((0, 2)), ids(1, cores=True)
     ),
-    fits(
+    neuron.fits(
+        "four devices in a row",
         devices(16, 0),
         {COUNT: 4},
         shares((4, 3), (5, 3), (6, 3), (7, 3)),
-        written=ids(4, 5, 6, 7),
-        id="Neuron four devices in a row",
+        ids(4, 5, 6, 7),
     ),
-    fits(
-        devices(2),
-        {COUNT: 2},
-        "1/2 NumaNotFit",
-        id="Neuron two devices of a node without such runs",
+    neuron.fits(
+        "two devices of a node without such runs", devices(2), {COUNT: 2}, "1/2 NumaNotFit"
     ),
-    fits(
+    neuron.fits(
+        "the second half is free",
         devices(16, 7),
         {COUNT: 8},
         shares(*((i, 3) for i in range(8, 16))),
-        written=ids(*range(8, 16)),
-        id="the second half is free",
+        ids(*range(8, 16)),
     ),
-    fits(
+    neuron.fits(
+        "no half is free",
         devices(16, 7, 13),
         {COUNT: 8},
         "1/16 NumaNotFit, 2/16 CardInsufficientCore",
-        id="no half is free",
     ),
-    fits(
+    neuron.fits(
+        "a run across the halves",
         devices(16, 5, 14, kind="inf2.48xlarge"),
         {COUNT: 8},
         shares(*((i, 3) for i in range(6, 14))),
-        written=ids(*range(6, 14)),
-        id="Neuron a run across the halves",
+        ids(*range(6, 14)),
     ),
-    fits(
+    neuron.fits(
+        "two cores, of which one is taken",
         [device(0, Partition(0))],
         {CORES: 2},
         "1/1 CardInsufficientCore",
-        id="Neuron two cores, of which one is taken",
     ),
-    fits(
-        [device(0), device(1)],
-        {COUNT: 1},
-        shares((1, 3)),
-        written=ids(1),
-        id="Neuron one device is any device",
+    neuron.fits(
+        "one device is any device", [device(0), device(1)], {COUNT: 1}, shares((1, 3)), ids(1)
     ),
-    fits(
+    neuron.fits(
+        "a device whose core is taken",
         [device(0, Partition(1))],
         {COUNT: 1},
         "1/1 CardInsufficientCore",
-        id="Neuron a device whose core is taken",
     ),
-    fits(
-        [device(0, ALL)], {CORES: 1}, "1/1 CardInsufficientCore", id="Neuron a device that is taken"
-    ),
-    fits([device(0, ALL, used=2)], {CORES: 1}, "1/1 CardTimeSlicingExhausted", id="Neuron no slot"),
-    fits([device(0, healthy=False)], {COUNT: 1}, "1/1 CardNotHealth", id="Neuron a broken device"),
-    fits(
+    neuron.fits("a device that is taken", [device(0, ALL)], {CORES: 1}, "1/1 CardInsufficientCore"),
+    neuron.fits("no slot", [device(0, ALL, used=2)], {CORES: 1}, "1/1 CardTimeSlicingExhausted"),
+    neuron.fits("a broken device", [device(0, healthy=False)], {COUNT: 1}, "1/1 CardNotHealth"),
+    neuron.fits(
+        "cores of two devices",
         devices(2, kind="inf2.24xlarge"),
         {CORES: 4},
         shares((0, 3), (1, 3)),
-        written=ids(0, 1, 2, 3, cores=True),
-        id="Neuron cores of two devices",
+        ids(0, 1, 2, 3, cores=True),
     ),
-    fits(devices(2), {CORES: 4}, "1/2 NumaNotFit", id="Neuron cores of two devices of Trainium"),
-    fits(
-        [device(0)], {COUNT: 2}, "NodeInsufficientDevice", id="Neuron more devices than there are"
+    neuron.fits("cores of two devices of Trainium", devices(2), {CORES: 4}, "1/2 NumaNotFit"),
+    neuron.fits("more devices than there are", [device(0)], {COUNT: 2}, "NodeInsufficientDevice"),
+    neuron.fits("more cores than there are", [device(0)], {CORES: 4}, "1/1 NumaNotFit"),
+    neuron.fits(
+        "far more cores than there are", [device(0)], {CORES: 4294967294}, "1/1 NumaNotFit"
     ),
-    fits([device(0)], {CORES: 4}, "1/1 NumaNotFit", id="Neuron more cores than there are"),
-    fits(
-        [device(0)],
-        {CORES: 4294967294},
-        "1/1 NumaNotFit",
-        id="Neuron far more cores than there are",
-    ),
-    fits(
+    neuron.fits(
+        "two containers have a core each",
         [device()],
         [{CORES: 1}, {CORES: 1}],
         shares((0, 1)) + shares((0, 2)),
-        written=ids(0, 1, cores=True),
-        id="Neuron two containers have a core each",
+        ids(0, 1, cores=True),
     ),
-    fits(
+    neuron.fits(
+        "init containers keep their cores",
         [device()],
         [{CORES: 1}, {CORES: 1}],
         shares((0, 1)) + shares((0, 2)),
+        ids(0, 1, cores=True),
         kinds=(INIT, INIT),
-        written=ids(0, 1, cores=True),
-        id="Neuron init containers keep their cores",
     ),
-    fits(
+    neuron.fits(
+        "a device and the cores of another",
         devices(2, kind="inf2.24xlarge"),
         [{COUNT: 1}, {CORES: 2}],
         shares((1, 3)) + shares((0, 3)),
-        written=ids(1, 0, 1, cores=True),
-        id="Neuron a device and the cores of another",
+        ids(1, 0, 1, cores=True),
     ),
-    fits(
+    neuron.fits(
+        "a run is one of indexes, whatever the order of trying",
         [*devices(8, 0, kind="inf2.48xlarge")][::-1],
         {COUNT: 4},
         shares((1, 3), (2, 3), (3, 3), (4, 3)),
-        written=ids(1, 2, 3, 4),
-        id="a run is one of indexes, whatever the order of trying",
+        ids(1, 2, 3, 4),
     ),
-    fits(
+    neuron.fits(
+        "a run has no device that the pod rules out",
         devices(16, kind="inf2.48xlarge"),
         {COUNT: 4},
         shares((2, 3), (3, 3), (4, 3), (5, 3)),
+        ids(2, 3, 4, 5),
         annotations={"aws.amazon.com/nouse-neuron-uuid": "n-AWSNeuron-1"},
-        written=ids(2, 3, 4, 5),
-        id="a run has no device that the pod rules out",
     ),
-    fits(
+    neuron.fits(
+        "a run has no device that somebody uses, under mutex",
         [device(i, kind="inf2.48xlarge", used=int(i == 2), mask=0) for i in range(8)],
         {COUNT: 4},
         shares((3, 3), (4, 3), (5, 3), (6, 3)),
+        ids(3, 4, 5, 6),
         annotations=MUTEX,
-        written=ids(3, 4, 5, 6),
-        id="a run has no device that somebody uses, under mutex",
     ),
-    fits(
+    neuron.fits(
+        "a run has no broken device",
         [device(i, kind="inf2.48xlarge", healthy=i != 1) for i in range(4)],
         {COUNT: 2},
         shares((2, 3), (3, 3)),
-        written=ids(2, 3),
-        id="a run has no broken device",
+        ids(2, 3),
     ),
-    fits(
+    neuron.fits(
+        "a whole device is all its cores",
         [device(**FOUR_CORES)],
         {COUNT: 1},
         shares((0, 15)),
-        written=ids(0),
-        id="a whole device is all its cores",
+        ids(0),
     ),
-    fits(
+    neuron.fits(
+        "the third and the fourth core",
         [device(0, Partition(0, 2), **FOUR_CORES)],
         {CORES: 2},
         shares((0, 12)),
-        written=ids(2, 3, cores=True),
-        id="the third and the fourth core",
+        ids(2, 3, cores=True),
     ),
-    fits(
+    neuron.fits(
+        "the first free core",
         [device(0, Partition(0), Partition(3), **FOUR_CORES)],
         {CORES: 1},
         shares((0, 2)),
-        written=ids(1, cores=True),
-        id="the first free core",
+        ids(1, cores=True),
     ),
-    fits(
+    neuron.fits(
+        "cores beside each other",
         [device(0, Partition(1), **FOUR_CORES)],
         {CORES: 2},
         shares((0, 12)),
-        written=ids(2, 3, cores=True),
-        id="cores beside each other",
+        ids(2, 3, cores=True),
     ),
-    fits(
+    neuron.fits(
+        "cores that are left",
         [device(0, Partition(1), Partition(3), **FOUR_CORES)],
         {CORES: 2},
         shares((0, 5)),
-        written=ids(0, 2, cores=True),
-        id="cores that are left",
+        ids(0, 2, cores=True),
     ),
-    fits(
+    neuron.fits(
+        "four cores are one device of four",
         [device(**FOUR_CORES)],
         {CORES: 4},
         shares((0, 15)),
-        written=ids(0, 1, 2, 3, cores=True),
-        id="four cores are one device of four",
+        ids(0, 1, 2, 3, cores=True),
     ),
-    fits(
+    neuron.fits(
+        "six cores are a device of four and half of another",
         [device(0, **FOUR_CORES), device(1, **FOUR_CORES)],
         {CORES: 6},
         shares((0, 15), (1, 3)),
-        written=ids(0, 1, 2, 3, 4, 5, cores=True),
-        id="six cores are a device of four and half of another",
+        ids(0, 1, 2, 3, 4, 5, cores=True),
     ),
-    fits(
+    neuron.fits(
+        "numbers of cores count the node's own",
         [device(1, **FOUR_CORES)],
         {CORES: 1},
         shares((1, 1)),
-        written=ids(4, cores=True),
-        id="numbers of cores count the node's own",
+        ids(4, cores=True),
     ),
 ]

@@ -2,9 +2,11 @@
 
 from hami.model import QuotaLimits
 from hami.scheduling.quota import remaining_budget
-from testing.vendor_chart import CHART, asked, card, denied, fits, given, on_node, parses
+from testing.vendor_chart import CHART, card, on_node
+from testing.vendor_rows import Rows
 
 MLU = CHART["MLU"]
+mlu = Rows("MLU", MLU)
 FOUR = on_node(MLU, "n1", memory=400, cores=400)
 QUOTA = QuotaLimits(
     namespace="default", name="quota", uid="uid-quota", limits={MLU.resources.memory: 50}
@@ -23,98 +25,78 @@ def written(profile):
     return {"CAMBRICON_DSMLU_ASSIGNED": "false", "CAMBRICON_DSMLU_PROFILE": profile}
 
 
-C1 = given(MLU, 1, 20, 10)
+C1 = mlu.limits(1, 20, 10)
 ASKS = [
-    parses(MLU, C1, asked(MLU, 1, 5120, None, 10), id="MLU memory and cores"),
-    parses(MLU, given(MLU, 1), asked(MLU, 1, 0, 100, 100), id="MLU one card is whole"),
-    parses(
-        MLU,
-        given(MLU, 1, 1000),
-        asked(MLU, 1, 256000, None, 100),
-        id="MLU memory in units of 256 MiB",
-    ),
-    parses(MLU, {}, asked(MLU, 1, 5120, None, 10), id="MLU requests alone count", requests=C1),
+    mlu.asks("memory and cores", C1, mlu.request(1, 5120, None, 10)),
+    mlu.asks("one card is whole", mlu.limits(1), mlu.request(1, 0, 100, 100)),
+    mlu.asks("memory in units of 256 MiB", mlu.limits(1, 1000), mlu.request(1, 256000, None, 100)),
+    mlu.asks("requests alone count", {}, mlu.request(1, 5120, None, 10), requests=C1),
 ]
 
 DENIED = [
-    denied(
-        MLU,
-        given(MLU, 1, "4Gi"),
+    mlu.denied(
+        "4Gi",
+        mlu.limits(1, "4Gi"),
         f"invalid {MLU.resources.memory} value 4Gi in container c: must be an integer "
         "between 0 and 8388607, in units of 256 MiB, without a unit: 16",
-        id="MLU 4Gi",
     ),
 ]
 
 FITS = [
-    fits(
-        MLU,
+    mlu.fits("memory and cores", FOUR, C1, "n1-cambricon-mlu-3,MLU,5120,10:;", written("3_10_20")),
+    mlu.fits(
+        "one card is whole",
         FOUR,
-        C1,
-        "n1-cambricon-mlu-3,MLU,5120,10:;",
-        id="MLU memory and cores",
-        written=written("3_10_20"),
-    ),
-    fits(
-        MLU,
-        FOUR,
-        given(MLU, 1),
+        mlu.limits(1),
         "n1-cambricon-mlu-3,MLU,25600,100:;",
-        id="MLU one card is whole",
-        written=written("3_100_100"),
+        written("3_100_100"),
     ),
-    fits(
-        MLU,
+    mlu.fits(
+        "a quota that the memory exceeds",
         [card(MLU, "MLU-0", memory_mib=40960)],
         {},
         "1/1 ResourceQuotaNotFit",
-        id="MLU a quota that the memory exceeds",
-        request=asked(MLU, 1, 0, 100, 10),
+        request=mlu.request(1, 0, 100, 10),
         budgets={"MLU": remaining_budget(MLU, [QUOTA], {})},
     ),
-    fits(
-        MLU,
+    mlu.fits(
+        "second of two containers",
         [card(MLU, "device-0", memory_mib=256000)],
-        [{"cpu": "1"}, given(MLU, 1, 1000, 1)],
+        [{"cpu": "1"}, mlu.limits(1, 1000, 1)],
         ";device-0,MLU,256000,1:;",
-        id="MLU second of two containers",
-        written=written("0_1_1000"),
+        written("0_1_1000"),
     ),
-    fits(
-        MLU,
+    mlu.fits(
+        "the profile is that of the first card",
         FOUR,
-        given(MLU, 2, 20, 10),
+        mlu.limits(2, 20, 10),
         "n1-cambricon-mlu-3,MLU,5120,10:n1-cambricon-mlu-2,MLU,5120,10:;",
-        id="MLU the profile is that of the first card",
-        written=written("3_10_20"),
+        written("3_10_20"),
     ),
-    fits(
-        MLU,
+    mlu.fits(
+        "uuid",
         FOUR,
         C1,
         "n1-cambricon-mlu-0,MLU,5120,10:;",
-        id="MLU uuid",
-        written=written("0_10_20"),
+        written("0_10_20"),
         annotations={
             "cambricon.com/use-gpuuuid": "n1-cambricon-mlu-0, n1-cambricon-mlu-1",
             "cambricon.com/nouse-gpuuuid": "n1-cambricon-mlu-1",
         },
     ),
-    fits(
-        MLU,
+    mlu.fits(
+        "cores",
         on_node(MLU, "n1", memory=100, cores=100, taken={0: (1, 0, 95)}),
         C1,
         "1/1 CardInsufficientCore",
-        id="MLU cores",
     ),
     *(
-        fits(
-            MLU,
+        mlu.fits(
+            f"model {model!r} with {annotations}",
             labelled(model),
             C1,
             "n1-cambricon-mlu-0,MLU,5120,10:;" if is_placed else "1/1 CardTypeMismatch",
-            id=f"MLU model {model!r} with {annotations}",
-            written=written("0_10_20") if is_placed else None,
+            written("0_10_20") if is_placed else None,
             annotations=annotations,
         )
         for model, annotations, is_placed in [

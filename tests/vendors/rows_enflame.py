@@ -1,16 +1,14 @@
 """The rows of Enflame's slices (DRS) of the table."""
 
-from pytest import param
-
 from hami.codec.device_config import chart_config
 from hami.codec.drs import DrsProfile
 from hami.model import Budget, Device, DeviceUsage, Request
 from hami.vendors.catalog import vendors
-from testing.vendor_rows import Asked, Denied, Fits
+from testing.vendor_rows import INT32, MUTEX, Rows
 
 DRS = vendors(chart_config())["Enflame"]
+drs = Rows("DRS", DRS)
 COUNT, MEMORY, CORES = "enflame.com/drs-gcu", "enflame.com/gcu-memory", "enflame.com/gcu-core"
-MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
 SIXTH, HALF, ALL = (
     DrsProfile(name=f"{slices}g.{memory}gb", number=number, slices=slices, memory_gb=memory)
     for slices, memory, number in ((1, 6, "0"), (3, 20, "1"), (6, 40, "2"))
@@ -66,235 +64,177 @@ WITH_ALL = agent(0, 6, f"{{{profile('6g.40gb', 6, 2)}}}")
 WITH_SIXTH = agent(0, 1, f"{{{profile('1g.6gb', 1, 0)}}}")
 
 
-def parses(limits, request, id, **fields):
+def asks(name, limits, request, **fields):
     """Limits are requests too after admission."""
-    fields = {"requested": limits} | fields
-    return param(Asked(vendor=DRS, limits=limits, request=request, **fields), id=id)
+    return drs.asks(name, limits, request, **{"requested": limits} | fields)
 
 
-def denied(limits, why, id, **fields):
-    return param(Denied(vendor=DRS, limits=limits, why=why, **fields), id=id)
-
-
-def fits(usages, limits, outcome, id, written=None, **fields):
-    return param(
-        Fits(
-            vendor=DRS,
-            usages=usages,
-            limits=limits,
-            outcome=outcome,
-            written=written or {},
-            **fields,
-        ),
-        id=id,
-    )
-
-
-INT32 = "must be an integer between 0 and 2147483647"
 ASKS = [
-    parses({COUNT: "3"}, asked(3), id="DRS three slices"),
-    parses({MEMORY: "20480", CORES: "40"}, asked(0, 20480, 40), id="DRS memory and cores"),
-    parses({CORES: "60"}, asked(0, 0, 60), id="DRS cores alone"),
-    parses({MEMORY: "20"}, asked(0, 20), id="DRS memory alone"),
-    parses(
-        {COUNT: "3", MEMORY: "40"},
-        asked(3),
-        requested={COUNT: "3"},
-        id="DRS slices go before memory",
-    ),
-    parses(
+    asks("three slices", {COUNT: "3"}, asked(3)),
+    asks("memory and cores", {MEMORY: "20480", CORES: "40"}, asked(0, 20480, 40)),
+    asks("cores alone", {CORES: "60"}, asked(0, 0, 60)),
+    asks("memory alone", {MEMORY: "20"}, asked(0, 20)),
+    asks("slices go before memory", {COUNT: "3", MEMORY: "40"}, asked(3), requested={COUNT: "3"}),
+    asks(
+        "slices among requests",
         {},
         asked(3),
         requests={COUNT: "3"},
         requested={},
         added={COUNT: "3"},
-        id="DRS slices among requests",
     ),
-    parses(
+    asks(
+        "memory among limits, cores among requests",
         {MEMORY: "20"},
         asked(0, 20, 40),
         requests={CORES: "40"},
         requested={MEMORY: "20"},
         added={CORES: "40"},
-        id="DRS memory among limits, cores among requests",
     ),
-    parses({COUNT: "2"}, asked(2), requests={COUNT: "2"}, requested={}, id="DRS both are there"),
-    parses({"cpu": "1"}, None, requested={}, id="DRS nothing"),
+    asks("both are there", {COUNT: "2"}, asked(2), requests={COUNT: "2"}, requested={}),
+    asks("nothing", {"cpu": "1"}, None, requested={}),
 ]
 
 DENIED = [
-    denied({COUNT: "-3"}, f"{COUNT} must be greater than 0", id="DRS -3 slices"),
-    denied(
-        {MEMORY: "8", CORES: "0"},
-        f"{CORES} must be in range (0,100]",
-        void=False,
-        id="DRS no cores",
+    drs.denied("-3 slices", {COUNT: "-3"}, f"{COUNT} must be greater than 0"),
+    drs.denied(
+        "no cores", {MEMORY: "8", CORES: "0"}, f"{CORES} must be in range (0,100]", void=False
     ),
-    denied(
-        {MEMORY: "0", CORES: "5"},
-        f"{MEMORY} must be greater than 0",
-        void=False,
-        id="DRS no memory",
+    drs.denied(
+        "no memory", {MEMORY: "0", CORES: "5"}, f"{MEMORY} must be greater than 0", void=False
     ),
-    denied(
+    drs.denied(
+        "more cores than a device has",
         {CORES: "101"},
         f"{CORES} must be in range (0,100]",
         void=False,
-        id="DRS more cores than a device has",
     ),
-    denied(
-        {COUNT: "1.5"}, f"invalid {COUNT} value 1.5 in container c: {INT32}", id="DRS 1.5 slices"
-    ),
-    denied(
+    drs.denied("1.5 slices", {COUNT: "1.5"}, f"invalid {COUNT} value 1.5 in container c: {INT32}"),
+    drs.denied(
+        "memory that is no amount",
         {MEMORY: "many"},
         f"invalid {MEMORY} value many in container c: expected a number with an optional suffix "
         "such as k, M, Mi, Gi, m or e3",
-        id="DRS memory that is no amount",
     ),
-    denied(
+    drs.denied(
+        "memory in bytes",
         {MEMORY: "16Gi"},
         f"invalid {MEMORY} value 16Gi in container c: {INT32}, in GB or MiB, without a unit: 16384",
-        id="DRS memory in bytes",
     ),
-    denied(
-        {CORES: "500m"},
-        f"invalid {CORES} value 500m in container c: {INT32}",
-        id="DRS half a percent",
+    drs.denied(
+        "half a percent", {CORES: "500m"}, f"invalid {CORES} value 500m in container c: {INT32}"
     ),
 ]
 
 TIGHT = {"Enflame": Budget(memory_mib=20479)}
 FITS = [
-    fits([device()], {COUNT: 3}, given(0, 20480, 50), written=WITH_HALF, id="DRS three slices"),
-    fits(
-        [device()],
-        {MEMORY: 20480, CORES: 40},
-        given(0, 20480, 50),
-        written=WITH_HALF,
-        id="DRS memory and cores",
+    drs.fits("three slices", [device()], {COUNT: 3}, given(0, 20480, 50), WITH_HALF),
+    drs.fits(
+        "memory and cores", [device()], {MEMORY: 20480, CORES: 40}, given(0, 20480, 50), WITH_HALF
     ),
-    fits([device()], {CORES: 60}, given(0, 40960, 100), written=WITH_ALL, id="DRS cores alone"),
-    fits([device(profiles=(SIXTH,))], {COUNT: 3}, "1/1 ModeNotFit", id="DRS no profile fits"),
-    fits(
+    drs.fits("cores alone", [device()], {CORES: 60}, given(0, 40960, 100), WITH_ALL),
+    drs.fits("no profile fits", [device(profiles=(SIXTH,))], {COUNT: 3}, "1/1 ModeNotFit"),
+    drs.fits(
+        "mutex",
         [device(0, 1)],
         {COUNT: 3},
         "1/1 ExclusiveDeviceAllocateConflict",
         annotations=MUTEX,
-        id="DRS mutex",
     ),
-    fits(
-        [device(), device(1)], {COUNT: 4}, "1/2 ModeNotFit", id="DRS no profile of so many slices"
-    ),
-    fits([device()], {MEMORY: 41}, "1/1 ModeNotFit", id="DRS more GB than a device has"),
-    fits([device()], {MEMORY: 40961}, "1/1 ModeNotFit", id="DRS more MiB than a device has"),
-    fits([device()], {MEMORY: 80}, "1/1 ModeNotFit", id="DRS twice the largest is still in GB"),
-    fits(
+    drs.fits("no profile of so many slices", [device(), device(1)], {COUNT: 4}, "1/2 ModeNotFit"),
+    drs.fits("more GB than a device has", [device()], {MEMORY: 41}, "1/1 ModeNotFit"),
+    drs.fits("more MiB than a device has", [device()], {MEMORY: 40961}, "1/1 ModeNotFit"),
+    drs.fits("twice the largest is still in GB", [device()], {MEMORY: 80}, "1/1 ModeNotFit"),
+    drs.fits(
+        "beyond twice the largest it is MiB",
         [device()],
         {MEMORY: 81},
         given(0, 6144, 17),
-        written=WITH_SIXTH,
-        id="DRS beyond twice the largest it is MiB",
+        WITH_SIXTH,
     ),
-    fits(
-        [device()],
-        {MEMORY: 6145},
-        given(0, 20480, 50),
-        written=WITH_HALF,
-        id="DRS MiB are rounded up to GB",
+    drs.fits(
+        "MiB are rounded up to GB", [device()], {MEMORY: 6145}, given(0, 20480, 50), WITH_HALF
     ),
-    fits(
-        [device()],
-        {MEMORY: 7},
-        given(0, 20480, 50),
-        written=WITH_HALF,
-        id="DRS the smallest that has the memory",
+    drs.fits(
+        "the smallest that has the memory", [device()], {MEMORY: 7}, given(0, 20480, 50), WITH_HALF
     ),
-    fits(
-        [device()],
-        {CORES: 17},
-        given(0, 6144, 17),
-        written=WITH_SIXTH,
-        id="DRS a sixth is 17 percent",
-    ),
-    fits(
+    drs.fits("a sixth is 17 percent", [device()], {CORES: 17}, given(0, 6144, 17), WITH_SIXTH),
+    drs.fits(
+        "the number of the device and of its file",
         [device(), device(1)],
         {COUNT: 3},
         given(1, 20480, 50),
-        written=agent(1, 3, f"{{{profile('3g.20gb', 3, 1)}}}"),
-        id="DRS the number of the device and of its file",
+        agent(1, 3, f"{{{profile('3g.20gb', 3, 1)}}}"),
     ),
-    fits(
+    drs.fits(
+        "each container is described, the pod by its first",
         [device()],
         [{COUNT: 1}, {"cpu": "1"}, {COUNT: 3}],
         "n-enflame-drs-0,Enflame,6144,17:;;n-enflame-drs-0,Enflame,20480,50:;",
-        written=agent(0, 1, f"{{{profile('1g.6gb', 1, 0)},{profile('3g.20gb', 3, 1, 'c2')}}}"),
-        id="DRS each container is described, the pod by its first",
+        agent(0, 1, f"{{{profile('1g.6gb', 1, 0)},{profile('3g.20gb', 3, 1, 'c2')}}}"),
     ),
-    fits(
-        [device(0, 2, 26624, 67)],
-        {COUNT: 3},
-        "1/1 CardInsufficientMemory",
-        id="DRS memory is taken",
+    drs.fits(
+        "memory is taken", [device(0, 2, 26624, 67)], {COUNT: 3}, "1/1 CardInsufficientMemory"
     ),
-    fits(
+    drs.fits(
+        "four sixths are taken",
         [device(0, 4, 24576, 68, profiles=(SIXTH, ALL))],
         {COUNT: 6},
         "1/1 CardInsufficientMemory",
-        id="DRS four sixths are taken",
     ),
-    fits(
+    drs.fits(
+        "one of four slices is left",
         [device(0, 1, 20480, 50, slices=4)],
         {COUNT: 3},
         "1/1 CardInsufficientCore",
-        id="one of four slices is left",
     ),
-    fits(
+    drs.fits(
+        "two halves are six slices",
         [device(0, 2, 40960, 100)],
         {COUNT: 1},
         "1/1 CardTimeSlicingExhausted",
-        id="two halves are six slices",
     ),
-    fits(
+    drs.fits(
+        "one whole is six slices",
         [device(0, 1, 40960, 100)],
         {COUNT: 1},
         "1/1 CardTimeSlicingExhausted",
-        id="one whole is six slices",
     ),
-    fits(
+    drs.fits(
+        "six sixths go on a device, though six times 17 are 102",
         [device(0, 5, 30720, 85)],
         {COUNT: 1},
         given(0, 6144, 17),
-        written=WITH_SIXTH,
-        id="DRS six sixths go on a device, though six times 17 are 102",
+        WITH_SIXTH,
     ),
-    fits([device(0, healthy=False)], {COUNT: 1}, "1/1 CardNotHealth", id="DRS a broken device"),
-    fits(
+    drs.fits("a broken device", [device(0, healthy=False)], {COUNT: 1}, "1/1 CardNotHealth"),
+    drs.fits(
+        "another device is wanted",
         [device()],
         {COUNT: 1},
         "1/1 CardUuidMismatch",
         annotations={"enflame.com/use-gpuuuid": "other"},
-        id="DRS another device is wanted",
     ),
-    fits(
+    drs.fits(
+        "a quota is on MiB, not on slices",
         [device()],
         {COUNT: 3},
         "1/1 ResourceQuotaNotFit",
         budgets=TIGHT,
-        id="a quota is on MiB, not on slices",
     ),
-    fits(
+    drs.fits(
+        "a quota is on MiB, not on GB",
         [device()],
         {MEMORY: 20},
         "1/1 ResourceQuotaNotFit",
         budgets=TIGHT,
-        id="a quota is on MiB, not on GB",
     ),
-    fits(
+    drs.fits(
+        "a quota that suffices",
         [device()],
         {COUNT: 1},
         given(0, 6144, 17),
+        WITH_SIXTH,
         budgets=TIGHT,
-        written=WITH_SIXTH,
-        id="a quota that suffices",
     ),
 ]

@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-from pytest import param
-
 from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
 from testing.builders import request, usage
-from testing.vendor_rows import Asked, Denied, Fits
+from testing.vendor_rows import INT32, MUTEX, Rows
 
-CARDS, SLICES = (vendors(chart_config())[key] for key in ("kunlun", "XPU"))
-MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
+ALL = vendors(chart_config())
+CARDS, SLICES = ALL["kunlun"], ALL["XPU"]
+whole_cards, vxpus = Rows("Kunlun", CARDS), Rows("vXPU", SLICES)
 USED = {"slots_used": 1, "memory_used_mib": 98304, "cores_used": 100}
 
 
@@ -55,47 +54,23 @@ def quarters(*indexes):
     return "".join(f"xpu-{index},XPU,24576,25:" for index in indexes) + ";"
 
 
-def takes(usages, count, indexes, id, annotations=None):
+def takes(name, usages, count, indexes, **fields):
     """A row of whole cards that fit."""
-    return param(
-        Fits(
-            vendor=CARDS,
-            usages=usages,
-            limits={"kunlunxin.com/xpu": count},
-            outcome=whole(*indexes),
-            node="n",
-            annotations=annotations or {},
-            written={"BAIDU_COM_DEVICE_IDX": ",".join(map(str, indexes))},
-        ),
-        id=id,
-    )
+    written = {"BAIDU_COM_DEVICE_IDX": ",".join(map(str, indexes))}
+    return whole_cards.fits(name, usages, xpu(count), whole(*indexes), written, **fields)
 
 
-def none(usages, count, why, id, annotations=None):
+def none(name, usages, count, why, **fields):
     """A row of whole cards that do not fit."""
-    return param(
-        Fits(
-            vendor=CARDS,
-            usages=usages,
-            limits={"kunlunxin.com/xpu": count},
-            outcome=why,
-            annotations=annotations or {},
-        ),
-        id=id,
-    )
+    return whole_cards.fits(name, usages, xpu(count), why, **fields)
 
 
-def slices(usages, count, memory, outcome, id, annotations=None):
-    return param(
-        Fits(
-            vendor=SLICES,
-            usages=usages,
-            limits=vxpu(count, memory),
-            outcome=outcome,
-            annotations=annotations or {},
-        ),
-        id=id,
-    )
+def slices(name, usages, count, memory, outcome, **fields):
+    return vxpus.fits(name, usages, vxpu(count, memory), outcome, **fields)
+
+
+def xpu(count):
+    return {"kunlunxin.com/xpu": count}
 
 
 def vxpu(count=None, memory=None):
@@ -105,196 +80,156 @@ def vxpu(count=None, memory=None):
     }
 
 
-def rounds(memory, becomes, cores, id):
+def rounds(name, memory, becomes, cores):
     after = {} if str(memory) == str(becomes) else vxpu(None, becomes)
-    return param(
-        Asked(
-            vendor=SLICES,
-            limits=vxpu(1, memory),
-            added=after,
-            requested=vxpu(None, becomes),
-            request=request(1, becomes, None, cores, "XPU"),
-        ),
-        id=id,
-    )
+    rounded = request(1, becomes, None, cores, "XPU")
+    return vxpus.asks(name, vxpu(1, memory), rounded, added=after, requested=vxpu(None, becomes))
 
 
 ASKS = [
-    param(
-        Asked(
-            vendor=CARDS, limits={"kunlunxin.com/xpu": "1"}, request=request(1, 0, 100, 0, "kunlun")
-        ),
-        id="Kunlun one card",
+    whole_cards.asks("one card", xpu("1"), request(1, 0, 100, 0, "kunlun")),
+    vxpus.asks(
+        "memory among requests",
+        vxpu(2),
+        request(2, 24576, None, 25, "XPU"),
+        requests=vxpu(None, 24576),
     ),
-    param(
-        Asked(
-            vendor=SLICES,
-            limits=vxpu(2),
-            requests=vxpu(None, 24576),
-            request=request(2, 24576, None, 25, "XPU"),
-        ),
-        id="vXPU memory among requests",
+    vxpus.asks("no memory is a whole card", vxpu(1), request(1, 98304, 100, 100, "XPU")),
+    rounds("memory is rounded to a quarter", 20000, 24576, 25),
+    rounds("exactly a quarter", 24576, 24576, 25),
+    rounds("above a quarter", 24577, 49152, 50),
+    rounds("above a half", 49153, 98304, 100),
+    rounds("more than a card", 98305, 98304, 100),
+    rounds("no memory", 0, 24576, 25),
+    vxpus.asks(
+        "memory in requests is rounded, too",
+        vxpu(1),
+        request(1, 49152, None, 50, "XPU"),
+        requests=vxpu(None, 30000),
+        added=vxpu(None, 49152),
+        requested=vxpu(None, 49152),
     ),
-    param(
-        Asked(vendor=SLICES, limits=vxpu(1), request=request(1, 98304, 100, 100, "XPU")),
-        id="vXPU no memory is a whole card",
-    ),
-    rounds(20000, 24576, 25, id="vXPU memory is rounded to a quarter"),
-    rounds(24576, 24576, 25, id="vXPU exactly a quarter"),
-    rounds(24577, 49152, 50, id="vXPU above a quarter"),
-    rounds(49153, 98304, 100, id="vXPU above a half"),
-    rounds(98305, 98304, 100, id="vXPU more than a card"),
-    rounds(0, 24576, 25, id="vXPU no memory"),
-    param(
-        Asked(
-            vendor=SLICES,
-            limits=vxpu(1),
-            requests=vxpu(None, 30000),
-            added=vxpu(None, 49152),
-            requested=vxpu(None, 49152),
-            request=request(1, 49152, None, 50, "XPU"),
-        ),
-        id="vXPU memory in requests is rounded, too",
-    ),
-    param(Asked(vendor=SLICES, limits=vxpu(None, 24576), request=None), id="vXPU memory alone"),
+    vxpus.asks("memory alone", vxpu(None, 24576), None),
 ]
 
-INT32 = "must be an integer between 0 and 2147483647"
 DENIED = [
-    param(
-        Denied(
-            vendor=SLICES,
-            limits=vxpu(1, "1.5"),
-            why=f"invalid kunlunxin.com/vxpu-memory value 1.5 in container c: {INT32}, in MiB, without a unit",
-        ),
-        id="vXPU memory that cannot be read",
+    vxpus.denied(
+        "memory that cannot be read",
+        vxpu(1, "1.5"),
+        f"invalid kunlunxin.com/vxpu-memory value 1.5 in container c: {INT32}, in MiB, without a unit",
     ),
-    param(
-        Denied(
-            vendor=CARDS,
-            limits={"kunlunxin.com/xpu": "-1"},
-            why=f"invalid kunlunxin.com/xpu value -1 in container c: {INT32}",
-        ),
-        id="Kunlun -1 cards",
+    whole_cards.denied(
+        "-1 cards", xpu("-1"), f"invalid kunlunxin.com/xpu value -1 in container c: {INT32}"
     ),
 ]
 
 FULL = [24576] * 4
 FITS = [  # cards in use, requested count, indexes of the selected cards
-    takes(cards(5), 1, (4,), id="Kunlun one card"),
-    takes(cards(5), 2, (4, 6), id="Kunlun two cards beside a used one"),
-    takes(cards(0, 1, 2, 4, 5, 6), 2, (3, 7), id="Kunlun two cards linked across the wings"),
-    takes(cards(2, 3, 7), 4, (0, 1, 4, 5), id="Kunlun four cards across the wings"),
-    takes(cards(3, 6), 4, (0, 1, 4, 5), id="Kunlun four cards, one of each wing used"),
-    none(cards(5), 8, "1/8 NumaNotFit", id="Kunlun eight cards, one of them used"),
+    takes("one card", cards(5), 1, (4,)),
+    takes("two cards beside a used one", cards(5), 2, (4, 6)),
+    takes("two cards linked across the wings", cards(0, 1, 2, 4, 5, 6), 2, (3, 7)),
+    takes("four cards across the wings", cards(2, 3, 7), 4, (0, 1, 4, 5)),
+    takes("four cards, one of each wing used", cards(3, 6), 4, (0, 1, 4, 5)),
+    none("eight cards, one of them used", cards(5), 8, "1/8 NumaNotFit"),
     takes(
-        cards(0, 4, order=(0, 4, 1, 2, 3, 5, 6, 7)),
-        4,
-        (2, 3, 6, 7),
-        id="wings are those of indexes",
+        "wings are those of indexes", cards(0, 4, order=(0, 4, 1, 2, 3, 5, 6, 7)), 4, (2, 3, 6, 7)
     ),
-    takes(cards(), 8, range(8), id="Kunlun all cards"),
-    takes(cards(), 1, (0,), id="Kunlun an idle server"),
-    takes(cards(1, 2, 3), 1, (0,), id="Kunlun a single card first"),
-    none(cards(), 3, "1/8 NumaNotFit", id="Kunlun three cards"),
-    none(cards(0, 1, 2, 5, 6, 7), 2, "1/8 NumaNotFit", id="Kunlun two cards that are not linked"),
-    none(cards(*range(8)), 1, "1/8 NumaNotFit", id="Kunlun all cards are used"),
+    takes("all cards", cards(), 8, range(8)),
+    takes("an idle server", cards(), 1, (0,)),
+    takes("a single card first", cards(1, 2, 3), 1, (0,)),
+    none("three cards", cards(), 3, "1/8 NumaNotFit"),
+    none("two cards that are not linked", cards(0, 1, 2, 5, 6, 7), 2, "1/8 NumaNotFit"),
+    none("all cards are used", cards(*range(8)), 1, "1/8 NumaNotFit"),
     none(
+        "both reasons",
         cards(0, 1, 2, 5, 6),
         2,
         "1/8 CardUuidMismatch, 1/8 NumaNotFit",
-        id="both reasons",
         annotations={"hami.io/no-use-xpu-uuid": "n-kunlun-7"},
     ),
     none(
+        "a card that is not healthy",
         [
             replace(card, device=replace(card.device, healthy=card.device.index != 7))
             for card in cards(0, 1, 2, 5, 6)
         ],
         2,
         "1/8 CardNotHealth, 1/8 NumaNotFit",
-        id="a card that is not healthy",
     ),
     takes(
+        "both keys for uuids",
         cards(),
         1,
         (6,),
-        id="Kunlun both keys for uuids",
         annotations={
             "hami.io/use-xpu-uuid": "n-kunlun-5,n-kunlun-6",
             "baidu.com/use-gpuuuid": "n-kunlun-6,n-kunlun-7",
         },
     ),
     takes(
+        "both keys for uuids that are not wanted",
         cards(),
         1,
         (2,),
-        id="Kunlun both keys for uuids that are not wanted",
         annotations={
             "hami.io/no-use-xpu-uuid": "n-kunlun-0",
             "baidu.com/nouse-gpuuuid": "n-kunlun-1",
         },
     ),
-    param(
-        Fits(
-            vendor=CARDS,
-            usages=cards(),
-            node="n",
-            limits=[{"kunlunxin.com/xpu": 1}, {}, {"kunlunxin.com/xpu": 2}],
-            outcome=whole(0) + ";" + whole(1, 2),
-            written={"BAIDU_COM_DEVICE_IDX": "1,2"},
-        ),
-        id="Kunlun indexes of the last container",
+    whole_cards.fits(
+        "indexes of the last container",
+        cards(),
+        [xpu(1), {}, xpu(2)],
+        whole(0) + ";" + whole(1, 2),
+        {"BAIDU_COM_DEVICE_IDX": "1,2"},
     ),
-    slices([sliced()[0]], 1, 20000, quarters(0), id="vXPU memory is rounded to a quarter"),
+    slices("memory is rounded to a quarter", [sliced()[0]], 1, 20000, quarters(0)),
     slices(
+        "both keys for uuids",
         sliced(),
         1,
         24576,
         quarters(6),
-        id="vXPU both keys for uuids",
         annotations={"hami.io/use-xpu-uuid": "xpu-5,xpu-6", "baidu.com/nouse-gpuuuid": "xpu-5"},
     ),
     slices(
+        "four linked cards with slices of one size",
         sliced(_1=FULL[:2], _3=[49152], _5=FULL[:1]),
         4,
         24576,
         quarters(4, 5, 6, 7),
-        id="vXPU four linked cards with slices of one size",
     ),
     slices(
+        "mutex",
         sliced(**{f"_{index}": FULL[:1] for index in range(8)}),
         1,
         24576,
         "8/8 ExclusiveDeviceAllocateConflict",
         annotations=MUTEX,
-        id="vXPU mutex",
     ),
+    slices("alone on a card", sliced(_0=FULL[:1]), 1, 24576, quarters(1), annotations=MUTEX),
+    slices("a whole card", sliced()[:1], 1, None, "xpu-0,XPU,98304,100:;"),
+    slices("a full card", sliced(_0=FULL)[:1], 1, 24576, "1/1 CardInsufficientMemory"),
     slices(
-        sliced(_0=FULL[:1]), 1, 24576, quarters(1), annotations=MUTEX, id="vXPU alone on a card"
-    ),
-    slices(sliced()[:1], 1, None, "xpu-0,XPU,98304,100:;", id="vXPU a whole card"),
-    slices(sliced(_0=FULL)[:1], 1, 24576, "1/1 CardInsufficientMemory", id="vXPU a full card"),
-    slices(
+        "slices of another size",
         sliced(_0=[49152])[:1],
         1,
         24576,
         "1/1 CardNotFoundCustomFilterRule",
-        id="vXPU slices of another size",
     ),
-    slices(sliced(_0=FULL[:3])[:1], 1, 24576, quarters(0), id="vXPU the fourth slice"),
+    slices("the fourth slice", sliced(_0=FULL[:3])[:1], 1, 24576, quarters(0)),
     slices(
+        "why one card of eight is missing",
         sliced(_7=[49152]),
         8,
         24576,
         "1/8 CardNotFoundCustomFilterRule, 7/8 AllocatedCardsInsufficientRequest",
-        id="vXPU why one card of eight is missing",
     ),
     slices(
+        "slices that are not linked",
         sliced(_1=FULL, _2=FULL, _3=FULL, _4=FULL, _6=FULL, _7=FULL),
         2,
         24576,
         "1/8 NumaNotFit, 6/8 CardInsufficientMemory",
-        id="vXPU slices that are not linked",
     ),
 ]

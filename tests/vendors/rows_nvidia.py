@@ -3,11 +3,9 @@
 import json
 from dataclasses import replace
 
-from pytest import param
-
 from hami.model import MigProfile, Partition
 from testing.builders import NVIDIA, nvidia, request, usage
-from testing.vendor_rows import Asked, Denied, Fits
+from testing.vendor_rows import INT32, Rows
 
 
 def nv(count=None, **amounts):
@@ -16,183 +14,108 @@ def nv(count=None, **amounts):
     return {f"nvidia.com/{name.replace('_', '-')}": str(value) for name, value in asked.items()}
 
 
-def parses(vendor, limits, added, request, id):
-    return param(Asked(vendor=vendor, limits=limits, added=added, request=request), id=id)
-
-
-def denied(vendor, limits, why, id):
-    return param(Denied(vendor=vendor, limits=limits, why=why), id=id)
-
-
-def fits(vendor, usages, limits, annotations, outcome, id, written=None):
-    return param(
-        Fits(
-            vendor=vendor,
-            usages=usages,
-            limits=limits,
-            annotations=annotations,
-            outcome=outcome,
-            written=written or {},
-        ),
-        id=id,
-    )
-
-
-ASKS = [  # vendor, limits, what admission adds to them, the request
-    parses(
-        NVIDIA,
-        nv(1, gpumem=3000, gpucores=30),
-        {},
-        request(1, 3000, None, 30),
-        id="NVIDIA memory and cores",
+cards = Rows("NVIDIA", NVIDIA)
+ASKS = [  # limits, the request
+    cards.asks("memory and cores", nv(1, gpumem=3000, gpucores=30), request(1, 3000, None, 30)),
+    cards.asks("one card is whole", nv(1), request(1, 0, 100, 100), added=nv(gpucores=100)),
+    cards.asks(
+        "two halves of memory", nv(2, gpumem_percentage=50, gpucores=30), request(2, 0, 50, 30)
     ),
-    parses(NVIDIA, nv(1), nv(gpucores=100), request(1, 0, 100, 100), id="NVIDIA one card is whole"),
-    parses(
-        NVIDIA,
-        nv(2, gpumem_percentage=50, gpucores=30),
-        {},
-        request(2, 0, 50, 30),
-        id="NVIDIA two halves of memory",
+    cards.asks("memory alone", nv(gpumem=8000), request(1, 8000, None, 0), added=nv(1)),
+    cards.asks("zero percent of memory is all", nv(1, gpumem_percentage=0), request(1, 0, 100, 0)),
+    cards.asks("cores alone", nv(gpucores=30), request(1, 0, 100, 30), added=nv(1)),
+    cards.asks(
+        "all memory", nv(gpumem_percentage=100), request(1, 0, 100, 100), added=nv(1, gpucores=100)
     ),
-    parses(NVIDIA, nv(gpumem=8000), nv(1), request(1, 8000, None, 0), id="NVIDIA memory alone"),
-    parses(
-        NVIDIA,
-        nv(1, gpumem_percentage=0),
-        {},
-        request(1, 0, 100, 0),
-        id="NVIDIA zero percent of memory is all",
+    cards.asks("percent", nv(1, gpumem_percentage=50), request(1, 0, 50, 0)),
+    cards.asks(
+        "memory and percent", nv(1, gpumem=3000, gpumem_percentage=50), request(1, 3000, 50, 0)
     ),
-    parses(NVIDIA, nv(gpucores=30), nv(1), request(1, 0, 100, 30), id="NVIDIA cores alone"),
-    parses(
-        NVIDIA,
-        nv(gpumem_percentage=100),
-        nv(1, gpucores=100),
-        request(1, 0, 100, 100),
-        id="NVIDIA all memory",
+    cards.asks(
+        "cores above a card's", nv(1, gpumem=3000, gpucores=150), request(1, 3000, None, 150)
     ),
-    parses(NVIDIA, nv(1, gpumem_percentage=50), {}, request(1, 0, 50, 0), id="NVIDIA percent"),
-    parses(
-        NVIDIA,
-        nv(1, gpumem=3000, gpumem_percentage=50),
-        {},
-        request(1, 3000, 50, 0),
-        id="NVIDIA memory and percent",
+    cards.asks("3k", nv(1, gpumem="3k"), request(1, 3000, None, 0)),
+    cards.asks("1e3", nv(1, gpumem="1e3"), request(1, 1000, None, 0)),
+    cards.asks("no memory is all", nv(1, gpumem=0), request(1, 0, 100, 0)),
+    cards.asks("no card", nv(0, gpumem=3000), None),
+    cards.asks("priority alone", nv(priority=1), None, env={"CUDA_TASK_PRIORITY": "1"}),
+    cards.asks("nothing", {"cpu": "1"}, None),
+    cards.asks("no limits", {}, None),
+    cards.asks(
+        "factor", nv(1, gpumem=6), request(1, 3072, None, 0), vendor=nvidia(memory_factor=512)
     ),
-    parses(
-        NVIDIA,
-        nv(1, gpumem=3000, gpucores=150),
-        {},
-        request(1, 3000, None, 150),
-        id="NVIDIA cores above a card's",
-    ),
-    parses(NVIDIA, nv(1, gpumem="3k"), {}, request(1, 3000, None, 0), id="NVIDIA 3k"),
-    parses(NVIDIA, nv(1, gpumem="1e3"), {}, request(1, 1000, None, 0), id="NVIDIA 1e3"),
-    parses(NVIDIA, nv(1, gpumem=0), {}, request(1, 0, 100, 0), id="NVIDIA no memory is all"),
-    parses(NVIDIA, nv(0, gpumem=3000), {}, None, id="NVIDIA no card"),
-    param(
-        Asked(vendor=NVIDIA, limits=nv(priority=1), request=None, env={"CUDA_TASK_PRIORITY": "1"}),
-        id="NVIDIA priority alone",
-    ),
-    parses(NVIDIA, {"cpu": "1"}, {}, None, id="NVIDIA nothing"),
-    parses(NVIDIA, {}, {}, None, id="NVIDIA no limits"),
-    parses(
-        nvidia(memory_factor=512),
-        nv(1, gpumem=6),
-        {},
-        request(1, 3072, None, 0),
-        id="NVIDIA factor",
-    ),
-    parses(
-        nvidia(default_memory=5000),
+    cards.asks(
+        "default memory",
         nv(1),
-        nv(gpucores=100),
         request(1, 5000, None, 100),
-        id="NVIDIA default memory",
+        vendor=nvidia(default_memory=5000),
+        added=nv(gpucores=100),
     ),
-    parses(
-        nvidia(default_memory=5000),
+    cards.asks(
+        "percent before default memory",
         nv(1, gpumem_percentage=50),
-        {},
         request(1, 0, 50, 0),
-        id="NVIDIA percent before default memory",
+        vendor=nvidia(default_memory=5000),
     ),
-    parses(
-        nvidia(default_cores=20),
-        nv(1, gpumem=1),
-        {},
-        request(1, 1, None, 20),
-        id="NVIDIA default cores",
+    cards.asks(
+        "default cores", nv(1, gpumem=1), request(1, 1, None, 20), vendor=nvidia(default_cores=20)
     ),
-    parses(
-        nvidia(default_gpu_num=2),
+    cards.asks(
+        "default count",
         nv(gpumem=1),
-        nv(2),
         request(2, 1, None, 0),
-        id="NVIDIA default count",
+        vendor=nvidia(default_gpu_num=2),
+        added=nv(2),
     ),
-    parses(nvidia(default_gpu_num=0), nv(gpumem=1), {}, None, id="NVIDIA no default count"),
-    parses(
-        nvidia(resource_core_name=""), nv(1), {}, request(1, 0, 100, 0), id="NVIDIA without cores"
-    ),
-    parses(
-        nvidia(resource_count_name="x.io/card"),
+    cards.asks("no default count", nv(gpumem=1), None, vendor=nvidia(default_gpu_num=0)),
+    cards.asks("without cores", nv(1), request(1, 0, 100, 0), vendor=nvidia(resource_core_name="")),
+    cards.asks(
+        "under another name",
         nv(1, gpumem=1),
-        {"x.io/card": "1"},
         request(1, 1, None, 0),
-        id="NVIDIA under another name",
+        vendor=nvidia(resource_count_name="x.io/card"),
+        added={"x.io/card": "1"},
     ),
 ]
 
-INT32 = "must be an integer between 0 and 2147483647"
-DENIED = [  # vendor, limits, reason; such a pod requests nothing if it exists nevertheless
-    denied(
-        NVIDIA,
+DENIED = [  # limits, reason; such a pod requests nothing if it exists nevertheless
+    cards.denied(
+        "memory that is no integer",
         nv(1, gpumem="16Gi"),
         f"invalid nvidia.com/gpumem value 16Gi in container c: {INT32}, in MiB, without a unit: 16384",
-        id="NVIDIA memory that is no integer",
     ),
-    denied(
-        NVIDIA,
+    cards.denied(
+        "-1 MiB",
         nv(1, gpumem="-1"),
         f"invalid nvidia.com/gpumem value -1 in container c: {INT32}, in MiB, without a unit",
-        id="NVIDIA -1 MiB",
     ),
-    denied(
-        NVIDIA,
+    cards.denied(
+        "1.5 MiB",
         nv(1, gpumem="1.5"),
         f"invalid nvidia.com/gpumem value 1.5 in container c: {INT32}, in MiB, without a unit",
-        id="NVIDIA 1.5 MiB",
     ),
-    denied(
-        NVIDIA,
+    cards.denied(
+        "lots",
         nv(1, gpumem="lots"),
         f"invalid nvidia.com/gpumem value lots in container c: {INT32}, in MiB, without a unit",
-        id="NVIDIA lots",
     ),
-    denied(
-        NVIDIA,
+    cards.denied(
+        "too many cards",
         nv("9999999999999"),
         f"invalid nvidia.com/gpu value 9999999999999 in container c: {INT32}",
-        id="NVIDIA too many cards",
     ),
-    denied(
-        NVIDIA,
-        nv("-1"),
-        f"invalid nvidia.com/gpu value -1 in container c: {INT32}",
-        id="NVIDIA -1 cards",
-    ),
-    denied(
-        NVIDIA,
+    cards.denied("-1 cards", nv("-1"), f"invalid nvidia.com/gpu value -1 in container c: {INT32}"),
+    cards.denied(
+        "half a percent",
         nv(1, gpucores="500m"),
         f"invalid nvidia.com/gpucores value 500m in container c: {INT32}",
-        id="NVIDIA half a percent",
     ),
-    denied(
-        nvidia(memory_factor=512),
+    cards.denied(
+        "too much after scaling",
         nv(1, gpumem=4194304),
         "invalid nvidia.com/gpumem value 4194304 in container c: must be an integer between 0 and 4194303, "
         "in units of 512 MiB, without a unit",
-        id="NVIDIA too much after scaling",
+        vendor=nvidia(memory_factor=512),
     ),
 ]
 
@@ -283,114 +206,86 @@ def places(*instances):
     return {"hami.io/vgpu-mig-allocations": json.dumps(entries, separators=(",", ":"))}
 
 
-FITS = [  # vendor, its devices in the order given to the fit (tried from the end), limits, annotations, the outcome
-    fits(
-        NVIDIA,
+FITS = [  # devices in the order given to the fit (tried from the end), limits, the outcome, what else is written
+    cards.fits(
+        "memory and cores",
         [usage("GPU-a")],
         nv(1, gpumem=3000, gpucores=30),
-        {},
         "GPU-a,NVIDIA,3000,30:;",
-        id="NVIDIA memory and cores",
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "a whole card, one is free",
         [usage("A", 1, 3000, 30), usage("B")],
         nv(1),
-        {},
         "B,NVIDIA,46068,100:;",
-        id="NVIDIA a whole card, one is free",
     ),
-    fits(
-        NVIDIA,
-        [usage("A", 1, 3000, 30)],
-        nv(1),
-        {},
-        "1/1 CardInsufficientMemory",
-        id="NVIDIA a whole card, none is free",
+    cards.fits(
+        "a whole card, none is free", [usage("A", 1, 3000, 30)], nv(1), "1/1 CardInsufficientMemory"
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "two halves of memory",
         [usage("d0"), usage("d1")],
         nv(2, gpumem_percentage=50, gpucores=30),
-        {},
         "d1,NVIDIA,23034,30:d0,NVIDIA,23034,30:;",
-        id="NVIDIA two halves of memory",
     ),
-    fits(
-        NVIDIA,
-        [usage("A", 1, 1000, 100)],
-        nv(gpumem=8000),
-        {},
-        "1/1 CardComputeUnitsExhausted",
-        id="NVIDIA memory alone",
+    cards.fits(
+        "memory alone", [usage("A", 1, 1000, 100)], nv(gpumem=8000), "1/1 CardComputeUnitsExhausted"
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "zero percent is all memory of a free card",
         [usage("A", memory_mib=11264)],
         nv(1, gpumem_percentage=0),
-        {},
         "A,NVIDIA,11264,0:;",
-        id="NVIDIA zero percent is all memory of a free card",
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "zero percent is all memory, some is used",
         [usage("A", 1, 11260, 0, memory_mib=11264)],
         nv(1, gpumem_percentage=0),
-        {},
         "1/1 CardInsufficientMemory",
-        id="NVIDIA zero percent is all memory, some is used",
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "topology, one card",
         TRIANGLE,
         nv(1, gpumem=100, gpucores=10),
-        TOPOLOGY,
         "dev-1,NVIDIA,100,10:;",
-        id="NVIDIA topology, one card",
+        annotations=TOPOLOGY,
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "topology, two linked cards",
         TRIANGLE,
         nv(2, gpumem=100, gpucores=10),
-        TOPOLOGY,
         "dev-2,NVIDIA,100,10:dev-0,NVIDIA,100,10:;",
-        id="NVIDIA topology, two linked cards",
+        annotations=TOPOLOGY,
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "numa-bind",
         [usage("dev-0", numa=1), usage("dev-1", numa=1), usage("dev-2")],
         nv(2, gpumem=100, gpucores=10),
-        NUMA_BIND,
         "dev-1,NVIDIA,100,10:dev-0,NVIDIA,100,10:;",
-        id="NVIDIA numa-bind",
+        annotations=NUMA_BIND,
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG two instances of one card",
         [MIG],
         nv(2, gpumem=8000),
-        {"nvidia.com/vgpu-mode": "mig"},
         "GPU-m,NVIDIA,9984,29:GPU-m,NVIDIA,9984,29:;",
-        written=places(("2g.10gb", 0, 2), ("2g.10gb", 2, 2)),
-        id="NVIDIA MIG two instances of one card",
+        places(("2g.10gb", 0, 2), ("2g.10gb", 2, 2)),
+        annotations={"nvidia.com/vgpu-mode": "mig"},
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG small profiles go to the far end",
         [MIG],
         nv(1, gpumem=4864),
-        {},
         "GPU-m,NVIDIA,4864,15:;",
-        written=places(("1g.5gb", 6, 1)),
-        id="NVIDIA MIG small profiles go to the far end",
+        places(("1g.5gb", 6, 1)),
     ),
     *(
-        fits(
-            NVIDIA,
+        cards.fits(
+            f"MIG {memory} MiB of an A100 with 40 GB",
             [MIG_A100],
             nv(1, gpumem=memory),
-            {},
             f"GPU-m,NVIDIA,{got}:;",
-            written=places(place),
-            id=f"NVIDIA MIG {memory} MiB of an A100 with 40 GB",
+            places(place),
         )
         for memory, got, place in [
             (4864, "4864,15", ("1g.5gb", 6, 1)),
@@ -403,8 +298,8 @@ FITS = [  # vendor, its devices in the order given to the fit (tried from the en
             (40960, "40192,100", ("7g.40gb", 0, 8)),
         ]
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG no place for the nominal size",
         [
             replace(
                 MIG_A100,
@@ -414,59 +309,47 @@ FITS = [  # vendor, its devices in the order given to the fit (tried from the en
             )
         ],
         nv(1, gpumem=5120),
-        {},
         "1/1 CardMigTopologyInfeasible",
-        id="NVIDIA MIG no place for the nominal size",
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG less memory is left than the nominal size says",
         [replace(MIG_A100, slots_used=6, memory_used_mib=35672, partitions=SIX_SEVENTHS)],
         nv(1, gpumem=5120),
-        {},
         "GPU-m,NVIDIA,4864,15:;",
-        written=places(("1g.5gb", 6, 1)),
-        id="NVIDIA MIG less memory is left than the nominal size says",
+        places(("1g.5gb", 6, 1)),
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG a gap is used",
         [replace(MIG, slots_used=2, partitions=(Partition(0, 2), Partition(4, 2)))],
         nv(1, gpumem=8000),
-        {},
         "GPU-m,NVIDIA,9984,29:;",
-        written=places(("2g.10gb", 2, 2)),
-        id="NVIDIA MIG a gap is used",
+        places(("2g.10gb", 2, 2)),
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG memory is left but no place",
         [replace(MIG, slots_used=2, partitions=(Partition(1, 1), Partition(3, 3)))],
         nv(1, gpumem=8000),
-        {},
         "1/1 CardMigTopologyInfeasible",
-        id="NVIDIA MIG memory is left but no place",
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG another profile beside",
         [replace(MIG, slots_used=2, partitions=(Partition(0, 2), Partition(4, 1)))],
         nv(1, gpumem=8000),
-        {},
         "GPU-m,NVIDIA,9984,29:;",
-        written=places(("2g.10gb", 2, 2)),
-        id="NVIDIA MIG another profile beside",
+        places(("2g.10gb", 2, 2)),
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG full for this profile",
         [
             replace(
                 MIG, slots_used=3, partitions=(Partition(0, 2), Partition(2, 2), Partition(4, 1))
             )
         ],
         nv(1, gpumem=8000),
-        {},
         "1/1 CardMigTopologyInfeasible",
-        id="NVIDIA MIG full for this profile",
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG seven sevenths, though each counts as 15 percent",
         [
             replace(
                 MIG,
@@ -476,58 +359,45 @@ FITS = [  # vendor, its devices in the order given to the fit (tried from the en
             )
         ],
         nv(1, gpumem=4000, gpucores=15),
-        {},
         "GPU-m,NVIDIA,4864,15:;",
-        written=places(("1g.5gb", 6, 1)),
-        id="NVIDIA MIG seven sevenths, though each counts as 15 percent",
+        places(("1g.5gb", 6, 1)),
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG no cores are left by rounding",
         [replace(MIG, slots_used=3, cores_used=100, partitions=(Partition(4, 3),) * 3)],
         nv(1, gpumem=4000),
-        {},
         "GPU-m,NVIDIA,4864,15:;",
-        written=places(("1g.5gb", 3, 1)),
-        id="NVIDIA MIG no cores are left by rounding",
+        places(("1g.5gb", 3, 1)),
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG a user without a place",
         [replace(MIG, slots_used=1)],
         nv(1, gpumem=8000),
-        {},
         "1/1 CardNotHealth",
-        id="NVIDIA MIG a user without a place",
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "a place on a card that is not cut",
         [replace(usage("GPU-0", 1), partitions=(Partition(0, 2),))],
         nv(1, gpumem=8000),
-        {},
         "1/1 CardNotHealth",
-        id="NVIDIA a place on a card that is not cut",
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG not wanted",
         [MIG],
         nv(2, gpumem=8000),
-        {"nvidia.com/vgpu-mode": "hami-core"},
         "1/1 CardTypeMismatch",
-        id="NVIDIA MIG not wanted",
+        annotations={"nvidia.com/vgpu-mode": "hami-core"},
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "MIG more than go on a card",
         [MIG],
         nv(4, gpumem=8000),
-        {},
         "1/1 CardMigTopologyInfeasible, 3/1 AllocatedCardsInsufficientRequest",
-        id="NVIDIA MIG more than go on a card",
     ),
-    fits(
-        NVIDIA,
+    cards.fits(
+        "cordoned cards",
         [usage("dev-0", cordoned=True), usage("dev-1", cordoned=True)],
         nv(1),
-        {},
         "2/2 CardCordoned",
-        id="NVIDIA cordoned cards",
     ),
 ]

@@ -1,14 +1,12 @@
 """Vastai's rows of the table."""
 
-from pytest import param
-
 from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
 from testing.builders import request, usage
-from testing.vendor_rows import Asked, Denied, Fits
+from testing.vendor_rows import MUTEX, Rows
 
 VASTAI = vendors(chart_config())["Vastai"]
-MUTEX = {"hami.io/gpu-scheduler-policy": "mutex"}
+vastai = Rows("Vastai", VASTAI)
 
 
 def va(count):
@@ -26,17 +24,8 @@ def dies(*cards, used=()):
     return [die(f"d{index}", card, int(index in used)) for index, card in enumerate(cards)]
 
 
-def fits(usages, count, outcome, id, annotations=None):
-    return param(
-        Fits(
-            vendor=VASTAI,
-            usages=usages,
-            limits=va(count),
-            outcome=outcome,
-            annotations=annotations or {},
-        ),
-        id=id,
-    )
+def fits(name, usages, count, outcome, **fields):
+    return vastai.fits(name, usages, va(count), outcome, **fields)
 
 
 def gets(*uuids):
@@ -44,94 +33,66 @@ def gets(*uuids):
 
 
 ASKS = [
-    param(
-        Asked(vendor=VASTAI, limits=va(1), request=request(1, 0, 100, 0, "Vastai")),
-        id="Vastai one device",
-    ),
-    param(
-        Asked(vendor=VASTAI, limits={}, requests=va(2), request=request(2, 0, 100, 0, "Vastai")),
-        id="Vastai requests alone",
-    ),
-    param(Asked(vendor=VASTAI, limits=va(0), request=None), id="Vastai no card"),
+    vastai.asks("one device", va(1), request(1, 0, 100, 0, "Vastai")),
+    vastai.asks("requests alone", {}, request(2, 0, 100, 0, "Vastai"), requests=va(2)),
+    vastai.asks("no card", va(0), None),
 ]
 
 DENIED = [
-    param(
-        Denied(
-            vendor=VASTAI,
-            limits=va("1.5"),
-            why="invalid vastaitech.com/va value 1.5 in container c: must be an "
-            "integer between 0 and 2147483647",
-        ),
-        id="Vastai a card and a half",
+    vastai.denied(
+        "a card and a half",
+        va("1.5"),
+        "invalid vastaitech.com/va value 1.5 in container c: must be an "
+        "integer between 0 and 2147483647",
     ),
 ]
 
 WHOLE = [usage("d0", slots=1), usage("d1", slots=1)]
 FITS = [  # devices, requested count, outcome
-    fits(WHOLE, 1, gets("d1"), id="Vastai one device"),
-    fits(dies("1", "1", "2", "3"), 2, gets("d1", "d0"), id="Vastai two dies of one card"),
+    fits("one device", WHOLE, 1, gets("d1")),
+    fits("two dies of one card", dies("1", "1", "2", "3"), 2, gets("d1", "d0")),
     fits(
-        dies("1", "1", "2", used={0}),
-        1,
-        gets("d2"),
-        annotations=MUTEX,
-        id="Vastai mutex takes a free card",
+        "mutex takes a free card", dies("1", "1", "2", used={0}), 1, gets("d2"), annotations=MUTEX
     ),
     fits(
+        "mutex finds no free card",
         dies("1", "1", used={0}),
         1,
         "2/2 ExclusiveDeviceAllocateConflict",
         annotations=MUTEX,
-        id="Vastai mutex finds no free card",
     ),
     # more than a node has is told before any of its devices is looked at: the words of the scheduler, not of its fit
-    fits(WHOLE, 3, "NodeInsufficientDevice", id="Vastai more devices than the node has"),
+    fits("more devices than the node has", WHOLE, 3, "NodeInsufficientDevice"),
     fits(
+        "of three cards two are free",
         [*WHOLE, usage("d2", 1, slots=1)],
         3,
         "1/3 CardTimeSlicingExhausted, 2/3 AllocatedCardsInsufficientRequest",
-        id="of three cards two are free",
     ),
-    fits(dies("1", "2", "2", "1", "2"), 3, gets("d4", "d2", "d1"), id="Vastai the largest card"),
-    fits(dies("1", "2", "1", "2"), 2, gets("d2", "d0"), id="Vastai of equal cards the lowest"),
+    fits("the largest card", dies("1", "2", "2", "1", "2"), 3, gets("d4", "d2", "d1")),
+    fits("of equal cards the lowest", dies("1", "2", "1", "2"), 2, gets("d2", "d0")),
     fits(
-        dies("1", "1", None, None, None),
-        3,
-        gets("d1", "d0", "d4"),
-        id="Vastai dies without a card come last",
+        "dies without a card come last", dies("1", "1", None, None, None), 3, gets("d1", "d0", "d4")
     ),
-    fits(dies("2", "1", "1"), 1, gets("d2"), id="Vastai one die"),
+    fits("one die", dies("2", "1", "1"), 1, gets("d2")),
     fits(
+        "the first device says how all are used",
         [usage("w"), *dies("1", "1", "2")],
         2,
         gets("d2", "d1"),
-        id="Vastai the first device says how all are used",
     ),
-    fits([die("a", "1", 1), die("b", "2")], 2, gets("b", "a"), id="Vastai dies may be shared"),
+    fits("dies may be shared", [die("a", "1", 1), die("b", "2")], 2, gets("b", "a")),
     fits(
-        dies(None, None, used={0}),
-        1,
-        gets("d1"),
-        annotations=MUTEX,
-        id="Vastai a die without a card, alone",
+        "a die without a card, alone", dies(None, None, used={0}), 1, gets("d1"), annotations=MUTEX
     ),
     fits(
+        "whole cards, alone",
         [usage("w0", 1, info={"AIC": "1"}, slots=2), usage("w1", info={"AIC": "1"})],
         1,
         gets("w1"),
         annotations=MUTEX,
-        id="Vastai whole cards, alone",
     ),
-    fits(
-        WHOLE, 1, gets("d0"), annotations={"vastaitech.com/use-gpuuuid": "d0"}, id="Vastai the uuid"
-    ),
-    fits(
-        WHOLE,
-        1,
-        gets("d0"),
-        annotations={"vastaitech.com/nouse-gpuuuid": "d1"},
-        id="Vastai not that uuid",
-    ),
-    fits([usage("d0", healthy=False)], 1, "1/1 CardNotHealth", id="Vastai not healthy"),
+    fits("the uuid", WHOLE, 1, gets("d0"), annotations={"vastaitech.com/use-gpuuuid": "d0"}),
+    fits("not that uuid", WHOLE, 1, gets("d0"), annotations={"vastaitech.com/nouse-gpuuuid": "d1"}),
+    fits("not healthy", [usage("d0", healthy=False)], 1, "1/1 CardNotHealth"),
 ]

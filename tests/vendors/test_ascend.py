@@ -22,16 +22,18 @@ from hami.vendors.spec import AnnotationContext
 from hami.vendors.vocabulary import Vocabulary
 from testing.builders import container, node, pod, pod_request, share
 from testing.vendor_rows import NOW, admitted
-from tests.vendors.rows_ascend import A910, B910, CHART, P310, SOFT, ascend, chips, npu
+from testing.vendor_rows import given as limits_of
+from tests.vendors.rows_ascend import CHART, SOFT, ascend, b910, chips, p310
 
 ALL = vendors(CHART, ascend=True)
+B910, P310 = b910.vendor, p310.vendor
 HARD, HIDDEN = {}, [{"name": "ASCEND_VISIBLE_DEVICES", "value": ""}]
 
 
 @pytest.mark.parametrize("factor, memory_mib", [(10, 1280), (100, 12800), (0, 128)])
 def test_memory_is_multiplied_by_the_factor(factor, memory_mib):
-    vendor = ascend("Ascend910A", memory_factor=factor)
-    assert device_request(vendor, container(npu(vendor, 1, 128))).memory_mib == memory_mib
+    chip = ascend("Ascend910A", memory_factor=factor)
+    assert device_request(chip.vendor, container(chip.limits(1, 128))).memory_mib == memory_mib
 
 
 def context(*containers, annotations=None, devices=()):
@@ -54,7 +56,7 @@ def context(*containers, annotations=None, devices=()):
     ],
 )
 def test_what_the_device_plugin_reads(annotations, text):
-    (chip,) = (chip for chip in CHART.ascends if chip.common_word == A910.key)
+    (chip,) = (chip for chip in CHART.ascends if chip.common_word == "Ascend910A")
     config = msgspec.structs.replace(chip, common_word="Ascend")
     vendor = vendors(replace(CHART, ascends=(config,)), ascend=True)["Ascend"]
     texts = render_vendor_annotations(
@@ -90,7 +92,7 @@ REGISTERED = '[{"id":"d","count":4,"devmem":65536,"devcore":20,"type":"Ascend910
 def test_a_node_has_the_soft_split_if_it_says_so_or_else_by_default(default, said, soft):
     annotations = {B910.annotations.register: REGISTERED % '{"NetworkID":3}'}
     annotations |= {} if said is None else {"hami-vnpu-core": said}
-    vendor = ascend("Ascend910B3", soft=default)
+    vendor = ascend("Ascend910B3", soft=default).vendor
     (device,) = vendor.decision.inventory(vendor, node("n", annotations=annotations))
     assert device.info == {"NetworkID": 3, "hami-vnpu-core": soft}
     assert (device.cores, device.vendor) == (100, "Ascend910B3")
@@ -122,9 +124,9 @@ def env_after(overwriting, limits):
         param([], {}, [], id="not configured"),
         param(["Ascend910B3"], {}, HIDDEN, id="no chip is asked for"),
         param(["Ascend910B3"], {"nvidia.com/gpu": "1"}, HIDDEN, id="another vendor's device"),
-        param(["Ascend910B3"], npu(B910, None, 5), HIDDEN, id="memory alone is no chip"),
-        param(["Ascend910B3"], npu(B910, 1), [], id="this chip"),
-        param(["Ascend910B3"], npu(P310, 1), [], id="another chip of Ascend"),
+        param(["Ascend910B3"], b910.limits(None, 5), HIDDEN, id="memory alone is no chip"),
+        param(["Ascend910B3"], b910.limits(1), [], id="this chip"),
+        param(["Ascend910B3"], p310.limits(1), [], id="another chip of Ascend"),
         param(
             ["Ascend310P", "Ascend910B3", "Ascend910C"],
             {},
@@ -132,7 +134,7 @@ def env_after(overwriting, limits):
             id="once, however many chips have the switch",
         ),
         param(
-            ["Ascend310P", "Ascend910B3"], npu(B910, 1), [], id="another chip has the switch, too"
+            ["Ascend310P", "Ascend910B3"], b910.limits(1), [], id="another chip has the switch, too"
         ),
     ],
 )
@@ -225,7 +227,7 @@ def test_chips_are_never_over_whichever_way_pods_divide_them(pods, word):
         annotations = SOFT if soft else HARD
         try:
             limits, _, _ = admitted(
-                vendor, npu(vendor, count, memory, core if soft else None), {}, annotations
+                vendor, limits_of(vendor, count, memory, core if soft else None), {}, annotations
             )
         except MalformedInput:
             continue

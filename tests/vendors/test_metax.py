@@ -16,8 +16,9 @@ from hami.vendors.catalog import vendors
 from hami.vendors.spec import Candidate, Catalog
 from testing.builders import booking_of, container, pod_request, within_quota
 from testing.stores import decide
-from testing.vendor_chart import CHART, given, on_node
+from testing.vendor_chart import CHART, on_node
 from testing.vendor_placing import cache_of
+from testing.vendor_rows import given
 from tests.vendors.rows_metax import CLASS, OFFLINE, OFFLINES, ONLINE, ONLINES, QOS, S1, sgpu
 
 GPU, SGPU = CHART["Metax-GPU"], CHART["Metax-SGPU"]

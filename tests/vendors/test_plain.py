@@ -11,9 +11,9 @@ from hami.scheduling.quota import remaining_budget
 from hami.scheduling.refusal import Choice
 from hami.vendors.request import device_request
 from testing.builders import APP, INIT, container, pod, within_quota
-from testing.vendor_chart import CHART, asked, given, on_node
+from testing.vendor_chart import CHART, on_node
 from testing.vendor_placing import cache_of
-from testing.vendor_rows import admit
+from testing.vendor_rows import admit, asked, given
 
 AMD, BIREN, DCU, GCU, MLU, MT, V150 = (
     CHART[key] for key in ("AMD", "Biren", "DCU", "GCU", "MLU", "Mthreads", "BI-V150")

@@ -22,8 +22,8 @@ from hami.state.table import Table
 from hami.vendors.spec import AnnotationContext, Catalog
 from testing.builders import APP, INIT, SIDECAR, booking_of
 from testing.vendor_chart import CHART
-from testing.vendor_chart import given as limits_of
 from testing.vendor_rows import NOW, Fits
+from testing.vendor_rows import given as limits_of
 
 POLICIES = ("spread", "binpack", "mutex", "topology-aware", "numa,binpack")
 
