@@ -11,6 +11,7 @@ import pytest
 from benchmarks import beside
 from benchmarks.__main__ import main_beside
 from benchmarks.beside import Checkout, Comparison, comparisons, values_of
+from testing.cases import cases
 
 param = pytest.param
 
@@ -19,20 +20,18 @@ def comparison(ours, theirs, figure="p50_ms"):
     return Comparison(group="g", what="w", figure=figure, ours=tuple(ours), theirs=tuple(theirs))
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "figure", "is_worse"),
-    [
-        param([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], "p50_ms", False, id="equal"),
-        param([1.05, 1.05, 1.05], [1.0, 1.0, 1.0], "p50_ms", False, id="worse by 5 percent"),
-        param([1.06, 1.06, 1.06], [1.0, 1.0, 1.0], "p50_ms", True, id="worse by more"),
-        param([0.5, 0.5, 0.5], [1.0, 1.0, 1.0], "p50_ms", False, id="better"),
-        param([1.0, 1.2, 1.4], [1.0, 1.0, 1.0], "p50_ms", False, id="within the spread"),
-        param([1.1, 1.2, 1.3], [1.0, 1.0, 1.0], "p50_ms", True, id="beyond the spread"),
-        param([1.0, 2.0, 4.0], [1.0, 2.0, 4.0], "p50_ms", False, id="the machine became slower"),
-        param([1.2, 2.4, 4.8], [1.0, 2.0, 4.0], "p50_ms", True, id="worse on a slower machine"),
-        param([90.0, 90.0], [100.0, 100.0], "rate", True, id="a rate fell"),
-        param([110.0, 110.0], [100.0, 100.0], "rate", False, id="a rate rose"),
-    ],
+@cases(
+    "ours, theirs, figure, is_worse",
+    ("equal", [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], "p50_ms", False),
+    ("worse by 5 percent", [1.05, 1.05, 1.05], [1.0, 1.0, 1.0], "p50_ms", False),
+    ("worse by more", [1.06, 1.06, 1.06], [1.0, 1.0, 1.0], "p50_ms", True),
+    ("better", [0.5, 0.5, 0.5], [1.0, 1.0, 1.0], "p50_ms", False),
+    ("within the spread", [1.0, 1.2, 1.4], [1.0, 1.0, 1.0], "p50_ms", False),
+    ("beyond the spread", [1.1, 1.2, 1.3], [1.0, 1.0, 1.0], "p50_ms", True),
+    ("the machine became slower", [1.0, 2.0, 4.0], [1.0, 2.0, 4.0], "p50_ms", False),
+    ("worse on a slower machine", [1.2, 2.4, 4.8], [1.0, 2.0, 4.0], "p50_ms", True),
+    ("a rate fell", [90.0, 90.0], [100.0, 100.0], "rate", True),
+    ("a rate rose", [110.0, 110.0], [100.0, 100.0], "rate", False),
 )
 def test_a_figure_is_worse_beyond_five_percent_and_its_spread(ours, theirs, figure, is_worse):
     assert comparison(ours, theirs, figure).is_worse is is_worse
@@ -45,26 +44,24 @@ def test_ratios_are_those_of_neighbors():
     assert row.spread == 0.5
 
 
-@pytest.mark.parametrize(
-    ("figures", "values"),
-    [
-        param({"p50_ms": 2, "max_ms": 9, "count": 7}, {"p50_ms": 2}, id="what is no cost is left out"),
-        param({"milliseconds": [1, 9, 2]}, {"milliseconds": 2}, id="a series counts with its median"),
-        param({"a": {"mib": 3}}, {"a.mib": 3}, id="nested"),
-        param(
-            {"runs": [{"rate": 1.0, "cpu_seconds": {"others": 4}}, {"rate": 3.0}]},
-            {"runs.rate": 2},
-            id="runs count with their mean",
-        ),
-        param(
-            {"count": 100, "cpu_seconds": {"hami": 0.2, "others": 5}},
-            {"cpu_ms": 2},
-            id="processor time of a request",
-        ),
-        param({"cpu_seconds": 1.5}, {"cpu_seconds": 1.5}, id="processor time of a program"),
-        param({"seconds": [], "disturbed": "no", "failed": True}, {}, id="nothing"),
-    ],
-)  # fmt: skip
+@cases(
+    "figures, values",
+    ("what is no cost is left out", {"p50_ms": 2, "max_ms": 9, "count": 7}, {"p50_ms": 2}),
+    ("a series counts with its median", {"milliseconds": [1, 9, 2]}, {"milliseconds": 2}),
+    ("nested", {"a": {"mib": 3}}, {"a.mib": 3}),
+    (
+        "runs count with their mean",
+        {"runs": [{"rate": 1.0, "cpu_seconds": {"others": 4}}, {"rate": 3.0}]},
+        {"runs.rate": 2},
+    ),
+    (
+        "processor time of a request",
+        {"count": 100, "cpu_seconds": {"hami": 0.2, "others": 5}},
+        {"cpu_ms": 2},
+    ),
+    ("processor time of a program", {"cpu_seconds": 1.5}, {"cpu_seconds": 1.5}),
+    ("nothing", {"seconds": [], "disturbed": "no", "failed": True}, {}),
+)
 def test_figures_of_a_row(figures, values):
     assert values_of(figures) == values
 
@@ -83,12 +80,10 @@ def test_rows_are_compared_by_name_and_others_are_listed():
     assert alone == ["only here: g · new · mib", "only there: g · gone · mib"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "runs",
-    [
-        param([[row("a", mib=0)]], id="nothing grew"),
-        param([[row("a", group="machine", seconds=1)]], id="the yardstick"),
-    ],
+    ("nothing grew", [[row("a", mib=0)]]),
+    ("the yardstick", [[row("a", group="machine", seconds=1)]]),
 )
 def test_what_says_nothing_is_not_compared(runs):
     assert comparisons(runs, runs) == ([], [])
@@ -201,19 +196,17 @@ class Report:
         self.written.append(results)
 
 
-@pytest.mark.parametrize(
-    ("results", "status", "said"),
-    [
-        param(beside.Results(found=[comparison([1.0, 1.0], [1.0, 1.0])]), 0, "", id="equal"),
-        param(
-            beside.Results(found=[comparison([2.0, 2.0], [1.0, 1.0])]),
-            1,
-            "worse: w: p50_ms: 2.00 ± 0.00 times old\n",
-            id="worse",
-        ),
-        param(beside.Results(failed=["dra: ended"]), 1, "failed: dra: ended\n", id="failed"),
-        param(beside.Results(alone=["only here: x"]), 0, "only here: x\n", id="only here"),
-    ],
+@cases(
+    "results, status, said",
+    ("equal", beside.Results(found=[comparison([1.0, 1.0], [1.0, 1.0])]), 0, ""),
+    (
+        "worse",
+        beside.Results(found=[comparison([2.0, 2.0], [1.0, 1.0])]),
+        1,
+        "worse: w: p50_ms: 2.00 ± 0.00 times old\n",
+    ),
+    ("failed", beside.Results(failed=["dra: ended"]), 1, "failed: dra: ended\n"),
+    ("only here", beside.Results(alone=["only here: x"]), 0, "only here: x\n"),
 )
 def test_what_is_worse_is_named_and_decides_the_exit_status(
     tmp_path, monkeypatch, capsys, results, status, said

@@ -3,6 +3,7 @@
 import pytest
 
 from testing.accounts import may
+from testing.cases import cases
 from testing.cluster import MANIFESTS, SCHEDULER
 from testing.kube import ApiError
 from testing.nodes import LOCK_FREE, gpu
@@ -54,24 +55,20 @@ def test_nothing_else_changes(sandbox):
     assert gpu == none
 
 
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        pytest.param(
-            pod("p", containers=[container("c", privileged=True, gpu=1)]),
-            "container c is privileged",
-            id="privileged",
-        ),
-        pytest.param(
-            pod("p", containers=[container("c", privileged=True), container("d", gpu=1)]),
-            "container c is privileged",
-            id="privileged-beside-gpu",
-        ),
-        pytest.param(pod("p", node_name="n0", gpu=1), "pod has node assigned", id="nodename"),
-        pytest.param(
-            pod("p", gpu=1, percent=120), "must be an integer between 0 and 100", id="percent"
-        ),
-    ],
+@cases(
+    "item, message",
+    (
+        "privileged",
+        pod("p", containers=[container("c", privileged=True, gpu=1)]),
+        "container c is privileged",
+    ),
+    (
+        "privileged-beside-gpu",
+        pod("p", containers=[container("c", privileged=True), container("d", gpu=1)]),
+        "container c is privileged",
+    ),
+    ("nodename", pod("p", node_name="n0", gpu=1), "pod has node assigned"),
+    ("percent", pod("p", gpu=1, percent=120), "must be an integer between 0 and 100"),
 )
 def test_invalid_pods_are_rejected(sandbox, item, message):
     sandbox.add_gpu_node("n0")

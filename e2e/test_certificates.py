@@ -16,6 +16,7 @@ import pytest
 import yaml
 from cryptography import x509
 
+from testing.cases import cases
 from testing.cluster import MANIFESTS, LocalCluster
 from testing.eventually import eventually
 from testing.kube import ApiError, Kube
@@ -104,10 +105,7 @@ class SelfSigned(Scheduler):
 
 @pytest.fixture
 def self_signed(
-    sandbox: Sandbox,
-    local: LocalCluster,
-    scheduler: Scheduler,
-    certificates: Certificates,
+    sandbox: Sandbox, local: LocalCluster, scheduler: Scheduler, certificates: Certificates
 ) -> Iterator[Callable[..., SelfSigned]]:
     """Starts replicas instead of the shared one, which is restored at the end. The Secret is empty, and the webhook has
     failurePolicy Fail and initially no CA bundle.
@@ -353,7 +351,7 @@ def test_changed_certificates_are_restored(sandbox, self_signed):
     wait_admitted(sandbox)
 
 
-@pytest.mark.parametrize("kind", ["Opaque", "kubernetes.io/tls"], ids=["again", "after an upgrade"])
+@cases("kind", ("again", "Opaque"), ("after an upgrade", "kubernetes.io/tls"))
 def test_applying_the_manifests_keeps_the_certificates(sandbox, self_signed, local, kind):
     """Earlier versions created the Secret, with the second type, which cannot change."""
     self_signed()

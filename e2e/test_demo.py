@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from testing import reaper
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.farewell import BEGIN
 from testing.realnode import missing
@@ -168,9 +169,7 @@ def pasted(commands: list[str], home: Path) -> str:
 
 
 def test_its_commands_can_be_copied_and_a_signal_leaves_nothing(
-    demos: list[Demo],
-    folder: Path,
-    tmp_path: Path,
+    demos: list[Demo], folder: Path, tmp_path: Path
 ) -> None:
     demo = started(demos, folder, "--keep")
     commands = demo.commands()
@@ -190,18 +189,13 @@ def test_its_commands_can_be_copied_and_a_signal_leaves_nothing(
 TWICE, KILLED = (signal.SIGTERM, signal.SIGINT), (signal.SIGKILL,)
 
 
-@pytest.mark.parametrize(
-    ("moment", "signals"),
-    [
-        *(
-            pytest.param(moment, TWICE, id=f"{moment}, twice")
-            for moment in ("control plane", "hami scheduler", "nodes", "pods", "$ hami simulate")
-        ),
-        *(
-            pytest.param(moment, KILLED, id=f"{moment}, killed")
-            for moment in ("hami scheduler", "pods")
-        ),
-    ],
+@cases(
+    "moment, signals",
+    *(
+        (f"{moment}, twice", moment, TWICE)
+        for moment in ("control plane", "hami scheduler", "nodes", "pods", "$ hami simulate")
+    ),
+    *((f"{moment}, killed", moment, KILLED) for moment in ("hami scheduler", "pods")),
 )
 def test_it_can_be_ended_at_any_moment(
     demos: list[Demo], folder: Path, moment: str, signals: tuple[int, ...]
@@ -214,12 +208,10 @@ def test_it_can_be_ended_at_any_moment(
 
 
 @REAL_NODES
-@pytest.mark.parametrize(
-    ("words", "signals"),
-    [
-        pytest.param(("--real-node",), TWICE, id="real node, twice"),
-        pytest.param(("--dra",), KILLED, id="claims, killed"),
-    ],
+@cases(
+    "words, signals",
+    ("real node, twice", ("--real-node",), TWICE),
+    ("claims, killed", ("--dra",), KILLED),
 )
 def test_real_nodes_leave_nothing(
     demos: list[Demo], folder: Path, words: tuple[str, ...], signals: tuple[int, ...]

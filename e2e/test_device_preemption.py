@@ -11,6 +11,7 @@ from hami.codec.pods import GROUP_LABEL
 from hami.scheduler.planner import BUDGETS_S
 from hami.state.read_pod import MAX_GRACE_S
 from testing import vendor_nodes
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.kube import ApiError
 from testing.nodes import LOCK_FREE, gpu, mig_gpu
@@ -220,13 +221,11 @@ def test_two_pods_get_what_two_others_leave(two_nodes):
     assert names(sandbox) == {"p", "q"} | HOLDERS - {first, second}
 
 
-@pytest.mark.parametrize(
+@cases(
     "item",
-    [
-        pytest.param(of("patient", "p"), id="preemptionPolicy Never"),
-        pytest.param(of("low", "p"), id="equal priority"),
-        pytest.param(of("high", "p", 2 * CARD), id="more than a card has"),
-    ],
+    ("preemptionPolicy Never", of("patient", "p")),
+    ("equal priority", of("low", "p")),
+    ("more than a card has", of("high", "p", 2 * CARD)),
 )
 def test_nobody_is_evicted_where_that_does_not_help(full, item):
     before = names(full)
@@ -262,7 +261,7 @@ def test_a_gang_of_the_coscheduling_plugin_ends_as_a_whole(two_nodes):
 YEARS = 10 * 365 * 24 * 3600
 
 
-@pytest.mark.parametrize("grace", [3600, YEARS], ids=["an hour", "years"])
+@cases("grace", ("an hour", 3600), ("years", YEARS))
 def test_a_pod_that_takes_long_to_end_keeps_nobody_from_evicting_others(two_nodes, grace):
     """Its owner has deleted it, and a pod of high priority would fit in its place."""
     sandbox = two_nodes

@@ -14,11 +14,7 @@ import pytest
 import yaml
 
 from hami.codec.claim_spec import Inexpressible, render_claim_spec
-from hami.codec.claims import (
-    AllocatedClaim,
-    CorePolicy,
-    parse_claim,
-)
+from hami.codec.claims import AllocatedClaim, CorePolicy, parse_claim
 from hami.codec.slices import (
     DRIVER,
     device_name,
@@ -42,6 +38,7 @@ from testing.accounts import (
     wait_permitted,
 )
 from testing.cards import A100_PROFILES
+from testing.cases import cases
 from testing.claims import FIRST, claiming, component, missing, template
 from testing.cluster import MANIFESTS, LocalCluster
 from testing.eventually import eventually
@@ -329,9 +326,7 @@ def test_a_pool_may_have_several_slices_which_leave_with_their_node(sandbox: San
     eventually(lambda: not slices(sandbox), "they are gone", timeout=60)
 
 
-@pytest.mark.parametrize(
-    "number", [1, 9], ids=["one card", "more sets of counters than a slice may have"]
-)
+@cases("number", ("one card", 1), ("more sets of counters than a slice may have", 9))
 def test_the_api_server_keeps_slices_of_cards_in_mig_mode(sandbox: Sandbox, number: int) -> None:
     cards = [divided(index, cordoned=index == 0) for index in range(number)]
     publish(sandbox, n0=cards)
@@ -391,11 +386,7 @@ def test_memory_and_cores_are_limits(sandbox: Sandbox) -> None:
     assert place(sandbox, "cores", ask(cores=60)) == ["n0/1"]
     assert place(sandbox, "b", ask(memory_mib=31_920, cores=40)) == ["n0/0"]
     (device,) = claim_of(sandbox, "b").requests[0].devices
-    assert (device.memory_mib, device.cores, device.share_milli) == (
-        31_920,
-        40,
-        10_000,
-    )
+    assert (device.memory_mib, device.cores, device.share_milli) == (31_920, 40, 10_000)
     assert device.share_id
     create(sandbox, "whole", ask(memory_percent=100))
     wait_refused(sandbox, "whole")
@@ -459,28 +450,24 @@ def test_cordoned_and_unhealthy_cards_get_no_claims(sandbox: Sandbox) -> None:
     assert claim_of(sandbox, "waits").requests[0].devices[0].device == "gpu-0"
 
 
-@pytest.mark.parametrize(
-    ("selector", "index"),
-    [
-        pytest.param(Selector(use_types=("V100", "t4")), 1, id="one-of-several-types"),
-        pytest.param(Selector(nouse_types=("a100",)), 1, id="not-a-type"),
-        pytest.param(Selector(use_uuids=("GPU-1",)), 1, id="uuid"),
-        pytest.param(Selector(nouse_uuids=("GPU-0",)), 1, id="not-a-uuid"),
-        pytest.param(Selector(mode="mig,hami-core"), 0, id="mode"),
-        pytest.param(
-            Selector(nouse_types=('"', "\\", "'\n\t\x01", "é😀", "{{")), 0, id="characters"
+@cases(
+    "selector, index",
+    ("one-of-several-types", Selector(use_types=("V100", "t4")), 1),
+    ("not-a-type", Selector(nouse_types=("a100",)), 1),
+    ("uuid", Selector(use_uuids=("GPU-1",)), 1),
+    ("not-a-uuid", Selector(nouse_uuids=("GPU-0",)), 1),
+    ("mode", Selector(mode="mig,hami-core"), 0),
+    ("characters", Selector(nouse_types=('"', "\\", "'\n\t\x01", "é😀", "{{")), 0),
+    (
+        "the-longest-lists",
+        Selector(
+            use_types=("A100", *("x" * 64 for _ in range(63))),
+            nouse_types=("y" * 64,) * 64,
+            use_uuids=("GPU-0", *("z" * 64 for _ in range(63))),
+            nouse_uuids=("z" * 64,) * 64,
         ),
-        pytest.param(
-            Selector(
-                use_types=("A100", *("x" * 64 for _ in range(63))),
-                nouse_types=("y" * 64,) * 64,
-                use_uuids=("GPU-0", *("z" * 64 for _ in range(63))),
-                nouse_uuids=("z" * 64,) * 64,
-            ),
-            0,
-            id="the-longest-lists",
-        ),
-    ],
+        0,
+    ),
 )
 def test_cards_are_selected(sandbox: Sandbox, selector: Selector, index: int) -> None:
     publish(sandbox, n0=[card(0), card(1, model=T4)])
@@ -948,13 +935,11 @@ def test_a_kubelet_may_read_a_claim_before_the_api_server_knows_that_it_is_for_i
     kubelet.close()
 
 
-@pytest.mark.parametrize(
-    ("toleration", "allowed"),
-    [
-        pytest.param({"key": "hami.io/cordoned", "operator": "Exists"}, False, id="of-hami"),
-        pytest.param({"operator": "Exists"}, False, id="all"),
-        pytest.param({"key": "example.com/slow", "operator": "Exists"}, True, id="of-others"),
-    ],
+@cases(
+    "toleration, allowed",
+    ("of-hami", {"key": "hami.io/cordoned", "operator": "Exists"}, False),
+    ("all", {"operator": "Exists"}, False),
+    ("of-others", {"key": "example.com/slow", "operator": "Exists"}, True),
 )
 def test_tenants_tolerate_no_taints_of_cards(
     sandbox: Sandbox, toleration: Object, allowed: bool
@@ -976,17 +961,11 @@ def test_tenants_tolerate_no_taints_of_cards(
     tenant.close()
 
 
-@pytest.mark.parametrize(
-    ("user", "allowed"),
-    [
-        pytest.param(CLAIM_CONTROLLER, True, id="of-kubernetes"),
-        pytest.param(
-            CLAIM_CONTROLLER.replace("kube-system", "kubexsystem"), False, id="one-letter-differs"
-        ),
-        pytest.param(
-            CLAIM_CONTROLLER.replace("kube-system", "default"), False, id="another-namespace"
-        ),
-    ],
+@cases(
+    "user, allowed",
+    ("of-kubernetes", CLAIM_CONTROLLER, True),
+    ("one-letter-differs", CLAIM_CONTROLLER.replace("kube-system", "kubexsystem"), False),
+    ("another-namespace", CLAIM_CONTROLLER.replace("kube-system", "default"), False),
 )
 def test_kubernetes_own_controller_of_claims_is_one_account(
     sandbox: Sandbox, user: str, allowed: bool
@@ -1084,14 +1063,12 @@ def test_priority_over_others_on_a_card_needs_a_right(sandbox: Sandbox, value: s
 
 
 @pytest.mark.parametrize("part", ["containers", "initContainers"])
-@pytest.mark.parametrize(
+@cases(
     "resource",
-    [
-        pytest.param(f"deviceclass.resource.kubernetes.io/{DRIVER}", id="class"),
-        pytest.param("example.com/any", id="resource of a class"),
-        pytest.param("nvidia.com/gpu", id="device plugin"),
-        pytest.param("cpu", id="no device"),
-    ],
+    ("class", f"deviceclass.resource.kubernetes.io/{DRIVER}"),
+    ("resource of a class", "example.com/any"),
+    ("device plugin", "nvidia.com/gpu"),
+    ("no device", "cpu"),
 )
 def test_whatever_a_pod_requests_priority_over_others_needs_a_right(
     sandbox: Sandbox, resource: str, part: str

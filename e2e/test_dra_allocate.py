@@ -24,6 +24,7 @@ from hami.codec.claims import AllocatedClaim, parse_claim
 from hami.codec.slices import DRIVER, is_instance, pool_name, render_slices
 from hami.model import Device, Selector
 from testing import audit, binaries
+from testing.cases import cases
 from testing.claims import (
     ALLOCATE,
     FIRST,
@@ -561,13 +562,11 @@ def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox: San
 # -- policies
 
 
-@pytest.mark.parametrize(
-    ("policies", "cards", "nodes"),
-    [
-        pytest.param({GPU_POLICY: "binpack", NODE_POLICY: "binpack"}, 1, 1, id="binpack"),
-        pytest.param({GPU_POLICY: "spread", NODE_POLICY: "binpack"}, 2, 1, id="spread-cards"),
-        pytest.param({GPU_POLICY: "binpack", NODE_POLICY: "spread"}, 2, 2, id="spread-nodes"),
-    ],
+@cases(
+    "policies, cards, nodes",
+    ("binpack", {GPU_POLICY: "binpack", NODE_POLICY: "binpack"}, 1, 1),
+    ("spread-cards", {GPU_POLICY: "spread", NODE_POLICY: "binpack"}, 2, 1),
+    ("spread-nodes", {GPU_POLICY: "binpack", NODE_POLICY: "spread"}, 2, 2),
 )
 def test_cards_and_nodes_are_chosen_by_policy(
     sandbox: Sandbox, policies: Object, cards: int, nodes: int
@@ -815,7 +814,7 @@ def is_called(silent: socket.socket, sandbox: Sandbox) -> bool:
     return False
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["same-node", "other-node"])
+@cases("elsewhere", ("same-node", False), ("other-node", True))
 def test_the_scheduler_is_killed_between_claim_and_binding(
     sandbox: Sandbox, replica: Scheduler, elsewhere: bool
 ) -> None:

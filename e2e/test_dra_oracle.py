@@ -24,6 +24,7 @@ from hami.state.store import Store
 from hami.state.view import Policies
 from testing.builders import ONLY_NVIDIA, container, gpu, node, pod
 from testing.cards import A100_PROFILES
+from testing.cases import cases
 from testing.oracle import Oracle, oracle
 from testing.replicas import NOON, Clock
 
@@ -213,23 +214,21 @@ def change_result(**fields: object) -> Callable[[Object], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "objection"),
-    [
-        pytest.param(lambda claim: None, "", id="nothing"),
-        pytest.param(remove_tolerations, "request main: does not fit", id="tolerations"),
-        pytest.param(remove_time, "allocationTimestamp is not set", id="time"),
-        pytest.param(move, "the node selector differs", id="node"),
-        pytest.param(change_result(device="gpu-1"), "request main: does not fit", id="full-card"),
-        pytest.param(
-            change_result(consumedCapacity={"memory": "1Gi", "cores": "0", "share": "10"}),
-            "the allocation differs",
-            id="amount",
-        ),
-        pytest.param(change_result(shareID="taken"), "shareID taken is in use", id="share-id"),
-        pytest.param(change_result(shareID=None), "no shareID", id="no-share-id"),
-        pytest.param(change_result(request="other"), "request main: does not fit", id="request"),
-    ],
+@cases(
+    "change, objection",
+    ("nothing", lambda claim: None, ""),
+    ("tolerations", remove_tolerations, "request main: does not fit"),
+    ("time", remove_time, "allocationTimestamp is not set"),
+    ("node", move, "the node selector differs"),
+    ("full-card", change_result(device="gpu-1"), "request main: does not fit"),
+    (
+        "amount",
+        change_result(consumedCapacity={"memory": "1Gi", "cores": "0", "share": "10"}),
+        "the allocation differs",
+    ),
+    ("share-id", change_result(shareID="taken"), "shareID taken is in use"),
+    ("no-share-id", change_result(shareID=None), "no shareID"),
+    ("request", change_result(request="other"), "request main: does not fit"),
 )
 def test_the_judge_objects_to_each_fault(
     judge: Oracle, change: Callable[[Object], None], objection: str

@@ -11,6 +11,7 @@ import pytest
 from hami.codec.keys import CLAIM_AMOUNTS, CLAIM_RESOURCE, MANAGED_TAINT
 from hami.codec.slices import DRIVER
 from testing.accounts import account, is_refused, permitted, wait_permitted
+from testing.cases import cases
 from testing.claims import FIRST, component, missing
 from testing.cluster import MANIFESTS, LocalCluster
 from testing.eventually import eventually
@@ -236,12 +237,10 @@ def test_the_scheduler_writes_the_claim_of_a_pod_with_alternatives(
     assert put_status(extender, allocated(made, request="main/m80"))["status"]["allocation"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        pytest.param({"tolerations": [{"operator": "Exists"}]}, id="all taints"),
-        pytest.param({"deviceClassName": "gpu.nvidia.com"}, id="another class"),
-    ],
+    ("all taints", {"tolerations": [{"operator": "Exists"}]}),
+    ("another class", {"deviceClassName": "gpu.nvidia.com"}),
 )
 def test_the_scheduler_writes_no_other_alternatives(
     sandbox: Sandbox, owner: Object, extender: Kube, change: Object
@@ -266,16 +265,12 @@ def test_nobody_else_allocates_such_a_claim(
     )  # as kube-controller-manager does
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        pytest.param({"name": "mine"}, id="another name"),
-        pytest.param({"toleration": {"operator": "Exists"}}, id="all taints"),
-        pytest.param(
-            {"toleration": {"key": "hami.io/cordoned", "operator": "Exists"}}, id="a cordoned card"
-        ),
-        pytest.param({"deviceClassName": "gpu.nvidia.com"}, id="another class"),
-    ],
+    ("another name", {"name": "mine"}),
+    ("all taints", {"toleration": {"operator": "Exists"}}),
+    ("a cordoned card", {"toleration": {"key": "hami.io/cordoned", "operator": "Exists"}}),
+    ("another class", {"deviceClassName": "gpu.nvidia.com"}),
 )
 def test_the_scheduler_writes_no_other_claims(
     sandbox: Sandbox, owner: Object, extender: Kube, change: Object
@@ -311,8 +306,7 @@ def test_nobody_else_creates_a_claim_of_such_a_name(
 
 
 def test_an_administrator_repairs_a_claim_of_the_scheduler_but_gives_it_nothing_else(
-    sandbox: Sandbox,
-    owner: Object,
+    sandbox: Sandbox, owner: Object
 ) -> None:
     made = sandbox.kube.create(claim(owner), sandbox.namespace)
     assert is_refused(put_status, sandbox.kube, allocated(made, driver="gpu.nvidia.com"))

@@ -18,6 +18,7 @@ import yaml
 from hami.kube.api import Api
 from hami.kube.cluster import Cluster
 from testing.accounts import may
+from testing.cases import cases
 from testing.cluster import SCHEDULER, LocalCluster
 from testing.eventually import eventually
 from testing.helm_chart import CA, CHART, Helm, HelmError
@@ -374,17 +375,15 @@ def trusted(kube: Kube) -> set[str | None]:
     return {webhook["clientConfig"].get("caBundle") for webhook in webhooks}
 
 
-@pytest.mark.parametrize(
-    ("namespace", "values", "expected"),
-    [
-        ("nowhere", {}, 'namespaces "nowhere" not found'),
-        (
-            NAMESPACE,
-            {"namespaceOverride": "nowhere"},
-            'names the namespace "nowhere", which does not exist: create it',
-        ),
-    ],
-    ids=["namespace", "override"],
+@cases(
+    "namespace, values, expected",
+    ("namespace", "nowhere", {}, 'namespaces "nowhere" not found'),
+    (
+        "override",
+        NAMESPACE,
+        {"namespaceOverride": "nowhere"},
+        'names the namespace "nowhere", which does not exist: create it',
+    ),
 )
 def test_a_missing_namespace_is_refused_before_anything_is_applied(
     cluster: LocalCluster, helm: Helm, namespace: str, values: Object, expected: str

@@ -2,6 +2,7 @@
 
 import pytest
 
+from testing.cases import cases
 from testing.nodes import LOCK_FREE, gpu, gpus
 from testing.pods import pod
 from testing.vendors import MUTEX, PHASE
@@ -47,7 +48,7 @@ def test_pods_at_once_on_lock_free_and_other_nodes(sandbox):
     }
 
 
-@pytest.mark.parametrize("before", ["NVIDIA", None], ids=["to locks", "to lock-free"])
+@cases("before", ("to locks", "NVIDIA"), ("to lock-free", None))
 def test_a_node_changes_under_running_pods(sandbox, before):
     sandbox.add_gpu_node("n0", gpu(slots=40), annotations=LOCK_FREE if before else None)
     sandbox.create_all([pod(f"early-{number}", **SMALL) for number in range(10)])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from testing.cases import cases
 from testing.kube import ApiError
 from testing.nodes import gpu, gpus
 from testing.pods import pod
@@ -69,13 +70,11 @@ def test_mutex_requires_an_unused_card(sandbox):
     assert sandbox.refusal("third", "ExclusiveDeviceAllocateConflict")
 
 
-@pytest.mark.parametrize(
-    ("annotations", "node"),
-    [
-        pytest.param({"nvidia.com/use-gputype": "H100"}, "h", id="use-type"),
-        pytest.param({"nvidia.com/use-gputype": "V100,h100"}, "h", id="use-one-of-several-types"),
-        pytest.param({"nvidia.com/nouse-gputype": "H100"}, "a", id="nouse-type"),
-    ],
+@cases(
+    "annotations, node",
+    ("use-type", {"nvidia.com/use-gputype": "H100"}, "h"),
+    ("use-one-of-several-types", {"nvidia.com/use-gputype": "V100,h100"}, "h"),
+    ("nouse-type", {"nvidia.com/nouse-gputype": "H100"}, "a"),
 )
 def test_type_lists(sandbox, annotations, node):
     sandbox.add_gpu_nodes({"a": [gpu(model=A100)], "h": [gpu(model=H100)]})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.pods import container, pod
 from testing.realnode import RealNode, missing
@@ -59,7 +60,7 @@ def test_containers_outlive_the_kubelet(sandbox: Sandbox, real: RealNode) -> Non
 
 
 @pytest.mark.skipif(bool(ELSEWHERE or missing()), reason=ELSEWHERE or missing() or "-")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@cases("number", ("killed", signal.SIGKILL), ("interrupted", signal.SIGINT))
 def test_nothing_outlives_the_run(number: signal.Signals) -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "testing.realnode"],

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from testing import audit
+from testing.cases import cases
 from testing.cluster import LocalCluster
 from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
 from testing.realnode import RealNode
@@ -37,7 +38,7 @@ def earlier(local: LocalCluster) -> Revision:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("is_rollback", [False, True], ids=["upgrade", "rollback"])
+@cases("is_rollback", ("upgrade", False), ("rollback", True))
 def test_each_serves_what_the_other_has_begun(
     local: LocalCluster, real_node: RealNode, earlier: Revision, is_rollback: bool
 ) -> None:

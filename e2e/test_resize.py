@@ -12,6 +12,7 @@ import urllib3
 
 from testing.accounts import account, wait_permitted
 from testing.card_watch import CardWatch
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.nodes import LOCK_FREE, gpu, gpus
 from testing.pods import container, init, pod
@@ -336,7 +337,7 @@ def test_the_leader_is_killed_after_it_has_booked(card, scheduler, agent):
     bound(card, "next")
 
 
-@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "waits"])
+@cases("is_killed", ("killed", True), ("waits", False))
 def test_the_api_server_answers_nothing_while_the_leader_books(card, scheduler, local, is_killed):
     """Whether its write has arrived or not, it or the next process goes on from what the pod says."""
     started(card, a=10_000)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from testing.cases import cases
 from testing.nodes import gpu, gpus
 from testing.pods import container, init, pod, sidecar
 from testing.sandbox import Share
@@ -33,19 +34,11 @@ def test_a_waiting_pod_gets_the_card_when_another_ends(sandbox):
         assert sandbox.started() == {f"p{number + 1}": "gpu-0"}
 
 
-@pytest.mark.parametrize(
-    ("limits", "holds"),
-    [
-        pytest.param(
-            {"gpu": 1, "gpumem": 3000, "gpucores": 30}, Share("gpu-0/0", 3000, 30), id="cores"
-        ),
-        pytest.param({"gpu": 1}, Share("gpu-0/0", 46_068, 100), id="a-bare-gpu-is-the-whole-card"),
-        pytest.param(
-            {"gpucores": 40, "percent": 50},
-            Share("gpu-0/0", 23_034, 40),
-            id="cores-alone-mean-one-gpu",
-        ),
-    ],
+@cases(
+    "limits, holds",
+    ("cores", {"gpu": 1, "gpumem": 3000, "gpucores": 30}, Share("gpu-0/0", 3000, 30)),
+    ("a-bare-gpu-is-the-whole-card", {"gpu": 1}, Share("gpu-0/0", 46_068, 100)),
+    ("cores-alone-mean-one-gpu", {"gpucores": 40, "percent": 50}, Share("gpu-0/0", 23_034, 40)),
 )
 def test_a_pod_holds_what_it_asked_for(sandbox, limits, holds):
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=46_068, model="NVIDIA A40"))
@@ -54,17 +47,15 @@ def test_a_pod_holds_what_it_asked_for(sandbox, limits, holds):
     assert sandbox.shares("a") == [[holds]]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "reason"),
-    [
-        pytest.param({"percent": 60}, {"percent": 41}, "CardInsufficientMemory", id="percent"),
-        pytest.param(
-            {"gpumem": 9},
-            {"gpumem": 9, "gpucores": 100},
-            "ExclusiveDeviceAllocateConflict",
-            id="wants-it-alone",
-        ),
-    ],
+@cases(
+    "first, second, reason",
+    ("percent", {"percent": 60}, {"percent": 41}, "CardInsufficientMemory"),
+    (
+        "wants-it-alone",
+        {"gpumem": 9},
+        {"gpumem": 9, "gpucores": 100},
+        "ExclusiveDeviceAllocateConflict",
+    ),
 )
 def test_a_pod_that_does_not_fit_waits_and_its_events_say_why(sandbox, first, second, reason):
     sandbox.add_gpu_node("gpu-0", gpu(memory_mib=81_920))

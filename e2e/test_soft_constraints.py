@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from testing import audit
+from testing.cases import cases
 from testing.kube import path_of
 from testing.nodes import LOCK_FREE, gpus
 from testing.pods import pod
@@ -86,10 +87,11 @@ def test_a_preferred_node_that_is_full_is_no_reason_to_wait(three_nodes):
     assert three_nodes.started(3)["wishes"] == "a"
 
 
-@pytest.mark.parametrize(
+@cases(
     "wish",
-    [
-        {"affinity": apart(app="web")},
+    ("anti-affinity", {"affinity": apart(app="web")}),
+    (
+        "spread",
         {
             "topologySpreadConstraints": [
                 {
@@ -100,8 +102,7 @@ def test_a_preferred_node_that_is_full_is_no_reason_to_wait(three_nodes):
                 }
             ]
         },
-    ],
-    ids=["anti-affinity", "spread"],
+    ),
 )
 def test_pods_that_wish_to_be_apart_are_apart(three_nodes, wish):
     for number in range(3):

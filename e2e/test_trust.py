@@ -24,6 +24,7 @@ from testing.accounts import (
     refused,
     wait_permitted,
 )
+from testing.cases import cases
 from testing.cluster import MANIFESTS
 from testing.eventually import eventually
 from testing.kube import ApiError, Kube, path_of
@@ -125,17 +126,15 @@ def running(sandbox: Sandbox, two_nodes: None) -> str:
 # -- tenants
 
 
-@pytest.mark.parametrize(
+@cases(
     "values",
-    [
-        pytest.param({ALLOCATED: None}, id="removed"),
-        pytest.param({ALLOCATED: ";"}, id="emptied"),
-        pytest.param({ALLOCATED: "x" * 200_000}, id="rewritten"),
-        pytest.param({ALLOCATED: None, "example.com/mine": "1"}, id="among-others"),
-        pytest.param({NODE: None}, id="without-node"),
-        pytest.param({PHASE: "failed"}, id="failed"),
-        pytest.param({"hami.io/dcu-devices-to-allocate": "x,DCU,1,1:;"}, id="of-another-vendor"),
-    ],
+    ("removed", {ALLOCATED: None}),
+    ("emptied", {ALLOCATED: ";"}),
+    ("rewritten", {ALLOCATED: "x" * 200_000}),
+    ("among-others", {ALLOCATED: None, "example.com/mine": "1"}),
+    ("without-node", {NODE: None}),
+    ("failed", {PHASE: "failed"}),
+    ("of-another-vendor", {"hami.io/dcu-devices-to-allocate": "x,DCU,1,1:;"}),
 )
 def test_a_tenant_cannot_change_the_allocation_of_a_running_pod(
     sandbox: Sandbox, tenant: Kube, running: str, values: Object
@@ -148,9 +147,7 @@ def test_a_tenant_cannot_change_the_allocation_of_a_running_pod(
 
 
 def test_a_tenant_cannot_replace_a_running_pod_by_one_without_allocation(
-    sandbox: Sandbox,
-    tenant: Kube,
-    running: str,
+    sandbox: Sandbox, tenant: Kube, running: str
 ) -> None:
     item = sandbox.pod(running)
     del item["metadata"]["annotations"]
@@ -249,10 +246,7 @@ def test_a_pod_cannot_skip_the_webhook(sandbox: Sandbox, tenant: Kube, two_nodes
     "asked", [{"gpu": 1}, {"gpumem": 1000}, {"hygon.com/dcunum": 1}, {"cambricon.com/vmlu": 1}]
 )
 def test_a_pod_with_devices_cannot_name_its_node(
-    sandbox: Sandbox,
-    tenant: Kube,
-    two_nodes: None,
-    asked: Object,
+    sandbox: Sandbox, tenant: Kube, two_nodes: None, asked: Object
 ) -> None:
     """Not even for another scheduler, to which the webhook leaves it."""
     item = pod("p", scheduler="foo", node_name=of(sandbox, "n0"), **asked)
@@ -394,10 +388,7 @@ def test_a_waiting_pod_gets_no_key_of_another_vendor(
 
 
 def test_policies_hold_while_the_scheduler_is_down(
-    sandbox: Sandbox,
-    tenant: Kube,
-    running: str,
-    scheduler: Any,
+    sandbox: Sandbox, tenant: Kube, running: str, scheduler: Any
 ) -> None:
     node = of(sandbox, "n0")
     scheduler.kill()
@@ -860,9 +851,7 @@ def mark(client: Kube, sandbox: Sandbox, name: str, **fields: str) -> None:
 
 @pytest.mark.installation
 def test_the_extender_deletes_only_pods_that_it_has_marked(
-    sandbox: Sandbox,
-    extender_token: Kube,
-    running: str,
+    sandbox: Sandbox, extender_token: Kube, running: str
 ) -> None:
     def delete(name: str) -> None:
         extender_token.delete("Pod", name, sandbox.namespace)
@@ -938,9 +927,7 @@ def test_the_extender_writes_nothing_into_a_status_but_what_an_eviction_needs(
 
 @pytest.mark.installation
 def test_a_status_does_not_lead_the_extender_to_other_fields(
-    sandbox: Sandbox,
-    extender_token: Kube,
-    running: str,
+    sandbox: Sandbox, extender_token: Kube, running: str
 ) -> None:
     """The API server itself takes no specification and no owners there."""
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
@@ -1045,8 +1032,7 @@ def test_nobody_else_brings_the_label(sandbox: Sandbox, extender_token: Kube, ru
 
 @pytest.mark.installation
 def test_the_account_of_a_new_pod_has_the_right_to_refuse_preemption_not_its_creator(
-    sandbox: Sandbox,
-    tenant: Kube,
+    sandbox: Sandbox, tenant: Kube
 ) -> None:
     """Controllers create most pods, some of them with all rights."""
     account(sandbox, "serving")
@@ -1347,26 +1333,22 @@ strict = pytest.mark.flags(device_config_file=strict_config)
 
 
 @strict
-@pytest.mark.parametrize(
+@cases(
     "fields, field",
-    [
-        ({"envFrom": [{"configMapRef": {"name": "limits", "optional": True}}]}, "envFrom"),
-        (
-            {"env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]},
-            "env CUDA_DISABLE_CONTROL=true",
-        ),
-        (
-            {"volumeMounts": [{"name": "v", "mountPath": "/etc/ld.so.preload"}]},
-            "volumeMounts[0].mountPath=/etc/ld.so.preload",
-        ),
-    ],
-    ids=["envFrom", "variable", "volume"],
+    ("envFrom", {"envFrom": [{"configMapRef": {"name": "limits", "optional": True}}]}, "envFrom"),
+    (
+        "variable",
+        {"env": [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}]},
+        "env CUDA_DISABLE_CONTROL=true",
+    ),
+    (
+        "volume",
+        {"volumeMounts": [{"name": "v", "mountPath": "/etc/ld.so.preload"}]},
+        "volumeMounts[0].mountPath=/etc/ld.so.preload",
+    ),
 )
 def test_strict_mode_refuses_what_could_lift_limits(
-    sandbox: Sandbox,
-    tenant: Kube,
-    fields: Object,
-    field: str,
+    sandbox: Sandbox, tenant: Kube, fields: Object, field: str
 ) -> None:
     def own(name: str, **asked: int) -> Object:
         item = pod(name, containers=[container(**asked) | fields])

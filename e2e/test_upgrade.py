@@ -17,6 +17,7 @@ import pytest
 
 from testing import audit
 from testing.agent import NodeAgent
+from testing.cases import cases
 from testing.cluster import LocalCluster
 from testing.eventually import eventually
 from testing.kube import Kube
@@ -66,7 +67,7 @@ def test_the_programs_of_the_earlier_revision_are_its_own(earlier: Revision) -> 
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("is_rollback", [False, True], ids=["upgrade", "rollback"])
+@cases("is_rollback", ("upgrade", False), ("rollback", True))
 def test_the_next_scheduler_knows_what_is_given_out(
     cluster: LocalCluster, earlier: Revision, is_rollback: bool
 ) -> None:

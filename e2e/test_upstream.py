@@ -14,6 +14,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from e2e.test_admission_policies import generated_pod
 from hami.codec.allocation import parse_shares
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.nodes import gpu, gpus
 from testing.pods import RESOURCES, container, init, pod, sidecar
@@ -47,7 +48,7 @@ def fits(upstream, card, name, memory):
     return node is not None
 
 
-@pytest.mark.parametrize("memory,cores", [(20_000, 40), (5000, 5)], ids=["growth", "shrink"])
+@cases("memory, cores", ("growth", 20_000, 40), ("shrink", 5000, 5))
 def test_hamis_scheduler_counts_a_resized_pod_by_its_new_size(local, card, memory, cores):
     card.create(pod("a", gpu=1, gpumem=10_000, gpucores=10))
     card.started(1)

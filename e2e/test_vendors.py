@@ -6,6 +6,7 @@ import re
 import pytest
 
 from testing import vendor_nodes as nodes
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.kube import ApiError
 from testing.nodes import gpu, mig_gpu
@@ -191,34 +192,30 @@ def test_one_910c_request_gets_a_whole_module(sandbox):
     waits(sandbox, "b", "0/2 AllocatedCardsInsufficientRequest")
 
 
-@pytest.mark.parametrize(
-    ("chip", "count", "more", "why"),
-    [
-        pytest.param(
-            "Ascend910C", 3, {}, "Ascend910C device request must be 1 or 2*n, got 3", id="odd-910C"
-        ),
-        pytest.param(
-            "Ascend910B3",
-            2,
-            {"memory": 16_384},
-            "vNPU not supported for multiple devices",
-            id="ascend-part-of-several-chips",
-        ),
-        pytest.param(
-            "Ascend910B3",
-            1,
-            {"memory": 70_000},
-            "huawei.com/Ascend910B3-memory 70000 is invalid",
-            id="ascend-more-memory-than-a-chip-has",
-        ),
-        pytest.param(
-            "Ascend910B3",
-            1,
-            {"core": 20},
-            "Ascend910B3-core is only supported in hami-core (soft split) mode",
-            id="cores-in-hard-split",
-        ),
-    ],
+@cases(
+    "chip, count, more, why",
+    ("odd-910C", "Ascend910C", 3, {}, "Ascend910C device request must be 1 or 2*n, got 3"),
+    (
+        "ascend-part-of-several-chips",
+        "Ascend910B3",
+        2,
+        {"memory": 16_384},
+        "vNPU not supported for multiple devices",
+    ),
+    (
+        "ascend-more-memory-than-a-chip-has",
+        "Ascend910B3",
+        1,
+        {"memory": 70_000},
+        "huawei.com/Ascend910B3-memory 70000 is invalid",
+    ),
+    (
+        "cores-in-hard-split",
+        "Ascend910B3",
+        1,
+        {"core": 20},
+        "Ascend910B3-core is only supported in hami-core (soft split) mode",
+    ),
 )
 def test_unsupported_ascend_requests_are_rejected_at_admission(sandbox, chip, count, more, why):
     limits = {f"huawei.com/{chip}": count} | {
@@ -449,27 +446,23 @@ def test_a_neuron_node_without_label_is_ignored_until_it_has_one(sandbox):
 
 
 @pytest.mark.installation
-@pytest.mark.parametrize(
-    ("outfit", "limits", "key", "share"),
-    [
-        pytest.param(
-            nodes.hygon(card("DCU-a", 32_752)),
-            {"hygon.com/dcunum": 1, "hygon.com/dcumem": 2000, "hygon.com/dcucores": 10},
-            "DCU",
-            "DCU-a,DCU,2000,10:",
-            id="one-lock",
-        ),
-        pytest.param(
-            nodes.cambricon(1), MLU, "MLU", "n-cambricon-mlu-0,MLU,5120,10:", id="a-lock-each"
-        ),
-        pytest.param(
-            nodes.neuron("inf2.xlarge", 1),
-            {CORES: 1},
-            "AWSNeuron",
-            "n-AWSNeuron-0,AWSNeuron,0,1:",
-            id="only-one-locks",
-        ),
-    ],
+@cases(
+    "outfit, limits, key, share",
+    (
+        "one-lock",
+        nodes.hygon(card("DCU-a", 32_752)),
+        {"hygon.com/dcunum": 1, "hygon.com/dcumem": 2000, "hygon.com/dcucores": 10},
+        "DCU",
+        "DCU-a,DCU,2000,10:",
+    ),
+    ("a-lock-each", nodes.cambricon(1), MLU, "MLU", "n-cambricon-mlu-0,MLU,5120,10:"),
+    (
+        "only-one-locks",
+        nodes.neuron("inf2.xlarge", 1),
+        {CORES: 1},
+        "AWSNeuron",
+        "n-AWSNeuron-0,AWSNeuron,0,1:",
+    ),
 )
 def test_a_pod_has_devices_of_two_vendors(sandbox, outfit, limits, key, share):
     """Each vendor has its own annotation, in which every container has a position."""
@@ -642,44 +635,31 @@ def test_iluvatar_containers_get_their_name(sandbox):
     assert sandbox.pod("a")["spec"]["containers"][0]["env"] == [env]
 
 
-@pytest.mark.parametrize(
-    ("outfit", "limits", "reason"),
-    [
-        pytest.param(
-            nodes.iluvatar("BI-V150", card("x", 32_768)),
-            {"iluvatar.ai/BI-V150-vgpu": 1},
-            "CardInsufficientMemory",
-            id="iluvatar",
-        ),
-        pytest.param(
-            nodes.amd(card("x", 196_608, cores=304)),
-            {"amd.com/gpu": 1},
-            "CardInsufficientMemory",
-            id="amd",
-        ),
-        pytest.param(
-            nodes.biren(card("c0", slots=1)),
-            {"birentech.com/gpu": 1},
-            "CardTimeSlicingExhausted",
-            id="biren",
-        ),
-        pytest.param(
-            nodes.gcu(1), {"enflame.com/gcu": 1}, "ExclusiveDeviceAllocateConflict", id="gcu"
-        ),
-        pytest.param(
-            nodes.drs(1), {"enflame.com/drs-gcu": 6}, "CardTimeSlicingExhausted", id="drs"
-        ),
-        pytest.param(nodes.kunlun(1), {"kunlunxin.com/xpu": 1}, "NumaNotFit", id="kunlun"),
-        pytest.param(
-            nodes.metax(1), {"metax-tech.com/gpu": 1}, "CardTimeSlicingExhausted", id="metax"
-        ),
-        pytest.param(
-            nodes.vastai(card("d0", slots=1)),
-            {"vastaitech.com/va": 1},
-            "CardTimeSlicingExhausted",
-            id="vastai",
-        ),
-    ],
+@cases(
+    "outfit, limits, reason",
+    (
+        "iluvatar",
+        nodes.iluvatar("BI-V150", card("x", 32_768)),
+        {"iluvatar.ai/BI-V150-vgpu": 1},
+        "CardInsufficientMemory",
+    ),
+    ("amd", nodes.amd(card("x", 196_608, cores=304)), {"amd.com/gpu": 1}, "CardInsufficientMemory"),
+    (
+        "biren",
+        nodes.biren(card("c0", slots=1)),
+        {"birentech.com/gpu": 1},
+        "CardTimeSlicingExhausted",
+    ),
+    ("gcu", nodes.gcu(1), {"enflame.com/gcu": 1}, "ExclusiveDeviceAllocateConflict"),
+    ("drs", nodes.drs(1), {"enflame.com/drs-gcu": 6}, "CardTimeSlicingExhausted"),
+    ("kunlun", nodes.kunlun(1), {"kunlunxin.com/xpu": 1}, "NumaNotFit"),
+    ("metax", nodes.metax(1), {"metax-tech.com/gpu": 1}, "CardTimeSlicingExhausted"),
+    (
+        "vastai",
+        nodes.vastai(card("d0", slots=1)),
+        {"vastaitech.com/va": 1},
+        "CardTimeSlicingExhausted",
+    ),
 )
 def test_a_second_pod_waits_until_the_first_is_gone(sandbox, outfit, limits, reason):
     sandbox.add_node("n", outfit)

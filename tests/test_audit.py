@@ -2,10 +2,9 @@
 
 import json
 
-import pytest
-
 from testing import vendor_nodes as nodes
 from testing.audit import violations
+from testing.cases import cases
 from testing.nodes import gpu, mig_gpu
 from testing.pods import container, pod
 from testing.vendor_nodes import card, vendor_node
@@ -119,285 +118,222 @@ def mlu(name, **notes):
     )
 
 
-@pytest.mark.parametrize(
-    ("outfits", "pods"),
-    [
-        pytest.param([DCU], [dcu("a", 30_000, 50), dcu("b", 2000, 50)], id="dcu"),
-        pytest.param(
-            [MIG_CARD],
-            [
-                mig(TWO, ("2g.10gb", 0, 2), ("2g.10gb", 2, 2)),
-                mig("GPU-m,NVIDIA,9984,29:;", ("2g.10gb", 4, 2), name="b"),
-            ],
-            id="mig",
-        ),
-        pytest.param(
-            [SGPU],
-            [sgpu("a", **{QUALITY: "best-effort"}), sgpu("b", **{QUALITY: "best-effort"})],
-            id="sgpu",
-        ),
-        pytest.param(
-            [SGPU],
-            [sgpu("a", **{APP_CLASS: "online"}), sgpu("b", **{APP_CLASS: "offline"})],
-            id="online",
-        ),
-        pytest.param([INF], [neuron("a", 1), neuron("b", 2)], id="neuron"),
-        pytest.param([XPUS], [vxpu("a", 24_576, 0, 4), vxpu("b", 24_576, 4)], id="vxpu"),
-        pytest.param(
-            [A910C],
-            [held("Ascend910C", "c3,Ascend910C,65536,0:c2,Ascend910C,65536,0:;", PAIR)],
-            id="910C",
-        ),
-        pytest.param(
-            [nodes.drs(1)],
-            [drs(name, 1, 6, 17) for name in "abcdef"],
-            id="six-sixths-are-102-percent",
-        ),
-        pytest.param(
-            [nodes.amd(card("c", 1000, cores=304))],
-            [held("AMD", "c,AMD Instinct MI300X VF,1000,304:;", {"amd.com/gpu": 1})],
-            id="amd",
-        ),
-        pytest.param(
-            [nodes.nvidia(gpu(uuid="g")), DCU],
-            [
-                held(
-                    "NVIDIA",
-                    "g,NVIDIA,3000,0:;;",
-                    {"gpu": 1, "gpumem": 3000},
-                    {"hygon.com/dcunum": 1},
-                    **{"hami.io/dcu-devices-allocated": ";d,DCU,32752,100:;"},
-                )
-            ],
-            id="two-vendors",
-        ),
-        pytest.param(
-            [nodes.nvidia(gpu(uuid="g"))],
-            [resized("g,NVIDIA,4000,20:;", "g,NVIDIA,4000,20:;")],
-            id="resized",
-        ),
-        pytest.param([nodes.cambricon(1)], [mlu("a", CAMBRICON_DSMLU_ASSIGNED="true")], id="mlu"),
-    ],
+@cases(
+    "outfits, pods",
+    ("dcu", [DCU], [dcu("a", 30_000, 50), dcu("b", 2000, 50)]),
+    (
+        "mig",
+        [MIG_CARD],
+        [
+            mig(TWO, ("2g.10gb", 0, 2), ("2g.10gb", 2, 2)),
+            mig("GPU-m,NVIDIA,9984,29:;", ("2g.10gb", 4, 2), name="b"),
+        ],
+    ),
+    (
+        "sgpu",
+        [SGPU],
+        [sgpu("a", **{QUALITY: "best-effort"}), sgpu("b", **{QUALITY: "best-effort"})],
+    ),
+    ("online", [SGPU], [sgpu("a", **{APP_CLASS: "online"}), sgpu("b", **{APP_CLASS: "offline"})]),
+    ("neuron", [INF], [neuron("a", 1), neuron("b", 2)]),
+    ("vxpu", [XPUS], [vxpu("a", 24_576, 0, 4), vxpu("b", 24_576, 4)]),
+    ("910C", [A910C], [held("Ascend910C", "c3,Ascend910C,65536,0:c2,Ascend910C,65536,0:;", PAIR)]),
+    ("six-sixths-are-102-percent", [nodes.drs(1)], [drs(name, 1, 6, 17) for name in "abcdef"]),
+    (
+        "amd",
+        [nodes.amd(card("c", 1000, cores=304))],
+        [held("AMD", "c,AMD Instinct MI300X VF,1000,304:;", {"amd.com/gpu": 1})],
+    ),
+    (
+        "two-vendors",
+        [nodes.nvidia(gpu(uuid="g")), DCU],
+        [
+            held(
+                "NVIDIA",
+                "g,NVIDIA,3000,0:;;",
+                {"gpu": 1, "gpumem": 3000},
+                {"hygon.com/dcunum": 1},
+                **{"hami.io/dcu-devices-allocated": ";d,DCU,32752,100:;"},
+            )
+        ],
+    ),
+    (
+        "resized",
+        [nodes.nvidia(gpu(uuid="g"))],
+        [resized("g,NVIDIA,4000,20:;", "g,NVIDIA,4000,20:;")],
+    ),
+    ("mlu", [nodes.cambricon(1)], [mlu("a", CAMBRICON_DSMLU_ASSIGNED="true")]),
 )
 def test_a_consistent_cluster_has_no_violations(outfits, pods):
     assert violations([vendor_node("n", outfits)], pods) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("outfit", "pods", "found"),
-    [
-        pytest.param(
-            nodes.nvidia(gpu(uuid="g")),
-            [resized("g,NVIDIA,3000,0:;", "g,NVIDIA,4000,0:;")],
-            "holds 'g,NVIDIA,4000,0:;', its allocation says 'g,NVIDIA,3000,0:;'",
-            id="resized-in-one-of-two",
-        ),
-        pytest.param(
-            nodes.nvidia(gpu(uuid="g", memory_mib=4000)),
-            [resized(*["g,NVIDIA,4001,0:;"] * 2)],
-            "g on n has 4000 MiB, 4001 are given out",
-            id="resized-beyond-the-card",
-        ),
-        pytest.param(
-            nodes.nvidia(gpu(uuid="g"), gpu(uuid="h")),
-            [resized(*["g,NVIDIA,9,0:h,NVIDIA,9,0:;"] * 2)],
-            "requests 1 devices of nvidia.com/gpu, holds 2",
-            id="resized-to-another-device",
-        ),
-        pytest.param(
-            DCU,
-            [dcu("a", 30_000, 50), dcu("b", 3000, 50)],
-            "d on n has 32752 MiB, 33000 are given out",
-            id="memory",
-        ),
-        pytest.param(
-            DCU,
-            [dcu("a", 9, 60), dcu("b", 9, 50)],
-            "d on n has 100 cores, 110 are given out",
-            id="cores",
-        ),
-        pytest.param(
-            DCU,
-            [dcu(name, 9, 9) for name in "abc"],
-            "d on n has 2 slots, 3 are given out",
-            id="slots",
-        ),
-        pytest.param(
-            nodes.hygon(card("d", 32_752), card("d", 32_752)),
-            [],
-            "node n registers d twice",
-            id="twice",
-        ),
-        pytest.param(
-            nodes.hygon(card("other", 32_752)),
-            [dcu("a", 9, 9)],
-            "holds ['d'], which the node does not have",
-            id="unknown-card",
-        ),
-        pytest.param(
-            DCU,
-            [held("DCU", "d,DCU,8,9:;", {"hygon.com/dcunum": 1, "hygon.com/dcumem": 9})],
-            "holds 8 MiB and 9 cores of d instead of one of [(9, 100)]",
-            id="too-little",
-        ),
-        pytest.param(
-            DCU,
-            [held("DCU", "d,NVIDIA,32752,100:;", {"hygon.com/dcunum": 1})],
-            "holds d as 'NVIDIA'",
-            id="type",
-        ),
-        pytest.param(
-            DCU,
-            [held("NVIDIA", ";", {"hygon.com/dcunum": 1})],
-            "requests hygon.com/dcunum and is bound to n without an allocation",
-            id="no-allocation",
-        ),
-        pytest.param(
-            DCU,
-            [held("DCU", "d,DCU,9,9:;", {})],
-            "requests no hygon.com/dcunum",
-            id="not-asked-for",
-        ),
-        pytest.param(
-            DCU,
-            [held("DCU", "d,DCU,much,9:;", {"hygon.com/dcunum": 1})],
-            "invalid literal",
-            id="unreadable",
-        ),
-        pytest.param(
-            MIG_CARD,
-            [
-                mig("GPU-m,NVIDIA,9984,29:;", ("2g.10gb", 2, 2)),
-                mig(
-                    "GPU-m,NVIDIA,19968,43:;",
-                    ("3g.20gb", 0, 4),
-                    name="b",
-                    limits={"gpu": 1, "gpumem": 15_000},
-                ),
-            ],
-            "the parts [2, 3] of GPU-m on n are given out more than once",
-            id="mig-overlap",
-        ),
-        pytest.param(
-            MIG_CARD,
-            [mig(TWO, ("2g.10gb", 0, 2), ("2g.10gb", 0, 2))],
-            "the parts [0, 1] of GPU-m",
-            id="mig-overlap-in-one-pod",
-        ),
-        pytest.param(
-            MIG_CARD,
-            [mig(TWO, ("2g.10gb", 0, 2), ("2g.10gb", 1, 2))],
-            "which is none of its places",
-            id="mig-wrong-place",
-        ),
-        pytest.param(
-            MIG_CARD,
-            [held("NVIDIA", "GPU-m,NVIDIA,9984,29:;", {"gpu": 1, "gpumem": 8000})],
-            "container 0 has no place on the MIG card GPU-m",
-            id="mig-no-place",
-        ),
-        pytest.param(
-            MIG_CARD,
-            [
-                mig(
-                    "GPU-m,NVIDIA,9984,29:;",
-                    ("2g.10gb", 0, 2),
-                    ("2g.10gb", 2, 2),
-                    limits={"gpu": 1, "gpumem": 8000},
-                )
-            ],
-            "has no share",
-            id="mig-no-share",
-        ),
-        pytest.param(
-            MIG_CARD,
-            [mig("GPU-m,NVIDIA,4864,15:;", ("1g.5gb", 0, 1))],
-            "holds 4864 MiB",
-            id="mig-too-small",
-        ),
-        pytest.param(
-            SGPU,
-            [sgpu("a", **{QUALITY: "best-effort"}), sgpu("b", **{QUALITY: "burst-share"})],
-            "x on n has several qualities of service",
-            id="sgpu-quality",
-        ),
-        pytest.param(
-            SGPU,
-            [sgpu("a", **{APP_CLASS: "online"}), sgpu("b")],
-            "has pods of an app class and others",
-            id="sgpu-class",
-        ),
-        pytest.param(
-            SGPU,
-            [sgpu("a", 100), sgpu("b", 0)],
-            "shared although someone has it whole",
-            id="exclusive",
-        ),
-        pytest.param(
-            INF,
-            [neuron("a", 1), neuron("b", 1)],
-            "the parts [0] of n-AWSNeuron-0",
-            id="neuron-core-twice",
-        ),
-        pytest.param(
-            INF,
-            [neuron("a", 3), neuron("b", 2)],
-            "the parts [1] of n-AWSNeuron-0",
-            id="neuron-overlap",
-        ),
-        pytest.param(INF, [neuron("a", 3)], "requests 1 cores, holds 2", id="neuron-too-many"),
-        pytest.param(
-            nodes.neuron("inf2", 3), [neurons(0, 2)], "not neighbors: [0, 2]", id="neuron-no-run"
-        ),
-        pytest.param(
-            nodes.neuron(None, 1),
-            [neuron("a", 1)],
-            "which the node does not have",
-            id="neuron-no-label",
-        ),
-        pytest.param(
-            XPUS,
-            [vxpu("a", 24_576, 0), vxpu("b", 49_152, 0)],
-            "x0 on n is cut in slices of several sizes",
-            id="vxpu-sizes",
-        ),
-        pytest.param(
-            XPUS,
-            [vxpu("a", 24_576, 0, 5)],
-            "holds cards that are not linked: [0, 5]",
-            id="vxpu-unlinked",
-        ),
-        pytest.param(
-            A910C,
-            [held("Ascend910C", "c1,Ascend910C,65536,0:c2,Ascend910C,65536,0:;", PAIR)],
-            "holds half of modules: ['c1', 'c2']",
-            id="910C-halves",
-        ),
-        pytest.param(
-            A910C,
-            [held("Ascend910C", "c1,Ascend910C,65536,0:;", PAIR)],
-            "requests 2 devices of huawei.com/Ascend910C, holds 1",
-            id="910C-one",
-        ),
-        pytest.param(
-            A910C,
-            [held("Ascend910C", "c1,Ascend910C,65536,0:c1,Ascend910C,65536,0:;", PAIR)],
-            "holds one device twice",
-            id="910C-same",
-        ),
-        pytest.param(
-            nodes.drs(1),
-            [drs("a", 3, 20, 50), drs("b", 6, 40, 100)],
-            "n-enflame-drs-0 on n has 6 slots, 9 are given out",
-            id="drs-slices",
-        ),
-        pytest.param(
-            nodes.amd(card("c", 1000, cores=304)),
-            [held("AMD", "c,AMD,1000,304:;", {"amd.com/gpu": 1})],
-            "holds c as 'AMD'",
-            id="amd-model",
-        ),
-    ],
+@cases(
+    "outfit, pods, found",
+    (
+        "resized-in-one-of-two",
+        nodes.nvidia(gpu(uuid="g")),
+        [resized("g,NVIDIA,3000,0:;", "g,NVIDIA,4000,0:;")],
+        "holds 'g,NVIDIA,4000,0:;', its allocation says 'g,NVIDIA,3000,0:;'",
+    ),
+    (
+        "resized-beyond-the-card",
+        nodes.nvidia(gpu(uuid="g", memory_mib=4000)),
+        [resized(*["g,NVIDIA,4001,0:;"] * 2)],
+        "g on n has 4000 MiB, 4001 are given out",
+    ),
+    (
+        "resized-to-another-device",
+        nodes.nvidia(gpu(uuid="g"), gpu(uuid="h")),
+        [resized(*["g,NVIDIA,9,0:h,NVIDIA,9,0:;"] * 2)],
+        "requests 1 devices of nvidia.com/gpu, holds 2",
+    ),
+    (
+        "memory",
+        DCU,
+        [dcu("a", 30_000, 50), dcu("b", 3000, 50)],
+        "d on n has 32752 MiB, 33000 are given out",
+    ),
+    ("cores", DCU, [dcu("a", 9, 60), dcu("b", 9, 50)], "d on n has 100 cores, 110 are given out"),
+    ("slots", DCU, [dcu(name, 9, 9) for name in "abc"], "d on n has 2 slots, 3 are given out"),
+    ("twice", nodes.hygon(card("d", 32_752), card("d", 32_752)), [], "node n registers d twice"),
+    (
+        "unknown-card",
+        nodes.hygon(card("other", 32_752)),
+        [dcu("a", 9, 9)],
+        "holds ['d'], which the node does not have",
+    ),
+    (
+        "too-little",
+        DCU,
+        [held("DCU", "d,DCU,8,9:;", {"hygon.com/dcunum": 1, "hygon.com/dcumem": 9})],
+        "holds 8 MiB and 9 cores of d instead of one of [(9, 100)]",
+    ),
+    (
+        "type",
+        DCU,
+        [held("DCU", "d,NVIDIA,32752,100:;", {"hygon.com/dcunum": 1})],
+        "holds d as 'NVIDIA'",
+    ),
+    (
+        "no-allocation",
+        DCU,
+        [held("NVIDIA", ";", {"hygon.com/dcunum": 1})],
+        "requests hygon.com/dcunum and is bound to n without an allocation",
+    ),
+    ("not-asked-for", DCU, [held("DCU", "d,DCU,9,9:;", {})], "requests no hygon.com/dcunum"),
+    (
+        "unreadable",
+        DCU,
+        [held("DCU", "d,DCU,much,9:;", {"hygon.com/dcunum": 1})],
+        "invalid literal",
+    ),
+    (
+        "mig-overlap",
+        MIG_CARD,
+        [
+            mig("GPU-m,NVIDIA,9984,29:;", ("2g.10gb", 2, 2)),
+            mig(
+                "GPU-m,NVIDIA,19968,43:;",
+                ("3g.20gb", 0, 4),
+                name="b",
+                limits={"gpu": 1, "gpumem": 15_000},
+            ),
+        ],
+        "the parts [2, 3] of GPU-m on n are given out more than once",
+    ),
+    (
+        "mig-overlap-in-one-pod",
+        MIG_CARD,
+        [mig(TWO, ("2g.10gb", 0, 2), ("2g.10gb", 0, 2))],
+        "the parts [0, 1] of GPU-m",
+    ),
+    (
+        "mig-wrong-place",
+        MIG_CARD,
+        [mig(TWO, ("2g.10gb", 0, 2), ("2g.10gb", 1, 2))],
+        "which is none of its places",
+    ),
+    (
+        "mig-no-place",
+        MIG_CARD,
+        [held("NVIDIA", "GPU-m,NVIDIA,9984,29:;", {"gpu": 1, "gpumem": 8000})],
+        "container 0 has no place on the MIG card GPU-m",
+    ),
+    (
+        "mig-no-share",
+        MIG_CARD,
+        [
+            mig(
+                "GPU-m,NVIDIA,9984,29:;",
+                ("2g.10gb", 0, 2),
+                ("2g.10gb", 2, 2),
+                limits={"gpu": 1, "gpumem": 8000},
+            )
+        ],
+        "has no share",
+    ),
+    (
+        "mig-too-small",
+        MIG_CARD,
+        [mig("GPU-m,NVIDIA,4864,15:;", ("1g.5gb", 0, 1))],
+        "holds 4864 MiB",
+    ),
+    (
+        "sgpu-quality",
+        SGPU,
+        [sgpu("a", **{QUALITY: "best-effort"}), sgpu("b", **{QUALITY: "burst-share"})],
+        "x on n has several qualities of service",
+    ),
+    (
+        "sgpu-class",
+        SGPU,
+        [sgpu("a", **{APP_CLASS: "online"}), sgpu("b")],
+        "has pods of an app class and others",
+    ),
+    ("exclusive", SGPU, [sgpu("a", 100), sgpu("b", 0)], "shared although someone has it whole"),
+    ("neuron-core-twice", INF, [neuron("a", 1), neuron("b", 1)], "the parts [0] of n-AWSNeuron-0"),
+    ("neuron-overlap", INF, [neuron("a", 3), neuron("b", 2)], "the parts [1] of n-AWSNeuron-0"),
+    ("neuron-too-many", INF, [neuron("a", 3)], "requests 1 cores, holds 2"),
+    ("neuron-no-run", nodes.neuron("inf2", 3), [neurons(0, 2)], "not neighbors: [0, 2]"),
+    ("neuron-no-label", nodes.neuron(None, 1), [neuron("a", 1)], "which the node does not have"),
+    (
+        "vxpu-sizes",
+        XPUS,
+        [vxpu("a", 24_576, 0), vxpu("b", 49_152, 0)],
+        "x0 on n is cut in slices of several sizes",
+    ),
+    ("vxpu-unlinked", XPUS, [vxpu("a", 24_576, 0, 5)], "holds cards that are not linked: [0, 5]"),
+    (
+        "910C-halves",
+        A910C,
+        [held("Ascend910C", "c1,Ascend910C,65536,0:c2,Ascend910C,65536,0:;", PAIR)],
+        "holds half of modules: ['c1', 'c2']",
+    ),
+    (
+        "910C-one",
+        A910C,
+        [held("Ascend910C", "c1,Ascend910C,65536,0:;", PAIR)],
+        "requests 2 devices of huawei.com/Ascend910C, holds 1",
+    ),
+    (
+        "910C-same",
+        A910C,
+        [held("Ascend910C", "c1,Ascend910C,65536,0:c1,Ascend910C,65536,0:;", PAIR)],
+        "holds one device twice",
+    ),
+    (
+        "drs-slices",
+        nodes.drs(1),
+        [drs("a", 3, 20, 50), drs("b", 6, 40, 100)],
+        "n-enflame-drs-0 on n has 6 slots, 9 are given out",
+    ),
+    (
+        "amd-model",
+        nodes.amd(card("c", 1000, cores=304)),
+        [held("AMD", "c,AMD,1000,304:;", {"amd.com/gpu": 1})],
+        "holds c as 'AMD'",
+    ),
 )
 def test_violations_are_found(outfit, pods, found):
     wrong, _ = violations([vendor_node("n", [outfit])], pods)
@@ -431,35 +367,29 @@ def test_init_containers_that_have_ended_hold_nothing():
     assert violations([node], [first, second]) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("locks", "pods", "found"),
-    [
-        pytest.param(
-            {MUTEX: f"{AT},test,a"}, [dcu("a", 9, 9, phase="allocating")], None, id="mutex-in-use"
-        ),
-        pytest.param(
-            {MUTEX: f"{AT},test,a"},
-            [dcu("a", 9, 9)],
-            "held after the end (success)",
-            id="mutex-after-the-end",
-        ),
-        pytest.param(
-            {MUTEX: f"{AT},test,b"},
-            [dcu("a", 9, 9)],
-            "names a pod that does not exist",
-            id="mutex-of-nobody",
-        ),
-        pytest.param(
-            {MLU_LOCK: AT}, [mlu("a", CAMBRICON_DSMLU_ASSIGNED="false")], None, id="mlu-in-use"
-        ),
-        pytest.param(
-            {MLU_LOCK: AT},
-            [mlu("a", CAMBRICON_DSMLU_ASSIGNED="true")],
-            "no pod waits",
-            id="mlu-after-the-end",
-        ),
-        pytest.param({MLU_LOCK: AT}, [], "no pod waits for MLUs", id="mlu-of-nobody"),
-    ],
+@cases(
+    "locks, pods, found",
+    ("mutex-in-use", {MUTEX: f"{AT},test,a"}, [dcu("a", 9, 9, phase="allocating")], None),
+    (
+        "mutex-after-the-end",
+        {MUTEX: f"{AT},test,a"},
+        [dcu("a", 9, 9)],
+        "held after the end (success)",
+    ),
+    (
+        "mutex-of-nobody",
+        {MUTEX: f"{AT},test,b"},
+        [dcu("a", 9, 9)],
+        "names a pod that does not exist",
+    ),
+    ("mlu-in-use", {MLU_LOCK: AT}, [mlu("a", CAMBRICON_DSMLU_ASSIGNED="false")], None),
+    (
+        "mlu-after-the-end",
+        {MLU_LOCK: AT},
+        [mlu("a", CAMBRICON_DSMLU_ASSIGNED="true")],
+        "no pod waits",
+    ),
+    ("mlu-of-nobody", {MLU_LOCK: AT}, [], "no pod waits for MLUs"),
 )
 def test_stale_locks_are_violations(locks, pods, found):
     node = vendor_node("n", [DCU, nodes.cambricon(1)], annotations=locks)

@@ -8,6 +8,7 @@ import pytest
 
 from testing import compatibility
 from testing.binaries import minors
+from testing.cases import cases
 from testing.compatibility import (
     DOCUMENT,
     KIND,
@@ -103,18 +104,15 @@ def case(name, inner=""):
     return f'<testcase classname="e2e.test_a" name="{name}">{inner}</testcase>'
 
 
-@pytest.mark.parametrize(
-    ("cases", "outcome"),
-    [
-        (case("t"), "passed"),
-        (case("t", "<failure/>"), "failed"),
-        (case("t", "<error/>"), "failed"),
-        (case("t", "<skipped/>"), "skipped"),
-        (case("t", "<system-out>failure</system-out>"), "passed"),
-        (case("t") + case("t", "<error/>"), "failed"),
-        (case("t", "<error/>") + case("t"), "failed"),
-    ],
-    ids=["passed", "failure", "error", "skipped", "output", "teardown", "teardown first"],
+@cases(
+    "cases, outcome",
+    ("passed", case("t"), "passed"),
+    ("failure", case("t", "<failure/>"), "failed"),
+    ("error", case("t", "<error/>"), "failed"),
+    ("skipped", case("t", "<skipped/>"), "skipped"),
+    ("output", case("t", "<system-out>failure</system-out>"), "passed"),
+    ("teardown", case("t") + case("t", "<error/>"), "failed"),
+    ("teardown first", case("t", "<error/>") + case("t"), "failed"),
 )
 def test_the_worst_outcome_of_a_test_counts(cases, outcome):
     report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from testing.binaries import CONFORMANCE, MINOR_VARIABLE
+from testing.cases import cases
 from testing.conformance import selection
 from testing.conformance.__main__ import main
 from testing.conformance.output import Printer, file_name, summary
@@ -52,16 +53,13 @@ def test_the_names_are_read_from_the_listing():
     assert parse_names(LISTING) == (REPLICAS, OTHER, PORTS, TAINTS)
 
 
-@pytest.mark.parametrize(
+@cases(
     "focus, with_listed, tests, left_out",
-    [
-        ("", False, [REPLICAS, TAINTS], [PORTS]),
-        ("", True, [REPLICAS, PORTS, TAINTS], []),
-        ("hostPort|scale", False, [REPLICAS], [PORTS]),
-        ("hostPort|scale", True, [REPLICAS, PORTS], []),
-        ("sig-node", True, [], []),
-    ],
-    ids=["all", "all with listed", "focus", "focus with listed", "another group"],
+    ("all", "", False, [REPLICAS, TAINTS], [PORTS]),
+    ("all with listed", "", True, [REPLICAS, PORTS, TAINTS], []),
+    ("focus", "hostPort|scale", False, [REPLICAS], [PORTS]),
+    ("focus with listed", "hostPort|scale", True, [REPLICAS, PORTS], []),
+    ("another group", "sig-node", True, [], []),
 )
 def test_tests_of_the_groups_are_chosen_by_focus_and_list(focus, with_listed, tests, left_out):
     choice = chosen(
@@ -156,16 +154,13 @@ def test_the_state_of_a_test_is_read_from_the_report(specs, expected):
 # -- what results mean
 
 
-@pytest.mark.parametrize(
+@cases(
     "results, complaints",
-    [
-        ([result(), result(REPLICAS, pods=0)], []),
-        ([result(), result(PORTS, State.FAILED, reason="why")], [f"failed: {PORTS}: why"]),
-        ([result(), result(PORTS, State.SKIPPED, reason="why")], [f"skipped: {PORTS}: why"]),
-        ([result(pods=0)], ["no pod was bound, so that nothing has been shown about HAMi"]),
-        ([], ["no pod was bound, so that nothing has been shown about HAMi"]),
-    ],
-    ids=["passed", "failed", "skipped", "no pods", "no tests"],
+    ("passed", [result(), result(REPLICAS, pods=0)], []),
+    ("failed", [result(), result(PORTS, State.FAILED, reason="why")], [f"failed: {PORTS}: why"]),
+    ("skipped", [result(), result(PORTS, State.SKIPPED, reason="why")], [f"skipped: {PORTS}: why"]),
+    ("no pods", [result(pods=0)], ["no pod was bound, so that nothing has been shown about HAMi"]),
+    ("no tests", [], ["no pod was bound, so that nothing has been shown about HAMi"]),
 )
 def test_with_hami_all_tests_have_to_pass_and_some_have_pods(results, complaints):
     assert shortcomings(results) == complaints

@@ -24,6 +24,7 @@ from hami.model import Reason
 from hami.plugin.settings import read_plugin_settings
 from hami.vendors.catalog import vendors
 from hami.vendors.vocabulary import counted_names
+from testing.cases import cases
 from tests.test_monitoring import GROUPS, SCRAPED
 from tools.site import copy_pages, nav_pages
 
@@ -318,7 +319,7 @@ def test_names_are_events_reasons_alerts_or_classes(path):
     assert words - EVENTS - REASONS - ALERTS - KUBERNETES - CLASSES - backends == set()
 
 
-@pytest.mark.parametrize("words", [EVENTS, REASONS], ids=["events", "reasons"])
+@cases("words", ("events", EVENTS), ("reasons", REASONS))
 def test_each_is_described(words):
     assert words - set(spans(read(ROOT / "docs" / "events.md"))) == set()
 

@@ -17,6 +17,7 @@ from hami.monitor.source import REOPEN_S, DriverSource
 from hami.plugin.program import DevicePluginProgram, serve
 from hami.plugin.settings import read_plugin_settings
 from hami.runtime.signals import STOP_SIGNALS
+from testing.cases import cases
 from testing.driver_root import DriverRoot, compile_nvml
 from testing.fake_cluster import FakeCluster
 from testing.fake_kubelet import Kubelet
@@ -81,40 +82,32 @@ LATER = REOPEN_S + 1
 ALL, NOTHING, ENDS = (2, False), (None, False), (None, True)
 
 
-@pytest.mark.parametrize(
+@cases(
     "steps, expected",
-    [
-        pytest.param(
-            [1.0, ("replace", NEW), LATER, LATER], [ALL, NOTHING, NOTHING, ENDS], id="replaced"
-        ),
-        pytest.param(
-            [1.0, ("load", ""), LATER, LATER], [ALL, NOTHING, NOTHING, ENDS], id="unloaded"
-        ),
-        pytest.param(
-            [1.0, ("load", ""), ("load", OLD), LATER],
-            [ALL, NOTHING, NOTHING, ALL],
-            id="unloaded for a moment",
-        ),
-        pytest.param(
-            [1.0, ("install", NEW), RESTART_S, RESTART_S],
-            [ALL, ALL, ALL, ALL],
-            id="only its libraries: what is loaded still answers",
-        ),
-        pytest.param([("load", ""), *[LATER] * 20], [NOTHING] * 21, id="waits for a driver"),
-        pytest.param(
-            [("load", NEW), *[LATER] * 20], [NOTHING] * 21, id="waits for the driver of its library"
-        ),
-        pytest.param(
-            [("load", ""), LATER, ("load", OLD), LATER],
-            [NOTHING, NOTHING, NOTHING, ALL],
-            id="waits, and it comes",
-        ),
-        pytest.param(
-            [("load", ""), LATER, LATER, ("replace", NEW), LATER],
-            [NOTHING, NOTHING, NOTHING, ENDS, ENDS],
-            id="waits, and another one comes",
-        ),
-    ],
+    ("replaced", [1.0, ("replace", NEW), LATER, LATER], [ALL, NOTHING, NOTHING, ENDS]),
+    ("unloaded", [1.0, ("load", ""), LATER, LATER], [ALL, NOTHING, NOTHING, ENDS]),
+    (
+        "unloaded for a moment",
+        [1.0, ("load", ""), ("load", OLD), LATER],
+        [ALL, NOTHING, NOTHING, ALL],
+    ),
+    (
+        "only its libraries: what is loaded still answers",
+        [1.0, ("install", NEW), RESTART_S, RESTART_S],
+        [ALL, ALL, ALL, ALL],
+    ),
+    ("waits for a driver", [("load", ""), *[LATER] * 20], [NOTHING] * 21),
+    ("waits for the driver of its library", [("load", NEW), *[LATER] * 20], [NOTHING] * 21),
+    (
+        "waits, and it comes",
+        [("load", ""), LATER, ("load", OLD), LATER],
+        [NOTHING, NOTHING, NOTHING, ALL],
+    ),
+    (
+        "waits, and another one comes",
+        [("load", ""), LATER, LATER, ("replace", NEW), LATER],
+        [NOTHING, NOTHING, NOTHING, ENDS, ENDS],
+    ),
 )
 def test_a_monitor_ends_for_a_driver_that_only_a_new_process_can_use(
     driver, process, steps, expected

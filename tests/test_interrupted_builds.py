@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from pytest import param
 
 from testing.binaries import BUILD_VARIABLE, DEFAULT, MINOR_VARIABLE
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.processes import is_alive
 from testing.quickstart import ROOT
@@ -93,20 +93,18 @@ def scene(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
+@cases(
     "words, signals",
-    [
-        *(
-            param(DEMO, [number], id=f"demo {number.name}")
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        ),
-        param(DEMO, [signal.SIGTERM, signal.SIGTERM], id="demo twice"),
-        param(DEMO, [signal.SIGINT, signal.SIGHUP], id="demo by another one"),
-        param(("testing.binaries",), [signal.SIGTERM], id="binaries"),
-        param(("testing.realnode",), [signal.SIGTERM], id="real node"),
-        param(("benchmarks", "admission"), [signal.SIGTERM], id="benchmarks"),
-        param(("testing.compatibility",), [signal.SIGTERM], id="compatibility"),
-    ],
+    *(
+        (f"demo {number.name}", DEMO, [number])
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    ),
+    ("demo twice", DEMO, [signal.SIGTERM, signal.SIGTERM]),
+    ("demo by another one", DEMO, [signal.SIGINT, signal.SIGHUP]),
+    ("binaries", ("testing.binaries",), [signal.SIGTERM]),
+    ("real node", ("testing.realnode",), [signal.SIGTERM]),
+    ("benchmarks", ("benchmarks", "admission"), [signal.SIGTERM]),
+    ("compatibility", ("testing.compatibility",), [signal.SIGTERM]),
 )
 def test_a_signal_ends_a_program_that_builds(scene, words, signals):
     process = scene.start(*words)

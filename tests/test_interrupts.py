@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.quickstart import ROOT
 
@@ -74,10 +75,10 @@ def test_a_second_signal_does_not_disturb_that(second):
     assert process.returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize(
+@cases(
     "cleans, status",
-    [("pass", 128 + signal.SIGTERM), ("time.sleep(1000)", -signal.SIGALRM)],
-    ids=["cleans up", "hangs"],
+    ("cleans up", "pass", 128 + signal.SIGTERM),
+    ("hangs", "time.sleep(1000)", -signal.SIGALRM),
 )
 def test_a_program_that_hangs_meanwhile_is_ended(cleans, status):
     process = started(cleans=cleans, hung_s=1)
@@ -133,9 +134,7 @@ child.wait()
 """
 
 
-@pytest.mark.parametrize(
-    "variables, ends", [({"TOX_ENV_NAME": "demo"}, True), ({}, False)], ids=["of tox", "another"]
-)
+@cases("variables, ends", ("of tox", {"TOX_ENV_NAME": "demo"}, True), ("another", {}, False))
 def test_a_program_ends_with_a_tox_that_was_terminated(tmp_path, variables, ends):
     """tox does nothing then, and would leave it running."""
     program = PROGRAM.format(

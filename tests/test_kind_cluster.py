@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from testing.binaries import BUILD_VARIABLE
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.kind_cluster.docker import RUNC, Docker, KindUnavailable, call
 from testing.kind_cluster.images import COREDNS, HERE, KIND, KUBERNETES, ON_NODES, debian_mirrors
@@ -49,16 +50,13 @@ def test_capabilities_beyond_the_bounding_set_are_named(runc, bound, missing):
     assert runc.missing(f"Name:\tx\nCapBnd:\t{bound:016x}\nNoNewPrivs:\t0\n") == missing
 
 
-@pytest.mark.parametrize(
+@cases(
     "words, name",
-    [
-        (["--root", "/r", "create", "--bundle", "{}", "id"], "config.json"),
-        (["create", "--bundle={}", "id"], "config.json"),
-        (["run", "-b", "{}", "id"], "config.json"),
-        (["exec", "--process", "{}/process", "id"], "process"),
-        (["exec", "--process={}/process", "id"], "process"),
-    ],
-    ids=["two words", "one word", "run", "exec", "exec one word"],
+    ("two words", ["--root", "/r", "create", "--bundle", "{}", "id"], "config.json"),
+    ("one word", ["create", "--bundle={}", "id"], "config.json"),
+    ("run", ["run", "-b", "{}", "id"], "config.json"),
+    ("exec", ["exec", "--process", "{}/process", "id"], "process"),
+    ("exec one word", ["exec", "--process={}/process", "id"], "process"),
 )
 def test_they_are_not_asked_for(runc, tmp_path, words, name):
     process = {"args": ["sh"], "capabilities": {"bounding": HELD, "ambient": None}}
@@ -88,21 +86,22 @@ def test_the_image_of_the_network_is_that_of_kube_proxy():
     assert "would you kindly template this file" in text
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, mirrors",
-    [
-        (
-            "Types: deb\nURIs: https://a.example/debian\nSuites: bookworm\n",
-            ["https://a.example/debian"],
-        ),
+    (
+        "deb822",
+        "Types: deb\nURIs: https://a.example/debian\nSuites: bookworm\n",
+        ["https://a.example/debian"],
+    ),
+    (
+        "lines",
         (
             "# deb https://c.example x\ndeb https://a.example/debian bookworm main\ndeb [signed-by=/k arch=amd64] "
-            "https://b.example x",
-            ["https://a.example/debian", "https://b.example"],
+            "https://b.example x"
         ),
-        ("", []),
-    ],
-    ids=["deb822", "lines", "none"],
+        ["https://a.example/debian", "https://b.example"],
+    ),
+    ("none", "", []),
 )
 def test_the_mirror_is_that_of_the_machine(text, mirrors):
     assert debian_mirrors(text) == mirrors
@@ -194,10 +193,11 @@ def when_debian_is_made(machine, folder):
     return process
 
 
-@pytest.mark.parametrize(
+@cases(
     "signals",
-    [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM], [signal.SIGHUP]],
-    ids=["SIGTERM", "twice", "SIGHUP"],
+    ("SIGTERM", [signal.SIGTERM]),
+    ("twice", [signal.SIGINT, signal.SIGTERM]),
+    ("SIGHUP", [signal.SIGHUP]),
 )
 def test_a_start_that_is_ended_leaves_nothing(machine, tmp_path, signals):
     process = when_debian_is_made(machine, tmp_path)

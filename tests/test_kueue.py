@@ -11,7 +11,6 @@ from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 
-import pytest
 import yaml
 
 from hami.cli.people import make_admit
@@ -22,6 +21,7 @@ from hami.scheduling.refusal import Choice
 from hami.scheduling.usage import total_charge
 from hami.state import dry_run
 from testing.builders import gpu, node
+from testing.cases import cases
 from testing.records import held, record
 
 FOLDER = Path(__file__).parent.parent / "examples"
@@ -359,14 +359,15 @@ def test_kueue_sees_deployments_and_bare_pods_after_admission():
     ) == {GPU: 2, TOTAL_CORES: 200}
 
 
-@pytest.mark.parametrize(
-    ("limits", "counted"),
-    [
-        ({GPU: 2, MEMORY: 8000}, {GPU: 2, TOTAL_MEMORY: 16_000}),
-        ({GPU: 1, MEMORY: 8000, "nvidia.com/priority": 1}, {GPU: 1, TOTAL_MEMORY: 8000}),
-        ({"cpu": 2, GPU: 1}, {"cpu": 2, GPU: 1}),
-    ],
-    ids=["as the settings say", "priority is no amount", "others stay"],
+@cases(
+    "limits, counted",
+    ("as the settings say", {GPU: 2, MEMORY: 8000}, {GPU: 2, TOTAL_MEMORY: 16_000}),
+    (
+        "priority is no amount",
+        {GPU: 1, MEMORY: 8000, "nvidia.com/priority": 1},
+        {GPU: 1, TOTAL_MEMORY: 8000},
+    ),
+    ("others stay", {"cpu": 2, GPU: 1}, {"cpu": 2, GPU: 1}),
 )
 def test_what_kueue_counts(limits, counted):
     resources = {"limits": {name: str(amount) for name, amount in limits.items()}}

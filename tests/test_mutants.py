@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from testing.cases import cases
 from tools.mutants import Mutant, mutants_of, reaching_tests, sample
 
 pytestmark = pytest.mark.files
@@ -64,17 +65,15 @@ def test_a_sample_is_spread_evenly_and_the_same_for_a_seed():
 REACH = {"m.py": {"1": ["tests/b.py::test_b", "tests/a.py::test_a"], "2": ["tests/c.py::test_c"]}}
 
 
-@pytest.mark.parametrize(
-    ("changed", "tests"),
-    [
-        pytest.param(mutant(1), ["tests/a.py::test_a", "tests/b.py::test_b"], id="its line"),
-        pytest.param(
-            mutant(3),
-            ["tests/a.py::test_a", "tests/b.py::test_b", "tests/c.py::test_c"],
-            id="a line of the import",
-        ),
-        pytest.param(mutant(3, "return"), [], id="a function that no test calls"),
-    ],
+@cases(
+    "changed, tests",
+    ("its line", mutant(1), ["tests/a.py::test_a", "tests/b.py::test_b"]),
+    (
+        "a line of the import",
+        mutant(3),
+        ["tests/a.py::test_a", "tests/b.py::test_b", "tests/c.py::test_c"],
+    ),
+    ("a function that no test calls", mutant(3, "return"), []),
 )
 def test_the_tests_of_a_mutant(changed, tests):
     assert reaching_tests(changed, REACH) == tests

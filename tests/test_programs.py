@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from hami.cli import main
+from testing.cases import cases
 from tools import krew, quick, sbom
 
 param = pytest.param
@@ -28,105 +29,96 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("module", "words", "said"),
-    [
-        param(
-            "testing.quickstart", [], "the following arguments are required: PAGE", id="quickstart"
-        ),
-        param(
-            "testing.quickstart",
-            ["none"],
-            "PAGE: none: No such file or directory",
-            id="quickstart of no file",
-        ),
-        param(
-            "testing.quickstart",
-            ["folder"],
-            "PAGE: folder: Is a directory",
-            id="quickstart of a folder",
-        ),
-        param(
-            "testing.quickstart",
-            ["binary"],
-            "PAGE: binary: not UTF-8 text: invalid start byte",
-            id="quickstart of no text",
-        ),
-        param(
-            "testing.quickstart",
-            ["text"],
-            "text: there is no block of commands",
-            id="quickstart without commands",
-        ),
-        param(
-            "testing.agent",
-            ["--kubeconfig=none"],
-            "no API server to talk to: kubeconfig none: ",
-            id="agent without a file",
-        ),
-        param(
-            "testing.agent",
-            ["--kubeconfig=number"],
-            "kubeconfig number: expected a mapping: ",
-            id="agent of no mapping",
-        ),
-        param(
-            "testing.compatibility",
-            ["--reports=text"],
-            "--reports: text: File exists",
-            id="reports into a file",
-        ),
-        param(
-            "testing.compatibility",
-            ["--minors=9.9"],
-            "--minors: there is no 9.9; there are ",
-            id="unknown minor",
-        ),
-        param(
-            "e2e.gpu.__main__",
-            ["--out=text/x"],
-            "--out: text/x: Not a directory",
-            id="results of a card into a file",
-        ),
-        param(
-            "e2e.gpu.__main__",
-            ["--pack", "--hami-core=none"],
-            "--hami-core: there is no file none",
-            id="no library",
-        ),
-        param(
-            "e2e.gpu.__main__",
-            ["--hami-core=none"],
-            "--hami-core needs --pack",
-            id="a library that is not packed",
-        ),
-        param("e2e.gpu.__main__", ["--only=z9"], "no such step: z9", id="unknown step"),
-        param("benchmarks.__main__", ["none"], "unknown groups none; valid: ", id="unknown group"),
-        param(
-            "benchmarks.__main__",
-            ["--nodes", "0"],
-            "--nodes: expected a whole number, 1 or more: '0'",
-            id="no nodes",
-        ),
-        param(
-            "benchmarks.__main__",
-            ["--rounds", "x"],
-            "--rounds: expected a whole number, 1 or more: 'x'",
-            id="no int",
-        ),
-        param(
-            "benchmarks.__main__",
-            ["--json", "folder"],
-            "--json: folder: Is a directory",
-            id="results into a folder",
-        ),
-        param(
-            "benchmarks.__main__",
-            ["--json", "text/x"],
-            "--json: text: File exists",
-            id="results below a file",
-        ),
-    ],
+@cases(
+    "module, words, said",
+    ("quickstart", "testing.quickstart", [], "the following arguments are required: PAGE"),
+    (
+        "quickstart of no file",
+        "testing.quickstart",
+        ["none"],
+        "PAGE: none: No such file or directory",
+    ),
+    ("quickstart of a folder", "testing.quickstart", ["folder"], "PAGE: folder: Is a directory"),
+    (
+        "quickstart of no text",
+        "testing.quickstart",
+        ["binary"],
+        "PAGE: binary: not UTF-8 text: invalid start byte",
+    ),
+    (
+        "quickstart without commands",
+        "testing.quickstart",
+        ["text"],
+        "text: there is no block of commands",
+    ),
+    (
+        "agent without a file",
+        "testing.agent",
+        ["--kubeconfig=none"],
+        "no API server to talk to: kubeconfig none: ",
+    ),
+    (
+        "agent of no mapping",
+        "testing.agent",
+        ["--kubeconfig=number"],
+        "kubeconfig number: expected a mapping: ",
+    ),
+    (
+        "reports into a file",
+        "testing.compatibility",
+        ["--reports=text"],
+        "--reports: text: File exists",
+    ),
+    (
+        "unknown minor",
+        "testing.compatibility",
+        ["--minors=9.9"],
+        "--minors: there is no 9.9; there are ",
+    ),
+    (
+        "results of a card into a file",
+        "e2e.gpu.__main__",
+        ["--out=text/x"],
+        "--out: text/x: Not a directory",
+    ),
+    (
+        "no library",
+        "e2e.gpu.__main__",
+        ["--pack", "--hami-core=none"],
+        "--hami-core: there is no file none",
+    ),
+    (
+        "a library that is not packed",
+        "e2e.gpu.__main__",
+        ["--hami-core=none"],
+        "--hami-core needs --pack",
+    ),
+    ("unknown step", "e2e.gpu.__main__", ["--only=z9"], "no such step: z9"),
+    ("unknown group", "benchmarks.__main__", ["none"], "unknown groups none; valid: "),
+    (
+        "no nodes",
+        "benchmarks.__main__",
+        ["--nodes", "0"],
+        "--nodes: expected a whole number, 1 or more: '0'",
+    ),
+    (
+        "no int",
+        "benchmarks.__main__",
+        ["--rounds", "x"],
+        "--rounds: expected a whole number, 1 or more: 'x'",
+    ),
+    (
+        "results into a folder",
+        "benchmarks.__main__",
+        ["--json", "folder"],
+        "--json: folder: Is a directory",
+    ),
+    (
+        "results below a file",
+        "benchmarks.__main__",
+        ["--json", "text/x"],
+        "--json: text: File exists",
+    ),
 )
 def test_an_argument_that_cannot_be_used_is_named(folder, monkeypatch, capsys, module, words, said):
     monkeypatch.setattr(sys, "argv", [module, *words])
@@ -148,46 +140,44 @@ def test_a_cache_that_cannot_be_written_is_named(folder, monkeypatch, capsys):
 SYSTEM = ["--dpkg-status=number", "--os-release=number"]
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "said"),
-    [
-        param(
-            krew.main,
-            ["--repository=x", "kubectl-hami-linux.tar.gz"],
-            "--repository: expected OWNER/NAME: 'x'",
-            id="repository",
-        ),
-        param(
-            krew.main,
-            ["--repository=a/b", "text"],
-            "text: expected a file called kubectl-hami-OS-ARCHITECTURE.tar.gz",
-            id="no archive",
-        ),
-        param(
-            krew.main,
-            ["--repository=a/b", "kubectl-hami-linux.tar.gz"],
-            "kubectl-hami-linux.tar.gz: expected a file",
-            id="archive of no architecture",
-        ),
-        param(
-            sbom.main,
-            ["--check=text", *SYSTEM],
-            "number: there is no ID of a distribution",
-            id="no distribution",
-        ),
-        param(
-            sbom.main,
-            ["x", "--limiter=folder"],
-            "folder/libvgpu.so: No such file or directory",
-            id="no limiter",
-        ),
-        param(
-            quick.main,
-            ["--since=none-such"],
-            "git diff --name-only none-such --: fatal: bad revision",
-            id="no commit",
-        ),
-    ],
+@cases(
+    "command, words, said",
+    (
+        "repository",
+        krew.main,
+        ["--repository=x", "kubectl-hami-linux.tar.gz"],
+        "--repository: expected OWNER/NAME: 'x'",
+    ),
+    (
+        "no archive",
+        krew.main,
+        ["--repository=a/b", "text"],
+        "text: expected a file called kubectl-hami-OS-ARCHITECTURE.tar.gz",
+    ),
+    (
+        "archive of no architecture",
+        krew.main,
+        ["--repository=a/b", "kubectl-hami-linux.tar.gz"],
+        "kubectl-hami-linux.tar.gz: expected a file",
+    ),
+    (
+        "no distribution",
+        sbom.main,
+        ["--check=text", *SYSTEM],
+        "number: there is no ID of a distribution",
+    ),
+    (
+        "no limiter",
+        sbom.main,
+        ["x", "--limiter=folder"],
+        "folder/libvgpu.so: No such file or directory",
+    ),
+    (
+        "no commit",
+        quick.main,
+        ["--since=none-such"],
+        "git diff --name-only none-such --: fatal: bad revision",
+    ),
 )
 def test_what_a_tool_cannot_use_is_one_line(folder, command, words, said):
     done = CliRunner().invoke(command, words)

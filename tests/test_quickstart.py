@@ -18,6 +18,7 @@ import yaml
 
 from hami.cli import main
 from hami.inspect.manifests import read_manifests
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.processes import is_alive
 from testing.quickstart import DOCS, ROOT, carry_out, commands
@@ -157,10 +158,10 @@ def test_the_workflow_types_the_commands_of_the_readme():
     assert "python3-venv" in runs[0], "the package that README names"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [(ROOT / ".ci" / "run").read_text(), (ROOT / "tox.ini").read_text()],
-    ids=[".ci/run", "tox.ini"],
+    (".ci/run", (ROOT / ".ci" / "run").read_text()),
+    ("tox.ini", (ROOT / "tox.ini").read_text()),
 )
 def test_the_commands_of_the_readme_are_those_that_are_checked(text):
     """.ci/run calls the test command, and each environment that is named exists."""

@@ -7,9 +7,9 @@ from importlib.metadata import distribution, distributions
 
 import pytest
 from click.testing import CliRunner
-from pytest import param
 
 from hami import __version__
+from testing.cases import cases
 from tools.sbom import (
     EXCLUDED,
     build_inputs,
@@ -127,13 +127,7 @@ def test_the_required_fields_of_the_schema_are_there(made):
     assert all(refs)
     assert len(set(refs)) == len(refs)
     for one in (root, *components):
-        assert one["type"] in (
-            "application",
-            "container",
-            "library",
-            "operating-system",
-            "file",
-        )
+        assert one["type"] in ("application", "container", "library", "operating-system", "file")
         assert one["name"]
         assert one.get("scope", EXCLUDED) == EXCLUDED
         assert one.keys() <= {
@@ -204,27 +198,25 @@ def test_the_limiter_has_its_checksum_and_names_what_it_was_built_from(system, m
     assert not set(parts) & set(image["dependsOn"])
 
 
-@pytest.mark.parametrize(
+@cases(
     "metadata, licenses",
-    [
-        param(
-            "License-Expression: Apache-2.0 OR MIT\nLicense: x",
-            [{"expression": "Apache-2.0 OR MIT"}],
-            id="expression",
-        ),
-        param("License: BSD 3-Clause", [{"license": {"name": "BSD 3-Clause"}}], id="name"),
-        param(
-            "License: Copyright\n  Permission is hereby\nClassifier: License :: OSI Approved :: MIT License",
-            [{"license": {"name": "MIT License"}}],
-            id="the whole text",
-        ),
-        param(
-            "Classifier: License :: OSI Approved\nClassifier: Topic :: Software",
-            [{"license": {"name": "OSI Approved"}}],
-            id="classifier",
-        ),
-        param("Summary: a package", None, id="none"),
-    ],
+    (
+        "expression",
+        "License-Expression: Apache-2.0 OR MIT\nLicense: x",
+        [{"expression": "Apache-2.0 OR MIT"}],
+    ),
+    ("name", "License: BSD 3-Clause", [{"license": {"name": "BSD 3-Clause"}}]),
+    (
+        "the whole text",
+        "License: Copyright\n  Permission is hereby\nClassifier: License :: OSI Approved :: MIT License",
+        [{"license": {"name": "MIT License"}}],
+    ),
+    (
+        "classifier",
+        "Classifier: License :: OSI Approved\nClassifier: Topic :: Software",
+        [{"license": {"name": "OSI Approved"}}],
+    ),
+    ("none", "Summary: a package", None),
 )
 def test_the_license_is_the_clearest_that_the_package_gives(tmp_path, metadata, licenses):
     (tmp_path / "a-1.dist-info").mkdir()
@@ -248,25 +240,23 @@ def listed(**fields):
     return {"type": "library", "bom-ref": "a", "name": "a", "version": "1"} | fields
 
 
-@pytest.mark.parametrize(
+@cases(
     "wanted, installed, found",
-    [
-        param([listed()], [listed()], [], id="equal"),
-        param(
-            [listed(), listed(**{"bom-ref": "b"})],
-            [listed()],
-            ["listed, but not installed: b"],
-            id="missing",
-        ),
-        param([], [listed()], ["installed, but not listed: a"], id="more"),
-        param(
-            [listed(hashes=sha256("x"))],
-            [listed(hashes=sha256("y"))],
-            ["other checksum than listed: a"],
-            id="changed",
-        ),
-        param([listed(scope=EXCLUDED)], [], [], id="what it was built from"),
-    ],
+    ("equal", [listed()], [listed()], []),
+    (
+        "missing",
+        [listed(), listed(**{"bom-ref": "b"})],
+        [listed()],
+        ["listed, but not installed: b"],
+    ),
+    ("more", [], [listed()], ["installed, but not listed: a"]),
+    (
+        "changed",
+        [listed(hashes=sha256("x"))],
+        [listed(hashes=sha256("y"))],
+        ["other checksum than listed: a"],
+    ),
+    ("what it was built from", [listed(scope=EXCLUDED)], [], []),
 )
 def test_differences(wanted, installed, found):
     assert differences(wanted, installed) == found
@@ -292,7 +282,7 @@ def test_a_bill_is_compared_with_what_is_installed(system, call, made):
     )
 
 
-@pytest.mark.parametrize("words", [[], ["hami", "--check", "status"]], ids=["neither", "both"])
+@cases("words", ("neither", []), ("both", ["hami", "--check", "status"]))
 def test_either_a_name_or_a_bill_is_given(system, call, words, monkeypatch):
     monkeypatch.chdir(system)
     done = call(*words)

@@ -8,6 +8,7 @@ import yaml
 
 from hami.codec.device_config import chart_config
 from hami.vendors.entry_points import full_catalog
+from testing.cases import cases
 from testing.cel import CelError, parse
 from testing.trusted_names import patterns_that_permit
 from tools.policies import DEVICE_PLUGIN, EXTENDER, SCHEDULER, render_policies
@@ -111,42 +112,34 @@ def policy(expression, *, place="validations", variables=()):
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "expression",
-    [
-        param(BY_PATTERN, id="alone"),
-        param(f"object == null || {BY_PATTERN}", id="or"),
-        param(f"object.a && ({BY_PATTERN} && object.b)", id="and"),
-        param(f"!(object.a && !{BY_PATTERN})", id="twice inverted"),
-        param(f"{BY_PATTERN} == true", id="compared"),
-        param(f"!({BY_PATTERN} == false)", id="compared with the opposite"),
-        param(f"{BY_PATTERN} != false", id="unlike the opposite"),
-        param(f"object.a ? {BY_PATTERN} : false", id="conditional"),
-        param(f"{BY_PATTERN} ? true : object.a", id="condition"),
-        param(f"[{BY_PATTERN}].exists(permitted, permitted)", id="in a list"),
-        param(
-            "[request.userInfo.username].exists(u, u.startsWith('system:serviceaccount:kube-system:'))",
-            id="bound",
-        ),
-        param(
-            "[dyn(request).userInfo].exists(who, who.username.endsWith(':hami'))",
-            id="bound as a whole",
-        ),
-        param(f"!([{USER}].filter(u, u.contains('hami')).size() == 0)", id="counted"),
-        param(f"!([1].all(i, !{BY_PATTERN}))", id="all of an inverted macro"),
-        param(
-            "request.userInfo.groups.exists(g, g.startsWith('system:serviceaccounts:kube'))",
-            id="group",
-        ),
-        param(f"{USER}.split(':')[3] == 'hami'", id="part"),
-        param(f"{USER}.split(':').exists(part, part == 'system:hami')", id="part as a name"),
-        param(f"{USER}.lowerAscii() == '{CONTROLLER}'", id="changed"),
-        param(f"{USER} == 'hami'", id="name that anybody may have"),
-        param(f"{USER} == 'system:serviceaccount:hami'", id="account without a namespace"),
-        param(f"{USER} == object.metadata.name", id="name of an object"),
-        param(f"{USER} in object.metadata.annotations", id="names of an object"),
-        param(f"{USER} in ['{CONTROLLER}', object.a]", id="one of two"),
-    ],
+    ("alone", BY_PATTERN),
+    ("or", f"object == null || {BY_PATTERN}"),
+    ("and", f"object.a && ({BY_PATTERN} && object.b)"),
+    ("twice inverted", f"!(object.a && !{BY_PATTERN})"),
+    ("compared", f"{BY_PATTERN} == true"),
+    ("compared with the opposite", f"!({BY_PATTERN} == false)"),
+    ("unlike the opposite", f"{BY_PATTERN} != false"),
+    ("conditional", f"object.a ? {BY_PATTERN} : false"),
+    ("condition", f"{BY_PATTERN} ? true : object.a"),
+    ("in a list", f"[{BY_PATTERN}].exists(permitted, permitted)"),
+    (
+        "bound",
+        "[request.userInfo.username].exists(u, u.startsWith('system:serviceaccount:kube-system:'))",
+    ),
+    ("bound as a whole", "[dyn(request).userInfo].exists(who, who.username.endsWith(':hami'))"),
+    ("counted", f"!([{USER}].filter(u, u.contains('hami')).size() == 0)"),
+    ("all of an inverted macro", f"!([1].all(i, !{BY_PATTERN}))"),
+    ("group", "request.userInfo.groups.exists(g, g.startsWith('system:serviceaccounts:kube'))"),
+    ("part", f"{USER}.split(':')[3] == 'hami'"),
+    ("part as a name", f"{USER}.split(':').exists(part, part == 'system:hami')"),
+    ("changed", f"{USER}.lowerAscii() == '{CONTROLLER}'"),
+    ("name that anybody may have", f"{USER} == 'hami'"),
+    ("account without a namespace", f"{USER} == 'system:serviceaccount:hami'"),
+    ("name of an object", f"{USER} == object.metadata.name"),
+    ("names of an object", f"{USER} in object.metadata.annotations"),
+    ("one of two", f"{USER} in ['{CONTROLLER}', object.a]"),
 )
 def test_what_permits_by_a_name_that_is_not_exact_is_found(expression):
     assert patterns_that_permit(policy(expression))
@@ -156,39 +149,32 @@ def test_what_permits_by_a_name_that_is_not_exact_is_found(expression):
     assert patterns_that_permit({**condition, "kind": "MutatingAdmissionPolicy"})
 
 
-@pytest.mark.parametrize(
+@cases(
     "expression",
-    [
-        param(f"!{BY_PATTERN} || object.a", id="restricts"),
-        param(f"!(object.a && {BY_PATTERN})", id="restricts within"),
-        param(f"[object].all(o, !{BY_PATTERN} || o.a)", id="restricts in a macro"),
-        param(f"!{USER}.split(':')[2].startsWith('hami')", id="part restricts"),
-        param(f"{USER} != 'hami'", id="name restricts"),
-        param(
-            "authorizer.group('hami.io').resource('claims').check('allocate').allowed()", id="right"
-        ),
-        param(
-            "authorizer.serviceAccount(request.namespace, object.spec.serviceAccountName).check('use').allowed()",
-            id="right of the pod's account",
-        ),
-        param(f"{USER} == '{CONTROLLER}'", id="account"),
-        param(f"'{CONTROLLER}' == {USER}", id="account, the other way round"),
-        param(
-            f"{USER} in ['{CONTROLLER}', 'system:kube-controller-manager']", id="one of Kubernetes"
-        ),
-        param("'system:nodes' in request.userInfo.groups", id="group"),
-        param(
-            "request.userInfo.?groups.orValue([]).exists(g, g == 'system:nodes')",
-            id="group in a macro",
-        ),
-        param(f"[{USER}].exists(u, u == '{CONTROLLER}')", id="bound"),
-        param(
+    ("restricts", f"!{BY_PATTERN} || object.a"),
+    ("restricts within", f"!(object.a && {BY_PATTERN})"),
+    ("restricts in a macro", f"[object].all(o, !{BY_PATTERN} || o.a)"),
+    ("part restricts", f"!{USER}.split(':')[2].startsWith('hami')"),
+    ("name restricts", f"{USER} != 'hami'"),
+    ("right", "authorizer.group('hami.io').resource('claims').check('allocate').allowed()"),
+    (
+        "right of the pod's account",
+        "authorizer.serviceAccount(request.namespace, object.spec.serviceAccountName).check('use').allowed()",
+    ),
+    ("account", f"{USER} == '{CONTROLLER}'"),
+    ("account, the other way round", f"'{CONTROLLER}' == {USER}"),
+    ("one of Kubernetes", f"{USER} in ['{CONTROLLER}', 'system:kube-controller-manager']"),
+    ("group", "'system:nodes' in request.userInfo.groups"),
+    ("group in a macro", "request.userInfo.?groups.orValue([]).exists(g, g == 'system:nodes')"),
+    ("bound", f"[{USER}].exists(u, u == '{CONTROLLER}')"),
+    (
+        "statement of the authenticator",
+        (
             "request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0] "
-            "== object.spec.nodeName",
-            id="statement of the authenticator",
+            "== object.spec.nodeName"
         ),
-        param("object.metadata.name.matches('^hami-[0-9a-f]{32}$')", id="name of an object"),
-    ],
+    ),
+    ("name of an object", "object.metadata.name.matches('^hami-[0-9a-f]{32}$')"),
 )
 def test_what_restricts_and_what_is_exact_is_not(expression):
     assert patterns_that_permit(policy(expression)) == []

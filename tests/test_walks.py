@@ -5,6 +5,7 @@ import pytest
 from hami.kube.api import is_unsent
 from hami.quantity import parse_integer
 from hami.scheduling.turns import in_turn
+from testing.cases import cases
 from tools import walk
 
 pytestmark = pytest.mark.files
@@ -36,33 +37,31 @@ def numbers():
     return list(map(parse_integer, "12"))
 
 
-@pytest.mark.parametrize(
-    ("act", "modules", "returns", "climbs"),
-    [
-        pytest.param(lambda: parse_integer("1"), ["quantity.py"], 0, 0, id="a call"),
-        pytest.param(numbers, ["quantity.py"], 1, 0, id="the same module again"),
-        pytest.param(
-            lambda: list(in_turn("12", parse_integer)),
-            ["scheduling/turns.py", "quantity.py"],
-            1,
-            0,
-            id="a function of a lower layer",
-        ),
-        pytest.param(
-            lambda: list(in_turn([OSError()], is_unsent)),
-            ["scheduling/turns.py", "kube/api.py"],
-            0,
-            1,
-            id="a function of a higher layer",
-        ),
-        pytest.param(
-            lambda: list(in_turn("12", lambda text: parse_integer(text))),
-            ["scheduling/turns.py"],
-            0,
-            0,
-            id="what a fake calls",
-        ),
-    ],
+@cases(
+    "act, modules, returns, climbs",
+    ("a call", lambda: parse_integer("1"), ["quantity.py"], 0, 0),
+    ("the same module again", numbers, ["quantity.py"], 1, 0),
+    (
+        "a function of a lower layer",
+        lambda: list(in_turn("12", parse_integer)),
+        ["scheduling/turns.py", "quantity.py"],
+        1,
+        0,
+    ),
+    (
+        "a function of a higher layer",
+        lambda: list(in_turn([OSError()], is_unsent)),
+        ["scheduling/turns.py", "kube/api.py"],
+        0,
+        1,
+    ),
+    (
+        "what a fake calls",
+        lambda: list(in_turn("12", lambda text: parse_integer(text))),
+        ["scheduling/turns.py"],
+        0,
+        0,
+    ),
 )
 def test_a_way(act, modules, returns, climbs):
     found = walk.follow(act)

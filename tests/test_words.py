@@ -4,38 +4,34 @@ import json
 
 import pytest
 
+from testing.cases import cases
 from tools.words import BOUNDS, READERS, Words, complaints, count, measure, shrunk, sums
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("# A pod\n\nIt waits.", Words(4, 0)),
-        ("| a | b c |\n|---|---|\n| `d` | — |", Words(4, 0)),
-        ("a\n```console\nkubectl get pods\n```\nb", Words(2, 0)),
-        ("1. a\n\n    ```console\n    kubectl get pods\n    ```\n\n2. b", Words(4, 0)),
-        ("see [the page](page.md#a-long-anchor) now", Words(4, 0)),
-        ("a <!-- not read --> b", Words(2, 0)),
-        ("<!-- a note -->\nrun python -m x <!-- end of it -->", Words(4, 0)),
-        ("a\n<!-- begin: python -m tools.x -->\nb c\n<!-- end -->\nd", Words(2, 2)),
-        (
-            "a\n<!-- table: written by `python -m x`, not by hand -->\nb\n<!-- end of table -->",
-            Words(1, 1),
-        ),
-        ("<!-- begin: hami vendors --output=markdown -->\nb\n<!-- end -->\nd", Words(1, 1)),
-    ],
-    ids=[
-        "prose",
-        "table",
-        "block",
+@cases(
+    "text, words",
+    ("prose", "# A pod\n\nIt waits.", Words(4, 0)),
+    ("table", "| a | b c |\n|---|---|\n| `d` | — |", Words(4, 0)),
+    ("block", "a\n```console\nkubectl get pods\n```\nb", Words(2, 0)),
+    (
         "block in a list",
-        "link",
-        "comment",
+        "1. a\n\n    ```console\n    kubectl get pods\n    ```\n\n2. b",
+        Words(4, 0),
+    ),
+    ("link", "see [the page](page.md#a-long-anchor) now", Words(4, 0)),
+    ("comment", "a <!-- not read --> b", Words(2, 0)),
+    (
         "a command between comments",
-        "part",
+        "<!-- a note -->\nrun python -m x <!-- end of it -->",
+        Words(4, 0),
+    ),
+    ("part", "a\n<!-- begin: python -m tools.x -->\nb c\n<!-- end -->\nd", Words(2, 2)),
+    (
         "table of a run",
-        "devices",
-    ],
+        "a\n<!-- table: written by `python -m x`, not by hand -->\nb\n<!-- end of table -->",
+        Words(1, 1),
+    ),
+    ("devices", "<!-- begin: hami vendors --output=markdown -->\nb\n<!-- end -->\nd", Words(1, 1)),
 )
 def test_words_are_counted_without_code_and_apart_from_what_programs_write(text, words):
     assert count(text) == words

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hami import __version__
 from testing.binaries import DEFAULT, MINOR_VARIABLE, minor_of, minors
 from testing.browser import PROGRAM
+from testing.cases import cases
 from testing.needs import NEEDS
 from testing.revision import earlier_commit
 
@@ -453,7 +454,7 @@ def test_a_release_has_the_version_of_the_package():
         )
 
 
-@pytest.mark.parametrize("text", [TEXT, NIGHTLY], ids=["ci", "nightly"])
+@cases("text", ("ci", TEXT), ("nightly", NIGHTLY))
 def test_the_workflows_have_no_secrets_and_no_write_permissions(text):
     assert "secrets." not in text
     assert "github.token" not in text.lower()

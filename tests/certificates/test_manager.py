@@ -16,6 +16,7 @@ from hami.certificates.manager import CONFLICTS, RETRY_S, CertificateManager, Ce
 from hami.certificates.revision import CA_CERTIFICATES, CA_KEY, CERTIFICATE, KEY, Lifetimes
 from hami.codec.trust import SecretRecord, Webhook, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster, no_answer
 
 START = datetime(2026, 8, 21, 12, tzinfo=UTC)
@@ -195,10 +196,7 @@ def test_followers_use_the_leaders_certificate_and_write_nothing(world):
     leader.sync()
     follower.sync()
     assert follower.served() == leader.served()
-    assert world.writes() == [
-        "create_secret",
-        "publish_bundle",
-    ]
+    assert world.writes() == ["create_secret", "publish_bundle"]
     world.now += 60 * DAY
     follower.sync()
     leader.sync()
@@ -231,7 +229,7 @@ def test_two_replicas_that_both_lead_create_one_certificate(world):
     assert first.served() == second.served() == served(world.data)
 
 
-@pytest.mark.parametrize("foreign", [b"", b"theirs"], ids=["removed", "replaced"])
+@cases("foreign", ("removed", b""), ("replaced", b"theirs"))
 def test_a_changed_bundle_is_restored(world, foreign):
     replica = world.replica()
     replica.sync()
@@ -521,7 +519,7 @@ def bundled(world):
     return [x509.load_pem_x509_certificates(bundle) for bundle in world.bundles]
 
 
-@pytest.mark.parametrize("is_own_ca", [False, True], ids=["of HAMi's chart", "of cert-manager"])
+@cases("is_own_ca", ("of HAMi's chart", False), ("of cert-manager", True))
 def test_the_certificate_of_a_predecessor_is_served_until_ours_is_trusted(world, is_own_ca):
     """A replica is ready while the predecessor still leads, and API servers trust what is served at every moment."""
     before = Predecessor(world, is_own_ca=is_own_ca)
@@ -587,10 +585,7 @@ def test_a_secret_that_a_returning_predecessor_has_deleted_is_not_created_again(
     ):
         replica.sync()
     assert SECRET not in world.fake.secrets
-    assert (replica.served(), world.bundles) == (
-        before,
-        bundles,
-    )
+    assert (replica.served(), world.bundles) == (before, bundles)
 
 
 def test_a_previous_certificate_that_nobody_trusts_is_not_served(world):

@@ -22,6 +22,7 @@ from hami.certificates.revision import (
     revise,
     usable_until,
 )
+from testing.cases import cases
 
 START = datetime(2026, 8, 21, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -219,15 +220,12 @@ def rsa_key():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "broken",
-    [
-        {CA_KEY: b""},
-        {CA_KEY: b"nonsense"},
-        {CA_KEY: OTHER[CA_KEY]},
-        {CA_KEY: rsa_key()},
-    ],
-    ids=["no key", "nonsense", "another key", "RSA"],
+    ("no key", {CA_KEY: b""}),
+    ("nonsense", {CA_KEY: b"nonsense"}),
+    ("another key", {CA_KEY: OTHER[CA_KEY]}),
+    ("RSA", {CA_KEY: rsa_key()}),
 )
 def test_a_ca_without_its_key_is_replaced_with_an_overlap(broken):
     data = made() | broken
@@ -238,17 +236,14 @@ def test_a_ca_without_its_key_is_replaced_with_an_overlap(broken):
     assert revised(renewed) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "broken",
-    [
-        {CERTIFICATE: b""},
-        {KEY: b""},
-        {CERTIFICATE: b"nonsense"},
-        {KEY: b"nonsense"},
-        {KEY: OTHER[KEY]},
-        {CERTIFICATE: OTHER[CERTIFICATE], KEY: OTHER[KEY]},
-    ],
-    ids=["no certificate", "no key", "nonsense", "nonsense key", "another key", "of another CA"],
+    ("no certificate", {CERTIFICATE: b""}),
+    ("no key", {KEY: b""}),
+    ("nonsense", {CERTIFICATE: b"nonsense"}),
+    ("nonsense key", {KEY: b"nonsense"}),
+    ("another key", {KEY: OTHER[KEY]}),
+    ("of another CA", {CERTIFICATE: OTHER[CERTIFICATE], KEY: OTHER[KEY]}),
 )
 def test_an_unusable_certificate_is_replaced_at_once(broken):
     data = made()
@@ -258,14 +253,11 @@ def test_an_unusable_certificate_is_replaced_at_once(broken):
     assert revised(renewed) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "broken",
-    [
-        {CA_CERTIFICATES: b""},
-        {CA_CERTIFICATES: b"nonsense"},
-        {CA_CERTIFICATES: OTHER[CA_CERTIFICATES], CA_KEY: OTHER[CA_KEY]},
-    ],
-    ids=["no CA", "nonsense", "another CA"],
+    ("no CA", {CA_CERTIFICATES: b""}),
+    ("nonsense", {CA_CERTIFICATES: b"nonsense"}),
+    ("another CA", {CA_CERTIFICATES: OTHER[CA_CERTIFICATES], CA_KEY: OTHER[CA_KEY]}),
 )
 def test_a_certificate_of_an_untrusted_ca_is_replaced_at_once(broken):
     renewed = revised(made() | broken).data

@@ -8,10 +8,10 @@ import jsonpatch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.admission import Review, parse_review, render_allowed, render_denied
 from hami.errors import MalformedInput
+from testing.cases import cases
 from testing.fuzz import bodies, paths, replaced, values
 
 POD = {
@@ -55,10 +55,10 @@ def patch_between(before, after):
     return json.loads(base64.b64decode(response["patch"])) if "patch" in response else None
 
 
-@pytest.mark.parametrize(
+@cases(
     "document, api_version",
-    [(REVIEW, "admission.k8s.io/v1"), (V1BETA1, "admission.k8s.io/v1beta1")],
-    ids=["v1", "v1beta1"],
+    ("v1", REVIEW, "admission.k8s.io/v1"),
+    ("v1beta1", V1BETA1, "admission.k8s.io/v1beta1"),
 )
 def test_parse(document, api_version):
     assert parse_review(json.dumps(document).encode()) == Review(
@@ -66,64 +66,55 @@ def test_parse(document, api_version):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, expected",
-    [
-        param(
-            '{"request":{}}',
-            Review("", "", None, "admission.k8s.io/v1", "AdmissionReview"),
-            id="nothing but a request",
-        ),
-        param(
-            '{"request":{"uid":"x","object":null},"kind":null}',
-            Review("x", "", None, "admission.k8s.io/v1", "AdmissionReview"),
-            id="null object",
-        ),
-        param(
-            '{"request":{"subResource":"ephemeralcontainers"}}',
-            Review("", "", None, "admission.k8s.io/v1", "AdmissionReview", "ephemeralcontainers"),
-            id="subresource",
-        ),
-        param(
-            '{"request":{"object":{"novel":{"x":[{}]}}}}',
-            Review("", "", {"novel": {"x": [{}]}}, "admission.k8s.io/v1", "AdmissionReview"),
-            id="unknown fields",
-        ),
-    ],
+    (
+        "nothing but a request",
+        '{"request":{}}',
+        Review("", "", None, "admission.k8s.io/v1", "AdmissionReview"),
+    ),
+    (
+        "null object",
+        '{"request":{"uid":"x","object":null},"kind":null}',
+        Review("x", "", None, "admission.k8s.io/v1", "AdmissionReview"),
+    ),
+    (
+        "subresource",
+        '{"request":{"subResource":"ephemeralcontainers"}}',
+        Review("", "", None, "admission.k8s.io/v1", "AdmissionReview", "ephemeralcontainers"),
+    ),
+    (
+        "unknown fields",
+        '{"request":{"object":{"novel":{"x":[{}]}}}}',
+        Review("", "", {"novel": {"x": [{}]}}, "admission.k8s.io/v1", "AdmissionReview"),
+    ),
 )
 def test_missing_parts(text, expected):
     assert parse_review(text.encode()) == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, field, quoted",
-    [
-        param(b"", "body", "", id="empty"),
-        param(b'{"request":', "body", '{"request":', id="truncated"),
-        param(b"\xff", "body", "\ufffd", id="no UTF-8"),
-        param(
-            b'{"request":{"object":{"x":"\xff"}}}',
-            "body",
-            '{"request":{"object":{"x":"\ufffd"}}}',
-            id="no UTF-8 inside",
-        ),
-        param(
-            b'{"request":{"object":{"x":NaN}}}',
-            "body",
-            '{"request":{"object":{"x":NaN}}}',
-            id="NaN",
-        ),
-        param(b"[" * 100_000, "body", "[" * 200, id="deep"),
-        param(b"null", "AdmissionReview", "None", id="null"),
-        param(b"[]", "AdmissionReview", "[]", id="array"),
-        param(b"{}", "request", "", id="no request"),
-        param(b'{"request":[]}', "request", "[]", id="request a list"),
-        param(b'{"request":{"uid":7}}', "request.uid", "7", id="uid a number"),
-        param(b'{"request":{"namespace":{}}}', "request.namespace", "{}", id="namespace an object"),
-        param(b'{"request":{},"apiVersion":1}', "apiVersion", "1", id="apiVersion a number"),
-        param(b'{"request":{"object":[]}}', "request.object", "[]", id="pod a list"),
-        param(b'{"request":{"object":"pod"}}', "request.object", "pod", id="pod a text"),
-    ],
+    ("empty", b"", "body", ""),
+    ("truncated", b'{"request":', "body", '{"request":'),
+    ("no UTF-8", b"\xff", "body", "\ufffd"),
+    (
+        "no UTF-8 inside",
+        b'{"request":{"object":{"x":"\xff"}}}',
+        "body",
+        '{"request":{"object":{"x":"\ufffd"}}}',
+    ),
+    ("NaN", b'{"request":{"object":{"x":NaN}}}', "body", '{"request":{"object":{"x":NaN}}}'),
+    ("deep", b"[" * 100_000, "body", "[" * 200),
+    ("null", b"null", "AdmissionReview", "None"),
+    ("array", b"[]", "AdmissionReview", "[]"),
+    ("no request", b"{}", "request", ""),
+    ("request a list", b'{"request":[]}', "request", "[]"),
+    ("uid a number", b'{"request":{"uid":7}}', "request.uid", "7"),
+    ("namespace an object", b'{"request":{"namespace":{}}}', "request.namespace", "{}"),
+    ("apiVersion a number", b'{"request":{},"apiVersion":1}', "apiVersion", "1"),
+    ("pod a list", b'{"request":{"object":[]}}', "request.object", "[]"),
+    ("pod a text", b'{"request":{"object":"pod"}}', "request.object", "pod"),
 )
 def test_malformed(text, field, quoted):
     with pytest.raises(MalformedInput) as caught:
@@ -143,52 +134,45 @@ LIMITS = ("spec", "containers", 0, "resources", "limits")
 ENV = ("spec", "containers", 0, "env")
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, value, operations",
-    [
-        param(
-            ("spec", "schedulerName"),
-            "hami-scheduler",
-            [{"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"}],
-            id="scheduler",
-        ),
-        param(
-            LIMITS,
-            {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"},
-            [
-                {
-                    "op": "add",
-                    "path": "/spec/containers/0/resources/limits/nvidia.com~1gpucores",
-                    "value": "100",
-                }
-            ],
-            id="cores",
-        ),
-        param(
-            ("metadata", "annotations"),
-            {"a/b~c": "2"},
-            [{"op": "replace", "path": "/metadata/annotations/a~1b~0c", "value": "2"}],
-            id="odd key",
-        ),
-        param(
-            ("spec", "containers", 0),
-            POD["spec"]["containers"][0] | {"env": POD["spec"]["containers"][0]["env"][1:]},
-            [{"op": "remove", "path": "/spec/containers/0/env/0"}],
-            id="removal",
-        ),
-        param(
-            ENV,
-            [{"name": "B", "value": "2"}, {"name": "N", "value": "3"}, {"name": "A", "value": "1"}],
-            None,
-            id="moved within a list",
-        ),
-        param(
-            ("metadata",),
-            {"name": "p", "labels": {"a/b~c": "1"}},
-            None,
-            id="moved to another field",
-        ),
-    ],
+    (
+        "scheduler",
+        ("spec", "schedulerName"),
+        "hami-scheduler",
+        [{"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"}],
+    ),
+    (
+        "cores",
+        LIMITS,
+        {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "100"},
+        [
+            {
+                "op": "add",
+                "path": "/spec/containers/0/resources/limits/nvidia.com~1gpucores",
+                "value": "100",
+            }
+        ],
+    ),
+    (
+        "odd key",
+        ("metadata", "annotations"),
+        {"a/b~c": "2"},
+        [{"op": "replace", "path": "/metadata/annotations/a~1b~0c", "value": "2"}],
+    ),
+    (
+        "removal",
+        ("spec", "containers", 0),
+        POD["spec"]["containers"][0] | {"env": POD["spec"]["containers"][0]["env"][1:]},
+        [{"op": "remove", "path": "/spec/containers/0/env/0"}],
+    ),
+    (
+        "moved within a list",
+        ENV,
+        [{"name": "B", "value": "2"}, {"name": "N", "value": "3"}, {"name": "A", "value": "1"}],
+        None,
+    ),
+    ("moved to another field", ("metadata",), {"name": "p", "labels": {"a/b~c": "1"}}, None),
 )
 def test_patch(path, value, operations):
     after = changed(path, value)
@@ -197,7 +181,7 @@ def test_patch(path, value, operations):
     assert operations is None or patch == operations
 
 
-@pytest.mark.parametrize("after", [POD, copy.deepcopy(POD), None], ids=["same", "equal", "none"])
+@cases("after", ("same", POD), ("equal", copy.deepcopy(POD)), ("none", None))
 def test_an_unchanged_pod_has_no_patch(after):
     assert patch_between(POD, after) is None
 
@@ -238,7 +222,7 @@ def test_fields_that_we_do_not_know_survive():
     )
 
 
-@pytest.mark.parametrize("document", [REVIEW, V1BETA1], ids=["v1", "v1beta1"])
+@cases("document", ("v1", REVIEW), ("v1beta1", V1BETA1))
 def test_the_answer_echoes_version_and_uid(document):
     asked = parse_review(json.dumps(document).encode())
     for answer in (

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from pytest import param
 
 from hami.codec.affinity import MAX_REQUIREMENTS, MAX_VALUES
 from hami.codec.pods import parse_pod
 from hami.model import NodePreference, NodeRequirement
+from testing.cases import cases
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 SSD = {"key": "disk", "operator": "In", "values": ["ssd", "nvme"]}
@@ -76,48 +76,40 @@ def test_terms_beyond_the_bound_do_not_count():
 NEAR = {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "labelSelector": {}}}
 
 
-@pytest.mark.parametrize(
-    ("spec", "soft"),
-    [
-        param({}, False, id="nothing"),
-        param({"affinity": {"podAffinity": {PREFERRED: [NEAR]}}}, True, id="near other pods"),
-        param(
-            {"affinity": {"podAntiAffinity": {PREFERRED: [NEAR]}}}, True, id="away from other pods"
-        ),
-        param(
-            {"affinity": {"podAffinity": {PREFERRED: []}, "podAntiAffinity": None}},
-            False,
-            id="empty",
-        ),
-        param(
-            {
-                "affinity": {
-                    "podAffinity": {
-                        "requiredDuringSchedulingIgnoredDuringExecution": [NEAR["podAffinityTerm"]]
-                    }
+@cases(
+    "spec, soft",
+    ("nothing", {}, False),
+    ("near other pods", {"affinity": {"podAffinity": {PREFERRED: [NEAR]}}}, True),
+    ("away from other pods", {"affinity": {"podAntiAffinity": {PREFERRED: [NEAR]}}}, True),
+    ("empty", {"affinity": {"podAffinity": {PREFERRED: []}, "podAntiAffinity": None}}, False),
+    (
+        "required",
+        {
+            "affinity": {
+                "podAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [NEAR["podAffinityTerm"]]
                 }
-            },
-            False,
-            id="required",
-        ),
-        param({"affinity": {"nodeAffinity": {PREFERRED: [term(1, SSD)]}}}, False, id="of nodes"),
-        param(
-            {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
-            False,
-            id="a hard spread",
-        ),
-        param(
-            {
-                "topologySpreadConstraints": [
-                    {"whenUnsatisfiable": "DoNotSchedule"},
-                    {"whenUnsatisfiable": "ScheduleAnyway"},
-                ]
-            },
-            True,
-            id="a soft spread",
-        ),
-        param({"topologySpreadConstraints": None}, False, id="null"),
-    ],
+            }
+        },
+        False,
+    ),
+    ("of nodes", {"affinity": {"nodeAffinity": {PREFERRED: [term(1, SSD)]}}}, False),
+    (
+        "a hard spread",
+        {"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]},
+        False,
+    ),
+    (
+        "a soft spread",
+        {
+            "topologySpreadConstraints": [
+                {"whenUnsatisfiable": "DoNotSchedule"},
+                {"whenUnsatisfiable": "ScheduleAnyway"},
+            ]
+        },
+        True,
+    ),
+    ("null", {"topologySpreadConstraints": None}, False),
 )
 def test_soft_constraints_that_only_kube_scheduler_can_judge(spec, soft):
     assert read(**spec).soft_constraints is soft

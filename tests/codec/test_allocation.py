@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.allocation import (
     LONGEST,
@@ -19,35 +18,30 @@ from hami.codec.allocation import (
 from hami.errors import MalformedInput
 from hami.model import Share
 from testing.builders import INIT, gpus, share
+from testing.cases import cases
 
 amounts = st.integers(0, 2**31 - 1)
 words = st.text(st.characters(codec="utf-8", exclude_characters=",:;"))
 shares = st.builds(Share, words.filter(bool), words, amounts, amounts)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, containers",
-    [
-        param(
-            "GPU-8,NVIDIA,500,3:;GPU-e,NVIDIA,500,3:;",
-            ((share("GPU-8", 500, 3),), (share("GPU-e", 500, 3),)),
-            id="two containers",
-        ),
-        param(";u,T,1,2:;", ((), (share("u", 1, 2, "T"),)), id="first container without"),
-        param(
-            ";GPU-a0,NVIDIA,1000,30:;;", ((), (share("GPU-a0", 1000, 30),), ()), id="in the middle"
-        ),
-        param(
-            "a,T,1,2:b,T,3,4:;", ((share("a", 1, 2, "T"), share("b", 3, 4, "T")),), id="two devices"
-        ),
-        param("", (), id="nothing"),
-        param(";;", ((), ()), id="consumed by the plugin"),
-        param(",,0,0:;a,T,1,2:;", ((), (share("a", 1, 2, "T"),)), id="placeholder of v2.5"),
-        param("a,T,1,2,more,fields:;", ((share("a", 1, 2, "T"),),), id="more fields"),
-        param("junk:a,T,1,2:;", ((share("a", 1, 2, "T"),),), id="a part without comma"),
-        param("a,T,1,2", ((share("a", 1, 2, "T"),),), id="nothing closed"),
-        param("a,T,+1,002:;", ((share("a", 1, 2, "T"),),), id="as Go reads numbers"),
-    ],
+    (
+        "two containers",
+        "GPU-8,NVIDIA,500,3:;GPU-e,NVIDIA,500,3:;",
+        ((share("GPU-8", 500, 3),), (share("GPU-e", 500, 3),)),
+    ),
+    ("first container without", ";u,T,1,2:;", ((), (share("u", 1, 2, "T"),))),
+    ("in the middle", ";GPU-a0,NVIDIA,1000,30:;;", ((), (share("GPU-a0", 1000, 30),), ())),
+    ("two devices", "a,T,1,2:b,T,3,4:;", ((share("a", 1, 2, "T"), share("b", 3, 4, "T")),)),
+    ("nothing", "", ()),
+    ("consumed by the plugin", ";;", ((), ())),
+    ("placeholder of v2.5", ",,0,0:;a,T,1,2:;", ((), (share("a", 1, 2, "T"),))),
+    ("more fields", "a,T,1,2,more,fields:;", ((share("a", 1, 2, "T"),),)),
+    ("a part without comma", "junk:a,T,1,2:;", ((share("a", 1, 2, "T"),),)),
+    ("nothing closed", "a,T,1,2", ((share("a", 1, 2, "T"),),)),
+    ("as Go reads numbers", "a,T,+1,002:;", ((share("a", 1, 2, "T"),),)),
 )
 def test_parse(text, containers):
     assert parse_shares("allocated", text) == containers
@@ -61,20 +55,18 @@ def test_round_trip(containers):
 MISSING = "pod annotation format error, missing fields, do not use nodeName in task spec"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, quoted, problem",
-    [
-        param("uuid,type,100:;", "uuid,type,100", MISSING, id="a field is missing"),
-        param("a,T,1,2:;b,T:;", "b,T", MISSING, id="in a later container"),
-        param("a,T,x,y:;", "x", "invalid memory field", id="memory first"),
-        param("a,T,1,:;", "", "invalid core field", id="no cores"),
-        param("a,T,1.5,0:;", "1.5", "invalid memory field", id="fraction"),
-        param("a,T, 1,0:;", " 1", "invalid memory field", id="blank"),
-        param("a,T,2147483648,0:;", "2147483648", "invalid memory field", id="above int32"),
-        param(f"a,T,0,{'9' * 5000}:;", "9" * 200 + "…", "invalid core field", id="huge"),
-        param("a,T,-5000,0:;", "-5000", "invalid memory field", id="would make room"),
-        param("a,T,NaN,0:;", "NaN", "invalid memory field", id="NaN"),
-    ],
+    ("a field is missing", "uuid,type,100:;", "uuid,type,100", MISSING),
+    ("in a later container", "a,T,1,2:;b,T:;", "b,T", MISSING),
+    ("memory first", "a,T,x,y:;", "x", "invalid memory field"),
+    ("no cores", "a,T,1,:;", "", "invalid core field"),
+    ("fraction", "a,T,1.5,0:;", "1.5", "invalid memory field"),
+    ("blank", "a,T, 1,0:;", " 1", "invalid memory field"),
+    ("above int32", "a,T,2147483648,0:;", "2147483648", "invalid memory field"),
+    ("huge", f"a,T,0,{'9' * 5000}:;", "9" * 200 + "…", "invalid core field"),
+    ("would make room", "a,T,-5000,0:;", "-5000", "invalid memory field"),
+    ("NaN", "a,T,NaN,0:;", "NaN", "invalid memory field"),
 )
 def test_malformed(text, quoted, problem):
     with pytest.raises(MalformedInput) as caught:
@@ -102,10 +94,12 @@ def test_the_largest_allocation_is_read():
     assert parse_shares("allocated", text) == containers
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    ["x" * (LONGEST + 1), "a,,0,0:" * (MOST + 1), ";" * (MOST + 1), "a,,0,0:;" * 100_000],
-    ids=["characters", "shares", "containers", "all"],
+    ("characters", "x" * (LONGEST + 1)),
+    ("shares", "a,,0,0:" * (MOST + 1)),
+    ("containers", ";" * (MOST + 1)),
+    ("all", "a,,0,0:;" * 100_000),
 )
 def test_a_text_that_is_too_long_is_not_parsed(text):
     with pytest.raises(
@@ -139,23 +133,16 @@ def test_the_error_of_a_long_text_is_remembered_without_the_places_that_raised_i
 ONE = "a,T,1,2:;"
 
 
-@pytest.mark.parametrize(
+@cases(
     "requested, text, positions",
-    [
-        param({"x": 1, "y": 1}, ONE + ONE, {"x": 0, "y": 1}, id="an entry for each"),
-        param({"x": 0, "y": 1}, f";{ONE}", {"y": 1}, id="one without devices"),
-        param({"x": 0, "y": 1}, ONE, {"y": 0}, id="v2.10 leaves it out"),
-        param(
-            {"x": 0, "y": 1, "z": 0},
-            f"{ONE};;",
-            {"y": 0},
-            id="v2.10 leaves it out, padded at the end",
-        ),
-        param({"x": 0, "y": 0}, f";{ONE}", {"y": 1}, id="by its place, though it requests none"),
-        param({"i": 1, "x": 1}, ONE, {}, id="v2.8 leaves out init containers with devices"),
-        param({"x": 1}, "", {}, id="nothing"),
-        param({"x": 0}, ";", {}, id="nothing for one without devices"),
-    ],
+    ("an entry for each", {"x": 1, "y": 1}, ONE + ONE, {"x": 0, "y": 1}),
+    ("one without devices", {"x": 0, "y": 1}, f";{ONE}", {"y": 1}),
+    ("v2.10 leaves it out", {"x": 0, "y": 1}, ONE, {"y": 0}),
+    ("v2.10 leaves it out, padded at the end", {"x": 0, "y": 1, "z": 0}, f"{ONE};;", {"y": 0}),
+    ("by its place, though it requests none", {"x": 0, "y": 0}, f";{ONE}", {"y": 1}),
+    ("v2.8 leaves out init containers with devices", {"i": 1, "x": 1}, ONE, {}),
+    ("nothing", {"x": 1}, "", {}),
+    ("nothing for one without devices", {"x": 0}, ";", {}),
 )
 def test_whose_shares_they_are(requested, text, positions):
     containers = [

@@ -5,12 +5,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.claim_amounts import is_claim_name, parse_claim_amounts, render_claim_amounts
 from hami.codec.keys import CLAIM_AMOUNTS
 from hami.codec.pods import convert_pod, parse_node_pod, parse_pod
 from hami.errors import MalformedInput
+from testing.cases import cases
 
 NAME = "hami-" + "0123456789abcdef" * 2
 ENTRY = {"name": "hami", "resourceClaimName": NAME}
@@ -71,36 +71,34 @@ def test_the_claim_is_found_among_others():
     assert parsed(entries=[{"name": "nic", "resourceClaimName": "hami-nic"}, ENTRY]).claim == NAME
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, problem",
-    [
-        param(None, "missing", id="none"),
-        param("", "expected amounts of resources by container", id="empty"),
-        param("[]", "expected amounts", id="a list"),
-        param("{}", "length >= 1", id="no container"),
-        param('{"main": {}}', "length >= 1", id="no amount"),
-        param('{"main": {"nvidia.com/gpu": 1}}', "got `int`", id="a number"),
-        param('{"main": {"gpu": "1"}}', "regex", id="a name without a domain"),
-        param('{"main": {"nvidia.com/gpu": ""}}', "regex", id="an empty amount"),
-        param('{"main": {"nvidia.com/gpu": "1 "}}', "regex", id="a blank"),
-        param('{"Main": {"nvidia.com/gpu": "1"}}', "regex", id="no name of a container"),
-        param(
-            '{"other": {"nvidia.com/gpu": "1"}}',
-            "expected the name of a container of the pod: 'other'",
-            id="another",
-        ),
-        param(
-            json.dumps({f"c{place}": AMOUNTS["main"] for place in range(33)}),
-            "length <= 32",
-            id="many containers",
-        ),
-        param(
-            json.dumps({"main": {f"a.b/{place}": "1" for place in range(9)}}),
-            "length <= 8",
-            id="many resources",
-        ),
-        param(json.dumps(AMOUNTS) + " " * 16_384, "expected at most 16384", id="a long text"),
-    ],
+    ("none", None, "missing"),
+    ("empty", "", "expected amounts of resources by container"),
+    ("a list", "[]", "expected amounts"),
+    ("no container", "{}", "length >= 1"),
+    ("no amount", '{"main": {}}', "length >= 1"),
+    ("a number", '{"main": {"nvidia.com/gpu": 1}}', "got `int`"),
+    ("a name without a domain", '{"main": {"gpu": "1"}}', "regex"),
+    ("an empty amount", '{"main": {"nvidia.com/gpu": ""}}', "regex"),
+    ("a blank", '{"main": {"nvidia.com/gpu": "1 "}}', "regex"),
+    ("no name of a container", '{"Main": {"nvidia.com/gpu": "1"}}', "regex"),
+    (
+        "another",
+        '{"other": {"nvidia.com/gpu": "1"}}',
+        "expected the name of a container of the pod: 'other'",
+    ),
+    (
+        "many containers",
+        json.dumps({f"c{place}": AMOUNTS["main"] for place in range(33)}),
+        "length <= 32",
+    ),
+    (
+        "many resources",
+        json.dumps({"main": {f"a.b/{place}": "1" for place in range(9)}}),
+        "length <= 8",
+    ),
+    ("a long text", json.dumps(AMOUNTS) + " " * 16_384, "expected at most 16384"),
 )
 def test_a_pod_whose_amounts_cannot_be_read_says_why_and_is_read(text, problem):
     pod = parsed(text=text)

@@ -4,19 +4,13 @@ import json
 
 import pytest
 from hypothesis import given
-from pytest import param
 
 from hami.codec.claim_spec import Inexpressible, render_claim_spec
-from hami.codec.claims import (
-    AllocatedClaim,
-    ClaimedDevice,
-    ClaimedRequest,
-    CorePolicy,
-    parse_claim,
-)
+from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest, CorePolicy, parse_claim
 from hami.errors import MalformedInput
 from hami.model import PodRef, Selector
 from testing.builders import request
+from testing.cases import cases
 from testing.fuzz import bodies, replaced
 
 RESULT = {
@@ -156,40 +150,36 @@ def test_shares_in_thousandths(share, milli):
     assert parsed(document).requests[0].devices[0].share_milli == milli
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, value, words",
-    [
-        param(("metadata", "uid"), "../x", "metadata.uid: expected letters", id="uid"),
-        param(("metadata", "uid"), "u" * 65, "metadata.uid", id="long uid"),
-        param(("metadata", "name"), "a/b", "metadata.name", id="name"),
-        param(
-            ("status", "reservedFor"),
-            [{"resource": "pods", "name": "P", "uid": "u"}],
-            r"reservedFor\[0\].name",
-            id="pod",
-        ),
-        param(
-            ("status", "reservedFor"),
-            [{"resource": "pods", "name": "p", "uid": "u"}] * 257,
-            "reservedFor",
-            id="pods",
-        ),
-        param(
-            ("status", "allocation", "devices", "results"), [RESULT] * 33, "results", id="results"
-        ),
-        param(
-            ("status", "allocation", "devices", "results"),
-            [RESULT, RESULT],
-            r"results\[1\].device: twice",
-            id="twice",
-        ),
-        param(
-            ("status", "allocation", "devices", "results"),
-            [RESULT | {"request": "main/a"}, RESULT | {"request": "main/b", "device": "gpu-2"}],
-            r"results\[1\].request: expected main/a",
-            id="two alternatives",
-        ),
-    ],
+    ("uid", ("metadata", "uid"), "../x", "metadata.uid: expected letters"),
+    ("long uid", ("metadata", "uid"), "u" * 65, "metadata.uid"),
+    ("name", ("metadata", "name"), "a/b", "metadata.name"),
+    (
+        "pod",
+        ("status", "reservedFor"),
+        [{"resource": "pods", "name": "P", "uid": "u"}],
+        r"reservedFor\[0\].name",
+    ),
+    (
+        "pods",
+        ("status", "reservedFor"),
+        [{"resource": "pods", "name": "p", "uid": "u"}] * 257,
+        "reservedFor",
+    ),
+    ("results", ("status", "allocation", "devices", "results"), [RESULT] * 33, "results"),
+    (
+        "twice",
+        ("status", "allocation", "devices", "results"),
+        [RESULT, RESULT],
+        r"results\[1\].device: twice",
+    ),
+    (
+        "two alternatives",
+        ("status", "allocation", "devices", "results"),
+        [RESULT | {"request": "main/a"}, RESULT | {"request": "main/b", "device": "gpu-2"}],
+        r"results\[1\].request: expected main/a",
+    ),
 )
 def test_malformed_claims_are_refused(path, value, words):
     document = claim(RESULT, reservedFor=[])
@@ -197,27 +187,23 @@ def test_malformed_claims_are_refused(path, value, words):
         parsed(replaced(document, path, value))
 
 
-@pytest.mark.parametrize(
+@cases(
     "field, value, words",
-    [
-        param(
-            "request", "../../x", "request: expected the name of a request", id="a path as request"
-        ),
-        param("request", "a/b/c", "request", id="three names"),
-        param("request", "main\n", "request", id="a line"),
-        param("device", "GPU-5a1c", "device: expected a name", id="device"),
-        param("device", "", "device", id="no device"),
-        param("pool", "p" * 254, "pool", id="long pool"),
-        param("shareID", "s" * 65, "shareID", id="long share"),
-        param("consumedCapacity", None, "consumedCapacity.memory: missing", id="no amounts"),
-        param(
-            "consumedCapacity",
-            {"memory": "1Gi", "cores": "1"},
-            "consumedCapacity.share: missing",
-            id="no share",
-        ),
-        param("consumedCapacity", [], "consumedCapacity", id="a list"),
-    ],
+    ("a path as request", "request", "../../x", "request: expected the name of a request"),
+    ("three names", "request", "a/b/c", "request"),
+    ("a line", "request", "main\n", "request"),
+    ("device", "device", "GPU-5a1c", "device: expected a name"),
+    ("no device", "device", "", "device"),
+    ("long pool", "pool", "p" * 254, "pool"),
+    ("long share", "shareID", "s" * 65, "shareID"),
+    ("no amounts", "consumedCapacity", None, "consumedCapacity.memory: missing"),
+    (
+        "no share",
+        "consumedCapacity",
+        {"memory": "1Gi", "cores": "1"},
+        "consumedCapacity.share: missing",
+    ),
+    ("a list", "consumedCapacity", [], "consumedCapacity"),
 )
 def test_malformed_results_are_refused(field, value, words):
     with pytest.raises(MalformedInput, match=rf"results\[1\].{words}"):
@@ -246,44 +232,30 @@ def test_amounts_that_no_slice_of_ours_leads_to_are_refused(amounts):
         parsed(claim(RESULT | {"consumedCapacity": RESULT["consumedCapacity"] | amounts}))
 
 
-@pytest.mark.parametrize(
+@cases(
     "config, priority, policy",
-    [
-        param([], None, None, id="none"),
-        param(
-            [setting(priority=0, corePolicy="disable")],
-            0,
-            CorePolicy.DISABLE,
-            id="a class may lift limits",
-        ),
-        param(
-            [setting("FromClaim", priority=2, corePolicy="force")],
-            2,
-            CorePolicy.FORCE,
-            id="a claim may not",
-        ),
-        param(
-            [
-                setting(priority=0, corePolicy="disable"),
-                setting("FromClaim", priority=1, corePolicy="force"),
-            ],
-            1,
-            CorePolicy.FORCE,
-            id="a claim lowers what its class gives",
-        ),
-        param(
-            [setting(priority=5), setting("FromClaim", priority=1)],
-            5,
-            None,
-            id="a claim cannot raise it",
-        ),
-        param([setting(priority=5), setting(priority=3)], 3, None, id="the last of a class counts"),
-        param(
-            [setting(driver="gpu.nvidia.com", strategy="MPS")], None, None, id="of another driver"
-        ),
-        param([setting(requests=["other"], priority=0)], None, None, id="of another request"),
-        param([setting(requests=["main"], priority=3)], 3, None, id="of this request"),
-    ],
+    ("none", [], None, None),
+    ("a class may lift limits", [setting(priority=0, corePolicy="disable")], 0, CorePolicy.DISABLE),
+    (
+        "a claim may not",
+        [setting("FromClaim", priority=2, corePolicy="force")],
+        2,
+        CorePolicy.FORCE,
+    ),
+    (
+        "a claim lowers what its class gives",
+        [
+            setting(priority=0, corePolicy="disable"),
+            setting("FromClaim", priority=1, corePolicy="force"),
+        ],
+        1,
+        CorePolicy.FORCE,
+    ),
+    ("a claim cannot raise it", [setting(priority=5), setting("FromClaim", priority=1)], 5, None),
+    ("the last of a class counts", [setting(priority=5), setting(priority=3)], 3, None),
+    ("of another driver", [setting(driver="gpu.nvidia.com", strategy="MPS")], None, None),
+    ("of another request", [setting(requests=["other"], priority=0)], None, None),
+    ("of this request", [setting(requests=["main"], priority=3)], 3, None),
 )
 def test_configurations(config, priority, policy):
     (allocated,) = parsed(claim(RESULT, config=config)).requests
@@ -296,43 +268,35 @@ def test_a_configuration_may_be_that_of_a_subrequest():
     assert allocated.priority == 3
 
 
-@pytest.mark.parametrize(
+@cases(
     "config, words",
-    [
-        param(
-            setting("FromClaim", priority=0),
-            "priority: expected 1 or more in a claim; a DeviceClass may give less: '0'",
-            id="priority",
-        ),
-        param(
-            setting("FromClaim", corePolicy="disable"),
-            "corePolicy: expected force in a claim",
-            id="no limit of cores",
-        ),
-        param(
-            setting("FromClaim", corePolicy="default"),
-            "corePolicy: expected force in a claim",
-            id="less than the node's",
-        ),
-        param(
-            setting("FromPod"), "source: expected FromClass or FromClaim: 'FromPod'", id="source"
-        ),
-        param(setting(priority=-1), "priority: expected an integer from 0", id="negative"),
-        param(setting(priority="0"), "priority: expected an integer from 0", id="a text"),
-        param(setting(corePolicy="off"), "corePolicy", id="policy"),
-        param(setting(memory="1Gi"), "memory: expected one of", id="unknown"),
-        param(
-            setting(apiVersion="hami.io/v2"),
-            "apiVersion: expected hami.io/v1: 'hami.io/v2'",
-            id="version",
-        ),
-        param(setting(kind="Config"), "kind: expected ShareConfig", id="kind"),
-        param(
-            {"source": "FromClass", "opaque": {"driver": "gpu.hami.io", "parameters": None}},
-            "parameters",
-            id="none",
-        ),
-    ],
+    (
+        "priority",
+        setting("FromClaim", priority=0),
+        "priority: expected 1 or more in a claim; a DeviceClass may give less: '0'",
+    ),
+    (
+        "no limit of cores",
+        setting("FromClaim", corePolicy="disable"),
+        "corePolicy: expected force in a claim",
+    ),
+    (
+        "less than the node's",
+        setting("FromClaim", corePolicy="default"),
+        "corePolicy: expected force in a claim",
+    ),
+    ("source", setting("FromPod"), "source: expected FromClass or FromClaim: 'FromPod'"),
+    ("negative", setting(priority=-1), "priority: expected an integer from 0"),
+    ("a text", setting(priority="0"), "priority: expected an integer from 0"),
+    ("policy", setting(corePolicy="off"), "corePolicy"),
+    ("unknown", setting(memory="1Gi"), "memory: expected one of"),
+    ("version", setting(apiVersion="hami.io/v2"), "apiVersion: expected hami.io/v1: 'hami.io/v2'"),
+    ("kind", setting(kind="Config"), "kind: expected ShareConfig"),
+    (
+        "none",
+        {"source": "FromClass", "opaque": {"driver": "gpu.hami.io", "parameters": None}},
+        "parameters",
+    ),
 )
 def test_malformed_configurations_are_refused(config, words):
     with pytest.raises(
@@ -359,37 +323,35 @@ def test_any_text_is_a_claim_or_is_refused(data):
     assert isinstance(result, AllocatedClaim)
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked, fields",
-    [
-        param(
-            request(memory_mib=3000, cores=10),
-            {"capacity": {"requests": {"memory": "3000Mi", "cores": "10"}}},
-            id="memory and cores",
-        ),
-        param(request(memory_mib=2048), {"capacity": {"requests": {"memory": "2Gi"}}}, id="memory"),
-        param(request(memory_percent=100), {}, id="the memory of a card is the default"),
-        param(
-            request(memory_percent=100, cores=100),
-            {"capacity": {"requests": {"cores": "100", "share": "100"}}},
-            id="a card alone",
-        ),
-        param(
-            request(memory_mib=1000, cores=250),
-            {"capacity": {"requests": {"memory": "1000Mi", "cores": "100", "share": "100"}}},
-            id="more cores than one card has",
-        ),
-        param(
-            request(count=2, memory_mib=1000),
-            {"count": 2, "capacity": {"requests": {"memory": "1000Mi"}}},
-            id="count",
-        ),
-        param(
-            request(memory_mib=1000, memory_percent=50),
-            {"capacity": {"requests": {"memory": "1000Mi"}}},
-            id="MiB take precedence",
-        ),
-    ],
+    (
+        "memory and cores",
+        request(memory_mib=3000, cores=10),
+        {"capacity": {"requests": {"memory": "3000Mi", "cores": "10"}}},
+    ),
+    ("memory", request(memory_mib=2048), {"capacity": {"requests": {"memory": "2Gi"}}}),
+    ("the memory of a card is the default", request(memory_percent=100), {}),
+    (
+        "a card alone",
+        request(memory_percent=100, cores=100),
+        {"capacity": {"requests": {"cores": "100", "share": "100"}}},
+    ),
+    (
+        "more cores than one card has",
+        request(memory_mib=1000, cores=250),
+        {"capacity": {"requests": {"memory": "1000Mi", "cores": "100", "share": "100"}}},
+    ),
+    (
+        "count",
+        request(count=2, memory_mib=1000),
+        {"count": 2, "capacity": {"requests": {"memory": "1000Mi"}}},
+    ),
+    (
+        "MiB take precedence",
+        request(memory_mib=1000, memory_percent=50),
+        {"capacity": {"requests": {"memory": "1000Mi"}}},
+    ),
 )
 def test_requests(asked, fields):
     assert spec(main=asked) == exactly(**fields)
@@ -467,12 +429,7 @@ def test_a_percentage_is_a_choice_among_the_sizes_of_cards():
 
 
 def test_numa_bind_is_about_the_cards_of_each_container():
-    asked = spec(
-        numa_bind=True,
-        one=request(count=2),
-        two=request(),
-        three=request(count=3),
-    )
+    asked = spec(numa_bind=True, one=request(count=2), two=request(), three=request(count=3))
     assert asked["devices"]["constraints"] == [
         {"requests": [name], "matchAttribute": "resource.kubernetes.io/numaNode"}
         for name in ("one", "three")
@@ -484,38 +441,31 @@ def test_each_container_has_a_request_of_its_name():
     assert [part["name"] for part in asked["devices"]["requests"]] == ["b", "a"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked, options, words",
-    [
-        param(request(vendor="DCU"), {}, "NVIDIA GPUs only, not for DCU", id="vendor"),
-        param(request(count=33), {}, "at most 32 GPUs", id="count"),
-        param(
-            request(memory_percent=50),
-            {"sizes": range(1, 10)},
-            "at most 8 different sizes, there are 9",
-            id="sizes",
-        ),
-        param(request(memory_percent=50), {"sizes": ()}, "there is no GPU yet", id="no sizes"),
-        param(
-            request(),
-            {"selector": Selector(use_uuids=("x",) * 65)},
-            "at most 64 types or UUIDs",
-            id="long list",
-        ),
-        param(
-            request(),
-            {"selector": Selector(nouse_types=("x" * 65,))},
-            "at most 64 characters",
-            id="long item",
-        ),
-        param(
-            request(),
-            {"selector": Selector(mode="x" * 65)},
-            "at most 64 characters",
-            id="long mode",
-        ),
-        param(request(), {"selector": Selector(use_types=())}, "empty list", id="nothing"),
-    ],
+    ("vendor", request(vendor="DCU"), {}, "NVIDIA GPUs only, not for DCU"),
+    ("count", request(count=33), {}, "at most 32 GPUs"),
+    (
+        "sizes",
+        request(memory_percent=50),
+        {"sizes": range(1, 10)},
+        "at most 8 different sizes, there are 9",
+    ),
+    ("no sizes", request(memory_percent=50), {"sizes": ()}, "there is no GPU yet"),
+    (
+        "long list",
+        request(),
+        {"selector": Selector(use_uuids=("x",) * 65)},
+        "at most 64 types or UUIDs",
+    ),
+    (
+        "long item",
+        request(),
+        {"selector": Selector(nouse_types=("x" * 65,))},
+        "at most 64 characters",
+    ),
+    ("long mode", request(), {"selector": Selector(mode="x" * 65)}, "at most 64 characters"),
+    ("nothing", request(), {"selector": Selector(use_types=())}, "empty list"),
 )
 def test_what_a_claim_cannot_say(asked, options, words):
     with pytest.raises(Inexpressible, match=words):

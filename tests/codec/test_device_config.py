@@ -28,6 +28,7 @@ from hami.codec.device_config import (
     parse_resource_name,
 )
 from hami.errors import MalformedInput
+from testing.cases import cases
 
 MANIFEST = Path(__file__).parents[2] / "manifests" / "base" / "device-config.yaml"
 DRS = Names(
@@ -744,16 +745,13 @@ def test_the_section_that_a_third_party_reads_must_be_a_mapping():
 BIREN = "biren: {resourceCountName: d.e/f}"  # a file that says nothing of what is asked
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, says",
-    [
-        (BIREN, "flag.com/dcu"),
-        ("hygon: {resourceMemoryName: a.b/c}", "flag.com/dcu"),
-        ("hygon: {resourceCountName: null}", "flag.com/dcu"),
-        ("hygon: {resourceCountName: a.b/c}", "a.b/c"),
-        (None, "flag.com/dcu"),
-    ],
-    ids=["no section", "no key", "null", "named", "no file"],
+    ("no section", BIREN, "flag.com/dcu"),
+    ("no key", "hygon: {resourceMemoryName: a.b/c}", "flag.com/dcu"),
+    ("null", "hygon: {resourceCountName: null}", "flag.com/dcu"),
+    ("named", "hygon: {resourceCountName: a.b/c}", "a.b/c"),
+    ("no file", None, "flag.com/dcu"),
 )
 def test_a_flag_names_what_the_file_does_not(text, says):
     given = flags(hygon={"resourceCountName": "flag.com/dcu"})
@@ -763,8 +761,7 @@ def test_a_flag_names_what_the_file_does_not(text, says):
 
 def test_an_empty_name_in_the_file_is_a_name():
     config = parse(
-        "hygon: {resourceCountName: ''}",
-        flags=flags(hygon={"resourceCountName": "flag.com/dcu"}),
+        "hygon: {resourceCountName: ''}", flags=flags(hygon={"resourceCountName": "flag.com/dcu"})
     )
     assert "DCU" not in config.names
     assert config.notes == (
@@ -830,17 +827,19 @@ def chips(*pairs):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "file, given, names",
-    [
-        ([("Ascend910A", None)], ANY, ["huawei.com/old"]),
-        ([("Ascend910A", None), ("Ascend910B3", "a.b/c")], ANY, ["huawei.com/old", "a.b/c"]),
-        ([("Ascend910A", None), ("Ascend310P", None)], ANY, ["huawei.com/old", ""]),
-        ([("Ascend910A", None), ("Ascend310P", None)], P310, ["", "huawei.com/old"]),
-        ([("Ascend310P", "a.b/c")], P310, ["a.b/c"]),
-        ([("Ascend910A", "a.b/c")], ANY, ["a.b/c"]),
-    ],
-    ids=["the only one", "the one without", "not the 310P", "the 310P", "named 310P", "named"],
+    ("the only one", [("Ascend910A", None)], ANY, ["huawei.com/old"]),
+    (
+        "the one without",
+        [("Ascend910A", None), ("Ascend910B3", "a.b/c")],
+        ANY,
+        ["huawei.com/old", "a.b/c"],
+    ),
+    ("not the 310P", [("Ascend910A", None), ("Ascend310P", None)], ANY, ["huawei.com/old", ""]),
+    ("the 310P", [("Ascend910A", None), ("Ascend310P", None)], P310, ["", "huawei.com/old"]),
+    ("named 310P", [("Ascend310P", "a.b/c")], P310, ["a.b/c"]),
+    ("named", [("Ascend910A", "a.b/c")], ANY, ["a.b/c"]),
 )
 def test_a_flag_for_a_kind_of_chip_is_the_entry_s_that_lacks_it(file, given, names):
     assert [chip.names.count for chip in parse(chips(*file), flags=flags(**given)).ascends] == names

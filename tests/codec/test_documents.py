@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from hami.codec.documents import decode_yaml, describe, parse_json, parse_yaml, unknown_keys
 from hami.errors import MalformedInput
+from testing.cases import cases
 
 
 class Wheel(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,16 +76,13 @@ def test_a_text_that_is_not_yaml_is_refused(text):
         parse_yaml(text, "car.yaml")
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, place",
-    [
-        ("a: 1\nb: 2024-13-45", "line 2, column 4: malformed value: month"),
-        ("a: !!timestamp x", "line 1, column 4"),
-        (f"a: {'9' * 5000}", "line 1, column 4"),
-        (f"a: 0x{'9' * 5000}", "line 1, column 4: .* integer too large"),
-        (f"a: 1{':1' * 300}.0", "line 1, column 4"),
-    ],
-    ids=["date", "tag", "digits", "hexadecimal", "float"],
+    ("date", "a: 1\nb: 2024-13-45", "line 2, column 4: malformed value: month"),
+    ("tag", "a: !!timestamp x", "line 1, column 4"),
+    ("digits", f"a: {'9' * 5000}", "line 1, column 4"),
+    ("hexadecimal", f"a: 0x{'9' * 5000}", "line 1, column 4: .* integer too large"),
+    ("float", f"a: 1{':1' * 300}.0", "line 1, column 4"),
 )
 def test_a_malformed_value_is_named_by_its_position(text, place):
     with pytest.raises(MalformedInput, match=f"^car.yaml: not YAML in {place}"):

@@ -5,11 +5,11 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.drs import DrsProfile, parse_drs_devices, render_drs_assignments
 from hami.errors import MalformedInput
 from hami.model import Device
+from testing.cases import cases
 from testing.fuzz import damaged, mutated
 
 PROFILES = {"1g.6gb": "0", "3g.20gb": "1", "6g.40gb": "2"}
@@ -50,20 +50,16 @@ def test_the_document_of_the_reference():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "entry, expected",
-    [
-        param({"index": "3", "minor": "5", "capacity": "6"}, (3, "5", 6), id="numbers as text"),
-        param({"index": 3, "minor": 5, "capacity": 6}, (3, "5", 6), id="numbers"),
-        param({"index": "x", "capacity": 6}, (0, "0", 6), id="no number is the place"),
-        param({"index": "-1", "capacity": 6}, (0, "0", 6), id="below 0 is the place"),
-        param({"index": 10**30, "capacity": 6}, (0, "0", 6), id="absurd is the place"),
-        param({"capacity": 6}, (0, "0", 6), id="no index is the place"),
-        param({"index": "3", "capacity": 6}, (3, "3", 6), id="no minor is the index"),
-        param(
-            {"index": "3", "capacity": 10**30}, (3, "3", 2147483647), id="a capacity out of bounds"
-        ),
-    ],
+    ("numbers as text", {"index": "3", "minor": "5", "capacity": "6"}, (3, "5", 6)),
+    ("numbers", {"index": 3, "minor": 5, "capacity": 6}, (3, "5", 6)),
+    ("no number is the place", {"index": "x", "capacity": 6}, (0, "0", 6)),
+    ("below 0 is the place", {"index": "-1", "capacity": 6}, (0, "0", 6)),
+    ("absurd is the place", {"index": 10**30, "capacity": 6}, (0, "0", 6)),
+    ("no index is the place", {"capacity": 6}, (0, "0", 6)),
+    ("no minor is the index", {"index": "3", "capacity": 6}, (3, "3", 6)),
+    ("a capacity out of bounds", {"index": "3", "capacity": 10**30}, (3, "3", 2147483647)),
 )
 def test_devices(entry, expected):
     assert devices(entry) == [expected]
@@ -75,21 +71,19 @@ def test_a_node_has_256_devices_at_most():
         devices(*[{"capacity": 6}] * 257)
 
 
-@pytest.mark.parametrize(
+@cases(
     "names, expected",
-    [
-        param([" 2G.16GB "], [("2G.16GB", 2, 16)], id="case and blanks"),
-        param(
-            ["3g.20gb", "3g.10gb", "1g.6gb"],
-            [("1g.6gb", 1, 6), ("3g.10gb", 3, 10), ("3g.20gb", 3, 20)],
-            id="sorted",
-        ),
-        param(
-            ["1g.6gb", "x", "g.gb", "1g.6gb+me", "0g.6gb", "-1g.6gb", "99999g.6gb"],
-            [("1g.6gb", 1, 6)],
-            id="others",
-        ),
-    ],
+    ("case and blanks", [" 2G.16GB "], [("2G.16GB", 2, 16)]),
+    (
+        "sorted",
+        ["3g.20gb", "3g.10gb", "1g.6gb"],
+        [("1g.6gb", 1, 6), ("3g.10gb", 3, 10), ("3g.20gb", 3, 20)],
+    ),
+    (
+        "others",
+        ["1g.6gb", "x", "g.gb", "1g.6gb+me", "0g.6gb", "-1g.6gb", "99999g.6gb"],
+        [("1g.6gb", 1, 6)],
+    ),
 )
 def test_profiles(names, expected):
     text = document({"capacity": 6}, profiles={name: "0" for name in names})
@@ -101,39 +95,31 @@ def test_of_equal_profiles_the_lowest_number_is_first():
     assert [profile.number for profile in parse(text)[0].info["profiles"]] == ["3", "4"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, problem",
-    [
-        param("", "expected devices and profiles", id="nothing"),
-        param("null", "expected devices and profiles", id="null"),
-        param("[]", "expected devices and profiles", id="a list"),
-        param("{}", "expected at least one device", id="empty"),
-        param('{"devices": [{"capacity": 6}]}', "expected at least one profile", id="no profiles"),
-        param(
-            document({"capacity": 6}, profiles={"half": "0"}),
-            "expected at least one profile",
-            id="no valid profile",
-        ),
-        param(document({"index": "0"}), "devices[0]: expected a capacity", id="no capacity"),
-        param(
-            document({"capacity": 1}, {"capacity": 0}),
-            "devices[1]: expected a capacity",
-            id="no slice",
-        ),
-        param(document({"capacity": "six"}), "expected a capacity", id="no number"),
-        param(document({"capacity": -1}), "expected a capacity", id="negative"),
-        param(document({"capacity": True}), "expected devices and profiles", id="a boolean"),
-        param(document({"capacity": 1.5}), "expected devices and profiles", id="half a slice"),
-        param(
-            document({"index": 1, "capacity": 6}, {"capacity": 6}),
-            "expected a unique index",
-            id="two devices of one index",
-        ),
-        param(
-            document(profiles=["1g.6gb"]), "expected devices and profiles", id="profiles in a list"
-        ),
-        param("[" * 100000, "expected devices and profiles", id="deep"),
-    ],
+    ("nothing", "", "expected devices and profiles"),
+    ("null", "null", "expected devices and profiles"),
+    ("a list", "[]", "expected devices and profiles"),
+    ("empty", "{}", "expected at least one device"),
+    ("no profiles", '{"devices": [{"capacity": 6}]}', "expected at least one profile"),
+    (
+        "no valid profile",
+        document({"capacity": 6}, profiles={"half": "0"}),
+        "expected at least one profile",
+    ),
+    ("no capacity", document({"index": "0"}), "devices[0]: expected a capacity"),
+    ("no slice", document({"capacity": 1}, {"capacity": 0}), "devices[1]: expected a capacity"),
+    ("no number", document({"capacity": "six"}), "expected a capacity"),
+    ("negative", document({"capacity": -1}), "expected a capacity"),
+    ("a boolean", document({"capacity": True}), "expected devices and profiles"),
+    ("half a slice", document({"capacity": 1.5}), "expected devices and profiles"),
+    (
+        "two devices of one index",
+        document({"index": 1, "capacity": 6}, {"capacity": 6}),
+        "expected a unique index",
+    ),
+    ("profiles in a list", document(profiles=["1g.6gb"]), "expected devices and profiles"),
+    ("deep", "[" * 100000, "expected devices and profiles"),
 )
 def test_what_cannot_be_read(text, problem):
     with pytest.raises(MalformedInput) as caught:

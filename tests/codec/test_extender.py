@@ -6,7 +6,6 @@ import tracemalloc
 import msgspec
 import pytest
 from hypothesis import given
-from pytest import param
 
 from hami.codec import extender
 from hami.codec.extender import (
@@ -24,6 +23,7 @@ from hami.codec.extender import (
 )
 from hami.errors import MalformedInput
 from hami.model import PodRef
+from testing.cases import cases
 from testing.fuzz import bodies
 
 POD = {
@@ -83,30 +83,26 @@ def read(data):
     return args, list(parse_nodes(args.nodes or ()))
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, names, nodes",
-    [
-        param('{"pod":{},"nodenames":["a"]}', ["a"], None, id="lower case"),
-        param('{"POD":{},"NODENAMES":["a"],"nOdEs":null}', ["a"], None, id="mixed case"),
-        param('{"Pod":{},"NodeNames":["a"]} trailing', ["a"], None, id="trailing words"),
-        param(
-            '{"Pod":{},"NodeNames":["a"]}{"Pod":{},"NodeNames":["b"]}',
-            ["a"],
-            None,
-            id="only the first value",
-        ),
-        param(' \r\n\t{"Pod":{},"NodeNames":["ä"]}\n,', ["ä"], None, id="blanks before"),
-        param('{"Pod":{},"NodeNames":null,"Nodes":null}', None, None, id="null lists"),
-        param('{"Pod":{}}', None, None, id="no lists"),
-        param('{"Pod":{},"NodeNames":[]}', [], None, id="no names"),
-        param('{"Pod":{},"Nodes":{}}', None, (), id="no items"),
-        param('{"Pod":{},"Nodes":{"Items":null}}', None, (), id="null items"),
-        param(
-            '{"Pod":{},"Later":{"field":[1,{}]},"NodeNames":["a"]}', ["a"], None, id="unknown field"
-        ),
-    ],
+    ("lower case", '{"pod":{},"nodenames":["a"]}', ["a"], None),
+    ("mixed case", '{"POD":{},"NODENAMES":["a"],"nOdEs":null}', ["a"], None),
+    ("trailing words", '{"Pod":{},"NodeNames":["a"]} trailing', ["a"], None),
+    (
+        "only the first value",
+        '{"Pod":{},"NodeNames":["a"]}{"Pod":{},"NodeNames":["b"]}',
+        ["a"],
+        None,
+    ),
+    ("blanks before", ' \r\n\t{"Pod":{},"NodeNames":["ä"]}\n,', ["ä"], None),
+    ("null lists", '{"Pod":{},"NodeNames":null,"Nodes":null}', None, None),
+    ("no lists", '{"Pod":{}}', None, None),
+    ("no names", '{"Pod":{},"NodeNames":[]}', [], None),
+    ("no items", '{"Pod":{},"Nodes":{}}', None, ()),
+    ("null items", '{"Pod":{},"Nodes":{"Items":null}}', None, ()),
+    ("unknown field", '{"Pod":{},"Later":{"field":[1,{}]},"NodeNames":["a"]}', ["a"], None),
 )
-@pytest.mark.parametrize("padding", ["", "x" * extender.MAX_VALUES], ids=["short", "long"])
+@cases("padding", ("short", ""), ("long", "x" * extender.MAX_VALUES))
 def test_forms_that_are_read(text, names, nodes, padding):
     """Members of long texts are found in another way."""
     text = text.replace("{", f'{{"Padding" : "{padding}" , ', 1) if padding else text
@@ -117,66 +113,58 @@ def test_forms_that_are_read(text, names, nodes, padding):
 MISSING = "extender args missing pod"
 
 
-@pytest.mark.parametrize(
+@cases(
     "data, says",
-    [
-        param(b"", "EOF", id="empty"),
-        param(b" \n", "EOF", id="blank"),
-        param(b"{}", MISSING, id="no pod"),
-        param(b'{"Pod": null , "NodeNames":["a"]}', MISSING, id="null pod"),
-        param(b'{"Pod":{}', "body: ", id="truncated"),
-        param(b"null", "body: Expected `object`, got `null`: 'null'", id="null"),
-        param(b"[]", "body: Expected `object`, got `array`: '[]'", id="array"),
-        param(
-            b'"x" y', "body: Expected `object`, got `str`: '\"x\" y'", id="text with more behind"
-        ),
-        param(b"\xff\xfe{}", "body: ", id="UTF-16"),
-        param(b'{"Pod":{"metadata":{"name":"\xff"}}}', "pod: ", id="invalid UTF-8"),
-        param(b'{"Pod":{"metadata":{"name":"\\ud800"}}}', "body: ", id="lone surrogate"),
-        param(
-            b'{"Pod":{"metadata":{"annotations":{"hami.io/vgpu-node":1}}}}',
-            "pod: Expected `str`, got `int`",
-            id="annotation of another type",
-        ),
-        param(b'{"Pod":[]}', "pod: Expected `object`, got `array`: '[]'", id="pod a list"),
-        param(
-            b'{"Pod":{},"NodeNames":"a"}',
-            "NodeNames: Expected `array | null`, got `str`: '\"a\"'",
-            id="names a text",
-        ),
-        param(
-            b'{"Pod":{},"NodeNames":[1]}',
-            "NodeNames: Expected `str`, got `int` - at `$[0]`: '[1]'",
-            id="name a number",
-        ),
-        param(
-            b'{"Pod":{},"Nodes":[]}',
-            "Nodes: Expected `object | null`, got `array`: '[]'",
-            id="nodes a list",
-        ),
-        param(
-            b'{"Pod":{},"Nodes":{"items":{}}}',
-            "Nodes.items: Expected `array | null`, got `object`: '{}'",
-            id="items an object",
-        ),
-        param(
-            b'{"Pod":{},"Nodes":{"items":[null]}}',
-            "node: Expected `object`, got `null`: 'null'",
-            id="node null",
-        ),
-        param(
-            b'{"Pod":{},"Nodes":{"items":[{"x":"\xff"}]}}',
-            "Nodes.items: ",
-            id="node that could not be echoed",
-        ),
-        param(b'{"Pod":' + b"[" * 100_000, "body: ", id="deep"),
-        param(b'{"Pod":{}} ' + b"[" * 100_000 + b"]", "", id="deep behind the end"),
-        param(
-            b'{"Pod":{"x":' + b'{"y":' * 50_000 + b"1" + b"}" * 50_002,
-            "body: ",
-            id="deep and complete",
-        ),
-    ],
+    ("empty", b"", "EOF"),
+    ("blank", b" \n", "EOF"),
+    ("no pod", b"{}", MISSING),
+    ("null pod", b'{"Pod": null , "NodeNames":["a"]}', MISSING),
+    ("truncated", b'{"Pod":{}', "body: "),
+    ("null", b"null", "body: Expected `object`, got `null`: 'null'"),
+    ("array", b"[]", "body: Expected `object`, got `array`: '[]'"),
+    ("text with more behind", b'"x" y', "body: Expected `object`, got `str`: '\"x\" y'"),
+    ("UTF-16", b"\xff\xfe{}", "body: "),
+    ("invalid UTF-8", b'{"Pod":{"metadata":{"name":"\xff"}}}', "pod: "),
+    ("lone surrogate", b'{"Pod":{"metadata":{"name":"\\ud800"}}}', "body: "),
+    (
+        "annotation of another type",
+        b'{"Pod":{"metadata":{"annotations":{"hami.io/vgpu-node":1}}}}',
+        "pod: Expected `str`, got `int`",
+    ),
+    ("pod a list", b'{"Pod":[]}', "pod: Expected `object`, got `array`: '[]'"),
+    (
+        "names a text",
+        b'{"Pod":{},"NodeNames":"a"}',
+        "NodeNames: Expected `array | null`, got `str`: '\"a\"'",
+    ),
+    (
+        "name a number",
+        b'{"Pod":{},"NodeNames":[1]}',
+        "NodeNames: Expected `str`, got `int` - at `$[0]`: '[1]'",
+    ),
+    (
+        "nodes a list",
+        b'{"Pod":{},"Nodes":[]}',
+        "Nodes: Expected `object | null`, got `array`: '[]'",
+    ),
+    (
+        "items an object",
+        b'{"Pod":{},"Nodes":{"items":{}}}',
+        "Nodes.items: Expected `array | null`, got `object`: '{}'",
+    ),
+    (
+        "node null",
+        b'{"Pod":{},"Nodes":{"items":[null]}}',
+        "node: Expected `object`, got `null`: 'null'",
+    ),
+    (
+        "node that could not be echoed",
+        b'{"Pod":{},"Nodes":{"items":[{"x":"\xff"}]}}',
+        "Nodes.items: ",
+    ),
+    ("deep", b'{"Pod":' + b"[" * 100_000, "body: "),
+    ("deep behind the end", b'{"Pod":{}} ' + b"[" * 100_000 + b"]", ""),
+    ("deep and complete", b'{"Pod":{"x":' + b'{"y":' * 50_000 + b"1" + b"}" * 50_002, "body: "),
 )
 def test_malformed_filter(data, says):
     if not says:
@@ -199,51 +187,43 @@ def test_any_filter_is_read_or_malformed(data):
 FEW, LARGE = b'{"Pod":{},"NodeNames":["a"]', 1 << 20
 
 
-@pytest.mark.parametrize(
+@cases(
     "data, parse",
-    [
-        param(
-            b'{"Pod":{},"Nodes":{"items":[' + b"1," * LARGE + b"1]}}",
-            read,
-            id="elements that are no nodes",
-        ),
-        param(b'{"Pod":{},"Nodes":{"items":[' + b"{}," * LARGE + b"{}]}}", read, id="empty nodes"),
-        param(
-            b'{"Pod":{},"Nodes":{"items":[' + b"[" + b"{}," * LARGE + b"{}]]}}",
-            read,
-            id="a node that is a list",
-        ),
-        param(b'{"Pod":{},"NodeNames":[' + b'"ab",' * LARGE + b'"ab"]}', read, id="names"),
-        param(b'{"Pod":{"x":[' + b"{}," * LARGE + b"{}]}}", read, id="values of a pod"),
-        param(
-            b'{"Pod":{},"NodeNames":["a"]' + b',"x":1' * LARGE + b"}",
-            read,
-            id="the same field again and again",
-        ),
-        param(
-            b"{" + b",".join(b'"%d":1' % number for number in range(LARGE // 4)) + b"}",
-            read,
-            id="fields",
-        ),
-        param(
+    ("elements that are no nodes", b'{"Pod":{},"Nodes":{"items":[' + b"1," * LARGE + b"1]}}", read),
+    ("empty nodes", b'{"Pod":{},"Nodes":{"items":[' + b"{}," * LARGE + b"{}]}}", read),
+    (
+        "a node that is a list",
+        b'{"Pod":{},"Nodes":{"items":[' + b"[" + b"{}," * LARGE + b"{}]]}}",
+        read,
+    ),
+    ("names", b'{"Pod":{},"NodeNames":[' + b'"ab",' * LARGE + b'"ab"]}', read),
+    ("values of a pod", b'{"Pod":{"x":[' + b"{}," * LARGE + b"{}]}}", read),
+    (
+        "the same field again and again",
+        b'{"Pod":{},"NodeNames":["a"]' + b',"x":1' * LARGE + b"}",
+        read,
+    ),
+    ("fields", b"{" + b",".join(b'"%d":1' % number for number in range(LARGE // 4)) + b"}", read),
+    (
+        "fields of a list of nodes",
+        (
             b'{"Pod":{},"Nodes":{'
             + b",".join(b'"%d":1' % number for number in range(LARGE // 4))
-            + b"}}",
-            read,
-            id="fields of a list of nodes",
+            + b"}}"
         ),
-        param(
-            FEW + b',"x":[' + b"{}," * LARGE + b"{}]} more", read, id="unknown values before more"
-        ),
-        param(FEW + b"} [" + b"{}," * LARGE + b"{}]", read, id="more"),
-        param(
+        read,
+    ),
+    ("unknown values before more", FEW + b',"x":[' + b"{}," * LARGE + b"{}]} more", read),
+    ("more", FEW + b"} [" + b"{}," * LARGE + b"{}]", read),
+    (
+        "victims",
+        (
             b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":['
             + b'{"UID":""},' * LARGE
-            + b'{"UID":""}]}}}',
-            parse_preemption,
-            id="victims",
+            + b'{"UID":""}]}}}'
         ),
-    ],
+        parse_preemption,
+    ),
 )
 def test_a_text_takes_little_more_memory_once_it_is_read(data, parse):
     tracemalloc.start()
@@ -257,47 +237,46 @@ def test_a_text_takes_little_more_memory_once_it_is_read(data, parse):
     assert peak < 2 * len(data)
 
 
-@pytest.mark.parametrize(
+@cases(
     "data, says",
-    [
-        param(
-            b'{"Pod":{"x":"%s"}}' % (b"x" * extender.MAX_OBJECT),
-            "Pod: 4194312 bytes, expected at most 4194304",
-            id="pod",
-        ),
-        param(
-            b'{"Pod":{},"Nodes":{"items":[{"x":"%s"}]}}' % (b"x" * extender.MAX_OBJECT),
-            "Nodes.items: 4194312 bytes, expected at most 4194304",
-            id="node",
-        ),
-        param(
-            b'{"Pod":{"metadata":{"name":"%s"}}}' % (b"x" * 254),
-            "Pod.metadata.name: 254 characters, expected at most 253",
-            id="name",
-        ),
-        param(
-            b'{"Pod":{"metadata":{"namespace":"%s"}}}' % (b"x" * 64),
-            "Pod.metadata.namespace: 64 characters, expected at most 63",
-            id="namespace",
-        ),
-        param(
-            b'{"Pod":{"metadata":{"uid":"%s"}}}' % (b"x" * 129),
-            "Pod.metadata.uid: 129 characters, expected at most 128",
-            id="uid",
-        ),
-        param(
-            b'{"Pod":{"metadata":{"labels":{"scheduling.x-k8s.io/pod-group":"%s"}}}}'
-            % (b"x" * 254),
-            "the group of the pod: 254 characters, expected at most 253",
-            id="group",
-        ),
-        param(
+    (
+        "pod",
+        b'{"Pod":{"x":"%s"}}' % (b"x" * extender.MAX_OBJECT),
+        "Pod: 4194312 bytes, expected at most 4194304",
+    ),
+    (
+        "node",
+        b'{"Pod":{},"Nodes":{"items":[{"x":"%s"}]}}' % (b"x" * extender.MAX_OBJECT),
+        "Nodes.items: 4194312 bytes, expected at most 4194304",
+    ),
+    (
+        "name",
+        b'{"Pod":{"metadata":{"name":"%s"}}}' % (b"x" * 254),
+        "Pod.metadata.name: 254 characters, expected at most 253",
+    ),
+    (
+        "namespace",
+        b'{"Pod":{"metadata":{"namespace":"%s"}}}' % (b"x" * 64),
+        "Pod.metadata.namespace: 64 characters, expected at most 63",
+    ),
+    (
+        "uid",
+        b'{"Pod":{"metadata":{"uid":"%s"}}}' % (b"x" * 129),
+        "Pod.metadata.uid: 129 characters, expected at most 128",
+    ),
+    (
+        "group",
+        (b'{"Pod":{"metadata":{"labels":{"scheduling.x-k8s.io/pod-group":"%s"}}}}' % (b"x" * 254)),
+        "the group of the pod: 254 characters, expected at most 253",
+    ),
+    (
+        "annotations",
+        (
             b'{"Pod":{"metadata":{"annotations":{"a":"%s","b":"%s"}}}}'
-            % (b"x" * 262_000, b"x" * 143),
-            "Pod.metadata.annotations: 262145 characters, expected at most 262144",
-            id="annotations",
+            % (b"x" * 262_000, b"x" * 143)
         ),
-    ],
+        "Pod.metadata.annotations: 262145 characters, expected at most 262144",
+    ),
 )
 def test_what_no_object_has_is_refused(data, says):
     with pytest.raises(MalformedInput) as caught:
@@ -327,22 +306,16 @@ def test_preemption():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, victims",
-    [
-        param('{"pod":{},"nodenametometavictims":{}} more', {}, id="lower case with more behind"),
-        param('{"Pod":{},"NodeNameToMetaVictims":{"a":{}}}', {"a": Victims()}, id="no fields"),
-        param(
-            '{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":null}}}',
-            {"a": Victims()},
-            id="null pods",
-        ),
-        param(
-            '{"Pod":{},"NodeNameToMetaVictims":{"a":{"Later":1,"Pods":[{"UID":"u","Name":"p"}]}}}',
-            {"a": Victims((Victim("u"),))},
-            id="unknown fields",
-        ),
-    ],
+    ("lower case with more behind", '{"pod":{},"nodenametometavictims":{}} more', {}),
+    ("no fields", '{"Pod":{},"NodeNameToMetaVictims":{"a":{}}}', {"a": Victims()}),
+    ("null pods", '{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":null}}}', {"a": Victims()}),
+    (
+        "unknown fields",
+        '{"Pod":{},"NodeNameToMetaVictims":{"a":{"Later":1,"Pods":[{"UID":"u","Name":"p"}]}}}',
+        {"a": Victims((Victim("u"),))},
+    ),
 )
 def test_forms_of_preemption_that_are_read(text, victims):
     assert parse_preemption(text.encode()).victims == victims
@@ -405,17 +378,15 @@ def test_any_preemption_is_read_or_malformed(data):
         } == {node: victims.uids for node, victims in args.victims.items()}
 
 
-@pytest.mark.parametrize(
+@cases(
     "data, args",
-    [
-        param(body(BIND), BindArgs(PodRef("ns", "p", "u"), "n1"), id="whole"),
-        param(
-            b'{"podname":"p","PODNAMESPACE":"ns","podUid":"u","node":"n1"} more',
-            BindArgs(PodRef("ns", "p", "u"), "n1"),
-            id="mixed case with more behind",
-        ),
-        param(b'{"PodName":null}', BindArgs(PodRef("", "", ""), ""), id="nothing"),
-    ],
+    ("whole", body(BIND), BindArgs(PodRef("ns", "p", "u"), "n1")),
+    (
+        "mixed case with more behind",
+        b'{"podname":"p","PODNAMESPACE":"ns","podUid":"u","node":"n1"} more',
+        BindArgs(PodRef("ns", "p", "u"), "n1"),
+    ),
+    ("nothing", b'{"PodName":null}', BindArgs(PodRef("", "", ""), "")),
 )
 def test_bind(data, args):
     assert parse_bind(data) == args
@@ -445,63 +416,69 @@ def test_any_bind_is_read_or_malformed(data):
         assert error.field
 
 
-@pytest.mark.parametrize(
+@cases(
     "rendered, text",
-    [
-        param(
-            render_filter(["n2"]),
+    (
+        "chosen",
+        render_filter(["n2"]),
+        (
             '{"Nodes":null,"NodeNames":["n2"],"FailedNodes":null,'
-            '"FailedAndUnresolvableNodes":null,"Error":""}',
-            id="chosen",
+            '"FailedAndUnresolvableNodes":null,"Error":""}'
         ),
-        param(
-            render_filter(None, {"node1": "2/2 CardInsufficientMemory"}),
+    ),
+    (
+        "none fits",
+        render_filter(None, {"node1": "2/2 CardInsufficientMemory"}),
+        (
             '{"Nodes":null,"NodeNames":null,"FailedNodes":'
-            '{"node1":"2/2 CardInsufficientMemory"},"FailedAndUnresolvableNodes":null,"Error":""}',
-            id="none fits",
+            '{"node1":"2/2 CardInsufficientMemory"},"FailedAndUnresolvableNodes":null,"Error":""}'
         ),
-        param(
-            render_filter(None, {}, "EOF"),
+    ),
+    (
+        "error",
+        render_filter(None, {}, "EOF"),
+        (
             '{"Nodes":null,"NodeNames":null,"FailedNodes":null,'
-            '"FailedAndUnresolvableNodes":null,"Error":"EOF"}',
-            id="error",
+            '"FailedAndUnresolvableNodes":null,"Error":"EOF"}'
         ),
-        param(
-            render_filter([]),
-            '{"Nodes":null,"NodeNames":[],"FailedNodes":null,"FailedAndUnresolvableNodes":null,"Error":""}',
-            id="no names",
-        ),
-        param(
-            render_simulation([msgspec.Raw(b'{"a": 1}')], {}),
+    ),
+    (
+        "no names",
+        render_filter([]),
+        '{"Nodes":null,"NodeNames":[],"FailedNodes":null,"FailedAndUnresolvableNodes":null,"Error":""}',
+    ),
+    (
+        "chosen",
+        render_simulation([msgspec.Raw(b'{"a": 1}')], {}),
+        (
             '{"Nodes":{"metadata":{},"items":[{"a": 1}]},"NodeNames":null,"FailedNodes":null,'
-            '"FailedAndUnresolvableNodes":null,"Error":""}',
-            id="chosen",
+            '"FailedAndUnresolvableNodes":null,"Error":""}'
         ),
-        param(
-            render_simulation([msgspec.Raw(b'{"a": 1}'), msgspec.Raw(b'{"b":2}')], {}),
+    ),
+    (
+        "two",
+        render_simulation([msgspec.Raw(b'{"a": 1}'), msgspec.Raw(b'{"b":2}')], {}),
+        (
             '{"Nodes":{"metadata":{},"items":[{"a": 1},{"b":2}]},"NodeNames":null,"FailedNodes":null,'
-            '"FailedAndUnresolvableNodes":null,"Error":""}',
-            id="two",
+            '"FailedAndUnresolvableNodes":null,"Error":""}'
         ),
-        param(
-            render_simulation([], {"n1": "node unregistered"}),
+    ),
+    (
+        "none",
+        render_simulation([], {"n1": "node unregistered"}),
+        (
             '{"Nodes":null,"NodeNames":null,"FailedNodes":'
-            '{"n1":"node unregistered"},"FailedAndUnresolvableNodes":null,"Error":""}',
-            id="none",
+            '{"n1":"node unregistered"},"FailedAndUnresolvableNodes":null,"Error":""}'
         ),
-        param(render_preemption({}), '{"NodeNameToMetaVictims":{}}', id="veto"),
-        param(
-            render_preemption({"n1": Victims((Victim("u"),), 1)}),
-            '{"NodeNameToMetaVictims":{"n1":{"Pods":[{"UID":"u"}],"NumPDBViolations":1}}}',
-            id="victims",
-        ),
-        param(render_bind(), '{"Error":""}', id="bound"),
-        param(
-            render_bind('pod "pod1" not found'),
-            '{"Error":"pod \\"pod1\\" not found"}',
-            id="not bound",
-        ),
-    ],
+    ),
+    ("veto", render_preemption({}), '{"NodeNameToMetaVictims":{}}'),
+    (
+        "victims",
+        render_preemption({"n1": Victims((Victim("u"),), 1)}),
+        '{"NodeNameToMetaVictims":{"n1":{"Pods":[{"UID":"u"}],"NumPDBViolations":1}}}',
+    ),
+    ("bound", render_bind(), '{"Error":""}'),
+    ("not bound", render_bind('pod "pod1" not found'), '{"Error":"pod \\"pod1\\" not found"}'),
 )
 def test_results(rendered, text):
     assert rendered.decode() == text

@@ -9,7 +9,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.claims import ClaimedDevice, parse_claim
 from hami.codec.hami_claims import (
@@ -30,6 +29,7 @@ from hami.model import Partition
 from hami.quantity import INT32_MAX, parse_quantity
 from testing.builders import container, gpu, pod, share
 from testing.cards import A100_PROFILES
+from testing.cases import cases
 
 NOW = datetime(2026, 8, 21, 12, tzinfo=UTC)
 TOKEN = uuid.UUID(int=7)
@@ -228,15 +228,12 @@ def test_shares_of_another_booking_have_other_names():
     assert len(set(ids)) == 6
 
 
-@pytest.mark.parametrize(
-    ("one", "milli"),
-    [
-        (share("GPU-A", 1, 99), 10_000),
-        (share("GPU-A", 1, 100), 100_000),
-        (share("GPU-B", 1), 33_333),
-        (share("GPU-C", 1, 100), 10_000),
-    ],
-    ids=["a slot", "the whole card", "a third", "half of oversubscribed cores"],
+@cases(
+    "one, milli",
+    ("a slot", share("GPU-A", 1, 99), 10_000),
+    ("the whole card", share("GPU-A", 1, 100), 100_000),
+    ("a third", share("GPU-B", 1), 33_333),
+    ("half of oversubscribed cores", share("GPU-C", 1, 100), 10_000),
 )
 def test_all_cores_of_a_card_are_the_whole_card(one, milli):
     ((device,),) = (request.devices for request in booked((one,)).requests)
@@ -319,15 +316,22 @@ def test_a_device_that_the_node_does_not_have_is_none():
         booked((share("GPU-Z", 1),))
 
 
-@pytest.mark.parametrize(
-    ("status", "allocated", "readable"),
-    [
-        ({}, False, True),
-        (render_allocation(booked((share("GPU-A", 1),)), STORED, "n1", NOW)["status"], True, True),
-        ({"allocation": {"devices": {"results": [{"driver": "gpu.hami.io"}]}}}, True, False),
-        ({"allocation": {"devices": {"results": [{"driver": "nic.example.com"}]}}}, True, True),
-    ],
-    ids=["new", "ours", "broken", "another driver's"],
+@cases(
+    "status, allocated, readable",
+    ("new", {}, False, True),
+    (
+        "ours",
+        render_allocation(booked((share("GPU-A", 1),)), STORED, "n1", NOW)["status"],
+        True,
+        True,
+    ),
+    ("broken", {"allocation": {"devices": {"results": [{"driver": "gpu.hami.io"}]}}}, True, False),
+    (
+        "another driver's",
+        {"allocation": {"devices": {"results": [{"driver": "nic.example.com"}]}}},
+        True,
+        True,
+    ),
 )
 def test_a_claim_as_it_is_stored(status, allocated, readable):
     found = parse_stored_claim(stored(booked((share("GPU-A", 1),)), {"status": status}))
@@ -338,23 +342,21 @@ def test_a_claim_as_it_is_stored(status, allocated, readable):
 BOOKED = (share("GPU-A", 3000, 30),), (), (share("GPU-A", 1000, 40), share("GPU-B", 1024))
 
 
-@pytest.mark.parametrize(
+@cases(
     "changed, names",
-    [
-        param(lambda claim: claim, [], id="nothing"),
-        param(lambda claim: replace(claim, requests=claim.requests[::-1]), [], id="another order"),
-        param(lambda claim: with_first(claim, share_milli=1), [], id="the shares of 100"),
-        param(lambda claim: with_first(claim, memory_mib=3001), ["c0"], id="memory"),
-        param(lambda claim: with_first(claim, cores=0), ["c0"], id="cores"),
-        param(lambda claim: with_first(claim, pool="hami/n2"), ["c0"], id="of another node"),
-        param(lambda claim: replace(claim, requests=claim.requests[1:]), ["c0"], id="one missing"),
-        param(
-            lambda claim: replace(claim, requests=(*claim.requests, claim.requests[1])),
-            ["c2"],
-            id="one twice",
-        ),
-        param(lambda claim: replace(claim, requests=()), ["c0", "c2"], id="all missing"),
-    ],
+    ("nothing", lambda claim: claim, []),
+    ("another order", lambda claim: replace(claim, requests=claim.requests[::-1]), []),
+    ("the shares of 100", lambda claim: with_first(claim, share_milli=1), []),
+    ("memory", lambda claim: with_first(claim, memory_mib=3001), ["c0"]),
+    ("cores", lambda claim: with_first(claim, cores=0), ["c0"]),
+    ("of another node", lambda claim: with_first(claim, pool="hami/n2"), ["c0"]),
+    ("one missing", lambda claim: replace(claim, requests=claim.requests[1:]), ["c0"]),
+    (
+        "one twice",
+        lambda claim: replace(claim, requests=(*claim.requests, claim.requests[1])),
+        ["c2"],
+    ),
+    ("all missing", lambda claim: replace(claim, requests=()), ["c0", "c2"]),
 )
 def test_a_claim_that_differs_from_what_is_booked(changed, names):
     assert (

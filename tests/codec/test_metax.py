@@ -5,11 +5,11 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.metax import parse_cards, parse_topology, render_allocated
 from hami.errors import MalformedInput
 from hami.model import Device, Share
+from testing.cases import cases
 
 KEY = "metax-tech.com/node-gpu-devices"
 CARD = {
@@ -113,21 +113,15 @@ def test_any_text_is_cards_or_malformed(text):
     assert all(device.uuid for device in found)
 
 
-@pytest.mark.parametrize(
+@cases(
     "containers, text",
-    [
-        param(
-            ((Share("a", "Metax-SGPU", 4096, 60),),),
-            '[[{"uuid":"a","compute":60,"vRam":4096}]]',
-            id="one",
-        ),
-        param(
-            ((), (Share("a", "Metax-SGPU", 4096, 0), Share("b", "Metax-SGPU", 0, 60))),
-            '[[],[{"uuid":"a","vRam":4096},{"uuid":"b","compute":60}]]',
-            id="without zeros",
-        ),
-        param((), "[]", id="none"),
-    ],
+    ("one", ((Share("a", "Metax-SGPU", 4096, 60),),), '[[{"uuid":"a","compute":60,"vRam":4096}]]'),
+    (
+        "without zeros",
+        ((), (Share("a", "Metax-SGPU", 4096, 0), Share("b", "Metax-SGPU", 0, 60))),
+        '[[],[{"uuid":"a","vRam":4096},{"uuid":"b","compute":60}]]',
+    ),
+    ("none", (), "[]"),
 )
 def test_allocated(containers, text):
     assert render_allocated(containers) == text

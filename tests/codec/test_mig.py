@@ -5,7 +5,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.mig import (
     MigAllocation,
@@ -15,6 +14,7 @@ from hami.codec.mig import (
 )
 from hami.errors import MalformedInput
 from hami.model import Partition
+from testing.cases import cases
 from testing.fuzz import damaged, mutated
 
 ENTRY = {
@@ -39,37 +39,29 @@ def without(*keys):
     return {key: value for key, value in ENTRY.items() if key not in keys}
 
 
-@pytest.mark.parametrize(
+@cases(
     "written, expected",
-    [
-        param(text(ENTRY), (PLACED,), id="as the scheduler writes it"),
-        param(text(ENTRY | MADE), (REALIZED,), id="as the device plugin completes it"),
-        param(text(ENTRY | {"migUUID": "", "more": 1}), (PLACED,), id="an empty UUID is none"),
-        param("[]", (), id="none"),
-    ],
+    ("as the scheduler writes it", text(ENTRY), (PLACED,)),
+    ("as the device plugin completes it", text(ENTRY | MADE), (REALIZED,)),
+    ("an empty UUID is none", text(ENTRY | {"migUUID": "", "more": 1}), (PLACED,)),
+    ("none", "[]", ()),
 )
 def test_what_is_read(written, expected):
     assert parse_mig_allocations("field", written) == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     "allocation, cards",
-    [
-        param("GPU-m[1-0],NVIDIA,9728,15:;", {"GPU-m"}, id="one"),
-        param(
-            ";GPU-m[0-6],NVIDIA,4864,0:GPU-n[12-3],NVIDIA,4864,0:;GPU-m[0-5],NVIDIA,4864,0:;",
-            {"GPU-m", "GPU-n"},
-            id="several",
-        ),
-        param("GPU-m,NVIDIA,9728,15:;GPU-n[1-0],NVIDIA,1,1:;", {"GPU-n"}, id="beside a share"),
-        param("GPU-m,NVIDIA,9728,15:;", set(), id="a share"),
-        param(
-            "GPU-m[1],NVIDIA,1,1:GPU-n[a-b],NVIDIA,1,1:[1-0],NVIDIA,1,1:;",
-            set(),
-            id="other brackets",
-        ),
-        param("", set(), id="nothing"),
-    ],
+    ("one", "GPU-m[1-0],NVIDIA,9728,15:;", {"GPU-m"}),
+    (
+        "several",
+        ";GPU-m[0-6],NVIDIA,4864,0:GPU-n[12-3],NVIDIA,4864,0:;GPU-m[0-5],NVIDIA,4864,0:;",
+        {"GPU-m", "GPU-n"},
+    ),
+    ("beside a share", "GPU-m,NVIDIA,9728,15:;GPU-n[1-0],NVIDIA,1,1:;", {"GPU-n"}),
+    ("a share", "GPU-m,NVIDIA,9728,15:;", set()),
+    ("other brackets", "GPU-m[1],NVIDIA,1,1:GPU-n[a-b],NVIDIA,1,1:[1-0],NVIDIA,1,1:;", set()),
+    ("nothing", "", set()),
 )
 def test_cards_of_instances_whose_places_are_not_said(allocation, cards):
     assert cards_without_places(allocation) == cards
@@ -86,63 +78,47 @@ def test_what_is_written():
     assert json.loads(render_mig_allocations([REALIZED])) == [ENTRY | MADE]
 
 
-@pytest.mark.parametrize(
+@cases(
     "written, problem",
-    [
-        param("", "expected a list of MIG allocations", id="nothing"),
-        param("null", "expected a list of MIG allocations", id="null"),
-        param(json.dumps(ENTRY), "expected a list of MIG allocations", id="one entry, no list"),
-        param("[" * 100000, "expected a list of MIG allocations", id="deep"),
-        param(text(without("containerIndex")), "containerIndex", id="no container"),
-        param(text(without("deviceIndex")), "deviceIndex", id="no device"),
-        param(text(without("gpuUUID")), "gpuUUID", id="no card"),
-        param(text(without("profile")), "profile", id="no profile"),
-        param(text(without("placement")), "placement", id="no placement"),
-        param(text(ENTRY | {"placement": {"start": 2}}), "size", id="no size"),
-        param(text(ENTRY | {"placement": {"size": 2}}), "start", id="no start"),
-        param(
-            text(ENTRY | {"containerIndex": -1}),
-            ">= 0 - at `$[0].containerIndex`",
-            id="container below 0",
-        ),
-        param(
-            text(ENTRY | {"deviceIndex": -1}), ">= 0 - at `$[0].deviceIndex`", id="device below 0"
-        ),
-        param(text(ENTRY | {"gpuUUID": ""}), "length >= 1 - at `$[0].gpuUUID`", id="empty card"),
-        param(text(ENTRY | {"profile": ""}), "length >= 1 - at `$[0].profile`", id="empty profile"),
-        param(
-            text(ENTRY | {"placement": {"start": -1, "size": 1}}),
-            ">= 0 - at `$[0].placement.start`",
-            id="start below 0",
-        ),
-        param(
-            text(ENTRY | {"placement": {"start": 0, "size": 0}}),
-            ">= 1 - at `$[0].placement.size`",
-            id="size 0",
-        ),
-        param(
-            text(ENTRY | {"placement": {"start": 0.5, "size": 1}}),
-            "expected a list",
-            id="half a slice",
-        ),
-        param(text(ENTRY | {"migUUID": "MIG-1"}), "or none of them", id="UUID alone"),
-        param(
-            text(ENTRY | {"gpuInstanceID": 1, "computeInstanceID": 0}),
-            "or none of them",
-            id="no UUID",
-        ),
-        param(text(ENTRY | MADE | {"migUUID": ""}), "or none of them", id="an empty UUID"),
-        param(
-            text(ENTRY | {"migUUID": "MIG-1", "gpuInstanceID": 1}),
-            "or none of them",
-            id="no compute instance",
-        ),
-        param(
-            text(ENTRY, ENTRY | {"gpuUUID": "GPU-n"}),
-            "one entry for each container and device",
-            id="a share twice",
-        ),
-    ],
+    ("nothing", "", "expected a list of MIG allocations"),
+    ("null", "null", "expected a list of MIG allocations"),
+    ("one entry, no list", json.dumps(ENTRY), "expected a list of MIG allocations"),
+    ("deep", "[" * 100000, "expected a list of MIG allocations"),
+    ("no container", text(without("containerIndex")), "containerIndex"),
+    ("no device", text(without("deviceIndex")), "deviceIndex"),
+    ("no card", text(without("gpuUUID")), "gpuUUID"),
+    ("no profile", text(without("profile")), "profile"),
+    ("no placement", text(without("placement")), "placement"),
+    ("no size", text(ENTRY | {"placement": {"start": 2}}), "size"),
+    ("no start", text(ENTRY | {"placement": {"size": 2}}), "start"),
+    ("container below 0", text(ENTRY | {"containerIndex": -1}), ">= 0 - at `$[0].containerIndex`"),
+    ("device below 0", text(ENTRY | {"deviceIndex": -1}), ">= 0 - at `$[0].deviceIndex`"),
+    ("empty card", text(ENTRY | {"gpuUUID": ""}), "length >= 1 - at `$[0].gpuUUID`"),
+    ("empty profile", text(ENTRY | {"profile": ""}), "length >= 1 - at `$[0].profile`"),
+    (
+        "start below 0",
+        text(ENTRY | {"placement": {"start": -1, "size": 1}}),
+        ">= 0 - at `$[0].placement.start`",
+    ),
+    (
+        "size 0",
+        text(ENTRY | {"placement": {"start": 0, "size": 0}}),
+        ">= 1 - at `$[0].placement.size`",
+    ),
+    ("half a slice", text(ENTRY | {"placement": {"start": 0.5, "size": 1}}), "expected a list"),
+    ("UUID alone", text(ENTRY | {"migUUID": "MIG-1"}), "or none of them"),
+    ("no UUID", text(ENTRY | {"gpuInstanceID": 1, "computeInstanceID": 0}), "or none of them"),
+    ("an empty UUID", text(ENTRY | MADE | {"migUUID": ""}), "or none of them"),
+    (
+        "no compute instance",
+        text(ENTRY | {"migUUID": "MIG-1", "gpuInstanceID": 1}),
+        "or none of them",
+    ),
+    (
+        "a share twice",
+        text(ENTRY, ENTRY | {"gpuUUID": "GPU-n"}),
+        "one entry for each container and device",
+    ),
 )
 def test_what_cannot_be_read(written, problem):
     with pytest.raises(MalformedInput) as caught:

@@ -1,11 +1,11 @@
 """The label with the devices of a node that has not registered them."""
 
 import pytest
-from pytest import param
 
 from hami.codec.node_template import parse_node_template, render_node_template
 from hami.errors import MalformedInput
 from testing.builders import gpu
+from testing.cases import cases
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,7 @@ def test_other_labels_are_refused(text):
         parse_node_template(text)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        param("A/100", id="a character"),
-        param("A" * 60, id="too long"),
-        param("T4 ", id="the end"),
-        param("", id="empty"),
-    ],
-)
+@cases("model", ("a character", "A/100"), ("too long", "A" * 60), ("the end", "T4 "), ("empty", ""))
 def test_a_model_must_fit_into_a_label(model):
     with pytest.raises(MalformedInput, match="at most 63"):
         render_node_template(gpu(model=model), 1)

@@ -5,7 +5,6 @@ import re
 
 import pytest
 from hypothesis import given
-from pytest import param
 
 from hami.codec.objects import parse_disruption_budget, parse_node, parse_quota
 from hami.codec.pods import (
@@ -32,6 +31,7 @@ from hami.model import (
     QuotaLimits,
     ScopeRequirement,
 )
+from testing.cases import cases
 from testing.fuzz import bodies
 
 WIRE_POD = {
@@ -85,41 +85,32 @@ def parsed(**changes):
     return parse_pod(json.dumps(WIRE_POD | changes).encode())
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, expected",
-    [
-        param(WIRE_POD, ("u", {"i": {}, "s": {}, "c": {}}), id="none"),
-        param({}, ("", {}), id="nothing at all"),
-        param(
-            {
-                "spec": {
-                    "initContainers": [
-                        {
-                            "name": "i",
-                            "env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}],
-                        }
-                    ],
-                    "containers": [
-                        {
-                            "name": "c",
-                            "env": [
-                                {"name": "B", "valueFrom": {"fieldRef": {}}},
-                                {"name": "C"},
-                                {"value": "x"},
-                            ],
-                        }
-                    ],
-                }
-            },
-            ("", {"i": {"A": "2"}, "c": {"": "x"}}),
-            id="the last counts, literal values only",
-        ),
-        param(
-            {"spec": {"containers": [{"name": "c", "env": None}, {}]}},
-            ("", {"c": {}, "": {}}),
-            id="null",
-        ),
-    ],
+    ("none", WIRE_POD, ("u", {"i": {}, "s": {}, "c": {}})),
+    ("nothing at all", {}, ("", {})),
+    (
+        "the last counts, literal values only",
+        {
+            "spec": {
+                "initContainers": [
+                    {"name": "i", "env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}
+                ],
+                "containers": [
+                    {
+                        "name": "c",
+                        "env": [
+                            {"name": "B", "valueFrom": {"fieldRef": {}}},
+                            {"name": "C"},
+                            {"value": "x"},
+                        ],
+                    }
+                ],
+            }
+        },
+        ("", {"i": {"A": "2"}, "c": {"": "x"}}),
+    ),
+    ("null", {"spec": {"containers": [{"name": "c", "env": None}, {}]}}, ("", {"c": {}, "": {}})),
 )
 def test_environment(pod, expected):
     found = parse_node_pod(json.dumps(pod).encode())
@@ -176,34 +167,26 @@ def test_environment_that_cannot_be_read(body):
         parse_node_pod(body)
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod",
-    [
-        param(WIRE_POD, id="all fields"),
-        param({}, id="empty"),
-        param({"metadata": None, "spec": None}, id="null"),
-        param(WIRE_POD | {"status": status(i=0)}, id="init container done"),
-    ],
+    ("all fields", WIRE_POD),
+    ("empty", {}),
+    ("null", {"metadata": None, "spec": None}),
+    ("init container done", WIRE_POD | {"status": status(i=0)}),
 )
 def test_a_decoded_pod_converts_as_its_text_parses(pod):
     assert convert_pod(pod) == parse_pod(json.dumps(pod).encode())
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, path",
-    [
-        param({"spec": {"containers": "x"}}, "$.spec.containers", id="containers a string"),
-        param(
-            {"metadata": {"annotations": {"a": 1}}},
-            "$.metadata.annotations",
-            id="annotation a number",
-        ),
-        param(
-            {"spec": {"containers": [{"resources": {"limits": {"cpu": True}}}]}},
-            "resources.limits",
-            id="limit a bool",
-        ),
-    ],
+    ("containers a string", {"spec": {"containers": "x"}}, "$.spec.containers"),
+    ("annotation a number", {"metadata": {"annotations": {"a": 1}}}, "$.metadata.annotations"),
+    (
+        "limit a bool",
+        {"spec": {"containers": [{"resources": {"limits": {"cpu": True}}}]}},
+        "resources.limits",
+    ),
 )
 def test_a_decoded_pod_of_wrong_types_is_malformed(pod, path):
     with pytest.raises(MalformedInput, match=re.escape(path)):
@@ -228,16 +211,16 @@ def test_pod():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        "{}",
-        '{"metadata":null,"spec":null,"status":null}',
-        '{"metadata":{},"spec":{},"status":{}}',
-        '{"metadata":{"name":null,"annotations":null},"spec":{"containers":null}}',
+    ("nothing", "{}"),
+    ("null", '{"metadata":null,"spec":null,"status":null}'),
+    ("empty", '{"metadata":{},"spec":{},"status":{}}'),
+    ("fields null", '{"metadata":{"name":null,"annotations":null},"spec":{"containers":null}}'),
+    (
+        "deep in a field that is not read",
         '{"metadata":{"name":null},"x":%s}' % ("[" * 900 + "]" * 900),
-    ],
-    ids=["nothing", "null", "empty", "fields null", "deep in a field that is not read"],
+    ),
 )
 def test_missing_parts_are_empty(text):
     assert parse_pod(text.encode()) == Pod(
@@ -270,13 +253,7 @@ def test_a_pod_without_init_containers_is_never_done_with_them():
 
 @pytest.mark.parametrize(
     "phase, terminated",
-    [
-        ("Pending", False),
-        ("Running", False),
-        ("Succeeded", True),
-        ("Failed", True),
-        ("", False),
-    ],
+    [("Pending", False), ("Running", False), ("Succeeded", True), ("Failed", True), ("", False)],
 )
 def test_terminated(phase, terminated):
     assert parsed(status={"phase": phase}).is_terminated is terminated
@@ -384,84 +361,68 @@ def test_a_limit_that_is_no_quantity_hides_no_other():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "parse, text, field, problem",
-    [
-        param(parse_pod, "", "pod", "", id="empty"),
-        param(parse_pod, '{"metadata":', "pod", "", id="truncated"),
-        param(parse_pod, "null", "pod", "Expected `object`, got `null`", id="null"),
-        param(parse_pod, "[]", "pod", "Expected `object`, got `array`", id="array"),
-        param(
-            parse_pod,
-            '{"metadata":{"annotations":{"a":1}}}',
-            "pod",
-            "$.metadata.annotations",
-            id="annotation a number",
-        ),
-        param(
-            parse_pod,
-            '{"metadata":{"annotations":{"a":null}}}',
-            "pod",
-            "$.metadata.annotations",
-            id="annotation null",
-        ),
-        param(
-            parse_pod,
-            '{"metadata":{"name":null,"annotations":{"a":null}}}',
-            "pod",
-            "$.metadata.annotations",
-            id="annotation null beside a field that is null",
-        ),
-        param(
-            parse_pod,
-            '{"metadata":{"annotations":[]}}',
-            "pod",
-            "$.metadata.annotations",
-            id="annotations a list",
-        ),
-        param(parse_pod, '{"metadata":{"uid":7}}', "pod", "$.metadata.uid", id="uid a number"),
-        param(
-            parse_pod,
-            '{"spec":{"containers":[null]}}',
-            "pod",
-            "$.spec.containers[0]",
-            id="container null",
-        ),
-        param(
-            parse_pod,
-            '{"spec":{"containers":{}}}',
-            "pod",
-            "$.spec.containers",
-            id="containers an object",
-        ),
-        param(
-            parse_pod,
-            '{"spec":{"containers":[{"resources":{"limits":{"a":true}}}]}}',
-            "pod",
-            "$.spec.containers[0].resources.limits",
-            id="quantity a bool",
-        ),
-        param(
-            parse_pod,
-            '{"spec":{"containers":[{"resources":{"limits":{"a":[]}}}]}}',
-            "pod",
-            "$.spec.containers[0].resources.limits",
-            id="quantity a list",
-        ),
-        param(
-            parse_node,
-            '{"status":{"allocatable":[]}}',
-            "node",
-            "$.status.allocatable",
-            id="allocatable a list",
-        ),
-        param(parse_node, '{"metadata":{"name":NaN}}', "node", "", id="NaN"),
-        param(
-            parse_quota, '{"spec":{"hard":"x"}}', "resourcequota", "$.spec.hard", id="hard a text"
-        ),
-        param(parse_pod, "[" * 100_000, "pod", "Expected `object`", id="deep"),
-        param(parse_pod, '{"x":' * 100_000, "pod", "", id="deep in a field that is not read"),
-    ],
+    ("empty", parse_pod, "", "pod", ""),
+    ("truncated", parse_pod, '{"metadata":', "pod", ""),
+    ("null", parse_pod, "null", "pod", "Expected `object`, got `null`"),
+    ("array", parse_pod, "[]", "pod", "Expected `object`, got `array`"),
+    (
+        "annotation a number",
+        parse_pod,
+        '{"metadata":{"annotations":{"a":1}}}',
+        "pod",
+        "$.metadata.annotations",
+    ),
+    (
+        "annotation null",
+        parse_pod,
+        '{"metadata":{"annotations":{"a":null}}}',
+        "pod",
+        "$.metadata.annotations",
+    ),
+    (
+        "annotation null beside a field that is null",
+        parse_pod,
+        '{"metadata":{"name":null,"annotations":{"a":null}}}',
+        "pod",
+        "$.metadata.annotations",
+    ),
+    (
+        "annotations a list",
+        parse_pod,
+        '{"metadata":{"annotations":[]}}',
+        "pod",
+        "$.metadata.annotations",
+    ),
+    ("uid a number", parse_pod, '{"metadata":{"uid":7}}', "pod", "$.metadata.uid"),
+    ("container null", parse_pod, '{"spec":{"containers":[null]}}', "pod", "$.spec.containers[0]"),
+    ("containers an object", parse_pod, '{"spec":{"containers":{}}}', "pod", "$.spec.containers"),
+    (
+        "quantity a bool",
+        parse_pod,
+        '{"spec":{"containers":[{"resources":{"limits":{"a":true}}}]}}',
+        "pod",
+        "$.spec.containers[0].resources.limits",
+    ),
+    (
+        "quantity a list",
+        parse_pod,
+        '{"spec":{"containers":[{"resources":{"limits":{"a":[]}}}]}}',
+        "pod",
+        "$.spec.containers[0].resources.limits",
+    ),
+    (
+        "allocatable a list",
+        parse_node,
+        '{"status":{"allocatable":[]}}',
+        "node",
+        "$.status.allocatable",
+    ),
+    ("NaN", parse_node, '{"metadata":{"name":NaN}}', "node", ""),
+    ("hard a text", parse_quota, '{"spec":{"hard":"x"}}', "resourcequota", "$.spec.hard"),
+    ("deep", parse_pod, "[" * 100_000, "pod", "Expected `object`"),
+    ("deep in a field that is not read", parse_pod, '{"x":' * 100_000, "pod", ""),
 )
 def test_malformed(parse, text, field, problem):
     with pytest.raises(MalformedInput) as caught:
@@ -652,131 +613,113 @@ def test_the_condition_of_another_program_says_nothing(message):
     assert parse_preempted(message) == ("", None)
 
 
-@pytest.mark.parametrize(
+@cases(
     "wire, fields",
-    [
-        param({}, {}, id="nothing"),
-        param({"spec": {"preemptionPolicy": "Never"}}, {"preempts": False}, id="never preempts"),
-        param({"spec": {"preemptionPolicy": "PreemptLowerPriority"}}, {}, id="preempts"),
-        param({"spec": {"terminationGracePeriodSeconds": 0}}, {"grace_s": 0}, id="no grace period"),
-        param(
-            {
-                "spec": {"terminationGracePeriodSeconds": None, "preemptionPolicy": None},
-                "metadata": {"ownerReferences": None},
-                "status": {"startTime": None},
-            },
-            {},
-            id="null",
-        ),
-        param(
-            {
-                "metadata": {
-                    "deletionTimestamp": "2026-08-21T10:00:30Z",
-                    "deletionGracePeriodSeconds": 30,
-                }
-            },
-            {"deletion": "2026-08-21T10:00:30Z", "deletion_grace_s": 30},
-            id="being deleted",
-        ),
-        param(
-            {"status": {"startTime": "2026-08-21T10:00:00Z"}},
-            {"started": "2026-08-21T10:00:00Z"},
-            id="started",
-        ),
-        param({"status": {"conditions": [TARGET]}}, {"preempted": True}, id="preempted"),
-        param(
-            {"status": {"conditions": [TARGET | {"status": "False"}]}},
-            {},
-            id="not preempted any more",
-        ),
-        param(
-            {"status": {"conditions": [TARGET | {"reason": "EvictionByEvictionAPI"}]}},
-            {},
-            id="evicted by another",
-        ),
-        param(
-            {
-                "status": {
-                    "conditions": [
-                        {"type": "Ready", "status": "True", "message": "DisruptionTarget"}
-                    ]
-                }
-            },
-            {},
-            id="another condition",
-        ),
-        param(
-            {
-                "metadata": {
-                    "ownerReferences": [
-                        {"kind": "X", "uid": "x"},
-                        {"kind": "ReplicaSet", "uid": "r", "controller": True},
-                    ]
-                }
-            },
-            {"controller": "r"},
-            id="controlled by one of its owners",
-        ),
-        param(
-            {
-                "metadata": {
-                    "ownerReferences": [{"kind": "ReplicaSet", "uid": "r", "controller": False}]
-                }
-            },
-            {},
-            id="owned, not controlled",
-        ),
-        param(
-            {
-                "metadata": {
-                    "ownerReferences": [{"kind": "DaemonSet", "uid": "d", "controller": True}]
-                }
-            },
-            {"controller": "d", "is_node_agent": True},
-            id="of a DaemonSet",
-        ),
-        param(
-            {"metadata": {"ownerReferences": [{"kind": "Node", "uid": "n", "controller": True}]}},
-            {"controller": "n", "is_node_agent": True},
-            id="mirror pod",
-        ),
-    ],
+    ("nothing", {}, {}),
+    ("never preempts", {"spec": {"preemptionPolicy": "Never"}}, {"preempts": False}),
+    ("preempts", {"spec": {"preemptionPolicy": "PreemptLowerPriority"}}, {}),
+    ("no grace period", {"spec": {"terminationGracePeriodSeconds": 0}}, {"grace_s": 0}),
+    (
+        "null",
+        {
+            "spec": {"terminationGracePeriodSeconds": None, "preemptionPolicy": None},
+            "metadata": {"ownerReferences": None},
+            "status": {"startTime": None},
+        },
+        {},
+    ),
+    (
+        "being deleted",
+        {
+            "metadata": {
+                "deletionTimestamp": "2026-08-21T10:00:30Z",
+                "deletionGracePeriodSeconds": 30,
+            }
+        },
+        {"deletion": "2026-08-21T10:00:30Z", "deletion_grace_s": 30},
+    ),
+    (
+        "started",
+        {"status": {"startTime": "2026-08-21T10:00:00Z"}},
+        {"started": "2026-08-21T10:00:00Z"},
+    ),
+    ("preempted", {"status": {"conditions": [TARGET]}}, {"preempted": True}),
+    ("not preempted any more", {"status": {"conditions": [TARGET | {"status": "False"}]}}, {}),
+    (
+        "evicted by another",
+        {"status": {"conditions": [TARGET | {"reason": "EvictionByEvictionAPI"}]}},
+        {},
+    ),
+    (
+        "another condition",
+        {
+            "status": {
+                "conditions": [{"type": "Ready", "status": "True", "message": "DisruptionTarget"}]
+            }
+        },
+        {},
+    ),
+    (
+        "controlled by one of its owners",
+        {
+            "metadata": {
+                "ownerReferences": [
+                    {"kind": "X", "uid": "x"},
+                    {"kind": "ReplicaSet", "uid": "r", "controller": True},
+                ]
+            }
+        },
+        {"controller": "r"},
+    ),
+    (
+        "owned, not controlled",
+        {
+            "metadata": {
+                "ownerReferences": [{"kind": "ReplicaSet", "uid": "r", "controller": False}]
+            }
+        },
+        {},
+    ),
+    (
+        "of a DaemonSet",
+        {"metadata": {"ownerReferences": [{"kind": "DaemonSet", "uid": "d", "controller": True}]}},
+        {"controller": "d", "is_node_agent": True},
+    ),
+    (
+        "mirror pod",
+        {"metadata": {"ownerReferences": [{"kind": "Node", "uid": "n", "controller": True}]}},
+        {"controller": "n", "is_node_agent": True},
+    ),
 )
 def test_what_preemption_reads_of_a_pod(wire, fields):
     pod = parse_pod(json.dumps(wire).encode())
     assert {name: getattr(pod, name) for name in PREEMPTION} == PREEMPTION | fields
 
 
-@pytest.mark.parametrize(
+@cases(
     "wire, fields",
-    [
-        param({}, {"selector": None}, id="without a selector: of no pod"),
-        param({"selector": {}}, {"selector": ()}, id="of all pods"),
-        param(
-            {"selector": {"matchLabels": None, "matchExpressions": None}},
-            {"selector": ()},
-            id="null",
-        ),
-        param(
-            {
-                "selector": {
-                    "matchLabels": {"a": "1"},
-                    "matchExpressions": [
-                        {"key": "b", "operator": "NotIn", "values": ["2", "3"]},
-                        {"key": "c", "operator": "Exists"},
-                    ],
-                }
-            },
-            {
-                "selector": (
-                    LabelRequirement("a", "In", ("1",)),
-                    LabelRequirement("b", "NotIn", ("2", "3")),
-                    LabelRequirement("c", "Exists"),
-                )
-            },
-            id="of some",
-        ),
-    ],
+    ("without a selector: of no pod", {}, {"selector": None}),
+    ("of all pods", {"selector": {}}, {"selector": ()}),
+    ("null", {"selector": {"matchLabels": None, "matchExpressions": None}}, {"selector": ()}),
+    (
+        "of some",
+        {
+            "selector": {
+                "matchLabels": {"a": "1"},
+                "matchExpressions": [
+                    {"key": "b", "operator": "NotIn", "values": ["2", "3"]},
+                    {"key": "c", "operator": "Exists"},
+                ],
+            }
+        },
+        {
+            "selector": (
+                LabelRequirement("a", "In", ("1",)),
+                LabelRequirement("b", "NotIn", ("2", "3")),
+                LabelRequirement("c", "Exists"),
+            )
+        },
+    ),
 )
 def test_disruption_budget(wire, fields):
     data = json.dumps(

@@ -5,7 +5,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.register import (
     parse_bool,
@@ -17,6 +16,7 @@ from hami.codec.register import (
 from hami.errors import MalformedInput
 from hami.model import Device, MigProfile, Partition
 from testing.builders import gpu
+from testing.cases import cases
 from testing.fuzz import mutated
 
 A40S = (gpu("GPU-a0"), gpu("GPU-a1", index=1, numa=1))
@@ -90,43 +90,41 @@ def devices(text, **fields):
     ).map(tuple)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, expected",
-    [
-        param(A40_JSON, A40S, id="JSON"),
-        param(A40_TEXT, A40S, id="text"),
-        param(A40_TEXT_V24, V24, id="text of v2.4"),
-        param(MIG_JSON, MIG, id="MIG profile"),
-        param(":", (), id="empty text"),
-        param("::", (), id="two empty segments"),
-        param("[]", (), id="empty list"),
-        param(" null ", (), id="null"),
-        param(
-            '[{"ID":"x","Devmem":7,"HEALTH":true}]',
-            (gpu("x", slots=0, memory_mib=7, cores=0, model=""),),
-            id="keys of any case",
-        ),
-        param(
-            '[{"id":"x"}]',
-            (gpu("x", slots=0, memory_mib=0, cores=0, model="", healthy=False),),
-            id="no health is unhealthy",
-        ),
-        param(
-            '[{"id":"x","health":null,"index":null,"mode":null,"migProfiles":null,"migtemplate":[1],"more":{}}]',
-            (gpu("x", slots=0, memory_mib=0, cores=0, model="", healthy=False),),
-            id="nulls and unknown keys",
-        ),
-        param(
-            "nGCU-0,1,100,100,GCU,0,t,2,x:",
-            (gpu("nGCU-0", slots=1, memory_mib=100, model="GCU", index=2, mode="x"),),
-            id="text that begins as null does",
-        ),
-        param(
-            "x,1,1,1,m,-1,F:",
-            (gpu("x", slots=1, memory_mib=1, cores=1, model="m", numa=-1, healthy=False),),
-            id="no NUMA node",
-        ),
-    ],
+    ("JSON", A40_JSON, A40S),
+    ("text", A40_TEXT, A40S),
+    ("text of v2.4", A40_TEXT_V24, V24),
+    ("MIG profile", MIG_JSON, MIG),
+    ("empty text", ":", ()),
+    ("two empty segments", "::", ()),
+    ("empty list", "[]", ()),
+    ("null", " null ", ()),
+    (
+        "keys of any case",
+        '[{"ID":"x","Devmem":7,"HEALTH":true}]',
+        (gpu("x", slots=0, memory_mib=7, cores=0, model=""),),
+    ),
+    (
+        "no health is unhealthy",
+        '[{"id":"x"}]',
+        (gpu("x", slots=0, memory_mib=0, cores=0, model="", healthy=False),),
+    ),
+    (
+        "nulls and unknown keys",
+        '[{"id":"x","health":null,"index":null,"mode":null,"migProfiles":null,"migtemplate":[1],"more":{}}]',
+        (gpu("x", slots=0, memory_mib=0, cores=0, model="", healthy=False),),
+    ),
+    (
+        "text that begins as null does",
+        "nGCU-0,1,100,100,GCU,0,t,2,x:",
+        (gpu("nGCU-0", slots=1, memory_mib=100, model="GCU", index=2, mode="x"),),
+    ),
+    (
+        "no NUMA node",
+        "x,1,1,1,m,-1,F:",
+        (gpu("x", slots=1, memory_mib=1, cores=1, model="m", numa=-1, healthy=False),),
+    ),
 )
 def test_parse(text, expected):
     assert parse_devices("register", text, "NVIDIA") == expected
@@ -141,14 +139,11 @@ def render_devices_text(devices):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "render, given, text",
-    [
-        (render_devices_json, A40S, A40_JSON),
-        (render_devices_text, A40S, A40_TEXT),
-        (render_devices_json, MIG, MIG_JSON),
-    ],
-    ids=["JSON", "text", "MIG profile"],
+    ("JSON", render_devices_json, A40S, A40_JSON),
+    ("text", render_devices_text, A40S, A40_TEXT),
+    ("MIG profile", render_devices_json, MIG, MIG_JSON),
 )
 def test_render(render, given, text):
     assert render(given) == text
@@ -164,164 +159,116 @@ def test_text_round_trip(given):
     assert parse_devices_text("register", render_devices_text(given), "NVIDIA") == given
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, field, quoted, problem",
-    [
-        param("", "register", "", "node annotation missing device separator", id="empty"),
-        param(",", "register", ",", "node annotation missing device separator", id="comma"),
-        param(
-            ",:", "register", ",", "unexpected field count 2 in node annotation", id="two fields"
-        ),
-        param("garbage:", "register", "garbage", "malformed node annotation segment", id="garbage"),
-        param(
-            "a,1,1,1,m,0,true,0:",
-            "register",
-            "a,1,1,1,m,0,true,0",
-            "unexpected field count 8",
-            id="eight fields",
-        ),
-        param("a,x,y,1,m,z,w:", "register", "x", "invalid count field", id="count first"),
-        param("a,1,1.5,1,m,z,w:", "register", "1.5", "invalid memory field", id="then memory"),
-        param("a,1,1,,m,z,w:", "register", "", "invalid core field", id="then cores"),
-        param("a,1,1,1,m,z,yes:", "register", "yes", "invalid health field", id="then health"),
-        param("a,1,1,1,m,z,true:", "register", "z", "invalid numa field", id="then numa"),
-        param("a,1,1,1,m,0,true,x,m:", "register", "x", "invalid index field", id="then index"),
-        param(
-            "a,1,1,1,m,0,true,-1,m:",
-            "register",
-            "-1",
-            "index field must not be negative",
-            id="negative index",
-        ),
-        param(
-            "a,2147483648,1,1,m,0,true:",
-            "register",
-            "2147483648",
-            "invalid count field",
-            id="above int32",
-        ),
-        param(
-            f"a,{'9' * 5000},1,1,m,0,true:",
-            "register",
-            "9" * 200 + "…",
-            "invalid count field",
-            id="huge",
-        ),
-        param(
-            "a,٣,1,1,m,0,true:",
-            "register",
-            "٣",
-            "invalid count field",
-            id="digits of another script",
-        ),
-        param(
-            "a,1,-1,1,m,0,true:",
-            "register",
-            "-1",
-            "memory field must not be negative",
-            id="negative memory",
-        ),
-        param("[", "register", "[", "not valid JSON", id="truncated"),
-        param(
-            '[{"id":"a","count":NaN}]',
-            "register",
-            '[{"id":"a","count":NaN}]',
-            "not valid JSON",
-            id="NaN",
-        ),
-        param("[" * 100_000, "register", "[" * 200 + "…", "not valid JSON", id="deep"),
-        param("{}", "register", "{}", "expected a JSON array", id="object"),
-        param("[null]", "register[0]", "None", "expected a mapping", id="null device"),
-        param('[{"id":"a"},3]', "register[1]", "3", "expected a mapping", id="number for a device"),
-        param('[{"id":3}]', "register[0].id", "3", "expected a string", id="id"),
-        param(
-            '[{"id":"a","count":"10"}]',
-            "register[0].count",
-            "10",
-            "expected an integer",
-            id="count a text",
-        ),
-        param(
-            '[{"devmem":1.5}]', "register[0].devmem", "1.5", "expected an integer", id="fraction"
-        ),
-        param(
-            '[{"devmem":true}]',
-            "register[0].devmem",
-            "True",
-            "expected an integer",
-            id="bool for a number",
-        ),
-        param(
-            '[{"devmem":-1}]',
-            "register[0].devmem",
-            "-1",
-            "expected an integer from 0",
-            id="JSON negative memory",
-        ),
-        param(
-            '[{"devcore":2147483648}]',
-            "register[0].devcore",
-            "2147483648",
-            "expected an integer",
-            id="JSON above int32",
-        ),
-        param(
-            '[{"devcore":99999999999999999999999}]',
-            "register[0].devcore",
-            "9" * 23,
-            "expected an integer",
-            id="JSON huge",
-        ),
-        param(
-            '[{"index":-1}]',
-            "register[0].index",
-            "-1",
-            "expected an integer from 0",
-            id="JSON negative index",
-        ),
-        param(
-            '[{"health":"true"}]',
-            "register[0].health",
-            "true",
-            "expected true or false",
-            id="health a text",
-        ),
-        param(
-            '[{"health":1}]',
-            "register[0].health",
-            "1",
-            "expected true or false",
-            id="health a number",
-        ),
-        param(
-            '[{"migProfiles":[null]}]',
-            "register[0].migProfiles[0]",
-            "None",
-            "expected a mapping",
-            id="MIG null",
-        ),
-        param(
-            '[{"migProfiles":[{"memoryMB":"x"}]}]',
-            "register[0].migProfiles[0].memoryMB",
-            "x",
-            "expected an integer",
-            id="MIG memory",
-        ),
-        param(
-            '[{"migProfiles":[{"placements":[{"START":-1}]}]}]',
-            "register[0].migProfiles[0].placements[0].start",
-            "-1",
-            "expected an integer from 0",
-            id="MIG placement",
-        ),
-        param(
-            '[{"migProfiles":[{"placements":3}]}]',
-            "register[0].migProfiles[0].placements",
-            "3",
-            "expected a list",
-            id="MIG placements",
-        ),
-    ],
+    ("empty", "", "register", "", "node annotation missing device separator"),
+    ("comma", ",", "register", ",", "node annotation missing device separator"),
+    ("two fields", ",:", "register", ",", "unexpected field count 2 in node annotation"),
+    ("garbage", "garbage:", "register", "garbage", "malformed node annotation segment"),
+    (
+        "eight fields",
+        "a,1,1,1,m,0,true,0:",
+        "register",
+        "a,1,1,1,m,0,true,0",
+        "unexpected field count 8",
+    ),
+    ("count first", "a,x,y,1,m,z,w:", "register", "x", "invalid count field"),
+    ("then memory", "a,1,1.5,1,m,z,w:", "register", "1.5", "invalid memory field"),
+    ("then cores", "a,1,1,,m,z,w:", "register", "", "invalid core field"),
+    ("then health", "a,1,1,1,m,z,yes:", "register", "yes", "invalid health field"),
+    ("then numa", "a,1,1,1,m,z,true:", "register", "z", "invalid numa field"),
+    ("then index", "a,1,1,1,m,0,true,x,m:", "register", "x", "invalid index field"),
+    (
+        "negative index",
+        "a,1,1,1,m,0,true,-1,m:",
+        "register",
+        "-1",
+        "index field must not be negative",
+    ),
+    ("above int32", "a,2147483648,1,1,m,0,true:", "register", "2147483648", "invalid count field"),
+    ("huge", f"a,{'9' * 5000},1,1,m,0,true:", "register", "9" * 200 + "…", "invalid count field"),
+    ("digits of another script", "a,٣,1,1,m,0,true:", "register", "٣", "invalid count field"),
+    (
+        "negative memory",
+        "a,1,-1,1,m,0,true:",
+        "register",
+        "-1",
+        "memory field must not be negative",
+    ),
+    ("truncated", "[", "register", "[", "not valid JSON"),
+    ("NaN", '[{"id":"a","count":NaN}]', "register", '[{"id":"a","count":NaN}]', "not valid JSON"),
+    ("deep", "[" * 100_000, "register", "[" * 200 + "…", "not valid JSON"),
+    ("object", "{}", "register", "{}", "expected a JSON array"),
+    ("null device", "[null]", "register[0]", "None", "expected a mapping"),
+    ("number for a device", '[{"id":"a"},3]', "register[1]", "3", "expected a mapping"),
+    ("id", '[{"id":3}]', "register[0].id", "3", "expected a string"),
+    ("count a text", '[{"id":"a","count":"10"}]', "register[0].count", "10", "expected an integer"),
+    ("fraction", '[{"devmem":1.5}]', "register[0].devmem", "1.5", "expected an integer"),
+    ("bool for a number", '[{"devmem":true}]', "register[0].devmem", "True", "expected an integer"),
+    (
+        "JSON negative memory",
+        '[{"devmem":-1}]',
+        "register[0].devmem",
+        "-1",
+        "expected an integer from 0",
+    ),
+    (
+        "JSON above int32",
+        '[{"devcore":2147483648}]',
+        "register[0].devcore",
+        "2147483648",
+        "expected an integer",
+    ),
+    (
+        "JSON huge",
+        '[{"devcore":99999999999999999999999}]',
+        "register[0].devcore",
+        "9" * 23,
+        "expected an integer",
+    ),
+    (
+        "JSON negative index",
+        '[{"index":-1}]',
+        "register[0].index",
+        "-1",
+        "expected an integer from 0",
+    ),
+    (
+        "health a text",
+        '[{"health":"true"}]',
+        "register[0].health",
+        "true",
+        "expected true or false",
+    ),
+    ("health a number", '[{"health":1}]', "register[0].health", "1", "expected true or false"),
+    (
+        "MIG null",
+        '[{"migProfiles":[null]}]',
+        "register[0].migProfiles[0]",
+        "None",
+        "expected a mapping",
+    ),
+    (
+        "MIG memory",
+        '[{"migProfiles":[{"memoryMB":"x"}]}]',
+        "register[0].migProfiles[0].memoryMB",
+        "x",
+        "expected an integer",
+    ),
+    (
+        "MIG placement",
+        '[{"migProfiles":[{"placements":[{"START":-1}]}]}]',
+        "register[0].migProfiles[0].placements[0].start",
+        "-1",
+        "expected an integer from 0",
+    ),
+    (
+        "MIG placements",
+        '[{"migProfiles":[{"placements":3}]}]',
+        "register[0].migProfiles[0].placements",
+        "3",
+        "expected a list",
+    ),
 )
 def test_malformed(text, field, quoted, problem):
     with pytest.raises(MalformedInput) as caught:

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from pytest import param
 
 from hami.codec.pods import parse_pod
 from hami.model import PodScope
+from testing.cases import cases
 
 BUSY = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}
 
@@ -16,20 +16,18 @@ def scope(spec, status=None):
     return parse_pod(json.dumps({"spec": spec, "status": status or {}}).encode()).scope
 
 
-@pytest.mark.parametrize(
-    ("spec", "expected"),
-    [
-        param({}, PodScope(), id="none"),
-        param({"priorityClassName": "high"}, PodScope("high"), id="priority class"),
-        param(
-            {"priorityClassName": None, "activeDeadlineSeconds": None, "affinity": None},
-            PodScope(),
-            id="null",
-        ),
-        param({"activeDeadlineSeconds": 60}, PodScope(has_deadline=True), id="deadline"),
-        param({"activeDeadlineSeconds": 0}, PodScope(has_deadline=True), id="deadline of nothing"),
-        param({"activeDeadlineSeconds": -1}, PodScope(), id="negative deadline"),
-    ],
+@cases(
+    "spec, expected",
+    ("none", {}, PodScope()),
+    ("priority class", {"priorityClassName": "high"}, PodScope("high")),
+    (
+        "null",
+        {"priorityClassName": None, "activeDeadlineSeconds": None, "affinity": None},
+        PodScope(),
+    ),
+    ("deadline", {"activeDeadlineSeconds": 60}, PodScope(has_deadline=True)),
+    ("deadline of nothing", {"activeDeadlineSeconds": 0}, PodScope(has_deadline=True)),
+    ("negative deadline", {"activeDeadlineSeconds": -1}, PodScope()),
 )
 def test_priority_class_and_deadline(spec, expected):
     assert scope(BUSY | spec) == expected
@@ -46,29 +44,25 @@ DEVICES = resources(
 ZERO = resources(limits={"cpu": "0", "memory": "0Gi"}, requests={"cpu": 0, "memory": "0.0"})
 
 
-@pytest.mark.parametrize(
-    ("spec", "best_effort"),
-    [
-        param({"containers": [{}]}, True, id="no resources"),
-        param({"containers": [DEVICES]}, True, id="devices and storage"),
-        param({"containers": [ZERO]}, True, id="zeros"),
-        param({"containers": [LIMITS]}, False, id="a limit of CPU"),
-        param({"containers": [REQUESTS]}, False, id="a request of memory"),
-        param({"containers": [resources(limits={"cpu": "1m"})]}, False, id="little"),
-        param({"containers": [DEVICES, LIMITS]}, False, id="one of two containers"),
-        param(
-            {"containers": [DEVICES], "initContainers": [REQUESTS]}, False, id="an init container"
-        ),
-        param({"containers": [DEVICES]} | REQUESTS, False, id="the pod as a whole"),
-        param({"containers": [LIMITS]} | ZERO, True, id="nothing for the pod as a whole"),
-        param(
-            {"containers": [LIMITS]} | resources(requests={"hugepages-2Mi": "2Mi"}),
-            True,
-            id="huge pages of the pod",
-        ),
-        param({"containers": [LIMITS]} | resources(), False, id="empty resources of the pod"),
-        param({"containers": [LIMITS]} | DEVICES, False, id="other resources of the pod"),
-    ],
+@cases(
+    "spec, best_effort",
+    ("no resources", {"containers": [{}]}, True),
+    ("devices and storage", {"containers": [DEVICES]}, True),
+    ("zeros", {"containers": [ZERO]}, True),
+    ("a limit of CPU", {"containers": [LIMITS]}, False),
+    ("a request of memory", {"containers": [REQUESTS]}, False),
+    ("little", {"containers": [resources(limits={"cpu": "1m"})]}, False),
+    ("one of two containers", {"containers": [DEVICES, LIMITS]}, False),
+    ("an init container", {"containers": [DEVICES], "initContainers": [REQUESTS]}, False),
+    ("the pod as a whole", {"containers": [DEVICES]} | REQUESTS, False),
+    ("nothing for the pod as a whole", {"containers": [LIMITS]} | ZERO, True),
+    (
+        "huge pages of the pod",
+        {"containers": [LIMITS]} | resources(requests={"hugepages-2Mi": "2Mi"}),
+        True,
+    ),
+    ("empty resources of the pod", {"containers": [LIMITS]} | resources(), False),
+    ("other resources of the pod", {"containers": [LIMITS]} | DEVICES, False),
 )
 def test_best_effort(spec, best_effort):
     assert scope(spec).is_best_effort is best_effort
@@ -90,21 +84,18 @@ def test_the_status_goes_first(spec, qos, best_effort):
 OWN, NAMED, SELECTED = {"topologyKey": "zone"}, {"namespaces": ["other"]}, {"namespaceSelector": {}}
 
 
-@pytest.mark.parametrize(
-    ("terms", "crosses"),
-    [
-        ([], False),
-        ([OWN], False),
-        ([{"namespaces": []}], False),
-        ([{"namespaceSelector": None}], False),
-        ([NAMED], True),
-        ([SELECTED], True),
-        ([OWN, {"namespaceSelector": {"matchLabels": {"a": "b"}}}], True),
-    ],
-    ids=["none", "own", "no names", "null", "names", "all", "labels"],
+@cases(
+    "terms, crosses",
+    ("none", [], False),
+    ("own", [OWN], False),
+    ("no names", [{"namespaces": []}], False),
+    ("null", [{"namespaceSelector": None}], False),
+    ("names", [NAMED], True),
+    ("all", [SELECTED], True),
+    ("labels", [OWN, {"namespaceSelector": {"matchLabels": {"a": "b"}}}], True),
 )
 @pytest.mark.parametrize("kind", ["podAffinity", "podAntiAffinity"])
-@pytest.mark.parametrize("is_required", [True, False], ids=["required", "preferred"])
+@cases("is_required", ("required", True), ("preferred", False))
 def test_terms_that_cross_namespaces(terms, crosses, kind, is_required):
     rules = (
         {"requiredDuringSchedulingIgnoredDuringExecution": terms}

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.slices import (
     PublishedSlice,
@@ -23,6 +22,7 @@ from hami.model import Partition
 from hami.quantity import parse_quantity
 from testing.builders import gpu
 from testing.cards import A100_PLACEMENTS, A100_PROFILES
+from testing.cases import cases
 
 UUID = "GPU-5A1C0D1E-0000-4000-8000-000000000001"
 A100 = gpu(UUID, model="NVIDIA A100-SXM4-80GB", memory_mib=81920, numa=1)
@@ -116,34 +116,24 @@ def test_the_least_share_is_written_as_the_api_server_writes_it(slots, least):
     assert rendered(gpu(slots=slots))[0]["capacity"]["share"]["requestPolicy"]["default"] == least
 
 
-@pytest.mark.parametrize(
+@cases(
     "cores, limits",
-    [
-        param(100, {"min": "0", "max": "100", "step": "1"}, id="all"),
-        param(
-            250,
-            {"min": "0", "max": "100", "step": "1"},
-            id="scaled: a claim gets at most one card's",
-        ),
-        param(0, {"min": "0", "max": "0"}, id="none"),
-    ],
+    ("all", 100, {"min": "0", "max": "100", "step": "1"}),
+    ("scaled: a claim gets at most one card's", 250, {"min": "0", "max": "100", "step": "1"}),
+    ("none", 0, {"min": "0", "max": "0"}),
 )
 def test_cores(cores, limits):
     capacity = rendered(gpu(cores=cores))[0]["capacity"]["cores"]
     assert (capacity["value"], capacity["requestPolicy"]["validRange"]) == (str(cores), limits)
 
 
-@pytest.mark.parametrize(
+@cases(
     "device, taints",
-    [
-        param(gpu(), [], id="healthy"),
-        param(gpu(cordoned=True), ["hami.io/cordoned"], id="cordoned"),
-        param(gpu(healthy=False), ["hami.io/unhealthy"], id="unhealthy"),
-        param(
-            gpu(cordoned=True, healthy=False), ["hami.io/cordoned", "hami.io/unhealthy"], id="both"
-        ),
-        param(gpu(by_claims=True), ["hami.io/managed"], id="allocated by HAMi's scheduler"),
-    ],
+    ("healthy", gpu(), []),
+    ("cordoned", gpu(cordoned=True), ["hami.io/cordoned"]),
+    ("unhealthy", gpu(healthy=False), ["hami.io/unhealthy"]),
+    ("both", gpu(cordoned=True, healthy=False), ["hami.io/cordoned", "hami.io/unhealthy"]),
+    ("allocated by HAMi's scheduler", gpu(by_claims=True), ["hami.io/managed"]),
 )
 def test_taints(device, taints):
     (rendered_device,) = rendered(device)
@@ -152,14 +142,12 @@ def test_taints(device, taints):
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "device",
-    [
-        param(gpu(mode="mig"), id="in MIG mode, without profiles"),
-        param(gpu(memory_mib=1), id="no memory"),
-        param(gpu("GPU-a_b"), id="no name"),
-        param(gpu("GPU-" + "a" * 60), id="a name that is too long"),
-    ],
+    ("in MIG mode, without profiles", gpu(mode="mig")),
+    ("no memory", gpu(memory_mib=1)),
+    ("no name", gpu("GPU-a_b")),
+    ("a name that is too long", gpu("GPU-" + "a" * 60)),
 )
 def test_what_a_slice_cannot_say_is_left_out(device):
     assert render_slices("n1", [device]) == ()
@@ -215,15 +203,13 @@ def test_what_the_api_server_adds_is_no_difference():
     assert is_published(found, wanted)
 
 
-@pytest.mark.parametrize(
+@cases(
     "devices",
-    [
-        param([gpu("GPU-1")], id="another card"),
-        param([gpu(), gpu("GPU-1")], id="a card more"),
-        param([gpu(memory_mib=7)], id="memory"),
-        param([gpu(cordoned=True)], id="cordoned"),
-        param([gpu(index=1)], id="index"),
-    ],
+    ("another card", [gpu("GPU-1")]),
+    ("a card more", [gpu(), gpu("GPU-1")]),
+    ("memory", [gpu(memory_mib=7)]),
+    ("cordoned", [gpu(cordoned=True)]),
+    ("index", [gpu(index=1)]),
 )
 def test_any_other_difference_counts(devices):
     (found,) = render_slices("n1", [gpu()])
@@ -388,16 +374,14 @@ def test_slices_of_cards_in_mig_mode_keep_the_limits_of_the_api(number):
     assert len(set(names)) == len(names) == 18 * number
 
 
-@pytest.mark.parametrize(
+@cases(
     "device",
-    [
-        param(divided("GPU-" + "a" * 50), id="names that are too long"),
-        param(divided("GPU-a_b"), id="no names"),
-        param(
-            divided(profiles=(replace(A100_PROFILES[0], placements=(Partition(32),)),)),
-            id="too many memory slices",
-        ),
-    ],
+    ("names that are too long", divided("GPU-" + "a" * 50)),
+    ("no names", divided("GPU-a_b")),
+    (
+        "too many memory slices",
+        divided(profiles=(replace(A100_PROFILES[0], placements=(Partition(32),)),)),
+    ),
 )
 def test_instances_that_a_slice_cannot_have_are_left_out(device):
     assert render_slices("n1", [device]) == ()

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.states import (
     LOCK_FREE_LIMIT,
@@ -20,6 +19,7 @@ from hami.codec.states import (
     render_request,
 )
 from hami.errors import MalformedInput
+from testing.cases import cases
 
 TEN = datetime(2026, 8, 21, 10, tzinfo=UTC)
 OTHER, REPORTED = Handshake(HandshakeState.OTHER), Handshake(HandshakeState.REPORTED)
@@ -29,34 +29,24 @@ seconds = st.datetimes(
 names = st.from_regex(r"[a-z0-9.-]+", fullmatch=True)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, expected",
-    [
-        param(None, OTHER, id="absent"),
-        param(
-            "Requesting_2026-08-21 10:00:00",
-            Handshake(HandshakeState.REQUESTED, TEN),
-            id="requested",
-        ),
-        param(
-            "Requesting_2026.08.21 10:00:00",
-            Handshake(HandshakeState.REQUESTED, TEN),
-            id="requested by v2.4",
-        ),
-        param(
-            "Reported 2024-01-23 04:30:04.434037031 +0000 UTC m=+1104711.777756895",
-            REPORTED,
-            id="reported",
-        ),
-        param("Reported_2026-08-21 10:00:00", REPORTED, id="reported by another vendor"),
-        param("Deleted_2026.08.21 10:00:00", OTHER, id="deleted by v2.4"),
-        param("Requesting", OTHER, id="no time"),
-        param("Requesting_", OTHER, id="empty time"),
-        param("Requesting_yesterday", OTHER, id="no date"),
-        param("Requesting_2026-02-30 10:00:00", OTHER, id="no such day"),
-        param("Requesting_2026-08-21T10:00:00Z", OTHER, id="another form"),
-        param("", OTHER, id="empty"),
-    ],
+    ("absent", None, OTHER),
+    ("requested", "Requesting_2026-08-21 10:00:00", Handshake(HandshakeState.REQUESTED, TEN)),
+    (
+        "requested by v2.4",
+        "Requesting_2026.08.21 10:00:00",
+        Handshake(HandshakeState.REQUESTED, TEN),
+    ),
+    ("reported", "Reported 2024-01-23 04:30:04.434037031 +0000 UTC m=+1104711.777756895", REPORTED),
+    ("reported by another vendor", "Reported_2026-08-21 10:00:00", REPORTED),
+    ("deleted by v2.4", "Deleted_2026.08.21 10:00:00", OTHER),
+    ("no time", "Requesting", OTHER),
+    ("empty time", "Requesting_", OTHER),
+    ("no date", "Requesting_yesterday", OTHER),
+    ("no such day", "Requesting_2026-02-30 10:00:00", OTHER),
+    ("another form", "Requesting_2026-08-21T10:00:00Z", OTHER),
+    ("empty", "", OTHER),
 )
 def test_handshake(text, expected):
     assert parse_handshake(text) == expected
@@ -72,20 +62,12 @@ def test_requests_are_written_in_utc():
     assert render_request(at) == "Requesting_2026-08-21 10:00:15"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, lock",
-    [
-        param("2026-08-21T10:00:00Z,default,a", NodeLock(TEN, ("default", "a")), id="with pod"),
-        param(
-            "2026-08-21T18:00:00+08:00,default,a",
-            NodeLock(TEN, ("default", "a")),
-            id="another zone",
-        ),
-        param("2026-08-21T10:00:00Z", NodeLock(TEN, None), id="legacy"),
-        param(
-            "2026-08-21T10:00:00.000Z,ns,a", NodeLock(TEN, ("ns", "a")), id="fraction of a second"
-        ),
-    ],
+    ("with pod", "2026-08-21T10:00:00Z,default,a", NodeLock(TEN, ("default", "a"))),
+    ("another zone", "2026-08-21T18:00:00+08:00,default,a", NodeLock(TEN, ("default", "a"))),
+    ("legacy", "2026-08-21T10:00:00Z", NodeLock(TEN, None)),
+    ("fraction of a second", "2026-08-21T10:00:00.000Z,ns,a", NodeLock(TEN, ("ns", "a"))),
 )
 def test_lock(text, lock):
     assert parse_lock(text) == lock
@@ -101,28 +83,18 @@ def test_locks_are_written_in_utc_to_the_second():
     assert render_lock(at, "default", "pod1") == "2026-08-21T10:00:00Z,default,pod1"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, problem",
-    [
-        param("lock", "expected an RFC 3339 time first", id="no time"),
-        param("", "expected an RFC 3339 time first", id="empty"),
-        param("yesterday,default,a", "expected an RFC 3339 time first", id="no time"),
-        param(
-            "2026-08-21T10:00:00,default,a",
-            "expected an RFC 3339 time with a zone first",
-            id="no zone",
-        ),
-        param(
-            "2026-08-21T10:00:00Z,a",
-            "malformed lock annotation: expected 3 parts, got 2",
-            id="two parts",
-        ),
-        param(
-            "2026-08-21T10:00:00Z,a,b,c",
-            "malformed lock annotation: expected 3 parts, got 4",
-            id="four parts",
-        ),
-    ],
+    ("no time", "lock", "expected an RFC 3339 time first"),
+    ("empty", "", "expected an RFC 3339 time first"),
+    ("no time", "yesterday,default,a", "expected an RFC 3339 time first"),
+    ("no zone", "2026-08-21T10:00:00,default,a", "expected an RFC 3339 time with a zone first"),
+    ("two parts", "2026-08-21T10:00:00Z,a", "malformed lock annotation: expected 3 parts, got 2"),
+    (
+        "four parts",
+        "2026-08-21T10:00:00Z,a,b,c",
+        "malformed lock annotation: expected 3 parts, got 4",
+    ),
 )
 def test_malformed_lock(text, problem):
     with pytest.raises(MalformedInput) as caught:
@@ -134,16 +106,14 @@ def test_malformed_lock(text, problem):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, vendors",
-    [
-        param(None, set(), id="absent"),
-        param("", set(), id="empty"),
-        param("NVIDIA", {"NVIDIA"}, id="one"),
-        param(" NVIDIA, ,DCU,NVIDIA,", {"NVIDIA", "DCU"}, id="blanks and repetitions"),
-        param("later", {"later"}, id="not a vendor that we know"),
-        param("NVIDIA," + "x" * LOCK_FREE_LIMIT, set(), id="too long"),
-    ],
+    ("absent", None, set()),
+    ("empty", "", set()),
+    ("one", "NVIDIA", {"NVIDIA"}),
+    ("blanks and repetitions", " NVIDIA, ,DCU,NVIDIA,", {"NVIDIA", "DCU"}),
+    ("not a vendor that we know", "later", {"later"}),
+    ("too long", "NVIDIA," + "x" * LOCK_FREE_LIMIT, set()),
 )
 def test_lock_free_vendors(text, vendors):
     assert parse_lock_free(text) == vendors

@@ -1,37 +1,31 @@
 """Times as the API server has them."""
 
-import pytest
-from pytest import param
-
 from hami.codec.times import LATEST, parse_time, parse_unix
+from testing.cases import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, seconds",
-    [
-        param("2026-08-21T10:00:00Z", 1787306400, id="UTC"),
-        param("2026-08-21T12:00:00+02:00", 1787306400, id="another zone"),
-        param("2026-08-21T10:00:00.999999Z", 1787306400, id="with microseconds"),
-        param("", 0, id="none"),
-        param("yesterday", 0, id="no time"),
-    ],
+    ("UTC", "2026-08-21T10:00:00Z", 1787306400),
+    ("another zone", "2026-08-21T12:00:00+02:00", 1787306400),
+    ("with microseconds", "2026-08-21T10:00:00.999999Z", 1787306400),
+    ("none", "", 0),
+    ("no time", "yesterday", 0),
 )
 def test_time(text, seconds):
     assert parse_time(text) == seconds
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, seconds",
-    [
-        param("1787306400", 1787306400, id="a time"),
-        param(str(LATEST - 1), LATEST - 1, id="the last one"),
-        param(str(LATEST), 0, id="later"),
-        param("9" * 18, 0, id="later than any datetime"),
-        param("9" * 5000, 0, id="more digits than Python reads"),
-        param("-1", 0, id="negative"),
-        param("", 0, id="none"),
-        param("soon", 0, id="no number"),
-    ],
+    ("a time", "1787306400", 1787306400),
+    ("the last one", str(LATEST - 1), LATEST - 1),
+    ("later", str(LATEST), 0),
+    ("later than any datetime", "9" * 18, 0),
+    ("more digits than Python reads", "9" * 5000, 0),
+    ("negative", "-1", 0),
+    ("none", "", 0),
+    ("no number", "soon", 0),
 )
 def test_unix_seconds(text, seconds):
     assert parse_unix(text) == seconds

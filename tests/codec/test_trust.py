@@ -8,6 +8,7 @@ import pytest
 from hami.codec.trust import SecretRecord, Webhook
 from hami.errors import Conflict, MalformedInput, NotFound
 from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
+from testing.cases import cases
 from tests.kube.test_cluster import talk
 
 SECRETS = "/api/v1/namespaces/hami/secrets"
@@ -111,10 +112,11 @@ def test_a_bundle_is_written_into_every_webhook_and_nothing_else_is_touched():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "answer",
-    [b"{", {"metadata": {"name": "s"}}, SECRET | {"data": {"tls.key": "c2VjcmV0x"}}],
-    ids=["no JSON", "no version", "no base64"],
+    ("no JSON", b"{"),
+    ("no version", {"metadata": {"name": "s"}}),
+    ("no base64", SECRET | {"data": {"tls.key": "c2VjcmV0x"}}),
 )
 def test_a_secret_that_cannot_be_read_is_quoted_nowhere(answer):
     _, cluster = talk(answer)

@@ -28,6 +28,7 @@ from hami.inspect.resize_report import ResizeReport
 from hami.model import PodRef
 from hami.monitor.metrics import families
 from hami.web.exposition import render
+from testing.cases import cases
 from testing.fake_api import bound, node, pending
 from testing.fake_nvml import GIB, MIB
 from testing.monitor_stage import CARD, OTHER, Stage, node_pod
@@ -628,23 +629,21 @@ def test_a_waiting_pod_shows_why_kube_scheduler_does_not_place_it(stage):
 LARGE, SMALL = "GPU-a,NVIDIA,8192,40:;", "GPU-a,NVIDIA,3072,20:;"
 
 
-@pytest.mark.parametrize(
+@cases(
     "uid, annotations, expected",
-    [
-        ("u", {}, PodSize()),
-        ("other", {RESIZE: "{"}, PodSize()),
-        ("u", {RESIZE: "{\x1b"}, PodSize(ResizeReport("Requested", "{?"))),
-        (
-            "u",
-            {
-                RESIZED: LARGE,
-                RESIZE_TARGET: SMALL,
-                RESIZE_STATUS: '{"state":"Booked","message":"uses\\u202e 5"}',
-            },
-            PodSize(ResizeReport("Booked", message="uses? 5", excess_mib=5120, excess_cores=20)),
-        ),
-    ],
-    ids=["nothing", "another pod", "unreadable", "pending"],
+    ("nothing", "u", {}, PodSize()),
+    ("another pod", "other", {RESIZE: "{"}, PodSize()),
+    ("unreadable", "u", {RESIZE: "{\x1b"}, PodSize(ResizeReport("Requested", "{?"))),
+    (
+        "pending",
+        "u",
+        {
+            RESIZED: LARGE,
+            RESIZE_TARGET: SMALL,
+            RESIZE_STATUS: '{"state":"Booked","message":"uses\\u202e 5"}',
+        },
+        PodSize(ResizeReport("Booked", message="uses? 5", excess_mib=5120, excess_cores=20)),
+    ),
 )
 def test_the_size_of_a_bound_pod(uid, annotations, expected):
     class Api:

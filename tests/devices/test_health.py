@@ -4,25 +4,22 @@ import pytest
 
 from hami.devices.health import parse_xid_rules
 from hami.errors import MalformedInput
+from testing.cases import cases
 
 IGNORED = (13, 31, 43, 45, 68, 109)
 FATAL = (48, 63, 74, 79, 95)
 
 
-@pytest.mark.parametrize(
+@cases(
     "disable, enable, critical, ignored",
-    [
-        pytest.param("", "", FATAL, IGNORED, id="upstream's list"),
-        pytest.param("48, 79", "", (74,), (*IGNORED, 48, 79), id="more are ignored"),
-        pytest.param("all", "", (), (*IGNORED, *FATAL), id="all are ignored"),
-        pytest.param("79,xids", "", (), (*IGNORED, *FATAL), id="xids means all"),
-        pytest.param(
-            "", "13,31", (*FATAL, 13, 31), (43, 45), id="enabled overrides upstream's list"
-        ),
-        pytest.param("79", "79", (79,), IGNORED, id="enabled overrides disabled"),
-        pytest.param("all", "79", (79,), (*IGNORED, 48, 74), id="one enabled, all disabled"),
-        pytest.param("all", "ALL", (*FATAL, *IGNORED), (), id="all are enabled"),
-    ],
+    ("upstream's list", "", "", FATAL, IGNORED),
+    ("more are ignored", "48, 79", "", (74,), (*IGNORED, 48, 79)),
+    ("all are ignored", "all", "", (), (*IGNORED, *FATAL)),
+    ("xids means all", "79,xids", "", (), (*IGNORED, *FATAL)),
+    ("enabled overrides upstream's list", "", "13,31", (*FATAL, 13, 31), (43, 45)),
+    ("enabled overrides disabled", "79", "79", (79,), IGNORED),
+    ("one enabled, all disabled", "all", "79", (79,), (*IGNORED, 48, 74)),
+    ("all are enabled", "all", "ALL", (*FATAL, *IGNORED), ()),
 )
 def test_critical_xids(disable, enable, critical, ignored):
     rules = parse_xid_rules({"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable})

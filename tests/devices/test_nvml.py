@@ -10,6 +10,7 @@ from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import LIBRARY, library_path
 from hami.errors import HamiError
 from testing.cards import ALLOWLIST, Stop
+from testing.cases import cases
 from testing.fake_nvml import A100, GIB, FakeNvml, Gpu
 
 LOST, TIMEOUT, UNKNOWN = (
@@ -115,26 +116,20 @@ def pair(links_there=(), links_back=(), level=pynvml.NVML_TOPOLOGY_SYSTEM):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "nvml, score",
-    [
-        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_SYSTEM), 10, id="across the system"),
-        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_NODE), 20, id="one NUMA node"),
-        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_HOSTBRIDGE), 30, id="one host bridge"),
-        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_MULTIPLE), 40, id="several switches"),
-        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_SINGLE), 50, id="one switch"),
-        pytest.param(pair(level=pynvml.NVML_TOPOLOGY_INTERNAL), 60, id="one board"),
-        pytest.param(pair((1, 1), (0, 0)), 210, id="two links"),
-        pytest.param(pair((1, None), (0, None)), 110, id="one of them off"),
-        pytest.param(
-            pair(("switch",) * 12, ("switch",) * 18),
-            1210,
-            id="through a switch, as many as both have",
-        ),
-        pytest.param(pair(("switch",) * 20, ("switch",) * 20), 1810, id="18 at most"),
-        pytest.param(pair(("switch",), ()), 10, id="a switch of one alone"),
-        pytest.param(pair((1, 1), (0,)), 10, id="a broken link"),
-    ],
+    ("across the system", pair(level=pynvml.NVML_TOPOLOGY_SYSTEM), 10),
+    ("one NUMA node", pair(level=pynvml.NVML_TOPOLOGY_NODE), 20),
+    ("one host bridge", pair(level=pynvml.NVML_TOPOLOGY_HOSTBRIDGE), 30),
+    ("several switches", pair(level=pynvml.NVML_TOPOLOGY_MULTIPLE), 40),
+    ("one switch", pair(level=pynvml.NVML_TOPOLOGY_SINGLE), 50),
+    ("one board", pair(level=pynvml.NVML_TOPOLOGY_INTERNAL), 60),
+    ("two links", pair((1, 1), (0, 0)), 210),
+    ("one of them off", pair((1, None), (0, None)), 110),
+    ("through a switch, as many as both have", pair(("switch",) * 12, ("switch",) * 18), 1210),
+    ("18 at most", pair(("switch",) * 20, ("switch",) * 20), 1810),
+    ("a switch of one alone", pair(("switch",), ()), 10),
+    ("a broken link", pair((1, 1), (0,)), 10),
 )
 def test_scores_of_a_pair(nvml, score):
     first, second = NvmlCards(nvml, links=True).cards()
@@ -210,17 +205,13 @@ def test_all_cards_are_watched_for_xids_only():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "xid, rules, failures",
-    [
-        pytest.param(79, XidRules(), [("GPU-1", "XID 79")], id="critical"),
-        pytest.param(31, XidRules(), [], id="caused by an application"),
-        pytest.param(31, XidRules(enabled=frozenset({31})), [("GPU-1", "XID 31")], id="enabled"),
-        pytest.param(79, XidRules(ignored=frozenset({79})), [], id="disabled"),
-        pytest.param(
-            79, XidRules(ignored=None, enabled=frozenset({48})), [], id="all but another disabled"
-        ),
-    ],
+    ("critical", 79, XidRules(), [("GPU-1", "XID 79")]),
+    ("caused by an application", 31, XidRules(), []),
+    ("enabled", 31, XidRules(enabled=frozenset({31})), [("GPU-1", "XID 31")]),
+    ("disabled", 79, XidRules(ignored=frozenset({79})), []),
+    ("all but another disabled", 79, XidRules(ignored=None, enabled=frozenset({48})), []),
 )
 def test_an_xid(xid, rules, failures):
     nvml = three()

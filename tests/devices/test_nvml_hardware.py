@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
-from pytest import param
 
 from hami.codec.device_config import MigAllowance
 from hami.codec.register import parse_devices_json
@@ -24,6 +23,7 @@ from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
 from testing.builders import NVIDIA
 from testing.cards import Stop
+from testing.cases import cases
 from testing.driver_root import FOLDER, compile_nvml
 
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "2g.20gb")),)
@@ -232,12 +232,10 @@ def test_a_driver_that_does_not_answer_is_an_error(inside, function, says):
         inside(cards, FAKE_NVML_FAIL=f"{function}:-1:{GPU_IS_LOST}")
 
 
-@pytest.mark.parametrize(
+@cases(
     "xid, expected",
-    [
-        param("79", [("GPU-0", ""), ("GPU-1", ""), ("GPU-1", "XID 79")], id="critical"),
-        param("31", [("GPU-0", ""), ("GPU-1", "")], id="caused by an application"),
-    ],
+    ("critical", "79", [("GPU-0", ""), ("GPU-1", ""), ("GPU-1", "XID 79")]),
+    ("caused by an application", "31", [("GPU-0", ""), ("GPU-1", "")]),
 )
 def test_events_are_received(library, xid, expected):
     process = Process(library)  # the library sends the event once

@@ -2,12 +2,12 @@
 
 import pynvml
 import pytest
-from pytest import param
 
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import LIBRARY, RESTART_S, DriverLibrary
 from hami.devices.usage import NvmlUsage
 from hami.errors import DriverError
+from testing.cases import cases
 from testing.fake_nvml import FakeNvml, Gpu
 
 UNINITIALIZED, NOT_LOADED = pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED
@@ -56,20 +56,18 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
-@pytest.mark.parametrize(
+@cases(
     "function, statuses, ends",
-    [
-        param("nvmlDeviceGetCount", [MISMATCH], True, id="mismatch"),
-        param("nvmlDeviceGetCount", [UNINITIALIZED], True, id="uninitialized"),
-        param("nvmlDeviceGetCount", [NOT_LOADED], True, id="not loaded"),
-        param("nvmlDeviceGetHandleByIndex", [MISMATCH], True, id="no card has a handle"),
-        param("nvmlDeviceGetUUID", [MISMATCH, UNINITIALIZED], True, id="no card has a UUID"),
-        param("nvmlDeviceGetMemoryInfo", [MISMATCH], True, id="no card has its memory"),
-        param("nvmlDeviceGetUUID", [MISMATCH, LOST], False, id="one card is lost"),
-        param("nvmlDeviceGetCount", [LOST], False, id="lost"),
-        param("nvmlDeviceGetCount", [UNKNOWN], False, id="unknown"),
-        param("nvmlDeviceGetHandleByIndex", [LOST], False, id="all cards are lost"),
-    ],
+    ("mismatch", "nvmlDeviceGetCount", [MISMATCH], True),
+    ("uninitialized", "nvmlDeviceGetCount", [UNINITIALIZED], True),
+    ("not loaded", "nvmlDeviceGetCount", [NOT_LOADED], True),
+    ("no card has a handle", "nvmlDeviceGetHandleByIndex", [MISMATCH], True),
+    ("no card has a UUID", "nvmlDeviceGetUUID", [MISMATCH, UNINITIALIZED], True),
+    ("no card has its memory", "nvmlDeviceGetMemoryInfo", [MISMATCH], True),
+    ("one card is lost", "nvmlDeviceGetUUID", [MISMATCH, LOST], False),
+    ("lost", "nvmlDeviceGetCount", [LOST], False),
+    ("unknown", "nvmlDeviceGetCount", [UNKNOWN], False),
+    ("all cards are lost", "nvmlDeviceGetHandleByIndex", [LOST], False),
 )
 def test_a_process_that_had_the_driver_ends_after_a_minute_of_errors_that_only_a_new_one_mends(
     scene, function, statuses, ends
@@ -88,13 +86,7 @@ def test_a_process_that_had_the_driver_ends_after_a_minute_of_errors_that_only_a
     assert "only a new process could use the driver: NVML cannot" in reason or not ends
 
 
-@pytest.mark.parametrize(
-    "between",
-    [
-        param([], id="an answer"),
-        param([LOST], id="an error that may pass"),
-    ],
-)
+@cases("between", ("an answer", []), ("an error that may pass", [LOST]))
 def test_the_minute_begins_again_after(scene, between):
     assert scene.open()
     assert scene.read()
@@ -143,13 +135,11 @@ def test_a_library_that_appears_while_a_process_waits_is_loaded_by_it(scene):
     assert scene.library.restart_reason() == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, refused",
-    [
-        param("libnvidia-ml.so.570.1", False, id="the same"),
-        param("libnvidia-ml.so.580.2", True, id="another"),
-        param("libnvidia-ml.so.1", False, id="without a version"),
-    ],
+    ("the same", "libnvidia-ml.so.570.1", False),
+    ("another", "libnvidia-ml.so.580.2", True),
+    ("without a version", "libnvidia-ml.so.1", False),
 )
 def test_cards_are_not_offered_with_the_libraries_of_another_driver(tmp_path, name, refused):
     """Containers would be given libraries that refuse all their calls, until the node is rebooted."""

@@ -19,6 +19,7 @@ from hami.model import Node
 from hami.vendors.inventory import PAIR_SCORES
 from testing.builders import NVIDIA
 from testing.cards import A100_PROFILES, HALF, SMALL, card, cards, config
+from testing.cases import cases
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -79,69 +80,77 @@ def test_a_node_in_mig_mode_whose_claims_hami_allocates_registers_its_cards():
 
 
 # As HAMi v2.10 writes them (keys in this order, zero values left out)
-@pytest.mark.parametrize(
+@cases(
     "found, unhealthy, fields, text",
-    [
-        pytest.param(
-            [card("GPU-a", memory_mib=81559, numa=1)],
-            [],
-            {},
+    (
+        "one card",
+        [card("GPU-a", memory_mib=81559, numa=1)],
+        [],
+        {},
+        (
             '[{"id":"GPU-a","count":10,"devmem":81559,"devcore":100,"type":"NVIDIA A100-SXM4-80GB","numa":1,'
-            '"mode":"hami-core","health":true}]',
-            id="one card",
+            '"mode":"hami-core","health":true}]'
         ),
-        pytest.param(
-            [
-                card("GPU-b", index=1, memory_mib=15360, model="Tesla T4"),
-                card("GPU-a", memory_mib=15360, model="Tesla T4"),
-            ],
-            ["GPU-b"],
-            {"device_split_count": 3},
+    ),
+    (
+        "sorted by index, one unhealthy, a model without vendor name",
+        [
+            card("GPU-b", index=1, memory_mib=15360, model="Tesla T4"),
+            card("GPU-a", memory_mib=15360, model="Tesla T4"),
+        ],
+        ["GPU-b"],
+        {"device_split_count": 3},
+        (
             '[{"id":"GPU-a","count":3,"devmem":15360,"devcore":100,"type":"NVIDIA-Tesla T4","mode":"hami-core",'
             '"health":true},{"id":"GPU-b","index":1,"count":3,"devmem":15360,"devcore":100,"type":"NVIDIA-Tesla T4",'
-            '"mode":"hami-core"}]',
-            id="sorted by index, one unhealthy, a model without vendor name",
+            '"mode":"hami-core"}]'
         ),
-        pytest.param(
-            [card("GPU-a", memory_mib=1001)],
-            [],
-            {"device_memory_scaling": 1.5, "device_core_scaling": 1.29},
+    ),
+    (
+        "scaled and truncated",
+        [card("GPU-a", memory_mib=1001)],
+        [],
+        {"device_memory_scaling": 1.5, "device_core_scaling": 1.29},
+        (
             '[{"id":"GPU-a","count":10,"devmem":1501,"devcore":129,"type":"NVIDIA A100-SXM4-80GB","mode":"hami-core",'
-            '"health":true}]',
-            id="scaled and truncated",
+            '"health":true}]'
         ),
-        pytest.param(
-            [card("GPU-a", memory_mib=0)],
-            [],
-            {"preconfigured_device_memory": 98304},
+    ),
+    (
+        "configured memory if the driver reports none",
+        [card("GPU-a", memory_mib=0)],
+        [],
+        {"preconfigured_device_memory": 98304},
+        (
             '[{"id":"GPU-a","count":10,"devmem":98304,"devcore":100,"type":"NVIDIA A100-SXM4-80GB","mode":"hami-core",'
-            '"health":true}]',
-            id="configured memory if the driver reports none",
+            '"health":true}]'
         ),
-        pytest.param(
-            [card("GPU-a", mig=True, profiles=(HALF,))],
-            [],
-            {"operating_mode": "mig", "device_memory_scaling": 2.0, "device_core_scaling": 2.0},
+    ),
+    (
+        "MIG is never scaled",
+        [card("GPU-a", mig=True, profiles=(HALF,))],
+        [],
+        {"operating_mode": "mig", "device_memory_scaling": 2.0, "device_core_scaling": 2.0},
+        (
             '[{"id":"GPU-a","count":2,"devmem":81920,"devcore":100,"type":"NVIDIA A100-SXM4-80GB","mode":"mig",'
             '"migProfiles":[{"name":"3g.40gb","memoryMB":40192,"core":43,"sliceCount":3,'
-            '"placements":[{"start":0,"size":4},{"start":4,"size":4}]}],"health":true}]',
-            id="MIG is never scaled",
+            '"placements":[{"start":0,"size":4},{"start":4,"size":4}]}],"health":true}]'
         ),
-        pytest.param(
-            [card("GPU-a", memory_mib=46068, model="NVIDIA A40", numa=1)],
-            [],
-            {"register_format": "csv"},
-            "GPU-a,10,46068,100,NVIDIA A40,1,true:",
-            id="csv, seven fields",
-        ),
-        pytest.param(
-            cards("GPU-a", "GPU-b", memory_mib=46068, model="NVIDIA A40"),
-            ["GPU-a"],
-            {"register_format": "csv"},
-            "GPU-a,10,46068,100,NVIDIA A40,0,false:GPU-b,10,46068,100,NVIDIA A40,0,true:",
-            id="csv, unhealthy",
-        ),
-    ],
+    ),
+    (
+        "csv, seven fields",
+        [card("GPU-a", memory_mib=46068, model="NVIDIA A40", numa=1)],
+        [],
+        {"register_format": "csv"},
+        "GPU-a,10,46068,100,NVIDIA A40,1,true:",
+    ),
+    (
+        "csv, unhealthy",
+        cards("GPU-a", "GPU-b", memory_mib=46068, model="NVIDIA A40"),
+        ["GPU-a"],
+        {"register_format": "csv"},
+        "GPU-a,10,46068,100,NVIDIA A40,0,false:GPU-b,10,46068,100,NVIDIA A40,0,true:",
+    ),
 )
 def test_register_annotation(found, unhealthy, fields, text):
     assert register(*found, unhealthy=unhealthy, **fields) == text
@@ -216,58 +225,40 @@ def test_kubelet_ids_are_the_uuid_with_a_suffix():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "one, fields, problem",
-    [
-        pytest.param(card(), {}, "", id="a card"),
-        pytest.param(card("GPU-a"), {"filtered_uuids": ("GPU-a",)}, None, id="filtered by uuid"),
-        pytest.param(card(index=3), {"filtered_indexes": (3,)}, None, id="filtered by index"),
-        pytest.param(
-            card(problem="lost"),
-            {"filtered_indexes": (0,)},
-            None,
-            id="filtered, whatever its problem",
-        ),
-        pytest.param(card(memory_mib=0), {}, None, id="unknown memory"),
-        pytest.param(
-            card(memory_mib=0), {"preconfigured_device_memory": 1}, "", id="configured memory"
-        ),
-        pytest.param(
-            card(memory_mib=0, problem="memory: lost"), {}, "memory: lost", id="unreadable"
-        ),
-        pytest.param(
-            card(mig=True),
-            {},
-            "in MIG mode, while this node shares whole cards",
-            id="MIG on a sharing node",
-        ),
-        pytest.param(card(), {"operating_mode": "mig"}, None, id="no profiles on a MIG node"),
-        pytest.param(
-            card(profiles=(SMALL,)),
-            {"operating_mode": "mig"},
-            "",
-            id="MIG mode not enabled yet on a MIG node",
-        ),
-    ],
+    ("a card", card(), {}, ""),
+    ("filtered by uuid", card("GPU-a"), {"filtered_uuids": ("GPU-a",)}, None),
+    ("filtered by index", card(index=3), {"filtered_indexes": (3,)}, None),
+    ("filtered, whatever its problem", card(problem="lost"), {"filtered_indexes": (0,)}, None),
+    ("unknown memory", card(memory_mib=0), {}, None),
+    ("configured memory", card(memory_mib=0), {"preconfigured_device_memory": 1}, ""),
+    ("unreadable", card(memory_mib=0, problem="memory: lost"), {}, "memory: lost"),
+    (
+        "MIG on a sharing node",
+        card(mig=True),
+        {},
+        "in MIG mode, while this node shares whole cards",
+    ),
+    ("no profiles on a MIG node", card(), {"operating_mode": "mig"}, None),
+    (
+        "MIG mode not enabled yet on a MIG node",
+        card(profiles=(SMALL,)),
+        {"operating_mode": "mig"},
+        "",
+    ),
 )
 def test_cards_that_a_node_offers(one, fields, problem):
     offered = offered_card(one, config(**fields))
     assert (None if offered is None else offered.problem) == problem
 
 
-@pytest.mark.parametrize(
+@cases(
     "one, mode, offered",
-    [
-        pytest.param(card(mig=True), "hami-core", False, id="in MIG mode"),
-        pytest.param(
-            card(mig=True, memory_mib=0, problem="memory: lost"),
-            "hami-core",
-            False,
-            id="unreadable",
-        ),
-        pytest.param(card(problem="lost"), "hami-core", True, id="not in MIG mode"),
-        pytest.param(card(mig=True, profiles=(SMALL,)), "mig", True, id="on a MIG node"),
-    ],
+    ("in MIG mode", card(mig=True), "hami-core", False),
+    ("unreadable", card(mig=True, memory_mib=0, problem="memory: lost"), "hami-core", False),
+    ("not in MIG mode", card(problem="lost"), "hami-core", True),
+    ("on a MIG node", card(mig=True, profiles=(SMALL,)), "mig", True),
 )
 def test_cards_in_mig_mode_are_not_offered_with_ignore_mig_cards(one, mode, offered):
     assert (
@@ -278,55 +269,49 @@ def test_cards_in_mig_mode_are_not_offered_with_ignore_mig_cards(one, mode, offe
 REGISTERED = {NVIDIA.annotations.register: "x"}
 
 
-@pytest.mark.parametrize(
+@cases(
     "format, annotations, wanted, changes",
-    [
-        pytest.param("json", {}, REGISTERED, REGISTERED, id="no annotation yet"),
-        pytest.param("json", REGISTERED, REGISTERED, {}, id="already there"),
-        pytest.param(
-            "json", {NVIDIA.annotations.register: "y"}, REGISTERED, REGISTERED, id="another value"
-        ),
-        pytest.param(
-            "json", {PAIR_SCORES: "s"}, {PAIR_SCORES: None}, {PAIR_SCORES: None}, id="to be removed"
-        ),
-        pytest.param("json", {}, {PAIR_SCORES: None}, {}, id="already removed"),
-        pytest.param(
-            "json",
-            {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"},
-            {},
-            {},
-            id="v2.8 and later: not answered",
-        ),
-        pytest.param(
-            "csv",
-            {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"},
-            {},
-            {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:05"},
-            id="v2.5: answered",
-        ),
-        pytest.param(
-            "csv",
-            {NVIDIA.annotations.handshake: "Requesting_2026.01.02 03:04:00"},
-            {},
-            {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:05"},
-            id="v2.4: answered",
-        ),
-        pytest.param(
-            "csv",
-            {NVIDIA.annotations.handshake: "Deleted_2026.01.02 03:04:00"},
-            {},
-            {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:05"},
-            id="forgotten: answered",
-        ),
-        pytest.param(
-            "csv",
-            {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:00"},
-            {},
-            {},
-            id="answered already",
-        ),
-        pytest.param("csv", {}, {}, {}, id="not requested yet"),
-    ],
+    ("no annotation yet", "json", {}, REGISTERED, REGISTERED),
+    ("already there", "json", REGISTERED, REGISTERED, {}),
+    ("another value", "json", {NVIDIA.annotations.register: "y"}, REGISTERED, REGISTERED),
+    ("to be removed", "json", {PAIR_SCORES: "s"}, {PAIR_SCORES: None}, {PAIR_SCORES: None}),
+    ("already removed", "json", {}, {PAIR_SCORES: None}, {}),
+    (
+        "v2.8 and later: not answered",
+        "json",
+        {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"},
+        {},
+        {},
+    ),
+    (
+        "v2.5: answered",
+        "csv",
+        {NVIDIA.annotations.handshake: "Requesting_2026-01-02 03:04:00"},
+        {},
+        {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:05"},
+    ),
+    (
+        "v2.4: answered",
+        "csv",
+        {NVIDIA.annotations.handshake: "Requesting_2026.01.02 03:04:00"},
+        {},
+        {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:05"},
+    ),
+    (
+        "forgotten: answered",
+        "csv",
+        {NVIDIA.annotations.handshake: "Deleted_2026.01.02 03:04:00"},
+        {},
+        {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:05"},
+    ),
+    (
+        "answered already",
+        "csv",
+        {NVIDIA.annotations.handshake: "Reported 2026-01-02 03:04:00"},
+        {},
+        {},
+    ),
+    ("not requested yet", "csv", {}, {}, {}),
 )
 def test_only_differences_are_written(format, annotations, wanted, changes):
     node = Node(name="n1", annotations=annotations)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import randoms
-from pytest import param
 
 from hami.codec.claim_amounts import is_claim_name
 from hami.codec.claim_spec import Inexpressible
@@ -25,6 +24,7 @@ from hami.vendors.catalog import vendors
 from hami.vendors.draft import PodDraft
 from hami.vendors.vocabulary import Vocabulary
 from testing.builders import ONLY_NVIDIA
+from testing.cases import cases
 from tests.dra.pods import UUID, annotated, asking, init, limits, pod, sidecar
 
 NAME, SCHEDULER = "hami-" + "0" * 32, "hami-scheduler-claims"
@@ -116,59 +116,57 @@ def test_without_a_name_of_the_scheduler_that_of_the_pod_stays():
     assert claiming(wire, scheduler="")["spec"]["schedulerName"] == "x"
 
 
-@pytest.mark.parametrize(
-    ("inits", "containers", "expected", "uses"),
-    [
-        param(
-            [],
-            [asking("a", gpu=1), asking("b", gpu=0)],
-            {"a": limits(1, gpucores=100)},
-            {"a": ["a"]},
-            id="a whole card",
-        ),
-        param(
-            [],
-            [asking("a", gpumem_percentage=50)],
-            {"a": limits(1, gpumem_percentage=50)},
-            {"a": ["a"]},
-            id="percent, whatever sizes there are",
-        ),
-        param(
-            [init(gpu=1, gpumem=50)],
-            [asking("a", gpu=1, gpumem=10), asking("b", gpu=1, gpumem=20, gpucores=5)],
-            {"a": limits(1, gpumem=10), "b": limits(1, gpumem=50, gpucores=5)},
-            {"init": ["b"], "a": ["a"], "b": ["b"]},
-            id="the largest container is raised",
-        ),
-        param(
-            [init(gpu=1)],
-            [asking("a", gpu=2, gpumem=10)],
-            {"a": limits(2, gpucores=100)},
-            {"init": ["a"], "a": ["a"]},
-            id="whole cards",
-        ),
-        param(
-            [init(gpu=1, gpumem_percentage=60)],
-            [asking("a", gpu=1, gpumem_percentage=50)],
-            {"a": limits(1, gpumem_percentage=60, gpucores=0)},
-            {"init": ["a"], "a": ["a"]},
-            id="more percent",
-        ),
-        param(
-            [init("i", gpu=1, gpumem=10), init("j", gpu=1, gpumem=30)],
-            [asking("a", gpu=0)],
-            {"j": limits(1, gpumem=30, gpucores=0)},
-            {"i": ["j"], "j": ["j"]},
-            id="only init containers",
-        ),
-        param(
-            [sidecar(gpu=1, gpumem=99), init(gpu=1, gpumem=30)],
-            [asking("a", gpu=1, gpumem=10)],
-            {"sidecar": limits(1, gpumem=99), "a": limits(1, gpumem=30, gpucores=0)},
-            {"sidecar": ["sidecar"], "init": ["a"], "a": ["a"]},
-            id="a sidecar runs beside them",
-        ),
-    ],
+@cases(
+    "inits, containers, expected, uses",
+    (
+        "a whole card",
+        [],
+        [asking("a", gpu=1), asking("b", gpu=0)],
+        {"a": limits(1, gpucores=100)},
+        {"a": ["a"]},
+    ),
+    (
+        "percent, whatever sizes there are",
+        [],
+        [asking("a", gpumem_percentage=50)],
+        {"a": limits(1, gpumem_percentage=50)},
+        {"a": ["a"]},
+    ),
+    (
+        "the largest container is raised",
+        [init(gpu=1, gpumem=50)],
+        [asking("a", gpu=1, gpumem=10), asking("b", gpu=1, gpumem=20, gpucores=5)],
+        {"a": limits(1, gpumem=10), "b": limits(1, gpumem=50, gpucores=5)},
+        {"init": ["b"], "a": ["a"], "b": ["b"]},
+    ),
+    (
+        "whole cards",
+        [init(gpu=1)],
+        [asking("a", gpu=2, gpumem=10)],
+        {"a": limits(2, gpucores=100)},
+        {"init": ["a"], "a": ["a"]},
+    ),
+    (
+        "more percent",
+        [init(gpu=1, gpumem_percentage=60)],
+        [asking("a", gpu=1, gpumem_percentage=50)],
+        {"a": limits(1, gpumem_percentage=60, gpucores=0)},
+        {"init": ["a"], "a": ["a"]},
+    ),
+    (
+        "only init containers",
+        [init("i", gpu=1, gpumem=10), init("j", gpu=1, gpumem=30)],
+        [asking("a", gpu=0)],
+        {"j": limits(1, gpumem=30, gpucores=0)},
+        {"i": ["j"], "j": ["j"]},
+    ),
+    (
+        "a sidecar runs beside them",
+        [sidecar(gpu=1, gpumem=99), init(gpu=1, gpumem=30)],
+        [asking("a", gpu=1, gpumem=10)],
+        {"sidecar": limits(1, gpumem=99), "a": limits(1, gpumem=30, gpucores=0)},
+        {"sidecar": ["sidecar"], "init": ["a"], "a": ["a"]},
+    ),
 )
 def test_the_request_of_each_container(inits, containers, expected, uses):
     wire = pod(*containers, inits=inits)
@@ -375,63 +373,55 @@ def use(container, *requests):
     ]
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        param(lambda wire, by_name: annotate(wire, "{}"), CLAIM_AMOUNTS, id="unreadable amounts"),
-        param(
-            lambda wire, by_name: wire["metadata"]["annotations"].clear(),
-            "missing",
-            id="no amounts",
-        ),
-        param(
-            lambda wire, by_name: annotate(wire, '{"a": {"cpu.org/x": "1"}}'),
-            "expected a resource of NVIDIA GPUs",
-            id="another resource",
-        ),
-        param(
-            lambda wire, by_name: annotate(wire, '{"a": {"nvidia.com/gpu": "1"}}'),
-            "container sidecar uses sidecar of the claim",
-            id="a request without amounts",
-        ),
-        param(
-            lambda wire, by_name: by_name["a"]["resources"].pop("claims"),
-            "container a uses nothing",
-            id="amounts without a request",
-        ),
-        param(
+@cases(
+    "change, problem",
+    ("unreadable amounts", lambda wire, by_name: annotate(wire, "{}"), CLAIM_AMOUNTS),
+    ("no amounts", lambda wire, by_name: wire["metadata"]["annotations"].clear(), "missing"),
+    (
+        "another resource",
+        lambda wire, by_name: annotate(wire, '{"a": {"cpu.org/x": "1"}}'),
+        "expected a resource of NVIDIA GPUs",
+    ),
+    (
+        "a request without amounts",
+        lambda wire, by_name: annotate(wire, '{"a": {"nvidia.com/gpu": "1"}}'),
+        "container sidecar uses sidecar of the claim",
+    ),
+    (
+        "amounts without a request",
+        lambda wire, by_name: by_name["a"]["resources"].pop("claims"),
+        "container a uses nothing",
+    ),
+    (
+        "amounts of both allocation modes",
+        (
             lambda wire, by_name: by_name["sidecar"]["resources"]["limits"].update(
                 {"nvidia.com/gpu": "1"}
-            ),
-            "container sidecar requests nvidia.com/gpu beside its claim",
-            id="amounts of both allocation modes",
+            )
         ),
-        param(
-            lambda wire, by_name: use(by_name["a"], {"request": "sidecar"}),
-            "container a uses sidecar",
-            id="the request of another container",
-        ),
-        param(
-            lambda wire, by_name: use(by_name["log"], {"request": "sidecar"}),
-            "container log uses sidecar",
-            id="the request of a sidecar",
-        ),
-        param(
-            lambda wire, by_name: use(by_name["log"], {}),
-            "container log uses None",
-            id="the whole claim",
-        ),
-        param(
-            lambda wire, by_name: use(by_name["init"], {"request": "sidecar"}),
-            "container init uses sidecar",
-            id="an init container beside a sidecar",
-        ),
-        param(
-            lambda wire, by_name: use(by_name["a"], {"request": "a"}, {"request": "sidecar"}),
-            "container a uses a, sidecar",
-            id="two requests",
-        ),
-    ],
+        "container sidecar requests nvidia.com/gpu beside its claim",
+    ),
+    (
+        "the request of another container",
+        lambda wire, by_name: use(by_name["a"], {"request": "sidecar"}),
+        "container a uses sidecar",
+    ),
+    (
+        "the request of a sidecar",
+        lambda wire, by_name: use(by_name["log"], {"request": "sidecar"}),
+        "container log uses sidecar",
+    ),
+    ("the whole claim", lambda wire, by_name: use(by_name["log"], {}), "container log uses None"),
+    (
+        "an init container beside a sidecar",
+        lambda wire, by_name: use(by_name["init"], {"request": "sidecar"}),
+        "container init uses sidecar",
+    ),
+    (
+        "two requests",
+        lambda wire, by_name: use(by_name["a"], {"request": "a"}, {"request": "sidecar"}),
+        "container a uses a, sidecar",
+    ),
 )
 def test_a_claim_that_admission_does_not_give(change, problem):
     wire = forged(change)

@@ -12,6 +12,7 @@ from hami.dra.guard import excess
 from hami.errors import ClusterError, HamiError, HostError, MalformedInput
 from hami.node.container_specs import ContainerSpecs
 from hami.node.host import MIN_AGE_S
+from testing.cases import cases
 from testing.claim_stage import A, B, ClaimStage, result
 
 
@@ -107,7 +108,7 @@ def test_containers_that_use_one_request_share_its_limit(stage):
     assert [path.name for path in (stage.folder / "vgpu" / "containers").iterdir()] == ["uid-p_a"]
 
 
-@pytest.mark.parametrize("second, cores", [(20, 50), (0, 100)], ids=["sum", "no limit"])
+@cases("second, cores", ("sum", 20, 50), ("no limit", 0, 100))
 def test_a_container_that_uses_several_requests_gets_their_sum(stage, second, cores):
     """Of its specifications the last one counts, so all say the same."""
     claim = stage.put(
@@ -227,14 +228,12 @@ def test_priority_and_core_policy_of_the_class_replace_those_of_the_container(st
     assert {"priority 0", "policy force"} < set(stage.limits("uid-p"))
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, most",
-    [
-        param("60", " cores-most=60", id="more than it has booked"),
-        param("20", " cores-most=30", id="less"),
-        param("100", "", id="all"),
-        param("much", "", id="unreadable"),
-    ],
+    ("more than it has booked", "60", " cores-most=60"),
+    ("less", "20", " cores-most=30"),
+    ("all", "100", ""),
+    ("unreadable", "much", ""),
 )
 def test_a_container_of_a_claim_may_use_what_its_pod_says_while_no_other_does(stage, text, most):
     stage.claims.prepare(*stage.put("p", result(cores=30), annotations={CORES_LIMIT: text}))
@@ -270,16 +269,13 @@ def put_own(stage, *results, text):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "results",
-    [
-        [result(uuid=B, memory=9999)],
-        [result(memory=2000)],
-        [result(pool="hami/n2")],
-        [result("init")],
-        [result(), result("init", B)],
-    ],
-    ids=["another card", "another amount", "another node", "another container", "one more"],
+    ("another card", [result(uuid=B, memory=9999)]),
+    ("another amount", [result(memory=2000)]),
+    ("another node", [result(pool="hami/n2")]),
+    ("another container", [result("init")]),
+    ("one more", [result(), result("init", B)]),
 )
 def test_the_annotations_of_a_pod_decide_what_its_own_claim_gives(stage, caplog, results):
     """An attempt to bind the pod has written the claim, but another one has bound it."""
@@ -301,7 +297,7 @@ def test_an_own_claim_that_agrees_with_its_pod_is_prepared_as_it_is(stage, caplo
     assert stage.claims.prepared()[0].shares[0].share_milli == 25_000
 
 
-@pytest.mark.parametrize("text", [f";{A},NVIDIA,1000,20:;", ""], ids=["allocated", "not allocated"])
+@cases("text", ("allocated", f";{A},NVIDIA,1000,20:;"), ("not allocated", ""))
 def test_annotations_do_not_decide_about_claims_of_users(stage, text):
     claim = stage.put(
         "p",
@@ -325,7 +321,7 @@ def test_annotations_that_no_card_can_meet_are_refused(stage, text, why):
 # ---- again
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["by the same process", "by another one"])
+@cases("restarted", ("by the same process", False), ("by another one", True))
 def test_what_is_prepared_stays_as_it_is(stage, restarted):
     claim = stage.put()
     answer, before = stage.claims.prepare(*claim), stage.env("claim-p")
@@ -366,7 +362,7 @@ def test_a_claim_that_was_allocated_again_is_prepared_anew(stage):
     assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["while it exists", "when it is gone"])
+@cases("gone", ("while it exists", False), ("when it is gone", True))
 def test_a_claim_is_unprepared_any_number_of_times(stage, gone):
     for name in "pq":
         stage.claims.prepare(*stage.put(name))
@@ -442,29 +438,25 @@ def test_a_claim_for_something_else_is_refused(stage, fields, why):
     assert stage.specs.names() == set()
 
 
-@pytest.mark.parametrize(
+@cases(
     "changed, why",
-    [
-        param(
-            {"pool": "hami/n2"}, "device hami/n2/gpu-aaaa is not on this node", id="another node"
-        ),
-        param({"device": "gpu-cccc"}, "gpu-cccc is not on this node", id="unknown card"),
-        param({"adminAccess": True}, "adminAccess is not supported", id="admin"),
-        param({"request": "../../etc"}, "the name of a request", id="hostile request"),
-        param({"device": "../gpu"}, "63 characters", id="hostile device"),
-        param(
-            {"consumedCapacity": {"memory": "1e99", "cores": "0", "share": "10"}},
-            "request policy",
-            id="hostile memory",
-        ),
-        param({"consumedCapacity": {}}, "memory: missing", id="no memory"),
-        param(
-            {"consumedCapacity": {"memory": "81921Mi", "cores": "0", "share": "10"}},
-            "which has 81920",
-            id="too much",
-        ),
-        param({"driver": "other.example.com"}, "no devices of this driver", id="another driver"),
-    ],
+    ("another node", {"pool": "hami/n2"}, "device hami/n2/gpu-aaaa is not on this node"),
+    ("unknown card", {"device": "gpu-cccc"}, "gpu-cccc is not on this node"),
+    ("admin", {"adminAccess": True}, "adminAccess is not supported"),
+    ("hostile request", {"request": "../../etc"}, "the name of a request"),
+    ("hostile device", {"device": "../gpu"}, "63 characters"),
+    (
+        "hostile memory",
+        {"consumedCapacity": {"memory": "1e99", "cores": "0", "share": "10"}},
+        "request policy",
+    ),
+    ("no memory", {"consumedCapacity": {}}, "memory: missing"),
+    (
+        "too much",
+        {"consumedCapacity": {"memory": "81921Mi", "cores": "0", "share": "10"}},
+        "which has 81920",
+    ),
+    ("another driver", {"driver": "other.example.com"}, "no devices of this driver"),
 )
 def test_a_result_that_cannot_be_is_refused(stage, changed, why):
     claim = stage.put("p", result() | changed)
@@ -486,13 +478,11 @@ def test_a_uid_that_is_no_name_of_a_file_is_refused(stage):
     stage.claims.unprepare("../../etc")
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, needs",
-    [
-        param({"memory": 41000}, "41000 MiB of memory", id="memory"),
-        param({"cores": 60}, "60 % of the cores", id="cores"),
-        param({"share": 60}, "60000 thousandths of its share", id="share"),
-    ],
+    ("memory", {"memory": 41000}, "41000 MiB of memory"),
+    ("cores", {"cores": 60}, "60 % of the cores"),
+    ("share", {"share": 60}, "60000 thousandths of its share"),
 )
 def test_what_exceeds_a_card_is_refused_with_the_names_of_both_claims(stage, given, needs):
     stage.claims.prepare(*stage.put("p", result(**given)))
@@ -664,7 +654,7 @@ def test_strict_mode_prepares_nothing_that_could_lift_limits(tmp_path, fields, f
         ),
     ],
 )
-@pytest.mark.parametrize("uses", [USES, {}], ids=["uses it", "uses none"])
+@cases("uses", ("uses it", USES), ("uses none", {}))
 def test_strict_mode_looks_at_all_containers_of_the_pod(tmp_path, fields, field, uses):
     """One that does not use the claim may do what it may in a pod without devices."""
     stage = ClaimStage(tmp_path, strict=True)

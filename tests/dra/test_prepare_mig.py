@@ -6,7 +6,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.codec.slices import device_name, mig_devices
@@ -16,6 +15,7 @@ from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.instances import read_instances
 from hami.node.tenant_files import opened_directory
 from testing.cards import cards
+from testing.cases import cases
 from testing.claim_stage import A, B, ClaimStage, result
 from tests.node.test_dynamic_mig import Driver
 from tests.node.test_dynamic_mig import instance as existing
@@ -169,7 +169,7 @@ def test_a_container_that_uses_several_requests_sees_the_instances_of_all(node):
     assert node.driver.made == 3
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["by the same process", "by another one"])
+@cases("restarted", ("by the same process", False), ("by another one", True))
 def test_what_is_prepared_stays_as_it_is_also_while_it_is_used(node, restarted):
     claim = node.put("p", placed())
     answer, before = node.claims.prepare(*claim), node.env("claim-p")
@@ -223,7 +223,7 @@ def test_an_instance_that_cannot_be_destroyed_yet_goes_later(node, problem):
     assert node.made() == []
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["the same process", "another one"])
+@cases("restarted", ("the same process", False), ("another one", True))
 def test_the_sweep_of_instances_counts_prepared_claims(node, restarted):
     node.claims.prepare(*node.put("p", placed()))
     node.delete("p")  # by force: its containers may still run
@@ -363,24 +363,18 @@ def test_two_claims_with_one_instance_are_refused(node):
         node.claims.prepare(*node.put("q", placed()))
 
 
-@pytest.mark.parametrize(
+@cases(
     "results, why",
-    [
-        param(
-            [placed("3g.40gb", request="main"), placed(start=3, request="side")],
-            "overlaps",
-            id="within a claim",
-        ),
-        param(
-            [placed("3g.40gb", 2)],
-            "gpu-aaaa-mig-3g-40gb-2 is not on this node",
-            id="no such placement",
-        ),
-        param([placed("7g.80gb")], "is not on this node", id="no such profile"),
-        param([placed(uuid="GPU-cccc")], "is not on this node", id="no such card"),
-        param([result()], "gpu-aaaa is not on this node", id="a share"),
-        param([placed(adminAccess=True)], "adminAccess is not supported", id="administrator"),
-    ],
+    (
+        "within a claim",
+        [placed("3g.40gb", request="main"), placed(start=3, request="side")],
+        "overlaps",
+    ),
+    ("no such placement", [placed("3g.40gb", 2)], "gpu-aaaa-mig-3g-40gb-2 is not on this node"),
+    ("no such profile", [placed("7g.80gb")], "is not on this node"),
+    ("no such card", [placed(uuid="GPU-cccc")], "is not on this node"),
+    ("a share", [result()], "gpu-aaaa is not on this node"),
+    ("administrator", [placed(adminAccess=True)], "adminAccess is not supported"),
 )
 def test_claims_that_cannot_be_prepared(node, results, why):
     with pytest.raises(Rejected, match=why):
@@ -397,8 +391,7 @@ def test_a_share_of_an_earlier_mode_keeps_the_card(node, tmp_path):
     node.specs.write(name, shared.specs.read(name))
     assert node.claims.prepared() == [record]
     with pytest.raises(
-        Rejected,
-        match="default/q-hami and default/p-hami need GPU-AAAA, one of them a MIG",
+        Rejected, match="default/q-hami and default/p-hami need GPU-AAAA, one of them a MIG"
     ):
         node.claims.prepare(*node.put("q", placed()))
     node.claims.prepare(*node.put("r", placed(uuid=B)))

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.codec.keys import CORDON
 from hami.devices.inventory import DeviceInventory
@@ -12,6 +11,7 @@ from hami.dra.publisher import SlicePublisher
 from hami.errors import ClusterError, HamiError, NotFound
 from hami.model import Node
 from testing.cards import HALF, SMALL, cards, config
+from testing.cases import cases
 from testing.claim_stage import NODE, FakeResources
 from testing.eventually import eventually
 from testing.fake_cluster import FakeCluster
@@ -90,20 +90,14 @@ def add_stale_slice(stage):
     stage.resources.write_slice(document)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, written",
-    [
-        param(lambda stage: stage.resources.documents.clear(), [NAME], id="deleted"),
-        param(edit, [NAME], id="changed"),
-        param(lambda stage: stage.inventory.report("GPU-a", "lost"), [NAME], id="unhealthy card"),
-        param(cordon, [NAME], id="cordoned card"),
-        param(add_stale_slice, [NAME, "9-old"], id="one slice too many"),
-        param(
-            lambda stage: stage.inventory.update(cards("GPU-a", "GPU-b", "GPU-c")),
-            [NAME],
-            id="new card",
-        ),
-    ],
+    ("deleted", lambda stage: stage.resources.documents.clear(), [NAME]),
+    ("changed", edit, [NAME]),
+    ("unhealthy card", lambda stage: stage.inventory.report("GPU-a", "lost"), [NAME]),
+    ("cordoned card", cordon, [NAME]),
+    ("one slice too many", add_stale_slice, [NAME, "9-old"]),
+    ("new card", lambda stage: stage.inventory.update(cards("GPU-a", "GPU-b", "GPU-c")), [NAME]),
 )
 def test_a_change_is_written_once(stage, change, written):
     stage.publish()

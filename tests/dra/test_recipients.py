@@ -11,6 +11,7 @@ from hami.dra.recipients import recipients
 from hami.errors import Rejected
 from hami.model import ContainerKind
 from testing.builders import container, pod
+from testing.cases import cases
 
 POD = pod(
     container(name="init", kind=ContainerKind.INIT),
@@ -70,25 +71,18 @@ def test_each_request_has_a_directory(uses, found):
     assert recipients(claim(*found), POD, uses) == found
 
 
-@pytest.mark.parametrize(
+@cases(
     "uses, requests, why",
-    [
-        param(
-            {"main": ["a", "b"], "log": ["b"]},
-            "ab",
-            "containers log and main of pod p both use request b of claim ns/c",
-            id="some of the same",
-        ),
-        param({"main": ALL, "log": ["a"]}, "ab", "both use request a", id="all, and one of them"),
-        param({"main": ["a", "b"], "side": ["b", "c"]}, "abc", "both use request b", id="a chain"),
-        param(
-            {},
-            ["gpu"],
-            "request gpu of claim ns/c: no container of pod p uses it",
-            id="no such name",
-        ),
-        param({}, ["container-4-request-0"], "no container of pod p uses it", id="no such number"),
-    ],
+    (
+        "some of the same",
+        {"main": ["a", "b"], "log": ["b"]},
+        "ab",
+        "containers log and main of pod p both use request b of claim ns/c",
+    ),
+    ("all, and one of them", {"main": ALL, "log": ["a"]}, "ab", "both use request a"),
+    ("a chain", {"main": ["a", "b"], "side": ["b", "c"]}, "abc", "both use request b"),
+    ("no such name", {}, ["gpu"], "request gpu of claim ns/c: no container of pod p uses it"),
+    ("no such number", {}, ["container-4-request-0"], "no container of pod p uses it"),
 )
 def test_what_no_specifications_can_say_is_refused(uses, requests, why):
     with pytest.raises(Rejected, match=why):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-from pytest import param
 
 from hami.devices.inventory import DeviceInventory
 from hami.dra import dra_pb2 as dra
@@ -20,6 +19,7 @@ from hami.dra.server import FORGOTTEN_S, PROBE_S, DraRegistration, DraServer
 from hami.errors import Rejected
 from hami.runtime.tasks import HUNG_S
 from testing.cards import HALF, cards
+from testing.cases import cases
 from testing.eventually import eventually
 
 PLUGIN = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
@@ -174,12 +174,10 @@ def test_prepared_devices(caller, claims):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "error, message",
-    [
-        param(Rejected("the reason"), "the reason", id="refused"),
-        param(ZeroDivisionError("secret"), "internal error of the driver: see its log", id="fault"),
-    ],
+    ("refused", Rejected("the reason"), "the reason"),
+    ("fault", ZeroDivisionError("secret"), "internal error of the driver: see its log"),
 )
 def test_an_error_is_one_of_its_claim(caller, claims, error, message):
     claims.answer = error

@@ -19,6 +19,7 @@ from hami.dra.user_claims import plain_pod
 from hami.errors import MalformedInput
 from hami.vendors.catalog import vendors
 from testing.builders import ONLY_NVIDIA
+from testing.cases import cases
 from tests.dra.pods import NOUSE_UUID, OF, SIZES, TYPE, UUID, asking, limits, pod
 from tests.dra.test_hami_claims import NAME, SCHEDULER, admitted, decided, some_pod
 
@@ -484,7 +485,7 @@ def test_a_template_that_does_not_exist():
         plain_pod(claiming(), {}.get, ONLY_NVIDIA, lambda: SIZES)
 
 
-@pytest.mark.parametrize("catalog", [ONLY_NVIDIA, IN_UNITS], ids=["plain", "with defaults"])
+@cases("catalog", ("plain", ONLY_NVIDIA), ("with defaults", IN_UNITS))
 @pytest.mark.parametrize("unit", ["gpumem", "gpumem_percentage"])
 @given(rng=randoms(use_true_random=True))
 def test_what_a_claim_says_of_a_pod_is_read_back(rng, unit, catalog):

@@ -13,6 +13,7 @@ from hami.codec.pods import convert_pod
 from hami.dra.hami_claims import give_claim, waiting_claim
 from hami.errors import MalformedInput
 from testing.builders import ONLY_NVIDIA
+from testing.cases import cases
 from tests.dra.pods import (
     MIG,
     NODES,
@@ -136,34 +137,32 @@ def test_golden_examples(amounts, annotations, requests, constraints):
     )
 
 
-@pytest.mark.parametrize(
-    ("amounts", "annotations", "selectors"),
-    [
-        param({"gpu": 1}, {}, [f"{OF}.memoryMiB * 2 > {OF}.parentMemoryMiB"], id="the whole GPU"),
-        param(
-            {"gpumem": 5120},
-            {},
-            [f'{OF}.memoryMiB >= 5120 || {OF}.profile.contains(".5gb")'],
-            id="the nominal size of a profile",
-        ),
-        param(
-            {"gpumem_percentage": 50, "gpucores": 30},
-            {},
-            [f"{OF}.memoryMiB >= {OF}.parentMemoryMiB * 50 / 100"],
-            id="percent, of GPUs of any size",
-        ),
-        param(
-            {"gpumem_percentage": 100},
-            {UUID: "GPU-1", NOUSE_UUID: "GPU-2", TYPE: "A100"},
-            [
-                f"{OF}.memoryMiB * 2 > {OF}.parentMemoryMiB",
-                f'{OF}.productName.lowerAscii().contains("a100")',
-                f'{OF}.parentUUID in ["GPU-1"]',
-                f'!({OF}.parentUUID in ["GPU-2"])',
-            ],
-            id="selected GPUs",
-        ),
-    ],
+@cases(
+    "amounts, annotations, selectors",
+    ("the whole GPU", {"gpu": 1}, {}, [f"{OF}.memoryMiB * 2 > {OF}.parentMemoryMiB"]),
+    (
+        "the nominal size of a profile",
+        {"gpumem": 5120},
+        {},
+        [f'{OF}.memoryMiB >= 5120 || {OF}.profile.contains(".5gb")'],
+    ),
+    (
+        "percent, of GPUs of any size",
+        {"gpumem_percentage": 50, "gpucores": 30},
+        {},
+        [f"{OF}.memoryMiB >= {OF}.parentMemoryMiB * 50 / 100"],
+    ),
+    (
+        "selected GPUs",
+        {"gpumem_percentage": 100},
+        {UUID: "GPU-1", NOUSE_UUID: "GPU-2", TYPE: "A100"},
+        [
+            f"{OF}.memoryMiB * 2 > {OF}.parentMemoryMiB",
+            f'{OF}.productName.lowerAscii().contains("a100")',
+            f'{OF}.parentUUID in ["GPU-1"]',
+            f'!({OF}.parentUUID in ["GPU-2"])',
+        ],
+    ),
 )
 def test_memory_of_mig_instances(amounts, annotations, selectors):
     for sizes in (SIZES, ()):  # they need not be known

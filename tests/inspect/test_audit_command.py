@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
-from pytest import param
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.mig import MigAllocation, render_mig_allocations
@@ -16,6 +15,7 @@ from hami.inspect.installation import Installation, SchedulerDeployment
 from hami.model import Node, Partition
 from testing.builders import container, gpu, gpus, node, pod, quota
 from testing.cards import A100_PROFILES
+from testing.cases import cases
 from testing.records import NOON, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
@@ -48,16 +48,13 @@ def resized(applied="", target=""):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "one",
-    [
-        resized(applied="a,NVIDIA,9,1:;"),
-        resized(applied="a,NVIDIA,9,1,:;"),
-        resized(applied="a,NVIDIA,2,1:;", target="a,NVIDIA,2,1:;"),
-        replace(resized(), phase="Succeeded"),
-        replace(resized(), deleting=True),
-    ],
-    ids=["as booked", "in another form", "less", "finished", "ends"],
+    ("as booked", resized(applied="a,NVIDIA,9,1:;")),
+    ("in another form", resized(applied="a,NVIDIA,9,1,:;")),
+    ("less", resized(applied="a,NVIDIA,2,1:;", target="a,NVIDIA,2,1:;")),
+    ("finished", replace(resized(), phase="Succeeded")),
+    ("ends", replace(resized(), deleting=True)),
 )
 def test_resizes_that_are_carried_out(one):
     assert rules(pods=[one]) == []
@@ -241,46 +238,44 @@ def of_own(memory_mib=1, pods=None):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "pods, claims, rule",
-    [
-        param([own()], [of_own()], None, id="consistent"),
-        param([own()], [of_own(2)], ("ClaimDiffers", "pod default/p"), id="other amounts"),
-        param([own()], [of_own(pods=())], ("ClaimDiffers", "pod default/p"), id="of another pod"),
-        param([own()], [], ("ClaimDiffers", "pod default/p"), id="no claim"),
-        param([replace(own(), phase="Succeeded")], [], None, id="ended"),
-        param(
-            [with_keys(own(), bind_time=str(int(NOON.timestamp())))],
-            [],
-            None,
-            id="bound since claims were listed",
-        ),
-        param(
-            [replace(own(""), annotations={})],
-            [of_own()],
-            ("ClaimWithoutBinding", "claim default/c"),
-            id="not bound",
-        ),
-        param(
-            [replace(own(""), annotations={}, created="2026-08-21T11:59:59Z")],
-            [of_own()],
-            None,
-            id="just created",
-        ),
-        param(
-            [replace(own(""), annotations={}, created="9999-12-31T23:59:59-23:59")],
-            [of_own()],
-            None,
-            id="a time after the last year",
-        ),
-        param(
-            [replace(own(""), annotations={}, created="0001-01-01T00:00:00Z")],
-            [of_own()],
-            None,
-            id="no time",
-        ),
-        param([], [of_own()], None, id="pod gone"),
-    ],
+    ("consistent", [own()], [of_own()], None),
+    ("other amounts", [own()], [of_own(2)], ("ClaimDiffers", "pod default/p")),
+    ("of another pod", [own()], [of_own(pods=())], ("ClaimDiffers", "pod default/p")),
+    ("no claim", [own()], [], ("ClaimDiffers", "pod default/p")),
+    ("ended", [replace(own(), phase="Succeeded")], [], None),
+    (
+        "bound since claims were listed",
+        [with_keys(own(), bind_time=str(int(NOON.timestamp())))],
+        [],
+        None,
+    ),
+    (
+        "not bound",
+        [replace(own(""), annotations={})],
+        [of_own()],
+        ("ClaimWithoutBinding", "claim default/c"),
+    ),
+    (
+        "just created",
+        [replace(own(""), annotations={}, created="2026-08-21T11:59:59Z")],
+        [of_own()],
+        None,
+    ),
+    (
+        "a time after the last year",
+        [replace(own(""), annotations={}, created="9999-12-31T23:59:59-23:59")],
+        [of_own()],
+        None,
+    ),
+    (
+        "no time",
+        [replace(own(""), annotations={}, created="0001-01-01T00:00:00Z")],
+        [of_own()],
+        None,
+    ),
+    ("pod gone", [], [of_own()], None),
 )
 def test_claims_of_hami_s_scheduler_are_compared_with_their_pods(pods, claims, rule):
     slices = (PublishedSlice("n", 1, (replace(GPU, by_claims=True),)),)
@@ -362,15 +357,12 @@ def test_an_object_that_cannot_be_read_is_found():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "nodes, pods",
-    [
-        (locked("2026-08-21T11:59:00Z,default,p"), [held("p", "n", ("a", 1, 1))]),
-        (locked("2026-08-21T11:59:00Z"), []),
-        ([node("n", GPU), Node(name="plain")], [pod(gpus(), name="p")]),
-        ([node("n", GPU)], [pod(gpus(), name="p", node_name="n", phase="Succeeded")]),
-    ],
-    ids=["lock of a pod", "lock without a pod", "pending", "finished"],
+    ("lock of a pod", locked("2026-08-21T11:59:00Z,default,p"), [held("p", "n", ("a", 1, 1))]),
+    ("lock without a pod", locked("2026-08-21T11:59:00Z"), []),
+    ("pending", [node("n", GPU), Node(name="plain")], [pod(gpus(), name="p")]),
+    ("finished", [node("n", GPU)], [pod(gpus(), name="p", node_name="n", phase="Succeeded")]),
 )
 def test_what_is_consistent(nodes, pods):
     assert rules(nodes, pods) == []

@@ -12,6 +12,7 @@ from hami.inspect.cluster import InspectedCluster
 from hami.model import PodScope, ScopeRequirement
 from hami.state import dry_run
 from testing.builders import gpu, gpus, node, pod, quota
+from testing.cases import cases
 from testing.records import PENDING, held, record, some_record
 
 A100 = {"model": "NVIDIA A100", "memory_mib": 80_000}
@@ -39,111 +40,106 @@ def waiting(*containers, **notes):
     return pod(*containers, name=PENDING, annotations=notes)
 
 
-@pytest.mark.parametrize(
+@cases(
     "nodes, pods, requests, notes, expected",
-    [
-        (
-            [node("n", gpu(**T4))],
-            [],
-            gpus(1, 20_000),
-            {},
-            ["it asks for at most 16,000 MiB of each NVIDIA device"],
-        ),
-        (
-            [node("n", gpu(**T4))],
-            [held("a", "n", ("GPU-0", 6000, 30))],
-            gpus(1, 1000, 90),
-            {},
-            ["it asks for at most 70 cores of each NVIDIA device", "pod default/a ends"],
-        ),
-        (
-            [node("n", gpu(**T4))],
-            [],
-            gpus(2, 1000),
-            {},
-            ["each container asks for at most 1 NVIDIA device"],
-        ),
-        (
-            [node("n", gpu(**T4))],
-            [],
-            gpus(1, 1000),
-            {TYPE: "A100"},
-            [f"it asks for the type NVIDIA T4 (annotation {TYPE})"],
-        ),
-        (
-            [node("n", gpu(**T4))],
-            [],
-            gpus(1, 20_000),
-            {TYPE: "A100"},
-            [
-                f"it asks for at most 16,000 MiB of each NVIDIA device and it asks for the "
-                f"type NVIDIA T4 (annotation {TYPE})"
-            ],
-        ),
-        (
-            [node("n", gpu(**T4), annotations={"hami.io/device-cordon": "GPU-0"})],
-            [],
-            gpus(1, 1000),
-            {},
-            ["card GPU-0 of node n is uncordoned (annotation hami.io/device-cordon)"],
-        ),
-        (
-            [node("m", gpu(**T4)), replace(node("n", gpu(**A100)), unschedulable=True)],
-            [],
-            gpus(1, 20_000),
-            {},
-            [
-                "it asks for at most 16,000 MiB of each NVIDIA device",
-                "node n is uncordoned (kubectl uncordon n)",
-            ],
-        ),
-        (
-            [node("n", gpu(slots=1, **T4))],
-            [held("a", "n", ("GPU-0", 10, 0))],
-            gpus(1, 1000),
-            {},
-            ["pod default/a ends"],
-        ),
-        (
-            [node("n", gpu(**T4))],
-            [held("a", "n", ("GPU-0", 10, 0))],
-            gpus(1, 1000),
-            {"hami.io/gpu-scheduler-policy": "mutex"},
-            ["its devices may be shared with other pods", "pod default/a ends"],
-        ),
-        (
-            [node("n", gpu("a", numa=0, **T4), gpu("b", numa=1, **T4))],
-            [],
-            gpus(2, 1000),
-            {"nvidia.com/numa-bind": "true"},
-            [
-                "each container asks for at most 1 NVIDIA device",
-                "its devices may be on several NUMA nodes",
-            ],
-        ),
-        (
-            [node("n", gpu(slots=1, **T4))],
-            [held("a", "n", ("GPU-0", 10, 0))],
-            gpus(1, 20_000),
-            {},
-            ["it asks for at most 16,000 MiB of each NVIDIA device and pod default/a ends"],
-        ),
-        ([node("n", gpu(healthy=False, **T4))], [], gpus(1, 1000), {}, []),
-    ],
-    ids=[
+    (
         "memory",
+        [node("n", gpu(**T4))],
+        [],
+        gpus(1, 20_000),
+        {},
+        ["it asks for at most 16,000 MiB of each NVIDIA device"],
+    ),
+    (
         "cores",
+        [node("n", gpu(**T4))],
+        [held("a", "n", ("GPU-0", 6000, 30))],
+        gpus(1, 1000, 90),
+        {},
+        ["it asks for at most 70 cores of each NVIDIA device", "pod default/a ends"],
+    ),
+    (
         "devices",
+        [node("n", gpu(**T4))],
+        [],
+        gpus(2, 1000),
+        {},
+        ["each container asks for at most 1 NVIDIA device"],
+    ),
+    (
         "type",
+        [node("n", gpu(**T4))],
+        [],
+        gpus(1, 1000),
+        {TYPE: "A100"},
+        [f"it asks for the type NVIDIA T4 (annotation {TYPE})"],
+    ),
+    (
         "memory and type",
+        [node("n", gpu(**T4))],
+        [],
+        gpus(1, 20_000),
+        {TYPE: "A100"},
+        [
+            f"it asks for at most 16,000 MiB of each NVIDIA device and it asks for the "
+            f"type NVIDIA T4 (annotation {TYPE})"
+        ],
+    ),
+    (
         "card",
+        [node("n", gpu(**T4), annotations={"hami.io/device-cordon": "GPU-0"})],
+        [],
+        gpus(1, 1000),
+        {},
+        ["card GPU-0 of node n is uncordoned (annotation hami.io/device-cordon)"],
+    ),
+    (
         "node",
+        [node("m", gpu(**T4)), replace(node("n", gpu(**A100)), unschedulable=True)],
+        [],
+        gpus(1, 20_000),
+        {},
+        [
+            "it asks for at most 16,000 MiB of each NVIDIA device",
+            "node n is uncordoned (kubectl uncordon n)",
+        ],
+    ),
+    (
         "slot",
+        [node("n", gpu(slots=1, **T4))],
+        [held("a", "n", ("GPU-0", 10, 0))],
+        gpus(1, 1000),
+        {},
+        ["pod default/a ends"],
+    ),
+    (
         "mutex",
+        [node("n", gpu(**T4))],
+        [held("a", "n", ("GPU-0", 10, 0))],
+        gpus(1, 1000),
+        {"hami.io/gpu-scheduler-policy": "mutex"},
+        ["its devices may be shared with other pods", "pod default/a ends"],
+    ),
+    (
         "numa",
+        [node("n", gpu("a", numa=0, **T4), gpu("b", numa=1, **T4))],
+        [],
+        gpus(2, 1000),
+        {"nvidia.com/numa-bind": "true"},
+        [
+            "each container asks for at most 1 NVIDIA device",
+            "its devices may be on several NUMA nodes",
+        ],
+    ),
+    (
         "memory and a pod",
-        "nothing",
-    ],
+        [node("n", gpu(slots=1, **T4))],
+        [held("a", "n", ("GPU-0", 10, 0))],
+        gpus(1, 20_000),
+        {},
+        ["it asks for at most 16,000 MiB of each NVIDIA device and pod default/a ends"],
+    ),
+    ("nothing", [node("n", gpu(healthy=False, **T4))], [], gpus(1, 1000), {}, []),
 )
 def test_the_smallest_changes(nodes, pods, requests, notes, expected):
     assert texts(record(nodes, [*pods, waiting(requests, **notes)])) == expected

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from hami.cli import main
 from hami.codec.slices import render_slices
 from testing.builders import gpu
+from testing.cases import cases
 from testing.fake_api import FakeApi, claimed, refused
 from testing.nodes import fake_node
 from testing.nodes import gpu as card
@@ -54,10 +55,7 @@ def deployment(replicas, **fields):
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": "web", "namespace": "team"},
-        "spec": {
-            "replicas": replicas,
-            "template": {"metadata": {}, "spec": pod(**fields)["spec"]},
-        },
+        "spec": {"replicas": replicas, "template": {"metadata": {}, "spec": pod(**fields)["spec"]}},
     }
 
 
@@ -167,7 +165,7 @@ def run(command, tmp_path, *documents, of, args=()):
 BY_RESOURCE = deployment(2, limits={"example.com/gpu": "1"}, claims=())
 
 
-@pytest.mark.parametrize("workload", [deployment(2), BY_RESOURCE], ids=["claims", "a resource"])
+@cases("workload", ("claims", deployment(2)), ("a resource", BY_RESOURCE))
 def test_simulate_and_capacity_do_not_judge_claims(tmp_path, workload):
     of = api(classes=[standing_for("example.com/gpu")])
     simulated = run("simulate", tmp_path, workload, of=of)

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
-from pytest import param
 
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.keys import CORES_LIMIT, PREEMPTING, RESIZE, RESIZE_STATUS, RESIZED
@@ -20,6 +19,7 @@ from hami.inspect.preemption import preemption_sentences
 from hami.model import DisruptionBudget, Node, PodGroup, PodRef
 from hami.scheduling.refusal import CLOSEST_NODES, describe
 from testing.builders import INIT, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.records import PENDING, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
@@ -361,85 +361,79 @@ LOW = [
 BUDGET = DisruptionBudget(namespace="team", name="b", selector=())
 
 
-@pytest.mark.parametrize(
+@cases(
     "waits, pods, budgets, said",
-    [
-        param(
-            urgent(), LOW, (), ["It would preempt 2 pods on n1: default/y, team/x."], id="two pods"
-        ),
-        param(
-            urgent(),
-            LOW,
-            (BUDGET,),
-            [
-                "It would preempt 2 pods on n1: default/y, team/x.",
-                "1 eviction would violate a PodDisruptionBudget.",
-            ],
-            id="against a budget",
-        ),
-        param(
-            urgent(preempts=False),
-            LOW,
-            (),
-            [
-                "Pods of lower priority hold devices. None is evicted for it: its preemptionPolicy is Never."
-            ],
-            id="never",
-        ),
-        param(
-            urgent(),
-            [*LOW[1:], replace(LOW[0], labels={"hami.io/preemptible": "false"})],
-            (),
-            [
-                "Pods of lower priority hold devices, but to evict those that may be evicted would not be enough."
-            ],
-            id="not enough",
-        ),
-        param(urgent(priority=0), LOW, (), [], id="no pod of lower priority"),
-        param(
-            urgent(nominated_node="n1"),
-            [replace(LOW[0], preempted=True), *LOW[1:]],
-            (),
-            ["It waits for team/x on n1, which is being evicted for it."],
-            id="one is being evicted",
-        ),
-        param(
-            urgent(nominated_node="n1"),
-            [
-                replace(LOW[0], preempted=True),
-                replace(LOW[1], deletion="2026-08-21T12:00:30Z"),
-                LOW[2],
-            ],
-            (),
-            ["It waits for default/y, team/x on n1, which are being evicted for it."],
-            id="two are being evicted",
-        ),
-        param(
-            urgent(annotations={PREEMPTING: "n1"}),
-            [replace(LOW[0], preempted=True, preemptor=urgent().ref.uid), *LOW[1:]],
-            (),
-            ["It waits for team/x on n1, which is being evicted for it."],
-            id="its nomination was cleared",
-        ),
-        param(
-            urgent(nominated_node="n1"),
+    ("two pods", urgent(), LOW, (), ["It would preempt 2 pods on n1: default/y, team/x."]),
+    (
+        "against a budget",
+        urgent(),
+        LOW,
+        (BUDGET,),
+        [
+            "It would preempt 2 pods on n1: default/y, team/x.",
+            "1 eviction would violate a PodDisruptionBudget.",
+        ],
+    ),
+    (
+        "never",
+        urgent(preempts=False),
+        LOW,
+        (),
+        [
+            "Pods of lower priority hold devices. None is evicted for it: its preemptionPolicy is Never."
+        ],
+    ),
+    (
+        "not enough",
+        urgent(),
+        [*LOW[1:], replace(LOW[0], labels={"hami.io/preemptible": "false"})],
+        (),
+        [
+            "Pods of lower priority hold devices, but to evict those that may be evicted would not be enough."
+        ],
+    ),
+    ("no pod of lower priority", urgent(priority=0), LOW, (), []),
+    (
+        "one is being evicted",
+        urgent(nominated_node="n1"),
+        [replace(LOW[0], preempted=True), *LOW[1:]],
+        (),
+        ["It waits for team/x on n1, which is being evicted for it."],
+    ),
+    (
+        "two are being evicted",
+        urgent(nominated_node="n1"),
+        [replace(LOW[0], preempted=True), replace(LOW[1], deletion="2026-08-21T12:00:30Z"), LOW[2]],
+        (),
+        ["It waits for default/y, team/x on n1, which are being evicted for it."],
+    ),
+    (
+        "its nomination was cleared",
+        urgent(annotations={PREEMPTING: "n1"}),
+        [replace(LOW[0], preempted=True, preemptor=urgent().ref.uid), *LOW[1:]],
+        (),
+        ["It waits for team/x on n1, which is being evicted for it."],
+    ),
+    (
+        "two are evicted for another",
+        urgent(nominated_node="n1"),
+        (
             [
                 replace(pod, preempted=True, preemptor="other", deletion="2026-08-21T12:00:30Z")
                 for pod in LOW[:2]
             ]
-            + LOW[2:],
-            (),
-            ["It waits for default/y, team/x on n1, which are being deleted."],
-            id="two are evicted for another",
+            + LOW[2:]
         ),
-        param(
-            urgent(),
-            [replace(pod, deletion="2026-08-21T12:00:30Z") for pod in LOW[:2]] + LOW[2:],
-            (),
-            ["It waits for default/y, team/x on n1, which are being deleted."],
-            id="they end anyway",
-        ),
-    ],
+        (),
+        ["It waits for default/y, team/x on n1, which are being deleted."],
+    ),
+    (
+        "they end anyway",
+        urgent(),
+        [replace(pod, deletion="2026-08-21T12:00:30Z") for pod in LOW[:2]] + LOW[2:],
+        (),
+        ["It waits for default/y, team/x on n1, which are being deleted."],
+    ),
 )
 def test_whom_a_pod_would_preempt(waits, pods, budgets, said):
     assert explained(waits, *pods, budgets=budgets) == said
@@ -459,44 +453,42 @@ CARDS = [node("n1", gpu("a", **T4)), node("n2", gpu("b", **T4)), node("n3", gpu(
 HOLD = [held("x", "n1", ("a", 9000, 0)), held("y", "n2", ("b", 9000, 0))]
 
 
-@pytest.mark.parametrize(
+@cases(
     "others, pods, required, said",
-    [
-        param(
-            2,
-            HOLD,
-            3,
-            ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
-            id="the pod fits, and the gang needs more",
-        ),
-        param(
-            1,
-            HOLD,
-            2,
-            ["It and 1 pod of its gang would preempt 1 pod on n1: default/x."],
-            id="the cheaper of two",
-        ),
-        param(2, HOLD, 4, [], id="a pod of the gang has not been created"),
-        param(3, HOLD, 1, [], id="the gang needs no more than fit"),
-        param(
-            2,
-            [HOLD[0], replace(HOLD[1], priority=100)],
-            3,
-            [
-                "Pods of lower priority hold devices, but to evict those that may be "
-                "evicted would not be enough for the 3 "
-                "pods of its gang that are placed together."
-            ],
-            id="not enough for all",
-        ),
-        param(
-            2,
-            HOLD,
-            None,
-            ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
-            id="their number is not known",
-        ),
-    ],
+    (
+        "the pod fits, and the gang needs more",
+        2,
+        HOLD,
+        3,
+        ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
+    ),
+    (
+        "the cheaper of two",
+        1,
+        HOLD,
+        2,
+        ["It and 1 pod of its gang would preempt 1 pod on n1: default/x."],
+    ),
+    ("a pod of the gang has not been created", 2, HOLD, 4, []),
+    ("the gang needs no more than fit", 3, HOLD, 1, []),
+    (
+        "not enough for all",
+        2,
+        [HOLD[0], replace(HOLD[1], priority=100)],
+        3,
+        [
+            "Pods of lower priority hold devices, but to evict those that may be "
+            "evicted would not be enough for the 3 "
+            "pods of its gang that are placed together."
+        ],
+    ),
+    (
+        "their number is not known",
+        2,
+        HOLD,
+        None,
+        ["It and 2 pods of its gang would preempt 2 pods on n1, n2: default/x, default/y."],
+    ),
 )
 def test_whom_a_gang_would_preempt(others, pods, required, said):
     members = [of_gang(f"member-{number}", number) for number in range(others)]
@@ -513,14 +505,10 @@ def test_whom_a_gang_would_preempt(others, pods, required, said):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "disrupted_with, said",
-    [
-        param("", ["It would preempt 1 pod on n1: default/x."], id="one by one"),
-        param(
-            "podgroup/h", ["It would preempt 2 pods on n1: default/x, default/y."], id="together"
-        ),
-    ],
+    ("one by one", "", ["It would preempt 1 pod on n1: default/x."]),
+    ("together", "podgroup/h", ["It would preempt 2 pods on n1: default/x, default/y."]),
 )
 def test_the_pods_of_a_gang_are_preempted_as_their_group_says(disrupted_with, said):
     pods = [replace(pod, group="h") for pod in HOLD]

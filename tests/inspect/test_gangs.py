@@ -3,8 +3,6 @@
 import json
 from dataclasses import replace
 
-import pytest
-
 from hami.codec.gangs import pod_group_of
 from hami.errors import ClusterError, NotFound
 from hami.inspect.cluster import InspectedCluster
@@ -13,6 +11,7 @@ from hami.inspect.gangs import MAX_TRIED, gang_of, gang_sentences
 from hami.inspect.read import Reader
 from hami.model import PodGroup
 from testing.builders import gpu, gpus, node, pod
+from testing.cases import cases
 from testing.records import held, record
 
 CARDS = node("n1", gpu("a", index=0), gpu("b", index=1))
@@ -161,29 +160,28 @@ OF_PLUGIN = b'{"spec": {"minMember": 3}}'
 ALONE, WITH_GROUP, WITH_PARENT = "", "podgroup/ring", "compositepodgroup/job"
 
 
-@pytest.mark.parametrize(
-    ("objects", "labels", "known", "asked"),
-    [
-        ({NATIVE: group(gang={"minCount": 8})}, {}, PodGroup(min_count=8), [NATIVE]),
-        ({NATIVE: group()}, {}, PodGroup(), [NATIVE]),
-        ({NATIVE: b'{"spec": {"disruptionMode": null}}'}, {}, PodGroup(), [NATIVE]),
-        ({NATIVE: group("single")}, {}, PodGroup(), [NATIVE]),
-        ({NATIVE: group("all")}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE]),
-        (
-            {PLUGIN: OF_PLUGIN},
-            {},
-            PodGroup(min_count=3, disrupted_with=WITH_GROUP),
-            [NATIVE, PLUGIN],
-        ),
-        (
-            {PLUGIN: OF_PLUGIN},
-            {"scheduling.x-k8s.io/pod-group": "ring"},
-            PodGroup(min_count=3, disrupted_with=WITH_GROUP),
-            [PLUGIN],
-        ),
-        ({}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE, PLUGIN]),
-    ],
-    ids=["native", "no gang", "null", "single", "all", "plugin", "plugin by label", "none"],
+@cases(
+    "objects, labels, known, asked",
+    ("native", {NATIVE: group(gang={"minCount": 8})}, {}, PodGroup(min_count=8), [NATIVE]),
+    ("no gang", {NATIVE: group()}, {}, PodGroup(), [NATIVE]),
+    ("null", {NATIVE: b'{"spec": {"disruptionMode": null}}'}, {}, PodGroup(), [NATIVE]),
+    ("single", {NATIVE: group("single")}, {}, PodGroup(), [NATIVE]),
+    ("all", {NATIVE: group("all")}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE]),
+    (
+        "plugin",
+        {PLUGIN: OF_PLUGIN},
+        {},
+        PodGroup(min_count=3, disrupted_with=WITH_GROUP),
+        [NATIVE, PLUGIN],
+    ),
+    (
+        "plugin by label",
+        {PLUGIN: OF_PLUGIN},
+        {"scheduling.x-k8s.io/pod-group": "ring"},
+        PodGroup(min_count=3, disrupted_with=WITH_GROUP),
+        [PLUGIN],
+    ),
+    ("none", {}, {}, PodGroup(disrupted_with=WITH_GROUP), [NATIVE, PLUGIN]),
 )
 def test_what_a_pod_group_says_of_its_pods(objects, labels, known, asked):
     request, paths = answers(**objects)
@@ -191,44 +189,34 @@ def test_what_a_pod_group_says_of_its_pods(objects, labels, known, asked):
     assert paths == asked
 
 
-@pytest.mark.parametrize(
-    ("objects", "disrupted_with"),
-    [
-        ({NATIVE: group("all", "job"), above("job"): group("single")}, WITH_GROUP),
-        ({NATIVE: group("single", "job"), above("job"): group("all")}, WITH_PARENT),
-        ({NATIVE: group("all", "job"), above("job"): group("all")}, WITH_PARENT),
-        ({NATIVE: group("single", "job"), above("job"): group("single")}, ALONE),
-        ({NATIVE: group("all", "job")}, WITH_GROUP),
-        (
-            {
-                NATIVE: group("single", "job"),
-                above("job"): group("all", "top"),
-                above("top"): group("single"),
-            },
-            WITH_PARENT,
-        ),
-        (
-            {
-                NATIVE: group("single", "a"),
-                above("a"): group("single", "b"),
-                above("b"): group("single", "job"),
-                above("job"): group("all", "c"),
-                above("c"): group("all"),
-            },
-            WITH_PARENT,
-        ),
-        ({NATIVE: group("single", "job"), above("job"): group("all", "job")}, WITH_PARENT),
-    ],
-    ids=[
-        "its own",
-        "that above",
-        "both",
-        "none",
-        "no such API",
+@cases(
+    "objects, disrupted_with",
+    ("its own", {NATIVE: group("all", "job"), above("job"): group("single")}, WITH_GROUP),
+    ("that above", {NATIVE: group("single", "job"), above("job"): group("all")}, WITH_PARENT),
+    ("both", {NATIVE: group("all", "job"), above("job"): group("all")}, WITH_PARENT),
+    ("none", {NATIVE: group("single", "job"), above("job"): group("single")}, ALONE),
+    ("no such API", {NATIVE: group("all", "job")}, WITH_GROUP),
+    (
         "the highest with all",
+        {
+            NATIVE: group("single", "job"),
+            above("job"): group("all", "top"),
+            above("top"): group("single"),
+        },
+        WITH_PARENT,
+    ),
+    (
         "four at most",
-        "a circle",
-    ],
+        {
+            NATIVE: group("single", "a"),
+            above("a"): group("single", "b"),
+            above("b"): group("single", "job"),
+            above("job"): group("all", "c"),
+            above("c"): group("all"),
+        },
+        WITH_PARENT,
+    ),
+    ("a circle", {NATIVE: group("single", "job"), above("job"): group("all", "job")}, WITH_PARENT),
 )
 def test_pods_are_disrupted_with_the_highest_group_above_them_that_is_disrupted_as_a_whole(
     objects, disrupted_with

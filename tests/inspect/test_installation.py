@@ -23,6 +23,7 @@ from hami.inspect.installation import (
 from hami.inspect.read import Reader
 from hami.inspect.read_installation import InstallationReader
 from hami.inspect.snapshot import parse_snapshot, render_snapshot
+from testing.cases import cases
 from testing.fake_api import FakeApi, node, refused
 from testing.records import record
 from tests.inspect.test_commands import hami
@@ -68,16 +69,18 @@ def policy(name, *actions):
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "item, is_hamis, counts_others",
-    [
-        (deployment("hami", "scheduler"), False, False),
-        (deployment("hami", "scheduler", "--foreign-reservations"), False, True),
-        (deployment("hami", args=["scheduler", "--foreign_reservations=true"]), False, True),
-        (deployment("hami", "scheduler", "--foreign-reservations=false"), False, False),
-        (deployment("scheduler", name="vgpu-scheduler-extender"), True, False),
-    ],
-    ids=["ours", "flag", "argument", "false", "HAMi's"],
+    ("ours", deployment("hami", "scheduler"), False, False),
+    ("flag", deployment("hami", "scheduler", "--foreign-reservations"), False, True),
+    (
+        "argument",
+        deployment("hami", args=["scheduler", "--foreign_reservations=true"]),
+        False,
+        True,
+    ),
+    ("false", deployment("hami", "scheduler", "--foreign-reservations=false"), False, False),
+    ("HAMi's", deployment("scheduler", name="vgpu-scheduler-extender"), True, False),
 )
 def test_schedulers(item, is_hamis, counts_others):
     assert parse_scheduler(raw(item)) == SchedulerDeployment(
@@ -105,16 +108,13 @@ def test_a_scheduler_without_replicas_is_not_there():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "item, outdated",
-    [
-        (daemonset("device-plugin"), 0),
-        (daemonset("device-plugin", updated=3), 2),
-        (daemonset("device-plugin", observed=1), 5),
-        (daemonset("device-plugin", "vgpu-monitor"), 5),
-        (daemonset(updated=9), 0),
-    ],
-    ids=["replaced", "rollout", "not seen", "HAMi's", "shrinking"],
+    ("replaced", daemonset("device-plugin"), 0),
+    ("rollout", daemonset("device-plugin", updated=3), 2),
+    ("not seen", daemonset("device-plugin", observed=1), 5),
+    ("HAMi's", daemonset("device-plugin", "vgpu-monitor"), 5),
+    ("shrinking", daemonset(updated=9), 0),
 )
 def test_device_plugins(item, outdated):
     assert parse_plugins(raw(item)) == (5, outdated)
@@ -133,54 +133,50 @@ def test_policies(item, name):
     assert parse_warning_policy(raw(item)) == name
 
 
-@pytest.mark.parametrize(
+@cases(
     "state, rule, texts, remedy",
-    [
-        (
-            Installation(schedulers=(COUNTING,)),
-            "UpgradeUnfinished",
-            ["--foreign-reservations"],
-            "run helm upgrade again",
-        ),
-        (
-            Installation(schedulers=(COUNTING,), plugins=5, outdated_plugins=2),
-            "UpgradeUnfinished",
-            ["--foreign-reservations", "2 of 5 device plugins are not replaced yet"],
-            "when all device plugins are replaced",
-        ),
-        (
-            Installation(schedulers=(COUNTING,), warning_policies=("hami-a", "hami-b")),
-            "UpgradeUnfinished",
-            ["--foreign-reservations", "the policies hami-a, hami-b only warn"],
-            "run helm upgrade again",
-        ),
-        (
-            Installation(schedulers=(COUNTING, HAMIS)),
-            "UpgradeUnfinished",
-            ["--foreign-reservations", "HAMi's scheduler a/hamis is installed beside it"],
-            "helm uninstall",
-        ),
-        (
-            Installation(schedulers=(OURS, HAMIS)),
-            "UpgradeUnfinished",
-            ["a/hamis is installed beside it"],
-            "helm uninstall",
-        ),
-        (
-            Installation(schedulers=(OURS,), warning_policies=("hami-a",)),
-            "PoliciesWarn",
-            ["hami-a only warn"],
-            "set policies.mode=deny",
-        ),
-    ],
-    ids=[
+    (
         "flag",
+        Installation(schedulers=(COUNTING,)),
+        "UpgradeUnfinished",
+        ["--foreign-reservations"],
+        "run helm upgrade again",
+    ),
+    (
         "rollout",
+        Installation(schedulers=(COUNTING,), plugins=5, outdated_plugins=2),
+        "UpgradeUnfinished",
+        ["--foreign-reservations", "2 of 5 device plugins are not replaced yet"],
+        "when all device plugins are replaced",
+    ),
+    (
         "policies",
+        Installation(schedulers=(COUNTING,), warning_policies=("hami-a", "hami-b")),
+        "UpgradeUnfinished",
+        ["--foreign-reservations", "the policies hami-a, hami-b only warn"],
+        "run helm upgrade again",
+    ),
+    (
         "beside HAMi",
+        Installation(schedulers=(COUNTING, HAMIS)),
+        "UpgradeUnfinished",
+        ["--foreign-reservations", "HAMi's scheduler a/hamis is installed beside it"],
+        "helm uninstall",
+    ),
+    (
         "beside HAMi without the flag",
+        Installation(schedulers=(OURS, HAMIS)),
+        "UpgradeUnfinished",
+        ["a/hamis is installed beside it"],
+        "helm uninstall",
+    ),
+    (
         "policies alone",
-    ],
+        Installation(schedulers=(OURS,), warning_policies=("hami-a",)),
+        "PoliciesWarn",
+        ["hami-a only warn"],
+        "set policies.mode=deny",
+    ),
 )
 def test_what_is_left_is_found(state, rule, texts, remedy):
     (finding,) = audit(InspectedCluster(replace(record([]), installation=state)))
@@ -191,14 +187,11 @@ def test_what_is_left_is_found(state, rule, texts, remedy):
     assert all(text in part for text, part in zip(texts, parts))
 
 
-@pytest.mark.parametrize(
+@cases(
     "state",
-    [
-        Installation(),
-        Installation(schedulers=(OURS,), plugins=5, outdated_plugins=5),
-        Installation(schedulers=(HAMIS,)),
-    ],
-    ids=["nothing", "ours in a rollout", "HAMi's alone"],
+    ("nothing", Installation()),
+    ("ours in a rollout", Installation(schedulers=(OURS,), plugins=5, outdated_plugins=5)),
+    ("HAMi's alone", Installation(schedulers=(HAMIS,))),
 )
 def test_what_is_finished(state):
     assert audit(InspectedCluster(replace(record([]), installation=state))) == []
@@ -237,41 +230,31 @@ def test_the_accounts_of_the_shipped_deployment():
     assert parse_scheduler(raw(of_manifests("Deployment", "hami-scheduler"))) == APART
 
 
-@pytest.mark.parametrize(
-    ("item", "found"),
-    [
-        (
-            binding("hami-scheduler", "hami-scheduler"),
-            ("clusterrolebinding", "b", "clusterrole/hami-scheduler", False),
-        ),
-        (
-            binding("hami-scheduler", "hami-scheduler", kind="Role"),
-            ("rolebinding", "kube-system/b", "role/hami-scheduler", False),
-        ),
-        (
-            binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"),
-            ("clusterrolebinding", "b", "clusterrole/hami-scheduler-extender", True),
-        ),
-        (binding("hami-scheduler-extender", "hami-scheduler-extender"), None),
-        (binding("system:kube-scheduler", "hami-scheduler"), None),
-        (binding("hami-scheduler", "hami-scheduler", namespace="elsewhere"), None),
-        (
-            {
-                "metadata": {"name": "b"},
-                "roleRef": {"kind": "ClusterRole", "name": "hami-scheduler"},
-            },
-            None,
-        ),
-    ],
-    ids=[
+@cases(
+    "item, found",
+    (
         "cluster",
+        binding("hami-scheduler", "hami-scheduler"),
+        ("clusterrolebinding", "b", "clusterrole/hami-scheduler", False),
+    ),
+    (
         "namespace",
+        binding("hami-scheduler", "hami-scheduler", kind="Role"),
+        ("rolebinding", "kube-system/b", "role/hami-scheduler", False),
+    ),
+    (
         "both accounts",
-        "extender",
-        "kube-scheduler",
-        "another namespace",
+        binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"),
+        ("clusterrolebinding", "b", "clusterrole/hami-scheduler-extender", True),
+    ),
+    ("extender", binding("hami-scheduler-extender", "hami-scheduler-extender"), None),
+    ("kube-scheduler", binding("system:kube-scheduler", "hami-scheduler"), None),
+    ("another namespace", binding("hami-scheduler", "hami-scheduler", namespace="elsewhere"), None),
+    (
         "nobody",
-    ],
+        {"metadata": {"name": "b"}, "roleRef": {"kind": "ClusterRole", "name": "hami-scheduler"}},
+        None,
+    ),
 )
 def test_rights_of_the_former_account(item, found):
     parsed = parse_excess_binding(raw(item), [OURS, APART])
@@ -279,14 +262,14 @@ def test_rights_of_the_former_account(item, found):
     assert parsed is None or parsed.account == "kube-system/hami-scheduler"
 
 
-@pytest.mark.parametrize(
+@cases(
     "schedulers",
-    [
-        [],
-        [replace(APART, extender="")],
+    ("no scheduler", []),
+    ("one account", [replace(APART, extender="")]),
+    (
+        "HAMi's beside it",
         [APART, replace(APART, name="kube-system/hamis", extender="", is_hamis=True)],
-    ],
-    ids=["no scheduler", "one account", "HAMi's beside it"],
+    ),
 )
 def test_rights_that_a_scheduler_needs(schedulers):
     assert (
@@ -294,23 +277,23 @@ def test_rights_that_a_scheduler_needs(schedulers):
     )
 
 
-@pytest.mark.parametrize(
-    ("item", "remedy"),
-    [
-        (
-            binding("hami-scheduler", "hami-scheduler"),
-            "kubectl delete clusterrolebinding/b clusterrole/hami-scheduler\n",
-        ),
-        (
-            binding("hami-scheduler", "hami-scheduler", kind="Role"),
-            "kubectl delete rolebinding/b role/hami-scheduler -n kube-system\n",
-        ),
-        (
-            binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"),
-            "run helm upgrade again",
-        ),
-    ],
-    ids=["cluster", "namespace", "both accounts"],
+@cases(
+    "item, remedy",
+    (
+        "cluster",
+        binding("hami-scheduler", "hami-scheduler"),
+        "kubectl delete clusterrolebinding/b clusterrole/hami-scheduler\n",
+    ),
+    (
+        "namespace",
+        binding("hami-scheduler", "hami-scheduler", kind="Role"),
+        "kubectl delete rolebinding/b role/hami-scheduler -n kube-system\n",
+    ),
+    (
+        "both accounts",
+        binding("hami-scheduler-extender", "hami-scheduler-extender", "hami-scheduler"),
+        "run helm upgrade again",
+    ),
 )
 def test_an_audit_says_how_to_take_them_back(item, remedy):
     of = FakeApi(

@@ -17,6 +17,7 @@ from hami.errors import ClusterError, HamiError
 from hami.inspect.read import Reader
 from hami.model import PodRef
 from testing.builders import gpu
+from testing.cases import cases
 from testing.fake_api import FakeApi, bound, claimed, node, pending, quota, refused
 
 NODES, PODS, QUOTAS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/resourcequotas"
@@ -155,48 +156,51 @@ def test_objects_that_cannot_be_read_are_counted():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, error, said",
-    [
-        (
-            NODES,
-            refused(),
-            "you may not list nodes in the whole cluster: ask for the verb list on nodes there",
-        ),
-        (PODS, refused(), "you may not list pods in the whole cluster"),
-        (
-            PODS,
-            ClusterError("GET: NewConnectionError: refused"),
-            "the API server does not answer: GET",
-        ),
-        (
-            NODES,
-            ClusterError("GET: 401: Unauthorized", 401),
-            "does not accept your credentials: log in again",
-        ),
-        (NODES, ClusterError("GET: 500: broken", 500), "GET: 500: broken"),
-    ],
-    ids=["nodes", "pods", "no answer", "not logged in", "another error"],
+    (
+        "nodes",
+        NODES,
+        refused(),
+        "you may not list nodes in the whole cluster: ask for the verb list on nodes there",
+    ),
+    ("pods", PODS, refused(), "you may not list pods in the whole cluster"),
+    (
+        "no answer",
+        PODS,
+        ClusterError("GET: NewConnectionError: refused"),
+        "the API server does not answer: GET",
+    ),
+    (
+        "not logged in",
+        NODES,
+        ClusterError("GET: 401: Unauthorized", 401),
+        "does not accept your credentials: log in again",
+    ),
+    ("another error", NODES, ClusterError("GET: 500: broken", 500), "GET: 500: broken"),
 )
 def test_what_is_needed_and_missing_is_said(path, error, said):
     with pytest.raises(HamiError, match=said):
         read(FakeApi([node("n")], errors={path: error}))
 
 
-@pytest.mark.parametrize(
+@cases(
     "api, said",
-    [
-        (
-            FakeApi(errors={QUOTAS: refused()}),
-            "you may not list resourcequotas in the whole cluster",
-        ),
-        (
-            FakeApi(errors={CONFIG: refused()}),
-            "you may not get configmaps in namespace kube-system",
-        ),
-        (FakeApi(config=None), "there is no ConfigMap kube-system/hami-scheduler-device"),
-    ],
-    ids=["quotas", "configuration", "no configuration"],
+    (
+        "quotas",
+        FakeApi(errors={QUOTAS: refused()}),
+        "you may not list resourcequotas in the whole cluster",
+    ),
+    (
+        "configuration",
+        FakeApi(errors={CONFIG: refused()}),
+        "you may not get configmaps in namespace kube-system",
+    ),
+    (
+        "no configuration",
+        FakeApi(config=None),
+        "there is no ConfigMap kube-system/hami-scheduler-device",
+    ),
 )
 def test_what_is_not_needed_is_left_out_with_a_note(api, said):
     _, (note,), _ = read(api)

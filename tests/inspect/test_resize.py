@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from pytest import param
 
 from hami.cli import main
 from hami.codec.keys import (
@@ -31,6 +30,7 @@ from hami.inspect.resize import follow, requested_sizes, resizable
 from hami.inspect.resize_report import ResizeReport, excess, resize_report, size_lines
 from hami.model import Container
 from testing.builders import INIT, gpus, pod
+from testing.cases import cases
 from testing.fake_api import FakeApi, bound, node, pending, quota, refused
 
 SMALL, LARGE = "GPU-a,NVIDIA,3072,20:;", "GPU-a,NVIDIA,8192,40:;"
@@ -55,74 +55,73 @@ def resized(**annotations):
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotations, report, sentence",
-    [
-        param({}, None, "", id="nothing"),
-        param(
-            {RESIZE: TEXT},
-            ResizeReport("Requested", TEXT),
-            "requested, the scheduler has not answered yet",
-            id="not answered",
-        ),
-        param(
-            {RESIZE: TEXT} | status("Applied", request="{}"),
-            ResizeReport("Requested", TEXT),
-            "requested, the scheduler has not answered yet",
-            id="another one was answered",
-        ),
-        param(
-            {RESIZE: TEXT, RESIZE_STATUS: "{"},
-            ResizeReport("Requested", TEXT),
-            "requested, the scheduler has not answered yet",
-            id="an answer that cannot be read",
-        ),
-        param(
-            {RESIZE: TEXT} | status("Booked"),
-            ResizeReport("Booked", TEXT),
-            "booked, its node has not confirmed it yet",
-            id="booked",
-        ),
-        param(
+    ("nothing", {}, None, ""),
+    (
+        "not answered",
+        {RESIZE: TEXT},
+        ResizeReport("Requested", TEXT),
+        "requested, the scheduler has not answered yet",
+    ),
+    (
+        "another one was answered",
+        {RESIZE: TEXT} | status("Applied", request="{}"),
+        ResizeReport("Requested", TEXT),
+        "requested, the scheduler has not answered yet",
+    ),
+    (
+        "an answer that cannot be read",
+        {RESIZE: TEXT, RESIZE_STATUS: "{"},
+        ResizeReport("Requested", TEXT),
+        "requested, the scheduler has not answered yet",
+    ),
+    (
+        "booked",
+        {RESIZE: TEXT} | status("Booked"),
+        ResizeReport("Booked", TEXT),
+        "booked, its node has not confirmed it yet",
+    ),
+    (
+        "pending",
+        (
             {RESIZE: TEXT, RESIZED: LARGE, RESIZE_TARGET: SMALL}
-            | status("Booked", "it uses 5,000 MiB"),
-            ResizeReport("Booked", TEXT, "it uses 5,000 MiB", excess_mib=5120, excess_cores=20),
+            | status("Booked", "it uses 5,000 MiB")
+        ),
+        ResizeReport("Booked", TEXT, "it uses 5,000 MiB", excess_mib=5120, excess_cores=20),
+        (
             "pending; it uses 5,000 MiB; 5,120 MiB and 20 cores more than it is to have stay booked until it uses no "
-            "more",
-            id="pending",
+            "more"
         ),
-        param(
-            {RESIZE: TEXT} | status("Applied"),
-            ResizeReport("Applied", TEXT),
-            "applied",
-            id="applied",
-        ),
-        param(
-            {RESIZE: TEXT} | status("Deferred", "at most 5 MiB fit"),
-            ResizeReport("Deferred", TEXT, "at most 5 MiB fit"),
-            "deferred, it is tried again when something changes; at most 5 MiB fit",
-            id="deferred",
-        ),
-        param(
+    ),
+    ("applied", {RESIZE: TEXT} | status("Applied"), ResizeReport("Applied", TEXT), "applied"),
+    (
+        "deferred",
+        {RESIZE: TEXT} | status("Deferred", "at most 5 MiB fit"),
+        ResizeReport("Deferred", TEXT, "at most 5 MiB fit"),
+        "deferred, it is tried again when something changes; at most 5 MiB fit",
+    ),
+    (
+        "infeasible",
+        (
             {RESIZE: TEXT, RESIZE_APPLIED: render_applied(AppliedSizes(SMALL, "no limits file"))}
-            | status("Infeasible", "no"),
-            ResizeReport("Infeasible", TEXT, "no", "no limits file"),
-            "infeasible; no; its node says: no limits file",
-            id="infeasible",
+            | status("Infeasible", "no")
         ),
-        param(
-            {RESIZED: LARGE, RESIZE_TARGET: SMALL},
-            ResizeReport("Booked", excess_mib=5120, excess_cores=20),
-            "pending; 5,120 MiB and 20 cores more than it is to have stay booked until it uses no more",
-            id="only debts",
-        ),
-        param(
-            status("Applied", request=""),
-            ResizeReport("Applied"),
-            "applied",
-            id="the request was taken away",
-        ),
-    ],
+        ResizeReport("Infeasible", TEXT, "no", "no limits file"),
+        "infeasible; no; its node says: no limits file",
+    ),
+    (
+        "only debts",
+        {RESIZED: LARGE, RESIZE_TARGET: SMALL},
+        ResizeReport("Booked", excess_mib=5120, excess_cores=20),
+        "pending; 5,120 MiB and 20 cores more than it is to have stay booked until it uses no more",
+    ),
+    (
+        "the request was taken away",
+        status("Applied", request=""),
+        ResizeReport("Applied"),
+        "applied",
+    ),
 )
 def test_what_the_annotations_say(annotations, report, sentence):
     found = resize_report(annotations)
@@ -164,83 +163,66 @@ def has(*names, text=None, **fields):
 LEFT_OUT = replace(RUNNING, containers=(Container(name="plain"), *RUNNING.containers))
 
 
-@pytest.mark.parametrize(
+@cases(
     "one, container, found",
-    [
-        param(has("main"), "", "main", id="the only one"),
-        param(has("a", "b"), "b", "b", id="by its name"),
-        param(has("a", "b", text=";GPU-a,NVIDIA,1,1:;"), "", "b", id="the only one with GPUs"),
-        param(
-            has("a", "b", text="GPU-a,NVIDIA,1,1:;"),
-            "b",
-            "b",
-            id="it cannot be told which of them has GPUs",
+    ("the only one", has("main"), "", "main"),
+    ("by its name", has("a", "b"), "b", "b"),
+    ("the only one with GPUs", has("a", "b", text=";GPU-a,NVIDIA,1,1:;"), "", "b"),
+    (
+        "it cannot be told which of them has GPUs",
+        has("a", "b", text="GPU-a,NVIDIA,1,1:;"),
+        "b",
+        "b",
+    ),
+    ("HAMi leaves out containers without GPUs", LEFT_OUT, "", "main"),
+    (
+        "init containers have ended",
+        replace(
+            RUNNING,
+            containers=(replace(gpus(kind=INIT), name="i"), *RUNNING.containers),
+            annotations={RESIZED: SMALL + SMALL},
         ),
-        param(LEFT_OUT, "", "main", id="HAMi leaves out containers without GPUs"),
-        param(
-            replace(
-                RUNNING,
-                containers=(replace(gpus(kind=INIT), name="i"), *RUNNING.containers),
-                annotations={RESIZED: SMALL + SMALL},
-            ),
-            "",
-            "main",
-            id="init containers have ended",
-        ),
-    ],
+        "",
+        "main",
+    ),
 )
 def test_the_container_whose_size_changes(one, container, found):
     assert resizable(one, container) == found
 
 
-@pytest.mark.parametrize(
+@cases(
     "one, lines",
-    [
-        param(RUNNING, ["main 3,072 MiB and 20 cores"], id="one"),
-        param(
-            LEFT_OUT, ["main 3,072 MiB and 20 cores"], id="HAMi leaves out containers without GPUs"
-        ),
-        param(
-            has("a", "b"),
-            ["? 3,072 MiB and 20 cores"],
-            id="it cannot be told which of them has GPUs",
-        ),
-    ],
+    ("one", RUNNING, ["main 3,072 MiB and 20 cores"]),
+    ("HAMi leaves out containers without GPUs", LEFT_OUT, ["main 3,072 MiB and 20 cores"]),
+    ("it cannot be told which of them has GPUs", has("a", "b"), ["? 3,072 MiB and 20 cores"]),
 )
 def test_what_each_container_has(one, lines):
     assert list(size_lines(one, SMALL)) == lines
 
 
-@pytest.mark.parametrize(
+@cases(
     "one, container, why",
-    [
-        param(
-            has("a", "b"),
-            "",
-            "pod default/p has several containers with GPUs: name one of a, b",
-            id="several",
-        ),
-        param(
-            has("main"),
-            "mein",
-            "no container with GPUs in pod default/p: mein; did you mean main?",
-            id="unknown",
-        ),
-        param(
-            has("main", text=";"),
-            "",
-            "pod default/p holds no GPUs that HAMi has allocated",
-            id="no GPUs",
-        ),
-        param(has("main", text="x,"), "", "holds no GPUs", id="an allocation that cannot be read"),
-        param(
-            has("main", node_name=""),
-            "",
-            "is not bound yet: change what its containers request instead",
-            id="waits",
-        ),
-        param(has("main", phase="Failed"), "", "has finished", id="finished"),
-    ],
+    (
+        "several",
+        has("a", "b"),
+        "",
+        "pod default/p has several containers with GPUs: name one of a, b",
+    ),
+    (
+        "unknown",
+        has("main"),
+        "mein",
+        "no container with GPUs in pod default/p: mein; did you mean main?",
+    ),
+    ("no GPUs", has("main", text=";"), "", "pod default/p holds no GPUs that HAMi has allocated"),
+    ("an allocation that cannot be read", has("main", text="x,"), "", "holds no GPUs"),
+    (
+        "waits",
+        has("main", node_name=""),
+        "",
+        "is not bound yet: change what its containers request instead",
+    ),
+    ("finished", has("main", phase="Failed"), "", "has finished"),
 )
 def test_pods_that_cannot_be_resized(one, container, why):
     with pytest.raises(HamiError) as caught:
@@ -248,41 +230,39 @@ def test_pods_that_cannot_be_resized(one, container, why):
     assert why in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotations, size, text",
-    [
-        param(
-            {},
-            Size(memory_mib=8192, cores=40),
-            '{"main":{"memory":"8192Mi","cores":40}}',
-            id="nothing before",
-        ),
-        param(
-            {RESIZE: '{"other":{"cores":5}}'},
-            Size(cores=40),
-            '{"other":{"cores":5},"main":{"cores":40}}',
-            id="for another container",
-        ),
-        param(
-            {RESIZE: TEXT} | status("Deferred"),
-            Size(cores=10),
-            '{"main":{"memory":"8192Mi","cores":10}}',
-            id="the rest of the same",
-        ),
-        param(
-            {RESIZE: TEXT},
-            Size(memory_percent=30),
-            '{"main":{"memory":"30%","cores":40}}',
-            id="percent for MiB",
-        ),
-        param(
-            {RESIZE: TEXT} | status("Infeasible"),
-            Size(cores=10),
-            '{"main":{"cores":10}}',
-            id="what was refused",
-        ),
-        param({RESIZE: "{"}, Size(cores=10), '{"main":{"cores":10}}', id="what cannot be read"),
-    ],
+    (
+        "nothing before",
+        {},
+        Size(memory_mib=8192, cores=40),
+        '{"main":{"memory":"8192Mi","cores":40}}',
+    ),
+    (
+        "for another container",
+        {RESIZE: '{"other":{"cores":5}}'},
+        Size(cores=40),
+        '{"other":{"cores":5},"main":{"cores":40}}',
+    ),
+    (
+        "the rest of the same",
+        {RESIZE: TEXT} | status("Deferred"),
+        Size(cores=10),
+        '{"main":{"memory":"8192Mi","cores":10}}',
+    ),
+    (
+        "percent for MiB",
+        {RESIZE: TEXT},
+        Size(memory_percent=30),
+        '{"main":{"memory":"30%","cores":40}}',
+    ),
+    (
+        "what was refused",
+        {RESIZE: TEXT} | status("Infeasible"),
+        Size(cores=10),
+        '{"main":{"cores":10}}',
+    ),
+    ("what cannot be read", {RESIZE: "{"}, Size(cores=10), '{"main":{"cores":10}}'),
 )
 def test_what_is_asked_for(annotations, size, text):
     sizes = requested_sizes(replace(RUNNING, annotations=annotations), "main", size)
@@ -359,18 +339,10 @@ def test_why_a_shrink_waits_is_said_in_the_words_of_the_node():
     assert "uses" not in said[1]
 
 
-@pytest.mark.parametrize(
+@cases(
     "later, said",
-    [
-        param(
-            status("Infeasible", "it is exclusive"),
-            ["infeasible; it is exclusive"],
-            id="infeasible",
-        ),
-        param(
-            {RESIZE: "{}"}, ["replaced: somebody asks for something else now"], id="another request"
-        ),
-    ],
+    ("infeasible", status("Infeasible", "it is exclusive"), ["infeasible; it is exclusive"]),
+    ("another request", {RESIZE: "{}"}, ["replaced: somebody asks for something else now"]),
 )
 def test_requests_that_never_hold(later, said):
     assert followed(later) == (False, said, 0.0)
@@ -385,14 +357,11 @@ def test_a_request_that_does_not_hold_in_time_stands():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "later",
-    [
-        None,
-        replace(RUNNING, ref=replace(RUNNING.ref, uid="other")),
-        replace(RUNNING, phase="Failed"),
-    ],
-    ids=["gone", "another of its name", "finished"],
+    ("gone", None),
+    ("another of its name", replace(RUNNING, ref=replace(RUNNING.ref, uid="other"))),
+    ("finished", replace(RUNNING, phase="Failed")),
 )
 def test_a_pod_that_ends(later):
     with pytest.raises(HamiError, match="pod default/p has ended"):
@@ -477,67 +446,67 @@ def cluster(*pods, resizes="true", **limits):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, of, code, said",
-    [
-        param(
-            ["--memory=8Gi", "--cores=40"],
-            cluster(bound("p", "n1", (0, 3072, 20))),
-            0,
-            "it fits: main 8,192 MiB and 40 cores",
-            id="more",
-        ),
-        param(
-            ["--memory=10%"],
-            cluster(bound("p", "n1", (0, 3072, 20))),
-            0,
-            "it fits: main 8,192 MiB and 20 cores",
-            id="percent",
-        ),
-        param(
-            ["--memory=1Gi"],
-            cluster(bound("p", "n1", (0, 3072, 20))),
-            0,
+    (
+        "more",
+        ["--memory=8Gi", "--cores=40"],
+        cluster(bound("p", "n1", (0, 3072, 20))),
+        0,
+        "it fits: main 8,192 MiB and 40 cores",
+    ),
+    (
+        "percent",
+        ["--memory=10%"],
+        cluster(bound("p", "n1", (0, 3072, 20))),
+        0,
+        "it fits: main 8,192 MiB and 20 cores",
+    ),
+    (
+        "less",
+        ["--memory=1Gi"],
+        cluster(bound("p", "n1", (0, 3072, 20))),
+        0,
+        (
             "pending; 2,048 MiB and 0 cores more than it is to have stay booked until it uses no more: main 1,024 MiB "
-            "and 20 cores",
-            id="less",
+            "and 20 cores"
         ),
-        param(
-            ["--memory=8Gi"],
-            cluster(bound("p", "n1", (0, 3072, 20)), bound("q", "n1", (0, 75_000, 20))),
-            1,
-            "at most 6920 MiB and 80 percent fit",
-            id="beside others",
-        ),
-        param(
-            ["--memory=8Gi"],
-            cluster(bound("p", "n1", (0, 3072, 20)), gpumem=5000),
-            1,
-            "at most 5000 MiB",
-            id="quota",
-        ),
-        param(
-            ["--memory=8Gi"],
-            cluster(bound("p", "n1", (0, 3072, 20)), resizes="false"),
-            1,
-            "the device plugin of node n1 does not change",
-            id="a node that does not resize",
-        ),
-        param(
-            ["--memory=8Gi"],
-            cluster(bound("p", "n1", (0, 3072, 100))),
-            1,
-            "infeasible; container main has",
-            id="whole",
-        ),
-        param(
-            ["--memory=8Gi"],
-            cluster(bound("q", "n1", (0, 3072, 20))),
-            1,
-            "there is no pod p with devices in namespace",
-            id="no such pod",
-        ),
-    ],
+    ),
+    (
+        "beside others",
+        ["--memory=8Gi"],
+        cluster(bound("p", "n1", (0, 3072, 20)), bound("q", "n1", (0, 75_000, 20))),
+        1,
+        "at most 6920 MiB and 80 percent fit",
+    ),
+    (
+        "quota",
+        ["--memory=8Gi"],
+        cluster(bound("p", "n1", (0, 3072, 20)), gpumem=5000),
+        1,
+        "at most 5000 MiB",
+    ),
+    (
+        "a node that does not resize",
+        ["--memory=8Gi"],
+        cluster(bound("p", "n1", (0, 3072, 20)), resizes="false"),
+        1,
+        "the device plugin of node n1 does not change",
+    ),
+    (
+        "whole",
+        ["--memory=8Gi"],
+        cluster(bound("p", "n1", (0, 3072, 100))),
+        1,
+        "infeasible; container main has",
+    ),
+    (
+        "no such pod",
+        ["--memory=8Gi"],
+        cluster(bound("q", "n1", (0, 3072, 20))),
+        1,
+        "there is no pod p with devices in namespace",
+    ),
 )
 def test_what_would_be_decided_and_nothing_is_written(args, of, code, said, tmp_path):
     result = hami("p", "-n=default", "--dry-run", *args, of=of)
@@ -553,68 +522,42 @@ def test_what_would_be_decided_and_nothing_is_written(args, of, code, said, tmp_
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, of, code, said",
-    [
-        param(
-            ["p", "-n", "default"],
-            api(),
-            2,
-            "expected --memory, --cores or both",
-            id="nothing asked for",
-        ),
-        param(["p", "--cores=0"], api(), 2, "0 is not in the range 1<=x<=100", id="cores"),
-        param(["p", "--memory=8"], api(), 1, "expected a unit: 8Mi for MiB", id="no unit"),
-        param(
-            ["p", "--memory=8Gi", "--timeout=x"],
-            api(),
-            2,
-            "expected numbers with units",
-            id="timeout",
-        ),
-        param(
-            ["q", "--memory=8Gi"],
-            api(),
-            1,
-            "error: there is no pod q in namespace team",
-            id="no such pod",
-        ),
-        param(
-            ["p", "--memory=8Gi", "-A"],
-            api(),
-            1,
-            "a pod has one namespace: use -n",
-            id="all namespaces",
-        ),
-        param(
-            ["w", "--memory=8Gi"],
-            FakeApi([node("n1")], [pending("w", "team", gpu=1)]),
-            1,
-            "is not bound yet",
-            id="waits",
-        ),
-        param(
-            ["p", "--memory=8Gi", "--snapshot=x"],
-            api(),
-            1,
-            "only --dry-run answers from one",
-            id="snapshot",
-        ),
-        param(
-            ["p", "-n=default", "--cores=9"],
-            api(errors={"/api/v1/namespaces/default/pods/p": refused("get")}),
-            1,
-            "you may not get pods in namespace default",
-            id="no right",
-        ),
-        param(
-            ["p", "-n=default", "--memory=8Gi"],
-            api(applied(state="Infeasible", message="all is taken")),
-            1,
-            "infeasible; all is taken",
-            id="infeasible",
-        ),
-    ],
+    ("nothing asked for", ["p", "-n", "default"], api(), 2, "expected --memory, --cores or both"),
+    ("cores", ["p", "--cores=0"], api(), 2, "0 is not in the range 1<=x<=100"),
+    ("no unit", ["p", "--memory=8"], api(), 1, "expected a unit: 8Mi for MiB"),
+    ("timeout", ["p", "--memory=8Gi", "--timeout=x"], api(), 2, "expected numbers with units"),
+    ("no such pod", ["q", "--memory=8Gi"], api(), 1, "error: there is no pod q in namespace team"),
+    ("all namespaces", ["p", "--memory=8Gi", "-A"], api(), 1, "a pod has one namespace: use -n"),
+    (
+        "waits",
+        ["w", "--memory=8Gi"],
+        FakeApi([node("n1")], [pending("w", "team", gpu=1)]),
+        1,
+        "is not bound yet",
+    ),
+    (
+        "snapshot",
+        ["p", "--memory=8Gi", "--snapshot=x"],
+        api(),
+        1,
+        "only --dry-run answers from one",
+    ),
+    (
+        "no right",
+        ["p", "-n=default", "--cores=9"],
+        api(errors={"/api/v1/namespaces/default/pods/p": refused("get")}),
+        1,
+        "you may not get pods in namespace default",
+    ),
+    (
+        "infeasible",
+        ["p", "-n=default", "--memory=8Gi"],
+        api(applied(state="Infeasible", message="all is taken")),
+        1,
+        "infeasible; all is taken",
+    ),
 )
 def test_commands_that_fail(args, of, code, said):
     result = hami(*args, of=of)

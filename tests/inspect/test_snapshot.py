@@ -48,6 +48,7 @@ from hami.inspect.tables import Style
 from hami.model import NodePreference, NodeRequirement, Pod, PodRef, PodScope, ScopeRequirement
 from hami.scheduling.refusal import Choice
 from testing.builders import gpu, gpus, node, pod, quota
+from testing.cases import cases
 from testing.records import PENDING, held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
@@ -71,39 +72,41 @@ def packed(**document):
     return gzip.compress(json.dumps(document).encode())
 
 
-@pytest.mark.parametrize(
+@cases(
     "data, said",
-    [
-        (b"", "f: not a snapshot of hami"),
-        (b"{}", "f: not a snapshot of hami"),
-        (gzip.compress(b"x"), "f: not a snapshot"),
-        (packed(kind="Pod"), "f: not a snapshot of hami: its kind is 'Pod', expected HamiSnapshot"),
-        (
-            packed(kind="HamiSnapshot", version=2),
-            r"f: a snapshot of a later version \(format 2, this hami reads up to 1\)",
-        ),
-        (
-            packed(kind="HamiSnapshot", version=1),
-            "f: a damaged snapshot: Object missing required field `record`",
-        ),
-        (packed(kind="HamiSnapshot", version=1, record={"taken": 3}), "f: a damaged snapshot: "),
-        (
-            render_snapshot(record([], [replace(pod(), priority=10**30)])),
-            r"f: a damaged snapshot: the priority of pod \S+ is 10{30}",
-        ),
-        (render_snapshot(record([]))[:-9], "f: not a snapshot of hami: Compressed file ended"),
-    ],
-    ids=[
-        "empty",
-        "plain",
-        "no JSON",
+    ("empty", b"", "f: not a snapshot of hami"),
+    ("plain", b"{}", "f: not a snapshot of hami"),
+    ("no JSON", gzip.compress(b"x"), "f: not a snapshot"),
+    (
         "another kind",
+        packed(kind="Pod"),
+        "f: not a snapshot of hami: its kind is 'Pod', expected HamiSnapshot",
+    ),
+    (
         "later",
+        packed(kind="HamiSnapshot", version=2),
+        r"f: a snapshot of a later version \(format 2, this hami reads up to 1\)",
+    ),
+    (
         "no record",
+        packed(kind="HamiSnapshot", version=1),
+        "f: a damaged snapshot: Object missing required field `record`",
+    ),
+    (
         "wrong type",
+        packed(kind="HamiSnapshot", version=1, record={"taken": 3}),
+        "f: a damaged snapshot: ",
+    ),
+    (
         "priority",
+        render_snapshot(record([], [replace(pod(), priority=10**30)])),
+        r"f: a damaged snapshot: the priority of pod \S+ is 10{30}",
+    ),
+    (
         "cut off",
-    ],
+        render_snapshot(record([]))[:-9],
+        "f: not a snapshot of hami: Compressed file ended",
+    ),
 )
 def test_files_that_cannot_be_read(data, said):
     with pytest.raises(HamiError, match=said):
@@ -347,10 +350,7 @@ def test_what_an_anonymous_snapshot_says_of_a_resize():
         "device-1,NVIDIA,3072,20:;", "device-1 redacted redacted redacted redacted"
     )
     status = parse_status(notes[RESIZE_STATUS])
-    assert (status.state, status.request) == (
-        ResizeState.BOOKED,
-        notes[RESIZE],
-    )
+    assert (status.state, status.request) == (ResizeState.BOOKED, notes[RESIZE])
     assert "main" not in status.message
     assert resize_report(notes).excess_mib == 5120
 
@@ -501,11 +501,7 @@ def test_one_difference_causes_no_others():
     assert [decision.pod for decision in decisions if not decision.is_same] == ["default/p5"]
     lines = render_replay(decisions, Style()).splitlines()
     assert lines[0] == "6 decisions, 1 of them different"
-    assert lines[3].split()[:3] == [
-        "default/p5",
-        "n2",
-        "n0",
-    ]
+    assert lines[3].split()[:3] == ["default/p5", "n2", "n0"]
 
 
 def test_a_pod_that_fits_nowhere_any_more():

@@ -11,6 +11,7 @@ from hami.inspect.cluster import InspectedCluster
 from hami.inspect.read import Reader
 from hami.inspect.read_installation import InstallationReader
 from hami.inspect.upgrade import UpgradeCheck, render_upgrade
+from testing.cases import cases
 from testing.fake_api import FakeApi, bound, node, pending, refused
 from testing.records import record
 from tests.inspect.test_commands import hami
@@ -82,43 +83,35 @@ def found(*documents, **options):
     return [(finding.rule, finding.subject) for finding in check(*documents, **options).findings]
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, problem",
-    [
-        (template(visible()), RESERVED),
-        (
-            template(container(env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "1g"}])),
-            "container c sets CUDA_DEVICE_MEMORY_LIMIT_0",
-        ),
-        (template(container(), annotations={GIVEN: "n1"}), FORGED),
-        (template(container(), labels={GIVEN: "n1"}), FORGED),
-        (template(container({}), annotations={GIVEN: "n1"}), FORGED),
-        (template(container(), nodeName="n1"), "pod has node assigned"),
-        (template(container(securityContext={"privileged": True})), "container c is privileged"),
-        (template(container({"nvidia.com/gpu": "1.5"})), "invalid nvidia.com/gpu value 1.5"),
-        (template(container({}), initContainers=[visible()]), RESERVED),
-        (
-            template(container(), annotations={"hami.io/gpu-scheduler-policy": "binpak"}),
-            "annotation hami.io/gpu-scheduler-policy=binpak: expected binpack, spread",
-        ),
-        (
-            template(container(), annotations={"nvidia.com/use-gpuuuid": '["GPU-a"]'}),
-            "annotation nvidia.com/use-gpuuuid=",
-        ),
-    ],
-    ids=[
-        "variable",
+    ("variable", template(visible()), RESERVED),
+    (
         "limit",
-        "annotation",
-        "label",
-        "annotation without devices",
-        "node",
+        template(container(env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "1g"}])),
+        "container c sets CUDA_DEVICE_MEMORY_LIMIT_0",
+    ),
+    ("annotation", template(container(), annotations={GIVEN: "n1"}), FORGED),
+    ("label", template(container(), labels={GIVEN: "n1"}), FORGED),
+    ("annotation without devices", template(container({}), annotations={GIVEN: "n1"}), FORGED),
+    ("node", template(container(), nodeName="n1"), "pod has node assigned"),
+    (
         "privileged",
-        "amount",
-        "init container",
+        template(container(securityContext={"privileged": True})),
+        "container c is privileged",
+    ),
+    ("amount", template(container({"nvidia.com/gpu": "1.5"})), "invalid nvidia.com/gpu value 1.5"),
+    ("init container", template(container({}), initContainers=[visible()]), RESERVED),
+    (
         "a word",
+        template(container(), annotations={"hami.io/gpu-scheduler-policy": "binpak"}),
+        "annotation hami.io/gpu-scheduler-policy=binpak: expected binpack, spread",
+    ),
+    (
         "a list",
-    ],
+        template(container(), annotations={"nvidia.com/use-gpuuuid": '["GPU-a"]'}),
+        "annotation nvidia.com/use-gpuuuid=",
+    ),
 )
 @pytest.mark.parametrize(
     "kind", ["Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "CronJob"]
@@ -129,28 +122,19 @@ def test_a_template_that_would_be_refused(kind, pod, problem):
     assert finding.problem.startswith(problem)
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod",
-    [
-        template(container()),
-        template(container({})),
-        template(visible("none")),
-        template(container({}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
-        template(container(), nodeSelector={"a": "b"}),
-        template(visible(), schedulerName="volcano"),
-        template(container({}), labels={"hami.io/webhook": "ignore"}),
-        template(visible(), labels={"hami.io/webhook": "no"}),
-    ],
-    ids=[
-        "devices",
-        "none",
-        "hidden",
+    ("devices", template(container())),
+    ("none", template(container({}))),
+    ("hidden", template(visible("none"))),
+    (
         "variable without a request",
-        "selector",
-        "another scheduler",
-        "not seen",
-        "seen",
-    ],
+        template(container({}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+    ),
+    ("selector", template(container(), nodeSelector={"a": "b"})),
+    ("another scheduler", template(visible(), schedulerName="volcano")),
+    ("not seen", template(container({}), labels={"hami.io/webhook": "ignore"})),
+    ("seen", template(visible(), labels={"hami.io/webhook": "no"})),
 )
 def test_a_template_as_admission_decides(pod):
     refusals = check(workload("Deployment", pod)).findings
@@ -167,16 +151,13 @@ def test_a_pod_that_the_webhook_does_not_see_is_refused_by_a_policy():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, is_named",
-    [
-        (container({"nvidia.com/gpu": 1, "nvidia.com/priority": 0}), True),
-        (container({"nvidia.com/gpu": "1", "nvidia.com/priority": "1"}), False),
-        (container(env=[{"name": "CUDA_TASK_PRIORITY", "value": "-1"}]), True),
-        (container(env=[{"name": "CUDA_TASK_PRIORITY", "value": "1"}]), False),
-        (container({}, env=[{"name": "CUDA_TASK_PRIORITY", "value": "0"}]), False),
-    ],
-    ids=["zero", "default", "variable", "default variable", "no devices"],
+    ("zero", container({"nvidia.com/gpu": 1, "nvidia.com/priority": 0}), True),
+    ("default", container({"nvidia.com/gpu": "1", "nvidia.com/priority": "1"}), False),
+    ("variable", container(env=[{"name": "CUDA_TASK_PRIORITY", "value": "-1"}]), True),
+    ("default variable", container(env=[{"name": "CUDA_TASK_PRIORITY", "value": "1"}]), False),
+    ("no devices", container({}, env=[{"name": "CUDA_TASK_PRIORITY", "value": "0"}]), False),
 )
 def test_a_pod_of_priority_zero_needs_a_right(given, is_named):
     assert (
@@ -187,109 +168,97 @@ def test_a_pod_of_priority_zero_needs_a_right(given, is_named):
     ) == ([("PriorityNeedsRight", "job team/x")] * is_named)
 
 
-@pytest.mark.parametrize(
+@cases(
     "documents, subjects",
-    [
-        ([live("a", container())], []),
-        ([live("a", visible())], ["pod team/a"]),
-        ([live("a", visible(), status={"phase": "Succeeded"})], []),
-        (
-            [
-                live("a-1", visible(), owner=("RayCluster", "a", "u")),
-                live("a-2", visible(), owner=("RayCluster", "a", "u")),
-            ],
-            ["raycluster team/a"],
-        ),
-        (
-            [
-                live("a-1", container(), owner=("Deployment", "a", "u")),
-                workload("Deployment", template(visible()), uid="u"),
-            ],
-            ["deployment team/x"],
-        ),
-        (
-            [
-                live("a-1-2", visible(), owner=("ReplicaSet", "a-1", "r")),
-                workload(
-                    "ReplicaSet",
-                    template(visible()),
-                    "a-1",
-                    uid="r",
-                    owner=("Deployment", "x", "d"),
-                ),
-                workload("Deployment", template(container()), uid="d"),
-            ],
-            [],
-        ),
-        ([live("a-1", visible(), owner=("ReplicaSet", "a", "not listed"))], ["replicaset team/a"]),
-        ([live("mirror", visible(), owner=("Node", "n1", "n"))], ["pod team/mirror"]),
-        (
-            [
-                workload(
-                    "Job",
-                    template(visible()),
-                    status={"conditions": [{"type": "Complete", "status": "True"}]},
-                )
-            ],
-            [],
-        ),
-        (
-            [
-                workload(
-                    "Job",
-                    template(visible()),
-                    status={"conditions": [{"type": "Suspended", "status": "True"}]},
-                )
-            ],
-            ["job team/x"],
-        ),
-        (
-            [
-                workload("Job", template(visible()), owner=("CronJob", "x", "c")),
-                workload("CronJob", template(container()), uid="c"),
-            ],
-            [],
-        ),
-        (
-            [
-                workload(
-                    "ReplicaSet",
-                    template(visible()),
-                    owner=("Rollout", "r", "u"),
-                    spec={"replicas": 0},
-                )
-            ],
-            [],
-        ),
-        (
-            [
-                workload(
-                    "ReplicaSet",
-                    template(visible()),
-                    owner=("Rollout", "r", "u"),
-                    spec={"replicas": 2},
-                )
-            ],
-            ["rollout team/r"],
-        ),
-        ([workload("Job", template(visible())) | {"apiVersion": "batch.volcano.sh/v1alpha1"}], []),
-    ],
-    ids=[
-        "placed by HAMi",
-        "refused",
-        "ended",
+    ("placed by HAMi", [live("a", container())], []),
+    ("refused", [live("a", visible())], ["pod team/a"]),
+    ("ended", [live("a", visible(), status={"phase": "Succeeded"})], []),
+    (
         "of one owner",
+        [
+            live("a-1", visible(), owner=("RayCluster", "a", "u")),
+            live("a-2", visible(), owner=("RayCluster", "a", "u")),
+        ],
+        ["raycluster team/a"],
+    ),
+    (
         "with its owner",
+        [
+            live("a-1", container(), owner=("Deployment", "a", "u")),
+            workload("Deployment", template(visible()), uid="u"),
+        ],
+        ["deployment team/x"],
+    ),
+    (
         "of a changed owner",
+        [
+            live("a-1-2", visible(), owner=("ReplicaSet", "a-1", "r")),
+            workload(
+                "ReplicaSet", template(visible()), "a-1", uid="r", owner=("Deployment", "x", "d")
+            ),
+            workload("Deployment", template(container()), uid="d"),
+        ],
+        [],
+    ),
+    (
         "owner not listed",
-        "mirror",
+        [live("a-1", visible(), owner=("ReplicaSet", "a", "not listed"))],
+        ["replicaset team/a"],
+    ),
+    ("mirror", [live("mirror", visible(), owner=("Node", "n1", "n"))], ["pod team/mirror"]),
+    (
         "done",
+        [
+            workload(
+                "Job",
+                template(visible()),
+                status={"conditions": [{"type": "Complete", "status": "True"}]},
+            )
+        ],
+        [],
+    ),
+    (
         "suspended",
+        [
+            workload(
+                "Job",
+                template(visible()),
+                status={"conditions": [{"type": "Suspended", "status": "True"}]},
+            )
+        ],
+        ["job team/x"],
+    ),
+    (
         "of a CronJob",
+        [
+            workload("Job", template(visible()), owner=("CronJob", "x", "c")),
+            workload("CronJob", template(container()), uid="c"),
+        ],
+        [],
+    ),
+    (
         "old revision",
+        [
+            workload(
+                "ReplicaSet", template(visible()), owner=("Rollout", "r", "u"), spec={"replicas": 0}
+            )
+        ],
+        [],
+    ),
+    (
         "of a Rollout",
+        [
+            workload(
+                "ReplicaSet", template(visible()), owner=("Rollout", "r", "u"), spec={"replicas": 2}
+            )
+        ],
+        ["rollout team/r"],
+    ),
+    (
         "of another group",
-    ],
+        [workload("Job", template(visible())) | {"apiVersion": "batch.volcano.sh/v1alpha1"}],
+        [],
+    ),
 )
 def test_only_what_makes_pods_is_named(documents, subjects):
     assert [subject for _, subject in found(*documents)] == subjects

@@ -10,6 +10,7 @@ from hami.cli.vendors import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.inspect.vendors import FORMATS, Entry, entries, render
 from hami.vendors.spec import Annotations, CoreUnit, Decision, Resources, SelectorKeys, Vendor
+from testing.cases import cases
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "vendors.md"
 
@@ -269,15 +270,12 @@ ASCENDS = {
 ILUVATARS = {"MR-V100", "MR-V50", "BI-V150", "BI-V100"}
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, off",
-    [
-        ({}, ASCENDS | ILUVATARS),
-        ({"ascend": True}, ILUVATARS),
-        ({"iluvatar": True}, ASCENDS),
-        ({"ascend": True, "iluvatar": True}, set()),
-    ],
-    ids=["neither", "ascend", "iluvatar", "both"],
+    ("neither", {}, ASCENDS | ILUVATARS),
+    ("ascend", {"ascend": True}, ILUVATARS),
+    ("iluvatar", {"iluvatar": True}, ASCENDS),
+    ("both", {"ascend": True, "iluvatar": True}, set()),
 )
 def test_what_is_switched_off_is_shown_and_marked(given, off):
     shown = entries(chart_config(), **given)

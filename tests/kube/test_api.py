@@ -16,6 +16,7 @@ from urllib3.connection import HTTPConnection
 from hami.errors import ClusterError, Conflict, Gone, NotFound
 from hami.kube.api import MERGE_PATCH, Api, is_disconnect, is_unsent
 from hami.kube.reflector import Reflector, WatchedResource
+from testing.cases import cases
 from testing.scripted_source import bookmark, event, obj, page
 
 RESET = object()
@@ -293,13 +294,7 @@ def test_the_token_of_the_pod_is_read_again_whatever_the_time_of_day(tmp_path, m
     ]
 
 
-@pytest.mark.parametrize(
-    "user",
-    [
-        pytest.param({"token": "secret"}, id="bearer"),
-        pytest.param({"username": "u", "password": "p"}, id="basic"),
-    ],
-)
+@cases("user", ("bearer", {"token": "secret"}), ("basic", {"username": "u", "password": "p"}))
 def test_connect_uses_the_kubeconfig_named_by_the_environment(server, user, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", _kubeconfig(tmp_path, server, user))
     server.answers.append((200, b"{}"))
@@ -359,13 +354,11 @@ def test_a_line_is_yielded_before_the_next_one_arrives(server):
         assert next(lines) == b"two"
 
 
-@pytest.mark.parametrize(
+@cases(
     "chunks",
-    [
-        pytest.param([b"one\ntw", RESET], id="cut within a line"),
-        pytest.param([b"one\n", RESET], id="cut between lines"),
-        pytest.param([b"one\ntw"], id="ended within a line"),
-    ],
+    ("cut within a line", [b"one\ntw", RESET]),
+    ("cut between lines", [b"one\n", RESET]),
+    ("ended within a line", [b"one\ntw"]),
 )
 def test_a_broken_watch_is_an_error_after_its_whole_lines(server, chunks):
     seen = []

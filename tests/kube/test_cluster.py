@@ -13,6 +13,7 @@ from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from hami.kube.cluster import Cluster
 from hami.kube.leases import LeaseRecord
 from hami.model import PodGroup, PodGroupRef, PodRef
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster
 
 REF = PodRef("team", "train", "uid-1")
@@ -420,13 +421,13 @@ def test_an_eviction_is_a_condition_and_a_deletion_of_exactly_this_pod():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "act",
-    [
-        lambda cluster: cluster.nominate(REF, "n1"),
+    ("nominate", lambda cluster: cluster.nominate(REF, "n1")),
+    (
+        "mark_preempted",
         lambda cluster: cluster.mark_preempted(REF, "why", datetime(2026, 1, 1, tzinfo=UTC)),
-    ],
-    ids=["nominate", "mark_preempted"],
+    ),
 )
 def test_a_status_of_another_pod_is_a_conflict(act):
     _, cluster = talk(ClusterError("metadata.uid: Invalid value", 422))

@@ -20,6 +20,7 @@ from hami.kube.election import (
     Participant,
 )
 from hami.kube.leases import LeaseRecord
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster, no_answer
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
@@ -210,20 +211,12 @@ def test_a_write_without_answer_is_released_too(world):
     assert world.lease.holder == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     "trouble",
-    [
-        pytest.param(lambda world, call: world.hang(call), id="hung"),
-        pytest.param(
-            lambda world, call: (_ for _ in ()).throw(ClusterError("connection refused")),
-            id="refused",
-        ),
-        pytest.param(
-            lambda world, call: (_ for _ in ()).throw(MalformedInput("lease", "", "broken")),
-            id="malformed",
-        ),
-        pytest.param(lambda world, call: (_ for _ in ()).throw(RuntimeError("a bug")), id="bug"),
-    ],
+    ("hung", lambda world, call: world.hang(call)),
+    ("refused", lambda world, call: (_ for _ in ()).throw(ClusterError("connection refused"))),
+    ("malformed", lambda world, call: (_ for _ in ()).throw(MalformedInput("lease", "", "broken"))),
+    ("bug", lambda world, call: (_ for _ in ()).throw(RuntimeError("a bug"))),
 )
 def test_a_leader_that_cannot_renew_stops_when_its_term_ends_and_comes_back(world, trouble):
     a = world.join("a")
@@ -289,10 +282,7 @@ def test_expiry_is_judged_by_what_was_seen_not_by_the_time_written(world):
     assert world.lease.transitions == 5
 
 
-@pytest.mark.parametrize(
-    ("duration_s", "until"),
-    [pytest.param(0, 10, id="none given: ours"), pytest.param(30, 30, id="the holder's own")],
-)
+@cases("duration_s, until", ("none given: ours", 0, 10), ("the holder's own", 30, 30))
 def test_a_lease_lasts_as_its_holder_says(world, duration_s, until):
     world.cluster.put_lease(
         LeaseRecord(namespace="hami", name="scheduler", holder="x", duration_s=duration_s)

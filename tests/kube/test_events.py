@@ -10,6 +10,7 @@ import pytest
 from hami.errors import ClusterError, NotFound
 from hami.kube.events import ATTEMPTS, EventLimits, EventRecorder
 from hami.model import PodRef
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster, no_answer
 
 POD = PodRef("team", "train", "uid-1")
@@ -131,12 +132,10 @@ def test_an_equal_event_within_ten_minutes_raises_the_count(bench):
     ]
 
 
-@pytest.mark.parametrize(
-    ("times", "counts"),
-    [
-        pytest.param([0] * 20, [1, 2, 4, 8, 16], id="when its count has doubled"),
-        pytest.param([0, 0, 0, 59, 59, 118, 119, 180], [1, 2, 4, 7, 8], id="or after a minute"),
-    ],
+@cases(
+    "times, counts",
+    ("when its count has doubled", [0] * 20, [1, 2, 4, 8, 16]),
+    ("or after a minute", [0, 0, 0, 59, 59, 118, 119, 180], [1, 2, 4, 7, 8]),
 )
 def test_an_event_that_is_repeated_all_the_time_is_written_ever_more_rarely(bench, times, counts):
     told = []
@@ -181,16 +180,12 @@ def test_repetitions_of_an_event_that_is_forgotten_are_dropped():
     assert (bench.recorder.written, bench.recorder.dropped) == (3, 1)
 
 
-@pytest.mark.parametrize(
-    ("later", "other"),
-    [
-        pytest.param(600.0, {}, id="later"),
-        pytest.param(
-            1.0, {"subject": PodRef("team", "train", "uid-2")}, id="a later pod of that name"
-        ),
-        pytest.param(1.0, {"reason": "S"}, id="another reason"),
-        pytest.param(1.0, {"message": "n"}, id="another message"),
-    ],
+@cases(
+    "later, other",
+    ("later", 600.0, {}),
+    ("a later pod of that name", 1.0, {"subject": PodRef("team", "train", "uid-2")}),
+    ("another reason", 1.0, {"reason": "S"}),
+    ("another message", 1.0, {"message": "n"}),
 )
 def test_what_is_another_event(bench, later, other):
     same = {"subject": POD, "type": "Warning", "reason": "R", "message": "m"}
@@ -299,13 +294,11 @@ def test_warnings_do_not_wait_for_the_rate_of_normal_events():
     assert bench.write_all() == pytest.approx(10.0, abs=0.05)
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [
-        pytest.param(NotFound("no namespace", 404), id="no namespace"),
-        pytest.param(ClusterError("forbidden", 403), id="forbidden"),
-        pytest.param(ClusterError("invalid", 422), id="invalid"),
-    ],
+    ("no namespace", NotFound("no namespace", 404)),
+    ("forbidden", ClusterError("forbidden", 403)),
+    ("invalid", ClusterError("invalid", 422)),
 )
 def test_what_the_server_does_not_want_is_dropped_counted_and_logged_once(bench, error, caplog):
     bench.cluster.fail("create_event", error, times=2)
@@ -317,13 +310,11 @@ def test_what_the_server_does_not_want_is_dropped_counted_and_logged_once(bench,
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [
-        pytest.param(no_answer(), id="no answer"),
-        pytest.param(ClusterError("stumbled", 500), id="stumbled"),
-        pytest.param(ClusterError("too many", 429), id="turned away"),
-    ],
+    ("no answer", no_answer()),
+    ("stumbled", ClusterError("stumbled", 500)),
+    ("turned away", ClusterError("too many", 429)),
 )
 def test_what_may_succeed_later_is_tried_later_and_merged_meanwhile(bench, error):
     bench.cluster.fail("create_event", error, times=3)

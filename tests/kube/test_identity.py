@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from hami.kube.identity import has_ended, make_identity
+from testing.cases import cases
 
 
 def former(pod):
@@ -30,15 +29,13 @@ def test_a_process_that_has_another_s_id_now_has_ended():
     assert has_ended(f"{pod}_{os.getpid()}_{int(started) - 1}_{chance}", "hami-0")
 
 
-@pytest.mark.parametrize(
+@cases(
     "identity",
-    [
-        pytest.param(make_identity("hami-0"), id="it-runs"),
-        pytest.param("hami-1_4194304_1_abcdef01", id="another-pod"),
-        pytest.param("hami-0", id="upstream's"),
-        pytest.param("hami-0_c0ffee_1_abcdef01", id="no-process"),
-        pytest.param("", id="nobody"),
-    ],
+    ("it-runs", make_identity("hami-0")),
+    ("another-pod", "hami-1_4194304_1_abcdef01"),
+    ("upstream's", "hami-0"),
+    ("no-process", "hami-0_c0ffee_1_abcdef01"),
+    ("nobody", ""),
 )
 def test_of_all_others_nothing_is_known(identity):
     assert not has_ended(identity, "hami-0")

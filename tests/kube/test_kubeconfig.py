@@ -7,6 +7,7 @@ import yaml
 
 from hami.errors import ClusterError
 from hami.kube.api import Api, context_namespace
+from testing.cases import cases
 
 GOOD = {
     "apiVersion": "v1",
@@ -114,23 +115,18 @@ def test_no_credential_is_shown(tmp_path, user):
     assert "s3cret" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "there is nothing in the file"),
-        (b"5", "expected a mapping: 'not shown'"),
-        (b"[]", "expected a mapping"),
-        (b"a: [", "not YAML in line 1, column 5: "),
-        (b"\xff", "not UTF-8 text: invalid start byte"),
-        (b"[" * 5000, "not YAML: maximum recursion depth exceeded"),
-        (b"kind: Config\n", "Invalid kube-config file."),
-    ],
-    ids=["empty", "number", "list", "no YAML", "no text", "deep", "nothing"],
+@cases(
+    "content, said",
+    ("empty", b"", "there is nothing in the file"),
+    ("number", b"5", "expected a mapping: 'not shown'"),
+    ("list", b"[]", "expected a mapping"),
+    ("no YAML", b"a: [", "not YAML in line 1, column 5: "),
+    ("no text", b"\xff", "not UTF-8 text: invalid start byte"),
+    ("deep", b"[" * 5000, "not YAML: maximum recursion depth exceeded"),
+    ("nothing", b"kind: Config\n", "Invalid kube-config file."),
 )
-@pytest.mark.parametrize(
-    "read",
-    [lambda path: Api.connect(kubeconfig=path), context_namespace],
-    ids=["connect", "namespace"],
+@cases(
+    "read", ("connect", lambda path: Api.connect(kubeconfig=path)), ("namespace", context_namespace)
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path, content, said, read):
     file = tmp_path / "kubeconfig"

@@ -13,6 +13,7 @@ from hypothesis.strategies import randoms
 
 from hami.errors import ClusterError, Gone, MalformedInput
 from hami.kube.reflector import Reflector, WatchedResource
+from testing.cases import cases
 from testing.scripted_source import (
     HANG,
     RecordingSink,
@@ -152,15 +153,11 @@ def test_events_reach_the_sink_in_order():
     assert sink.calls[2:] == [("upsert", "b", 101), ("upsert", "a", 102), ("remove", "b", 103)]
 
 
-@pytest.mark.parametrize(
-    ("end", "options"),
-    [
-        pytest.param([], {}, id="clean end"),
-        pytest.param([BROKEN], {"resumes": True}, id="broken"),
-        pytest.param(
-            [ClusterError("read timed out")], {"resumes": True}, id="hung until the read timeout"
-        ),
-    ],
+@cases(
+    "end, options",
+    ("clean end", [], {}),
+    ("broken", [BROKEN], {"resumes": True}),
+    ("hung until the read timeout", [ClusterError("read timed out")], {"resumes": True}),
 )
 def test_watch_goes_on_where_it_ended_without_a_list(end, options):
     source, sink = reflect(
@@ -184,16 +181,14 @@ def test_a_bookmark_is_no_object_but_moves_on():
     assert [name for name, *_ in sink.calls] == ["prune"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "watch",
-    [
-        pytest.param(GONE, id="410 as status"),
-        pytest.param([error(410)], id="410 as event"),
-        pytest.param([error(500, "etcd stumbled")], id="another error event"),
-        pytest.param(ClusterError("400: invalid resource version", 400), id="version refused"),
-        pytest.param([b'{"type":"ADDED","obj'], id="line that is no event"),
-        pytest.param([event("ADDED", "text")], id="object that is none"),
-    ],
+    ("410 as status", GONE),
+    ("410 as event", [error(410)]),
+    ("another error event", [error(500, "etcd stumbled")]),
+    ("version refused", ClusterError("400: invalid resource version", 400)),
+    ("line that is no event", [b'{"type":"ADDED","obj']),
+    ("object that is none", [event("ADDED", "text")]),
 )
 def test_what_only_a_list_can_heal_is_followed_by_a_list(watch):
     source, sink = reflect(
@@ -204,12 +199,10 @@ def test_what_only_a_list_can_heal_is_followed_by_a_list(watch):
     assert source.watched[-1]["resourceVersion"] == "200"
 
 
-@pytest.mark.parametrize(
+@cases(
     "watch",
-    [
-        pytest.param(ClusterError("429: too many requests", 429), id="turned away"),
-        pytest.param(ClusterError("500: stumbled", 500), id="stumbled"),
-    ],
+    ("turned away", ClusterError("429: too many requests", 429)),
+    ("stumbled", ClusterError("500: stumbled", 500)),
 )
 def test_a_server_that_answers_with_an_error_is_no_reason_to_list(watch):
     source, _ = reflect([page()], [watch, [bookmark(101)]])
@@ -268,25 +261,18 @@ def test_versions_that_went_back_are_noticed_at_the_next_watch_and_all_is_read_a
     )  # else the watch has shown nothing, so a list is due anyway
 
 
-@pytest.mark.parametrize(
+@cases(
     "watch",
-    [
-        pytest.param([bookmark(101), BROKEN], id="broken"),
-        pytest.param(BROKEN, id="refused"),
-        pytest.param(
-            [bookmark(101), ClusterError("read timed out")], id="hung until the read timeout"
-        ),
-    ],
+    ("broken", [bookmark(101), BROKEN]),
+    ("refused", BROKEN),
+    ("hung until the read timeout", [bookmark(101), ClusterError("read timed out")]),
 )
 def test_a_lost_connection_is_followed_by_a_list(watch):
     """Meanwhile etcd may have been restored from a backup, and versions may have grown again."""
     source, sink = reflect(
         [page(obj("a", 1)), page(obj("b", 1), version=200)], [watch, [bookmark(201)]]
     )
-    assert [query["resourceVersion"] for query in source.watched[:2]] == [
-        "100",
-        "200",
-    ]
+    assert [query["resourceVersion"] for query in source.watched[:2]] == ["100", "200"]
     assert sink.state == {"b": 1}
 
 
@@ -362,13 +348,11 @@ def test_one_bad_object_never_hides_the_others(caplog):
     ] == ["bad"]
 
 
-@pytest.mark.parametrize(
-    ("meta", "key"),
-    [
-        pytest.param({"namespace": "n", "name": "a", "uid": "u"}, "u", id="namespaced"),
-        pytest.param({"name": "a", "uid": "u"}, "a", id="cluster-wide"),
-        pytest.param({"name": 7}, "", id="nothing to go by"),
-    ],
+@cases(
+    "meta, key",
+    ("namespaced", {"namespace": "n", "name": "a", "uid": "u"}, "u"),
+    ("cluster-wide", {"name": "a", "uid": "u"}, "a"),
+    ("nothing to go by", {"name": 7}, ""),
 )
 def test_an_unreadable_object_has_the_key_of_a_readable_one(meta, key):
     _, sink = reflect([page({"metadata": meta, "bad": True})])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from testing.cases import cases
 from testing.limiter import holders
 from testing.limiter.rig import MIB
 
@@ -44,9 +45,7 @@ RETAIN, RELEASE = 'make("cuDevicePrimaryCtxRetain", 0)', 'call("cuDevicePrimaryC
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize(
-    "retain, release", [("", ""), (RETAIN, RELEASE)], ids=["alone", "primary context there"]
-)
+@cases("retain, release", ("alone", "", ""), ("primary context there", RETAIN, RELEASE))
 def test_eight_green_contexts_count_as_the_primary_context_that_they_retain(
     limited, retain, release
 ):
@@ -144,25 +143,19 @@ print(json.dumps(told + [used() - {context}]))
 THREADS = 132 * 2048  # that the fake device runs at once
 
 
-@pytest.mark.parametrize(
+@cases(
     "limit, values, expected",
-    [
-        pytest.param(
-            0,
-            [4096, 1 << 20, 2048],
-            [[0, 3072 * THREADS], [2, 3072 * THREADS], [0, 1024 * THREADS]],
-            id="stack",
-        ),
-        pytest.param(
-            1, [3 * MIB + 5], [[0, 2 * MIB + 4096]], id="buffer of printf, which the driver rounds"
-        ),
-        pytest.param(2, [520 * MIB, 8 * MIB], [[0, 512 * MIB], [0, 0]], id="heap"),
-        pytest.param(
-            3, [6, 24, 2], [[0, 600 * MIB], [0, 3300 * MIB], [0, 0]], id="depth of synchronization"
-        ),
-        pytest.param(4, [4096, 1 << 21], [[0, 8 * MIB], [2, 8 * MIB]], id="pending launches"),
-        pytest.param(6, [1 << 30], [[0, 0]], id="L2 cache"),
-    ],
+    (
+        "stack",
+        0,
+        [4096, 1 << 20, 2048],
+        [[0, 3072 * THREADS], [2, 3072 * THREADS], [0, 1024 * THREADS]],
+    ),
+    ("buffer of printf, which the driver rounds", 1, [3 * MIB + 5], [[0, 2 * MIB + 4096]]),
+    ("heap", 2, [520 * MIB, 8 * MIB], [[0, 512 * MIB], [0, 0]]),
+    ("depth of synchronization", 3, [6, 24, 2], [[0, 600 * MIB], [0, 3300 * MIB], [0, 0]]),
+    ("pending launches", 4, [4096, 1 << 21], [[0, 8 * MIB], [2, 8 * MIB]]),
+    ("L2 cache", 6, [1 << 30], [[0, 0]]),
 )
 def test_limit_of_a_context_is_charged_what_the_driver_sets_aside(limited, limit, values, expected):
     code = LIMITED.format(limit=limit, values=values, context=CONTEXT)

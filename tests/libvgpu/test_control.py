@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from testing.cases import cases
+
 WORKLOADS = ("flood", "sync", "decode", "mixed", "onoff", "medium")
 MOST_OF = {"decode": 85.7}  # percent that the workload can use at all
 
@@ -32,7 +34,7 @@ def simulate(builds):
     return run
 
 
-@pytest.mark.parametrize("samples", [Samples.EXACT, Samples.NONE], ids=["monitor", "no-monitor"])
+@cases("samples", ("monitor", Samples.EXACT), ("no-monitor", Samples.NONE))
 @pytest.mark.parametrize("limit", [10, 30, 50, 70, 90])
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_one_process_gets_its_share(simulate, workload, limit, samples):
@@ -45,7 +47,7 @@ def test_one_process_gets_its_share(simulate, workload, limit, samples):
         assert settled <= 3
 
 
-@pytest.mark.parametrize("samples", [Samples.EXACT, Samples.NONE], ids=["monitor", "no-monitor"])
+@cases("samples", ("monitor", Samples.EXACT), ("no-monitor", Samples.NONE))
 @pytest.mark.parametrize("period", range(2, 34))
 def test_pattern_of_launches_is_not_taken_for_one_of_its_kernels(simulate, period, samples):
     """One launch of 2 ms, the others 0.1 ms: which of them are measured must not depend on their order."""

@@ -17,6 +17,8 @@ import extract  # noqa: E402
 import hooks  # noqa: E402
 import unhooked  # noqa: E402
 
+from testing.cases import cases
+
 GROUPS = unhooked.read_unhooked()
 UNHOOKED = [name for group in GROUPS for name in group.names]
 HOOKS = hooks.read_hooks()
@@ -98,10 +100,12 @@ def test_reason_is_a_sentence(group):
     assert group.reason.endswith(".")
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    ["cuA cuB\n", "A reason.\n", "A reason.\n    cuA{_v2\n", "A reason.\n    cuA*\n"],
-    ids=["no reason", "no names", "open brace", "pattern"],
+    ("no reason", "cuA cuB\n"),
+    ("no names", "A reason.\n"),
+    ("open brace", "A reason.\n    cuA{_v2\n"),
+    ("pattern", "A reason.\n    cuA*\n"),
 )
 def test_what_cannot_be_read_is_refused(tmp_path, text):
     (tmp_path / "unhooked.txt").write_text(text)

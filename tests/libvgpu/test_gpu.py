@@ -16,6 +16,7 @@ import time
 
 import pytest
 
+from testing.cases import cases
 from testing.limiter.layout import Region
 from testing.limiter.rig import MIB
 from tests.libvgpu.test_sharing import Ipc, Physical, Pooled, allocate, free
@@ -105,7 +106,7 @@ def test_memory_is_limited_and_contexts_count(start):
     assert client.do(f"alloc async 1 {8 * MIB}") == 2
 
 
-@pytest.mark.parametrize("way", [Ipc(), Physical(), Pooled()], ids=["ipc", "physical", "pooled"])
+@cases("way", ("ipc", Ipc()), ("physical", Physical()), ("pooled", Pooled()))
 def test_shared_memory_has_a_name_and_counts_once(rig, start, way):
     """The driver's handles have to be as docs/limiter.md says: the same for each process, its files can be locked."""
     importer = start()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from testing.cases import cases
 from testing.limiter import holders
 from testing.limiter.rig import MIB
 
@@ -62,7 +63,7 @@ print(json.dumps([told, used()]))
 """
 
 
-@pytest.mark.parametrize("flags", [holders.SPARSE, holders.DEFERRED], ids=["sparse", "deferred"])
+@cases("flags", ("sparse", holders.SPARSE), ("deferred", holders.DEFERRED))
 @pytest.mark.parametrize("seed", range(8))
 def test_any_part_of_an_array_may_be_mapped_anew_or_unmapped(rig, seed, flags):
     """The driver keeps an account of each tile, and says what is left of the card."""
@@ -90,21 +91,20 @@ print(json.dumps(told))
 """
 
 
-@pytest.mark.parametrize(
+@cases(
     "prepare, bind, let_go",
-    [
-        (
-            'one = make("cuMulticastCreate", numbers("<IxxxxQQQ", 1, BLOCK, 0, 0))',
-            'call("cuMulticastBindAddr", one, 0, address, 64 * MIB, 0)',
-            'call("cuMulticastUnbind", one, 0, 0, 64 * MIB)',
-        ),
-        (
-            "",
-            'call("cuLogicalEndpointBindAddr", 3, 0, 0, address, 64 * MIB, 0)',
-            'call("cuLogicalEndpointDestroy", 3)',
-        ),
-    ],
-    ids=["multicast object", "logical endpoint"],
+    (
+        "multicast object",
+        'one = make("cuMulticastCreate", numbers("<IxxxxQQQ", 1, BLOCK, 0, 0))',
+        'call("cuMulticastBindAddr", one, 0, address, 64 * MIB, 0)',
+        'call("cuMulticastUnbind", one, 0, 0, 64 * MIB)',
+    ),
+    (
+        "logical endpoint",
+        "",
+        'call("cuLogicalEndpointBindAddr", 3, 0, 0, address, 64 * MIB, 0)',
+        'call("cuLogicalEndpointDestroy", 3)',
+    ),
 )
 def test_memory_of_a_pool_that_is_bound_counts_though_the_pool_has_freed_it(
     rig, prepare, bind, let_go
@@ -135,7 +135,7 @@ print(json.dumps(told))
 ENDS = ('call("cuMemFree_v2", buffer)', 'call("cuMipmappedArrayDestroy", array)')
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["buffer first", "array first"])
+@cases("order", ("buffer first", 1), ("array first", -1))
 def test_what_is_mapped_from_external_memory_holds_it(rig, order):
     rig.limit()
     first, second = ENDS[::order]
@@ -180,10 +180,11 @@ print(json.dumps([count, used()]))
 """
 
 
-@pytest.mark.parametrize(
+@cases(
     "location, expected",
-    [(holders.DEVICE, [4, LIMIT]), (holders.LOCALITY_DOMAIN, [4, LIMIT]), (holders.HOST, [20, 0])],
-    ids=["device", "part of a device", "host"],
+    ("device", holders.DEVICE, [4, LIMIT]),
+    ("part of a device", holders.LOCALITY_DOMAIN, [4, LIMIT]),
+    ("host", holders.HOST, [20, 0]),
 )
 def test_physical_memory_counts_on_the_device_of_its_location(rig, location, expected):
     rig.limit()
@@ -203,17 +204,14 @@ print(json.dumps([count, used()]))
 """
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own pool", "default pool"])
-@pytest.mark.parametrize(
+@cases("own", ("own pool", True), ("default pool", False))
+@cases(
     "location, kind, expected",
-    [
-        (holders.DEVICE, holders.PINNED, [4, LIMIT]),
-        (holders.LOCALITY_DOMAIN, holders.PINNED, [4, LIMIT]),
-        (holders.DEVICE, holders.MANAGED, [4, LIMIT]),
-        (0, holders.MANAGED, [4, LIMIT]),
-        (holders.HOST, holders.PINNED, [20, 0]),
-    ],
-    ids=["device", "part of a device", "managed", "managed, anywhere", "host"],
+    ("device", holders.DEVICE, holders.PINNED, [4, LIMIT]),
+    ("part of a device", holders.LOCALITY_DOMAIN, holders.PINNED, [4, LIMIT]),
+    ("managed", holders.DEVICE, holders.MANAGED, [4, LIMIT]),
+    ("managed, anywhere", 0, holders.MANAGED, [4, LIMIT]),
+    ("host", holders.HOST, holders.PINNED, [20, 0]),
 )
 def test_pool_counts_on_the_device_of_its_location(rig, location, kind, expected, own):
     rig.limit()
@@ -252,9 +250,7 @@ print(json.dumps([result, used()]))
 """
 
 
-@pytest.mark.parametrize(
-    "location", [holders.DEVICE, holders.LOCALITY_DOMAIN], ids=["device", "part of a device"]
-)
+@cases("location", ("device", holders.DEVICE), ("part of a device", holders.LOCALITY_DOMAIN))
 @pytest.mark.parametrize(
     "depth, expected", [(0, [0, 512 * MIB]), (40, [0, 512 * MIB]), (100, [2, 0])]
 )

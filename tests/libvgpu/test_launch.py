@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from testing.cases import cases
 from testing.limiter import rig as rigs
 from testing.limiter.rig import MIB
 from testing.limiter.shares import (
@@ -249,10 +250,11 @@ def test_switched_off_by_the_operator(rig):
 # -- floor and ceiling
 
 
-@pytest.mark.parametrize(
+@cases(
     "alone, beat, due",
-    [(False, 0, 30), (True, 0, 70), (True, 1, 30)],
-    ids=["shared", "alone", "monitor has stopped"],
+    ("shared", False, 0, 30),
+    ("alone", True, 0, 70),
+    ("monitor has stopped", True, 1, 30),
 )
 def test_ceiling_counts_while_the_container_is_alone(rig, alone, beat, due):
     rig.limit(LIMIT | {"cores": 30, "cores-most": 70})

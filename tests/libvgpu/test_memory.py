@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from testing.cases import cases
 from testing.limiter.layout import make_region
 from testing.limiter.rig import MIB, uuid_of
 
@@ -89,7 +90,7 @@ def test_memory_of_more_than_one_mib_counts_in_pages_as_the_card_gives_it(rig, k
 
 
 @pytest.mark.sanitized
-@pytest.mark.parametrize("told", [True, False], ids=["context told", "context measured"])
+@cases("told", ("context told", True), ("context measured", False))
 @pytest.mark.parametrize(
     "function", ["cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", ""]
 )
@@ -225,9 +226,7 @@ def busy_neighbor(rig):
     neighbor.kill()
 
 
-@pytest.mark.parametrize(
-    "known", [{"context": 400 * MIB}, {}], ids=["by the limits", "by NVML, of the process"]
-)
+@cases("known", ("by the limits", {"context": 400 * MIB}), ("by NVML, of the process", {}))
 def test_context_of_a_known_size_is_charged_that_whatever_a_neighbor_does(rig, known):
     rig.limit({"memory": LIMIT, **known})
     with busy_neighbor(rig):
@@ -275,8 +274,13 @@ def test_context_whose_size_nobody_tells_is_reported_once(rig):
     assert client.close().count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "texture", [0x20, 0x01, 0xB0, 0xC0, 0xC5], ids=["float", "byte", "NV12", "UNORM8", "UNORM16x4"]
+@cases(
+    "texture",
+    ("float", 0x20),
+    ("byte", 0x01),
+    ("NV12", 0xB0),
+    ("UNORM8", 0xC0),
+    ("UNORM16x4", 0xC5),
 )
 def test_array_is_charged_as_its_format_lies(rig, texture):
     rig.limit()
@@ -595,10 +599,11 @@ def test_lower_limit_refuses_growth_and_takes_nothing_back(rig):
     assert client.do("alloc plain 2 4096") == OUT_OF_MEMORY
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    ["hami-limits 1\ndevice", "", f"hami-limits 1\ndevice {uuid_of(1)} memory=8g\n"],
-    ids=["being written", "empty", "another device"],
+    ("being written", "hami-limits 1\ndevice"),
+    ("empty", ""),
+    ("another device", f"hami-limits 1\ndevice {uuid_of(1)} memory=8g\n"),
 )
 def test_file_that_cannot_be_used_leaves_the_earlier_limits(rig, text):
     rig.limit()

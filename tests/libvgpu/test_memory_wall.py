@@ -6,6 +6,7 @@ On the fake NVML, and with directories in place of control groups, since not eac
 import pytest
 from pytest import param
 
+from testing.cases import cases
 from testing.limiter.builds import TARGETS
 from testing.limiter.rig import MIB, Rig, uuid_of
 from testing.limiter.wall import MOUNT, NO_LIMIT, Answer, Limits, Node
@@ -66,9 +67,7 @@ def test_the_same_limit_again_changes_nothing(node):
 
 
 @both
-@pytest.mark.parametrize(
-    "size, more", [param(2, [0, 2], id="below use"), param(6, [12, 2], id="more")]
-)
+@cases("size, more", ("below use", 2, [0, 2]), ("more", 6, [12, 2]))
 def test_a_resize_keeps_what_is_there_and_counts_at_once(node, size, more):
     group = node.add_container(11)
     node.hook(11, 4 * GIB)
@@ -180,10 +179,7 @@ def test_a_missing_library_is_told(node, tmp_path):
 V1 = "30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 
 
-@pytest.mark.parametrize(
-    "mounts",
-    [param(V1, id="v1"), param(V1 + MOUNT.format(path="/sys/fs/cgroup/unified"), id="hybrid")],
-)
+@cases("mounts", ("v1", V1), ("hybrid", V1 + MOUNT.format(path="/sys/fs/cgroup/unified")))
 def test_control_groups_of_version_1_are_told(node, mounts):
     node.mount(mounts)
     node.add_container(11)
@@ -207,13 +203,11 @@ def test_more_than_the_card_has_is_refused(node):
     assert node.limits(group) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "state",
-    [
-        param({"annotations": {"pid": 12, "x": '{"pid": 12}'}, "pid": 11}, id="annotations"),
-        param('{"id": "pid", "bundle": "\\"pid\\": 12", "pid" : 11}', id="values"),
-        param({"process": [{"pid": 12}], "pid": 11}, id="nested"),
-    ],
+    ("annotations", {"annotations": {"pid": 12, "x": '{"pid": 12}'}, "pid": 11}),
+    ("values", '{"id": "pid", "bundle": "\\"pid\\": 12", "pid" : 11}'),
+    ("nested", {"process": [{"pid": 12}], "pid": 11}),
 )
 def test_the_process_is_that_of_the_state_and_not_of_a_name_in_it(node, state):
     group, other = node.add_container(11), node.add_container(12, "b")
@@ -227,12 +221,10 @@ def test_a_state_without_a_process_is_told(node, state):
     assert node.hook(11, GIB, state=state) == failed("no pid in the state of the container")
 
 
-@pytest.mark.parametrize(
+@cases(
     "group, why",
-    [
-        param("../other", "has no control group here", id="outside"),
-        param("", "runs in the topmost control group", id="topmost"),
-    ],
+    ("outside", "../other", "has no control group here"),
+    ("topmost", "", "runs in the topmost control group"),
 )
 def test_a_limit_is_only_set_for_a_group_of_the_container(node, group, why):
     node.add_container(11)

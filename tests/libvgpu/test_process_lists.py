@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from testing.cases import cases
 from testing.limiter import rig as rigs
 from testing.limiter.rig import MIB
 
@@ -188,9 +189,7 @@ print(json.dumps(answers))
 """
 
 
-@pytest.mark.parametrize(
-    "numbers", [0, HOST], ids=["numbers of the container", "numbers of the host"]
-)
+@cases("numbers", ("numbers of the container", 0), ("numbers of the host", HOST))
 def test_account_and_name_of_a_process_are_those_of_the_container(rig, clients, numbers):
     for slot in rig.region.slots():
         rig.region.write(1856 + 1960 * slot.number + 4, slot.pid + numbers)

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.limiter.builds import SANITIZERS
 from testing.limiter.layout import make_region
@@ -157,13 +158,11 @@ def test_threads_share_a_slot(rig):
     assert len(rig.region.slots()) == 1
 
 
-@pytest.mark.parametrize(
-    ("what", "rounds", "size"),
-    [
-        pytest.param("trims", 20_000, 40 * MIB, id="pool that grows and is trimmed"),
-        pytest.param("pools", 10_000, 10 * MIB, id="pools, whose handles are used again"),
-        pytest.param("limits", 10_000, 8 * MIB, id="heap of a context"),
-    ],
+@cases(
+    "what, rounds, size",
+    ("pool that grows and is trimmed", "trims", 20_000, 40 * MIB),
+    ("pools, whose handles are used again", "pools", 10_000, 10 * MIB),
+    ("heap of a context", "limits", 10_000, 8 * MIB),
 )
 def test_threads_that_do_the_same_at_once_leave_nothing_counted(rig, what, rounds, size):
     """What one has read and is about to count, another has counted already."""

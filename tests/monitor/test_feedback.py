@@ -18,6 +18,7 @@ from hami.monitor.feedback import (
     decide,
     is_active,
 )
+from testing.cases import cases
 
 
 def candidate(key, priority=1, cards="x", active=True, **fields):
@@ -27,56 +28,45 @@ def candidate(key, priority=1, cards="x", active=True, **fields):
     )
 
 
-@pytest.mark.parametrize(
-    ("candidates", "blocked", "limited"),
-    [
-        pytest.param([candidate("a")], "", "", id="one alone is free"),
-        pytest.param([candidate("a", 0), candidate("b", 1)], "b", "b", id="the lower waits"),
-        pytest.param(
-            [candidate("a", 0, active=False), candidate("b", 1)],
-            "",
-            "",
-            id="nobody waits for one that is idle",
-        ),
-        pytest.param([candidate("a", 0, "x"), candidate("b", 1, "y")], "", "", id="another card"),
-        pytest.param(
-            [candidate("a", 0, "xy"), candidate("b", 1, "yz")], "b", "b", id="one of several cards"
-        ),
-        pytest.param([candidate("a"), candidate("b")], "", "ab", id="two of a level share"),
-        pytest.param(
-            [candidate("a"), candidate("b", active=False)],
-            "",
-            "",
-            id="one that is idle takes nothing",
-        ),
-        pytest.param(
-            [candidate("a"), candidate("b"), candidate("c", active=False)],
-            "",
-            "abc",
-            id="an idle one later",
-        ),
-        pytest.param(
-            [candidate("a", 0), candidate("b", 1, active=False)],
-            "b",
-            "b",
-            id="also before it starts to work",
-        ),
-        pytest.param(
-            [candidate("a", 0, "x"), candidate("b", 1, "xy"), candidate("c", 2, "y")],
-            "b",
-            "b",
-            id="nobody waits for one that waits",
-        ),
-        pytest.param(
-            [candidate("a", 0), candidate("b", 1), candidate("c", 2)], "bc", "bc", id="three levels"
-        ),
-        pytest.param(
-            [candidate("a", 0), candidate("b", 0), candidate("c", 5)],
-            "c",
-            "abc",
-            id="two of the highest level",
-        ),
-    ],
+@cases(
+    "candidates, blocked, limited",
+    ("one alone is free", [candidate("a")], "", ""),
+    ("the lower waits", [candidate("a", 0), candidate("b", 1)], "b", "b"),
+    (
+        "nobody waits for one that is idle",
+        [candidate("a", 0, active=False), candidate("b", 1)],
+        "",
+        "",
+    ),
+    ("another card", [candidate("a", 0, "x"), candidate("b", 1, "y")], "", ""),
+    ("one of several cards", [candidate("a", 0, "xy"), candidate("b", 1, "yz")], "b", "b"),
+    ("two of a level share", [candidate("a"), candidate("b")], "", "ab"),
+    ("one that is idle takes nothing", [candidate("a"), candidate("b", active=False)], "", ""),
+    (
+        "an idle one later",
+        [candidate("a"), candidate("b"), candidate("c", active=False)],
+        "",
+        "abc",
+    ),
+    (
+        "also before it starts to work",
+        [candidate("a", 0), candidate("b", 1, active=False)],
+        "b",
+        "b",
+    ),
+    (
+        "nobody waits for one that waits",
+        [candidate("a", 0, "x"), candidate("b", 1, "xy"), candidate("c", 2, "y")],
+        "b",
+        "b",
+    ),
+    ("three levels", [candidate("a", 0), candidate("b", 1), candidate("c", 2)], "bc", "bc"),
+    (
+        "two of the highest level",
+        [candidate("a", 0), candidate("b", 0), candidate("c", 5)],
+        "c",
+        "abc",
+    ),
 )
 def test_rules(candidates, blocked, limited):
     verdicts = decide(candidates, 100.0)

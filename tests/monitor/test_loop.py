@@ -20,6 +20,7 @@ from hami.node.instances import GivenInstance, render_instances
 from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.region_layout import CURRENT
 from testing.builders import container
+from testing.cases import cases
 from testing.fake_nvml import A100, GIB, MIB, Gpu, Process
 from testing.monitor_stage import CARD, OTHER, Stage, id_of, node_pod, uid_of
 from testing.region_bytes import Process as Slot
@@ -46,13 +47,11 @@ def test_a_container_has_series_from_its_binding_on(stage):
     assert (usage.counted, usage.host_memory) == (None, 0)
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod",
-    [
-        pytest.param(node_pod("a", CARD, phase="Succeeded"), id="finished"),
-        pytest.param(node_pod("a"), id="no devices"),
-        pytest.param(node_pod("a", CARD, asked=0), id="not asked for"),
-    ],
+    ("finished", node_pod("a", CARD, phase="Succeeded")),
+    ("no devices", node_pod("a")),
+    ("not asked for", node_pod("a", CARD, asked=0)),
 )
 def test_a_pod_without_devices_has_none(stage, pod):
     stage.pods = [pod]

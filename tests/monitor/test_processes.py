@@ -14,6 +14,7 @@ from hami.monitor.processes import (
     parse_inner_pid,
     plain_uid,
 )
+from testing.cases import cases
 
 UID = "6a1f2c44-1b5e-4f1e-9d8c-0123456789ab"
 SYSTEMD = UID.replace("-", "_")
@@ -21,51 +22,49 @@ ID, OTHER = "ab" * 32, "cd" * 32
 FOUND = ContainerId(UID.replace("-", ""), ID)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param(f"0::/kubepods/burstable/pod{UID}/{ID}", id="version 2, cgroupfs"),
-        pytest.param(f"0::/kubepods/pod{UID}/{ID}", id="guaranteed"),
-        pytest.param(f"0::/kubepods/besteffort/pod{UID}/{ID}\n", id="best effort"),
-        pytest.param(
+    ("version 2, cgroupfs", f"0::/kubepods/burstable/pod{UID}/{ID}"),
+    ("guaranteed", f"0::/kubepods/pod{UID}/{ID}"),
+    ("best effort", f"0::/kubepods/besteffort/pod{UID}/{ID}\n"),
+    (
+        "version 1, cgroupfs, hybrid",
+        (
             f"12:memory:/kubepods/burstable/pod{UID}/{ID}\n11:cpu,cpuacct:/kubepods/burstable/pod{UID}/{ID}\n"
-            "0::/",
-            id="version 1, cgroupfs, hybrid",
+            "0::/"
         ),
-        pytest.param(
+    ),
+    (
+        "version 2, systemd, containerd",
+        (
             f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD}.slice/"
-            f"cri-containerd-{ID}.scope",
-            id="version 2, systemd, containerd",
+            f"cri-containerd-{ID}.scope"
         ),
-        pytest.param(f"0::/kubepods.slice/kubepods-pod{SYSTEMD}.slice/crio-{ID}.scope", id="CRI-O"),
-        pytest.param(
-            f"0::/kubepods.slice/kubepods-pod{SYSTEMD}.slice/crio-{ID}.scope/container",
-            id="CRI-O, nested",
-        ),
-        pytest.param(
+    ),
+    ("CRI-O", f"0::/kubepods.slice/kubepods-pod{SYSTEMD}.slice/crio-{ID}.scope"),
+    ("CRI-O, nested", f"0::/kubepods.slice/kubepods-pod{SYSTEMD}.slice/crio-{ID}.scope/container"),
+    (
+        "version 1, systemd, Docker",
+        (
             f"1:name=systemd:/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SYSTEMD}.slice/"
-            f"docker-{ID}.scope",
-            id="version 1, systemd, Docker",
+            f"docker-{ID}.scope"
         ),
-        pytest.param(
-            f"0::/../../kubepods-burstable-pod{SYSTEMD}.slice/cri-containerd-{ID}.scope",
-            id="relative, systemd",
-        ),
-        pytest.param(f"0::/../../pod{UID}/{ID}", id="relative, cgroupfs"),
-        pytest.param(
-            f"0::/kubelet.slice/kubelet-kubepods.slice/kubepods-pod{SYSTEMD}.slice/cri-containerd-{ID}.scope",
-            id="below a slice of the kubelet",
-        ),
-        pytest.param(
-            f"0::/docker/{OTHER}/kubelet/kubepods/burstable/pod{UID}/{ID}",
-            id="a node in a container",
-        ),
-        pytest.param(
-            f"0::/system.slice/containerd.service/kubepods-burstable-pod{SYSTEMD}.slice:cri-containerd:{ID}",
-            id="drivers that differ",
-        ),
-        pytest.param(f"0::/kubepods/pod{UID}/{ID}/user.slice/a:b", id="systemd in the container"),
-    ],
+    ),
+    (
+        "relative, systemd",
+        f"0::/../../kubepods-burstable-pod{SYSTEMD}.slice/cri-containerd-{ID}.scope",
+    ),
+    ("relative, cgroupfs", f"0::/../../pod{UID}/{ID}"),
+    (
+        "below a slice of the kubelet",
+        f"0::/kubelet.slice/kubelet-kubepods.slice/kubepods-pod{SYSTEMD}.slice/cri-containerd-{ID}.scope",
+    ),
+    ("a node in a container", f"0::/docker/{OTHER}/kubelet/kubepods/burstable/pod{UID}/{ID}"),
+    (
+        "drivers that differ",
+        f"0::/system.slice/containerd.service/kubepods-burstable-pod{SYSTEMD}.slice:cri-containerd:{ID}",
+    ),
+    ("systemd in the container", f"0::/kubepods/pod{UID}/{ID}/user.slice/a:b"),
 )
 def test_forms(text):
     assert parse_cgroups(text) == FOUND
@@ -76,26 +75,18 @@ def test_the_uid_of_a_static_pod():
     assert plain_uid(UID) == plain_uid(SYSTEMD) == FOUND.pod
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param("", id="ended"),
-        pytest.param("0::/", id="the root"),
-        pytest.param("0::/system.slice/sshd.service", id="a service"),
-        pytest.param(f"0::/docker/{ID}", id="no pod"),
-        pytest.param(f"0::/kubepods/pod{UID}", id="no container"),
-        pytest.param(
-            f"0::/kubepods.slice/kubepods-pod{SYSTEMD}.slice/crio-conmon-{ID}.scope",
-            id="CRI-O's monitor",
-        ),
-        pytest.param(f"0::/kubepods/pod{UID}/{ID}x", id="not an id"),
-        pytest.param(f"0::/kubepods/podx{UID}/{ID}", id="not a uid"),
-        pytest.param(
-            f"4:memory:/kubepods/pod{UID}/{ID}\n3:cpu:/kubepods/pod{UID}/{OTHER}",
-            id="two containers",
-        ),
-        pytest.param("garbage\n:\n::", id="garbage"),
-    ],
+    ("ended", ""),
+    ("the root", "0::/"),
+    ("a service", "0::/system.slice/sshd.service"),
+    ("no pod", f"0::/docker/{ID}"),
+    ("no container", f"0::/kubepods/pod{UID}"),
+    ("CRI-O's monitor", f"0::/kubepods.slice/kubepods-pod{SYSTEMD}.slice/crio-conmon-{ID}.scope"),
+    ("not an id", f"0::/kubepods/pod{UID}/{ID}x"),
+    ("not a uid", f"0::/kubepods/podx{UID}/{ID}"),
+    ("two containers", f"4:memory:/kubepods/pod{UID}/{ID}\n3:cpu:/kubepods/pod{UID}/{OTHER}"),
+    ("garbage", "garbage\n:\n::"),
 )
 def test_no_container(text):
     assert parse_cgroups(text) is None

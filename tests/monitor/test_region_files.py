@@ -10,6 +10,7 @@ import pytest
 from hami.monitor.region_files import RegionFiles, RegionState
 from hami.monitor.regions import control_writes
 from hami.node.tenant_files import MAX_ENTRIES
+from testing.cases import cases
 from testing.region_bytes import Process, region_bytes
 
 UID, NAME = "8f1c2a44-0000-4000-8000-000000000001", "main"
@@ -59,29 +60,21 @@ def content(data):
     return lambda directory: (directory / "a.cache").write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("make", "state"),
-    [
-        pytest.param(fifo, RegionState.UNREADABLE, id="FIFO"),
-        pytest.param(link, RegionState.UNREADABLE, id="symbolic link"),
-        pytest.param(folder, RegionState.UNREADABLE, id="directory"),
-        pytest.param(unix_socket, RegionState.UNREADABLE, id="socket"),
-        pytest.param(device_node, RegionState.UNREADABLE, id="device node"),
-        pytest.param(content(b""), RegionState.UNINITIALIZED, id="empty"),
-        pytest.param(content(bytes(804680)), RegionState.UNKNOWN, id="a size that no version has"),
-        pytest.param(content(region_bytes()[:-2]), RegionState.UNKNOWN, id="cut off by a byte"),
-        pytest.param(content(b"x" * 2008953), RegionState.UNKNOWN, id="garbage"),
-        pytest.param(content(bytes(2008953)), RegionState.UNINITIALIZED, id="zeros"),
-        pytest.param(
-            content(region_bytes()[:-1]), RegionState.OK, id="without the last byte of the file"
-        ),
-        pytest.param(lambda directory: None, RegionState.ABSENT, id="nothing"),
-        pytest.param(
-            lambda directory: (directory / "libvgpu.so").touch(),
-            RegionState.ABSENT,
-            id="another file",
-        ),
-    ],
+@cases(
+    "make, state",
+    ("FIFO", fifo, RegionState.UNREADABLE),
+    ("symbolic link", link, RegionState.UNREADABLE),
+    ("directory", folder, RegionState.UNREADABLE),
+    ("socket", unix_socket, RegionState.UNREADABLE),
+    ("device node", device_node, RegionState.UNREADABLE),
+    ("empty", content(b""), RegionState.UNINITIALIZED),
+    ("a size that no version has", content(bytes(804680)), RegionState.UNKNOWN),
+    ("cut off by a byte", content(region_bytes()[:-2]), RegionState.UNKNOWN),
+    ("garbage", content(b"x" * 2008953), RegionState.UNKNOWN),
+    ("zeros", content(bytes(2008953)), RegionState.UNINITIALIZED),
+    ("without the last byte of the file", content(region_bytes()[:-1]), RegionState.OK),
+    ("nothing", lambda directory: None, RegionState.ABSENT),
+    ("another file", lambda directory: (directory / "libvgpu.so").touch(), RegionState.ABSENT),
 )
 def test_hostile_files(files, directory, make, state):
     make(directory)

@@ -17,6 +17,7 @@ from hami.monitor.regions import (
 from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.node.region_layout import CURRENT, LAYOUTS, LEGACY, SHIFTED, identify
 from testing.builders import region_of
+from testing.cases import cases
 from testing.region_bytes import GIB, SHAPES, UUIDS, Process, region_bytes
 from testing.region_mutations import TWO, mutate_and_parse
 
@@ -205,7 +206,7 @@ def test_our_limiter_sees_a_sample_when_it_is_complete():
     assert [offset for offset, _ in writes[:2]] == [1856 + 1160 + 16, 1856 + 1960 + 1160 + 16]
 
 
-@pytest.mark.parametrize("layout", [LEGACY, SHIFTED, CURRENT], ids=["v0", "shifted", "current"])
+@cases("layout", ("v0", LEGACY), ("shifted", SHIFTED), ("current", CURRENT))
 def test_nothing_is_said_about_utilization_that_is_not_known(layout):
     version = {LEGACY: "v0", SHIFTED: "1.1 shifted", CURRENT: "1.2"}[layout]
     region = parse(region_bytes(version, processes=TWO))

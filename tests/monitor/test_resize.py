@@ -14,6 +14,7 @@ from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.live_limits import SETTLED_NS, read_use, resize
 from hami.node.tenant_files import opened_directory
 from testing.builders import NVIDIA, ONLY_NVIDIA, container, share
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.fake_nvml import GIB, MIB
 from testing.monitor_stage import CARD, Stage, node_pod
@@ -137,15 +138,12 @@ def test_limits_that_change_while_the_use_is_read_are_not_confirmed(stage, settl
     assert ((stage.directory("a") / "use").exists(), use(stage)) == (True, None)
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod",
-    [
-        node_pod("a", CARD),
-        resized(node_pod("a", CARD), applied=TARGET),
-        resized(node_pod("a", CARD), None, HELD),
-        emptied(node_pod("a", CARD)),
-    ],
-    ids=["never resized", "confirmed", "grown", "resized before it was bound"],
+    ("never resized", node_pod("a", CARD)),
+    ("confirmed", resized(node_pod("a", CARD), applied=TARGET)),
+    ("grown", resized(node_pod("a", CARD), None, HELD)),
+    ("resized before it was bound", emptied(node_pod("a", CARD))),
 )
 def test_nothing_is_written_about_pods_that_are_not_resized_now(stage, pod):
     stage.pods = [pod]

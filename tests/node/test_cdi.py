@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from pytest import param
 
 from hami.devices.cards import Card
 from hami.errors import HostError
@@ -20,6 +19,7 @@ from hami.node.driver import (
     read_mig_minors,
     shared_node,
 )
+from testing.cases import cases
 
 LIB = "/usr/lib/x86_64-linux-gnu"
 VERSION = "570.86.15"
@@ -143,27 +143,21 @@ def test_each_card_has_its_device_node():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "roots, node, mount",
-    [
-        param({}, {"path": "/dev/nvidiactl", "permissions": "rw"}, CUDA, id="the host's own"),
-        param(
-            {"driver": "/run/driver", "dev": "/run/driver"},
-            {
-                "path": "/dev/nvidiactl",
-                "hostPath": "/run/driver/dev/nvidiactl",
-                "permissions": "rw",
-            },
-            f"/run/driver{CUDA}",
-            id="in a folder",
-        ),
-        param(
-            {"driver": "/run/driver/", "dev": "/"},
-            {"path": "/dev/nvidiactl", "permissions": "rw"},
-            f"/run/driver{CUDA}",
-            id="devices elsewhere",
-        ),
-    ],
+    ("the host's own", {}, {"path": "/dev/nvidiactl", "permissions": "rw"}, CUDA),
+    (
+        "in a folder",
+        {"driver": "/run/driver", "dev": "/run/driver"},
+        {"path": "/dev/nvidiactl", "hostPath": "/run/driver/dev/nvidiactl", "permissions": "rw"},
+        f"/run/driver{CUDA}",
+    ),
+    (
+        "devices elsewhere",
+        {"driver": "/run/driver/", "dev": "/"},
+        {"path": "/dev/nvidiactl", "permissions": "rw"},
+        f"/run/driver{CUDA}",
+    ),
 )
 def test_host_paths_follow_the_roots(roots, node, mount):
     common = gpu(
@@ -383,9 +377,7 @@ def test_programs_firmware_sockets_and_nodes(host, root):
     assert found.channels == (0,)
 
 
-@pytest.mark.parametrize(
-    "files", [param((), id="nothing"), param(("/usr/lib64/libc.so.6",), id="no driver")]
-)
+@cases("files", ("nothing", ()), ("no driver", ("/usr/lib64/libc.so.6",)))
 def test_a_host_without_a_driver_is_an_error(host, files):
     root = host(*files)
     with pytest.raises(HostError, match=f"{root}: no libcuda.so .*--driver-root-ctr-path"):

@@ -6,11 +6,11 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.errors import HostError
 from hami.node import checkpoint
 from hami.node.checkpoint import CHECKPOINT, read_checkpoint
+from testing.cases import cases
 
 ENTRY = {"PodUID": "u-1", "ContainerName": "c", "ResourceName": "nvidia.com/gpu"}
 TEXTS = st.text(max_size=8)
@@ -34,19 +34,17 @@ def read(tmp_path):
     return read
 
 
-@pytest.mark.parametrize(
+@cases(
     "fields, ids, answer",
-    [
-        param(
-            {"DeviceIDs": {"0": ["a"], "-1": ["b", "c"]}, "AllocResp": "EgA="},
-            {"a", "b", "c"},
-            b"\x12\0",
-            id="by NUMA node",
-        ),
-        param({"DeviceIDs": ["a"]}, {"a"}, None, id="before 1.20"),
-        param({"DeviceIDs": {"0": None}, "AllocResp": None}, set(), None, id="nulls"),
-        param({}, set(), None, id="nothing"),
-    ],
+    (
+        "by NUMA node",
+        {"DeviceIDs": {"0": ["a"], "-1": ["b", "c"]}, "AllocResp": "EgA="},
+        {"a", "b", "c"},
+        b"\x12\0",
+    ),
+    ("before 1.20", {"DeviceIDs": ["a"]}, {"a"}, None),
+    ("nulls", {"DeviceIDs": {"0": None}, "AllocResp": None}, set(), None),
+    ("nothing", {}, set(), None),
 )
 def test_an_entry(read, fields, ids, answer):
     (found,) = read(wire(ENTRY | fields))
@@ -59,15 +57,13 @@ def test_an_entry(read, fields, ids, answer):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, says",
-    [
-        param('{"Data":', "truncated", id="cut short"),
-        param(wire({"PodUID": 1}), "Expected `str`", id="another form"),
-        param(wire(ENTRY | {"AllocResp": "EgA"}), "base64", id="answer that is not base64"),
-        param("[" * 100_000, "", id="nested deeply"),
-        param("\ud800", "", id="no text"),
-    ],
+    ("cut short", '{"Data":', "truncated"),
+    ("another form", wire({"PodUID": 1}), "Expected `str`"),
+    ("answer that is not base64", wire(ENTRY | {"AllocResp": "EgA"}), "base64"),
+    ("nested deeply", "[" * 100_000, ""),
+    ("no text", "\ud800", ""),
 )
 def test_what_cannot_be_read(tmp_path, text, says):
     path = tmp_path / CHECKPOINT

@@ -5,12 +5,12 @@ import os
 import re
 
 import pytest
-from pytest import param
 
 from hami.errors import HostError
 from hami.node.container_specs import KIND, ContainerSpecs, device_name, render_grant, spec_names
 from hami.node.grant import DeviceNode, Grant, Mount
 from hami.node.host import MIN_AGE_S
+from testing.cases import cases
 
 NAME, OTHER = "0123456789abcdef", "f" * 16
 NOW = 1_000_000.0
@@ -132,13 +132,11 @@ def test_only_unused_old_files_of_ours_are_removed(specs, tmp_path):
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "call",
-    [
-        param(lambda specs: specs.write(NAME, {}), id="write"),
-        param(lambda specs: specs.names(), id="list"),
-        param(lambda specs: specs.sweep({NAME}, ()), id="sweep"),
-    ],
+    ("write", lambda specs: specs.write(NAME, {})),
+    ("list", lambda specs: specs.names()),
+    ("sweep", lambda specs: specs.sweep({NAME}, ())),
 )
 def test_a_folder_that_cannot_be_used_is_named(specs, tmp_path, call):
     (tmp_path / "cdi").write_text("no folder")

@@ -4,13 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.codec.mig import MigAllocation, render_mig_allocations
 from hami.devices.cards import Instance
 from hami.errors import Conflict, HamiError, HostError, Rejected
 from hami.model import MigProfile, Partition
 from hami.node.dynamic_mig import DynamicMig
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster
 from testing.plugin_stage import (
     AWAY,
@@ -248,16 +248,14 @@ def test_an_unused_instance_in_the_way_is_destroyed_first():
     assert driver.uuids == ["MIG-new-1"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "other, busy",
-    [
-        param(
-            [cut(partition(0, profile="2g.10gb", size=2), name="other", phase="Running")],
-            False,
-            id="of another pod",
-        ),
-        param([], True, id="in use"),
-    ],
+    (
+        "of another pod",
+        [cut(partition(0, profile="2g.10gb", size=2), name="other", phase="Running")],
+        False,
+    ),
+    ("in use", [], True),
 )
 def test_a_used_instance_in_the_way_is_kept(other, busy):
     driver = Driver(instance(start=0, profile="2g.10gb", size=2, busy=busy))
@@ -271,16 +269,8 @@ def test_a_used_instance_in_the_way_is_kept(other, busy):
 HALF = instance(uuid="")  # without a compute instance, and so without a UUID
 
 
-@pytest.mark.parametrize(
-    "there",
-    [
-        param(HALF, id="incomplete"),
-        param(instance(profile="1g.5gb+me"), id="of another profile"),
-    ],
-)
-@pytest.mark.parametrize(
-    "recorded", [param((), id="not recorded"), param(("MIG-gone", "7", "0"), id="recorded")]
-)
+@cases("there", ("incomplete", HALF), ("of another profile", instance(profile="1g.5gb+me")))
+@cases("recorded", ("not recorded", ()), ("recorded", ("MIG-gone", "7", "0")))
 def test_an_unsuitable_instance_at_the_placement_is_replaced(there, recorded):
     driver, place = Driver(there), partition()
     stage = stage_of(
@@ -291,28 +281,21 @@ def test_an_unsuitable_instance_at_the_placement_is_replaced(there, recorded):
     assert driver.uuids == ["MIG-new-1"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "there, others, says",
-    [
-        param(
-            replace(HALF, busy=True),
-            [],
-            "MIG instance 7 .incomplete. .1g.5gb. is in the way",
-            id="incomplete",
-        ),
-        param(
-            instance(profile="1g.5gb+me", busy=True),
-            [],
-            "in the way",
-            id="of another profile, in use",
-        ),
-        param(
-            instance(profile="1g.5gb+me"),
-            [cut(partition(profile="1g.5gb+me"), name="other", phase="Running")],
-            "in the way",
-            id="of another pod",
-        ),
-    ],
+    (
+        "incomplete",
+        replace(HALF, busy=True),
+        [],
+        "MIG instance 7 .incomplete. .1g.5gb. is in the way",
+    ),
+    ("of another profile, in use", instance(profile="1g.5gb+me", busy=True), [], "in the way"),
+    (
+        "of another pod",
+        instance(profile="1g.5gb+me"),
+        [cut(partition(profile="1g.5gb+me"), name="other", phase="Running")],
+        "in the way",
+    ),
 )
 def test_an_unsuitable_instance_that_may_be_in_use_is_kept(there, others, says):
     driver = Driver(there)
@@ -330,7 +313,7 @@ def test_a_pod_s_own_instance_is_used_under_any_profile_name():
     assert stage.allocator.allocate(ids(A)).env == {"NVIDIA_VISIBLE_DEVICES": there.uuid}
 
 
-@pytest.mark.parametrize("recorded", [param(False, id="unknown"), param(True, id="its own")])
+@cases("recorded", ("unknown", False), ("its own", True))
 def test_an_instance_in_use_at_the_placement(recorded):
     there = instance(busy=True)
     place = partition()
@@ -344,27 +327,23 @@ def test_an_instance_in_use_at_the_placement(recorded):
             stage.allocator.allocate(ids(A))
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, why",
-    [
-        param(
-            placed(asking(), shares=[[share(A)]]), "has 0 instances for container 0", id="no places"
+    ("no places", placed(asking(), shares=[[share(A)]]), "has 0 instances for container 0"),
+    (
+        "on another card",
+        placed(
+            asking(),
+            shares=[[share(A)]],
+            annotations={KEY: render_mig_allocations([partition(gpu=B)])},
         ),
-        param(
-            placed(
-                asking(),
-                shares=[[share(A)]],
-                annotations={KEY: render_mig_allocations([partition(gpu=B)])},
-            ),
-            "has 1 instances for container 0, which do not match its 1 shares",
-            id="on another card",
-        ),
-        param(
-            placed(asking(), shares=[[share(A)]], annotations={KEY: "[{}]"}),
-            "expected a list of MIG allocations",
-            id="unreadable",
-        ),
-    ],
+        "has 1 instances for container 0, which do not match its 1 shares",
+    ),
+    (
+        "unreadable",
+        placed(asking(), shares=[[share(A)]], annotations={KEY: "[{}]"}),
+        "expected a list of MIG allocations",
+    ),
 )
 def test_placements_that_do_not_match_the_shares_are_refused(pod, why):
     stage = stage_of(Driver(), pod)
@@ -384,36 +363,32 @@ def test_mig_mode_is_enabled_before_an_instance_is_created():
     assert driver.enabled == [A]
 
 
-@pytest.mark.parametrize(
+@cases(
     "pods, busy, left",
-    [
-        param([], False, False, id="no pod"),
-        param([], True, True, id="no pod, but in use"),
-        param([cut(partition(), phase="Running")], False, True, id="running"),
-        param([cut(partition())], False, True, id="about to start"),
-        param(
-            [cut(partition(), phase="Running", deleting=True)],
-            False,
-            True,
-            id="defect 12: terminating, containers may run",
-        ),
-        param([cut(partition(), phase="Succeeded")], False, False, id="succeeded"),
-        param([cut(partition(), phase="Failed")], False, False, id="failed"),
-        param(
-            [cut(partition(profile="1g.6gb"), phase="Running")],
-            False,
-            True,
-            id="running, under another name",
-        ),
-        param([cut(partition(1), phase="Running")], False, False, id="another place"),
-        param([cut(partition(gpu=B), phase="Running")], False, False, id="another card"),
-        param([cut(partition(), node="n2", phase="Running")], False, False, id="another node"),
-        param([numbered(A)], False, True, id="somewhere on the card, of v2.5 to v2.9"),
-        param([numbered(B)], False, False, id="somewhere on another card"),
-        param(
-            [numbered(A, phase="Succeeded")], False, False, id="somewhere on the card, succeeded"
-        ),
-    ],
+    ("no pod", [], False, False),
+    ("no pod, but in use", [], True, True),
+    ("running", [cut(partition(), phase="Running")], False, True),
+    ("about to start", [cut(partition())], False, True),
+    (
+        "defect 12: terminating, containers may run",
+        [cut(partition(), phase="Running", deleting=True)],
+        False,
+        True,
+    ),
+    ("succeeded", [cut(partition(), phase="Succeeded")], False, False),
+    ("failed", [cut(partition(), phase="Failed")], False, False),
+    (
+        "running, under another name",
+        [cut(partition(profile="1g.6gb"), phase="Running")],
+        False,
+        True,
+    ),
+    ("another place", [cut(partition(1), phase="Running")], False, False),
+    ("another card", [cut(partition(gpu=B), phase="Running")], False, False),
+    ("another node", [cut(partition(), node="n2", phase="Running")], False, False),
+    ("somewhere on the card, of v2.5 to v2.9", [numbered(A)], False, True),
+    ("somewhere on another card", [numbered(B)], False, False),
+    ("somewhere on the card, succeeded", [numbered(A, phase="Succeeded")], False, False),
 )
 def test_instances_are_destroyed_when_no_live_pod_holds_them(pods, busy, left):
     driver = Driver(instance(busy=busy))
@@ -431,23 +406,19 @@ def test_when_pods_cannot_be_listed_nothing_is_destroyed():
     assert len(driver.instances) == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, kept",
-    [
-        param(garbled(shares=[[share(A)]]), [A], id="on its cards"),
-        param(
-            garbled(shares=[[share(A)], [share(C)]], text_of_mig='[{"containerIndex": 0}]'),
-            [A, C],
-            id="on several",
-        ),
-        param(garbled(shares=[[share(A)]], deleting=True), [A], id="terminating"),
-        param(garbled(shares=[[share(A)]], left=";"), [A], id="all handed out"),
-        param(
-            garbled(text="GPU,", left=";"), [A, B, C], id="on all, as its cards are unreadable too"
-        ),
-        param(garbled(text="", left=""), [], id="not scheduled"),
-        param(garbled(shares=[[share(A)]], phase="Succeeded"), [], id="succeeded"),
-    ],
+    ("on its cards", garbled(shares=[[share(A)]]), [A]),
+    (
+        "on several",
+        garbled(shares=[[share(A)], [share(C)]], text_of_mig='[{"containerIndex": 0}]'),
+        [A, C],
+    ),
+    ("terminating", garbled(shares=[[share(A)]], deleting=True), [A]),
+    ("all handed out", garbled(shares=[[share(A)]], left=";"), [A]),
+    ("on all, as its cards are unreadable too", garbled(text="GPU,", left=";"), [A, B, C]),
+    ("not scheduled", garbled(text="", left=""), []),
+    ("succeeded", garbled(shares=[[share(A)]], phase="Succeeded"), []),
 )
 def test_nothing_is_destroyed_on_the_cards_of_an_unreadable_pod(pod, kept, caplog):
     driver = Driver(instance(), instance(gpu=B), instance(gpu=C))

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.node.grant import DeviceNode, Grant, HostFacts, Mount, shares_grant, visible_devices_grant
 from testing.cards import config
+from testing.cases import cases
 from testing.plugin_stage import CARDS, NODE, A, B, share
 
 CONFIG = PluginConfig(node=NODE)
@@ -74,28 +74,18 @@ def test_several_cards_are_in_the_driver_s_order_each_with_its_limits():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "changes, env",
-    [
-        param(
-            {"device_memory_scaling": 1.5},
-            {"CUDA_OVERSUBSCRIBE": "true"},
-            id="more memory than there is",
-        ),
-        param({"log_level": "3"}, {"LIBCUDA_LOG_LEVEL": "3"}, id="log level"),
-        param(
-            {"disable_core_limit": True},
-            {"GPU_CORE_UTILIZATION_POLICY": "disable"},
-            id="no core limit",
-        ),
-        param(
-            {"gdrcopy": True, "gds": True, "mofed": True},
-            {"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"},
-            id="extras",
-        ),
-        param({"imex_channels": (0,)}, {"NVIDIA_IMEX_CHANNELS": "0"}, id="IMEX"),
-        param({"id_strategy": "index"}, {"NVIDIA_VISIBLE_DEVICES": "0"}, id="by index"),
-    ],
+    ("more memory than there is", {"device_memory_scaling": 1.5}, {"CUDA_OVERSUBSCRIBE": "true"}),
+    ("log level", {"log_level": "3"}, {"LIBCUDA_LOG_LEVEL": "3"}),
+    ("no core limit", {"disable_core_limit": True}, {"GPU_CORE_UTILIZATION_POLICY": "disable"}),
+    (
+        "extras",
+        {"gdrcopy": True, "gds": True, "mofed": True},
+        {"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"},
+    ),
+    ("IMEX", {"imex_channels": (0,)}, {"NVIDIA_IMEX_CHANNELS": "0"}),
+    ("by index", {"id_strategy": "index"}, {"NVIDIA_VISIBLE_DEVICES": "0"}),
 )
 def test_variables(changes, env):
     assert one(config(node=NODE, **changes)).env == {"NVIDIA_VISIBLE_DEVICES": A} | LIMITS | env
@@ -163,32 +153,18 @@ def test_a_device_node_shared_by_cards_is_added_once():
 CDI = f"k8s.device-plugin.nvidia.com/gpu={A}"
 
 
-@pytest.mark.parametrize(
+@cases(
     "strategies, env, annotations, names",
-    [
-        param(("cdi-cri",), {}, {}, (CDI,), id="by name"),
-        param(
-            ("cdi-annotations",),
-            {},
-            {"cdi.k8s.io/nvidia-device-plugin_t-1": CDI},
-            (),
-            id="by annotation",
-        ),
-        param(
-            ("cdi-annotations", "cdi-cri"),
-            {},
-            {"cdi.k8s.io/nvidia-device-plugin_t-1": CDI},
-            (CDI,),
-            id="both",
-        ),
-        param(
-            ("envvar", "cdi-cri"),
-            {"NVIDIA_VISIBLE_DEVICES": A},
-            {},
-            (CDI,),
-            id="by name and variable",
-        ),
-    ],
+    ("by name", ("cdi-cri",), {}, {}, (CDI,)),
+    ("by annotation", ("cdi-annotations",), {}, {"cdi.k8s.io/nvidia-device-plugin_t-1": CDI}, ()),
+    (
+        "both",
+        ("cdi-annotations", "cdi-cri"),
+        {},
+        {"cdi.k8s.io/nvidia-device-plugin_t-1": CDI},
+        (CDI,),
+    ),
+    ("by name and variable", ("envvar", "cdi-cri"), {"NVIDIA_VISIBLE_DEVICES": A}, {}, (CDI,)),
 )
 def test_cdi(strategies, env, annotations, names):
     grant = one(replace(CONFIG, list_strategies=strategies))

@@ -20,6 +20,7 @@ from hami.node.limits import ContainerLimits, DeviceLimit, render_limits
 from hami.node.region_layout import REGION_SIZE, SHIFTED
 from hami.node.tenant_files import MAX_ENTRIES, is_held, list_names
 from testing.builders import region_of
+from testing.cases import cases
 from testing.eventually import eventually
 
 
@@ -186,7 +187,7 @@ def test_a_container_that_starts_again_finds_the_same_files_as_new(root, host):
     assert region.stat().st_ino == before
 
 
-@pytest.mark.parametrize("keep", [False, True], ids=["new", "left by an attempt that failed"])
+@cases("keep", ("new", False), ("left by an attempt that failed", True))
 def test_a_full_disk_cannot_stop_a_container_later(root, host, keep):
     """A write to a mapped page for which the disk has no block ends the process."""
     if keep:
@@ -441,15 +442,13 @@ def test_a_link_in_the_place_of_a_directory_is_not_followed(root, host, tmp_path
     assert (tree(precious), (root / "containers" / "u-1_c").is_symlink()) == (["file"], False)
 
 
-@pytest.mark.parametrize(
+@cases(
     "uid, container",
-    [
-        param("../u", "c", id="uid"),
-        param("u", "../c", id="container"),
-        param("u", "", id="no container"),
-        param("", "c", id="no uid"),
-        param("u", "c/d", id="slash"),
-    ],
+    ("uid", "../u", "c"),
+    ("container", "u", "../c"),
+    ("no container", "u", ""),
+    ("no uid", "", "c"),
+    ("slash", "u", "c/d"),
 )
 def test_names_that_escape_the_directory_are_refused(host, uid, container):
     with pytest.raises(HostError, match="not a valid directory name"):
@@ -602,39 +601,33 @@ CONTAINER = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, served",
-    [
-        param(
-            json.dumps(
-                {
-                    "Data": {
-                        "PodDeviceEntries": [
-                            CONTAINER | {"DeviceIDs": {"-1": ["GPU-1-0"]}},
-                            CONTAINER | {"PodUID": "u-2", "ResourceName": "x.io/y"},
-                        ],
-                        "RegisteredDevices": {},
-                    },
-                    "Checksum": 1,
-                }
-            ),
-            {("u-1", "c")},
-            id="by NUMA node",
+    (
+        "by NUMA node",
+        json.dumps(
+            {
+                "Data": {
+                    "PodDeviceEntries": [
+                        CONTAINER | {"DeviceIDs": {"-1": ["GPU-1-0"]}},
+                        CONTAINER | {"PodUID": "u-2", "ResourceName": "x.io/y"},
+                    ],
+                    "RegisteredDevices": {},
+                },
+                "Checksum": 1,
+            }
         ),
-        param(
-            json.dumps({"Data": {"PodDeviceEntries": [CONTAINER | {"DeviceIDs": ["GPU-1-0"]}]}}),
-            {("u-1", "c")},
-            id="before 1.20",
-        ),
-        param(
-            '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}',
-            set(),
-            id="empty",
-        ),
-        param('{"Data":', None, id="cut short"),
-        param('{"Data":{"PodDeviceEntries":[{"PodUID":1}]}}', None, id="another form"),
-        param(None, None, id="missing"),
-    ],
+        {("u-1", "c")},
+    ),
+    (
+        "before 1.20",
+        json.dumps({"Data": {"PodDeviceEntries": [CONTAINER | {"DeviceIDs": ["GPU-1-0"]}]}}),
+        {("u-1", "c")},
+    ),
+    ("empty", '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}', set()),
+    ("cut short", '{"Data":', None),
+    ("another form", '{"Data":{"PodDeviceEntries":[{"PodUID":1}]}}', None),
+    ("missing", None, None),
 )
 def test_the_kubelet_s_checkpoint(root, host, text, served):
     if text is not None:

@@ -5,11 +5,11 @@ import stat
 import subprocess
 
 import pytest
-from pytest import param
 
 from hami.errors import HostError
 from hami.node.library import CHECKSUMS, install_library
 from testing.builders import write_checksums
+from testing.cases import cases
 
 
 def tree(path):
@@ -61,20 +61,14 @@ def test_an_empty_directory_in_place_of_a_file_is_replaced(shipped, tmp_path):
     assert (tmp_path / "host" / "vgpu" / "libvgpu.so.2").read_text() == "library"
 
 
-@pytest.mark.parametrize(
+@cases(
     "prepare, why",
-    [
-        param(
-            lambda hook: hook.write_text("a file"),
-            "cannot install the limiter: .*host",
-            id="target",
-        ),
-        param(
-            lambda hook: (hook / "vgpu" / "libvgpu.so.2" / "x").mkdir(parents=True),
-            "cannot install the limiter: Directory not empty: .*libvgpu.so.2",
-            id="in the way",
-        ),
-    ],
+    ("target", lambda hook: hook.write_text("a file"), "cannot install the limiter: .*host"),
+    (
+        "in the way",
+        lambda hook: (hook / "vgpu" / "libvgpu.so.2" / "x").mkdir(parents=True),
+        "cannot install the limiter: Directory not empty: .*libvgpu.so.2",
+    ),
 )
 def test_a_failed_installation_names_the_path_and_leaves_no_temporary_files(
     shipped, tmp_path, prepare, why
@@ -110,43 +104,43 @@ def states(folder):
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "lines, why",
-    [
-        param(
-            listing(**{"libvgpu.so.2": f"{sha256('theirs')}  libvgpu.so.2"}),
+    (
+        "another sum",
+        listing(**{"libvgpu.so.2": f"{sha256('theirs')}  libvgpu.so.2"}),
+        (
             f"/image/libvgpu.so.2 has the SHA-256 checksum {sha256('library')}; "
-            f"expected {sha256('theirs')}, as in .*/image/{CHECKSUMS}",
-            id="another sum",
+            f"expected {sha256('theirs')}, as in .*/image/{CHECKSUMS}"
         ),
-        param(
-            listing(**{"sub/tool": f"{sha256('')}  sub/tool"}),
-            "/image/sub/tool has the SHA-256",
-            id="the last file",
-        ),
-        param(
-            listing(more=f"{sha256('x')}  libvgpu.so"),
-            "/image/libvgpu.so is missing, but .* lists it",
-            id="lost",
-        ),
-        param(
-            {"libvgpu.so.2": f"{sha256('library')}  libvgpu.so.2"},
-            "/image/ld.so.preload cannot be verified: .* does not list it",
-            id="not listed",
-        ),
-        param(
-            listing(more="libvgpu.so"),
-            f"/image/{CHECKSUMS}, line 4: expected a SHA-256 checksum",
-            id="no sum",
-        ),
-        param(
-            listing(more=f"{'A' * 64}  libvgpu.so"),
-            f"{CHECKSUMS}, line 4: expected",
-            id="not as sha256sum writes it",
-        ),
-        param(listing(more="x" * 200_000), f"{CHECKSUMS}, line 4: expected", id="very long"),
-        param({}, "/image/ld.so.preload cannot be verified", id="empty"),
-    ],
+    ),
+    (
+        "the last file",
+        listing(**{"sub/tool": f"{sha256('')}  sub/tool"}),
+        "/image/sub/tool has the SHA-256",
+    ),
+    (
+        "lost",
+        listing(more=f"{sha256('x')}  libvgpu.so"),
+        "/image/libvgpu.so is missing, but .* lists it",
+    ),
+    (
+        "not listed",
+        {"libvgpu.so.2": f"{sha256('library')}  libvgpu.so.2"},
+        "/image/ld.so.preload cannot be verified: .* does not list it",
+    ),
+    (
+        "no sum",
+        listing(more="libvgpu.so"),
+        f"/image/{CHECKSUMS}, line 4: expected a SHA-256 checksum",
+    ),
+    (
+        "not as sha256sum writes it",
+        listing(more=f"{'A' * 64}  libvgpu.so"),
+        f"{CHECKSUMS}, line 4: expected",
+    ),
+    ("very long", listing(more="x" * 200_000), f"{CHECKSUMS}, line 4: expected"),
+    ("empty", {}, "/image/ld.so.preload cannot be verified"),
 )
 def test_nothing_on_the_host_changes_unless_every_file_has_its_checksum(
     shipped, tmp_path, lines, why

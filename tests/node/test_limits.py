@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.errors import Rejected
@@ -18,6 +17,7 @@ from hami.node.limits import (
 )
 from testing.builders import region_of
 from testing.cards import config
+from testing.cases import cases
 from testing.limiter.layout import FILE_SIZE, Region, make_region
 from testing.plugin_stage import CARDS, NODE, A, B, share
 
@@ -58,39 +58,30 @@ def test_cores_without_a_limit_are_one_hundred_percent(cores, percent):
     assert limits_of([(CARDS[0], share(A, 1, cores))]).devices[0].cores == percent
 
 
-@pytest.mark.parametrize(
+@cases(
     "settings, env, found",
-    [
-        param({}, {}, {}, id="nothing"),
-        param({"log_level": "1"}, {}, {"log_level": 1}, id="log level of the node"),
-        param(
-            {"compute_by": "nvml"}, {}, {"compute_by": "nvml"}, id="what launches are charged by"
-        ),
-        param(
-            {"log_level": "1"},
-            {"LIBCUDA_LOG_LEVEL": "4"},
-            {"log_level": 4},
-            id="log level of the pod",
-        ),
-        param({}, {"LIBCUDA_LOG_LEVEL": "40"}, {"log_level": 9}, id="highest log level"),
-        param({}, {"LIBCUDA_LOG_LEVEL": "much"}, {}, id="no log level"),
-        param({"disable_core_limit": True}, {}, {"policy": "disable"}, id="policy of the node"),
-        param(
-            {"disable_core_limit": True},
-            {"GPU_CORE_UTILIZATION_POLICY": "FORCE"},
-            {"policy": "force"},
-            id="policy of the pod",
-        ),
-        param(
-            {"disable_core_limit": True},
-            {"GPU_CORE_UTILIZATION_POLICY": "x\nregion /x"},
-            {},
-            id="no policy",
-        ),
-        param({}, {"CUDA_TASK_PRIORITY": "0"}, {"priority": 0}, id="high priority"),
-        param({}, {"CUDA_TASK_PRIORITY": "-3"}, {"priority": 0}, id="highest priority"),
-        param({}, {"CUDA_TASK_PRIORITY": "9" * 5000}, {}, id="no priority"),
-    ],
+    ("nothing", {}, {}, {}),
+    ("log level of the node", {"log_level": "1"}, {}, {"log_level": 1}),
+    ("what launches are charged by", {"compute_by": "nvml"}, {}, {"compute_by": "nvml"}),
+    ("log level of the pod", {"log_level": "1"}, {"LIBCUDA_LOG_LEVEL": "4"}, {"log_level": 4}),
+    ("highest log level", {}, {"LIBCUDA_LOG_LEVEL": "40"}, {"log_level": 9}),
+    ("no log level", {}, {"LIBCUDA_LOG_LEVEL": "much"}, {}),
+    ("policy of the node", {"disable_core_limit": True}, {}, {"policy": "disable"}),
+    (
+        "policy of the pod",
+        {"disable_core_limit": True},
+        {"GPU_CORE_UTILIZATION_POLICY": "FORCE"},
+        {"policy": "force"},
+    ),
+    (
+        "no policy",
+        {"disable_core_limit": True},
+        {"GPU_CORE_UTILIZATION_POLICY": "x\nregion /x"},
+        {},
+    ),
+    ("high priority", {}, {"CUDA_TASK_PRIORITY": "0"}, {"priority": 0}),
+    ("highest priority", {}, {"CUDA_TASK_PRIORITY": "-3"}, {"priority": 0}),
+    ("no priority", {}, {"CUDA_TASK_PRIORITY": "9" * 5000}, {}),
 )
 def test_settings_of_node_and_pod(settings, env, found):
     limits = limits_of([(CARDS[0], share(A, 1))], config(node=NODE, **settings), **env)
@@ -118,17 +109,15 @@ device {B} memory=2147483648 cores=100
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "cores, most, found",
-    [
-        param(30, None, (30, 0), id="no limit of the pod"),
-        param(30, 60, (30, 60), id="its limit"),
-        param(30, 100, (30, 0), id="all cores"),
-        param(80, 60, (80, 80), id="never below what it has booked"),
-        param(100, 60, (100, 0), id="whole devices"),
-        param(0, 60, (60, 60), id="no cores of its own"),
-        param(0, None, (100, 0), id="neither"),
-    ],
+    ("no limit of the pod", 30, None, (30, 0)),
+    ("its limit", 30, 60, (30, 60)),
+    ("all cores", 30, 100, (30, 0)),
+    ("never below what it has booked", 80, 60, (80, 80)),
+    ("whole devices", 100, 60, (100, 0)),
+    ("no cores of its own", 0, 60, (60, 60)),
+    ("neither", 0, None, (100, 0)),
 )
 def test_what_a_container_may_use_of_the_cores(cores, most, found):
     assert core_limits(cores, most) == found
@@ -176,35 +165,33 @@ def test_units_of_memory_are_read_as_the_limiter_reads_them():
     assert [device.memory for device in parse_limits(text).devices] == [8 << 30, 3 << 20, 5 << 10]
 
 
-@pytest.mark.parametrize(
+@cases(
     "before, after",
-    [
-        param("device a memory=8g cores=30", "device a memory=77 cores=40", id="units"),
-        param("device a memory=77 cores=40", "device a memory=77 cores=40", id="nothing to change"),
-        param(
-            "device a context=9 cores=30 later=x memory=8g",
-            "device a context=9 cores=40 later=x memory=77",
-            id="other words and their order",
-        ),
-        param(
-            "device a cores-most=80 memory=8g cores=30",
-            "device a cores-most=80 memory=77 cores=40",
-            id="what a container may use alone",
-        ),
-        param(
-            "device a memory=8g cores=30 cores-most=35",
-            "device a memory=77 cores=40 cores-most=40",
-            id="never less than the cores, which the limiter refuses",
-        ),
-        param(
-            "device a cores-most=0",
-            "device a cores-most=0 memory=77 cores=40",
-            id="limits that were not there",
-        ),
-        param("device a", "device a memory=77 cores=40", id="no words"),
-        param("# device a memory=8g cores=30", "# device a memory=8g cores=30", id="a comment"),
-        param("device ab memory=8g cores=30", "device ab memory=8g cores=30", id="another device"),
-    ],
+    ("units", "device a memory=8g cores=30", "device a memory=77 cores=40"),
+    ("nothing to change", "device a memory=77 cores=40", "device a memory=77 cores=40"),
+    (
+        "other words and their order",
+        "device a context=9 cores=30 later=x memory=8g",
+        "device a context=9 cores=40 later=x memory=77",
+    ),
+    (
+        "what a container may use alone",
+        "device a cores-most=80 memory=8g cores=30",
+        "device a cores-most=80 memory=77 cores=40",
+    ),
+    (
+        "never less than the cores, which the limiter refuses",
+        "device a memory=8g cores=30 cores-most=35",
+        "device a memory=77 cores=40 cores-most=40",
+    ),
+    (
+        "limits that were not there",
+        "device a cores-most=0",
+        "device a cores-most=0 memory=77 cores=40",
+    ),
+    ("no words", "device a", "device a memory=77 cores=40"),
+    ("a comment", "# device a memory=8g cores=30", "# device a memory=8g cores=30"),
+    ("another device", "device ab memory=8g cores=30", "device ab memory=8g cores=30"),
 )
 def test_only_the_amounts_of_a_device_change(before, after):
     around = "hami-limits 1\nregion /memory=1\n\n# memory=1 cores=1\n{}\nlog-level 2\n"

@@ -12,6 +12,7 @@ from hami.node.host import Host
 from hami.node.limits import ContainerLimits, DeviceLimit, parse_limits
 from hami.node.live_limits import BEING_WRITTEN, SETTLED_NS, write_use
 from hami.node.tenant_files import opened_directory
+from testing.cases import cases
 from testing.limiter.layout import Region
 from testing.plugin_stage import A, B
 from tests.node.test_host import LEASE_S, leasing
@@ -181,17 +182,14 @@ def test_links_in_the_place_of_files_are_not_followed(container, tmp_path):
     assert precious.read_bytes() == before
 
 
-@pytest.mark.parametrize(
+@cases(
     "spoil",
-    [
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"x" * 3_000_000),
-        lambda path: path.chmod(0),
-        lambda path: (path.unlink(), os.mkfifo(path)),
-        lambda path: path.unlink(),
-        lambda path: Region(path).write(56, 2**64 - 1, "<Q"),
-    ],
-    ids=["empty", "another", "closed", "pipe", "gone", "count"],
+    ("empty", lambda path: path.write_bytes(b"")),
+    ("another", lambda path: path.write_bytes(b"x" * 3_000_000)),
+    ("closed", lambda path: path.chmod(0)),
+    ("pipe", lambda path: (path.unlink(), os.mkfifo(path))),
+    ("gone", lambda path: path.unlink()),
+    ("count", lambda path: Region(path).write(56, 2**64 - 1, "<Q")),
 )
 def test_a_region_that_its_tenant_has_spoilt_delays_no_limit(
     container, spoil, shipped_capabilities

@@ -1,13 +1,13 @@
 """The hook that has the driver limit memory is in the grants of a node that asks for it."""
 
 import pytest
-from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.container_specs import render_grant
 from hami.node.grant import Grant, Hook
 from hami.node.memory_wall import LIBRARY, MemoryWall
+from testing.cases import cases
 from testing.plugin_stage import CARDS, A, B, share
 
 MIB = 1 << 20
@@ -40,9 +40,7 @@ def test_without_it_a_grant_stays_as_it_is(wall):
     assert wall("limiter").with_hook(GRANT, [(FIRST, share(A, 3000))]) is GRANT
 
 
-@pytest.mark.parametrize(
-    "memory_by, words", [("both", ("--best-effort",)), ("driver", ())], ids=["both", "driver"]
-)
+@cases("memory_by, words", ("both", "both", ("--best-effort",)), ("driver", "driver", ()))
 def test_each_card_is_limited_to_its_share(wall, tmp_path, memory_by, words):
     parts = [(FIRST, share(A, 3000)), (SECOND, share(B, 1))]
     limits = ("--limit", f"{A}={3000 * MIB}", "--limit", f"{B}={MIB}")
@@ -55,12 +53,10 @@ def test_each_card_is_limited_to_its_share(wall, tmp_path, memory_by, words):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "sizes, expected",
-    [
-        param([3000, 2000], 5000, id="shares of one card"),
-        param([OF_THE_CARD * 2], OF_THE_CARD, id="more than the card has"),
-    ],
+    ("shares of one card", [3000, 2000], 5000),
+    ("more than the card has", [OF_THE_CARD * 2], OF_THE_CARD),
 )
 def test_the_limit_of_a_card(wall, sizes, expected):
     parts = [(FIRST, share(A, size)) for size in sizes]
@@ -68,16 +64,14 @@ def test_the_limit_of_a_card(wall, sizes, expected):
     assert hook.args[-1] == f"{A}={expected * MIB}"
 
 
-@pytest.mark.parametrize(
+@cases(
     "files, library",
-    [
-        param(
-            ["usr/lib64/libcuda.so.615.1", "usr/lib64/libnvidia-ml.so.615.1"],
-            "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1",
-            id="driver container",
-        ),
-        param([], LIBRARY, id="no driver yet"),
-    ],
+    (
+        "driver container",
+        ["usr/lib64/libcuda.so.615.1", "usr/lib64/libnvidia-ml.so.615.1"],
+        "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1",
+    ),
+    ("no driver yet", [], LIBRARY),
 )
 def test_the_library_is_that_of_the_host_s_driver(wall, tmp_path, files, library):
     for name in files:
@@ -106,10 +100,5 @@ def test_a_specification_names_the_hook_before_the_container_s_program():
     hook = Hook(path="/p", args=("p", "--limit", "G=1"), timeout_s=10)
     document = render_grant("0" * 16, Grant(hooks=(hook,)))
     assert document["devices"][0]["containerEdits"]["hooks"] == [
-        {
-            "hookName": "createRuntime",
-            "path": "/p",
-            "args": ["p", "--limit", "G=1"],
-            "timeout": 10,
-        }
+        {"hookName": "createRuntime", "path": "/p", "args": ["p", "--limit", "G=1"], "timeout": 10}
     ]

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.dra.guard import PreparedRequest, PreparedShare
 from hami.errors import ClusterError, HamiError
@@ -19,6 +18,7 @@ from hami.plugin.settings import PluginSettings
 from testing.builders import NVIDIA
 from testing.builders import pod as make_pod
 from testing.cards import card, config
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster
 from testing.plugin_stage import A, B, C, asking, placed, share
 
@@ -43,16 +43,14 @@ def opened(tmp_path):
     return opened
 
 
-@pytest.mark.parametrize(
+@cases(
     "allocation_mode, label, found",
-    [
-        param("auto", None, "device-plugin", id="no label"),
-        param("auto", "device-plugin", "device-plugin", id="label plugin"),
-        param("auto", "dra", "dra", id="label dra"),
-        param("device-plugin", "dra", "device-plugin", id="the flag before the label"),
-        param("dra", "device-plugin", "dra", id="likewise"),
-        param("dra", None, "dra", id="flag"),
-    ],
+    ("no label", "auto", None, "device-plugin"),
+    ("label plugin", "auto", "device-plugin", "device-plugin"),
+    ("label dra", "auto", "dra", "dra"),
+    ("the flag before the label", "device-plugin", "dra", "device-plugin"),
+    ("likewise", "dra", "device-plugin", "dra"),
+    ("flag", "dra", None, "dra"),
 )
 def test_flag_and_label_decide(opened, allocation_mode, label, found):
     assert opened(allocation_mode, label).allocation_mode == found
@@ -71,39 +69,37 @@ def test_with_claims_the_node_publishes_no_capacity(opened):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, why",
-    [
-        param(
-            {"label": "both"},
-            "label hami.io/allocation-mode=both of node n1: expected device-plugin or dra",
-            id="unknown label",
-        ),
-        param({"label": "auto"}, "expected device-plugin or dra", id="no allocation mode"),
-        param({"nodes": False}, "no node n1", id="no node"),
-        param(
-            {"label": "dra", "mig_strategy": "mixed"},
-            "existing MIG instances are only available",
-            id="static MIG",
-        ),
-        param({"label": "dra", "kubelet_socket": ""}, "--kubelet-socket is empty", id="no kubelet"),
-        param({"label": "dra", "cdi_root": ""}, "another program writes CDI", id="no folder"),
-        param(
-            {"claimed_indexes": (1,), "cdi_root": ""},
-            "another program writes CDI",
-            id="no folder for some cards",
-        ),
-        param(
-            {"claimed_indexes": (1,), "operating_mode": "mig"},
-            "claimdevices: with the operating mode mig",
-            id="MIG",
-        ),
-        param(
-            {"claimed_indexes": (1,), "claim_allocator": "hami"},
-            "claimdevices: with --claim-allocator=hami",
-            id="ours",
-        ),
-    ],
+    (
+        "unknown label",
+        {"label": "both"},
+        "label hami.io/allocation-mode=both of node n1: expected device-plugin or dra",
+    ),
+    ("no allocation mode", {"label": "auto"}, "expected device-plugin or dra"),
+    ("no node", {"nodes": False}, "no node n1"),
+    (
+        "static MIG",
+        {"label": "dra", "mig_strategy": "mixed"},
+        "existing MIG instances are only available",
+    ),
+    ("no kubelet", {"label": "dra", "kubelet_socket": ""}, "--kubelet-socket is empty"),
+    ("no folder", {"label": "dra", "cdi_root": ""}, "another program writes CDI"),
+    (
+        "no folder for some cards",
+        {"claimed_indexes": (1,), "cdi_root": ""},
+        "another program writes CDI",
+    ),
+    (
+        "MIG",
+        {"claimed_indexes": (1,), "operating_mode": "mig"},
+        "claimdevices: with the operating mode mig",
+    ),
+    (
+        "ours",
+        {"claimed_indexes": (1,), "claim_allocator": "hami"},
+        "claimdevices: with --claim-allocator=hami",
+    ),
 )
 def test_an_allocation_mode_that_a_node_cannot_have(opened, given, why):
     with pytest.raises(HamiError, match=why):
@@ -123,12 +119,7 @@ def test_the_cards_of_a_node_may_have_different_allocation_modes(opened):
         part.publish_capacity,
         part.claimed_uuids,
         part.claimed_indexes,
-    ) == (
-        "dra",
-        "off",
-        ("GPU-b",),
-        (3,),
-    )
+    ) == ("dra", "off", ("GPU-b",), (3,))
 
 
 @pytest.mark.parametrize(
@@ -184,56 +175,60 @@ BY_OURS = replace(BY_PLUGIN, ref=replace(BY_PLUGIN.ref, name="r", uid="uid-r"), 
 MANAGED = config(allocation_mode="dra", claim_allocator="hami")
 
 
-@pytest.mark.parametrize(
+@cases(
     "allocation_mode, pods, why",
-    [
-        param("device-plugin", [], "", id="empty node"),
-        param("dra", [], "", id="likewise for claims"),
-        param("device-plugin", [BY_PLUGIN], "", id="its own"),
-        param("dra", [BY_CLAIM], "", id="its own claims"),
-        param(
-            "device-plugin",
-            [BY_OURS],
-            "1 pods have devices in the allocation mode dra, such as default/r",
-            id="claims of ours",
-        ),
-        param(
-            "dra",
-            [BY_CLAIM, BY_OURS],
+    ("empty node", "device-plugin", [], ""),
+    ("likewise for claims", "dra", [], ""),
+    ("its own", "device-plugin", [BY_PLUGIN], ""),
+    ("its own claims", "dra", [BY_CLAIM], ""),
+    (
+        "claims of ours",
+        "device-plugin",
+        [BY_OURS],
+        "1 pods have devices in the allocation mode dra, such as default/r",
+    ),
+    (
+        "ours, for kube-scheduler",
+        "dra",
+        [BY_CLAIM, BY_OURS],
+        (
             "kube-scheduler cannot allocate the claims of the node yet: 1 pods have claims "
-            "that hami has allocated, such as default/r; set --claim-allocator=hami",
-            id="ours, for kube-scheduler",
+            "that hami has allocated, such as default/r; set --claim-allocator=hami"
         ),
-        param(MANAGED, [BY_OURS], "", id="managed: its own"),
-        param(
-            MANAGED,
-            [BY_OURS, BY_PLUGIN],
+    ),
+    ("managed: its own", MANAGED, [BY_OURS], ""),
+    (
+        "managed: of the plugin",
+        MANAGED,
+        [BY_OURS, BY_PLUGIN],
+        (
             "the allocation mode of the node cannot be dra yet: 1 pods have devices in the allocation mode "
-            "device-plugin, such as default/p",
-            id="managed: of the plugin",
+            "device-plugin, such as default/p"
         ),
-        param(
-            MANAGED,
-            [BY_OURS, BY_CLAIM],
+    ),
+    (
+        "managed: of kube-scheduler",
+        MANAGED,
+        [BY_OURS, BY_CLAIM],
+        (
             "hami cannot allocate the claims of the node yet: 1 pods have claims that "
-            "kube-scheduler has allocated, such as default/q",
-            id="managed: of kube-scheduler",
+            "kube-scheduler has allocated, such as default/q"
         ),
-        param(MANAGED, [replace(BY_CLAIM, phase="Failed")], "", id="managed: ended"),
-        param(
-            "dra",
-            [BY_PLUGIN, BY_CLAIM],
-            "1 pods have devices in the allocation mode device-plugin, such as default/p",
-            id="other",
-        ),
-        param(
-            "device-plugin",
-            [BY_PLUGIN, BY_CLAIM],
-            "1 pods have devices in the allocation mode dra, such as default/q",
-            id="claims",
-        ),
-        param("dra", [replace(BY_PLUGIN, phase="Succeeded")], "", id="ended"),
-    ],
+    ),
+    ("managed: ended", MANAGED, [replace(BY_CLAIM, phase="Failed")], ""),
+    (
+        "other",
+        "dra",
+        [BY_PLUGIN, BY_CLAIM],
+        "1 pods have devices in the allocation mode device-plugin, such as default/p",
+    ),
+    (
+        "claims",
+        "device-plugin",
+        [BY_PLUGIN, BY_CLAIM],
+        "1 pods have devices in the allocation mode dra, such as default/q",
+    ),
+    ("ended", "dra", [replace(BY_PLUGIN, phase="Succeeded")], ""),
 )
 def test_the_allocation_mode_stays_while_pods_have_devices_in_the_other(allocation_mode, pods, why):
     found = why_closed(
@@ -258,33 +253,33 @@ def prepared(uuid):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "pods, claims, why",
-    [
-        param([BY_PLUGIN], [prepared(B)], "", id="each in its allocation mode"),
-        param([], [], "", id="empty node"),
-        param(
-            [placed(asking(), shares=[[share(C), share(B)]], name="p", phase="Running")],
-            [],
+    ("each in its allocation mode", [BY_PLUGIN], [prepared(B)], ""),
+    ("empty node", [], [], ""),
+    (
+        "a pod has it",
+        [placed(asking(), shares=[[share(C), share(B)]], name="p", phase="Running")],
+        [],
+        (
             f"device {B} cannot change its allocation mode yet: pod default/p has it in the allocation mode "
-            f"device-plugin; put claimdevices back",
-            id="a pod has it",
+            f"device-plugin; put claimdevices back"
         ),
-        param([placed(asking(), shares=[[share(B)]], phase="Failed")], [], "", id="ended"),
-        param([placed(asking(), text="nonsense")], [], "", id="unreadable"),
-        param(
-            [placed(asking(), text=f"{B},NVIDIA,much:;")],
-            [],
-            f"device {B} cannot change its allocation mode yet: pod default/p",
-            id="unreadable, but named",
-        ),
-        param(
-            [BY_PLUGIN],
-            [prepared(B), prepared(A)],
-            f"device {A} cannot change its allocation mode yet: claim team/c has it in the allocation mode dra",
-            id="a claim has it",
-        ),
-    ],
+    ),
+    ("ended", [placed(asking(), shares=[[share(B)]], phase="Failed")], [], ""),
+    ("unreadable", [placed(asking(), text="nonsense")], [], ""),
+    (
+        "unreadable, but named",
+        [placed(asking(), text=f"{B},NVIDIA,much:;")],
+        [],
+        f"device {B} cannot change its allocation mode yet: pod default/p",
+    ),
+    (
+        "a claim has it",
+        [BY_PLUGIN],
+        [prepared(B), prepared(A)],
+        f"device {A} cannot change its allocation mode yet: claim team/c has it in the allocation mode dra",
+    ),
 )
 def test_a_card_does_not_change_its_allocation_mode_while_it_is_used(pods, claims, why):
     found = why_undivided(pods, claims, {B}, NVIDIA)

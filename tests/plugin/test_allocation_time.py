@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.errors import ClusterError, HamiError
 from hami.model import Node
 from hami.plugin.allocation_time import is_start_time, start_time_config, why_not_start
 from hami.plugin.settings import PluginSettings
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster
 
 NODE = Node(name="n1", runtime_version="containerd://2.3.7", kubelet_version="v1.36.3")
@@ -38,52 +38,37 @@ def ask(make, tmp_path):
     return ask
 
 
-@pytest.mark.parametrize(
+@cases(
     "runtime, kubelet, reason",
-    [
-        param("containerd://2.0.0", "v1.29.0", "", id="first containerd and kubelet"),
-        param("containerd://2.3.7-rc.1+x", "v1.36.3+k3s1", "", id="suffixes"),
-        param("containerd://v10.0", "v2.0", "", id="later"),
-        param("cri-o://1.28.0", "v1.36.3", "", id="first CRI-O"),
-        param("cri-o://1.27.9", "v1.36.3", "container runtime cri-o://1.27.9", id="CRI-O before"),
-        param(
-            "containerd://1.7.27",
-            "v1.36.3",
-            "container runtime containerd://1.7.27",
-            id="containerd before",
-        ),
-        param(
-            "containerd://1.6.20~ds1",
-            "v1.36.3",
-            "container runtime containerd://1.6.20~ds1",
-            id="Debian's",
-        ),
-        param(
-            "docker://28.1.0", "v1.36.3", "container runtime docker://28.1.0", id="another runtime"
-        ),
-        param("containerd://", "v1.36.3", "container runtime containerd://", id="no number"),
-        param("", "v1.36.3", "container runtime unknown", id="no runtime"),
-        param("containerd://2.0.0", "v1.28.15", "kubelet v1.28.15", id="kubelet before"),
-        param("containerd://2.0.0", "", "kubelet unknown", id="no kubelet"),
-    ],
+    ("first containerd and kubelet", "containerd://2.0.0", "v1.29.0", ""),
+    ("suffixes", "containerd://2.3.7-rc.1+x", "v1.36.3+k3s1", ""),
+    ("later", "containerd://v10.0", "v2.0", ""),
+    ("first CRI-O", "cri-o://1.28.0", "v1.36.3", ""),
+    ("CRI-O before", "cri-o://1.27.9", "v1.36.3", "container runtime cri-o://1.27.9"),
+    (
+        "containerd before",
+        "containerd://1.7.27",
+        "v1.36.3",
+        "container runtime containerd://1.7.27",
+    ),
+    ("Debian's", "containerd://1.6.20~ds1", "v1.36.3", "container runtime containerd://1.6.20~ds1"),
+    ("another runtime", "docker://28.1.0", "v1.36.3", "container runtime docker://28.1.0"),
+    ("no number", "containerd://", "v1.36.3", "container runtime containerd://"),
+    ("no runtime", "", "v1.36.3", "container runtime unknown"),
+    ("kubelet before", "containerd://2.0.0", "v1.28.15", "kubelet v1.28.15"),
+    ("no kubelet", "containerd://2.0.0", "", "kubelet unknown"),
 )
 def test_runtime_and_kubelet_decide(ask, runtime, kubelet, reason):
     found = ask(replace(NODE, runtime_version=runtime, kubelet_version=kubelet))
     assert found.partition(": ")[0] == reason
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, reason",
-    [
-        param({"kubelet_socket": ""}, "no kubelet socket", id="no kubelet"),
-        param({"aligned": True}, "enablegetpreferredallocation", id="the kubelet chooses cards"),
-        param({"cdi_root": ""}, "another program writes", id="no folder"),
-        param(
-            {"cdi_root": "/proc/self/cdi"},
-            "--cdi-root /proc/self/cdi: ",
-            id="a folder that cannot be made",
-        ),
-    ],
+    ("no kubelet", {"kubelet_socket": ""}, "no kubelet socket"),
+    ("the kubelet chooses cards", {"aligned": True}, "enablegetpreferredallocation"),
+    ("no folder", {"cdi_root": ""}, "another program writes"),
+    ("a folder that cannot be made", {"cdi_root": "/proc/self/cdi"}, "--cdi-root /proc/self/cdi: "),
 )
 def test_settings_decide(ask, given, reason):
     assert reason in ask(**given)
@@ -103,22 +88,14 @@ def test_in_a_pod_the_folder_must_be_mounted(ask, tmp_path, mounted, reason):
     assert ask(mounts=mounts) == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     "allocate, node, recorded, expected",
-    [
-        param("start", None, None, True, id="wanted"),
-        param("admission", NODE, True, False, id="not wanted"),
-        param("auto", NODE, None, True, id="possible"),
-        param(
-            "auto",
-            replace(NODE, runtime_version="containerd://1.7.0"),
-            True,
-            False,
-            id="not possible",
-        ),
-        param("auto", None, True, True, id="node unknown, start-time before"),
-        param("auto", None, False, False, id="node unknown, admission before"),
-    ],
+    ("wanted", "start", None, None, True),
+    ("not wanted", "admission", NODE, True, False),
+    ("possible", "auto", NODE, None, True),
+    ("not possible", "auto", replace(NODE, runtime_version="containerd://1.7.0"), True, False),
+    ("node unknown, start-time before", "auto", None, True, True),
+    ("node unknown, admission before", "auto", None, False, False),
 )
 def test_the_mode(make, allocate, node, recorded, expected):
     cluster = FakeCluster(nodes=[node] if node is not None else [])

@@ -14,6 +14,7 @@ from hami.codec.keys import CORES_LIMIT, RESIZE_TARGET, RESIZED
 from hami.errors import ClusterError, Conflict, HamiError, HostError, NotFound, Rejected
 from hami.node.limits import ContainerLimits, DeviceLimit
 from testing.builders import pod as make_pod
+from testing.cases import cases
 from testing.fake_cluster import no_answer
 from testing.plugin_stage import (
     AWAY,
@@ -153,19 +154,11 @@ def test_the_limit_of_cores_of_the_pod_is_handed_over_if_it_can_be_read(text, mo
     assert (device.cores, device.cores_most) == (30, most)
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked, why",
-    [
-        param((), "the kubelet requested no devices", id="none"),
-        param(
-            ("GPU-9-0",),
-            "the kubelet requested devices that are not on this node: GPU-9-0",
-            id="unknown",
-        ),
-        param(
-            (f"{A}-0", f"{A}-0"), f"the kubelet requested a device twice: {A}-0, {A}-0", id="twice"
-        ),
-    ],
+    ("none", (), "the kubelet requested no devices"),
+    ("unknown", ("GPU-9-0",), "the kubelet requested devices that are not on this node: GPU-9-0"),
+    ("twice", (f"{A}-0", f"{A}-0"), f"the kubelet requested a device twice: {A}-0, {A}-0"),
 )
 def test_invalid_calls_change_nothing(asked, why):
     stage = stage_of(ONE)
@@ -185,22 +178,16 @@ def test_a_call_for_another_number_of_devices_only_records_an_event_on_the_holde
     assert limits(stage.allocator.allocate(ids(A))) == [(A, "1000m")]
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, why",
-    [
-        param(placed(asking(), shares=[[share(A, 0)]]), "means no limit", id="no memory"),
-        param(
-            placed(asking(), shares=[[share("GPU-9")]]),
-            "which is not on this node",
-            id="unknown card",
-        ),
-        param(placed(asking(), text="x,y:;"), "missing fields", id="unreadable"),
-        param(
-            placed(asking(), shares=[[share(A), share(B)]]),
-            "expected as many shares",
-            id="more than requested",
-        ),
-    ],
+    ("no memory", placed(asking(), shares=[[share(A, 0)]]), "means no limit"),
+    ("unknown card", placed(asking(), shares=[[share("GPU-9")]]), "which is not on this node"),
+    ("unreadable", placed(asking(), text="x,y:;"), "missing fields"),
+    (
+        "more than requested",
+        placed(asking(), shares=[[share(A), share(B)]]),
+        "expected as many shares",
+    ),
 )
 def test_a_pod_that_cannot_be_served_fails_alone(pod, why):
     stage = stage_of(pod)
@@ -235,9 +222,7 @@ became_unhealthy = pytest.mark.parametrize(
 
 
 @became_unhealthy
-@pytest.mark.parametrize(
-    "asked, phase", [param(ONE, "failed", id="first"), param(SERVED, "success", id="again")]
-)
+@cases("asked, phase", ("first", ONE, "failed"), ("again", SERVED, "success"))
 def test_a_card_that_became_unhealthy_after_scheduling_is_not_allocated(change, why, asked, phase):
     stage = stage_of(asked)
     change(stage.inventory)
@@ -266,12 +251,10 @@ def test_a_host_that_cannot_be_written_is_reported():
     assert (stage.annotation(PHASE), stage.node_lock) == ("failed", None)
 
 
-@pytest.mark.parametrize(
+@cases(
     "lock, why",
-    [
-        param("nonsense", "expected an RFC 3339 time first", id="nonsense"),
-        param("2026-01-02T03:04:05Z,x", "expected 3 parts, got 2", id="two parts"),
-    ],
+    ("nonsense", "nonsense", "expected an RFC 3339 time first"),
+    ("two parts", "2026-01-02T03:04:05Z,x", "expected 3 parts, got 2"),
 )
 def test_a_lock_that_cannot_be_read_serves_nobody(lock, why):
     stage = Stage(ONE, lock=lock)
@@ -279,9 +262,7 @@ def test_a_lock_that_cannot_be_read_serves_nobody(lock, why):
     assert (stage.annotation(PHASE), stage.node_lock) == ("allocating", lock)
 
 
-@pytest.mark.parametrize(
-    "lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")]
-)
+@cases("lock", ("none", None), ("the oldest form", "2026-01-02T03:04:05Z"))
 def test_without_a_lock_holder_the_only_waiting_pod_is_served(lock):
     """HAMi's scheduler up to v2.10 locks no node for a pod of which only init containers ask."""
     pod = placed(asking("i", kind=INIT), asking("c", 0), shares=[[share(A, 7)], []])
@@ -330,9 +311,7 @@ def test_a_revoked_holder_is_refused_and_its_lock_released():
     assert (stage.pod().annotations, stage.node_lock) == (REVOKED.annotations, None)
 
 
-@pytest.mark.parametrize(
-    "record", [param(True, id="with the kubelet's checkpoint"), param(False, id="without")]
-)
+@cases("record", ("with the kubelet's checkpoint", True), ("without", False))
 def test_a_revoked_pod_that_starts_late_does_not_get_the_next_pod_s_devices(record):
     """The kubelet was down; the allocation was revoked, and another pod is bound meanwhile."""
     following = placed(asking(), shares=[[share(B, 5)]], name="q")
@@ -371,10 +350,8 @@ def test_a_repeated_call_gets_the_same_devices():
 @pytest.mark.parametrize(
     "method", ["node", "pods_on", "environment", "annotate_pod", "annotate_node"]
 )
-@pytest.mark.parametrize(
-    "after", [param(False, id="request lost"), param(True, id="response lost")]
-)
-@pytest.mark.parametrize("record", [param(True, id="record"), param(False, id="no record")])
+@cases("after", ("request lost", False), ("response lost", True))
+@cases("record", ("record", True), ("no record", False))
 def test_a_lost_request_is_retried(method, after, record):
     stage = stage_of(ONE)
     stage.host.checkpoint = set() if record else None
@@ -459,9 +436,7 @@ def test_a_pod_fails_later_if_the_api_server_does_not_answer_in_time():
     assert "connection refused" in stage.events.of("default/p")[0]
 
 
-@pytest.mark.parametrize(
-    "error", [param(None, id="answers late"), param(no_answer(), id="does not answer")]
-)
+@cases("error", ("answers late", None), ("does not answer", no_answer()))
 def test_the_deadline_covers_the_writes_that_earlier_calls_have_left(error):
     """Ten of them, each of which takes the 10 s after which a request times out."""
     earlier = [
@@ -534,19 +509,13 @@ def test_an_unknown_node_is_an_error():
     assert stage.pod().annotations == ONE.annotations
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, released",
-    [
-        param(
-            placed(asking(), shares=[[share(A)]], left=";", bind_phase="success"),
-            True,
-            id="success",
-        ),
-        param(REVOKED, True, id="failed"),
-        param(ONE, False, id="allocating"),
-        param(make_pod(asking(), name="p"), False, id="about to be bound"),
-        param(make_pod(asking(), name="other"), True, id="gone"),
-    ],
+    ("success", placed(asking(), shares=[[share(A)]], left=";", bind_phase="success"), True),
+    ("failed", REVOKED, True),
+    ("allocating", ONE, False),
+    ("about to be bound", make_pod(asking(), name="p"), False),
+    ("gone", make_pod(asking(), name="other"), True),
 )
 def test_cleanup_releases_a_stale_lock(pod, released):
     stage = Stage(pod, lock=lock_of(ONE))
@@ -644,19 +613,12 @@ def test_pods_recorded_with_upstream_schedulers_are_served(version):
 # -- which devices the kubelet should choose
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, size, chosen",
-    [
-        param(ONE, 1, (f"{A}-0",), id="the holder's card"),
-        param(TWO, 2, (), id="another number"),
-        param(
-            placed(asking(count=2), shares=[[share(C), share(A)]]),
-            2,
-            (f"{C}-2", f"{A}-0"),
-            id="two cards",
-        ),
-        param(REVOKED, 1, (), id="revoked"),
-    ],
+    ("the holder's card", ONE, 1, (f"{A}-0",)),
+    ("another number", TWO, 2, ()),
+    ("two cards", placed(asking(count=2), shares=[[share(C), share(A)]]), 2, (f"{C}-2", f"{A}-0")),
+    ("revoked", REVOKED, 1, ()),
 )
 def test_preferred(pod, size, chosen):
     stage = stage_of(pod)
@@ -737,7 +699,7 @@ class Trouble:
             )
 
 
-@pytest.mark.parametrize("record", [param(True, id="record"), param(False, id="no record")])
+@cases("record", ("record", True), ("no record", False))
 @of_each_transport
 @given(seed=integers(0, 2**32))
 def test_no_container_ever_gets_shares_of_another(seed, record, watched):
@@ -813,13 +775,7 @@ def test_a_call_is_refused_when_another_container_matches_that_a_late_watch_has_
     assert (stage.pod().annotations, stage.node_lock) == (ONE.annotations, lock_of(ONE))
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        param("p", id="the pod with the lock is admitted first"),
-        param("q", id="the pod without one is"),
-    ],
-)
+@cases("first", ("the pod with the lock is admitted first", "p"), ("the pod without one is", "q"))
 def test_pods_that_were_refused_together_are_served_one_by_one(first):
     stage = late(ONE, UNLOCKED)
     kubelet = Kubelet(stage)
@@ -831,7 +787,7 @@ def test_pods_that_were_refused_together_are_served_one_by_one(first):
     )
 
 
-@pytest.mark.parametrize("record", [param(True, id="checkpoint"), param(False, id="no checkpoint")])
+@cases("record", ("checkpoint", True), ("no checkpoint", False))
 def test_a_lost_response_does_not_lead_to_the_next_container_s_devices(record):
     pod = placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]])
     stage = stage_of(pod)
@@ -861,19 +817,14 @@ def test_a_lost_write_that_arrives_late_is_found_after_the_conflict():
     assert stage.annotation(TO_ALLOCATE) == f";{B},NVIDIA,2,0:;"
 
 
-@pytest.mark.parametrize(
+@cases(
     "stage",
-    [
-        param(lambda: late(ONE), id="the pod"),
-        param(
-            lambda: late(TWO, replace(TWO, annotations=ONE.annotations, containers=ONE.containers)),
-            id="its latest state",
-        ),
-        param(
-            lambda: late(placed(asking(), shares=[[share("GPU-9")]]), ONE),
-            id="the shares it has now",
-        ),
-    ],
+    ("the pod", lambda: late(ONE)),
+    (
+        "its latest state",
+        lambda: late(TWO, replace(TWO, annotations=ONE.annotations, containers=ONE.containers)),
+    ),
+    ("the shares it has now", lambda: late(placed(asking(), shares=[[share("GPU-9")]]), ONE)),
 )
 def test_what_a_late_watch_has_not_reported_changes_nothing(stage):
     stage = stage()
@@ -889,16 +840,14 @@ def test_what_a_late_watch_has_not_reported_changes_nothing(stage):
 GONE = "2026-01-02T03:04:05Z,default,gone"
 
 
-@pytest.mark.parametrize(
+@cases(
     "lock, why",
-    [
-        param(
-            GONE,
-            "locked for pod default/gone, which is gone",
-            id="the call may be for the pod that is gone",
-        ),
-        param("what,is,this,lock", "hami.io/mutex.lock", id="nobody knows whose it is"),
-    ],
+    (
+        "the call may be for the pod that is gone",
+        GONE,
+        "locked for pod default/gone, which is gone",
+    ),
+    ("nobody knows whose it is", "what,is,this,lock", "hami.io/mutex.lock"),
 )
 def test_a_pod_is_not_touched_when_the_lock_names_no_pod_of_the_cluster(lock, why):
     stage = stage_of(ONE)
@@ -907,9 +856,7 @@ def test_a_pod_is_not_touched_when_the_lock_names_no_pod_of_the_cluster(lock, wh
     assert stage.pod().annotations == ONE.annotations
 
 
-@pytest.mark.parametrize(
-    "lock", [param(None, id="none"), param("2026-01-02T03:04:05Z", id="the oldest form")]
-)
+@cases("lock", ("none", None), ("the oldest form", "2026-01-02T03:04:05Z"))
 def test_a_pod_without_a_lock_is_served(lock):
     stage = stage_of(UNLOCKED)
     stage.set_lock(lock)
@@ -928,20 +875,17 @@ def test_the_kubelet_has_its_answer_before_the_lock_is_released():
     assert len(stage.cluster.calls_of("node")) == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        param(
+    (
+        "a label",
+        (
             lambda stage: stage.cluster.put_node(
                 replace(stage.cluster.nodes[NODE], labels={"a": "b"})
-            ),
-            id="a label",
+            )
         ),
-        param(
-            lambda stage: stage.cluster.fail("annotate_node", AWAY, times=1),
-            id="the API server was away",
-        ),
-    ],
+    ),
+    ("the API server was away", lambda stage: stage.cluster.fail("annotate_node", AWAY, times=1)),
 )
 def test_a_deferred_release_is_made_by_the_next_call_at_the_latest(change):
     stage = stage_of(ONE)

@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.codec.keys import ALLOCATION_MODE, CAPACITY, CLAIM_RESOURCE, CORDON
@@ -16,6 +15,7 @@ from hami.vendors.capacity import capacity_names, total_name
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.request import requests_devices
 from testing.builders import NVIDIA, container, gpu, node, nvidia, pod
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster
 from testing.vendor_placing import cache_of, place_pod
 from tools.policies import render_managed_resources, render_match_conditions
@@ -56,14 +56,12 @@ def bound(name="p", memory=0, cores=0, uuid="GPU-a", percent=0, **fields):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "devices, annotations, memory, cores",
-    [
-        param(CARDS, {}, 4000, 250, id="all"),
-        param((CARDS[0], replace(CARDS[1], healthy=False)), {}, 1000, 100, id="healthy ones"),
-        param(CARDS, {CORDON: "GPU-a"}, 3000, 150, id="without a cordoned one"),
-        param(CARDS, {CORDON: "GPU-a,GPU-b"}, 0, 0, id="all are cordoned"),
-    ],
+    ("all", CARDS, {}, 4000, 250),
+    ("healthy ones", (CARDS[0], replace(CARDS[1], healthy=False)), {}, 1000, 100),
+    ("without a cordoned one", CARDS, {CORDON: "GPU-a"}, 3000, 150),
+    ("all are cordoned", CARDS, {CORDON: "GPU-a,GPU-b"}, 0, 0),
 )
 def test_totals_are_the_sums_of_what_is_offered(devices, annotations, memory, cores):
     assert published(*devices, annotations=annotations) == {
@@ -103,9 +101,7 @@ def test_what_a_kubelet_has_reset_is_restored():
     assert published(*CARDS, before=zero) == {TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
 
 
-@pytest.mark.parametrize(
-    "mode, devices", [("off", CARDS), ("totals", ())], ids=["switched off", "without devices"]
-)
+@cases("mode, devices", ("switched off", "off", CARDS), ("without devices", "totals", ()))
 def test_names_that_were_published_are_removed_and_others_stay(mode, devices):
     before = {TOTAL_MEMORY: "4000", MEMORY: "4000", CORES: "7", "cpu": "8"}
     made = replace(
@@ -133,24 +129,18 @@ def test_requests_also_have_the_names_that_pods_request():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "pods, memory",
-    [
-        param([], 3000, id="nothing bound"),
-        param([bound(memory=800)], 3800, id="bound there"),
-        param([bound(memory=800, uuid="GPU-b")], 3000, id="bound on another"),
-        param([bound(memory=800, uuid="GPU-gone")], 3800, id="bound on one that is gone"),
-        param([bound(memory=800, uuid="")], 3800, id="without an allocation"),
-        param(
-            [bound(memory=800, annotations={ALLOCATED: "?,"})],
-            3800,
-            id="with a malformed allocation",
-        ),
-        param([bound(memory=0)], 3000, id="without an amount"),
-        param([bound(memory=800, phase="Succeeded")], 3000, id="ended"),
-        param([bound("p", 900), bound("q", 2500, uuid="GPU-b")], 3900, id="both"),
-        param([bound("q", 5000, uuid="GPU-b")], 5000, id="more than there is"),
-    ],
+    ("nothing bound", [], 3000),
+    ("bound there", [bound(memory=800)], 3800),
+    ("bound on another", [bound(memory=800, uuid="GPU-b")], 3000),
+    ("bound on one that is gone", [bound(memory=800, uuid="GPU-gone")], 3800),
+    ("without an allocation", [bound(memory=800, uuid="")], 3800),
+    ("with a malformed allocation", [bound(memory=800, annotations={ALLOCATED: "?,"})], 3800),
+    ("without an amount", [bound(memory=0)], 3000),
+    ("ended", [bound(memory=800, phase="Succeeded")], 3000),
+    ("both", [bound("p", 900), bound("q", 2500, uuid="GPU-b")], 3900),
+    ("more than there is", [bound("q", 5000, uuid="GPU-b")], 5000),
 )
 def test_what_is_bound_on_an_unhealthy_device_leaves_room_for_the_others(pods, memory):
     """The kubelet compares the sum of all requests with the capacity."""
@@ -160,30 +150,24 @@ def test_what_is_bound_on_an_unhealthy_device_leaves_room_for_the_others(pods, m
     assert after[TOTAL_MEMORY] == "3000"
 
 
-@pytest.mark.parametrize(
+@cases(
     "pods, percent",
-    [
-        param([], 100, id="nothing bound"),
-        param([bound(percent=40, uuid="GPU-b")], 100, id="bound on another"),
-        param([bound(percent=40)], 140, id="bound there"),
-        param(
-            [bound(percent=40, memory=1, uuid="GPU-b")], 140, id="beside MiB, which take precedence"
-        ),
-        param([bound(percent=40, memory=1)], 140, id="both"),
-    ],
+    ("nothing bound", [], 100),
+    ("bound on another", [bound(percent=40, uuid="GPU-b")], 100),
+    ("bound there", [bound(percent=40)], 140),
+    ("beside MiB, which take precedence", [bound(percent=40, memory=1, uuid="GPU-b")], 140),
+    ("both", [bound(percent=40, memory=1)], 140),
 )
 def test_percentages_that_no_device_is_charged_leave_room_for_the_others(pods, percent):
     devices = replace(CARDS[0], healthy=False), CARDS[1]
     assert published(*devices, mode="requests", pods=pods)[PERCENT] == str(percent)
 
 
-@pytest.mark.parametrize(
+@cases(
     "pods, slots",
-    [
-        param(0, 20, id="nothing bound"),
-        param(3, 20, id="on the devices"),
-        param(25, 25, id="more than there is"),
-    ],
+    ("nothing bound", 0, 20),
+    ("on the devices", 3, 20),
+    ("more than there is", 25, 25),
 )
 def test_of_devices_that_are_given_out_by_claims_slots_are_counted(pods, slots):
     """A pod requests none of their amounts, and the resource of such claims once."""
@@ -198,11 +182,7 @@ def test_of_devices_that_are_given_out_by_claims_slots_are_counted(pods, slots):
     ]
     assert published(
         *CARDS, mode="requests", pods=claimed, annotations={ALLOCATION_MODE: "dra"}
-    ) == {
-        CLAIM_RESOURCE: str(slots),
-        TOTAL_MEMORY: "4000",
-        TOTAL_CORES: "250",
-    }
+    ) == {CLAIM_RESOURCE: str(slots), TOTAL_MEMORY: "4000", TOTAL_CORES: "250"}
     cordoned = {ALLOCATION_MODE: "dra", CORDON: "GPU-a,GPU-b"}
     assert published(*CARDS, mode="requests", pods=claimed, annotations=cordoned) == {
         CLAIM_RESOURCE: str(pods),
@@ -245,13 +225,11 @@ def test_cores_of_mig_instances_are_rounded_up():
     assert after[TOTAL_CORES] == "100"
 
 
-@pytest.mark.parametrize(
+@cases(
     "watched, is_listed",
-    [
-        param([bound(memory=800)], False, id="nothing to write"),
-        param([], True, id="the watch is late"),
-        param(None, True, id="there is no watch yet"),
-    ],
+    ("nothing to write", [bound(memory=800)], False),
+    ("the watch is late", [], True),
+    ("there is no watch yet", None, True),
 )
 def test_only_a_list_of_pods_lowers_the_capacity(watched, is_listed):
     """A pod that the watch does not show yet counts."""

@@ -3,12 +3,12 @@
 import threading
 
 import pytest
-from pytest import param
 
 from hami.devices.inventory import DeviceInventory
 from hami.errors import DriverError, HostError
 from hami.plugin.card_reader import INTERVAL_S, READ, RETRY_S, CardReader
 from testing.cards import cards
+from testing.cases import cases
 
 
 class Scene:
@@ -37,18 +37,10 @@ def scene():
     return made
 
 
-@pytest.mark.parametrize(
+@cases(
     "error",
-    [
-        param(
-            DriverError("NVML cannot count the cards: Driver/library version mismatch"),
-            id="the driver",
-        ),
-        param(
-            HostError("cannot write a CDI specification: /run/cdi: Read-only file system"),
-            id="the node",
-        ),
-    ],
+    ("the driver", DriverError("NVML cannot count the cards: Driver/library version mismatch")),
+    ("the node", HostError("cannot write a CDI specification: /run/cdi: Read-only file system")),
 )
 def test_no_card_is_healthy_while_they_cannot_be_read(scene, error, caplog):
     caplog.set_level("INFO", "hami")

@@ -19,56 +19,37 @@ from hami.plugin.server import PluginServer, register
 from hami.runtime.files import file_version
 from hami.runtime.tasks import HUNG_S
 from testing.cards import cards, config
+from testing.cases import cases
 from testing.fake_kubelet import SLOW_S, TIMEOUT_S, Kubelet, calling
 
 ONE, OTHER, OURS = (1, 1, 1), (1, 1, 2), (1, 2, 1)
 
 
-@pytest.mark.parametrize(
+@cases(
     "state, step",
-    [
-        pytest.param({"kubelet": None}, Step.WAIT, id="no kubelet"),
-        pytest.param(
-            {"kubelet": None, "served": OURS, "found": OURS, "registered": ONE},
-            Step.WAIT,
-            id="kubelet gone",
-        ),
-        pytest.param({}, Step.SERVE, id="not served yet"),
-        pytest.param({"found": OTHER}, Step.SERVE, id="a predecessor's socket"),
-        pytest.param({"served": OURS, "registered": ONE}, Step.SERVE, id="our socket was removed"),
-        pytest.param({"served": OURS, "found": OURS}, Step.REGISTER, id="not registered yet"),
-        pytest.param(
-            {"served": OURS, "found": OURS, "registered": OTHER, "offered": True},
-            Step.SERVE,
-            id="a new kubelet",
-        ),
-        pytest.param(
-            {"served": OURS, "found": OURS, "registered": ONE, "offered": True},
-            Step.DONE,
-            id="all is well",
-        ),
-        pytest.param(
-            {
-                "served": OURS,
-                "found": OURS,
-                "registered": ONE,
-                "offered": True,
-                "disconnected": True,
-            },
-            Step.SERVE,
-            id="the kubelet has disconnected",
-        ),
-        pytest.param(
-            {"served": OURS, "found": OURS, "offered": True},
-            Step.SERVE,
-            id="an answer came too late",
-        ),
-        pytest.param(
-            {"served": OURS, "found": OTHER, "registered": ONE},
-            Step.STAND_BY,
-            id="a successor's socket",
-        ),
-    ],
+    ("no kubelet", {"kubelet": None}, Step.WAIT),
+    (
+        "kubelet gone",
+        {"kubelet": None, "served": OURS, "found": OURS, "registered": ONE},
+        Step.WAIT,
+    ),
+    ("not served yet", {}, Step.SERVE),
+    ("a predecessor's socket", {"found": OTHER}, Step.SERVE),
+    ("our socket was removed", {"served": OURS, "registered": ONE}, Step.SERVE),
+    ("not registered yet", {"served": OURS, "found": OURS}, Step.REGISTER),
+    (
+        "a new kubelet",
+        {"served": OURS, "found": OURS, "registered": OTHER, "offered": True},
+        Step.SERVE,
+    ),
+    ("all is well", {"served": OURS, "found": OURS, "registered": ONE, "offered": True}, Step.DONE),
+    (
+        "the kubelet has disconnected",
+        {"served": OURS, "found": OURS, "registered": ONE, "offered": True, "disconnected": True},
+        Step.SERVE,
+    ),
+    ("an answer came too late", {"served": OURS, "found": OURS, "offered": True}, Step.SERVE),
+    ("a successor's socket", {"served": OURS, "found": OTHER, "registered": ONE}, Step.STAND_BY),
 )
 def test_next_step(state, step):
     usual = {

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import yaml
 from click.testing import CliRunner
 
@@ -15,6 +14,7 @@ from hami.plugin.registrar import NodeRegistrar
 from hami.vendors.inventory import read_inventory
 from testing.builders import NVIDIA
 from testing.cards import cards, config
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster
 
 GROUP = ("--model=NVIDIA A100-SXM4-80GB", "--count=2", "--memory=81920")
@@ -37,16 +37,14 @@ def rendered(*args):
     return yaml.safe_load(result.stdout)
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, settings",
-    [
-        ((), {}),
-        (
-            ("--device-memory-scaling=1.5", "--device-cores-scaling=2", "--device-split-count=4"),
-            {"device_memory_scaling": 1.5, "device_core_scaling": 2.0, "device_split_count": 4},
-        ),
-    ],
-    ids=["default", "scaled"],
+    ("default", (), {}),
+    (
+        "scaled",
+        ("--device-memory-scaling=1.5", "--device-cores-scaling=2", "--device-split-count=4"),
+        {"device_memory_scaling": 1.5, "device_core_scaling": 2.0, "device_split_count": 4},
+    ),
 )
 def test_a_node_is_as_the_device_plugin_registers_it(args, settings):
     made = rendered(*args)
@@ -99,30 +97,35 @@ def test_names_and_units_are_those_of_the_device_configuration(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, code, problem",
-    [
-        ((), 1, "error: --model, --count, --memory: missing"),
-        (("--count=0",), 2, "Invalid value for '--count': '0': expected a whole number, 1 or more"),
-        (
-            ("--output=json",),
-            2,
-            "Invalid value for '--output': 'json': expected node or cluster-autoscaler or karpenter",
-        ),
-        ((*GROUP, "--output=karpenter"), 1, "error: --instance-type: missing"),
-        ((*GROUP, "--model=A/100"), 1, "error: --model=A/100 --count=2: expected letters"),
-        (
-            (*GROUP, "--count=257"),
-            1,
-            "--count=257: 257 devices, expected at most 256 devices on a node",
-        ),
-        (
-            (*GROUP, "--config-file=/nowhere"),
-            1,
-            "error: --config-file /nowhere: No such file or directory",
-        ),
-    ],
-    ids=["nothing", "count", "form", "type", "model", "too-many", "file"],
+    ("nothing", (), 1, "error: --model, --count, --memory: missing"),
+    (
+        "count",
+        ("--count=0",),
+        2,
+        "Invalid value for '--count': '0': expected a whole number, 1 or more",
+    ),
+    (
+        "form",
+        ("--output=json",),
+        2,
+        "Invalid value for '--output': 'json': expected node or cluster-autoscaler or karpenter",
+    ),
+    ("type", (*GROUP, "--output=karpenter"), 1, "error: --instance-type: missing"),
+    ("model", (*GROUP, "--model=A/100"), 1, "error: --model=A/100 --count=2: expected letters"),
+    (
+        "too-many",
+        (*GROUP, "--count=257"),
+        1,
+        "--count=257: 257 devices, expected at most 256 devices on a node",
+    ),
+    (
+        "file",
+        (*GROUP, "--config-file=/nowhere"),
+        1,
+        "error: --config-file /nowhere: No such file or directory",
+    ),
 )
 def test_errors_name_the_flag(args, code, problem):
     result = run(*args)

@@ -17,7 +17,6 @@ from functools import partial
 import grpc
 import pynvml
 import pytest
-from pytest import param
 
 from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE
 from hami.devices.nvml_library import DriverLibrary
@@ -34,6 +33,7 @@ from hami.runtime.signals import CHECK_S
 from hami.runtime.tasks import PeriodicTask, Task
 from hami.web.pages import Health
 from testing.builders import write_checksums
+from testing.cases import cases
 from testing.claim_stage import FakeResources
 from testing.eventually import eventually
 from testing.fake_cluster import FakeCluster
@@ -286,9 +286,7 @@ def test_claims_that_hami_allocates_are_for_nodes_that_it_knows(claiming, cluste
     assert '"id":"GPU-a"' in cluster.nodes["n1"].annotations[REGISTER]
 
 
-@pytest.mark.parametrize(
-    "ending", [param(False, id="while it runs"), param(True, id="when it ends at once")]
-)
+@cases("ending", ("while it runs", False), ("when it ends at once", True))
 def test_the_lock_is_released_after_the_kubelet_has_its_answer(
     run, kubelet, cluster, directory, ending
 ):
@@ -640,7 +638,7 @@ def registered_health(cluster):
 MISMATCH, LOST = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, pynvml.NVML_ERROR_GPU_IS_LOST
 
 
-@pytest.mark.parametrize("status", [MISMATCH, LOST], ids=["mismatch", "lost"])
+@cases("status", ("mismatch", MISMATCH), ("lost", LOST))
 @pytest.mark.parametrize("function", ["nvmlDeviceGetCount", "nvmlDeviceGetUUID"])
 def test_no_card_is_offered_while_the_driver_does_not_answer(
     driven, nvml, kubelet, cluster, status, function
@@ -752,7 +750,7 @@ def test_a_start_that_hangs_in_the_driver_takes_it_back_too(driven, nvml, cluste
     eventually(lambda: registered_health(cluster) == [True, True], "the driver has answered")
 
 
-@pytest.mark.parametrize("text", ["", "not a list", "[]"], ids=["none", "malformed", "empty"])
+@cases("text", ("none", ""), ("malformed", "not a list"), ("empty", "[]"))
 def test_a_registration_that_says_nothing_stays(driven, nvml, cluster, text):
     cluster.annotate_node("n1", {REGISTER: text or None})
     before = cluster.nodes["n1"].annotations

@@ -5,7 +5,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from pytest import param
 
 from hami.codec.keys import ALLOCATION_MODE, CAPACITY, LOCK_FREE, NODE_RESIZES
 from hami.devices.inventory import DeviceInventory
@@ -15,6 +14,7 @@ from hami.plugin.registrar import NodeRegistrar
 from hami.vendors.inventory import PAIR_SCORES
 from testing.builders import NVIDIA
 from testing.cards import cards, config
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -90,7 +90,7 @@ def test_a_change_of_health_is_written(scene):
     assert scene.writes == 2
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before it took effect", "after"])
+@cases("after", ("before it took effect", False), ("after", True))
 def test_a_failed_write_is_retried(scene, after):
     scene.cluster.fail("annotate_node", ClusterError("away"), after=after)
     with pytest.raises(ClusterError):
@@ -256,12 +256,10 @@ REGISTER = NVIDIA.annotations.register
 MANAGED = {"allocation_mode": "dra", "claim_allocator": "hami"}
 
 
-@pytest.mark.parametrize(
+@cases(
     "fields, is_registered",
-    [
-        param({}, True, id="device plugin"),
-        param({"allocation_mode": "dra"}, False, id="kube-scheduler"),
-    ],
+    ("device plugin", {}, True),
+    ("kube-scheduler", {"allocation_mode": "dra"}, False),
 )
 def test_the_allocation_mode_changes_in_the_patch_of_the_devices(fields, is_registered):
     scene = Scene(**fields)
@@ -289,20 +287,18 @@ def test_a_managed_node_registers_once_and_is_lock_free_when_the_kubelet_calls()
     assert scene.annotations[LOCK_FREE] == "NVIDIA"
 
 
-@pytest.mark.parametrize(
+@cases(
     "before, after",
-    [
-        param(
-            {REGISTER: "[]", LOCK_FREE: "DCU,NVIDIA", PAIR_SCORES: "[]"},
-            {LOCK_FREE: "DCU"},
-            id="of the device plugin",
-        ),
-        param(
-            {REGISTER: "[]", LOCK_FREE: "NVIDIA", ALLOCATION_MODE: "dra"},
-            {REGISTER: "[]", LOCK_FREE: "NVIDIA", ALLOCATION_MODE: "dra"},
-            id="its own",
-        ),
-    ],
+    (
+        "of the device plugin",
+        {REGISTER: "[]", LOCK_FREE: "DCU,NVIDIA", PAIR_SCORES: "[]"},
+        {LOCK_FREE: "DCU"},
+    ),
+    (
+        "its own",
+        {REGISTER: "[]", LOCK_FREE: "NVIDIA", ALLOCATION_MODE: "dra"},
+        {REGISTER: "[]", LOCK_FREE: "NVIDIA", ALLOCATION_MODE: "dra"},
+    ),
 )
 def test_what_another_allocation_mode_offers_is_removed_first(before, after):
     scene = Scene(is_lock_free=lambda: False, **MANAGED)
@@ -321,18 +317,16 @@ def test_a_managed_node_that_unregisters_has_no_allocation_mode():
 # ---- the annotation of nodes without a node lock
 
 
-@pytest.mark.parametrize(
+@cases(
     "before, is_lock_free, after",
-    [
-        param(None, None, None, id="never was"),
-        param("NVIDIA", None, None, id="not any more"),
-        param("DCU,NVIDIA", None, "DCU", id="not any more, beside another vendor"),
-        param("DCU", None, "DCU", id="another"),
-        param(None, lambda: True, "NVIDIA", id="new"),
-        param("DCU", lambda: True, "DCU,NVIDIA", id="beside another vendor"),
-        param(None, lambda: False, None, id="not yet"),
-        param("NVIDIA", lambda: False, "NVIDIA", id="kubelet away"),
-    ],
+    ("never was", None, None, None),
+    ("not any more", "NVIDIA", None, None),
+    ("not any more, beside another vendor", "DCU,NVIDIA", None, "DCU"),
+    ("another", "DCU", None, "DCU"),
+    ("new", None, lambda: True, "NVIDIA"),
+    ("beside another vendor", "DCU", lambda: True, "DCU,NVIDIA"),
+    ("not yet", None, lambda: False, None),
+    ("kubelet away", "NVIDIA", lambda: False, "NVIDIA"),
 )
 def test_the_node_lists_the_vendor_while_it_is_lock_free(before, is_lock_free, after):
     scene = Scene(is_lock_free=is_lock_free)

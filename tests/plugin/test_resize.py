@@ -16,6 +16,7 @@ from hami.node.live_limits import SETTLED_NS, read_limits, write_use
 from hami.node.tenant_files import opened_directory
 from hami.plugin.resize import CHECK_S, OVERBOOKED_S, PENDING_S, SILENT_S, SizeEnforcer
 from testing.cards import config
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster
 from testing.plugin_stage import BOTH, CARDS, INIT, NODE, A, B, Events, asking, placed, share
 
@@ -281,18 +282,17 @@ def test_a_file_that_disagrees_is_written_again(stage):
     assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(2000, 40)], 1)
 
 
-@pytest.mark.parametrize(
-    "annotations", [{}, {RESIZED: "", RESIZE_TARGET: ""}], ids=["never", "before it was bound"]
-)
+@cases("annotations", ("never", {}), ("before it was bound", {RESIZED: "", RESIZE_TARGET: ""}))
 def test_a_pod_that_was_not_resized_is_left_alone(stage, annotations):
     stage.run(placed(asking(), shares=LARGE, phase="Running", annotations=annotations))
     assert (stage.resizer.step(), stage.limits(), stage.answers) == (CHECK_S, [(1000, 30)], 0)
 
 
-@pytest.mark.parametrize(
+@cases(
     "fields",
-    [{"phase": "Succeeded"}, {"node_name": "n2"}, {"claim": "hami-1"}],
-    ids=["ended", "elsewhere", "claim"],
+    ("ended", {"phase": "Succeeded"}),
+    ("elsewhere", {"node_name": "n2"}),
+    ("claim", {"claim": "hami-1"}),
 )
 def test_pods_that_the_plugin_does_not_serve_are_left_alone(stage, fields):
     stage.run(replace(resized(LARGE), **fields))
@@ -378,31 +378,26 @@ def test_nothing_grows_on_a_card_that_is_overbooked(stage):
     assert (stage.limits(), stage.applied()) == ([(2000, 40)], AppliedSizes(text(LARGE)))
 
 
-@pytest.mark.parametrize(
+@cases(
     "other",
-    [
-        placed(asking(), shares=[[share(A, 44_068, 60)]], name="q", phase="Running"),
-        placed(asking(), shares=[[share(A, 45_000)]], name="q", phase="Failed"),
-        placed(asking(), shares=[[share(B, 45_000)]], name="q", phase="Running"),
-        placed(asking(), text="x", name="q", phase="Running"),
-        resized([[share(A, 44_000)]], name="q"),
+    ("just fits", placed(asking(), shares=[[share(A, 44_068, 60)]], name="q", phase="Running")),
+    ("ended", placed(asking(), shares=[[share(A, 45_000)]], name="q", phase="Failed")),
+    ("another card", placed(asking(), shares=[[share(B, 45_000)]], name="q", phase="Running")),
+    ("not readable", placed(asking(), text="x", name="q", phase="Running")),
+    ("was resized", resized([[share(A, 44_000)]], name="q")),
+    (
+        "one container after the other",
         placed(
             asking("i", kind=INIT),
             asking(),
             shares=[[share(A, 44_000)], [share(A, 40_000)]],
             name="q",
         ),
-        placed(asking("c", 0), shares=[[share(A, 45_000)]], name="q", phase="Running"),
-    ],
-    ids=[
-        "just fits",
-        "ended",
-        "another card",
-        "not readable",
-        "was resized",
-        "one container after the other",
+    ),
+    (
         "asks for none",
-    ],
+        placed(asking("c", 0), shares=[[share(A, 45_000)]], name="q", phase="Running"),
+    ),
 )
 def test_other_pods_that_leave_enough(stage, other):
     stage.run(resized(LARGE))

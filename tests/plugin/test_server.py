@@ -14,6 +14,7 @@ from hami.node.grant import DeviceNode, Grant, Mount
 from hami.plugin.server import _STARTS, PluginServer, register, socket_path
 from hami.runtime.files import file_version
 from testing.cards import cards, config
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.fake_kubelet import Kubelet, calling
 
@@ -168,18 +169,16 @@ def test_several_containers_are_served_in_order(start, directory):
     assert allocator.asked == [("GPU-a-0",), ("GPU-b-0", "GPU-b-1")]
 
 
-@pytest.mark.parametrize(
+@cases(
     "error, status, says",
-    [
-        (HamiError("no pod waits"), grpc.StatusCode.FAILED_PRECONDITION, "no pod waits"),
-        (ClusterError("away"), grpc.StatusCode.FAILED_PRECONDITION, "away"),
-        (
-            ValueError("a secret"),
-            grpc.StatusCode.INTERNAL,
-            "internal error of the device plugin: see its log",
-        ),
-    ],
-    ids=["refused", "API server away", "a bug"],
+    ("refused", HamiError("no pod waits"), grpc.StatusCode.FAILED_PRECONDITION, "no pod waits"),
+    ("API server away", ClusterError("away"), grpc.StatusCode.FAILED_PRECONDITION, "away"),
+    (
+        "a bug",
+        ValueError("a secret"),
+        grpc.StatusCode.INTERNAL,
+        "internal error of the device plugin: see its log",
+    ),
 )
 def test_an_error_is_returned_to_the_kubelet(start, directory, error, status, says):
     start(PreparedAllocator(error))
@@ -188,14 +187,11 @@ def test_an_error_is_returned_to_the_kubelet(start, directory, error, status, sa
     assert (caught.value.code(), caught.value.details()) == (status, says)
 
 
-@pytest.mark.parametrize(
+@cases(
     "answer, preferred",
-    [
-        (("GPU-b-0",), ["GPU-b-0"]),
-        ((), []),
-        (ValueError("a bug"), []),
-    ],
-    ids=["preferred ids", "none", "an error would fail the pod"],
+    ("preferred ids", ("GPU-b-0",), ["GPU-b-0"]),
+    ("none", (), []),
+    ("an error would fail the pod", ValueError("a bug"), []),
 )
 def test_preferences(start, directory, answer, preferred):
     start(allocator := PreparedAllocator(answer))
@@ -228,17 +224,15 @@ def test_containers_are_prepared_at_the_same_time(start, directory):
         )
 
 
-@pytest.mark.parametrize(
+@cases(
     "error, status, says",
-    [
-        (HamiError("it was deleted"), grpc.StatusCode.FAILED_PRECONDITION, "it was deleted"),
-        (
-            ValueError("a secret"),
-            grpc.StatusCode.INTERNAL,
-            "internal error of the device plugin: see its log",
-        ),
-    ],
-    ids=["refused", "a bug"],
+    ("refused", HamiError("it was deleted"), grpc.StatusCode.FAILED_PRECONDITION, "it was deleted"),
+    (
+        "a bug",
+        ValueError("a secret"),
+        grpc.StatusCode.INTERNAL,
+        "internal error of the device plugin: see its log",
+    ),
 )
 def test_an_error_of_pre_start_is_returned_to_the_kubelet(start, directory, error, status, says):
     def fail(ids):

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.codec.keys import RESIZE_TARGET, RESIZED
@@ -22,6 +21,7 @@ from hami.node.memory_wall import MemoryWall
 from hami.plugin import api_pb2 as api
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from testing.builders import NVIDIA
+from testing.cases import cases
 from testing.plugin_stage import (
     ALLOCATED,
     CARDS,
@@ -188,13 +188,11 @@ def test_allocate_answers_with_a_new_name_and_no_call(stage):
     assert one.cluster.calls == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked, why",
-    [
-        param((), "requested no devices", id="none"),
-        param(("GPU-9-0",), "not on this node: GPU-9-0", id="unknown"),
-        param((f"{A}-0", f"{A}-0"), "a device twice", id="twice"),
-    ],
+    ("none", (), "requested no devices"),
+    ("unknown", ("GPU-9-0",), "not on this node: GPU-9-0"),
+    ("twice", (f"{A}-0", f"{A}-0"), "a device twice"),
 )
 def test_ids_are_checked(stage, asked, why):
     with pytest.raises(Rejected, match=why):
@@ -461,43 +459,37 @@ def test_forty_containers_start_at_once(stage):
 UNBOUND = replace(ONE, annotations={})
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, why",
-    [
-        param(None, "the API server knows no pod uid-p on this node: it was deleted", id="deleted"),
-        param(
-            UNBOUND,
-            "pod default/p cannot be served: it was not assigned to node n1 by HAMi's scheduler",
-            id="not ours",
-        ),
-        param(
-            bound(asking(), shares=[[share(A)]], bind_phase="failed"),
-            "its bind-phase is failed",
-            id="revoked",
-        ),
-        param(bound(asking(), shares=[]), "it has no allocation", id="no allocation"),
-        param(
-            bound(asking(), shares=[[share(A)]], annotations={"hami.io/vgpu-node": "n2"}),
-            "not assigned to node n1",
-            id="another node's",
-        ),
-        param(
-            bound(asking(), shares=[[share("GPU-9")]]),
-            "which is not on this node",
-            id="unknown card",
-        ),
-        param(bound(asking(), shares=[[share(A, 0)]]), "means no limit", id="no limit"),
-        param(
-            bound(asking(count=2), shares=[[share(A), share(B)]]),
-            "was allocated 2 devices for container c, but the kubelet chose 1",
-            id="another number",
-        ),
-        param(
-            bound(asking("d"), shares=[[share(A)]]),
-            "was allocated 0 devices for container c",
-            id="no such container",
-        ),
-    ],
+    ("deleted", None, "the API server knows no pod uid-p on this node: it was deleted"),
+    (
+        "not ours",
+        UNBOUND,
+        "pod default/p cannot be served: it was not assigned to node n1 by HAMi's scheduler",
+    ),
+    (
+        "revoked",
+        bound(asking(), shares=[[share(A)]], bind_phase="failed"),
+        "its bind-phase is failed",
+    ),
+    ("no allocation", bound(asking(), shares=[]), "it has no allocation"),
+    (
+        "another node's",
+        bound(asking(), shares=[[share(A)]], annotations={"hami.io/vgpu-node": "n2"}),
+        "not assigned to node n1",
+    ),
+    ("unknown card", bound(asking(), shares=[[share("GPU-9")]]), "which is not on this node"),
+    ("no limit", bound(asking(), shares=[[share(A, 0)]]), "means no limit"),
+    (
+        "another number",
+        bound(asking(count=2), shares=[[share(A), share(B)]]),
+        "was allocated 2 devices for container c, but the kubelet chose 1",
+    ),
+    (
+        "no such container",
+        bound(asking("d"), shares=[[share(A)]]),
+        "was allocated 0 devices for container c",
+    ),
 )
 def test_why_a_container_does_not_start(stage, pod, why):
     one = stage(*[pod] if pod is not None else [])
@@ -506,16 +498,14 @@ def test_why_a_container_does_not_start(stage, pod, why):
     assert one.specs.names() == frozenset()
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, why",
-    [
-        param(bound(asking(), text="x,y:;"), "missing fields", id="unreadable"),
-        param(
-            bound(asking(), shares=[[share(A), share(B)]]),
-            "expected as many shares",
-            id="more than requested",
-        ),
-    ],
+    ("unreadable", bound(asking(), text="x,y:;"), "missing fields"),
+    (
+        "more than requested",
+        bound(asking(), shares=[[share(A), share(B)]]),
+        "expected as many shares",
+    ),
 )
 def test_what_a_tenant_wrote_must_fit_the_pod(stage, pod, why):
     one = stage(pod)
@@ -651,17 +641,15 @@ def test_a_mig_pod_that_was_replaced_gets_nothing(mig_stage):
 # ---- preferences
 
 
-@pytest.mark.parametrize(
+@cases(
     "pods, preferred",
-    [
-        ([bound(asking(), shares=[[share(C)]])], (f"{C}-1",)),
-        (
-            [bound(asking(), shares=[[share(C)]]), bound(asking(), shares=[[share(A)]], name="q")],
-            (),
-        ),
-        ([], ()),
-    ],
-    ids=["one container", "two", "none"],
+    ("one container", [bound(asking(), shares=[[share(C)]])], (f"{C}-1",)),
+    (
+        "two",
+        [bound(asking(), shares=[[share(C)]]), bound(asking(), shares=[[share(A)]], name="q")],
+        (),
+    ),
+    ("none", [], ()),
 )
 def test_a_preference_is_a_hint_without_calls(stage, pods, preferred):
     one = stage(*pods)
@@ -696,20 +684,14 @@ def test_only_specifications_that_the_kubelet_does_not_name_are_removed(stage):
 LOCKED = placed(asking(), shares=[[share(A)]])
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, needed",
-    [
-        param(LOCKED, True, id="allocating"),
-        param(ONE, False, id="bound without a lock"),
-        param(placed(asking(), shares=[[share(A)]], bind_phase="failed"), False, id="failed"),
-        param(
-            placed(asking(), shares=[[share(A)]], left=";"),
-            False,
-            id="another vendor is outstanding",
-        ),
-        param(replace(LOCKED, phase="Succeeded"), False, id="ended"),
-        param(replace(LOCKED, node_name="n2"), False, id="elsewhere"),
-    ],
+    ("allocating", LOCKED, True),
+    ("bound without a lock", ONE, False),
+    ("failed", placed(asking(), shares=[[share(A)]], bind_phase="failed"), False),
+    ("another vendor is outstanding", placed(asking(), shares=[[share(A)]], left=";"), False),
+    ("ended", replace(LOCKED, phase="Succeeded"), False),
+    ("elsewhere", replace(LOCKED, node_name="n2"), False),
 )
 def test_pods_that_need_completion(pod, needed):
     assert needs_completion(pod, NODE, NVIDIA) is needed
@@ -744,13 +726,11 @@ def test_another_vendor_s_plugin_completes_the_pod(stage):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "later",
-    [
-        param(None, id="deleted"),
-        param(replace(LOCKED, ref=replace(LOCKED.ref, uid="new")), id="another one"),
-        param(placed(asking(), shares=[[share(A)]], bind_phase="failed", left=""), id="revoked"),
-    ],
+    ("deleted", None),
+    ("another one", replace(LOCKED, ref=replace(LOCKED.ref, uid="new"))),
+    ("revoked", placed(asking(), shares=[[share(A)]], bind_phase="failed", left="")),
 )
 def test_a_pod_that_has_changed_is_not_touched(stage, later):
     one = stage(LOCKED, lock=lock_of(LOCKED))

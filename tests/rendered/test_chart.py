@@ -15,6 +15,7 @@ from hami import __version__
 from hami.cli import main
 from testing.accounts import CLAIM_CONTROLLER
 from testing.binaries import DEFAULT
+from testing.cases import cases
 from testing.hami_values import upstream_values, upstream_versions
 from testing.helm_chart import CA, CHART, ROOT, Helm, HelmError
 from testing.helm_examples import (
@@ -446,18 +447,12 @@ def test_a_release_of_hami_with_its_mock_device_plugin_keeps_its_gpus(
             {"devices": {"nvidia": {"resourceCountName": "a.b/c", "deviceSplitCount": 3}}},
             {"resourceName": "a.b/c", "devicePlugin": {"deviceSplitCount": 3}},
         ),
-        (
-            {"devices": {"hygon": {"resourceMemoryName": "a.b/c"}}},
-            {"hcuResourceMem": "a.b/c"},
-        ),
+        ({"devices": {"hygon": {"resourceMemoryName": "a.b/c"}}}, {"hcuResourceMem": "a.b/c"}),
         (
             {"devices": {"nvidia": {"runtimeClassName": "nv", "createRuntimeClass": True}}},
             {"devicePlugin": {"runtimeClassName": "nv", "createRuntimeClass": True}},
         ),
-        (
-            {"devices": {"metax": {"sgpuTopologyAware": True}}},
-            {"metaxsGPUTopologyAware": "true"},
-        ),
+        ({"devices": {"metax": {"sgpuTopologyAware": True}}}, {"metaxsGPUTopologyAware": "true"}),
         ({"devicePlugin": {"nvidiaDriverRoot": "auto"}}, {}),
         ({"scheduler": {"kubeQPS": 20, "networkPolicy": {"enabled": True}}}, {}),
     ],
@@ -560,11 +555,7 @@ def test_policies_of_admission_follow_the_values(helm: Helm) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [
-        {},
-        {"admission": {"mode": "policy"}},
-        {"dra": {"enabled": True, "allocate": True}},
-    ],
+    [{}, {"admission": {"mode": "policy"}}, {"dra": {"enabled": True, "allocate": True}}],
     ids=str,
 )
 def test_in_another_namespace_the_policies_permit_the_same_accounts_of_kubernetes(
@@ -817,18 +808,16 @@ def test_values_name_priority_classes_and_a_label_of_nodes_can_be_removed(helm: 
         assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
 
 
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ({}, []),
-        ({"clientCASecret": "clients"}, ["client-ca"]),
-        ({"simulateClientCASecret": "autoscalers"}, ["simulate-client-ca"]),
-        (
-            {"clientCASecret": "clients", "simulateClientCASecret": "autoscalers"},
-            ["client-ca", "simulate-client-ca"],
-        ),
-    ],
-    ids=["none", "all verbs", "simulations", "both"],
+@cases(
+    "values, names",
+    ("none", {}, []),
+    ("all verbs", {"clientCASecret": "clients"}, ["client-ca"]),
+    ("simulations", {"simulateClientCASecret": "autoscalers"}, ["simulate-client-ca"]),
+    (
+        "both",
+        {"clientCASecret": "clients", "simulateClientCASecret": "autoscalers"},
+        ["client-ca", "simulate-client-ca"],
+    ),
 )
 def test_a_secret_admits_clients_with_a_certificate(
     helm: Helm, values: Object, names: list[str]
@@ -1057,23 +1046,26 @@ def test_texts_in_objects_and_lists_stay_texts(helm: Helm) -> None:
     assert replaced(hostile, HOSTILE, "plain") == replaced(plain, HOSTILE, "plain")
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"image": {"tag": HOSTILE}}, "at '/image/tag': .* does not match pattern"),
-        ({"fullnameOverride": "a $b"}, "at '/fullnameOverride': .* does not match pattern"),
-        ({"resourceName": "x' || true || 'x"}, "at '/resourceName': .* does not match pattern"),
-        ({"resourceName": "x:y"}, '"x:y", which is no name of a resource'),
-        (
-            {"device-config": {"content": CONFIG.replace("nvidia.com/gpumem", "x' in []) || ('")}},
-            "no name of a resource",
-        ),
-        (
-            {"prometheus": {"docs": "javascript:alert(1)"}},
-            "at '/prometheus/docs': .* does not match pattern",
-        ),
-    ],
-    ids=["YAML", "template", "expression", "resource", "device configuration", "address"],
+@cases(
+    "values, message",
+    ("YAML", {"image": {"tag": HOSTILE}}, "at '/image/tag': .* does not match pattern"),
+    ("template", {"fullnameOverride": "a $b"}, "at '/fullnameOverride': .* does not match pattern"),
+    (
+        "expression",
+        {"resourceName": "x' || true || 'x"},
+        "at '/resourceName': .* does not match pattern",
+    ),
+    ("resource", {"resourceName": "x:y"}, '"x:y", which is no name of a resource'),
+    (
+        "device configuration",
+        {"device-config": {"content": CONFIG.replace("nvidia.com/gpumem", "x' in []) || ('")}},
+        "no name of a resource",
+    ),
+    (
+        "address",
+        {"prometheus": {"docs": "javascript:alert(1)"}},
+        "at '/prometheus/docs': .* does not match pattern",
+    ),
 )
 def test_texts_that_could_mean_something_else_are_refused(
     helm: Helm, values: Object, message: str

@@ -10,6 +10,7 @@ import pytest
 
 from hami.errors import ClusterError
 from hami.runtime import logs
+from testing.cases import cases
 
 
 def record(message="bound", *args, error=None, **extra):
@@ -77,15 +78,18 @@ def test_a_field_cannot_pass_for_the_time_or_the_logger():
     assert len(shlex.split(line)) == 6
 
 
-@pytest.mark.parametrize(
+@cases(
     "error, debug, field, text",
-    [
-        (ClusterError("refused"), False, "error", "ClusterError: refused"),
-        (ConnectionResetError("gone"), False, "error", "ConnectionResetError: gone"),
-        (ClusterError("refused"), True, "exception", "Traceback (most recent call last):\n"),
-        (KeyError("uid"), False, "exception", "Traceback (most recent call last):\n"),
-    ],
-    ids=["answer of the cluster", "network", "debugging", "bug"],
+    ("answer of the cluster", ClusterError("refused"), False, "error", "ClusterError: refused"),
+    ("network", ConnectionResetError("gone"), False, "error", "ConnectionResetError: gone"),
+    (
+        "debugging",
+        ClusterError("refused"),
+        True,
+        "exception",
+        "Traceback (most recent call last):\n",
+    ),
+    ("bug", KeyError("uid"), False, "exception", "Traceback (most recent call last):\n"),
 )
 def test_an_exception_stays_on_the_line(error, debug, field, text):
     line = logs.LineFormatter("json", debug).format(record("failed", error=raised(error)))

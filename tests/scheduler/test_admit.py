@@ -15,6 +15,7 @@ from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from hami.vendors.request import MAX_CONTAINERS
 from testing.builders import NVIDIA, quota
+from testing.cases import cases
 from testing.replicas import Clock, Replica, WatchedCluster
 
 SCHEDULER = "hami-scheduler"
@@ -475,34 +476,33 @@ def test_a_container_beside_one_with_devices_sees_none_in_strict_mode():
 # bounds
 
 
-@pytest.mark.parametrize(
-    ("thing", "message"),
-    [
-        (
-            raw(*[asking()] * 100_000, asking(ONE)),
-            f"pod has 100001 containers, expected at most {MAX_CONTAINERS}",
-        ),
-        (
-            raw(asking(ONE), inits=[asking()] * MAX_CONTAINERS),
-            f"pod has {MAX_CONTAINERS + 1} containers",
-        ),
-        (
-            raw(asking(), asking({**NAMES, **ONE})),
-            f"container c names 20001 resources, expected at most {MAX_RESOURCES}",
-        ),
-        (raw(asking(NAMES), asking(ONE)), "container c names 20000 resources"),
-        (
-            raw(asking(ONE, resources={"requests": {**NAMES, **ONE}})),
-            "container c names 20001 resources",
-        ),
-    ],
-    ids=[
+@cases(
+    "thing, message",
+    (
         "containers",
+        raw(*[asking()] * 100_000, asking(ONE)),
+        f"pod has 100001 containers, expected at most {MAX_CONTAINERS}",
+    ),
+    (
         "init containers",
+        raw(asking(ONE), inits=[asking()] * MAX_CONTAINERS),
+        f"pod has {MAX_CONTAINERS + 1} containers",
+    ),
+    (
         "resources",
+        raw(asking(), asking({**NAMES, **ONE})),
+        f"container c names 20001 resources, expected at most {MAX_RESOURCES}",
+    ),
+    (
         "resources of another container",
+        raw(asking(NAMES), asking(ONE)),
+        "container c names 20000 resources",
+    ),
+    (
         "requests",
-    ],
+        raw(asking(ONE, resources={"requests": {**NAMES, **ONE}})),
+        "container c names 20001 resources",
+    ),
 )
 def test_a_pod_beyond_a_bound_is_refused_if_it_requests_devices(thing, message):
     answer = admit(thing)
@@ -511,10 +511,10 @@ def test_a_pod_beyond_a_bound_is_refused_if_it_requests_devices(thing, message):
     assert answer.message.startswith(message)
 
 
-@pytest.mark.parametrize(
+@cases(
     "thing",
-    [raw(*[asking()] * 100_000), raw(asking(NAMES), *[asking({"cpu": 1})] * 1000)],
-    ids=["containers", "resources"],
+    ("containers", raw(*[asking()] * 100_000)),
+    ("resources", raw(asking(NAMES), *[asking({"cpu": 1})] * 1000)),
 )
 def test_a_pod_beyond_a_bound_without_devices_is_admitted(thing):
     answer = admit(thing)
@@ -568,38 +568,26 @@ def limited(percent, *containers, **fields):
 THIRD, HALF = gpu_limits(gpu=1, gpumem=1, gpucores=30), gpu_limits(gpu=1, gpumem=1, gpucores=50)
 
 
-@pytest.mark.parametrize(
+@cases(
     "thing, namespace, limit",
-    [
-        (raw(THIRD), "team-a", "60"),
-        (raw(THIRD), "team-b", None),
-        (raw(asking()), "team-a", None),
-        (raw(gpu_limits(gpu=0)), "team-a", None),
-        (raw(gpu_limits(gpu=1, gpumem=1)), "team-a", "60"),
-        (raw(gpu_limits(gpu=1, gpumem=1, gpucores=70)), "team-a", "70"),
-        (raw(gpu_limits(gpu=1)), "team-a", "100"),
-        (raw(THIRD, inits=[gpu_limits(gpu=1, gpumem=1, gpucores=80)]), "team-a", "80"),
-        (raw(THIRD, meta={"namespace": "team-a"}), "", "60"),
-        (limited("30", THIRD), "team-a", "30"),
-        (limited("100", THIRD, HALF), "team-b", "100"),
-        (limited("0", asking()), "team-a", "0"),
-        (limited("much", gpu_limits(gpu=0)), "team-a", "much"),
-    ],
-    ids=[
-        "that of the namespace",
-        "none for another",
-        "no devices",
-        "no device",
-        "no cores",
-        "raised to its cores",
-        "whole devices",
+    ("that of the namespace", raw(THIRD), "team-a", "60"),
+    ("none for another", raw(THIRD), "team-b", None),
+    ("no devices", raw(asking()), "team-a", None),
+    ("no device", raw(gpu_limits(gpu=0)), "team-a", None),
+    ("no cores", raw(gpu_limits(gpu=1, gpumem=1)), "team-a", "60"),
+    ("raised to its cores", raw(gpu_limits(gpu=1, gpumem=1, gpucores=70)), "team-a", "70"),
+    ("whole devices", raw(gpu_limits(gpu=1)), "team-a", "100"),
+    (
         "raised to those of any container",
-        "namespace of the pod",
-        "its own",
-        "its own, for several",
-        "ignored without devices",
-        "ignored with no device",
-    ],
+        raw(THIRD, inits=[gpu_limits(gpu=1, gpumem=1, gpucores=80)]),
+        "team-a",
+        "80",
+    ),
+    ("namespace of the pod", raw(THIRD, meta={"namespace": "team-a"}), "", "60"),
+    ("its own", limited("30", THIRD), "team-a", "30"),
+    ("its own, for several", limited("100", THIRD, HALF), "team-b", "100"),
+    ("ignored without devices", limited("0", asking()), "team-a", "0"),
+    ("ignored with no device", limited("much", gpu_limits(gpu=0)), "team-a", "much"),
 )
 def test_the_limit_of_cores(thing, namespace, limit):
     answer = admit(thing, namespace, gpucores_limits={"team-a": 60})
@@ -657,16 +645,16 @@ def variables(size):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "make",
-    [
-        variables,
-        lambda size: raw(*[asking()] * size),
-        lambda size: raw(*[asking(ONE)] * size),
-        lambda size: raw(asking({f"example.com/{n}": 1 for n in range(size)} | ONE)),
+    ("variables", variables),
+    ("containers", lambda size: raw(*[asking()] * size)),
+    ("containers with devices", lambda size: raw(*[asking(ONE)] * size)),
+    ("resources", lambda size: raw(asking({f"example.com/{n}": 1 for n in range(size)} | ONE))),
+    (
+        "annotations",
         lambda size: raw(asking(ONE), meta={"annotations": {f"key-{n}": "" for n in range(size)}}),
-    ],
-    ids=["variables", "containers", "containers with devices", "resources", "annotations"],
+    ),
 )
 def test_the_time_of_admission_is_linear(make):
     admission = admitter()

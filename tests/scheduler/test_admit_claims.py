@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from pytest import param
 
 from hami.codec.admission import Review, render_allowed
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
@@ -22,6 +21,7 @@ from hami.scheduler.app import Verbs, create_app
 from hami.scheduler.settings import Settings
 from hami.vendors.catalog import vendors
 from testing.builders import quota
+from testing.cases import cases
 from testing.fuzz import mutated
 from testing.replicas import Clock, Replica, WatchedCluster
 
@@ -238,19 +238,17 @@ def test_quotas_hold(memory, is_admitted):
     assert isinstance(plain.admit(review(claimed)), Admitted) is is_admitted
 
 
-@pytest.mark.parametrize("decide", [admit, by_the_extender], ids=["own", "none"])
-@pytest.mark.parametrize(
+@cases("decide", ("own", admit), ("none", by_the_extender))
+@cases(
     "annotations, outcome",
-    [
-        param({}, "60", id="of the namespace"),
-        param({CORES_LIMIT: "80"}, "80", id="of the pod"),
-        param({CORES_LIMIT: "20"}, "expected 30 or more", id="less than is booked"),
-        param(
-            {CORES_LIMIT: "much"},
-            f"annotation {CORES_LIMIT}=much: expected a whole number",
-            id="unreadable",
-        ),
-    ],
+    ("of the namespace", {}, "60"),
+    ("of the pod", {CORES_LIMIT: "80"}, "80"),
+    ("less than is booked", {CORES_LIMIT: "20"}, "expected 30 or more"),
+    (
+        "unreadable",
+        {CORES_LIMIT: "much"},
+        f"annotation {CORES_LIMIT}=much: expected a whole number",
+    ),
 )
 def test_the_most_cores_are_those_of_any_pod(decide, annotations, outcome):
     answer = decide(wire(gpucores=30, annotations=annotations), gpucores_limits={"team": 60})
@@ -328,28 +326,22 @@ def test_init_containers_that_share_a_request_keep_it():
     assert admit(claimed).pod == claimed == by_the_extender(claimed).pod
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, reason",
-    [
-        param(of_template("gone"), "ResourceClaimTemplate gone does not exist", id="no template"),
-        param(
-            of_template(spec={"schedulerName": "volcano"}),
-            "its scheduler is not HAMi's",
-            id="another scheduler",
-        ),
-        param(
-            of_template(securityContext={"privileged": True}),
-            "container c is privileged",
-            id="privileged",
-        ),
-        param(of_template(env=LIFTED), "CUDA_DEVICE_MEMORY_LIMIT", id="a limit"),
-        param(of_template(spec={"nodeName": "n1"}), "pod has node assigned", id="a node"),
-        param(
-            of_template(annotations={"nvidia.com/vgpu-mode": "mig"}),
-            "annotation nvidia.com/vgpu-mode",
-            id="mode",
-        ),
-    ],
+    ("no template", of_template("gone"), "ResourceClaimTemplate gone does not exist"),
+    (
+        "another scheduler",
+        of_template(spec={"schedulerName": "volcano"}),
+        "its scheduler is not HAMi's",
+    ),
+    ("privileged", of_template(securityContext={"privileged": True}), "container c is privileged"),
+    ("a limit", of_template(env=LIFTED), "CUDA_DEVICE_MEMORY_LIMIT"),
+    ("a node", of_template(spec={"nodeName": "n1"}), "pod has node assigned"),
+    (
+        "mode",
+        of_template(annotations={"nvidia.com/vgpu-mode": "mig"}),
+        "annotation nvidia.com/vgpu-mode",
+    ),
 )
 def test_templates_of_which_no_claim_is_made(pod, reason):
     denied = admit(pod, template=slices)
@@ -412,60 +404,55 @@ def changed(change):
     return claimed
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, config, problem",
-    [
-        param(
-            lambda spec, container: container.update(securityContext={"privileged": True}),
-            {},
-            "is privileged",
-            id="privileged",
-        ),
-        param(
-            lambda spec, container: spec.update(nodeName="n1"),
-            {},
-            "pod has node assigned",
-            id="a node",
-        ),
-        param(
-            lambda spec, container: container.update(env=LIFTED),
-            {},
-            "CUDA_DEVICE_MEMORY_LIMIT",
-            id="a limit",
-        ),
-        param(
-            lambda spec, container: container.update(env=[{"name": "LD_PRELOAD", "value": "x"}]),
-            {"strict": True},
-            "LD_PRELOAD",
-            id="strict mode",
-        ),
-        param(
-            lambda spec, container: spec.update(schedulerName="volcano"),
-            {},
-            "its scheduler is not HAMi's",
-            id="another scheduler",
-        ),
-        param(
+    (
+        "privileged",
+        lambda spec, container: container.update(securityContext={"privileged": True}),
+        {},
+        "is privileged",
+    ),
+    ("a node", lambda spec, container: spec.update(nodeName="n1"), {}, "pod has node assigned"),
+    (
+        "a limit",
+        lambda spec, container: container.update(env=LIFTED),
+        {},
+        "CUDA_DEVICE_MEMORY_LIMIT",
+    ),
+    (
+        "strict mode",
+        lambda spec, container: container.update(env=[{"name": "LD_PRELOAD", "value": "x"}]),
+        {"strict": True},
+        "LD_PRELOAD",
+    ),
+    (
+        "another scheduler",
+        lambda spec, container: spec.update(schedulerName="volcano"),
+        {},
+        "its scheduler is not HAMi's",
+    ),
+    (
+        "another claim",
+        (
             lambda spec, container: spec["resourceClaims"].append(
                 {"name": "nic", "resourceClaimName": "nic"}
-            ),
-            {},
-            "spec.resourceClaims",
-            id="another claim",
+            )
         ),
-        param(
-            lambda spec, container: container["resources"].pop("claims"),
-            {},
-            "container c uses nothing",
-            id="no request",
-        ),
-        param(
-            lambda spec, container: container["resources"].update(claims=5),
-            {},
-            "container c uses nothing",
-            id="requests that are no list",
-        ),
-    ],
+        {},
+        "spec.resourceClaims",
+    ),
+    (
+        "no request",
+        lambda spec, container: container["resources"].pop("claims"),
+        {},
+        "container c uses nothing",
+    ),
+    (
+        "requests that are no list",
+        lambda spec, container: container["resources"].update(claims=5),
+        {},
+        "container c uses nothing",
+    ),
 )
 def test_a_pod_whose_author_wrote_the_claim_is_judged_like_any_other(change, config, problem):
     pod = changed(change)

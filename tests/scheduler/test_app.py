@@ -19,6 +19,7 @@ from hami.scheduler.app import create_app
 from hami.web.bodies import BodyBudgets, ByteBudget
 from hami.web.rights import RIGHT, ClientRight
 from testing.builders import NVIDIA, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.replicas import Clock, Replica, WatchedCluster
 
 STRANGER = {
@@ -245,18 +246,16 @@ def test_a_simulation_returns_all_nodes_that_fit(web, path):
     assert web.observed == [(path[1:], "ok")]
 
 
-@pytest.mark.parametrize(
-    ("body", "problem"),
-    [
-        (b"", "EOF"),
-        ({"Pod": POD, "NodeNames": ["n1"]}, "the extender needs nodeCacheCapable: false"),
-        (
-            {"Pod": POD, "Nodes": {"items": [wire_node("n", 1)] * 5001}},
-            "expected at most 5000 nodes",
-        ),
-        ({"Nodes": {"items": []}}, "missing pod"),
-    ],
-    ids=["empty", "names", "many", "no pod"],
+@cases(
+    "body, problem",
+    ("empty", b"", "EOF"),
+    ("names", {"Pod": POD, "NodeNames": ["n1"]}, "the extender needs nodeCacheCapable: false"),
+    (
+        "many",
+        {"Pod": POD, "Nodes": {"items": [wire_node("n", 1)] * 5001}},
+        "expected at most 5000 nodes",
+    ),
+    ("no pod", {"Nodes": {"items": []}}, "missing pod"),
 )
 def test_a_simulation_that_cannot_be_made_is_an_error(web, body, problem):
     answer = web.post("/simulate", body)

@@ -9,6 +9,7 @@ from hami.errors import ClusterError, Conflict, HamiError, NodeLocked, NotFound,
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from testing.builders import NVIDIA, ONLY_NVIDIA, gpus, node, pod
+from testing.cases import cases
 from testing.fake_cluster import never_sent, no_answer
 from testing.replicas import cards, holding, replica
 from testing.stores import read_pods
@@ -102,34 +103,37 @@ def test_the_pods_of_a_node_are_read_while_they_are_not_watched():
     assert [call.method for call in scheduler.fake.calls] == ["annotate_node", "pods_on", "bind"]
 
 
-@pytest.mark.parametrize(
-    ("prepare", "message", "kept"),
-    [
-        (lambda s: s.fake.delete_pod("default", "pod1"), "not found", False),
-        (
-            lambda s: s.fake.put_pod(replace(ASKED, ref=replace(ASKED.ref, uid="later"))),
-            'pod "pod1" not found',
-            False,
-        ),
-        (lambda s: s.fake.fail("bind", ClusterError("forbidden", 403)), "forbidden", True),
-        (lambda s: s.fake.fail("bind", ClusterError("too many", 429), times=3), "too many", True),
-        (lambda s: s.fake.fail("annotate_node", ClusterError("forbidden", 403)), "forbidden", True),
-        (lambda s: s.fake.fail("pods_on", no_answer()), "timed out", True),
-        (lambda s: s.fake.put_node(node("n1")) and s.watch(), "gone or unhealthy", False),
-        (lambda s: setattr(s.leadership, "leading", False), "no longer leads", True),
-        (lambda s: s.lock_states.close(), "shutting down", True),
-    ],
-    ids=[
-        "deleted",
+@cases(
+    "prepare, message, kept",
+    ("deleted", lambda s: s.fake.delete_pod("default", "pod1"), "not found", False),
+    (
         "another uid",
-        "forbidden",
+        lambda s: s.fake.put_pod(replace(ASKED, ref=replace(ASKED.ref, uid="later"))),
+        'pod "pod1" not found',
+        False,
+    ),
+    ("forbidden", lambda s: s.fake.fail("bind", ClusterError("forbidden", 403)), "forbidden", True),
+    (
         "too many",
+        lambda s: s.fake.fail("bind", ClusterError("too many", 429), times=3),
+        "too many",
+        True,
+    ),
+    (
         "lock forbidden",
-        "list fails",
+        lambda s: s.fake.fail("annotate_node", ClusterError("forbidden", 403)),
+        "forbidden",
+        True,
+    ),
+    ("list fails", lambda s: s.fake.fail("pods_on", no_answer()), "timed out", True),
+    (
         "device gone",
-        "no leader",
-        "shutdown",
-    ],
+        lambda s: s.fake.put_node(node("n1")) and s.watch(),
+        "gone or unhealthy",
+        False,
+    ),
+    ("no leader", lambda s: setattr(s.leadership, "leading", False), "no longer leads", True),
+    ("shutdown", lambda s: s.lock_states.close(), "shutting down", True),
 )
 def test_a_bind_that_fails_leaves_nothing_behind(prepare, message, kept):
     scheduler = ready()

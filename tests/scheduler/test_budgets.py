@@ -3,7 +3,6 @@
 import io
 
 import pytest
-from pytest import param
 from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.test import create_environ
 
@@ -11,6 +10,7 @@ from hami.quantity import MIB
 from hami.scheduler.budgets import LARGE, SIMULATIONS, RequestBudgets
 from hami.web.bodies import BodyBudgets
 from hami.web.rights import RIGHT, ClientRight
+from testing.cases import cases
 
 ANYBODY, SIMULATOR, EXTENDER = ClientRight.NONE, ClientRight.SIMULATE, ClientRight.EXTENDER
 
@@ -21,63 +21,40 @@ def request(path, right, length=1000):
     return environ if length is None else environ | {"CONTENT_LENGTH": str(length)}
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "is_shared"),
-    [
-        param(("/webhook", ANYBODY), ("/webhook", EXTENDER), True, id="a review is a review"),
-        param(("/webhook", ANYBODY), ("/webhook", SIMULATOR), True, id="also of who may simulate"),
-        param(("/webhook", ANYBODY), ("/filter", ANYBODY), True, id="what is refused anyway"),
-        param(
-            ("/webhook", ANYBODY), ("/filter", SIMULATOR), True, id="a filter of who may simulate"
-        ),
-        param(("/webhook", ANYBODY), ("/nothing", EXTENDER), True, id="no verb"),
-        param(("/webhook", ANYBODY), ("/filter", EXTENDER), False, id="reviews and filters"),
-        param(("/webhook", ANYBODY), ("/preempt", EXTENDER), False, id="reviews and preemptions"),
-        param(("/webhook", ANYBODY), ("/bind", EXTENDER), False, id="reviews and binds"),
-        param(
-            ("/webhook", ANYBODY), ("/simulate", ANYBODY), True, id="reviews and what is refused"
-        ),
-        param(("/simulate", SIMULATOR), ("/simulate", EXTENDER), True, id="simulations"),
-        param(("/simulate", SIMULATOR), ("/webhook", ANYBODY), False, id="simulations and reviews"),
-        param(("/simulate", EXTENDER), ("/filter", EXTENDER), False, id="simulations and filters"),
-        param(
-            ("/simulate", EXTENDER),
-            ("/filter", EXTENDER, LARGE),
-            False,
-            id="simulations and long filters",
-        ),
-        param(
-            ("/simulate", EXTENDER),
-            ("/filter", EXTENDER, LARGE + 1),
-            True,
-            id="a filter with whole nodes",
-        ),
-        param(
-            ("/simulate", EXTENDER),
-            ("/filter", EXTENDER, None),
-            True,
-            id="a filter of unknown length",
-        ),
-        param(
-            ("/simulate", EXTENDER),
-            ("/prioritize", EXTENDER, LARGE + 1),
-            True,
-            id="priorities with whole nodes",
-        ),
-        param(
-            ("/simulate", EXTENDER),
-            ("/preempt", EXTENDER, 16 * MIB),
-            False,
-            id="simulations and preemptions",
-        ),
-        param(
-            ("/simulate", EXTENDER), ("/bind", EXTENDER, None), False, id="simulations and binds"
-        ),
-        param(("/filter", EXTENDER), ("/prioritize", EXTENDER), True, id="filters and priorities"),
-        param(("/filter", EXTENDER), ("/preempt", EXTENDER), False, id="filters and preemptions"),
-        param(("/filter", EXTENDER), ("/bind", EXTENDER), False, id="filters and binds"),
-        param(("/preempt", EXTENDER), ("/bind", EXTENDER), False, id="preemptions and binds"),
-    ],
+@cases(
+    "first, second, is_shared",
+    ("a review is a review", ("/webhook", ANYBODY), ("/webhook", EXTENDER), True),
+    ("also of who may simulate", ("/webhook", ANYBODY), ("/webhook", SIMULATOR), True),
+    ("what is refused anyway", ("/webhook", ANYBODY), ("/filter", ANYBODY), True),
+    ("a filter of who may simulate", ("/webhook", ANYBODY), ("/filter", SIMULATOR), True),
+    ("no verb", ("/webhook", ANYBODY), ("/nothing", EXTENDER), True),
+    ("reviews and filters", ("/webhook", ANYBODY), ("/filter", EXTENDER), False),
+    ("reviews and preemptions", ("/webhook", ANYBODY), ("/preempt", EXTENDER), False),
+    ("reviews and binds", ("/webhook", ANYBODY), ("/bind", EXTENDER), False),
+    ("reviews and what is refused", ("/webhook", ANYBODY), ("/simulate", ANYBODY), True),
+    ("simulations", ("/simulate", SIMULATOR), ("/simulate", EXTENDER), True),
+    ("simulations and reviews", ("/simulate", SIMULATOR), ("/webhook", ANYBODY), False),
+    ("simulations and filters", ("/simulate", EXTENDER), ("/filter", EXTENDER), False),
+    ("simulations and long filters", ("/simulate", EXTENDER), ("/filter", EXTENDER, LARGE), False),
+    ("a filter with whole nodes", ("/simulate", EXTENDER), ("/filter", EXTENDER, LARGE + 1), True),
+    ("a filter of unknown length", ("/simulate", EXTENDER), ("/filter", EXTENDER, None), True),
+    (
+        "priorities with whole nodes",
+        ("/simulate", EXTENDER),
+        ("/prioritize", EXTENDER, LARGE + 1),
+        True,
+    ),
+    (
+        "simulations and preemptions",
+        ("/simulate", EXTENDER),
+        ("/preempt", EXTENDER, 16 * MIB),
+        False,
+    ),
+    ("simulations and binds", ("/simulate", EXTENDER), ("/bind", EXTENDER, None), False),
+    ("filters and priorities", ("/filter", EXTENDER), ("/prioritize", EXTENDER), True),
+    ("filters and preemptions", ("/filter", EXTENDER), ("/preempt", EXTENDER), False),
+    ("filters and binds", ("/filter", EXTENDER), ("/bind", EXTENDER), False),
+    ("preemptions and binds", ("/preempt", EXTENDER), ("/bind", EXTENDER), False),
 )
 def test_who_shares_a_budget(first, second, is_shared):
     budgets = RequestBudgets()

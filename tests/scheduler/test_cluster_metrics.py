@@ -30,6 +30,7 @@ from testing.builders import (
     quota,
     usage,
 )
+from testing.cases import cases
 from testing.metric_pages import small_cache
 from testing.vendor_chart import CHART
 
@@ -185,7 +186,7 @@ def test_build_info_has_upstreams_labels_and_no_zone():
     assert (sample.labels["version"], sample.labels["revision"]) == ("1.2.3", "abcdef")
 
 
-@pytest.mark.parametrize("legacy", [False, True], ids=["new", "with legacy"])
+@cases("legacy", ("new", False), ("with legacy", True))
 def test_page_is_valid_in_both_formats(legacy):
     text = page(small_cache().view(), legacy=legacy) + "".join(render([build_info()]))
     plain, open_ = list(parse_text(text)), list(parse_openmetrics(text + "# EOF\n"))
@@ -211,14 +212,11 @@ def test_special_characters_are_escaped_in_labels(odd):
     assert {labels["namespace"] for labels, _ in samples(text, "hami_resource_quota_used")} == {odd}
 
 
-@pytest.mark.parametrize(
-    ("usages", "uuids"),
-    [
-        ([usage("GPU-0"), usage("")], ["GPU-0"]),
-        ([usage("GPU-0"), usage("GPU-0", slots_used=3)], ["GPU-0"]),
-        ([usage("GPU-1"), usage("GPU-0")], ["GPU-1", "GPU-0"]),
-    ],
-    ids=["without uuid", "registered twice", "in the order registered"],
+@cases(
+    "usages, uuids",
+    ("without uuid", [usage("GPU-0"), usage("")], ["GPU-0"]),
+    ("registered twice", [usage("GPU-0"), usage("GPU-0", slots_used=3)], ["GPU-0"]),
+    ("in the order registered", [usage("GPU-1"), usage("GPU-0")], ["GPU-1", "GPU-0"]),
 )
 def test_each_device_has_one_sample(usages, uuids):
     text = page(view({"n1": usages}))
@@ -239,14 +237,15 @@ def test_same_uuid_on_two_nodes_is_two_devices():
     ]
 
 
-@pytest.mark.parametrize(
-    ("charges", "expected"),
-    [
-        ([charge("GPU-0", memory_mib=1), charge("GPU-1", memory_mib=2)], {"GPU-0": 1, "GPU-1": 2}),
-        ([charge("", memory_mib=1)], {}),
-        ([], {}),
-    ],
-    ids=["two devices", "without uuid", "nothing"],
+@cases(
+    "charges, expected",
+    (
+        "two devices",
+        [charge("GPU-0", memory_mib=1), charge("GPU-1", memory_mib=2)],
+        {"GPU-0": 1, "GPU-1": 2},
+    ),
+    ("without uuid", [charge("", memory_mib=1)], {}),
+    ("nothing", [], {}),
 )
 def test_pod_has_a_sample_for_each_device(charges, expected):
     text = page(view(bookings=[booking("u", "n1", *charges)], pods=[pod(uid="u")]))
@@ -352,13 +351,10 @@ def test_compute_units_are_shown_in_percent_under_the_new_names(name, value):
     assert [amount for _, amount in samples(text, name)] == [value]
 
 
-@pytest.mark.parametrize(
+@cases(
     "charges, units",
-    [
-        ([charge("AMD-0", cores=10)], 0),
-        ([charge("AMD-9", cores=10)], 304),
-    ],
-    ids=["a card without units", "a card that is gone"],
+    ("a card without units", [charge("AMD-0", cores=10)], 0),
+    ("a card that is gone", [charge("AMD-9", cores=10)], 304),
 )
 def test_an_unknown_percentage_is_not_shown(charges, units):
     text = amd_page(*charges, units=units)
@@ -373,22 +369,26 @@ IN_GIB = replace(
 )  # or as written
 
 
-@pytest.mark.parametrize(
-    ("used", "quotas", "shown", "limits"),
-    [
-        ({}, [], {}, {}),
-        ({("a", "NVIDIA"): (10, 5)}, [], {("a", MEM, "0"): 10, ("a", CORES, "0"): 5}, {}),
-        ({}, [quota(namespace="a", gpumem=7)], {("a", MEM, "7"): 0}, {("a", MEM): 7}),
-        ({}, [quota(namespace="a", gpumem=0)], {("a", MEM, "0"): 0}, {("a", MEM): 0}),
-        (
-            {("a", "NVIDIA"): (10, 5)},
-            [quota("q1", "a", gpumem=9), quota("q2", "a", gpumem=7)],
-            {("a", MEM, "7"): 10, ("a", CORES, "0"): 5},
-            {("a", MEM): 7},
-        ),
-        ({}, [quota(namespace="a", pods=3)], {}, {}),
-    ],
-    ids=["nothing", "no quota", "nothing used", "nothing allowed", "the lowest holds", "not ours"],
+@cases(
+    "used, quotas, shown, limits",
+    ("nothing", {}, [], {}, {}),
+    ("no quota", {("a", "NVIDIA"): (10, 5)}, [], {("a", MEM, "0"): 10, ("a", CORES, "0"): 5}, {}),
+    ("nothing used", {}, [quota(namespace="a", gpumem=7)], {("a", MEM, "7"): 0}, {("a", MEM): 7}),
+    (
+        "nothing allowed",
+        {},
+        [quota(namespace="a", gpumem=0)],
+        {("a", MEM, "0"): 0},
+        {("a", MEM): 0},
+    ),
+    (
+        "the lowest holds",
+        {("a", "NVIDIA"): (10, 5)},
+        [quota("q1", "a", gpumem=9), quota("q2", "a", gpumem=7)],
+        {("a", MEM, "7"): 10, ("a", CORES, "0"): 5},
+        {("a", MEM): 7},
+    ),
+    ("not ours", {}, [quota(namespace="a", pods=3)], {}, {}),
 )
 def test_quotas(used, quotas, shown, limits):
     text = page(view(used=used, quotas=quotas))
@@ -433,38 +433,29 @@ def test_memory_limits_are_in_the_vendors_unit(vendor):
     }
 
 
-@pytest.mark.parametrize(
-    ("vendor", "used", "quotas", "ratio"),
-    [
-        (NVIDIA, (0, 30), [limits({CORES: 120})], {CORES: 0.25}),
-        (NVIDIA, (30, 0), [limits({MEM: 20})], {MEM: 1.5}),
-        (NVIDIA, (30, 0), [limits({MEM: 60}, "x"), limits({MEM: 40}, "y")], {MEM: 0.75}),
-        (
-            NVIDIA,
-            (30, 0),
-            [
-                limits({MEM: 60}, "x"),
-                limits({MEM: 40}, "y", scopes=[ScopeRequirement("Terminating")]),
-            ],
-            {MEM: 0.5},
-        ),
-        (NVIDIA, (30, 0), [limits({MEM: 0})], {}),
-        (NVIDIA, (30, 5), [], {}),
-        (IN_GIB, (3072, 0), [limits({MEM: 4})], {MEM: 0.75}),
-        (IN_GIB, (3072, 0), [limits({MEM: 4 << 30}, binary=[MEM])], {MEM: 0.75}),
-        (AMD, (0, 30), [limits({AMD.resources.cores: 60})], {}),
-    ],
-    ids=[
-        "cores",
-        "a limit that was lowered",
+@cases(
+    "vendor, used, quotas, ratio",
+    ("cores", NVIDIA, (0, 30), [limits({CORES: 120})], {CORES: 0.25}),
+    ("a limit that was lowered", NVIDIA, (30, 0), [limits({MEM: 20})], {MEM: 1.5}),
+    (
         "the lowest holds",
+        NVIDIA,
+        (30, 0),
+        [limits({MEM: 60}, "x"), limits({MEM: 40}, "y")],
+        {MEM: 0.75},
+    ),
+    (
         "one with scopes",
-        "nothing allowed",
-        "no limit",
-        "GiB",
-        "4Gi",
-        "cores that are not held to",
-    ],
+        NVIDIA,
+        (30, 0),
+        [limits({MEM: 60}, "x"), limits({MEM: 40}, "y", scopes=[ScopeRequirement("Terminating")])],
+        {MEM: 0.5},
+    ),
+    ("nothing allowed", NVIDIA, (30, 0), [limits({MEM: 0})], {}),
+    ("no limit", NVIDIA, (30, 5), [], {}),
+    ("GiB", IN_GIB, (3072, 0), [limits({MEM: 4})], {MEM: 0.75}),
+    ("4Gi", IN_GIB, (3072, 0), [limits({MEM: 4 << 30}, binary=[MEM])], {MEM: 0.75}),
+    ("cores that are not held to", AMD, (0, 30), [limits({AMD.resources.cores: 60})], {}),
 )
 def test_the_used_ratio_of_a_limit(vendor, used, quotas, ratio):
     assert ratios(vendor, used, *quotas) == ratio

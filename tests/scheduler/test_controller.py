@@ -12,6 +12,7 @@ from hami.state.binding import UNSHOWN_S
 from hami.state.promises import ASSUMED_TTL_S
 from hami.state.sighting import OBSERVED_S
 from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod, quota
+from testing.cases import cases
 from testing.fake_cluster import no_answer
 from testing.replicas import Clock, Replica, WatchedCluster
 
@@ -278,14 +279,15 @@ def test_a_reservation_expires():
 UNSHOWN = pod(gpus(1, memory=10, cores=0))
 
 
-@pytest.mark.parametrize(
-    ("exists", "ends"),
-    [
-        ([], True),
-        ([replace(UNSHOWN, ref=replace(UNSHOWN.ref, uid="another"))], True),
-        ([UNSHOWN], False),
-    ],
-    ids=["it does not exist", "another one of its name does", "it exists, and the watch is late"],
+@cases(
+    "exists, ends",
+    ("it does not exist", [], True),
+    (
+        "another one of its name does",
+        [replace(UNSHOWN, ref=replace(UNSHOWN.ref, uid="another"))],
+        True,
+    ),
+    ("it exists, and the watch is late", [UNSHOWN], False),
 )
 def test_the_api_server_is_asked_for_a_pod_that_the_watch_has_not_shown(exists, ends):
     made = world()
@@ -457,16 +459,13 @@ def test_the_leader_is_labeled():
 CHART = {"app.kubernetes.io/name": "hami", "app.kubernetes.io/instance": "hami"}
 
 
-@pytest.mark.parametrize(
+@cases(
     "ours, theirs",
-    [
-        ({"app.kubernetes.io/name": "hami"}, CHART),
-        ({}, CHART),
-        (CHART, CHART | {"app.kubernetes.io/instance": "other"}),
-        (CHART, {}),
-        (CHART | {"app.kubernetes.io/managed-by": "Helm"}, CHART),
-    ],
-    ids=["as shipped", "bare", "two charts", "the other one bare", "replaced by a rollback"],
+    ("as shipped", {"app.kubernetes.io/name": "hami"}, CHART),
+    ("bare", {}, CHART),
+    ("two charts", CHART, CHART | {"app.kubernetes.io/instance": "other"}),
+    ("the other one bare", CHART, {}),
+    ("replaced by a rollback", CHART | {"app.kubernetes.io/managed-by": "Helm"}, CHART),
 )
 def test_pods_of_another_release_in_the_same_namespace_are_left_alone(ours, theirs):
     component = {"app.kubernetes.io/component": "hami-scheduler"}

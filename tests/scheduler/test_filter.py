@@ -11,6 +11,7 @@ from hami.model import NodePreference, NodeRequirement
 from hami.scheduling.node_order import TO_CHOOSE_FROM
 from hami.state.view import Policies
 from testing.builders import NVIDIA, content, gpu, gpus, node, pod, quota
+from testing.cases import cases
 from testing.replicas import SETTINGS, cards, holding, replica
 
 
@@ -136,11 +137,7 @@ def test_unknown_nodes_are_named():
 def test_a_pod_that_requests_no_device_fits_every_node(names):
     scheduler = replica(cards("n1", {}))
     found = scheduler.node_filter.filter(pod(gpus(0)), names)
-    assert (found.names, found.failed, found.unresolvable) == (
-        names,
-        {},
-        {},
-    )
+    assert (found.names, found.failed, found.unresolvable) == (names, {}, {})
     assert scheduler.events == []
 
 
@@ -318,20 +315,16 @@ def test_a_simulation_knows_the_usage_of_real_nodes_and_makes_up_the_others():
     assert found.failed == {"full": "1/1 CardInsufficientMemory", "bare": "node unregistered"}
 
 
-@pytest.mark.parametrize(
-    ("sent", "fits"),
-    [
-        (node("bare"), False),
-        (cards("bare", {}), False),
-        (replace(TEMPLATE, name="bare"), True),
-        (replace(cards("bare", {"healthy": False}), labels=TEMPLATE.labels), False),
-    ],
-    ids=[
-        "nothing",
-        "registered by an annotation that the watch does not have",
-        "label",
+@cases(
+    "sent, fits",
+    ("nothing", node("bare"), False),
+    ("registered by an annotation that the watch does not have", cards("bare", {}), False),
+    ("label", replace(TEMPLATE, name="bare"), True),
+    (
         "label and annotation",
-    ],
+        replace(cards("bare", {"healthy": False}), labels=TEMPLATE.labels),
+        False,
+    ),
 )
 def test_a_real_node_that_has_not_registered_counts_by_its_label_only(sent, fits):
     """So an autoscaler does not add another one while its device plugin starts."""

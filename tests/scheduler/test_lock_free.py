@@ -9,6 +9,7 @@ from hami.errors import ClusterError, HamiError, NodeLocked, Rejected
 from hami.model import Device
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from testing.builders import NVIDIA, container, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.fake_cluster import no_answer
 from testing.replicas import Clock, Replica, WatchedCluster, holding
 from testing.stores import read_pods
@@ -73,10 +74,7 @@ def test_a_bind_is_one_write():
         NVIDIA.annotations.allocated: GRANTED,
     }
     assert made.metrics.waits == []
-    assert made.events.reasons() == [
-        "FilteringSucceed",
-        "BindingSucceed",
-    ]
+    assert made.events.reasons() == ["FilteringSucceed", "BindingSucceed"]
 
 
 def test_nothing_is_left_to_do_for_the_pod():
@@ -111,8 +109,8 @@ def test_what_an_earlier_assignment_left_to_allocate_is_emptied():
     assert annotations[BIND_PHASE] == "success"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "DCU", "nvidia", "NVIDIA," + "x" * 5000], ids=["empty", "another", "case", "long"]
+@cases(
+    "text", ("empty", ""), ("another", "DCU"), ("case", "nvidia"), ("long", "NVIDIA," + "x" * 5000)
 )
 def test_a_node_that_does_not_name_the_vendor_is_locked(text):
     made = world(lock_free(text))
@@ -227,7 +225,7 @@ def test_a_node_needs_locks_again_under_running_pods():
     assert made.fake.charges("n1")["GPU-0"] == [2, 6000, 60]
 
 
-@pytest.mark.parametrize("is_seen", [True, False], ids=["seen bound", "just bound"])
+@cases("is_seen", ("seen bound", True), ("just bound", False))
 def test_a_lock_waits_for_pods_that_were_bound_without_one(is_seen):
     """The device plugin could not tell such a pod from the one that holds the lock."""
     second = replace(ASKED, ref=pod(name="second").ref)

@@ -5,7 +5,6 @@ import threading
 from datetime import timedelta
 
 import pytest
-from pytest import param
 
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.errors import ClusterError, Conflict, NodeLocked, NotFound
@@ -14,6 +13,7 @@ from hami.scheduler.lock_judgement import DELETED_S, FINISHED_S, RENEWED_S
 from hami.state.sighting import OBSERVED_S
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from testing.builders import NVIDIA, container, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.fake_cluster import no_answer
 from testing.replicas import Clock, Replica, WatchedCluster
@@ -154,46 +154,43 @@ def test_a_pod_that_holds_the_lock_already_takes_it_again():
 # taking over
 
 
-@pytest.mark.parametrize(
-    ("lock", "pods", "free", "writes"),
-    [
-        (f"{OLD},default,gone", [], True, ["annotate_node"]),
-        (f"{NOW},default,held", [holder()], False, []),
-        (f"{NOW},default,held", [holder(deleting=True)], False, []),
-        (f"{OLD},default,held", [holder()], True, ["annotate_pod", "annotate_node"]),
-        (f"{NOW},default,held", [pod(gpus(), name="held")], False, []),
-        (f"{OLD},default,held", [pod(gpus(), name="held")], True, ["annotate_node"]),
-        (f"{OLD},default,held", [holder(on="")], True, ["annotate_pod", "annotate_node"]),
-        (f"{NOW},default,held", [holder(on="n2")], True, ["annotate_node"]),
-        (f"{NOW},default,held", [pod(gpus(), name="held", node_name="n1", uid="x")], False, []),
-        (f"{NOW},default,held", [pod(gpus(0), name="held", node_name="n1")], False, []),
-        (NOW, [], False, []),
-        (OLD, [], True, ["annotate_node"]),
-        ("lock", [], True, ["annotate_node"]),
-        (f"{NOW},default", [], True, ["annotate_node"]),
-        (f"{NOW},,", [], True, ["annotate_node"]),
-        (f"{NOW},..,../x", [], True, ["annotate_node"]),
-        ("2026-08-21T12:00:00,default,held", [], True, ["annotate_node"]),
-    ],
-    ids=[
-        "gone",
-        "allocating",
-        "terminating",
-        "expired",
-        "not yet bound",
-        "never bound",
+@cases(
+    "lock, pods, free, writes",
+    ("gone", f"{OLD},default,gone", [], True, ["annotate_node"]),
+    ("allocating", f"{NOW},default,held", [holder()], False, []),
+    ("terminating", f"{NOW},default,held", [holder(deleting=True)], False, []),
+    ("expired", f"{OLD},default,held", [holder()], True, ["annotate_pod", "annotate_node"]),
+    ("not yet bound", f"{NOW},default,held", [pod(gpus(), name="held")], False, []),
+    ("never bound", f"{OLD},default,held", [pod(gpus(), name="held")], True, ["annotate_node"]),
+    (
         "unbound with devices",
-        "bound elsewhere",
+        f"{OLD},default,held",
+        [holder(on="")],
+        True,
+        ["annotate_pod", "annotate_node"],
+    ),
+    ("bound elsewhere", f"{NOW},default,held", [holder(on="n2")], True, ["annotate_node"]),
+    (
         "another of the name",
+        f"{NOW},default,held",
+        [pod(gpus(), name="held", node_name="n1", uid="x")],
+        False,
+        [],
+    ),
+    (
         "asks for nothing",
-        "legacy",
-        "legacy expired",
-        "malformed",
-        "two parts",
-        "empty names",
-        "impossible names",
-        "no zone",
-    ],
+        f"{NOW},default,held",
+        [pod(gpus(0), name="held", node_name="n1")],
+        False,
+        [],
+    ),
+    ("legacy", NOW, [], False, []),
+    ("legacy expired", OLD, [], True, ["annotate_node"]),
+    ("malformed", "lock", [], True, ["annotate_node"]),
+    ("two parts", f"{NOW},default", [], True, ["annotate_node"]),
+    ("empty names", f"{NOW},,", [], True, ["annotate_node"]),
+    ("impossible names", f"{NOW},..,../x", [], True, ["annotate_node"]),
+    ("no zone", "2026-08-21T12:00:00,default,held", [], True, ["annotate_node"]),
 )
 def test_locks_that_may_be_taken_over(lock, pods, free, writes):
     scene = Scene(lock, *pods)
@@ -229,15 +226,12 @@ def test_a_lock_whose_holder_is_gone_is_kept_as_long_as_a_kubelet_may_still_ask_
     assert scene.is_taken()
 
 
-@pytest.mark.parametrize(
-    ("held", "kept"),
-    [
-        (holder(name="a", uid="earlier"), True),
-        (holder("success", name="a", uid="earlier"), False),
-        (holder("failed", name="a", uid="earlier"), False),
-        (pod(gpus(), name="a", uid="earlier"), False),
-    ],
-    ids=["allocating", "allocated", "failed", "not bound"],
+@cases(
+    "held, kept",
+    ("allocating", holder(name="a", uid="earlier"), True),
+    ("allocated", holder("success", name="a", uid="earlier"), False),
+    ("failed", holder("failed", name="a", uid="earlier"), False),
+    ("not bound", pod(gpus(), name="a", uid="earlier"), False),
 )
 def test_the_lock_of_a_deleted_pod_is_kept_only_if_its_plugin_has_not_answered(held, kept):
     scene = Scene(None, held)
@@ -320,7 +314,7 @@ def test_a_lease_that_may_not_be_read_is_no_reason_to_wait():
     assert scene.is_taken()
 
 
-@pytest.mark.parametrize("taker", ["b", "a"], ids=["another pod", "the later one"])
+@cases("taker", ("another pod", "b"), ("the later one", "a"))
 def test_the_lock_of_a_deleted_pod_is_not_that_of_a_later_one_of_its_name(taker):
     scene = Scene(None, holder(name="a", uid="earlier"))
     scene.take("a", uid="earlier")
@@ -343,7 +337,7 @@ def test_a_lock_from_the_future_expires_by_our_own_clock():
     assert scene.is_taken()
 
 
-@pytest.mark.parametrize("hours", [1, -1], ids=["ahead", "back"])
+@cases("hours", ("ahead", 1), ("back", -1))
 def test_a_time_of_day_that_jumps_revokes_no_holder_and_keeps_no_lock(hours):
     scene = Scene(f"{NOW},default,held", holder())
     scene.clock.jump(timedelta(hours=hours))
@@ -755,15 +749,12 @@ def test_a_vendors_own_lock_is_a_bare_time():
     assert scene.annotations == {OWN: NOW}
 
 
-@pytest.mark.parametrize(
-    ("text", "free"),
-    [
-        ("2026-08-21T11:59:00Z", False),
-        ("2026-08-21T11:58:01Z", False),
-        ("2026-08-21T11:57:59Z", True),
-        ("what", True),
-    ],
-    ids=["C6 a minute old", "almost two minutes old", "two minutes old", "unreadable"],
+@cases(
+    "text, free",
+    ("C6 a minute old", "2026-08-21T11:59:00Z", False),
+    ("almost two minutes old", "2026-08-21T11:58:01Z", False),
+    ("two minutes old", "2026-08-21T11:57:59Z", True),
+    ("unreadable", "what", True),
 )
 def test_a_bare_lock_expires_by_its_age(text, free):
     scene = own_scene(own=text, watched=OBSERVED_S)
@@ -824,17 +815,13 @@ def on_the_node(phase, **annotations):
     )
 
 
-@pytest.mark.parametrize(
-    ("acting", "pods", "free"),
-    [
-        param(10, [], False, id="of this replica's own time"),
-        param(0, [], True, id="from before, and no pod waits for the agent"),
-        param(
-            0, [on_the_node("Pending", **WAITS)], False, id="from before, a pod waits for the agent"
-        ),
-        param(0, [on_the_node("Running", **WAITS)], True, id="from before, the pod runs"),
-        param(0, [on_the_node("Pending")], True, id="from before, a pod that was given nothing"),
-    ],
+@cases(
+    "acting, pods, free",
+    ("of this replica's own time", 10, [], False),
+    ("from before, and no pod waits for the agent", 0, [], True),
+    ("from before, a pod waits for the agent", 0, [on_the_node("Pending", **WAITS)], False),
+    ("from before, the pod runs", 0, [on_the_node("Running", **WAITS)], True),
+    ("from before, a pod that was given nothing", 0, [on_the_node("Pending")], True),
 )
 def test_a_bare_lock_of_a_killed_scheduler_is_taken_over_early(acting, pods, free):
     scene = Scene(None, *pods, vendors=OTHERS, node=node("n1", gpu(), annotations={OWN: LEFT}))

@@ -9,6 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from hami.model import Reason
 from hami.scheduler.metrics import RESIZE_OUTCOMES, Metrics, MetricSources
+from testing.cases import cases
 
 
 @pytest.fixture
@@ -89,9 +90,7 @@ def test_lock_waits_are_counted(registry, metrics):
     )
 
 
-@pytest.mark.parametrize(
-    "reason", [Reason.NO_MEMORY, "CardInsufficientMemory"], ids=["enum", "text"]
-)
+@cases("reason", ("enum", Reason.NO_MEMORY), ("text", "CardInsufficientMemory"))
 def test_refusals_are_counted_by_reason(registry, metrics, reason):
     metrics.refused(reason)
     assert (

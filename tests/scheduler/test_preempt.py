@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers
-from pytest import param
 
 from hami.errors import MalformedInput, NodeLocked
 from hami.scheduler.planner import LEFT_S
@@ -19,6 +18,7 @@ from hami.scheduler.preempt import (
 )
 from hami.state.pending import GRACE_S
 from testing.builders import content, gpu, gpus, node, pod, quota
+from testing.cases import cases
 from testing.replicas import cards, holding, replica
 
 WHOLE = pod(gpus(1, memory=46_068, cores=100), uid="u")
@@ -38,28 +38,24 @@ def full_and_free():
     )
 
 
-@pytest.mark.parametrize(
-    ("victims", "kept"),
-    [
-        param({"full": ["uid-c"]}, ["full"], id="the victim holds a whole card"),
-        param({"full": ["uid-a", "uid-b"]}, ["full"], id="two victims hold a card together"),
-        param({"full": ["uid-a"]}, [], id="the other tenant of the card stays"),
-        param({"full": ["cpu-1", "cpu-2"]}, [], id="victims without devices"),
-        param({"free": ["cpu-1"]}, ["free"], id="a card is free anyway"),
-        param({"free": [], "full": []}, ["free"], id="no victims"),
-        param({"sick": ["cpu-1"]}, [], id="sick card"),
-        param({"stranger": ["cpu-1"], "": []}, [], id="unknown nodes"),
-        param(
-            {"full": ["uid-c"], "free": ["cpu-1"], "sick": []}, ["full", "free"], id="several nodes"
-        ),
-        param(
-            {"free": ["cpu-1", "uid-c"], "full": ["uid-c"]},
-            ["full"],
-            id="a victim on another node is not found there",
-        ),
-        param({"full": ["u", "u", ""]}, [], id="strange uids"),
-        param({}, [], id="no nodes"),
-    ],
+@cases(
+    "victims, kept",
+    ("the victim holds a whole card", {"full": ["uid-c"]}, ["full"]),
+    ("two victims hold a card together", {"full": ["uid-a", "uid-b"]}, ["full"]),
+    ("the other tenant of the card stays", {"full": ["uid-a"]}, []),
+    ("victims without devices", {"full": ["cpu-1", "cpu-2"]}, []),
+    ("a card is free anyway", {"free": ["cpu-1"]}, ["free"]),
+    ("no victims", {"free": [], "full": []}, ["free"]),
+    ("sick card", {"sick": ["cpu-1"]}, []),
+    ("unknown nodes", {"stranger": ["cpu-1"], "": []}, []),
+    ("several nodes", {"full": ["uid-c"], "free": ["cpu-1"], "sick": []}, ["full", "free"]),
+    (
+        "a victim on another node is not found there",
+        {"free": ["cpu-1", "uid-c"], "full": ["uid-c"]},
+        ["full"],
+    ),
+    ("strange uids", {"full": ["u", "u", ""]}, []),
+    ("no nodes", {}, []),
 )
 def test_nodes_remain_where_the_victims_make_room(victims, kept):
     scheduler = full_and_free()
@@ -155,17 +151,13 @@ def test_nobody_else_is_evicted_while_the_watch_is_late():
     assert scheduler.filter(nominated, ["n0"]) == "n0"
 
 
-@pytest.mark.parametrize(
+@cases(
     "nominated, victims, later",
-    [
-        param("n1", {"n0": ["uid-a"]}, 0, id="the end of the victims makes no room"),
-        param("", {"n1": ["uid-b"]}, 0, id="kube-scheduler has chosen none"),
-        param("n2", {"n1": ["uid-b"]}, 0, id="it was not offered the node"),
-        param(
-            "n0", {"n0": ["uid-a"], "n1": ["uid-b"]}, 0, id="they have not ended for kube-scheduler"
-        ),
-        param("n0", {"n1": ["uid-b"]}, LEFT_S, id="long ago"),
-    ],
+    ("the end of the victims makes no room", "n1", {"n0": ["uid-a"]}, 0),
+    ("kube-scheduler has chosen none", "", {"n1": ["uid-b"]}, 0),
+    ("it was not offered the node", "n2", {"n1": ["uid-b"]}, 0),
+    ("they have not ended for kube-scheduler", "n0", {"n0": ["uid-a"], "n1": ["uid-b"]}, 0),
+    ("long ago", "n0", {"n1": ["uid-b"]}, LEFT_S),
 )
 def test_others_are_evicted_where_that_is_not_it(nominated, victims, later):
     scheduler = replica(

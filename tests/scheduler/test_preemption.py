@@ -19,6 +19,7 @@ from hami.scheduler.settings import Settings
 from hami.state.preemption import PLAN_S
 from hami.state.read_pod import MAX_GRACE_S
 from testing.builders import gpu, gpus, node, pod
+from testing.cases import cases
 from testing.replicas import Clock, Replica, WatchedCluster
 
 CARD = 8000
@@ -166,7 +167,7 @@ def test_each_step_of_a_plan_leaves_the_interpreter_to_requests_for_a_moment(mon
     assert waits == [YIELD_S] * 2
 
 
-@pytest.mark.parametrize("priority", [500, 1000, 5000], ids=["lower", "equal", "higher"])
+@cases("priority", ("lower", 500), ("equal", 1000), ("higher", 5000))
 def test_pods_without_a_plan_keep_no_other_namespace_from_its_plans(monkeypatch, priority):
     """Plans take time, and those without a result are made again and again."""
     world = World(cards=2)
@@ -476,9 +477,7 @@ def test_a_victim_has_its_own_grace_period_but_no_more_than_an_hour(grace_s, giv
     assert [call.grace_s for call in world.fake.calls_of("evict")] == [given_s]
 
 
-@pytest.mark.parametrize(
-    "own_s", [30, YEARS], ids=["with a longer grace period than its own", "with its own"]
-)
+@cases("own_s", ("with a longer grace period than its own", 30), ("with its own", YEARS))
 def test_a_pod_that_was_deleted_to_end_in_years_ends_earlier(own_s):
     world = World()
     world.run(wants("low", 100, grace_s=own_s))
@@ -667,7 +666,7 @@ def delete_preemptor(world):
     world.leader.watch()
 
 
-@pytest.mark.parametrize("act", [bind_preemptor, delete_preemptor], ids=["bound", "deleted"])
+@cases("act", ("bound", bind_preemptor), ("deleted", delete_preemptor))
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_gang_of_which_one_pod_is_deleted_ends_although_the_preemptor_waits_no_longer(count, act):
     """It is bound as soon as the first of them has ended."""
@@ -793,7 +792,7 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize("spread", [False, True], ids=["one node", "four nodes"])
+@cases("spread", ("one node", False), ("four nodes", True))
 @pytest.mark.parametrize("grace_s", [0, 30])
 @pytest.mark.parametrize(("method", "count"), KILLS)
 def test_the_next_leader_evicts_the_whole_gang_for_a_pod_that_waits(method, count, grace_s, spread):
@@ -812,7 +811,7 @@ def test_the_next_leader_evicts_the_whole_gang_for_a_pod_that_waits(method, coun
     assert world.leader.metrics.in_vain == 0
 
 
-@pytest.mark.parametrize("spread", [False, True], ids=["one node", "four nodes"])
+@cases("spread", ("one node", False), ("four nodes", True))
 @pytest.mark.parametrize("grace_s", [0, 30])
 @pytest.mark.parametrize(("method", "count"), KILLS)
 def test_the_next_leader_finishes_what_is_begun_and_spares_the_rest(method, count, grace_s, spread):
@@ -831,7 +830,7 @@ def test_the_next_leader_finishes_what_is_begun_and_spares_the_rest(method, coun
 
 
 @pytest.mark.parametrize("count", range(1, len(GANG)))
-@pytest.mark.parametrize("spread", [False, True], ids=["one node", "four nodes"])
+@cases("spread", ("one node", False), ("four nodes", True))
 def test_the_next_leader_spares_a_gang_of_which_some_have_been_spared(spread, count):
     """A pod without the condition has not been deleted."""
     world = gang_world(spread=spread)

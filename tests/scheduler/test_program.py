@@ -8,17 +8,15 @@ import yaml
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.program import SchedulerProgram, selection
 from hami.scheduler.settings import Settings
+from testing.cases import cases
 
 
-@pytest.mark.parametrize(
-    ("selector", "labels", "is_selected"),
-    [
-        ("", {}, True),
-        ("gpu=on", {"gpu": "on"}, True),
-        ("gpu=on", {}, False),
-        ("generation>3", {}, True),
-    ],
-    ids=["none", "selected", "excluded", "an operator that is left to the API server"],
+@cases(
+    "selector, labels, is_selected",
+    ("none", "", {}, True),
+    ("selected", "gpu=on", {"gpu": "on"}, True),
+    ("excluded", "gpu=on", {}, False),
+    ("an operator that is left to the API server", "generation>3", {}, True),
 )
 def test_the_nodes_of_a_simulation_are_selected_as_those_of_the_watch(
     selector, labels, is_selected

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
-
 from hami.scheduler.reconcile import pod_moves
 from hami.scheduler.settings import Settings
 from hami.state.read_pod import PodRecord
 from hami.state.sighting import OBSERVED_S, Sighting
 from testing.builders import NVIDIA, ONLY_NVIDIA, pod
+from testing.cases import cases
 from testing.vendor_chart import CHART
 
 NOW = 10_000.0
@@ -46,74 +45,64 @@ LONG = {"node": "n" * 64, "assigned_node": "n" * 64}
 SLIPPED = UNBOUND | {"assigned_node": "", "scheduler_name": "default-scheduler"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "settings", "reasons"),
-    [
-        ({}, {}, []),
-        (STUCK, {}, ["AllocationExpired"]),
-        (STUCK | {"allocating": False}, {}, []),
-        (STUCK | {"bound": Sighting(NOW - 300)}, {}, []),
-        (STUCK | {"bound": Sighting(NOW - 301)}, {}, ["AllocationExpired"]),
-        (STUCK | {"bound": Sighting(NOW - OBSERVED_S, 300)}, {}, ["AllocationExpired"]),
-        (STUCK | {"bound": Sighting(NOW - OBSERVED_S + 1, 300)}, {}, []),
-        (STUCK | {"bound": Sighting(NOW - OBSERVED_S, 290)}, {}, []),
-        (STUCK | {"bound": Sighting(NOW - 301, -3600)}, {}, ["AllocationExpired"]),
-        (STUCK | {"phase": "Running"}, {}, []),
-        ({"label": None}, {}, [""]),
-        ({"label": "earlier"}, {}, [""]),
-        (LONG | {"label": None}, {}, []),
-        (LONG | {"label": "earlier"}, {}, [""]),
-        ({"label": None, "assigned_node": ""}, {}, []),
-        ({"label": None, "assigned_node": "another"}, {}, []),
-        (STUCK | {"label": None}, {}, ["AllocationExpired", ""]),
-        ({"problems": ("broken",)}, {}, ["AllocationUnreadable"]),
-        (STUCK | {"terminated": True, "problems": ("broken",)}, {}, []),
-        (UNBOUND, {}, ["AssignmentCleared"]),
-        (UNBOUND | {"assigned": Sighting(NOW - 120)}, {}, []),
-        (UNBOUND | {"assigned_at": 0}, {}, ["AssignmentCleared"]),
-        (UNBOUND | {"assigned_node": ""}, {}, []),
-        (UNBOUND | {"scheduler_name": "volcano"}, {}, []),
-        (UNBOUND | {"scheduler_name": "hami-scheduler-claims"}, {}, ["AssignmentCleared"]),
-        (SLIPPED, {}, ["NotAdmitted"]),
-        (SLIPPED | {"scheduler_name": ""}, {}, ["NotAdmitted"]),
-        (SLIPPED | {"scheduler_name": "volcano"}, {}, []),
-        (SLIPPED | {"most_shares": {}}, {}, []),
-        (SLIPPED, {"force_overwrite_default_scheduler": False}, []),
-        (SLIPPED | {"node": "n1"}, {}, []),
-    ],
-    ids=[
-        "runs",
-        "stuck",
-        "of a vendor without bind phase",
-        "not yet stuck",
-        "just stuck",
+@cases(
+    "fields, settings, reasons",
+    ("runs", {}, {}, []),
+    ("stuck", STUCK, {}, ["AllocationExpired"]),
+    ("of a vendor without bind phase", STUCK | {"allocating": False}, {}, []),
+    ("not yet stuck", STUCK | {"bound": Sighting(NOW - 300)}, {}, []),
+    ("just stuck", STUCK | {"bound": Sighting(NOW - 301)}, {}, ["AllocationExpired"]),
+    (
         "stuck before we started",
+        STUCK | {"bound": Sighting(NOW - OBSERVED_S, 300)},
+        {},
+        ["AllocationExpired"],
+    ),
+    (
         "stuck before we started, which we just did",
-        "bound before we started",
+        STUCK | {"bound": Sighting(NOW - OBSERVED_S + 1, 300)},
+        {},
+        [],
+    ),
+    ("bound before we started", STUCK | {"bound": Sighting(NOW - OBSERVED_S, 290)}, {}, []),
+    (
         "stuck, and from the future",
-        "runs though allocating",
-        "no label",
-        "stale label",
-        "no label value",
-        "stale label and no label value",
-        "foreign",
+        STUCK | {"bound": Sighting(NOW - 301, -3600)},
+        {},
+        ["AllocationExpired"],
+    ),
+    ("runs though allocating", STUCK | {"phase": "Running"}, {}, []),
+    ("no label", {"label": None}, {}, [""]),
+    ("stale label", {"label": "earlier"}, {}, [""]),
+    ("no label value", LONG | {"label": None}, {}, []),
+    ("stale label and no label value", LONG | {"label": "earlier"}, {}, [""]),
+    ("foreign", {"label": None, "assigned_node": ""}, {}, []),
+    (
         "bound to another node than was assigned",
-        "stuck without label",
-        "unreadable",
-        "terminated",
-        "stale assignment",
-        "fresh assignment",
-        "assignment without time",
-        "waits",
-        "of another scheduler",
+        {"label": None, "assigned_node": "another"},
+        {},
+        [],
+    ),
+    ("stuck without label", STUCK | {"label": None}, {}, ["AllocationExpired", ""]),
+    ("unreadable", {"problems": ("broken",)}, {}, ["AllocationUnreadable"]),
+    ("terminated", STUCK | {"terminated": True, "problems": ("broken",)}, {}, []),
+    ("stale assignment", UNBOUND, {}, ["AssignmentCleared"]),
+    ("fresh assignment", UNBOUND | {"assigned": Sighting(NOW - 120)}, {}, []),
+    ("assignment without time", UNBOUND | {"assigned_at": 0}, {}, ["AssignmentCleared"]),
+    ("waits", UNBOUND | {"assigned_node": ""}, {}, []),
+    ("of another scheduler", UNBOUND | {"scheduler_name": "volcano"}, {}, []),
+    (
         "stale assignment of a pod with a claim",
-        "not admitted",
-        "not admitted, without scheduler",
-        "not admitted, of another scheduler",
-        "requests no device",
-        "no overwriting",
-        "not admitted, but bound",
-    ],
+        UNBOUND | {"scheduler_name": "hami-scheduler-claims"},
+        {},
+        ["AssignmentCleared"],
+    ),
+    ("not admitted", SLIPPED, {}, ["NotAdmitted"]),
+    ("not admitted, without scheduler", SLIPPED | {"scheduler_name": ""}, {}, ["NotAdmitted"]),
+    ("not admitted, of another scheduler", SLIPPED | {"scheduler_name": "volcano"}, {}, []),
+    ("requests no device", SLIPPED | {"most_shares": {}}, {}, []),
+    ("no overwriting", SLIPPED, {"force_overwrite_default_scheduler": False}, []),
+    ("not admitted, but bound", SLIPPED | {"node": "n1"}, {}, []),
 )
 def test_moves_for_a_pod(fields, settings, reasons):
     found = pod_moves(record(**fields), ONLY_NVIDIA, replace(SETTINGS, **settings), NOW)
@@ -165,17 +154,13 @@ def test_a_pod_that_was_not_admitted_gets_the_reason():
     assert "default-scheduler instead of hami-scheduler" in move.message
 
 
-@pytest.mark.parametrize(
-    ("fields", "label"), [({"label": None}, "n1"), (LONG, None)], ids=["missing", "invalid"]
-)
+@cases("fields, label", ("missing", {"label": None}, "n1"), ("invalid", LONG, None))
 def test_a_label_is_written_whatever_the_version(fields, label):
     (move,) = pod_moves(record(**fields), ONLY_NVIDIA, SETTINGS, NOW)
     assert (move.annotations, move.labels, move.version) == ({}, {"hami.io/vgpu-node": label}, "")
 
 
-@pytest.mark.parametrize(
-    "fields", [{"problems": ("broken",)}, SLIPPED], ids=["unreadable", "not admitted"]
-)
+@cases("fields", ("unreadable", {"problems": ("broken",)}), ("not admitted", SLIPPED))
 def test_what_cannot_be_repaired_is_reported_only(fields):
     (move,) = pod_moves(record(**fields), ONLY_NVIDIA, SETTINGS, NOW)
     assert (move.annotations, move.labels) == ({}, {})

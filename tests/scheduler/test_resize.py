@@ -36,6 +36,7 @@ from hami.scheduler.resize_queue import RETRY_S
 from hami.state.promises import ANSWER_S
 from hami.state.resize_facts import plan_resize_in
 from testing.builders import INIT, content, gpu, gpus, node, pod, quota
+from testing.cases import cases
 from testing.fake_cluster import no_answer
 from testing.replicas import Clock, Replica, WatchedCluster
 
@@ -545,7 +546,7 @@ def has_ended(world, name):
     world.leader.watch()
 
 
-@pytest.mark.parametrize("priority", [1, 9, 20], ids=["lower", "equal", "higher"])
+@cases("priority", ("lower", 1), ("equal", 9), ("higher", 20))
 def test_what_is_held_for_a_pod_is_not_taken_by_a_resize(priority):
     """Neither while its victims end nor once they have ended. A pod that grows has room already."""
     world = preempting(priority)
@@ -594,9 +595,7 @@ def test_a_growth_is_not_planned_away():
     assert not world.find("low").deletion
 
 
-@pytest.mark.parametrize(
-    "gone", [("low",), ("low", "last")], ids=["while one ends", "once all have ended"]
-)
+@cases("gone", ("while one ends", ("low",)), ("once all have ended", ("low", "last")))
 def test_what_kube_scheduler_frees_is_not_taken_by_a_resize(gone):
     """Also before the preemptor has seen it and holds it."""
     world = World()
@@ -833,10 +832,7 @@ def test_a_thousand_edits_never_book_more_than_a_card(seed):
     for item in chaos.bound():
         status = parse_status(item.annotations.get(RESIZE_STATUS))
         assert RESIZE_TARGET not in item.annotations
-        assert item.annotations.get(RESIZED) in (
-            None,
-            item.annotations[GPU_ALLOCATED],
-        )
+        assert item.annotations.get(RESIZED) in (None, item.annotations[GPU_ALLOCATED])
         if RESIZE in item.annotations:
             assert status.request == item.annotations[RESIZE][:4096]
             assert status.state is not ResizeState.BOOKED

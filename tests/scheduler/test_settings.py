@@ -7,6 +7,7 @@ from hami.errors import HamiError, MalformedInput
 from hami.runtime.options import Address, Flag, Value, parse_address, parse_boolean, parse_seconds
 from hami.runtime.settings import parse_device_policy_flag
 from hami.scheduler.settings import Settings, read_settings
+from testing.cases import cases
 
 
 def test_nothing_given_means_the_defaults():
@@ -26,16 +27,18 @@ def test_what_is_given_holds():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, environ, seconds",
-    [
-        ({}, {}, 300.0),
-        ({}, {"HAMI_NODELOCK_EXPIRE": ""}, 300.0),
-        ({}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 90.0),
-        ({"node_lock_timeout": 60.0}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 60.0),
-        ({"node_lock_timeout": 300.0}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 300.0),
-    ],
-    ids=["neither", "empty", "environment", "flag", "flag that says the default"],
+    ("neither", {}, {}, 300.0),
+    ("empty", {}, {"HAMI_NODELOCK_EXPIRE": ""}, 300.0),
+    ("environment", {}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 90.0),
+    ("flag", {"node_lock_timeout": 60.0}, {"HAMI_NODELOCK_EXPIRE": "90s"}, 60.0),
+    (
+        "flag that says the default",
+        {"node_lock_timeout": 300.0},
+        {"HAMI_NODELOCK_EXPIRE": "90s"},
+        300.0,
+    ),
 )
 def test_the_lock_expires_by_flag_else_environment_else_five_minutes(given, environ, seconds):
     assert read_settings(given, environ).node_lock_timeout == seconds

@@ -13,6 +13,7 @@ from hami.scheduler.settings import Settings
 from hami.scheduler.waiting_claims import BATCH, WAIT_S, WaitingClaims
 from hami.state.pending import NAMESPACE_LIMIT
 from testing.builders import ONLY_NVIDIA, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.fake_cluster import no_answer
 from testing.replicas import replica
 
@@ -80,10 +81,7 @@ def test_a_pod_that_waits_for_long_gets_its_claim():
     assert claim["status"] == {}
     (request,) = requests(waiting)
     assert request["name"] == "c"
-    assert request["exactly"]["capacity"]["requests"] == {
-        "memory": "70000Mi",
-        "cores": "30",
-    }
+    assert request["exactly"]["capacity"]["requests"] == {"memory": "70000Mi", "cores": "30"}
     assert [toleration["key"] for toleration in request["exactly"]["tolerations"]] == [
         "hami.io/managed"
     ]
@@ -141,14 +139,12 @@ def test_no_claim_is_made_for_a_pod(change):
     assert waiting.attempts() == 0
 
 
-@pytest.mark.parametrize(
-    ("error", "attempts"),
-    [
-        pytest.param(no_answer(), 2, id="no answer"),
-        pytest.param(ClusterError("busy", 429), 2, id="too many requests"),
-        pytest.param(ClusterError("denied", 403), 1, id="denied"),
-        pytest.param(Conflict("exists", 409), 1, id="exists"),
-    ],
+@cases(
+    "error, attempts",
+    ("no answer", no_answer(), 2),
+    ("too many requests", ClusterError("busy", 429), 2),
+    ("denied", ClusterError("denied", 403), 1),
+    ("exists", Conflict("exists", 409), 1),
 )
 def test_what_may_have_a_temporary_cause_is_tried_again(error, attempts):
     asked = waits()

@@ -1,10 +1,9 @@
 """Events on pods and nodes about wishes that nobody fulfils, in rounds of the controller."""
 
-import pytest
-
 from hami.scheduler.settings import Settings
 from hami.scheduler.wish_reports import ARRIVED, LIMIT, NODES_EVERY, PER_ROUND, REASON
 from testing.builders import container, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.replicas import SETTINGS, Clock, Replica, WatchedCluster
 
 POLICY = "hami.io/gpu-scheduler-policy"
@@ -36,48 +35,40 @@ def rounds(made, count=3):
         made.controller.step()
 
 
-@pytest.mark.parametrize("node_name", ["", "n1"], ids=["waits", "placed"])
-@pytest.mark.parametrize(
+@cases("node_name", ("waits", ""), ("placed", "n1"))
+@cases(
     "item, found",
-    [
-        (pod(MUCH, scheduler_name=OURS), [TOO_MUCH]),
-        (
-            pod(gpus(), scheduler_name=OURS, annotations={POLICY: "binpak"}),
-            [
-                f"annotation {POLICY}=binpak: expected binpack, spread, numa, mutex or topology-aware, or several of "
-                "them separated by commas; did you mean binpack?"
-            ],
-        ),
-        (
-            pod(MUCH, scheduler_name="volcano", annotations={POLICY: "binpak"}),
-            [
-                "schedulerName volcano is not HAMi's: the pod gets no devices from HAMi; leave it out, or write "
-                "hami-scheduler"
-            ],
-        ),
-        (
-            pod(
-                container({"nvidia.com/gpu": 1, "nvidia.com/gpumemory": 1}),
-                scheduler_name="default-scheduler",
-            ),
-            [
-                "container c: nobody manages nvidia.com/gpumemory, and no node offers it: did you mean "
-                "nvidia.com/gpumem?"
-            ],
-        ),
-        (pod(gpus(), scheduler_name=OURS, annotations={POLICY: "Spread"}), []),
-        (pod(container({"cpu": 1}), annotations={"hami.io/x": ""}), []),
-        (pod(container({"nvidia.com/gpu": 0}), scheduler_name="volcano"), []),
-    ],
-    ids=[
-        "too much",
+    ("too much", pod(MUCH, scheduler_name=OURS), [TOO_MUCH]),
+    (
         "unknown word past the webhook",
+        pod(gpus(), scheduler_name=OURS, annotations={POLICY: "binpak"}),
+        [
+            f"annotation {POLICY}=binpak: expected binpack, spread, numa, mutex or topology-aware, or several of "
+            "them separated by commas; did you mean binpack?"
+        ],
+    ),
+    (
         "another scheduler",
+        pod(MUCH, scheduler_name="volcano", annotations={POLICY: "binpak"}),
+        [
+            "schedulerName volcano is not HAMi's: the pod gets no devices from HAMi; leave it out, or write "
+            "hami-scheduler"
+        ],
+    ),
+    (
         "default scheduler",
-        "letter case",
-        "no devices",
-        "none of them",
-    ],
+        pod(
+            container({"nvidia.com/gpu": 1, "nvidia.com/gpumemory": 1}),
+            scheduler_name="default-scheduler",
+        ),
+        [
+            "container c: nobody manages nvidia.com/gpumemory, and no node offers it: did you mean "
+            "nvidia.com/gpumem?"
+        ],
+    ),
+    ("letter case", pod(gpus(), scheduler_name=OURS, annotations={POLICY: "Spread"}), []),
+    ("no devices", pod(container({"cpu": 1}), annotations={"hami.io/x": ""}), []),
+    ("none of them", pod(container({"nvidia.com/gpu": 0}), scheduler_name="volcano"), []),
 )
 def test_a_pod_is_told_once_of_what_is_ignored(item, found, node_name):
     made = world()

@@ -13,6 +13,7 @@ from hami.scheduling.fit import fit, objection
 from hami.scheduling.usage import charge_shares
 from hami.vendors.spec import Candidate, Decision, Resources, Rule, Vendor
 from testing.builders import container, gpus, pod_request, request, usage
+from testing.cases import cases
 from testing.seeds import some_budget, some_pod_request, some_usages
 
 MODEST = gpus(1, 3000, 30)
@@ -175,25 +176,25 @@ FULL, MEMORY = usage("slots", 10), usage("memory", 1, 46000)
 CORES, SICK = usage("cores", 1, 0, 90), usage("sick", healthy=False)
 
 
-@pytest.mark.parametrize(
+@cases(
     "usages, asked, text",
-    [
-        param(
-            [FULL, MEMORY, CORES, SICK],
-            ASKED,
+    (
+        "a reason each",
+        [FULL, MEMORY, CORES, SICK],
+        ASKED,
+        (
             "1/4 CardInsufficientCore, 1/4 CardInsufficientMemory, 1/4 CardNotHealth, "
-            "1/4 CardTimeSlicingExhausted",
-            id="a reason each",
+            "1/4 CardTimeSlicingExhausted"
         ),
-        param(
-            [usage("a"), MEMORY],
-            request(2, 3000),
-            "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
-            id="two",
-        ),
-        param([usage("a"), usage("b")], request(3, 1), "NodeInsufficientDevice", id="too few"),
-        param([], ASKED, "NodeInsufficientDevice", id="none"),
-    ],
+    ),
+    (
+        "two",
+        [usage("a"), MEMORY],
+        request(2, 3000),
+        "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
+    ),
+    ("too few", [usage("a"), usage("b")], request(3, 1), "NodeInsufficientDevice"),
+    ("none", [], ASKED, "NodeInsufficientDevice"),
 )
 def test_reasons(usages, asked, text):
     assert outcome(usages, asked) == text
@@ -253,23 +254,14 @@ def links(**scores):
 TOPOLOGY = {"hami.io/gpu-scheduler-policy": "topology-aware"}
 
 
-@pytest.mark.parametrize(
+@cases(
     "usages, count, uuids",
-    [
-        param(links(ab=100, ac=200, bc=150), 1, ["b"], id="the one least missed"),
-        param(links(ab=100, ac=200, bc=150), 2, ["c", "a"], id="the best pair"),
-        param(links(ab=1, ac=2, bc=3), 3, ["c", "b", "a"], id="all there are"),
-        param(
-            links(ab=5, bc=5, cd=5), 2, ["d", "c"], id="the first of equals in the order of trying"
-        ),
-        param(links(ab=0, cd=0), 1, ["d"], id="no links"),
-        param(
-            links(ab=9, cd=5) + [usage("e", healthy=False)],
-            2,
-            ["b", "a"],
-            id="only devices that can serve",
-        ),
-    ],
+    ("the one least missed", links(ab=100, ac=200, bc=150), 1, ["b"]),
+    ("the best pair", links(ab=100, ac=200, bc=150), 2, ["c", "a"]),
+    ("all there are", links(ab=1, ac=2, bc=3), 3, ["c", "b", "a"]),
+    ("the first of equals in the order of trying", links(ab=5, bc=5, cd=5), 2, ["d", "c"]),
+    ("no links", links(ab=0, cd=0), 1, ["d"]),
+    ("only devices that can serve", links(ab=9, cd=5) + [usage("e", healthy=False)], 2, ["b", "a"]),
 )
 def test_topology(usages, count, uuids):
     assert outcome(usages, request(count, 1), annotations=TOPOLOGY) == uuids
@@ -283,11 +275,7 @@ def test_topology_says_why_not():
 
 
 @pytest.mark.parametrize(
-    "count, uuids",
-    [
-        (2, ["d", "c"]),
-        (3, "2/4 AllocatedCardsInsufficientRequest, 2/4 NumaNotFit"),
-    ],
+    "count, uuids", [(2, ["d", "c"]), (3, "2/4 AllocatedCardsInsufficientRequest, 2/4 NumaNotFit")]
 )
 def test_topology_with_numa_bind_stays_on_one_node(count, uuids):
     usages = [
@@ -319,27 +307,20 @@ G13 = [
 ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked, left, text",
-    [
-        param(request(2, 2000, cores=100), Budget(4000, 200), ["d1", "d3"], id="fits"),
-        param(
-            request(2, 3000, cores=60),
-            Budget(4000, 200),
-            "1/4 AllocatedCardsInsufficientRequest, 3/4 ResourceQuotaNotFit",
-            id="one too many",
-        ),
-        param(
-            request(1, 0, 100, 100),
-            Budget(1500),
-            "4/4 ResourceQuotaNotFit",
-            id="whole cards are larger",
-        ),
-        param(request(1, 0, 100, 100), Budget(2000), ["d0"], id="the small card"),
-        param(request(1, 1, cores=30), Budget(cores=29), "4/4 ResourceQuotaNotFit", id="cores"),
-        param(request(1, 1), Budget(-5), "4/4 ResourceQuotaNotFit", id="overdrawn"),
-        param(request(1, 9000), Budget(4000), "4/4 ResourceQuotaNotFit", id="before memory"),
-    ],
+    ("fits", request(2, 2000, cores=100), Budget(4000, 200), ["d1", "d3"]),
+    (
+        "one too many",
+        request(2, 3000, cores=60),
+        Budget(4000, 200),
+        "1/4 AllocatedCardsInsufficientRequest, 3/4 ResourceQuotaNotFit",
+    ),
+    ("whole cards are larger", request(1, 0, 100, 100), Budget(1500), "4/4 ResourceQuotaNotFit"),
+    ("the small card", request(1, 0, 100, 100), Budget(2000), ["d0"]),
+    ("cores", request(1, 1, cores=30), Budget(cores=29), "4/4 ResourceQuotaNotFit"),
+    ("overdrawn", request(1, 1), Budget(-5), "4/4 ResourceQuotaNotFit"),
+    ("before memory", request(1, 9000), Budget(4000), "4/4 ResourceQuotaNotFit"),
 )
 def test_quota(asked, left, text):
     assert outcome(G13, asked, budget=left) == text
@@ -347,10 +328,7 @@ def test_quota(asked, left, text):
 
 @pytest.mark.parametrize(
     "left, uuids",
-    [
-        (4000, ["c", "a"]),
-        (3999, "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit"),
-    ],
+    [(4000, ["c", "a"]), (3999, "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit")],
 )
 def test_quota_counts_all_devices_that_topology_takes(left, uuids):
     usages = links(ab=100, ac=200, bc=150)

@@ -5,12 +5,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.policies import parse_device_policy
 from hami.model import Weights
 from hami.scheduling.order import device_score, in_order_of_trying
 from testing.builders import request, usage
+from testing.cases import cases
 from tests.scheduling.precision import f32
 
 G3 = request(1, 3000, cores=30)
@@ -18,40 +18,36 @@ G11 = request(1, memory_percent=40)
 A = usage("a", 1, 10, 90, memory_mib=100)
 
 
-@pytest.mark.parametrize(
+@cases(
     "device, asked, weights, score",
-    [
-        param(usage(), G3, Weights(), "4.65", id="idle"),
-        param(A, G11, Weights(memory=3), "26.00", id="memory counts more"),
-        param(A, G11, Weights(core=3), "34.00", id="cores count more"),
-        param(
-            usage("z", 2, 2048, 1, cores=4, memory_mib=8192),
-            request(1, 1024, cores=1),
-            Weights(),
-            "11.75",
-            id="four cores",
-        ),
-        param(usage(slots=0), G3, Weights(), "0.00", id="no slots"),
-        param(usage(cores=0), G3, Weights(), "0.00", id="no cores"),
-        param(usage(memory_mib=0), G3, Weights(), "0.00", id="no memory"),
-        param(
-            usage(memory_mib=100),
-            request(3, 10, cores=0),
-            Weights(),
-            "2.00",
-            id="many devices are one slot",
-        ),
-        param(
-            usage(memory_mib=100), request(1, 10, 50), Weights(), "6.00", id="percent before memory"
-        ),
-        param(
-            usage(memory_mib=100),
-            request(1, 10, cores=0),
-            Weights(0, 0, 1),
-            "1.00",
-            id="weights of nothing",
-        ),
-    ],
+    ("idle", usage(), G3, Weights(), "4.65"),
+    ("memory counts more", A, G11, Weights(memory=3), "26.00"),
+    ("cores count more", A, G11, Weights(core=3), "34.00"),
+    (
+        "four cores",
+        usage("z", 2, 2048, 1, cores=4, memory_mib=8192),
+        request(1, 1024, cores=1),
+        Weights(),
+        "11.75",
+    ),
+    ("no slots", usage(slots=0), G3, Weights(), "0.00"),
+    ("no cores", usage(cores=0), G3, Weights(), "0.00"),
+    ("no memory", usage(memory_mib=0), G3, Weights(), "0.00"),
+    (
+        "many devices are one slot",
+        usage(memory_mib=100),
+        request(3, 10, cores=0),
+        Weights(),
+        "2.00",
+    ),
+    ("percent before memory", usage(memory_mib=100), request(1, 10, 50), Weights(), "6.00"),
+    (
+        "weights of nothing",
+        usage(memory_mib=100),
+        request(1, 10, cores=0),
+        Weights(0, 0, 1),
+        "1.00",
+    ),
 )
 def test_score(device, asked, weights, score):
     assert f"{device_score(device, asked, weights):.2f}" == score
@@ -124,12 +120,10 @@ def test_order(policy, numa_bind, order):
     assert tried(policy, MIXED, numa_bind) == order
 
 
-@pytest.mark.parametrize(
+@cases(
     "policy, numa_bind, order",
-    [
-        param("binpack", False, "cba", id="the last registered"),
-        param("binpack,numa", False, "acb", id="the highest index"),
-    ],
+    ("the last registered", "binpack", False, "cba"),
+    ("the highest index", "binpack,numa", False, "acb"),
 )
 def test_ties(policy, numa_bind, order):
     assert tried(policy, EQUAL, numa_bind) == order

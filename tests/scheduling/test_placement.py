@@ -1,15 +1,14 @@
 """Where on a node a pod's containers go."""
 
-import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import randoms
-from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.model import Budget, DeviceUsage, Unfit
 from hami.scheduling.placement import NO_BUDGETS, place_pod
 from hami.scheduling.usage import peak_charges, total_charge
 from testing.builders import INIT, SIDECAR, container, gpus, pod_request, usage, usages
+from testing.cases import cases
 from testing.seeds import some_budget, some_pod_request, some_usages
 
 CPU = container({"cpu": "1"})
@@ -22,152 +21,130 @@ def outcome(devices, *containers, budgets=NO_BUDGETS, **options):
     return str(found) if isinstance(found, Unfit) else render_shares(found)
 
 
-@pytest.mark.parametrize(
+@cases(
     "devices, containers, policy, text",
-    [
-        param(
-            PAIR,
-            [gpus(1, 3000, 30), gpus(1, 5000, 20)],
-            "spread",
-            "GPU-1,NVIDIA,3000,30:;GPU-0,NVIDIA,5000,20:;",
-            id="spread",
-        ),
-        param(
-            PAIR,
-            [gpus(1, 3000, 30), gpus(1, 5000, 20)],
-            "binpack",
-            "GPU-1,NVIDIA,3000,30:;GPU-1,NVIDIA,5000,20:;",
-            id="binpack",
-        ),
-        param(
-            PAIR,
-            [gpus(2, 3000)],
-            "spread",
-            "GPU-1,NVIDIA,3000,0:GPU-0,NVIDIA,3000,0:;",
-            id="two devices",
-        ),
-        param(
-            ONE,
-            [CPU, gpus(1, 1000, 30), CPU],
-            "spread",
-            ";GPU-a0,NVIDIA,1000,30:;;",
-            id="in the middle",
-        ),
-        param(
-            usages("GPU-B", "GPU-A"),
-            [container(kind=INIT), gpus(1, 2500, 25), gpus(1, 2500, 25)],
-            "spread",
-            ";GPU-A,NVIDIA,2500,25:;GPU-B,NVIDIA,2500,25:;",
-            id="plain init container",
-        ),
-        param(
-            [usage("GPU-0", memory_mib=46068)],
-            [gpus(1, percent=33)],
-            "spread",
-            "GPU-0,NVIDIA,15202,0:;",
-            id="truncated",
-        ),
-        param(
-            [usage("GPU-0", memory_mib=46068)],
-            [gpus(1, cores=100)],
-            "spread",
-            "GPU-0,NVIDIA,46068,100:;",
-            id="whole",
-        ),
-    ],
+    (
+        "spread",
+        PAIR,
+        [gpus(1, 3000, 30), gpus(1, 5000, 20)],
+        "spread",
+        "GPU-1,NVIDIA,3000,30:;GPU-0,NVIDIA,5000,20:;",
+    ),
+    (
+        "binpack",
+        PAIR,
+        [gpus(1, 3000, 30), gpus(1, 5000, 20)],
+        "binpack",
+        "GPU-1,NVIDIA,3000,30:;GPU-1,NVIDIA,5000,20:;",
+    ),
+    ("two devices", PAIR, [gpus(2, 3000)], "spread", "GPU-1,NVIDIA,3000,0:GPU-0,NVIDIA,3000,0:;"),
+    ("in the middle", ONE, [CPU, gpus(1, 1000, 30), CPU], "spread", ";GPU-a0,NVIDIA,1000,30:;;"),
+    (
+        "plain init container",
+        usages("GPU-B", "GPU-A"),
+        [container(kind=INIT), gpus(1, 2500, 25), gpus(1, 2500, 25)],
+        "spread",
+        ";GPU-A,NVIDIA,2500,25:;GPU-B,NVIDIA,2500,25:;",
+    ),
+    (
+        "truncated",
+        [usage("GPU-0", memory_mib=46068)],
+        [gpus(1, percent=33)],
+        "spread",
+        "GPU-0,NVIDIA,15202,0:;",
+    ),
+    (
+        "whole",
+        [usage("GPU-0", memory_mib=46068)],
+        [gpus(1, cores=100)],
+        "spread",
+        "GPU-0,NVIDIA,46068,100:;",
+    ),
 )
 def test_shares_by_container(devices, containers, policy, text):
     assert outcome(devices, *containers, policy=policy) == text
 
 
-@pytest.mark.parametrize(
+@cases(
     "containers, text",
-    [
-        param(
-            [gpus(1, 10_000, kind=INIT), gpus(1, 10_000)],
-            "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,10000,0:;",
-            id="apps come after init",
-        ),
-        param(
-            [gpus(1, 10_000, kind=INIT), gpus(1, 9_000, kind=INIT), gpus(1, 1)],
-            "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,9000,0:;GPU-a0,NVIDIA,1,0:;",
-            id="inits come one by one",
-        ),
-        param(
-            [gpus(1, 6_000), gpus(1, 5_000)], "1/1 CardInsufficientMemory", id="apps run together"
-        ),
-        param(
-            [gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000)],
-            "1/1 CardInsufficientMemory",
-            id="a sidecar runs beside apps",
-        ),
-        param(
-            [gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000, kind=INIT)],
-            "1/1 CardInsufficientMemory",
-            id="a sidecar runs beside init containers",
-        ),
-        param(
-            [gpus(1, 5_000, kind=INIT), gpus(1, 6_000, kind=SIDECAR)],
-            "1/1 CardInsufficientMemory",
-            id="even beside one before it, since that may run again",
-        ),
-        param(
-            [
-                gpus(1, 4_000, kind=SIDECAR),
-                gpus(1, 4_000, kind=SIDECAR),
-                gpus(1, 2_000, kind=INIT),
-                gpus(1, 2_000),
-            ],
-            "GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,2000,0:;GPU-a0,NVIDIA,2000,0:;",
-            id="sidecars add up",
-        ),
-        param(
-            [gpus(1, 10_001, kind=INIT), gpus(1, 1)],
-            "1/1 CardInsufficientMemory",
-            id="an init container that does not fit",
-        ),
-        param(
-            [gpus(1, cores=100, kind=INIT), gpus(1, 1, 10)],
-            "GPU-a0,NVIDIA,10000,100:;GPU-a0,NVIDIA,1,10:;",
-            id="init has the device to itself",
-        ),
-    ],
+    (
+        "apps come after init",
+        [gpus(1, 10_000, kind=INIT), gpus(1, 10_000)],
+        "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,10000,0:;",
+    ),
+    (
+        "inits come one by one",
+        [gpus(1, 10_000, kind=INIT), gpus(1, 9_000, kind=INIT), gpus(1, 1)],
+        "GPU-a0,NVIDIA,10000,0:;GPU-a0,NVIDIA,9000,0:;GPU-a0,NVIDIA,1,0:;",
+    ),
+    ("apps run together", [gpus(1, 6_000), gpus(1, 5_000)], "1/1 CardInsufficientMemory"),
+    (
+        "a sidecar runs beside apps",
+        [gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000)],
+        "1/1 CardInsufficientMemory",
+    ),
+    (
+        "a sidecar runs beside init containers",
+        [gpus(1, 6_000, kind=SIDECAR), gpus(1, 5_000, kind=INIT)],
+        "1/1 CardInsufficientMemory",
+    ),
+    (
+        "even beside one before it, since that may run again",
+        [gpus(1, 5_000, kind=INIT), gpus(1, 6_000, kind=SIDECAR)],
+        "1/1 CardInsufficientMemory",
+    ),
+    (
+        "sidecars add up",
+        [
+            gpus(1, 4_000, kind=SIDECAR),
+            gpus(1, 4_000, kind=SIDECAR),
+            gpus(1, 2_000, kind=INIT),
+            gpus(1, 2_000),
+        ],
+        "GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,4000,0:;GPU-a0,NVIDIA,2000,0:;GPU-a0,NVIDIA,2000,0:;",
+    ),
+    (
+        "an init container that does not fit",
+        [gpus(1, 10_001, kind=INIT), gpus(1, 1)],
+        "1/1 CardInsufficientMemory",
+    ),
+    (
+        "init has the device to itself",
+        [gpus(1, cores=100, kind=INIT), gpus(1, 1, 10)],
+        "GPU-a0,NVIDIA,10000,100:;GPU-a0,NVIDIA,1,10:;",
+    ),
 )
 def test_what_runs_together(containers, text):
     assert outcome(ONE, *containers) == text
 
 
-@pytest.mark.parametrize(
+@cases(
     "containers, left, text",
-    [
-        param(
-            [gpus(1, 30_000, kind=INIT), gpus(1, 4_000)],
-            24_000,
-            "1/1 ResourceQuotaNotFit",
-            id="init alone is too much",
-        ),
-        param(
-            [gpus(1, 20_000, kind=INIT), gpus(1, 10_000)],
-            24_000,
-            "GPU-0,NVIDIA,20000,0:;GPU-0,NVIDIA,10000,0:;",
-            id="the larger counts",
-        ),
-        param(
-            [gpus(1, 20_000, kind=SIDECAR), gpus(1, 10_000)],
-            24_000,
-            "1/1 ResourceQuotaNotFit",
-            id="a sidecar adds up",
-        ),
-        param(
-            [gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit", id="apps add up"
-        ),
-        param(
-            [container(kind=INIT), gpus(1, 10_000), gpus(1, 10_000)],
-            19_999,
-            "1/1 ResourceQuotaNotFit",
-            id="also after a plain init container",
-        ),
-    ],
+    (
+        "init alone is too much",
+        [gpus(1, 30_000, kind=INIT), gpus(1, 4_000)],
+        24_000,
+        "1/1 ResourceQuotaNotFit",
+    ),
+    (
+        "the larger counts",
+        [gpus(1, 20_000, kind=INIT), gpus(1, 10_000)],
+        24_000,
+        "GPU-0,NVIDIA,20000,0:;GPU-0,NVIDIA,10000,0:;",
+    ),
+    (
+        "a sidecar adds up",
+        [gpus(1, 20_000, kind=SIDECAR), gpus(1, 10_000)],
+        24_000,
+        "1/1 ResourceQuotaNotFit",
+    ),
+    ("apps add up", [gpus(1, 10_000), gpus(1, 10_000)], 19_999, "1/1 ResourceQuotaNotFit"),
+    (
+        "also after a plain init container",
+        [container(kind=INIT), gpus(1, 10_000), gpus(1, 10_000)],
+        19_999,
+        "1/1 ResourceQuotaNotFit",
+    ),
 )
 def test_quota_counts_what_runs_together(containers, left, text):
     assert outcome([usage()], *containers, budgets={"NVIDIA": Budget(left)}) == text

@@ -23,6 +23,7 @@ from testing.builders import (
     pod_request,
     request,
 )
+from testing.cases import cases
 
 CPU = container({"cpu": "1"})
 
@@ -38,10 +39,12 @@ def test_containers_in_their_order_and_kind():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "containers",
-    [(), (CPU,), (gpus(0, 1000),), (gpus(1, "1.5"),)],
-    ids=["none", "cpu", "zero", "void"],
+    ("none", ()),
+    ("cpu", (CPU,)),
+    ("zero", (gpus(0, 1000),)),
+    ("void", (gpus(1, "1.5"),)),
 )
 def test_a_pod_that_asks_for_no_device(containers):
     assert make_pod_request(pod(*containers), ONLY_NVIDIA, "spread") is None

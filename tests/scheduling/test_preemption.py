@@ -13,6 +13,7 @@ from hami.scheduling.preemption import (
     best_plan,
     plan_node,
 )
+from testing.cases import cases
 
 ENOUGH = 10_000
 
@@ -59,72 +60,67 @@ def protected(*units):
     ]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "allowed", "node", "victims"),
-    [
-        pytest.param(
-            [on("n0", needs("ab", "c"), A, B, C), on("n1", needs("d", "e"), D, E)],
-            {},
-            "n1",
-            {"e"},
-            id="E1: one pod instead of two, the younger one",
-        ),
-        pytest.param(
-            [on("n0", needs("ab", "c"), A, B, C), on("n1", needs("d", "e"), *protected(D, E))],
-            BUDGET,
-            "n0",
-            {"a", "b"},
-            id="E2: two pods instead of one that a budget protects",
-        ),
-        pytest.param(
-            [on("n0", needs("abc"), A, B, C), on("n1", needs("de"), D, E)],
-            {},
-            "n1",
-            {"d", "e"},
-            id="E3: the lower of the highest priorities",
-        ),
-        pytest.param(
-            [on("n0", needs("ab"), A, B), on("n1", needs("c"), C)],
-            {},
-            "n0",
-            {"a", "b"},
-            id="the highest priority counts before the number of pods",
-        ),
-        pytest.param(
-            [
-                on("n0", needs("ab"), unit("a", 500), unit("b", 100)),
-                on("n1", needs("cd"), unit("c", 500), unit("d", 400)),
-            ],
-            {},
-            "n0",
-            {"a", "b"},
-            id="the sum of priorities counts before the number of pods",
-        ),
-        pytest.param(
-            [
-                on("n0", needs("ab"), unit("a", -5), unit("b", -5)),
-                on("n1", needs("c"), unit("c", -5)),
-            ],
-            {},
-            "n1",
-            {"c"},
-            id="of negative priorities, too, more pods cost more",
-        ),
-        pytest.param(
-            [on("n0", needs("a"), unit("a", 200, 7)), on("n1", needs("b"), unit("b", 200, 9))],
-            {},
-            "n1",
-            {"b"},
-            id="the pod that was started last",
-        ),
-        pytest.param(
-            [on("n1", needs("b"), unit("b", 200)), on("n0", needs("a"), unit("a", 200))],
-            {},
-            "n0",
-            {"a"},
-            id="among equals the first node by name",
-        ),
-    ],
+@cases(
+    "nodes, allowed, node, victims",
+    (
+        "E1: one pod instead of two, the younger one",
+        [on("n0", needs("ab", "c"), A, B, C), on("n1", needs("d", "e"), D, E)],
+        {},
+        "n1",
+        {"e"},
+    ),
+    (
+        "E2: two pods instead of one that a budget protects",
+        [on("n0", needs("ab", "c"), A, B, C), on("n1", needs("d", "e"), *protected(D, E))],
+        BUDGET,
+        "n0",
+        {"a", "b"},
+    ),
+    (
+        "E3: the lower of the highest priorities",
+        [on("n0", needs("abc"), A, B, C), on("n1", needs("de"), D, E)],
+        {},
+        "n1",
+        {"d", "e"},
+    ),
+    (
+        "the highest priority counts before the number of pods",
+        [on("n0", needs("ab"), A, B), on("n1", needs("c"), C)],
+        {},
+        "n0",
+        {"a", "b"},
+    ),
+    (
+        "the sum of priorities counts before the number of pods",
+        [
+            on("n0", needs("ab"), unit("a", 500), unit("b", 100)),
+            on("n1", needs("cd"), unit("c", 500), unit("d", 400)),
+        ],
+        {},
+        "n0",
+        {"a", "b"},
+    ),
+    (
+        "of negative priorities, too, more pods cost more",
+        [on("n0", needs("ab"), unit("a", -5), unit("b", -5)), on("n1", needs("c"), unit("c", -5))],
+        {},
+        "n1",
+        {"c"},
+    ),
+    (
+        "the pod that was started last",
+        [on("n0", needs("a"), unit("a", 200, 7)), on("n1", needs("b"), unit("b", 200, 9))],
+        {},
+        "n1",
+        {"b"},
+    ),
+    (
+        "among equals the first node by name",
+        [on("n1", needs("b"), unit("b", 200)), on("n0", needs("a"), unit("a", 200))],
+        {},
+        "n0",
+        {"a"},
+    ),
 )
 def test_the_plan_of_the_lowest_cost_is_best(nodes, allowed, node, victims):
     plan = best(*nodes, allowed=allowed, lowest=-5)
@@ -196,63 +192,29 @@ def all_of(text):
     ]
 
 
-@pytest.mark.parametrize(
-    ("units", "need", "surplus", "victims"),
-    [
-        pytest.param(
-            all_of("a1 b1"),
-            1,
-            {"a": 1, "b": 0},
-            {"a1"},
-            id="of the gang that has one more than it needs",
-        ),
-        pytest.param(all_of("b1 a1"), 1, {"a": 1, "b": 0}, {"a1"}, id="the same, started later"),
-        pytest.param(
-            all_of("a1 a2 b1 b2"),
-            2,
-            {"a": 1, "b": 1},
-            "one of each",
-            id="one of each rather than two of one",
-        ),
-        pytest.param(
-            all_of("a1 a2 b1 b2"),
-            3,
-            {"a": 1, "b": 0},
-            "one gang",
-            id="both of one, none more of the other",
-        ),
-        pytest.param(
-            all_of("a1 b1 b2"),
-            2,
-            {"a": 0, "b": 0},
-            {"b1", "b2"},
-            id="both of one rather than one of each",
-        ),
-        pytest.param(
-            [*all_of("a1"), unit("x", started=9)],
-            1,
-            {"a": 0},
-            {"x"},
-            id="a pod without a gang, if it is needed",
-        ),
-        pytest.param(
-            [*all_of("a1"), unit("x", started=9)],
-            1,
-            {"a": 1},
-            {"a1"},
-            id="not so, if it is not needed",
-        ),
-        pytest.param(
-            [one_of("a", "a1", 50), unit("x", 60)],
-            1,
-            {"a": 0},
-            {"a1"},
-            id="the lower priority comes first",
-        ),
-        pytest.param(
-            all_of("a1 a2"), 1, {}, {"a2"}, id="of a gang that lacks pods anyway, the youngest"
-        ),
-    ],
+@cases(
+    "units, need, surplus, victims",
+    ("of the gang that has one more than it needs", all_of("a1 b1"), 1, {"a": 1, "b": 0}, {"a1"}),
+    ("the same, started later", all_of("b1 a1"), 1, {"a": 1, "b": 0}, {"a1"}),
+    (
+        "one of each rather than two of one",
+        all_of("a1 a2 b1 b2"),
+        2,
+        {"a": 1, "b": 1},
+        "one of each",
+    ),
+    ("both of one, none more of the other", all_of("a1 a2 b1 b2"), 3, {"a": 1, "b": 0}, "one gang"),
+    ("both of one rather than one of each", all_of("a1 b1 b2"), 2, {"a": 0, "b": 0}, {"b1", "b2"}),
+    (
+        "a pod without a gang, if it is needed",
+        [*all_of("a1"), unit("x", started=9)],
+        1,
+        {"a": 0},
+        {"x"},
+    ),
+    ("not so, if it is not needed", [*all_of("a1"), unit("x", started=9)], 1, {"a": 1}, {"a1"}),
+    ("the lower priority comes first", [one_of("a", "a1", 50), unit("x", 60)], 1, {"a": 0}, {"a1"}),
+    ("of a gang that lacks pods anyway, the youngest", all_of("a1 a2"), 1, {}, {"a2"}),
 )
 def test_pods_that_gangs_do_not_need_are_evicted_first_and_then_the_fewest(
     units, need, surplus, victims

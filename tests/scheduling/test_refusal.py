@@ -1,13 +1,12 @@
 """Why a pod waits, in words."""
 
-import pytest
-
 from hami.codec.device_config import chart_config
 from hami.model import DeviceUsage, Node, Partition, Reason, Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.refusal import Refusal, describe, distance_of, explain_node, summarize
 from hami.vendors.catalog import vendors
 from testing.builders import container, gpus, pod_request, usage
+from testing.cases import cases
 
 NODES = dict(
     node2=[usage("a", 1, 46000), usage("b", healthy=False)],
@@ -83,13 +82,10 @@ def test_a_percentage():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "limits, asked",
-    [
-        ({"enflame.com/drs-gcu": 3}, "requests 1 × Enflame with 3 slices. "),
-        ({"aws.amazon.com/neuron": 4}, "requests 4 × AWSNeuron. "),
-    ],
-    ids=["slices", "devices alone"],
+    ("slices", {"enflame.com/drs-gcu": 3}, "requests 1 × Enflame with 3 slices. "),
+    ("devices alone", {"aws.amazon.com/neuron": 4}, "requests 4 × AWSNeuron. "),
 )
 def test_what_is_asked_of_devices_without_amounts(limits, asked):
     found = pod_request(container(limits), vendors=vendors(chart_config()))

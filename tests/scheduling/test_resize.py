@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.codec.keys import CORES_LIMIT
 from hami.codec.resize import ResizeState, Size
@@ -21,6 +20,7 @@ from testing.builders import (
     share,
     usage,
 )
+from testing.cases import cases
 
 CARD = 8000
 A, B = "GPU-0", "GPU-1"
@@ -83,22 +83,20 @@ def test_what_is_on_its_way_goes_on():
     )
 
 
-@pytest.mark.parametrize(
-    ("size", "beside", "fits"),
-    [
-        param(Size(memory_mib=CARD), {}, True, id="all memory"),
-        param(Size(memory_mib=5000), {"slots": 1, "memory": 3000}, True, id="what is left"),
-        param(Size(memory_mib=5001), {"slots": 1, "memory": 3000}, False, id="one MiB too much"),
-        param(Size(cores=99), {}, True, id="99 percent"),
-        param(Size(cores=60), {"slots": 1, "cores": 40}, True, id="cores that are left"),
-        param(Size(cores=61), {"slots": 1, "cores": 40}, False, id="one percent too much"),
-        param(
-            Size(memory_mib=1),
-            {"slots": 9, "memory": 9000, "cores": 110},
-            True,
-            id="less of a card that has too much",
-        ),
-    ],
+@cases(
+    "size, beside, fits",
+    ("all memory", Size(memory_mib=CARD), {}, True),
+    ("what is left", Size(memory_mib=5000), {"slots": 1, "memory": 3000}, True),
+    ("one MiB too much", Size(memory_mib=5001), {"slots": 1, "memory": 3000}, False),
+    ("99 percent", Size(cores=99), {}, True),
+    ("cores that are left", Size(cores=60), {"slots": 1, "cores": 40}, True),
+    ("one percent too much", Size(cores=61), {"slots": 1, "cores": 40}, False),
+    (
+        "less of a card that has too much",
+        Size(memory_mib=1),
+        {"slots": 9, "memory": 9000, "cores": 110},
+        True,
+    ),
 )
 def test_what_grows_has_to_fit_beside_the_others(size, beside, fits):
     assert isinstance(plan_resize({"c0": size}, one(usages=(card(**beside),))), ResizePlan) is fits
@@ -127,82 +125,72 @@ def test_init_containers_have_ended_and_sidecars_have_not(kind, init_done, most)
         )
 
 
-@pytest.mark.parametrize(
-    ("size", "found", "message"),
-    [
-        param(
-            Size(memory_mib=6000),
-            one(usages=(card(slots=1, memory=3000, cores=50),)),
+@cases(
+    "size, found, message",
+    (
+        "memory",
+        Size(memory_mib=6000),
+        one(usages=(card(slots=1, memory=3000, cores=50),)),
+        (
             "6000 MiB and 20 percent of container c0 do not fit (CardInsufficientMemory): at most 5000 MiB and 50 "
-            "percent fit beside the others on GPU-0",
-            id="memory",
+            "percent fit beside the others on GPU-0"
         ),
-        param(
-            Size(cores=60),
-            one(usages=(card(slots=1, memory=3000, cores=50),)),
+    ),
+    (
+        "cores",
+        Size(cores=60),
+        one(usages=(card(slots=1, memory=3000, cores=50),)),
+        (
             "2000 MiB and 60 percent of container c0 do not fit (CardInsufficientCore): at "
             "most 5000 MiB and 50 percent "
-            "fit beside the others on GPU-0",
-            id="cores",
+            "fit beside the others on GPU-0"
         ),
-        param(
-            Size(memory_mib=6000),
-            one(budget=Budget(4000, None)),
-            "at most 4000 MiB",
-            id="quota of memory",
-        ),
-        param(
-            Size(cores=60),
-            one(budget=Budget(None, 45)),
-            "and 45 percent fit beside the quota",
-            id="quota of cores",
-        ),
-        param(
-            Size(memory_mib=3000),
-            devices((share(A, 1000, 0), share(B, 1000, 0)), budget=Budget(5000, None)),
-            "at most 2500 MiB",
-            id="quota of two devices",
-        ),
-        param(
-            Size(memory_mib=3000),
-            one(usages=(card(device=gpu(A, healthy=False)),)),
-            "CardNotHealth",
-            id="sick",
-        ),
-        param(
-            Size(memory_mib=3000),
-            one(usages=(card(device=gpu(A, cordoned=True)),)),
-            "Cordoned",
-            id="cordoned",
-        ),
-        param(
-            Size(memory_mib=3000),
-            one(usages=(card(B),)),
-            "GPU-0 of container c0 is not offered by node n1",
-            id="gone",
-        ),
-        param(
-            Size(memory_percent=1),
-            one(usages=(card(B),)),
-            "GPU-0 of container c0 is not offered by node n1",
-            id="gone, percent",
-        ),
-        param(
-            Size(memory_mib=3000),
-            one(phase="Pending"),
-            "the pod has not started yet",
-            id="not started",
-        ),
-        param(
-            Size(memory_mib=3000),
-            one(cores=0, usages=(card(slots=2, cores=100),)),
-            "CardComputeUnitsExhausted",
-            id="all cores are taken",
-        ),
-        param(
-            Size(cores=5), one(node_resizes=False), "node n1 does not change", id="device plugin"
-        ),
-    ],
+    ),
+    ("quota of memory", Size(memory_mib=6000), one(budget=Budget(4000, None)), "at most 4000 MiB"),
+    (
+        "quota of cores",
+        Size(cores=60),
+        one(budget=Budget(None, 45)),
+        "and 45 percent fit beside the quota",
+    ),
+    (
+        "quota of two devices",
+        Size(memory_mib=3000),
+        devices((share(A, 1000, 0), share(B, 1000, 0)), budget=Budget(5000, None)),
+        "at most 2500 MiB",
+    ),
+    (
+        "sick",
+        Size(memory_mib=3000),
+        one(usages=(card(device=gpu(A, healthy=False)),)),
+        "CardNotHealth",
+    ),
+    (
+        "cordoned",
+        Size(memory_mib=3000),
+        one(usages=(card(device=gpu(A, cordoned=True)),)),
+        "Cordoned",
+    ),
+    (
+        "gone",
+        Size(memory_mib=3000),
+        one(usages=(card(B),)),
+        "GPU-0 of container c0 is not offered by node n1",
+    ),
+    (
+        "gone, percent",
+        Size(memory_percent=1),
+        one(usages=(card(B),)),
+        "GPU-0 of container c0 is not offered by node n1",
+    ),
+    ("not started", Size(memory_mib=3000), one(phase="Pending"), "the pod has not started yet"),
+    (
+        "all cores are taken",
+        Size(memory_mib=3000),
+        one(cores=0, usages=(card(slots=2, cores=100),)),
+        "CardComputeUnitsExhausted",
+    ),
+    ("device plugin", Size(cores=5), one(node_resizes=False), "node n1 does not change"),
 )
 def test_what_does_not_fit_now_says_what_would(size, found, message):
     refusal = plan_resize({"c0": size}, found)
@@ -210,57 +198,33 @@ def test_what_does_not_fit_now_says_what_would(size, found, message):
     assert message in refusal.message
 
 
-@pytest.mark.parametrize(
-    ("sizes", "found", "message"),
-    [
-        param(
-            {"c0": Size(cores=5), "x": Size(cores=5)},
-            one(),
-            "the pod has no container x",
-            id="unknown",
-        ),
-        param(
-            {"c": Size(cores=5)},
-            devices((share(A, 1, 1),), containers=(replace(gpus(kind=INIT), name="c"),)),
-            "c is an init container",
-            id="init",
-        ),
-        param(
-            {"c1": Size(cores=5)},
-            devices((share(A, 1, 1),), ()),
-            "container c1 has no GPU",
-            id="without",
-        ),
-        param(
-            {"c0": Size(cores=5)},
-            one(cores=100),
-            "container c0 has GPU-0 alone",
-            id="exclusive before",
-        ),
-        param({"c0": Size(cores=100)}, one(), "at most 99", id="exclusive after"),
-        param(
-            {"c0": Size(memory_mib=CARD + 1)}, one(), "GPU-0 has 8000 MiB", id="more than the card"
-        ),
-        param(
-            {"c0": Size(cores=70)},
-            one(usages=(card(device=gpu(A, cores=60)),)),
-            "GPU-0 has 60",
-            id="more cores",
-        ),
-        param(
-            {"c0": Size(cores=50)},
-            one(annotations={CORES_LIMIT: "40"}),
-            "gpucores-limit is 40",
-            id="more than allowed",
-        ),
-        param(
-            {"c0": Size(cores=5)},
-            one(usages=(card(device=gpu(A, mode="mig")),)),
-            "MIG mode",
-            id="MIG",
-        ),
-        param({"c0": Size(cores=5)}, one(claim="hami-x"), "by a claim", id="claim"),
-    ],
+@cases(
+    "sizes, found, message",
+    ("unknown", {"c0": Size(cores=5), "x": Size(cores=5)}, one(), "the pod has no container x"),
+    (
+        "init",
+        {"c": Size(cores=5)},
+        devices((share(A, 1, 1),), containers=(replace(gpus(kind=INIT), name="c"),)),
+        "c is an init container",
+    ),
+    ("without", {"c1": Size(cores=5)}, devices((share(A, 1, 1),), ()), "container c1 has no GPU"),
+    ("exclusive before", {"c0": Size(cores=5)}, one(cores=100), "container c0 has GPU-0 alone"),
+    ("exclusive after", {"c0": Size(cores=100)}, one(), "at most 99"),
+    ("more than the card", {"c0": Size(memory_mib=CARD + 1)}, one(), "GPU-0 has 8000 MiB"),
+    (
+        "more cores",
+        {"c0": Size(cores=70)},
+        one(usages=(card(device=gpu(A, cores=60)),)),
+        "GPU-0 has 60",
+    ),
+    (
+        "more than allowed",
+        {"c0": Size(cores=50)},
+        one(annotations={CORES_LIMIT: "40"}),
+        "gpucores-limit is 40",
+    ),
+    ("MIG", {"c0": Size(cores=5)}, one(usages=(card(device=gpu(A, mode="mig")),)), "MIG mode"),
+    ("claim", {"c0": Size(cores=5)}, one(claim="hami-x"), "by a claim"),
 )
 def test_what_never_fits_says_why(sizes, found, message):
     refusal = plan_resize(sizes, found)
@@ -274,7 +238,7 @@ def test_less_of_a_device_that_is_not_offered_is_still_less():
     assert [shares[0].memory_mib for shares in (*plan.booked, *plan.target)] == [2000, 500]
 
 
-@pytest.mark.parametrize("padding", [(), ((),)], ids=["left out", "padded"])
+@cases("padding", ("left out", ()), ("padded", ((),)))
 def test_containers_that_hami_leaves_out_are_found(padding):
     """As the device plugin finds them."""
     own = replace(gpus(0), name="plain"), replace(gpus(), name="main")

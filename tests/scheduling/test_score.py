@@ -2,38 +2,29 @@
 
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.scheduling.score import node_score
 from testing.builders import usage
+from testing.cases import cases
 from tests.scheduling.precision import f32
 
 HALF = usage("half", 5, 4000, 50, memory_mib=8000)
 IDLE = usage("idle", memory_mib=8000)
 
 
-@pytest.mark.parametrize(
+@cases(
     "usages, score",
-    [
-        param([], "0.00", id="no device"),
-        param([IDLE], "0.00", id="idle"),
-        param([HALF], "15.00", id="half"),
-        param([HALF, IDLE], "7.50", id="half and idle"),
-        param([usage(slots=0)], "0.00", id="no slots"),
-        param([usage(cores=0)], "0.00", id="no cores"),
-        param([usage(memory_mib=0)], "0.00", id="no memory"),
-        param(
-            [HALF, usage(slots=0, cores=0, memory_mib=0)],
-            "15.00",
-            id="a device of nothing beside one",
-        ),
-        param(
-            [usage("sick", 10, 46068, 100, healthy=False)], "30.00", id="unhealthy devices count"
-        ),
-    ],
+    ("no device", [], "0.00"),
+    ("idle", [IDLE], "0.00"),
+    ("half", [HALF], "15.00"),
+    ("half and idle", [HALF, IDLE], "7.50"),
+    ("no slots", [usage(slots=0)], "0.00"),
+    ("no cores", [usage(cores=0)], "0.00"),
+    ("no memory", [usage(memory_mib=0)], "0.00"),
+    ("a device of nothing beside one", [HALF, usage(slots=0, cores=0, memory_mib=0)], "15.00"),
+    ("unhealthy devices count", [usage("sick", 10, 46068, 100, healthy=False)], "30.00"),
 )
 def test_score(usages, score):
     assert f"{node_score(usages):.2f}" == score

@@ -1,19 +1,16 @@
 """Tenants are served in turn."""
 
-import pytest
-
 from hami.scheduling.turns import in_turn
+from testing.cases import cases
 
 
-@pytest.mark.parametrize(
-    ("items", "order"),
-    [
-        pytest.param("", "", id="none"),
-        pytest.param("abc", "abc", id="of one owner"),
-        pytest.param("abcX", "aXbc", id="one of another"),
-        pytest.param("abXYc", "aXbYc", id="of two"),
-        pytest.param("Xab12c", "Xa1b2c", id="of three"),
-    ],
+@cases(
+    "items, order",
+    ("none", "", ""),
+    ("of one owner", "abc", "abc"),
+    ("one of another", "abcX", "aXbc"),
+    ("of two", "abXYc", "aXbYc"),
+    ("of three", "Xab12c", "Xa1b2c"),
 )
 def test_owners_take_turns(items, order):
     kinds = [str.islower, str.isupper, str.isdigit]

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.scheduling.usage import charge_shares, peak_charges, total_charge
 from testing.builders import APP, INIT, SIDECAR, charge, share, usage
+from testing.cases import cases
 
 A, B = "GPU-A", "GPU-B"
 
@@ -26,60 +26,41 @@ SIDE = (
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, init_done, charges",
-    [
-        param(TWO_CARDS, False, [charge(A, 2, 8000, 20), charge(B, 1, 2000, 0)], id="two cards"),
-        param(
-            G8,
-            True,
-            [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)],
-            id="after init nothing is dropped",
-        ),
-        param(
-            ([APP, APP], [holds("GPU-1", 3000, 30), holds("GPU-1", 5000, 20)]),
-            False,
-            [charge("GPU-1", 2, 8000, 50)],
-            id="two containers on one device",
-        ),
-        param(SIDE, False, [charge(A, 3, 9000, 60)], id="6.3 sidecars + max(init, apps)"),
-        param(SIDE, True, [charge(A, 3, 8000, 30)], id="6.3 after init the sidecars stay"),
-        param(
-            ([SIDECAR, SIDECAR], [holds(A, 1, 1), holds(A, 2, 2)]),
-            False,
-            [charge(A, 2, 3, 3)],
-            id="6.3 sidecars add up",
-        ),
-        param(
-            ([INIT, INIT], [holds(A, 9, 1), holds(A, 1, 9)]),
-            False,
-            [charge(A, 1, 9, 9)],
-            id="largest init by dimension",
-        ),
-        param(([INIT], [holds(A, 9, 1)]), True, [], id="nothing but init"),
-        param(([APP], [()]), False, [], id="nothing"),
-        param(
-            ([APP], [(share(B, 1, 1), share(A, 2, 2))]),
-            False,
-            [charge(A, 1, 2, 2), charge(B, 1, 1, 1)],
-            id="sorted",
-        ),
-        param(
-            ([INIT, APP], [holds(A, 1000, 10)]),
-            True,
-            [charge(A, 1, 1000, 10)],
-            id="left out empty entries",
-        ),
-        param(
-            ([APP], [(), holds(A, 1, 1)]),
-            False,
-            [charge(A, 1, 1, 1)],
-            id="more entries than containers",
-        ),
-        param(
-            ([], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)], id="kinds unknown"
-        ),
-    ],
+    ("two cards", TWO_CARDS, False, [charge(A, 2, 8000, 20), charge(B, 1, 2000, 0)]),
+    ("after init nothing is dropped", G8, True, [charge(A, 1, 2500, 25), charge(B, 1, 2500, 25)]),
+    (
+        "two containers on one device",
+        ([APP, APP], [holds("GPU-1", 3000, 30), holds("GPU-1", 5000, 20)]),
+        False,
+        [charge("GPU-1", 2, 8000, 50)],
+    ),
+    ("6.3 sidecars + max(init, apps)", SIDE, False, [charge(A, 3, 9000, 60)]),
+    ("6.3 after init the sidecars stay", SIDE, True, [charge(A, 3, 8000, 30)]),
+    (
+        "6.3 sidecars add up",
+        ([SIDECAR, SIDECAR], [holds(A, 1, 1), holds(A, 2, 2)]),
+        False,
+        [charge(A, 2, 3, 3)],
+    ),
+    (
+        "largest init by dimension",
+        ([INIT, INIT], [holds(A, 9, 1), holds(A, 1, 9)]),
+        False,
+        [charge(A, 1, 9, 9)],
+    ),
+    ("nothing but init", ([INIT], [holds(A, 9, 1)]), True, []),
+    ("nothing", ([APP], [()]), False, []),
+    (
+        "sorted",
+        ([APP], [(share(B, 1, 1), share(A, 2, 2))]),
+        False,
+        [charge(A, 1, 2, 2), charge(B, 1, 1, 1)],
+    ),
+    ("left out empty entries", ([INIT, APP], [holds(A, 1000, 10)]), True, [charge(A, 1, 1000, 10)]),
+    ("more entries than containers", ([APP], [(), holds(A, 1, 1)]), False, [charge(A, 1, 1, 1)]),
+    ("kinds unknown", ([], [holds(A, 1, 1), holds(A, 2, 2)]), False, [charge(A, 2, 3, 3)]),
 )
 def test_peak_charges(pod, init_done, charges):
     assert peak_charges(*pod, init_done=init_done) == tuple(charges)
@@ -100,12 +81,7 @@ def test_charge_shares():
 
 @pytest.mark.parametrize(
     "taken, over",
-    [
-        ((10, 46068, 100), False),
-        ((11, 0, 0), True),
-        ((0, 46069, 0), True),
-        ((0, 0, 101), True),
-    ],
+    [((10, 46068, 100), False), ((11, 0, 0), True), ((0, 46069, 0), True), ((0, 0, 101), True)],
 )
 def test_over(taken, over):
     assert usage(A, *taken).is_overcommitted is over
@@ -122,7 +98,7 @@ class CountedText(str):
         return str.__eq__(self, other)
 
 
-@pytest.mark.parametrize("co_tenants", [(), ("online",)], ids=["plain", "with details"])
+@cases("co_tenants", ("plain", ()), ("with details", ("online",)))
 def test_the_time_for_charges_is_linear(co_tenants):
     def comparisons(size):
         CountedText.comparisons = 0

@@ -1,7 +1,6 @@
 """What pods' annotations say that they take; nothing is free by mistake, and nothing is taken that is not requested."""
 
 import pytest
-from pytest import param
 
 from testing.builders import (
     APP,
@@ -16,6 +15,7 @@ from testing.builders import (
     pod,
     usage,
 )
+from testing.cases import cases
 
 TWO = gpus(), gpus()
 NODE = {"NVIDIA": [usage("GPU-a", memory_mib=1000), usage("GPU-b", 3, 50, 10, memory_mib=2000)]}
@@ -28,24 +28,18 @@ def read(text, *containers, annotation=NVIDIA.annotations.allocated, **fields):
     return booking_of(asked, "n1", ONLY_NVIDIA, lambda node: NODE)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, charges",
-    [
-        param(None, [], id="no annotation"),
-        param("", [], id="nothing"),
-        param(";;", [], id="consumed"),
-        param(
-            "GPU-a,NVIDIA,300,30:;GPU-a,NVIDIA,500,20:;",
-            [charge("GPU-a", 2, 800, 50)],
-            id="two containers",
-        ),
-        param("GPU-a,NVIDIA,300,30:;", [charge("GPU-a", 1, 300, 30)], id="an empty entry left out"),
-        param(
-            "GPU-z,NVIDIA,300,30:;;",
-            [charge("GPU-z", 1, 300, 30)],
-            id="a device that the node does not have",
-        ),
-    ],
+    ("no annotation", None, []),
+    ("nothing", "", []),
+    ("consumed", ";;", []),
+    ("two containers", "GPU-a,NVIDIA,300,30:;GPU-a,NVIDIA,500,20:;", [charge("GPU-a", 2, 800, 50)]),
+    ("an empty entry left out", "GPU-a,NVIDIA,300,30:;", [charge("GPU-a", 1, 300, 30)]),
+    (
+        "a device that the node does not have",
+        "GPU-z,NVIDIA,300,30:;;",
+        [charge("GPU-z", 1, 300, 30)],
+    ),
 )
 def test_readable(text, charges):
     assert read(text) == (booking("uid-pod1", "n1", *charges), ())
@@ -62,23 +56,17 @@ def test_init_containers_count_until_they_are_done(init_done, taken):
     assert found == booking("uid-pod1", "n1", charge("GPU-a", 1, taken, 0))
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, charges",
-    [
-        param(
-            "GPU-a,NVIDIA,300:;GPU-b,NVIDIA,1,1:;",
-            [WHOLE_A, WHOLE_B],
-            id="all devices that are mentioned",
-        ),
-        param("GPU-b,NVIDIA,x,0:;", [WHOLE_B], id="no number"),
-        param("GPU-a,NVIDIA,-300,0:;", [WHOLE_A], id="would make room"),
-        param(f"GPU-a,NVIDIA,{'9' * 5000},0:;", [WHOLE_A], id="huge"),
-        param("GPU-a-1,x", [WHOLE_A], id="part of a longer word"),
-        param("GPU-z,NVIDIA,x,0:;", [], id="a device that the node does not have"),
-        param("a,b", [], id="garbage"),
-        param("GPU-z,NVIDIA,0,0:;" * 3000 + "GPU-b,NVIDIA,1,1:;", [WHOLE_B], id="too many shares"),
-        param("GPU-" * 50_000 + "GPU-a", [WHOLE_A], id="too long"),
-    ],
+    ("all devices that are mentioned", "GPU-a,NVIDIA,300:;GPU-b,NVIDIA,1,1:;", [WHOLE_A, WHOLE_B]),
+    ("no number", "GPU-b,NVIDIA,x,0:;", [WHOLE_B]),
+    ("would make room", "GPU-a,NVIDIA,-300,0:;", [WHOLE_A]),
+    ("huge", f"GPU-a,NVIDIA,{'9' * 5000},0:;", [WHOLE_A]),
+    ("part of a longer word", "GPU-a-1,x", [WHOLE_A]),
+    ("a device that the node does not have", "GPU-z,NVIDIA,x,0:;", []),
+    ("garbage", "a,b", []),
+    ("too many shares", "GPU-z,NVIDIA,0,0:;" * 3000 + "GPU-b,NVIDIA,1,1:;", [WHOLE_B]),
+    ("too long", "GPU-" * 50_000 + "GPU-a", [WHOLE_A]),
 )
 def test_what_cannot_be_read_counts_as_whole_devices(text, charges):
     found, (problem,) = read(text)
@@ -86,48 +74,46 @@ def test_what_cannot_be_read_counts_as_whole_devices(text, charges):
     assert problem.startswith("hami.io/vgpu-devices-allocated: ")
 
 
-@pytest.mark.parametrize(
+@cases(
     "containers, text, charges",
-    [
-        param((container(),), "GPU-a,NVIDIA,300,30:;", [], id="no device"),
-        param(
-            (gpus(0), container({"hygon.com/dcunum": 1})),
-            "GPU-a,NVIDIA,300,30:;",
-            [],
-            id="devices of another vendor",
-        ),
-        param((container(),), "GPU-a GPU-b", [], id="no device, unreadable"),
-        param(
-            (gpus(),),
-            "GPU-a,NVIDIA,300,30:GPU-b,NVIDIA,1,1:;",
-            [charge("GPU-a", 1, 300, 30)],
-            id="fewer devices",
-        ),
-        param(
-            (gpus(), gpus(0)),
-            "GPU-a,NVIDIA,300,30:;GPU-b,NVIDIA,1,1:;",
-            [charge("GPU-a", 1, 300, 30)],
-            id="fewer containers",
-        ),
-        param(
-            (gpus(0), gpus()),
-            "GPU-a,NVIDIA,300,30:;",
-            [charge("GPU-a", 1, 300, 30)],
-            id="an empty entry left out",
-        ),
-        param(
-            (gpus(2), gpus(kind=INIT)),
-            "GPU-a,NVIDIA,3,3:;GPU-a,NVIDIA,3,3:GPU-b,NVIDIA,1,1:;",
-            [charge("GPU-a", 1, 3, 3), charge("GPU-b", 1, 1, 1)],
-            id="all that is requested",
-        ),
-        param(
-            (gpus(memory=1),),
-            "GPU-a,NVIDIA,900,30:;",
-            [charge("GPU-a", 1, 900, 30)],
-            id="more memory of the one device: as before a change of the configuration",
-        ),
-    ],
+    ("no device", (container(),), "GPU-a,NVIDIA,300,30:;", []),
+    (
+        "devices of another vendor",
+        (gpus(0), container({"hygon.com/dcunum": 1})),
+        "GPU-a,NVIDIA,300,30:;",
+        [],
+    ),
+    ("no device, unreadable", (container(),), "GPU-a GPU-b", []),
+    (
+        "fewer devices",
+        (gpus(),),
+        "GPU-a,NVIDIA,300,30:GPU-b,NVIDIA,1,1:;",
+        [charge("GPU-a", 1, 300, 30)],
+    ),
+    (
+        "fewer containers",
+        (gpus(), gpus(0)),
+        "GPU-a,NVIDIA,300,30:;GPU-b,NVIDIA,1,1:;",
+        [charge("GPU-a", 1, 300, 30)],
+    ),
+    (
+        "an empty entry left out",
+        (gpus(0), gpus()),
+        "GPU-a,NVIDIA,300,30:;",
+        [charge("GPU-a", 1, 300, 30)],
+    ),
+    (
+        "all that is requested",
+        (gpus(2), gpus(kind=INIT)),
+        "GPU-a,NVIDIA,3,3:;GPU-a,NVIDIA,3,3:GPU-b,NVIDIA,1,1:;",
+        [charge("GPU-a", 1, 3, 3), charge("GPU-b", 1, 1, 1)],
+    ),
+    (
+        "more memory of the one device: as before a change of the configuration",
+        (gpus(memory=1),),
+        "GPU-a,NVIDIA,900,30:;",
+        [charge("GPU-a", 1, 900, 30)],
+    ),
 )
 def test_what_the_pod_does_not_request_is_not_taken(containers, text, charges):
     assert read(text, *containers)[0] == booking("uid-pod1", "n1", *charges)

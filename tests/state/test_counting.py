@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import msgspec
-import pytest
-from pytest import param
 
 from hami.scheduling.refusal import Choice
 from hami.state.counting import what_counts
@@ -12,6 +10,7 @@ from hami.state.promises import Promise, Stage
 from hami.state.read_pod import PodRecord
 from hami.state.sighting import Sighting
 from testing.builders import booking, charge, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.stores import SmallStore, bound_to
 
 SEEN = Sighting(1000.0)
@@ -45,21 +44,19 @@ ASSIGNED = msgspec.structs.replace(WAITING, allocated=(of(2), of(1)))
 PROMISED = Promise(pod=pod(), choice=Choice("n1", (), (), 0, 1), booking=of(9), stage=Stage.ASSUMED)
 
 
-@pytest.mark.parametrize(
+@cases(
     "record, fields, promise, memory",
-    [
-        param(WAITING, {}, None, None, id="nothing"),
-        param(WAITING, {}, PROMISED, 9, id="promised"),
-        param(BOUND, {}, None, 2, id="bound"),
-        param(BOUND, {"init_done": True}, None, 1, id="bound, after init containers"),
-        param(BOUND, {}, PROMISED, 2, id="bound, with a promise that ends"),
-        param(GROWING, {}, None, 4, id="growing"),
-        param(GROWING, {"init_done": True}, None, 3, id="growing, after init containers"),
-        param(ASSIGNED, {}, None, 2, id="assigned by another scheduler"),
-        param(ASSIGNED, {}, PROMISED, 9, id="assigned, but promised"),
-        param(BOUND, {"terminated": True}, PROMISED, None, id="terminated"),
-        param(GROWING, {"terminated": True}, None, None, id="terminated while growing"),
-    ],
+    ("nothing", WAITING, {}, None, None),
+    ("promised", WAITING, {}, PROMISED, 9),
+    ("bound", BOUND, {}, None, 2),
+    ("bound, after init containers", BOUND, {"init_done": True}, None, 1),
+    ("bound, with a promise that ends", BOUND, {}, PROMISED, 2),
+    ("growing", GROWING, {}, None, 4),
+    ("growing, after init containers", GROWING, {"init_done": True}, None, 3),
+    ("assigned by another scheduler", ASSIGNED, {}, None, 2),
+    ("assigned, but promised", ASSIGNED, {}, PROMISED, 9),
+    ("terminated", BOUND, {"terminated": True}, PROMISED, None),
+    ("terminated while growing", GROWING, {"terminated": True}, None, None),
 )
 def test_what_counts(record, fields, promise, memory):
     counts = what_counts(msgspec.structs.replace(record, **fields), promise)

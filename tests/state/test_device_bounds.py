@@ -4,7 +4,6 @@ import json
 import threading
 
 import pytest
-from pytest import param
 
 from hami.codec.register import MAX_DEVICES, render_devices_json
 from hami.model import Device, Node
@@ -17,6 +16,7 @@ from hami.state.table import Table
 from hami.state.view import Policies
 from hami.vendors.inventory import PAIR_SCORES
 from testing.builders import NVIDIA, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.replicas import Clock
 from testing.stores import SmallStore, bound_to
 from testing.vendor_chart import CHART
@@ -60,50 +60,36 @@ def devices(number):
     return tuple(gpu(f"GPU-{index}", index=index) for index in range(number))
 
 
-@pytest.mark.parametrize(
+@cases(
     "evil, problem",
-    [
-        param(
-            {"register": array('{"id":"a"}', 20_000)},
-            "220001 characters, expected at most 131072",
-            id="ids",
-        ),
-        param(
-            {"register": array("{}", 80_000)},
-            "240001 characters, expected at most 131072",
-            id="empty",
-        ),
-        param(
-            {"register": array("{}", 40_000)},
-            "40000 devices, expected at most 256",
-            id="empty, shorter",
-        ),
-        param(
-            {"register": array('{"more":1}', 10_000)},
-            "10000 devices, expected at most 256",
-            id="unknown keys",
-        ),
-        param(
-            {"register": "a,1,1,1,m,0,true:" * 7_000},
-            "7000 devices, expected at most 256",
-            id="text form",
-        ),
-        param(
-            {"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 65)},
-            "migProfiles: expected",
-            id="65 profiles",
-        ),
-        param(
-            {"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 18_000)},
-            "characters, expected",
-            id="MIG profiles",
-        ),
-        param(
-            {"register": '[{"id":"a"}]', PAIR_SCORES: array('{"uuid":"a"}', 18_000)},
-            f"{PAIR_SCORES}: ",
-            id="link scores",
-        ),
-    ],
+    (
+        "ids",
+        {"register": array('{"id":"a"}', 20_000)},
+        "220001 characters, expected at most 131072",
+    ),
+    ("empty", {"register": array("{}", 80_000)}, "240001 characters, expected at most 131072"),
+    ("empty, shorter", {"register": array("{}", 40_000)}, "40000 devices, expected at most 256"),
+    (
+        "unknown keys",
+        {"register": array('{"more":1}', 10_000)},
+        "10000 devices, expected at most 256",
+    ),
+    ("text form", {"register": "a,1,1,1,m,0,true:" * 7_000}, "7000 devices, expected at most 256"),
+    (
+        "65 profiles",
+        {"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 65)},
+        "migProfiles: expected",
+    ),
+    (
+        "MIG profiles",
+        {"register": '[{"id":"a","migProfiles":%s}]' % array('{"name":"a"}', 18_000)},
+        "characters, expected",
+    ),
+    (
+        "link scores",
+        {"register": '[{"id":"a"}]', PAIR_SCORES: array('{"uuid":"a"}', 18_000)},
+        f"{PAIR_SCORES}: ",
+    ),
 )
 def test_a_node_at_the_limit_of_the_api_server_leaves_the_columns_narrow(evil, problem):
     table, clock = Table(), Clock()
@@ -167,10 +153,7 @@ def test_all_vendors_of_a_node_with_too_many_devices_offer_none_until_there_are_
     assert set(cache.view().usages("n")) == {"NVIDIA", *COUNTED}
     cache.nodes.upsert(node("n", *devices(7), capacity=capacities(50), resource_version="2"))
     assert not cache.view().usages("n")
-    assert {vendor for _, vendor in cache.nodes.problems()} == {
-        "NVIDIA",
-        *COUNTED,
-    }
+    assert {vendor for _, vendor in cache.nodes.problems()} == {"NVIDIA", *COUNTED}
     cache.nodes.upsert(node("n", *devices(6), capacity=capacities(50), resource_version="3"))
     assert set(cache.view().usages("n")) == {"NVIDIA", *COUNTED}
     assert not cache.nodes.problems()

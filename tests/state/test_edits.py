@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis.strategies import randoms
 from msgspec import structs
-from pytest import param
 
 from hami.codec.keys import ASSIGNED_NODE, GPU_ALLOCATED, RESIZED
 from hami.model import PodScope, ScopeRequirement
@@ -28,6 +27,7 @@ from testing.builders import (
     quota,
     within_quota,
 )
+from testing.cases import cases
 from testing.replicas import Clock
 from testing.stores import SmallStore, bound_to
 from testing.vendor_chart import CHART
@@ -52,21 +52,19 @@ def edit(cache, before, text=None, version="51", **fields):
     return changed
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        param(None, id="removed"),
-        param("", id="emptied"),
-        param(";", id="no shares"),
-        param("GPU-0,NVIDIA,1,0:;", id="less"),
-        param("GPU-0,NVIDIA,8000,100:;", id="more"),
-        param("GPU-1,NVIDIA,3000,30:;", id="another device"),
-        param("GPU-0,NVIDIA,3000:;", id="unreadable"),
-        param("GPU-0 GPU-1", id="unreadable, of all devices"),
-        param("GPU-0[1-0],NVIDIA,3000,30:;", id="as if in MIG mode"),
-        param("GPU-0,NVIDIA,1500,15:GPU-1,NVIDIA,1500,15:;", id="one share of two"),
-        param("x" * 2**20, id="huge"),
-    ],
+    ("removed", None),
+    ("emptied", ""),
+    ("no shares", ";"),
+    ("less", "GPU-0,NVIDIA,1,0:;"),
+    ("more", "GPU-0,NVIDIA,8000,100:;"),
+    ("another device", "GPU-1,NVIDIA,3000,30:;"),
+    ("unreadable", "GPU-0,NVIDIA,3000:;"),
+    ("unreadable, of all devices", "GPU-0 GPU-1"),
+    ("as if in MIG mode", "GPU-0[1-0],NVIDIA,3000,30:;"),
+    ("one share of two", "GPU-0,NVIDIA,1500,15:GPU-1,NVIDIA,1500,15:;"),
+    ("huge", "x" * 2**20),
 )
 def test_an_edit_of_a_bound_pod_changes_no_booking(text):
     cache = SmallStore()
@@ -120,7 +118,7 @@ def test_a_quota_counts_what_the_binding_said():
     assert cache.place(pod(gpus(1, memory=1, cores=0), name="next")) is None
 
 
-@pytest.mark.parametrize("first", [APP, INIT], ids=["app", "init container"])
+@cases("first", ("app", APP), ("init container", INIT))
 def test_quotas_follow_a_deadline_that_is_set_later(first):
     cache = SmallStore()
     cache.quotas.upsert(quota(gpumem=3000, scopes=[ScopeRequirement("NotTerminating")]))
@@ -346,24 +344,19 @@ def test_an_instance_stays_where_it_was_placed(fields):
     assert cache.pods.edits_refused == 2
 
 
-@pytest.mark.parametrize(
-    ("first", "later", "is_refined"),
-    [
-        ("GPU-0,NVIDIA,4864,0:;", "GPU-0[1-0],NVIDIA,9728,15:;", True),
-        ("GPU-0[1-0],NVIDIA,9728,15:;", "GPU-0[1-1],NVIDIA,9728,15:;", True),
-        ("GPU-0,NVIDIA,4864,0:;", "GPU-1[1-0],NVIDIA,9728,15:;", False),
-        ("GPU-0[1-0],NVIDIA,9728,15:;", "GPU-0,NVIDIA,1,0:;", False),
-        ("GPU-0[1-0],NVIDIA,9728,15:;", ";", False),
-        ("GPU-2,NVIDIA,4864,0:;", "GPU-2[1-0],NVIDIA,9728,15:;", False),
-    ],
-    ids=[
-        "instance",
+@cases(
+    "first, later, is_refined",
+    ("instance", "GPU-0,NVIDIA,4864,0:;", "GPU-0[1-0],NVIDIA,9728,15:;", True),
+    (
         "another instance of the card",
-        "another card",
-        "readable",
-        "removed",
-        "not in MIG mode",
-    ],
+        "GPU-0[1-0],NVIDIA,9728,15:;",
+        "GPU-0[1-1],NVIDIA,9728,15:;",
+        True,
+    ),
+    ("another card", "GPU-0,NVIDIA,4864,0:;", "GPU-1[1-0],NVIDIA,9728,15:;", False),
+    ("readable", "GPU-0[1-0],NVIDIA,9728,15:;", "GPU-0,NVIDIA,1,0:;", False),
+    ("removed", "GPU-0[1-0],NVIDIA,9728,15:;", ";", False),
+    ("not in MIG mode", "GPU-2,NVIDIA,4864,0:;", "GPU-2[1-0],NVIDIA,9728,15:;", False),
 )
 def test_a_plugin_of_v25_to_v29_writes_the_instance(first, later, is_refined):
     cache = SmallStore(CUT)

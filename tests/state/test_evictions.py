@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
-
 from hami.model import EvictedTogether
 from hami.state.evictions import marked_units
+from testing.cases import cases
 from testing.stores import SmallStore, bound_to
 
 TOGETHER = EvictedTogether(3, "uid-c")
@@ -39,43 +38,27 @@ def units(**states):
     ]
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "c", "expected"),
-    [
-        pytest.param(PLAIN, PLAIN, PLAIN, [], id="nobody is marked"),
-        pytest.param(MARKED, PLAIN, PLAIN, [(False, False, ["a"])], id="one is marked"),
-        pytest.param(
-            MARKED, MARKED, PLAIN, [(False, False, ["a", "b"])], id="the last one is not marked"
-        ),
-        pytest.param(
-            GONE,
-            MARKED,
-            PLAIN,
-            [(False, False, ["b"])],
-            id="one has ended by itself before all are marked",
-        ),
-        pytest.param(MARKED, MARKED, MARKED, [(False, True, ["a", "b", "c"])], id="all are marked"),
-        pytest.param(
-            ENDING, MARKED, MARKED, [(True, True, ["a", "b", "c"])], id="one is being deleted"
-        ),
-        pytest.param(GONE, MARKED, MARKED, [(True, True, ["b", "c"])], id="one is gone"),
-        pytest.param(DONE, MARKED, MARKED, [(True, True, ["b", "c"])], id="one has terminated"),
-        pytest.param(GONE, GONE, MARKED, [(True, True, ["c"])], id="one is left"),
-        pytest.param(
-            MARKED,
-            MARKED,
-            GONE,
-            [(False, True, ["a", "b"])],
-            id="the last one has ended by itself, since it is deleted last",
-        ),
-        pytest.param(
-            MARKED, MARKED, DONE, [(False, True, ["a", "b"])], id="the last one has terminated"
-        ),
-        pytest.param(
-            GONE, MARKED, GONE, [(True, True, ["b"])], id="one is left, and the last one is gone"
-        ),
-        pytest.param(GONE, GONE, GONE, [], id="all are gone"),
-    ],
+@cases(
+    "a, b, c, expected",
+    ("nobody is marked", PLAIN, PLAIN, PLAIN, []),
+    ("one is marked", MARKED, PLAIN, PLAIN, [(False, False, ["a"])]),
+    ("the last one is not marked", MARKED, MARKED, PLAIN, [(False, False, ["a", "b"])]),
+    ("one has ended by itself before all are marked", GONE, MARKED, PLAIN, [(False, False, ["b"])]),
+    ("all are marked", MARKED, MARKED, MARKED, [(False, True, ["a", "b", "c"])]),
+    ("one is being deleted", ENDING, MARKED, MARKED, [(True, True, ["a", "b", "c"])]),
+    ("one is gone", GONE, MARKED, MARKED, [(True, True, ["b", "c"])]),
+    ("one has terminated", DONE, MARKED, MARKED, [(True, True, ["b", "c"])]),
+    ("one is left", GONE, GONE, MARKED, [(True, True, ["c"])]),
+    (
+        "the last one has ended by itself, since it is deleted last",
+        MARKED,
+        MARKED,
+        GONE,
+        [(False, True, ["a", "b"])],
+    ),
+    ("the last one has terminated", MARKED, MARKED, DONE, [(False, True, ["a", "b"])]),
+    ("one is left, and the last one is gone", GONE, MARKED, GONE, [(True, True, ["b"])]),
+    ("all are gone", GONE, GONE, GONE, []),
 )
 def test_whether_one_of_the_pods_that_are_evicted_together_has_been_deleted(a, b, c, expected):
     assert units(a=a, b=b, c=c) == expected

@@ -14,6 +14,7 @@ from hami.state.liveness import (
     observe,
 )
 from hami.state.sighting import Sighting
+from testing.cases import cases
 
 NOW = datetime(2026, 8, 21, 10, 0, 0, tzinfo=UTC)
 CLOCK = 1000.0
@@ -68,33 +69,23 @@ ASKED, LATER = "Requesting_2026-08-21 09:00:00", "Requesting_2026-08-21 09:30:00
 REPORTED, DELETED = "Reported x", "Deleted_x"
 
 
-@pytest.mark.parametrize(
+@cases(
     "observation, withdrawn",
-    [
-        param([(None, "a", 0)], False, id="never had any"),
-        param([(None, "a", 20)], False, id="has some"),
-        param([(None, "a", 20), (None, "a", 0)], True, id="taken back"),
-        param([(None, "a", 20), (None, "a", 10)], False, id="fewer"),
-        param([(None, "a", 20), (None, "a", 0), (ASKED, "a", 0)], True, id="asked since"),
-        param([(ASKED, "a", 20), (ASKED, "a", 0), (LATER, "a", 0)], True, id="asked again"),
-        param([(ASKED, "a", 20), (ASKED, "a", 0), (None, "a", 0)], True, id="handshake deleted"),
-        param([(ASKED, "a", 20), (ASKED, "a", 0), (DELETED, "a", 0)], True, id="marked as deleted"),
-        param(
-            [(ASKED, "a", 20), (ASKED, "a", 0), ("Requesting_x", "a", 0)],
-            True,
-            id="made unreadable",
-        ),
-        param([(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "a", 1)], False, id="one is back"),
-        param([(ASKED, "a", 20), (ASKED, "a", 0), (REPORTED, "a", 0)], False, id="reports"),
-        param([(REPORTED, "a", 20), (REPORTED, "a", 0)], True, id="reported before"),
-        param(
-            [(REPORTED, "a", 20), (REPORTED, "a", 0), (REPORTED + "y", "a", 0)],
-            False,
-            id="reports again",
-        ),
-        param([(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "b", 0)], False, id="registers anew"),
-        param([(ASKED, "a", 20), (ASKED, "b", 0)], False, id="registers anew while taken back"),
-    ],
+    ("never had any", [(None, "a", 0)], False),
+    ("has some", [(None, "a", 20)], False),
+    ("taken back", [(None, "a", 20), (None, "a", 0)], True),
+    ("fewer", [(None, "a", 20), (None, "a", 10)], False),
+    ("asked since", [(None, "a", 20), (None, "a", 0), (ASKED, "a", 0)], True),
+    ("asked again", [(ASKED, "a", 20), (ASKED, "a", 0), (LATER, "a", 0)], True),
+    ("handshake deleted", [(ASKED, "a", 20), (ASKED, "a", 0), (None, "a", 0)], True),
+    ("marked as deleted", [(ASKED, "a", 20), (ASKED, "a", 0), (DELETED, "a", 0)], True),
+    ("made unreadable", [(ASKED, "a", 20), (ASKED, "a", 0), ("Requesting_x", "a", 0)], True),
+    ("one is back", [(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "a", 1)], False),
+    ("reports", [(ASKED, "a", 20), (ASKED, "a", 0), (REPORTED, "a", 0)], False),
+    ("reported before", [(REPORTED, "a", 20), (REPORTED, "a", 0)], True),
+    ("reports again", [(REPORTED, "a", 20), (REPORTED, "a", 0), (REPORTED + "y", "a", 0)], False),
+    ("registers anew", [(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "b", 0)], False),
+    ("registers anew while taken back", [(ASKED, "a", 20), (ASKED, "b", 0)], False),
 )
 def test_withdrawn(observation, withdrawn):
     liveness = None

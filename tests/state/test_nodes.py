@@ -8,6 +8,7 @@ from hami.codec.keys import NODE_LOCK
 from hami.codec.states import render_request
 from hami.state.nodes import NodeCache
 from testing.builders import NVIDIA, device_usage, gpu, node
+from testing.cases import cases
 from testing.stores import SmallStore, bound_to, read_pods
 
 LOCK = "2026-08-21T12:00:00Z,default,a"
@@ -204,15 +205,20 @@ def test_the_lock_of_a_node_and_its_version():
     assert cache.nodes.lock_of("nowhere") is None
 
 
-@pytest.mark.parametrize(
-    ("change", "called"),
-    [
-        (lambda cache: cache.nodes.upsert(locked("2026-08-21T12:00:01Z,default,b", "6")), True),
-        (lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="6")), True),
-        (lambda cache: cache.nodes.upsert(locked(LOCK, "6")), False),
-        (lambda cache: cache.nodes.remove(node("n1")), True),
-    ],
-    ids=["other", "freed", "same", "node gone"],
+@cases(
+    "change, called",
+    (
+        "other",
+        lambda cache: cache.nodes.upsert(locked("2026-08-21T12:00:01Z,default,b", "6")),
+        True,
+    ),
+    (
+        "freed",
+        lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0"), resource_version="6")),
+        True,
+    ),
+    ("same", lambda cache: cache.nodes.upsert(locked(LOCK, "6")), False),
+    ("node gone", lambda cache: cache.nodes.remove(node("n1")), True),
 )
 def test_a_change_returns_the_nodes_whose_locks_have_changed(change, called):
     cache = SmallStore()

@@ -10,6 +10,7 @@ from hami.model import ContainerKind
 from hami.state.filtering import PENDING_REQUESTS
 from hami.state.pending import LIMIT, NAMESPACE_LIMIT, REMINDER_LIMIT_S, PendingPods
 from testing.builders import gpu, gpus, node, pod, quota
+from testing.cases import cases
 from testing.replicas import Clock, Replica, WatchedCluster
 
 SMALL = 40_000
@@ -186,56 +187,46 @@ def remember(*groups):
 MANY = 2 * LIMIT
 
 
-@pytest.mark.parametrize(
-    ("groups", "remembered"),
-    [
-        pytest.param([("a", 0, MANY)], {("a", 0): NAMESPACE_LIMIT}, id="one namespace"),
-        pytest.param(
-            [("b", 0, 1), ("a", 0, MANY)],
-            {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1},
-            id="another before",
-        ),
-        pytest.param(
-            [("a", 0, MANY), ("b", 0, 1)],
-            {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1},
-            id="another after",
-        ),
-        pytest.param(
-            [("c", 0, 1), ("a", 0, MANY), ("b", 0, MANY)],
-            {("a", 0): 499, ("b", 0): 500, ("c", 0): 1},
-            id="two with very many, and one before",
-        ),
-        pytest.param(
-            [("a", 0, MANY), ("b", 0, MANY), ("c", 0, MANY)],
-            {("a", 0): 333, ("b", 0): 333, ("c", 0): 334},
-            id="equal shares",
-        ),
-        pytest.param(
-            [("a", 9, 1), ("a", 0, MANY)],
-            {("a", 9): 1, ("a", 0): NAMESPACE_LIMIT - 1},
-            id="a higher priority in the same namespace",
-        ),
-        pytest.param(
-            [("a", 9, NAMESPACE_LIMIT), ("a", 0, 9)],
-            {("a", 9): NAMESPACE_LIMIT},
-            id="only of high priority",
-        ),
-        pytest.param(
-            [("c", 9, 1), ("a", 0, MANY), ("b", 0, MANY)],
-            {("c", 9): 1, ("a", 0): 499, ("b", 0): 500},
-            id="a higher priority in another namespace",
-        ),
-        pytest.param(
-            [("a", 9, MANY), ("b", 9, MANY), ("c", 0, 1)],
-            {("a", 9): 500, ("b", 9): 500},
-            id="a lower priority takes no place of higher ones",
-        ),
-        pytest.param(
-            [("c", 0, 1), ("a", 9, MANY)],
-            {("c", 0): 1, ("a", 9): NAMESPACE_LIMIT},
-            id="one namespace of high priority leaves room",
-        ),
-    ],
+@cases(
+    "groups, remembered",
+    ("one namespace", [("a", 0, MANY)], {("a", 0): NAMESPACE_LIMIT}),
+    ("another before", [("b", 0, 1), ("a", 0, MANY)], {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1}),
+    ("another after", [("a", 0, MANY), ("b", 0, 1)], {("a", 0): NAMESPACE_LIMIT, ("b", 0): 1}),
+    (
+        "two with very many, and one before",
+        [("c", 0, 1), ("a", 0, MANY), ("b", 0, MANY)],
+        {("a", 0): 499, ("b", 0): 500, ("c", 0): 1},
+    ),
+    (
+        "equal shares",
+        [("a", 0, MANY), ("b", 0, MANY), ("c", 0, MANY)],
+        {("a", 0): 333, ("b", 0): 333, ("c", 0): 334},
+    ),
+    (
+        "a higher priority in the same namespace",
+        [("a", 9, 1), ("a", 0, MANY)],
+        {("a", 9): 1, ("a", 0): NAMESPACE_LIMIT - 1},
+    ),
+    (
+        "only of high priority",
+        [("a", 9, NAMESPACE_LIMIT), ("a", 0, 9)],
+        {("a", 9): NAMESPACE_LIMIT},
+    ),
+    (
+        "a higher priority in another namespace",
+        [("c", 9, 1), ("a", 0, MANY), ("b", 0, MANY)],
+        {("c", 9): 1, ("a", 0): 499, ("b", 0): 500},
+    ),
+    (
+        "a lower priority takes no place of higher ones",
+        [("a", 9, MANY), ("b", 9, MANY), ("c", 0, 1)],
+        {("a", 9): 500, ("b", 9): 500},
+    ),
+    (
+        "one namespace of high priority leaves room",
+        [("c", 0, 1), ("a", 9, MANY)],
+        {("c", 0): 1, ("a", 9): NAMESPACE_LIMIT},
+    ),
 )
 def test_namespaces_and_priorities_have_shares(groups, remembered):
     found = remember(*groups)

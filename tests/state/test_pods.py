@@ -13,6 +13,7 @@ from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
 from testing.builders import APP, INIT, NVIDIA, container, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.replicas import Clock
 from testing.stores import BOUND, SmallStore, bound_to
 
@@ -37,10 +38,8 @@ def assigned_elsewhere(cache, age=0, text=ALLOCATION, containers=CONTAINERS, **f
 LONG = "".join("".join(f"GPU-{number},NVIDIA,1,1:" for number in range(8)) + ";" for _ in range(8))
 
 
-@pytest.mark.parametrize(
-    "text", [LONG, f"{LONG}GPU-0,NVIDIA,x,1:;"], ids=["readable", "unreadable"]
-)
-@pytest.mark.parametrize("first", [APP, INIT], ids=["apps", "with an init container"])
+@cases("text", ("readable", LONG), ("unreadable", f"{LONG}GPU-0,NVIDIA,x,1:;"))
+@cases("first", ("apps", APP), ("with an init container", INIT))
 def test_long_allocations_are_parsed_once_and_not_under_the_lock(monkeypatch, text, first):
     cache, parsed, parse = SmallStore(), [], allocation._shares
     monkeypatch.setattr(
@@ -325,7 +324,7 @@ def test_an_unreadable_foreign_reservation_is_reported_only_while_it_counts(end)
     assert cache.pods.get(asked.ref.uid).problems == ()
 
 
-@pytest.mark.parametrize("fields", [{}, {"node_name": "n1"}], ids=["unbound", "bound"])
+@cases("fields", ("unbound", {}), ("bound", {"node_name": "n1"}))
 @pytest.mark.parametrize("text", [ALLOCATION, "GPU-0,NVIDIA"])
 def test_the_annotations_of_a_pod_that_requests_no_device_are_ignored(text, fields):
     cache = SmallStore(foreign_reservations=True)
@@ -348,35 +347,32 @@ ALLOCATING, LABEL = BOUND | {BIND_PHASE: "allocating"}, {ASSIGNED_NODE: "n1"}
 DEVICES = {NVIDIA.annotations.allocated: ALLOCATION}
 
 
-@pytest.mark.parametrize(
-    ("fields", "settled"),
-    [
-        ({}, False),
-        ({"node_name": "n1"}, True),
-        ({"node_name": "n1", "annotations": BOUND}, False),
-        ({"node_name": "n1", "annotations": BOUND, "labels": {ASSIGNED_NODE: "n1"}}, True),
-        (
-            {
-                "node_name": "n1",
-                "annotations": ALLOCATING | DEVICES | {NVIDIA.annotations.to_allocate: ALLOCATION},
-                "labels": LABEL,
-            },
-            False,
-        ),
-        ({"node_name": "n1", "annotations": ALLOCATING | DEVICES, "labels": LABEL}, True),
-        ({"node_name": "n1", "annotations": ALLOCATING, "labels": LABEL}, True),
-        ({"phase": "Succeeded"}, True),
-    ],
-    ids=[
-        "unbound",
-        "without us",
-        "label missing",
-        "done",
+@cases(
+    "fields, settled",
+    ("unbound", {}, False),
+    ("without us", {"node_name": "n1"}, True),
+    ("label missing", {"node_name": "n1", "annotations": BOUND}, False),
+    ("done", {"node_name": "n1", "annotations": BOUND, "labels": {ASSIGNED_NODE: "n1"}}, True),
+    (
         "allocating",
+        {
+            "node_name": "n1",
+            "annotations": ALLOCATING | DEVICES | {NVIDIA.annotations.to_allocate: ALLOCATION},
+            "labels": LABEL,
+        },
+        False,
+    ),
+    (
         "of a lock-free vendor beside another",
+        {"node_name": "n1", "annotations": ALLOCATING | DEVICES, "labels": LABEL},
+        True,
+    ),
+    (
         "of a vendor without bind phase",
-        "over",
-    ],
+        {"node_name": "n1", "annotations": ALLOCATING, "labels": LABEL},
+        True,
+    ),
+    ("over", {"phase": "Succeeded"}, True),
 )
 def test_pods_that_are_settled(fields, settled):
     cache = SmallStore()
@@ -384,10 +380,11 @@ def test_pods_that_are_settled(fields, settled):
     assert [record.ref.name for record in cache.pods.unsettled()] == ([] if settled else ["pod1"])
 
 
-@pytest.mark.parametrize(
-    ("lock", "settled"),
-    [(NODE_LOCK, False), ("x.io/lock", True), ("", True)],
-    ids=["HAMi's", "its own", "none"],
+@cases(
+    "lock, settled",
+    ("HAMi's", NODE_LOCK, False),
+    ("its own", "x.io/lock", True),
+    ("none", "", True),
 )
 def test_only_pods_of_vendors_with_hamis_lock_are_allocating(lock, settled):
     """A pod of Cambricon's that pulls its image for minutes is not one that was never given its devices."""

@@ -16,6 +16,7 @@ from hami.state.promises import PREFIX, Promise, PromiseEnd, Stage
 from hami.state.table import Table
 from hami.state.victims import MAX_GANG, PreemptionRules, plan_preemption
 from testing.builders import NVIDIA, gpu, gpus, node, pod, quota
+from testing.cases import cases
 from testing.stores import SmallStore, bound_to
 
 MIB = 8000  # of each card
@@ -284,40 +285,30 @@ def test_two_pods_of_one_priority_hold_different_victims():
 # how holds end
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        pytest.param(
-            lambda cache: cache.pods.remove(replace(wants(), resource_version="9")),
-            PromiseEnd.DELETED,
-            id="deleted",
-        ),
-        pytest.param(
-            lambda cache: cache.pods.upsert(replace(wants(), resource_version="9", phase="Failed")),
-            PromiseEnd.DELETED,
-            id="terminated",
-        ),
-        pytest.param(
-            lambda cache: cache.pods.upsert(on_card("p", 1, 1, version="9")),
-            PromiseEnd.BOUND,
-            id="bound",
-        ),
-        pytest.param(
-            lambda cache: setattr(cache.time, "seconds", cache.time.seconds + 30 + PLAN_S),
-            PromiseEnd.EXPIRED,
-            id="expired",
-        ),
-        pytest.param(
-            lambda cache: cache.nodes.upsert(
-                node("n1", gpu("GPU-0", memory_mib=MIB, healthy=False))
-            ),
-            PromiseEnd.UNFIT,
-            id="sick device",
-        ),
-        pytest.param(
-            lambda cache: cache.nodes.upsert(node("n1")), PromiseEnd.UNFIT, id="lost device"
-        ),
-    ],
+@cases(
+    "change, expected",
+    (
+        "deleted",
+        lambda cache: cache.pods.remove(replace(wants(), resource_version="9")),
+        PromiseEnd.DELETED,
+    ),
+    (
+        "terminated",
+        lambda cache: cache.pods.upsert(replace(wants(), resource_version="9", phase="Failed")),
+        PromiseEnd.DELETED,
+    ),
+    ("bound", lambda cache: cache.pods.upsert(on_card("p", 1, 1, version="9")), PromiseEnd.BOUND),
+    (
+        "expired",
+        lambda cache: setattr(cache.time, "seconds", cache.time.seconds + 30 + PLAN_S),
+        PromiseEnd.EXPIRED,
+    ),
+    (
+        "sick device",
+        (lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0", memory_mib=MIB, healthy=False)))),
+        PromiseEnd.UNFIT,
+    ),
+    ("lost device", lambda cache: cache.nodes.upsert(node("n1")), PromiseEnd.UNFIT),
 )
 def test_a_hold_ends(change, expected):
     cache = store(on_card("v"), cards=1)
@@ -448,7 +439,7 @@ def test_a_look_at_the_victims_changes_no_reservation():
         cache.bindings.prepare(reservation)
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["held", "reserved"])
+@cases("again", ("held", False), ("reserved", True))
 def test_a_reservation_in_somebodys_hands_stays_as_it_is_when_it_becomes_a_hold(again):
     """It is read without the lock: the annotations of one decision are never those of another."""
     cache = store(on_card("v"), on_card("w", card=1))
@@ -544,25 +535,15 @@ def test_the_other_victims_are_spared_once_the_pod_is_placed():
     assert not cache.evictions.still_wanted(made)
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        pytest.param(lambda cache: end(cache, "v"), id="ended"),
-        pytest.param(
-            lambda cache: cache.pods.upsert(on_card("v", version="60", phase="Succeeded")),
-            id="terminated",
-        ),
-        pytest.param(
-            lambda cache: cache.pods.remove(replace(wants(), resource_version="9")),
-            id="preemptor deleted",
-        ),
-        pytest.param(
-            lambda cache: cache.nodes.upsert(
-                node("n1", gpu("GPU-0", memory_mib=MIB, healthy=False))
-            ),
-            id="sick",
-        ),
-    ],
+    ("ended", lambda cache: end(cache, "v")),
+    ("terminated", lambda cache: cache.pods.upsert(on_card("v", version="60", phase="Succeeded"))),
+    ("preemptor deleted", lambda cache: cache.pods.remove(replace(wants(), resource_version="9"))),
+    (
+        "sick",
+        (lambda cache: cache.nodes.upsert(node("n1", gpu("GPU-0", memory_mib=MIB, healthy=False)))),
+    ),
 )
 def test_a_plan_that_cannot_be_carried_out_any_more_holds_nothing(change):
     cache = store(on_card("v"), cards=1)

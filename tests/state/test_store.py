@@ -20,6 +20,7 @@ from hami.state.filtering import (
 )
 from hami.state.promises import ASSUMED_TTL_S, GROUP_TTL_S, NOMINATED_TTL_S
 from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod, quota, within_quota
+from testing.cases import cases
 from testing.stores import BOUND, SmallStore, bound_to
 
 ASKS = pod(gpus(2, memory=3000, cores=10))
@@ -245,26 +246,15 @@ def member(name, group="gang", **fields):
     )
 
 
-@pytest.mark.parametrize(
-    ("waited", "changes", "asks", "node"),
-    [
-        (YIELD_S, {}, member("single", ""), "n1"),
-        (YIELD_S, {}, member("single", "other gang"), "n1"),
-        (YIELD_S, {}, member("single", "", namespace="elsewhere"), "n1"),
-        (YIELD_S, {}, member("third"), None),
-        (YIELD_S, {}, pod(gpus(3), name="too many"), None),
-        (YIELD_S - 0.1, {}, member("single", ""), None),
-        (YIELD_S, {"nominated_node": "n1"}, member("single", ""), None),
-    ],
-    ids=[
-        "single",
-        "another group",
-        "another namespace",
-        "its own group",
-        "would not fit",
-        "too early",
-        "nominated",
-    ],
+@cases(
+    "waited, changes, asks, node",
+    ("single", YIELD_S, {}, member("single", ""), "n1"),
+    ("another group", YIELD_S, {}, member("single", "other gang"), "n1"),
+    ("another namespace", YIELD_S, {}, member("single", "", namespace="elsewhere"), "n1"),
+    ("its own group", YIELD_S, {}, member("third"), None),
+    ("would not fit", YIELD_S, {}, pod(gpus(3), name="too many"), None),
+    ("too early", YIELD_S - 0.1, {}, member("single", ""), None),
+    ("nominated", YIELD_S, {"nominated_node": "n1"}, member("single", ""), None),
 )
 def test_a_group_that_only_waits_yields_to_a_pod_that_fits(waited, changes, asks, node):
     """Two of its members have reservations, and kube-scheduler binds none of them: a third one may not fit."""
@@ -477,18 +467,16 @@ def devices(*found):
     return lambda cache: cache.nodes.upsert(node("n1", *found, resource_version="9"))
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (devices(gpu("GPU-0")), "gone or unhealthy"),
-        (devices(gpu("GPU-0"), gpu("GPU-1", healthy=False)), "gone or unhealthy"),
-        (lambda cache: cache.nodes.remove(node("n1")), "gone or unhealthy"),
-        (
-            lambda cache: cache.pods.upsert(bound_to("other", "GPU-1,NVIDIA,6000,0:;")),
-            "taken by another pod",
-        ),
-    ],
-    ids=["device gone", "device unhealthy", "node gone", "device taken by another replica"],
+@cases(
+    "change, problem",
+    ("device gone", devices(gpu("GPU-0")), "gone or unhealthy"),
+    ("device unhealthy", devices(gpu("GPU-0"), gpu("GPU-1", healthy=False)), "gone or unhealthy"),
+    ("node gone", lambda cache: cache.nodes.remove(node("n1")), "gone or unhealthy"),
+    (
+        "device taken by another replica",
+        lambda cache: cache.pods.upsert(bound_to("other", "GPU-1,NVIDIA,6000,0:;")),
+        "taken by another pod",
+    ),
 )
 def test_devices_are_checked_again_before_the_binding(change, problem):
     cache = SmallStore()
@@ -617,9 +605,7 @@ def test_a_bound_pod_that_is_missing_from_a_later_list_is_forgotten():
     assert cache.free()
 
 
-@pytest.mark.parametrize(
-    ("size", "most"), [(10_000, MAX_UNSHOWN), (MAX_UNSHOWN_BYTES // 5, 5)], ids=["small", "large"]
-)
+@cases("size, most", ("small", 10_000, MAX_UNSHOWN), ("large", MAX_UNSHOWN_BYTES // 5, 5))
 def test_few_pods_that_the_watch_has_not_shown_have_reservations(size, most):
     cache = SmallStore(
         node("n1", *(gpu(f"GPU-{number}", slots=100, memory_mib=8000) for number in range(8)))

@@ -7,7 +7,6 @@ import numpy
 import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import randoms
-from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.model import Budget, NodePolicy, NodePreference, NodeRequirement, Unfit
@@ -20,6 +19,7 @@ from hami.scheduling.score import node_score
 from hami.scheduling.usage import peak_charges, total_charge
 from hami.state.verdicts import Verdicts
 from testing.builders import booking, charge, cluster, gpu, gpus, pod_request, usage
+from testing.cases import cases
 from testing.seeds import some_budget, some_pod_request, some_preferences
 from testing.stores import decide
 from tests.state.mirror import Mirror
@@ -43,21 +43,10 @@ G3 = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     "node_policy, policy, node, share, fitting",
-    [
-        param(
-            BINPACK,
-            "spread",
-            "n2",
-            "GPU-b1,NVIDIA,3000,30:;",
-            "n1:0.00,n2:2.33",
-            id="devices spread",
-        ),
-        param(
-            SPREAD, "spread", "n1", "GPU-a1,NVIDIA,3000,30:;", "n2:2.33,n1:0.00", id="nodes spread"
-        ),
-    ],
+    ("devices spread", BINPACK, "spread", "n2", "GPU-b1,NVIDIA,3000,30:;", "n1:0.00,n2:2.33"),
+    ("nodes spread", SPREAD, "spread", "n1", "GPU-a1,NVIDIA,3000,30:;", "n2:2.33,n1:0.00"),
 )
 def test_a_pod_is_placed_by_node_and_device_policy(node_policy, policy, node, share, fitting):
     answer = decided(
@@ -310,76 +299,70 @@ def test_a_preferred_node_comes_before_any_score(policy, fuller):
 
 
 # the nodes of each row are in the order in which they are near, and their names are not
-@pytest.mark.parametrize(
+@cases(
     "asked, nodes",
-    [
-        param(
-            pod_request(gpus(1, 120_000, 0)),
-            {"c": sized((81_920, 0)), "b": sized((35_360, 0)), "a": sized((20_000, 0))},
-            id="more than a device has",
-        ),
-        param(
-            pod_request(gpus(1, 80_000, 0)),
-            {
-                "c": sized((81_920, 81_920)),
-                "b": sized((81_920, 100_000)),
-                "a": sized((40_000, 60_000)),
-            },
-            id="devices of which more is booked than they have",
-        ),
-        param(
-            pod_request(gpus(1, 60_000, 0)),
-            {"b": sized((81_920, 30_000)), "a": sized((20_000, 8_000))},
-            id="half of the small one is not half as much",
-        ),
-        param(
-            pod_request(gpus(2, 10_000, 0)),
-            {
-                "c": sized((20_000, 0), (20_000, 19_000)),
-                "b": sized((20_000, 16_000), (20_000, 16_000)),
-                "a": sized((20_000, 20_000), (20_000, 20_000)),
-            },
-            id="several devices together",
-        ),
-        param(
-            pod_request(gpus(1, 20_000, 0)),
-            {"b": sized((20_000, 1)), "a": [usage("g", 10)]},
-            id="a slot is all of a slot",
-        ),
-        param(
-            pod_request(gpus(1, 20_000, 0)),
-            {"b": sized((20_000, 1)), "a": [usage("g", 1, 0, 100)]},
-            id="a device without free cores",
-        ),
-        param(
-            pod_request(gpus(1, 10_000, 50)),
-            {
-                "c": [usage("g", 1, 0, 60)],
-                "b": [usage("g", 1, 40_000)],
-                "a": [usage("g", 1, 40_000, 60)],
-            },
-            id="parts of what is requested, whatever the unit",
-        ),
-        param(
-            pod_request(gpus(1, 10_000, 0)),
-            {"b": sized((10_000, 900_000)), "a": [usage("g", healthy=False)]},
-            id="amounts before other rules",
-        ),
-        param(
-            pod_request(gpus(2, 10_000, 0)),
-            {
-                "c": sized((10_000, 5_000), (10_000, 5_000)),
-                "b": [usage("g"), usage("h", index=1, healthy=False)],
-                "a": [usage("g")],
-            },
-            id="the same of several devices",
-        ),
-        param(
-            pod_request(gpus(1, 40_000, 0), annotations={"nvidia.com/use-gpuuuid": "wanted"}),
-            {"b": [usage("wanted", 1, 30_000)], "a": [usage("other", 1, 10_000)]},
-            id="a device that is named",
-        ),
-    ],
+    (
+        "more than a device has",
+        pod_request(gpus(1, 120_000, 0)),
+        {"c": sized((81_920, 0)), "b": sized((35_360, 0)), "a": sized((20_000, 0))},
+    ),
+    (
+        "devices of which more is booked than they have",
+        pod_request(gpus(1, 80_000, 0)),
+        {"c": sized((81_920, 81_920)), "b": sized((81_920, 100_000)), "a": sized((40_000, 60_000))},
+    ),
+    (
+        "half of the small one is not half as much",
+        pod_request(gpus(1, 60_000, 0)),
+        {"b": sized((81_920, 30_000)), "a": sized((20_000, 8_000))},
+    ),
+    (
+        "several devices together",
+        pod_request(gpus(2, 10_000, 0)),
+        {
+            "c": sized((20_000, 0), (20_000, 19_000)),
+            "b": sized((20_000, 16_000), (20_000, 16_000)),
+            "a": sized((20_000, 20_000), (20_000, 20_000)),
+        },
+    ),
+    (
+        "a slot is all of a slot",
+        pod_request(gpus(1, 20_000, 0)),
+        {"b": sized((20_000, 1)), "a": [usage("g", 10)]},
+    ),
+    (
+        "a device without free cores",
+        pod_request(gpus(1, 20_000, 0)),
+        {"b": sized((20_000, 1)), "a": [usage("g", 1, 0, 100)]},
+    ),
+    (
+        "parts of what is requested, whatever the unit",
+        pod_request(gpus(1, 10_000, 50)),
+        {
+            "c": [usage("g", 1, 0, 60)],
+            "b": [usage("g", 1, 40_000)],
+            "a": [usage("g", 1, 40_000, 60)],
+        },
+    ),
+    (
+        "amounts before other rules",
+        pod_request(gpus(1, 10_000, 0)),
+        {"b": sized((10_000, 900_000)), "a": [usage("g", healthy=False)]},
+    ),
+    (
+        "the same of several devices",
+        pod_request(gpus(2, 10_000, 0)),
+        {
+            "c": sized((10_000, 5_000), (10_000, 5_000)),
+            "b": [usage("g"), usage("h", index=1, healthy=False)],
+            "a": [usage("g")],
+        },
+    ),
+    (
+        "a device that is named",
+        pod_request(gpus(1, 40_000, 0), annotations={"nvidia.com/use-gpuuuid": "wanted"}),
+        {"b": [usage("wanted", 1, 30_000)], "a": [usage("other", 1, 10_000)]},
+    ),
 )
 def test_the_order_of_the_nearest_nodes(asked, nodes):
     table = cluster(**nodes)

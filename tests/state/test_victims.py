@@ -22,9 +22,10 @@ from hami.state.victims import (
 from hami.state.view import Policies
 from hami.vendors.spec import Catalog
 from testing.builders import NVIDIA, container, gpu, gpus, node, pod, quota
+from testing.cases import cases
 from testing.replicas import NOON, Clock
 from testing.stores import SmallStore
-from tests.vendors.rows_ascend import B910, npu
+from tests.vendors.rows_ascend import b910
 
 NOW = int(NOON.timestamp())
 RULES = PreemptionRules(now=NOW)
@@ -81,34 +82,28 @@ def victims(*arguments, **options):
 # who
 
 
-@pytest.mark.parametrize(
-    ("fields", "waiting"),
-    [
-        pytest.param({"priority": 100}, {}, id="equal priority"),
-        pytest.param({"priority": 101}, {}, id="higher priority"),
-        pytest.param({"is_node_agent": True}, {}, id="a DaemonSet's or mirror pod"),
-        pytest.param({"labels": {"hami.io/preemptible": "false"}}, {}, id="protected by its label"),
-        pytest.param({"controller": "owner"}, {"controller": "owner"}, id="of the same controller"),
-        pytest.param({"deletion": "2026-08-21T11:00:00Z"}, {}, id="should have ended long ago"),
-    ],
+@cases(
+    "fields, waiting",
+    ("equal priority", {"priority": 100}, {}),
+    ("higher priority", {"priority": 101}, {}),
+    ("a DaemonSet's or mirror pod", {"is_node_agent": True}, {}),
+    ("protected by its label", {"labels": {"hami.io/preemptible": "false"}}, {}),
+    ("of the same controller", {"controller": "owner"}, {"controller": "owner"}),
+    ("should have ended long ago", {"deletion": "2026-08-21T11:00:00Z"}, {}),
 )
 def test_who_is_never_evicted(fields, waiting):
     cache = store(runs("v", **fields))
     assert victims(cache, waits(**waiting)) is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "waiting"),
-    [
-        pytest.param({"priority": 99}, {}, id="lower priority"),
-        pytest.param({"priority": -10}, {"priority": -9}, id="negative priorities"),
-        pytest.param(
-            {"labels": {"hami.io/preemptible": "true"}}, {}, id="another value of the label"
-        ),
-        pytest.param({"controller": "owner"}, {"controller": "other"}, id="of another controller"),
-        pytest.param({"controller": ""}, {"controller": ""}, id="both without a controller"),
-        pytest.param({"started": ""}, {}, id="not started yet"),
-    ],
+@cases(
+    "fields, waiting",
+    ("lower priority", {"priority": 99}, {}),
+    ("negative priorities", {"priority": -10}, {"priority": -9}),
+    ("another value of the label", {"labels": {"hami.io/preemptible": "true"}}, {}),
+    ("of another controller", {"controller": "owner"}, {"controller": "other"}),
+    ("both without a controller", {"controller": ""}, {"controller": ""}),
+    ("not started yet", {"started": ""}, {}),
 )
 def test_who_is_evicted(fields, waiting):
     assert victims(store(runs("v", **fields)), waits(**waiting)) == ["v"]
@@ -211,19 +206,15 @@ def ends(name, in_s, grace_s, uuid="GPU-0", **fields):
     )
 
 
-@pytest.mark.parametrize(
-    ("in_s", "grace_s", "victim_grace_s", "victim", "awaited"),
-    [
-        pytest.param(30, 30, 30, (), ("uid-e",), id="within a minute"),
-        pytest.param(SOON_S, 3600, 30, (), ("uid-e",), id="in a minute, after an hour"),
-        pytest.param(SOON_S + 1, 3600, 30, ("uid-v",), (), id="in more than a minute"),
-        pytest.param(3600, 3600, 30, ("uid-v",), (), id="in an hour"),
-        pytest.param(300, 300, 300, (), ("uid-e",), id="as soon as the victim would"),
-        pytest.param(301, 400, 300, ("uid-v",), (), id="later than the victim"),
-        pytest.param(
-            YEARS, YEARS, 30, ("uid-e",), (), id="in years, so that it may be a victim itself"
-        ),
-    ],
+@cases(
+    "in_s, grace_s, victim_grace_s, victim, awaited",
+    ("within a minute", 30, 30, 30, (), ("uid-e",)),
+    ("in a minute, after an hour", SOON_S, 3600, 30, (), ("uid-e",)),
+    ("in more than a minute", SOON_S + 1, 3600, 30, ("uid-v",), ()),
+    ("in an hour", 3600, 3600, 30, ("uid-v",), ()),
+    ("as soon as the victim would", 300, 300, 300, (), ("uid-e",)),
+    ("later than the victim", 301, 400, 300, ("uid-v",), ()),
+    ("in years, so that it may be a victim itself", YEARS, YEARS, 30, ("uid-e",), ()),
 )
 def test_a_pod_that_is_being_deleted_is_waited_for_only_if_it_ends_soon(
     in_s, grace_s, victim_grace_s, victim, awaited
@@ -316,30 +307,24 @@ def test_another_namespace_may_have_a_gang_of_the_same_name():
     assert victims(cache) in (["a"], ["b"])
 
 
-@pytest.mark.parametrize(
-    ("priorities", "fields"),
-    [
-        pytest.param((10, 100), {}, id="a member of equal priority"),
-        pytest.param((10, 10), {"controller": "owner"}, id="a member of the same controller"),
-        pytest.param(
-            (10, 10), {"labels": {"hami.io/preemptible": "false"}}, id="a protected member"
-        ),
-        pytest.param((10, 10), {"is_node_agent": True}, id="a member of a DaemonSet"),
-    ],
+@cases(
+    "priorities, fields",
+    ("a member of equal priority", (10, 100), {}),
+    ("a member of the same controller", (10, 10), {"controller": "owner"}),
+    ("a protected member", (10, 10), {"labels": {"hami.io/preemptible": "false"}}),
+    ("a member of a DaemonSet", (10, 10), {"is_node_agent": True}),
 )
 def test_a_gang_stays_if_one_of_its_pods_may_not_be_evicted(priorities, fields):
     assert victims(gang(*priorities, **fields), waits(controller="owner")) is None
 
 
-@pytest.mark.parametrize(
-    ("started", "expected"),
-    [
-        pytest.param(("11:00:00", "11:59:00"), ["a", "b"], id="one of them has been replaced"),
-        pytest.param(("11:59:00", "11:00:00"), ["a", "b"], id="the other one"),
-        pytest.param(("11:00:00", ""), ["a", "b"], id="one has not started yet"),
-        pytest.param(("11:50:01", "11:59:00"), None, id="all are young"),
-        pytest.param(("", ""), None, id="none has started yet"),
-    ],
+@cases(
+    "started, expected",
+    ("one of them has been replaced", ("11:00:00", "11:59:00"), ["a", "b"]),
+    ("the other one", ("11:59:00", "11:00:00"), ["a", "b"]),
+    ("one has not started yet", ("11:00:00", ""), ["a", "b"]),
+    ("all are young", ("11:50:01", "11:59:00"), None),
+    ("none has started yet", ("", ""), None),
 )
 def test_a_gang_is_as_old_as_its_oldest_pod(started, expected):
     cache = gang(10, 10)
@@ -387,70 +372,56 @@ def group(min_count=None, disrupted_with=SINGLE):
     return PodGroup(min_count=min_count, disrupted_with=disrupted_with)
 
 
-@pytest.mark.parametrize(
-    ("groups", "pods", "expected"),
-    [
-        pytest.param({"g": group(2)}, ["ag", "bg"], {"a", "b"}, id="one by one"),
-        pytest.param({"g": group(2, "podgroup/g")}, ["ag", "bg"], {"ab"}, id="together"),
-        pytest.param({}, ["ag", "bg"], {"ab"}, id="not known: together"),
-        pytest.param(
-            {"g": group(3), "h": group(0)}, ["ag", "bg", "cg", "dh"], {"d"}, id="who is not needed"
-        ),
-        pytest.param(
-            {"g": group(2), "h": group(1)},
-            ["ag", "bg", "cg", "dh"],
-            {"a", "b", "c"},
-            id="of those, anyone",
-        ),
-        pytest.param(
-            {"g": group(4), "h": group(1)},
-            ["ag", "bg", "cg", "dh"],
-            {"a", "b", "c"},
-            id="of a gang that lacks one anyway",
-        ),
-        pytest.param(
-            {"g": group(), "h": group(1)},
-            ["ag", "bg", "cg", "dh"],
-            {"a", "b", "c"},
-            id="no gang, only a group",
-        ),
-        pytest.param(
-            {"g": group(2), "h": group(2, "podgroup/h")},
-            ["ag", "bg", "ch", "dh"],
-            {"a", "b"},
-            id="one pod of a gang rather than the whole of another",
-        ),
-        pytest.param(
-            {"g": group(2, "podgroup/g")},
-            ["ag", "bg", "c"],
-            {"c"},
-            id="a pod without a gang rather than a gang",
-        ),
-        pytest.param(
-            {"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/j")},
-            ["ag", "bh"],
-            {"ab"},
-            id="with the pods of other groups below the same",
-        ),
-        pytest.param(
-            {"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/k")},
-            ["ag", "bh"],
-            {"a", "b"},
-            id="below another",
-        ),
-        pytest.param(
-            {"g": group(1, "compositepodgroup/j"), "h": group(1)},
-            ["ag", "bh"],
-            {"a", "b"},
-            id="alone below it",
-        ),
-        pytest.param(
-            {"g": group(1, "compositepodgroup/j")},
-            ["ag", "bh"],
-            {"b"},
-            id="not known who else is below it",
-        ),
-    ],
+@cases(
+    "groups, pods, expected",
+    ("one by one", {"g": group(2)}, ["ag", "bg"], {"a", "b"}),
+    ("together", {"g": group(2, "podgroup/g")}, ["ag", "bg"], {"ab"}),
+    ("not known: together", {}, ["ag", "bg"], {"ab"}),
+    ("who is not needed", {"g": group(3), "h": group(0)}, ["ag", "bg", "cg", "dh"], {"d"}),
+    ("of those, anyone", {"g": group(2), "h": group(1)}, ["ag", "bg", "cg", "dh"], {"a", "b", "c"}),
+    (
+        "of a gang that lacks one anyway",
+        {"g": group(4), "h": group(1)},
+        ["ag", "bg", "cg", "dh"],
+        {"a", "b", "c"},
+    ),
+    (
+        "no gang, only a group",
+        {"g": group(), "h": group(1)},
+        ["ag", "bg", "cg", "dh"],
+        {"a", "b", "c"},
+    ),
+    (
+        "one pod of a gang rather than the whole of another",
+        {"g": group(2), "h": group(2, "podgroup/h")},
+        ["ag", "bg", "ch", "dh"],
+        {"a", "b"},
+    ),
+    (
+        "a pod without a gang rather than a gang",
+        {"g": group(2, "podgroup/g")},
+        ["ag", "bg", "c"],
+        {"c"},
+    ),
+    (
+        "with the pods of other groups below the same",
+        {"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/j")},
+        ["ag", "bh"],
+        {"ab"},
+    ),
+    (
+        "below another",
+        {"g": group(1, "compositepodgroup/j"), "h": group(1, "compositepodgroup/k")},
+        ["ag", "bh"],
+        {"a", "b"},
+    ),
+    (
+        "alone below it",
+        {"g": group(1, "compositepodgroup/j"), "h": group(1)},
+        ["ag", "bh"],
+        {"a", "b"},
+    ),
+    ("not known who else is below it", {"g": group(1, "compositepodgroup/j")}, ["ag", "bh"], {"b"}),
 )
 def test_the_pods_of_a_gang_are_evicted_as_their_groups_say(groups, pods, expected):
     assert "".join(grouped(groups, *pods)) in expected
@@ -466,15 +437,14 @@ def test_another_namespace_may_have_a_composite_group_of_the_same_name():
     assert victims(cache, rules=rules) == ["b"]
 
 
-@pytest.mark.parametrize(
-    ("disrupted_with", "expected"),
-    [(SINGLE, ["a"]), ("podgroup/gang", None)],
-    ids=["one by one", "together"],
+@cases(
+    "disrupted_with, expected", ("one by one", SINGLE, ["a"]), ("together", "podgroup/gang", None)
 )
-@pytest.mark.parametrize(
+@cases(
     "fields",
-    [{"priority": 100}, {"is_node_agent": True}, {"started": "2026-08-21T11:59:00Z"}],
-    ids=["priority", "of a DaemonSet", "young"],
+    ("priority", {"priority": 100}),
+    ("of a DaemonSet", {"is_node_agent": True}),
+    ("young", {"started": "2026-08-21T11:59:00Z"}),
 )
 def test_a_pod_that_stays_protects_only_those_that_are_evicted_with_it(
     fields, disrupted_with, expected
@@ -532,18 +502,14 @@ def two_teams():
     )
 
 
-@pytest.mark.parametrize(
-    ("budgets", "expected", "violations"),
-    [
-        pytest.param([], "a", 0, id="none"),
-        pytest.param([budget(1, team="x")], "a", 0, id="it allows one"),
-        pytest.param([budget(0, team="x")], "b", 0, id="it allows none"),
-        pytest.param(
-            [replace(budget(0, team="x"), namespace="other")], "a", 0, id="of another namespace"
-        ),
-        pytest.param([budget(0)], "a", 1, id="of all pods"),
-        pytest.param([replace(budget(0), selector=None)], "a", 0, id="of no pod"),
-    ],
+@cases(
+    "budgets, expected, violations",
+    ("none", [], "a", 0),
+    ("it allows one", [budget(1, team="x")], "a", 0),
+    ("it allows none", [budget(0, team="x")], "b", 0),
+    ("of another namespace", [replace(budget(0, team="x"), namespace="other")], "a", 0),
+    ("of all pods", [budget(0)], "a", 1),
+    ("of no pod", [replace(budget(0), selector=None)], "a", 0),
 )
 def test_budgets_are_kept_if_possible(budgets, expected, violations):
     plan = planned(two_teams(), rules=replace(RULES, budgets=budgets))
@@ -618,7 +584,7 @@ def test_further_victims_are_those_that_are_needed_beside_others():
 
 
 def test_a_part_of_an_ascend_chip():
-    vendor = B910
+    vendor = b910.vendor
     cache = Store(Catalog([vendor]), Policies(), clock=Clock(), now=Clock().now)
     text = (
         '[{"id":"d","count":4,"devmem":65536,"devcore":20,"type":"Ascend910B3","health":true,'
@@ -633,7 +599,7 @@ def test_a_part_of_an_ascend_chip():
     )
 
     def asks(name, priority, memory=None, **fields):
-        return pod(container(npu(vendor, 1, memory)), name=name, priority=priority, **fields)
+        return pod(container(b910.limits(1, memory)), name=name, priority=priority, **fields)
 
     for name, memory in (("v", 32768), ("w", 16384)):
         placed = asks(name, 10, memory)

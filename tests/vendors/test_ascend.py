@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.allocation import render_shares
 from hami.errors import MalformedInput
@@ -21,6 +20,7 @@ from hami.vendors.request import device_request
 from hami.vendors.spec import AnnotationContext
 from hami.vendors.vocabulary import Vocabulary
 from testing.builders import container, node, pod, pod_request, share
+from testing.cases import cases
 from testing.vendor_rows import NOW, admitted
 from testing.vendor_rows import given as limits_of
 from tests.vendors.rows_ascend import CHART, SOFT, ascend, b910, chips, p310
@@ -46,14 +46,10 @@ def context(*containers, annotations=None, devices=()):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotations, text",
-    [
-        param(
-            HARD, '[{"UUID":"device-0","temp":"vir08","memory":8738,"core":1}]', id="in hard split"
-        ),
-        param(SOFT, '[{"UUID":"device-0","memory":8738,"core":1}]', id="in soft split"),
-    ],
+    ("in hard split", HARD, '[{"UUID":"device-0","temp":"vir08","memory":8738,"core":1}]'),
+    ("in soft split", SOFT, '[{"UUID":"device-0","memory":8738,"core":1}]'),
 )
 def test_what_the_device_plugin_reads(annotations, text):
     (chip,) = (chip for chip in CHART.ascends if chip.common_word == "Ascend910A")
@@ -118,25 +114,21 @@ def env_after(overwriting, limits):
     return draft.render()["spec"]["containers"][0].get("env", [])
 
 
-@pytest.mark.parametrize(
+@cases(
     "overwriting, limits, env",
-    [
-        param([], {}, [], id="not configured"),
-        param(["Ascend910B3"], {}, HIDDEN, id="no chip is asked for"),
-        param(["Ascend910B3"], {"nvidia.com/gpu": "1"}, HIDDEN, id="another vendor's device"),
-        param(["Ascend910B3"], b910.limits(None, 5), HIDDEN, id="memory alone is no chip"),
-        param(["Ascend910B3"], b910.limits(1), [], id="this chip"),
-        param(["Ascend910B3"], p310.limits(1), [], id="another chip of Ascend"),
-        param(
-            ["Ascend310P", "Ascend910B3", "Ascend910C"],
-            {},
-            HIDDEN,
-            id="once, however many chips have the switch",
-        ),
-        param(
-            ["Ascend310P", "Ascend910B3"], b910.limits(1), [], id="another chip has the switch, too"
-        ),
-    ],
+    ("not configured", [], {}, []),
+    ("no chip is asked for", ["Ascend910B3"], {}, HIDDEN),
+    ("another vendor's device", ["Ascend910B3"], {"nvidia.com/gpu": "1"}, HIDDEN),
+    ("memory alone is no chip", ["Ascend910B3"], b910.limits(None, 5), HIDDEN),
+    ("this chip", ["Ascend910B3"], b910.limits(1), []),
+    ("another chip of Ascend", ["Ascend910B3"], p310.limits(1), []),
+    (
+        "once, however many chips have the switch",
+        ["Ascend310P", "Ascend910B3", "Ascend910C"],
+        {},
+        HIDDEN,
+    ),
+    ("another chip has the switch, too", ["Ascend310P", "Ascend910B3"], b910.limits(1), []),
 )
 def test_chips_are_hidden_from_containers_without_any(overwriting, limits, env):
     assert env_after(overwriting, limits) == env
@@ -155,22 +147,20 @@ def held(*uuids):
     return tuple(share(uuid, 65536, 0, B910.key) for uuid in uuids)
 
 
-@pytest.mark.parametrize(
+@cases(
     "usages, placement, score",
-    [
-        param(chips(1, 1, 2), (held("d0", "d1"),), 10, id="one network"),
-        param(chips(1, 1, 2), (held("d1", "d2"),), 5, id="two networks"),
-        param(
-            chips(1, 1, 2),
-            (held("d0", "d1", "d2"), (), held("d2")),
-            10 * 2 / 3 + 10,
-            id="containers add up",
-        ),
-        param(chips(1, None), (held("d0"), held("d1")), 0, id="a chip without network"),
-        param(chips(1, "x"), (held("d1"),), 0, id="a network that is no number"),
-        param(chips(1, True), (held("d1"),), 0, id="a network that is a truth"),
-        param(chips(1), ((),), 0, id="no chip"),
-    ],
+    ("one network", chips(1, 1, 2), (held("d0", "d1"),), 10),
+    ("two networks", chips(1, 1, 2), (held("d1", "d2"),), 5),
+    (
+        "containers add up",
+        chips(1, 1, 2),
+        (held("d0", "d1", "d2"), (), held("d2")),
+        10 * 2 / 3 + 10,
+    ),
+    ("a chip without network", chips(1, None), (held("d0"), held("d1")), 0),
+    ("a network that is no number", chips(1, "x"), (held("d1"),), 0),
+    ("a network that is a truth", chips(1, True), (held("d1"),), 0),
+    ("no chip", chips(1), ((),), 0),
 )
 def test_node_score_is_higher_where_chips_share_a_network(usages, placement, score):
     assert B910.decision.node_score(usages, placement, NodePolicy.BINPACK) == pytest.approx(score)

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.allocation import parse_shares
 from hami.codec.device_config import DeviceConfig, Names
@@ -13,6 +12,7 @@ from hami.vendors import aws
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Candidate
 from testing.builders import container, device_usage, pod
+from testing.cases import cases
 from testing.vendor_placing import cache_of, place_pod
 from tests.vendors.rows_aws import CORES, COUNT, NEURON, device
 
@@ -66,30 +66,24 @@ def test_a_node_without_devices(amounts):
     assert NEURON.decision.inventory(NEURON, instance(**amounts)) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "node, problem",
-    [
-        param(instance(kind="", neuron=1, neuroncore=2), f"label {LABEL}: missing", id="no label"),
-        param(instance(neuron=1), "expected 1 to 31 cores for each", id="no cores"),
-        param(
-            instance(neuroncore=2),
-            "expected 1 to 31 cores for each of the 0 devices",
-            id="cores alone",
-        ),
-        param(
-            instance(neuron=3, neuroncore=4),
-            "expected 1 to 31 cores for each",
-            id="cores that cannot be shared out",
-        ),
-        param(
-            instance(neuron=1, neuroncore=32),
-            "expected 1 to 31 cores for each",
-            id="more cores than a mask has",
-        ),
-        param(instance(neuron=-1, neuroncore=2), "expected no negative amount", id="negative"),
-        param(instance(neuron="x", neuroncore=2), f"capacity of {COUNT}", id="no number"),
-        param(instance(neuron=2000, neuroncore=4000), "at most 256 devices", id="absurd"),
-    ],
+    ("no label", instance(kind="", neuron=1, neuroncore=2), f"label {LABEL}: missing"),
+    ("no cores", instance(neuron=1), "expected 1 to 31 cores for each"),
+    ("cores alone", instance(neuroncore=2), "expected 1 to 31 cores for each of the 0 devices"),
+    (
+        "cores that cannot be shared out",
+        instance(neuron=3, neuroncore=4),
+        "expected 1 to 31 cores for each",
+    ),
+    (
+        "more cores than a mask has",
+        instance(neuron=1, neuroncore=32),
+        "expected 1 to 31 cores for each",
+    ),
+    ("negative", instance(neuron=-1, neuroncore=2), "expected no negative amount"),
+    ("no number", instance(neuron="x", neuroncore=2), f"capacity of {COUNT}"),
+    ("absurd", instance(neuron=2000, neuroncore=4000), "at most 256 devices"),
 )
 def test_nodes_that_cannot_be_read(node, problem):
     with pytest.raises(MalformedInput, match=problem):
@@ -112,35 +106,16 @@ def read(text, *containers):
 CORE, DEVICE = container({CORES: "1"}), container({COUNT: "1"})
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, containers, expected",
-    [
-        param("d,AWSNeuron,0,1:;", [CORE], [[(1, (Partition(0),))]], id="the first core"),
-        param("d,AWSNeuron,0,2:;", [CORE], [[(2, (Partition(1),))]], id="the second core"),
-        param("d,AWSNeuron,0,12:;", [CORE], [[(12, (Partition(2, 2),))]], id="two neighbors"),
-        param(
-            "d,AWSNeuron,0,5:;",
-            [CORE],
-            [[(5, (Partition(0), Partition(2)))]],
-            id="two that are not",
-        ),
-        param("d,AWSNeuron,0,0:;", [CORE], [[(0, ())]], id="no core, as upstream may write"),
-        param(
-            "d,AWSNeuron,0,3:;",
-            [DEVICE],
-            [[(3, (ALL,))]],
-            id="a device, of which upstream names two cores",
-        ),
-        param(
-            ";d,AWSNeuron,0,3:;", [CORE, DEVICE], [[], [(3, (ALL,))]], id="of the second container"
-        ),
-        param(
-            "d,AWSNeuron,0,3:;",
-            [CORE, DEVICE],
-            [[(3, (Partition(0, 2),))]],
-            id="nobody knows whose",
-        ),
-    ],
+    ("the first core", "d,AWSNeuron,0,1:;", [CORE], [[(1, (Partition(0),))]]),
+    ("the second core", "d,AWSNeuron,0,2:;", [CORE], [[(2, (Partition(1),))]]),
+    ("two neighbors", "d,AWSNeuron,0,12:;", [CORE], [[(12, (Partition(2, 2),))]]),
+    ("two that are not", "d,AWSNeuron,0,5:;", [CORE], [[(5, (Partition(0), Partition(2)))]]),
+    ("no core, as upstream may write", "d,AWSNeuron,0,0:;", [CORE], [[(0, ())]]),
+    ("a device, of which upstream names two cores", "d,AWSNeuron,0,3:;", [DEVICE], [[(3, (ALL,))]]),
+    ("of the second container", ";d,AWSNeuron,0,3:;", [CORE, DEVICE], [[], [(3, (ALL,))]]),
+    ("nobody knows whose", "d,AWSNeuron,0,3:;", [CORE, DEVICE], [[(3, (Partition(0, 2),))]]),
 )
 def test_cores_are_read_back_from_the_mask(text, containers, expected):
     assert read(text, *containers) == expected

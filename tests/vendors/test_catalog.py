@@ -7,6 +7,7 @@ from hami.vendors import mig
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import PartitionRule, Rule, SelectorKeys
 from testing.builders import NVIDIA, nvidia
+from testing.cases import cases
 
 CHART = vendors(chart_config(), ascend=True, iluvatar=True)
 WIRE = [  # vendor, register, handshake, to-allocate, allocated
@@ -247,13 +248,10 @@ def test_iluvatar_is_a_record_a_chip_where_it_is_switched_on():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "config, keys",
-    [
-        (DeviceConfig(), ["NVIDIA"]),
-        (DeviceConfig(nvidia=None), []),
-    ],
-    ids=["default", "no section"],
+    ("default", DeviceConfig(), ["NVIDIA"]),
+    ("no section", DeviceConfig(nvidia=None), []),
 )
 def test_vendors(config, keys):
     assert [vendor.key for vendor in vendors(config)] == keys

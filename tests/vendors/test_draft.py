@@ -8,6 +8,7 @@ from hami.codec.pods import convert_pod
 from hami.errors import MalformedInput
 from hami.vendors.draft import PodDraft
 from testing.builders import NVIDIA
+from testing.cases import cases
 from testing.vendor_chart import CHART
 
 WIRE = {
@@ -40,26 +41,15 @@ def changed(change):
     return after
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        lambda pod, container: None,
-        lambda pod, container: pod.set_annotation("team", "a"),
-        lambda pod, container: pod.set_scheduler("ours"),
-        lambda pod, container: pod.set_runtime_class("nvidia"),
-        lambda pod, container: pod.set_runtime_class(""),
-        lambda pod, container: container.set_amount("nvidia.com/gpu", 1),
-        lambda pod, container: container.set_env("B", "2"),
-    ],
-    ids=[
-        "nothing",
-        "annotation",
-        "scheduler",
-        "the pod's own runtime class",
-        "no runtime class",
-        "amount",
-        "variable",
-    ],
+    ("nothing", lambda pod, container: None),
+    ("annotation", lambda pod, container: pod.set_annotation("team", "a")),
+    ("scheduler", lambda pod, container: pod.set_scheduler("ours")),
+    ("the pod's own runtime class", lambda pod, container: pod.set_runtime_class("nvidia")),
+    ("no runtime class", lambda pod, container: pod.set_runtime_class("")),
+    ("amount", lambda pod, container: container.set_amount("nvidia.com/gpu", 1)),
+    ("variable", lambda pod, container: container.set_env("B", "2")),
 )
 def test_setting_what_is_there_changes_nothing(change):
     assert changed(change) is WIRE
@@ -77,19 +67,18 @@ def test_only_the_parts_that_change_are_copied():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "change, fields",
-    [
-        (
-            lambda pod: pod.set_annotation("k", "v"),
-            {"metadata": {"name": "p", "annotations": {"team": "a", "k": "v"}}},
-        ),
-        (
-            lambda pod: pod.set_scheduler("other"),
-            {"spec": WIRE["spec"] | {"schedulerName": "other"}},
-        ),
-    ],
-    ids=["annotation", "scheduler"],
+    (
+        "annotation",
+        lambda pod: pod.set_annotation("k", "v"),
+        {"metadata": {"name": "p", "annotations": {"team": "a", "k": "v"}}},
+    ),
+    (
+        "scheduler",
+        lambda pod: pod.set_scheduler("other"),
+        {"spec": WIRE["spec"] | {"schedulerName": "other"}},
+    ),
 )
 def test_fields_of_the_pod(change, fields):
     assert changed(lambda pod, container: change(pod)) == WIRE | fields

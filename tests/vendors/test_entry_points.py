@@ -19,6 +19,7 @@ from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.entry_points import GROUP, catalog, full_catalog, sections
 from testing.builders import NVIDIA, container, device_usage, gpu, node, pod
+from testing.cases import cases
 from testing.replicas import Clock
 from tools.policies import main as policies
 
@@ -291,21 +292,20 @@ def test_a_package_may_have_several_vendors_or_none(install):
     assert {"Acme", "B"} <= {vendor.key for vendor in catalog(chart_config())}
 
 
-@pytest.mark.parametrize(
+@cases(
     "first, second, problem",
-    [
-        (
-            "nvidia",
-            None,
-            "hami.vendors: nvidia = one:make: expected a name that is not a section of HAMi's own",
-        ),
-        (
-            "acme",
-            "acme",
-            "hami.vendors: acme = two:make: expected another name than that of one:make",
-        ),
-    ],
-    ids=["a section of ours", "another's section"],
+    (
+        "a section of ours",
+        "nvidia",
+        None,
+        "hami.vendors: nvidia = one:make: expected a name that is not a section of HAMi's own",
+    ),
+    (
+        "another's section",
+        "acme",
+        "acme",
+        "hami.vendors: acme = two:make: expected another name than that of one:make",
+    ),
 )
 def test_a_section_has_one_reader(install, first, second, problem):
     install("one", {first: "one:make"}, one=VENDOR)

@@ -12,6 +12,7 @@ from hami.vendors.entry_points import full_catalog
 from hami.vendors.inventory import MAX_TEXT, PAIR_SCORES, read_inventory, registered, with_template
 from hami.vendors.spec import Rule
 from testing.builders import NVIDIA, ONLY_NVIDIA, gpu, node
+from testing.cases import cases
 
 CATALOG = full_catalog(chart_config())
 TWO = gpu("dev-0"), gpu("dev-1", index=1)
@@ -97,7 +98,7 @@ def test_unreadable_pair_scores():
         registered(NVIDIA, node("n1", *TWO, annotations={"hami.io/node-nvidia-score": "x"}))
 
 
-@pytest.mark.parametrize("form", ["[%s]", "%s:"], ids=["JSON", "text"])
+@cases("form", ("JSON", "[%s]"), ("text", "%s:"))
 def test_a_node_registers_256_devices_at_most(form):
     entry, separator = ('{"id":"%d"}', ",") if form == "[%s]" else ("%d,1,1,1,m,0,true", ":")
 

@@ -1,13 +1,13 @@
 """What Kunlun does beyond the table of all vendors."""
 
 import pytest
-from pytest import param
 
 from hami.model import DeviceUsage, NodePolicy, Unfit
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usage import charge_shares
 from hami.vendors.request import device_request
 from testing.builders import container, node, pod_request, request, share
+from testing.cases import cases
 from tests.vendors.rows_kunlun import CARDS, SLICES, cards, vxpu
 
 
@@ -15,21 +15,19 @@ def held(*indexes):
     return tuple(share(f"n-kunlun-{index}", 98304, 100, "kunlun") for index in indexes)
 
 
-@pytest.mark.parametrize(
+@cases(
     "used, placement, score",
-    [
-        param(range(4), (held(*range(8)),), 3000, id="one wing, all cards in use"),
-        param((), (held(0, 1, 2, 3),), 2000, id="a whole wing of an idle server"),
-        param((), (held(*range(8)),), 3000, id="an idle server"),
-        param((), (held(0),), 0, id="a single card of an idle server"),
-        param((), (held(0, 1),), 1000, id="a part of a wing of an idle server"),
-        param((0, 1), (held(2, 3),), 3000, id="the rest of a wing, beside cards in use"),
-        param((0, 1), (held(4, 5),), 2000, id="a part of the other wing"),
-        param((0, 1), (held(4),), 1000, id="a single card in the other wing"),
-        param((0, 4), (held(1, 5),), 3000, id="two single cards get company"),
-        param((0, 1, 2), (held(3),), 3000, id="the last of a wing"),
-        param((0, 1), (held(2), (), held(3)), 3000, id="all containers of a pod together"),
-    ],
+    ("one wing, all cards in use", range(4), (held(*range(8)),), 3000),
+    ("a whole wing of an idle server", (), (held(0, 1, 2, 3),), 2000),
+    ("an idle server", (), (held(*range(8)),), 3000),
+    ("a single card of an idle server", (), (held(0),), 0),
+    ("a part of a wing of an idle server", (), (held(0, 1),), 1000),
+    ("the rest of a wing, beside cards in use", (0, 1), (held(2, 3),), 3000),
+    ("a part of the other wing", (0, 1), (held(4, 5),), 2000),
+    ("a single card in the other wing", (0, 1), (held(4),), 1000),
+    ("two single cards get company", (0, 4), (held(1, 5),), 3000),
+    ("the last of a wing", (0, 1, 2), (held(3),), 3000),
+    ("all containers of a pod together", (0, 1), (held(2), (), held(3)), 3000),
 )
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_node_score_is_higher_the_less_wings_are_cut_up(used, placement, score, policy):

@@ -15,6 +15,7 @@ from hami.state.verdicts import Verdicts
 from hami.vendors.catalog import vendors
 from hami.vendors.spec import Candidate, Catalog
 from testing.builders import booking_of, container, pod_request, within_quota
+from testing.cases import cases
 from testing.stores import decide
 from testing.vendor_chart import CHART, on_node
 from testing.vendor_placing import cache_of
@@ -166,68 +167,47 @@ def aware_vendor(aware):
 ZONE = [sgpu(uuid, zone=1) for uuid in "abcd"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "usages, shares, score",
-    [
-        param(ZONE, taken(100, aware=True), -30, id="one of four"),
-        param(ZONE, taken(100, aware=True, uuids="ab"), 60, id="two of four"),
-        param(ZONE, taken(100, {AWARE: "true"}), -30, id="the pod wants it"),
-        param(ZONE, taken(100, {AWARE: "false"}, aware=True), 0, id="the pod does not want it"),
-        param(ZONE, taken(100, {AWARE: "maybe"}, aware=True), -30, id="the pod does not say"),
-        param(ZONE, taken(100), 0, id="nobody wants it"),
-        param(ZONE, taken(50, aware=True), 0, id="parts of cards"),
-        param(
-            [sgpu("a"), sgpu("b")], taken(100, aware=True, uuids="ab"), 0, id="cards without links"
-        ),
-        param(
-            [sgpu("a", zone=1), sgpu("b", zone=2)],
-            taken(100, aware=True, uuids="ab"),
-            0,
-            id="two zones",
-        ),
-        param(
-            [*ZONE[:2], sgpu("c", 1, zone=1)],
-            taken(100, aware=True, uuids="ab"),
-            100,
-            id="cards in use do not count",
-        ),
-        param([sgpu("a", 2, 0, 0, ONLINES)], taken(annotations=ONLINE), -40, id="two online"),
-        param([sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -200, id="two offline"),
-        param(
-            [sgpu("a", 4, 0, 0, ONLINES + OFFLINES)],
-            taken(annotations=ONLINE),
-            -44,
-            id="two of each",
-        ),
-        param(
-            [sgpu("a", 2, 0, 0, ONLINES), sgpu("b", 2, 0, 0, OFFLINES)],
-            taken(annotations=ONLINE),
-            -40,
-            id="other cards do not matter",
-        ),
-        param(
-            [sgpu("a", 2, 0, 0, OFFLINES)],
-            taken(annotations=OFFLINE),
-            0,
-            id="offline pods do not mind",
-        ),
-    ],
+    ("one of four", ZONE, taken(100, aware=True), -30),
+    ("two of four", ZONE, taken(100, aware=True, uuids="ab"), 60),
+    ("the pod wants it", ZONE, taken(100, {AWARE: "true"}), -30),
+    ("the pod does not want it", ZONE, taken(100, {AWARE: "false"}, aware=True), 0),
+    ("the pod does not say", ZONE, taken(100, {AWARE: "maybe"}, aware=True), -30),
+    ("nobody wants it", ZONE, taken(100), 0),
+    ("parts of cards", ZONE, taken(50, aware=True), 0),
+    ("cards without links", [sgpu("a"), sgpu("b")], taken(100, aware=True, uuids="ab"), 0),
+    ("two zones", [sgpu("a", zone=1), sgpu("b", zone=2)], taken(100, aware=True, uuids="ab"), 0),
+    (
+        "cards in use do not count",
+        [*ZONE[:2], sgpu("c", 1, zone=1)],
+        taken(100, aware=True, uuids="ab"),
+        100,
+    ),
+    ("two online", [sgpu("a", 2, 0, 0, ONLINES)], taken(annotations=ONLINE), -40),
+    ("two offline", [sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=ONLINE), -200),
+    ("two of each", [sgpu("a", 4, 0, 0, ONLINES + OFFLINES)], taken(annotations=ONLINE), -44),
+    (
+        "other cards do not matter",
+        [sgpu("a", 2, 0, 0, ONLINES), sgpu("b", 2, 0, 0, OFFLINES)],
+        taken(annotations=ONLINE),
+        -40,
+    ),
+    ("offline pods do not mind", [sgpu("a", 2, 0, 0, OFFLINES)], taken(annotations=OFFLINE), 0),
 )
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_score_of_sgpus_goes_before_usage(usages, shares, score, policy):
     assert SGPU.decision.node_score(usages, (shares,), policy) == 10_000 * score
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotations, tag",
-    [
-        param({}, "best-effort", id="bypassing the webhook"),
-        param({QOS: "fixed-share"}, "fixed-share", id="quality"),
-        param({CLASS: "offline", QOS: "burst-share"}, "offline burst-share", id="offline"),
-        param({CLASS: "online", QOS: "burst-share"}, "online", id="online pods have no quality"),
-        param({AWARE: "1"}, "best-effort linked", id="linked"),
-        param({CLASS: "any", QOS: "any"}, "", id="words that are none"),
-    ],
+    ("bypassing the webhook", {}, "best-effort"),
+    ("quality", {QOS: "fixed-share"}, "fixed-share"),
+    ("offline", {CLASS: "offline", QOS: "burst-share"}, "offline burst-share"),
+    ("online pods have no quality", {CLASS: "online", QOS: "burst-share"}, "online"),
+    ("linked", {AWARE: "1"}, "best-effort linked"),
+    ("words that are none", {CLASS: "any", QOS: "any"}, ""),
 )
 def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
     shares = taken(annotations=annotations)

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.errors import MalformedInput
 from testing import vendor_rows as rows
 from testing.builders import NVIDIA, nvidia
+from testing.cases import cases
 
 ONE = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1"}
 STRICT = nvidia(strict=True)
@@ -22,51 +22,30 @@ def env_of(admission):
     return {entry["name"]: entry["value"] for entry in admission.container.get("env", [])}
 
 
-@pytest.mark.parametrize(
+@cases(
     "vendor, limits, env",
-    [
-        param(NVIDIA, ONE, {}, id="none by default"),
-        param(
-            NVIDIA, ONE | {"nvidia.com/priority": "1"}, {"CUDA_TASK_PRIORITY": "1"}, id="priority"
-        ),
-        param(
-            NVIDIA,
-            {"nvidia.com/priority": "0"},
-            {"CUDA_TASK_PRIORITY": "0"},
-            id="priority without a card",
-        ),
-        param(
-            nvidia(gpu_core_policy="force"),
-            ONE,
-            {"GPU_CORE_UTILIZATION_POLICY": "force"},
-            id="core policy",
-        ),
-        param(
-            nvidia(gpu_core_policy="disable"),
-            {"nvidia.com/priority": "1"},
-            {"CUDA_TASK_PRIORITY": "1", "GPU_CORE_UTILIZATION_POLICY": "disable"},
-            id="core policy for a container without a card",
-        ),
-        param(
-            nvidia(gpu_core_policy="disable"), {}, {}, id="nothing in a pod that names no resource"
-        ),
-        param(
-            nvidia(overwrite_env=True),
-            {},
-            {"NVIDIA_VISIBLE_DEVICES": "none"},
-            id="no card to be seen",
-        ),
-        param(nvidia(overwrite_env=True), ONE, {}, id="its own card to be seen"),
-        param(nvidia(overwrite_env=True), {"nvidia.com/gpumem": "1"}, {}, id="a card by default"),
-        param(
-            nvidia(overwrite_env=True),
-            {"nvidia.com/gpu": "0"},
-            {"NVIDIA_VISIBLE_DEVICES": "none"},
-            id="zero cards",
-        ),
-        param(STRICT, {}, {"NVIDIA_VISIBLE_DEVICES": "none"}, id="strict mode"),
-        param(STRICT, ONE, {}, id="strict mode with a card"),
-    ],
+    ("none by default", NVIDIA, ONE, {}),
+    ("priority", NVIDIA, ONE | {"nvidia.com/priority": "1"}, {"CUDA_TASK_PRIORITY": "1"}),
+    ("priority without a card", NVIDIA, {"nvidia.com/priority": "0"}, {"CUDA_TASK_PRIORITY": "0"}),
+    ("core policy", nvidia(gpu_core_policy="force"), ONE, {"GPU_CORE_UTILIZATION_POLICY": "force"}),
+    (
+        "core policy for a container without a card",
+        nvidia(gpu_core_policy="disable"),
+        {"nvidia.com/priority": "1"},
+        {"CUDA_TASK_PRIORITY": "1", "GPU_CORE_UTILIZATION_POLICY": "disable"},
+    ),
+    ("nothing in a pod that names no resource", nvidia(gpu_core_policy="disable"), {}, {}),
+    ("no card to be seen", nvidia(overwrite_env=True), {}, {"NVIDIA_VISIBLE_DEVICES": "none"}),
+    ("its own card to be seen", nvidia(overwrite_env=True), ONE, {}),
+    ("a card by default", nvidia(overwrite_env=True), {"nvidia.com/gpumem": "1"}, {}),
+    (
+        "zero cards",
+        nvidia(overwrite_env=True),
+        {"nvidia.com/gpu": "0"},
+        {"NVIDIA_VISIBLE_DEVICES": "none"},
+    ),
+    ("strict mode", STRICT, {}, {"NVIDIA_VISIBLE_DEVICES": "none"}),
+    ("strict mode with a card", STRICT, ONE, {}),
 )
 def test_environment(vendor, limits, env):
     assert env_of(admit(vendor, limits)) == env
@@ -94,15 +73,18 @@ def test_an_environment_that_is_none(env):
         admit(NVIDIA, {"nvidia.com/priority": "1"}, env=env)
 
 
-@pytest.mark.parametrize(
+@cases(
     "vendor, limits, pod_spec, expected",
-    [
-        (nvidia(runtime_class_name="nvidia"), ONE, {}, {"runtimeClassName": "nvidia"}),
-        (nvidia(runtime_class_name="nvidia"), ONE, {"runtimeClassName": "kata"}, {}),
-        (nvidia(runtime_class_name="nvidia"), {}, {}, {}),
-        (NVIDIA, ONE, {}, {}),
-    ],
-    ids=["set", "the pod's own stays", "no card", "none configured"],
+    ("set", nvidia(runtime_class_name="nvidia"), ONE, {}, {"runtimeClassName": "nvidia"}),
+    (
+        "the pod's own stays",
+        nvidia(runtime_class_name="nvidia"),
+        ONE,
+        {"runtimeClassName": "kata"},
+        {},
+    ),
+    ("no card", nvidia(runtime_class_name="nvidia"), {}, {}, {}),
+    ("none configured", NVIDIA, ONE, {}, {}),
 )
 def test_runtime_class(vendor, limits, pod_spec, expected):
     assert admit(vendor, limits, pod_spec).pod_spec == expected
@@ -149,54 +131,43 @@ def test_any_amount_is_admitted_or_malformed(resource, text):
         assert resource in str(error)
 
 
-@pytest.mark.parametrize(
+@cases(
     "vendor, all_of_them, beside",
-    [
-        (NVIDIA, False, False),
-        (nvidia(overwrite_env=True), True, False),
-        (nvidia(gpu_core_policy="force"), False, True),
-        (STRICT, True, False),
-    ],
-    ids=["default", "environment overwritten", "core policy", "strict"],
+    ("default", NVIDIA, False, False),
+    ("environment overwritten", nvidia(overwrite_env=True), True, False),
+    ("core policy", nvidia(gpu_core_policy="force"), False, True),
+    ("strict", STRICT, True, False),
 )
 def test_which_settings_concern_containers_without_devices(vendor, all_of_them, beside):
     assert vendor.admission.admits_all is all_of_them
     assert vendor.admission.admits_beside is beside
 
 
-@pytest.mark.parametrize(
+@cases(
     "entry, refused",
-    [
-        param({"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "80g"}, True, id="memory"),
-        param(
-            {"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "80g"}, True, id="memory of a device"
-        ),
-        param({"name": "CUDA_DEVICE_SM_LIMIT", "value": "100"}, True, id="cores"),
-        param({"name": "CUDA_DEVICE_SM_LIMIT_7", "value": "100"}, True, id="cores of a device"),
-        param(
-            {"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/tmp/x"}, True, id="shared region"
-        ),
-        param({"name": "CUDA_OVERSUBSCRIBE", "value": "true"}, True, id="oversubscription"),
-        param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, True, id="all devices"),
-        param(
-            {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {}}},
-            True,
-            id="devices from elsewhere",
-        ),
-        param({"name": "NVIDIA_VISIBLE_DEVICES"}, True, id="devices without a value"),
-        param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}, False, id="no devices"),
-        param(
-            {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"},
-            False,
-            id="another variable of the driver",
-        ),
-        param(
-            {"name": "CUDA_DEVICE_SM_LIMITER", "value": "1"}, False, id="a name that begins alike"
-        ),
-        param({"name": "CUDA_DISABLE_CONTROL", "value": "true"}, False, id="without the limiter"),
-        param({"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}, False, id="core policy"),
-        param({"name": "LD_PRELOAD", "value": "libjemalloc.so"}, False, id="preload"),
-    ],
+    ("memory", {"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "80g"}, True),
+    ("memory of a device", {"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "80g"}, True),
+    ("cores", {"name": "CUDA_DEVICE_SM_LIMIT", "value": "100"}, True),
+    ("cores of a device", {"name": "CUDA_DEVICE_SM_LIMIT_7", "value": "100"}, True),
+    ("shared region", {"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/tmp/x"}, True),
+    ("oversubscription", {"name": "CUDA_OVERSUBSCRIBE", "value": "true"}, True),
+    ("all devices", {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, True),
+    (
+        "devices from elsewhere",
+        {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {}}},
+        True,
+    ),
+    ("devices without a value", {"name": "NVIDIA_VISIBLE_DEVICES"}, True),
+    ("no devices", {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}, False),
+    (
+        "another variable of the driver",
+        {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"},
+        False,
+    ),
+    ("a name that begins alike", {"name": "CUDA_DEVICE_SM_LIMITER", "value": "1"}, False),
+    ("without the limiter", {"name": "CUDA_DISABLE_CONTROL", "value": "true"}, False),
+    ("core policy", {"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}, False),
+    ("preload", {"name": "LD_PRELOAD", "value": "libjemalloc.so"}, False),
 )
 def test_variables_that_would_lift_limits_are_refused_on_containers_with_a_card(entry, refused):
     env = [{"name": "A", "value": "1"}, entry]
@@ -226,51 +197,47 @@ FROM_ELSEWHERE = {"env": [{"name": "CUDA_DISABLE_CONTROL", "valueFrom": {"config
 LIFTS, HIDES = "it can lift the limits of devices", "it can hide files of the limiter"
 
 
-@pytest.mark.parametrize(
+@cases(
     "fields, field, why",
-    [
-        param(
-            {"envFrom": [{"configMapRef": {"name": "m"}}]},
-            "envFrom",
-            "it can set variables of the limiter",
-            id="from",
-        ),
-        param(
-            env("CUDA_DISABLE_CONTROL", "true"),
-            "env CUDA_DISABLE_CONTROL=true",
-            LIFTS,
-            id="without the limiter",
-        ),
-        param(FROM_ELSEWHERE, "env CUDA_DISABLE_CONTROL", LIFTS, id="value from elsewhere"),
-        param(
-            env("CUDA_REDIRECT", "/x.so"), "env CUDA_REDIRECT=/x.so", LIFTS, id="another library"
-        ),
-        param(
-            env("GPU_CORE_UTILIZATION_POLICY", "disable"),
-            "env GPU_CORE_UTILIZATION_POLICY=disable",
-            LIFTS,
-            id="cores",
-        ),
-        param(env("LD_PRELOAD", "/x.so"), "env LD_PRELOAD=/x.so", LIFTS, id="preload"),
-        param(env("LD_AUDIT", "x" * 1000), f"env LD_AUDIT={'x' * 100}", LIFTS, id="long value"),
-        *(
-            param(mounted(path), f"volumeMounts[1].mountPath={path}", HIDES, id=path)
-            for path in (
-                "/etc/ld.so.preload",
-                "/etc",
-                "/etc/",
-                "/",
-                "/usr/local/vgpu",
-                "/usr/local/vgpu/libvgpu.so",
-                "/usr/local",
-                "/usr",
-                "/tmp/vgpulock",
-                "//etc//ld.so.preload",
-                "/data/../etc/./ld.so.preload",
-                "etc/ld.so.preload",
-            )
-        ),
-    ],
+    (
+        "from",
+        {"envFrom": [{"configMapRef": {"name": "m"}}]},
+        "envFrom",
+        "it can set variables of the limiter",
+    ),
+    (
+        "without the limiter",
+        env("CUDA_DISABLE_CONTROL", "true"),
+        "env CUDA_DISABLE_CONTROL=true",
+        LIFTS,
+    ),
+    ("value from elsewhere", FROM_ELSEWHERE, "env CUDA_DISABLE_CONTROL", LIFTS),
+    ("another library", env("CUDA_REDIRECT", "/x.so"), "env CUDA_REDIRECT=/x.so", LIFTS),
+    (
+        "cores",
+        env("GPU_CORE_UTILIZATION_POLICY", "disable"),
+        "env GPU_CORE_UTILIZATION_POLICY=disable",
+        LIFTS,
+    ),
+    ("preload", env("LD_PRELOAD", "/x.so"), "env LD_PRELOAD=/x.so", LIFTS),
+    ("long value", env("LD_AUDIT", "x" * 1000), f"env LD_AUDIT={'x' * 100}", LIFTS),
+    *(
+        (path, mounted(path), f"volumeMounts[1].mountPath={path}", HIDES)
+        for path in (
+            "/etc/ld.so.preload",
+            "/etc",
+            "/etc/",
+            "/",
+            "/usr/local/vgpu",
+            "/usr/local/vgpu/libvgpu.so",
+            "/usr/local",
+            "/usr",
+            "/tmp/vgpulock",
+            "//etc//ld.so.preload",
+            "/data/../etc/./ld.so.preload",
+            "etc/ld.so.preload",
+        )
+    ),
 )
 def test_strict_mode_refuses_what_could_lift_limits_of_a_container_with_a_card(fields, field, why):
     admit(NVIDIA, ONE, **fields)

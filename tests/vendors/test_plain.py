@@ -2,7 +2,6 @@
 came past admission, and what upstream does wrong."""
 
 import pytest
-from pytest import param
 
 from hami.codec.keys import NODE_LOCK
 from hami.errors import MalformedInput
@@ -11,6 +10,7 @@ from hami.scheduling.quota import remaining_budget
 from hami.scheduling.refusal import Choice
 from hami.vendors.request import device_request
 from testing.builders import APP, INIT, container, pod, within_quota
+from testing.cases import cases
 from testing.vendor_chart import CHART, on_node
 from testing.vendor_placing import cache_of
 from testing.vendor_rows import admit, asked, given
@@ -20,18 +20,12 @@ AMD, BIREN, DCU, GCU, MLU, MT, V150 = (
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     "vendor, limits, requests, expected",
-    [
-        param(MT, given(MT, 1), {}, asked(MT, 1, 0, 100, 0), id="one device without more"),
-        param(AMD, given(AMD, None, 16384, 25), {}, None, id="no device count"),
-        param(
-            AMD, given(AMD, 1, None, 0), {}, asked(AMD, 1, 0, 100, 0), id="no percentage of cores"
-        ),
-        param(
-            V150, given(V150, 2), {}, asked(V150, 2, 0, 100, 0), id="several of Iluvatar's cards"
-        ),
-    ],
+    ("one device without more", MT, given(MT, 1), {}, asked(MT, 1, 0, 100, 0)),
+    ("no device count", AMD, given(AMD, None, 16384, 25), {}, None),
+    ("no percentage of cores", AMD, given(AMD, 1, None, 0), {}, asked(AMD, 1, 0, 100, 0)),
+    ("several of Iluvatar's cards", V150, given(V150, 2), {}, asked(V150, 2, 0, 100, 0)),
 )
 def test_pods_that_came_past_admission(vendor, limits, requests, expected):
     assert device_request(vendor, container(limits, requests=requests)) == expected
@@ -44,30 +38,20 @@ def described(usages):
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "vendor, capacity, first, count",
-    [
-        param(
-            MLU, dict(memory=400, cores=400), ("n-cambricon-mlu-0", 100, 25600, 100), 4, id="MLU"
-        ),
-        param(
-            MLU,
-            dict(memory=400, cores=350),
-            ("n-cambricon-mlu-0", 100, 29257, 100),
-            4,
-            id="MLU part of a card",
-        ),
-        param(MT, dict(memory=768, cores=128), ("n-mthreads-0", 100, 49152, 16), 8, id="Mthreads"),
-        param(
-            MT,
-            dict(memory=1, cores=1),
-            ("n-mthreads-0", 100, 8192, 16),
-            1,
-            id="capacity of one core",
-        ),
-        param(GCU, dict(count=2), ("n-GCU-0", 1, 100, 100), 2, id="GCU"),
-        param(CHART["Metax-GPU"], dict(count=8), ("n-metax-0", 1, 65536, 100), 8, id="MetaX"),
-    ],
+    ("MLU", MLU, dict(memory=400, cores=400), ("n-cambricon-mlu-0", 100, 25600, 100), 4),
+    (
+        "MLU part of a card",
+        MLU,
+        dict(memory=400, cores=350),
+        ("n-cambricon-mlu-0", 100, 29257, 100),
+        4,
+    ),
+    ("Mthreads", MT, dict(memory=768, cores=128), ("n-mthreads-0", 100, 49152, 16), 8),
+    ("capacity of one core", MT, dict(memory=1, cores=1), ("n-mthreads-0", 100, 8192, 16), 1),
+    ("GCU", GCU, dict(count=2), ("n-GCU-0", 1, 100, 100), 2),
+    ("MetaX", CHART["Metax-GPU"], dict(count=8), ("n-metax-0", 1, 65536, 100), 8),
 )
 def test_cards_by_capacity(vendor, capacity, first, count):
     usages = on_node(vendor, **capacity)
@@ -76,21 +60,15 @@ def test_cards_by_capacity(vendor, capacity, first, count):
     assert len({usage.device.uuid for usage in usages}) == count
 
 
-@pytest.mark.parametrize(
+@cases(
     "vendor, capacity, problem",
-    [
-        param(MLU, dict(count=4), f"device not found {MLU.resources.cores}", id="count alone"),
-        param(MLU, dict(memory=400), f"device not found {MLU.resources.cores}", id="memory alone"),
-        param(
-            MLU, dict(memory=400, cores=0), f"device not found {MLU.resources.cores}", id="no cores"
-        ),
-        param(MT, dict(cores=128), f"device not found {MT.resources.memory}", id="cores alone"),
-        param(MT, dict(memory=768, cores=-16), "expected no negative amount", id="negative"),
-        param(
-            MT, dict(memory="lots", cores=16), f"capacity of {MT.resources.memory}", id="no amount"
-        ),
-        param(GCU, dict(count=100000), "expected at most 256 devices", id="absurd"),
-    ],
+    ("count alone", MLU, dict(count=4), f"device not found {MLU.resources.cores}"),
+    ("memory alone", MLU, dict(memory=400), f"device not found {MLU.resources.cores}"),
+    ("no cores", MLU, dict(memory=400, cores=0), f"device not found {MLU.resources.cores}"),
+    ("cores alone", MT, dict(cores=128), f"device not found {MT.resources.memory}"),
+    ("negative", MT, dict(memory=768, cores=-16), "expected no negative amount"),
+    ("no amount", MT, dict(memory="lots", cores=16), f"capacity of {MT.resources.memory}"),
+    ("absurd", GCU, dict(count=100000), "expected at most 256 devices"),
 )
 def test_capacity_that_cannot_be_used(vendor, capacity, problem):
     with pytest.raises(MalformedInput, match=problem):
@@ -122,30 +100,23 @@ def test_hygon_without_any_card():
         on_node(DCU, annotations={DCU.annotations.register: ":"})
 
 
-@pytest.mark.parametrize(
+@cases(
     "vendor, limits, left",
-    [
-        param(
-            MLU,
-            {MLU.resources.memory: 50, MLU.resources.cores: 100},
-            (12800, 100),
-            id="MLU in units of 256 MiB",
-        ),
-        param(MT, {MT.resources.memory: 96}, (49152, None), id="Mthreads in units of 512 MiB"),
-        param(DCU, {DCU.resources.memory: 2000}, (2000, None), id="Hygon"),
-        param(
-            CHART["Metax-SGPU"],
-            {CHART["Metax-SGPU"].resources.memory: 4},
-            (4096, None),
-            id="sGPU in GiB",
-        ),
-        param(
-            AMD,
-            {AMD.resources.memory: 100, AMD.resources.cores: 50},
-            (100, None),
-            id="AMD compute units are no percentage",
-        ),
-    ],
+    (
+        "MLU in units of 256 MiB",
+        MLU,
+        {MLU.resources.memory: 50, MLU.resources.cores: 100},
+        (12800, 100),
+    ),
+    ("Mthreads in units of 512 MiB", MT, {MT.resources.memory: 96}, (49152, None)),
+    ("Hygon", DCU, {DCU.resources.memory: 2000}, (2000, None)),
+    ("sGPU in GiB", CHART["Metax-SGPU"], {CHART["Metax-SGPU"].resources.memory: 4}, (4096, None)),
+    (
+        "AMD compute units are no percentage",
+        AMD,
+        {AMD.resources.memory: 100, AMD.resources.cores: 50},
+        (100, None),
+    ),
 )
 def test_quotas(vendor, limits, left):
     quota = QuotaLimits(namespace="default", name="quota", uid="uid", limits=limits)
@@ -166,17 +137,15 @@ def test_cores_of_several_cards_count_once_for_each_card(limit, covered):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "wire, env",
-    [
-        param({"name": "c"}, [{"name": "SOL_CONTINER_NAME", "value": "c"}], id="set"),
-        param(
-            {"name": "c", "env": [{"name": "SOL_CONTINER_NAME", "value": "mine"}]},
-            [{"name": "SOL_CONTINER_NAME", "value": "mine"}],
-            id="the container's own stays",
-        ),
-        param({}, None, id="no name"),
-    ],
+    ("set", {"name": "c"}, [{"name": "SOL_CONTINER_NAME", "value": "c"}]),
+    (
+        "the container's own stays",
+        {"name": "c", "env": [{"name": "SOL_CONTINER_NAME", "value": "mine"}]},
+        [{"name": "SOL_CONTINER_NAME", "value": "mine"}],
+    ),
+    ("no name", {}, None),
 )
 def test_iluvatar_containers_know_their_name(wire, env):
     asking = wire | {"resources": {"limits": given(V150, 1)}}
@@ -197,12 +166,13 @@ REGISTERED = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     "vendor, lock",
-    [(DCU, NODE_LOCK), (AMD, NODE_LOCK), (MLU, "cambricon.com/dsmlu.lock")],
-    ids=["Hygon", "AMD", "MLU"],
+    ("Hygon", DCU, NODE_LOCK),
+    ("AMD", AMD, NODE_LOCK),
+    ("MLU", MLU, "cambricon.com/dsmlu.lock"),
 )
-@pytest.mark.parametrize("kind", [INIT, APP], ids=["init", "app"])
+@cases("kind", ("init", INIT), ("app", APP))
 def test_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, lock, kind):
     cache = cache_of(Node(name="n", annotations=REGISTERED, capacity=CAPABLE, allocatable=CAPABLE))
     asking = pod(container(given(vendor, 1), kind=kind), container({"cpu": "1"}))
@@ -210,10 +180,11 @@ def test_pods_whose_init_containers_alone_ask_for_devices_lock_the_node(vendor, 
     assert cache.bindings.get(asking.ref.uid).lock_keys == (lock,)
 
 
-@pytest.mark.parametrize(
+@cases(
     "capacity, offered",
-    [(CAPABLE, True), ({AMD.resources.count: "0"}, False), ({}, False)],
-    ids=["some", "none", "not said"],
+    ("some", CAPABLE, True),
+    ("none", {AMD.resources.count: "0"}, False),
+    ("not said", {}, False),
 )
 def test_amd_cards_count_while_the_kubelet_has_any(capacity, offered):
     cache = cache_of(

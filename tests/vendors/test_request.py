@@ -1,7 +1,6 @@
 """Reading a container's amounts: limits, else requests."""
 
 import pytest
-from pytest import param
 
 from hami.errors import MalformedInput
 from hami.vendors import request as module
@@ -9,6 +8,7 @@ from hami.vendors.admission import check_amounts
 from hami.vendors.draft import PodDraft
 from hami.vendors.request import device_request, device_requests, most_shares
 from testing.builders import NVIDIA, ONLY_NVIDIA, container, nvidia, request
+from testing.cases import cases
 
 GPU, MEMORY, PERCENT = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 
@@ -20,14 +20,12 @@ def draft(limits):
     return draft.seen_with(NVIDIA.resources)
 
 
-@pytest.mark.parametrize(
+@cases(
     "limits, requests, expected",
-    [
-        param({GPU: 1, MEMORY: 5}, {MEMORY: 7}, request(1, 5), id="the limit wins"),
-        param({}, {GPU: 2, MEMORY: 7}, request(2, 7), id="requests alone"),
-        param({GPU: 1}, {MEMORY: 7}, request(1, 7), id="some of each"),
-        param({MEMORY: 7}, {}, None, id="no count"),
-    ],
+    ("the limit wins", {GPU: 1, MEMORY: 5}, {MEMORY: 7}, request(1, 5)),
+    ("requests alone", {}, {GPU: 2, MEMORY: 7}, request(2, 7)),
+    ("some of each", {GPU: 1}, {MEMORY: 7}, request(1, 7)),
+    ("no count", {MEMORY: 7}, {}, None),
 )
 def test_limits_then_requests(limits, requests, expected):
     assert device_request(NVIDIA, container(limits, requests=requests)) == expected
@@ -35,14 +33,7 @@ def test_limits_then_requests(limits, requests, expected):
 
 @pytest.mark.parametrize(
     "percent, expected",
-    [
-        ("100", 100),
-        ("1", 1),
-        ("120", 100),
-        ("0", 100),
-        ("-5", 100),
-        ("2147483647", 100),
-    ],
+    [("100", 100), ("1", 1), ("120", 100), ("0", 100), ("-5", 100), ("2147483647", 100)],
 )
 def test_a_percentage_is_clamped(percent, expected):
     assert device_request(NVIDIA, container({GPU: 1, PERCENT: percent})) == request(1, 0, expected)
@@ -78,21 +69,19 @@ def test_resources_of_others_are_not_kept():
     assert device_requests(ONLY_NVIDIA, first) == (request(1, 0, 100),)
 
 
-@pytest.mark.parametrize(
+@cases(
     "containers, shares",
-    [
-        param([container({GPU: "0" * 100 + "3"})], {"NVIDIA": 3}, id="a long amount"),
-        param(
-            [container({GPU: 1, MEMORY: 5}, name=f"c{number}") for number in range(1000)],
-            {"NVIDIA": 1000},
-            id="many containers",
-        ),
-        param(
-            [container({GPU: "x" * 100_000}), container({}, requests={GPU: "y" * 100_000})],
-            {},
-            id="long texts that are no amounts",
-        ),
-    ],
+    ("a long amount", [container({GPU: "0" * 100 + "3"})], {"NVIDIA": 3}),
+    (
+        "many containers",
+        [container({GPU: 1, MEMORY: 5}, name=f"c{number}") for number in range(1000)],
+        {"NVIDIA": 1000},
+    ),
+    (
+        "long texts that are no amounts",
+        [container({GPU: "x" * 100_000}), container({}, requests={GPU: "y" * 100_000})],
+        {},
+    ),
 )
 def test_large_requests_are_not_kept(containers, shares):
     """The API server writes short amounts, but anybody may send a review to the webhook."""

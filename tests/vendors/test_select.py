@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hami.vendors.select import grouped, on_wings, positions_of, whole_pairs
 from testing.builders import usage, usages
+from testing.cases import cases
 
 WINGS = [{0, 1, 2, 3}, {4, 5, 6, 7}]
 PAIRS = {(a, b) for wing in WINGS for a, b in combinations(sorted(wing), 2)} | {
@@ -107,15 +108,12 @@ def test_a_card_that_is_not_registered_leaves_the_others_in_their_places():
     assert indexes(on_wings([listed[2], listed[3]], 2, listed)) == [], "2 and 4 are not linked"
 
 
-@pytest.mark.parametrize(
+@cases(
     "listed, places",
-    [
-        (usages("a", "b"), {"a": 0, "b": 1}),
-        ([usage("a", index=5), usage("b", index=2)], {"a": 5, "b": 2}),
-        ([usage("a"), usage("b"), usage("c")], {"a": 0, "b": 1, "c": 2}),
-        ([], {}),
-    ],
-    ids=["in order", "by index", "no indexes", "none"],
+    ("in order", usages("a", "b"), {"a": 0, "b": 1}),
+    ("by index", [usage("a", index=5), usage("b", index=2)], {"a": 5, "b": 2}),
+    ("no indexes", [usage("a"), usage("b"), usage("c")], {"a": 0, "b": 1, "c": 2}),
+    ("none", [], {}),
 )
 def test_places(listed, places):
     assert positions_of(listed) == places

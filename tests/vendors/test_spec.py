@@ -5,6 +5,7 @@ import pytest
 from hami.errors import MalformedInput
 from hami.vendors.spec import Catalog, Decision, Resources, Vendor
 from testing.builders import gpu, request
+from testing.cases import cases
 from testing.vendor_rows import admit
 
 DECISION = Decision(inventory=lambda vendor, node: None)
@@ -76,13 +77,15 @@ def test_a_catalog_finds_vendors_by_key_and_by_resource():
     assert catalog.requested_by({"cpu": "1"}) == ()
 
 
-@pytest.mark.parametrize(
+@cases(
     "key, count, says",
-    [
-        ("X", "z.io/card", "vendor: expected a key that no other vendor has: 'X'"),
-        ("Z", "x.io/card", "vendor Z: expected a name of its own, this one is X's: 'x.io/card'"),
-    ],
-    ids=["one key", "one resource"],
+    ("one key", "X", "z.io/card", "vendor: expected a key that no other vendor has: 'X'"),
+    (
+        "one resource",
+        "Z",
+        "x.io/card",
+        "vendor Z: expected a name of its own, this one is X's: 'x.io/card'",
+    ),
 )
 def test_two_vendors_may_not_share(key, count, says):
     with pytest.raises(MalformedInput) as caught:

@@ -1,10 +1,10 @@
 """What Vastai does beyond the table of all vendors."""
 
 import pytest
-from pytest import param
 
 from hami.model import NodePolicy
 from testing.builders import node, share, usage
+from testing.cases import cases
 from tests.vendors.rows_vastai import VASTAI, die, dies
 
 
@@ -15,22 +15,20 @@ def held(*uuids):
 FOUR = dies("1", "1", "2", "3")
 
 
-@pytest.mark.parametrize(
+@cases(
     "usages, placement, score",
-    [
-        param(FOUR, (held("d1", "d0"),), 1, id="a free die beside a used one"),
-        param(FOUR, (held("d1", "d2"),), 0.5, id="two cards"),
-        param(FOUR, (held("d0"), (), held("d2", "d3")), 1.5, id="containers add up"),
-        param([*FOUR, die("e", None)], (held("d0"), held("e")), 0, id="a die without a card"),
-        param([usage("d0", info={"AIC": "1"})], (held("d0"),), 0, id="no die"),
-        param(
-            [usage("d0", info={"AIC": "1", "DeviceStrategy": "full"})],
-            (held("d0"),),
-            0,
-            id="another strategy",
-        ),
-        param([die("d0", 1)], (held("d0"),), 0, id="a card that is no text"),
-    ],
+    ("a free die beside a used one", FOUR, (held("d1", "d0"),), 1),
+    ("two cards", FOUR, (held("d1", "d2"),), 0.5),
+    ("containers add up", FOUR, (held("d0"), (), held("d2", "d3")), 1.5),
+    ("a die without a card", [*FOUR, die("e", None)], (held("d0"), held("e")), 0),
+    ("no die", [usage("d0", info={"AIC": "1"})], (held("d0"),), 0),
+    (
+        "another strategy",
+        [usage("d0", info={"AIC": "1", "DeviceStrategy": "full"})],
+        (held("d0"),),
+        0,
+    ),
+    ("a card that is no text", [die("d0", 1)], (held("d0"),), 0),
 )
 @pytest.mark.parametrize("policy", NodePolicy)
 def test_node_score_is_higher_where_dies_share_a_card(usages, placement, score, policy):

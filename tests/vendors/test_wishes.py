@@ -1,7 +1,6 @@
 """What looks like a wish for devices and is none: the warnings about a pod."""
 
 import pytest
-from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.scheduling.quota import DeviceSizes
@@ -9,6 +8,7 @@ from hami.vendors.entry_points import full_catalog
 from hami.vendors.vocabulary import Vocabulary
 from hami.vendors.wishes import MAX_NAMES, MOST, Wishes
 from testing.builders import container, gpus, pod
+from testing.cases import cases
 
 WISHES = Wishes(Vocabulary(full_catalog(chart_config())))
 SIZES = {"NVIDIA": DeviceSizes(40_000, 80_000, False)}
@@ -75,15 +75,17 @@ def test_labels_that_mean_something_elsewhere(key, warnings):
 POLICIES = ("hami.io/gpu-scheduler-policy", "hami.io/node-scheduler-policy")
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotations, labels, found",
-    [
-        ({POLICIES[0]: "spread"}, {}, [(POLICIES[0], "annotation")]),
-        ({}, {POLICIES[1]: "spread"}, [(POLICIES[1], "label")]),
-        ({"hami.io/device-cordon": "a"}, {"hami.io/allocation-mode": "dra"}, []),
-        ({"huawei.com/Ascend310P": "x", "hami.io/node-nvidia-register": "[]"}, {"gpu": "on"}, []),
-    ],
-    ids=["annotation", "label", "words for nodes", "words of programs"],
+    ("annotation", {POLICIES[0]: "spread"}, {}, [(POLICIES[0], "annotation")]),
+    ("label", {}, {POLICIES[1]: "spread"}, [(POLICIES[1], "label")]),
+    ("words for nodes", {"hami.io/device-cordon": "a"}, {"hami.io/allocation-mode": "dra"}, []),
+    (
+        "words of programs",
+        {"huawei.com/Ascend310P": "x", "hami.io/node-nvidia-register": "[]"},
+        {"gpu": "on"},
+        [],
+    ),
 )
 def test_words_for_pods_on_a_node(annotations, labels, found):
     assert list(WISHES.misplaced_on_node(annotations, labels)) == found
@@ -104,37 +106,39 @@ def test_annotations_that_mean_something_or_are_not_ours(key):
     assert warnings(gpus(), **{key: "x"}) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "limits, warning",
-    [
-        param(
-            {"nvidia.com/gpu": 1, "nvidia.com/gpumemory": 4000},
-            "container c: nobody manages nvidia.com/gpumemory, and no node offers it: did you mean nvidia.com/gpumem?",
-            id="no resource",
-        ),
-        param(
-            {"nvidia.com/gpu": 1, "nvidia.com/gpumem": "1Gi"},
+    (
+        "no resource",
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumemory": 4000},
+        "container c: nobody manages nvidia.com/gpumemory, and no node offers it: did you mean nvidia.com/gpumem?",
+    ),
+    (
+        "a unit",
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem": "1Gi"},
+        (
             "container c requests 1Gi of nvidia.com/gpumem: no device of the cluster has more than 80000; "
-            "it is in MiB, without a unit: 1024",
-            id="a unit",
+            "it is in MiB, without a unit: 1024"
         ),
-        param(
-            {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 80_001},
-            "container c requests 80001 of nvidia.com/gpumem: no device of the cluster has more than 80000",
-            id="too much memory",
-        ),
-        param(
-            {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 150},
-            "container c requests 150 of nvidia.com/gpucores: no device has more than 100 percent",
-            id="too many cores",
-        ),
-        param(
-            {"hygon.com/dcumem": 2000},
+    ),
+    (
+        "too much memory",
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 80_001},
+        "container c requests 80001 of nvidia.com/gpumem: no device of the cluster has more than 80000",
+    ),
+    (
+        "too many cores",
+        {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 150},
+        "container c requests 150 of nvidia.com/gpucores: no device has more than 100 percent",
+    ),
+    (
+        "no count",
+        {"hygon.com/dcumem": 2000},
+        (
             "container c requests hygon.com/dcumem without hygon.com/dcunum, so it gets no device: request "
-            "hygon.com/dcunum: 1, too",
-            id="no count",
+            "hygon.com/dcunum: 1, too"
         ),
-    ],
+    ),
 )
 def test_amounts_that_get_no_device(limits, warning):
     assert warnings(container(limits)) == [warning]

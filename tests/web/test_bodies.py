@@ -13,6 +13,7 @@ from werkzeug.exceptions import ServiceUnavailable
 from werkzeug.test import create_environ
 
 from hami.web.bodies import FREE, BodyBudgets, ByteBudget, TurnBudget
+from testing.cases import cases
 from testing.eventually import eventually
 from tests.web.test_server import Server
 
@@ -177,9 +178,7 @@ class Failing(Reader):
         raise KeyError("bug")
 
 
-@pytest.mark.parametrize(
-    "budget", [ByteBudget(1000), TurnBudget(1, 0, 0.0)], ids=["bytes", "turns"]
-)
+@cases("budget", ("bytes", ByteBudget(1000)), ("turns", TurnBudget(1, 0, 0.0)))
 def test_a_failing_application_gives_back_what_it_took(budget):
     application = within(Failing(), budget)
     for _ in range(3):

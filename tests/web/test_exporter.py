@@ -16,6 +16,7 @@ from hami.errors import HamiError
 from hami.web.exporter import Exporter
 from hami.web.exposition import Family
 from hami.web.pages import CLIENTS
+from testing.cases import cases
 
 OURS = Family("hami_gauge", "Ours", ())
 
@@ -147,16 +148,13 @@ def test_only_get_of_metrics_is_served(serve, method, path, status):
     assert (body == b"") is (method == "HEAD")
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        b"GARBAGE\r\n\r\n",
-        b"GET /metrics HTTP/x\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
-        b"GET /" + b"x" * 65_540 + b" HTTP/1.1\r\n\r\n",
-        b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
-    ],
-    ids=["one word", "version", "TLS", "long line", "many headers"],
+    ("one word", b"GARBAGE\r\n\r\n"),
+    ("version", b"GET /metrics HTTP/x\r\n\r\n"),
+    ("TLS", b"\x16\x03\x01\x02\x00\x01\r\n\r\n"),
+    ("long line", b"GET /" + b"x" * 65_540 + b" HTTP/1.1\r\n\r\n"),
+    ("many headers", b"GET /metrics HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n"),
 )
 def test_a_malformed_request_is_refused_and_the_next_is_served(serve, text):
     exporter = serve()

@@ -25,6 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from hami.errors import HamiError
 from hami.web.server import SILENT_S, serve
+from testing.cases import cases
 from testing.eventually import eventually
 
 PROGRAM = textwrap.dedent("""
@@ -277,9 +278,7 @@ def test_a_chunked_body_arrives_whole(shared):
         assert read_to_end(client).endswith(b"\r\n\r\nabcde")
 
 
-@pytest.mark.parametrize(
-    "headers", [b"X: y\r\n" * 33, b"X: " + b"y" * 4096 + b"\r\n"], ids=["many", "long"]
-)
+@cases("headers", ("many", b"X: y\r\n" * 33), ("long", b"X: " + b"y" * 4096 + b"\r\n"))
 def test_many_or_long_headers_are_refused(shared, headers):
     """A client that never completes them occupies memory."""
     with shared.connect(b"GET /hello HTTP/1.1\r\n" + headers + b"\r\n") as client:
@@ -295,17 +294,14 @@ def test_the_caller_cannot_change_path_or_scheme_by_header(shared):
         assert b'"scheme": "http"' in read_to_end(client)
 
 
-@pytest.mark.parametrize(
+@cases(
     "sent, status",
-    [
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
-        (b"GET / HTTP/9.9\r\n\r\n", b"400"),
-        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", b"414"),
-        (b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 101 + b"\r\n", b"431"),
-        (b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", b"400"),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
-    ],
-    ids=["TLS", "version", "long line", "many fields", "length", "h2"],
+    ("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", b"400"),
+    ("version", b"GET / HTTP/9.9\r\n\r\n", b"400"),
+    ("long line", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", b"414"),
+    ("many fields", b"GET / HTTP/1.1\r\n" + b"X-A: b\r\n" * 101 + b"\r\n", b"431"),
+    ("length", b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", b"400"),
+    ("h2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
 )
 def test_garbage_is_answered_and_closed(shared, sent, status):
     assert read_to_end(shared.connect(sent)).split(b" ")[1] == status
@@ -334,22 +330,25 @@ def test_a_bug_in_the_app_is_one_line_and_a_500(shared):
 # slow and broken clients
 
 
-@pytest.mark.parametrize(
+@cases(
     "sent, answer",
-    [
-        (b"GET /hello HT", b""),
-        (b"GET /hello HTTP/1.1\r\nHost:", b""),
-        (
-            b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
-            b"HTTP/1.1 400 Bad Request",
-        ),
-        (
-            b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
-            b"HTTP/1.1 400 Bad Request",
-        ),
-        (b"POST /hello HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc", b"HTTP/1.1 200 OK"),
-    ],
-    ids=["line", "head", "body", "chunk", "body that nobody reads"],
+    ("line", b"GET /hello HT", b""),
+    ("head", b"GET /hello HTTP/1.1\r\nHost:", b""),
+    (
+        "body",
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
+        b"HTTP/1.1 400 Bad Request",
+    ),
+    (
+        "chunk",
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+        b"HTTP/1.1 400 Bad Request",
+    ),
+    (
+        "body that nobody reads",
+        b"POST /hello HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
+        b"HTTP/1.1 200 OK",
+    ),
 )
 def test_a_client_that_stops_is_closed_in_time(short_deadline, sent, answer):
     assert read_to_end(short_deadline.connect(sent)).partition(b"\r\n")[0] == answer
@@ -367,16 +366,13 @@ def test_a_head_that_trickles_in_is_closed_in_time(short_deadline):
             pytest.fail("never closed")
 
 
-@pytest.mark.parametrize(
+@cases(
     "sent",
-    [
-        b"",
-        b"GET /hello HT",
-        b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
-        b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
-        b"garbage\r\n\r\n",
-    ],
-    ids=["nothing", "line", "body", "answered and not closed", "garbage"],
+    ("nothing", b""),
+    ("line", b"GET /hello HT"),
+    ("body", b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc"),
+    ("answered and not closed", b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
+    ("garbage", b"garbage\r\n\r\n"),
 )
 def test_many_such_clients_do_not_keep_another_waiting(start, sent):
     server = start(threads=8, read_seconds=1)
@@ -386,7 +382,7 @@ def test_many_such_clients_do_not_keep_another_waiting(start, sent):
         assert server.get("/hello", timeout=5) == (200, "/hello")
 
 
-@pytest.mark.parametrize("clients", [500, 1000], ids=["more than threads", "more than connections"])
+@cases("clients", ("more than threads", 500), ("more than connections", 1000))
 def test_silent_clients_hold_no_thread(start, clients):
     server = start(threads=320, read_seconds=60)
     with contextlib.ExitStack() as stack:
@@ -431,17 +427,15 @@ def test_waiting_requests_are_not_cut_for_others(start):
     assert [answer() for answer in waiting] == [(200, "released")] * 3
 
 
-@pytest.mark.parametrize(
+@cases(
     "sent, rest",
-    [
-        (b"", b"GET /hello HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
-        (b"GET /hello HTT", b"P/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
-        (
-            b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\nConnection: close\r\n\r\n/he",
-            b"llo",
-        ),
-    ],
-    ids=["nothing", "half a line", "half a body"],
+    ("nothing", b"", b"GET /hello HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
+    ("half a line", b"GET /hello HTT", b"P/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"),
+    (
+        "half a body",
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\nConnection: close\r\n\r\n/he",
+        b"llo",
+    ),
 )
 def test_a_client_that_pauses_within_a_request_is_not_cut_for_others(start, sent, rest):
     server = start(threads=4)
@@ -542,10 +536,7 @@ def test_other_clients_take_no_thread_from_those_of_an_address_on_loopback(start
     waiting = [in_background(server.get, "/wait") for _ in range(4)]
     eventually(lambda: not is_answered(server, 0.1), "the threads are taken")
     assert fetch(plain, "/hello") == (200, "/hello")
-    assert fetch(plain, "/release") == (
-        200,
-        "/release",
-    )
+    assert fetch(plain, "/release") == (200, "/release")
     assert [answer() for answer in waiting] == [(200, "released")] * 4
 
 
@@ -829,15 +820,12 @@ def test_a_renewed_certificate_is_served_while_open_connections_go_on(secured, f
         assert conn.getresponse().read() == b"/after"
 
 
-@pytest.mark.parametrize(
+@cases(
     "sent",
-    [
-        b"",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x00\x05abcde",
-    ],
-    ids=["nothing", "half a hello", "plain HTTP", "garbage"],
+    ("nothing", b""),
+    ("half a hello", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
+    ("plain HTTP", b"GET / HTTP/1.1\r\n\r\n"),
+    ("garbage", b"\x16\x03\x01\x00\x05abcde"),
 )
 def test_a_client_without_a_handshake_is_closed_in_time_and_stops_nobody(start, files, sent):
     # half of the threads wait 5 s for them, the others 1 s, and so long for the one that greets

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from hami.web.exporter import Exporter
 from hami.web.pages import AppServer
+from testing.cases import cases
 from tests.web.test_apps import show
 from tests.web.test_server import Server, fetch, read_to_end
 
@@ -78,9 +79,7 @@ def address(request):
 
 
 @pytest.mark.parametrize("request_", AMBIGUOUS.values(), ids=AMBIGUOUS)
-@pytest.mark.parametrize(
-    "path", [b"/echo", b"/hello"], ids=["body that is read", "body that nobody reads"]
-)
+@cases("path", ("body that is read", b"/echo"), ("body that nobody reads", b"/hello"))
 def test_what_is_hidden_in_an_ambiguous_request_is_not_answered(address, request_, path):
     client = socket.create_connection(address, timeout=10)
     client.sendall(request_.replace(b"/echo", path) + HIDDEN)
@@ -90,10 +89,10 @@ def test_what_is_hidden_in_an_ambiguous_request_is_not_answered(address, request
     assert fetch(address[1], "/metrics")[0] == 200
 
 
-@pytest.mark.parametrize(
+@cases(
     "part",
-    [b"GET /metrics HTTP/1.1\r\n", b"POST /echo HTTP/1.1\r\nContent-Length: 1000\r\n\r\n"],
-    ids=["headers", "body"],
+    ("headers", b"GET /metrics HTTP/1.1\r\n"),
+    ("body", b"POST /echo HTTP/1.1\r\nContent-Length: 1000\r\n\r\n"),
 )
 def test_a_request_that_trickles_in_ends_at_its_deadline(address, part):
     """A byte now and then extends no deadline."""

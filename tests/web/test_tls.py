@@ -18,6 +18,7 @@ from hami.errors import HamiError
 from hami.web.connections import Connection
 from hami.web.rights import ClientRight
 from hami.web.tls import RETRY_S, TlsContext
+from testing.cases import cases
 
 TODAY = datetime.datetime(2026, 8, 21, tzinfo=datetime.UTC)
 
@@ -219,23 +220,26 @@ def test_a_file_that_vanished_leaves_the_last_good_pair(pair, authority, caplog)
     assert f"--key_file {pair.key}: No such file or directory" in caplog.records[0].problem
 
 
-@pytest.mark.parametrize(
+@cases(
     "break_it, problem",
-    [
-        (lambda pair, ca: pair.cert.unlink(), "--cert_file {cert}: No such file or directory"),
-        (lambda pair, ca: pair.key.unlink(), "--key_file {key}: No such file or directory"),
-        (lambda pair, ca: ca.unlink(), "--client-ca-file {ca}: No such file or directory"),
-        (lambda pair, ca: ca.write_bytes(b""), "--client-ca-file {ca}: no CA certificates"),
-        (
-            lambda pair, ca: pair.replace(cert=b"nonsense"),
-            "--cert_file {cert} and --key_file {key}: no certificate",
-        ),
-        (
-            lambda pair, ca: pair.replace(key=pair.cert.read_bytes()),
-            "--cert_file {cert} and --key_file {key}: no cert",
-        ),
-    ],
-    ids=["no certificate", "no key", "no CA", "empty CA", "nonsense", "no key inside"],
+    (
+        "no certificate",
+        lambda pair, ca: pair.cert.unlink(),
+        "--cert_file {cert}: No such file or directory",
+    ),
+    ("no key", lambda pair, ca: pair.key.unlink(), "--key_file {key}: No such file or directory"),
+    ("no CA", lambda pair, ca: ca.unlink(), "--client-ca-file {ca}: No such file or directory"),
+    ("empty CA", lambda pair, ca: ca.write_bytes(b""), "--client-ca-file {ca}: no CA certificates"),
+    (
+        "nonsense",
+        lambda pair, ca: pair.replace(cert=b"nonsense"),
+        "--cert_file {cert} and --key_file {key}: no certificate",
+    ),
+    (
+        "no key inside",
+        lambda pair, ca: pair.replace(key=pair.cert.read_bytes()),
+        "--cert_file {cert} and --key_file {key}: no cert",
+    ),
 )
 def test_files_that_cannot_be_used_at_the_start_are_named(
     pair, authority, tmp_path, break_it, problem
@@ -323,32 +327,39 @@ def right_with(pair, authority, folder, client_files, *, extenders=(), simulator
 E, S = ["extenders"], ["simulators"]
 
 
-@pytest.mark.parametrize(
-    ("signed_by", "sent", "extenders", "simulators", "expected"),
-    [
-        ("extenders", [], E, [], ClientRight.EXTENDER),
-        ("simulators", [], [], S, ClientRight.SIMULATE),
-        ("extenders", [], E, S, ClientRight.EXTENDER),
-        ("simulators", [], E, S, ClientRight.SIMULATE),
-        ("sub extenders", ["sub extenders"], E, S, ClientRight.EXTENDER),
-        ("sub simulators", ["sub simulators"], E, S, ClientRight.SIMULATE),
-        ("double", ["double"], E, S, ClientRight.SIMULATE),
-        ("sub extenders", [], E, ["sub extenders"], ClientRight.SIMULATE),
-        ("extenders", [], E, ["sub extenders"], ClientRight.EXTENDER),
-        ("sub simulators", [], ["sub simulators"], S, ClientRight.SIMULATE),
-    ],
-    ids=[
-        "extender alone",
-        "simulator alone",
-        "extender",
-        "simulator",
-        "below the extenders' CA",
-        "below the simulators' CA",
+@cases(
+    "signed_by, sent, extenders, simulators, expected",
+    ("extender alone", "extenders", [], E, [], ClientRight.EXTENDER),
+    ("simulator alone", "simulators", [], [], S, ClientRight.SIMULATE),
+    ("extender", "extenders", [], E, S, ClientRight.EXTENDER),
+    ("simulator", "simulators", [], E, S, ClientRight.SIMULATE),
+    ("below the extenders' CA", "sub extenders", ["sub extenders"], E, S, ClientRight.EXTENDER),
+    ("below the simulators' CA", "sub simulators", ["sub simulators"], E, S, ClientRight.SIMULATE),
+    (
         "a CA below that takes the name of the other",
+        "double",
+        ["double"],
+        E,
+        S,
+        ClientRight.SIMULATE,
+    ),
+    (
         "the simulators' CA is below",
-        "beside a simulators' CA below",
+        "sub extenders",
+        [],
+        E,
+        ["sub extenders"],
+        ClientRight.SIMULATE,
+    ),
+    ("beside a simulators' CA below", "extenders", [], E, ["sub extenders"], ClientRight.EXTENDER),
+    (
         "the extenders' CA is below",
-    ],
+        "sub simulators",
+        [],
+        ["sub simulators"],
+        S,
+        ClientRight.SIMULATE,
+    ),
 )
 def test_a_certificate_opens_what_its_ca_is_for(
     pair, authority, authorities, tmp_path, signed_by, sent, extenders, simulators, expected
