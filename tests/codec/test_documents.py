@@ -69,7 +69,7 @@ def test_an_error_names_file_path_and_value(text, message):
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "a: \x00", "a: 2024-13-45", "a: !!int x", "[" * 3000, "a: !!bool b"]
+    "text", ["a: [", "a: \x00", "[" * 3000, 'a: "\\UFFFFFFFF"', "a: 1\n\tb: 2"]
 )
 def test_a_text_that_is_not_yaml_is_refused(text):
     with pytest.raises(MalformedInput, match="^car.yaml: not YAML"):
@@ -78,15 +78,28 @@ def test_a_text_that_is_not_yaml_is_refused(text):
 
 @cases(
     "text, place",
+    ("no end", "a:\n- b: [", "line 2, .*expected the node content"),
     ("date", "a: 1\nb: 2024-13-45", "line 2, column 4: malformed value: month"),
-    ("tag", "a: !!timestamp x", "line 1, column 4"),
-    ("digits", f"a: {'9' * 5000}", "line 1, column 4"),
+    ("time", "a: !!timestamp x", "line 1, column 4: malformed value"),
+    ("int", "a: !!int x", "line 1, column 4: malformed value"),
+    ("bool", "a: !!bool x", "line 1, column 4: malformed value"),
+    ("no digits", "a: 0b_", "line 1, column 4: malformed value"),
+    ("digits", f"a: {'9' * 5000}", "line 1, column 4: malformed value"),
     ("hexadecimal", f"a: 0x{'9' * 5000}", "line 1, column 4: .* integer too large"),
-    ("float", f"a: 1{':1' * 300}.0", "line 1, column 4"),
+    ("float", f"a: 1{':1' * 300}.0", "line 1, column 4: malformed value"),
+    ("tag", "a: !gpu x", "line 1, column 4: .*the tag '!gpu'"),
+    ("tag of a mapping", "a:\n- !gpu\n  b: 1", "line 2, .*the tag '!gpu'"),
+    ("tag of a list", "a: !!str []", "line 1, .*expected a scalar node"),
+    ("tag of a key", "!gpu a: 1", "line 1, .*the tag '!gpu'"),
+    ("nothing to merge", "a:\n- <<: 3", "line 2, .*expected a mapping or list"),
+    ("nothing to merge in a list", "{<<: [{}, 3]}", "line 1, .*expected a mapping"),
+    ("<< as a value", "a: <<", "line 1, .*merge"),
+    ("list as a key", "{[a]: 1}", "line 1, .*unhashable key"),
 )
 def test_a_malformed_value_is_named_by_its_position(text, place):
-    with pytest.raises(MalformedInput, match=f"^car.yaml: not YAML in {place}"):
-        parse_yaml(text, "car.yaml")
+    for unique_keys in (False, True):
+        with pytest.raises(MalformedInput, match=f"^car.yaml: not YAML in {place}"):
+            parse_yaml(text, "car.yaml", unique_keys=unique_keys)
 
 
 @pytest.mark.parametrize(

@@ -72,325 +72,199 @@ def mig_outfits():
     return [nodes.nvidia(mig_gpu(uuid="GPU-mig-0"), mig_gpu(uuid="GPU-mig-1"))]
 
 
+def example(file, containers, shares, **fields):
+    """*containers*, *shares*: of one container, or a list of those of several."""
+    if not isinstance(containers, list):
+        containers, shares = [containers], [shares]
+    return Example(
+        file=file,
+        containers=tuple(containers),
+        shares=tuple(tuple(pairs) for pairs in shares),
+        **fields,
+    )
+
+
+def nv(count, **amounts):
+    """Limits in NVIDIA's resources: ``nv(1, gpumem=3000)``."""
+    limits = {"gpu": count} | amounts
+    return {f"nvidia.com/{name.replace('_', '-')}": str(value) for name, value in limits.items()}
+
+
+def npu(chip, memory):
+    return {f"huawei.com/{chip}": "1", f"huawei.com/{chip}-memory": str(memory)}
+
+
+def iluvatar(card, count, cores, memory):
+    amounts = {"-vgpu": count, ".vCore": cores, ".vMem": memory}
+    return {f"iluvatar.ai/{card}{name}": str(value) for name, value in amounts.items()}
+
+
+DCU = {"hygon.com/dcunum": "1", "hygon.com/dcucores": "60", "hygon.com/dcumem": "2000"}
 EXAMPLES = (
-    Example(
-        file="ascend/job-310P",
-        containers=({"huawei.com/Ascend310P": "1", "huawei.com/Ascend310P-memory": "2000"},),
-        shares=(((3072, 0),),),
-    ),
-    Example(
-        file="ascend/job-910A",
-        containers=({"huawei.com/Ascend910A": "1", "huawei.com/Ascend910A-memory": "2000"},),
-        shares=(((2184, 0),),),
-    ),
-    Example(
-        file="ascend/job-910B2",
-        containers=({"huawei.com/Ascend910B2": "1", "huawei.com/Ascend910B2-memory": "2000"},),
-        shares=(((8192, 0),),),
-    ),
-    Example(
-        file="ascend/job-910B3",
-        containers=({"huawei.com/Ascend910B3": "1", "huawei.com/Ascend910B3-memory": "2000"},),
-        shares=(((16384, 0),),),
-    ),
-    Example(
-        file="ascend/job-910B4",
-        containers=({"huawei.com/Ascend910B4": "1", "huawei.com/Ascend910B4-memory": "2000"},),
-        shares=(((8192, 0),),),
-    ),
-    Example(
-        file="ascend/job-910C",
-        containers=({"huawei.com/Ascend910C": "1", "huawei.com/Ascend910C-memory": "16384"},),
-        shares=(((16384, 0), (16384, 0)),),
+    example("ascend/job-310P", npu("Ascend310P", 2000), [(3072, 0)]),
+    example("ascend/job-910A", npu("Ascend910A", 2000), [(2184, 0)]),
+    example("ascend/job-910B2", npu("Ascend910B2", 2000), [(8192, 0)]),
+    example("ascend/job-910B3", npu("Ascend910B3", 2000), [(16384, 0)]),
+    example("ascend/job-910B4", npu("Ascend910B4", 2000), [(8192, 0)]),
+    example(
+        "ascend/job-910C",
+        npu("Ascend910C", 16384),
+        [(16384, 0), (16384, 0)],
         differs="admitted again by a webhook that is called twice, which HAMi refuses",
     ),
-    Example(
-        file="awsneuron/allocate_core",
-        containers=({"aws.amazon.com/neuroncore": "1"},),
-        shares=(((0, 1),),),
+    example("awsneuron/allocate_core", {"aws.amazon.com/neuroncore": "1"}, [(0, 1)]),
+    example("awsneuron/allocate_dev", {"aws.amazon.com/neuron": "1"}, [(0, 3)]),
+    example(
+        "awsneuron/multi_containers",
+        [{"aws.amazon.com/neuroncore": "1"}, {"aws.amazon.com/neuroncore": "1"}],
+        [[(0, 1)], [(0, 2)]],
     ),
-    Example(
-        file="awsneuron/allocate_dev",
-        containers=({"aws.amazon.com/neuron": "1"},),
-        shares=(((0, 3),),),
-    ),
-    Example(
-        file="awsneuron/multi_containers",
-        containers=(
-            {"aws.amazon.com/neuroncore": "1"},
-            {"aws.amazon.com/neuroncore": "1"},
-        ),
-        shares=(((0, 1),), ((0, 2),)),
-    ),
-    Example(
-        file="biren/default_use",
-        containers=({"birentech.com/gpu": "1"},),
-        shares=(((0, 0),),),
-    ),
-    Example(
-        file="enflame/gcu_use#1",
-        containers=({"enflame.com/gcu": "1"},),
-        shares=(((100, 100),),),
-    ),
-    Example(
-        file="enflame/gcu_use#2",
-        containers=({"enflame.com/gcu": "2"},),
-        shares=(((100, 100), (100, 100)),),
-    ),
-    Example(
-        file="enflame/vgcu_use#1",
-        containers=({"enflame.com/drs-gcu": "1"},),
-        shares=(((6144, 17),),),
+    example("biren/default_use", {"birentech.com/gpu": "1"}, [(0, 0)]),
+    example("enflame/gcu_use#1", {"enflame.com/gcu": "1"}, [(100, 100)]),
+    example("enflame/gcu_use#2", {"enflame.com/gcu": "2"}, [(100, 100), (100, 100)]),
+    example("enflame/vgcu_use#1", {"enflame.com/drs-gcu": "1"}, [(6144, 17)], requested=True),
+    example("enflame/vgcu_use#2", {"enflame.com/drs-gcu": "3"}, [(20480, 50)], requested=True),
+    example(
+        "enflame/vgcu_use#3",
+        {"enflame.com/gcu-memory": "20480", "enflame.com/gcu-core": "40"},
+        [(20480, 50)],
         requested=True,
     ),
-    Example(
-        file="enflame/vgcu_use#2",
-        containers=({"enflame.com/drs-gcu": "3"},),
-        shares=(((20480, 50),),),
-        requested=True,
-    ),
-    Example(
-        file="enflame/vgcu_use#3",
-        containers=({"enflame.com/gcu-memory": "20480", "enflame.com/gcu-core": "40"},),
-        shares=(((20480, 50),),),
-        requested=True,
-    ),
-    Example(
-        file="hygon/default_use",
-        containers=(
-            {"hygon.com/dcunum": "1", "hygon.com/dcucores": "60", "hygon.com/dcumem": "2000"},
-        ),
-        shares=(((2000, 60),),),
-    ),
-    Example(
-        file="hygon/specify_card_type_not_use",
-        containers=(
-            {"hygon.com/dcunum": "1", "hygon.com/dcucores": "60", "hygon.com/dcumem": "2000"},
-        ),
-        shares=(((2000, 60),),),
+    example("hygon/default_use", DCU, [(2000, 60)]),
+    example(
+        "hygon/specify_card_type_not_use",
+        DCU,
+        [(2000, 60)],
         annotations={"hygon.com/nouse-dcutype": "DCU-K100_AI"},
     ),
-    Example(
-        file="hygon/specify_card_type_to_use",
-        containers=(
-            {"hygon.com/dcunum": "1", "hygon.com/dcucores": "60", "hygon.com/dcumem": "2000"},
-        ),
-        shares=(((2000, 60),),),
+    example(
+        "hygon/specify_card_type_to_use",
+        DCU,
+        [(2000, 60)],
         annotations={"hygon.com/use-dcutype": "DCU-K100_AI"},
     ),
-    Example(
-        file="hygon/specify_uuid_not_use",
-        containers=(
-            {"hygon.com/dcunum": "1", "hygon.com/dcucores": "60", "hygon.com/dcumem": "2000"},
-        ),
-        shares=(((2000, 60),),),
+    example(
+        "hygon/specify_uuid_not_use",
+        DCU,
+        [(2000, 60)],
         annotations={"hygon.com/nouse-gpuuuid": "DCU-TPXS320016070601,DCU-TPXS320010040501"},
     ),
-    Example(
-        file="hygon/specify_uuid_to_use",
-        containers=(
-            {"hygon.com/dcunum": "1", "hygon.com/dcucores": "60", "hygon.com/dcumem": "2000"},
-        ),
-        shares=(((2000, 60),),),
+    example(
+        "hygon/specify_uuid_to_use",
+        DCU,
+        [(2000, 60)],
         annotations={"hygon.com/use-gpuuuid": "DCU-TPXS320016070601"},
     ),
-    Example(
-        file="hygon/use_exclusive_card",
-        containers=({"hygon.com/dcunum": "2"},),
-        shares=(((32752, 100), (32752, 100)),),
-    ),
-    Example(
-        file="iluvatar/default_use_BI-V100",
-        containers=(
-            {
-                "iluvatar.ai/BI-V100-vgpu": "1",
-                "iluvatar.ai/BI-V100.vCore": "50",
-                "iluvatar.ai/BI-V100.vMem": "64",
-            },
-        ),
-        shares=(((16384, 50),),),
+    example("hygon/use_exclusive_card", {"hygon.com/dcunum": "2"}, [(32752, 100), (32752, 100)]),
+    example(
+        "iluvatar/default_use_BI-V100",
+        iluvatar("BI-V100", 1, 50, 64),
+        [(16384, 50)],
         requested=True,
     ),
-    Example(
-        file="iluvatar/default_use_BI-V150",
-        containers=(
-            {
-                "iluvatar.ai/BI-V150-vgpu": "1",
-                "iluvatar.ai/BI-V150.vCore": "50",
-                "iluvatar.ai/BI-V150.vMem": "64",
-            },
-        ),
-        shares=(((16384, 50),),),
+    example(
+        "iluvatar/default_use_BI-V150",
+        iluvatar("BI-V150", 1, 50, 64),
+        [(16384, 50)],
         requested=True,
     ),
-    Example(
-        file="iluvatar/default_use_MR-V100",
-        containers=(
-            {
-                "iluvatar.ai/MR-V100-vgpu": "1",
-                "iluvatar.ai/MR-V100.vCore": "50",
-                "iluvatar.ai/MR-V100.vMem": "64",
-            },
-        ),
-        shares=(((16384, 50),),),
+    example(
+        "iluvatar/default_use_MR-V100",
+        iluvatar("MR-V100", 1, 50, 64),
+        [(16384, 50)],
         requested=True,
     ),
-    Example(
-        file="iluvatar/multi-containers_BI-V100",
-        containers=(
-            {
-                "iluvatar.ai/BI-V100-vgpu": "1",
-                "iluvatar.ai/BI-V100.vCore": "50",
-                "iluvatar.ai/BI-V100.vMem": "64",
-            },
-            {
-                "iluvatar.ai/BI-V100-vgpu": "1",
-                "iluvatar.ai/BI-V100.vCore": "50",
-                "iluvatar.ai/BI-V100.vMem": "64",
-            },
-        ),
-        shares=(((16384, 50),), ((16384, 50),)),
+    example(
+        "iluvatar/multi-containers_BI-V100",
+        [iluvatar("BI-V100", 1, 50, 64), iluvatar("BI-V100", 1, 50, 64)],
+        [[(16384, 50)], [(16384, 50)]],
         requested=True,
     ),
-    Example(
-        file="iluvatar/multi-containers_BI-V150",
-        containers=(
-            {
-                "iluvatar.ai/BI-V150-vgpu": "1",
-                "iluvatar.ai/BI-V150.vCore": "50",
-                "iluvatar.ai/BI-V150.vMem": "64",
-            },
-            {
-                "iluvatar.ai/BI-V150-vgpu": "1",
-                "iluvatar.ai/BI-V150.vCore": "50",
-                "iluvatar.ai/BI-V150.vMem": "64",
-            },
-        ),
-        shares=(((16384, 50),), ((16384, 50),)),
+    example(
+        "iluvatar/multi-containers_BI-V150",
+        [iluvatar("BI-V150", 1, 50, 64), iluvatar("BI-V150", 1, 50, 64)],
+        [[(16384, 50)], [(16384, 50)]],
         requested=True,
     ),
-    Example(
-        file="iluvatar/multi-containers_MR-V100",
-        containers=(
-            {
-                "iluvatar.ai/MR-V100-vgpu": "1",
-                "iluvatar.ai/MR-V100.vCore": "50",
-                "iluvatar.ai/MR-V100.vMem": "64",
-            },
-            {
-                "iluvatar.ai/MR-V100-vgpu": "1",
-                "iluvatar.ai/MR-V100.vCore": "50",
-                "iluvatar.ai/MR-V100.vMem": "64",
-            },
-        ),
-        shares=(((16384, 50),), ((16384, 50),)),
+    example(
+        "iluvatar/multi-containers_MR-V100",
+        [iluvatar("MR-V100", 1, 50, 64), iluvatar("MR-V100", 1, 50, 64)],
+        [[(16384, 50)], [(16384, 50)]],
         requested=True,
     ),
-    Example(
-        file="iluvatar/multi-devices_BI-V100",
-        containers=({"iluvatar.ai/BI-V100-vgpu": "2"},),
-        shares=(((32768, 100), (32768, 100)),),
+    example(
+        "iluvatar/multi-devices_BI-V100",
+        {"iluvatar.ai/BI-V100-vgpu": "2"},
+        [(32768, 100), (32768, 100)],
         requested=True,
     ),
-    Example(
-        file="iluvatar/multi-devices_BI-V150",
-        containers=({"iluvatar.ai/BI-V150-vgpu": "2"},),
-        shares=(((32768, 100), (32768, 100)),),
+    example(
+        "iluvatar/multi-devices_BI-V150",
+        {"iluvatar.ai/BI-V150-vgpu": "2"},
+        [(32768, 100), (32768, 100)],
         requested=True,
     ),
-    Example(
-        file="iluvatar/multi-devices_MR-V100",
-        containers=({"iluvatar.ai/MR-V100-vgpu": "2"},),
-        shares=(((32768, 100), (32768, 100)),),
+    example(
+        "iluvatar/multi-devices_MR-V100",
+        {"iluvatar.ai/MR-V100-vgpu": "2"},
+        [(32768, 100), (32768, 100)],
         requested=True,
     ),
-    Example(
-        file="kunlun/allocate_exclusive",
-        containers=({"kunlunxin.com/vxpu": "1"},),
-        shares=(((98304, 100),),),
+    example("kunlun/allocate_exclusive", {"kunlunxin.com/vxpu": "1"}, [(98304, 100)]),
+    example(
+        "kunlun/default_use",
+        {"kunlunxin.com/vxpu": "1", "kunlunxin.com/vxpu-memory": "24576"},
+        [(24576, 25)],
     ),
-    Example(
-        file="kunlun/default_use",
-        containers=({"kunlunxin.com/vxpu": "1", "kunlunxin.com/vxpu-memory": "24576"},),
-        shares=(((24576, 25),),),
-    ),
-    Example(
-        file="metax/gpu/binpack",
-        containers=({"metax-tech.com/gpu": "1"},),
-        shares=(((65536, 100),),),
+    example(
+        "metax/gpu/binpack",
+        {"metax-tech.com/gpu": "1"},
+        [(65536, 100)],
         annotations={"hami.io/node-scheduler-policy": "binpack"},
     ),
-    Example(
-        file="metax/gpu/default_use",
-        containers=({"metax-tech.com/gpu": "1"},),
-        shares=(((65536, 100),),),
-    ),
-    Example(
-        file="metax/gpu/spread",
-        containers=({"metax-tech.com/gpu": "1"},),
-        shares=(((65536, 100),),),
+    example("metax/gpu/default_use", {"metax-tech.com/gpu": "1"}, [(65536, 100)]),
+    example(
+        "metax/gpu/spread",
+        {"metax-tech.com/gpu": "1"},
+        [(65536, 100)],
         annotations={"hami.io/node-scheduler-policy": "spread"},
     ),
-    Example(
-        file="metax/sgpu/allocate_exclusive",
-        containers=({"metax-tech.com/sgpu": "1"},),
-        shares=(((65536, 100),),),
-    ),
-    Example(
-        file="metax/sgpu/allocate_specific_gpu",
-        containers=(
-            {
-                "metax-tech.com/sgpu": "1",
-                "metax-tech.com/vcore": "60",
-                "metax-tech.com/vmemory": "4",
-            },
-        ),
-        shares=(((4096, 60),),),
+    example("metax/sgpu/allocate_exclusive", {"metax-tech.com/sgpu": "1"}, [(65536, 100)]),
+    example(
+        "metax/sgpu/allocate_specific_gpu",
+        {"metax-tech.com/sgpu": "1", "metax-tech.com/vcore": "60", "metax-tech.com/vmemory": "4"},
+        [(4096, 60)],
         annotations={"metax-tech.com/use-gpuuuid": "GPU-36beae85-c835-6b14-6ab2-02671837a59c"},
     ),
-    Example(
-        file="metax/sgpu/allocate_specific_qos",
-        containers=(
-            {
-                "metax-tech.com/sgpu": "1",
-                "metax-tech.com/vcore": "60",
-                "metax-tech.com/vmemory": "4",
-            },
-        ),
-        shares=(((4096, 60),),),
+    example(
+        "metax/sgpu/allocate_specific_qos",
+        {"metax-tech.com/sgpu": "1", "metax-tech.com/vcore": "60", "metax-tech.com/vmemory": "4"},
+        [(4096, 60)],
         annotations={"metax-tech.com/sgpu-qos-policy": "best-effort"},
     ),
-    Example(
-        file="metax/sgpu/allocate_vmemory_MiB",
-        containers=(
-            {
-                "metax-tech.com/sgpu": "1",
-                "metax-tech.com/vcore": "60",
-                "metax-tech.com/vmemory": "2048Mi",
-            },
-        ),
-        shares=(((2048, 60),),),
+    example(
+        "metax/sgpu/allocate_vmemory_MiB",
+        {
+            "metax-tech.com/sgpu": "1",
+            "metax-tech.com/vcore": "60",
+            "metax-tech.com/vmemory": "2048Mi",
+        },
+        [(2048, 60)],
     ),
-    Example(
-        file="metax/sgpu/default_use",
-        containers=(
-            {
-                "metax-tech.com/sgpu": "1",
-                "metax-tech.com/vcore": "60",
-                "metax-tech.com/vmemory": "4",
-            },
-        ),
-        shares=(((4096, 60),),),
+    example(
+        "metax/sgpu/default_use",
+        {"metax-tech.com/sgpu": "1", "metax-tech.com/vcore": "60", "metax-tech.com/vmemory": "4"},
+        [(4096, 60)],
     ),
-    Example(
-        file="metax/sgpu/enable_topology_aware",
-        containers=({"metax-tech.com/sgpu": "4"},),
-        shares=(((65536, 100), (65536, 100), (65536, 100), (65536, 100)),),
+    example(
+        "metax/sgpu/enable_topology_aware",
+        {"metax-tech.com/sgpu": "4"},
+        [(65536, 100), (65536, 100), (65536, 100), (65536, 100)],
         annotations={"metax-tech.com/sgpu-topology-aware": "true"},
     ),
-    Example(
-        file="metax/sgpu/multi-containers",
-        containers=(
+    example(
+        "metax/sgpu/multi-containers",
+        [
             {
                 "metax-tech.com/sgpu": "1",
                 "metax-tech.com/vcore": "60",
@@ -401,195 +275,103 @@ EXAMPLES = (
                 "metax-tech.com/vcore": "30",
                 "metax-tech.com/vmemory": "8",
             },
-        ),
-        shares=(((4096, 60),), ((8192, 30),)),
+        ],
+        [[(4096, 60)], [(8192, 30)]],
     ),
-    Example(
-        file="metax/sgpu/offline",
-        containers=(
-            {
-                "metax-tech.com/sgpu": "1",
-                "metax-tech.com/vcore": "60",
-                "metax-tech.com/vmemory": "4",
-            },
-        ),
-        shares=(((4096, 60),),),
+    example(
+        "metax/sgpu/offline",
+        {"metax-tech.com/sgpu": "1", "metax-tech.com/vcore": "60", "metax-tech.com/vmemory": "4"},
+        [(4096, 60)],
         annotations={"metax-tech.com/sgpu-app-class": "offline"},
     ),
-    Example(
-        file="metax/sgpu/online",
-        containers=({"metax-tech.com/sgpu": "1", "metax-tech.com/vmemory": "4"},),
-        shares=(((4096, 0),),),
+    example(
+        "metax/sgpu/online",
+        {"metax-tech.com/sgpu": "1", "metax-tech.com/vmemory": "4"},
+        [(4096, 0)],
         annotations={"metax-tech.com/sgpu-app-class": "online"},
     ),
-    Example(
-        file="mlu/allocate_whole",
-        containers=({"cambricon.com/vmlu": "1"},),
-        shares=(((23552, 100),),),
-    ),
-    Example(
-        file="mlu/default_use",
-        containers=(
-            {
-                "cambricon.com/vmlu": "1",
-                "cambricon.com/mlu370.smlu.vmemory": "20",
-                "cambricon.com/mlu370.smlu.vcore": "10",
-            },
-        ),
-        shares=(((23552, 100),),),
+    example("mlu/allocate_whole", {"cambricon.com/vmlu": "1"}, [(23552, 100)]),
+    example(
+        "mlu/default_use",
+        {
+            "cambricon.com/vmlu": "1",
+            "cambricon.com/mlu370.smlu.vmemory": "20",
+            "cambricon.com/mlu370.smlu.vcore": "10",
+        },
+        [(23552, 100)],
         differs="its author is warned that nobody manages the names with mlu370; the card is whole, as in HAMi",
     ),
-    Example(
-        file="mthreads/default_use",
-        containers=(
-            {
-                "mthreads.com/vgpu": "1",
-                "mthreads.com/sgpu-memory": "32",
-                "mthreads.com/sgpu-core": "8",
-            },
-        ),
-        shares=(((16384, 8),),),
+    example(
+        "mthreads/default_use",
+        {"mthreads.com/vgpu": "1", "mthreads.com/sgpu-memory": "32", "mthreads.com/sgpu-core": "8"},
+        [(16384, 8)],
     ),
-    Example(
-        file="mthreads/multi_cards",
-        containers=({"mthreads.com/vgpu": "2"},),
-        shares=(((49152, 16), (49152, 16)),),
-    ),
-    Example(
-        file="mthreads/use_exclusive",
-        containers=({"mthreads.com/vgpu": "1"},),
-        shares=(((49152, 16),),),
-    ),
-    Example(
-        file="nvidia/default_use",
-        containers=(
-            {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30"},
-        ),
-        shares=(((3000, 30),),),
-    ),
-    Example(
-        file="nvidia/default_use_legacy",
-        containers=({"nvidia.com/gpu": "2"},),
-        shares=(((32768, 100), (40960, 100)),),
-    ),
-    Example(
-        file="nvidia/dynamic_mig_example",
-        containers=({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "8000"},),
-        shares=(((9984, 29), (9984, 29)),),
+    example("mthreads/multi_cards", {"mthreads.com/vgpu": "2"}, [(49152, 16), (49152, 16)]),
+    example("mthreads/use_exclusive", {"mthreads.com/vgpu": "1"}, [(49152, 16)]),
+    example("nvidia/default_use", nv(1, gpumem=3000, gpucores=30), [(3000, 30)]),
+    example("nvidia/default_use_legacy", nv(2), [(32768, 100), (40960, 100)]),
+    example(
+        "nvidia/dynamic_mig_example",
+        nv(2, gpumem=8000),
+        [(9984, 29), (9984, 29)],
         annotations={"nvidia.com/vgpu-mode": "mig", "hami.io/gpu-scheduler-policy": "binpack"},
         node="m",
     ),
-    Example(
-        file="nvidia/example",
-        containers=({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"},),
-        shares=(((3000, 0),),),
-    ),
-    Example(
-        file="nvidia/specify_card_type_not_use",
-        containers=({"nvidia.com/gpu": "2"},),
-        shares=(((32768, 100), (40960, 100)),),
+    example("nvidia/example", nv(1, gpumem=3000), [(3000, 0)]),
+    example(
+        "nvidia/specify_card_type_not_use",
+        nv(2),
+        [(32768, 100), (40960, 100)],
         annotations={"nvidia.com/nouse-gputype": "1080,2080"},
     ),
-    Example(
-        file="nvidia/specify_card_type_to_use",
-        containers=({"nvidia.com/gpu": "2"},),
-        shares=(((32768, 100), (40960, 100)),),
+    example(
+        "nvidia/specify_card_type_to_use",
+        nv(2),
+        [(32768, 100), (40960, 100)],
         annotations={"nvidia.com/use-gputype": "A100,V100"},
     ),
-    Example(
-        file="nvidia/specify_scheduling_policy",
-        containers=({"nvidia.com/gpu": "1"},),
-        shares=(((32768, 100),),),
+    example(
+        "nvidia/specify_scheduling_policy",
+        nv(1),
+        [(32768, 100)],
         annotations={
             "hami.io/node-scheduler-policy": "spread",
             "hami.io/gpu-scheduler-policy": "binpack",
         },
     ),
-    Example(
-        file="nvidia/specify_uuid_not_use",
-        containers=({"nvidia.com/gpu": "2"},),
-        shares=(((32768, 100), (40960, 100)),),
+    example(
+        "nvidia/specify_uuid_not_use",
+        nv(2),
+        [(32768, 100), (40960, 100)],
         annotations={"nvidia.com/nouse-gpuuuid": "GPU-03f69c50-207a-2038-9b45-23cac89cb67d"},
     ),
-    Example(
-        file="nvidia/specify_uuid_to_use",
-        containers=({"nvidia.com/gpu": "1"},),
-        shares=(((40960, 100),),),
-        annotations={
-            "nvidia.com/use-gpuuuid": ",".join(UUIDS),
-        },
+    example(
+        "nvidia/specify_uuid_to_use",
+        nv(1),
+        [(40960, 100)],
+        annotations={"nvidia.com/use-gpuuuid": ",".join(UUIDS)},
     ),
-    Example(
-        file="nvidia/use_as_normal#1",
-        containers=({"nvidia.com/gpu": "1"},),
-        shares=(((32768, 100),),),
+    example("nvidia/use_as_normal#1", nv(1), [(32768, 100)]),
+    example("nvidia/use_as_normal#2", nv(1), [(32768, 100)]),
+    example(
+        "nvidia/use_exclusive_card",
+        nv(2, gpumem_percentage=100, gpucores=100),
+        [(32768, 100), (40960, 100)],
     ),
-    Example(
-        file="nvidia/use_as_normal#2",
-        containers=({"nvidia.com/gpu": "1"},),
-        shares=(((32768, 100),),),
+    example(
+        "nvidia/use_memory_fraction",
+        nv(2, gpumem_percentage=50, gpucores=30),
+        [(16384, 30), (20480, 30)],
     ),
-    Example(
-        file="nvidia/use_exclusive_card",
-        containers=(
-            {
-                "nvidia.com/gpu": "2",
-                "nvidia.com/gpumem-percentage": "100",
-                "nvidia.com/gpucores": "100",
-            },
-        ),
-        shares=(((32768, 100), (40960, 100)),),
-    ),
-    Example(
-        file="nvidia/use_memory_fraction",
-        containers=(
-            {
-                "nvidia.com/gpu": "2",
-                "nvidia.com/gpumem-percentage": "50",
-                "nvidia.com/gpucores": "30",
-            },
-        ),
-        shares=(((16384, 30), (20480, 30)),),
-    ),
-    Example(
-        file="nvidia/use_sharing_card#1",
-        containers=(
-            {
-                "nvidia.com/gpu": "1",
-                "nvidia.com/gpumem-percentage": "40",
-                "nvidia.com/gpucores": "60",
-            },
-        ),
-        shares=(((13107, 60),),),
-    ),
-    Example(
-        file="nvidia/use_sharing_card#2",
-        containers=(
-            {
-                "nvidia.com/gpu": "1",
-                "nvidia.com/gpumem-percentage": "60",
-                "nvidia.com/gpucores": "40",
-            },
-        ),
-        shares=(((19660, 40),),),
-    ),
-    Example(
-        file="nvidia/vllm_cross_vgpu",
-        containers=(
-            {
-                "nvidia.com/gpu": "2",
-                "nvidia.com/gpumem-percentage": "30",
-                "nvidia.com/gpucores": "30",
-            },
-        ),
-        shares=(((9830, 30), (12288, 30)),),
+    example("nvidia/use_sharing_card#1", nv(1, gpumem_percentage=40, gpucores=60), [(13107, 60)]),
+    example("nvidia/use_sharing_card#2", nv(1, gpumem_percentage=60, gpucores=40), [(19660, 40)]),
+    example(
+        "nvidia/vllm_cross_vgpu",
+        nv(2, gpumem_percentage=30, gpucores=30),
+        [(9830, 30), (12288, 30)],
         requested=True,
     ),
-    Example(
-        file="vastai/default_use",
-        containers=({"vastaitech.com/va": "1"},),
-        shares=(((0, 0),),),
-    ),
+    example("vastai/default_use", {"vastaitech.com/va": "1"}, [(0, 0)]),
 )
 WITHOUT_HAMI = ("nvidia/mig_example",)
 """Files whose pods request devices of NVIDIA's own device plugin, and none of HAMi."""
