@@ -93,30 +93,30 @@ def test_users_own_annotations_are_fine(sandbox):
 
 
 LOOKS_LIKE_A_WISH = [
-    pytest.param(
+    (
+        "annotation-named-like-a-resource",
         pod("p", annotations={"nvidia.com/gpumem": "4Gi"}),
         "annotation nvidia.com/gpumem is no request of devices",
-        id="annotation-named-like-a-resource",
     ),
-    pytest.param(
+    (
+        "label-named-like-a-resource",
         pod("p", labels={"nvidia.com/gpu": "1"}),
         "label nvidia.com/gpu is no request of devices",
-        id="label-named-like-a-resource",
     ),
-    pytest.param(
+    (
+        "unknown-annotation",
         pod("p", annotations={"hami.io/gpu-schedular-policy": "binpack"}),
         "did you mean hami.io/gpu-scheduler-policy?",
-        id="unknown-annotation",
     ),
-    pytest.param(
+    (
+        "unknown-resource",
         pod("p", **{"nvidia.com/gpumemory": 1}),
         "nobody manages nvidia.com/gpumemory",
-        id="unknown-resource",
     ),
 ]
 
 
-@pytest.mark.parametrize("item, warning", LOOKS_LIKE_A_WISH)
+@cases("item, warning", *LOOKS_LIKE_A_WISH)
 def test_who_requests_no_device_is_warned_and_gets_the_pod_as_it_is(sandbox, item, warning):
     assert [warning in text for text in sandbox.kube.warnings(item, sandbox.namespace)] == [True]
     spec = sandbox.kube.dry_run(item, sandbox.namespace)["spec"]

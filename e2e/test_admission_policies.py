@@ -15,6 +15,7 @@ import yaml
 
 from hami.codec.device_config import parse_device_config
 from hami.vendors.entry_points import full_catalog
+from testing.cases import cases
 from testing.cluster import MANIFESTS
 from testing.eventually import eventually
 from testing.gpu_operator import RUNTIME_CLASS
@@ -282,54 +283,52 @@ NO_REQUEST = (
     "is no request of devices: write nvidia.com/gpumem under resources.limits of a container"
 )
 WARNINGS = [
-    pytest.param(
+    (
+        "annotation-named-like-a-resource",
         pod("p", annotations={"nvidia.com/gpumem": "4Gi"}),
         f"annotation nvidia.com/gpumem {NO_REQUEST}",
-        id="annotation-named-like-a-resource",
     ),
-    pytest.param(
+    (
+        "label-named-like-a-resource",
         pod("p", labels={"nvidia.com/gpumem": "4000"}),
         f"label nvidia.com/gpumem {NO_REQUEST}",
-        id="label-named-like-a-resource",
     ),
-    pytest.param(
+    (
+        "unknown-annotation",
         pod("p", annotations={"hami.io/wish": "x"}, gpu=1),
         "annotation hami.io/wish has no effect: HAMi knows none of that name",
-        id="unknown-annotation",
     ),
-    pytest.param(
+    (
+        "label-as-annotation",
         pod("p", annotations={"hami.io/webhook": "ignore"}, gpu=1),
         "annotation hami.io/webhook has no effect: write it as a label",
-        id="label-as-annotation",
     ),
-    pytest.param(
+    (
+        "word-of-nodes",
         pod("p", annotations={"hami.io/device-cordon": "GPU-1"}),
         "annotation hami.io/device-cordon has no effect: write it on nodes",
-        id="word-of-nodes",
     ),
-    pytest.param(
+    (
+        "annotation-as-label",
         pod("p", labels={"hami.io/gpu-scheduler-policy": "spread"}, gpu=1),
         "label hami.io/gpu-scheduler-policy has no effect: write it as an annotation",
-        id="annotation-as-label",
     ),
-    pytest.param(
+    (
+        "another-scheduler",
         pod("p", gpu=1, scheduler="volcano"),
         "schedulerName volcano is not HAMi's: the pod gets no devices from HAMi; leave it out, or write hami-scheduler",
-        id="another-scheduler",
     ),
-    pytest.param(pod("p", gpu=1, gpumem=4000, gpucores=100), None, id="a-request"),
-    pytest.param(pod("p", annotations={"app": "x"}), None, id="nothing"),
+    ("a-request", pod("p", gpu=1, gpumem=4000, gpucores=100), None),
+    ("nothing", pod("p", annotations={"app": "x"}), None),
 ]
 UNITS = [
-    pytest.param(pod("p", gpu=1, gpumem="1Gi"), "nvidia.com/gpumem with a unit", id="memory"),
-    pytest.param(
-        pod("p", gpu=1, gpumem=1, gpucores=101), "more than 100 of nvidia.com/gpucores", id="cores"
-    ),
+    ("memory", pod("p", gpu=1, gpumem="1Gi"), "nvidia.com/gpumem with a unit"),
+    ("cores", pod("p", gpu=1, gpumem=1, gpucores=101), "more than 100 of nvidia.com/gpucores"),
 ]
 
 
 @pytest.mark.parametrize("settings", ["shipped"], indirect=True)
-@pytest.mark.parametrize("item, warning", WARNINGS)
+@cases("item, warning", *WARNINGS)
 def test_policies_warn_of_the_same_as_the_webhook(
     sandbox: Sandbox, user: Kube, mutated: str, item: Object, warning: str | None
 ) -> None:
@@ -346,7 +345,7 @@ def test_policies_warn_of_the_same_as_the_webhook(
 
 
 @pytest.mark.parametrize("settings", ["shipped"], indirect=True)
-@pytest.mark.parametrize("item, warning", UNITS)
+@cases("item, warning", *UNITS)
 def test_policies_warn_of_amounts_that_no_device_has(
     user: Kube, mutated: str, item: Object, warning: str
 ) -> None:

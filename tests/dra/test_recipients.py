@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.claims import AllocatedClaim, ClaimedRequest
 from hami.codec.device_requests import used_claims
@@ -33,40 +32,34 @@ def claim(*requests):
 
 ALL = ()
 ROWS = [
-    param({"main": ["gpu"]}, {"gpu": "main"}, id="another name"),
-    param({"main": ALL}, {"gpu": "main"}, id="the whole claim"),
-    param({"log": ["gpu"], "main": ["gpu"]}, {"gpu": "main"}, id="two containers"),
-    param({"init": ["gpu"]}, {"gpu": "init"}, id="an init container"),
-    param({"init": ["gpu"], "main": ["gpu"]}, {"gpu": "main"}, id="an init container and another"),
-    param(
-        {"init": ["gpu"], "side": ["gpu"]}, {"gpu": "side"}, id="an init container and a sidecar"
-    ),
-    param({"main": ["log"], "log": ["log"]}, {"log": "log"}, id="the name of a later container"),
-    param(
-        {"init": ["init"], "main": ["init"]}, {"init": "init"}, id="the name of an init container"
-    ),
-    param({"main": ["a", "b"]}, {"a": "main", "b": "main"}, id="two requests"),
-    param({"main": ["a"], "log": ["b"]}, {"a": "main", "b": "log"}, id="a request each"),
-    param({"main": ALL, "log": ["b", "a"]}, {"a": "main", "b": "main"}, id="the same two requests"),
-    param({"main": ["a"]}, {"a": "main", "b": ""}, id="a request that none uses"),
-    param({"main": ["of-another-driver"]}, {"a": ""}, id="another driver's request"),
-    param(
-        {"main": ["a", "of-another-driver"], "log": ["a"]}, {"a": "main"}, id="and another driver's"
-    ),
-    param({}, {"main": "main", "log": "log"}, id="not named, by the names of containers"),
-    param(
+    ("another name", {"main": ["gpu"]}, {"gpu": "main"}),
+    ("the whole claim", {"main": ALL}, {"gpu": "main"}),
+    ("two containers", {"log": ["gpu"], "main": ["gpu"]}, {"gpu": "main"}),
+    ("an init container", {"init": ["gpu"]}, {"gpu": "init"}),
+    ("an init container and another", {"init": ["gpu"], "main": ["gpu"]}, {"gpu": "main"}),
+    ("an init container and a sidecar", {"init": ["gpu"], "side": ["gpu"]}, {"gpu": "side"}),
+    ("the name of a later container", {"main": ["log"], "log": ["log"]}, {"log": "log"}),
+    ("the name of an init container", {"init": ["init"], "main": ["init"]}, {"init": "init"}),
+    ("two requests", {"main": ["a", "b"]}, {"a": "main", "b": "main"}),
+    ("a request each", {"main": ["a"], "log": ["b"]}, {"a": "main", "b": "log"}),
+    ("the same two requests", {"main": ALL, "log": ["b", "a"]}, {"a": "main", "b": "main"}),
+    ("a request that none uses", {"main": ["a"]}, {"a": "main", "b": ""}),
+    ("another driver's request", {"main": ["of-another-driver"]}, {"a": ""}),
+    ("and another driver's", {"main": ["a", "of-another-driver"], "log": ["a"]}, {"a": "main"}),
+    ("not named, by the names of containers", {}, {"main": "main", "log": "log"}),
+    (
+        "not named, by their numbers",
         {},
         {
             "container-0-request-0": "init",
             "container-2-request-0": "main",
             "container-2-request-1": "main",
         },
-        id="not named, by their numbers",
     ),
 ]
 
 
-@pytest.mark.parametrize("uses, found", ROWS)
+@cases("uses, found", *ROWS)
 def test_each_request_has_a_directory(uses, found):
     assert recipients(claim(*found), POD, uses) == found
 

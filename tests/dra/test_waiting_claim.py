@@ -6,7 +6,6 @@ import re
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.claim_spec import Inexpressible
 from hami.codec.pods import convert_pod
@@ -79,15 +78,16 @@ def numa(*names):
 
 
 GOLDEN = [  # the examples by which vendors are compared with HAMi: limits, annotations, requests, constraints
-    param(
+    (
+        "N1 memory and cores",
         {"gpu": 1, "gpumem": 3000, "gpucores": 30},
         {},
         [exactly(memory="3000Mi", cores="30")],
         None,
-        id="N1 memory and cores",
     ),
-    param({"gpu": 1}, {}, [exactly(cores="100", share="100")], None, id="N2 a whole card"),
-    param(
+    ("N2 a whole card", {"gpu": 1}, {}, [exactly(cores="100", share="100")], None),
+    (
+        "N3 halves of two cards",
         {"gpu": 2, "gpumem_percentage": 50, "gpucores": 30},
         {},
         [
@@ -100,37 +100,22 @@ GOLDEN = [  # the examples by which vendors are compared with HAMi: limits, anno
             }
         ],
         None,
-        id="N3 halves of two cards",
     ),
-    param({"gpumem": 8000}, {}, [exactly(memory="8000Mi")], None, id="N4 memory alone"),
-    param(
-        {"gpu": 1, "gpumem_percentage": 0},
-        {},
-        [exactly()],
-        None,
-        id="N5 zero percent is all memory",
-    ),
-    param(
+    ("N4 memory alone", {"gpumem": 8000}, {}, [exactly(memory="8000Mi")], None),
+    ("N5 zero percent is all memory", {"gpu": 1, "gpumem_percentage": 0}, {}, [exactly()], None),
+    (
+        "N9 one NUMA node",
         {"gpu": 2, "gpumem": 100, "gpucores": 10},
         {"nvidia.com/numa-bind": "true"},
         [exactly(count=2, memory="100Mi", cores="10")],
         numa("main"),
-        id="N9 one NUMA node",
     ),
-    param(
-        {"gpu": 2, "gpumem": 8000}, MIG, [instances(count=2, memory="8000Mi")], None, id="N10 MIG"
-    ),
-    param(
-        {"gpu": 1},
-        {},
-        [exactly(cores="100", share="100")],
-        None,
-        id="N11 a cordoned card has a taint",
-    ),
+    ("N10 MIG", {"gpu": 2, "gpumem": 8000}, MIG, [instances(count=2, memory="8000Mi")], None),
+    ("N11 a cordoned card has a taint", {"gpu": 1}, {}, [exactly(cores="100", share="100")], None),
 ]
 
 
-@pytest.mark.parametrize(("amounts", "annotations", "requests", "constraints"), GOLDEN)
+@cases("amounts, annotations, requests, constraints", *GOLDEN)
 def test_golden_examples(amounts, annotations, requests, constraints):
     assert devices(annotated(annotations, asking(**amounts))) == (
         {"requests": requests} | ({"constraints": constraints} if constraints else {})

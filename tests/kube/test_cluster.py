@@ -284,14 +284,14 @@ def test_a_read_that_was_too_slow_or_refused_is_not_repeated(error):
 
 
 WRITES = [
-    pytest.param(lambda c: c.annotate_pod(REF, {}), id="annotate_pod"),
-    pytest.param(lambda c: c.annotate_node("n", {}), id="annotate_node"),
-    pytest.param(lambda c: c.publish_capacity("n", {}, {}), id="publish_capacity"),
-    pytest.param(lambda c: c.create_event("n", {}), id="create_event"),
+    ("annotate_pod", lambda c: c.annotate_pod(REF, {})),
+    ("annotate_node", lambda c: c.annotate_node("n", {})),
+    ("publish_capacity", lambda c: c.publish_capacity("n", {}, {})),
+    ("create_event", lambda c: c.create_event("n", {})),
 ]
 
 
-@pytest.mark.parametrize("write", WRITES)
+@cases("write", *WRITES)
 @pytest.mark.parametrize("error", [REFUSED, ClusterError("429", 429)], ids=str)
 def test_a_write_is_repeated_when_the_server_has_not_taken_it_up(write, error):
     api, cluster = talk(error, error, POD)
@@ -299,7 +299,7 @@ def test_a_write_is_repeated_when_the_server_has_not_taken_it_up(write, error):
     assert len(api.calls) == 3
 
 
-@pytest.mark.parametrize("write", WRITES)
+@cases("write", *WRITES)
 @pytest.mark.parametrize(
     "error", [BROKEN, LATE, ClusterError("500", 500), Conflict("409", 409)], ids=str
 )

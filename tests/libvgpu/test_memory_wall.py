@@ -4,7 +4,6 @@ On the fake NVML, and with directories in place of control groups, since not eac
 """
 
 import pytest
-from pytest import param
 
 from testing.cases import cases
 from testing.limiter.builds import TARGETS
@@ -146,13 +145,13 @@ def test_a_driver_with_accounting_switched_off_is_told(node):
 
 
 STATES = [
-    param({"FAKE_NVML_MIG": "1"}, "or the device is in MIG mode", id="MIG"),
-    param({"FAKE_NVML_UID": "1000"}, "only root may set limits", id="not root"),
-    param({"FAKE_CUDA_DEVICES": "0"}, f"the node has no such device: {uuid_of(0)}", id="no device"),
+    ("MIG", {"FAKE_NVML_MIG": "1"}, "or the device is in MIG mode"),
+    ("not root", {"FAKE_NVML_UID": "1000"}, "only root may set limits"),
+    ("no device", {"FAKE_CUDA_DEVICES": "0"}, f"the node has no such device: {uuid_of(0)}"),
 ]
 
 
-@pytest.mark.parametrize("env, why", STATES)
+@cases("env, why", *STATES)
 def test_each_state_is_told_by_probe_and_hook(node, env, why):
     node.add_container(11)
     for answer in (node.probe(**env), node.hook(11, GIB, **env)):

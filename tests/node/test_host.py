@@ -11,7 +11,6 @@ import time
 import tracemalloc
 
 import pytest
-from pytest import param
 
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
@@ -230,23 +229,19 @@ def extended(path, *, keep_size=False, size=20_000_000):
 
 
 ENLARGEMENTS = [
-    param("t.cache", lambda path: os.truncate(path, REGION_SIZE + 1), id="by a byte"),
-    param(
+    ("by a byte", "t.cache", lambda path: os.truncate(path, REGION_SIZE + 1)),
+    (
+        "by writing to it",
         "t.cache",
         lambda path: path.write_bytes(path.read_bytes() + b"x" * 5_000_000),
-        id="by writing to it",
     ),
-    param("t.cache", extended, id="by reserving blocks"),
-    param(
-        "t.cache",
-        functools.partial(extended, keep_size=True),
-        id="by reserving blocks beyond its end",
-    ),
-    param("t.sm", lambda path: os.truncate(path, 1 << 40), id="the compute file"),
+    ("by reserving blocks", "t.cache", extended),
+    ("by reserving blocks beyond its end", "t.cache", functools.partial(extended, keep_size=True)),
+    ("the compute file", "t.sm", lambda path: os.truncate(path, 1 << 40)),
 ]
 
 
-@pytest.mark.parametrize("name, enlarge", ENLARGEMENTS)
+@cases("name, enlarge", *ENLARGEMENTS)
 def test_a_region_that_its_container_has_enlarged_is_truncated(root, host, name, enlarge):
     """Its content stays, and so does the file: processes and monitors have mapped it."""
     before = written(root, host)

@@ -1,7 +1,6 @@
 """Matches Allocate calls to containers by node lock, annotations and checkpoint."""
 
 import pytest
-from pytest import param
 
 from hami.codec.keys import RESIZE_TARGET, RESIZED
 from hami.devices.config import PluginConfig
@@ -448,58 +447,51 @@ def test_recorded_annotations(pod, request_, writes, finished):
 # What schedulers have written, version by version, for a pod of these containers: (name, devices, init).
 APPS = (asking("x", 0), asking("y"))
 RECORDED = [
-    param(
+    (
+        "v2.4 one",
         (asking("c"),),
         "GPU-03f69c50-207a-2038-9b45-23cac89cb67d,NVIDIA,3000,30:;",
         {"c": [3000]},
-        id="v2.4 one",
     ),
-    param(
+    (
+        "v2.4 two",
         (asking("x"), asking("y")),
         f"{A},NVIDIA,1,0:;{B},NVIDIA,2,0:;",
         {"x": [1], "y": [2]},
-        id="v2.4 two",
     ),
-    param(APPS, f",,0,0:;{A},NVIDIA,2,0:;", {"y": [2]}, id="v2.4 to v2.6 placeholder"),
-    param(
+    ("v2.4 to v2.6 placeholder", APPS, f",,0,0:;{A},NVIDIA,2,0:;", {"y": [2]}),
+    (
+        "v2.4 to v2.6 placeholders for several devices",
         APPS,
         f",,0,0:,,0,0:;{A},NVIDIA,2,0:;",
         {"y": [2]},
-        id="v2.4 to v2.6 placeholders for several devices",
     ),
-    param(
+    (
+        "v2.4 to v2.8 init containers are left out",
         (asking("i", 0, kind=INIT), asking("c")),
         f"{A},NVIDIA,2,0:;",
         {"c": [2]},
-        id="v2.4 to v2.8 init containers are left out",
     ),
-    param(
-        (asking("c", 2),),
-        f"{A},NVIDIA,1,10:{B},NVIDIA,1,10:;",
-        {"c": [1, 1]},
-        id="v2.5 two devices",
-    ),
-    param(APPS, f";{A},NVIDIA,2,0:;", {"y": [2]}, id="v2.9 positions"),
-    param(
-        APPS, f"{A},NVIDIA,2,0:;", {"y": [2]}, id="v2.10 containers without devices are left out"
-    ),
-    param(
+    ("v2.5 two devices", (asking("c", 2),), f"{A},NVIDIA,1,10:{B},NVIDIA,1,10:;", {"c": [1, 1]}),
+    ("v2.9 positions", APPS, f";{A},NVIDIA,2,0:;", {"y": [2]}),
+    ("v2.10 containers without devices are left out", APPS, f"{A},NVIDIA,2,0:;", {"y": [2]}),
+    (
+        "v2.10 left out, padded at the end",
         (asking("i", 0, kind=INIT), asking("x", 0), asking("y")),
         f"{A},NVIDIA,2,0:;;",
         {"y": [2]},
-        id="v2.10 left out, padded at the end",
     ),
-    param(
+    (
+        "after v2.10 positions",
         (asking("i", kind=INIT), asking("x", 0), asking("y", 2)),
         f"{A},NVIDIA,1,0:;;{A},NVIDIA,2,0:{B},NVIDIA,3,0:;",
         {"i": [1], "y": [2, 3]},
-        id="after v2.10 positions",
     ),
-    param((asking("c"),), f"{A},NVIDIA,1,0,0,hami-core:;", {"c": [1]}, id="more fields"),
+    ("more fields", (asking("c"),), f"{A},NVIDIA,1,0,0,hami-core:;", {"c": [1]}),
 ]
 
 
-@pytest.mark.parametrize("containers, text, expected", RECORDED)
+@cases("containers, text, expected", *RECORDED)
 def test_annotations_of_all_versions_are_read(containers, text, expected):
     found = container_shares(placed(*containers, text=text), GPU, NVIDIA)
     assert {claim.name: [share.memory_mib for share in claim.shares] for claim in found} == expected

@@ -785,16 +785,16 @@ def kill_after(world, method, count):
 
 
 KILLS = [
-    pytest.param("mark_preempted", 2, id="some are marked"),
-    pytest.param("evict", 0, id="all are marked"),
-    pytest.param("evict", 1, id="one is deleted"),
-    pytest.param("evict", 3, id="one is left"),
+    ("some are marked", "mark_preempted", 2),
+    ("all are marked", "evict", 0),
+    ("one is deleted", "evict", 1),
+    ("one is left", "evict", 3),
 ]
 
 
 @cases("spread", ("one node", False), ("four nodes", True))
 @pytest.mark.parametrize("grace_s", [0, 30])
-@pytest.mark.parametrize(("method", "count"), KILLS)
+@cases("method, count", *KILLS)
 def test_the_next_leader_evicts_the_whole_gang_for_a_pod_that_waits(method, count, grace_s, spread):
     world = gang_world(spread=spread, grace_s=grace_s)
     world.create_refused(wants("p", 1000))
@@ -813,7 +813,7 @@ def test_the_next_leader_evicts_the_whole_gang_for_a_pod_that_waits(method, coun
 
 @cases("spread", ("one node", False), ("four nodes", True))
 @pytest.mark.parametrize("grace_s", [0, 30])
-@pytest.mark.parametrize(("method", "count"), KILLS)
+@cases("method, count", *KILLS)
 def test_the_next_leader_finishes_what_is_begun_and_spares_the_rest(method, count, grace_s, spread):
     world = gang_world(spread=spread, grace_s=grace_s)
     world.create_refused(wants("p", 1000))

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers
-from pytest import param
 
 from hami.codec.allocation import parse_shares
 from hami.codec.keys import (
@@ -275,19 +274,19 @@ def test_a_quota_that_kubernetes_counts_is_not_evaded():
 
 
 REFUSED = [
-    param("garbage", "expected sizes by container", id="garbage"),
-    param('{"c": {"memory": "9223372036854775808Gi"}}', "expected a positive quantity", id="huge"),
-    param('{"c": {"memory": "1000000000000Mi"}}', "expected a positive quantity", id="10^12 MiB"),
-    param('{"x": {"cores": 1}}', "no container x", id="unknown container"),
-    param('{"i": {"cores": 1}}', "init container", id="init container"),
-    param('{"n": {"cores": 1}}', "has no GPU", id="container without a GPU"),
-    param('{"c": {"memory": "9000Mi"}}', "GPU-0-0 has 8000 MiB", id="more than the device"),
-    param('{"c": {"cores": 100}}', "at most 99", id="all cores"),
-    param("x" * 5000, "at most 4096", id="long"),
+    ("garbage", "garbage", "expected sizes by container"),
+    ("huge", '{"c": {"memory": "9223372036854775808Gi"}}', "expected a positive quantity"),
+    ("10^12 MiB", '{"c": {"memory": "1000000000000Mi"}}', "expected a positive quantity"),
+    ("unknown container", '{"x": {"cores": 1}}', "no container x"),
+    ("init container", '{"i": {"cores": 1}}', "init container"),
+    ("container without a GPU", '{"n": {"cores": 1}}', "has no GPU"),
+    ("more than the device", '{"c": {"memory": "9000Mi"}}', "GPU-0-0 has 8000 MiB"),
+    ("all cores", '{"c": {"cores": 100}}', "at most 99"),
+    ("long", "x" * 5000, "at most 4096"),
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED)
+@cases("text, message", *REFUSED)
 def test_what_can_never_be_is_refused_once(text, message):
     world = World()
     world.run("a", small(kind=INIT), small(), replace(gpus(0), name="n"))

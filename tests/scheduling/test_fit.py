@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given
 from hypothesis.strategies import randoms
-from pytest import param
 
 from hami.model import Budget, Reason, Unfit
 from hami.scheduling.fit import fit, objection
@@ -33,133 +32,117 @@ def outcome(usages, asked, **options):
 
 ASKED = request(1, 3000, cores=30)
 RULES = [  # a device that breaks several rules: the reason is that of the first
-    param(
-        usage(healthy=False, by_claims=True),
-        ASKED,
-        {},
-        Reason.ALLOCATION_MODE,
-        id="given by claims",
-    ),
-    param(usage(healthy=False, cordoned=True), ASKED, {}, Reason.UNHEALTHY, id="unhealthy"),
-    param(
+    ("given by claims", usage(healthy=False, by_claims=True), ASKED, {}, Reason.ALLOCATION_MODE),
+    ("unhealthy", usage(healthy=False, cordoned=True), ASKED, {}, Reason.UNHEALTHY),
+    (
+        "cordoned",
         usage(cordoned=True, mode="mig"),
         ASKED,
         {"nvidia.com/nouse-gputype": "A40"},
         Reason.CORDONED,
-        id="cordoned",
     ),
-    param(
+    (
+        "type not wanted",
         usage(slots_used=10),
         ASKED,
         {"nvidia.com/nouse-gputype": "a40"},
         Reason.TYPE_MISMATCH,
-        id="type not wanted",
     ),
-    param(
+    (
+        "another type wanted",
         usage(),
         ASKED,
         {"nvidia.com/use-gputype": "L4,H100"},
         Reason.TYPE_MISMATCH,
-        id="another type wanted",
     ),
-    param(
-        usage(), ASKED, {"nvidia.com/use-gputype": " , "}, Reason.TYPE_MISMATCH, id="no type wanted"
-    ),
-    param(
+    ("no type wanted", usage(), ASKED, {"nvidia.com/use-gputype": " , "}, Reason.TYPE_MISMATCH),
+    (
+        "type wanted and not wanted",
         usage(),
         ASKED,
         {"nvidia.com/use-gputype": "A40", "nvidia.com/nouse-gputype": "nvidia"},
         Reason.TYPE_MISMATCH,
-        id="type wanted and not wanted",
     ),
-    param(
-        usage(),
-        ASKED,
-        {"nvidia.com/vgpu-mode": "mig"},
-        Reason.TYPE_MISMATCH,
-        id="another mode wanted",
-    ),
-    param(
+    ("another mode wanted", usage(), ASKED, {"nvidia.com/vgpu-mode": "mig"}, Reason.TYPE_MISMATCH),
+    (
+        "uuid not wanted",
         usage(slots_used=10),
         ASKED,
         {"nvidia.com/nouse-gpuuuid": "GPU-0"},
         Reason.UUID_MISMATCH,
-        id="uuid not wanted",
     ),
-    param(
+    (
+        "another uuid wanted",
         usage(),
         ASKED,
         {"nvidia.com/use-gpuuuid": "GPU-00"},
         Reason.UUID_MISMATCH,
-        id="another uuid wanted",
     ),
-    param(
+    (
+        "no slot",
         usage(slots_used=10),
         ASKED,
         {"hami.io/gpu-scheduler-policy": "mutex"},
         Reason.NO_SLOT,
-        id="no slot",
     ),
-    param(
+    (
+        "mutex",
         usage(slots_used=1, memory_used_mib=46068),
         ASKED,
         {"hami.io/gpu-scheduler-policy": "mutex"},
         Reason.NOT_ALONE,
-        id="mutex",
     ),
-    param(usage(memory_used_mib=43069, cores_used=100), ASKED, {}, Reason.NO_MEMORY, id="memory"),
-    param(usage(slots_used=1, cores_used=71), ASKED, {}, Reason.NO_CORES, id="cores"),
-    param(
+    ("memory", usage(memory_used_mib=43069, cores_used=100), ASKED, {}, Reason.NO_MEMORY),
+    ("cores", usage(slots_used=1, cores_used=71), ASKED, {}, Reason.NO_CORES),
+    (
+        "cores before exclusive",
         usage(slots_used=1, cores_used=1),
         request(1, 1, cores=100),
         {},
         Reason.NO_CORES,
-        id="cores before exclusive",
     ),
-    param(usage(slots_used=1), request(1, 1, cores=100), {}, Reason.NOT_ALONE, id="exclusive"),
-    param(
+    ("exclusive", usage(slots_used=1), request(1, 1, cores=100), {}, Reason.NOT_ALONE),
+    (
+        "more cores than a card has",
         usage(slots_used=1),
         request(1, 1, cores=400),
         {},
         Reason.NOT_ALONE,
-        id="more cores than a card has",
     ),
-    param(usage(cores_used=100), request(1, 1), {}, Reason.NO_CORES_LEFT, id="all cores taken"),
-    param(usage(mode="mig"), ASKED, {}, Reason.MIG_TOPOLOGY, id="MIG"),
-    param(
-        usage(memory_used_mib=43068, cores_used=70, slots_used=9), ASKED, {}, None, id="just fits"
-    ),
-    param(usage(), request(1, 46068, cores=100), {}, None, id="whole"),
-    param(usage(cores_used=99), request(1, 1), {}, None, id="one percent is left to share"),
-    param(usage(cores=0), request(1, 1), {}, None, id="a device without cores"),
-    param(
+    ("all cores taken", usage(cores_used=100), request(1, 1), {}, Reason.NO_CORES_LEFT),
+    ("MIG", usage(mode="mig"), ASKED, {}, Reason.MIG_TOPOLOGY),
+    ("just fits", usage(memory_used_mib=43068, cores_used=70, slots_used=9), ASKED, {}, None),
+    ("whole", usage(), request(1, 46068, cores=100), {}, None),
+    ("one percent is left to share", usage(cores_used=99), request(1, 1), {}, None),
+    ("a device without cores", usage(cores=0), request(1, 1), {}, None),
+    (
+        "scaled cores are not exclusive",
         usage(cores=200, slots_used=1, cores_used=100),
         request(1, 1, cores=100),
         {},
         None,
-        id="scaled cores are not exclusive",
     ),
-    param(
+    (
+        "type by part of its name",
         usage(),
         ASKED,
         {"nvidia.com/use-gputype": "l4, nvidia a4 "},
         None,
-        id="type by part of its name",
     ),
-    param(usage(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-1, GPU-0"}, None, id="uuid wanted"),
-    param(usage(), ASKED, {"nvidia.com/vgpu-mode": "mig hami-core"}, None, id="mode wanted"),
-    param(usage(mode=""), ASKED, {"nvidia.com/vgpu-mode": "mig"}, None, id="no mode"),
-    param(
+    ("uuid wanted", usage(), ASKED, {"nvidia.com/use-gpuuuid": "GPU-1, GPU-0"}, None),
+    ("mode wanted", usage(), ASKED, {"nvidia.com/vgpu-mode": "mig hami-core"}, None),
+    ("no mode", usage(mode=""), ASKED, {"nvidia.com/vgpu-mode": "mig"}, None),
+    (
+        "blank lists",
         usage(),
         ASKED,
         {"nvidia.com/use-gputype": " ", "nvidia.com/nouse-gpuuuid": ""},
         None,
-        id="blank lists",
     ),
 ]
 
 
-@pytest.mark.parametrize("device, asked, annotations, reason", RULES)
+@cases("device, asked, annotations, reason", *RULES)
 def test_rules_in_the_order_users_see(device, asked, annotations, reason):
     assert objection(Candidate(device, asked, context([device], annotations=annotations))) is reason
 

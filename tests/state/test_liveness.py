@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from pytest import param
 
 from hami.codec.states import render_request
 from hami.state.liveness import (
@@ -26,24 +25,22 @@ def requested(seconds_ago, dotted=False):
 
 
 STATES = [  # handshake, seconds that we have seen it so; with no device allocatable: is it offered, does it want asking
-    param(None, 0, True, True, id="absent"),
-    param(None, 3600, True, True, id="absent for long"),
-    param(requested(30), 0, True, False, id="fresh"),
-    param(requested(59), 59, True, False, id="just in time"),
-    param(requested(60), 0, False, False, id="a minute old when first seen"),
-    param(requested(86400), 0, False, False, id="old"),
-    param(requested(30, dotted=True), 0, True, False, id="dotted, fresh"),
-    param(requested(61, dotted=True), 0, False, False, id="dotted, old"),
-    param(requested(-3600), 0, True, False, id="from a clock that is ahead"),
-    param(requested(-3600), 60, False, False, id="from a clock that is ahead, seen for a minute"),
-    param("Requesting_yesterday", 3600, True, True, id="malformed"),
-    param("Requesting", 3600, True, True, id="no time"),
-    param(
-        "Reported 2024-01-23 04:30:04.43 +0000 UTC m=+1104711.7", 3600, True, True, id="reported"
-    ),
-    param("Reported_2026-08-21 10:00:00", 3600, True, True, id="reported by another vendor"),
-    param("Deleted_2026.08.21 10:00:00", 3600, True, True, id="deleted by v2.4"),
-    param("", 3600, True, True, id="empty"),
+    ("absent", None, 0, True, True),
+    ("absent for long", None, 3600, True, True),
+    ("fresh", requested(30), 0, True, False),
+    ("just in time", requested(59), 59, True, False),
+    ("a minute old when first seen", requested(60), 0, False, False),
+    ("old", requested(86400), 0, False, False),
+    ("dotted, fresh", requested(30, dotted=True), 0, True, False),
+    ("dotted, old", requested(61, dotted=True), 0, False, False),
+    ("from a clock that is ahead", requested(-3600), 0, True, False),
+    ("from a clock that is ahead, seen for a minute", requested(-3600), 60, False, False),
+    ("malformed", "Requesting_yesterday", 3600, True, True),
+    ("no time", "Requesting", 3600, True, True),
+    ("reported", "Reported 2024-01-23 04:30:04.43 +0000 UTC m=+1104711.7", 3600, True, True),
+    ("reported by another vendor", "Reported_2026-08-21 10:00:00", 3600, True, True),
+    ("deleted by v2.4", "Deleted_2026.08.21 10:00:00", 3600, True, True),
+    ("empty", "", 3600, True, True),
 ]
 
 
@@ -51,7 +48,7 @@ def seen_before(seconds):
     return Sighting(CLOCK - seconds, NOW.timestamp() - seconds)
 
 
-@pytest.mark.parametrize("handshake, seen, offered, needs_request", STATES)
+@cases("handshake, seen, offered, needs_request", *STATES)
 def test_the_handshake_says_whether_a_plugin_without_allocatable_devices_is_there(
     handshake, seen, offered, needs_request
 ):

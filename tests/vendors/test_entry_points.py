@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pytest import param
 
 from hami.cli import main
 from hami.codec.device_config import chart_config
@@ -149,95 +148,86 @@ def changed(**fields):
 
 FORBIDDEN = "expected a key that users may not write, such as hami.io/acme-devices-allocated"
 BROKEN = [  # the module, what it stands for, what is wrong
-    param(
+    (
+        "import",
         "import nowhere",
         "made",
         "cannot be loaded: ModuleNotFoundError: No module named 'nowhere'",
-        id="import",
     ),
-    param("x = (", "made", "cannot be loaded: SyntaxError: '(' was never closed", id="syntax"),
-    param(
+    ("syntax", "x = (", "made", "cannot be loaded: SyntaxError: '(' was never closed"),
+    (
+        "no such name",
         "",
         "made",
         "cannot be loaded: AttributeError: module 'broken' has no attribute 'made'",
-        id="no such name",
     ),
-    param(
+    (
+        "not callable",
         "made = 3",
         "made",
         "cannot be loaded: TypeError: 'int' object is not callable",
-        id="not callable",
     ),
-    param(
+    (
+        "raises",
         "def made(section): 1 / 0",
         "made",
         "cannot be loaded: ZeroDivisionError: division by zero",
-        id="raises",
     ),
-    param(
+    (
+        "returns nothing",
         "def made(section): return None",
         "made",
         "cannot be loaded: TypeError: 'NoneType' object is not iterable",
-        id="returns nothing",
     ),
-    param(
+    (
+        "returns text",
         "def made(section): return ['Acme']",
         "made",
         "expected a Vendor or several, not 'Acme'",
-        id="returns text",
     ),
-    param(
+    (
+        "raises later",
         "def made(section):\n    yield 1 / 0",
         "made",
         "cannot be loaded: ZeroDivisionError",
-        id="raises later",
     ),
-    param(
+    (
+        "key",
         changed(key="a,b"),
         "made",
         "vendor a,b: key 'a,b': expected letters, digits, - _ and . only",
-        id="key",
     ),
-    param(
-        changed(key=None),
-        "made",
-        "vendor None: key None: expected letters",
-        id="key of another type",
-    ),
-    param(
-        changed(count=""), "made", "vendor Acme: count '': expected a resource name", id="no count"
-    ),
-    param(
+    ("key of another type", changed(key=None), "made", "vendor None: key None: expected letters"),
+    ("no count", changed(count=""), "made", "vendor Acme: count '': expected a resource name"),
+    (
+        "no resource name",
         changed(memory="my memory"),
         "made",
         "resources 'my memory': expected resource names",
-        id="no resource name",
     ),
-    param(
-        changed(allocated=""), "made", f"vendor Acme: allocated '': {FORBIDDEN}", id="no annotation"
-    ),
-    param(
+    ("no annotation", changed(allocated=""), "made", f"vendor Acme: allocated '': {FORBIDDEN}"),
+    (
+        "an annotation that users may write",
         changed(allocated="acme.example/allocated"),
         "made",
         FORBIDDEN,
-        id="an annotation that users may write",
     ),
-    param(
+    (
+        "another's resource",
         changed(count="nvidia.com/gpu"),
         "made",
         "vendor NVIDIA: expected a name of its own, this one is Acme's: 'nvidia.com/gpu'",
-        id="another's resource",
     ),
-    param(
+    (
+        "another's key",
         changed(key="NVIDIA"),
         "made",
         "vendor: expected a key that no other vendor has: 'NVIDIA'",
-        id="another's key",
     ),
 ]
 
 
-@pytest.mark.parametrize("code, name, problem", BROKEN)
+@cases("code, name, problem", *BROKEN)
 def test_what_is_wrong_with_a_package_ends_the_start_in_one_line(install, code, name, problem):
     install("broken", {"acme": f"broken:{name}"}, broken=code)
     result = command("scheduler")

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pytest import param
 
 from hami.codec.allocation import parse_shares
 from hami.errors import MalformedInput
@@ -27,6 +26,7 @@ from testing.builders import (
     node,
     pod,
 )
+from testing.cases import cases
 from testing.vendor_placing import cache_of, place_pod
 
 PLACES = "hami.io/vgpu-mig-allocations"
@@ -142,36 +142,32 @@ def test_shares_of_cards_that_are_not_cut_need_no_places():
 
 
 BROKEN = [  # allocated, places, cards that count as taken whole
-    param(ONE, [entry(), entry(device=1, start=2)], "m", id="a place without a share"),
-    param(
+    ("a place without a share", ONE, [entry(), entry(device=1, start=2)], "m"),
+    (
+        "a place without a share, on another card",
         ONE,
         [entry(), entry(device=1, start=2, gpu="GPU-n")],
         "mn",
-        id="a place without a share, on another card",
     ),
-    param(
-        "GPU-m,NVIDIA,9984,28:GPU-m,NVIDIA,9984,28:;", [entry()], "m", id="a share without a place"
-    ),
-    param(ONE, [entry(gpu="GPU-n")], "mn", id="the place is on another card"),
-    param(ONE, [entry(container=1)], "m", id="the place is another container's"),
-    param(ONE, [entry(migUUID="MIG-7")], "m", id="half an identity"),
-    param(ONE, [entry(), entry(start=2)], "m", id="two places for a share"),
-    param(ONE, "not JSON", "m", id="no JSON"),
-    param("GPU-m,NVIDIA,9984:;", [entry()], "m", id="the allocation itself"),
-    param("GPU-m[1-0],NVIDIA,9728,15:;", "", "m", id="an instance of v2.5 to v2.9"),
-    param(
+    ("a share without a place", "GPU-m,NVIDIA,9984,28:GPU-m,NVIDIA,9984,28:;", [entry()], "m"),
+    ("the place is on another card", ONE, [entry(gpu="GPU-n")], "mn"),
+    ("the place is another container's", ONE, [entry(container=1)], "m"),
+    ("half an identity", ONE, [entry(migUUID="MIG-7")], "m"),
+    ("two places for a share", ONE, [entry(), entry(start=2)], "m"),
+    ("no JSON", ONE, "not JSON", "m"),
+    ("the allocation itself", "GPU-m,NVIDIA,9984:;", [entry()], "m"),
+    ("an instance of v2.5 to v2.9", "GPU-m[1-0],NVIDIA,9728,15:;", "", "m"),
+    (
+        "instances of v2.5 to v2.9",
         ";GPU-n[0-6],NVIDIA,4864,0:GPU-m[12-3],NVIDIA,9728,0:;",
         "",
         "mn",
-        id="instances of v2.5 to v2.9",
     ),
-    param(
-        "GPU-m[1-0],NVIDIA,9728,15:;", [entry()], "m", id="an instance of v2.5 to v2.9 with a place"
-    ),
+    ("an instance of v2.5 to v2.9 with a place", "GPU-m[1-0],NVIDIA,9728,15:;", [entry()], "m"),
 ]
 
 
-@pytest.mark.parametrize("allocated, places, taken", BROKEN)
+@cases("allocated, places, taken", *BROKEN)
 def test_what_does_not_go_together_counts_as_whole_cards(allocated, places, taken):
     cache = cache_of(CARDS)
     broken = bound(allocated, places=places if isinstance(places, str) else json.dumps(places))
