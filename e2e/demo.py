@@ -347,10 +347,7 @@ def farewell(console: Console, cluster: LocalCluster, sandbox: Sandbox, address:
             "kubectl get pod notebook-0 -o jsonpath='{.metadata.annotations}'",
             "kubectl delete pod whole-card-0   # and a waiting pod is placed",
         ),
-        (
-            f"Dashboard: {address}",
-            f"Logs: {cluster.folder}/hami-scheduler-0.log",
-        ),
+        (f"Dashboard: {address}", f"Logs: {cluster.folder}/hami-scheduler-0.log"),
     )
 
 

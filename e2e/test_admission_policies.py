@@ -329,9 +329,7 @@ UNITS = [
 
 @pytest.mark.parametrize("settings", ["shipped"], indirect=True)
 @cases("item, warning", *WARNINGS)
-def test_policies_warn_of_the_same_as_the_webhook(
-    sandbox: Sandbox, user: Kube, mutated: str, item: Object, warning: str | None
-) -> None:
+def test_policies_warn_of_the_same_as_the_webhook(sandbox, user, mutated, item, warning):
     def shown(namespace: str) -> list[str]:
         return [
             text.rpartition("hami-nvidia-wishes': ")[2] for text in user.warnings(item, namespace)
@@ -346,18 +344,14 @@ def test_policies_warn_of_the_same_as_the_webhook(
 
 @pytest.mark.parametrize("settings", ["shipped"], indirect=True)
 @cases("item, warning", *UNITS)
-def test_policies_warn_of_amounts_that_no_device_has(
-    user: Kube, mutated: str, item: Object, warning: str
-) -> None:
+def test_policies_warn_of_amounts_that_no_device_has(user, mutated, item, warning):
     eventually(
         lambda: [warning in text for text in user.warnings(item, mutated)] == [True],
         lambda: f"the policy warns: {user.warnings(item, mutated)}",
     )
 
 
-def test_policies_make_the_same_of_each_pod_as_the_webhook(
-    sandbox: Sandbox, user: Kube, mutated: str
-) -> None:
+def test_policies_make_the_same_of_each_pod_as_the_webhook(sandbox, user, mutated):
     def both(number: int) -> tuple[int, Object | None, Object | None]:
         item = generated_pod(number)
         return number, admitted(user, sandbox.namespace, item), admitted(user, mutated, item)

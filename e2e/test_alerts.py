@@ -337,7 +337,7 @@ def severity_of(alert: str) -> str:
 
 
 @pytest.mark.parametrize("case", FIRES, ids=ident)
-def test_an_alert_fires(promtool: Promtool, case: Case) -> None:
+def test_an_alert_fires(promtool, case):
     name = f'alertname="{case.alert}",alertstate="firing"'
     labels = ",".join(filter(None, (name, f'severity="{severity_of(case.alert)}"', case.labels)))
     assert (
@@ -346,7 +346,7 @@ def test_an_alert_fires(promtool: Promtool, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", QUIET, ids=ident)
-def test_an_alert_does_not_fire(promtool: Promtool, case: Case) -> None:
+def test_an_alert_does_not_fire(promtool, case):
     assert (
         promtool.test(
             case.series, case.at, f'ALERTS{{alertname="{case.alert}",alertstate="firing"}}'
@@ -355,7 +355,7 @@ def test_an_alert_does_not_fire(promtool: Promtool, case: Case) -> None:
     )
 
 
-def test_each_alert_is_tried_both_ways() -> None:
+def test_each_alert_is_tried_both_ways():
     assert {case.alert for case in FIRES} == {case.alert for case in QUIET} == NAMES
 
 
@@ -366,9 +366,7 @@ def test_each_alert_is_tried_both_ways() -> None:
         ("hami:container_device_dcgm_memory_used:bytes", "DCGM_FI_DEV_FB_USED", 1 << 20),
     ],
 )
-def test_what_dcgm_says_of_a_card_is_recorded_for_its_containers(
-    promtool: Promtool, record: str, metric: str, factor: int
-) -> None:
+def test_what_dcgm_says_of_a_card_is_recorded_for_its_containers(promtool, record, metric, factor):
     series = {
         f'hami_vgpu_memory_limit_bytes{{{CONTAINER},device_uuid="a"}}': "1000x5",
         f'{metric}{{UUID="a"}}': "40x5",
@@ -382,7 +380,7 @@ def test_what_dcgm_says_of_a_card_is_recorded_for_its_containers(
     )
 
 
-def test_prometheus_reads_the_queries_of_the_dashboard(promtool: Promtool) -> None:
+def test_prometheus_reads_the_queries_of_the_dashboard(promtool):
     rules = [
         {"record": f"panel:{number}", "expr": target["expr"].replace("$__rate_interval", "5m")}
         for number, target in enumerate(target for panel in PANELS for target in panel["targets"])

@@ -120,9 +120,7 @@ def autoscaler(scheduler: Scheduler, certificates: Certificates) -> Iterator[Cli
 
 
 @pytest.mark.flags(**FLAGS)
-def test_fifty_nodes_that_do_not_exist_change_nothing(
-    sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, autoscaler: Client
-) -> None:
+def test_fifty_nodes_that_do_not_exist_change_nothing(sandbox, scheduler, local, autoscaler):
     """All nodes that fit are named: real ones as they are used, the others idle. Only a client with a certificate may
     ask."""
     sandbox.add_gpu_nodes({"full": gpus(1), "free": gpus(1)})
@@ -155,9 +153,7 @@ def test_fifty_nodes_that_do_not_exist_change_nothing(
 
 
 @pytest.mark.flags(**FLAGS)
-def test_each_certificate_opens_what_it_is_for(
-    sandbox: Sandbox, scheduler: Scheduler, autoscaler: Client, certificates: Certificates
-) -> None:
+def test_each_certificate_opens_what_it_is_for(sandbox, scheduler, autoscaler, certificates):
     """That of an autoscaler simulates; that of a kube-scheduler elsewhere filters, binds and sees reservations, too."""
     sandbox.add_gpu_node("a")
     node = sandbox.node("a")
@@ -195,8 +191,8 @@ CLIENTS, BODY = 14, 61 * MIB
 
 @pytest.mark.flags(**FLAGS)
 def test_large_simulations_leave_memory_and_room_for_kube_scheduler(
-    sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, autoscaler: Client
-) -> None:
+    sandbox, scheduler, local, autoscaler
+):
     """Two are read at once, and the others wait. Filters are answered meanwhile."""
     sandbox.add_gpu_node("a")
     name = sandbox.node("a")["metadata"]["name"]

@@ -166,7 +166,7 @@ def explained(site: Site, path: str) -> Object:
     return dict(eventually(answer, "the pod is explained", timeout=30))
 
 
-def test_what_pods_hold_is_shown(sandbox: Sandbox, site: Site) -> None:
+def test_what_pods_hold_is_shown(sandbox, site):
     names = filled(sandbox)
 
     def total() -> tuple[int, int, int]:
@@ -198,9 +198,7 @@ def test_what_pods_hold_is_shown(sandbox: Sandbox, site: Site) -> None:
     assert any(said["message"] in text for text in sandbox.events("waits", "FailedScheduling"))
 
 
-def test_a_page_is_sent_again_only_when_the_cluster_has_changed(
-    sandbox: Sandbox, site: Site
-) -> None:
+def test_a_page_is_sent_again_only_when_the_cluster_has_changed(sandbox, site):
     sandbox.add_gpu_node("n0")
     etag = str(site.ask("/").headers["ETag"])
     eventually(
@@ -219,7 +217,7 @@ def test_a_page_is_sent_again_only_when_the_cluster_has_changed(
     )
 
 
-def test_each_address_serves_its_own(sandbox: Sandbox, site: Site, scheduler: Scheduler) -> None:
+def test_each_address_serves_its_own(sandbox, site, scheduler):
     for path in ("/filter", "/bind", "/webhook", "/metrics"):
         assert site.ask(path).status == 404
         assert site.ask(path, method="POST").status == 405
@@ -228,9 +226,7 @@ def test_each_address_serves_its_own(sandbox: Sandbox, site: Site, scheduler: Sc
     assert site.ask("/", Host="rebound.example").status == 403
 
 
-def test_viewers_see_what_they_may_list(
-    sandbox: Sandbox, guarded: Site, tokens: dict[str, str]
-) -> None:
+def test_viewers_see_what_they_may_list(sandbox, guarded, tokens):
     sandbox.add_gpu_node("n0", gpu())
     node = sandbox.node("n0")["metadata"]["name"]
     with Sandbox.opened(sandbox.kube) as other:
@@ -277,9 +273,7 @@ def segments(site: Site, path: str) -> list[Object]:
 
 
 @pytest.mark.skipif(not own_address(), reason="this machine has no address beside loopback")
-def test_what_pods_really_use_is_shown(
-    sandbox: Sandbox, local: LocalCluster, site: Site, monitor_port: int, tmp_path: Path
-) -> None:
+def test_what_pods_really_use_is_shown(sandbox, local, site, monitor_port, tmp_path):
     sandbox.add_gpu_node("n0", gpu())
     sandbox.create(pod("a", gpu=1, gpumem=8192, gpucores=50))
     sandbox.started()
@@ -316,7 +310,7 @@ def recorded(sandbox: Sandbox) -> str:
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_in_a_browser(sandbox: Sandbox, site: Site, monitor_port: int) -> None:
+def test_in_a_browser(sandbox, site, monitor_port):
     """Pages at two widths, light and dark; each is accessible and complains about nothing. Pictures are kept."""
     names = filled(sandbox)
     explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
@@ -350,7 +344,7 @@ def test_in_a_browser(sandbox: Sandbox, site: Site, monitor_port: int) -> None:
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_links_can_be_hit_whatever_their_names(sandbox: Sandbox, site: Site) -> None:
+def test_links_can_be_hit_whatever_their_names(sandbox, site):
     names = filled(sandbox)
     explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
     with browser() as started:

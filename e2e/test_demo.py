@@ -168,9 +168,7 @@ def pasted(commands: list[str], home: Path) -> str:
     return done.stdout
 
 
-def test_its_commands_can_be_copied_and_a_signal_leaves_nothing(
-    demos: list[Demo], folder: Path, tmp_path: Path
-) -> None:
+def test_its_commands_can_be_copied_and_a_signal_leaves_nothing(demos, folder, tmp_path):
     demo = started(demos, folder, "--keep")
     commands = demo.commands()
     shown = pasted(commands, tmp_path)
@@ -197,9 +195,7 @@ TWICE, KILLED = (signal.SIGTERM, signal.SIGINT), (signal.SIGKILL,)
     ),
     *((f"{moment}, killed", moment, KILLED) for moment in ("hami scheduler", "pods")),
 )
-def test_it_can_be_ended_at_any_moment(
-    demos: list[Demo], folder: Path, moment: str, signals: tuple[int, ...]
-) -> None:
+def test_it_can_be_ended_at_any_moment(demos, folder, moment, signals):
     demo = started(demos, folder)
     demo.wait_for(moment)
     eventually(lambda: demo.folders, "it has begun")
@@ -213,9 +209,7 @@ def test_it_can_be_ended_at_any_moment(
     ("real node, twice", ("--real-node",), TWICE),
     ("claims, killed", ("--dra",), KILLED),
 )
-def test_real_nodes_leave_nothing(
-    demos: list[Demo], folder: Path, words: tuple[str, ...], signals: tuple[int, ...]
-) -> None:
+def test_real_nodes_leave_nothing(demos, folder, words, signals):
     demo = started(demos, folder, *words, "--keep")
     demo.wait_for("hami scheduler, hami device-plugin")
     status = demo.end(*signals)
@@ -223,9 +217,7 @@ def test_real_nodes_leave_nothing(
 
 
 @REAL_NODES
-def test_the_commands_of_a_real_node_can_be_copied(
-    demos: list[Demo], folder: Path, tmp_path: Path
-) -> None:
+def test_the_commands_of_a_real_node_can_be_copied(demos, folder, tmp_path):
     demo = started(demos, folder, "--real-node", "--keep")
     commands = demo.commands()
     shown = pasted(commands, tmp_path)

@@ -286,7 +286,7 @@ def said(cluster: LocalCluster, sandbox: Sandbox, *words: str) -> Any:
 # -- slices
 
 
-def test_the_api_server_keeps_slices_as_they_are_rendered(sandbox: Sandbox) -> None:
+def test_the_api_server_keeps_slices_as_they_are_rendered(sandbox):
     """Else the device plugin would write them again and again. The server adds the time to taints."""
     cards = [
         card(0, slots=1, memory_mib=2),
@@ -314,7 +314,7 @@ def test_the_api_server_keeps_slices_as_they_are_rendered(sandbox: Sandbox) -> N
     )
 
 
-def test_a_pool_may_have_several_slices_which_leave_with_their_node(sandbox: Sandbox) -> None:
+def test_a_pool_may_have_several_slices_which_leave_with_their_node(sandbox):
     publish(sandbox, n0=[card(index, cordoned=index < 64) for index in range(65)])
     assert len(slices(sandbox)) == 2
     assert place(sandbox, "last", ask()) == ["n0/64"]
@@ -327,7 +327,7 @@ def test_a_pool_may_have_several_slices_which_leave_with_their_node(sandbox: San
 
 
 @cases("number", ("one card", 1), ("more sets of counters than a slice may have", 9))
-def test_the_api_server_keeps_slices_of_cards_in_mig_mode(sandbox: Sandbox, number: int) -> None:
+def test_the_api_server_keeps_slices_of_cards_in_mig_mode(sandbox, number):
     cards = [divided(index, cordoned=index == 0) for index in range(number)]
     publish(sandbox, n0=cards)
     found = {item["metadata"]["name"]: item for item in slices(sandbox)}
@@ -337,7 +337,7 @@ def test_the_api_server_keeps_slices_of_cards_in_mig_mode(sandbox: Sandbox, numb
     assert sum(len(item["spec"].get("devices", ())) for item in found.values()) == 18 * number
 
 
-def test_a_slice_may_have_cards_at_first_and_counters_later(sandbox: Sandbox) -> None:
+def test_a_slice_may_have_cards_at_first_and_counters_later(sandbox):
     """As when the mode of a node is changed."""
     publish(sandbox, n0=[card(0)])
     (found,) = slices(sandbox)
@@ -355,7 +355,7 @@ def test_a_slice_may_have_cards_at_first_and_counters_later(sandbox: Sandbox) ->
 
 
 @pytest.mark.parametrize("slots", [1, 3, 10, 15])
-def test_a_card_has_as_many_tenants_as_slots(sandbox: Sandbox, slots: int) -> None:
+def test_a_card_has_as_many_tenants_as_slots(sandbox, slots):
     publish(sandbox, n0=[card(slots=slots)])
     for number in range(slots):
         assert place(sandbox, f"p{number}", ask(cores=1)) == ["n0/0"]
@@ -368,9 +368,7 @@ def test_a_card_has_as_many_tenants_as_slots(sandbox: Sandbox, slots: int) -> No
     } == {1}
 
 
-def test_a_request_for_all_cores_passes_a_used_card_by_and_keeps_others_away(
-    sandbox: Sandbox,
-) -> None:
+def test_a_request_for_all_cores_passes_a_used_card_by_and_keeps_others_away(sandbox):
     publish(sandbox, n0=[card(0), card(1)])
     assert place(sandbox, "first", ask()) == ["n0/0"]
     assert place(sandbox, "alone", ask(cores=100)) == ["n0/1"]
@@ -379,7 +377,7 @@ def test_a_request_for_all_cores_passes_a_used_card_by_and_keeps_others_away(
     wait_refused(sandbox, "waits")
 
 
-def test_memory_and_cores_are_limits(sandbox: Sandbox) -> None:
+def test_memory_and_cores_are_limits(sandbox):
     publish(sandbox, n0=[card(0), card(1)])
     assert place(sandbox, "a", ask(memory_mib=50_000, cores=60)) == ["n0/0"]
     assert place(sandbox, "memory", ask(memory_mib=50_000)) == ["n0/1"]
@@ -392,7 +390,7 @@ def test_memory_and_cores_are_limits(sandbox: Sandbox) -> None:
     wait_refused(sandbox, "whole")
 
 
-def test_a_percentage_is_of_the_memory_of_the_card(sandbox: Sandbox) -> None:
+def test_a_percentage_is_of_the_memory_of_the_card(sandbox):
     publish(sandbox, a=[card()], t=[card(model=T4, memory_mib=15_360, slots=4)])
     half = ask(memory_percent=50)
     assert [place(sandbox, f"p{number}", half) for number in range(4)] == [
@@ -410,9 +408,7 @@ def test_a_percentage_is_of_the_memory_of_the_card(sandbox: Sandbox) -> None:
     assert {request.name for claim in claims(sandbox) for request in claim.requests} == {"main"}
 
 
-def test_the_cards_of_a_container_differ_and_may_be_bound_to_one_numa_node(
-    sandbox: Sandbox,
-) -> None:
+def test_the_cards_of_a_container_differ_and_may_be_bound_to_one_numa_node(sandbox):
     publish(sandbox, n0=[card(index, numa=index // 2) for index in range(4)])
     assert place(sandbox, "alone", ask(cores=100)) == ["n0/0"]
     assert place(sandbox, "two", ask(2, memory_mib=2000)) == ["n0/1", "n0/2"]
@@ -421,7 +417,7 @@ def test_the_cards_of_a_container_differ_and_may_be_bound_to_one_numa_node(
     wait_refused(sandbox, "waits")
 
 
-def test_containers_have_requests_of_their_own(sandbox: Sandbox) -> None:
+def test_containers_have_requests_of_their_own(sandbox):
     """They may be on one card."""
     publish(sandbox, n0=[card()])
     assert place(sandbox, "both", {"one": ask(), "two": ask(memory_mib=2000, cores=20)}) == [
@@ -436,7 +432,7 @@ def test_containers_have_requests_of_their_own(sandbox: Sandbox) -> None:
     assert one.devices[0].share_id != two.devices[0].share_id
 
 
-def test_cordoned_and_unhealthy_cards_get_no_claims(sandbox: Sandbox) -> None:
+def test_cordoned_and_unhealthy_cards_get_no_claims(sandbox):
     cards = [card(0), card(1), card(2)]
     publish(sandbox, n0=[card(0, cordoned=True), card(1, healthy=False), card(2)])
     assert place(sandbox, "alone", ask(cores=100)) == ["n0/2"]
@@ -469,7 +465,7 @@ def test_cordoned_and_unhealthy_cards_get_no_claims(sandbox: Sandbox) -> None:
         0,
     ),
 )
-def test_cards_are_selected(sandbox: Sandbox, selector: Selector, index: int) -> None:
+def test_cards_are_selected(sandbox, selector, index):
     publish(sandbox, n0=[card(0), card(1, model=T4)])
     assert place(sandbox, "p", ask(), selector) == [f"n0/{index}"]
 
@@ -519,7 +515,7 @@ def taken(sandbox: Sandbox, name: str, *requests: Object, **constraints: Any) ->
     ]
 
 
-def test_a_card_is_filled_with_instances_that_do_not_overlap(sandbox: Sandbox) -> None:
+def test_a_card_is_filled_with_instances_that_do_not_overlap(sandbox):
     publish(sandbox, n0=[divided()])
     assert taken(sandbox, "half", instance("3g.40gb")) == ["0-3g-40gb-4"]
     assert taken(sandbox, "quarter", instance("2g.20gb")) == ["0-2g-20gb-0"]
@@ -535,7 +531,7 @@ def test_a_card_is_filled_with_instances_that_do_not_overlap(sandbox: Sandbox) -
     sandbox.delete("full")
 
 
-def test_an_instance_is_the_smallest_with_enough_memory(sandbox: Sandbox) -> None:
+def test_an_instance_is_the_smallest_with_enough_memory(sandbox):
     publish(sandbox, n0=[divided()])
     amounts = [
         instance(capacity={"requests": {"memory": amount}}) for amount in ("1Gi", "10Gi", "20Gi")
@@ -547,7 +543,7 @@ def test_an_instance_is_the_smallest_with_enough_memory(sandbox: Sandbox) -> Non
     ]
 
 
-def test_instances_of_one_card_and_of_different_ones(sandbox: Sandbox) -> None:
+def test_instances_of_one_card_and_of_different_ones(sandbox):
     publish(sandbox, n0=[divided(0), divided(1)])
     same = [{"matchAttribute": f"{DRIVER}/parentUUID"}]
     assert taken(sandbox, "first", instance("4g.40gb")) == ["0-4g-40gb-0"]
@@ -565,7 +561,7 @@ def test_instances_of_one_card_and_of_different_ones(sandbox: Sandbox) -> None:
     ]
 
 
-def test_each_class_has_its_own_kind_of_devices(sandbox: Sandbox) -> None:
+def test_each_class_has_its_own_kind_of_devices(sandbox):
     publish(sandbox, a=[card(0)], m=[divided(1)])
     assert place(sandbox, "share", ask(cores=100)) == ["a/0"]
     create(sandbox, "waits", ask())
@@ -575,9 +571,7 @@ def test_each_class_has_its_own_kind_of_devices(sandbox: Sandbox) -> None:
     wait_refused(sandbox, "more")
 
 
-def test_the_commands_show_instances_that_claims_hold(
-    cluster: LocalCluster, sandbox: Sandbox
-) -> None:
+def test_the_commands_show_instances_that_claims_hold(cluster, sandbox):
     publish(sandbox, n0=[divided()])
     assert taken(sandbox, "p", instance("1g.10gb"))
     assert taken(sandbox, "q", instance("3g.40gb"))
@@ -601,7 +595,7 @@ def test_the_commands_show_instances_that_claims_hold(
     )
 
 
-def test_the_largest_claims_that_admission_makes_are_taken(sandbox: Sandbox) -> None:
+def test_the_largest_claims_that_admission_makes_are_taken(sandbox):
     """Of the number of requests, their alternatives, the lists and the size of all; the next larger one is refused."""
     lists = [tuple(f"{number:02}{letter * 58}" for number in range(64)) for letter in "abcd"]
     selector = Selector(
@@ -631,7 +625,7 @@ def test_the_largest_claims_that_admission_makes_are_taken(sandbox: Sandbox) -> 
     sandbox.kube.delete_all("ResourceClaim", sandbox.namespace)
 
 
-def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
+def test_what_a_class_gives_a_claim_can_only_lower(sandbox):
     def parameters(**values: object) -> Object:
         return {
             "opaque": {
@@ -693,7 +687,7 @@ def test_what_a_class_gives_a_claim_can_only_lower(sandbox: Sandbox) -> None:
 # -- the commands for people
 
 
-def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sandbox) -> None:
+def test_the_commands_show_what_claims_hold(cluster, sandbox):
     publish(sandbox, n0=[card(0), card(1, model=T4, memory_mib=15_360)])
     for name, asked in (("a", ask(memory_mib=3000, cores=30)), ("b", ask(memory_mib=2000))):
         assert place(sandbox, name, asked) == ["n0/0"]
@@ -723,9 +717,7 @@ def test_the_commands_show_what_claims_hold(cluster: LocalCluster, sandbox: Sand
     )
 
 
-def test_a_claim_is_not_judged_but_shown_with_what_kube_scheduler_said(
-    cluster: LocalCluster, sandbox: Sandbox
-) -> None:
+def test_a_claim_is_not_judged_but_shown_with_what_kube_scheduler_said(cluster, sandbox):
     publish(sandbox, n0=[card()])
     create(sandbox, "waits", ask(memory_mib=90_000))
     wait_refused(sandbox, "waits")
@@ -759,9 +751,7 @@ def resource(cluster: LocalCluster) -> Iterator[None]:
     stands_for(None)
 
 
-def test_a_pod_that_names_a_resource_only_gets_a_card(
-    cluster: LocalCluster, sandbox: Sandbox, resource: None
-) -> None:
+def test_a_pod_that_names_a_resource_only_gets_a_card(cluster, sandbox, resource):
     """kube-scheduler makes the claim, for all memory of a card; the commands show it."""
     publish(sandbox, n0=[card(0), card(1, cordoned=True)])
     for name in ("a", "b"):
@@ -821,7 +811,7 @@ def pieces() -> list[Object]:
     ]
 
 
-def test_the_documented_claim_for_an_instance_is_allocated(sandbox: Sandbox) -> None:
+def test_the_documented_claim_for_an_instance_is_allocated(sandbox):
     publish(sandbox, n0=[divided()])
     (request,) = (
         item for text in EXAMPLES if "mig.hami.io" in text for item in yaml.safe_load(text)
@@ -829,7 +819,7 @@ def test_the_documented_claim_for_an_instance_is_allocated(sandbox: Sandbox) -> 
     assert taken(sandbox, "p", request) == ["0-3g-40gb-4"]
 
 
-def test_the_documented_claims_are_allocated(sandbox: Sandbox) -> None:
+def test_the_documented_claims_are_allocated(sandbox):
     publish(sandbox, n0=[card(0), card(1), card(2, model=T4, memory_mib=15_360)])
     (whole,) = [text for text in EXAMPLES if "\n---\n" in text]
     claim, slice = yaml.safe_load_all(whole)
@@ -882,9 +872,7 @@ def device_plugin(sandbox: Sandbox) -> Iterator[Kube]:
     client.close()
 
 
-def test_a_device_plugin_writes_the_slices_of_its_own_node_only(
-    sandbox: Sandbox, device_plugin: Kube
-) -> None:
+def test_a_device_plugin_writes_the_slices_of_its_own_node_only(sandbox, device_plugin):
     own, other = (sandbox.node(name)["metadata"]["name"] for name in ("n0", "n1"))
     (mine,), (foreign,) = render_slices(own, [card()]), render_slices(other, [card()])
     assert "ResourceSlices" in refusal(device_plugin.create, foreign)
@@ -907,9 +895,7 @@ def test_a_device_plugin_writes_the_slices_of_its_own_node_only(
     assert not sandbox.kube.find("ResourceSlice", made["metadata"]["name"])
 
 
-def test_a_kubelet_may_read_a_claim_before_the_api_server_knows_that_it_is_for_its_node(
-    sandbox: Sandbox,
-) -> None:
+def test_a_kubelet_may_read_a_claim_before_the_api_server_knows_that_it_is_for_its_node(sandbox):
     """Else it asks again only after a minute."""
     sandbox.add_gpu_nodes({"n0": ()})
     name = f"system:node:{sandbox.node('n0')['metadata']['name']}"
@@ -941,9 +927,7 @@ def test_a_kubelet_may_read_a_claim_before_the_api_server_knows_that_it_is_for_i
     ("all", {"operator": "Exists"}, False),
     ("of-others", {"key": "example.com/slow", "operator": "Exists"}, True),
 )
-def test_tenants_tolerate_no_taints_of_cards(
-    sandbox: Sandbox, toleration: Object, allowed: bool
-) -> None:
+def test_tenants_tolerate_no_taints_of_cards(sandbox, toleration, allowed):
     tenant = account(sandbox, "tenant", "edit")
     wait_permitted(sandbox, tenant, "create", "resourceclaims", "resource.k8s.io")
     request = {"deviceClassName": DRIVER, "tolerations": [toleration]}
@@ -967,9 +951,7 @@ def test_tenants_tolerate_no_taints_of_cards(
     ("one-letter-differs", CLAIM_CONTROLLER.replace("kube-system", "kubexsystem"), False),
     ("another-namespace", CLAIM_CONTROLLER.replace("kube-system", "default"), False),
 )
-def test_kubernetes_own_controller_of_claims_is_one_account(
-    sandbox: Sandbox, user: str, allowed: bool
-) -> None:
+def test_kubernetes_own_controller_of_claims_is_one_account(sandbox, user, allowed):
     """The templates from which it makes claims were judged."""
     sandbox.kube.create(
         binding(
@@ -1010,7 +992,7 @@ def test_kubernetes_own_controller_of_claims_is_one_account(
     client.close()
 
 
-def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox: Sandbox) -> None:
+def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox):
     """The claim is created by kube-controller-manager, from a template."""
     publish(sandbox, n0=[card(cordoned=True)])
     spec = render_claim_spec({"main": ask()})
@@ -1028,7 +1010,7 @@ def test_a_tenant_whom_an_administrator_allows_it_uses_a_cordoned_card(sandbox: 
     tenant.close()
 
 
-def test_a_claim_is_for_one_pod_at_a_time(sandbox: Sandbox) -> None:
+def test_a_claim_is_for_one_pod_at_a_time(sandbox):
     """The node would not be asked about a second one. It is bound once the first has ended."""
     publish(sandbox, n0=[card()])
     spec = render_claim_spec({"main": ask()})
@@ -1055,7 +1037,7 @@ def urgent(value: str = "0", **spec: Any) -> Object:
 
 
 @pytest.mark.parametrize("value", ["0", "", "00", "-1"])
-def test_priority_over_others_on_a_card_needs_a_right(sandbox: Sandbox, value: str) -> None:
+def test_priority_over_others_on_a_card_needs_a_right(sandbox, value):
     """It is the variable that counts on the node."""
     claims = [{"name": "hami", "resourceClaimTemplateName": "none-yet"}]
     assert "priorities" in refusal(sandbox.create, urgent(value, resourceClaims=claims))
@@ -1070,9 +1052,7 @@ def test_priority_over_others_on_a_card_needs_a_right(sandbox: Sandbox, value: s
     ("device plugin", "nvidia.com/gpu"),
     ("no device", "cpu"),
 )
-def test_whatever_a_pod_requests_priority_over_others_needs_a_right(
-    sandbox: Sandbox, resource: str, part: str
-) -> None:
+def test_whatever_a_pod_requests_priority_over_others_needs_a_right(sandbox, resource, part):
     """A claim comes from more than the pod's list of claims."""
     made = pod("p", inits=[container("init")])
     requesting = made["spec"][part][0]
@@ -1084,9 +1064,7 @@ def test_whatever_a_pod_requests_priority_over_others_needs_a_right(
     sandbox.create(made)
 
 
-def test_an_ephemeral_container_has_no_priority_over_others_without_a_right(
-    sandbox: Sandbox,
-) -> None:
+def test_an_ephemeral_container_has_no_priority_over_others_without_a_right(sandbox):
     sandbox.create(urgent("1"))
 
     def debug(name: str, value: str) -> Object:
@@ -1102,7 +1080,7 @@ def test_an_ephemeral_container_has_no_priority_over_others_without_a_right(
     debug("b", "1")
 
 
-def test_a_kubelet_creates_a_mirror_pod_of_any_priority(sandbox: Sandbox) -> None:
+def test_a_kubelet_creates_a_mirror_pod_of_any_priority(sandbox):
     """The pod is from a file of its node, and runs in any case."""
     sandbox.add_gpu_nodes({"n0": ()})
     node = sandbox.node("n0")["metadata"]
@@ -1124,7 +1102,7 @@ def test_a_kubelet_creates_a_mirror_pod_of_any_priority(sandbox: Sandbox) -> Non
     sandbox.delete("p")
 
 
-def test_an_account_with_the_right_may_have_it(sandbox: Sandbox) -> None:
+def test_an_account_with_the_right_may_have_it(sandbox):
     sandbox.kube.create(binding(sandbox, "default", "hami-priority-user"), sandbox.namespace)
     user = f"system:serviceaccount:{sandbox.namespace}:default"
     eventually(

@@ -305,7 +305,7 @@ def explained(cluster: LocalCluster, sandbox: Sandbox, name: str) -> str:
 # -- one pod
 
 
-def test_a_pod_gets_a_claim_of_its_own(sandbox: Sandbox) -> None:
+def test_a_pod_gets_a_claim_of_its_own(sandbox):
     manage(sandbox, n0=gpus(2))
     assert len(place(sandbox, "p", gpumem=3000, gpucores=30)) == 1
     found = sandbox.pod("p")
@@ -329,7 +329,7 @@ def test_a_pod_gets_a_claim_of_its_own(sandbox: Sandbox) -> None:
     assert sandbox.kube.list("ResourceClaimTemplate", sandbox.namespace) == []
 
 
-def test_a_pod_with_the_label_comes_to_one_webhook(cluster: LocalCluster, sandbox: Sandbox) -> None:
+def test_a_pod_with_the_label_comes_to_one_webhook(cluster, sandbox):
     """Also one that says it has its claim already: the check is the same."""
 
     def called(namespace: str, item: Object) -> tuple[Object, Counter[str]]:
@@ -366,8 +366,8 @@ def webhook_calls(cluster: LocalCluster) -> Counter[str]:
 
 
 def test_while_no_webhook_answers_pods_that_require_a_claim_are_not_created(
-    cluster: LocalCluster, sandbox: Sandbox, replica: Scheduler
-) -> None:
+    cluster, sandbox, replica
+):
     with Sandbox.opened(cluster.kube, labels={ALLOCATION_MODE: "dra-preferred"}) as preferred:
         replica.stop()
         with pytest.raises(ApiError, match="failed calling webhook"):
@@ -377,7 +377,7 @@ def test_while_no_webhook_answers_pods_that_require_a_claim_are_not_created(
         assert "resourceClaims" not in made["spec"]
 
 
-def test_what_pods_get_by_claims(sandbox: Sandbox) -> None:
+def test_what_pods_get_by_claims(sandbox):
     """Percent, whole cards, several containers, those of the beginning, several cards."""
     manage(sandbox, n0=gpus(4))
     sandbox.create(
@@ -401,7 +401,7 @@ def test_what_pods_get_by_claims(sandbox: Sandbox) -> None:
     }
 
 
-def test_the_template_of_a_user_is_said_as_amounts(sandbox: Sandbox) -> None:
+def test_the_template_of_a_user_is_said_as_amounts(sandbox):
     """The pod has a claim of the scheduler's for what the template asks, and its policies and quotas hold."""
     manage(sandbox, n0=(gpu(), gpu(model="NVIDIA T4")), n1=gpus(1))
     only = Selector(use_types=("a100",), nouse_uuids=(sandbox.uuid("n1", 0),))
@@ -438,9 +438,7 @@ def test_the_template_of_a_user_is_said_as_amounts(sandbox: Sandbox) -> None:
         sandbox.create(claiming(pod("other"), "none"))
 
 
-def test_the_author_of_a_pod_is_warned_that_no_claim_is_made(
-    cluster: LocalCluster, sandbox: Sandbox
-) -> None:
+def test_the_author_of_a_pod_is_warned_that_no_claim_is_made(cluster, sandbox):
     spec = spec_of(main=share(1000))
     spec["devices"]["config"] = [{"opaque": {"driver": DRIVER, "parameters": {"kind": "x"}}}]
     sandbox.kube.create(template("configured", spec), sandbox.namespace)
@@ -469,7 +467,7 @@ def test_the_author_of_a_pod_is_warned_that_no_claim_is_made(
     assert "spec.resourceClaims gpu: config" in ended.stderr
 
 
-def test_pods_with_claims_of_other_drivers_stay_as_they_are(sandbox: Sandbox) -> None:
+def test_pods_with_claims_of_other_drivers_stay_as_they_are(sandbox):
     spec = {
         "devices": {
             "requests": [{"name": "main", "exactly": {"deviceClassName": "nic.example.com"}}]
@@ -486,7 +484,7 @@ def test_pods_with_claims_of_other_drivers_stay_as_they_are(sandbox: Sandbox) ->
     sandbox.delete("user")
 
 
-def test_a_claim_goes_with_its_pod(sandbox: Sandbox) -> None:
+def test_a_claim_goes_with_its_pod(sandbox):
     manage(sandbox, n0=gpus(1))
     for name in ("first", "second"):  # the second one needs what the first one has left
         assert place(sandbox, name, gpucores=100) == {"n0/0"}
@@ -497,7 +495,7 @@ def test_a_claim_goes_with_its_pod(sandbox: Sandbox) -> None:
 # -- pods that wait
 
 
-def test_the_claim_of_a_pod_that_waits_exists_before_it_is_placed(sandbox: Sandbox) -> None:
+def test_the_claim_of_a_pod_that_waits_exists_before_it_is_placed(sandbox):
     """It says what the pod needs, also in percent, and its pod gets it."""
     manage(sandbox, n0=(gpu(memory_mib=40_960),), n1=(gpu(memory_mib=81_920),))
     large = {"nvidia.com/use-gpuuuid": sandbox.uuid("n1", 0)}
@@ -537,7 +535,7 @@ def test_the_claim_of_a_pod_that_waits_exists_before_it_is_placed(sandbox: Sandb
     )
 
 
-def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox: Sandbox) -> None:
+def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox):
     """The pod waits for a GPU that nobody uses; for its claim alone, kube-scheduler would find one."""
     manage(sandbox, n0=gpus(1))
     place(sandbox, "user")
@@ -568,15 +566,13 @@ def test_no_other_scheduler_allocates_the_claim_of_a_pod_that_waits(sandbox: San
     ("spread-cards", {GPU_POLICY: "spread", NODE_POLICY: "binpack"}, 2, 1),
     ("spread-nodes", {GPU_POLICY: "binpack", NODE_POLICY: "spread"}, 2, 2),
 )
-def test_cards_and_nodes_are_chosen_by_policy(
-    sandbox: Sandbox, policies: Object, cards: int, nodes: int
-) -> None:
+def test_cards_and_nodes_are_chosen_by_policy(sandbox, policies, cards, nodes):
     manage(sandbox, n0=gpus(2), n1=gpus(2))
     used = set().union(*(place(sandbox, f"p{number}", policies) for number in range(2)))
     assert (len(used), len({card.partition("/")[0] for card in used})) == (cards, nodes)
 
 
-def test_selectors_mutex_and_numa_hold(sandbox: Sandbox) -> None:
+def test_selectors_mutex_and_numa_hold(sandbox):
     manage(sandbox, n0=gpus(4))  # two on NUMA node 0, two on 1
     wish = {"nvidia.com/use-gpuuuid": sandbox.uuid("n0", 3)}
     assert place(sandbox, "busy", wish, gpumem=70_000) == {"n0/3"}
@@ -593,7 +589,7 @@ def test_selectors_mutex_and_numa_hold(sandbox: Sandbox) -> None:
     refusal(sandbox, "unknown", "CardUuidMismatch")
 
 
-def test_the_best_links_are_chosen(sandbox: Sandbox) -> None:
+def test_the_best_links_are_chosen(sandbox):
     sandbox.add_gpu_nodes({"probe": ()})  # for its prefix
     prefix = name_of(sandbox.node("probe")).removesuffix("probe")
     uuids = [f"GPU-{prefix}n0-{index}" for index in range(4)]
@@ -612,7 +608,7 @@ def test_the_best_links_are_chosen(sandbox: Sandbox) -> None:
     assert place(sandbox, "p", {GPU_POLICY: "topology-aware"}, gpu=2) == {"n0/1", "n0/3"}
 
 
-def test_a_quota_refuses_with_its_reason(sandbox: Sandbox) -> None:
+def test_a_quota_refuses_with_its_reason(sandbox):
     manage(sandbox, n0=gpus(1))
     sandbox.kube.create(
         {
@@ -636,9 +632,7 @@ def test_a_quota_refuses_with_its_reason(sandbox: Sandbox) -> None:
 # -- allocation modes
 
 
-def test_no_pod_passes_in_the_other_allocation_mode(
-    cluster: LocalCluster, sandbox: Sandbox
-) -> None:
+def test_no_pod_passes_in_the_other_allocation_mode(cluster, sandbox):
     manage(sandbox, claims=gpus(1))
     sandbox.add_gpu_node("plugin", gpu(), annotations=LOCK_FREE)
     assert place(sandbox, "claim") == {"claims/0"}
@@ -658,7 +652,7 @@ def test_no_pod_passes_in_the_other_allocation_mode(
         assert "CardInsufficientMemory" in text
 
 
-def test_claims_for_mig_instances(sandbox: Sandbox) -> None:
+def test_claims_for_mig_instances(sandbox):
     """As many as fit, at places that do not overlap, which the judge checks."""
     manage(sandbox, n0=(mig_gpu(), mig_gpu()))
     instances = {VGPU_MODE: "mig"}
@@ -680,7 +674,7 @@ def test_claims_for_mig_instances(sandbox: Sandbox) -> None:
     refusal(sandbox, "none", "CardInsufficientMemory")
 
 
-def test_claims_of_users_never_get_such_cards(sandbox: Sandbox) -> None:
+def test_claims_of_users_never_get_such_cards(sandbox):
     manage(sandbox, n0=gpus(1))
     sandbox.kube.create(template("c", spec_of(main=share(1000))), sandbox.namespace)
     plain = pod(
@@ -698,7 +692,7 @@ def test_claims_of_users_never_get_such_cards(sandbox: Sandbox) -> None:
 # -- preemption and groups
 
 
-def test_pods_of_lower_priority_let_one_with_a_claim_go_first(sandbox: Sandbox) -> None:
+def test_pods_of_lower_priority_let_one_with_a_claim_go_first(sandbox):
     manage(sandbox, n0=gpus(1))
     for name in ("low", "high"):
         sandbox.create(of_priority(name, pod(name, gpu=1, gpucores=100)))
@@ -712,7 +706,7 @@ def test_pods_of_lower_priority_let_one_with_a_claim_go_first(sandbox: Sandbox) 
 
 
 @pytest.mark.since(*GANGS)
-def test_a_gang_is_placed_together(sandbox: Sandbox) -> None:
+def test_a_gang_is_placed_together(sandbox):
     groups = f"/apis/scheduling.k8s.io/v1beta1/namespaces/{sandbox.namespace}/podgroups"
     manage(sandbox, n0=gpus(2))
     sandbox.kube.call(
@@ -815,9 +809,7 @@ def is_called(silent: socket.socket, sandbox: Sandbox) -> bool:
 
 
 @cases("elsewhere", ("same-node", False), ("other-node", True))
-def test_the_scheduler_is_killed_between_claim_and_binding(
-    sandbox: Sandbox, replica: Scheduler, elsewhere: bool
-) -> None:
+def test_the_scheduler_is_killed_between_claim_and_binding(sandbox, replica, elsewhere):
     manage(sandbox, n0=gpus(1))
     with held_bindings(sandbox):
         sandbox.create(pod("p", gpu=1, gpumem=3000))
@@ -840,9 +832,7 @@ def test_the_scheduler_is_killed_between_claim_and_binding(
     assert len(sandbox.kube.list("ResourceClaim", sandbox.namespace)) == 1
 
 
-def test_the_scheduler_is_killed_while_pods_are_placed(
-    sandbox: Sandbox, replica: Scheduler
-) -> None:
+def test_the_scheduler_is_killed_while_pods_are_placed(sandbox, replica):
     manage(sandbox, **{f"n{number}": gpus(4) for number in range(4)})
     sandbox.create_all(pod(f"p{number}", gpu=1, gpumem=8000, gpucores=10) for number in range(60))
     sandbox.bound(10, timeout=TIMEOUT_S)

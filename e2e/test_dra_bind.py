@@ -174,7 +174,7 @@ def stored(sandbox: Sandbox) -> AllocatedClaim:
     return replace(parse_claim(msgspec.json.encode(found)), uid="")
 
 
-def test_a_claim_is_accepted_as_it_is(sandbox: Sandbox, api: Api) -> None:
+def test_a_claim_is_accepted_as_it_is(sandbox, api):
     """Several containers, cards of several sizes, a whole card, and parts that are no whole numbers."""
     reservation = reserved(
         sandbox,
@@ -191,7 +191,7 @@ def test_a_claim_is_accepted_as_it_is(sandbox: Sandbox, api: Api) -> None:
     assert found["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
 
 
-def test_what_an_attempt_has_left_behind_is_written_again(sandbox: Sandbox, api: Api) -> None:
+def test_what_an_attempt_has_left_behind_is_written_again(sandbox, api):
     first = reserved(sandbox, "p", (share(0),))
     ClaimWriter(api).create_claim(render_claim(booked(first)), timeout=10)  # and then it died
     created = ClaimWriter(api).stored_claim(sandbox.namespace, NAME, timeout=10)
@@ -216,7 +216,7 @@ def test_what_an_attempt_has_left_behind_is_written_again(sandbox: Sandbox, api:
     assert stored(sandbox).requests[0].devices[0].device == device_name("GPU-1")
 
 
-def test_a_claim_that_arrives_after_its_pod_has_gone_is_removed(sandbox: Sandbox, api: Api) -> None:
+def test_a_claim_that_arrives_after_its_pod_has_gone_is_removed(sandbox, api):
     reservation = reserved(sandbox, "p", (share(),))
     sandbox.delete("p")
     with contextlib.suppress(ClusterError):  # it may be removed before its status is written
@@ -224,7 +224,7 @@ def test_a_claim_that_arrives_after_its_pod_has_gone_is_removed(sandbox: Sandbox
     # the fixture waits until it is removed
 
 
-def test_the_claim_of_another_pod_is_not_taken(sandbox: Sandbox, api: Api) -> None:
+def test_the_claim_of_another_pod_is_not_taken(sandbox, api):
     owner, thief = (reserved(sandbox, name, (share(),)) for name in ("owner", "thief"))
     write(api, owner)
     with pytest.raises(
@@ -234,7 +234,7 @@ def test_the_claim_of_another_pod_is_not_taken(sandbox: Sandbox, api: Api) -> No
     assert stored(sandbox) == booked(owner)
 
 
-def test_the_account_writes_no_other_claims(sandbox: Sandbox, api: Api) -> None:
+def test_the_account_writes_no_other_claims(sandbox, api):
     """Whoever steals its token cannot give out cards of other drivers, nor take claims of users."""
     reservation = reserved(sandbox, "p", (share(),))
     claim = booked(reservation)

@@ -230,9 +230,7 @@ def change_result(**fields: object) -> Callable[[Object], None]:
     ("no-share-id", change_result(shareID=None), "no shareID"),
     ("request", change_result(request="other"), "request main: does not fit"),
 )
-def test_the_judge_objects_to_each_fault(
-    judge: Oracle, change: Callable[[Object], None], objection: str
-) -> None:
+def test_the_judge_objects_to_each_fault(judge, change, objection):
     cards = (gpu("GPU-0", by_claims=True), gpu("GPU-1", index=1, by_claims=True))
 
     def placed(name: str, uuid: str, cores: int) -> Object:
@@ -251,9 +249,7 @@ def test_the_judge_objects_to_each_fault(
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(
-    judge: Oracle, seed: int
-) -> None:
+def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(judge, seed):
     rng = random.Random(seed)
     cards = {name: some_cards(rng, name, alike=name == "alike") for name in ("alike", "mixed")}
     cards["divided"] = tuple(
@@ -289,7 +285,7 @@ def test_the_allocator_could_have_made_each_allocation_of_the_scheduler(
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_the_claim_of_a_pod_that_waited_asks_for_what_it_gets(judge: Oracle, seed: int) -> None:
+def test_the_claim_of_a_pod_that_waited_asks_for_what_it_gets(judge, seed):
     """So an autoscaler that simulates the allocation sees what the pod needs."""
     rng = random.Random(seed)
     names = ("small", "large")
@@ -335,7 +331,7 @@ def test_the_claim_of_a_pod_that_waited_asks_for_what_it_gets(judge: Oracle, see
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_what_the_allocator_would_not_do_the_node_refuses(judge: Oracle, seed: int) -> None:
+def test_what_the_allocator_would_not_do_the_node_refuses(judge, seed):
     """Somebody who may write claims' status chooses cards at random."""
     rng = random.Random(seed)
     cards = tuple(replace(card, cordoned=False) for card in some_cards(rng, "n0"))
@@ -445,9 +441,7 @@ def overlap(claim: Object, others: Sequence[Object], cards: Sequence[Device]) ->
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_the_allocator_gives_out_mig_instances_as_long_as_they_do_not_overlap(
-    judge: Oracle, seed: int
-) -> None:
+def test_the_allocator_gives_out_mig_instances_as_long_as_they_do_not_overlap(judge, seed):
     """The node refuses exactly what it would not have given out."""
     rng = random.Random(seed)
     cards = divided_cards(rng.randint(1, 2))

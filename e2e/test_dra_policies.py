@@ -195,18 +195,14 @@ def put_status(client: Kube, item: Object) -> Object:
     )
 
 
-def test_the_scheduler_writes_the_claim_of_a_pod(
-    sandbox: Sandbox, owner: Object, extender: Kube
-) -> None:
+def test_the_scheduler_writes_the_claim_of_a_pod(sandbox, owner, extender):
     made = extender.create(claim(owner), sandbox.namespace)
     done = put_status(extender, allocated(made))
     assert done["status"]["reservedFor"][0]["uid"] == owner["metadata"]["uid"]
     assert put_status(extender, {**done, "status": {}}).get("status", {}) == {}
 
 
-def test_the_scheduler_writes_the_claim_of_a_pod_for_mig_instances(
-    sandbox: Sandbox, owner: Object, extender: Kube
-) -> None:
+def test_the_scheduler_writes_the_claim_of_a_pod_for_mig_instances(sandbox, owner, extender):
     made = extender.create(claim(owner, deviceClassName="mig.hami.io"), sandbox.namespace)
     assert put_status(extender, allocated(made))["status"]["allocation"]
 
@@ -230,9 +226,7 @@ def alternatives(owner: Object, **fields: Any) -> Object:
     }
 
 
-def test_the_scheduler_writes_the_claim_of_a_pod_with_alternatives(
-    sandbox: Sandbox, owner: Object, extender: Kube
-) -> None:
+def test_the_scheduler_writes_the_claim_of_a_pod_with_alternatives(sandbox, owner, extender):
     made = extender.create(alternatives(owner), sandbox.namespace)
     assert put_status(extender, allocated(made, request="main/m80"))["status"]["allocation"]
 
@@ -242,15 +236,11 @@ def test_the_scheduler_writes_the_claim_of_a_pod_with_alternatives(
     ("all taints", {"tolerations": [{"operator": "Exists"}]}),
     ("another class", {"deviceClassName": "gpu.nvidia.com"}),
 )
-def test_the_scheduler_writes_no_other_alternatives(
-    sandbox: Sandbox, owner: Object, extender: Kube, change: Object
-) -> None:
+def test_the_scheduler_writes_no_other_alternatives(sandbox, owner, extender, change):
     assert is_refused(extender.create, alternatives(owner, **change), sandbox.namespace)
 
 
-def test_nobody_else_allocates_such_a_claim(
-    sandbox: Sandbox, owner: Object, extender: Kube, kube_scheduler: Kube, namesake: Kube
-) -> None:
+def test_nobody_else_allocates_such_a_claim(sandbox, owner, extender, kube_scheduler, namesake):
     """It waits for its pod; kube-scheduler would allocate it for any pod that names it."""
     made = extender.create(claim(owner), sandbox.namespace)
     for client in (kube_scheduler, namesake):
@@ -272,15 +262,11 @@ def test_nobody_else_allocates_such_a_claim(
     ("a cordoned card", {"toleration": {"key": "hami.io/cordoned", "operator": "Exists"}}),
     ("another class", {"deviceClassName": "gpu.nvidia.com"}),
 )
-def test_the_scheduler_writes_no_other_claims(
-    sandbox: Sandbox, owner: Object, extender: Kube, change: Object
-) -> None:
+def test_the_scheduler_writes_no_other_claims(sandbox, owner, extender, change):
     assert is_refused(extender.create, claim(owner, **change), sandbox.namespace)
 
 
-def test_the_scheduler_gives_claims_of_others_nothing(
-    sandbox: Sandbox, owner: Object, extender: Kube
-) -> None:
+def test_the_scheduler_gives_claims_of_others_nothing(sandbox, owner, extender):
     others = sandbox.kube.create(claim(owner, "other"), sandbox.namespace)
     assert is_refused(put_status, extender, allocated(others))
     own = extender.create(claim(owner), sandbox.namespace)
@@ -292,8 +278,8 @@ def test_the_scheduler_gives_claims_of_others_nothing(
 
 
 def test_nobody_else_creates_a_claim_of_such_a_name(
-    sandbox: Sandbox, owner: Object, tenant: Kube, namesake: Kube, kube_scheduler: Kube
-) -> None:
+    sandbox, owner, tenant, namesake, kube_scheduler
+):
     """Not even one that a pod of the tenant owns, and that asks for nothing which needs a right."""
     plain = claim(owner)
     del plain["spec"]["devices"]["requests"][0]["exactly"]["tolerations"]
@@ -306,17 +292,15 @@ def test_nobody_else_creates_a_claim_of_such_a_name(
 
 
 def test_an_administrator_repairs_a_claim_of_the_scheduler_but_gives_it_nothing_else(
-    sandbox: Sandbox, owner: Object
-) -> None:
+    sandbox, owner
+):
     made = sandbox.kube.create(claim(owner), sandbox.namespace)
     assert is_refused(put_status, sandbox.kube, allocated(made, driver="gpu.nvidia.com"))
     assert put_status(sandbox.kube, allocated(made))["status"]["allocation"]
 
 
 @pytest.mark.parametrize("subresource", [None, "status"])
-def test_what_a_pod_requests_by_its_claim_never_changes(
-    sandbox: Sandbox, owner: Object, tenant: Kube, subresource: str | None
-) -> None:
+def test_what_a_pod_requests_by_its_claim_never_changes(sandbox, owner, tenant, subresource):
     for client in (sandbox.kube,) if subresource else (tenant, sandbox.kube):
         for text in ('{"main":{"nvidia.com/gpu":"2"}}', None):
             assert is_refused(annotate, client, owner, CLAIM_AMOUNTS, text, subresource)
@@ -326,7 +310,7 @@ def test_what_a_pod_requests_by_its_claim_never_changes(
     assert is_refused(annotate, tenant, plain, CLAIM_AMOUNTS, AMOUNTS)
 
 
-def test_a_binding_changes_nothing_of_it(sandbox: Sandbox, owner: Object) -> None:
+def test_a_binding_changes_nothing_of_it(sandbox, owner):
     binding = {
         "apiVersion": "v1",
         "kind": "Binding",
@@ -337,9 +321,7 @@ def test_a_binding_changes_nothing_of_it(sandbox: Sandbox, owner: Object) -> Non
     assert is_refused(sandbox.kube.call, "POST", path, binding)
 
 
-def test_a_pod_with_the_mark_of_such_claims_names_no_node(
-    sandbox: Sandbox, owner: Object, tenant: Kube
-) -> None:
+def test_a_pod_with_the_mark_of_such_claims_names_no_node(sandbox, owner, tenant):
     """It is placed by a scheduler, as any pod that requests devices."""
     assert is_refused(tenant.create, pod_with_mark("direct", nodeName="n"), sandbox.namespace)
     tenant.create(pod_with_mark("placed", schedulerName="nobody"), sandbox.namespace)

@@ -169,8 +169,7 @@ def test_the_gang_of_the_examples_is_placed(kube):
     kube.call("POST", GROUPS, group)
     kube.create(job, "default")
     eventually(
-        lambda: len(bound(kube)) == job["spec"]["parallelism"],
-        "the pods of the Job are bound",
+        lambda: len(bound(kube)) == job["spec"]["parallelism"], "the pods of the Job are bound"
     )
     assert {
         item["spec"]["schedulingGroup"]["podGroupName"] for item in kube.list("Pod", "default")
@@ -216,8 +215,7 @@ def test_two_gangs_that_do_not_fit_together_take_turns(kube):
     for _ in range(ROUNDS):
         gangs = [create_gang(kube, name, 5) for name in "ab"]
         first = eventually(
-            lambda: next((gang for gang in gangs if gang <= bound(kube)), None),
-            "a gang is placed",
+            lambda: next((gang for gang in gangs if gang <= bound(kube)), None), "a gang is placed"
         )
         assert bound(kube) == first
         remove(kube, *first)

@@ -6,14 +6,10 @@ from pathlib import Path
 
 import yaml
 
-from testing.cluster import LocalCluster
-from testing.helm_chart import Helm
 from testing.helm_examples import EXAMPLES, RenderedExamples
 
 
-def test_the_api_server_takes_the_objects_of_all_examples(
-    local: LocalCluster, helm: Helm, tmp_path: Path
-) -> None:
+def test_the_api_server_takes_the_objects_of_all_examples(local, helm, tmp_path):
     """Equal objects once."""
     rendered = RenderedExamples(helm)
     texts: set[str] = set()

@@ -129,9 +129,7 @@ def on(node: Worker, name: str, **asked: int) -> Object:
     return made
 
 
-def test_a_release_of_hami_is_replaced_under_running_pods(
-    bare_kind: KindCluster, nodes: list[Worker], helm: Helm, tmp_path: Path
-) -> None:
+def test_a_release_of_hami_is_replaced_under_running_pods(bare_kind, nodes, helm, tmp_path):
     kube = bare_kind.kube
 
     def run(*items: Object) -> None:

@@ -103,14 +103,8 @@ def pods_of_users(cluster: LocalCluster) -> Iterator[None]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("version", "client_side"), [("2.4.0", True), ("2.10.0", False)])
 def test_a_release_of_hami_is_replaced_and_brought_back(
-    cluster: LocalCluster,
-    helm: Helm,
-    webhook: Scheduler,
-    pods_of_users: None,
-    tmp_path: Path,
-    version: str,
-    client_side: bool,
-) -> None:
+    cluster, helm, webhook, pods_of_users, tmp_path, version, client_side
+):
     """Helm 3 applies on the client's side, and such a release stays so with Helm 4."""
     kube = cluster.kube
     at = {"enabled": True, "host": "127.0.0.1", "port": webhook.port, "path": "/webhook"}
@@ -214,9 +208,7 @@ def kept(kube: Kube) -> tuple[list[str], bool, list[str]]:
 
 
 @pytest.mark.parametrize("client_side", [True, False])
-def test_a_ca_of_the_values_stays_when_the_scheduler_makes_its_own(
-    cluster: LocalCluster, helm: Helm, client_side: bool
-) -> None:
+def test_a_ca_of_the_values_stays_when_the_scheduler_makes_its_own(cluster, helm, client_side):
     """Helm removes what it has written itself. API servers trust this CA until the scheduler has published another."""
     helm.run(
         "install",
@@ -236,9 +228,7 @@ def test_a_ca_of_the_values_stays_when_the_scheduler_makes_its_own(
 
 
 @pytest.mark.parametrize("client_side", [True, False])
-def test_a_ca_of_the_values_replaces_that_of_the_scheduler(
-    cluster: LocalCluster, helm: Helm, client_side: bool
-) -> None:
+def test_a_ca_of_the_values_replaces_that_of_the_scheduler(cluster, helm, client_side):
     """As the chart's README says. The scheduler, which Helm replaces later, may then not publish its own again."""
     helm.run("install", *OURS, f"--server-side={str(not client_side).lower()}", values={})
     scheduler = Cluster(Api.connect(kubeconfig=str(cluster.kubeconfig)))
@@ -259,9 +249,7 @@ def test_a_ca_of_the_values_replaces_that_of_the_scheduler(
 
 
 @pytest.mark.parametrize("client_side", [True, False])
-def test_an_upgrade_keeps_the_token_of_the_extender(
-    cluster: LocalCluster, helm: Helm, client_side: bool
-) -> None:
+def test_an_upgrade_keeps_the_token_of_the_extender(cluster, helm, client_side):
     """The chart's Secret has no data. Without it, the pods would be refused by the API server."""
     kube, name = cluster.kube, f"{EXTENDER}-token"
     helm.run("install", *OURS, f"--server-side={str(not client_side).lower()}", values={})
@@ -286,9 +274,7 @@ def test_an_upgrade_keeps_the_token_of_the_extender(
     assert remains(cluster.kubectl) == set()
 
 
-def test_the_token_of_the_extender_is_replaced_as_documented(
-    cluster: LocalCluster, helm: Helm, release: None
-) -> None:
+def test_the_token_of_the_extender_is_replaced_as_documented(cluster, helm, release):
     """With its account: a new Secret of an account gets the token of the earlier one, which would be valid again."""
     kube = cluster.kube
     (command,) = re.findall(
@@ -317,8 +303,8 @@ def status(client: Kube) -> int:
 
 
 def test_the_scheduler_of_a_release_with_one_account_keeps_its_rights_until_it_is_replaced(
-    cluster: LocalCluster, helm: Helm, release: None
-) -> None:
+    cluster, helm, release
+):
     """With the account that is now that of kube-scheduler, not with that of the process that pods reach."""
     kube = cluster.kube
     earlier = {
@@ -386,8 +372,8 @@ def trusted(kube: Kube) -> set[str | None]:
     ),
 )
 def test_a_missing_namespace_is_refused_before_anything_is_applied(
-    cluster: LocalCluster, helm: Helm, namespace: str, values: Object, expected: str
-) -> None:
+    cluster, helm, namespace, values, expected
+):
     with pytest.raises(HelmError, match=expected):
         helm.run("install", "hami", CHART, "--namespace", namespace, values=values)
     assert not [
@@ -413,8 +399,8 @@ def test_a_missing_namespace_is_refused_before_anything_is_applied(
     ],
 )
 def test_a_resource_that_stands_for_devices_of_another_driver_is_refused(
-    cluster: LocalCluster, helm: Helm, resource: str, refusal: str
-) -> None:
+    cluster, helm, resource, refusal
+):
     """kube-scheduler would take the newer of two classes."""
     classes = {"gpu.nvidia.com": "nvidia.com/gpu", "gpu.example.com": "example.com/gpu"}
     for name, stands_for in classes.items():

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from testing import audit
-from testing.agent import NodeAgent
 from testing.cluster import SCHEDULER
 from testing.kind import NAMESPACE, KindCluster, Worker
 from testing.kube import ApiError, Kube, path_of
@@ -133,7 +132,7 @@ def arriving(cluster: KindCluster, sandbox: Sandbox) -> Iterator[None]:
     arrivals.all_placed()
 
 
-def test_a_pod_runs_right_after_the_installation(on_kind: KindCluster) -> None:
+def test_a_pod_runs_right_after_the_installation(on_kind):
     scheduler = on_kind.kube.get("Deployment", SCHEDULER, NAMESPACE)
     assert scheduler["status"]["readyReplicas"] == 2
     names = {item["metadata"]["name"] for item in on_kind.pods_of(SCHEDULER)}
@@ -155,7 +154,7 @@ def test_a_pod_runs_right_after_the_installation(on_kind: KindCluster) -> None:
     assert [words for words in last_words.values() if LEASE_LOST not in words] == []
 
 
-def test_a_container_gets_its_slice(sandbox: Sandbox, worker: Worker) -> None:
+def test_a_container_gets_its_slice(sandbox, worker):
     sandbox.create(show("plain"), show("asking", gpu=1, gpumem=3000, gpucores=30))
     sandbox.running("plain", "asking", timeout=120)
     plain, asking = seen(sandbox, worker, "plain"), seen(sandbox, worker, "asking")
@@ -172,9 +171,7 @@ def test_a_container_gets_its_slice(sandbox: Sandbox, worker: Worker) -> None:
     assert asking.library.startswith("ELF")
 
 
-def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(
-    sandbox: Sandbox, worker: Worker
-) -> None:
+def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(sandbox, worker):
     names = [f"p{number}" for number in range(4)]
     sandbox.create_all(
         show(name, gpu=1, gpumem=40_000 + number) for number, name in enumerate(names)
@@ -187,7 +184,7 @@ def test_pods_share_the_cards_of_a_worker_and_one_too_many_waits(
     sandbox.running("late", timeout=120)
 
 
-def test_the_kubelet_is_killed_under_running_pods(sandbox: Sandbox, worker: Worker) -> None:
+def test_the_kubelet_is_killed_under_running_pods(sandbox, worker):
     sandbox.create(show("a", gpu=1, gpumem=1000))
     before = sandbox.running("a", timeout=120)
     worker.restart_kubelet()  # before the plugin has registered, the kubelet rejects pods with devices
@@ -197,9 +194,7 @@ def test_the_kubelet_is_killed_under_running_pods(sandbox: Sandbox, worker: Work
 
 
 @pytest.mark.parametrize("workload", ["deployment/hami-scheduler", "daemonset/hami-device-plugin"])
-def test_rollout_under_load(
-    on_kind: KindCluster, sandbox: Sandbox, worker: Worker, workload: str
-) -> None:
+def test_rollout_under_load(on_kind, sandbox, worker, workload):
     sandbox.create(show("a", gpu=1, gpumem=1000), show("b", gpu=2, gpumem=2000))
     before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
     with arriving(on_kind, sandbox):
@@ -211,7 +206,7 @@ def test_rollout_under_load(
     assert restarts(sandbox, "a", "b", "c") == [0, 0, 0]
 
 
-def test_upgrade_in_place(on_kind: KindCluster, sandbox: Sandbox, worker: Worker) -> None:
+def test_upgrade_in_place(on_kind, sandbox, worker):
     sandbox.create(show("a", gpu=1, gpumem=1000), show("b", gpu=2, gpumem=2000))
     before, held = sandbox.running("a", "b", timeout=120), allocated(sandbox, "a", "b")
     on_kind.tag_images("next")
@@ -247,9 +242,7 @@ def set_failure_policy(kube: Kube, policy: str) -> None:
     )
 
 
-def test_the_webhook_is_unavailable_and_returns(
-    on_kind: KindCluster, sandbox: Sandbox, worker: Worker
-) -> None:
+def test_the_webhook_is_unavailable_and_returns(on_kind, sandbox, worker):
     """Other pods are placed. A pod that requests devices waits, has an event, and uses nothing; or it is rejected, with
     failurePolicy Fail.
     """
@@ -273,9 +266,7 @@ def test_the_webhook_is_unavailable_and_returns(
     assert limits(sandbox, worker, "b") == [("2000m", "0")]
 
 
-def test_uninstall_and_install_again(
-    on_kind: KindCluster, sandbox: Sandbox, worker: Worker
-) -> None:
+def test_uninstall_and_install_again(on_kind, sandbox, worker):
     sandbox.create(show("a", gpu=2, gpumem=60_000))
     before, held = sandbox.running("a", timeout=120), allocated(sandbox, "a")
     on_kind.uninstall()
@@ -359,9 +350,7 @@ def of_hami(sandbox: Sandbox, name: str, node: str, memory_mib: int) -> Object:
     return on(FAKE, made)
 
 
-def test_takeover_from_hami_and_return(
-    on_kind: KindCluster, sandbox: Sandbox, agent: NodeAgent
-) -> None:
+def test_takeover_from_hami_and_return(on_kind, sandbox, agent):
     """Ours waits while HAMi leads, continues with its allocations, and leaves allocations that HAMi can read."""
     on_kind.uninstall()
     try:

@@ -19,7 +19,6 @@ from testing.cluster import MANIFESTS, LocalCluster
 from testing.eventually import eventually
 from testing.kustomize import FOLDER, OVERLAYS, build, elsewhere
 from testing.pods import pod
-from testing.sandbox import Sandbox
 
 Object = dict[str, Any]
 SINCE = {"dra": (1, 34), "admission-policies": (1, 36)}
@@ -68,16 +67,12 @@ def types(local: LocalCluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("folder", [MANIFESTS, *OVERLAYS], ids=lambda folder: folder.name)
-def test_the_api_server_takes_the_whole_overlay(
-    local: LocalCluster, types: None, folder: Path
-) -> None:
+def test_the_api_server_takes_the_whole_overlay(local, types, folder):
     assert try_out(local, folder) == names(build(folder))
 
 
 @pytest.mark.parametrize("component", COMPONENTS, ids=lambda folder: folder.name)
-def test_the_api_server_takes_the_base_with_a_component(
-    local: LocalCluster, types: None, tmp_path: Path, component: Path
-) -> None:
+def test_the_api_server_takes_the_base_with_a_component(local, types, tmp_path, component):
     # kustomize requires relative paths
     (tmp_path / "manifests").symlink_to(FOLDER)
     here = Path(*[".."] * (len(tmp_path.resolve().parts) - 1))
@@ -98,9 +93,7 @@ def test_the_api_server_takes_the_base_with_a_component(
     }
 
 
-def test_the_api_server_rejects_an_invalid_manifest(
-    local: LocalCluster, types: None, tmp_path: Path
-) -> None:
+def test_the_api_server_rejects_an_invalid_manifest(local, types, tmp_path):
     wrong = {
         "apiVersion": "cert-manager.io/v1",
         "kind": "Certificate",
@@ -114,9 +107,7 @@ def test_the_api_server_rejects_an_invalid_manifest(
     assert "dnsName" in error.value.stderr
 
 
-def test_the_upgrade_gives_the_accounts_of_the_chart_their_rights(
-    local: LocalCluster, tmp_path: Path
-) -> None:
+def test_the_upgrade_gives_the_accounts_of_the_chart_their_rights(local, tmp_path):
     """In a namespace where the accounts have no others."""
     built = elsewhere(tmp_path, FOLDER / "overlays" / "upgrade-from-hami")
     bound = [item for item in built if item["metadata"]["name"].startswith("hami-upstream-")]
@@ -150,9 +141,7 @@ def test_the_upgrade_gives_the_accounts_of_the_chart_their_rights(
 
 
 @pytest.mark.parametrize("name", ["hami-device-plugin-next", "hami-monitor-next"])
-def test_our_pods_of_a_node_wait_for_that_of_the_chart_to_leave(
-    local: LocalCluster, sandbox: Sandbox, name: str
-) -> None:
+def test_our_pods_of_a_node_wait_for_that_of_the_chart_to_leave(local, sandbox, name):
     """The plugin and the monitor of the chart are in one pod."""
     sandbox.add_gpu_node("n0")
     (daemon,) = (

@@ -14,9 +14,8 @@ import pytest
 from testing.cases import cases
 from testing.eventually import eventually
 from testing.pods import container, pod
-from testing.realnode import RealNode, missing
+from testing.realnode import missing
 from testing.reaper import control_groups, processes_of
-from testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
@@ -42,13 +41,13 @@ def left_of(folder: Path) -> tuple[list[int], list[Path], bool]:
     return processes_of(folder), control_groups(folder.name), folder.exists()
 
 
-def test_a_pod_runs_and_its_output_can_be_read(sandbox: Sandbox, real: RealNode) -> None:
+def test_a_pod_runs_and_its_output_can_be_read(sandbox, real):
     sandbox.create(says("plain", 'echo one; echo "two on $HOSTNAME"; sleep inf'))
     sandbox.running("plain")
     assert real.output(sandbox.pod("plain"), until="two") == "one\ntwo on plain\n"
 
 
-def test_containers_outlive_the_kubelet(sandbox: Sandbox, real: RealNode) -> None:
+def test_containers_outlive_the_kubelet(sandbox, real):
     sandbox.create(says("steady", "echo up; sleep inf"))
     before = sandbox.running("steady")
     real.kill_kubelet()
@@ -61,7 +60,7 @@ def test_containers_outlive_the_kubelet(sandbox: Sandbox, real: RealNode) -> Non
 
 @pytest.mark.skipif(bool(ELSEWHERE or missing()), reason=ELSEWHERE or missing() or "-")
 @cases("number", ("killed", signal.SIGKILL), ("interrupted", signal.SIGINT))
-def test_nothing_outlives_the_run(number: signal.Signals) -> None:
+def test_nothing_outlives_the_run(number):
     run = subprocess.Popen(
         [sys.executable, "-m", "testing.realnode"],
         stdout=subprocess.PIPE,

@@ -111,9 +111,7 @@ def claim_of(sandbox: Sandbox, name: str) -> Object:
     return sandbox.kube.get("ResourceClaim", entry["resourceClaimName"], sandbox.namespace)
 
 
-def test_containers_get_what_the_scheduler_has_allocated(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_containers_get_what_the_scheduler_has_allocated(sandbox, real, driver):
     sandbox.create(
         pod(
             "several",
@@ -149,9 +147,7 @@ def results(claim: Object) -> list[Object]:
     return found
 
 
-def test_containers_share_what_a_template_of_a_user_says(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_containers_share_what_a_template_of_a_user_says(sandbox, real, driver):
     """The example, with containers that show what they got."""
     template, example = yaml.safe_load_all(
         (MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text()
@@ -173,7 +169,7 @@ def test_containers_share_what_a_template_of_a_user_says(
     assert directories["left"] == directories["right"] != directories["beside"]
 
 
-def test_claims_go_with_their_pods(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_claims_go_with_their_pods(sandbox, real, driver):
     sandbox.create(shower(HOOK, "p", gpu=1, gpumem=1000))
     running(sandbox, "p")
     name = claim_of(sandbox, "p")["metadata"]["name"]
@@ -186,9 +182,7 @@ def test_claims_go_with_their_pods(sandbox: Sandbox, real: RealNode, driver: Dev
     )
 
 
-def test_a_managed_node_is_registered_and_its_slices_are_for_nobody_else(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_a_managed_node_is_registered_and_its_slices_are_for_nobody_else(sandbox, real, driver):
     node = sandbox.kube.get("Node", real.name)
     assert FIRST_CARD.uuid in node["metadata"]["annotations"][REGISTER]
     assert (
@@ -209,9 +203,7 @@ def test_a_managed_node_is_registered_and_its_slices_are_for_nobody_else(
     } == {MANAGED_TAINT}
 
 
-def test_containers_get_the_mig_instances_that_the_scheduler_has_placed(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_containers_get_the_mig_instances_that_the_scheduler_has_placed(sandbox, real, driver):
     driver.stop()
     driver.insert(in_mig_mode(FIRST_CARD))
     driver.start(operating_mode="mig").wait_registered()
@@ -241,9 +233,7 @@ def test_containers_get_the_mig_instances_that_the_scheduler_has_placed(
     )
 
 
-def test_the_allocator_cannot_change_while_pods_have_claims(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_the_allocator_cannot_change_while_pods_have_claims(sandbox, real, driver):
     sandbox.create(shower(HOOK, "p", gpu=1, gpumem=1000))
     running(sandbox, "p")
     driver.stop()

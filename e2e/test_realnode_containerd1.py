@@ -11,7 +11,6 @@ from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
 from testing.joined_node import NodeUnavailable
 from testing.realnode import RealNode, Runtime, missing
 from testing.regions import find_limits_again, mounted
-from testing.sandbox import Sandbox
 from testing.shown import limits, shower
 
 pytestmark = pytest.mark.kind
@@ -44,9 +43,7 @@ def plugin(real: RealNode) -> Iterator[DevicePlugin]:
         made.close()
 
 
-def test_containers_that_share_a_card_get_their_own_limits(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_containers_that_share_a_card_get_their_own_limits(sandbox, real, plugin):
     sandbox.create(
         *(
             shower(HOOK, name, gpu=1, gpumem=memory, gpucores=10)
@@ -61,8 +58,6 @@ def test_containers_that_share_a_card_get_their_own_limits(
     ]
 
 
-def test_a_container_finds_its_limits_when_the_files_are_gone(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_container_finds_its_limits_when_the_files_are_gone(sandbox, real, plugin):
     with mounted(sandbox, real):
         find_limits_again(sandbox, real, plugin)

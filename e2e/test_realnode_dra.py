@@ -21,7 +21,7 @@ from testing.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
 from testing.eventually import eventually
 from testing.fake_gpu import CARDS, FakeGpus, client, client_pod
 from testing.kube import Kube
-from testing.limiter.builds import Builds, Unavailable
+from testing.limiter.builds import Unavailable
 from testing.limiter.rig import MIB
 from testing.monitor import Monitor
 from testing.nodes import REGISTER
@@ -103,9 +103,7 @@ def create(sandbox: Sandbox, name: str, memory: int, cores: int = 0) -> None:
 # ---- what pods get
 
 
-def test_containers_get_what_was_allocated_to_their_request(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_containers_get_what_was_allocated_to_their_request(sandbox, real, driver):
     item = pod("several", containers=[showing(HOOK, "left"), showing(HOOK, "right")])
     sandbox.create(
         claiming(sandbox, item, claims.spec_of(left=share(1000, 10), right=share(2000, 20)))
@@ -133,9 +131,7 @@ def test_containers_get_what_was_allocated_to_their_request(
     emptied(sandbox, real)
 
 
-def test_containers_share_a_request_and_a_container_has_several(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_containers_share_a_request_and_a_container_has_several(sandbox, real, driver):
     """The example, with containers that show what they got, and one that uses both requests of another claim."""
     template, example = yaml.safe_load_all(
         (MANIFESTS.parent.parent / "examples" / "claim.yaml").read_text()
@@ -169,9 +165,7 @@ def test_containers_share_a_request_and_a_container_has_several(
     emptied(sandbox, real)
 
 
-def test_the_node_has_no_devices_for_the_other_allocation_mode(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_the_node_has_no_devices_for_the_other_allocation_mode(sandbox, real, driver):
     node = real.node()
     assert REGISTER not in (node["metadata"].get("annotations") or {})
     assert node["status"]["allocatable"].get(RESOURCE, "0") == "0"
@@ -182,9 +176,7 @@ def test_the_node_has_no_devices_for_the_other_allocation_mode(
     assert item["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
 
 
-def test_twenty_pods_at_once_get_their_own_limits(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_twenty_pods_at_once_get_their_own_limits(sandbox, real, driver):
     driver.insert(*cards(2 * claims.SLOTS_PER_POD))
     claims.wait_published(driver)
     memory = {f"p{number:02}": 1000 + number for number in range(2 * SLOTS)}
@@ -196,9 +188,7 @@ def test_twenty_pods_at_once_get_their_own_limits(
     }
 
 
-def test_two_claims_on_one_card_are_stopped_at_their_own_limits(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin, builds: Builds
-) -> None:
+def test_two_claims_on_one_card_are_stopped_at_their_own_limits(sandbox, real, driver, builds):
     try:
         gpu = FakeGpus(real, builds)
     except Unavailable as error:
@@ -234,9 +224,7 @@ def test_two_claims_on_one_card_are_stopped_at_their_own_limits(
 # ---- restarts
 
 
-def test_a_driver_takes_over_what_another_one_has_prepared(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_a_driver_takes_over_what_another_one_has_prepared(sandbox, real, driver):
     create(sandbox, "before", 1000)
     running(sandbox, "before")
     successor = DevicePlugin(real, name="successor", allocation_mode="dra")
@@ -253,9 +241,7 @@ def test_a_driver_takes_over_what_another_one_has_prepared(
         successor.close()
 
 
-def test_pods_go_on_and_wait_while_the_driver_is_down(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_pods_go_on_and_wait_while_the_driver_is_down(sandbox, real, driver):
     create(sandbox, "a", 1000)
     running(sandbox, "a")
     driver.kill()
@@ -268,7 +254,7 @@ def test_pods_go_on_and_wait_while_the_driver_is_down(
     assert seen(sandbox, real, "b").limit[1] == "2000m"
 
 
-def test_slices_come_back(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_slices_come_back(sandbox, real, driver):
     (item,) = slices(sandbox.kube)
 
     def is_back(items: dict[str, Object]) -> bool:
@@ -291,7 +277,7 @@ def test_slices_come_back(sandbox: Sandbox, real: RealNode, driver: DevicePlugin
     running(sandbox, "a")
 
 
-def test_the_node_reboots(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_the_node_reboots(sandbox, real, driver):
     """All processes end, and /run is empty afterwards: the kubelet has all claims prepared again."""
     memory = {"a": 1000, "b": 2000}
     for name, amount in memory.items():
@@ -308,7 +294,7 @@ def test_the_node_reboots(sandbox: Sandbox, real: RealNode, driver: DevicePlugin
     emptied(sandbox, real)
 
 
-def test_a_pod_is_deleted_by_force(sandbox: Sandbox, real: RealNode, driver: DevicePlugin) -> None:
+def test_a_pod_is_deleted_by_force(sandbox, real, driver):
     """Its claim is gone before its containers have ended, and kube-scheduler gives its cards to the next pod."""
     create(sandbox, "a", FIRST.memory)
     create(sandbox, "b", SECOND.memory)
@@ -354,9 +340,7 @@ def take(sandbox: Sandbox, name: str, profile: str) -> None:
     sandbox.create(claiming(sandbox, shower(HOOK, name), {"devices": {"requests": [request]}}))
 
 
-def test_instances_are_made_for_claims_and_go_with_them(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_instances_are_made_for_claims_and_go_with_them(sandbox, real, driver):
     divided(driver)
     take(sandbox, "a", "3g.40gb")
     take(sandbox, "b", "1g.10gb")
@@ -407,9 +391,7 @@ def test_instances_are_made_for_claims_and_go_with_them(
         successor.close()
 
 
-def test_a_node_with_instances_reboots(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_a_node_with_instances_reboots(sandbox, real, driver):
     """What was prepared is lost, and claims get new instances at their places."""
     divided(driver)
     for name in ("a", "b"):
@@ -434,9 +416,7 @@ def test_a_node_with_instances_reboots(
 # ---- refusals
 
 
-def test_a_claim_that_cannot_be_prepared_is_tried_again(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_a_claim_that_cannot_be_prepared_is_tried_again(sandbox, real, driver):
     library = real.path(HOOK) / "vgpu" / "libvgpu.so"
     library.unlink()
     create(sandbox, "a", 1000)
@@ -447,9 +427,7 @@ def test_a_claim_that_cannot_be_prepared_is_tried_again(
     running(sandbox, "a")
 
 
-def test_containers_share_all_of_their_requests_or_none(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_containers_share_all_of_their_requests_or_none(sandbox, real, driver):
     item = pod("a", containers=[showing(HOOK, "left"), showing(HOOK, "right")])
     item = claiming(sandbox, item, claims.spec_of(left=share(1000), right=share(2000)))
     item["spec"]["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
@@ -459,9 +437,7 @@ def test_containers_share_all_of_their_requests_or_none(
     )
 
 
-def test_strict_mode_holds_for_claims_of_users(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_strict_mode_holds_for_claims_of_users(sandbox, real, driver):
     """And what the webhook hides of containers that request no resource is visible by a claim."""
     config = yaml.safe_load((MANIFESTS / "device-config.yaml").read_text())
     config["nvidia"]["strict"] = True
@@ -484,9 +460,7 @@ def test_strict_mode_holds_for_claims_of_users(
     assert seen(sandbox, real, "hidden").limit == (FIRST.uuid, "1000m", "0")
 
 
-def test_nobody_gets_more_than_a_card_has(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_nobody_gets_more_than_a_card_has(sandbox, real, driver):
     """Whoever may write the status of a claim can allocate what others have; the node refuses it."""
     create(sandbox, "a", FIRST.memory - 1000)
     running(sandbox, "a")
@@ -549,9 +523,7 @@ def test_nobody_gets_more_than_a_card_has(
     assert f"{sandbox.namespace}/{held} has" in message
 
 
-def test_a_device_that_becomes_unhealthy(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_a_device_that_becomes_unhealthy(sandbox, real, driver):
     create(sandbox, "a", 1000)
     running(sandbox, "a")
     driver.set_health(FIRST.uuid, "it is lost")
@@ -571,9 +543,7 @@ def test_a_device_that_becomes_unhealthy(
 # ---- the allocation mode of a node
 
 
-def test_the_allocation_mode_cannot_change_while_pods_have_devices(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_the_allocation_mode_cannot_change_while_pods_have_devices(sandbox, real, driver):
     def closed(other: str, holder: str) -> None:
         """The plugin does not start, and says why."""
         eventually(
@@ -617,9 +587,7 @@ def test_the_allocation_mode_cannot_change_while_pods_have_devices(
     real.kube.merge_patch("Node", real.name, {"metadata": {"labels": {ALLOCATION_MODE: None}}})
 
 
-def test_the_cards_of_a_node_have_different_allocation_modes(
-    sandbox: Sandbox, real: RealNode, driver: DevicePlugin
-) -> None:
+def test_the_cards_of_a_node_have_different_allocation_modes(sandbox, real, driver):
     """Each pod gets its limits in its allocation mode, and no card changes it while a pod uses it."""
 
     def divided(*uuids: str) -> DevicePlugin:

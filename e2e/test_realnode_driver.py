@@ -20,7 +20,6 @@ from testing.eventually import eventually
 from testing.monitor import Monitor
 from testing.nodes import REGISTER
 from testing.realnode import NodeProgram, RealNode
-from testing.sandbox import Sandbox
 from testing.shown import seen, shower
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400)]
@@ -99,9 +98,7 @@ def wait_ended(program: NodeProgram) -> None:
     assert "only a new process could use the driver" in program.tail()
 
 
-def test_a_driver_that_is_replaced_is_used_by_new_processes(
-    sandbox: Sandbox, real: RealNode, driver: DriverRoot, plugin: DevicePlugin, monitor: Monitor
-) -> None:
+def test_a_driver_that_is_replaced_is_used_by_new_processes(sandbox, real, driver, plugin, monitor):
     sandbox.create(shower(HOOK, "before", gpu=1, gpumem=3000))
     sandbox.running("before")
     eventually(lambda: answers(monitor) == 1, monitor.log)
@@ -123,9 +120,7 @@ def test_a_driver_that_is_replaced_is_used_by_new_processes(
     assert seen(sandbox, real, "after").env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "4000m"
 
 
-def test_a_start_without_the_new_module_offers_nothing_and_waits(
-    real: RealNode, driver: DriverRoot, plugin: DevicePlugin
-) -> None:
+def test_a_start_without_the_new_module_offers_nothing_and_waits(real, driver, plugin):
     driver.install(NEW)
     plugin.stop()
     plugin.start()

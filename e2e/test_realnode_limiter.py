@@ -52,9 +52,7 @@ def kill(sandbox: Sandbox, real: RealNode, name: str) -> None:
     real.ctr("tasks", "kill", "--signal", "SIGKILL", status["containerID"].rpartition("/")[2])
 
 
-def test_two_pods_on_one_card_are_stopped_at_their_own_limits(
-    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
-) -> None:
+def test_two_pods_on_one_card_are_stopped_at_their_own_limits(sandbox, real, gpu):
     wanted = {"a": 1500, "b": 2502}  # whole pages of 2 MiB: of 2501 MiB, 2500 can be had
     before = gpu.used_mib()
     sandbox.create(
@@ -72,9 +70,7 @@ def test_two_pods_on_one_card_are_stopped_at_their_own_limits(
     ]
 
 
-def test_containers_of_a_pod_and_their_processes(
-    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
-) -> None:
+def test_containers_of_a_pod_and_their_processes(sandbox, real, gpu):
     """Each container has a limit of its own; processes of one container share it."""
     item = client_pod(
         "a",
@@ -92,9 +88,7 @@ def test_containers_of_a_pod_and_their_processes(
     assert more == [[0], [0], [0, 500 * MIB, 2000 * MIB], [2], [0]]
 
 
-def test_the_whole_limit_is_there_again_after_a_restart(
-    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
-) -> None:
+def test_the_whole_limit_is_there_again_after_a_restart(sandbox, real, gpu):
     sandbox.create(client_pod("a", client(*all_of(1500), gpu=1, gpumem=1500)))
     sandbox.running("a")
     assert gpu.answers(sandbox.pod("a"), 5) == stopped_at(1500)
@@ -104,9 +98,7 @@ def test_the_whole_limit_is_there_again_after_a_restart(
     assert region.total() == 1500 * MIB  # it is the same file, and nothing of the first run counts
 
 
-def test_neither_the_pod_nor_the_container_can_change_its_limit(
-    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
-) -> None:
+def test_neither_the_pod_nor_the_container_can_change_its_limit(sandbox, real, gpu):
     """Variables of the pod, which the webhook has not seen; the file; an old region."""
     item = client_pod("a", client(*all_of(1500), gpu=1, gpumem=1500))
     item["spec"]["containers"][0]["env"] += [
@@ -148,9 +140,7 @@ grep -oE ' {folder}/[^ ]+ rw,' /proc/self/mountinfo
 """
 
 
-def test_a_container_cannot_fill_the_disk_through_its_files(
-    sandbox: Sandbox, real: RealNode, gpu: FakeGpus
-) -> None:
+def test_a_container_cannot_fill_the_disk_through_its_files(sandbox, real, gpu):
     """They are truncated within seconds; its limit holds, and an event names the container."""
     sandbox.create(client_pod("a", client(f"alloc plain 0 {500 * MIB}", gpu=1, gpumem=1500)))
     sandbox.running("a")
@@ -171,10 +161,7 @@ def test_a_container_cannot_fill_the_disk_through_its_files(
             512 * status.st_blocks for status in found
         ) < 4 * MIB
 
-    eventually(
-        is_small,
-        lambda: f"files have their sizes again: {[file.stat() for file in files]}",
-    )
+    eventually(is_small, lambda: f"files have their sizes again: {[file.stat() for file in files]}")
     assert gpu.run(status["containerID"], "info", f"alloc plain 0 {1000 * MIB + 1}") == [
         [0],
         [0],
@@ -185,7 +172,7 @@ def test_a_container_cannot_fill_the_disk_through_its_files(
 
 
 @pytest.mark.parametrize("plugin", ["start"], indirect=True)
-def test_two_pods_on_one_card_get_their_shares_of_its_time(sandbox: Sandbox, gpu: FakeGpus) -> None:
+def test_two_pods_on_one_card_get_their_shares_of_its_time(sandbox, gpu):
     """By the clock of the card, while both pods are busy; the test writes the samples of a node monitor.
 
     A process that shares two CPUs with a control plane launches late, which costs it some points of its share, and no

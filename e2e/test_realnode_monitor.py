@@ -20,9 +20,7 @@ from testing.eventually import eventually
 from testing.fake_gpu import CARDS, CLIENT, FakeGpus, client, client_pod, offered_gpu, typed
 from testing.limiter.builds import Builds
 from testing.limiter.rig import MIB
-from testing.monitor import Monitor
 from testing.realnode import RealNode
-from testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.kind
 Object = dict[str, Any]
@@ -48,9 +46,7 @@ def launching(commands: str, pause: str = "0.1") -> str:
     return f"({typed(['module'])}; {commands}; do echo launch plain idle 1; sleep {pause}; done) | {CLIENT}"
 
 
-def test_metrics_are_what_two_pods_on_one_card_have_allocated(
-    sandbox: Sandbox, gpu: FakeGpus, monitor: Monitor
-) -> None:
+def test_metrics_are_what_two_pods_on_one_card_have_allocated(sandbox, gpu, monitor):
     used, limits = {"a": 700, "b": 1234}, {"a": 1500, "b": 2500}
     sandbox.create(
         *(
@@ -76,10 +72,7 @@ def test_metrics_are_what_two_pods_on_one_card_have_allocated(
     def used_now() -> dict[str, float]:
         return monitor.values("hami_vgpu_memory_used_bytes", sandbox.namespace)
 
-    eventually(
-        lambda: used_now() == wanted,
-        lambda: f"{used_now()}: {monitor.log()}",
-    )
+    eventually(lambda: used_now() == wanted, lambda: f"{used_now()}: {monitor.log()}")
     assert monitor.values("hami_vgpu_memory_limit_bytes", sandbox.namespace) == {
         name: float(mib * MIB) for name, mib in limits.items()
     }
@@ -100,16 +93,10 @@ def test_metrics_are_what_two_pods_on_one_card_have_allocated(
     assert CARDS[0].uuid in monitor.once()
     for name in used:
         sandbox.delete(name)
-    eventually(
-        lambda: used_now() == {},
-        monitor.log,
-        timeout=60,
-    )
+    eventually(lambda: used_now() == {}, monitor.log, timeout=60)
 
 
-def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(
-    sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor
-) -> None:
+def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(sandbox, real, gpu, monitor):
     permit_priority(sandbox)
     low = client("module", gpu=1, gpumem=1000, priority=1)
     low["command"] = ["sh", "-c", launching("while true")]
@@ -142,9 +129,7 @@ def test_a_pod_of_higher_priority_blocks_the_other_and_lets_go(
     assert [gpu.region(sandbox.pod(name)).number(PRIORITY) for name in ("low", "high")] == [1, 0]
 
 
-def test_a_monitor_that_ends_blocks_nobody(
-    sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor
-) -> None:
+def test_a_monitor_that_ends_blocks_nobody(sandbox, real, gpu, monitor):
     permit_priority(sandbox)
     high = client("module", gpu=1, gpumem=1000, priority=0)
     high["command"] = ["sh", "-c", launching("while true")]
@@ -162,7 +147,7 @@ def test_a_monitor_that_ends_blocks_nobody(
     assert low[-1] == [0]
 
 
-def test_the_account_of_the_monitor_can_only_read_pods(real: RealNode, monitor: Monitor) -> None:
+def test_the_account_of_the_monitor_can_only_read_pods(real, monitor):
     assert monitor.answer("/readyz") == (200, "ok")
     assert "forbidden" not in monitor.log().lower()
     assert {family.name for family in text_string_to_metric_families(monitor.page())} >= {

@@ -18,13 +18,11 @@ from typing import Any
 import pytest
 
 from testing.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
-from testing.helm_chart import Helm
 from testing.nodes import REGISTER
 from testing.placing import bind
 from testing.pods import init, pod
 from testing.realnode import RealNode
 from testing.sandbox import Sandbox
-from testing.scheduler import Scheduler
 from testing.shown import limits, script, seen, shower, showing
 
 pytestmark = pytest.mark.kind
@@ -57,9 +55,7 @@ def lock_nodes(real: RealNode, plugin: DevicePlugin) -> None:
     real.wait_node(lambda node: LOCK_FREE not in annotations(node), what="locked for each pod")
 
 
-def test_the_node_shows_the_resource_and_registers_its_cards(
-    real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_the_node_shows_the_resource_and_registers_its_cards(real, plugin):
     node = real.node()
     assert node["status"]["capacity"][RESOURCE] == "20"
     assert f'"id":"{FIRST.uuid}","count":10,"devmem":81920' in annotations(node)[REGISTER].replace(
@@ -67,11 +63,7 @@ def test_the_node_shows_the_resource_and_registers_its_cards(
     )
 
 
-def test_a_container_gets_exactly_its_environment_and_mounts(
-    sandbox: Sandbox,
-    real: RealNode,
-    plugin: DevicePlugin,
-) -> None:
+def test_a_container_gets_exactly_its_environment_and_mounts(sandbox, real, plugin):
     sandbox.create(shower(HOOK, "plain"), shower(HOOK, "asking", gpu=1, gpumem=3000, gpucores=30))
     sandbox.running("plain", "asking")
     plain, asking = seen(sandbox, real, "plain"), seen(sandbox, real, "asking")
@@ -101,9 +93,7 @@ def test_a_container_gets_exactly_its_environment_and_mounts(
 @pytest.mark.parametrize(
     ("more", "phase"), [({}, "Succeeded"), ({"REQUESTED": "2000m"}, "Failed")], ids=str
 )
-def test_the_hook_of_the_chart_checks_the_limits_of_a_container(
-    sandbox: Sandbox, helm: Helm, plugin: DevicePlugin, more: dict[str, str], phase: str
-) -> None:
+def test_the_hook_of_the_chart_checks_the_limits_of_a_container(sandbox, helm, plugin, more, phase):
     """With ``helm test``; on real nodes its image is that of the scheduler."""
     image = {"registry": "docker.io", "repository": "library/box", "tag": "1"}
     items = helm.template({"scheduler": {"extender": {"image": image}}})
@@ -125,16 +115,12 @@ def test_the_hook_of_the_chart_checks_the_limits_of_a_container(
     )
 
 
-def test_each_container_of_a_pod_gets_its_own(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_each_container_of_a_pod_gets_its_own(sandbox, real, plugin):
     sandbox.create(
         pod(
             "several",
             scheduler="hami-scheduler",
-            inits=[
-                init("load", gpu=1, gpumem=1000) | {"command": ["sh", "-c", script(HOOK)]},
-            ],
+            inits=[init("load", gpu=1, gpumem=1000) | {"command": ["sh", "-c", script(HOOK)]}],
             containers=[
                 showing(HOOK, "left", gpu=1, gpumem=2000, gpucores=20),
                 showing(HOOK, "plain"),
@@ -155,9 +141,7 @@ def test_each_container_of_a_pod_gets_its_own(
 
 
 @pytest.mark.parametrize("plugin", [1], indirect=True, ids=["one card"])
-def test_pods_on_one_card_never_get_each_others_limits(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_pods_on_one_card_never_get_each_others_limits(sandbox, real, plugin):
     names = [f"p{number}" for number in range(SLOTS)]
     sandbox.create_all(
         shower(HOOK, name, gpu=1, gpumem=1000 + number, gpucores=1 + number)
@@ -170,7 +154,7 @@ def test_pods_on_one_card_never_get_each_others_limits(
 
 
 @pytest.mark.parametrize("plugin", [4], indirect=True, ids=["four cards"])
-def test_forty_pods_at_once(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_forty_pods_at_once(sandbox, real, plugin):
     names = [f"p{number:02}" for number in range(40)]
     sandbox.create_all(
         shower(HOOK, name, gpu=1, gpumem=1000 + number) for number, name in enumerate(names)
@@ -184,9 +168,7 @@ def test_forty_pods_at_once(sandbox: Sandbox, real: RealNode, plugin: DevicePlug
     ] == [0] * 40
 
 
-def test_the_plugin_is_killed_under_running_pods(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_the_plugin_is_killed_under_running_pods(sandbox, real, plugin):
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000), shower(HOOK, "b", gpu=2, gpumem=2000))
     before = sandbox.running("a", "b")
     held = annotations(sandbox.pod("a")), annotations(sandbox.pod("b"))
@@ -200,11 +182,7 @@ def test_the_plugin_is_killed_under_running_pods(
     assert limits(sandbox, real, "c") == [("3000m", "0")]
 
 
-def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(
-    sandbox: Sandbox,
-    real: RealNode,
-    plugin: DevicePlugin,
-) -> None:
+def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(sandbox, real, plugin):
     """The kubelet fails that pod; it does not delay the next one."""
     lock_nodes(real, plugin)
     plugin.program.pause()
@@ -225,7 +203,7 @@ def test_the_plugin_is_killed_while_a_pod_waits_for_its_devices(
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_the_kubelet_is_restarted(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_kubelet_is_restarted(sandbox, real, plugin):
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     before = sandbox.running("a")
     assert plugin.readiness() == (200, "ok")
@@ -236,9 +214,7 @@ def test_the_kubelet_is_restarted(sandbox: Sandbox, real: RealNode, plugin: Devi
     assert limits(sandbox, real, "a", "b") == [("1000m", "0"), ("2000m", "0")]
 
 
-def test_a_pod_starts_though_the_scheduler_died_after_its_bind(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, scheduler: Scheduler
-) -> None:
+def test_a_pod_starts_though_the_scheduler_died_after_its_bind(sandbox, real, plugin, scheduler):
     lock_nodes(real, plugin)
     plugin.program.pause()
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
@@ -250,9 +226,7 @@ def test_a_pod_starts_though_the_scheduler_died_after_its_bind(
     real.wait_node(lambda node: LOCK not in annotations(node), what="unlocked")
 
 
-def test_a_lock_left_by_a_dead_scheduler_is_released(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, scheduler: Scheduler
-) -> None:
+def test_a_lock_left_by_a_dead_scheduler_is_released(sandbox, real, plugin, scheduler):
     lock_nodes(real, plugin)
     scheduler.kill()
     held = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ},{sandbox.namespace},never-bound"
@@ -263,9 +237,7 @@ def test_a_lock_left_by_a_dead_scheduler_is_released(
     assert limits(sandbox, real, "a") == [("1000m", "0")]
 
 
-def test_a_pod_is_deleted_in_the_middle_of_its_start(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_pod_is_deleted_in_the_middle_of_its_start(sandbox, real, plugin):
     """No pod gets its devices; the next pod gets its own."""
     plugin.program.pause()
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
@@ -277,9 +249,7 @@ def test_a_pod_is_deleted_in_the_middle_of_its_start(
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_a_card_becomes_unhealthy_and_recovers(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_card_becomes_unhealthy_and_recovers(sandbox, real, plugin):
     sandbox.create(shower(HOOK, "before", gpu=1, gpumem=1000))
     running = sandbox.running("before")
     ill = seen(sandbox, real, "before").limit[0]
@@ -299,9 +269,7 @@ def test_a_card_becomes_unhealthy_and_recovers(
     assert sandbox.running("before", "both", timeout=120)[:1] == running
 
 
-def test_sums_in_the_capacity_never_make_the_kubelet_fail_a_pod(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_sums_in_the_capacity_never_make_the_kubelet_fail_a_pod(sandbox, real, plugin):
     """Not even those with the names of requests, which it enforces, when a card is ill or the kubelet restarts."""
 
     def shows(**amounts: int) -> None:
@@ -333,9 +301,7 @@ def test_sums_in_the_capacity_never_make_the_kubelet_fail_a_pod(
     assert sandbox.running("a", "b", "c", timeout=90)[:2] == before
 
 
-def test_static_mig_instances_serve_pods_of_other_schedulers(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_static_mig_instances_serve_pods_of_other_schedulers(sandbox, real, plugin):
     """The other GPU is shared as usual."""
     instances = [{"uuid": f"MIG-{number}", "profile": SIZE, "memory": 9728} for number in range(2)]
     plugin.stop()
@@ -357,8 +323,8 @@ def test_static_mig_instances_serve_pods_of_other_schedulers(
 
 
 def test_the_runtime_injects_the_devices_and_driver_files_of_our_cdi_specification(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+    sandbox, real, plugin
+):
     driver, hook, specifications = (
         real.folder / "driver",
         real.folder / "nvidia-cdi-hook",
@@ -397,9 +363,7 @@ def test_the_runtime_injects_the_devices_and_driver_files_of_our_cdi_specificati
     assert devices == {FIRST.uuid, SECOND.uuid, "0", "1", "all"}
 
 
-def test_the_plugin_is_upgraded_in_place(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_the_plugin_is_upgraded_in_place(sandbox, real, plugin):
     """The new plugin takes over from the old one; a running container keeps its library."""
     sandbox.create(shower(HOOK, "old", gpu=1, gpumem=1000))
     before = sandbox.running("old")
@@ -422,9 +386,7 @@ def test_the_plugin_is_upgraded_in_place(
 
 
 @pytest.mark.parametrize("mode", ["start", "admission"])
-def test_a_pod_of_another_scheduler_gets_no_devices_and_leaves_its_ids(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, mode: str
-) -> None:
+def test_a_pod_of_another_scheduler_gets_no_devices_and_leaves_its_ids(sandbox, real, plugin, mode):
     """In start-time mode the kubelet keeps its ids until it is deleted: Allocate does not know the pod."""
     if mode == "admission":
         lock_nodes(real, plugin)

@@ -141,9 +141,7 @@ class Reader:
 
 
 @pytest.mark.timeout(400)
-def test_the_quickstart_with_the_gpu_operator(
-    real_node: RealNode, helm: Helm, tmp_path: Path
-) -> None:
+def test_the_quickstart_with_the_gpu_operator(real_node, helm, tmp_path):
     kube, reader = real_node.kube, Reader(real_node, helm, tmp_path)
     try:
         for words in commands(DOCS / "quickstart-gpu-operator.md"):

@@ -35,9 +35,7 @@ def plugin(
             real.kubelet.start()
 
 
-def test_a_container_fills_a_file_system_of_a_fixed_size_and_not_the_disk(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_container_fills_a_file_system_of_a_fixed_size_and_not_the_disk(sandbox, real, plugin):
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=1000))
     sandbox.running("a")
     said = run_in(
@@ -61,7 +59,5 @@ def test_a_container_fills_a_file_system_of_a_fixed_size_and_not_the_disk(
     sandbox.running("b")
 
 
-def test_a_container_finds_its_limits_when_the_files_are_gone(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_container_finds_its_limits_when_the_files_are_gone(sandbox, real, plugin):
     find_limits_again(sandbox, real, plugin)

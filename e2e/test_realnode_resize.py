@@ -44,9 +44,7 @@ def of(memory: int, **cores: int) -> dict[str, dict[str, str | int]]:
 
 
 @pytest.mark.parametrize("plugin", ["start", "admission"], indirect=True)
-def test_a_program_gets_more_while_it_runs(
-    sandbox: Sandbox, gpu: FakeGpus, monitor: Monitor
-) -> None:
+def test_a_program_gets_more_while_it_runs(sandbox, gpu, monitor):
     container = started(sandbox, gpu, "a", 1000)
     applied(sandbox, "a", of(2000, cores=40))
     container.takes(2000)
@@ -61,9 +59,7 @@ def test_a_program_gets_more_while_it_runs(
     )
 
 
-def test_a_shrink_below_the_use_is_given_back_when_the_program_frees(
-    sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor
-) -> None:
+def test_a_shrink_below_the_use_is_given_back_when_the_program_frees(sandbox, real, gpu, monitor):
     container = started(sandbox, gpu, "a", 2000)
     text = resize(sandbox, "a", of(1000))
     booked(sandbox, "a", TARGET, 1000)
@@ -80,9 +76,7 @@ def test_a_shrink_below_the_use_is_given_back_when_the_program_frees(
     assert container.status["restartCount"] == 0
 
 
-def test_a_container_that_starts_again_has_the_new_size(
-    sandbox: Sandbox, real: RealNode, gpu: FakeGpus, monitor: Monitor
-) -> None:
+def test_a_container_that_starts_again_has_the_new_size(sandbox, real, gpu, monitor):
     """In the middle of a growth, and of a shrink, which the end of its program completes."""
     containers = [started(sandbox, gpu, "grows", 1000), started(sandbox, gpu, "shrinks", 2000)]
     texts = [resize(sandbox, "grows", of(2000)), resize(sandbox, "shrinks", of(1000))]
@@ -104,9 +98,7 @@ def test_a_container_that_starts_again_has_the_new_size(
     assert disagreements(sandbox) == []
 
 
-def test_a_plugin_and_a_monitor_that_come_back_finish_what_was_booked(
-    sandbox: Sandbox, gpu: FakeGpus, plugin: DevicePlugin, real: RealNode
-) -> None:
+def test_a_plugin_and_a_monitor_that_come_back_finish_what_was_booked(sandbox, gpu, plugin, real):
     """There is no monitor at first: nobody knows that the container which shrinks does not use more."""
     grows, shrinks = started(sandbox, gpu, "grows", 1000), started(sandbox, gpu, "shrinks", 2000)
     shrinks.free()
@@ -135,11 +127,7 @@ def test_a_plugin_and_a_monitor_that_come_back_finish_what_was_booked(
     assert disagreements(sandbox) == []
 
 
-def test_two_elastic_pods_share_a_card_and_use_more_of_it_alone(
-    sandbox: Sandbox,
-    gpu: FakeGpus,
-    monitor: Monitor,
-) -> None:
+def test_two_elastic_pods_share_a_card_and_use_more_of_it_alone(sandbox, gpu, monitor):
     """Each has 30 percent for itself; alone, one of them may use the whole card, and the other one 60 percent."""
 
     def started(name: str, most: int) -> Tenant:

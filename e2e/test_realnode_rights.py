@@ -14,15 +14,12 @@ from testing.placing import LOCK, Part, place_as_upstream
 from testing.pods import container, pod
 from testing.realnode import RealNode
 from testing.rights import Call, Right, calls, granted, refused, shipped, unused
-from testing.sandbox import Sandbox
 
 STAMP = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @pytest.mark.kind
-def test_the_device_plugin_uses_every_right_that_it_has_and_misses_none(
-    sandbox: Sandbox, real: RealNode, local: LocalCluster
-) -> None:
+def test_the_device_plugin_uses_every_right_that_it_has_and_misses_none(sandbox, real, local):
     """In admission mode, which records events of pods."""
     plugin = DevicePlugin(real, allocate="admission")
     plugin.insert(*cards(1))
@@ -67,9 +64,7 @@ def test_the_device_plugin_uses_every_right_that_it_has_and_misses_none(
 
 
 @pytest.mark.kind
-def test_the_device_plugin_misses_no_right_in_start_time_mode(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, local: LocalCluster
-) -> None:
+def test_the_device_plugin_misses_no_right_in_start_time_mode(sandbox, real, plugin, local):
     before = local.audit_log.stat().st_size
     sandbox.create(
         pod("a", containers=[container("main", gpu=1, gpumem=1000)], scheduler="hami-scheduler")

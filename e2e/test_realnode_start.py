@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hami.codec.keys import ASSIGNED_NODE
-from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
+from testing.device_plugin import HOOK, SLOTS, cards
 from testing.eventually import eventually
 from testing.placing import (
     ALLOCATED,
@@ -87,7 +87,7 @@ def one(
 # ---- the node
 
 
-def test_the_node_says_that_it_needs_no_lock(real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_node_says_that_it_needs_no_lock(real, plugin):
     real.wait_node(lambda node: annotations(node).get(LOCK_FREE) == "NVIDIA", what="lock-free")
     assert '"mode of allocation"' in plugin.log()
     assert "allocate=start" in plugin.log()
@@ -112,9 +112,7 @@ def test_the_node_says_that_it_needs_no_lock(real: RealNode, plugin: DevicePlugi
 
 @pytest.mark.parametrize("plugin", [4], indirect=True, ids=["four cards"])
 @pytest.mark.parametrize("burst", range(5))
-def test_forty_pods_at_once_get_their_own_name_card_and_limits(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin, burst: int
-) -> None:
+def test_forty_pods_at_once_get_their_own_name_card_and_limits(sandbox, real, plugin, burst):
     names = [f"p{number:02}" for number in range(40)]
     wanted = [
         Part(card.uuid, 1000 + number + 100 * burst, 1 + number // 5)
@@ -145,9 +143,7 @@ def test_forty_pods_at_once_get_their_own_name_card_and_limits(
     ] == [0] * 40
 
 
-def test_containers_that_inherit_device_ids_get_their_own_limits(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_containers_that_inherit_device_ids_get_their_own_limits(sandbox, real, plugin):
     script_of = {"command": ["sh", "-c", script(HOOK)]}
     item = pod(
         "several",
@@ -193,9 +189,7 @@ def test_containers_that_inherit_device_ids_get_their_own_limits(
     }
 
 
-def test_variables_of_the_pod_are_preferred_as_before(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_variables_of_the_pod_are_preferred_as_before(sandbox, real, plugin):
     item = shower(HOOK, "a", gpu=1, gpumem=1000)
     (container,) = item["spec"]["containers"]
     container["env"] = [
@@ -208,9 +202,7 @@ def test_variables_of_the_pod_are_preferred_as_before(
     assert (env["LIBCUDA_LOG_LEVEL"], env["CUDA_DEVICE_MEMORY_LIMIT_0"]) == ("4", "1000m")
 
 
-def test_a_mig_instance_is_created_when_its_container_starts(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_mig_instance_is_created_when_its_container_starts(sandbox, real, plugin):
     profile = {
         "name": "1g.10gb",
         "memory": 9728,
@@ -252,9 +244,7 @@ def test_a_mig_instance_is_created_when_its_container_starts(
 # ---- restarts
 
 
-def test_a_container_starts_again_with_the_same_limits(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_container_starts_again_with_the_same_limits(sandbox, real, plugin):
     one(sandbox, real, "a", 1000)
     sandbox.running("a")
     files = specifications(real)
@@ -263,9 +253,7 @@ def test_a_container_starts_again_with_the_same_limits(
     assert specifications(real) == files
 
 
-def test_a_container_waits_for_a_plugin_that_is_down(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_container_waits_for_a_plugin_that_is_down(sandbox, real, plugin):
     one(sandbox, real, "a", 1000)
     sandbox.running("a")
     plugin.kill()
@@ -276,9 +264,7 @@ def test_a_container_waits_for_a_plugin_that_is_down(
     assert views(sandbox, real, "a", 2) == ["1000m"] * 2
 
 
-def test_the_kubelet_is_restarted_while_a_pod_waits(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_the_kubelet_is_restarted_while_a_pod_waits(sandbox, real, plugin):
     one(sandbox, real, "a", 1000)
     one(sandbox, real, "b", 2000, held)
     sandbox.running("a")
@@ -293,9 +279,7 @@ def test_the_kubelet_is_restarted_while_a_pod_waits(
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_the_kubelet_is_restarted_without_the_plugin(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_the_kubelet_is_restarted_without_the_plugin(sandbox, real, plugin):
     """It does not call the plugin then: the container finds the specification of its first start."""
     one(sandbox, real, "a", 1000)
     sandbox.running("a")
@@ -308,7 +292,7 @@ def test_the_kubelet_is_restarted_without_the_plugin(
     plugin.start().wait_offered(2 * SLOTS)
 
 
-def test_containerd_is_restarted(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_containerd_is_restarted(sandbox, real, plugin):
     """Containers go on; those that start later get their own limits."""
     one(sandbox, real, "a", 1000)
     one(sandbox, real, "b", 2000, held)
@@ -323,7 +307,7 @@ def test_containerd_is_restarted(sandbox: Sandbox, real: RealNode, plugin: Devic
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_the_node_reboots(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_node_reboots(sandbox, real, plugin):
     """All processes end, and /run is empty afterwards."""
     names = ["a", "b", "c"]
     for number, name in enumerate(names, 1):
@@ -354,9 +338,7 @@ def test_the_node_reboots(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
 # ---- what happens between Binding and start
 
 
-def test_a_pod_is_deleted_before_its_container_starts(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_pod_is_deleted_before_its_container_starts(sandbox, real, plugin):
     one(sandbox, real, "a", 1000, held)
     identity = holding(sandbox, "a")
     plugin.program.pause()
@@ -368,9 +350,7 @@ def test_a_pod_is_deleted_before_its_container_starts(
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_a_pod_that_the_api_server_does_not_know_any_more(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_pod_that_the_api_server_does_not_know_any_more(sandbox, real, plugin):
     """The kubelet has not heard of its deletion yet, and the plugin has."""
     one(sandbox, real, "a", 1000, held)
     identity = holding(sandbox, "a")
@@ -383,9 +363,7 @@ def test_a_pod_that_the_api_server_does_not_know_any_more(
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_an_allocation_is_revoked_before_the_start(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_an_allocation_is_revoked_before_the_start(sandbox, real, plugin):
     one(sandbox, real, "a", 1000, held)
     holding(sandbox, "a")
     sandbox.kube.merge_patch(
@@ -396,9 +374,7 @@ def test_an_allocation_is_revoked_before_the_start(
     sandbox.delete("a")
 
 
-def test_a_pod_that_no_scheduler_of_ours_has_placed(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_pod_that_no_scheduler_of_ours_has_placed(sandbox, real, plugin):
     item = pod(
         "stray",
         containers=[showing(HOOK, gpu=1)],
@@ -410,9 +386,7 @@ def test_a_pod_that_no_scheduler_of_ours_has_placed(
     sandbox.delete("stray")
 
 
-def test_a_card_is_unhealthy_before_the_start(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_card_is_unhealthy_before_the_start(sandbox, real, plugin):
     one(sandbox, real, "a", 1000, held)
     holding(sandbox, "a")
     plugin.set_health(FIRST.uuid, "XID 79")
@@ -424,9 +398,7 @@ def test_a_card_is_unhealthy_before_the_start(
     assert limits(sandbox, real, "a") == [("1000m", "0")]
 
 
-def test_a_slow_plugin_delays_only_the_start(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_slow_plugin_delays_only_the_start(sandbox, real, plugin):
     names = [f"p{number}" for number in range(5)]
     for number, name in enumerate(names):
         one(sandbox, real, name, 1000 + number, held)
@@ -458,7 +430,7 @@ def read_only(real: RealNode, folder: str) -> Iterator[None]:
         run("writable", f"umount {folder}")
 
 
-def test_the_folder_is_read_only(sandbox: Sandbox, real: RealNode, plugin: DevicePlugin) -> None:
+def test_the_folder_is_read_only(sandbox, real, plugin):
     one(sandbox, real, "a", 1000, held)
     holding(sandbox, "a")
     with read_only(real, CDI):
@@ -468,9 +440,7 @@ def test_the_folder_is_read_only(sandbox: Sandbox, real: RealNode, plugin: Devic
     assert limits(sandbox, real, "a") == [("1000m", "0")]
 
 
-def test_other_specifications_are_in_the_folder(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_other_specifications_are_in_the_folder(sandbox, real, plugin):
     """A thousand valid ones, and some that cannot be read."""
     folder, foreign = real.path(CDI), []
     folder.mkdir(exist_ok=True)
@@ -508,9 +478,7 @@ def test_other_specifications_are_in_the_folder(
 # ---- changes of mode, and other schedulers
 
 
-def test_the_mode_changes_under_running_pods(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_the_mode_changes_under_running_pods(sandbox, real, plugin):
     one(sandbox, real, "start", 1000)
     one(sandbox, real, "waiting", 4000, held)
     before = sandbox.running("start")
@@ -538,9 +506,7 @@ def test_the_mode_changes_under_running_pods(
     ] == [["1000m"] * 2, ["4000m"], ["2000m"], ["3000m"] * 2, ["5000m"]]
 
 
-def test_a_scheduler_that_locks_the_node_is_served_at_once(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_a_scheduler_that_locks_the_node_is_served_at_once(sandbox, real, plugin):
     """The lock is released before the container starts: HAMi's scheduler waits for it."""
     for number in range(5):
         place_as_upstream(
@@ -562,9 +528,7 @@ def test_a_scheduler_that_locks_the_node_is_served_at_once(
     assert limits(sandbox, real, *names) == [(f"{1000 + number}m", "0") for number in range(5)]
 
 
-def test_specifications_stay_as_long_as_the_kubelet_names_them(
-    sandbox: Sandbox, real: RealNode, plugin: DevicePlugin
-) -> None:
+def test_specifications_stay_as_long_as_the_kubelet_names_them(sandbox, real, plugin):
     one(sandbox, real, "a", 1000)
     sandbox.running("a")
     unused = real.path(CDI) / "hami.io-container-0123456789abcdef.json"

@@ -12,8 +12,6 @@ import yaml
 from testing.cluster import MANIFESTS, SCHEDULER
 from testing.kube import Kube
 from testing.pods import container, pod
-from testing.realnode import RealNode
-from testing.sandbox import Sandbox
 from testing.scheduler import EXTENDER
 
 pytestmark = pytest.mark.kind
@@ -68,7 +66,7 @@ def claims(token: str) -> Object:
     return found
 
 
-def test_each_container_has_the_token_of_its_own_account(sandbox: Sandbox, real: RealNode) -> None:
+def test_each_container_has_the_token_of_its_own_account(sandbox, real):
     """The container without a token yet waits for it, and is not started in vain."""
     kube, namespace = sandbox.kube, sandbox.namespace
     for name in (SCHEDULER, EXTENDER):

@@ -11,7 +11,6 @@ from testing import audit
 from testing.cases import cases
 from testing.cluster import LocalCluster
 from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
-from testing.realnode import RealNode
 from testing.restarts import held, holding, kill_container, release, restarted, views
 from testing.revision import THIS, Revision, missing, unpack
 from testing.sandbox import Sandbox
@@ -39,9 +38,7 @@ def earlier(local: LocalCluster) -> Revision:
 
 @pytest.mark.timeout(400)
 @cases("is_rollback", ("upgrade", False), ("rollback", True))
-def test_each_serves_what_the_other_has_begun(
-    local: LocalCluster, real_node: RealNode, earlier: Revision, is_rollback: bool
-) -> None:
+def test_each_serves_what_the_other_has_begun(local, real_node, earlier, is_rollback):
     """The device plugin is replaced under running pods, then the scheduler is."""
     before, after = (THIS, earlier) if is_rollback else (earlier, THIS)
     certificates = Certificates(local.folder / "tls")

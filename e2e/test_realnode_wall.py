@@ -12,9 +12,7 @@ import pytest
 
 from testing.device_plugin import HOOK, SLOTS, DevicePlugin, cards
 from testing.eventually import eventually
-from testing.limiter.builds import Builds
 from testing.realnode import RealNode
-from testing.sandbox import Sandbox
 from testing.shown import shower
 
 pytestmark = pytest.mark.kind
@@ -55,9 +53,7 @@ def recorded(real: RealNode) -> list[tuple[str, dict[str, object]]]:
     return calls
 
 
-def test_the_hook_runs_at_each_start_with_the_limits_of_the_container(
-    sandbox: Sandbox, real: RealNode, start: Callable[[str, bytes], None]
-) -> None:
+def test_the_hook_runs_at_each_start_with_the_limits_of_the_container(sandbox, real, start):
     start("both", RECORD.encode())
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=3000), shower(HOOK, "b", gpu=1, gpumem=2000))
     sandbox.running("a", "b")
@@ -76,17 +72,15 @@ def test_the_hook_runs_at_each_start_with_the_limits_of_the_container(
 
 
 def test_a_node_whose_driver_cannot_starts_no_container_with_driver_and_says_why(
-    sandbox: Sandbox, real: RealNode, start: Callable[[str, bytes], None], builds: Builds
-) -> None:
+    sandbox, real, start, builds
+):
     start("driver", builds.wall().read_bytes())
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=3000))
     why = sandbox.event("a", "Failed", "error running createRuntime hook #0", timeout=60)
     assert "hami-memory-wall: " in why
 
 
-def test_a_node_whose_driver_cannot_starts_containers_with_both(
-    sandbox: Sandbox, real: RealNode, start: Callable[[str, bytes], None], builds: Builds
-) -> None:
+def test_a_node_whose_driver_cannot_starts_containers_with_both(sandbox, real, start, builds):
     start("both", builds.wall().read_bytes())
     sandbox.create(shower(HOOK, "a", gpu=1, gpumem=3000))
     sandbox.running("a")

@@ -59,10 +59,7 @@ def changing(sandbox: Sandbox, node: str) -> Iterator[None]:
 
 @pytest.fixture
 def alone(
-    sandbox: Sandbox,
-    scheduler: Scheduler,
-    local: LocalCluster,
-    certificates: Certificates,
+    sandbox: Sandbox, scheduler: Scheduler, local: LocalCluster, certificates: Certificates
 ) -> Iterator[Scheduler]:
     """A single replica, whose kube-scheduler has the permissions of its shipped account."""
     with second_replica(scheduler, kube_scheduler_kubeconfig(local)) as second:
@@ -83,9 +80,7 @@ def itself(local: LocalCluster, alone: Scheduler) -> Iterator[str]:
     local.kube.delete("Pod", alone.name, "kube-system", grace_seconds=0)
 
 
-def test_both_programs_use_every_right_that_they_have_and_miss_none(
-    sandbox: Sandbox, local: LocalCluster, alone: Scheduler, itself: str
-) -> None:
+def test_both_programs_use_every_right_that_they_have_and_miss_none(sandbox, local, alone, itself):
     """Of kube-scheduler's account, the rights that we give it beside Kubernetes' own roles."""
     sandbox.add_gpu_node("n0")
     # earlier tests may have restarted the API server, which rejects requests until it has loaded its roles
@@ -125,9 +120,7 @@ def test_both_programs_use_every_right_that_they_have_and_miss_none(
         assert not unused(rights, calls(local.audit_log, account))
 
 
-def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(
-    sandbox: Sandbox, local: LocalCluster, alone: Scheduler
-) -> None:
+def test_kube_scheduler_evicts_binds_and_provisions_with_its_own_account(sandbox, local, alone):
     """A pod with devices by its extender, of which others are in the way; a pod without, whose volume it chooses."""
     kube = sandbox.kube
     eventually(lambda: lease_holder(kube), "kube-scheduler leads")

@@ -136,9 +136,7 @@ def running(sandbox: Sandbox, two_nodes: None) -> str:
     ("failed", {PHASE: "failed"}),
     ("of-another-vendor", {"hami.io/dcu-devices-to-allocate": "x,DCU,1,1:;"}),
 )
-def test_a_tenant_cannot_change_the_allocation_of_a_running_pod(
-    sandbox: Sandbox, tenant: Kube, running: str, values: Object
-) -> None:
+def test_a_tenant_cannot_change_the_allocation_of_a_running_pod(sandbox, tenant, running, values):
     held = sandbox.annotations(running)
     assert refused(tenant.merge_patch, "Pod", running, annotated(values), sandbox.namespace) == (
         "hami-allocations"
@@ -146,9 +144,7 @@ def test_a_tenant_cannot_change_the_allocation_of_a_running_pod(
     assert sandbox.annotations(running) == held
 
 
-def test_a_tenant_cannot_replace_a_running_pod_by_one_without_allocation(
-    sandbox: Sandbox, tenant: Kube, running: str
-) -> None:
+def test_a_tenant_cannot_replace_a_running_pod_by_one_without_allocation(sandbox, tenant, running):
     item = sandbox.pod(running)
     del item["metadata"]["annotations"]
     path = path_of("Pod", sandbox.namespace, running)
@@ -163,9 +159,7 @@ def test_a_tenant_cannot_replace_a_running_pod_by_one_without_allocation(
 
 
 @pytest.mark.parametrize("subresource", ["status", "resize", "ephemeralcontainers"])
-def test_subresources_do_not_lead_around_the_policy(
-    sandbox: Sandbox, running: str, subresource: str
-) -> None:
+def test_subresources_do_not_lead_around_the_policy(sandbox, running, subresource):
     """Even with permissions that tenants lack. The API server itself ignores or rejects changes of metadata in some."""
     held = sandbox.annotations(running)
     with permitted(sandbox, "writer", f"pods/{subresource}", "patch get") as writer:
@@ -181,7 +175,7 @@ def test_subresources_do_not_lead_around_the_policy(
 
 
 @pytest.mark.parametrize("path", ["pods/waiting/binding", "bindings"])
-def test_a_binding_cannot_bring_an_allocation(sandbox: Sandbox, two_nodes: None, path: str) -> None:
+def test_a_binding_cannot_bring_an_allocation(sandbox, two_nodes, path):
     """Not even one by a scheduler of the tenant."""
     sandbox.create(pod("waiting", scheduler="foo"))
     body = {
@@ -201,7 +195,7 @@ def test_a_binding_cannot_bring_an_allocation(sandbox: Sandbox, two_nodes: None,
     assert sandbox.bound() == {"waiting": "n0"}
 
 
-def test_no_key_of_any_vendor_can_be_set(sandbox: Sandbox, tenant: Kube) -> None:
+def test_no_key_of_any_vendor_can_be_set(sandbox, tenant):
     """Neither on a new pod, which need not request devices, nor on an existing one."""
     tenant.create(pod("plain", scheduler="foo"), sandbox.namespace)
     for key in KEYS:
@@ -215,7 +209,7 @@ def test_no_key_of_any_vendor_can_be_set(sandbox: Sandbox, tenant: Kube) -> None
 
 
 @pytest.mark.installation
-def test_a_pod_cannot_skip_the_webhook(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:
+def test_a_pod_cannot_skip_the_webhook(sandbox, tenant, two_nodes):
     """Not with the label, a node and a forged allocation, nor with any of them."""
     node = of(sandbox, "n0")
     forged = {
@@ -245,9 +239,7 @@ def test_a_pod_cannot_skip_the_webhook(sandbox: Sandbox, tenant: Kube, two_nodes
 @pytest.mark.parametrize(
     "asked", [{"gpu": 1}, {"gpumem": 1000}, {"hygon.com/dcunum": 1}, {"cambricon.com/vmlu": 1}]
 )
-def test_a_pod_with_devices_cannot_name_its_node(
-    sandbox: Sandbox, tenant: Kube, two_nodes: None, asked: Object
-) -> None:
+def test_a_pod_with_devices_cannot_name_its_node(sandbox, tenant, two_nodes, asked):
     """Not even for another scheduler, to which the webhook leaves it."""
     item = pod("p", scheduler="foo", node_name=of(sandbox, "n0"), **asked)
     assert refused(tenant.create, item, sandbox.namespace) == "hami-placement"
@@ -293,9 +285,7 @@ def test_a_pod_with_devices_cannot_name_its_node(
     ],
 )
 @pytest.mark.parametrize("part", ["containers", "initContainers"])
-def test_priority_zero_needs_a_right(
-    sandbox: Sandbox, tenant: Kube, fields: Object, part: str
-) -> None:
+def test_priority_zero_needs_a_right(sandbox, tenant, fields, part):
     item = pod("p", gpu=1, inits=[container("i", gpu=1)])
     item["spec"][part][0] |= fields
     assert refused(tenant.create, item, sandbox.namespace) == "hami-placement"
@@ -307,8 +297,8 @@ def test_priority_zero_needs_a_right(
 
 @pytest.mark.installation
 def test_the_account_of_a_pod_has_the_right_to_priority_zero_not_who_creates_the_pod(
-    sandbox: Sandbox, tenant: Kube, two_nodes: None
-) -> None:
+    sandbox, tenant, two_nodes
+):
     """Controllers create most pods. A tenant that administers its namespace cannot give itself the right."""
 
     def urgent(name: str, account: str) -> Object:
@@ -345,9 +335,7 @@ def test_the_account_of_a_pod_has_the_right_to_priority_zero_not_who_creates_the
     tenant.delete("ReplicaSet", "r", sandbox.namespace)
 
 
-def test_all_accounts_of_a_namespace_can_have_the_right_to_priority_zero(
-    sandbox: Sandbox, tenant: Kube
-) -> None:
+def test_all_accounts_of_a_namespace_can_have_the_right_to_priority_zero(sandbox, tenant):
     tenant.create(pod("low", gpu=1, priority=1), sandbox.namespace)
     permit_priority(sandbox)
     tenant.create(pod("high", gpu=1, priority=0), sandbox.namespace)
@@ -356,7 +344,7 @@ def test_all_accounts_of_a_namespace_can_have_the_right_to_priority_zero(
     ][0]["env"]
 
 
-def test_a_plain_pod_cannot_claim_cards(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:
+def test_a_plain_pod_cannot_claim_cards(sandbox, tenant, two_nodes):
     """Neither a running one, nor one that another scheduler never binds."""
     everything = (
         "".join(f"{sandbox.uuid('n0', index)},NVIDIA,81920,100:" for index in range(2)) + ";"
@@ -372,9 +360,7 @@ def test_a_plain_pod_cannot_claim_cards(sandbox: Sandbox, tenant: Kube, two_node
     assert sandbox.bound(wait_for=2)["whole"] in ("n0", "n1")
 
 
-def test_a_waiting_pod_gets_no_key_of_another_vendor(
-    sandbox: Sandbox, tenant: Kube, two_nodes: None
-) -> None:
+def test_a_waiting_pod_gets_no_key_of_another_vendor(sandbox, tenant, two_nodes):
     tenant.create(pod("large", gpu=64), sandbox.namespace)
     for key in (
         TO_ALLOCATE,
@@ -387,9 +373,7 @@ def test_a_waiting_pod_gets_no_key_of_another_vendor(
         )
 
 
-def test_policies_hold_while_the_scheduler_is_down(
-    sandbox: Sandbox, tenant: Kube, running: str, scheduler: Any
-) -> None:
+def test_policies_hold_while_the_scheduler_is_down(sandbox, tenant, running, scheduler):
     node = of(sandbox, "n0")
     scheduler.kill()
     try:
@@ -415,7 +399,7 @@ def test_policies_hold_while_the_scheduler_is_down(
         scheduler.run_with()
 
 
-def test_many_annotations_are_no_way_around(sandbox: Sandbox, tenant: Kube) -> None:
+def test_many_annotations_are_no_way_around(sandbox, tenant):
     """Nor do they occupy the API server: it checks a limited number of keys."""
     many = {f"example.com/{number}": "" for number in range(5000)}
     some = dict(list(many.items())[:400])
@@ -434,7 +418,7 @@ POLICIES = sorted(MANIFESTS.parent.rglob("policies.yaml"))
 
 
 @pytest.mark.parametrize("kind", ["Pod", "Node", "ResourceClaim"])
-def test_no_subresource_is_a_way_around_a_policy(sandbox: Sandbox, kind: str) -> None:
+def test_no_subresource_is_a_way_around_a_policy(sandbox, kind):
     """A policy that judges changes of an object judges them by each path that the API server serves, also of a newer
     Kubernetes."""
     prefix, _, resource = path_of(kind).rpartition("/")
@@ -462,9 +446,7 @@ def test_no_subresource_is_a_way_around_a_policy(sandbox: Sandbox, kind: str) ->
 
 
 @pytest.mark.installation
-def test_a_stolen_token_cannot_change_pods_beyond_annotations(
-    sandbox: Sandbox, stolen: Kube, running: str
-) -> None:
+def test_a_stolen_token_cannot_change_pods_beyond_annotations(sandbox, stolen, running):
     image = {"spec": {"containers": [{"name": "main", "image": "evil:1"}]}}
     strategic = "application/strategic-merge-patch+json"
     with placed(sandbox.kube, f"system-{sandbox.namespace}", of(sandbox, "n1")) as other:
@@ -493,9 +475,7 @@ def test_a_stolen_token_cannot_change_pods_beyond_annotations(
 
 
 @pytest.mark.installation
-def test_a_stolen_token_cannot_change_nodes_beyond_its_annotations(
-    sandbox: Sandbox, stolen: Kube
-) -> None:
+def test_a_stolen_token_cannot_change_nodes_beyond_its_annotations(sandbox, stolen):
     own, other = of(sandbox, "n0"), of(sandbox, "n1")
     for patch in (
         annotated({REGISTER: "[]"}),
@@ -524,9 +504,7 @@ def sums(**amounts: str | None) -> Object:
 
 
 @pytest.mark.installation
-def test_a_device_plugin_publishes_the_sums_of_its_devices_and_nothing_else(
-    sandbox: Sandbox, stolen: Kube
-) -> None:
+def test_a_device_plugin_publishes_the_sums_of_its_devices_and_nothing_else(sandbox, stolen):
     own, other = of(sandbox, "n0"), of(sandbox, "n1")
     before = sandbox.node("n0")["status"]["capacity"]
     amounts = {
@@ -576,7 +554,7 @@ def test_a_device_plugin_publishes_the_sums_of_its_devices_and_nothing_else(
 
 
 @pytest.mark.installation
-def test_a_token_without_a_node_can_change_nothing(sandbox: Sandbox, running: str) -> None:
+def test_a_token_without_a_node_can_change_nothing(sandbox, running):
     client = sandbox.kube.with_token(sandbox.kube.token(PLUGIN, SYSTEM))
     patch = annotated({PHASE: "failed"})
     assert (
@@ -597,7 +575,7 @@ def test_a_token_without_a_node_can_change_nothing(sandbox: Sandbox, running: st
 
 
 @pytest.mark.installation
-def test_a_device_plugin_can_do_its_work(sandbox: Sandbox, stolen: Kube, running: str) -> None:
+def test_a_device_plugin_can_do_its_work(sandbox, stolen, running):
     own = of(sandbox, "n0")
     text = sandbox.node("n0")["metadata"]["annotations"][REGISTER]
     for values in (
@@ -668,8 +646,8 @@ def forbidden(call: Callable[..., object], *arguments: Any, **options: Any) -> N
 
 @pytest.mark.installation
 def test_a_stolen_token_of_the_extender_evicts_and_creates_no_pod_and_changes_no_volume(
-    sandbox: Sandbox, extender_token: Kube, running: str
-) -> None:
+    sandbox, extender_token, running
+):
     """Which kube-scheduler may do; nor can it get a token of that account or of others."""
     token, namespace = extender_token, sandbox.namespace
     condition = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
@@ -701,8 +679,8 @@ def test_a_stolen_token_of_the_extender_evicts_and_creates_no_pod_and_changes_no
 
 @pytest.mark.installation
 def test_a_stolen_token_of_kube_scheduler_writes_no_key_of_hami(
-    sandbox: Sandbox, kube_scheduler_token: Kube, running: str
-) -> None:
+    sandbox, kube_scheduler_token, running
+):
     """And no specification, label or taint: it may delete all pods, and change their status and volumes."""
     token, namespace = kube_scheduler_token, sandbox.namespace
     for patch in (
@@ -730,9 +708,7 @@ def test_a_stolen_token_of_kube_scheduler_writes_no_key_of_hami(
 
 
 @pytest.mark.installation
-def test_the_account_of_kube_scheduler_can_do_its_work(
-    sandbox: Sandbox, kube_scheduler_token: Kube, running: str
-) -> None:
+def test_the_account_of_kube_scheduler_can_do_its_work(sandbox, kube_scheduler_token, running):
     token, namespace = kube_scheduler_token, sandbox.namespace
     condition = {"type": "PodScheduled", "status": "True", "reason": "Test"}
     token.call(
@@ -767,9 +743,7 @@ def bind(client: Kube, sandbox: Sandbox, annotations: Object) -> None:
 
 
 @pytest.mark.installation
-def test_a_stolen_token_of_the_extender_changes_no_specification(
-    sandbox: Sandbox, extender_token: Kube, running: str
-) -> None:
+def test_a_stolen_token_of_the_extender_changes_no_specification(sandbox, extender_token, running):
     """With it, images of system pods could be replaced, and nodes be tainted or made control planes."""
     token, image = extender_token, {"spec": {"containers": [{"name": "main", "image": "evil:1"}]}}
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
@@ -814,9 +788,7 @@ def test_a_stolen_token_of_the_extender_changes_no_specification(
 
 
 @pytest.mark.installation
-def test_the_account_of_the_extender_can_do_its_work(
-    sandbox: Sandbox, extender_token: Kube, running: str
-) -> None:
+def test_the_account_of_the_extender_can_do_its_work(sandbox, extender_token, running):
     for values in ({PHASE: "failed", TO_ALLOCATE: ""}, {"huawei.com/Ascend910A": "x"}, {TIME: "1"}):
         extender_token.merge_patch("Pod", running, annotated(values), sandbox.namespace)
     for labels in ({NODE: "n0"}, {"hami.io/scheduler-role": "leader"}):
@@ -850,9 +822,7 @@ def mark(client: Kube, sandbox: Sandbox, name: str, **fields: str) -> None:
 
 
 @pytest.mark.installation
-def test_the_extender_deletes_only_pods_that_it_has_marked(
-    sandbox: Sandbox, extender_token: Kube, running: str
-) -> None:
+def test_the_extender_deletes_only_pods_that_it_has_marked(sandbox, extender_token, running):
     def delete(name: str) -> None:
         extender_token.delete("Pod", name, sandbox.namespace)
 
@@ -869,8 +839,8 @@ def test_the_extender_deletes_only_pods_that_it_has_marked(
 
 @pytest.mark.installation
 def test_the_extender_deletes_no_pod_without_devices_and_none_that_waits(
-    sandbox: Sandbox, extender_token: Kube, two_nodes: None
-) -> None:
+    sandbox, extender_token, two_nodes
+):
     """Not even if somebody else has marked them; it cannot mark the first."""
     sandbox.create(pod("plain", node_name="n0"), pod("waits", gpu=64))
     assert refused(mark, extender_token, sandbox, "plain") == "hami-allocations"
@@ -881,8 +851,8 @@ def test_the_extender_deletes_no_pod_without_devices_and_none_that_waits(
 
 @pytest.mark.installation
 def test_the_extender_writes_nothing_into_a_status_but_what_an_eviction_needs(
-    sandbox: Sandbox, extender_token: Kube, running: str
-) -> None:
+    sandbox, extender_token, running
+):
     """Alone, and beside what it may write. Every field that the pod has is removed once."""
     status = sandbox.pod(running)["status"]
     conditions = [*status["conditions"], PREEMPTED]
@@ -926,9 +896,7 @@ def test_the_extender_writes_nothing_into_a_status_but_what_an_eviction_needs(
 
 
 @pytest.mark.installation
-def test_a_status_does_not_lead_the_extender_to_other_fields(
-    sandbox: Sandbox, extender_token: Kube, running: str
-) -> None:
+def test_a_status_does_not_lead_the_extender_to_other_fields(sandbox, extender_token, running):
     """The API server itself takes no specification and no owners there."""
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
     held = sandbox.pod(running)
@@ -958,9 +926,7 @@ def test_a_status_does_not_lead_the_extender_to_other_fields(
 
 
 @pytest.mark.installation
-def test_the_extender_nominates_and_marks(
-    sandbox: Sandbox, extender_token: Kube, running: str
-) -> None:
+def test_the_extender_nominates_and_marks(sandbox, extender_token, running):
     """Again and again, and it takes both back."""
     sandbox.create(pod("waits", gpu=64))
     for node in ("n0", "n1", None):
@@ -978,9 +944,7 @@ def test_the_extender_nominates_and_marks(
 
 
 @pytest.mark.installation
-def test_a_tenant_cannot_keep_its_pods_from_being_evicted(
-    sandbox: Sandbox, tenant: Kube, running: str
-) -> None:
+def test_a_tenant_cannot_keep_its_pods_from_being_evicted(sandbox, tenant, running):
     """Nor change what an administrator has decided, nor can a Binding or the extender bring the label."""
 
     def labeled(value: str | None) -> Object:
@@ -1008,7 +972,7 @@ def test_a_tenant_cannot_keep_its_pods_from_being_evicted(
     sandbox.kube.merge_patch("Pod", running, labeled(None), sandbox.namespace)
 
 
-def test_nobody_else_brings_the_label(sandbox: Sandbox, extender_token: Kube, running: str) -> None:
+def test_nobody_else_brings_the_label(sandbox, extender_token, running):
     """Neither the extender, which may write other labels of HAMi, nor a subresource or a Binding."""
     patch = {"metadata": {"labels": STAYS}}
     assert (
@@ -1032,8 +996,8 @@ def test_nobody_else_brings_the_label(sandbox: Sandbox, extender_token: Kube, ru
 
 @pytest.mark.installation
 def test_the_account_of_a_new_pod_has_the_right_to_refuse_preemption_not_its_creator(
-    sandbox: Sandbox, tenant: Kube
-) -> None:
+    sandbox, tenant
+):
     """Controllers create most pods, some of them with all rights."""
     account(sandbox, "serving")
     item = pod("p", gpu=1, labels={"app": "r", **STAYS})
@@ -1068,9 +1032,7 @@ def test_the_account_of_a_new_pod_has_the_right_to_refuse_preemption_not_its_cre
     assert refused(tenant.merge_patch, "Pod", "p", patch, sandbox.namespace) == "hami-preemptible"
 
 
-def test_a_role_lets_people_refuse_preemption_of_pods_that_exist(
-    sandbox: Sandbox, tenant: Kube
-) -> None:
+def test_a_role_lets_people_refuse_preemption_of_pods_that_exist(sandbox, tenant):
     tenant.create(pod("p", gpu=1), sandbox.namespace)
     person = account(sandbox, "person", "hami-preemption-refuser")
     sandbox.kube.create(
@@ -1108,7 +1070,7 @@ def patched(client: Kube, name: str, *steps: Object) -> Object:
 
 
 @pytest.mark.installation
-def test_the_scheduler_changes_only_the_ca_bundle_of_its_webhooks(sandbox: Sandbox) -> None:
+def test_the_scheduler_changes_only_the_ca_bundle_of_its_webhooks(sandbox):
     """With more permissions than its role has."""
     name, other = f"hami-webhook-{sandbox.namespace}", f"another-{sandbox.namespace}"
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "0"}
@@ -1188,7 +1150,7 @@ def bundle(webhook: int, text: str) -> Object:
 # -- what remains possible
 
 
-def test_tenants_keep_their_own_metadata(sandbox: Sandbox, tenant: Kube, running: str) -> None:
+def test_tenants_keep_their_own_metadata(sandbox, tenant, running):
     for patch in (
         annotated({"example.com/mine": "1", "hami.io/gpu-scheduler-policy": "spread"}),
         annotated({RESIZE: '{"main": {"cores": 5}}'}),
@@ -1210,7 +1172,7 @@ def test_tenants_keep_their_own_metadata(sandbox: Sandbox, tenant: Kube, running
 
 
 @pytest.mark.installation
-def test_a_tenants_daemonset_is_placed(sandbox: Sandbox, tenant: Kube, two_nodes: None) -> None:
+def test_a_tenants_daemonset_is_placed(sandbox, tenant, two_nodes):
     template = pod("_", gpu=1, gpumem=1000, labels={"app": "d"})
     template["spec"]["nodeSelector"] = {"hami-e2e/sandbox": sandbox.namespace}
     tenant.create(
@@ -1230,7 +1192,7 @@ def test_a_tenants_daemonset_is_placed(sandbox: Sandbox, tenant: Kube, two_nodes
 
 
 @pytest.mark.installation
-def test_kubelets_write_status_and_mirror_pods(sandbox: Sandbox, running: str) -> None:
+def test_kubelets_write_status_and_mirror_pods(sandbox, running):
     node = of(sandbox, "n0")
     kubelet = sandbox.kube.impersonating(f"system:node:{node}", "system:nodes")
     kubelet.merge_patch(
@@ -1256,7 +1218,7 @@ def test_kubelets_write_status_and_mirror_pods(sandbox: Sandbox, running: str) -
     kubelet.close()
 
 
-def test_administrators_repair(sandbox: Sandbox, running: str) -> None:
+def test_administrators_repair(sandbox, running):
     sandbox.kube.merge_patch(
         "Pod", running, annotated({PHASE: "failed", TO_ALLOCATE: None}), sandbox.namespace
     )
@@ -1264,7 +1226,7 @@ def test_administrators_repair(sandbox: Sandbox, running: str) -> None:
 
 
 @pytest.mark.installation
-def test_a_role_permits_the_label_on_pods(sandbox: Sandbox) -> None:
+def test_a_role_permits_the_label_on_pods(sandbox):
     client = account(sandbox, "skipper", "edit", "hami-webhook-skipper")
     wait_permitted(sandbox, client, "create", "pods")
     wait_permitted(sandbox, client, "skip", "webhook", "hami.io")
@@ -1278,9 +1240,7 @@ def test_a_role_permits_the_label_on_pods(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.installation
-def test_a_role_permits_the_work_of_a_plugin_of_another_vendor(
-    sandbox: Sandbox, running: str
-) -> None:
+def test_a_role_permits_the_work_of_a_plugin_of_another_vendor(sandbox, running):
     """On its own node, and only with the role."""
     pods, nodes = (
         annotated({PHASE: "failed"}),
@@ -1347,9 +1307,7 @@ strict = pytest.mark.flags(device_config_file=strict_config)
         "volumeMounts[0].mountPath=/etc/ld.so.preload",
     ),
 )
-def test_strict_mode_refuses_what_could_lift_limits(
-    sandbox: Sandbox, tenant: Kube, fields: Object, field: str
-) -> None:
+def test_strict_mode_refuses_what_could_lift_limits(sandbox, tenant, fields, field):
     def own(name: str, **asked: int) -> Object:
         item = pod(name, containers=[container(**asked) | fields])
         item["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
@@ -1363,9 +1321,7 @@ def test_strict_mode_refuses_what_could_lift_limits(
 
 
 @strict
-def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(
-    sandbox: Sandbox, running: str
-) -> None:
+def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(sandbox, running):
     """The label that hides a new pod from the webhook does not help."""
     sandbox.create(pod("plain"))
     debug = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "box:1"}]}}
@@ -1402,7 +1358,7 @@ def test_a_running_pod_gets_no_ephemeral_container_in_strict_mode(
 
 
 @strict
-def test_strict_mode_holds_for_pods_of_another_scheduler(sandbox: Sandbox, tenant: Kube) -> None:
+def test_strict_mode_holds_for_pods_of_another_scheduler(sandbox, tenant):
     env = {"env": [{"name": "LD_PRELOAD", "value": "x"}]}
     with pytest.raises(ApiError, match="env LD_PRELOAD=x is not permitted in strict mode"):
         tenant.create(
@@ -1438,8 +1394,8 @@ def all_pods(sandbox: Sandbox, scheduler: Scheduler, certificates: Certificates)
 @strict
 @pytest.mark.parametrize("scheduler_name", ["default-scheduler", "foo"])
 def test_no_pod_sees_devices_without_a_request_where_the_webhook_receives_all(
-    sandbox: Sandbox, tenant: Kube, all_pods: None, scheduler_name: str
-) -> None:
+    sandbox, tenant, all_pods, scheduler_name
+):
     """Whatever labels it has, and whatever its image or a ConfigMap says."""
     variable = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
     source = {"envFrom": [{"configMapRef": {"name": "visible", "optional": True}}]}
@@ -1487,9 +1443,7 @@ def some_edits(rng: random.Random, notes: Object, uuids: list[str]) -> Object:
 
 
 @pytest.mark.timeout(300)
-def test_thousands_of_random_edits_of_a_running_cluster(
-    sandbox: Sandbox, scheduler: Scheduler
-) -> None:
+def test_thousands_of_random_edits_of_a_running_cluster(sandbox, scheduler):
     """By an account that may write the keys, so that the scheduler sees them: no booking changes, other pods are placed
     at once, and the scheduler needs no more memory."""
     sandbox.add_gpu_nodes({"n0": gpus(3)})

@@ -59,9 +59,7 @@ def phantoms(real: Object) -> list[Object]:
     return made
 
 
-def test_pods_that_do_not_exist_hold_devices_for_some_seconds_only(
-    sandbox: Sandbox, late: Scheduler, proxy: LateWatch
-) -> None:
+def test_pods_that_do_not_exist_hold_devices_for_some_seconds_only(sandbox, late, proxy):
     """A pod that exists keeps its devices, though the watch has not shown it."""
     sandbox.add_gpu_nodes({"a": gpus(8)})
     name = sandbox.node("a")["metadata"]["name"]

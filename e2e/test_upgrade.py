@@ -53,7 +53,7 @@ def cluster() -> Iterator[LocalCluster]:
         started.kube.close()
 
 
-def test_the_programs_of_the_earlier_revision_are_its_own(earlier: Revision) -> None:
+def test_the_programs_of_the_earlier_revision_are_its_own(earlier):
     """The ones that are installed, or lie in the folder of the tests, are those of this revision."""
     shown = subprocess.run(
         [sys.executable, "-c", "import hami; print(hami.__file__)"],
@@ -68,9 +68,7 @@ def test_the_programs_of_the_earlier_revision_are_its_own(earlier: Revision) -> 
 
 @pytest.mark.timeout(400)
 @cases("is_rollback", ("upgrade", False), ("rollback", True))
-def test_the_next_scheduler_knows_what_is_given_out(
-    cluster: LocalCluster, earlier: Revision, is_rollback: bool
-) -> None:
+def test_the_next_scheduler_knows_what_is_given_out(cluster, earlier, is_rollback):
     before, after = (THIS, earlier) if is_rollback else (earlier, THIS)
     kube, certificates = cluster.kube, Certificates(cluster.folder / "tls")
     with contextlib.ExitStack() as stack:

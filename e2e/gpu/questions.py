@@ -472,11 +472,7 @@ def escapes(card: Card) -> Result:
     with limited(card, 2 * GIB) as container:
         result = int(container.run_python(PROGRAMS["deep"], str(card.builds.deep), str(3 * GIB)))
     held = rows[0].get("held", 0)
-    return {
-        "sparse": rows,
-        "deep_result_beyond_the_limit": result,
-        "good": held <= 2 * GIB,
-    }
+    return {"sparse": rows, "deep_result_beyond_the_limit": result, "good": held <= 2 * GIB}
 
 
 def checkpoints(card: Card) -> Result:

@@ -29,7 +29,7 @@ SIZES = {
 }
 
 
-def test_a_resize_is_read_as_it_was_written() -> None:
+def test_a_resize_is_read_as_it_was_written():
     assert (
         parse_resize(
             '{"main": {"memory": "8Gi", "cores": 40}, "half": {"memory": "50%"}, "slow": {"cores": 1}}'
@@ -42,7 +42,7 @@ def test_a_resize_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "memory, mib", [("1", None), ("1Mi", 1), ("1048577k", 1001), ("1M", 1), ("3G", 2862)]
 )
-def test_memory_is_rounded_up_to_mib_and_needs_a_unit(memory: str, mib: int | None) -> None:
+def test_memory_is_rounded_up_to_mib_and_needs_a_unit(memory, mib):
     text = f'{{"main": {{"memory": "{memory}"}}}}'
     if mib is None:
         with pytest.raises(MalformedInput, match="expected a unit: 1Mi for MiB"):
@@ -84,12 +84,12 @@ def test_memory_is_rounded_up_to_mib_and_needs_a_unit(memory: str, mib: int | No
         '{"main": {"cores": 1}}' + " " * MAX_TEXT,
     ],
 )
-def test_what_is_no_resize_is_refused(text: str) -> None:
+def test_what_is_no_resize_is_refused(text):
     with pytest.raises(MalformedInput, match="hami.io/resize"):
         parse_resize(text)
 
 
-def test_what_is_held_is_never_less_than_what_is_wanted() -> None:
+def test_what_is_held_is_never_less_than_what_is_wanted():
     annotations = {GPU_ALLOCATED: "a"}
     assert (held_text({}), wanted_text({})) == (None, None)
     assert (held_text(annotations), wanted_text(annotations)) == ("a", "a")
@@ -99,7 +99,7 @@ def test_what_is_held_is_never_less_than_what_is_wanted() -> None:
     assert (held_text(annotations), wanted_text(annotations)) == ("b", "c")
 
 
-def test_answers_are_read_as_they_were_written_and_bounded() -> None:
+def test_answers_are_read_as_they_were_written_and_bounded():
     status = ResizeStatus(ResizeState.DEFERRED, '{"main": {"cores": 40}}', "no room")
     assert parse_status(render_status(status)) == status
     assert parse_applied(render_applied(AppliedSizes("a;"))) == AppliedSizes("a;")
@@ -111,6 +111,6 @@ def test_answers_are_read_as_they_were_written_and_bounded() -> None:
 @pytest.mark.parametrize(
     "text", [None, "", "{", "[]", '{"state": "Done"}', '{"sizes": 3}', "\ud800", " " * 300_000]
 )
-def test_answers_that_cannot_be_read_are_none(text: str | None) -> None:
+def test_answers_that_cannot_be_read_are_none(text):
     assert parse_status(text) is None
     assert parse_applied(text) is None

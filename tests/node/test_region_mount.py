@@ -44,7 +44,7 @@ def mounted(hook: Path) -> list[str]:
 
 
 @needs_root
-def test_containers_can_fill_it_and_nothing_else(tmp_path: Path) -> None:
+def test_containers_can_fill_it_and_nothing_else(tmp_path):
     folder = tmp_path / "vgpu" / "containers"
     assert mounted(tmp_path) == [
         f"{folder} is a file system of 16 MiB in memory",
@@ -56,7 +56,7 @@ def test_containers_can_fill_it_and_nothing_else(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_files_of_containers_that_run_stay_where_they_are(tmp_path: Path) -> None:
+def test_files_of_containers_that_run_stay_where_they_are(tmp_path):
     folder = tmp_path / "vgpu" / "containers"
     (folder / "uid_main").mkdir(parents=True)
     assert mounted(tmp_path)[0] == (

@@ -131,7 +131,7 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
 }
 
 
-def test_every_component_has_a_value() -> None:
+def test_every_component_has_a_value():
     """The component self-signed is part of an overlay."""
     components = {
         path.parent.name
@@ -143,7 +143,7 @@ def test_every_component_has_a_value() -> None:
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_chart_and_overlay_have_the_same_objects(helm: Helm, tmp_path: Path, case: str) -> None:
+def test_chart_and_overlay_have_the_same_objects(helm, tmp_path, case):
     overlay, components, values = SETTINGS[case]
     more: Object = {}
     if content := values.get("device-config"):
@@ -191,7 +191,7 @@ def references(item: Any, key: str = "") -> set[str]:
         ("hami-test", "hami-test", "secret"),
     ],
 )
-def test_all_names_follow_the_release(helm: Helm, release: str, name: str, mode: str) -> None:
+def test_all_names_follow_the_release(helm, release, name, mode):
     values = (
         {"scheduler": {"certManager": {"enabled": True}}}
         if mode == "cert-manager"
@@ -417,7 +417,7 @@ WRONG: dict[str, tuple[Object, str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_values_are_refused_with_a_sentence(helm: Helm, case: str) -> None:
+def test_wrong_values_are_refused_with_a_sentence(helm, case):
     values, expected = WRONG[case]
     with pytest.raises(HelmError, match=expected):
         helm.template(values)
@@ -427,9 +427,7 @@ def test_wrong_values_are_refused_with_a_sentence(helm: Helm, case: str) -> None
     "version",
     [version for version in upstream_versions() if "mockDevicePlugin" in upstream_values(version)],
 )
-def test_a_release_of_hami_with_its_mock_device_plugin_keeps_its_gpus(
-    helm: Helm, version: str
-) -> None:
+def test_a_release_of_hami_with_its_mock_device_plugin_keeps_its_gpus(helm, version):
     """HAMi recommends it on real clusters: it shows memory and cores of GPUs, as our device plugin does then.
     `--reuse-values` passes all values of the release."""
     values = upstream_values(version)
@@ -457,24 +455,24 @@ def test_a_release_of_hami_with_its_mock_device_plugin_keeps_its_gpus(
         ({"scheduler": {"kubeQPS": 20, "networkPolicy": {"enabled": True}}}, {}),
     ],
 )
-def test_newer_names_of_values_do_the_same(helm: Helm, newer: Object, older: Object) -> None:
+def test_newer_names_of_values_do_the_same(helm, newer, older):
     assert helm.template(newer) == helm.template(older)
     assert older == {} or helm.template(older) != helm.template()
 
 
-def test_the_memory_of_moore_threads_cards(helm: Helm) -> None:
+def test_the_memory_of_moore_threads_cards(helm):
     rendered = str(helm.template({"devices": {"mthreads": {"memoryPerCard": [96, 160]}}}))
     assert r"memoryPerCard:\n  - 96\n  - 160" in rendered
 
 
-def test_names_of_hcus_in_the_section_of_dcus(helm: Helm) -> None:
+def test_names_of_hcus_in_the_section_of_dcus(helm):
     content = "nvidia: {resourceCountName: a.b/c}\nhygon: {resourceCountName: hygon.com/hcunum}"
     rendered = str(helm.template({"device-config": {"content": content}}))
     assert "'hygon.com/hcunum'" in rendered.replace("\\'", "'")
     assert "hygon.com/dcunum" not in rendered
 
 
-def test_an_older_kubernetes_is_refused(helm: Helm) -> None:
+def test_an_older_kubernetes_is_refused(helm):
     with pytest.raises(
         HelmError,
         match="requires kubeVersion: >=1.31.0-0 which is incompatible with Kubernetes v1.30",
@@ -482,19 +480,19 @@ def test_an_older_kubernetes_is_refused(helm: Helm) -> None:
         helm.template(kubernetes="v1.30.9")
 
 
-def test_claims_need_kubernetes_136(helm: Helm) -> None:
+def test_claims_need_kubernetes_136(helm):
     with pytest.raises(HelmError, match="dra.enabled needs Kubernetes 1.36, .*; this is v1.35.4"):
         helm.template({"dra": {"enabled": True}}, kubernetes="v1.35.4")
 
 
-def test_policies_of_admission_need_kubernetes_136(helm: Helm) -> None:
+def test_policies_of_admission_need_kubernetes_136(helm):
     with pytest.raises(
         HelmError, match="admission.mode=policy needs Kubernetes 1.36 .*, and this is v1.35.4"
     ):
         helm.template({"admission": {"mode": "policy"}}, kubernetes="v1.35.4")
 
 
-def test_policies_of_admission_follow_the_device_configuration(helm: Helm) -> None:
+def test_policies_of_admission_follow_the_device_configuration(helm):
     content = (
         CONFIG.replace("gpucoresLimits: {}", "gpucoresLimits: {team-a: 60, team-b: 5}")
         .replace("defaultCores: 0", "defaultCores: 7")
@@ -518,7 +516,7 @@ def test_policies_of_admission_follow_the_device_configuration(helm: Helm) -> No
         assert settings.items() >= expected.items()
 
 
-def test_policies_of_admission_follow_the_values(helm: Helm) -> None:
+def test_policies_of_admission_follow_the_values(helm):
     objects = by_name(
         helm,
         admission={"mode": "policy"},
@@ -558,9 +556,7 @@ def test_policies_of_admission_follow_the_values(helm: Helm) -> None:
     [{}, {"admission": {"mode": "policy"}}, {"dra": {"enabled": True, "allocate": True}}],
     ids=str,
 )
-def test_in_another_namespace_the_policies_permit_the_same_accounts_of_kubernetes(
-    helm: Helm, values: Object
-) -> None:
+def test_in_another_namespace_the_policies_permit_the_same_accounts_of_kubernetes(helm, values):
     """The chart moves its own accounts, and no others. No name permits by a pattern there, either."""
     items = [
         item
@@ -580,9 +576,7 @@ def test_in_another_namespace_the_policies_permit_the_same_accounts_of_kubernete
         ("/data/kubelet/device-plugins", "/data/kubelet/plugins_registry"),
     ],
 )
-def test_the_kubelet_finds_the_driver_of_claims_beside_device_plugins(
-    helm: Helm, path: str, registry: str
-) -> None:
+def test_the_kubelet_finds_the_driver_of_claims_beside_device_plugins(helm, path, registry):
     objects = by_name(helm, dra={"enabled": True}, devicePlugin={"pluginPath": path})
     pod = objects["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]
     assert registry in [
@@ -590,7 +584,7 @@ def test_the_kubelet_finds_the_driver_of_claims_beside_device_plugins(
     ]
 
 
-def test_a_resource_may_stand_for_a_card_that_claims_allocate(helm: Helm) -> None:
+def test_a_resource_may_stand_for_a_card_that_claims_allocate(helm):
     (found,) = (
         item
         for item in helm.template({"dra": {"enabled": True, "extendedResource": "example.com/gpu"}})
@@ -601,8 +595,8 @@ def test_a_resource_may_stand_for_a_card_that_claims_allocate(helm: Helm) -> Non
 
 @pytest.mark.parametrize("version, seconds", [("v1.32.9", None), ("v1.33.0", 60)])
 def test_pods_that_no_node_fits_wait_longer_where_they_are_also_tried_earlier(
-    helm: Helm, version: str, seconds: int | None
-) -> None:
+    helm, version, seconds
+):
     """kube-scheduler 1.33 tries them before their time if it has nothing else to do."""
     items = {
         item["metadata"]["name"]: item
@@ -614,7 +608,7 @@ def test_pods_that_no_node_fits_wait_longer_where_they_are_also_tried_earlier(
 
 
 @pytest.mark.parametrize("version", upstream_versions())
-def test_the_defaults_of_a_version_of_hami_are_taken(helm: Helm, version: str) -> None:
+def test_the_defaults_of_a_version_of_hami_are_taken(helm, version):
     """As with `--reuse-values`, which passes them all. They name HAMi's image and its version; ours has neither."""
     items = normal(helm.template(upstream_values(version)))
     assert items.keys() >= {
@@ -648,7 +642,7 @@ def test_the_defaults_of_a_version_of_hami_are_taken(helm: Helm, version: str) -
     assert pod["securityContext"].get("sysctls") == sysctls
 
 
-def test_values_without_effect_are_named_after_the_installation(helm: Helm) -> None:
+def test_values_without_effect_are_named_after_the_installation(helm):
     values = {
         "scheduler": {"patch": {"runAsUser": 3000}, "livenessProbe": True},
         "version": "v2.6.1",
@@ -671,9 +665,7 @@ def test_values_without_effect_are_named_after_the_installation(helm: Helm) -> N
         ({"mode": "self-signed"}, False),
     ],
 )
-def test_a_certificate_without_its_ca_is_named_after_the_installation(
-    helm: Helm, values: Object, is_told: bool
-) -> None:
+def test_a_certificate_without_its_ca_is_named_after_the_installation(helm, values, is_told):
     output = helm.run("install", "hami", CHART, "--dry-run=client", values={"certificates": values})
     assert ("set certificates.caBundle" in output.partition("NOTES:")[2]) == is_told
 
@@ -684,13 +676,11 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Ob
 
 
 @pytest.mark.parametrize("name", ["defaults", "chart of hami", "everything"])
-def test_helm_lint_finds_nothing(helm: Helm, name: str) -> None:
+def test_helm_lint_finds_nothing(helm, name):
     assert "0 chart(s) failed" in helm.run("lint", CHART, "--strict", values=EXAMPLES[name])
 
 
-def test_the_packaged_chart_is_complete(
-    helm: Helm, rendered: dict[str, dict[str, Object]], tmp_path: Path
-) -> None:
+def test_the_packaged_chart_is_complete(helm, rendered, tmp_path):
     """Helm follows the links to the manifests and to the dashboard."""
     helm.run("package", CHART, "--destination", tmp_path)
     text = helm.run(
@@ -712,9 +702,7 @@ def by_name(helm: Helm, **values: object) -> dict[str, Object]:
     return by_kind_and_name(helm.template(dict(values)))
 
 
-def test_a_take_over_keeps_the_limiter_and_adds_no_network_policies_and_no_refusals(
-    helm: Helm,
-) -> None:
+def test_a_take_over_keeps_the_limiter_and_adds_no_network_policies_and_no_refusals(helm):
     """Until a value says otherwise."""
     for values, limiter, policies, actions in (
         ({}, None, True, ["Deny"]),
@@ -769,21 +757,19 @@ def test_a_take_over_keeps_the_limiter_and_adds_no_network_policies_and_no_refus
         ),
     ],
 )
-def test_the_limiter_of_hami_comes_from_where_its_image_came_from(
-    helm: Helm, values: Object, image: str
-) -> None:
+def test_the_limiter_of_hami_comes_from_where_its_image_came_from(helm, values, image):
     found = by_name(helm, takeOver="always", **values)
     (init,) = found["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]["initContainers"]
     assert init["image"] == image
 
 
-def test_mock_cards_need_no_limiter_of_hami(helm: Helm) -> None:
+def test_mock_cards_need_no_limiter_of_hami(helm):
     found = by_name(helm, takeOver="always", devicePlugin={"mockCards": True})
     pod = found["DaemonSet/hami-device-plugin"]["spec"]["template"]["spec"]
     assert [one["name"] for one in pod["initContainers"]] == ["cards"]
 
 
-def test_a_later_chart_of_hami_may_have_more_values(helm: Helm) -> None:
+def test_a_later_chart_of_hami_may_have_more_values(helm):
     """With `--reuse-values`, Helm passes all its defaults, and those of v2.10 are among them."""
     helm.template(
         {**upstream_values("v2.10.0"), "openshift": {"enabled": False, "scc": {"create": True}}}
@@ -792,7 +778,7 @@ def test_a_later_chart_of_hami_may_have_more_values(helm: Helm) -> None:
         helm.template({"openshift": {"scc": {"create": True}}})
 
 
-def test_values_name_priority_classes_and_a_label_of_nodes_can_be_removed(helm: Helm) -> None:
+def test_values_name_priority_classes_and_a_label_of_nodes_can_be_removed(helm):
     found = by_name(
         helm,
         scheduler={"priorityClassName": ""},
@@ -819,9 +805,7 @@ def test_values_name_priority_classes_and_a_label_of_nodes_can_be_removed(helm: 
         ["client-ca", "simulate-client-ca"],
     ),
 )
-def test_a_secret_admits_clients_with_a_certificate(
-    helm: Helm, values: Object, names: list[str]
-) -> None:
+def test_a_secret_admits_clients_with_a_certificate(helm, values, names):
     pod = by_name(helm, scheduler={"extender": values})["Deployment/hami-scheduler"]["spec"][
         "template"
     ]["spec"]
@@ -855,9 +839,7 @@ def test_a_secret_admits_clients_with_a_certificate(
     ],
     ids=str,
 )
-def test_the_extender_may_evict_where_preemption_is_on(
-    helm: Helm, values: Object, flags: list[str]
-) -> None:
+def test_the_extender_may_evict_where_preemption_is_on(helm, values, flags):
     """In YAML, `on` and `off` without quotes are booleans."""
     items = by_name(helm, scheduler={"preemption": values})
     command = container(items, "Deployment/hami-scheduler", 1)["command"]
@@ -876,7 +858,7 @@ def test_the_extender_may_evict_where_preemption_is_on(
     ]
 
 
-def test_runbooks_are_places_below_the_address_of_the_files(helm: Helm) -> None:
+def test_runbooks_are_places_below_the_address_of_the_files(helm):
     found = by_name(helm, prometheus={"enabled": True, "docs": "https://example.com/blob/main/"})
     rules = [
         rule for group in found["PrometheusRule/hami"]["spec"]["groups"] for rule in group["rules"]
@@ -905,9 +887,7 @@ def admitted(policy: Object, labels: dict[str, str]) -> bool:
 
 
 @pytest.mark.parametrize("overlay", ["self-signed", "upgrade-from-hami"])
-def test_the_dashboard_reaches_monitors_and_users_reach_the_dashboard(
-    tmp_path: Path, overlay: str
-) -> None:
+def test_the_dashboard_reaches_monitors_and_users_reach_the_dashboard(tmp_path, overlay):
     """Also while HAMi's chart is installed beside, when selectors have one more label."""
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
     (tmp_path / "kustomization.yaml").write_text(
@@ -921,7 +901,7 @@ def test_the_dashboard_reaches_monitors_and_users_reach_the_dashboard(
     reached(build(tmp_path))
 
 
-def test_the_dashboard_of_the_chart_is_reached_during_a_take_over(helm: Helm) -> None:
+def test_the_dashboard_of_the_chart_is_reached_during_a_take_over(helm):
     for take_over in ("never", "always"):
         reached(
             helm.template(
@@ -963,7 +943,7 @@ def reached(items: list[Object]) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_our_programs_have_all_flags(rendered: dict[str, dict[str, Object]], example: str) -> None:
+def test_our_programs_have_all_flags(rendered, example):
     """Also those that HAMi's chart sets: their values are parsed."""
     for item in rendered[example].values():
         template = item.get("spec", {}).get("template", {"spec": {"containers": []}})
@@ -1040,7 +1020,7 @@ def replaced(item: Any, old: str, new: str) -> Any:
     return item.replace(old, new) if isinstance(item, str) else item
 
 
-def test_texts_in_objects_and_lists_stay_texts(helm: Helm) -> None:
+def test_texts_in_objects_and_lists_stay_texts(helm):
     hostile, plain = (helm.template(open_values(text)) for text in (HOSTILE, "plain"))
     assert str(hostile).count("kind: Secret") > 20
     assert replaced(hostile, HOSTILE, "plain") == replaced(plain, HOSTILE, "plain")
@@ -1067,14 +1047,12 @@ def test_texts_in_objects_and_lists_stay_texts(helm: Helm) -> None:
         "at '/prometheus/docs': .* does not match pattern",
     ),
 )
-def test_texts_that_could_mean_something_else_are_refused(
-    helm: Helm, values: Object, message: str
-) -> None:
+def test_texts_that_could_mean_something_else_are_refused(helm, values, message):
     with pytest.raises(HelmError, match=f"(?s){message}"):
         helm.template(values)
 
 
-def test_new_names_of_resources_reach_every_object(rendered: dict[str, dict[str, Object]]) -> None:
+def test_new_names_of_resources_reach_every_object(rendered):
     for old, new in (
         ("nvidia.com/gpumem", "example.com/mem"),
         ("hygon.com/dcunum", "example.com/dcu"),
@@ -1102,9 +1080,7 @@ def test_new_names_of_resources_reach_every_object(rendered: dict[str, dict[str,
         ("device configuration", "hygon.com/dcunum", "nvidia.com/gpu"),
     ],
 )
-def test_resources_that_are_switched_off_are_left_to_others(
-    rendered: dict[str, dict[str, Object]], example: str, gone: str, kept: str
-) -> None:
+def test_resources_that_are_switched_off_are_left_to_others(rendered, example, gone, kept):
     config = yaml.safe_load(
         rendered[example]["ConfigMap/hami-kube-scheduler"]["data"]["config.yaml"]
     )
@@ -1149,16 +1125,12 @@ def container(objects: dict[str, Object], workload: str, place: int = 0) -> Obje
         ),
     ],
 )
-def test_images_are_those_of_the_values(
-    rendered: dict[str, dict[str, Object]], example: str, workload: str, place: int, image: str
-) -> None:
+def test_images_are_those_of_the_values(rendered, example, workload, place, image):
     assert container(rendered[example], workload, place)["image"] == image
 
 
 @pytest.mark.parametrize("take_over", ["never", "always"])
-def test_what_pods_reach_has_no_right_of_kube_scheduler_at_any_time(
-    helm: Helm, take_over: str
-) -> None:
+def test_what_pods_reach_has_no_right_of_kube_scheduler_at_any_time(helm, take_over):
     """HAMi's scheduler, which is being replaced, runs with the account that is then that of kube-scheduler alone."""
     both = ["hami-scheduler-extender", "hami-scheduler"]
     held = {
@@ -1178,7 +1150,7 @@ def test_what_pods_reach_has_no_right_of_kube_scheduler_at_any_time(
     }
 
 
-def test_the_transition_gives_the_device_plugins_of_hami_their_rights(helm: Helm) -> None:
+def test_the_transition_gives_the_device_plugins_of_hami_their_rights(helm):
     """Ours waits until HAMi's has left a node, and the scheduler counts what HAMi's has written."""
     items = normal(helm.template({"takeOver": "always"}))
     daemon = items["DaemonSet/hami-device-plugin"]["spec"]["updateStrategy"]

@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ PAGES = [FOLDER.parent / "README.md", FOLDER.parent / "docs" / "installation.md"
 
 
 @pytest.mark.parametrize("folder", OVERLAYS, ids=lambda folder: folder.name)
-def test_another_namespace_reaches_every_reference(tmp_path: Path, folder: Path) -> None:
+def test_another_namespace_reaches_every_reference(tmp_path, folder):
     built = elsewhere(tmp_path, folder)
     for item in built:
         for subject in item.get("subjects", []):
@@ -38,7 +37,7 @@ def test_another_namespace_reaches_every_reference(tmp_path: Path, folder: Path)
     assert {item["metadata"].get("namespace", "hami-system") for item in built} == {"hami-system"}
 
 
-def test_the_documented_kustomization_builds(tmp_path: Path) -> None:
+def test_the_documented_kustomization_builds(tmp_path):
     shutil.copytree(FOLDER, tmp_path / "manifests")
     blocks = [
         yaml.safe_load(block)
@@ -79,7 +78,7 @@ def containers(items: list[Object]) -> list[Object]:
 
 
 @pytest.mark.parametrize("overlay", ["self-signed", "cert-manager", "upgrade-from-hami"])
-def test_images_are_pinned_by_the_documented_digests(tmp_path: Path, overlay: str) -> None:
+def test_images_are_pinned_by_the_documented_digests(tmp_path, overlay):
     """Those of all containers that run on a cluster, also of the component with an image of others."""
     shutil.copytree(FOLDER, tmp_path / "manifests")
     blocks = re.findall(r"```yaml\n(.*?)```", PAGES[1].read_text(), re.DOTALL)
@@ -117,7 +116,7 @@ def selectors(item: Any) -> Iterator[Object]:
             yield from selectors(value)
 
 
-def test_selectors_do_not_match_pods_of_the_hami_chart() -> None:
+def test_selectors_do_not_match_pods_of_the_hami_chart():
     built = build(FOLDER / "overlays" / "upgrade-from-hami")
     found = [
         selector for item in built for selector in selectors(item) if "matchLabels" in selector
@@ -129,7 +128,7 @@ def test_selectors_do_not_match_pods_of_the_hami_chart() -> None:
 
 
 @pytest.mark.parametrize("overlay", ["self-signed", "upgrade-from-hami"])
-def test_the_token_follows_the_names_of_its_account(tmp_path: Path, overlay: str) -> None:
+def test_the_token_follows_the_names_of_its_account(tmp_path, overlay):
     """kustomize does not know the annotation by itself. A Secret for an account that does not exist is removed."""
     shutil.copytree(FOLDER, tmp_path / "manifests")
     (tmp_path / "kustomization.yaml").write_text(
@@ -167,7 +166,7 @@ def test_the_token_follows_the_names_of_its_account(tmp_path: Path, overlay: str
     }
 
 
-def test_the_upgrade_keeps_the_name_of_the_secret() -> None:
+def test_the_upgrade_keeps_the_name_of_the_secret():
     """In the Secret, the role and the flag: `nameSuffix` changes the first two. That of HAMi stays, too."""
     built = build(FOLDER / "overlays" / "upgrade-from-hami")
     (secret,) = (
