@@ -70,12 +70,6 @@ def test_programs_on_path_are_used_if_all_are_there(monkeypatch, tmp_path, kubel
     assert found.kube_version == "v1.2.3"
 
 
-def test_the_directory_in_the_environment_precedes_path(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(programs(tmp_path / "bin", *PROGRAMS)))
-    monkeypatch.setenv("HAMI_E2E_BIN", str(programs(tmp_path / "named", *PROGRAMS)))
-    assert find()["kwok"] == tmp_path / "named" / "kwok"
-
-
 def test_a_program_missing_in_that_directory_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("HAMI_E2E_BIN", str(programs(tmp_path / "named", *PROGRAMS[1:])))
     with pytest.raises(BinariesMissing, match=f"lacks {PROGRAMS[0]}$"):
@@ -174,12 +168,6 @@ def test_one_program_is_found_without_the_others(monkeypatch, tmp_path, where):
     assert find_one("kwok") == folders[where] / "kwok"
 
 
-def test_one_program_is_built_without_the_others(monkeypatch, tmp_path):
-    go_on_path(monkeypatch, tmp_path / "bin", DEFAULT.go_version)
-    assert find_one("kwok") == DEFAULT.cache_folder() / "kwok"
-    assert [path.name for path in DEFAULT.cache_folder().iterdir()] == ["kwok"]
-
-
 def test_a_program_of_the_module_itself_is_built_again_when_its_source_has_changed(
     monkeypatch, tmp_path
 ):
@@ -209,12 +197,6 @@ def test_a_selected_minor_has_its_own_kubernetes_and_the_default_etcd_and_kwok(m
     found = find()
     assert found.paths == {name: (own if name in KUBERNETES else rest) / name for name in PROGRAMS}
     assert minor_of(found.kube_version) == minor
-
-
-def test_the_default_minor_may_be_selected(monkeypatch):
-    monkeypatch.setenv(MINOR_VARIABLE, minor_of(DEFAULT.kube_version))
-    cached = programs(DEFAULT.cache_folder(), *PROGRAMS)
-    assert set(find().paths.values()) == {cached / name for name in PROGRAMS}
 
 
 @pytest.mark.parametrize("minor", ["1.12", "1", "v1.36", "1.36.3"])
@@ -274,18 +256,6 @@ def test_a_go_mod_without_kubernetes_is_an_error_that_names_the_file(tmp_path):
         BinariesMissing, match=f"{tmp_path}/go.mod does not require k8s.io/kubernetes"
     ):
         Pins(tmp_path).kube_version
-
-
-@pytest.mark.parametrize("where", ["named", "cache"])
-def test_helm_is_of_the_pinned_version_unless_it_is_named(monkeypatch, tmp_path, where):
-    monkeypatch.setenv("PATH", str(programs(tmp_path / "path", "helm")))
-    folders = {
-        "cache": programs(HELM.cache_folder(), "helm"),
-        "named": programs(tmp_path / "named", "helm"),
-    }
-    if where == "named":
-        monkeypatch.setenv("HAMI_E2E_BIN", str(folders["named"]))
-    assert find_helm() == folders[where] / "helm"
 
 
 def test_helm_is_built_with_its_version(monkeypatch, tmp_path):

@@ -8,12 +8,9 @@ import pytest
 
 from testing import compatibility
 from testing.binaries import minors
-from testing.cases import cases
 from testing.compatibility import (
     DOCUMENT,
-    KIND,
     README,
-    REAL_NODE,
     Row,
     RunBroken,
     TableChanged,
@@ -100,25 +97,6 @@ def test_outcomes_are_what_pytest_reports(tmp_path):
     assert all(name.startswith("e2e/test_a.py::") for name in found)
 
 
-def case(name, inner=""):
-    return f'<testcase classname="e2e.test_a" name="{name}">{inner}</testcase>'
-
-
-@cases(
-    "cases, outcome",
-    ("passed", case("t"), "passed"),
-    ("failure", case("t", "<failure/>"), "failed"),
-    ("error", case("t", "<error/>"), "failed"),
-    ("skipped", case("t", "<skipped/>"), "skipped"),
-    ("output", case("t", "<system-out>failure</system-out>"), "passed"),
-    ("teardown", case("t") + case("t", "<error/>"), "failed"),
-    ("teardown first", case("t", "<error/>") + case("t"), "failed"),
-)
-def test_the_worst_outcome_of_a_test_counts(cases, outcome):
-    report = f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
-    assert outcomes(report) == {"e2e/test_a.py::t": outcome}
-
-
 @pytest.mark.parametrize(
     ("names", "text"),
     [
@@ -143,22 +121,6 @@ def test_a_test_that_passes_in_the_second_run_is_listed():
     made = row("v1.36.3", first, second, {"e2e/a.py": 4}, date="2026-01-02", commit="`abc`")
     assert made == ran("v1.36.3", passed=1, again=("x",), failed=("y",), skipped=1)
     assert row("v1.36.3", first, {}, {"e2e/a.py": 4}, date="", commit="").failed == ("x", "y")
-
-
-def test_a_row_has_a_cell_for_each_column():
-    text = str(ran("v1.36.3", failed=("a[x|y]", "b"), again=("c",)))
-    assert (
-        text
-        == "| v1.36.3 | 7 | 1: `c` | 2: `a[x&#124;y]`, `b` | 0 | nothing | 2026-01-02 | `abc` |"
-    )
-    assert {line.count("|") for line in (*compatibility.HEAD, text)} == {text.count("|")}
-
-
-def test_many_failures_are_counted_and_ten_are_named():
-    text = str(ran("v1.36.3", failed=tuple(f"t{number:02}" for number in range(30))))
-    assert "30: `t00`" in text
-    assert "`t09`, …" in text
-    assert "t10" not in text
 
 
 def test_rows_are_written_newest_first_and_others_stay():
@@ -199,28 +161,6 @@ def test_a_manually_changed_table_is_an_error(old, new):
 
 def test_the_shipped_table_matches_its_digest():
     table_rows(DOCUMENT.read_text())
-
-
-@pytest.mark.parametrize(
-    "words", [["--minors", "1.12"], ["--minors", ""], ["--minors", "1.36,1.12"]]
-)
-def test_an_unknown_minor_is_an_error_that_names_it(capsys, words):
-    with pytest.raises(SystemExit):
-        compatibility.options(words)
-    assert f"there are {', '.join(minors())}" in capsys.readouterr().err
-
-
-def test_all_minors_run_by_default_and_pytest_arguments_are_passed_on():
-    chosen = compatibility.options(["--", "-x", "-k", "a"])
-    assert chosen.minors == list(minors())
-    left = [f"--ignore-glob={pattern}" for pattern in (REAL_NODE, KIND)]
-    assert compatibility.pytest_words(chosen) == [*left, "-x", "-k", "a"]
-
-
-def test_real_node_is_optional_and_kind_is_excluded():
-    assert compatibility.pytest_words(compatibility.options(["--real-node"])) == [
-        f"--ignore-glob={KIND}"
-    ]
 
 
 @pytest.mark.parametrize(("failed", "status"), [((), 0), (("x",), 1)])

@@ -14,7 +14,6 @@ from testing.binaries import CONFORMANCE, MINOR_VARIABLE
 from testing.cases import cases
 from testing.conformance import selection
 from testing.conformance.__main__ import main
-from testing.conformance.output import Printer, file_name, summary
 from testing.conformance.run import Run
 from testing.conformance.selection import GROUPS, ListOutdated, chosen, listed, shortcomings, stale
 from testing.conformance.slices import SliceWatch
@@ -69,15 +68,6 @@ def test_tests_of_the_groups_are_chosen_by_focus_and_list(focus, with_listed, te
     assert choice.left_out == dict.fromkeys(left_out, "why")
 
 
-def test_tests_that_take_long_begin_first():
-    long = f"{PREDICATES} a conflict with 0.0.0.0 hostIP"
-    assert chosen([REPLICAS, TAINTS, long], {}, focus=ANY, with_listed=False).tests == (
-        long,
-        REPLICAS,
-        TAINTS,
-    )
-
-
 @pytest.mark.parametrize("name", ["[sig-scheduling] Workload renamed", OTHER])
 @pytest.mark.parametrize("with_listed", [False, True])
 def test_a_listed_test_that_does_not_exist_or_is_not_chosen_is_an_error(name, with_listed):
@@ -89,13 +79,6 @@ def test_a_listed_test_that_does_not_exist_or_is_not_chosen_is_an_error(name, wi
 @pytest.mark.files
 def test_the_list_has_tests_of_the_groups_with_reasons():
     assert all(name.startswith(GROUPS) and reason for name, reason in listed().items())
-
-
-def test_a_broken_list_is_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(selection, "FILE", tmp_path / "list.txt")
-    selection.FILE.write_text(f"{PORTS}\n")
-    with pytest.raises(ListOutdated, match="list.txt: no reason is given for"):
-        listed()
 
 
 # -- what a report says
@@ -334,13 +317,6 @@ def test_a_test_that_passes_fails_by_what_its_pods_hold():
     assert results["b"].state is State.PASSED
 
 
-def test_a_failed_test_keeps_its_own_reason():
-    results = carried_out(
-        FakeSuite(a=State.FAILED), FakeClusters(["test/a was bound without a slice"]), "a"
-    )
-    assert results["a"].reason == "why"
-
-
 def test_a_test_whose_pods_stay_has_failed():
     def clear():
         raise WaitTimeout("not within 300 s: the pods of the test are gone")
@@ -368,34 +344,6 @@ def test_a_cluster_that_does_not_start_ends_the_run():
     assert suite.ran == []
 
 
-# -- what is printed
-
-
-def test_a_line_is_printed_for_each_test_and_the_log_of_a_failed_one(capsys, tmp_path):
-    printer = Printer(3, tmp_path / "logs")
-    printer.report(result(log="all is well"))
-    printer.report(result(PORTS, State.FAILED, reason="why", log="what happened"))
-    printer.report(result(REPLICAS, State.SKIPPED, reason="needs a cloud"))
-    assert capsys.readouterr().out.splitlines() == [
-        f"[1/3] passed     1 s    1 pods  {TAINTS}",
-        f"[2/3] failed     1 s    1 pods  {PORTS}",
-        "what happened",
-        f"  failed: {PORTS}: why",
-        f"[3/3] skipped    1 s    1 pods  {REPLICAS}",
-        "  needs a cloud",
-    ]
-    assert (tmp_path / "logs" / file_name(TAINTS)).read_text() == "all is well"
-
-
-def test_the_summary_counts_tests_and_pods():
-    results = [
-        result(pods=20),
-        result(PORTS, State.FAILED),
-        result(REPLICAS, State.SKIPPED, pods=0),
-    ]
-    assert summary(results) == "1 passed, 1 failed, 1 skipped; 21 pods were bound"
-
-
 # -- the command
 
 
@@ -412,25 +360,6 @@ def program(monkeypatch, tmp_path):
     file.write_text(f"#!/bin/sh\nprintf %s {shlex.quote(LISTING)}\n")
     file.chmod(0o755)
     return file
-
-
-def test_the_tests_are_listed_without_a_cluster(program, capsys):
-    assert main(["--list"]) == 0
-    assert capsys.readouterr().out.splitlines() == [f"left out: {PORTS}: why", REPLICAS, TAINTS]
-
-
-def test_a_focus_that_selects_nothing_is_an_error(program, capsys):
-    assert main(["--focus", "sig-node"]) == 2
-    assert capsys.readouterr().err == "--focus: no test is left that contains 'sig-node'\n"
-
-
-def test_a_list_with_an_unknown_test_is_an_error(program, capsys):
-    selection.FILE.write_text("[sig-scheduling] Workload renamed  why\n")
-    assert main(["--list"]) == 1
-    assert (
-        capsys.readouterr().err
-        == "list.txt: there is no test '[sig-scheduling] Workload renamed'\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -467,18 +396,3 @@ def test_another_minor_version_of_the_control_plane_is_an_error(
     assert capsys.readouterr().err.startswith(
         f"the tests are those of Kubernetes {CONFORMANCE.version}, but the control plane is v1.2.3: "
     )
-
-
-@pytest.mark.parametrize(
-    "words, error",
-    [
-        (["--focus", "("], "--focus: '(' is no regular expression: "),
-        (["--clusters", "0"], "--clusters: '0' is no number from 1 to 99"),
-        (["--clusters", "two"], "--clusters: 'two' is no number from 1 to 99"),
-    ],
-)
-def test_wrong_options_are_errors(words, error, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert error in capsys.readouterr().err
