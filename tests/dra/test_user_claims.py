@@ -279,107 +279,129 @@ FIRST = {
 
 
 @pytest.mark.parametrize(
-    ("wire", "requests", "devices", "reason"),
+    ("asked", "reason"),
     [
         (
-            claiming(),
-            [FIRST],
-            {},
+            FIRST,
             "spec.resourceClaims gpu: request main: firstAvailable: expected the same percentage",
         ),
+        (parts((81920, 40960), (46068, 1000)), "firstAvailable: expected the same percentage"),
+        (parts((81920, 81920), (46068, 46068)), "firstAvailable: expected the same percentage"),
         (
-            claiming(),
-            [parts((81920, 40960), (46068, 1000))],
-            {},
-            "firstAvailable: expected the same percentage",
-        ),
-        (
-            claiming(),
-            [parts((81920, 81920), (46068, 46068))],
-            {},
-            "firstAvailable: expected the same percentage",
-        ),
-        (
-            claiming(),
-            [parts((81920, 40960), (15360, 7680))],
-            {},
+            parts((81920, 40960), (15360, 7680)),
             "there are GPUs of 46068 MiB, for which it has no alt",
         ),
         (
-            claiming(),
-            [
-                {
-                    "name": "main",
-                    "firstAvailable": [
-                        {**each, "count": place + 1}
-                        for place, each in enumerate(
-                            parts((81920, 8), (46068, 8))["firstAvailable"]
-                        )
-                    ],
-                }
-            ],
-            {},
+            {
+                "name": "main",
+                "firstAvailable": [
+                    {**each, "count": place + 1}
+                    for place, each in enumerate(parts((81920, 8), (46068, 8))["firstAvailable"])
+                ],
+            },
             "firstAvailable: expected the same percentage",
         ),
-        (claiming(), [request(), NIC], {}, "request nic: deviceClassName=nic.example.com"),
-        (claiming(), [request(allocationMode="All")], {}, "request main: allocationMode=All"),
-        (claiming(), [request(adminAccess=True)], {}, "request main: adminAccess"),
+        (request(allocationMode="All"), "request main: allocationMode=All"),
+        (request(adminAccess=True), "request main: adminAccess"),
+        (request(tolerations=[{"operator": "Exists"}]), "request main: tolerations"),
+        (request(**capacity(speed="1")), "request main: capacity speed"),
+        (request(**capacity(cores="101")), "request main: capacity cores=101"),
+        (request(**capacity(share="50")), "request main: capacity share=50, cores=0"),
         (
-            claiming(),
-            [request(tolerations=[{"operator": "Exists"}])],
-            {},
-            "request main: tolerations",
-        ),
-        (claiming(), [request(**capacity(speed="1"))], {}, "request main: capacity speed"),
-        (claiming(), [request(**capacity(cores="101"))], {}, "request main: capacity cores=101"),
-        (
-            claiming(),
-            [request(**capacity(share="50"))],
-            {},
-            "request main: capacity share=50, cores=0",
-        ),
-        (
-            claiming(),
-            [request(**capacity(share="100", cores="30"))],
-            {},
+            request(**capacity(share="100", cores="30")),
             "request main: capacity share=100, cores=30",
         ),
         (
-            claiming(),
-            [request(**capacity(memory="x"))],
-            {},
+            request(**capacity(memory="x")),
             "ResourceClaimTemplate slice: request main: capacity memory",
         ),
         (
-            claiming(),
-            [request(deviceClassName="mig.hami.io")],
-            {},
+            request(deviceClassName="mig.hami.io"),
             "request main: a MIG instance follows from its memory",
         ),
         (
-            claiming(),
-            [
-                request(
-                    deviceClassName="mig.hami.io",
-                    **capacity(memory="1Gi"),
-                    **selecting(f'{OF}.profile == "3g.40gb"'),
-                )
-            ],
-            {},
+            request(
+                deviceClassName="mig.hami.io",
+                **capacity(memory="1Gi"),
+                **selecting(f'{OF}.profile == "3g.40gb"'),
+            ),
             "request main: a MIG instance",
         ),
         (
-            claiming(),
-            [request(**selecting(f"{OF}.memoryMiB == 81920"))],
-            {},
+            request(**selecting(f"{OF}.memoryMiB == 81920")),
             "request main: selectors: expected lists",
         ),
         (
-            claiming(),
-            [request(**selecting(f"{OF}.uuid in ['{'x' * 9000}']", *["true" * 2500] * 2))],
-            {},
+            request(**selecting(f"{OF}.uuid in ['{'x' * 9000}']", *["true" * 2500] * 2)),
             "request main: selectors: 29045 characters, expected at most 24576",
         ),
+        ("x", "ResourceClaimTemplate slice"),
+    ],
+)
+def test_what_amounts_do_not_say_of_a_request(asked, reason):
+    with pytest.raises(MalformedInput, match=re.escape(reason)):
+        plain(claiming(), asked)
+
+
+@pytest.mark.parametrize(
+    ("wire", "requests", "reason"),
+    [
+        (claiming(), [request(), NIC], "request nic: deviceClassName=nic.example.com"),
+        (
+            claiming(using("a", "a"), using("b", "b")),
+            [request("a"), request("b", **selecting(f'{OF}.uuid == "x"'))],
+            "request b: it selects other devices than spec.resourceClaims gpu: request a",
+        ),
+        (
+            claiming(using("a"), inits=[using("s", restartPolicy="Always")]),
+            [request()],
+            "containers s and a share spec.resourceClaims gpu: request main, and one of them is a sidecar",
+        ),
+        (
+            claiming(using("a", "a", "b")),
+            [request("a"), request("b")],
+            "container a uses 2 requests",
+        ),
+        (
+            claiming(using("a", "a")),
+            [request("a"), request("b")],
+            "request b: no container uses it",
+        ),
+        (
+            claiming(using("a", "a"), using("b", "c")),
+            [request("a")],
+            "container b uses request c, which claim gpu does not have",
+        ),
+        (claiming({"name": "main"}, inits=[using("i")]), [request()], "container i uses"),
+        (
+            claiming({"name": "main"}, inits=[using("s", restartPolicy="Always"), using("i")]),
+            [request()],
+            "containers s and i share",
+        ),
+        (
+            claiming(using("main"), asking("b", gpumem=1)),
+            [request()],
+            "container b: nvidia.com/gpumem beside a claim",
+        ),
+        (
+            claiming(**{UUID: "GPU-1"}),
+            [request(**selecting(f'{OF}.uuid == "GPU-2"'))],
+            f"annotation {UUID}=GPU-1: the pod's claim says GPU-2",
+        ),
+        (claiming(**{MODE: "mig"}), [request()], f"annotation {MODE}=mig"),
+    ],
+)
+def test_what_amounts_do_not_say_of_a_pod(wire, requests, reason):
+    with pytest.raises(MalformedInput, match=re.escape(reason)):
+        plain(wire, *requests)
+
+
+TWO = claiming(using("a", "a"), using("b", "b"))
+
+
+@pytest.mark.parametrize(
+    ("wire", "requests", "devices", "reason"),
+    [
         (
             claiming(),
             [request()],
@@ -399,71 +421,20 @@ FIRST = {
             "matchAttribute resource.kubernetes.io/numaNode",
         ),
         (
-            claiming(using("a", "a"), using("b", "b")),
+            TWO,
             [request("a"), request("b")],
             {"constraints": [{"distinctAttribute": "gpu.hami.io/uuid"}]},
             "distinctAttribute gpu.hami.io/uuid",
         ),
         (
-            claiming(using("a", "a"), using("b", "b")),
+            TWO,
             [request("a", count=2), request("b", count=2)],
             {"constraints": [{"requests": ["a"], "matchAttribute": NUMA_NODE}]},
             "request b: expected matchAttribute",
         ),
-        (
-            claiming(using("a", "a"), using("b", "b")),
-            [request("a"), request("b", **selecting(f'{OF}.uuid == "x"'))],
-            {},
-            "request b: it selects other devices than spec.resourceClaims gpu: request a",
-        ),
-        (
-            claiming(using("a"), inits=[using("s", restartPolicy="Always")]),
-            [request()],
-            {},
-            "containers s and a share spec.resourceClaims gpu: request main, and one of them is a sidecar",
-        ),
-        (
-            claiming(using("a", "a", "b")),
-            [request("a"), request("b")],
-            {},
-            "container a uses 2 requests",
-        ),
-        (
-            claiming(using("a", "a")),
-            [request("a"), request("b")],
-            {},
-            "request b: no container uses it",
-        ),
-        (
-            claiming(using("a", "a"), using("b", "c")),
-            [request("a")],
-            {},
-            "container b uses request c, which claim gpu does not have",
-        ),
-        (claiming({"name": "main"}, inits=[using("i")]), [request()], {}, "container i uses"),
-        (
-            claiming({"name": "main"}, inits=[using("s", restartPolicy="Always"), using("i")]),
-            [request()],
-            {},
-            "containers s and i share",
-        ),
-        (
-            claiming(using("main"), asking("b", gpumem=1)),
-            [request()],
-            {},
-            "container b: nvidia.com/gpumem beside a claim",
-        ),
-        (
-            claiming(**{UUID: "GPU-1"}),
-            [request(**selecting(f'{OF}.uuid == "GPU-2"'))],
-            {},
-            f"annotation {UUID}=GPU-1: the pod's claim says GPU-2",
-        ),
-        (claiming(**{MODE: "mig"}), [request()], {}, f"annotation {MODE}=mig"),
-        (claiming(), ["x"], {}, "ResourceClaimTemplate slice"),
     ],
 )
-def test_what_amounts_do_not_say(wire, requests, devices, reason):
+def test_what_amounts_do_not_say_of_a_claim(wire, requests, devices, reason):
     with pytest.raises(MalformedInput, match=re.escape(reason)):
         plain(wire, *requests, **devices)
 

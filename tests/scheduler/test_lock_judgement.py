@@ -2,9 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-from pytest import param
-
 from hami.model import PodRef
 from hami.scheduler.lock_judgement import (
     DELETED_S,
@@ -21,6 +18,7 @@ from hami.scheduler.lock_judgement import (
     Revoke,
     judge,
 )
+from testing.cases import cases
 
 REF = PodRef("default", "held", "uid")
 FRESH = LockFacts(
@@ -41,133 +39,73 @@ def late(by=0.001):
     return lock(age_s=300.0 + by)
 
 
-@pytest.mark.parametrize(
-    ("facts", "holder", "judgement"),
-    [
-        param(lock(is_leftover=True), BOUND, REPLACE, id="this process has failed to release it"),
-        param(lock(is_readable=False), NoHolder(True), REPLACE, id="unreadable"),
-        # a pod holds it
-        param(FRESH, BOUND, KEEP, id="allocating"),
-        param(late(0), BOUND, KEEP, id="allocating, just in time"),
-        param(late(), BOUND, REVOKE, id="allocating, too late"),
-        param(late(), replace(BOUND, has_devices=False), REVOKE, id="bound, whatever it has"),
-        param(lock(inherited_for_s=1e9), BOUND, KEEP, id="allocating since another leader's term"),
-        param(FRESH, replace(BOUND, node="n2"), REPLACE, id="bound elsewhere"),
-        param(FRESH, replace(BOUND, is_terminated=True), REPLACE, id="terminated"),
-        param(
-            FRESH, replace(WAITS, is_terminated=True), REPLACE, id="terminated before it was bound"
-        ),
-        param(
-            lock(seen_for_s=FINISHED_S),
-            replace(BOUND, bind_phase="success"),
-            KEEP,
-            id="finished just now",
-        ),
-        param(
-            lock(seen_for_s=FINISHED_S + 0.1),
-            replace(BOUND, bind_phase="success"),
-            REPLACE,
-            id="finished",
-        ),
-        param(
-            lock(seen_for_s=FINISHED_S + 0.1),
-            replace(BOUND, bind_phase="failed"),
-            REPLACE,
-            id="failed",
-        ),
-        param(
-            late(),
-            replace(BOUND, bind_phase="success"),
-            KEEP,
-            id="finished just now, of an old lock",
-        ),
-        param(lock(age_s=UNBOUND_S), WAITS, KEEP, id="not bound yet"),
-        param(lock(age_s=UNBOUND_S + 0.1), WAITS, REVOKE, id="never bound"),
-        param(
-            lock(age_s=UNBOUND_S + 0.1),
-            replace(WAITS, has_devices=False),
-            REPLACE,
-            id="never bound, nothing to revoke",
-        ),
-        param(lock(inherited_for_s=INHERITED_S), WAITS, KEEP, id="not bound yet by another leader"),
-        param(
-            lock(inherited_for_s=INHERITED_S + 0.1),
-            WAITS,
-            REVOKE,
-            id="never bound by another leader",
-        ),
-        param(
-            lock(age_s=UNBOUND_S - 1),
-            replace(WAITS, bind_phase="success"),
-            KEEP,
-            id="unbound, whatever its phase",
-        ),
-        # its holder is gone
-        param(FRESH, GoneHolder(DELETED_S), KEEP, id="gone just now"),
-        param(FRESH, GoneHolder(DELETED_S + 0.1), REPLACE, id="gone"),
-        param(late(), GoneHolder(0.0), REPLACE, id="gone, of an old lock"),
-        param(late(), GoneHolder(0.0, True), KEEP, id="deleted just now while it was allocating"),
-        param(
-            FRESH, GoneHolder(DELETED_S + 0.1, True), REPLACE, id="deleted while it was allocating"
-        ),
-        param(
-            FRESH,
-            GoneHolder(DELETED_S + 0.1, True, 0.0),
-            KEEP,
-            id="deleted, and its kubelet stands still",
-        ),
-        param(
-            FRESH,
-            GoneHolder(DELETED_S + 0.1, True, RENEWED_S),
-            KEEP,
-            id="deleted, and its kubelet goes on just now",
-        ),
-        param(
-            FRESH,
-            GoneHolder(DELETED_S + 0.1, True, RENEWED_S + 0.1),
-            REPLACE,
-            id="deleted, and its kubelet goes on",
-        ),
-        param(
-            FRESH,
-            GoneHolder(DELETED_S, True, DELETED_S),
-            KEEP,
-            id="deleted just now, its Lease renewed",
-        ),
-        param(
-            FRESH, GoneHolder(300.1, True, 0.0), REPLACE, id="deleted, and its kubelet is gone, too"
-        ),
-        param(
-            FRESH,
-            GoneHolder(DELETED_S + 0.1, None, 0.0),
-            KEEP,
-            id="gone, and its kubelet stands still",
-        ),
-        param(
-            FRESH, GoneHolder(0.0, False, 0.0), REPLACE, id="deleted after its plugin had answered"
-        ),
-        # a time only
-        param(late(0), NoHolder(False), KEEP, id="a time"),
-        param(late(), NoHolder(True), REPLACE, id="an old time"),
-        param(
-            lock(inherited_for_s=INHERITED_S + 0.1),
-            NoHolder(True),
-            KEEP,
-            id="another leader's time, awaited",
-        ),
-        param(
-            lock(inherited_for_s=INHERITED_S + 0.1),
-            NoHolder(False),
-            REPLACE,
-            id="another leader's time",
-        ),
-        param(
-            lock(inherited_for_s=INHERITED_S),
-            NoHolder(False),
-            KEEP,
-            id="another leader's time, just now",
-        ),
-    ],
+@cases(
+    "facts, holder, judgement",
+    ("this process has failed to release it", lock(is_leftover=True), BOUND, REPLACE),
+    ("unreadable", lock(is_readable=False), NoHolder(True), REPLACE),
+    # a pod holds it
+    ("allocating", FRESH, BOUND, KEEP),
+    ("allocating, just in time", late(0), BOUND, KEEP),
+    ("allocating, too late", late(), BOUND, REVOKE),
+    ("bound, whatever it has", late(), replace(BOUND, has_devices=False), REVOKE),
+    ("allocating since another leader's term", lock(inherited_for_s=1e9), BOUND, KEEP),
+    ("bound elsewhere", FRESH, replace(BOUND, node="n2"), REPLACE),
+    ("terminated", FRESH, replace(BOUND, is_terminated=True), REPLACE),
+    ("terminated before it was bound", FRESH, replace(WAITS, is_terminated=True), REPLACE),
+    ("finished just now", lock(seen_for_s=FINISHED_S), replace(BOUND, bind_phase="success"), KEEP),
+    ("finished", lock(seen_for_s=FINISHED_S + 0.1), replace(BOUND, bind_phase="success"), REPLACE),
+    ("failed", lock(seen_for_s=FINISHED_S + 0.1), replace(BOUND, bind_phase="failed"), REPLACE),
+    ("finished just now, of an old lock", late(), replace(BOUND, bind_phase="success"), KEEP),
+    ("not bound yet", lock(age_s=UNBOUND_S), WAITS, KEEP),
+    ("never bound", lock(age_s=UNBOUND_S + 0.1), WAITS, REVOKE),
+    (
+        "never bound, nothing to revoke",
+        lock(age_s=UNBOUND_S + 0.1),
+        replace(WAITS, has_devices=False),
+        REPLACE,
+    ),
+    ("not bound yet by another leader", lock(inherited_for_s=INHERITED_S), WAITS, KEEP),
+    ("never bound by another leader", lock(inherited_for_s=INHERITED_S + 0.1), WAITS, REVOKE),
+    (
+        "unbound, whatever its phase",
+        lock(age_s=UNBOUND_S - 1),
+        replace(WAITS, bind_phase="success"),
+        KEEP,
+    ),
+    # its holder is gone
+    ("gone just now", FRESH, GoneHolder(DELETED_S), KEEP),
+    ("gone", FRESH, GoneHolder(DELETED_S + 0.1), REPLACE),
+    ("gone, of an old lock", late(), GoneHolder(0.0), REPLACE),
+    ("deleted just now while it was allocating", late(), GoneHolder(0.0, True), KEEP),
+    ("deleted while it was allocating", FRESH, GoneHolder(DELETED_S + 0.1, True), REPLACE),
+    ("deleted, and its kubelet stands still", FRESH, GoneHolder(DELETED_S + 0.1, True, 0.0), KEEP),
+    (
+        "deleted, and its kubelet goes on just now",
+        FRESH,
+        GoneHolder(DELETED_S + 0.1, True, RENEWED_S),
+        KEEP,
+    ),
+    (
+        "deleted, and its kubelet goes on",
+        FRESH,
+        GoneHolder(DELETED_S + 0.1, True, RENEWED_S + 0.1),
+        REPLACE,
+    ),
+    ("deleted just now, its Lease renewed", FRESH, GoneHolder(DELETED_S, True, DELETED_S), KEEP),
+    ("deleted, and its kubelet is gone, too", FRESH, GoneHolder(300.1, True, 0.0), REPLACE),
+    ("gone, and its kubelet stands still", FRESH, GoneHolder(DELETED_S + 0.1, None, 0.0), KEEP),
+    ("deleted after its plugin had answered", FRESH, GoneHolder(0.0, False, 0.0), REPLACE),
+    # a time only
+    ("a time", late(0), NoHolder(False), KEEP),
+    ("an old time", late(), NoHolder(True), REPLACE),
+    (
+        "another leader's time, awaited",
+        lock(inherited_for_s=INHERITED_S + 0.1),
+        NoHolder(True),
+        KEEP,
+    ),
+    ("another leader's time", lock(inherited_for_s=INHERITED_S + 0.1), NoHolder(False), REPLACE),
+    ("another leader's time, just now", lock(inherited_for_s=INHERITED_S), NoHolder(False), KEEP),
 )
 def test_judgements(facts, holder, judgement):
     assert judge(facts, holder) == judgement

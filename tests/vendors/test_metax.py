@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from pytest import param
 
 from hami.codec.device_config import chart_config
 from hami.errors import MalformedInput
@@ -38,19 +37,17 @@ def cards(count):
     return tuple(Share(f"n-metax-{index}", "Metax-GPU", 65536, 100) for index in range(count))
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotations, count, policy, score",
-    [
-        param({LOSSES: TABLE}, 2, BINPACK, 1800, id="binpack"),
-        # upstream writes 2000 - 100 = 1900, for under spread the lowest of its scores wins; here the highest does
-        param({SCORES: TABLE}, 1, SPREAD, 2000 - 1900, id="spread"),
-        param({}, 1, BINPACK, 0, id="no table"),
-        param({}, 1, SPREAD, 0, id="no table is not the best"),
-        param({SCORES: TABLE}, 1, BINPACK, 0, id="binpack goes by losses"),
-        param({LOSSES: TABLE}, 1, SPREAD, 0, id="spread goes by scores"),
-        param({LOSSES: TABLE}, 3, BINPACK, 0, id="a number of cards that the table does not have"),
-        param({LOSSES: "lots"}, 1, BINPACK, 0, id="a table that is none"),
-    ],
+    ("binpack", {LOSSES: TABLE}, 2, BINPACK, 1800),
+    # upstream writes 2000 - 100 = 1900, for under spread the lowest of its scores wins; here the highest does
+    ("spread", {SCORES: TABLE}, 1, SPREAD, 2000 - 1900),
+    ("no table", {}, 1, BINPACK, 0),
+    ("no table is not the best", {}, 1, SPREAD, 0),
+    ("binpack goes by losses", {SCORES: TABLE}, 1, BINPACK, 0),
+    ("spread goes by scores", {LOSSES: TABLE}, 1, SPREAD, 0),
+    ("a number of cards that the table does not have", {LOSSES: TABLE}, 3, BINPACK, 0),
+    ("a table that is none", {LOSSES: "lots"}, 1, BINPACK, 0),
 )
 def test_score_of_whole_cards(annotations, count, policy, score):
     assert GPU.decision.node_score(gpus(annotations), (cards(count),), policy) == score
