@@ -62,10 +62,20 @@ def summary(found):
 
 ONE = placed(asking(), shares=[[share(A, 1)]])
 TWO = placed(asking("x"), asking("y", 2), shares=[[share(A, 1)], [share(B, 2), share(C, 3)]])
-HALF = placed(
-    asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=f";{B},NVIDIA,2,0:;"
-)
+
+
+def two(**fields):
+    """A pod of two containers, with a card each."""
+    return placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], **fields)
+
+
+HALF = two(left=f";{B},NVIDIA,2,0:;")
 TAKEN = f"{A},NVIDIA,1,0:;"
+
+
+def held(**fields):
+    """A pod of one container, which card A was given to."""
+    return placed(asking(), text=TAKEN, **fields)
 
 
 @cases(
@@ -119,13 +129,13 @@ TAKEN = f"{A},NVIDIA,1,0:;"
     ),
     (
         "repeated call: for one of two",
-        placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;"),
+        two(left=";;"),
         call(),
         f"{HOLDS} all its containers have their devices",
     ),
     (
         "repeated call: for one of two, the checkpoint tells",
-        placed(asking("x"), asking("y"), shares=[[share(A, 1)], [share(B, 2)]], left=";;"),
+        two(left=";;"),
         call(served=[("uid-p", "x")]),
         "p/y: 2",
     ),
@@ -135,33 +145,12 @@ TAKEN = f"{A},NVIDIA,1,0:;"
         call(served=[("uid-p", "c")]),
         f"{HOLDS} all its containers have their devices",
     ),
-    (
-        "revoked",
-        placed(asking(), text=TAKEN, left="", bind_phase="failed"),
-        call(),
-        f"{REFUSED} its bind-phase is failed",
-    ),
-    (
-        "emptied",
-        placed(asking(), text=TAKEN, left=""),
-        call(),
-        f"{HOLDS} its allocation was revoked",
-    ),
-    (
-        "bound without a lock",
-        placed(asking(), text=TAKEN, left="", bind_phase="success"),
-        call(served=[]),
-        "p/c: 1",
-    ),
+    ("revoked", held(left="", bind_phase="failed"), call(), f"{REFUSED} its bind-phase is failed"),
+    ("emptied", held(left=""), call(), f"{HOLDS} its allocation was revoked"),
+    ("bound without a lock", held(left="", bind_phase="success"), call(served=[]), "p/c: 1"),
     (
         "bound without a lock: the checkpoint tells which container",
-        placed(
-            asking("x"),
-            asking("y"),
-            shares=[[share(A, 1)], [share(B, 2)]],
-            left="",
-            bind_phase="success",
-        ),
+        two(left="", bind_phase="success"),
         call(served=[("uid-p", "x")]),
         "p/y: 2",
     ),
@@ -171,30 +160,15 @@ TAKEN = f"{A},NVIDIA,1,0:;"
         call(served=[]),
         f"{REFUSED} it has no allocation",
     ),
-    (
-        "failed",
-        placed(asking(), text=TAKEN, bind_phase="failed"),
-        call(),
-        f"{REFUSED} its bind-phase is failed",
-    ),
+    ("failed", held(bind_phase="failed"), call(), f"{REFUSED} its bind-phase is failed"),
     (
         "placed elsewhere",
-        placed(asking(), text=TAKEN, annotations={"hami.io/vgpu-node": "n2"}),
+        held(annotations={"hami.io/vgpu-node": "n2"}),
         call(),
         f"{REFUSED} it was not assigned to node n1 by HAMi's scheduler",
     ),
-    (
-        "running already",
-        placed(asking(), text=TAKEN, phase="Running"),
-        call(),
-        f"{HOLDS} it is Running on n1",
-    ),
-    (
-        "bound elsewhere",
-        placed(asking(), text=TAKEN, node="n2"),
-        call(),
-        f"{HOLDS} it is Pending on n2",
-    ),
+    ("running already", held(phase="Running"), call(), f"{HOLDS} it is Running on n1"),
+    ("bound elsewhere", held(node="n2"), call(), f"{HOLDS} it is Pending on n2"),
     (
         "text without shares",
         placed(asking(), text="GPU-x"),
@@ -225,7 +199,7 @@ TAKEN = f"{A},NVIDIA,1,0:;"
     ),
     (
         "texts that differ",
-        placed(asking(), text=TAKEN, left=f"{A},NVIDIA,2,0:;"),
+        held(left=f"{A},NVIDIA,2,0:;"),
         call(),
         (
             f"p refused: {TO_ALLOCATE}: "
@@ -370,16 +344,7 @@ MISMATCH = f"{HOLDS} its next container, x, gets 1"
     ),
     (
         "the kubelet has lost its checkpoint, and either container may have restarted",
-        [
-            placed(
-                asking("x"),
-                asking("y"),
-                shares=[[share(A, 1)], [share(B, 2)]],
-                left=";;",
-                bind_phase="success",
-                phase="Running",
-            )
-        ],
+        [two(left=";;", bind_phase="success", phase="Running")],
         None,
         call(served=[]),
         f"2 containers match, of default/p{LOST} default/p{END}",
@@ -402,31 +367,25 @@ def test_a_call_is_answered_only_if_exactly_one_container_matches(pods, holder, 
     ("the only one", ONE, call(), {TO_ALLOCATE: ";", PHASE: "success"}, True),
     ("the first of two", TWO, call(), {TO_ALLOCATE: f";{B},NVIDIA,2,0:{C},NVIDIA,3,0:;"}, False),
     ("the second of two", HALF, call(), {TO_ALLOCATE: ";;", PHASE: "success"}, True),
-    (
-        "consumed, success not written",
-        placed(asking(), text=TAKEN, left=";"),
-        call(),
-        {PHASE: "success"},
-        True,
-    ),
-    ("consumed", placed(asking(), text=TAKEN, left=";", bind_phase="success"), call(), {}, True),
+    ("consumed, success not written", held(left=";"), call(), {PHASE: "success"}, True),
+    ("consumed", held(left=";", bind_phase="success"), call(), {}, True),
     (
         "another vendor's devices are outstanding",
-        placed(asking(), text=TAKEN, annotations={OTHERS: "f,FPGA,1,0:;"}),
+        held(annotations={OTHERS: "f,FPGA,1,0:;"}),
         call(other_keys=(OTHERS,)),
         {TO_ALLOCATE: ";"},
         False,
     ),
     (
         "another vendor's devices are handed out",
-        placed(asking(), text=TAKEN, annotations={OTHERS: ";"}),
+        held(annotations={OTHERS: ";"}),
         call(other_keys=(OTHERS,)),
         {TO_ALLOCATE: ";", PHASE: "success"},
         True,
     ),
     (
         "another vendor's text cannot be read",
-        placed(asking(), text=TAKEN, annotations={OTHERS: "f,"}),
+        held(annotations={OTHERS: "f,"}),
         call(other_keys=(OTHERS,)),
         {TO_ALLOCATE: ";"},
         False,
@@ -665,12 +624,12 @@ def test_preferred(shares, available, must_include, chosen):
     "pod, over",
     ("allocating", ONE, False),
     ("half done", HALF, False),
-    ("success too early", placed(asking(), text=TAKEN, bind_phase="success"), False),
-    ("success", placed(asking(), text=TAKEN, left=";", bind_phase="success"), True),
-    ("failed", placed(asking(), text=TAKEN, left="", bind_phase="failed"), True),
-    ("terminated", placed(asking(), text=TAKEN, phase="Failed"), True),
-    ("about to be bound", placed(asking(), text=TAKEN, node=""), False),
-    ("bound elsewhere", placed(asking(), text=TAKEN, node="n2"), True),
+    ("success too early", held(bind_phase="success"), False),
+    ("success", held(left=";", bind_phase="success"), True),
+    ("failed", held(left="", bind_phase="failed"), True),
+    ("terminated", held(phase="Failed"), True),
+    ("about to be bound", held(node=""), False),
+    ("bound elsewhere", held(node="n2"), True),
     (
         "another vendor's devices are outstanding",
         placed(
