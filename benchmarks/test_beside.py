@@ -97,13 +97,11 @@ def other(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("python", "said"),
-    [
-        (None, "it has no interpreter .venv/bin/python"),
-        ("#!/bin/sh\necho /another/hami/__init__.py\n", "is that of /another"),
-        ("#!/bin/sh\nexit 1\n", "is that of None"),
-    ],
+@cases(
+    "python, said",
+    (None, "it has no interpreter .venv/bin/python"),
+    ("#!/bin/sh\necho /another/hami/__init__.py\n", "is that of /another"),
+    ("#!/bin/sh\nexit 1\n", "is that of None"),
 )
 def test_a_checkout_needs_an_interpreter_of_its_own(other, python, said):
     if python is not None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from testing import binaries
+from testing.cases import cases
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "monitoring" / "alerts.yaml"
@@ -359,12 +360,10 @@ def test_each_alert_is_tried_both_ways():
     assert {case.alert for case in FIRES} == {case.alert for case in QUIET} == NAMES
 
 
-@pytest.mark.parametrize(
-    ("record", "metric", "factor"),
-    [
-        ("hami:container_device_dcgm_utilization:percent", "DCGM_FI_DEV_GPU_UTIL", 1),
-        ("hami:container_device_dcgm_memory_used:bytes", "DCGM_FI_DEV_FB_USED", 1 << 20),
-    ],
+@cases(
+    "record, metric, factor",
+    ("hami:container_device_dcgm_utilization:percent", "DCGM_FI_DEV_GPU_UTIL", 1),
+    ("hami:container_device_dcgm_memory_used:bytes", "DCGM_FI_DEV_FB_USED", 1 << 20),
 )
 def test_what_dcgm_says_of_a_card_is_recorded_for_its_containers(promtool, record, metric, factor):
     series = {

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from testing.accounts import permit_priority
+from testing.cases import cases
 from testing.eventually import WaitTimeout
 from testing.nodes import gpus, mig_gpu
 from testing.quickstart import DOCS, script
@@ -53,17 +54,15 @@ def example(sandbox):
     sandbox.kube.delete_all("ReplicaSet", sandbox.namespace)
 
 
-@pytest.mark.parametrize(
-    ("name", "shares"),
-    [
-        ("pod.yaml", [(4000, 30)]),
-        ("two-tenants.yaml", [(20_480, 50), (20_480, 50)]),
-        ("vllm-deployment.yaml", [(20_000, 0)]),
-        ("pytorch-job.yaml", [(8000, 50), (8000, 50)]),
-        ("jupyter.yaml", [(10_240, 0)]),
-        ("quota.yaml", [(4000, 0), (4000, 0)]),
-        ("priority.yaml", [(4000, 0), (4000, 0)]),
-    ],
+@cases(
+    "name, shares",
+    ("pod.yaml", [(4000, 30)]),
+    ("two-tenants.yaml", [(20_480, 50), (20_480, 50)]),
+    ("vllm-deployment.yaml", [(20_000, 0)]),
+    ("pytorch-job.yaml", [(8000, 50), (8000, 50)]),
+    ("jupyter.yaml", [(10_240, 0)]),
+    ("quota.yaml", [(4000, 0), (4000, 0)]),
+    ("priority.yaml", [(4000, 0), (4000, 0)]),
 )
 def test_the_pods_of_an_example_hold_what_they_request(sandbox, example, name, shares):
     sandbox.add_gpu_node("gpu-0", *CARDS)

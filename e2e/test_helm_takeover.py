@@ -384,19 +384,14 @@ def test_a_missing_namespace_is_refused_before_anything_is_applied(
 
 
 @pytest.mark.since(1, 36)
-@pytest.mark.parametrize(
-    ("resource", "refusal"),
-    [
-        (
-            "nvidia.com/gpu",
-            "nvidia.com/gpu, for which the DeviceClass gpu.nvidia.com already stands",
-        ),
-        (
-            "example.com/gpu",
-            "example.com/gpu, for which the DeviceClass gpu.example.com already stands",
-        ),
-        ("example.com/shared-gpu", ""),
-    ],
+@cases(
+    "resource, refusal",
+    ("nvidia.com/gpu", "nvidia.com/gpu, for which the DeviceClass gpu.nvidia.com already stands"),
+    (
+        "example.com/gpu",
+        "example.com/gpu, for which the DeviceClass gpu.example.com already stands",
+    ),
+    ("example.com/shared-gpu", ""),
 )
 def test_a_resource_that_stands_for_devices_of_another_driver_is_refused(
     cluster, helm, resource, refusal

@@ -12,6 +12,7 @@ import yaml
 from hami.codec.keys import NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZED
 from hami.codec.resize import AppliedSizes, render_applied
 from testing.accounts import account, permitted
+from testing.cases import cases
 from testing.kube import write_kubeconfig
 from testing.nodes import gpus
 from testing.people import DEVICE_CONFIG, hami
@@ -245,17 +246,12 @@ def test_workloads_that_the_webhook_would_refuse(ask, local, shared):
     assert answer.document["items"][0]["problem"] in shared.event("refused", "FailedCreate")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("top", "nodes", "n00"), "error: there is no node n00"),
-        (("top", "pods", "bb"), "did you mean b?"),
-        (("explain", "pod", "larg"), "did you mean large?"),
-        (
-            ("simulate", "--drain=n9", "-f", "/dev/null"),
-            "error: /dev/null: nothing in it makes pods",
-        ),
-    ],
+@cases(
+    "words, said",
+    (("top", "nodes", "n00"), "error: there is no node n00"),
+    (("top", "pods", "bb"), "did you mean b?"),
+    (("explain", "pod", "larg"), "did you mean large?"),
+    (("simulate", "--drain=n9", "-f", "/dev/null"), "error: /dev/null: nothing in it makes pods"),
 )
 def test_names_that_match_nothing(ask, shared, words, said):
     answer = ask(*words)

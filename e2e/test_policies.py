@@ -88,9 +88,7 @@ def test_an_unknown_type(sandbox):
     assert sandbox.refusal("p", "CardTypeMismatch")
 
 
-@pytest.mark.parametrize(
-    ("key", "card"), [("nvidia.com/use-gpuuuid", "n0/1"), ("nvidia.com/nouse-gpuuuid", "n0/0")]
-)
+@cases("key, card", ("nvidia.com/use-gpuuuid", "n0/1"), ("nvidia.com/nouse-gpuuuid", "n0/0"))
 def test_uuid_lists(sandbox, key, card):
     sandbox.add_gpu_node("n0", *gpus(2))
     sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={key: sandbox.uuid("n0", 1)}))

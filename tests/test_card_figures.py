@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from testing.cases import cases
 from tools import card_figures
 from tools.card_figures import ASSUMPTIONS, BLOCKS, FOLDER, PAGE, QUESTIONS, Results, render_page
 
@@ -29,14 +30,12 @@ def test_each_answer_names_the_files_that_it_is_from(question):
     assert results.sources() == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     "file, step, value, block, expected",
-    [
-        pytest.param("h200-1.json", "a2", {"functions": 7}, "assumptions", "for all 7 functions"),
-        pytest.param("h200-4.json", "a8", {"counted": [0, 1 << 30]}, "questions", "0 to 1,024 MiB"),
-        pytest.param("h200-3.json", "c6", {"seconds": 12}, "questions", "12 s; how long"),
-        pytest.param("h200-3.json", "a8", {"counted": [0]}, "distorted", "counted as 0 MiB"),
-    ],
+    ("h200-1.json", "a2", {"functions": 7}, "assumptions", "for all 7 functions"),
+    ("h200-4.json", "a8", {"counted": [0, 1 << 30]}, "questions", "0 to 1,024 MiB"),
+    ("h200-3.json", "c6", {"seconds": 12}, "questions", "12 s; how long"),
+    ("h200-3.json", "a8", {"counted": [0]}, "distorted", "counted as 0 MiB"),
 )
 def test_a_figure_follows_its_file(tmp_path, file, step, value, block, expected):
     folder = shutil.copytree(FOLDER, tmp_path / "gpu")

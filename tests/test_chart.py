@@ -7,16 +7,9 @@ from pathlib import Path
 import pytest
 
 from hami import __version__
+from testing.cases import cases
 from testing.hami_values import number, upstream_rows, upstream_values
-from tools.chart import (
-    CHART,
-    DOCUMENTS,
-    EFFECTS,
-    OPEN,
-    ROOT,
-    leaves,
-    own_values,
-)
+from tools.chart import CHART, DOCUMENTS, EFFECTS, OPEN, ROOT, leaves, own_values
 
 pytestmark = pytest.mark.files
 
@@ -54,9 +47,7 @@ def test_values_that_have_an_effect_have_a_default_or_an_earlier_name():
             assert name.rpartition(".")[2] in templates, name
 
 
-@pytest.mark.parametrize(
-    ("version", "count"), [("v2.4.0", 90), ("v2.6.1", 120), ("v2.10.0", 190), ("v2.11.0", 250)]
-)
+@cases("version, count", ("v2.4.0", 90), ("v2.6.1", 120), ("v2.10.0", 190), ("v2.11.0", 250))
 def test_a_version_of_hami_has_its_values(version, count):
     values = upstream_values(version)
     newest = values.get("devices", {}).get("nvidia", {}).get("resourceCountName")

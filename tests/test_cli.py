@@ -23,6 +23,7 @@ from hami.errors import ClusterError
 from hami.monitor.settings import MonitorSettings
 from hami.plugin.settings import NvidiaFlags, PluginSettings
 from hami.runtime.options import Address, all_flags, flags_of
+from testing.cases import cases
 
 ENVIRONMENT = {"POD_NAME": None, "POD_NAMESPACE": None, "HAMI_NODELOCK_EXPIRE": None}
 
@@ -276,9 +277,7 @@ def test_a_name_flag_for_chips_names_the_chip_that_the_file_does_not(
     assert {chip.common_word: getattr(chip.names, field) for chip in found}[word] == value
 
 
-@pytest.mark.parametrize(
-    "args, aware", [(["--sgpu-topology-aware"], True), (["--sgpu-topology-aware=false"], False)]
-)
+@cases("args, aware", (["--sgpu-topology-aware"], True), (["--sgpu-topology-aware=false"], False))
 def test_links_of_metax_cards_count_by_flag(args, aware):
     assert settings_of(*args).devices.sgpu_topology_aware is aware
 
@@ -397,44 +396,38 @@ def test_a_bad_value_is_named_with_what_would_be_right(args, right):
     assert right in line
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, environ, problem",
-    [
-        (
-            ["--device-config-file=/nowhere.yaml"],
-            {},
-            "--device-config-file /nowhere.yaml: No such file or directory",
-        ),
-        (
-            ["--cert_file=a"],
-            {},
-            "--cert_file without --key_file: give both for HTTPS, or none for plain HTTP",
-        ),
-        (
-            ["--default-cores=101"],
-            {},
-            "--default-cores: expected a whole number from 0 to 100: '101'",
-        ),
-        (
-            ["--dcu-name=amd.com/gpu"],
-            {},
-            "the chart's configuration: amd.resourceCountName: expected another name than "
-            "that of --dcu-name: 'amd.com/gpu'",
-        ),
-        (
-            ["--iluvatar-name=a.b/c", "--enable-iluvatar"],
-            {},
-            "--iluvatar-name: it could mean MR-V100, MR-V50, BI-V150, BI-V100: expected "
-            "resourceCountName in the entries of "
-            "iluvatars in --device-config-file instead: 'a.b/c'",
-        ),
-        (
-            [],
-            {"HAMI_NODELOCK_EXPIRE": "soon"},
-            "environment variable HAMI_NODELOCK_EXPIRE: expected numbers with units, "
-            "such as 28s, 5m0s or 1h30m: 'soon'",
-        ),
-    ],
+    (
+        ["--device-config-file=/nowhere.yaml"],
+        {},
+        "--device-config-file /nowhere.yaml: No such file or directory",
+    ),
+    (
+        ["--cert_file=a"],
+        {},
+        "--cert_file without --key_file: give both for HTTPS, or none for plain HTTP",
+    ),
+    (["--default-cores=101"], {}, "--default-cores: expected a whole number from 0 to 100: '101'"),
+    (
+        ["--dcu-name=amd.com/gpu"],
+        {},
+        "the chart's configuration: amd.resourceCountName: expected another name than "
+        "that of --dcu-name: 'amd.com/gpu'",
+    ),
+    (
+        ["--iluvatar-name=a.b/c", "--enable-iluvatar"],
+        {},
+        "--iluvatar-name: it could mean MR-V100, MR-V50, BI-V150, BI-V100: expected "
+        "resourceCountName in the entries of "
+        "iluvatars in --device-config-file instead: 'a.b/c'",
+    ),
+    (
+        [],
+        {"HAMI_NODELOCK_EXPIRE": "soon"},
+        "environment variable HAMI_NODELOCK_EXPIRE: expected numbers with units, "
+        "such as 28s, 5m0s or 1h30m: 'soon'",
+    ),
 )
 def test_settings_that_cannot_be_used_end_in_one_line(args, environ, problem):
     result, _ = scheduler(*args, **environ)
@@ -515,14 +508,12 @@ def test_what_the_device_configuration_says_in_vain_is_logged(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, level",
-    [
-        ([], logging.INFO),
-        (["-v=3"], logging.INFO),
-        (["-v=4"], logging.DEBUG),
-        (["--debug"], logging.DEBUG),
-    ],
+    ([], logging.INFO),
+    (["-v=3"], logging.INFO),
+    (["-v=4"], logging.DEBUG),
+    (["--debug"], logging.DEBUG),
 )
 def test_verbosity_and_debug_set_the_log_level(args, level):
     settings_of(*args)

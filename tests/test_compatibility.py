@@ -8,6 +8,7 @@ import pytest
 
 from testing import compatibility
 from testing.binaries import minors
+from testing.cases import cases
 from testing.compatibility import (
     DOCUMENT,
     README,
@@ -97,14 +98,12 @@ def test_outcomes_are_what_pytest_reports(tmp_path):
     assert all(name.startswith("e2e/test_a.py::") for name in found)
 
 
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        (["a::1", "a::2", "b::1"], "nothing"),
-        (["a::1", "a::2"], "`b`"),
-        (["a::1", "b::1"], "1 of `a`"),
-        ([], "`a`, `b`"),
-    ],
+@cases(
+    "names, text",
+    (["a::1", "a::2", "b::1"], "nothing"),
+    (["a::1", "a::2"], "`b`"),
+    (["a::1", "b::1"], "1 of `a`"),
+    ([], "`a`, `b`"),
 )
 def test_tests_that_did_not_run_are_listed(names, text):
     assert left_out({"e2e/a": 2, "e2e/b": 1}, [f"e2e/{name}" for name in names]) == text
@@ -139,16 +138,14 @@ def test_a_minor_that_is_no_longer_pinned_leaves_the_table():
     assert list(table_rows(merged(first, [], KNOWN))) == ["1.34"]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("1: `x`", "0"),
-        ("| 7 |", "| 8 |"),
-        ("2026-01-02", "2026-01-03"),
-        ("<!-- end of table -->", "<!-- end -->"),
-        ("<!-- table", "<!-- tables"),
-        ("| v1.35.4", "| v1.34.4"),
-    ],
+@cases(
+    "old, new",
+    ("1: `x`", "0"),
+    ("| 7 |", "| 8 |"),
+    ("2026-01-02", "2026-01-03"),
+    ("<!-- end of table -->", "<!-- end -->"),
+    ("<!-- table", "<!-- tables"),
+    ("| v1.35.4", "| v1.34.4"),
 )
 def test_a_manually_changed_table_is_an_error(old, new):
     document = merged(EMPTY, [ran("v1.35.4", failed=("x",))], KNOWN)

@@ -100,35 +100,30 @@ BEFORE = spec("passed", "", "SynchronizedBeforeSuite")
 FILTERED = spec("skipped", PORTS)
 
 
-@pytest.mark.parametrize(
+@cases(
     "specs, expected",
-    [
-        ([BEFORE, FILTERED, spec("passed")], (State.PASSED, "")),
-        (
-            [BEFORE, FILTERED, spec("skipped", message="needs a cloud")],
-            (State.SKIPPED, "needs a cloud"),
-        ),
-        (
-            [BEFORE, spec("failed", message="\nexpected 1\n  got 2")],
-            (State.FAILED, "expected 1 got 2"),
-        ),
-        (
-            [BEFORE, spec("timedout", message="A spec timeout occurred")],
-            (State.FAILED, "A spec timeout occurred"),
-        ),
-        ([BEFORE, spec("panicked")], (State.FAILED, "panicked")),
-        ([spec("failed", "", "SynchronizedBeforeSuite", "no nodes")], (State.FAILED, "no nodes")),
-        (
-            [BEFORE, spec("passed"), spec("failed", "", "SynchronizedAfterSuite", "left")],
-            (State.FAILED, "left"),
-        ),
-        ([BEFORE, FILTERED], (State.FAILED, "the report contains 0 tests of this name")),
-        (
-            [BEFORE, spec("passed"), spec("passed")],
-            (State.FAILED, "the report contains 2 tests of this name"),
-        ),
-        (None, (State.FAILED, "the report contains 0 tests of this name")),
-    ],
+    ([BEFORE, FILTERED, spec("passed")], (State.PASSED, "")),
+    (
+        [BEFORE, FILTERED, spec("skipped", message="needs a cloud")],
+        (State.SKIPPED, "needs a cloud"),
+    ),
+    ([BEFORE, spec("failed", message="\nexpected 1\n  got 2")], (State.FAILED, "expected 1 got 2")),
+    (
+        [BEFORE, spec("timedout", message="A spec timeout occurred")],
+        (State.FAILED, "A spec timeout occurred"),
+    ),
+    ([BEFORE, spec("panicked")], (State.FAILED, "panicked")),
+    ([spec("failed", "", "SynchronizedBeforeSuite", "no nodes")], (State.FAILED, "no nodes")),
+    (
+        [BEFORE, spec("passed"), spec("failed", "", "SynchronizedAfterSuite", "left")],
+        (State.FAILED, "left"),
+    ),
+    ([BEFORE, FILTERED], (State.FAILED, "the report contains 0 tests of this name")),
+    (
+        [BEFORE, spec("passed"), spec("passed")],
+        (State.FAILED, "the report contains 2 tests of this name"),
+    ),
+    (None, (State.FAILED, "the report contains 0 tests of this name")),
 )
 def test_the_state_of_a_test_is_read_from_the_report(specs, expected):
     assert parse_report(json.dumps([{"SpecReports": specs}]), TAINTS) == expected
@@ -149,16 +144,14 @@ def test_with_hami_all_tests_have_to_pass_and_some_have_pods(results, complaints
     assert shortcomings(results) == complaints
 
 
-@pytest.mark.parametrize(
+@cases(
     "state, is_listed, complaint",
-    [
-        (State.PASSED, False, ""),
-        (State.PASSED, True, f"passed, but not_on_kwok.txt lists it: {PORTS}"),
-        (State.FAILED, False, f"failed, but not_on_kwok.txt does not list it: {PORTS}: why"),
-        (State.FAILED, True, ""),
-        (State.SKIPPED, False, f"skipped, but not_on_kwok.txt does not list it: {PORTS}: why"),
-        (State.SKIPPED, True, ""),
-    ],
+    (State.PASSED, False, ""),
+    (State.PASSED, True, f"passed, but not_on_kwok.txt lists it: {PORTS}"),
+    (State.FAILED, False, f"failed, but not_on_kwok.txt does not list it: {PORTS}: why"),
+    (State.FAILED, True, ""),
+    (State.SKIPPED, False, f"skipped, but not_on_kwok.txt does not list it: {PORTS}: why"),
+    (State.SKIPPED, True, ""),
 )
 def test_without_hami_the_listed_tests_are_those_that_do_not_pass(state, is_listed, complaint):
     reasons = {PORTS: "listed"} if is_listed else {}
@@ -362,12 +355,10 @@ def program(monkeypatch, tmp_path):
     return file
 
 
-@pytest.mark.parametrize(
+@cases(
     "script, error",
-    [
-        ("echo broken >&2; exit 3", "lists no tests (status 3):\nbroken\n\n"),
-        ("echo The following", "lists no tests (status 0):\n\n"),
-    ],
+    ("echo broken >&2; exit 3", "lists no tests (status 3):\nbroken\n\n"),
+    ("echo The following", "lists no tests (status 0):\n\n"),
 )
 def test_a_program_that_lists_no_tests_is_an_error(program, script, error, capsys):
     program.write_text(f"#!/bin/sh\n{script}\n")

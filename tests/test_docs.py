@@ -679,26 +679,24 @@ FOLDERS = (
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, found",
-    [
-        ("`pip install {}` installs", True),
-        ("pip install {}", True),
-        ("pip3 install -U '{}[node]>=0.1'", True),
-        ("python -m pip install {}[node]", True),
-        ("pipx install {}.", True),
-        ("uv pip install {}==0.1.0", True),
-        ("uv tool install {}", True),
-        ("uvx {} top", True),
-        ('dependencies = ["{}"]', True),
-        ('dependencies = [\n  "a", "{}>=0.1",\n]', True),
-        ('dependencies = ["{} @ file:///wheels/{}-0.1.0.whl"]', False),
-        ("`pip install .` installs `{}`", False),
-        ("pip install '.[node]'", False),
-        ("pip install acme-{}", False),
-        ("helm install {} charts/{}", False),
-        ("pip --python=/opt/{}/bin/python3 install /src", False),
-    ],
+    ("`pip install {}` installs", True),
+    ("pip install {}", True),
+    ("pip3 install -U '{}[node]>=0.1'", True),
+    ("python -m pip install {}[node]", True),
+    ("pipx install {}.", True),
+    ("uv pip install {}==0.1.0", True),
+    ("uv tool install {}", True),
+    ("uvx {} top", True),
+    ('dependencies = ["{}"]', True),
+    ('dependencies = [\n  "a", "{}>=0.1",\n]', True),
+    ('dependencies = ["{} @ file:///wheels/{}-0.1.0.whl"]', False),
+    ("`pip install .` installs `{}`", False),
+    ("pip install '.[node]'", False),
+    ("pip install acme-{}", False),
+    ("helm install {} charts/{}", False),
+    ("pip --python=/opt/{}/bin/python3 install /src", False),
 )
 def test_installations_from_an_index_are_recognized(text, found):
     assert bool(FROM_INDEX.search(text.format(PROGRAM, PROGRAM))) is found

@@ -1,8 +1,7 @@
 """What errors say."""
 
-import pytest
-
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
+from testing.cases import cases
 
 
 def test_malformed_input_names_the_field_and_quotes_the_text():
@@ -22,9 +21,8 @@ def test_the_wire_may_fix_the_sentence():
     )
 
 
-@pytest.mark.parametrize(
-    "error, status",
-    [(ClusterError("x"), None), (Conflict("x", 409), 409), (NotFound("x", 404), 404)],
+@cases(
+    "error, status", (ClusterError("x"), None), (Conflict("x", 409), 409), (NotFound("x", 404), 404)
 )
 def test_status(error, status):
     assert (error.status, str(error)) == (status, "x")

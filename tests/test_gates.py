@@ -1,7 +1,6 @@
 """The gates for the shape of the code: what they count, and that their lists only shrink."""
 
-import pytest
-
+from testing.cases import cases
 from tools.gates import Shape, complaints, measure_file, shrunk
 
 PACKED = """
@@ -35,15 +34,13 @@ def values(source):
     return shape.values
 
 
-@pytest.mark.parametrize(
-    ("source", "gate", "name", "value"),
-    [
-        (PACKED, "comprehensions", "m.py", 1),
-        (PACKED * 2, "expressions", "m.py", 100),
-        (UNPACKED, "expressions", "m.py", 0),
-        (WIDE, "methods", "m.py::Wide", 16),
-        (TANGLED, "complexity", "m.py::f", 12),
-    ],
+@cases(
+    "source, gate, name, value",
+    (PACKED, "comprehensions", "m.py", 1),
+    (PACKED * 2, "expressions", "m.py", 100),
+    (UNPACKED, "expressions", "m.py", 0),
+    (WIDE, "methods", "m.py::Wide", 16),
+    (TANGLED, "complexity", "m.py::f", 12),
 )
 def test_what_is_counted(source, gate, name, value):
     assert values(source)[gate][name] == value
@@ -53,16 +50,14 @@ def test_a_file_with_few_branches_has_no_share():
     assert values(PACKED)["expressions"] == {}
 
 
-@pytest.mark.parametrize(
-    ("source", "listed", "complaint"),
-    [
-        (UNPACKED, {}, ""),
-        (TANGLED, {}, "m.py::f: 12 cyclomatic complexity of a function, 10 allowed"),
-        (TANGLED, {"complexity": {"m.py::f": 12}}, ""),
-        (TANGLED, {"complexity": {"m.py::f": 11}}, "m.py::f: 12 cyclomatic complexity"),
-        (TANGLED, {"complexity": {"m.py::f": 14}}, "m.py::f: listed with 14, now 12: run --shrink"),
-        (UNPACKED, {"methods": {"m.py::Gone": 20}}, "m.py::Gone: listed with 20, now 0"),
-    ],
+@cases(
+    "source, listed, complaint",
+    (UNPACKED, {}, ""),
+    (TANGLED, {}, "m.py::f: 12 cyclomatic complexity of a function, 10 allowed"),
+    (TANGLED, {"complexity": {"m.py::f": 12}}, ""),
+    (TANGLED, {"complexity": {"m.py::f": 11}}, "m.py::f: 12 cyclomatic complexity"),
+    (TANGLED, {"complexity": {"m.py::f": 14}}, "m.py::f: listed with 14, now 12: run --shrink"),
+    (UNPACKED, {"methods": {"m.py::Gone": 20}}, "m.py::Gone: listed with 20, now 0"),
 )
 def test_what_exceeds_a_limit_is_in_the_list_with_its_value(source, listed, complaint):
     found = complaints(values(source), listed)

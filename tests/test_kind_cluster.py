@@ -38,13 +38,11 @@ def runc_module():
     return load_runc()
 
 
-@pytest.mark.parametrize(
+@cases(
     "bound, missing",
-    [
-        (ALL, set()),
-        (ALL & ~(1 << 24), {"CAP_SYS_RESOURCE"}),
-        (ALL & ~(1 << 0 | 1 << 40), {"CAP_CHOWN", "CAP_CHECKPOINT_RESTORE"}),
-    ],
+    (ALL, set()),
+    (ALL & ~(1 << 24), {"CAP_SYS_RESOURCE"}),
+    (ALL & ~(1 << 0 | 1 << 40), {"CAP_CHOWN", "CAP_CHECKPOINT_RESTORE"}),
 )
 def test_capabilities_beyond_the_bounding_set_are_named(runc, bound, missing):
     assert runc.missing(f"Name:\tx\nCapBnd:\t{bound:016x}\nNoNewPrivs:\t0\n") == missing

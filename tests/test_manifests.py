@@ -29,6 +29,7 @@ from hami.model import MigProfile, Partition
 from hami.node.library import install_library
 from hami.vendors.catalog import vendors
 from testing.builders import gpu
+from testing.cases import cases
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "manifests" / "base"
@@ -585,13 +586,11 @@ def test_memory_is_limited_and_cpu_is_not(file):
             )
 
 
-@pytest.mark.parametrize(
-    ("name", "priority"),
-    [
-        ("extender", "system-cluster-critical"),
-        ("device-plugin", "system-node-critical"),
-        ("monitor", "system-node-critical"),
-    ],
+@cases(
+    "name, priority",
+    ("extender", "system-cluster-critical"),
+    ("device-plugin", "system-node-critical"),
+    ("monitor", "system-node-critical"),
 )
 def test_only_what_belongs_to_a_node_is_critical_for_it(name, priority):
     """The kernel ends the processes of a node-critical pod last, so one that takes too much memory would end others."""

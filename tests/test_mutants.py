@@ -14,9 +14,7 @@ pytestmark = pytest.mark.files
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(
-    ("line", "changed"),
-    [
+@cases("line, changed",
         ("if a < b: pass", [("comparison", "if (a >= b): pass"), ("boundary", "if (a <= b): pass")]),
         ("if a in b: pass", [("comparison", "if (a not in b): pass")]),
         ("if a and b and c: pass", [("and/or", "if (a or b or c): pass")]),
@@ -31,8 +29,7 @@ ROOT = Path(__file__).parent.parent
         ("def f():\n  'Says.'\n  g()", [("early return", "def f():\n  'Says.'\n  return\n  g()")]),
         ("def f(): ...", []),
         ("x = 'ä' if a == b else c", [("comparison", "x = 'ä' if (a != b) else c")]),
-    ],
-)  # fmt: skip
+    )  # fmt: skip
 def test_what_is_changed(line, changed):
     source = line.encode()
     found = {
@@ -87,14 +84,12 @@ print(killer(Path(sys.argv[1]), ["test_x.py"], 60))
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("def test_a(): pass\ndef test_b(): assert False\n", "test_x.py::test_b"),
-        ("def test_a(): pass\n", ""),
-        ("import nothing_of_this_name\n", "pytest ends with 2"),
-        ("import os\ndef test_a(): os._exit(3)\n", "ended with status 3"),
-    ],
+@cases(
+    "text, said",
+    ("def test_a(): pass\ndef test_b(): assert False\n", "test_x.py::test_b"),
+    ("def test_a(): pass\n", ""),
+    ("import nothing_of_this_name\n", "pytest ends with 2"),
+    ("import os\ndef test_a(): os._exit(3)\n", "ended with status 3"),
 )
 def test_the_first_test_that_fails_is_named(tmp_path, text, said):
     (tmp_path / "test_x.py").write_text(text)

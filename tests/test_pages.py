@@ -9,6 +9,7 @@ import yaml
 from hami.codec.pods import convert_pod
 from hami.inspect.manifests import read_manifests
 from hami.scheduling.pod_request import make_pod_request
+from testing.cases import cases
 from testing.vendor_chart import CHART
 from tests.test_examples import STORE, admitted
 
@@ -37,12 +38,10 @@ def requests_of(pod):
     return container.requests
 
 
-@pytest.mark.parametrize(
-    ("page", "asked"),
-    [
-        ("usage.md", [(1, 4000, 30), (1, 8000, 30)]),
-        ("quickstart.md", [(1, 20000, 0), (1, 40000, 0)]),
-    ],
+@cases(
+    "page, asked",
+    ("usage.md", [(1, 4000, 30), (1, 8000, 30)]),
+    ("quickstart.md", [(1, 20000, 0), (1, 40000, 0)]),
 )
 def test_pods_of_a_page_request_what_it_says(page, asked):
     sources = [source for text in PODS[page] for source in read_manifests(text, page)[0]]

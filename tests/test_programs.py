@@ -187,14 +187,12 @@ def test_what_a_tool_cannot_use_is_one_line(folder, command, words, said):
     assert len(done.output.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("", "bill: not JSON: "),
-        ("[]", "bill: components: expected a list: 'None'"),
-        ('{"components": {}}', "bill: components: expected a list: '{}'"),
-        (BILL, "bill: components[0].bom-ref: expected a text: "),
-    ],
+@cases(
+    "content, said",
+    ("", "bill: not JSON: "),
+    ("[]", "bill: components: expected a list: 'None'"),
+    ('{"components": {}}', "bill: components: expected a list: '{}'"),
+    (BILL, "bill: components[0].bom-ref: expected a text: "),
 )
 def test_a_bill_of_materials_that_is_none_is_one_line(folder, content, said):
     (folder / "bill").write_text(content)

@@ -1,7 +1,6 @@
 """The quick check runs the tests that a change concerns."""
 
-import pytest
-
+from testing.cases import cases
 from tools.quick import affected, with_importers
 
 TESTS = {
@@ -12,16 +11,14 @@ TESTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changed", "chosen"),
-    [
-        (["hami/scheduling/fit.py"], ["tests/scheduling/test_fit.py"]),
-        (["hami/scheduling/score.py"], ["tests/scheduling/test_score.py"]),
-        (["hami/kube/__init__.py"], ["tests/kube/test_api.py"]),
-        (["tests/kube/test_api.py"], ["tests/kube/test_api.py"]),
-        (["docs/usage.md"], ["tests/test_docs.py"]),
-        (["hami/cli/top.py"], []),
-    ],
+@cases(
+    "changed, chosen",
+    (["hami/scheduling/fit.py"], ["tests/scheduling/test_fit.py"]),
+    (["hami/scheduling/score.py"], ["tests/scheduling/test_score.py"]),
+    (["hami/kube/__init__.py"], ["tests/kube/test_api.py"]),
+    (["tests/kube/test_api.py"], ["tests/kube/test_api.py"]),
+    (["docs/usage.md"], ["tests/test_docs.py"]),
+    (["hami/cli/top.py"], []),
 )
 def test_a_change_selects_the_tests_that_import_it(changed, chosen):
     assert affected(changed, TESTS) == chosen

@@ -175,12 +175,10 @@ def test_the_commands_of_the_readme_are_those_that_are_checked(text):
     assert '"$tox" -qq run --result-json' in text or "[testenv:demo]" in text
 
 
-@pytest.mark.parametrize(
+@cases(
     "page, heading, says",
-    [
-        ("README.md", "Nowhere", "has no heading 'Nowhere'"),
-        ("README.md", "Documentation", "no block of commands"),
-    ],
+    ("README.md", "Nowhere", "has no heading 'Nowhere'"),
+    ("README.md", "Documentation", "no block of commands"),
 )
 def test_a_section_that_cannot_be_typed_is_an_error(page, heading, says, capsys, monkeypatch):
     with pytest.raises(ValueError, match=says):

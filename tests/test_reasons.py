@@ -2,6 +2,7 @@
 
 import pytest
 
+from testing.cases import cases
 from testing.reasons import parse_reasons
 
 
@@ -15,16 +16,14 @@ def test_an_entry_is_a_test_and_a_reason():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, error",
-    [
-        ("e2e/test_a.py::test_b\n", "list.txt: no reason is given for 'e2e/test_a.py::test_b'"),
-        (
-            "a name with one space each\n",
-            "list.txt: no reason is given for 'a name with one space each'",
-        ),
-        ("a  why\nb  why\na  another reason\n", "list.txt: 'a' is listed twice"),
-    ],
+    ("e2e/test_a.py::test_b\n", "list.txt: no reason is given for 'e2e/test_a.py::test_b'"),
+    (
+        "a name with one space each\n",
+        "list.txt: no reason is given for 'a name with one space each'",
+    ),
+    ("a  why\nb  why\na  another reason\n", "list.txt: 'a' is listed twice"),
 )
 def test_an_entry_without_a_reason_or_listed_twice_is_an_error(text, error):
     with pytest.raises(ValueError, match=f"^{error}$"):

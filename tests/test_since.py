@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from testing.binaries import MINOR_VARIABLE
+from testing.cases import cases
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,14 +22,12 @@ def test_new(): pass
 """
 
 
-@pytest.mark.parametrize(
+@cases(
     "minor, outcome",
-    [
-        ("1.36", "1 passed, 1 deselected"),
-        ("1.37", "2 passed"),
-        ("1.38", "2 passed"),
-        ("", "2 passed"),
-    ],
+    ("1.36", "1 passed, 1 deselected"),
+    ("1.37", "2 passed"),
+    ("1.38", "2 passed"),
+    ("", "2 passed"),
 )
 def test_a_test_is_left_out_before_its_version_and_skips_nothing(tmp_path, minor, outcome):
     (tmp_path / "test_a.py").write_text(SUITE)

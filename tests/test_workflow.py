@@ -163,13 +163,11 @@ def test_the_commands_of_the_readme_run_without_caches_every_night():
     assert not any("cache" in step.get("uses", "") for step in NIGHTLY_JOBS["newcomer"]["steps"])
 
 
-@pytest.mark.parametrize(
-    ("environment", "command"),
-    [
-        ("e2e", "python -m testing.binaries --tests\npython -m testing.limiter.builds --driver"),
-        ("e2e-previous", "python -m testing.binaries"),
-        ("libvgpu", "python -m testing.limiter.builds"),
-    ],
+@cases(
+    "environment, command",
+    ("e2e", "python -m testing.binaries --tests\npython -m testing.limiter.builds --driver"),
+    ("e2e-previous", "python -m testing.binaries"),
+    ("libvgpu", "python -m testing.limiter.builds"),
 )
 def test_programs_are_built_before_pytest_begins(environment, command):
     assert TOX[f"testenv:{environment}"]["commands_pre"].strip() == command

@@ -254,14 +254,12 @@ def test_allowed_with_a_warning():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "code, reason",
-    [
-        (403, "Forbidden"),
-        (400, "BadRequest"),
-        (413, "RequestEntityTooLarge"),
-        (500, "InternalError"),
-    ],
+    (403, "Forbidden"),
+    (400, "BadRequest"),
+    (413, "RequestEntityTooLarge"),
+    (500, "InternalError"),
 )
 def test_denied(code, reason):
     assert json.loads(render_denied(None, code, "why"))["response"] == {

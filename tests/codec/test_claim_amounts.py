@@ -147,15 +147,13 @@ def test_nothing_is_written_that_would_not_be_read(amounts):
         render_claim_amounts(amounts)
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, is_name",
-    [
-        (NAME, True),
-        ("hami-" + "0" * 20, False),
-        (NAME[:-1], False),
-        (NAME + "\n", False),
-        ("x" + NAME, False),
-    ],
+    (NAME, True),
+    ("hami-" + "0" * 20, False),
+    (NAME[:-1], False),
+    (NAME + "\n", False),
+    ("x" + NAME, False),
 )
 def test_names_of_claims(name, is_name):
     assert is_claim_name(name) is is_name

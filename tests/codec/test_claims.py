@@ -136,9 +136,7 @@ def test_access_of_administrators_consumes_nothing():
     )
 
 
-@pytest.mark.parametrize(
-    "text, mib", [("1Gi", 1024), ("3145728000", 3000), ("2097152k", 2000), ("0", 0)]
-)
+@cases("text, mib", ("1Gi", 1024), ("3145728000", 3000), ("2097152k", 2000), ("0", 0))
 def test_memory_in_any_unit(text, mib):
     document = claim(RESULT | {"consumedCapacity": RESULT["consumedCapacity"] | {"memory": text}})
     assert parsed(document).requests[0].devices[0].memory_mib == mib
@@ -357,34 +355,29 @@ def test_requests(asked, fields):
     assert spec(main=asked) == exactly(**fields)
 
 
-@pytest.mark.parametrize(
+@cases(
     "selector, expressions",
-    [
-        (
-            Selector(use_types=("A100", 'x"y')),
-            [
-                'device.attributes["gpu.hami.io"].productName.lowerAscii().contains("a100") || '
-                'device.attributes["gpu.hami.io"].productName.lowerAscii().contains("x\\"y")'
-            ],
-        ),
-        (
-            Selector(nouse_types=("T4",)),
-            ['!(device.attributes["gpu.hami.io"].productName.lowerAscii().contains("t4"))'],
-        ),
-        (
-            Selector(use_uuids=("GPU-1", "GPU-2")),
-            ['device.attributes["gpu.hami.io"].uuid in ["GPU-1", "GPU-2"]'],
-        ),
-        (
-            Selector(nouse_uuids=("GPU-x",)),
-            ['!(device.attributes["gpu.hami.io"].uuid in ["GPU-x"])'],
-        ),
-        (
-            Selector(mode="hami-core,mps"),
-            ['"hami-core,mps".contains(device.attributes["gpu.hami.io"].mode)'],
-        ),
-        (Selector(nouse_types=(), nouse_uuids=()), []),
-    ],
+    (
+        Selector(use_types=("A100", 'x"y')),
+        [
+            'device.attributes["gpu.hami.io"].productName.lowerAscii().contains("a100") || '
+            'device.attributes["gpu.hami.io"].productName.lowerAscii().contains("x\\"y")'
+        ],
+    ),
+    (
+        Selector(nouse_types=("T4",)),
+        ['!(device.attributes["gpu.hami.io"].productName.lowerAscii().contains("t4"))'],
+    ),
+    (
+        Selector(use_uuids=("GPU-1", "GPU-2")),
+        ['device.attributes["gpu.hami.io"].uuid in ["GPU-1", "GPU-2"]'],
+    ),
+    (Selector(nouse_uuids=("GPU-x",)), ['!(device.attributes["gpu.hami.io"].uuid in ["GPU-x"])']),
+    (
+        Selector(mode="hami-core,mps"),
+        ['"hami-core,mps".contains(device.attributes["gpu.hami.io"].mode)'],
+    ),
+    (Selector(nouse_types=(), nouse_uuids=()), []),
 )
 def test_selectors(selector, expressions):
     (found,) = spec(selector, main=request(memory_percent=100))["devices"]["requests"]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hami.codec.claim_amounts import MAX_EXPRESSION
 from hami.codec.device_selectors import ATTRIBUTES, parse_selectors, render_selectors
 from hami.model import Selector
+from testing.cases import cases
 
 UUID, MODEL = f"{ATTRIBUTES}.uuid", f"{ATTRIBUTES}.productName.lowerAscii()"
 ITEMS = st.text(
@@ -24,18 +25,16 @@ def test_what_is_said_is_read_back(selector):
     assert parse_selectors(render_selectors(selector)) == selector
 
 
-@pytest.mark.parametrize(
-    ("expressions", "selector"),
-    [
-        ([], Selector()),
-        ([f"  {UUID}  ==  'GPU-1' "], Selector(use_uuids=("GPU-1",))),
-        ([f"{UUID} in ['a', \"b\",]"], Selector(use_uuids=("a", "b"))),
-        ([f"!({UUID} == 'a')", f"!({UUID} in ['b'])"], Selector(nouse_uuids=("a", "b"))),
-        (
-            [f"!{MODEL}.contains('a')", f"!({MODEL}.contains('b') || {MODEL}.contains('c'))"],
-            Selector(nouse_types=("a", "b", "c")),
-        ),
-    ],
+@cases(
+    "expressions, selector",
+    ([], Selector()),
+    ([f"  {UUID}  ==  'GPU-1' "], Selector(use_uuids=("GPU-1",))),
+    ([f"{UUID} in ['a', \"b\",]"], Selector(use_uuids=("a", "b"))),
+    ([f"!({UUID} == 'a')", f"!({UUID} in ['b'])"], Selector(nouse_uuids=("a", "b"))),
+    (
+        [f"!{MODEL}.contains('a')", f"!({MODEL}.contains('b') || {MODEL}.contains('c'))"],
+        Selector(nouse_types=("a", "b", "c")),
+    ),
 )
 def test_other_ways_to_say_it(expressions, selector):
     assert parse_selectors(expressions) == selector

@@ -36,31 +36,29 @@ def test_a_document_becomes_a_record():
     assert car == Car(name="a", wheels=[Wheel(17)], words=("x",), max_speed=3.0)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, message",
-    [
-        ("5", "car.yaml: expected a mapping: '5'"),
-        ("name: 5", "car.yaml: name: expected a text: '5'"),
-        ("wheels: {}", "car.yaml: wheels: expected a list: '{}'"),
-        ("wheels: [{size: 1}, 5]", "car.yaml: wheels[1]: expected a mapping: '5'"),
-        ("wheels: [{}]", "car.yaml: wheels[0].size: missing, expected inches, 1 or more: ''"),
-        ("wheels: [{size: 0}]", "car.yaml: wheels[0].size: expected inches, 1 or more: '0'"),
-        (
-            "wheels: [{size: '1'}]",
-            "car.yaml: wheels[0].size: expected inches, 1 or more without quotes: '1'",
-        ),
-        (
-            "wheels: [{size: 1, color: red}]",
-            "car.yaml: wheels[0].color: expected one of size, spokes: 'red'",
-        ),
-        ("spare: {size: 1, spokes: 1}", "car.yaml: spare.spokes: expected true or false: '1'"),
-        ("words: [a, 1]", "car.yaml: words: expected a list of words: '['a', 1]'"),
-        ("links: {a: b}", "car.yaml: links: expected a mapping: '{'a': 'b'}'"),
-        ("maxSpeed: fast", "car.yaml: maxSpeed: expected a number without quotes: 'fast'"),
-        ("fuel: coal", "car.yaml: fuel: expected diesel or none: 'coal'"),
-        ("mark: true", "car.yaml: mark: expected a text or a whole number: 'True'"),
-        ("1: 2", "car.yaml: expected a mapping: '{1: 2}'"),
-    ],
+    ("5", "car.yaml: expected a mapping: '5'"),
+    ("name: 5", "car.yaml: name: expected a text: '5'"),
+    ("wheels: {}", "car.yaml: wheels: expected a list: '{}'"),
+    ("wheels: [{size: 1}, 5]", "car.yaml: wheels[1]: expected a mapping: '5'"),
+    ("wheels: [{}]", "car.yaml: wheels[0].size: missing, expected inches, 1 or more: ''"),
+    ("wheels: [{size: 0}]", "car.yaml: wheels[0].size: expected inches, 1 or more: '0'"),
+    (
+        "wheels: [{size: '1'}]",
+        "car.yaml: wheels[0].size: expected inches, 1 or more without quotes: '1'",
+    ),
+    (
+        "wheels: [{size: 1, color: red}]",
+        "car.yaml: wheels[0].color: expected one of size, spokes: 'red'",
+    ),
+    ("spare: {size: 1, spokes: 1}", "car.yaml: spare.spokes: expected true or false: '1'"),
+    ("words: [a, 1]", "car.yaml: words: expected a list of words: '['a', 1]'"),
+    ("links: {a: b}", "car.yaml: links: expected a mapping: '{'a': 'b'}'"),
+    ("maxSpeed: fast", "car.yaml: maxSpeed: expected a number without quotes: 'fast'"),
+    ("fuel: coal", "car.yaml: fuel: expected diesel or none: 'coal'"),
+    ("mark: true", "car.yaml: mark: expected a text or a whole number: 'True'"),
+    ("1: 2", "car.yaml: expected a mapping: '{1: 2}'"),
 )
 def test_an_error_names_file_path_and_value(text, message):
     with pytest.raises(MalformedInput) as caught:

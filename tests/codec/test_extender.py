@@ -285,9 +285,7 @@ def test_what_no_object_has_is_refused(data, says):
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize(
-    "field, most", [("PodName", 253), ("PodNamespace", 63), ("PodUID", 128), ("Node", 253)]
-)
+@cases("field, most", ("PodName", 253), ("PodNamespace", 63), ("PodUID", 128), ("Node", 253))
 def test_what_no_bind_has_is_refused(field, most):
     assert parse_bind(body({field: "x" * most}))
     with pytest.raises(
@@ -321,42 +319,37 @@ def test_forms_of_preemption_that_are_read(text, victims):
     assert parse_preemption(text.encode()).victims == victims
 
 
-@pytest.mark.parametrize(
+@cases(
     "data, says",
-    [
-        (b"", "EOF"),
-        (b"{}", MISSING),
-        (b"[]", "body: "),
-        (
-            b'{"Pod":{}}',
-            "NodeNameToMetaVictims: missing: the extender needs nodeCacheCapable: true",
-        ),
-        (
-            b'{"Pod":{},"NodeNameToVictims":{"a":{}},"NodeNameToMetaVictims":null}',
-            "NodeNameToMetaVictims: missing",
-        ),
-        (
-            b'{"Pod":{},"NodeNameToMetaVictims":[]}',
-            "NodeNameToMetaVictims: Expected `object | null`, got `array`",
-        ),
-        (
-            b'{"Pod":{},"NodeNameToMetaVictims":{"a":null}}',
-            "NodeNameToMetaVictims: Expected `object`, got `null`",
-        ),
-        (
-            b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[null]}}}',
-            "NodeNameToMetaVictims: Expected `object`",
-        ),
-        (b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[{}]}}}', "NodeNameToMetaVictims: "),
-        (
-            b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"\xff"}]}}}',
-            "NodeNameToMetaVictims: ",
-        ),
-        (
-            b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"NumPDBViolations":"1"}}}',
-            "NodeNameToMetaVictims: Expected `int`",
-        ),
-    ],
+    (b"", "EOF"),
+    (b"{}", MISSING),
+    (b"[]", "body: "),
+    (b'{"Pod":{}}', "NodeNameToMetaVictims: missing: the extender needs nodeCacheCapable: true"),
+    (
+        b'{"Pod":{},"NodeNameToVictims":{"a":{}},"NodeNameToMetaVictims":null}',
+        "NodeNameToMetaVictims: missing",
+    ),
+    (
+        b'{"Pod":{},"NodeNameToMetaVictims":[]}',
+        "NodeNameToMetaVictims: Expected `object | null`, got `array`",
+    ),
+    (
+        b'{"Pod":{},"NodeNameToMetaVictims":{"a":null}}',
+        "NodeNameToMetaVictims: Expected `object`, got `null`",
+    ),
+    (
+        b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[null]}}}',
+        "NodeNameToMetaVictims: Expected `object`",
+    ),
+    (b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[{}]}}}', "NodeNameToMetaVictims: "),
+    (
+        b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"\xff"}]}}}',
+        "NodeNameToMetaVictims: ",
+    ),
+    (
+        b'{"Pod":{},"NodeNameToMetaVictims":{"a":{"NumPDBViolations":"1"}}}',
+        "NodeNameToMetaVictims: Expected `int`",
+    ),
 )
 def test_malformed_preemption(data, says):
     with pytest.raises(MalformedInput) as caught:
@@ -392,15 +385,13 @@ def test_bind(data, args):
     assert parse_bind(data) == args
 
 
-@pytest.mark.parametrize(
+@cases(
     "data, says",
-    [
-        (b"", "EOF"),
-        (b"3", "body: Expected `object`, got `int`"),
-        (b'{"PodName":3}', "PodName: Expected `str | null`, got `int`: '3'"),
-        (b'{"PodUID":["u"]}', "PodUID: "),
-        (b'{"Node":"\xff"}', "Node: "),
-    ],
+    (b"", "EOF"),
+    (b"3", "body: Expected `object`, got `int`"),
+    (b'{"PodName":3}', "PodName: Expected `str | null`, got `int`: '3'"),
+    (b'{"PodUID":["u"]}', "PodUID: "),
+    (b'{"Node":"\xff"}', "Node: "),
 )
 def test_malformed_bind(data, says):
     with pytest.raises(MalformedInput) as caught:

@@ -127,20 +127,18 @@ def test_allocated(containers, text):
     assert render_allocated(containers) == text
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, table",
-    [
-        ('{"1": 100, "2": 200}', {1: 100, 2: 200}),
-        ("{}", {}),
-        (None, None),
-        ("", None),
-        ("[1]", None),
-        ('{"x": 1}', None),
-        ('{"1": "x"}', None),
-        ('{"1": 2147483648}', None),
-        (f'{{"1": 1{"0" * 400}}}', None),
-        ("{" * 100_000, None),
-    ],
+    ('{"1": 100, "2": 200}', {1: 100, 2: 200}),
+    ("{}", {}),
+    (None, None),
+    ("", None),
+    ("[1]", None),
+    ('{"x": 1}', None),
+    ('{"1": "x"}', None),
+    ('{"1": 2147483648}', None),
+    (f'{{"1": 1{"0" * 400}}}', None),
+    ("{" * 100_000, None),
 )
 def test_topology(text, table):
     assert parse_topology(text) == table

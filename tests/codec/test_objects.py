@@ -117,9 +117,7 @@ def test_environment(pod, expected):
     assert (found.pod.ref.uid, found.environments) == expected
 
 
-@pytest.mark.parametrize(
-    "claims, has_claims", [(None, False), ([], False), ([{"name": "gpu"}], True)]
-)
+@cases("claims, has_claims", (None, False), ([], False), ([{"name": "gpu"}], True))
 def test_a_pod_that_names_claims(claims, has_claims):
     assert (
         parse_node_pod(json.dumps({"spec": {"resourceClaims": claims}}).encode()).has_claims
@@ -251,9 +249,13 @@ def test_a_pod_without_init_containers_is_never_done_with_them():
     ).init_done
 
 
-@pytest.mark.parametrize(
+@cases(
     "phase, terminated",
-    [("Pending", False), ("Running", False), ("Succeeded", True), ("Failed", True), ("", False)],
+    ("Pending", False),
+    ("Running", False),
+    ("Succeeded", True),
+    ("Failed", True),
+    ("", False),
 )
 def test_terminated(phase, terminated):
     assert parsed(status={"phase": phase}).is_terminated is terminated
@@ -525,49 +527,47 @@ def test_what_the_cluster_says_about_a_pod():
     assert parse_observed_pod(b"{}").conditions == ()
 
 
-@pytest.mark.parametrize(
+@cases(
     "wire, fields",
-    [
-        ({"spec": {"priority": 7}}, {"priority": 7}),
-        ({"status": {"nominatedNodeName": "n1"}}, {"nominated_node": "n1"}),
-        ({"spec": {"schedulingGroup": {"podGroupName": "g"}}}, {"group": "g"}),
-        ({"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}}}, {"group": "g"}),
-        (
-            {
-                "status": {
-                    "conditions": [
-                        {
-                            "type": "PodScheduled",
-                            "status": "False",
-                            "reason": "Unschedulable",
-                            "message": "0/1 nodes",
-                            "lastTransitionTime": "t",
-                        }
-                    ]
-                }
-            },
-            {"scheduling_failure": "t Unschedulable 0/1 nodes"},
-        ),
-        (
-            {
-                "status": {
-                    "conditions": [
-                        {"type": "PodScheduled", "status": "True"},
-                        {"type": "Ready", "status": "False"},
-                    ]
-                }
-            },
-            {},
-        ),
-        (
-            {
-                "spec": {"nodeName": "n"},
-                "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]},
-            },
-            {},
-        ),
-        ({"spec": {"priority": None, "schedulingGroup": None}, "status": {"conditions": None}}, {}),
-    ],
+    ({"spec": {"priority": 7}}, {"priority": 7}),
+    ({"status": {"nominatedNodeName": "n1"}}, {"nominated_node": "n1"}),
+    ({"spec": {"schedulingGroup": {"podGroupName": "g"}}}, {"group": "g"}),
+    ({"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}}}, {"group": "g"}),
+    (
+        {
+            "status": {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/1 nodes",
+                        "lastTransitionTime": "t",
+                    }
+                ]
+            }
+        },
+        {"scheduling_failure": "t Unschedulable 0/1 nodes"},
+    ),
+    (
+        {
+            "status": {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "True"},
+                    {"type": "Ready", "status": "False"},
+                ]
+            }
+        },
+        {},
+    ),
+    (
+        {
+            "spec": {"nodeName": "n"},
+            "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]},
+        },
+        {},
+    ),
+    ({"spec": {"priority": None, "schedulingGroup": None}, "status": {"conditions": None}}, {}),
 )
 def test_what_kube_scheduler_shows_of_a_pod(wire, fields):
     pod = parse_pod(json.dumps(wire).encode())
@@ -590,9 +590,10 @@ PREEMPTION = {
 }
 
 
-@pytest.mark.parametrize(
-    ("uid", "node", "together"),
-    [("8c2d", "n1", None), ("8c2d", "gpu.example.com", EvictedTogether(4, "9f3e"))],
+@cases(
+    "uid, node, together",
+    ("8c2d", "n1", None),
+    ("8c2d", "gpu.example.com", EvictedTogether(4, "9f3e")),
 )
 def test_the_condition_of_a_victim_says_for_whom_and_with_whom_it_ends(uid, node, together):
     assert parse_preempted(render_preempted(uid, node, together)) == (uid, together)
@@ -738,16 +739,14 @@ def test_a_budget_without_a_status_allows_nothing():
     assert parse_disruption_budget(b'{"metadata": {"name": "b"}, "spec": {}}').allowed == 0
 
 
-@pytest.mark.parametrize(
+@cases(
     "labels, selected",
-    [
-        ({"a": "1", "c": ""}, True),
-        ({"a": "1", "b": "9", "c": "x"}, True),
-        ({"a": "1", "b": "2", "c": ""}, False),
-        ({"a": "1"}, False),
-        ({"a": "2", "c": ""}, False),
-        ({}, False),
-    ],
+    ({"a": "1", "c": ""}, True),
+    ({"a": "1", "b": "9", "c": "x"}, True),
+    ({"a": "1", "b": "2", "c": ""}, False),
+    ({"a": "1"}, False),
+    ({"a": "2", "c": ""}, False),
+    ({}, False),
 )
 def test_the_pods_of_a_budget(labels, selected):
     budget = DisruptionBudget(

@@ -297,13 +297,11 @@ def test_anything_is_read_or_malformed(text):
         assert error.field.startswith("register")
 
 
-@pytest.mark.parametrize(
+@cases(
     "words, meaning",
-    [
-        ("1 t T TRUE true True".split(), True),
-        ("0 f F FALSE false False".split(), False),
-        (["", "yes", "tRUE", "on", " true", "10"], None),
-    ],
+    ("1 t T TRUE true True".split(), True),
+    ("0 f F FALSE false False".split(), False),
+    (["", "yes", "tRUE", "on", " true", "10"], None),
 )
 def test_go_bools(words, meaning):
     assert {parse_bool(word) for word in words} == {meaning}

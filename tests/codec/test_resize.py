@@ -21,6 +21,7 @@ from hami.codec.resize import (
     wanted_text,
 )
 from hami.errors import MalformedInput
+from testing.cases import cases
 
 SIZES = {
     "main": Size(memory_mib=8192, cores=40),
@@ -39,9 +40,7 @@ def test_a_resize_is_read_as_it_was_written():
     assert parse_resize(render_resize(SIZES)) == SIZES
 
 
-@pytest.mark.parametrize(
-    "memory, mib", [("1", None), ("1Mi", 1), ("1048577k", 1001), ("1M", 1), ("3G", 2862)]
-)
+@cases("memory, mib", ("1", None), ("1Mi", 1), ("1048577k", 1001), ("1M", 1), ("3G", 2862))
 def test_memory_is_rounded_up_to_mib_and_needs_a_unit(memory, mib):
     text = f'{{"main": {{"memory": "{memory}"}}}}'
     if mib is None:

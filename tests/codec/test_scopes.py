@@ -68,14 +68,12 @@ def test_best_effort(spec, best_effort):
     assert scope(spec).is_best_effort is best_effort
 
 
-@pytest.mark.parametrize(
-    ("spec", "qos", "best_effort"),
-    [
-        (BUSY, "BestEffort", True),
-        ({"containers": [{}]}, "Burstable", False),
-        (BUSY, "", False),
-        (BUSY, None, False),
-    ],
+@cases(
+    "spec, qos, best_effort",
+    (BUSY, "BestEffort", True),
+    ({"containers": [{}]}, "Burstable", False),
+    (BUSY, "", False),
+    (BUSY, None, False),
 )
 def test_the_status_goes_first(spec, qos, best_effort):
     assert scope(spec, {"qosClass": qos}).is_best_effort is best_effort

@@ -109,9 +109,7 @@ def test_as_many_claims_fit_on_a_card_as_it_has_slots(slots):
     assert 100 // parse_quantity(device["capacity"]["share"]["requestPolicy"]["default"]) == slots
 
 
-@pytest.mark.parametrize(
-    "slots, least", [(0, "100"), (1, "100"), (8, "12500m"), (15, "6666m"), (2**31 - 1, "1m")]
-)
+@cases("slots, least", (0, "100"), (1, "100"), (8, "12500m"), (15, "6666m"), (2**31 - 1, "1m"))
 def test_the_least_share_is_written_as_the_api_server_writes_it(slots, least):
     assert rendered(gpu(slots=slots))[0]["capacity"]["share"]["requestPolicy"]["default"] == least
 
@@ -236,32 +234,25 @@ def test_a_slice_is_read_as_it_was_written(slots, memory, **fields):
     assert read(document) == PublishedSlice("n1", 3, (card,))
 
 
-@pytest.mark.parametrize(
-    "field, value", [("driver", "gpu.nvidia.com"), ("nodeName", "n2"), ("pool", {"name": "n1"})]
-)
+@cases("field, value", ("driver", "gpu.nvidia.com"), ("nodeName", "n2"), ("pool", {"name": "n1"}))
 def test_slices_of_others_are_left_out(field, value):
     (document,) = render_slices("n1", [A100])
     document["spec"][field] = value
     assert read(document) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "part, value, words",
-    [
-        ("attributes", 7, "resourceslice"),
-        ("capacity", {}, r"spec\.devices\[0\]\.capacity\[share\]"),
-        ("capacity", {"share": {"value": "100", "requestPolicy": {"default": "many"}}}, "many"),
-        (
-            "capacity",
-            {
-                "share": {"value": "100", "requestPolicy": {"default": "10"}},
-                "memory": {"value": "1Ei"},
-            },
-            "1Ei",
-        ),
-        ("attributes", {"uuid": {"string": "x" * 65}}, "resourceslice"),
-        ("taints", [{"key": "x"}] * 17, "resourceslice"),
-    ],
+    ("attributes", 7, "resourceslice"),
+    ("capacity", {}, r"spec\.devices\[0\]\.capacity\[share\]"),
+    ("capacity", {"share": {"value": "100", "requestPolicy": {"default": "many"}}}, "many"),
+    (
+        "capacity",
+        {"share": {"value": "100", "requestPolicy": {"default": "10"}}, "memory": {"value": "1Ei"}},
+        "1Ei",
+    ),
+    ("attributes", {"uuid": {"string": "x" * 65}}, "resourceslice"),
+    ("taints", [{"key": "x"}] * 17, "resourceslice"),
 )
 def test_slices_that_cannot_be_read_are_refused(part, value, words):
     (document,) = render_slices("n1", [A100])

@@ -4,6 +4,7 @@ import pytest
 
 from hami.dashboard.access import ACCEPTED_S, MAX_NAMESPACES, REFUSED_S, Access, Scope
 from hami.dashboard.errors import PageError
+from testing.cases import cases
 from testing.replicas import Clock
 from tests.dashboard.stage import Rights
 
@@ -20,28 +21,26 @@ def access(rights=None, clock=None):
     return Access(rights or Rights(dict(USERS), MAY), clock=clock or Clock())
 
 
-@pytest.mark.parametrize(
+@cases(
     "token, requested, of_page, expected",
-    [
-        ("t-admin", (), "", ALL),
-        ("t-admin", ("a",), "", some("a")),
-        ("t-admin", (), "a", ALL),
-        ("t-admin", ("a",), "c", some("a", "c")),
-        ("t-dev", ("a",), "", some("a")),
-        ("t-dev", ("a", "b"), "", some("a", "b")),
-        ("t-dev", (), "b", some("b")),
-        ("t-dev", (), "", 403),
-        ("t-dev", ("c",), "", 403),
-        ("t-dev", ("a", "c"), "", 403),
-        ("t-dev", (), "c", 403),
-        ("t-dev", ("a",), "c", 403),
-        ("t-none", (), "", 403),
-        ("t-none", ("a",), "", 403),
-        ("forged", (), "", 401),
-        ("", ("a",), "", 401),
-        ("t-admin", ("../x",), "", 400),
-        ("t-admin", tuple(f"n{number}" for number in range(MAX_NAMESPACES + 1)), "", 400),
-    ],
+    ("t-admin", (), "", ALL),
+    ("t-admin", ("a",), "", some("a")),
+    ("t-admin", (), "a", ALL),
+    ("t-admin", ("a",), "c", some("a", "c")),
+    ("t-dev", ("a",), "", some("a")),
+    ("t-dev", ("a", "b"), "", some("a", "b")),
+    ("t-dev", (), "b", some("b")),
+    ("t-dev", (), "", 403),
+    ("t-dev", ("c",), "", 403),
+    ("t-dev", ("a", "c"), "", 403),
+    ("t-dev", (), "c", 403),
+    ("t-dev", ("a",), "c", 403),
+    ("t-none", (), "", 403),
+    ("t-none", ("a",), "", 403),
+    ("forged", (), "", 401),
+    ("", ("a",), "", 401),
+    ("t-admin", ("../x",), "", 400),
+    ("t-admin", tuple(f"n{number}" for number in range(MAX_NAMESPACES + 1)), "", 400),
 )
 def test_the_matrix(token, requested, of_page, expected):
     if isinstance(expected, Scope):

@@ -13,6 +13,7 @@ from hami.codec.slices import PublishedSlice
 from hami.dashboard.views import NODES_A_PAGE
 from hami.model import PodRef
 from testing import builders
+from testing.cases import cases
 from testing.fake_api import bound, node, pending, quota
 from testing.nodes import gpu
 from tests.dashboard.stage import Rights, Stage
@@ -112,21 +113,19 @@ def test_a_reserved_part_is_marked(stage):
     assert [item["name"] for item in stage.json("/pending")["items"]] == ["waits"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "query, expected",
-    [
-        ("", ["n1", "n2", "n3"]),
-        ("node=N1", ["n1"]),
-        ("model=h1", ["n3"]),
-        ("state=cordoned", ["n2", "n3"]),
-        ("state=unhealthy", ["n2"]),
-        ("state=full", ["n2"]),
-        ("state=free", ["n1", "n3"]),
-        ("state=reserved", []),
-        ("sort=memory", ["n1", "n2", "n3"]),
-        ("sort=free&state=free", ["n3", "n1"]),
-        ("page=99", ["n1", "n2", "n3"]),
-    ],
+    ("", ["n1", "n2", "n3"]),
+    ("node=N1", ["n1"]),
+    ("model=h1", ["n3"]),
+    ("state=cordoned", ["n2", "n3"]),
+    ("state=unhealthy", ["n2"]),
+    ("state=full", ["n2"]),
+    ("state=free", ["n1", "n3"]),
+    ("state=reserved", []),
+    ("sort=memory", ["n1", "n2", "n3"]),
+    ("sort=free&state=free", ["n3", "n1"]),
+    ("page=99", ["n1", "n2", "n3"]),
 )
 def test_filters_and_orders_of_nodes(stage, query, expected):
     assert names(stage.json(f"/?{query}")) == expected
@@ -391,18 +390,16 @@ def test_a_refusal_names_the_way_to_authenticate(guarded):
     assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
 
 
-@pytest.mark.parametrize(
+@cases(
     "host, status",
-    [
-        ("localhost", 200),
-        ("localhost:8445", 200),
-        ("127.0.0.1:8445", 200),
-        ("[::1]:8445", 200),
-        ("[::1]", 200),
-        ("evil.example", 403),
-        ("localhost.evil.example:8445", 403),
-        ("10.0.0.1", 403),
-    ],
+    ("localhost", 200),
+    ("localhost:8445", 200),
+    ("127.0.0.1:8445", 200),
+    ("[::1]:8445", 200),
+    ("[::1]", 200),
+    ("evil.example", 403),
+    ("localhost.evil.example:8445", 403),
+    ("10.0.0.1", 403),
 )
 def test_on_loopback_a_foreign_name_is_refused(stage, host, status):
     assert stage.ask("/", host=host).status_code == status
@@ -439,17 +436,15 @@ def test_a_change_is_shown(stage):
     assert names(stage.json("/")) == ["n2", "n3"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "method, status",
-    [
-        ("GET", 200),
-        ("HEAD", 200),
-        ("POST", 405),
-        ("PUT", 405),
-        ("DELETE", 405),
-        ("PATCH", 405),
-        ("OPTIONS", 405),
-    ],
+    ("GET", 200),
+    ("HEAD", 200),
+    ("POST", 405),
+    ("PUT", 405),
+    ("DELETE", 405),
+    ("PATCH", 405),
+    ("OPTIONS", 405),
 )
 @pytest.mark.parametrize("path", ["/", "/pods/default/a"])
 def test_only_questions_are_answered(stage, path, method, status):
@@ -476,22 +471,20 @@ def test_every_answer_has_the_headers_that_protect_it(stage, path):
     assert "no-cache" in headers["Cache-Control"] or "no-store" in headers["Cache-Control"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, status, text",
-    [
-        ("/nodes/n11", 404, "did you mean n1?"),
-        ("/cards/n1/GPU-n1-9", 404, "did you mean GPU-n1-"),
-        ("/pods/default/wait", 404, "did you mean waits?"),
-        ("/pods/nowhere/a", 404, "there is no pod"),
-        ("/namespaces/nowhere", 404, "no pod in a namespace nowhere"),
-        ("/?sort=size", 400, "expected name, memory"),
-        ("/?state=odd", 400, "expected free"),
-        ("/?page=0", 400, "page: expected"),
-        ("/?page=x", 400, "page: expected"),
-        ("/?node=" + "x" * 300, 400, "at most 253"),
-        ("/?format=xml", 400, "expected html or json"),
-        ("/pods/default/" + "x" * 5000, 404, "there is no pod"),
-    ],
+    ("/nodes/n11", 404, "did you mean n1?"),
+    ("/cards/n1/GPU-n1-9", 404, "did you mean GPU-n1-"),
+    ("/pods/default/wait", 404, "did you mean waits?"),
+    ("/pods/nowhere/a", 404, "there is no pod"),
+    ("/namespaces/nowhere", 404, "no pod in a namespace nowhere"),
+    ("/?sort=size", 400, "expected name, memory"),
+    ("/?state=odd", 400, "expected free"),
+    ("/?page=0", 400, "page: expected"),
+    ("/?page=x", 400, "page: expected"),
+    ("/?node=" + "x" * 300, 400, "at most 253"),
+    ("/?format=xml", 400, "expected html or json"),
+    ("/pods/default/" + "x" * 5000, 404, "there is no pod"),
 )
 def test_what_is_wrong_is_named(stage, path, status, text):
     answer = stage.ask(path)

@@ -18,6 +18,7 @@ from hami.inspect.cluster import InspectedCluster
 from hami.inspect.explain import explain_pod
 from hami.inspect.top import NAMESPACES, namespace_rows, node_rows, pod_rows
 from testing.builders import content
+from testing.cases import cases
 from testing.fake_api import bound, node, pending
 from testing.records import some_record
 from testing.replicas import Clock
@@ -210,16 +211,14 @@ def test_a_row_follows_a_change_of_pods_that_hold_the_same():
     assert stage.live.node_rows()["n1"].reserved == 0
 
 
-@pytest.mark.parametrize(
+@cases(
     "items, page, expected",
-    [
-        (0, 1, (0, 1, 1)),
-        (5, 1, (5, 1, 1)),
-        (10, 1, (10, 1, 1)),
-        (11, 1, (10, 1, 2)),
-        (11, 2, (1, 2, 2)),
-        (11, 99, (1, 2, 2)),
-    ],
+    (0, 1, (0, 1, 1)),
+    (5, 1, (5, 1, 1)),
+    (10, 1, (10, 1, 1)),
+    (11, 1, (10, 1, 2)),
+    (11, 2, (1, 2, 2)),
+    (11, 99, (1, 2, 2)),
 )
 def test_pages(items, page, expected):
     shown, page, pages = paged(range(items), page, 10)

@@ -25,6 +25,7 @@ from hami.runtime.options import Address, all_flags
 from hami.runtime.signals import run_until_signal
 from hami.scheduler.cluster_store import cluster_store
 from hami.scheduler.settings import Settings
+from testing.cases import cases
 from testing.eventually import eventually
 from testing.fake_api import bound, node, pending
 from tests.web.test_tls import Authority
@@ -280,16 +281,14 @@ def dashboard(*args):
     return result, *(served[0] if served else (None, None))
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, field, value",
-    [
-        (["--bind-address=:3"], "bind_address", Address("", 3)),
-        (["--monitor-selector="], "monitor_selector", ""),
-        (["--monitor-port=3"], "monitor_port", 3),
-        (["--node-label-selector=gpu=on"], "node_selector", "gpu=on"),
-        (["--kube-timeout=5"], "kube_timeout", 5),
-        ([], "bind_address", Address("127.0.0.1", 8445)),
-    ],
+    (["--bind-address=:3"], "bind_address", Address("", 3)),
+    (["--monitor-selector="], "monitor_selector", ""),
+    (["--monitor-port=3"], "monitor_port", 3),
+    (["--node-label-selector=gpu=on"], "node_selector", "gpu=on"),
+    (["--kube-timeout=5"], "kube_timeout", 5),
+    ([], "bind_address", Address("127.0.0.1", 8445)),
 )
 def test_each_flag_sets_its_field(args, field, value):
     result, settings, _ = dashboard(*args)

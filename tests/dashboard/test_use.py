@@ -127,15 +127,13 @@ def test_no_page_is_an_error(text, place):
     parse_use(line[:place] + text + line[place:], AT)
 
 
-@pytest.mark.parametrize(
+@cases(
     "uses, expected",
-    [
-        ([], None),
-        ([None], None),
-        ([Use(1, 2, "b"), None], None),
-        ([Use(1, 10, "b"), Use(2, 21, "a")], Use(3, 15, "a")),
-        ([Use(1, None, "b"), Use(None, 2, "a")], Use(None, None, "a")),
-    ],
+    ([], None),
+    ([None], None),
+    ([Use(1, 2, "b"), None], None),
+    ([Use(1, 10, "b"), Use(2, 21, "a")], Use(3, 15, "a")),
+    ([Use(1, None, "b"), Use(None, 2, "a")], Use(None, None, "a")),
 )
 def test_the_use_of_a_node_is_that_of_all_its_cards(uses, expected):
     assert total_use(uses) == expected
@@ -224,28 +222,26 @@ def test_nobody_listens():
         read_page("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(
+@cases(
     "address, expected",
-    [
-        ("10.0.0.7", True),
-        ("fd00::7", True),
-        ("192.0.2.2", True),
-        ("", False),
-        ("127.0.0.1", False),
-        ("::1", False),
-        ("169.254.169.254", False),
-        ("fe80::1", False),
-        ("224.0.0.1", False),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("::ffff:127.0.0.1", False),
-        ("::ffff:169.254.169.254", False),
-        ("localhost", False),
-        ("10.0.0.7:80", False),
-        ("10.0.0.7 x", False),
-        ("fe80::1%eth0", False),
-        ("fd00::7%a\r\nX: y", False),
-    ],
+    ("10.0.0.7", True),
+    ("fd00::7", True),
+    ("192.0.2.2", True),
+    ("", False),
+    ("127.0.0.1", False),
+    ("::1", False),
+    ("169.254.169.254", False),
+    ("fe80::1", False),
+    ("224.0.0.1", False),
+    ("0.0.0.0", False),
+    ("::", False),
+    ("::ffff:127.0.0.1", False),
+    ("::ffff:169.254.169.254", False),
+    ("localhost", False),
+    ("10.0.0.7:80", False),
+    ("10.0.0.7 x", False),
+    ("fe80::1%eth0", False),
+    ("fd00::7%a\r\nX: y", False),
 )
 def test_addresses_of_monitors(address, expected):
     assert is_host(address) is expected
@@ -666,12 +662,10 @@ def shrinking(stage):
     stage.add(pod)
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, row",
-    [
-        ("/pods/default/a", lambda page: page["row"]),
-        ("/namespaces/default", lambda page: page["pods"][0]),
-    ],
+    ("/pods/default/a", lambda page: page["row"]),
+    ("/namespaces/default", lambda page: page["pods"][0]),
 )
 def test_a_pod_shows_what_it_may_use_and_is_to_have(stage, path, row):
     before = row(stage.json(path, "t-admin"))

@@ -27,28 +27,24 @@ def test_critical_xids(disable, enable, critical, ignored):
     assert [xid for xid in ignored if rules.is_critical(xid)] == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "disable, enable, off",
-    [
-        ("", "", False),
-        ("all", "", True),
-        ("all", "79", False),
-        ("all", "all", False),
-        ("79", "", False),
-    ],
+    ("", "", False),
+    ("all", "", True),
+    ("all", "79", False),
+    ("all", "all", False),
+    ("79", "", False),
 )
 def test_health_is_not_watched_only_if_all_xids_are_ignored(disable, enable, off):
     rules = parse_xid_rules({"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable})
     assert rules.is_off is off
 
 
-@pytest.mark.parametrize(
+@cases(
     "variable, text",
-    [
-        ("DP_DISABLE_HEALTHCHECKS", "79,abc"),
-        ("DP_ENABLE_HEALTHCHECKS", "xids"),
-        ("DP_ENABLE_HEALTHCHECKS", "-1"),
-    ],
+    ("DP_DISABLE_HEALTHCHECKS", "79,abc"),
+    ("DP_ENABLE_HEALTHCHECKS", "xids"),
+    ("DP_ENABLE_HEALTHCHECKS", "-1"),
 )
 def test_a_malformed_xid_is_refused_with_the_name_of_the_variable(variable, text):
     with pytest.raises(MalformedInput, match=variable):

@@ -237,15 +237,13 @@ def test_uuids_of_instances_are_never_reused(instances):
     assert first.gpu_instance == second.gpu_instance
 
 
-@pytest.mark.parametrize(
+@cases(
     "gpu, profile, start, size, says",
-    [
-        ("GPU-b", "1g.10gb", 0, 1, "not in MIG mode"),
-        ("GPU-c", "1g.10gb", 0, 1, "no such card"),
-        ("GPU-a", "2g.20gb", 0, 2, "no profile 2g.20gb, only 1g.10gb, 3g.40gb"),
-        ("GPU-a", "1g.10gb", 5, 1, "no placement at 5"),
-        ("GPU-a", "3g.40gb", 0, 4, "insufficient resources"),
-    ],
+    ("GPU-b", "1g.10gb", 0, 1, "not in MIG mode"),
+    ("GPU-c", "1g.10gb", 0, 1, "no such card"),
+    ("GPU-a", "2g.20gb", 0, 2, "no profile 2g.20gb, only 1g.10gb, 3g.40gb"),
+    ("GPU-a", "1g.10gb", 5, 1, "no placement at 5"),
+    ("GPU-a", "3g.40gb", 0, 4, "insufficient resources"),
 )
 def test_an_instance_that_cannot_be_created_is_refused(instances, gpu, profile, start, size, says):
     instances.create("GPU-a", "1g.10gb", 1, 1)

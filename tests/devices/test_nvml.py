@@ -58,19 +58,17 @@ def test_a_card_in_mig_mode_has_the_allowed_profiles():
     ] == [("1g.10gb", 9728, 15, 1, 7), ("3g.40gb", 40192, 43, 3, 2), ("7g.79gb", 81038, 100, 7, 1)]
 
 
-@pytest.mark.parametrize(
+@cases(
     "function, status, problem",
-    [
-        ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
-        ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
-        ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
-        ("nvmlDeviceGetMinorNumber", LOST, "minor number: GPU is lost"),
-        ("nvmlDeviceGetMinorNumber", NOT_SUPPORTED, ""),
-        ("nvmlDeviceGetMigMode", UNKNOWN, "MIG mode: Unknown Error"),
-        ("nvmlDeviceGetPciInfo", LOST, ""),
-        ("nvmlDeviceGetGpuInstanceProfileInfo v2", UNKNOWN, ""),
-        ("nvmlDeviceGetGpuInstancePossiblePlacements", UNKNOWN, ""),
-    ],
+    ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
+    ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
+    ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
+    ("nvmlDeviceGetMinorNumber", LOST, "minor number: GPU is lost"),
+    ("nvmlDeviceGetMinorNumber", NOT_SUPPORTED, ""),
+    ("nvmlDeviceGetMigMode", UNKNOWN, "MIG mode: Unknown Error"),
+    ("nvmlDeviceGetPciInfo", LOST, ""),
+    ("nvmlDeviceGetGpuInstanceProfileInfo v2", UNKNOWN, ""),
+    ("nvmlDeviceGetGpuInstancePossiblePlacements", UNKNOWN, ""),
 )
 def test_a_call_that_fails_for_one_card_does_not_affect_the_others(function, status, problem):
     nvml = three(mig=True, profiles=A100)
@@ -151,14 +149,12 @@ def test_an_asymmetric_link_is_reported_once():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "function, score",
-    [
-        ("nvmlDeviceGetTopologyCommonAncestor", 200),
-        ("nvmlDeviceGetNvLinkState", 10),
-        ("nvmlDeviceGetNvLinkRemotePciInfo", 10),
-        ("nvmlDeviceGetPciInfo", 10),
-    ],
+    ("nvmlDeviceGetTopologyCommonAncestor", 200),
+    ("nvmlDeviceGetNvLinkState", 10),
+    ("nvmlDeviceGetNvLinkRemotePciInfo", 10),
+    ("nvmlDeviceGetPciInfo", 10),
 )
 def test_an_unreadable_part_of_a_score_is_0(function, score):
     nvml = pair((1, 1), (0, 0))

@@ -191,28 +191,24 @@ def test_structures_of_usage_match_the_driver_s_header(inside):
     assert (second.utilization, first.problems, second.problems) == (61, (), ())
 
 
-@pytest.mark.parametrize(
+@cases(
     "function, problem",
-    [
-        ("nvmlDeviceGetComputeRunningProcesses_v3", "processes: GPU is lost"),
-        ("nvmlDeviceGetUtilizationRates", "utilization: GPU is lost"),
-        ("nvmlDeviceGetProcessUtilization", "utilization of processes: GPU is lost"),
-    ],
+    ("nvmlDeviceGetComputeRunningProcesses_v3", "processes: GPU is lost"),
+    ("nvmlDeviceGetUtilizationRates", "utilization: GPU is lost"),
+    ("nvmlDeviceGetProcessUtilization", "utilization of processes: GPU is lost"),
 )
 def test_usage_of_a_failing_card_does_not_hide_others(inside, function, problem):
     first, second = inside(usage, FAKE_NVML_FAIL=f"{function}:1:{GPU_IS_LOST}")
     assert (first.problems, second.problems) == ((), (problem,))
 
 
-@pytest.mark.parametrize(
+@cases(
     "function, problems",
-    [
-        ("nvmlDeviceGetMemoryInfo", ["", "memory: GPU is lost"]),
-        ("nvmlDeviceGetName", ["", "name: GPU is lost"]),
-        ("nvmlDeviceGetUUID", [""]),
-        ("nvmlDeviceGetHandleByIndex_v2", [""]),
-        ("nvmlDeviceGetPciInfo_v3", ["", ""]),
-    ],
+    ("nvmlDeviceGetMemoryInfo", ["", "memory: GPU is lost"]),
+    ("nvmlDeviceGetName", ["", "name: GPU is lost"]),
+    ("nvmlDeviceGetUUID", [""]),
+    ("nvmlDeviceGetHandleByIndex_v2", [""]),
+    ("nvmlDeviceGetPciInfo_v3", ["", ""]),
 )
 def test_a_failing_card_does_not_hide_others(inside, function, problems):
     assert [
@@ -220,12 +216,10 @@ def test_a_failing_card_does_not_hide_others(inside, function, problems):
     ] == problems
 
 
-@pytest.mark.parametrize(
+@cases(
     "function, says",
-    [
-        ("nvmlInitWithFlags", "no NVIDIA driver available"),
-        ("nvmlDeviceGetCount_v2", "NVML cannot count the cards"),
-    ],
+    ("nvmlInitWithFlags", "no NVIDIA driver available"),
+    ("nvmlDeviceGetCount_v2", "NVML cannot count the cards"),
 )
 def test_a_driver_that_does_not_answer_is_an_error(inside, function, says):
     with pytest.raises(HamiError, match=f"{says}: GPU is lost"):

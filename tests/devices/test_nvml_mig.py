@@ -7,6 +7,7 @@ from hami.devices.cards import MigDevice
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
 from hami.errors import HamiError
 from testing.cards import ALLOWLIST
+from testing.cases import cases
 from testing.fake_nvml import A100, GIB, FakeNvml, Gpu
 
 UNKNOWN, OLD = pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
@@ -52,9 +53,7 @@ def test_profiles_of_an_older_driver_are_named_by_their_memory(nvml):
     ]
 
 
-@pytest.mark.parametrize(
-    "memory, mib, name", [(40 * GIB, 4864, "1g.5gb"), (24 * GIB, 5952, "1g.6gb")]
-)
+@cases("memory, mib, name", (40 * GIB, 4864, "1g.5gb"), (24 * GIB, 5952, "1g.6gb"))
 def test_profile_names_of_an_older_driver(memory, mib, name):
     nvml = FakeNvml(
         Gpu("GPU-0", memory=memory, mig=True, profiles={0: (19, "", 1, 14, mib, [(0, 1)])})
@@ -63,13 +62,11 @@ def test_profile_names_of_an_older_driver(memory, mib, name):
     assert [one.name for one in offered_profiles(nvml, nvml.gpus[0]).values()] == [name]
 
 
-@pytest.mark.parametrize(
+@cases(
     "profile, start, size, profile_id",
-    [
-        ("1g.10gb", 6, 1, 19),
-        ("3g.40gb", 4, 4, 9),
-        ("7g.79gb", 0, 8, 0),
-    ],
+    ("1g.10gb", 6, 1, 19),
+    ("3g.40gb", 4, 4, 9),
+    ("7g.79gb", 0, 8, 0),
 )
 def test_an_instance_is_created_and_found_under_the_same_name(
     nvml, instances, profile, start, size, profile_id
@@ -157,13 +154,11 @@ def test_a_creation_is_undone_when_a_later_step_fails(nvml, instances, function)
     instances.create("GPU-0", "1g.10gb", 0, 1)
 
 
-@pytest.mark.parametrize(
+@cases(
     "gpu, profile, start, says",
-    [
-        ("GPU-0", "2g.20gb", 0, "GPU-0: no profile 2g.20gb, only 1g.10gb, 3g.40gb, 7g.79gb"),
-        ("GPU-0", "1g.10gb", 3, "GPU-0: 1g.10gb at 3: .*code 23"),
-        ("GPU-9", "1g.10gb", 0, "GPU-9: Not Found"),
-    ],
+    ("GPU-0", "2g.20gb", 0, "GPU-0: no profile 2g.20gb, only 1g.10gb, 3g.40gb, 7g.79gb"),
+    ("GPU-0", "1g.10gb", 3, "GPU-0: 1g.10gb at 3: .*code 23"),
+    ("GPU-9", "1g.10gb", 0, "GPU-9: Not Found"),
 )
 def test_an_instance_that_cannot_be_created_is_refused(instances, gpu, profile, start, says):
     instances.create("GPU-0", "1g.10gb", 3, 1)

@@ -175,16 +175,14 @@ def test_a_node_without_cards_has_no_annotations():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "settings, offers",
-    [
-        ({}, True),
-        ({"operating_mode": "mig"}, False),
-        ({"allocation_mode": "dra"}, False),
-        ({"allocation_mode": "dra", "claim_allocator": "hami"}, False),
-        ({"memory_by": "both"}, False),
-        ({"memory_by": "driver"}, False),
-    ],
+    ({}, True),
+    ({"operating_mode": "mig"}, False),
+    ({"allocation_mode": "dra"}, False),
+    ({"allocation_mode": "dra", "claim_allocator": "hami"}, False),
+    ({"memory_by": "both"}, False),
+    ({"memory_by": "driver"}, False),
 )
 def test_only_a_node_whose_limits_are_files_resizes(settings, offers):
     annotations = node_annotations(snapshot(card("GPU-a")), config(**settings), NVIDIA)

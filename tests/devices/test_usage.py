@@ -5,6 +5,7 @@ import pytest
 
 from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
+from testing.cases import cases
 from testing.fake_nvml import A100, GIB, MIB, FakeNvml, Gpu, Process
 
 LOST, UNKNOWN, NOT_SUPPORTED = (
@@ -46,14 +47,12 @@ def test_a_process_that_computes_and_draws_counts_once():
     assert card.processes == {7: ProcessUsage(2 * GIB, 0), 9: ProcessUsage(None, 0)}
 
 
-@pytest.mark.parametrize(
-    ("sample", "percent"),
-    [
-        (Process(7, GIB, 30, at=int(NOW * 1e6)), 30),
-        (Process(7, GIB, 30, at=int((NOW - 5) * 1e6)), 0),
-        (Process(7, GIB, 4_000_000_000), 100),
-        (Process(0, GIB, 30), 0),
-    ],
+@cases(
+    "sample, percent",
+    (Process(7, GIB, 30, at=int(NOW * 1e6)), 30),
+    (Process(7, GIB, 30, at=int((NOW - 5) * 1e6)), 0),
+    (Process(7, GIB, 4_000_000_000), 100),
+    (Process(0, GIB, 30), 0),
 )
 def test_samples_that_are_old_or_impossible(sample, percent):
     nvml = two(Process(7, GIB), sample)
@@ -66,20 +65,18 @@ def test_the_latest_sample_of_a_process_counts():
     assert NvmlUsage(nvml).read(NOW)[0].processes[7].sm == 10
 
 
-@pytest.mark.parametrize(
-    ("function", "status", "problem"),
-    [
-        ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
-        ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
-        ("nvmlDeviceGetUtilizationRates", UNKNOWN, "utilization: Unknown Error"),
-        ("nvmlDeviceGetUtilizationRates", NOT_SUPPORTED, ""),
-        ("nvmlDeviceGetProcessUtilization", NOT_SUPPORTED, ""),
-        ("nvmlDeviceGetProcessUtilization", 999, "utilization of processes: Unknown Error"),
-        ("nvmlDeviceGetComputeRunningProcesses", UNKNOWN, "processes: Unknown Error"),
-        ("nvmlDeviceGetGraphicsRunningProcesses", NOT_SUPPORTED, ""),
-        ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
-        ("nvmlDeviceGetMigMode", UNKNOWN, "MIG mode: Unknown Error"),
-    ],
+@cases(
+    "function, status, problem",
+    ("nvmlDeviceGetMemoryInfo", LOST, "memory: GPU is lost"),
+    ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED, ""),
+    ("nvmlDeviceGetUtilizationRates", UNKNOWN, "utilization: Unknown Error"),
+    ("nvmlDeviceGetUtilizationRates", NOT_SUPPORTED, ""),
+    ("nvmlDeviceGetProcessUtilization", NOT_SUPPORTED, ""),
+    ("nvmlDeviceGetProcessUtilization", 999, "utilization of processes: Unknown Error"),
+    ("nvmlDeviceGetComputeRunningProcesses", UNKNOWN, "processes: Unknown Error"),
+    ("nvmlDeviceGetGraphicsRunningProcesses", NOT_SUPPORTED, ""),
+    ("nvmlDeviceGetName", LOST, "name: GPU is lost"),
+    ("nvmlDeviceGetMigMode", UNKNOWN, "MIG mode: Unknown Error"),
 )
 def test_a_call_that_fails_makes_one_value_unknown(function, status, problem):
     nvml = two(Process(7, GIB, 30))

@@ -205,31 +205,27 @@ def test_what_no_template_can_say(annotations):
 OTHER_CLAIM = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
 
 
-@pytest.mark.parametrize(
-    ("wire", "reason"),
-    [
-        (
-            pod(asking("a", gpu=1), {"name": "b", "resources": {"limits": {"amd.com/gpu": "1"}}}),
-            "container b: amd.com/gpu",
-        ),
-        (
-            pod(
-                {"name": "a", "resources": {"limits": {**limits(1), "nvidia.com/mig-1g.5gb": "1"}}}
-            ),
-            "container a: nvidia.com/mig-1g.5gb=1",
-        ),
-        (pod(asking(gpu=1), spec=OTHER_CLAIM), "spec.resourceClaims"),
-        (pod(asking("a", gpu=20), asking("b", gpu=13)), "at most 32"),
-        (
-            pod(asking(gpu=1, gpumem=1), inits=[init(gpu=1, gpumem_percentage=5)]),
-            "container main and init containers",
-        ),
-        (pod(asking("A", gpu=1)), CLAIM_AMOUNTS),
-        (
-            annotated({"a": "x" * 262_100}),
-            "metadata.annotations: 2621.. bytes with that of the claim, and a pod has at most 262144",
-        ),
-    ],
+@cases(
+    "wire, reason",
+    (
+        pod(asking("a", gpu=1), {"name": "b", "resources": {"limits": {"amd.com/gpu": "1"}}}),
+        "container b: amd.com/gpu",
+    ),
+    (
+        pod({"name": "a", "resources": {"limits": {**limits(1), "nvidia.com/mig-1g.5gb": "1"}}}),
+        "container a: nvidia.com/mig-1g.5gb=1",
+    ),
+    (pod(asking(gpu=1), spec=OTHER_CLAIM), "spec.resourceClaims"),
+    (pod(asking("a", gpu=20), asking("b", gpu=13)), "at most 32"),
+    (
+        pod(asking(gpu=1, gpumem=1), inits=[init(gpu=1, gpumem_percentage=5)]),
+        "container main and init containers",
+    ),
+    (pod(asking("A", gpu=1)), CLAIM_AMOUNTS),
+    (
+        annotated({"a": "x" * 262_100}),
+        "metadata.annotations: 2621.. bytes with that of the claim, and a pod has at most 262144",
+    ),
 )
 def test_pods_that_no_claim_serves(wire, reason):
     catalog = vendors(chart_config())

@@ -187,9 +187,7 @@ def test_requests_of_one_container_have_the_same_parameters(stage):
     assert "policy force" in stage.limits("uid-p")
 
 
-@pytest.mark.parametrize(
-    "user, why", [("main", "container main of pod p uses claims p-hami and q-hami"), ("b", "")]
-)
+@cases("user, why", ("main", "container main of pod p uses claims p-hami and q-hami"), ("b", ""))
 def test_a_container_uses_one_claim(stage, user, why):
     first = stage.put("p", containers=("main", "b"))
     second = "default", "q-hami", "claim-q"
@@ -309,9 +307,7 @@ def test_annotations_do_not_decide_about_claims_of_users(stage, text):
     assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "500m"
 
 
-@pytest.mark.parametrize(
-    "text, why", [(";GPU-gone,NVIDIA,1,0:;", "GPU-gone"), (";x,1:;", "format error")]
-)
+@cases("text, why", (";GPU-gone,NVIDIA,1,0:;", "GPU-gone"), (";x,1:;", "format error"))
 def test_annotations_that_no_card_can_meet_are_refused(stage, text, why):
     claim = put_own(stage, text=text)
     with pytest.raises(MalformedInput, match=why):

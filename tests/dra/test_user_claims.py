@@ -100,21 +100,19 @@ def in_words(wire, *requests, **devices):
     )
 
 
-@pytest.mark.parametrize(
-    ("exactly", "amounts"),
-    [
-        ({}, WHOLE),
-        (capacity(memory="3000Mi", cores="30"), limits(1, gpumem=3000, gpucores=30)),
-        (capacity(memory="1500k"), limits(1, gpumem=2, gpucores=0)),
-        (capacity(memory="0"), limits(1, gpumem=1, gpucores=0)),
-        (
-            {"count": 2, "allocationMode": "ExactCount", **capacity(memory="1Gi")},
-            limits(2, gpumem=1024, gpucores=0),
-        ),
-        (capacity(share="100"), limits(1, gpumem_percentage=100, gpucores=100)),
-        (capacity(share="100", cores="100", memory="1Gi"), limits(1, gpumem=1024, gpucores=100)),
-        (capacity(**{"gpu.hami.io/memory": "1Gi"}), limits(1, gpumem=1024, gpucores=0)),
-    ],
+@cases(
+    "exactly, amounts",
+    ({}, WHOLE),
+    (capacity(memory="3000Mi", cores="30"), limits(1, gpumem=3000, gpucores=30)),
+    (capacity(memory="1500k"), limits(1, gpumem=2, gpucores=0)),
+    (capacity(memory="0"), limits(1, gpumem=1, gpucores=0)),
+    (
+        {"count": 2, "allocationMode": "ExactCount", **capacity(memory="1Gi")},
+        limits(2, gpumem=1024, gpucores=0),
+    ),
+    (capacity(share="100"), limits(1, gpumem_percentage=100, gpucores=100)),
+    (capacity(share="100", cores="100", memory="1Gi"), limits(1, gpumem=1024, gpucores=100)),
+    (capacity(**{"gpu.hami.io/memory": "1Gi"}), limits(1, gpumem=1024, gpucores=0)),
 )
 def test_amounts(exactly, amounts):
     wire = claiming(team="a")
@@ -161,15 +159,13 @@ def test_a_mig_instance_follows_from_its_memory():
     assert in_words(claiming(), asked) == ({"main": limits(1, gpumem=20480)}, {MODE: "mig"})
 
 
-@pytest.mark.parametrize(
-    ("expressions", "annotations"),
-    [
-        (
-            [f'{OF}.productName.lowerAscii().contains("a100")', f'!({OF}.uuid in ["GPU-x"])'],
-            {TYPE: "a100", NOUSE_UUID: "GPU-x"},
-        ),
-        ([f'{OF}.uuid=="GPU-1"'], {UUID: "GPU-1"}),
-    ],
+@cases(
+    "expressions, annotations",
+    (
+        [f'{OF}.productName.lowerAscii().contains("a100")', f'!({OF}.uuid in ["GPU-x"])'],
+        {TYPE: "a100", NOUSE_UUID: "GPU-x"},
+    ),
+    ([f'{OF}.uuid=="GPU-1"'], {UUID: "GPU-1"}),
 )
 def test_selectors(expressions, annotations):
     assert in_words(claiming(), request(**selecting(*expressions))) == (
@@ -182,19 +178,17 @@ EXAMPLE = Path(__file__).parents[2] / "examples/claim.yaml"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
-@pytest.mark.parametrize(
-    ("count", "constraints", "annotations"),
-    [
-        (2, [{"matchAttribute": NUMA_NODE}], {NUMA: "true"}),
-        (
-            2,
-            [{"requests": ["main"], "matchAttribute": NUMA_NODE}, {"distinctAttribute": "uuid"}],
-            {NUMA: "true"},
-        ),
-        (1, [{"matchAttribute": NUMA_NODE}], {}),
-        (2, [{"requests": ["other"], "matchAttribute": NUMA_NODE}], {}),
-        (2, [{"distinctAttribute": "gpu.hami.io/uuid"}], {}),
-    ],
+@cases(
+    "count, constraints, annotations",
+    (2, [{"matchAttribute": NUMA_NODE}], {NUMA: "true"}),
+    (
+        2,
+        [{"requests": ["main"], "matchAttribute": NUMA_NODE}, {"distinctAttribute": "uuid"}],
+        {NUMA: "true"},
+    ),
+    (1, [{"matchAttribute": NUMA_NODE}], {}),
+    (2, [{"requests": ["other"], "matchAttribute": NUMA_NODE}], {}),
+    (2, [{"distinctAttribute": "gpu.hami.io/uuid"}], {}),
 )
 def test_constraints_of_one_request(count, constraints, annotations):
     assert in_words(claiming(), request(count=count), constraints=constraints)[1] == {
@@ -246,20 +240,17 @@ def test_init_containers_use_the_devices_of_a_container_after_them():
 NIC = request("nic") | {"exactly": {"deviceClassName": "nic.example.com"}}
 
 
-@pytest.mark.parametrize(
-    ("wire", "requests"),
-    [
-        (pod({"name": "main"}), [request()]),
-        (claiming(), [NIC]),
-        (claiming(), []),
-        (
-            pod(
-                using("main"),
-                spec={"resourceClaims": [{"name": "gpu", "resourceClaimName": "slice"}]},
-            ),
-            [request()],
+@cases(
+    "wire, requests",
+    (pod({"name": "main"}), [request()]),
+    (claiming(), [NIC]),
+    (claiming(), []),
+    (
+        pod(
+            using("main"), spec={"resourceClaims": [{"name": "gpu", "resourceClaimName": "slice"}]}
         ),
-    ],
+        [request()],
+    ),
 )
 def test_pods_that_name_no_template_for_our_devices(wire, requests):
     assert plain(wire, *requests) is None
@@ -278,118 +269,91 @@ FIRST = {
 }
 
 
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
-        (
-            FIRST,
-            "spec.resourceClaims gpu: request main: firstAvailable: expected the same percentage",
+@cases(
+    "asked, reason",
+    (FIRST, "spec.resourceClaims gpu: request main: firstAvailable: expected the same percentage"),
+    (parts((81920, 40960), (46068, 1000)), "firstAvailable: expected the same percentage"),
+    (parts((81920, 81920), (46068, 46068)), "firstAvailable: expected the same percentage"),
+    (parts((81920, 40960), (15360, 7680)), "there are GPUs of 46068 MiB, for which it has no alt"),
+    (
+        {
+            "name": "main",
+            "firstAvailable": [
+                {**each, "count": place + 1}
+                for place, each in enumerate(parts((81920, 8), (46068, 8))["firstAvailable"])
+            ],
+        },
+        "firstAvailable: expected the same percentage",
+    ),
+    (request(allocationMode="All"), "request main: allocationMode=All"),
+    (request(adminAccess=True), "request main: adminAccess"),
+    (request(tolerations=[{"operator": "Exists"}]), "request main: tolerations"),
+    (request(**capacity(speed="1")), "request main: capacity speed"),
+    (request(**capacity(cores="101")), "request main: capacity cores=101"),
+    (request(**capacity(share="50")), "request main: capacity share=50, cores=0"),
+    (request(**capacity(share="100", cores="30")), "request main: capacity share=100, cores=30"),
+    (request(**capacity(memory="x")), "ResourceClaimTemplate slice: request main: capacity memory"),
+    (
+        request(deviceClassName="mig.hami.io"),
+        "request main: a MIG instance follows from its memory",
+    ),
+    (
+        request(
+            deviceClassName="mig.hami.io",
+            **capacity(memory="1Gi"),
+            **selecting(f'{OF}.profile == "3g.40gb"'),
         ),
-        (parts((81920, 40960), (46068, 1000)), "firstAvailable: expected the same percentage"),
-        (parts((81920, 81920), (46068, 46068)), "firstAvailable: expected the same percentage"),
-        (
-            parts((81920, 40960), (15360, 7680)),
-            "there are GPUs of 46068 MiB, for which it has no alt",
-        ),
-        (
-            {
-                "name": "main",
-                "firstAvailable": [
-                    {**each, "count": place + 1}
-                    for place, each in enumerate(parts((81920, 8), (46068, 8))["firstAvailable"])
-                ],
-            },
-            "firstAvailable: expected the same percentage",
-        ),
-        (request(allocationMode="All"), "request main: allocationMode=All"),
-        (request(adminAccess=True), "request main: adminAccess"),
-        (request(tolerations=[{"operator": "Exists"}]), "request main: tolerations"),
-        (request(**capacity(speed="1")), "request main: capacity speed"),
-        (request(**capacity(cores="101")), "request main: capacity cores=101"),
-        (request(**capacity(share="50")), "request main: capacity share=50, cores=0"),
-        (
-            request(**capacity(share="100", cores="30")),
-            "request main: capacity share=100, cores=30",
-        ),
-        (
-            request(**capacity(memory="x")),
-            "ResourceClaimTemplate slice: request main: capacity memory",
-        ),
-        (
-            request(deviceClassName="mig.hami.io"),
-            "request main: a MIG instance follows from its memory",
-        ),
-        (
-            request(
-                deviceClassName="mig.hami.io",
-                **capacity(memory="1Gi"),
-                **selecting(f'{OF}.profile == "3g.40gb"'),
-            ),
-            "request main: a MIG instance",
-        ),
-        (
-            request(**selecting(f"{OF}.memoryMiB == 81920")),
-            "request main: selectors: expected lists",
-        ),
-        (
-            request(**selecting(f"{OF}.uuid in ['{'x' * 9000}']", *["true" * 2500] * 2)),
-            "request main: selectors: 29045 characters, expected at most 24576",
-        ),
-        ("x", "ResourceClaimTemplate slice"),
-    ],
+        "request main: a MIG instance",
+    ),
+    (request(**selecting(f"{OF}.memoryMiB == 81920")), "request main: selectors: expected lists"),
+    (
+        request(**selecting(f"{OF}.uuid in ['{'x' * 9000}']", *["true" * 2500] * 2)),
+        "request main: selectors: 29045 characters, expected at most 24576",
+    ),
+    ("x", "ResourceClaimTemplate slice"),
 )
 def test_what_amounts_do_not_say_of_a_request(asked, reason):
     with pytest.raises(MalformedInput, match=re.escape(reason)):
         plain(claiming(), asked)
 
 
-@pytest.mark.parametrize(
-    ("wire", "requests", "reason"),
-    [
-        (claiming(), [request(), NIC], "request nic: deviceClassName=nic.example.com"),
-        (
-            claiming(using("a", "a"), using("b", "b")),
-            [request("a"), request("b", **selecting(f'{OF}.uuid == "x"'))],
-            "request b: it selects other devices than spec.resourceClaims gpu: request a",
-        ),
-        (
-            claiming(using("a"), inits=[using("s", restartPolicy="Always")]),
-            [request()],
-            "containers s and a share spec.resourceClaims gpu: request main, and one of them is a sidecar",
-        ),
-        (
-            claiming(using("a", "a", "b")),
-            [request("a"), request("b")],
-            "container a uses 2 requests",
-        ),
-        (
-            claiming(using("a", "a")),
-            [request("a"), request("b")],
-            "request b: no container uses it",
-        ),
-        (
-            claiming(using("a", "a"), using("b", "c")),
-            [request("a")],
-            "container b uses request c, which claim gpu does not have",
-        ),
-        (claiming({"name": "main"}, inits=[using("i")]), [request()], "container i uses"),
-        (
-            claiming({"name": "main"}, inits=[using("s", restartPolicy="Always"), using("i")]),
-            [request()],
-            "containers s and i share",
-        ),
-        (
-            claiming(using("main"), asking("b", gpumem=1)),
-            [request()],
-            "container b: nvidia.com/gpumem beside a claim",
-        ),
-        (
-            claiming(**{UUID: "GPU-1"}),
-            [request(**selecting(f'{OF}.uuid == "GPU-2"'))],
-            f"annotation {UUID}=GPU-1: the pod's claim says GPU-2",
-        ),
-        (claiming(**{MODE: "mig"}), [request()], f"annotation {MODE}=mig"),
-    ],
+@cases(
+    "wire, requests, reason",
+    (claiming(), [request(), NIC], "request nic: deviceClassName=nic.example.com"),
+    (
+        claiming(using("a", "a"), using("b", "b")),
+        [request("a"), request("b", **selecting(f'{OF}.uuid == "x"'))],
+        "request b: it selects other devices than spec.resourceClaims gpu: request a",
+    ),
+    (
+        claiming(using("a"), inits=[using("s", restartPolicy="Always")]),
+        [request()],
+        "containers s and a share spec.resourceClaims gpu: request main, and one of them is a sidecar",
+    ),
+    (claiming(using("a", "a", "b")), [request("a"), request("b")], "container a uses 2 requests"),
+    (claiming(using("a", "a")), [request("a"), request("b")], "request b: no container uses it"),
+    (
+        claiming(using("a", "a"), using("b", "c")),
+        [request("a")],
+        "container b uses request c, which claim gpu does not have",
+    ),
+    (claiming({"name": "main"}, inits=[using("i")]), [request()], "container i uses"),
+    (
+        claiming({"name": "main"}, inits=[using("s", restartPolicy="Always"), using("i")]),
+        [request()],
+        "containers s and i share",
+    ),
+    (
+        claiming(using("main"), asking("b", gpumem=1)),
+        [request()],
+        "container b: nvidia.com/gpumem beside a claim",
+    ),
+    (
+        claiming(**{UUID: "GPU-1"}),
+        [request(**selecting(f'{OF}.uuid == "GPU-2"'))],
+        f"annotation {UUID}=GPU-1: the pod's claim says GPU-2",
+    ),
+    (claiming(**{MODE: "mig"}), [request()], f"annotation {MODE}=mig"),
 )
 def test_what_amounts_do_not_say_of_a_pod(wire, requests, reason):
     with pytest.raises(MalformedInput, match=re.escape(reason)):
@@ -399,40 +363,38 @@ def test_what_amounts_do_not_say_of_a_pod(wire, requests, reason):
 TWO = claiming(using("a", "a"), using("b", "b"))
 
 
-@pytest.mark.parametrize(
-    ("wire", "requests", "devices", "reason"),
-    [
-        (
-            claiming(),
-            [request()],
-            {"config": [{"opaque": {"driver": "gpu.hami.io"}}]},
-            "spec.resourceClaims gpu: config",
-        ),
-        (
-            claiming(),
-            [request()],
-            {"constraints": [{"matchAttribute": "gpu.hami.io/productName"}]},
-            "spec.resourceClaims gpu: matchAttribute gpu.hami.io/productName",
-        ),
-        (
-            claiming(),
-            [parts((81920, 40960), (46068, 23034), count=2)],
-            {"constraints": [{"requests": ["main/m81920"], "matchAttribute": NUMA_NODE}]},
-            "matchAttribute resource.kubernetes.io/numaNode",
-        ),
-        (
-            TWO,
-            [request("a"), request("b")],
-            {"constraints": [{"distinctAttribute": "gpu.hami.io/uuid"}]},
-            "distinctAttribute gpu.hami.io/uuid",
-        ),
-        (
-            TWO,
-            [request("a", count=2), request("b", count=2)],
-            {"constraints": [{"requests": ["a"], "matchAttribute": NUMA_NODE}]},
-            "request b: expected matchAttribute",
-        ),
-    ],
+@cases(
+    "wire, requests, devices, reason",
+    (
+        claiming(),
+        [request()],
+        {"config": [{"opaque": {"driver": "gpu.hami.io"}}]},
+        "spec.resourceClaims gpu: config",
+    ),
+    (
+        claiming(),
+        [request()],
+        {"constraints": [{"matchAttribute": "gpu.hami.io/productName"}]},
+        "spec.resourceClaims gpu: matchAttribute gpu.hami.io/productName",
+    ),
+    (
+        claiming(),
+        [parts((81920, 40960), (46068, 23034), count=2)],
+        {"constraints": [{"requests": ["main/m81920"], "matchAttribute": NUMA_NODE}]},
+        "matchAttribute resource.kubernetes.io/numaNode",
+    ),
+    (
+        TWO,
+        [request("a"), request("b")],
+        {"constraints": [{"distinctAttribute": "gpu.hami.io/uuid"}]},
+        "distinctAttribute gpu.hami.io/uuid",
+    ),
+    (
+        TWO,
+        [request("a", count=2), request("b", count=2)],
+        {"constraints": [{"requests": ["a"], "matchAttribute": NUMA_NODE}]},
+        "request b: expected matchAttribute",
+    ),
 )
 def test_what_amounts_do_not_say_of_a_claim(wire, requests, devices, reason):
     with pytest.raises(MalformedInput, match=re.escape(reason)):

@@ -162,24 +162,22 @@ def test_a_pod_that_takes_either_mode_gets_a_share():
     ]
 
 
-@pytest.mark.parametrize(
-    ("annotations", "expressions"),
-    [
-        (
-            {TYPE: "A100, T4"},
-            [
-                f'{OF}.productName.lowerAscii().contains("a100") || '
-                f'{OF}.productName.lowerAscii().contains("t4")'
-            ],
-        ),
-        ({NOUSE_TYPE: "T4"}, [f'!({OF}.productName.lowerAscii().contains("t4"))']),
-        ({UUID: "GPU-1"}, [f'{OF}.uuid in ["GPU-1"]']),
-        ({NOUSE_UUID: "GPU-1,GPU-2"}, [f'!({OF}.uuid in ["GPU-1", "GPU-2"])']),
-        ({"nvidia.com/vgpu-mode": "hami-core"}, [f'"hami-core".contains({OF}.mode)']),
-        ({POLICY: "binpack"}, []),
-        ({NODES: "kube"}, []),
-        ({"hami.io/preemptible": "false"}, []),
-    ],
+@cases(
+    "annotations, expressions",
+    (
+        {TYPE: "A100, T4"},
+        [
+            f'{OF}.productName.lowerAscii().contains("a100") || '
+            f'{OF}.productName.lowerAscii().contains("t4")'
+        ],
+    ),
+    ({NOUSE_TYPE: "T4"}, [f'!({OF}.productName.lowerAscii().contains("t4"))']),
+    ({UUID: "GPU-1"}, [f'{OF}.uuid in ["GPU-1"]']),
+    ({NOUSE_UUID: "GPU-1,GPU-2"}, [f'!({OF}.uuid in ["GPU-1", "GPU-2"])']),
+    ({"nvidia.com/vgpu-mode": "hami-core"}, [f'"hami-core".contains({OF}.mode)']),
+    ({POLICY: "binpack"}, []),
+    ({NODES: "kube"}, []),
+    ({"hami.io/preemptible": "false"}, []),
 )
 def test_annotations_that_a_claim_says(annotations, expressions):
     assert devices(annotated(annotations))["requests"] == [
@@ -190,16 +188,11 @@ def test_annotations_that_a_claim_says(annotations, expressions):
 MANY = ",".join(f"GPU-{number}" for number in range(65))
 
 
-@pytest.mark.parametrize(
-    ("wire", "reason"),
-    [
-        (annotated({UUID: MANY}), "at most 64 types or UUIDs"),
-        (annotated({TYPE: "x" * 65}), "64 characters"),
-        (
-            annotated({TYPE: ",".join("\N{GRINNING FACE}" * 60 for _ in range(64))}),
-            "an expression of",
-        ),
-    ],
+@cases(
+    "wire, reason",
+    (annotated({UUID: MANY}), "at most 64 types or UUIDs"),
+    (annotated({TYPE: "x" * 65}), "64 characters"),
+    (annotated({TYPE: ",".join("\N{GRINNING FACE}" * 60 for _ in range(64))}), "an expression of"),
 )
 def test_lists_that_no_claim_says(wire, reason):
     with pytest.raises(Inexpressible, match=reason):
@@ -227,9 +220,7 @@ def test_a_claim_that_etcd_does_not_take():
         devices(wire, range(1000, 5000, 1000))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "reason"), [((), "there is no GPU yet"), (range(1000, 1009), "there are 9")]
-)
+@cases("sizes, reason", ((), "there is no GPU yet"), (range(1000, 1009), "there are 9"))
 def test_percent_needs_to_know_a_few_sizes(sizes, reason):
     with pytest.raises(Inexpressible, match=reason):
         devices(pod(asking(gpumem_percentage=50)), sizes)

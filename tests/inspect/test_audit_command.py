@@ -200,14 +200,12 @@ def claim(device="gpu-a", node="n"):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "nodes, claims, rule",
-    [
-        ([node("n")], [claim()], None),
-        ([node("n", GPU)], [], ("TwoAllocationModes", "card 0 (a) of node n")),
-        ([node("n")], [claim("gpu-b")], ("CardGone", "claim default/c")),
-        ([node("n")], [claim(node="m")], ("CardGone", "claim default/c")),
-    ],
+    ([node("n")], [claim()], None),
+    ([node("n", GPU)], [], ("TwoAllocationModes", "card 0 (a) of node n")),
+    ([node("n")], [claim("gpu-b")], ("CardGone", "claim default/c")),
+    ([node("n")], [claim(node="m")], ("CardGone", "claim default/c")),
 )
 def test_claims_and_slices_are_compared(nodes, claims, rule):
     cluster = InspectedCluster(
@@ -297,9 +295,11 @@ PLACES = render_mig_allocations(
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     "start, rule",
-    [(4, None), (0, ("ClaimDiffers", "pod default/p")), (5, ("CardGone", "claim default/c"))],
+    (4, None),
+    (0, ("ClaimDiffers", "pod default/p")),
+    (5, ("CardGone", "claim default/c")),
 )
 def test_mig_instances_of_claims_of_hami_s_scheduler_are_compared(start, rule):
     holder = with_keys(
@@ -432,14 +432,12 @@ def test_a_policy_that_is_written_on_a_node():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "scheduler, remedy",
-    [
-        ("hami-scheduler", "without nodeName"),
-        ("default-scheduler", "it has not passed HAMi's webhook"),
-        ("", "it has not passed HAMi's webhook"),
-        ("volcano", "without schedulerName: volcano places it"),
-    ],
+    ("hami-scheduler", "without nodeName"),
+    ("default-scheduler", "it has not passed HAMi's webhook"),
+    ("", "it has not passed HAMi's webhook"),
+    ("volcano", "without schedulerName: volcano places it"),
 )
 def test_advice_for_a_pod_without_its_devices_fits_the_cause(scheduler, remedy):
     bare = pod(gpus(), node_name="n", phase="Running", scheduler_name=scheduler)

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from hami.cli import main
 from hami.cli.group import PEOPLE
 from hami.cli.kubectl import completions, kubectl_main
+from testing.cases import cases
 from testing.fake_api import FakeApi, bound, node, pending, refused
 from testing.pods import pod
 
@@ -27,21 +28,19 @@ def names(result):
     return [item["name"] for item in json.loads(result.stdout)["items"]]
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, expected",
-    [
-        (["top"], ["n1", "n2"]),
-        (["top", "nodes", "n2"], ["n2"]),
-        (["top", "pods"], ["b"]),
-        (["top", "pods", "--context=other"], ["a"]),
-        (["top", "pods", "-A"], ["a", "b"]),
-        (["top", "pods", "-n", "default"], ["a"]),
-        (["top", "nodes", "-l", "gpu=off"], []),
-        (["top", "pods", "-n=default"], ["a"]),
-        (["top", "nodes", "-l=gpu=off"], []),
-        (["top", "nodes", "--sort-by=memory"], ["n1", "n2"]),
-        (["top", "namespaces"], ["default"]),
-    ],
+    (["top"], ["n1", "n2"]),
+    (["top", "nodes", "n2"], ["n2"]),
+    (["top", "pods"], ["b"]),
+    (["top", "pods", "--context=other"], ["a"]),
+    (["top", "pods", "-A"], ["a", "b"]),
+    (["top", "pods", "-n", "default"], ["a"]),
+    (["top", "nodes", "-l", "gpu=off"], []),
+    (["top", "pods", "-n=default"], ["a"]),
+    (["top", "nodes", "-l=gpu=off"], []),
+    (["top", "nodes", "--sort-by=memory"], ["n1", "n2"]),
+    (["top", "namespaces"], ["default"]),
 )
 def test_top(args, expected):
     assert names(hami(*args, "-o", "json")) == expected
@@ -137,15 +136,13 @@ def test_simulate_with_preemption(tmp_path):
     assert "web would preempt default/a on n1\n" in result.stdout
 
 
-@pytest.mark.parametrize(
+@cases(
     "labels, said",
-    [
-        ({"hami.io/allocation-mode": "dra"}, True),
-        ({"hami.io/allocation-mode": "dra-preferred"}, True),
-        ({"hami.io/allocation-mode": "device-plugin"}, False),
-        ([], False),
-        (None, False),
-    ],
+    ({"hami.io/allocation-mode": "dra"}, True),
+    ({"hami.io/allocation-mode": "dra-preferred"}, True),
+    ({"hami.io/allocation-mode": "device-plugin"}, False),
+    ([], False),
+    (None, False),
 )
 @pytest.mark.parametrize("command", ["simulate", "capacity"])
 def test_that_the_label_of_claims_is_not_simulated_is_said(tmp_path, command, labels, said):
@@ -177,26 +174,20 @@ def test_simulate_and_capacity(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, text, said",
-    [
-        (
-            ["simulate"],
-            b"kind: Pod\nspec: 3",
-            "error: {path}: document 1: spec: expected a mapping",
-        ),
-        (["simulate"], b"\xff", "error: {path}: not UTF-8 text"),
-        (
-            ["simulate", "-A"],
-            b"kind: Pod\nspec: {containers: []}",
-            "error: new pods have one namespace: use -n",
-        ),
-        (
-            ["capacity"],
-            b"kind: Pod\nspec: {}\n---\nkind: Pod\nspec: {}",
-            "error: expected one pod or workload, found pod/",
-        ),
-    ],
+    (["simulate"], b"kind: Pod\nspec: 3", "error: {path}: document 1: spec: expected a mapping"),
+    (["simulate"], b"\xff", "error: {path}: not UTF-8 text"),
+    (
+        ["simulate", "-A"],
+        b"kind: Pod\nspec: {containers: []}",
+        "error: new pods have one namespace: use -n",
+    ),
+    (
+        ["capacity"],
+        b"kind: Pod\nspec: {}\n---\nkind: Pod\nspec: {}",
+        "error: expected one pod or workload, found pod/",
+    ),
 )
 def test_manifests_with_errors(tmp_path, args, text, said):
     path = tmp_path / "web.yaml"
@@ -229,13 +220,11 @@ def test_a_snapshot_answers_as_the_cluster(tmp_path):
     assert names(hami("top", f"--snapshot={path}", "-o", "json")) == ["node-1", "node-2"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, said",
-    [
-        (["top", "--snapshot=/no/such"], "error: /no/such: No such file"),
-        (["replay", "/no/such"], "error: /no/such: No such file"),
-        (["top", "-w", "--snapshot=x"], "error: -w needs a cluster: a snapshot does not change"),
-    ],
+    (["top", "--snapshot=/no/such"], "error: /no/such: No such file"),
+    (["replay", "/no/such"], "error: /no/such: No such file"),
+    (["top", "-w", "--snapshot=x"], "error: -w needs a cluster: a snapshot does not change"),
 )
 def test_snapshots_that_cannot_be_used(args, said):
     result = hami(*args)
@@ -258,42 +247,36 @@ def test_a_table_has_no_colors_where_there_is_no_terminal():
     assert "\x1b" not in result.stdout
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, of, said",
-    [
-        (
-            ["top"],
-            FakeApi(errors={"/api/v1/nodes": refused()}),
-            "error: you may not list nodes in the whole cluster",
-        ),
-        (["top"], FakeApi(), "error: no node has registered devices"),
-        (["top", "nodes", "n3"], None, "error: there is no node n3; did you mean n"),
-        (
-            ["explain", "pod", "bb"],
-            None,
-            "error: there is no pod in namespace team: bb; did you mean b?",
-        ),
-        (
-            ["explain", "pod", "b", "-A"],
-            None,
-            "error: a pod has one namespace: use -n instead of -A",
-        ),
-        (
-            ["explain", "pod", "web"],
-            FakeApi([node("n1")], [pending("web", "team")]),
-            "error: pod team/web requests no devices",
-        ),
-        (
-            ["top", "--device-config-map=x"],
-            None,
-            "error: --device-config-map=x: expected NAMESPACE/NAME",
-        ),
-        (
-            ["top", "--device-config-file=/no/such"],
-            None,
-            "error: --device-config-file /no/such: No such file",
-        ),
-    ],
+    (
+        ["top"],
+        FakeApi(errors={"/api/v1/nodes": refused()}),
+        "error: you may not list nodes in the whole cluster",
+    ),
+    (["top"], FakeApi(), "error: no node has registered devices"),
+    (["top", "nodes", "n3"], None, "error: there is no node n3; did you mean n"),
+    (
+        ["explain", "pod", "bb"],
+        None,
+        "error: there is no pod in namespace team: bb; did you mean b?",
+    ),
+    (["explain", "pod", "b", "-A"], None, "error: a pod has one namespace: use -n instead of -A"),
+    (
+        ["explain", "pod", "web"],
+        FakeApi([node("n1")], [pending("web", "team")]),
+        "error: pod team/web requests no devices",
+    ),
+    (
+        ["top", "--device-config-map=x"],
+        None,
+        "error: --device-config-map=x: expected NAMESPACE/NAME",
+    ),
+    (
+        ["top", "--device-config-file=/no/such"],
+        None,
+        "error: --device-config-file /no/such: No such file",
+    ),
 )
 def test_errors_are_one_line(args, of, said):
     result = hami(*args, of=of)
@@ -315,12 +298,10 @@ def test_without_a_cluster_there_is_one_line():
     assert "the API server does not answer" in result.stderr
 
 
-@pytest.mark.parametrize(
+@cases(
     "args, said",
-    [
-        (["--kubeconfig=/no/such"], "no API server to talk to: kubeconfig /no/such"),
-        (["--context=no"], "no API server to talk to: kubeconfig"),
-    ],
+    (["--kubeconfig=/no/such"], "no API server to talk to: kubeconfig /no/such"),
+    (["--context=no"], "no API server to talk to: kubeconfig"),
 )
 def test_a_configuration_that_cannot_be_used(args, said):
     result = CliRunner().invoke(main, ["top", *args])
@@ -335,14 +316,12 @@ def test_each_command_has_help(command):
     assert "--kubeconfig FILE" in result.stdout or command == "replay"
 
 
-@pytest.mark.parametrize(
+@cases(
     "words, expected",
-    [
-        ([""], list(PEOPLE)),
-        (["to"], ["top"]),
-        (["top", "c"], ["cards"]),
-        (["top", "nodes", "--sort-by", "me"], ["memory"]),
-    ],
+    ([""], list(PEOPLE)),
+    (["to"], ["top"]),
+    (["top", "c"], ["cards"]),
+    (["top", "nodes", "--sort-by", "me"], ["memory"]),
 )
 def test_kubectl_completes(words, expected):
     *lines, directive = completions(words)

@@ -283,15 +283,13 @@ def test_a_card_that_is_gone():
     assert "a card that is gone (gone)" in lines(holds)[-1]
 
 
-@pytest.mark.parametrize(
+@cases(
     "waits, said",
-    [
-        (
-            pod(name=PENDING, annotations={"hami.io/vgpu-node": "n1"}),
-            "requests no devices that HAMi manages",
-        ),
-        (pod(gpus(), name=PENDING, phase="Succeeded"), r"has finished \(Succeeded\)"),
-    ],
+    (
+        pod(name=PENDING, annotations={"hami.io/vgpu-node": "n1"}),
+        "requests no devices that HAMi manages",
+    ),
+    (pod(gpus(), name=PENDING, phase="Succeeded"), r"has finished \(Succeeded\)"),
 )
 def test_pods_without_a_report(waits, said):
     with pytest.raises(HamiError, match=said):

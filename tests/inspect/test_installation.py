@@ -88,14 +88,12 @@ def test_schedulers(item, is_hamis, counts_others):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "flags, allocates",
-    [
-        ([], False),
-        (["--dra=show"], False),
-        (["--dra=show", "--dra=allocate"], True),
-        (["--dra=allocate", "--dra=show"], False),
-    ],
+    ([], False),
+    (["--dra=show"], False),
+    (["--dra=show", "--dra=allocate"], True),
+    (["--dra=allocate", "--dra=show"], False),
 )
 def test_schedulers_that_allocate_claims(flags, allocates):
     assert parse_scheduler(raw(deployment("hami", "scheduler", *flags))).allocates is allocates
@@ -120,14 +118,12 @@ def test_device_plugins(item, outdated):
     assert parse_plugins(raw(item)) == (5, outdated)
 
 
-@pytest.mark.parametrize(
+@cases(
     "item, name",
-    [
-        (policy("hami-placement", "Deny"), None),
-        (policy("hami-placement", "Warn", "Audit"), "hami-placement"),
-        (policy("hami-placement", "Deny", "Audit"), None),
-        (policy("another", "Warn"), None),
-    ],
+    (policy("hami-placement", "Deny"), None),
+    (policy("hami-placement", "Warn", "Audit"), "hami-placement"),
+    (policy("hami-placement", "Deny", "Audit"), None),
+    (policy("another", "Warn"), None),
 )
 def test_policies(item, name):
     assert parse_warning_policy(raw(item)) == name
@@ -334,26 +330,22 @@ def test_nothing_is_found_in_the_shipped_manifests():
 CLASS = {"metadata": {"name": "gpu.nvidia.com"}, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
 
 
-@pytest.mark.parametrize(
+@cases(
     "item, parsed",
-    [
-        (CLASS, ("gpu.nvidia.com", "nvidia.com/gpu")),
-        (CLASS | {"spec": {}}, None),
-        ({"metadata": {"name": "x"}}, None),
-    ],
+    (CLASS, ("gpu.nvidia.com", "nvidia.com/gpu")),
+    (CLASS | {"spec": {}}, None),
+    ({"metadata": {"name": "x"}}, None),
 )
 def test_device_classes(item, parsed):
     assert parse_device_class(raw(item)) == parsed
 
 
-@pytest.mark.parametrize(
-    ("resource", "allocatable", "lack"),
-    [
-        ("nvidia.com/gpu", {}, "1 node"),
-        ("nvidia.com/gpu", {"nvidia.com/gpumem": "0"}, "1 node"),
-        ("nvidia.com/gpu", {"nvidia.com/gpumem": "0", "nvidia.com/gpucores": "0"}, ""),
-        ("example.com/gpu", {}, ""),
-    ],
+@cases(
+    "resource, allocatable, lack",
+    ("nvidia.com/gpu", {}, "1 node"),
+    ("nvidia.com/gpu", {"nvidia.com/gpumem": "0"}, "1 node"),
+    ("nvidia.com/gpu", {"nvidia.com/gpumem": "0", "nvidia.com/gpucores": "0"}, ""),
+    ("example.com/gpu", {}, ""),
 )
 def test_a_device_class_that_takes_a_resource_is_found(resource, allocatable, lack):
     of = FakeApi(
@@ -406,12 +398,10 @@ def test_other_commands_do_not_read_it():
     ]  # part of the record
 
 
-@pytest.mark.parametrize(
+@cases(
     "path, said",
-    [
-        ("/apis/apps/v1/deployments", ["you may not list deployments in the whole cluster"]),
-        (POLICIES, ["you may not list validatingadmissionpolicybindings in the whole cluster"]),
-    ],
+    ("/apis/apps/v1/deployments", ["you may not list deployments in the whole cluster"]),
+    (POLICIES, ["you may not list validatingadmissionpolicybindings in the whole cluster"]),
 )
 def test_a_missing_right_is_a_note(path, said):
     notes = []

@@ -114,19 +114,17 @@ def test_a_claim_that_cannot_be_read_is_reported():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "labels, notes",
-    [
-        ({}, []),
-        (
-            {"hami.io/allocation-mode": "dra"},
-            [
-                "you may not list resourceslices in the whole cluster: ask for the verb "
-                "list on resourceslices there; devices "
-                "that claims hold are left out of account"
-            ],
-        ),
-    ],
+    ({}, []),
+    (
+        {"hami.io/allocation-mode": "dra"},
+        [
+            "you may not list resourceslices in the whole cluster: ask for the verb "
+            "list on resourceslices there; devices "
+            "that claims hold are left out of account"
+        ],
+    ),
 )
 def test_the_right_to_read_slices_is_missed_only_where_a_node_publishes_some(labels, notes):
     record, said, _ = read(FakeApi([node("n", labels=labels)], errors={SLICES: refused()}))

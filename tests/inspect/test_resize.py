@@ -129,15 +129,13 @@ def test_what_the_annotations_say(annotations, report, sentence):
     assert found is None or found.sentence == sentence
 
 
-@pytest.mark.parametrize(
+@cases(
     "target, found",
-    [
-        (SMALL, (5120, 20)),
-        (LARGE, (0, 0)),
-        ("GPU-a,NVIDIA,9000,10:;", (0, 30)),
-        ("x,", (0, 0)),
-        ("", (0, 0)),
-    ],
+    (SMALL, (5120, 20)),
+    (LARGE, (0, 0)),
+    ("GPU-a,NVIDIA,9000,10:;", (0, 30)),
+    ("x,", (0, 0)),
+    ("", (0, 0)),
 )
 def test_what_is_booked_beyond_what_a_pod_is_to_have(target, found):
     assert excess({RESIZED: LARGE, RESIZE_TARGET: target}) == found

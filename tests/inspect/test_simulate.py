@@ -26,6 +26,7 @@ from hami.inspect.simulate import (
 from hami.inspect.tables import Style
 from hami.model import DisruptionBudget, LabelRequirement
 from testing.builders import gpu, node, pod, quota
+from testing.cases import cases
 from testing.records import held, record, some_record
 
 T4 = {"model": "NVIDIA T4", "memory_mib": 16_000}
@@ -95,11 +96,7 @@ def test_a_pod_with_a_claim_goes_where_claims_are_given():
 def test_where_each_pod_would_go():
     report = run(source(3, gpumem=9000))
     assert report.all_fit
-    assert placed(report) == {
-        "web-0": ("n2", "0"),
-        "web-1": ("n1", "1"),
-        "web-2": ("n1", "0"),
-    }
+    assert placed(report) == {"web-0": ("n2", "0"), "web-1": ("n1", "1"), "web-2": ("n1", "0")}
 
 
 def test_what_stops_the_next():
@@ -144,18 +141,16 @@ def test_workloads_are_placed_in_their_order():
     assert [(outcome.placed, outcome.wanted) for outcome in report.outcomes] == [(3, 3), (0, 1)]
 
 
-@pytest.mark.parametrize(
+@cases(
     "scenario, fits",
-    [
-        ({}, 3),
-        ({"replicas": 2}, 2),
-        ({"added": ("like=n1:2",)}, 7),
-        ({"drained": ("n1",)}, 1),
-        ({"cordoned": ("a",)}, 2),
-        ({"ended": ("x",)}, 3),
-        ({"ended": ("default/x",), "cordoned": ("a", "b")}, 1),
-        ({"drained": ("n1",), "added": ("like=n1:1",)}, 3),
-    ],
+    ({}, 3),
+    ({"replicas": 2}, 2),
+    ({"added": ("like=n1:2",)}, 7),
+    ({"drained": ("n1",)}, 1),
+    ({"cordoned": ("a",)}, 2),
+    ({"ended": ("x",)}, 3),
+    ({"ended": ("default/x",), "cordoned": ("a", "b")}, 1),
+    ({"drained": ("n1",), "added": ("like=n1:1",)}, 3),
 )
 def test_a_cluster_that_would_be_different(scenario, fits):
     (outcome,) = run(source(9, gpumem=9000), **scenario).outcomes
@@ -177,22 +172,20 @@ def test_the_node_policy(policy, nodes):
     ] == nodes
 
 
-@pytest.mark.parametrize(
+@cases(
     "fields, quotas, said",
-    [
-        ({"gpumem": 1000}, [quota(gpumem=500)], "admission denies it: exceeding resource quota"),
-        ({"gpumem": "x"}, [], "admission denies it: "),
-        (
-            {"annotations": {"hami.io/vgpu-node": "n1"}},
-            [],
-            "admission denies it: hami.io/vgpu-node is written by",
-        ),
-        (
-            {"scheduler": "other"},
-            [],
-            "it is not for HAMi: pod already has different scheduler assigned",
-        ),
-    ],
+    ({"gpumem": 1000}, [quota(gpumem=500)], "admission denies it: exceeding resource quota"),
+    ({"gpumem": "x"}, [], "admission denies it: "),
+    (
+        {"annotations": {"hami.io/vgpu-node": "n1"}},
+        [],
+        "admission denies it: hami.io/vgpu-node is written by",
+    ),
+    (
+        {"scheduler": "other"},
+        [],
+        "it is not for HAMi: pod already has different scheduler assigned",
+    ),
 )
 def test_pods_pass_the_admission(fields, quotas, said):
     (outcome,) = run(source(**fields), quotas=quotas).outcomes
@@ -212,16 +205,14 @@ def test_a_pod_without_devices_goes_anywhere():
     assert placed(run(plain)) == {"plain": ("",)}
 
 
-@pytest.mark.parametrize(
+@cases(
     "scenario, said",
-    [
-        ({"added": ("n1:2",)}, "expected like=NODE:COUNT"),
-        ({"added": ("like=n1:0",)}, "expected like=NODE:COUNT"),
-        ({"added": ("like=n11:2",)}, "there is no node n11; did you mean n1"),
-        ({"drained": ("n3",)}, "there is no node n3"),
-        ({"cordoned": ("zz",)}, "there is no card zz"),
-        ({"ended": ("y",)}, "there is no pod with devices default/y"),
-    ],
+    ({"added": ("n1:2",)}, "expected like=NODE:COUNT"),
+    ({"added": ("like=n1:0",)}, "expected like=NODE:COUNT"),
+    ({"added": ("like=n11:2",)}, "there is no node n11; did you mean n1"),
+    ({"drained": ("n3",)}, "there is no node n3"),
+    ({"cordoned": ("zz",)}, "there is no card zz"),
+    ({"ended": ("y",)}, "there is no pod with devices default/y"),
 )
 def test_names_that_match_nothing(scenario, said):
     with pytest.raises(HamiError, match=said):
@@ -271,15 +262,13 @@ def test_capacity_within_a_quota():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "workload, said",
-    [
-        (source(gpumem="x"), "deployment/web: admission denies it"),
-        (
-            PodSource("Pod", "p", "", 1, {"metadata": {}, "spec": {"containers": [{"name": "c"}]}}),
-            "pod/p requests no devices",
-        ),
-    ],
+    (source(gpumem="x"), "deployment/web: admission denies it"),
+    (
+        PodSource("Pod", "p", "", 1, {"metadata": {}, "spec": {"containers": [{"name": "c"}]}}),
+        "pod/p requests no devices",
+    ),
 )
 def test_no_capacity_for_such_pods(workload, said):
     with pytest.raises(HamiError, match=said):
@@ -395,14 +384,12 @@ def test_a_pod_that_fits_preempts_nobody():
     assert placed.preempts == ()
 
 
-@pytest.mark.parametrize(
+@cases(
     "priority_class, default, fit",
-    [
-        ("polite", None, 0),
-        ("", None, 1),
-        ("unknown", None, 1),
-        ("", PriorityClass(value=500, global_default=True), 2),
-    ],
+    ("polite", None, 0),
+    ("", None, 1),
+    ("unknown", None, 1),
+    ("", PriorityClass(value=500, global_default=True), 2),
 )
 def test_the_priority_of_a_pod_is_that_of_its_class(priority_class, default, fit):
     classes = CLASSES | ({"default": default} if default else {})

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from hami.inspect.tables import Column, Style, meter, printable, render_document, render_rows
+from testing.cases import cases
 
 
 class Line(msgspec.Struct, rename="camel"):
@@ -26,16 +27,14 @@ COLUMNS = (
 )
 
 
-@pytest.mark.parametrize(
+@cases(
     "used, total, text",
-    [
-        (0, 100, "░░░░░░░░░░   0%"),
-        (1, 1000, "█░░░░░░░░░   0%"),
-        (38, 100, "████░░░░░░  38%"),
-        (100, 100, "██████████ 100%"),
-        (150, 100, "██████████ 150%"),
-        (1, 0, "–"),
-    ],
+    (0, 100, "░░░░░░░░░░   0%"),
+    (1, 1000, "█░░░░░░░░░   0%"),
+    (38, 100, "████░░░░░░  38%"),
+    (100, 100, "██████████ 100%"),
+    (150, 100, "██████████ 150%"),
+    (1, 0, "–"),
 )
 def test_meters(used, total, text):
     assert meter(used, total) == text

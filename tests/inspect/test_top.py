@@ -15,6 +15,7 @@ from hami.inspect.read import Reader
 from hami.inspect.tables import Style
 from hami.inspect.top import TopQuery, age_of, age_text, render_top
 from testing import builders as cards
+from testing.cases import cases
 from testing.fake_api import FakeApi, bound, claimed, node, pending, quota
 from testing.nodes import gpu
 
@@ -224,20 +225,18 @@ def test_an_unreadable_allocation_and_an_unreadable_inventory_are_shown():
     assert items("cards", made, names=("n1",))[0]["memoryUsedMib"] == 10_000
 
 
-@pytest.mark.parametrize(
+@cases(
     "kind, wanted, names",
-    [
-        ("nodes", {"sort": "memory"}, ["n1", "n3", "n2"]),
-        ("nodes", {"sort": "pods"}, ["n1", "n3", "n2"]),
-        ("nodes", {"selector": "zone=a"}, ["n1"]),
-        ("nodes", {"names": ("n3", "n1")}, ["n1", "n3"]),
-        ("pods", {"namespace": "other"}, ["c"]),
-        ("pods", {"selector": "app"}, ["a"]),
-        ("pods", {"sort": "memory"}, ["a", "b", "c", "waits"]),
-        ("pods", {"names": ("b",)}, ["b"]),
-        ("namespaces", {"sort": "memory"}, ["default", "other"]),
-        ("namespaces", {"namespace": "other"}, ["other"]),
-    ],
+    ("nodes", {"sort": "memory"}, ["n1", "n3", "n2"]),
+    ("nodes", {"sort": "pods"}, ["n1", "n3", "n2"]),
+    ("nodes", {"selector": "zone=a"}, ["n1"]),
+    ("nodes", {"names": ("n3", "n1")}, ["n1", "n3"]),
+    ("pods", {"namespace": "other"}, ["c"]),
+    ("pods", {"selector": "app"}, ["a"]),
+    ("pods", {"sort": "memory"}, ["a", "b", "c", "waits"]),
+    ("pods", {"names": ("b",)}, ["b"]),
+    ("namespaces", {"sort": "memory"}, ["default", "other"]),
+    ("namespaces", {"namespace": "other"}, ["other"]),
 )
 def test_which_rows_and_in_which_order(kind, wanted, names):
     assert [row["name"] for row in items(kind, **wanted)] == names
@@ -285,25 +284,19 @@ def test_cores_are_counted_and_compared_as_parts_of_what_there_is():
     ] == [(3, 3)]
 
 
-@pytest.mark.parametrize(
+@cases(
     "kind, wanted, said",
-    [
-        ("nodes", {"names": ("n9",)}, "there is no node n9; did you mean n"),
-        ("cards", {"names": ("zzzzzz",)}, "there is no node zzzzzz$"),
-        (
-            "pods",
-            {"names": ("wait",), "namespace": "default"},
-            "there is no pod with devices in namespace default: wait; did you mean waits",
-        ),
-        ("namespaces", {"names": ("defautl",)}, "did you mean default"),
-        (
-            "pods",
-            {"sort": "free"},
-            "pods cannot be sorted by free; expected name, memory, cores, age",
-        ),
-        ("nodes", {"selector": "a="}, None),
-        ("nodes", {"selector": "a b"}, "label selector"),
-    ],
+    ("nodes", {"names": ("n9",)}, "there is no node n9; did you mean n"),
+    ("cards", {"names": ("zzzzzz",)}, "there is no node zzzzzz$"),
+    (
+        "pods",
+        {"names": ("wait",), "namespace": "default"},
+        "there is no pod with devices in namespace default: wait; did you mean waits",
+    ),
+    ("namespaces", {"names": ("defautl",)}, "did you mean default"),
+    ("pods", {"sort": "free"}, "pods cannot be sorted by free; expected name, memory, cores, age"),
+    ("nodes", {"selector": "a="}, None),
+    ("nodes", {"selector": "a b"}, "label selector"),
 )
 def test_errors(kind, wanted, said):
     if said is None:
@@ -319,18 +312,16 @@ def test_a_cluster_without_hami_is_an_error(kind):
         items(kind, cluster([NODES[3]], []))
 
 
-@pytest.mark.parametrize(
+@cases(
     "seconds, text",
-    [
-        (None, ""),
-        (0, "0s"),
-        (119, "119s"),
-        (120, "2m"),
-        (10_799, "179m"),
-        (10_800, "3h"),
-        (172_799, "47h"),
-        (172_800, "2d"),
-    ],
+    (None, ""),
+    (0, "0s"),
+    (119, "119s"),
+    (120, "2m"),
+    (10_799, "179m"),
+    (10_800, "3h"),
+    (172_799, "47h"),
+    (172_800, "2d"),
 )
 def test_ages(seconds, text):
     assert age_text(seconds) == text

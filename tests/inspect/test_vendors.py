@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from hami.cli.vendors import TABLE_FORMATS
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.inspect.vendors import FORMATS, Entry, entries, render
@@ -31,67 +29,60 @@ def chip(word, **resources):
     return vendor(word, annotations, count=f"acme.com/{word}", **resources)
 
 
-@pytest.mark.parametrize(
+@cases(
     "made, memory_unit, cores_unit, default",
-    [
-        (vendor(), "", "", "whole devices"),
-        (vendor(memory="a/m"), "MiB", "", "all memory"),
-        (vendor(memory="a/m", memory_factor=256), "256 MiB", "", "all memory"),
-        (
-            vendor(memory="a/m", memory_factor=1024, memory_units=True),
-            "1024 MiB, or as written (512Mi)",
-            "",
-            "all memory",
-        ),
-        (vendor(memory="a/m", memory_description="MiB, or half"), "MiB, or half", "", "all memory"),
-        (
-            vendor(memory_description="MiB, or half", cores_description="Cubes"),
-            "",
-            "",
-            "whole devices",
-        ),
-        (
-            vendor(cores="a/c", core_unit=CoreUnit.COMPUTE_UNITS),
-            "",
-            "% of a device, as compute units",
-            "whole devices",
-        ),
-        (vendor(memory="a/m", default_memory=5000), "MiB", "", "5000 MiB"),
-        (vendor(memory_percent="a/p"), "", "", "all memory"),
-        (vendor(cores="a/c"), "", "% of a device", "whole devices"),
-        (
-            vendor(memory="a/m", cores="a/c", default_cores=100),
-            "MiB",
-            "% of a device",
-            "all memory, 100 cores",
-        ),
-        (
-            vendor(memory="a/m", cores="a/c", defaults_to_all_cores=True),
-            "MiB",
-            "% of a device",
-            "all memory, all cores if no memory is requested",
-        ),
-        (vendor(memory="a/m", defaults_to_all_cores=True), "MiB", "", "all memory"),
-        (vendor(cores="a/c", core_unit=CoreUnit.MASK), "", "cores", "whole devices"),
-        (
-            vendor(cores="a/c", core_unit=CoreUnit.MASK, cores_description="Cubes"),
-            "",
-            "Cubes",
-            "whole devices",
-        ),
-        (
-            vendor(memory="a/m", cores="a/c", default_description="no minimum"),
-            "MiB",
-            "% of a device",
-            "no minimum",
-        ),
-        (
-            vendor(memory="a/m", memory_factor=512, cores="a/c", core_unit=CoreUnit.SIXTEENTHS),
-            "512 MiB",
-            "1/16 of a device",
-            "all memory",
-        ),
-    ],
+    (vendor(), "", "", "whole devices"),
+    (vendor(memory="a/m"), "MiB", "", "all memory"),
+    (vendor(memory="a/m", memory_factor=256), "256 MiB", "", "all memory"),
+    (
+        vendor(memory="a/m", memory_factor=1024, memory_units=True),
+        "1024 MiB, or as written (512Mi)",
+        "",
+        "all memory",
+    ),
+    (vendor(memory="a/m", memory_description="MiB, or half"), "MiB, or half", "", "all memory"),
+    (vendor(memory_description="MiB, or half", cores_description="Cubes"), "", "", "whole devices"),
+    (
+        vendor(cores="a/c", core_unit=CoreUnit.COMPUTE_UNITS),
+        "",
+        "% of a device, as compute units",
+        "whole devices",
+    ),
+    (vendor(memory="a/m", default_memory=5000), "MiB", "", "5000 MiB"),
+    (vendor(memory_percent="a/p"), "", "", "all memory"),
+    (vendor(cores="a/c"), "", "% of a device", "whole devices"),
+    (
+        vendor(memory="a/m", cores="a/c", default_cores=100),
+        "MiB",
+        "% of a device",
+        "all memory, 100 cores",
+    ),
+    (
+        vendor(memory="a/m", cores="a/c", defaults_to_all_cores=True),
+        "MiB",
+        "% of a device",
+        "all memory, all cores if no memory is requested",
+    ),
+    (vendor(memory="a/m", defaults_to_all_cores=True), "MiB", "", "all memory"),
+    (vendor(cores="a/c", core_unit=CoreUnit.MASK), "", "cores", "whole devices"),
+    (
+        vendor(cores="a/c", core_unit=CoreUnit.MASK, cores_description="Cubes"),
+        "",
+        "Cubes",
+        "whole devices",
+    ),
+    (
+        vendor(memory="a/m", cores="a/c", default_description="no minimum"),
+        "MiB",
+        "% of a device",
+        "no minimum",
+    ),
+    (
+        vendor(memory="a/m", memory_factor=512, cores="a/c", core_unit=CoreUnit.SIXTEENTHS),
+        "512 MiB",
+        "1/16 of a device",
+        "all memory",
+    ),
 )
 def test_units_and_defaults(made, memory_unit, cores_unit, default):
     entry = Entry(made)

@@ -138,17 +138,15 @@ def test_bytes_in_bytes_out(server):
     )
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, ClusterError),
-        (403, ClusterError),
-        (404, NotFound),
-        (409, Conflict),
-        (410, Gone),
-        (422, ClusterError),
-        (503, ClusterError),
-    ],
+@cases(
+    "status, kind",
+    (400, ClusterError),
+    (403, ClusterError),
+    (404, NotFound),
+    (409, Conflict),
+    (410, Gone),
+    (422, ClusterError),
+    (503, ClusterError),
 )
 def test_a_refusal_says_what_the_status_says(server, status, kind):
     server.answers.append((status, json.dumps({"kind": "Status", "message": "because"}).encode()))
@@ -158,19 +156,17 @@ def test_a_refusal_says_what_the_status_says(server, status, kind):
     assert caught.value.status == status
 
 
-@pytest.mark.parametrize(
-    ("status", "header", "seconds"),
-    [
-        (429, "7", 7.0),
-        (429, None, 1.0),
-        (429, "", 1.0),
-        (429, "-7", 1.0),
-        (429, "Wed, 21 Oct 2026 07:28:00 GMT", 1.0),
-        (429, "86400", 30.0),
-        (503, "2", 2.0),
-        (503, None, 0.0),
-        (409, None, 0.0),
-    ],
+@cases(
+    "status, header, seconds",
+    (429, "7", 7.0),
+    (429, None, 1.0),
+    (429, "", 1.0),
+    (429, "-7", 1.0),
+    (429, "Wed, 21 Oct 2026 07:28:00 GMT", 1.0),
+    (429, "86400", 30.0),
+    (503, "2", 2.0),
+    (503, None, 0.0),
+    (409, None, 0.0),
 )
 def test_a_server_says_how_long_to_wait(server, status, header, seconds):
     server.answers.append(
@@ -247,9 +243,7 @@ def test_a_broken_answer_is_a_disconnect_and_nothing_is_sent_twice(server):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"), [(0.0, ["bearer one", "bearer two"]), (1000.0, ["bearer one"] * 2)]
-)
+@cases("seconds, expected", (0.0, ["bearer one", "bearer two"]), (1000.0, ["bearer one"] * 2))
 def test_credentials_are_asked_for_again_after_some_time(server, monkeypatch, seconds, expected):
     """Tokens of service accounts rotate; the client's hook knows."""
     monkeypatch.setattr("hami.kube.api.CREDENTIALS_S", seconds)
@@ -313,9 +307,7 @@ def test_connect_falls_back_to_the_kubeconfig_at_home(server, tmp_path, monkeypa
     assert Api.connect().request("GET", "/x") == b"{}"
 
 
-@pytest.mark.parametrize(
-    ("kubeconfig", "said"), [("", "KUBECONFIG is not set"), ("/no/such/file", "/no/such/file")]
-)
+@cases("kubeconfig, said", ("", "KUBECONFIG is not set"), ("/no/such/file", "/no/such/file"))
 def test_connect_says_what_is_missing(kubeconfig, said, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", kubeconfig)
     monkeypatch.setenv("HOME", str(tmp_path))

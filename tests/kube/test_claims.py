@@ -4,6 +4,7 @@ import pytest
 
 from hami.errors import ClusterError, Conflict, MalformedInput, NotFound
 from hami.kube.claims import ClaimWriter, DynamicResources
+from testing.cases import cases
 from testing.fake_cluster import FakeCluster
 from tests.kube.test_cluster import BROKEN, LATE, REFUSED, ScriptedApi, calls
 
@@ -47,12 +48,10 @@ def test_the_slices_of_the_node_are_read_in_pages():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "document, method, path",
-    [
-        (SLICE, "POST", f"{GROUP}/resourceslices"),
-        (STORED, "PUT", f"{GROUP}/resourceslices/0-gpu.hami.io-n1"),
-    ],
+    (SLICE, "POST", f"{GROUP}/resourceslices"),
+    (STORED, "PUT", f"{GROUP}/resourceslices/0-gpu.hami.io-n1"),
 )
 def test_a_slice_is_created_or_replaced(document, method, path):
     api, resources = talk(REFUSED, STORED)

@@ -145,12 +145,10 @@ def test_annotate_pod_makes_one_attempt_within_a_time():
     assert len(api.calls) == 2
 
 
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
-        ('Pod "train" is invalid: metadata.uid: Invalid value: "x": field is immutable', Conflict),
-        ('Pod "train" is invalid: metadata.labels: Invalid value', ClusterError),
-    ],
+@cases(
+    "message, kind",
+    ('Pod "train" is invalid: metadata.uid: Invalid value: "x": field is immutable', Conflict),
+    ('Pod "train" is invalid: metadata.labels: Invalid value', ClusterError),
 )
 def test_a_later_pod_of_that_name_is_a_conflict(message, kind):
     with pytest.raises(ClusterError) as caught:
@@ -346,16 +344,14 @@ def test_a_name_stays_one_segment():
     assert api.calls[0][1] == "/api/v1/namespaces/team/pods/a%2F..%2Fb%3Fx%3Dy"
 
 
-@pytest.mark.parametrize(
-    ("read", "path", "query"),
-    [
-        (lambda c: c.pods_on("gpu-0"), "/api/v1/pods", {"fieldSelector": "spec.nodeName=gpu-0"}),
-        (
-            lambda c: c.pods_labeled("team", "a=b"),
-            "/api/v1/namespaces/team/pods",
-            {"labelSelector": "a=b"},
-        ),
-    ],
+@cases(
+    "read, path, query",
+    (lambda c: c.pods_on("gpu-0"), "/api/v1/pods", {"fieldSelector": "spec.nodeName=gpu-0"}),
+    (
+        lambda c: c.pods_labeled("team", "a=b"),
+        "/api/v1/namespaces/team/pods",
+        {"labelSelector": "a=b"},
+    ),
 )
 def test_pods_are_selected_by_the_server(read, path, query):
     api, cluster = talk({"metadata": {}, "items": [POD]})

@@ -42,48 +42,42 @@ def test_one_that_can_be_used_has_a_namespace(tmp_path):
     assert context_namespace(str(file)) == "n"
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "said"),
-    [
-        ("clusters", 5, "clusters: expected a list: '5'"),
-        ("clusters.0", "k", "clusters[0]: expected a mapping: 'k'"),
-        ("clusters.0.cluster", 1.5, "clusters[0].cluster: expected a mapping: '1.5'"),
-        (
-            "clusters.0.cluster.server",
-            5,
-            "cluster.server: expected an address such as https://10.0.0.1:6443: '5'",
-        ),
-        (
-            "clusters.0.cluster.server",
-            "http://[::1",
-            "clusters[0].cluster.server: Invalid IPv6 URL: 'http://[::1'",
-        ),
-        (
-            "clusters.0.cluster.server",
-            "a b",
-            "its address 'a b': Failed to parse: Host 'a b' contains",
-        ),
-        (
-            "clusters.0.cluster.certificate-authority-data",
-            "x",
-            "cluster.certificate-authority-data: not base64: ",
-        ),
-        ("contexts.0.context", "c", "contexts[0].context: expected a mapping: 'c'"),
-        ("contexts.0.context.cluster", "other", "Expected object with name other in "),
-        ("current-context", "other", "Expected object with name other in "),
-        ("users.0.user", "u", "users[0].user: expected a mapping: 'not shown'"),
-        ("users.0.user", {"tokenFile": 5}, "users[0].user.tokenFile: expected a text: 'not shown'"),
-        (
-            "users.0.user",
-            {"username": 5, "password": "p"},
-            "users[0].user.username: expected a text: 'not shown'",
-        ),
-        (
-            "users.0.user.auth-provider",
-            5,
-            "users[0].user.auth-provider: expected a mapping: 'not shown'",
-        ),
-    ],
+@cases(
+    "place, value, said",
+    ("clusters", 5, "clusters: expected a list: '5'"),
+    ("clusters.0", "k", "clusters[0]: expected a mapping: 'k'"),
+    ("clusters.0.cluster", 1.5, "clusters[0].cluster: expected a mapping: '1.5'"),
+    (
+        "clusters.0.cluster.server",
+        5,
+        "cluster.server: expected an address such as https://10.0.0.1:6443: '5'",
+    ),
+    (
+        "clusters.0.cluster.server",
+        "http://[::1",
+        "clusters[0].cluster.server: Invalid IPv6 URL: 'http://[::1'",
+    ),
+    ("clusters.0.cluster.server", "a b", "its address 'a b': Failed to parse: Host 'a b' contains"),
+    (
+        "clusters.0.cluster.certificate-authority-data",
+        "x",
+        "cluster.certificate-authority-data: not base64: ",
+    ),
+    ("contexts.0.context", "c", "contexts[0].context: expected a mapping: 'c'"),
+    ("contexts.0.context.cluster", "other", "Expected object with name other in "),
+    ("current-context", "other", "Expected object with name other in "),
+    ("users.0.user", "u", "users[0].user: expected a mapping: 'not shown'"),
+    ("users.0.user", {"tokenFile": 5}, "users[0].user.tokenFile: expected a text: 'not shown'"),
+    (
+        "users.0.user",
+        {"username": 5, "password": "p"},
+        "users[0].user.username: expected a text: 'not shown'",
+    ),
+    (
+        "users.0.user.auth-provider",
+        5,
+        "users[0].user.auth-provider: expected a mapping: 'not shown'",
+    ),
 )
 def test_what_is_wrong_with_a_field_is_said(tmp_path, place, value, said):
     file = tmp_path / "kubeconfig"

@@ -232,9 +232,7 @@ def test_an_expired_continue_token_starts_the_list_again():
     assert sink.calls[-1] == ("prune", ("b",), 2)  # counted from the start of the second attempt
 
 
-@pytest.mark.parametrize(
-    ("shown", "version", "is_read"), [(120, 119, True), (120, 120, False), (None, 99, True)]
-)
+@cases("shown, version, is_read", (120, 119, True), (120, 120, False), (None, 99, True))
 def test_versions_that_went_back_are_noticed_at_the_next_watch_and_all_is_read_anew(
     shown, version, is_read, caplog
 ):

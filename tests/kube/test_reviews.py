@@ -4,6 +4,7 @@ import pytest
 
 from hami.errors import ClusterError, MalformedInput
 from hami.kube.reviews import Identity, Reviews
+from testing.cases import cases
 from tests.kube.test_cluster import ScriptedApi
 
 USER = {"username": "ann", "uid": "7", "groups": ["devs"], "extra": {"scopes": ["a", "b"]}}
@@ -36,15 +37,13 @@ def test_a_token_that_is_not_accepted_belongs_to_nobody(answer):
     assert Reviews(ScriptedApi(answer)).identity("abc") is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "status, allowed",
-    [
-        ({"allowed": True}, True),
-        ({"allowed": False}, False),
-        ({"allowed": True, "denied": True}, False),
-        ({}, False),
-        (None, False),
-    ],
+    ({"allowed": True}, True),
+    ({"allowed": False}, False),
+    ({"allowed": True, "denied": True}, False),
+    ({}, False),
+    (None, False),
 )
 def test_the_right_to_list_pods_is_reviewed(status, allowed):
     api = ScriptedApi({"status": status})
@@ -59,9 +58,7 @@ def test_the_right_to_list_pods_is_reviewed(status, allowed):
     }
 
 
-@pytest.mark.parametrize(
-    "answer, error", [(ClusterError("403", 403), ClusterError), (b"[1]", MalformedInput)]
-)
+@cases("answer, error", (ClusterError("403", 403), ClusterError), (b"[1]", MalformedInput))
 def test_what_is_no_answer_is_an_error(answer, error):
     with pytest.raises(error):
         Reviews(ScriptedApi(answer)).identity("abc")

@@ -6,6 +6,7 @@ from hami.errors import ClusterError
 from hami.kube.watches import Watches
 from hami.model import QuotaLimits
 from testing.builders import gpus, node, pod
+from testing.cases import cases
 from testing.stores import SmallStore
 
 
@@ -20,12 +21,10 @@ class OneList:
         raise ClusterError("unable to parse requirement", 400)
 
 
-@pytest.mark.parametrize(
+@cases(
     "selector, query",
-    [
-        ("gpu=on,zone notin (b)", {"labelSelector": "gpu=on,zone notin (b)"}),
-        ("", {}),
-    ],
+    ("gpu=on,zone notin (b)", {"labelSelector": "gpu=on,zone notin (b)"}),
+    ("", {}),
 )
 def test_the_api_server_selects_the_nodes(selector, query):
     api = OneList()
@@ -47,25 +46,23 @@ def test_pods_are_listed_after_nodes(monkeypatch):
     assert [path for _, path, _ in api.asked] == ["/api/v1/pods"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "make", "find"),
-    [
-        (
-            "nodes",
-            lambda version: node("n1", resource_version=version),
-            lambda cache: cache.nodes.get("n1"),
-        ),
-        (
-            "pods",
-            lambda version: pod(gpus(), name="a", resource_version=version),
-            lambda cache: cache.pods.named("default", "a"),
-        ),
-        (
-            "quotas",
-            lambda version: QuotaLimits(namespace="n", name="q", uid="u", resource_version=version),
-            lambda cache: cache.quotas.of("n").get("u"),
-        ),
-    ],
+@cases(
+    "kind, make, find",
+    (
+        "nodes",
+        lambda version: node("n1", resource_version=version),
+        lambda cache: cache.nodes.get("n1"),
+    ),
+    (
+        "pods",
+        lambda version: pod(gpus(), name="a", resource_version=version),
+        lambda cache: cache.pods.named("default", "a"),
+    ),
+    (
+        "quotas",
+        lambda version: QuotaLimits(namespace="n", name="q", uid="u", resource_version=version),
+        lambda cache: cache.quotas.of("n").get("u"),
+    ),
 )
 def test_after_a_restore_of_etcd_earlier_versions_and_deleted_objects_are_taken(kind, make, find):
     cache = SmallStore()

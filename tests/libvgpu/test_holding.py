@@ -251,9 +251,7 @@ print(json.dumps([result, used()]))
 
 
 @cases("location", ("device", holders.DEVICE), ("part of a device", holders.LOCALITY_DOMAIN))
-@pytest.mark.parametrize(
-    "depth, expected", [(0, [0, 512 * MIB]), (40, [0, 512 * MIB]), (100, [2, 0])]
-)
+@cases("depth, expected", (0, [0, 512 * MIB]), (40, [0, 512 * MIB]), (100, [2, 0]))
 def test_memory_of_a_graph_counts_however_deep_it_is(rig, depth, location, expected):
     """Where it is too deep to be looked at, it is not made."""
     rig.limit()

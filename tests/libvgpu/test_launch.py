@@ -208,9 +208,7 @@ def is_limited(rig, client):
     return waited > 0
 
 
-@pytest.mark.parametrize(
-    "policy, limited", [("default", True), ("force", True), ("disable", False)]
-)
+@cases("policy, limited", ("default", True), ("force", True), ("disable", False))
 def test_policy(rig, policy, limited):
     rig.limit(LIMIT | {"cores": 20}, policy=policy)
     assert is_limited(rig, rig.client().start()) == limited

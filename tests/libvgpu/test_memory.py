@@ -526,15 +526,13 @@ def test_nvml_shows_the_slice_and_what_all_processes_use(rig, wheel):
 # -- devices
 
 
-@pytest.mark.parametrize(
+@cases(
     "visible, numbers",
-    [
-        ("0,1", (0, 1)),
-        ("1,0", (1, 0)),
-        ("1", (1,)),
-        (f"{uuid_of(1)}", (1,)),
-        (f"{uuid_of(1)},{uuid_of(0)}", (1, 0)),
-    ],
+    ("0,1", (0, 1)),
+    ("1,0", (1, 0)),
+    ("1", (1,)),
+    (f"{uuid_of(1)}", (1,)),
+    (f"{uuid_of(1)},{uuid_of(0)}", (1, 0)),
 )
 def test_limits_go_by_uuid_whatever_the_order(rig, visible, numbers):
     rig.limit({"memory": 1024 * MIB}, {"memory": 2048 * MIB})

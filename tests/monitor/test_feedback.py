@@ -3,7 +3,6 @@
 import math
 from itertools import groupby
 
-import pytest
 from hypothesis import given
 from hypothesis.strategies import randoms
 
@@ -74,9 +73,7 @@ def test_rules(candidates, blocked, limited):
     assert {key for key, one in verdicts.items() if one.is_limited} == set(limited)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(ACTIVE, 1), (1, 0), (0, 0), (BLOCKED, 0), (-7, 0), (2**31 - 1, 1)]
-)
+@cases("before, after", (ACTIVE, 1), (1, 0), (0, 0), (BLOCKED, 0), (-7, 0), (2**31 - 1, 1))
 def test_the_word_is_counted_down_and_released(before, after):
     assert decide([candidate("a", recent_kernel=before)], 0.0)["a"].recent_kernel == after
 
@@ -91,28 +88,26 @@ def test_a_limit_stays_for_some_seconds():
     ] == [True, True, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("fields", "active"),
-    [
-        ({"recent_kernel": 2}, True),
-        ({"recent_kernel": 1}, False),
-        ({"recent_kernel": 0}, False),
-        ({"recent_kernel": -1}, False),
-        ({"host_sm": 1}, True),
-        ({"host_sm": 0}, False),
-        ({"recent_kernel": -1, "host_sm": 30}, True),
-        ({"last_kernel_time": 999}, True),
-        ({"last_kernel_time": 998}, False),
-        ({"last_kernel_time": 999, "recent_kernel": -1}, False),
-        ({"last_kernel_time": 999, "has_limiter": True}, False),
-        ({"last_kernel_time": 2**64 - 1}, False),
-        ({"last_kernel_time": 0}, False),
-        ({"recent_kernel": 2**31 - 1}, True),
-        ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S - 0.1}, True),
-        ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S}, False),
-        ({"last_kernel_time": 999, "host_sm": 0, "idle_s": DENIED_S}, False),
-        ({"recent_kernel": 2, "host_sm": 1, "idle_s": 0.0}, True),
-    ],
+@cases(
+    "fields, active",
+    ({"recent_kernel": 2}, True),
+    ({"recent_kernel": 1}, False),
+    ({"recent_kernel": 0}, False),
+    ({"recent_kernel": -1}, False),
+    ({"host_sm": 1}, True),
+    ({"host_sm": 0}, False),
+    ({"recent_kernel": -1, "host_sm": 30}, True),
+    ({"last_kernel_time": 999}, True),
+    ({"last_kernel_time": 998}, False),
+    ({"last_kernel_time": 999, "recent_kernel": -1}, False),
+    ({"last_kernel_time": 999, "has_limiter": True}, False),
+    ({"last_kernel_time": 2**64 - 1}, False),
+    ({"last_kernel_time": 0}, False),
+    ({"recent_kernel": 2**31 - 1}, True),
+    ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S - 0.1}, True),
+    ({"recent_kernel": 2, "host_sm": 0, "idle_s": DENIED_S}, False),
+    ({"last_kernel_time": 999, "host_sm": 0, "idle_s": DENIED_S}, False),
+    ({"recent_kernel": 2, "host_sm": 1, "idle_s": 0.0}, True),
 )
 def test_who_works(fields, active):
     given = {

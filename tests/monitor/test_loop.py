@@ -58,9 +58,11 @@ def test_a_pod_without_devices_has_none(stage, pod):
     assert stage.usage() == {}
 
 
-@pytest.mark.parametrize(
+@cases(
     "has_claims, phase, shown",
-    [(True, "Running", True), (True, "Succeeded", False), (False, "Running", False)],
+    (True, "Running", True),
+    (True, "Succeeded", False),
+    (False, "Running", False),
 )
 def test_a_pod_with_claims_has_what_its_limits_say(stage, has_claims, phase, shown):
     pod = node_pod("a", CARD, phase=phase)
@@ -78,9 +80,7 @@ def test_a_pod_with_claims_has_what_its_limits_say(stage, has_claims, phase, sho
     assert [container.priority for container in containers] == [0] * shown
 
 
-@pytest.mark.parametrize(
-    "other, used", [({"gpu": {"x"}}, 3 * GIB), ({"nic": {"x"}}, GIB), ({}, GIB)]
-)
+@cases("other, used", ({"gpu": {"x"}}, 3 * GIB), ({"nic": {"x"}}, GIB), ({}, GIB))
 def test_containers_that_share_requests_are_one(stage, other, used):
     """What both use counts, and it has ended when both have."""
     alone = node_pod("a", CARD, ended=True)
@@ -296,9 +296,12 @@ def test_a_mig_instance(divided):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "has_claims, content, shown",
-    [(True, None, True), (False, None, False), (True, b"[{}]", False), (True, b"\xff", False)],
+    (True, None, True),
+    (False, None, False),
+    (True, b"[{}]", False),
+    (True, b"\xff", False),
 )
 def test_a_mig_instance_of_a_claim(divided, has_claims, content, shown):
     pod = node_pod("a")
@@ -521,9 +524,7 @@ def test_a_container_that_frees_itself_is_blocked_again_and_counted(stage):
     assert tampered(report) == {"block": 2}
 
 
-@pytest.mark.parametrize(
-    ("offset", "kind", "what"), [(1600, "<Q", "limit"), (2008908, "<i", "priority")]
-)
+@cases("offset, kind, what", (1600, "<Q", "limit"), (2008908, "<i", "priority"))
 def test_a_change_of_what_the_device_plugin_wrote_is_counted_once(stage, offset, kind, what):
     stage.pods = [node_pod("a", CARD)]
     stage.region("a", processes=[Slot()])

@@ -2,7 +2,6 @@
 
 import os
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -127,18 +126,16 @@ def test_any_text_is_read(words):
     assert found is None or (len(found.pod) == 32 and len(found.container) == 64)
 
 
-@pytest.mark.parametrize(
-    ("text", "pid"),
-    [
-        ("Name:\tx\nNSpid:\t4007\t7\n", 7),
-        ("NSpid:\t4007\t17\t3\n", 3),
-        ("NSpid:\t5\n", 5),
-        ("NSpid:\n", 0),
-        ("NSpid:\tx\n", 0),
-        ("", 0),
-        ("Name:\tNSpid: 9\n", 0),
-        ("NSpid:\t²\n", 0),
-    ],
+@cases(
+    "text, pid",
+    ("Name:\tx\nNSpid:\t4007\t7\n", 7),
+    ("NSpid:\t4007\t17\t3\n", 3),
+    ("NSpid:\t5\n", 5),
+    ("NSpid:\n", 0),
+    ("NSpid:\tx\n", 0),
+    ("", 0),
+    ("Name:\tNSpid: 9\n", 0),
+    ("NSpid:\t²\n", 0),
 )
 def test_the_pid_in_the_container(text, pid):
     assert parse_inner_pid(text) == pid

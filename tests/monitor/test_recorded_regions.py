@@ -9,19 +9,16 @@ CUDA_DEVICE_SM_LIMIT=30, CUDA_TASK_PRIORITY=1, then ``init``, ``ctx 0``, ``alloc
 import gzip
 from pathlib import Path
 
-import pytest
-
 from hami.monitor.region_files import RegionFiles, RegionState
 from hami.node.host import directory_name
+from testing.cases import cases
 
 UID, NAME, MIB = "8f1c2a44-0000-4000-8000-000000000001", "main", 1 << 20
 RECORDED = Path(__file__).parent / "recorded"
 LAST_KERNEL = 1_795_412_700  # when they were recorded, to the minute
 
 
-@pytest.mark.parametrize(
-    ("recorded", "version"), [("1.2", "1.2"), ("1.1", "1.1"), ("1.1-shifted", "1.1"), ("v0", "v0")]
-)
+@cases("recorded, version", ("1.2", "1.2"), ("1.1", "1.1"), ("1.1-shifted", "1.1"), ("v0", "v0"))
 def test_a_region_of_hamis_library_is_read(tmp_path, recorded, version):
     directory = tmp_path / "vgpu" / "containers" / directory_name(UID, NAME)
     directory.mkdir(parents=True)

@@ -103,9 +103,7 @@ def test_the_directory_itself_may_be_a_link(files, directory):
     assert files.read(UID, NAME).state is RegionState.UNREADABLE
 
 
-@pytest.mark.parametrize(
-    ("uid", "name"), [("../../etc", "main"), (UID, "../x"), ("", ""), (UID, "a/b"), (UID, "a\0")]
-)
+@cases("uid, name", ("../../etc", "main"), (UID, "../x"), ("", ""), (UID, "a/b"), (UID, "a\0"))
 def test_a_name_that_is_a_path_is_refused(files, uid, name):
     assert files.read(uid, name).state is RegionState.UNREADABLE
 

@@ -171,13 +171,11 @@ def test_host_paths_follow_the_roots(roots, node, mount):
     assert common["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "hook, words",
-    [
-        ("/usr/bin/nvidia-ctk", ["nvidia-ctk", "hook"]),
-        ("/usr/bin/nvidia-cdi-hook", ["nvidia-cdi-hook"]),
-        ("/opt/own/hook", ["hook"]),
-    ],
+    ("/usr/bin/nvidia-ctk", ["nvidia-ctk", "hook"]),
+    ("/usr/bin/nvidia-cdi-hook", ["nvidia-cdi-hook"]),
+    ("/opt/own/hook", ["hook"]),
 )
 def test_hooks_create_links_and_the_linker_s_cache(hook, words):
     driver = DriverFiles(
@@ -206,15 +204,10 @@ def test_hooks_create_links_and_the_linker_s_cache(hook, words):
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "library, alias",
-    [
-        ("libGLX_nvidia.so.570.1", "libGLX_nvidia.so.570.1::/l/libGLX_indirect.so.0"),
-        (
-            "libnvidia-opticalflow.so.570.1",
-            "libnvidia-opticalflow.so.1::/l/libnvidia-opticalflow.so",
-        ),
-    ],
+    ("libGLX_nvidia.so.570.1", "libGLX_nvidia.so.570.1::/l/libGLX_indirect.so.0"),
+    ("libnvidia-opticalflow.so.570.1", "libnvidia-opticalflow.so.1::/l/libnvidia-opticalflow.so"),
 )
 def test_missing_links_that_programs_expect_are_created(library, alias):
     document = gpu(
@@ -240,21 +233,15 @@ def test_without_a_device_there_is_no_specification():
     assert gpu_document(Roots(), DRIVER, {}) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, driver, devices",
-    [
-        (
-            "gdrcopy",
-            {"extras": {"gdrcopy": Extra(nodes=("/dev/gdrdrv",))}},
-            {"all": ["/dev/gdrdrv"]},
-        ),
-        (
-            "mofed",
-            {"extras": {"mofed": Extra(nodes=("/dev/infiniband/rdma_cm",))}},
-            {"all": ["/dev/infiniband/rdma_cm"]},
-        ),
-        ("imex-channel", {"channels": (0,)}, {"0": ["/dev/nvidia-caps-imex-channels/channel0"]}),
-    ],
+    ("gdrcopy", {"extras": {"gdrcopy": Extra(nodes=("/dev/gdrdrv",))}}, {"all": ["/dev/gdrdrv"]}),
+    (
+        "mofed",
+        {"extras": {"mofed": Extra(nodes=("/dev/infiniband/rdma_cm",))}},
+        {"all": ["/dev/infiniband/rdma_cm"]},
+    ),
+    ("imex-channel", {"channels": (0,)}, {"0": ["/dev/nvidia-caps-imex-channels/channel0"]}),
 )
 def test_extra_classes(name, driver, devices):
     document = check_document(extra_document(Roots(), DriverFiles(version=VERSION, **driver), name))
@@ -394,19 +381,17 @@ def test_cards_share_one_device_node_under_wsl(host):
     assert shared_node(host("/dev/dxg")) == "/dev/dxg"
 
 
-@pytest.mark.parametrize(
+@cases(
     "links, path, real",
-    [
-        ({}, "/a/file", "/a/file"),
-        ({"/l": "a"}, "/l/file", "/a/file"),
-        ({"/x/l": "/a/file"}, "/x/l", "/a/file"),
-        ({"/x/l": "../a/./file"}, "/x/l", "/a/file"),
-        ({"/x/l": "../../../../a/file"}, "/x/l", "/a/file"),
-        ({"/l": "k", "/k": "/a"}, "/l/file", "/a/file"),
-        ({"/l": "k", "/k": "l"}, "/l/file", None),
-        ({"/l": "nothing"}, "/l", None),
-        ({}, "/b", None),
-    ],
+    ({}, "/a/file", "/a/file"),
+    ({"/l": "a"}, "/l/file", "/a/file"),
+    ({"/x/l": "/a/file"}, "/x/l", "/a/file"),
+    ({"/x/l": "../a/./file"}, "/x/l", "/a/file"),
+    ({"/x/l": "../../../../a/file"}, "/x/l", "/a/file"),
+    ({"/l": "k", "/k": "/a"}, "/l/file", "/a/file"),
+    ({"/l": "k", "/k": "l"}, "/l/file", None),
+    ({"/l": "nothing"}, "/l", None),
+    ({}, "/b", None),
 )
 def test_links_are_resolved_below_the_root(host, root, links, path, real):
     host("/a/file")

@@ -80,16 +80,14 @@ def test_edits_of_devices_are_merged_once():
     assert found == CARD | {"env": ["NVIDIA_VISIBLE_DEVICES=void", "A=1"]}
 
 
-@pytest.mark.parametrize(
+@cases(
     "device, names",
-    [
-        (device_name(NAME), [NAME]),
-        ("nvidia.com/gpu=all", []),
-        (f"{KIND}={NAME}x", []),
-        (f"{KIND}=../../etc/x", []),
-        (f"{KIND}={NAME.upper()}", []),
-        (NAME, []),
-    ],
+    (device_name(NAME), [NAME]),
+    ("nvidia.com/gpu=all", []),
+    (f"{KIND}={NAME}x", []),
+    (f"{KIND}=../../etc/x", []),
+    (f"{KIND}={NAME.upper()}", []),
+    (NAME, []),
 )
 def test_only_our_own_names_are_recognized(device, names):
     assert spec_names([device]) == names

@@ -71,9 +71,7 @@ def test_a_missing_limiter_is_an_error(root, host, missing):
     assert host.facts(limited=False).library == str(root / "libvgpu.so")
 
 
-@pytest.mark.parametrize(
-    "content, locks", [(b"another limiter", True), (b"\x7fELF hami-limits 1\0", False)]
-)
+@cases("content, locks", (b"another limiter", True), (b"\x7fELF hami-limits 1\0", False))
 def test_only_a_limiter_that_reads_no_limits_gets_a_directory_for_locks(root, host, content, locks):
     (root / "libvgpu.so").write_bytes(content)
     assert host.facts(limited=True).locks == locks

@@ -51,9 +51,7 @@ def test_size_of_a_context_is_handed_over_where_it_is_known():
     ]
 
 
-@pytest.mark.parametrize(
-    "cores, percent", [(0, 100), (1, 1), (99, 99), (100, 100), (150, 100), (-1, 100)]
-)
+@cases("cores, percent", (0, 100), (1, 1), (99, 99), (100, 100), (150, 100), (-1, 100))
 def test_cores_without_a_limit_are_one_hundred_percent(cores, percent):
     assert limits_of([(CARDS[0], share(A, 1, cores))]).devices[0].cores == percent
 

@@ -122,14 +122,12 @@ def test_the_cards_of_a_node_may_have_different_allocation_modes(opened):
     ) == ("dra", "off", ("GPU-b",), (3,))
 
 
-@pytest.mark.parametrize(
+@cases(
     "one, allocation_mode",
-    [
-        (card("GPU-a"), "dra"),
-        (card("GPU-c", index=3), "dra"),
-        (card("GPU-b"), "device-plugin"),
-        (card("GPU-b", problem="lost"), "device-plugin"),
-    ],
+    (card("GPU-a"), "dra"),
+    (card("GPU-c", index=3), "dra"),
+    (card("GPU-b"), "device-plugin"),
+    (card("GPU-b", problem="lost"), "device-plugin"),
 )
 def test_a_card_has_one_allocation_mode_and_stays_there(one, allocation_mode):
     given = {"claimed_uuids": ("GPU-a",), "claimed_indexes": (3,)}

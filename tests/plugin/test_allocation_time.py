@@ -74,13 +74,11 @@ def test_settings_decide(ask, given, reason):
     assert reason in ask(**given)
 
 
-@pytest.mark.parametrize(
+@cases(
     "mounted, reason",
-    [
-        ("", "is no folder of the host: mount it"),
-        ("/cdi", ""),
-        ("/somewhere", "is no folder of the host: mount it"),
-    ],
+    ("", "is no folder of the host: mount it"),
+    ("/cdi", ""),
+    ("/somewhere", "is no folder of the host: mount it"),
 )
 def test_in_a_pod_the_folder_must_be_mounted(ask, tmp_path, mounted, reason):
     mounts = HOST + (f"23 22 8:1 /x {tmp_path}{mounted} rw - ext4 /dev/a rw\n" if mounted else "")
@@ -111,17 +109,15 @@ def test_a_node_that_cannot_be_read_is_an_error_where_nothing_is_recorded(make):
         is_start_time(make(), cluster, None, {})
 
 
-@pytest.mark.parametrize(
+@cases(
     "runtime, is_refused",
-    [
-        ("containerd://1.6.20~ds1", True),
-        ("containerd://1.7.0", False),
-        ("cri-o://1.22.9", True),
-        ("cri-o://1.23.0", False),
-        ("another://0.1", False),
-        ("containerd://", False),
-        ("", False),
-    ],
+    ("containerd://1.6.20~ds1", True),
+    ("containerd://1.7.0", False),
+    ("cri-o://1.22.9", True),
+    ("cri-o://1.23.0", False),
+    ("another://0.1", False),
+    ("containerd://", False),
+    ("", False),
 )
 def test_a_runtime_that_does_not_know_cdi_is_refused(make, runtime, is_refused):
     """It would start containers without devices and limits."""

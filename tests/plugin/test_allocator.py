@@ -141,9 +141,8 @@ def test_environment_variables_of_the_specification_are_read():
     assert stage.host.limits["uid-p", "c"][1].priority == 0
 
 
-@pytest.mark.parametrize(
-    "text, most",
-    [("80", 80), ("20", 30), ("100", 0), ("0", 0), ("101", 0), ("much", 0), ("+40", 0)],
+@cases(
+    "text, most", ("80", 80), ("20", 30), ("100", 0), ("0", 0), ("101", 0), ("much", 0), ("+40", 0)
 )
 def test_the_limit_of_cores_of_the_pod_is_handed_over_if_it_can_be_read(text, most):
     stage = stage_of(

@@ -7,6 +7,7 @@ import pytest
 from hami.codec.device_config import chart_config
 from hami.errors import HamiError, MalformedInput
 from hami.plugin.settings import PluginSettings, read_plugin_settings
+from testing.cases import cases
 
 
 @pytest.fixture
@@ -48,13 +49,11 @@ def test_the_name_of_the_node_is_required():
         read_plugin_settings({}, {})
 
 
-@pytest.mark.parametrize(
+@cases(
     "environ, node",
-    [
-        ({"NODE_NAME": "a"}, "a"),
-        ({"NodeName": "b", "NODE_NAME": "a"}, "b"),
-        ({"NODE_NAME": "a", "NodeName": ""}, "a"),
-    ],
+    ({"NODE_NAME": "a"}, "a"),
+    ({"NodeName": "b", "NODE_NAME": "a"}, "b"),
+    ({"NODE_NAME": "a", "NodeName": ""}, "a"),
 )
 def test_the_environment_names_the_node(environ, node):
     assert read_plugin_settings({}, environ).node == node
@@ -84,14 +83,12 @@ def test_the_device_configuration_is_read(files):
 
 
 # The six flags that are dead upstream
-@pytest.mark.parametrize(
+@cases(
     "field, flag, variable, text, of_environment, of_file",
-    [
-        ("device_split_count", 2, "DEVICE_SPLIT_COUNT", "3", 3, 4),
-        ("device_memory_scaling", 2.0, "DEVICE_MEMORY_SCALING", "3", 3.0, 1.5),
-        ("device_core_scaling", 1.5, "DEVICE_CORES_SCALING", "1.25", 1.25, 2.0),
-        ("disable_core_limit", False, "DISABLE_CORE_LIMIT", "0", False, True),
-    ],
+    ("device_split_count", 2, "DEVICE_SPLIT_COUNT", "3", 3, 4),
+    ("device_memory_scaling", 2.0, "DEVICE_MEMORY_SCALING", "3", 3.0, 1.5),
+    ("device_core_scaling", 1.5, "DEVICE_CORES_SCALING", "1.25", 1.25, 2.0),
+    ("disable_core_limit", False, "DISABLE_CORE_LIMIT", "0", False, True),
 )
 def test_flags_override_environment_and_file(
     files, field, flag, variable, text, of_environment, of_file
@@ -113,46 +110,42 @@ def test_a_file_without_a_resource_name_is_refused(files):
         read(files("hygon: {resourceCountName: hygon.com/dcunum}"))
 
 
-@pytest.mark.parametrize(
+@cases(
     "variable, text, field, value",
-    [
-        ("HOOK_PATH", "/opt", "hook_path", "/opt"),
-        ("NVIDIA_DRIVER_ROOT", "/run/nvidia", "driver_root", "/run/nvidia"),
-        ("NVIDIA_DRIVER_ROOT", "/run/nvidia", "dev_root", "/run/nvidia"),
-        ("NVIDIA_DEV_ROOT", "/dev/root", "dev_root", "/dev/root"),
-        ("PASS_DEVICE_SPECS", "true", "pass_device_specs", True),
-        ("DEVICE_LIST_STRATEGY", "envvar,cdi-cri", "list_strategies", ("envvar", "cdi-cri")),
-        ("DEVICE_ID_STRATEGY", "index", "id_strategy", "index"),
-        ("GDRCOPY_ENABLED", "1", "gdrcopy", True),
-        ("GDS_ENABLED", "true", "gds", True),
-        ("MOFED_ENABLED", "t", "mofed", True),
-        ("KUBELET_SOCKET", "/k/kubelet.sock", "kubelet_socket", "/k/kubelet.sock"),
-        ("CDI_ANNOTATION_PREFIX", "x/", "cdi_prefix", "x/"),
-        ("IMEX_CHANNEL_IDS", "0", "imex_channels", (0,)),
-        ("IMEX_CHANNEL_IDS", "[]", "imex_channels", ()),
-        ("ENABLE_TOPOLOGY_SCORE", "true", "topology_score", True),
-        ("ENABLE_TOPOLOGY_SCORE", "True", "topology_score", False),
-    ],
+    ("HOOK_PATH", "/opt", "hook_path", "/opt"),
+    ("NVIDIA_DRIVER_ROOT", "/run/nvidia", "driver_root", "/run/nvidia"),
+    ("NVIDIA_DRIVER_ROOT", "/run/nvidia", "dev_root", "/run/nvidia"),
+    ("NVIDIA_DEV_ROOT", "/dev/root", "dev_root", "/dev/root"),
+    ("PASS_DEVICE_SPECS", "true", "pass_device_specs", True),
+    ("DEVICE_LIST_STRATEGY", "envvar,cdi-cri", "list_strategies", ("envvar", "cdi-cri")),
+    ("DEVICE_ID_STRATEGY", "index", "id_strategy", "index"),
+    ("GDRCOPY_ENABLED", "1", "gdrcopy", True),
+    ("GDS_ENABLED", "true", "gds", True),
+    ("MOFED_ENABLED", "t", "mofed", True),
+    ("KUBELET_SOCKET", "/k/kubelet.sock", "kubelet_socket", "/k/kubelet.sock"),
+    ("CDI_ANNOTATION_PREFIX", "x/", "cdi_prefix", "x/"),
+    ("IMEX_CHANNEL_IDS", "0", "imex_channels", (0,)),
+    ("IMEX_CHANNEL_IDS", "[]", "imex_channels", ()),
+    ("ENABLE_TOPOLOGY_SCORE", "true", "topology_score", True),
+    ("ENABLE_TOPOLOGY_SCORE", "True", "topology_score", False),
 )
 def test_the_environment_sets(variable, text, field, value):
     assert value_of(read((), {variable: text}), field) == value
 
 
-@pytest.mark.parametrize(
+@cases(
     "variable, text",
-    [
-        ("DEVICE_SPLIT_COUNT", "0"),
-        ("DEVICE_SPLIT_COUNT", "two"),
-        ("DEVICE_MEMORY_SCALING", "-1"),
-        ("DEVICE_MEMORY_SCALING", "nan"),
-        ("DEVICE_LIST_STRATEGY", "cdi"),
-        ("DEVICE_ID_STRATEGY", "name"),
-        ("MIG_STRATEGY", "all"),
-        ("IMEX_CHANNEL_IDS", "1"),
-        ("PASS_DEVICE_SPECS", "yes"),
-        ("DEVICE_DISCOVERY_STRATEGY", "tegra"),
-        ("DP_DISABLE_HEALTHCHECKS", "x"),
-    ],
+    ("DEVICE_SPLIT_COUNT", "0"),
+    ("DEVICE_SPLIT_COUNT", "two"),
+    ("DEVICE_MEMORY_SCALING", "-1"),
+    ("DEVICE_MEMORY_SCALING", "nan"),
+    ("DEVICE_LIST_STRATEGY", "cdi"),
+    ("DEVICE_ID_STRATEGY", "name"),
+    ("MIG_STRATEGY", "all"),
+    ("IMEX_CHANNEL_IDS", "1"),
+    ("PASS_DEVICE_SPECS", "yes"),
+    ("DEVICE_DISCOVERY_STRATEGY", "tegra"),
+    ("DP_DISABLE_HEALTHCHECKS", "x"),
 )
 def test_a_malformed_variable_is_refused_by_name(variable, text):
     with pytest.raises(MalformedInput, match=f"environment variable {variable}"):
@@ -245,22 +238,17 @@ def test_entries_of_the_node_are_applied_in_their_order_and_others_not_at_all(fi
     assert (nvidia.device_split_count, nvidia.device_memory_scaling) == (6, 2.0)
 
 
-@pytest.mark.parametrize(
+@cases(
     "node, says",
-    [
-        ("{", "config.json: not JSON"),
-        ('{"nodeconfig": {}}', "config.json: nodeconfig: expected a list"),
-        ([{"name": "n1", "devicesplitcount": "5"}], "devicesplitcount"),
-        (
-            [{"name": "n1", "devicesplitcount": -5}],
-            r"nodeconfig\[0\]\.devicesplitcount: expected a whole number",
-        ),
-        (
-            [{"name": "n1", "devicememoryscaling": -1}],
-            "devicememoryscaling: expected a number above 0",
-        ),
-        ([{"name": "n1", "operatingmode": "mps"}], "operatingmode: expected hami-core or mig"),
-    ],
+    ("{", "config.json: not JSON"),
+    ('{"nodeconfig": {}}', "config.json: nodeconfig: expected a list"),
+    ([{"name": "n1", "devicesplitcount": "5"}], "devicesplitcount"),
+    (
+        [{"name": "n1", "devicesplitcount": -5}],
+        r"nodeconfig\[0\]\.devicesplitcount: expected a whole number",
+    ),
+    ([{"name": "n1", "devicememoryscaling": -1}], "devicememoryscaling: expected a number above 0"),
+    ([{"name": "n1", "operatingmode": "mps"}], "operatingmode: expected hami-core or mig"),
 )
 def test_a_node_configuration_that_cannot_be_used_is_refused(files, node, says):
     with pytest.raises(MalformedInput, match=says):

@@ -445,9 +445,7 @@ def test_added_cards_are_offered_within_seconds(run, kubelet, cluster, directory
         assert cluster.written.acquire(timeout=20)
 
 
-@pytest.mark.parametrize(
-    "last, wished, stays", [(True, True, False), (False, True, True), (True, False, True)]
-)
+@cases("last, wished, stays", (True, True, False), (False, True, True), (True, False, True))
 def test_the_node_is_unregistered_at_the_last_stop_if_configured(run, cluster, last, wished, stays):
     program = run(unregister_on_stop=wished)
     assert cluster.written.acquire(timeout=20)
@@ -473,9 +471,7 @@ def test_the_program_is_ready_once_it_is_registered(settings, cluster, kubelet):
     assert program.unready_reason() == ""
 
 
-@pytest.mark.parametrize(
-    "cards, says", [(CARDS, "the kubelet's socket is missing"), ("cards: []", "")]
-)
+@cases("cards, says", (CARDS, "the kubelet's socket is missing"), ("cards: []", ""))
 def test_a_program_with_cards_is_not_ready_without_a_kubelet(run, directory, cards, says):
     program = run(cards=cards)
     while program.unready_reason() == "not registered with the kubelet yet":
@@ -495,28 +491,23 @@ def test_without_a_kubelet_socket_only_the_node_is_registered(run, cluster, dire
     assert not (directory / "nvidia-gpu.sock").exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, says",
-    [
-        (
-            {"imex_required": True, "imex_channels": (0,), "dev_root": "/nowhere"},
-            "--imex-required: .*channel0 is missing",
-        ),
-        ({"library_source": "/nowhere"}, "cannot install the limiter"),
-        (
-            {"allocate": "admission", "memory_by": "driver"},
-            "--memory-by driver: containers do not get their devices when they start",
-        ),
-        (
-            {"list_strategies": ("cdi-cri",), "driver_root_in_container": "/nowhere"},
-            "/nowhere: no libcuda.so",
-        ),
-        ({"cards": "cards: 1"}, "cards.yaml: cards: expected a list"),
-        (
-            {"cards": CUT, "mig_strategy": "single"},
-            "card GPU-b is not in MIG mode, while others are",
-        ),
-    ],
+    (
+        {"imex_required": True, "imex_channels": (0,), "dev_root": "/nowhere"},
+        "--imex-required: .*channel0 is missing",
+    ),
+    ({"library_source": "/nowhere"}, "cannot install the limiter"),
+    (
+        {"allocate": "admission", "memory_by": "driver"},
+        "--memory-by driver: containers do not get their devices when they start",
+    ),
+    (
+        {"list_strategies": ("cdi-cri",), "driver_root_in_container": "/nowhere"},
+        "/nowhere: no libcuda.so",
+    ),
+    ({"cards": "cards: 1"}, "cards.yaml: cards: expected a list"),
+    ({"cards": CUT, "mig_strategy": "single"}, "card GPU-b is not in MIG mode, while others are"),
 )
 def test_an_impossible_start_fails_with_the_reason(settings, cluster, given, says):
     with pytest.raises(HamiError, match=says):
@@ -710,12 +701,10 @@ def test_a_driver_that_hangs_is_known_to_schedulers_before_the_plugin_is_restart
     eventually(lambda: registered_health(cluster) == [True, True], "the node is well again")
 
 
-@pytest.mark.parametrize(
+@cases(
     "function, says",
-    [
-        ("nvmlInit", "no NVIDIA driver available"),
-        ("nvmlDeviceGetCount", "NVML cannot count the cards"),
-    ],
+    ("nvmlInit", "no NVIDIA driver available"),
+    ("nvmlDeviceGetCount", "NVML cannot count the cards"),
 )
 def test_a_plugin_that_cannot_read_the_cards_at_its_start_takes_back_what_an_earlier_one_has_registered(
     driven, nvml, cluster, function, says

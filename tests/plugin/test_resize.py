@@ -332,9 +332,7 @@ def test_another_pod_of_that_name_gets_no_answer(stage):
     assert (stage.resizer.step(), stage.applied()) == (PENDING_S, None)
 
 
-@pytest.mark.parametrize(
-    "error, delay", [(NotFound("gone", 404), CHECK_S), (ClusterError("away"), 5.0)]
-)
+@cases("error, delay", (NotFound("gone", 404), CHECK_S), (ClusterError("away"), 5.0))
 def test_an_answer_that_fails_is_repeated_unless_the_pod_is_gone(stage, caplog, error, delay):
     stage.run(resized(LARGE))
     stage.cluster.fail("annotate_pod", error, times=2)
@@ -471,13 +469,11 @@ def test_cores_without_a_limit_stay_none(stage):
     assert stage.applied().sizes == text([[share(A, 1000, 0)]])
 
 
-@pytest.mark.parametrize(
+@cases(
     "before, after, cores",
-    [
-        (0, 0, "cores=60 cores-most=60"),
-        (30, 30, "cores=30 cores-most=60"),
-        (0, 40, "cores=40 cores-most=60"),
-    ],
+    (0, 0, "cores=60 cores-most=60"),
+    (30, 30, "cores=30 cores-most=60"),
+    (0, 40, "cores=40 cores-most=60"),
 )
 def test_the_most_cores_of_the_pod_stay(stage, before, after, cores):
     wanted = [[share(A, 2000, after)]]

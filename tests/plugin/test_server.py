@@ -289,13 +289,11 @@ def test_the_socket_of_a_new_process_is_kept(start, directory):
         caller.options()
 
 
-@pytest.mark.parametrize(
+@cases(
     "fields, name",
-    [
-        ({}, "nvidia-gpu.sock"),
-        ({"resource": "nvidia.com/vgpu"}, "nvidia-vgpu.sock"),
-        ({"socket_name": "h.sock"}, "h.sock"),
-    ],
+    ({}, "nvidia-gpu.sock"),
+    ({"resource": "nvidia.com/vgpu"}, "nvidia-vgpu.sock"),
+    ({"socket_name": "h.sock"}, "h.sock"),
 )
 def test_the_socket_s_name(fields, name):
     assert socket_path(config(kubelet_socket="/k/kubelet.sock", **fields)) == Path("/k", name)

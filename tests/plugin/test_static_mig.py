@@ -7,6 +7,7 @@ from hami.devices.config import PluginConfig
 from hami.errors import HamiError, Rejected
 from hami.node.grant import DeviceNode, Grant
 from hami.plugin.static_mig import StaticMig, instances_by_resource
+from testing.cases import cases
 from testing.plugin_stage import FakeHost
 
 GPU, SMALL, ENGINES, LARGE = "nvidia.com/gpu", "1g.10gb", "1g.10gb+me", "3g.40gb"
@@ -66,59 +67,50 @@ def static():
     return make
 
 
-@pytest.mark.parametrize(
+@cases(
     "strategy, cards, devices, found",
-    [
-        ("mixed", [card()], [device()], {"nvidia.com/mig-1g.10gb": ["MIG-1"]}),
-        (
-            "mixed",
-            [card()],
-            [device(), device("MIG-2", profile=ENGINES), device("MIG-3", profile=LARGE)],
-            {
-                "nvidia.com/mig-1g.10gb": ["MIG-1"],
-                "nvidia.com/mig-1g.10gb.me": ["MIG-2"],
-                "nvidia.com/mig-3g.40gb": ["MIG-3"],
-            },
-        ),
-        ("mixed", [card()], [device(profile="1c.3g.40gb")], {}),
-        (
-            "mixed",
-            [card(), card("GPU-b", mig=False)],
-            [device()],
-            {"nvidia.com/mig-1g.10gb": ["MIG-1"]},
-        ),
-        ("mixed", [card()], [], {}),
-        ("single", [card()], [device(), device("MIG-2")], {GPU: ["MIG-1", "MIG-2"]}),
-        ("single", [card()], [device(profile="1c.3g.40gb")], {GPU: ["MIG-1"]}),
-        ("single", [card(mig=False)], [], {}),
-        (
-            "single",
-            [card(), card("GPU-b", mig=False, problem="lost")],
-            [device()],
-            {GPU: ["MIG-1"]},
-        ),
-    ],
+    ("mixed", [card()], [device()], {"nvidia.com/mig-1g.10gb": ["MIG-1"]}),
+    (
+        "mixed",
+        [card()],
+        [device(), device("MIG-2", profile=ENGINES), device("MIG-3", profile=LARGE)],
+        {
+            "nvidia.com/mig-1g.10gb": ["MIG-1"],
+            "nvidia.com/mig-1g.10gb.me": ["MIG-2"],
+            "nvidia.com/mig-3g.40gb": ["MIG-3"],
+        },
+    ),
+    ("mixed", [card()], [device(profile="1c.3g.40gb")], {}),
+    (
+        "mixed",
+        [card(), card("GPU-b", mig=False)],
+        [device()],
+        {"nvidia.com/mig-1g.10gb": ["MIG-1"]},
+    ),
+    ("mixed", [card()], [], {}),
+    ("single", [card()], [device(), device("MIG-2")], {GPU: ["MIG-1", "MIG-2"]}),
+    ("single", [card()], [device(profile="1c.3g.40gb")], {GPU: ["MIG-1"]}),
+    ("single", [card(mig=False)], [], {}),
+    ("single", [card(), card("GPU-b", mig=False, problem="lost")], [device()], {GPU: ["MIG-1"]}),
 )
 def test_instances_by_resource(strategy, cards, devices, found):
     grouped = instances_by_resource(strategy, GPU, cards, devices)
     assert {name: [one.uuid for one in ones] for name, ones in grouped.items()} == found
 
 
-@pytest.mark.parametrize(
+@cases(
     "cards, devices, says",
-    [
-        (
-            [card(), card("GPU-b", mig=False)],
-            [device()],
-            "card GPU-b is not in MIG mode, while others are",
-        ),
-        ([card(), card("GPU-b")], [device()], "card GPU-b has no MIG instances"),
-        (
-            [card()],
-            [device(), device("MIG-2", profile=LARGE)],
-            "profiles, 1g.10gb, 3g.40gb: use --mig-strategy mixed",
-        ),
-    ],
+    (
+        [card(), card("GPU-b", mig=False)],
+        [device()],
+        "card GPU-b is not in MIG mode, while others are",
+    ),
+    ([card(), card("GPU-b")], [device()], "card GPU-b has no MIG instances"),
+    (
+        [card()],
+        [device(), device("MIG-2", profile=LARGE)],
+        "profiles, 1g.10gb, 3g.40gb: use --mig-strategy mixed",
+    ),
 )
 def test_single_strategy_requires_equal_instances_on_all_cards(cards, devices, says):
     with pytest.raises(HamiError, match=says):
@@ -148,14 +140,12 @@ def test_exactly_the_requested_instances_are_allocated(static):
     assert [[one.uuid for one in all] for all in told] == [["MIG-1", "MIG-2", "MIG-3"]]
 
 
-@pytest.mark.parametrize(
+@cases(
     "ids, says",
-    [
-        ([], "requested no devices"),
-        (["MIG-1", "MIG-1"], "twice: MIG-1, MIG-1"),
-        (["GPU-a-0"], "not on this node: GPU-a-0"),
-        (["MIG-1-0"], "not on this node: MIG-1-0"),
-    ],
+    ([], "requested no devices"),
+    (["MIG-1", "MIG-1"], "twice: MIG-1, MIG-1"),
+    (["GPU-a-0"], "not on this node: GPU-a-0"),
+    (["MIG-1-0"], "not on this node: MIG-1-0"),
 )
 def test_invalid_ids_are_refused(static, ids, says):
     _, found, _ = static(Driver(GPU_a=[device()]), card())

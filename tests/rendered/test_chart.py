@@ -182,14 +182,12 @@ def references(item: Any, key: str = "") -> set[str]:
     return found.union(*(references(value, name) for name, value in item.items()))
 
 
-@pytest.mark.parametrize(
-    ("release", "name", "mode"),
-    [
-        ("hami", "hami", "self-signed"),
-        ("gpu", "gpu-hami", "self-signed"),
-        ("gpu", "gpu-hami", "cert-manager"),
-        ("hami-test", "hami-test", "secret"),
-    ],
+@cases(
+    "release, name, mode",
+    ("hami", "hami", "self-signed"),
+    ("gpu", "gpu-hami", "self-signed"),
+    ("gpu", "gpu-hami", "cert-manager"),
+    ("hami-test", "hami-test", "secret"),
 )
 def test_all_names_follow_the_release(helm, release, name, mode):
     values = (
@@ -438,22 +436,20 @@ def test_a_release_of_hami_with_its_mock_device_plugin_keeps_its_gpus(helm, vers
         assert "--mock-devices" not in rendered
 
 
-@pytest.mark.parametrize(
-    ("newer", "older"),
-    [
-        (
-            {"devices": {"nvidia": {"resourceCountName": "a.b/c", "deviceSplitCount": 3}}},
-            {"resourceName": "a.b/c", "devicePlugin": {"deviceSplitCount": 3}},
-        ),
-        ({"devices": {"hygon": {"resourceMemoryName": "a.b/c"}}}, {"hcuResourceMem": "a.b/c"}),
-        (
-            {"devices": {"nvidia": {"runtimeClassName": "nv", "createRuntimeClass": True}}},
-            {"devicePlugin": {"runtimeClassName": "nv", "createRuntimeClass": True}},
-        ),
-        ({"devices": {"metax": {"sgpuTopologyAware": True}}}, {"metaxsGPUTopologyAware": "true"}),
-        ({"devicePlugin": {"nvidiaDriverRoot": "auto"}}, {}),
-        ({"scheduler": {"kubeQPS": 20, "networkPolicy": {"enabled": True}}}, {}),
-    ],
+@cases(
+    "newer, older",
+    (
+        {"devices": {"nvidia": {"resourceCountName": "a.b/c", "deviceSplitCount": 3}}},
+        {"resourceName": "a.b/c", "devicePlugin": {"deviceSplitCount": 3}},
+    ),
+    ({"devices": {"hygon": {"resourceMemoryName": "a.b/c"}}}, {"hcuResourceMem": "a.b/c"}),
+    (
+        {"devices": {"nvidia": {"runtimeClassName": "nv", "createRuntimeClass": True}}},
+        {"devicePlugin": {"runtimeClassName": "nv", "createRuntimeClass": True}},
+    ),
+    ({"devices": {"metax": {"sgpuTopologyAware": True}}}, {"metaxsGPUTopologyAware": "true"}),
+    ({"devicePlugin": {"nvidiaDriverRoot": "auto"}}, {}),
+    ({"scheduler": {"kubeQPS": 20, "networkPolicy": {"enabled": True}}}, {}),
 )
 def test_newer_names_of_values_do_the_same(helm, newer, older):
     assert helm.template(newer) == helm.template(older)
@@ -569,12 +565,10 @@ def test_in_another_namespace_the_policies_permit_the_same_accounts_of_kubernete
     assert "kube-system" not in str(items).replace(CLAIM_CONTROLLER, "")
 
 
-@pytest.mark.parametrize(
-    ("path", "registry"),
-    [
-        ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins_registry"),
-        ("/data/kubelet/device-plugins", "/data/kubelet/plugins_registry"),
-    ],
+@cases(
+    "path, registry",
+    ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins_registry"),
+    ("/data/kubelet/device-plugins", "/data/kubelet/plugins_registry"),
 )
 def test_the_kubelet_finds_the_driver_of_claims_beside_device_plugins(helm, path, registry):
     objects = by_name(helm, dra={"enabled": True}, devicePlugin={"pluginPath": path})
@@ -657,13 +651,11 @@ def test_values_without_effect_are_named_after_the_installation(helm):
     assert "The image hami:0.1.0 has no registry" in told
 
 
-@pytest.mark.parametrize(
-    ("values", "is_told"),
-    [
-        ({"mode": "secret"}, True),
-        ({"mode": "secret", "caBundle": CA}, False),
-        ({"mode": "self-signed"}, False),
-    ],
+@cases(
+    "values, is_told",
+    ({"mode": "secret"}, True),
+    ({"mode": "secret", "caBundle": CA}, False),
+    ({"mode": "self-signed"}, False),
 )
 def test_a_certificate_without_its_ca_is_named_after_the_installation(helm, values, is_told):
     output = helm.run("install", "hami", CHART, "--dry-run=client", values={"certificates": values})
@@ -735,27 +727,25 @@ def test_a_take_over_keeps_the_limiter_and_adds_no_network_policies_and_no_refus
         assert all(found == actions for found in bindings.values())
 
 
-@pytest.mark.parametrize(
-    ("values", "image"),
-    [
-        ({}, "docker.io/projecthami/hami:v2.10.0"),
-        (
-            {
-                "devicePlugin": {
-                    "image": {
-                        "registry": "mirror.example.com:5000",
-                        "repository": "a/projecthami/hami",
-                        "tag": "v2.9.0",
-                    }
+@cases(
+    "values, image",
+    ({}, "docker.io/projecthami/hami:v2.10.0"),
+    (
+        {
+            "devicePlugin": {
+                "image": {
+                    "registry": "mirror.example.com:5000",
+                    "repository": "a/projecthami/hami",
+                    "tag": "v2.9.0",
                 }
-            },
-            "mirror.example.com:5000/a/projecthami/hami:v2.10.0",
-        ),
-        (
-            {"global": {"imageRegistry": "mirror.example.com"}},
-            "mirror.example.com/projecthami/hami:v2.10.0",
-        ),
-    ],
+            }
+        },
+        "mirror.example.com:5000/a/projecthami/hami:v2.10.0",
+    ),
+    (
+        {"global": {"imageRegistry": "mirror.example.com"}},
+        "mirror.example.com/projecthami/hami:v2.10.0",
+    ),
 )
 def test_the_limiter_of_hami_comes_from_where_its_image_came_from(helm, values, image):
     found = by_name(helm, takeOver="always", **values)
@@ -1071,14 +1061,12 @@ def test_new_names_of_resources_reach_every_object(rendered):
         assert f"Name: {old}\n" not in found.replace("\\n", "\n")
 
 
-@pytest.mark.parametrize(
-    ("example", "gone", "kept"),
-    [
-        ("few vendors", "huawei.com/Ascend910A", "nvidia.com/gpu"),
-        ("few vendors", "kunlunxin.com/xpu", "amd.com/gpu"),
-        ("device configuration", "nvidia.com/gpumem", "nvidia.com/gpu"),
-        ("device configuration", "hygon.com/dcunum", "nvidia.com/gpu"),
-    ],
+@cases(
+    "example, gone, kept",
+    ("few vendors", "huawei.com/Ascend910A", "nvidia.com/gpu"),
+    ("few vendors", "kunlunxin.com/xpu", "amd.com/gpu"),
+    ("device configuration", "nvidia.com/gpumem", "nvidia.com/gpu"),
+    ("device configuration", "hygon.com/dcunum", "nvidia.com/gpu"),
 )
 def test_resources_that_are_switched_off_are_left_to_others(rendered, example, gone, kept):
     config = yaml.safe_load(
@@ -1099,31 +1087,24 @@ def container(objects: dict[str, Object], workload: str, place: int = 0) -> Obje
     return found
 
 
-@pytest.mark.parametrize(
-    ("example", "workload", "place", "image"),
-    [
-        ("registry", "Deployment/hami-scheduler", 1, "registry.example.com/mirror/hami:0.1.0"),
-        (
-            "registry",
-            "DaemonSet/hami-monitor",
-            0,
-            "registry.example.com/mirror/hami-device-plugin:0.1.0",
-        ),
-        ("own images", "Deployment/hami-scheduler", 1, "r.example.com/hami:1"),
-        (
-            "own images",
-            "Deployment/hami-scheduler",
-            0,
-            f"registry.k8s.io/kube-scheduler@sha256:{'0' * 64}",
-        ),
-        ("images as strings", "DaemonSet/hami-device-plugin", 0, "r.example.com/plugin:0.1.0"),
-        (
-            "kube-scheduler",
-            "Deployment/hami-scheduler",
-            0,
-            "registry.k8s.io/kube-scheduler:v1.31.2",
-        ),
-    ],
+@cases(
+    "example, workload, place, image",
+    ("registry", "Deployment/hami-scheduler", 1, "registry.example.com/mirror/hami:0.1.0"),
+    (
+        "registry",
+        "DaemonSet/hami-monitor",
+        0,
+        "registry.example.com/mirror/hami-device-plugin:0.1.0",
+    ),
+    ("own images", "Deployment/hami-scheduler", 1, "r.example.com/hami:1"),
+    (
+        "own images",
+        "Deployment/hami-scheduler",
+        0,
+        f"registry.k8s.io/kube-scheduler@sha256:{'0' * 64}",
+    ),
+    ("images as strings", "DaemonSet/hami-device-plugin", 0, "r.example.com/plugin:0.1.0"),
+    ("kube-scheduler", "Deployment/hami-scheduler", 0, "registry.k8s.io/kube-scheduler:v1.31.2"),
 )
 def test_images_are_those_of_the_values(rendered, example, workload, place, image):
     assert container(rendered[example], workload, place)["image"] == image

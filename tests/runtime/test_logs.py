@@ -6,8 +6,6 @@ import logging
 import shlex
 import sys
 
-import pytest
-
 from hami.errors import ClusterError
 from hami.runtime import logs
 from testing.cases import cases
@@ -38,29 +36,27 @@ def test_a_line_is_time_level_logger_message_and_the_fields_as_given():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "value, text",
-    [
-        ("plain", "plain"),
-        ("n-1.a/b:c,d", "n-1.a/b:c,d"),
-        ("für", "für"),
-        ("two words", '"two words"'),
-        ("", '""'),
-        ('say "x"', '"say \\"x\\""'),
-        ("a=b", '"a=b"'),
-        ("back\\slash", '"back\\\\slash"'),
-        ("a\nb", '"a\\nb"'),
-        ("\x1b[31m", '"\\u001b[31m"'),
-        ("a\x85b\u2028c", '"a\\u0085b\\u2028c"'),
-        (3, "3"),
-        (1.5, "1.5"),
-        (True, "true"),
-        (None, "null"),
-        (["a", 1], '"[\\"a\\",1]"'),
-        ([1, 2], "[1,2]"),
-        ({"k": 1}, '"{\\"k\\":1}"'),
-        (ClusterError("no way"), '"no way"'),
-    ],
+    ("plain", "plain"),
+    ("n-1.a/b:c,d", "n-1.a/b:c,d"),
+    ("für", "für"),
+    ("two words", '"two words"'),
+    ("", '""'),
+    ('say "x"', '"say \\"x\\""'),
+    ("a=b", '"a=b"'),
+    ("back\\slash", '"back\\\\slash"'),
+    ("a\nb", '"a\\nb"'),
+    ("\x1b[31m", '"\\u001b[31m"'),
+    ("a\x85b\u2028c", '"a\\u0085b\\u2028c"'),
+    (3, "3"),
+    (1.5, "1.5"),
+    (True, "true"),
+    (None, "null"),
+    (["a", 1], '"[\\"a\\",1]"'),
+    ([1, 2], "[1,2]"),
+    ({"k": 1}, '"{\\"k\\":1}"'),
+    (ClusterError("no way"), '"no way"'),
 )
 def test_values_are_quoted_when_needed(value, text):
     assert logs.LineFormatter("text").format(record(value=value)).partition(" value=")[2] == text
@@ -123,15 +119,13 @@ def test_json_has_the_same_fields():
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "verbosity, expected",
-    [
-        (0, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
-        (1, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
-        (3, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
-        (4, ["debug hami.x", "info hami.x", "warning hami.x", "warning urllib3.pool"]),
-        (9, ["debug hami.x", "info hami.x", "warning hami.x", "warning urllib3.pool"]),
-    ],
+    (0, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
+    (1, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
+    (3, ["info hami.x", "warning hami.x", "warning urllib3.pool"]),
+    (4, ["debug hami.x", "info hami.x", "warning hami.x", "warning urllib3.pool"]),
+    (9, ["debug hami.x", "info hami.x", "warning hami.x", "warning urllib3.pool"]),
 )
 def test_verbosity_is_klog_s(verbosity, expected):
     logs.configure("json", verbosity, stream := io.StringIO())

@@ -9,6 +9,7 @@ import pytest
 from hami.errors import ClusterError
 from hami.kube.reflector import Reflector, WatchedResource
 from hami.runtime.tasks import HUNG_S, RETRY_S, PeriodicTask, Task, problems
+from testing.cases import cases
 from testing.eventually import eventually
 
 
@@ -102,9 +103,11 @@ def test_a_task_that_has_died_is_silent_for_ever(started):
     assert task.silence_s(time.monotonic()) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("delay", "seconds", "hangs"),
-    [(math.inf, 1e9, False), (3600.0, 3600, False), (3600.0, 3600 + HUNG_S + 1, True)],
+@cases(
+    "delay, seconds, hangs",
+    (math.inf, 1e9, False),
+    (3600.0, 3600, False),
+    (3600.0, 3600 + HUNG_S + 1, True),
 )
 def test_a_task_may_wait_as_long_as_it_says(started, delay, seconds, hangs):
     task = started(lambda task: delay)

@@ -63,68 +63,61 @@ def admit(thing, namespace="default", **options):
     return admitter(**options).admit(Review("u", namespace, thing, "v1", "AdmissionReview"))
 
 
-@pytest.mark.parametrize(
-    ("thing", "options", "code", "message"),
-    [
-        (None, {}, 400, "there is no content to decode"),
-        ({}, {}, 400, "there is no content to decode"),
-        ({"spec": {"containers": "x"}}, {}, 400, "pod"),
-        ({"metadata": {"annotations": {"a": 1}}, "spec": {"containers": [{}]}}, {}, 400, "pod"),
-        (raw(), {}, 403, "pod has no containers"),
-        ({"metadata": {}}, {}, 403, "pod has no containers"),
-        (
-            raw(gpu_limits(gpu=1, gpumem_percentage=120)),
-            {},
-            422,
-            "invalid nvidia.com/gpumem-percentage value 120 in container c: must be an integer between 0 and 100",
-        ),
-        (
-            raw(gpu_limits(gpu=1, gpumem_percentage=-1)),
-            {},
-            422,
-            "invalid nvidia.com/gpumem-percentage value -1",
-        ),
-        (raw(gpu_limits(gpu=1, gpumem="1500m")), {}, 422, "invalid nvidia.com/gpumem value 1500m"),
-        (raw(gpu_limits(gpu=1, gpumem="lots")), {}, 422, "lots"),
-        (
-            raw(gpu_limits(gpu=1, gpumem=2**31)),
-            {},
-            422,
-            "must be an integer between 0 and 2147483647",
-        ),
-        (
-            raw(asking(), inits=[gpu_limits(gpu=1, gpumem_percentage=101)]),
-            {},
-            422,
-            "value 101 in container c",
-        ),
-        (raw(asking(ONE, **PRIVILEGED)), {}, 403, "container c is privileged"),
-        (
-            raw(asking(ONE), inits=[asking(name="i", **PRIVILEGED)]),
-            {},
-            403,
-            "container i is privileged",
-        ),
-        (raw(asking(ONE), spec={"nodeName": "n1"}), {}, 403, "pod has node assigned"),
-        (
-            raw(gpu_limits(gpu=1, gpumem=2000)),
-            {"quotas": [quota(gpumem=1000)]},
-            403,
-            "exceeding resource quota",
-        ),
-        (
-            raw(gpu_limits(gpu=1, gpumem=4000), inits=[gpu_limits(gpu=1, gpumem=30000)]),
-            {"quotas": [quota(gpumem=24000)]},
-            403,
-            "exceeding resource quota",
-        ),
-        (
-            raw(gpu_limits(gpu=1, gpucores=30)),
-            {"quotas": [quota(gpucores=0)]},
-            403,
-            "exceeding resource quota",
-        ),
-    ],
+@cases(
+    "thing, options, code, message",
+    (None, {}, 400, "there is no content to decode"),
+    ({}, {}, 400, "there is no content to decode"),
+    ({"spec": {"containers": "x"}}, {}, 400, "pod"),
+    ({"metadata": {"annotations": {"a": 1}}, "spec": {"containers": [{}]}}, {}, 400, "pod"),
+    (raw(), {}, 403, "pod has no containers"),
+    ({"metadata": {}}, {}, 403, "pod has no containers"),
+    (
+        raw(gpu_limits(gpu=1, gpumem_percentage=120)),
+        {},
+        422,
+        "invalid nvidia.com/gpumem-percentage value 120 in container c: must be an integer between 0 and 100",
+    ),
+    (
+        raw(gpu_limits(gpu=1, gpumem_percentage=-1)),
+        {},
+        422,
+        "invalid nvidia.com/gpumem-percentage value -1",
+    ),
+    (raw(gpu_limits(gpu=1, gpumem="1500m")), {}, 422, "invalid nvidia.com/gpumem value 1500m"),
+    (raw(gpu_limits(gpu=1, gpumem="lots")), {}, 422, "lots"),
+    (raw(gpu_limits(gpu=1, gpumem=2**31)), {}, 422, "must be an integer between 0 and 2147483647"),
+    (
+        raw(asking(), inits=[gpu_limits(gpu=1, gpumem_percentage=101)]),
+        {},
+        422,
+        "value 101 in container c",
+    ),
+    (raw(asking(ONE, **PRIVILEGED)), {}, 403, "container c is privileged"),
+    (
+        raw(asking(ONE), inits=[asking(name="i", **PRIVILEGED)]),
+        {},
+        403,
+        "container i is privileged",
+    ),
+    (raw(asking(ONE), spec={"nodeName": "n1"}), {}, 403, "pod has node assigned"),
+    (
+        raw(gpu_limits(gpu=1, gpumem=2000)),
+        {"quotas": [quota(gpumem=1000)]},
+        403,
+        "exceeding resource quota",
+    ),
+    (
+        raw(gpu_limits(gpu=1, gpumem=4000), inits=[gpu_limits(gpu=1, gpumem=30000)]),
+        {"quotas": [quota(gpumem=24000)]},
+        403,
+        "exceeding resource quota",
+    ),
+    (
+        raw(gpu_limits(gpu=1, gpucores=30)),
+        {"quotas": [quota(gpucores=0)]},
+        403,
+        "exceeding resource quota",
+    ),
 )
 def test_denied_pods_and_the_reason(thing, options, code, message):
     answer = admit(thing, **options)
@@ -133,27 +126,21 @@ def test_denied_pods_and_the_reason(thing, options, code, message):
     assert message in answer.message
 
 
-@pytest.mark.parametrize(
-    ("thing", "options", "message"),
-    [
-        (raw(asking(ONE), scheduler="volcano"), {}, "pod already has different scheduler assigned"),
-        (
-            raw(asking(ONE, **PRIVILEGED), scheduler="volcano", spec={"nodeName": "n1"}),
-            {},
-            "pod already has different scheduler assigned",
-        ),
-        (raw(asking(ONE)), {"force": False}, "pod already has different scheduler assigned"),
-        (
-            raw(asking(ONE), scheduler="x"),
-            {"name": ""},
-            "pod already has different scheduler assigned",
-        ),
-        (raw(asking()), {}, ""),
-        (raw(asking(**PRIVILEGED)), {}, ""),
-        (raw(asking(), spec={"nodeName": "n1"}), {}, ""),
-        (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {}, ""),
-        (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {"force": False}, ""),
-    ],
+@cases(
+    "thing, options, message",
+    (raw(asking(ONE), scheduler="volcano"), {}, "pod already has different scheduler assigned"),
+    (
+        raw(asking(ONE, **PRIVILEGED), scheduler="volcano", spec={"nodeName": "n1"}),
+        {},
+        "pod already has different scheduler assigned",
+    ),
+    (raw(asking(ONE)), {"force": False}, "pod already has different scheduler assigned"),
+    (raw(asking(ONE), scheduler="x"), {"name": ""}, "pod already has different scheduler assigned"),
+    (raw(asking()), {}, ""),
+    (raw(asking(**PRIVILEGED)), {}, ""),
+    (raw(asking(), spec={"nodeName": "n1"}), {}, ""),
+    (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {}, ""),
+    (raw(gpu_limits(gpu=1, gpumem=1, gpucores=1), scheduler=SCHEDULER), {"force": False}, ""),
 )
 def test_pods_that_are_admitted_unchanged(thing, options, message):
     answer = admit(thing, **options)
@@ -162,45 +149,34 @@ def test_pods_that_are_admitted_unchanged(thing, options, message):
     assert answer.message == message
 
 
-@pytest.mark.parametrize(
-    ("thing", "options", "scheduler", "limits"),
-    [
-        (raw(asking(ONE)), {}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"}),
-        (
-            raw(asking(ONE), scheduler=""),
-            {},
-            SCHEDULER,
-            {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"},
-        ),
-        (
-            raw(asking(ONE)),
-            {"name": ""},
-            "default-scheduler",
-            {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"},
-        ),
-        (
-            raw(gpu_limits(gpumem=10)),
-            {},
-            SCHEDULER,
-            {"nvidia.com/gpumem": 10, "nvidia.com/gpu": "1"},
-        ),
-        (
-            raw(gpu_limits(gpu=1, gpumem_percentage=100)),
-            {},
-            SCHEDULER,
-            {
-                "nvidia.com/gpu": 1,
-                "nvidia.com/gpumem-percentage": 100,
-                "nvidia.com/gpucores": "100",
-            },
-        ),
-        (
-            raw(gpu_limits(gpu=1, gpumem=10), inits=[gpu_limits(gpu=1, gpumem=20000)]),
-            {"quotas": [quota(gpumem=24000)]},
-            SCHEDULER,
-            {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10},
-        ),
-    ],
+@cases(
+    "thing, options, scheduler, limits",
+    (raw(asking(ONE)), {}, SCHEDULER, {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"}),
+    (
+        raw(asking(ONE), scheduler=""),
+        {},
+        SCHEDULER,
+        {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"},
+    ),
+    (
+        raw(asking(ONE)),
+        {"name": ""},
+        "default-scheduler",
+        {"nvidia.com/gpu": 1, "nvidia.com/gpucores": "100"},
+    ),
+    (raw(gpu_limits(gpumem=10)), {}, SCHEDULER, {"nvidia.com/gpumem": 10, "nvidia.com/gpu": "1"}),
+    (
+        raw(gpu_limits(gpu=1, gpumem_percentage=100)),
+        {},
+        SCHEDULER,
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem-percentage": 100, "nvidia.com/gpucores": "100"},
+    ),
+    (
+        raw(gpu_limits(gpu=1, gpumem=10), inits=[gpu_limits(gpu=1, gpumem=20000)]),
+        {"quotas": [quota(gpumem=24000)]},
+        SCHEDULER,
+        {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10},
+    ),
 )
 def test_admission_completes_a_pod(thing, options, scheduler, limits):
     answer = admit(thing, **options)
@@ -209,9 +185,7 @@ def test_admission_completes_a_pod(thing, options, scheduler, limits):
     assert answer.pod["spec"]["containers"][0]["resources"]["limits"] == limits
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"), [("high", Denied), ("low", Admitted), (None, Admitted)]
-)
+@cases("name, answer", ("high", Denied), ("low", Admitted), (None, Admitted))
 def test_a_quota_with_scopes_denies_only_the_pods_in_them(name, answer):
     thing = raw(gpu_limits(gpu=1, gpumem=2000), spec={"priorityClassName": name})
     scopes = [ScopeRequirement("PriorityClass", "In", ("high",))]
@@ -289,16 +263,14 @@ def test_a_pod_with_devices_gets_no_ephemeral_container_in_strict_mode():
 HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, value, is_refused",
-    [
-        ("NVIDIA_VISIBLE_DEVICES", "all", True),
-        ("NVIDIA_VISIBLE_DEVICES", "none", False),
-        ("CUDA_DEVICE_MEMORY_LIMIT", "80g", True),
-        ("CUDA_DEVICE_SM_LIMIT_1", "100", True),
-        ("CUDA_OVERSUBSCRIBE", "true", True),
-        ("LD_PRELOAD", "x.so", False),
-    ],
+    ("NVIDIA_VISIBLE_DEVICES", "all", True),
+    ("NVIDIA_VISIBLE_DEVICES", "none", False),
+    ("CUDA_DEVICE_MEMORY_LIMIT", "80g", True),
+    ("CUDA_DEVICE_SM_LIMIT_1", "100", True),
+    ("CUDA_OVERSUBSCRIBE", "true", True),
+    ("LD_PRELOAD", "x.so", False),
 )
 def test_an_ephemeral_container_sets_nothing_that_is_reserved_in_a_pod_with_devices(
     name, value, is_refused
@@ -313,16 +285,14 @@ def test_an_ephemeral_container_sets_nothing_that_is_reserved_in_a_pod_with_devi
     assert ephemeral(asking({"nvidia.com/gpu": 0}), env=env) is True
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotations, config, is_hidden",
-    [
-        ({}, {"overwrite_env": True}, True),
-        ({}, {}, False),
-        ({"hami.io/overwrite-env": "true"}, {}, True),
-        ({"hami.io/overwrite-env": "false"}, {"overwrite_env": True}, False),
-        ({"hami.io/overwrite-env-containers": '{"debug": "true"}'}, {}, True),
-        ({"hami.io/overwrite-env-containers": '{"c": "true"}'}, {}, False),
-    ],
+    ({}, {"overwrite_env": True}, True),
+    ({}, {}, False),
+    ({"hami.io/overwrite-env": "true"}, {}, True),
+    ({"hami.io/overwrite-env": "false"}, {"overwrite_env": True}, False),
+    ({"hami.io/overwrite-env-containers": '{"debug": "true"}'}, {}, True),
+    ({"hami.io/overwrite-env-containers": '{"c": "true"}'}, {}, False),
 )
 @pytest.mark.parametrize("limits", [None, ONE], ids=str)
 def test_an_ephemeral_container_sees_no_devices_where_others_without_a_request_see_none(
@@ -386,63 +356,58 @@ def test_an_ephemeral_container_sees_no_devices_in_strict_mode():
     ]
 
 
-@pytest.mark.parametrize(
-    ("thing", "message"),
-    [
-        (
-            raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}])),
-            "container c: envFrom is not permitted in strict mode",
+@cases(
+    "thing, message",
+    (
+        raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}])),
+        "container c: envFrom is not permitted in strict mode",
+    ),
+    (
+        raw(
+            asking(ONE), asking(name="d", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])
         ),
-        (
-            raw(
-                asking(ONE),
-                asking(name="d", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
-            ),
-            "container d: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode",
-        ),
-        (
-            raw(asking(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
-            "container c: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode",
-        ),
-    ],
+        "container d: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode",
+    ),
+    (
+        raw(asking(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+        "container c: env NVIDIA_VISIBLE_DEVICES=all is not permitted in strict mode",
+    ),
 )
 def test_pods_that_only_strict_mode_denies(thing, message):
     assert isinstance(admit(thing), Admitted)
     assert message in admit(thing, strict=True).message
 
 
-@pytest.mark.parametrize(
-    ("thing", "message"),
-    [
-        (
-            raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}]), scheduler="volcano"),
-            "container c: envFrom is not",
+@cases(
+    "thing, message",
+    (
+        raw(asking(ONE, envFrom=[{"secretRef": {"name": "s"}}]), scheduler="volcano"),
+        "container c: envFrom is not",
+    ),
+    (
+        raw(asking(ONE, env=[{"name": "LD_PRELOAD", "value": "x"}]), scheduler="volcano"),
+        "container c: env LD_PRELOAD=x is not",
+    ),
+    (
+        raw(
+            asking(ONE, env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "9g"}]),
+            scheduler="volcano",
         ),
-        (
-            raw(asking(ONE, env=[{"name": "LD_PRELOAD", "value": "x"}]), scheduler="volcano"),
-            "container c: env LD_PRELOAD=x is not",
+        "container c sets CUDA_DEVICE_MEMORY_LIMIT_0, which is reserved",
+    ),
+    (
+        raw(
+            asking(),
+            inits=[asking(name="i", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])],
+            scheduler="volcano",
         ),
-        (
-            raw(
-                asking(ONE, env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "9g"}]),
-                scheduler="volcano",
-            ),
-            "container c sets CUDA_DEVICE_MEMORY_LIMIT_0, which is reserved",
-        ),
-        (
-            raw(
-                asking(),
-                inits=[asking(name="i", env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])],
-                scheduler="volcano",
-            ),
-            "container i: env NVIDIA_VISIBLE_DEVICES=all is not",
-        ),
-        (raw(asking(), asking(NAMES), scheduler="volcano"), "container c names 20000 resources"),
-        (
-            raw(*[asking()] * 100_000, scheduler="volcano"),
-            "pod has 100000 containers, expected at most 128",
-        ),
-    ],
+        "container i: env NVIDIA_VISIBLE_DEVICES=all is not",
+    ),
+    (raw(asking(), asking(NAMES), scheduler="volcano"), "container c names 20000 resources"),
+    (
+        raw(*[asking()] * 100_000, scheduler="volcano"),
+        "pod has 100000 containers, expected at most 128",
+    ),
 )
 def test_strict_mode_denies_pods_of_another_scheduler_too(thing, message):
     assert admit(thing).pod is thing
@@ -596,22 +561,20 @@ def test_the_limit_of_cores(thing, namespace, limit):
     assert admit(answer.pod, namespace, gpucores_limits={"team-a": 60}).pod == answer.pod
 
 
-@pytest.mark.parametrize(
+@cases(
     "percent, containers, why",
-    [
-        ("0", [THIRD], "expected a whole number from 1 to 100, the percentage of a GPU"),
-        ("101", [THIRD], "expected a whole number from 1 to 100"),
-        ("+40", [THIRD], "expected a whole number"),
-        ("040", [THIRD], "expected a whole number"),
-        ("40%", [THIRD], "expected a whole number"),
-        (
-            "29",
-            [THIRD],
-            "expected 30 or more, since container c gets 30 percent of each GPU (nvidia.com/gpucores)",
-        ),
-        ("40", [THIRD, HALF], "expected 50 or more, since container c gets 50 percent"),
-        ("99", [gpu_limits(gpu=1)], "expected 100 or more, since container c gets 100 percent"),
-    ],
+    ("0", [THIRD], "expected a whole number from 1 to 100, the percentage of a GPU"),
+    ("101", [THIRD], "expected a whole number from 1 to 100"),
+    ("+40", [THIRD], "expected a whole number"),
+    ("040", [THIRD], "expected a whole number"),
+    ("40%", [THIRD], "expected a whole number"),
+    (
+        "29",
+        [THIRD],
+        "expected 30 or more, since container c gets 30 percent of each GPU (nvidia.com/gpucores)",
+    ),
+    ("40", [THIRD, HALF], "expected 50 or more, since container c gets 50 percent"),
+    ("99", [gpu_limits(gpu=1)], "expected 100 or more, since container c gets 100 percent"),
 )
 def test_a_limit_of_cores_that_cannot_be_kept_is_refused(percent, containers, why):
     answer = admit(limited(percent, *containers))
@@ -706,9 +669,7 @@ def test_switches_of_a_pod_with_devices_must_be_readable():
     assert answer.code == 422
 
 
-@pytest.mark.parametrize(
-    "groups, is_admitted", [(["system:nodes"], True), (["system:authenticated"], False)]
-)
+@cases("groups, is_admitted", (["system:nodes"], True), (["system:authenticated"], False))
 def test_a_mirror_pod_passes_if_a_kubelet_writes_it(groups, is_admitted):
     mirror = raw(
         asking(ONE),

@@ -150,13 +150,11 @@ def test_a_quota_that_kubernetes_counts_is_not_evaded():
 OTHER = {"resourceClaims": [{"name": "nic", "resourceClaimName": "nic"}]}
 
 
-@pytest.mark.parametrize(
+@cases(
     "pod, reason",
-    [
-        (wire(spec=OTHER), "spec.resourceClaims"),
-        (wire(gpu=33), "at most 32 GPUs"),
-        (wire(spec={"schedulerName": "volcano"}), "its scheduler is not HAMi's"),
-    ],
+    (wire(spec=OTHER), "spec.resourceClaims"),
+    (wire(gpu=33), "at most 32 GPUs"),
+    (wire(spec={"schedulerName": "volcano"}), "its scheduler is not HAMi's"),
 )
 def test_what_no_claim_says(pod, reason):
     denied = admit(pod)
@@ -172,15 +170,13 @@ def test_other_vendors_in_the_pod():
     assert "container d: amd.com/gpu=1" in admit(pod, catalog=vendors(chart_config())).message
 
 
-@pytest.mark.parametrize(
-    ("of_namespace", "of_pod", "outcome"),
-    [
-        ("dra", "dra-preferred", "extender"),
-        ("dra-preferred", "dra", "denied"),
-        ("dra", "device-plugin", "extender"),
-        ("dra", None, "denied"),
-        ("dra-preferred", None, "extender"),
-    ],
+@cases(
+    "of_namespace, of_pod, outcome",
+    ("dra", "dra-preferred", "extender"),
+    ("dra-preferred", "dra", "denied"),
+    ("dra", "device-plugin", "extender"),
+    ("dra", None, "denied"),
+    ("dra-preferred", None, "extender"),
 )
 def test_the_label_of_a_pod_takes_precedence(of_namespace, of_pod, outcome):
     answer = admit(wire(spec=OTHER, allocation_mode=of_pod), of_namespace)
@@ -201,20 +197,18 @@ LIFTED = [{"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"}]
 
 
 @pytest.mark.parametrize("allocation_mode", ["dra", "dra-preferred"])
-@pytest.mark.parametrize(
+@cases(
     "pod, config",
-    [
-        ({}, {}),
-        (None, {}),
-        ({"spec": {"containers": "x"}}, {}),
-        (wire(gpu=0), {}),
-        (wire(annotations={ASSIGNED_NODE: "n1"}), {}),
-        (wire(gpumem="16Gi"), {}),
-        (wire(spec={"nodeName": "n1"}), {}),
-        (wire(securityContext={"privileged": True}), {}),
-        (wire(env=LIFTED), {}),
-        (wire(env=[{"name": "LD_PRELOAD", "value": "x"}]), {"strict": True}),
-    ],
+    ({}, {}),
+    (None, {}),
+    ({"spec": {"containers": "x"}}, {}),
+    (wire(gpu=0), {}),
+    (wire(annotations={ASSIGNED_NODE: "n1"}), {}),
+    (wire(gpumem="16Gi"), {}),
+    (wire(spec={"nodeName": "n1"}), {}),
+    (wire(securityContext={"privileged": True}), {}),
+    (wire(env=LIFTED), {}),
+    (wire(env=[{"name": "LD_PRELOAD", "value": "x"}]), {"strict": True}),
 )
 def test_what_holds_for_every_pod_holds_here(pod, config, allocation_mode):
     assert admit(pod, allocation_mode, **config) == by_the_extender(pod, **config)

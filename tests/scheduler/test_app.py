@@ -114,13 +114,11 @@ VETO = {"NodeNameToMetaVictims": {}}
 # filter and bind
 
 
-@pytest.mark.parametrize(
-    ("path", "handler", "method"),
-    [
-        ("/filter", "node_filter", "filter"),
-        ("/prioritize", "node_filter", "prioritize"),
-        ("/preempt", "preemption_filter", "filter"),
-    ],
+@cases(
+    "path, handler, method",
+    ("/filter", "node_filter", "filter"),
+    ("/prioritize", "node_filter", "prioritize"),
+    ("/preempt", "preemption_filter", "filter"),
 )
 def test_what_kube_scheduler_waits_for_is_in_flight(web, monkeypatch, path, handler, method):
     idle, act = [], getattr(getattr(web.replica, handler), method)
@@ -315,27 +313,25 @@ def test_a_replica_that_does_not_lead_vetoes(web, caplog):
     assert caplog.records[0].reason == "this replica of the scheduler does not lead yet"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "text"),
-    [
-        ("/filter", b"", "EOF"),
-        ("/filter", b"  ", "EOF"),
-        ("/bind", b"", "EOF"),
-        ("/filter", {}, "extender args missing pod"),
-        ("/filter", {"Pod": None}, "extender args missing pod"),
-        ("/filter", b'{"Pod": {', "body"),
-        ("/filter", b"[]", "body"),
-        ("/filter", {"Pod": 1}, "pod"),
-        ("/filter", {"Pod": POD, "NodeNames": "n1"}, "NodeNames"),
-        ("/filter", {"Pod": POD, "Nodes": [1]}, "Nodes"),
-        ("/filter", {"Pod": POD, "Nodes": {"items": [1]}}, "node"),
-        ("/filter", {"Pod": {"spec": POD["spec"]}, "NodeNames": ["n1"]}, "without uid"),
-        ("/bind", {}, 'pod "" not found'),
-        ("/bind", BIND | {"PodName": 1}, "PodName"),
-        ("/bind", b"\xff\xfe", "body"),
-        ("/bind", BIND | {"PodName": "../../x"}, "has no reservation"),
-        ("/bind", BIND | {"PodUID": "other"}, 'pod "pod1" not found'),
-    ],
+@cases(
+    "path, body, text",
+    ("/filter", b"", "EOF"),
+    ("/filter", b"  ", "EOF"),
+    ("/bind", b"", "EOF"),
+    ("/filter", {}, "extender args missing pod"),
+    ("/filter", {"Pod": None}, "extender args missing pod"),
+    ("/filter", b'{"Pod": {', "body"),
+    ("/filter", b"[]", "body"),
+    ("/filter", {"Pod": 1}, "pod"),
+    ("/filter", {"Pod": POD, "NodeNames": "n1"}, "NodeNames"),
+    ("/filter", {"Pod": POD, "Nodes": [1]}, "Nodes"),
+    ("/filter", {"Pod": POD, "Nodes": {"items": [1]}}, "node"),
+    ("/filter", {"Pod": {"spec": POD["spec"]}, "NodeNames": ["n1"]}, "without uid"),
+    ("/bind", {}, 'pod "" not found'),
+    ("/bind", BIND | {"PodName": 1}, "PodName"),
+    ("/bind", b"\xff\xfe", "body"),
+    ("/bind", BIND | {"PodName": "../../x"}, "has no reservation"),
+    ("/bind", BIND | {"PodUID": "other"}, 'pod "pod1" not found'),
 )
 def test_errors_are_in_the_body(web, path, body, text):
     answer = web.post(path, body)
@@ -418,18 +414,16 @@ def test_a_forged_annotation_is_refused(web):
     assert web.observed == [("webhook", "refused")]
 
 
-@pytest.mark.parametrize(
-    ("body", "content_type", "code", "text"),
-    [
-        (b"", "application/json", 400, "request body is empty"),
-        (b"{}", "text/plain", 400, "contentType=text/plain, expected application/json"),
-        (b"{}", "application/json; charset=utf-8", 400, "expected application/json"),
-        (b"{", "application/json", 400, "body"),
-        (b"[]", "application/json", 400, "AdmissionReview"),
-        (b'{"request": {"uid": 1}}', "application/json", 400, "uid"),
-        (b'{"request": {"uid": "u", "object": []}}', "application/json", 400, "expected a Pod"),
-        (b'{"request": {"uid": "u"}}', "application/json", 400, "there is no content to decode"),
-    ],
+@cases(
+    "body, content_type, code, text",
+    (b"", "application/json", 400, "request body is empty"),
+    (b"{}", "text/plain", 400, "contentType=text/plain, expected application/json"),
+    (b"{}", "application/json; charset=utf-8", 400, "expected application/json"),
+    (b"{", "application/json", 400, "body"),
+    (b"[]", "application/json", 400, "AdmissionReview"),
+    (b'{"request": {"uid": 1}}', "application/json", 400, "uid"),
+    (b'{"request": {"uid": "u", "object": []}}', "application/json", 400, "expected a Pod"),
+    (b'{"request": {"uid": "u"}}', "application/json", 400, "there is no content to decode"),
 )
 def test_malformed_reviews_are_denied(web, body, content_type, code, text):
     answer = web.post("/webhook", body, content_type)
@@ -442,13 +436,11 @@ def test_malformed_reviews_are_denied(web, body, content_type, code, text):
 # limits
 
 
-@pytest.mark.parametrize(
-    ("path", "limit"),
-    [
-        ("/webhook", module.WEBHOOK_LIMIT),
-        ("/filter", module.FILTER_LIMIT),
-        ("/bind", module.BIND_LIMIT),
-    ],
+@cases(
+    "path, limit",
+    ("/webhook", module.WEBHOOK_LIMIT),
+    ("/filter", module.FILTER_LIMIT),
+    ("/bind", module.BIND_LIMIT),
 )
 def test_a_body_over_the_limit_is_refused(web, path, limit):
     answer = web.post(path, b" " * (limit + 1))
@@ -475,9 +467,7 @@ def test_a_body_without_a_length_is_limited_too(web):
     assert b"larger than" in b"".join(body)
 
 
-@pytest.mark.parametrize(
-    ("path", "limit"), [("/webhook", module.WEBHOOK_LIMIT), ("/bind", module.BIND_LIMIT)]
-)
+@cases("path, limit", ("/webhook", module.WEBHOOK_LIMIT), ("/bind", module.BIND_LIMIT))
 def test_a_body_of_the_limit_is_read(web, path, limit):
     answer = web.post(path, b" " * limit)
     assert "larger" not in json.dumps(answer)
@@ -555,9 +545,11 @@ def test_untrusted_clients_may_not_use_the_extender(web, path):
 VERBS = ("/filter", "/prioritize", "/simulate", "/preempt", "/bind", "/reservations/u")
 
 
-@pytest.mark.parametrize(
-    ("right", "paths"),
-    [(ClientRight.NONE, ()), (ClientRight.SIMULATE, ("/simulate",)), (ClientRight.EXTENDER, VERBS)],
+@cases(
+    "right, paths",
+    (ClientRight.NONE, ()),
+    (ClientRight.SIMULATE, ("/simulate",)),
+    (ClientRight.EXTENDER, VERBS),
 )
 def test_a_right_opens_what_it_is_for_and_nothing_else(web, right, paths):
     answered = []
@@ -603,23 +595,21 @@ def test_untrusted_clients_may_use_the_webhook(web):
 # health
 
 
-@pytest.mark.parametrize(
-    ("started", "unready", "healthz", "readyz"),
-    [
-        (
-            False,
-            "nodes have not been read yet",
-            (503, b"starting: caches are not filled yet\n"),
-            (503, b"nodes have not been read yet\n"),
-        ),
-        (
-            True,
-            "the API server has said nothing",
-            (200, b"ok\n"),
-            (503, b"the API server has said nothing\n"),
-        ),
-        (True, None, (200, b"ok\n"), (200, b"ok\n")),
-    ],
+@cases(
+    "started, unready, healthz, readyz",
+    (
+        False,
+        "nodes have not been read yet",
+        (503, b"starting: caches are not filled yet\n"),
+        (503, b"nodes have not been read yet\n"),
+    ),
+    (
+        True,
+        "the API server has said nothing",
+        (200, b"ok\n"),
+        (503, b"the API server has said nothing\n"),
+    ),
+    (True, None, (200, b"ok\n"), (200, b"ok\n")),
 )
 def test_health(started, unready, healthz, readyz):
     web = Web(started=started, unready=unready)
@@ -640,23 +630,21 @@ def test_version(web):
     assert json.loads(web.client.get("/version").data) == {"version": __version__}
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("get", "/filter", 405),
-        ("get", "/preempt", 405),
-        ("get", "/bind", 405),
-        ("get", "/webhook", 405),
-        ("put", "/bind", 405),
-        ("post", "/healthz", 405),
-        ("delete", "/reservations/u", 405),
-        ("get", "/", 404),
-        ("get", "/filter/x", 404),
-        ("post", "/nothing", 404),
-        ("get", "/reservations/unknown", 404),
-        ("get", "/static/x", 404),
-        ("get", "/reservations/a/b", 404),
-    ],
+@cases(
+    "method, path, status",
+    ("get", "/filter", 405),
+    ("get", "/preempt", 405),
+    ("get", "/bind", 405),
+    ("get", "/webhook", 405),
+    ("put", "/bind", 405),
+    ("post", "/healthz", 405),
+    ("delete", "/reservations/u", 405),
+    ("get", "/", 404),
+    ("get", "/filter/x", 404),
+    ("post", "/nothing", 404),
+    ("get", "/reservations/unknown", 404),
+    ("get", "/static/x", 404),
+    ("get", "/reservations/a/b", 404),
 )
 def test_other_paths_and_methods(web, method, path, status):
     assert getattr(web.client, method)(path).status_code == status

@@ -157,13 +157,11 @@ def test_an_unknown_node_is_an_error_and_drops_the_reservation():
     assert scheduler.cache.bindings.get("uid-pod1") is None
 
 
-@pytest.mark.parametrize(
-    ("asked", "on", "error", "message"),
-    [
-        (pod(gpus(), name="unknown"), "n1", NotFound, 'pod "unknown" not found'),
-        (pod(gpus(), uid="another"), "n1", NotFound, 'pod "pod1" not found'),
-        (ASKED, "n2", Rejected, "does not fit node n2 any more: no devices"),
-    ],
+@cases(
+    "asked, on, error, message",
+    (pod(gpus(), name="unknown"), "n1", NotFound, 'pod "unknown" not found'),
+    (pod(gpus(), uid="another"), "n1", NotFound, 'pod "pod1" not found'),
+    (ASKED, "n2", Rejected, "does not fit node n2 any more: no devices"),
 )
 def test_a_bind_of_a_pod_that_was_not_filtered_is_refused(asked, on, error, message):
     scheduler = ready()

@@ -64,9 +64,7 @@ def test_who_shares_a_budget(first, second, is_shared):
 OTHERS = [("/webhook", ANYBODY), ("/filter", EXTENDER), ("/preempt", EXTENDER), ("/bind", EXTENDER)]
 
 
-@pytest.mark.parametrize(
-    ("verb", "size"), [("/filter", LARGE), ("/preempt", 16 * MIB), ("/bind", MIB)]
-)
+@cases("verb, size", ("/filter", LARGE), ("/preempt", 16 * MIB), ("/bind", MIB))
 def test_no_other_request_takes_the_room_of_a_verb(verb, size):
     """Others take as much as they get. Each verb still has room for several bodies of its limit."""
     budgets, held = RequestBudgets(), []

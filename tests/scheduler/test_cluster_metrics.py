@@ -129,26 +129,20 @@ POD = {"namespace", "node", "pod", "container_index", "device_uuid"}
 OLD_POD = {"podnamespace", "nodename", "podname", "containeridx", "deviceuuid"}
 
 
-@pytest.mark.parametrize(
-    ("name", "labels", "value"),
-    [
-        ("GPUDeviceMemoryLimit", OLD_DEVICE | {"devicetype"}, 16 * GIB),
-        ("GPUDeviceCoreLimit", OLD_DEVICE | {"devicetype"}, 100),
-        ("GPUDeviceMemoryAllocated", OLD_DEVICE | {"devicetype", "devicecores"}, 8 * GIB),
-        ("GPUDeviceSharedNum", OLD_DEVICE | {"devicetype"}, 1),
-        ("GPUDeviceCoreAllocated", OLD_DEVICE | {"devicetype"}, 30),
-        (
-            "nodeGPUOverview",
-            OLD_DEVICE | {"devicetype", "devicecores", "devicememorylimit"},
-            8 * GIB,
-        ),
-        ("nodeGPUMemoryPercentage", OLD_DEVICE, 0.5),
-        ("vGPUMemoryAllocated", OLD_POD, 8 * GIB),
-        ("vGPUCoreAllocated", OLD_POD, 30),
-        ("QuotaUsed", {"quotanamespace", "quotaName", "limit"}, 30),
-        ("hami_gpu_memory_limit_bytes", DEVICE, 16 * GIB),
-        ("hami_vgpu_memory_allocated_bytes", POD, 8 * GIB),
-    ],
+@cases(
+    "name, labels, value",
+    ("GPUDeviceMemoryLimit", OLD_DEVICE | {"devicetype"}, 16 * GIB),
+    ("GPUDeviceCoreLimit", OLD_DEVICE | {"devicetype"}, 100),
+    ("GPUDeviceMemoryAllocated", OLD_DEVICE | {"devicetype", "devicecores"}, 8 * GIB),
+    ("GPUDeviceSharedNum", OLD_DEVICE | {"devicetype"}, 1),
+    ("GPUDeviceCoreAllocated", OLD_DEVICE | {"devicetype"}, 30),
+    ("nodeGPUOverview", OLD_DEVICE | {"devicetype", "devicecores", "devicememorylimit"}, 8 * GIB),
+    ("nodeGPUMemoryPercentage", OLD_DEVICE, 0.5),
+    ("vGPUMemoryAllocated", OLD_POD, 8 * GIB),
+    ("vGPUCoreAllocated", OLD_POD, 30),
+    ("QuotaUsed", {"quotanamespace", "quotaName", "limit"}, 30),
+    ("hami_gpu_memory_limit_bytes", DEVICE, 16 * GIB),
+    ("hami_vgpu_memory_allocated_bytes", POD, 8 * GIB),
 )
 def test_legacy_names_are_added_to_the_new_ones(name, labels, value):
     found = samples(page(small_cache().view(), legacy=True), name)
@@ -335,16 +329,14 @@ def amd_page(*charges, units=304):
     return page(found, vendors=CHART, legacy=True)
 
 
-@pytest.mark.parametrize(
+@cases(
     "name, value",
-    [
-        ("hami_gpu_core_limit_ratio", 100),
-        ("hami_gpu_core_allocated_ratio", 33),
-        ("hami_vgpu_core_allocated_ratio", 33),
-        ("GPUDeviceCoreLimit", 304),
-        ("GPUDeviceCoreAllocated", 100),
-        ("vGPUCoreAllocated", 100),
-    ],
+    ("hami_gpu_core_limit_ratio", 100),
+    ("hami_gpu_core_allocated_ratio", 33),
+    ("hami_vgpu_core_allocated_ratio", 33),
+    ("GPUDeviceCoreLimit", 304),
+    ("GPUDeviceCoreAllocated", 100),
+    ("vGPUCoreAllocated", 100),
 )
 def test_compute_units_are_shown_in_percent_under_the_new_names(name, value):
     text = amd_page(charge("AMD-0", cores=100))

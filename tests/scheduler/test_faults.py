@@ -24,6 +24,7 @@ from hami.scheduler.leadership import Leadership
 from hami.state.sighting import OBSERVED_S
 from hami.state.view import Policies
 from testing.builders import INIT, NVIDIA, device_usage, gpu, gpus, node, pod
+from testing.cases import cases
 from testing.fake_cluster import never_sent, no_answer
 from testing.replicas import SETTINGS, Clock, Replica, WatchedCluster
 
@@ -684,9 +685,11 @@ DEATHS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("scene", "calls"),
-    [(plain, 3), (behind_a_holder_that_is_gone, 4), (behind_a_holder_that_never_finished, 5)],
+@cases(
+    "scene, calls",
+    (plain, 3),
+    (behind_a_holder_that_is_gone, 4),
+    (behind_a_holder_that_never_finished, 5),
 )
 def test_the_calls_of_a_bind_are_counted(scene, calls):
     fake, clock = scene()

@@ -24,13 +24,11 @@ def two_nodes(**policies):
     )
 
 
-@pytest.mark.parametrize(
-    ("policies", "chosen", "device", "scores"),
-    [
-        ({}, "n2", "GPU-b1", "n1:0.00,n2:2.33"),
-        ({"device": "binpack"}, "n2", "GPU-b0", "n1:0.00,n2:2.33"),
-        ({"node": "spread"}, "n1", "GPU-a1", "n2:2.33,n1:0.00"),
-    ],
+@cases(
+    "policies, chosen, device, scores",
+    ({}, "n2", "GPU-b1", "n1:0.00,n2:2.33"),
+    ({"device": "binpack"}, "n2", "GPU-b0", "n1:0.00,n2:2.33"),
+    ({"node": "spread"}, "n1", "GPU-a1", "n2:2.33,n1:0.00"),
 )
 def test_filter_places_a_pod_by_the_policies(policies, chosen, device, scores):
     scheduler = two_nodes(**policies)
@@ -79,16 +77,14 @@ def test_filter_says_why_no_node_fits():
     assert len(scheduler.metrics.reasons) == 4
 
 
-@pytest.mark.parametrize(
-    ("count", "taken", "text"),
-    [
-        (
-            2,
-            "GPU-n1-0,NVIDIA,46068,0:;",
-            "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
-        ),
-        (3, "", "NodeInsufficientDevice"),
-    ],
+@cases(
+    "count, taken, text",
+    (
+        2,
+        "GPU-n1-0,NVIDIA,46068,0:;",
+        "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory",
+    ),
+    (3, "", "NodeInsufficientDevice"),
 )
 def test_too_few_devices_are_a_reason_of_the_node(count, taken, text):
     scheduler = replica(cards("n1", {}, {}), pods=[holding("a", "n1", taken)])
@@ -147,17 +143,15 @@ def test_a_filter_without_nodes_fails_no_node(names):
     assert (found.names, found.failed, found.unresolvable) == (None, {}, {})
 
 
-@pytest.mark.parametrize(
-    ("priority", "nominated", "failed"),
-    [
-        (0, "", []),
-        (100, "", []),
-        (101, "", ["low"]),
-        (1001, "", ["high", "low"]),
-        (0, "high", ["high"]),
-        (101, "idle", ["low", "idle"]),
-        (1001, "gone", ["high", "low"]),
-    ],
+@cases(
+    "priority, nominated, failed",
+    (0, "", []),
+    (100, "", []),
+    (101, "", ["low"]),
+    (1001, "", ["high", "low"]),
+    (0, "high", ["high"]),
+    (101, "idle", ["low", "idle"]),
+    (1001, "gone", ["high", "low"]),
 )
 def test_kube_scheduler_looks_for_victims_only_where_pods_of_lower_priority_hold_devices(
     priority, nominated, failed
@@ -250,13 +244,11 @@ def test_the_node_chosen_by_kube_scheduler_may_be_full_by_then():
     assert scheduler.cache.open_bindings.unbound() == 0
 
 
-@pytest.mark.parametrize(
-    ("policy", "scores"),
-    [
-        ("binpack", {"n1": 0, "n2": 10, "x": 0}),
-        ("spread", {"n1": 10, "n2": 0, "x": 10}),
-        ("kube", {"n1": 0, "n2": 0, "x": 0}),
-    ],
+@cases(
+    "policy, scores",
+    ("binpack", {"n1": 0, "n2": 10, "x": 0}),
+    ("spread", {"n1": 10, "n2": 0, "x": 10}),
+    ("kube", {"n1": 0, "n2": 0, "x": 0}),
 )
 def test_nodes_are_scored_by_the_policy(policy, scores):
     scheduler = two_nodes()
@@ -269,19 +261,17 @@ def test_nodes_are_scored_by_the_policy(policy, scores):
 SIMULATED = node("sim", gpu("GPU-0", memory_mib=8192, model="NVIDIA-A100"))
 
 
-@pytest.mark.parametrize(
-    ("memory", "nodes", "chosen", "failed"),
-    [
-        (1024, [SIMULATED], "sim", {}),
-        (16384, [SIMULATED], None, {"sim": "1/1 CardInsufficientMemory"}),
-        (1024, [node("bare")], None, {"bare": "node unregistered"}),
-        (
-            1024,
-            [node("broken", annotations={NVIDIA.annotations.register: "[null]"})],
-            None,
-            {"broken": "node unregistered"},
-        ),
-    ],
+@cases(
+    "memory, nodes, chosen, failed",
+    (1024, [SIMULATED], "sim", {}),
+    (16384, [SIMULATED], None, {"sim": "1/1 CardInsufficientMemory"}),
+    (1024, [node("bare")], None, {"bare": "node unregistered"}),
+    (
+        1024,
+        [node("broken", annotations={NVIDIA.annotations.register: "[null]"})],
+        None,
+        {"broken": "node unregistered"},
+    ),
 )
 def test_a_simulation_leaves_no_trace(memory, nodes, chosen, failed):
     scheduler = replica(leads=False)

@@ -128,17 +128,15 @@ def test_the_lock_of_another_does_not_hold_up_a_bind():
     assert made.fake.lock_of("n1") == LOCK
 
 
-@pytest.mark.parametrize(
-    ("lock", "names", "locks", "phase", "to_allocate"),
-    [
-        (NODE_LOCK, "NVIDIA,X", set(), "success", set()),
-        (NODE_LOCK, "NVIDIA", {NODE_LOCK}, "allocating", {"X"}),
-        (NODE_LOCK, "X", {NODE_LOCK}, "allocating", {"NVIDIA"}),
-        (OWN, "NVIDIA", {OWN}, "allocating", {"X"}),
-        (OWN, "X", {NODE_LOCK}, "allocating", {"NVIDIA"}),
-        (OWN, "", {NODE_LOCK, OWN}, "allocating", {"NVIDIA", "X"}),
-        ("", "NVIDIA", set(), "allocating", {"X"}),
-    ],
+@cases(
+    "lock, names, locks, phase, to_allocate",
+    (NODE_LOCK, "NVIDIA,X", set(), "success", set()),
+    (NODE_LOCK, "NVIDIA", {NODE_LOCK}, "allocating", {"X"}),
+    (NODE_LOCK, "X", {NODE_LOCK}, "allocating", {"NVIDIA"}),
+    (OWN, "NVIDIA", {OWN}, "allocating", {"X"}),
+    (OWN, "X", {NODE_LOCK}, "allocating", {"NVIDIA"}),
+    (OWN, "", {NODE_LOCK, OWN}, "allocating", {"NVIDIA", "X"}),
+    ("", "NVIDIA", set(), "allocating", {"X"}),
 )
 def test_only_vendors_that_are_not_lock_free_take_locks(lock, names, locks, phase, to_allocate):
     both = pod(gpus(1, memory=10), container({"x.io/card": 1}, name="x"), phase="Pending")

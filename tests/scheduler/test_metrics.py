@@ -38,14 +38,12 @@ def sources(**changed):
     return MetricSources(**(idle | changed))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "bucket", "below"),
-    [
-        (0.0004, "0.0005", "0.0"),
-        (0.003, "0.005", "0.0025"),
-        (29.0, "30.0", "20.0"),
-        (31.0, "+Inf", "30.0"),
-    ],
+@cases(
+    "seconds, bucket, below",
+    (0.0004, "0.0005", "0.0"),
+    (0.003, "0.005", "0.0025"),
+    (29.0, "30.0", "20.0"),
+    (31.0, "+Inf", "30.0"),
 )
 def test_durations_are_counted_by_verb_and_outcome(registry, metrics, seconds, bucket, below):
     metrics.observe("filter", "refused", seconds)
@@ -120,42 +118,35 @@ def test_unknown_reasons_and_verbs_are_counted_too(registry, metrics):
     )
 
 
-@pytest.mark.parametrize(
-    ("changed", "name", "labels", "value"),
-    [
-        ({"reserved": lambda: 7}, "reservations", {}, 7),
-        ({"waiting": lambda: {"n1": 3, "n2": 5}}, "node_lock_waiting_pods", {}, 8),
-        ({"waiting": lambda: {"n1": 3, "n2": 5}}, "node_lock_longest_queue_pods", {}, 5),
-        ({}, "node_lock_longest_queue_pods", {}, 0),
-        (
-            {"ages": {"pods": lambda: 1.5, "nodes": lambda: math.inf}},
-            "cache_age_seconds",
-            {"resource": "pods"},
-            1.5,
-        ),
-        (
-            {"ages": {"nodes": lambda: math.inf}},
-            "cache_age_seconds",
-            {"resource": "nodes"},
-            math.inf,
-        ),
-        ({"leads": lambda: True}, "leader", {}, 1),
-        ({}, "leader", {}, 0),
-        (
-            {"unreadable_inventories": lambda: {("n1", "NVIDIA"): "why"}},
-            "unreadable_inventory",
-            {"node": "n1", "vendor": "NVIDIA"},
-            1,
-        ),
-        ({}, "unreadable_inventory", {"node": "n1", "vendor": "NVIDIA"}, None),
-        ({"unreadable_pods": lambda: ["a", "b"]}, "unreadable_allocations", {}, 2),
-        ({"events": {"dropped": lambda: 4}}, "events_total", {"outcome": "dropped"}, 4),
-        ({"handshakes": lambda: 9}, "handshake_requests_total", {}, 9),
-        ({"edits_refused": lambda: 3}, "allocation_edits_refused_total", {}, 3),
-        ({"resizing": lambda: 6}, "resizes_pending", {}, 6),
-        ({"certificate_expiry": lambda: 1.8e9}, "certificate_expiry_timestamp_seconds", {}, 1.8e9),
-        ({}, "certificate_expiry_timestamp_seconds", {}, None),
-    ],
+@cases(
+    "changed, name, labels, value",
+    ({"reserved": lambda: 7}, "reservations", {}, 7),
+    ({"waiting": lambda: {"n1": 3, "n2": 5}}, "node_lock_waiting_pods", {}, 8),
+    ({"waiting": lambda: {"n1": 3, "n2": 5}}, "node_lock_longest_queue_pods", {}, 5),
+    ({}, "node_lock_longest_queue_pods", {}, 0),
+    (
+        {"ages": {"pods": lambda: 1.5, "nodes": lambda: math.inf}},
+        "cache_age_seconds",
+        {"resource": "pods"},
+        1.5,
+    ),
+    ({"ages": {"nodes": lambda: math.inf}}, "cache_age_seconds", {"resource": "nodes"}, math.inf),
+    ({"leads": lambda: True}, "leader", {}, 1),
+    ({}, "leader", {}, 0),
+    (
+        {"unreadable_inventories": lambda: {("n1", "NVIDIA"): "why"}},
+        "unreadable_inventory",
+        {"node": "n1", "vendor": "NVIDIA"},
+        1,
+    ),
+    ({}, "unreadable_inventory", {"node": "n1", "vendor": "NVIDIA"}, None),
+    ({"unreadable_pods": lambda: ["a", "b"]}, "unreadable_allocations", {}, 2),
+    ({"events": {"dropped": lambda: 4}}, "events_total", {"outcome": "dropped"}, 4),
+    ({"handshakes": lambda: 9}, "handshake_requests_total", {}, 9),
+    ({"edits_refused": lambda: 3}, "allocation_edits_refused_total", {}, 3),
+    ({"resizing": lambda: 6}, "resizes_pending", {}, 6),
+    ({"certificate_expiry": lambda: 1.8e9}, "certificate_expiry_timestamp_seconds", {}, 1.8e9),
+    ({}, "certificate_expiry_timestamp_seconds", {}, None),
 )
 def test_sources_are_read(registry, metrics, changed, name, labels, value):
     registry.register(sources(**changed))

@@ -467,9 +467,7 @@ def test_a_node_whose_victim_does_not_end_is_avoided_for_a_while():
 YEARS = 10 * 365 * 24 * 3600
 
 
-@pytest.mark.parametrize(
-    ("grace_s", "given_s"), [(0, 0), (30, 30), (MAX_GRACE_S, MAX_GRACE_S), (YEARS, MAX_GRACE_S)]
-)
+@cases("grace_s, given_s", (0, 0), (30, 30), (MAX_GRACE_S, MAX_GRACE_S), (YEARS, MAX_GRACE_S))
 def test_a_victim_has_its_own_grace_period_but_no_more_than_an_hour(grace_s, given_s):
     world = World()
     world.run(wants("low", 100, grace_s=grace_s))

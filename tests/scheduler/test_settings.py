@@ -117,14 +117,12 @@ def test_sections_that_third_parties_read_are_known(tmp_path):
     assert (devices.extra_sections, devices.notes) == ({"acme": {"count": "acme.com/gpu"}}, ())
 
 
-@pytest.mark.parametrize(
+@cases(
     "content, problem",
-    [
-        (None, "No such file or directory"),
-        (b"\xff\xfe", "not UTF-8 text"),
-        (b"", "all configurations are empty"),
-        (b"nvidia: {memoryFactor: '1'}", "nvidia.memoryFactor"),
-    ],
+    (None, "No such file or directory"),
+    (b"\xff\xfe", "not UTF-8 text"),
+    (b"", "all configurations are empty"),
+    (b"nvidia: {memoryFactor: '1'}", "nvidia.memoryFactor"),
 )
 def test_a_device_configuration_that_cannot_be_used_is_named(tmp_path, content, problem):
     path = tmp_path / "device-config.yaml"
@@ -136,32 +134,27 @@ def test_a_device_configuration_that_cannot_be_used_is_named(tmp_path, content, 
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@cases(
     "given, problem",
-    [
-        ({"cert_file": "a"}, "--cert_file without --key_file"),
-        ({"key_file": "a"}, "--key_file without --cert_file"),
-        ({"client_ca_file": "a"}, "--client-ca-file without --cert_file"),
-        (
-            {"extender_bind_address": Address("", 1)},
-            "--extender-bind-address=:1: expected a loopback address",
-        ),
-        (
-            {"extender_bind_address": Address("10.0.0.1", 1)},
-            "--extender-bind-address=10.0.0.1:1: expected a loopback",
-        ),
-        ({"node_lock_timeout": 0.0}, "--node-lock-timeout"),
-        (
-            {"self_signed_cert_dir": "d", "cert_file": "a"},
-            "--self-signed-cert-dir with --cert_file",
-        ),
-        ({"self_signed_cert_dir": "d", "key_file": "a"}, "--self-signed-cert-dir with --key_file"),
-        ({"self_signed_cert_lifetime": 19.0}, "--self-signed-cert-lifetime: expected 20s or more"),
-        (
-            {"self_signed_cert_lifetime": 60.0, "self_signed_ca_lifetime": 59.0},
-            "no more than --self-signed-ca-lifetime",
-        ),
-    ],
+    ({"cert_file": "a"}, "--cert_file without --key_file"),
+    ({"key_file": "a"}, "--key_file without --cert_file"),
+    ({"client_ca_file": "a"}, "--client-ca-file without --cert_file"),
+    (
+        {"extender_bind_address": Address("", 1)},
+        "--extender-bind-address=:1: expected a loopback address",
+    ),
+    (
+        {"extender_bind_address": Address("10.0.0.1", 1)},
+        "--extender-bind-address=10.0.0.1:1: expected a loopback",
+    ),
+    ({"node_lock_timeout": 0.0}, "--node-lock-timeout"),
+    ({"self_signed_cert_dir": "d", "cert_file": "a"}, "--self-signed-cert-dir with --cert_file"),
+    ({"self_signed_cert_dir": "d", "key_file": "a"}, "--self-signed-cert-dir with --key_file"),
+    ({"self_signed_cert_lifetime": 19.0}, "--self-signed-cert-lifetime: expected 20s or more"),
+    (
+        {"self_signed_cert_lifetime": 60.0, "self_signed_ca_lifetime": 59.0},
+        "no more than --self-signed-ca-lifetime",
+    ),
 )
 def test_settings_that_do_not_go_together_are_refused(given, problem):
     with pytest.raises(HamiError, match=problem):
@@ -173,15 +166,13 @@ def test_a_certificate_of_our_own_is_one_file_of_its_folder():
     assert settings.cert_file == settings.key_file == "/certs/tls.pem"
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, host, port",
-    [
-        ("127.0.0.1:8080", "127.0.0.1", 8080),
-        (":9395", "", 9395),
-        ("[::1]:443", "::1", 443),
-        ("[::]:0", "::", 0),
-        ("localhost:80", "localhost", 80),
-    ],
+    ("127.0.0.1:8080", "127.0.0.1", 8080),
+    (":9395", "", 9395),
+    ("[::1]:443", "::1", 443),
+    ("[::]:0", "::", 0),
+    ("localhost:80", "localhost", 80),
 )
 def test_addresses(text, host, port):
     assert parse_address(text) == (host, port)
@@ -200,12 +191,10 @@ def test_an_address_is_what_sockets_take():
     assert tuple(Address("127.0.0.1", 80)) == ("127.0.0.1", 80)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, value",
-    [
-        *((word, True) for word in ("1", "t", "T", "TRUE", "true", "True")),
-        *((word, False) for word in ("0", "f", "F", "FALSE", "false", "False")),
-    ],
+    *((word, True) for word in ("1", "t", "T", "TRUE", "true", "True")),
+    *((word, False) for word in ("0", "f", "F", "FALSE", "false", "False")),
 )
 def test_booleans_are_go_s(text, value):
     assert parse_boolean(text) is value

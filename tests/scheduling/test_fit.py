@@ -186,14 +186,12 @@ def test_reasons(usages, asked, text):
 IDLE = [usage(f"GPU-{i}", index=i, numa=i // 2) for i in range(4)]
 
 
-@pytest.mark.parametrize(
+@cases(
     "policy, numa_bind, uuids",
-    [
-        ("spread", "", ["GPU-3", "GPU-2"]),
-        ("binpack", "", ["GPU-3", "GPU-2"]),
-        ("spread", "true", ["GPU-3", "GPU-2"]),
-        ("binpack", "true", ["GPU-1", "GPU-0"]),
-    ],
+    ("spread", "", ["GPU-3", "GPU-2"]),
+    ("binpack", "", ["GPU-3", "GPU-2"]),
+    ("spread", "true", ["GPU-3", "GPU-2"]),
+    ("binpack", "true", ["GPU-1", "GPU-0"]),
 )
 def test_equal_devices_are_chosen_by_index_and_numa_node(policy, numa_bind, uuids):
     assert (
@@ -257,8 +255,8 @@ def test_topology_says_why_not():
     )
 
 
-@pytest.mark.parametrize(
-    "count, uuids", [(2, ["d", "c"]), (3, "2/4 AllocatedCardsInsufficientRequest, 2/4 NumaNotFit")]
+@cases(
+    "count, uuids", (2, ["d", "c"]), (3, "2/4 AllocatedCardsInsufficientRequest, 2/4 NumaNotFit")
 )
 def test_topology_with_numa_bind_stays_on_one_node(count, uuids):
     usages = [
@@ -309,9 +307,10 @@ def test_quota(asked, left, text):
     assert outcome(G13, asked, budget=left) == text
 
 
-@pytest.mark.parametrize(
+@cases(
     "left, uuids",
-    [(4000, ["c", "a"]), (3999, "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit")],
+    (4000, ["c", "a"]),
+    (3999, "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit"),
 )
 def test_quota_counts_all_devices_that_topology_takes(left, uuids):
     usages = links(ab=100, ac=200, bc=150)

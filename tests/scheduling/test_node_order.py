@@ -2,31 +2,29 @@
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis.strategies import integers
 
 from hami.model import NodePolicy, NodePreference, NodeRequirement
 from hami.scheduling.node_order import TO_CHOOSE_FROM, kube_chooses, matches, node_order_of, weights
 from testing.builders import gpus, pod
+from testing.cases import cases
 from testing.seeds import some_preferences
 
 
-@pytest.mark.parametrize(
-    ("operator", "values", "met_by"),
-    [
-        ("Exists", (), ["", "a", "5", "-5", "x5"]),
-        ("DoesNotExist", (), [None]),
-        ("In", ("a", "5"), ["a", "5"]),
-        ("NotIn", ("a", "5"), [None, "", "-5", "x5"]),
-        ("Gt", ("4",), ["5"]),
-        ("Lt", ("4",), ["-5"]),
-        ("Gt", ("x",), []),
-        ("Gt", (), []),
-        ("Gt", ("1", "2"), []),
-        ("Like", ("a",), []),
-        ("", (), []),
-    ],
+@cases(
+    "operator, values, met_by",
+    ("Exists", (), ["", "a", "5", "-5", "x5"]),
+    ("DoesNotExist", (), [None]),
+    ("In", ("a", "5"), ["a", "5"]),
+    ("NotIn", ("a", "5"), [None, "", "-5", "x5"]),
+    ("Gt", ("4",), ["5"]),
+    ("Lt", ("4",), ["-5"]),
+    ("Gt", ("x",), []),
+    ("Gt", (), []),
+    ("Gt", ("1", "2"), []),
+    ("Like", ("a",), []),
+    ("", (), []),
 )
 def test_requirements_are_met_as_in_kubernetes(operator, values, met_by):
     """As labels.Requirement.Matches: a node without the label meets NotIn."""
@@ -64,16 +62,14 @@ def test_the_weight_of_a_node_is_the_sum_of_the_terms_that_it_meets(seed):
     assert weights(preferences, names, labels).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("annotation", "default", "soft", "policy", "wanted"),
-    [
-        (None, "spread", False, NodePolicy.SPREAD, 1),
-        ("binpack", "spread", False, NodePolicy.BINPACK, 1),
-        ("kube", "spread", False, NodePolicy.SPREAD, TO_CHOOSE_FROM),
-        ("kube", "binpack", True, NodePolicy.BINPACK, TO_CHOOSE_FROM),
-        ("spread", "binpack", True, NodePolicy.SPREAD, TO_CHOOSE_FROM),
-        (None, "kube", False, NodePolicy.BINPACK, 1),
-    ],
+@cases(
+    "annotation, default, soft, policy, wanted",
+    (None, "spread", False, NodePolicy.SPREAD, 1),
+    ("binpack", "spread", False, NodePolicy.BINPACK, 1),
+    ("kube", "spread", False, NodePolicy.SPREAD, TO_CHOOSE_FROM),
+    ("kube", "binpack", True, NodePolicy.BINPACK, TO_CHOOSE_FROM),
+    ("spread", "binpack", True, NodePolicy.SPREAD, TO_CHOOSE_FROM),
+    (None, "kube", False, NodePolicy.BINPACK, 1),
 )
 def test_kube_scheduler_chooses_where_only_it_can_judge(annotation, default, soft, policy, wanted):
     annotations = {"hami.io/node-scheduler-policy": annotation} if annotation else {}

@@ -105,16 +105,14 @@ MIXED = [("a", 5.0, 0, 2, 3), ("b", 5.0, 1, 0, 2), ("c", 1.0, 0, 1, 1), ("d", 9.
 EQUAL = [("a", 5.0, 0, 0, 5), ("b", 5.0, 0, 0, 2), ("c", 5.0, 0, 0, 3)]
 
 
-@pytest.mark.parametrize(
+@cases(
     "policy, numa_bind, order",
-    [
-        ("binpack", False, "dbac"),
-        ("spread", False, "cbad"),
-        ("mutex", False, "bdca"),
-        ("binpack", True, "acdb"),
-        ("numa", False, "bdac"),
-        ("binpack,numa", True, "dbac"),
-    ],
+    ("binpack", False, "dbac"),
+    ("spread", False, "cbad"),
+    ("mutex", False, "bdca"),
+    ("binpack", True, "acdb"),
+    ("numa", False, "bdac"),
+    ("binpack,numa", True, "dbac"),
 )
 def test_order(policy, numa_bind, order):
     assert tried(policy, MIXED, numa_bind) == order

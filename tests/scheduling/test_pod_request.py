@@ -64,20 +64,18 @@ def test_one_claim_a_vendor_with_selectors():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotations, policy, numa_bind",
-    [
-        ({}, "binpack", False),
-        ({"hami.io/gpu-scheduler-policy": "mutex"}, "mutex", False),
-        ({"hami.io/gpu-scheduler-policy": ""}, "binpack", False),
-        ({"hami.io/gpu-scheduler-policy": " "}, "binpack", False),
-        ({"hami.io/gpu-scheduler-policy": "sprad"}, "binpack", False),
-        ({"hami.io/gpu-scheduler-policy": "Spread"}, "spread", False),
-        ({"hami.io/gpu-scheduler-policy": "Spread, numa"}, "spread,numa", False),
-        ({"nvidia.com/numa-bind": "TRUE "}, "binpack", True),
-        ({"nvidia.com/numa-bind": "t"}, "binpack", True),
-        ({"nvidia.com/numa-bind": "yes"}, "binpack", False),
-    ],
+    ({}, "binpack", False),
+    ({"hami.io/gpu-scheduler-policy": "mutex"}, "mutex", False),
+    ({"hami.io/gpu-scheduler-policy": ""}, "binpack", False),
+    ({"hami.io/gpu-scheduler-policy": " "}, "binpack", False),
+    ({"hami.io/gpu-scheduler-policy": "sprad"}, "binpack", False),
+    ({"hami.io/gpu-scheduler-policy": "Spread"}, "spread", False),
+    ({"hami.io/gpu-scheduler-policy": "Spread, numa"}, "spread,numa", False),
+    ({"nvidia.com/numa-bind": "TRUE "}, "binpack", True),
+    ({"nvidia.com/numa-bind": "t"}, "binpack", True),
+    ({"nvidia.com/numa-bind": "yes"}, "binpack", False),
 )
 def test_policy(annotations, policy, numa_bind):
     asked = pod_request(gpus(), annotations=annotations, policy="binpack")
@@ -121,40 +119,33 @@ def test_a_pod_with_a_claim_asks_in_another_allocation_mode():
     assert not plain.fit_context("NVIDIA").by_claims
 
 
-@pytest.mark.parametrize(
+@cases(
     "made, problem",
-    [
-        (claiming(claim_problem="cannot be read"), "claim hami-0: cannot be read"),
-        (claiming(CPU), "claim hami-0: the pod has a claim, but requests no NVIDIA GPU"),
-        (
-            claiming(container({"amd.com/gpu": 1})),
-            "the pod has a claim, but requests no NVIDIA GPU",
-        ),
-        (
-            claiming(gpus(), container({"amd.com/gpu": 1})),
-            "container c: amd.com/gpu=1: claims are for NVIDIA GPUs only",
-        ),
-        (
-            claiming(gpus(), container({"nvidia.com/mig-1g.5gb": 1})),
-            "nvidia.com/mig-1g.5gb=1: claims are for NVIDIA",
-        ),
-        (claiming(gpus(20), gpus(13)), "a claim has at most 32 GPUs"),
-    ],
+    (claiming(claim_problem="cannot be read"), "claim hami-0: cannot be read"),
+    (claiming(CPU), "claim hami-0: the pod has a claim, but requests no NVIDIA GPU"),
+    (claiming(container({"amd.com/gpu": 1})), "the pod has a claim, but requests no NVIDIA GPU"),
+    (
+        claiming(gpus(), container({"amd.com/gpu": 1})),
+        "container c: amd.com/gpu=1: claims are for NVIDIA GPUs only",
+    ),
+    (
+        claiming(gpus(), container({"nvidia.com/mig-1g.5gb": 1})),
+        "nvidia.com/mig-1g.5gb=1: claims are for NVIDIA",
+    ),
+    (claiming(gpus(20), gpus(13)), "a claim has at most 32 GPUs"),
 )
 def test_a_claim_that_cannot_give_what_the_pod_asks_for(made, problem):
     with pytest.raises(MalformedInput, match=re.escape(problem)):
         make_pod_request(made, vendors(chart_config()), "spread")
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotation, default, policy",
-    [
-        (None, "binpack", NodePolicy.BINPACK),
-        ("what", "spread", NodePolicy.SPREAD),
-        ("", "spread", NodePolicy.SPREAD),
-        ("Spread", "binpack", NodePolicy.SPREAD),
-        ("KUBE", "spread", NodePolicy.SPREAD),
-    ],
+    (None, "binpack", NodePolicy.BINPACK),
+    ("what", "spread", NodePolicy.SPREAD),
+    ("", "spread", NodePolicy.SPREAD),
+    ("Spread", "binpack", NodePolicy.SPREAD),
+    ("KUBE", "spread", NodePolicy.SPREAD),
 )
 def test_node_policy(annotation, default, policy):
     annotations = {} if annotation is None else {"hami.io/node-scheduler-policy": annotation}

@@ -14,9 +14,8 @@ IN_GIB = replace(
 )  # or as written
 
 
-@pytest.mark.parametrize(
-    "memory_mib, cores, covered",
-    [(0, 0, True), (4000, 200, True), (4001, 0, False), (0, 201, False)],
+@cases(
+    "memory_mib, cores, covered", (0, 0, True), (4000, 200, True), (4001, 0, False), (0, 201, False)
 )
 def test_covers(memory_mib, cores, covered):
     assert Budget(4000, 200).covers(memory_mib, cores) is covered

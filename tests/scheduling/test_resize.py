@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from hami.codec.keys import CORES_LIMIT
 from hami.codec.resize import ResizeState, Size
 from hami.model import Budget
@@ -111,9 +109,12 @@ def test_containers_that_run_together_grow_together():
     assert refusal.state is ResizeState.DEFERRED
 
 
-@pytest.mark.parametrize(
-    ("kind", "init_done", "most"),
-    [(INIT, True, CARD), (INIT, False, CARD), (SIDECAR, True, 2000), (SIDECAR, False, 2000)],
+@cases(
+    "kind, init_done, most",
+    (INIT, True, CARD),
+    (INIT, False, CARD),
+    (SIDECAR, True, 2000),
+    (SIDECAR, False, 2000),
 )
 def test_init_containers_have_ended_and_sidecars_have_not(kind, init_done, most):
     own = replace(gpus(kind=kind), name="first"), replace(gpus(), name="main")

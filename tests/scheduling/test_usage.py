@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from hami.scheduling.usage import charge_shares, peak_charges, total_charge
 from testing.builders import APP, INIT, SIDECAR, charge, share, usage
 from testing.cases import cases
@@ -79,9 +77,12 @@ def test_charge_shares():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "taken, over",
-    [((10, 46068, 100), False), ((11, 0, 0), True), ((0, 46069, 0), True), ((0, 0, 101), True)],
+    ((10, 46068, 100), False),
+    ((11, 0, 0), True),
+    ((0, 46069, 0), True),
+    ((0, 0, 101), True),
 )
 def test_over(taken, over):
     assert usage(A, *taken).is_overcommitted is over

@@ -3,8 +3,6 @@
 import json
 import threading
 
-import pytest
-
 from hami.codec.register import MAX_DEVICES, render_devices_json
 from hami.model import Device, Node
 from hami.scheduler.cluster_metrics import families
@@ -115,16 +113,14 @@ def test_a_node_at_the_limit_of_the_api_server_leaves_the_columns_narrow(evil, p
     assert problem in nodes.problems()["evil", "NVIDIA"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "number, problem",
-    [
-        (1024, "1024 devices, expected at most 256 devices on a node"),
-        (
-            200,
-            "1000 devices (200 GCU, 200 MLU, 200 Metax-GPU, 200 Mthreads, 200 kunlun), expected at most 256 devices of "
-            "all vendors on a node: none of them is used",
-        ),
-    ],
+    (1024, "1024 devices, expected at most 256 devices on a node"),
+    (
+        200,
+        "1000 devices (200 GCU, 200 MLU, 200 Metax-GPU, 200 Mthreads, 200 kunlun), expected at most 256 devices of "
+        "all vendors on a node: none of them is used",
+    ),
 )
 def test_a_kubelet_that_reports_too_many_devices_of_several_vendors(number, problem):
     cache = cache_of(*HONEST, Node(name="evil", capacity=capacities(number)))

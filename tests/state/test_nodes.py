@@ -148,15 +148,13 @@ def test_nodes_that_are_missing_from_a_list_are_removed():
     assert names(cache) == ["n2"]
 
 
-@pytest.mark.parametrize(
-    ("allocatable", "waited", "offered"),
-    [
-        ("10", 1000, True),
-        ("0", 59, True),
-        ("0", 61, False),
-        ("", 61, False),
-        ("garbage", 61, False),
-    ],
+@cases(
+    "allocatable, waited, offered",
+    ("10", 1000, True),
+    ("0", 59, True),
+    ("0", 61, False),
+    ("", 61, False),
+    ("garbage", 61, False),
 )
 def test_the_devices_of_a_silent_plugin_are_withdrawn(allocatable, waited, offered):
     cache = SmallStore(node("x"))

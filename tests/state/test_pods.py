@@ -233,15 +233,13 @@ def test_a_repaired_allocation_is_believed_after_a_restart():
 # reservations of other schedulers
 
 
-@pytest.mark.parametrize(
-    ("age", "counts"),
-    [
-        (0, True),
-        (FOREIGN_TTL_S - 1, True),
-        (FOREIGN_TTL_S, False),
-        (10 * FOREIGN_TTL_S, False),
-        (-10 * FOREIGN_TTL_S, False),
-    ],
+@cases(
+    "age, counts",
+    (0, True),
+    (FOREIGN_TTL_S - 1, True),
+    (FOREIGN_TTL_S, False),
+    (10 * FOREIGN_TTL_S, False),
+    (-10 * FOREIGN_TTL_S, False),
 )
 def test_a_foreign_reservation_counts_while_it_is_fresh(age, counts):
     cache = SmallStore(foreign_reservations=True)

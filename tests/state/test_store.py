@@ -180,14 +180,12 @@ def test_a_reservation_that_is_not_bound_expires(waited, stands):
     assert cache.free() is not stands
 
 
-@pytest.mark.parametrize(
-    ("group", "nominated", "lifetime"),
-    [
-        ("", "", ASSUMED_TTL_S),
-        ("gang", "", GROUP_TTL_S),
-        ("gang", "n1", NOMINATED_TTL_S),
-        ("", "n1", NOMINATED_TTL_S),
-    ],
+@cases(
+    "group, nominated, lifetime",
+    ("", "", ASSUMED_TTL_S),
+    ("gang", "", GROUP_TTL_S),
+    ("gang", "n1", NOMINATED_TTL_S),
+    ("", "n1", NOMINATED_TTL_S),
 )
 def test_a_reservation_lives_as_kube_scheduler_s_decision_does(group, nominated, lifetime):
     """A volume may take minutes after kube-scheduler has chosen the node; a group may not fit without a word."""
@@ -625,13 +623,11 @@ def test_few_pods_that_the_watch_has_not_shown_have_reservations(size, most):
     assert cache.place(asking(most + 1)) == "n1"
 
 
-@pytest.mark.parametrize(
-    ("size", "is_shown", "is_pending"),
-    [
-        (MAX_UNSHOWN_PENDING, False, True),
-        (MAX_UNSHOWN_PENDING + 1, False, False),
-        (MAX_UNSHOWN_PENDING + 1, True, True),
-    ],
+@cases(
+    "size, is_shown, is_pending",
+    (MAX_UNSHOWN_PENDING, False, True),
+    (MAX_UNSHOWN_PENDING + 1, False, False),
+    (MAX_UNSHOWN_PENDING + 1, True, True),
 )
 def test_a_large_pod_that_the_watch_has_not_shown_is_not_kept_when_it_is_refused(
     size, is_shown, is_pending

@@ -3,7 +3,6 @@
 from collections import Counter, defaultdict
 
 import numpy
-import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, randoms
 
@@ -13,6 +12,7 @@ from hami.scheduling.score import node_score
 from hami.state.table import Table
 from testing.builders import booking, charge, gpu, usage
 from testing.cards import A100_PROFILES
+from testing.cases import cases
 from tests.state.mirror import Mirror
 
 NAMES = [f"n{number}" for number in range(6)]
@@ -73,9 +73,7 @@ def test_unbook_gives_back_what_there_was():
     assert table.bookings.by_namespace() == {}
 
 
-@pytest.mark.parametrize(
-    "devices, news", [((gpu("a"),), False), ((gpu("a", healthy=False),), True), ((), True)]
-)
+@cases("devices, news", ((gpu("a"),), False), ((gpu("a", healthy=False),), True), ((), True))
 def test_inventories_that_are_news(devices, news):
     table = Table()
     table.set_devices("n1", "NVIDIA", (gpu("a"),))

@@ -63,14 +63,12 @@ G4 = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     "node_policy, policy, node, device",
-    [
-        (BINPACK, "binpack", "node2", "device4"),
-        (BINPACK, "spread", "node2", "device3"),
-        (SPREAD, "binpack", "node1", "device1"),
-        (SPREAD, "spread", "node1", "device2"),
-    ],
+    (BINPACK, "binpack", "node2", "device4"),
+    (BINPACK, "spread", "node2", "device3"),
+    (SPREAD, "binpack", "node1", "device1"),
+    (SPREAD, "spread", "node1", "device2"),
 )
 def test_every_pair_of_policies_chooses_its_device(node_policy, policy, node, device):
     answer = decided(

@@ -109,14 +109,12 @@ def test_who_is_evicted(fields, waiting):
     assert victims(store(runs("v", **fields)), waits(**waiting)) == ["v"]
 
 
-@pytest.mark.parametrize(
-    ("started", "expected"),
-    [
-        ("2026-08-21T11:50:01Z", None),
-        ("2026-08-21T11:50:00Z", ["v"]),
-        ("2026-08-21T11:00:00Z", ["v"]),
-        ("", None),
-    ],
+@cases(
+    "started, expected",
+    ("2026-08-21T11:50:01Z", None),
+    ("2026-08-21T11:50:00Z", ["v"]),
+    ("2026-08-21T11:00:00Z", ["v"]),
+    ("", None),
 )
 def test_pods_that_have_run_for_too_short_a_time_are_spared(started, expected):
     assert (

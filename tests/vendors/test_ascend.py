@@ -74,16 +74,14 @@ def test_what_the_device_plugin_reads_has_the_chips_of_all_containers_in_order()
 REGISTERED = '[{"id":"d","count":4,"devmem":65536,"devcore":20,"type":"Ascend910B3","health":true,"custominfo":%s}]'
 
 
-@pytest.mark.parametrize(
+@cases(
     "default, said, soft",
-    [
-        (False, None, False),
-        (True, None, True),
-        (False, "true", True),
-        (True, "false", False),
-        (True, "True", False),
-        (True, "", False),
-    ],
+    (False, None, False),
+    (True, None, True),
+    (False, "true", True),
+    (True, "false", False),
+    (True, "True", False),
+    (True, "", False),
 )
 def test_a_node_has_the_soft_split_if_it_says_so_or_else_by_default(default, said, soft):
     annotations = {B910.annotations.register: REGISTERED % '{"NetworkID":3}'}

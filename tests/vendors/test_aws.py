@@ -28,14 +28,12 @@ def instance(name="n", kind="inf2.48xlarge", **amounts):
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "amounts, each",
-    [
-        (dict(neuron=2, neuroncore=4), 2),
-        (dict(neuron=2, neuroncore=8), 4),
-        (dict(neuron=2, neuroncore=2), 1),
-        (dict(neuron=2, neuroncore=62), 31),
-    ],
+    (dict(neuron=2, neuroncore=4), 2),
+    (dict(neuron=2, neuroncore=8), 4),
+    (dict(neuron=2, neuroncore=2), 1),
+    (dict(neuron=2, neuroncore=62), 31),
 )
 def test_devices_share_the_cores_of_their_node(amounts, each):
     assert NEURON.decision.inventory(NEURON, instance(**amounts)) == tuple(

@@ -40,13 +40,11 @@ def test_pair_scores():
     assert [device.pair_scores for device in registered(NVIDIA, scored)] == [{}, {"dev-0": 50}]
 
 
-@pytest.mark.parametrize(
+@cases(
     "annotations, labels, by_claims",
-    [
-        ({"hami.io/allocation-mode": "dra"}, {}, True),
-        ({"hami.io/allocation-mode": "device-plugin"}, {}, False),
-        ({}, {"hami.io/allocation-mode": "dra"}, False),
-    ],
+    ({"hami.io/allocation-mode": "dra"}, {}, True),
+    ({"hami.io/allocation-mode": "device-plugin"}, {}, False),
+    ({}, {"hami.io/allocation-mode": "dra"}, False),
 )
 def test_devices_that_pods_get_by_claims(annotations, labels, by_claims):
     (device,) = read_inventory(NVIDIA, node("n1", gpu(), annotations=annotations, labels=labels))
@@ -61,9 +59,7 @@ def test_only_the_vendor_with_that_allocation_mode_is_given_by_claims():
     assert not device.by_claims
 
 
-@pytest.mark.parametrize(
-    "labels, by_claims", [({}, False), ({"hami.io/allocation-mode": "dra"}, True)]
-)
+@cases("labels, by_claims", ({}, False), ({"hami.io/allocation-mode": "dra"}, True))
 def test_a_node_of_a_group_has_the_allocation_mode_of_its_label(labels, by_claims):
     made = with_template(
         ONLY_NVIDIA, Node(name="new", labels={NODE_TEMPLATE: "2x46068.10.100.A40"} | labels)
@@ -80,13 +76,11 @@ def test_a_device_without_uuid_does_not_count():
     assert registered(NVIDIA, node("n1", gpu(""), TWO[1])) == TWO[1:]
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, problem",
-    [
-        ("[]", "no gpu found on node"),
-        (":", "no gpu found on node"),
-        ("[null]", "expected a mapping"),
-    ],
+    ("[]", "no gpu found on node"),
+    (":", "no gpu found on node"),
+    ("[null]", "expected a mapping"),
 )
 def test_unreadable(text, problem):
     with pytest.raises(MalformedInput, match=problem):

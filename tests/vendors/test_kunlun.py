@@ -42,9 +42,7 @@ def test_slices_have_no_score():
     assert SLICES.decision.node_score is None
 
 
-@pytest.mark.parametrize(
-    "count, numas", [(8, [0] * 4 + [1] * 4), (3, [0, 1, 1]), (1, [1]), (2, [0, 1])]
-)
+@cases("count, numas", (8, [0] * 4 + [1] * 4), (3, [0, 1, 1]), (1, [1]), (2, [0, 1]))
 def test_cards_are_counted(count, numas):
     devices = CARDS.decision.inventory(CARDS, node("n", capacity={"kunlunxin.com/xpu": str(count)}))
     assert [device.numa for device in devices] == numas

@@ -72,9 +72,7 @@ def chosen(policy, **nodes):
     return answer.node
 
 
-@pytest.mark.parametrize(
-    "policy, key, best", [(BINPACK, LOSSES, "b-low"), (SPREAD, SCORES, "c-high")]
-)
+@cases("policy, key, best", (BINPACK, LOSSES, "b-low"), (SPREAD, SCORES, "c-high"))
 def test_the_best_linked_node_wins_under_either_policy(policy, key, best):
     nodes = {"a-none": {}, "b-low": {key: '{"2": 10}'}, "c-high": {key: '{"2": 500}'}}
     assert chosen(policy, **nodes) == best
@@ -127,13 +125,11 @@ def test_a_card_that_is_named_twice_counts_once():
     ]
 
 
-@pytest.mark.parametrize(
+@cases(
     "text, problem",
-    [
-        ("[]", "no sdevice found on node"),
-        ("{}", "expected a list of cards"),
-        ('[{"totalVRam":1}]', "uuid"),
-    ],
+    ("[]", "no sdevice found on node"),
+    ("{}", "expected a list of cards"),
+    ('[{"totalVRam":1}]', "uuid"),
 )
 def test_reports_that_cannot_be_used(text, problem):
     with pytest.raises(MalformedInput, match=problem):
@@ -219,9 +215,7 @@ def test_what_other_pods_know_is_read_from_annotations(annotations, tag):
     assert (key, charge.co_tenants, problems) == ("Metax-SGPU", (tag,), ())
 
 
-@pytest.mark.parametrize(
-    "annotations, cores, fits", [(ONLINE, 0, True), (OFFLINE, 59, False), (OFFLINE, 60, True)]
-)
+@cases("annotations, cores, fits", (ONLINE, 0, True), (OFFLINE, 59, False), (OFFLINE, 60, True))
 def test_online_pods_need_no_cores_of_a_quota(annotations, cores, fits):
     cache = cache_of()
     cache.quotas.upsert(

@@ -90,17 +90,15 @@ def test_runtime_class(vendor, limits, pod_spec, expected):
     assert admit(vendor, limits, pod_spec).pod_spec == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     "limits, found",
-    [
-        (None, False),
-        ({}, False),
-        (ONE, True),
-        ({"nvidia.com/gpumem": "1"}, True),
-        ({"nvidia.com/gpu": "0"}, False),
-        ({"nvidia.com/priority": "1"}, False),
-        ({"cpu": "1"}, False),
-    ],
+    (None, False),
+    ({}, False),
+    (ONE, True),
+    ({"nvidia.com/gpumem": "1"}, True),
+    ({"nvidia.com/gpu": "0"}, False),
+    ({"nvidia.com/priority": "1"}, False),
+    ({"cpu": "1"}, False),
 )
 def test_found(limits, found):
     assert admit(NVIDIA, limits).requests_devices is found

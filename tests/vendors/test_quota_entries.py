@@ -7,6 +7,7 @@ from hami.model import QuotaLimits
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.quota_entries import QuotaEntries
 from hami.vendors.vocabulary import counted_names
+from testing.cases import cases
 
 CATALOG = full_catalog(chart_config())
 ENTRIES = QuotaEntries(CATALOG)
@@ -18,17 +19,15 @@ def said(entry, text="4"):
     return [str(found) for found in ENTRIES.uncounted(quota)]
 
 
-@pytest.mark.parametrize(
+@cases(
     "entry, text",
-    [
-        ("limits.nvidia.com/gpu", "4"),
-        ("limits.nvidia.com/gpumem", "40k"),
-        ("requests.nvidia.com/gpu", "4"),
-        ("requests.nvidia.com/gpumem-percentage", "100"),
-        ("limits.example.com/dongle", "1"),
-        ("count/jobs.batch", "1"),
-        ("nvidia.com/rdma", "1"),
-    ],
+    ("limits.nvidia.com/gpu", "4"),
+    ("limits.nvidia.com/gpumem", "40k"),
+    ("requests.nvidia.com/gpu", "4"),
+    ("requests.nvidia.com/gpumem-percentage", "100"),
+    ("limits.example.com/dongle", "1"),
+    ("count/jobs.batch", "1"),
+    ("nvidia.com/rdma", "1"),
 )
 def test_what_somebody_counts_or_nothing_of_ours(entry, text):
     assert said(entry, text) == []
@@ -41,36 +40,34 @@ def test_what_is_counted_of_every_vendor(vendor):
         assert said(f"limits.{name}") == []
 
 
-@pytest.mark.parametrize(
+@cases(
     "entry, text, message",
-    [
-        (
-            "limits.nvidia.com/gpumemory",
-            "4000",
-            "limits.nvidia.com/gpumemory: nobody counts this resource; write limits.nvidia.com/gpumem",
-        ),
-        (
-            "limits.nvidia.com/gpumem-percentage",
-            "100",
-            "limits.nvidia.com/gpumem-percentage: HAMi does not count this resource; "
-            "write requests.nvidia.com/gpumem-percentage, which Kubernetes counts",
-        ),
-        (
-            "nvidia.com/gpu",
-            "2",
-            "nvidia.com/gpu: nobody counts a resource without a prefix; write limits.nvidia.com/gpu",
-        ),
-        (
-            "limits.nvidia.com/gpumem",
-            "40Gi",
-            "limits.nvidia.com/gpumem: 40Gi is more than all devices have; write a number in MiB",
-        ),
-        (
-            "limits.nvidia.com/gpumem",
-            "1500m",
-            "limits.nvidia.com/gpumem: 1500m is no whole number; write a number in MiB",
-        ),
-    ],
+    (
+        "limits.nvidia.com/gpumemory",
+        "4000",
+        "limits.nvidia.com/gpumemory: nobody counts this resource; write limits.nvidia.com/gpumem",
+    ),
+    (
+        "limits.nvidia.com/gpumem-percentage",
+        "100",
+        "limits.nvidia.com/gpumem-percentage: HAMi does not count this resource; "
+        "write requests.nvidia.com/gpumem-percentage, which Kubernetes counts",
+    ),
+    (
+        "nvidia.com/gpu",
+        "2",
+        "nvidia.com/gpu: nobody counts a resource without a prefix; write limits.nvidia.com/gpu",
+    ),
+    (
+        "limits.nvidia.com/gpumem",
+        "40Gi",
+        "limits.nvidia.com/gpumem: 40Gi is more than all devices have; write a number in MiB",
+    ),
+    (
+        "limits.nvidia.com/gpumem",
+        "1500m",
+        "limits.nvidia.com/gpumem: 1500m is no whole number; write a number in MiB",
+    ),
 )
 def test_what_nobody_counts(entry, text, message):
     assert said(entry, text) == [message]

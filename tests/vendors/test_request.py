@@ -31,9 +31,14 @@ def test_limits_then_requests(limits, requests, expected):
     assert device_request(NVIDIA, container(limits, requests=requests)) == expected
 
 
-@pytest.mark.parametrize(
+@cases(
     "percent, expected",
-    [("100", 100), ("1", 1), ("120", 100), ("0", 100), ("-5", 100), ("2147483647", 100)],
+    ("100", 100),
+    ("1", 1),
+    ("120", 100),
+    ("0", 100),
+    ("-5", 100),
+    ("2147483647", 100),
 )
 def test_a_percentage_is_clamped(percent, expected):
     assert device_request(NVIDIA, container({GPU: 1, PERCENT: percent})) == request(1, 0, expected)

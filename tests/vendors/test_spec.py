@@ -12,14 +12,12 @@ DECISION = Decision(inventory=lambda vendor, node: None)
 PLAIN = Vendor(key="X", resources=Resources(count="x.io/card"), decision=DECISION)
 
 
-@pytest.mark.parametrize(
+@cases(
     "container, found",
-    [
-        ({}, False),
-        ({"resources": None}, False),
-        ({"resources": {"limits": None}}, False),
-        ({"resources": {"limits": {"x.io/card": "1"}}}, True),
-    ],
+    ({}, False),
+    ({"resources": None}, False),
+    ({"resources": {"limits": None}}, False),
+    ({"resources": {"limits": {"x.io/card": "1"}}}, True),
 )
 def test_common_admission_changes_nothing(container, found):
     admission = admit(PLAIN, container)
@@ -38,16 +36,14 @@ def test_resources_that_have_no_name_are_left_out():
     assert PLAIN.resources.names == ("x.io/card",)
 
 
-@pytest.mark.parametrize(
+@cases(
     "asked, need",
-    [
-        (request(1, 3000), 3000),
-        (request(1, 0, 50), 23034),
-        (request(1, 0, 33), 15202),
-        (request(1, 3000, 50), 3000),
-        (request(1, 0, 100), 46068),
-        (request(1), 0),
-    ],
+    (request(1, 3000), 3000),
+    (request(1, 0, 50), 23034),
+    (request(1, 0, 33), 15202),
+    (request(1, 3000, 50), 3000),
+    (request(1, 0, 100), 46068),
+    (request(1), 0),
 )
 def test_memory_on_a_device(asked, need):
     assert asked.memory_on(gpu()) == need

@@ -11,6 +11,7 @@ from hami.vendors.draft import PodDraft
 from hami.vendors.entry_points import full_catalog
 from hami.vendors.terms import Author, Place
 from hami.vendors.vocabulary import Vocabulary
+from testing.cases import cases
 
 CATALOG = full_catalog(chart_config())
 VOCABULARY = Vocabulary(CATALOG)
@@ -50,38 +51,36 @@ def test_a_blank_text_is_absent(key, text):
     assert admitted({key: text}) == {key: text}
 
 
-@pytest.mark.parametrize(
+@cases(
     "key, text, message",
-    [
-        (
-            "hami.io/node-scheduler-policy",
-            "spraed",
-            "expected binpack, spread, least-waste or kube; did you mean spread?",
-        ),
-        (
-            "hami.io/gpu-scheduler-policy",
-            "binpak",
-            "expected binpack, spread, numa, mutex or topology-aware, or several of them separated by commas; "
-            "did you mean binpack?",
-        ),
-        ("nvidia.com/numa-bind", "yes", "expected true or false"),
-        (
-            "nvidia.com/vgpu-mode",
-            "migg",
-            "expected hami-core, mig or mps, or several of them separated by commas; did you mean mig?",
-        ),
-        (
-            "nvidia.com/use-gputype",
-            '["A100"]',
-            "expected parts of names of models, separated by commas, without brackets and quotes",
-        ),
-        (
-            "nvidia.com/gpucores-limit",
-            "many",
-            "expected a whole number from 1 to 100, the percentage of a GPU that a container may use while "
-            "no other does",
-        ),
-    ],
+    (
+        "hami.io/node-scheduler-policy",
+        "spraed",
+        "expected binpack, spread, least-waste or kube; did you mean spread?",
+    ),
+    (
+        "hami.io/gpu-scheduler-policy",
+        "binpak",
+        "expected binpack, spread, numa, mutex or topology-aware, or several of them separated by commas; "
+        "did you mean binpack?",
+    ),
+    ("nvidia.com/numa-bind", "yes", "expected true or false"),
+    (
+        "nvidia.com/vgpu-mode",
+        "migg",
+        "expected hami-core, mig or mps, or several of them separated by commas; did you mean mig?",
+    ),
+    (
+        "nvidia.com/use-gputype",
+        '["A100"]',
+        "expected parts of names of models, separated by commas, without brackets and quotes",
+    ),
+    (
+        "nvidia.com/gpucores-limit",
+        "many",
+        "expected a whole number from 1 to 100, the percentage of a GPU that a container may use while "
+        "no other does",
+    ),
 )
 def test_an_unknown_word_is_refused(key, text, message):
     with pytest.raises(PodRefused) as caught:

@@ -20,52 +20,45 @@ def warnings(*containers, offered=(), sizes=None, **annotations):
     return WISHES.warnings(made, offered.__contains__, SIZES if sizes is None else sizes)
 
 
-@pytest.mark.parametrize(
+@cases(
     "key, warning",
-    [
-        (
-            "nvidia.com/gpumem",
-            "annotation nvidia.com/gpumem is no request of devices: write nvidia.com/gpumem under "
-            "resources.limits of a container",
-        ),
-        (
-            "hami.io/gpu-schedular-policy",
-            "annotation hami.io/gpu-schedular-policy has no effect: did you mean hami.io/gpu-scheduler-policy?",
-        ),
-        (
-            "nvidia.com/use-gputypes",
-            "annotation nvidia.com/use-gputypes has no effect: did you mean nvidia.com/use-gputype?",
-        ),
-        ("hami.io/webhook", "annotation hami.io/webhook has no effect: write it as a label"),
-        (
-            "hami.io/device-cordon",
-            "annotation hami.io/device-cordon has no effect: write it on nodes",
-        ),
-        ("hami.io/xyz", "annotation hami.io/xyz has no effect: HAMi knows none of that name"),
-    ],
+    (
+        "nvidia.com/gpumem",
+        "annotation nvidia.com/gpumem is no request of devices: write nvidia.com/gpumem under "
+        "resources.limits of a container",
+    ),
+    (
+        "hami.io/gpu-schedular-policy",
+        "annotation hami.io/gpu-schedular-policy has no effect: did you mean hami.io/gpu-scheduler-policy?",
+    ),
+    (
+        "nvidia.com/use-gputypes",
+        "annotation nvidia.com/use-gputypes has no effect: did you mean nvidia.com/use-gputype?",
+    ),
+    ("hami.io/webhook", "annotation hami.io/webhook has no effect: write it as a label"),
+    ("hami.io/device-cordon", "annotation hami.io/device-cordon has no effect: write it on nodes"),
+    ("hami.io/xyz", "annotation hami.io/xyz has no effect: HAMi knows none of that name"),
 )
 def test_annotations_that_mean_nothing(key, warning):
     assert warnings(gpus(), **{key: "4000"}) == [warning]
 
 
-@pytest.mark.parametrize(
+@cases(
     "key, warnings",
-    [
-        (
-            "nvidia.com/gpumem",
-            [
-                "label nvidia.com/gpumem is no request of devices: write nvidia.com/gpumem under resources.limits of "
-                "a container"
-            ],
-        ),
-        (
-            "hami.io/gpu-scheduler-policy",
-            ["label hami.io/gpu-scheduler-policy has no effect: write it as an annotation"],
-        ),
-        ("hami.io/webhook", []),
-        ("hami.io/team", []),
-        ("app", []),
-    ],
+    (
+        "nvidia.com/gpumem",
+        [
+            "label nvidia.com/gpumem is no request of devices: write nvidia.com/gpumem under resources.limits of "
+            "a container"
+        ],
+    ),
+    (
+        "hami.io/gpu-scheduler-policy",
+        ["label hami.io/gpu-scheduler-policy has no effect: write it as an annotation"],
+    ),
+    ("hami.io/webhook", []),
+    ("hami.io/team", []),
+    ("app", []),
 )
 def test_labels_that_mean_something_elsewhere(key, warnings):
     made = pod(gpus(), labels={key: "x"})

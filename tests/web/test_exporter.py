@@ -89,22 +89,17 @@ def test_page_has_the_gauges_first_and_then_the_registry(serve):
     assert [sample.value for sample in found[0].samples] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("accept", "content_type"),
-    [
-        ("", "text/plain; version=0.0.4; charset=utf-8"),
-        ("text/html", "text/plain; version=0.0.4; charset=utf-8"),
-        (
-            "application/openmetrics-text; version=1.0.0",
-            "application/openmetrics-text; version=1.0.0",
-        ),
-        (
-            "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
-            "application/openmetrics-text; version=1.0.0",
-        ),
-        ("application/openmetrics-text;version=x.y", ""),
-        ("text/plain;version=abc", ""),
-    ],
+@cases(
+    "accept, content_type",
+    ("", "text/plain; version=0.0.4; charset=utf-8"),
+    ("text/html", "text/plain; version=0.0.4; charset=utf-8"),
+    ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text; version=1.0.0"),
+    (
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+        "application/openmetrics-text; version=1.0.0",
+    ),
+    ("application/openmetrics-text;version=x.y", ""),
+    ("text/plain;version=abc", ""),
 )
 def test_the_format_follows_the_accept_header(serve, accept, content_type):
     status, headers, body = ask(serve(), Accept=accept)
@@ -124,20 +119,18 @@ def test_the_page_is_compressed_if_the_client_accepts_it(serve, accepted):
     assert len(body) < len(text) / 4
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/", 404),
-        ("GET", "/metrics/", 404),
-        ("GET", "/metricsx", 404),
-        ("GET", "/healthz", 404),
-        ("POST", "/other", 404),
-        ("GET", "/metrics?name=x", 200),
-        ("POST", "/metrics", 405),
-        ("HEAD", "/metrics", 405),
-        ("OPTIONS", "/metrics", 405),
-        ("BREW", "/metrics", 405),
-    ],
+@cases(
+    "method, path, status",
+    ("GET", "/", 404),
+    ("GET", "/metrics/", 404),
+    ("GET", "/metricsx", 404),
+    ("GET", "/healthz", 404),
+    ("POST", "/other", 404),
+    ("GET", "/metrics?name=x", 200),
+    ("POST", "/metrics", 405),
+    ("HEAD", "/metrics", 405),
+    ("OPTIONS", "/metrics", 405),
+    ("BREW", "/metrics", 405),
 )
 def test_only_get_of_metrics_is_served(serve, method, path, status):
     found, headers, body = ask(
@@ -318,14 +311,12 @@ def test_hosts_to_listen_on(host):
         exporter.stop()
 
 
-@pytest.mark.parametrize(
-    ("bind", "problem"),
-    [
-        (("203.0.113.1", 9395), "203.0.113.1:9395: Cannot assign requested address"),
-        (("127.0.0.1", 70_000), "127.0.0.1:70000: expected a port from 0 to 65535"),
-        (("127.0.0.1", -1), "127.0.0.1:-1: expected a port from 0 to 65535"),
-        (("2001:db8::1", 70_000), r"\[2001:db8::1\]:70000: expected a port"),
-    ],
+@cases(
+    "bind, problem",
+    (("203.0.113.1", 9395), "203.0.113.1:9395: Cannot assign requested address"),
+    (("127.0.0.1", 70_000), "127.0.0.1:70000: expected a port from 0 to 65535"),
+    (("127.0.0.1", -1), "127.0.0.1:-1: expected a port from 0 to 65535"),
+    (("2001:db8::1", 70_000), r"\[2001:db8::1\]:70000: expected a port"),
 )
 def test_an_unusable_address_is_named_with_its_flag(bind, problem):
     with pytest.raises(HamiError, match=f"^--metrics-bind-address: cannot listen on {problem}"):

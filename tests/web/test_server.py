@@ -666,12 +666,10 @@ def worker_of(pid):
 # starting
 
 
-@pytest.mark.parametrize(
+@cases(
     "fail, problem",
-    [
-        ("cluster", {"error": "ClusterError: no such thing"}),
-        ("bug", {"exception": "KeyError: 'bug'"}),
-    ],
+    ("cluster", {"error": "ClusterError: no such thing"}),
+    ("bug", {"exception": "KeyError: 'bug'"}),
 )
 def test_an_app_that_cannot_be_made_ends_it(start, fail, problem):
     server = start(fail=fail)

@@ -407,9 +407,8 @@ def accept(context, connection):
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize(
-    ("signed_by", "expected"),
-    [("extenders", ClientRight.EXTENDER), ("simulators", ClientRight.SIMULATE)],
+@cases(
+    "signed_by, expected", ("extenders", ClientRight.EXTENDER), ("simulators", ClientRight.SIMULATE)
 )
 def test_a_resumed_session_keeps_its_right(
     pair, authority, authorities, tmp_path, version, signed_by, expected
