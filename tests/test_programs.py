@@ -30,97 +30,72 @@ def folder(tmp_path, monkeypatch):
 
 
 @cases(
-    "module, words, said",
-    ("quickstart", "testing.quickstart", [], "the following arguments are required: PAGE"),
-    (
-        "quickstart of no file",
-        "testing.quickstart",
-        ["none"],
-        "PAGE: none: No such file or directory",
-    ),
-    ("quickstart of a folder", "testing.quickstart", ["folder"], "PAGE: folder: Is a directory"),
+    "command, said",
+    ("quickstart", "testing.quickstart", "the following arguments are required: PAGE"),
+    ("quickstart of no file", "testing.quickstart none", "PAGE: none: No such file or directory"),
+    ("quickstart of a folder", "testing.quickstart folder", "PAGE: folder: Is a directory"),
     (
         "quickstart of no text",
-        "testing.quickstart",
-        ["binary"],
+        "testing.quickstart binary",
         "PAGE: binary: not UTF-8 text: invalid start byte",
     ),
     (
         "quickstart without commands",
-        "testing.quickstart",
-        ["text"],
+        "testing.quickstart text",
         "text: there is no block of commands",
     ),
     (
         "agent without a file",
-        "testing.agent",
-        ["--kubeconfig=none"],
+        "testing.agent --kubeconfig=none",
         "no API server to talk to: kubeconfig none: ",
     ),
     (
         "agent of no mapping",
-        "testing.agent",
-        ["--kubeconfig=number"],
+        "testing.agent --kubeconfig=number",
         "kubeconfig number: expected a mapping: ",
     ),
-    (
-        "reports into a file",
-        "testing.compatibility",
-        ["--reports=text"],
-        "--reports: text: File exists",
-    ),
+    ("reports into a file", "testing.compatibility --reports=text", "--reports: text: File exists"),
     (
         "unknown minor",
-        "testing.compatibility",
-        ["--minors=9.9"],
+        "testing.compatibility --minors=9.9",
         "--minors: there is no 9.9; there are ",
     ),
     (
         "results of a card into a file",
-        "e2e.gpu.__main__",
-        ["--out=text/x"],
+        "e2e.gpu.__main__ --out=text/x",
         "--out: text/x: Not a directory",
     ),
     (
         "no library",
-        "e2e.gpu.__main__",
-        ["--pack", "--hami-core=none"],
+        "e2e.gpu.__main__ --pack --hami-core=none",
         "--hami-core: there is no file none",
     ),
     (
         "a library that is not packed",
-        "e2e.gpu.__main__",
-        ["--hami-core=none"],
+        "e2e.gpu.__main__ --hami-core=none",
         "--hami-core needs --pack",
     ),
-    ("unknown step", "e2e.gpu.__main__", ["--only=z9"], "no such step: z9"),
-    ("unknown group", "benchmarks.__main__", ["none"], "unknown groups none; valid: "),
+    ("unknown step", "e2e.gpu.__main__ --only=z9", "no such step: z9"),
+    ("unknown group", "benchmarks.__main__ none", "unknown groups none; valid: "),
     (
         "no nodes",
-        "benchmarks.__main__",
-        ["--nodes", "0"],
+        "benchmarks.__main__ --nodes 0",
         "--nodes: expected a whole number, 1 or more: '0'",
     ),
     (
         "no int",
-        "benchmarks.__main__",
-        ["--rounds", "x"],
+        "benchmarks.__main__ --rounds x",
         "--rounds: expected a whole number, 1 or more: 'x'",
     ),
     (
         "results into a folder",
-        "benchmarks.__main__",
-        ["--json", "folder"],
+        "benchmarks.__main__ --json folder",
         "--json: folder: Is a directory",
     ),
-    (
-        "results below a file",
-        "benchmarks.__main__",
-        ["--json", "text/x"],
-        "--json: text: File exists",
-    ),
+    ("results below a file", "benchmarks.__main__ --json text/x", "--json: text: File exists"),
 )
-def test_an_argument_that_cannot_be_used_is_named(folder, monkeypatch, capsys, module, words, said):
+def test_an_argument_that_cannot_be_used_is_named(folder, monkeypatch, capsys, command, said):
+    module, *words = command.split()
     monkeypatch.setattr(sys, "argv", [module, *words])
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(module).main()

@@ -39,7 +39,7 @@ DENIED = [
         mlu.limits(1, "4Gi"),
         f"invalid {MLU.resources.memory} value 4Gi in container c: must be an integer "
         "between 0 and 8388607, in units of 256 MiB, without a unit: 16",
-    ),
+    )
 ]
 
 FITS = [

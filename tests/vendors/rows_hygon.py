@@ -55,21 +55,6 @@ DENIED = [
         dcus.limits(1, "16Gi"),
         f"invalid {DCU.resources.memory} value 16Gi in container c: {INT32}, in MiB, without a unit: 16384",
     ),
-    dcus.denied(
-        "-1 cores",
-        dcus.limits(1, 1, -1),
-        f"invalid {DCU.resources.cores} value -1 in container c: {INT32}",
-    ),
-    dcus.denied(
-        "memory that cannot be read is no whole card",
-        dcus.limits(1, "1.5"),
-        f"invalid {DCU.resources.memory} value 1.5 in container c: {INT32}, in MiB, without a unit",
-    ),
-    dcus.denied(
-        "too many cards",
-        dcus.limits(4000000000),
-        f"invalid {DCU.resources.count} value 4000000000 in container c: {INT32}",
-    ),
     hcus.denied(
         "16Gi of an HCU",
         hcus.limits(1, "16Gi"),

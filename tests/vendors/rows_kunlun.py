@@ -117,10 +117,7 @@ DENIED = [
         "memory that cannot be read",
         vxpu(1, "1.5"),
         f"invalid kunlunxin.com/vxpu-memory value 1.5 in container c: {INT32}, in MiB, without a unit",
-    ),
-    whole_cards.denied(
-        "-1 cards", xpu("-1"), f"invalid kunlunxin.com/xpu value -1 in container c: {INT32}"
-    ),
+    )
 ]
 
 FULL = [24576] * 4

@@ -129,12 +129,6 @@ DENIED = [
         sgpus.limits(1, "4Pi"),
         f"invalid {SGPU.resources.memory} value 4Pi in container c: {GIB}",
     ),
-    cards.denied(
-        "1.5 cards",
-        cards.limits("1.5"),
-        f"invalid {GPU.resources.count} value 1.5 in container c: must be an integer "
-        "between 0 and 2147483647",
-    ),
 ]
 
 EIGHT = on_node(GPU, count=8)

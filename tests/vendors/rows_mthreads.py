@@ -6,7 +6,7 @@ from hami.codec.device_config import chart_config
 from hami.vendors.catalog import vendors
 from testing.builders import APP, INIT
 from testing.vendor_chart import CHART, on_node
-from testing.vendor_rows import INT32, Rows
+from testing.vendor_rows import Rows
 
 MT = CHART["Mthreads"]
 mt = Rows("Mthreads", MT)
@@ -139,11 +139,6 @@ DENIED = [
         f"invalid {MT.resources.memory} value 1.5 in container c: must be an integer "
         "between 0 and 4194303, in units of 512 MiB, without a unit",
     ),
-    mt.denied(
-        "cores that are no integer",
-        mt.limits(1, 32, "half"),
-        f"invalid {MT.resources.cores} value half in container c: {INT32}",
-    ),
 ]
 
 FITS = [
@@ -204,13 +199,7 @@ FITS = [
         shares((6, 16384, 0)),
         written(6),
     ),
-    mt.fits(
-        "too few cores",
-        eight(taken={7: (1, 0, 9)}),
-        [T1],
-        shares((6, 16384, 8)),
-        written(6),
-    ),
+    mt.fits("too few cores", eight(taken={7: (1, 0, 9)}), [T1], shares((6, 16384, 8)), written(6)),
     mt.fits(
         "a node with one core and one unit of memory",
         on_node(MT, cores=1, memory=1),

@@ -172,18 +172,10 @@ MIG_A100 = replace(  # as NVML reports it: a little less than 40 GiB
         mig_profiles=(
             *MIG.device.mig_profiles,
             MigProfile(
-                name="4g.20gb",
-                memory_mib=19968,
-                cores=57,
-                slices=4,
-                placements=(Partition(0, 4),),
+                name="4g.20gb", memory_mib=19968, cores=57, slices=4, placements=(Partition(0, 4),)
             ),
             MigProfile(
-                name="7g.40gb",
-                memory_mib=40192,
-                cores=100,
-                slices=7,
-                placements=(Partition(0, 8),),
+                name="7g.40gb", memory_mib=40192, cores=100, slices=7, placements=(Partition(0, 8),)
             ),
         ),
     ),

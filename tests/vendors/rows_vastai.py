@@ -44,7 +44,7 @@ DENIED = [
         va("1.5"),
         "invalid vastaitech.com/va value 1.5 in container c: must be an "
         "integer between 0 and 2147483647",
-    ),
+    )
 ]
 
 WHOLE = [usage("d0", slots=1), usage("d1", slots=1)]

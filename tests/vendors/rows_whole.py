@@ -28,12 +28,7 @@ DENIED = [
         "1.5 cards",
         birens.limits("1.5"),
         f"invalid {BIREN.resources.count} value 1.5 in container c: {INT32}",
-    ),
-    gcu.denied(
-        "-1 cards",
-        gcu.limits(-1),
-        f"invalid {GCU.resources.count} value -1 in container c: {INT32}",
-    ),
+    )
 ]
 
 FITS = [
