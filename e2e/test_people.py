@@ -12,7 +12,6 @@ import yaml
 from hami.codec.keys import NODE_RESIZES, RESIZE, RESIZE_APPLIED, RESIZED
 from hami.codec.resize import AppliedSizes, render_applied
 from testing.accounts import account, permitted
-from testing.cases import cases
 from testing.kube import write_kubeconfig
 from testing.nodes import gpus
 from testing.people import DEVICE_CONFIG, hami
@@ -246,25 +245,6 @@ def test_workloads_that_the_webhook_would_refuse(ask, local, shared):
     assert answer.document["items"][0]["problem"] in shared.event("refused", "FailedCreate")
 
 
-@cases(
-    "words, said",
-    (("top", "nodes", "n00"), "error: there is no node n00"),
-    (("top", "pods", "bb"), "did you mean b?"),
-    (("explain", "pod", "larg"), "did you mean large?"),
-    (("simulate", "--drain=n9", "-f", "/dev/null"), "error: /dev/null: nothing in it makes pods"),
-)
-def test_names_that_match_nothing(ask, shared, words, said):
-    answer = ask(*words)
-    assert (answer.status, answer.text) == (1, "")
-    assert said in answer.errors.splitlines()[-1]
-
-
-def test_wrong_usage(local):
-    answer = hami(local.kubeconfig, "top", "nothing")
-    assert answer.status == 2
-    assert "'nothing' is not one of" in answer.errors
-
-
 def test_which_right_is_missing(ask, shared, tmp_path):
     """What is missing is said one right after the other, as they are given."""
 
@@ -317,11 +297,3 @@ def test_without_a_cluster(local, tmp_path):
         assert (answer.status, answer.text, answer.errors.count("\n")) == (1, "", 1)
         assert answer.errors.startswith("error: ")
         assert said in answer.errors
-
-
-def test_without_hami_in_it(ask, sandbox):
-    answer = ask("top")
-    assert (answer.status, answer.text) == (1, "")
-    assert answer.errors.startswith(
-        "error: no node has registered devices: is HAMi's device plugin running"
-    )
