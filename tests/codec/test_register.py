@@ -160,119 +160,87 @@ def test_text_round_trip(given):
 
 
 @cases(
+    "text, quoted, problem",
+    ("empty", "", "", "node annotation missing device separator"),
+    ("comma", ",", ",", "node annotation missing device separator"),
+    ("two fields", ",:", ",", "unexpected field count 2 in node annotation"),
+    ("garbage", "garbage:", "garbage", "malformed node annotation segment"),
+    ("eight fields", "a,1,1,1,m,0,true,0:", "a,1,1,1,m,0,true,0", "unexpected field count 8"),
+    ("count first", "a,x,y,1,m,z,w:", "x", "invalid count field"),
+    ("then memory", "a,1,1.5,1,m,z,w:", "1.5", "invalid memory field"),
+    ("then cores", "a,1,1,,m,z,w:", "", "invalid core field"),
+    ("then health", "a,1,1,1,m,z,yes:", "yes", "invalid health field"),
+    ("then numa", "a,1,1,1,m,z,true:", "z", "invalid numa field"),
+    ("then index", "a,1,1,1,m,0,true,x,m:", "x", "invalid index field"),
+    ("negative index", "a,1,1,1,m,0,true,-1,m:", "-1", "index field must not be negative"),
+    ("above int32", "a,2147483648,1,1,m,0,true:", "2147483648", "invalid count field"),
+    ("huge", f"a,{'9' * 5000},1,1,m,0,true:", "9" * 200 + "…", "invalid count field"),
+    ("digits of another script", "a,٣,1,1,m,0,true:", "٣", "invalid count field"),
+    ("negative memory", "a,1,-1,1,m,0,true:", "-1", "memory field must not be negative"),
+    ("truncated", "[", "[", "not valid JSON"),
+    ("NaN", '[{"id":"a","count":NaN}]', '[{"id":"a","count":NaN}]', "not valid JSON"),
+    ("deep", "[" * 100_000, "[" * 200 + "…", "not valid JSON"),
+    ("object", "{}", "{}", "expected a JSON array"),
+)
+def test_malformed(text, quoted, problem):
+    with pytest.raises(MalformedInput) as caught:
+        parse_devices("register", text, "NVIDIA")
+    assert (caught.value.field, caught.value.text) == ("register", quoted)
+    assert problem in caught.value.problem
+
+
+@cases(
     "text, field, quoted, problem",
-    ("empty", "", "register", "", "node annotation missing device separator"),
-    ("comma", ",", "register", ",", "node annotation missing device separator"),
-    ("two fields", ",:", "register", ",", "unexpected field count 2 in node annotation"),
-    ("garbage", "garbage:", "register", "garbage", "malformed node annotation segment"),
-    (
-        "eight fields",
-        "a,1,1,1,m,0,true,0:",
-        "register",
-        "a,1,1,1,m,0,true,0",
-        "unexpected field count 8",
-    ),
-    ("count first", "a,x,y,1,m,z,w:", "register", "x", "invalid count field"),
-    ("then memory", "a,1,1.5,1,m,z,w:", "register", "1.5", "invalid memory field"),
-    ("then cores", "a,1,1,,m,z,w:", "register", "", "invalid core field"),
-    ("then health", "a,1,1,1,m,z,yes:", "register", "yes", "invalid health field"),
-    ("then numa", "a,1,1,1,m,z,true:", "register", "z", "invalid numa field"),
-    ("then index", "a,1,1,1,m,0,true,x,m:", "register", "x", "invalid index field"),
-    (
-        "negative index",
-        "a,1,1,1,m,0,true,-1,m:",
-        "register",
-        "-1",
-        "index field must not be negative",
-    ),
-    ("above int32", "a,2147483648,1,1,m,0,true:", "register", "2147483648", "invalid count field"),
-    ("huge", f"a,{'9' * 5000},1,1,m,0,true:", "register", "9" * 200 + "…", "invalid count field"),
-    ("digits of another script", "a,٣,1,1,m,0,true:", "register", "٣", "invalid count field"),
-    (
-        "negative memory",
-        "a,1,-1,1,m,0,true:",
-        "register",
-        "-1",
-        "memory field must not be negative",
-    ),
-    ("truncated", "[", "register", "[", "not valid JSON"),
-    ("NaN", '[{"id":"a","count":NaN}]', "register", '[{"id":"a","count":NaN}]', "not valid JSON"),
-    ("deep", "[" * 100_000, "register", "[" * 200 + "…", "not valid JSON"),
-    ("object", "{}", "register", "{}", "expected a JSON array"),
-    ("null device", "[null]", "register[0]", "None", "expected a mapping"),
-    ("number for a device", '[{"id":"a"},3]', "register[1]", "3", "expected a mapping"),
-    ("id", '[{"id":3}]', "register[0].id", "3", "expected a string"),
-    ("count a text", '[{"id":"a","count":"10"}]', "register[0].count", "10", "expected an integer"),
-    ("fraction", '[{"devmem":1.5}]', "register[0].devmem", "1.5", "expected an integer"),
-    ("bool for a number", '[{"devmem":true}]', "register[0].devmem", "True", "expected an integer"),
-    (
-        "JSON negative memory",
-        '[{"devmem":-1}]',
-        "register[0].devmem",
-        "-1",
-        "expected an integer from 0",
-    ),
+    ("null device", "[null]", "f[0]", "None", "expected a mapping"),
+    ("number for a device", '[{"id":"a"},3]', "f[1]", "3", "expected a mapping"),
+    ("id", '[{"id":3}]', "f[0].id", "3", "expected a string"),
+    ("count a text", '[{"id":"a","count":"10"}]', "f[0].count", "10", "expected an integer"),
+    ("fraction", '[{"devmem":1.5}]', "f[0].devmem", "1.5", "expected an integer"),
+    ("bool for a number", '[{"devmem":true}]', "f[0].devmem", "True", "expected an integer"),
+    ("JSON negative memory", '[{"devmem":-1}]', "f[0].devmem", "-1", "expected an integer from 0"),
     (
         "JSON above int32",
         '[{"devcore":2147483648}]',
-        "register[0].devcore",
+        "f[0].devcore",
         "2147483648",
         "expected an integer",
     ),
     (
         "JSON huge",
         '[{"devcore":99999999999999999999999}]',
-        "register[0].devcore",
+        "f[0].devcore",
         "9" * 23,
         "expected an integer",
     ),
-    (
-        "JSON negative index",
-        '[{"index":-1}]',
-        "register[0].index",
-        "-1",
-        "expected an integer from 0",
-    ),
-    (
-        "health a text",
-        '[{"health":"true"}]',
-        "register[0].health",
-        "true",
-        "expected true or false",
-    ),
-    ("health a number", '[{"health":1}]', "register[0].health", "1", "expected true or false"),
-    (
-        "MIG null",
-        '[{"migProfiles":[null]}]',
-        "register[0].migProfiles[0]",
-        "None",
-        "expected a mapping",
-    ),
+    ("JSON negative index", '[{"index":-1}]', "f[0].index", "-1", "expected an integer from 0"),
+    ("health a text", '[{"health":"true"}]', "f[0].health", "true", "expected true or false"),
+    ("health a number", '[{"health":1}]', "f[0].health", "1", "expected true or false"),
+    ("MIG null", '[{"migProfiles":[null]}]', "f[0].migProfiles[0]", "None", "expected a mapping"),
     (
         "MIG memory",
         '[{"migProfiles":[{"memoryMB":"x"}]}]',
-        "register[0].migProfiles[0].memoryMB",
+        "f[0].migProfiles[0].memoryMB",
         "x",
         "expected an integer",
     ),
     (
         "MIG placement",
         '[{"migProfiles":[{"placements":[{"START":-1}]}]}]',
-        "register[0].migProfiles[0].placements[0].start",
+        "f[0].migProfiles[0].placements[0].start",
         "-1",
         "expected an integer from 0",
     ),
     (
         "MIG placements",
         '[{"migProfiles":[{"placements":3}]}]',
-        "register[0].migProfiles[0].placements",
+        "f[0].migProfiles[0].placements",
         "3",
         "expected a list",
     ),
 )
-def test_malformed(text, field, quoted, problem):
+def test_a_malformed_field_is_named(text, field, quoted, problem):
     with pytest.raises(MalformedInput) as caught:
-        parse_devices("register", text, "NVIDIA")
+        parse_devices("f", text, "NVIDIA")
     assert (caught.value.field, caught.value.text) == (field, quoted)
     assert problem in caught.value.problem
 
