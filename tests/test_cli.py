@@ -404,6 +404,11 @@ def test_a_bad_value_is_named_with_what_would_be_right(args, right):
         "--device-config-file /nowhere.yaml: No such file or directory",
     ),
     (
+        ["--usual-pods=/nowhere.yaml"],
+        {},
+        "--usual-pods /nowhere.yaml: No such file or directory",
+    ),
+    (
         ["--cert_file=a"],
         {},
         "--cert_file without --key_file: give both for HTTPS, or none for plain HTTP",
@@ -432,6 +437,15 @@ def test_a_bad_value_is_named_with_what_would_be_right(args, right):
 def test_settings_that_cannot_be_used_end_in_one_line(args, environ, problem):
     result, _ = scheduler(*args, **environ)
     assert (result.exit_code, result.stderr) == (1, f"error: {problem}\n")
+
+
+def test_a_usual_pod_of_a_vendor_that_is_not_enabled_ends_the_start(tmp_path):
+    file = tmp_path / "usual.yaml"
+    file.write_text("- {pods: 1, vendor: H100, count: 1}")
+    result, settings = scheduler(f"--usual-pods={file}")
+    assert (result.exit_code, settings) == (1, None)
+    assert f"error: {file}: [0].vendor: expected one of " in result.stderr
+    assert result.stderr.endswith(": 'H100'\n")
 
 
 def test_an_error_of_ours_ends_in_one_line():

@@ -6,9 +6,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hami.codec.documents import struct_fields
 from hami.errors import MalformedInput
 from hami.plugin.settings import FLAGS, read_plugin_settings
-from tools.configuration_reference import MEANINGS, NODE_KEYS, VARIABLES, documented_keys, render
+from hami.scheduler.settings import Settings
+from hami.scheduler.usual_pods import fixed_usual_pods
+from hami.scheduling.usual_pods_file import UsualPodEntry
+from testing.builders import ONLY_NVIDIA
+from tools.configuration_reference import (
+    MEANINGS,
+    NODE_KEYS,
+    USUAL_POD_KEYS,
+    USUAL_PODS_EXAMPLE,
+    VARIABLES,
+    documented_keys,
+    render,
+)
 
 ROOT = Path(__file__).parent.parent
 KEYS = {field.encode_name for fields in documented_keys().values() for field in fields}
@@ -34,6 +47,17 @@ def test_every_variable_of_the_code_is_named():
     read |= {name for flag in FLAGS.values() for name in flag.environment.split()}
     assert {name for name in read if f"`{name}`" not in text} == set()
     assert {name for name in VARIABLES if f'"{name}"' not in code} == set()
+
+
+def test_every_key_of_a_usual_pod_is_explained_and_no_other():
+    assert list(USUAL_POD_KEYS) == [field.encode_name for field in struct_fields(UsualPodEntry)]
+
+
+def test_the_example_of_usual_pods_is_read(tmp_path):
+    file = tmp_path / "usual.yaml"
+    file.write_text(USUAL_PODS_EXAMPLE)
+    kinds = fixed_usual_pods(Settings(usual_pods=str(file)), ONLY_NVIDIA)
+    assert [kind.count for kind in kinds] == [1, 8]
 
 
 @pytest.mark.parametrize("key", sorted(NODE_KEYS))

@@ -26,6 +26,7 @@ from hami.inspect.vendors import CHIP, entries, words
 from hami.plugin.settings import NODE_CONFIG_FILE
 from hami.quantity import INT32_MAX
 from hami.runtime.options import Flag, Sections
+from hami.scheduling.usual_pods_file import MAX_KINDS, UsualPodEntry
 from hami.vendors.terms import Place
 
 __all__ = ["MEANINGS", "VARIABLES", "documented_keys", "render"]
@@ -159,6 +160,10 @@ def render() -> str:
                 "logged. No two resources may share a "
                 "name.\n",
                 *_sections(),
+                "## Usual pods\n",
+                f"A YAML file with a list of 1 to {MAX_KINDS} kinds of pods (`--usual-pods`), such as:\n",
+                f"```yaml\n{USUAL_PODS_EXAMPLE}```\n",
+                *_table(("key", "value", "default", "meaning"), _usual_pod()),
                 "## Node configuration\n",
                 f"A JSON file with settings of single nodes (`--node-config-file`; without "
                 f"the flag `{NODE_CONFIG_FILE}`, if "
@@ -194,6 +199,35 @@ def _words() -> Iterator[tuple[str, ...]]:
         if row not in shown:
             shown.add(row)
             yield row
+
+
+USUAL_PODS_EXAMPLE = """\
+- {pods: 95, vendor: NVIDIA, count: 1, cores: 50, memoryMiB: 20000, milliCPU: 4000}
+- {pods: 5, vendor: NVIDIA, count: 8, cores: 100, milliCPU: 88000}
+"""
+USUAL_POD_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "pods": "how many of all pods are of this kind; only the ratios between kinds count",
+        "vendor": "the backend, as in [the table](vendors.md#tables)",
+        "count": "devices of each pod",
+        "cores": "cores of each, in percent",
+        "memoryMiB": "memory of each",
+        "memoryPercent": "memory of each, in percent; all of it, unless `memoryMiB` is given",
+        "milliCPU": "CPU of a pod in thousandths of a core, all containers together",
+        "alone": "it shares its devices with no other pod",
+        "byClaims": "it gets them by a claim",
+        "useTypes": "as the annotation `nvidia.com/use-gputype`",
+        "nouseTypes": "as the annotation `nvidia.com/nouse-gputype`",
+    }
+)
+"""Explanations of the keys of a usual pod."""
+
+
+def _usual_pod() -> Iterator[tuple[str, ...]]:
+    for field in msgspec.structs.fields(UsualPodEntry):
+        key = field.encode_name
+        default = "**an error**" if field.required else _code(_plain(field.default))
+        yield _code(key), describe(field.type), default, USUAL_POD_KEYS[key]
 
 
 NODE_KEYS: Mapping[str, str] = MappingProxyType(

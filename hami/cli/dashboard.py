@@ -21,7 +21,8 @@ DASHBOARD_FLAGS: Sections = {
     ),
     "Scheduling (as the scheduler)": section(
         _FLAGS,
-        "--node-scheduler-policy --gpu-scheduler-policy --foreign-reservations --node-label-selector --dra",
+        "--node-scheduler-policy --gpu-scheduler-policy --usual-pods --foreign-reservations "
+        "--node-label-selector --dra",
     ),
     "Cluster": section(_FLAGS, "--kube-timeout"),
     **DEVICE_SECTIONS,

@@ -233,7 +233,7 @@ SCHEDULER_FLAGS: Sections = {
     ),
     "Scheduling": section(
         _FLAGS,
-        "--scheduler-name --node-scheduler-policy --gpu-scheduler-policy "
+        "--scheduler-name --node-scheduler-policy --gpu-scheduler-policy --usual-pods "
         "--force-overwrite-default-scheduler --foreign-reservations --node-label-selector "
         "--preemption --preemption-min-runtime --dra "
         "--node-lock-timeout",
@@ -279,8 +279,15 @@ def scheduler_command(ctx: click.Context, /, **values: object) -> None:
     logs.configure(settings.log_format, settings.log_verbosity)
     for note in settings.devices.notes:
         log.warning("device configuration", extra={"note": note})
-    # a faulty vendor ends the start here, with one line, rather than in the worker
-    catalog(settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar)
+    # a faulty vendor or file ends the start here, with one line, rather than in the worker
+    vendors = catalog(
+        settings.devices, ascend=settings.enable_ascend, iluvatar=settings.enable_iluvatar
+    )
+    if settings.usual_pods:
+        # it imports numpy: without the file, this parent process of the worker stays small
+        from hami.scheduler.usual_pods import fixed_usual_pods
+
+        fixed_usual_pods(settings, vendors)
     serve: Callable[[Settings], int] = ctx.obj or run_scheduler  # tests pass their own
     ctx.exit(serve(settings))
 

@@ -95,6 +95,15 @@ class ClusterSettings(LogSettings):
             "separated by commas.",
         ),
     ] = "spread"
+    usual_pods: Annotated[
+        File,
+        Flag(
+            "--usual-pods",
+            "YAML file that lists the kinds of pods for which the node policy least-waste keeps "
+            "room, each with how often it comes; without it, they are learnt from the pods that "
+            "are placed.",
+        ),
+    ] = ""
     foreign_reservations: Annotated[
         bool,
         Flag(

@@ -28,10 +28,12 @@ MAX_LOSSES = 64 << 20  # bytes of the losses that are remembered
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """The usual pods, each with how often it comes. *turnover*: how many of them end for one that comes, at most 1."""
+    """The usual pods, each with how often it comes. *turnover*: how many of them end for one that comes, at most 1.
+    *is_fixed*: they are not learnt."""
 
     kinds: Mapping[UsualPod, float] = field(default_factory=dict)
     turnover: float = 1.0
+    is_fixed: bool = False
 
 
 class Rooms:
@@ -44,6 +46,7 @@ class Rooms:
         self._table = table
         self._kinds = usual.kinds
         self._turnover = usual.turnover
+        self._is_fixed = usual.is_fixed
         self._pods = UsualPods.of({}, {}, {})
         self._numbers: tuple[dict[str, int], dict[str, int]] | None = None  # in the columns
         self._seen = numpy.zeros(0, dtype=numpy.int64)  # versions of the table
@@ -61,9 +64,10 @@ class Rooms:
         return self._pods
 
     def follow(self, workload: Workload) -> None:
-        """Takes over what *workload* has counted: the turnover always, the usual pods when an estimate is due."""
+        """Takes over what *workload* has counted: the turnover always, the usual pods when an estimate is due, unless
+        they are fixed."""
         self._turnover = workload.turnover
-        if workload.is_due():
+        if workload.is_due() and not self._is_fixed:
             self.learn(workload.estimate(self._kinds))
 
     def learn(self, kinds: Mapping[UsualPod, float]) -> None:
@@ -77,7 +81,7 @@ class Rooms:
 
     def usual(self) -> Usual:
         """Returns the usual pods as they are known now."""
-        return Usual(self._kinds, self._turnover)
+        return Usual(self._kinds, self._turnover, self._is_fixed)
 
     def losses(self, request: PodRequest, resources: NodeResources, rows: Array) -> Array | None:
         """Returns what a pod that makes *request* and requests *resources* would cost on each of *rows*; ``None`` if

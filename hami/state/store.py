@@ -25,7 +25,7 @@ from hami.state.preemption import Preemptions
 from hami.state.promises import Promise, Promises
 from hami.state.quotas import QuotaCache
 from hami.state.resize import Resizes
-from hami.state.rooms import Rooms
+from hami.state.rooms import Rooms, Usual
 from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.state.view import Facts, Policies, View
@@ -35,7 +35,8 @@ from hami.vendors.spec import Catalog
 class Store:
     """Nodes, pods, quotas and promises. *clock* is monotonic, *now* is the time of day in UTC.
 
-    *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time.
+    *foreign_reservations*: what another scheduler has written on an unbound pod counts for some time. *usual*: the pods
+    that usually come, as far as that is known at first.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class Store:
         clock: Callable[[], float],
         now: Callable[[], datetime],
         foreign_reservations: bool = False,
+        usual: Usual = Usual(),
     ) -> None:
         self.vendors = vendors
         self.policies = policies
         lock = threading.RLock()
         table = Table()
-        rooms = Rooms(table)
+        rooms = Rooms(table, usual)
         promises = Promises(table.bookings, clock)
         self.quotas = QuotaCache(lock)
         self.foreign_nodes = ForeignNodes(lock, clock)

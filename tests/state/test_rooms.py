@@ -14,8 +14,9 @@ from hami.scheduling.node_resources import NodeResources
 from hami.scheduling.placement import place_pod
 from hami.scheduling.usual_pods import UsualPod
 from hami.state.node_loads import NodeLoads
-from hami.state.rooms import Rooms
+from hami.state.rooms import Rooms, Usual
 from hami.state.verdicts import Verdicts
+from hami.state.workload import FIRST
 from testing.builders import (
     booking,
     charge,
@@ -23,11 +24,13 @@ from testing.builders import (
     container,
     gpu,
     gpus,
+    node,
     pod,
     pod_request,
     usages,
 )
 from testing.seeds import some_pod_request
+from testing.stores import SmallStore
 from tests.state.mirror import Mirror
 
 LEAST_WASTE, BINPACK = NodePolicy.LEAST_WASTE, NodePolicy.BINPACK
@@ -37,6 +40,8 @@ KINDS = {
     UsualPod("NVIDIA", 1, 0, 100): 1.0,
     UsualPod("NVIDIA", 4, 10, memory_percent=50, milli_cpu=1): 1.0,
 }
+
+KIND_OF_P = UsualPod("NVIDIA", 1, memory_mib=100)
 
 
 def a_pod_without_devices(uid, node, cpu, **fields):
@@ -140,6 +145,16 @@ def test_without_usual_pods_nodes_are_chosen_as_by_binpack():
         pod_request(gpus(1, 1000, 10)), verdicts.rows(["n1", "n2"]), NodeOrder(LEAST_WASTE)
     )
     assert choice.node == "n2"
+
+
+@pytest.mark.parametrize(("is_fixed", "expected"), [(True, KINDS.keys()), (False, {KIND_OF_P})])
+def test_only_usual_pods_that_are_not_fixed_are_learnt(is_fixed, expected):
+    store = SmallStore(
+        node("n1", gpu("GPU-0", slots=100, memory_mib=8000)), usual=Usual(KINDS, is_fixed=is_fixed)
+    )
+    for number in range(FIRST):
+        store.place(pod(gpus(1, 100, 0), name=f"p{number}"))
+    assert store.view().facts.usual.kinds.keys() == expected
 
 
 def rooms_of(kinds, cpu="8", **nodes):
