@@ -148,12 +148,34 @@ def device_room(facts: Array, pods: UsualPods) -> Array:
     numpy.minimum(room, slots.astype(f32)[:, None], out=room)
     numpy.minimum(room, pods.most, out=room)
     numpy.maximum(room, 0, out=room)
-    served = _offer(facts[columns.VENDOR], facts[columns.BY_CLAIMS])[:, None] == pods.offer
-    served &= pods.beside[_beside(facts)]
-    if len(pods.accepts):
-        served &= pods.accepts[facts[columns.MODEL]]
-    room *= served
+    room *= accepted(facts, pods) & pods.beside[_beside(facts)]
     return room
+
+
+def accepted(facts: Array, pods: UsualPods) -> Array:
+    """Returns whether pods of each kind (columns) may use each device (rows), whatever is free of it."""
+    offer = _offer(facts[columns.VENDOR], facts[columns.BY_CLAIMS])
+    accepts = offer[:, None] == pods.offer
+    if len(pods.accepts):
+        accepts &= pods.accepts[facts[columns.MODEL]]
+    return numpy.asarray(accepts)
+
+
+def device_share(facts: Array, pods: UsualPods) -> Array:
+    """Returns the part of each device (rows) that a pod of each kind (columns) takes: the larger part of its cores and
+    its memory, or a slot if it requests neither."""
+    by_cores = _part_of(facts[columns.CORES], pods.per_core)
+    by_memory = _part_of(facts[columns.MEMORY], _per_mib(facts, pods))
+    share = numpy.maximum(by_cores, by_memory)
+    slot = _part_of(facts[columns.SLOTS], numpy.ones(1))
+    share = numpy.where(share > 0, share, slot)
+    return numpy.asarray(numpy.where(pods.most == 1, 1.0, numpy.minimum(share, 1.0)))
+
+
+def _part_of(amounts: Array, per_unit: Array) -> Array:
+    """Returns the part of *amounts* that pods take of which *per_unit* share one unit; 0 for those that take none."""
+    units = 1 / per_unit
+    return numpy.where(per_unit == UNLIMITED, 0.0, units / numpy.maximum(amounts, 1)[:, None])
 
 
 def _per_mib(facts: Array, pods: UsualPods) -> Array:
