@@ -17,8 +17,10 @@ from hami.monitor.metrics import MonitorMetrics
 from hami.monitor.metrics import families as monitor_families
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.metrics import Metrics, MetricSources
+from hami.scheduling.usual_pods import UsualPod
+from hami.state.rooms import Usual
 from hami.state.store import Store
-from hami.state.view import Policies
+from hami.state.view import Policies, View
 from hami.web.exposition import build_info, render
 from testing.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota
 from testing.monitor_stage import CARD, OTHER, Stage, node_pod
@@ -86,6 +88,8 @@ def scheduler_page() -> str:
             with_=[booking("uid-part", "gpu-1", part)],
         )
     )
+    usual = Usual({UsualPod("NVIDIA", 1, 30, 8192): 1.0})
+    view = View(view.merged.table, replace(view.facts, usual=usual))
     ours = "".join(render([build_info(), *families(view, ONLY_NVIDIA)]))
     return ours + generate_latest(registry).decode()
 

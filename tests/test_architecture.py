@@ -69,6 +69,8 @@ READERS = [
 ]
 READ = {  # of hami.state: views and records, and functions of a pod
     "hami.state.dry_run",
+    "hami.state.stranded.Stranded",
+    "hami.state.stranded.stranded_in",
     "hami.state.view.View",
     "hami.state.view.Policies",
     "hami.state.bookings.Booking",

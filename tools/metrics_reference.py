@@ -27,6 +27,8 @@ NOTES: Mapping[str, str] = MappingProxyType(
         "hami_container_last_kernel_elapsed_seconds": "absent before the first",
         "hami_container_memory_host_bytes": "absent where the driver does not report it",
         "hami_container_throttled_seconds_total": "only with this project's limiter",
+        "hami_gpu_stranded_ratio": "*cause*: `cpu` (the node lacks it), `crumbs` (parts into which no usual pod fits), "
+        "`model` (no usual pod accepts it); absent until 16 pods have shown what is usual",
         "hami_monitor_errors_total": "*what*: `allocation`, `driver`, `region`, `write`",
         "hami_resource_quota_limit": "the lowest of the quotas without scopes, in the unit in which it is written",
         "hami_resource_quota_used": "in MiB or percent; *limit* is that of `hami_resource_quota_limit`, 0 without one",
@@ -39,6 +41,8 @@ NOTES: Mapping[str, str] = MappingProxyType(
         "hami_scheduler_request_duration_seconds": "*verb*: `webhook`, `filter`, `simulate`, `preempt`, `bind`; "
         "*outcome*: `ok`, `refused` (preempt: no pod may be evicted), `error`",
         "hami_scheduler_resizes_total": "*outcome*: `booked`, `applied`, `deferred`, `infeasible`, `failed` (writes)",
+        "hami_usual_pod_room": "the ten most common ones: *count* devices, each with *cores* percent and *memory* MiB "
+        "(or `%`), and *cpu*",
         "hami_vgpu_core_allocated_ratio": "*container_index* is always 0: the containers of a pod are summed",
         "hami_vgpu_memory_allocated_bytes": "*container_index* is always 0: the containers of a pod are summed",
         "hami_vgpu_region_info": "*limiter*: `libvgpu` (ours) or `hami`; *state*: `ok`, `absent`, `uninitialized`, "

@@ -16,7 +16,9 @@ from typing import NamedTuple
 from hami.model import Device, DeviceUsage, Partition, QuotaLimits
 from hami.quantity import MIB
 from hami.scheduling.quota import allowed_budget, lowest_limit, without_scopes
+from hami.scheduling.usual_pods import UsualPod
 from hami.state.bookings import Booking
+from hami.state.stranded import Stranded, stranded_in
 from hami.state.view import View
 from hami.vendors.spec import Catalog, CoreUnit
 from hami.web.exposition import Family, Gauge, escape_label, gauge_families
@@ -52,7 +54,15 @@ def families(
         ),
         *gauge_families(_QUOTA_GAUGES, lambda: _quotas(view, vendors), legacy),
     ]
+    stranded = stranded_in(view)
+    if stranded is not None:
+        families += gauge_families(_STRANDED_GAUGES, lambda: _stranded(stranded), legacy)
+        families += gauge_families(_ROOM_GAUGES, lambda: _room(stranded), legacy)
     return sorted(families, key=lambda family: family.name)
+
+
+MAX_USUAL_PODS = 10  # of which the room is a sample
+MAX_MODELS = 63  # characters of a label: tenants write them
 
 
 class _DeviceRow(NamedTuple):
@@ -105,6 +115,26 @@ class _QuotaRow(NamedTuple):
     limit: int | None
     limit_text: int
     allowed: int | None
+
+
+class _StrandedRow(NamedTuple):
+    """The stranded part of a model for one cause. Strings are escaped. *ratio*: of all that is free of it."""
+
+    model: str
+    cause: str
+    ratio: float
+
+
+class _RoomRow(NamedTuple):
+    """The number of further usual pods of one kind that fit. Strings are escaped."""
+
+    vendor: str
+    devices: int
+    cores: int
+    memory: str
+    cpu: float
+    models: str
+    pods: int
 
 
 def _devices(
@@ -260,6 +290,39 @@ def _allowed(quotas: Collection[QuotaLimits], vendors: Catalog) -> dict[str, int
     return allowed
 
 
+def _stranded(stranded: Stranded) -> Iterator[_StrandedRow]:
+    """Yields each model, of which nothing is free counts as nothing stranded, with each cause."""
+    for model, free in stranded.by_model().items():
+        for cause, devices in free.by_cause.items():
+            ratio = devices / free.free if free.free > 0 else 0.0
+            yield _StrandedRow(escape_label(model), cause, round(ratio, 4))
+
+
+def _room(stranded: Stranded) -> Iterator[_RoomRow]:
+    """Yields the most common usual pods. Of those with equal labels, which differ otherwise, the most common one."""
+    rows: dict[tuple[object, ...], _RoomRow] = {}
+    for kind, pods in stranded.room.items():
+        row = _RoomRow(*_labels_of(kind), pods)
+        rows.setdefault(row[:-1], row)
+        if len(rows) == MAX_USUAL_PODS:
+            break
+    yield from rows.values()
+
+
+def _labels_of(kind: UsualPod) -> tuple[str, int, int, str, float, str]:
+    memory = f"{kind.memory_percent}%" if kind.memory_percent else str(kind.memory_mib)
+    models = [*(kind.use_types or ())]
+    models += [f"not {model}" for model in kind.nouse_types or ()]
+    return (
+        escape_label(kind.vendor),
+        kind.count,
+        kind.cores,
+        memory,
+        kind.milli_cpu / 1000,
+        escape_label(",".join(models)[:MAX_MODELS]),
+    )
+
+
 _DEVICE = {
     "node": "node",
     "device_uuid": "uuid",
@@ -292,6 +355,14 @@ _OLD_ALLOCATION = {
     "podname": "pod",
     "containeridx": "container",
     "deviceuuid": "uuid",
+}
+_ROOM = {
+    "vendor": "vendor",
+    "count": "devices",
+    "cores": "cores",
+    "memory": "memory",
+    "cpu": "cpu",
+    "models": "models",
 }
 _QUOTA = {"namespace": "namespace", "quota_name": "resource"}
 
@@ -416,5 +487,21 @@ _QUOTA_GAUGES: tuple[Gauge[_QuotaRow], ...] = (
         "Part of a namespace's limit on a resource that its pods take, 0 to 1",
         _QUOTA,
         lambda row: _ratio(row.used, row.allowed),
+    ),
+)
+_STRANDED_GAUGES: tuple[Gauge[_StrandedRow], ...] = (
+    Gauge(
+        "hami_gpu_stranded_ratio",
+        "Part of what is free of a model's devices that the usual pods cannot use, 0 to 1, by cause",
+        {"model": "model", "cause": "cause"},
+        lambda row: row.ratio,
+    ),
+)
+_ROOM_GAUGES: tuple[Gauge[_RoomRow], ...] = (
+    Gauge(
+        "hami_usual_pod_room",
+        "Further usual pods that would fit if only such pods came",
+        _ROOM,
+        lambda row: row.pods,
     ),
 )

@@ -130,7 +130,7 @@ class Rooms:
             row = table.rows.get(name)
             if row is not None:
                 changed[row] = True
-        for rows in _blocks(numpy.flatnonzero(changed)):
+        for rows in blocks(numpy.flatnonzero(changed)):
             self._update(rows)
 
     def _losses_of(self, request: PodRequest, kind: UsualPod) -> _Losses:
@@ -171,23 +171,25 @@ class Rooms:
         nodes, of_nodes = sums_by_node(of_devices, devices.owner)
         sums[nodes] = of_nodes
         for row in rows.tolist():
-            self.milli_cpu[row] = self._free_cpu(table.names.get(row))
+            self.milli_cpu[row] = free_cpu(table, table.names.get(row))
         room = node_room(sums, self.milli_cpu[rows], pods)
         self.total += room.sum(axis=0, dtype=float) - self.room[rows].sum(axis=0, dtype=float)
         self.devices[rows], self.room[rows] = sums, room
         self.versions[rows] += 1
         self._seen[rows] = table.versions[rows]
 
-    def _free_cpu(self, node: str | None) -> int:
-        if node is None:
-            return 0
-        booked = 0
-        for booking in self._table.bookings.on(node):
-            booked += booking.resources.milli_cpu
-        return self._table.left.get(node, NOTHING).milli_cpu - booked
+
+def free_cpu(table: Table, node: str | None) -> int:
+    """Returns the CPU that pods leave of *node*, 0 if it is not known."""
+    if node is None:
+        return 0
+    booked = 0
+    for booking in table.bookings.on(node):
+        booked += booking.resources.milli_cpu
+    return table.left.get(node, NOTHING).milli_cpu - booked
 
 
-def _blocks(rows: Array) -> Iterator[Array]:
+def blocks(rows: Array) -> Iterator[Array]:
     """Yields *rows* in parts whose arrays fit into the caches of a processor."""
     for start in range(0, len(rows), BLOCK):
         yield rows[start : start + BLOCK]
@@ -211,7 +213,7 @@ class _Losses:
         if len(self._seen) != count:
             self._seen = grown(self._seen, count, fill=-1)
             self._taken = grown(self._taken, count)
-        for changed in _blocks(rows[self._seen[rows] != rooms.versions[rows]]):
+        for changed in blocks(rows[self._seen[rows] != rooms.versions[rows]]):
             self._taken[changed] = room_taken(
                 self._table.columns.of(changed),
                 self._request,

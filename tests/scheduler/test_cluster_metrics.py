@@ -2,6 +2,7 @@
 
 import textwrap
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.slices import PublishedSlice
 from hami.model import DeviceUsage, Partition, PodRef, QuotaLimits, ScopeRequirement
-from hami.scheduler.cluster_metrics import families
+from hami.scheduler.cluster_metrics import MAX_MODELS, MAX_USUAL_PODS, families
+from hami.scheduling.usual_pods import UsualPod
 from hami.state.bookings import Booking
 from hami.state.claims import ClaimCache
+from hami.state.rooms import Usual
+from hami.state.store import Store
+from hami.state.view import Policies, View
+from hami.state.workload import FIRST
 from hami.vendors.spec import Catalog
 from hami.web.exposition import SLICE, Family, build_info, render
 from testing.builders import (
@@ -47,7 +53,7 @@ def view(nodes=None, bookings=(), pods=(), used=None, quotas=(), vendor="NVIDIA"
         used=used or {},
         bookings={held.uid: held for held in bookings},
         ref={pod.ref.uid: pod.ref for pod in pods}.get,
-        facts=SimpleNamespace(quotas=by_namespace),
+        facts=SimpleNamespace(quotas=by_namespace, usual=Usual()),
     )
 
 
@@ -277,6 +283,87 @@ def test_reserved_devices_are_shown_with_their_pod():
         )
     )
     assert page(cache.view()) == before
+
+
+def view_with_usual(kinds, *nodes, bookings=()):
+    """A cluster with *kinds* of usual pods."""
+    store = Store(
+        ONLY_NVIDIA, Policies(), clock=lambda: 0.0, now=lambda: datetime(2026, 8, 21, tzinfo=UTC)
+    )
+    for one in nodes:
+        store.nodes.upsert(one)
+    found = store.view().what_if(with_=bookings)
+    return View(found.merged.table, replace(found.facts, usual=Usual(kinds)))
+
+
+IDLE_NODE = node("n1", gpu("GPU-a"), gpu("GPU-b", index=1), allocatable={"cpu": "4"})
+L4_NODE = node("n2", gpu("GPU-c", model="NVIDIA L4"), allocatable={"cpu": "4"})
+
+
+def test_what_is_stranded_is_shown_by_model_and_cause():
+    kinds = {UsualPod("NVIDIA", 1, 80, milli_cpu=3000, nouse_types=("L4",)): 1.0}
+    text = page(view_with_usual(kinds, IDLE_NODE, L4_NODE))
+    found = {}
+    for labels, value in samples(text, "hami_gpu_stranded_ratio"):
+        found[labels["model"], labels["cause"]] = value
+    assert found == {
+        ("NVIDIA A40", "cpu"): 0.4,
+        ("NVIDIA A40", "crumbs"): 0.2,
+        ("NVIDIA A40", "model"): 0.0,
+        ("NVIDIA L4", "cpu"): 0.0,
+        ("NVIDIA L4", "crumbs"): 0.0,
+        ("NVIDIA L4", "model"): 1.0,
+    }
+
+
+def test_of_a_model_of_which_nothing_is_free_nothing_is_stranded():
+    full = [
+        booking(f"p{place}", "n1", charge(uuid, 1, 0, 100))
+        for place, uuid in enumerate(("GPU-a", "GPU-b"))
+    ]
+    kinds = {UsualPod("NVIDIA", 1, 80): 1.0}
+    text = page(view_with_usual(kinds, IDLE_NODE, bookings=full))
+    assert [value for _, value in samples(text, "hami_gpu_stranded_ratio")] == [0.0, 0.0, 0.0]
+
+
+def test_the_room_for_the_most_common_usual_pods_is_shown():
+    kinds = {UsualPod("NVIDIA", 1, cores): 1.0 for cores in range(1, 60)}
+    kinds[UsualPod("NVIDIA", 2, 0, memory_percent=50, milli_cpu=1500, use_types=("A40", "L4"))] = (
+        2.0
+    )
+    found = samples(page(view_with_usual(kinds, IDLE_NODE)), "hami_usual_pod_room")
+    assert len(found) == MAX_USUAL_PODS
+    labels = {"vendor": "NVIDIA", "count": "2", "cores": "0", "memory": "50%", "cpu": "1.5"}
+    assert found[0] == ({**labels, "models": "A40,L4", "zone": "vGPU"}, 2)
+
+
+def test_no_two_samples_have_the_same_labels_and_tenants_write_short_ones():
+    text = "x" * 1000
+    kinds = {
+        UsualPod("NVIDIA", 1, 50): 3.0,
+        UsualPod("NVIDIA", 1, 50, alone=True): 2.0,
+        UsualPod("NVIDIA", 1, 50, use_types=(text, 'a"b')): 1.0,
+        UsualPod("NVIDIA", 1, 50, use_types=(text, 'a"c')): 1.0,
+    }
+    found = samples(page(view_with_usual(kinds, IDLE_NODE)), "hami_usual_pod_room")
+    assert [(labels["models"], value) for labels, value in found] == [
+        ("", 4),
+        ("x" * MAX_MODELS, 0),
+    ]
+
+
+def test_nothing_is_said_before_the_usual_pods_are_known():
+    text = page(view_with_usual({}, IDLE_NODE))
+    assert samples(text, "hami_gpu_stranded_ratio") == samples(text, "hami_usual_pod_room") == []
+
+
+def test_the_store_learns_from_its_decisions_which_pods_are_usual():
+    store = small_cache()
+    for number in range(FIRST):
+        store.filtering.assume(pod(gpus(memory=1024), name=f"p{number}"), ["gpu-0"])
+    found = samples(page(store.view()), "hami_usual_pod_room")
+    assert {labels["memory"] for labels, _ in found} == {"1024", "8192", "4096"}
+    assert found[0][0]["memory"] == "1024"
 
 
 def test_mig_instances_are_shown_once_they_exist():
