@@ -77,7 +77,7 @@ def test_gauges_of_all_replicas_are_not_added_up(expression):
     """Each replica reports the gauges of devices, pods and quotas, so a sum needs one value of each first."""
     for name in METRIC.findall(expression):
         if name.startswith(
-            ("hami_gpu_", "hami_node_", "hami_vgpu_", "hami_resource_")
+            ("hami_gpu_", "hami_node_", "hami_vgpu_", "hami_resource_", "hami_usual_")
         ) and not name.endswith("_total"):
             assert re.search(rf"max by \([^)]+\) \({name}\b", expression), name
 
