@@ -16,9 +16,12 @@ from hami.model import PodGroup, PodGroupRef
 
 PRIORITY_OFFSET = 1 << 31  # makes all priorities positive, so that more victims are a larger sum
 MAX_SEARCHED = 10  # candidates of a node among which every combination is considered
+MAX_EQUAL = 16  # nodes with a plan that none can beat, of which the one of the least loss is chosen
 
 Fits = Callable[[frozenset[str]], bool]
 """Reports whether the pod fits the node without the pods with these uids."""
+Loss = Callable[[frozenset[str]], float]
+"""Returns what the pod would cost the usual pods on the node without the pods with these uids."""
 PodGroups = Callable[[PodGroupRef], PodGroup | None]
 """Returns what a PodGroup says of its pods; ``None`` if that is not known, and then they are evicted together."""
 
@@ -101,12 +104,17 @@ class PreemptionPlan:
 @dataclass(frozen=True, slots=True)
 class PreemptionNode:
     """A node with the *candidates* for eviction whose pods hold devices there. *awaited*: uids of pods that are being
-    deleted anyway, without which *fits* judges."""
+    deleted anyway, without which *fits* judges. *loss*: ``None`` where the node policy of the pod does not ask."""
 
     name: str
     candidates: tuple[EvictionUnit, ...]
     fits: Fits
     awaited: tuple[str, ...] = ()
+    loss: Loss | None = None
+
+
+_NodePlan = tuple[PreemptionPlan, PreemptionNode]
+"""A plan with its node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +139,14 @@ def best_plan(
     strict: bool = False,
     before_trial: Callable[[], object] = lambda: None,
 ) -> PreemptionPlan | None:
-    """Returns the plan of the lowest cost for one of *nodes*; ``None`` if the pod fits none without the candidates.
+    """Returns the plan of the lowest cost for one of *nodes*, and of equal ones that of the least loss; ``None`` if the
+    pod fits none without the candidates.
 
     *allowed*: how many pods may be evicted within each PodDisruptionBudget. *surplus*: how many pods each gang that
     lacks none has more than it needs: none if its pods are evicted together. *max_trials*: after so many questions the
     best plan so far is good enough. *lowest*: the lowest priority of all candidates; a plan that evicts only one pod of
-    it ends the search. *strict*: no plan may violate a PodDisruptionBudget. *before_trial*: called before each
-    question.
+    it ends the search, or MAX_EQUAL of them where losses count. *strict*: no plan may violate a PodDisruptionBudget.
+    *before_trial*: called before each question.
     """
     trials = 0
 
@@ -155,7 +164,8 @@ def best_plan(
 
     limits = _Limits(allowed, surplus)
     cheapest = (0, lowest, 0, lowest + PRIORITY_OFFSET, 1)
-    plans: list[tuple[PreemptionPlan, PreemptionNode]] = []
+    plans: list[_NodePlan] = []
+    unbeaten = 0
     for node in nodes:
         if is_exhausted():
             break
@@ -164,15 +174,38 @@ def best_plan(
         if plan is None:
             continue
         plans.append((plan, node))
-        if plan.cost[:5] <= cheapest:
+        unbeaten += plan.cost[:5] <= cheapest
+        if unbeaten == (1 if node.loss is None else MAX_EQUAL):
             break
     if not plans:
         return None
-    plans.sort(key=lambda item: (item[0].cost, item[0].node))
-    best = plans[0][0]
-    for _, node in plans:
-        best = _search(node, limits, best.cost, is_exhausted) or best
-    return best
+    return _best_of(plans, limits, is_exhausted)
+
+
+def _best_of(
+    plans: Sequence[_NodePlan], limits: _Limits, is_exhausted: Callable[[], bool]
+) -> PreemptionPlan:
+    """Returns the best of *plans*, or a better one for a node of theirs."""
+    lowest = min(plan.cost for plan, _ in plans)
+    best = min([item for item in plans if item[0].cost == lowest], key=_loss)
+    for first, node in sorted(plans, key=lambda item: (item[0].cost, item[0].node)):
+        bound: tuple[int, ...] = best[0].cost
+        if node.loss is not None and first.cost > bound:
+            bound = (*bound, 0)  # a plan that costs as much as the best may have a smaller loss
+        found = _search(node, limits, bound, is_exhausted)
+        if found is None:
+            continue
+        if found.cost < best[0].cost or _loss((found, node)) < _loss(best):
+            best = found, node
+    return best[0]
+
+
+def _loss(item: _NodePlan) -> tuple[float, str]:
+    """Returns the key by which plans of one cost are sorted."""
+    plan, node = item
+    if node.loss is None:
+        return 0.0, node.name
+    return node.loss(frozenset(plan.uids)), node.name
 
 
 def _first_plan(

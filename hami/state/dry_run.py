@@ -112,6 +112,23 @@ def fits_without(
     return fits
 
 
+def loss_without(
+    view: View, pod: Pod, node: str, free: Collection[str]
+) -> Callable[[Collection[str]], float] | None:
+    """Returns a function that returns what *pod* would cost on *node* without some pods (uids), and without those that
+    are *free*; ``None`` if its node policy does not ask."""
+    request = view.request_of(pod)
+    order = node_order_of(pod, view.facts.policies.node)
+    if request is None or order.policy is not NodePolicy.LEAST_WASTE:
+        return None
+
+    def loss(ended: Collection[str]) -> float:
+        losses = _losses(view.what_if(without={*free, *ended}), [node], request, order)
+        return losses.get(node, 0.0)
+
+    return loss
+
+
 def _booked_on(usages: NodeUsage, booking: Booking) -> NodeUsage:
     """Returns *usages* of a node with what *booking* holds on it."""
     made = dict(usages)

@@ -282,7 +282,11 @@ class _Eviction:
         uids = {*free, *chain.from_iterable(units)}
         fits = dry_run.fits_without(self._view, self._pod, name, uids)
         return PreemptionNode(
-            name, tuple(units.values()), lambda ended: fits({*free, *ended}), tuple(awaited)
+            name,
+            tuple(units.values()),
+            lambda ended: fits({*free, *ended}),
+            tuple(awaited),
+            dry_run.loss_without(self._view, self._pod, name, free),
         )
 
     def lowest_priority(self, name: str) -> int:

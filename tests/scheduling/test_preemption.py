@@ -2,10 +2,12 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from hami.scheduling.preemption import (
+    MAX_EQUAL,
     PRIORITY_OFFSET,
     EvictionUnit,
     PreemptionNode,
@@ -282,6 +284,50 @@ def test_one_pod_of_the_lowest_priority_ends_the_search():
         raise AssertionError("the second node is asked")
 
     assert best(on("n0", needs("a"), unit("a", 100)), on("n1", never, unit("b", 100))).node == "n0"
+
+
+def losing(losses):
+    """Returns a loss: the sum of *losses* by uid."""
+    return lambda ended: sum(losses[uid] for uid in ended)
+
+
+@cases(
+    "nodes, node",
+    ("least loss", [("n0", "a", 5.0, 7), ("n1", "b", 1.0, 7), ("n2", "c", 3.0, 7)], "n1"),
+    ("equal losses: by name", [("n1", "a", 1.0, 7), ("n0", "b", 1.0, 7)], "n0"),
+    ("the younger victim comes first", [("n0", "a", 5.0, 8), ("n1", "b", 1.0, 7)], "n0"),
+)
+def test_of_equal_plans_that_of_the_least_loss_is_best(nodes, node):
+    """Each node has one candidate: its name, the uid, the loss without it, and when it was started."""
+    offered = []
+    for name, uid, loss, started in nodes:
+        candidate = unit(uid, started=started)
+        offered.append(replace(on(name, needs(uid), candidate), loss=losing({uid: loss})))
+    assert best(*offered).node == node
+
+
+def test_a_plan_that_is_found_later_counts_if_it_is_equal():
+    """The first plan for n1 evicts two pods: that one is enough is known only after a search."""
+    loss = losing({"a": 9.0, "b": 1.0, "c": 1.0, "d": 1.0})
+    candidates = unit("b", 200), unit("c", 200), unit("d", 200)
+    n0 = replace(on("n0", needs("a"), unit("a", 200)), loss=loss)
+    n1 = replace(on("n1", needs("b", "cd"), *candidates), loss=loss)
+    assert best(n0, n1, lowest=100).uids == ("b",)
+
+
+def test_only_so_many_equal_nodes_are_compared():
+    asked = []
+
+    def fits(ended):
+        asked.append(ended)
+        return bool(ended)
+
+    offered = []
+    for number in range(100):
+        uid = f"p{number:02}"
+        offered.append(replace(on(f"n{number:02}", fits, unit(uid)), loss=losing({uid: -number})))
+    assert best(*offered).node == f"n{MAX_EQUAL - 1:02}"
+    assert len({uid for ended in asked for uid in ended}) == MAX_EQUAL
 
 
 # against an exhaustive search

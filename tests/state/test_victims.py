@@ -9,7 +9,9 @@ import pytest
 from hami.codec.times import render_time
 from hami.model import DisruptionBudget, LabelRequirement, MigProfile, Partition, PodGroup
 from hami.scheduling.preemption import PreemptionPlan
+from hami.scheduling.usual_pods import UsualPod
 from hami.state import dry_run
+from hami.state.rooms import Usual
 from hami.state.store import Store
 from hami.state.victims import (
     MAX_BUDGETS,
@@ -54,14 +56,15 @@ def waits(name="p", memory=MIB, count=1, priority=100, **fields):
     return pod(gpus(count, memory=memory, cores=0), name=name, priority=priority, **fields)
 
 
-def store(*pods, nodes=(("n1", ("GPU-0",)),)):
+def store(*pods, nodes=(("n1", ("GPU-0",)),), **options):
     cache = SmallStore(
         *(
             node(
                 name, *(gpu(uuid, memory_mib=MIB, index=index) for index, uuid in enumerate(uuids))
             )
             for name, uuids in nodes
-        )
+        ),
+        **options,
     )
     for one in pods:
         cache.pods.upsert(one)
@@ -136,6 +139,17 @@ def test_only_the_nodes_that_are_offered_count():
         nodes=(("n1", ("GPU-0",)), ("n2", ("GPU-1",))),
     )
     assert (victims(cache), victims(cache, names=["n2"])) == (["a"], ["b"])
+
+
+@cases("policy, expected", ("least-waste", ["b"]), ("binpack", ["a"]), ("spread", ["a"]))
+def test_of_equal_victims_those_are_evicted_whose_node_the_usual_pods_need_least(policy, expected):
+    """Only n1 has CPU for the usual pods."""
+    usual = Usual({UsualPod("NVIDIA", 1, memory_percent=100, milli_cpu=1000): 1.0})
+    victims_of_both = runs("a"), runs("b", "GPU-1", on="n2")
+    cache = store(*victims_of_both, nodes=(("n2", ("GPU-1",)),), usual=usual)
+    cache.nodes.upsert(node("n1", gpu("GPU-0", memory_mib=MIB), allocatable={"cpu": "8"}))
+    waiting = waits(annotations={"hami.io/node-scheduler-policy": policy})
+    assert victims(cache, waiting) == expected
 
 
 def test_nobody_is_evicted_for_a_pod_that_no_idle_node_fits():
