@@ -270,6 +270,7 @@ def capacity_command(
     The manifest has one Pod or one workload. Nothing is written.
     """
     from hami.inspect.simulate import Scenario, count_capacity, render_capacity
+    from hami.inspect.stranded import free_report
 
     scenario = Scenario(namespace=client.single_namespace("new pods have one namespace"))
     sources = read_files(files)
@@ -280,9 +281,10 @@ def capacity_command(
     cluster = client.cluster()
     (source,) = with_claims(client, sources, cluster)
     nodes = count_capacity(cluster, source, scenario, make_admit(scheduler_name))
+    free = free_report(cluster.view)
     return Answer(
-        document={"pods": sum(node.pods for node in nodes), "nodes": nodes},
-        text=lambda: render_capacity(source, nodes, style),
+        document={"pods": sum(node.pods for node in nodes), "nodes": nodes, "free": free},
+        text=lambda: render_capacity(source, nodes, free, style),
     )
 
 

@@ -20,6 +20,7 @@ from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
 from hami.inspect.installation import Installation
 from hami.model import DeviceUsage, Node, Pod, PodRef, QuotaLimits
+from hami.scheduling.node_resources import NodeResources
 from hami.scheduling.usage import Charge
 from hami.state.bookings import Booking
 from hami.state.claims import ClaimCache, Claimed
@@ -56,9 +57,9 @@ class ClusterRecord:
     """Nodes, pods that hold or request devices, and quotas.
 
     *taken*: when the record was begun. *device_config*: the YAML text of the device configuration, empty for the
-    chart's. *policies*: of the scheduler, for pods that name none. *events*: by uid of the pod, in
-    snapshots only. *installation*: in snapshots, and for an audit. *slices*, *claims*: devices that kube-scheduler
-    allocates by Dynamic Resource Allocation.
+    chart's. *others*: what pods without devices request of each node. *policies*: of the scheduler, for pods that name
+    none. *events*: by uid of the pod, in snapshots only. *installation*: in snapshots, and for an audit. *slices*,
+    *claims*: devices that kube-scheduler allocates by Dynamic Resource Allocation.
     """
 
     taken: datetime
@@ -69,6 +70,7 @@ class ClusterRecord:
     policies: Policies = Policies()
     slices: tuple[PublishedSlice, ...] = ()
     claims: tuple[AllocatedClaim, ...] = ()
+    others: Mapping[str, NodeResources] = field(default_factory=dict)
     unreadable: tuple[UnreadableObject, ...] = ()
     events: Mapping[str, tuple[SchedulingEvent, ...]] = field(default_factory=dict)
     installation: Installation = Installation()
@@ -265,10 +267,13 @@ def store_of(record: ClusterRecord) -> Store:
     )
     for node in record.nodes:
         store.nodes.upsert(node)
+    for name, resources in record.others.items():
+        store.pods.loads.put_sum(name, resources)
     for quota in record.quotas:
         store.quotas.upsert(quota)
     for pod in record.pods:
         store.pods.upsert(pod)
+    store.learn()
     return store
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from hami.kube.gangs import read_pod_group
 from hami.kube.pages import ObjectMeta, Requester, parse_meta, read_list
 from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef, PodRef, QuotaLimits
 from hami.runtime.clock import utc_now
+from hami.scheduling.node_resources import NOTHING, NodeResources, requested
 from hami.state.view import Policies
 from hami.vendors.request import requests_devices
 from hami.vendors.spec import Catalog
@@ -160,10 +161,19 @@ class Reader:
             any(ALLOCATION_MODE in node.labels for node in nodes), unreadable
         )
         holders = holders_of(claims)
+        others: dict[str, tuple[str, NodeResources]] = {}
+
+        def take(raw: msgspec.Raw) -> Pod | None:
+            pod = parse_pod(raw)
+            with_devices = trim.pod(pod, holders)
+            if with_devices is None and pod.node_name:
+                others[pod.ref.uid] = pod.node_name, requested(pod)
+            return with_devices
+
         pods = self._list(
             "pods",
             LIVE_PODS,
-            lambda raw: trim.pod(parse_pod(raw), holders),
+            take,
             lambda pod: pod.ref.uid,
             unreadable,
         )
@@ -183,6 +193,7 @@ class Reader:
             policies=policies,
             slices=slices,
             claims=claims,
+            others=_by_node(others.values()),
             unreadable=tuple(unreadable),
         )
 
@@ -410,6 +421,14 @@ class Reader:
             "get", resource, f"namespace {namespace}" if namespace else "the whole cluster"
         ):
             return self.request("GET", path)
+
+
+def _by_node(requests: Iterable[tuple[str, NodeResources]]) -> dict[str, NodeResources]:
+    """Returns the sums of what is requested of each node."""
+    sums: dict[str, NodeResources] = {}
+    for node, resources in requests:
+        sums[node] = sums.get(node, NOTHING) + resources
+    return dict(sorted(sums.items()))
 
 
 def _latest(events: list[_PodEvent]) -> list[SchedulingEvent]:

@@ -29,6 +29,7 @@ from hami.inspect.refusals import (
     request_lines,
     requested_devices,
 )
+from hami.inspect.stranded import FreeReport, free_sentences
 from hami.inspect.tables import Column, OutputRecord, Style, counted, printable, render_rows
 from hami.model import DisruptionBudget, Node, Pod, PodRef
 from hami.scheduling.preemption import PodGroups, no_pod_group
@@ -282,12 +283,18 @@ def _outcome_lines(outcome: Outcome) -> Iterator[str]:
         yield f"  and {others:,} more"
 
 
-def render_capacity(source: PodSource, capacities: Sequence[NodeCapacity], style: Style) -> str:
-    """Returns the capacity as text."""
+def render_capacity(
+    source: PodSource,
+    capacities: Sequence[NodeCapacity],
+    free: FreeReport | None,
+    style: Style,
+) -> str:
+    """Returns the capacity as text, and what is *free* of the cluster, if that is known."""
     total = sum(capacity.pods for capacity in capacities)
     head = printable(f"{counted(total, 'more pod')} like those of {source.title} fit")
     table = [render_rows(capacities, _CAPACITY_COLUMNS, style), ""] if capacities else []
-    return "\n".join([head, "", *table, WITHOUT_PREEMPTION])
+    sentences = [*free_sentences(free), ""] if free is not None else []
+    return "\n".join([head, "", *table, *sentences, WITHOUT_PREEMPTION])
 
 
 _PLACED_COLUMNS: tuple[Column[PlacedPod], ...] = (

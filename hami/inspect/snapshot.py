@@ -59,6 +59,7 @@ from hami.errors import HamiError, MalformedInput
 from hami.inspect.cluster import ClusterRecord, InspectedCluster, UnreadableObject, selection_keys
 from hami.model import Node, Pod, Share
 from hami.quantity import INT32_MAX
+from hami.scheduling.node_resources import NodeResources
 from hami.vendors.entry_points import sections
 from hami.vendors.inventory import PAIR_SCORES
 from hami.vendors.shares import held_shares
@@ -308,10 +309,20 @@ class _Anonymizer:
             quotas=self._value(record.quotas, QUOTA_FIELDS),
             device_config=self._device_config(record.device_config),
             policies=self._value(record.policies, _POLICIES),
+            others=self._others(),
             unreadable=tuple(
                 UnreadableObject(problem.kind, "?", "left out") for problem in record.unreadable
             ),
         )
+
+    def _others(self) -> dict[str, NodeResources]:
+        """Returns what pods without devices request of the nodes of the record."""
+        others: dict[str, NodeResources] = {}
+        for node, resources in self._record.others.items():
+            name = self._names["node"].get(node)
+            if name is not None:
+                others[name] = resources
+        return others
 
     def _value(self, value: Any, kind: Kind | Name | Reference | Fields) -> Any:
         """Returns the anonymous form of *value*. Empty values stay."""

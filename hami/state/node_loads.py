@@ -11,6 +11,7 @@ from hami.state.table import Table
 
 MAX_SHARED = 4096
 """Different amounts that are remembered: most pods of a cluster request the same few."""
+_NOT_KNOWN = ""  # the uid of pods that are not known one by one
 
 
 class NodeLoads:
@@ -39,14 +40,20 @@ class NodeLoads:
 
     def put(self, pod: Pod) -> None:
         """Notes a version of *pod*, which requests no devices."""
-        uid, node = pod.ref.uid, pod.node_name
-        if node not in self._allocatable:
+        if pod.node_name not in self._allocatable:
             return
         if pod.is_terminated:
             self.remove(pod)
             return
+        self._set(pod.node_name, pod.ref.uid, self._shared(requested(pod)))
+
+    def put_sum(self, node: str, resources: NodeResources) -> None:
+        """Notes what pods of *node* request together that are not known one by one."""
+        if node in self._allocatable:
+            self._set(node, _NOT_KNOWN, resources)
+
+    def _set(self, node: str, uid: str, resources: NodeResources) -> None:
         pods = self._pods.setdefault(node, {})
-        resources = self._shared(requested(pod))
         earlier = pods.get(uid)
         if earlier != resources:
             pods[uid] = resources

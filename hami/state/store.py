@@ -101,6 +101,11 @@ class Store:
             self.nodes.expire()
             return expired
 
+    def learn(self) -> None:
+        """Counts the pods that have devices, once: without decisions, they are what is known of the usual pods."""
+        with self._state.lock:
+            self._state.learning.begin()
+
     def is_writing(self) -> bool:
         """Reports whether a Binding or a larger allocation may still be written."""
         with self._state.lock:

@@ -16,6 +16,7 @@ from hami.codec.slices import render_slices
 from hami.errors import ClusterError, HamiError
 from hami.inspect.read import Reader
 from hami.model import PodRef
+from hami.scheduling.node_resources import NodeResources
 from testing.builders import gpu
 from testing.cases import cases
 from testing.fake_api import FakeApi, bound, claimed, node, pending, quota, refused
@@ -306,3 +307,14 @@ def test_without_the_right_to_budgets_and_priority_classes_there_is_a_note():
         "PodDisruptionBudgets are left out of account",
         "pods whose manifest has no priority count with priority 0",
     ]
+
+
+def test_what_pods_without_devices_request_is_added_up_by_node():
+    pods = [bound("gpu", "n1", (0, 100, 10)), pending("waits")]
+    for name, on in (("a", "n1"), ("b", "n1"), ("c", "n2")):
+        made = pending(name)
+        made["spec"] |= {"nodeName": on}
+        made["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "500m", "memory": "1Gi"}}
+        pods.append(made)
+    record, _, _ = read(FakeApi([node("n1"), node("n2")], pods))
+    assert record.others == {"n1": NodeResources(1000, 2048), "n2": NodeResources(500, 1024)}

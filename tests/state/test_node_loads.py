@@ -77,3 +77,11 @@ def test_changed_nodes_are_told_once():
     made.put(a_pod("a"))
     made.set_allocatable("n1", HAS)
     assert made.take_changed() == []
+
+
+def test_pods_that_are_only_known_together_count_beside_others():
+    loads = Loads(a_pod("p"))
+    loads.put_sum("n1", NodeResources(3000, 2048))
+    loads.put_sum("n9", NodeResources(3000, 2048))
+    assert loads.left() == NodeResources(4000, 16384 - 1024 - 2048)
+    assert "n9" not in loads.table.left
