@@ -43,6 +43,7 @@ from hami.state.table import Table
 from hami.state.verdicts import Verdicts
 from hami.state.workload import Workload
 from testing.builders import container, gpu, pod, pod_request
+from testing.kube_scores import best_nodes
 
 __all__ = ["SEEDS", "trace_rows"]
 
@@ -215,27 +216,11 @@ class Cluster:
         return self._requests[asked]
 
     def _kube(self, asked: TracePod, fits: Array) -> int:
-        """Chooses the node of a pod without GPUs as kube-scheduler does by default, among equals at random.
-
-        Source: k8s.io/kubernetes v1.37, pkg/scheduler/framework/plugins/noderesources, least_allocated.go and
-        balanced_allocation.go: the balance counts by how much the pod changes it.
-        """
-        cpu, memory = self._all_cpu - self._cpu, self._all_memory - self._memory
-        with_pod = cpu + asked.milli_cpu, memory + asked.memory_mib
-        least = (
-            (self._all_cpu - with_pod[0]) * 100 // self._all_cpu
-            + (self._all_memory - with_pod[1]) * 100 // self._all_memory
-        ) // 2
-        before = _balance(cpu / self._all_cpu, memory / self._all_memory)
-        after = _balance(with_pod[0] / self._all_cpu, with_pod[1] / self._all_memory)
-        scores = numpy.where(fits, least + 50 + (50 + after - before) // 2, -1)
-        best = numpy.flatnonzero(scores == scores.max())
+        """Chooses the node of a pod without GPUs as kube-scheduler does by default, among equals at random."""
+        amounts = numpy.array([self._all_cpu, self._all_memory])
+        free = numpy.array([self._cpu, self._memory])
+        best = best_nodes(amounts, amounts - free, (asked.milli_cpu, asked.memory_mib), fits)
         return int(best[self._rng.randrange(len(best))])
-
-
-def _balance(cpu: Array, memory: Array) -> Array:
-    difference = numpy.abs(numpy.minimum(cpu, 1) - numpy.minimum(memory, 1))
-    return numpy.asarray((1 - difference / 2) * 100).astype(int)
 
 
 @dataclass(slots=True)
