@@ -253,6 +253,7 @@ class Table:
         them."""
         if resources is None:
             self.left.pop(node, None)
+            self.changed_left.pop(node, None)
         else:
             self.left[node] = resources
             self.changed_left[node] = None

@@ -66,6 +66,7 @@ def test_a_node_that_is_gone_has_nothing():
     made = Loads(a_pod("a"))
     made.set_allocatable("n1", None)
     assert made.left() is None
+    assert made.take_changed() == []
 
 
 def test_changed_nodes_are_told_once():
