@@ -244,7 +244,8 @@ def _nodes(raw: msgspec.Raw | None) -> tuple[msgspec.Raw, ...] | None:
         return None
     items = next((value for key, value in nodes.items() if key.lower() == "items"), None)
     if items is None or bytes(memoryview(items)[:1]) != b"[":  # null, or an error
-        return tuple(_decoded("Nodes.items", _RAWS, items) or ())
+        raws = _decoded("Nodes.items", _RAWS, items)
+        return () if raws is None else tuple(raws)
     return tuple(_object("Nodes.items", item) for item in _elements(memoryview(items)))
 
 
@@ -339,5 +340,7 @@ def _beginning(data: msgspec.Raw | memoryview) -> str:
     return bytes(memoryview(data)[:200]).decode(errors="replace")
 
 
-def _decoded(field: str, decoder: msgspec.json.Decoder[T], raw: msgspec.Raw | None) -> T | None:
+def _decoded(
+    field: str, decoder: msgspec.json.Decoder[T | None], raw: msgspec.Raw | None
+) -> T | None:
     return None if raw is None else decode(field, decoder, raw)
