@@ -25,6 +25,16 @@ FOREIGN = {
     "rayjob.yaml",
 }
 """Of projects that are not installed here: tests/test_examples.py simulates them."""
+SHARES = {
+    "pod.yaml": [(4000, 30)],
+    "two-tenants.yaml": [(20_480, 50), (20_480, 50)],
+    "vllm-deployment.yaml": [(20_000, 0)],
+    "pytorch-job.yaml": [(8000, 50), (8000, 50)],
+    "jupyter.yaml": [(10_240, 0)],
+    "quota.yaml": [(4000, 0), (4000, 0)],
+    "priority.yaml": [(4000, 0), (4000, 0)],
+}
+"""MiB and percent of each pod."""
 
 
 @pytest.fixture
@@ -54,16 +64,7 @@ def example(sandbox):
     sandbox.kube.delete_all("ReplicaSet", sandbox.namespace)
 
 
-@cases(
-    "name, shares",
-    ("pod.yaml", [(4000, 30)]),
-    ("two-tenants.yaml", [(20_480, 50), (20_480, 50)]),
-    ("vllm-deployment.yaml", [(20_000, 0)]),
-    ("pytorch-job.yaml", [(8000, 50), (8000, 50)]),
-    ("jupyter.yaml", [(10_240, 0)]),
-    ("quota.yaml", [(4000, 0), (4000, 0)]),
-    ("priority.yaml", [(4000, 0), (4000, 0)]),
-)
+@cases("name, shares", *SHARES.items())
 def test_the_pods_of_an_example_hold_what_they_request(sandbox, example, name, shares):
     sandbox.add_gpu_node("gpu-0", *CARDS)
     assert [
@@ -106,7 +107,5 @@ def test_the_pod_of_the_mig_example_gets_the_smallest_instance(sandbox, example)
 
 
 def test_every_example_is_applied_here():
-    (mark,) = test_the_pods_of_an_example_hold_what_they_request.pytestmark
-    assert {name for name, _ in mark.args[1]} | {"mig.yaml"} | ELSEWHERE | FOREIGN == {
-        path.name for path in FOLDER.glob("*.yaml")
-    }
+    files = {path.name for path in FOLDER.glob("*.yaml")}
+    assert SHARES.keys() | {"mig.yaml"} | ELSEWHERE | FOREIGN == files
