@@ -1,4 +1,4 @@
-"""Rows about how much of a cluster is given out, and how long pods wait, by node policy, on a published trace.
+"""Rows about how much of a cluster is allocated, and how long pods wait, by node policy, on a published trace.
 
 The nodes and pods are the trace's (`benchmarks.traces`). Pods with GPUs are placed by the core of the scheduler: the
 same table, verdicts, rooms and workload, without HTTP and API server. Others are placed as kube-scheduler does by
@@ -91,7 +91,7 @@ TARGETS = {
     "multigpu40": 92.5,
     "multigpu50": 93.5,
 }
-"""The percent of all GPUs that are given out when 130 % have been requested, at least."""
+"""The percent of all GPUs that are allocated when 130 % have been requested, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Cluster:
 
 @dataclass(slots=True)
 class Filled:
-    """The percent of all GPUs that are given out when 100 % and when ARRIVED have been requested."""
+    """The percent of all GPUs that are allocated when 100 % and when ARRIVED have been requested."""
 
     at_100: float = 0.0
     at_end: float = 0.0
@@ -300,7 +300,7 @@ def trace_rows(run: Run, names: Sequence[str], seeds: Sequence[int]) -> Iterator
         given = statistics.mean(one.at_end for one in ours)
         yield Row(
             group=GROUP,
-            what=f"GPUs given out, 130 % requested, list {name}",
+            what=f"GPUs allocated, 130 % requested, list {name}",
             measured=f"{given:.1f} %",
             target=f"{TARGETS[name]} %",
             met=given >= TARGETS[name],

@@ -44,6 +44,11 @@ class NodeOrder:
         """1 if full nodes come first, -1 if empty ones do."""
         return -1.0 if self.policy is NodePolicy.SPREAD else 1.0
 
+    @property
+    def by_room(self) -> bool:
+        """Whether nodes come first where the usual pods lose least room."""
+        return self.policy is NodePolicy.LEAST_WASTE
+
 
 def node_order_of(pod: Pod, default: str) -> NodeOrder:
     """Returns the order of *pod*'s nodes. *default*: the node policy if the pod names none.

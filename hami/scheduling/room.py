@@ -4,7 +4,7 @@ The room of a node for a pod is how many more of its kind the node would take if
 its CPU. A placement is good if it takes little room from the pods that find little elsewhere: each kind is weighed by
 how often it comes, over a power of the room that the cluster has for it.
 
-Where no pods end, what is kept is never used, and what counts is how much is given out: then the power is 1, which is
+Where no pods end, what is kept is never used, and what counts is how much is allocated: then the power is 1, which is
 proportional fairness. Where as many pods end as come, devices become free again, and what counts is how long pods wait
 for that. The time until the next of a kind finds a place is one over its room, so with a power of 2 all wait least
 together, and with more of it those count more who wait longest: rare room, such as whole nodes, is kept for those who

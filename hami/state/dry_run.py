@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
-from hami.model import Allocation, NodePolicy, Pod, Unfit
+from hami.model import Allocation, Pod, Unfit
 from hami.scheduling.node_order import NodeOrder, node_order_of, weights
 from hami.scheduling.node_resources import amounts
 from hami.scheduling.placement import NodeUsage, place_pod
@@ -119,7 +119,7 @@ def loss_without(
     are *free*; ``None`` if its node policy does not ask."""
     request = view.request_of(pod)
     order = node_order_of(pod, view.facts.policies.node)
-    if request is None or order.policy is not NodePolicy.LEAST_WASTE:
+    if request is None or not order.by_room:
         return None
 
     def loss(ended: Collection[str]) -> float:
@@ -154,7 +154,7 @@ def _losses(
     view: View, names: Sequence[str], request: PodRequest, order: NodeOrder
 ) -> dict[str, float]:
     """Returns what a pod that makes *request* would cost on the nodes *names*, where the policy of *order* asks."""
-    if order.policy is not NodePolicy.LEAST_WASTE:
+    if not order.by_room:
         return {}
     changed = Table()
     for name in names:

@@ -1,4 +1,4 @@
-"""Learns the usual pods from what is given out."""
+"""Learns the usual pods from those to which devices are allocated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Learning:
         return self._rooms.usual()
 
     def placed(self, pod: Pod, request: PodRequest) -> None:
-        """Counts *pod*, which is given devices."""
+        """Counts *pod*, to which devices are allocated now."""
         kind = usual_pod(request, requested(pod))
         workload = self._workload
         if kind is None or workload is None:

@@ -144,7 +144,7 @@ class Verdicts:
 
     def _losses(self, request: PodRequest | None, rows: Array, order: NodeOrder) -> Array | None:
         """Returns what *request* costs on each of *rows*, if the policy of *order* asks, and that is known."""
-        if request is None or self._rooms is None or order.policy is not NodePolicy.LEAST_WASTE:
+        if request is None or self._rooms is None or not order.by_room:
             return None
         return self._rooms.losses(request, order.resources, rows)
 

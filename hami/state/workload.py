@@ -1,4 +1,4 @@
-"""The usual pods of a cluster, learnt from those that have been given devices."""
+"""The usual pods of a cluster, learnt from those to which devices have been allocated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workload:
         return min(1.0, self._ended / self._come)
 
     def add(self, uid: str, namespace: str, kind: UsualPod) -> None:
-        """Counts the pod *uid*, which is given devices, if that is the first time."""
+        """Counts the pod *uid*, to which devices are allocated, if that is the first time."""
         if uid in self._uids:
             return
         self._uids[uid] = None
