@@ -29,6 +29,8 @@ ROOM = "hami.io/room-for-waiting-pods"
 CORDON = "hami.io/device-cordon"
 CAPACITY = "hami.io/node-capacity"  # the names that the device plugin has published in the status of the node
 
+DEVICE_HEALTH = "hami.io/device-health"  # on a node: its unhealthy devices (JSON)
+
 # a label of nodes (device-plugin, dra), and of namespaces and pods (dra, dra-preferred); on a node also an annotation:
 # its registered devices are given by claims (dra)
 ALLOCATION_MODE = "hami.io/allocation-mode"
