@@ -106,6 +106,12 @@ FIRES = [
     ),
     Case("HamiEventsDropped", "30m", {'hami_scheduler_events_total{outcome="dropped"}': "0+1x60"}),
     Case(
+        "HamiGpuNeedsReset",
+        "10m",
+        {'hami_device_recovery_action{node="n",uuid="a"}': "1x20"},
+        'node="n",uuid="a"',
+    ),
+    Case(
         "HamiInventoryUnreadable",
         "10m",
         {'hami_scheduler_unreadable_inventory{node="n",vendor="NVIDIA"}': "1x20"},
@@ -222,6 +228,15 @@ QUIET = [
         {
             'hami_scheduler_events_total{outcome="written"}': "0+9x60",
             'hami_scheduler_events_total{outcome="dropped"}': "0x60",
+        },
+    ),
+    Case(
+        "HamiGpuNeedsReset",
+        "10m",
+        {
+            'hami_device_recovery_action{node="n",uuid="a"}': "0x20",
+            'hami_device_recovery_action{node="n",uuid="b"}': "5x20",
+            'hami_device_recovery_action{node="n",uuid="c"}': "3x20",
         },
     ),
     Case(

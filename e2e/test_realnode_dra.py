@@ -535,6 +535,8 @@ def test_a_device_that_becomes_unhealthy(sandbox, real, driver):
         return "Unhealthy" in text and "it is lost" in text
 
     sandbox.kube.wait("Pod", is_unhealthy, sandbox.namespace, what="the pod says so", timeout=60)
+    sandbox.event("a", "GpuUnhealthy", "it is lost")
+    assert FIRST.uuid in real.node()["metadata"]["annotations"]["hami.io/device-health"]
     create(sandbox, "b", 1000)
     running(sandbox, "b")
     assert seen(sandbox, real, "b").limit[0] == SECOND.uuid

@@ -43,6 +43,7 @@ PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "Preemption
 HIDDEN = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}
 SYSTEM = "kube-system"
 PLUGIN = "hami-device-plugin"
+HEALTH = "hami.io/device-health"
 RESIZE, RESIZE_APPLIED = "hami.io/resize", "hami.io/resize-applied"
 RESIZES = "hami.io/vgpu-devices-resized", "hami.io/vgpu-devices-target", "hami.io/resize-status"
 KEYS = sorted(
@@ -551,6 +552,33 @@ def test_a_device_plugin_publishes_the_sums_of_its_devices_and_nothing_else(sand
     none = sums(**dict.fromkeys(amounts)) | annotated({"hami.io/node-capacity": None})
     stolen.merge_patch("Node", own, none, subresource="status")
     assert sandbox.node("n0")["status"]["capacity"] == before
+
+
+@pytest.mark.installation
+def test_a_device_plugin_publishes_the_health_of_its_devices_and_no_other_condition(
+    sandbox, stolen
+):
+    def publish(client: Kube, name: str, *conditions: Object, text: str | None = "{}") -> Object:
+        return client.call(
+            "PATCH",
+            path_of("Node", None, name, "status"),
+            annotated({HEALTH: text}) | {"status": {"conditions": list(conditions)}},
+            content_type="application/strategic-merge-patch+json",
+        )
+
+    own, other = of(sandbox, "n0"), of(sandbox, "n1")
+    healthy, ready = (
+        {"type": "HamiGpuHealthy", "status": "False"},
+        {"type": "Ready", "status": "False"},
+    )
+    publish(stolen, own, healthy)
+    node = sandbox.node("n0")
+    assert node["metadata"]["annotations"][HEALTH] == "{}"
+    assert "HamiGpuHealthy" in [each["type"] for each in node["status"]["conditions"]]
+    for name, *conditions in ((own, ready), (own, healthy, ready), (other, healthy)):
+        assert refused(publish, stolen, name, *conditions) == "hami-registrations"
+    publish(stolen, own, healthy | {"status": "True"}, text=None)
+    assert HEALTH not in sandbox.node("n0")["metadata"]["annotations"]
 
 
 @pytest.mark.installation

@@ -16,6 +16,20 @@ class Stop(threading.Event):
         self.is_set, self.wait = is_set, wait
 
 
+class Reports:
+    """Hears of the health of cards. *causes*: by UUID, empty for a healthy card; *xids*: the errors."""
+
+    def __init__(self):
+        self.causes, self.health, self.actions, self.xids = [], {}, {}, []
+
+    def report(self, gpu, health, action):
+        self.causes.append((gpu, "" if health is None else health.cause))
+        self.health[gpu], self.actions[gpu] = health, action
+
+    def report_xid(self, event):
+        self.xids.append(event)
+
+
 ALLOWLIST = (MigAllowance(("A100-SXM4-80GB",), ("1g.10gb", "3g.40gb", "7g.79gb")),)
 SMALL = MigProfile(
     name="1g.10gb",

@@ -36,12 +36,16 @@ def compile_nvml(target, version):
 
 
 class DriverRoot:
-    """A driver at *path*: its libraries, and which version of it the kernel has loaded, by FAKE_NVML_MODULE."""
+    """A driver at *path*: its libraries, which version of it the kernel has loaded, by FAKE_NVML_MODULE, and the health
+    of its cards, by FAKE_NVML_HEALTH."""
 
     def __init__(self, path, libraries):
         """*libraries*: compiled ones, by version."""
         self.path = path
         self.module = path / "module"
+        self.health = path / "health"
+        self._actions = [-1, -1]
+        self._xids = (0, 0, 0)  # how many there were, and card and code of the last one
         self._libraries = libraries
         (path / FOLDER).mkdir(parents=True)
 
@@ -67,6 +71,21 @@ class DriverRoot:
         new = self.module.with_suffix(".new")
         new.write_text(version)
         os.replace(new, self.module)
+
+    def ask(self, card, action):
+        """Has the driver ask for *action* for a card: -1 before release 570, which has no such field."""
+        self._actions[card] = action
+        self._tell()
+
+    def report_xid(self, card, xid):
+        """Has the driver report an XID of a card."""
+        self._xids = (self._xids[0] + 1, card, xid)
+        self._tell()
+
+    def _tell(self):
+        new = self.health.with_suffix(".new")
+        new.write_text(" ".join(map(str, (*self._actions, *self._xids))))
+        os.replace(new, self.health)
 
     def replace(self, version):
         """Replaces the whole driver."""

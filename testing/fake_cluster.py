@@ -52,6 +52,7 @@ class FakeCluster:
     def __init__(self, *, pods=(), nodes=(), copies_labels=True):
         self.pods: dict[tuple[str, str], Pod] = {}
         self.nodes: dict[str, Node] = {}
+        self.conditions: dict[tuple[str, str], dict[str, str]] = {}  # of nodes, by name and type
         self.leases: dict[tuple[str, str], LeaseRecord] = {}
         self.events: dict[tuple[str, str], dict[str, Any]] = {}
         self.secrets: dict[tuple[str, str], SecretRecord] = {}
@@ -245,6 +246,23 @@ class FakeCluster:
             name=name,
             capacity=dict(capacity),
             annotations=dict(annotations),
+        )
+
+    def publish_health(
+        self, name: str, annotations: Mapping[str, str | None], condition: Mapping[str, str]
+    ) -> None:
+        def effect():
+            node = _present(self.nodes.get(name), f"node {name}")
+            self.put_node(replace(node, annotations=_merged(node.annotations, annotations)))
+            known = self.conditions.get((name, condition["type"]), {})
+            self.conditions[name, condition["type"]] = {**known, **condition}
+
+        self._do(
+            "publish_health",
+            effect,
+            name=name,
+            annotations=dict(annotations),
+            condition=dict(condition),
         )
 
     def bind(

@@ -1,6 +1,8 @@
 /* A libnvidia-ml.so.1 with two cards, the first of which supports MIG: the functions that hami.devices.nvml* call, with the
  * structures of NVIDIA's nvml.h (driver 550) written out, so that pynvml's own ctypes declarations are put to the test.
  * FAKE_NVML_FAIL=function:card:status[,…] lets a function fail for a card; FAKE_NVML_XID=n has the second card report it.
+ * FAKE_NVML_HEALTH names a file with five numbers: what the driver asks for of each card (-1: it does not know the field, as
+ * before release 570), and the serial number, the card and the code of the last XID. Changes of it are events.
  * FAKE_NVML_MODULE names a file with the version of the driver that is loaded. A library of another VERSION refuses all
  * calls, and every library does while there is no such file.
  */
@@ -122,23 +124,69 @@ ret_t nvmlDeviceGetPciInfo_v3(card_t *card, pci_t *pci) {
     return OK;
 }
 
+typedef struct { uint field, scope; long long at, took; uint type, status; union { double d; uint ui; ull ull; } value; }
+    field_t;
+static struct health { int action[2], serial, card, xid; } told;
+
+/* What FAKE_NVML_HEALTH says; nothing but unknown fields without it. */
+static struct health health(void) {
+    struct health now = {{-1, -1}, 0, 0, 0};
+    const char *path = getenv("FAKE_NVML_HEALTH");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (!file) return now;
+    if (fscanf(file, "%d %d %d %d %d", now.action, now.action + 1, &now.serial, &now.card, &now.xid) < 2)
+        now = told;
+    fclose(file);
+    return now;
+}
+ret_t nvmlDeviceGetFieldValues(card_t *card, int count, field_t *values) {
+    ENTER(card->index);
+    int action = health().action[card->index];
+    for (int at = 0; at < count; at++) {
+        values[at].status = values[at].field == 230 && action >= 0 ? OK : NOT_SUPPORTED;
+        values[at].type = 1;
+        values[at].value.ui = (uint)action;
+    }
+    return OK;
+}
+
 ret_t nvmlEventSetCreate(void **set) { ENTER(-1); *set = insts; return OK; }
 ret_t nvmlEventSetFree(void *set) { return set == insts ? OK : INVALID; }
-ret_t nvmlDeviceGetSupportedEventTypes(card_t *card, ull *types) { ENTER(card->index); *types = 0x1b; return OK; }
+ret_t nvmlDeviceGetSupportedEventTypes(card_t *card, ull *types) {
+    ENTER(card->index);
+    *types = 0x1b | (health().action[card->index] >= 0 ? 0x8000 : 0);
+    return OK;
+}
 ret_t nvmlDeviceRegisterEvents(card_t *card, ull types, void *set) {
     ENTER(card->index);
-    return set == insts && types == 8 ? OK : INVALID;
+    if (card->index == 0) told = health();
+    return set == insts && (types & ~0x8000ULL) == 8 ? OK : INVALID;
 }
 ret_t nvmlEventSetWait_v2(void *set, event_t *event, uint timeout_ms) {
-    static int told;
+    static int was_told;
     const char *xid = getenv("FAKE_NVML_XID");
     ENTER(-1);
-    if (!xid || told++) {
-        usleep(timeout_ms * 1000);
-        return TIMEOUT;
+    if (xid && !was_told++) {
+        *event = (event_t){&cards[1], 8, strtoull(xid, NULL, 10), NO_INSTANCE, NO_INSTANCE};
+        return OK;
     }
-    *event = (event_t){&cards[1], 8, strtoull(xid, NULL, 10), 0xFFFFFFFF, 0xFFFFFFFF};
-    return OK;
+    for (uint waited = 0; waited < timeout_ms; waited += 10) {
+        struct health now = health();
+        if (now.serial != told.serial) {
+            told.serial = now.serial;
+            *event = (event_t){&cards[now.card], 8, (ull)now.xid, NO_INSTANCE, NO_INSTANCE};
+            return OK;
+        }
+        for (int at = 0; at < 2; at++)
+            if (now.action[at] != told.action[at]) {
+                told.action[at] = now.action[at];
+                *event = (event_t){&cards[at], 0x8000, 0, NO_INSTANCE, NO_INSTANCE};
+                return OK;
+            }
+        usleep(10000);
+        ENTER(-1);
+    }
+    return TIMEOUT;
 }
 
 ret_t nvmlDeviceGetMigMode(card_t *card, uint *current, uint *pending) {

@@ -18,7 +18,8 @@ MIB = 1 << 20
 @dataclass(eq=False)
 class Gpu:
     """One card. *profiles*: number → (id, name, slices, multiprocessors, MiB, placements). *links*: the other end of
-    each NVLink, the index of a card or ``"switch"``. *near*: topology level by the index of another card."""
+    each NVLink, the index of a card or ``"switch"``. *near*: topology level by the index of another card. *action*:
+    what the driver asks for, None before release 570. *remap_failed*: of memory rows."""
 
     uuid: str
     name: str = "NVIDIA A100-SXM4-80GB"
@@ -27,6 +28,8 @@ class Gpu:
     bus: str = "00000000:3B:00.0"
     mig: bool | None = None
     needs_reset: bool = False
+    action: int | None = None
+    remap_failed: bool = False
     profiles: dict = field(default_factory=dict)
     links: tuple = ()
     near: dict = field(default_factory=dict)
@@ -212,6 +215,23 @@ class FakeNvml:
     def nvmlDeviceRegisterEvents(self, handle, types, events):
         self._enter("nvmlDeviceRegisterEvents", handle)
         self.registered.append((handle.uuid, types))
+
+    def nvmlDeviceGetFieldValues(self, handle, fields):
+        self._enter("nvmlDeviceGetFieldValues", handle)
+        assert fields == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
+        value = pynvml.c_nvmlFieldValue_t(fieldId=fields[0])
+        if handle.action is None:
+            value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+        else:
+            value.value.uiVal = handle.action
+        for name, status, index in self._faults:
+            if name == "recovery action" and index in (None, self.gpus.index(handle)):
+                value.nvmlReturn = status
+        return [value]
+
+    def nvmlDeviceGetRemappedRows(self, handle):
+        self._enter("nvmlDeviceGetRemappedRows", handle)
+        return (0, 0, 0, int(handle.remap_failed))
 
     def nvmlEventSetWait(self, events, timeout_ms):
         answer = self.events.pop(0)

@@ -1,4 +1,4 @@
-"""Metrics pages on which every series exists, of a scheduler and of a monitor: for tests and for the reference."""
+"""Metrics pages on which every series exists, of each program: for tests and for the reference."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from pathlib import Path
 from msgspec import structs
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
+from hami.codec.health import DeviceHealth
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import MigAllocation, render_mig_allocations
+from hami.devices.cards import XidEvent
+from hami.devices.inventory import DeviceInventory
+from hami.devices.xids import XidKind
+from hami.kube.events import EventRecorder
 from hami.model import Partition
 from hami.monitor.metrics import MonitorMetrics
 from hami.monitor.metrics import families as monitor_families
+from hami.plugin.health_reporter import HealthReporter
+from hami.plugin.holders import CardHolders
+from hami.plugin.metrics import HealthMetrics
 from hami.scheduler.cluster_metrics import families
 from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduling.usual_pods import UsualPod
@@ -23,10 +31,12 @@ from hami.state.store import Store
 from hami.state.view import Policies, View
 from hami.web.exposition import build_info, render
 from testing.builders import NVIDIA, ONLY_NVIDIA, booking, charge, gpu, gpus, node, pod, quota
+from testing.cards import cards
+from testing.fake_cluster import FakeCluster
 from testing.monitor_stage import CARD, OTHER, Stage, node_pod
 from testing.region_bytes import Process
 
-__all__ = ["monitor_page", "scheduler_page", "small_cache"]
+__all__ = ["monitor_page", "plugin_page", "scheduler_page", "small_cache"]
 
 
 def small_cache() -> Store:
@@ -56,6 +66,27 @@ def small_cache() -> Store:
     )
     cache.filtering.assume(pod(gpus(memory=4096), name="promised", namespace="team-b"), ["gpu-0"])
     return cache
+
+
+def plugin_page() -> str:
+    """Returns the page of a device plugin: one card is unhealthy."""
+    inventory = DeviceInventory()
+    inventory.update(cards("GPU-a", "GPU-b"))
+    inventory.report("GPU-b", "XID 79")
+    cluster = FakeCluster()
+    reporter = HealthReporter(
+        cluster,
+        EventRecorder(cluster, "hami-device-plugin"),
+        "gpu-0",
+        inventory,
+        CardHolders(NVIDIA, list, list, list),
+        now=lambda: datetime(2026, 8, 21, tzinfo=UTC),
+    )
+    reporter.report("GPU-b", DeviceHealth(cause="XID 79"), 1)
+    reporter.report_xid(XidEvent(gpu="GPU-b", xid=79, kind=XidKind.RESET))
+    registry = CollectorRegistry()
+    HealthMetrics(registry).follow(reporter)
+    return generate_latest(registry).decode()
 
 
 def scheduler_page() -> str:

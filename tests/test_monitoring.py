@@ -1,4 +1,4 @@
-"""The rules and the dashboard use metrics and labels that the scheduler and the monitor serve."""
+"""The rules and the dashboard use metrics and labels that the programs serve."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from testing.metric_pages import monitor_page, scheduler_page
+from testing.metric_pages import monitor_page, plugin_page, scheduler_page
 
 ROOT = Path(__file__).parent.parent
 GROUPS = yaml.safe_load((ROOT / "monitoring" / "alerts.yaml").read_text())["groups"]
@@ -36,7 +36,9 @@ def scraped():
     """Returns each sample name on a metrics page with its labels."""
     return {
         sample.name: set(sample.labels)
-        for family in text_string_to_metric_families(scheduler_page() + monitor_page())
+        for family in text_string_to_metric_families(
+            scheduler_page() + monitor_page() + plugin_page()
+        )
         for sample in family.samples
     }
 

@@ -17,11 +17,13 @@ import click
 from hami.cli.client import show_note
 from hami.cli.group import Command
 from hami.codec.device_config import DeviceConfig, chart_config, parse_device_config
+from hami.codec.health import CONDITION
 from hami.codec.keys import (
     ALLOCATION_MODE,
     ALLOCATION_PATTERN,
     CLAIM_ALLOCATION_MODES,
     CLAIM_RESOURCE,
+    DEVICE_HEALTH,
     NODE_LOCK,
     OVERWRITE_ENV,
     OVERWRITE_ENV_CONTAINERS,
@@ -137,7 +139,7 @@ def pod_keys(catalog: Catalog) -> list[str]:
 
 def node_keys(catalog: Catalog) -> list[str]:
     """Returns the annotations of nodes that users may not write, without those that have ``NODE_PREFIX``."""
-    keys = {NODE_LOCK, ROOM, LOCK_FREE, PAIR_SCORES}
+    keys = {NODE_LOCK, ROOM, LOCK_FREE, PAIR_SCORES, DEVICE_HEALTH}
     for vendor in catalog:
         keys |= {
             vendor.annotations.register,
@@ -158,7 +160,7 @@ def render_policies(catalog: Catalog) -> str:
         extender=EXTENDER,
         token_node="request.userInfo.?extra['authentication.kubernetes.io/node-name'].orValue([''])[0]",
         only_hami=indented(_confined(_HAMI), 6),
-        only_hami_and_capacity=indented(_confined(_HAMI, status=_only_amounts(catalog)), 6),
+        only_hami_and_own_status=indented(_confined(_HAMI, status=_only_own_status(catalog)), 6),
         only_pod_keys=indented(_confined(f"{_HAMI}\n|| {_owned_pod_key(catalog)}", labels=True), 6),
         only_node_keys=indented(_confined(f"{_HAMI}\n|| {_owned_node_key(catalog)}"), 6),
         not_of_plugins=indented(listed_names(sorted({*SCHEDULERS_ALONE, RESIZE})), 10),
@@ -279,8 +281,9 @@ oldObject != null
   || (k in pair[0] && k in pair[1] && pair[0][k] == pair[1][k]))))"""
 
 
-def _only_amounts(catalog: Catalog) -> str:
-    """Returns the CEL expression for: nothing of the status changes but amounts that our device plugin publishes."""
+def _only_own_status(catalog: Catalog) -> str:
+    """Returns the CEL expression for: nothing of the status changes but amounts that our device plugin publishes, and
+    the condition of its devices."""
     names = [
         name
         for vendor in catalog
@@ -293,7 +296,9 @@ def _only_amounts(catalog: Catalog) -> str:
     || (f in ['capacity', 'allocatable'] && pair[0].status[f].all(k,
       k in [
         {indented(listed_names(names), 8)}]
-      || pair[0].status[f][?k] == pair[1].?status[?f][?k]))))"""
+      || pair[0].status[f][?k] == pair[1].?status[?f][?k]))
+    || (f == 'conditions' && pair[0].status[f].all(c, c.type == '{CONDITION}'
+      || c in pair[1].?status.conditions.orValue([])))))"""
 
 
 def _owned_pod_key(catalog: Catalog) -> str:

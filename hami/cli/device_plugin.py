@@ -58,20 +58,26 @@ def device_plugin_command(ctx: click.Context, /, **values: object) -> None:
 
 def run_device_plugin(settings: PluginSettings, read: Callable[[], PluginSettings]) -> int:
     """Serves the kubelet until a stop signal arrives. Returns the exit status. *read* reloads the settings."""
+    from prometheus_client import CollectorRegistry
+
+    from hami.plugin.metrics import HealthMetrics
     from hami.plugin.program import serve  # gRPC and NVML are only in the node's image
-    from hami.web.pages import Health, PageServer
+    from hami.web.exporter import Exporter
+    from hami.web.pages import Health
 
     health = Health()
     if settings.health_bind_address is None:
         return serve(settings, read, health=health)
-    pages = PageServer(
-        "health",
+    registry = CollectorRegistry()
+    metrics = HealthMetrics(registry)
+    pages = Exporter(
+        registry,
         settings.health_bind_address,
-        {"/readyz": health.readyz, "/healthz": health.healthz},
+        pages={"/readyz": health.readyz, "/healthz": health.healthz},
         flag="--health-bind-address",
     )
     pages.start()
     try:
-        return serve(settings, read, health=health)
+        return serve(settings, read, health=health, metrics=metrics)
     finally:
         pages.stop()

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hami.codec.health import DeviceHealth
+from hami.devices.xids import XidKind
 from hami.model import MigProfile
-
-HealthReport = Callable[[str, str], None]
-"""Receives a card's UUID (empty: all cards) and the reason why it is unhealthy (empty: it is healthy)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +82,43 @@ class Instances(Protocol):
     def enable_mig(self, gpu: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XidEvent:
+    """An error that the driver has reported."""
+
+    gpu: str
+    """The UUID of the card; empty if it is unknown."""
+    xid: int
+    kind: XidKind
+    instance: tuple[int, int] | None = None
+    """The numbers of GPU instance and compute instance, if it concerns only one."""
+
+
+class HealthListener(Protocol):
+    """Hears of the cards' health."""
+
+    def report(self, gpu: str, health: DeviceHealth | None, action: int | None) -> None:
+        """Takes the health of a card, or of all cards if *gpu* is empty; ``None``: it is healthy. *action*: what the
+        driver asks for; ``None``: it does not say."""
+
+    def report_xid(self, event: XidEvent) -> None:
+        """Takes an error."""
+
+
 class CardSource(Protocol):
     """Lists cards and watches their health. An unreadable card is skipped or has a *problem*; the others are listed."""
 
     def cards(self) -> Sequence[Card]: ...
 
+    def look(
+        self, listener: HealthListener, restored: Mapping[str, DeviceHealth] | None = None
+    ) -> None:
+        """Reports the health of the cards once, unless it is that of the last look. *restored*: the health of cards
+        when an earlier process looked."""
+
     def watch_health(
         self,
-        report: HealthReport,
+        listener: HealthListener,
         stopped: threading.Event,
         beat: Callable[[], None] = lambda: None,
     ) -> None:

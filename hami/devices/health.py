@@ -1,207 +1,327 @@
-"""Watches the driver's events for XID errors, and decides which of them make a card unhealthy.
+"""Asks the driver for the health of the cards, at intervals and after each of its events.
 
-XIDs that applications cause are ignored. Operators extend or shorten that list by environment variables.
-Source: HAMi v2.10, pkg/device-plugin/nvidiadevice/nvinternal/rm/health.go.
+nvml.h (CUDA 13.5) says of the parts that are asked for::
+
+    #define NVML_FI_DEV_GET_GPU_RECOVERY_ACTION      230 //!< GPU Recovery action. See nvmlDeviceGpuRecoveryAction_t
+    #define nvmlEventTypeXidCriticalError            0x0000000000000008LL //!< XID critical error event.
+    #define nvmlEventTypeDramRetirementFailure       0x0000000000000800LL //!< DRAM retirement failure event.
+    #define nvmlEventTypeFatalPoisonError            0x0000000000002000LL //!< Fatal poison error event.
+    #define nvmlEventTypeGpuUnavailableError         0x0000000000004000LL //!< GPU unavailable error event.
+    #define nvmlEventTypeGpuRecoveryAction           0x0000000000008000LL //!< GPU recovery action event.
+    NVML_ERROR_GPU_IS_LOST = 15,       //!< The GPU has fallen off the bus or has otherwise become inaccessible
+    NVML_ERROR_RESET_REQUIRED = 16,    //!< The GPU requires a reset before it can be used again
+
+An event does not say what the driver asks for. The numbers are written out: older nvidia-ml-py lack some of the names.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from hami.codec.policies import parse_list
-from hami.devices.cards import HealthReport
-from hami.devices.nvml_library import card_handles, decode, is_unsupported
-from hami.errors import MalformedInput
+from hami.codec.health import DeviceHealth
+from hami.devices.cards import HealthListener, XidEvent
+from hami.devices.nvml_library import card_handles, decode, is_unsupported, needs_new_process
+from hami.devices.verdict import CardVerdict, Look
+from hami.devices.xids import DISABLE, ENABLE, XidRules, xid_kind
 from hami.runtime.once import OncePerKey
 
 log = logging.getLogger(__name__)
 
-EVENT_TIMEOUT_MS = 1000  # of one wait; a stop takes at most as long
-PAUSE_S = 1.0
-RETRY_S = 5.0
+POLL_S = 5.0
+"""Seconds between two looks at the cards."""
+RETRY_S = 1.0
+"""The same after an error."""
+PAUSE_S = 0.5
+"""Seconds between two looks while there are events: a program may cause thousands."""
+EVENT_TIMEOUT_MS = 1000
+"""Milliseconds of one wait for an event. A stop takes at most as long."""
+RECOVERY_ACTION = 230
+XID = 0x8
+_EVENTS = XID | 0x800 | 0x2000 | 0x4000 | 0x8000
 _NO_INSTANCE = 0xFFFFFFFF
-DISABLE = "DP_DISABLE_HEALTHCHECKS"
-ENABLE = "DP_ENABLE_HEALTHCHECKS"
-
-_APPLICATION_XIDS = frozenset(
-    {
-        13,  # graphics engine exception
-        31,  # GPU memory page fault
-        43,  # GPU stopped processing
-        45,  # preemptive cleanup, due to previous errors
-        68,  # video processor exception
-        109,  # context switch timeout
-    }
-)
-_ALL = frozenset({"all", "xids"})
 
 
-@dataclass(frozen=True, slots=True)
-class XidRules:
-    """The XIDs that make a card unhealthy. *enabled* overrides *ignored*. None means all XIDs, for both."""
-
-    ignored: frozenset[int] | None = _APPLICATION_XIDS
-    enabled: frozenset[int] | None = frozenset()
-
-    def is_critical(self, xid: int) -> bool:
-        """Reports whether a card with this *xid* is unhealthy."""
-        if self.enabled is None or xid in self.enabled:
-            return True
-        return self.ignored is not None and xid not in self.ignored
-
-    @property
-    def is_off(self) -> bool:
-        """Whether every XID is ignored, so that health need not be watched."""
-        return self.ignored is None and self.enabled is not None and not self.enabled
+def loaded_driver(root: Path = Path("/")) -> str:
+    """Returns what identifies the driver that the kernel has loaded: another after a reboot, or when it is loaded
+    again, as the kernel does not use the inodes of ``/sys`` again. It has 16 characters."""
+    boot = b""
+    with suppress(OSError):
+        boot = (root / "proc/sys/kernel/random/boot_id").read_bytes()
+    inode = 0
+    with suppress(OSError):
+        inode = (root / "sys/module/nvidia").stat().st_ino
+    return hashlib.sha256(b"%s/%d" % (boot, inode)).hexdigest()[:16]
 
 
-def parse_xid_rules(environ: Mapping[str, str]) -> XidRules:
-    """Returns the rules of ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS``.
+class HealthWatch:
+    """Reports the health of the cards. For one thread at a time."""
 
-    Shape: XIDs separated by commas; or ``all`` (the first also ``xids``) anywhere among them. Unlike upstream, enabled
-    XIDs count even if all are disabled.
-    Raises: MalformedInput, naming the variable.
-    """
-    disabled, enabled = _words(environ.get(DISABLE, "")), _words(environ.get(ENABLE, ""))
-    return XidRules(
-        ignored=None if _ALL & disabled else _APPLICATION_XIDS | _xids(DISABLE, disabled),
-        enabled=None if "all" in enabled else _xids(ENABLE, enabled),
-    )
-
-
-class XidWatch:
-    """Reports cards with a critical XID, permanently: the driver never says that an error is over. Also reports cards
-    that cannot be watched, until they can. For one thread."""
-
-    def __init__(self, nvml: Any, rules: XidRules) -> None:
+    def __init__(
+        self,
+        nvml: Any,
+        rules: XidRules,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        driver: Callable[[], str] = loaded_driver,
+    ) -> None:
+        """*nvml*: the module pynvml. *clock*: monotonic seconds. *driver*: identifies the loaded driver."""
         self._nvml = nvml
         self._rules = rules
-        self._failed: dict[
-            str, str
-        ] = {}  # permanent reasons by UUID; an empty UUID means all cards
+        self._clock = clock
+        self._driver = driver
+        self._events = CardEvents(nvml)
+        self._verdicts: dict[str, CardVerdict] = {}
         self._reported = OncePerKey()
         self._skipped = OncePerKey()
+        self._is_failing = False  # all calls of the driver
+        self._looked_at = self._due = clock()  # of the last look, and of the next one
+
+    def look(
+        self, listener: HealthListener, restored: Mapping[str, DeviceHealth] | None = None
+    ) -> None:
+        """Looks at all cards once, and reports those whose health has changed. *restored*: the health of cards when an
+        earlier process looked."""
+        if self._rules.is_off:
+            return
+        driver = self._driver()
+        for uuid, health in (restored or {}).items():
+            self._verdicts[uuid] = CardVerdict(driver, health)
+        self._looked_at = self._clock()
+        self._due = self._looked_at + POLL_S
+        try:
+            found, _ = card_handles(self._nvml, self._skipped)
+            handles = {uuid: handle for _, uuid, handle in found}
+            looks = {uuid: self._ask(uuid, handle) for uuid, handle in handles.items()}
+        except self._nvml.NVMLError as error:
+            self._fail(error, listener)
+            return
+        if self._is_failing:
+            self._is_failing = False
+            self._reported.clear("")
+            for verdict in self._verdicts.values():
+                verdict.note_driver(driver)
+        self._judge(looks, driver, listener)
 
     def run(
         self,
-        report: HealthReport,
+        listener: HealthListener,
         stopped: threading.Event,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """Watches until *stopped*, or returns at once if nothing can or need be watched."""
+        """Watches until *stopped*, or returns at once if nothing need be watched."""
         if self._rules.is_off:
-            log.info("health not watched: all XIDs are ignored")
+            log.warning("health is not watched", extra={"reason": f"{DISABLE} disables all XIDs"})
             return
-        while not stopped.is_set():
-            beat()
-            events = None
-            try:
-                events = self._nvml.nvmlEventSetCreate()
-                is_complete = self._register(events, report)
-            except self._nvml.NVMLError as error:
-                if is_unsupported(self._nvml, error):
-                    log.info(
-                        "health not watched: the driver has no events", extra={"reason": str(error)}
-                    )
-                    return
-                report("", f"health cannot be watched: {error}")
-                self._reported.keep_only(())
-                stopped.wait(RETRY_S)
-            else:
-                self._receive(events, is_complete, report, stopped, beat)
-            finally:
-                if events is not None:
-                    with suppress(self._nvml.NVMLError):
-                        self._nvml.nvmlEventSetFree(events)
+        self._due = self._clock()
+        try:
+            while not stopped.is_set():
+                beat()
+                if self._clock() >= self._due:
+                    self.look(listener)
+                self._wait(listener, stopped)
+        finally:
+            self._events.close()
 
-    def _register(self, events: Any, report: HealthReport) -> bool:
-        """Registers all cards that can be watched. Reports whether those are all cards."""
-        handles, count = card_handles(self._nvml, self._skipped)
-        registered = [
-            self._register_card(uuid, handle, events, report) for _, uuid, handle in handles
-        ]
-        return sum(registered) == count
+    def _judge(self, looks: Mapping[str, Look], driver: str, listener: HealthListener) -> None:
+        """Reports what *looks* at the cards say."""
+        now = self._clock()
+        for uuid in looks:
+            if uuid not in self._verdicts:
+                self._verdicts[uuid] = CardVerdict(driver)
+        for uuid, verdict in self._verdicts.items():
+            look = looks.get(uuid, Look(is_listed=False))
+            health = verdict.look(look, now)
+            if look.error:
+                self._due = now + RETRY_S
+            if self._reported.is_new(uuid, (health, look.action)):
+                listener.report(uuid, health, look.action)
+            self._note_rules(look)
 
-    def _register_card(self, uuid: str, handle: Any, events: Any, report: HealthReport) -> bool:
+    def _note_rules(self, look: Look) -> None:
+        """Logs that the variables for XIDs have no effect, once."""
+        if look.action is None or self._rules == XidRules():
+            return
+        if self._reported.is_new(DISABLE):
+            reason = "the driver says what a card needs"
+            log.warning(f"{DISABLE} and {ENABLE} have no effect", extra={"reason": reason})
+
+    def _fail(self, error: Any, listener: HealthListener) -> None:
+        """Reports that nobody knows the health of any card."""
+        self._is_failing = True
+        self._due = self._clock() + RETRY_S
+        self._events.close()
+        health = DeviceHealth(cause=f"the driver does not tell the state of the cards: {error}")
+        if self._reported.is_new("", health):
+            self._reported.keep_only([""])
+            listener.report("", health, None)
+
+    def _ask(self, uuid: str, handle: Any) -> Look:
+        """Returns what the driver says of a card, and registers for its events. Raises: NVMLError if only a new process
+        can use the driver."""
+        try:
+            look = self._read(handle)
+        except self._nvml.NVMLError as error:
+            return self._look_of(error)
+        try:
+            self._events.register(uuid, handle)
+        except self._nvml.NVMLError as error:
+            refused = self._look_of(error)
+            if look.action is None or refused.is_down:
+                return refused
+        return look
+
+    def _look_of(self, error: Any) -> Look:
+        """Returns what *error* says of the card for which a call has failed. Raises: it, if only a new process can use
+        the driver."""
+        nvml = self._nvml
+        if needs_new_process(nvml, error):
+            raise error
+        if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+            return Look(is_lost=True)
+        if error.value == nvml.NVML_ERROR_RESET_REQUIRED:
+            return Look(requires_reset=True)
+        return Look(error=str(error))
+
+    def _read(self, handle: Any) -> Look:
+        """Asks for all that a look has. Raises: NVMLError."""
+        nvml = self._nvml
+        action = self._recovery_action(handle)
+        current, pending = self._supported(lambda: nvml.nvmlDeviceGetMigMode(handle), (0, 0))
+        has_failed = 0
+        if action is None:
+            rows = self._supported(lambda: nvml.nvmlDeviceGetRemappedRows(handle), (0,) * 4)
+            has_failed = rows[3]
+        return Look(
+            action=action,
+            is_mig_pending=current != pending,
+            has_remap_failed=bool(has_failed),
+        )
+
+    def _recovery_action(self, handle: Any) -> int | None:
+        """Returns what the driver asks for; ``None`` if it does not know the field. Raises: NVMLError.
+
+        nvml.h: NVML_SUCCESS "if any values in values were populated. Note that you must check the nvmlReturn field of
+        each value for each individual status".
+        """
+        nvml = self._nvml
+        values = self._supported(
+            lambda: nvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_ACTION]), None
+        )
+        if values is None:
+            return None
+        status = values[0].nvmlReturn
+        if status == nvml.NVML_SUCCESS:
+            return int(values[0].value.uiVal)
+        if status in (
+            nvml.NVML_ERROR_NOT_SUPPORTED,
+            nvml.NVML_ERROR_INVALID_ARGUMENT,  # a number that it has never heard of
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        ):
+            return None
+        raise nvml.NVMLError(status)
+
+    def _supported(self, call: Callable[[], Any], otherwise: Any) -> Any:
+        """Returns the result of *call*; *otherwise* if the card or the driver lacks the function. Raises: NVMLError."""
+        try:
+            return call()
+        except self._nvml.NVMLError as error:
+            if not is_unsupported(self._nvml, error):
+                raise
+            return otherwise
+
+    def _wait(self, listener: HealthListener, stopped: threading.Event) -> None:
+        """Waits for one event, or until the next look is due."""
+        seconds = min(EVENT_TIMEOUT_MS / 1000, max(0.0, self._due - self._clock()))
+        try:
+            event = self._events.wait(seconds, stopped)
+        except self._nvml.NVMLError as error:
+            log.warning("health events interrupted", extra={"reason": str(error)})
+            self._events.close()
+            self._due = self._clock()
+            stopped.wait(RETRY_S)
+            return
+        if event is None:
+            return
+        if event.eventType == XID:
+            self._note_xid(event, listener)
+        self._due = min(self._due, max(self._clock(), self._looked_at + PAUSE_S))
+
+    def _note_xid(self, event: Any, listener: HealthListener) -> None:
+        xid = int(event.eventData)
+        instance = None
+        text = f"XID {xid}"
+        if (event.gpuInstanceId, event.computeInstanceId) != (_NO_INSTANCE, _NO_INSTANCE):
+            instance = event.gpuInstanceId, event.computeInstanceId
+            text += f" in MIG instance {event.gpuInstanceId}/{event.computeInstanceId}"
+        uuid = ""
+        try:
+            uuid = decode(self._nvml.nvmlDeviceGetUUID(event.device))
+        except self._nvml.NVMLError as error:
+            text += f" on an unknown card: {error}"
+        log.warning("XID", extra={"card": uuid, "xid": xid, "instance": instance})
+        is_critical = self._rules.is_critical(xid)
+        for card, verdict in self._verdicts.items():
+            if uuid in ("", card):
+                verdict.note_xid(text, is_critical=is_critical, now=self._clock())
+        listener.report_xid(XidEvent(gpu=uuid, xid=xid, kind=xid_kind(xid), instance=instance))
+
+
+class CardEvents:
+    """The events of the cards: registers for each card once. For one thread."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._events: Any = None
+        self._registered: set[str] = set()
+        self._is_supported = True
+
+    def register(self, uuid: str, handle: Any) -> None:
+        """Registers for the events of a card, unless that was done, or there are none. Raises: NVMLError."""
+        if uuid in self._registered or not self._is_supported:
+            return
         nvml = self._nvml
         try:
-            if (
-                wanted := nvml.nvmlDeviceGetSupportedEventTypes(handle)
-                & nvml.nvmlEventTypeXidCriticalError
-            ):
-                nvml.nvmlDeviceRegisterEvents(handle, wanted, events)
+            if self._events is None:
+                self._events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError as error:
             if not is_unsupported(nvml, error):
-                self._report(uuid, f"health cannot be watched: {error}", report)
-                return False
-            log.info("card has no health events", extra={"card": uuid, "reason": str(error)})
-        self._report(uuid, "", report)
-        return True
-
-    def _report(self, uuid: str, reason: str, report: HealthReport) -> None:
-        """Reports a change of a card's health. A permanent reason overrides *reason*."""
-        current = self._failed.get(uuid) or self._failed.get("") or reason
-        if self._reported.is_new(uuid, current):
-            report(uuid, current)
-
-    def _receive(
-        self,
-        events: Any,
-        is_complete: bool,
-        report: HealthReport,
-        stopped: threading.Event,
-        beat: Callable[[], None],
-    ) -> None:
-        """Handles events until *stopped*, or until a new registration is due: after an error, or to add cards."""
-        nvml = self._nvml
-        remaining_ms = RETRY_S * 1000
-        while not stopped.is_set() and (is_complete or remaining_ms > 0):
-            beat()
-            try:
-                event = nvml.nvmlEventSetWait(events, EVENT_TIMEOUT_MS)
-            except nvml.NVMLError as error:
-                remaining_ms -= EVENT_TIMEOUT_MS
-                if error.value == nvml.NVML_ERROR_TIMEOUT:
-                    continue
-                log.warning("health events interrupted", extra={"reason": str(error)})
-                stopped.wait(PAUSE_S)
-                return
-            self._handle(event, report)
-
-    def _handle(self, event: Any, report: HealthReport) -> None:
-        nvml = self._nvml
-        if event.eventType != nvml.nvmlEventTypeXidCriticalError or not self._rules.is_critical(
-            event.eventData
-        ):
+                raise
+            log.info("the driver has no events", extra={"reason": str(error)})
+            self._is_supported = False
             return
-        reason = f"XID {event.eventData}"
-        if event.gpuInstanceId != _NO_INSTANCE or event.computeInstanceId != _NO_INSTANCE:
-            reason += f" in MIG instance {event.gpuInstanceId}/{event.computeInstanceId}"
         try:
-            uuid = decode(nvml.nvmlDeviceGetUUID(event.device))
+            types = nvml.nvmlDeviceGetSupportedEventTypes(handle) & _EVENTS
+            if types:
+                nvml.nvmlDeviceRegisterEvents(handle, types, self._events)
         except nvml.NVMLError as error:
-            self._failed[""] = f"{reason} on an unknown card: {error}"
-            report("", self._failed[""])
-            return
-        self._failed[uuid] = reason
-        self._report(uuid, reason, report)
+            if not is_unsupported(nvml, error):
+                raise
+            log.info("card has no health events", extra={"card": uuid, "reason": str(error)})
+        self._registered.add(uuid)
 
+    def wait(self, seconds: float, stopped: threading.Event) -> Any:
+        """Returns the next event; ``None`` if there is none within so many *seconds*. Raises: NVMLError."""
+        if self._events is None:
+            stopped.wait(seconds)
+            return None
+        try:
+            return self._nvml.nvmlEventSetWait(self._events, max(1, int(seconds * 1000)))
+        except self._nvml.NVMLError as error:
+            if error.value == self._nvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(word.lower() for word in parse_list(text) or ())
-
-
-def _xids(variable: str, words: Iterable[str]) -> frozenset[int]:
-    for word in words:
-        if not (word.isascii() and word.isdigit()):
-            raise MalformedInput(
-                f"environment variable {variable}",
-                word,
-                "expected XIDs separated by commas, or all",
-            )
-    return frozenset(map(int, words))
+    def close(self) -> None:
+        """Forgets all registrations; waiting events are lost."""
+        if self._events is not None:
+            with suppress(self._nvml.NVMLError):
+                self._nvml.nvmlEventSetFree(self._events)
+        self._events = None
+        self._registered.clear()

@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,8 @@ from msgspec import Meta
 
 from hami.codec.device_config import Count, MigAllowance, Percent, PositiveCount
 from hami.codec.documents import decode_yaml
-from hami.devices.cards import Card, HealthReport, Instance, MigDevice
+from hami.codec.health import DeviceHealth
+from hami.devices.cards import Card, HealthListener, Instance, MigDevice
 from hami.devices.mig_profiles import allowed_profiles
 from hami.errors import HamiError, MalformedInput
 from hami.model import MigProfile, Partition
@@ -154,15 +155,12 @@ class MockCard(_MockEntry):
         ]
 
     @property
-    def unhealthy_reason(self) -> str:
-        """The reason why the card is unhealthy, empty if it is healthy."""
-        return (
-            self.health
-            if isinstance(self.health, str)
-            else ""
-            if self.health
-            else "health is false"
-        )
+    def unhealthy(self) -> DeviceHealth | None:
+        """Why the card is unhealthy; ``None`` if it is healthy."""
+        if self.health is True:
+            return None
+        cause = self.health or "health is false"
+        return DeviceHealth(cause=cause, remedy="change the file of mock cards", harms_pods=True)
 
 
 class _MockFile(_MockEntry):
@@ -196,6 +194,7 @@ class MockCards:
         self._on_change = on_change
         self._returned: tuple[MockCard, ...] | None = None
         self._version: FileVersion | None = None
+        self._reported: Mapping[str, DeviceHealth | None] = {}
         self._lock = threading.Lock()  # held by the thread that reads the file and replaces entries
         self.entries: tuple[MockCard, ...] = ()
         self._read()
@@ -212,25 +211,30 @@ class MockCards:
             for card in cards
         ]
 
+    def look(
+        self, listener: HealthListener, restored: Mapping[str, DeviceHealth] | None = None
+    ) -> None:
+        """Reports each change of a card's health; at first, the unhealthy cards. The file says all, so nothing is
+        *restored*."""
+        current = {entry.uuid: entry.unhealthy for entry in self.entries}
+        for card, health in current.items():
+            if self._reported.get(card) != health:
+                listener.report(card, health, None)
+        self._reported = current
+
     def watch_health(
         self,
-        report: HealthReport,
+        listener: HealthListener,
         stopped: threading.Event,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """Reports each change of a card's health; at first, the unhealthy cards."""
-        reported: dict[str, str] = {}
+        """Looks, whenever the file changes."""
         while not stopped.is_set():
             beat()
             self._refresh()
-            entries = self.entries
-            if entries is not self._returned:
+            if self.entries is not self._returned:
                 self._on_change()
-            current = {entry.uuid: entry.unhealthy_reason for entry in entries}
-            for card, reason in current.items():
-                if reported.get(card, "") != reason:
-                    report(card, reason)
-            reported = current
+            self.look(listener)
             stopped.wait(POLL_S)
 
     def allowed(self, card: Card) -> tuple[MigProfile, ...]:

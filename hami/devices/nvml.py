@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hami.codec.device_config import MigAllowance
-from hami.devices.cards import Card, HealthReport
-from hami.devices.health import XidRules, XidWatch
+from hami.codec.health import DeviceHealth
+from hami.devices.cards import Card, HealthListener
+from hami.devices.health import HealthWatch
 from hami.devices.mig_profiles import allowed_profiles
 from hami.devices.nvml_library import (
     PartReader,
@@ -26,6 +27,7 @@ from hami.devices.nvml_library import (
     driver_error,
 )
 from hami.devices.nvml_mig import NvmlInstances, offered_profiles
+from hami.devices.xids import XidRules
 from hami.quantity import MIB
 from hami.runtime.once import OncePerKey
 
@@ -59,7 +61,7 @@ class NvmlCards:
         self._links = NvLinks(nvml, warn) if links else None
         self._shared_node = shared_node
         self._sysfs = sysfs
-        self._health = XidWatch(nvml, xids)
+        self._health = HealthWatch(nvml, xids)
         self._skipped = OncePerKey()
         self.instances = NvmlInstances(nvml, allowlist)
 
@@ -86,14 +88,20 @@ class NvmlCards:
         linked = {uuid: handle for _, uuid, handle in handles if uuid in uuids}
         return [replace(card, links=self._links.scores(card.uuid, linked)) for card in cards]
 
+    def look(
+        self, listener: HealthListener, restored: Mapping[str, DeviceHealth] | None = None
+    ) -> None:
+        """Reports the health of the cards once: see `CardSource`."""
+        self._health.look(listener, restored)
+
     def watch_health(
         self,
-        report: HealthReport,
+        listener: HealthListener,
         stopped: threading.Event,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """Reports cards that become unhealthy. Returns when *stopped*, or if health cannot be watched at all."""
-        self._health.run(report, stopped, beat)
+        """Reports changes of the cards' health. Returns when *stopped*, or at once if health need not be watched."""
+        self._health.run(listener, stopped, beat)
 
     def _card(self, index: int, uuid: str, handle: Any, parts: PartReader) -> Card | None:
         """Returns the card; None for one that cannot compute."""

@@ -155,6 +155,7 @@ class ClaimPreparer:
     def sweep(self) -> None:
         """Removes what is prepared for claims that are gone since some minutes: containers of a pod that was deleted by
         force may still run. Raises: HostError; ClusterError."""
+        self._specs.remove_leftovers()
         gone = {request.name for request in self.prepared() if self._is_gone(request)}
         self._orphaned_at = {name: self._orphaned_at.get(name, self._clock()) for name in gone}
         for name, since in self._orphaned_at.items():

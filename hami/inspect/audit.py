@@ -12,17 +12,20 @@ from hami.codec.allocation import parse_shares
 from hami.codec.claims import AllocatedClaim
 from hami.codec.forms import nearest
 from hami.codec.hami_claims import differing_containers
+from hami.codec.health import parse_device_health
 from hami.codec.keys import (
     ALLOCATION_MODE,
     ASSIGNED_NODE,
     CORDON,
     DEFAULT_SCHEDULER,
+    DEVICE_HEALTH,
     GPU_ALLOCATED,
     HAMI_SCHEDULERS,
     RESIZE_APPLIED,
     RESIZED,
     WEBHOOK,
 )
+from hami.codec.node_template import VENDOR
 from hami.codec.policies import parse_list
 from hami.codec.resize import parse_applied, shares_in, wanted_text
 from hami.codec.slices import device_name, mig_devices, pool_name
@@ -167,6 +170,41 @@ def _gone_cards(
                 f"pod {pod.ref}",
                 f"it holds {charge.uuid}, which node {node} does not offer",
                 "check the device and the device plugin of the node, then recreate the pod",
+            )
+
+
+def _unhealthy_devices(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields devices whose node says why they are unhealthy, or no longer there, while pods hold them."""
+    for name, usage in cluster.usages():
+        device = usage.device
+        told = parse_device_health(cluster.nodes[name].annotations.get(DEVICE_HEALTH))
+        health = told.get(device.uuid)
+        if health is None:
+            continue
+        holders = cluster.holders(name, device.vendor, device.uuid)
+        pods = sorted({str(pod.ref) for pod, _ in holders if pod is not None})
+        if pods:
+            yield Finding(
+                "CardUnhealthy",
+                f"card {device.index} ({device.uuid}) of node {name}",
+                f"{health.cause}; pods hold it: {', '.join(pods)}",
+                health.remedy or "see the log of the device plugin; the pods keep the card",
+            )
+
+
+def _same_machine(cluster: InspectedCluster) -> Iterator[Finding]:
+    """Yields GPUs that several nodes register: a machine that has joined under another name."""
+    nodes: dict[str, list[str]] = {}
+    for name, usage in cluster.usages():
+        if usage.device.vendor == VENDOR and name not in nodes.get(usage.device.uuid, ()):
+            nodes.setdefault(usage.device.uuid, []).append(name)
+    for uuid, names in nodes.items():
+        if len(names) > 1:
+            yield Finding(
+                "CardRegisteredTwice",
+                f"card {uuid}",
+                f"it is registered by the nodes {', '.join(sorted(names))}",
+                "delete the Node that is gone: a machine has joined again under another name",
             )
 
 
@@ -596,6 +634,8 @@ _CHECKS: tuple[Callable[[InspectedCluster], Iterator[Finding]], ...] = (
     _overcommitted,
     _unreadable,
     _missing_devices,
+    _unhealthy_devices,
+    _same_machine,
     _two_allocation_modes,
     _missing_claimed_devices,
     _hami_claims,

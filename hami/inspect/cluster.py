@@ -14,7 +14,8 @@ from functools import cached_property, lru_cache
 
 from hami.codec.claims import AllocatedClaim
 from hami.codec.device_config import chart_config, parse_device_config
-from hami.codec.keys import GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
+from hami.codec.health import parse_device_health
+from hami.codec.keys import DEVICE_HEALTH, GPU_POLICY, NODE_POLICY, NUMA_BIND, WEIGHTS
 from hami.codec.objects import parse_resource_version
 from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
@@ -238,11 +239,28 @@ class InspectedCluster:
 
     def check_has_devices(self) -> None:
         """Raises: HamiError if no node offers devices."""
-        if not any(view.nodes for view in self._views):
-            raise HamiError(
-                "no node has registered devices: is HAMi's device plugin running, and is this the right "
-                "context?"
-            )
+        if any(view.nodes for view in self._views):
+            return
+        for name, reason in withdrawn_nodes(self).items():
+            raise HamiError(f"no node offers devices now; node {name}: {reason}")
+        raise HamiError(
+            "no node has registered devices: is HAMi's device plugin running, and is this the right "
+            "context?"
+        )
+
+
+def withdrawn_nodes(cluster: InspectedCluster) -> dict[str, str]:
+    """Returns why nodes that have registered devices offer none now, by name."""
+    keys = {vendor.annotations.register for vendor in cluster.vendors}
+    reasons = {}
+    for name, node in sorted(cluster.nodes.items()):
+        if keys.isdisjoint(node.annotations) or cluster.usages_on(name):
+            continue
+        reason = "device plugin away"
+        for health in parse_device_health(node.annotations.get(DEVICE_HEALTH)).values():
+            reason = health.cause
+        reasons[name] = reason
+    return reasons
 
 
 def selection_keys(vendors: Catalog) -> frozenset[str]:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from hami.codec.claims import ClaimedDevice
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.gangs import pod_group_of
-from hami.codec.keys import RESIZE
+from hami.codec.health import parse_device_health
+from hami.codec.keys import DEVICE_HEALTH, RESIZE
 from hami.errors import HamiError, MalformedInput
 from hami.inspect.changes import KINDS, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
@@ -89,7 +90,8 @@ class HeldDevice(ReportPart, frozen=True):
 
 class BoundReport(ReportPart, frozen=True):
     """A pod that is bound. *bound_s*: the seconds since; ``None`` if it is not known. *cores_limit*: percent of a GPU
-    that a container may use while no other does; ``None`` if the pod does not say. *resize*: its last one."""
+    that a container may use while no other does; ``None`` if the pod does not say. *resize*: its last one. *unhealthy*:
+    what the node says of unhealthy devices among its own."""
 
     namespace: str
     name: str
@@ -101,6 +103,7 @@ class BoundReport(ReportPart, frozen=True):
     problems: tuple[str, ...]
     cores_limit: int | None = None
     resize: ResizeReport | None = None
+    unhealthy: tuple[str, ...] = ()
 
 
 def explain_pod(
@@ -283,9 +286,27 @@ def _bound(cluster: InspectedCluster, pod: Pod) -> BoundReport:
         requests=requested_devices(cluster, pod),
         cards=(*_held_by_annotations(cluster, pod), *_held_by_claims(cluster, pod)),
         problems=record.problems if record is not None else (),
+        unhealthy=_unhealthy(cluster, pod),
         cores_limit=pod_cores_limit(pod.annotations),
         resize=resize_report(pod.annotations),
     )
+
+
+def _unhealthy(cluster: InspectedCluster, pod: Pod) -> tuple[str, ...]:
+    """Returns what the node of *pod* says of the unhealthy devices that it holds."""
+    node = cluster.nodes.get(pod.node_name)
+    if node is None:
+        return ()
+    uuids: set[str] = set()
+    for booking in cluster.bookings_of(pod.ref):
+        for _, charges in booking.charges:
+            uuids.update(charge.uuid for charge in charges)
+    sentences = []
+    for uuid, health in parse_device_health(node.annotations.get(DEVICE_HEALTH)).items():
+        if uuid in uuids:
+            remedy = health.remedy or "not known"
+            sentences.append(f"{uuid} is unhealthy: {health.cause}; remedy: {remedy}")
+    return tuple(sentences)
 
 
 def _held_by_annotations(cluster: InspectedCluster, pod: Pod) -> Iterator[HeldDevice]:
@@ -357,6 +378,8 @@ def _bound_lines(report: BoundReport) -> Iterator[str]:
     yield "It holds" if report.cards else "Its annotations name no devices."
     for device in report.cards:
         yield f"  {device.container}: {_held_text(device)}"
+    for sentence in report.unhealthy:
+        yield f"  {sentence}"
     for problem in report.problems:
         yield f"  unreadable: {problem}; all devices that it names count as taken"
     if report.cores_limit is not None:

@@ -31,6 +31,7 @@ from hami.codec.keys import (
     CORDON,
     CORES_LIMIT,
     DEFAULT_SCHEDULER,
+    DEVICE_HEALTH,
     HAMI_SCHEDULERS,
     LOCK_FREE,
     MIG_ALLOCATIONS,
@@ -243,7 +244,7 @@ _POD_LABELS: Fields = {ASSIGNED_NODE: Reference("node"), PREEMPTIBLE: Kind.TEXT}
 
 def node_annotations(vendors: Catalog) -> Fields:
     """Returns the annotations of nodes that a record has."""
-    keys = {LOCK_FREE, CORDON, PAIR_SCORES, ALLOCATION_MODE, NODE_RESIZES}
+    keys = {LOCK_FREE, CORDON, PAIR_SCORES, ALLOCATION_MODE, NODE_RESIZES, DEVICE_HEALTH}
     locks = {NODE_LOCK}
     for vendor in vendors:
         annotations = vendor.annotations

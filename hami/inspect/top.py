@@ -12,7 +12,7 @@ from hami.codec.core_limits import pod_cores_limit
 from hami.codec.label_selector import Matches, parse_selector
 from hami.codec.resize import excess
 from hami.errors import HamiError
-from hami.inspect.cluster import Holder, InspectedCluster, unknown_name
+from hami.inspect.cluster import Holder, InspectedCluster, unknown_name, withdrawn_nodes
 from hami.inspect.refusals import requested_devices
 from hami.inspect.tables import Column, OutputRecord, Style, counted, meter_column, render_rows
 from hami.model import Budget, DeviceUsage, Node, Pod
@@ -117,7 +117,8 @@ def render_top(cluster: InspectedCluster, query: TopQuery, style: Style) -> str:
     Raises: HamiError for a name that matches nothing, a selector that cannot be read, an order that the rows do not
     have, or a cluster without devices.
     """
-    cluster.check_has_devices()
+    if not withdrawn_nodes(cluster):
+        cluster.check_has_devices()
     matches = parse_selector(query.selector)
     match query.kind:
         case "cards":
@@ -150,18 +151,21 @@ def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) 
 
 
 def node_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[NodeRow]:
-    """Returns a row for each of *nodes* that has devices, or an inventory that cannot be read."""
-    problems = {name for name, _ in cluster.view.facts.problems}
+    """Returns a row for each of *nodes* that has devices, has registered some that nobody offers now, or has an
+    inventory that cannot be read."""
+    obstacles = {name: f"offers nothing: {why}" for name, why in withdrawn_nodes(cluster).items()}
+    for name, _ in cluster.view.facts.problems:
+        obstacles[name] = "inventory unreadable"
     rows: list[NodeRow] = []
     for node in nodes:
-        usages, has_problem = cluster.usages_on(node.name), node.name in problems
-        if usages or has_problem:
-            rows.append(_node_row(cluster, node, usages, has_problem=has_problem))
+        usages, obstacle = cluster.usages_on(node.name), obstacles.get(node.name, "")
+        if usages or obstacle:
+            rows.append(_node_row(cluster, node, usages, obstacle))
     return rows
 
 
 def _node_row(
-    cluster: InspectedCluster, node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool
+    cluster: InspectedCluster, node: Node, usages: Sequence[DeviceUsage], obstacle: str
 ) -> NodeRow:
     total, used = Amounts(), Amounts()
     largest_free_mib = 0
@@ -185,7 +189,7 @@ def _node_row(
         largest_free_mib=largest_free_mib,
         pods=len(pods),
         reserved=sum([not pod.node_name for pod in pods]),
-        state=_node_state(node, usages, has_problem=has_problem),
+        state=_node_state(node, usages, obstacle),
     )
 
 
@@ -389,7 +393,7 @@ def _device_state(usage: DeviceUsage) -> list[str]:
     return [word for word, holds in zip(_DEVICE_STATES, facts, strict=True) if holds]
 
 
-def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool) -> tuple[str, ...]:
+def _node_state(node: Node, usages: Sequence[DeviceUsage], obstacle: str) -> tuple[str, ...]:
     words = ["cordoned"] if node.unschedulable else []
     counts: Counter[str] = Counter()
     for usage in usages:
@@ -397,8 +401,8 @@ def _node_state(node: Node, usages: Sequence[DeviceUsage], *, has_problem: bool)
     for word in _DEVICE_STATES:
         if counts[word]:
             words.append(f"{counted(counts[word], 'card')} {word}")
-    if has_problem:
-        words.append("inventory unreadable")
+    if obstacle:
+        words.append(obstacle)
     return tuple(words)
 
 

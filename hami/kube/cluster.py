@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hami.codec.objects import parse_disruption_budget, parse_node
+from hami.kube.api import STRATEGIC_MERGE_PATCH
 from hami.kube.calls import Edits, as_json, path_of
 from hami.kube.gangs import read_pod_group
 from hami.kube.leases import Leases
@@ -44,6 +45,20 @@ class Cluster(Pods, Leases, Trust):
                 "metadata": {"annotations": annotations},
                 "status": {"capacity": capacity, "allocatable": capacity},
             },
+        )
+
+    def publish_health(self, name: str, annotations: Edits, condition: Mapping[str, str]) -> None:
+        """Changes annotations of a node, and fields of one of the conditions in its status. Raises: NotFound."""
+        self._write(
+            "PATCH",
+            f"{path_of('nodes', None, name)}/status",
+            body=as_json(
+                {
+                    "metadata": {"annotations": annotations},
+                    "status": {"conditions": [condition]},
+                }
+            ),
+            content_type=STRATEGIC_MERGE_PATCH,
         )
 
     def disruption_budgets(self) -> list[DisruptionBudget]:

@@ -393,8 +393,9 @@ def _was_resized(
 
 
 def _is_new(limits: LimitsText, now: float) -> bool:
-    """Reports whether limits have changed so recently that not all processes follow them. *now*: Unix seconds."""
-    return now * _NANOSECONDS - limits.changed_ns < SETTLED_NS
+    """Reports whether limits have changed so recently that not all processes follow them. *now*: Unix seconds. A change
+    in the future is one from before the clock was set back."""
+    return 0 <= now * _NANOSECONDS - limits.changed_ns < SETTLED_NS
 
 
 def _writes(

@@ -200,6 +200,14 @@ class ContainerSpecs:
                     removed.append(name)
         return removed
 
+    def remove_leftovers(self) -> None:
+        """Removes what a process has left that was killed while it wrote a specification. Raises: HostError."""
+        with host_errors("cannot remove a leftover of a CDI specification"):
+            for path in self._folder.glob(f".{self._kind.replace('/', '-')}-*.json.*"):
+                with contextlib.suppress(FileNotFoundError):
+                    if self._now() - path.stat().st_mtime > MIN_AGE_S:
+                        path.unlink()
+
     def _path(self, name: str) -> Path:
         """Returns the path of a specification. Raises: HostError if it could be another one's."""
         if _NAMES[self._kind].fullmatch(name) is None:

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hami.devices.cards import Card
+from hami.codec.health import DeviceHealth
+from hami.devices.cards import Card, MigDevice, XidEvent
 from hami.devices.nvml_library import DriverLibrary
 from hami.devices.registration import MIG
 from hami.errors import HamiError
 from hami.node.dynamic_mig import DynamicMig
 from hami.plugin.card_reader import CardReader
+from hami.plugin.health_reporter import HealthReporter
+from hami.plugin.holders import CardHolders
 from hami.plugin.kubelet_servers import KubeletServers
 from hami.plugin.node import PluginNode
 from hami.plugin.static_mig import StaticMig
@@ -24,7 +27,7 @@ from hami.runtime.tasks import PeriodicTask
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 30.0
+SILENT_S = 20.0
 """Seconds without an answer of the driver after which nobody knows the state of the cards."""
 SILENT = "silent"
 """The cause of an unknown state: a call of the driver does not end."""
@@ -42,7 +45,7 @@ class Offer(Protocol):
 
 
 class CardWatch(Part):
-    """Reads the cards of a node again and again, and watches their health."""
+    """Reads the cards of a node again and again, and watches their health: hears of it as a `HealthListener`."""
 
     def __init__(
         self,
@@ -50,16 +53,22 @@ class CardWatch(Part):
         library: DriverLibrary,
         servers: KubeletServers,
         mig: DynamicMig | None,
+        reporter: HealthReporter,
+        holders: CardHolders,
     ) -> None:
         """*library*: that of the driver. *servers*: serve the instances of static MIG. *mig*: ``None`` unless the node
-        makes instances."""
+        makes instances. *reporter*: is told of the cards' health. *holders*: is told of the instances of static MIG."""
         self._node = node
+        self._reporter = reporter
         self._library = library
         self._reported = OncePerKey()  # why the state of the cards is unknown, by cause
         self._stopped = threading.Event()
         self._has_found_driver = threading.Event()
-        self._offers: list[Offer] = list(node.inventories)
-        self._listeners: list[Callable[[Sequence[Card]], None]] = [node.cdi.update_cards]
+        self._offers: list[Offer] = [*node.inventories, node.all_cards]
+        self._listeners: list[Callable[[Sequence[Card]], None]] = [
+            node.cdi.update_cards,
+            node.all_cards.update,
+        ]
         if node.settings.is_divided:
             self._listeners.append(node.claimed.update)
         self._switches: list[Callable[[], None]] = []
@@ -72,19 +81,27 @@ class CardWatch(Part):
         if node.source is None:
             self.tasks.append(PeriodicTask("driver", self._look_for_driver, MISSING_S))
         elif node.settings.mig_strategy != "none" and node.settings.operating_mode != MIG:
+
+            def on_instances(instances: Sequence[MigDevice]) -> None:
+                holders.update_instances(instances)
+                node.cdi.update_instances(instances)
+
             static_mig = StaticMig(
                 node.settings,
                 node.settings.mig_strategy,
                 node.source.instances,
                 node.host,
-                on_instances=node.cdi.update_instances,
+                on_instances=on_instances,
                 on_resource=servers.serve_instances,
             )
             self._offers.append(static_mig)
             self._listeners.append(static_mig.update_cards)
 
     def prepare(self) -> None:
-        """Reads the cards, and switches their MIG mode if need be. Raises: HamiError."""
+        """Looks at the cards' health, reads them, and switches their MIG mode if need be. Raises: HamiError."""
+        restored = self._reporter.restore()
+        if self._node.source is not None:
+            self._node.source.look(self, restored)
         self.reader.read()
         for switch in self._switches:
             switch()
@@ -142,12 +159,19 @@ class CardWatch(Part):
 
     def _watch_health(self) -> None:
         if self._node.source is not None:
-            self._node.source.watch_health(self._report, self._stopped, self._health.beat)
+            self._node.source.watch_health(self, self._stopped, self._health.beat)
 
-    def _report(self, card: str, reason: str) -> None:
+    def report(self, gpu: str, health: DeviceHealth | None, action: int | None) -> None:
+        """Takes the health of a card, or of all cards: see `HealthListener`."""
+        self._reporter.report(gpu, health, action)
+        reason = "" if health is None else health.cause
         for offer in self._offers:
-            offer.report(card, reason)
+            offer.report(gpu, reason)
         self.reader.wake()  # it may have been the driver
+
+    def report_xid(self, event: XidEvent) -> None:
+        """Takes an error that the driver reports."""
+        self._reporter.report_xid(event)
 
     def _report_unknown(self, cause: str, reason: str) -> None:
         if not reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import DriverLibrary
-from hami.devices.registration import VENDOR
+from hami.devices.registration import VENDOR, is_filtered
 from hami.errors import HamiError
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
@@ -31,6 +31,7 @@ from hami.node.library import install_library
 from hami.node.pods import NodePods
 from hami.plugin.allocation_mode import CardAllocationModes, claimed_part
 from hami.plugin.settings import CDI_ROOT, PluginSettings
+from hami.plugin.used_cards import cards_in_use
 from hami.runtime.files import check_writable
 from hami.vendors.catalog import vendors
 
@@ -68,6 +69,8 @@ class PluginNode:
         if settings.is_divided and claim_settings is not None:
             self.claimed = DeviceInventory(partial(offered, config=claim_settings))
         self.inventories = {self.inventory, self.claimed}
+        self.all_cards = DeviceInventory(lambda card: None if is_filtered(card, settings) else card)
+        """All cards, however they are offered, as they are."""
         self.cdi_folder = Path(settings.cdi_root or CDI_ROOT)
         self._hook_folder = Path(settings.hook_path) / "vgpu"
         self.spec_folders: set[Path] = set()
@@ -100,6 +103,26 @@ class PluginNode:
     def watched_pods(self) -> Collection[Pod] | None:
         """Returns the pods of the node as a watch reports them; ``None`` if not all are known."""
         return self.node_pods.pods() if self.node_pods is not None else None
+
+    def known_pods(self) -> Collection[Pod] | None:
+        """Returns the pods of the node: as a watch reports them, ``None`` if not all are known, or without a watch as
+        the API server lists them. Raises: ClusterError."""
+        if self.node_pods is None:
+            return self.cluster.pods_on(self.settings.node)
+        return self.node_pods.pods()
+
+    def cards_in_use(self, cards: Collection[str]) -> Mapping[str, str]:
+        """Returns the card that the container of each of the kubelet's ids uses: see there. None is known if the pods
+        or the kubelet's checkpoint are not. *cards*: UUIDs."""
+        try:
+            entries = self.host.allocations()
+            pods = self.known_pods() if entries else None
+        except HamiError as error:
+            log.warning("cards in use unknown", extra={"error": error})
+            return {}
+        if not entries or pods is None:
+            return {}
+        return cards_in_use(entries, pods, cards, self.settings.resource, self.vendor)
 
     def warn(self, reason: str, message: str) -> None:
         """Records an event about the node."""

@@ -17,6 +17,7 @@ from hami.codec.keys import RESIZED
 from hami.devices.config import BOTH, DRA, MEMORY_BY_DRIVER
 from hami.devices.nvml_library import DriverLibrary
 from hami.devices.registration import MIG, VENDOR, resizes
+from hami.devices.xids import DISABLE
 from hami.dra.driver import DraDriver
 from hami.dra.prepare import PreparedRequests
 from hami.errors import HamiError
@@ -41,7 +42,11 @@ from hami.plugin.allocator import Allocator, other_allocation_keys
 from hami.plugin.card_watch import SILENT_S, CardWatch
 from hami.plugin.cleanup import Cleanup, remove_directories
 from hami.plugin.deferred_writes import CALLS_S, DeferredWrites
+from hami.plugin.health_reporter import HealthReporter
+from hami.plugin.holders import CardHolders
 from hami.plugin.kubelet_servers import KubeletServers
+from hami.plugin.lost_checkpoint import LostCheckpoint
+from hami.plugin.metrics import HealthMetrics
 from hami.plugin.node import PluginNode, card_source
 from hami.plugin.region_guard import RegionGuard
 from hami.plugin.registrar import NodeRegistrar, withdrawn_unless_read
@@ -49,6 +54,7 @@ from hami.plugin.resize import SizeEnforcer
 from hami.plugin.server import PluginServer
 from hami.plugin.settings import PluginSettings
 from hami.plugin.start_time import StartTimeAllocator, needs_completion
+from hami.runtime.clock import utc_now
 from hami.runtime.interpreter import freeze_gc, set_switch_interval
 from hami.runtime.parts import Part, hung_reasons, join_reasons, unready_reasons
 from hami.runtime.signals import CHECK_S, STOP_SIGNALS, listen
@@ -112,7 +118,12 @@ class DevicePluginProgram:
         self._prepared = PreparedRequests(claim_specs)
         mig = _dynamic_mig(node, claim_specs)
         self._servers = KubeletServers(settings)
-        self._cards = CardWatch(node, self._library, self._servers, mig)
+        holders = CardHolders(
+            node.vendor, node.known_pods, self._prepared.all, node.host.allocations
+        )
+        self.health = _health_reporter(node, holders)
+        """What tells the cluster about the health of the cards."""
+        self._cards = CardWatch(node, self._library, self._servers, mig, self.health, holders)
         self._allocator = Allocator(
             settings,
             cluster,
@@ -147,7 +158,7 @@ class DevicePluginProgram:
             _background(node),
             self._resizes(),
             self._cards,
-            Part(self._registrar, self._deferred),
+            Part(self._registrar, self._deferred, self.health),
             _cleanup(node, self._allocator, mig, self._start_time, claims),
             claims,
             self._servers,
@@ -221,6 +232,7 @@ class DevicePluginProgram:
         self._deferred.flush(lambda: deadline - time.monotonic())
         if last and not is_replaced:
             self._registrar.leave(unregister=self._settings.unregister_on_stop)
+            self.health.leave()
         self._events.drain(DRAIN_S)
         self._events.stop()
         self._events.join(JOIN_S)
@@ -281,6 +293,7 @@ class DevicePluginProgram:
             self._settings,
             self._node.inventory,
             self._start_time if self._is_start_time else self._allocator,
+            cards_in_use=self._node.cards_in_use,
             pre_start=self._pre_start if is_needed else None,
             on_disconnect=on_disconnect,
         )
@@ -349,6 +362,19 @@ def _is_start_time(node: PluginNode, start_time: StartTimeAllocator) -> bool:
     if node.source is None or node.settings.allocation_mode == DRA:
         return False
     return is_start_time(node.settings, node.cluster, start_time.is_recorded(), os.environ)
+
+
+def _health_reporter(node: PluginNode, holders: CardHolders) -> HealthReporter:
+    settings = node.settings
+    return HealthReporter(
+        node.cluster,
+        node.events,
+        settings.node,
+        node.all_cards,
+        holders,
+        now=utc_now,
+        not_watched=f"{DISABLE} disables all XIDs" if settings.xids.is_off else "",
+    )
 
 
 def _check_memory_by(node: PluginNode, *, has_start_time: bool) -> None:
@@ -422,6 +448,15 @@ def _cleanup(
     sweeps: list[Callable[[], object]] = [remove, start_time.sweep]
     if claims is not None:
         sweeps = [partial(remove, claims.claims.prepared), start_time.sweep, claims.claims.sweep]
+    if node.node_pods is not None and node.settings.allocation_mode != DRA:
+        lost = LostCheckpoint(
+            node.node_pods.pods,
+            node.host.allocations,
+            node.settings.resource,
+            node.vendor,
+            node.events,
+        )
+        sweeps.append(lost.check)
     guard = RegionGuard(name, node.cluster, node.host, node.events)
     return Part(
         Cleanup("cleanup", name, cleanup_s, cleanups),
@@ -438,13 +473,14 @@ def serve(
     library: DriverLibrary | None = None,
     signals: queue.SimpleQueue[int] | None = None,
     health: Health | None = None,
+    metrics: HealthMetrics | None = None,
     on_started: Callable[[], None] = freeze_gc,
 ) -> int:
     """Runs until a stop signal, or until only a new process can use the driver; returns the exit status.
 
     *read*: reads the settings again, on SIGHUP; settings that cannot be read are ignored. *library*: the driver's, of
-    this process. *signals*: the queue of incoming signals. *on_started*: called whenever all parts have started. A
-    failed start is retried.
+    this process. *signals*: the queue of incoming signals. *metrics*: follow the program. *on_started*: called whenever
+    all parts have started. A failed start is retried.
     """
     incoming = listen(signal.SIGHUP) if signals is None else signals
     library = library or DriverLibrary()
@@ -455,6 +491,8 @@ def serve(
         program = _start(settings, make, health)
         if program is not None:
             on_started()
+            if metrics is not None:
+                metrics.follow(program.health)
         outcome = _wait(incoming, library, program, settings, read)
         if program is not None:
             program.stop(last=isinstance(outcome, int))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 
+from hami.codec.health import NOT_WATCHED, render_condition
 from hami.codec.keys import ALLOCATION_MODE, NODE_RESIZES
 from hami.codec.register import parse_devices
 from hami.devices.config import DRA, OFF, REQUESTS, PluginConfig
@@ -21,10 +22,11 @@ from hami.devices.registration import (
     node_annotations,
     render_devices,
 )
-from hami.errors import ClusterError, HamiError, NotFound
+from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.model import Node, Pod
 from hami.plugin.capacity import publish_capacity
+from hami.runtime.clock import utc_now
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import PeriodicTask, Task
 from hami.vendors.inventory import PAIR_SCORES
@@ -41,6 +43,9 @@ RECHECK_S = 10.0
 state may set the capacity of its node to 0, which then fails pods."""
 RETRY_S = 5.0
 """Seconds until the next attempt after a failure."""
+CONFLICT_S = 0.1
+"""The same if somebody else has changed the node meanwhile: the kubelet writes it in the seconds of a registration,
+until which pods need the node lock."""
 
 
 class NodeRegistrar(Task):
@@ -76,6 +81,8 @@ class NodeRegistrar(Task):
         node, recheck_until = self._config.node, self._recheck_until
         try:
             registered = self.register()
+        except Conflict:
+            return CONFLICT_S
         except HamiError as error:
             if self._reported.is_new(node, str(error)):
                 log.warning("node registration failed", extra={"node": node, "error": error})
@@ -221,6 +228,9 @@ def withdraw_devices(cluster: Cluster, config: PluginConfig, vendor: Vendor) -> 
             cluster.annotate_node(
                 node.name, {key: render_devices(withdrawn, config)}, node.resource_version
             )
+            message = "the device plugin cannot read the cards"
+            condition = render_condition("Unknown", NOT_WATCHED, message, utc_now(), is_change=True)
+            cluster.publish_health(node.name, {}, condition)
             log.info(
                 "devices registered as unhealthy",
                 extra={"node": node.name, "devices": len(devices)},

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from hami.errors import HamiError
 from hami.node.grant import Grant
 from hami.node.sockets import PROBE_TIMEOUT_S, SocketServer, answers, call, own_path, stream
 from hami.plugin import api_pb2 as api
+from hami.plugin.used_cards import unhealthy_ids
 from hami.runtime.files import FileVersion, file_version
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ _STARTS = 128  # PreStartContainer calls at a time; a kubelet runs 110 pods by d
 # those that are left serve streams, other calls and the probe of this plugin
 _THREADS = _STARTS + 32
 _REGISTER_TIMEOUT_S = 5.0
+USED_S = 5.0
+"""Seconds between two looks at who uses which card, while one is unhealthy."""
 
 
 class DeviceAllocator(Protocol):
@@ -93,18 +96,21 @@ class PluginServer:
         allocator: DeviceAllocator,
         *,
         ids: Callable[[Card, PluginConfig], Sequence[str]] = kubelet_ids,
+        cards_in_use: Callable[[Collection[str]], Mapping[str, str]] = lambda cards: {},
         pre_start: Callable[[Sequence[str]], None] | None = None,
         on_disconnect: Callable[[], None] = lambda: None,
     ) -> None:
-        """*ids*: returns the device ids of a card. *pre_start*: prepares a container with these device ids, in several
-        threads at once; may raise HamiError. *on_disconnect*: called, by any thread, when the last kubelet connection
-        has ended."""
+        """*ids*: returns the device ids of a card. *cards_in_use*: returns the card that the container of each id uses,
+        from the UUIDs of all cards. *pre_start*: prepares a container with these device ids, in several threads at
+        once; may raise HamiError. *on_disconnect*: called, by any thread, when the last kubelet connection has
+        ended."""
         self._path = path
         self._socket = SocketServer(path, _THREADS, name="device-plugin")
         self._config = config
         self._inventory = inventory
         self._allocator = allocator
         self._ids = ids
+        self._cards_in_use = cards_in_use
         self._pre_start = pre_start
         self._on_disconnect = on_disconnect
         self._stopping = threading.Event()
@@ -179,6 +185,7 @@ class PluginServer:
     ) -> Iterator[api.ListAndWatchResponse]:
         """Sends all devices, again whenever they change, until either side ends the stream."""
         sent: api.ListAndWatchResponse | None = None
+        snapshot = InventorySnapshot()
         version = -1
 
         def is_over() -> bool:
@@ -190,9 +197,16 @@ class PluginServer:
         context.add_callback(self._inventory.notify)
         self._count_stream(1)
         try:
-            while (snapshot := self._inventory.wait_until(has_news)) is not None and not is_over():
+            while True:
+                # while a card is unhealthy, the health of an id depends on the pods, too
+                seconds = USED_S if snapshot.unhealthy else None
+                latest = self._inventory.wait_until(has_news, seconds)
+                if latest is None or is_over():
+                    return
+                snapshot = latest
                 version = snapshot.version
-                if (answer := self._render_devices(snapshot)) != sent:
+                answer = self._render_devices(snapshot)
+                if answer != sent:
                     sent = answer
                     yield answer
         finally:
@@ -248,16 +262,19 @@ class PluginServer:
             self._starts.release()
 
     def _render_devices(self, snapshot: InventorySnapshot) -> api.ListAndWatchResponse:
+        ids = {card.uuid: self._ids(card, self._config) for card in snapshot.cards}
+        unhealthy: frozenset[str] = frozenset()
+        if snapshot.unhealthy:
+            used = self._cards_in_use(ids.keys())
+            unhealthy = unhealthy_ids(ids, snapshot.unhealthy, used)
         answer = api.ListAndWatchResponse()
         for card in snapshot.cards:
-            health = UNHEALTHY if card.uuid in snapshot.unhealthy else HEALTHY
             topology = None
             if self._config.nvidia.enable_numa_topology and card.numa is not None:
                 topology = api.TopologyInfo(nodes=[api.NUMANode(ID=card.numa)])
-            answer.devices.extend(
-                api.Device(ID=device_id, health=health, topology=topology)
-                for device_id in self._ids(card, self._config)
-            )
+            for device_id in ids[card.uuid]:
+                health = UNHEALTHY if device_id in unhealthy else HEALTHY
+                answer.devices.append(api.Device(ID=device_id, health=health, topology=topology))
         return answer
 
 

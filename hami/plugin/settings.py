@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 from hami.codec.device_config import DeviceConfig, NvidiaConfig, chart_config
 from hami.codec.documents import convert, parse_json, places_in
 from hami.devices.config import AUTO, OPERATING_MODES, PluginConfig
-from hami.devices.health import XidRules, parse_xid_rules
+from hami.devices.xids import XidRules, parse_xid_rules
 from hami.errors import HamiError, MalformedInput
 from hami.node.flags import MOCK_DEVICES, driver_root
 from hami.quantity import INT32_MAX

@@ -139,6 +139,7 @@ class StartTimeAllocator:
 
     def sweep(self) -> None:
         """Removes the specifications that no container has any more. Raises: HostError."""
+        self._specs.remove_leftovers()
         names = self._specs.names()
         entries = self._host.allocations() if names else None
         if entries is None:

@@ -26,16 +26,17 @@ class Exporter(PageServer):
         families: Callable[[], Iterable[Family]] = tuple,
         *,
         pages: Mapping[str, Make] = MappingProxyType({}),
+        flag: str = "--metrics-bind-address",
         timeout: float = 30.0,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         """*bind*, *timeout*: as for PageServer. *families* is called for each page, *pause* between its slices.
-        *pages*: others at the same address, by path."""
+        *pages*: others at the same address, by path. *flag*: names the address in errors."""
         super().__init__(
             "metrics",
             bind,
             {"/metrics": self._page, **pages},
-            flag="--metrics-bind-address",
+            flag=flag,
             timeout=timeout,
         )
         self._registry = registry

@@ -7,7 +7,7 @@ import pytest
 from hami.devices.cards import MigDevice
 from hami.devices.mock import MockCards, parse_mock_cards
 from hami.errors import HamiError, MalformedInput
-from testing.cards import ALLOWLIST, Stop
+from testing.cards import ALLOWLIST, Reports, Stop
 from testing.cases import cases
 
 TWO = """\
@@ -178,17 +178,16 @@ def test_health_follows_the_file(file):
         TWO.replace("XID 79", "lost"),
         TWO.replace("XID 79", "false"),
     ]
-    changes, reported = iter(texts), []
+    changes = iter(texts)
 
     def change(seconds):
         rewrite(file, next(changes))
 
     left = iter([False] * len(texts) + [True])
     source = MockCards(file)
-    source.watch_health(
-        lambda uuid, reason: reported.append((uuid, reason)), Stop(lambda: next(left), change)
-    )
-    assert reported == [("GPU-b", "XID 79"), ("GPU-b", ""), ("GPU-b", "lost")]
+    heard = Reports()
+    source.watch_health(heard, Stop(lambda: next(left), change))
+    assert heard.causes == [("GPU-b", "XID 79"), ("GPU-b", ""), ("GPU-b", "lost")]
 
 
 def test_a_changed_file_is_reported_until_its_cards_are_read(file):
@@ -204,7 +203,7 @@ def test_a_changed_file_is_reported_until_its_cards_are_read(file):
 
     left = iter([False] * 4 + [True])
     source = MockCards(file, on_change=on_change)
-    source.watch_health(lambda uuid, reason: None, Stop(lambda: next(left), change))
+    source.watch_health(Reports(), Stop(lambda: next(left), change))
     assert reported == [2, 2, 1, 1]
 
 

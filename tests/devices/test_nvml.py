@@ -1,15 +1,12 @@
 """Cards through NVML. Any call may fail for a single card."""
 
-import threading
-
 import pynvml
 import pytest
 
-from hami.devices.health import XidRules
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import LIBRARY, library_path
 from hami.errors import HamiError
-from testing.cards import ALLOWLIST, Stop
+from testing.cards import ALLOWLIST
 from testing.cases import cases
 from testing.fake_nvml import A100, GIB, FakeNvml, Gpu
 
@@ -165,160 +162,12 @@ def test_an_unreadable_part_of_a_score_is_0(function, score):
     ]
 
 
-# ---- health
-
-
-class Watch:
-    """Watches until all events are received, and records the reports."""
-
-    def __init__(self, nvml, events, rules=XidRules(), after=lambda: None):
-        self.reports = []
-        self.pauses = []
-        nvml.events = list(events)
-
-        def pause(seconds):
-            self.pauses.append(seconds)
-            after()
-
-        checks = iter(range(50))  # bounds a watch that does not end
-        NvmlCards(nvml, xids=rules).watch_health(
-            lambda uuid, reason: self.reports.append((uuid, reason)),
-            Stop(lambda: not nvml.events or next(checks) >= 49, pause),
-        )
-        assert nvml.open_sets == 0
-
-    @property
-    def failures(self):
-        """The reports of unhealthy cards."""
-        return [report for report in self.reports if report[1]]
-
-
-def test_all_cards_are_watched_for_xids_only():
-    nvml = three()
-    Watch(nvml, [TIMEOUT])
-    assert nvml.registered == [
-        (f"GPU-{index}", pynvml.nvmlEventTypeXidCriticalError) for index in range(3)
-    ]
-
-
-@cases(
-    "xid, rules, failures",
-    ("critical", 79, XidRules(), [("GPU-1", "XID 79")]),
-    ("caused by an application", 31, XidRules(), []),
-    ("enabled", 31, XidRules(enabled=frozenset({31})), [("GPU-1", "XID 31")]),
-    ("disabled", 79, XidRules(ignored=frozenset({79})), []),
-    ("all but another disabled", 79, XidRules(ignored=None, enabled=frozenset({48})), []),
-)
-def test_an_xid(xid, rules, failures):
-    nvml = three()
-    assert Watch(nvml, [TIMEOUT, nvml.xid(1, xid), TIMEOUT], rules).failures == failures
-
-
-def test_nothing_is_watched_if_all_xids_are_ignored():
-    nvml = three()
-    Watch(nvml, [TIMEOUT], XidRules(ignored=None))
-    assert nvml.calls == []
-
-
-def test_an_event_of_another_type_is_ignored():
-    nvml = three()
-    assert Watch(nvml, [nvml.xid(1, 79, kind=pynvml.nvmlEventTypeDoubleBitEccError)]).failures == []
-
-
-def test_an_xid_in_an_instance_names_it():
-    nvml = three()
-    assert Watch(nvml, [nvml.xid(0, 79, instance=2)]).failures == [
-        ("GPU-0", "XID 79 in MIG instance 2/2")
-    ]
-
-
-def test_an_xid_of_an_unknown_card_makes_all_cards_unhealthy():
-    nvml = three()
-    event = nvml.xid(1, 79)
-
-    class Late(list):
-        def pop(self, place):
-            nvml.fail("nvmlDeviceGetUUID", LOST)
-            return list.pop(self, place)
-
-    nvml.events = Late([event])
-    reports = []
-    NvmlCards(nvml).watch_health(
-        lambda *report: reports.append(report), Stop(lambda: not nvml.events)
-    )
-    assert reports[-1] == ("", "XID 79 on an unknown card: GPU is lost")
-
-
-@pytest.mark.parametrize(
-    "function", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"]
-)
-def test_a_card_that_cannot_be_watched_is_unhealthy_until_it_can(function):
-    nvml = three()
-    nvml.fail(function, LOST, 1)
-
-    class Recovering(list):
-        def pop(self, place):
-            if len(self) == 3:
-                nvml.heal()
-            return list.pop(self, place)
-
-    nvml.events = Recovering([TIMEOUT] * 12)
-    reports = []
-    NvmlCards(nvml).watch_health(
-        lambda *report: reports.append(report), Stop(lambda: not nvml.events)
-    )
-    assert reports == [
-        ("GPU-0", ""),
-        ("GPU-1", "health cannot be watched: GPU is lost"),
-        ("GPU-2", ""),
-        ("GPU-1", ""),
-    ]
-
-
-def test_a_card_without_events_is_healthy():
-    nvml = three()
-    nvml.fail("nvmlDeviceRegisterEvents", NOT_SUPPORTED, 1)
-    assert Watch(nvml, [TIMEOUT]).failures == []
-
-
-def test_interrupted_events_are_registered_again_after_a_pause():
-    nvml = three()
-    watch = Watch(nvml, [UNKNOWN, nvml.xid(2, 79), TIMEOUT])
-    assert watch.failures == [("GPU-2", "XID 79")]
-    assert watch.pauses == [1.0]
-
-
-def test_cards_are_unhealthy_until_events_can_be_registered():
-    nvml = three()
-    nvml.fail("nvmlEventSetCreate", UNKNOWN)
-    watch = Watch(nvml, [TIMEOUT], after=nvml.heal)
-    assert watch.reports == [
-        ("", "health cannot be watched: Unknown Error"),
-        *((f"GPU-{i}", "") for i in range(3)),
-    ]
-
-
-def test_cards_of_a_driver_without_events_are_healthy():
-    nvml, reports = three(), []
-    nvml.fail("nvmlEventSetCreate", NOT_SUPPORTED)
-    NvmlCards(nvml).watch_health(
-        lambda uuid, reason: reports.append((uuid, reason)), threading.Event()
-    )
-    assert reports == []
-
-
 def test_cards_with_a_shared_node_have_no_node_of_their_own():
     nodes = [
         [card.node for card in NvmlCards(three(), shared_node=node).cards()]
         for node in ("", "/dev/dxg")
     ]
     assert nodes == [["/dev/nvidia4", "/dev/nvidia5", "/dev/nvidia6"], ["/dev/dxg"] * 3]
-
-
-def test_an_xid_is_permanent():
-    nvml = three()
-    events = [nvml.xid(1, 79), UNKNOWN, TIMEOUT]
-    assert Watch(nvml, events).reports[-1] == ("GPU-1", "XID 79")
 
 
 # ---- the library

@@ -22,7 +22,7 @@ from hami.devices.registration import node_annotations, offered_card
 from hami.devices.usage import NvmlUsage, ProcessUsage
 from hami.errors import HamiError
 from testing.builders import NVIDIA
-from testing.cards import Stop
+from testing.cards import Reports, Stop
 from testing.cases import cases
 from testing.driver_root import FOLDER, compile_nvml
 
@@ -75,12 +75,12 @@ def usage(root):
 
 def reports(root, most, seconds):
     """The first *most* health reports, or those of so many *seconds*."""
-    found, end = [], time.monotonic() + seconds
+    heard, end = Reports(), time.monotonic() + seconds
     NvmlCards(open_nvml(root)).watch_health(
-        lambda uuid, reason: found.append((uuid, reason)),
-        Stop(lambda: len(found) >= most or time.monotonic() > end, time.sleep),
+        heard,
+        Stop(lambda: len(heard.causes) >= most or time.monotonic() > end, time.sleep),
     )
-    return found
+    return heard.causes
 
 
 # ---- this machine's cards
@@ -234,6 +234,40 @@ def test_a_driver_that_does_not_answer_is_an_error(inside, function, says):
 def test_events_are_received(library, xid, expected):
     process = Process(library)  # the library sends the event once
     assert process(reports, 3, 2, FAKE_NVML_XID=xid) == expected
+    process.end()
+
+
+def follow(root, file, texts):
+    """The health of the second card after each of *texts* in *file*, as soon as it is another."""
+    heard, found, texts = Reports(), [], iter(texts)
+
+    def is_over():
+        if len(heard.causes) < len(found) + 2:  # the two cards, then each change
+            return False
+        found.append(heard.causes[-1])
+        text = next(texts, None)
+        if text is not None:
+            file.write_text(text)
+        return text is None
+
+    NvmlCards(open_nvml(root)).watch_health(heard, Stop(is_over, time.sleep))
+    return found, [(event.gpu, event.xid, event.kind.value) for event in heard.xids]
+
+
+def test_the_driver_s_word_is_asked_for_when_its_event_comes(library, tmp_path):
+    file = tmp_path / "health"
+    file.write_text("0 0 0 0 0")
+    process = Process(library)
+    texts = ["0 1 1 1 95", "0 0 1 1 95", "0 2 1 1 95"]
+    assert process(follow, file, texts, FAKE_NVML_HEALTH=str(file)) == (
+        [
+            ("GPU-1", ""),
+            ("GPU-1", "the driver asks: reset the GPU (after XID 95)"),
+            ("GPU-1", ""),
+            ("GPU-1", "the driver asks: reboot the node"),
+        ],
+        [("GPU-1", 95, "reset")],
+    )
     process.end()
 
 

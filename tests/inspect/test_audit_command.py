@@ -36,6 +36,40 @@ def with_keys(pod, **annotations):
     )
 
 
+@cases(
+    "health, problem, remedy",
+    (
+        "told",
+        '{"a":{"cause":"the driver has lost the card","remedy":"reset the GPU"}}',
+        "the driver has lost the card; pods hold it: default/p",
+        "reset the GPU",
+    ),
+    (
+        "without a remedy",
+        '{"a":{"cause":"no answer"}}',
+        "no answer; pods hold it: default/p",
+        "see the log of the device plugin; the pods keep the card",
+    ),
+)
+def test_an_unhealthy_card_that_pods_hold_is_a_finding_with_its_cause(health, problem, remedy):
+    ill = node(
+        "n",
+        gpu("a", healthy=False, **T4),
+        gpu("b", healthy=False, index=1, **T4),
+        annotations={"hami.io/device-health": health},
+    )
+    (finding,) = audit(InspectedCluster(record([ill], [held("p", "n", ("a", 1, 1))])))
+    assert (finding.rule, finding.subject) == ("CardUnhealthy", "card 0 (a) of node n")
+    assert (finding.problem, finding.remedy) == (problem, remedy)
+
+
+def test_a_machine_that_has_joined_under_another_name_is_a_finding():
+    found = audit(InspectedCluster(record([node("old", GPU), node("new", GPU)], [])))
+    assert [(one.rule, one.problem) for one in found] == [
+        ("CardRegisteredTwice", "it is registered by the nodes new, old")
+    ]
+
+
 APPLIED = '{{"sizes": "{}"}}'
 
 

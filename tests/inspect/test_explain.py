@@ -182,6 +182,13 @@ def test_a_pod_that_is_bound():
     ]
 
 
+def test_a_pod_on_an_unhealthy_device_has_its_cause():
+    health = '{"a":{"cause":"the driver has lost the card"},"other":{"cause":"x"}}'
+    ill = node("n1", gpu("a"), annotations={"hami.io/device-health": health})
+    (part,) = report("p", nodes=[ill], pods=[held("p", "n1", ("a", 1000, 0))]).unhealthy
+    assert part == "a is unhealthy: the driver has lost the card; remedy: not known"
+
+
 def test_a_pod_whose_claim_holds_devices():
     def claim(name, *devices):
         holder = pod(name=name).ref

@@ -306,6 +306,37 @@ def test_errors(kind, wanted, said):
         items(kind, **wanted)
 
 
+def away(name, health=None):
+    """A node whose kubelet offers none of its devices, so that a request to its plugin is unanswered."""
+    made = node(name, gpu(**GPU), annotations={"hami.io/device-health": health} if health else {})
+    made["metadata"]["annotations"]["hami.io/node-handshake"] = "Requesting_2020-01-01 00:00:00"
+    made["status"] = {"capacity": {"nvidia.com/gpu": "0"}, "allocatable": {"nvidia.com/gpu": "0"}}
+    return made
+
+
+@pytest.mark.parametrize(
+    "health, state",
+    [
+        (None, "offers nothing: device plugin away"),
+        (
+            '{"GPU-n9-0":{"cause":"the driver has not answered for 20 s"}}',
+            "offers nothing: the driver has not answered for 20 s",
+        ),
+        ("garbled", "offers nothing: device plugin away"),
+    ],
+)
+@pytest.mark.parametrize("others", [[], [NODES[0]]])
+def test_a_node_that_offers_nothing_now_says_why(others, health, state):
+    of = cluster([*others, away("n9", health)], [bound("c", "n9", (0, 1000, 0))])
+    row = items("nodes", of)[-1]
+    assert (row["name"], row["state"], row["pods"]) == ("n9", [state], 1)
+
+
+def test_a_cluster_that_offers_nothing_now_is_an_error_with_its_cause():
+    with pytest.raises(HamiError, match="no node offers devices now; node n9: device plugin away"):
+        cluster([away("n9")], []).check_has_devices()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cluster_without_hami_is_an_error(kind):
     with pytest.raises(HamiError, match="no node has registered devices"):

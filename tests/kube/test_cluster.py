@@ -181,6 +181,21 @@ def test_capacity_is_published_in_the_status():
     ]
 
 
+def test_health_is_published_as_one_condition_among_others():
+    api, cluster = talk({"metadata": {"name": "gpu-0"}})
+    condition = {"type": "HamiGpuHealthy", "status": "True"}
+    cluster.publish_health("gpu-0", {"a": None}, condition)
+    assert api.calls == [
+        (
+            "PATCH",
+            "/api/v1/nodes/gpu-0/status",
+            "application/strategic-merge-patch+json",
+            {"metadata": {"annotations": {"a": None}}, "status": {"conditions": [condition]}},
+            None,
+        )
+    ]
+
+
 def test_bind_carries_everything_in_one_write():
     api, cluster = talk({"kind": "Status"})
     cluster.bind(REF, "gpu-0", {"a": "1"}, {"l": "v"}, timeout=2)
@@ -285,6 +300,7 @@ WRITES = [
     ("annotate_pod", lambda c: c.annotate_pod(REF, {})),
     ("annotate_node", lambda c: c.annotate_node("n", {})),
     ("publish_capacity", lambda c: c.publish_capacity("n", {}, {})),
+    ("publish_health", lambda c: c.publish_health("n", {}, {})),
     ("create_event", lambda c: c.create_event("n", {})),
 ]
 

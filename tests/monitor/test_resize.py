@@ -124,6 +124,12 @@ def test_use_is_about_limits_that_all_processes_follow(stage, settled):
     assert use(stage) == {CARD: 400 * MIB}
 
 
+def test_a_clock_that_was_set_back_does_not_make_old_limits_new(stage, settled):
+    stage.now -= 3600
+    stage.run()
+    assert use(stage) == {CARD: 400 * MIB}
+
+
 def test_limits_that_change_while_the_use_is_read_are_not_confirmed(stage, settled):
     """The use of the round is that of before."""
     read = stage.read

@@ -104,6 +104,22 @@ def test_an_unchanged_file_is_not_written(specs, tmp_path):
     assert [path.name for path in (tmp_path / "cdi").iterdir()] == [written(tmp_path).name]
 
 
+def test_what_a_killed_process_has_left_is_removed_when_it_is_old(specs, tmp_path):
+    folder = tmp_path / "cdi"
+    specs.write(NAME, {})
+    old, new, foreign = (
+        folder / f".hami.io-container-{NAME}.json.abcdefgh",
+        folder / f".hami.io-container-{OTHER}.json.abcdefgh",
+        folder / f".other-{NAME}.json.abcdefgh",
+    )
+    for path in (old, new, foreign):
+        path.touch()
+        os.utime(path, (0, 0))
+    os.utime(new)
+    specs.remove_leftovers()
+    assert set(folder.iterdir()) == {new, foreign, written(tmp_path, NAME)}
+
+
 def test_only_unused_old_files_of_ours_are_removed(specs, tmp_path):
     folder = tmp_path / "cdi"
     assert specs.names() == frozenset()

@@ -18,7 +18,8 @@ import grpc
 import pynvml
 import pytest
 
-from hami.codec.keys import ALLOCATION_MODE, LOCK_FREE
+from hami.codec.health import parse_device_health
+from hami.codec.keys import ALLOCATION_MODE, DEVICE_HEALTH, LOCK_FREE
 from hami.devices.nvml_library import DriverLibrary
 from hami.dra.registration_pb2 import RegistrationStatus
 from hami.errors import ClusterError, HamiError
@@ -720,6 +721,57 @@ def test_a_plugin_that_cannot_read_the_cards_at_its_start_takes_back_what_an_ear
     with pytest.raises(HamiError, match=says):
         driven()
     assert len(cluster.calls_of("annotate_node")) == writes
+
+
+def test_a_plugin_that_starts_while_a_card_is_unhealthy_never_offers_it(
+    driven, nvml, cluster, kubelet, monkeypatch
+):
+    goes_on = threading.Event()
+    fields = nvml.nvmlDeviceGetFieldValues
+
+    def late(handle, numbers):
+        if threading.current_thread().name == "health":
+            goes_on.wait(60)
+        return fields(handle, numbers)
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetFieldValues", late)
+    nvml.gpus[0].action = 1
+    program = driven()
+    kubelet.registered.get(timeout=20)
+    kubelet.listen()
+    assert Counter(kubelet.next_list().values()) == {"Unhealthy": 2, "Healthy": 2}
+    assert registered_health(cluster) == [False, True]
+
+    def told():
+        return cluster.conditions.get(("n1", "HamiGpuHealthy"), {}).get("status")
+
+    eventually(lambda: told() == "False", "the node's condition says so")
+    (health,) = parse_device_health(cluster.nodes["n1"].annotations[DEVICE_HEALTH]).values()
+    assert (health.remedy, health.harms_pods) == ("reset the GPU", True)
+    goes_on.set()
+    program.stop(last=True)
+    assert told() == "Unknown"
+    nvml.gpus[0].action = 0
+    driven()
+    eventually(lambda: told() == "True", "the card is healthy again")
+    assert DEVICE_HEALTH not in cluster.nodes["n1"].annotations
+
+
+def test_an_xid_counts_for_the_next_process_too(driven, nvml, cluster, monkeypatch):
+    """The driver does not say what a card needs."""
+    monkeypatch.setattr(nvml, "nvmlEventSetWait", lambda events, timeout_ms: nvml.xid(0, 79))
+    program = driven()
+    eventually(lambda: registered_health(cluster) == [False, True], "the card is unhealthy")
+    eventually(
+        lambda: DEVICE_HEALTH in cluster.nodes["n1"].annotations, "the node's annotation says so"
+    )
+    program.stop(last=True)
+    monkeypatch.setattr(
+        nvml, "nvmlEventSetWait", lambda events, timeout_ms: nvml.wait_for_nothing(timeout_ms)
+    )
+    driven()
+    assert registered_health(cluster) == [False, True]
+    assert "XID 79" in cluster.nodes["n1"].annotations[DEVICE_HEALTH]
 
 
 def test_a_start_that_hangs_in_the_driver_takes_it_back_too(driven, nvml, cluster, monkeypatch):

@@ -10,7 +10,7 @@ from hami.codec.keys import ALLOCATION_MODE, CAPACITY, LOCK_FREE, NODE_RESIZES
 from hami.devices.inventory import DeviceInventory
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.model import Node
-from hami.plugin.registrar import NodeRegistrar
+from hami.plugin.registrar import CONFLICT_S, NodeRegistrar
 from hami.vendors.inventory import PAIR_SCORES
 from testing.builders import NVIDIA
 from testing.cards import cards, config
@@ -354,6 +354,7 @@ def test_a_change_of_another_vendor_at_the_same_time_is_kept():
     )
     with pytest.raises(Conflict):
         scene.round()
+    assert scene.registrar.step() == CONFLICT_S, "it is tried again at once"
     scene.cluster.on_call = lambda call: None
     scene.round()
     assert scene.annotations[LOCK_FREE] == "DCU,NVIDIA"

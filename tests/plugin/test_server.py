@@ -63,7 +63,7 @@ def start(directory, inventory):
     """Starts a server; its socket is in the kubelet's directory."""
     servers = []
 
-    def start(allocator=None, pre_start=None, **fields):
+    def start(allocator=None, pre_start=None, cards_in_use=lambda cards: {}, **fields):
         settings = config(
             device_split_count=2, kubelet_socket=str(directory / "kubelet.sock"), **fields
         )
@@ -72,6 +72,7 @@ def start(directory, inventory):
             settings,
             inventory,
             allocator or PreparedAllocator(),
+            cards_in_use=cards_in_use,
             pre_start=pre_start,
         )
         servers.append(server)
@@ -102,6 +103,22 @@ def test_the_full_list_is_sent_again_when_health_changes(start, kubelet, invento
     assert kubelet.next_list() == HEALTHY
     inventory.report("GPU-b", "XID 79")
     assert kubelet.next_list() == HEALTHY | {"GPU-b-0": "Unhealthy", "GPU-b-1": "Unhealthy"}
+    inventory.report("GPU-b", "")
+    assert kubelet.next_list() == HEALTHY
+
+
+def test_an_id_has_the_health_of_the_card_that_its_container_uses(
+    start, kubelet, inventory, monkeypatch
+):
+    monkeypatch.setattr("hami.plugin.server.USED_S", 0.05)
+    used = {"GPU-a-0": "GPU-b"}
+    start(cards_in_use=lambda cards: dict(used))
+    kubelet.listen()
+    assert kubelet.next_list() == HEALTHY
+    inventory.report("GPU-b", "XID 79")
+    assert kubelet.next_list() == HEALTHY | {"GPU-a-0": "Unhealthy", "GPU-b-1": "Unhealthy"}
+    used["GPU-a-1"] = "GPU-b"  # of a container that was starting meanwhile
+    assert kubelet.next_list() == HEALTHY | {"GPU-a-0": "Unhealthy", "GPU-a-1": "Unhealthy"}
     inventory.report("GPU-b", "")
     assert kubelet.next_list() == HEALTHY
 
