@@ -21,7 +21,7 @@ from hami.cli.monitor import MONITOR_FLAGS
 from hami.cli.scheduler import SCHEDULER_FLAGS
 from hami.codec.device_config import CHART, NVIDIA_LEFT_OUT, DeviceConfigFile, chart_config
 from hami.codec.documents import describe
-from hami.devices.health import DISABLE, ENABLE
+from hami.devices.xids import DISABLE, ENABLE
 from hami.inspect.vendors import CHIP, entries, words
 from hami.plugin.settings import NODE_CONFIG_FILE
 from hami.quantity import INT32_MAX
@@ -64,7 +64,10 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
         ),
         "NO_COLOR": "If not empty, `hami top` and the like print no colors. They print none unless to a terminal.",
         "HAMI_NODELOCK_EXPIRE": "Like the scheduler's `--node-lock-timeout`, which overrides it.",
-        DISABLE: "XIDs, separated by commas, that do not make a device unhealthy; `all` to ignore every XID.",
+        DISABLE: (
+            "XIDs, separated by commas, that do not make a device unhealthy, if its driver is "
+            "older than release 570; `all`: health is not watched."
+        ),
         ENABLE: "XIDs, separated by commas, that are observed although they are disabled.",
     }
 )

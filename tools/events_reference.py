@@ -49,6 +49,14 @@ EVENTS: Mapping[str, str] = MappingProxyType(
             "usage"
         ),
         "ResizeRefused": "the pod can never have that size; the message contains the cause",
+        "GpuUnhealthy, GpuHealthy": (
+            "a GPU that the pod holds is [unhealthy](failures.md#unhealthy-gpus); it is healthy again"
+        ),
+        "GpuApplicationError": "the driver reports an XID on a GPU of the pod that a program has caused",
+        "DevicesForgotten": (
+            "the kubelet has lost its checkpoint: containers of this pod cannot start again; delete it"
+        ),
+        "UnknownXid": "the driver of the node reports an XID that NVIDIA's catalog does not explain",
         "RegionEnlarged": (
             "a container enlarged a file that it shares with the limiter, as if to fill the node's disk; the "
             "device plugin truncated it. If that fails, the monitor ends the containers of the pod"

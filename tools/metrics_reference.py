@@ -11,7 +11,7 @@ from types import MappingProxyType
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from testing.metric_pages import monitor_page, scheduler_page
+from testing.metric_pages import monitor_page, plugin_page, scheduler_page
 from tools.marked import marked
 
 __all__ = ["NOTES", "rendered_page", "rows"]
@@ -27,6 +27,7 @@ NOTES: Mapping[str, str] = MappingProxyType(
         "hami_container_last_kernel_elapsed_seconds": "absent before the first",
         "hami_container_memory_host_bytes": "absent where the driver does not report it",
         "hami_container_throttled_seconds_total": "only with this project's limiter",
+        "hami_device_recovery_action": "absent where the driver does not say it (before release 570)",
         "hami_gpu_stranded_ratio": "*cause*: `cpu` (the node lacks it), `crumbs` (parts into which no usual pod fits), "
         "`model` (no usual pod accepts it); absent until 16 pods have shown what is usual",
         "hami_monitor_errors_total": "*what*: `allocation`, `driver`, `region`, `write`",
@@ -58,7 +59,11 @@ def rendered_page(page: str) -> str:
     """Returns *page* with the tables of all metrics."""
     tables = "".join(
         f"\nServed by the {program}:\n\n| metric | labels | meaning |\n|---|---|---|\n{''.join(rows(text))}"
-        for program, text in (("scheduler", scheduler_page()), ("monitor", monitor_page()))
+        for program, text in (
+            ("scheduler", scheduler_page()),
+            ("monitor", monitor_page()),
+            ("device plugin", plugin_page()),
+        )
     )
     return marked(page, "python -m tools.metrics_reference", f"{tables}\n")
 
