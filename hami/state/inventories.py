@@ -44,7 +44,7 @@ def inventory_sources(vendor: Vendor, node: Node) -> Sources | None:
 def devices_on(vendor: Vendor, node: Node) -> tuple[tuple[Device, ...], str | None]:
     """Returns *vendor*'s devices on *node*, and why they cannot be read."""
     if vendor.decision.needs_capacity:
-        if device_count(node.capacity.get(vendor.resources.count)) == 0:
+        if not device_count(node.capacity.get(vendor.resources.count)):
             return (), None
     try:
         return read_inventory(vendor, node), None
@@ -79,9 +79,11 @@ def excess_of(devices: Mapping[str, int]) -> str | None:
     )
 
 
-def device_count(text: str | None) -> int:
-    """Returns how many devices the kubelet offers; 0 if the text is not a quantity."""
+def device_count(text: str | None) -> int | None:
+    """Returns how many devices the kubelet offers; ``None`` if it does not say."""
+    if not text:
+        return None
     try:
-        return max(0, rounded_up(text)) if text else 0
+        return max(0, rounded_up(text))
     except MalformedInput:
-        return 0
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import OrderedDict, defaultdict
@@ -10,7 +11,7 @@ from datetime import datetime
 
 from hami.codec.keys import NODE_LOCK
 from hami.codec.objects import parse_resource_version
-from hami.model import Node
+from hami.model import Device, Node
 from hami.scheduling.node_resources import amounts
 from hami.state.pods import ForeignNodes, PodRecords
 from hami.state.read_node import Inventory, NodeReader, NodeRecord, offers
@@ -213,7 +214,7 @@ class NodeCache(NodeRecords):
         """Withdraws the devices of device plugins that have not answered in time."""
         with self._lock:
             for record, vendor, inventory in self._inventories():
-                if inventory.liveness.observation.allocatable == 0:
+                if not inventory.liveness.observation.is_offered:
                     self._offer(record, vendor)
 
     def expect_lock(self, node: str, text: str, key: str = NODE_LOCK) -> None:
@@ -221,6 +222,12 @@ class NodeCache(NodeRecords):
         with self._lock:
             if node in self._records:
                 self._own_locks[node][key] = text
+
+    def registered(self) -> Iterator[tuple[str, Mapping[str, str], tuple[Device, ...]]]:
+        """Yields name, annotations (but for locks) and devices of every node, whether it offers them or not."""
+        for record in self._all():
+            devices = [inventory.devices for inventory in record.inventories.values()]
+            yield record.name, record.facts[0], tuple(itertools.chain.from_iterable(devices))
 
     def _last_seen(self, name: str) -> tuple[int, float]:
         """Returns the version in which the node was last seen, and when; (0, 0.0) if it never was."""

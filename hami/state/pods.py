@@ -113,6 +113,8 @@ class PodRecords:
         not, brings a queue with a bound; a process in which nobody does keeps no pods that are gone."""
         self.loads = NodeLoads(table)
         """Of the pods without devices."""
+        self.rejected: dict[str, PodRecord] = {}
+        """The pods that their kubelets have rejected for good because of their devices, by uid. To be copied."""
         self.changes = 0
         """How often a pod has come, gone, or changed in what is shown of it."""
         self.ended = 0
@@ -183,6 +185,7 @@ class PodRecords:
             self._unreadable.pop(uid, None)
         _index(self._unsettled, record, applies=not record.is_settled)
         _index(self._preempted, record, applies=record.preempted and record.is_running)
+        _index(self.rejected, record, applies=record.rejected)
         self._count(record)
 
     def pop(self, uid: str) -> None:
@@ -192,7 +195,13 @@ class PodRecords:
             return
         self.changes += 1
         self.ended += record.is_running
-        for index in (self._waiting, self._unsettled, self._preempted, self._unreadable):
+        for index in (
+            self._waiting,
+            self._unsettled,
+            self._preempted,
+            self.rejected,
+            self._unreadable,
+        ):
             index.pop(uid, None)
         if self._uids.get((record.ref.namespace, record.ref.name)) == uid:
             del self._uids[record.ref.namespace, record.ref.name]

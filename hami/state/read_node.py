@@ -71,9 +71,10 @@ def offers(record: NodeRecord, vendor: Vendor, clock: float) -> bool:
     """Reports whether pods may be placed on *vendor*'s devices of the node."""
     if record.excess is not None:
         return False
+    liveness = record.inventories[vendor.key].liveness
     if not vendor.annotations.handshake:
-        return True
-    return is_schedulable(record.inventories[vendor.key].liveness, clock)
+        return liveness.observation.allocatable != 0
+    return is_schedulable(liveness, clock)
 
 
 class NodeReader:
@@ -160,13 +161,12 @@ class NodeReader:
             devices, problem = earlier.devices, earlier.problem
         else:
             devices, problem = devices_on(vendor, node)
+        allocatable: int | None = None
         if not gives_by_claims(vendor, node):
             allocatable = device_count(node.allocatable.get(vendor.resources.count))
         elif vendor.key in lock_free:
             # the kubelet offers none, but while it can call the driver, this is marked
             allocatable = len(devices)
-        else:
-            allocatable = 0
         handshake = node.annotations.get(vendor.annotations.handshake)
         observation = PluginObservation(handshake, sources[0] or "", allocatable)
         last = None if earlier is None else earlier.liveness

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -22,7 +22,7 @@ from hami.codec.keys import (
     is_scheduler_owned,
 )
 from hami.codec.objects import parse_resource_version
-from hami.codec.pods import DEFAULT_GRACE_S
+from hami.codec.pods import DEFAULT_GRACE_S, REJECTED
 from hami.codec.resize import excess
 from hami.codec.times import parse_time, parse_unix
 from hami.errors import MalformedInput
@@ -133,6 +133,8 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     """As in :class:`hami.model.Pod`, and so are the next two."""
     preemptor: str = ""
     evicted_with: EvictedTogether | None = None
+    rejected: bool = False
+    """Its kubelet has rejected it for good, because of devices that it requests."""
 
     @property
     def is_ending(self) -> bool:
@@ -308,7 +310,15 @@ class PodReader:
             preempted=pod.preempted,
             preemptor=pod.preemptor,
             evicted_with=pod.evicted_with,
+            rejected=pod.failure.startswith(REJECTED) and self._is_named(pod.failure, limits),
         )
+
+    def _is_named(self, message: str, vendors: Collection[str]) -> bool:
+        """Reports whether *message* names a resource of one of *vendors*."""
+        for vendor in self._vendors:
+            if vendor.key in vendors and any([name in message for name in vendor.resources.names]):
+                return True
+        return False
 
     def _traits_of(self, pod: Pod) -> PodTraits:
         labels = tuple(sorted([item for item in pod.labels.items() if item[0] != ASSIGNED_NODE]))

@@ -24,7 +24,9 @@ def requested(seconds_ago, dotted=False):
     return text.replace("-", ".") if dotted else text
 
 
-STATES = [  # handshake, seconds that we have seen it so; with no device allocatable: is it offered, does it want asking
+# handshake, seconds that we have seen it so; where the kubelet does not know the resource: is it offered, does it want
+# asking
+STATES = [
     ("absent", None, 0, True, True),
     ("absent for long", None, 3600, True, True),
     ("fresh", requested(30), 0, True, False),
@@ -49,7 +51,7 @@ def seen_before(seconds):
 
 
 @cases("handshake, seen, offered, needs_request", *STATES)
-def test_the_handshake_says_whether_a_plugin_without_allocatable_devices_is_there(
+def test_the_handshake_says_whether_a_plugin_is_there_that_the_kubelet_does_not_know(
     handshake, seen, offered, needs_request
 ):
     def said(allocatable, withdrawn=False):
@@ -57,9 +59,9 @@ def test_the_handshake_says_whether_a_plugin_without_allocatable_devices_is_ther
         liveness = PluginLiveness(observation, seen_before(seen), withdrawn=withdrawn)
         return is_schedulable(liveness, CLOCK), needs_handshake_request(liveness)
 
-    assert said(0) == (offered, needs_request)
+    assert said(None) == (offered, needs_request)
     assert said(20) == (True, needs_request)
-    assert said(0, withdrawn=True) == (False, False)
+    assert said(None, withdrawn=True) == (False, False)
 
 
 ASKED, LATER = "Requesting_2026-08-21 09:00:00", "Requesting_2026-08-21 09:30:00"
@@ -68,21 +70,30 @@ REPORTED, DELETED = "Reported x", "Deleted_x"
 
 @cases(
     "observation, withdrawn",
-    ("never had any", [(None, "a", 0)], False),
+    ("never had any", [(None, "a", None)], False),
     ("has some", [(None, "a", 20)], False),
-    ("taken back", [(None, "a", 20), (None, "a", 0)], True),
+    ("taken back", [(None, "a", 20), (None, "a", None)], True),
     ("fewer", [(None, "a", 20), (None, "a", 10)], False),
-    ("asked since", [(None, "a", 20), (None, "a", 0), (ASKED, "a", 0)], True),
-    ("asked again", [(ASKED, "a", 20), (ASKED, "a", 0), (LATER, "a", 0)], True),
-    ("handshake deleted", [(ASKED, "a", 20), (ASKED, "a", 0), (None, "a", 0)], True),
-    ("marked as deleted", [(ASKED, "a", 20), (ASKED, "a", 0), (DELETED, "a", 0)], True),
-    ("made unreadable", [(ASKED, "a", 20), (ASKED, "a", 0), ("Requesting_x", "a", 0)], True),
-    ("one is back", [(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "a", 1)], False),
-    ("reports", [(ASKED, "a", 20), (ASKED, "a", 0), (REPORTED, "a", 0)], False),
-    ("reported before", [(REPORTED, "a", 20), (REPORTED, "a", 0)], True),
-    ("reports again", [(REPORTED, "a", 20), (REPORTED, "a", 0), (REPORTED + "y", "a", 0)], False),
-    ("registers anew", [(ASKED, "a", 20), (ASKED, "a", 0), (ASKED, "b", 0)], False),
-    ("registers anew while taken back", [(ASKED, "a", 20), (ASKED, "b", 0)], False),
+    ("asked since", [(None, "a", 20), (None, "a", None), (ASKED, "a", None)], True),
+    ("asked again", [(ASKED, "a", 20), (ASKED, "a", None), (LATER, "a", None)], True),
+    ("handshake deleted", [(ASKED, "a", 20), (ASKED, "a", None), (None, "a", None)], True),
+    ("marked as deleted", [(ASKED, "a", 20), (ASKED, "a", None), (DELETED, "a", None)], True),
+    ("made unreadable", [(ASKED, "a", 20), (ASKED, "a", None), ("Requesting_x", "a", None)], True),
+    ("one is back", [(ASKED, "a", 20), (ASKED, "a", None), (ASKED, "a", 1)], False),
+    ("reports", [(ASKED, "a", 20), (ASKED, "a", None), (REPORTED, "a", None)], False),
+    ("reported before", [(REPORTED, "a", 20), (REPORTED, "a", None)], True),
+    (
+        "reports again",
+        [(REPORTED, "a", 20), (REPORTED, "a", None), (REPORTED + "y", "a", None)],
+        False,
+    ),
+    ("registers anew", [(ASKED, "a", 20), (ASKED, "a", None), (ASKED, "b", None)], False),
+    ("registers anew while taken back", [(ASKED, "a", 20), (ASKED, "b", None)], False),
+    ("none from the start", [(None, "a", 0)], True),
+    ("none once the kubelet knows it", [(None, "a", None), (None, "a", 0)], True),
+    ("none, whatever the plugin reports", [(ASKED, "a", 0), (REPORTED, "a", 0)], True),
+    ("none, whatever it registers", [(ASKED, "a", 0), (ASKED, "b", 0)], True),
+    ("none, then some", [(None, "a", 0), (None, "a", 10)], False),
 )
 def test_withdrawn(observation, withdrawn):
     liveness = None
@@ -95,17 +106,20 @@ def test_withdrawn(observation, withdrawn):
 
 
 def test_the_minute_counts_from_when_the_handshake_last_changed():
-    liveness = observe(None, PluginObservation(ASKED, "a", 0), 10.0, NOW)
-    assert observe(liveness, PluginObservation(ASKED, "a", 0), 20.0, NOW).changed.at == 10.0
-    assert observe(liveness, PluginObservation(ASKED, "b", 0), 20.0, NOW).changed.at == 10.0
-    assert observe(liveness, PluginObservation(LATER, "a", 0), 20.0, NOW).changed.at == 20.0
+    liveness = observe(None, PluginObservation(ASKED, "a", None), 10.0, NOW)
+    assert observe(liveness, PluginObservation(ASKED, "a", None), 20.0, NOW).changed.at == 10.0
+    assert observe(liveness, PluginObservation(ASKED, "b", None), 20.0, NOW).changed.at == 10.0
+    assert observe(liveness, PluginObservation(LATER, "a", None), 20.0, NOW).changed.at == 20.0
 
 
 @pytest.mark.parametrize("hours", [1, -1])
 def test_a_time_of_day_that_jumps_withdraws_no_device_and_keeps_no_dead_plugin(hours):
-    liveness = observe(None, PluginObservation(None, "[]", 0), 0.0, NOW)
+    liveness = observe(None, PluginObservation(None, "[]", None), 0.0, NOW)
     liveness = observe(
-        liveness, PluginObservation(render_request(NOW), "[]", 0), 1.0, NOW + timedelta(hours=hours)
+        liveness,
+        PluginObservation(render_request(NOW), "[]", None),
+        1.0,
+        NOW + timedelta(hours=hours),
     )
     assert is_schedulable(liveness, 60.0)
     assert not is_schedulable(liveness, 61.0)
@@ -125,9 +139,20 @@ def test_a_plugin_that_dies_is_given_up_at_once_and_does_not_flap():
 
 
 def test_a_plugin_that_left_its_annotation_behind_is_given_up_after_a_minute():
-    liveness = observe(None, PluginObservation(None, "[]", 0), 0.0, NOW)
+    liveness = observe(None, PluginObservation(None, "[]", None), 0.0, NOW)
     assert is_schedulable(liveness, 0.0)
     assert needs_handshake_request(liveness)
-    liveness = observe(liveness, PluginObservation(render_request(NOW), "[]", 0), 1.0, NOW)
+    liveness = observe(liveness, PluginObservation(render_request(NOW), "[]", None), 1.0, NOW)
     assert is_schedulable(liveness, 59.0)
     assert not is_schedulable(liveness, 61.0)
+
+
+def test_no_pod_is_placed_after_a_reboot_until_the_plugin_has_registered_with_the_kubelet():
+    """The kubelet rejects pods for good then, whether this scheduler has seen the node before or not. The plugin writes
+    annotations before it registers with the kubelet."""
+    for before in (None, observe(None, PluginObservation(REPORTED, "a", 20), 0.0, NOW)):
+        liveness, offers = before, []
+        for register, allocatable in (("a", 0), ("unhealthy", 0), ("b", 0), ("b", 20)):
+            liveness = observe(liveness, PluginObservation(REPORTED, register, allocatable), 1, NOW)
+            offers.append(is_schedulable(liveness, 2.0))
+        assert offers == [False, False, False, True]

@@ -7,8 +7,12 @@ import pytest
 from hami.codec.keys import NODE_LOCK
 from hami.codec.states import render_request
 from hami.state.nodes import NodeCache
+from hami.state.store import Store
+from hami.state.view import Policies
+from hami.vendors.spec import Catalog
 from testing.builders import NVIDIA, device_usage, gpu, node
 from testing.cases import cases
+from testing.replicas import Clock
 from testing.stores import SmallStore, bound_to, read_pods
 
 LOCK = "2026-08-21T12:00:00Z,default,a"
@@ -151,9 +155,10 @@ def test_nodes_that_are_missing_from_a_list_are_removed():
 @cases(
     "allocatable, waited, offered",
     ("10", 1000, True),
-    ("0", 59, True),
-    ("0", 61, False),
+    ("0", 0, False),
+    ("", 59, True),
     ("", 61, False),
+    ("garbage", 59, True),
     ("garbage", 61, False),
 )
 def test_the_devices_of_a_silent_plugin_are_withdrawn(allocatable, waited, offered):
@@ -181,13 +186,24 @@ def test_the_devices_return_when_the_plugin_reports_again():
                 gpu("GPU-0"),
                 annotations={NVIDIA.annotations.handshake: handshake},
                 resource_version=version,
-                allocatable={NVIDIA.resources.count: "0"},
             )
         )
         cache.time.seconds += 61
         cache.expire()
     assert names(cache) == ["n1"]
     assert [name for name, _ in cache.nodes.reports_due()] == ["n1"]
+
+
+@pytest.mark.parametrize(("allocatable", "offered"), [("0", False), ("", True), ("4", True)])
+def test_a_kubelet_that_offers_none_gets_no_pods_of_a_vendor_without_a_handshake(
+    allocatable, offered
+):
+    vendor = replace(NVIDIA, annotations=replace(NVIDIA.annotations, handshake=""))
+    time = Clock()
+    store = Store(Catalog([vendor]), Policies(), clock=time, now=time.now)
+    allocatable = {vendor.resources.count: allocatable}
+    store.nodes.upsert(node("n1", gpu("GPU-0"), allocatable=allocatable))
+    assert names(store) == (["n1"] if offered else [])
 
 
 # locks
