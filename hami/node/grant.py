@@ -78,14 +78,16 @@ class Grant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """The state of the host. *library*: path of the limiter. *locks*: it needs a directory for locks. *license*: a
-    license file exists. *nodes*: the driver's control nodes, without the configured prefix. *instance_nodes*: device
-    nodes of the MIG instances that are allocated. *classes*: CDI classes that have a specification, besides the cards.
+    license file exists. *nodes*: the driver's control nodes, without the configured prefix. *absent*: device nodes of
+    cards that do not exist, as of mock cards. *instance_nodes*: those of the MIG instances that are allocated.
+    *classes*: CDI classes that have a specification, besides the cards.
     """
 
     library: str
     locks: bool = True
     license: bool = False
     nodes: tuple[str, ...] = CONTROL_NODES
+    absent: frozenset[str] = frozenset()
     instance_nodes: tuple[str, ...] = ()
     classes: frozenset[str] = frozenset(CLASSES)
 
@@ -229,6 +231,8 @@ def _cdi_names(config: PluginConfig, ids: Sequence[str], host: HostFacts) -> tup
 
 def _nodes(config: PluginConfig, cards: Sequence[Card], host: HostFacts) -> tuple[DeviceNode, ...]:
     own = dict.fromkeys(card.node for card in sorted(cards, key=lambda card: card.minor))
+    for path in host.absent:
+        own.pop(path, None)
     paths = (
         *host.nodes,
         *own,

@@ -72,17 +72,17 @@ class GrantBuilder:
         Creates its MIG instances, or the directory of its processes. Raises: Rejected; HostError; ClusterError
         if the API server does not answer; HamiError of the driver.
         """
+        cards = [card for card, _ in parts]
         is_kept, token = token is not None, token or self._token()
         if self._mig is not None:
             instances, annotations = self._mig.prepare(pod, position, [share for _, share in parts])
-            cards = [card for card, _ in parts]
             return instances_grant(self._config, self._host, cards, instances, token), annotations
         if variables is None:
             variables = self.variables(pod.ref, container)
         limits = container_limits(
             self._config, parts, variables, self._context_bytes, self._cores_most(pod)
         )
-        facts = self._host.facts(limited=True)
+        facts = self._host.facts(limited=True, cards=cards)
         own = str(self._host.prepare(pod.ref.uid, container, keep=is_kept))
         self._host.write_limits(
             pod.ref.uid, container, token, limits, keep=is_kept, durable=durable
@@ -150,6 +150,7 @@ def instances_grant(
     text. Raises: HostError."""
     facts = host.facts(
         limited=False,
+        cards=cards,
         instances=[
             (card.minor, instance.gpu_instance, instance.compute_instance)
             for card, instance in zip(cards, instances, strict=True)

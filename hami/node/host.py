@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 
 import hami
+from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.cdi import CLASSES
@@ -118,29 +119,32 @@ class Host:
         self._reported = OncePerKey()
         self._unshrinkable = OncePerKey()
 
-    def facts(self, *, limited: bool, instances: Sequence[tuple[int, int, int]] = ()) -> HostFacts:
+    def facts(
+        self,
+        *,
+        limited: bool,
+        cards: Sequence[Card] = (),
+        instances: Sequence[tuple[int, int, int]] = (),
+    ) -> HostFacts:
         """Returns the facts that a grant depends on.
 
-        *limited*: the limiter is mounted. *instances*: card minor, GPU instance and compute instance of each MIG
-        instance that is allocated. Raises: HostError if a file of the limiter is missing (the container would not
-        start or, worse, start without limits), or the device nodes of an instance.
+        *limited*: the limiter is mounted. *cards*: those of the container. *instances*: card minor, GPU instance and
+        compute instance of each MIG instance that is allocated. Raises: HostError if a file of the limiter is missing
+        (the container would not start or, worse, start without limits), or the device nodes of an instance.
         """
         library = self._limiter.path
         missing = self.missing_limiter() if limited else None
         if missing is not None:
             raise HostError(f"{missing} is missing: the limiter is not installed on this node yet")
-        nodes: list[str] = []
-        if instances and self._pass_nodes:
-            minors = read_mig_minors(self._minors)
-            for ids in instances:
-                nodes += instance_nodes(minors, *ids)
+        own = frozenset([card.node for card in cards])
         return HostFacts(
             library=str(library),
             license=(self._root / "license").exists(),
             classes=self._classes(),
             locks=limited and not self._limiter.reads_limits(library),
-            nodes=tuple(node for node in CONTROL_NODES if os.path.exists(self._dev_root + node)),
-            instance_nodes=tuple(nodes),
+            nodes=_existing(self._dev_root, CONTROL_NODES),
+            absent=own.difference(_existing(self._dev_root, own)),
+            instance_nodes=_instance_nodes(self._minors, instances, self._pass_nodes),
         )
 
     def missing_limiter(self) -> Path | None:
@@ -420,3 +424,24 @@ def host_errors(action: str) -> Iterator[None]:
         raise HostError(
             f"{action}: {error.strerror or error}: {error.filename or 'no file'}"
         ) from error
+
+
+def _existing(root: str, nodes: Iterable[str]) -> tuple[str, ...]:
+    """Returns those of the device *nodes* that exist below *root*."""
+    return tuple([node for node in nodes if os.path.exists(root + node)])
+
+
+def _instance_nodes(
+    table: Path, instances: Sequence[tuple[int, int, int]], is_required: bool
+) -> tuple[str, ...]:
+    """Returns the device nodes of MIG *instances*; none if the kernel has no *table* of them, unless *is_required*.
+
+    Raises: HostError.
+    """
+    if not instances or not (is_required or table.exists()):
+        return ()
+    nodes: list[str] = []
+    minors = read_mig_minors(table)
+    for ids in instances:
+        nodes += instance_nodes(minors, *ids)
+    return tuple(nodes)

@@ -86,12 +86,16 @@ def _check_knows_cdi(cluster: Cluster, name: str) -> None:
 
 def start_time_config(config: PluginConfig) -> PluginConfig:
     """Returns *config* for start-time mode: edits of CDI devices replace annotations, and the kubelet's choice of cards
-    is a hint."""
+    is a hint.
+
+    Specifications list the device nodes: the runtime does not know those that NVIDIA's hook adds, and a reload of
+    systemd, or a change of a container's CPU, would take them away.
+    """
     strategies = dict.fromkeys(
         "cdi-cri" if strategy == "cdi-annotations" else strategy
         for strategy in config.list_strategies
     )
-    return replace(config, list_strategies=tuple(strategies), aligned=False)
+    return replace(config, list_strategies=tuple(strategies), aligned=False, pass_device_specs=True)
 
 
 def why_not_start(

@@ -345,7 +345,7 @@ def _dynamic_mig(node: PluginNode, claim_specs: ContainerSpecs) -> DynamicMig | 
 
 def _start_time_allocator(node: PluginNode, mig: DynamicMig | None) -> StartTimeAllocator:
     config = start_time_config(node.settings)
-    return StartTimeAllocator(
+    allocator = StartTimeAllocator(
         config,
         node.cluster,
         node.vendor,
@@ -355,6 +355,10 @@ def _start_time_allocator(node: PluginNode, mig: DynamicMig | None) -> StartTime
         MemoryWall(config, Path(node.settings.driver_root_in_container)),
         node_pods=node.node_pods,
     )
+    allocator.refusals.listeners.append(
+        lambda ref, reason: node.events.record(ref, "Warning", "DeviceGone", reason)
+    )
+    return allocator
 
 
 def _is_start_time(node: PluginNode, start_time: StartTimeAllocator) -> bool:

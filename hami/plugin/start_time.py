@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from hami.devices.registration import MIG
 from hami.errors import Conflict, HamiError, Rejected
 from hami.kube.cluster import Cluster
 from hami.kube.retry import brief_retry
-from hami.model import BindPhase, Pod
+from hami.model import BindPhase, Pod, PodRef
 from hami.node.checkpoint import CheckpointEntry
 from hami.node.container_specs import ContainerSpecs, device_name, spec_names
 from hami.node.grant import Grant, overridable_env
@@ -50,6 +52,40 @@ from hami.vendors.spec import Vendor
 
 log = logging.getLogger(__name__)
 
+REFUSALS = 5
+"""In a row, after which the pod is told: the kubelet asks again every ten to fifteen seconds at first."""
+MOST_REFUSED = 1_000  # pods of which refusals are counted
+ADVICE = "its controller makes another one, and a device that is gone does not come back by itself"
+
+
+class Refusals:
+    """Counts how often pods have been refused in a row. Threads may share it.
+
+    *listeners* are called once when a pod has been refused `REFUSALS` times: the kubelet asks for ever.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: list[Callable[[PodRef, str], None]] = []
+        self._lock = threading.Lock()  # guards the counts
+        self._counts: OrderedDict[str, int] = OrderedDict()  # by the uid of the pod
+
+    def count(self, ref: PodRef, error: Rejected) -> None:
+        """Counts a refusal of the pod."""
+        with self._lock:
+            count = self._counts.pop(ref.uid, 0) + 1
+            self._counts[ref.uid] = count
+            if len(self._counts) > MOST_REFUSED:
+                self._counts.popitem(last=False)
+        if count != REFUSALS:
+            return
+        for listener in self.listeners:
+            listener(ref, f"{error}. If that lasts, delete the pod: {ADVICE}")
+
+    def clear(self, ref: PodRef) -> None:
+        """Forgets the pod, a container of which has started."""
+        with self._lock:
+            self._counts.pop(ref.uid, None)
+
 
 class StartTimeAllocator:
     """Hands out shares of the node's cards to containers that start. Threads may share it."""
@@ -74,6 +110,7 @@ class StartTimeAllocator:
         self._specs = specs
         self._memory_wall = memory_wall
         self._node_pods = node_pods
+        self.refusals = Refusals()
         self._retry_conflicts = brief_retry(
             lambda error: isinstance(error, Conflict), lambda seconds: None
         )
@@ -206,7 +243,9 @@ class StartTimeAllocator:
             except Rejected as error:
                 errors.append(error)
         if not written:
+            self.refusals.count(pod.ref, errors[0])
             raise errors[0]
+        self.refusals.clear(pod.ref)
         return pod, written
 
     def _prepare(

@@ -139,6 +139,12 @@ def test_device_nodes():
     )
 
 
+def test_a_device_node_that_does_not_exist_is_left_out():
+    settings = replace(CONFIG, pass_device_specs=True)
+    host = replace(HOST, nodes=(), absent=frozenset({"/dev/nvidia4"}))
+    assert visible_devices_grant(settings, [A], [CARDS[0]], host, "t-1").devices == ()
+
+
 def test_a_device_node_shared_by_cards_is_added_once():
     cards = [replace(card, shared_node="/dev/dxg") for card in CARDS[:2]]
     grant = shares_grant(

@@ -12,6 +12,7 @@ import tracemalloc
 
 import pytest
 
+from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.errors import HostError
 from hami.node.host import CHECKPOINT, MIN_AGE_S, Host
@@ -87,6 +88,18 @@ def test_license_and_control_nodes_are_found(root, host):
         True,
         ("/dev/nvidiactl",),
     )
+
+
+def test_device_nodes_of_cards_that_do_not_exist_are_absent(root, host):
+    """Those of mock cards: a container with such a node would not start."""
+    (root.parent / "dev").mkdir()
+    (root.parent / "dev" / "nvidia0").touch()
+    cards = [
+        Card(uuid=f"GPU-{minor}", index=minor, minor=minor, model="A40", memory_mib=46_068)
+        for minor in (0, 1)
+    ]
+    facts = host.facts(limited=False, cards=cards)
+    assert facts.absent == {"/dev/nvidia1"}
 
 
 def test_device_nodes_of_instances_follow_the_kernel_s_table(root, host):

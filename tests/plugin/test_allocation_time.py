@@ -141,4 +141,5 @@ def test_the_configuration_of_start_time_mode():
             node="n1", list_strategies=("envvar", "cdi-annotations", "cdi-cri"), aligned=True
         )
     )
-    assert found == PluginConfig(node="n1", list_strategies=("envvar", "cdi-cri"))
+    strategies = ("envvar", "cdi-cri")
+    assert found == PluginConfig(node="n1", list_strategies=strategies, pass_device_specs=True)

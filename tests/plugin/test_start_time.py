@@ -3,6 +3,7 @@
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,12 +15,14 @@ from hami.node.cdi import Roots
 from hami.node.cdi_specs import CdiSpecs
 from hami.node.checkpoint import CheckpointEntry
 from hami.node.container_specs import ContainerSpecs, device_name, spec_names
+from hami.node.grant import CONTROL_NODES
 from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S
 from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.node.memory_wall import MemoryWall
 from hami.plugin import api_pb2 as api
-from hami.plugin.start_time import StartTimeAllocator, needs_completion
+from hami.plugin.allocation_time import start_time_config
+from hami.plugin.start_time import REFUSALS, StartTimeAllocator, needs_completion
 from testing.builders import NVIDIA
 from testing.cases import cases
 from testing.plugin_stage import (
@@ -88,6 +91,7 @@ class StartStage(Stage):
 
     def start(self):
         super().start()
+        self.config = start_time_config(self.config)
         self.specs = ContainerSpecs(
             self.folder, now=lambda: time.time() + 2 * MIN_AGE_S, edits=self._edits
         )
@@ -602,6 +606,41 @@ def recorded(stage):
     return {one["containerIndex"]: one["migUUID"] for one in json.loads(stage.annotation(KEY))}
 
 
+def test_a_pod_whose_card_is_gone_is_told_after_some_refusals(tmp_path):
+    """Once, though the kubelet asks for ever; a container that starts meanwhile begins anew."""
+    refused = []
+    one = StartStage(tmp_path, ONE)
+    one.admit("c", *ids(A))
+    one.allocator.refusals.listeners.append(lambda ref, reason: refused.append((str(ref), reason)))
+
+    def start(times, fault):
+        one.inventory.report(A, fault)
+        for _ in range(times):
+            with suppress(Rejected):
+                one.allocator.pre_start(ids(A))
+
+    start(REFUSALS - 1, "lost")
+    start(1, "")
+    start(REFUSALS - 1, "lost")
+    assert refused == []
+    start(10, "lost")
+    ((pod, reason),) = refused
+    assert pod == "default/p"
+    assert "delete the pod" in reason
+
+
+def test_a_specification_lists_the_device_nodes_of_its_cards_alone(tmp_path):
+    """What NVIDIA's hook adds, the runtime does not know: a reload of systemd would take it away."""
+    one = StartStage(tmp_path, PAIR)
+    name = one.admit("b", *ids(B, C))
+    one.allocator.pre_start(ids(B, C))
+    cards = [card.node for card in CARDS if card.uuid in (B, C)]
+    nodes = one.edits(name)["deviceNodes"]
+    paths = [node["path"] for node in nodes]
+    assert paths == [*CONTROL_NODES, *cards]
+    assert {node["permissions"] for node in nodes} == {"rw"}
+
+
 def test_an_instance_is_created_and_recorded_when_its_container_starts(mig_stage):
     driver = Driver()
     one = mig_stage(driver, cut(partition(1), bind_phase="success", left=""))
@@ -609,7 +648,10 @@ def test_an_instance_is_created_and_recorded_when_its_container_starts(mig_stage
     assert (driver.uuids, one.allocator.allocate(ids(B)).env) == ([], {})
     one.allocator.pre_start(ids(B))
     assert (driver.uuids, recorded(one)) == (["MIG-new-1"], {0: "MIG-new-1"})
-    assert one.edits(name) == {"env": ["NVIDIA_VISIBLE_DEVICES=MIG-new-1"]}
+    assert one.env(name) == {"NVIDIA_VISIBLE_DEVICES": "MIG-new-1"}
+    paths = [node["path"] for node in one.edits(name)["deviceNodes"]]
+    (card,) = [card for card in CUT if card.node in paths]
+    assert paths == [*CONTROL_NODES, card.node, f"/dev/cap-{card.minor}-8-0"]
     one.allocator.pre_start(ids(B))
     assert (driver.uuids, len(one.cluster.calls_of("annotate_pod"))) == (["MIG-new-1"], 1)
 
