@@ -286,7 +286,8 @@ def test_the_node_reboots(sandbox, real, driver):
     assert [views(sandbox, real, name, 1) for name in memory] == [["1000m"], ["2000m"]]
     before = specifications(real)
     driver.kill()
-    real.reboot(driver.start)
+    real.reboot()
+    driver.start()
     for name in memory:
         restarted(sandbox, name, 0, timeout=90)
     assert [views(sandbox, real, name, 2) for name in memory] == [["1000m"] * 2, ["2000m"] * 2]
@@ -400,7 +401,8 @@ def test_a_node_with_instances_reboots(sandbox, real, driver):
     before = instances(real)
     driver.kill()
     (real.folder / "cards.yaml.state").write_text("{}")  # instances do not survive, MIG mode does
-    real.reboot(lambda: driver.start(operating_mode="mig"))
+    real.reboot()
+    driver.start(operating_mode="mig")
     for name in ("a", "b"):
         restarted(sandbox, name, 0, timeout=90)
     after = instances(real)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from testing.placing import (
     place,
     place_as_upstream,
 )
-from testing.pods import init, pod, sidecar
+from testing.pods import container, init, pod, sidecar
 from testing.realnode import RealNode
 from testing.restarts import held, holding, kill_container, release, restarted, views
 from testing.sandbox import Sandbox
@@ -41,6 +42,8 @@ FIRST, SECOND = cards(2)
 CDI = "/run/cdi"
 OURS = "hami.io-container-*.json"
 RETRIED_SECONDS = 40  # the kubelet repeats a failed start after ten to fifteen seconds
+LATE_S = 15.0
+WAITS = "no node offers such devices"
 PLACES = "hami.io/vgpu-mig-allocations"
 
 
@@ -307,32 +310,111 @@ def test_containerd_is_restarted(sandbox, real, plugin):
     assert limits(sandbox, real, "b") == [("2000m", "0")]
 
 
-def test_the_node_reboots(sandbox, real, plugin):
-    """All processes end, and /run is empty afterwards."""
-    names = ["a", "b", "c"]
-    for number, name in enumerate(names, 1):
-        one(sandbox, real, name, 1000 * number)
-    before = sandbox.running(*names)
-    assert [views(sandbox, real, name, 1) for name in names] == [["1000m"], ["2000m"], ["3000m"]]
+def ended(name, after):
+    """Returns a pod whose init container had a GPU and has ended, and whose container *after* runs."""
+    first = showing(HOOK, "init", "true", gpu=1, gpumem=1000)
+    return pod(name, inits=[first], containers=[after])
+
+
+@pytest.fixture
+def replicas(sandbox, plugin):
+    """The names of two pods of a ReplicaSet."""
+    template = shower(HOOK, "_", gpu=1, gpumem=2000)
+    del template["metadata"]["name"]
+    template["metadata"]["labels"] = {"app": "r"}
+    spec = {"replicas": 2, "selector": {"matchLabels": {"app": "r"}}, "template": template}
+    sandbox.create(
+        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "r"}, "spec": spec}
+    )
+    yield set(sandbox.started(wait_for=2, timeout=60))
+    sandbox.kube.delete("ReplicaSet", "r", sandbox.namespace)
+
+
+def pods_of(sandbox):
+    found = sandbox.kube.list("Pod", sandbox.namespace)
+    return {item["metadata"]["name"]: item for item in found}
+
+
+def rejected(pods):
+    """Returns the names of the pods that the kubelet has rejected for good."""
+    found = set()
+    for name, item in pods.items():
+        if item["status"].get("reason") == "UnexpectedAdmissionError":
+            assert item["status"]["phase"] == "Failed"
+            found.add(name)
+    return found
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("is_late", [False, True], ids=["soon", "much later"])
+def test_the_node_reboots(sandbox, real, plugin, replicas, is_late):
+    """The kubelet rejects all pods of which a container has had devices, also an init container that has ended. What
+    a controller makes in their place waits until the plugin is there; pods without one are told what to do."""
+    bare = {
+        "app": shower(HOOK, "app", gpu=1, gpumem=1000),
+        "sidecar": pod("sidecar", inits=[sidecar(gpu=1, gpumem=1000)], containers=[container()]),
+        "ended": ended("ended", showing(HOOK, gpu=1, gpumem=1000)),
+        "ended-alone": ended("ended-alone", container()),
+    }
+    sandbox.create(*bare.values())
+    sandbox.running(*bare, timeout=90)
     plugin.kill()
+    real.reboot()
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: rejected(pods) == {*bare, *replicas} and len(pods) == len(bare) + 4,
+        sandbox.namespace,
+        timeout=90,
+        what="all pods are rejected, and two replacements wait",
+    )
+    one, other = set(pods_of(sandbox)) - {*bare, *replicas}
+    real.wait_ready()
+    sandbox.refusal(one, WAITS)
+    if is_late:
+        sandbox.create(shower(HOOK, "new", gpu=1, gpumem=1000))
+        sandbox.refusal("new", WAITS)
+        sandbox.refusal(other, WAITS)
+        time.sleep(LATE_S)
+    assert rejected(pods_of(sandbox)) == {*bare, *replicas}
+    plugin.start().wait_offered(2 * SLOTS)
+    sandbox.running(one, other, *(["new"] if is_late else []), timeout=90)
+    sandbox.kube.wait(
+        "Pod",
+        lambda pods: rejected(pods) == set(bare) and not replicas & set(pods),
+        sandbox.namespace,
+        timeout=60,
+        what="the rejected pods of the ReplicaSet are gone, and no other",
+    )
+    for name in bare:
+        assert "or with a claim" in sandbox.event(name, "DevicesNotReady")
+    assert limits(sandbox, real, one, other) == [("2000m", "0")] * 2
 
-    def start_plugin() -> None:
-        plugin.start()
-        eventually(
-            lambda: "message=serving" in plugin.log(), lambda: f"the plugin serves:\n{plugin.log()}"
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["plugin there", "plugin away"])
+def test_the_kubelet_is_restarted_after_an_init_container_with_a_device(
+    sandbox, real, plugin, is_away
+):
+    """Kubernetes ends such a pod while the plugin is away, though its other containers hold no device."""
+    sandbox.create(ended("a", container()))
+    before = sandbox.running("a", timeout=90)
+    if is_away:
+        plugin.kill()
+    real.kill_kubelet()
+    real.start_kubelet()
+    real.wait_ready()
+    if is_away:
+        sandbox.kube.wait(
+            "Pod",
+            lambda pods: rejected(pods) == {"a"},
+            sandbox.namespace,
+            timeout=60,
+            what="the kubelet has ended the pod",
         )
-
-    real.reboot(start_plugin)
-    plugin.wait_registered()
-    for name in names:
-        restarted(sandbox, name, 0, timeout=90)
-    assert sandbox.running(*names) != before
-    assert [views(sandbox, real, name, 2) for name in names] == [
-        ["1000m"] * 2,
-        ["2000m"] * 2,
-        ["3000m"] * 2,
-    ]
-    assert len(specifications(real)) == 3
+        assert "or with a claim" in sandbox.event("a", "DevicesNotReady", timeout=40)
+        plugin.start()
+    else:
+        assert sandbox.running("a") == before
+    plugin.wait_offered(2 * SLOTS)
 
 
 # ---- what happens between Binding and start

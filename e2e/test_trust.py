@@ -878,6 +878,36 @@ def test_the_extender_deletes_no_pod_without_devices_and_none_that_waits(
 
 
 @pytest.mark.installation
+def test_the_extender_deletes_only_rejected_pods_of_a_controller(
+    sandbox: Sandbox, extender_token: Kube, two_nodes: None
+) -> None:
+    made = sandbox.kube.create(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}}, sandbox.namespace
+    )
+    owner = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": "owner",
+        "uid": made["metadata"]["uid"],
+    }
+    for name, controller in (("owned", True), ("referred", False), ("plain", True)):
+        item = pod(name, **({} if name == "plain" else {"gpu": 64}))
+        item["metadata"]["ownerReferences"] = [owner | {"controller": controller}]
+        sandbox.create(item)
+
+    def delete(name: str) -> None:
+        extender_token.delete("Pod", name, sandbox.namespace)
+
+    for name in ("owned", "referred", "plain"):
+        write_status(sandbox.kube, sandbox, name, {"phase": "Failed", "reason": "Evicted"})
+        assert refused(delete, name) == "hami-preemption"
+        write_status(sandbox.kube, sandbox, name, {"reason": "UnexpectedAdmissionError"})
+    assert refused(delete, "referred") == "hami-preemption"
+    assert refused(delete, "plain") == "hami-preemption"
+    delete("owned")
+
+
+@pytest.mark.installation
 def test_the_extender_writes_nothing_into_a_status_but_what_an_eviction_needs(
     sandbox, extender_token, running
 ):

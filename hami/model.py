@@ -363,6 +363,14 @@ class QuotaRef(PodRef):
     """The identity of a ResourceQuota, for events about it."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerRef(PodRef):
+    """The identity of the object that controls a pod."""
+
+    kind: str = ""
+    api_version: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
     """The fields of a container that scheduling reads. Quantities are in the API server's notation."""
@@ -478,6 +486,7 @@ class Pod:
     node_name: str = ""
     scheduler_name: str = ""
     phase: str = ""
+    failure: str = ""  # the reason and the message of one that has failed
     init_done: bool = False  # every init container but sidecars has exited with 0; there is one
     admitted: bool = False  # by the kubelet, so its devices have been allocated
     deleting: bool = False

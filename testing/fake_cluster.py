@@ -19,7 +19,7 @@ from hami.codec.times import render_time
 from hami.codec.trust import SecretRecord, WebhookConfiguration
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.leases import LeaseRecord
-from hami.model import DisruptionBudget, Node, Pod, PodGroup, PodGroupRef, PodRef
+from hami.model import DisruptionBudget, Node, OwnerRef, Pod, PodGroup, PodGroupRef, PodRef
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class FakeCluster:
         self.claims: dict[tuple[str, str], dict[str, Any]] = {}  # as the API server has them
         self.now = lambda: datetime(2026, 8, 21, 12, tzinfo=UTC)  # the time of day
         self.calls: list[Call] = []
+        self.owners: dict[str, OwnerRef] = {}  # of pods, by uid
         self.specifications: dict[str, dict[str, Any]] = {}  # by the pod's uid
         self.environments: dict[
             tuple[str, str], dict[str, str]
@@ -159,6 +160,12 @@ class FakeCluster:
             return self.specifications.get(ref.uid, {"metadata": {"uid": ref.uid}})
 
         return self._do("specification", effect, ref=ref)
+
+    def controller(self, ref: PodRef) -> OwnerRef | None:
+        def effect():
+            return self.owners.get(self._same(ref).controller)
+
+        return self._do("controller", effect, ref=ref)
 
     def pods_on(self, node: str) -> list[Pod]:
         return self._do(
@@ -341,6 +348,13 @@ class FakeCluster:
                 )
 
         self._do("evict", effect, ref=ref, grace_s=grace_s)
+
+    def request_eviction(self, ref: PodRef) -> None:
+        def effect():
+            self._same(ref)
+            self.delete_pod(ref.namespace, ref.name)
+
+        self._do("request_eviction", effect, ref=ref)
 
     def disruption_budgets(self) -> list[DisruptionBudget]:
         return self._do("disruption_budgets", lambda: list(self.budgets))

@@ -139,7 +139,7 @@ class FakeHost:
         self.limits = {}  # by uid and container: the token, and the limits in its files
         self.error = None
 
-    def facts(self, *, limited, instances=()):
+    def facts(self, *, limited, cards=(), instances=()):
         if self.error:
             raise self.error
         return HostFacts(

@@ -227,10 +227,10 @@ class RealNode(JoinedNode):
         self.containerd.start()
         self._wait(self._answers, "containerd", self.containerd)
 
-    def reboot(self, start: Callable[[], object]) -> None:
-        """Kills kubelet, containerd and all containers, then empties /run/cdi and starts them again.
+    def reboot(self) -> None:
+        """Kills kubelet, containerd and all containers, then empties /run/cdi and starts the first two again.
 
-        *start*: starts what runs before the kubelet.
+        The kubelet takes up the pods of its node before any pod of a DaemonSet runs: a device plugin is started later.
         """
         self.kubelet.kill()
         for task in self.ctr("tasks", "list", "--quiet").split():
@@ -240,7 +240,6 @@ class RealNode(JoinedNode):
         shutil.rmtree(self.path("/run/cdi"), ignore_errors=True)
         self.containerd.start()
         self._wait(self._answers, "containerd", self.containerd)
-        start()
         for _ in range(REBOOT_ATTEMPTS):  # a kubelet ends if containerd is not quite ready
             with contextlib.suppress(NodeUnavailable):
                 return self.start_kubelet()

@@ -446,6 +446,28 @@ def test_webhooks_for_claims_see_pods_that_request_nvidia_gpus_by_their_names():
     }
 
 
+def test_without_the_removal_of_rejected_pods_nothing_is_left_that_it_needs():
+    folder = ROOT / "manifests" / "components" / "no-clean-rejected"
+    component = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    role, policy, deployment = component["patches"]
+    shipped_now = {(item["kind"], item["metadata"]["name"]): item for item in shipped("base")}
+    targets = [
+        shipped_now[each["target"]["kind"], each["target"]["name"]] for each in (role, policy)
+    ]
+    (rule,) = targets[0]["rules"]
+    assert (rule["resources"], rule["verbs"]) == (["pods"], ["delete"])
+    assert yaml.safe_load(role["patch"]) == [{"op": "replace", "path": "/rules", "value": []}]
+    (variable,) = targets[1]["spec"]["variables"]
+    assert variable["name"] == "rejected"
+    assert "variables.rejected" in targets[1]["spec"]["validations"][0]["expression"]
+    assert yaml.safe_load(policy["patch"])[-1] == {
+        "op": "replace",
+        "path": "/spec/variables/0/expression",
+        "value": "false",
+    }
+    assert yaml.safe_load(deployment["patch"])[-1]["value"] == "--clean-rejected=none"
+
+
 def test_without_preemption_no_rule_is_left_that_it_needs():
     """The component empties the role: to leave it out would not take it away from a cluster that has it."""
     component = yaml.safe_load(

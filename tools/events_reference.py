@@ -42,6 +42,20 @@ EVENTS: Mapping[str, str] = MappingProxyType(
         "AllocationEditRefused": "the annotations of a bound pod were changed; the devices of its Binding still count",
         "Preempting": "pods of lower priority were evicted; their devices are kept for this pod",
         "Preempted": "the pod was evicted for one of higher priority; the message contains its uid",
+        "Evicted, NotEvicted": (
+            "the pod was evicted since its device harms it (`--remediation`); why it was not, though its device does"
+        ),
+        "DeviceGone": (
+            "a container has been refused five times when it started, as where its device is gone; the message "
+            "says what to do"
+        ),
+        "DevicesNotReady": (
+            "the kubelet rejected the pod for good because of its devices, as after a reboot until the device plugin "
+            "runs, and no controller, or one that HAMi does not know, replaces it"
+        ),
+        "RejectedPodDeleted": (
+            "on the controller of such a pod: a pod that replaces it runs, so it was deleted (`--clean-rejected`)"
+        ),
         "PreemptionFailed": "the API server refuses evictions; HAMi retries after a minute",
         "Resizing, Resized": "a new [size](resize.md) is allocated; it is enforced",
         "ResizePending": (

@@ -34,7 +34,7 @@ from hami.codec.keys import (
     SCHEDULERS_ALONE,
     is_scheduler_owned,
 )
-from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED
+from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, REJECTED
 from hami.errors import MalformedInput
 from hami.runtime.options import read_text
 from hami.vendors.capacity import capacity_names
@@ -169,6 +169,7 @@ def render_policies(catalog: Catalog) -> str:
         requests_devices=indented(_requests_devices(catalog), 6),
         requested_devices=indented(_requests_devices(catalog, pod="oldObject"), 6),
         is_preempted=_IS_PREEMPTED,
+        rejected=REJECTED,
         only_preemption=indented(_ONLY_PREEMPTION, 6),
         preemptible=PREEMPTIBLE,
         priority=" or ".join(

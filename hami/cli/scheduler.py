@@ -235,7 +235,8 @@ SCHEDULER_FLAGS: Sections = {
         _FLAGS,
         "--scheduler-name --node-scheduler-policy --gpu-scheduler-policy --usual-pods "
         "--force-overwrite-default-scheduler --foreign-reservations --node-label-selector "
-        "--preemption --preemption-min-runtime --dra "
+        "--preemption --preemption-min-runtime --clean-rejected --dra "
+        "--remediation --remediation-after --remediation-share --remediation-rate "
         "--node-lock-timeout",
     ),
     "Cluster": section(

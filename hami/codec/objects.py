@@ -27,6 +27,8 @@ class OwnerReference(msgspec.Struct, rename="camel", gc=False, frozen=True):
     kind: str = ""
     uid: str = ""
     controller: bool = False
+    name: str = ""
+    api_version: str = ""
 
 
 _NO_OWNER = OwnerReference()

@@ -22,7 +22,7 @@ from hami.codec.keys import CLAIM_AMOUNTS, PREEMPTING
 from hami.codec.objects import Metadata, Quantities, quantities
 from hami.codec.scopes import ResourceRequirements, is_best_effort, make_scope
 from hami.errors import MalformedInput
-from hami.model import Container, ContainerKind, EvictedTogether, Pod, PodRef
+from hami.model import Container, ContainerKind, EvictedTogether, OwnerRef, Pod, PodRef
 
 T = TypeVar("T")
 
@@ -31,6 +31,8 @@ GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
 DEFAULT_GRACE_S = 30  # terminationGracePeriodSeconds of a pod that names none
 DISRUPTION_TARGET, PREEMPTED = "DisruptionTarget", "PreemptionByScheduler"
 """The condition of a pod that is about to be ended, and its reason if that is for a pod of higher priority."""
+REJECTED = "UnexpectedAdmissionError"
+"""The reason of a pod that its kubelet has rejected for good, such as for a device plugin that was not there yet."""
 _DISRUPTION = DISRUPTION_TARGET.encode()
 _PREEMPTED_BY = re.compile(
     r"Preempted by pod (?P<preemptor>\S+) on node \S+?"
@@ -117,6 +119,8 @@ class _ExtendedClaim(msgspec.Struct, gc=False):
 
 class _Status(msgspec.Struct, rename="camel", gc=False, frozen=True):
     phase: str = ""
+    reason: str | None = None
+    message: str | None = None
     nominated_node_name: str = ""
     qos_class: str = ""
     start_time: str = ""
@@ -241,6 +245,7 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         node_name=sys.intern(spec.node_name),
         scheduler_name=sys.intern(spec.scheduler_name),
         phase=sys.intern(status.phase),
+        failure=_failure(status),
         init_done=_init_done(containers, status.init_container_statuses),
         admitted=bool(status.start_time),
         deleting=bool(meta.deletion_timestamp),
@@ -279,6 +284,19 @@ def _of_pod(wire: Quantities) -> Mapping[str, str]:
     if not wire:  # as nearly always
         return _NOTHING
     return quantities(wire)
+
+
+def parse_controller(data: bytes) -> tuple[str, OwnerRef | None]:
+    """The uid of the pod in *data* (JSON), and the object that controls it; ``None`` if there is none.
+
+    Raises: MalformedInput.
+    """
+    meta = decode("pod", _POD, data).metadata
+    owner = meta.controller
+    if not owner.uid:
+        return meta.uid, None
+    ref = OwnerRef(meta.namespace, owner.name, owner.uid, owner.kind, owner.api_version)
+    return meta.uid, ref
 
 
 def _containers(spec: _Spec) -> tuple[Container, ...]:
@@ -338,6 +356,12 @@ def parse_preempted(message: str | None) -> tuple[str, EvictedTogether | None]:
         return "", None
     together = EvictedTogether(int(match["count"]), match["last"]) if match["count"] else None
     return match["preemptor"], together
+
+
+def _failure(status: _Status) -> str:
+    if status.phase != "Failed":
+        return ""
+    return ": ".join(filter(None, (status.reason, status.message)))
 
 
 def _scheduling_failure(status: _Status) -> str:

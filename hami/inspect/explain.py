@@ -125,7 +125,8 @@ def explain_pod(
             f"pod {pod.ref} requests no devices that HAMi manages; hami vendors lists their resources"
         )
     if pod.is_terminated:
-        raise HamiError(f"pod {pod.ref} has finished ({pod.phase}) and holds no devices")
+        outcome = f"{pod.phase}: {pod.failure}" if pod.failure else pod.phase
+        raise HamiError(f"pod {pod.ref} has finished ({outcome}) and holds no devices")
     if pod.node_name:
         return _bound(cluster, pod)
     return _waiting(cluster, pod, events, budgets, pod_groups)

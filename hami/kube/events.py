@@ -20,7 +20,7 @@ from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.event_queue import EventKey, EventQueue, EventType, MergedEvent
 from hami.kube.retry import EVENT_WAIT, Backoff
-from hami.model import PodRef, QuotaRef
+from hami.model import OwnerRef, PodRef, QuotaRef
 from hami.runtime.clock import utc_now
 from hami.runtime.once import OncePerKey
 from hami.runtime.shares import Shares
@@ -91,7 +91,7 @@ class EventRecorder(Task):
         self._reported = OncePerKey()
 
     def record(self, subject: PodRef | str, type: EventType, reason: str, message: str) -> None:
-        """Records an event about a pod or ResourceQuota, or about a node by its name. Never blocks, never raises.
+        """Records an event about a pod, its controller, a quota, or a node by its name. Never blocks, never raises.
 
         *reason*: one CamelCase word. *message* is cut at 1024 characters.
         """
@@ -242,12 +242,15 @@ class EventRecorder(Task):
             namespace, involved = _NODE_NAMESPACE, {"kind": "Node", "name": subject, "uid": subject}
         else:
             namespace = subject.namespace
+            kind = "ResourceQuota" if isinstance(subject, QuotaRef) else "Pod"
             involved = {
-                "kind": "ResourceQuota" if isinstance(subject, QuotaRef) else "Pod",
+                "kind": kind,
                 "namespace": namespace,
                 "name": subject.name,
                 "uid": subject.uid,
             }
+        if isinstance(subject, OwnerRef):
+            involved |= {"kind": subject.kind, "apiVersion": subject.api_version}
         return {
             "apiVersion": "v1",
             "kind": "Event",

@@ -10,13 +10,19 @@ from typing import Any
 import msgspec
 
 from hami.codec.documents import decode
-from hami.codec.pods import DISRUPTION_TARGET, PREEMPTED, parse_node_pod, parse_pod
+from hami.codec.pods import (
+    DISRUPTION_TARGET,
+    PREEMPTED,
+    parse_controller,
+    parse_node_pod,
+    parse_pod,
+)
 from hami.codec.times import render_time
 from hami.errors import ClusterError, Conflict, NotFound
 from hami.kube.api import MERGE_PATCH, STRATEGIC_MERGE_PATCH
 from hami.kube.calls import NO_EDITS, Calls, Edits, as_json, deletion_of, path_of
 from hami.kube.pages import parse_page
-from hami.model import Pod, PodRef
+from hami.model import OwnerRef, Pod, PodRef
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
@@ -48,6 +54,14 @@ class Pods(Calls):
         if (document.get("metadata") or {}).get("uid") != ref.uid:
             raise NotFound(f"pod {ref} is another one now", 404)
         return document
+
+    def controller(self, ref: PodRef) -> OwnerRef | None:
+        """Returns the object that controls exactly this pod; ``None`` if there is none. Raises: NotFound if the pod is
+        gone, also if there is another one of its name; MalformedInput."""
+        uid, owner = parse_controller(self._read("GET", path_of("pods", ref.namespace, ref.name)))
+        if uid != ref.uid:
+            raise NotFound(f"pod {ref} is another one now", 404)
+        return owner
 
     def pods_on(self, node: str) -> list[Pod]:
         """Returns all pods that are bound to *node*. Raises also: MalformedInput."""
@@ -163,6 +177,20 @@ class Pods(Calls):
             path_of("pods", ref.namespace, ref.name),
             body=as_json(deletion_of(ref.uid) | {"gracePeriodSeconds": grace_s}),
         )
+
+    def request_eviction(self, ref: PodRef) -> None:
+        """Evicts exactly this pod, in one attempt, unless a PodDisruptionBudget does not permit it.
+
+        Raises: NotFound; Conflict if another pod has that name now; ClusterError 429, which names the budget.
+        """
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": ref.namespace, "name": ref.name},
+            "deleteOptions": deletion_of(ref.uid),
+        }
+        path = path_of("pods", ref.namespace, ref.name)
+        self._api.request("POST", f"{path}/eviction", body=as_json(eviction))
 
     def _pods(self, path: str, query: Mapping[str, str]) -> list[Pod]:
         return [

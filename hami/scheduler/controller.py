@@ -20,7 +20,9 @@ from hami.scheduler.leadership import Leadership
 from hami.scheduler.locks import NodeLocks
 from hami.scheduler.quota_reports import QuotaReports
 from hami.scheduler.reconcile import Move, pod_moves
-from hami.scheduler.settings import Settings
+from hami.scheduler.rejected_pods import RejectedPods
+from hami.scheduler.remediation import Remediation
+from hami.scheduler.settings import OWNED, Settings
 from hami.scheduler.wish_reports import WishReports
 from hami.state.read_pod import PodRecord
 from hami.state.store import Store
@@ -67,6 +69,16 @@ class Controller(Task):
         self._round = 0
         self._quota_reports = QuotaReports(store.quotas, store.vendors, events)
         self._wish_reports = WishReports(store, events, leadership, settings)
+        self._remediation = Remediation(
+            cluster, store, events, settings, leads=leadership.leads, clock=clock
+        )
+        self._rejected_pods = RejectedPods(
+            cluster,
+            store.pods,
+            events,
+            is_cleaned=settings.clean_rejected == OWNED,
+            clock=clock,
+        )
         self.handshakes_requested = 0
 
     def step(self) -> float:
@@ -102,6 +114,8 @@ class Controller(Task):
             self._report_problems,
             self._quota_reports.report,
             self._wish_reports.report_nodes,
+            self._rejected_pods.settle,
+            self._remediation.evict_harmed,
             self._label_replicas,
         ):
             if self._leadership.leads():

@@ -27,6 +27,8 @@ SELF_SIGNED_FILE = "tls.pem"
 """File in ``--self-signed-cert-dir`` that holds certificate and key, so that both are replaced at once."""
 
 PREEMPTION = ("on", "off", "strict")
+OWNED, NONE = "owned", "none"
+EVICT = "evict"
 
 DAY_S = 86_400.0
 MIN_LIFETIME_S = 20.0  # shorter ones would expire before the API server knows the CA
@@ -231,6 +233,47 @@ class PreemptionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RepairSettings:
+    """The care of pods whose devices are gone."""
+
+    clean_rejected: Annotated[
+        str,
+        choice("which", OWNED, NONE),
+        Flag(
+            "--clean-rejected",
+            "Which pods are deleted that their kubelet has rejected for good because of their "
+            "devices, as after a reboot until the device plugin runs: owned, those of a "
+            "controller of Kubernetes whose replacement runs; or none.",
+        ),
+    ] = OWNED
+    remediation: Annotated[
+        str,
+        choice("mode", NONE, EVICT),
+        Flag(
+            "--remediation",
+            "What happens to pods on a device that harms them: none, or evict, if a controller of "
+            "Kubernetes replaces them and no PodDisruptionBudget forbids it.",
+        ),
+    ] = NONE
+    remediation_after: Annotated[
+        Seconds,
+        Flag("--remediation-after", "How long a device has been unhealthy before that."),
+    ] = 30.0
+    remediation_share: Annotated[
+        float,
+        RATE,
+        Flag(
+            "--remediation-share",
+            "Nobody is evicted while more than one device, and more percent of all devices, are "
+            "unhealthy.",
+        ),
+    ] = 5.0
+    remediation_rate: Annotated[
+        float, RATE, Flag("--remediation-rate", "Evictions a minute; 0 for none.")
+    ] = 6.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class LeaderElectionSettings:
     """The lease by which one of several replicas acts."""
 
@@ -252,6 +295,7 @@ class Settings(
     SelfSignedSettings,
     PlacementSettings,
     PreemptionSettings,
+    RepairSettings,
     LeaderElectionSettings,
     ClusterSettings,
 ):

@@ -297,6 +297,10 @@ def test_a_card_that_is_gone():
         "requests no devices that HAMi manages",
     ),
     (pod(gpus(), name=PENDING, phase="Succeeded"), r"has finished \(Succeeded\)"),
+    (
+        pod(gpus(), name=PENDING, phase="Failed", failure="UnexpectedAdmissionError: no device"),
+        r"has finished \(Failed: UnexpectedAdmissionError: no device\)",
+    ),
 )
 def test_pods_without_a_report(waits, said):
     with pytest.raises(HamiError, match=said):

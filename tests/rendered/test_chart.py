@@ -122,6 +122,21 @@ SETTINGS: dict[str, tuple[str, list[str], Object]] = {
         ["no-preemption"],
         {"scheduler": {"preemption": {"mode": "off"}}},
     ),
+    "gpu-operator-client": (
+        "overlays/self-signed",
+        ["gpu-operator-client"],
+        {"gpuOperator": {"client": True}},
+    ),
+    "remediation": (
+        "overlays/self-signed",
+        ["remediation"],
+        {"scheduler": {"remediation": {"mode": "evict"}}},
+    ),
+    "no-clean-rejected": (
+        "overlays/self-signed",
+        ["no-clean-rejected"],
+        {"scheduler": {"cleanRejected": "none"}},
+    ),
     "all": (
         "overlays/cert-manager",
         ["hami-limiter", "region-mount", "mig", "selinux", "strict", "prometheus", "dashboard"],
@@ -848,6 +863,19 @@ def test_the_extender_may_evict_where_preemption_is_on(helm, values, flags):
     ]
 
 
+def test_limits_of_remediation_are_flags(helm):
+    limits = {"mode": "evict", "after": "1m", "share": 0, "rate": 1.5}
+    items = by_name(helm, scheduler={"remediation": limits})
+    command = container(items, "Deployment/hami-scheduler", 1)["command"]
+    assert [flag for flag in command if "remediation" in flag] == [
+        "--remediation=evict",
+        "--remediation-after=1m",
+        "--remediation-share=0",
+        "--remediation-rate=1.5",
+    ]
+    assert "ClusterRole/hami-scheduler-remediation" not in by_name(helm)
+
+
 def test_runbooks_are_places_below_the_address_of_the_files(helm):
     found = by_name(helm, prometheus={"enabled": True, "docs": "https://example.com/blob/main/"})
     rules = [
@@ -1128,6 +1156,7 @@ def test_what_pods_reach_has_no_right_of_kube_scheduler_at_any_time(helm, take_o
         "hami-scheduler-extender": of_extender,
         "hami-scheduler-self-signed": of_extender,
         "hami-scheduler-preemption": both[:1],
+        "hami-scheduler-rejected": both[:1],
     }
 
 

@@ -162,6 +162,7 @@ def test_the_token_follows_the_names_of_its_account(tmp_path, overlay):
     assert {role.removeprefix("team-").removesuffix("-next") for role in bound} == {
         "hami-scheduler-extender",
         "hami-scheduler-preemption",
+        "hami-scheduler-rejected",
         "hami-scheduler-self-signed",
     }
 

@@ -23,6 +23,9 @@
 {{- if $v.dashboard.enabled -}}{{- include "hami.component" (list $ctx "components/dashboard") -}}{{- end -}}
 {{- if $v.dra.enabled -}}{{- include "hami.dra" $ctx -}}{{- end -}}
 {{- if eq .preemption "off" -}}{{- include "hami.component" (list $ctx "components/no-preemption") -}}{{- end -}}
+{{- if $v.gpuOperator.client -}}{{- include "hami.component" (list $ctx "components/gpu-operator-client") -}}{{- end -}}
+{{- if eq $v.scheduler.remediation.mode "evict" -}}{{- include "hami.component" (list $ctx "components/remediation") -}}{{- end -}}
+{{- if eq $v.scheduler.cleanRejected "none" -}}{{- include "hami.component" (list $ctx "components/no-clean-rejected") -}}{{- end -}}
 {{- if $v.devicePlugin.mockCards -}}{{- include "hami.component" (list $ctx "overlays/kind") -}}{{- end -}}
 {{- range $key, $object := .objects -}}
 {{- $drop := and (not $v.policies.enabled) (hasPrefix "ValidatingAdmissionPolicy" $object.kind) -}}
@@ -30,8 +33,8 @@
 {{- $drop = or $drop (and (not $v.disruptionBudget.enabled) (eq $object.kind "PodDisruptionBudget")) -}}
 {{- $drop = or $drop (and (not $v.scheduler.admissionWebhook.enabled) (eq $object.kind "MutatingWebhookConfiguration")) -}}
 {{- if $drop -}}{{- $_ := unset $ctx.objects $key -}}{{- end -}}
-{{- /* that of preemption is about our own account, which has no transition, and that of requests replaces the webhook */ -}}
-{{- $warns := and $ctx.policiesWarn (not (has $object.metadata.name (list (printf "%s-preemption" $ctx.name) (printf "%s-nvidia-requests" $ctx.name)))) -}}
+{{- /* those of preemption and remediation are about our own account, which has no transition, and that of requests replaces the webhook */ -}}
+{{- $warns := and $ctx.policiesWarn (not (has $object.metadata.name (list (printf "%s-preemption" $ctx.name) (printf "%s-remediation" $ctx.name) (printf "%s-nvidia-requests" $ctx.name)))) -}}
 {{- if and $warns (eq $object.kind "ValidatingAdmissionPolicyBinding") -}}{{- $_ := set $object.spec "validationActions" (list "Warn" "Audit") -}}{{- end -}}
 {{- end -}}
 {{- if not $v.devicePlugin.enabled -}}{{- include "hami.drop" (list $ctx "device-plugin" list) -}}{{- end -}}
@@ -215,6 +218,10 @@
 {{- include "hami.decisionFlags" (list . $extender) -}}
 {{- if .v.legacyMetrics -}}{{- $flags = append $flags (list "legacy-metrics" true) -}}{{- end -}}
 {{- if eq .preemption "strict" -}}{{- $flags = append $flags (list "preemption" "strict") -}}{{- end -}}
+{{- range $name := list "after" "share" "rate" -}}
+{{- $value := get $s.remediation $name -}}
+{{- if not (kindIs "invalid" $value) -}}{{- $flags = append $flags (list (printf "remediation-%s" $name) $value) -}}{{- end -}}
+{{- end -}}
 {{- with $s.preemption.minRuntime -}}{{- $flags = append $flags (list "preemption-min-runtime" .) -}}{{- end -}}
 {{- range $flags -}}{{- include "hami.flag" (list $extender (index . 0) (index . 1)) -}}{{- end -}}
 {{- $_ := set $extender "command" (concat $extender.command ($s.extender.extraArgs | default list)) -}}
@@ -382,11 +389,12 @@ change its role. */}}
 {{- $_ := set .metadata "name" (printf "%s-rights" .metadata.name) -}}
 {{- end -}}
 {{- /* The scheduler of HAMi, and that of our releases until they had two accounts, runs with the account of kube-scheduler
-until its pods are replaced, and evicts no pods. Only such a release has the binding. */ -}}
+until its pods are replaced, and deletes no pods. Only such a release has the binding. */ -}}
 {{- if or .takeOver (lookup "rbac.authorization.k8s.io/v1" "ClusterRoleBinding" "" (printf "%s-scheduler-rights" .name)) -}}
 {{- range $object := .objects -}}
 {{- range $object.subjects -}}
-{{- if and (eq .name (printf "%s-scheduler-extender" $ctx.name)) (ne $object.metadata.name (printf "%s-scheduler-preemption" $ctx.name)) -}}
+{{- $deletes := list (printf "%s-scheduler-preemption" $ctx.name) (printf "%s-scheduler-rejected" $ctx.name) (printf "%s-scheduler-remediation" $ctx.name) -}}
+{{- if and (eq .name (printf "%s-scheduler-extender" $ctx.name)) (not (has $object.metadata.name $deletes)) -}}
 {{- $both := list . (merge (dict "name" (printf "%s-scheduler" $ctx.name)) .) -}}
 {{- $_ := set $object "subjects" $both -}}
 {{- end -}}
@@ -474,7 +482,7 @@ until its pods are replaced, and evicts no pods. Only such a release has the bin
 {{- if .takeOver -}}
 {{- /* HAMi's monitor is in the pod of its device plugin, which lacks the label */ -}}
 {{- $expressions := list (dict "key" "app.kubernetes.io/component" "operator" "In" "values" (list "hami-device-plugin")) (dict "key" "app.kubernetes.io/managed-by" "operator" "DoesNotExist") -}}
-{{- $_ := set $pod "affinity" (dict "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" .labels "matchExpressions" $expressions))))) -}}
+{{- $_ := set $pod.affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" .labels "matchExpressions" $expressions)))) -}}
 {{- end -}}
 {{- $type := $p.service.type | default (ternary "NodePort" "" (not (empty $p.service.httpPort))) -}}
 {{- if $type -}}
@@ -496,7 +504,8 @@ until its pods are replaced, and evicts no pods. Only such a release has the bin
 {{- $v := (index . 0).v -}}
 {{- $pod := index . 1 -}}
 {{- $hook := index . 2 -}}
-{{- $_ := set $pod "nodeSelector" ($v.devicePlugin.nvidiaNodeSelector | default dict) -}}
+{{- $_ := set $pod "nodeSelector" (deepCopy ($v.devicePlugin.nvidiaNodeSelector | default dict)) -}}
+{{- if $v.gpuOperator.client -}}{{- $_ := set $pod.nodeSelector "nvidia.com/gpu.deploy.client" "true" -}}{{- end -}}
 {{- $_ := set $pod "tolerations" (concat $pod.tolerations ($v.devicePlugin.tolerations | default list)) -}}
 {{- with $v.devicePlugin.runtimeClassName -}}{{- $_ := set $pod "runtimeClassName" . -}}{{- end -}}
 {{- with $v.devicePlugin.priorityClassName -}}{{- $_ := set $pod "priorityClassName" . -}}{{- else -}}{{- $_ := unset $pod "priorityClassName" -}}{{- end -}}
