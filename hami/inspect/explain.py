@@ -31,6 +31,7 @@ from hami.inspect.refusals import (
     requested_devices,
 )
 from hami.inspect.resize_report import ResizeReport, resize_report
+from hami.inspect.stranded import TakenRoom, taken_room, taken_sentence
 from hami.inspect.tables import counted, printable
 from hami.inspect.top import age_of, age_text
 from hami.model import DisruptionBudget, Pod
@@ -57,7 +58,8 @@ class WaitingReport(ReportPart, frozen=True):
     """A pod that waits. *fits*: the node that it would get now. *nodes*: those that do not fit, nearest first.
 
     *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
-    *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be.
+    *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be. *room*: what it takes
+    from the usual pods on that node, if its node policy asks for that.
     """
 
     namespace: str
@@ -75,6 +77,7 @@ class WaitingReport(ReportPart, frozen=True):
     suggestions: tuple[Suggestion, ...]
     gang: GangReport | None = None
     preemption: PreemptionReport | None = None
+    room: tuple[TakenRoom, ...] = ()
 
 
 class HeldDevice(ReportPart, frozen=True):
@@ -177,6 +180,7 @@ def _waiting(
         suggestions=(),
         gang=gang,
         preemption=preemption,
+        room=() if choice is None else taken_room(view, pod, choice),
     )
     if refusal is None:
         return report
@@ -213,6 +217,8 @@ def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
     yield ""
     if report.fits:
         yield f"It fits: HAMi would place it on {report.fits} now."
+        if report.room:
+            yield taken_sentence(report.room)
         yield AWAITS_SCHEDULER
     else:
         yield from _refusal_lines(report, wide=wide)

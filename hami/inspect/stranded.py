@@ -5,10 +5,15 @@ The usual pods are those that hold devices: a command knows no others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hami.inspect.tables import OutputRecord, counted
+from hami.model import NodePolicy, Pod
+from hami.scheduling.node_order import node_order_of
+from hami.scheduling.refusal import Choice
 from hami.scheduling.stranded import FreeDevices
+from hami.scheduling.usual_pods import UsualPod
+from hami.state import dry_run
 from hami.state.stranded import stranded_in
 from hami.state.view import View
 
@@ -27,6 +32,14 @@ class PodRoom(OutputRecord, frozen=True):
     memory_percent: int
     cpu: float
     pods: int
+
+
+class TakenRoom(OutputRecord, frozen=True):
+    """The room that a placement takes from the usual pods of one kind. *pod*: with the room before. *taken*: how many
+    of them do not fit any longer."""
+
+    pod: PodRoom
+    taken: int
 
 
 class FreeReport(OutputRecord, frozen=True):
@@ -50,17 +63,7 @@ def free_report(view: View) -> FreeReport | None:
         total += free
     room: list[PodRoom] = []
     for kind, pods in list(stranded.room.items())[:MAX_PODS]:
-        room.append(
-            PodRoom(
-                vendor=kind.vendor,
-                devices=kind.count,
-                cores=kind.cores,
-                memory_mib=kind.memory_mib,
-                memory_percent=kind.memory_percent,
-                cpu=kind.milli_cpu / 1000,
-                pods=pods,
-            )
-        )
+        room.append(_pod_room(kind, pods))
     return FreeReport(
         devices=total.devices,
         free=round(total.free, 2),
@@ -68,6 +71,43 @@ def free_report(view: View) -> FreeReport | None:
         crumbs=round(total.crumbs, 2),
         not_accepted=round(total.not_accepted, 2),
         room=tuple(room),
+    )
+
+
+def taken_room(view: View, pod: Pod, choice: Choice) -> tuple[TakenRoom, ...]:
+    """Returns the room that *choice* for *pod* takes from the usual pods of *view*, the most common ones first; nothing
+    if the pod's node policy does not ask for that, or they are not known."""
+    order = node_order_of(pod, view.facts.policies.node)
+    if order.policy is not NodePolicy.LEAST_WASTE:
+        return ()
+    before, after = stranded_in(view), stranded_in(dry_run.placed(view, pod, choice))
+    if before is None or after is None:
+        return ()
+    found: list[TakenRoom] = []
+    for kind, pods in before.room.items():
+        taken = pods - after.room[kind]
+        if taken > 0 and len(found) < MAX_PODS:
+            found.append(TakenRoom(pod=_pod_room(kind, pods), taken=taken))
+    return tuple(found)
+
+
+def taken_sentence(room: Sequence[TakenRoom]) -> str:
+    """Returns *room* in words."""
+    texts: list[str] = []
+    for each in room[:SHOWN_PODS]:
+        texts.append(f"{each.taken:,} of {each.pod.pods:,} with {pod_text(each.pod)}")
+    return f"There it takes least room from the usual pods: {'; '.join(texts)}."
+
+
+def _pod_room(kind: UsualPod, pods: int) -> PodRoom:
+    return PodRoom(
+        vendor=kind.vendor,
+        devices=kind.count,
+        cores=kind.cores,
+        memory_mib=kind.memory_mib,
+        memory_percent=kind.memory_percent,
+        cpu=kind.milli_cpu / 1000,
+        pods=pods,
     )
 
 

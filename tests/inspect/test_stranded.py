@@ -6,13 +6,15 @@ import pytest
 from pytest import param
 
 from hami.inspect.cluster import InspectedCluster
+from hami.inspect.explain import explain_pod, render_report
 from hami.inspect.simulate import render_capacity
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.stranded import FreeReport, PodRoom, free_report, free_sentences, pod_text
 from hami.inspect.tables import Style
 from hami.scheduling.node_resources import NodeResources
+from hami.state.view import Policies
 from hami.state.workload import FIRST
-from testing.builders import gpu, node
+from testing.builders import gpu, gpus, node, pod
 from testing.records import held, record
 from tests.inspect.test_simulate import source
 
@@ -41,6 +43,20 @@ def report_on(changed):
 
 def test_without_enough_pods_nothing_is_said():
     assert report_on(full_and_idle(pods=FIRST - 1)) is None
+
+
+@pytest.mark.parametrize("policy, sentence", [("binpack", False), ("least-waste", True)])
+def test_explain_says_what_room_a_placement_takes_where_the_policy_asks(policy, sentence):
+    waits = pod(gpus(cores=60), name="waits")
+    changed = full_and_idle()
+    changed = replace(changed, pods=(*changed.pods, waits), policies=Policies(policy, "binpack"))
+    report = explain_pod(InspectedCluster(changed), waits, ())
+    text = render_report(report, wide=False)
+    said = (
+        "There it takes least room from the usual pods: 1 of 2 with 1 device (60 cores, 8,000 MiB)"
+    )
+    assert (said in text) is sentence
+    assert [each.taken for each in report.room] == ([1] if sentence else [])
 
 
 def test_the_report_of_a_cluster():
