@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
+from msgspec.structs import replace
+
 from hami.codec.core_limits import pod_cores_limit
 from hami.codec.label_selector import Matches, parse_selector
 from hami.codec.resize import excess
@@ -19,6 +21,7 @@ from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import cores_of, total_amounts, used_amounts
 from hami.scheduling.quota import allowed_budget, without_scopes
 from hami.scheduling.usage import Amounts
+from hami.state.stranded import stranded_in
 
 R = TypeVar("R", bound=OutputRecord)
 
@@ -27,7 +30,8 @@ _Counts = Counter[tuple[str, str]]
 
 
 class NodeRow(OutputRecord, frozen=True):
-    """A node with devices. *pods*: that hold parts of them; *reserved*: of these, not bound yet."""
+    """A node with devices. *pods*: that hold parts of them; *reserved*: of these, not bound yet. *stranded*: the free
+    parts of devices, added up, that the usual pods cannot use; ``None`` if these pods are not known."""
 
     name: str
     models: tuple[str, ...]
@@ -42,6 +46,7 @@ class NodeRow(OutputRecord, frozen=True):
     pods: int
     reserved: int
     state: tuple[str, ...]
+    stranded: float | None = None
 
 
 class DeviceRow(OutputRecord, frozen=True):
@@ -129,7 +134,8 @@ def render_top(cluster: InspectedCluster, query: TopQuery, style: Style) -> str:
         case "namespaces":
             return _render(_namespaces(cluster, query), NAMESPACES, query, style)
         case _:
-            return _render(node_rows(cluster, _nodes(cluster, query, matches)), NODES, query, style)
+            nodes = node_rows(cluster, _nodes(cluster, query, matches))
+            return _render(_with_stranded(cluster, nodes), NODES, query, style)
 
 
 def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) -> str:
@@ -162,6 +168,19 @@ def node_rows(cluster: InspectedCluster, nodes: Iterable[Node]) -> list[NodeRow]
         if usages or obstacle:
             rows.append(_node_row(cluster, node, usages, obstacle))
     return rows
+
+
+def _with_stranded(cluster: InspectedCluster, rows: list[NodeRow]) -> list[NodeRow]:
+    stranded = stranded_in(cluster.view)
+    if stranded is None:
+        return rows
+    found: list[NodeRow] = []
+    by_node = stranded.by_node()
+    for row in rows:
+        free = by_node.get(row.name)
+        devices = None if free is None else round(free.stranded, 2)
+        found.append(replace(row, stranded=devices))
+    return found
 
 
 def _node_row(
@@ -440,6 +459,9 @@ NODE_COLUMNS: tuple[Column[NodeRow], ...] = (
     Column("SLOTS", lambda row: f"{row.slots_used}/{row.slots}", wide=True),
     Column("LARGEST FREE MIB", lambda row: _number(row.largest_free_mib)),
     Column(
+        "STRANDED", lambda row: "" if row.stranded is None else f"{row.stranded:.1f}", wide=True
+    ),
+    Column(
         "PODS", lambda row: f"{row.pods}" + (f" ({row.reserved} reserved)" if row.reserved else "")
     ),
     Column("STATE", lambda row: ", ".join(row.state) or "ok"),
@@ -538,6 +560,7 @@ NODES = TableLayout(
         "cores": _cores_share,
         "free": lambda row: row.largest_free_mib,
         "pods": lambda row: row.pods,
+        "stranded": lambda row: row.stranded or 0.0,
     },
     _node_summary,
 )

@@ -1,5 +1,6 @@
 """The use of what is free, for people: the usual pods are those that hold devices."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,12 @@ from hami.inspect.simulate import render_capacity
 from hami.inspect.snapshot import anonymize, parse_snapshot, render_snapshot
 from hami.inspect.stranded import FreeReport, PodRoom, free_report, free_sentences, pod_text
 from hami.inspect.tables import Style
+from hami.inspect.top import TopQuery, render_top
 from hami.scheduling.node_resources import NodeResources
 from hami.state.view import Policies
 from hami.state.workload import FIRST
 from testing.builders import gpu, gpus, node, pod
+from testing.cases import cases
 from testing.records import held, record
 from tests.inspect.test_simulate import source
 
@@ -57,6 +60,22 @@ def test_explain_says_what_room_a_placement_takes_where_the_policy_asks(policy, 
     )
     assert (said in text) is sentence
     assert [each.taken for each in report.room] == ([1] if sentence else [])
+
+
+@cases(
+    "pods, shown",
+    ("known", FIRST, [round(FIRST * 0.4, 2), 0.8]),
+    ("too few", FIRST - 1, [None, None]),
+)
+def test_top_shows_what_is_stranded_on_each_node_once_the_usual_pods_are_known(pods, shown):
+    cluster = InspectedCluster(full_and_idle(pods=pods))
+    rows = json.loads(render_top(cluster, TopQuery(), Style("json")))["items"]
+    assert [row["stranded"] for row in rows] == shown
+    assert rows == sorted(rows, key=lambda row: row["name"])
+    by_stranded = TopQuery(sort="stranded")
+    wide = render_top(cluster, by_stranded, Style("wide")).splitlines()
+    assert "STRANDED" in wide[0]
+    assert ("0.8" in wide[2]) is (shown[1] is not None)
 
 
 def test_the_report_of_a_cluster():
