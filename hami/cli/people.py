@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hami.state.view import View
 
 TOP_KINDS = ("nodes", "cards", "pods", "namespaces")
-SORTS = ("name", "memory", "cores", "free", "pods", "age")
+SORTS = ("name", "memory", "cores", "free", "pods", "age", "stranded")
 INTERVAL_S = 2.0
 PAUSE_FACTOR = 10  # the pause of -w is at least so many times as long as reading takes
 FILES = click.option(
