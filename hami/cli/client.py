@@ -197,16 +197,16 @@ CLIENT_OPTIONS = (
     click.Option(
         ["--node-scheduler-policy", "node_policy"],
         type=click.Choice(NODE_POLICIES),
-        default="binpack",
+        default="least-waste",
         show_default=True,
-        help="Default node policy of the scheduler.",
+        help="Default node policy of the scheduler, as its flag says.",
     ),
     click.Option(
         ["--gpu-scheduler-policy", "device_policy"],
-        default="spread",
+        default="binpack",
         show_default=True,
         metavar="POLICY",
-        help="Default device policy of the scheduler.",
+        help="Default device policy of the scheduler, as its flag says.",
     ),
     click.Option(
         ["--snapshot"],
