@@ -107,6 +107,13 @@ def firsts(owner: Array) -> Array:
     return numpy.flatnonzero(begins)
 
 
+def grown(array: Array, length: int, fill: int = 0) -> Array:
+    """Returns *array* with *length* rows, the new ones full of *fill*."""
+    made = numpy.full((length, *array.shape[1:]), fill, dtype=array.dtype)
+    made[: len(array)] = array
+    return made
+
+
 def idle(columns: DeviceColumns) -> DeviceColumns:
     """Returns the columns of the same devices without pods."""
     facts = columns.facts.copy()

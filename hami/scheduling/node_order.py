@@ -102,16 +102,16 @@ def weights(preferences: Sequence[NodePreference], names: Sequence[str], labels:
 def lowest_first(keys: Sequence[Array], ranks: Array) -> Iterator[int]:
     """Yields positions, lowest first by the first of *keys*, then by the next ones, then by *ranks*. The first few are
     found without sorting all."""
-    left = numpy.ones(len(ranks), dtype=bool)
+    first = numpy.array(keys[0], dtype=float)  # those that are found become infinite
     for _ in range(min(_FEW, len(ranks))):
-        lowest = left
-        for values in keys:
-            lowest = lowest & (values == values[lowest].min())
-        ties = numpy.flatnonzero(lowest)
+        ties = numpy.flatnonzero(first == first.min())
+        for values in keys[1:]:
+            of_ties = values[ties]
+            ties = ties[of_ties == of_ties.min()]
         position = ties[ranks[ties].argmin()]
-        left[position] = False
+        first[position] = numpy.inf
         yield int(position)
-    rest = numpy.flatnonzero(left)
+    rest = numpy.flatnonzero(first != numpy.inf)
     yield from rest[
         numpy.lexsort((ranks[rest], *(values[rest] for values in reversed(keys))))
     ].tolist()

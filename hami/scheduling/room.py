@@ -20,11 +20,9 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hami.model import DevicePolicy, OrderKey, Request, Weights
 from hami.scheduling import columns
 from hami.scheduling.columns import DeviceColumns
-from hami.scheduling.pod_request import PodRequest
-from hami.scheduling.usual_pods import UsualPod, running_requests
+from hami.scheduling.usual_pods import UsualPod
 from hami.vendors.request import WHOLE
 
 Array = NDArray[Any]
@@ -60,14 +58,9 @@ class UsualPods:
     beside: Array
 
     @classmethod
-    def of(
-        cls,
-        pods: Mapping[UsualPod, float],
-        vendors: Mapping[str, int],
-        models: Mapping[str, int],
-    ) -> UsualPods:
-        """Returns *pods* with how often they come. *vendors*, *models*: the numbers in the columns."""
-        kinds = list(pods)
+    def of(cls, pods: Mapping[UsualPod, float], devices: DeviceColumns) -> UsualPods:
+        """Returns *pods* with how often they come. *devices*: columns with the numbers of vendors and models."""
+        kinds, models = list(pods), devices.models
         accepts = numpy.zeros((max(models.values(), default=-1) + 1, len(kinds)), dtype=bool)
         for place, kind in enumerate(kinds):
             for model, number in models.items():
@@ -77,7 +70,9 @@ class UsualPods:
             return numpy.array([getattr(kind, name) for kind in kinds], dtype=f32)
 
         alone, whole = column("alone") > 0, column("cores") >= WHOLE
-        vendor = numpy.array([vendors.get(kind.vendor, -1) for kind in kinds], dtype=numpy.int64)
+        vendor = numpy.array(
+            [devices.vendors.get(kind.vendor, -1) for kind in kinds], dtype=numpy.int64
+        )
         return cls(
             count=column("count"),
             per_core=_inverse(column("cores")),
@@ -225,99 +220,3 @@ def sums_by_node(devices: Array, owner: Array) -> tuple[Array, Array]:
     """Returns the nodes of *devices* (rows), which are side by side for each node, and their sums."""
     firsts = columns.firsts(owner)
     return owner[firsts], numpy.add.reduceat(devices, firsts, axis=0)
-
-
-def room_taken(
-    devices: DeviceColumns,
-    request: PodRequest,
-    kind: UsualPod,
-    before: Array,
-    room: Array,
-    milli_cpu: Array,
-    pods: UsualPods,
-) -> Array:
-    """Returns how much of the room for each of *pods* (columns) a pod that makes *request* takes of each node (rows).
-
-    *kind*: that pod. *devices*: of these nodes. *before*: the sums of `device_room` over them. *room*: their
-    `node_room`. *milli_cpu*: their free CPU.
-    """
-    facts = devices.facts.copy()
-    for step in running_requests(request):
-        _take(replace(devices, facts=facts), step, request)
-    taken = numpy.flatnonzero(facts[columns.SLOTS_USED] != devices.facts[columns.SLOTS_USED])
-    both = numpy.concatenate((devices.facts[:, taken], facts[:, taken]), axis=1)
-    of_devices = device_room(both, pods)
-    less = of_devices[: len(taken)] - of_devices[len(taken) :]
-    nodes, sums = sums_by_node(less, devices.owner[taken])
-    after = before.copy()
-    after[nodes] -= sums
-    return numpy.asarray(room - node_room(after, milli_cpu - kind.milli_cpu, pods))
-
-
-def _take(devices: DeviceColumns, step: Request, request: PodRequest) -> None:
-    """Adds what *step* gets on each node to the *devices*."""
-    context = request.fit_context(step.vendor)
-    facts = devices.facts
-    passes = devices.of(context)
-    for _, fails in columns.failing(devices, step, context):
-        passes &= ~fails
-    taken = _first(devices, passes, step, request)
-    memory = columns.memory_on(facts[:, taken], step)
-    facts[columns.SLOTS_USED, taken] += 1
-    facts[columns.CORES_USED, taken] += step.device_cores
-    facts[columns.MEMORY_USED, taken] += memory
-
-
-def _first(devices: DeviceColumns, passes: Array, step: Request, request: PodRequest) -> Array:
-    """Returns the positions of the devices that *step* gets on each node, of those that pass: the first by the device
-    policy. NUMA nodes and links are no part of it."""
-    chosen = numpy.flatnonzero(passes)
-    owner = devices.owner[chosen]
-    sign = _sign(request.policy)
-    values = numpy.zeros(len(chosen), dtype=f32)
-    if sign:
-        values = sign * _fullness(devices.facts[:, chosen], step, request.weights)
-    if step.count == 1 and len(chosen):
-        return numpy.asarray(chosen[_best(values, owner)])
-    # of equal devices, the one that was registered last comes first
-    order = numpy.lexsort((-chosen, -values, owner))
-    owner = owner[order]
-    place = numpy.arange(len(order)) - numpy.searchsorted(owner, owner)
-    return numpy.asarray(chosen[order[place < step.count]])
-
-
-def _best(values: Array, owner: Array) -> Array:
-    """Returns the position of the greatest of *values* of each owner, and of equal ones the last."""
-    firsts = columns.firsts(owner)
-    lengths = numpy.diff(numpy.append(firsts, len(owner)))
-    greatest = numpy.flatnonzero(
-        values == numpy.repeat(numpy.maximum.reduceat(values, firsts), lengths)
-    )
-    lasts = numpy.append(columns.firsts(owner[greatest])[1:], len(greatest)) - 1
-    return numpy.asarray(greatest[lasts])
-
-
-def _sign(policy: DevicePolicy) -> int:
-    """Returns 1 if *policy* prefers full devices, -1 if it prefers empty ones, and 0 if it does not look at that."""
-    for key in policy.order:
-        if key is OrderKey.SCORE:
-            return 1
-        if key is OrderKey.SCORE_DESCENDING:
-            return -1
-    return 0
-
-
-def _fullness(facts: Array, request: Request, weights: Weights) -> Array:
-    """Returns the score of each device, as `hami.scheduling.order.device_score`."""
-    memory: Array | int = request.memory_mib
-    if request.memory_percent:
-        memory = facts[columns.MEMORY] * request.memory_percent // 100
-    parts = (
-        (weights.slot, facts[columns.SLOTS_USED] + 1, facts[columns.SLOTS]),
-        (weights.core, facts[columns.CORES_USED] + request.cores, facts[columns.CORES]),
-        (weights.memory, facts[columns.MEMORY_USED] + memory, facts[columns.MEMORY]),
-    )
-    score = numpy.zeros(facts.shape[1], dtype=f32)
-    for weight, used, amount in parts:
-        score += f32(weight) * (used.astype(f32) / numpy.maximum(amount, 1).astype(f32))
-    return score

@@ -13,10 +13,11 @@ import numpy
 from numpy.typing import NDArray
 
 from hami.scheduling import columns
+from hami.scheduling.columns import grown
 from hami.scheduling.node_order import lowest_first
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.refusal import Distance, NodeRefusal, Refusal, distance_of, explain_node
-from hami.state.table import Table, grown
+from hami.state.table import Table
 
 Array = NDArray[Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +10,13 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from hami.scheduling.columns import DeviceColumns, grown
 from hami.scheduling.node_resources import NOTHING, NodeResources
 from hami.scheduling.pod_request import PodRequest
-from hami.scheduling.room import UsualPods, device_room, f32, node_room, room_taken, sums_by_node
+from hami.scheduling.room import UsualPods, f32, node_room, sums_by_node
 from hami.scheduling.usual_pods import UsualPod, usual_pod
-from hami.state.table import Table, grown
+from hami.state.device_states import DevicesTaken, DeviceStates
+from hami.state.table import Table
 from hami.state.workload import Workload
 
 Array = NDArray[Any]
@@ -23,6 +25,7 @@ Array = NDArray[Any]
 PRECISION = 1e-5
 """Differences of losses that are smaller do not count."""
 BLOCK = 512  # rows that are computed at once
+MAX_STATES = 16384  # of devices that are remembered, beside twice as many as there are devices
 MAX_LOSSES = 64 << 20  # bytes of the losses that are remembered
 
 
@@ -47,16 +50,24 @@ class Rooms:
         self._kinds = usual.kinds
         self._turnover = usual.turnover
         self._is_fixed = usual.is_fixed
-        self._pods = UsualPods.of({}, {}, {})
-        self._numbers: tuple[dict[str, int], dict[str, int]] | None = None  # in the columns
         self._seen = numpy.zeros(0, dtype=numpy.int64)  # versions of the table
         self.versions = numpy.zeros(0, dtype=numpy.int64)
         """Of each row: how often its room has changed."""
         self.milli_cpu = numpy.zeros(0, dtype=f32)
-        self.devices = numpy.zeros((0, 0), dtype=f32)
-        self.room = numpy.zeros((0, 0), dtype=f32)
-        self.total = numpy.zeros(0)
-        self._losses: OrderedDict[tuple[PodRequest, UsualPod], _Losses] = OrderedDict()
+        self._start()
+
+    def _start(self) -> None:
+        """Begins anew with the usual pods as they are, and with the numbers of the columns."""
+        devices = self._table.columns.of(numpy.zeros(0, dtype=numpy.intp))
+        self._numbers = numbers_in(devices)
+        self._pods = UsualPods.of(self._kinds, devices)
+        self.states = DeviceStates(devices, self._pods)
+        self.devices_of: dict[int, Array] = {}
+        """The states of the devices of each row."""
+        self._seen = numpy.zeros(0, dtype=numpy.int64)
+        self.devices = self.room = numpy.zeros((0, len(self._pods)), dtype=f32)
+        self.total = numpy.zeros(len(self._pods))
+        self._forget_losses()
 
     @property
     def pods(self) -> UsualPods:
@@ -77,7 +88,7 @@ class Rooms:
             self._pods = self._pods.with_shares(self._kinds.values())
             return
         self._kinds = kinds
-        self._numbers = None
+        self._start()
 
     def usual(self) -> Usual:
         """Returns the usual pods as they are known now."""
@@ -90,7 +101,8 @@ class Rooms:
         if taken is None:
             return None
         if 2 * len(rows) > len(taken):
-            return self._value(taken)[rows]
+            end = rows.max(initial=0) + 1
+            return self._value(taken[:end])[rows]
         return self._value(taken[rows])
 
     def losses_beside(
@@ -105,24 +117,24 @@ class Rooms:
         """Returns the room that such a pod takes of each row from each kind of usual pods; only *rows* are current."""
         if not self._kinds:
             return None
-        kind = usual_pod(request, resources)
-        if kind is None:
-            return None
         self.refresh()
-        return self._losses_of(request, kind).of(rows[rows >= 0])
+        losses = self._losses_of(request, resources.milli_cpu)
+        return None if losses is None else losses.of(rows[rows >= 0])
 
     def _value(self, taken: Array) -> Array:
         losses = taken @ self._pods.weights(self.total, self._turnover)
+        losses /= PRECISION
         # rows with equal devices must be equal, however many are multiplied at once
-        return numpy.asarray(numpy.rint(losses / PRECISION))
+        return numpy.asarray(numpy.rint(losses, out=losses))
 
     def refresh(self) -> None:
         """Brings the rows that have changed up to date."""
         table = self._table
         table.refresh()
-        vendors, models = table.columns.numbers()
-        if (vendors, models) != self._numbers:
-            self._start(vendors, models)
+        devices = table.columns.all()
+        too_many = MAX_STATES + 2 * len(devices.owner)
+        if numbers_in(devices) != self._numbers or len(self.states) > too_many:
+            self._start()
         self._resize()
         changed = self._seen != table.versions
         while table.changed_left:
@@ -133,25 +145,15 @@ class Rooms:
         for rows in blocks(numpy.flatnonzero(changed)):
             self._update(rows)
 
-    def _losses_of(self, request: PodRequest, kind: UsualPod) -> _Losses:
-        """Returns what is remembered for these pods, the most recent ones."""
-        key = request, kind
-        if key in self._losses:
-            self._losses.move_to_end(key)
-            return self._losses[key]
-        found = self._losses[key] = _Losses(self, self._table, request, kind)
-        while len(self._losses) > max(1, MAX_LOSSES // max(1, self.room.nbytes)):
-            self._losses.popitem(last=False)
-        return found
+    def _new_losses(self, request: PodRequest, milli_cpu: int) -> _Losses | None:
+        """Returns what is remembered for pods that make *request*; ``None`` if room says nothing about them."""
+        kind = usual_pod(request, NodeResources(milli_cpu))
+        return None if kind is None else _Losses(self, request, kind)
 
-    def _start(self, vendors: dict[str, int], models: dict[str, int]) -> None:
-        """Begins anew with the usual pods as they are, in columns with these numbers."""
-        self._numbers = dict(vendors), dict(models)
-        self._pods = UsualPods.of(self._kinds, vendors, models)
-        self._losses.clear()
-        self._seen = numpy.zeros(0, dtype=numpy.int64)
-        self.devices = self.room = numpy.zeros((0, len(self._pods)), dtype=f32)
-        self.total = numpy.zeros(len(self._pods))
+    def _forget_losses(self) -> None:
+        """Begins to remember those of the most recent pods, as many as have room."""
+        count = max(1, MAX_LOSSES // max(1, self.room.nbytes))
+        self._losses_of = functools.lru_cache(count)(self._new_losses)
 
     def _resize(self) -> None:
         rows = len(self._table.versions)
@@ -162,21 +164,30 @@ class Rooms:
         self.milli_cpu = grown(self.milli_cpu, rows)
         self.devices = grown(self.devices, rows)
         self.room = grown(self.room, rows)
+        self._forget_losses()
 
     def _update(self, rows: Array) -> None:
-        table, pods = self._table, self._pods
+        table = self._table
         devices = table.columns.of(rows)
-        of_devices = device_room(devices.facts, pods)
-        sums = numpy.zeros((len(rows), len(pods)), dtype=f32)
-        nodes, of_nodes = sums_by_node(of_devices, devices.owner)
-        sums[nodes] = of_nodes
-        for row in rows.tolist():
+        states = self.states.of(devices.facts)
+        sums = numpy.zeros((len(rows), len(self._pods)), dtype=f32)
+        if len(states):
+            nodes, of_nodes = sums_by_node(self.states.room[states], devices.owner)
+            sums[nodes] = of_nodes
+        ends = numpy.searchsorted(devices.owner, numpy.arange(len(rows)), side="right").tolist()
+        for row, begin, end in zip(rows.tolist(), [0, *ends], ends):
+            self.devices_of[row] = states[begin:end]
             self.milli_cpu[row] = free_cpu(table, table.names.get(row))
-        room = node_room(sums, self.milli_cpu[rows], pods)
-        self.total += room.sum(axis=0, dtype=float) - self.room[rows].sum(axis=0, dtype=float)
+        room = node_room(sums, self.milli_cpu[rows], self._pods)
+        self.total += (room - self.room[rows]).sum(axis=0, dtype=float)
         self.devices[rows], self.room[rows] = sums, room
         self.versions[rows] += 1
         self._seen[rows] = table.versions[rows]
+
+
+def numbers_in(devices: DeviceColumns) -> tuple[dict[str, int], ...]:
+    """Returns a copy of the numbers that texts have in the columns of *devices*."""
+    return dict(devices.vendors), dict(devices.models), dict(devices.modes)
 
 
 def free_cpu(table: Table, node: str | None) -> int:
@@ -198,30 +209,31 @@ def blocks(rows: Array) -> Iterator[Array]:
 class _Losses:
     """Room of each row that pods of one *kind* take which make *request*."""
 
-    def __init__(self, rooms: Rooms, table: Table, request: PodRequest, kind: UsualPod) -> None:
+    def __init__(self, rooms: Rooms, request: PodRequest, kind: UsualPod) -> None:
         self._rooms = rooms
-        self._table = table
-        self._request = request
         self._kind = kind
+        self._devices = DevicesTaken(rooms.states, request)
         self._taken = numpy.zeros((0, len(rooms.pods)), dtype=f32)
         self._seen = numpy.zeros(0, dtype=numpy.int64)
 
     def of(self, rows: Array) -> Array:
         """Returns what is taken of each row from each kind of usual pods; only *rows* are current."""
-        rooms = self._rooms
-        count = len(rooms.versions)
-        if len(self._seen) != count:
-            self._seen = grown(self._seen, count, fill=-1)
-            self._taken = grown(self._taken, count)
-        for changed in blocks(rows[self._seen[rows] != rooms.versions[rows]]):
-            self._taken[changed] = room_taken(
-                self._table.columns.of(changed),
-                self._request,
-                self._kind,
-                rooms.devices[changed],
-                rooms.room[changed],
-                rooms.milli_cpu[changed],
-                rooms.pods,
-            )
-            self._seen[changed] = rooms.versions[changed]
+        versions = self._rooms.versions
+        if len(self._seen) != len(versions):
+            self._seen = grown(self._seen, len(versions), fill=-1)
+            self._taken = grown(self._taken, len(versions))
+        has_changed = self._seen != versions
+        for changed in blocks(rows[has_changed[rows]]):
+            self._taken[changed] = self._taken_of(changed)
+            self._seen[changed] = versions[changed]
         return self._taken
+
+    def _taken_of(self, rows: Array) -> Array:
+        rooms = self._rooms
+        states = [rooms.devices_of[row] for row in rows.tolist()]
+        owner = numpy.repeat(numpy.arange(len(rows)), [len(of_row) for of_row in states])
+        nodes, less = self._devices.room(numpy.concatenate(states), owner)
+        after = rooms.devices[rows]
+        after[nodes] -= less
+        milli_cpu = rooms.milli_cpu[rows] - self._kind.milli_cpu
+        return rooms.room[rows] - node_room(after, milli_cpu, rooms.pods)

@@ -51,7 +51,7 @@ def stranded_in(view: View) -> Stranded | None:
     for vendor in view.vendors:
         if has_room(vendor):
             vendors.append(vendor.key)
-    pods = UsualPods.of(kinds, *table.columns.numbers())
+    pods = UsualPods.of(kinds, table.columns.all())
     devices: dict[tuple[str, str], FreeDevices] = {}
     room = numpy.zeros(len(pods))
     for rows in blocks(numpy.array(sorted(table.names), dtype=numpy.intp)):

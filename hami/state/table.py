@@ -15,7 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from hami.model import Device
-from hami.scheduling.columns import AMOUNTS_FROM, FIELDS, DeviceColumns, firsts
+from hami.scheduling.columns import AMOUNTS_FROM, FIELDS, DeviceColumns, firsts, grown
 from hami.scheduling.node_resources import NodeResources
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.quota import DeviceSizes
@@ -157,10 +157,6 @@ class NodeColumns:
         return self._columns(
             self._facts[:, : self._end], self._owners[: self._end], len(self._starts)
         )
-
-    def numbers(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns the numbers of vendors and models."""
-        return self._vendors.by_text, self._models.by_text
 
     def covering(self, rows: Array) -> tuple[DeviceColumns, Array | slice]:
         """Returns columns that contain the devices of *rows*, and which of the owners are the nodes of *rows*."""
@@ -406,11 +402,4 @@ def _copied(part: Any) -> Any:
     made = type(part).__new__(type(part))
     for name, value in vars(part).items():
         setattr(made, name, _copied(value))
-    return made
-
-
-def grown(array: Array, length: int, fill: int = 0) -> Array:
-    """Returns *array* with *length* rows, the new ones full of *fill*."""
-    made = numpy.full((length, *array.shape[1:]), fill, dtype=array.dtype)
-    made[: len(array)] = array
     return made

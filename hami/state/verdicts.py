@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hami.model import Allocation, NodePolicy, NodePreference, Pod, Unfit
 from hami.scheduling import columns
+from hami.scheduling.columns import grown
 from hami.scheduling.node_order import NodeOrder, lowest_first, weights
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest
@@ -25,7 +26,7 @@ from hami.scheduling.refusal import Choice, NodeRefusal, Refusal
 from hami.scheduling.usage import shares_of
 from hami.state.closest import ClosestNodes
 from hami.state.rooms import Rooms
-from hami.state.table import Table, grown
+from hami.state.table import Table
 
 Array = NDArray[Any]
 

@@ -31,7 +31,7 @@ def room_of(usages, *kinds, milli_cpu=10**6):
     """The room that columns say for each of *kinds* on a node with these devices."""
     table = cluster(n1=usages)
     table.refresh()
-    pods = UsualPods.of(dict.fromkeys(kinds, 1.0), *table.columns.numbers())
+    pods = UsualPods.of(dict.fromkeys(kinds, 1.0), table.columns.all())
     columns = table.columns.of(numpy.array([table.rows["n1"]]))
     devices = device_room(columns.facts, pods).sum(axis=0, keepdims=True)
     return node_room(devices, numpy.array([milli_cpu]), pods)[0].tolist()

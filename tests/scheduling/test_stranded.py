@@ -23,7 +23,7 @@ def free_of(kinds, milli_cpu=A_LOT, vendors=("NVIDIA",), **nodes):
     table.refresh()
     rows = numpy.array([table.rows[name] for name in nodes], dtype=numpy.intp)
     devices = table.columns.of(rows)
-    pods = UsualPods.of(kinds, *table.columns.numbers())
+    pods = UsualPods.of(kinds, table.columns.all())
     total = {}
     for _, model, free in free_devices(
         devices, numpy.full(len(rows), milli_cpu, dtype=float), pods, vendors

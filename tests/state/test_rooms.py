@@ -204,3 +204,14 @@ def test_another_model_in_the_columns_begins_anew():
     table.set_devices("n2", "NVIDIA", (gpu("b", model="NVIDIA L4"),))
     rooms.refresh()
     assert rooms.total.tolist() == [2.0]
+
+
+def test_states_of_devices_are_not_remembered_for_ever(monkeypatch):
+    monkeypatch.setattr("hami.state.rooms.MAX_STATES", 4)
+    table, _, rooms = rooms_of({UsualPod("NVIDIA", 1, 50): 1.0}, n1=usages("a", "b"))
+    request = pod_request(gpus(1, 1000))
+    for used in range(100):
+        table.bookings.put(booking("p", "n1", charge("a", 1, used, 10)))
+        assert rooms.losses(request, NodeResources(), numpy.array([0])).tolist() == [0.0]
+        assert rooms.total.tolist() == [3.0]
+        assert len(rooms.states) <= 4 + 2 * 2 + 4  # two devices, each before and after
