@@ -219,4 +219,6 @@ def _partial(room: Array) -> Array:
 def sums_by_node(devices: Array, owner: Array) -> tuple[Array, Array]:
     """Returns the nodes of *devices* (rows), which are side by side for each node, and their sums."""
     firsts = columns.firsts(owner)
+    if len(firsts) == len(owner):
+        return owner, devices
     return owner[firsts], numpy.add.reduceat(devices, firsts, axis=0)
