@@ -294,6 +294,6 @@ def test_without_a_cluster(local, tmp_path):
         (tmp_path / "none", "no API server to talk to"),
     ):
         answer = hami(config, "top")
-        assert (answer.status, answer.text, answer.errors.count("\n")) == (1, "", 1)
+        assert (answer.status, answer.text, answer.errors.count("\n")) == (2, "", 1)
         assert answer.errors.startswith("error: ")
         assert said in answer.errors

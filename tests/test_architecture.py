@@ -95,6 +95,7 @@ STORES = {  # readers that fill a store, or take the views of one
 REASSIGNED = {  # objects of libraries that are configured by assignment
     "hami/kube/api.py": {
         "configuration.connection_pool_maxsize",
+        "configuration.host",
         "configuration.refresh_api_key_hook",
         "configuration.socket_options",
     },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hami.cli.complete import complete_namespace
+from hami.cli.group import PLUGIN
 from hami.codec.policies import NODE_POLICIES
 from hami.errors import HamiError
 from hami.inspect.tables import FORMS, Style, printable, render_document
+from hami.kube.access import UserAccess
 from hami.model import DisruptionBudget, Pod, PodRef
-from hami.runtime.options import read_text
+from hami.runtime.options import DURATION, read_text
 
 if TYPE_CHECKING:
     from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from hami.scheduling.preemption import PodGroups
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-TIMEOUT_S = 30.0  # for each page
+MAX_TIMEOUT_S = 3600.0  # of a request, if the user asks for none
 YOUNG_OBJECTS = 1_000_000
 """Objects between two garbage collections: a command ends soon, and most of what it allocates stays until then."""
 
@@ -35,8 +39,8 @@ YOUNG_OBJECTS = 1_000_000
 class Client:
     """The cluster as the user reaches it. *connect*: tests pass their own."""
 
-    kubeconfig: str
-    context: str
+    access: UserAccess
+    request_timeout: float
     namespace: str
     all_namespaces: bool
     device_config_file: str
@@ -141,7 +145,7 @@ class Client:
             return ""
         if self.snapshot:
             return self.namespace or "default"
-        return self.namespace or context_namespace(self.kubeconfig, self.context)
+        return self.namespace or context_namespace(self.access.kubeconfig, self.access.context)
 
 
 def read_snapshot(path: str) -> ClusterRecord:
@@ -160,11 +164,11 @@ def connect_api(client: Client) -> Writer:
     from hami.kube.api import Api
 
     return Api.connect(
-        timeout=TIMEOUT_S, pool=2, kubeconfig=client.kubeconfig, context=client.context
+        client.access, timeout=client.request_timeout or MAX_TIMEOUT_S, pool=2
     ).request
 
 
-CLIENT_OPTIONS = (
+ACCESS_OPTIONS = (
     click.Option(
         ["--kubeconfig"],
         default="",
@@ -175,12 +179,35 @@ CLIENT_OPTIONS = (
         ["--context"], default="", metavar="NAME", help="Context of the configuration to use."
     ),
     click.Option(
-        ["-n", "--namespace"],
-        default="",
-        metavar="NAME",
-        help="Namespace of pods; without it that of the context.",
+        ["--cluster"], default="", metavar="NAME", help="Cluster of the configuration to use."
     ),
-    click.Option(["-A", "--all-namespaces"], is_flag=True, help="Pods of all namespaces."),
+    click.Option(["--user"], default="", metavar="NAME", help="User of the configuration to use."),
+    click.Option(["-s", "--server"], default="", metavar="URL", help="Address of the API server."),
+    click.Option(
+        ["--as", "impersonated"],
+        default="",
+        metavar="USER",
+        help="User to act as; system:serviceaccount:NAMESPACE:NAME is a service account.",
+    ),
+    click.Option(
+        ["--as-group", "groups"],
+        multiple=True,
+        metavar="GROUP",
+        help="Group to act as. May be given several times.",
+    ),
+    click.Option(["--as-uid", "uid"], default="", metavar="UID", help="UID to act as."),
+)
+"""The fields of UserAccess."""
+COMMON_OPTIONS = (
+    *ACCESS_OPTIONS,
+    click.Option(
+        ["--request-timeout"],
+        type=DURATION,
+        default="30s",
+        show_default=True,
+        metavar="DURATION",
+        help="How long to wait for one answer of the API server; 0 for no limit.",
+    ),
     click.Option(
         ["--device-config-file"],
         default="",
@@ -208,6 +235,17 @@ CLIENT_OPTIONS = (
         metavar="POLICY",
         help="Default device policy of the scheduler, as its flag says.",
     ),
+)
+"""The options that all commands of a cluster have, and that `hami options` lists."""
+CLIENT_OPTIONS = (
+    click.Option(
+        ["-n", "--namespace"],
+        default="",
+        metavar="NAME",
+        help="Namespace of pods; without it that of the context.",
+        shell_complete=complete_namespace,
+    ),
+    click.Option(["-A", "--all-namespaces"], is_flag=True, help="Pods of all namespaces."),
     click.Option(
         ["--snapshot"],
         default="",
@@ -216,7 +254,7 @@ CLIENT_OPTIONS = (
         "instead of a cluster; it contains the device configuration and the policies.",
     ),
 )
-"""The fields of `Client` but the last."""
+"""With COMMON_OPTIONS, the fields of `Client` but the last."""
 OUTPUT_OPTIONS = (
     click.Option(
         ["-o", "--output", "form"],
@@ -243,14 +281,34 @@ class Answer:
     status: int = 0
 
 
+class PeopleCommand(click.Command):
+    """A command for people. Its help leaves out the options that all of them have, and its examples name the program
+    as it was called: hami, or the plugin of kubectl."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options."""
+        own = [param for param in self.get_params(ctx) if param not in COMMON_OPTIONS]
+        records = [param.get_help_record(ctx) for param in own]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in records if record])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the examples."""
+        epilog, program = self.epilog, ctx.find_root().info_name
+        if epilog and program == PLUGIN:
+            self.epilog = epilog.replace("hami ", f"{program} ")
+        super().format_epilog(ctx, formatter)
+        self.epilog = epilog
+
+
 def people_command(
-    name: str, *, of_cluster: bool = True, has_forms: bool = True
+    name: str, *, examples: str, of_cluster: bool = True, has_forms: bool = True
 ) -> Callable[..., click.Command]:
     """Declares a command for people by a function that has the command's own arguments and options.
 
-    *of_cluster*: the command has the options of the access, and the function takes ``client``. *has_forms*: the command
-    has the options of the output, and the function takes ``style`` and returns an `Answer`, or ``None`` if it has
-    printed everything itself.
+    *examples*: lines of a shell, for its help. *of_cluster*: the command has the options of the access, and the
+    function takes ``client``. *has_forms*: the command has the options of the output, and the function takes ``style``
+    and returns an `Answer`, or ``None`` if it has printed everything itself.
     """
 
     def declare(function: Callable[..., Answer | None]) -> click.Command:
@@ -258,8 +316,7 @@ def people_command(
         @functools.wraps(function)
         def run(ctx: click.Context, /, **values: Any) -> None:
             if of_cluster:
-                fields = {name: values.pop(name) for name in names}
-                values["client"] = Client(**fields, connect=ctx.obj or connect_api)
+                values["client"] = _client_of(values, ctx)
             style = Style()
             if has_forms:
                 style = make_style(values.pop("form"), headers=not values.pop("no_headers"))
@@ -273,16 +330,34 @@ def people_command(
                 click.echo(answer.text())
             ctx.exit(answer.status)
 
-        command = click.command(name=name, context_settings=CONTEXT_SETTINGS)(run)
+        epilog = "\b\nExamples:\n" + textwrap.indent(examples.strip(), "  ")
+        if of_cluster:
+            epilog += (
+                "\n\nFor the options of the access, which all commands have, see hami options."
+            )
+        command = click.command(
+            name=name, cls=PeopleCommand, context_settings=CONTEXT_SETTINGS, epilog=epilog
+        )(run)
         if of_cluster:
             command.params.extend(CLIENT_OPTIONS)
+            command.params.extend(COMMON_OPTIONS)
         if has_forms:
             command.params.extend(OUTPUT_OPTIONS)
         return command
 
-    names = [str(option.name) for option in CLIENT_OPTIONS]
-
     return declare
+
+
+def _client_of(values: dict[str, Any], ctx: click.Context) -> Client:
+    """Takes the options of the access out of *values*, and returns what they say. Raises: click.UsageError."""
+    access = {str(option.name): values.pop(str(option.name)) for option in ACCESS_OPTIONS}
+    if (access["groups"] or access["uid"]) and not access["impersonated"]:
+        raise click.UsageError("--as-group and --as-uid need --as")
+    fields: dict[str, Any] = {}
+    for option in (*COMMON_OPTIONS, *CLIENT_OPTIONS):
+        if option not in ACCESS_OPTIONS:
+            fields[str(option.name)] = values.pop(str(option.name))
+    return Client(access=UserAccess(**access), **fields, connect=ctx.obj or connect_api)
 
 
 def make_style(form: str, *, headers: bool) -> Style:
@@ -304,3 +379,14 @@ def show_progress(resource: str, count: int, total: int) -> None:
         if count < total:
             line = f"reading {resource}: {count:,} of {total:,}"
         click.echo(f"\r\x1b[K{line}", err=True, nl=False)
+
+
+@click.command("options", context_settings=CONTEXT_SETTINGS)
+@click.pass_context
+def options_command(ctx: click.Context) -> None:
+    """List the options of the access, which all commands for people have."""
+    formatter = ctx.make_formatter()
+    records = [option.get_help_record(ctx) for option in COMMON_OPTIONS]
+    with formatter.section("Options"):
+        formatter.write_dl([record for record in records if record])
+    click.echo(formatter.getvalue().rstrip())

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from hami.cli.targets import did_you_mean
 from hami.errors import HamiError
 from hami.inspect.tables import printable
 
@@ -21,8 +22,13 @@ _SHORT_WITH_VALUE = re.compile(r"\A(-[A-Za-z])=(.+)\Z", re.DOTALL)
 
 PEOPLE = dict.fromkeys(
     ("audit", "capacity", "explain", "replay", "simulate", "snapshot", "top"), "hami.cli.people"
-) | {"resize": "hami.cli.resize"}
+) | {"resize": "hami.cli.resize", "options": "hami.cli.client"}
 """The commands for people, and the module that has them."""
+PLUGIN = "kubectl hami"
+"""The plugin of kubectl, as it is called."""
+TROUBLE = 2
+"""The exit status of a command for people that could not look, as that of diff and grep: 1 means that it found
+something."""
 
 
 class Command(click.Command):
@@ -39,7 +45,7 @@ class Command(click.Command):
                 raise  # click ends the process
             message = _reason_of(error)
         click.echo(f"error: {printable(' '.join(message.splitlines()))}", err=True)
-        ctx.exit(1)
+        ctx.exit(TROUBLE if ctx.invoked_subcommand in PEOPLE else 1)
 
 
 def _reason_of(error: OSError) -> str:
@@ -68,6 +74,16 @@ class Commands(Command, click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Returns the command of that name; ``None`` if there is none."""
         return self._imported(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command. Names the nearest one if there is none."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = did_you_mean(args[0], self.list_commands(ctx))
+            raise click.UsageError(error.message + near, ctx) from error
 
     def all(self) -> Mapping[str, click.Command]:
         """Returns all commands by name."""

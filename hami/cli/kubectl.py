@@ -6,12 +6,14 @@ kubectl runs ``kubectl-hami`` for ``kubectl hami``, and ``kubectl_complete-hami`
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import click
 from click.shell_completion import ShellComplete
 
 from hami import __version__
-from hami.cli.group import PEOPLE, Commands, run
+from hami.cli.group import PEOPLE, PLUGIN, Commands, run
 
 NO_FILES = ":4"  # the last line of a completion: ShellCompDirectiveNoFileComp
 WITH_FILES = ":0"
@@ -26,10 +28,10 @@ def kubectl_main() -> None:
     """
 
 
-def completions(words: list[str]) -> list[str]:
-    """Returns the lines with which kubectl completes the last of *words*."""
+def completions(words: list[str], connect: Callable[..., Any] | None = None) -> list[str]:
+    """Returns the lines with which kubectl completes the last of *words*. *connect*: tests pass their own."""
     *args, incomplete = words or [""]
-    shell = ShellComplete(kubectl_main, {}, "kubectl-hami", "_KUBECTL_HAMI_COMPLETE")
+    shell = ShellComplete(kubectl_main, {"obj": connect}, "kubectl-hami", "_KUBECTL_HAMI_COMPLETE")
     items = shell.get_completions(args, incomplete)
     lines, directive = [], NO_FILES
     for item in items:
@@ -42,7 +44,7 @@ def completions(words: list[str]) -> list[str]:
 
 def console_script() -> None:
     """``kubectl-hami`` as a process."""
-    run(kubectl_main, "kubectl-hami")
+    run(kubectl_main, PLUGIN)
 
 
 def complete() -> None:

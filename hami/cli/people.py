@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hami.cli.client import Answer, Client, people_command, read_snapshot, show_note
+from hami.cli.complete import complete_pod, complete_top
+from hami.cli.targets import pod_and_rest, type_and_names
 from hami.codec.policies import NODE_POLICIES
 from hami.errors import HamiError
 from hami.inspect.tables import Style
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from hami.scheduler.admit import Admitted, Denied
     from hami.state.view import View
 
-TOP_KINDS = ("nodes", "cards", "pods", "namespaces")
 SORTS = ("name", "memory", "cores", "free", "pods", "age", "stranded")
 INTERVAL_S = 2.0
 PAUSE_FACTOR = 10  # the pause of -w is at least so many times as long as reading takes
@@ -46,9 +47,21 @@ SCHEDULER_NAME = click.option(
 MAX_CHARACTERS = 20_000_000  # of a manifest
 
 
-@people_command("top")
-@click.argument("kind", type=click.Choice(TOP_KINDS), default="nodes")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@people_command(
+    "top",
+    examples="""
+hami top
+hami top cards gpu-node-1
+hami top pods -A --sort-by memory
+hami top namespaces
+""",
+)
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="[nodes|cards|pods|namespaces] [NAME]...",
+    shell_complete=complete_top,
+)
 @click.option(
     "-l",
     "--selector",
@@ -75,8 +88,7 @@ def top_command(
     *,
     client: Client,
     style: Style,
-    kind: str,
-    names: tuple[str, ...],
+    words: tuple[str, ...],
     selector: str,
     sort: str,
     watch: bool,
@@ -89,6 +101,7 @@ def top_command(
     """
     from hami.inspect.top import TopQuery, render_top
 
+    kind, names = type_and_names(words)
     namespace = client.namespace
     if kind == "pods":
         namespace = client.chosen_namespace()
@@ -96,7 +109,7 @@ def top_command(
     if watch and client.snapshot:
         raise HamiError("-w needs a cluster: a snapshot does not change")
     if not watch:
-        click.echo(render_top(client.cluster(), query, style))
+        _show(render_top(client.cluster(), query, style), namespace)
         return
     try:
         while True:
@@ -104,16 +117,37 @@ def top_command(
             text = render_top(client.cluster(), query, style)
             if sys.stdout.isatty():
                 click.clear()
-            click.echo(text)
+            _show(text, namespace)
             time.sleep(max(INTERVAL_S, PAUSE_FACTOR * (time.monotonic() - begun)))
     except KeyboardInterrupt:
         return
 
 
-@people_command("explain")
-@click.argument("kind", type=click.Choice(("pod",)))
-@click.argument("name")
-def explain_command(*, client: Client, style: Style, kind: str, name: str) -> Answer:
+def _show(text: str, namespace: str) -> None:
+    """Prints *text*; if there is none, that nothing was found, as kubectl says it."""
+    if text:
+        click.echo(text)
+        return
+    where = f" in {namespace} namespace" if namespace else ""
+    click.echo(f"No resources found{where}.", err=True)
+
+
+@people_command(
+    "explain",
+    examples="""
+hami explain train-0
+hami explain pod/train-0 -n team-a
+hami explain pod train-0 -o wide
+""",
+)
+@click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    metavar="(NAME | pod NAME | pod/NAME)",
+    shell_complete=complete_pod,
+)
+def explain_command(*, client: Client, style: Style, words: tuple[str, ...]) -> Answer:
     """Explain why a pod waits and what would help, or what a bound pod holds and with whom.
 
     For each node and card: what is short and by how much, nearest first; what kube-scheduler said; and the smallest
@@ -123,19 +157,16 @@ def explain_command(*, client: Client, style: Style, kind: str, name: str) -> An
     which kube-scheduler allocates, it shows what kube-scheduler said.
     """
     from hami.inspect.claims import explain_claims, render_claims
-    from hami.inspect.cluster import unknown_name
+    from hami.inspect.cluster import unknown_pod
     from hami.inspect.explain import explain_pod, render_report
     from hami.inspect.preemption import is_possible
 
+    name, _ = pod_and_rest(words, 0)
     namespace = client.single_namespace("a pod has one namespace")
     cluster = client.cluster()
     pod = cluster.pod_named(namespace, name) or client.find_pod(PodRef(namespace, name, ""))
     if pod is None:
-        raise unknown_name(
-            f"pod in namespace {namespace}:",
-            name,
-            {other.ref.name for other in cluster.pods.values() if other.ref.namespace == namespace},
-        )
+        raise unknown_pod(cluster, namespace, name)
     claims = _waiting_claims(client, cluster, pod)
     if claims:
         events = client.events(cluster.record, pod.ref)
@@ -167,7 +198,14 @@ def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> Sequ
     return client.claims_of(pod.ref)
 
 
-@people_command("simulate")
+@people_command(
+    "simulate",
+    examples="""
+hami simulate -f job.yaml
+hami simulate -f job.yaml --add-node like=gpu-node-1:2
+hami simulate -f job.yaml --drain gpu-node-1
+""",
+)
 @FILES
 @click.option(
     "--replicas",
@@ -259,7 +297,12 @@ def simulate_command(
     )
 
 
-@people_command("capacity")
+@people_command(
+    "capacity",
+    examples="""
+hami capacity -f pod.yaml
+""",
+)
 @FILES
 @SCHEDULER_NAME
 def capacity_command(
@@ -288,7 +331,13 @@ def capacity_command(
     )
 
 
-@people_command("audit")
+@people_command(
+    "audit",
+    examples="""
+hami audit
+hami audit --before-upgrade -n team-a
+""",
+)
 @click.option(
     "--before-upgrade",
     is_flag=True,
@@ -381,7 +430,14 @@ def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str)
     )
 
 
-@people_command("snapshot", has_forms=False)
+@people_command(
+    "snapshot",
+    examples="""
+hami snapshot --anonymize > cluster.json.gz
+hami top --snapshot cluster.json.gz
+""",
+    has_forms=False,
+)
 @click.option(
     "--anonymize",
     is_flag=True,
@@ -409,7 +465,7 @@ def snapshot_command(*, client: Client, anonymize: bool) -> None:
     click.echo(snapshot.render_snapshot(record), nl=False)
 
 
-@people_command("replay", of_cluster=False)
+@people_command("replay", examples="hami replay cluster.json.gz", of_cluster=False)
 @click.argument("file")
 def replay_command(*, style: Style, file: str) -> Answer:
     """Decide once more about the pods of a snapshot, in the order in which they were placed; show what differs.

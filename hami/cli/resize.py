@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from hami.cli.client import Client, people_command
+from hami.cli.complete import complete_pod
+from hami.cli.targets import pod_and_rest
 from hami.codec.durations import parse_duration
-from hami.errors import HamiError
+from hami.errors import HamiError, MalformedInput
 from hami.inspect.tables import printable
 from hami.model import PodRef
 from hami.runtime.options import Value
@@ -22,14 +24,25 @@ INTERRUPTED = 130
 """The exit status after Ctrl-C, as that of shells."""
 
 
-@people_command("resize", has_forms=False)
-@click.argument("kind", type=click.Choice(("pod",)))
-@click.argument("name")
-@click.argument("container", default="")
+@people_command(
+    "resize",
+    examples="""
+hami resize train-0 --memory 20Gi
+hami resize pod/train-0 trainer --memory 20Gi --cores 50 --dry-run
+""",
+    has_forms=False,
+)
+@click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    metavar="(NAME | pod NAME | pod/NAME) [CONTAINER]",
+    shell_complete=complete_pod,
+)
 @click.option(
     "--memory",
     metavar="QUANTITY",
-    help="Memory of each of its GPUs, such as 8Gi or 6000Mi, or 40% of them.",
+    help="Memory of each of its GPUs, such as 8Gi or 6000 (MiB), or 40% of them.",
 )
 @click.option(
     "--cores", type=click.IntRange(1, 100), help="Percent of the compute of each of its GPUs."
@@ -45,9 +58,7 @@ INTERRUPTED = 130
 def resize_command(
     *,
     client: Client,
-    kind: str,
-    name: str,
-    container: str,
+    words: tuple[str, ...],
     memory: str | None,
     cores: int | None,
     dry_run: bool,
@@ -59,13 +70,14 @@ def resize_command(
     GPUs and into the quota of the namespace. Less is given back when the container uses no more. Until then the request
     stands, also after Ctrl-C. Needs the right to get and patch the pod. Exit status 1 if it does not hold.
     """
-    from hami.codec.resize import make_size
     from hami.inspect.read import Reader
     from hami.inspect.resize import ask, follow, resizable
 
     if memory is None and cores is None:
         raise click.UsageError("expected --memory, --cores or both")
-    size = make_size(memory, cores, container or name)
+    name, rest = pod_and_rest(words, 1)
+    container = rest[0] if rest else ""
+    size = _size_of(memory, cores, container or name)
     ref = PodRef(client.single_namespace("a pod has one namespace"), name, "")
     if dry_run:
         click.get_current_context().exit(0 if _try(client, ref, container, size) else 1)
@@ -96,13 +108,24 @@ def resize_command(
     click.get_current_context().exit(0 if holds else 1)
 
 
+def _size_of(memory: str | None, cores: int | None, container: str) -> Size:
+    """Returns the size that the options ask for. Raises: HamiError."""
+    from hami.codec.resize import make_size
+
+    try:
+        return make_size(memory, cores, container)
+    except MalformedInput as error:
+        raise HamiError(f"--memory={error.text}: {error.problem}") from error
+
+
 def _try(client: Client, ref: PodRef, container: str, size: Size) -> bool:
     """Says what the scheduler would decide, and returns whether the size would be booked. Raises: HamiError."""
+    from hami.inspect.cluster import unknown_pod
     from hami.inspect.resize import requested_sizes, resizable, try_resize
 
     cluster = client.cluster()
     if (pod := cluster.pod_named(ref.namespace, ref.name)) is None:
-        raise HamiError(f"there is no pod {ref.name} with devices in namespace {ref.namespace}")
+        raise unknown_pod(cluster, ref.namespace, ref.name)
     fits, text = try_resize(cluster, pod, requested_sizes(pod, resizable(pod, container), size))
     _say(text)
     return fits

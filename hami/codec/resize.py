@@ -113,17 +113,18 @@ def parse_resize(text: str) -> Mapping[str, Size]:
 
 
 def make_size(memory: str | None, cores: int | None, container: str) -> Size:
-    """The size of *container* as a user writes it. Raises: MalformedInput."""
+    """The size of *container* as a user writes it; a number without a unit is MiB, as in requests for devices.
+
+    Raises: MalformedInput.
+    """
     if memory is None and cores is None:
         raise MalformedInput(RESIZE, container, "expected memory, cores or both for the container")
     if memory is None:
         return Size(cores=cores)
     if _PERCENT.fullmatch(memory):
         return Size(memory_percent=int(memory[:-1]), cores=cores)
-    if memory.isdecimal():
-        raise MalformedInput(RESIZE, memory, f"expected a unit: {memory}Mi for MiB")
     with contextlib.suppress(MalformedInput):
-        mib = rounded_up(memory, "Mi")
+        mib = rounded_up(f"{memory}Mi" if memory.isdecimal() else memory, "Mi")
         if 0 < mib <= INT32_MAX:
             return Size(memory_mib=mib, cores=cores)
     raise MalformedInput(

@@ -313,6 +313,18 @@ def claims_of(record: ClusterRecord) -> ClaimCache:
     return cache
 
 
+def unknown_pod(cluster: InspectedCluster, namespace: str, name: str) -> HamiError:
+    """Returns the error for a pod that is not in *namespace*, with the namespaces that have one of that name."""
+    others = {pod.ref.namespace for pod in cluster.pods.values() if pod.ref.name == name}
+    if others:
+        listed = " or ".join(f"-n {other}" for other in sorted(others)[:NEAREST_NAMES])
+        return HamiError(
+            f"there is no pod {name} in namespace {namespace}; there is one with {listed}"
+        )
+    names = {pod.ref.name for pod in cluster.pods.values() if pod.ref.namespace == namespace}
+    return unknown_name(f"pod in namespace {namespace}:", name, names)
+
+
 def unknown_name(kind: str, name: str, names: Iterable[str]) -> HamiError:
     """Returns the error for a name that matches nothing, with the nearest names."""
     text = f"there is no {kind} {name}"

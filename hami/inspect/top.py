@@ -117,7 +117,7 @@ class TopQuery:
 
 
 def render_top(cluster: InspectedCluster, query: TopQuery, style: Style) -> str:
-    """Returns the rows of *query*, with a summary below a table.
+    """Returns the rows of *query*, with a summary below a table; empty if a table has no rows.
 
     Raises: HamiError for a name that matches nothing, a selector that cannot be read, an order that the rows do not
     have, or a cluster without devices.
@@ -147,6 +147,8 @@ def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) 
                 f"{query.kind} cannot be sorted by {query.sort}; expected name, {', '.join(view.orders)}"
             )
         rows.sort(key=order, reverse=True)
+    if not rows and not style.is_document:
+        return ""
     table = render_rows(rows, view.columns, style)
     if view.summary is None or not style.headers or style.form not in ("table", "wide"):
         return table

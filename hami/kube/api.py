@@ -7,13 +7,16 @@ rate limit; the API server has its own.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import socket
 import struct
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
@@ -30,11 +33,13 @@ from kubernetes.config import (
     load_kube_config,
 )
 from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
+from urllib3 import HTTPHeaderDict
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
-from hami.kube.kubeconfig import find_fault
+from hami.kube.access import UserAccess
+from hami.kube.kubeconfig import find_fault, user_names
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -49,6 +54,7 @@ MAX_RETRY_AFTER_S = 30.0
 """Longer waits that a response asks for are cut to this many seconds."""
 
 _USER_AGENT = "hami"
+_OVERRIDING = "of the command line"  # a context
 _READ_AHEAD = 65_536
 _DISCARD_ON_CLOSE = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 _UNUSABLE = (
@@ -93,23 +99,33 @@ class Api:
         self._lock = threading.Lock()
         self._credentials: dict[str, str] = {}
         self._valid_until = -math.inf
+        self._impersonation: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def connect(
-        cls, *, timeout: float = 10.0, pool: int = 32, kubeconfig: str = "", context: str = ""
+        cls,
+        access: UserAccess = UserAccess(),
+        *,
+        timeout: float = 10.0,
+        pool: int = 32,
+        kubeconfig: str = "",
     ) -> Api:
         """Returns the API server of ``KUBECONFIG``, else of ``~/.kube/config``, else of the cluster of this pod.
 
-        *kubeconfig*: a file instead of these. *context*: a context of the file instead of the current one.
+        *kubeconfig*: that of *access*, for those who need no more of it.
         Opens no connection yet. Raises: ClusterError if there is no configuration, or it cannot be used.
         """
-        configuration = _configuration(kubeconfig, context)
+        if kubeconfig:
+            access = replace(access, kubeconfig=kubeconfig)
+        configuration = _configuration(access)
         try:
-            return cls(configuration, timeout=timeout, pool=pool)
+            api = cls(configuration, timeout=timeout, pool=pool)
         except ValueError as error:  # no URL
             raise ClusterError(
                 f"no API server to talk to: its address {configuration.host!r}: {error}"
             ) from error
+        api._impersonation = access.impersonation
+        return api
 
     def request(
         self,
@@ -156,7 +172,8 @@ class Api:
         until = time.monotonic() + seconds
         headers, parts, url = self._headers(), None, f"{self._base}{path}"
         if body is not None:
-            headers |= {"Content-Type": content_type, "Content-Length": str(len(body))}
+            headers["Content-Type"] = content_type
+            headers["Content-Length"] = str(len(body))
             parts = _in_time(body, until)
         if query:
             url += f"?{urlencode(query)}"
@@ -178,13 +195,19 @@ class Api:
             raise _unreachable(f"{method} {path}", error) from error
         raise _refusal(f"{method} {path}", response, data)
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self) -> MutableMapping[str, str]:
         """Returns the headers of a call, with current credentials."""
         with self._lock:
             if time.monotonic() >= self._valid_until:
                 self._credentials = self._ask_for_credentials()
                 self._valid_until = time.monotonic() + CREDENTIALS_S
-            return {"Accept": JSON, "User-Agent": _USER_AGENT, **self._credentials}
+            headers = {"Accept": JSON, "User-Agent": _USER_AGENT, **self._credentials}
+        if not self._impersonation:
+            return headers
+        impersonating = HTTPHeaderDict(headers)
+        for name, value in self._impersonation:
+            impersonating.add(name, value)
+        return impersonating
 
     def _ask_for_credentials(self) -> dict[str, str]:
         """Returns the headers with credentials. The client's hook refreshes tokens that are about to expire."""
@@ -305,36 +328,61 @@ def _pool(
 def context_namespace(kubeconfig: str = "", context: str = "") -> str:
     """Returns the namespace that a context of the user's configuration sets; ``default`` if it sets none.
 
-    *kubeconfig*, *context*: as in :meth:`Api.connect`. Raises: ClusterError if the file cannot be used.
+    *kubeconfig*, *context*: as in UserAccess. Raises: ClusterError if the file cannot be used.
     """
     path = _path_of(kubeconfig)
     if not path:
         return "default"
+    return str(_context_of(path, context).get("namespace") or "default")
+
+
+def _context_of(path: str, name: str) -> Mapping[str, Any]:
+    """Returns a context of the files of *path*: the current one if *name* is empty. Raises: ClusterError."""
     try:
         contexts, current = list_kube_config_contexts(path)  # type: ignore[no-untyped-call]
-        if context:
-            current = {entry["name"]: entry for entry in contexts}.get(context, {})
-        namespace = (current or {}).get("context", {}).get("namespace") or "default"
+        if name:
+            current = {entry["name"]: entry for entry in contexts}.get(name, {})
+        return dict((current or {}).get("context") or {})
     except _UNUSABLE as error:
         raise _unconfigured(path, error) from error
-    return str(namespace)
 
 
-def _configuration(kubeconfig: str, context: str) -> Configuration:
-    configuration, path = Configuration(), _path_of(kubeconfig)
+def _configuration(access: UserAccess) -> Configuration:
+    configuration, path = Configuration(), _path_of(access.kubeconfig)
     try:
-        if path or context:
-            load_kube_config(  # type: ignore[no-untyped-call]
-                config_file=path or None,
-                context=context or None,
-                client_configuration=configuration,
-            )
+        if path or access != UserAccess():
+            with _chosen(path, access) as (files, context):
+                load_kube_config(  # type: ignore[no-untyped-call]
+                    config_file=files or None,
+                    context=context or None,
+                    client_configuration=configuration,
+                )
         else:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
             configuration.refresh_api_key_hook = _read_token  # type: ignore[assignment]
     except _UNUSABLE as error:
         raise _unconfigured(path, error) from error
+    if access.server:
+        configuration.host = access.server
     return configuration
+
+
+@contextlib.contextmanager
+def _chosen(path: str, access: UserAccess) -> Iterator[tuple[str, str]]:
+    """Returns the files to load instead of *path*, and the context: a file before them has one with the cluster and the
+    user of *access*, if these differ from the context's own."""
+    if not access.cluster and not access.user:
+        yield path, access.context
+        return
+    if access.user and access.user not in user_names(path):
+        raise _unconfigured(path, LookupError(f"there is no user {access.user}"))
+    context = _context_of(path, access.context)
+    cluster, user = access.cluster or context.get("cluster"), access.user or context.get("user")
+    overriding = {"name": _OVERRIDING, "context": {"cluster": cluster, "user": user}}
+    with tempfile.NamedTemporaryFile("w", suffix=".kubeconfig") as file:
+        json.dump({"contexts": [overriding]}, file)
+        file.flush()
+        yield f"{file.name}{os.pathsep}{path}", _OVERRIDING
 
 
 def _read_token(configuration: Configuration) -> None:

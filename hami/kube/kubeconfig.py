@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -90,9 +91,32 @@ def find_fault(paths: str) -> MalformedInput | None:
     return None
 
 
+def user_names(paths: str) -> frozenset[str]:
+    """Returns the names of the users in those of the files that *paths* names which can be read."""
+    names: set[str] = set()
+    for path in filter(None, paths.split(os.pathsep)):
+        with contextlib.suppress(OSError, MalformedInput):  # `find_fault` tells
+            names.update(str(user.name) for user in _read(Path(path).expanduser()).users or ())
+    return frozenset(names)
+
+
 def _check(path: Path) -> None:
     """Raises: MalformedInput, which names the file, the field and its value; OSError."""
-    source = f"kubeconfig {path}"
+    source, file = _source_of(path), _read(path)
+    for index, cluster in enumerate(file.clusters or ()):
+        _check_address(f"{source}: clusters[{index}].cluster.server", cluster.cluster.server)
+        _check_encoded(f"{source}: clusters[{index}].cluster", cluster.cluster)
+    for index, user in enumerate(file.users or ()):
+        _check_encoded(f"{source}: users[{index}].user", user.user)
+
+
+def _source_of(path: Path) -> str:
+    return f"kubeconfig {path}"
+
+
+def _read(path: Path) -> _File:
+    """Raises: MalformedInput, which names the file, the field and its value; OSError."""
+    source = _source_of(path)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -100,12 +124,7 @@ def _check(path: Path) -> None:
     document = parse_yaml(text, source)
     if document is None:
         raise MalformedInput(source, "", "there is nothing in the file")
-    file = convert(document, _File, places_in(source))
-    for index, cluster in enumerate(file.clusters or ()):
-        _check_address(f"{source}: clusters[{index}].cluster.server", cluster.cluster.server)
-        _check_encoded(f"{source}: clusters[{index}].cluster", cluster.cluster)
-    for index, user in enumerate(file.users or ()):
-        _check_encoded(f"{source}: users[{index}].user", user.user)
+    return convert(document, _File, places_in(source))
 
 
 def _check_address(place: str, server: str) -> None:

@@ -40,14 +40,10 @@ def test_a_resize_is_read_as_it_was_written():
     assert parse_resize(render_resize(SIZES)) == SIZES
 
 
-@cases("memory, mib", ("1", None), ("1Mi", 1), ("1048577k", 1001), ("1M", 1), ("3G", 2862))
-def test_memory_is_rounded_up_to_mib_and_needs_a_unit(memory, mib):
+@cases("memory, mib", ("5000", 5000), ("1Mi", 1), ("1048577k", 1001), ("1M", 1), ("3G", 2862))
+def test_memory_is_rounded_up_to_mib(memory, mib):
     text = f'{{"main": {{"memory": "{memory}"}}}}'
-    if mib is None:
-        with pytest.raises(MalformedInput, match="expected a unit: 1Mi for MiB"):
-            parse_resize(text)
-    else:
-        assert parse_resize(text) == {"main": Size(memory_mib=mib)}
+    assert parse_resize(text) == {"main": Size(memory_mib=mib)}
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_a_resource_that_stands_for_no_claim(may_list):
     if not may_list:
         of.errors[CLASSES] = refused()
     result = hami("explain", "pod", "web", of=of)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "requests no devices that HAMi manages" in result.stderr
     assert ("resources that stand for claims are not known" in result.stderr) is not may_list
 
@@ -172,7 +172,7 @@ def test_simulate_and_capacity_do_not_judge_claims(tmp_path, workload):
     assert simulated.exit_code == 1
     assert simulated.stdout.startswith(f"deployment/web: {NOT_JUDGED}\n")
     counted = run("capacity", tmp_path, workload, of=of)
-    assert counted.exit_code == 1
+    assert counted.exit_code == 2
     assert f"deployment/web: {NOT_JUDGED}" in counted.stderr
 
 

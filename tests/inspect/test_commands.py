@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from hami.cli import main
 from hami.cli.group import PEOPLE
 from hami.cli.kubectl import completions, kubectl_main
+from hami.kube.access import UserAccess
 from testing.cases import cases
 from testing.fake_api import FakeApi, bound, node, pending, refused
 from testing.pods import pod
@@ -193,7 +194,7 @@ def test_manifests_with_errors(tmp_path, args, text, said):
     path = tmp_path / "web.yaml"
     path.write_bytes(text)
     result = hami(*args, "-f", str(path))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith(said.format(path=path))
 
 
@@ -212,7 +213,7 @@ def test_a_snapshot_answers_as_the_cluster(tmp_path):
     for args in (["top"], ["top", "pods", "-A"], ["explain", "pod", "a", "-n", "default"]):
         assert hami(*args, f"--snapshot={path}", of=broken).stdout == hami(*args).stdout
     assert "0/2 nodes" in hami("explain", "pod", "b", "-n", "team", f"--snapshot={path}").stdout
-    assert hami("explain", "pod", "c", "-n", "team", f"--snapshot={path}").exit_code == 1
+    assert hami("explain", "pod", "c", "-n", "team", f"--snapshot={path}").exit_code == 2
     result = hami("replay", str(path))
     assert result.exit_code == 0
     assert result.stdout == "1 decision, 0 of them different\n"
@@ -228,7 +229,7 @@ def test_a_snapshot_answers_as_the_cluster(tmp_path):
 )
 def test_snapshots_that_cannot_be_used(args, said):
     result = hami(*args)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith(said)
 
 
@@ -280,21 +281,21 @@ def test_a_table_has_no_colors_where_there_is_no_terminal():
 )
 def test_errors_are_one_line(args, of, said):
     result = hami(*args, of=of)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.splitlines()[-1].startswith(said)
 
 
 def test_errors_have_no_control_codes():
     result = hami("top", "nodes", "n\x1b[2J\u202e")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "there is no node" in result.stderr
     assert result.stderr.rstrip("\n").isprintable()
 
 
 def test_without_a_cluster_there_is_one_line():
     result = CliRunner().invoke(main, ["top"])
-    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "the API server does not answer" in result.stderr
 
 
@@ -305,7 +306,7 @@ def test_without_a_cluster_there_is_one_line():
 )
 def test_a_configuration_that_cannot_be_used(args, said):
     result = CliRunner().invoke(main, ["top", *args])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert said in result.stderr
 
 
@@ -313,7 +314,121 @@ def test_a_configuration_that_cannot_be_used(args, said):
 def test_each_command_has_help(command):
     result = hami(command, "--help")
     assert result.exit_code == 0
-    assert "--kubeconfig FILE" in result.stdout or command == "replay"
+    assert "Examples:\n    hami " in result.stdout or command == "options"
+    assert ("hami options" in result.stdout) is (command not in ("replay", "options"))
+
+
+def test_the_options_of_the_access_are_listed_once():
+    result = hami("options")
+    assert result.exit_code == 0
+    for option in ("--kubeconfig FILE", "--as USER", "--as-group GROUP", "--request-timeout"):
+        assert option in result.stdout
+    as_plugin = CliRunner().invoke(kubectl_main, ["top", "--help"], prog_name="kubectl hami")
+    assert "\n    kubectl hami top cards" in as_plugin.stdout
+    assert "see kubectl hami options" in " ".join(as_plugin.stdout.split())
+
+
+@cases(
+    "words",
+    (["pod", "b"],),
+    (["pods", "b"],),
+    (["po", "b"],),
+    (["b"],),
+    (["pod/b"],),
+    (["po/b"],),
+)
+def test_a_pod_is_named_as_in_kubectl(words):
+    for command in (["explain"], ["resize", "--cores=1", "--dry-run"]):
+        result = hami(*command, *words, "-n=team")
+        assert "team/b" in result.output or "b is not bound yet" in result.output
+
+
+@cases(
+    "words, expected",
+    (["node"], ["n1", "n2"]),
+    (["no", "n2"], ["n2"]),
+    (["node/n1"], ["n1"]),
+    (["nodes/n1", "no/n2"], ["n1", "n2"]),
+    (["po", "-n=team"], ["b"]),
+    (["pod/b", "-n=team"], ["b"]),
+    (["ns"], ["default"]),
+)
+def test_types_have_the_names_of_kubectl(words, expected):
+    assert names(hami("top", *words, "-o", "json")) == expected
+
+
+@cases(
+    "args, said",
+    (["tpo"], "No such command 'tpo'. Did you mean 'top'?"),
+    (["top", "nods"], "expected nodes, cards, pods, namespaces. Did you mean 'nodes'?"),
+    (["top", "pod/a", "b"], "'b' has no type; expected TYPE/NAME, as before it"),
+    (["top", "pod/a", "node/b"], "expected objects of one type, found nodes, pods"),
+    (["explain", "deploy/web"], "there is no resource type 'deploy' here; expected pods."),
+    (["explain", "node", "n1"], "there is no resource type 'node' here; expected pods."),
+    (["explain", "pod"], "expected the name of a pod after 'pod'"),
+    (["explain", "pod/"], "expected the name of a pod after 'pod/'"),
+    (["explain", "pod", "a", "b"], "unexpected argument 'b'"),
+    (["resize", "pod/a", "main", "b", "--cores=1"], "unexpected argument 'b'"),
+    (["top", "--as-group=g"], "--as-group and --as-uid need --as"),
+)
+def test_words_that_nobody_knows(args, said):
+    result = hami(*args)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+@cases(
+    "args, said",
+    (["top", "pods", "-n", "nosuch"], "No resources found in nosuch namespace.\n"),
+    (["top", "nodes", "-l", "gpu=off"], "No resources found.\n"),
+)
+def test_nothing_is_found(args, said):
+    result = hami(*args)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", said)
+
+
+def test_the_namespace_that_has_the_pod_is_named():
+    result = hami("explain", "b", "-n", "default")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: there is no pod b in namespace default; there is one with -n team\n"
+    )
+
+
+def test_the_access_is_as_the_options_say():
+    seen = []
+
+    def connect(client):
+        seen.append((client.access, client.request_timeout))
+        return api().request
+
+    args = ["--as=alice", "--as-group=a", "--as-group=b", "--cluster=c", "-s=https://k", "--user=u"]
+    CliRunner().invoke(main, ["top", *args, "--request-timeout=5s"], obj=connect)
+    access = UserAccess(
+        impersonated="alice", groups=("a", "b"), cluster="c", server="https://k", user="u"
+    )
+    assert seen == [(access, 5.0)]
+
+
+@cases(
+    "words, expected",
+    (["explain", ""], ["b"]),
+    (["explain", "-A", ""], ["a", "b"]),
+    (["explain", "pod", "b"], ["b"]),
+    (["explain", "pod", "b", ""], []),
+    (["top", "nodes", "n1", "n"], ["n2"]),
+    (["top", "cards", ""], ["n1", "n2"]),
+    (["top", "nosuch", ""], []),
+)
+def test_names_are_completed(words, expected):
+    *lines, directive = completions(words, lambda client: api().request)
+    assert (lines, directive) == (expected, ":4")
+
+
+def test_where_the_cluster_does_not_answer_no_name_is_completed():
+    assert completions(
+        ["top", "nodes", ""], lambda client: FakeApi(errors={"/api/v1/nodes": refused()}).request
+    ) == [":4"]
 
 
 @cases(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import randoms
 
-from hami.cli.people import TOP_KINDS as KINDS
+from hami.cli.targets import TYPES as KINDS
 from hami.codec.keys import CORES_LIMIT, RESIZE_TARGET, RESIZED
 from hami.codec.slices import render_slices
 from hami.errors import HamiError

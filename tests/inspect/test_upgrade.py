@@ -377,7 +377,7 @@ def test_offline(tmp_path):
     assert result.exit_code == 0
     assert result.stdout == "1 workload: nothing to change before the upgrade\n"
     result = hami("audit", "--before-upgrade", f"--snapshot={kept}", of=broken)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "a snapshot has no environment variables" in result.stderr
     assert hami("audit", f"-f={manifests}").exit_code == 2
 

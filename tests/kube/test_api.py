@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from kubernetes.client import Configuration
 from urllib3.connection import HTTPConnection
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
+from hami.kube.access import UserAccess
 from hami.kube.api import MERGE_PATCH, Api, is_disconnect, is_unsent
 from hami.kube.reflector import Reflector, WatchedResource
 from testing.cases import cases
@@ -31,6 +33,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers, self.requests, self.over = [], [], threading.Event()
+        self.all_headers = []  # those that are repeated, too
 
     def handle_error(self, request, client_address):
         if not isinstance(sys.exception(), ConnectionError):  # clients discard connections
@@ -46,6 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.requests.append(
             (self.command, self.path, dict(self.headers), self.rfile.read(length))
         )
+        self.server.all_headers.append(self.headers.items())
         status, body, *headers = self.server.answers.pop(0)
         self.send_response(status)
         for header in headers:
@@ -305,6 +309,49 @@ def test_connect_falls_back_to_the_kubeconfig_at_home(server, tmp_path, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path))
     server.answers.append((200, b"{}"))
     assert Api.connect().request("GET", "/x") == b"{}"
+
+
+def test_options_take_the_place_of_what_the_context_says(server, tmp_path):
+    path = _kubeconfig(tmp_path, server, {"token": "t"})
+    other = {"name": "other", "user": {"token": "of another"}}
+    away = {"name": "away", "cluster": {"server": "http://127.0.0.1:1"}}
+    file = json.loads(Path(path).read_text())
+    file["users"].append(other)
+    file["clusters"].append(away)
+    Path(path).write_text(json.dumps(file))
+    here = f"http://127.0.0.1:{server.server_port}"
+    server.answers += [(200, b"{}")] * 3
+    for access in (
+        UserAccess(kubeconfig=path, user="other"),
+        UserAccess(kubeconfig=path, cluster="away", server=here),
+        UserAccess(kubeconfig=path, context="c", cluster="k", user="other"),
+    ):
+        Api.connect(access).request("GET", "/x")
+    assert [headers["authorization"] for _, _, headers, _ in server.requests] == [
+        "Bearer of another",
+        "Bearer t",
+        "Bearer of another",
+    ]
+    with pytest.raises(ClusterError, match="nosuch"):
+        Api.connect(UserAccess(kubeconfig=path, user="nosuch"))
+
+
+def test_a_user_is_impersonated(server, tmp_path):
+    server.answers.append((200, b"{}"))
+    access = UserAccess(
+        kubeconfig=_kubeconfig(tmp_path, server, {"token": "t"}),
+        impersonated="alice",
+        groups=("team-a", "team-b"),
+        uid="7",
+    )
+    Api.connect(access).request("POST", "/x", body=b"{}")
+    said = [item for item in server.all_headers[0] if item[0].startswith("Impersonate")]
+    assert said == [
+        ("Impersonate-User", "alice"),
+        ("Impersonate-Group", "team-a"),
+        ("Impersonate-Group", "team-b"),
+        ("Impersonate-Uid", "7"),
+    ]
 
 
 @cases("kubeconfig, said", ("", "KUBECONFIG is not set"), ("/no/such/file", "/no/such/file"))

@@ -1,0 +1,120 @@
+"""Completion of the names of objects, as the cluster has them and the user may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from hami.cli.targets import TYPES, type_and_names
+from hami.errors import HamiError
+from hami.kube.access import UserAccess
+
+TIMEOUT_S = 3.0  # a shell waits for it
+MOST = 500  # names
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Object(msgspec.Struct, frozen=True):
+    metadata: _Meta = _Meta()
+
+
+class _Objects(msgspec.Struct):
+    items: list[_Object] = []
+
+
+_OBJECTS = msgspec.json.Decoder(_Objects)
+
+
+def complete_pod(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Returns the names of pods, after the type or without it."""
+    words = _words(ctx)
+    if len(words) > 1:
+        return []
+    if words and words[0] not in ("pods", *TYPES["pods"]):
+        return []
+    return _names(ctx, "pods", incomplete)
+
+
+def complete_top(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Returns types, and the names of objects after one."""
+    words = _words(ctx)
+    if not words:
+        return _matching(TYPES, incomplete)
+    try:
+        type_, known = type_and_names(words)
+    except click.UsageError:
+        return []
+    names = dict.fromkeys(_names(ctx, type_, incomplete))
+    for name in known:
+        names.pop(name, None)
+    return list(names)
+
+
+def complete_namespace(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Returns the names of namespaces."""
+    return _names(ctx, "namespaces", incomplete)
+
+
+def _words(ctx: click.Context) -> tuple[str, ...]:
+    """Returns the arguments before the one that is typed."""
+    words: tuple[str, ...] | None = ctx.params.get("words")
+    return words or ()
+
+
+def _names(ctx: click.Context, type_: str, incomplete: str) -> list[str]:
+    """Returns the names that the cluster has; none if it does not answer, since a shell shows no error."""
+    try:
+        return _matching(_read_names(ctx, type_), incomplete)
+    except HamiError:
+        return []
+
+
+def _read_names(ctx: click.Context, type_: str) -> list[str]:
+    from hami.codec.documents import decode
+
+    path = f"/api/v1/{type_}"
+    if type_ == "cards":
+        path = "/api/v1/nodes"
+    elif type_ == "pods" and not ctx.params.get("all_namespaces"):
+        path = f"/api/v1/namespaces/{quote(_namespace(ctx), safe='')}/pods"
+    body = _requester(ctx)("GET", path, query={"limit": str(MOST)})
+    return [item.metadata.name for item in decode(path, _OBJECTS, body).items]
+
+
+def _requester(ctx: click.Context) -> Callable[..., bytes]:
+    from hami.kube.api import Api
+
+    if ctx.obj:
+        connected: Callable[..., bytes] = ctx.obj(None)
+        return connected
+    return Api.connect(_access(ctx), timeout=TIMEOUT_S, pool=1).request
+
+
+def _namespace(ctx: click.Context) -> str:
+    from hami.kube.api import context_namespace
+
+    namespace: str = ctx.params.get("namespace", "")
+    if namespace:
+        return namespace
+    access = _access(ctx)
+    return context_namespace(access.kubeconfig, access.context)
+
+
+def _access(ctx: click.Context) -> UserAccess:
+    given = {}
+    for field in fields(UserAccess):
+        value = ctx.params.get(field.name)
+        if value:
+            given[field.name] = value
+    return UserAccess(**given)
+
+
+def _matching(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
