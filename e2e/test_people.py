@@ -256,7 +256,7 @@ def test_which_right_is_missing(ask, shared, tmp_path):
 
     client = account(shared, "nobody", "view")
     assert said(client, "top") == (
-        1,
+        2,
         "",
         [
             "note: you may not get configmaps in namespace kube-system: ask for the verb get on configmaps there; "
@@ -267,7 +267,7 @@ def test_which_right_is_missing(ask, shared, tmp_path):
     client.close()
     with permitted(shared, "nodes", "nodes", "list") as client:
         status, _, errors = said(client, "top")
-        assert status == 1
+        assert status == 2
         assert errors[-1] == (
             "error: you may not list pods in the whole cluster: ask for the verb list on pods there"
         )
@@ -280,6 +280,13 @@ def test_which_right_is_missing(ask, shared, tmp_path):
             "there; quotas are left out of account",
             f"note: you may not list events in namespace {shared.namespace}: ask for the verb list on events there",
         ]
+
+
+def test_an_administrator_sees_what_others_see(ask, shared):
+    answer = ask("top", "--as=alice", "--as-group=team-a")
+    assert (answer.status, answer.text) == (2, "")
+    assert "error: you may not list nodes in the whole cluster" in answer.errors
+    assert names(ask("top", "-o", "json", "--as=alice", "--as-group=system:masters"))
 
 
 def test_without_a_cluster(local, tmp_path):
