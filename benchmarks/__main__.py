@@ -33,10 +33,10 @@ from benchmarks.realnode import realnode_rows
 from benchmarks.resize import resize_rows
 from benchmarks.rows import Row, table
 from benchmarks.trace import SEEDS, trace_rows
-from benchmarks.traces import LISTS
 from testing import interrupts
 from testing.arguments import file_to_write, number_from
 from testing.binaries import BinariesMissing
+from testing.traces import LISTS
 
 ALL = (
     "filter",

@@ -1,8 +1,7 @@
 """Rows about how much of a cluster is allocated, and how long pods wait, by node policy, on a published trace.
 
-The nodes and pods are the trace's (`benchmarks.traces`). Pods with GPUs are placed by the core of the scheduler: the
-same table, verdicts, rooms and workload, without HTTP and API server. Others are placed as kube-scheduler does by
-default. Names of nodes are shuffled, so that no policy is helped by their order.
+The nodes and pods are the trace's (`testing.traces`), and `testing.trace_cluster` says who places them. Names of nodes
+are shuffled, so that no policy is helped by their order.
 """
 
 from __future__ import annotations
@@ -10,21 +9,17 @@ from __future__ import annotations
 import heapq
 import random
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-import numpy
 from numpy.typing import NDArray
 
 from benchmarks.processes import Run
 from benchmarks.rows import Row, remarks
-from benchmarks.traces import (
+from testing.trace_cluster import HAMI, LEAST_WASTE, Policy, TraceCluster
+from testing.traces import (
     Arrival,
-    TraceNode,
-    TracePod,
     arrivals,
     missing,
     part_of,
@@ -32,18 +27,6 @@ from benchmarks.traces import (
     trace_pods,
     until_requested,
 )
-from hami.model import NodePolicy
-from hami.scheduling.node_order import NodeOrder
-from hami.scheduling.node_resources import NodeResources
-from hami.scheduling.pod_request import PodRequest
-from hami.scheduling.usual_pods import usual_pod
-from hami.state.bookings import booking_of
-from hami.state.rooms import Rooms
-from hami.state.table import Table
-from hami.state.verdicts import Verdicts
-from hami.state.workload import Workload
-from testing.builders import container, gpu, pod, pod_request
-from testing.kube_scores import best_nodes
 
 __all__ = ["SEEDS", "trace_rows"]
 
@@ -53,24 +36,6 @@ GROUP = "trace"
 SEEDS = (42, 43)
 ARRIVED = 1.3
 """The part of all GPUs that the pods of a fill-up request."""
-MEMORY_MIB = 100_000
-"""Of each GPU: that of the trace is not known, and pods request as much of it as of the cores."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A node policy with a device policy."""
-
-    node: NodePolicy
-    devices: str
-
-    def __str__(self) -> str:
-        return f"{self.node.value} + {self.devices}"
-
-
-HAMI = Policy(NodePolicy.BINPACK, "spread")
-LEAST_WASTE = Policy(NodePolicy.LEAST_WASTE, "binpack")
-
 TARGETS = {
     "cpu0": 95.4,
     "default": 93.0,
@@ -114,115 +79,6 @@ PART, FROM, UNTIL = 0.25, 3.0, 9.0
 """Of the nodes, for pods that come and end; the time from which their waits count, and that of the end."""
 
 
-class Cluster:
-    """The nodes of the trace under one policy. Its pods with GPUs are placed by the scheduler's core."""
-
-    def __init__(self, nodes: Sequence[TraceNode], policy: Policy, seed: int) -> None:
-        self._policy = policy
-        self._rng = random.Random(seed * 7919 + 13)
-        self._names = [f"node-{number:04}" for number in range(len(nodes))]
-        self._rng.shuffle(self._names)
-        self._places = {name: place for place, name in enumerate(self._names)}
-        self._table = Table()
-        for name, node in zip(self._names, nodes):
-            devices = []
-            for index in range(node.gpus):
-                uuid = f"{name}-{index}"
-                devices.append(gpu(uuid, index=index, model=node.model, memory_mib=MEMORY_MIB))
-            self._table.set_devices(name, "NVIDIA", tuple(devices))
-        self._rooms = Rooms(self._table)
-        self._verdicts = Verdicts(self._table, self._rooms)
-        self._workload = Workload()
-        self._cpu, self._all_cpu = (numpy.array([node.milli_cpu for node in nodes]) for _ in "ab")
-        self._memory, self._all_memory = (
-            numpy.array([node.memory_mib for node in nodes]) for _ in "ab"
-        )
-        self._requests: dict[TracePod, PodRequest] = {}
-        self._others = numpy.zeros(len(nodes), dtype=numpy.int64)  # CPU of pods without GPUs
-        for name in self._names:
-            self._leave(self._places[name])
-        self.gpus = float(sum(node.gpus for node in nodes))
-        self.given = 0.0
-        self.seconds: list[float] = []
-
-    def place(self, uid: str, asked: TracePod, among: Sequence[int] | None = None) -> int | None:
-        """Places the pod, on one of the nodes *among* if that is given. Returns its node; ``None`` if none has room."""
-        fits = (self._cpu >= asked.milli_cpu) & (self._memory >= asked.memory_mib)
-        if among is not None:
-            mask = numpy.zeros(len(fits), dtype=bool)
-            mask[list(among)] = True
-            fits &= mask
-        if not fits.any():
-            return None
-        place = self._choose(uid, asked, fits) if asked.gpus else self._kube(asked, fits)
-        if place is not None:
-            self._take(place, asked, 1)
-        return place
-
-    def end(self, uid: str, asked: TracePod, place: int) -> None:
-        """Ends the pod, which is on that node."""
-        self._table.bookings.pop(uid)
-        self._take(place, asked, -1)
-        if asked.gpus:
-            self._workload.end(1)
-
-    def _take(self, place: int, asked: TracePod, sign: int) -> None:
-        self._cpu[place] -= sign * asked.milli_cpu
-        self._memory[place] -= sign * asked.memory_mib
-        self.given += sign * asked.size
-        if not asked.gpus:
-            self._others[place] += sign * asked.milli_cpu
-            self._leave(place)
-
-    def _leave(self, place: int) -> None:
-        """Tells the table what pods without GPUs leave of a node."""
-        left = int(self._all_cpu[place] - self._others[place])
-        self._table.set_left(self._names[place], NodeResources(left))
-
-    def _choose(self, uid: str, asked: TracePod, fits: Array) -> int | None:
-        request = self._request(asked)
-        resources = NodeResources(asked.milli_cpu, asked.memory_mib)
-        offered = [self._names[place] for place in numpy.flatnonzero(fits).tolist()]
-        began = time.thread_time()
-        order = NodeOrder(self._policy.node, resources=resources)
-        choice = self._verdicts.choose(request, self._verdicts.rows(offered), order)
-        self.seconds.append(time.thread_time() - began)
-        if choice is None:
-            return None
-        booking = booking_of(pod(name=uid, uid=uid), request, choice)
-        self._table.bookings.put(msgspec.structs.replace(booking, resources=resources))
-        self._learn(uid, request, resources)
-        return self._places[choice.node]
-
-    def _learn(self, uid: str, request: PodRequest, resources: NodeResources) -> None:
-        kind = usual_pod(request, resources)
-        assert kind is not None, "NVIDIA has no scores of its own"
-        self._workload.add(uid, "trace", kind)
-        self._rooms.follow(self._workload)
-
-    def _request(self, asked: TracePod) -> PodRequest:
-        if asked not in self._requests:
-            limits = {
-                "nvidia.com/gpu": asked.gpus,
-                "nvidia.com/gpucores": asked.cores,
-                "nvidia.com/gpumem-percentage": asked.cores,
-            }
-            annotations = {}
-            if asked.models:
-                annotations["nvidia.com/use-gputype"] = ",".join(asked.models)
-            self._requests[asked] = pod_request(
-                container(limits), annotations=annotations, policy=self._policy.devices
-            )
-        return self._requests[asked]
-
-    def _kube(self, asked: TracePod, fits: Array) -> int:
-        """Chooses the node of a pod without GPUs as kube-scheduler does by default, among equals at random."""
-        amounts = numpy.array([self._all_cpu, self._all_memory])
-        free = numpy.array([self._cpu, self._memory])
-        best = best_nodes(amounts, amounts - free, (asked.milli_cpu, asked.memory_mib), fits)
-        return int(best[self._rng.randrange(len(best))])
-
-
 @dataclass(slots=True)
 class Filled:
     """The percent of all GPUs that are allocated when 100 % and when ARRIVED have been requested."""
@@ -235,7 +91,7 @@ class Filled:
 def fill_up(name: str, policy: Policy, seed: int) -> Filled:
     """Fills the cluster of the trace with pods of a list, of which none ends."""
     nodes = trace_nodes()
-    cluster = Cluster(nodes, policy, seed)
+    cluster = TraceCluster(nodes, policy, seed)
     work = until_requested(trace_pods(name), ARRIVED * cluster.gpus, random.Random(seed))
     filled, requested = Filled(), 0.0
     for number, asked in enumerate(work):
@@ -253,7 +109,7 @@ def mean_wait(name: str, load: float, policy: Policy, seed: int) -> float:
 
     When a pod has ended, those that wait are tried again in the order of arrival: before that, none fits anywhere.
     """
-    cluster = Cluster(part_of(trace_nodes(), PART), policy, seed)
+    cluster = TraceCluster(part_of(trace_nodes(), PART), policy, seed)
     work = list(arrivals(trace_pods(name), load * cluster.gpus, UNTIL, random.Random(seed)))
     waits: list[float] = []
     waiting: dict[int, Arrival] = {}

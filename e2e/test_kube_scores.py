@@ -13,6 +13,7 @@ from testing.nodes import fake_node
 from testing.pods import pod
 
 FIRST = (1, 37)  # the version whose formula it is
+pytestmark = pytest.mark.since(*FIRST)
 PODS, NODES = 300, 24
 NAMESPACE = "default"
 

@@ -15,6 +15,7 @@ __all__ = ["LONGEST", "longest_first"]
 LONGEST = (
     "test_realnode_start.py",
     "test_faults.py",
+    "test_trace.py",
     "test_realnode_dra.py",
     "test_helm_takeover.py",
     "test_realnode_plugin.py",

@@ -17,6 +17,7 @@ from testing.browser import PROGRAM
 from testing.cases import cases
 from testing.needs import NEEDS
 from testing.revision import earlier_commit
+from testing.traces import TRACES
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / ".github" / "workflows" / "ci.yaml").read_text()
@@ -494,9 +495,21 @@ def test_each_end_to_end_test_that_a_runner_can_run_is_in_a_job():
     assert re.findall(r"--ignore-glob='([^']+)'", runs["e2e"]) == [
         "*/test_realnode*",
         "*/test_*kind.py",
+        "*/test_trace.py",
         "*/test_upstream.py",
     ]
+    assert "e2e/test_trace.py" in runs["trace"]
     assert "tox -qq run -e kind" in [step.get("run") for step in NIGHTLY_JOBS["kind"]["steps"]]
+
+
+def test_the_files_of_the_published_cluster_are_pinned_where_a_job_reads_them():
+    (published,) = [
+        step["with"] for step in JOBS["trace"]["steps"] if "repository" in step.get("with", {})
+    ]
+    assert re.fullmatch(r"[0-9a-f]{40}", published["ref"])
+    folder = f"/{published['path']}/{published['sparse-checkout']}"
+    assert JOBS["trace"]["env"] == {TRACES: "${{ github.workspace }}" + folder}
+    assert TRACES in TOX["testenv:e2e"]["pass_env"].split()
 
 
 def test_jobs_that_test_upgrades_have_the_history_with_the_earlier_commit():
