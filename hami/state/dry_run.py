@@ -11,7 +11,6 @@ from itertools import chain
 
 from hami.model import Allocation, Pod, Unfit
 from hami.scheduling.node_order import NodeOrder, node_order_of, weights
-from hami.scheduling.node_resources import amounts
 from hami.scheduling.placement import NodeUsage, place_pod
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.quota import QuotaCheck, check_quota
@@ -21,7 +20,7 @@ from hami.scheduling.usage import charged_by
 from hami.state.bookings import Booking, booking_of
 from hami.state.table import Table
 from hami.state.verdicts import vendor_score
-from hami.state.view import View
+from hami.state.view import View, left_of
 
 
 def choose(view: View, pod: Pod, names: Sequence[str]) -> Choice | None:
@@ -164,9 +163,7 @@ def _losses(
             changed.set_devices(name, vendor, tuple(usage.device for usage in usages))
         for booking in view.bookings_on(name):
             changed.bookings.put(booking)
-        node = view.replaced.get(name)
-        left = view.table.left.get(name) if node is None else amounts(node.allocatable)
-        changed.set_left(name, left)
+        changed.set_left(name, left_of(view, name))
     return view.verdicts.losses(names, request, order, changed)
 
 

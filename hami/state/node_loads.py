@@ -1,4 +1,4 @@
-"""Pods without devices, and what they leave of their nodes' CPU and memory for pods with devices."""
+"""Pods that hold no devices, and what they leave of their nodes' CPU and memory for pods with devices."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class NodeLoads:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._allocatable: dict[str, NodeResources] = {}
         self._pods: dict[str, dict[str, NodeResources]] = {}  # by node, then by uid
         self._shared = functools.lru_cache(MAX_SHARED)(_same)  # equal ones are one object
 
     def set_allocatable(self, node: str, resources: NodeResources | None) -> None:
         """Sets what *node* has for pods; ``None``: it is gone, with its pods."""
+        allocatable = self._table.allocatable
         if resources is None:
             self._table.set_left(node, None)
-            self._allocatable.pop(node, None)
+            allocatable.pop(node, None)
             self._pods.pop(node, None)
             return
-        earlier = self._allocatable.get(node, NOTHING)
-        if earlier != resources or node not in self._allocatable:
-            self._allocatable[node] = resources
-            self._leave(node, resources - earlier)
+        earlier = allocatable.get(node)
+        if earlier != resources:
+            allocatable[node] = resources
+            self._leave(node, resources - (earlier or NOTHING))
 
     def put(self, pod: Pod) -> None:
-        """Notes a version of *pod*, which requests no devices."""
-        if pod.node_name not in self._allocatable:
+        """Notes a version of *pod*, which holds no devices."""
+        if pod.node_name not in self._table.allocatable:
             return
         if pod.is_terminated:
             self.remove(pod)
@@ -49,7 +49,7 @@ class NodeLoads:
 
     def put_sum(self, node: str, resources: NodeResources) -> None:
         """Notes what pods of *node* request together that are not known one by one."""
-        if node in self._allocatable:
+        if node in self._table.allocatable:
             self._set(node, _NOT_KNOWN, resources)
 
     def _set(self, node: str, uid: str, resources: NodeResources) -> None:
@@ -61,9 +61,13 @@ class NodeLoads:
 
     def remove(self, pod: Pod) -> None:
         """Forgets *pod*, which has ended."""
-        earlier = self._pods.get(pod.node_name, {}).pop(pod.ref.uid, None)
+        self.drop(pod.node_name, pod.ref.uid)
+
+    def drop(self, node: str, uid: str) -> None:
+        """Forgets a pod that was on *node*, if it was known: it has ended, or counts with the devices that it holds."""
+        earlier = self._pods.get(node, {}).pop(uid, None)
         if earlier is not None:
-            self._leave(pod.node_name, earlier)
+            self._leave(node, earlier)
 
     def prune(self, seen: Collection[str]) -> None:
         """Forgets the pods that are not in a complete list."""

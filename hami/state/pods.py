@@ -112,7 +112,7 @@ class PodRecords:
         """Queues to which each pod that comes to request devices is added. Who looks at these pods, bound since then or
         not, brings a queue with a bound; a process in which nobody does keeps no pods that are gone."""
         self.loads = NodeLoads(table)
-        """Of the pods without devices."""
+        """Of the pods that hold no devices."""
         self.rejected: dict[str, PodRecord] = {}
         """The pods that their kubelets have rejected for good because of their devices, by uid. To be copied."""
         self.changes = 0
@@ -232,6 +232,7 @@ class PodRecords:
         booking = what_counts(record, self._promises.assumed(uid))
         if booking is not None and booking.charges:
             self._table.bookings.put(booking)
+            self.loads.drop(booking.node, uid)
         else:
             self._table.bookings.pop(uid)
 
@@ -285,9 +286,10 @@ class PodCache(PodRecords):
                 entry = self._reader.read(pod, self.get(uid), _binding_of(pod, self._promises))
             if entry is None:
                 self._forget(uid)
-                self.loads.put(pod)
             else:
                 self._take(pod, entry)
+            if uid not in self._table.bookings.by_uid:
+                self.loads.put(pod)
 
     def remove(self, pod: Pod) -> None:
         """Removes *pod*, which has been deleted; a late version of it is ignored."""

@@ -220,8 +220,10 @@ class Table:
         self.names: dict[int, str] = {}
         self.labels: dict[str, Mapping[str, str]] = {}
         self.label_changes = 0
+        self.allocatable: dict[str, NodeResources] = {}
+        """CPU and memory that nodes have for all pods."""
         self.left: dict[str, NodeResources] = {}
-        """CPU and memory that nodes have for pods with devices."""
+        """What pods that hold no devices leave of it for others."""
         self.changed_left: dict[str, None] = {}
         """Nodes of which that has changed; who follows them removes them."""
         self.versions = numpy.zeros(0, dtype=numpy.int64)

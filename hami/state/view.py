@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 
 from hami.model import Budget, Device, Node, Pod, PodRef, PodScope, QuotaLimits
-from hami.scheduling.node_resources import amounts
+from hami.scheduling.node_resources import NOTHING, NodeResources, amounts
 from hami.scheduling.placement import NodeUsage
 from hami.scheduling.pod_request import PodRequest, make_pod_request
 from hami.scheduling.quota import ScopedUsage, budgets_of
@@ -232,7 +232,8 @@ class View:
                 table.set_devices(name, vendor, tuple(of_vendor))
         for name, node in self.replaced.items():
             table.set_labels(name, node.labels)
-            table.set_left(name, amounts(node.allocatable))
+            table.set_left(name, left_of(self, name))
+            table.allocatable[name] = amounts(node.allocatable)
         return View(table, self.facts)
 
     def _used(self, namespace: str, vendor: str) -> ScopedUsage:
@@ -243,6 +244,15 @@ class View:
                     more = total_charge(dict(holding.charges).get(vendor, ()))
                     used[holding.scope] = used.get(holding.scope, Amounts()).plus(more, sign)
         return used
+
+
+def left_of(view: View, node: str) -> NodeResources | None:
+    """Returns the CPU and memory that *node* has for pods with devices in *view*; ``None`` if not known."""
+    left = view.table.left.get(node)
+    if node not in view.replaced:
+        return left
+    earlier = view.table.allocatable.get(node, NOTHING)
+    return (left or NOTHING) - earlier + amounts(view.replaced[node].allocatable)
 
 
 def _devices_of(usages: NodeUsage) -> dict[str, list[Device]]:

@@ -9,6 +9,7 @@ import pytest
 from hami.codec import allocation
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, NODE_LOCK
 from hami.state.pods import DECIDED, FOREIGN_TTL_S
+from hami.state.rooms import free_cpu
 from hami.state.store import Store
 from hami.state.view import Policies
 from hami.vendors.spec import Annotations, Catalog, Decision, Resources, Vendor
@@ -66,6 +67,46 @@ def is_held(lock):
 
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(take).result()
+
+
+# CPU and memory
+
+
+CPU = {"requests": {"cpu": "2"}}
+ELSE = container({}, **CPU)
+ASKS = container({"nvidia.com/gpu": 1}, **CPU)
+
+
+@cases(
+    "versions, left",
+    ("a pod without devices", [(ELSE, {})], 6000),
+    ("one that names devices", [(ELSE, {"text": ALLOCATION})], 6000),
+    ("one that names devices later", [(ELSE, {}), (ELSE, {"text": ALLOCATION})], 6000),
+    (
+        "one that has named devices and terminated",
+        [(ELSE, {}), (ELSE, {"text": ALLOCATION, "phase": "Succeeded"})],
+        8000,
+    ),
+    ("one that requests devices and holds none", [(ASKS, {})], 6000),
+    ("one that holds devices", [(ASKS, {"text": ALLOCATION})], 6000),
+    ("one that holds devices later", [(ASKS, {}), (ASKS, {"text": ALLOCATION})], 6000),
+    (
+        "one that has held devices and terminated",
+        [(ASKS, {"text": ALLOCATION}), (ASKS, {"phase": "Failed"})],
+        8000,
+    ),
+)
+def test_each_bound_pod_takes_cpu_once(versions, left):
+    cache = SmallStore(node("n1", gpu("GPU-0"), allocatable={"cpu": "8"}))
+    for number, (asked, fields) in enumerate(versions):
+        cache.pods.upsert(seen_bound(asked, version=str(50 + number), **fields))
+    view = cache.view()
+    assert free_cpu(view.table, "n1") == left
+
+
+def seen_bound(asked, version, text="", **fields):
+    annotations = BOUND | {NVIDIA.annotations.allocated: text} if text else {}
+    return pod(asked, node_name="n1", resource_version=version, annotations=annotations, **fields)
 
 
 # order
