@@ -150,6 +150,7 @@ class DashboardProgram:
         """Makes the rows of nodes that have changed, so that no viewer waits for many."""
         if self._watches.is_synced():
             self._store.expire()
+            self._store.learn()
             self._live.node_rows()
 
 

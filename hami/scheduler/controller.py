@@ -100,6 +100,7 @@ class Controller(Task):
         """Yields the duties of every replica, then the leader's; leadership may end between any two of them."""
         yield from (
             self._expire,
+            self._store.learn,
             self._resolve_unknown_bindings,
             self._read_unshown_pods,
             self._report_edits,

@@ -13,29 +13,42 @@ from hami.state.table import Table
 from hami.state.workload import Workload
 from hami.vendors.spec import Catalog
 
+EIGHTH = 8
+
 
 class Learning:
-    """Tells *rooms* the usual pods. The bookings that are there at first are what is known then."""
+    """Tells *rooms* the usual pods. Before this process decides, they are those that have devices."""
 
     def __init__(self, vendors: Catalog, table: Table, pods: PodRecords, rooms: Rooms) -> None:
         self._vendors = vendors
         self._table = table
         self._pods = pods
         self._rooms = rooms
-        self._workload: Workload | None = None
+        self._workload: Workload | None = None  # of this process
         self._ended = 0
+        self._learn_at = 0
+        self.changes = 0
+        """How often the usual pods have been learnt from those that have devices."""
 
-    def begin(self) -> None:
-        """Counts the pods that have devices, unless that has been done."""
+    def learn(self) -> None:
+        """Counts the pods that have devices, if an EIGHTH of them has come since the last time, unless this process
+        decides: then it counts those that it places."""
         if self._workload is not None:
             return
-        self._workload = Workload()
-        self._ended = self._pods.ended
-        for booking in self._table.bookings.by_uid.values():
-            kind = self._kind_of(booking)
-            if kind is not None:
-                self._workload.add_running(booking.namespace, kind)
-        self._rooms.follow(self._workload)
+        running = len(self._table.bookings.by_uid)
+        come = running + self._pods.ended
+        if come < self._learn_at:
+            return
+        self._learn_at = come + max(1, running // EIGHTH)
+        self._rooms.follow(self._running())
+        self.changes += 1
+
+    def begin(self) -> None:
+        """Counts the pods that have devices, and from now on those that this process places."""
+        if self._workload is None:
+            self._workload = self._running()
+            self._ended = self._pods.ended
+            self._rooms.follow(self._workload)
 
     def usual(self) -> Usual:
         """Returns the usual pods as they are known now."""
@@ -51,6 +64,15 @@ class Learning:
         self._ended = self._pods.ended
         workload.add(pod.ref.uid, pod.ref.namespace, kind)
         self._rooms.follow(workload)
+
+    def _running(self) -> Workload:
+        """Returns the pods that have devices."""
+        workload = Workload()
+        for booking in self._table.bookings.by_uid.values():
+            kind = self._kind_of(booking)
+            if kind is not None:
+                workload.add_running(booking.namespace, kind)
+        return workload
 
     def _kind_of(self, booking: Booking) -> UsualPod | None:
         """Returns the kind of a pod by what it holds; ``None`` if room says nothing about it."""

@@ -102,9 +102,10 @@ class Store:
             return expired
 
     def learn(self) -> None:
-        """Counts the pods that have devices, once: without decisions, they are what is known of the usual pods."""
+        """Counts the pods that have devices, if they have changed: without decisions, they are what is known of the
+        usual pods."""
         with self._state.lock:
-            self._state.learning.begin()
+            self._state.learning.learn()
 
     def is_writing(self) -> bool:
         """Reports whether a Binding or a larger allocation may still be written."""
@@ -143,6 +144,7 @@ class Store:
                 self.quotas.changes,
                 self.nodes.changes,
                 self.pods.changes,
+                state.learning.changes,
             )
 
     def booking(self, uid: str) -> Booking | None:

@@ -25,6 +25,7 @@ from hami.runtime.options import Address, all_flags
 from hami.runtime.signals import run_until_signal
 from hami.scheduler.cluster_store import cluster_store
 from hami.scheduler.settings import Settings
+from hami.state.workload import FIRST
 from testing.cases import cases
 from testing.eventually import eventually
 from testing.fake_api import bound, node, pending
@@ -37,7 +38,7 @@ class Cluster:
     """An API server with these objects, whose watches stay silent."""
 
     def __init__(self, nodes=(), pods=()):
-        self._lists = {"/api/v1/nodes": nodes, "/api/v1/pods": pods, "/api/v1/resourcequotas": ()}
+        self.lists = {"/api/v1/nodes": nodes, "/api/v1/pods": pods, "/api/v1/resourcequotas": ()}
         self.is_read = threading.Event()
         self.is_read.set()
         self.error = None
@@ -46,10 +47,10 @@ class Cluster:
         assert self.is_read.wait(TIMEOUT_S)
         if self.error is not None:
             raise self.error
-        if path not in self._lists:
+        if path not in self.lists:
             return b"{}"
         return json.dumps(
-            {"metadata": {"resourceVersion": "5"}, "items": self._lists[path]}
+            {"metadata": {"resourceVersion": "5"}, "items": self.lists[path]}
         ).encode()
 
     def stream(self, path, query, *, read_timeout):
@@ -89,9 +90,9 @@ def start(cluster):
     """Starts programs on loopback and stops them after the test."""
     with contextlib.ExitStack() as stack:
 
-        def start(**given):
+        def start(store=None, **given):
             settings = DashboardSettings(**{"bind_address": Address("127.0.0.1", 0)} | given)
-            program = DashboardProgram(settings, cluster_store(Settings()), api=cluster)
+            program = DashboardProgram(settings, store or cluster_store(Settings()), api=cluster)
             program.start()
             stack.callback(program.stop)
             return program
@@ -104,6 +105,15 @@ def get(program, path, **options):
     with urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, **options) as pool:
         answer = pool.request("GET", f"{scheme}://localhost:{program.address[1]}{path}")
         return answer.status, answer.data.decode()
+
+
+def test_it_learns_the_usual_pods_from_those_that_have_devices(start, cluster):
+    cluster.lists["/api/v1/pods"] = [
+        bound(f"p{number}", "n1", (0, 1000, 5), gpu=1) for number in range(FIRST)
+    ]
+    store = cluster_store(Settings())
+    start(store)
+    eventually(lambda: store.view().facts.usual.kinds, "the usual pods are known")
 
 
 def test_it_shows_the_cluster_once_it_has_read_it(start, cluster):

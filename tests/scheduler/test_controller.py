@@ -11,6 +11,7 @@ from hami.scheduler.settings import Settings
 from hami.state.binding import UNSHOWN_S
 from hami.state.promises import ASSUMED_TTL_S
 from hami.state.sighting import OBSERVED_S
+from hami.state.workload import FIRST
 from testing.builders import NVIDIA, device_usage, gpu, gpus, node, pod, quota
 from testing.cases import cases
 from testing.fake_cluster import no_answer
@@ -57,6 +58,12 @@ def world(*pods, nodes=None, lock=None, leads=True, answered=True, **options):
 
 def writes(made):
     return [call.method for call in made.fake.calls if call.method.startswith("annotate")]
+
+
+def test_a_replica_that_has_decided_nothing_learns_the_usual_pods():
+    made = world(*[bound(f"p{number}") for number in range(FIRST)], leads=False)
+    made.controller.step()
+    assert made.cache.view().facts.usual.kinds
 
 
 # handshakes
