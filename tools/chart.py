@@ -42,7 +42,11 @@ PLAIN = r"^[A-Za-z0-9._/:@+=,\[\]-]*$"
 """Texts that mean nothing to YAML, to CEL, to templates, to a shell or to a program's flags."""
 PATH = r"^(/[A-Za-z0-9._/:@+=,\[\]-]*)?$"
 """An absolute path of such characters."""
-DOCUMENTS = {"device-config.content", "devicePlugin.nodeConfiguration.config"}
+DOCUMENTS = {
+    "device-config.content",
+    "devicePlugin.nodeConfiguration.config",
+    "scheduler.usualPods",
+}
 """Texts that the templates parse."""
 PATHS = (
     "global.gpuHookPath",

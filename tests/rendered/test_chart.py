@@ -283,6 +283,14 @@ WRONG: dict[str, tuple[Object, str]] = {
         {"scheduler": {"defaultSchedulerPolicy": {"nodeSchedulerPolicy": "random"}}},
         r"nodeSchedulerPolicy': value must be one of 'binpack', 'spread', 'least-waste'",
     ),
+    "usual pods": (
+        {"scheduler": {"usualPods": "pods: 3"}},
+        "scheduler.usualPods is not a YAML list of kinds of pods: ",
+    ),
+    "no usual pods": (
+        {"scheduler": {"usualPods": "[]"}},
+        "scheduler.usualPods is not a YAML list of kinds of pods: it is empty",
+    ),
     "unknown": (
         {"scheduler": {"replica": 2}},
         "unknown value scheduler.replica; the nearest are scheduler.replicas,",
@@ -861,6 +869,27 @@ def test_the_extender_may_evict_where_preemption_is_on(helm, values, flags):
     assert not [
         rule for rule in others if "delete" in rule["verbs"] or "pods/status" in rule["resources"]
     ]
+
+
+USUAL_PODS = "- {pods: 1, vendor: NVIDIA, count: 1, cores: 50}\n"
+
+
+@cases(
+    "values, flags",
+    ("learnt", {}, []),
+    ("given", {"usualPods": USUAL_PODS}, ["--usual-pods=/etc/hami/usual-pods.yaml"]),
+)
+def test_scheduler_and_dashboard_read_the_usual_pods_that_are_given(helm, values, flags):
+    items = by_name(helm, scheduler=values, dashboard={"enabled": True})
+    text = items["ConfigMap/hami-scheduler-device"]["data"].get("usual-pods.yaml", "")
+    assert text == values.get("usualPods", "")
+    for name, place in (("Deployment/hami-scheduler", 1), ("Deployment/hami-dashboard", 0)):
+        command = container(items, name, place)["command"]
+        assert [flag for flag in command if "usual" in flag] == flags
+        notes = items[name]["spec"]["template"]["metadata"]["annotations"]
+        assert ("checksum/usual-pods" in notes) is bool(flags)
+    notes = items["DaemonSet/hami-device-plugin"]["spec"]["template"]["metadata"]["annotations"]
+    assert "checksum/usual-pods" not in notes
 
 
 def test_limits_of_remediation_are_flags(helm):

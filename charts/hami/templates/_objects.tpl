@@ -79,7 +79,14 @@
 {{- $config = . -}}
 {{- end -}}
 {{- $data := dict "kube-scheduler" (dict "config.yaml" (include "hami.schedulerConfig" .)) -}}
-{{- $_ := set $data "scheduler-device" (dict "device-config.yaml" .deviceConfig) -}}
+{{- $device := dict "device-config.yaml" .deviceConfig -}}
+{{- $usualPods := $v.scheduler.usualPods -}}
+{{- with $usualPods -}}
+{{- $list := fromYamlArray . -}}
+{{- if not (kindIs "map" (first $list)) -}}{{- fail (printf "scheduler.usualPods is not a YAML list of kinds of pods: %v" (first $list | default "it is empty")) -}}{{- end -}}
+{{- $_ := set $device "usual-pods.yaml" . -}}
+{{- end -}}
+{{- $_ := set $data "scheduler-device" $device -}}
 {{- if not $v.devicePlugin.nodeConfiguration.externalConfigName -}}{{- $_ := set $data "device-plugin" (dict "config.json" $config) -}}{{- end -}}
 {{- if $v.dashboard.grafana -}}{{- $_ := set $data "dashboard" (dict "hami.json" (.root.Files.Get "files/dashboard.json")) -}}{{- end -}}
 {{- range $name, $content := $data -}}
@@ -90,6 +97,8 @@
 {{- $sums := dict "checksum/device-config" (sha256sum .deviceConfig) -}}
 {{- $_ := set $ctx "schedulerSums" (merge (dict "checksum/scheduler-config" (include "hami.schedulerConfig" . | sha256sum)) $sums) -}}
 {{- $_ := set $ctx "pluginSums" (merge (dict "checksum/node-config" (sha256sum $config)) $sums) -}}
+{{- $_ := set $ctx "dashboardSums" (deepCopy $sums) -}}
+{{- with $usualPods -}}{{- range list $ctx.schedulerSums $ctx.dashboardSums -}}{{- $_ := set . "checksum/usual-pods" (sha256sum $usualPods) -}}{{- end -}}{{- end -}}
 {{- $_ := set $ctx "deviceSums" $sums -}}
 {{- end -}}
 
@@ -173,6 +182,7 @@
   (list "gpu-scheduler-policy" $s.defaultSchedulerPolicy.gpuSchedulerPolicy)
   (list "enable-ascend" $ctx.v.devices.ascend.enabled) (list "enable-iluvatar" $ctx.v.devices.iluvatar.enabled)
 -}}
+{{- if $s.usualPods -}}{{- $flags = append $flags (list "usual-pods" "/etc/hami/usual-pods.yaml") -}}{{- end -}}
 {{- if $ctx.takeOver -}}{{- $_ := set $container "command" (append $container.command "--foreign-reservations") -}}{{- end -}}
 {{- $selector := deepCopy ($s.nodeLabelSelector | default dict) -}}
 {{- if $ctx.v.global.managedNodeSelectorEnable -}}{{- $selector = merge $selector ($ctx.v.global.managedNodeSelector | default dict) -}}{{- end -}}
@@ -186,7 +196,7 @@
 {{- $ctx := . -}}
 {{- with get .objects (printf "Deployment/%s-dashboard" .name) -}}
 {{- $template := .spec.template -}}
-{{- $_ := set $template.metadata "annotations" $ctx.deviceSums -}}
+{{- $_ := set $template.metadata "annotations" $ctx.dashboardSums -}}
 {{- $container := first $template.spec.containers -}}
 {{- $image := $ctx.v.scheduler.extender.image -}}
 {{- include "hami.container" (list $ctx $template.spec $container (include "hami.image" (list $ctx $image "hami")) $image dict) -}}
