@@ -36,6 +36,8 @@ GROUP = "trace"
 SEEDS = (42, 43)
 ARRIVED = 1.3
 """The part of all GPUs that the pods of a fill-up request."""
+STEP = 5
+"""Percent of all GPUs."""
 TARGETS = {
     "cpu0": 95.4,
     "default": 93.0,
@@ -81,11 +83,15 @@ PART, FROM, UNTIL = 0.25, 3.0, 9.0
 
 @dataclass(slots=True)
 class Filled:
-    """The percent of all GPUs that are allocated when 100 % and when ARRIVED have been requested."""
+    """*allocated*: the percent of all GPUs that are allocated, by the percent that have been requested, each STEP."""
 
-    at_100: float = 0.0
-    at_end: float = 0.0
-    microseconds: float = 0.0
+    allocated: dict[int, float]
+    microseconds: float
+
+    @property
+    def at_end(self) -> float:
+        """The percent that are allocated when all pods have come."""
+        return self.allocated[max(self.allocated)]
 
 
 def fill_up(name: str, policy: Policy, seed: int) -> Filled:
@@ -93,15 +99,22 @@ def fill_up(name: str, policy: Policy, seed: int) -> Filled:
     nodes = trace_nodes()
     cluster = TraceCluster(nodes, policy, seed)
     work = until_requested(trace_pods(name), ARRIVED * cluster.gpus, random.Random(seed))
-    filled, requested = Filled(), 0.0
+    allocated: dict[int, float] = {}
+    requested = 0.0
     for number, asked in enumerate(work):
         requested += asked.size
         cluster.place(f"p{number}", asked)
-        if not filled.at_100 and requested >= cluster.gpus:
-            filled.at_100 = 100 * cluster.given / cluster.gpus
-    filled.at_end = 100 * cluster.given / cluster.gpus
-    filled.microseconds = 1e6 * statistics.median(cluster.seconds)
-    return filled
+        mark = STEP * len(allocated)
+        if 100 * requested >= mark * cluster.gpus:
+            allocated[mark] = 100 * cluster.given / cluster.gpus
+    allocated[round(100 * ARRIVED)] = 100 * cluster.given / cluster.gpus
+    return Filled(allocated, 1e6 * statistics.median(cluster.seconds))
+
+
+def mean_allocated(runs: Sequence[Filled]) -> dict[int, float]:
+    """Returns the mean of *runs*, by the percent that have been requested."""
+    marks = runs[0].allocated
+    return {mark: statistics.mean(run.allocated[mark] for run in runs) for mark in marks}
 
 
 def mean_wait(name: str, load: float, policy: Policy, seed: int) -> float:
@@ -167,9 +180,12 @@ def trace_rows(run: Run, names: Sequence[str], seeds: Sequence[int]) -> Iterator
                 f"{statistics.mean(one.microseconds for one in theirs):.0f} µs",
             ),
             figures={
+                "list": name,
                 "at_130": [one.at_end for one in ours],
-                "at_100": [one.at_100 for one in ours],
+                "at_100": [one.allocated[100] for one in ours],
                 "hami_at_130": [one.at_end for one in theirs],
+                "allocated": mean_allocated(ours),
+                "hami_allocated": mean_allocated(theirs),
             },
         )
     for case in WAITS:

@@ -58,6 +58,7 @@ READERS = {
     "docs/rights.md": "operators",
     "docs/troubleshooting.md": "operators",
     "docs/upgrade.md": "operators",
+    "docs/utilization.md": "operators",
     "docs/add-a-vendor.md": "vendors",
     "docs/protocol.md": "vendors",
     "docs/comparison.md": "evaluators",
