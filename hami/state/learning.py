@@ -10,10 +10,8 @@ from hami.state.bookings import Booking
 from hami.state.pods import PodRecords
 from hami.state.rooms import Rooms, Usual
 from hami.state.table import Table
-from hami.state.workload import Workload
+from hami.state.workload import EIGHTH, Workload
 from hami.vendors.spec import Catalog
-
-EIGHTH = 8
 
 
 class Learning:
