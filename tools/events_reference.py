@@ -46,7 +46,7 @@ EVENTS: Mapping[str, str] = MappingProxyType(
             "the pod was evicted since its device harms it (`--remediation`); why it was not, though its device does"
         ),
         "DeviceGone": (
-            "a container has been refused five times when it started, as where its device is gone; the message "
+            "a container or a claim of the pod has been refused five times, as where its device is gone; the message "
             "says what to do"
         ),
         "DevicesNotReady": (

@@ -94,6 +94,11 @@ class DeviceInventory:
         """Returns the current cards, healthy or not."""
         return self.snapshot().cards
 
+    def has_seen(self, uuid: str) -> bool:
+        """Reports whether a source has ever listed the card, offered or not."""
+        with self._changed:
+            return uuid in {*self._cards, *self._not_offered}
+
     def wait_until(
         self, ready: Callable[[InventorySnapshot], bool], timeout: float | None = None
     ) -> InventorySnapshot | None:

@@ -43,6 +43,7 @@ from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S, Host
 from hami.node.instances import given_instance
 from hami.node.pods import NodePods
+from hami.node.refusals import Refusals
 from hami.runtime.files import FileVersion
 from hami.vendors.draft import PodDraft
 from hami.vendors.mig import with_places
@@ -89,6 +90,7 @@ class ClaimPreparer:
         self._node_pods = node_pods
         self._clock = clock
         self._orphaned_at: dict[str, float] = {}  # by specification, since when its claim is gone
+        self.refusals = Refusals()
 
     def prepare(self, namespace: str, name: str, uid: str) -> list[PreparedDevice]:
         """Prepares exactly this claim; what is prepared already stays as it is, since containers may use it.
@@ -105,22 +107,50 @@ class ClaimPreparer:
         if not claim.requests:
             raise Rejected(f"claim {namespace}/{name} has no devices of this driver")
         pod = self._pod(claim)
+        try:
+            prepared = self._prepare(claim, pod)
+        except Rejected as error:
+            self.refusals.count(pod.ref, error)
+            raise
+        self.refusals.clear(pod.ref)
+        return prepared
+
+    def _prepare(self, claim: AllocatedClaim, pod: Pod) -> list[PreparedDevice]:
+        """Prepares *claim* for *pod*, and returns what the kubelet is told: see `prepare`."""
         snapshot = self._grants.inventory.snapshot()
         cards = {card.uuid: card for card in snapshot.cards}
         offered = {device.uuid: device for device in devices(snapshot, self._config)}
         claim = _as_booked(claim, pod, offered)
         places = _places(offered.values())
         used = self._used_claims(pod)
-        uses = {container: claims[name] for container, claims in used.items() if name in claims}
+        uses = {
+            container: claims[claim.name]
+            for container, claims in used.items()
+            if claim.name in claims
+        }
         containers = recipients(claim, pod, uses)
         target = [
-            self._target(claim, request, pod, containers[request.name], places)
+            _target(claim, request, pod, containers[request.name], places)
             for request in claim.requests
         ]
-        joint = _by_container(claim, target)
-        claiming = {*uses, *joint} - {""}
+        claiming = {*uses, *containers.values()} - {""}
         if self._config.nvidia.strict:
             self._check_strictly(pod, claiming)
+        self._write_missing(claim, pod, target, used, claiming, cards, offered)
+        return _prepared_devices(claim, target)
+
+    def _write_missing(
+        self,
+        claim: AllocatedClaim,
+        pod: Pod,
+        target: Sequence[PreparedRequest],
+        used: UsedClaims,
+        claiming: Collection[str],
+        cards: Mapping[str, Card],
+        offered: Mapping[str, Device],
+    ) -> None:
+        """Writes what *target* needs and is not prepared yet. *used*, *claiming*: see `_second_claim`."""
+        joint = _by_container(claim, target)
         with self._specs.exclusive():
             prepared = self.prepared()
             missing = {record.container for record in target if self._is_missing(record, prepared)}
@@ -131,7 +161,6 @@ class ClaimPreparer:
                     raise Rejected(reason)
             for container in sorted(missing):
                 self._write(pod, container, joint[container], prepared, cards, offered)
-        return _prepared_devices(claim, target)
 
     def _is_missing(self, record: PreparedRequest, prepared: Collection[PreparedRequest]) -> bool:
         """Reports whether what *record* says has to be written."""
@@ -191,37 +220,6 @@ class ClaimPreparer:
                 f"pod {ref}, for which claim {claim.name} is reserved, is not on this node"
             )
         return pod
-
-    def _target(
-        self,
-        claim: AllocatedClaim,
-        request: ClaimedRequest,
-        pod: Pod,
-        container: str,
-        places: Mapping[str, tuple[Device, Partition | None]],
-    ) -> PreparedRequest:
-        """Returns what a request of the claim needs, for *container*. *places*: see `_places`."""
-        about = f"request {request.name} of claim {claim.namespace}/{claim.name}"
-        if request.admin:
-            raise Rejected(f"{about}: adminAccess is not supported")
-        for device in request.devices:
-            if device.pool != pool_name(self._config.node) or device.device not in places:
-                raise Rejected(f"{about}: device {device.pool}/{device.device} is not on this node")
-        shares = tuple(_share(device, *places[device.device]) for device in request.devices)
-        has_parameters = (request.priority, request.core_policy) != (None, None)
-        if has_parameters and any(share.placement for share in shares):
-            raise Rejected(
-                f"{about}: priority and corePolicy are for shares of GPUs, not for MIG instances"
-            )
-        return PreparedRequest(
-            namespace=claim.namespace,
-            claim=claim.name,
-            uid=claim.uid,
-            request=request.name,
-            pod=pod.ref.uid,
-            container=container,
-            shares=shares,
-        )
 
     def _used_claims(self, pod: Pod) -> UsedClaims:
         """Returns the claims that the containers of *pod* use. Raises: ClusterError; MalformedInput."""
@@ -321,6 +319,37 @@ class ClaimPreparer:
         )
         # variables of a CDI device replace those of the container, which may choose these itself
         return grant, frozenset(overridable_env(self._config, len(parts)).keys() & variables.keys())
+
+
+def _target(
+    claim: AllocatedClaim,
+    request: ClaimedRequest,
+    pod: Pod,
+    container: str,
+    places: Mapping[str, tuple[Device, Partition | None]],
+) -> PreparedRequest:
+    """Returns what a request of the claim needs, for *container*. *places*: see `_places`."""
+    about = f"request {request.name} of claim {claim.namespace}/{claim.name}"
+    if request.admin:
+        raise Rejected(f"{about}: adminAccess is not supported")
+    for device in request.devices:
+        if device.pool != pool_name(pod.node_name) or device.device not in places:
+            raise Rejected(f"{about}: device {device.pool}/{device.device} is not on this node")
+    shares = tuple(_share(device, *places[device.device]) for device in request.devices)
+    has_parameters = (request.priority, request.core_policy) != (None, None)
+    if has_parameters and any(share.placement for share in shares):
+        raise Rejected(
+            f"{about}: priority and corePolicy are for shares of GPUs, not for MIG instances"
+        )
+    return PreparedRequest(
+        namespace=claim.namespace,
+        claim=claim.name,
+        uid=claim.uid,
+        request=request.name,
+        pod=pod.ref.uid,
+        container=container,
+        shares=shares,
+    )
 
 
 def _prepared_devices(
@@ -449,7 +478,10 @@ def _as_booked(claim: AllocatedClaim, pod: Pod, offered: Mapping[str, Device]) -
     if pod.claim != claim.name or not (text := pod.annotations.get(GPU_ALLOCATED)):
         return claim
     booked = with_places(pod.annotations, parse_shares(GPU_ALLOCATED, text))
-    requests = booked_requests(pod, pod.node_name, booked, offered)
+    try:
+        requests = booked_requests(pod, pod.node_name, booked, offered)
+    except MalformedInput as error:  # such as a device that is gone
+        raise Rejected(f"claim {claim.namespace}/{claim.name}: {error}") from error
     if not differing_containers(claim, pod, booked):
         return claim
     log.warning(

@@ -22,12 +22,14 @@ from hami.codec.health import (
 )
 from hami.codec.keys import DEVICE_HEALTH
 from hami.devices.cards import XidEvent
-from hami.devices.inventory import DeviceInventory, InventorySnapshot
+from hami.devices.inventory import DeviceInventory
+from hami.devices.verdict import GONE
 from hami.devices.xids import XidKind
 from hami.errors import HamiError
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
 from hami.model import PodRef
+from hami.plugin.gone_cards import GoneCards
 from hami.plugin.holders import CardHolders
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
@@ -79,6 +81,7 @@ class HealthReporter(Task):
         self._actions: dict[str, int] = {}  # what the driver asks for, by card
         self._xids: Counter[tuple[str, int]] = Counter()  # by card and XID
         self._waiting: deque[XidEvent] = deque(maxlen=_MAX_XIDS)
+        self._gone = GoneCards(inventory, holders)
         self._told: dict[str, _Told] = {}  # by card
         self._status = ""  # of the condition; empty: not known
         self._written: tuple[str | None, str] | None = None  # annotation and message
@@ -101,6 +104,7 @@ class HealthReporter(Task):
             for card, health in restored.items():
                 self._since[card] = health.since
                 self._told[card] = _Told(health.cause, None)
+        self._gone.restore([card for card in restored if restored[card].cause == GONE.cause])
         if restored:
             self._status = "False"
         return restored
@@ -128,6 +132,12 @@ class HealthReporter(Task):
             self._waiting.append(event)
             self.inventory.notify()
 
+    def report_refused(self, pod: PodRef, reason: str) -> None:
+        """Takes that a pod is refused its devices again and again, as where one of them is gone."""
+        self._events.record(pod, "Warning", "DeviceGone", reason)
+        self._gone.note_refused(pod.uid)
+        self.inventory.notify()
+
     def actions(self) -> Mapping[str, int]:
         """Returns what the driver asks for, by card; those of which it does not say are missing."""
         with self._lock:
@@ -143,8 +153,9 @@ class HealthReporter(Task):
     def step(self) -> float:
         """Tells what has changed, then waits until something does."""
         snapshot = self.inventory.snapshot()
-        unhealthy = self._describe(snapshot)
         try:
+            causes = {**snapshot.unhealthy, **dict.fromkeys(self._gone.find(), GONE.cause)}
+            unhealthy = self._describe(causes)
             is_complete = self._tell_pods(unhealthy)
             is_complete = self._tell_errors() and is_complete
             self._write(unhealthy, has_cards=bool(snapshot.cards))
@@ -156,7 +167,12 @@ class HealthReporter(Task):
         if not is_complete:
             return RETRY_S
         self.inventory.wait_until(
-            lambda latest: latest is not snapshot or bool(self._waiting) or self.is_stopping(),
+            lambda latest: (
+                latest is not snapshot
+                or bool(self._waiting)
+                or self._gone.has_news()
+                or self.is_stopping()
+            ),
             UNHEALTHY_S if unhealthy else INTERVAL_S,
         )
         return 0.0
@@ -175,14 +191,16 @@ class HealthReporter(Task):
         except HamiError as error:
             log.warning("condition of the node not written", extra={"error": error})
 
-    def _describe(self, snapshot: InventorySnapshot) -> dict[str, DeviceHealth]:
-        """Returns why cards are unhealthy, with the time since which they are."""
+    def _describe(self, causes: Mapping[str, str]) -> dict[str, DeviceHealth]:
+        """Returns why cards are unhealthy, with the time since which they are. *causes*: by unhealthy card."""
         now = self._seconds()
         unhealthy = {}
         with self._lock:
-            for card, cause in snapshot.unhealthy.items():
+            for card, cause in causes.items():
                 health = self._reported.get(card)
-                if health is None or health.cause != cause:
+                if cause == GONE.cause:
+                    health = GONE
+                elif health is None or health.cause != cause:
                     health = DeviceHealth(cause=cause)
                 since = self._since.setdefault(card, now)
                 unhealthy[card] = msgspec.structs.replace(health, since=since)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 
 from hami.codec.keys import MIG_ALLOCATIONS
 from hami.codec.mig import parse_mig_allocations
@@ -59,20 +60,34 @@ class CardHolders:
                 found.append(pod.ref)
         return found
 
+    def cards_of(self, uid: str) -> set[str] | None:
+        """Returns the cards that a pod holds by what HAMi's scheduler gave it, or by a claim; ``None`` if the pods of
+        the node are not known.
+
+        Raises: HamiError.
+        """
+        pods = self._watched_pods()
+        if pods is None:
+            return None
+        cards = set()
+        for pod in pods:
+            if pod.ref.uid == uid:
+                cards |= _allocated_cards(pod, self._vendor)
+        for request in self._prepared():
+            if request.pod == uid:
+                cards |= {share.uuid for share in request.shares}
+        return cards
+
     def _is_allocated(self, pod: Pod, gpu: str, instance: Instance | None) -> bool:
-        """Reports whether the scheduler gave the card to *pod*. An allocation that cannot be read has none."""
+        """Reports whether the scheduler gave the card, or the *instance* on it, to *pod*."""
+        if instance is None:
+            return gpu in _allocated_cards(pod, self._vendor)
         if self._vendor.annotations.allocated not in pod.annotations:
             return False
         try:
-            if instance is not None:
-                return _has_instance(pod, gpu, instance)
-            allocation = read_allocation(pod, self._vendor, INT32_MAX)
+            return _has_instance(pod, gpu, instance)
         except MalformedInput:
             return False
-        for shares in allocation:
-            if any(share.uuid == gpu for share in shares):
-                return True
-        return False
 
     def _by_claims(self, gpu: str, instance: Instance | None) -> set[str]:
         uids = set()
@@ -96,6 +111,17 @@ class CardHolders:
             return set()
         entries = self._allocations() or ()
         return {entry.pod_uid for entry in entries if entry.ids & uuids}
+
+
+def _allocated_cards(pod: Pod, vendor: Vendor) -> set[str]:
+    """Returns the cards that the scheduler gave to *pod*. An allocation that cannot be read has none."""
+    cards: set[str] = set()
+    if vendor.annotations.allocated not in pod.annotations:
+        return cards
+    with suppress(MalformedInput):
+        for shares in read_allocation(pod, vendor, INT32_MAX):
+            cards.update([share.uuid for share in shares])
+    return cards
 
 
 def _has_instance(pod: Pod, gpu: str, instance: Instance) -> bool:

@@ -25,7 +25,7 @@ from hami.kube.api import Api
 from hami.kube.claims import DynamicResources
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
-from hami.model import Pod
+from hami.model import Pod, PodRef
 from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.dynamic_mig import DynamicMig
 from hami.node.memory_wall import MemoryWall
@@ -134,7 +134,8 @@ class DevicePluginProgram:
             node_pods=node_pods,
         )
         self._start_time = _start_time_allocator(node, mig)
-        claims = _claim_driver(node, claim_specs, mig, resources)
+        self._start_time.refusals.listeners.append(self.health.report_refused)
+        claims = _claim_driver(node, claim_specs, mig, resources, self.health.report_refused)
         self._is_start_time = _is_start_time(node, self._start_time)
         _check_memory_by(node, has_start_time=self._is_start_time)
         is_lock_free = None  # the node needs a lock, unless the kubelet names the pod of a call
@@ -345,7 +346,7 @@ def _dynamic_mig(node: PluginNode, claim_specs: ContainerSpecs) -> DynamicMig | 
 
 def _start_time_allocator(node: PluginNode, mig: DynamicMig | None) -> StartTimeAllocator:
     config = start_time_config(node.settings)
-    allocator = StartTimeAllocator(
+    return StartTimeAllocator(
         config,
         node.cluster,
         node.vendor,
@@ -355,10 +356,6 @@ def _start_time_allocator(node: PluginNode, mig: DynamicMig | None) -> StartTime
         MemoryWall(config, Path(node.settings.driver_root_in_container)),
         node_pods=node.node_pods,
     )
-    allocator.refusals.listeners.append(
-        lambda ref, reason: node.events.record(ref, "Warning", "DeviceGone", reason)
-    )
-    return allocator
 
 
 def _is_start_time(node: PluginNode, start_time: StartTimeAllocator) -> bool:
@@ -404,15 +401,16 @@ def _claim_driver(
     claim_specs: ContainerSpecs,
     mig: DynamicMig | None,
     resources: DynamicResources | None,
+    on_refused: Callable[[PodRef, str], None],
 ) -> DraDriver | None:
-    """Returns the driver of the cards for claims; ``None`` if the node has none."""
+    """Returns the driver of the cards for claims; ``None`` if the node has none. *on_refused*: see `Refusals`."""
     settings = claimed_part(node.settings)
     if settings is None:
         return None
     assert resources is not None, "the cluster was given without them"
     node.spec_folders.add(node.cdi_folder)
     config = start_time_config(settings)
-    return DraDriver(
+    driver = DraDriver(
         config,
         node.cluster,
         resources,
@@ -421,6 +419,8 @@ def _claim_driver(
         claim_specs,
         node_pods=node.node_pods,
     )
+    driver.claims.refusals.listeners.append(on_refused)
+    return driver
 
 
 def _background(node: PluginNode) -> Part:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from hami.devices.registration import MIG
 from hami.errors import Conflict, HamiError, Rejected
 from hami.kube.cluster import Cluster
 from hami.kube.retry import brief_retry
-from hami.model import BindPhase, Pod, PodRef
+from hami.model import BindPhase, Pod
 from hami.node.checkpoint import CheckpointEntry
 from hami.node.container_specs import ContainerSpecs, device_name, spec_names
 from hami.node.grant import Grant, overridable_env
@@ -34,6 +32,7 @@ from hami.node.grant_builder import GrantBuilder
 from hami.node.host import Host
 from hami.node.memory_wall import MemoryWall
 from hami.node.pods import NodePods
+from hami.node.refusals import Refusals
 from hami.node.region_layout import REGION_SUFFIX
 from hami.plugin import api_pb2 as api
 from hami.plugin.container_match import (
@@ -51,40 +50,6 @@ from hami.plugin.container_match import (
 from hami.vendors.spec import Vendor
 
 log = logging.getLogger(__name__)
-
-REFUSALS = 5
-"""In a row, after which the pod is told: the kubelet asks again every ten to fifteen seconds at first."""
-MOST_REFUSED = 1_000  # pods of which refusals are counted
-ADVICE = "its controller makes another one, and a device that is gone does not come back by itself"
-
-
-class Refusals:
-    """Counts how often pods have been refused in a row. Threads may share it.
-
-    *listeners* are called once when a pod has been refused `REFUSALS` times: the kubelet asks for ever.
-    """
-
-    def __init__(self) -> None:
-        self.listeners: list[Callable[[PodRef, str], None]] = []
-        self._lock = threading.Lock()  # guards the counts
-        self._counts: OrderedDict[str, int] = OrderedDict()  # by the uid of the pod
-
-    def count(self, ref: PodRef, error: Rejected) -> None:
-        """Counts a refusal of the pod."""
-        with self._lock:
-            count = self._counts.pop(ref.uid, 0) + 1
-            self._counts[ref.uid] = count
-            if len(self._counts) > MOST_REFUSED:
-                self._counts.popitem(last=False)
-        if count != REFUSALS:
-            return
-        for listener in self.listeners:
-            listener(ref, f"{error}. If that lasts, delete the pod: {ADVICE}")
-
-    def clear(self, ref: PodRef) -> None:
-        """Forgets the pod, a container of which has started."""
-        with self._lock:
-            self._counts.pop(ref.uid, None)
 
 
 class StartTimeAllocator:
@@ -308,7 +273,9 @@ class StartTimeAllocator:
         elif self._config.operating_mode == MIG:
             # containers that start together record their instances on it
             latest = self._cluster.pod(pod.ref.namespace, pod.ref.name)
-            pod = latest if latest is not None and latest.ref.uid == uid else None
+            pod = None
+            if latest is not None and latest.ref.uid == uid:
+                pod = latest
         if pod is None:
             raise Rejected(f"the API server knows no pod {uid} on this node: it was deleted")
         return pod

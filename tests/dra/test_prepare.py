@@ -3,15 +3,17 @@
 import os
 import random
 import re
+from contextlib import suppress
 
 import pytest
 from pytest import param
 
-from hami.codec.keys import CORES_LIMIT
+from hami.codec.keys import CORES_LIMIT, GPU_ALLOCATED
 from hami.dra.guard import excess
-from hami.errors import ClusterError, HamiError, HostError, MalformedInput
+from hami.errors import ClusterError, HamiError, HostError, MalformedInput, Rejected
 from hami.node.container_specs import ContainerSpecs
 from hami.node.host import MIN_AGE_S
+from hami.node.refusals import REFUSALS
 from testing.cases import cases
 from testing.claim_stage import A, B, ClaimStage, result
 
@@ -74,6 +76,36 @@ def test_a_pod_with_too_many_claims_is_refused(stage):
     )
     with pytest.raises(MalformedInput, match="resourceClaims"):
         stage.claims.prepare(*claim)
+
+
+def test_a_pod_whose_claim_is_refused_again_and_again_is_told_once(stage):
+    refused = []
+    stage.claims.refusals.listeners.append(lambda ref, reason: refused.append((ref.name, reason)))
+
+    def prepare(claim, times):
+        for _ in range(times):
+            with suppress(Rejected):
+                stage.claims.prepare(*claim)
+
+    gone = stage.put("gone", result(uuid="GPU-gone"))
+    prepare(gone, REFUSALS - 1)
+    prepare(stage.put("well"), REFUSALS)
+    assert refused == []
+    prepare(gone, REFUSALS)
+    ((pod, reason),) = refused
+    assert pod == "gone"
+    assert "device hami/n1/gpu-gone is not on this node. If that lasts, delete the pod" in reason
+
+
+def test_a_claim_of_hamis_scheduler_on_a_card_that_is_gone_is_counted_as_refused(stage):
+    refused = []
+    stage.claims.refusals.listeners.append(lambda ref, reason: refused.append(reason))
+    allocated = {GPU_ALLOCATED: "GPU-gone,NVIDIA,1000,0:;"}
+    claim = stage.put("p", result(uuid="GPU-gone"), annotations=allocated, claim="p-hami")
+    for _ in range(REFUSALS):
+        with pytest.raises(Rejected, match="GPU-gone"):
+            stage.claims.prepare(*claim)
+    assert len(refused) == 1
 
 
 def setting(*requests, **parameters):
@@ -307,10 +339,14 @@ def test_annotations_do_not_decide_about_claims_of_users(stage, text):
     assert stage.env("claim-p")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "500m"
 
 
-@cases("text, why", (";GPU-gone,NVIDIA,1,0:;", "GPU-gone"), (";x,1:;", "format error"))
-def test_annotations_that_no_card_can_meet_are_refused(stage, text, why):
+@cases(
+    "text, error, why",
+    (";GPU-gone,NVIDIA,1,0:;", Rejected, "GPU-gone"),
+    (";x,1:;", MalformedInput, "format error"),
+)
+def test_annotations_that_no_card_can_meet_are_refused(stage, text, error, why):
     claim = put_own(stage, text=text)
-    with pytest.raises(MalformedInput, match=why):
+    with pytest.raises(error, match=why):
         stage.claims.prepare(*claim)
 
 

@@ -20,7 +20,7 @@ from hami.plugin.health_reporter import HEARTBEAT_S, RETRY_S, HealthReporter
 from hami.plugin.holders import CardHolders
 from testing.cards import cards
 from testing.fake_cluster import FakeCluster
-from testing.plugin_stage import NODE, NVIDIA, A, B, Events, asking, placed, share
+from testing.plugin_stage import NODE, NVIDIA, A, B, C, Events, asking, placed, share
 
 HEALTH, CONDITION = "hami.io/device-health", "HamiGpuHealthy"
 RESET = DeviceHealth(
@@ -266,3 +266,54 @@ def test_a_process_that_stops_leaves_the_condition_unknown_and_the_annotation():
     assert set(scene.unhealthy) == {A}
     scene.cluster.fail("publish_health", ClusterError("no connection"))
     scene.reporter.leave()
+
+
+@pytest.fixture
+def gone():
+    """The card C is gone since before this process; a pod holds it, and no container of it can start."""
+    scene = Scene()
+    scene.pods.append(placed(asking(), name="c", shares=[[share(C)]]))
+    scene.step()
+    scene.reporter.report_refused(scene.pods[-1].ref, "refused")
+    return scene
+
+
+def test_a_card_that_a_refused_pod_holds_and_nobody_lists_is_gone(gone):
+    assert gone.step() == 0
+    assert list(gone.unhealthy) == [C]
+    assert gone.unhealthy[C].harms_pods
+    assert gone.unhealthy[C].cause == GONE
+    assert gone.heard() == [("c", "DeviceGone"), ("c", "GpuUnhealthy")]
+
+
+def test_another_process_knows_that_the_card_is_gone_until_no_pod_holds_it(gone):
+    gone.step()
+    later = Scene(gone.cluster.nodes[NODE].annotations[HEALTH])
+    later.pods.append(gone.pods[-1])
+    later.reporter.restore()
+    later.step()
+    assert list(later.unhealthy) == [C]
+    later.pods.pop()
+    later.step()
+    assert later.unhealthy == {}
+    assert later.heard() == []
+
+
+def test_a_card_that_is_back_or_that_is_not_offered_is_not_gone(gone):
+    gone.step()
+    gone.inventory.update(cards(A, B, C))
+    gone.step()
+    assert gone.unhealthy == {}
+    assert ("c", "GpuHealthy") in gone.heard()
+    gone.reporter.report_refused(gone.pods[0].ref, "refused")
+    gone.step()
+    assert gone.unhealthy == {}
+
+
+def test_a_refused_pod_waits_until_the_pods_are_known(gone):
+    pods, gone.pods = gone.pods, None
+    gone.step()
+    assert gone.unhealthy == {}
+    gone.pods = pods
+    gone.step()
+    assert list(gone.unhealthy) == [C]

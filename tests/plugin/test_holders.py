@@ -120,3 +120,12 @@ def test_pods_that_the_scheduler_gave_an_instance(instance, expected):
 
 def test_pods_that_are_not_known():
     assert holders(None).find(A) is None
+
+
+def test_the_cards_of_a_pod_are_those_of_its_allocation_and_its_claims():
+    share_of_b = PreparedShare(uuid=B, memory_mib=1, cores=1, share_milli=1)
+    made = holders(prepared=[claimed("on-a", share_of_b)])
+    assert made.cards_of("on-a") == {A, B}
+    assert made.cards_of("neither") == {B}
+    assert made.cards_of("unknown") == set()
+    assert holders(None).cards_of("on-a") is None

@@ -20,9 +20,10 @@ from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S
 from hami.node.limits import ContainerLimits, DeviceLimit
 from hami.node.memory_wall import MemoryWall
+from hami.node.refusals import REFUSALS
 from hami.plugin import api_pb2 as api
 from hami.plugin.allocation_time import start_time_config
-from hami.plugin.start_time import REFUSALS, StartTimeAllocator, needs_completion
+from hami.plugin.start_time import StartTimeAllocator, needs_completion
 from testing.builders import NVIDIA
 from testing.cases import cases
 from testing.plugin_stage import (
