@@ -24,6 +24,7 @@ from hami.scheduler.locks import NodeLocks
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemption import Preemptor
+from hami.scheduler.remediation import Remediation
 from hami.scheduler.resize import Resizer
 from hami.scheduler.settings import Settings
 from hami.scheduling.usage import peak_charges
@@ -86,6 +87,8 @@ class RecordedMetrics:
         self.refused, self.lock_wait = self.reasons.append, self.waits.append
         self.preemptions, self.victims, self.bound_after, self.in_vain = [], 0, [], 0
         self.resizes = []
+        self.remediations = []
+        self.remediation = self.remediations.append
         self.resize = self.resizes.append
         self.preemption, self.preemptor_bound = self.preemptions.append, self.bound_after.append
 
@@ -213,6 +216,7 @@ class Replica:
         waits_for_locks=False,
         leadership=None,
         sleep=lambda seconds: None,
+        claimed=None,
     ):
         self.fake, self.clock, self.cluster = fake, clock, cluster or fake
         self.leadership = leadership(self) if leadership else FakeLeadership(leads, clock())
@@ -305,6 +309,16 @@ class Replica:
             settings,
             clock=clock,
             now=clock.now,
+        )
+        self.remediation = Remediation(
+            self.cluster,
+            self.cache,
+            self.events,
+            settings,
+            self.metrics,
+            leads=self.leadership.leads,
+            clock=clock,
+            claimed=claimed,
         )
         self.cursors = {"nodes": 0, "pods": 0}
         self.relist()

@@ -31,6 +31,8 @@ NOTES: Mapping[str, str] = MappingProxyType(
         "hami_gpu_stranded_ratio": "*cause*: `cpu` (the node lacks it), `crumbs` (parts into which no usual pod fits), "
         "`model` (no usual pod accepts it); absent until 16 pods have shown what is usual",
         "hami_monitor_errors_total": "*what*: `allocation`, `driver`, `region`, `write`",
+        "hami_remediations_total": "once for each pod and reason, with `--remediation=evict`; *result*: `evicted`, or "
+        "why not: `budget`, `many_unhealthy`, `not_replaced`, `protected`, `failed` (calls)",
         "hami_resource_quota_limit": "the lowest of the quotas without scopes, in the unit in which it is written",
         "hami_resource_quota_used": "in MiB or percent; *limit* is that of `hami_resource_quota_limit`, 0 without one",
         "hami_resource_quota_used_ratio": "absent if the limit is 0 or not enforced (cores of AMD and AWS Neuron)",

@@ -21,7 +21,6 @@ from hami.scheduler.locks import NodeLocks
 from hami.scheduler.quota_reports import QuotaReports
 from hami.scheduler.reconcile import Move, pod_moves
 from hami.scheduler.rejected_pods import RejectedPods
-from hami.scheduler.remediation import Remediation
 from hami.scheduler.settings import OWNED, Settings
 from hami.scheduler.wish_reports import WishReports
 from hami.state.read_pod import PodRecord
@@ -69,9 +68,6 @@ class Controller(Task):
         self._round = 0
         self._quota_reports = QuotaReports(store.quotas, store.vendors, events)
         self._wish_reports = WishReports(store, events, leadership, settings)
-        self._remediation = Remediation(
-            cluster, store, events, settings, leads=leadership.leads, clock=clock
-        )
         self._rejected_pods = RejectedPods(
             cluster,
             store.pods,
@@ -116,7 +112,6 @@ class Controller(Task):
             self._quota_reports.report,
             self._wish_reports.report_nodes,
             self._rejected_pods.settle,
-            self._remediation.evict_harmed,
             self._label_replicas,
         ):
             if self._leadership.leads():

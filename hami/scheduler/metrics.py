@@ -1,7 +1,7 @@
 """Metrics of the scheduler itself: durations of verbs, refusals, age of the cache, leadership.
 
 Events are counted by calls, which must be cheap. State is read when Prometheus scrapes. All names begin with
-``hami_scheduler_``.
+``hami_scheduler_``, but for ``hami_remediations_total``, which belongs to the metrics of the devices' health.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ from hami.model import Reason
 PREFIX = "hami_scheduler_"
 VERBS = ("webhook", "filter", "prioritize", "preempt", "bind")
 PREEMPTION_RESULTS = ("planned", "none")
+REMEDIATION_RESULTS = (
+    "evicted",
+    "budget",
+    "many_unhealthy",
+    "not_replaced",
+    "protected",
+    "failed",
+)
 RESIZE_OUTCOMES = ("booked", "applied", "deferred", "infeasible", "failed")
 OUTCOMES = ("ok", "refused", "error")
 SECONDS = (
@@ -185,6 +193,12 @@ class Metrics:
             ("outcome",),
             registry=registry,
         )
+        self._remediations = Counter(
+            "hami_remediations",
+            "Pods on a device that harms them by what became of them",
+            ("result",),
+            registry=registry,
+        )
         # a series that exists from the start shows its first increase
         for labels in itertools.product(VERBS, OUTCOMES):
             self._durations.labels(*labels)
@@ -194,6 +208,8 @@ class Metrics:
             self._preemptions.labels(result)
         for outcome in RESIZE_OUTCOMES:
             self._resizes.labels(outcome)
+        for result in REMEDIATION_RESULTS:
+            self._remediations.labels(result)
 
     def observe(self, verb: str, outcome: str, seconds: float) -> None:
         """Records that *verb* (one of VERBS) ended with *outcome* (one of OUTCOMES)."""
@@ -222,6 +238,10 @@ class Metrics:
     def resize(self, outcome: str) -> None:
         """Counts an answer to a pod that is resized; *outcome* is one of RESIZE_OUTCOMES."""
         self._resizes.labels(outcome).inc()
+
+    def remediation(self, result: str) -> None:
+        """Counts a pod on a device that harms it; *result* is one of REMEDIATION_RESULTS."""
+        self._remediations.labels(result).inc()
 
     def preempted_in_vain(self) -> None:
         """Counts evictions after which their pod did not get the devices."""

@@ -40,6 +40,7 @@ from hami.scheduler.metrics import Metrics, MetricSources
 from hami.scheduler.planner import PreemptionPlanner
 from hami.scheduler.preempt import PreemptionFilter
 from hami.scheduler.preemption import Preemptor
+from hami.scheduler.remediation import Remediation
 from hami.scheduler.resize import Resizer
 from hami.scheduler.settings import Settings
 from hami.state.store import Store
@@ -161,6 +162,19 @@ class SchedulerProgram:
             clock=clock,
             now=utc_now,
         )
+        claimed = None
+        if claims is not None:
+            claimed = claims.cache
+        remediation = Remediation(
+            self._cluster,
+            self._store,
+            self._events,
+            settings,
+            self._metrics,
+            leads=self._leadership.leads,
+            clock=clock,
+            claimed=claimed,
+        )
 
         # Certificate and exporter
         certificate = _certificate(settings, self._cluster, self._leadership)
@@ -168,7 +182,7 @@ class SchedulerProgram:
         self._exporter = Exporter(registry, settings.metrics_bind_address, self._families)
         parts = [
             Part(FreezeGc(self._watches.is_synced)),
-            Part(self._controller, self._preemptor, self._resizer),
+            Part(self._controller, self._preemptor, self._resizer, remediation),
             certificate,
             claims,
             Part(self._leadership),

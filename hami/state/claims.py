@@ -19,7 +19,7 @@ from hami.codec.slices import (
     divided_cards,
     pool_name,
 )
-from hami.model import Device, MigProfile
+from hami.model import Device, MigProfile, PodRef
 from hami.scheduling.usage import Charge
 from hami.state.bookings import Booking
 from hami.state.table import Table
@@ -78,6 +78,25 @@ class ClaimCache:
         with self._lock:
             self._table.refresh()
             return self._table.changes
+
+    def published(self) -> list[tuple[str, Device]]:
+        """Returns the devices that claims may hold, each with its node. Of MIG instances, their cards."""
+        with self._lock:
+            found = []
+            for (pool, _), device in self._devices.items():
+                found.append((pool.removeprefix(pool_name("")), device))
+            return found
+
+    def pods_on(self, node: str, uuid: str) -> list[PodRef]:
+        """Returns the pods whose claims hold a device of *node*, or MIG instances on it, published or not."""
+        name = device_name(uuid)
+        pods: dict[PodRef, None] = {}
+        with self._lock:
+            for claim in self._on.get(pool_name(node), {}).values():
+                for device in _devices_of(claim):
+                    if device.device == name or device.device.startswith(f"{name}-mig-"):
+                        pods.update(dict.fromkeys(claim.pods))
+        return list(pods)
 
     def set_slice(self, uid: str, published: PublishedSlice | None) -> None:
         """Takes a slice as it is now; ``None``: it is gone, or not one of ours."""

@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from hami.codec.claims import AllocatedClaim, ClaimedDevice, ClaimedRequest
 from hami.codec.health import DeviceHealth, render_device_health
 from hami.codec.keys import ASSIGNED_NODE, BIND_PHASE, DEVICE_HEALTH, PREEMPTIBLE
+from hami.codec.slices import PublishedSlice, device_name, pool_name
 from hami.errors import ClusterError
-from hami.model import OwnerRef
+from hami.model import OwnerRef, PodRef
+from hami.scheduler.metrics import REMEDIATION_RESULTS
 from hami.scheduler.remediation import RETRY_S
 from hami.scheduler.settings import EVICT, Settings
+from hami.state.claims import ClaimCache
 from testing.builders import NVIDIA, gpu, gpus, node, pod
 from testing.replicas import Clock, Replica, WatchedCluster
 
@@ -19,6 +23,7 @@ RESET = DeviceHealth(
     cause="the driver asks: reset the GPU", remedy="reset the GPU", harms_pods=True
 )
 PENDING = DeviceHealth(cause="MIG mode changes at the next reset")
+PROTECTED = f"its node runs it, or it has the label {PREEMPTIBLE}=false"
 BUDGET = ClusterError(
     "Cannot evict pod as it would violate the pod's disruption budget.", 429, retry_after_s=10
 )
@@ -59,14 +64,14 @@ def world(*pods, nodes=None, settings=EVICTING, owners=(RS,), **options):
     fake = WatchedCluster(pods=pods, nodes=nodes)
     fake.owners = {owner.uid: owner for owner in owners}
     made = Replica(fake, Clock(), settings=settings, **options)
-    made.controller.step()  # sees the fault first
+    made.remediation.step()  # sees the fault first
     return made
 
 
 def rounds(made, seconds=60, step=1):
     for _ in range(0, seconds, step):
         made.clock.seconds += step
-        made.controller.step()
+        made.remediation.step()
         made.watch()
 
 
@@ -212,7 +217,7 @@ def test_a_device_that_is_well_again_before_the_watch_shows_it_evicts_nobody():
     made.fake.put_node(node("n1", gpu("GPU-0"), gpu("GPU-1")))  # the watch is late
     for _ in range(60):
         made.clock.seconds += 1
-        made.controller.step()
+        made.remediation.step()
     assert left(made) == ["a"]
     assert made.events == []
 
@@ -239,3 +244,70 @@ def test_a_pod_that_ends_already_is_not_evicted_again():
     made = world(on("a", deletion="2026-08-21T12:00:30Z", deletion_grace_s=30, deleting=True))
     rounds(made)
     assert made.fake.calls_of("request_eviction") == []
+
+
+# ---- pods with claims that others allocate
+
+
+def claiming(name, **fields):
+    """A pod on which the scheduler writes nothing: it has its device by a claim."""
+    fields = {"controller": "rs", "phase": "Running"} | fields
+    return pod(gpus(count=0), name=name, node_name="n1", **fields)
+
+
+def claims_of(*names, uuid="GPU-0", published=(gpu("GPU-0", healthy=False), gpu("GPU-1"))):
+    """Claims of these pods on the device *uuid*."""
+    cache = ClaimCache()
+    cache.set_slice("s", PublishedSlice("n1", 1, published))
+    device = ClaimedDevice(pool=pool_name("n1"), device=device_name(uuid), memory_mib=1)
+    for name in names:
+        requests = (ClaimedRequest(name="main", devices=(device,)),)
+        ref = PodRef("default", name, f"uid-{name}")
+        claim = AllocatedClaim(
+            namespace="default", name=name, uid=name, pods=(ref,), requests=requests
+        )
+        cache.set_claim(name, claim)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_evicted", "why"),
+    [
+        ({}, True, []),
+        ({"phase": "Succeeded"}, False, []),
+        ({"labels": {PREEMPTIBLE: "false"}}, False, [PROTECTED]),
+        ({"is_node_agent": True}, False, [PROTECTED]),
+        ({"controller": ""}, False, ["no controller replaces it"]),
+    ],
+)
+def test_a_pod_with_a_claim_on_the_device_is_evicted_as_others_are(fields, is_evicted, why):
+    made = world(claiming("c", **fields), claiming("other"), claimed=claims_of("c"))
+    rounds(made)
+    assert left(made) == (["other"] if is_evicted else ["c", "other"])
+    assert told(made) == why
+
+
+def test_devices_of_claims_count_among_all():
+    many = [gpu(f"GPU-{number}", healthy=number > 1) for number in range(20)]
+    made = world(claiming("c"), claimed=claims_of("c", published=many))
+    rounds(made)
+    assert left(made) == ["c"]
+    assert made.metrics.remediations == ["many_unhealthy"]
+
+
+# ---- metrics
+
+
+def test_each_pod_counts_once_for_each_result():
+    made = world(on("a"), on("bare", controller=""), on("p", labels={PREEMPTIBLE: "false"}))
+    made.fake.fail("request_eviction", BUDGET)
+    made.fake.fail("request_eviction", ClusterError("forbidden", 403))
+    rounds(made, 200)
+    assert sorted(made.metrics.remediations) == [
+        "budget",
+        "evicted",
+        "failed",
+        "not_replaced",
+        "protected",
+    ]
+    assert set(made.metrics.remediations) < set(REMEDIATION_RESULTS)
