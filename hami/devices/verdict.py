@@ -6,6 +6,8 @@ No I/O and no clock: a card is described by a `Look`.
 from __future__ import annotations
 
 import enum
+import math
+from collections import deque
 from dataclasses import dataclass
 
 import msgspec
@@ -16,6 +18,9 @@ KEEP_S = 29.0
 """Seconds for which a verdict stays while the driver does not answer; with those until the next look, 30 at most."""
 XID_S = 60.0
 """Seconds after an XID in which a fault is ascribed to it."""
+FLAPS, FLAP_S, REST_S = 3, 600.0, 1800.0
+"""A card that becomes unhealthy so often within so many seconds stays unhealthy for so many more after the last time:
+else each pod that is placed there fails, and everybody hears of it for ever."""
 LOST = DeviceHealth(
     cause="the driver has lost the card",
     remedy="reset the GPU, or reboot the node",
@@ -30,6 +35,7 @@ _RESET_REQUIRED = DeviceHealth(
     cause="the driver refuses calls until a reset", remedy="reset the GPU", harms_pods=True
 )
 _REMAP_FAILED = DeviceHealth(cause="remapping of memory rows has failed", remedy="replace the card")
+_UNSTABLE = "three times within ten minutes, so it counts for half an hour"
 _MIG_PENDING = DeviceHealth(
     cause="MIG mode changes at the next reset of the card", remedy="reset the GPU"
 )
@@ -113,9 +119,28 @@ class CardVerdict:
         self._was_down = False
         self._failing_since: float | None = None
         self._xid: tuple[str, float] | None = None
+        self._onsets: deque[float] = deque(maxlen=FLAPS)  # when the card became unhealthy
+        self._latest: DeviceHealth | None = None  # the verdict of the last look
+        self._last_fault = GONE
+        self._rests_until = -math.inf
 
     def look(self, look: Look, now: float) -> DeviceHealth | None:
         """Returns why the card is unhealthy; ``None`` if it is healthy. *now*: monotonic seconds."""
+        health = self._judge(look, now)
+        if health is not None:
+            self._last_fault = health
+            if self._latest is None:
+                self._onsets.append(now)
+                if len(self._onsets) == FLAPS and now - self._onsets[0] <= FLAP_S:
+                    self._rests_until = now + REST_S
+        self._latest = health
+        if now >= self._rests_until:
+            return health
+        cause = f"{self._last_fault.cause}; {_UNSTABLE}"
+        return msgspec.structs.replace(self._last_fault, cause=cause)
+
+    def _judge(self, look: Look, now: float) -> DeviceHealth | None:
+        """Returns what the look, and those before it, say against the card."""
         if look.error:
             return self._kept(look.error, now)
         self._failing_since = None

@@ -33,6 +33,7 @@ from hami.plugin.gone_cards import GoneCards
 from hami.plugin.holders import CardHolders
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
+from hami.runtime.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ UNHEALTHY_S = 5.0
 """The same while a card is unhealthy: another pod may turn out to hold it."""
 RETRY_S = 1.0
 """Seconds until the next attempt after a failure."""
+WRITES, WRITES_S = 10, 1 / 30
+"""Changes of the node that are written at once, and those a second after that."""
 _MAX_XIDS = 256
 
 
@@ -86,6 +89,7 @@ class HealthReporter(Task):
         self._status = ""  # of the condition; empty: not known
         self._written: tuple[str | None, str] | None = None  # annotation and message
         self._written_at = 0.0
+        self._tokens = TokenBucket(WRITES_S, WRITES, clock())
         self._failures = OncePerKey()
 
     # ---- what the watch of the cards says; any thread
@@ -158,7 +162,7 @@ class HealthReporter(Task):
             unhealthy = self._describe(causes)
             is_complete = self._tell_pods(unhealthy)
             is_complete = self._tell_errors() and is_complete
-            self._write(unhealthy, has_cards=bool(snapshot.cards))
+            is_complete = self._write(unhealthy, has_cards=bool(snapshot.cards)) and is_complete
         except HamiError as error:
             if self._failures.is_new("", str(error)):
                 log.warning("health of the cards not told", extra={"error": error})
@@ -252,31 +256,45 @@ class HealthReporter(Task):
             self._waiting.popleft()
         return True
 
-    def _write(self, unhealthy: Mapping[str, DeviceHealth], *, has_cards: bool) -> None:
-        """Writes annotation and condition, unless they were written. Raises: ClusterError."""
+    def _write(self, unhealthy: Mapping[str, DeviceHealth], *, has_cards: bool) -> bool:
+        """Writes annotation and condition, unless they were written. Reports whether the node says what is true now.
+
+        Raises: ClusterError.
+        """
         text = render_device_health(unhealthy)
-        status, reason, message = "True", ALL_HEALTHY, "all cards are healthy"
-        if unhealthy:
-            causes = [f"{card}: {health.cause}" for card, health in sorted(unhealthy.items())]
-            status, reason, message = "False", UNHEALTHY, "; ".join(causes)
-        elif self._not_watched or not has_cards:
-            status, reason = "Unknown", NOT_WATCHED
-            message = self._not_watched or "the node has no card"
+        not_watched = self._not_watched
+        if not has_cards and not not_watched:
+            not_watched = "the node has no card"
+        status, reason, message = _summary(unhealthy, not_watched)
         now = self._clock()
         is_written = (text, message) == self._written
         if is_written and now - self._written_at < HEARTBEAT_S:
-            return
+            return True
+        if not is_written and self._tokens.delay(now) > 0:
+            return False
         is_change = status != self._status
         condition = render_condition(status, reason, message, self._now(), is_change=is_change)
         self._cluster.publish_health(self.node, {DEVICE_HEALTH: text}, condition)
         if not is_written:
+            self._tokens.take()
             log.info("health of the cards written", extra={"node": self.node, "status": status})
         self._status = status
         self._written = text, message
         self._written_at = now
+        return True
 
     def _seconds(self) -> int:
         return int(self._now().timestamp())
+
+
+def _summary(unhealthy: Mapping[str, DeviceHealth], not_watched: str) -> tuple[str, str, str]:
+    """Returns status, reason and message of the condition. *not_watched*: why nobody knows of other cards."""
+    if unhealthy:
+        causes = [f"{card}: {health.cause}" for card, health in sorted(unhealthy.items())]
+        return "False", UNHEALTHY, "; ".join(causes)
+    if not_watched:
+        return "Unknown", NOT_WATCHED, not_watched
+    return "True", ALL_HEALTHY, "all cards are healthy"
 
 
 class _Told:

@@ -46,7 +46,7 @@ class Fault:
 
 
 class ClaimedDevices(Protocol):
-    """What claims hold that others allocate, such as :class:`hami.state.claims.ClaimCache`."""
+    """Claims that others allocate, and their devices: see :class:`hami.state.claims.ClaimCache`."""
 
     def published(self) -> Iterable[tuple[str, Device]]: ...
     def pods_on(self, node: str, uuid: str) -> Iterable[PodRef]: ...

@@ -6,9 +6,11 @@ from pytest import param
 
 from hami.codec.health import DeviceHealth
 from hami.devices.verdict import (
+    FLAP_S,
     GONE,
     KEEP_S,
     LOST,
+    REST_S,
     XID_S,
     CardVerdict,
     Look,
@@ -199,3 +201,52 @@ def test_an_xid_counts_at_once_if_the_query_after_it_fails_and_nothing_else_is_k
 def test_the_verdict_of_an_earlier_process(driver, look, expected):
     restored = DeviceHealth(cause="XID 79", since=5, driver=driver)
     assert cause(verdict(restored).look(look, 0)) == expected
+
+
+# ---- cards that become unhealthy again and again
+
+
+def flaps(judge, times, start=0.0, pause=100.0):
+    """The causes, while the card becomes unhealthy so many times and is healthy in between; seconds of the last one."""
+    causes = []
+    now = start
+    for number in range(times):
+        now = start + number * pause
+        causes.append(cause(judge.look(ASKS, now)))
+        causes.append(cause(judge.look(FINE, now + 1)))
+    return causes, now
+
+
+def test_a_card_that_becomes_unhealthy_three_times_in_ten_minutes_stays_so_for_half_an_hour():
+    judge = verdict()
+    causes, last = flaps(judge, 5)
+    plain, rest = causes[0], causes[-1]
+    assert causes[:4] == [plain, None, plain, None]
+    assert rest == f"{plain}; three times within ten minutes, so it counts for half an hour"
+    assert causes[4:] == [rest] * 6
+    assert cause(judge.look(FINE, last + REST_S - 1)) == rest
+    assert judge.look(FINE, last + REST_S) is None
+
+
+def test_a_card_that_is_seldom_unhealthy_is_healthy_in_between():
+    judge = verdict()
+    causes, _ = flaps(judge, 10, pause=FLAP_S / 2 + 1)
+    assert causes[1::2] == [None] * 10
+
+
+def test_a_fault_that_lasts_is_told_as_it_is_after_the_rest():
+    judge = verdict()
+    _, last = flaps(judge, 3)
+    plain = cause(verdict().look(ASKS, 0))
+    judge.look(ASKS, last + 2)
+    assert cause(judge.look(ASKS, last + 2 + REST_S)) == plain
+    assert judge.look(FINE, last + 3 + REST_S) is None
+
+
+def test_silence_counts_as_a_fault_too():
+    judge = verdict()
+    for number in range(3):
+        judge.look(Look(error="x"), number * 100.0)
+        assert judge.look(Look(error="x"), number * 100.0 + KEEP_S) is not None
+        health = judge.look(FINE, number * 100.0 + 40)
+    assert health is not None

@@ -16,7 +16,7 @@ from hami.devices.inventory import GONE, DeviceInventory
 from hami.devices.xids import XidKind
 from hami.errors import ClusterError
 from hami.model import Node
-from hami.plugin.health_reporter import HEARTBEAT_S, RETRY_S, HealthReporter
+from hami.plugin.health_reporter import HEARTBEAT_S, RETRY_S, WRITES, HealthReporter
 from hami.plugin.holders import CardHolders
 from testing.cards import cards
 from testing.fake_cluster import FakeCluster
@@ -317,3 +317,16 @@ def test_a_refused_pod_waits_until_the_pods_are_known(gone):
     gone.pods = pods
     gone.step()
     assert list(gone.unhealthy) == [C]
+
+
+def test_a_card_that_changes_all_the_time_is_not_written_all_the_time():
+    scene = Scene()
+    scene.step()
+    for number in range(600):
+        scene.report(A, RESET if number % 2 else None).step(1)
+    writes = len(scene.cluster.calls_of("publish_health"))
+    assert WRITES + 15 < writes < WRITES + 25
+    scene.report(A, None)
+    assert scene.step(1) == RETRY_S or scene.unhealthy == {}
+    scene.step(60)
+    assert scene.unhealthy == {}
