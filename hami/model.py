@@ -489,6 +489,8 @@ class Pod:
     failure: str = ""  # the reason and the message of one that has failed
     init_done: bool = False  # every init container but sidecars has exited with 0; there is one
     admitted: bool = False  # by the kubelet, so its devices have been allocated
+    # a container cannot start, since the kubelet no longer knows its devices
+    devices_forgotten: bool = False
     deleting: bool = False
     created: str = ""
     priority: int = 0

@@ -91,6 +91,10 @@ EVENTS: Mapping[str, str] = MappingProxyType(
             "devices. Running pods keep theirs"
         ),
         "DevicesUnknown": "on a node: the device plugin offers no devices, for the reason in the message",
+        "CardRegisteredTwice": (
+            "on nodes: they register the same GPU, as when a machine has joined again under another name; delete the "
+            "Node that is gone"
+        ),
         "AllocationModeConflict": (
             "on a node: the device plugin does not start, since pods have GPUs in the other allocation mode "
             "or claims of the other allocator. Revert `hami.io/allocation-mode`, `claimdevices` or `--claim-"

@@ -34,6 +34,8 @@ DISRUPTION_TARGET, PREEMPTED = "DisruptionTarget", "PreemptionByScheduler"
 REJECTED = "UnexpectedAdmissionError"
 """The reason of a pod that its kubelet has rejected for good, such as for a device plugin that was not there yet."""
 _DISRUPTION = DISRUPTION_TARGET.encode()
+# Kubernetes 1.37, pkg/kubelet/cm/devicemanager/manager.go: the message of a container that waits
+_FORGOTTEN = b"no devices found allocated in local cache"
 _PREEMPTED_BY = re.compile(
     r"Preempted by pod (?P<preemptor>\S+) on node \S+?"
     r"(: (?P<count>[0-9]{1,6}) pods are evicted together, the last of them is pod (?P<last>\S+))?"
@@ -248,6 +250,7 @@ def _pod(wire: _Pod, size: int = 0) -> Pod:
         failure=_failure(status),
         init_done=_init_done(containers, status.init_container_statuses),
         admitted=bool(status.start_time),
+        devices_forgotten=_FORGOTTEN in bytes(status.container_statuses),
         deleting=bool(meta.deletion_timestamp),
         created=meta.creation_timestamp or "",
         priority=spec.priority,

@@ -382,6 +382,14 @@ def _allocation(cluster: InspectedCluster, pod: Pod, own: Container[str]) -> Ite
             f"it carries devices of {', '.join(extra)}, which its specification does not request",
             "nothing: they are not counted; see who writes annotations",
         )
+    if pod.devices_forgotten:
+        yield Finding(
+            "DevicesForgotten",
+            f"pod {pod.ref}",
+            f"a container of it cannot start: the kubelet of node {pod.node_name} has lost its checkpoint and no "
+            "longer knows its devices",
+            "delete the pod",
+        )
     if record.allocating and _age(cluster, bound_at(pod)) > LOCK_TIMEOUT_S:
         yield Finding(
             "StuckAllocation",

@@ -206,8 +206,8 @@ POD_FIELDS: Fields = {
     "claim_problem": Kind.PROBLEM,
     "controller": Name("controller"),
     **dict.fromkeys(
-        "resource_version phase init_done admitted deleting created priority soft_constraints preempts "
-        "preempted is_node_agent grace_s started deletion deletion_grace_s requests overhead size".split(),
+        "resource_version phase init_done admitted devices_forgotten deleting created priority soft_constraints "
+        "preempts preempted is_node_agent grace_s started deletion deletion_grace_s requests overhead size".split(),
         Kind.KEPT,
     ),
 }

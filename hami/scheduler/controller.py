@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 
 from hami.codec.keys import ASSIGNED_NODE, ROOM
+from hami.codec.node_template import VENDOR as NVIDIA
 from hami.codec.states import render_request
 from hami.codec.times import render_micro_time
 from hami.errors import ClusterError, Conflict, HamiError, NotFound
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
-from hami.model import Pod, PodRef
+from hami.model import Device, Pod, PodRef
 from hami.runtime.once import OncePerKey
 from hami.runtime.tasks import Task
 from hami.scheduler.leadership import Leadership
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0  # between rounds
 LABEL_EVERY = 15  # rounds between looks at the scheduler's own pods
+TWINS_EVERY = 15  # rounds between looks at all devices
 HANDSHAKES_PER_ROUND = 100  # so that a fresh cluster does not delay placing
 READS_PER_ROUND = 100  # of pods that the watch has not shown
 REPORTED_LIMIT = 10_000  # warnings that are remembered as reported
@@ -230,6 +233,12 @@ class Controller(Task):
                 "InventoryUnreadable",
                 f"the devices of {vendor} on this node cannot be read: {problem}",
             )
+        if self._round % TWINS_EVERY:
+            return
+        for uuid, names in _registered_twice(self._store.nodes.registered()):
+            for name in names:
+                text = f"{uuid} is registered by the nodes {', '.join(names)}: delete the Node that is gone"
+                self._warn(name, "CardRegisteredTwice", text)
 
     def _label_replicas(self) -> None:
         """Labels this replica's pod as the leader and the other pods of its release as followers, for Services."""
@@ -251,6 +260,21 @@ class Controller(Task):
                 extra={"about": about, "reason": reason, "detail": message},
             )
             self._events.record(about, "Warning", reason, message)
+
+
+def _registered_twice(
+    nodes: Iterable[tuple[str, object, Iterable[Device]]],
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields GPUs that several nodes register, with these: a machine has joined again under another name, and the Node
+    of the earlier one is left. The UUIDs of other vendors may not be unique."""
+    of_gpus: dict[str, set[str]] = defaultdict(set)
+    for name, _, devices in nodes:
+        for device in devices:
+            if device.vendor == NVIDIA:
+                of_gpus[device.uuid].add(name)
+    for uuid, names in of_gpus.items():
+        if len(names) > 1:
+            yield uuid, sorted(names)
 
 
 def _is_of_another_scheduler(record: PodRecord, store: Store) -> bool:

@@ -556,9 +556,14 @@ def test_what_kube_scheduler_shows_of_a_pod(wire, fields):
     } == {"priority": 0, "nominated_node": "", "group": "", "scheduling_failure": ""} | fields
 
 
+FORGOTTEN = {
+    "reason": "CreateContainerConfigError",
+    "message": "no devices found allocated in local cache for pod u, container c",
+}
 TARGET = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
 PREEMPTION = {
     "preempts": True,
+    "devices_forgotten": False,
     "preempted": False,
     "controller": "",
     "is_node_agent": False,
@@ -622,6 +627,11 @@ def test_the_condition_of_another_program_says_nothing(message):
         "started",
         {"status": {"startTime": "2026-08-21T10:00:00Z"}},
         {"started": "2026-08-21T10:00:00Z"},
+    ),
+    (
+        "its kubelet has lost its checkpoint",
+        {"status": {"containerStatuses": [{"name": "c", "state": {"waiting": FORGOTTEN}}]}},
+        {"devices_forgotten": True},
     ),
     ("preempted", {"status": {"conditions": [TARGET]}}, {"preempted": True}),
     ("not preempted any more", {"status": {"conditions": [TARGET | {"status": "False"}]}}, {}),

@@ -70,6 +70,13 @@ def test_a_machine_that_has_joined_under_another_name_is_a_finding():
     ]
 
 
+def test_a_pod_whose_devices_the_kubelet_has_forgotten_is_a_finding():
+    pod = replace(held("p", "n", ("a", 1, 1)), devices_forgotten=True)
+    (finding,) = audit(InspectedCluster(record([node("n", GPU)], [pod])))
+    assert (finding.rule, finding.subject) == ("DevicesForgotten", "pod default/p")
+    assert finding.remedy == "delete the pod"
+
+
 APPLIED = '{{"sizes": "{}"}}'
 
 

@@ -127,6 +127,16 @@ def test_an_unreadable_inventory_is_reported_once():
     assert "garbage" in made.events[0][1]
 
 
+def test_a_machine_that_joins_again_under_another_name_is_reported_once_on_both_nodes():
+    made = world(nodes=[node("old", gpu("GPU-0")), node("new", gpu("GPU-0"), gpu("GPU-1"))])
+    for _ in range(40):
+        made.controller.step()
+    assert made.events.reasons() == ["CardRegisteredTwice"] * 2
+    assert made.events.subjects == ["new", "old"]
+    text = "GPU-0 is registered by the nodes new, old: delete the Node that is gone"
+    assert made.events[0][1] == text
+
+
 def test_a_node_with_more_devices_than_a_node_can_have_is_reported_once():
     made = world(nodes=[node("n1", *(gpu(f"GPU-{number}") for number in range(257)))])
     for _ in range(3):
