@@ -23,10 +23,14 @@ ALL = "all"
 _FILE = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _SOCKET = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
 _STAGE = "createContainer"
+COMPAT_HOOK = "enable-cuda-compat"
+"""Makes programs use a CUDA compatibility library of their image that is newer than the driver's."""
 _ALIASES = {  # links that programs expect but drivers do not install: library → target, name of the link
     "libcuda.so": ("libcuda.so.1", "libcuda.so"),
     "libnvidia-opticalflow.so": ("libnvidia-opticalflow.so.1", "libnvidia-opticalflow.so"),
     "libGLX_nvidia.so": ("", "libGLX_indirect.so.0"),  # to the library itself
+    "libnvidia-vulkan-producer.so": ("", "libnvidia-vulkan-producer.so"),
+    "libnvidia-allocator.so": ("../libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so"),
 }
 
 Document = dict[str, Any]
@@ -53,8 +57,9 @@ class Extra:
 class DriverFiles:
     """The files of the driver on the host.
 
-    *links*: target and path of symbolic links beside the *libraries*. *programs*: includes firmware. *sockets*: of
-    running daemons. *nodes*: control nodes. *channels*: IMEX channels.
+    *links*: target and path of symbolic links beside the *libraries*. *programs*: includes firmware and settings.
+    *sockets*: of running daemons. *nodes*: control nodes. *channels*: IMEX channels. *has_compat_hook*: the program
+    that runs as CDI hook has `COMPAT_HOOK`.
     """
 
     version: str
@@ -65,6 +70,7 @@ class DriverFiles:
     nodes: tuple[str, ...] = ()
     extras: Mapping[str, Extra] = field(default_factory=dict, hash=False)
     channels: tuple[int, ...] = ()
+    has_compat_hook: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +87,8 @@ def gpu_document(
 ) -> Document | None:
     """Returns the specification of the cards and MIG instances; ``None`` without devices, as CDI requires one.
 
-    *devices*: the device nodes of each device, by name. Uses only hooks that every toolkit with CDI has: an unknown
-    hook would prevent all containers from starting. Graphics (DRM nodes, settings of Vulkan and EGL) is not included.
+    *devices*: the device nodes of each device, by name. Uses only hooks that the program has: an unknown hook would
+    prevent all containers from starting. Files of the X server are not included.
     """
     if not devices:
         return None
@@ -152,11 +158,16 @@ def _mount(roots: Roots, file: DriverFile, options: Sequence[str]) -> Document:
 
 
 def _hooks(program: str, driver: DriverFiles) -> list[Document]:
-    """Returns the hooks that create the links beside the libraries, then update the linker's cache."""
+    """Returns the hooks that create the links beside the libraries, enable compatibility libraries, then update the
+    linker's cache."""
     links = dict.fromkeys((*driver.links, *_aliases(driver.libraries)))
     folders = dict.fromkeys(str(PurePosixPath(library.path).parent) for library in driver.libraries)
+    versions = []
+    if driver.has_compat_hook:
+        versions.append(driver.version)
     hooks = [
         _hook(program, "create-symlinks", "--link", [f"{to}::{path}" for to, path in links]),
+        _hook(program, COMPAT_HOOK, "--host-driver-version", versions),
         _hook(program, "update-ldcache", "--folder", folders),
     ]
     return [hook for hook in hooks if hook is not None]

@@ -25,7 +25,14 @@ from hami.node.cdi import (
     extra_document,
     gpu_document,
 )
-from hami.node.driver import MIG_MINORS, driver_files, instance_nodes, read_mig_minors
+from hami.node.driver import (
+    MIG_MINORS,
+    dev_root,
+    driver_files,
+    drm_nodes,
+    instance_nodes,
+    read_mig_minors,
+)
 from hami.node.host import host_errors
 from hami.runtime.files import write_atomically
 
@@ -62,14 +69,17 @@ class CdiSpecs(NoCdiSpecs):
         wanted: Iterable[str],
         *,
         minors: Path = MIG_MINORS,
+        kernel: Path = Path("/"),
     ) -> None:
         """*folder*: where runtimes look for specifications. *driver_root*: the driver's root as this process sees it.
-        *roots*: as the host sees them. *wanted*: classes besides the cards. *minors*: see `MIG_MINORS`."""
+        *roots*: as the host sees them. *wanted*: classes besides the cards. *minors*: see `MIG_MINORS`. *kernel*: see
+        `drm_nodes`."""
         self._folder = folder
         self._driver_root = driver_root
         self._roots = roots
         self._wanted = frozenset(wanted)
         self._minors = minors
+        self._kernel = kernel
         self._lock = threading.Lock()  # guards what follows; held while files are read and written
         self._driver: DriverFiles | None = None
         self._cards: tuple[Card, ...] = ()
@@ -119,7 +129,7 @@ class CdiSpecs(NoCdiSpecs):
         return edits
 
     def _write_extras(self) -> None:
-        driver = driver_files(self._driver_root)
+        driver = driver_files(self._driver_root, self._roots.hook)
         documents = {
             name: extra_document(self._roots, driver, name) if name in self._wanted else None
             for name in CLASSES
@@ -141,9 +151,11 @@ class CdiSpecs(NoCdiSpecs):
             raise HostError(f"{self._driver_root}: the driver's files have not been looked up yet")
         devices: dict[str, Sequence[str]] = {}
         cards = {card.uuid: card for card in self._cards}
+        drm = drm_nodes(dev_root(self._driver_root), self._kernel)
         for card in self._cards:
             if not card.mig:  # a card in MIG mode cannot be used as a whole
-                devices |= dict.fromkeys((card.uuid, str(card.index)), (card.node,))
+                nodes = card.node, *drm.get(card.uuid, ())
+                devices |= dict.fromkeys((card.uuid, str(card.index)), nodes)
         minors = read_mig_minors(self._minors) if self._instances else {}
         for instance in self._instances:
             if instance.uuid and (parent := cards.get(instance.gpu)) is not None:

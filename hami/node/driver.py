@@ -2,21 +2,26 @@
 
 Links are resolved relative to that root, which the kernel would not do. Returned paths are relative to it and begin
 with ``/``.
-Source: NVIDIA container toolkit 1.18, internal/lookup, internal/discover, pkg/nvcdi.
+Source: NVIDIA container toolkit 1.18, internal/lookup, internal/discover, internal/info, pkg/nvcdi.
 """
 
 from __future__ import annotations
 
+import functools
+import mmap
 import os
+import platform
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from hami.devices.nvml_library import LIBRARY_FOLDERS
 from hami.errors import HostError
-from hami.node.cdi import DriverFile, DriverFiles, Extra
+from hami.node.cdi import COMPAT_HOOK, DriverFile, DriverFiles, Extra
 from hami.node.grant import CONTROL_NODES
+from hami.runtime.files import FileVersion, file_version
 
 WSL_NODE = "/dev/dxg"
 """The device node of all cards under WSL."""
@@ -37,6 +42,33 @@ _PROGRAMS = (
     "nvidia-imex",
     "nvidia-imex-ctl",
 )
+_PLATFORMS = (  # of EGL; with versions of their own
+    "libnvidia-egl-gbm.so.*.*",
+    "libnvidia-egl-wayland.so.*.*",
+    "libnvidia-egl-wayland2.so.*.*",
+    "libnvidia-egl-xcb.so.*.*",
+    "libnvidia-egl-xlib.so.*.*",
+)
+_SETTINGS_FOLDERS = ("etc", "usr/local/share", "usr/share")
+_SETTINGS = {  # where containers expect them → names below the folders of the host
+    "usr/share": (
+        "glvnd/egl_vendor.d/10_nvidia.json",
+        "egl/egl_external_platform.d/15_nvidia_gbm.json",
+        "egl/egl_external_platform.d/10_nvidia_wayland.json",
+        "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+        "egl/egl_external_platform.d/20_nvidia_xcb.json",
+        "egl/egl_external_platform.d/20_nvidia_xlib.json",
+        "nvidia/nvoptix.bin",
+    ),
+    "etc": (
+        "OpenCL/vendors/nvidia.icd",
+        "vulkan/icd.d/nvidia_icd.json",
+        f"vulkan/icd.d/nvidia_icd.{platform.machine()}.json",
+        "vulkan/icd.d/nvidia_layers.json",
+        "vulkan/implicit_layer.d/nvidia_layers.json",
+    ),
+}
+_GPU_UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
 _FIRMWARE_FOLDERS = ("lib/firmware/updates", "lib/firmware")
 _SOCKETS = ("run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket", "tmp/nvidia-mps")
 _EXTRA_NODES = {
@@ -50,8 +82,11 @@ _MINOR = re.compile(r"(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)")
 _MAX_LINKS = 40  # the limit of the kernel
 
 
-def driver_files(root: Path) -> DriverFiles:
-    """Returns the files of the driver below *root*. Raises: HostError if there is no driver."""
+def driver_files(root: Path, hook: str = "") -> DriverFiles:
+    """Returns the files of the driver below *root*. *hook*: the program that runs as CDI hook.
+
+    Raises: HostError if there is no driver.
+    """
     folders = _library_folders(root)
     version = _version(root, folders)
     libraries: list[str] = []
@@ -60,6 +95,7 @@ def driver_files(root: Path) -> DriverFiles:
             for subfolder in _LIBRARY_SUBFOLDERS:
                 path = str(PurePosixPath(folder, subfolder))
                 libraries += _glob(root, path, f"*.so.{version}", _UNVERSIONED)
+            libraries += _glob(root, folder, *_PLATFORMS)
     devices = Path(dev_root(root), "dev")
     programs = [*_first(root, _PROGRAM_FOLDERS, _PROGRAMS)]
     programs += _first(root, _FIRMWARE_FOLDERS, _firmware(root, version))
@@ -67,7 +103,8 @@ def driver_files(root: Path) -> DriverFiles:
         version=version,
         libraries=tuple(DriverFile(path, path) for path in dict.fromkeys(libraries)),
         links=tuple(_links(root, libraries)),
-        programs=tuple(programs),
+        programs=(*programs, *_settings(root)),
+        has_compat_hook=_has_hook(root, hook, COMPAT_HOOK),
         sockets=_existing(root, _SOCKETS),
         nodes=tuple(node for node in CONTROL_NODES if Path(f"{devices.parent}{node}").exists()),
         extras={name: _extra(root, devices, name) for name in _EXTRA_NODES},
@@ -83,6 +120,53 @@ def _library_folders(root: Path) -> list[str]:
             if folder is not None:
                 folders[folder] = None
     return list(folders)
+
+
+def _settings(root: Path) -> Iterator[DriverFile]:
+    """Yields the settings of EGL, OptiX, OpenCL and Vulkan. GKE has those of Vulkan in the root itself."""
+    for target, names in _SETTINGS.items():
+        for name in names:
+            folders = list(_SETTINGS_FOLDERS)
+            if name.startswith("vulkan/"):
+                folders.append(".")
+            for file in _first(root, folders, [name]):
+                yield DriverFile(f"/{target}/{name}", file.real)
+
+
+def _has_hook(root: Path, program: str, hook: str) -> bool:
+    """Reports whether *program* has the CDI hook. Versions that lack it end with an error, so that no container would
+    start; a program that is not below *root* counts as one of these."""
+    real = follow(root, program) if program else None
+    if real is None:
+        return False
+    path = Path(f"{root}{real}")
+    return _contains(path, file_version(path), hook)
+
+
+@functools.lru_cache(maxsize=1)
+def _contains(path: Path, version: FileVersion | None, text: str) -> bool:
+    """Reports whether a program contains *text*. *version*: of its file."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return data.find(text.encode()) >= 0
+    except (OSError, ValueError):  # ValueError: it is empty
+        return False
+
+
+def drm_nodes(devices: Path, kernel: Path = Path("/")) -> Mapping[str, tuple[str, ...]]:
+    """Returns the nodes of the Direct Rendering Manager of each card, by UUID. *devices*: the root of device nodes.
+    *kernel*: the root of ``/proc`` and ``/sys``."""
+    nodes: dict[str, tuple[str, ...]] = {}
+    for path in sorted((kernel / "proc/driver/nvidia/gpus").glob("*/information")):
+        match = None
+        with suppress(OSError):
+            match = _GPU_UUID.search(path.read_text(errors="replace"))
+        if match is None:
+            continue
+        found = (kernel / "sys/bus/pci/devices" / path.parent.name / "drm").glob("*")
+        names = [f"/dev/dri/{each.name}" for each in sorted(found)]
+        nodes[match[1]] = tuple([name for name in names if Path(f"{devices}{name}").exists()])
+    return nodes
 
 
 def _extra(root: Path, devices: Path, name: str) -> Extra:

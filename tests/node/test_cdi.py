@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 from dataclasses import dataclass
 
@@ -208,6 +209,11 @@ def test_hooks_create_links_and_the_linker_s_cache(hook, words):
     "library, alias",
     ("libGLX_nvidia.so.570.1", "libGLX_nvidia.so.570.1::/l/libGLX_indirect.so.0"),
     ("libnvidia-opticalflow.so.570.1", "libnvidia-opticalflow.so.1::/l/libnvidia-opticalflow.so"),
+    ("libnvidia-allocator.so.570.1", "../libnvidia-allocator.so.1::/l/gbm/nvidia-drm_gbm.so"),
+    (
+        "libnvidia-vulkan-producer.so.570.1",
+        "libnvidia-vulkan-producer.so.570.1::/l/libnvidia-vulkan-producer.so",
+    ),
 )
 def test_missing_links_that_programs_expect_are_created(library, alias):
     document = gpu(
@@ -364,6 +370,56 @@ def test_programs_firmware_sockets_and_nodes(host, root):
     assert found.channels == (0,)
 
 
+def test_settings_of_egl_optix_and_vulkan_are_where_containers_look_for_them(host, root):
+    """Missing ones are left out; of two, the first folder counts."""
+    machine = f"nvidia_icd.{platform.machine()}.json"
+    host(
+        CUDA,
+        "/usr/local/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+        "/usr/share/nvidia/nvoptix.bin",
+        f"/usr/share/vulkan/icd.d/{machine}",
+        "/vulkan/icd.d/nvidia_icd.json",
+        "/usr/share/X11/xorg.conf.d/10-nvidia.conf",
+    )
+    assert [(one.path, one.real) for one in driver_files(root).programs] == [
+        (
+            "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+            "/usr/local/share/glvnd/egl_vendor.d/10_nvidia.json",
+        ),
+        ("/usr/share/nvidia/nvoptix.bin", "/usr/share/nvidia/nvoptix.bin"),
+        ("/etc/vulkan/icd.d/nvidia_icd.json", "/vulkan/icd.d/nvidia_icd.json"),
+        (f"/etc/vulkan/icd.d/{machine}", f"/usr/share/vulkan/icd.d/{machine}"),
+    ]
+
+
+def test_platform_libraries_of_egl_have_versions_of_their_own(host, root):
+    host(CUDA, f"{LIB}/libnvidia-egl-gbm.so.1.1.2", f"{LIB}/libnvidia-egl-other.so.1.1.2")
+    link(root, f"{LIB}/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.2")
+    found = driver_files(root)
+    assert [one.path for one in found.libraries] == [CUDA, f"{LIB}/libnvidia-egl-gbm.so.1.1.2"]
+    assert ("libnvidia-egl-gbm.so.1.1.2", f"{LIB}/libnvidia-egl-gbm.so.1") in found.links
+
+
+@cases(
+    "program, text, has_hook",
+    ("has it", "/usr/bin/nvidia-ctk", "update-ldcache enable-cuda-compat chmod", True),
+    ("is older", "/usr/bin/nvidia-ctk", "update-ldcache chmod", False),
+    ("is empty", "/usr/bin/nvidia-ctk", "", False),
+    ("is elsewhere", "/opt/nvidia-ctk", "enable-cuda-compat", False),
+)
+def test_the_compatibility_hook_is_used_if_the_program_has_it(host, root, program, text, has_hook):
+    host(CUDA, program)
+    (root / program.lstrip("/")).write_text(text)
+    driver = driver_files(root, "/usr/bin/nvidia-ctk")
+    hooks = gpu(driver)["containerEdits"]["hooks"]
+    names = [hook["args"][2] for hook in hooks]
+    assert ("enable-cuda-compat" in names) == has_hook
+    if has_hook:
+        assert names[-2:] == ["enable-cuda-compat", "update-ldcache"]
+        assert hooks[-2]["args"][3:] == ["--host-driver-version", VERSION]
+
+
 @cases("files", ("nothing", ()), ("no driver", ("/usr/lib64/libc.so.6",)))
 def test_a_host_without_a_driver_is_an_error(host, files):
     root = host(*files)
@@ -446,6 +502,26 @@ def test_the_file_follows_the_cards(specify, tmp_path):
     assert names(tmp_path) == ["GPU-a", "0", "GPU-b", "1", "all"]
     made.update_cards([])
     assert list((tmp_path / "cdi").iterdir()) == []
+
+
+def test_a_card_has_its_nodes_for_graphics(host, tmp_path):
+    """Those of another card, and those that do not exist, are left out; so are all where the kernel names none."""
+    for bus, uuid, names in (
+        ("0000:65:00.0", "GPU-a", ("card1", "renderD128", "renderD129")),
+        ("0000:66:00.0", "GPU-b", ("card2",)),
+    ):
+        about = tmp_path / "kernel/proc/driver/nvidia/gpus" / bus
+        about.mkdir(parents=True)
+        (about / "information").write_text(f"Model: \t\t A100\nGPU UUID: \t {uuid}\n")
+        for name in names:
+            (tmp_path / "kernel/sys/bus/pci/devices" / bus / "drm" / name).mkdir(parents=True)
+    (tmp_path / "kernel/proc/driver/nvidia/gpus/0000:67:00.0").mkdir()
+    root = host(CUDA, "/dev/dri/card1", "/dev/dri/renderD128", "/dev/dri/card2")
+    made = CdiSpecs(tmp_path / "cdi", root, Roots(), (), kernel=tmp_path / "kernel")
+    made.update_cards([CARD])
+    own, _ = made.edits([f"{KIND}/gpu=GPU-a"])
+    nodes = [node["path"] for node in own["deviceNodes"]]
+    assert nodes == ["/dev/nvidia3", "/dev/dri/card1", "/dev/dri/renderD128"]
 
 
 def test_an_unchanged_file_is_not_written(specify, tmp_path):
