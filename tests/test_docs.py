@@ -168,6 +168,21 @@ FLAGS = set().union(*map(flags_of, main.all().values()), {"--version"})
 FLAGS |= {text for text in WALL if re.fullmatch("--[a-z-]+", text)}
 
 
+def failures(page):
+    """The first cells of the rows of a page's tables of failures, and the others."""
+    text = read(ROOT / "docs" / page).partition("## Health checks")[0]
+    cells = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:2] == "| "]
+    heads = ("failure", "cause", "attack", "statement")
+    return {first: rest for first, *rest in cells if first not in heads}
+
+
+def test_each_failure_has_its_tests():
+    """That named tests exist is tested above."""
+    tested = failures("tested-failures.md")
+    assert failures("failures.md").keys() - tested.keys() == set()
+    assert [text for (text, *_) in tested.values() if not re.search("`test_|untested", text)] == []
+
+
 @of_each
 def test_flags_of_our_commands_exist(path):
     calls = [
