@@ -112,6 +112,20 @@ FIRES = [
         'node="n",uuid="a"',
     ),
     Case(
+        "HamiDeviceUnhealthy",
+        "10m",
+        {'hami_device_healthy{node="n",uuid="a"}': "0x20"},
+        'node="n",uuid="a"',
+    ),
+    Case(
+        "HamiPodsWaiting",
+        "20m",
+        {
+            'hami_waiting_pods_oldest_seconds{reason="CardInsufficientMemory",priority_class=""}': "1801x40"
+        },
+        'reason="CardInsufficientMemory",priority_class=""',
+    ),
+    Case(
         "HamiInventoryUnreadable",
         "10m",
         {'hami_scheduler_unreadable_inventory{node="n",vendor="NVIDIA"}': "1x20"},

@@ -106,6 +106,7 @@ def scheduler_page() -> str:
             handshakes=lambda: 1,
             edits_refused=lambda: 1,
             certificate_expiry=lambda: 1.0,
+            waiting_pods=lambda: [pod(name="waits")],
         )
     )
     part = structs.replace(

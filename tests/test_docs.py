@@ -298,6 +298,7 @@ KUBERNETES = {
     "DaemonSet",
     "ValidatingAdmissionPolicy",
     "ScheduleAnyway",
+    "SchedulingGated",
     "ServiceAccountTokenPodNodeInfo",
     "DisruptionTarget",
     "PreemptionByScheduler",

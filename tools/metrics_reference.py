@@ -46,6 +46,8 @@ NOTES: Mapping[str, str] = MappingProxyType(
         "hami_scheduler_resizes_total": "*outcome*: `booked`, `applied`, `deferred`, `infeasible`, `failed` (writes)",
         "hami_usual_pod_room": "the ten most common ones: *count* devices, each with *cores* percent and *memory* MiB "
         "(or `%`), and *cpu*",
+        "hami_waiting_pods": "*reason*: one of the [reasons](events.md#reasons), `New` (not tried yet), "
+        "`SchedulingGated`, or `Other` (CPU, taints, volumes and so on); at most 20 priority classes, then `other`",
         "hami_vgpu_core_allocated_ratio": "*container_index* is always 0: the containers of a pod are summed",
         "hami_vgpu_memory_allocated_bytes": "*container_index* is always 0: the containers of a pod are summed",
         "hami_vgpu_region_info": "*limiter*: `libvgpu` (ours) or `hami`; *state*: `ok`, `absent`, `uninitialized`, "

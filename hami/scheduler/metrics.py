@@ -1,20 +1,23 @@
 """Metrics of the scheduler itself: durations of verbs, refusals, age of the cache, leadership.
 
 Events are counted by calls, which must be cheap. State is read when Prometheus scrapes. All names begin with
-``hami_scheduler_``, but for ``hami_remediations_total``, which belongs to the metrics of the devices' health.
+``hami_scheduler_``, but for those of waiting pods, and ``hami_remediations_total``, which belongs to the metrics of the
+devices' health.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sized
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sized
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from hami.model import Reason
+from hami.model import Pod, Reason
+from hami.scheduler.waiting_pods import waiting_gauges
 
 PREFIX = "hami_scheduler_"
 VERBS = ("webhook", "filter", "prioritize", "preempt", "bind")
@@ -59,7 +62,7 @@ class MetricSources(Collector):
     of requests written to nodes. *edits_refused*: number of edits that would have changed what bound pods hold.
     *foreign_reservations*: whether those of other schedulers count, as during an upgrade from HAMi.
     *certificate_expiry*: when the self-signed certificate expires (Unix seconds), None without one. *resizing*: number
-    of bound pods that wait for other sizes.
+    of bound pods that wait for other sizes. *waiting_pods*: those that request devices and are not bound.
     """
 
     reserved: Callable[[], int]
@@ -74,6 +77,7 @@ class MetricSources(Collector):
     foreign_reservations: bool = False
     certificate_expiry: Callable[[], float | None] = lambda: None
     resizing: Callable[[], int] = lambda: 0
+    waiting_pods: Callable[[], Collection[Pod]] = tuple
 
     def collect(self) -> Iterator[Metric]:
         """Yields the current gauges and counters."""
@@ -134,6 +138,7 @@ class MetricSources(Collector):
             "Bound pods whose new sizes have not been decided or do not fit yet",
             self.resizing(),
         )
+        yield from waiting_gauges(self.waiting_pods(), time.time())
         if (expiry := self.certificate_expiry()) is not None:
             yield _gauge(
                 "certificate_expiry_timestamp_seconds",

@@ -249,6 +249,7 @@ class SchedulerProgram:
             edits_refused=lambda: store.pods.edits_refused,
             foreign_reservations=self._settings.foreign_reservations,
             resizing=self._resizer.pending,
+            waiting_pods=store.pods.waiting,
             certificate_expiry=certificate.expiry if certificate else lambda: None,
         )
 
