@@ -253,6 +253,24 @@ QUIET = [
             'hami_device_recovery_action{node="n",uuid="c"}': "3x20",
         },
     ),
+    # the driver asks for a reset, of which HamiGpuNeedsReset tells
+    Case(
+        "HamiDeviceUnhealthy",
+        "10m",
+        {
+            'hami_device_healthy{node="n",uuid="a"}': "0x20",
+            'hami_device_recovery_action{node="n",uuid="a"}': "1x20",
+        },
+    ),
+    Case(
+        "HamiPodsWaiting",
+        "20m",
+        {
+            'hami_waiting_pods_oldest_seconds{reason="CardInsufficientMemory"}': "1800x40",
+            'hami_waiting_pods_oldest_seconds{reason="SchedulingGated"}': "9000x40",
+            'hami_waiting_pods_oldest_seconds{reason="Other"}': "9000x40",
+        },
+    ),
     Case(
         "HamiInventoryUnreadable",
         "10m",
