@@ -18,6 +18,7 @@ from testing.people import DEVICE_CONFIG, hami
 from testing.pods import container, job, pod
 from testing.processes import free_port
 
+BINPACK = {"hami.io/node-scheduler-policy": "binpack"}
 PLUGIN = f"""\
 #!{sys.executable}
 from hami.cli.kubectl import kubectl_main
@@ -39,9 +40,15 @@ def ask(local, sandbox):
 
 @pytest.fixture
 def shared(sandbox):
-    """The sandbox with two nodes, of which pods hold parts, and a pod that waits."""
+    """The sandbox with two nodes, of which pods hold parts, and a pod that waits.
+
+    What the scheduler has learnt from the pods of other tests, which a snapshot lacks, decides nothing here.
+    """
     sandbox.add_gpu_nodes({"n0": gpus(2), "n1": gpus(1)})
-    sandbox.create(pod("a", gpu=1, gpumem=30_000, gpucores=40), pod("b", gpu=1, gpumem=60_000))
+    sandbox.create(
+        pod("a", annotations=BINPACK, gpu=1, gpumem=30_000, gpucores=40),
+        pod("b", annotations=BINPACK, gpu=1, gpumem=60_000),
+    )
     sandbox.started()
     sandbox.create(pod("large", gpu=1, gpumem=90_000))
     sandbox.event(

@@ -22,7 +22,8 @@ class NodeLoads:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._pods: dict[str, dict[str, NodeResources]] = {}  # by node, then by uid
+        self.pods: dict[str, dict[str, NodeResources]] = {}
+        """What each requests, by node and uid."""
         self._shared = functools.lru_cache(MAX_SHARED)(_same)  # equal ones are one object
 
     def set_allocatable(self, node: str, resources: NodeResources | None) -> None:
@@ -31,7 +32,7 @@ class NodeLoads:
         if resources is None:
             self._table.set_left(node, None)
             allocatable.pop(node, None)
-            self._pods.pop(node, None)
+            self.pods.pop(node, None)
             return
         earlier = allocatable.get(node)
         if earlier != resources:
@@ -53,7 +54,7 @@ class NodeLoads:
             self._set(node, _NOT_KNOWN, resources)
 
     def _set(self, node: str, uid: str, resources: NodeResources) -> None:
-        pods = self._pods.setdefault(node, {})
+        pods = self.pods.setdefault(node, {})
         earlier = pods.get(uid)
         if earlier != resources:
             pods[uid] = resources
@@ -65,13 +66,13 @@ class NodeLoads:
 
     def drop(self, node: str, uid: str) -> None:
         """Forgets a pod that was on *node*, if it was known: it has ended, or counts with the devices that it holds."""
-        earlier = self._pods.get(node, {}).pop(uid, None)
+        earlier = self.pods.get(node, {}).pop(uid, None)
         if earlier is not None:
             self._leave(node, earlier)
 
     def prune(self, seen: Collection[str]) -> None:
         """Forgets the pods that are not in a complete list."""
-        for node, pods in self._pods.items():
+        for node, pods in self.pods.items():
             gone = [uid for uid in pods if uid not in seen]
             for uid in gone:
                 self._leave(node, pods.pop(uid))

@@ -231,9 +231,9 @@ class PodRecords:
         uid = record.ref.uid
         booking = what_counts(record, self._promises.assumed(uid))
         if booking is not None and booking.charges:
-            if uid not in self._table.bookings.by_uid:
-                self.loads.drop(booking.node, uid)
             self._table.bookings.put(booking)
+            if uid in self.loads.pods.get(booking.node, ()):
+                self.loads.drop(booking.node, uid)
         else:
             self._table.bookings.pop(uid)
 
