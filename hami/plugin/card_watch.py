@@ -18,6 +18,7 @@ from hami.node.dynamic_mig import DynamicMig
 from hami.plugin.card_reader import CardReader
 from hami.plugin.health_reporter import HealthReporter
 from hami.plugin.holders import CardHolders
+from hami.plugin.known_cards import NO_ANSWER
 from hami.plugin.kubelet_servers import KubeletServers
 from hami.plugin.node import PluginNode
 from hami.plugin.static_mig import StaticMig
@@ -31,6 +32,8 @@ SILENT_S = 20.0
 """Seconds without an answer of the driver after which nobody knows the state of the cards."""
 SILENT = "silent"
 """The cause of an unknown state: a call of the driver does not end."""
+OPENED = "opened"
+"""The same: the driver has not answered since the start."""
 SILENCE_CHECK_S = 5.0
 MISSING_S = 30.0
 """Seconds between two looks for a driver that is missing."""
@@ -78,7 +81,7 @@ class CardWatch(Part):
         self._health = PeriodicTask("health", self._watch_health, math.inf)
         silence = PeriodicTask("silence", self.check_silence, SILENCE_CHECK_S)
         super().__init__(self._health, self.reader, silence)
-        if node.source is None:
+        if node.source is None or node.is_silent:
             self.tasks.append(PeriodicTask("driver", self._look_for_driver, MISSING_S))
         elif node.settings.mig_strategy != "none" and node.settings.operating_mode != MIG:
 
@@ -100,6 +103,8 @@ class CardWatch(Part):
     def prepare(self) -> None:
         """Looks at the cards' health, reads them, and switches their MIG mode if need be. Raises: HamiError."""
         restored = self._reporter.restore()
+        if self._node.is_silent:
+            self._report_unknown(OPENED, NO_ANSWER)
         if self._node.source is not None:
             self._node.source.look(self, restored)
         self.reader.read()
@@ -142,9 +147,7 @@ class CardWatch(Part):
     def _read_cards(self) -> Sequence[Card]:
         """Returns the cards. Writes their specifications, and serves their MIG instances, before they are offered."""
         self._node.check_files()
-        cards: Sequence[Card] = ()
-        if self._node.source is not None:
-            cards = self._library.noted(self._node.source.cards)
+        cards = self._node.read_cards(self._library)
         for listener in self._listeners:
             listener(cards)
         return cards

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from hami.devices.cards import CardSource
+from hami.devices.cards import Card, CardSource
 from hami.devices.config import PluginConfig
 from hami.devices.context_size import ContextSizes
 from hami.devices.inventory import DeviceInventory
 from hami.devices.mock import MockCards
 from hami.devices.nvml import NvmlCards
 from hami.devices.nvml_library import DriverLibrary
-from hami.devices.registration import VENDOR, is_filtered
+from hami.devices.registration import MIG, VENDOR, is_filtered
 from hami.errors import HamiError
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
@@ -30,6 +31,7 @@ from hami.node.host import Host, host_errors
 from hami.node.library import install_library
 from hami.node.pods import NodePods
 from hami.plugin.allocation_mode import CardAllocationModes, claimed_part
+from hami.plugin.known_cards import OPEN_S, DriverOpening, KnownCards, SilentDriver
 from hami.plugin.settings import CDI_ROOT, PluginSettings
 from hami.plugin.used_cards import cards_in_use
 from hami.runtime.files import check_writable
@@ -55,6 +57,9 @@ class PluginNode:
         self.cluster = cluster
         self.events = events
         self.source = source
+        self.is_silent = isinstance(source, SilentDriver)
+        """The driver does not answer, and the cards are those that it listed before."""
+        self._known_cards = known_cards(settings)
         self.node_pods = node_pods
         self.vendors = vendors(settings.devices)
         self.vendor = self.vendors[VENDOR]
@@ -99,6 +104,16 @@ class PluginNode:
             node_pods=self.node_pods,
             context_bytes=self._contexts.bytes_of,
         )
+
+    def read_cards(self, library: DriverLibrary) -> Sequence[Card]:
+        """Returns the cards of the node. Raises: HamiError."""
+        if self.source is None:
+            return ()
+        if self.is_silent:
+            return self.source.cards()
+        cards = library.noted(self.source.cards)
+        self._known_cards.save(cards)
+        return cards
 
     def watched_pods(self) -> Collection[Pod] | None:
         """Returns the pods of the node as a watch reports them; ``None`` if not all are known."""
@@ -151,6 +166,14 @@ class PluginNode:
             self._contexts.measure_missing(inventory.cards())
 
 
+def known_cards(settings: PluginSettings) -> KnownCards:
+    """Returns what keeps the cards that the driver lists; nothing does in modes with MIG, whose instances cannot be
+    known without the driver."""
+    if settings.mock_devices or settings.operating_mode == MIG or settings.mig_strategy != "none":
+        return KnownCards(None)
+    return KnownCards(Path(settings.hook_path) / "vgpu" / "cards.json")
+
+
 def card_source(
     settings: PluginSettings,
     library: DriverLibrary,
@@ -169,13 +192,17 @@ def card_source(
     def warn(reason: str, message: str) -> None:
         events.record(settings.node, "Warning", reason, message)
 
+    known = known_cards(settings).load()
     try:
-        nvml = library.open(settings.driver_root_in_container)
+        nvml = _open(settings, library, is_needed=not known)
     except HamiError as error:
         if settings.fail_on_init_error:
             raise
         log.warning("no cards on this node", extra={"reason": error})
         return None
+    if nvml is None:
+        log.warning("the driver does not answer", extra={"cards": [card.uuid for card in known]})
+        return SilentDriver(known)
     node = (
         shared_node(Path(settings.driver_root_in_container)) if settings.discovery == "auto" else ""
     )
@@ -188,6 +215,14 @@ def card_source(
         driver_root=settings.driver_root_in_container,
         warn=warn,
     )
+
+
+def _open(settings: PluginSettings, library: DriverLibrary, *, is_needed: bool) -> Any:
+    """Returns pynvml; ``None`` if the driver does not answer for a while, unless it *is_needed*. Raises: HamiError."""
+    root = settings.driver_root_in_container
+    if is_needed:
+        return library.open(root)
+    return DriverOpening(library, root).result(OPEN_S)
 
 
 def _cdi_specs(settings: PluginSettings) -> CdiSpecs:

@@ -26,6 +26,7 @@ from hami.errors import ClusterError, HamiError
 from hami.model import Node
 from hami.node.checkpoint import CHECKPOINT
 from hami.plugin import api_pb2 as api
+from hami.plugin.known_cards import NO_ANSWER
 from hami.plugin.program import DevicePluginProgram, serve
 from hami.plugin.settings import read_plugin_settings
 from hami.plugin.static_mig import InstanceResource
@@ -839,6 +840,31 @@ def serving(settings, cluster, nvml, monkeypatch):
     signals.put(signal.SIGTERM)
     for thread in threads:
         thread.join(60)
+
+
+def test_a_plugin_that_is_restarted_while_the_driver_hangs_knows_its_cards_and_offers_none(
+    driven, serving, nvml, kubelet, cluster, monkeypatch
+):
+    """The kubelet asks it for containers that start again, and lists nothing as healthy until the driver answers."""
+    program = driven()
+    kubelet.registered.get(timeout=20)
+    program.stop(last=False)
+    monkeypatch.setattr("hami.plugin.node.OPEN_S", 0.1)
+    goes_on, init = threading.Event(), nvml.nvmlInit
+    monkeypatch.setattr(nvml, "nvmlInit", lambda: goes_on.wait(60) and init())
+    serving()
+    try:
+        kubelet.registered.get(timeout=20)
+        kubelet.listen()
+        offered = kubelet.next_list()
+        eventually(lambda: registered_health(cluster) == [False, False], "the node says so")
+    finally:
+        goes_on.set()
+    assert len(offered) == 4
+    assert set(offered.values()) == {"Unhealthy"}
+    eventually(lambda: registered_health(cluster) == [True, True], "the driver answers")
+    (event,) = [each for each in cluster.events.values() if each["reason"] == "DevicesUnknown"]
+    assert event["message"] == NO_ANSWER
 
 
 def test_a_process_that_has_lost_the_driver_for_good_ends(

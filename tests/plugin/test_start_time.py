@@ -630,6 +630,18 @@ def test_a_pod_whose_card_is_gone_is_told_after_some_refusals(tmp_path):
     assert "delete the pod" in reason
 
 
+def test_a_container_starts_again_while_nobody_knows_the_state_of_the_cards(tmp_path):
+    """As while the driver hangs; one that starts for the first time waits."""
+    one = StartStage(tmp_path, ONE)
+    name = one.admit("c", *ids(A))
+    one.inventory.report_unknown("opened", "the driver has not answered")
+    with pytest.raises(Rejected, match="the driver has not answered"):
+        one.allocator.pre_start(ids(A))
+    one.cluster.put_pod(replace(ONE, phase="Running"))
+    one.allocator.pre_start(ids(A))
+    assert one.edits(name)["deviceNodes"]
+
+
 def test_a_specification_lists_the_device_nodes_of_its_cards_alone(tmp_path):
     """What NVIDIA's hook adds, the runtime does not know: a reload of systemd would take it away."""
     one = StartStage(tmp_path, PAIR)
