@@ -1,4 +1,5 @@
-"""A demonstration of containers on a real kubelet: each prints its device and its limits, and is stopped there.
+"""A demonstration of containers on a real kubelet: each prints its device and its limits, and is stopped there; one is
+resized, and a GPU falls ill and comes back.
 
 ``python -m e2e.demo --real-node``. The GPUs and their driver are fake; webhook, schedulers, kubelet, device plugin,
 containerd, containers and the limiter in them are real.
@@ -18,7 +19,8 @@ from rich.text import Text
 from testing import audit, interrupts
 from testing.allocating import AllocatingContainer
 from testing.cluster import LocalCluster
-from testing.device_plugin import RESOURCE, DevicePlugin
+from testing.device_health import condition, health_of
+from testing.device_plugin import RESOURCE, SLOTS, DevicePlugin
 from testing.eventually import eventually
 from testing.fake_gpu import CARDS, FakeGpus, client, client_pod
 from testing.farewell import say_farewell
@@ -80,6 +82,7 @@ def run(console: Console, *, keep: bool) -> int:
             steps.stop()
             show(console, node, sandbox, gpus)
             show_resizes(console, sandbox, gpus)
+            show_fault(console, node, sandbox, plugin)
             violations = audit.audit(cluster.kube)
             for violation in violations:
                 console.print(f"[red]the auditor found: {violation}")
@@ -143,6 +146,39 @@ def show_resizes(console: Console, sandbox: Sandbox, gpus: FakeGpus) -> None:
     restarts = container.status["restartCount"]
     console.print(table)
     console.print(f"The container has run all the time: {restarts} restarts.")
+
+
+def show_fault(console: Console, node: RealNode, sandbox: Sandbox, plugin: DevicePlugin) -> None:
+    """Makes a GPU unhealthy, then healthy again, and prints what node and pods say before, meanwhile and after."""
+    table = Table(
+        "step",
+        f"{RESOURCE} offered",
+        "condition HamiGpuHealthy of the node",
+        "status of the pods",
+        title="a GPU becomes unhealthy, and healthy again",
+    )
+
+    def add(step: str, status: str, offered: int) -> None:
+        node.wait_node(lambda item: condition(item)[0] == status, what=f"says {status}")
+        plugin.wait_offered(offered)
+        eventually(lambda: has_unhealthy() == (status == "False"), "the pods say so")
+        pods = [f"{name}: {', '.join(health_of(sandbox.pod(name)))}" for name in PODS]
+        table.add_row(step, str(offered), ": ".join(condition(node.node())), "\n".join(pods))
+
+    def has_unhealthy() -> bool:
+        return any("Unhealthy" in health_of(sandbox.pod(name)) for name in PODS)
+
+    card = CARDS[0].uuid
+    add("before", "True", 2 * SLOTS)
+    plugin.set_health(card, "the driver asks: reset the GPU")
+    add(f"{card} falls ill", "False", SLOTS)
+    message = sandbox.event("training", "GpuUnhealthy", card)
+    plugin.set_health(card, True)
+    add("it comes back", "True", 2 * SLOTS)
+    console.print(table)
+    console.print(
+        f"Events of training: {message}; {sandbox.event('training', 'GpuHealthy', card)}."
+    )
 
 
 def output_table() -> Table:

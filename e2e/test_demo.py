@@ -223,4 +223,5 @@ def test_the_commands_of_a_real_node_can_be_copied(demos, folder, tmp_path):
     shown = pasted(commands, tmp_path)
     assert "notebook" in shown
     assert "nvidia.com/gpu" in shown
+    assert "is healthy again" in demo.text
     assert demo.end(signal.SIGINT) == 0

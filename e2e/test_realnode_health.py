@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from testing.device_health import condition, health_of, told
 from testing.device_plugin import HOOK, RESOURCE, SLOTS, DevicePlugin, cards
 from testing.driver_root import DriverRoot, compile_nvml
 from testing.placing import Part, place
@@ -21,7 +21,6 @@ from testing.shown import shower
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400)]
 Object = dict[str, Any]
 VERSION = "570.1"
-HEALTH = "hami.io/device-health"
 FIRST, SECOND = cards(2)
 RESET = "the driver asks: reset the GPU"
 
@@ -60,15 +59,6 @@ def plugin(real: RealNode, driver: DriverRoot) -> Iterator[DevicePlugin]:
         made.close()
 
 
-def health_of(item: Object) -> list[str]:
-    """Returns the health of a pod's devices, as its status has it."""
-    found = []
-    for status in item["status"].get("containerStatuses", ()):
-        for resource in status.get("allocatedResourcesStatus", ()):
-            found += [each.get("health", "") for each in resource["resources"]]
-    return found
-
-
 def wait_health(sandbox: Sandbox, **expected: str) -> None:
     """Waits until the status of each pod says this, and nothing else, of its devices."""
 
@@ -76,20 +66,6 @@ def wait_health(sandbox: Sandbox, **expected: str) -> None:
         return all(health_of(pods[name]) == [health] for name, health in expected.items())
 
     sandbox.kube.wait("Pod", is_so, sandbox.namespace, what=f"the pods say {expected}", timeout=60)
-
-
-def condition(node: Object) -> tuple[str, str]:
-    """Returns status and message of the node's condition."""
-    for each in node["status"]["conditions"]:
-        if each["type"] == "HamiGpuHealthy":
-            return each["status"], each["message"]
-    return "", ""
-
-
-def told(node: Object) -> dict[str, Object]:
-    """Returns the unhealthy devices of a node."""
-    text: str = (node["metadata"].get("annotations") or {}).get(HEALTH, "{}")
-    return json.loads(text)
 
 
 def events(sandbox: Sandbox, reason: str) -> set[str]:
