@@ -437,6 +437,9 @@ def test_containers_share_all_of_their_requests_or_none(sandbox, real, driver):
     assert "containers left and right of pod a both use request right" in sandbox.event(
         "a", "FailedPrepareDynamicResources", timeout=60
     )
+    why = sandbox.event("a", "DeviceGone", timeout=250)  # the kubelet asks every 80 s
+    assert "both use request right" in why
+    assert "delete the pod" in why
 
 
 def test_strict_mode_holds_for_claims_of_users(sandbox, real, driver):

@@ -46,8 +46,8 @@ EVENTS: Mapping[str, str] = MappingProxyType(
             "the pod was evicted since its device harms it (`--remediation`); why it was not, though its device does"
         ),
         "DeviceGone": (
-            "a container or a claim of the pod has been refused five times, as where its device is gone; the message "
-            "says what to do"
+            "a container of the pod has been refused five times, or a claim three times, as where its device is gone; "
+            "the message says what to do"
         ),
         "DevicesNotReady": (
             "the kubelet rejected the pod for good because of its devices, as after a reboot until the device plugin "

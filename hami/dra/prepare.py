@@ -43,7 +43,7 @@ from hami.node.grant_builder import GrantBuilder
 from hami.node.host import MIN_AGE_S, Host
 from hami.node.instances import given_instance
 from hami.node.pods import NodePods
-from hami.node.refusals import Refusals
+from hami.node.refusals import CLAIM_REFUSALS, Refusals
 from hami.runtime.files import FileVersion
 from hami.vendors.draft import PodDraft
 from hami.vendors.mig import with_places
@@ -90,7 +90,7 @@ class ClaimPreparer:
         self._node_pods = node_pods
         self._clock = clock
         self._orphaned_at: dict[str, float] = {}  # by specification, since when its claim is gone
-        self.refusals = Refusals()
+        self.refusals = Refusals(CLAIM_REFUSALS)
 
     def prepare(self, namespace: str, name: str, uid: str) -> list[PreparedDevice]:
         """Prepares exactly this claim; what is prepared already stays as it is, since containers may use it.

@@ -11,6 +11,8 @@ from hami.model import PodRef
 
 REFUSALS = 5
 """In a row, after which the pod is told: the kubelet asks again every ten to fifteen seconds at first."""
+CLAIM_REFUSALS = 3
+"""The same for a claim, for which it asks every minute or more."""
 MOST_REFUSED = 1_000  # pods of which refusals are counted
 ADVICE = "its controller makes another one, and a device that is gone does not come back by itself"
 
@@ -18,10 +20,11 @@ ADVICE = "its controller makes another one, and a device that is gone does not c
 class Refusals:
     """Counts how often pods have been refused in a row. Threads may share it.
 
-    *listeners* are called once when a pod has been refused `REFUSALS` times: the kubelet asks for ever.
+    *listeners* are called once when a pod has been refused *limit* times: the kubelet asks for ever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = REFUSALS) -> None:
+        self._limit = limit
         self.listeners: list[Callable[[PodRef, str], None]] = []
         self._lock = threading.Lock()  # guards the counts
         self._counts: OrderedDict[str, int] = OrderedDict()  # by the uid of the pod
@@ -33,7 +36,7 @@ class Refusals:
             self._counts[ref.uid] = count
             if len(self._counts) > MOST_REFUSED:
                 self._counts.popitem(last=False)
-        if count != REFUSALS:
+        if count != self._limit:
             return
         for listener in self.listeners:
             listener(ref, f"{error}. If that lasts, delete the pod: {ADVICE}")

@@ -13,7 +13,7 @@ from hami.dra.guard import excess
 from hami.errors import ClusterError, HamiError, HostError, MalformedInput, Rejected
 from hami.node.container_specs import ContainerSpecs
 from hami.node.host import MIN_AGE_S
-from hami.node.refusals import REFUSALS
+from hami.node.refusals import CLAIM_REFUSALS
 from testing.cases import cases
 from testing.claim_stage import A, B, ClaimStage, result
 
@@ -88,10 +88,10 @@ def test_a_pod_whose_claim_is_refused_again_and_again_is_told_once(stage):
                 stage.claims.prepare(*claim)
 
     gone = stage.put("gone", result(uuid="GPU-gone"))
-    prepare(gone, REFUSALS - 1)
-    prepare(stage.put("well"), REFUSALS)
+    prepare(gone, CLAIM_REFUSALS - 1)
+    prepare(stage.put("well"), CLAIM_REFUSALS)
     assert refused == []
-    prepare(gone, REFUSALS)
+    prepare(gone, CLAIM_REFUSALS)
     ((pod, reason),) = refused
     assert pod == "gone"
     assert "device hami/n1/gpu-gone is not on this node. If that lasts, delete the pod" in reason
@@ -102,7 +102,7 @@ def test_a_claim_of_hamis_scheduler_on_a_card_that_is_gone_is_counted_as_refused
     stage.claims.refusals.listeners.append(lambda ref, reason: refused.append(reason))
     allocated = {GPU_ALLOCATED: "GPU-gone,NVIDIA,1000,0:;"}
     claim = stage.put("p", result(uuid="GPU-gone"), annotations=allocated, claim="p-hami")
-    for _ in range(REFUSALS):
+    for _ in range(CLAIM_REFUSALS):
         with pytest.raises(Rejected, match="GPU-gone"):
             stage.claims.prepare(*claim)
     assert len(refused) == 1
