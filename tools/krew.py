@@ -25,7 +25,7 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_.][\w.-]*")
 ARCHIVE = re.compile(rf"{FILES[0]}-(?P<os>[a-z0-9]+)-(?P<architecture>[a-z0-9]+)\.tar\.gz")
 DESCRIPTION = """\
 Shows which devices are free, who holds the others, and why a pod waits, in clusters with HAMi: of this project, or of
-the upstream project from v2.4 on. Nothing is written to the cluster.
+the upstream project from v2.4 on. Only resize writes to the cluster.
 """
 CAVEATS = """\
 Python 3.11 or later has to be installed. The first call unpacks the program into the folder of your caches.

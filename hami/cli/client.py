@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hami.cli.complete import complete_namespace
+from hami.cli.complete import complete_form, complete_namespace
 from hami.cli.group import PLUGIN
 from hami.codec.policies import NODE_POLICIES
 from hami.errors import HamiError
-from hami.inspect.tables import FORMS, Style, printable, render_document
+from hami.inspect.tables import Style, parse_form, printable, render_document
 from hami.kube.access import UserAccess
 from hami.model import DisruptionBudget, Pod, PodRef
-from hami.runtime.options import DURATION, read_text
+from hami.runtime.options import DURATION, Value, read_text
 
 if TYPE_CHECKING:
     from hami.inspect.cluster import ClusterRecord, InspectedCluster, SchedulingEvent
@@ -258,10 +258,12 @@ CLIENT_OPTIONS = (
 OUTPUT_OPTIONS = (
     click.Option(
         ["-o", "--output", "form"],
-        type=click.Choice(FORMS),
+        type=Value("form", parse_form),
         default="table",
         show_default=True,
-        help="Form of the output.",
+        metavar="FORM",
+        help="Form of the output: table, wide, json, yaml, name, jsonpath=TEMPLATE or custom-columns=SPEC.",
+        shell_complete=complete_form,
     ),
     click.Option(
         ["--no-headers"], is_flag=True, help="Leave out headings and summaries of tables."
@@ -273,12 +275,13 @@ OUTPUT_OPTIONS = (
 class Answer:
     """The answer of a command. *document*: records, for JSON and YAML. *text*: returns the text of the other forms.
 
-    *status*: the exit status.
+    *status*: the exit status. *name*: of the object that it is about, as TYPE/NAME.
     """
 
     document: object
     text: Callable[[], str]
     status: int = 0
+    name: str = ""
 
 
 class PeopleCommand(click.Command):
@@ -324,8 +327,10 @@ def people_command(
             answer = function(**values)
             if answer is None:
                 return
-            if style.is_document:
-                click.echo(render_document(answer.document, style.form))
+            if style.form == "name" and answer.name:
+                click.echo(answer.name)
+            elif style.is_document:
+                click.echo(render_document(answer.document, style.form, headers=style.headers))
             else:
                 click.echo(answer.text())
             ctx.exit(answer.status)

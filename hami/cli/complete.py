@@ -11,6 +11,7 @@ import msgspec
 
 from hami.cli.targets import TYPES, type_and_names
 from hami.errors import HamiError
+from hami.inspect.tables import FORMS, TEMPLATES
 from hami.kube.access import UserAccess
 
 TIMEOUT_S = 3.0  # a shell waits for it
@@ -55,6 +56,11 @@ def complete_top(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     for name in known:
         names.pop(name, None)
     return list(names)
+
+
+def complete_form(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Returns forms of the output."""
+    return _matching((*FORMS, *(f"{name}=" for name in TEMPLATES)), incomplete)
 
 
 def complete_namespace(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -93,7 +93,7 @@ def top_command(
     sort: str,
     watch: bool,
 ) -> None:
-    """Show what is given out of the devices: by node, by card, by pod or by namespace.
+    """Show how much of the devices is allocated: by node, by card, by pod or by namespace.
 
     NAMEs are those of nodes (for nodes and cards), pods or namespaces. Pods are those of one namespace, unless -A is
     given. Memory is in MiB; bars show memory and cores that pods hold, not what they use. Needs the right to list nodes
@@ -171,7 +171,7 @@ def explain_command(*, client: Client, style: Style, words: tuple[str, ...]) -> 
     if claims:
         events = client.events(cluster.record, pod.ref)
         of_claims = explain_claims(cluster, pod, claims, events)
-        return Answer(document=of_claims, text=lambda: render_claims(of_claims))
+        return Answer(document=of_claims, text=lambda: render_claims(of_claims), name=f"pod/{name}")
     if pod.node_name:
         report = explain_pod(cluster, pod, ())
     else:
@@ -183,7 +183,11 @@ def explain_command(*, client: Client, style: Style, words: tuple[str, ...]) -> 
             budgets=budgets,
             pod_groups=client.pod_groups(),
         )
-    return Answer(document=report, text=lambda: render_report(report, wide=style.form == "wide"))
+    return Answer(
+        document=report,
+        text=lambda: render_report(report, wide=style.form == "wide"),
+        name=f"pod/{name}",
+    )
 
 
 def _waiting_claims(client: Client, cluster: InspectedCluster, pod: Pod) -> Sequence[str]:

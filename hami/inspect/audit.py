@@ -99,7 +99,7 @@ def _overcommitted(cluster: InspectedCluster) -> Iterator[Finding]:
                 "OverCommitted",
                 f"card {device.index} ({device.uuid}) of node {name}",
                 f"{usage.memory_used_mib:,} of {device.memory_mib:,} MiB, {usage.cores_used} of {device.cores} cores, "
-                f"{usage.slots_used} of {device.slots} slots are given out",
+                f"{usage.slots_used} of {device.slots} slots are allocated",
                 f"delete one of its pods: {', '.join(pods)}; check that only one scheduler places pods",
             )
 
@@ -209,7 +209,7 @@ def _same_machine(cluster: InspectedCluster) -> Iterator[Finding]:
 
 
 def _two_allocation_modes(cluster: InspectedCluster) -> Iterator[Finding]:
-    """Yields devices that two allocators give out."""
+    """Yields devices that two allocators allocate."""
     for name, usages in cluster.claimed.view.nodes.items():
         registered: set[str] = set()
         for of_vendor in cluster.view.usages(name).values():

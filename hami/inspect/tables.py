@@ -13,13 +13,28 @@ import click
 import msgspec
 import yaml
 
+from hami.errors import HamiError, MalformedInput
+from hami.inspect.paths import columns_of, render_template
+
 R = TypeVar("R")
 
 NONE = "–"  # an empty cell
 METER_WIDTH = 10
 _NOT_PRINTABLE = re.compile(r"[^\n\x20-\x7e]")  # and others, which :func:`_escaped` keeps
+_PRINTED = re.compile(r"[^\n\t]+")  # of a template
 _FULL, _HIGH = 0.95, 0.6  # shares from which a meter is red, or yellow
-FORMS = ("table", "wide", "json", "yaml")
+FORMS = ("table", "wide", "json", "yaml", "name")
+TEMPLATES = ("jsonpath", "custom-columns")
+"""Forms that are followed by ``=`` and what to show."""
+
+
+def parse_form(text: str) -> str:
+    """Returns a form of the output. Raises: MalformedInput for what is none."""
+    kind, equals, template = text.partition("=")
+    if text in FORMS or (kind in TEMPLATES and template):
+        return text
+    expected = ", ".join([*FORMS, *(f"{name}=…" for name in TEMPLATES)])
+    raise MalformedInput("output", text, f"expected one of {expected}")
 
 
 class OutputRecord(msgspec.Struct, rename="camel", frozen=True):
@@ -56,14 +71,14 @@ class Style:
 
     @property
     def is_document(self) -> bool:
-        """Reports whether the output is JSON or YAML."""
-        return self.form in ("json", "yaml")
+        """Reports whether the output is made of a document: JSON, YAML, or parts of it."""
+        return self.form not in ("table", "wide")
 
 
 def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -> str:
     """Returns *rows* in the form of *style*."""
     if style.is_document:
-        return render_document({"items": rows}, style.form)
+        return render_document({"items": rows}, style.form, headers=style.headers)
     shown = [column for column in columns if not column.wide or style.form == "wide"]
     cells: list[list[str]] = []
     colors: list[list[str | None]] = []
@@ -80,15 +95,41 @@ def _cell(column: Column[R], row: R) -> str:
     return printable(column.cell(row)) or NONE
 
 
-def render_document(document: object, form: str) -> str:
-    """Returns records or plain values as ``json`` or ``yaml``, with characters that are not printable escaped."""
+def render_document(document: object, form: str, *, headers: bool = True) -> str:
+    """Returns records or plain values in one of the FORMS, ``json`` or ``yaml``, or by one of the TEMPLATES, with
+    characters that are not printable escaped. Raises: HamiError for a template that cannot be read, and for a form
+    that the document does not have."""
     document = msgspec.to_builtins(document)
+    if form == "name":
+        raise HamiError("-o name: only top and explain have names")
+    if "=" in form:
+        return _by_template(document, form, headers)
     if form == "json":
         return _NOT_PRINTABLE.sub(_escaped, json.dumps(document, indent=2, ensure_ascii=False))
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     if not text.replace("\n", "").isprintable():
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)
     return text.rstrip()
+
+
+def _by_template(document: object, form: str, headers: bool) -> str:
+    kind, _, template = form.partition("=")
+    if kind == "jsonpath":
+        text = render_template(document, template)
+        return _PRINTED.sub(lambda match: printable(match[0]), text)
+    rows = columns_of(_items(document, form), template)
+    if not headers:
+        del rows[0]
+    cells = [list(map(printable, row)) for row in rows]
+    return _aligned(cells, [[None] * len(row) for row in cells])
+
+
+def _items(document: object, form: str) -> list[object]:
+    """Returns the rows of *document*. Raises: HamiError if it is none of rows."""
+    items = document.get("items") if isinstance(document, dict) else None
+    if not isinstance(items, list):
+        raise HamiError(f"-o {form}: this command has no rows; use -o jsonpath=TEMPLATE")
+    return items
 
 
 def _escaped(match: re.Match[str]) -> str:

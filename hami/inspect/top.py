@@ -1,4 +1,4 @@
-"""``hami top``: nodes, cards, pods and namespaces with what is given out of their devices."""
+"""``hami top``: nodes, cards, pods and namespaces with what is allocated of their devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from hami.codec.resize import excess
 from hami.errors import HamiError
 from hami.inspect.cluster import Holder, InspectedCluster, unknown_name, withdrawn_nodes
 from hami.inspect.refusals import requested_devices
-from hami.inspect.tables import Column, OutputRecord, Style, counted, meter_column, render_rows
+from hami.inspect.tables import (
+    Column,
+    OutputRecord,
+    Style,
+    counted,
+    meter_column,
+    printable,
+    render_rows,
+)
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import cores_of, total_amounts, used_amounts
 from hami.scheduling.quota import allowed_budget, without_scopes
@@ -149,6 +157,10 @@ def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) 
         rows.sort(key=order, reverse=True)
     if not rows and not style.is_document:
         return ""
+    if style.form == "name":
+        prefix = query.kind.removesuffix("s")
+        names = [f"{prefix}/{printable(getattr(row, view.named))}" for row in rows]
+        return "\n".join(dict.fromkeys(names))
     table = render_rows(rows, view.columns, style)
     if view.summary is None or not style.headers or style.form not in ("table", "wide"):
         return table
@@ -530,7 +542,7 @@ def _summary(
 ) -> str:
     used, total = sum(row.memory_used_mib for row in rows), sum(row.memory_mib for row in rows)
     return (
-        f"{counted(nodes, 'node')}, {counted(devices, 'card')}: {used:,} of {total:,} MiB given out; "
+        f"{counted(nodes, 'node')}, {counted(devices, 'card')}: {used:,} of {total:,} MiB allocated; "
         f"largest free slice {max(free, default=0):,} MiB"
     )
 
@@ -540,17 +552,18 @@ class TableLayout(Generic[R]):
     """The way in which rows of one kind are shown.
 
     *name*: the key of the usual order, which no two rows share. *orders*: other keys by name, greatest first; rows with
-    equal ones are in the usual order. *summary*: a line below the table.
+    equal ones are in the usual order. *summary*: a line below the table. *named*: the field with the name.
     """
 
     columns: tuple[Column[R], ...]
     name: Callable[[R], tuple[str | int, ...]]
     orders: Mapping[str, Callable[[R], float]]
     summary: Callable[[Sequence[R]], str] | None = None
+    named: str = "name"
 
 
 def _cores_share(row: NodeRow | DeviceRow) -> float:
-    """Returns the part of the cores that is given out: vendors count cores in different units."""
+    """Returns the part of the cores that is allocated: vendors count cores in different units."""
     return row.cores_used / max(row.cores, 1)
 
 
@@ -576,6 +589,7 @@ DEVICES = TableLayout(
         "pods": lambda row: len(row.pods),
     },
     _device_summary,
+    named="uuid",
 )
 PODS = TableLayout(
     POD_COLUMNS,

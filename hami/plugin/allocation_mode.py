@@ -103,7 +103,7 @@ class CardAllocationModes:
 
 
 def _check_claims(settings: PluginSettings, environ: Mapping[str, str], mounts: Path) -> None:
-    """Raises: HamiError if the node cannot give out cards by claims."""
+    """Raises: HamiError if the node cannot allocate cards to claims."""
     if settings.mig_strategy != "none":
         raise HamiError(
             f"allocation mode {DRA}: existing MIG instances are only available in the "
@@ -196,7 +196,7 @@ def _still_used(uuid: str, user: str, allocation_mode: str) -> str:
 
 
 def _way(allocation_mode: str, allocator: str) -> str:
-    """Returns who gives out the devices: the allocation mode for the device plugin, else the allocator of claims."""
+    """Returns who allocates the devices: the allocation mode for the device plugin, else the allocator of claims."""
     return DEVICE_PLUGIN if allocation_mode == DEVICE_PLUGIN else allocator
 
 

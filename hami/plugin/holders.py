@@ -40,7 +40,7 @@ class CardHolders:
         self._offered: Mapping[str, MigDevice] = {}  # by UUID; replaced as a whole
 
     def update_instances(self, instances: Collection[MigDevice]) -> None:
-        """Takes the MIG instances that the kubelet gives out."""
+        """Takes the MIG instances that the kubelet allocates."""
         self._offered = {instance.uuid: instance for instance in instances}
 
     def find(self, gpu: str, instance: Instance | None = None) -> list[PodRef] | None:

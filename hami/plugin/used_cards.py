@@ -23,7 +23,7 @@ def cards_in_use(
     resource: str,
     vendor: Vendor,
 ) -> dict[str, str]:
-    """Returns the UUID of the card that the container of each id uses, for the ids that the kubelet has given out.
+    """Returns the UUID of the card that the container of each id uses, for the ids that the kubelet has allocated.
 
     *entries*: the kubelet's checkpoint. *pods*: those of the node. *cards*: UUIDs. An id whose container is not known
     uses the card of its name. Ids of pods that have ended are not in use: the kubelet gives them out again.

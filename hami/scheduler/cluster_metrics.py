@@ -369,7 +369,7 @@ _QUOTA = {"namespace": "namespace", "quota_name": "resource"}
 _DEVICE_GAUGES: tuple[Gauge[_DeviceRow], ...] = (
     Gauge(
         "hami_gpu_memory_limit_bytes",
-        "Memory of a device that may be given out",
+        "Allocatable memory of a device",
         _DEVICE,
         lambda row: row.usage.device.memory_mib * MIB,
         "GPUDeviceMemoryLimit",
@@ -377,7 +377,7 @@ _DEVICE_GAUGES: tuple[Gauge[_DeviceRow], ...] = (
     ),
     Gauge(
         "hami_gpu_core_limit_ratio",
-        "Cores of a device that may be given out, in percent",
+        "Allocatable cores of a device, in percent",
         _DEVICE,
         lambda row: 100 if row.in_units else row.usage.device.cores,
         "GPUDeviceCoreLimit",

@@ -36,7 +36,7 @@ FIELDS = (
     "cores",
     "cores_used",
 )
-"""The columns. *vendor*, *model*, *mode* are numbers that the owner of the columns gives out; vendor 0 is no device.
+"""The columns. *vendor*, *model*, *mode* are numbers that the owner of the columns assigns; vendor 0 is no device.
 *in_parts*: the device is partitioned, or pods hold partitions of it."""
 (
     VENDOR,

@@ -26,7 +26,7 @@ EXHAUSTED = Budget(-1, -1, -1)
 
 
 class DeviceSizes(NamedTuple):
-    """The least and the most memory in MiB of a vendor's devices; *in_parts*: some are given out in parts."""
+    """The least and the most memory in MiB of a vendor's devices; *in_parts*: some are allocated in parts."""
 
     least: int
     most: int

@@ -17,7 +17,7 @@ from hami.quantity import INT32_MAX, rounded_up
 from hami.vendors.spec import Inventory, Vendor, read_with
 
 PAIR_SCORES = "hami.io/node-nvidia-score"
-CLAIMS = "dra"  # the allocation mode of a node whose registered devices HAMi's scheduler gives out by claims
+CLAIMS = "dra"  # the allocation mode of a node whose registered devices HAMi's scheduler allocates to claims
 # Characters of each annotation and label that an inventory is read from. 256 devices take 47,000, 64 devices with the
 # MIG profiles of an A100 80,000, and the link scores of 32 devices 50,000. Kubernetes permits 256 KiB for all together.
 MAX_TEXT = 128 * 1024

@@ -358,6 +358,40 @@ def test_types_have_the_names_of_kubectl(words, expected):
 
 
 @cases(
+    "args, text",
+    (["top", "-o", "name"], "node/n1\nnode/n2\n"),
+    (["top", "cards", "n1", "-o", "name"], "card/GPU-n1-0\n"),
+    (["top", "ns", "-o", "name"], "namespace/default\n"),
+    (["explain", "b", "-n=team", "-o", "name"], "pod/b\n"),
+    (["top", "pods", "-A", "-o", "jsonpath={.items[*].name}"], "a b\n"),
+    (["explain", "b", "-n=team", "-o", "jsonpath={.name}"], "b\n"),
+    (["explain", "b", "-n=team", "-o", 'jsonpath={.name}{"\\t\\u001b"}.'], "b\t?.\n"),
+    (
+        ["top", "pods", "-A", "-o=custom-columns=NAME:.name,NODE:.node"],
+        "NAME  NODE\na     n1\nb     <none>\n",
+    ),
+    (["top", "pods", "-A", "--no-headers", "-o=custom-columns=NAME:.name"], "a\nb\n"),
+)
+def test_forms_of_kubectl(args, text):
+    result = hami(*args)
+    assert (result.exit_code, result.stdout) == (0, text), result.output
+
+
+@cases(
+    "args, said",
+    (["top", "-o", "xml"], "'xml': expected one of table, wide, json, yaml, name, jsonpath=…"),
+    (["top", "-o", "jsonpath="], "'jsonpath=': expected one of table"),
+    (["audit", "-o", "name"], "error: -o name: only top and explain have names"),
+    (["explain", "b", "-n=team", "-o=custom-columns=A:.a"], "this command has no rows"),
+    (["top", "-o", "jsonpath={.a[}"], "error: .a[: expected .field, [0] or [*] at '['"),
+)
+def test_forms_that_are_none(args, said):
+    result = hami(*args)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+@cases(
     "args, said",
     (["tpo"], "No such command 'tpo'. Did you mean 'top'?"),
     (["top", "nods"], "expected nodes, cards, pods, namespaces. Did you mean 'nodes'?"),

@@ -78,7 +78,7 @@ def test_the_page_of_a_small_cluster():
         # TYPE hami_gpu_core_allocated_ratio gauge
         hami_gpu_core_allocated_ratio{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 30
         hami_gpu_core_allocated_ratio{device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 0
-        # HELP hami_gpu_core_limit_ratio Cores of a device that may be given out, in percent
+        # HELP hami_gpu_core_limit_ratio Allocatable cores of a device, in percent
         # TYPE hami_gpu_core_limit_ratio gauge
         hami_gpu_core_limit_ratio{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 100
         hami_gpu_core_limit_ratio{device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 100
@@ -86,7 +86,7 @@ def test_the_page_of_a_small_cluster():
         # TYPE hami_gpu_memory_allocated_bytes gauge
         hami_gpu_memory_allocated_bytes{device_cores="100",device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 8589934592
         hami_gpu_memory_allocated_bytes{device_cores="100",device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 4294967296
-        # HELP hami_gpu_memory_limit_bytes Memory of a device that may be given out
+        # HELP hami_gpu_memory_limit_bytes Allocatable memory of a device
         # TYPE hami_gpu_memory_limit_bytes gauge
         hami_gpu_memory_limit_bytes{device_index="0",device_type="NVIDIA A40",device_uuid="GPU-a",node="gpu-0",zone="vGPU"} 17179869184
         hami_gpu_memory_limit_bytes{device_index="1",device_type="NVIDIA A40",device_uuid="GPU-b",node="gpu-0",zone="vGPU"} 17179869184

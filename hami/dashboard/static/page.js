@@ -41,11 +41,11 @@
       if (answer.ok || answer.status === 304) {
         updated.textContent = "current as of " + new Date().toLocaleTimeString();
       } else {
-        updated.textContent = "not current: the scheduler answers with " + answer.status;
+        updated.textContent = "Not up to date: the dashboard returned " + answer.status;
         next = SELDOM;
       }
     } catch {
-      updated.textContent = "not current: the scheduler does not answer";
+      updated.textContent = "Not up to date: the dashboard does not answer";
       next = SELDOM;
     }
     ages();
