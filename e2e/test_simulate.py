@@ -132,6 +132,8 @@ class World:
                 wishes[key] = chance.choice(values)
         if chance.random() < 0.1:
             wishes["nvidia.com/nouse-gpuuuid"] = self.sandbox.uuid(f"{self.name}-0")
+        # what the scheduler has learnt from other pods, and a simulation does not know, decides nothing here
+        wishes.setdefault("hami.io/node-scheduler-policy", "binpack")
         return wishes
 
 
