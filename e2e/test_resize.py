@@ -203,7 +203,7 @@ GARBAGE = {
     "no-size": '{"main": {}}',
     "foreign": '{"other": {"memory": "1Gi"}}',
     "init": '{"before": {"memory": "1Gi"}}',
-    "no-unit": '{"main": {"memory": "5000"}}',
+    "no-such-unit": '{"main": {"memory": "5000X"}}',
     "huge": '{"main": {"memory": "1000000000000000000Gi"}}',
     "too-many-bytes": '{"main": {"memory": "1000000000000000000"}}',
     "beyond-the-card": '{"main": {"memory": "80001Mi"}}',

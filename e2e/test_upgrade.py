@@ -146,11 +146,13 @@ def test_the_next_scheduler_knows_what_is_given_out(cluster, earlier, is_rollbac
 def is_full(kube: Kube) -> bool:
     """Reports whether no card has room for another of the pods that wait, by what is written on pods and nodes."""
     found = audit.inventory(kube.list("Node"), kube.list("Pod"))
-    return all(
-        card.memory - found.used(key).memory < PIECE
-        for key, card in found.cards.items()
-        if not card.cut
-    )
+    for key, card in found.cards.items():
+        used = found.used(key)
+        if card.cut or used.slots >= card.slots:
+            continue
+        if card.memory - used.memory >= PIECE:
+            return False
+    return True
 
 
 def given_out(scheduler: Scheduler) -> set[str]:
