@@ -212,8 +212,12 @@ def certificates(local: LocalCluster) -> Certificates:
 def replica(
     local: LocalCluster, certificates: Certificates, pytestconfig: pytest.Config
 ) -> Iterator[Scheduler]:
-    """The ``hami scheduler`` process of the session."""
-    scheduler = Scheduler(local, certificates, install(local, certificates))
+    """The ``hami scheduler`` process of the session.
+
+    Its node policy is binpack: by the default one, what it has learnt from the pods of other tests would decide.
+    """
+    rights = install(local, certificates)
+    scheduler = Scheduler(local, certificates, rights, node_scheduler_policy="binpack")
     pytestconfig.stash[REPLICA] = scheduler
     yield scheduler
     scheduler.close()
