@@ -297,15 +297,10 @@ def monitor(real: RealNode, gpu: FakeGpus) -> Iterator[Monitor]:
 def plugin(real: RealNode, request: pytest.FixtureRequest) -> Iterator[DevicePlugin]:
     """The device plugin with two GPUs of ten slices, or as many GPUs as its parameter says; the kubelet offers them."""
     count = getattr(request, "param", 2)
-    made = DevicePlugin(real)
-    made.insert(*cards(count))
-    made.install_limiter(b"the limiter\n")
-    made.start()
     try:
-        made.wait_offered(count * SLOTS)
-        yield made
+        with DevicePlugin.offered(real, count * SLOTS, *cards(count)) as made:
+            yield made
     finally:
-        made.close()
         real.kubelet.start()
         real.wait_node(
             lambda node: node["status"]["allocatable"].get(RESOURCE, "0") == "0",

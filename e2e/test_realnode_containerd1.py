@@ -32,15 +32,8 @@ def real_node(local: LocalCluster) -> Iterator[RealNode]:
 @pytest.fixture
 def plugin(real: RealNode) -> Iterator[DevicePlugin]:
     """The device plugin with one GPU, which the kubelet offers."""
-    made = DevicePlugin(real)
-    made.insert(*cards(1))
-    made.install_limiter(b"the limiter\n")
-    made.start()
-    try:
-        made.wait_offered(SLOTS)
+    with DevicePlugin.offered(real, SLOTS, *cards(1)) as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_containers_that_share_a_card_get_their_own_limits(sandbox, real, plugin):

@@ -53,14 +53,9 @@ def driver(
 @pytest.fixture
 def plugin(real: RealNode, driver: DriverRoot) -> Iterator[DevicePlugin]:
     """The device plugin, with that driver; the kubelet offers its cards."""
-    made = DevicePlugin(real, mock_devices="", driver_root_ctr_path=str(driver.path))
-    made.install_limiter(b"the limiter\n")
-    made.start()
-    try:
-        made.wait_offered(OFFERED)
+    flags = {"mock_devices": "", "driver_root_ctr_path": str(driver.path)}
+    with DevicePlugin.offered(real, OFFERED, **flags) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture

@@ -49,14 +49,9 @@ def driver(real: RealNode, library: Path, monkeypatch: pytest.MonkeyPatch) -> Dr
 @pytest.fixture
 def plugin(real: RealNode, driver: DriverRoot) -> Iterator[DevicePlugin]:
     """The device plugin, with that driver; the kubelet offers its cards."""
-    made = DevicePlugin(real, mock_devices="", driver_root_ctr_path=str(driver.path))
-    made.install_limiter(b"the limiter\n")
-    made.start()
-    try:
-        made.wait_offered(2 * SLOTS)
+    flags = {"mock_devices": "", "driver_root_ctr_path": str(driver.path)}
+    with DevicePlugin.offered(real, 2 * SLOTS, **flags) as made:
         yield made
-    finally:
-        made.close()
 
 
 def wait_health(sandbox: Sandbox, **expected: str) -> None:
@@ -143,15 +138,8 @@ def test_without_the_drivers_word_an_xid_counts_until_another_driver_is_loaded(
 @pytest.fixture
 def mocked(real: RealNode) -> Iterator[DevicePlugin]:
     """A device plugin with two cards of equal size."""
-    made = DevicePlugin(real)
-    made.install_limiter(b"the limiter\n")
-    made.insert(FIRST, SECOND)
-    made.start()
-    try:
-        made.wait_offered(2 * SLOTS)
+    with DevicePlugin.offered(real, 2 * SLOTS, FIRST, SECOND) as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_the_status_of_each_pod_of_a_burst_has_the_health_of_its_card(

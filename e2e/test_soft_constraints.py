@@ -15,7 +15,6 @@ from testing.pods import pod
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 KUBE = {"hami.io/node-scheduler-policy": "kube"}
-BINPACK = {"hami.io/node-scheduler-policy": "binpack"}
 SHARE = {"gpu": 1, "gpumem": 1000}
 
 
@@ -67,12 +66,8 @@ def three_nodes(sandbox):
 
 
 def test_preferred_node_affinity_goes_before_the_policy(three_nodes):
-    three_nodes.create(pod("plain", annotations=BINPACK, **SHARE))
-    three_nodes.create(
-        with_spec(
-            pod("wishes", annotations=BINPACK, **SHARE), affinity=prefers("example.com/name", "c")
-        )
-    )
+    three_nodes.create(pod("plain", **SHARE))
+    three_nodes.create(with_spec(pod("wishes", **SHARE), affinity=prefers("example.com/name", "c")))
     assert three_nodes.started(3) == {"first": "a", "plain": "a", "wishes": "c"}
 
 
@@ -88,11 +83,7 @@ def test_a_preferred_node_that_is_full_is_no_reason_to_wait(three_nodes):
         )
     )
     assert three_nodes.started(2)["holds"] == "c"
-    three_nodes.create(
-        with_spec(
-            pod("wishes", annotations=BINPACK, **SHARE), affinity=prefers("example.com/name", "c")
-        )
-    )
+    three_nodes.create(with_spec(pod("wishes", **SHARE), affinity=prefers("example.com/name", "c")))
     assert three_nodes.started(3)["wishes"] == "a"
 
 
@@ -115,11 +106,7 @@ def test_a_preferred_node_that_is_full_is_no_reason_to_wait(three_nodes):
 )
 def test_pods_that_wish_to_be_apart_are_apart(three_nodes, wish):
     for number in range(3):
-        three_nodes.create(
-            with_spec(
-                pod(f"web-{number}", annotations=BINPACK, labels={"app": "web"}, **SHARE), **wish
-            )
-        )
+        three_nodes.create(with_spec(pod(f"web-{number}", labels={"app": "web"}, **SHARE), **wish))
         three_nodes.started(2 + number)
     nodes = three_nodes.started(4)
     assert sorted(nodes[f"web-{number}"] for number in range(3)) == ["a", "b", "c"]

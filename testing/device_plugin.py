@@ -6,9 +6,11 @@ of the limiter are on this machine; the directory of the kubelet is that of ever
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,22 @@ class DevicePlugin:
     def stop(self, timeout: float = 15) -> None:
         """Sends SIGTERM and waits until it has ended. Raises: WaitTimeout."""
         self.program.stop(timeout)
+
+    @classmethod
+    @contextlib.contextmanager
+    def offered(
+        cls, node: RealNode, amount: int, *cards: Card, **flags: str
+    ) -> Iterator[DevicePlugin]:
+        """Yields one that runs with *cards* and a limiter, of which the kubelet offers *amount* slices."""
+        made = cls(node, **flags)
+        made.insert(*cards)
+        made.install_limiter(b"the limiter\n")
+        made.start()
+        try:
+            made.wait_offered(amount)
+            yield made
+        finally:
+            made.close()
 
     def close(self) -> None:
         if hasattr(self, "program") and self.program.running():
