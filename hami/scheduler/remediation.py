@@ -149,6 +149,8 @@ class Remediation(Task):
         for key in sorted(harmful):
             if now - self._seen[key] >= self._after_s:
                 faults.append(Fault(*key, harmful[key]))
+        if not faults:
+            return [], None
         are_healthy = {**self._are_healthy(), **dict.fromkeys(harmful, False)}
         count = list(are_healthy.values()).count(False)
         why_none = None

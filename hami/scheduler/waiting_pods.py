@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -17,6 +18,7 @@ devices, such as CPU, a taint or a volume."""
 MAX_CLASSES = 20  # that have a label of their own
 OTHER_CLASSES = "other"
 MAX_TEXT = 4096  # characters of kube-scheduler's message that are read
+MAX_TEXTS = 256  # that are remembered
 _REASON = re.compile("|".join(sorted(Reason, key=len, reverse=True)))
 LABELS = "reason", "priority_class"
 
@@ -42,10 +44,16 @@ def waiting_gauges(pods: Collection[Pod], now: float) -> Iterator[Metric]:
 
 def reason_of(pod: Pod) -> str:
     """Returns why *pod* waits: the Reason that kube-scheduler's message repeats most often, NEW, GATED or OTHER."""
-    text = pod.scheduling_failure[:MAX_TEXT]
+    _, _, text = pod.scheduling_failure[:MAX_TEXT].partition(" ")  # the time of it differs
     if not text:
         return NEW
-    if f" {GATED} " in text:
+    return _reason_in(text)
+
+
+@functools.lru_cache(MAX_TEXTS)
+def _reason_in(text: str) -> str:
+    """Returns the reason in *text*, which has kube-scheduler's own before its message. Many pods have equal ones."""
+    if text.startswith(f"{GATED} "):
         return GATED
     found = Counter(_REASON.findall(text))
     # on nearly every node some devices serve, and too few do: the others say why
