@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,8 +198,7 @@ ACCESS_OPTIONS = (
     click.Option(["--as-uid", "uid"], default="", metavar="UID", help="UID to act as."),
 )
 """The fields of UserAccess."""
-COMMON_OPTIONS = (
-    *ACCESS_OPTIONS,
+CLUSTER_OPTIONS = (
     click.Option(
         ["--request-timeout"],
         type=DURATION,
@@ -236,6 +235,7 @@ COMMON_OPTIONS = (
         help="Default device policy of the scheduler, as its flag says.",
     ),
 )
+COMMON_OPTIONS = (*ACCESS_OPTIONS, *CLUSTER_OPTIONS)
 """The options that all commands of a cluster have, and that `hami options` lists."""
 CLIENT_OPTIONS = (
     click.Option(
@@ -254,7 +254,7 @@ CLIENT_OPTIONS = (
         "instead of a cluster; it contains the device configuration and the policies.",
     ),
 )
-"""With COMMON_OPTIONS, the fields of `Client` but the last."""
+"""With CLUSTER_OPTIONS, the fields of `Client` but the first and the last."""
 OUTPUT_OPTIONS = (
     click.Option(
         ["-o", "--output", "form"],
@@ -297,11 +297,12 @@ class PeopleCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the examples."""
-        epilog, program = self.epilog, ctx.find_root().info_name
-        if epilog and program == PLUGIN:
-            self.epilog = epilog.replace("hami ", f"{program} ")
-        super().format_epilog(ctx, formatter)
-        self.epilog = epilog
+        text = self.epilog or ""
+        if ctx.find_root().info_name == PLUGIN:
+            text = text.replace("hami ", f"{PLUGIN} ")
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text)
 
 
 def people_command(
@@ -355,14 +356,16 @@ def people_command(
 
 def _client_of(values: dict[str, Any], ctx: click.Context) -> Client:
     """Takes the options of the access out of *values*, and returns what they say. Raises: click.UsageError."""
-    access = {str(option.name): values.pop(str(option.name)) for option in ACCESS_OPTIONS}
+    access = _taken(values, ACCESS_OPTIONS)
     if (access["groups"] or access["uid"]) and not access["impersonated"]:
         raise click.UsageError("--as-group and --as-uid need --as")
-    fields: dict[str, Any] = {}
-    for option in (*COMMON_OPTIONS, *CLIENT_OPTIONS):
-        if option not in ACCESS_OPTIONS:
-            fields[str(option.name)] = values.pop(str(option.name))
+    fields = _taken(values, (*CLUSTER_OPTIONS, *CLIENT_OPTIONS))
     return Client(access=UserAccess(**access), **fields, connect=ctx.obj or connect_api)
+
+
+def _taken(values: dict[str, Any], options: Iterable[click.Option]) -> dict[str, Any]:
+    """Takes the values of *options* out of *values*, and returns them by name."""
+    return {str(option.name): values.pop(str(option.name)) for option in options}
 
 
 def make_style(form: str, *, headers: bool) -> Style:

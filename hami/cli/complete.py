@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from typing import Any
 from urllib.parse import quote
 
 import click
-import msgspec
 
 from hami.cli.targets import TYPES, type_and_names
 from hami.errors import HamiError
@@ -15,22 +15,17 @@ from hami.inspect.tables import FORMS, TEMPLATES
 from hami.kube.access import UserAccess
 
 TIMEOUT_S = 3.0  # a shell waits for it
-MOST = 500  # names
 
 
-class _Meta(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _Object(msgspec.Struct, frozen=True):
-    metadata: _Meta = _Meta()
-
-
-class _Objects(msgspec.Struct):
-    items: list[_Object] = []
-
-
-_OBJECTS = msgspec.json.Decoder(_Objects)
+def pod_argument(after: str = "") -> Callable[[Any], Any]:
+    """Returns the argument of a command about a pod, with what may come *after* it: see `pod_and_rest`."""
+    return click.argument(
+        "words",
+        nargs=-1,
+        required=True,
+        metavar=f"(NAME | pod NAME | pod/NAME){after}",
+        shell_complete=complete_pod,
+    )
 
 
 def complete_pod(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -38,7 +33,7 @@ def complete_pod(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     words = _words(ctx)
     if len(words) > 1:
         return []
-    if words and words[0] not in ("pods", *TYPES["pods"]):
+    if words and words[0] not in TYPES["pods"]:
         return []
     return _names(ctx, "pods", incomplete)
 
@@ -83,15 +78,16 @@ def _names(ctx: click.Context, type_: str, incomplete: str) -> list[str]:
 
 
 def _read_names(ctx: click.Context, type_: str) -> list[str]:
-    from hami.codec.documents import decode
+    """Returns the names on the first page of a list. Raises: HamiError."""
+    from hami.kube.pages import page_query, parse_meta, parse_page
 
     path = f"/api/v1/{type_}"
     if type_ == "cards":
         path = "/api/v1/nodes"
     elif type_ == "pods" and not ctx.params.get("all_namespaces"):
         path = f"/api/v1/namespaces/{quote(_namespace(ctx), safe='')}/pods"
-    body = _requester(ctx)("GET", path, query={"limit": str(MOST)})
-    return [item.metadata.name for item in decode(path, _OBJECTS, body).items]
+    body = _requester(ctx)("GET", path, query=page_query({}, ""))
+    return [parse_meta(item).name for item in parse_page(type_, body).items]
 
 
 def _requester(ctx: click.Context) -> Callable[..., bytes]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hami.cli.client import Answer, Client, people_command, read_snapshot, show_note
-from hami.cli.complete import complete_pod, complete_top
+from hami.cli.complete import complete_top, pod_argument
 from hami.cli.targets import pod_and_rest, type_and_names
 from hami.codec.policies import NODE_POLICIES
 from hami.errors import HamiError
@@ -140,13 +140,7 @@ hami explain pod/train-0 -n team-a
 hami explain pod train-0 -o wide
 """,
 )
-@click.argument(
-    "words",
-    nargs=-1,
-    required=True,
-    metavar="(NAME | pod NAME | pod/NAME)",
-    shell_complete=complete_pod,
-)
+@pod_argument()
 def explain_command(*, client: Client, style: Style, words: tuple[str, ...]) -> Answer:
     """Explain why a pod waits and what would help, or what a bound pod holds and with whom.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hami.cli.client import Client, people_command
-from hami.cli.complete import complete_pod
+from hami.cli.complete import pod_argument
 from hami.cli.targets import pod_and_rest
 from hami.codec.durations import parse_duration
 from hami.errors import HamiError, MalformedInput
@@ -32,13 +32,7 @@ hami resize pod/train-0 trainer --memory 20Gi --cores 50 --dry-run
 """,
     has_forms=False,
 )
-@click.argument(
-    "words",
-    nargs=-1,
-    required=True,
-    metavar="(NAME | pod NAME | pod/NAME) [CONTAINER]",
-    shell_complete=complete_pod,
-)
+@pod_argument(" [CONTAINER]")
 @click.option(
     "--memory",
     metavar="QUANTITY",

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 import click
 
 TYPES = {
-    "nodes": ("node", "no"),
-    "cards": ("card", "devices", "device", "gpus", "gpu"),
-    "pods": ("pod", "po"),
-    "namespaces": ("namespace", "ns"),
+    "nodes": ("nodes", "node", "no"),
+    "cards": ("cards", "card", "devices", "device", "gpus", "gpu"),
+    "pods": ("pods", "pod", "po"),
+    "namespaces": ("namespaces", "namespace", "ns"),
 }
-"""The types that commands know, with their other names."""
+"""The types that commands know, each with all its names."""
 
 
 def type_and_names(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -47,7 +47,7 @@ def pod_and_rest(words: Sequence[str], most: int) -> tuple[str, Sequence[str]]:
     if "/" in first:
         type_, _, name = first.partition("/")
         _type_of(type_, ("pods",))
-    elif first in ("pods", *TYPES["pods"]) or len(rest) > most:
+    elif first in TYPES["pods"] or len(rest) > most:
         _type_of(first, ("pods",))
         name, *rest = rest or [""]
     else:
@@ -63,8 +63,7 @@ def _type_of(word: str, types: Sequence[str] = tuple(TYPES)) -> str:
     """Returns the type that *word* means, one of *types*. Raises: click.UsageError."""
     known: dict[str, str] = {}
     for type_ in types:
-        for name in (type_, *TYPES[type_]):
-            known[name] = type_
+        known.update(dict.fromkeys(TYPES[type_], type_))
     if word.lower() in known:
         return known[word.lower()]
     expected = types[0] if len(types) == 1 else ", ".join(types)

@@ -6,6 +6,7 @@ Source: the Kubernetes documentation, JSONPath Support and Custom columns.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ _PART = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"range\s+(\S+)")
 
 
+@functools.lru_cache(256)
 def parse_path(text: str) -> Path:
     """Returns the steps of a path. Raises: HamiError."""
     path: list[str | int] = []
