@@ -42,7 +42,7 @@ def ask(local, sandbox):
 def shared(sandbox):
     """The sandbox with two nodes, of which pods hold parts, and a pod that waits.
 
-    What the scheduler has learnt from the pods of other tests, which a snapshot lacks, decides nothing here.
+    The pods name the policy: by the default one, a command would decide by the usual pods that it learns from them.
     """
     sandbox.add_gpu_nodes({"n0": gpus(2), "n1": gpus(1)})
     sandbox.create(

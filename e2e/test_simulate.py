@@ -132,7 +132,7 @@ class World:
                 wishes[key] = chance.choice(values)
         if chance.random() < 0.1:
             wishes["nvidia.com/nouse-gpuuuid"] = self.sandbox.uuid(f"{self.name}-0")
-        # what the scheduler has learnt from other pods, and a simulation does not know, decides nothing here
+        # by the default policy, the simulation would decide by the usual pods that it learns from the cluster
         wishes.setdefault("hami.io/node-scheduler-policy", "binpack")
         return wishes
 
