@@ -15,6 +15,8 @@ import pytest
 from testing.binaries import BUILD_VARIABLE
 from testing.cases import cases
 from testing.eventually import eventually
+from testing.kind_cluster import __main__ as main
+from testing.kind_cluster.__main__ import NAME
 from testing.kind_cluster.docker import RUNC, Docker, KindUnavailable, call
 from testing.kind_cluster.images import COREDNS, HERE, KIND, KUBERNETES, ON_NODES, debian_mirrors
 from testing.processes import is_alive
@@ -218,3 +220,57 @@ def test_a_docker_that_was_there_already_is_left_alone(machine, tmp_path):
     process.send_signal(signal.SIGTERM)
     assert "nothing is left running" in process.communicate(timeout=60)[0]
     assert not (tmp_path / "log").exists()
+
+
+class Programs:
+    """Programs of a cluster that are only called: *refused* ones fail, until a cluster is created."""
+
+    def __init__(self, clusters, refused=()):
+        self.clusters, self.refused, self.called = clusters, refused, []
+
+    def __call__(self, program, *words, **_):
+        name = " ".join([Path(program).name, *(word for word in words if word[0] != "-")][:3])
+        self.called.append(name)
+        if name == "kind create cluster":
+            self.refused = ()
+        if name in self.refused:
+            raise KindUnavailable(f"{name} ended with 1")
+        return self.clusters if name == "kind get clusters" else ""
+
+
+MADE = ["kind create cluster", "kubectl wait nodes", "kubectl rollout status"]
+
+
+@cases(
+    "clusters, refused, called",
+    ("there is none", "No kind clusters found.", (), MADE),
+    (
+        "there is one that runs",
+        f"other {NAME}",
+        (),
+        ["kind export kubeconfig", "kubectl wait nodes", "kubectl rollout status"],
+    ),
+    (
+        "its control plane was never made",
+        NAME,
+        ("kind export kubeconfig",),
+        ["kind export kubeconfig", "kind delete cluster", *MADE],
+    ),
+    (
+        "its roles were never made",
+        NAME,
+        ("kubectl wait nodes",),
+        ["kind export kubeconfig", "kubectl wait nodes", "kind delete cluster", *MADE],
+    ),
+)
+def test_a_cluster_that_is_left_half_made_is_made_anew(
+    monkeypatch, tmp_path, clusters, refused, called
+):
+    programs = Programs(clusters, refused)
+    monkeypatch.setattr(main, "call", programs)
+    monkeypatch.setattr(
+        main, "find_programs", lambda say: {"kind": Path("kind"), "kubectl": Path("kubectl")}
+    )
+    monkeypatch.setattr(main, "ensure_node_image", lambda *_: "image")
+    main.create(Docker(tmp_path), tmp_path / "kubeconfig")
+    assert programs.called == ["kind get clusters", *called]

@@ -49,9 +49,21 @@ def create(docker: Docker, kubeconfig: Path) -> dict[str, str]:
         programs["kubectl"],
         (f"--name={NAME}", f"--kubeconfig={kubeconfig}"),
     )
-    if NAME in call(kind, "get", "clusters", environment=docker.environment).split():
-        call(kind, "export", "kubeconfig", *options, environment=docker.environment)
-    else:
+
+    def is_whole() -> bool:
+        """Tells whether a cluster that exists runs: one may be left that was killed while it was made."""
+        try:
+            call(kind, "export", "kubeconfig", *options, environment=docker.environment)
+            wait_until_it_runs(kubectl, kubeconfig)
+        except KindUnavailable as error:
+            say(f"the cluster {NAME} exists, but does not run, and is made anew: {error}")
+            return False
+        return True
+
+    exists = NAME in call(kind, "get", "clusters", environment=docker.environment).split()
+    if not exists or not is_whole():
+        if exists:
+            call(kind, "delete", "cluster", *options, environment=docker.environment)
         say(f"creating the cluster {NAME}")
         call(
             kind,
@@ -63,9 +75,7 @@ def create(docker: Docker, kubeconfig: Path) -> dict[str, str]:
             "--wait=180s",
             environment=docker.environment,
         )
-    reach = (kubectl, f"--kubeconfig={kubeconfig}")
-    call(*reach, "wait", "--for=condition=Ready", "nodes", "--all", WAIT)
-    call(*reach, "--namespace=kube-system", "rollout", "status", "deployment/coredns", WAIT)
+        wait_until_it_runs(kubectl, kubeconfig)
     say("the cluster runs")
     return {
         "DOCKER_HOST": docker.host,
@@ -75,6 +85,13 @@ def create(docker: Docker, kubeconfig: Path) -> dict[str, str]:
         "KIND_CLUSTER": NAME,
         "HAMI_E2E_BASE_IMAGE": BASE,
     }
+
+
+def wait_until_it_runs(kubectl: Path, kubeconfig: Path) -> None:
+    """Waits until the nodes are ready and names are resolved. Raises: KindUnavailable."""
+    reach = (kubectl, f"--kubeconfig={kubeconfig}")
+    call(*reach, "wait", "--for=condition=Ready", "nodes", "--all", WAIT)
+    call(*reach, "--namespace=kube-system", "rollout", "status", "deployment/coredns", WAIT)
 
 
 def down(docker: Docker, kubeconfig: Path) -> None:
