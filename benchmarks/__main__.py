@@ -22,6 +22,7 @@ from benchmarks.admission import creation_rows, webhook_rows
 from benchmarks.dashboard import dashboard_rows
 from benchmarks.dra import dra_rows
 from benchmarks.extender import SIZES, filter_rows
+from benchmarks.health import health_rows
 from benchmarks.hostile import hostile_rows
 from benchmarks.inspect import inspect_rows
 from benchmarks.limiter import limiter_rows
@@ -47,6 +48,7 @@ ALL = (
     "preemption",
     "realnode",
     "resize",
+    "health",
     "dra",
     "limiter",
     "inspect",
@@ -152,6 +154,8 @@ def measure(run: Run, chosen: argparse.Namespace) -> Iterator[Row]:
         yield from realnode_rows(run, chosen.rounds)
     if "resize" in chosen.groups:
         yield from resize_rows(run)
+    if "health" in chosen.groups:
+        yield from health_rows(run)
     if "dra" in chosen.groups:
         yield from dra_rows(run, chosen.rounds)
     if "limiter" in chosen.groups:

@@ -1,4 +1,4 @@
-"""The root of a driver whose libnvidia-ml.so.1 has two cards and is exchanged under programs that have loaded it."""
+"""The root of a driver whose libnvidia-ml.so.1 has a few cards and is exchanged under programs that have loaded it."""
 
 import os
 import shutil
@@ -11,8 +11,11 @@ FOLDER = "usr/lib64"
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 
 
-def compile_nvml(target, version):
-    """Compiles the library of a driver with this *version* to *target*. Skips the test if there is no compiler."""
+def compile_nvml(target, version, cards=2):
+    """Compiles the library of a driver with this *version* and so many *cards* to *target*.
+
+    Skips the test if there is no compiler.
+    """
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed: it builds the driver's library")
     subprocess.run(
@@ -27,6 +30,7 @@ def compile_nvml(target, version):
             "-fPIC",
             "-Wl,-soname,libnvidia-ml.so.1",
             f'-DVERSION="{version}"',
+            f"-DCARDS={cards}",
             "-o",
             target,
             SOURCE,
@@ -39,12 +43,12 @@ class DriverRoot:
     """A driver at *path*: its libraries, which version of it the kernel has loaded, by FAKE_NVML_MODULE, and the health
     of its cards, by FAKE_NVML_HEALTH."""
 
-    def __init__(self, path, libraries):
-        """*libraries*: compiled ones, by version."""
+    def __init__(self, path, libraries, cards=2):
+        """*libraries*: compiled ones, by version, with so many *cards*."""
         self.path = path
         self.module = path / "module"
         self.health = path / "health"
-        self._actions = [-1, -1]
+        self._actions = [-1] * cards
         self._xids = (0, 0, 0)  # how many there were, and card and code of the last one
         self._libraries = libraries
         (path / FOLDER).mkdir(parents=True)
@@ -84,7 +88,7 @@ class DriverRoot:
 
     def _tell(self):
         new = self.health.with_suffix(".new")
-        new.write_text(" ".join(map(str, (*self._actions, *self._xids))))
+        new.write_text(" ".join(map(str, (*self._xids, *self._actions))))
         os.replace(new, self.health)
 
     def replace(self, version):

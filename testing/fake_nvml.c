@@ -1,8 +1,10 @@
-/* A libnvidia-ml.so.1 with two cards, the first of which supports MIG: the functions that hami.devices.nvml* call, with the
- * structures of NVIDIA's nvml.h (driver 550) written out, so that pynvml's own ctypes declarations are put to the test.
+/* A libnvidia-ml.so.1 with CARDS cards (two), the first of which supports MIG: the functions that hami.devices.nvml* call,
+ * with the structures of NVIDIA's nvml.h (driver 550) written out, so that pynvml's own ctypes declarations are put to the
+ * test.
  * FAKE_NVML_FAIL=function:card:status[,…] lets a function fail for a card; FAKE_NVML_XID=n has the second card report it.
- * FAKE_NVML_HEALTH names a file with five numbers: what the driver asks for of each card (-1: it does not know the field, as
- * before release 570), and the serial number, the card and the code of the last XID. Changes of it are events.
+ * FAKE_NVML_HEALTH names a file with numbers: the serial number, the card and the code of the last XID, and what the driver
+ * asks for of each card (-1: it does not know the field, as before release 570). Changes of it are events, which come after
+ * 10 ms, or FAKE_NVML_PAUSE_MS.
  * FAKE_NVML_MODULE names a file with the version of the driver that is loaded. A library of another VERSION refuses all
  * calls, and every library does while there is no such file.
  */
@@ -13,6 +15,9 @@
 
 #ifndef VERSION
 #define VERSION "550.1"
+#endif
+#ifndef CARDS
+#define CARDS 2
 #endif
 
 typedef int ret_t;
@@ -39,7 +44,7 @@ typedef struct { uint gpu, memory; } utilization_t;
 typedef struct { uint pid; ull when; uint sm, memory, encoder, decoder; } sample_t;
 typedef struct { uint sms, copy, dec, enc, jpeg, ofa, gi_slices, ci_slices; ull memory; } attributes_t;
 
-static card_t cards[2] = {{0, 0}, {1, 0}};
+static card_t cards[CARDS];
 static inst_t insts[8];
 static mig_t migs[8];
 static const struct { uint id, slices, sms, memory, size, count; const char *name; } profiles[] = {
@@ -82,10 +87,11 @@ ret_t nvmlSystemGetDriverVersion(char *text, uint size) {
     return snprintf(text, size, "%s", loaded()) < (int)size ? OK : SMALL;
 }
 
-ret_t nvmlDeviceGetCount_v2(uint *count) { ENTER(-1); *count = 2; return OK; }
+ret_t nvmlDeviceGetCount_v2(uint *count) { ENTER(-1); *count = CARDS; return OK; }
 ret_t nvmlDeviceGetHandleByIndex_v2(uint index, void **handle) {
     ENTER((int)index);
-    if (index >= 2) return INVALID;
+    if (index >= CARDS) return INVALID;
+    cards[index].index = (int)index;
     *handle = &cards[index];
     return OK;
 }
@@ -99,7 +105,8 @@ ret_t nvmlDeviceGetUUID(void *handle, char *text, uint size) {
 }
 ret_t nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
     int index;
-    if (sscanf(uuid, "GPU-%d", &index) != 1 || index < 0 || index > 1) return NOT_FOUND;
+    if (sscanf(uuid, "GPU-%d", &index) != 1 || index < 0 || index >= CARDS) return NOT_FOUND;
+    cards[index].index = index;
     *handle = &cards[index];
     return OK;
 }
@@ -126,16 +133,21 @@ ret_t nvmlDeviceGetPciInfo_v3(card_t *card, pci_t *pci) {
 
 typedef struct { uint field, scope; long long at, took; uint type, status; union { double d; uint ui; ull ull; } value; }
     field_t;
-static struct health { int action[2], serial, card, xid; } told;
+static struct health { int serial, card, xid, action[CARDS]; } told;
 
 /* What FAKE_NVML_HEALTH says; nothing but unknown fields without it. */
 static struct health health(void) {
-    struct health now = {{-1, -1}, 0, 0, 0};
+    struct health now = {0, 0, 0, {0}};
+    for (int at = 0; at < CARDS; at++) now.action[at] = -1;
     const char *path = getenv("FAKE_NVML_HEALTH");
     FILE *file = path ? fopen(path, "r") : NULL;
     if (!file) return now;
-    if (fscanf(file, "%d %d %d %d %d", now.action, now.action + 1, &now.serial, &now.card, &now.xid) < 2)
+    if (fscanf(file, "%d %d %d", &now.serial, &now.card, &now.xid) < 3) {
         now = told;
+    } else {
+        for (int at = 0; at < CARDS; at++)
+            if (fscanf(file, "%d", &now.action[at]) < 1) break;
+    }
     fclose(file);
     return now;
 }
@@ -170,20 +182,22 @@ ret_t nvmlEventSetWait_v2(void *set, event_t *event, uint timeout_ms) {
         *event = (event_t){&cards[1], 8, strtoull(xid, NULL, 10), NO_INSTANCE, NO_INSTANCE};
         return OK;
     }
-    for (uint waited = 0; waited < timeout_ms; waited += 10) {
+    const char *text = getenv("FAKE_NVML_PAUSE_MS");
+    uint pause_ms = text ? (uint)atoi(text) : 10;
+    for (uint waited = 0; waited < timeout_ms; waited += pause_ms) {
         struct health now = health();
         if (now.serial != told.serial) {
             told.serial = now.serial;
             *event = (event_t){&cards[now.card], 8, (ull)now.xid, NO_INSTANCE, NO_INSTANCE};
             return OK;
         }
-        for (int at = 0; at < 2; at++)
+        for (int at = 0; at < CARDS; at++)
             if (now.action[at] != told.action[at]) {
                 told.action[at] = now.action[at];
                 *event = (event_t){&cards[at], 0x8000, 0, NO_INSTANCE, NO_INSTANCE};
                 return OK;
             }
-        usleep(10000);
+        usleep(1000 * pause_ms);
         ENTER(-1);
     }
     return TIMEOUT;

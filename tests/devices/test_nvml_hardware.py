@@ -258,7 +258,7 @@ def test_the_driver_s_word_is_asked_for_when_its_event_comes(library, tmp_path):
     file = tmp_path / "health"
     file.write_text("0 0 0 0 0")
     process = Process(library)
-    texts = ["0 1 1 1 95", "0 0 1 1 95", "0 2 1 1 95"]
+    texts = ["1 1 95 0 1", "1 1 95 0 0", "1 1 95 0 2"]
     assert process(follow, file, texts, FAKE_NVML_HEALTH=str(file)) == (
         [
             ("GPU-1", ""),
