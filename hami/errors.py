@@ -65,6 +65,14 @@ class Rejected(HamiError):
     The text gives the reason."""
 
 
+class DeviceMissing(Rejected):
+    """A claim has a device that its node does not offer. *card*: the UUID of the card."""
+
+    def __init__(self, message: str, card: str) -> None:
+        self.card = card
+        super().__init__(message)
+
+
 class HostError(HamiError):
     """A file, directory or device of the host cannot be used; the text names it."""
 

@@ -59,6 +59,14 @@ def device_name(uuid: str) -> str:
     return f"gpu-{uuid.removeprefix('GPU-').lower()}"
 
 
+def card_of(name: str) -> str:
+    """Returns the UUID of the card that has this name in slices, or that the MIG device of this name is on.
+
+    NVIDIA writes UUIDs in lower case.
+    """
+    return f"GPU-{name.removeprefix('gpu-').partition('-mig-')[0]}"
+
+
 def is_publishable(device: Device) -> bool:
     """Reports whether claims can share *device*: it is not partitioned (MIG), has 2 MiB of memory or more, and a UUID
     that makes a name."""

@@ -19,7 +19,7 @@ from hami.codec.device_requests import UsedClaims, used_claims
 from hami.codec.hami_claims import booked_requests, differing_containers
 from hami.codec.keys import GPU_ALLOCATED
 from hami.codec.mig import MigAllocation
-from hami.codec.slices import device_name, mig_devices, pool_name
+from hami.codec.slices import card_of, device_name, mig_devices, pool_name
 from hami.devices.cards import Card
 from hami.devices.config import PluginConfig
 from hami.devices.registration import VENDOR, devices
@@ -32,7 +32,7 @@ from hami.dra.guard import (
     render_prepared,
 )
 from hami.dra.recipients import recipients
-from hami.errors import HostError, MalformedInput, Rejected
+from hami.errors import DeviceMissing, HostError, MalformedInput, Rejected
 from hami.kube.claims import DynamicResources
 from hami.kube.cluster import Cluster
 from hami.model import Device, MigProfile, Partition, Pod, Share
@@ -333,8 +333,11 @@ def _target(
     if request.admin:
         raise Rejected(f"{about}: adminAccess is not supported")
     for device in request.devices:
-        if device.pool != pool_name(pod.node_name) or device.device not in places:
-            raise Rejected(f"{about}: device {device.pool}/{device.device} is not on this node")
+        text = f"{about}: device {device.pool}/{device.device} is not on this node"
+        if device.pool != pool_name(pod.node_name):
+            raise Rejected(text)
+        if device.device not in places:
+            raise DeviceMissing(text, card_of(device.device))
     shares = tuple(_share(device, *places[device.device]) for device in request.devices)
     has_parameters = (request.priority, request.core_policy) != (None, None)
     if has_parameters and any(share.placement for share in shares):

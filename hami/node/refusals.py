@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from hami.errors import Rejected
+from hami.errors import DeviceMissing, Rejected
 from hami.model import PodRef
 
 REFUSALS = 5
@@ -16,16 +16,19 @@ CLAIM_REFUSALS = 3
 MOST_REFUSED = 1_000  # pods of which refusals are counted
 ADVICE = "its controller makes another one, and a device that is gone does not come back by itself"
 
+RefusalListener = Callable[[PodRef, str, str], None]
+
 
 class Refusals:
     """Counts how often pods have been refused in a row. Threads may share it.
 
-    *listeners* are called once when a pod has been refused *limit* times: the kubelet asks for ever.
+    *listeners* are called once when a pod has been refused *limit* times: the kubelet asks for ever. They are given the
+    pod, the reason, and the UUID of the card that its claim has and its node has not, if it is that.
     """
 
     def __init__(self, limit: int = REFUSALS) -> None:
         self._limit = limit
-        self.listeners: list[Callable[[PodRef, str], None]] = []
+        self.listeners: list[RefusalListener] = []
         self._lock = threading.Lock()  # guards the counts
         self._counts: OrderedDict[str, int] = OrderedDict()  # by the uid of the pod
 
@@ -38,8 +41,9 @@ class Refusals:
                 self._counts.popitem(last=False)
         if count != self._limit:
             return
+        card = error.card if isinstance(error, DeviceMissing) else ""
         for listener in self.listeners:
-            listener(ref, f"{error}. If that lasts, delete the pod: {ADVICE}")
+            listener(ref, f"{error}. If that lasts, delete the pod: {ADVICE}", card)
 
     def clear(self, ref: PodRef) -> None:
         """Forgets the pod: a container of it has started, or a claim of it is prepared."""

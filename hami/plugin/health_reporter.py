@@ -136,10 +136,11 @@ class HealthReporter(Task):
             self._waiting.append(event)
             self.inventory.notify()
 
-    def report_refused(self, pod: PodRef, reason: str) -> None:
-        """Takes that a pod is refused its devices again and again, as where one of them is gone."""
+    def report_refused(self, pod: PodRef, reason: str, card: str = "") -> None:
+        """Takes that a pod is refused its devices again and again, as where one of them is gone. *card*: that one, if a
+        claim has it."""
         self._events.record(pod, "Warning", "DeviceGone", reason)
-        self._gone.note_refused(pod.uid)
+        self._gone.note_refused(pod.uid, card)
         self.inventory.notify()
 
     def actions(self) -> Mapping[str, int]:

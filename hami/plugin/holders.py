@@ -78,6 +78,13 @@ class CardHolders:
                 cards |= {share.uuid for share in request.shares}
         return cards
 
+    def are_here(self, uids: Collection[str]) -> bool:
+        """Reports whether one of these pods is on the node and has not ended."""
+        for pod in self._watched_pods() or ():
+            if pod.ref.uid in uids and not pod.is_terminated:
+                return True
+        return False
+
     def _is_allocated(self, pod: Pod, gpu: str, instance: Instance | None) -> bool:
         """Reports whether the scheduler gave the card, or the *instance* on it, to *pod*."""
         if instance is None:

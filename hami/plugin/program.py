@@ -25,11 +25,12 @@ from hami.kube.api import Api
 from hami.kube.claims import DynamicResources
 from hami.kube.cluster import Cluster
 from hami.kube.events import EventRecorder
-from hami.model import Pod, PodRef
+from hami.model import Pod
 from hami.node.container_specs import CLAIM, ContainerSpecs
 from hami.node.dynamic_mig import DynamicMig
 from hami.node.memory_wall import MemoryWall
 from hami.node.pods import NodePods
+from hami.node.refusals import RefusalListener
 from hami.plugin.allocation_mode import (
     CLAIM_DEVICES,
     claimed_part,
@@ -401,7 +402,7 @@ def _claim_driver(
     claim_specs: ContainerSpecs,
     mig: DynamicMig | None,
     resources: DynamicResources | None,
-    on_refused: Callable[[PodRef, str], None],
+    on_refused: RefusalListener,
 ) -> DraDriver | None:
     """Returns the driver of the cards for claims; ``None`` if the node has none. *on_refused*: see `Refusals`."""
     settings = claimed_part(node.settings)

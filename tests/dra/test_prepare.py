@@ -80,7 +80,9 @@ def test_a_pod_with_too_many_claims_is_refused(stage):
 
 def test_a_pod_whose_claim_is_refused_again_and_again_is_told_once(stage):
     refused = []
-    stage.claims.refusals.listeners.append(lambda ref, reason: refused.append((ref.name, reason)))
+    stage.claims.refusals.listeners.append(
+        lambda ref, reason, card: refused.append((ref.name, reason, card))
+    )
 
     def prepare(claim, times):
         for _ in range(times):
@@ -92,14 +94,14 @@ def test_a_pod_whose_claim_is_refused_again_and_again_is_told_once(stage):
     prepare(stage.put("well"), CLAIM_REFUSALS)
     assert refused == []
     prepare(gone, CLAIM_REFUSALS)
-    ((pod, reason),) = refused
-    assert pod == "gone"
+    ((pod, reason, card),) = refused
+    assert (pod, card) == ("gone", "GPU-gone")
     assert "device hami/n1/gpu-gone is not on this node. If that lasts, delete the pod" in reason
 
 
 def test_a_claim_of_hamis_scheduler_on_a_card_that_is_gone_is_counted_as_refused(stage):
     refused = []
-    stage.claims.refusals.listeners.append(lambda ref, reason: refused.append(reason))
+    stage.claims.refusals.listeners.append(lambda ref, reason, card: refused.append(reason))
     allocated = {GPU_ALLOCATED: "GPU-gone,NVIDIA,1000,0:;"}
     claim = stage.put("p", result(uuid="GPU-gone"), annotations=allocated, claim="p-hami")
     for _ in range(CLAIM_REFUSALS):

@@ -299,6 +299,20 @@ def test_another_process_knows_that_the_card_is_gone_until_no_pod_holds_it(gone)
     assert later.heard() == []
 
 
+def test_a_card_that_only_the_claim_of_a_refused_pod_names_is_gone_while_the_pod_is_here():
+    scene = Scene()
+    scene.pods.append(placed(asking(), name="c", shares=[]))
+    scene.reporter.report_refused(scene.pods[-1].ref, "refused", C)
+    scene.step()
+    assert list(scene.unhealthy) == [C]
+    assert scene.unhealthy[C].harms_pods
+    scene.step(3600)
+    assert list(scene.unhealthy) == [C]
+    scene.pods.pop()
+    scene.step(WRITES * 60)
+    assert scene.unhealthy == {}
+
+
 def test_a_card_that_is_back_or_that_is_not_offered_is_not_gone(gone):
     gone.step()
     gone.inventory.update(cards(A, B, C))

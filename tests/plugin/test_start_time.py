@@ -612,7 +612,9 @@ def test_a_pod_whose_card_is_gone_is_told_after_some_refusals(tmp_path):
     refused = []
     one = StartStage(tmp_path, ONE)
     one.admit("c", *ids(A))
-    one.allocator.refusals.listeners.append(lambda ref, reason: refused.append((str(ref), reason)))
+    one.allocator.refusals.listeners.append(
+        lambda ref, reason, card: refused.append((str(ref), reason))
+    )
 
     def start(times, fault):
         one.inventory.report(A, fault)
