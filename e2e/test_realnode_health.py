@@ -21,7 +21,8 @@ from testing.shown import shower
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(400)]
 Object = dict[str, Any]
 VERSION = "570.1"
-FIRST, SECOND = cards(2)
+FOUR = cards(4)
+FIRST, SECOND = FOUR[:2]
 RESET = "the driver asks: reset the GPU"
 
 
@@ -142,11 +143,18 @@ def mocked(real: RealNode) -> Iterator[DevicePlugin]:
         yield made
 
 
+@pytest.fixture
+def four(real: RealNode) -> Iterator[DevicePlugin]:
+    """A device plugin with four cards of equal size."""
+    with DevicePlugin.offered(real, 4 * SLOTS, *FOUR) as made:
+        yield made
+
+
 def test_the_status_of_each_pod_of_a_burst_has_the_health_of_its_card(
-    sandbox: Sandbox, real: RealNode, mocked: DevicePlugin
+    sandbox: Sandbox, real: RealNode, four: DevicePlugin
 ) -> None:
     """The kubelet chooses ids for pods of equal size without knowing whose call it is."""
-    given = {f"p{k:02}": (FIRST, SECOND)[k * 7 // 3 % 2].uuid for k in range(16)}
+    given = {f"p{k:02}": FOUR[k * 7 % 4].uuid for k in range(4 * SLOTS)}
 
     def bind(item: tuple[str, str]) -> None:
         name, uuid = item
@@ -155,7 +163,7 @@ def test_the_status_of_each_pod_of_a_burst_has_the_health_of_its_card(
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(bind, given.items()))
     sandbox.running(*given, timeout=180)
-    mocked.set_health(SECOND.uuid, "XID 79")
+    four.set_health(SECOND.uuid, "XID 79")
     expected = {}
     for name, uuid in given.items():
         expected[name] = "Unhealthy" if uuid == SECOND.uuid else "Healthy"
@@ -164,9 +172,11 @@ def test_the_status_of_each_pod_of_a_burst_has_the_health_of_its_card(
     for name in unhealthy:
         sandbox.event(name, "GpuUnhealthy", "XID 79")
     assert events(sandbox, "GpuUnhealthy") == unhealthy
-    place(sandbox, real, shower(HOOK, "more", gpu=1, gpumem=1000), [Part(FIRST.uuid, 1000)])
+    sandbox.delete("p00")
+    place(sandbox, real, shower(HOOK, "more", gpu=1, gpumem=1000), [Part(given["p00"], 1000)])
     sandbox.running("more", timeout=60)
-    mocked.set_health(SECOND.uuid, True)
+    del given["p00"]
+    four.set_health(SECOND.uuid, True)
     wait_health(sandbox, **dict.fromkeys(given, "Healthy"))
 
 
