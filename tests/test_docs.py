@@ -26,6 +26,7 @@ from hami.vendors.catalog import vendors
 from hami.vendors.vocabulary import counted_names
 from testing.cases import cases
 from tests.test_monitoring import GROUPS, SCRAPED
+from tools.diagrams import DiagramsMissing, unpacked
 from tools.site import copy_pages, nav_pages
 
 pytestmark = pytest.mark.files
@@ -745,3 +746,10 @@ def test_the_example_of_a_vendor_is_that_of_the_page():
     assert example["project"]["dependencies"] == [
         f"hami @ file:///wheels/hami-{__version__}-py3-none-any.whl"
     ]
+
+
+def test_another_package_than_the_pinned_one_draws_no_diagrams(tmp_path):
+    package = tmp_path / "mermaid.tgz"
+    package.write_bytes(b"another")
+    with pytest.raises(DiagramsMissing, match="SHA-512"):
+        unpacked(package)

@@ -1,7 +1,8 @@
 """The documentation as a site: ``python -m tools.site FOLDER`` builds it with mkdocs, and fails at a broken link.
 
 The pages of ``mkdocs.yml`` and the files that they link to are copied, each to its own path, so that links work both on
-the site and where the repository is hosted. A link to a folder becomes its name.
+the site and where the repository is hosted. A link to a folder becomes its name. The script that draws diagrams is a
+file of the site; where it cannot be fetched, a browser takes it from unpkg.com, as the theme has it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from typing import Any
 
 import click
 
+from tools.diagrams import DiagramsMissing, mermaid
+
 __all__ = ["copy_pages", "nav_pages"]
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "mkdocs.yml"
+DIAGRAMS = "assets/mermaid.js"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
 
 
@@ -56,6 +60,15 @@ def copy_pages(pages: list[str], folder: Path) -> None:
         (folder / page).write_text(text)
 
 
+def add_diagrams(source: Path, config: Any) -> None:
+    """Adds the script that draws diagrams to the files in *source*. Raises: DiagramsMissing."""
+    script = mermaid()
+    copy = source / DIAGRAMS
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(script, copy)
+    config["extra_javascript"].append(DIAGRAMS)
+
+
 @click.command(help="Build the site into FOLDER; a broken link is an error.")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def main(folder: Path) -> None:
@@ -70,6 +83,10 @@ def main(folder: Path) -> None:
             str(CONFIG), docs_dir=source, site_dir=str(folder.absolute()), strict=True
         )
         copy_pages(list(nav_pages(config["nav"])), Path(source))
+        try:
+            add_diagrams(Path(source), config)
+        except DiagramsMissing as error:
+            print(f"the site takes its diagrams from unpkg.com: {error}", file=sys.stderr)
         try:
             build(config)
         except Abort as error:
