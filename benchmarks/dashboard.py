@@ -37,6 +37,9 @@ PATHS = (
     "/?sort=free",
     "/?state=free",
     "/pending",
+    "/pods",
+    "/pods?sort=memory",
+    "/health",
     "/namespaces",
 )
 SETTLING = 3.0

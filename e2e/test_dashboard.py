@@ -27,7 +27,9 @@ Object = dict[str, Any]
 PICTURES = Path(os.environ.get("HAMI_E2E_PICTURES", "benchmarks/results/pictures"))
 PAGES = {
     "cards": "/",
+    "pods": "/pods",
     "pending": "/pending",
+    "health": "/health",
     "node": "/nodes/{node}",
     "card": "/cards/{node}/{uuid}",
     "pod": "/pods/{namespace}/a",
@@ -340,6 +342,7 @@ def test_in_a_browser(sandbox, site, monitor_port):
                         assert not visit.is_wider_than_the_window(), kind
                     assert visit.complaints == []
         follows_the_cluster(started, sandbox, site)
+        applies_filters_at_once(started, sandbox, site)
         works_without_scripts_and_with_the_keyboard(started, site)
 
 
@@ -369,6 +372,21 @@ def follows_the_cluster(started: Any, sandbox: Sandbox, site: Site) -> None:
         visit.page.get_by_role("link", name="newcomer").wait_for(timeout=30_000)
         visit.page.get_by_role("button", name="Pause updates").click()
         assert "paused" in visit.page.locator("#updated").inner_text()
+        assert visit.complaints == []
+
+
+def applies_filters_at_once(started: Any, sandbox: Sandbox, site: Site) -> None:
+    """What is typed chooses the pods without loading the page again, and Clear shows all."""
+    with Visit.started(started) as visit:
+        visit.page.goto(site.base + "/pods")
+        row = visit.page.get_by_role("link", name="a", exact=True)
+        row.wait_for()
+        visit.page.get_by_label("Pod", exact=True).fill(f"{sandbox.namespace}/b")
+        row.wait_for(state="detached")
+        visit.page.get_by_role("link", name="b", exact=True).wait_for()
+        assert f"/pods?pod={sandbox.namespace}%2Fb" in visit.page.url
+        visit.page.get_by_role("link", name="Clear").click()
+        row.wait_for()
         assert visit.complaints == []
 
 

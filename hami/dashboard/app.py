@@ -25,7 +25,7 @@ from hami.dashboard.access import Access, Scope
 from hami.dashboard.caches import Rendering, Renderings
 from hami.dashboard.errors import PageError
 from hami.dashboard.live import DeviceParts
-from hami.dashboard.views import Views, node_query, page_of
+from hami.dashboard.views import Views, node_query, page_of, pod_query
 from hami.inspect.refusals import AWAITS_SCHEDULER
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 METHODS = ("GET",)  # Flask adds HEAD
 MAX_CELLS = 4096  # cells of devices, of some 1 KiB each: 20 pages
 # of queries; namespaces come from `_namespaces`
-ARGUMENTS = frozenset({"node", "model", "state", "sort", "page"})
+ARGUMENTS = frozenset({"node", "model", "pod", "state", "sort", "page"})
 STATIC_SECONDS = 3600  # for which a browser keeps a file; its address has the version
 
 Make = Callable[[Scope], Any]
@@ -140,6 +140,8 @@ def _add_pages(app: flask.Flask, dashboard: Dashboard) -> None:
 
     add("/", "nodes.html", lambda scope: views.nodes(scope, node_query(flask.request.args)))
     add("/pending", "pending.html", lambda scope: views.pending(scope, page_of(flask.request.args)))
+    add("/pods", "pods.html", lambda scope: views.pods(scope, pod_query(flask.request.args)))
+    add("/health", "health.html", lambda scope: views.health(scope, page_of(flask.request.args)))
     add("/nodes/<name>", "node.html", views.node)
     add("/cards/<node>/<path:uuid>", "card.html", views.device)
     add("/pods/<namespace>/<name>", "pod.html", views.pod)

@@ -10,6 +10,8 @@ from typing import TypeVar
 
 import msgspec
 
+from hami.codec.health import DeviceHealth, parse_device_health
+from hami.codec.keys import DEVICE_HEALTH
 from hami.dashboard.access import Scope
 from hami.dashboard.errors import PageError
 from hami.dashboard.explainer import Explanation, Question
@@ -32,6 +34,7 @@ from hami.inspect.top import (
 )
 from hami.model import Pod, PodRef
 from hami.state.bookings import Booking
+from hami.state.read_pod import PodRecord
 
 T = TypeVar("T")
 
@@ -59,6 +62,25 @@ class NodeQuery:
 
     node: str = ""
     model: str = ""
+    state: str = ""
+    sort: str = "name"
+    page: int = 1
+
+
+HELD_BY: Mapping[str, Callable[[bool], bool]] = {
+    "allocated": lambda is_holding: is_holding,
+    "waiting": lambda is_holding: not is_holding,
+}
+"""States of pods by which they can be chosen, from whether the pod holds devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodQuery:
+    """Which pods, and in which order: those whose namespace and name, as ``namespace/name``, contain *pod*, on nodes
+    whose name contains *node*."""
+
+    pod: str = ""
+    node: str = ""
     state: str = ""
     sort: str = "name"
     page: int = 1
@@ -135,6 +157,34 @@ class PodPage(OutputRecord, frozen=True):
     cards: tuple[DevicePage, ...]
     waits: Waiting | None
     size: PodSize | None
+
+
+class PodList(OutputRecord, frozen=True):
+    """A page of pods that hold or request devices."""
+
+    items: tuple[PodRow, ...]
+    total: int
+    page: int
+    pages: int
+
+
+class UnhealthyItem(OutputRecord, frozen=True):
+    """A node that is not as it should be, with the devices that are not. *health*: what the node says of unhealthy
+    devices, by UUID."""
+
+    node: NodeRow
+    cards: tuple[DeviceParts, ...]
+    health: Mapping[str, DeviceHealth]
+
+
+class HealthPage(OutputRecord, frozen=True):
+    """Nodes with devices that are unhealthy, cordoned, over-committed or unreadable. *nodes*: of all with devices."""
+
+    items: tuple[UnhealthyItem, ...]
+    total: int
+    nodes: int
+    page: int
+    pages: int
 
 
 class NamespaceList(OutputRecord, frozen=True):
@@ -214,6 +264,54 @@ class Views:
         return WaitingList(
             tuple(self._waiting(cluster, pod, scope) for pod in shown), len(pods), page, pages
         )
+
+    def health(self, scope: Scope, page: int) -> HealthPage:
+        """Returns a page of the nodes that are not as they should be, by name."""
+        nodes = self._live.node_rows()
+        rows = sorted((row for row in nodes.values() if row.state), key=NODES.name)
+        shown, page, pages = paged(rows, page, NODES_A_PAGE)
+        devices = self._live.devices([row.name for row in shown], scope, self._uses)
+        items: list[UnhealthyItem] = []
+        for row in shown:
+            node = self._live.store.nodes.get(row.name)
+            health: Mapping[str, DeviceHealth] = {}
+            if node is not None:
+                health = parse_device_health(node.annotations.get(DEVICE_HEALTH))
+            cards = [device for device in devices.get(row.name, ()) if device.row.state]
+            items.append(UnhealthyItem(row, tuple(cards), health))
+        return HealthPage(tuple(items), len(rows), len(nodes), page, pages)
+
+    def pods(self, scope: Scope, query: PodQuery) -> PodList:
+        """Returns a page of the pods that hold or request devices."""
+        records = self._chosen_pods(scope, query)
+        shown, page, pages = paged(records, query.page, PODS_A_PAGE)
+        pods = self._live.store.pods
+        waiting: list[Pod] = []
+        for record in shown:
+            pod = pods.waiting_pod(record.ref.uid)
+            if pod is not None:
+                waiting.append(pod)
+        cluster = self._live.cluster((), scope, waiting)
+        holders = [Holder(record.ref, record.node, record.phase) for record in shown]
+        return PodList(tuple(pod_rows(cluster, holders)), len(records), page, pages)
+
+    def _chosen_pods(self, scope: Scope, query: PodQuery) -> list[PodRecord]:
+        """Returns the pods that *query* chooses, in its order."""
+        store = self._live.store
+        chosen: list[PodRecord] = []
+        for uid, record in store.pods.by_uid().items():
+            if record.terminated or not record.requests_devices:
+                continue
+            if record.ref.namespace not in scope or not _names_match(record, query):
+                continue
+            if query.state and not HELD_BY[query.state](store.booking(uid) is not None):
+                continue
+            chosen.append(record)
+        chosen.sort(key=lambda record: (record.ref.namespace, record.ref.name))
+        if query.sort != "name":
+            size = SIZES[query.sort]
+            chosen.sort(key=lambda record: size(store.booking(record.ref.uid)), reverse=True)
+        return chosen
 
     def pod(self, scope: Scope, namespace: str, name: str) -> PodPage:
         """Returns one pod. Raises: PageError."""
@@ -299,13 +397,30 @@ def node_query(given: Mapping[str, str]) -> NodeQuery:
         sort=_text(given, "sort") or "name",
         page=page_of(given),
     )
-    for name, value, choices in (
-        ("state", query.state, ["", *STATES]),
-        ("sort", query.sort, ["name", *NODES.orders]),
-    ):
+    _check_choices(
+        ("state", query.state, ["", *STATES]), ("sort", query.sort, ["name", *NODES.orders])
+    )
+    return query
+
+
+def pod_query(given: Mapping[str, str]) -> PodQuery:
+    """Returns the parameters *given* as a query. Raises: PageError."""
+    query = PodQuery(
+        pod=_text(given, "pod"),
+        node=_text(given, "node"),
+        state=_text(given, "state"),
+        sort=_text(given, "sort") or "name",
+        page=page_of(given),
+    )
+    _check_choices(("state", query.state, ["", *HELD_BY]), ("sort", query.sort, ["name", *SIZES]))
+    return query
+
+
+def _check_choices(*chosen: tuple[str, str, Sequence[str]]) -> None:
+    """*chosen*: name, value and allowed values of each parameter. Raises: PageError."""
+    for name, value, choices in chosen:
         if value not in choices:
             raise PageError(f"{name}={value}: expected {', '.join(filter(None, choices))}", 400)
-    return query
 
 
 def page_of(given: Mapping[str, str]) -> int:
@@ -338,6 +453,30 @@ def _is_chosen(row: NodeRow, query: NodeQuery) -> bool:
     if not query.model:
         return True
     return any(query.model.lower() in model.lower() for model in row.models)
+
+
+def _names_match(record: PodRecord, query: PodQuery) -> bool:
+    if query.pod and query.pod.lower() not in str(record.ref).lower():
+        return False
+    return query.node.lower() in record.node.lower()
+
+
+def _memory_mib(booking: Booking | None) -> int:
+    memory = 0
+    for _, charges in booking.charges if booking is not None else ():
+        memory += sum(charge.memory_mib for charge in charges)
+    return memory
+
+
+def _cores(booking: Booking | None) -> int:
+    cores = 0
+    for _, charges in booking.charges if booking is not None else ():
+        cores += sum(charge.cores for charge in charges)
+    return cores
+
+
+SIZES: Mapping[str, Callable[[Booking | None], int]] = {"memory": _memory_mib, "cores": _cores}
+"""What a pod has of all its devices, by which pods can be sorted: MiB, and percent of one device."""
 
 
 def _item(row: NodeRow, devices: Sequence[DeviceParts]) -> NodeItem:

@@ -1,6 +1,7 @@
 """The pages of the dashboard: what they show to whom, and what they answer to what is wrong."""
 
 import html
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -39,6 +40,8 @@ QUOTAS = [quota("default", gpumem=90_000)]
 PATHS = [
     "/",
     "/pending",
+    "/pods",
+    "/health",
     "/nodes/n1",
     "/cards/n1/GPU-n1-0",
     "/pods/default/a",
@@ -129,6 +132,44 @@ def test_a_reserved_part_is_marked(stage):
 )
 def test_filters_and_orders_of_nodes(stage, query, expected):
     assert names(stage.json(f"/?{query}")) == expected
+
+
+@cases(
+    "query, expected",
+    ("", ["a", "b", "waits", "secret"]),
+    ("pod=SEC", ["secret"]),
+    ("pod=default/", ["a", "b", "waits"]),
+    ("pod=nobody", []),
+    ("node=n1", ["a", "b", "secret"]),
+    ("state=allocated", ["a", "b", "secret"]),
+    ("state=waiting", ["waits"]),
+    ("sort=memory", ["a", "b", "secret", "waits"]),
+    ("sort=cores", ["a", "b", "secret", "waits"]),
+    ("namespace=other", ["secret"]),
+)
+def test_filters_and_orders_of_pods(stage, query, expected):
+    assert [row["name"] for row in stage.json(f"/pods?{query}")["items"]] == expected
+
+
+def test_a_pod_that_waits_shows_what_it_requests(stage):
+    page = stage.ask("/pods?state=waiting").text
+    assert "2 × NVIDIA with 9500 MiB" in page
+    assert "Pending" in page
+
+
+def test_the_health_page_has_what_is_not_as_expected_and_why():
+    told = {"GPU-n2-1": {"cause": "XID 79", "remedy": "reboot the node", "since": 1787315400}}
+    notes = NODES[1]["metadata"]["annotations"] | {"hami.io/device-health": json.dumps(told)}
+    sick = NODES[1] | {"metadata": NODES[1]["metadata"] | {"annotations": notes}}
+    stage = Stage([NODES[0], sick, NODES[2]], PODS)
+    answer = stage.json("/health")
+    assert (answer["total"], answer["nodes"]) == (2, 3)
+    assert [item["node"]["name"] for item in answer["items"]] == ["n2", "n3"]
+    assert [card["row"]["index"] for card in answer["items"][0]["cards"]] == [0, 1]
+    page = stage.ask("/health").text
+    assert "2 of 3 nodes with devices are not as expected." in page
+    assert "XID 79; remedy: reboot the node" in page
+    assert 'datetime="2026-08-21T12:30:00Z"' in page
 
 
 def test_many_nodes_come_in_pages():

@@ -1,10 +1,12 @@
 "use strict";
 // Keeps the page current: asks for it again, with the ETag of what it shows, and replaces what has changed.
+// What is chosen in the form of filters is applied at once.
 
 (() => {
   const live = document.getElementById("live");
   if (!live) return;
   const OFTEN = 1500, USUAL = 5000, SELDOM = 30000;  // milliseconds between two questions
+  const TYPING = 250;  // milliseconds without a key, after which a filter is applied
   const pause = document.getElementById("pause");
   const updated = document.getElementById("updated");
   let etag = "", timer = 0;
@@ -32,11 +34,14 @@
 
   async function ask() {
     let next = USUAL;
+    const address = location.href;
     try {
-      const answer = await fetch(location.href, {headers: etag ? {"If-None-Match": etag} : {}, cache: "no-store"});
-      if (answer.status === 200) {
+      const answer = await fetch(address, {headers: etag ? {"If-None-Match": etag} : {}, cache: "no-store"});
+      const text = answer.status === 200 ? await answer.text() : "";
+      if (address !== location.href) return;  // other filters were chosen meanwhile
+      if (text) {
         etag = answer.headers.get("ETag") || "";
-        show(await answer.text());
+        show(text);
       }
       if (answer.ok || answer.status === 304) {
         updated.textContent = "current as of " + new Date().toLocaleTimeString();
@@ -58,6 +63,26 @@
     if (pause.getAttribute("aria-pressed") === "false" && !document.hidden) timer = setTimeout(ask, milliseconds);
   }
 
+  const form = document.querySelector("form.filters");
+  let typing = 0;
+
+  function filter() {
+    const query = new URLSearchParams([...new FormData(form)].filter(([, text]) => text));
+    history.replaceState(null, "", form.getAttribute("action") + (query.toString() && "?" + query));
+    query.set("format", "json");
+    document.getElementById("json").href = location.pathname + "?" + query;
+    etag = "";
+    ask();
+  }
+
+  form?.addEventListener("input", ({target}) => {
+    clearTimeout(typing);
+    if (target.name === "namespace") return;  // other links of the page have it, too
+    typing = setTimeout(filter, target.tagName === "SELECT" ? 0 : TYPING);
+  });
+  form?.addEventListener("change", ({target}) => {
+    if (target.name === "namespace") form.requestSubmit();
+  });
   pause.addEventListener("click", () => {
     const pressed = pause.getAttribute("aria-pressed") === "false";
     pause.setAttribute("aria-pressed", String(pressed));
