@@ -582,11 +582,11 @@ def test_selectors_mutex_and_numa_hold(sandbox):
     }
     assert place(sandbox, "mutex", {GPU_POLICY: "mutex"}) == {"n0/2"}
     sandbox.create(pod("waits", gpu=1, gpumem=1000, annotations={GPU_POLICY: "mutex"}))
-    refusal(sandbox, "waits", "ExclusiveDeviceAllocateConflict")
+    refusal(sandbox, "waits", "cannot be used exclusively")
     sandbox.create(
         pod("unknown", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere"})
     )
-    refusal(sandbox, "unknown", "CardUuidMismatch")
+    refusal(sandbox, "unknown", "excluded by UUID")
 
 
 def test_the_best_links_are_chosen(sandbox):
@@ -626,7 +626,7 @@ def test_a_quota_refuses_with_its_reason(sandbox):
     sandbox.create(half[0])
     wait_bound(sandbox, "half")
     sandbox.create(half[1])
-    refusal(sandbox, "more", "ResourceQuotaNotFit")
+    refusal(sandbox, "more", "the quota of the namespace")
 
 
 # -- allocation modes
@@ -646,7 +646,7 @@ def test_no_pod_passes_in_the_other_allocation_mode(cluster, sandbox):
         pod("device-waits", gpu=1, gpumem=81_000, labels=plain),
     )
     for name, other in (("claim-waits", "plugin"), ("device-waits", "claims")):
-        refusal(sandbox, name, "CardOtherAllocationMode")
+        refusal(sandbox, name, "in the other allocation mode")
         text = explained(cluster, sandbox, name)
         assert re.search(rf"{sandbox.namespace}-{other}\b.*CardOtherAllocationMode", text), text
         assert "CardInsufficientMemory" in text
@@ -671,7 +671,7 @@ def test_claims_for_mig_instances(sandbox):
     }
     assert profiles == {"p0": ["3g"], "p1": ["3g"], "p2": ["3g"], "two": ["1g", "1g"]}
     sandbox.create(pod("none", gpu=1, gpumem=40_000, annotations=instances))
-    refusal(sandbox, "none", "CardInsufficientMemory")
+    refusal(sandbox, "none", "too little free memory")
 
 
 def test_claims_of_users_never_get_such_cards(sandbox):

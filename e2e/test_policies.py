@@ -67,7 +67,7 @@ def test_mutex_requires_an_unused_card(sandbox):
     sandbox.add_gpu_node("n0", *gpus(2))
     assert len(place(sandbox, 2, **{GPU_POLICY: "mutex"})[1]) == 2
     sandbox.create(pod("third", gpu=1, gpumem=1000, annotations={GPU_POLICY: "mutex"}))
-    assert sandbox.refusal("third", "ExclusiveDeviceAllocateConflict")
+    assert sandbox.refusal("third", "cannot be used exclusively")
 
 
 @cases(
@@ -85,7 +85,7 @@ def test_type_lists(sandbox, annotations, node):
 def test_an_unknown_type(sandbox):
     sandbox.add_gpu_node("a", gpu(model=A100))
     sandbox.create(pod("p", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gputype": "T4"}))
-    assert sandbox.refusal("p", "CardTypeMismatch")
+    assert sandbox.refusal("p", "of another type")
 
 
 @cases("key, card", ("nvidia.com/use-gpuuuid", "n0/1"), ("nvidia.com/nouse-gpuuuid", "n0/0"))
@@ -101,7 +101,7 @@ def test_an_unknown_uuid(sandbox):
     sandbox.create(
         pod("p", gpu=1, gpumem=1000, annotations={"nvidia.com/use-gpuuuid": "GPU-elsewhere"})
     )
-    assert sandbox.refusal("p", "CardUuidMismatch")
+    assert sandbox.refusal("p", "excluded by UUID")
 
 
 def test_numa_bind_keeps_a_pod_on_one_numa_node(sandbox):
@@ -119,7 +119,7 @@ def test_numa_bind_keeps_a_pod_on_one_numa_node(sandbox):
     sandbox.started()
     assert sandbox.cards("p") == {"n0/0", "n0/1"}
     sandbox.create(pod("q", gpu=3, gpumem=1000, annotations={"nvidia.com/numa-bind": "true"}))
-    assert sandbox.refusal("q", "NumaNotFit")
+    assert sandbox.refusal("q", "on NUMA nodes with too few")
 
 
 def test_weights_decide_between_cards(sandbox):

@@ -43,7 +43,7 @@ CDI = "/run/cdi"
 OURS = "hami.io-container-*.json"
 RETRIED_SECONDS = 40  # the kubelet repeats a failed start after ten to fifteen seconds
 LATE_S = 15.0
-WAITS = "no node offers such devices"
+WAITS = "none has registered such devices"
 PLACES = "hami.io/vgpu-mig-allocations"
 
 

@@ -122,7 +122,7 @@ class Events:
     def __init__(self):
         self.recorded = []
 
-    def record(self, subject, type, reason, message):
+    def record(self, subject, type, reason, message, *, replaces=False):
         self.recorded.append((str(subject), type, reason, message))
 
     def of(self, subject):

@@ -71,7 +71,7 @@ class Journal(list):
         super().__init__()
         self.subjects = []
 
-    def record(self, about, type, reason, message):
+    def record(self, about, type, reason, message, *, replaces=False):
         self.append((reason, message))
         self.subjects.append(about)
 

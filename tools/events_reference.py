@@ -18,8 +18,9 @@ __all__ = ["EVENTS", "REASONS", "rendered_page"]
 EVENTS: Mapping[str, str] = MappingProxyType(
     {
         "FilteringFailed": (
-            "no node fits: one event for each [reason](#reasons), and one with the free resources of the "
-            "closest nodes. A repeated event is written when its count has doubled, or after a minute"
+            "no node fits: how many devices which [reason](#reasons) excludes, and what the nearest one lacks. A pod "
+            "has one such event, with the latest message; if that stays, it is updated when its count has "
+            "doubled, or after a minute"
         ),
         "FilteringSucceed, BindingSucceed": "the chosen node with the scores; the pod is bound",
         "BindingFailed": "the message contains the cause; kube-scheduler retries",

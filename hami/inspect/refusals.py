@@ -11,7 +11,8 @@ from typing import TypeVar
 from hami.inspect.cluster import InspectedCluster
 from hami.inspect.tables import OutputRecord, counted
 from hami.model import Pod
-from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, Refusal, request_text
+from hami.scheduling.refusal import DeviceRefusal, NodeRefusal, Refusal
+from hami.scheduling.refusal_text import request_text
 from hami.state import dry_run
 from hami.state.view import View
 from hami.vendors.request import device_requests
@@ -79,12 +80,20 @@ def _device_shortage(refusal: DeviceRefusal) -> DeviceShortage:
         index=device.index,
         uuid=device.uuid,
         model=device.model,
-        free=refusal.free_text,
+        free=_free_text(refusal),
         short_mib=short.memory_mib,
         short_cores=short.cores,
         short_slots=short.slots,
         reason=str(refusal.reason or ""),
     )
+
+
+def _free_text(refusal: DeviceRefusal) -> str:
+    free, total = refusal.free, refusal.total
+    texts = [f"{max(free.cores, 0)}/{total.cores} cores"]
+    if total.memory_mib:
+        texts.insert(0, f"{max(free.memory_mib, 0)}/{total.memory_mib} MiB")
+    return f"{', '.join(texts)}, {max(free.slots, 0)}/{total.slots} slots free"
 
 
 def requested_devices(cluster: InspectedCluster, pod: Pod | None) -> tuple[RequestedDevices, ...]:

@@ -33,14 +33,15 @@ from hami.inspect.stranded import FreeReport, free_sentences
 from hami.inspect.tables import Column, OutputRecord, Style, counted, printable, render_rows
 from hami.model import DisruptionBudget, Node, Pod, PodRef
 from hami.scheduling.preemption import PodGroups, no_pod_group
-from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal
+from hami.scheduling.refusal import Choice, Refusal
 from hami.state import dry_run
 from hami.state.read_pod import assigned_at, bound_at
 from hami.state.victims import PreemptionRules, plan_preemption
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 
-SHOWN_DEVICES = 3  # of each of the nearest nodes
+SHOWN_NODES = 3  # nearest nodes
+SHOWN_DEVICES = 3  # of each of them
 MAX_ADDED = 10_000  # nodes
 # pods of capacity on a node: a node may register devices with any number of slots
 MAX_COUNTED = 100_000
@@ -373,7 +374,7 @@ class _Placer:
             stopped or "no node has devices",
             requested_devices(self._cluster, pod),
             refusal.nodes,
-            nearest_nodes(self.view, pod, refusal, CLOSEST_NODES),
+            nearest_nodes(self.view, pod, refusal, SHOWN_NODES),
         )
 
 

@@ -14,7 +14,7 @@ EventType = Literal["Normal", "Warning"]
 
 @dataclass(frozen=True, slots=True)
 class EventKey:
-    """Events with equal keys are merged."""
+    """Events with equal keys are merged. *message*: empty if the latest message replaces the one before."""
 
     subject: PodRef | str
     type: EventType
@@ -31,10 +31,11 @@ class EventKey:
 
 @dataclass(slots=True)
 class MergedEvent:
-    """Equal events, merged. *count*: those that are not written yet, or, in a written one, all that it tells of.
-    *repeated*: those since then. *written_at*: by the clock."""
+    """Equal events, merged. *message*: the latest. *count*: those that are not written yet, or, in a written one, all
+    that it tells of. *repeated*: those since then. *written_at*: by the clock."""
 
     key: EventKey
+    message: str
     first: datetime
     last: datetime
     name: str = ""
@@ -45,6 +46,7 @@ class MergedEvent:
 
     def merge(self, newer: MergedEvent) -> None:
         """Adds an equal event that occurred later."""
+        self.message = newer.message
         self.last = newer.last
         self.count += newer.count
 

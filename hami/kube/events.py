@@ -90,27 +90,33 @@ class EventRecorder(Task):
         self._resume_at = -math.inf
         self._reported = OncePerKey()
 
-    def record(self, subject: PodRef | str, type: EventType, reason: str, message: str) -> None:
+    def record(
+        self,
+        subject: PodRef | str,
+        type: EventType,
+        reason: str,
+        message: str,
+        *,
+        replaces: bool = False,
+    ) -> None:
         """Records an event about a pod, its controller, a quota, or a node by its name. Never blocks, never raises.
 
-        *reason*: one CamelCase word. *message* is cut at 1024 characters.
+        *reason*: one CamelCase word. *message* is cut at 1024 characters. *replaces*: there is one event about the
+        subject with this reason, and the latest message replaces the one before: what is decided again and again
+        differs in every number, and would else fill the list of a pod's events.
         """
         if len(message) > MESSAGE_LIMIT:
             message = message[: MESSAGE_LIMIT - 1] + "…"
-        key = EventKey(subject, type, reason, message)
+        key = EventKey(subject, type, reason, "" if replaces else message)
         now = self._now()
         with self._changed:
             same, written = self._waiting.get(key), self._recent.get(key.namespace, key)
             if same is not None:
-                same.merge(MergedEvent(key, first=now, last=now))
-            elif (
-                written is not None
-                and self._clock() - written.written_at < REPEAT_S
-                and written.repeated + 1 < written.count
-            ):
+                same.merge(MergedEvent(key, message, first=now, last=now))
+            elif written is not None and self._need_not_be_written(written, message):
                 written.repeat()
             else:
-                self._add(MergedEvent(key, first=now, last=now), written)
+                self._add(MergedEvent(key, message, first=now, last=now), written)
 
     def drain(self, timeout: float) -> bool:
         """Waits at most *timeout* seconds until all events are written or dropped. Reports whether they are."""
@@ -149,6 +155,13 @@ class EventRecorder(Task):
                 self._changed.notify_all()
         return self._delay() if self._waiting else math.inf
 
+    def _need_not_be_written(self, written: MergedEvent, message: str) -> bool:
+        """Reports whether *written* says enough of its repetition with *message*."""
+        if message != written.message:
+            return False
+        is_recent = self._clock() - written.written_at < REPEAT_S
+        return is_recent and written.repeated + 1 < written.count
+
     def _delay(self) -> float:
         """Returns the seconds until the next event may be written, because of rates and failures."""
         now = self._clock()
@@ -165,13 +178,12 @@ class EventRecorder(Task):
         before = self._recent.get(event.key.namespace, event.key)
         if before is not None and self._clock() - before.written_at < MERGE_S:
             count = before.count + event.count
+            patch = {"count": count, "lastTimestamp": render_time(event.last)}
+            if event.message != before.message:
+                patch["message"] = event.message
             try:
-                self._cluster.patch_event(
-                    namespace,
-                    before.name,
-                    {"count": count, "lastTimestamp": render_time(event.last)},
-                )
-                self._remember(replace(before, count=count), event.count)
+                self._cluster.patch_event(namespace, before.name, patch)
+                self._remember(replace(before, count=count, message=event.message), event.count)
                 return
             except NotFound:
                 pass  # expired, or the namespace is gone, in which case the creation below fails, too
@@ -258,7 +270,7 @@ class EventRecorder(Task):
             "involvedObject": {"apiVersion": "v1", **involved},
             "type": event.key.type,
             "reason": event.key.reason,
-            "message": event.key.message,
+            "message": event.message,
             "source": {"component": self._component},
             "reportingComponent": self._component,
             "firstTimestamp": render_time(event.first),

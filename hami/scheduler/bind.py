@@ -67,7 +67,7 @@ class Binder:
             self._bind(ref, node)
         except HamiError as error:
             log.warning("bind failed", extra={"pod": ref, "node": node, "error": error})
-            self._events.record(ref, "Warning", "BindingFailed", str(error))
+            self._events.record(ref, "Warning", "BindingFailed", str(error), replaces=True)
             raise
         log.info("pod bound", extra={"pod": ref, "node": node})
         self._events.record(

@@ -14,7 +14,8 @@ from hami.model import Device, Node, Pod, PodRef
 from hami.scheduler.leadership import Leadership
 from hami.scheduler.metrics import Metrics
 from hami.scheduling.node_order import TO_CHOOSE_FROM, has_no_policy, kube_chooses
-from hami.scheduling.refusal import CLOSEST_NODES, Choice, Refusal, describe, summarize
+from hami.scheduling.refusal import Choice, Refusal
+from hami.scheduling.refusal_text import refusal_sentence
 from hami.state import dry_run
 from hami.state.inventories import devices_of
 from hami.state.store import Store
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LEADERSHIP_TIMEOUT_S = 5.0  # a filter waits for this long until this replica leads
 UNREGISTERED = "node unregistered"
+NAMED_NODES = 3  # that an event names
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 MAX_PRIORITY = 10  # MaxExtenderPriority of kube-scheduler
 MAX_SIMULATED_DEVICES = 100_000  # of nodes that are not known: some seconds of processor time
@@ -81,13 +83,13 @@ class NodeFilter:
             answer = self._store.filtering.assume(pod, names or ())
         except MalformedInput as error:
             text = f"calcScore failed {error} for pod {pod.ref.name}"
-            self._events.record(pod.ref, "Warning", "FilteringFailed", text)
+            self._record_failure(pod.ref, text)
             raise MalformedInput(error.field, error.text, error.problem, message=text) from error
         if answer is None:
             return Filtered(list(names) if names is not None else None, {})
         if isinstance(answer, Refusal):
             return self._refused(pod, answer)
-        self._events.record(pod.ref, "Normal", "FilteringSucceed", _success(answer))
+        self._events.record(pod.ref, "Normal", "FilteringSucceed", _success(answer), replaces=True)
         log.info(
             "pod filtered",
             extra={"pod": pod.ref, "node": answer.node, "candidates": answer.candidates},
@@ -142,6 +144,9 @@ class NodeFilter:
         failed = self._failed(refusal) if refusal is not None else {}
         return Filtered([name for name in names if name not in failed], failed)
 
+    def _record_failure(self, ref: PodRef, message: str) -> None:
+        self._events.record(ref, "Warning", "FilteringFailed", message, replaces=True)
+
     def _failed(self, refusal: Refusal) -> dict[str, str]:
         return refusal.texts | dict.fromkeys(refusal.unknown, UNREGISTERED)
 
@@ -151,11 +156,9 @@ class NodeFilter:
             reasons.update(dict(unfit.reasons))
         for reason in reasons:
             self._metrics.refused(reason)
-        closest = self._store.filtering.closest(refusal, CLOSEST_NODES)
+        closest = self._store.filtering.closest(refusal, 1)
+        self._record_failure(pod.ref, refusal_sentence(refusal, closest))
         nodes = refusal.nodes + len(refusal.unknown)
-        whole = f"no available node, {nodes} nodes do not meet; {describe(refusal, closest)}"
-        for text in (*summarize(refusal), whole):
-            self._events.record(pod.ref, "Warning", "FilteringFailed", text)
         log.info("no node fits", extra={"pod": pod.ref, "nodes": nodes})
         failed = self._failed(refusal)
         if refusal.resolvable and pod.preempts:
@@ -180,6 +183,10 @@ def _check_ref(ref: PodRef) -> None:
 
 
 def _success(choice: Choice) -> str:
-    """Returns upstream's message. It counts only the nodes that were judged, which are not all when there are many."""
-    scores = ",".join(f"{name}:{score:.2f}" for name, score in choice.fitting)
+    """Returns upstream's message. It counts only the nodes that were judged, which are not all when there are many, and
+    names the best of those that fit, with their scores."""
+    best = choice.fitting[-NAMED_NODES:]
+    scores = ",".join(f"{name}:{score:.2f}" for name, score in best)
+    if len(best) < len(choice.fitting):
+        scores = f"…,{scores}"
     return f"find fit node({choice.node}), {choice.unfit} nodes not fit, {len(choice.fitting)} nodes fit({scores})"

@@ -79,9 +79,11 @@ class WishReports:
     def _report_pod(self, pod: Pod) -> None:
         if not self._reported.is_new(pod.ref.uid):
             return
-        for text in itertools.islice(self._ignored(pod), MOST):
+        texts = list(itertools.islice(self._ignored(pod), MOST))
+        for text in texts:
             log.info("wish ignored", extra={"pod": pod.ref, "detail": text})
-            self._events.record(pod.ref, "Warning", REASON, text)
+        if texts:
+            self._events.record(pod.ref, "Warning", REASON, "; ".join(texts))
 
     def _ignored(self, pod: Pod) -> Iterator[str]:
         """Yields the ignored wishes of *pod*. As in admission, a pod of another scheduler gets that warning alone: it

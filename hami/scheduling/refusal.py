@@ -1,6 +1,6 @@
 """The answer of a decision: the node that a pod gets, or a refusal: for each node, and each device of it, the reason.
 
-Texts for people are made of it last: the events here, those of the command line and the dashboard there.
+Texts for people are made of it last: :mod:`hami.scheduling.refusal_text`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from hami.scheduling.fit import objection
 from hami.scheduling.placement import NodeUsage, placing_steps
 from hami.scheduling.pod_request import PodRequest
 from hami.scheduling.usage import Amounts
-from hami.vendors.spec import Candidate, CoreUnit, FitContext, Vendor
-
-MAX_NODES = 50  # nodes that one event names
-CLOSEST_NODES = 3  # nodes whose devices are described
-MAX_DEVICES = 8  # devices described of each node
+from hami.vendors.spec import Candidate, CoreUnit, FitContext
 
 AMOUNTS = frozenset({Reason.NO_MEMORY, Reason.NO_CORES, Reason.NO_CORES_LEFT, Reason.NO_SLOT})
 UNTOLD = 1.0
@@ -85,6 +81,25 @@ class Refusal:
         return sum(len(names) for _, names in self.groups)
 
     @property
+    def devices(self) -> int:
+        """The number of devices that were judged: all but those of nodes that have fewer than are requested."""
+        devices = 0
+        for unfit, names in self.groups:
+            if unfit.reasons and unfit.reasons[0][0] is Reason.TOO_FEW_DEVICES:
+                continue
+            devices += unfit.devices * len(names)
+        return devices
+
+    @property
+    def devices_by_reason(self) -> dict[Reason, int]:
+        """For each reason, the number of devices that it excludes."""
+        counts: dict[Reason, int] = {}
+        for unfit, names in self.groups:
+            for reason, count in unfit.reasons:
+                counts[reason] = counts.get(reason, 0) + count * len(names)
+        return counts
+
+    @property
     def unfit(self) -> dict[str, Unfit]:
         """The reasons for each known node."""
         by_node: dict[str, Unfit] = {}
@@ -122,7 +137,6 @@ class DeviceRefusal:
     requested: Amounts
     free: Amounts
     total: Amounts
-    has_memory: bool
     reason: Reason | None
 
     @property
@@ -142,15 +156,6 @@ class DeviceRefusal:
         for short, requested in zip(self.short, self.requested):
             missing += short / max(requested, 1)
         return Distance(missing=missing or UNTOLD)
-
-    @property
-    def free_text(self) -> str:
-        """The free part of the device's total: ``68/46068 MiB, 100/100 cores, 9/10 slots free``."""
-        free, total = self.free, self.total
-        texts = [f"{max(free.cores, 0)}/{total.cores} cores"]
-        if self.has_memory:
-            texts.insert(0, f"{max(free.memory_mib, 0)}/{total.memory_mib} MiB")
-        return f"{', '.join(texts)}, {max(free.slots, 0)}/{total.slots} slots free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,54 +221,5 @@ def _device_refusal(candidate: Candidate) -> DeviceRefusal:
         Amounts(candidate.memory_mib, cores, 1),
         total.plus(used_amounts(candidate.usage, vendor), -1),
         total,
-        vendor.resources.has_memory or bool(device.memory_mib),
         objection(candidate),
     )
-
-
-def summarize(refusal: Refusal) -> list[str]:
-    """Returns a sentence for each reason: ``2 nodes CardInsufficientMemory(node1,node2)``.
-
-    Nodes that have too few devices, free or not, are left out.
-    Source: HAMi v2.10, pkg/scheduler/event.go.
-    """
-    sentences = []
-    for reason, nodes in sorted(refusal.nodes_by_reason.items()):
-        if reason is Reason.TOO_FEW_DEVICES:
-            continue
-        names = ",".join(heapq.nsmallest(MAX_NODES, nodes))
-        more = ",…" if len(nodes) > MAX_NODES else ""
-        sentences.append(f"{len(nodes)} nodes {reason}({names}{more})")
-    return sentences
-
-
-def describe(refusal: Refusal, closest: Iterable[NodeRefusal]) -> str:
-    """Returns the pod's requests and, for the devices of the *closest* nodes, the free amounts and the failed rule."""
-    requests, nodes = [], []
-    for request in refusal.pod_request.distinct_requests:
-        vendor = refusal.pod_request.vendor_request(request.vendor).vendor
-        requests.append(request_text(request, vendor))
-    for node in closest:
-        devices = ", ".join(map(_device_text, node.closest_devices[:MAX_DEVICES]))
-        nodes.append(f"{node.node}: {devices or 'no such device'}")
-    return f"requests {'; '.join(requests)}. {'. '.join(nodes) or 'no node offers such devices'}"
-
-
-def request_text(request: Request, vendor: Vendor) -> str:
-    """Returns a request in words: ``1 × NVIDIA with 3000 MiB, 30 cores``."""
-    text = f"{request.count} × {request.vendor}"
-    if request.slices:
-        return f"{text} with {request.slices} slices"
-    if not request.memory_mib and request.memory_percent is None and not request.cores:
-        return text
-    memory = ""
-    if vendor.resources.has_memory:
-        memory = f"{request.memory_percent or 0} % memory, "
-        if request.memory_mib:
-            memory = f"{request.memory_mib} MiB, "
-    return f"{text} with {memory}{request.cores} cores"
-
-
-def _device_text(refusal: DeviceRefusal) -> str:
-    text = f"{refusal.device.uuid} {refusal.free_text}"
-    return f"{text} ({refusal.reason})" if refusal.reason else text

@@ -89,7 +89,7 @@ def test_a_pod_with_a_claim_goes_where_claims_are_given():
             },
         )
     ).outcomes
-    assert outcome.requests[0].requests == ("1 × NVIDIA with 9000 MiB, 0 cores",)
+    assert outcome.requests[0].requests == ("1 × NVIDIA with 9,000 MiB",)
     assert (outcome.placed, outcome.stopped) == (0, "2 nodes CardOtherAllocationMode")
 
 
@@ -106,7 +106,7 @@ def test_what_stops_the_next():
         9,
         "2 nodes CardInsufficientMemory",
     )
-    assert outcome.requests[0].requests == ("1 × NVIDIA with 9000 MiB, 0 cores",)
+    assert outcome.requests[0].requests == ("1 × NVIDIA with 9,000 MiB",)
     assert not report.all_fit
     assert [(node.node, node.cards[0].short_mib) for node in outcome.nodes] == [
         ("n1", 2000),
@@ -122,7 +122,7 @@ def test_a_refusal_names_a_few_devices_of_a_few_nodes():
     ]
     report = run(source(1, gpumem=17_000), nodes=nodes, pods=())
     lines = render_simulation(report, Style()).splitlines()[2:]
-    assert lines[0] == "  c asks for 1 × NVIDIA with 17000 MiB, 0 cores"
+    assert lines[0] == "  c asks for 1 × NVIDIA with 17,000 MiB"
     assert lines[1:6] == [
         "  n0  16/16 CardInsufficientMemory (container c)",
         *(

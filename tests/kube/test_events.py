@@ -132,6 +132,39 @@ def test_an_equal_event_within_ten_minutes_raises_the_count(bench):
     ]
 
 
+def replaced(bench, message):
+    bench.recorder.record(POD, "Warning", "FilteringFailed", message, replaces=True)
+
+
+def test_one_event_has_the_latest_message(bench):
+    for bench.now, message in enumerate(["8 of 8", "7 of 8", "7 of 8", "6 of 8"]):
+        replaced(bench, message)
+        bench.write_all()
+    [event] = bench.events
+    assert event["message"] == "6 of 8"
+    assert event["count"] == 4
+    assert event["firstTimestamp"].endswith(":05Z")
+    assert event["lastTimestamp"].endswith(":08Z")
+
+
+def test_one_event_has_the_latest_of_the_messages_that_waited(bench):
+    for message in ("8 of 8", "7 of 8"):
+        replaced(bench, message)
+    bench.write_all()
+    assert [(event["message"], event["count"]) for event in bench.events] == [("7 of 8", 2)]
+    assert [call.method for call in bench.cluster.calls] == ["create_event"]
+
+
+def test_an_event_that_could_not_be_written_has_the_message_that_came_meanwhile(bench):
+    replaced(bench, "8 of 8")
+    bench.cluster.fail("create_event", no_answer(), times=1)
+    bench.recorder.step()
+    replaced(bench, "7 of 8")
+    bench.now += 60
+    bench.write_all()
+    assert [(event["message"], event["count"]) for event in bench.events] == [("7 of 8", 2)]
+
+
 @cases(
     "times, counts",
     ("when its count has doubled", [0] * 20, [1, 2, 4, 8, 16]),
