@@ -295,6 +295,7 @@ def explained(cluster: LocalCluster, sandbox: Sandbox, name: str) -> str:
         "explain",
         "pod",
         name,
+        "-v",
         "-n",
         sandbox.namespace,
         "--device-config-file",

@@ -80,7 +80,7 @@ def test_rows_in_each_form(ask, shared):
         ask("top", "cards", *full, "-o", "wide").text,
     )
     assert table[0].split()[:3] == ["NODE", "CARD", "MODEL"]
-    assert table[-1].startswith("2 nodes, 3 cards: 90,000 of ")
+    assert table[-1].startswith("2 nodes, 3 cards: 87.9 of ")
     assert shared.uuid("n0") in wide
     assert shared.uuid("n0") not in "".join(table)
     assert f"{shared.namespace}/a" in wide
@@ -163,7 +163,7 @@ def test_a_snapshot_answers_as_the_cluster(ask, shared, tmp_path):
         ask("explain", "pod", "a", "-o", "json", *more).document
         for more in ((), (f"--snapshot={kept}",))
     )
-    assert again | {"boundS": 0} == live | {"boundS": 0}
+    assert again | {"boundSeconds": 0} == live | {"boundSeconds": 0}
     assert live["node"] == shared.pod("a")["spec"]["nodeName"]
     waiting = ask("explain", "pod", "large", "-o", "json", f"--snapshot={kept}").document
     assert waiting["suggestions"]

@@ -17,7 +17,7 @@ from hami.cli.complete import complete_form, complete_namespace
 from hami.cli.group import PLUGIN
 from hami.codec.policies import NODE_POLICIES
 from hami.errors import HamiError
-from hami.inspect.tables import Style, parse_form, printable, render_document
+from hami.inspect.tables import Style, parse_form, printable, render_document, versioned
 from hami.kube.access import UserAccess
 from hami.model import DisruptionBudget, Pod, PodRef
 from hami.runtime.options import DURATION, Value, read_text
@@ -273,13 +273,15 @@ OUTPUT_OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer of a command. *document*: records, for JSON and YAML. *text*: returns the text of the other forms.
+    """The answer of a command. *document*: records, for JSON and YAML, which are of this *kind*. *text*: returns the
+    text of the other forms.
 
     *status*: the exit status. *name*: of the object that it is about, as TYPE/NAME.
     """
 
     document: object
     text: Callable[[], str]
+    kind: str
     status: int = 0
     name: str = ""
 
@@ -331,7 +333,8 @@ def people_command(
             if style.form == "name" and answer.name:
                 click.echo(answer.name)
             elif style.is_document:
-                click.echo(render_document(answer.document, style.form, headers=style.headers))
+                document = versioned(answer.kind, answer.document)
+                click.echo(render_document(document, style.form, headers=style.headers))
             else:
                 click.echo(answer.text())
             ctx.exit(answer.status)

@@ -137,15 +137,20 @@ def _show(text: str, namespace: str) -> None:
     examples="""
 hami explain train-0
 hami explain pod/train-0 -n team-a
-hami explain pod train-0 -o wide
+hami explain pod train-0 -v
 """,
 )
 @pod_argument()
-def explain_command(*, client: Client, style: Style, words: tuple[str, ...]) -> Answer:
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show the nearest nodes and cards; -o wide shows all."
+)
+def explain_command(
+    *, client: Client, style: Style, words: tuple[str, ...], verbose: bool
+) -> Answer:
     """Explain why a pod waits and what would help, or what a bound pod holds and with whom.
 
-    For each node and card: what is short and by how much, nearest first; what kube-scheduler said; and the smallest
-    changes with which the pod would fit, each tried with the scheduler's own decision; whom it would preempt. Needs the
+    First why; then the smallest changes with which the pod would fit, each tried with the scheduler's own decision;
+    then the nearest nodes and what they lack, whom it would preempt, and what kube-scheduler said last. Needs the
     right to list nodes and pods of the cluster, and events of the namespace; for gangs, also the right to get podgroups
     in their namespaces; and to count with PodDisruptionBudgets, the right to list them. Of a pod that waits for claims
     which kube-scheduler allocates, it shows what kube-scheduler said.
@@ -165,7 +170,12 @@ def explain_command(*, client: Client, style: Style, words: tuple[str, ...]) -> 
     if claims:
         events = client.events(cluster.record, pod.ref)
         of_claims = explain_claims(cluster, pod, claims, events)
-        return Answer(document=of_claims, text=lambda: render_claims(of_claims), name=f"pod/{name}")
+        return Answer(
+            document=of_claims,
+            text=lambda: render_claims(of_claims),
+            kind="PodExplanation",
+            name=f"pod/{name}",
+        )
     if pod.node_name:
         report = explain_pod(cluster, pod, ())
     else:
@@ -179,7 +189,8 @@ def explain_command(*, client: Client, style: Style, words: tuple[str, ...]) -> 
         )
     return Answer(
         document=report,
-        text=lambda: render_report(report, wide=style.form == "wide"),
+        text=lambda: render_report(report, detailed=verbose, wide=style.form == "wide"),
+        kind="PodExplanation",
         name=f"pod/{name}",
     )
 
@@ -291,6 +302,7 @@ def simulate_command(
     return Answer(
         document=report,
         text=lambda: render_simulation(report, style),
+        kind="Simulation",
         status=int(not report.all_fit),
     )
 
@@ -326,6 +338,7 @@ def capacity_command(
     return Answer(
         document={"pods": sum(node.pods for node in nodes), "nodes": nodes, "free": free},
         text=lambda: render_capacity(source, nodes, free, style),
+        kind="Capacity",
     )
 
 
@@ -386,6 +399,7 @@ def audit_command(
     return Answer(
         document={"items": findings},
         text=lambda: render_audit(cluster, findings),
+        kind="FindingList",
         status=bool(findings),
     )
 
@@ -424,6 +438,7 @@ def _before_upgrade(client: Client, files: tuple[Any, ...], scheduler_name: str)
     return Answer(
         document={"items": findings},
         text=lambda: render_upgrade(count, findings),
+        kind="UpgradeFindingList",
         status=bool(findings),
     )
 
@@ -477,6 +492,7 @@ def replay_command(*, style: Style, file: str) -> Answer:
     return Answer(
         document={"items": decisions},
         text=lambda: render_replay(decisions, style),
+        kind="ReplayedDecisionList",
         status=int(not all(decision.is_same for decision in decisions)),
     )
 

@@ -32,14 +32,16 @@ SHOWN_DEVICES = 8  # of each of them
 
 
 class Explanation(OutputRecord, frozen=True):
-    """Why a pod waits. *fits*: the node that it would get now. *reasons*: each with the number of nodes.
+    """Why a pod waits. *fits*: the node that it would get now. *message*: why it fits none.
 
+    *reasons*: each with the number of nodes.
     *unfit*: the number of nodes that it does not fit; the nearest of them are *nodes*. *suggestions*: what would help.
     *gang*: the group with which the pod is placed. *preemption*: who is evicted for it, or would be. *problem*: why
     there is no answer.
     """
 
     fits: str = ""
+    message: str = ""
     reasons: dict[str, int] = msgspec.field(default_factory=dict)
     unfit: int = 0
     nodes: tuple[NodeShortage, ...] = ()
@@ -110,6 +112,7 @@ def _bounded(report: WaitingReport) -> Explanation:
     )
     return Explanation(
         fits=report.fits,
+        message=report.message,
         reasons={reason: len(names) for reason, names in report.reasons.items()},
         unfit=len(report.nodes),
         nodes=nodes,

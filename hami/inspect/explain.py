@@ -5,7 +5,7 @@ The reports are records, which JSON and YAML show as they are; the text is made 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -21,10 +21,12 @@ from hami.inspect.gangs import GangReport, gang_of, gang_sentences
 from hami.inspect.preemption import PreemptionReport, preemption_of, preemption_sentences
 from hami.inspect.refusals import (
     AWAITS_SCHEDULER,
+    DeviceShortage,
     NodeShortage,
     ReportPart,
     RequestedDevices,
     by_frequency,
+    nearest_lines,
     nearest_nodes,
     node_lines,
     request_lines,
@@ -32,19 +34,34 @@ from hami.inspect.refusals import (
 )
 from hami.inspect.resize_report import ResizeReport, resize_report
 from hami.inspect.stranded import TakenRoom, taken_room, taken_sentence
-from hami.inspect.tables import counted, printable
+from hami.inspect.tables import counted, gib, printable
 from hami.inspect.top import age_of, age_text
-from hami.model import DisruptionBudget, Pod
+from hami.model import DisruptionBudget, Pod, Reason
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import Refusal
+from hami.scheduling.refusal_text import refusal_head, refusal_sentence
 from hami.state import dry_run
 from hami.state.read_pod import bound_at
 from hami.state.view import View
 from hami.vendors.request import requests_devices
 from hami.vendors.shares import held_shares
 
-SHOWN_NODES = 5  # nearest nodes of a text that is not wide
+NEAREST_NODES = 3  # of the short text
+SHOWN_SUGGESTIONS = 2  # in the short text
+SHOWN_NODES = 5  # nearest nodes of a detailed text that is not wide
 SHOWN_DEVICES = 4  # of each of them
+_EXCLUDED = frozenset(
+    {
+        Reason.TYPE_MISMATCH,
+        Reason.UUID_MISMATCH,
+        Reason.CUSTOM_RULE,
+        Reason.MODE,
+        Reason.QOS,
+        Reason.APP_CLASS,
+        Reason.ALLOCATION_MODE,
+    }
+)
+"""Reasons of devices that the pod does not ask for."""
 
 
 class Suggestion(ReportPart, frozen=True):
@@ -54,10 +71,12 @@ class Suggestion(ReportPart, frozen=True):
     node: str
 
 
-class WaitingReport(ReportPart, frozen=True):
-    """A pod that waits. *fits*: the node that it would get now. *nodes*: those that do not fit, nearest first.
+class WaitingReport(ReportPart, frozen=True, tag_field="state", tag="Waiting"):
+    """A pod that waits. *fits*: the node that it would get now. *message*: why it fits none, in one sentence.
 
-    *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no known change does.
+    *reasons*: the nodes on which each excludes devices; *devices*: how many it excludes. *nodes*: those that do not
+    fit, nearest first. *without_devices*: the number of nodes without any. *suggestions*: what would help; empty if no
+    known change does.
     *gang*: the group with which it is placed. *preemption*: who is evicted for it, or would be. *room*: what it takes
     from the usual pods on that node, if its node policy asks for that.
     """
@@ -69,7 +88,9 @@ class WaitingReport(ReportPart, frozen=True):
     requests: tuple[RequestedDevices, ...]
     annotations: Mapping[str, str]
     fits: str
+    message: str
     reasons: Mapping[str, tuple[str, ...]]
+    devices: Mapping[str, int]
     nodes: tuple[NodeShortage, ...]
     cordoned: tuple[str, ...]
     without_devices: int
@@ -91,7 +112,7 @@ class HeldDevice(ReportPart, frozen=True):
     pods: tuple[str, ...]
 
 
-class BoundReport(ReportPart, frozen=True):
+class BoundReport(ReportPart, frozen=True, tag_field="state", tag="Bound"):
     """A pod that is bound. *bound_s*: the seconds since; ``None`` if it is not known. *cores_limit*: percent of a GPU
     that a container may use while no other does; ``None`` if the pod does not say. *resize*: its last one. *unhealthy*:
     what the node says of unhealthy devices among its own."""
@@ -135,12 +156,14 @@ def explain_pod(
     return _waiting(cluster, pod, events, budgets, pod_groups)
 
 
-def render_report(report: WaitingReport | BoundReport, *, wide: bool) -> str:
-    """Returns *report* as text. *wide*: with all nodes and cards."""
+def render_report(
+    report: WaitingReport | BoundReport, *, detailed: bool = False, wide: bool = False
+) -> str:
+    """Returns *report* as text. *detailed*: what the answer rests on, too; *wide*: with all nodes and cards."""
     if isinstance(report, BoundReport):
         lines = _bound_lines(report)
     else:
-        lines = _waiting_lines(report, wide=wide)
+        lines = _waiting_lines(report, detailed=detailed or wide, wide=wide)
     return "\n".join(printable(line) for line in lines)
 
 
@@ -172,7 +195,9 @@ def _waiting(
         requests=requested_devices(cluster, pod),
         annotations=_selections(cluster, pod),
         fits=choice.node if choice is not None else "",
+        message="",
         reasons={},
+        devices={},
         nodes=(),
         cordoned=tuple(sorted(cluster.cordoned & cluster.view.nodes.keys())),
         without_devices=0,
@@ -198,7 +223,9 @@ def _with_refusal(
         reasons[str(reason)] = tuple(sorted(names))
     return replace(
         report,
+        message=_message(refusal, nodes),
         reasons=reasons,
+        devices={str(reason): count for reason, count in refusal.devices_by_reason.items()},
         nodes=nodes,
         without_devices=len(refusal.unknown),
         suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
@@ -211,27 +238,60 @@ def _selections(cluster: InspectedCluster, pod: Pod) -> dict[str, str]:
     return {key: text for key, text in sorted(pod.annotations.items()) if key in keys}
 
 
-def _waiting_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
-    yield waiting_line(report.namespace, report.name, report.age_s, report.scheduler)
-    yield from request_lines(report.requests, report.annotations)
-    yield ""
+def _message(refusal: Refusal, nodes: Sequence[NodeShortage]) -> str:
+    """Returns why the pod fits none of *nodes*: no device that it asks for is large enough, or else the reasons."""
+    devices: list[DeviceShortage] = []
+    for node in nodes:
+        devices += [device for device in node.cards if device.reason not in _EXCLUDED]
+    if not devices or not all(device.too_small for device in devices):
+        return refusal_sentence(refusal)
+    largest = max(devices, key=lambda device: (device.memory_mib, device.model))
+    size = f"{gib(largest.memory_mib)} GiB"
+    why = f"no device is large enough, even if idle: the largest, {largest.model}, has {size}"
+    if len({device.model for device in devices}) == 1:
+        why = f"no {largest.model} is large enough, even if idle: it has {size}"
+    return f"{refusal_head(refusal)}: {why}"
+
+
+def _waiting_lines(report: WaitingReport, *, detailed: bool, wide: bool) -> Iterator[str]:
+    waits = waiting_line(report.namespace, report.name, report.age_s, report.scheduler)
     if report.fits:
-        yield f"It fits: HAMi would place it on {report.fits} now."
+        yield f"{waits}: it fits, HAMi would place it on {report.fits} now."
         if report.room:
             yield taken_sentence(report.room)
         yield AWAITS_SCHEDULER
     else:
-        yield from _refusal_lines(report, wide=wide)
+        yield f"{waits}: {report.message}."
+        yield from _suggestion_lines(report, detailed=detailed)
+        if not detailed:
+            yield from _nearest_lines(report)
     if report.gang is not None:
-        yield ""
         yield from gang_sentences(report.gang)
     if report.preemption is not None:
-        yield ""
         yield from preemption_sentences(report.preemption)
+    if detailed:
+        yield from _detail_lines(report, wide=wide)
     yield from event_lines(report.events)
+    if not detailed and not report.fits:
+        yield "More: -v."
+
+
+def _detail_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
+    yield ""
+    yield from request_lines(report.requests, report.annotations)
     if not report.fits:
         yield ""
-        yield from _suggestion_lines(report)
+        yield from _refusal_lines(report, wide=wide)
+    if report.events:
+        yield ""
+
+
+def _nearest_lines(report: WaitingReport) -> Iterator[str]:
+    if not report.nodes:
+        return
+    more = len(report.nodes) - NEAREST_NODES
+    yield f"Nearest, with {more:,} more:" if more > 0 else "Nearest:"
+    yield from nearest_lines(report.nodes[:NEAREST_NODES])
 
 
 def waiting_line(namespace: str, name: str, age_s: int | None, scheduler: str) -> str:
@@ -260,22 +320,29 @@ def _refusal_lines(report: WaitingReport, *, wide: bool) -> Iterator[str]:
         yield from node_lines(node, len(node.cards) if wide else SHOWN_DEVICES)
 
 
-def event_lines(events: Iterable[SchedulingEvent]) -> Iterator[str]:
-    """Yields why a pod could not be scheduled, in the words of kube-scheduler."""
-    for event in events:
-        yield ""
+def event_lines(events: Sequence[SchedulingEvent]) -> Iterator[str]:
+    """Yields why a pod could not be scheduled, in the latest words of each scheduler: the earlier ones are of a cluster
+    that has changed."""
+    latest = {event.component: event for event in events}
+    for event in latest.values():
         times = "once, at" if event.count == 1 else f"{event.count} times, last at"
-        yield f"{event.component} ({event.reason}, {times} {event.last}):"
-        yield f"  {event.message}"
+        yield f"{event.component} ({event.reason}, {times} {event.last}): {event.message}"
 
 
-def _suggestion_lines(report: WaitingReport) -> Iterator[str]:
-    if not report.suggestions:
-        yield f"No change of the known kinds is enough: {KINDS}."
+def _suggestion_lines(report: WaitingReport, *, detailed: bool) -> Iterator[str]:
+    suggestions = report.suggestions
+    if not suggestions:
+        yield f"No change of the known kinds is enough{f': {KINDS}' if detailed else ''}."
         return
-    yield "It would fit if"
-    for number, change in enumerate(report.suggestions):
-        yield f"  {'or ' if number else ''}{', and '.join(change.changes)} → {change.node}"
+    texts = [f"{' and '.join(change.changes)} (on {change.node})" for change in suggestions]
+    if detailed:
+        yield "It would fit if"
+        for number, text in enumerate(texts):
+            yield f"  {'or ' if number else ''}{text}"
+        return
+    more = len(texts) - SHOWN_SUGGESTIONS
+    also = f"; {more:,} more" if more > 0 else ""
+    yield f"It would fit if {', or if '.join(texts[:SHOWN_SUGGESTIONS])}{also}."
 
 
 # A pod that is bound

@@ -23,7 +23,6 @@ from hami.inspect.preemption import pod_names
 from hami.inspect.refusals import (
     NodeShortage,
     RequestedDevices,
-    by_frequency,
     nearest_nodes,
     node_lines,
     request_lines,
@@ -34,6 +33,7 @@ from hami.inspect.tables import Column, OutputRecord, Style, counted, printable,
 from hami.model import DisruptionBudget, Node, Pod, PodRef
 from hami.scheduling.preemption import PodGroups, no_pod_group
 from hami.scheduling.refusal import Choice, Refusal
+from hami.scheduling.refusal_text import refusal_sentence
 from hami.state import dry_run
 from hami.state.read_pod import assigned_at, bound_at
 from hami.state.victims import PreemptionRules, plan_preemption
@@ -110,6 +110,7 @@ class Outcome(OutputRecord, frozen=True):
     """The fate of one workload. *stopped*: why the next pod is not placed, empty if all are.
 
     *requests*: those of the next pod. *unfit*: the number of nodes that it does not fit. *nodes*: the nearest of them.
+    *devices*: how many each reason excludes.
     """
 
     workload: str
@@ -119,6 +120,7 @@ class Outcome(OutputRecord, frozen=True):
     requests: tuple[RequestedDevices, ...] = ()
     unfit: int = 0
     nodes: tuple[NodeShortage, ...] = ()
+    devices: dict[str, int] = {}
 
 
 class SimulationReport(OutputRecord, frozen=True):
@@ -366,15 +368,16 @@ class _Placer:
         return choice, pod_names(self._cluster, plan.uids)
 
     def _refused(self, title: str, wanted: int, placed: int, pod: Pod, refusal: Refusal) -> Outcome:
-        stopped = ", ".join(map(" ".join, by_frequency(refusal.nodes_by_reason)))
+        reasons = {str(reason): count for reason, count in refusal.devices_by_reason.items()}
         return Outcome(
             title,
             wanted,
             placed,
-            stopped or "no node has devices",
+            refusal_sentence(refusal),
             requested_devices(self._cluster, pod),
             refusal.nodes,
             nearest_nodes(self.view, pod, refusal, SHOWN_NODES),
+            reasons,
         )
 
 

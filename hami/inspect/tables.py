@@ -18,6 +18,7 @@ from hami.inspect.paths import columns_of, render_template
 
 R = TypeVar("R")
 
+API_VERSION = "inspect.hami.io/v1alpha1"  # of documents
 NONE = "–"  # an empty cell
 METER_WIDTH = 10
 _NOT_PRINTABLE = re.compile(r"[^\n\x20-\x7e]")  # and others, which :func:`_escaped` keeps
@@ -37,7 +38,15 @@ def parse_form(text: str) -> str:
     raise MalformedInput("output", text, f"expected one of {expected}")
 
 
-class OutputRecord(msgspec.Struct, rename="camel", frozen=True):
+def _field_name(name: str) -> str:
+    """Returns the name of a field in Kubernetes' style, which writes seconds out."""
+    if name.endswith("_s"):
+        name += "econds"
+    first, *words = name.split("_")
+    return first + "".join(map(str.capitalize, words))
+
+
+class OutputRecord(msgspec.Struct, rename=_field_name, frozen=True):
     """A record that JSON and YAML show: its fields have the names of Kubernetes' style there. Memory is in MiB."""
 
 
@@ -75,10 +84,13 @@ class Style:
         return self.form not in ("table", "wide")
 
 
+def versioned(kind: str, document: object) -> dict[str, Any]:
+    """Returns a record or a mapping with the version and the *kind* of its form, as Kubernetes' objects have them."""
+    return {"apiVersion": API_VERSION, "kind": kind, **msgspec.to_builtins(document)}
+
+
 def render_rows(rows: Sequence[R], columns: Sequence[Column[R]], style: Style) -> str:
-    """Returns *rows* in the form of *style*."""
-    if style.is_document:
-        return render_document({"items": rows}, style.form, headers=style.headers)
+    """Returns *rows* as a table."""
     shown = [column for column in columns if not column.wide or style.form == "wide"]
     cells: list[list[str]] = []
     colors: list[list[str | None]] = []
@@ -177,6 +189,11 @@ def meter_column(title: str, used: str, total: str) -> Column[Any]:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Returns a number with its noun: ``1 node``, ``2,000 nodes``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def gib(memory_mib: int) -> str:
+    """Returns memory in GiB with one digit, for totals: ``1,520.0``."""
+    return f"{memory_mib / 1024:,.1f}"
 
 
 def are(number: int) -> str:

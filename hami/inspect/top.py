@@ -21,9 +21,12 @@ from hami.inspect.tables import (
     OutputRecord,
     Style,
     counted,
+    gib,
     meter_column,
     printable,
+    render_document,
     render_rows,
+    versioned,
 )
 from hami.model import Budget, DeviceUsage, Node, Pod
 from hami.scheduling.amounts import cores_of, total_amounts, used_amounts
@@ -157,12 +160,15 @@ def _render(rows: list[R], view: TableLayout[R], query: TopQuery, style: Style) 
         rows.sort(key=order, reverse=True)
     if not rows and not style.is_document:
         return ""
+    prefix = query.kind.removesuffix("s")
     if style.form == "name":
-        prefix = query.kind.removesuffix("s")
         names = [f"{prefix}/{printable(getattr(row, view.named))}" for row in rows]
         return "\n".join(dict.fromkeys(names))
+    if style.is_document:
+        document = versioned(f"{prefix.capitalize()}UsageList", {"items": rows})
+        return render_document(document, style.form, headers=style.headers)
     table = render_rows(rows, view.columns, style)
-    if view.summary is None or not style.headers or style.form not in ("table", "wide"):
+    if view.summary is None or not style.headers:
         return table
     return f"{table}\n\n{view.summary(rows)}"
 
@@ -280,7 +286,7 @@ def _pod_row(cluster: InspectedCluster, holder: Holder) -> PodRow:
     pod = cluster.pods.get(holder.ref.uid)
     requests: list[str] = []
     for container in requested_devices(cluster, pod):
-        requests += container.requests
+        requests += container.texts
     (excess_mib, excess_cores), cores_limit = _resize_of(cluster, holder.ref.uid, pod)
     created = "" if pod is None else pod.created
     return PodRow(
@@ -542,7 +548,7 @@ def _summary(
 ) -> str:
     used, total = sum(row.memory_used_mib for row in rows), sum(row.memory_mib for row in rows)
     return (
-        f"{counted(nodes, 'node')}, {counted(devices, 'card')}: {used:,} of {total:,} MiB allocated; "
+        f"{counted(nodes, 'node')}, {counted(devices, 'card')}: {gib(used)} of {gib(total)} GiB allocated; "
         f"largest free slice {max(free, default=0):,} MiB"
     )
 

@@ -48,16 +48,23 @@ def refusal_sentence(refusal: Refusal, closest: Iterable[NodeRefusal] = ()) -> s
 
     *closest*: the nearest node, of whose nearest device the sentence says what it lacks.
     """
-    count, requests = _requests_text(refusal)
-    fits = "fits" if count == 1 else "fit"
+    text = refusal_head(refusal)
     if not refusal.nodes:
-        return f"{requests} {fits} no node: none has registered such devices"
-    text = f"{requests} {fits} none of {_counted(refusal.nodes, 'node')}"
+        return f"{text}: none has registered such devices"
     for clause in (*_reason_clauses(refusal), *_node_clauses(refusal, closest)):
         if len(text) + len(clause) > MAX_LENGTH:
             break
         text += clause
     return text
+
+
+def refusal_head(refusal: Refusal) -> str:
+    """Returns what fits none of how many nodes: ``1 × NVIDIA with 9,000 MiB fits none of 3 nodes``."""
+    count, requests = _requests_text(refusal)
+    fits = "fits" if count == 1 else "fit"
+    if not refusal.nodes:
+        return f"{requests} {fits} no node"
+    return f"{requests} {fits} none of {_counted(refusal.nodes, 'node')}"
 
 
 def device_clause(reason: Reason, count: int) -> str:
@@ -128,7 +135,7 @@ def _node_clauses(refusal: Refusal, closest: Iterable[NodeRefusal]) -> Iterator[
         yield f"; {_counted(few, 'node')} {_have(few)} fewer devices than requested"
     unknown = len(refusal.unknown)
     if unknown:
-        yield f"; {_counted(unknown, 'more node')} {_have(unknown)} registered none"
+        yield f"; {_counted(unknown, 'more node')} {_have(unknown)} no such devices"
     for node in closest:
         device = nearest_short(node)
         if device is not None:

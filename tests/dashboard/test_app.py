@@ -187,7 +187,11 @@ def test_a_pod_that_waits_is_explained_as_hami_explain_does(stage):
     stage.explain()
     (item,) = stage.json("/pending")["items"]
     why = item["explanation"]
-    assert item["requests"] == [{"container": "main", "requests": ["2 × NVIDIA with 9,500 MiB"]}]
+    (asked,) = item["requests"]
+    assert (asked["container"], asked["devices"][0]["memoryMib"]) == ("main", 9500)
+    assert why["message"].startswith("2 × NVIDIA with 9,500 MiB fit none of ")
+    assert "2 × NVIDIA with 9,500 MiB" in stage.ask("/pending").text
+    assert why["message"] in stage.ask("/pods/default/waits").text
     assert (why["nodes"][0]["node"], why["nodes"][0]["cards"][0]["shortMib"]) == ("n1", 500)
     assert {"changes": ["pod default/a ends"], "node": "n1"} not in why["suggestions"]
     assert why["suggestions"][0]["node"] == "n1"

@@ -95,9 +95,8 @@ def test_a_pod_that_waits_is_shown_with_the_event_of_kube_scheduler():
         "  ResourceClaimTemplate slice",
         "",
         f"Nothing is said about nodes: {NOT_JUDGED}.",
-        "",
-        "default-scheduler (FailedScheduling, 3 times, last at 2026-08-21T12:05:00Z):",
-        "  0/2 nodes are available: 2 cannot allocate all claims.",
+        "default-scheduler (FailedScheduling, 3 times, last at 2026-08-21T12:05:00Z): "
+        "0/2 nodes are available: 2 cannot allocate all claims.",
     ]
 
 

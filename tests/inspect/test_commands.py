@@ -61,7 +61,13 @@ def test_explain_pod():
     )
     lines = hami("explain", "pod", "b", of=of).stdout.splitlines()
     assert lines[0].startswith("pod team/b has been waiting for ")
-    assert "hami-scheduler (FailedScheduling, 4 times, last at 2026-08-21T12:05:00Z):" in lines
+    assert (
+        "hami-scheduler (FailedScheduling, 4 times, last at 2026-08-21T12:05:00Z): 0/2 nodes"
+        in lines
+    )
+    detailed = hami("explain", "pod", "b", "-v", of=of).stdout.splitlines()
+    assert detailed[0] == lines[0]
+    assert "Nearest first:" in detailed
     report = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
     assert report["suggestions"] == [
         {"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}
@@ -365,6 +371,12 @@ def test_types_have_the_names_of_kubectl(words, expected):
     (["explain", "b", "-n=team", "-o", "name"], "pod/b\n"),
     (["top", "pods", "-A", "-o", "jsonpath={.items[*].name}"], "a b\n"),
     (["explain", "b", "-n=team", "-o", "jsonpath={.name}"], "b\n"),
+    (
+        ["explain", "b", "-n=team", "-o", "jsonpath={.apiVersion} {.kind} {.state}"],
+        "inspect.hami.io/v1alpha1 PodExplanation Waiting\n",
+    ),
+    (["audit", "-o", "jsonpath={.kind}"], "FindingList\n"),
+    (["top", "cards", "-o", "jsonpath={.kind}"], "CardUsageList\n"),
     (["explain", "b", "-n=team", "-o", 'jsonpath={.name}{"\\t\\u001b"}.'], "b\t?.\n"),
     (
         ["top", "pods", "-A", "-o=custom-columns=NAME:.name,NODE:.node"],

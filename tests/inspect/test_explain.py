@@ -14,7 +14,8 @@ from hami.codec.slices import PublishedSlice
 from hami.errors import HamiError
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, store_of
 from hami.inspect.explain import BoundReport, explain_pod, render_report
-from hami.inspect.preemption import preemption_sentences
+from hami.inspect.gangs import GangReport
+from hami.inspect.preemption import PreemptionReport, preemption_sentences
 from hami.model import DisruptionBudget, Node, PodGroup, PodRef
 from hami.scheduling.refusal_text import refusal_sentence
 from testing.builders import INIT, gpu, gpus, node, pod
@@ -56,16 +57,40 @@ def report(name=PENDING, pods=(), nodes=NODES, events=()):
     return explain_pod(cluster, cluster.pod_named("default", name), events)
 
 
-def lines(report, *, wide=False):
-    return render_report(report, wide=wide).splitlines()
+def lines(report, *, detailed=False, wide=False):
+    return render_report(report, detailed=detailed, wide=wide).splitlines()
+
+
+WAITS = waiting(gpus(1, 12_000, 10), **{"nvidia.com/use-gputype": "T4"})
+ANSWER = [
+    "pod default/waits has been waiting for 60s (scheduler hami-scheduler): 1 × NVIDIA with 12,000 MiB and 10 cores "
+    "fits none of 2 nodes: 2 of 3 devices have too little free memory, 1 is unhealthy; "
+    "1 more node has no such devices.",
+    "It would fit if it asks for at most 9,000 MiB of each NVIDIA device (on n1), or if pod default/x ends (on n1).",
+]
+SAID = "hami-scheduler (FailedScheduling, 7 times, last at now): 0/3 nodes are available:?[2J 3 Insufficient."
 
 
 def test_a_pod_that_waits():
-    waits = report(
-        pods=[waiting(gpus(1, 12_000, 10), **{"nvidia.com/use-gputype": "T4"})], events=[EVENT]
-    )
+    waits = report(pods=[WAITS], events=[EVENT])
     assert lines(waits) == [
-        "pod default/waits has been waiting for 60s (scheduler hami-scheduler)",
+        *ANSWER,
+        "Nearest:",
+        "  n1: card 0 lacks 3,000 MiB, card 1 lacks 5,000 MiB",
+        "  n2: card 0 is unhealthy",
+        SAID,
+        "More: -v.",
+    ]
+
+
+def test_a_pod_that_waits_in_detail():
+    waits = report(pods=[WAITS], events=[EVENT])
+    assert lines(waits, detailed=True) == [
+        ANSWER[0],
+        "It would fit if",
+        "  it asks for at most 9,000 MiB of each NVIDIA device (on n1)",
+        "  or pod default/x ends (on n1)",
+        "",
         "  c asks for 1 × NVIDIA with 12,000 MiB and 10 cores",
         "  nvidia.com/use-gputype: T4",
         "",
@@ -75,17 +100,99 @@ def test_a_pod_that_waits():
         "",
         "Nearest first:",
         "  n1  2/2 CardInsufficientMemory (container c)",
-        "    card 0  9000/16000 MiB, 70/100 cores, 8/10 slots free; lacks 3,000 MiB (CardInsufficientMemory)",
-        "    card 1  7000/16000 MiB, 100/100 cores, 9/10 slots free; lacks 5,000 MiB (CardInsufficientMemory)",
+        "    card 0  8.8 of 15.6 GiB, 70/100 cores, 8/10 slots free; lacks 3,000 MiB (CardInsufficientMemory)",
+        "    card 1  6.8 of 15.6 GiB, 100/100 cores, 9/10 slots free; lacks 5,000 MiB (CardInsufficientMemory)",
         "  n2  1/1 CardNotHealth (container c)",
-        "    card 0  80000/80000 MiB, 100/100 cores, 10/10 slots free; NVIDIA A100 (CardNotHealth)",
+        "    card 0  78.1 of 78.1 GiB, 100/100 cores, 10/10 slots free; is unhealthy (CardNotHealth)",
         "",
-        "hami-scheduler (FailedScheduling, 7 times, last at now):",
-        "  0/3 nodes are available:?[2J 3 Insufficient.",
-        "",
-        "It would fit if",
-        "  it asks for at most 9,000 MiB of each NVIDIA device → n1",
-        "  or pod default/x ends → n1",
+        SAID,
+    ]
+
+
+def test_a_document_is_data():
+    waits = report(pods=[WAITS], events=[EVENT])
+    document = msgspec.json.decode(msgspec.json.encode(waits))
+    assert (document["state"], document["ageSeconds"]) == ("Waiting", 60)
+    assert document["requests"] == [
+        {
+            "container": "c",
+            "devices": [
+                {
+                    "vendor": "NVIDIA",
+                    "count": 1,
+                    "text": "1 × NVIDIA with 12,000 MiB and 10 cores",
+                    "memoryMib": 12_000,
+                    "cores": 10,
+                }
+            ],
+        }
+    ]
+    assert document["devices"] == {"CardInsufficientMemory": 2, "CardNotHealth": 1}
+    near = document["nodes"][0]
+    assert near["reasons"] == {"CardInsufficientMemory": 2}
+    assert near["cards"][0] == {
+        "index": 0,
+        "uuid": "a",
+        "model": "NVIDIA T4",
+        "memoryMib": 16_000,
+        "memoryFreeMib": 9_000,
+        "cores": 100,
+        "coresFree": 70,
+        "slots": 10,
+        "slotsFree": 8,
+        "shortMib": 3_000,
+        "shortCores": 0,
+        "shortSlots": 0,
+        "reason": "CardInsufficientMemory",
+        "tooSmall": False,
+    }
+
+
+@cases(
+    "nodes, said",
+    (
+        "of the only model",
+        [NODES[0]],
+        "no NVIDIA T4 is large enough, even if idle: it has 15.6 GiB",
+    ),
+    (
+        "of several",
+        NODES,
+        "no device is large enough, even if idle: the largest, NVIDIA A100, has 78.1 GiB",
+    ),
+)
+def test_no_device_is_large_enough(nodes, said):
+    waits = report(pods=[waiting(gpus(1, 100_000))], nodes=nodes)
+    nodes = "1 node" if nodes is not NODES else "2 nodes"
+    assert waits.message == f"1 × NVIDIA with 100,000 MiB fits none of {nodes}: {said}"
+
+
+def test_devices_of_types_that_the_pod_excludes_are_not_too_small():
+    typed = waiting(gpus(1, 20_000), **{"nvidia.com/use-gputype": "T4"})
+    nodes = [NODES[0], node("n2", gpu("c", **A100))]
+    assert report(pods=[typed], nodes=nodes).message.endswith(
+        ": no NVIDIA T4 is large enough, even if idle: it has 15.6 GiB"
+    )
+
+
+def test_the_short_text_has_at_most_twelve_lines():
+    """Whatever there is to say: a gang that would preempt, several events, many nodes."""
+    nodes = [
+        node(f"n{number}", *(gpu(f"{number}-{index}", index=index, **T4) for index in range(6)))
+        for number in range(8)
+    ]
+    events = [EVENT, replace(EVENT, count=2), replace(EVENT, message="0/9")]
+    waits = msgspec.structs.replace(
+        report(pods=[waiting(gpus(1, 20_000))], nodes=nodes, events=events),
+        gang=GangReport(
+            name="ring", required=3, bound=0, chosen=0, waiting=3, tried=3, fitting=2, lacking=1
+        ),
+        preemption=PreemptionReport(node="n1", evicted=("default/a",), violations=1),
+    )
+    said = lines(waits)
+    assert len(said) <= 12
+    assert [line for line in said if "FailedScheduling" in line] == [
+        "hami-scheduler (FailedScheduling, 7 times, last at now): 0/9"
     ]
 
 
@@ -93,19 +200,11 @@ def test_a_pod_that_waits_for_a_claim():
     claimed = replace(
         waiting(gpus(1, 100, 10)), claim="hami-0", scheduler_name="hami-scheduler-claims"
     )
-    assert lines(report(pods=[claimed]))[:11] == [
-        "pod default/waits has been waiting for 60s (scheduler hami-scheduler-claims)",
-        "  c asks for 1 × NVIDIA with 100 MiB and 10 cores",
-        "",
-        "It fits none of 2 nodes with devices:",
-        "  2 nodes  CardOtherAllocationMode",
-        "",
-        "Nearest first:",
-        "  n1  2/2 CardOtherAllocationMode (container c)",
-        "    card 0  9000/16000 MiB, 70/100 cores, 8/10 slots free; NVIDIA T4 (CardOtherAllocationMode)",
-        "    card 1  7000/16000 MiB, 100/100 cores, 9/10 slots free; NVIDIA T4 (CardOtherAllocationMode)",
-        "  n2  1/1 CardOtherAllocationMode (container c)",
-    ]
+    assert "3 of 3 devices are in the other allocation mode" in report(pods=[claimed]).message
+    assert (
+        "    card 0  8.8 of 15.6 GiB, 70/100 cores, 8/10 slots free; is in the other allocation mode "
+        "(CardOtherAllocationMode)"
+    ) in lines(report(pods=[claimed]), detailed=True)
 
 
 def test_a_pod_whose_claim_cannot_be_read():
@@ -118,12 +217,13 @@ def test_a_pod_that_fits_waits_for_others():
     assert waits.fits == "n1"
     assert waits.nodes == ()
     assert waits.suggestions == ()
-    assert "It fits: HAMi would place it on n1 now." in lines(waits)
+    assert lines(waits)[0].endswith(": it fits, HAMi would place it on n1 now.")
 
 
 def test_a_pod_that_nothing_helps():
     waits = report(pods=[waiting(gpus(1, 100))], nodes=[NODES[1]])
-    assert lines(waits)[-1].startswith(
+    assert lines(waits)[1] == "No change of the known kinds is enough."
+    assert lines(waits, detailed=True)[1].startswith(
         "No change of the known kinds is enough: less memory, fewer cores, "
     )
 
@@ -140,7 +240,8 @@ def test_not_all_of_many_nodes_are_shown():
         for number in range(8)
     ]
     waits = report(pods=[waiting(gpus(1, 20_000))], nodes=nodes)
-    short, long = lines(waits), lines(waits, wide=True)
+    short, long = lines(waits, detailed=True), lines(waits, wide=True)
+    assert "Nearest, with 5 more:" in lines(waits)
     assert "Nearest first, 5 of 8 (-o wide shows all):" in short
     assert "    and 2 more" in short
     assert len(waits.nodes) == 8

@@ -120,7 +120,7 @@ def test_the_report_on_a_pod_says_what_its_gang_lacks():
     cluster = InspectedCluster(record([CARDS], pods))
     report = explain_pod(cluster, pods[0], (), pod_groups=lambda ref: PodGroup(min_count=3))
     lines = render_report(report, wide=False).splitlines()
-    assert "It fits: HAMi would place it on n1 now." in lines
+    assert lines[0].endswith(": it fits, HAMi would place it on n1 now.")
     assert (
         lines[-1]
         == "HAMi would place 2 of the 3 that are not bound now: the gang lacks devices for 1 pod."

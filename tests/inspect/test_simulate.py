@@ -89,8 +89,8 @@ def test_a_pod_with_a_claim_goes_where_claims_are_given():
             },
         )
     ).outcomes
-    assert outcome.requests[0].requests == ("1 × NVIDIA with 9,000 MiB",)
-    assert (outcome.placed, outcome.stopped) == (0, "2 nodes CardOtherAllocationMode")
+    assert outcome.requests[0].texts == ["1 × NVIDIA with 9,000 MiB"]
+    assert (outcome.placed, outcome.devices) == (0, {"CardOtherAllocationMode": 3})
 
 
 def test_where_each_pod_would_go():
@@ -104,9 +104,9 @@ def test_what_stops_the_next():
     assert (outcome.placed, outcome.wanted, outcome.stopped) == (
         3,
         9,
-        "2 nodes CardInsufficientMemory",
+        "1 × NVIDIA with 9,000 MiB fits none of 2 nodes: 3 of 3 devices have too little free memory",
     )
-    assert outcome.requests[0].requests == ("1 × NVIDIA with 9,000 MiB",)
+    assert outcome.requests[0].texts == ["1 × NVIDIA with 9,000 MiB"]
     assert not report.all_fit
     assert [(node.node, node.cards[0].short_mib) for node in outcome.nodes] == [
         ("n1", 2000),
@@ -126,7 +126,7 @@ def test_a_refusal_names_a_few_devices_of_a_few_nodes():
     assert lines[1:6] == [
         "  n0  16/16 CardInsufficientMemory (container c)",
         *(
-            f"    card {index}  16000/16000 MiB, 100/100 cores, 10/10 slots free; "
+            f"    card {index}  15.6 of 15.6 GiB, 100/100 cores, 10/10 slots free; "
             "lacks 1,000 MiB (CardInsufficientMemory)"
             for index in range(3)
         ),
@@ -278,7 +278,9 @@ def test_no_capacity_for_such_pods(workload, said):
 def test_the_text_says_what_was_not_looked_at():
     lines = render_simulation(run(source(4, gpumem=9000)), Style()).splitlines()
     assert lines[0] == "deployment/web: 3 of 4 fit"
-    assert lines[1].startswith("  the next does not: 2 nodes Card")
+    assert lines[1].startswith(
+        "  the next does not: 1 × NVIDIA with 9,000 MiB fits none of 2 nodes: "
+    )
     assert "POD    NODE  CARDS" in lines
     assert lines[-1].startswith("Not looked at, since kube-scheduler decides it")
 
@@ -371,7 +373,7 @@ def test_pods_of_lower_priority_end_for_pods_that_fit_nowhere():
     assert (outcome.placed, outcome.wanted, outcome.stopped) == (
         2,
         3,
-        "2 nodes CardInsufficientMemory",
+        "1 × NVIDIA with 16,000 MiB fits none of 2 nodes: 3 of 3 devices have too little free memory",
     )
     text = render_simulation(report, Style())
     assert "web-0 would preempt default/lower on n1\n" in text

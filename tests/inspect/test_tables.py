@@ -6,7 +6,15 @@ import msgspec
 import pytest
 import yaml
 
-from hami.inspect.tables import Column, Style, meter, printable, render_document, render_rows
+from hami.inspect.tables import (
+    Column,
+    Style,
+    meter,
+    printable,
+    render_document,
+    render_rows,
+    versioned,
+)
 from testing.cases import cases
 
 
@@ -69,8 +77,11 @@ def test_colors_change_no_text():
 
 @pytest.mark.parametrize("form, load", [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_documents(form, load):
-    assert load(render_rows(LINES, COLUMNS, Style(form))) == {
-        "items": [{"name": "a", "memoryMib": 5}, {"name": "long-name", "memoryMib": 95}]
+    document = versioned("LineList", {"items": LINES})
+    assert load(render_document(document, form)) == {
+        "apiVersion": "inspect.hami.io/v1alpha1",
+        "kind": "LineList",
+        "items": [{"name": "a", "memoryMib": 5}, {"name": "long-name", "memoryMib": 95}],
     }
 
 

@@ -62,7 +62,7 @@ def test_a_row_for_each_node_with_devices():
         "1 card unhealthy, 1 card cordoned",
         "n3    A100   1      █░░░░░░░░░  10%  ░░░░░░░░░░   0%  9,000             1     cordoned",
         "",
-        "3 nodes, 5 cards: 10,000 of 50,000 MiB allocated; largest free slice 9,000 MiB",
+        "3 nodes, 5 cards: 9.8 of 48.8 GiB allocated; largest free slice 9,000 MiB",
     ]
 
 

@@ -84,7 +84,7 @@ def test_devices_that_would_fit_are_too_few():
         "some",
         {"node1": NODES["node1"]},
         ("x", "y"),
-        "fits none of 1 node: 1 of 1 device has too little free memory; 2 more nodes have registered none",
+        "fits none of 1 node: 1 of 1 device has too little free memory; 2 more nodes have no such devices",
     ),
 )
 def test_nodes_without_devices(nodes, unknown, said):
