@@ -20,6 +20,7 @@ from tools import (
     card_figures,
     chart,
     configuration_reference,
+    documents_reference,
     events_reference,
     metrics_reference,
     policies,
@@ -66,6 +67,7 @@ def generated_files() -> dict[Path, str]:
         ROOT / "manifests" / "components" / "prometheus" / "rules.yaml": render_rules(),
         **chart.generated_files(),
         ROOT / "docs" / "configuration.md": configuration_reference.render(),
+        ROOT / "docs" / "documents.md": documents_reference.render(),
         DEVICES: render_devices(DEVICES.read_text()),
         ARCHITECTURE: walk.rendered_page(ARCHITECTURE.read_text()),
         card_figures.PAGE: card_figures.render_page(

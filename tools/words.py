@@ -70,6 +70,7 @@ READERS = {
     "docs/limiter.md": "contributors",
     "docs/tested-failures.md": "contributors",
     "docs/configuration.md": PROGRAM,
+    "docs/documents.md": PROGRAM,
     "docs/helm-values.md": PROGRAM,
 }
 """Every page has one reader."""

@@ -14,7 +14,7 @@ from hami.model import Pod
 NOT_JUDGED = "kube-scheduler allocates its claims, and they are not judged here"
 
 
-class ClaimingReport(OutputRecord, frozen=True, tag_field="state", tag="WaitingForClaims"):
+class ClaimingReport(OutputRecord, frozen=True, tag_field="state", tag="Claiming"):
     """A pod that waits for claims. *claims*: what it names. *managed*: the nodes whose devices HAMi's scheduler
     allocates, and kube-scheduler gives to no claim."""
 
