@@ -190,7 +190,8 @@ def test_what_pods_hold_is_shown(sandbox, site):
     why = explained(site, f"/pods/{sandbox.namespace}/waits?format=json")
     assert why["unfit"] == 2
     assert "fits none of 2 nodes" in why["message"]
-    assert any("at most" in text for change in why["suggestions"] for text in change["changes"])
+    kinds = {part["kind"] for one in why["suggestions"] for part in one["changes"]}
+    assert "LessMemory" in kinds
     said = eventually(
         lambda: site.ask(f"/pods/{sandbox.namespace}/waits?format=json").json()["waits"][
             "condition"

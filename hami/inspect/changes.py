@@ -16,7 +16,7 @@ from functools import partial
 from hami.codec.keys import CORDON, GPU_POLICY, NUMA_BIND
 from hami.codec.policies import parse_list
 from hami.inspect.cluster import InspectedCluster
-from hami.inspect.tables import counted
+from hami.inspect.tables import OutputRecord, counted
 from hami.model import Container, Device, Pod, QuotaLimits, Request
 from hami.scheduling.amounts import cores_of
 from hami.scheduling.pod_request import is_numa_bound
@@ -38,11 +38,27 @@ KINDS = (
 """The kinds that are tried, for an answer without a change."""
 
 
+class ChangePart(OutputRecord, frozen=True, omit_defaults=True):
+    """One change of a pod or of the cluster. *kind*: of a pod LessMemory, FewerCores, FewerDevices, Annotation; of the
+    cluster Uncordon, RaiseQuota, LiftQuotas, EndPod. *text*: all of it in words. *vendor*: whose devices. *memory_mib*,
+    *cores*: what it may ask of each device at most. *devices*: how many devices each container may ask for at most.
+    *name*: of the annotation or the object that changes.
+    """
+
+    kind: str
+    text: str
+    vendor: str = ""
+    memory_mib: int = 0
+    cores: int = 0
+    devices: int = 0
+    name: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Changes after which a pod fits *node*. *texts*: in words. *pod*, *view*: pod and cluster as they would be."""
+    """Changes after which a pod fits *node*. *pod*, *view*: pod and cluster as they would be."""
 
-    texts: tuple[str, ...]
+    parts: tuple[ChangePart, ...]
     pod: Pod
     node: str
     view: View
@@ -64,7 +80,7 @@ def find_changes(
         return changes
     names = ", ".join(quota.name for quota in quotas.values())
     lifted = here.but(
-        f"the namespace has no quota of devices (now {names})",
+        ChangePart("LiftQuotas", f"the namespace has no quota of devices (now {names})"),
         view.what_if(quotas={pod.ref.namespace: {}}),
     )
     choice = lifted.fits(pod)
@@ -75,24 +91,26 @@ def find_changes(
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """A cluster that differs by *texts* from the one in which the pod waits. *names*: the nodes that the pod may
+    """A cluster that differs by *parts* from the one in which the pod waits. *names*: the nodes that the pod may
     get."""
 
     view: View
     names: Sequence[str]
-    texts: tuple[str, ...] = ()
+    parts: tuple[ChangePart, ...] = ()
 
-    def but(self, text: str, view: View | None = None, names: Sequence[str] = ()) -> _Cluster:
+    def but(
+        self, part: ChangePart, view: View | None = None, names: Sequence[str] = ()
+    ) -> _Cluster:
         """Returns this cluster with another view, or other nodes that the pod may get."""
-        return _Cluster(view or self.view, names or self.names, (*self.texts, text))
+        return _Cluster(view or self.view, names or self.names, (*self.parts, part))
 
     def fits(self, pod: Pod) -> Choice | None:
         """Returns the decision about *pod*."""
         return dry_run.choose(self.view, pod, self.names)
 
-    def change(self, pod: Pod, node: str, texts: tuple[str, ...] = ()) -> Change:
-        """Returns the change that makes this cluster, beside those of the pod in *texts*."""
-        return Change(texts=(*texts, *self.texts), pod=pod, node=node, view=self.view)
+    def change(self, pod: Pod, node: str, parts: tuple[ChangePart, ...] = ()) -> Change:
+        """Returns the change that makes this cluster, beside those of the pod in *parts*."""
+        return Change(parts=(*parts, *self.parts), pod=pod, node=node, view=self.view)
 
 
 _Groups = Iterable[Iterable[_Cluster]]
@@ -169,7 +187,7 @@ class _Search:
         choice = cluster.fits(changed)
         if choice is None:
             return None
-        return cluster.change(changed, choice.node, tuple(step.text for step in steps))
+        return cluster.change(changed, choice.node, tuple(step.part for step in steps))
 
     # Changes of the cluster
 
@@ -181,7 +199,8 @@ class _Search:
 
     def _uncordoned_nodes(self, here: _Cluster) -> Iterator[_Cluster]:
         for name in sorted(self._inspected.cordoned):
-            yield here.but(f"node {name} is uncordoned (kubectl uncordon {name})", names=[name])
+            text = f"node {name} is uncordoned (kubectl uncordon {name})"
+            yield here.but(ChangePart("Uncordon", text, name=name), names=[name])
 
     def _uncordoned_and_ended(self, here: _Cluster) -> _Groups:
         """Yields the pods of cordoned nodes that end where the node is uncordoned, too."""
@@ -201,8 +220,9 @@ class _Search:
             for uuid in uuids:
                 rest = ",".join(other for other in uuids if other != uuid)
                 changed = replace(node, annotations={**node.annotations, CORDON: rest})
+                text = f"card {uuid} of node {name} is uncordoned (annotation {CORDON})"
                 yield here.but(
-                    f"card {uuid} of node {name} is uncordoned (annotation {CORDON})",
+                    ChangePart("Uncordon", text, name=uuid),
                     here.view.what_if(nodes=[changed]),
                     [name],
                 )
@@ -214,8 +234,9 @@ class _Search:
                 limits = dict(quota.limits)
                 del limits[resource]
                 raised = replace(quota, limits=limits)
+                text = f"the quota {quota.name} allows more of limits.{resource} than {limit}"
                 yield here.but(
-                    f"the quota {quota.name} allows more of limits.{resource} than {limit}",
+                    ChangePart("RaiseQuota", text, name=quota.name),
                     here.view.what_if(
                         quotas={namespace: {**here.view.facts.quotas[namespace], uid: raised}}
                     ),
@@ -240,8 +261,9 @@ class _Search:
             )
 
     def _end(self, booking: Booking, cluster: _Cluster, names: Sequence[str]) -> _Cluster:
+        name = str(self._inspected.ref(booking.uid))
         return cluster.but(
-            f"pod {self._inspected.ref(booking.uid)} ends",
+            ChangePart("EndPod", f"pod {name} ends", name=name),
             cluster.view.what_if(without=[booking.uid]),
             names,
         )
@@ -284,9 +306,9 @@ def _applied(steps: Iterable[_Step], pod: Pod) -> Pod:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One change of a pod, in words and as a function."""
+    """One change of a pod, as a record and as a function."""
 
-    text: str
+    part: ChangePart
     apply: Callable[[Pod], Pod]
 
 
@@ -356,24 +378,37 @@ def _amounts(
             vendor,
             memory // factor - 1,
             lambda request, value: _with_memory(request, value * factor),
-            lambda value: f"it asks for at most {value * factor:,} MiB of each {vendor.key} device",
+            lambda value: _less_memory(vendor, value * factor),
         )
     if vendor.resources.cores and cores > 1:
         yield _lowered(
             vendor,
             cores - 1,
             lambda request, value: replace(request, cores=min(request.cores, value)),
-            lambda value: f"it asks for at most {value} cores of each {vendor.key} device",
+            lambda value: _fewer_cores(vendor, value),
         )
     if count > 1:
         yield _lowered(
             vendor,
             count - 1,
             lambda request, value: replace(request, count=min(request.count, value)),
-            lambda value: (
-                f"each container asks for at most {counted(value, f'{vendor.key} device')}"
-            ),
+            lambda value: _fewer_devices(vendor, value),
         )
+
+
+def _less_memory(vendor: Vendor, most: int) -> ChangePart:
+    text = f"it asks for at most {most:,} MiB of each {vendor.key} device"
+    return ChangePart("LessMemory", text, vendor.key, memory_mib=most)
+
+
+def _fewer_cores(vendor: Vendor, most: int) -> ChangePart:
+    text = f"it asks for at most {most} cores of each {vendor.key} device"
+    return ChangePart("FewerCores", text, vendor.key, cores=most)
+
+
+def _fewer_devices(vendor: Vendor, most: int) -> ChangePart:
+    text = f"each container asks for at most {counted(most, f'{vendor.key} device')}"
+    return ChangePart("FewerDevices", text, vendor.key, devices=most)
 
 
 def _selections(vendor: Vendor, pod: Pod, devices: Sequence[Device]) -> Iterator[_Relaxation]:
@@ -409,18 +444,22 @@ def _annotate(text: str, annotations: Mapping[str, str | None]) -> _Step:
                 changed[key] = value
         return replace(pod, annotations=changed)
 
-    return _Step(text, apply)
+    part = ChangePart("Annotation", text, name=", ".join(annotations))
+    return _Step(part, apply)
 
 
 def _lowered(
-    vendor: Vendor, limit: int, lower: Callable[[Request, int], Request], text: Callable[[int], str]
+    vendor: Vendor,
+    limit: int,
+    lower: Callable[[Request, int], Request],
+    part: Callable[[int], ChangePart],
 ) -> _Relaxation:
     """Returns the kind of change that lowers an amount of each device to *limit* at most, and not below 1."""
 
     def step(degree: int) -> _Step:
         value = limit - degree
         return _Step(
-            text(value),
+            part(value),
             lambda pod: replace(
                 pod,
                 containers=tuple(

@@ -15,7 +15,7 @@ from hami.codec.gangs import pod_group_of
 from hami.codec.health import parse_device_health
 from hami.codec.keys import DEVICE_HEALTH, RESIZE
 from hami.errors import HamiError, MalformedInput
-from hami.inspect.changes import KINDS, find_changes
+from hami.inspect.changes import KINDS, ChangePart, find_changes
 from hami.inspect.cluster import InspectedCluster, SchedulingEvent, selection_keys
 from hami.inspect.gangs import GangReport, gang_of, gang_sentences
 from hami.inspect.preemption import PreemptionReport, preemption_of, preemption_sentences
@@ -67,8 +67,13 @@ _EXCLUDED = frozenset(
 class Suggestion(ReportPart, frozen=True):
     """Changes with which the pod would fit *node*."""
 
-    changes: tuple[str, ...]
+    changes: tuple[ChangePart, ...]
     node: str
+
+    @property
+    def text(self) -> str:
+        """The changes in words."""
+        return " and ".join([change.text for change in self.changes])
 
 
 class WaitingReport(ReportPart, frozen=True, tag_field="state", tag="Waiting"):
@@ -228,7 +233,7 @@ def _with_refusal(
         devices={str(reason): count for reason, count in refusal.devices_by_reason.items()},
         nodes=nodes,
         without_devices=len(refusal.unknown),
-        suggestions=tuple(Suggestion(change.texts, change.node) for change in changes),
+        suggestions=tuple(Suggestion(change.parts, change.node) for change in changes),
     )
 
 
@@ -334,7 +339,7 @@ def _suggestion_lines(report: WaitingReport, *, detailed: bool) -> Iterator[str]
     if not suggestions:
         yield f"No change of the known kinds is enough{f': {KINDS}' if detailed else ''}."
         return
-    texts = [f"{' and '.join(change.changes)} (on {change.node})" for change in suggestions]
+    texts = [f"{suggestion.text} (on {suggestion.node})" for suggestion in suggestions]
     if detailed:
         yield "It would fit if"
         for number, text in enumerate(texts):

@@ -33,7 +33,7 @@ def changes_of(cluster):
 
 
 def texts(cluster):
-    return [" and ".join(change.texts) for change in changes_of(cluster)]
+    return [" and ".join(part.text for part in change.parts) for change in changes_of(cluster)]
 
 
 def waiting(*containers, **notes):
@@ -160,7 +160,7 @@ def test_a_quota_may_be_higher():
     changes = changes_of(
         record([node("n", gpu(**T4))], [waiting(gpus(1, 3000))], [quota(gpumem=2000)])
     )
-    assert [change.texts for change in changes] == [
+    assert [tuple(part.text for part in change.parts) for change in changes] == [
         ("it asks for at most 2,000 MiB of each NVIDIA device",),
         ("the quota quota allows more of limits.nvidia.com/gpumem than 2000",),
     ]

@@ -70,7 +70,17 @@ def test_explain_pod():
     assert "Nearest first:" in detailed
     report = json.loads(hami("explain", "pod", "b", "-o", "json", of=of).stdout)
     assert report["suggestions"] == [
-        {"changes": ["it asks for at most 81,920 MiB of each NVIDIA device"], "node": "n1"}
+        {
+            "changes": [
+                {
+                    "kind": "LessMemory",
+                    "text": "it asks for at most 81,920 MiB of each NVIDIA device",
+                    "vendor": "NVIDIA",
+                    "memoryMib": 81_920,
+                }
+            ],
+            "node": "n1",
+        }
     ]
     assert hami("explain", "pod", "a", "-n", "default").stdout.startswith(
         "pod default/a is bound to n1"
