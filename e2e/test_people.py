@@ -17,6 +17,7 @@ from testing.nodes import gpus
 from testing.people import DEVICE_CONFIG, hami
 from testing.pods import container, job, pod
 from testing.processes import free_port
+from testing.scheduler import account_kubeconfig
 
 BINPACK = {"hami.io/node-scheduler-policy": "binpack"}
 PLUGIN = f"""\
@@ -287,6 +288,15 @@ def test_which_right_is_missing(ask, shared, tmp_path):
             "there; quotas are left out of account",
             f"note: you may not list events in namespace {shared.namespace}: ask for the verb list on events there",
         ]
+
+
+def test_the_account_of_the_scheduler_may_explain(local, shared, scheduler, monkeypatch):
+    """As kubectl exec runs it in the scheduler's pod, which has no kubeconfig, and names the configuration."""
+    monkeypatch.setenv("HAMI_DEVICE_CONFIG_FILE", str(DEVICE_CONFIG))
+    answer = hami(account_kubeconfig(local), "explain", "large", f"-n={shared.namespace}")
+    assert answer.status == 0
+    assert "has been waiting" in answer.text
+    assert answer.errors == ""
 
 
 def test_an_administrator_sees_what_others_see(ask, shared):

@@ -9,6 +9,7 @@ import yaml
 
 from hami import __version__
 from hami.cli import main
+from hami.cli.client import COMMON_OPTIONS
 from hami.codec.device_config import chart_config
 from hami.codec.keys import (
     CLAIM_AMOUNTS,
@@ -672,6 +673,19 @@ def test_the_dashboard_decides_with_the_flags_of_the_scheduler():
     }
     assert len(own) == 4
     assert of_dashboard - own <= of_scheduler
+
+
+def test_commands_in_the_pod_of_the_scheduler_decide_with_its_flags():
+    """kubectl exec chooses the container by the annotation."""
+    template = yaml.safe_load(CONTAINERS["extender"].read_text())["spec"]["template"]
+    chosen = template["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"]
+    (container,) = [item for item in template["spec"]["containers"] if item["name"] == chosen]
+    assert container["command"][:2] == ["hami", "scheduler"]
+    options = {option.envvar: option.opts[0] for option in COMMON_OPTIONS if option.envvar}
+    variables = {entry["name"]: entry.get("value") for entry in container["env"]}
+    flags = {f"{name}={variables[variable]}" for variable, name in options.items()}
+    assert len(flags) == 3
+    assert flags <= set(container["command"])
 
 
 def test_metrics_are_for_labeled_namespaces_only():

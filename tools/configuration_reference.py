@@ -63,6 +63,12 @@ VARIABLES: Mapping[str, str] = MappingProxyType(
             "asks; without it `kube-system`."
         ),
         "NO_COLOR": "If not empty, `hami top` and the like print no colors. They print none unless to a terminal.",
+        "HAMI_DEVICE_CONFIG_FILE": (
+            "The default of `--device-config-file` of `hami top` and the like; set in the scheduler's "
+            "pod, as are the next two."
+        ),
+        "HAMI_NODE_SCHEDULER_POLICY": "The default of their `--node-scheduler-policy`.",
+        "HAMI_GPU_SCHEDULER_POLICY": "The default of their `--gpu-scheduler-policy`.",
         "HAMI_NODELOCK_EXPIRE": "Like the scheduler's `--node-lock-timeout`, which overrides it.",
         DISABLE: (
             "XIDs, separated by commas, that do not make a device unhealthy, if its driver is "

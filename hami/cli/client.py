@@ -56,6 +56,22 @@ class Client:
 
         return Reader(self.connect(self), progress=show_progress, note=show_note)
 
+    def writer(self) -> Writer:
+        """Returns the calls of a command that writes.
+
+        Whoever may run commands in a pod of ours could otherwise write with the rights of its program, and the API
+        server would not know who it was.
+        Raises: HamiError.
+        """
+        from hami.kube.api import uses_pod_account
+
+        if uses_pod_account(self.access):
+            raise HamiError(
+                "a command that writes does not use the account of its pod: run it where you have a kubeconfig, "
+                "or name one with --kubeconfig"
+            )
+        return self.connect(self)
+
     def read(self) -> ClusterRecord:
         """Returns the record of the cluster, or that of the snapshot. Raises: HamiError."""
         from hami.runtime.interpreter import collect_rarely
@@ -211,6 +227,7 @@ CLUSTER_OPTIONS = (
         ["--device-config-file"],
         default="",
         metavar="FILE",
+        envvar="HAMI_DEVICE_CONFIG_FILE",
         help="Device configuration of the scheduler, instead of the ConfigMap.",
     ),
     click.Option(
@@ -225,6 +242,7 @@ CLUSTER_OPTIONS = (
         type=click.Choice(NODE_POLICIES),
         default="least-waste",
         show_default=True,
+        envvar="HAMI_NODE_SCHEDULER_POLICY",
         help="Default node policy of the scheduler, as its flag says.",
     ),
     click.Option(
@@ -232,6 +250,7 @@ CLUSTER_OPTIONS = (
         default="binpack",
         show_default=True,
         metavar="POLICY",
+        envvar="HAMI_GPU_SCHEDULER_POLICY",
         help="Default device policy of the scheduler, as its flag says.",
     ),
 )

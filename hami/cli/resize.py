@@ -77,7 +77,7 @@ def resize_command(
         click.get_current_context().exit(0 if _try(client, ref, container, size) else 1)
     if client.snapshot:
         raise HamiError("a snapshot does not change: only --dry-run answers from one")
-    request, reader = client.connect(client), client.reader()
+    request, reader = client.writer(), client.reader()
     silent = Reader(request)  # it says nothing about a missing right to list events
 
     def read() -> Pod:

@@ -32,7 +32,7 @@ from kubernetes.config import (
     load_incluster_config,
     load_kube_config,
 )
-from kubernetes.config.incluster_config import SERVICE_TOKEN_FILENAME
+from kubernetes.config.incluster_config import SERVICE_HOST_ENV_NAME, SERVICE_TOKEN_FILENAME
 from urllib3 import HTTPHeaderDict
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, ProtocolError
@@ -345,6 +345,13 @@ def _context_of(path: str, name: str) -> Mapping[str, Any]:
         return dict((current or {}).get("context") or {})
     except _UNUSABLE as error:
         raise _unconfigured(path, error) from error
+
+
+def uses_pod_account(access: UserAccess) -> bool:
+    """Reports whether *access* is that of the account of the pod in which this process runs."""
+    if access != UserAccess() or _path_of(""):
+        return False
+    return SERVICE_HOST_ENV_NAME in os.environ
 
 
 def _configuration(access: UserAccess) -> Configuration:

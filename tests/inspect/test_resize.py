@@ -369,6 +369,12 @@ def test_a_pod_that_ends(later):
 # The command
 
 
+@pytest.fixture(autouse=True)
+def outside(monkeypatch):
+    """The tests do not run in a pod."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
 def api(*answers, **fields):
     return FakeApi([node("n1")], [bound("p", "n1", (0, 3072, 20))], answers=list(answers), **fields)
 
@@ -395,6 +401,23 @@ def test_the_command_asks_and_says_when_it_holds():
             "annotations": {RESIZE: '{"main":{"memory":"8192Mi"}}'},
         }
     ]
+
+
+def test_the_command_writes_nothing_with_the_account_of_its_pod(tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    of = api()
+    refused = hami("p", "--memory=8Gi", "-n", "default", of=of)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        "error: a command that writes does not use the account of its pod: run it where you have a kubeconfig, or name "
+        "one with --kubeconfig\n"
+    )
+    assert of.patches == []
+    mine = hami("p", "--memory=8Gi", "-n", "default", "--kubeconfig=mine", "--timeout=0s", of=of)
+    assert mine.exit_code == 1
+    assert len(of.patches) == 1
 
 
 def test_the_command_reads_the_pod_again_if_others_change_it():

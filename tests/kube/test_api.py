@@ -16,7 +16,7 @@ from urllib3.connection import HTTPConnection
 
 from hami.errors import ClusterError, Conflict, Gone, NotFound
 from hami.kube.access import UserAccess
-from hami.kube.api import MERGE_PATCH, Api, is_disconnect, is_unsent
+from hami.kube.api import MERGE_PATCH, Api, is_disconnect, is_unsent, uses_pod_account
 from hami.kube.reflector import Reflector, WatchedResource
 from testing.cases import cases
 from testing.scripted_source import bookmark, event, obj, page
@@ -371,6 +371,25 @@ def test_connect_says_that_a_pod_has_no_token(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     with pytest.raises(ClusterError, match="in-cluster: Service token file does not exist"):
         Api.connect()
+
+
+@cases(
+    "access, host, is_pod",
+    ("in a pod", UserAccess(), "10.0.0.1", True),
+    ("outside", UserAccess(), "", False),
+    ("a file", UserAccess(kubeconfig="mine"), "10.0.0.1", False),
+)
+def test_the_account_of_the_pod_is_used_where_nothing_else_is_given(
+    access, host, is_pod, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if host:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    assert uses_pod_account(access) is is_pod
+    monkeypatch.setenv("KUBECONFIG", "mine")
+    assert not uses_pod_account(access)
 
 
 def test_a_watch_yields_whole_lines_however_they_arrive(server):

@@ -892,6 +892,22 @@ def test_scheduler_and_dashboard_read_the_usual_pods_that_are_given(helm, values
     assert "checksum/usual-pods" not in notes
 
 
+def test_commands_in_the_pod_of_the_scheduler_have_its_policies(helm):
+    """Beside the annotation by which kubectl finds the container, also with annotations of the user's."""
+    policies = {"nodeSchedulerPolicy": "spread", "gpuSchedulerPolicy": "numa"}
+    items = by_name(
+        helm, scheduler={"defaultSchedulerPolicy": policies, "podAnnotations": {"a": "b"}}
+    )
+    given = {
+        entry["name"]: entry.get("value")
+        for entry in container(items, "Deployment/hami-scheduler", 1)["env"]
+    }
+    assert given["HAMI_NODE_SCHEDULER_POLICY"] == "spread"
+    assert given["HAMI_GPU_SCHEDULER_POLICY"] == "numa"
+    notes = items["Deployment/hami-scheduler"]["spec"]["template"]["metadata"]["annotations"]
+    assert (notes["a"], notes["kubectl.kubernetes.io/default-container"]) == ("b", "extender")
+
+
 def test_limits_of_remediation_are_flags(helm):
     limits = {"mode": "evict", "after": "1m", "share": 0, "rate": 1.5}
     items = by_name(helm, scheduler={"remediation": limits})

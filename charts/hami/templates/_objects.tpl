@@ -210,7 +210,7 @@
 {{- $deployment := get .objects (printf "Deployment/%s-scheduler" .name) -}}
 {{- $_ := set $deployment.spec "replicas" (ternary (int $s.replicas) 1 $s.leaderElect) -}}
 {{- $template := $deployment.spec.template -}}
-{{- $_ := set $template.metadata "annotations" (merge (deepCopy ($s.podAnnotations | default dict)) .schedulerSums) -}}
+{{- $_ := set $template.metadata "annotations" (merge (deepCopy ($s.podAnnotations | default dict)) .schedulerSums $template.metadata.annotations) -}}
 {{- $pod := $template.spec -}}
 {{- with $s.priorityClassName -}}{{- $_ := set $pod "priorityClassName" . -}}{{- else -}}{{- $_ := unset $pod "priorityClassName" -}}{{- end -}}
 {{- $kube := index $pod.containers 0 -}}
@@ -226,6 +226,8 @@
   (list "leader-elect" $s.leaderElect) (list "leader-elect-resource-name" .v.schedulerName)
 -}}
 {{- include "hami.decisionFlags" (list . $extender) -}}
+{{- $policies := dict "HAMI_NODE_SCHEDULER_POLICY" $s.defaultSchedulerPolicy.nodeSchedulerPolicy "HAMI_GPU_SCHEDULER_POLICY" $s.defaultSchedulerPolicy.gpuSchedulerPolicy -}}
+{{- range $extender.env -}}{{- if hasKey $policies .name -}}{{- $_ := set . "value" (get $policies .name) -}}{{- end -}}{{- end -}}
 {{- if .v.legacyMetrics -}}{{- $flags = append $flags (list "legacy-metrics" true) -}}{{- end -}}
 {{- if eq .preemption "strict" -}}{{- $flags = append $flags (list "preemption" "strict") -}}{{- end -}}
 {{- range $name := list "after" "share" "rate" -}}
