@@ -119,11 +119,13 @@ class Client:
             return None
         return self.reader().pod(ref)
 
-    def events(self, record: ClusterRecord, ref: PodRef) -> Sequence[SchedulingEvent]:
-        """Returns why a pod of *record* could not be scheduled, in the words of kube-scheduler."""
+    def events(self, record: ClusterRecord, pod: Pod) -> Sequence[SchedulingEvent]:
+        """Returns why *pod* of *record* could not be scheduled, in the words of kube-scheduler."""
+        from hami.inspect.cluster import condition_event
+
         if self.snapshot:
-            return record.events.get(ref.uid, ())
-        return self.reader().events(ref)
+            return record.events.get(pod.ref.uid, ())
+        return self.reader().events(pod.ref, instead=condition_event(pod))
 
     def pod_groups(self) -> PodGroups:
         """Returns what reads the PodGroups; those of a snapshot are not known."""

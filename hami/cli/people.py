@@ -151,8 +151,8 @@ def explain_command(
 
     First why; then the smallest changes with which the pod would fit, each tried with the scheduler's own decision;
     then the nearest nodes and what they lack, whom it would preempt, and what kube-scheduler said last. Needs the
-    right to list nodes and pods of the cluster, and events of the namespace; for gangs, also the right to get podgroups
-    in their namespaces; and to count with PodDisruptionBudgets, the right to list them. Of a pod that waits for claims
+    right to list nodes and pods of the cluster; for gangs, also the right to get podgroups in their namespaces; and to
+    count with PodDisruptionBudgets, the right to list them. Of a pod that waits for claims
     which kube-scheduler allocates, it shows what kube-scheduler said.
     """
     from hami.inspect.claims import explain_claims, render_claims
@@ -168,7 +168,7 @@ def explain_command(
         raise unknown_pod(cluster, namespace, name)
     claims = _waiting_claims(client, cluster, pod)
     if claims:
-        events = client.events(cluster.record, pod.ref)
+        events = client.events(cluster.record, pod)
         of_claims = explain_claims(cluster, pod, claims, events)
         return Answer(
             document=of_claims,
@@ -183,7 +183,7 @@ def explain_command(
         report = explain_pod(
             cluster,
             pod,
-            client.events(cluster.record, pod.ref),
+            client.events(cluster.record, pod),
             budgets=budgets,
             pod_groups=client.pod_groups(),
         )

@@ -53,6 +53,15 @@ class SchedulingEvent:
     last: str
 
 
+def condition_event(pod: Pod) -> SchedulingEvent | None:
+    """Returns what the condition of *pod* says in place of an event of kube-scheduler; ``None`` if it says nothing."""
+    last, _, failure = pod.scheduling_failure.partition(" ")
+    reason, _, message = failure.partition(" ")
+    if not reason:
+        return None
+    return SchedulingEvent("kube-scheduler", reason, message, 1, last)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRecord:
     """Nodes, pods that hold or request devices, and quotas.

@@ -311,22 +311,34 @@ class Reader:
             return {}
         return classes
 
-    def events(self, ref: PodRef, reason: str = FAILED) -> list[SchedulingEvent]:
+    def events(
+        self, ref: PodRef, reason: str = FAILED, *, instead: SchedulingEvent | None = None
+    ) -> list[SchedulingEvent]:
         """Returns the events about *ref* with this *reason*, by default why it could not be scheduled, in the words of
-        kube-scheduler; latest last; with a note if events may not be listed."""
-        return _latest(
-            self._events(
+        kube-scheduler; latest last. If events may not be listed, returns *instead*, or nothing with a note."""
+        try:
+            events = self._events(
                 f"/api/v1/namespaces/{ref.namespace}/events",
                 f"namespace {ref.namespace}",
                 {"involvedObject.name": ref.name, "involvedObject.uid": ref.uid},
                 reason,
             )
-        )
+        except HamiError as error:
+            if instead is not None and isinstance(error, MissingRight):
+                return [instead]
+            self.note(str(error))
+            return []
+        return _latest(events)
 
     def all_events(self) -> dict[str, tuple[SchedulingEvent, ...]]:
         """Returns the events of all pods that could not be scheduled, by uid; with a note if they may not be listed."""
         by_uid: dict[str, list[_PodEvent]] = {}
-        for event in self._events("/api/v1/events", "the whole cluster", {}):
+        try:
+            events = self._events("/api/v1/events", "the whole cluster", {})
+        except HamiError as error:
+            self.note(str(error))
+            return {}
+        for event in events:
             if uid := event.involved_object.uid:
                 by_uid.setdefault(uid, []).append(event)
         return {uid: tuple(_latest(events)) for uid, events in by_uid.items()}
@@ -342,10 +354,7 @@ class Reader:
 
         wanted = {"reason": reason, **fields}
         selector = ",".join(f"{key}={value}" for key, value in wanted.items() if value)
-        try:
-            self.each("events", path, {"fieldSelector": selector}, take, scope=scope)
-        except HamiError as error:
-            self.note(str(error))
+        self.each("events", path, {"fieldSelector": selector}, take, scope=scope)
         return events
 
     def device_config(self, namespace: str, name: str) -> str:

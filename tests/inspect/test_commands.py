@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from hami.cli import main
 from hami.cli.group import PEOPLE
 from hami.cli.kubectl import completions, kubectl_main
+from hami.errors import ClusterError
 from hami.kube.access import UserAccess
 from testing.cases import cases
 from testing.fake_api import FakeApi, bound, node, pending, refused
@@ -108,6 +109,26 @@ def test_events_that_may_not_be_listed_are_left_out():
     result = hami("explain", "pod", "b", of=of)
     assert result.exit_code == 0
     assert "you may not list events in namespace team" in result.stderr
+
+
+def test_what_the_pod_says_of_kube_scheduler_is_shown_in_place_of_events_that_may_not_be_listed():
+    of = api()
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes",
+        "lastTransitionTime": "2026-08-21T12:05:00Z",
+    }
+    for waiting in of.pods:
+        waiting["status"]["conditions"] = [condition]
+    of.errors["/api/v1/namespaces/team/events"] = refused()
+    result = hami("explain", "pod", "b", of=of)
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert "kube-scheduler (Unschedulable, once, at 2026-08-21T12:05:00Z):" in lines
+    of.errors["/api/v1/namespaces/team/events"] = ClusterError("broken", 500)
+    assert "note: broken" in hami("explain", "pod", "b", of=of).stderr
 
 
 def test_explain_whom_a_pod_would_preempt():
