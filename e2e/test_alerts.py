@@ -118,6 +118,31 @@ FIRES = [
         'node="n",uuid="a"',
     ),
     Case(
+        "HamiNodeWithoutDevices",
+        "20m",
+        {f'hami_node_devices{{node="n",instance="{replica}"}}': "0x40" for replica in "12"},
+        'node="n"',
+    ),
+    # it has registered nothing
+    Case(
+        "HamiNodeWithoutDevices",
+        "21m",
+        {
+            'hami_device_plugin_cards{node="n"}': "0x40",
+            'up{job="hami-device-plugin",node="n",instance="1"}': "1x40",
+        },
+        'node="n"',
+    ),
+    Case(
+        "HamiDevicePluginDown",
+        "10m",
+        {
+            'up{job="hami-device-plugin",node="n",instance="1"}': "0x20",
+            'up{job="hami-device-plugin",node="m",instance="2"}': "1x20",
+        },
+        'node="n",instance="1"',
+    ),
+    Case(
         "HamiPodsWaiting",
         "20m",
         {
@@ -260,6 +285,29 @@ QUIET = [
         {
             'hami_device_healthy{node="n",uuid="a"}': "0x20",
             'hami_device_recovery_action{node="n",uuid="a"}': "1x20",
+        },
+    ),
+    # the other replica has read the node, or another alert says why
+    Case(
+        "HamiNodeWithoutDevices",
+        "20m",
+        {
+            'hami_node_devices{node="n",instance="1"}': "0x40",
+            'hami_node_devices{node="n",instance="2"}': "8x40",
+            'hami_device_plugin_cards{node="n"}': "8x40",
+            'hami_node_devices{node="down"}': "0x40",
+            'up{job="hami-device-plugin",node="down",instance="1"}': "0x40",
+            'hami_node_devices{node="unreadable"}': "0x40",
+            'hami_scheduler_unreadable_inventory{node="unreadable",vendor="NVIDIA"}': "1x40",
+        },
+    ),
+    # a device plugin that was down for three minutes, and others that were not
+    Case(
+        "HamiDevicePluginDown",
+        "10m",
+        {
+            'up{job="hami-device-plugin",node="n",instance="1"}': "1x5 0x3 1x10",
+            'up{job="hami-monitor",node="n",instance="2"}': "0x20",
         },
     ),
     Case(

@@ -122,7 +122,7 @@ def scheduler_page() -> str:
     )
     usual = Usual({UsualPod("NVIDIA", 1, 30, 8192): 1.0})
     view = View(view.merged.table, replace(view.facts, usual=usual))
-    ours = "".join(render([build_info(), *families(view, ONLY_NVIDIA)]))
+    ours = "".join(render([build_info(), *families(view, ONLY_NVIDIA, registered=["gpu-0"])]))
     return ours + generate_latest(registry).decode()
 
 

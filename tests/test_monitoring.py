@@ -27,8 +27,8 @@ EXPRESSIONS = [
 ]
 OF_DCGM = {"UUID"}
 OF_PROMETHEUS = {"instance", "job"}  # added by Prometheus to each sample
-METRIC = re.compile(r"\b(?:hami|process)_\w+")
-SELECTOR = re.compile(r"\b((?:hami|process)_\w+)(?:\{([^}]*)\})?")
+METRIC = re.compile(r"\b(?:(?:hami|process)_\w+|up\b(?=\{))")
+SELECTOR = re.compile(r"\b((?:hami|process)_\w+|up\b(?=\{))(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
 
 
@@ -44,6 +44,8 @@ def scraped():
 
 
 SCRAPED = scraped()
+KNOWN = SCRAPED | {"up": {"node"}}
+"""With what Prometheus makes itself, with the labels of the PodMonitors."""
 
 
 def labels_of(matchers):
@@ -59,18 +61,18 @@ def listed(text):
 def test_every_metric_is_served(expression):
     names = set(METRIC.findall(expression))
     assert names
-    assert names <= SCRAPED.keys()
+    assert names <= KNOWN.keys()
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_every_label_belongs_to_its_metric(expression):
     found = SELECTOR.findall(expression)
     assert [
-        (name, labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS)
+        (name, labels_of(matchers) - KNOWN[name] - OF_PROMETHEUS)
         for name, matchers in found
-        if labels_of(matchers) - SCRAPED[name] - OF_PROMETHEUS
+        if labels_of(matchers) - KNOWN[name] - OF_PROMETHEUS
     ] == []
-    known = OF_PROMETHEUS.union(*(SCRAPED[name] for name, _ in found))
+    known = OF_PROMETHEUS.union(*(KNOWN[name] for name, _ in found))
     assert set().union(*map(listed, GROUPED.findall(expression))) <= known
 
 

@@ -1,4 +1,4 @@
-"""The device plugin's metrics: the health of the cards."""
+"""The device plugin's metrics: its cards and their health."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ class HealthMetrics(Collector):
         if reporter is None:
             return
         node = reporter.node
+        snapshot = reporter.inventory.snapshot()
+        cards = GaugeMetricFamily(
+            "hami_device_plugin_cards", "Cards that the device plugin has found", labels=("node",)
+        )
+        cards.add_metric((node,), len(snapshot.cards))
+        yield cards
         healthy = GaugeMetricFamily(
             "hami_device_healthy",
             "1 if a card is healthy, 0 if not",
             labels=("node", "uuid", "model"),
         )
-        snapshot = reporter.inventory.snapshot()
         for card in snapshot.cards:
             is_healthy = card.uuid not in snapshot.unhealthy
             healthy.add_metric((node, card.uuid, card.model), int(is_healthy))

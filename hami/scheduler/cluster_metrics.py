@@ -2,7 +2,7 @@
 
 Samples are rendered from a view of the store one by one while they are read, so a large cluster needs neither much
 memory nor a long computation without a pause. This module holds no locks and does no I/O.
-Source: HAMi v2.10, cmd/scheduler/metrics.go; ``hami_node_gpu_mig_instance_info`` is our own.
+Source: HAMi v2.10, cmd/scheduler/metrics.go; ``hami_node_gpu_mig_instance_info`` and ``hami_node_devices`` are our own.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ from hami.web.exposition import Family, Gauge, escape_label, gauge_families
 
 
 def families(
-    view: View, vendors: Catalog, *, legacy: bool = False, claimed: View | None = None
+    view: View,
+    vendors: Catalog,
+    *,
+    legacy: bool = False,
+    claimed: View | None = None,
+    registered: Collection[str] = (),
 ) -> list[Family]:
     """Returns all gauges of *view*, sorted by name; with *legacy* also those with upstream's old names.
 
-    *claimed*: the devices that claims hold, which quotas do not count.
+    *claimed*: the devices that claims hold, which quotas do not count. *registered*: nodes that should offer devices.
     The new names convert compute units to percent, the old ones do not. ``hami_build_info`` is not among them.
     Order of samples: devices by node and then as registered, pods by node, namespace and name, quotas by namespace.
     """
@@ -54,6 +59,8 @@ def families(
         ),
         *gauge_families(_QUOTA_GAUGES, lambda: _quotas(view, vendors), legacy),
     ]
+    if registered:
+        families += gauge_families(_NODE_GAUGES, lambda: _nodes(view, registered), legacy)
     stranded = stranded_in(view)
     if stranded is not None:
         families += gauge_families(_STRANDED_GAUGES, lambda: _stranded(stranded), legacy)
@@ -73,6 +80,13 @@ class _DeviceRow(NamedTuple):
     type: str
     usage: DeviceUsage
     in_units: bool
+
+
+class _NodeRow(NamedTuple):
+    """A node that should offer devices. Its name is escaped."""
+
+    node: str
+    devices: int
 
 
 class _InstanceRow(NamedTuple):
@@ -156,6 +170,13 @@ def _devices(
                         usage,
                         device.vendor in in_units,
                     )
+
+
+def _nodes(view: View, registered: Collection[str]) -> Iterator[_NodeRow]:
+    """Yields how many devices the nodes offer."""
+    for name in sorted(registered):
+        usages = view.nodes.get(name, {})
+        yield _NodeRow(escape_label(name), sum(map(len, usages.values())))
 
 
 def _instances(view: View) -> Iterator[_InstanceRow]:
@@ -436,6 +457,14 @@ _DEVICE_GAUGES: tuple[Gauge[_DeviceRow], ...] = (
         lambda row: _ratio(row.usage.memory_used_mib, row.usage.device.memory_mib),
         "nodeGPUMemoryPercentage",
         _OLD_UNTYPED,
+    ),
+)
+_NODE_GAUGES: tuple[Gauge[_NodeRow], ...] = (
+    Gauge(
+        "hami_node_devices",
+        "Devices that a node offers, healthy or not; 0 if it has registered some and offers none now",
+        {"node": "node"},
+        lambda row: row.devices,
     ),
 )
 _INSTANCE_GAUGES: tuple[Gauge[_InstanceRow], ...] = (

@@ -43,6 +43,7 @@ from hami.scheduler.preemption import Preemptor
 from hami.scheduler.remediation import Remediation
 from hami.scheduler.resize import Resizer
 from hami.scheduler.settings import Settings
+from hami.state.nodes import nodes_with_devices
 from hami.state.store import Store
 from hami.web.bodies import BodyBudgets
 from hami.web.exporter import Exporter
@@ -263,7 +264,13 @@ class SchedulerProgram:
         legacy = self._settings.legacy_metrics
         return [
             build_info(),
-            *families(view, self._store.vendors, legacy=legacy, claimed=claimed),
+            *families(
+                view,
+                self._store.vendors,
+                legacy=legacy,
+                claimed=claimed,
+                registered=nodes_with_devices(self._store.nodes),
+            ),
         ]
 
     def _unready_reason(self) -> str | None:

@@ -279,3 +279,15 @@ class NodeCache(NodeRecords):
             self._foreign.remove(name)
             self._own_locks.pop(name, None)
         return gone
+
+
+def nodes_with_devices(nodes: NodeCache) -> set[str]:
+    """Returns the names of the nodes that have registered devices, whether they offer them or not.
+
+    Cordoned ones are left out: who maintains a node may have taken its device plugin away.
+    """
+    names = set()
+    for name, _, devices in nodes.registered():
+        if devices:
+            names.add(name)
+    return names - nodes.cordoned()

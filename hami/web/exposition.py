@@ -86,6 +86,8 @@ def _samples(
         if amount is None:
             continue
         texts: Iterable[object] = fields(row)
+        if len(attributes) == 1:  # then it is no tuple
+            texts = [texts]
         if escape is not None:
             texts = map(escape, map(str, texts))
         yield template % (*texts, amount)

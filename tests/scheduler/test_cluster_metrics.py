@@ -621,6 +621,14 @@ def test_what_claims_hold_is_shown_once_and_as_what_annotations_say():
     ] == [("GPU-d", 2 << 30)]
 
 
+def test_nodes_that_should_offer_devices_are_counted():
+    cache = small_cache()
+    cache.nodes.upsert(node("away", gpu("GPU-c"), allocatable={NVIDIA.resources.count: "0"}))
+    families_of_nodes = families(cache.view(), ONLY_NVIDIA, registered=["gpu-0", "away"])
+    counts = samples("".join(render(families_of_nodes)), "hami_node_devices")
+    assert [(labels["node"], value) for labels, value in counts] == [("away", 0), ("gpu-0", 2)]
+
+
 def test_what_hami_allocates_by_claims_is_shown_once():
     cache, claims = small_cache(), ClaimCache()
     before = page(cache.view())

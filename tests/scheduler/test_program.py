@@ -1,6 +1,7 @@
 """Parts of the wiring of the scheduler."""
 
 import math
+import re
 
 import pytest
 import yaml
@@ -8,6 +9,8 @@ import yaml
 from hami.runtime.settings import ALLOCATE
 from hami.scheduler.program import SchedulerProgram, selection
 from hami.scheduler.settings import Settings
+from hami.web.exposition import render
+from testing.builders import NVIDIA, gpu, node
 from testing.cases import cases
 
 
@@ -52,6 +55,25 @@ def test_the_cluster_has_metrics_only_while_the_cache_can_be_relied_on(monkeypat
     assert names() > bare
     monkeypatch.setattr("hami.kube.watches.STALE_S", -1.0)
     assert names() == bare
+
+
+@pytest.mark.usefixtures("kubeconfig")
+def test_nodes_that_offer_no_devices_are_told_of_unless_they_are_cordoned(monkeypatch):
+    program = SchedulerProgram(Settings())
+    for task in program._watches.tasks:
+        task.synced.set()
+    monkeypatch.setattr("hami.kube.watches.STALE_S", math.inf)
+    for name, is_cordoned in (("away", False), ("cordoned", True)):
+        program._store.nodes.upsert(
+            node(
+                name, gpu("a"), allocatable={NVIDIA.resources.count: "0"}, unschedulable=is_cordoned
+            )
+        )
+    program._store.nodes.upsert(node("without"))
+    page = "".join(render(program._families()))
+    assert re.findall(r'^hami_node_devices\{node="(\w+)".*\} (\d+)', page, re.MULTILINE) == [
+        ("away", "0")
+    ]
 
 
 @pytest.mark.usefixtures("kubeconfig")
